@@ -9,11 +9,13 @@ BUILD = { test -f build/release/build.ninja || \
 	cmake --build --preset release -j$(JOBS) --target
 PRODUCT = dray_product
 
-.PHONY: help demo build check bench soak install format lint clean
+.PHONY: help demo build check frameworks wheel bench soak install format lint clean
 
 help:
 	@echo 'make demo     install what is missing, build, train a small model with GRPO (minutes)'
 	@echo 'make check    build with -Werror; all tests, plain and under sanitizers; lint'
+	@echo 'make frameworks  the wheel, and dray with the frameworks themselves, a line a part'
+	@echo 'make wheel    build/wheel/dist/*.whl, for any Linux'
 	@echo 'make build    build/release/dray and the library, nothing else'
 	@echo 'make bench    measure, against limits measured in the same run'
 	@echo 'make soak     the tests with many more random cases, also under sanitizers, and planted faults (hours)'
@@ -32,6 +34,14 @@ build:
 
 check:
 	@JOBS=$(JOBS) scripts/check.sh
+
+frameworks:
+	@scripts/deps.sh frameworks
+	@$$(scripts/python.sh) tests/frameworks/run.py $(FRAMEWORKS_FLAGS)
+
+wheel:
+	@scripts/deps.sh frameworks
+	@scripts/wheel.sh
 
 bench:
 	@scripts/deps.sh build

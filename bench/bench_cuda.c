@@ -4,7 +4,7 @@
  * same run: on one GPU, and between two. */
 #include "bench.h"
 
-#include "mover/cuda.h"
+#include "mover/cuda/cuda.h"
 
 #include <poll.h>
 #include <stdlib.h>

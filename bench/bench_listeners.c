@@ -2,7 +2,7 @@
  * as they may, against the same without them. */
 #include "bench.h"
 
-#include "weights/cells.h"
+#include "net/cells.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -36,7 +36,7 @@ static double ask(void *state)
 {
     const reader *r = state;
     dray__writer w = {0};
-    uint8_t head[DRAY__PULL_ANSWER_HEADER];
+    uint8_t head[DRAY__ANSWER_HEADER];
     dray__cells_request(&w, 7, &(dray__cell){1, 0, 1}, 1);
     double begin = bench_now();
     for (int i = 0; i < ASKED; i++) {
@@ -75,6 +75,6 @@ int main(int argc, char **argv)
     bench_row(b, "the same beside silent connections", beside, "s", alone, 2);
     for (int i = 0; i < CROWD; i++)
         close(crowd[i]);
-    dray__server_end(server);
+    dray__server_free(server);
     return bench_close(b);
 }

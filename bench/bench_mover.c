@@ -2,9 +2,9 @@
  * the checksum, converted, turned over, quantised; and the checksum alone. */
 #include "bench.h"
 
-#include "mover/checksum.h"
+#include "mover/kernels/checksum.h"
+#include "mover/kernels/quant.h"
 #include "mover/mover.h"
-#include "mover/quant.h"
 
 #include <stdlib.h>
 #include <string.h>

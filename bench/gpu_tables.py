@@ -91,7 +91,7 @@ def print_run(run):
 # ---- in the docs ----------------------------------------------------------------------------------
 
 def replace(path, begin, end, text, before=None):
-    """What lies between two comments of a page; a block that is not there yet goes before another line."""
+    """What is between two comments of a page; a block that is not there yet goes before another line."""
     with open(path, encoding="utf-8") as file:
         page = file.read()
     block = f"{begin}\n{text}\n{end}"

@@ -4,12 +4,14 @@
 
 #include <errno.h>
 #include <jansson.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -105,6 +107,50 @@ static void *need(const bench *b, void *pointer)
     return pointer;
 }
 
+void bench_must(const bench *b, int rc, const dray_error *error)
+{
+    if (rc)
+        bench_die(b, "%s: %s", dray_error_name(rc), error->message);
+}
+
+void *bench_alloc(const bench *b, size_t count, size_t size)
+{
+    return need(b, calloc(count ? count : 1, size));
+}
+
+void *bench_shared(const bench *b, size_t bytes)
+{
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    return need(b, at == MAP_FAILED ? NULL : at);
+}
+
+pid_t bench_fork(const bench *b)
+{
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid < 0)
+        bench_die(b, "fork: %s", strerror(errno));
+    if (pid == 0)
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+    return pid;
+}
+
+pid_t bench_serve(const bench *b, void (*serve)(void *state, int fd), void *state, int *fd)
+{
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
+        bench_die(b, "socketpair: %s", strerror(errno));
+    pid_t pid = bench_fork(b);
+    if (pid == 0) {
+        close(ends[0]);
+        serve(state, ends[1]);
+        _exit(0);
+    }
+    close(ends[1]);
+    *fd = ends[0];
+    return pid;
+}
+
 bench *bench_new(const char *part, const bench_settings *settings)
 {
     bench *b = calloc(1, sizeof(*b));
@@ -114,7 +160,9 @@ bench *bench_new(const char *part, const bench_settings *settings)
                  .json = settings->json,
                  .strict = settings->strict,
                  .quick = settings->quick,
-                 .repeats = settings->quick ? 1 : settings->repeats};
+                 .repeats = settings->quick     ? 1
+                            : settings->repeats ? (unsigned)settings->repeats
+                                                : 7};
     return b;
 }
 
@@ -315,7 +363,7 @@ void bench_spread(bench *b, double *samples, size_t count)
 
 double bench_median_of(const bench *b, double (*run)(void *state), void *state)
 {
-    double *seconds = need(b, calloc(b->repeats, sizeof(*seconds)));
+    double *seconds = bench_alloc(b, b->repeats, sizeof(*seconds));
     run(state);
     for (unsigned i = 0; i < b->repeats; i++)
         seconds[i] = run(state);
@@ -403,42 +451,37 @@ static bool whole(int fd, char *data, size_t bytes, bool sending)
     return true;
 }
 
-static void echo_server(int fd, char *data, size_t bytes)
+typedef struct echo {
+    char *data;
+    size_t bytes;
+} echo;
+
+static void echo_server(void *state, int fd)
 {
-    while (whole(fd, data, bytes, false) && whole(fd, data, bytes, true))
+    const echo *e = state;
+    while (whole(fd, e->data, e->bytes, false) && whole(fd, e->data, e->bytes, true))
         ;
-    _exit(0);
 }
 
 double bench_echo(const bench *b, size_t bytes)
 {
     enum { WARM = 200, ROUNDS = 4000, QUICK = 400 };
     size_t rounds = b->quick ? QUICK : ROUNDS;
-    double *seconds = need(b, calloc(rounds, sizeof(*seconds)));
-    char *data = need(b, calloc(1, bytes));
-    int ends[2];
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
-        bench_die(b, "socketpair: %s", strerror(errno));
-    fflush(NULL);
-    pid_t child = fork();
-    if (child < 0)
-        bench_die(b, "fork: %s", strerror(errno));
-    if (child == 0) {
-        close(ends[0]);
-        echo_server(ends[1], data, bytes);
-    }
-    close(ends[1]);
+    double *seconds = bench_alloc(b, rounds, sizeof(*seconds));
+    echo e = {bench_alloc(b, 1, bytes), bytes};
+    int fd;
+    pid_t child = bench_serve(b, echo_server, &e, &fd);
     for (size_t i = 0; i < WARM + rounds; i++) {
         double begin = bench_now();
-        if (!whole(ends[0], data, bytes, true) || !whole(ends[0], data, bytes, false))
+        if (!whole(fd, e.data, bytes, true) || !whole(fd, e.data, bytes, false))
             bench_die(b, "echo: %s", strerror(errno));
         if (i >= WARM)
             seconds[i - WARM] = bench_now() - begin;
     }
-    close(ends[0]);
+    close(fd);
     waitpid(child, NULL, 0);
     double median = bench_percentile(seconds, rounds, 0.5);
-    free(data);
+    free(e.data);
     free(seconds);
     return median;
 }

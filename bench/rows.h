@@ -5,17 +5,20 @@
 #ifndef DRAY_BENCH_ROWS_H
 #define DRAY_BENCH_ROWS_H
 
+#include <dray/dray.h>
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
 
 typedef struct bench bench;
 
 typedef struct bench_settings {
-    bool json;        /* one object a line, as soon as it is measured; else a table at the end */
-    bool strict;      /* exit status 1 when a target is missed */
-    bool quick;       /* one repeat, small sizes: does it run at all? */
-    unsigned repeats; /* of what is measured */
+    bool json;       /* one object a line, as soon as it is measured; else a table at the end */
+    bool strict;     /* exit status 1 when a target is missed */
+    bool quick;      /* one repeat, small sizes: does it run at all? */
+    int64_t repeats; /* of what is measured; 0: 7 */
 } bench_settings;
 
 /* part: what the rows are listed under; borrowed. Ends the program where memory is out. */
@@ -31,7 +34,7 @@ unsigned bench_repeats(const bench *b);
  * better, <= target where less is. Without a limit, the value itself is compared. 0: no target. */
 void bench_row(bench *b, const char *name, double value, const char *unit, double limit,
                double target);
-/* How far the next row's samples lie apart: the middle half of them, as part of the median. Sorts
+/* How far the next row's samples are apart: the middle half of them, as part of the median. Sorts
  * them. */
 void bench_spread(bench *b, double *samples, size_t count);
 /* More keys for the next row's JSON object. Takes `more`. */
@@ -50,6 +53,20 @@ void bench_die(const bench *b, const char *format, ...)
 void bench_refuse(const bench *b, const char *format, ...)
     __attribute__((format(printf, 2, 3), noreturn));
 
+/* Ends the program with what the library said, unless rc is DRAY_OK. */
+void bench_must(const bench *b, int rc, const dray_error *error);
+
+/* ---- memory and processes: what cannot be had ends the program ---------------------------------
+ */
+
+void *bench_alloc(const bench *b, size_t count, size_t size); /* zeroed; for free() */
+/* Zeroed memory that this process and its children share. */
+void *bench_shared(const bench *b, size_t bytes);
+/* 0 in the child, which dies with its parent. What was printed so far is printed once. */
+pid_t bench_fork(const bench *b);
+/* A child that has the other end of a socket, and ends when serve returns. *fd: this end. */
+pid_t bench_serve(const bench *b, void (*serve)(void *state, int fd), void *state, int *fd);
+
 /* ---- measuring ------------------------------------------------------------------------------- */
 
 double bench_now(void); /* seconds, monotonic */
@@ -57,7 +74,7 @@ double bench_now(void); /* seconds, monotonic */
 double bench_median(const bench *b, void (*run)(void *state), void *state);
 /* The same for runs that time themselves and return seconds. */
 double bench_median_of(const bench *b, double (*run)(void *state), void *state);
-/* The value below which `part` (0 to 1) of the values lie. Sorts them. */
+/* The value below which `part` (0 to 1) of the values are. Sorts them. */
 double bench_percentile(double *values, size_t count, double part);
 
 /* ---- limits ---------------------------------------------------------------------------------- */

@@ -12,7 +12,6 @@ what a request and its answer over a Unix socket cost between two processes that
 
 --strict: exit status 1 under 2,000 rows/s, where a row takes 0.4 ms of CPU or more, 0.1 ms or more in the coordinator,
 or the coordinator a fifth of a core at 2,000 rows/s."""
-import argparse
 import json
 import os
 import pathlib
@@ -23,7 +22,8 @@ import sys
 import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+import jobs
+
 TICK = os.sysconf("SC_CLK_TCK")
 SETTINGS = ("clock.token_seconds=1e-6", "clock.train_seconds=0", "steps=1000000", "rollout.prompts=64", "eval.every=0")
 ROWS, LEAST_ROWS = 256, 2000  # of a step; a second
@@ -85,20 +85,17 @@ def message_us():
     return (own + usage.ru_utime + usage.ru_stime) / count * 1e6
 
 
-def wait_for_step(run, folder, step, patience):
-    end = time.monotonic() + patience
+def wait_for_step(run, folder, step, seconds):
+    end = time.monotonic() + seconds
     while last_step(folder) < step:
         if run.poll() is not None or time.monotonic() > end:
-            sys.exit(f"bench/scale.py: no step {step} after {patience} s, status {run.poll()}")
+            sys.exit(f"bench/scale.py: no step {step} after {seconds} s, status {run.poll()}")
         time.sleep(0.05)
 
 
 def measure(a, folder):
-    program = os.environ.get("DRAY_PROGRAM") or str(ROOT / "build/release/dray")
-    command = [program, "run", str(ROOT / "examples/clock.yaml"), "--out", str(folder)]
-    for setting in (*SETTINGS, f"roles.engine.instances={a.engines}", f"roles.trainer.ranks={a.ranks}", *a.set):
-        command += ["--set", setting]
-    run = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    settings = *SETTINGS, f"roles.engine.instances={a.engines}", f"roles.trainer.ranks={a.ranks}", *a.set
+    run = subprocess.Popen(jobs.command("run", "clock", folder, settings), stdout=subprocess.DEVNULL)
     try:
         wait_for_step(run, folder, 20, 120)
         first, begin, (before, _) = last_step(folder), time.monotonic(), look(folder)
@@ -128,14 +125,7 @@ def show(seen):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--engines", type=int, default=32)
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=10)
-    parser.add_argument("--set", action="append", default=[])
-    for flag in ("--json", "--quick", "--strict"):
-        parser.add_argument(flag, action="store_true")
-    a = parser.parse_args()
+    a = jobs.options(__doc__, engines=32, ranks=8, seconds=10.0).parse_args()
     with tempfile.TemporaryDirectory(prefix="dray-scale-") as made:
         seen = measure(a, pathlib.Path(made) / "run")
     print(json.dumps(seen)) if a.json else show(seen)

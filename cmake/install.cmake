@@ -35,3 +35,13 @@ install(FILES ${CMAKE_BINARY_DIR}/drayConfig.cmake ${CMAKE_BINARY_DIR}/drayConfi
 file(RELATIVE_PATH DRAY_PC_PREFIX ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 configure_file(cmake/dray.pc.in ${CMAKE_BINARY_DIR}/dray.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/dray.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+# A wheel (pyproject.toml) has the library and the program within the package: dray/lib, dray/bin. Links
+# do not last in one, so the library has the name that loaders ask for.
+if(SKBUILD)
+  install(FILES $<TARGET_FILE:dray> RENAME libdray.so.0 DESTINATION lib COMPONENT wheel)
+  install(PROGRAMS $<TARGET_FILE:dray_program> DESTINATION bin COMPONENT wheel)
+  if(DRAY_LICENSES) # of libraries that are linked statically: a folder (scripts/wheel.sh)
+    install(DIRECTORY ${DRAY_LICENSES}/ DESTINATION ${SKBUILD_METADATA_DIR}/licenses COMPONENT wheel)
+  endif()
+endif()

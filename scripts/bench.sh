@@ -30,7 +30,8 @@ if command -v "$python" >/dev/null; then
     measure "$python" bench/queue_python.py "$@"
     measure "$python" bench/clock.py "$@"
     measure "$python" bench/scale.py "$@"
+    measure "$python" bench/loop.py "$@"
 else
-    echo 'bench/queue_python.py, bench/clock.py and bench/scale.py are left out: no python3' >&2
+    echo 'bench/queue_python.py, clock.py, scale.py and loop.py are left out: no python3' >&2
 fi
 exit $status

@@ -1,6 +1,6 @@
 #!/bin/sh
-# deps.sh build|check|soak: says which packages are missing for building (or also for `make check`, or
-# for `make soak`, too) and why, and installs them with apt as root or through sudo. DRAY_NO_INSTALL=1 only says it.
+# deps.sh build|check|frameworks|soak: says which packages are missing for building (or for `make frameworks`,
+# or also for `make check`, or for `make soak`, too) and why, and installs them with apt as root or through sudo. DRAY_NO_INSTALL=1 only says it.
 # Packages are looked for by what they bring (a command, a pkg-config module), so that a library
 # from elsewhere counts too.
 set -eu
@@ -18,7 +18,7 @@ libssl-dev     pc:openssl            TLS of connections between hosts
 liburing-dev   pc:liburing           files, read and written many ranges at once
 libzstd-dev    pc:libzstd            what changed between two versions, compressed on the wire
 libhiredis-dev pc:hiredis            queues whose bytes Redis holds
-libopenblas-dev pc:openblas          matrix products of the reference engine
+libopenblas0   so:libopenblas.so.0   matrix products of the reference engine, at run time
 libpcre2-dev   pc:libpcre2-8         patterns by which tokenizers cut text
 libutf8proc-dev pc:libutf8proc       normal forms of Unicode text, for tokenizers
 libyaml-dev    pc:yaml-0.1           job files
@@ -41,6 +41,14 @@ python3        python                the test oracles: PyTorch, transformers, sa
 python3-venv   python                the same: makes their environment under build/venv
 ca-certificates file:/etc/ssl/certs/ca-certificates.crt  lets pip fetch them
 '
+for_frameworks='
+pkg-config     cmd:pkg-config        finds the libraries that a wheel is made with
+dpkg-dev       cmd:dpkg-source       unpacks the sources of two of them
+mmdebstrap     cmd:mmdebstrap        makes the bare Debians that a wheel is tried in
+python3        python                the same as for the test oracles: makes each part its environment
+python3-venv   python                the same
+ca-certificates file:/etc/ssl/certs/ca-certificates.crt  lets pip fetch what is in them
+'
 for_soak='
 clang-14       cmd:clang-14          compiles the fuzz targets for libFuzzer
 libclang-rt-14-dev package           libFuzzer itself, and its sanitizers
@@ -50,9 +58,10 @@ here=$(dirname "$0")
 case ${1:-} in
 build) table=$for_build ;;
 check) table="$for_build$for_check" ;;
-soak) table="$for_build$for_check$for_soak" ;;
+frameworks) table=$for_frameworks ;;
+soak) table="$for_build$for_check$for_frameworks$for_soak" ;;
 *)
-    echo 'usage: scripts/deps.sh build|check|soak' >&2
+    echo 'usage: scripts/deps.sh build|check|frameworks|soak' >&2
     exit 2
     ;;
 esac
@@ -80,6 +89,7 @@ has()
         pc:*) command -v pkg-config >/dev/null && pkg-config --exists "$what" && return 0 ;;
         hdr:*) [ -e "/usr/include/$what" ] && return 0 ;;
         file:*) [ -e "$what" ] && return 0 ;;
+        so:*) ldconfig -p 2>/dev/null | grep -qF "$what " && return 0 ;;
         cmake:*) cmake_at_least "$what" && return 0 ;;
         python) "$here/python.sh" >/dev/null 2>&1 && return 0 ;;
         esac

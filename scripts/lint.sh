@@ -37,10 +37,10 @@ fi
 
 echo 'cppcheck'
 # Wrong in version 2.10: it takes `.count` of an initializer for a variable of that name, and a
-# pointer that the same condition tests for one that may be null (in job.c).
+# pointer that the same condition tests for one that may be null (in job_load.c).
 cppcheck --quiet --std=c11 --language=c --enable=warning,portability --inline-suppr \
     --suppress=missingIncludeSystem --suppress=unknownEvaluationOrder \
-    --suppress=nullPointer:src/run/job.c --error-exitcode=1 --template=gcc -j"$jobs" \
+    --suppress=nullPointer:src/run/job/job_load.c --error-exitcode=1 --template=gcc -j"$jobs" \
     -D_GNU_SOURCE -Iinclude -Isrc -I. -Ibench --include=scripts/cppcheck.h src bench
 
 echo "$count files are clean"

@@ -5,7 +5,7 @@
 # installation page) in pip's settings saves some GB.
 set -eu
 cd "$(dirname "$0")/.."
-wanted='torch==2.13.0 numpy safetensors transformers prometheus_client'
+wanted='torch==2.13.0 numpy safetensors transformers prometheus_client tensordict'
 stamp=build/venv/.complete
 if [ "$(cat $stamp 2>/dev/null)" != "$wanted" ]; then
     python=$(scripts/python.sh)
@@ -15,7 +15,7 @@ if [ "$(cat $stamp 2>/dev/null)" != "$wanted" ]; then
         "$python" -m venv build/venv
         # shellcheck disable=SC2086 # a list
         build/venv/bin/python -m pip install -qq --retries 2 $wanted
-        build/venv/bin/python -c 'import numpy, prometheus_client, safetensors, torch, transformers'
+        build/venv/bin/python -c 'import numpy, prometheus_client, safetensors, tensordict, torch, transformers'
     } >&2
     echo "$wanted" >$stamp
 fi

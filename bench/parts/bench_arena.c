@@ -34,12 +34,6 @@ typedef struct arguments {
     int64_t gigabytes, device;
 } arguments;
 
-static void must(const arena_bench *m, int rc, const dray_error *error)
-{
-    if (rc)
-        bench_die(m->b, "%s", error->message);
-}
-
 /* ---- content ----------------------------------------------------------------------------------
  */
 
@@ -78,7 +72,8 @@ static void each_block(const arena_bench *m, block_fn *function)
         uint64_t bytes = dray_region_bytes(h->region);
         for (uint64_t at = 0; at < bytes; at += BLOCK) {
             stamp(m, h->number + at / BLOCK);
-            must(m, function(m, h, at, bytes - at < BLOCK ? bytes - at : BLOCK, &error), &error);
+            bench_must(m->b, function(m, h, at, bytes - at < BLOCK ? bytes - at : BLOCK, &error),
+                       &error);
         }
     }
 }
@@ -90,7 +85,7 @@ static dray_gpu gpu_of(const arena_bench *m)
 {
     dray_error error;
     dray_gpu gpu = DRAY_GPU_INIT;
-    must(m, dray_gpu_get(m->device, &gpu, &error), &error);
+    bench_must(m->b, dray_gpu_get(m->device, &gpu, &error), &error);
     return gpu;
 }
 
@@ -101,15 +96,15 @@ static void open_arena(arena_bench *m, int which)
     dray_gpu gpu = gpu_of(m);
     options.tag = tags[which];
     memcpy(options.uuid, gpu.uuid, sizeof options.uuid);
-    must(m, dray_arena_open(&options, &m->arenas[which], &error), &error);
+    bench_must(m->b, dray_arena_open(&options, &m->arenas[which], &error), &error);
     for (uint64_t done = 0; done < m->bytes[which]; done += ALLOCATION) {
         uint64_t at, n = m->bytes[which] - done < ALLOCATION ? m->bytes[which] - done : ALLOCATION;
-        must(m, dray_arena_alloc(m->arenas[which], n, &at, &error), &error);
+        bench_must(m->b, dray_arena_alloc(m->arenas[which], n, &at, &error), &error);
         if (which != WEIGHTS)
             continue;
         held *h = &m->list[m->count++];
         h->number = done / BLOCK;
-        must(m, dray_region_wrap_cuda(at, n, tags[which], &h->region, &error), &error);
+        bench_must(m->b, dray_region_wrap_cuda(at, n, tags[which], &h->region, &error), &error);
     }
 }
 
@@ -117,7 +112,7 @@ static void choose_sizes(arena_bench *m, const arguments *a)
 {
     dray_error error;
     uint64_t unused, all = bench_quick(m->b) ? (uint64_t)192 << 20 : (uint64_t)60000 << 20;
-    must(m, dray_gpu_memory(m->device, &unused, NULL, &error), &error);
+    bench_must(m->b, dray_gpu_memory(m->device, &unused, NULL, &error), &error);
     if (a->gigabytes)
         all = (uint64_t)a->gigabytes * 1000000000;
     else if (all > unused / 10 * 8)
@@ -130,20 +125,19 @@ static void prepare(arena_bench *m, const arguments *a)
 {
     dray_error error;
     choose_sizes(m, a);
-    m->noise = malloc(BLOCK);
-    m->back = malloc(BLOCK);
-    m->list = calloc(m->bytes[WEIGHTS] / ALLOCATION + 1, sizeof *m->list);
-    if (!m->noise || !m->back || !m->list)
-        bench_die(m->b, "out of memory");
+    m->noise = bench_alloc(m->b, 1, BLOCK);
+    m->back = bench_alloc(m->b, 1, BLOCK);
+    m->list = bench_alloc(m->b, m->bytes[WEIGHTS] / ALLOCATION + 1, sizeof *m->list);
     uint64_t x = 88172645463325252u;
     for (size_t i = 0; i < BLOCK / sizeof *m->noise; i++) {
         x ^= x << 13, x ^= x >> 7, x ^= x << 17;
         m->noise[i] = (uint32_t)(x >> 16);
     }
     bench_doing(m->b, "measuring copies to and from pinned memory");
-    must(m, dray_gpu_measure(m->device, -1, &m->out_limit, &error), &error);
-    must(m, dray_gpu_measure(-1, m->device, &m->in_limit, &error), &error);
-    bench_doing(m->b, "filling %s of the GPU with noise", cmd_bytes((double)m->bytes[WEIGHTS]).s);
+    bench_must(m->b, dray_gpu_measure(m->device, -1, &m->out_limit, &error), &error);
+    bench_must(m->b, dray_gpu_measure(-1, m->device, &m->in_limit, &error), &error);
+    bench_doing(m->b, "filling %s of the GPU with noise",
+                dray__say_bytes((double)m->bytes[WEIGHTS]).s);
     for (int i = 0; i < ARENAS; i++)
         open_arena(m, i);
     each_block(m, write_block);
@@ -166,7 +160,7 @@ static double release(const arena_bench *m, int which)
     dray_arena_release_options options = DRAY_ARENA_RELEASE_OPTIONS_INIT;
     options.drop = which == CACHE;
     double began = bench_now();
-    must(m, dray_arena_release(tags[which], &options, NULL, &error), &error);
+    bench_must(m->b, dray_arena_release(tags[which], &options, NULL, &error), &error);
     return bench_now() - began;
 }
 
@@ -174,7 +168,7 @@ static double resume(const arena_bench *m, int which)
 {
     dray_error error;
     double began = bench_now();
-    must(m, dray_arena_resume(tags[which], NULL, NULL, &error), &error);
+    bench_must(m->b, dray_arena_resume(tags[which], NULL, NULL, &error), &error);
     return bench_now() - began;
 }
 
@@ -183,10 +177,10 @@ static turn take_turn(const arena_bench *m)
     turn t = {{0}, 0};
     dray_error error;
     uint64_t before, after, bytes = m->bytes[WEIGHTS] + m->bytes[CACHE];
-    must(m, dray_gpu_memory(m->device, &before, NULL, &error), &error);
+    bench_must(m->b, dray_gpu_memory(m->device, &before, NULL, &error), &error);
     t.seconds[OUT_WEIGHTS] = release(m, WEIGHTS);
     t.seconds[OUT_CACHE] = release(m, CACHE);
-    must(m, dray_gpu_memory(m->device, &after, NULL, &error), &error);
+    bench_must(m->b, dray_gpu_memory(m->device, &after, NULL, &error), &error);
     t.kept = after - before < bytes ? bytes - (after - before) : 0;
     t.seconds[IN_WEIGHTS] = resume(m, WEIGHTS);
     t.seconds[IN_CACHE] = resume(m, CACHE);
@@ -197,13 +191,13 @@ static void rows(const arena_bench *m, double medians[STEPS], uint64_t kept)
 {
     char name[96];
     double weights = (double)m->bytes[WEIGHTS], cache = (double)m->bytes[CACHE];
-    snprintf(name, sizeof name, "release %s of weights, content kept", cmd_bytes(weights).s);
+    snprintf(name, sizeof name, "release %s of weights, content kept", dray__say_bytes(weights).s);
     bench_row(m->b, name, weights / medians[OUT_WEIGHTS], "B/s", m->out_limit, 0.9);
-    snprintf(name, sizeof name, "resume %s of weights", cmd_bytes(weights).s);
+    snprintf(name, sizeof name, "resume %s of weights", dray__say_bytes(weights).s);
     bench_row(m->b, name, weights / medians[IN_WEIGHTS], "B/s", m->in_limit, 0.9);
-    snprintf(name, sizeof name, "release %s of kv_cache, dropped", cmd_bytes(cache).s);
+    snprintf(name, sizeof name, "release %s of kv_cache, dropped", dray__say_bytes(cache).s);
     bench_row(m->b, name, medians[OUT_CACHE], "s", 0, 0);
-    snprintf(name, sizeof name, "resume %s of kv_cache", cmd_bytes(cache).s);
+    snprintf(name, sizeof name, "resume %s of kv_cache", dray__say_bytes(cache).s);
     bench_row(m->b, name, medians[IN_CACHE], "s", 0, 0);
     bench_row(m->b, "not given back (limit: all of it)", (double)kept, "B", weights + cache, 0.02);
 }
@@ -213,15 +207,14 @@ static void measure(arena_bench *m)
     dray_error error;
     dray_arena_report report = DRAY_ARENA_REPORT_INIT;
     bench_doing(m->b, "pinning host memory");
-    must(m, dray_arena_prepare(tags[WEIGHTS], &report, &error), &error);
+    bench_must(m->b, dray_arena_prepare(tags[WEIGHTS], &report, &error), &error);
     bench_row(m->b, "pin host memory for the weights, once", (double)report.pin_ns / 1e9, "s", 0,
               0);
     unsigned repeats = bench_repeats(m->b);
     double *seconds[STEPS], medians[STEPS];
     uint64_t kept = 0;
     for (int s = 0; s < STEPS; s++)
-        if (!(seconds[s] = calloc(repeats, sizeof(double))))
-            bench_die(m->b, "out of memory");
+        seconds[s] = bench_alloc(m->b, repeats, sizeof(double));
     for (unsigned i = 0; i < repeats; i++) {
         bench_doing(m->b, "turn %u of %u", i + 1, repeats);
         turn t = take_turn(m);
@@ -249,50 +242,27 @@ static void end(arena_bench *m)
     free(m->back);
 }
 
-static error_t parse(int key, char *text, struct argp_state *state)
-{
-    arguments *a = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &a->settings;
-        return 0;
-    case 'd':
-        a->device = cmd_number(state, "--device", text, 0, 1023);
-        return 0;
-    case 'G':
-        a->gigabytes = cmd_number(state, "--gigabytes", text, 1, 100000);
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
 int bench_arena(int argc, char **argv)
 {
-    static const struct argp_option options[] = {
-        {"device", 'd', "N", 0, "Which GPU of those that dray doctor lists (0)", 1},
-        {"gigabytes", 'G', "N", 0, "How much of its memory (60, or what is there)", 1},
-        {0}};
-    static const struct argp_child children[] = {{&bench_argp, 0, "Options of every part:", 20},
-                                                 {0}};
-    static const struct argp argp = {
-        options,
-        parse,
-        NULL,
-        "Measure an arena of GPU memory being released, with its content kept in pinned host "
-        "memory or "
-        "dropped, and resumed, as trainer and engine do in turns, against large copies in the same "
-        "run.\v"
-        "Content is noise, and compared in the end. Targets: 0.9 of the copies, both ways; 98 % of "
-        "the memory is given back.",
-        children,
-        NULL,
-        NULL};
+    static const cmd_option options[] = {
+        CMD_GROUP(1, NULL),
+        CMD_NUMBER(arguments, device, "device", 'd', 0, 1023, "N",
+                   "Which GPU of those that dray doctor lists (0)"),
+        CMD_NUMBER(arguments, gigabytes, "gigabytes", 'G', 1, 100000, "N",
+                   "How much of its memory (60, or what is there)"),
+        CMD_END};
+    static const cmd_usage usage = {
+        .options = options,
+        .also = &bench_usage,
+        .doc = "Measure an arena of GPU memory being released, with its content kept in pinned "
+               "host memory or dropped, and resumed, as trainer and engine do in turns, against "
+               "large copies in the same run.\vContent is noise, and compared in the end. Targets: "
+               "0.9 of the copies, both ways; 98 % of the memory is given back."};
     arguments a = {0};
     arena_bench m = {0};
     int32_t count;
     dray_error error;
-    cmd_parse(&argp, argc, argv, &a);
+    cmd_parse(&usage, argc, argv, &a);
     m.b = bench_new("arena", &a.settings);
     m.device = (int32_t)a.device;
     if (dray_gpu_count(&count, NULL, &error)) {

@@ -32,12 +32,6 @@ typedef struct disk_bench {
     bool fio;
 } disk_bench;
 
-static void must(const disk_bench *d, int status, const dray_error *error)
-{
-    if (status)
-        bench_die(d->b, "%s", error->message);
-}
-
 static int remove_entry(const char *path, const struct stat *st, int kind, struct FTW *ftw)
 {
     (void)st, (void)kind, (void)ftw;
@@ -171,7 +165,8 @@ static double write_once(const disk_bench *d)
     if (remove_tree(d->checkpoint))
         bench_die(d->b, "cannot remove %s", d->checkpoint);
     double begin = bench_now();
-    must(d, dray_checkpoint_write(d->checkpoint, d->layout, &d->region, NULL, &error), &error);
+    bench_must(d->b, dray_checkpoint_write(d->checkpoint, d->layout, &d->region, NULL, &error),
+               &error);
     return d->bytes / (bench_now() - begin);
 }
 
@@ -180,7 +175,7 @@ static double read_once(const disk_bench *d, const dray_layout *layout, dray_reg
 {
     dray_error error;
     double begin = bench_now();
-    must(d, dray_checkpoint_read(d->checkpoint, layout, &region, &error), &error);
+    bench_must(d->b, dray_checkpoint_read(d->checkpoint, layout, &region, &error), &error);
     return bytes / (bench_now() - begin);
 }
 
@@ -219,14 +214,15 @@ static void prepare(disk_bench *d, const arguments *a)
     double most = bench_quick(d->b) ? 64e6 : (double)a->megabytes * 1e6;
     const char *model = a->model ? a->model : bench_quick(d->b) ? "qwen2.5-1.5b" : "qwen2.5-7b";
     bench_model(d->b, model, bench_layers_within(d->b, model, most), &config);
-    must(d, dray_layout_full(&config, DRAY_BF16, DRAY_REGION_HOST, &d->layout, &error), &error);
-    must(d, dray_regions_for_layout(d->layout, 1, &d->region, &error), &error);
+    bench_must(d->b, dray_layout_full(&config, DRAY_BF16, DRAY_REGION_HOST, &d->layout, &error),
+               &error);
+    bench_must(d->b, dray_regions_for_layout(d->layout, 1, &d->region, &error), &error);
     bench_fill(d->layout, &d->region, false);
     spec.tp = 4;
     spec.tp_rank = 1;
     spec.dtype = DRAY_BF16;
-    must(d, dray_layout_engine(&config, &spec, &d->shard, &error), &error);
-    must(d, dray_regions_for_layout(d->shard, 1, &d->shard_region, &error), &error);
+    bench_must(d->b, dray_layout_engine(&config, &spec, &d->shard, &error), &error);
+    bench_must(d->b, dray_regions_for_layout(d->shard, 1, &d->shard_region, &error), &error);
     bench_fill(d->shard, &d->shard_region, false); /* touched */
     d->bytes = bytes_of(d->region);
     d->shard_bytes = bytes_of(d->shard_region);
@@ -252,51 +248,27 @@ static void end(disk_bench *d)
     dray_layout_free(d->shard);
 }
 
-static error_t parse(int key, char *text, struct argp_state *state)
-{
-    arguments *a = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        a->megabytes = 3000;
-        state->child_inputs[0] = &a->settings;
-        return 0;
-    case 'm':
-        a->model = text;
-        return 0;
-    case 'd':
-        a->folder = text;
-        return 0;
-    case 'M':
-        a->megabytes = cmd_number(state, "--megabytes", text, 16, 1000000000);
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
 int bench_disk(int argc, char **argv)
 {
-    static const struct argp_option options[] = {
-        {"model", 'm', "MODEL", 0, "A name of the built-in table, or the path of a config.json", 1},
-        {"folder", 'd', "DIR", 0, "Where the disk is that is measured (/tmp)", 1},
-        {"megabytes", 'M', "N", 0, "As many layers of the model as have at most so much (3000)", 1},
-        {0}};
-    static const struct argp_child children[] = {{&bench_argp, 0, "Options of every part:", 20},
-                                                 {0}};
-    static const struct argp argp = {
-        options,
-        parse,
-        NULL,
-        "Measure writing and reading a checkpoint, and reading an engine rank's part of it, each "
-        "in "
-        "turns with fio (or dd) writing and reading as many bytes past the page cache.\v"
-        "Sums are made and compared on the way. Targets: 0.9 of the plain disk, both ways.",
-        children,
-        NULL,
-        NULL};
-    arguments a = {0};
+    static const cmd_option options[] = {
+        CMD_GROUP(1, NULL),
+        CMD_TEXT(arguments, model, "model", 'm', "MODEL",
+                 "A name of the built-in table, or the path of a config.json"),
+        CMD_TEXT(arguments, folder, "folder", 'd', "DIR",
+                 "Where the disk is that is measured (/tmp)"),
+        CMD_NUMBER(arguments, megabytes, "megabytes", 'M', 16, 1000000000, "N",
+                   "As many layers of the model as have at most so much (3000)"),
+        CMD_END};
+    static const cmd_usage usage = {
+        .options = options,
+        .also = &bench_usage,
+        .doc = "Measure writing and reading a checkpoint, and reading an engine rank's part of it, "
+               "each in turns with fio (or dd) writing and reading as many bytes past the page "
+               "cache.\vSums are made and compared on the way. Targets: 0.9 of the plain disk, "
+               "both ways."};
+    arguments a = {.megabytes = 3000};
     disk_bench d = {0};
-    cmd_parse(&argp, argc, argv, &a);
+    cmd_parse(&usage, argc, argv, &a);
     d.b = bench_new("disk", &a.settings);
     prepare(&d, &a);
     measure(&d);

@@ -21,11 +21,6 @@ static double processor_seconds(void)
 /* ---- a model of the caller's choice -----------------------------------------------------------
  */
 
-typedef struct arguments {
-    bench_settings settings;
-    bench_placements of;
-} arguments;
-
 typedef struct pair {
     bench *b;
     dray_plan_member *sources, *engines;
@@ -36,9 +31,7 @@ typedef struct pair {
 static dray_plan_member *members_of(const bench *b, dray_layout **layouts, uint32_t count,
                                     uint64_t first)
 {
-    dray_plan_member *members = calloc((size_t)count + 1, sizeof *members);
-    if (!members)
-        bench_die(b, "out of memory");
+    dray_plan_member *members = bench_alloc(b, count, sizeof *members);
     for (uint32_t i = 0; i < count; i++)
         members[i] = (dray_plan_member){.layout = layouts[i],
                                         .member = first + i,
@@ -54,12 +47,10 @@ static double plan_pair(void *state)
     dray_plan_index *index;
     dray_error e;
     double begin = processor_seconds();
-    if (dray_plan_index_new(p->sources, p->source_count, &index, &e))
-        bench_die(p->b, "%s", e.message);
+    bench_must(p->b, dray_plan_index_new(p->sources, p->source_count, &index, &e), &e);
     for (uint32_t i = 0; i < p->engine_count; i++) {
         dray_plan *plan;
-        if (dray_plan_from_index(index, &p->engines[i], NULL, &plan, &e))
-            bench_die(p->b, "%s", e.message);
+        bench_must(p->b, dray_plan_from_index(index, &p->engines[i], NULL, &plan, &e), &e);
         dray_plan_free(plan);
     }
     dray_plan_index_free(index);
@@ -80,20 +71,28 @@ static void free_layouts(dray_layout **layouts, uint32_t count)
     free(layouts);
 }
 
+/* Of the heap; mallinfo2, whose counts do not wrap at 4 GiB, has glibc only since 2.33. */
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+static uint32_t heap_bytes(void)
+{
+    struct mallinfo heap = mallinfo();
+    return (uint32_t)heap.uordblks + (uint32_t)heap.hblkhd;
+}
+
 /* Bytes that a plan keeps, and its copies, so that the figures can be judged. */
 static void measure_memory(const pair *p, char *name, size_t capacity, double target)
 {
     dray_plan *plan;
     dray_error e;
-    size_t before = mallinfo2().uordblks + mallinfo2().hblkhd;
-    if (dray_plan_new(p->sources, p->source_count, &p->engines[0], NULL, &plan, &e))
-        bench_die(p->b, "%s", e.message);
-    size_t after = mallinfo2().uordblks + mallinfo2().hblkhd;
+    uint32_t before = heap_bytes();
+    bench_must(p->b, dray_plan_new(p->sources, p->source_count, &p->engines[0], NULL, &plan, &e),
+               &e);
+    uint32_t after = heap_bytes();
     size_t used = strlen(name);
     for (; used && name[used - 1] != ','; used--)
         ;
     snprintf(name + used, capacity - used, " one rank's memory");
-    bench_row(p->b, name, (double)(after - before), "B", 0, target);
+    bench_row(p->b, name, (uint32_t)(after - before), "B", 0, target);
     snprintf(name + used, capacity - used, " one rank's copies");
     bench_row(p->b, name, (double)dray_plan_count(plan), "copies", 0, 0);
     dray_plan_free(plan);
@@ -126,45 +125,30 @@ static void measure_pair(bench *b, const char *model, const char *from, const ch
     free_layouts(p.to, p.engine_count);
 }
 
-static error_t parse(int key, char *text, struct argp_state *state)
+static void check(const struct argp_state *state, const void *to)
 {
-    arguments *a = state->input;
-    (void)text;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &a->settings;
-        state->child_inputs[1] = &a->of;
-        return 0;
-    case ARGP_KEY_END:
-        if ((a->of.model || a->of.from || a->of.to) && !(a->of.model && a->of.from && a->of.to))
-            argp_error(state, "expected --model, --from and --to together, or none of them");
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
+    const bench_update *a = to;
+    if ((a->model || a->from || a->to) && !(a->model && a->from && a->to))
+        argp_error(state, "expected --model, --from and --to together, or none of them");
 }
 
 int bench_plan(int argc, char **argv)
 {
-    static const struct argp_child children[] = {
-        {&bench_argp, 0, "Options of every part:", 20}, {&bench_placements_argp, 0, NULL, 1}, {0}};
-    static const struct argp argp = {
-        NULL,
-        parse,
-        NULL,
-        "Measure planning: processor time of one rank's plan, of all ranks' plans from one index, "
-        "and the memory that a plan keeps.\v"
-        "Without a model: Qwen2.5-32B, FSDP 4 to TP 4, and Kimi-K2, a trillion parameters, from "
-        "256 ranks of Megatron (8 stages of 32-way expert parallelism) to 128 engine ranks with 3 "
-        "experts each. Targets: one rank in 20 ms and 64 MiB, all 128 in 1 s.",
-        children,
-        NULL,
-        NULL};
-    arguments a = {0};
-    cmd_parse(&argp, argc, argv, &a);
+    static const cmd_option options[] = {CMD_END};
+    static const cmd_usage usage = {
+        .options = options,
+        .check = check,
+        .also = &bench_update_usage,
+        .doc = "Measure planning: processor time of one rank's plan, of all ranks' plans from one "
+               "index, and the memory that a plan keeps.\vWithout a model: Qwen2.5-32B, FSDP 4 to "
+               "TP 4, and Kimi-K2, a trillion parameters, from 256 ranks of Megatron (8 stages of "
+               "32-way expert parallelism) to 128 engine ranks with 3 experts each. Targets: one "
+               "rank in 20 ms and 64 MiB, all 128 in 1 s."};
+    bench_update a = {0};
+    cmd_parse(&usage, argc, argv, &a);
     bench *b = bench_new("plan", &a.settings);
-    if (a.of.model) {
-        measure_pair(b, a.of.model, a.of.from, a.of.to, 0, 0);
+    if (a.model) {
+        measure_pair(b, a.model, a.from, a.to, 0, 0);
         return bench_close(b);
     }
     measure_pair(b, "qwen2.5-32b", "fsdp:4", "engine:tp=4", 0, 0.05);

@@ -3,14 +3,13 @@
  * claims against an echo (bench_queue_claims.c), a journal against fdatasync
  * (bench_queue_journal.c). The coordinator is a process of its own. */
 #include "bench/queue/bench_queue.h"
-#include "run/coordinator.h"
+#include "run/supervisor/coordinator.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,10 +17,17 @@ typedef queue_bench setup;
 
 #define BYTES(b) (bench_quick(b) ? (size_t)16 << 20 : (size_t)1 << 30)
 
-void queue_bench_must(const setup *s, int rc, const dray_error *error)
+dray_context *queue_bench_context(const bench *b, const char *socket, const char *name)
 {
-    if (rc)
-        bench_die(s->b, "%s: %s", dray_error_name(rc), error->message);
+    dray_options options = DRAY_OPTIONS_INIT;
+    dray_context *context;
+    dray_error error;
+    char address[112];
+    snprintf(address, sizeof address, "unix:%s", socket);
+    options.address = address;
+    options.name = name;
+    bench_must(b, dray_open(&options, &context, &error), &error);
+    return context;
 }
 
 /* ---- the coordinator ------------------------------------------------------------------------- */
@@ -29,7 +35,6 @@ void queue_bench_must(const setup *s, int rc, const dray_error *error)
 static void serve(const setup *s)
 {
     dray_error error;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     dray__serve_options options = {.unix_path = s->socket,
                                    .keeper_path = s->keeper,
                                    .start_keeper = true,
@@ -42,25 +47,16 @@ static void serve(const setup *s)
 static void start(setup *s)
 {
     const char *tmp = getenv("TMPDIR");
-    dray_options options = DRAY_OPTIONS_INIT;
-    char address[112];
-    dray_error error;
     snprintf(s->folder, sizeof s->folder, "%.40s/dray-bench-XXXXXX", tmp ? tmp : "/tmp");
     if (!mkdtemp(s->folder))
         bench_die(s->b, "a folder in %s: %s", tmp ? tmp : "/tmp", strerror(errno));
     snprintf(s->socket, sizeof s->socket, "%s/socket", s->folder);
     snprintf(s->keeper, sizeof s->keeper, "%s/keeper", s->folder);
     snprintf(s->journal, sizeof s->journal, "%s/journal", s->folder);
-    fflush(NULL);
-    s->coordinator = fork();
-    if (s->coordinator < 0)
-        bench_die(s->b, "fork: %s", strerror(errno));
+    s->coordinator = bench_fork(s->b);
     if (s->coordinator == 0)
         serve(s);
-    snprintf(address, sizeof address, "unix:%s", s->socket);
-    options.address = address;
-    options.name = "dray bench queue";
-    queue_bench_must(s, dray_open(&options, &s->context, &error), &error);
+    s->context = queue_bench_context(s->b, s->socket, "dray bench queue");
 }
 
 static void empty_folder(const char *path)
@@ -104,7 +100,7 @@ dray_queue *queue_bench_open(const setup *s, const char *name, const dray_queue_
     options.tasks = tasks;
     options.task_count = count;
     options.durability = durability;
-    queue_bench_must(s, dray_queue_open(s->context, name, &options, &queue, &error), &error);
+    bench_must(s->b, dray_queue_open(s->context, name, &options, &queue, &error), &error);
     return queue;
 }
 
@@ -115,7 +111,7 @@ dray_batch *queue_bench_claim(const setup *s, const char *task, uint32_t count)
     dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
     o.task = task;
     o.count = count;
-    queue_bench_must(s, dray_queue_claim(s->queue, &o, &batch, &error), &error);
+    bench_must(s->b, dray_queue_claim(s->queue, &o, &batch, &error), &error);
     return batch;
 }
 
@@ -129,9 +125,9 @@ static void put(const setup *s)
         column.shape[0] = (int64_t)s->cell;
         column.values = s->source + c * s->cell * SAMPLES;
         column.bytes = s->cell * SAMPLES;
-        queue_bench_must(s, dray_batch_set(batch, &column, &error), &error);
+        bench_must(s->b, dray_batch_set(batch, &column, &error), &error);
     }
-    queue_bench_must(s, dray_batch_commit(batch, &error), &error);
+    bench_must(s->b, dray_batch_commit(batch, &error), &error);
     dray_batch_free(batch);
 }
 
@@ -141,11 +137,11 @@ double queue_bench_get(const setup *s)
     double begin = bench_now();
     dray_batch *batch = queue_bench_claim(s, "read", SAMPLES);
     for (uint32_t c = 0; c < s->columns; c++)
-        queue_bench_must(s,
-                         dray_batch_gather(batch, s->list[c], s->target + c * s->cell * SAMPLES,
-                                           s->cell * SAMPLES, NULL, &error),
-                         &error);
-    queue_bench_must(s, dray_batch_commit(batch, &error), &error);
+        bench_must(s->b,
+                   dray_batch_gather(batch, s->list[c], s->target + c * s->cell * SAMPLES,
+                                     s->cell * SAMPLES, NULL, &error),
+                   &error);
+    bench_must(s->b, dray_batch_commit(batch, &error), &error);
     dray_batch_free(batch);
     return bench_now() - begin;
 }
@@ -159,11 +155,11 @@ double queue_bench_put_and_read(setup *s)
     o.partition = name;
     o.rows = SAMPLES;
     double begin = bench_now();
-    queue_bench_must(s, dray_queue_insert(s->queue, &o, NULL, &error), &error);
+    bench_must(s->b, dray_queue_insert(s->queue, &o, NULL, &error), &error);
     put(s);
     double seconds = bench_now() - begin + queue_bench_read(s);
     begin = bench_now();
-    queue_bench_must(s, dray_queue_clear(s->queue, name, &error), &error);
+    bench_must(s->b, dray_queue_clear(s->queue, name, &error), &error);
     return seconds + bench_now() - begin;
 }
 
@@ -230,9 +226,7 @@ static void open_shape(setup *s, shape *of)
 {
     queue_bench_shape(s, of->what, of->columns, DRAY_DURABILITY_NONE);
     of->queue = s->queue;
-    of->seconds = calloc(turns_of(s), sizeof *of->seconds);
-    if (!of->seconds)
-        bench_die(s->b, "no memory");
+    of->seconds = bench_alloc(s->b, turns_of(s), sizeof *of->seconds);
     of->cold = once(s, of);
     once(s, of); /* the second round is the first in recycled memory */
     queue_bench_check(s);
@@ -260,10 +254,8 @@ static void bench_bytes(setup *s)
                       {"put + read, 32 columns", 32, 0, NULL, 0, NULL}};
     enum { SHAPES = sizeof shapes / sizeof shapes[0] };
     s->bytes = BYTES(s->b);
-    double *limits = calloc(turns_of(s), sizeof *limits);
-    s->source = malloc(s->bytes);
-    if (!s->source || !limits)
-        bench_die(s->b, "no memory for %zu bytes", s->bytes);
+    double *limits = bench_alloc(s->b, turns_of(s), sizeof *limits);
+    s->source = bench_alloc(s->b, s->bytes, 1);
     queue_bench_values(s->source, s->bytes);
     for (int i = 0; i < SHAPES; i++) {
         bench_doing(s->b, "%s, for the first time", shapes[i].what);
@@ -300,9 +292,7 @@ dray_queue *queue_bench_ready(setup *s, const char *name, uint32_t rows, uint32_
     dray_error error;
     dray_queue_task table[8];
     dray_column_data data[COLUMNS_MAX];
-    uint8_t *zeros = calloc(rows, 1);
-    if (!zeros)
-        bench_die(s->b, "no memory");
+    uint8_t *zeros = bench_alloc(s->b, rows, 1);
     queue_bench_columns(s, columns);
     for (uint32_t c = 0; c < columns; c++)
         data[c] = (dray_column_data){.name = s->list[c], .dtype = DRAY_U8, .values = zeros};
@@ -315,7 +305,7 @@ dray_queue *queue_bench_ready(setup *s, const char *name, uint32_t rows, uint32_
     o.rows = rows;
     o.columns = data;
     o.column_count = columns;
-    queue_bench_must(s, dray_queue_insert(queue, &o, NULL, &error), &error);
+    bench_must(s->b, dray_queue_insert(queue, &o, NULL, &error), &error);
     free(zeros);
     return queue;
 }
@@ -324,76 +314,41 @@ dray_queue *queue_bench_ready(setup *s, const char *name, uint32_t rows, uint32_
 
 typedef struct arguments {
     bench_settings settings;
-    const char *suite, *only, *hosts;
+    const char *hosts;
+    int suite, only; /* the part; -1: all of them */
 } arguments;
 
-static const char *const parts[] = {"bytes", "claims", "journal"};
-
-enum { PARTS = sizeof parts / sizeof parts[0] };
+static const char *const suites[] = {"targets", NULL};
+static const char *const parts[] = {"bytes", "claims", "journal", NULL};
 
 static bool wanted(const arguments *a, const char *part)
 {
-    return !a->only || strcmp(a->only, part) == 0;
-}
-
-/* One of `parts`. */
-static bool is_part(const char *text)
-{
-    bool known = false;
-    for (int i = 0; i < PARTS; i++)
-        known |= strcmp(text, parts[i]) == 0;
-    return known;
-}
-
-static error_t parse(int key, char *text, struct argp_state *state)
-{
-    arguments *a = state->input;
-    if (key == ARGP_KEY_INIT)
-        state->child_inputs[0] = &a->settings;
-    else if (key == 'S' && strcmp(text, "targets") != 0)
-        argp_error(state, "unknown suite '%s'; known: targets", text);
-    else if (key == 'S')
-        a->suite = text;
-    else if (key == 'O' && !is_part(text))
-        argp_error(state, "unknown part '%s'; known: bytes, claims, journal", text);
-    else if (key == 'O')
-        a->only = text;
-    else if (key == 'H')
-        a->hosts = text;
-    else if (key == ARGP_KEY_ARG)
-        argp_error(state, "expected no arguments, found '%s'", text);
-    else
-        return ARGP_ERR_UNKNOWN;
-    return 0;
+    return a->only < 0 || strcmp(parts[a->only], part) == 0;
 }
 
 int bench_queue(int argc, char **argv)
 {
-    static const struct argp_option options[] = {
-        {"suite", 'S', "targets", 0, "Measure the project's own targets (which is all there is)",
-         0},
-        {"only", 'O', "bytes|claims|journal", 0, "Only this part of it", 0},
-        {"hosts", 'H', "A,B", 0,
-         "Only this: samples that are put on host B and read on A, against TCP between them. Hosts "
-         "are network namespaces, or ~NAME, this machine under another name",
-         0},
-        {0}};
-    static const struct argp_child children[] = {{&bench_argp, 0, NULL, 0}, {0}};
-    static const struct argp argp = {
+    static const cmd_option options[] = {
+        CMD_WORD(arguments, suite, "suite", 'S', suites, "suite", "targets",
+                 "Measure the project's own targets (which is all there is)"),
+        CMD_WORD(arguments, only, "only", 'O', parts, "part", "bytes|claims|journal",
+                 "Only this part of it"),
+        CMD_TEXT(arguments, hosts, "hosts", 'H', "A,B",
+                 "Only this: samples that are put on host B and read on A, against TCP between "
+                 "them. Hosts are network namespaces, or ~NAME, this machine under another name"),
+        CMD_END};
+    static const cmd_usage usage = {
         .options = options,
-        .parser = parse,
-        .children = children,
-        .doc =
-            "Puts and reads samples, claims and commits them, through a coordinator of its own."
-            "\vBytes that one process puts and another reads are compared with two memcpys of as "
-            "many by the same two through shared memory, claims with an echo of as many "
-            "bytes by another process over a Unix socket (of a client that sleeps meanwhile, or "
-            "of one that looks: whichever is faster), wherever the kernel places the two, "
-            "both on one CPU and on a CPU each, a journal with appending as many bytes to a "
-            "file "
-            "beside it, with as many fdatasyncs; all measured in turns with the work."};
-    arguments a = {0};
-    cmd_parse(&argp, argc, argv, &a);
+        .also = &bench_usage,
+        .doc = "Puts and reads samples, claims and commits them, through a coordinator of its "
+               "own.\vBytes that one process puts and another reads are compared with two memcpys "
+               "of as many by the same two through shared memory, claims with an echo of as many "
+               "bytes by another process over a Unix socket (of a client that sleeps meanwhile, or "
+               "of one that looks: whichever is faster), wherever the kernel places the two, both "
+               "on one CPU and on a CPU each, a journal with appending as many bytes to a file "
+               "beside it, with as many fdatasyncs; all measured in turns with the work."};
+    arguments a = {.only = -1};
+    cmd_parse(&usage, argc, argv, &a);
     setup s = {.b = bench_new("queue", &a.settings)};
     if (a.hosts) {
         queue_bench_hosts(s.b, a.hosts);

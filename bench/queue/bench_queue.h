@@ -35,7 +35,8 @@ typedef struct queue_bench {
     const char *list[COLUMNS_MAX];
 } queue_bench;
 
-void queue_bench_must(const queue_bench *s, int rc, const dray_error *error);
+/* A session with the coordinator at the socket. */
+dray_context *queue_bench_context(const bench *b, const char *socket, const char *name);
 void queue_bench_columns(queue_bench *s, uint32_t columns);
 dray_queue *queue_bench_open(const queue_bench *s, const char *name, const dray_queue_task *tasks,
                              uint32_t count, int32_t durability);

@@ -2,13 +2,9 @@
  * which it answers others. */
 #include "bench/queue/bench_queue.h"
 
-#include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 typedef queue_bench setup;
@@ -17,50 +13,28 @@ enum { CLAIMS = 1 << 20 }; /* more than there is time for */
 
 static void insert_many(const setup *s, uint32_t rows)
 {
-    char address[112];
     dray_error error;
-    dray_context *context;
     dray_queue *queue;
-    dray_options options = DRAY_OPTIONS_INIT;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    snprintf(address, sizeof address, "unix:%s", s->socket);
-    options.address = address;
-    queue_bench_must(s, dray_open(&options, &context, &error), &error);
-    queue_bench_must(s, dray_queue_open(context, "beside", NULL, &queue, &error), &error);
+    dray_context *context = queue_bench_context(s->b, s->socket, "dray bench queue, beside");
+    bench_must(s->b, dray_queue_open(context, "beside", NULL, &queue, &error), &error);
     dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
     o.partition = "many";
     o.rows = rows;
-    queue_bench_must(s, dray_queue_insert(queue, &o, NULL, &error), &error);
+    bench_must(s->b, dray_queue_insert(queue, &o, NULL, &error), &error);
     _exit(0);
-}
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double left = *(const double *)a, right = *(const double *)b;
-    return (left > right) - (left < right);
 }
 
 /* Of claims up to the child's end, or of `count` where there is none. */
 static double claims_p99(const setup *s, pid_t child, size_t count)
 {
-    double *seconds = malloc(CLAIMS * sizeof *seconds);
+    double *seconds = bench_alloc(s->b, CLAIMS, sizeof *seconds);
     size_t n = 0;
-    if (!seconds)
-        bench_die(s->b, "no memory");
     while (n < CLAIMS && (child ? waitpid(child, NULL, WNOHANG) == 0 : n < count)) {
-        double begin = now();
+        double begin = bench_now();
         dray_batch_free(queue_bench_claim(s, "t0", CLAIM));
-        seconds[n++] = now() - begin;
+        seconds[n++] = bench_now() - begin;
     }
-    qsort(seconds, n, sizeof *seconds, by_value);
-    double p99 = n ? seconds[n * 99 / 100] : 0;
+    double p99 = bench_percentile(seconds, n, 0.99);
     free(seconds);
     return p99;
 }
@@ -77,12 +51,9 @@ void queue_bench_beside(queue_bench *s)
     o.task_count = 1;
     o.capacity_rows = rows;
     s->queue = queue_bench_ready(s, "asked", CLAIM, 1, 1, DRAY_DURABILITY_NONE);
-    queue_bench_must(s, dray_queue_open(s->context, "beside", &o, &large, &error), &error);
+    bench_must(s->b, dray_queue_open(s->context, "beside", &o, &large, &error), &error);
     double alone = claims_p99(s, 0, bench_quick(s->b) ? 1000 : 20000);
-    fflush(NULL);
-    pid_t child = fork();
-    if (child < 0)
-        bench_die(s->b, "fork: %s", strerror(errno));
+    pid_t child = bench_fork(s->b);
     if (child == 0)
         insert_many(s, rows);
     double beside = claims_p99(s, child, 0);
@@ -90,7 +61,7 @@ void queue_bench_beside(queue_bench *s)
     char name[64];
     snprintf(name, sizeof name, "claim of 32 beside an insert of %u Ki rows, p99", rows >> 10);
     bench_row(s->b, name, beside, "s", alone, 0);
-    queue_bench_must(s, dray_queue_clear(large, "many", &error), &error);
+    bench_must(s->b, dray_queue_clear(large, "many", &error), &error);
     dray_queue_close(large);
     dray_queue_close(s->queue);
 }

@@ -7,10 +7,8 @@
 
 #include <errno.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -26,30 +24,19 @@ typedef queue_bench setup;
 
 /* ---- the echo -------------------------------------------------------------------------------- */
 
-static void echo_serve(int fd)
+static void echo_serve(void *state, int fd)
 {
     static char data[ANSWER];
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    (void)state;
     while (recv(fd, data, ASK, MSG_WAITALL) == ASK &&
            send(fd, data, ANSWER, MSG_NOSIGNAL) == ANSWER)
         ;
-    _exit(0);
 }
 
 queue_echo queue_bench_echo(const setup *s)
 {
-    int ends[2];
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
-        bench_die(s->b, "socketpair: %s", strerror(errno));
-    fflush(NULL);
-    queue_echo e = {ends[0], fork()};
-    if (e.pid < 0)
-        bench_die(s->b, "fork: %s", strerror(errno));
-    if (e.pid == 0) {
-        close(ends[0]);
-        echo_serve(ends[1]);
-    }
-    close(ends[1]);
+    queue_echo e;
+    e.pid = bench_serve(s->b, echo_serve, NULL, &e.fd);
     return e;
 }
 
@@ -145,10 +132,7 @@ static void echoes_block(const setup *s, const queue_echo *e, sampled *out, int 
 
 static sampled sampled_new(const setup *s, int rounds)
 {
-    sampled out = {calloc((size_t)rounds, sizeof(double)), 0, 0};
-    if (!out.seconds)
-        bench_die(s->b, "no memory");
-    return out;
+    return (sampled){bench_alloc(s->b, (size_t)rounds, sizeof(double)), 0, 0};
 }
 
 static double median_of(sampled *of)
@@ -213,11 +197,11 @@ double queue_bench_stream(const setup *s, uint32_t count, uint32_t rows, const c
     dray_batch *batch = queue_bench_claim(s, task, count);
     for (uint32_t done = count; done < rows; done += count) {
         dray_batch *next;
-        queue_bench_must(s, dray_batch_commit_claim(batch, &o, 1, NULL, &next, &error), &error);
+        bench_must(s->b, dray_batch_commit_claim(batch, &o, 1, NULL, &next, &error), &error);
         dray_batch_free(batch);
         batch = next;
     }
-    queue_bench_must(s, dray_batch_commit(batch, &error), &error);
+    bench_must(s->b, dray_batch_commit(batch, &error), &error);
     dray_batch_free(batch);
     return rows / (bench_now() - begin);
 }

@@ -3,7 +3,7 @@
  * the reader, of B the keeper and the producer. */
 #include "bench/queue/bench_queue.h"
 #include "bench/weights/bench_hosts.h"
-#include "run/coordinator.h"
+#include "run/supervisor/coordinator.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -11,59 +11,54 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 enum { ROUNDS_MAX = 64, COLUMNS = 8, CHILDREN = 4 };
 
-typedef struct board { /* shared by all */
+typedef struct state { /* shared by all */
     char folder[64], socket[96], keeper[96], far_keeper[96];
     size_t bytes;
     unsigned rounds;
     atomic_int keeping, failed;
     double seconds[ROUNDS_MAX];
     char why[200];
-} board;
+} state;
 
 typedef struct hosts {
     bench *b;
-    board *board;
+    state *shared;
     char *const *names;
     pid_t children[CHILDREN];
     int count;
 } hosts;
 
-static void fail(board *s, const char *what, const dray_error *error)
+static void fail(state *s, const char *what, const dray_error *error)
 {
     snprintf(s->why, sizeof s->why, "%s: %.150s", what, error->message);
     atomic_store(&s->failed, 1);
     _exit(1);
 }
 
-static void must(board *s, const char *what, int rc, const dray_error *error)
+static void must(state *s, const char *what, int rc, const dray_error *error)
 {
     if (rc)
         fail(s, what, error);
 }
 
-static void run(hosts *h, const char *host, void (*body)(board *s, const char *host))
+static void run(hosts *h, const char *host, void (*body)(state *s, const char *host))
 {
-    fflush(NULL);
-    pid_t pid = fork();
-    if (pid < 0)
-        bench_die(h->b, "fork: %s", strerror(errno));
+    pid_t pid = bench_fork(h->b);
     if (pid == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (!bench_host_enter(host))
             _exit(1);
-        body(h->board, host);
+        body(h->shared, host);
         _exit(0);
     }
     h->children[h->count++] = pid;
 }
 
-static void coordinate(board *s, const char *host)
+static void coordinate(state *s, const char *host)
 {
     dray_error error;
     (void)host;
@@ -75,10 +70,10 @@ static void coordinate(board *s, const char *host)
 static void on_keeping(void *user, const char *endpoint)
 {
     (void)endpoint;
-    atomic_store(&((board *)user)->keeping, 1);
+    atomic_store(&((state *)user)->keeping, 1);
 }
 
-static void keep(board *s, const char *host)
+static void keep(state *s, const char *host)
 {
     dray_error error;
     char address[112];
@@ -91,7 +86,7 @@ static void keep(board *s, const char *host)
 
 static const char *const columns[COLUMNS] = {"c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7"};
 
-static dray_queue *enter(board *s, const char *host)
+static dray_queue *enter(state *s, const char *host)
 {
     dray_error error;
     dray_context *context;
@@ -110,14 +105,14 @@ static dray_queue *enter(board *s, const char *host)
     return queue;
 }
 
-static void produce(board *s, const char *host)
+static void produce(state *s, const char *host)
 {
     dray_error error;
     dray_queue *queue = enter(s, host);
     size_t cell = s->bytes / COLUMNS / SAMPLES;
     uint8_t *values = malloc(s->bytes);
-    for (size_t i = 0; values && i < s->bytes; i++)
-        values[i] = (uint8_t)(i * 2654435761u >> 13);
+    if (values)
+        queue_bench_values(values, s->bytes);
     for (unsigned r = 0; values && r < s->rounds; r++) {
         char name[16];
         dray_column_data data[COLUMNS];
@@ -140,7 +135,7 @@ static void produce(board *s, const char *host)
 }
 
 /* From the claim's answer to the last byte of all columns. */
-static void consume(board *s, const char *host)
+static void consume(state *s, const char *host)
 {
     dray_error error;
     dray_queue *queue = enter(s, host);
@@ -173,23 +168,23 @@ static void stop(hosts *h)
         kill(h->children[i], SIGTERM);
         waitpid(h->children[i], NULL, 0);
     }
-    unlink(h->board->socket);
-    unlink(h->board->keeper);
-    unlink(h->board->far_keeper);
-    rmdir(h->board->folder);
+    unlink(h->shared->socket);
+    unlink(h->shared->keeper);
+    unlink(h->shared->far_keeper);
+    rmdir(h->shared->folder);
 }
 
 static void check(hosts *h)
 {
-    if (!atomic_load(&h->board->failed))
+    if (!atomic_load(&h->shared->failed))
         return;
     stop(h);
-    bench_die(h->b, "%s", h->board->why);
+    bench_die(h->b, "%s", h->shared->why);
 }
 
 static void measure(hosts *h, const char *what, double limit, const char *how)
 {
-    board *s = h->board;
+    state *s = h->shared;
     const char *tmp = getenv("TMPDIR");
     char name[96];
     snprintf(s->folder, sizeof s->folder, "%.40s/dray-bench-XXXXXX", tmp ? tmp : "/tmp");
@@ -229,15 +224,11 @@ void queue_bench_hosts(bench *b, const char *pair)
         bench_refuse(b, "--hosts '%.200s': two expected, A,B", pair);
     *names[1]++ = 0;
     bench_hosts_check(b, names, 2);
-    hosts h = {.b = b, .names = names};
-    h.board =
-        mmap(NULL, sizeof *h.board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (h.board == MAP_FAILED)
-        bench_die(b, "no memory");
-    h.board->bytes = bench_quick(b) ? (size_t)16 << 20 : (size_t)256 << 20;
+    hosts h = {.b = b, .names = names, .shared = bench_shared(b, sizeof *h.shared)};
+    h.shared->bytes = bench_quick(b) ? (size_t)16 << 20 : (size_t)256 << 20;
     const char *how;
     bench_doing(b, "TCP from %s to %s", names[1], names[0]);
-    double limit = bench_hosts_rate(b, names[1], names[0], (double)h.board->bytes * 2, &how);
+    double limit = bench_hosts_rate(b, names[1], names[0], (double)h.shared->bytes * 2, &how);
     const char *transport = getenv("DRAY_TRANSPORT");
     if (transport && strcmp(transport, "ucx") == 0) {
         bench_skip(b, "read from another host, encrypted", "UCX does not encrypt");
@@ -248,5 +239,5 @@ void queue_bench_hosts(bench *b, const char *pair)
     }
     setenv("DRAY_TRUSTED_NETWORKS", "0.0.0.0/0", 0);
     measure(&h, "on a trusted network", limit, how);
-    munmap(h.board, sizeof *h.board);
+    munmap(h.shared, sizeof *h.shared);
 }

@@ -94,13 +94,11 @@ static void bench_journal_bytes(queue_bench *s)
     static const char *const names[] = {"without a journal", "with a journal"};
     const int32_t none = DRAY_DURABILITY_NONE, journal = DRAY_DURABILITY_JOURNAL;
     unsigned repeats = bench_repeats(s->b);
-    double *with = calloc(repeats, sizeof *with), *without = calloc(repeats, sizeof *without),
-           *file = calloc(repeats, sizeof *file), *again = calloc(repeats, sizeof *again);
+    double *with = bench_alloc(s->b, 4 * (size_t)repeats, sizeof *with);
+    double *without = with + repeats, *file = without + repeats, *again = file + repeats;
     s->bytes = bench_quick(s->b) ? (size_t)4 << 20 : (size_t)64 << 20;
     s->cell = s->bytes / JOURNAL_COLUMNS / SAMPLES;
-    s->source = malloc(s->bytes);
-    if (!with || !without || !file || !again || !s->source)
-        bench_die(s->b, "no memory for %zu bytes", s->bytes);
+    s->source = bench_alloc(s->b, s->bytes, 1);
     queue_bench_values(s->source, s->bytes);
     dray_queue *plain = open_shape(s, names[0], none), *safe = open_shape(s, names[1], journal);
     appended f = open_file(s);
@@ -130,9 +128,6 @@ static void bench_journal_bytes(queue_bench *s)
     dray_queue_close(safe);
     free(s->source);
     free(with);
-    free(without);
-    free(file);
-    free(again);
 }
 
 /* Commits one by one, each waited for: the disk's own time differs from one moment to the next, so
@@ -150,12 +145,10 @@ static void open_commits(queue_bench *s, commits *c, const char *name, uint32_t 
     dray_error error;
     dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
     c->queue = queue_bench_ready(s, name, rows, 1, 1, durability);
-    c->seconds = calloc(rows / CLAIM, sizeof *c->seconds);
-    if (!c->seconds)
-        bench_die(s->b, "no memory");
+    c->seconds = bench_alloc(s->b, rows / CLAIM, sizeof *c->seconds);
     o.task = "t0";
     o.count = CLAIM;
-    queue_bench_must(s, dray_queue_claim(c->queue, &o, &c->batch, &error), &error);
+    bench_must(s->b, dray_queue_claim(c->queue, &o, &c->batch, &error), &error);
 }
 
 static void commit_block(const queue_bench *s, commits *c)
@@ -167,7 +160,7 @@ static void commit_block(const queue_bench *s, commits *c)
         o.task = "t0";
         o.count = CLAIM;
         double begin = bench_now();
-        queue_bench_must(s, dray_batch_commit_claim(c->batch, &o, 1, NULL, &next, &error), &error);
+        bench_must(s->b, dray_batch_commit_claim(c->batch, &o, 1, NULL, &next, &error), &error);
         c->seconds[c->count++] = bench_now() - begin;
         dray_batch_free(c->batch);
         c->batch = next;
@@ -199,10 +192,8 @@ static void bench_journal_commits(queue_bench *s)
     uint32_t blocks = bench_quick(s->b) ? 2 : 20, rows = (blocks * BLOCK + 1) * CLAIM;
     size_t grown = 0, written = 0, all = (size_t)blocks * BLOCK;
     commits with = {0}, without = {0};
-    double *growing = calloc(all, sizeof *growing), *again = calloc(all, sizeof *again);
-    uint8_t *zeros = calloc(all, RECORD_BYTES);
-    if (!growing || !again || !zeros)
-        bench_die(s->b, "no memory");
+    double *growing = bench_alloc(s->b, 2 * all, sizeof *growing), *again = growing + all;
+    uint8_t *zeros = bench_alloc(s->b, all, RECORD_BYTES);
     open_commits(s, &with, "commits with a journal", rows, DRAY_DURABILITY_JOURNAL);
     open_commits(s, &without, "commits without", rows, DRAY_DURABILITY_NONE);
     appended f = open_file(s), g = open_file(s);
@@ -224,7 +215,6 @@ static void bench_journal_commits(queue_bench *s)
     bench_row(s->b, "the same, in times of what a file that grows takes",
               lesser(most, CLAIM / bench_percentile(growing, grown, 0.5)) / rate, "x", 0, 1 / 0.8);
     free(growing);
-    free(again);
     free(zeros);
 }
 

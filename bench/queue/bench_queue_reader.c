@@ -2,12 +2,9 @@
  * told over a socket and answers with the seconds that it took. */
 #include "bench/queue/bench_queue.h"
 
-#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,7 +14,7 @@ enum what { READ, COPY, CHECK, END };
 
 typedef struct order {
     enum what what;
-    char address[112], name[NAME_MAX_BYTES]; /* of the coordinator, of the queue */
+    char socket[96], name[NAME_MAX_BYTES]; /* of the coordinator, of the queue */
     int32_t durability;
     uint32_t columns;
     uint64_t bytes, piece;
@@ -34,16 +31,18 @@ typedef struct reader {
     } open[QUEUES_MAX];
 } reader;
 
+typedef struct served {
+    bench *b;
+    uint8_t *between;
+    size_t bytes;
+} served;
+
 /* The queue stays open, as what is mapped of it does. */
 static void open_queue(reader *r, const order *o)
 {
-    dray_options options = DRAY_OPTIONS_INIT;
-    dray_error error;
     int i = 0;
-    options.address = o->address;
-    options.name = "dray bench queue, reader";
     if (!r->s.context)
-        queue_bench_must(&r->s, dray_open(&options, &r->s.context, &error), &error);
+        r->s.context = queue_bench_context(r->s.b, o->socket, "dray bench queue, reader");
     queue_bench_columns(&r->s, o->columns);
     r->s.cell = o->bytes / o->columns / SAMPLES;
     while (i < QUEUES_MAX - 1 && r->open[i].queue && strcmp(r->open[i].name, o->name) != 0)
@@ -84,16 +83,14 @@ static double obey(reader *r, const order *o)
     return queue_bench_get(&r->s);
 }
 
-static void serve(const queue_bench *s, int fd, uint8_t *between, size_t bytes)
+static void serve(void *state, int fd)
 {
-    reader r = {.s = {.b = s->b, .reader = {.between = between}}};
+    const served *told = state;
+    reader r = {.s = {.b = told->b, .reader = {.between = told->between}}};
     order o;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    r.s.target = malloc(bytes);
-    r.values = malloc(bytes);
-    if (!r.s.target || !r.values)
-        bench_die(s->b, "no memory for %zu bytes, twice", bytes);
-    memset(r.s.target, 0, bytes);
+    r.s.target = bench_alloc(told->b, told->bytes, 1);
+    r.values = bench_alloc(told->b, told->bytes, 1);
+    memset(r.s.target, 0, told->bytes); /* touched */
     while (recv(fd, &o, sizeof o, MSG_WAITALL) == (ssize_t)sizeof o && o.what != END) {
         double seconds = obey(&r, &o);
         if (send(fd, &seconds, sizeof seconds, MSG_NOSIGNAL) < 0)
@@ -102,28 +99,15 @@ static void serve(const queue_bench *s, int fd, uint8_t *between, size_t bytes)
     for (int i = 0; i < QUEUES_MAX && r.open[i].queue; i++)
         dray_queue_close(r.open[i].queue);
     dray_close(r.s.context);
-    _exit(0);
 }
 
 /* ---- who tells it ---------------------------------------------------------------------------- */
 
 queue_reader queue_bench_reader(const queue_bench *s, size_t bytes)
 {
-    int ends[2];
-    queue_reader r = {
-        .between = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)};
-    if (r.between == MAP_FAILED || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
-        bench_die(s->b, "a reader of %zu bytes: %s", bytes, strerror(errno));
-    fflush(NULL);
-    r.fd = ends[0];
-    r.pid = fork();
-    if (r.pid < 0)
-        bench_die(s->b, "fork: %s", strerror(errno));
-    if (r.pid == 0) {
-        close(ends[0]);
-        serve(s, ends[1], r.between, bytes);
-    }
-    close(ends[1]);
+    queue_reader r = {.between = bench_shared(s->b, bytes)};
+    served told = {s->b, r.between, bytes};
+    r.pid = bench_serve(s->b, serve, &told, &r.fd);
     return r;
 }
 
@@ -135,7 +119,7 @@ static double tell(const queue_bench *s, enum what what, size_t piece)
                .columns = s->columns,
                .bytes = s->bytes,
                .piece = piece};
-    snprintf(o.address, sizeof o.address, "unix:%s", s->socket);
+    memcpy(o.socket, s->socket, sizeof o.socket);
     snprintf(o.name, sizeof o.name, "%s", s->name ? s->name : "");
     if (send(s->reader.fd, &o, sizeof o, MSG_NOSIGNAL) != (ssize_t)sizeof o ||
         recv(s->reader.fd, &seconds, sizeof seconds, MSG_WAITALL) != (ssize_t)sizeof seconds)

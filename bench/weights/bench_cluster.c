@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -49,13 +48,13 @@ static void check_children(bench_cluster *c)
 {
     if (interrupted)
         exit(128 + interrupted);
-    if (bench_get(&c->board->failed)) {
+    if (bench_get(&c->shared->failed)) {
         usleep(1000); /* the one that failed first is still writing why */
-        bench_die(c->b, "%s", c->board->message);
+        bench_die(c->b, "%s", c->shared->message);
     }
     for (uint32_t i = 0; i < c->pid_count; i++) {
         int status;
-        if (waitpid(c->pids[i], &status, WNOHANG) == c->pids[i] && !bench_get(&c->board->failed))
+        if (waitpid(c->pids[i], &status, WNOHANG) == c->pids[i] && !bench_get(&c->shared->failed))
             bench_die(c->b, "process %u of the benchmark ended (status %d)", i, status);
     }
 }
@@ -76,12 +75,8 @@ static void await(bench_cluster *c, int *at, int value)
 }
 static void spawn(bench_cluster *c, void (*body)(bench_cluster *c, uint32_t rank), uint32_t rank)
 {
-    fflush(NULL);
-    pid_t pid = fork();
-    if (pid < 0)
-        bench_die(c->b, "fork: %s", strerror(errno));
+    pid_t pid = bench_fork(c->b);
     if (pid == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
         signal(SIGINT, SIG_DFL);
         signal(SIGTERM, SIG_DFL);
         if (getppid() == parent)
@@ -94,16 +89,17 @@ static void spawn(bench_cluster *c, void (*body)(bench_cluster *c, uint32_t rank
 /* ---- rounds --------------------------------------------------------------------------------- */
 
 /* Seconds from the beginning of the round to the end of its last rank. */
-static double round_of(bench_cluster *c, bench_lane *l, enum bench_work work)
+static double round_of(bench_cluster *c, bench_round *l, enum bench_work work)
 {
     l->work = work;
     __atomic_store_n(&l->done, 0, __ATOMIC_SEQ_CST);
     double begin = bench_now(), end = begin;
     bench_add(&l->round);
     await(c, &l->done, (int)l->ranks);
-    bench_seat *seats = c->board->seats + (l == &c->board->engines ? 0 : c->board->engines.ranks);
+    bench_result *results =
+        c->shared->results + (l == &c->shared->engines ? 0 : c->shared->engines.ranks);
     for (uint32_t i = 0; i < l->ranks; i++) {
-        bench_seat *s = &seats[i];
+        bench_result *s = &results[i];
         end = s->end > end ? s->end : end;
         if (work != WORK_UPDATE && work != WORK_COMMIT)
             continue;
@@ -115,9 +111,9 @@ static double round_of(bench_cluster *c, bench_lane *l, enum bench_work work)
 
 static void publish(bench_cluster *c)
 {
-    c->board->version++;
+    c->shared->version++;
     if (!c->options->checkpoint)
-        round_of(c, &c->board->trainers, WORK_PUBLISH);
+        round_of(c, &c->shared->trainers, WORK_PUBLISH);
 }
 
 /* Clean pages only: the checkpoint was synced when it was written. */
@@ -134,41 +130,41 @@ static void forget_checkpoint(const bench_cluster *c)
 
 static void set_update(bench_cluster *c, const dray_update_options *options)
 {
-    c->board->update = *options;
-    c->board->update.min_version = c->board->version;
+    c->shared->update = *options;
+    c->shared->update.min_version = c->shared->version;
     if (c->options->checkpoint) {
-        c->board->update.path = c->options->checkpoint; /* forked: the same address in all */
-        c->board->update.path_version = c->board->version;
+        c->shared->update.path = c->options->checkpoint; /* forked: the same address in all */
+        c->shared->update.path_version = c->shared->version;
     }
 }
 
 double bench_cluster_update(bench_cluster *c, const dray_update_options *options)
 {
-    round_of(c, &c->board->engines, WORK_POISON);
+    round_of(c, &c->shared->engines, WORK_POISON);
     publish(c);
     if (c->options->checkpoint)
         forget_checkpoint(c);
     set_update(c, options);
-    return round_of(c, &c->board->engines, WORK_UPDATE);
+    return round_of(c, &c->shared->engines, WORK_UPDATE);
 }
 
 double bench_cluster_follow(bench_cluster *c, const dray_update_options *options)
 {
-    bench_lane *engines = &c->board->engines;
+    bench_round *engines = &c->shared->engines;
     double begin = 0, end = 0;
     round_of(c, engines, WORK_POISON);
-    c->board->version++;
+    c->shared->version++;
     set_update(c, options);
     engines->work = WORK_UPDATE;
     __atomic_store_n(&engines->done, 0, __ATOMIC_SEQ_CST);
     bench_add(&engines->round);
     usleep(FOLLOW_US); /* they ask for the version */
-    round_of(c, &c->board->trainers, WORK_PUBLISH);
+    round_of(c, &c->shared->trainers, WORK_PUBLISH);
     await(c, &engines->done, (int)engines->ranks);
     for (uint32_t i = 0; i < engines->ranks; i++)
-        end = c->board->seats[i].end > end ? c->board->seats[i].end : end;
-    for (uint32_t i = 0; i < c->board->trainers.ranks; i++) {
-        const bench_seat *s = &c->board->seats[engines->ranks + i];
+        end = c->shared->results[i].end > end ? c->shared->results[i].end : end;
+    for (uint32_t i = 0; i < c->shared->trainers.ranks; i++) {
+        const bench_result *s = &c->shared->results[engines->ranks + i];
         begin = s->begin > begin ? s->begin : begin;
     }
     return end - begin;
@@ -178,23 +174,23 @@ double bench_cluster_prefetch(bench_cluster *c, const dray_update_options *optio
 {
     publish(c);
     set_update(c, options);
-    double seconds = round_of(c, &c->board->engines, WORK_PREFETCH);
-    round_of(c, &c->board->engines, WORK_POISON);
+    double seconds = round_of(c, &c->shared->engines, WORK_PREFETCH);
+    round_of(c, &c->shared->engines, WORK_POISON);
     return seconds;
 }
 
 double bench_cluster_commit(bench_cluster *c)
 {
-    return round_of(c, &c->board->engines, WORK_COMMIT);
+    return round_of(c, &c->shared->engines, WORK_COMMIT);
 }
 
 double bench_cluster_repeat(bench_cluster *c, const dray_update_options *options)
 {
     double longest = 0;
     set_update(c, options);
-    round_of(c, &c->board->engines, WORK_UPDATE);
-    for (uint32_t i = 0; i < c->board->engines.ranks; i++) {
-        double seconds = c->board->seats[i].end - c->board->seats[i].begin;
+    round_of(c, &c->shared->engines, WORK_UPDATE);
+    for (uint32_t i = 0; i < c->shared->engines.ranks; i++) {
+        double seconds = c->shared->results[i].end - c->shared->results[i].begin;
         longest = seconds > longest ? seconds : longest;
     }
     return longest;
@@ -202,7 +198,7 @@ double bench_cluster_repeat(bench_cluster *c, const dray_update_options *options
 
 double bench_cluster_least(bench_cluster *c, bool verified)
 {
-    bench_lane *l = &c->board->engines;
+    bench_round *l = &c->shared->engines;
     double pieces = round_of(c, l, verified ? WORK_COPY_AND_READ_BACK : WORK_COPY_PIECES);
     double whole = round_of(c, l, WORK_COPY) + (verified ? round_of(c, l, WORK_READ_OWN) : 0);
     return pieces < whole ? pieces : whole;
@@ -210,12 +206,12 @@ double bench_cluster_least(bench_cluster *c, bool verified)
 
 double bench_cluster_read(bench_cluster *c)
 {
-    return round_of(c, &c->board->engines, WORK_READ);
+    return round_of(c, &c->shared->engines, WORK_READ);
 }
 
 double bench_cluster_read_sources(bench_cluster *c)
 {
-    return round_of(c, &c->board->trainers, WORK_READ_OWN);
+    return round_of(c, &c->shared->trainers, WORK_READ_OWN);
 }
 
 double bench_cluster_link(bench_cluster *c, const char **how)
@@ -224,10 +220,10 @@ double bench_cluster_link(bench_cluster *c, const char **how)
     double most = 0;
     for (uint32_t h = 0; h < to->host_count; h++) {
         double bytes = 0;
-        for (uint32_t i = 0; i < c->board->engines.ranks; i++)
+        for (uint32_t i = 0; i < c->shared->engines.ranks; i++)
             if (strcmp(bench_host_of(to, i % to->count), to->hosts[h]) == 0)
                 bytes += (double)bench_wanted_bytes(
-                    c, i, c->board->seats[i].report.link_bytes[DRAY_LINK_NETWORK]);
+                    c, i, c->shared->results[i].report.link_bytes[DRAY_LINK_NETWORK]);
         most = bytes > most ? bytes : most;
     }
     if (most <= 0)
@@ -237,11 +233,12 @@ double bench_cluster_link(bench_cluster *c, const char **how)
 
 void bench_cluster_check(bench_cluster *c)
 {
-    round_of(c, &c->board->engines, WORK_CHECK);
-    for (uint32_t i = 0; i < c->board->engines.ranks; i++)
-        if (c->board->seats[i].wrong)
+    round_of(c, &c->shared->engines, WORK_CHECK);
+    for (uint32_t i = 0; i < c->shared->engines.ranks; i++)
+        if (c->shared->results[i].wrong)
             bench_die(c->b, "%llu elements of engine rank %u are wrong, first in %s",
-                      (unsigned long long)c->board->seats[i].wrong, i, c->board->seats[i].first);
+                      (unsigned long long)c->shared->results[i].wrong, i,
+                      c->shared->results[i].first);
 }
 
 static int64_t longest(int64_t a, int64_t b)
@@ -251,9 +248,9 @@ static int64_t longest(int64_t a, int64_t b)
 
 dray_update_report bench_cluster_report(const bench_cluster *c)
 {
-    dray_update_report all = c->board->seats[0].report;
-    for (uint32_t i = 1; i < c->board->engines.ranks; i++) {
-        const dray_update_report *r = &c->board->seats[i].report;
+    dray_update_report all = c->shared->results[0].report;
+    for (uint32_t i = 1; i < c->shared->engines.ranks; i++) {
+        const dray_update_report *r = &c->shared->results[i].report;
         all.bytes += r->bytes;
         all.source_bytes += r->source_bytes;
         all.copies += r->copies;
@@ -284,8 +281,8 @@ dray_update_report bench_cluster_report(const bench_cluster *c)
 json_t *bench_cluster_time_lines(const bench_cluster *c)
 {
     json_t *lines = json_array();
-    for (uint32_t i = 0; i < c->board->engines.ranks; i++) {
-        const bench_seat *s = &c->board->seats[i];
+    for (uint32_t i = 0; i < c->shared->engines.ranks; i++) {
+        const bench_result *s = &c->shared->results[i];
         const dray_update_report *r = &s->report;
         json_array_append_new(
             lines,
@@ -306,12 +303,11 @@ static void open_sources(bench_cluster *c)
     dray_error error;
     for (uint32_t i = 0; i < side->count; i++)
         c->region_count += dray_layout_region_count(side->layouts[i]);
-    c->regions = calloc((size_t)c->region_count + 1, sizeof *c->regions);
-    if (!c->regions)
-        bench_die(c->b, "out of memory");
+    c->regions = bench_alloc(c->b, c->region_count, sizeof *c->regions);
     for (uint32_t i = 0; i < side->count; i++)
-        if (dray_regions_for_layout(side->layouts[i], 1, bench_regions_of(c, i), &error))
-            bench_die(c->b, "%s", error.message);
+        bench_must(c->b,
+                   dray_regions_for_layout(side->layouts[i], 1, bench_regions_of(c, i), &error),
+                   &error);
 }
 
 void bench_watch_signals(void)
@@ -335,31 +331,29 @@ static void watch_ends(bench_cluster *c)
 
 static bench_cluster *make(bench *b, const bench_cluster_options *options)
 {
-    bench_cluster *c = calloc(1, sizeof *c);
+    bench_cluster *c = bench_alloc(b, 1, sizeof *c);
     uint32_t groups = options->engines ? options->engines : 1;
     uint32_t engines = groups * options->to.count;
-    if (!c || !(c->pids = calloc((size_t)1 + engines + options->from.count, sizeof *c->pids)))
-        bench_die(b, "out of memory");
+    c->pids = bench_alloc(b, (size_t)1 + engines + options->from.count, sizeof *c->pids);
     c->b = b;
     c->options = options;
     c->groups = groups;
-    c->board_bytes = sizeof *c->board + (engines + options->from.count) * sizeof(bench_seat);
-    c->board =
-        mmap(NULL, c->board_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    c->shared_bytes = sizeof *c->shared + (engines + options->from.count) * sizeof(bench_result);
+    c->shared = bench_shared(b, c->shared_bytes);
     strcpy(c->folder, "/tmp/dray-bench-XXXXXX");
-    if (c->board == MAP_FAILED || !mkdtemp(c->folder))
-        bench_die(b, "no shared memory or no folder: %s", strerror(errno));
-    snprintf(c->board->address, sizeof c->board->address, "unix:%s/socket", c->folder);
-    c->board->version = 1;
-    c->board->engines.ranks = engines;
-    c->board->trainers.ranks = options->checkpoint ? 0 : options->from.count;
+    if (!mkdtemp(c->folder))
+        bench_die(b, "no folder: %s", strerror(errno));
+    snprintf(c->shared->address, sizeof c->shared->address, "unix:%s/socket", c->folder);
+    c->shared->version = 1;
+    c->shared->engines.ranks = engines;
+    c->shared->trainers.ranks = options->checkpoint ? 0 : options->from.count;
     return c;
 }
 
 bench_cluster *bench_cluster_start(bench *b, const bench_cluster_options *options)
 {
     bench_cluster *c = make(b, options);
-    bench_board *s = c->board;
+    bench_cluster_state *s = c->shared;
     watch_ends(c);
     if (s->trainers.ranks && !options->cuda)
         open_sources(c);
@@ -375,7 +369,7 @@ bench_cluster *bench_cluster_start(bench *b, const bench_cluster_options *option
 
 void bench_cluster_stop(bench_cluster *c)
 {
-    bench_board *b = c->board;
+    bench_cluster_state *b = c->shared;
     b->trainers.work = b->engines.work = WORK_END;
     bench_add(&b->engines.round);
     bench_add(&b->trainers.round);
@@ -390,7 +384,7 @@ void bench_cluster_stop(bench_cluster *c)
     *at = c->next;
     for (uint32_t i = 0; i < c->region_count; i++)
         dray_region_free(c->regions[i]);
-    munmap(b, c->board_bytes);
+    munmap(b, c->shared_bytes);
     free(c->regions);
     free(c->pids);
     free(c);

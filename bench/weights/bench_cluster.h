@@ -28,7 +28,7 @@ typedef struct bench_cluster_options {
      * library's default), and cut out what they want. */
     const dray_layout *load;
     uint64_t bucket_bytes;
-    /* Not 0: the trainers' weights lie in private memory, and pass through a staging arena of so
+    /* Not 0: the trainers' weights are in private memory, and pass through a staging arena of so
      * many bytes. */
     uint64_t staging;
     bool cuda;     /* both sides are memory of GPUs, */

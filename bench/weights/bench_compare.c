@@ -7,10 +7,8 @@
 #include <string.h>
 
 typedef struct arguments {
-    bench_settings settings;
-    bench_placements of;
-    int64_t layers;
-    uint64_t bucket;
+    bench_update of;
+    int64_t layers, bucket;
 } arguments;
 
 /* A way to update, and what it asks for. */
@@ -60,27 +58,11 @@ static const char *form_of(int i, const char *from, char *out, size_t capacity)
     return i == 1 ? "local" : "full";
 }
 
-static error_t parse(int key, char *text, struct argp_state *state)
+static void check(const struct argp_state *state, const void *to)
 {
-    arguments *a = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &a->settings;
-        state->child_inputs[1] = &a->of;
-        return 0;
-    case 'L':
-        a->layers = cmd_number(state, "--layers", text, 1, 1000000);
-        return 0;
-    case 'b':
-        a->bucket = (uint64_t)cmd_number(state, "--bucket", text, 512 << 10, INT64_MAX);
-        return 0;
-    case ARGP_KEY_END:
-        if (strchr(a->of.from, '@') || strchr(a->of.to, '@'))
-            argp_error(state, "compare makes its own hosts: expected SPECs without '@'");
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
+    const arguments *a = to;
+    if (strchr(a->of.from, '@') || strchr(a->of.to, '@'))
+        argp_error(state, "compare makes its own hosts: expected SPECs without '@'");
 }
 
 /* ---- the table --------------------------------------------------------------------------------
@@ -91,11 +73,12 @@ static void add_row(cmd_table *table, const flow *f, const char *form, const ben
     cmd_cell(table, "%s", f->mode);
     cmd_cell(table, "%s", f->strategy);
     cmd_cell(table, "%s", form);
-    cmd_cell(table, "%s", cmd_seconds(found->seconds).s);
+    cmd_cell(table, "%s", dray__say_seconds(found->seconds).s);
     cmd_cell(table, "%.2f x %s", found->seconds / found->limit, found->limit_by);
-    cmd_cell(table, "%s", found->write_seconds > 0 ? cmd_seconds(found->write_seconds).s : "-");
-    cmd_cell(table, "%s", cmd_bytes((double)found->report.bytes).s);
-    cmd_cell(table, "%s", cmd_bytes((double)found->report.peak_extra_bytes).s);
+    cmd_cell(table, "%s",
+             found->write_seconds > 0 ? dray__say_seconds(found->write_seconds).s : "-");
+    cmd_cell(table, "%s", dray__say_bytes((double)found->report.bytes).s);
+    cmd_cell(table, "%s", dray__say_bytes((double)found->report.peak_extra_bytes).s);
     cmd_cell(table, "%s", f->load ? "load_weights" : "its layout");
     cmd_cell(table, "%s", elastic[f->mode_number]);
     cmd_cell(table, "%s", f->today);
@@ -116,7 +99,7 @@ static void run_flow(bench *b, const arguments *a, const flow *f, const char *fo
                      .layers = a->layers,
                      .modes = 1u << f->mode_number,
                      .strategies = 1u << f->strategy_number,
-                     .bucket = a->bucket,
+                     .bucket = (uint64_t)a->bucket,
                      .engines = 1,
                      .load = f->load,
                      .staging = f->staging,
@@ -124,7 +107,7 @@ static void run_flow(bench *b, const arguments *a, const flow *f, const char *fo
                      .found = &found};
     bench_run(b, &job);
     snprintf(name, sizeof name, "%s, %s, %s", f->mode, f->strategy, form);
-    if (a->settings.json)
+    if (a->of.settings.json)
         bench_row(b, name, found.seconds, "s", found.limit, 0);
     else
         add_row(table, f, form, &found);
@@ -147,42 +130,38 @@ static void run_all(bench *b, const arguments *a, cmd_table *table)
 
 int bench_compare(int argc, char **argv)
 {
-    static const struct argp_option options[] = {
-        {"layers", 'L', "N", 0, "So many of the layers, and as large a part of the vocabulary", 2},
-        {"bucket", 'b', "BYTES", 0, "The ceiling of staging memory (67108864)", 2},
-        {0}};
-    static const struct argp_child children[] = {
-        {&bench_argp, 0, "Options of every part:", 20}, {&bench_placements_argp, 0, NULL, 1}, {0}};
-    static const struct argp argp = {
-        options,
-        parse,
-        NULL,
-        "Update one model (qwen2.5-0.5b, fsdp:4 to engine:tp=2, unless told otherwise) in every "
-        "mode, by every strategy, out of every form of a state dict, and "
-        "through load_weights; print what each takes and needs.\v"
-        "Time is that of an update as `dray bench weights` measures it, verified and checked; x is "
-        "that over the limit beside it. Bytes are what the engine's ranks wrote, memory is the "
-        "staging that a rank held at most. Between hosts means between two names of this machine, "
-        "over its loopback. Offloaded weights lie in memory of the trainers' own and pass through "
-        "an "
-        "arena of 4 MiB of each. Written: what the checkpoint took that mode disk reads, once for "
-        "all "
-        "engines; the run has it as its checkpoint then.",
-        children,
-        NULL,
-        NULL};
+    static const cmd_option options[] = {
+        CMD_GROUP(2, NULL),
+        CMD_NUMBER(arguments, layers, "layers", 'L', 1, 1000000, "N",
+                   "So many of the layers, and as large a part of the vocabulary"),
+        CMD_NUMBER(arguments, bucket, "bucket", 'b', 512 << 10, INT64_MAX, "BYTES",
+                   "The ceiling of staging memory (67108864)"),
+        CMD_END};
+    static const cmd_usage usage = {
+        .options = options,
+        .check = check,
+        .also = &bench_update_usage,
+        .doc = "Update one model (qwen2.5-0.5b, fsdp:4 to engine:tp=2, unless told otherwise) in "
+               "every mode, by every strategy, out of every form of a state dict, and through "
+               "load_weights; print what each takes and needs.\vTime is that of an update as `dray "
+               "bench weights` measures it, verified and checked; x is that over the limit beside "
+               "it. Bytes are what the engine's ranks wrote, memory is the staging that a rank "
+               "held at most. Between hosts means between two names of this machine, over its "
+               "loopback. Offloaded weights are in memory of the trainers' own and pass through an "
+               "arena of 4 MiB of each. Written: what the checkpoint took that mode disk reads, "
+               "once for all engines; the run has it as its checkpoint then."};
     static const char *const headings[] = {
         "mode",   "strategy", "state dict",          ">time",   "x limit",  ">written",
         ">bytes", ">memory",  "needs of the engine", "elastic", "today in", NULL};
-    arguments a = {.of = {"qwen2.5-0.5b", "fsdp:4", "engine:tp=2"}};
-    cmd_parse(&argp, argc, argv, &a);
-    if (a.settings.quick && !a.layers)
+    arguments a = {.of = {.model = "qwen2.5-0.5b", .from = "fsdp:4", .to = "engine:tp=2"}};
+    cmd_parse(&usage, argc, argv, &a);
+    if (a.of.settings.quick && !a.layers)
         a.layers = 1;
-    bench *b = bench_new("compare", &a.settings);
+    bench *b = bench_new("compare", &a.of.settings);
     cmd_table *table = cmd_table_new(headings);
     run_all(b, &a, table);
     bench_doing(b, NULL);
-    if (a.settings.json)
+    if (a.of.settings.json)
         return bench_close(b);
     cmd_table_print(table, stdout);
     return CMD_OK;

@@ -21,10 +21,8 @@ enum { GPUS_MAX = 64, THREADS = 256, ROWS_MAX = 65535 };
 
 uint32_t *bench_gpus_parse(bench *b, const char *text, uint32_t *count)
 {
-    uint32_t *gpus = calloc(GPUS_MAX, sizeof *gpus);
+    uint32_t *gpus = bench_alloc(b, GPUS_MAX, sizeof *gpus);
     *count = 0;
-    if (!gpus)
-        bench_die(b, "out of memory");
     for (const char *at = text; at;) {
         char *end;
         unsigned long first = strtoul(at, &end, 10), last = first;
@@ -110,11 +108,6 @@ int bench_layout_as(const dray_layout *layout, dray_region_kind kind, dray_layou
     else
         *out = made;
     return rc;
-}
-
-int bench_gpu_regions(const dray_layout *layout, dray_region **out, dray_error *error)
-{
-    return dray_regions_for_layout(layout, 1, out, error);
 }
 
 /* ---- the kernels ------------------------------------------------------------------------------
@@ -308,11 +301,10 @@ static int copies_of(const dray_layout *layout, dray_region *const *regions, boo
     for (uint32_t i = 0; i < count; i++)
         bytes += (double)dray_region_bytes(regions[i]);
     if (rc == DRAY_OK && bytes > 0.9 * there)
-        rc =
-            dray__fail(error, DRAY_ENOMEM,
-                       "without kernels of its own (no NVRTC?) the benchmark needs %.1f GB of host "
-                       "memory for a rank, %.1f are free: fewer --layers",
-                       bytes / 1e9, there / 1e9);
+        rc = dray__fail(error, DRAY_ENOMEM,
+                        "without kernels of its own (no NVRTC?) the benchmark needs %.1f GB of "
+                        "host memory for a rank, %.1f are free: fewer --layers",
+                        bytes / 1e9, there / 1e9);
     for (uint32_t i = 0; i < count && !rc; i++)
         rc = to_host(regions[i], read, &copies[i], error);
     *out = copies;

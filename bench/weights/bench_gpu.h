@@ -14,8 +14,6 @@ void bench_gpu_choose(uint32_t gpu);
 /* The same layout in regions of this kind. */
 int bench_layout_as(const dray_layout *layout, dray_region_kind kind, dray_layout **out,
                     dray_error *error);
-/* As many bytes as the layout says, on the chosen GPU, or pinned. */
-int bench_gpu_regions(const dray_layout *layout, dray_region **out, dray_error *error);
 /* As bench_fill, memset and bench_wrong do it (bench_values.h), by a kernel of this benchmark's own
  * where NVRTC is there, else by way of host memory. */
 int bench_gpu_fill(const dray_layout *layout, dray_region *const *regions, bool tied,

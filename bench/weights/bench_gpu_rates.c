@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -187,21 +186,17 @@ bench_gpu_rates bench_gpu_measure(bench *b, const bench_cluster_options *o)
 {
     uint32_t list[GPUS_MAX], count = gpus_of(o, list);
     int status = 0;
-    answer *a = mmap(NULL, sizeof *a, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (a == MAP_FAILED)
-        bench_die(b, "no shared memory");
+    answer *a = bench_shared(b, sizeof *a);
     bench_doing(b, "what the links of %u GPUs carry", count);
-    fflush(NULL);
-    pid_t pid = fork();
+    pid_t pid = bench_fork(b);
     if (pid == 0) {
         dray_error error = {0};
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
         const sampling p = {list, count, bench_repeats(b), bench_quick(b) ? BYTES / 64 : BYTES};
         if (measure(&p, &a->rates, &error))
             snprintf(a->message, sizeof a->message, "%s", error.message);
         _exit(0);
     }
-    if (pid < 0 || waitpid(pid, &status, 0) != pid || status || a->message[0])
+    if (waitpid(pid, &status, 0) != pid || status || a->message[0])
         bench_die(b, "GPUs: %s", a->message[0] ? a->message : "the measurement ended early");
     bench_gpu_rates rates = a->rates;
     munmap(a, sizeof *a);
@@ -277,8 +272,7 @@ static void plan_rank(bench *b, const bench_cluster_options *o, const dray_plan_
                              .device = 1 + on};
     dray_plan *plan;
     dray_error error;
-    if (dray_plan_new(members, o->from.count, &self, NULL, &plan, &error))
-        bench_die(b, "%s", error.message);
+    bench_must(b, dray_plan_new(members, o->from.count, &self, NULL, &plan, &error), &error);
     enter_plan(o, plan, on, of);
     dray_plan_free(plan);
 }
@@ -288,9 +282,7 @@ double bench_gpu_limit(bench *b, const bench_cluster_options *o, const bench_gpu
 {
     traffic of[GPUS_MAX] = {{0}};
     uint32_t engines = o->engines ? o->engines : 1;
-    dray_plan_member *members = calloc((size_t)o->from.count + 1, sizeof *members);
-    if (!members)
-        bench_die(b, "out of memory");
+    dray_plan_member *members = bench_alloc(b, o->from.count, sizeof *members);
     for (uint32_t i = 0; i < o->from.count; i++)
         members[i] = (dray_plan_member){
             .layout = o->from.layouts[i],

@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,11 +27,10 @@ void bench_hosts_check(bench *b, char *const *hosts, uint32_t count)
         snprintf(path, sizeof path, "/run/netns/%s", hosts[i]);
         bool fits = hosts[i][0] && !strchr(hosts[i], '/');
         if (!fits || (hosts[i][0] != '~' && access(path, F_OK)))
-            bench_refuse(
-                b,
-                "no network namespace '%s' (see: ip netns list; make one: ip netns add %s); "
-                "@~NAME is this machine's own network under another name",
-                hosts[i], hosts[i]);
+            bench_refuse(b,
+                         "no network namespace '%s' (see: ip netns list; make one: ip netns add "
+                         "%s); @~NAME is this machine's own network under another name",
+                         hosts[i], hosts[i]);
     }
 }
 
@@ -94,12 +92,10 @@ static pid_t start(bench *b, const char *host, int *from, void (*body)(int out, 
                    const char *text)
 {
     int ends[2];
-    fflush(NULL);
-    pid_t pid = pipe2(ends, O_CLOEXEC) ? -1 : fork();
-    if (pid < 0)
-        bench_die(b, "fork: %s", strerror(errno));
+    if (pipe2(ends, O_CLOEXEC))
+        bench_die(b, "pipe: %s", strerror(errno));
+    pid_t pid = bench_fork(b);
     if (pid == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
         close(ends[0]);
         if (bench_host_enter(host))
             body(ends[1], text);

@@ -4,7 +4,7 @@
 #include "bench/weights/bench_gpu_decode.h"
 #include "bench/weights/bench_hosts.h"
 #include "bench/weights/bench_values.h"
-#include "run/coordinator.h"
+#include "run/supervisor/coordinator.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -50,7 +50,7 @@ static void must(bench_cluster *c, int code, const char *what, const dray_error 
 {
     if (!code)
         return;
-    bench_board *b = c->board;
+    bench_cluster_state *b = c->shared;
     if (__atomic_add_fetch(&b->failed, 1, __ATOMIC_SEQ_CST) == 1)
         snprintf(b->message, sizeof b->message, "%s: %s", what, error->message);
     bench_add(&b->ready);
@@ -76,7 +76,7 @@ static void on_ready(void *user, const char *unix_address, const char *tcp_addre
                      const char *metrics_url)
 {
     (void)unix_address, (void)tcp_address, (void)metrics_url;
-    bench_add(&((bench_board *)user)->ready);
+    bench_add(&((bench_cluster_state *)user)->ready);
 }
 
 void bench_run_coordinator(bench_cluster *c, uint32_t rank)
@@ -84,7 +84,7 @@ void bench_run_coordinator(bench_cluster *c, uint32_t rank)
     (void)rank;
     dray_error error;
     dray__serve_options options = {
-        .unix_path = c->board->address + strlen("unix:"), .ready = on_ready, .user = c->board};
+        .unix_path = c->shared->address + strlen("unix:"), .ready = on_ready, .user = c->shared};
     must(c, dray__serve(&options, &error), "coordinator", &error);
 }
 
@@ -95,7 +95,7 @@ static dray_context *open_context(bench_cluster *c, const char *role, const char
     dray_context *context;
     dray_options options = DRAY_OPTIONS_INIT;
     enter(c, host);
-    options.address = c->board->address;
+    options.address = c->shared->address;
     options.role = role;
     options.rank = rank;
     options.host = host;
@@ -103,9 +103,9 @@ static dray_context *open_context(bench_cluster *c, const char *role, const char
     return context;
 }
 
-/* Waits for the next work of a lane. The parent's death ends the process. looks: without sleeping
+/* Waits for the next work of a side. The parent's death ends the process. looks: without sleeping
  * at first, so that the time of an update has nothing of being woken for it. */
-static enum bench_work next_work(bench_lane *l, int round, bool looks)
+static enum bench_work next_work(bench_round *l, int round, bool looks)
 {
     double until = bench_now() + LOOK_SECONDS;
     while (looks && bench_get(&l->round) < round && bench_now() < until)
@@ -137,7 +137,7 @@ static dray_region **own_regions(bench_cluster *c, const dray_layout *layout)
     dray_error error = {.message = "out of memory"};
     dray_region **out = calloc((size_t)dray_layout_region_count(layout) + 1, sizeof *out);
     must(c, out ? 0 : DRAY_ENOMEM, "regions", &error);
-    must(c, bench_gpu_regions(layout, out, &error), "regions", &error);
+    must(c, dray_regions_for_layout(layout, 1, out, &error), "regions", &error);
     return out;
 }
 
@@ -201,7 +201,7 @@ static void read_regions(const dray_layout *layout, dray_region *const *regions)
 void bench_run_trainer(bench_cluster *c, uint32_t rank)
 {
     const bench_side *side = &c->options->from;
-    bench_board *b = c->board;
+    bench_cluster_state *b = c->shared;
     dray_error error;
     bool own = c->options->staging || c->options->cuda;
     dray_region **regions = c->options->cuda ? NULL : bench_regions_of(c, rank);
@@ -214,14 +214,14 @@ void bench_run_trainer(bench_cluster *c, uint32_t rank)
     options.rank = rank;
     options.world = side->count;
     options.staging_bytes = c->options->staging;
-    options.checksum = c->options->unsummed ? -1 : 0;
+    options.no_checksums = c->options->unsummed;
     must(c, dray_publisher_open(context, MODEL, layout, &options, &publisher, &error), "trainer",
          &error);
     must(c, dray_publisher_publish(publisher, 1, NULL, &error), "publish", &error);
     bench_add(&b->ready);
     for (int round = 1;; round++) {
         enum bench_work work = next_work(&b->trainers, round, false);
-        bench_seat *s = &b->seats[b->engines.ranks + rank];
+        bench_result *s = &b->results[b->engines.ranks + rank];
         if (work == WORK_END)
             break;
         if (work == WORK_PUBLISH)
@@ -307,7 +307,7 @@ static void read_bytes(bench_cluster *c, uint32_t rank, uint64_t bytes)
 
 /* An engine rank's own. */
 typedef struct engine {
-    uint32_t seat;
+    uint32_t number;
     dray_layout *layout;
     dray_region **regions;
     dray_subscriber *subscriber;
@@ -361,23 +361,6 @@ static int load_weights(void *user, const dray_load_bucket *bucket, dray_error *
     return 0;
 }
 
-/* The blocks of each tensor. */
-static void index_blocks(bench_cluster *c, engine *e)
-{
-    uint32_t tensors = dray_layout_tensor_count(e->layout);
-    uint32_t blocks = dray_layout_block_count(e->layout);
-    dray_error error = {.message = "out of memory"};
-    e->first = calloc((size_t)tensors + 2, sizeof *e->first);
-    e->blocks = calloc((size_t)blocks + 1, sizeof *e->blocks);
-    must(c, e->first && e->blocks ? 0 : DRAY_ENOMEM, "engine", &error);
-    for (uint32_t b = 0; b < blocks; b++)
-        e->first[dray_layout_block(e->layout, b)->tensor + 2]++;
-    for (uint32_t t = 0; t < tensors; t++)
-        e->first[t + 2] += e->first[t + 1];
-    for (uint32_t b = 0; b < blocks; b++)
-        e->blocks[e->first[dray_layout_block(e->layout, b)->tensor + 1]++] = b;
-}
-
 static void poison(bench_cluster *c, const engine *e)
 {
     dray_error error;
@@ -395,12 +378,12 @@ static void update(bench_cluster *c, const engine *e, update_fn *how, dray_updat
 {
     dray_error error;
     char who[64];
-    snprintf(who, sizeof who, "engine rank %u", e->seat);
+    snprintf(who, sizeof who, "engine rank %u", e->number);
     *report = (dray_update_report)DRAY_UPDATE_REPORT_INIT;
-    must(c, how(e->subscriber, &c->board->update, report, &error), who, &error);
+    must(c, how(e->subscriber, &c->shared->update, report, &error), who, &error);
 }
 
-static void check(bench_cluster *c, const engine *e, bench_seat *s)
+static void check(bench_cluster *c, const engine *e, bench_result *s)
 {
     const char *first = NULL;
     dray_error error;
@@ -415,7 +398,7 @@ static void check(bench_cluster *c, const engine *e, bench_seat *s)
     snprintf(s->first, sizeof s->first, "%s", first ? first : "");
 }
 
-static void work_engine(bench_cluster *c, const engine *e, enum bench_work work, bench_seat *s)
+static void work_engine(bench_cluster *c, const engine *e, enum bench_work work, bench_result *s)
 {
     s->begin = bench_now();
     switch (work) {
@@ -432,17 +415,17 @@ static void work_engine(bench_cluster *c, const engine *e, enum bench_work work,
         update(c, e, dray_commit_weights, &s->report);
         break;
     case WORK_COPY:
-        copy_bytes(c, e->regions[0], e->seat, &s->report, UINT64_MAX, false);
+        copy_bytes(c, e->regions[0], e->number, &s->report, UINT64_MAX, false);
         break;
     case WORK_COPY_PIECES:
     case WORK_COPY_AND_READ_BACK:
-        copy_bytes(c, e->regions[0], e->seat, &s->report, PIECE, work == WORK_COPY_AND_READ_BACK);
+        copy_bytes(c, e->regions[0], e->number, &s->report, PIECE, work == WORK_COPY_AND_READ_BACK);
         break;
     case WORK_READ_OWN:
         read_regions(e->layout, e->regions);
         break;
     case WORK_READ:
-        read_bytes(c, e->seat, bench_wanted_bytes(c, e->seat, s->report.source_bytes));
+        read_bytes(c, e->number, bench_wanted_bytes(c, e->number, s->report.source_bytes));
         break;
     default:
         check(c, e, s);
@@ -453,11 +436,11 @@ static void work_engine(bench_cluster *c, const engine *e, enum bench_work work,
 void bench_run_engine(bench_cluster *c, uint32_t number)
 {
     const bench_side *side = &c->options->to;
-    bench_board *b = c->board;
+    bench_cluster_state *b = c->shared;
     uint32_t rank = number % side->count;
     char group[32];
     dray_error error;
-    engine e = {.seat = number, .layout = side->layouts[rank]};
+    engine e = {.number = number, .layout = side->layouts[rank]};
     snprintf(group, sizeof group, "engine%u", number / side->count);
     if (c->options->cuda) {
         bench_gpu_choose(bench_gpu_of(side, number, side->count * c->groups));
@@ -478,7 +461,7 @@ void bench_run_engine(bench_cluster *c, uint32_t number)
     load.bucket_bytes = c->options->bucket_bytes;
     load.slices = 1;
     if (c->options->load) {
-        index_blocks(c, &e);
+        e.blocks = bench_blocks_by_tensor(e.layout, &e.first);
         options.load = &load;
     }
     must(c,
@@ -496,7 +479,7 @@ void bench_run_engine(bench_cluster *c, uint32_t number)
         enum bench_work work = next_work(&b->engines, round, looks);
         if (work == WORK_END)
             break;
-        work_engine(c, &e, work, &b->seats[number]);
+        work_engine(c, &e, work, &b->results[number]);
         bench_add(&b->engines.done);
     }
     bench_decode_stop(decode);

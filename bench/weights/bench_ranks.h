@@ -24,34 +24,34 @@ enum bench_work {
 
 /* One side's ranks: the parent sets the work and counts `round` up; each rank does it and counts
  * `done` up. */
-typedef struct bench_lane {
+typedef struct bench_round {
     int round, done, work;
     uint32_t ranks;
-} bench_lane;
+} bench_round;
 
-typedef struct bench_seat { /* of a rank */
+typedef struct bench_result { /* of a rank */
     double begin, end;
     dray_update_report report;
     double began, ended; /* of the last update, counted from its beginning */
     uint64_t wrong;
     char first[128]; /* the tensor that is wrong */
-} bench_seat;
+} bench_result;
 
 /* What all processes see. */
-typedef struct bench_board {
+typedef struct bench_cluster_state {
     int ready, failed;
-    bench_lane trainers, engines;
+    bench_round trainers, engines;
     uint64_t version;
     dray_update_options update;
     char address[160], message[DRAY_ERROR_MESSAGE_MAX + 64];
-    bench_seat seats[]; /* the engines', then the trainers' */
-} bench_board;
+    bench_result results[]; /* the engines', then the trainers' */
+} bench_cluster_state;
 
 struct bench_cluster {
     bench *b;
     const bench_cluster_options *options;
-    bench_board *board;
-    size_t board_bytes;
+    bench_cluster_state *shared;
+    size_t shared_bytes;
     dray_region **regions; /* the trainers', which the engines copy from for the limit */
     uint32_t region_count; /* of all trainers; each has as many as its layout says */
     uint32_t groups;

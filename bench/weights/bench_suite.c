@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -61,15 +60,13 @@ const char *bench_checkpoint_make(bench *b, const bench_job *job, const bench_si
     keep(folder);
     bench_watch_signals();
     bench_doing(b, "%s: writing a checkpoint", job->model);
-    fflush(NULL);
-    pid_t pid = fork();
+    pid_t pid = bench_fork(b);
     if (pid == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
         double taken = write_checkpoint(
             b, job, (dray_dtype)dray_layout_tensor(like->layouts[0], 0)->dtype, folder);
         _exit(write(ends[1], &taken, sizeof taken) != (ssize_t)sizeof taken);
     }
-    if (pid < 0 || waitpid(pid, &status, 0) != pid || status ||
+    if (waitpid(pid, &status, 0) != pid || status ||
         read(ends[0], seconds, sizeof *seconds) != (ssize_t)sizeof *seconds)
         bench_die(b, "no checkpoint could be written");
     close(ends[0]);
@@ -205,12 +202,10 @@ static void open_verification(bench *b, const row *r, const dray_model_config *c
         (side){.verified = verified,
                .options = {.engines = r->engines, .tied = config->tied != 0, .unsummed = !verified},
                .update = DRAY_UPDATE_OPTIONS_INIT,
-               .seconds = calloc(turns, sizeof(double)),
-               .limits = calloc(turns, sizeof(double))};
-    if (!s->seconds || !s->limits)
-        bench_die(b, "out of memory");
+               .seconds = bench_alloc(b, turns, sizeof(double)),
+               .limits = bench_alloc(b, turns, sizeof(double))};
     s->update.mode = DRAY_MODE_TENSOR;
-    s->update.verify = verified ? 0 : -1;
+    s->update.no_verify = !verified;
     bench_side_open(b, config, r->from, &s->options.from);
     bench_side_open(b, config, r->to, &s->options.to);
     s->cluster = bench_cluster_start(b, &s->options);

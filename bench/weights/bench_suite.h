@@ -16,7 +16,7 @@ typedef struct bench_job {
     const char *model, *from, *to;
     int64_t layers;             /* 0: all */
     unsigned modes, strategies; /* bit sets */
-    int verify;                 /* as in dray_update_options */
+    bool unverified;            /* as no_verify of dray_update_options */
     uint64_t bucket, staging;   /* staging: not 0: weights are offloaded */
     uint32_t engines;
     bool cuda, pinned; /* memory of GPUs; but the trainers' pinned host memory */

@@ -265,8 +265,7 @@ dray_dtype bench_source_dtype(const dray_tensor_info *tensor, bool tied,
     return (dray_dtype)tensor->dtype;
 }
 
-/* The blocks of each tensor: those of tensor t are order[first[t]] to order[first[t + 1] - 1]. */
-static uint32_t *blocks_by_tensor(const dray_layout *layout, uint32_t **first)
+uint32_t *bench_blocks_by_tensor(const dray_layout *layout, uint32_t **first)
 {
     uint32_t blocks = dray_layout_block_count(layout);
     uint32_t *at = calloc((size_t)dray_layout_tensor_count(layout) + 2, sizeof *at);
@@ -302,7 +301,7 @@ uint64_t bench_wrong(const dray_layout *layout, dray_region *const *regions, boo
                      dray_layout *const *sources, uint32_t count, const char **first)
 {
     uint64_t wrong = 0;
-    uint32_t *starts, *blocks = blocks_by_tensor(layout, &starts);
+    uint32_t *starts, *blocks = bench_blocks_by_tensor(layout, &starts);
     bool *scales = bench_scales_of(layout);
     *first = NULL;
     for (uint32_t b = 0; b < dray_layout_block_count(layout); b++) {

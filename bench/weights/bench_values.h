@@ -27,6 +27,9 @@ uint64_t bench_hash_of(const char *name, bool tied);
 /* In which dtype the sources have it. */
 dray_dtype bench_source_dtype(const dray_tensor_info *tensor, bool tied,
                               dray_layout *const *sources, uint32_t count);
+/* The blocks of each tensor: those of tensor t are [first[t]] to [first[t + 1] - 1] of what is
+ * returned. The caller frees both. */
+uint32_t *bench_blocks_by_tensor(const dray_layout *layout, uint32_t **first);
 /* For each tensor: does it hold another one's scales? The caller frees it. */
 bool *bench_scales_of(const dray_layout *layout);
 

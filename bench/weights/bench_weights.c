@@ -10,173 +10,91 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const modes[] = {"auto", "tensor", "distributed", "disk"};
-static const char *const strategies[] = {"direct", "bucket", "parameter"};
-static const char *const memories[] = {"shared", "offloaded", "cuda"};
-static const char *const origins[] = {"cuda", "pinned"};
-static const char *const stagings[] = {"device", "pinned"};
-static const char *const switches[] = {"off", "on"};
-static const char *const suites[] = {"targets"};
-enum { MODES = 4, STRATEGIES = 3, MEMORIES = 3, ORIGINS = 2, STAGINGS = 2, SUITES = 1 };
+static const char *const modes[] = {"auto", "tensor", "distributed", "disk", NULL};
+static const char *const strategies[] = {"direct", "bucket", "parameter", NULL};
+static const char *const memories[] = {"shared", "offloaded", "cuda", NULL};
+static const char *const origins[] = {"cuda", "pinned", NULL};
+static const char *const stagings[] = {"device", "pinned", NULL};
+static const char *const switches[] = {"off", "on", NULL};
+static const char *const suites[] = {"targets", NULL};
+enum { MODES = 4, STRATEGIES = 3, OFFLOADED = 1, CUDA, PINNED = 1, OFF = 0 };
 
 #define STAGING ((uint64_t)4 << 20)
 
+/* Words by their places. */
 typedef struct arguments {
-    bench_settings settings;
-    bench_placements of;
+    bench_update of;
     unsigned modes, strategies; /* bit sets */
-    int64_t layers, engines;
-    uint64_t bucket, staging; /* staging: not 0: weights are offloaded */
-    int verify;               /* as in dray_update_options */
-    bool suite, cuda, pinned, prefetch;
-    dray_region_kind prefetch_into;
-    int64_t decode_ms, ctas;
-    int32_t copy_engines;
+    int64_t layers, engines, bucket, decode_ms, ctas;
+    int memory, origin, verify;
+    int prefetch, suite; /* -1: not given */
+    bool copy_engines;
 } arguments;
 
 /* ---- arguments ------------------------------------------------------------------------------- */
 
-static unsigned word_of(const struct argp_state *state, const char *what, const char *word,
-                        const char *const *words, unsigned count)
+static void check(const struct argp_state *state, const void *to)
 {
-    for (unsigned i = 0; i < count; i++)
-        if (strcmp(word, words[i]) == 0)
-            return i;
-    cmd_bad_word(state, what, word, words, count);
-    return 0;
+    const arguments *a = to;
+    if (a->suite < 0 && !(a->of.model && a->of.from && a->of.to))
+        argp_error(state,
+                   "expected --model, --from and --to, or --suite targets; as in\n"
+                   "  dray bench weights --model qwen2.5-0.5b --from fsdp:4 --to engine:tp=2");
+    if ((a->origin == PINNED || a->prefetch >= 0 || a->decode_ms) && a->memory != CUDA)
+        argp_error(state, "--source pinned, --prefetch and --decode go with --memory cuda");
 }
 
-/* "direct,bucket" as a bit set. */
-static unsigned words_of(const struct argp_state *state, const char *what, const char *text,
-                         const char *const *words, unsigned count)
-{
-    unsigned set = 0;
-    char word[32];
-    for (const char *rest = text; rest; rest = strchr(rest, ',') ? strchr(rest, ',') + 1 : NULL) {
-        snprintf(word, sizeof word, "%.*s", (int)strcspn(rest, ","), rest);
-        set |= 1u << word_of(state, what, word, words, count);
-    }
-    return set;
-}
-
-static error_t parse_more(int key, char *text, const struct argp_state *state, arguments *a)
-{
-    switch (key) {
-    case 'L':
-        a->layers = cmd_number(state, "--layers", text, 1, 1000000);
-        return 0;
-    case 'e':
-        a->engines = cmd_number(state, "--engines", text, 1, 1024);
-        return 0;
-    case 'b':
-        a->bucket = (uint64_t)cmd_number(state, "--bucket", text, 128 << 10, INT64_MAX);
-        return 0;
-    case 'v':
-        a->verify = word_of(state, "--verify", text, switches, 2) ? 0 : -1;
-        return 0;
-    case 'M':
-        a->staging = word_of(state, "kind of memory", text, memories, MEMORIES) == 1 ? STAGING : 0;
-        a->cuda = word_of(state, "kind of memory", text, memories, MEMORIES) == 2;
-        return 0;
-    case 'O':
-        a->pinned = word_of(state, "source", text, origins, ORIGINS) == 1;
-        return 0;
-    case 'p':
-        a->prefetch = true;
-        if (word_of(state, "place of what is prefetched", text, stagings, STAGINGS) == 1)
-            a->prefetch_into = DRAY_REGION_PINNED;
-        return 0;
-    case 'D':
-        a->decode_ms = cmd_number(state, "--decode", text, 1, 1000);
-        return 0;
-    case 'C':
-        a->ctas = cmd_number(state, "--ctas", text, 0, 1 << 20);
-        return 0;
-    case 'E':
-        a->copy_engines = 1;
-        return 0;
-    case 'S':
-        word_of(state, "suite", text, suites, SUITES);
-        a->suite = true;
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static error_t parse(int key, char *text, struct argp_state *state)
-{
-    arguments *a = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &a->settings;
-        state->child_inputs[1] = &a->of;
-        return 0;
-    case 'o':
-        a->modes = words_of(state, "mode", text, modes, MODES);
-        return 0;
-    case 'g':
-        a->strategies = words_of(state, "strategy", text, strategies, STRATEGIES);
-        return 0;
-    case ARGP_KEY_END:
-        if (!a->suite && !(a->of.model && a->of.from && a->of.to))
-            argp_error(state, "expected --model, --from and --to, or --suite targets; as in\n"
-                              "  dray bench weights --model qwen2.5-0.5b --from fsdp:4 "
-                              "--to engine:tp=2");
-        if ((a->pinned || a->prefetch || a->decode_ms) && !a->cuda)
-            argp_error(state, "--source pinned, --prefetch and --decode go with --memory cuda");
-        return 0;
-    default:
-        return parse_more(key, text, state, a);
-    }
-}
-
-static const struct argp_option options[] = {
-    {"layers", 'L', "N", 0, "So many of the layers, and as large a part of the vocabulary", 2},
-    {"engines", 'e', "N", 0, "So many engines, which update at the same time (1)", 2},
-    {"memory", 'M', "KIND", 0,
-     "Where the trainers' weights lie: shared (the default), "
-     "offloaded: private memory, through an arena of 4 MiB; cuda: both sides' on GPUs",
-     3},
-    {"source", 'O', "KIND", 0,
-     "Of memory cuda, where the trainers' weights lie: cuda (the default), pinned host memory", 3},
-    {"prefetch", 'p', "device|pinned", 0,
-     "Of memory cuda: prefetch into spare memory of the GPUs, or pinned memory; the time is that "
-     "of "
-     "the commit, the limit a local copy, or one out of pinned memory",
-     3},
-    {"decode", 'D', "MS", 0,
-     "Of memory cuda: engines decode meanwhile, or something like it, in steps of so many "
-     "milliseconds; the report says what they take beside what moves",
-     3},
-    {"ctas", 'C', "N", 0, "Of memory cuda: kernels have at most so many thread blocks at once", 3},
-    {"copy-engines", 'E', NULL, 0, "Of memory cuda: copy engines move what they can", 3},
-    {"mode", 'o', "MODE,...", 0, "tensor (the default), distributed, disk, auto", 3},
-    {"strategy", 'g', "NAME,...", 0, "direct (the default), bucket, parameter", 3},
-    {"bucket", 'b', "BYTES", 0, "The ceiling of staging memory (67108864)", 3},
-    {"verify", 'v', "on|off", 0,
-     "Checksums, of what is published and of what was written (on); off: on neither side", 3},
-    {"suite", 'S', "targets", 0, "The project's own targets, at sizes that fit this machine", 4},
-    {0}};
+static const cmd_option options[] = {
+    CMD_GROUP(2, NULL),
+    CMD_NUMBER(arguments, layers, "layers", 'L', 1, 1000000, "N",
+               "So many of the layers, and as large a part of the vocabulary"),
+    CMD_NUMBER(arguments, engines, "engines", 'e', 1, 1024, "N",
+               "So many engines, which update at the same time (1)"),
+    CMD_GROUP(3, NULL),
+    CMD_WORD(arguments, memory, "memory", 'M', memories, "kind of memory", "KIND",
+             "Where the trainers' weights are: shared (the default), offloaded: private memory, "
+             "through an arena of 4 MiB; cuda: both sides' on GPUs"),
+    CMD_WORD(arguments, origin, "source", 'O', origins, "source", "KIND",
+             "Of memory cuda, where the trainers' weights are: cuda (the default), pinned host "
+             "memory"),
+    CMD_WORD(arguments, prefetch, "prefetch", 'p', stagings, "place of what is prefetched",
+             "device|pinned",
+             "Of memory cuda: prefetch into spare memory of the GPUs, or pinned memory; the time "
+             "is that of the commit, the limit a local copy, or one out of pinned memory"),
+    CMD_NUMBER(arguments, decode_ms, "decode", 'D', 1, 1000, "MS",
+               "Of memory cuda: engines decode meanwhile, or something like it, in steps of so "
+               "many milliseconds; the report says what they take beside what moves"),
+    CMD_NUMBER(arguments, ctas, "ctas", 'C', 0, 1 << 20, "N",
+               "Of memory cuda: kernels have at most so many thread blocks at once"),
+    CMD_FLAG(arguments, copy_engines, "copy-engines", 'E',
+             "Of memory cuda: copy engines move what they can"),
+    CMD_WORDS(arguments, modes, "mode", 'o', modes, "mode", "MODE,...",
+              "tensor (the default), distributed, disk, auto"),
+    CMD_WORDS(arguments, strategies, "strategy", 'g', strategies, "strategy", "NAME,...",
+              "direct (the default), bucket, parameter"),
+    CMD_NUMBER(arguments, bucket, "bucket", 'b', 128 << 10, INT64_MAX, "BYTES",
+               "The ceiling of staging memory (67108864)"),
+    CMD_WORD(arguments, verify, "verify", 'v', switches, "--verify", "on|off",
+             "Checksums, of what is published and of what was written (on); off: on neither side"),
+    CMD_GROUP(4, NULL),
+    CMD_WORD(arguments, suite, "suite", 'S', suites, "suite", "targets",
+             "The project's own targets, at sizes that fit this machine"),
+    CMD_END};
 
 static const char doc[] =
     "Update an engine's weights from a trainer's, each rank a process of its own, and compare the "
     "time with that of a memcpy of as many bytes by the same processes, and of a read of what was "
-    "written where updates are verified, measured in turns with it."
-    "\vThe weights are random, the destination is poisoned before each update, and the last one is "
-    "checked element by element. Time counts from the last rank's publish to the last rank's "
-    "commit; of N runs the best quarter's worst is taken, for the update and for its limit. Of "
-    "memory cuda, time counts from the beginning of the last rank's publish, so that its sums are "
-    "part of it, and medians are taken; engine_seconds of the JSON is the engines' part. Ratio = "
-    "time / limit.\n\n"
+    "written where updates are verified, measured in turns with it.\vThe weights are random, the "
+    "destination is poisoned before each update, and the last one is checked element by element. "
+    "Time counts from the last rank's publish to the last rank's commit; of N runs the best "
+    "quarter's worst is taken, for the update and for its limit. Of memory cuda, time counts from "
+    "the beginning of the last rank's publish, so that its sums are part of it, and medians are "
+    "taken; engine_seconds of the JSON is the engines' part. Ratio = time / limit.\n\n"
     "SPEC: as `dray plan` takes it. SPEC@HOST,HOST,... puts the ranks into network namespaces of "
     "these names (ip netns list), in equal runs; @~NAME is this machine under another name; @0-7 "
-    "are "
-    "GPUs (@0-3@~NAME: on such a host), for memory cuda, whose limit is what the plan asks of the "
-    "busiest link at the rate that "
-    "a "
-    "large copy reaches there in the same run. Mode "
-    "disk writes the model as a checkpoint first and reads it around the page cache; its limit is "
+    "are GPUs (@0-3@~NAME: on such a host), for memory cuda, whose limit is what the plan asks of "
+    "the busiest link at the rate that a large copy reaches there in the same run. Mode disk "
+    "writes the model as a checkpoint first and reads it around the page cache; its limit is "
     "direct I/O.\n\n"
     "Example: dray bench weights --model qwen2.5-0.5b --from fsdp:4 --to engine:tp=2 --strategy "
     "direct,bucket --json";
@@ -195,8 +113,9 @@ static void need_memory(bench *b, const bench_job *job, const bench_cluster_opti
     bench_die(b,
               "%s needs %s for both sides, %s are free here; --layers %lld would fit (%lld of %lld "
               "layers, the vocabulary in proportion)",
-              job->model, cmd_bytes(need).s, cmd_bytes(there).s, (long long)(layers ? layers : 1),
-              (long long)(layers ? layers : 1), (long long)job->config.layers);
+              job->model, dray__say_bytes(need).s, dray__say_bytes(there).s,
+              (long long)(layers ? layers : 1), (long long)(layers ? layers : 1),
+              (long long)job->config.layers);
 }
 
 static json_t *describe(const bench_job *job, const bench_cluster *c, const double *all,
@@ -208,7 +127,7 @@ static json_t *describe(const bench_job *job, const bench_cluster *c, const doub
         json_pack("{s:s, s:I, s:s, s:s, s:s, s:s, s:b, s:I}", "model", job->model, "layers",
                   (json_int_t)job->config.layers, "from", job->from, "to", job->to, "mode",
                   modes[report.mode], "strategy", strategies[report.strategy], "verify",
-                  job->verify >= 0, "engines", (json_int_t)job->engines);
+                  !job->unverified, "engines", (json_int_t)job->engines);
     json_t *runs = json_array();
     for (unsigned i = 0; i < count; i++)
         json_array_append_new(runs, json_real(all[i]));
@@ -229,7 +148,7 @@ static double limit_of(const bench_job *job, bench_cluster *c, const char **how)
     dray_update_report report = bench_cluster_report(c);
     if (report.mode == DRAY_MODE_DISTRIBUTED && report.link_bytes[DRAY_LINK_NETWORK])
         return bench_cluster_link(c, how);
-    bool disk = report.mode == DRAY_MODE_DISK, read = !disk && job->verify >= 0;
+    bool disk = report.mode == DRAY_MODE_DISK, read = !disk && !job->unverified;
     *how = disk ? "direct I/O" : read ? "memcpy + read" : "memcpy";
     return disk ? bench_cluster_read(c) : bench_cluster_least(c, read);
 }
@@ -277,18 +196,16 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
                     double write_seconds)
 {
     unsigned turns = bench_repeats(b);
-    double *seconds = calloc(3 * (size_t)turns, sizeof *seconds);
+    double *seconds = bench_alloc(b, 3 * (size_t)turns, sizeof *seconds);
     char name[256];
     const char *how;
     bool follows = job->cuda && !job->prefetch;
-    if (!seconds)
-        bench_die(b, "out of memory");
     double *limits = seconds + turns, *engines = limits + turns;
     prefetched first = {0}, before = {0};
     dray_update_options update = DRAY_UPDATE_OPTIONS_INIT;
     update.mode = mode;
     update.strategy = strategy;
-    update.verify = job->verify;
+    update.no_verify = job->unverified;
     update.bucket_bytes = job->bucket;
     update.ctas = job->ctas;
     update.copy_engines = job->copy_engines;
@@ -327,7 +244,7 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
     if (job->quiet)
         return;
     snprintf(name, sizeof name, "%s%s, %s -> %s, %s, %s%s%s", job->model, job->cut, job->from,
-             job->to, modes[mode], strategies[strategy], job->verify < 0 ? ", not verified" : "",
+             job->to, modes[mode], strategies[strategy], job->unverified ? ", not verified" : "",
              job->prefetch ? ", commit" : "");
     bench_row(b, job->name ? job->name : name, job->found->seconds, "s", job->found->limit,
               job->target);
@@ -366,7 +283,7 @@ void bench_run(bench *b, const bench_job *given)
                                .tied = job.config.tied != 0,
                                .cuda = job.cuda,
                                .pinned = job.pinned,
-                               .unsummed = job.verify < 0,
+                               .unsummed = job.unverified,
                                .prefetch_into = job.prefetch_into,
                                .decode = job.decode};
     bench_side_open(b, &job.config, job.from, &o.from);
@@ -397,32 +314,35 @@ void bench_run(bench *b, const bench_job *given)
 
 int bench_weights(int argc, char **argv)
 {
-    static const struct argp_child children[] = {
-        {&bench_argp, 0, "Options of every part:", 20}, {&bench_placements_argp, 0, NULL, 1}, {0}};
-    static const struct argp argp = {options, parse, NULL, doc, children, NULL, NULL};
-    arguments a = {
-        .modes = 1u << DRAY_MODE_TENSOR, .strategies = 1u << DRAY_STRATEGY_DIRECT, .engines = 1};
-    cmd_parse(&argp, argc, argv, &a);
-    bench *b = bench_new("weights", &a.settings);
-    if (a.suite) {
+    static const cmd_usage usage = {
+        .options = options, .check = check, .doc = doc, .also = &bench_update_usage};
+    arguments a = {.modes = 1u << DRAY_MODE_TENSOR,
+                   .strategies = 1u << DRAY_STRATEGY_DIRECT,
+                   .engines = 1,
+                   .verify = !OFF,
+                   .prefetch = -1,
+                   .suite = -1};
+    cmd_parse(&usage, argc, argv, &a);
+    bench *b = bench_new("weights", &a.of.settings);
+    if (a.suite >= 0) {
         bench_targets(b);
         return bench_close(b);
     }
     bench_job job = {.model = a.of.model,
                      .from = a.of.from,
                      .to = a.of.to,
-                     .layers = a.layers           ? a.layers
-                               : a.settings.quick ? 1
-                                                  : 0,
+                     .layers = a.layers              ? a.layers
+                               : a.of.settings.quick ? 1
+                                                     : 0,
                      .modes = a.modes,
                      .strategies = a.strategies,
-                     .verify = a.verify,
-                     .bucket = a.bucket,
-                     .staging = a.staging,
-                     .cuda = a.cuda,
-                     .pinned = a.pinned,
-                     .prefetch = a.prefetch,
-                     .prefetch_into = a.prefetch_into,
+                     .unverified = a.verify == OFF,
+                     .bucket = (uint64_t)a.bucket,
+                     .staging = a.memory == OFFLOADED ? STAGING : 0,
+                     .cuda = a.memory == CUDA,
+                     .pinned = a.origin == PINNED,
+                     .prefetch = a.prefetch >= 0,
+                     .prefetch_into = a.prefetch == PINNED ? DRAY_REGION_PINNED : 0,
                      .decode = (double)a.decode_ms * 1e-3,
                      .ctas = (uint32_t)a.ctas,
                      .copy_engines = a.copy_engines,

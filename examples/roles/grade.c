@@ -5,7 +5,7 @@
  *
  * Where it is, and what it is to do, is in its environment (docs/roles.md). It claims rows until
  * the queue ends, which is the only stop that a role must understand. */
-#include <dray/queue.h>
+#include <dray/task.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,15 +21,6 @@ static void must(const char *what, int status)
     if (!status)
         return;
     fprintf(stderr, "error: %s: %s: %s\n", what, dray_error_name(status), error.message);
-    exit(1);
-}
-
-static const char *told(const char *name)
-{
-    const char *value = getenv(name);
-    if (value && *value)
-        return value;
-    fprintf(stderr, "error: $%s is not set: `dray run` starts this program\n", name);
     exit(1);
 }
 
@@ -64,32 +55,23 @@ static void grade_batch(dray_batch *batch)
 
 int main(void)
 {
-    dray_context *context;
-    dray_queue *queue;
-    dray_options options = DRAY_OPTIONS_INIT; /* the address is $DRAY_ADDRESS */
-    options.name = told("DRAY_ROLE");
-    options.role = "task";
-    must("coordinator", dray_open(&options, &context, &error));
-    /* It is there before any role starts, with its tasks and columns. */
-    dray_queue_options attach = DRAY_QUEUE_OPTIONS_INIT;
-    must("queue", dray_queue_open(context, told("DRAY_QUEUE"), &attach, &queue, &error));
-
-    dray_claim_options claim = DRAY_CLAIM_OPTIONS_INIT;
-    claim.task = told("DRAY_TASK"); /* one task: there is no comma */
-    claim.count = ROWS;
-    claim.up_to = 1;
+    /* Checked against the job's table of tasks and columns. */
+    static const char *const reads[] = {"answer", "response", NULL}, *const writes[] = {"reward",
+                                                                                        NULL};
+    dray_task_options options = DRAY_TASK_OPTIONS_INIT;
+    dray_task *task;
+    options.micro_batch = ROWS;
+    must("task", dray_task_open(reads, writes, &options, &task, &error));
     for (;;) {
         dray_batch *batch;
-        int status = dray_queue_claim(queue, &claim, &batch, &error);
+        int status = dray_task_next(task, &batch, &error);
         if (status == DRAY_EEND)
             break;
         if (status == DRAY_ETIMEDOUT) /* slow is not wrong: `dray run` knows who hangs */
             continue;
         must("claim", status);
         grade_batch(batch);
-        dray_batch_free(batch);
     }
-    dray_queue_close(queue);
-    dray_close(context);
+    dray_task_close(task);
     return 0;
 }

@@ -24,5 +24,6 @@ with dray.Role() as role:
         else:
             found = right(batch, "eval_answer", "eval_response")
             batch.set("eval_reward", found)
-            role.report("eval", step=int(batch.tag("step")[0]), accuracy=found.mean(), prompts=batch.rows,
+            role.report("eval", step=int(batch.tag("step")[0]), version=int(batch.tag("version")[0]),
+                        accuracy=found.mean(), prompts=batch.rows,
                         response_length_mean=np.mean([len(r) for r in batch.list("eval_response")]))

@@ -1,4 +1,4 @@
-"""Rollout with transformers' generate: samples of the version that their step asks for, and held-out answers.
+"""Rollout with transformers' generate: samples of the version that the schedule wants, and held-out answers.
 `dray run examples/roles/job.yaml` starts two of it; each is an engine of its own."""
 import dray
 import numpy as np
@@ -30,24 +30,20 @@ with dray.Role() as role:
     most, temperature = job["rollout"]["max_new_tokens"], job["rollout"]["temperature"]
     torch.manual_seed(job["seed"] + 1000 * role.instance + role.epoch)
     model = make_model(job).eval()
-    subscriber, version = role.subscriber(model), -1
+    weights = role.weights(model)
     for batch in role.batches():
+        version = weights.take(batch)  # that the schedule wants, or the newest one
+        if version is None:  # not there yet: the rows are given back
+            continue
         evaluates = batch.task == "eval"
-        step = int(batch.tag("step")[0])
-        wanted = step if evaluates else step - 1  # step k trains on what v_(k-1) made, and makes v_k
-        if version != wanted:
-            update = subscriber.update(min_version=wanted)
-            version = update["version"]
-            role.report("engine_update", host=role.group, version=version, bytes=update["bytes"],
-                        seconds=update["total_seconds"])
         prompts = batch.list("eval_prompt" if evaluates else "prompt")
         with torch.no_grad():
             responses, found = generate(model, prompts, most, 0 if evaluates else temperature)
+        batch.set_tag("version", [version] * batch.rows)
         if evaluates:
             batch.set("eval_response", responses)
             continue
         batch.set("response", responses)
         batch.set("rollout_log_prob", found)
         batch.set("response_version", [np.full(len(response), version, np.int32) for response in responses])
-        batch.set_tag("version", [version] * batch.rows)
         batch.set_tag("tokens", [len(p) + len(r) for p, r in zip(prompts, responses)])

@@ -60,7 +60,7 @@ def loss_of(model, batch, job):
     new, there = log_probs(model, batch.list("prompt"), responses, job["rollout"]["temperature"])
     old, _ = batch.padded("rollout_log_prob", length=new.shape[1])
     weights = torch.from_numpy(batch.weights).float()[:, None] * there
-    advantage = batch["advantage"][0][:, None]
+    advantage = batch["advantage"][:, None]
     ratio = ((new - old) * there).exp()
     loss = -torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
     return (loss * weights).sum(), weights.sum()
@@ -91,23 +91,27 @@ def main(role):
     role.restore(model, optimizer)
     # Engines read a copy, until the next version is there: one that is started anew gets it, too.
     publisher = role.publisher(model, snapshot=True)
-    rows = job["rollout"]["prompts"] * job["rollout"]["samples"]
     columns = ["prompt", "response", "reward", "rollout_log_prob", "advantage"]
     save = role.saver(model, optimizer, config_json(model))
     for step in role.steps(publisher, columns, save=save, ready={"reward_mean": reward},
-                           micro=rows // actor["optimiser_steps"] // role.world):
-        reward = length = total = 0.0
+                           micro=role.rules.rows // actor["optimiser_steps"] // role.world):
+        reward = length = total = part = 0.0
         for batch in step:
             loss, count = loss_of(model, batch, job)
-            summed, tokens = everywhere(loss.detach(), count)
-            (loss * role.world / tokens).backward()  # FSDP takes the mean over ranks
+            (loss * role.world).backward()  # FSDP takes the mean over ranks
+            got, summed, tokens = everywhere((batch["reward"] * torch.from_numpy(batch.weights)).sum(),
+                                             loss.detach(), count)
+            reward, length, total, part = reward + got, length + tokens, total + summed, part + tokens
+            if not step.due:  # samples that are complete first come in groups, as many as there are
+                continue
+            for parameter in model.parameters():
+                parameter.grad /= part
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), actor["grad_norm"])
             for group in optimizer.param_groups:
                 group["lr"] = rate(actor, step.number, job["steps"])
             optimizer.step()
             optimizer.zero_grad()
-            got, = everywhere((batch["reward"][0] * torch.from_numpy(batch.weights)).sum())
-            reward, length, total = reward + got, length + tokens, total + summed
+            part = 0.0
         step.report(reward_mean=reward / step.rows, tokens=int(length), response_length_mean=length / step.rows,
                     loss=total / length, grad_norm=norm.full_tensor(), learning_rate=rate(
                         actor, step.number, job["steps"]))

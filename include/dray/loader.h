@@ -1,9 +1,10 @@
-/* loader.h - batches for a loop: claimed ahead of it, balanced by the claim's policy, handed out
- * whole or by micro-batch, and committed when the loop has finished them.
+/* loader.h - batches for a loop. A loader claims batches ahead of the loop, balances them by the
+ * claim's policy, returns them whole or as micro-batches, and commits them when the loop has
+ * finished them.
  *
- * A loader has no thread: what it does ahead are requests that it sends before it is asked for
- * their answers. While the loop works on one batch, the claim of the next is on its way or
- * answered; what the loop has finished is committed with that claim, in one message.
+ * A loader has no thread: it sends requests before the loop asks for their answers. While the loop
+ * works on one batch, the claim of the next batch is under way or answered. Finished batches are
+ * committed in the same message as the next claim.
  *
  *     while (!(status = dray_loader_next(loader, DRAY_WAIT_DEFAULT, &load, &error))) {
  *         ... dray_batch_column(load.batch, ...), dray_batch_set(load.batch, ...) ...
@@ -28,25 +29,24 @@ typedef struct dray_loader dray_loader;
 
 typedef struct dray_loader_options {
     size_t size;
-    /* What is claimed again and again; borrowed for the call. Its timeout_ns is how long
-     * dray_loader_next waits by default, its round that of the first claim; the following ones of
-     * lockstep are counted on. With max_hold_ns, a batch is held that long from when it is handed
-     * out; one that was taken back before is left out. */
+    /* The claim that is repeated; borrowed for the call. Its timeout_ns is the default of
+     * dray_loader_next. Its round is that of the first claim; later claims in lockstep count on
+     * from it. Its max_hold_ns counts from when a batch is returned; a batch that was taken back
+     * before is left out. */
     const dray_claim_options *claim;
     uint32_t ahead;       /* batches that may wait to be handed out; 0: 1 */
     uint32_t ahead_rows;  /* no claim ahead where these would be exceeded; 0: no bound. Less than */
     uint64_t ahead_bytes; /* one batch: none ahead. Bytes are those of the columns that the task
                              needs, the next batch taken to be as large as the last */
     int32_t micro;        /* 1: hands out micro-batches, one after the other */
-    uint32_t unused;      /* 0 */
 } dray_loader_options;
 
 #define DRAY_LOADER_OPTIONS_INIT                                                                   \
     {                                                                                              \
-        .size = sizeof(dray_loader_options)                                                        \
+        sizeof(dray_loader_options), NULL, 0, 0, 0, 0                                              \
     }
 
-/* What the loop works on: a batch, or one micro-batch of it. */
+/* A batch, or one micro-batch of it, on which the loop works. */
 typedef struct dray_load {
     size_t size;            /* sizeof(dray_load), set by the caller */
     dray_batch *batch;      /* the loader's; valid until all its loads are done or failed */
@@ -57,7 +57,7 @@ typedef struct dray_load {
 
 #define DRAY_LOAD_INIT                                                                             \
     {                                                                                              \
-        .size = sizeof(dray_load)                                                                  \
+        sizeof(dray_load), NULL, 0, 0, 0, 0, 0                                                     \
     }
 
 /* queue: borrowed, until dray_loader_close; only one loader of a queue, and no
@@ -65,9 +65,9 @@ typedef struct dray_load {
  * dray_queue_claim would say. Owner: the caller. Does not block. */
 int dray_loader_open(dray_queue *queue, const dray_loader_options *options, dray_loader **out,
                      dray_error *error);
-/* Commits what the loop has finished, gives back the rest, and ends a claim that is on its way.
- * What cannot be committed now is lost: dray_loader_flush tells. NULL is fine. Blocks for answers
- * up to the queue's timeout. */
+/* Commits what the loop has finished, gives the rest back, and ends a claim that is under way. Call
+ * dray_loader_flush before to learn of commits that fail. NULL is fine. Blocks for answers, up to
+ * the queue's timeout. */
 void dray_loader_close(dray_loader *loader);
 
 /* The next load. Waits for one up to timeout_ns (DRAY_WAIT_DEFAULT: the claim's); 0: DRAY_EAGAIN
@@ -113,7 +113,7 @@ typedef struct dray_loader_counts {
 
 #define DRAY_LOADER_COUNTS_INIT                                                                    \
     {                                                                                              \
-        .size = sizeof(dray_loader_counts)                                                         \
+        sizeof(dray_loader_counts), 0, 0, 0, 0, 0, 0, 0, 0                                         \
     }
 
 /* Does not block. */

@@ -1,5 +1,7 @@
-/* plan.h - two placements in, the exact list of copies out. Pure arithmetic: no I/O, no clock, no
- * global state; the same input gives the same plan. */
+/* plan.h - the planner: computes from the layouts of the sources and of one destination the exact
+ * list of copies that fills the destination. Pure arithmetic without I/O, clock or global state;
+ * the same input gives the same plan. Functions may be called from any thread; a plan may be read
+ * by several threads. Since 0.1. */
 #ifndef DRAY_PLAN_H
 #define DRAY_PLAN_H
 
@@ -16,9 +18,9 @@ typedef struct dray_plan_member {
     const dray_layout *layout;
     uint64_t member;  /* id, for messages and tie-breaking */
     const char *name; /* for messages; NULL: "member <id>" */
-    uint64_t host;    /* equal = same host */
-    uint64_t process; /* equal (and same host) = same process */
-    uint64_t device;  /* equal, not 0 (and same host) = same GPU */
+    uint64_t host;    /* members with equal numbers are on the same host */
+    uint64_t process; /* members of a host with equal numbers are in the same process */
+    uint64_t device;  /* members of a host with equal numbers use the same GPU; 0: none */
 } dray_plan_member;
 
 typedef struct dray_plan_options {
@@ -27,9 +29,10 @@ typedef struct dray_plan_options {
     uint32_t allow_cast;   /* bit set of DRAY_CAST_...; 0: DRAY_CAST_DEFAULT */
 } dray_plan_options;
 
-/* NONE alone: dtypes must be equal. FLOAT: between f64, f32, bf16 and f16, rounding to nearest
- * even. QUANT: from f32, bf16 and f16 to tensors that are quantised (dray_layout_set_quant), and
- * back. */
+/* Conversions that a plan may contain.
+ * NONE: none, dtypes must be equal; it is given alone.
+ * FLOAT: between f64, f32, bf16 and f16, rounded to nearest even.
+ * QUANT: between f32, bf16 or f16 and quantised tensors (dray_layout_set_quant). */
 enum {
     DRAY_CAST_NONE = 1,
     DRAY_CAST_FLOAT = 2,
@@ -42,7 +45,7 @@ enum {
         sizeof(dray_plan_options), 0, 0                                                            \
     }
 
-/* Over what a copy goes, the nearest first. FILE: one of its two regions is a file. */
+/* The links that copies use, the nearest first. FILE: one of the two regions is a file. */
 typedef enum dray_link {
     DRAY_LINK_PROCESS = 0, /* same process */
     DRAY_LINK_DEVICE,      /* same GPU, another process */
@@ -77,16 +80,16 @@ typedef enum dray_transform_kind {
     DRAY_TRANSFORM_DEQUANTISE    /* a quantised tensor and its scales become floats */
 } dray_transform_kind;
 
-/* Elements that are converted together: a box of one tensor, read from wherever it lies and written
- * to wherever the destination holds it. Elements that share a scale are a cell: cells are the grid
- * of multiples of `cell`, cut short at the tensor's edge. QUANTISE reads whole cells, also where
- * the destination holds a part of one: their largest element decides the scale. The arithmetic is
- * that of DeepGEMM's per_block_cast_to_fp8: scale = max(amax, 1e-4) / largest (448 or 57344),
- * rounded up to a power of two for UE8M0; quantised = x * (1 / scale), rounded to nearest even. */
+/* A box of one tensor whose elements are converted together. Elements that share a scale form a
+ * cell. Cells begin at multiples of `cell` and are smaller at the tensor's edge. QUANTISE reads
+ * whole cells, also where the destination holds a part of one, because the largest element of a
+ * cell decides its scale. The arithmetic is that of DeepGEMM's per_block_cast_to_fp8: scale =
+ * max(amax, 1e-4) / largest, where largest is 448 (E4M3) or 57344 (E5M2), rounded up to a power of
+ * two for UE8M0; quantised = x * (1 / scale), rounded to nearest even. */
 typedef struct dray_transform {
-    int32_t kind;    /* dray_transform_kind */
-    uint32_t tensor; /* index within the destination layout: of the quantised one, or the floats */
-    int32_t quant_dtype;           /* of the quantised side */
+    int32_t kind;                  /* dray_transform_kind */
+    uint32_t tensor;               /* the destination's tensor: index within its layout */
+    int32_t quant_dtype;           /* dray_dtype of the quantised side */
     int32_t scale_format;          /* dray_scale_format */
     int64_t start[DRAY_MAX_DIMS];  /* global coordinates, elements */
     int64_t extent[DRAY_MAX_DIMS]; /* unused dimensions: 1 */
@@ -99,64 +102,65 @@ typedef struct dray_transform {
 
 typedef struct dray_plan dray_plan;
 
-/* Fills every element of the destination exactly once from the sources, each destination byte read
- * once. Where several sources hold an element: the same process, then the same GPU, then the same
- * host, then another host, then a file; within one of these the least loaded by this plan so far,
- * and equal replicas share blocks larger than stripe_bytes. Among sources with the same load each
- * destination begins with another one, chosen by its member id. Source names are resolved through
- * aliases on either side (a destination lm_head from a tied embed_tokens). Elements beyond a
- * tensor's global shape (vocabulary padding) are in no block and stay as they are. Elements that
- * the destination holds twice, in different memory, are both filled. A quantised tensor, and its
- * scales, are copied from sources that quantise it in the same way (or hold that dtype and do not
- * say how), else made of floats. sources: source_count members,
- * may be none; options: NULL for the defaults. Returns DRAY_EHOLE (elements that nobody holds),
- * DRAY_EOVERLAP (two blocks of the destination write the same bytes), DRAY_ESHAPE, DRAY_EDTYPE:
- * named are tensor, element range and members; DRAY_EINVALID (unknown bits in allow_cast),
- * DRAY_ENOMEM. Owner: the caller frees *out; it keeps no pointer into the layouts. Threads: any.
- * Does not block. */
+/* Makes a plan that fills every element of the destination exactly once and reads every byte once.
+ *
+ * Where several sources hold an element, the nearest link (dray_link) is taken, and of sources with
+ * equal links the one from which this plan reads the fewest bytes so far. Blocks larger than
+ * stripe_bytes are shared among equal replicas. Destinations begin with different sources, by their
+ * member ids. Tensors are found through aliases of either side, so that a tied embed_tokens fills
+ * an lm_head. Elements that the destination holds twice, in different memory, are both filled.
+ * Padding of the vocabulary is in no block and stays as it is. A quantised tensor and its scales
+ * are copied from sources that quantise it in the same way, or that hold its dtype and do not say
+ * how; else they are computed from floats.
+ *
+ * sources: source_count members, which may be 0. options: NULL for the defaults. The caller frees
+ * *out, which keeps no pointer into the layouts. Does not block.
+ * DRAY_EHOLE: an element is in no source. DRAY_EOVERLAP: two blocks of the destination have the
+ * same bytes. DRAY_ESHAPE, DRAY_EDTYPE: shapes differ, or a dtype cannot be converted. The messages
+ * name the tensor, the elements and the members. DRAY_EINVALID: allow_cast has unknown bits.
+ * DRAY_ENOMEM.
+ */
 int dray_plan_new(const dray_plan_member *sources, uint32_t source_count,
                   const dray_plan_member *destination, const dray_plan_options *options,
                   dray_plan **out, dray_error *error);
 void dray_plan_free(dray_plan *plan); /* NULL is fine */
 
-/* Who holds what, gathered once for several destinations of the same sources (each of 128 engine
- * ranks): dray_plan_new makes one for its destination alone. */
+/* An index of the sources, for plans of several destinations, such as all ranks of an engine.
+ * dray_plan_new makes one for its destination alone. */
 typedef struct dray_plan_index dray_plan_index;
 
-/* Reads all layouts once. Owner: the caller frees *out, and keeps sources and their layouts as they
- * are until then. DRAY_ENOMEM. */
+/* Reads all layouts once. The caller frees *out, and must not change the sources and their layouts
+ * before. DRAY_ENOMEM. */
 int dray_plan_index_new(const dray_plan_member *sources, uint32_t source_count,
                         dray_plan_index **out, dray_error *error);
-/* The same plan, and the same errors, as dray_plan_new gives. Threads: any number may plan from one
- * index at once. */
+/* Makes the same plan as dray_plan_new, with the same errors. Several threads may use one index at
+ * the same time. */
 int dray_plan_from_index(const dray_plan_index *index, const dray_plan_member *destination,
                          const dray_plan_options *options, dray_plan **out, dray_error *error);
 void dray_plan_index_free(dray_plan_index *index); /* NULL is fine */
 
-/* What a plan holds. Read-only: any threads, until it is freed. An index or link that does not
- * exist has 0 bytes. */
+/* The functions below read a plan. They return 0 for an index or link that does not exist. */
 
-/* Copies are grouped by source, then source region, then ascending source offset. */
+/* The number of copies. They are in the order of source, source region, and source offset. */
 uint64_t dray_plan_count(const dray_plan *plan);
-/* dray_plan_count entries, borrowed from the plan; may be NULL when there are none. */
+/* The copies: dray_plan_count entries, borrowed from the plan; may be NULL when there are none. */
 const dray_copy *dray_plan_copies(const dray_plan *plan);
-/* What is not copied: by tensor; no more than there are tensors, but for those in several blocks.
- * Borrowed; may be NULL when there are none. */
+/* The transforms, in the order of their tensors. Borrowed; may be NULL when there are none. */
 uint64_t dray_plan_transform_count(const dray_plan *plan);
 const dray_transform *dray_plan_transforms(const dray_plan *plan);
-/* What transforms read: the source's side of a copy alone (the destination's is 0, the tensor the
- * transform's); reads of scales count coordinates in scales. */
+/* The rectangles that transforms read. Of each dray_copy only the source's side is set; start and
+ * extent of a read of scales count scales. */
 const dray_copy *dray_plan_reads(const dray_plan *plan);
-/* What they write: the destination's side alone (the source's is 0). */
+/* The rectangles that transforms write. Of each dray_copy only the destination's side is set. */
 const dray_copy *dray_plan_writes(const dray_plan *plan);
-/* Bytes read from a source, before conversion. */
+/* Bytes that the plan reads from source `source`, before conversion. */
 uint64_t dray_plan_source_bytes(const dray_plan *plan, uint32_t source);
-/* Bytes written, after conversion: over one link (scales count as their elements do), in all, by
- * the largest copy or transform. */
+/* Bytes that the plan writes, after conversion: over one link (scales go over the link of their
+ * elements), in all, and by the largest copy or transform. */
 uint64_t dray_plan_bytes(const dray_plan *plan, dray_link link);
 uint64_t dray_plan_total_bytes(const dray_plan *plan);
 uint64_t dray_plan_largest_copy(const dray_plan *plan);
-/* Where a source is as seen from the destination; FILE when all of its regions are files. */
+/* The link between source `source` and the destination; FILE when all regions of it are files. */
 dray_link dray_plan_source_link(const dray_plan *plan, uint32_t source);
 
 #ifdef __cplusplus

@@ -1,30 +1,32 @@
-/* queue.h - a streaming table between the tasks of the RL loop: samples (rows) by task outputs
- * (columns). Producers write columns of the rows that they claimed, consumers claim rows whose
- * columns are there; nobody copies a byte that the consumer does not read.
+/* queue.h - a streaming table between the tasks of the RL loop. Its rows are samples, its columns
+ * are outputs of tasks. Producers write columns of the rows that they have claimed; consumers claim
+ * rows whose columns are complete, and only the columns that they read are copied.
  *
- * Delivery is at least once; committed output is once per (sample, task).
+ * Delivery is at least once. A task's output for a sample is committed once.
  *
- * Words: a partition is the rows of one global batch, found by its name; a row is addressed by
- * (partition, slot, generation). Rows of one insert that share a prompt are a group. A task is a
- * consumer; a row is ready for it when all the columns that it needs are committed and the row is
- * neither taken, committed nor dead for it. A claim takes rows for a task; a commit makes its
- * outputs and its acknowledgement visible in one step. A row that failed max_attempts times (given
- * back with a reason, or held by a session that died) is lost: on_loss says what becomes of it.
+ * Words: a partition has the rows of one global batch and a name. A row is addressed by partition,
+ * slot and generation. Rows of one insert that share a prompt are a group. A task is a consumer. A
+ * row is ready for a task when all columns that the task needs are committed, and the task has
+ * neither taken nor committed nor lost the row. A claim takes rows for a task. A commit makes the
+ * outputs and the acknowledgement of a claim visible in one step. A row that failed max_attempts
+ * times, because it was given back with a reason or because the session that held it died, is lost;
+ * on_loss decides what happens then.
  *
- * Values lie in shared memory that a producer alone maps writable and that a keeper process holds;
- * consumers on the same host read them in place. What no task needs any more is freed: a column
- * when all tasks that need it are done with the rows of its put, everything when its partition is
- * cleared; never while a batch that was given it is open.
+ * Values are in shared memory, which only the producer maps writable and which a keeper process
+ * holds. Consumers on the same host read them in place. A column is freed when all tasks that need
+ * it are done with the rows of its put, and everything when the partition is cleared, but never
+ * while a batch that uses it is open.
  *
- * Threads: a queue, with its batches, is used by one thread at a time; different queues, also of
- * one context, by any. After fork() the child gets DRAY_ECLOSED. Blocking: each call but those that
- * say otherwise waits for one answer of the coordinator, up to the queue's timeout. All can return
- * DRAY_ECLOSED, DRAY_ETIMEDOUT, DRAY_ENOMEM. Since 0.1. */
+ * Threads: one thread at a time uses a queue and its batches; different threads may use different
+ * queues, also of one context. After fork() the child gets DRAY_ECLOSED. Blocking: unless a
+ * function says otherwise, it waits for one answer of the coordinator, up to the queue's timeout.
+ * All functions can return DRAY_ECLOSED, DRAY_ETIMEDOUT and DRAY_ENOMEM. Since 0.1. */
 #ifndef DRAY_QUEUE_H
 #define DRAY_QUEUE_H
 
 #include <dray/dray.h>
 #include <dray/model.h>
+#include <dray/trace.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -43,36 +45,35 @@ typedef struct dray_queue_task {
     uint32_t writes_count;
 } dray_queue_task;
 
-/* What becomes of a row that is lost. */
+/* What happens to a row that is lost. */
 typedef enum dray_on_loss {
     DRAY_ON_LOSS_DEFAULT = 0, /* refill */
-    /* Its slot is emptied, with those of its group that the task which lost it has not committed,
-     * and a producer is asked for another sample (dray_queue_refill_wait): the partition keeps its
-     * number of rows, and waits for them. */
+    /* Its slot is emptied, and so are the slots of its group that the task has not committed. A
+     * producer is asked for other samples (dray_queue_refill_wait), for which the partition waits.
+     */
     DRAY_ON_LOSS_REFILL,
-    DRAY_ON_LOSS_SHRINK_GROUP, /* it is dead, for all tasks that have not committed it */
-    DRAY_ON_LOSS_DROP_GROUP    /* so are those of its group that the task has not committed */
+    DRAY_ON_LOSS_SHRINK_GROUP, /* the row is dead for all tasks that have not committed it */
+    DRAY_ON_LOSS_DROP_GROUP    /* also the rows of its group that the task has not committed */
 } dray_on_loss;
 
-/* What is left of a queue when its coordinator dies. */
+/* How much of a queue survives the death of its coordinator. */
 typedef enum dray_durability {
     DRAY_DURABILITY_DEFAULT = 0, /* none */
     DRAY_DURABILITY_NONE,        /* nothing */
-    DRAY_DURABILITY_CHECKPOINT,  /* what dray_queue_checkpoint saved */
-    /* All that was acknowledged, with its bytes: answers wait until it is on the disk, and a
-     * coordinator that is started anew on the same folder (dray serve --journal) goes on with it.
-     * Calls wait for that coordinator up to their timeouts and then go on, as if nothing had
-     * happened; but claims from before are void: their commits get DRAY_ESTALE, unless they had
-     * counted, and what was not read of them yet may be DRAY_EGONE. While the disk is full or
-     * fails, calls that change the queue get DRAY_EFULL or DRAY_ESYS with the file's name; what
-     * such a call would have done may be done later. Bytes that whoever holds them loses are put
-     * back from the journal: reading them is DRAY_EGONE once, and they can be claimed again. Bytes
-     * that were gone before the journal had them: the call gets DRAY_EDEAD, and the rows are lost
-     * (DRAY_LOSS_BYTES). */
+    DRAY_DURABILITY_CHECKPOINT,  /* what dray_queue_checkpoint has saved */
+    /* Everything that was acknowledged, with its bytes. Answers wait until the journal is on the
+     * disk. A coordinator that is started again with the same folder (dray serve --journal)
+     * continues the queue. Calls wait for it up to their timeouts. Claims from before end: their
+     * commits return DRAY_ESTALE unless they had been counted, and reading what they had not read
+     * yet may return DRAY_EGONE. While the disk is full or fails, calls that change the queue
+     * return DRAY_EFULL or DRAY_ESYS with the file's name, and their effect may come later. When a
+     * backend loses bytes, they are restored from the journal: reading them returns DRAY_EGONE
+     * once, and the rows can be claimed again. Bytes that were lost before the journal had them
+     * make the call return DRAY_EDEAD, and the rows are lost (DRAY_LOSS_BYTES). */
     DRAY_DURABILITY_JOURNAL
 } dray_durability;
 
-/* Who holds the bytes of columns, for all of the queue's users. */
+/* The backend, which holds the bytes of columns for all users of the queue. */
 typedef enum dray_queue_backend {
     /* builtin; of a queue without durability what $DRAY_QUEUE_BACKEND says where it is set:
      * "builtin", or "redis:" and an address */
@@ -108,7 +109,6 @@ typedef struct dray_queue_options {
     uint32_t batch_rows, open_batches, checkpoint_batches;
     uint64_t row_bytes;
     int32_t durability; /* dray_durability */
-    uint32_t reserved;  /* 0 */
     /* What dray_queue_checkpoint wrote, named as there: what is in it, if the queue is not there
      * already. Its tasks and limits must be these. NULL: an empty queue. DRAY_ENOENT: there is no
      * checkpoint of the name. DRAY_ESYS: the file cannot be opened. DRAY_EUNSUPPORTED: a path, over
@@ -120,7 +120,7 @@ typedef struct dray_queue_options {
 
 #define DRAY_QUEUE_OPTIONS_INIT                                                                    \
     {                                                                                              \
-        .size = sizeof(dray_queue_options)                                                         \
+        sizeof(dray_queue_options), NULL, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, NULL, 0, NULL  \
     }
 
 /* 1: this library was built with the backend (a dray_queue_backend), else 0. Does not block. Since
@@ -173,7 +173,7 @@ typedef struct dray_column_data {
     int64_t shape[DRAY_MAX_DIMS]; /* of one row; shape[0] ignored where ragged */
     const uint64_t *offsets;      /* count + 1, in units of shape[1..] slices; NULL: fixed shape */
     const void *values;
-    uint64_t bytes; /* how many lie at `values`, so that offsets that lead behind them are refused;
+    uint64_t bytes; /* how many are at `values`, so that offsets that lead behind them are refused;
                        0: not said, the caller vouches for them */
 } dray_column_data;
 
@@ -183,8 +183,7 @@ typedef struct dray_tag {
 } dray_tag;
 
 typedef struct dray_row_tag {
-    uint32_t row;      /* of the insert, from 0; of once_per_group: the group's number in it */
-    uint32_t reserved; /* 0 */
+    uint32_t row; /* of the insert, from 0; of once_per_group: the group's number in it */
     const char *key;
     double number;
 } dray_row_tag;
@@ -230,7 +229,8 @@ typedef struct dray_insert_options {
 
 #define DRAY_INSERT_OPTIONS_INIT                                                                   \
     {                                                                                              \
-        .size = sizeof(dray_insert_options), .timeout_ns = DRAY_WAIT_DEFAULT                       \
+        sizeof(dray_insert_options), NULL, 0, 0, 0, NULL, 0, NULL, 0, 0, DRAY_WAIT_DEFAULT, 0, 0,  \
+            NULL, 0, 0                                                                             \
     }
 
 /* Makes rows at the end of the partition (created if it is not there), all visible or none.
@@ -265,7 +265,10 @@ typedef struct dray_refill {
 
 #define DRAY_REFILL_INIT                                                                           \
     {                                                                                              \
-        .size = sizeof(dray_refill)                                                                \
+        sizeof(dray_refill), 0, 0, 0, 0, 0, 0, {0}, {0},                                           \
+        {                                                                                          \
+            0                                                                                      \
+        }                                                                                          \
     }
 
 /* Waits until a slot wants another sample, oldest first; each is told to one producer, and to
@@ -297,8 +300,9 @@ int dray_queue_end(dray_queue *queue, dray_error *error);
 
 /* Bounds asynchronous rollout: at any time the rows that `task` may still take are
  *     min(concurrency - running, (staleness + version + 1) * batch_rows - (accepted + running))
- * where running are the rows that it holds and accepted those that it has committed, less those
- * lost afterwards. Its claims wait for that (a short one is given where up_to allows). */
+ * where running are the rows that it has begun, whether it holds them or left them open, and
+ * accepted those that it has committed, less those lost afterwards. Its claims wait for that (a
+ * short one is given where up_to allows); it may always claim begun rows again. */
 typedef struct dray_admission {
     size_t size;
     const char *task;    /* NULL: rows count as accepted when they are inserted, and inserts wait */
@@ -311,7 +315,7 @@ typedef struct dray_admission {
 
 #define DRAY_ADMISSION_INIT                                                                        \
     {                                                                                              \
-        .size = sizeof(dray_admission)                                                             \
+        sizeof(dray_admission), NULL, 0, 0, 0, 0, 0                                                \
     }
 
 /* Sets the queue's admission, or changes it. DRAY_EINVALID: a version that goes back without
@@ -394,12 +398,12 @@ typedef struct dray_claim_options {
     uint32_t dp_rank, dp_size; /* size 0: 1; at most 1,024 */
     uint32_t peer, peers;      /* lockstep: of those that share the rank's rows; peers 0: 1 */
     uint32_t micro_rows;       /* rows of a micro-batch; 0: any */
-    uint32_t unused;           /* 0 */
 } dray_claim_options;
 
 #define DRAY_CLAIM_OPTIONS_INIT                                                                    \
     {                                                                                              \
-        .size = sizeof(dray_claim_options), .timeout_ns = DRAY_WAIT_DEFAULT                        \
+        sizeof(dray_claim_options), NULL, NULL, 0, 0, 0, DRAY_WAIT_DEFAULT, 0, 0, 0, 0, NULL, 0,   \
+            0, 0, NULL, 0, 0, 0, 0, 0                                                              \
     }
 
 /* Takes rows for a task. Waits, woken, never polling. Claims that wait are tried in the order of
@@ -423,6 +427,12 @@ int dray_queue_claim_poll(dray_queue *queue, uint32_t *which, dray_batch **out, 
 /* What a batch holds. Valid until dray_batch_free; do not block. */
 uint32_t dray_batch_rows(const dray_batch *batch);
 const char *dray_batch_partition(const dray_batch *batch);
+/* What the claim waited for last: DRAY_CAUSE_ADMISSION, when more rows were ready than the queue's
+ * admission let the task begin; else DRAY_CAUSE_SAMPLES, also where it did not wait. The span of a
+ * call that blocks says so by itself; one of the caller's, around dray_queue_claim_poll, is told
+ * with dray_trace_waited_for. A claim whose time is over says the same in its error: origin
+ * DRAY_ORIGIN_WAIT, raw the cause. Threads: any. Since 0.1. */
+dray_wait_cause dray_batch_waited_for(const dray_batch *batch);
 /* NULL: out of range. The rows behind it follow it in memory. */
 const dray_row *dray_batch_row(const dray_batch *batch, uint32_t index);
 /* The micro-batches that the policy made of the batch (other policies: one), in row order. */
@@ -474,12 +484,12 @@ typedef struct dray_column_part {
     uint32_t ndim, copied;        /* copied: 1 where the values were copied, else 0 */
     int64_t shape[DRAY_MAX_DIMS]; /* of one row; shape[0] = -1 where ragged */
     uint64_t bytes;               /* of the values together */
-    const void *values;           /* as cells of dray_column, where the values lie back to back in
+    const void *values;           /* as cells of dray_column, where the values follow one another in
                                    * mapped memory; NULL: they do not, or are empty */
 } dray_column_part;
 
 /* dray_batch_column and dray_batch_gather_rows in one call, for languages where a call costs more
- * than what it does. offsets: room for rows + 1 of them; of a ragged column row i is found to lie
+ * than what it does. offsets: room for rows + 1 of them; of a ragged column row i is found to be
  * from offsets[i] to offsets[i + 1], counted along the first dimension; left as it is for other
  * columns. The values are copied into `room` where they have `capacity` bytes or fewer; more is no
  * error. Both are the caller's. Waits and errors are those of dray_batch_column; DRAY_EINVALID:
@@ -532,6 +542,15 @@ int dray_batch_fail(dray_batch *batch, const uint32_t *rows, uint32_t row_count,
  * dray_batch_free. As freeing it does, this ends a lockstep round. Blocks for one answer. Since
  * 0.1. */
 int dray_batch_give_back(dray_batch *batch, dray_error *error);
+/* Makes rows of the batch (places in it) a batch of their own, in this order, which is written,
+ * committed, given back and freed by itself: rows that are through wait for no others. Their
+ * columns and tags are read of `batch`, which keeps its places: columns are still set for all of
+ * them, and a commit of it is of the rows that are left. Rows that it has not any more (given back,
+ * or split off before) make the part's commit DRAY_ESTALE. DRAY_EINVALID: a rank's share
+ * (token-balanced and lockstep claims) is not split. Does not wait for an answer. Owner: the
+ * caller. Since 0.2 */
+int dray_batch_split(dray_batch *batch, const uint32_t *rows, uint32_t row_count, dray_batch **out,
+                     dray_error *error);
 /* Renews a claim with max_hold: it is taken back after this many ns from now; 0: it lives as the
  * session. DRAY_ESTALE: too late. */
 int dray_batch_hold(dray_batch *batch, int64_t max_hold_ns, dray_error *error);
@@ -552,10 +571,10 @@ int dray_batch_import(dray_queue *queue, const void *data, size_t size, dray_bat
  * "bytes", "committed", "failed", "given_back"}}, "waited": [{"request", "task", "count",
  * "seconds", "buckets": up to 10 us, 100 us, 1 ms, 10 ms, 100 ms, 500 ms, 1 s, 5 s, 10 s, 1 min,
  * 10 min, longer}], all since the coordinator began;
- * "holders": [{"member", "name", "task", "partition", "rows"}], claims that are not answered;
- * "partitions": [{"name", "generation",
- * "rows", "groups", "sealed", "dead", "vacant", "refilled", "bytes", "reserved_bytes", "lost":
- * {cause: rows}, "uncovered", "clearing", "columns": {column: rows committed}, "tasks": {task:
+ * "holders": [{"claim", "member", "name", "task", "partition", "rows"}], claims that are not
+ * answered; "partitions": [{"name", "generation", "rows", "groups", "sealed", "dead", "vacant",
+ * "refilled", "bytes", "reserved_bytes", "lost": {cause: rows}, "uncovered", "clearing", "columns":
+ * {column: rows committed}, "tasks": {task:
  * {"ready", "taken", "committed", "dead", "finished"}}, "deaths": [{"slot", "generation", "task",
  * "cause", "attempts", "refilled", "reason"}]}]}; cause is "failed", "stale", "rolled_back" or
  * "bytes_lost"; dead of a task counts rows that died in its hands, vacant rows wait for another

@@ -1,11 +1,12 @@
-/* trace.h - spans, recorded cheaply: a ring per thread, no lock, no system call but the clocks.
+/* trace.h - records spans at little cost: a ring for each thread, no lock, and no system call but
+ * the clocks.
  *
- * Two ways. A thread that says what it does as it does it (dray_trace_enter, dray_trace_wait,
- * dray_trace_leave) gets spans that never overlap: entering one ends the running piece of the one
- * around it, which goes on in a new piece when the inner one is left. Where a thread keeps one
- * around all that it does, no time is without a span. Each piece has the CPU time of the thread
- * (CLOCK_THREAD_CPUTIME_ID; that of threads which it starts is not in it). And spans that are over
- * can be recorded afterwards (dray_trace_span). */
+ * There are two ways to record. A thread can enter and leave spans (dray_trace_enter,
+ * dray_trace_wait, dray_trace_leave). Its spans never overlap: entering a span ends the present
+ * piece of the outer span, and a new piece of the outer span begins when the inner one is left. A
+ * thread that keeps one span around everything has no time without a span. Each piece has the CPU
+ * time of the thread (CLOCK_THREAD_CPUTIME_ID). Or a thread can record a span after it has ended
+ * (dray_trace_span). Since 0.1. */
 #ifndef DRAY_TRACE_H
 #define DRAY_TRACE_H
 
@@ -17,78 +18,84 @@ extern "C" {
 
 typedef enum dray_span_kind {
     DRAY_SPAN_BUSY = 0, /* computing */
-    DRAY_SPAN_WAIT,     /* waiting for somebody */
+    DRAY_SPAN_WAIT,     /* waiting */
     DRAY_SPAN_TRANSFER  /* moving bytes */
 } dray_span_kind;
 
 /* What a span of kind DRAY_SPAN_WAIT waits for: args.cause in the merged file. */
 typedef enum dray_wait_cause {
     DRAY_CAUSE_UNKNOWN = 0, /* not said */
-    DRAY_CAUSE_SAMPLES,     /* rows that another task is to make */
-    DRAY_CAUSE_WEIGHTS,     /* a version that a trainer is to publish */
-    DRAY_CAUSE_READERS,     /* those that still read what is to be overwritten */
-    DRAY_CAUSE_RANKS,       /* the other ranks of the instance */
-    DRAY_CAUSE_ADMISSION,   /* the bound on how far ahead rows may be made */
+    DRAY_CAUSE_SAMPLES,     /* rows of another task */
+    DRAY_CAUSE_WEIGHTS,     /* a version of the weights */
+    DRAY_CAUSE_READERS,     /* readers of memory that is to be overwritten */
+    DRAY_CAUSE_RANKS,       /* other ranks of the same instance */
+    DRAY_CAUSE_ADMISSION,   /* the limit on how far ahead rows may be made */
     DRAY_CAUSE_CAPACITY,    /* room in the queue */
     DRAY_CAUSE_TOOL,        /* a program or service outside the job */
-    DRAY_CAUSE_RESTART,     /* the process was dead, and is started anew */
+    DRAY_CAUSE_RESTART,     /* the process died and was started again */
     DRAY_CAUSE_CONTROLLER,  /* the coordinator's answer, or `dray run`'s */
-    DRAY_CAUSE_LEASE        /* its turn on a device that it shares */
+    DRAY_CAUSE_LEASE        /* the lease of a shared device */
 } dray_wait_cause;
 
-/* Turns recording on for the process; spans go to the file `path` (made anew; name it *.spans), to
- * which every flush appends. process: the row's label; NULL: the program's name. NULL path: off,
- * with a last flush. A forked child does not record until it opens a file of its own. Returns
- * DRAY_ESYS, DRAY_ENOMEM. Threads: any. Blocks for the file only. */
+/* Turns recording on for the process. Every flush appends spans to the file `path`, which is
+ * created, and replaced if it exists; its name should end in .spans. process: the label of the
+ * process in the timeline; NULL: the program's name. path NULL: flushes and turns recording off. A
+ * forked child records nothing until it opens a file of its own. DRAY_ESYS, DRAY_ENOMEM. Threads:
+ * any. Blocks for the file only. */
 int dray_trace_open(const char *path, const char *process, dray_error *error);
 
-/* Enters a span of the calling thread, which goes on until dray_trace_leave; spans may be entered
- * within it, up to 16 deep (what is deeper belongs to the 16th). name: static storage, or interned
- * by the caller for the life of the process; UTF-8. step: -1 for none. Costs next to nothing when
- * recording is off. Threads: any. Never blocks (the thread's first span takes a lock and memory).
- * Since 0.1. */
+/* Enters a span of the calling thread, which lasts until dray_trace_leave. Spans may be nested 16
+ * deep; deeper ones count for the 16th. name: UTF-8 that stays valid for the life of the process.
+ * step: -1 for none. Costs almost nothing while recording is off. Threads: any. Never blocks, but
+ * the first span of a thread takes a lock and memory. */
 void dray_trace_enter(dray_span_kind kind, const char *name, int64_t step);
-/* The same of a wait. Since 0.1. */
+/* The same for a span of kind DRAY_SPAN_WAIT. */
 void dray_trace_wait(dray_wait_cause cause, const char *name, int64_t step);
-/* The same of a wait of which there may be many, most of them short: one of less than 100 us is no
- * span of its own, but part of the one around it. Since 0.1. */
+/* The same for waits that are frequent and mostly short: a wait of less than 100 us becomes part of
+ * the outer span. */
 void dray_trace_wait_briefly(dray_wait_cause cause, const char *name, int64_t step);
-/* Leaves the span that was entered last; none: does nothing. Since 0.1. */
+/* Changes the cause of the wait that was entered last and is not left yet, where the thread learns
+ * the cause only with the answer. Does nothing where that span is not a wait. */
+void dray_trace_waited_for(dray_wait_cause cause);
+/* Leaves the span that was entered last; does nothing where there is none. */
 void dray_trace_leave(void);
-/* Adds to what the span that was entered last has worked on; the piece that ends next has both in
- * its args. Since 0.1. */
+/* Adds rows and tokens to the span that was entered last; its present piece gets both in its args.
+ */
 void dray_trace_worked(int64_t rows, int64_t tokens);
-/* Says which samples the span is about that was entered last: "partition", "task" and "rows" in its
- * args. partition, task: copied, and kept for the life of the process; NULL: none. rows: added; -1:
- * none. The queue's calls are spans of their own: "queue put", "queue read" (bytes), "queue room",
- * "queue insert", "queue claim", "queue commit", "queue wait", "queue refill" (for answers).
- * Threads: any. Takes a lock for a moment. Since 0.1. */
+/* The span that was entered last, and those within it, also get "queued_ns" in their args: how long
+ * the thread waited for a core (/proc/thread-self/schedstat). That takes a system call at both ends
+ * of each piece. */
+void dray_trace_queued(void);
+/* Names the samples of the span that was entered last: "partition", "task" and "rows" in its args.
+ * partition and task are copied and kept for the life of the process; NULL: none. rows are added;
+ * -1: none. The queue's calls are spans themselves: "queue put", "queue read" (bytes), "queue
+ * room", "queue insert", "queue claim", "queue commit", "queue wait", "queue refill" (for answers).
+ * Threads: any. Takes a lock for a moment. */
 void dray_trace_samples(const char *partition, const char *task, int64_t rows);
 
-/* Records one span of the calling thread that is over. Within what the thread has entered, it cuts
- * the piece that runs, and what lies before that piece is left out. name: static storage, or
- * interned by the caller for the life of the process; UTF-8. begin_ns, end_ns: of dray_trace_now.
- * step: -1 for none. Costs next to nothing when recording is off. A thread keeps at most 32,768
- * spans between two flushes; beyond that new ones are dropped, and counted in the merged file
- * ("lost_spans"). Threads: any. Never blocks (the thread's first span takes a lock and memory). */
+/* Records a span of the calling thread that has ended. It is cut out of the present piece of a span
+ * that the thread has entered; a part before that piece is left out. name, step: as of
+ * dray_trace_enter. begin_ns, end_ns: from dray_trace_now. A thread keeps at most 32,768 spans
+ * between two flushes; more are dropped and counted in the merged file ("lost_spans"). Threads:
+ * any. Never blocks, but the first span of a thread takes a lock and memory. */
 void dray_trace_span(dray_span_kind kind, const char *name, int64_t begin_ns, int64_t end_ns,
                      int64_t step);
 
-/* 1: spans are recorded now. */
+/* Returns 1 while recording is on, else 0. */
 int dray_trace_is_on(void);
 
 int64_t dray_trace_now(void); /* CLOCK_MONOTONIC, ns */
 
-/* Appends what was recorded, by all threads, to the file, so that it survives the process being
- * killed. Nothing to do: DRAY_OK. DRAY_ESYS, DRAY_ENOMEM: recording is off from
- * here on. Threads: any. */
+/* Appends the spans of all threads to the file, where they survive if the process is killed.
+ * DRAY_ESYS, DRAY_ENOMEM: recording is now off. Threads: any. Blocks for the file. */
 int dray_trace_flush(dray_error *error);
 
-/* Merges the files of `folder` (*.spans) into one Chrome trace-event JSON, which Perfetto and
- * chrome://tracing open: a process row for each file, complete events with cat "busy", "wait" or
- * "transfer" and args.step. Times count from the first span of all. What a killed process left
- * unfinished is skipped, damaged files too; the log says so. out_path is replaced in one step.
- * Returns DRAY_ENOENT (no folder), DRAY_ESYS, DRAY_ENOMEM. Threads: any. */
+/* Merges the files *.spans of `folder` into one file of Chrome's trace-event format in JSON, which
+ * Perfetto and chrome://tracing open: a process for each file, and complete events with cat "busy",
+ * "wait" or "transfer" and args.step. Times count from the first span. Unfinished records of a
+ * killed process and damaged files are skipped, and the log says so. out_path is replaced in one
+ * step. DRAY_ENOENT: there is no such folder. DRAY_ESYS, DRAY_ENOMEM. Threads: any. Blocks for the
+ * files. */
 int dray_trace_merge(const char *folder, const char *out_path, dray_error *error);
 
 #ifdef __cplusplus

@@ -7,18 +7,23 @@ import importlib
 from . import gpu, trace, weights
 from ._library import DrayError, DrayTimeout, library_path, version
 from .lease import Lease
+from .weights import Block, Publisher, Subscriber
 
-__all__ = ["Batch", "Claim", "DrayError", "DrayTimeout", "Lease", "Queue", "Refill", "Role", "RunEnded",
-           "StreamDataLoader", "Task", "checkpoint", "gpu", "library_path", "trace", "version", "weights"]
+__all__ = ["Batch", "Block", "Claim", "DrayError", "DrayTimeout", "Lease", "Publisher", "Queue", "Refill", "Role",
+           "RunEnded", "Server", "StreamDataLoader", "Subscriber", "Task", "__version__", "checkpoint", "gpu",
+           "library_path", "program", "serve", "trace", "version", "weights"]
 
 _MODULES = ("checkpoint",)
 _LAZY = {"Queue": "queue", "Claim": "queue", "Refill": "queue", "Task": "queue",
          "StreamDataLoader": "loader", "Batch": "loader",
-         "Role": "role", "RunEnded": "role"}
+         "Role": "role", "RunEnded": "role",
+         "Server": "server", "serve": "server", "program": "server"}
 
 
 def __getattr__(name):
-    """What needs numpy, when it is asked for."""
+    """What needs numpy, or is seldom wanted, when it is asked for."""
+    if name == "__version__":
+        return version()
     if name in _LAZY:
         return getattr(importlib.import_module("." + _LAZY[name], __name__), name)
     if name in _MODULES:

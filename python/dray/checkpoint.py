@@ -20,22 +20,6 @@ from .weights import Context, Layout
 __all__ = ["latest", "load", "load_optimizer", "optimizer_tensors", "save"]
 
 
-class _Part(c.Structure):
-    _fields_ = [("name", c.c_char_p), ("layout", c.c_void_p), ("regions", c.c_void_p)]
-
-
-class _File(c.Structure):
-    _fields_ = [("name", c.c_char_p), ("data", c.c_char_p), ("bytes", c.c_size_t)]
-
-
-class _Options(_l.Sized):
-    _fields_ = [("size", c.c_size_t), ("version", c.c_uint64), ("keep", c.c_uint32), ("rank", c.c_uint32),
-                ("world", c.c_uint32), ("name", c.c_char_p), ("config_json", c.c_char_p),
-                ("timeout_ns", c.c_int64), ("deltas", c.c_uint32), ("parts", c.POINTER(_Part)),
-                ("files", c.POINTER(_File)), ("part_count", c.c_uint32), ("file_count", c.c_uint32),
-                ("stay", c.POINTER(c.c_uint64)), ("stay_count", c.c_uint32), ("unused", c.c_uint32)]
-
-
 def _layout(tensors):
     layout = Layout()
     for name, tensor in _p.given(tensors, False).pairs():
@@ -56,15 +40,17 @@ def save(folder: Union[str, os.PathLike], version: int, tensors: Any, *, context
     parts, files, stay = dict(parts or {}), dict(files or {}), list(stay)
     layouts = [_layout(tensors)] + [_layout(part) for part in parts.values()]
     lives = [layout.live() for layout in layouts]
+    kept = (c.c_uint64 * max(1, len(stay)))(*stay)
     try:
-        options = _Options(
+        options = _l.CheckpointOptions(
             version=version, keep=keep, rank=rank, world=world, config_json=text(config),
             timeout_ns=0 if timeout is None else _l.nanoseconds(timeout), part_count=len(parts),
-            parts=(_Part * max(1, len(parts)))(*(
-                _Part(text(name), layout.pointer, c.cast(live, c.c_void_p).value)
+            parts=(_l.CheckpointPart * max(1, len(parts)))(*(
+                _l.CheckpointPart(text(name), layout.pointer, live)
                 for name, layout, live in zip(parts, layouts[1:], lives[1:]))),
-            files=(_File * max(1, len(files)))(*(_File(text(n), d, len(d)) for n, d in files.items())),
-            file_count=len(files), stay=(c.c_uint64 * max(1, len(stay)))(*stay), stay_count=len(stay))
+            files=(_l.CheckpointFile * max(1, len(files)))(*(
+                _l.CheckpointFile(text(n), c.cast(d, c.c_void_p), len(d)) for n, d in files.items())),
+            file_count=len(files), stay=c.addressof(kept), stay_count=len(stay))
         call("dray_checkpoint_save", context and context.pointer, os.fspath(folder).encode(),
              layouts[0].pointer, lives[0], c.byref(options))
     finally:

@@ -35,10 +35,10 @@ class _Room:
     """What the library fills when it reads a column, used again and again."""
 
     def __init__(self, rows: int):
-        self.part = np.empty(_l.COLUMN_PART.size, dtype=np.uint8)
+        self.part = _l.ColumnPart()
         self.offsets = np.empty(rows + 1, dtype=np.int64)
         values = np.empty(_SMALL, dtype=np.uint8)
-        self.at = _address(self.part), _address(self.offsets), _address(values)
+        self.at = c.byref(self.part), _address(self.offsets), _address(values)
         self.values = memoryview(values)
 
 
@@ -86,7 +86,7 @@ class Pins:
             if not sweeping:
                 break
             time.sleep(0.0005)
-        raise DrayError(_l.BUSY, f"{self.name} is in use " +
+        raise DrayError(_l.EBUSY, f"{self.name} is in use " +
                         ("already, by what this signal came into" if self.user == threading.get_ident()
                          else "by another thread: one at a time may use it; open one for each"))
 
@@ -97,7 +97,7 @@ class Pins:
         self.held[batch] = self.held.get(batch, 0) + 1
 
     def drop(self, batch: int, give_back: bool = False) -> None:
-        """give_back: its rows are for others, although somebody may still look at them."""
+        """give_back: its rows are for others, although views of them may still be in use."""
         if os.getpid() == self.pid:
             self.ended.append((batch, give_back))
             self.sweep()
@@ -141,15 +141,16 @@ class Pins:
 
 
 class Rows(dict):
-    """Rows of a batch, {column: (values, offsets)}; a column is read when it is first asked for.
+    """Rows of a batch, {column: values}; a column is read when it is first asked for.
 
-    Ragged columns have the rows' values one after the other, row i from offsets[i] to
-    offsets[i + 1]; columns of a fixed shape have values of (rows, *shape), and offsets None. Arrays
-    stay what they are for as long as anybody has them. numpy gets BF16 as the bits (uint16), and FP8
-    as uint8.
+    torch: a tensor of (rows, *shape); of a ragged column a nested tensor of the jagged layout, of which
+    padded() makes a plain one. numpy: the tuple (values, offsets). Ragged columns have the rows' values one
+    after the other, row i from offsets[i] to offsets[i + 1]; columns of a fixed shape have values of
+    (rows, *shape), and offsets None. ragged() gives such a tuple in torch's tensors, too. Arrays stay what
+    they are for as long as anybody has them. numpy gets BF16 as the bits (uint16), and FP8 as uint8.
 
     copy=True: a writable copy. copy=False: where the rows follow each other in shared memory values
-    lie there, in place, and nothing is copied; elsewhere they are a copy. What is in place cannot be
+    are there, in place, and nothing is copied; elsewhere they are a copy. What is in place cannot be
     changed, by anybody: numpy's arrays are read-only; torch has no read-only tensors, and a process
     that writes into one gets a SIGSEGV. None: as False for numpy, where a few
     KiB are copied all the same and are as read-only, and as True for torch.
@@ -212,10 +213,43 @@ class Rows(dict):
         self[name] = self._read(name)
         return self[name]
 
+    def ragged(self, name: str) -> tuple:
+        """(values, offsets) of a column, in either framework; offsets None: the column has a fixed shape."""
+        found = self[name]
+        if isinstance(found, (tuple, list)):  # torch's DataLoader makes lists of tuples
+            return tuple(found)
+        return (found.values(), found.offsets()) if found.is_nested else (found, None)
+
+    def to(self, *arguments: Any, columns: Optional[Sequence[str]] = None, **more: Any) -> Rows:
+        """The columns (None: those that were read, as a loader does ahead) as torch's tensors, by Tensor.to with
+        these arguments, for as long as anybody has them. Strings and bytes stay on the host."""
+        return self._moved(columns, lambda tensor: tensor.to(*arguments, **more))
+
+    def pin_memory(self, columns: Optional[Sequence[str]] = None) -> Rows:
+        """The columns, as to() takes them, in pinned memory: to(device, non_blocking=True) copies from there beside
+        what the GPU does."""
+        return self._moved(columns, lambda tensor: tensor.pin_memory())
+
+    def to_tensordict(self, columns: Optional[Sequence[str]] = None) -> Any:
+        """A TensorDict (PyPI's tensordict) of the columns, as to() takes them, without strings and bytes."""
+        from tensordict import TensorDict
+        tensors = self._tensors(columns)
+        return TensorDict({n: t for n, t in tensors.items() if self._contents[n] == TENSOR}, batch_size=[self.rows])
+
+    def _tensors(self, columns):
+        if not self._as_torch:
+            raise ValueError('the batch has numpy\'s arrays: claim it with framework="torch"')
+        return {name: self[name] for name in (columns or list(self))}
+
+    def _moved(self, columns, move):
+        tensors = self._tensors(columns)
+        return _detached(type(self), {name: getattr(self, name) for name in self._KEPT},
+                         {n: move(t) if self._contents[n] == TENSOR else t for n, t in tensors.items()})
+
     def list(self, name: str) -> list:
         """The column with one entry a row: str of strings, bytes of bytes, else an array each, which
         is a view of the column; numbers of columns that have one a row."""
-        values, offsets = self[name]
+        values, offsets = self.ragged(name)
         content = self._contents[name]
         if offsets is None:
             return values.tolist() if values.ndim == 1 else list(values)
@@ -228,7 +262,7 @@ class Rows(dict):
 
     def padded(self, name: str, value: float = 0, length: Optional[int] = None):
         """(array of (rows, longest, ...), lengths) of a ragged column; `value` behind its end."""
-        values, offsets = self[name]
+        values, offsets = self.ragged(name)
         if offsets is None:
             raise ValueError(f"{name} is not ragged")
         lengths = offsets[1:] - offsets[:-1]
@@ -236,7 +270,8 @@ class Rows(dict):
         if length is not None and length < longest:
             raise ValueError(f"{name}: a row has {longest} elements, which {length} cannot hold")
         shape = [self.rows, longest if length is None else length] + [int(n) for n in values.shape[1:]]
-        out = _torch().full(shape, value, dtype=values.dtype) if hasattr(values, "detach") else \
+        out = _torch().full(shape, value, dtype=values.dtype, device=values.device) \
+            if hasattr(values, "detach") else \
             np.full(shape, value, dtype=values.dtype)
         for i in range(self.rows):
             out[i, :int(lengths[i])] = values[int(offsets[i]):int(offsets[i + 1])]
@@ -272,7 +307,9 @@ class Rows(dict):
         self._contents[name] = content
         shape = shape[:ndim] if ragged else [self._count] + shape[:ndim]
         values = self._typed(raw, _dtype(dtype), shape)
-        return values, _torch().from_numpy(offsets) if ragged and self._as_torch else offsets
+        if not self._as_torch:
+            return values, offsets
+        return values if offsets is None else _jagged(values, offsets)
 
     def _bytes(self, key, total, copied, at):
         """In place where that is wanted, and the rows follow each other in memory."""
@@ -309,9 +346,16 @@ class Rows(dict):
 
     @staticmethod
     def _full(shape, raw, dtype):
-        """-1 said as a number: an empty array does not tell."""
+        """-1 as a number: an empty array does not say it."""
         unit = math.prod(shape[1:]) * NUMPY[dtype].itemsize
         return [raw.size // unit if unit else 0] + shape[1:] if shape[0] < 0 else shape
+
+
+def _jagged(values, offsets):
+    lengths = np.diff(offsets)
+    least, most = (int(lengths.min()), int(lengths.max())) if lengths.size else (0, 0)
+    torch = _torch()
+    return torch.nested.nested_tensor_from_jagged(values, torch.from_numpy(offsets), min_seqlen=least, max_seqlen=most)
 
 
 def _detached(kind, kept, columns):
@@ -322,7 +366,9 @@ def _detached(kind, kept, columns):
 
 
 def _own(column):
-    """A column that does not lie in shared memory, for pickles share no more than they must."""
+    """A column that is not in shared memory, for pickles share no more than they must."""
+    if not isinstance(column, (tuple, list)):
+        return column.clone()
     values, offsets = column
     return (values.copy() if isinstance(values, np.ndarray) else values.clone()), offsets
 

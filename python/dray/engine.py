@@ -1,4 +1,4 @@
-"""Which rectangle of which tensor lies where in the parameters of an engine's rank: SGLang's and
+"""Which rectangle of which tensor is where in the parameters of an engine's rank: SGLang's and
 vLLM's fused parameters, from the model's configuration."""
 from __future__ import annotations
 
@@ -13,49 +13,18 @@ from .parameters import Block, Given, given, is_parameter, local
 
 ENGINES = ("sglang", "vllm")
 W13_ORDERS = ("gate-up", "up-gate")
-_CHECKSUM = -1 - _l.CODES.index("CHECKSUM")
 _HOST_BYTES = 1 << 30  # of copies of GPU memory that are compared together
-_DIFFERS = c.CFUNCTYPE(None, c.c_void_p, c.c_uint32, c.c_uint64)
 
 
-class _Config(c.Structure):
-    _fields_ = [("family", c.c_char * 32)] + [
-        (n, c.c_int64) for n in ("vocab_size", "hidden_size", "intermediate_size", "layers",
-                                 "heads", "kv_heads", "head_dim", "max_positions")] + [
-        ("rms_norm_eps", c.c_double), ("rope_theta", c.c_double)] + [
-        (n, c.c_int32) for n in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm", "tied", "dtype")] + [
-        (n, c.c_int64) for n in ("experts", "moe_intermediate_size", "shared_experts",
-                                 "first_k_dense", "sparse_step")] + [
-        ("dense_layers", c.c_uint64 * 8)] + [
-        (n, c.c_int64) for n in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
-                                 "qk_rope_head_dim", "v_head_dim", "mtp_layers", "labels")]
-
-
-class _Spec(_l.Sized):
-    _fields_ = [("size", c.c_size_t), ("tp", c.c_uint32), ("tp_rank", c.c_uint32),
-                ("dtype", c.c_int32), ("vocab_multiple", c.c_int64), ("kind", c.c_int32),
-                ("pp_layers", c.c_void_p), ("experts", c.c_void_p), ("quant", c.c_void_p),
-                ("pp", c.c_uint32), ("pp_rank", c.c_uint32), ("ep", c.c_uint32), ("dp", c.c_uint32),
-                ("engine", c.c_int32), ("draft", c.c_int32), ("dense_tp", c.c_uint32),
-                ("shared_tp", c.c_uint32), ("embed_tp", c.c_uint32), ("head_tp", c.c_uint32),
-                ("fuse_shared", c.c_int32), ("redundant", c.c_uint32), ("transposed", c.c_uint32),
-                ("w13_order", c.c_int32)]
-
-
-class _Tensor(c.Structure):
-    _fields_ = [("name", c.c_char_p), ("dtype", c.c_int32), ("ndim", c.c_uint32),
-                ("shape", c.c_int64 * _l.MAX_DIMS), ("alias_of", c.c_int32)]
-
-
-def load_config(config: str) -> _Config:
+def load_config(config: str) -> _l.ModelConfig:
     """Of a config.json, a folder with one, or a name that `dray plan --model` knows."""
-    loaded = _Config()
+    loaded = _l.ModelConfig()
     call("dray_model_config_load", str(config).encode(), c.byref(loaded))
     return loaded
 
 
 def _tensor(layout, index):
-    return c.cast(library().dray_layout_tensor(layout, index), c.POINTER(_Tensor)).contents
+    return c.cast(library().dray_layout_tensor(layout, index), c.POINTER(_l.TensorInfo)).contents
 
 
 def tensors(config: str) -> dict:
@@ -104,9 +73,9 @@ def _differing(blocks, checkpoint):
             layout.add_block(block)
         try:
             call("dray_layout_prove", layout.pointer, layout.live(), os.fspath(checkpoint).encode(),
-                 c.cast(_DIFFERS(differs), c.c_void_p), None)
+                 c.cast(_l.ProveFn(differs), c.c_void_p), None)
         except DrayError as error:
-            if error.code != _CHECKSUM:
+            if error.code != _l.ECHECKSUM:
                 raise
         finally:
             layout.close()
@@ -115,14 +84,14 @@ def _differing(blocks, checkpoint):
 
 def _refuse(differing, checkpoint, orders=""):
     name, elements = next(iter(differing.items()))
-    raise DrayError(_CHECKSUM, f"{name}: {elements} elements are not what {os.fspath(checkpoint)} has there"
+    raise DrayError(_l.ECHECKSUM, f"{name}: {elements} elements are not what {os.fspath(checkpoint)} has there"
                     f"{orders}, and so it is with {len(differing) - 1} other tensors: memory in a kernel's own "
                     "layout, or of another checkpoint. Give Subscriber load=, the engine's load_weights, "
                     "instead of Blocks")
 
 
 def prove(blocks: Iterable, checkpoint: Union[str, os.PathLike]) -> None:
-    """Do Blocks say truly where tensors lie? Compares their memory, which the engine loaded from the
+    """Whether Blocks say rightly where tensors are. Compares their memory, which the engine loaded from the
     checkpoint (a file or folder of safetensors) by its own means, bit for bit. Raises DrayError
     (ECHECKSUM) with the name of a tensor that differs. Reads all of both."""
     differing = _differing(blocks, checkpoint)
@@ -158,10 +127,10 @@ def _proven_order(blocks, make, checkpoint, order):
     return _refuse(differing, checkpoint, " (in either order of gate and up)" if moved else "")
 
 
-# ---- what lies where -----------------------------------------------------------------------------
+# ---- what is where -----------------------------------------------------------------------------
 
 class EngineBlocks(list, Given):
-    """The Blocks, as long as nobody changes the list; made anew where the engine has replaced its
+    """The Blocks, as long as the list is not changed; made anew where the engine has replaced its
     parameters."""
 
     def __init__(self, make, parameters):
@@ -193,7 +162,7 @@ def engine_blocks(config: str, parameters: Union[Mapping[str, Any], Iterable], *
     w13_weight, ...); what the model has no tensor for is left out.
     checkpoint: the safetensors that the engine has loaded, by default those beside config. All its
     memory is compared with them, once: kernels' own layouts have the same names and shapes, and
-    experts lie as [gate; up] or as [up; gate] (w13_order, "gate-up" or "up-gate": found out where it is
+    experts are as [gate; up] or as [up; gate] (w13_order, "gate-up" or "up-gate": found out where it is
     not said). False: the engine loaded none (dummy weights), and the caller vouches for it.
     spec: ep, dp, pp, pp_rank, dense_tp, vocab_multiple, ... as dray_engine_spec has them. Parameters
     that are quantised are not among it.
@@ -204,7 +173,7 @@ def engine_blocks(config: str, parameters: Union[Mapping[str, Any], Iterable], *
     if w13_order is not None:
         _l.check_word("w13_order", w13_order, W13_ORDERS)
     for key in spec:
-        if key not in dict(_Spec._fields_) or key in ("size", "pp_layers", "experts", "quant"):
+        if key not in dict(_l.EngineSpec._fields_) or key in ("size", "pp_layers", "experts", "quant"):
             raise TypeError(f"unknown keyword {key!r}")
     loaded, now = load_config(config), given(parameters)
 
@@ -225,7 +194,7 @@ def _make(config, loaded, pairs, order, *, tp, tp_rank, engine, **spec):
     kinds = [str(t.dtype) for t in pairs.values()]
     dtype = max(sorted(set(kinds)), key=kinds.count, default=None)
     spec.setdefault("dtype", library().dray_dtype_parse(dtype.encode()) if dtype else 0)
-    options = _Spec(tp=tp, tp_rank=tp_rank, engine=ENGINES.index(engine),
+    options = _l.EngineSpec(tp=tp, tp_rank=tp_rank, engine=ENGINES.index(engine),
                     w13_order=W13_ORDERS.index(order), **spec)
     places = {}  # offset: (name, tensor)
     for name, tensor in pairs.items():

@@ -1,7 +1,7 @@
 """GPU memory: regions over tensors, arenas that PyTorch allocates from, release and resume, and
 handles that go where PyTorch's own go.
 
-    with dray.gpu.use_arena("weights"):          # everything allocated here lies in dray's arena:
+    with dray.gpu.use_arena("weights"):          # everything allocated here is in dray's arena:
         model = build().cuda()                   # a rank's parameters are a handle or a few
     ...
     dray.gpu.release("weights")                  # the GPU is somebody else's, the content kept
@@ -9,6 +9,7 @@ handles that go where PyTorch's own go.
 
 Needs PyTorch for what takes or gives tensors; everything else does without."""
 import ctypes as c
+import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from dataclasses import dataclass
 from . import _library as _l
 from ._library import DrayError, call, library
 
-HOST, SHARED, PINNED, CUDA, FILE = 1, 2, 3, 4, 5
-FORM_NONE, FORM_VMM, FORM_IPC = 0, 1, 2
+HOST, SHARED, PINNED, CUDA, FILE = (
+    _l.REGION_HOST, _l.REGION_SHARED, _l.REGION_PINNED, _l.REGION_CUDA, _l.REGION_FILE)
+FORM_NONE, FORM_VMM, FORM_IPC = _l.CUDA_FORM_NONE, _l.CUDA_FORM_VMM, _l.CUDA_FORM_IPC
 _IPC_BYTES = 64
 
 
@@ -26,55 +28,9 @@ def _torch():
     return torch
 
 
-class _Gpu(_l.Sized):
-    _fields_ = [("size", c.c_size_t), ("uuid", c.c_uint8 * 16), ("uuid_text", c.c_char * 48),
-                ("name", c.c_char * 128), ("pci", c.c_char * 32), ("bytes", c.c_uint64),
-                ("ordinal", c.c_int32), ("arch", c.c_int32), ("multiprocessors", c.c_int32),
-                ("unused", c.c_int32)]
-
-
-class _Storage(_l.Sized):
-    _fields_ = [("size", c.c_size_t), ("uuid", c.c_uint8 * 16), ("base", c.c_uint64),
-                ("bytes", c.c_uint64), ("allocation", c.c_uint64), ("form", c.c_int32),
-                ("unused", c.c_int32)]
-
-
-class _ArenaOptions(_l.Sized):
-    _fields_ = [("size", c.c_size_t), ("tag", c.c_char_p), ("uuid", c.c_uint8 * 16),
-                ("address_bytes", c.c_uint64), ("chunk_bytes", c.c_uint64), ("peers", c.c_int32),
-                ("unused", c.c_int32)]
-
-
-class _ArenaStatus(_l.Sized):
-    _fields_ = [("size", c.c_size_t), ("base", c.c_uint64), ("address_bytes", c.c_uint64),
-                ("resident_bytes", c.c_uint64), ("used_bytes", c.c_uint64),
-                ("pinned_bytes", c.c_uint64), ("chunks", c.c_uint32), ("allocations", c.c_uint32),
-                ("exported", c.c_uint32), ("released", c.c_int32)]
-
-
-class Fence(_l.Sized):
-    _fields_ = [("size", c.c_size_t), ("kind", c.c_int32), ("event", c.c_void_p)]
-
-
-class _Release(_l.Sized):
-    _fields_ = [("size", c.c_size_t), ("drop", c.c_int32), ("force", c.c_int32),
-                ("after", c.POINTER(Fence)), ("timeout_ns", c.c_int64)]
-
-
-class _Resume(_l.Sized):
-    _fields_ = [("size", c.c_size_t), ("free_pinned", c.c_int32), ("unused", c.c_int32),
-                ("timeout_ns", c.c_int64)]
-
-
-class _Report(_l.Sized):
-    _fields_ = [("size", c.c_size_t), ("arenas", c.c_uint32), ("chunks", c.c_uint32),
-                ("bytes", c.c_uint64), ("copied_bytes", c.c_uint64), ("pin_ns", c.c_int64),
-                ("copy_ns", c.c_int64), ("total_ns", c.c_int64)]
-
-
 def _fields(struct, *leave_out):
     return {name: getattr(struct, name) for name, _ in struct._fields_
-            if name not in ("size", "unused") + leave_out}
+            if name not in ("size",) + leave_out}
 
 
 # ---- devices -------------------------------------------------------------------------------------
@@ -97,7 +53,7 @@ def devices():
     count, found = c.c_int32(), []
     call("dray_gpu_count", c.byref(count), None)
     for i in range(count.value):
-        gpu = _Gpu()
+        gpu = _l.Gpu()
         call("dray_gpu_get", i, c.byref(gpu))
         found.append(Gpu(bytes(gpu.uuid), gpu.uuid_text.decode(), gpu.name.decode(),
                          gpu.pci.decode(), gpu.bytes, gpu.ordinal, gpu.arch, gpu.multiprocessors))
@@ -109,8 +65,8 @@ def _uuid_of(ordinal):
 
 
 def storage_of(address):
-    """The allocation that an address lies in: base, bytes, allocation (its number), form, uuid."""
-    s = _Storage()
+    """The allocation that an address is in: base, bytes, allocation (its number), form, uuid."""
+    s = _l.GpuStorage()
     call("dray_gpu_storage_of", address, c.byref(s))
     return dict(_fields(s), uuid=bytes(s.uuid))
 
@@ -136,7 +92,7 @@ def mem_pool(tag="weights"):
 
 @contextmanager
 def use_arena(tag="weights", device=None, chunk_bytes=0, peers=False):
-    """CUDA tensors made inside lie in the arena of the tag. chunk_bytes (of the first call for a tag
+    """CUDA tensors made inside are in the arena of the tag. chunk_bytes (of the first call for a tag
     and GPU): one handle exports so much. peers: other GPUs of this process may use it, too."""
     torch = _torch()
     device = torch.cuda.current_device() if device is None else torch.device("cuda", device).index
@@ -152,20 +108,20 @@ def use_arena(tag="weights", device=None, chunk_bytes=0, peers=False):
 
 
 def _arena(tag, device, chunk_bytes=0, peers=False):
-    options, out = _ArenaOptions(chunk_bytes=chunk_bytes, peers=int(peers)), c.c_void_p()
+    options, out = _l.ArenaOptions(chunk_bytes=chunk_bytes, peers=int(peers)), c.c_void_p()
     call("dray_torch_arena", tag.encode(), device, c.byref(options), c.byref(out))
     return out
 
 
 def arena_status(tag="weights", device=0):
-    status = _ArenaStatus()
+    status = _l.ArenaStatus()
     call("dray_arena_get_status", _arena(tag, device), c.byref(status))
     return _fields(status)
 
 
 def prepare(tag=None):
     """Pins the host memory that release will need for what is allocated now."""
-    report = _Report()
+    report = _l.ArenaReport()
     call("dray_arena_prepare", tag and tag.encode(), c.byref(report))
     return _fields(report)
 
@@ -174,9 +130,9 @@ def release(tag=None, drop=False, force=False, stream=None, timeout=60.0):
     """Gives the memory of the tag's arenas (None: of all) back to the GPU; their content is kept in
     pinned host memory, or dropped. Waits for what the stream (None: the current one) does so far."""
     fence, event = _fence(stream)
-    options = _Release(drop=int(drop), force=int(force), after=c.pointer(fence),
+    options = _l.ArenaReleaseOptions(drop=int(drop), force=int(force), after=c.pointer(fence),
                        timeout_ns=_l.nanoseconds(timeout))
-    report = _Report()
+    report = _l.ArenaReport()
     call("dray_arena_release", tag and tag.encode(), c.byref(options), c.byref(report))
     del event
     return _fields(report)
@@ -184,7 +140,7 @@ def release(tag=None, drop=False, force=False, stream=None, timeout=60.0):
 
 def resume(tag=None, free_pinned=False, timeout=60.0):
     """Takes memory for them again, at the same addresses, and copies the content back."""
-    options, report = _Resume(free_pinned=int(free_pinned), timeout_ns=_l.nanoseconds(timeout)), _Report()
+    options, report = _l.ArenaResumeOptions(free_pinned=int(free_pinned), timeout_ns=_l.nanoseconds(timeout)), _l.ArenaReport()
     call("dray_arena_resume", tag and tag.encode(), c.byref(options), c.byref(report))
     return _fields(report)
 
@@ -195,21 +151,13 @@ def _fence(stream=None):
     torch = _torch()
     event = torch.cuda.Event(interprocess=True)
     event.record(torch.cuda.current_stream() if stream is None else stream)
-    return Fence(kind=1, event=event.cuda_event), event
+    return _l.Fence(kind=1, event=event.cuda_event), event
 
 
 # ---- handles -------------------------------------------------------------------------------------
 
-class Handle(_l.Sized):
+class Handle(_l.Handle):
     """How another process reaches a storage: dray_handle of memory.h."""
-    _fields_ = [("size", c.c_size_t), ("kind", c.c_int32), ("dtype", c.c_int32),
-                ("ndim", c.c_uint32), ("shape", c.c_int64 * _l.MAX_DIMS),
-                ("stride", c.c_int64 * _l.MAX_DIMS), ("offset", c.c_uint64),
-                ("storage_bytes", c.c_uint64), ("device", c.c_uint8 * 16),
-                ("owner_member", c.c_uint64), ("owner_epoch", c.c_uint64), ("key", c.c_uint8 * 64),
-                ("event", c.c_uint8 * 64), ("path", c.c_char * 256), ("base_offset", c.c_uint64),
-                ("base_bytes", c.c_uint64), ("allocation", c.c_uint64), ("form", c.c_int32),
-                ("unused", c.c_int32)]
 
     def pack(self):
         room = (c.c_uint8 * library().dray_handle_packed_size())()
@@ -267,7 +215,9 @@ class Rebuilt:
 def from_rebuild(arguments, uuid_of=_uuid_of):
     """The handle in reduce_tensor's second value. In the process that reduced the tensor: the device
     in there is an index, which means another GPU elsewhere (uuid_of: index to UUID)."""
-    a = dict(zip(REBUILD, arguments, strict=True))
+    if len(arguments) != len(REBUILD):
+        raise ValueError(f"{len(REBUILD)} arguments expected, as reduce_tensor gives them, found {len(arguments)}")
+    a = dict(zip(REBUILD, arguments))
     handle = a["storage_handle"]
     prefix, key = handle[:-_IPC_BYTES], handle[-_IPC_BYTES:]
     if len(handle) < _IPC_BYTES or (prefix and prefix[-1:] != b"c"):
@@ -312,7 +262,7 @@ def to_rebuild(rebuilt, ordinal_of=None):
 # ---- regions -------------------------------------------------------------------------------------
 
 class Region:
-    """Memory that blocks lie in: dray_region. What it was made of must outlive it (it keeps a tensor
+    """Memory that blocks are in: dray_region. What it was made of must outlive it (it keeps a tensor
     that it was given)."""
 
     def __init__(self, pointer, keep=None, owned=True):
@@ -345,7 +295,9 @@ class Region:
         if pointer and self._owned:
             library().dray_region_free(pointer)
 
-    __del__ = close
+    def __del__(self):
+        if not sys.is_finalizing():
+            self.close()
 
     @property
     def nbytes(self):
@@ -353,22 +305,22 @@ class Region:
 
     @property
     def address(self):
-        """Where GPUs see it; of host memory that no GPU knows: where the CPU does."""
+        """Where GPUs see it; of host memory that no GPU can see: where the CPU sees it."""
         return (library().dray_region_device_address(self.pointer)
                 or library().dray_region_base(self.pointer))
 
     @property
     def fd(self):
-        """What goes with the handle (SCM_RIGHTS); -1: the handle is enough."""
+        """The descriptor to send along with the handle (SCM_RIGHTS); -1: there is none."""
         return library().dray_region_fd(self.pointer)
 
     def check(self):
-        """Raises DrayError (ESTALE) when other memory lies there now, or none."""
+        """Raises DrayError (ESTALE) when the memory was freed, or its arena released."""
         call("dray_region_check", self.pointer)
 
-    def withdrawn(self):
-        """Nobody else has it mapped any more."""
-        library().dray_region_withdrawn(self.pointer)
+    def unexport(self):
+        """Ends the export, when no other process has the memory mapped any more."""
+        library().dray_region_unexport(self.pointer)
 
     def describe(self, tensor=None):
         """A handle to one tensor inside, or to all of it as bytes."""

@@ -1,4 +1,4 @@
-"""Host memory that other processes map: what a trainer's parameters lie in to be read in place."""
+"""Host memory that other processes map: what a trainer's parameters are in to be read in place."""
 from __future__ import annotations
 
 import bisect
@@ -29,8 +29,7 @@ def _free(base):
 
 
 def _memory(size: int, name: str):
-    """A region's bytes as a tensor; freed with the last tensor over it."""
-    torch = _torch()
+    """A region's bytes; freed with the last tensor or array over them."""
     pointer = c.c_void_p()
     call("dray_region_alloc", _SHARED, size, name.encode(), c.byref(pointer))
     base = library().dray_region_base(pointer)
@@ -39,11 +38,16 @@ def _memory(size: int, name: str):
         _regions[base] = size, pointer
     memory = (c.c_ubyte * size).from_address(base)
     weakref.finalize(memory, _free, base).atexit = False
+    return memory
+
+
+def _bytes(memory):
+    torch = _torch()
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def find(address: int) -> Optional[tuple]:
-    """(base, bytes, dray_region *) of the shared memory that an address lies in."""
+    """(base, bytes, dray_region *) of the shared memory that an address is in."""
     with _lock:
         at = bisect.bisect_right(_bases, address) - 1
         if at < 0:
@@ -54,18 +58,24 @@ def find(address: int) -> Optional[tuple]:
 
 
 def empty(*shape: int, dtype: Any = None):
-    """A tensor (of zeros) in shared memory: for weights that are made by hand."""
-    torch = _torch()
-    dtype = dtype or torch.get_default_dtype()
+    """A tensor (of zeros) in shared memory: for weights that are made by hand. With one of numpy's dtypes an
+    array; None: PyTorch's default."""
     if len(shape) == 1 and not isinstance(shape[0], int):
         shape = tuple(shape[0])
+    if dtype is None or type(dtype).__module__ == "torch":
+        torch = _torch()
+        dtype = dtype or torch.get_default_dtype()
+        size = math.prod(shape) * dtype.itemsize
+        return _bytes(_memory(max(size, 1), "tensor"))[:size].view(dtype).view(shape)
+    import numpy as np
+    dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
-    return _memory(max(size, 1), "tensor")[:size].view(dtype).view(shape)
+    return np.frombuffer(_memory(max(size, 1), "tensor"), np.uint8)[:size].view(dtype).reshape(shape)
 
 
 def share(module: Any, name: str = "parameters"):
     """Moves the module's parameters and buffers (of the CPU, whole ones) into shared memory, one
-    region; engines of this host then read them where they lie. Call it before an optimizer is made.
+    region; engines of this host then read them where they are. Call it before an optimizer is made.
     Returns the module."""
     torch = _torch()
     found = {}  # storage: tensors over it
@@ -81,7 +91,7 @@ def share(module: Any, name: str = "parameters"):
         end += -(-tensors[0].untyped_storage().nbytes() // _ALIGN) * _ALIGN
     if not end:
         return module
-    whole = _memory(end, name)
+    whole = _bytes(_memory(end, name))
     with torch.no_grad():
         for place, tensors in zip(places, found.values()):
             storage = tensors[0].untyped_storage()

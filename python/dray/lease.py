@@ -12,11 +12,6 @@ from typing import Optional, Sequence, Union
 from . import _library as _l
 from ._library import DrayError, call, library
 
-_CLOSED = -1 - _l.CODES.index("CLOSED")
-
-
-class _Options(_l.Sized):
-    _fields_ = [("size", c.c_size_t), ("timeout_ns", c.c_int64), ("term_ns", c.c_int64)]
 
 
 class Lease:
@@ -29,7 +24,7 @@ class Lease:
                  term: float = 0.0):
         names = [names] if isinstance(names, str) else list(names)
         self._pointer = c.c_void_p()
-        options = _Options(timeout_ns=_l.nanoseconds(timeout), term_ns=_l.nanoseconds(term))
+        options = _l.LeaseOptions(timeout_ns=_l.nanoseconds(timeout), term_ns=_l.nanoseconds(term))
         array = (c.c_char_p * max(len(names), 1))(*map(_l.text, names))
         call("dray_lease_acquire", context.pointer, array, len(names), c.byref(options),
              c.byref(self._pointer))
@@ -38,7 +33,7 @@ class Lease:
     def check(self) -> int:
         """How many wait for it; its term begins anew. DrayError (ESTALE): it is lost."""
         if not self._pointer:
-            raise DrayError(_CLOSED, "this lease was released")
+            raise DrayError(_l.ECLOSED, "this lease was released")
         waiting = c.c_uint32()
         call("dray_lease_check", self._pointer, c.byref(waiting))
         return waiting.value

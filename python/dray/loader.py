@@ -225,12 +225,12 @@ class StreamDataLoader:
 
     def counts(self) -> dict:
         """Batches, rows, committed and lost ones, and how long the loop waited, so far."""
-        counts = _l.Counts()
+        counts = _l.LoaderCounts()
         self._pins.call("dray_loader_count", self._loader, c.byref(counts))
         return {name: getattr(counts, name) for name, _ in counts._fields_[1:]}
 
     def close(self) -> None:
-        """Commits what was finished; what the loop has in its hands is given back."""
+        """Commits what was finished; what the loop still works on is given back."""
         if not self._closed:
             self._closed = True
             for batch in self._waiting + [self._given]:

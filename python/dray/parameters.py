@@ -1,4 +1,4 @@
-"""What a trainer or an engine was given, and where each parameter lies now.
+"""What a trainer or an engine was given, and where each parameter is now.
 
 Frameworks replace parameters: .to() gives the same objects other memory, load_state_dict(assign=True)
 and offloading make other objects. So what was given is looked up again before each publish and each
@@ -6,6 +6,7 @@ update, and what cannot be found any more is ESTALE."""
 from __future__ import annotations
 
 import inspect
+import sys
 import weakref
 from dataclasses import InitVar, dataclass
 from typing import Any, Optional
@@ -14,7 +15,6 @@ from . import _library as _l
 from . import gpu as _g
 from ._library import DrayError
 
-_STALE = -1 - _l.CODES.index("STALE")
 _INSERTED = ("_orig_mod.", "_checkpoint_wrapped_module.")  # into names, by what wraps modules
 _WAY_OUT = "; give the module itself, or Blocks whose tensor is a function that returns the view"
 
@@ -24,7 +24,7 @@ class Block:
     """A rectangle of a tensor, in memory of this rank: `tensor` is a view of it, of any strides, or a
     function that returns the view, called before each publish and each update: for parameters that
     their module replaces. of: the Parameter that it is a view of, kept weakly: once that was replaced or
-    lies elsewhere, the Block is refused (ESTALE)."""
+    is elsewhere, the Block is refused (ESTALE)."""
     name: str
     shape: tuple              # of the whole tensor
     tensor: Any
@@ -35,8 +35,13 @@ class Block:
         self.watched = None if of is None else (weakref.ref(of), place(of))
 
 
-class FlatPart:
-    """The part of a parameter that lies in a rank's shard of FSDP1's flat parameter: elements
+class Part:
+    """What a rank has of a tensor, or of several, where the shape of a parameter does not say which: `shape`, the
+    `tensor` where it is now, and add_to(layout, name)."""
+
+
+class FlatPart(Part):
+    """The part of a parameter that is in a rank's shard of FSDP1's flat parameter: elements
     [first, first + count) of the parameter's, dense from `at` on, looked up each time: the shard may
     move."""
 
@@ -49,6 +54,12 @@ class FlatPart:
         shard = getattr(self.flat, "_local_shard", None)
         shard = self.flat.data if shard is None else shard
         return shard.detach()[self.at:self.at + self.count]
+
+    def add_to(self, layout, name):
+        local = self.tensor
+        index = layout.add_tensor(name, local.dtype, self.shape)
+        if local.numel():
+            layout.add_range(index, local, self.first, name)
 
 
 def fsdp1_parameters(module):
@@ -69,18 +80,22 @@ def fsdp1_parameters(module):
 
 
 def is_parameter(tensor):
-    return isinstance(tensor, _g._torch().nn.Parameter)
+    torch = sys.modules.get("torch")  # nobody has one where it was not imported
+    return torch is not None and isinstance(tensor, torch.nn.Parameter)
 
 
 def tensor_of(values):
-    """numpy's arrays as tensors over the same memory; what a function returns."""
+    """The tensor, or the array like one; what a function returns."""
     values = values() if callable(values) else values
-    return values if hasattr(values, "untyped_storage") else _g._torch().from_numpy(values)
+    if hasattr(values, "untyped_storage"):
+        return values
+    from .arrays import Array
+    return Array(values)
 
 
 def local(parameter):
     """The memory of a parameter, which may be a DTensor, and how it is cut."""
-    if isinstance(parameter, FlatPart):
+    if isinstance(parameter, Part):
         return parameter.tensor, None, None
     if isinstance(parameter, Block):
         return tensor_of(parameter.tensor).detach(), None, None
@@ -91,14 +106,14 @@ def local(parameter):
 
 def _memory(parameter):
     """local(), at less cost: it is asked before each publish and update."""
-    if isinstance(parameter, FlatPart):
+    if isinstance(parameter, Part):
         return parameter.tensor
     parameter = parameter.tensor if isinstance(parameter, Block) else parameter
     return tensor_of(getattr(parameter, "_local_tensor", parameter))
 
 
 def place(parameter):
-    """Where a parameter lies, and how."""
+    """Where a parameter is, and how."""
     tensor = _memory(parameter)
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
@@ -121,7 +136,7 @@ def clean(pairs):
 
 
 def stale(name, why):
-    return DrayError(_STALE, f"{name} {why}")
+    return DrayError(_l.ESTALE, f"{name} {why}")
 
 
 # ---- modules -------------------------------------------------------------------------------------
@@ -164,11 +179,18 @@ def _module_of(given):
 
 
 class Given:
-    """What somebody was given: pairs(), (name, parameter or Block or FlatPart) as they are now; and
+    """What somebody was given: pairs(), (name, parameter or Block or Part) as they are now; and
     places(), (name, something that differs where memory was replaced)."""
 
     def places(self):
         return places(self.pairs())
+
+    def certificate(self):
+        """What the first update is compared by, if it is to be; else None."""
+        return None
+
+    def updated(self):
+        """After each update: what it does not do by bytes."""
 
 
 class _Module(Given):
@@ -218,7 +240,7 @@ class _Shared:
         self._storages, own = {}, {}  # address: [(name, tensor)]
         for name, tensor in named:
             tensor = getattr(tensor, "_local_tensor", tensor)
-            if hasattr(tensor, "untyped_storage") and tensor.numel():
+            if hasattr(tensor, "_cdata") and tensor.numel():  # PyTorch's
                 at = tensor.untyped_storage().data_ptr()
                 self._storages.setdefault(at, []).append((name, tensor))
         for tensor in more:
@@ -227,7 +249,7 @@ class _Shared:
             for each in (tensor, tensor._base):
                 if each is not None and not is_parameter(each):
                     own.setdefault(at, {})[id(each)] = each
-        self._count = getattr(_g._torch()._C, "_storage_Use_Count", lambda _: 0)
+        self._count = getattr(getattr(sys.modules.get("torch"), "_C", None), "_storage_Use_Count", lambda _: 0)
         self._ours = {at: 1 + len({id(t) for _, t in there})  # the storage's object is one more
                       for at, there in self._storages.items()}
         self._had = [at for at in self._storages if self._others(at) > len(own.get(at, ()))]
@@ -258,7 +280,7 @@ class _Entry:
         self.own = None if self._is_parameter else tensor.detach()
 
     def now(self):
-        """It, whether somebody else has it, and whether it lies elsewhere than the last time."""
+        """It, whether somebody else has it, and whether it is elsewhere than the last time."""
         block, tensor = self._block and self._block(), self.given()
         if block is not None:
             tensor = tensor_of(block.tensor)
@@ -285,7 +307,7 @@ def _storage(tensor):
 
 
 class _Constant:
-    """What looks its memory up itself: a FlatPart, a Block whose tensor is a function."""
+    """What looks its memory up itself: a Part, a Block whose tensor is a function."""
 
     def __init__(self, name, parameter):
         self.name, self._parameter = name, parameter
@@ -301,7 +323,7 @@ class _Listed(Given):
         self._entries = []
         for entry in listed:
             name, tensor, block = _read(entry)
-            own = not callable(tensor) and not isinstance(tensor, FlatPart)
+            own = not callable(tensor) and not isinstance(tensor, Part)
             self._entries.append(_Entry(name, tensor, block) if own else _Constant(name, block or tensor))
         self._share()
 

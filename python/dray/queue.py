@@ -46,7 +46,7 @@ class Refill:
     reason: str
 
 
-_CLAIM = {name for name, _ in _l.Claim._fields_}
+_CLAIM = {name for name, _ in _l.ClaimOptions._fields_}
 _DURABILITY = ("none", "checkpoint", "journal")
 _ON_LOSS = ("refill", "shrink_group", "drop_group")
 _PADS = _l.POLICIES.index("token_balanced")  # as the policies behind it
@@ -58,7 +58,7 @@ def _names(names):
 
 
 def claim_options(task: str, count: int, partition: Optional[str], policy: str,
-                  timeout: Optional[float], max_hold: float, **more: Any) -> _l.Claim:
+                  timeout: Optional[float], max_hold: float, **more: Any) -> _l.ClaimOptions:
     """Nobody may write into it: claims that are alike share one."""
     _l.check_word("policy", policy, _l.POLICIES)
     for key, value in more.items():
@@ -71,7 +71,7 @@ def claim_options(task: str, count: int, partition: Optional[str], policy: str,
 
 @functools.lru_cache(maxsize=256)
 def _claim(task, partition, count, policy, timeout_ns, max_hold_ns, **more):
-    return _l.Claim(task=task, partition=partition, count=count, policy=policy,
+    return _l.ClaimOptions(task=task, partition=partition, count=count, policy=policy,
                     timeout_ns=timeout_ns, max_hold_ns=max_hold_ns, **more)
 
 
@@ -224,6 +224,7 @@ class Queue:
         self._session = Session(name, address, role, rank, timeout, options, session)
         self._pins = Pins(f"queue {name}", self._session, library().dray_batch_free)
         self._claims = {}  # batch: a weak reference to its claim
+        self._turn, self._asked = (None, None), False  # coroutines' claims: one at a time, by turns of a loop
 
     def fileno(self) -> int:
         return self._session.fileno()
@@ -287,7 +288,7 @@ class Queue:
         entries = rows // per if refill is None or not once_per_group else 1
         for values in given:
             self._fits(values, entries)
-        options = _l.Insert(partition=text(partition), rows=rows, group_size=group_size,
+        options = _l.InsertOptions(partition=text(partition), rows=rows, group_size=group_size,
                             once_per_group=int(once_per_group), known_only=1,
                             columns=(_l.ColumnData * max(1, len(given)))(*(v.data() for v in given)),
                             column_count=len(given), row_bytes=row_bytes,
@@ -310,7 +311,7 @@ class Queue:
                 continue
             if len(values) != entries:
                 raise ValueError(f"tag {key} has {len(values)} values, not {entries}")
-            single += [_l.RowTag(i, 0, text(key), float(v)) for i, v in enumerate(values)]
+            single += [_l.RowTag(i, text(key), float(v)) for i, v in enumerate(values)]
         options.tags, options.tag_count = (_l.Tag * max(1, len(whole)))(*whole), len(whole)
         options.row_tags = (_l.RowTag * max(1, len(single)))(*single)
         options.row_tag_count = len(single)
@@ -352,12 +353,70 @@ class Queue:
         batch, _ = self._claim_any([options])
         return Claim(self, batch, framework, copy, options.policy >= _PADS, options.peer > 0)
 
-    def _claim_any(self, options: Sequence[_l.Claim], timeout: Optional[float] = None) -> tuple:
+    async def claim_async(self, task: str, count: int = 1, partition: Optional[str] = None, *,
+                          up_to: bool = False, policy: str = "fifo", timeout: Optional[float] = None,
+                          max_hold: float = 0.0, framework: str = "numpy", copy: Optional[bool] = None,
+                          **more: Any) -> Claim:
+        """claim() of a coroutine: the event loop goes on while it waits, and so do other calls of this queue.
+        Several wait in turn, the first one's timeout first. What a cancelled one would have got is given back."""
+        _l.check_word("framework", framework, ("numpy", "torch"))
+        options = claim_options(task, count, partition, policy, timeout, max_hold, up_to=int(up_to), **more)
+        import asyncio  # takes longer than all of dray
+        loop = asyncio.get_running_loop()
+        if self._turn[0] is not loop:
+            self._turn = loop, asyncio.Lock()
+        answer = asyncio.ensure_future(self._answer(options, *self._turn))
+        try:
+            batch = await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            answer.add_done_callback(self._unwanted)
+            raise
+        return Claim(self, batch, framework, copy, options.policy >= _PADS, options.peer > 0)
+
+    async def _answer(self, options, loop, turn):
+        async with turn:
+            if self._asked:  # by a loop that ended before the answer came
+                try:
+                    self._pins.drop(await self._answered(loop), True)
+                except DrayError:
+                    pass
+            self._call("dray_queue_claim_start", c.byref(options), 1)
+            self._asked = True
+            return await self._answered(loop)
+
+    async def _answered(self, loop):
+        import asyncio
+        batch, readable = c.c_void_p(), asyncio.Event()
+        loop.add_reader(self.fileno(), readable.set)
+        try:
+            while True:
+                await readable.wait()
+                readable.clear()
+                try:
+                    with self._pins:
+                        self._call_within("dray_queue_claim_poll", None, c.byref(batch))
+                        self._pins.hold(batch.value)
+                except DrayError as error:
+                    if error.name == "EAGAIN":
+                        continue
+                    self._asked = False
+                    raise
+                self._asked = False
+                return batch.value
+        finally:
+            loop.remove_reader(self.fileno())
+
+    def _unwanted(self, answer):
+        """Nobody waits for it any more."""
+        if not answer.cancelled() and answer.exception() is None:
+            self._pins.drop(answer.result(), True)
+
+    def _claim_any(self, options: Sequence[_l.ClaimOptions], timeout: Optional[float] = None) -> tuple:
         """(the batch, held, and the number of its options): of several the first that can be filled.
         timeout: instead of theirs."""
         batch, which, first = c.c_void_p(), c.c_uint32(), c.byref(options[0])
         if len(options) > 1 or timeout is not None:
-            first = (_l.Claim * len(options))(*options)
+            first = (_l.ClaimOptions * len(options))(*options)
             first[0].timeout_ns = options[0].timeout_ns if timeout is None else _l.nanoseconds(timeout)
         with self._pins:
             try:
@@ -376,7 +435,6 @@ class Queue:
             self._call_within("dray_batch_import", exported, len(exported), c.byref(batch))
             self._pins.hold(batch.value)
         return batch.value
-
 
     def wait(self, partition: str, task: Optional[str] = None,
              timeout: Optional[float] = None) -> None:

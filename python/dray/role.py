@@ -39,29 +39,15 @@ from .checkpoint import save as save_checkpoint
 from .columns import ROW
 from .lease import Lease
 from .queue import Claim, Queue, claim_options
-from .weights import Context, Publisher, Subscriber
+from .steps import Kept, Plan, Rules, RunEnded, Step, Trainer, Weights
+from .weights import MODEL, Context, Publisher, Subscriber
 
-_INVALID, _END, _STALE, _GONE, _TIMED_OUT = (-1 - _l.CODES.index(name) for name in (
-    "INVALID", "END", "STALE", "GONE", "TIMEDOUT"))
-_MODEL = "policy"   # under which trainers of a run publish, and engines subscribe
 _MICRO = 32         # rows a claim, where neither the call nor the job says
 _FLUSH = 1.0        # seconds between writes of the timeline
 _WORDS = {
     "DRAY_ADDRESS": "where the coordinator is", "DRAY_RUN": "the folder of the run",
     "DRAY_CONFIG": "the job as resolved, a JSON file", "DRAY_TASK": "for which tasks this program claims",
 }
-
-
-class RunEnded(SystemExit):
-    """The run ended, or this process was asked to end, in the middle of a step: what was claimed of it is
-    given back. `with Role()` swallows it; elsewhere it ends the process, with status 0."""
-
-    def __init__(self, message: str):
-        super().__init__(0)
-        self.message = message
-
-    def __str__(self) -> str:
-        return self.message
 
 
 class _Stop(BaseException):
@@ -110,7 +96,7 @@ class Batch(Claim):
 def _number(name: str, fallback: int) -> int:
     text = os.environ.get(name) or str(fallback)
     if not text.isdecimal():
-        raise DrayError(_INVALID, f"${name}: a number expected, found {text!r}")
+        raise DrayError(_l.EINVALID, f"${name}: a number expected, found {text!r}")
     return int(text)
 
 
@@ -141,12 +127,12 @@ class Role:
         self.instance, self.epoch = _number("DRAY_INSTANCE", 0), _number("DRAY_EPOCH", 1)
         self.rank = _number("DRAY_RANK", _number("RANK", 0))
         self.world, self.step = _number("WORLD_SIZE", 1), _number("DRAY_STEP", 0)
-        self._config = self._queue = self._group = None
+        self._config = self._queue = self._group = self._kept = None
         self._hand, self._contexts, self.lost = [], {}, 0
         self._flushed, self._traced = time.monotonic(), False
         self._stopping = self._waiting = False
         if timeout is None:
-            limits = self.config.get("limits", {}) if os.environ.get("DRAY_CONFIG") else {}
+            limits = self.config.get("limits", {}) if self._has_config else {}
             timeout = float(limits.get("wait_seconds", 60.0))
         self.timeout = timeout
         self._catch()
@@ -173,7 +159,7 @@ class Role:
     def _get(self, name: str) -> str:
         value = os.environ.get(name)
         if not value:
-            raise DrayError(_INVALID, f"${name} is not set: {_WORDS[name]}. `dray run` sets it for the "
+            raise DrayError(_l.EINVALID, f"${name} is not set: {_WORDS[name]}. `dray run` sets it for the "
                             "commands of its roles (`command:` in the job file); to start one by hand, export "
                             "what the run's other processes have")
         return value
@@ -186,8 +172,18 @@ class Role:
                 with open(path, encoding="utf-8") as file:
                     self._config = json.load(file)
             except (OSError, ValueError) as error:
-                raise DrayError(_INVALID, f"$DRAY_CONFIG: {path}: the job as JSON expected: {error}") from None
+                raise DrayError(_l.EINVALID, f"$DRAY_CONFIG: {path}: the job as JSON expected: {error}") from None
         return self._config
+
+    @property
+    def _has_config(self) -> bool:
+        return bool(os.environ.get("DRAY_CONFIG"))
+
+    @property
+    def rules(self) -> Optional[Rules]:
+        """What the run's schedule says to trainers and engines (include/dray/steps.h); None: there is no run."""
+        told = self.config.get("rules") if self._has_config else None
+        return Rules(**told) if told else None
 
     @property
     def folder(self) -> pathlib.Path:
@@ -196,7 +192,7 @@ class Role:
     @property
     def group(self) -> str:
         """What this instance is called: the role's name, and which it is where there are several."""
-        roles = self.config.get("roles", []) if os.environ.get("DRAY_CONFIG") else []
+        roles = self.config.get("roles", []) if self._has_config else []
         several = any(role.get("name") == self.name and role.get("instances", 1) > 1 for role in roles)
         return f"{self.name}.{self.instance}" if several or self.instance else self.name
 
@@ -227,14 +223,14 @@ class Role:
         """Ends the loop when the batch that it works on is done (a trainer's: the step)."""
         self._stopping = True
         if self._waiting:
-            raise _Stop
+            _l.interrupt(_Stop())
 
     @property
     def stopping(self) -> bool:
         return self._stopping
 
     def _fail(self, error: BaseException):
-        """What an exception leaves in the loop's hands is a failed attempt; a signal's is given back."""
+        """An exception makes the loop's batch a failed attempt; a signal gives it back."""
         for batch in self._hand if isinstance(error, Exception) else []:
             try:
                 if batch.leads and batch._live and not batch._settled:
@@ -283,21 +279,42 @@ class Role:
                                 self.rank, self.timeout, session=self._member())
         return self._queue
 
-    def publisher(self, parameters: Any, optimizer: Any = None, model: str = _MODEL,
-                  **options: Any) -> Publisher:
-        """A trainer's: weights.Publisher of this rank. optimizer: waits before its steps for readers."""
-        publisher = Publisher(self.context("trainer"), model, parameters, self.rank, self.world,
-                              timeout=self.timeout, **options)
+    def publisher(self, parameters: Any, optimizer: Any = None, model: str = MODEL,
+                  **options: Any) -> Union[Publisher, Kept]:
+        """A trainer's: weights.Publisher of this rank. optimizer: waits before its steps for readers. Where the
+        schedule keeps two versions for engines (one_step_async), one that publishes each from a copy."""
+        kept = self.rules.kept if model == MODEL and self.rules else 1
+        if kept > 1:
+            options.pop("snapshot", None)
+            self._kept = Kept(lambda of, name: self._publisher(of, name, options), parameters, model, kept)
+            return self._kept
+        publisher = self._publisher(parameters, model, options)
         if optimizer is not None:
             publisher.attach(optimizer)
         return publisher
 
-    def subscriber(self, blocks: Any = (), model: str = _MODEL, **options: Any) -> Subscriber:
-        """An engine's: weights.Subscriber of this rank; the ranks of this instance are its group."""
-        return Subscriber(self.context("engine"), model, blocks, self.group, self.rank, self.world,
-                          self.timeout, **options)
+    def _publisher(self, parameters, model, options):
+        return Publisher(parameters, model, self.rank, self.world, context=self.context("trainer"),
+                         timeout=self.timeout, **options)
 
-    def engines(self, model: str = _MODEL) -> list:
+    def subscriber(self, blocks: Any = (), model: str = MODEL, **options: Any) -> Subscriber:
+        """An engine's: weights.Subscriber of this rank; the ranks of this instance are its group."""
+        return Subscriber(blocks, model, self.group, self.rank, self.world, context=self.context("engine"),
+                          timeout=self.timeout, **options)
+
+    def weights(self, blocks: Any = (), model: str = MODEL, **options: Any) -> Weights:
+        """An engine's: the versions that the run's schedule wants, of this rank; the ranks of this instance take them
+        together.
+
+            weights = role.weights(model)
+            for batch in role.batches():
+                if weights.take(batch) is None:        # given back
+                    continue
+                ...
+                batch.set_tag("version", [weights.version] * batch.rows)"""
+        return Weights(self, blocks, model, **options)
+
+    def engines(self, model: str = MODEL) -> list:
         """The engines that take the model's weights, a dict each: name, version (0: none yet), ranks,
         state, serving, ..., as `dray status --json` has them."""
         out = c.c_void_p()
@@ -354,7 +371,7 @@ class Role:
     # ---- the ranks
 
     def _gloo(self):
-        """The ranks of the role, for what lies in host memory."""
+        """The ranks of the role, for what is in host memory."""
         if self._group is None:
             import torch.distributed as dist
             if not dist.is_initialized():
@@ -399,11 +416,12 @@ class Role:
                 if self._stopping:
                     return None
             except DrayError as error:
-                if error.code != _END:
+                if error.code != _l.EEND:
                     raise
                 return None
             finally:
                 self._waiting = False
+                _l.forget(_Stop)
             if self.world > 1:
                 self._tell(("idle",))
 
@@ -455,7 +473,7 @@ class Role:
         return made
 
     def _micro(self, task):
-        section = self.config.get(task, {}) if os.environ.get("DRAY_CONFIG") else {}
+        section = self.config.get(task, {}) if self._has_config else {}
         return int(section.get("micro_batch", _MICRO)) if isinstance(section, dict) else _MICRO
 
     def batches(self, task: Union[None, str, Sequence[str]] = None, columns: Iterable[str] = (),
@@ -490,13 +508,13 @@ class Role:
             try:
                 self._settle()
             except DrayError as error:
-                if error.code not in (_STALE, _GONE):
+                if error.code not in (_l.ESTALE, _l.EGONE):
                     raise
                 self.lost += batch.rows
             self._flush()
 
     def _settle(self):
-        """Commits what is in the loop's hands, when all ranks are through with it."""
+        """Commits the loop's batch, when all ranks are through with it."""
         if self.world > 1:
             self._meet()
         hand, self._hand = self._hand, []
@@ -522,89 +540,69 @@ class Role:
 
     # ---- steps
 
-    def steps(self, publisher: Publisher, columns: Iterable[str] = (), *, rows: Optional[int] = None,
-              micro: Optional[int] = None, task: Optional[str] = None, last: Optional[int] = None,
-              policy: str = "ordered", framework: str = "torch", copy: Optional[bool] = None,
-              save: Optional[Callable] = None, every: Optional[int] = None,
+    def steps(self, publisher: Union[Publisher, Kept], columns: Iterable[str] = (), *, rows: Optional[int] = None,
+              micro: Optional[int] = None, part: Optional[int] = None, task: Optional[str] = None,
+              last: Optional[int] = None, policy: str = "ordered", framework: str = "torch",
+              copy: Optional[bool] = None, save: Optional[Callable] = None, every: Optional[int] = None,
               ready: Optional[Mapping[str, float]] = None, **claim: Any) -> Iterator[Step]:
         """A trainer's steps, from the one that the run goes on from; on all ranks.
 
             for step in role.steps(publisher, ["response", "reward"], save=save):
                 for batch in step:                     # this rank's part of each micro-batch
                     loss(batch).backward()
-                optimizer.step()
+                    if step.due:                       # the samples of an optimiser step are whole
+                        optimizer.step()
                 step.report(loss=...)
 
-        A step takes the first `rows` rows that are there, whenever each is claimed, `micro` for each rank at
-        once. When the next step is asked for: the weights are published, as version `step.number`; more
-        may be rolled out; the step is reported; its rows are committed; and where a checkpoint is due, the
-        queue's cursor is taken and save(number, files) called on all ranks: files, {name: bytes}, belong to
-        the checkpoint, among them the cursor. Only when it returned does the queue free what it covers. In a
-        new run the version that comes first is saved and published before the first step.
+        A step takes the `rows` rows that the run's schedule gives it, whenever each is claimed: those of its own
+        prompts, or (async) those that are complete first, in whole groups; `micro` for each rank at once, and none of
+        two parts of `part` rows, which are an optimiser step's, in one batch. When the next step is asked for: the
+        weights are published, as version `step.number`; more may be rolled out; the step is reported; its rows are
+        committed; and where a checkpoint is due, the queue's cursor is taken and save(number, files) called on all
+        ranks: files, {name: bytes}, belong to the checkpoint: the cursor, and dray.json, which says what was trained.
+        Only when it returned does the queue free what it covers. In a new run the version that comes first is saved
+        and published before the first step; in one that goes on where engines may ask for the version before
+        (one_step_async), that, too.
         Ends behind step `last`, at the queue's end, or by SIGTERM, with a checkpoint. Where the queue ends in
         the middle of a step, RunEnded.
 
-        Not said, rows, micro, last and every come from the job: rollout.prompts x samples,
-        actor.micro_batch, steps, checkpoint.every. ready: numbers of the report "ready". claim: as
-        Queue.claim's, such as staleness=; of a step k the samples must be of a version from
-        k - 1 - staleness on."""
+        Not said, rows, micro, part, last and every come from the job: rollout.prompts x samples,
+        actor.micro_batch, rows / actor.optimiser_steps, steps, checkpoint.every. ready: numbers of the report
+        "ready". claim: as Queue.claim's, in the place of what the schedule says, such as staleness=: of a step k the
+        samples must be of a version from k - 1 - staleness on."""
         if save is not None and not callable(save):
             raise TypeError("save: a function of the step's number and of files expected")
-        plan = _Plan(rows=rows or self._setting("rollout.prompts") * self._setting("rollout.samples"),
-                     micro=micro or self._setting("actor.micro_batch"),
-                     last=last or self._setting("steps"),
-                     every=every or (self._setting("checkpoint.every") if save else 0), save=save,
-                     task=self._task(task)[0], columns=list(columns), policy=policy,
-                     how=_How(framework, copy, True, policy == "group"), claim=claim)
-        return self._steps(publisher, plan, dict(ready or {}))
+        rules = self.rules or Rules(oldest=1 + claim.get("staleness", 0))
+        rules.rows = rows or rules.rows or self._setting("rollout.prompts") * self._setting("rollout.samples")
+        rules.last = last or rules.last or self._setting("steps")
+        if rows and rows % rules.group:
+            rules.group = 1
+        if part is None:
+            actor = self.config.get("actor", {}) if self._has_config else {}
+            part = rules.rows // actor.get("optimiser_steps", 1)
+        plan = Plan(rules=rules, micro=micro or self._setting("actor.micro_batch"), part=part,
+                    every=every or (self._setting("checkpoint.every") if save else 0), save=save,
+                    task=self._task(task)[0], columns=list(columns), policy=policy,
+                    how=_How(framework, copy, True, policy == "group"), claim=claim)
+        self._options(plan.task, 1, policy, False, claim)  # what is misspelt is said now
+        return Trainer(self, publisher, plan, dict(ready or {})).run()
 
     def _setting(self, path: str) -> Any:
         value = self.config
         for key in path.split("."):
             if not isinstance(value, dict) or key not in value:
-                raise DrayError(_INVALID, f"$DRAY_CONFIG: the job has no {path}")
+                raise DrayError(_l.EINVALID, f"$DRAY_CONFIG: the job has no {path}")
             value = value[key]
         return value
-
-    def _steps(self, publisher, plan, ready):
-        self._drop()
-        self._does("loop")
-        admits = self.rank == 0 and self.queue.status().get("admission") is not None
-        saved = number = self.step
-        if number == 0:
-            self._save(plan, 0)
-        self.report("ready", step=number, **ready)
-        publisher.publish(number)
-        while number < plan.last and not self._agree(self._stopping):
-            step = Step(self, number + 1, plan)
-            if not step._take():
-                break
-            yield step
-            self._does("loop")
-            step._check()
-            number = step.number
-            publisher.publish(number)
-            if admits:
-                self.queue.version(number)
-            self.report("step", **step._numbers())
-            self._settle()
-            if plan.save and (number % plan.every == 0 or number == plan.last):
-                saved = number
-                self._save(plan, number)
-            elif self.rank == 0 and not self._keeps:
-                self.queue.covered(self.queue.cursor(number))
-            self._flush()
-        if saved != number:
-            self._save(plan, number)
 
     # ---- checkpoints
 
     @property
-    def _keeps(self) -> bool:
-        """Whether a run that goes on from a checkpoint gets back what was trained behind it. Else it makes
-        those samples anew, and the queue need not keep them."""
-        queue = self.config.get("queue", {}) if os.environ.get("DRAY_CONFIG") else {}
-        return queue.get("durability", "journal") == "journal"
+    def _durability(self) -> str:
+        """The queue's, as the job has it. With "journal" a run that goes on from a checkpoint gets back what was
+        trained behind it. Else it makes those samples anew, and the queue need not keep them."""
+        queue = self.config.get("queue", {}) if self._has_config else {}
+        return queue.get("durability", "journal")
 
     def saver(self, model: Any, optimizer: Any = None, config: Optional[str] = None) -> Callable:
         """For steps(save=): the model's parameters, torch's optimizer's state (of the host, whole or
@@ -614,9 +612,8 @@ class Role:
             parts = {}
             if optimizer is not None:
                 parts["optimizer"], files["optimizer.json"] = optimizer_tensors(model, optimizer)
-            files["dray.json"] = json.dumps({
-                "format": 1, "job": self.config.get("name"), "seed": self.config.get("seed"), "step": number,
-                "weight_version": number}, indent=2).encode()
+            if self._kept is not None:
+                parts.update(self._kept.previous(number))
             save_checkpoint(self.folder / "checkpoints", number, model, context=self.context("trainer"),
                             rank=self.rank, world=self.world, parts=parts, files=files, config=config,
                             keep=self._setting("checkpoint.keep"), stay=[0], timeout=self.timeout)
@@ -629,7 +626,7 @@ class Role:
             return False
         version, path = latest(self.folder / "checkpoints")
         if version != self.step:
-            raise DrayError(_INVALID, f"{path}: the run goes on from step {self.step} ($DRAY_STEP), the newest "
+            raise DrayError(_l.EINVALID, f"{path}: the run goes on from step {self.step} ($DRAY_STEP), the newest "
                             f"checkpoint is of step {version}")
         load_checkpoint(path, model)
         if optimizer is not None:
@@ -638,115 +635,3 @@ class Role:
 
     def _agree(self, said: bool) -> bool:
         return said if self.world == 1 else self._tell(said)
-
-    def _save(self, plan, number):
-        if plan.save is None:
-            return
-        files = {}
-        if self.rank == 0:
-            self._wait_for_row(number)
-            files[CURSOR] = self.queue.cursor(number)
-        with _t.span("checkpoint", number, "transfer"):
-            plan.save(number, files)
-        if self.rank == 0:
-            self.queue.covered(files[CURSOR])
-            self.report("checkpoint", step=number)
-
-
-    def _wait_for_row(self, number):
-        """A run goes on from its newest checkpoint: the row of the step must be in metrics.jsonl by then, or
-        beside it, where it waits for its evaluation."""
-        end, rows = time.monotonic() + self.timeout, pathlib.Path(os.environ.get("DRAY_RUN", ""), _ROWS[0])
-        while number > 0 and os.environ.get("DRAY_RUN") and rows.exists() and self._last_row() < number:
-            if time.monotonic() > end:
-                raise DrayError(_TIMED_OUT, f"{rows}: no row of step {number} after "
-                                f"{self.timeout:.0f} s: is `dray run` alive?")
-            time.sleep(0.01)
-
-    def _last_row(self):
-        last = -1
-        for name in _ROWS:
-            try:
-                with open(self.folder / name, "rb") as file:
-                    file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
-                    lines = file.read().splitlines()[-2:]
-            except FileNotFoundError:  # nothing waits
-                continue
-            for line in lines:
-                try:
-                    last = max(last, json.loads(line)["step"])
-                except (ValueError, KeyError, TypeError):  # the end, or the beginning, of a line
-                    continue
-        return last
-
-
-_ROWS = "metrics.jsonl", ".metrics.pending"  # as in src/run/folder.h
-CURSOR = "queue.cursor"  # the file of a checkpoint that has it
-
-
-@dataclass(frozen=True)
-class _Plan:
-    rows: int
-    micro: int
-    last: int
-    every: int
-    save: Optional[Callable]
-    task: str
-    columns: list
-    policy: str
-    how: _How
-    claim: dict
-
-
-class Step:
-    """A step of a trainer: iterating gives its batches, this rank's part of each. number: which, and the
-    version of the weights that it makes; rows: taken so far, by all ranks."""
-
-    def __init__(self, role: Role, number: int, plan: _Plan):
-        self._role, self._plan, self.number, self.rows = role, plan, number, 0
-        self._next, self._told, self._behind = None, {}, []
-
-    def _take(self) -> bool:
-        """Claims the next batch; False: there is none."""
-        role, plan = self._role, self._plan
-        count = min(plan.micro * role.world, plan.rows - self.rows)
-        options = role._options(plan.task, count, plan.policy, False,
-                                dict({"fresh": 1, "version": self.number - 1}, **plan.claim))
-        batch = self._next = role._claim(options, plan.how, not self.rows)
-        if batch is None:
-            return False
-        role._hand.append(batch)
-        self.rows += batch.whole
-        versions = np.full(batch.whole, np.nan)
-        role.queue._pins.call("dray_batch_tags", batch._batch, b"version", 0, batch.whole,
-                               versions.ctypes.data)
-        self._behind += (self.number - 1 - versions[~np.isnan(versions)]).tolist()
-        for name in plan.columns:
-            batch[name]
-        return True
-
-    def __iter__(self) -> Iterator[Batch]:
-        while self._next is not None or self.rows < self._plan.rows:
-            if self._next is None and not self._take():
-                raise RunEnded(f"the run ended in step {self.number}, of which {self.rows} of "
-                               f"{self._plan.rows} rows were there")
-            batch, self._next = self._next, None
-            rows = batch.rows
-            self._role._does(self._plan.task, self.number)
-            yield batch
-            self._role._does("loop", rows=rows)
-        self._role._does("step", self.number)
-
-    def _check(self):
-        if self._next is not None or self.rows < self._plan.rows:
-            raise RuntimeError(f"step {self.number}: {self.rows} of {self._plan.rows} rows were asked for "
-                               "before the next step was: iterate over the step to its end")
-
-    def report(self, **numbers: Any) -> None:
-        """Numbers for the step's report, and metrics.jsonl; of several ranks rank 0's count."""
-        self._told.update(numbers)
-
-    def _numbers(self):
-        behind = self._behind or [0]
-        return dict({"step": self.number, "samples": self.rows, "weight_version": self.number - 1,
-                     "staleness_mean": sum(behind) / len(behind), "staleness_max": max(behind)}, **self._told)

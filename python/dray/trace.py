@@ -41,8 +41,8 @@ def is_on() -> bool:
     return bool(library().dray_trace_is_on())
 
 
-def _kept(name: str) -> int:
-    return c.addressof(_names.setdefault(name, c.create_string_buffer(name.encode())))
+def _kept(name: str):
+    return _names.setdefault(name, c.create_string_buffer(name.encode()))
 
 
 def enter(name: str, step: int = -1, kind: str = "busy", cause: str = "unknown") -> None:

@@ -111,7 +111,7 @@ class Values:
         return np.frombuffer(b"".join(parts), dtype=np.uint8), _ends(parts)
 
     def _nested(self, values):
-        """As it lies where the rows lie one after the other, else row by row."""
+        """As it is where the rows are one after the other, else row by row."""
         if getattr(values, "_lengths", 0) is None and getattr(values, "_ragged_idx", 0) == 1:
             joined, offsets = values.values(), values.offsets().detach().cpu()
             if int(offsets[0]) == 0 and int(offsets[-1]) == len(joined):

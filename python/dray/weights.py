@@ -1,20 +1,21 @@
-"""Weights between PyTorch processes: a trainer's ranks publish their parameters where they lie, an
-engine's ranks receive them where they want them. Nothing is gathered.
+"""Weights between processes, in PyTorch's tensors or numpy's arrays: a trainer's ranks publish their
+parameters where they are, an engine's ranks receive them where they want them. Nothing is gathered.
 
-    publisher = dray.weights.Publisher(context, "qwen", model, rank, world)
+    publisher = dray.Publisher(model)                 # this rank's part, of FSDP2's module, say
     publisher.attach(optimizer)                       # waits for readers before the next write
     publisher.publish(step)
 
     blocks = [Block("model.layers.0.self_attn.q_proj.weight", (4096, 4096), qkv[:512], (512, 0)), ...]
-    subscriber = dray.weights.Subscriber(context, "qwen", blocks, group="engine", rank=0, world=8)
+    subscriber = dray.Subscriber(blocks)
     report = subscriber.update()
 
-engine_blocks() makes the blocks of SGLang's and vLLM's parameters, after it has compared them with the
-checkpoint that the engine loaded; an engine that cannot say where its parameters lie gives Subscriber its
-load_weights.
+record() finds the blocks of any engine out of its load_weights; engine_blocks() makes those of SGLang's and
+vLLM's parameters, after it has compared them with the checkpoint that the engine loaded; an engine that
+cannot say where its parameters are, gives Subscriber its load_weights.
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes as c
 import json
 import operator
@@ -31,110 +32,53 @@ from . import trace as _t
 from ._library import DrayError, call, library
 from .engine import engine_blocks, load_config, prove, tensors
 from .host import empty, share
+from .engines import Engines
+from .megatron import megatron, megatron_parameters
 from .parameters import Block, FlatPart, fsdp1_parameters
 
-__all__ = ["Block", "Context", "FlatPart", "Layout", "Publisher", "Subscriber", "empty",
-           "engine_blocks", "fsdp1_parameters", "prove", "share", "tensors"]
+__all__ = ["Block", "Context", "Engines", "FlatPart", "Layout", "Publisher", "Subscriber", "empty",
+           "engine_blocks", "fsdp1_parameters", "megatron", "megatron_parameters", "prove", "record", "share", "tensors"]
 
-
-class _RegionInfo(c.Structure):
-    _fields_ = [("kind", c.c_int32), ("bytes", c.c_uint64), ("name", c.c_char_p),
-                ("device", c.c_uint8 * 16)]
-
-
-class _Placement(c.Structure):
-    _fields_ = [("kind", c.c_int32), ("dim", c.c_int32), ("split_factor", c.c_int64)]
-
-
-class _Mesh(c.Structure):
-    _fields_ = [("ndim", c.c_uint32), ("shape", c.c_int64 * 8), ("placements", _Placement * 8)]
-
-
-class _PublisherOptions(_l.Sized):
-    _fields_ = [("size", c.c_size_t), ("regions", c.POINTER(c.c_void_p)), ("rank", c.c_uint32),
-                ("world", c.c_uint32), ("checksum", c.c_int32), ("timeout_ns", c.c_int64),
-                ("delta", c.c_int32), ("delta_dtype", c.c_int32), ("snapshot", c.c_int32),
-                ("staging_bytes", c.c_uint64)]
-
-
-class _SubscriberOptions(_l.Sized):
-    _fields_ = [("size", c.c_size_t), ("regions", c.POINTER(c.c_void_p)), ("group", c.c_char_p),
-                ("rank", c.c_uint32), ("world", c.c_uint32), ("timeout_ns", c.c_int64),
-                ("load", c.c_void_p)]
-
-
-class _LoadTensor(c.Structure):
-    _fields_ = [("name", c.c_char_p), ("dtype", c.c_int32), ("ndim", c.c_uint32),
-                ("shape", c.c_int64 * _l.MAX_DIMS), ("first_row", c.c_int64), ("rows", c.c_int64),
-                ("start", c.c_uint64), ("end", c.c_uint64), ("numel", c.c_uint64)]
-
-
-class _LoadBucket(_l.Sized):
-    _fields_ = [("size", c.c_size_t), ("version", c.c_uint64), ("data", c.c_void_p),
-                ("bytes", c.c_uint64), ("tensors", c.POINTER(_LoadTensor)), ("count", c.c_uint32),
-                ("index", c.c_uint32), ("buckets", c.c_uint32)]
-
-
-_LOAD = c.CFUNCTYPE(c.c_int, c.c_void_p, c.POINTER(_LoadBucket), c.POINTER(_l.Error))
-
-
-class _LoadOptions(_l.Sized):
-    _fields_ = [("size", c.c_size_t), ("load", _LOAD), ("user", c.c_void_p),
-                ("bucket_bytes", c.c_uint64), ("slices", c.c_int32), ("together", c.c_void_p),
-                ("together_count", c.c_uint32), ("memory", c.c_int32)]
-
-
-class _UpdateOptions(_l.Sized):
-    _fields_ = [("size", c.c_size_t), ("mode", c.c_int32), ("strategy", c.c_int32),
-                ("min_version", c.c_uint64), ("path", c.c_char_p), ("path_version", c.c_uint64),
-                ("bucket_bytes", c.c_uint64), ("verify", c.c_int32), ("timeout_ns", c.c_int64),
-                ("lease_ns", c.c_int64), ("peers", c.c_int32), ("unused", c.c_int32),
-                ("ctas", c.c_uint32), ("copy_engines", c.c_int32)]
-
-
-class _Pin(c.Structure):
-    _fields_ = [("member", c.c_uint64), ("bytes", c.c_uint64), ("name", c.c_char * 112)]
-
-
-class _UpdateReport(_l.Sized):
-    """Filled and read by the library alone."""
-    _fields_ = [("size", c.c_size_t), ("room", c.c_uint64 * 64)]
-
-
-MODES = {"auto": 0, "tensor": 1, "distributed": 2, "disk": 3}
-STRATEGIES = {"direct": 0, "bucket": 1, "parameter": 2}
-_AGAIN, _CLOSED, _TORN, _CANCELED = (-1 - _l.CODES.index(name)
-                                    for name in ("AGAIN", "CLOSED", "TORN", "CANCELED"))
+MODES = {word: number for number, word in enumerate(_l.words("MODE_"))}
+STRATEGIES = {word: number for number, word in enumerate(_l.words("STRATEGY_"))}
 _SPANS = {"dray_update_weights": "weights update", "dray_prefetch_weights": "weights prefetch",
           "dray_commit_weights": "weights commit"}
+MODEL = "policy"    # the name of the model, where none is given
 STAGING = 16 << 20  # of a publisher of private host memory, where nothing else is said
+
+
+def record(load_weights: Callable, tensors: Mapping[str, Any], into: Any = None, device: Any = "cpu"):
+    """What an engine's own loader puts where, found by running it on tensors without data: for
+    Subscriber, in the place of Blocks. dray.record has the rest."""
+    from .record import record
+    return record(load_weights, tensors, into, device)
 
 
 # ---- layouts -------------------------------------------------------------------------------------
 
 def _mesh_of(mesh, placements):
-    m = _Mesh(ndim=mesh.ndim)
+    m = _l.Mesh(ndim=mesh.ndim)
     m.shape[:mesh.ndim] = list(mesh.shape)
     for i, p in enumerate(placements):
         kind = type(p).__name__
         if kind == "_StridedShard":
-            m.placements[i] = _Placement(2, p.dim, p.split_factor)
+            m.placements[i] = _l.Placement(2, p.dim, p.split_factor)
         elif kind == "Shard":
-            m.placements[i] = _Placement(1, p.dim, 1)
+            m.placements[i] = _l.Placement(1, p.dim, 1)
         else:
-            m.placements[i] = _Placement(0 if kind == "Replicate" else 3, 0, 1)
+            m.placements[i] = _l.Placement(0 if kind == "Replicate" else 3, 0, 1)
     return m
 
 
 class Layout:
-    """A dray_layout, and the live regions of it. What is in a dray arena lies in one region a chunk,
+    """A dray_layout, and the live regions of it. What is in a dray arena is in one region a chunk,
     anything else in one region a storage: so few handles, or such that stay right when it moves."""
 
     def __init__(self, config: Optional[str] = None):
         self.pointer = c.c_void_p()
         self.regions = []
-        self.private = False  # some of it lies in host memory that other processes cannot map
-        self.cuda = False     # some of it lies on a GPU
+        self.private = False  # some of it is in host memory that other processes cannot map
+        self.cuda = False     # some of it is on a GPU
         self._index = {}
         self._config = load_config(config) if config is not None else None
         call("dray_layout_new", c.byref(self.pointer))
@@ -147,7 +91,9 @@ class Layout:
             region.close()
         self.regions = []
 
-    __del__ = close
+    def __del__(self):
+        if not sys.is_finalizing():
+            self.close()
 
     def _extent(self, tensor):
         """Which memory makes the region of a tensor: address, size, UUID, and what keeps it."""
@@ -174,7 +120,7 @@ class Layout:
             kind = _g.CUDA if uuid else _g.SHARED if shared else _g.HOST
             self.private = self.private or kind == _g.HOST
             self.cuda = self.cuda or kind == _g.CUDA
-            info = _RegionInfo(kind, size, name.encode())
+            info = _l.RegionInfo(kind, size, name.encode())
             if uuid:
                 info.device[:] = uuid
             index = c.c_uint32()
@@ -184,7 +130,7 @@ class Layout:
         return self._index[at]
 
     def _spans(self, tensor):
-        """Does it lie in several allocations, as in PyTorch's expandable segments?"""
+        """Whether it is in several allocations, as in PyTorch's expandable segments."""
         if not tensor.is_cuda:
             return False
         s = _g.storage_of(tensor.data_ptr())
@@ -197,10 +143,10 @@ class Layout:
         if not local.is_contiguous() or list(local.shape[1:]) != list(shape[1:]):
             raise DrayError(-26, f"{name} lies in several allocations (expandable segments), and is "
                             "not whole rows: allocate it in dray.gpu.use_arena()")
-        self._add_range(index, local, (start[0] if start else 0) *
+        self.add_range(index, local, (start[0] if start else 0) *
                         (local.numel() // max(1, local.shape[0])), name)
 
-    def _add_range(self, index, local, first, name):
+    def add_range(self, index, local, first, name):
         """Elements of the whole tensor from `first` on, dense here, allocation by allocation."""
         element, at = local.element_size(), local.data_ptr()
         end = at + local.numel() * element
@@ -227,15 +173,15 @@ class Layout:
     def add_parameter(self, name, parameter):
         """A parameter of this rank: whole, or a DTensor's shard. Where nothing of it is here, only
         the name is added."""
+        if isinstance(parameter, _p.Part):
+            parameter.add_to(self, name)
+            return
         local, mesh, placements = _p.local(parameter)
-        if self._config is not None and not isinstance(parameter, FlatPart):
+        if self._config is not None:
             self._add_module(name, local, mesh, placements)
             return
         tensor = self.add_tensor(name, local.dtype, tuple(parameter.shape))
         if local.numel() == 0:
-            return
-        if isinstance(parameter, FlatPart):
-            self._add_range(tensor, local, parameter.first, name)
             return
         if not local.is_contiguous():
             raise DrayError(-1, f"{name}: the local shard is not contiguous")
@@ -333,13 +279,40 @@ class Context:
         self.close()
 
 
+_sessions = {}  # (process, role): the Context of those that are given none
+
+
+def _session(role):
+    """The session of this process in this role."""
+    found = _sessions.get((os.getpid(), role))
+    if found is None or not found.pointer:
+        found = _sessions[os.getpid(), role] = Context(role=role, rank=_place(None, None)[0])
+    return found
+
+
+def _place(rank, world):
+    """(rank, world), where they are not given torch.distributed's; 0 of 1 where it is not initialised."""
+    dist = sys.modules.get("torch.distributed")
+    known = dist is not None and dist.is_available() and dist.is_initialized()
+    if rank is None and world is None:
+        return (dist.get_rank(), dist.get_world_size()) if known else (0, 1)
+    if rank is None or world is None:
+        raise TypeError(f"rank and world: both or neither, found rank={rank}, world={world}")
+    return rank, world
+
+
+def _no_context(what, given):
+    if isinstance(given, Context):
+        raise TypeError(f"{what}: the session goes into context=, found it in the place of the parameters")
+
+
 class _Opened:
     """What is used until it is closed, and closed when nobody has it any more."""
     pointer = _context = _layout = None
 
     def _call(self, name, *arguments):
         if not self.pointer:
-            raise DrayError(_CLOSED, f"this {type(self).__name__} is closed")
+            raise DrayError(_l.ECLOSED, f"this {type(self).__name__} is closed")
         call(name, self.pointer, *arguments)
 
     def __enter__(self):
@@ -362,24 +335,32 @@ class _Opened:
 
 
 class Publisher(_Opened):
-    """This rank's parameters, published where they lie. `model`: the name by which engines find them.
+    """This rank's parameters, published where they are. `model`: the name by which engines find them.
 
+        publisher = dray.Publisher(model)
+        publisher.publish(step)
+    rank, world: of the trainer; None: torch.distributed's, once init_process_group was called, else 0 of 1.
+    context: the session; None: one of this process for all its publishers, at $DRAY_ADDRESS.
     parameters: a module (or its named_parameters(); FSDP1's, too), which is asked anew by every publish
     what its parameters are; with buffers, also for those that its state_dict() has. Or (name, tensor)
     pairs or a mapping, tensors whole or DTensors (FSDP2's); or Blocks, where this rank's part is cut in
-    another way: those are the tensors themselves. publish finds them where they lie by then, and raises
+    another way: those are the tensors themselves. publish finds them where they are by then, and raises
     DrayError (ESTALE) for one that was replaced, as far as that can be seen.
     config: a config.json, or a folder with one, for modules of transformers whose parameters are not
     the checkpoint's tensors (packed experts).
-    staging_bytes: of shared memory, through which engines of this host get what lies in private host
+    staging_bytes: of shared memory, through which engines of this host get what is in private host
     memory; None: 16 MiB where something does (share() makes a model's parameters shared).
     checksum: announce what engines compare with. delta: tell engines which elements changed, compared
     and sent in delta_dtype. snapshot: engines read a copy, the trainer goes on at once."""
 
-    def __init__(self, context: Context, model: str, parameters: Any, rank: int = 0, world: int = 1,
+    def __init__(self, parameters: Any, model: str = MODEL, rank: Optional[int] = None,
+                 world: Optional[int] = None, *, context: Optional[Context] = None,
                  staging_bytes: Optional[int] = None, snapshot: bool = False, timeout: float = 60.0,
                  config: Optional[str] = None, checksum: bool = True, delta: bool = False,
                  delta_dtype: Any = None, buffers: bool = False):
+        _no_context("Publisher", parameters)
+        rank, world = _place(rank, world)
+        context = context or _session("trainer")
         self._given, self._config = _p.given(parameters, buffers), config
         self._context, self.pointer, self._layout = context, c.c_void_p(), None
         pairs = self._given.pairs()
@@ -390,9 +371,9 @@ class Publisher(_Opened):
         live = self._live = self._layout.live()
         if staging_bytes is None:
             staging_bytes = STAGING if self._layout.private and not snapshot else 0
-        options = _PublisherOptions(regions=live, rank=rank, world=world, snapshot=int(snapshot),
+        options = _l.PublisherOptions(regions=live, rank=rank, world=world, snapshot=int(snapshot),
                                     staging_bytes=staging_bytes, timeout_ns=_l.nanoseconds(timeout),
-                                    checksum=0 if checksum else -1, delta=int(delta),
+                                    no_checksums=int(not checksum), delta=int(delta),
                                     delta_dtype=_g.dtype_code(delta_dtype) if delta_dtype else 0)
         call("dray_publisher_open", context.pointer, model.encode(), self._layout.pointer,
              c.byref(options), c.byref(self.pointer))
@@ -427,10 +408,10 @@ class Publisher(_Opened):
             library().dray_free(out)
 
     def moved(self):
-        """Tells the readers when parameters lie elsewhere now: after an offload and load, .to(),
+        """Tells the readers when parameters are elsewhere now: after an offload and load, .to(),
         load_state_dict(assign=True), a resumed arena. publish calls it; True: they did."""
         if not self.pointer:
-            raise DrayError(_CLOSED, "this Publisher is closed")
+            raise DrayError(_l.ECLOSED, "this Publisher is closed")
         pairs = self._now()
         places = _p.places(pairs)
         try:
@@ -448,7 +429,7 @@ class Publisher(_Opened):
         if self._where(layout) == self._where(before):
             self._call("dray_publisher_move", live)
         else:  # other pieces of expandable segments
-            self._call("dray_publisher_relay", layout.pointer, live)
+            self._call("dray_publisher_set_layout", layout.pointer, live)
         self._layout, self._live, self._known = layout, live, places
         before.close()
         return True
@@ -492,6 +473,21 @@ class Publisher(_Opened):
                      _l.nanoseconds(self._timeout if timeout is None else timeout), c.byref(dropped))
         return dropped.value
 
+    async def deliver_async(self, *arguments: Any, **options: Any) -> None:
+        """deliver() of a coroutine: a thread waits, the event loop goes on."""
+        await _l.in_thread(self.deliver, *arguments, **options)
+
+    def wait_stream(self, version=None, stream=None):
+        """wait() of a CUDA stream (None: torch's current one): what is put into it from now on begins when the readers
+        are done, and this returns at once. The next call of this publisher raises what went wrong. DrayError
+        (EUNSUPPORTED): the parameters are on no GPU."""
+        version = self._published if version is None else version
+        if version is not None:
+            if stream is None:
+                stream = _g._torch().cuda.current_stream() if self._layout.cuda else None
+            self._call("dray_publisher_wait_stream", version, getattr(stream, "cuda_stream", stream),
+                       _l.nanoseconds(self._timeout))
+
     def attach(self, optimizer, groups=None):
         """The optimizer waits before each step: until readers are done, and before that until so many
         groups, or those of these names, have what was published (groups: as deliver takes them; None:
@@ -505,7 +501,7 @@ class Publisher(_Opened):
     def release(self, timeout=None):
         """Before the memory is given back (dray.gpu.release): takes it back from all readers. Raises
         DrayError (ETIMEDOUT) that names those who still have it mapped."""
-        pins, count = (_Pin * 16)(), c.c_uint32()
+        pins, count = (_l.Pin * 16)(), c.c_uint32()
         try:
             self._call("dray_publisher_release",
                  _l.nanoseconds(self._timeout if timeout is None else timeout), pins, 16,
@@ -523,8 +519,12 @@ class Publisher(_Opened):
 class Subscriber(_Opened):
     """This rank's part of an engine; the ranks of `group` (`world` of them) take versions together.
 
+        subscriber = dray.Subscriber(model)
+        report = subscriber.update()
+    model, rank, world, context: as Publisher's.
     blocks: Block, a rectangle each (views of fused parameters are as good as whole ones; engine_blocks
-    makes them for SGLang and vLLM), or a module (or its named_parameters(), with buffers also those
+    makes them for SGLang and vLLM), what record() returned (its first update goes by load_weights and is
+    compared), or a module (or its named_parameters(), with buffers also those
     that its state_dict() has), (name, tensor) pairs or a mapping: whole tensors. What the engine
     replaced since the last update (.to(), load_state_dict(assign=True)) is laid out anew by the next
     one: of a module, and of Blocks whose tensor is a function; tensors and views that are not their
@@ -534,47 +534,58 @@ class Subscriber(_Opened):
     tensors: which it takes, {name: (shape, dtype)} or {name: tensor}, as tensors("qwen3-8b") or a
     meta-device state dict give them."""
 
-    def __init__(self, context: Context, model: str, blocks: Any = (), group: str = "engine",
-                 rank: int = 0, world: int = 1, timeout: float = 60.0, *,
+    def __init__(self, blocks: Any = (), model: str = MODEL, group: str = "engine",
+                 rank: Optional[int] = None, world: Optional[int] = None, *,
+                 context: Optional[Context] = None, timeout: float = 60.0,
                  load: Optional[Callable[[list], Any]] = None,
                  tensors: Optional[Mapping[str, Any]] = None, bucket_bytes: int = 512 << 20,
                  buffers: bool = False):
+        _no_context("Subscriber", blocks)
+        rank, world = _place(rank, world)
+        context = context or _session("engine")
         self._context, self.pointer, self._failure = context, c.c_void_p(), None
         self._started = self._lost = False  # an update; this rank, while it was laid out anew
         self._model, self._options_of = model, dict(group=group.encode(), rank=rank, world=world,
                                                     timeout_ns=_l.nanoseconds(timeout))
+        self._given = _p.given(blocks, buffers) if load is None else None
+        self._first = self._given and self._given.certificate()
+        if self._first:
+            load, tensors = self._first, self._given.tensors
         if load is None:
-            self._given = _p.given(blocks, buffers)
             self._open(*self._lay_out())
         elif tensors is None:
             raise ValueError("tensors: which ones load takes, {name: (shape, dtype)}")
         else:
-            self._given, layout = None, Layout()
+            layout = Layout()
             for name, of in tensors.items():
                 shape, dtype = of if isinstance(of, tuple) else (of.shape, of.dtype)
                 layout.add_tensor(name, dtype, tuple(shape))
-            self._load = _LoadOptions(load=self._callback(load), bucket_bytes=bucket_bytes)
-            self._open(layout, None, load=c.addressof(self._load))
+            self._load = _l.LoadOptions(load=self._callback(load), bucket_bytes=bucket_bytes)
+            self._open(layout, None, load=c.pointer(self._load))
         context._opened.add(self)
 
     def _lay_out(self):
-        """A layout of the memory as it is now, and where that lies."""
+        """A layout of the memory as it is now, and where that is."""
         pairs, layout = self._given.pairs(), Layout()
         for name, tensor in pairs:
+            if not getattr(_p.local(tensor)[0], "writeable", True):
+                raise TypeError(f"{name}: an array that may be written to expected, this one is read-only")
             layout.add_block(tensor if isinstance(tensor, Block) else Block(name, tensor.shape, tensor))
         return layout, self._given.places()
 
     def _open(self, layout, places, **options):
         self._layout, self._places, self._live = layout, places, layout.live()
-        options = _SubscriberOptions(regions=self._live, **self._options_of, **options)
+        options = _l.SubscriberOptions(regions=self._live, **self._options_of, **options)
         call("dray_subscriber_open", self._context.pointer, self._model.encode(), layout.pointer,
              c.byref(options), c.byref(self.pointer))
         self._lost = False
 
     def _elsewhere(self):
-        """The name of a parameter that does not lie where the last layout says; None: all do."""
-        if self._given is None:
+        """The name of a parameter that is not where the last layout says; None: all are."""
+        if self._given is None or self._first:
             return None
+        if self._places is None:
+            return "everything"
         now = self._given.places()
         return next((new[0] for new, old in zip(now, self._places) if new != old),
                     None if len(now) == len(self._places) else now[-1][0])
@@ -593,6 +604,22 @@ class Subscriber(_Opened):
         before.close()
         self._open(layout, places)
 
+    def _updated(self):
+        """After an update: what its bytes alone do not do."""
+        if self._given is None:
+            return
+        if self._first:  # the next one is in place, as far as this one has proven it
+            self._first = None
+            return
+        self._still("this update wrote")
+        try:
+            self._given.updated()
+        except BaseException:  # what this rank holds is not known
+            self._lost = True
+            pointer, self.pointer = self.pointer, c.c_void_p()
+            library().dray_subscriber_close(pointer)
+            raise
+
     def _still(self, what):
         """Raises where memory was replaced since the last update began."""
         if name := self._elsewhere():
@@ -606,21 +633,21 @@ class Subscriber(_Opened):
                 return 0
             except BaseException as failure:  # none may pass through C
                 self._failure = failure
-                error.contents.code = _CANCELED
+                error.contents.code = _l.ECANCELED
                 error.contents.message = f"load: {failure!r}".encode()[:400]
-                return _CANCELED
-        return _LOAD(called)
+                return _l.ECANCELED
+        return _l.LoadFn(called)
 
     @staticmethod
     def _options(mode="auto", strategy="direct", min_version=0, path=None, path_version=0,
                  bucket_bytes=0, verify=True, timeout=60.0, ctas=0, copy_engines=False, peers=True):
         _l.check_word("mode", mode, MODES)
         _l.check_word("strategy", strategy, STRATEGIES)
-        return _UpdateOptions(mode=MODES[mode], strategy=STRATEGIES[strategy],
+        return _l.UpdateOptions(mode=MODES[mode], strategy=STRATEGIES[strategy],
                               min_version=min_version, path=path and os.fspath(path).encode(),
                               path_version=path_version, bucket_bytes=bucket_bytes,
-                              verify=0 if verify else -1, timeout_ns=_l.nanoseconds(timeout),
-                              peers=0 if peers else -1, ctas=ctas, copy_engines=int(copy_engines))
+                              no_verify=int(not verify), timeout_ns=_l.nanoseconds(timeout),
+                              no_peers=int(not peers), ctas=ctas, copy_engines=int(copy_engines))
 
     @staticmethod
     def _dict(report):
@@ -629,18 +656,22 @@ class Subscriber(_Opened):
         return json.loads(room.value)
 
     def _run(self, name, options):
-        report, self._failure = _UpdateReport(), None
+        report, self._failure = _l.UpdateReport(), None
         self._settle()
         try:
             with _t.wait_and_transfer(_SPANS[name], options.min_version or -1, "weights") as waited:
-                self._call(name, c.byref(options), c.byref(report))
+                with self._first or contextlib.nullcontext():
+                    self._call(name, c.byref(options), c.byref(report))
                 made = self._dict(report)
                 waited(round(made["wait_seconds"] * 1e9))
         except DrayError as error:
             if self._failure is not None:
                 raise error from self._failure
             raise
-        self._still("this update wrote")
+        if name == "dray_prefetch_weights":
+            self._still("the next commit writes")
+        else:
+            self._updated()
         return made
 
     def update(self, mode: str = "auto", strategy: str = "direct", min_version: int = 0,
@@ -655,6 +686,15 @@ class Subscriber(_Opened):
         return self._run("dray_update_weights",
                          self._options(mode, strategy, min_version, path, path_version, bucket_bytes,
                                        verify, timeout, ctas, copy_engines, peers))
+
+    async def update_async(self, *arguments: Any, **options: Any) -> dict:
+        """update() of a coroutine: a thread moves the bytes, the event loop goes on. Other calls of this
+        subscriber are refused (EBUSY) meanwhile; where the coroutine is cancelled, the update goes on."""
+        return await _l.in_thread(self.update, *arguments, **options)
+
+    async def prefetch_async(self, **options: Any) -> dict:
+        """prefetch() of a coroutine, as update_async."""
+        return await _l.in_thread(self.prefetch, **options)
 
     def update_weights_from_tensor(self, **options: Any) -> dict:
         """update(mode="tensor")"""
@@ -674,25 +714,29 @@ class Subscriber(_Opened):
         is to be asked after start, says when), finish."""
         self._failure, options = None, self._options(*arguments, **options)
         self._settle()
+        if self._first:
+            self._first.__enter__()
         self._call("dray_update_start", c.byref(options))
         self._started = True
 
     def poll(self) -> bool:
         if not self.pointer:
-            raise DrayError(_CLOSED, "this Subscriber is closed")
+            raise DrayError(_l.ECLOSED, "this Subscriber is closed")
         error = _l.Error()
         code = library().dray_update_poll(self.pointer, c.byref(error))
-        return code != _AGAIN
+        return code != _l.EAGAIN
 
     def finish(self) -> dict:
-        report = _UpdateReport()
+        report = _l.UpdateReport()
         try:
             self._call("dray_update_finish", c.byref(report))
         except DrayError as error:
             raise error from self._failure
         finally:
             self._started = False
-        self._still("this update wrote")
+        if self._first:
+            self._first.__exit__(None)
+        self._updated()
         return self._dict(report)
 
     def prefetch(self, **options: Any) -> dict:
@@ -714,15 +758,15 @@ class Subscriber(_Opened):
         version, state = c.c_uint64(), c.c_int32()
         self._call("dray_subscriber_version", c.byref(version), None, c.byref(state))
         if state.value == 2:
-            raise DrayError(_TORN, "the group is torn: the next update repairs it")
+            raise DrayError(_l.ETORN, "the group is torn: the next update repairs it")
         return version.value
 
     def fileno(self) -> int:
         return library().dray_subscriber_fd(self.pointer)
 
-    def attend(self) -> None:
+    def release_mappings(self) -> None:
         """Between updates: unmaps what its publishers want back."""
-        self._call("dray_subscriber_attend")
+        self._call("dray_subscriber_release_mappings")
 
     def note_step(self, seconds: float) -> None:
         """A step of decoding took so long: reports say by how much updates slowed steps down."""
@@ -743,7 +787,7 @@ class Subscriber(_Opened):
 
 
 def _bucket(bucket):
-    """(name, tensor) of what lies in a bucket."""
+    """(name, tensor) of what is in a bucket."""
     torch = _g._torch()
     found = []
     memory = (c.c_ubyte * max(1, bucket.bytes)).from_address(bucket.data)

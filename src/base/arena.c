@@ -1,8 +1,11 @@
 #include "base/arena.h"
 
+#include "base/error.h"
+
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 /* Most arenas stay small; those that do not grow fast. The first chunk is one that malloc has at
  * hand. */
@@ -66,4 +69,79 @@ void dray__arena_reset(dray__arena *arena)
     dray__arena_free(&older);
     newest->next = NULL;
     newest->used = 0;
+}
+
+uint8_t *dray__map_aligned(uint64_t bytes, int prot)
+{
+    uint64_t slack = bytes >= DRAY__HUGE_PAGE ? DRAY__HUGE_PAGE : 0;
+    uint8_t *room =
+        mmap(NULL, bytes + slack, prot, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED)
+        return NULL;
+    uint8_t *base = slack ? room + (-(uintptr_t)room & (DRAY__HUGE_PAGE - 1)) : room;
+    if (base > room)
+        munmap(room, (size_t)(base - room));
+    if (base < room + slack)
+        munmap(base + bytes, (size_t)(room + slack - base));
+    return base;
+}
+
+/* ---- what ends with something else ----------------------------------------------------------- */
+
+void *dray__kept_find(const dray__kept *kept, dray__forget_fn *forget)
+{
+    while (kept && kept->forget != forget)
+        kept = kept->next;
+    return kept ? kept->what : NULL;
+}
+
+int dray__kept_add(dray__kept **kept, dray__forget_fn *forget, void *what, dray_error *error)
+{
+    dray__kept *new = malloc(sizeof *new);
+    if (!new) {
+        forget(what);
+        return dray__nomem(error);
+    }
+    *new = (dray__kept){*kept, forget, what};
+    *kept = new;
+    return DRAY_OK;
+}
+
+void *dray__kept_make(dray__kept **kept, dray__forget_fn *forget, size_t size)
+{
+    void *what = dray__kept_find(*kept, forget);
+    if (!what && (what = calloc(1, size)) && dray__kept_add(kept, forget, what, NULL))
+        what = NULL;
+    return what;
+}
+
+void dray__kept_end(dray__kept **kept, dray__forget_fn *forget)
+{
+    for (dray__kept *k; (k = *kept);) {
+        if (forget && k->forget != forget) {
+            kept = &k->next;
+            continue;
+        }
+        *kept = k->next;
+        k->forget(k->what);
+        free(k);
+    }
+}
+
+/* ---- arrays that grow by doubling ------------------------------------------------------------ */
+
+void *dray__append(void *items, size_t size, uint64_t count, uint64_t *capacity)
+{
+    void *first;
+    memcpy(&first, items, sizeof first); /* whatever it points to */
+    if (count >= *capacity) {
+        uint64_t more = *capacity ? *capacity * 2 : 4;
+        void *grown = reallocarray(first, more, size);
+        if (!grown)
+            return NULL;
+        memcpy(items, &grown, sizeof grown);
+        first = grown;
+        *capacity = more;
+    }
+    return (unsigned char *)first + count * size;
 }

@@ -1,9 +1,11 @@
-/* Memory that is only given, and taken back all at once: names and small records whose addresses
- * must not move while a growing array around them does. */
+/* Arenas: memory for names and small records that is freed all at once, and whose addresses stay
+ * the same while arrays grow. Mappings of whole pages. And lists of things that end together. */
 #ifndef DRAY_BASE_ARENA_H
 #define DRAY_BASE_ARENA_H
 
+#include <dray/dray.h>
 #include <stddef.h>
+#include <stdint.h>
 
 typedef struct dray__arena_chunk dray__arena_chunk;
 
@@ -16,7 +18,41 @@ void *dray__arena_get(dray__arena *arena, size_t size);
 /* A copy of the text, unaligned. */
 char *dray__arena_text(dray__arena *arena, const char *text);
 void dray__arena_free(dray__arena *arena);
-/* Takes everything back, but keeps the newest chunk for what comes next. */
+/* Frees everything, but keeps the newest chunk for the next allocations. */
 void dray__arena_reset(dray__arena *arena);
+
+/* The value, rounded up to a multiple of `unit`. */
+static inline uint64_t dray__round_up(uint64_t value, uint64_t unit)
+{
+    return (value + unit - 1) / unit * unit;
+}
+
+#define DRAY__HUGE_PAGE ((uint64_t)2 << 20)
+/* Anonymous private memory of `bytes`, which are whole pages: from DRAY__HUGE_PAGE bytes on it
+ * begins at a multiple of them. Kernels before 6.7 do not align large mappings on their own, and an
+ * unaligned one gets no huge page at its ends. NULL: errno. */
+uint8_t *dray__map_aligned(uint64_t bytes, int prot);
+
+/* What a file keeps with what is another's: opaque to all others, found by the function that ends
+ * it, and ended with the rest. */
+typedef void dray__forget_fn(void *kept);
+typedef struct dray__kept {
+    struct dray__kept *next;
+    dray__forget_fn *forget;
+    void *what;
+} dray__kept;
+void *dray__kept_find(const dray__kept *kept, dray__forget_fn *forget); /* NULL: nothing */
+/* Takes it over, also where it fails: DRAY_ENOMEM. */
+int dray__kept_add(dray__kept **kept, dray__forget_fn *forget, void *what, dray_error *error);
+/* The same of `size` zeroed bytes, unless they are there already. NULL: out of memory. */
+void *dray__kept_make(dray__kept **kept, dray__forget_fn *forget, size_t size);
+void dray__kept_end(dray__kept **kept, dray__forget_fn *forget); /* forget NULL: all */
+
+/* ---- arrays that grow by doubling ------------------------------------------------------------ */
+
+/* The place of one more item behind `count` items of `size` bytes. items: the address of the
+ * pointer to the first, NULL at first, freed with free. NULL: out of memory, and the array is as it
+ * was. The place is not written. */
+void *dray__append(void *items, size_t size, uint64_t count, uint64_t *capacity);
 
 #endif

@@ -54,6 +54,18 @@ static void fill(dray_error *error, int code, int origin, int64_t raw, const cha
     memcpy(error->message, message, sizeof message);
 }
 
+int dray__fail_library(dray_error *error, int code, int origin, int64_t raw, const char *format,
+                       ...)
+{
+    if (error) {
+        va_list args;
+        va_start(args, format);
+        fill(error, code, origin, raw, format, args);
+        va_end(args);
+    }
+    return code;
+}
+
 int dray__fail(dray_error *error, int code, const char *format, ...)
 {
     if (error) {
@@ -95,8 +107,9 @@ int dray__fail_errno(dray_error *error, int errnum, const char *format, ...)
         fill(error, code, DRAY_ORIGIN_ERRNO, errnum, format, args);
         va_end(args);
         size_t used = strlen(error->message);
+        char text[64];
         snprintf(error->message + used, sizeof error->message - used, ": %s",
-                 strerrordesc_np(errnum) ? strerrordesc_np(errnum) : "unknown errno");
+                 strerror_r(errnum, text, sizeof text));
         used = strlen(error->message);
         add_limit(errnum, error->message + used, sizeof error->message - used);
     }

@@ -1,5 +1,7 @@
 #include "base/hash.h"
 
+#include "base/arena.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,63 +13,179 @@ uint64_t dray__hash(const void *data, size_t size)
     return XXH3_64bits(data, size);
 }
 
-void dray__map_free(dray__map *map)
+uint64_t dray__name_hash(const char *name)
 {
-    for (size_t i = 0; i < map->capacity; i++)
-        free(map->entries[i].key);
-    free(map->entries);
-    *map = (dray__map){0};
+    return dray__hash(name, strlen(name));
+}
+
+/* ---- non-zero 64-bit numbers ----------------------------------------------------------------- */
+
+typedef struct dray__idmap_entry entry_t;
+
+size_t dray__idmap_first(const dray__idmap *map, uint64_t key)
+{
+    key = (key ^ (key >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    key = (key ^ (key >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return (size_t)(key ^ (key >> 31)) & (map->capacity - 1);
 }
 
 /* The entry of the key, or the free one where it belongs. The table is never full. */
-static dray__map_entry *find(const dray__map *map, const char *key, uint64_t hash)
+static entry_t *find(const dray__idmap *map, uint64_t key)
 {
-    size_t mask = map->capacity - 1;
-    for (size_t i = hash & mask;; i = (i + 1) & mask) {
-        dray__map_entry *entry = &map->entries[i];
-        if (!entry->key || (entry->hash == hash && strcmp(entry->key, key) == 0))
+    for (size_t i = dray__idmap_first(map, key);; i = (i + 1) & (map->capacity - 1)) {
+        entry_t *entry = &map->entries[i];
+        if (!entry->key || entry->key == key)
             return entry;
     }
 }
 
-bool dray__map_get(const dray__map *map, const char *key, uint32_t *value)
+void dray__idmap_free(dray__idmap *map)
 {
-    if (!map->count)
-        return false;
-    const dray__map_entry *entry = find(map, key, dray__hash(key, strlen(key)));
-    if (!entry->key)
-        return false;
-    *value = entry->value;
-    return true;
+    free(map->entries);
+    *map = (dray__idmap){0};
 }
 
-static bool grow(dray__map *map)
+void *dray__idmap_get(const dray__idmap *map, uint64_t key)
 {
-    dray__map bigger = {.capacity = map->capacity ? map->capacity * 2 : 16, .count = map->count};
+    if (!map->count || !key)
+        return NULL;
+    entry_t *entry = find(map, key);
+    return entry->key ? entry->value : NULL;
+}
+
+/* The first free entry from where the key is looked for first. */
+static entry_t *free_of(const dray__idmap *map, uint64_t key)
+{
+    size_t i = dray__idmap_first(map, key);
+    while (map->entries[i].key)
+        i = (i + 1) & (map->capacity - 1);
+    return &map->entries[i];
+}
+
+/* Room for one more. */
+static bool grow(dray__idmap *map)
+{
+    if (map->count * 4 < map->capacity * 3)
+        return true;
+    dray__idmap bigger = {.capacity = map->capacity ? map->capacity * 2 : 16, .count = map->count};
     bigger.entries = calloc(bigger.capacity, sizeof *bigger.entries);
     if (!bigger.entries)
         return false;
     for (size_t i = 0; i < map->capacity; i++)
         if (map->entries[i].key)
-            *find(&bigger, map->entries[i].key, map->entries[i].hash) = map->entries[i];
+            *free_of(&bigger, map->entries[i].key) = map->entries[i];
     free(map->entries);
     *map = bigger;
     return true;
 }
 
+bool dray__idmap_set(dray__idmap *map, uint64_t key, void *value)
+{
+    if (!grow(map))
+        return false;
+    entry_t *entry = find(map, key);
+    map->count += entry->key == 0;
+    *entry = (entry_t){.key = key, .value = value};
+    return true;
+}
+
+static void drop(dray__idmap *map, size_t hole)
+{
+    size_t mask = map->capacity - 1;
+    map->entries[hole] = (entry_t){0};
+    map->count--;
+    /* Backward-shift deletion: what probed past the hole moves into it. */
+    for (size_t i = (hole + 1) & mask; map->entries[i].key; i = (i + 1) & mask) {
+        size_t home = dray__idmap_first(map, map->entries[i].key);
+        if (((i - home) & mask) >= ((i - hole) & mask)) {
+            map->entries[hole] = map->entries[i];
+            map->entries[i] = (entry_t){0};
+            hole = i;
+        }
+    }
+}
+
+void *dray__idmap_remove(dray__idmap *map, uint64_t key)
+{
+    entry_t *entry = map->count && key ? find(map, key) : NULL;
+    if (!entry || !entry->key)
+        return NULL;
+    void *value = entry->value;
+    drop(map, (size_t)(entry - map->entries));
+    return value;
+}
+
+/* ---- things that are in an array ------------------------------------------------------------- */
+
+void dray__index_free(dray__index *index)
+{
+    free(index->hashes);
+    dray__idmap_free(&index->places);
+    *index = (dray__index){0};
+}
+
+bool dray__index_add(dray__index *index, uint64_t hash)
+{
+    uint64_t *at = dray__append(&index->hashes, sizeof *at, index->count, &index->capacity);
+    if (!at || !grow(&index->places))
+        return false;
+    *at = hash;
+    hash += !hash;
+    *free_of(&index->places, hash) = (entry_t){hash, (void *)(uintptr_t)++index->count};
+    index->places.count++;
+    return true;
+}
+
+void dray__index_pop(dray__index *index)
+{
+    const dray__idmap *map = &index->places;
+    uint64_t hash = index->hashes[index->count - 1];
+    size_t i = dray__idmap_first(map, hash + !hash);
+    while (map->entries[i].value != (void *)(uintptr_t)index->count)
+        i = (i + 1) & (map->capacity - 1);
+    drop(&index->places, i);
+    index->count--;
+}
+
+/* ---- maps ------------------------------------------------------------------------------------ */
+
+void dray__map_free(dray__map *map)
+{
+    for (uint32_t i = 0; i < map->index.count; i++)
+        free(map->entries[i].key);
+    free(map->entries);
+    dray__index_free(&map->index);
+    *map = (dray__map){0};
+}
+
+static bool same_key(const void *owner, uint32_t place, const void *key)
+{
+    return strcmp(((const dray__map *)owner)->entries[place].key, key) == 0;
+}
+
+bool dray__map_get(const dray__map *map, const char *key, uint32_t *value)
+{
+    uint32_t place = dray__index_find(&map->index, dray__name_hash(key), same_key, map, key);
+    if (place != DRAY__NO_PLACE)
+        *value = map->entries[place].value;
+    return place != DRAY__NO_PLACE;
+}
+
 bool dray__map_set(dray__map *map, const char *key, uint32_t value)
 {
-    if (map->count * 4 >= map->capacity * 3 && !grow(map))
-        return false;
-    uint64_t hash = dray__hash(key, strlen(key));
-    dray__map_entry *entry = find(map, key, hash);
-    if (!entry->key) {
-        char *copy = strdup(key);
-        if (!copy)
-            return false;
-        *entry = (dray__map_entry){.key = copy, .hash = hash};
-        map->count++;
+    uint64_t hash = dray__name_hash(key);
+    uint32_t place = dray__index_find(&map->index, hash, same_key, map, key);
+    if (place != DRAY__NO_PLACE) {
+        map->entries[place].value = value;
+        return true;
     }
-    entry->value = value;
+    dray__map_entry *entry =
+        dray__append(&map->entries, sizeof *entry, map->index.count, &map->capacity);
+    char *copy = entry ? strdup(key) : NULL;
+    if (!copy || !dray__index_add(&map->index, hash)) {
+        free(copy);
+        return false;
+    }
+    *entry = (dray__map_entry){copy, value};
     return true;
 }

@@ -5,7 +5,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <limits.h>
 #include <linux/openat2.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -84,6 +86,65 @@ static int remove_entry(const char *path, const struct stat *st, int flag, struc
 {
     (void)st, (void)flag, (void)ftw;
     return remove(path) && errno != ENOENT ? -1 : 0;
+}
+
+int dray__read_stream(FILE *file, const char *path, size_t most, char **out, size_t *size,
+                      dray_error *error)
+{
+    if (!file)
+        return errno == ENOENT ? dray__fail(error, DRAY_ENOENT, "%s: no such file", path)
+                               : dray__fail_errno(error, errno, "%s", path);
+    size_t room = 4096, done = 0;
+    char *text = malloc(room);
+    while (text && (done += fread(text + done, 1, room - done, file)) == room && room <= most) {
+        char *grown = realloc(text, room *= 2);
+        if (!grown)
+            free(text);
+        text = grown;
+    }
+    int rc = !text          ? dray__nomem(error)
+             : ferror(file) ? dray__fail_errno(error, errno, "%s", path)
+             : done > most  ? dray__fail(error, DRAY_EFORMAT, "%s: more than %zu bytes", path, most)
+                            : DRAY_OK;
+    fclose(file);
+    if (rc) {
+        free(text);
+        return rc;
+    }
+    text[done] = 0; /* it is not full */
+    *out = text;
+    *size = done;
+    return DRAY_OK;
+}
+
+/* "folder/.name.partial" */
+static void partial_of(const char *path, char out[PATH_MAX])
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    snprintf(out, PATH_MAX, "%.*s.%s.partial", (int)(name - path), path, name);
+}
+
+FILE *dray__begin_file(const char *path)
+{
+    char partial[PATH_MAX];
+    partial_of(path, partial);
+    return dray__open_stream(partial, "w");
+}
+
+int dray__end_file(FILE *file, bool written, const char *path, dray_error *error)
+{
+    char partial[PATH_MAX];
+    if (!file)
+        return dray__fail_errno(error, errno, "%s", path);
+    partial_of(path, partial);
+    bool ok = written && fflush(file) == 0 && fsync(fileno(file)) == 0;
+    int problem = errno;
+    ok = fclose(file) == 0 && ok;
+    if (ok && rename(partial, path) == 0)
+        return DRAY_OK;
+    problem = ok ? errno : problem;
+    unlink(partial);
+    return dray__fail_errno(error, problem, "%s", path);
 }
 
 int dray__remove_tree(const char *path, dray_error *error)

@@ -58,7 +58,7 @@ static bool parse_one(const char *text, dray__network *out)
             return false;
         out->bits = first + (uint32_t)bits;
     }
-    /* What lies beyond the prefix. */
+    /* What is beyond the prefix. */
     for (uint32_t i = out->bits; i < BITS; i++)
         if (out->address[i / 8] >> (7 - i % 8) & 1)
             return false;

@@ -1,7 +1,7 @@
-/* Public structs that begin with `size_t size`: the size that the caller was compiled with. Structs
- * only grow, at their end and never into their padding, so a caller and a library of different
- * versions meet: what an older caller lacks has its default, what a newer one says beyond what this
- * library knows must be zero. */
+/* Public structs that begin with `size_t size`, the size that the caller was compiled with. Structs
+ * only grow, at their end and never into their padding, so that a caller and a library of different
+ * versions work together: members that an older caller lacks have their defaults, and members that
+ * this library does not know must be zero. */
 #ifndef DRAY_BASE_OPTIONS_H
 #define DRAY_BASE_OPTIONS_H
 
@@ -17,9 +17,14 @@
  * library does not know. */
 int dray__options_read(void *out, size_t size, size_t first, const void *given, const char *name,
                        dray_error *error);
-/* The size alone, of a struct that is to be filled. */
+/* The same for a struct of `type` whose first version ended with member `last`. */
+#define DRAY__OPTIONS_READ(type, last, out, given, error)                                          \
+    dray__options_read(out, sizeof(type), dray__end_of(type, last), given, #type, error)
+/* Checks the size alone, of a struct that is to be filled. */
 int dray__options_check(const void *given, size_t first, const char *name, dray_error *error);
-/* Fills the caller's struct, as far as it goes, with `filled` of `size` bytes, and what lies beyond
+#define DRAY__OPTIONS_CHECK(type, last, given, error)                                              \
+    dray__options_check(given, dray__end_of(type, last), #type, error)
+/* Fills the caller's struct, as far as it goes, with `filled` of `size` bytes, and what is beyond
  * with zeros; the caller's size stays. It was checked before. */
 void dray__options_fill(void *given, const void *filled, size_t size);
 

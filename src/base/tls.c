@@ -76,7 +76,7 @@ static bool reserve(stream *s, size_t more)
 }
 
 /* Never refuses: what is produced is bounded by dray__tls_send, which takes nothing new while
- * something lies here, and by what a handshake says. */
+ * something is here, and by what a handshake says. */
 static int on_write(BIO *bio, const char *data, int size)
 {
     dray__tls *tls = BIO_get_data(bio);

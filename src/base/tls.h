@@ -39,15 +39,15 @@ int dray__tls_handshake(dray__tls *tls, dray_error *error);
 const char *dray__tls_identity(const dray__tls *tls); /* the client's; "" before it is proven */
 
 /* Takes up to `size` bytes to be sent: how many (at least 1), or -EAGAIN: none, because the socket
- * takes nothing now; -EPROTO, -EPERM, -ECONNRESET, ... What was taken may still lie here: it goes
+ * takes nothing now; -EPROTO, -EPERM, -ECONNRESET, ... What was taken may still be here: it goes
  * out with the next call, or dray__tls_flush. */
 ssize_t dray__tls_send(dray__tls *tls, const void *data, size_t size);
 int dray__tls_flush(dray__tls *tls); /* 0: all is out; -EAGAIN; another -errno */
 /* Bytes received (at least 1); 0: the other side is done, or gone; -EAGAIN; another -errno. */
 ssize_t dray__tls_recv(dray__tls *tls, void *data, size_t size);
 
-short dray__tls_events(const dray__tls *tls); /* POLLIN, and POLLOUT while something lies here */
-bool dray__tls_unsent(const dray__tls *tls);  /* some of what was taken still lies here */
+short dray__tls_events(const dray__tls *tls); /* POLLIN, and POLLOUT while bytes wait to be sent */
+bool dray__tls_unsent(const dray__tls *tls);  /* bytes that were taken are not sent yet */
 /* Something was read from the socket already: dray__tls_recv is worth a try before waiting. */
 bool dray__tls_pending(const dray__tls *tls);
 /* How much ciphertext is read or sent by one system call (at least, and by default, 64 KiB). For

@@ -7,9 +7,12 @@
 #ifndef DRAY_BASE_WIRE_H
 #define DRAY_BASE_WIRE_H
 
+#include "base/arena.h"
+
 #include <dray/dray.h>
 #include <endian.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <string.h>
 
 typedef struct dray__writer {
@@ -90,6 +93,8 @@ double dray__get_f64(dray__reader *r);
 char *dray__get_string(dray__reader *r, size_t max);
 /* The same of text for people, which may have lines: reasons, messages, JSON. Fails on zeros. */
 char *dray__get_prose(dray__reader *r, size_t max);
+/* Either of them, borrowed and not terminated; plain: a single line. */
+const char *dray__get_text_view(dray__reader *r, size_t max, bool plain, size_t *size);
 const void *dray__get_blob(dray__reader *r, size_t *size); /* borrowed */
 /* A count of items that take at least `item_bytes` each: fails when they cannot be there, so that a
  * forged count never sizes an allocation. */
@@ -100,5 +105,159 @@ int dray__reader_finish(const dray__reader *r, const char *what, dray_error *err
 bool dray__utf8_valid(const void *data, size_t size);
 /* Valid, and without control characters (U+0000 to U+001F, U+007F to U+009F). */
 bool dray__utf8_plain(const void *data, size_t size);
+
+/* ---- tables of fields ------------------------------------------------------------------------ */
+
+/* What leaves the process as tables of fields: one table says how a struct is written in
+ * base/wire.h's encoding, how it is read again, and what docs/wire.md lists. Numbers are
+ * little-endian; a text is u32 bytes and the bytes; a list is u32 items and the items.
+ *
+ *     typedef struct point {
+ *         int64_t x, y;
+ *         const char *name;
+ *     } point;
+ *     static const dray__fields point_fields =
+ *         DRAY__FIELDS(point, DRAY__NUMBERS(point, x, y), DRAY__FIELD_TEXT(point, name, 255));
+ *
+ * Reading checks lengths, counts and texts; what numbers mean is the caller's to check. */
+
+typedef enum dray__field_kind {
+    DRAY__FIELD_U8,
+    DRAY__FIELD_BOOL,
+    DRAY__FIELD_U32,
+    DRAY__FIELD_I32,
+    DRAY__FIELD_U64,
+    DRAY__FIELD_I64,
+    DRAY__FIELD_F64,
+    DRAY__FIELD_TEXT_KIND,  /* const char *: one line */
+    DRAY__FIELD_PROSE_KIND, /* const char *: may have lines */
+    DRAY__FIELD_BLOB_KIND,  /* const void *, and a size_t that says how many bytes there are */
+    DRAY__FIELD_GUARD_KIND, /* bool: where it is false, the struct's other fields are not there */
+    DRAY__FIELD_STRUCT_KIND,
+    DRAY__FIELD_LIST_KIND /* a pointer, and a uint32_t that says how many items there are */
+} dray__field_kind;
+
+typedef struct dray__fields dray__fields;
+
+typedef struct dray__field {
+    const char *name; /* NULL: the end of the table */
+    uint8_t kind;
+    uint16_t times;         /* so many numbers, one behind the other */
+    uint32_t most;          /* bytes of a text */
+    uint32_t at, count_at;  /* offsets in the struct: of the value; of a list's or blob's count */
+    const dray__fields *of; /* a struct's, or a list's items' */
+} dray__field;
+
+struct dray__fields {
+    const char *name;
+    size_t size; /* of the struct */
+    const dray__field *list;
+};
+
+#define DRAY__FIELD_KIND(lvalue)                                                                   \
+    _Generic((lvalue), bool                                                                        \
+             : DRAY__FIELD_BOOL, char                                                              \
+             : DRAY__FIELD_U8, uint8_t                                                             \
+             : DRAY__FIELD_U8, uint32_t                                                            \
+             : DRAY__FIELD_U32, int32_t                                                            \
+             : DRAY__FIELD_I32, uint64_t                                                           \
+             : DRAY__FIELD_U64, int64_t                                                            \
+             : DRAY__FIELD_I64, double                                                             \
+             : DRAY__FIELD_F64)
+#define DRAY__FIELD(type, member)                                                                  \
+    {                                                                                              \
+        .name = #member, .kind = DRAY__FIELD_KIND(((type *)0)->member), .times = 1,                \
+        .at = offsetof(type, member)                                                               \
+    }
+/* So many numbers, each by its name: DRAY__NUMBERS(point, x, y). */
+#define DRAY__NUMBERS(...)                                                                         \
+    DRAY__NUMBERS_AS(__VA_ARGS__, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1)           \
+    (__VA_ARGS__)
+/* clang-format off */
+#define DRAY__NUMBERS_AS(t, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, count, ...) DRAY__NUMBERS_##count
+#define DRAY__NUMBERS_1(t, a) DRAY__FIELD(t, a)
+#define DRAY__NUMBERS_2(t, a, ...) DRAY__FIELD(t, a), DRAY__NUMBERS_1(t, __VA_ARGS__)
+#define DRAY__NUMBERS_3(t, a, ...) DRAY__FIELD(t, a), DRAY__NUMBERS_2(t, __VA_ARGS__)
+#define DRAY__NUMBERS_4(t, a, ...) DRAY__FIELD(t, a), DRAY__NUMBERS_3(t, __VA_ARGS__)
+#define DRAY__NUMBERS_5(t, a, ...) DRAY__FIELD(t, a), DRAY__NUMBERS_4(t, __VA_ARGS__)
+#define DRAY__NUMBERS_6(t, a, ...) DRAY__FIELD(t, a), DRAY__NUMBERS_5(t, __VA_ARGS__)
+#define DRAY__NUMBERS_7(t, a, ...) DRAY__FIELD(t, a), DRAY__NUMBERS_6(t, __VA_ARGS__)
+#define DRAY__NUMBERS_8(t, a, ...) DRAY__FIELD(t, a), DRAY__NUMBERS_7(t, __VA_ARGS__)
+#define DRAY__NUMBERS_9(t, a, ...) DRAY__FIELD(t, a), DRAY__NUMBERS_8(t, __VA_ARGS__)
+#define DRAY__NUMBERS_10(t, a, ...) DRAY__FIELD(t, a), DRAY__NUMBERS_9(t, __VA_ARGS__)
+#define DRAY__NUMBERS_11(t, a, ...) DRAY__FIELD(t, a), DRAY__NUMBERS_10(t, __VA_ARGS__)
+#define DRAY__NUMBERS_12(t, a, ...) DRAY__FIELD(t, a), DRAY__NUMBERS_11(t, __VA_ARGS__)
+#define DRAY__NUMBERS_13(t, a, ...) DRAY__FIELD(t, a), DRAY__NUMBERS_12(t, __VA_ARGS__)
+#define DRAY__NUMBERS_14(t, a, ...) DRAY__FIELD(t, a), DRAY__NUMBERS_13(t, __VA_ARGS__)
+#define DRAY__NUMBERS_15(t, a, ...) DRAY__FIELD(t, a), DRAY__NUMBERS_14(t, __VA_ARGS__)
+#define DRAY__NUMBERS_16(t, a, ...) DRAY__FIELD(t, a), DRAY__NUMBERS_15(t, __VA_ARGS__)
+/* clang-format on */
+#define DRAY__FIELD_ARRAY(type, member)                                                            \
+    {                                                                                              \
+        .name = #member, .kind = DRAY__FIELD_KIND(((type *)0)->member[0]),                         \
+        .times = sizeof(((type *)0)->member) / sizeof(((type *)0)->member[0]),                     \
+        .at = offsetof(type, member)                                                               \
+    }
+#define DRAY__FIELD_GUARD(type, member)                                                            \
+    {                                                                                              \
+        .name = #member, .kind = DRAY__FIELD_GUARD_KIND, .at = offsetof(type, member)              \
+    }
+#define DRAY__FIELD_TEXT(type, member, max)                                                        \
+    {                                                                                              \
+        .name = #member, .kind = DRAY__FIELD_TEXT_KIND, .most = max, .at = offsetof(type, member)  \
+    }
+#define DRAY__FIELD_PROSE(type, member, max)                                                       \
+    {                                                                                              \
+        .name = #member, .kind = DRAY__FIELD_PROSE_KIND, .most = max, .at = offsetof(type, member) \
+    }
+#define DRAY__FIELD_BLOB(type, member, size)                                                       \
+    {                                                                                              \
+        .name = #member, .kind = DRAY__FIELD_BLOB_KIND, .at = offsetof(type, member),              \
+        .count_at = offsetof(type, size)                                                           \
+    }
+#define DRAY__FIELD_STRUCT(type, member, fields)                                                   \
+    {                                                                                              \
+        .name = #member, .kind = DRAY__FIELD_STRUCT_KIND, .at = offsetof(type, member),            \
+        .of = &(fields)                                                                            \
+    }
+#define DRAY__FIELD_LIST(type, member, count, fields)                                              \
+    {                                                                                              \
+        .name = #member, .kind = DRAY__FIELD_LIST_KIND, .at = offsetof(type, member),              \
+        .count_at = offsetof(type, count), .of = &(fields)                                         \
+    }
+/* clang-format off */
+#define DRAY__FIELDS(type, ...) {#type, sizeof(type), (const dray__field[]){__VA_ARGS__, {.name = NULL}}}
+/* clang-format on */
+
+extern const dray__fields dray__u8_fields, dray__u32_fields, dray__u64_fields; /* of numbers, */
+extern const dray__fields dray__name_fields; /* and names of at most 255 bytes */
+
+void dray__put_fields(dray__writer *w, const dray__fields *of, const void *from);
+/* Fills *to; texts and lists are in the arena (NULL: there are none), blobs where they were read.
+ * Malformed input, and a lack
+ * of memory, stick to the reader: then what was not read is zero, and its lists are empty. What a
+ * guard keeps out is left as it was: zero in items of lists. */
+void dray__get_fields(dray__reader *r, dray__arena *arena, const dray__fields *of, void *to);
+/* Bytes that such a struct takes at least; that a number, or several, do. */
+size_t dray__fields_least(const dray__fields *of);
+size_t dray__field_bytes(const dray__field *of);
+
+/* ---- envelopes: what is kept, or handed on, by itself ------------------------------------------
+ * u32 magic, u32 version, what it holds, and u64 XXH3 of all before it. */
+
+typedef struct dray__envelope {
+    const char *what; /* in messages */
+    uint32_t magic, version;
+} dray__envelope;
+
+void dray__envelope_begin(const dray__envelope *envelope, dray__writer *w);
+void dray__envelope_sum(dray__writer *w);
+/* Adds the sum, and gives what the writer has away, malloc'ed. rc: not DRAY_OK: what was to be put
+ * failed. The writer is freed on failure, which is returned. */
+int dray__envelope_end(dray__writer *w, int rc, void **out, size_t *size, dray_error *error);
+/* out: stands behind the version, and ends before the sum. DRAY_EFORMAT, DRAY_EVERSION,
+ * DRAY_ECHECKSUM. */
+int dray__envelope_open(const dray__envelope *envelope, const void *data, size_t size,
+                        dray__reader *out, dray_error *error);
 
 #endif

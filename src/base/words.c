@@ -1,8 +1,12 @@
+/* The nearest right word (words.h). */
 #include "base/words.h"
+
+#include "base/error.h"
 
 #include <ctype.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { LONGEST = 96 };
@@ -78,4 +82,27 @@ char *dray__word_hint_or_all(const char *word, const char *const *words, size_t 
         at += (size_t)snprintf(out + at, capacity - at, "%s%s%s", i ? ", " : " (one of: ", words[i],
                                i + 1 == count ? ")" : "");
     return out;
+}
+
+int dray__word_of_variable(const char *variable, const char *const *words, const char **out,
+                           dray_error *error)
+{
+    char hint[128];
+    size_t count = 0;
+    const char *text = getenv(variable);
+    *out = text && text[0] ? text : NULL;
+    while (words[count]) {
+        if (*out && strcmp(*out, words[count]) == 0)
+            return DRAY_OK;
+        count++;
+    }
+    return *out ? dray__fail(error, DRAY_EINVALID, "$%s: unknown word '%.40s'%s", variable, *out,
+                             dray__word_hint_or_all(*out, words, count, hint, sizeof hint))
+                : DRAY_OK;
+}
+
+bool dray__ends_with(const char *text, const char *end)
+{
+    size_t size = strlen(text), tail = strlen(end);
+    return size >= tail && strcmp(text + size - tail, end) == 0;
 }

@@ -2,6 +2,8 @@
 #ifndef DRAY_BASE_WORDS_H
 #define DRAY_BASE_WORDS_H
 
+#include <dray/dray.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 enum { DRAY__WORD_FAR = 255 };
@@ -17,5 +19,12 @@ char *dray__word_hint(const char *word, const char *const *words, size_t count, 
 /* The same; where no word is near: " (one of: a, b, c)". For short lists. */
 char *dray__word_hint_or_all(const char *word, const char *const *words, size_t count, char *out,
                              size_t capacity);
+/* The variable of the environment, which must be one of the words (NULL ends them), or empty: then
+ * *out is NULL. DRAY_EINVALID. */
+int dray__word_of_variable(const char *variable, const char *const *words, const char **out,
+                           dray_error *error);
+
+/* Whether the text ends with `end`. */
+bool dray__ends_with(const char *text, const char *end);
 
 #endif

@@ -14,67 +14,29 @@ static const part parts[] = {
 #undef XX
 };
 
-enum { PARTS = sizeof(parts) / sizeof(parts[0]), DEFAULT_REPEATS = 7 };
+enum { PARTS = sizeof(parts) / sizeof(parts[0]) };
 
-static error_t parse_common(int key, char *text, struct argp_state *state)
-{
-    bench_settings *s = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        *s = (bench_settings){.repeats = DEFAULT_REPEATS};
-        return 0;
-    case 'j':
-        s->json = true;
-        return 0;
-    case 's':
-        s->strict = true;
-        return 0;
-    case 'q':
-        s->quick = true;
-        return 0;
-    case 'n':
-        s->repeats = (unsigned)cmd_number(state, "--repeat", text, 1, 10000);
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
+static const cmd_option every_options[] = {
+    CMD_GROUP(20, "Options of every part:"),
+    CMD_FLAG(bench_settings, json, "json", 'j',
+             "Print one object a row, as soon as it is measured"),
+    CMD_FLAG(bench_settings, strict, "strict", 's', "Exit status 1 when a target is missed"),
+    CMD_FLAG(bench_settings, quick, "quick", 'q', "Small sizes, once: does it run at all?"),
+    CMD_NUMBER(bench_settings, repeats, "repeat", 'n', 1, 10000, "N",
+               "How often each thing is measured (7)"),
+    CMD_END};
+const cmd_usage bench_usage = {.options = every_options};
 
-static const struct argp_option common[] = {
-    {"json", 'j', NULL, 0, "Print one object a row, as soon as it is measured", 20},
-    {"strict", 's', NULL, 0, "Exit status 1 when a target is missed", 20},
-    {"quick", 'q', NULL, 0, "Small sizes, once: does it run at all?", 20},
-    {"repeat", 'n', "N", 0, "How often each thing is measured (7)", 20},
-    {0}};
-
-const struct argp bench_argp = {common, parse_common, NULL, NULL, NULL, NULL, NULL};
-
-static error_t parse_placements(int key, char *text, struct argp_state *state)
-{
-    bench_placements *p = state->input;
-    switch (key) {
-    case 'm':
-        p->model = text;
-        return 0;
-    case 'f':
-        p->from = text;
-        return 0;
-    case 't':
-        p->to = text;
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static const struct argp_option placements[] = {
-    {"model", 'm', "MODEL", 0, "A name of the built-in table, or the path of a config.json", 1},
-    {"from", 'f', "SPEC", 0, "Where the trainer's ranks have it: fsdp:4, full, ...", 1},
-    {"to", 't', "SPEC", 0, "Where the engine's ranks want it: engine:tp=2, ...", 1},
-    {0}};
-
-const struct argp bench_placements_argp = {placements, parse_placements, NULL, NULL, NULL, NULL,
-                                           NULL};
+static const cmd_option update_options[] = {
+    CMD_GROUP(1, NULL),
+    CMD_TEXT(bench_update, model, "model", 'm', "MODEL",
+             "A name of the built-in table, or the path of a config.json"),
+    CMD_TEXT(bench_update, from, "from", 'f', "SPEC",
+             "Where the trainer's ranks have it: fsdp:4, full, ..."),
+    CMD_TEXT(bench_update, to, "to", 't', "SPEC",
+             "Where the engine's ranks want it: engine:tp=2, ..."),
+    CMD_END};
+const cmd_usage bench_update_usage = {.options = update_options, .also = &bench_usage};
 
 static void print_help(FILE *out)
 {

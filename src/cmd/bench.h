@@ -19,15 +19,15 @@
 BENCH_MAP(XX)
 #undef XX
 
-/* --json, --strict, --quick and --repeat, for a part's own argp: a child whose input is a
- * bench_settings (state->child_inputs[0]). Sets what is not given to defaults. */
-extern const struct argp bench_argp;
+/* --json, --strict, --quick and --repeat, for a part whose struct begins with a bench_settings. */
+extern const cmd_usage bench_usage;
 
-/* --model, --from and --to, in the same way; as they are where not given. */
-typedef struct bench_placements {
+/* These, --model, --from and --to, for a part whose struct begins with a bench_update. */
+typedef struct bench_update {
+    bench_settings settings;
     const char *model, *from, *to;
-} bench_placements;
+} bench_update;
 
-extern const struct argp bench_placements_argp;
+extern const cmd_usage bench_update_usage;
 
 #endif

@@ -1,3 +1,8 @@
+/* src/cmd/: the program `dray`. Each subcommand is one file, which reads its options, calls the
+ * library through its public headers or run's entry points, and prints results for people or as
+ * JSON. Nothing that a program other than this one would want is here; what `dray bench` measures
+ * is in bench/. */
+
 /* The program's subcommands, and what they share: errors, usage, numbers, JSON lines, tables.
  *
  * A subcommand is one file src/cmd/<name>.c with one function, and one line in CMD_MAP below. It
@@ -6,10 +11,13 @@
 #ifndef DRAY_CMD_CMD_H
 #define DRAY_CMD_CMD_H
 
+#include "run/report/units.h"
+
 #include <argp.h>
 #include <dray/dray.h>
 #include <jansson.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
@@ -24,11 +32,11 @@
     XX(serve, "run a coordinator on its own")                                                      \
     XX(keeper, "keep samples of another host for a coordinator")                                   \
     XX(status, "ask a coordinator what it knows")                                                  \
-    XX(token, "make a token, with which a process of another host gets in")                        \
+    XX(token, "make a token, with which a process of another host may connect")                    \
     XX(plan, "say what an update would move, from whom to whom, and how long it takes")            \
     XX(queue, "put, claim, read and commit rows of a queue, from a shell")                         \
     XX(bench, "measure updates and planning against what the machine can do")                      \
-    XX(doctor, "say what this machine has, and what is off without the rest")
+    XX(doctor, "say what this machine has, and what dray cannot do without the rest")
 
 #define XX(name, summary) int cmd_##name(int argc, char **argv);
 CMD_MAP(XX)
@@ -39,10 +47,91 @@ enum { CMD_OK = 0, CMD_FAILED = 1, CMD_USAGE = 2 };
 
 /* ---- arguments ------------------------------------------------------------------------------- */
 
-/* argp_parse, with the nearest right word for an unknown option, and -h for --help. Does not come
- * back from --help (exit 0) and usage errors (exit 2, on stderr). argv[0] is "dray <name>". Inside
- * the parser report bad arguments with argp_error or cmd_bad_word. */
-void cmd_parse(const struct argp *argp, int argc, char **argv, void *input);
+/* Texts of an option that may be given again, or of a command's arguments. */
+enum { CMD_LIST_MAX = 64 };
+typedef struct cmd_list {
+    const char *items[CMD_LIST_MAX + 1]; /* NULL at the end */
+    uint32_t count;
+} cmd_list;
+
+/* An option of a command: how it is typed, what --help says, and which member of the command's
+ * struct takes its value. */
+typedef struct cmd_option cmd_option;
+/* Puts a value where it belongs. Wrong ones are reported with argp_error or cmd_bad_word. */
+typedef void cmd_put(const struct argp_state *state, const cmd_option *option, void *at,
+                     const char *text);
+struct cmd_option {
+    const char *name;         /* NULL with `put` NULL: the end */
+    int key;                  /* the letter; 0: it has none */
+    const char *value;        /* what --help calls the value; NULL: it takes none */
+    const char *doc;          /* NULL: --help does not show the option */
+    cmd_put *put;             /* NULL: a heading, `doc`, which may be NULL, of a new group */
+    size_t at;                /* of the member */
+    int64_t min, max;         /* of a number; of a group: its place in --help */
+    const char *what;         /* of words: what they are, for messages */
+    const char *const *words; /* ended by NULL */
+};
+
+cmd_put cmd_put_text, cmd_put_flag, cmd_put_number, cmd_put_word, cmd_put_words, cmd_put_list;
+
+/* Rows of a table of options, for these members: const char *; bool; int64_t; int, the word's place
+ * among the words; unsigned, a bit for each of the words, which have commas between them; cmd_list.
+ * CMD_CALL: the function gets the command's whole struct. */
+#define CMD_TEXT(type, member, name, key, value, doc)                                              \
+    {                                                                                              \
+        name, key, value, doc, cmd_put_text, offsetof(type, member), 0, 0, NULL, NULL              \
+    }
+#define CMD_FLAG(type, member, name, key, doc)                                                     \
+    {                                                                                              \
+        name, key, NULL, doc, cmd_put_flag, offsetof(type, member), 0, 0, NULL, NULL               \
+    }
+#define CMD_NUMBER(type, member, name, key, min, max, value, doc)                                  \
+    {                                                                                              \
+        name, key, value, doc, cmd_put_number, offsetof(type, member), min, max, NULL, NULL        \
+    }
+#define CMD_WORD(type, member, name, key, words, what, value, doc)                                 \
+    {                                                                                              \
+        name, key, value, doc, cmd_put_word, offsetof(type, member), 0, 0, what, words             \
+    }
+#define CMD_WORDS(type, member, name, key, words, what, value, doc)                                \
+    {                                                                                              \
+        name, key, value, doc, cmd_put_words, offsetof(type, member), 0, 0, what, words            \
+    }
+#define CMD_LIST(type, member, name, key, value, doc)                                              \
+    {                                                                                              \
+        name, key, value, doc, cmd_put_list, offsetof(type, member), 0, CMD_LIST_MAX, NULL, NULL   \
+    }
+#define CMD_CALL(function, name, key, value, doc)                                                  \
+    {                                                                                              \
+        name, key, value, doc, function, 0, 0, 0, NULL, NULL                                       \
+    }
+#define CMD_GROUP(number, heading)                                                                 \
+    {                                                                                              \
+        NULL, 0, NULL, heading, NULL, 0, number, 0, "", NULL                                       \
+    }
+#define CMD_END                                                                                    \
+    {                                                                                              \
+        NULL, 0, NULL, NULL, NULL, 0, 0, 0, NULL, NULL                                             \
+    }
+
+/* What a command takes. */
+typedef struct cmd_usage {
+    const cmd_option *options;
+    const struct cmd_usage *also; /* another one's options, of the same struct; NULL: none */
+    const char *arguments, *doc;  /* as args_doc of an argp, and its doc */
+    /* The arguments that are no options: what is expected, for messages; the place of their
+     * cmd_list; how many there may be, 0: none. */
+    const char *words;
+    size_t words_at;
+    uint32_t least, most;
+    void (*check)(const struct argp_state *state, const void *to); /* of all together; or NULL */
+    char *(*help)(int key, const char *text, void *input);         /* as help_filter */
+} cmd_usage;
+
+/* Reads the arguments into a struct, with the nearest right word for an unknown option, and -h for
+ * --help. Does not come back from --help (exit 0) and usage errors (exit 2, on stderr). argv[0] is
+ * "dray <name>". */
+void cmd_parse(const cmd_usage *usage, int argc, char **argv, void *to);
 /* A usage error in argp's form: "dray NAME: unknown WHAT 'word'; did you mean 'x'?", or a list of
  * the words. */
 void cmd_bad_word(const struct argp_state *state, const char *what, const char *word,
@@ -50,9 +139,9 @@ void cmd_bad_word(const struct argp_state *state, const char *what, const char *
 /* Of a command with parts, for a first argument that is none: says so on stderr, with the nearest
  * right word. Returns CMD_USAGE. */
 int cmd_bad_part(const char *command, const char *word, const char *const *parts, size_t count);
-/* A whole decimal number from min to max. A usage error that names `what` otherwise. */
-int64_t cmd_number(const struct argp_state *state, const char *what, const char *text, int64_t min,
-                   int64_t max);
+/* A whole decimal number from min to max. A usage error that names the option otherwise. */
+int64_t cmd_number(const struct argp_state *state, const char *option, const char *text,
+                   int64_t min, int64_t max);
 
 /* ---- errors: one line on stderr, "dray NAME: message"; they return CMD_FAILED ---------------- */
 
@@ -66,16 +155,6 @@ int cmd_failf(const char *name, const char *format, ...) __attribute__((format(p
 /* Fills *error and returns its code: for what a command finds wrong itself. */
 int cmd_error(dray_error *error, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-
-/* ---- numbers for people ---------------------------------------------------------------------- */
-
-typedef struct cmd_text {
-    char s[32];
-} cmd_text;
-
-cmd_text cmd_bytes(double bytes);     /* decimal units, three digits: "65.5 GB", "512 B" */
-cmd_text cmd_seconds(double seconds); /* "12.3 ms", "1.50 s", "2 min 5 s" */
-cmd_text cmd_count(double count);     /* "115 k", "32.8 G" */
 
 /* ---- output ---------------------------------------------------------------------------------- */
 

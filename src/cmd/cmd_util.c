@@ -3,113 +3,216 @@
 #include "cmd/cmd.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- arguments ------------------------------------------------------------------------------- */
 
-enum { OPTIONS_MAX = 96 };
+enum { OPTIONS_MAX = 64, KEY_FIRST = 256 /* of the options without a letter */ };
 
-/* The long options of an argp and its children, flat. */
-typedef struct option_list {
-    const char *names[OPTIONS_MAX]; /* with the two dashes: what a person types */
-    char text[OPTIONS_MAX][48];
-    bool takes_value[OPTIONS_MAX];
-    char keys[OPTIONS_MAX + 1]; /* short names, and beside each whether it takes a value */
-    bool key_takes_value[OPTIONS_MAX];
-    size_t count, key_count;
-} option_list;
+/* What argp's parser is given: the usage, and all options of it. */
+typedef struct parsing {
+    const cmd_usage *usage;
+    const cmd_option *options[OPTIONS_MAX];
+    size_t count;
+    char *to;
+} parsing;
 
-static void add_option(option_list *list, const char *name, int key, bool takes_value)
+/* The option that `word` ("--name" or "--name=value") names whole or begins; NULL: none. */
+static const cmd_option *match_long(const parsing *p, const char *word, size_t length)
 {
-    if (name && list->count < OPTIONS_MAX) {
-        snprintf(list->text[list->count], sizeof(list->text[0]), "--%s", name);
-        list->names[list->count] = list->text[list->count];
-        list->takes_value[list->count++] = takes_value;
-    }
-    if (key > ' ' && key < 127 && list->key_count < OPTIONS_MAX) {
-        list->keys[list->key_count] = (char)key;
-        list->key_takes_value[list->key_count++] = takes_value;
-    }
-}
-
-static void collect_options(const struct argp *argp, option_list *list)
-{
-    bool takes_value = false;
-    for (const struct argp_option *o = argp->options; o && (o->name || o->key || o->doc); o++) {
-        if (!(o->flags & OPTION_ALIAS))
-            takes_value = o->arg && !(o->flags & OPTION_ARG_OPTIONAL);
-        if (!(o->flags & OPTION_DOC))
-            add_option(list, o->name, o->key, takes_value);
-    }
-    for (const struct argp_child *c = argp->children; c && c->argp; c++)
-        collect_options(c->argp, list);
-}
-
-/* Index of the option that `word` ("--name" or "--name=value") names whole or begins; -1: none. */
-static long match_long(const option_list *list, const char *word, size_t length)
-{
-    long begun = -1;
-    for (size_t i = 0; i < list->count; i++) {
-        if (strncmp(list->names[i], word, length) != 0)
+    const cmd_option *begun = NULL;
+    for (size_t i = 0; i < p->count; i++) {
+        const char *name = p->options[i]->name;
+        if (!name || strncmp(name, word + 2, length - 2) != 0)
             continue;
-        if (strlen(list->names[i]) == length)
-            return (long)i;
-        begun = (long)i; /* an abbreviation; getopt refuses it when it is ambiguous */
+        if (strlen(name) == length - 2)
+            return p->options[i];
+        begun = p->options[i]; /* an abbreviation; getopt refuses it when it is ambiguous */
     }
     return begun;
 }
 
+static const cmd_option *match_short(const parsing *p, char letter)
+{
+    for (size_t i = 0; i < p->count; i++)
+        if (p->options[i]->key == letter)
+            return p->options[i];
+    return NULL;
+}
+
 /* Whether the short options in `word` ("-abc") take the next argument as a value. */
-static bool short_takes_next(const option_list *list, const char *word)
+static bool short_takes_next(const parsing *p, const char *word)
 {
     for (const char *c = word + 1; *c; c++) {
-        const char *key = memchr(list->keys, *c, list->key_count);
-        if (key && list->key_takes_value[key - list->keys])
+        const cmd_option *option = match_short(p, *c);
+        if (option && option->value)
             return c[1] == 0;
     }
     return false;
 }
 
-static void refuse_option(const option_list *list, const char *program, const char *word,
-                          size_t length)
+static void refuse_option(const parsing *p, const char *program, const char *word, size_t length)
 {
-    char name[64], hint[128];
+    char name[64], hint[128], text[OPTIONS_MAX][48];
+    const char *names[OPTIONS_MAX];
+    size_t count = 0;
+    for (size_t i = 0; i < p->count; i++)
+        if (p->options[i]->name) {
+            snprintf(text[count], sizeof(text[0]), "--%s", p->options[i]->name);
+            names[count] = text[count];
+            count++;
+        }
     snprintf(name, sizeof(name), "%.*s", (int)(length < 60 ? length : 60), word);
     fprintf(stderr, "%s: unknown option '%s'%s\nTry '%s --help' for the list.\n", program, name,
-            dray__word_hint(name, list->names, list->count, hint, sizeof(hint)), program);
+            dray__word_hint(name, names, count, hint, sizeof(hint)), program);
     exit(CMD_USAGE);
 }
 
-void cmd_parse(const struct argp *argp, int argc, char **argv, void *input)
+void cmd_put_text(const struct argp_state *state, const cmd_option *option, void *at,
+                  const char *text)
 {
-    static char help_option[] = "--help";
-    option_list list = {.count = 0};
-    collect_options(argp, &list);
-    bool has_h = memchr(list.keys, 'h', list.key_count) != NULL;
-    add_option(&list, "help", '?', false);
-    add_option(&list, "usage", 0, false);
-    for (int i = 1; i < argc; i++) {
-        const char *word = argv[i];
-        if (strcmp(word, "--") == 0)
-            break;
-        if (word[0] != '-' || !word[1])
-            continue;
-        if (strcmp(word, "-h") == 0 && !has_h) {
-            argv[i] = help_option;
-        } else if (word[1] != '-') {
-            i += short_takes_next(&list, word);
-        } else {
-            size_t length = strcspn(word, "=");
-            long found = match_long(&list, word, length);
-            if (found < 0)
-                refuse_option(&list, argv[0], word, length);
-            i += list.takes_value[found] && !word[length];
+    (void)state, (void)option;
+    *(const char **)at = text;
+}
+
+void cmd_put_flag(const struct argp_state *state, const cmd_option *option, void *at,
+                  const char *text)
+{
+    (void)state, (void)option, (void)text;
+    *(bool *)at = true;
+}
+
+void cmd_put_number(const struct argp_state *state, const cmd_option *option, void *at,
+                    const char *text)
+{
+    *(int64_t *)at = cmd_number(state, option->name, text, option->min, option->max);
+}
+
+void cmd_put_word(const struct argp_state *state, const cmd_option *option, void *at,
+                  const char *text)
+{
+    size_t count = 0;
+    for (; option->words[count]; count++)
+        if (strcmp(text, option->words[count]) == 0) {
+            *(int *)at = (int)count;
+            return;
+        }
+    cmd_bad_word(state, option->what, text, option->words, count);
+}
+
+void cmd_put_words(const struct argp_state *state, const cmd_option *option, void *at,
+                   const char *text)
+{
+    unsigned bits = 0;
+    for (const char *rest = text; rest; rest = strchr(rest, ',') ? strchr(rest, ',') + 1 : NULL) {
+        char word[48];
+        int index = 0;
+        snprintf(word, sizeof(word), "%.*s", (int)strcspn(rest, ","), rest);
+        cmd_put_word(state, option, &index, word);
+        bits |= 1u << index;
+    }
+    *(unsigned *)at = bits;
+}
+
+void cmd_put_list(const struct argp_state *state, const cmd_option *option, void *at,
+                  const char *text)
+{
+    cmd_list *list = at;
+    if (list->count == CMD_LIST_MAX)
+        argp_error(state, "--%s '%s': at most %d expected", option->name, text, CMD_LIST_MAX);
+    list->items[list->count++] = text;
+}
+
+/* An argument that is no option. */
+static void put_argument(const parsing *p, const char *text, const struct argp_state *state)
+{
+    const cmd_usage *u = p->usage;
+    cmd_list *list = (cmd_list *)(void *)(p->to + u->words_at);
+    if (!u->most)
+        argp_error(state, "expected no arguments, found '%s'", text);
+    else if (list->count == u->most)
+        argp_error(state, "expected %s, found '%s' too", u->words, text);
+    else
+        list->items[list->count++] = text;
+}
+
+static error_t parse(int key, char *text, struct argp_state *state)
+{
+    const parsing *p = state->input;
+    const cmd_usage *u = p->usage;
+    for (size_t i = 0; i < p->count; i++) {
+        const cmd_option *o = p->options[i];
+        if (o->put && key == (o->key ? o->key : KEY_FIRST + (int)i)) {
+            o->put(state, o, p->to + o->at, text);
+            return 0;
         }
     }
-    error_t status = argp_parse(argp, argc, argv, 0, NULL, input);
+    if (key == ARGP_KEY_ARG)
+        put_argument(p, text, state);
+    else if (key != ARGP_KEY_END)
+        return ARGP_ERR_UNKNOWN;
+    else if (u->least > state->arg_num)
+        argp_error(state, "expected %s", u->words);
+    else if (u->check)
+        u->check(state, p->to);
+    return 0;
+}
+
+/* All options, as argp wants them. */
+static void collect(const cmd_usage *usage, parsing *p, struct argp_option *out)
+{
+    int group = 0;
+    for (const cmd_usage *u = usage; u; u = u->also)
+        for (const cmd_option *o = u->options; (o->put || o->what) && p->count < OPTIONS_MAX - 2;
+             o++) {
+            if (!o->put)
+                group = (int)o->min;
+            if (o->put || o->doc)
+                *out++ = (struct argp_option){.name = o->name,
+                                              .key = o->key   ? o->key
+                                                     : o->put ? KEY_FIRST + (int)p->count
+                                                              : 0,
+                                              .arg = o->value,
+                                              .doc = o->doc,
+                                              .flags = o->doc ? 0 : OPTION_HIDDEN,
+                                              .group = group};
+            p->options[p->count++] = o;
+        }
+}
+
+void cmd_parse(const cmd_usage *usage, int argc, char **argv, void *to)
+{
+    static char help_option[] = "--help";
+    static const cmd_option own[] = {{.name = "help", .key = '?'}, {.name = "usage"}};
+    struct argp_option options[OPTIONS_MAX] = {{0}};
+    parsing p = {.usage = usage, .to = to};
+    collect(usage, &p, options);
+    for (size_t i = 0; i < 2; i++)
+        p.options[p.count++] = &own[i];
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        const char *word = argv[i];
+        if (word[0] != '-' || !word[1])
+            continue;
+        if (strcmp(word, "-h") == 0 && !match_short(&p, 'h')) {
+            argv[i] = help_option;
+        } else if (word[1] != '-') {
+            i += short_takes_next(&p, word);
+        } else {
+            size_t length = strcspn(word, "=");
+            const cmd_option *found = match_long(&p, word, length);
+            if (!found)
+                refuse_option(&p, argv[0], word, length);
+            i += found && found->value && !word[length];
+        }
+    }
+    const struct argp argp = {.options = options,
+                              .parser = parse,
+                              .args_doc = usage->arguments,
+                              .doc = usage->doc,
+                              .help_filter = usage->help};
+    error_t status = argp_parse(&argp, argc, argv, 0, NULL, &p);
     if (status) {
         fprintf(stderr, "%s: %s\n", argv[0], strerror(status));
         exit(CMD_USAGE);
@@ -137,14 +240,14 @@ int cmd_bad_part(const char *command, const char *word, const char *const *parts
     return CMD_USAGE;
 }
 
-int64_t cmd_number(const struct argp_state *state, const char *what, const char *text, int64_t min,
-                   int64_t max)
+int64_t cmd_number(const struct argp_state *state, const char *option, const char *text,
+                   int64_t min, int64_t max)
 {
     char *end = NULL;
     errno = 0;
     long long value = strtoll(text, &end, 10);
     if (errno || end == text || *end || value < min || value > max)
-        argp_error(state, "%s: expected a number from %lld to %lld, found '%s'", what,
+        argp_error(state, "--%s: expected a number from %lld to %lld, found '%s'", option,
                    (long long)min, (long long)max, text);
     return value;
 }
@@ -188,63 +291,6 @@ int cmd_error(dray_error *error, int code, const char *format, ...)
     vsnprintf(error->message, sizeof(error->message), format, arguments);
     va_end(arguments);
     return code;
-}
-
-/* ---- numbers --------------------------------------------------------------------------------- */
-
-/* Three digits, whatever the size: 1.23, 12.3, 123. */
-static cmd_text three_digits(double value, const char *unit)
-{
-    cmd_text text;
-    double size = fabs(value);
-    int decimals = size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
-    snprintf(text.s, sizeof(text.s), "%.*f %s", decimals, value, unit);
-    return text;
-}
-
-static cmd_text scaled(double value, const char *const *units, size_t count)
-{
-    size_t i = 0;
-    cmd_text text;
-    for (; fabs(value) >= 999.5 && i + 1 < count; i++)
-        value /= 1000;
-    if (i > 0)
-        return three_digits(value, units[i]);
-    snprintf(text.s, sizeof(text.s), "%.0f%s%s", value, units[0][0] ? " " : "", units[0]);
-    return text;
-}
-
-cmd_text cmd_bytes(double bytes)
-{
-    static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
-    return scaled(bytes, units, sizeof(units) / sizeof(units[0]));
-}
-
-cmd_text cmd_count(double count)
-{
-    static const char *const units[] = {"", "k", "M", "G", "T"};
-    return scaled(count, units, sizeof(units) / sizeof(units[0]));
-}
-
-cmd_text cmd_seconds(double seconds)
-{
-    cmd_text text;
-    if (seconds < 999.5e-9)
-        return three_digits(seconds * 1e9, "ns");
-    if (seconds < 999.5e-6)
-        return three_digits(seconds * 1e6, "us");
-    if (seconds < 999.5e-3)
-        return three_digits(seconds * 1e3, "ms");
-    if (seconds < 99.95)
-        return three_digits(seconds, "s");
-    uint64_t whole = (uint64_t)(seconds + 0.5);
-    if (whole < 3600)
-        snprintf(text.s, sizeof(text.s), "%u min %u s", (unsigned)(whole / 60),
-                 (unsigned)(whole % 60));
-    else
-        snprintf(text.s, sizeof(text.s), "%lu h %u min", (unsigned long)(whole / 3600),
-                 (unsigned)(whole / 60 % 60));
-    return text;
 }
 
 /* ---- output ---------------------------------------------------------------------------------- */

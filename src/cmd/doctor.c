@@ -1,10 +1,10 @@
-/* dray doctor: looks for everything that dray can use on this machine and says what is off without
- * it. Only what dray cannot run without makes it fail. */
+/* dray doctor: looks for everything that dray can use on this machine and says what does not work
+ * without it. Only what dray cannot run without makes it fail. */
 #include "cmd/doctor.h"
 #include "cmd/cmd.h"
-#include "run/sandbox.h"
+#include "run/job/model.h"
+#include "run/supervisor/sandbox.h"
 
-#include <cblas.h>
 #include <dray/gpu.h>
 #include <dray/queue.h>
 #include <errno.h>
@@ -74,7 +74,7 @@ static void look_memory(finding *f)
     double total = page * (double)sysconf(_SC_PHYS_PAGES);
     double free_now = page * (double)sysconf(_SC_AVPHYS_PAGES);
     f->value = total;
-    found(f, "%s, %s free", cmd_bytes(total).s, cmd_bytes(free_now).s);
+    found(f, "%s, %s free", dray__say_bytes(total).s, dray__say_bytes(free_now).s);
 }
 
 static double seconds_now(void)
@@ -108,7 +108,8 @@ static void look_copy_rate(finding *f)
         }
         qsort(seconds, REPEATS, sizeof(seconds[0]), compare_doubles);
         f->value = BYTES / seconds[REPEATS / 2];
-        found(f, "%s/s (median of %d copies of 64 MiB, one core)", cmd_bytes(f->value).s, REPEATS);
+        found(f, "%s/s (median of %d copies of 64 MiB, one core)", dray__say_bytes(f->value).s,
+              REPEATS);
     } else {
         missing(f, "%s", strerror(errno));
     }
@@ -178,7 +179,8 @@ static void look_shm(finding *f)
     }
     double block = (double)vfs.f_frsize;
     f->value = block * (double)vfs.f_blocks;
-    found(f, "%s, %s free", cmd_bytes(f->value).s, cmd_bytes(block * (double)vfs.f_bavail).s);
+    found(f, "%s, %s free", dray__say_bytes(f->value).s,
+          dray__say_bytes(block * (double)vfs.f_bavail).s);
 }
 
 static void look_io_uring(finding *f)
@@ -226,7 +228,11 @@ static void look_yaml(finding *f)
 
 static void look_openblas(finding *f)
 {
-    found(f, "%s", openblas_get_config());
+    const char *config = dray__job_blas();
+    if (config)
+        found(f, "%s", config);
+    else
+        missing(f, "libopenblas.so.0 is not there");
 }
 
 static void look_gpu_library(finding *f, const char *which)
@@ -303,7 +309,8 @@ static const check checks[] = {
     {"xxhash", look_xxhash, REQUIRED, NULL, ""},
     {"hiredis", look_redis, OPTIONAL, NULL, "no queues whose bytes Redis holds"},
     {"libyaml", look_yaml, REQUIRED, NULL, ""},
-    {"OpenBLAS", look_openblas, REQUIRED, NULL, ""},
+    {"OpenBLAS", look_openblas, OPTIONAL, NULL,
+     "dray run's built-in engine and trainer cannot compute: roles with a command alone"},
     {"CUDA driver", look_cuda, OPTIONAL, "devices",
      "no weights in GPU memory: host memory and files alone"},
     {"NVRTC", look_nvrtc, OPTIONAL, NULL,
@@ -367,34 +374,19 @@ typedef struct settings {
     bool json, measure;
 } settings;
 
-static error_t parse(int key, char *text, struct argp_state *state)
-{
-    settings *s = state->input;
-    (void)text;
-    if (key == 'j')
-        s->json = true;
-    else if (key == 'm')
-        s->measure = true;
-    else if (key == ARGP_KEY_ARG)
-        argp_error(state, "expected no arguments");
-    else
-        return ARGP_ERR_UNKNOWN;
-    return 0;
-}
-
 int cmd_doctor(int argc, char **argv)
 {
-    static const struct argp_option options[] = {
-        {"json", 'j', NULL, 0, "Print one object a line", 0},
-        {"measure", 'm', NULL, 0, "Measure the links of GPUs, too: a few seconds, 256 MiB each", 0},
-        {0}};
-    static const struct argp argp = {
+    static const cmd_option options[] = {
+        CMD_FLAG(settings, json, "json", 'j', "Print one object a line"),
+        CMD_FLAG(settings, measure, "measure", 'm',
+                 "Measure the links of GPUs, too: a few seconds, 256 MiB each"),
+        CMD_END};
+    static const cmd_usage usage = {
         .options = options,
-        .parser = parse,
-        .doc = "Says what this machine has that dray can use, and what is off without the rest."
-               "\vFails only when something is missing that dray cannot run without."};
+        .doc = "Says what this machine has that dray can use, and what dray cannot do without the "
+               "rest.\vFails only when something is missing that dray cannot run without."};
     settings s = {false, false};
-    cmd_parse(&argp, argc, argv, &s);
+    cmd_parse(&usage, argc, argv, &s);
     finding findings[CHECKS] = {0};
     size_t bad = 0;
     for (size_t i = 0; i < CHECKS; i++) {

@@ -58,7 +58,7 @@ static void list_table(int32_t count)
             continue;
         cmd_cell(table, "%d", (int)i);
         cmd_cell(table, "%s", gpu.name);
-        cmd_cell(table, "%s", cmd_bytes((double)gpu.bytes).s);
+        cmd_cell(table, "%s", dray__say_bytes((double)gpu.bytes).s);
         cmd_cell(table, "%d.%d", gpu.arch / 10, gpu.arch % 10);
         cmd_cell(table, "%d", gpu.multiprocessors);
         cmd_cell(table, "%s", gpu.pci);
@@ -71,7 +71,7 @@ static void path_cell(cmd_table *table, int32_t from, int32_t to, bool measure)
 {
     path p = look_at(from, to, measure);
     if (p.rate > 0)
-        cmd_cell(table, "%s %s/s", p.kind, cmd_bytes(p.rate).s);
+        cmd_cell(table, "%s %s/s", p.kind, dray__say_bytes(p.rate).s);
     else
         cmd_cell(table, "%s", p.error.code ? "failed" : p.kind);
 }

@@ -1,62 +1,24 @@
-/* dray host: one process of a job. `dray run` starts it; nobody types it. */
-#include "run/host.h"
+/* dray host: one process of a job. `dray run` starts it; it is not for people. */
+#include "run/host/host.h"
 
 #include "cmd/cmd.h"
-#include "run/contract.h"
-#include "run/coordinator.h"
-#include "run/spawn.h"
+#include "run/job/contract.h"
+#include "run/supervisor/coordinator.h"
+#include "run/supervisor/spawn.h"
 
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 typedef struct arguments {
     const char *address, *keeper, *journal, *metrics, *command;
-    const char *stores[2]; /* NULL at the end */
-    pid_t parent;
+    cmd_list stores;
+    int64_t parent;
     bool coordinator;
 } arguments;
-
-enum { ADDRESS = 1001, PARENT, COORDINATOR, KEEPER, JOURNAL, METRICS, STORE, EXEC };
-
-static error_t parse(int key, char *text, struct argp_state *state)
-{
-    arguments *a = state->input;
-    switch (key) {
-    case ADDRESS:
-        a->address = text;
-        return 0;
-    case KEEPER:
-        a->keeper = text;
-        return 0;
-    case JOURNAL:
-        a->journal = text;
-        return 0;
-    case STORE:
-        a->stores[0] = text;
-        return 0;
-    case METRICS:
-        a->metrics = text;
-        return 0;
-    case EXEC:
-        a->command = text;
-        return 0;
-    case PARENT:
-        a->parent = (pid_t)cmd_number(state, "process", text, 1, INT32_MAX);
-        return 0;
-    case COORDINATOR:
-        a->coordinator = true;
-        return 0;
-    case ARGP_KEY_END:
-        if (!a->parent || (a->coordinator && !a->address))
-            argp_error(state, "started by 'dray run', not by hand");
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
 
 /* The supervisor finds the reason of a process's end as the last such line of its log. */
 static int failed(const dray_error *error)
@@ -76,9 +38,9 @@ static void log_line(void *user, dray_log_level level, const char *line)
  * it is not told is contract.c's to say; of our descriptors it has the standard ones alone. */
 static int become(const char *command)
 {
-    close_range(STDERR_FILENO + 1, ~0U, 0);
-    unsetenv("DRAY_GROUP_FD"); /* of the built-in programs' collectives */
-    signal(SIGXFSZ, SIG_DFL);  /* ignored by us (main.c) */
+    syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, 0); /* a function of glibc since 2.34 only */
+    unsetenv("DRAY_GROUP_FD");                           /* of the built-in programs' collectives */
+    signal(SIGXFSZ, SIG_DFL);                            /* ignored by us (main.c) */
     execl("/bin/sh", "sh", "-c", command, (char *)NULL);
     fprintf(stderr, "error: /bin/sh: %s\n", strerror(errno));
     return CMD_FAILED;
@@ -86,26 +48,33 @@ static int become(const char *command)
 
 int cmd_host(int argc, char **argv)
 {
-    static const struct argp_option options[] = {
-        {"address", ADDRESS, "ADDRESS", 0, "The coordinator's (with --coordinator)", 0},
-        {"parent", PARENT, "PID", 0, "The process that this one ends with", 0},
-        {"coordinator", COORDINATOR, NULL, 0, "Be the coordinator, listening at --address", 0},
-        {"keeper", KEEPER, "PATH", 0, "The queue's keeper", 0},
-        {"journal", JOURNAL, "FOLDER", 0, "Folder of durable queues (with --coordinator)", 0},
-        {"store", STORE, "STORE", 0, "Of queues' bytes (with --coordinator)", 0},
-        {"metrics", METRICS, "ADDRESS", 0, "Where to answer GET /metrics (with --coordinator)", 0},
-        {"exec", EXEC, "COMMAND", 0, "Become this shell command", 0},
-        {0}};
-    static const struct argp argp = {
-        .options = options, .parser = parse, .doc = "One process of a job; 'dray run' starts it."};
+    static const cmd_option options[] = {
+        CMD_TEXT(arguments, address, "address", 0, "ADDRESS",
+                 "The coordinator's (with --coordinator)"),
+        CMD_NUMBER(arguments, parent, "parent", 0, 1, INT32_MAX, "PID",
+                   "The process that this one ends with"),
+        CMD_FLAG(arguments, coordinator, "coordinator", 0,
+                 "Be the coordinator, listening at --address"),
+        CMD_TEXT(arguments, keeper, "keeper", 0, "PATH", "The queue's keeper"),
+        CMD_TEXT(arguments, journal, "journal", 0, "FOLDER",
+                 "Folder of durable queues (with --coordinator)"),
+        CMD_LIST(arguments, stores, "store", 0, "STORE", "Of queues' bytes (with --coordinator)"),
+        CMD_TEXT(arguments, metrics, "metrics", 0, "ADDRESS",
+                 "Where to answer GET /metrics (with --coordinator)"),
+        CMD_TEXT(arguments, command, "exec", 0, "COMMAND", "Become this shell command"),
+        CMD_END};
+    static const cmd_usage usage = {.options = options,
+                                    .doc = "One process of a job; 'dray run' starts it."};
     arguments a = {0};
     dray__host_options host = {0};
     dray_error error;
-    cmd_parse(&argp, argc, argv, &a);
-    if (dray__child_follow(a.parent, &error))
+    cmd_parse(&usage, argc, argv, &a);
+    if (!a.parent || (a.coordinator && !a.address))
+        return cmd_failf("host", "started by 'dray run', not by hand"), CMD_USAGE;
+    if (dray__child_follow((pid_t)a.parent, &error))
         return failed(&error);
     /* A role's command: the shell may start it as a process of its own. */
-    if (a.command && getpgrp() == getpid() && dray__child_guard(a.parent, &error))
+    if (a.command && getpgrp() == getpid() && dray__child_guard((pid_t)a.parent, &error))
         return failed(&error);
     if (a.command)
         return become(a.command);
@@ -113,7 +82,7 @@ int cmd_host(int argc, char **argv)
     dray__serve_options serve = {.unix_path = a.address,
                                  .keeper_path = a.keeper,
                                  .journal = a.journal,
-                                 .stores = a.stores,
+                                 .stores = a.stores.items,
                                  .metrics = a.metrics};
     int rc = a.coordinator ? dray__serve(&serve, &error) : dray__contract_read(&host, &error);
     if (!rc && !a.coordinator)

@@ -1,6 +1,8 @@
 /* dray inspect: what a checkpoint holds, and whether it is complete: its files fit together, and
- * where a config.json lies beside them, all tensors of that model are there. */
+ * where a config.json is beside them, all tensors of that model are there. */
 #include "cmd/cmd.h"
+
+#include "base/json.h"
 
 #include <dray/weights.h>
 #include <limits.h>
@@ -9,7 +11,7 @@
 #include <sys/stat.h>
 
 typedef struct arguments {
-    const char *path;
+    cmd_list path;
     bool json, tensors;
 } arguments;
 
@@ -30,24 +32,6 @@ typedef struct checkpoint {
     dray_model_config config;
     json_t *problems; /* what the configuration expects and the files lack, or hold otherwise */
 } checkpoint;
-
-static error_t parse(int key, char *text, struct argp_state *state)
-{
-    arguments *a = state->input;
-    if (key == 'j')
-        a->json = true;
-    else if (key == 't')
-        a->tensors = true;
-    else if (key == ARGP_KEY_ARG && a->path)
-        argp_error(state, "expected one checkpoint, found '%s' too", text);
-    else if (key == ARGP_KEY_ARG)
-        a->path = text;
-    else if (key == ARGP_KEY_NO_ARGS)
-        argp_error(state, "expected a checkpoint");
-    else
-        return ARGP_ERR_UNKNOWN;
-    return 0;
-}
 
 static uint64_t elements_of(const dray_tensor_info *tensor)
 {
@@ -241,18 +225,18 @@ static void print_text(const checkpoint *c, bool complete)
             i = files - 1;
         }
         printf("%-11s %s, %s\n", i ? "" : "files", file_of(c, i),
-               cmd_bytes((double)dray_layout_region(c->layout, i)->bytes).s);
+               dray__say_bytes((double)dray_layout_region(c->layout, i)->bytes).s);
     }
     if (c->base)
         printf("%-11s a delta on %s\n", "kept as", c->base);
     printf("%-11s %llu\n", "tensors", (unsigned long long)c->all.tensors);
-    printf("%-11s %s (%llu)\n", "parameters", cmd_count((double)c->all.elements).s,
+    printf("%-11s %s (%llu)\n", "parameters", dray__say_count((double)c->all.elements).s,
            (unsigned long long)c->all.elements);
-    printf("%-11s %s", "bytes", cmd_bytes((double)c->all.bytes).s);
+    printf("%-11s %s", "bytes", dray__say_bytes((double)c->all.bytes).s);
     for (int i = 0, n = 0; i < MOST_DTYPES; i++)
         if (c->dtypes[i].tensors)
             printf("%s%s %s", n++ ? ", " : ": ", dray_dtype_name((dray_dtype)i),
-                   cmd_bytes((double)c->dtypes[i].bytes).s);
+                   dray__say_bytes((double)c->dtypes[i].bytes).s);
     const dray_model_config *m = &c->config;
     if (c->has_config)
         printf("\n%-11s %s, %lld layers, hidden %lld, MLP %lld, %lld heads of %lld (%lld KV), "
@@ -270,8 +254,7 @@ static void print_text(const checkpoint *c, bool complete)
     {
         if (i == MOST_PROBLEMS)
             break;
-        printf("  %s: %s\n", json_string_value(json_object_get(item, "problem")),
-               json_string_value(json_object_get(item, "tensor")));
+        printf("  %s: %s\n", dray__json_string(item, "problem"), dray__json_string(item, "tensor"));
     }
     if (all > MOST_PROBLEMS)
         printf("  and %zu more (--json has all)\n", all - MOST_PROBLEMS);
@@ -280,8 +263,8 @@ static void print_text(const checkpoint *c, bool complete)
 static int inspect(checkpoint *c, const arguments *a)
 {
     dray_error error;
-    if (dray_checkpoint_layout(a->path, &c->layout, &c->base, &error) ||
-        load_config(c, a->path, &error) || (c->has_config && compare_model(c, &error)))
+    if (dray_checkpoint_layout(a->path.items[0], &c->layout, &c->base, &error) ||
+        load_config(c, a->path.items[0], &error) || (c->has_config && compare_model(c, &error)))
         return cmd_fail("inspect", &error);
     if (!count_all(c))
         return cmd_failf("inspect", "out of memory");
@@ -291,7 +274,7 @@ static int inspect(checkpoint *c, const arguments *a)
     if (a->tensors && !a->json)
         printf("\n");
     if (a->json)
-        print_json(c, a->path, complete);
+        print_json(c, a->path.items[0], complete);
     else
         print_text(c, complete);
     return complete ? CMD_OK : CMD_FAILED;
@@ -299,20 +282,23 @@ static int inspect(checkpoint *c, const arguments *a)
 
 int cmd_inspect(int argc, char **argv)
 {
-    static const struct argp_option options[] = {
-        {"json", 'j', NULL, 0, "Print one object a line", 0},
-        {"tensors", 't', NULL, 0, "Print every tensor with dtype, shape, bytes and file", 0},
-        {0}};
-    static const struct argp argp = {
+    static const cmd_option options[] = {
+        CMD_FLAG(arguments, json, "json", 'j', "Print one object a line"),
+        CMD_FLAG(arguments, tensors, "tensors", 't',
+                 "Print every tensor with dtype, shape, bytes and file"),
+        CMD_END};
+    static const cmd_usage usage = {
         .options = options,
-        .parser = parse,
-        .args_doc = "CHECKPOINT",
-        .doc =
-            "Prints what a safetensors checkpoint holds: a file, an index, or a folder with "
-            "either.\vFails when the files are not sound, or when a config.json lies beside them "
-            "and they do not hold exactly that model's tensors."};
+        .arguments = "CHECKPOINT",
+        .words = "a checkpoint",
+        .words_at = offsetof(arguments, path),
+        .least = 1,
+        .most = 1,
+        .doc = "Prints what a safetensors checkpoint holds: a file, an index, or a folder with "
+               "either.\vFails when the files are not sound, or when a config.json is beside "
+               "them and they do not hold exactly that model's tensors."};
     arguments a = {0};
-    cmd_parse(&argp, argc, argv, &a);
+    cmd_parse(&usage, argc, argv, &a);
     checkpoint c = {.problems = json_array()};
     int status = inspect(&c, &a);
     dray_layout_free(c.layout);

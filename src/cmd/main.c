@@ -7,7 +7,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 typedef struct subcommand {
@@ -69,7 +68,7 @@ static void print_help(FILE *out)
           "Results go to stdout, messages to stderr; with --json, one object a line. Exit status:\n"
           "0 done, 1 failed (or \"they differ\"), 2 wrong usage. DRAY_LOG=error|warn|info|debug "
           "says\n"
-          "how much the library tells on stderr (default: warn).\n",
+          "how much the library prints on stderr (default: warn).\n",
           out);
 }
 
@@ -160,17 +159,10 @@ static bool set_log(void)
 static bool had_stdout;
 
 /* A full disk under stdout must not look like success, whenever it was found to be full. */
-static void close_stdout(int status, void *unused)
+static void close_stdout(void)
 {
-    struct rlimit memory;
-    (void)unused;
     bool lost = ferror(stdout) != 0;
     int problem = fclose(stdout) == 0 ? 0 : errno;
-    /* OpenBLAS's threads look for memory for ever where there is little, and are waited for at the
-     * very end. */
-    if (getrlimit(RLIMIT_AS, &memory) == 0 && memory.rlim_cur != RLIM_INFINITY &&
-        (!had_stdout || (!lost && !problem)))
-        _Exit(status);
     if (!had_stdout || (!lost && !problem))
         return;
     fprintf(stderr, "dray: stdout: %s\n",
@@ -193,7 +185,7 @@ int main(int argc, char **argv)
 {
     open_standard_streams();
     signal(SIGXFSZ, SIG_IGN); /* a write beyond the limit fails, and says where */
-    on_exit(close_stdout, NULL);
+    atexit(close_stdout);
     argp_err_exit_status = CMD_USAGE;
     setenv("ARGP_HELP_FMT", "no-dup-args-note", 0);
     return set_log() ? dispatch(argc, argv) : CMD_USAGE;

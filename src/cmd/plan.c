@@ -23,8 +23,8 @@ typedef struct arguments {
     double rates[DRAY_LINK_COUNT]; /* bytes/s */
 } arguments;
 
-static const char *const places[] = {"host", "network", "device", "process"};
-enum { PLACES = 4, MOST_COLUMNS = 12, MOST_ROWS = 40 };
+static const char *const places[] = {"host", "network", "device", "process", NULL};
+enum { MOST_COLUMNS = 12, MOST_ROWS = 40 };
 
 /* Both sides as the planner sees them, and what it said. */
 typedef struct update {
@@ -44,8 +44,11 @@ typedef struct update {
 
 /* ---- arguments ------------------------------------------------------------------------------- */
 
-static void parse_rate(arguments *a, const char *text, const struct argp_state *state)
+static void put_rate(const struct argp_state *state, const cmd_option *option, void *to,
+                     const char *text)
 {
+    (void)option;
+    arguments *a = to;
     const char *equals = strchr(text, '=');
     char *end;
     double rate = strtod(equals ? equals + 1 : text, &end);
@@ -66,60 +69,19 @@ static void parse_rate(arguments *a, const char *text, const struct argp_state *
         cmd_bad_word(state, "link", name, names, DRAY_LINK_COUNT);
 }
 
-static void parse_place(arguments *a, const char *text, const struct argp_state *state)
-{
-    for (a->place = 0; a->place < PLACES; a->place++)
-        if (strcmp(text, places[a->place]) == 0)
-            return;
-    cmd_bad_word(state, "place", text, places, PLACES);
-}
-
 static bool is_checkpoint(const char *spec)
 {
     return strncmp(spec, "safetensors:", strlen("safetensors:")) == 0;
 }
 
-static error_t parse(int key, char *text, struct argp_state *state)
+static void check(const struct argp_state *state, const void *to)
 {
-    arguments *a = state->input;
-    switch (key) {
-    case 'm':
-        a->model = text;
-        return 0;
-    case 'f':
-        a->from = text;
-        return 0;
-    case 't':
-        a->to = text;
-        return 0;
-    case 'r':
-        a->rank = cmd_number(state, "--rank", text, 0, UINT32_MAX);
-        return 0;
-    case 'p':
-        parse_place(a, text, state);
-        return 0;
-    case 'R':
-        parse_rate(a, text, state);
-        return 0;
-    case 'c':
-        a->copies = true;
-        return 0;
-    case 'j':
-        a->json = true;
-        return 0;
-    case ARGP_KEY_ARG:
-        argp_error(state, "expected only options, found '%s'", text);
-        return 0;
-    case ARGP_KEY_END:
-        if (!a->from || !a->to)
-            argp_error(state, "expected --from SPEC and --to SPEC");
-        else if (!a->model && !(is_checkpoint(a->from) && is_checkpoint(a->to)))
-            argp_error(state, "expected --model NAME or config.json: only safetensors:DIR says its "
-                              "own shapes");
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
+    const arguments *a = to;
+    if (!a->from || !a->to)
+        argp_error(state, "expected --from SPEC and --to SPEC");
+    else if (!a->model && !(is_checkpoint(a->from) && is_checkpoint(a->to)))
+        argp_error(state, "expected --model NAME or config.json: only safetensors:DIR says its "
+                          "own shapes");
 }
 
 /* ---- both sides ------------------------------------------------------------------------------ */
@@ -286,15 +248,15 @@ static void print_pairs(const arguments *a, const update *u)
             if (wanted(a, d)) {
                 uint64_t bytes = u->pairs[(size_t)s * u->counts[1] + d];
                 sent += bytes;
-                cmd_cell(table, "%s", bytes ? cmd_bytes((double)bytes).s : "-");
+                cmd_cell(table, "%s", bytes ? dray__say_bytes((double)bytes).s : "-");
             }
-        cmd_cell(table, "%s", cmd_bytes((double)sent).s);
+        cmd_cell(table, "%s", dray__say_bytes((double)sent).s);
     }
     cmd_cell(table, "received");
     for (uint32_t d = 0; d < u->counts[1]; d++)
         if (wanted(a, d))
-            cmd_cell(table, "%s", cmd_bytes((double)dray_plan_total_bytes(u->plans[d])).s);
-    cmd_cell(table, "%s", cmd_bytes((double)u->bytes).s);
+            cmd_cell(table, "%s", dray__say_bytes((double)dray_plan_total_bytes(u->plans[d])).s);
+    cmd_cell(table, "%s", dray__say_bytes((double)u->bytes).s);
     cmd_table_print(table, stdout);
 }
 
@@ -309,7 +271,7 @@ static void print_pair_range(const update *u)
     }
     printf("%llu of %llu pairs move %s to %s each (--rank R shows one receiver, --json all)\n",
            (unsigned long long)used, (unsigned long long)u->counts[0] * u->counts[1],
-           cmd_bytes(used ? (double)least : 0).s, cmd_bytes((double)most).s);
+           dray__say_bytes(used ? (double)least : 0).s, dray__say_bytes((double)most).s);
 }
 
 static void print_copies(const update *u)
@@ -339,30 +301,30 @@ static void print_copies(const update *u)
 static void print_people(const arguments *a, const update *u)
 {
     printf("%s%s%s -> %s\n", a->model ? a->model : "", a->model ? ": " : "", a->from, a->to);
-    printf("moves      %s in %llu copies, the largest %s\n", cmd_bytes((double)u->bytes).s,
-           (unsigned long long)u->copies, cmd_bytes((double)u->largest).s);
+    printf("moves      %s in %llu copies, the largest %s\n", dray__say_bytes((double)u->bytes).s,
+           (unsigned long long)u->copies, dray__say_bytes((double)u->largest).s);
     if (u->transforms)
         printf("quantises  %llu boxes of whole cells, or makes floats of them\n",
                (unsigned long long)u->transforms);
     if (u->source_bytes != u->bytes)
-        printf("converts   %s read become %s written\n", cmd_bytes((double)u->source_bytes).s,
-               cmd_bytes((double)u->bytes).s);
+        printf("converts   %s read become %s written\n", dray__say_bytes((double)u->source_bytes).s,
+               dray__say_bytes((double)u->bytes).s);
     for (int l = 0; l < DRAY_LINK_COUNT; l++)
         if (u->links[l])
-            printf("           %s over %s links\n", cmd_bytes((double)u->links[l]).s,
+            printf("           %s over %s links\n", dray__say_bytes((double)u->links[l]).s,
                    dray_link_name((dray_link)l));
-    printf("takes      %s", cmd_seconds(u->predicted).s);
+    printf("takes      %s", dray__say_seconds(u->predicted).s);
     if (u->bytes)
         printf(": '%s %u' %s %s", u->busiest_side ? "to" : "from", u->busiest,
-               u->busiest_side ? "receives" : "sends", cmd_bytes((double)u->busiest_bytes).s);
+               u->busiest_side ? "receives" : "sends", dray__say_bytes((double)u->busiest_bytes).s);
     for (int l = 0, first = 1; l < DRAY_LINK_COUNT; l++)
         if (u->links[l]) {
             printf("%s %s %s/s", first ? "; assumed a member:" : ",", dray_link_name((dray_link)l),
-                   cmd_bytes(a->rates[l]).s);
+                   dray__say_bytes(a->rates[l]).s);
             first = 0;
         }
-    printf("\nplanned in %s (layouts %s)\n\n", cmd_seconds(u->plan_seconds).s,
-           cmd_seconds(u->layout_seconds).s);
+    printf("\nplanned in %s (layouts %s)\n\n", dray__say_seconds(u->plan_seconds).s,
+           dray__say_seconds(u->layout_seconds).s);
     if (a->copies)
         print_copies(u);
     else if (a->rank >= 0 || (u->counts[1] <= MOST_COLUMNS && u->counts[0] <= MOST_ROWS))
@@ -450,32 +412,34 @@ static int run(const arguments *a, update *u, char (**names)[24])
 
 int cmd_plan(int argc, char **argv)
 {
-    static const struct argp_option options[] = {
-        {"model", 'm', "NAME", 0, "Shapes of this model: a name (qwen2.5-32b) or a config.json", 0},
-        {"from", 'f', "SPEC", 0, "Placement of the sources: fsdp:4, full, safetensors:DIR", 0},
-        {"to", 't', "SPEC", 0, "Placement of the receivers: engine:tp=4, full", 0},
-        {"rank", 'r', "R", 0, "Only what rank R of --to receives", 0},
-        {"place", 'p', "WORD", 0,
-         "Where the two sides are: on one host with a GPU each (host, the default), on different "
-         "hosts (network), rank by rank on the same GPU (device) or in one process (process)",
-         0},
-        {"rate", 'R', "[LINK=]GB/s", 0,
-         "Rate of a member over process, device, host, network or file links, for the predicted "
-         "time; without LINK, of all (default: 8 x H200 with NVLink, 400 Gb/s a GPU, NVMe)",
-         0},
-        {"copies", 'c', NULL, 0, "List every copy", 0},
-        {"json", 'j', NULL, 0, "One JSON object", 0},
-        {0}};
-    static const struct argp argp = {
+    static const cmd_option options[] = {
+        CMD_TEXT(arguments, model, "model", 'm', "NAME",
+                 "Shapes of this model: a name (qwen2.5-32b) or a config.json"),
+        CMD_TEXT(arguments, from, "from", 'f', "SPEC",
+                 "Placement of the sources: fsdp:4, full, safetensors:DIR"),
+        CMD_TEXT(arguments, to, "to", 't', "SPEC", "Placement of the receivers: engine:tp=4, full"),
+        CMD_NUMBER(arguments, rank, "rank", 'r', 0, UINT32_MAX, "R",
+                   "Only what rank R of --to receives"),
+        CMD_WORD(arguments, place, "place", 'p', places, "place", "WORD",
+                 "Where the two sides are: on one host with a GPU each (host, the default), on "
+                 "different hosts (network), rank by rank on the same GPU (device) or in one "
+                 "process (process)"),
+        CMD_CALL(put_rate, "rate", 'R', "[LINK=]GB/s",
+                 "Rate of a member over process, device, host, network or file links, for the "
+                 "predicted time; without LINK, of all (default: 8 x H200 with NVLink, 400 Gb/s a "
+                 "GPU, NVMe)"),
+        CMD_FLAG(arguments, copies, "copies", 'c', "List every copy"),
+        CMD_FLAG(arguments, json, "json", 'j', "One JSON object"),
+        CMD_END};
+    static const cmd_usage usage = {
         .options = options,
-        .parser = parse,
+        .check = check,
         .doc = "Says what a weight update would move: bytes in all and for each pair of members, "
                "over which links, in how many copies, and how long it would take. Nothing is "
-               "moved.\v"
-               "Example: dray plan --model qwen2.5-32b --from fsdp:4 --to engine:tp=4"};
+               "moved.\vExample: dray plan --model qwen2.5-32b --from fsdp:4 --to engine:tp=4"};
     arguments a = {.rank = -1};
     memcpy(a.rates, default_rates, sizeof a.rates);
-    cmd_parse(&argp, argc, argv, &a);
+    cmd_parse(&usage, argc, argv, &a);
     update u = {0};
     char(*names)[24] = NULL;
     int status = run(&a, &u, &names);

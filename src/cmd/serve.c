@@ -1,22 +1,22 @@
 /* dray serve: a coordinator in the foreground. */
 #include "cmd/cmd.h"
-#include "run/coordinator.h"
+#include "run/supervisor/coordinator.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { STORES = 16 };
-
 typedef struct arguments {
     const char *unix_path, *tcp_address, *token_path, *journal, *metrics, *limits;
-    const char *stores[STORES + 1]; /* NULL at the end */
-    unsigned store_count;
+    cmd_list stores;
     bool json;
 } arguments;
 
-static void listen_at(struct argp_state *state, arguments *a, char *text)
+static void put_address(const struct argp_state *state, const cmd_option *option, void *to,
+                        const char *text)
 {
+    (void)option;
+    arguments *a = to;
     const char **where = NULL;
     if (strncmp(text, "unix:", 5) == 0)
         where = &a->unix_path;
@@ -28,32 +28,6 @@ static void listen_at(struct argp_state *state, arguments *a, char *text)
         argp_error(state, "--listen '%s': one Unix socket and one TCP port at most", text);
     else if (where)
         *where = strchr(text, ':') + 1;
-}
-
-static error_t parse(int key, char *text, struct argp_state *state)
-{
-    arguments *a = state->input;
-    if (key == 'l')
-        listen_at(state, a, text);
-    else if (key == 'm')
-        a->token_path = text;
-    else if (key == 'J')
-        a->journal = text;
-    else if (key == 'S' && a->store_count == STORES)
-        argp_error(state, "--store '%s': at most %d expected", text, STORES);
-    else if (key == 'S')
-        a->stores[a->store_count++] = text;
-    else if (key == 'M')
-        a->metrics = text;
-    else if (key == 'L')
-        a->limits = text;
-    else if (key == 'j')
-        a->json = true;
-    else if (key == ARGP_KEY_ARG)
-        argp_error(state, "expected no arguments, found '%s'", text);
-    else
-        return ARGP_ERR_UNKNOWN;
-    return 0;
 }
 
 static void ready(void *user, const char *unix_address, const char *tcp_address,
@@ -76,61 +50,50 @@ static void ready(void *user, const char *unix_address, const char *tcp_address,
            unix_address ? unix_address : (tcp_address ? tcp_address : ""));
     fflush(stdout);
     if (tcp_address && !dray__is_local_address(tcp_address) && !a->token_path)
-        fprintf(
-            stderr,
-            "dray serve: other hosts reach this coordinator, but its master token ends with it, "
-            "and theirs too: start it with --master FILE, and make them with `dray token "
-            "--role ROLE --master FILE --out FILE`\n");
+        fprintf(stderr, "dray serve: other hosts reach this coordinator, but its master token ends "
+                        "with it, and theirs too: start it with --master FILE, and make them with "
+                        "`dray token --role ROLE --master FILE --out FILE`\n");
 }
 
 int cmd_serve(int argc, char **argv)
 {
-    static const struct argp_option options[] = {
-        {"listen", 'l', "ADDRESS", 0,
-         "Where to listen: unix:PATH or tcp:HOST:PORT (port 0: any free one; 0.0.0.0 or [::]: all "
-         "of this host's addresses); one of each may be given. Default: "
-         "unix:$XDG_RUNTIME_DIR/dray.socket, or in /tmp",
-         0},
-        {"master", 'm', "FILE", 0,
-         "File of the master token, made when it is not there, and kept. Default: "
-         "$DRAY_TOKEN_FILE, or one for this time only, in $XDG_RUNTIME_DIR",
-         0},
-        {"journal", 'J', "FOLDER", 0,
-         "Folder of the journals of durable queues, made when it is not there: started anew with "
-         "it, a coordinator goes on with the queues that it holds",
-         0},
-        {"store", 'S', "redis:ADDRESS", 0,
-         "Let queues have their bytes in Redis at unix:/PATH or tcp:HOST:PORT, or several, "
-         "separated "
-         "by commas; may be given again. No other address is connected to, but that of "
-         "$DRAY_QUEUE_BACKEND",
-         0},
-        {"metrics", 'M', "ADDRESS", 0,
-         "Answer GET /metrics over HTTP, in the text format of Prometheus, at PORT of this host "
-         "(0: any free one), or at HOST:PORT, for networks in $DRAY_TRUSTED_NETWORKS",
-         0},
-        {"limits", 'L', "LIMITS", 0,
-         "What the sessions of one token may take together: NAME=NUMBER, separated by commas, of "
-         "sessions (default 4096), queues (1024), rows (134217728), bytes of samples (this host's "
-         "memory), table-bytes of the coordinator's own for rows (an eighth of it) and leases "
-         "(1024). "
-         "Default: $DRAY_LIMITS. `dray status` shows them",
-         0},
-        {"json", 'j', NULL, 0, "Print one object a line", 0},
-        {0}};
-    static const struct argp argp = {
+    static const cmd_option options[] = {
+        CMD_CALL(put_address, "listen", 'l', "ADDRESS",
+                 "Where to listen: unix:PATH or tcp:HOST:PORT (port 0: any free one; 0.0.0.0 or "
+                 "[::]: all of this host's addresses); one of each may be given. Default: "
+                 "unix:$XDG_RUNTIME_DIR/dray.socket, or in /tmp"),
+        CMD_TEXT(arguments, token_path, "master", 'm', "FILE",
+                 "File of the master token, made when it is not there, and kept. Default: "
+                 "$DRAY_TOKEN_FILE, or one for this time only, in $XDG_RUNTIME_DIR"),
+        CMD_TEXT(arguments, journal, "journal", 'J', "FOLDER",
+                 "Folder of the journals of durable queues, made when it is not there: started "
+                 "anew with it, a coordinator goes on with the queues that it holds"),
+        CMD_LIST(arguments, stores, "store", 'S', "redis:ADDRESS",
+                 "Let queues have their bytes in Redis at unix:/PATH or tcp:HOST:PORT, or several, "
+                 "separated by commas; may be given again. No other address is connected to, but "
+                 "that of $DRAY_QUEUE_BACKEND"),
+        CMD_TEXT(arguments, metrics, "metrics", 'M', "ADDRESS",
+                 "Answer GET /metrics over HTTP, in the text format of Prometheus, at PORT of this "
+                 "host (0: any free one), or at HOST:PORT, for networks in $DRAY_TRUSTED_NETWORKS"),
+        CMD_TEXT(
+            arguments, limits, "limits", 'L', "LIMITS",
+            "What the sessions of one token may take together: NAME=NUMBER, separated by "
+            "commas, of sessions (default 4096), queues (1024), rows (134217728), bytes of "
+            "samples (this host's memory), table-bytes of the coordinator's own for rows (an "
+            "eighth of it) and leases (1024). Default: $DRAY_LIMITS. `dray status` shows them"),
+        CMD_FLAG(arguments, json, "json", 'j', "Print one object a line"),
+        CMD_END};
+    static const cmd_usage usage = {
         .options = options,
-        .parser = parse,
         .doc = "Runs a coordinator in the foreground, until Ctrl-C: trainers, engines and tasks "
-               "meet there (through $DRAY_ADDRESS)."
-               "\vThe Unix socket is open to this user and root only. TCP is TLS 1.3, and clients "
-               "prove that they know a token ($DRAY_TOKEN, else the file $DRAY_TOKEN_FILE, else "
-               "dray-tcp-PORT.token in $XDG_RUNTIME_DIR, where this command leaves the master "
-               "token while it runs without --master). For other hosts give it a --master, and "
-               "make tokens of roles with `dray token`."};
+               "meet there (through $DRAY_ADDRESS).\vThe Unix socket is open to this user and root "
+               "only. TCP is TLS 1.3, and clients prove that they know a token ($DRAY_TOKEN, else "
+               "the file $DRAY_TOKEN_FILE, else dray-tcp-PORT.token in $XDG_RUNTIME_DIR, where "
+               "this command leaves the master token while it runs without --master). For other "
+               "hosts give it a --master, and make tokens of roles with `dray token`."};
     arguments a = {0};
     char path[256], keeper[300];
-    cmd_parse(&argp, argc, argv, &a);
+    cmd_parse(&usage, argc, argv, &a);
     dray__default_socket(path, sizeof path);
     if (!a.unix_path && !a.tcp_address)
         a.unix_path = path;
@@ -147,7 +110,7 @@ int cmd_serve(int argc, char **argv)
                                  .tcp_address = a.tcp_address,
                                  .keeper_path = keeper,
                                  .journal = a.journal,
-                                 .stores = a.stores,
+                                 .stores = a.stores.items,
                                  .metrics = a.metrics,
                                  .limits = a.limits,
                                  .sandbox = true,

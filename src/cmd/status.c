@@ -1,9 +1,10 @@
 /* dray status: what a coordinator knows. Each of its services adds lists of objects to the answer;
  * every list becomes a table, and every list within one a table below it, so that a new service
  * needs nothing here. */
+#include "base/json.h"
 #include "cmd/cmd.h"
-#include "run/coordinator.h"
-#include "run/prometheus.h"
+#include "run/report/prometheus.h"
+#include "run/supervisor/coordinator.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,22 +13,6 @@ typedef struct arguments {
     const char *address;
     bool json, prometheus;
 } arguments;
-
-static error_t parse(int key, char *text, struct argp_state *state)
-{
-    arguments *a = state->input;
-    if (key == 'c')
-        a->address = text;
-    else if (key == 'j')
-        a->json = true;
-    else if (key == 'p')
-        a->prometheus = true;
-    else if (key == ARGP_KEY_ARG)
-        argp_error(state, "expected no arguments, found '%s'", text);
-    else
-        return ARGP_ERR_UNKNOWN;
-    return 0;
-}
 
 static bool ends_with(const char *text, const char *end)
 {
@@ -102,9 +87,9 @@ static void print_cell(cmd_table *table, const char *key, json_t *value)
     if (!value || json_is_null(value) || is_empty(value)) {
         cmd_cell(table, "-");
     } else if (json_is_number(value) && ends_with(key, "seconds")) {
-        cmd_cell(table, "%s", cmd_seconds(json_number_value(value)).s);
+        cmd_cell(table, "%s", dray__say_seconds(json_number_value(value)).s);
     } else if (json_is_number(value) && ends_with(key, "bytes")) {
-        cmd_cell(table, "%s", cmd_bytes(json_number_value(value)).s);
+        cmd_cell(table, "%s", dray__say_bytes(json_number_value(value)).s);
     } else {
         print_words(table, value);
     }
@@ -129,7 +114,7 @@ static void print_list(const char *title, json_t *list);
 /* What the row holds that needs a table: "queues samples, partitions". */
 static void print_inner(const char *title, json_t *row)
 {
-    const char *key, *name = json_string_value(json_object_get(row, "name"));
+    const char *key, *name = dray__json_string(row, "name");
     json_t *value;
     json_object_foreach(row, key, value)
     {
@@ -187,10 +172,9 @@ static void print_text(const char *address, json_t *object)
 {
     const char *name;
     json_t *part;
-    printf("%s: dray %s, process %lld, up %s\n", address,
-           json_string_value(json_object_get(object, "version")),
-           (long long)json_integer_value(json_object_get(object, "pid")),
-           cmd_seconds(json_number_value(json_object_get(object, "age_seconds"))).s);
+    printf("%s: dray %s, process %lld, up %s\n", address, dray__json_string(object, "version"),
+           dray__json_integer(object, "pid"),
+           dray__say_seconds(dray__json_number(object, "age_seconds")).s);
     json_object_foreach(object, name,
                         part) if (json_is_array(part) && json_is_object(json_array_get(part, 0)))
         print_list(name, part);
@@ -218,19 +202,19 @@ static int ask(const char *address, json_t **out, dray_error *error)
 
 int cmd_status(int argc, char **argv)
 {
-    static const struct argp_option options[] = {
-        {"connect", 'c', "ADDRESS", 0,
-         "The coordinator. Default: $DRAY_ADDRESS, or where dray serve listens by default", 0},
-        {"json", 'j', NULL, 0, "Print one object", 0},
-        {"prometheus", 'p', NULL, 0, "Print metrics in the text format of Prometheus", 0},
-        {0}};
-    static const struct argp argp = {
+    static const cmd_option options[] = {
+        CMD_TEXT(arguments, address, "connect", 'c', "ADDRESS",
+                 "The coordinator. Default: $DRAY_ADDRESS, or where dray serve listens by default"),
+        CMD_FLAG(arguments, json, "json", 'j', "Print one object"),
+        CMD_FLAG(arguments, prometheus, "prometheus", 'p',
+                 "Print metrics in the text format of Prometheus"),
+        CMD_END};
+    static const cmd_usage usage = {
         .options = options,
-        .parser = parse,
         .doc = "Shows a coordinator's sessions, models and queues.\vFails when none is there."};
     arguments a = {0};
     char path[256], fallback[300];
-    cmd_parse(&argp, argc, argv, &a);
+    cmd_parse(&usage, argc, argv, &a);
     if (!a.address)
         a.address = getenv("DRAY_ADDRESS");
     if (!a.address || !a.address[0]) {
@@ -241,11 +225,10 @@ int cmd_status(int argc, char **argv)
     dray_error error;
     int status = ask(a.address, &object, &error);
     if (status == DRAY_ECLOSED)
-        return cmd_failf(
-            "status",
-            "%s ('dray serve' and 'dray run' start a coordinator; --connect ADDRESS or "
-            "$DRAY_ADDRESS says where it is)",
-            error.message);
+        return cmd_failf("status",
+                         "%s ('dray serve' and 'dray run' start a coordinator; --connect ADDRESS "
+                         "or $DRAY_ADDRESS says where it is)",
+                         error.message);
     if (status)
         return cmd_refuse("status", &error);
     if (!object)

@@ -1,102 +1,67 @@
 /* dray study: one job under several schedules and seeds, with intervals. */
-#include "run/study.h"
+#include "run/study/study.h"
+
+#include "base/json.h"
 
 #include "cmd/cmd.h"
 #include "cmd/study.h"
+#include "run/paths.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { INTERRUPTED = 130, SETTINGS = 64, SEEDS_MAX = 1000 };
+enum { INTERRUPTED = 130, SEEDS_MAX = 1000 };
 
 typedef struct arguments {
     dray__study_options study;
-    const char *settings[SETTINGS];
+    cmd_list job, settings;
+    int64_t seeds;
     bool json;
 } arguments;
 
-static double share(const struct argp_state *state, const char *text)
+static void put_share(const struct argp_state *state, const cmd_option *option, void *to,
+                      const char *text)
 {
+    (void)option;
     char *end;
     double value = strtod(text, &end);
     if (end == text || *end || !(value > 0 && value <= 1))
         argp_error(state, "--accuracy: expected a number above 0 and up to 1, found '%s'", text);
-    return value;
+    ((arguments *)to)->study.accuracy = value;
 }
 
-static void check(struct argp_state *state, const arguments *a)
+static void check(const struct argp_state *state, const void *to)
 {
-    if (!a->study.job)
+    const arguments *a = to;
+    if (!a->job.count)
         argp_error(state, "expected a job file, as in: dray study examples/reverse.yaml "
                           "--schedules sync --seeds 3");
     if (!a->study.schedules)
         argp_error(state, "expected --schedules LIST, as in: --schedules sync,one_step_async");
-    if (!a->study.seeds)
+    if (!a->seeds)
         argp_error(state, "expected --seeds N: how many runs of each schedule");
-    if (!a->study.job[0] || (a->study.out && !a->study.out[0]))
+    if (!a->job.items[0][0] || (a->study.out && !a->study.out[0]))
         argp_error(state, "expected a path, found an empty one");
-}
-
-static error_t parse(int key, char *text, struct argp_state *state)
-{
-    arguments *a = state->input;
-    switch (key) {
-    case 'S':
-        a->study.schedules = text;
-        return 0;
-    case 'n':
-        a->study.seeds = (uint32_t)cmd_number(state, "number of seeds", text, 1, SEEDS_MAX);
-        return 0;
-    case 's':
-        if (a->study.setting_count == SETTINGS)
-            argp_error(state, "at most %d settings expected", SETTINGS);
-        a->settings[a->study.setting_count++] = text;
-        return 0;
-    case 'a':
-        a->study.accuracy = share(state, text);
-        return 0;
-    case 'o':
-        a->study.out = text;
-        return 0;
-    case 'j':
-        a->json = true;
-        return 0;
-    case ARGP_KEY_ARG:
-        if (a->study.job)
-            argp_error(state, "one job file expected, found '%s' too", text);
-        a->study.job = text;
-        return 0;
-    case ARGP_KEY_END:
-        check(state, a);
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
 }
 
 /* ---- progress -------------------------------------------------------------------------------- */
 
 static const char *word(const json_t *o, const char *key)
 {
-    const char *text = json_string_value(json_object_get(o, key));
+    const char *text = dray__json_string(o, key);
     return text ? text : "";
-}
-
-static long long whole(const json_t *o, const char *key)
-{
-    return json_integer_value(json_object_get(o, key));
 }
 
 static double measure(const json_t *o, const char *key)
 {
-    return json_number_value(json_object_get(json_object_get(o, "measures"), key));
+    return dray__json_number(json_object_get(o, "measures"), key);
 }
 
 static void say_run(const json_t *o)
 {
     const json_t *reached = json_object_get(json_object_get(o, "measures"), "steps_to_accuracy");
-    printf("[%lld/%lld] %s seed %lld: ", whole(o, "number"), whole(o, "of"), word(o, "schedule"),
-           whole(o, "seed"));
+    printf("[%lld/%lld] %s seed %lld: ", dray__json_integer(o, "number"),
+           dray__json_integer(o, "of"), word(o, "schedule"), dray__json_integer(o, "seed"));
     if (word(o, "error")[0]) {
         printf("failed: %s\n", word(o, "error"));
         return;
@@ -105,10 +70,10 @@ static void say_run(const json_t *o)
            measure(o, "accuracy_start"));
     if (reached)
         printf(", reached at step %.0f", json_number_value(reached));
-    printf(", %s", cmd_seconds(measure(o, "seconds")).s);
+    printf(", %s", dray__say_seconds(measure(o, "seconds")).s);
     if (word(o, "diverged")[0])
         printf("; diverged: %s", word(o, "diverged"));
-    printf("%s\n", json_is_true(json_object_get(o, "before")) ? "; run before" : "");
+    printf("%s\n", dray__json_true(o, "before") ? "; run before" : "");
 }
 
 static void tell(void *user, const char *event, const json_t *object)
@@ -124,7 +89,7 @@ static void tell(void *user, const char *event, const json_t *object)
     if (strcmp(event, "run") == 0)
         say_run(object);
     else if (strcmp(event, "start") == 0)
-        printf("%lld runs in %s\n", whole(object, "runs"), word(object, "folder"));
+        printf("%lld runs in %s\n", dray__json_integer(object, "runs"), word(object, "folder"));
     else if (strcmp(event, "stopping") == 0)
         printf("%s\n", word(object, "message"));
     fflush(stdout);
@@ -153,7 +118,7 @@ static int write_file(const json_t *study, const char *folder, const char *name,
     bool whole_text = out && !ferror(out);
     if (out && fclose(out) != 0)
         whole_text = false;
-    int rc = whole_text ? dray__study_write(folder, name, text, error)
+    int rc = whole_text ? dray__write_text(folder, name, text, error)
                         : cmd_error(error, DRAY_ENOMEM, "%s: out of memory", name);
     free(text);
     return rc;
@@ -179,7 +144,7 @@ static bool any_failed(const json_t *study)
     json_t *schedule;
     json_array_foreach(json_object_get(study, "schedules"), i, schedule)
     {
-        if (whole(schedule, "failed"))
+        if (dray__json_integer(schedule, "failed"))
             return true;
     }
     return false;
@@ -207,33 +172,39 @@ static int show(const arguments *a, const json_t *study, const char *folder, dra
 
 int cmd_study(int argc, char **argv)
 {
-    static const struct argp_option options[] = {
-        {"schedules", 'S', "LIST", 0,
-         "What to compare, with commas between; settings behind colons, as in "
-         "sync,async:staleness=2. The first is the one that others are compared with",
-         0},
-        {"seeds", 'n', "N", 0, "Runs of each: with the job's seed, and those after it", 0},
-        {"set", 's', "KEY=VALUE", 0, "Change a setting of all runs", 0},
-        {"accuracy", 'a', "A", 0, "Held-out accuracy to which steps are counted. Default: 0.9", 0},
-        {"out", 'o', "DIR", 0, "The study's folder. Default: studies/NAME", 0},
-        {"json", 'j', NULL, 0, "Print one object a line", 0},
-        {0}};
-    static const struct argp argp = {
+    static const cmd_option options[] = {
+        CMD_TEXT(arguments, study.schedules, "schedules", 'S', "LIST",
+                 "What to compare, with commas between; settings behind colons, as in "
+                 "sync,async:staleness=2. The first is the one that others are compared with"),
+        CMD_NUMBER(arguments, seeds, "seeds", 'n', 1, SEEDS_MAX, "N",
+                   "Runs of each: with the job's seed, and those after it"),
+        CMD_LIST(arguments, settings, "set", 's', "KEY=VALUE", "Change a setting of all runs"),
+        CMD_CALL(put_share, "accuracy", 'a', "A",
+                 "Held-out accuracy to which steps are counted. Default: 0.9"),
+        CMD_TEXT(arguments, study.out, "out", 'o', "DIR",
+                 "The study's folder. Default: studies/NAME"),
+        CMD_FLAG(arguments, json, "json", 'j', "Print one object a line"),
+        CMD_END};
+    static const cmd_usage usage = {
         .options = options,
-        .parser = parse,
-        .args_doc = "JOB.yaml",
-        .doc =
-            "Runs a job under several schedules with several seeds, one run after the other, and "
-            "compares what they learn and how fast.\v"
-            "Means come with 95 % bootstrap intervals, differences are by seed. Runs that are "
-            "done already are not run again, and one that is not goes on: the same command "
-            "continues a study that was stopped (Ctrl-C). DIR gets study.json, study.html and "
-            "two plots. Exit status: 0 done, 1 some runs failed, 2 wrong usage or a job that is "
-            "refused, 130 stopped by Ctrl-C."};
+        .arguments = "JOB.yaml",
+        .words = "one job file",
+        .words_at = offsetof(arguments, job),
+        .most = 1,
+        .check = check,
+        .doc = "Runs a job under several schedules with several seeds, one run after the other, "
+               "and compares what they learn and how fast.\vMeans come with 95 % bootstrap "
+               "intervals, differences are by seed. Runs that are done already are not run again, "
+               "and one that is not goes on: the same command continues a study that was stopped "
+               "(Ctrl-C). DIR gets study.json, study.html and two plots. Exit status: 0 done, 1 "
+               "some runs failed, 2 wrong usage or a job that is refused, 130 stopped by Ctrl-C."};
     arguments a = {.study = {.accuracy = 0.9, .tell = tell}};
-    a.study.settings = a.settings;
+    cmd_parse(&usage, argc, argv, &a);
     a.study.user = &a;
-    cmd_parse(&argp, argc, argv, &a);
+    a.study.job = a.job.items[0];
+    a.study.settings = a.settings.items;
+    a.study.setting_count = a.settings.count;
+    a.study.seeds = (uint32_t)a.seeds;
     dray__run_end end = DRAY__RUN_DONE;
     json_t *study = NULL;
     char *folder = NULL;

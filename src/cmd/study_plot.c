@@ -2,6 +2,8 @@
  */
 #include "cmd/study.h"
 
+#include "base/json.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -40,16 +42,11 @@ typedef struct frame {
     double x_most, y_least, y_most;
 } frame;
 
-static double number(const json_t *o, const char *key)
-{
-    return json_number_value(json_object_get(o, key));
-}
-
 /* Its interval's end, or the mean where there is but one run. */
 static double end_of(const json_t *point, const char *key)
 {
     const json_t *end = json_object_get(point, key);
-    return json_is_number(end) ? json_number_value(end) : number(point, "mean");
+    return json_is_number(end) ? json_number_value(end) : dray__json_number(point, "mean");
 }
 
 static const json_t *curve_of(const frame *f, size_t i)
@@ -67,7 +64,7 @@ static void find_extent(frame *f)
         json_t *point;
         json_array_foreach(curve_of(f, i), k, point)
         {
-            f->x_most = fmax(f->x_most, number(point, "x"));
+            f->x_most = fmax(f->x_most, dray__json_number(point, "x"));
             f->y_least = fmin(f->y_least, end_of(point, "low"));
             f->y_most = fmax(f->y_most, end_of(point, "high"));
         }
@@ -106,15 +103,15 @@ static void print_axes(const frame *f, FILE *out)
     int first = (int)ceil(f->y_least / dy - 1e-9), last = (int)floor(f->y_most / dy + 1e-9);
     for (int i = first; i <= last; i++)
         fprintf(out,
-                "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"#ddd\"/>"
-                "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%g</text>\n",
+                "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"#ddd\"/><text x=\"%d\" "
+                "y=\"%.1f\" text-anchor=\"end\">%g</text>\n",
                 LEFT, WIDTH - RIGHT, y_of(f, i * dy), y_of(f, i * dy), LEFT - 6,
                 y_of(f, i * dy) + 4, round(i * dy * 1e6) / 1e6);
     last = f->x_most > 0 ? (int)floor(f->x_most / dx + 1e-9) : -1;
     for (int i = 0; i <= last; i++)
         fprintf(out,
-                "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\" stroke=\"#999\"/>"
-                "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%.10g</text>\n",
+                "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\" stroke=\"#999\"/><text "
+                "x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%.10g</text>\n",
                 x_of(f, i * dx), x_of(f, i * dx), TOP + PLOT, TOP + PLOT + 5, x_of(f, i * dx),
                 TOP + PLOT + 19, i * dx);
     fprintf(out, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%s</text>\n",
@@ -132,10 +129,12 @@ static void print_band(const frame *f, const json_t *curve, const char *colour, 
     fputs("<polygon points=\"", out);
     for (size_t k = 0; k < 2 * count; k++) {
         const json_t *point = json_array_get(curve, k < count ? k : 2 * count - 1 - k);
-        fprintf(out, "%.1f,%.1f ", x_of(f, number(point, "x")),
+        fprintf(out, "%.1f,%.1f ", x_of(f, dray__json_number(point, "x")),
                 y_of(f, end_of(point, k < count ? "high" : "low")));
     }
-    fprintf(out, "\" fill=\"%s\" fill-opacity=\"0.15\"/>\n", colour);
+    /* Fainter where there are many of them, one over the other. */
+    fprintf(out, "\" fill=\"%s\" fill-opacity=\"%.3f\"/>\n", colour,
+            fmin(0.15, 0.6 / (double)json_array_size(f->schedules)));
 }
 
 static void print_line(const frame *f, const json_t *curve, const char *style, FILE *out)
@@ -145,7 +144,8 @@ static void print_line(const frame *f, const json_t *curve, const char *style, F
     fputs("<polyline points=\"", out);
     json_array_foreach(curve, k, point)
     {
-        fprintf(out, "%.1f,%.1f ", x_of(f, number(point, "x")), y_of(f, number(point, "mean")));
+        fprintf(out, "%.1f,%.1f ", x_of(f, dray__json_number(point, "x")),
+                y_of(f, dray__json_number(point, "mean")));
     }
     fprintf(out, "\" fill=\"none\" %s/>\n", style);
 }
@@ -160,8 +160,7 @@ static void print_schedule(const frame *f, size_t i, FILE *out)
     print_line(f, curve_of(f, i), style, out);
     fprintf(out, "<line x1=\"%d\" x2=\"%d\" y1=\"%d\" y2=\"%d\" %s/><text x=\"%d\" y=\"%d\">", LEFT,
             LEFT + 28, y, y, style, LEFT + 36, y + 4);
-    cmd_study_escape(
-        json_string_value(json_object_get(json_array_get(f->schedules, i), "schedule")), out);
+    cmd_study_escape(dray__json_string(json_array_get(f->schedules, i), "schedule"), out);
     fputs("</text>\n", out);
 }
 
@@ -187,24 +186,23 @@ void cmd_study_page(const json_t *study, FILE *out)
 {
     const json_t *schedules = json_object_get(study, "schedules");
     fputs("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>", out);
-    cmd_study_escape(json_string_value(json_object_get(study, "name")), out);
-    fputs("</title>\n<style>body{font:15px/1.5 sans-serif;max-width:100em;margin:2em "
-          "auto;padding:0 1em;color:#222;background:#fff}table{border-collapse:collapse}"
-          "th,td{padding:.25em .9em .25em 0;text-align:left;white-space:nowrap;border-bottom:1px "
-          "solid "
-          "#ddd;font-variant-numeric:tabular-nums}th{font-weight:600}h2{font-size:1.1em;"
-          "margin-top:2em}svg{max-width:100%;height:auto}</style></head>\n<body><h1>",
-          out);
-    cmd_study_escape(json_string_value(json_object_get(study, "name")), out);
+    cmd_study_escape(dray__json_string(study, "name"), out);
+    fputs(
+        "</title>\n<style>body{font:15px/1.5 sans-serif;max-width:100em;margin:2em auto;padding:0 "
+        "1em;color:#222;background:#fff}table{border-collapse:collapse}th,td{padding:.25em .9em "
+        ".25em 0;text-align:left;white-space:nowrap;border-bottom:1px solid "
+        "#ddd;font-variant-numeric:tabular-nums}th{font-weight:600}h2{font-size:1.1em;margin-top:"
+        "2em}svg{max-width:100%;height:auto}</style></head>\n<body><h1>",
+        out);
+    cmd_study_escape(dray__json_string(study, "name"), out);
     fprintf(out,
             "</h1>\n<p>%lld steps; seeds %lld to %lld. Means with %g %% bootstrap intervals; "
             "differences and ratios are those from the first schedule, by seed.%s</p>\n",
-            (long long)json_integer_value(json_object_get(study, "steps")),
-            (long long)json_integer_value(json_object_get(study, "first_seed")),
-            (long long)(json_integer_value(json_object_get(study, "first_seed")) +
-                        json_integer_value(json_object_get(study, "seeds")) - 1),
-            100 * number(study, "confidence"),
-            json_is_true(json_object_get(study, "complete"))
+            dray__json_integer(study, "steps"), dray__json_integer(study, "first_seed"),
+            (long long)(dray__json_integer(study, "first_seed") +
+                        dray__json_integer(study, "seeds") - 1),
+            100 * dray__json_number(study, "confidence"),
+            dray__json_true(study, "complete")
                 ? ""
                 : " Not all runs are done: the figures are of those that are.");
     if (json_array_size(schedules)) {

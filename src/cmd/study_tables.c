@@ -1,5 +1,7 @@
 #include "cmd/study.h"
 
+#include "base/json.h"
+
 #include "cmd/cmd.h"
 
 #include <math.h>
@@ -136,13 +138,13 @@ static void interval_text(const json_t *o, form_kind form, bool sign, char out[C
         snprintf(out, CELL, "-");
         return;
     }
-    number_text(form, sign, json_number_value(json_object_get(o, "mean")), mean);
+    number_text(form, sign, dray__json_number(o, "mean"), mean);
     if (!json_is_number(json_object_get(o, "low"))) {
         snprintf(out, CELL, "%s%s", mean, unit);
         return;
     }
-    number_text(form, sign, json_number_value(json_object_get(o, "low")), low);
-    number_text(form, sign, json_number_value(json_object_get(o, "high")), high);
+    number_text(form, sign, dray__json_number(o, "low"), low);
+    number_text(form, sign, dray__json_number(o, "high"), high);
     snprintf(out, CELL, "%s [%s, %s]%s", mean, low, high, unit);
 }
 
@@ -166,7 +168,7 @@ static bool any_has(const json_t *schedules, const column *c)
 
 static const char *name_of(const json_t *schedule)
 {
-    return json_string_value(json_object_get(schedule, "schedule"));
+    return dray__json_string(schedule, "schedule");
 }
 
 /* ---- sections -------------------------------------------------------------------------------- */
@@ -208,7 +210,7 @@ static void print_runs(const json_t *study, bool html, FILE *out)
     char title[CELL];
     sheet s = {.html = html, .out = out};
     snprintf(title, sizeof(title), "Runs (reached: held-out accuracy %g)",
-             json_number_value(json_object_get(study, "accuracy")));
+             dray__json_number(study, "accuracy"));
     heading(&s, "schedule");
     for (int i = 0; i < 4; i++)
         heading(&s, counts[i]);
@@ -220,8 +222,7 @@ static void print_runs(const json_t *study, bool html, FILE *out)
         cell(&s, name_of(schedule));
         for (int i = 0; i < 4; i++) {
             char text[CELL];
-            snprintf(text, sizeof(text), "%lld",
-                     (long long)json_integer_value(json_object_get(schedule, counts[i])));
+            snprintf(text, sizeof(text), "%lld", dray__json_integer(schedule, counts[i]));
             cell(&s, text);
         }
     }
@@ -252,7 +253,7 @@ static void causes_text(const json_t *measures, const char *role, char out[CELL]
     json_t *o;
     json_object_foreach((json_t *)(uintptr_t)measures, key, o)
     {
-        double share = json_number_value(json_object_get(o, "mean"));
+        double share = dray__json_number(o, "mean");
         if (strncmp(key, prefix, (size_t)length) == 0 && share >= 0.005 && count < CAUSES)
             causes[count++] = (cause){key + length, share};
     }
@@ -317,13 +318,13 @@ static void print_problems(const json_t *study, bool html, FILE *out)
         json_array_foreach(json_object_get(schedule, "runs"), k, run)
         {
             for (int kind = 0; kind < 2; kind++) {
-                const char *why = json_string_value(json_object_get(run, kinds[kind]));
+                const char *why = dray__json_string(run, kinds[kind]);
                 if (!why)
                     continue;
                 fprintf(out, html ? "<p>%s: " : "%s: ", words[kind]);
                 char text[1024];
                 snprintf(text, sizeof(text), "%s seed %lld: %s", name_of(schedule),
-                         (long long)json_integer_value(json_object_get(run, "seed")), why);
+                         dray__json_integer(run, "seed"), why);
                 if (html)
                     cmd_study_escape(text, out);
                 else
@@ -337,14 +338,14 @@ static void print_problems(const json_t *study, bool html, FILE *out)
 /* "Held-out accuracy (equal samples: 102400; equal wall time: 31.2 s)" */
 static void title_of(const json_t *study, const section *part, char out[CELL])
 {
-    double samples = json_number_value(json_object_get(study, "samples")),
-           seconds = json_number_value(json_object_get(study, "seconds"));
+    double samples = dray__json_number(study, "samples"),
+           seconds = dray__json_number(study, "seconds");
     if (part == &sections[0])
         snprintf(out, CELL, "%s (equal samples: %.0f; equal wall time: %s)", part->title, samples,
-                 cmd_seconds(seconds).s);
+                 dray__say_seconds(seconds).s);
     else if (part == &sections[1])
         snprintf(out, CELL, "%s %g (of the runs that reached it)", part->title,
-                 json_number_value(json_object_get(study, "accuracy")));
+                 dray__json_number(study, "accuracy"));
     else
         snprintf(out, CELL, "%s", part->title);
 }

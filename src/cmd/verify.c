@@ -3,13 +3,15 @@
  * are compared that do not depend on how either side is sharded. */
 #include "cmd/cmd.h"
 
+#include "base/json.h"
+
 #include <dray/weights.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct arguments {
-    const char *what[2];
+    cmd_list what;
     bool json;
 } arguments;
 
@@ -26,22 +28,6 @@ typedef struct entry {
     uint64_t elements, sum;
     const dray_tensor_info *tensor; /* NULL: shape unknown */
 } entry;
-
-static error_t parse(int key, char *text, struct argp_state *state)
-{
-    arguments *a = state->input;
-    if (key == 'j')
-        a->json = true;
-    else if (key == ARGP_KEY_ARG && state->arg_num < 2)
-        a->what[state->arg_num] = text;
-    else if (key == ARGP_KEY_ARG)
-        argp_error(state, "expected two things to compare, found '%s' too", text);
-    else if (key == ARGP_KEY_END && state->arg_num < 1)
-        argp_error(state, "expected a checkpoint, or two things to compare");
-    else
-        return ARGP_ERR_UNKNOWN;
-    return 0;
-}
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
@@ -214,15 +200,16 @@ static void print_text(const arguments *a, const json_t *list, uint64_t common)
         return;
     }
     printf("%zu tensor%s\nA: %s\nB: %s\n", json_array_size(list),
-           json_array_size(list) == 1 ? " differs" : "s differ", a->what[0], a->what[1]);
+           json_array_size(list) == 1 ? " differs" : "s differ", a->what.items[0],
+           a->what.items[1]);
     static const char *const headings[] = {"tensor", "difference", "A", "B", NULL};
     cmd_table *table = cmd_table_new(headings);
     json_array_foreach(list, index, row)
     {
-        const char *left = json_string_value(json_object_get(row, "a"));
-        const char *right = json_string_value(json_object_get(row, "b"));
-        cmd_cell(table, "%s", json_string_value(json_object_get(row, "tensor")));
-        cmd_cell(table, "%s", json_string_value(json_object_get(row, "difference")));
+        const char *left = dray__json_string(row, "a");
+        const char *right = dray__json_string(row, "b");
+        cmd_cell(table, "%s", dray__json_string(row, "tensor"));
+        cmd_cell(table, "%s", dray__json_string(row, "difference"));
         cmd_cell(table, "%s", left ? left : "-");
         cmd_cell(table, "%s", right ? right : "-");
     }
@@ -234,7 +221,7 @@ static int verify_alone(const arguments *a)
 {
     side s = {0};
     dray_error error;
-    if (read_side(a->what[0], &s, &error)) {
+    if (read_side(a->what.items[0], &s, &error)) {
         close_side(&s);
         return cmd_fail("verify", &error);
     }
@@ -243,14 +230,14 @@ static int verify_alone(const arguments *a)
     close_side(&s);
     if (!checkpoint)
         return cmd_failf("verify", "%s: compare it with what? One alone must be a checkpoint",
-                         a->what[0]);
+                         a->what.items[0]);
     if (compared < tensors)
         return cmd_failf("verify",
-                         "%s: %" PRIu32 " of %" PRIu32 " tensors have sums in its files' metadata: "
-                         "it was not written by dray",
-                         a->what[0], compared, tensors);
+                         "%s: %" PRIu32 " of %" PRIu32
+                         " tensors have sums in its files' metadata: it was not written by dray",
+                         a->what.items[0], compared, tensors);
     if (a->json)
-        cmd_json_line(json_pack("{s:b, s:s, s:I}", "sound", 1, "a", a->what[0], "tensors",
+        cmd_json_line(json_pack("{s:b, s:s, s:I}", "sound", 1, "a", a->what.items[0], "tensors",
                                 (json_int_t)tensors));
     else
         printf("sound: %" PRIu32 " tensors are what was written\n", tensors);
@@ -259,29 +246,29 @@ static int verify_alone(const arguments *a)
 
 int cmd_verify(int argc, char **argv)
 {
-    static const struct argp_option options[] = {{"json", 'j', NULL, 0, "Print one object", 0},
-                                                 {0}};
-    static const struct argp argp = {
-        options,
-        parse,
-        "A [B]",
-        "Compare the weights that A and B hold, and list the tensors that differ; or compare a "
-        "checkpoint with the sums that its writer put into it.\v"
-        "A and B: a checkpoint (a folder or a file of safetensors), ADDRESS#MODEL (what the "
-        "publishers of a running session announced last) or ADDRESS#MODEL@GROUP (what a group of "
-        "engines committed last), as in unix:/run/dray.socket#policy@engine0. Exit status 1 when "
-        "they differ.",
-        NULL,
-        NULL,
-        NULL};
+    static const cmd_option options[] = {CMD_FLAG(arguments, json, "json", 'j', "Print one object"),
+                                         CMD_END};
+    static const cmd_usage usage = {
+        .options = options,
+        .arguments = "A [B]",
+        .words = "a checkpoint, or two things to compare",
+        .words_at = offsetof(arguments, what),
+        .least = 1,
+        .most = 2,
+        .doc =
+            "Compare the weights that A and B hold, and list the tensors that differ; or compare a "
+            "checkpoint with the sums that its writer put into it.\vA and B: a checkpoint (a "
+            "folder or a file of safetensors), ADDRESS#MODEL (what the publishers of a running "
+            "session announced last) or ADDRESS#MODEL@GROUP (what a group of engines committed "
+            "last), as in unix:/run/dray.socket#policy@engine0. Exit status 1 when they differ."};
     arguments a = {0};
-    cmd_parse(&argp, argc, argv, &a);
-    if (!a.what[1])
+    cmd_parse(&usage, argc, argv, &a);
+    if (!a.what.items[1])
         return verify_alone(&a);
     side sides[2] = {{0}, {0}};
     dray_error error;
     for (int i = 0; i < 2; i++)
-        if (read_side(a.what[i], &sides[i], &error)) {
+        if (read_side(a.what.items[i], &sides[i], &error)) {
             close_side(&sides[0]);
             close_side(&sides[1]);
             return cmd_fail("verify", &error);
@@ -290,8 +277,9 @@ int cmd_verify(int argc, char **argv)
     json_t *list = compare(&sides[0], &sides[1], &common);
     bool equal = json_array_size(list) == 0;
     if (a.json)
-        cmd_json_line(json_pack("{s:b, s:s, s:s, s:I, s:O}", "equal", equal, "a", a.what[0], "b",
-                                a.what[1], "tensors", (json_int_t)common, "differences", list));
+        cmd_json_line(json_pack("{s:b, s:s, s:s, s:I, s:O}", "equal", equal, "a", a.what.items[0],
+                                "b", a.what.items[1], "tensors", (json_int_t)common, "differences",
+                                list));
     else
         print_text(&a, list, common);
     json_decref(list);

@@ -1,10 +1,9 @@
 /* Barriers: kept requests under a name, all answered when the last one comes, or when a member that
  * had entered dies. A barrier is forgotten when it opens, so its name can be used again at once.
  *
- *   BARRIER  name, u32 count, i64 timeout, u32 n, n * u64 member -> u32 count, count * u64 member
- *
  * Who was there is told, so that those who meet again can say with whom: then one that died
  * meanwhile is missed at once, not at the deadline. */
+#include "base/arena.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "control/internal.h"
@@ -15,7 +14,8 @@
 typedef struct barrier {
     struct barrier *next;
     char *name;
-    uint32_t count, entered, capacity;
+    uint32_t count, entered;
+    uint64_t capacity;
     dray__request **requests;
     uint64_t *awaited; /* members; NULL: whoever comes */
     uint32_t awaited_count;
@@ -50,19 +50,19 @@ void dray__barriers_free(dray__barriers *barriers)
 }
 
 /* Takes over the name. */
-static barrier *find_or_make(dray__barriers *barriers, char *name, uint32_t count)
+static barrier *find_or_make(dray__barriers *barriers, const char *name, uint32_t count)
 {
     for (barrier *b = barriers->first; b; b = b->next)
-        if (strcmp(b->name, name) == 0) {
-            free(name);
+        if (strcmp(b->name, name) == 0)
             return b;
-        }
     barrier *b = calloc(1, sizeof *b);
-    if (!b) {
-        free(name);
+    char *copy = strdup(name);
+    if (!b || !copy) {
+        free(b);
+        free(copy);
         return NULL;
     }
-    b->name = name;
+    b->name = copy;
     b->count = count;
     b->next = barriers->first;
     return barriers->first = b;
@@ -83,14 +83,8 @@ static int check(const barrier *b, uint32_t count, const dray__session *session,
 
 static int add(barrier *b, dray__request *request)
 {
-    if (b->entered == b->capacity) {
-        uint32_t capacity = b->capacity ? 2 * b->capacity : 8;
-        dray__request **requests = realloc(b->requests, capacity * sizeof(dray__request *));
-        if (!requests)
-            return -1;
-        b->requests = requests;
-        b->capacity = capacity;
-    }
+    if (!dray__append(&b->requests, sizeof *b->requests, b->entered, &b->capacity))
+        return -1;
     b->requests[b->entered++] = request;
     dray__request_set_data(request, b);
     return 0;
@@ -107,37 +101,31 @@ static void fail_all(dray__barriers *barriers, barrier *b, const dray_error *err
 /* Tells all who was there. */
 static void open_barrier(dray__barriers *barriers, barrier *b)
 {
-    dray__writer all = {0};
-    dray__put_u32(&all, b->count);
-    for (uint32_t i = 0; i < b->count; i++)
-        dray__put_u64(&all, dray__request_session(b->requests[i])->member);
+    uint64_t *members = calloc(b->count, sizeof *members);
+    const dray__meeting met = {.members = members, .member_count = b->count};
+    for (uint32_t i = 0; members && i < b->count; i++)
+        members[i] = dray__request_session(b->requests[i])->member;
     for (uint32_t i = 0; i < b->count; i++) {
-        dray__writer w = {.failed = all.failed};
-        dray__put_bytes(&w, all.data, all.size);
+        dray__writer w = {.failed = !members};
+        if (members)
+            dray__put_fields(&w, &dray__met_fields, &met);
         dray__request_reply(b->requests[i], &w, NULL, 0);
         dray__writer_free(&w);
     }
-    dray__writer_free(&all);
+    free(members);
     forget(barriers, b);
 }
 
 /* Whom the first one that knows it says that he waits for. */
-static int take_awaited(barrier *b, dray__request *request, dray_error *error)
+static int take_awaited(barrier *b, const dray__meeting *m, dray_error *error)
 {
-    dray__reader *r = dray__request_payload(request);
-    uint32_t count = dray__get_count(r, sizeof *b->awaited);
-    uint64_t *members = calloc((size_t)count + 1, sizeof *members);
-    if (!members)
+    if (!m->member_count || b->awaited)
+        return DRAY_OK;
+    b->awaited = calloc(m->member_count, sizeof *b->awaited);
+    if (!b->awaited)
         return dray__nomem(error);
-    for (uint32_t i = 0; i < count; i++)
-        members[i] = dray__get_u64(r);
-    int status = dray__reader_finish(r, "BARRIER", error);
-    if (status || !count || b->awaited) {
-        free(members);
-        return status;
-    }
-    b->awaited = members;
-    b->awaited_count = count;
+    memcpy(b->awaited, m->members, m->member_count * sizeof *b->awaited);
+    b->awaited_count = m->member_count;
     return DRAY_OK;
 }
 
@@ -158,16 +146,16 @@ static int check_awaited(const barrier *b, const dray__coordinator *coordinator,
     return DRAY_OK;
 }
 
-static void enter(dray__barriers *barriers, dray__request *request, char *name, uint32_t count,
-                  int64_t timeout_ns)
+static void enter(dray__barriers *barriers, dray__request *request, const dray__meeting *m)
 {
     dray_error error;
-    barrier *b = find_or_make(barriers, name, count);
-    int status = b ? check(b, count, dray__request_session(request), &error) : dray__nomem(&error);
+    barrier *b = find_or_make(barriers, m->name, m->count);
+    int status =
+        b ? check(b, m->count, dray__request_session(request), &error) : dray__nomem(&error);
     if (!status)
-        status = take_awaited(b, request, &error);
-    if (!status &&
-        (dray__request_expire_at(request, dray__deadline(timeout_ns)) < 0 || add(b, request) < 0))
+        status = take_awaited(b, m, &error);
+    if (!status && (dray__request_expire_at(request, dray__deadline(m->timeout_ns)) < 0 ||
+                    add(b, request) < 0))
         status = dray__nomem(&error);
     if (status) {
         if (b && !b->entered)
@@ -184,23 +172,22 @@ void dray__barriers_enter(dray__barriers *barriers, dray__request *request)
 {
     dray_error error;
     dray__reader *r = dray__request_payload(request);
-    char *name = dray__get_string(r, DRAY__NAME_MAX);
-    uint32_t count = dray__get_u32(r);
-    int64_t timeout_ns = dray__get_i64(r);
-    int status = r->failed ? dray__reader_finish(r, "BARRIER", &error) : DRAY_OK;
+    dray__arena texts = {0};
+    dray__meeting m;
+    dray__get_fields(r, &texts, &dray__meeting_fields, &m);
+    int status = dray__reader_finish(r, "BARRIER", &error);
     if (!status && !dray__request_session(request))
         status = dray__fail(&error, DRAY_EPROTO, "BARRIER: HELLO expected first");
-    if (!status && (!name[0] || !count || timeout_ns < 0))
+    if (!status && (!m.name[0] || !m.count || m.timeout_ns < 0))
         status = dray__fail(&error, DRAY_EINVALID,
                             "barrier '%s': a name, a count of at least 1 (found %u) and a timeout "
                             "expected",
-                            name, count);
-    if (status) {
-        free(name);
+                            m.name, m.count);
+    if (status)
         dray__request_fail(request, &error);
-    } else {
-        enter(barriers, request, name, count, timeout_ns);
-    }
+    else
+        enter(barriers, request, &m);
+    dray__arena_free(&texts);
 }
 
 void dray__barriers_ended(dray__barriers *barriers, const dray__session *session)

@@ -9,11 +9,11 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/spin.h"
-#include "base/wait.h"
-#include "control/address.h"
 #include "control/context.h"
 #include "control/frame.h"
+#include "control/messages.h"
 #include "control/token.h"
+#include "net/address.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -207,14 +207,14 @@ int dray__channel_attach(dray_context *context, int64_t deadline_ns, dray__chann
     if (status)
         return status;
     channel->timeout_ns = context->timeout_ns;
-    dray__writer w = {0};
-    dray__reply reply;
+    uint8_t token[sizeof context->token];
     pthread_mutex_lock(&context->lock);
-    dray__put_u64(&w, context->member);
-    dray__put_blob(&w, context->token, sizeof context->token);
+    const dray__session_claim claim = {
+        .member = context->member, .token = token, .token_size = sizeof token};
+    memcpy(token, context->token, sizeof token);
     pthread_mutex_unlock(&context->lock);
-    status = dray__call(channel, DRAY__MSG_ATTACH, &w, NULL, 0, deadline_ns, &reply, error);
-    dray__writer_free(&w);
+    status = dray__ask(channel, DRAY__MSG_ATTACH, &dray__attach_fields, &claim, deadline_ns, NULL,
+                       NULL, NULL, error);
     if (status)
         dray__channel_close(channel);
     else
@@ -637,6 +637,40 @@ int dray__call(dray__channel *channel, uint16_t type, dray__writer *payload, con
     return status ? status : deliver(&frame, got, reply, error);
 }
 
+int dray__ask(dray__channel *channel, uint16_t type, const dray__fields *of, const void *message,
+              int64_t deadline_ns, dray__arena *texts, const dray__fields *answer_of, void *answer,
+              dray_error *error)
+{
+    dray__writer w = {0};
+    dray__reply reply;
+    dray__put_fields(&w, of, message);
+    int rc = dray__call(channel, type, &w, NULL, 0, deadline_ns, answer_of ? &reply : NULL, error);
+    dray__writer_free(&w);
+    if (rc || !answer_of)
+        return rc;
+    dray__close_fds(reply.fds, reply.fd_count); /* none is ever expected */
+    dray__get_fields(&reply.payload, texts, answer_of, answer);
+    return dray__reader_finish(&reply.payload, dray__message_name(type), error);
+}
+
+int dray__ask_start(dray__channel *channel, uint16_t type, const dray__fields *of,
+                    const void *message, dray_error *error)
+{
+    dray__writer w = {0};
+    dray__put_fields(&w, of, message);
+    int rc = dray__call_start(channel, type, &w, NULL, 0, error);
+    dray__writer_free(&w);
+    return rc;
+}
+
+void dray__tell(dray__channel *channel, uint16_t type, const dray__fields *of, const void *message)
+{
+    dray__writer w = {0};
+    dray__put_fields(&w, of, message);
+    dray__notify(channel, type, &w, NULL);
+    dray__writer_free(&w);
+}
+
 int dray__call_start(dray__channel *channel, uint16_t type, dray__writer *payload, const int *fds,
                      uint32_t fd_count, dray_error *error)
 {
@@ -718,4 +752,15 @@ int dray__notify(dray__channel *channel, uint16_t type, dray__writer *payload, d
         dray__writer_reset(payload);
     update_waiting(channel);
     return status;
+}
+
+int64_t dray__context_deadline(const dray_context *context, int64_t timeout_ns)
+{
+    return dray__deadline(timeout_ns == DRAY_WAIT_DEFAULT ? context->timeout_ns : timeout_ns);
+}
+
+int64_t dray__answer_deadline(int64_t deadline_ns)
+{
+    int64_t now = dray__now(), from = deadline_ns > now ? deadline_ns : now;
+    return from > INT64_MAX - DRAY__SECOND ? INT64_MAX : from + DRAY__SECOND;
 }

@@ -43,13 +43,21 @@ void dray__channel_close(dray__channel *channel); /* NULL is fine */
  * the connection breaks: DRAY_ECLOSED. The payload writer is reset. */
 int dray__call(dray__channel *channel, uint16_t type, dray__writer *payload, const int *fds,
                uint32_t fd_count, int64_t deadline_ns, dray__reply *reply, dray_error *error);
+/* The same with these fields, and those of the answer (NULL: it is not looked at), whose texts and
+ * lists are in `texts` (NULL: it has none). */
+int dray__ask(dray__channel *channel, uint16_t type, const dray__fields *of, const void *message,
+              int64_t deadline_ns, dray__arena *texts, const dray__fields *answer_of, void *answer,
+              dray_error *error);
 /* The two halves, not waiting: send, then take the reply when dray__channel_fd is readable
  * (DRAY_EAGAIN until then). */
 int dray__call_start(dray__channel *channel, uint16_t type, dray__writer *payload, const int *fds,
                      uint32_t fd_count, dray_error *error);
+int dray__ask_start(dray__channel *channel, uint16_t type, const dray__fields *of,
+                    const void *message, dray_error *error);
 int dray__call_poll(dray__channel *channel, dray__reply *reply, dray_error *error);
 /* Sends without wanting an answer (the server must send none). */
 int dray__notify(dray__channel *channel, uint16_t type, dray__writer *payload, dray_error *error);
+void dray__tell(dray__channel *channel, uint16_t type, const dray__fields *of, const void *message);
 /* The role of the token that was shown; "" over a Unix socket. */
 const char *dray__channel_role(const dray__channel *channel);
 bool dray__channel_broken(const dray__channel *channel); /* every further call is DRAY_ECLOSED */

@@ -1,13 +1,14 @@
 /* A session with the coordinator, seen from the client: dray.h's context. */
 #include "control/context.h"
+#include "control/messages.h"
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/options.h"
-#include "base/wait.h"
 #include "base/words.h"
 #include "control/token.h"
+#include "net/carrier.h"
 
 #include <dray/trace.h>
 #include <errno.h>
@@ -36,22 +37,23 @@ static uint64_t this_host(void)
     return dray__hash(identity, strlen(identity));
 }
 
-/* What members show each other; empty for those who do not move weights. */
-static int get_data_token(dray__reader *r, dray__tls_key *out, bool *takes_back, dray_error *error)
+/* Reads the answer to HELLO or RETURN. *data: what members show each other; empty for those who do
+ * not move weights. */
+static int read_hello(dray__reader *r, dray__arena *texts, dray__hello_told *out,
+                      dray__tls_key *data, dray_error *error)
 {
-    size_t size;
-    char *identity = dray__get_string(r, sizeof out->identity - 1);
-    const void *bytes = dray__get_blob(r, &size);
-    *takes_back = dray__get_u8(r) != 0;
+    dray__get_fields(r, texts, &dray__hello_told_fields, out);
     int status = dray__reader_finish(r, "HELLO", error);
-    if (!status && size != (identity[0] ? sizeof out->bytes : 0))
-        status = dray__fail(error, DRAY_EPROTO, "HELLO: a data key of %zu bytes", size);
-    if (!status && size) {
-        strcpy(out->identity, identity);
-        memcpy(out->bytes, bytes, size);
+    if (status)
+        return status;
+    if (out->key_size != (out->identity[0] ? sizeof data->bytes : 0) ||
+        strlen(out->identity) >= sizeof data->identity)
+        return dray__fail(error, DRAY_EPROTO, "HELLO: a data key of %zu bytes", out->key_size);
+    if (out->key_size) {
+        strcpy(data->identity, out->identity);
+        memcpy(data->bytes, out->key, out->key_size);
     }
-    free(identity);
-    return status;
+    return DRAY_OK;
 }
 
 /* The one that was given, or else the one of the token that was shown. */
@@ -59,16 +61,6 @@ static const char *own_role(const dray_context *context, const dray__channel *ch
 {
     const char *role = dray__channel_role(channel);
     return context->role ? context->role : (role[0] && strcmp(role, "master") != 0 ? role : "task");
-}
-
-/* What a first session learned stays where it is: other threads read it. */
-static int keep_once(char **at, char *text, dray_error *error)
-{
-    if (*at)
-        free(text);
-    else
-        *at = text;
-    return *at ? DRAY_OK : dray__nomem(error);
 }
 
 /* The session goes on over this channel; those of before are of no use any more. */
@@ -91,18 +83,15 @@ static int greet(dray_context *context, dray__channel *channel, uint16_t type, i
                  dray__reply *reply, dray_error *error)
 {
     dray__writer w = {0};
-    dray__put_u32(&w, DRAY__PROTOCOL_OLDEST);
-    dray__put_u32(&w, DRAY__PROTOCOL_VERSION);
-    dray__put_string(&w, context->name);
-    dray__put_string(&w, own_role(context, channel));
-    dray__put_u32(&w, context->rank);
-    dray__put_u64(&w, context->host);
-    dray__put_i64(&w, getpid());
-    if (type == DRAY__MSG_RETURN) {
-        dray__put_u64(&w, context->member);
-        dray__put_u64(&w, context->epoch);
-        dray__put_blob(&w, context->token, sizeof context->token);
-    }
+    dray__put_fields(&w, &dray__spoken_fields,
+                     &(dray__spoken){DRAY__PROTOCOL_OLDEST, DRAY__PROTOCOL_VERSION});
+    dray__put_fields(&w, &dray__hello_fields,
+                     &(dray__hello){context->name, own_role(context, channel), context->rank,
+                                    context->host, getpid()});
+    if (type == DRAY__MSG_RETURN)
+        dray__put_fields(&w, &dray__return_fields,
+                         &(dray__session_claim){context->member, context->epoch, context->token,
+                                                sizeof context->token});
     int status = dray__call(channel, type, &w, NULL, 0, deadline_ns, reply, error);
     dray__writer_free(&w);
     return status;
@@ -116,27 +105,24 @@ static int say_hello(dray_context *context, dray__channel *channel, int64_t dead
     int status = greet(context, channel, DRAY__MSG_HELLO, deadline_ns, &reply, error);
     if (status)
         return status;
-    dray__reader *r = &reply.payload;
-    uint32_t version = dray__get_u32(r);
-    uint64_t member = dray__get_u64(r), epoch = dray__get_u64(r);
-    size_t size;
-    const void *token = dray__get_blob(r, &size);
-    char *keeper = dray__get_string(r, 4096);
-    status = get_data_token(r, &context->data, &context->takes_back, error);
-    if (!status && (size != sizeof context->token || version > DRAY__PROTOCOL_VERSION ||
-                    version < DRAY__PROTOCOL_OLDEST))
+    dray__arena texts = {0};
+    dray__hello_told told;
+    status = read_hello(&reply.payload, &texts, &told, &context->data, error);
+    if (!status && (told.claim.token_size != sizeof context->token ||
+                    told.version > DRAY__PROTOCOL_VERSION || told.version < DRAY__PROTOCOL_OLDEST))
         status = dray__fail(error, DRAY_EPROTO, "HELLO: version %u and a token of %zu bytes",
-                            version, size);
-    if (status)
-        free(keeper);
-    else
-        status = keep_once(&context->keeper, keeper, error);
+                            told.version, told.claim.token_size);
+    /* What a first session learned stays where it is: other threads read it. */
+    if (!status && !context->keeper && !(context->keeper = strdup(told.keeper)))
+        status = dray__nomem(error);
+    dray__arena_free(&texts);
     if (status)
         return status;
+    context->takes_back = told.takes_back;
     pthread_mutex_lock(&context->lock);
-    __atomic_store_n(&context->member, member, __ATOMIC_RELAXED);
-    __atomic_store_n(&context->epoch, epoch, __ATOMIC_RELAXED);
-    memcpy(context->token, token, sizeof context->token);
+    __atomic_store_n(&context->member, told.claim.member, __ATOMIC_RELAXED);
+    __atomic_store_n(&context->epoch, told.claim.epoch, __ATOMIC_RELAXED);
+    memcpy(context->token, told.claim.token, sizeof context->token);
     pthread_mutex_unlock(&context->lock);
     change_main(context, channel);
     return DRAY_OK;
@@ -170,80 +156,23 @@ static int check_options(const dray_options *options, dray_error *error)
     return DRAY_OK;
 }
 
-static int transport_of(const char *name, int *out, dray_error *error)
-{
-    static const char *const names[] = {[DRAY__TRANSPORT_AUTO] = "auto",
-                                        [DRAY__TRANSPORT_STREAM] = "stream",
-                                        [DRAY__TRANSPORT_UCX] = "ucx"};
-    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
-        if (strcmp(name, names[i]) == 0) {
-            *out = i;
-            return DRAY_OK;
-        }
-    return dray__fail(error, DRAY_EINVALID, "transport \"%.40s\": auto, stream or ucx expected",
-                      name);
-}
-
-int dray_transport_find(const char *transport, char *detail, size_t size, dray_error *error)
-{
-    int kind = DRAY__TRANSPORT_AUTO;
-    dray__ucx_version v;
-    int rc = transport_of(transport, &kind, error);
-    if (rc == DRAY_OK && kind == DRAY__TRANSPORT_UCX)
-        rc = dray__ucx_find(&v, error);
-    if (rc || !size)
-        return rc;
-    if (kind == DRAY__TRANSPORT_UCX)
-        snprintf(detail, size, "%u.%u.%u, transports %s", v.major, v.minor, v.release,
-                 dray__ucx_transports());
-    else
-        snprintf(detail, size, "TCP");
-    return DRAY_OK;
-}
-
-static int get_transport(const dray_options *options, int *out, dray_error *error)
+/* NULL: every one that may be used; else the transport must be usable. */
+static int get_transport(const dray_options *options, const char **out, dray_error *error)
 {
     const char *given = options->transport ? options->transport : getenv("DRAY_TRANSPORT");
-    *out = DRAY__TRANSPORT_AUTO;
+    *out = NULL;
     if (!given || !given[0])
         return DRAY_OK;
-    int rc = dray_transport_find(given, NULL, 0, error);
-    return rc ? rc : transport_of(given, out, error);
-}
-
-/* What the variable says, which is one of the words, or nothing. */
-static int check_variable(const char *variable, const char *const *words, const char **out,
-                          dray_error *error)
-{
-    char hint[128];
-    size_t count = 0;
-    const char *text = getenv(variable);
-    *out = text && text[0] ? text : NULL;
-    while (words[count]) {
-        if (*out && strcmp(*out, words[count]) == 0)
-            return DRAY_OK;
-        count++;
-    }
-    return *out ? dray__fail(error, DRAY_EINVALID, "$%s: unknown word '%.40s'%s", variable, *out,
-                             dray__word_hint_or_all(*out, words, count, hint, sizeof hint))
-                : DRAY_OK;
+    return dray__transport_find(given, out, NULL, 0, error);
 }
 
 int dray__data_encrypt(bool *always, dray_error *error)
 {
     static const char *const words[] = {"always", NULL};
     const char *word;
-    int rc = check_variable("DRAY_DATA_ENCRYPT", words, &word, error);
+    int rc = dray__word_of_variable("DRAY_DATA_ENCRYPT", words, &word, error);
     *always = word != NULL;
     return rc;
-}
-
-/* What is read where nobody can be told that it is wrong. */
-static int check_reads(dray_error *error)
-{
-    static const char *const words[] = {"auto", "never", "always", NULL};
-    const char *word;
-    return check_variable("DRAY_UCX_READS", words, &word, error);
 }
 
 static void locks_init(dray_context *context)
@@ -259,9 +188,7 @@ static void locks_init(dray_context *context)
 int dray_open(const dray_options *given, dray_context **out, dray_error *error)
 {
     dray_options own = DRAY_OPTIONS_INIT, *options = &own;
-    int status =
-        dray__options_read(options, sizeof *options, dray__end_of(dray_options, timeout_ns), given,
-                           "dray_options", error);
+    int status = DRAY__OPTIONS_READ(dray_options, timeout_ns, options, given, error);
     if (!status)
         status = check_options(options, error);
     dray__networks trusted;
@@ -269,14 +196,14 @@ int dray_open(const dray_options *given, dray_context **out, dray_error *error)
         status = dray__networks_parse(options->trusted_networks ? options->trusted_networks
                                                                 : getenv("DRAY_TRUSTED_NETWORKS"),
                                       &trusted, error);
-    int transport = DRAY__TRANSPORT_AUTO;
+    const char *transport = NULL;
     if (!status)
         status = get_transport(options, &transport, error);
     bool encrypt = false;
     if (!status)
         status = dray__data_encrypt(&encrypt, error);
     if (!status)
-        status = check_reads(error);
+        status = dray__carriers_check(error);
     if (status)
         return status;
     const char *address = options->address ? options->address : getenv("DRAY_ADDRESS");
@@ -373,18 +300,14 @@ static void end_talk(dray_context *context)
 static int take_welcome(dray_context *context, dray__reader *r, dray_error *error)
 {
     dray__tls_key data = {{0}, {0}};
-    size_t size;
-    bool takes_back;
-    dray__get_u32(r);
-    uint64_t member = dray__get_u64(r);
-    dray__get_u64(r);
-    dray__get_blob(r, &size);
-    char *keeper = dray__get_string(r, 4096);
-    int status = get_data_token(r, &data, &takes_back, error);
-    if (!status && (member != context->member || memcmp(&data, &context->data, sizeof data) != 0))
+    dray__arena texts = {0};
+    dray__hello_told told; /* the keeper of the first session stays */
+    int status = read_hello(r, &texts, &told, &data, error);
+    if (!status &&
+        (told.claim.member != context->member || memcmp(&data, &context->data, sizeof data) != 0))
         status = dray__fail(error, DRAY_EPROTO, "RETURN: the session of another member");
     dray__forget_bytes(&data, sizeof data);
-    free(keeper); /* the one of the first session stays */
+    dray__arena_free(&texts);
     return status;
 }
 
@@ -515,22 +438,15 @@ void dray__context_return(dray_context *context, dray__channel *channel)
     dray__channel_close(channel);
 }
 
-/* Who was there. */
-static int get_party(dray__reader *r, dray__party_of *party, dray_error *error)
+static int keep_party(dray__party_of *party, const dray__meeting *met, dray_error *error)
 {
-    uint32_t count = dray__get_count(r, sizeof *party->members);
-    uint64_t *members = calloc((size_t)count + 1, sizeof *members);
+    uint64_t *members = calloc(met->member_count + 1u, sizeof *members);
     if (!members)
         return dray__nomem(error);
-    for (uint32_t i = 0; i < count; i++)
-        members[i] = dray__get_u64(r);
-    int status = dray__reader_finish(r, "BARRIER", error);
-    if (status) {
-        free(members);
-        return status;
-    }
+    memcpy(members, met->members, met->member_count * sizeof *members);
     free(party->members);
-    *party = (dray__party_of){members, count};
+    party->members = members;
+    party->count = met->member_count;
     return DRAY_OK;
 }
 
@@ -552,26 +468,27 @@ int dray__meet(dray_context *context, const char *name, uint32_t count, int64_t 
     if (status)
         return status;
     int64_t left = deadline_ns - dray__now();
-    dray__writer w = {0};
-    dray__put_string(&w, name);
-    dray__put_u32(&w, count);
-    dray__put_i64(&w, left > 0 ? left : 0);
-    dray__put_u32(&w, party ? party->count : 0);
-    for (uint32_t i = 0; party && i < party->count; i++)
-        dray__put_u64(&w, party->members[i]);
-    dray__reply reply;
-    status = dray__call(channel, DRAY__MSG_BARRIER, &w, NULL, 0, dray__answer_deadline(deadline_ns),
-                        &reply, error);
-    dray__writer_free(&w);
+    const dray__meeting m = {.name = name,
+                             .count = count,
+                             .timeout_ns = left > 0 ? left : 0,
+                             .members = party ? party->members : NULL,
+                             .member_count = party ? party->count : 0};
+    dray__meeting met;
+    dray__arena members = {0};
+    status =
+        dray__ask(channel, DRAY__MSG_BARRIER, &dray__meeting_fields, &m,
+                  dray__answer_deadline(deadline_ns), &members, &dray__met_fields, &met, error);
     if (!status && party)
-        status = get_party(&reply.payload, party, error);
+        status = keep_party(party, &met, error);
+    dray__arena_free(&members);
     dray__context_return(context, channel);
     return status;
 }
 
-/* A request that the coordinator answers at once, on a channel that nobody waits at for long. */
-static int quick_call(dray_context *context, uint16_t type, dray__writer *w, char **text,
-                      dray_error *error)
+/* A request that the coordinator answers at once, on a channel that nobody waits at for long, or
+ * a notice. */
+static int quick_call(dray_context *context, uint16_t type, bool notice, dray__writer *w,
+                      char **text, dray_error *error)
 {
     if (context->pid != getpid())
         return dray__fail(error, DRAY_ECLOSED,
@@ -588,7 +505,8 @@ static int quick_call(dray_context *context, uint16_t type, dray__writer *w, cha
         status = main_there(context, deadline_ns, error);
     dray_trace_wait_briefly(DRAY_CAUSE_CONTROLLER, "coordinator", -1);
     if (!status)
-        status = dray__call(context->main, type, w, NULL, 0, deadline_ns, &reply, error);
+        status = notice ? dray__notify(context->main, type, w, error)
+                        : dray__call(context->main, type, w, NULL, 0, deadline_ns, &reply, error);
     dray_trace_leave();
     if (!status && text) {
         *text = dray__get_prose(&reply.payload, DRAY__FRAME_MAX);
@@ -601,30 +519,35 @@ static int quick_call(dray_context *context, uint16_t type, dray__writer *w, cha
     return status;
 }
 
-int dray_report_post(dray_context *context, const char *kind, const char *json, dray_error *error)
+static int post(dray_context *context, const char *kind, const char *json, bool notice,
+                dray_error *error)
 {
     if (!kind || !json)
         return dray__fail(error, DRAY_EINVALID, "dray_report_post: a kind and an object expected");
     dray__writer w = {0};
-    dray__put_string(&w, kind);
-    dray__put_string(&w, json);
-    return quick_call(context, DRAY__MSG_REPORT_POST, &w, NULL, error);
+    const dray__posting message = {kind, json, strlen(json)};
+    dray__put_fields(&w, &dray__posting_fields, &message);
+    return quick_call(context, DRAY__MSG_REPORT_POST, notice, &w, NULL, error);
+}
+
+int dray_report_post(dray_context *context, const char *kind, const char *json, dray_error *error)
+{
+    return post(context, kind, json, false, error);
+}
+
+int dray__report_tell(dray_context *context, const char *kind, const char *json, dray_error *error)
+{
+    return post(context, kind, json, true, error);
 }
 
 int dray_context_status(dray_context *context, char **json, dray_error *error)
 {
     dray__writer w = {0};
     char *text;
-    int status = quick_call(context, DRAY__MSG_STATUS, &w, &text, error);
+    int status = quick_call(context, DRAY__MSG_STATUS, false, &w, &text, error);
     if (!status)
         *json = text;
     return status;
-}
-
-int dray_shutdown(dray_context *context, dray_error *error)
-{
-    dray__writer w = {0};
-    return quick_call(context, DRAY__MSG_SHUTDOWN, &w, NULL, error);
 }
 
 void dray_free(void *memory)
@@ -652,17 +575,6 @@ bool dray__context_ended(dray_context *context)
     bool ended = !dray__channel_alive(context->main) && dray__channel_ended(context->main);
     pthread_mutex_unlock(&context->lock);
     return ended;
-}
-
-int64_t dray__context_deadline(const dray_context *context, int64_t timeout_ns)
-{
-    return dray__deadline(timeout_ns == DRAY_WAIT_DEFAULT ? context->timeout_ns : timeout_ns);
-}
-
-int64_t dray__answer_deadline(int64_t deadline_ns)
-{
-    int64_t now = dray__now(), from = deadline_ns > now ? deadline_ns : now;
-    return from > INT64_MAX - DRAY__SECOND ? INT64_MAX : from + DRAY__SECOND;
 }
 
 const char *dray__context_address(const dray_context *context)
@@ -700,4 +612,24 @@ bool dray__context_find(dray_context *context, bool peer, struct sockaddr_storag
 const dray__stream_keys *dray__context_keys(const dray_context *context)
 {
     return &context->keys;
+}
+
+int dray__data_address(dray_context *context, char out[DRAY__STREAM_ADDRESS], bool *elsewhere,
+                       dray_error *error)
+{
+    struct sockaddr_storage own;
+    const char *given = getenv("DRAY_DATA_ADDRESS");
+    if (given && strlen(given) >= DRAY__STREAM_ADDRESS)
+        return dray__fail(error, DRAY_EINVALID,
+                          "$DRAY_DATA_ADDRESS \"%.20s...\": at most %d bytes expected, not %zu",
+                          given, DRAY__STREAM_ADDRESS - 1, strlen(given));
+    *elsewhere = true;
+    if (given && given[0]) {
+        strcpy(out, given);
+    } else if (!dray__context_find(context, false, &own) ||
+               !dray__address_host(&own, out, DRAY__STREAM_ADDRESS, NULL)) {
+        strcpy(out, "127.0.0.1");
+        *elsewhere = context->host_named;
+    }
+    return DRAY_OK;
 }

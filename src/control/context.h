@@ -4,10 +4,11 @@
 
 #include "base/network.h"
 #include "base/tls.h"
-#include "control/address.h"
 #include "control/channel.h"
-#include "mover/stream.h"
+#include "net/address.h"
+#include "net/stream.h"
 
+#include <dray/lease.h>
 #include <pthread.h>
 #include <sys/socket.h>
 
@@ -57,6 +58,11 @@ int dray__channel_attach(dray_context *context, int64_t deadline_ns, dray__chann
  * in no network. */
 bool dray__context_find(dray_context *context, bool peer, struct sockaddr_storage *out);
 
+/* Where the context's process listens for other hosts: $DRAY_DATA_ADDRESS, or its own address
+ * towards the coordinator. Not *elsewhere: nowhere, and *out is this host's loopback. */
+int dray__data_address(dray_context *context, char out[DRAY__STREAM_ADDRESS], bool *elsewhere,
+                       dray_error *error);
+
 /* A new channel of the context's, after one broke: of its session, which goes on where the
  * coordinator takes members back, or else of a new session with the one that is there by the
  * deadline. */
@@ -68,5 +74,9 @@ int dray__context_come_back(dray_context *context, int64_t deadline_ns, dray__ch
 int dray__context_borrow(dray_context *context, int64_t deadline_ns, dray__channel **out,
                          dray_error *error);
 void dray__context_return(dray_context *context, dray__channel *channel);
+
+/* As dray_report_post and dray_lease_release, but without waiting for the coordinator's answer. */
+int dray__report_tell(dray_context *context, const char *kind, const char *json, dray_error *error);
+void dray__lease_let_go(dray_lease *lease); /* NULL is fine */
 
 #endif

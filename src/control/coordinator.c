@@ -5,8 +5,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "control/address.h"
 #include "control/internal.h"
+#include "net/address.h"
 
 #include <errno.h>
 #include <event2/event.h>

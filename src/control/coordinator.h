@@ -1,3 +1,9 @@
+/* src/control/: the coordinator of a job and its clients. The coordinator (coordinator.c,
+ * connection.c, request.c, session.c) knows which processes are alive and hands their requests to
+ * services; those that come with this folder are sessions, barriers, reports and leases. The
+ * clients' end is context.c and channel.c. The registry of weights and the queue are services,
+ * too, which this folder knows nothing of. */
+
 /* The coordinator: one libevent loop that owns sessions and hands requests to services.
  *
  * A session is one object that owns liveness and epochs: it begins with HELLO on a connection, may
@@ -113,9 +119,12 @@ const char *dray__session_name(const dray__session *session);
 uint64_t dray__session_host(const dray__session *session);
 int64_t dray__session_pid(const dray__session *session); /* SO_PEERCRED; 0 over TCP */
 
+/* Posts a report, a JSON object, as REPORT_POST does. */
+int dray__session_report(const dray__session *session, const char *kind, const char *text,
+                         size_t size, dray_error *error);
+
 /* The services that come with control. */
 int dray__reports_add(dray__coordinator *coordinator, dray_error *error);
 int dray__leases_add(dray__coordinator *coordinator, dray_error *error);
-int dray__registry_add(dray__coordinator *coordinator, dray_error *error);
 
 #endif

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "control/messages.h"
 
 #include <endian.h>
 #include <errno.h>
@@ -70,27 +71,23 @@ int dray__frame_put(dray__writer *out, const dray__frame *frame, dray_error *err
 
 void dray__frame_put_error(dray__writer *payload, const dray_error *error)
 {
-    dray__put_u32(payload, (uint32_t)error->code);
-    dray__put_u32(payload, (uint32_t)error->origin);
-    dray__put_i64(payload, error->raw);
-    dray__put_string(payload, error->message);
+    const dray__error_told told = {error->code, error->origin, error->raw, error->message,
+                                   strlen(error->message)};
+    dray__put_fields(payload, &dray__error_told_fields, &told);
 }
 
 void dray__frame_get_error(dray__reader payload, dray_error *error)
 {
-    int32_t code = (int32_t)dray__get_u32(&payload);
-    int32_t origin = (int32_t)dray__get_u32(&payload);
-    int64_t raw = dray__get_i64(&payload);
-    size_t size;
-    const char *text = dray__get_blob(&payload, &size);
-    if (payload.failed || code >= 0) {
+    dray__error_told told;
+    dray__get_fields(&payload, NULL, &dray__error_told_fields, &told);
+    if (payload.failed || told.code >= 0) {
         dray__fail(error, DRAY_EPROTO, "malformed error reply");
         return;
     }
-    int length = size < DRAY_ERROR_MESSAGE_MAX ? (int)size : DRAY_ERROR_MESSAGE_MAX - 1;
-    dray__fail(error, code, "%.*s", length, text);
-    error->origin = origin;
-    error->raw = raw;
+    int length = told.size < DRAY_ERROR_MESSAGE_MAX ? (int)told.size : DRAY_ERROR_MESSAGE_MAX - 1;
+    dray__fail(error, told.code, "%.*s", length, (const char *)told.message);
+    error->origin = told.origin;
+    error->raw = told.raw;
 }
 
 ssize_t dray__frame_send(int socket, const uint8_t *data, size_t size, const int *fds,

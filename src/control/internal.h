@@ -6,6 +6,7 @@
 #include "base/hash.h"
 #include "control/coordinator.h"
 #include "control/frame.h"
+#include "control/messages.h"
 #include "control/token.h"
 
 #include <event2/util.h>
@@ -13,7 +14,7 @@
 #include <sys/time.h>
 
 enum { DRAY__GENERATION_SHIFT = 32 }; /* of member ids */
-enum { DRAY__TOKEN = 16, DRAY__NAME_MAX = 256, DRAY__ROLE_MAX = 64 };
+enum { DRAY__TOKEN = 16 };
 
 typedef struct dray__connection dray__connection;
 typedef struct dray__listener dray__listener;
@@ -120,6 +121,7 @@ struct dray__coordinator {
     int64_t since_ns;
     dray__registered services[DRAY__SERVICES];
     uint32_t service_count;
+    struct reports *reports; /* of reports.c; NULL: it has none */
     dray__writer scratch;
 };
 

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/options.h"
 #include "control/context.h"
+#include "control/messages.h"
 
 #include <dray/lease.h>
 #include <stdlib.h>
@@ -41,13 +42,6 @@ static dray_lease *lease_new(dray_context *context, const char *const *names, ui
     return whole ? lease : NULL;
 }
 
-static void put_names(dray__writer *w, const dray_lease *lease)
-{
-    dray__put_u32(w, lease->count);
-    for (uint32_t i = 0; i < lease->count; i++)
-        dray__put_string(w, lease->names[i]);
-}
-
 /* One try. A connection over which no answer came is closed: then nothing is held over it. */
 static int take(dray_lease *lease, int64_t term_ns, int64_t deadline_ns, dray_error *error)
 {
@@ -57,17 +51,10 @@ static int take(dray_lease *lease, int64_t term_ns, int64_t deadline_ns, dray_er
     if (status)
         return status;
     int64_t left = deadline_ns - dray__now();
-    dray__writer w = {0};
-    put_names(&w, lease);
-    dray__put_i64(&w, left > 0 ? left : 0);
-    dray__put_i64(&w, term_ns);
-    dray__reply reply;
-    status = dray__call(channel, DRAY__MSG_LEASE_TAKE, &w, NULL, 0, until, &reply, error);
-    dray__writer_free(&w);
-    if (!status) {
-        lease->number = dray__get_u64(&reply.payload);
-        status = dray__reader_finish(&reply.payload, "LEASE_TAKE", error);
-    }
+    const dray__lease_wish wish = {(const char *const *)lease->names, lease->count,
+                                   left > 0 ? left : 0, term_ns};
+    status = dray__ask(channel, DRAY__MSG_LEASE_TAKE, &dray__lease_wish_fields, &wish, until, NULL,
+                       &dray__u64_fields, &lease->number, error);
     if (status)
         dray__channel_close(channel);
     else
@@ -79,9 +66,7 @@ int dray_lease_acquire(dray_context *context, const char *const *names, uint32_t
                        const dray_lease_options *given, dray_lease **out, dray_error *error)
 {
     dray_lease_options options = DRAY_LEASE_OPTIONS_INIT;
-    int status =
-        dray__options_read(&options, sizeof options, dray__end_of(dray_lease_options, term_ns),
-                           given, "dray_lease_options", error);
+    int status = DRAY__OPTIONS_READ(dray_lease_options, term_ns, &options, given, error);
     if (status)
         return status;
     if (!names || !count || count > DRAY_LEASE_NAMES || options.timeout_ns < DRAY_WAIT_DEFAULT)
@@ -113,20 +98,11 @@ uint64_t dray_lease_number(const dray_lease *lease)
 static int ask(dray_lease *lease, uint16_t type, uint32_t *waiting, dray_error *error)
 {
     int64_t deadline_ns = dray__context_deadline(lease->context, DRAY_WAIT_DEFAULT);
-    dray__writer w = {0};
-    dray__put_u64(&w, lease->number);
-    if (type == DRAY__MSG_LEASE_CHECK) {
-        dray__put_u8(&w, lease->returned);
-        put_names(&w, lease);
-    }
-    dray__reply reply;
-    int status = dray__call(lease->channel, type, &w, NULL, 0, deadline_ns, &reply, error);
-    dray__writer_free(&w);
-    if (!status && waiting) {
-        *waiting = dray__get_u32(&reply.payload);
-        status = dray__reader_finish(&reply.payload, "LEASE_CHECK", error);
-    }
-    return status;
+    const dray__lease_held held = {lease->number, lease->returned,
+                                   (const char *const *)lease->names, lease->count};
+    return dray__ask(lease->channel, type,
+                     type == DRAY__MSG_LEASE_CHECK ? &dray__lease_held_fields : &dray__u64_fields,
+                     &held, deadline_ns, NULL, waiting ? &dray__u32_fields : NULL, waiting, error);
 }
 
 /* Where the coordinator was killed, and the next one knows this member, the lease is asked for
@@ -175,4 +151,19 @@ int dray_lease_release(dray_lease *lease, dray_error *error)
         dray__context_return(lease->context, lease->channel);
     lease_free(lease);
     return status;
+}
+
+/* Where it does not get through, the lease ends with its connection. */
+void dray__lease_let_go(dray_lease *lease)
+{
+    if (!lease)
+        return;
+    dray__writer w = {0};
+    dray__put_u64(&w, lease->number);
+    if (dray__notify(lease->channel, DRAY__MSG_LEASE_GIVE, &w, NULL))
+        dray__channel_close(lease->channel);
+    else
+        dray__context_return(lease->context, lease->channel);
+    dray__writer_free(&w);
+    lease_free(lease);
 }

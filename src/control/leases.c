@@ -1,9 +1,5 @@
 /* The service of 0x0500..0x05FF: names that one session at a time holds (dray/lease.h).
  *
- *   LEASE_TAKE   u32 count, string names, i64 timeout, i64 term -> u64 number; kept until it is its
- * turn LEASE_CHECK  u64 number, u8 it comes back (a coordinator before this one gave it), u32
- * count, string names -> u32 waiting LEASE_GIVE   u64 number -> (empty)
- *
  * Each name has a queue of turns, in the order in which they were asked for. A turn is in the
  * queues of all of its names, and holds them when it is the first in each. It ends with its
  * session, and with the connection over which it was asked for: who gave up before the answer came
@@ -22,17 +18,17 @@
 enum { GENERATION_SHIFT = 40, WHO = 320 };
 
 typedef struct turn turn;
-typedef struct lane lane;
+typedef struct line line;
 
 /* A turn's place in the queue of one of its names. */
 typedef struct place {
     turn *turn;
-    lane *lane;
+    line *line;
     struct place *next, **at;
 } place;
 
-struct lane {
-    lane *next;
+struct line {
+    line *next;
     place *first, **last;
     char name[];
 };
@@ -50,27 +46,27 @@ struct turn {
 };
 
 typedef struct leases {
-    lane *lanes; /* the oldest first */
+    line *lines; /* the oldest first */
     turn *turns;
     uint64_t first_number, next_number;
 } leases;
 
 /* ---- queues ---------------------------------------------------------------------------------- */
 
-static lane *find_lane(const leases *self, const char *name)
+static line *find_line(const leases *self, const char *name)
 {
-    lane *at = self->lanes;
+    line *at = self->lines;
     while (at && strcmp(at->name, name) != 0)
         at = at->next;
     return at;
 }
 
-static lane *find_or_make_lane(leases *self, const char *name)
+static line *find_or_make_line(leases *self, const char *name)
 {
-    lane *found = find_lane(self, name), **link = &self->lanes;
+    line *found = find_line(self, name), **link = &self->lines;
     if (found)
         return found;
-    lane *new = malloc(sizeof *new + strlen(name) + 1);
+    line *new = malloc(sizeof *new + strlen(name) + 1);
     if (!new)
         return NULL;
     strcpy(new->name, name);
@@ -82,23 +78,23 @@ static lane *find_or_make_lane(leases *self, const char *name)
     return *link = new;
 }
 
-static void drop_lane_if_empty(leases *self, const lane *empty)
+static void drop_lane_if_empty(leases *self, const line *empty)
 {
-    lane **link = &self->lanes;
+    line **link = &self->lines;
     if (empty->first)
         return;
     while (*link != empty)
         link = &(*link)->next;
-    lane *gone = *link;
+    line *gone = *link;
     *link = gone->next;
     free(gone);
 }
 
 static void enqueue(place *p)
 {
-    p->at = p->lane->last;
+    p->at = p->line->last;
     *p->at = p;
-    p->lane->last = &p->next;
+    p->line->last = &p->next;
 }
 
 static void dequeue(place *p)
@@ -107,7 +103,7 @@ static void dequeue(place *p)
     if (p->next)
         p->next->at = p->at;
     else
-        p->lane->last = p->at;
+        p->line->last = p->at;
 }
 
 /* The first place in whose queue another turn comes before; NULL: the turn holds all of its names,
@@ -115,7 +111,7 @@ static void dequeue(place *p)
 static const place *behind(const turn *t)
 {
     for (uint32_t i = 0; i < t->count; i++)
-        if (t->places[i].lane->first != &t->places[i])
+        if (t->places[i].line->first != &t->places[i])
             return &t->places[i];
     return NULL;
 }
@@ -135,7 +131,7 @@ static void wake_at_next_chance(const turn *t)
 {
     int64_t at = t->deadline_ns;
     for (uint32_t i = 0; i < t->count; i++) {
-        const turn *holder = t->places[i].lane->first->turn;
+        const turn *holder = t->places[i].line->first->turn;
         at = !holder->request && holder->until_ns < at ? holder->until_ns : at;
     }
     dray__request_expire_at(t->request, at);
@@ -162,8 +158,8 @@ static void leave(leases *self, turn *t)
     turn *next[DRAY_LEASE_NAMES], **link = &self->turns;
     for (uint32_t i = 0; i < t->count; i++) {
         dequeue(&t->places[i]);
-        next[i] = t->places[i].lane->first ? t->places[i].lane->first->turn : NULL;
-        drop_lane_if_empty(self, t->places[i].lane);
+        next[i] = t->places[i].line->first ? t->places[i].line->first->turn : NULL;
+        drop_lane_if_empty(self, t->places[i].line);
     }
     while (*link != t)
         link = &(*link)->next;
@@ -184,27 +180,9 @@ static void refuse(leases *self, turn *t, const dray_error *error)
 /* ---- requests -------------------------------------------------------------------------------- */
 
 typedef struct names {
-    char *text[DRAY_LEASE_NAMES];
+    const char *const *text;
     uint32_t count;
 } names;
-
-static void names_free(names *n)
-{
-    for (uint32_t i = 0; i < n->count; i++)
-        free(n->text[i]);
-}
-
-static void read_names(dray__reader *r, names *out)
-{
-    uint32_t count = dray__get_count(r, sizeof(uint32_t));
-    if (count > DRAY_LEASE_NAMES) {
-        r->failed = true;
-        r->why = "too many names of leases";
-        return;
-    }
-    while (out->count < count)
-        out->text[out->count++] = dray__get_string(r, DRAY__NAME_MAX);
-}
 
 /* Is `role` in "engine+trainer/..."? */
 static bool lists_role(const char *name, const char *role)
@@ -222,8 +200,9 @@ static bool lists_role(const char *name, const char *role)
 static int check_names(const names *n, const dray__session *session, dray_error *error)
 {
     const char *token = dray__session_token(session);
-    if (!n->count)
-        return dray__fail(error, DRAY_EINVALID, "lease: expected a name, found none");
+    if (!n->count || n->count > DRAY_LEASE_NAMES)
+        return dray__fail(error, DRAY_EINVALID, "lease: expected 1 to %d names, found %" PRIu32,
+                          DRAY_LEASE_NAMES, n->count);
     for (uint32_t i = 0; i < n->count; i++) {
         if (!n->text[i][0])
             return dray__fail(error, DRAY_EINVALID, "lease: a name is empty");
@@ -259,7 +238,7 @@ static int check_own(const leases *self, const names *n, const dray__session *se
                      dray_error *error)
 {
     for (uint32_t i = 0; i < n->count; i++) {
-        const lane *at = find_lane(self, n->text[i]);
+        const line *at = find_line(self, n->text[i]);
         for (const place *p = at ? at->first : NULL; p; p = p->next)
             if (p->turn->session == session)
                 return dray__fail(error, DRAY_EBUSY, "lease '%.256s': this session %s it", at->name,
@@ -282,8 +261,8 @@ static turn *add_turn(leases *self, const names *n, dray__request *request)
     for (bool whole = true; whole && t->count < n->count;) {
         place *p = &t->places[t->count];
         p->turn = t;
-        p->lane = find_or_make_lane(self, n->text[t->count]);
-        whole = p->lane != NULL;
+        p->line = find_or_make_line(self, n->text[t->count]);
+        whole = p->line != NULL;
         t->count += whole;
         if (whole)
             enqueue(p);
@@ -328,13 +307,14 @@ static int take_turn(leases *self, dray__request *request, const names *n, int64
 static int take(leases *self, dray__request *request, dray_error *error)
 {
     dray__reader *r = dray__request_payload(request);
-    names n = {.count = 0};
-    read_names(r, &n);
-    int64_t timeout_ns = dray__get_i64(r), term_ns = dray__get_i64(r);
+    dray__arena texts = {0};
+    dray__lease_wish m;
+    dray__get_fields(r, &texts, &dray__lease_wish_fields, &m);
     int status = dray__reader_finish(r, "LEASE_TAKE", error);
+    const names n = {m.names, m.count};
     if (!status)
-        status = take_turn(self, request, &n, timeout_ns, term_ns, error);
-    names_free(&n);
+        status = take_turn(self, request, &n, m.timeout_ns, m.term_ns, error);
+    dray__arena_free(&texts);
     return status;
 }
 
@@ -375,7 +355,7 @@ static int take_back(leases *self, dray__request *request, const names *n, uint6
     if (!status)
         status = check_limit(self, n, session, error);
     for (uint32_t i = 0; i < n->count && !status; i++)
-        if (number >= self->first_number || find_lane(self, n->text[i]))
+        if (number >= self->first_number || find_line(self, n->text[i]))
             status = lost(number, error);
     if (!status && !(*out = add_turn(self, n, request)))
         status = dray__nomem(error);
@@ -391,15 +371,15 @@ static int take_back(leases *self, dray__request *request, const names *n, uint6
 static int check(leases *self, dray__request *request, dray_error *error)
 {
     dray__reader *r = dray__request_payload(request);
-    names n = {.count = 0};
-    uint64_t number = dray__get_u64(r);
-    bool back = dray__get_u8(r) != 0;
-    read_names(r, &n);
+    dray__arena texts = {0};
+    dray__lease_held m;
+    dray__get_fields(r, &texts, &dray__lease_held_fields, &m);
     int status = dray__reader_finish(r, "LEASE_CHECK", error);
-    turn *t = status ? NULL : held_by(self, dray__request_session(request), number);
+    const names n = {m.names, m.count};
+    turn *t = status ? NULL : held_by(self, dray__request_session(request), m.number);
     if (!status && !t)
-        status = back ? take_back(self, request, &n, number, &t, error) : lost(number, error);
-    names_free(&n);
+        status = m.back ? take_back(self, request, &n, m.number, &t, error) : lost(m.number, error);
+    dray__arena_free(&texts);
     if (status)
         return status;
     if (t->term_ns)
@@ -452,7 +432,7 @@ static void handle(void *user, dray__request *request)
 static turn *overdue(const turn *t, int64_t now)
 {
     for (uint32_t i = 0; i < t->count; i++) {
-        turn *holder = t->places[i].lane->first->turn;
+        turn *holder = t->places[i].line->first->turn;
         if (!holder->request && now >= holder->until_ns)
             return holder;
     }
@@ -464,13 +444,13 @@ static void time_out(leases *self, turn *t)
     char who[WHO];
     dray_error error;
     const place *at = behind(t);
-    const turn *holder = at->lane->first->turn;
+    const turn *holder = at->line->first->turn;
     if (holder->request)
         dray__fail(&error, DRAY_ETIMEDOUT, "lease '%.160s': %s came before, and waits",
-                   at->lane->name, who_is(holder->session, who));
+                   at->line->name, who_is(holder->session, who));
     else
         dray__fail(&error, DRAY_ETIMEDOUT, "lease '%.160s': %s has held it for %.1f s",
-                   at->lane->name, who_is(holder->session, who),
+                   at->line->name, who_is(holder->session, who),
                    (double)(dray__now() - holder->since_ns) / (double)DRAY__SECOND);
     refuse(self, t, &error);
 }
@@ -489,7 +469,7 @@ static void expired(void *user, dray__request *request, int channel_gone)
     }
     while (t->request && (late = overdue(t, now))) {
         dray__log(DRAY_LOG_WARN, "lease '%s': %s is silent, and loses it",
-                  late->places[0].lane->name, who_is(late->session, who));
+                  late->places[0].line->name, who_is(late->session, who));
         leave(self, late);
     }
     if (!t->request)
@@ -520,7 +500,7 @@ static void session_ended(void *user, dray__session *session)
     }
 }
 
-static json_t *lane_json(const lane *l, int64_t now)
+static json_t *name_json(const line *l, int64_t now)
 {
     char who[WHO];
     const turn *holder = l->first->turn;
@@ -540,8 +520,8 @@ static void add_status(void *user, json_t *object)
 {
     const leases *self = user;
     json_t *list = json_array();
-    for (const lane *l = self->lanes; l; l = l->next)
-        json_array_append_new(list, lane_json(l, dray__now()));
+    for (const line *l = self->lines; l; l = l->next)
+        json_array_append_new(list, name_json(l, dray__now()));
     json_object_set_new(object, "leases", list);
 }
 

@@ -6,8 +6,8 @@
 
 #include <stdint.h>
 
-#define DRAY__PROTOCOL_VERSION 3u
-#define DRAY__PROTOCOL_OLDEST 3u
+#define DRAY__PROTOCOL_VERSION 5u
+#define DRAY__PROTOCOL_OLDEST 5u
 #define DRAY__FRAME_MAGIC 0x59415244u /* "DRAY" */
 #define DRAY__FRAME_HEADER 32u
 #define DRAY__FRAME_MAX (64u << 20) /* payload bytes */
@@ -28,12 +28,11 @@
     XX(PING, 0x0003, ANY)                                                                          \
     XX(BARRIER, 0x0004, WORKER)                                                                    \
     XX(STATUS, 0x0005, ANY)                                                                        \
-    XX(SHUTDOWN, 0x0006, USER)                                                                     \
     XX(RETURN, 0x0007, ANY)                                                                        \
     /* control/reports.c */                                                                        \
     XX(REPORT_POST, 0x0101, WORKER)                                                                \
     XX(REPORT_WATCH, 0x0102, ANY)                                                                  \
-    /* control/registry.c: layouts, regions, versions, update groups */                            \
+    /* weights/registry/registry.c: layouts, regions, versions, update groups */                   \
     XX(PUBLISHER_OPEN, 0x0201, TRAINER)                                                            \
     XX(REGION_PUT, 0x0202, MEMBER)                                                                 \
     XX(REGION_GET, 0x0203, ENGINE)                                                                 \
@@ -56,7 +55,7 @@
     XX(REGIONS_DROP, 0x0214, ENGINE)                                                               \
     XX(REGIONS_REVOKED, 0x0215, ENGINE)                                                            \
     XX(PUBLISHER_DELIVER, 0x0216, TRAINER)                                                         \
-    /* queue/controller.c */                                                                       \
+    /* queue/server/controller.c */                                                                \
     XX(QUEUE_OPEN, 0x0301, WORKER)                                                                 \
     XX(QUEUE_INSERT, 0x0302, WORKER)                                                               \
     XX(QUEUE_SEAL, 0x0303, WORKER)                                                                 \
@@ -85,7 +84,8 @@
     XX(QUEUE_HOME_WAIT, 0x031A, WORKER)                                                            \
     XX(QUEUE_HOME_FIND, 0x031B, WORKER)                                                            \
     XX(QUEUE_ROOM, 0x031C, WORKER)                                                                 \
-    /* queue/keeper.c (on the keeper's own socket) */                                              \
+    XX(QUEUE_SPLIT, 0x031D, WORKER)                                                                \
+    /* queue/storage/keeper.c (on the keeper's own socket) */                                      \
     XX(KEEPER_PUT, 0x0401, USER)                                                                   \
     XX(KEEPER_GET, 0x0402, USER)                                                                   \
     XX(KEEPER_DROP, 0x0403, USER)                                                                  \

@@ -2,6 +2,7 @@
  * next one. */
 #include "control/reports.h"
 
+#include "base/arena.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/json.h"
@@ -14,7 +15,7 @@
 #include <time.h>
 
 enum {
-    KIND_MAX = 64,
+    KIND_MAX = DRAY__REPORT_KIND_MAX,
     REPORT_MAX = 64 << 10, /* as posted */
     RING_BYTES = 8 << 20,
     BATCH_BYTES = 1 << 20 /* of one answer */
@@ -123,37 +124,34 @@ static bool wanted(const watcher *w, const report *r)
  * with nothing but the cursor, moved beyond what does not match. */
 static bool answer(reports *self, watcher *w, bool must)
 {
-    uint64_t lost = w->cursor < self->oldest ? self->oldest - w->cursor : 0, cursor = self->next;
-    dray__writer payload = {0};
-    uint32_t count = 0;
-    dray__put_u64(&payload, 0); /* the next cursor, */
-    dray__put_u64(&payload, lost);
-    dray__put_u32(&payload, 0); /* and the count, written below */
-    for (uint64_t n = w->cursor + lost; n < self->next; n++) {
+    uint64_t lost = w->cursor < self->oldest ? self->oldest - w->cursor : 0;
+    dray__reports_told said = {.cursor = self->next, .lost = lost};
+    dray__report_told *items = NULL;
+    uint64_t room = 0, first = w->cursor + lost;
+    size_t bytes = 0;
+    bool nomem = false;
+    for (uint64_t n = first; !nomem && n < self->next && said.cursor == self->next; n++) {
         const report *r = *at(self, n);
         if (!wanted(w, r))
             continue;
-        if (count && payload.size + r->size > BATCH_BYTES) {
-            cursor = n;
-            break;
-        }
-        dray__put_blob(&payload, r->text, r->size);
-        count++;
+        if (said.count && bytes + r->size > BATCH_BYTES)
+            said.cursor = n;
+        else if (!dray__append(&items, sizeof *items, said.count, &room))
+            nomem = true;
+        else
+            items[said.count++] = (dray__report_told){r->text, r->size};
+        bytes += r->size;
     }
-    w->cursor = cursor;
-    bool now = count || lost || must;
+    said.items = items;
+    w->cursor = said.cursor;
+    bool now = said.count || lost || must || nomem;
     if (now) {
-        dray__writer head = {0};
-        dray__put_u64(&head, cursor);
-        dray__put_u64(&head, lost);
-        dray__put_u32(&head, count);
-        if (!payload.failed && !head.failed)
-            memcpy(payload.data, head.data, head.size);
-        payload.failed = payload.failed || head.failed;
-        dray__writer_free(&head);
+        dray__writer payload = {.failed = nomem};
+        dray__put_fields(&payload, &dray__reports_told_fields, &said);
         dray__request_reply(w->request, &payload, NULL, 0);
+        dray__writer_free(&payload);
     }
-    dray__writer_free(&payload);
+    free(items);
     return now;
 }
 
@@ -170,36 +168,44 @@ static void serve_watchers(reports *self)
     }
 }
 
-static void post(reports *self, dray__request *request)
+int dray__session_report(const dray__session *session, const char *kind, const char *text,
+                         size_t size, dray_error *error)
+{
+    reports *self = session ? session->coordinator->reports : NULL;
+    json_t *object = NULL;
+    if (!self)
+        return dray__fail(error, DRAY_EPROTO, "REPORT_POST: HELLO expected first");
+    if (!kind[0] || size > REPORT_MAX)
+        return dray__fail(error, DRAY_EINVALID,
+                          "report '%s' of %zu bytes: a kind and at most %d bytes expected", kind,
+                          size, REPORT_MAX);
+    int status = dray__json_parse(text, size, "report", &object, error);
+    if (!status && !json_is_object(object))
+        status = dray__fail(error, DRAY_EFORMAT, "report '%s': a JSON object expected", kind);
+    if (!status)
+        status = append(self, object, kind, session, error);
+    json_decref(object);
+    if (!status)
+        serve_watchers(self);
+    return status;
+}
+
+static void post(dray__request *request)
 {
     dray_error error;
     dray__reader *r = dray__request_payload(request);
-    const dray__session *session = dray__request_session(request);
-    size_t size;
-    char *kind = dray__get_string(r, KIND_MAX);
-    const char *text = dray__get_blob(r, &size);
-    json_t *object = NULL;
+    dray__arena texts = {0};
+    dray__posting message = {0};
+    dray__get_fields(r, &texts, &dray__posting_fields, &message);
     int status = dray__reader_finish(r, "REPORT_POST", &error);
-    if (!status && !session)
-        status = dray__fail(&error, DRAY_EPROTO, "REPORT_POST: HELLO expected first");
-    if (!status && (!kind[0] || size > REPORT_MAX))
-        status = dray__fail(&error, DRAY_EINVALID,
-                            "report '%s' of %zu bytes: a kind and at most %d bytes expected", kind,
-                            size, REPORT_MAX);
     if (!status)
-        status = dray__json_parse(text, size, "report", &object, &error);
-    if (!status && !json_is_object(object))
-        status = dray__fail(&error, DRAY_EFORMAT, "report '%s': a JSON object expected", kind);
-    if (!status)
-        status = append(self, object, kind, session, &error);
-    json_decref(object);
-    free(kind);
-    if (status) {
+        status = dray__session_report(dray__request_session(request), message.kind, message.json,
+                                      message.size, &error);
+    dray__arena_free(&texts);
+    if (status)
         dray__request_fail(request, &error);
-        return;
-    }
-    dray__request_reply(request, NULL, NULL, 0);
-    serve_watchers(self);
+    else
+        dray__request_reply(request, NULL, NULL, 0);
 }
 
 static watcher *new_watcher(reports *self, dray__request *request, const char *kind,
@@ -219,19 +225,19 @@ static void watch(reports *self, dray__request *request)
 {
     dray_error error;
     dray__reader *r = dray__request_payload(request);
-    char *kind = dray__get_string(r, KIND_MAX);
-    uint64_t cursor = dray__get_u64(r);
-    int64_t timeout_ns = dray__get_i64(r);
+    dray__arena texts = {0};
+    dray__report_wish message = {0};
+    dray__get_fields(r, &texts, &dray__report_wish_fields, &message);
     watcher *w = NULL;
     int status = dray__reader_finish(r, "REPORT_WATCH", &error);
-    if (!status && !(w = new_watcher(self, request, kind, cursor)))
+    if (!status && !(w = new_watcher(self, request, message.kind, message.cursor)))
         status = dray__nomem(&error);
-    free(kind);
+    dray__arena_free(&texts);
     if (!status && answer(self, w, false)) {
         free(w);
         return;
     }
-    if (!status && dray__request_expire_at(request, dray__deadline(timeout_ns)) < 0)
+    if (!status && dray__request_expire_at(request, dray__deadline(message.timeout_ns)) < 0)
         status = dray__nomem(&error);
     if (status) {
         free(w);
@@ -262,7 +268,7 @@ static void handle(void *user, dray__request *request)
     dray_error error;
     uint16_t type = dray__request_type(request);
     if (type == DRAY__MSG_REPORT_POST) {
-        post(self, request);
+        post(request);
     } else if (type == DRAY__MSG_REPORT_WATCH) {
         watch(self, request);
     } else {
@@ -306,6 +312,7 @@ int dray__reports_add(dray__coordinator *coordinator, dray_error *error)
         return dray__nomem(error);
     self->oldest = self->next = 1;
     int status = dray__coordinator_add(coordinator, &service, self, error);
+    coordinator->reports = status ? NULL : self;
     if (status)
         free(self);
     return status;
@@ -313,52 +320,42 @@ int dray__reports_add(dray__coordinator *coordinator, dray_error *error)
 
 /* ---- the watcher's side ---------------------------------------------------------------------- */
 
-static int read_batch(dray__reader *r, uint64_t *cursor, json_t *array, dray_error *error)
+static int read_batch(const dray__reports_told *told, json_t *array, dray_error *error)
 {
-    *cursor = dray__get_u64(r);
-    uint64_t lost = dray__get_u64(r);
-    uint32_t count = dray__get_count(r, sizeof(uint32_t));
+    json_int_t lost = (json_int_t)told->lost;
     if (lost)
-        json_array_append_new(array,
-                              json_pack("{s:s, s:I}", "kind", "lost", "lost", (json_int_t)lost));
-    for (uint32_t i = 0; i < count && !r->failed; i++) {
-        size_t size;
-        const char *text = dray__get_blob(r, &size);
-        if (!text)
-            break;
+        json_array_append_new(array, json_pack("{s:s, s:I}", "kind", "lost", "lost", lost));
+    for (uint32_t i = 0; i < told->count; i++) {
         json_t *object;
-        int status = dray__json_parse(text, size, "report", &object, error);
+        int status =
+            dray__json_parse(told->items[i].text, told->items[i].size, "report", &object, error);
         if (status)
             return status;
         if (json_array_append_new(array, object) < 0)
             return dray__nomem(error);
     }
-    return dray__reader_finish(r, "REPORT_WATCH", error);
+    return DRAY_OK;
 }
 
 int dray__reports_watch(dray__channel *channel, const char *kind, uint64_t *cursor,
                         int64_t deadline_ns, json_t **out, dray_error *error)
 {
     int64_t left = deadline_ns - dray__now();
-    dray__writer w = {0};
-    dray__put_string(&w, kind);
-    dray__put_u64(&w, *cursor);
-    dray__put_i64(&w, left > 0 ? left : 0);
-    dray__reply reply;
-    int status = dray__call(channel, DRAY__MSG_REPORT_WATCH, &w, NULL, 0,
-                            dray__answer_deadline(deadline_ns), &reply, error);
-    dray__writer_free(&w);
-    if (status)
-        return status;
-    json_t *array = json_array();
-    uint64_t next = *cursor;
-    status = array ? read_batch(&reply.payload, &next, array, error) : dray__nomem(error);
-    dray__close_fds(reply.fds, reply.fd_count);
+    const dray__report_wish wish = {kind, *cursor, left > 0 ? left : 0};
+    dray__reports_told told;
+    dray__arena items = {0};
+    int status = dray__ask(channel, DRAY__MSG_REPORT_WATCH, &dray__report_wish_fields, &wish,
+                           dray__answer_deadline(deadline_ns), &items, &dray__reports_told_fields,
+                           &told, error);
+    json_t *array = status ? NULL : json_array();
+    if (!status)
+        status = array ? read_batch(&told, array, error) : dray__nomem(error);
+    dray__arena_free(&items);
     if (status) {
         json_decref(array);
         return status;
     }
-    *cursor = next;
+    *cursor = told.cursor;
     if (json_array_size(array) == 0) {
         json_decref(array);
         return dray__fail(error, DRAY_ETIMEDOUT, "no report came before the deadline");

@@ -1,5 +1,5 @@
-/* The service that every coordinator has: sessions (HELLO, ATTACH, PING), barriers, status and
- * shutdown. */
+/* The service that every coordinator has: sessions (HELLO, ATTACH, PING), barriers and status.
+ */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/json.h"
@@ -37,45 +37,42 @@ static int next_epoch(dray__coordinator *coordinator, const dray__session *sessi
     return dray__map_set(&coordinator->epochs, key, begun + 1) ? 0 : -1;
 }
 
-/* Of a member that comes back: who it was, and what it got then. */
-typedef struct claim {
-    uint64_t member, epoch;
-    const uint8_t *token;
-    size_t token_size;
-} claim;
-
-static void read_claim(dray__reader *r, claim *out)
+/* The session's texts are copies. */
+static int read_hello(dray__reader *r, dray__session *session, dray__session_claim *returns,
+                      dray_error *error)
 {
-    out->member = dray__get_u64(r);
-    out->epoch = dray__get_u64(r);
-    out->token = dray__get_blob(r, &out->token_size);
-}
-
-static int read_hello(dray__reader *r, dray__session *session, claim *returns, dray_error *error)
-{
-    uint32_t oldest = dray__get_u32(r), newest = dray__get_u32(r);
+    dray__arena texts = {0};
+    dray__spoken spoken;
+    dray__hello who;
+    dray__get_fields(r, NULL, &dray__spoken_fields, &spoken);
     if (r->failed)
         return dray__reader_finish(r, "HELLO", error);
-    if (oldest > newest || oldest > DRAY__PROTOCOL_VERSION || newest < DRAY__PROTOCOL_OLDEST)
+    if (spoken.oldest > spoken.newest || spoken.oldest > DRAY__PROTOCOL_VERSION ||
+        spoken.newest < DRAY__PROTOCOL_OLDEST)
         return dray__fail(error, DRAY_EVERSION,
                           "protocol: the coordinator speaks versions %u to %u, the client %u to %u",
-                          DRAY__PROTOCOL_OLDEST, DRAY__PROTOCOL_VERSION, oldest, newest);
-    session->name = dray__get_string(r, DRAY__NAME_MAX);
-    session->role = dray__get_string(r, DRAY__ROLE_MAX);
-    session->rank = dray__get_u32(r);
-    session->host = dray__get_u64(r);
-    session->told_pid = dray__get_i64(r);
+                          DRAY__PROTOCOL_OLDEST, DRAY__PROTOCOL_VERSION, spoken.oldest,
+                          spoken.newest);
+    dray__get_fields(r, &texts, &dray__hello_fields, &who);
+    session->name = r->failed ? NULL : strdup(who.name);
+    session->role = r->failed ? NULL : strdup(who.role);
+    session->rank = who.rank;
+    session->host = who.host;
+    session->told_pid = who.pid;
+    dray__arena_free(&texts);
     if (returns)
-        read_claim(r, returns);
+        dray__get_fields(r, NULL, &dray__return_fields, returns);
     uint32_t may = session->first->may;
     bool tool = session->role && strcmp(session->role, "tool") == 0; /* everybody may look */
     session->may = may != DRAY__MAY_ALL && tool ? DRAY__MAY_TOOL : may;
+    if (!r->failed && (!session->name || !session->role))
+        return dray__nomem(error);
     if (!r->failed && may != DRAY__MAY_ALL && !tool && dray__role_bits(session->role) != may)
         return dray__fail(error, DRAY_EPERM, "HELLO: the role %s, but the token is for the role %s",
                           session->role,
                           dray__token_role_of(dray__tls_identity(session->first->tls)));
     /* A newer client may say more than this version knows. */
-    if (newest > DRAY__PROTOCOL_VERSION && !r->failed)
+    if (spoken.newest > DRAY__PROTOCOL_VERSION && !r->failed)
         return DRAY_OK;
     return dray__reader_finish(r, returns ? "RETURN" : "HELLO", error);
 }
@@ -117,8 +114,8 @@ static int check_count(const dray__coordinator *coordinator, const dray__session
 static dray__session *find_session(const dray__coordinator *coordinator, uint64_t member);
 
 /* A session that goes on, under its id. */
-static int take_back(dray__coordinator *coordinator, dray__session *session, const claim *given,
-                     dray_error *error)
+static int take_back(dray__coordinator *coordinator, dray__session *session,
+                     const dray__session_claim *given, dray_error *error)
 {
     unsigned long long member = given->member;
     uint64_t from = (given->member >> DRAY__GENERATION_SHIFT) + 1;
@@ -165,7 +162,7 @@ static int begin_session(dray__coordinator *coordinator, dray__request *request,
 {
     if (request->connection->session)
         return dray__fail(error, DRAY_EPROTO, "HELLO: this connection has a session");
-    claim given = {0};
+    dray__session_claim given = {0};
     bool returns = request->type == DRAY__MSG_RETURN;
     session->first = request->connection;
     int status = read_hello(&request->reader, session, returns ? &given : NULL, error);
@@ -188,14 +185,6 @@ static int begin_session(dray__coordinator *coordinator, dray__request *request,
     return DRAY_OK;
 }
 
-/* Those who move weights may talk to each other, too. */
-static void put_data_token(dray__writer *w, const dray__coordinator *coordinator, uint32_t may)
-{
-    bool moves = may & (DRAY__MAY_TRAINER | DRAY__MAY_ENGINE);
-    dray__put_string(w, moves ? coordinator->data.identity : "");
-    dray__put_blob(w, coordinator->data.bytes, moves ? sizeof coordinator->data.bytes : 0);
-}
-
 static void hello(sessions *self, dray__request *request)
 {
     dray_error error;
@@ -211,14 +200,19 @@ static void hello(sessions *self, dray__request *request)
         dray__request_fail(request, &error);
         return;
     }
+    const dray__coordinator *coordinator = self->coordinator;
+    bool moves =
+        session->may & (DRAY__MAY_TRAINER | DRAY__MAY_ENGINE); /* they talk to each other */
+    const dray__hello_told told = {
+        .version = DRAY__PROTOCOL_VERSION,
+        .claim = {session->member, session->epoch, session->token, sizeof session->token},
+        .keeper = coordinator->keeper_path,
+        .identity = moves ? coordinator->data.identity : "",
+        .key = coordinator->data.bytes,
+        .key_size = moves ? sizeof coordinator->data.bytes : 0,
+        .takes_back = coordinator->generation != 0};
     dray__writer w = {0};
-    dray__put_u32(&w, DRAY__PROTOCOL_VERSION);
-    dray__put_u64(&w, session->member);
-    dray__put_u64(&w, session->epoch);
-    dray__put_blob(&w, session->token, sizeof session->token);
-    dray__put_string(&w, self->coordinator->keeper_path);
-    put_data_token(&w, self->coordinator, session->may);
-    dray__put_u8(&w, self->coordinator->generation != 0);
+    dray__put_fields(&w, &dray__hello_told_fields, &told);
     dray__request_reply(request, &w, NULL, 0);
     dray__writer_free(&w);
 }
@@ -236,22 +230,21 @@ static void attach(sessions *self, dray__request *request)
 {
     dray_error error;
     dray__reader *r = &request->reader;
-    uint64_t member = dray__get_u64(r);
-    size_t size;
-    const uint8_t *token = dray__get_blob(r, &size);
+    dray__session_claim m;
+    dray__get_fields(r, NULL, &dray__attach_fields, &m);
     int status = dray__reader_finish(r, "ATTACH", &error);
-    dray__session *session = status ? NULL : find_session(self->coordinator, member);
+    dray__session *session = status ? NULL : find_session(self->coordinator, m.member);
     if (!status && request->connection->session)
         status = dray__fail(&error, DRAY_EPROTO, "ATTACH: this connection has a session");
-    else if (!status && size != DRAY__TOKEN)
-        status = dray__fail(&error, DRAY_EPERM, "ATTACH: a token of %zu bytes", size);
-    else if (!status &&
-             (!session || session->first->doomed || !dray__same_bytes(token, session->token, size)))
+    else if (!status && m.token_size != DRAY__TOKEN)
+        status = dray__fail(&error, DRAY_EPERM, "ATTACH: a token of %zu bytes", m.token_size);
+    else if (!status && (!session || session->first->doomed ||
+                         !dray__same_bytes(m.token, session->token, m.token_size)))
         status = dray__fail(&error, DRAY_ECLOSED, "ATTACH: this session of member %llu has ended",
-                            (unsigned long long)member);
+                            (unsigned long long)m.member);
     else if (!status && request->connection->may != session->first->may)
         status = dray__fail(&error, DRAY_EPERM, "ATTACH: member %llu came with another role",
-                            (unsigned long long)member);
+                            (unsigned long long)m.member);
     if (status) {
         dray__request_fail(request, &error);
         return;
@@ -269,7 +262,7 @@ static void ping(sessions *self, dray__request *request)
     dray__writer_free(&w);
 }
 
-/* ---- STATUS, SHUTDOWN, BARRIER --------------------------------------------------------------- */
+/* ---- STATUS, BARRIER ------------------------------------------------------------------------ */
 
 static json_t *session_json(const dray__session *s, int64_t now)
 {
@@ -326,20 +319,6 @@ static void status_request(sessions *self, dray__request *request)
     free(text);
 }
 
-static void shutdown_request(sessions *self, dray__request *request)
-{
-    dray_error error;
-    if (!request->connection->local) {
-        dray__fail(&error, DRAY_EPERM, "SHUTDOWN: only over the Unix socket");
-        dray__request_fail(request, &error);
-        return;
-    }
-    dray__log(DRAY_LOG_INFO, "control: told to stop by process %lld",
-              (long long)request->connection->pid);
-    dray__request_reply(request, NULL, NULL, 0);
-    event_base_loopexit(self->coordinator->base, NULL);
-}
-
 static void barrier_request(sessions *self, dray__request *request)
 {
     dray__barriers_enter(self->barriers, request);
@@ -353,7 +332,6 @@ static void handle(void *self, dray__request *request)
         [DRAY__MSG_PING] = ping,
         [DRAY__MSG_BARRIER] = barrier_request,
         [DRAY__MSG_STATUS] = status_request,
-        [DRAY__MSG_SHUTDOWN] = shutdown_request,
         [DRAY__MSG_RETURN] = hello,
     };
     uint16_t type = dray__request_type(request);

@@ -11,8 +11,8 @@
 #define DRAY_CONTROL_TOKEN_H
 
 #include "base/tls.h"
-#include "control/address.h"
 #include "control/protocol.h"
+#include "net/address.h"
 
 /* "trainer", "engine", "task", "tool", "master": its bits; 0: no role that tokens are made for. */
 uint32_t dray__role_bits(const char *role);
@@ -49,7 +49,7 @@ int dray__token_write(const char *path, const dray__token *token, dray_error *er
 /* A server's: reads the file, or makes it. DRAY_EINVALID: it holds the token of a role. */
 int dray__token_master(const char *path, dray__token *out, dray_error *error);
 
-/* Where a server's token lies when nobody says another place: dray-tcp-PORT.token in
+/* Where a server's token is when nobody says another place: dray-tcp-PORT.token in
  * $XDG_RUNTIME_DIR, into which nobody else can write. false: there is no such folder. */
 bool dray__token_path(const dray__address *address, char *out, size_t capacity);
 /* The client's: $DRAY_TOKEN, else the file $DRAY_TOKEN_FILE, else the one at dray__token_path. */

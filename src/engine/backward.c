@@ -1,6 +1,5 @@
 /* The backward pass of forward.c, for one rank and no cache. */
 #include "engine/blas.h"
-#include "engine/kernels.h"
 #include "engine/model.h"
 
 #include "base/error.h"
@@ -16,7 +15,7 @@ void dray__backward_free(dray__backward *b)
     *b = (dray__backward){0};
 }
 
-static int reserve(const dray__model *m, const dray__batch *batch, dray__backward *b,
+static int reserve(const dray__model *m, const dray__packed *batch, dray__backward *b,
                    dray_error *error)
 {
     int64_t tokens = batch->tokens, d = m->config.hidden_size, longest = 0;
@@ -65,10 +64,10 @@ static void attend_head_backward(const dray__model *m, const float *q, const flo
     dray__gemm_nt(n, n, width, 1, dout, m->q_width, v, stride, 0, ds, n);
     for (int64_t i = 0; i < n; i++) {
         float *pi = p + i * n, *dsi = ds + i * n;
-        dray__exp_sum(pi, scale, log_sum[i * m->q_heads], pi, i + 1);
+        m->kernels->exp_sum(pi, scale, log_sum[i * m->q_heads], pi, i + 1);
         memset(pi + i + 1, 0, (size_t)(n - i - 1) * sizeof *pi);
         memset(dsi + i + 1, 0, (size_t)(n - i - 1) * sizeof *dsi);
-        float mean = dray__dot(dout + i * m->q_width, out + i * m->q_width, width);
+        float mean = m->kernels->dot(dout + i * m->q_width, out + i * m->q_width, width);
         for (int64_t j = 0; j <= i; j++)
             dsi[j] = pi[j] * (dsi[j] - mean);
     }
@@ -77,7 +76,7 @@ static void attend_head_backward(const dray__model *m, const float *q, const flo
     dray__gemm_tn(n, width, n, scale, ds, n, q, stride, 1, dk, stride);
 }
 
-static void attend_backward(const dray__model *m, const dray__batch *batch,
+static void attend_backward(const dray__model *m, const dray__packed *batch,
                             const dray__layer_state *s, dray__backward *b)
 {
     int64_t width = m->config.head_dim, share = m->q_heads / m->kv_heads;
@@ -98,7 +97,7 @@ static void attend_backward(const dray__model *m, const dray__batch *batch,
 }
 
 /* Back through the rotary positions and the heads' norms, in place in dqkv. */
-static void position_backward(const dray__model *m, const dray__batch *batch, const dray__layer *w,
+static void position_backward(const dray__model *m, const dray__packed *batch, const dray__layer *w,
                               const dray__layer_state *s, dray__layer *g, dray__backward *b)
 {
     int64_t width = m->config.head_dim, heads = m->q_heads + m->kv_heads;
@@ -107,7 +106,7 @@ static void position_backward(const dray__model *m, const dray__batch *batch, co
             int64_t at = (int64_t)(t - batch->offsets[row]) * (width / 2);
             float *dhead = b->dqkv + (int64_t)t * m->qkv_width;
             for (int64_t h = 0; h < heads; h++)
-                dray__rotate(dhead + h * width, m->cos + at, m->sin + at, width, -1);
+                m->kernels->rotate(dhead + h * width, m->cos + at, m->sin + at, width, -1);
             if (!w->q_norm)
                 continue;
             const float *raw = s->raw + (int64_t)t * heads * width;
@@ -117,26 +116,26 @@ static void position_backward(const dray__model *m, const dray__batch *batch, co
                 bool query = h < m->q_heads;
                 memcpy(dy, dhead + h * width, (size_t)width * sizeof *dy);
                 memset(dhead + h * width, 0, (size_t)width * sizeof *dy);
-                dray__rms_norm_backward(raw + h * width, query ? w->q_norm : w->k_norm, scale + h,
-                                        dy, dhead + h * width, query ? g->q_norm : g->k_norm, 1,
-                                        width, width, width);
+                m->kernels->rms_norm_backward(
+                    raw + h * width, query ? w->q_norm : w->k_norm, scale + h, dy,
+                    dhead + h * width, query ? g->q_norm : g->k_norm, 1, width, width, width);
             }
         }
 }
 
 /* dx: in: gradient of what leaves the layer; out: of what enters it. */
-static void layer_backward(const dray__model *m, const dray__batch *batch, const dray__layer *w,
+static void layer_backward(const dray__model *m, const dray__packed *batch, const dray__layer *w,
                            const dray__layer_state *s, dray__layer *g, dray__backward *b)
 {
     int64_t t = batch->tokens, d = m->config.hidden_size, ffn = m->ffn;
     dray__gemm_tn(d, ffn, t, 1, b->dx, d, s->activated, ffn, 1, g->down, ffn);
     dray__gemm_nn(t, ffn, d, 1, b->dx, d, w->down, ffn, 0, b->dactivated, ffn);
-    dray__swiglu_backward(s->gate_up, b->dactivated, b->dgate_up, t, ffn);
+    m->kernels->swiglu_backward(s->gate_up, b->dactivated, b->dgate_up, t, ffn);
     dray__gemm_tn(2 * ffn, d, t, 1, b->dgate_up, 2 * ffn, s->middle_normed, d, 1, g->gate_up, d);
     dray__gemm_nn(t, d, 2 * ffn, 1, b->dgate_up, 2 * ffn, w->gate_up, d, 0, b->dnormed, d);
     memcpy(b->dmiddle, b->dx, (size_t)(t * d) * sizeof(float));
-    dray__rms_norm_backward(s->middle, w->post_norm, s->middle_scale, b->dnormed, b->dmiddle,
-                            g->post_norm, t, d, d, d);
+    m->kernels->rms_norm_backward(s->middle, w->post_norm, s->middle_scale, b->dnormed, b->dmiddle,
+                                  g->post_norm, t, d, d, d);
 
     dray__gemm_tn(d, m->q_width, t, 1, b->dmiddle, d, s->attended, m->q_width, 1, g->o, m->q_width);
     dray__gemm_nn(t, m->q_width, d, 1, b->dmiddle, d, w->o, m->q_width, 0, b->dattended,
@@ -146,14 +145,14 @@ static void layer_backward(const dray__model *m, const dray__batch *batch, const
     dray__gemm_tn(m->qkv_width, d, t, 1, b->dqkv, m->qkv_width, s->normed, d, 1, g->qkv, d);
     if (g->qkv_bias)
         for (int64_t i = 0; i < t; i++)
-            dray__axpy(1, b->dqkv + i * m->qkv_width, g->qkv_bias, m->qkv_width);
+            m->kernels->axpy(1, b->dqkv + i * m->qkv_width, g->qkv_bias, m->qkv_width);
     dray__gemm_nn(t, d, m->qkv_width, 1, b->dqkv, m->qkv_width, w->qkv, d, 0, b->dnormed, d);
     memcpy(b->dx, b->dmiddle, (size_t)(t * d) * sizeof(float));
-    dray__rms_norm_backward(s->x, w->input_norm, s->scale, b->dnormed, b->dx, g->input_norm, t, d,
-                            d, d);
+    m->kernels->rms_norm_backward(s->x, w->input_norm, s->scale, b->dnormed, b->dx, g->input_norm,
+                                  t, d, d, d);
 }
 
-int dray__backward_run(const dray__model *m, const dray__batch *batch, const dray__state *state,
+int dray__backward_run(const dray__model *m, const dray__packed *batch, const dray__state *state,
                        const float *dhidden, dray__weights *gradients, dray__backward *b,
                        dray_error *error)
 {
@@ -162,12 +161,12 @@ int dray__backward_run(const dray__model *m, const dray__batch *batch, const dra
         return code;
     int64_t t = batch->tokens, d = m->config.hidden_size;
     memset(b->dx, 0, (size_t)(t * d) * sizeof(float));
-    dray__rms_norm_backward(state->last, m->weights.norm, state->last_scale, dhidden, b->dx,
-                            gradients->norm, t, d, d, d);
+    m->kernels->rms_norm_backward(state->last, m->weights.norm, state->last_scale, dhidden, b->dx,
+                                  gradients->norm, t, d, d, d);
     for (int64_t i = m->config.layers; i-- > 0;)
         layer_backward(m, batch, &m->weights.layers[i], &state->layers[i], &gradients->layers[i],
                        b);
     for (int64_t i = 0; i < t; i++)
-        dray__axpy(1, b->dx + i * d, gradients->embed + batch->ids[i] * d, d);
+        m->kernels->axpy(1, b->dx + i * d, gradients->embed + batch->ids[i] * d, d);
     return DRAY_OK;
 }

@@ -74,18 +74,19 @@ uint64_t dray__response_tokens(const dray__sequences *sequences)
     return count;
 }
 
-void dray__chunk_free(dray__chunk *chunk)
+void dray__chunk_free(dray__row_chunk *chunk)
 {
     free(chunk->ids);
     free(chunk->offsets);
     free(chunk->positions);
     free(chunk->targets);
     free(chunk->row_of);
-    *chunk = (dray__chunk){0};
+    *chunk = (dray__row_chunk){0};
 }
 
 /* The rows from `row` that go into one chunk: their end, and what they need. */
-static uint32_t measure(const dray__sequences *s, uint32_t row, uint32_t end, dray__chunk *chunk)
+static uint32_t measure(const dray__sequences *s, uint32_t row, uint32_t end,
+                        dray__row_chunk *chunk)
 {
     for (; row < end; row++) {
         uint64_t response = length(&s->response, row);
@@ -101,7 +102,7 @@ static uint32_t measure(const dray__sequences *s, uint32_t row, uint32_t end, dr
     return row;
 }
 
-static void pack_row(const dray__sequences *s, uint32_t row, dray__chunk *chunk, int64_t *token,
+static void pack_row(const dray__sequences *s, uint32_t row, dray__row_chunk *chunk, int64_t *token,
                      int64_t *target)
 {
     uint64_t prompt = length(&s->prompt, row), response = length(&s->response, row);
@@ -117,9 +118,10 @@ static void pack_row(const dray__sequences *s, uint32_t row, dray__chunk *chunk,
 }
 
 int dray__chunk_next(const dray__sequences *sequences, uint32_t end, uint32_t *row,
-                     dray__chunk *chunk, dray_error *error)
+                     dray__row_chunk *chunk, dray_error *error)
 {
-    dray__chunk c = {.first = sequences->response.offsets[*row] - sequences->response.offsets[0]};
+    dray__row_chunk c = {.first =
+                             sequences->response.offsets[*row] - sequences->response.offsets[0]};
     uint32_t stop = measure(sequences, *row, end, &c);
     size_t tokens = (size_t)c.tokens, targets = (size_t)c.targets_count;
     c.ids = malloc((tokens + 1) * sizeof *c.ids);

@@ -1,3 +1,8 @@
+/* src/engine/: a reference engine: a transformer with its generator, its trainer, tokenizer and
+ * losses, on CPUs and in 32-bit floats. It is what tests and the runs of this project train with,
+ * and what other engines' results can be compared with. It uses dray as any other engine would: a
+ * generator's memory is filled by a subscriber, and a trainer's is published. */
+
 /* What generator and trainer share: ragged batches, and model configurations as the reference
  * engine takes them. The engine computes in float32 on one core a rank (OpenBLAS on one thread). It
  * is deterministic: the same calls with the same inputs on the same world give the same bits. */
@@ -9,7 +14,7 @@
 
 /* Token rows of different length back to back: row i is values[offsets[i] .. offsets[i + 1]).
  * offsets has rows + 1 entries and need not start at 0, so that a slice of a bigger array (or a
- * queue column as it lies) is a batch too. Borrowed. */
+ * queue column as it is) is a batch too. Borrowed. */
 typedef struct dray__tokens {
     const int32_t *values;
     const uint64_t *offsets;

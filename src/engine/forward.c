@@ -1,6 +1,5 @@
 /* The forward pass over packed tokens, with or without a KV cache. */
 #include "engine/blas.h"
-#include "engine/kernels.h"
 #include "engine/model.h"
 
 #include "base/error.h"
@@ -78,7 +77,7 @@ static int reserve(const dray__model *m, dray__state *s, int64_t tokens, dray_er
     return DRAY_OK;
 }
 
-static int reserve_scores(const dray__batch *batch, dray__state *s, dray_error *error)
+static int reserve_scores(const dray__packed *batch, dray__state *s, dray_error *error)
 {
     int64_t most = 0;
     for (uint32_t row = 0; row < batch->rows; row++) {
@@ -107,7 +106,7 @@ static int reduce(const dray__model *m, float *data, int64_t count, dray_error *
     return dray__group_all_reduce_f32(m->group, data, (uint64_t)count, DRAY_WAIT_DEFAULT, error);
 }
 
-static int embed(const dray__model *m, const dray__batch *batch, float *x, dray_error *error)
+static int embed(const dray__model *m, const dray__packed *batch, float *x, dray_error *error)
 {
     int64_t d = m->config.hidden_size;
     for (int64_t t = 0; t < batch->tokens; t++) {
@@ -121,7 +120,7 @@ static int embed(const dray__model *m, const dray__batch *batch, float *x, dray_
 }
 
 /* Norms of the heads (Qwen3) and rotary positions on q and k, in place. */
-static void position(const dray__model *m, const dray__batch *batch, const dray__layer *w,
+static void position(const dray__model *m, const dray__packed *batch, const dray__layer *w,
                      dray__layer_state *s)
 {
     int64_t width = m->config.head_dim, heads = m->q_heads + m->kv_heads;
@@ -134,14 +133,14 @@ static void position(const dray__model *m, const dray__batch *batch, const dray_
                 float *scale = s->head_scale + (int64_t)t * heads;
                 float epsilon = (float)m->config.rms_norm_eps;
                 memcpy(raw, head, (size_t)(heads * width) * sizeof *raw);
-                dray__rms_norm(raw, w->q_norm, head, m->q_heads, width, width, width, epsilon,
-                               scale);
-                dray__rms_norm(raw + m->q_width, w->k_norm, head + m->q_width, m->kv_heads, width,
-                               width, width, epsilon, scale + m->q_heads);
+                m->kernels->rms_norm(raw, w->q_norm, head, m->q_heads, width, width, width, epsilon,
+                                     scale);
+                m->kernels->rms_norm(raw + m->q_width, w->k_norm, head + m->q_width, m->kv_heads,
+                                     width, width, width, epsilon, scale + m->q_heads);
             }
             const float *cos = m->cos + at * (width / 2), *sin = m->sin + at * (width / 2);
             for (int64_t h = 0; h < heads; h++, head += width)
-                dray__rotate(head, cos, sin, width, 1);
+                m->kernels->rotate(head, cos, sin, width, 1);
         }
     }
 }
@@ -159,8 +158,8 @@ static void attend_head(const dray__model *m, const float *q, const float *k, co
     for (int64_t i = 0; i < n; i++) {
         float *row = scores + i * all;
         int64_t seen = past + i + 1;
-        float max = scale * dray__max(row, seen);
-        float sum = dray__exp_sum(row, scale, max, row, seen);
+        float max = scale * m->kernels->max(row, seen);
+        float sum = m->kernels->exp_sum(row, scale, max, row, seen);
         memset(row + seen, 0, (size_t)(all - seen) * sizeof *row);
         float inverse = 1.0f / sum;
         for (int64_t j = 0; j < seen; j++)
@@ -170,7 +169,7 @@ static void attend_head(const dray__model *m, const float *q, const float *k, co
     dray__gemm_nn(n, width, all, 1, scores, all, v, key_stride, 0, out, m->q_width);
 }
 
-static void attend(const dray__model *m, const dray__batch *batch, int64_t layer,
+static void attend(const dray__model *m, const dray__packed *batch, int64_t layer,
                    dray__cache *const *caches, dray__layer_state *s, float *scores)
 {
     int64_t width = m->config.head_dim, share = m->q_heads / m->kv_heads;
@@ -206,7 +205,7 @@ static void add(const float *a, const float *b, float *out, int64_t count)
         out[i] = a[i] + b[i];
 }
 
-static int run_layer(const dray__model *m, const dray__batch *batch, int64_t index,
+static int run_layer(const dray__model *m, const dray__packed *batch, int64_t index,
                      dray__cache *const *caches, dray__state *state, float *out, dray_error *error)
 {
     const dray__layer *w = &m->weights.layers[index];
@@ -214,11 +213,11 @@ static int run_layer(const dray__model *m, const dray__batch *batch, int64_t ind
     int64_t t = batch->tokens, d = m->config.hidden_size;
     float epsilon = (float)m->config.rms_norm_eps;
 
-    dray__rms_norm(s->x, w->input_norm, s->normed, t, d, d, d, epsilon, s->scale);
+    m->kernels->rms_norm(s->x, w->input_norm, s->normed, t, d, d, d, epsilon, s->scale);
     dray__gemm_nt(t, m->qkv_width, d, 1, s->normed, d, w->qkv, d, 0, s->qkv, m->qkv_width);
     if (w->qkv_bias)
         for (int64_t i = 0; i < t; i++)
-            dray__axpy(1, w->qkv_bias, s->qkv + i * m->qkv_width, m->qkv_width);
+            m->kernels->axpy(1, w->qkv_bias, s->qkv + i * m->qkv_width, m->qkv_width);
     position(m, batch, w, s);
     attend(m, batch, index, caches, s, state->scores);
     dray__gemm_nt(t, d, m->q_width, 1, s->attended, m->q_width, w->o, m->q_width, 0, state->partial,
@@ -228,10 +227,11 @@ static int run_layer(const dray__model *m, const dray__batch *batch, int64_t ind
         return code;
     add(s->x, state->partial, s->middle, t * d);
 
-    dray__rms_norm(s->middle, w->post_norm, s->middle_normed, t, d, d, d, epsilon, s->middle_scale);
+    m->kernels->rms_norm(s->middle, w->post_norm, s->middle_normed, t, d, d, d, epsilon,
+                         s->middle_scale);
     dray__gemm_nt(t, 2 * m->ffn, d, 1, s->middle_normed, d, w->gate_up, d, 0, s->gate_up,
                   2 * m->ffn);
-    dray__swiglu(s->gate_up, s->activated, t, m->ffn);
+    m->kernels->swiglu(s->gate_up, s->activated, t, m->ffn);
     dray__gemm_nt(t, d, m->ffn, 1, s->activated, m->ffn, w->down, m->ffn, 0, state->partial, d);
     code = reduce(m, state->partial, t * d, error);
     if (code == DRAY_OK)
@@ -239,7 +239,7 @@ static int run_layer(const dray__model *m, const dray__batch *batch, int64_t ind
     return code;
 }
 
-int dray__forward(const dray__model *m, const dray__batch *batch, dray__cache *const *caches,
+int dray__forward(const dray__model *m, const dray__packed *batch, dray__cache *const *caches,
                   dray__state *state, dray_error *error)
 {
     int64_t d = m->config.hidden_size;
@@ -253,7 +253,7 @@ int dray__forward(const dray__model *m, const dray__batch *batch, dray__cache *c
         code = run_layer(m, batch, i, caches, state, out, error);
     }
     if (code == DRAY_OK)
-        dray__rms_norm(state->last, m->weights.norm, state->hidden, batch->tokens, d, d, d,
-                       (float)m->config.rms_norm_eps, state->last_scale);
+        m->kernels->rms_norm(state->last, m->weights.norm, state->hidden, batch->tokens, d, d, d,
+                             (float)m->config.rms_norm_eps, state->last_scale);
     return code;
 }

@@ -1,9 +1,8 @@
-/* The model of an engine in a subscriber's memory, whole responses, and scores. */
+/* The model of an engine in a subscriber's memory, and scores. */
 #include "engine/generator.h"
 
 #include "base/error.h"
 #include "engine/generator_state.h"
-#include "engine/sampler.h"
 
 #include <dray/weights.h>
 
@@ -67,11 +66,6 @@ dray_region *const *dray__generator_regions(const dray__generator *g)
     return g->regions;
 }
 
-const dray_model_config *dray__generator_config(const dray__generator *g)
-{
-    return &g->model.config;
-}
-
 void dray__generator_pace(dray__generator *g, const dray__pace *pace)
 {
     g->model.pace = pace;
@@ -80,42 +74,6 @@ void dray__generator_pace(dray__generator *g, const dray__pace *pace)
 int dray__generator_load(dray__generator *g, const char *directory, dray_error *error)
 {
     return dray_checkpoint_read(directory, g->layout, g->regions, error);
-}
-
-/* ---- whole responses ------------------------------------------------------------------------- */
-
-int dray__generate(dray__generator *g, const dray__generate_options *o, dray__generation *out,
-                   dray_error *error)
-{
-    if (o->size != sizeof *o)
-        return dray__fail(error, DRAY_EINVALID, "generate: options of %zu bytes, expected %zu",
-                          o->size, sizeof *o);
-    dray__sampler_options options = DRAY__SAMPLER_OPTIONS_INIT;
-    options.slots = o->rows;
-    options.seed = o->seed;
-    options.temperature = o->temperature;
-    options.eos_token = o->eos_token;
-    uint64_t *streams = malloc((o->rows + (size_t)1) * sizeof *streams);
-    uint32_t *slots = malloc((o->rows + (size_t)1) * sizeof *slots);
-    dray__sampler *sampler = NULL;
-    int code =
-        streams && slots ? dray__sampler_open(g, &options, &sampler, error) : dray__nomem(error);
-    for (uint32_t row = 0; code == DRAY_OK && row < o->rows; row++)
-        streams[row] = o->streams ? o->streams[row] : row;
-    dray__sampler_rows rows = {.rows = {.rows = o->rows, .prompt = o->prompt},
-                               .streams = streams,
-                               .max_new_tokens = o->max_new_tokens,
-                               .row_max_new_tokens = o->row_max_new_tokens};
-    if (code == DRAY_OK)
-        code = dray__sampler_add(sampler, &rows, slots, error);
-    while (code == DRAY_OK && dray__sampler_running(sampler) > 0)
-        code = dray__sampler_step(sampler, error);
-    if (code == DRAY_OK)
-        code = dray__sampler_collect(sampler, slots, o->rows, out, error);
-    dray__sampler_close(sampler);
-    free(streams);
-    free(slots);
-    return code;
 }
 
 void dray__generation_free(dray__generation *generation)
@@ -141,45 +99,4 @@ int dray__generator_logprobs(dray__generator *g, const dray__sequences *sequence
         return code;
     return dray__score(&g->model, &g->state, sequences, 0, sequences->rows, temperature, logprobs,
                        entropy, error);
-}
-
-int dray__generator_logits(dray__generator *g, const int32_t *tokens, uint64_t count, float *out,
-                           dray_error *error)
-{
-    const dray__model *m = &g->model;
-    uint64_t offsets[2] = {0, count}, pieces[DRAY__GROUP_MAX_WORLD];
-    dray__sequences sequence = {1, {tokens, offsets}, {tokens, (uint64_t[2]){0, 0}}, NULL};
-    int code = dray__sequences_check(&m->config, &sequence, error);
-    if (code == DRAY_OK)
-        code = dray__model_reach(&g->model, (int64_t)count, error);
-    dray__batch batch = {.rows = 1, .tokens = (int64_t)count, .ids = tokens, .offsets = offsets};
-    if (code == DRAY_OK)
-        code = dray__forward(m, &batch, NULL, &g->state, error);
-    if (code != DRAY_OK)
-        return code;
-    if (!m->group) {
-        dray__head(m, g->state.hidden, batch.tokens, out);
-        return DRAY_OK;
-    }
-    size_t width = (size_t)m->config.vocab_size, row = (size_t)m->vocab_rows * sizeof(float);
-    float *own = malloc(count * row + 1), *all = malloc(count * width * sizeof *all + 1);
-    if (own && all) {
-        dray__head(m, g->state.hidden, batch.tokens, own);
-        dray__model_shares(m, pieces);
-        for (uint32_t rank = 0; rank < m->world; rank++)
-            pieces[rank] *= count * sizeof *all;
-        code = dray__group_all_gather(m->group, own, pieces, all, DRAY_WAIT_DEFAULT, error);
-    } else {
-        code = dray__nomem(error);
-    }
-    size_t column = 0, at = 0;
-    for (uint32_t rank = 0; code == DRAY_OK && rank < m->world; rank++) {
-        size_t columns = pieces[rank] / (count * sizeof *all);
-        for (uint64_t i = 0; i < count; i++, at += columns)
-            memcpy(out + i * width + column, all + at, columns * sizeof *out);
-        column += columns;
-    }
-    free(own);
-    free(all);
-    return code;
 }

@@ -1,6 +1,6 @@
 /* Inference of the reference engine: tensor parallel over a group, batched, with a KV cache.
  *
- * The parameters lie in one SHARED region, laid out by dray_layout_engine (fused qkv_proj and
+ * The parameters are in one SHARED region, laid out by dray_layout_engine (fused qkv_proj and
  * gate_up_proj, vocabulary-parallel embedding and head). Nothing is derived from them: whoever
  * writes into the region between two calls - a dray subscriber - has updated the model.
  *
@@ -30,7 +30,6 @@ void dray__generator_close(dray__generator *generator);
  * borrowed: the generator's. */
 const dray_layout *dray__generator_layout(const dray__generator *generator);
 dray_region *const *dray__generator_regions(const dray__generator *generator);
-const dray_model_config *dray__generator_config(const dray__generator *generator);
 
 /* From here on samplers and log-probs sleep (pace.h): tokens are digits and an end token, log-probs
  * -1. Borrowed until close. */
@@ -45,23 +44,6 @@ typedef enum dray__finish {
     DRAY__FINISH_NOT_YET     /* of a sampler's row that goes on (sampler.h) */
 } dray__finish;
 
-typedef struct dray__generate_options {
-    size_t size;
-    uint32_t rows;
-    dray__tokens prompt;     /* each at least one token */
-    const uint64_t *streams; /* one for each row: names its random numbers; NULL: the row's index */
-    uint64_t seed;
-    double temperature;                 /* 0: greedy */
-    uint32_t max_new_tokens;            /* a row; at least 1 */
-    const uint32_t *row_max_new_tokens; /* one for each row instead; NULL: max_new_tokens for all */
-    int32_t eos_token;                  /* -1: none */
-} dray__generate_options;
-
-#define DRAY__GENERATE_OPTIONS_INIT                                                                \
-    {                                                                                              \
-        .size = sizeof(dray__generate_options), .temperature = 1, .eos_token = -1                  \
-    }
-
 /* What was generated, row by row in the order of the prompts. */
 typedef struct dray__generation {
     uint32_t rows;
@@ -72,10 +54,6 @@ typedef struct dray__generation {
     uint8_t *finish;   /* dray__finish of each row */
 } dray__generation;
 
-/* Samples a continuation for every prompt, with a sampler of its own (sampler.h), which takes all
- * rows at once. *out is the caller's: end it with dray__generation_free. */
-int dray__generate(dray__generator *generator, const dray__generate_options *options,
-                   dray__generation *out, dray_error *error);
 void dray__generation_free(dray__generation *generation);
 
 /* Log-probs of given responses: logprobs[i] = log softmax(logits / temperature)[token] for each
@@ -83,9 +61,5 @@ void dray__generation_free(dray__generation *generation);
 int dray__generator_logprobs(dray__generator *generator, const dray__sequences *sequences,
                              double temperature, float *logprobs, float *entropy,
                              dray_error *error);
-
-/* All logits of one sequence: out has count × vocab_size floats. For tests and tools. */
-int dray__generator_logits(dray__generator *generator, const int32_t *tokens, uint64_t count,
-                           float *out, dray_error *error);
 
 #endif

@@ -1,7 +1,6 @@
 /* The heads. Logits and what is read from them: log-probs and entropies over a vocabulary that may
- * lie on several ranks. And values. */
+ * are on several ranks. And values. */
 #include "engine/blas.h"
-#include "engine/kernels.h"
 #include "engine/model.h"
 
 #include "base/error.h"
@@ -37,9 +36,9 @@ void dray__summarise(const dray__model *m, const float *logits, int64_t count,
         if (target >= 0 && target < m->vocab_rows)
             s.target = scale * row[target];
         if (m->vocab_rows > 0) {
-            s.max = scale * dray__max(row, m->vocab_rows);
-            s.sum = dray__exp_sum(row, scale, s.max, out, m->vocab_rows);
-            s.weighted = scale * dray__dot(out, row, m->vocab_rows);
+            s.max = scale * m->kernels->max(row, m->vocab_rows);
+            s.sum = m->kernels->exp_sum(row, scale, s.max, out, m->vocab_rows);
+            s.weighted = scale * m->kernels->dot(out, row, m->vocab_rows);
         }
         summaries[i] = s;
     }
@@ -79,7 +78,8 @@ typedef struct scoring {
     float *values;             /* of a value model, in their place */
 } scoring;
 
-static int score_targets(const scoring *s, const dray__chunk *chunk, uint64_t at, dray_error *error)
+static int score_targets(const scoring *s, const dray__row_chunk *chunk, uint64_t at,
+                         dray_error *error)
 {
     const dray__model *m = s->model;
     int64_t count = chunk->targets_count, d = m->config.hidden_size;
@@ -107,12 +107,13 @@ static int score_targets(const scoring *s, const dray__chunk *chunk, uint64_t at
 
 float dray__value(const dray__model *m, const float *hidden)
 {
-    return dray__dot(m->weights.head, hidden, m->config.hidden_size) + *m->weights.head_bias;
+    return m->kernels->dot(m->weights.head, hidden, m->config.hidden_size) + *m->weights.head_bias;
 }
 
-static int score_chunk(const scoring *s, const dray__chunk *chunk, uint64_t at, dray_error *error)
+static int score_chunk(const scoring *s, const dray__row_chunk *chunk, uint64_t at,
+                       dray_error *error)
 {
-    dray__batch batch = {
+    dray__packed batch = {
         .rows = chunk->rows, .tokens = chunk->tokens, .ids = chunk->ids, .offsets = chunk->offsets};
     int64_t d = s->model->config.hidden_size;
     int code = dray__forward(s->model, &batch, NULL, s->state, error);
@@ -130,7 +131,7 @@ static int score_rows(const scoring *s, const dray__sequences *sequences, uint32
     uint64_t first = sequences->response.offsets[begin];
     int code = DRAY_OK;
     for (uint32_t row = begin; code == DRAY_OK && row < end;) {
-        dray__chunk chunk;
+        dray__row_chunk chunk;
         code = dray__chunk_next(sequences, end, &row, &chunk, error);
         if (code != DRAY_OK)
             break;

@@ -1,6 +1,5 @@
 /* The trainer's forward and backward passes: log-probs, and the gradients of the losses. */
 #include "engine/blas.h"
-#include "engine/kernels.h"
 #include "engine/trainer_state.h"
 
 #include "base/error.h"
@@ -131,7 +130,7 @@ static dray__slopes supervised(bool counts, double logprob, double entropy, dray
 }
 
 /* logits becomes the gradient of the loss by them; exps is used up. */
-static void differentiate(dray__trainer *t, const dray__chunk *chunk, const objective *of,
+static void differentiate(dray__trainer *t, const dray__row_chunk *chunk, const objective *of,
                           float inverse_temperature, const dray__summary *summaries, float *logits,
                           const float *exps)
 {
@@ -168,7 +167,7 @@ typedef struct reached {
     float *hidden, *gradient; /* [count, hidden] */
 } reached;
 
-static int differentiate_logits(dray__trainer *t, const dray__chunk *chunk, const objective *of,
+static int differentiate_logits(dray__trainer *t, const dray__row_chunk *chunk, const objective *of,
                                 const reached *at, dray_error *error)
 {
     dray__model *m = &t->model;
@@ -190,7 +189,7 @@ static int differentiate_logits(dray__trainer *t, const dray__chunk *chunk, cons
     return code;
 }
 
-static void differentiate_values(dray__trainer *t, const dray__chunk *chunk,
+static void differentiate_values(dray__trainer *t, const dray__row_chunk *chunk,
                                  const dray__value_batch *batch, const reached *at)
 {
     int64_t d = t->model.config.hidden_size;
@@ -199,17 +198,17 @@ static void differentiate_values(dray__trainer *t, const dray__chunk *chunk,
         const float *hidden = at->hidden + i * d;
         float slope = (float)dray__value_token(batch, chunk->first + (uint64_t)i, chunk->row_of[i],
                                                (double)dray__value(&t->model, hidden), &t->sums);
-        dray__axpy(slope, hidden, t->gradients.head, d);
+        t->model.kernels->axpy(slope, hidden, t->gradients.head, d);
         *t->gradients.head_bias += slope;
-        dray__axpy(slope, t->model.weights.head, at->gradient + i * d, d);
+        t->model.kernels->axpy(slope, t->model.weights.head, at->gradient + i * d, d);
     }
 }
 
-static int accumulate_chunk(dray__trainer *t, const dray__chunk *chunk, const objective *of,
+static int accumulate_chunk(dray__trainer *t, const dray__row_chunk *chunk, const objective *of,
                             dray_error *error)
 {
     dray__model *m = &t->model;
-    dray__batch batch = {
+    dray__packed batch = {
         .rows = chunk->rows, .tokens = chunk->tokens, .ids = chunk->ids, .offsets = chunk->offsets};
     int64_t count = chunk->targets_count, d = m->config.hidden_size;
     int code = dray__forward(m, &batch, NULL, &t->training, error);
@@ -262,7 +261,7 @@ static int accumulate(dray__trainer *t, objective of, dray_error *error)
         row = end;
     }
     while (code == DRAY_OK && row < end) {
-        dray__chunk chunk;
+        dray__row_chunk chunk;
         code = dray__chunk_next(sequences, end, &row, &chunk, error);
         if (code != DRAY_OK)
             break;

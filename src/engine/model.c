@@ -1,9 +1,9 @@
 /* Finding the parameters in the engine layout, and the rotary tables. */
 #include "engine/model.h"
+#include "engine/blas.h"
 
 #include "base/error.h"
 
-#include <cblas.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -123,8 +123,11 @@ void dray__model_shares(const dray__model *model, uint64_t *rows)
 int dray__model_open(const dray_model_config *config, dray__group *group, void *base,
                      dray__model *model, dray_error *error)
 {
-    openblas_set_num_threads(1);
-    dray__model m = {.config = *config, .group = group, .world = 1};
+    int rc = dray__blas_open(error);
+    if (rc)
+        return rc;
+    dray__model m = {
+        .config = *config, .group = group, .world = 1, .kernels = dray__arithmetic_get()};
     if (group) {
         m.rank = dray__group_rank(group);
         m.world = dray__group_world(group);

@@ -1,6 +1,6 @@
 /* The transformer itself: what generator and trainer both compute with. A model is a set of
- * pointers into somebody's parameters in the engine layout (fused qkv_proj and gate_up_proj); the
- * trainer's is the case of one tensor-parallel rank.
+ * pointers into parameters of the caller's in the engine layout (fused qkv_proj and gate_up_proj);
+ * the trainer's is the case of one tensor-parallel rank.
  *
  * Batches are packed: the tokens of all rows back to back, one row of a matrix a token, no padding.
  */
@@ -8,6 +8,7 @@
 #define DRAY_ENGINE_MODEL_H
 
 #include "engine/engine.h"
+#include "engine/kernels/kernels.h"
 #include "engine/pace.h"
 #include "group/group.h"
 
@@ -42,10 +43,10 @@ typedef struct dray__model {
     int64_t positions;               /* rows of the tables filled so far */
     dray__weights weights;
     const dray__pace *pace; /* NULL: it computes */
+    const dray__arithmetic *kernels;
 } dray__model;
 
-/* For parameters at `base` in the layout of dray_layout_engine with tp = the group's world. Sets
- * OpenBLAS to one thread. */
+/* For parameters at `base` in the layout of dray_layout_engine with tp = the group's world. */
 int dray__model_open(const dray_model_config *config, dray__group *group, void *base,
                      dray__model *model, dray_error *error);
 void dray__model_close(dray__model *model);
@@ -59,13 +60,13 @@ int dray__model_reach(dray__model *model, int64_t count, dray_error *error);
 
 /* ---- packed batches -------------------------------------------------------------------------- */
 
-typedef struct dray__batch {
+typedef struct dray__packed {
     uint32_t rows;
     int64_t tokens;
     const int32_t *ids;      /* [tokens] */
     const uint64_t *offsets; /* [rows + 1], from 0: the row's new tokens */
     const uint64_t *past;    /* [rows]: tokens of the row that are in its cache; NULL: none */
-} dray__batch;
+} dray__packed;
 
 /* Of one row. */
 typedef struct dray__cache {
@@ -103,7 +104,7 @@ typedef struct dray__state {
 void dray__state_free(dray__state *state);
 /* Hidden states after the last norm of all tokens into state->hidden. caches: one a row, to which
  * new keys and values are added; NULL: none. Token ids must be within the vocabulary. */
-int dray__forward(const dray__model *model, const dray__batch *batch, dray__cache *const *caches,
+int dray__forward(const dray__model *model, const dray__packed *batch, dray__cache *const *caches,
                   dray__state *state, dray_error *error);
 
 /* Memory of a backward pass. */
@@ -118,9 +119,9 @@ typedef struct dray__backward {
 void dray__backward_free(dray__backward *backward);
 /* Adds to the gradients of all parameters but the head. dhidden: gradient of state->hidden. The
  * state is that of a forward pass that kept, without cache, of a model with one rank. */
-int dray__backward_run(const dray__model *model, const dray__batch *batch, const dray__state *state,
-                       const float *dhidden, dray__weights *gradients, dray__backward *backward,
-                       dray_error *error);
+int dray__backward_run(const dray__model *model, const dray__packed *batch,
+                       const dray__state *state, const float *dhidden, dray__weights *gradients,
+                       dray__backward *backward, dray_error *error);
 
 /* ---- the head -------------------------------------------------------------------------------- */
 
@@ -157,7 +158,7 @@ void dray__pick_rows(const float *from, const int64_t *rows, int64_t count, int6
  */
 #define DRAY__CHUNK_TOKENS 256
 
-typedef struct dray__chunk {
+typedef struct dray__row_chunk {
     uint32_t rows; /* with a response */
     int64_t tokens;
     int32_t *ids; /* prompt + response without its last token */
@@ -167,12 +168,12 @@ typedef struct dray__chunk {
     int32_t *targets;   /* response tokens in order */
     uint32_t *row_of;   /* [targets_count]: row within the sequences */
     uint64_t first;     /* index of the first target among all response tokens */
-} dray__chunk;
+} dray__row_chunk;
 
 /* Offsets ascend, every row has at least `least` tokens, all within the vocabulary. */
 int dray__tokens_check(const dray__tokens *tokens, uint32_t rows, int64_t vocabulary,
                        uint64_t least, const char *what, dray_error *error);
-/* Offsets ascend, prompts are not empty, ids lie within the vocabulary, rows within the model's
+/* Offsets ascend, prompts are not empty, ids are within the vocabulary, rows within the model's
  * positions. DRAY_EINVALID names the row. */
 int dray__sequences_check(const dray_model_config *config, const dray__sequences *sequences,
                           dray_error *error);
@@ -181,8 +182,8 @@ int64_t dray__sequences_longest(const dray__sequences *sequences);
 uint64_t dray__response_tokens(const dray__sequences *sequences); /* that count */
 /* Packs rows [*row, end) as far as one chunk goes, and advances *row. */
 int dray__chunk_next(const dray__sequences *sequences, uint32_t end, uint32_t *row,
-                     dray__chunk *chunk, dray_error *error);
-void dray__chunk_free(dray__chunk *chunk);
+                     dray__row_chunk *chunk, dray_error *error);
+void dray__chunk_free(dray__row_chunk *chunk);
 
 /* Log-probs (and entropies, may be NULL) of the response tokens of rows [begin, end) to
  * logprobs[0..), as generator.h and trainer.h define them. */

@@ -22,9 +22,6 @@ void dray__policy_sums_add(dray__policy_sums *to, const dray__policy_sums *from)
 
 int dray__policy_check(const dray__policy_batch *batch, dray__policy_batch *out, dray_error *error)
 {
-    if (batch->size != sizeof *batch)
-        return dray__fail(error, DRAY_EINVALID, "policy batch of %zu bytes, expected %zu",
-                          batch->size, sizeof *batch);
     dray__policy_batch p = *batch;
     p.temperature = p.temperature == 0 ? 1 : p.temperature;
     p.clip_low = p.clip_low == 0 ? 0.2 : p.clip_low;

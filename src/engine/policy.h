@@ -54,7 +54,6 @@ double dray__aggregate_divisor(int32_t aggregate, const dray__sequences *sequenc
 /* One micro-batch of policy optimisation. Arrays per response token are as dray__sequences says.
  * Rows count that have tokens and are not masked. */
 typedef struct dray__policy_batch {
-    size_t size;
     dray__sequences sequences;
     double temperature;        /* that the responses were sampled at; 0: 1 */
     const float *advantages;   /* one a row; or, with token_advantages, one a response token */
@@ -72,11 +71,6 @@ typedef struct dray__policy_batch {
     double dual_clip;                /* more than 1; 0: none */
     double kl_coefficient, entropy_coefficient;
 } dray__policy_batch;
-
-#define DRAY__POLICY_BATCH_INIT                                                                    \
-    {                                                                                              \
-        .size = sizeof(dray__policy_batch)                                                         \
-    }
 
 /* Sums over response tokens. */
 typedef struct dray__policy_sums {

@@ -5,7 +5,6 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "engine/generator_state.h"
-#include "engine/kernels.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -14,7 +13,7 @@
 
 typedef struct row {
     /* tokens[limit] is the sequence, of which [0, given) was there when it was added; logprobs and
-     * versions lie alike. NULL: the slot is free. */
+     * versions are alike. NULL: the slot is free. */
     int32_t *tokens, *versions;
     float *logprobs;
     uint64_t prompt, given, length, limit;
@@ -83,9 +82,6 @@ static int allocate(dray__sampler *s, dray_error *error)
 int dray__sampler_open(dray__generator *g, const dray__sampler_options *options,
                        dray__sampler **out, dray_error *error)
 {
-    if (options->size != sizeof *options)
-        return dray__fail(error, DRAY_EINVALID, "sampler: options of %zu bytes, expected %zu",
-                          options->size, sizeof *options);
     if (!(options->temperature >= 0) || isinf(options->temperature))
         return dray__fail(error, DRAY_EINVALID,
                           "sampler: expected a temperature of 0 or more, found %g",
@@ -183,8 +179,10 @@ static int make_row(const dray__sampler *s, const dray__sampler_rows *rows, uint
     const dray__tokens *prompt = &rows->rows.prompt, *response = &rows->rows.response;
     uint64_t asked = length_of(prompt, i), made = length_of(response, i);
     uint64_t positions = (uint64_t)m->config.max_positions, limit = asked + most_of(rows, i);
-    row r = {
-        .prompt = asked, .given = asked + made, .length = asked + made, .stream = rows->streams[i]};
+    row r = {.prompt = asked,
+             .given = asked + made,
+             .length = asked + made,
+             .stream = rows->streams ? rows->streams[i] : i};
     r.limit = limit < positions ? limit : positions;
     r.finish = DRAY__FINISH_NOT_YET;
     size_t cache;
@@ -305,6 +303,18 @@ void dray__sampler_give(dray__sampler *s, uint32_t slot, const int32_t *tokens, 
         s->active[s->active_count++] = slot;
 }
 
+void dray__sampler_restart(dray__sampler *s, uint32_t slot)
+{
+    row *r = &s->rows[slot];
+    bool active = r->finish == DRAY__FINISH_NOT_YET && !r->held;
+    r->length = r->given;
+    r->cached = 0;
+    r->finish = DRAY__FINISH_NOT_YET;
+    r->held = false;
+    if (!active)
+        s->active[s->active_count++] = slot;
+}
+
 void dray__sampler_remove(dray__sampler *s, uint32_t slot)
 {
     s->rows[slot].finish = DRAY__FINISH_LENGTH;
@@ -350,7 +360,7 @@ static uint64_t missing(const dray__sampler *s, uint32_t i)
 static int advance_rows(dray__sampler *s, uint32_t from, uint32_t to, dray_error *error)
 {
     dray__generator *g = s->g;
-    dray__batch batch = {.rows = to - from, .ids = s->ids, .offsets = s->offsets, .past = s->past};
+    dray__packed batch = {.rows = to - from, .ids = s->ids, .offsets = s->offsets, .past = s->past};
     for (uint32_t i = 0; i < batch.rows; i++) {
         row *r = &s->rows[s->active[from + i]];
         uint64_t fresh = missing(s, from + i);
@@ -385,8 +395,8 @@ static int advance(dray__sampler *s, dray_error *error)
     return code;
 }
 
-/* Which rank's part of the vocabulary the token lies in, and how much probability mass (in units of
- * that rank's exps) lies before it. Every rank finds the same from the same summaries. */
+/* Which rank's part of the vocabulary the token is in, and how much probability mass (in units of
+ * that rank's exps) is before it. Every rank finds the same from the same summaries. */
 static uint32_t find_owner(const dray__sampler *s, const dray__summary *all, uint32_t i,
                            double *inside)
 {
@@ -425,7 +435,7 @@ static pick choose(const dray__sampler *s, uint32_t i, double inside)
     double temperature = s->options.temperature;
     int64_t found = 0;
     if (temperature == 0) {
-        float max = dray__max(logits, m->vocab_rows);
+        float max = m->kernels->max(logits, m->vocab_rows);
         while (found + 1 < m->vocab_rows && logits[found] < max)
             found++;
     } else {
@@ -523,5 +533,26 @@ int dray__sampler_step(dray__sampler *s, dray_error *error)
             code = sample(s, error);
     }
     drop_inactive(s);
+    return code;
+}
+
+/* ---- whole responses ------------------------------------------------------------------------- */
+
+int dray__generate(dray__generator *g, const dray__sampler_options *options,
+                   const dray__sampler_rows *rows, dray__generation *out, dray_error *error)
+{
+    dray__sampler_options own = *options;
+    dray__sampler *sampler = NULL;
+    own.slots = rows->rows.rows;
+    uint32_t *slots = malloc((own.slots + (size_t)1) * sizeof *slots);
+    int code = slots ? dray__sampler_open(g, &own, &sampler, error) : dray__nomem(error);
+    if (code == DRAY_OK)
+        code = dray__sampler_add(sampler, rows, slots, error);
+    while (code == DRAY_OK && dray__sampler_running(sampler) > 0)
+        code = dray__sampler_step(sampler, error);
+    if (code == DRAY_OK)
+        code = dray__sampler_collect(sampler, slots, own.slots, out, error);
+    dray__sampler_close(sampler);
+    free(slots);
     return code;
 }

@@ -6,7 +6,7 @@
  * The random number of a token is drawn from (seed, the row's stream, the token's position in the
  * sequence counted from the prompt's start): it does not depend on the other rows, on the order of
  * calls, on the world or on cuts. (The logits themselves differ in their last bits with the shape
- * of the batch, as matrix products do: a token can differ where its random number lies that near to
+ * of the batch, as matrix products do: a token can differ where its random number is that near to
  * a boundary. Rows that are added together to an empty sampler and run to their ends get the same
  * bits every time.)
  *
@@ -20,17 +20,11 @@
 typedef struct dray__sampler dray__sampler;
 
 typedef struct dray__sampler_options {
-    size_t size;
     uint32_t slots; /* rows at once */
     uint64_t seed;
     double temperature; /* 0: greedy */
     int32_t eos_token;  /* -1: none */
 } dray__sampler_options;
-
-#define DRAY__SAMPLER_OPTIONS_INIT                                                                 \
-    {                                                                                              \
-        .size = sizeof(dray__sampler_options), .temperature = 1, .eos_token = -1                   \
-    }
 
 /* Its rows take no memory before they are there. The generator must outlive it. */
 int dray__sampler_open(dray__generator *generator, const dray__sampler_options *options,
@@ -38,8 +32,9 @@ int dray__sampler_open(dray__generator *generator, const dray__sampler_options *
 void dray__sampler_close(dray__sampler *sampler);
 
 typedef struct dray__sampler_rows {
-    dray__sequences rows;    /* response.offsets NULL: no row has response tokens yet */
-    const uint64_t *streams; /* one for each row: names its random numbers */
+    dray__sequences rows; /* response.offsets NULL: no row has response tokens yet */
+    /* One for each row: names its random numbers. NULL: the row's index. */
+    const uint64_t *streams;
     /* Of the response, with the tokens that are there already; the model's positions end it
      * earlier. */
     uint32_t max_new_tokens;
@@ -58,14 +53,17 @@ int dray__sampler_step(dray__sampler *sampler, dray_error *error);
 /* Takes a row that is not finished out of the steps, until it is given tokens. Its slot and its
  * cache stay its own. */
 void dray__sampler_hold(dray__sampler *sampler, uint32_t slot);
-/* A row that is held goes on behind these tokens, which nobody sampled: their log-prob is 0, their
- * version -1. Those that it has no room for are left out, and it ends. */
+/* A row that is held goes on behind these tokens, which were not sampled: their log-prob is 0,
+ * their version -1. Those that it has no room for are left out, and it ends. */
 void dray__sampler_give(dray__sampler *sampler, uint32_t slot, const int32_t *tokens,
                         uint64_t count);
 
 /* The weights are those of `version` from now on. What the cache holds of the rows' tokens is of
  * the weights before: it is computed anew with the next step. A new sampler has version 0. */
 void dray__sampler_renew(dray__sampler *sampler, int32_t version);
+
+/* The row, finished or not, begins anew behind what it had when it was added. */
+void dray__sampler_restart(dray__sampler *sampler, uint32_t slot);
 
 uint32_t dray__sampler_free_slots(const dray__sampler *sampler);
 /* Rows that are not finished, and not held. */
@@ -86,5 +84,11 @@ void dray__sampler_remove(dray__sampler *sampler, uint32_t slot);
 /* All that rows have got, copied; *out is the caller's: end it with dray__generation_free. */
 int dray__sampler_collect(const dray__sampler *sampler, const uint32_t *slots, uint32_t rows,
                           dray__generation *out, dray_error *error);
+
+/* Samples a continuation for every row, with a sampler of its own, which takes all rows
+ * at once: `slots` of the options does not count. *out is the caller's: end it with
+ * dray__generation_free. */
+int dray__generate(dray__generator *generator, const dray__sampler_options *options,
+                   const dray__sampler_rows *rows, dray__generation *out, dray_error *error);
 
 #endif

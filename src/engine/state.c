@@ -49,7 +49,7 @@ static int add_region(memory *m, void *base, uint64_t bytes, uint32_t *index, dr
 
 enum { WHOLE, TRUNK /* without a value model's head */ };
 
-/* Adds this rank's pieces of the parameters under `prefix`, which lie at `base` like its shards. */
+/* Adds this rank's pieces of the parameters under `prefix`, which are at `base` like its shards. */
 static int add_parameters(const dray__trainer *t, memory *m, const char *prefix, float *base,
                           int which, dray_error *error)
 {
@@ -58,7 +58,7 @@ static int add_parameters(const dray__trainer *t, memory *m, const char *prefix,
     if (t->shard_floats > 0)
         code = add_region(m, base, t->shard_floats * sizeof *base, &region, error);
     for (uint32_t i = 0; code == DRAY_OK && i < t->piece_count; i++) {
-        const dray__piece *piece = &t->pieces[i];
+        const dray__shard_piece *piece = &t->pieces[i];
         const dray_tensor_info *tensor = dray_layout_tensor(t->layout, piece->tensor);
         char name[512];
         uint32_t index;

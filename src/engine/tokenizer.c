@@ -2,6 +2,7 @@
  * of Rare Words with Subword Units", 2016; on bytes: Radford et al., GPT-2, 2019). */
 #include "engine/tokenizer.h"
 
+#include "base/arena.h"
 #include "base/error.h"
 #include "base/wire.h"
 #include "engine/tokenizer_parts.h"
@@ -89,14 +90,8 @@ int32_t dray__tokenizer_find(const dray__tokenizer *t, const char *text)
 
 int dray__tokens_add(dray__token_list *list, int32_t token, dray_error *error)
 {
-    if (list->count == list->room) {
-        size_t room = list->room ? 2 * list->room : 64;
-        int32_t *grown = realloc(list->items, room * sizeof *grown);
-        if (!grown)
-            return dray__nomem(error);
-        list->items = grown;
-        list->room = room;
-    }
+    if (!dray__append(&list->items, sizeof *list->items, list->count, &list->room))
+        return dray__nomem(error);
     list->items[list->count++] = token;
     return DRAY_OK;
 }

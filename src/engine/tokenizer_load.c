@@ -164,10 +164,10 @@ static int read_vocabulary(dray__tokenizer *t, const json_t *vocabulary, dray_er
         uint32_t id;
         letter[dray__byte_letter((uint8_t)byte, letter)] = 0;
         if (!dray__map_get(&t->ids, letter, &id))
-            rc = dray__fail(error, DRAY_EUNSUPPORTED,
-                            "%s: the vocabulary has no token for byte %d: only byte-level BPE is "
-                            "done here",
-                            t->path, byte);
+            rc = dray__fail(
+                error, DRAY_EUNSUPPORTED,
+                "%s: the vocabulary has no token for byte %d: only byte-level BPE is done here",
+                t->path, byte);
         t->byte_ids[byte] = rc ? 0 : (int32_t)id;
     }
     return rc;
@@ -281,8 +281,7 @@ static int read_model(dray__tokenizer *t, const json_t *model, const json_t *add
         return refuse(t, error, "model.type %s: only BPE is done here", type);
     if (!json_is_object(vocabulary) || !json_is_array(merges))
         return dray__fail(error, DRAY_EFORMAT,
-                          "%s: model.vocab (an object) and model.merges (an "
-                          "array) expected",
+                          "%s: model.vocab (an object) and model.merges (an array) expected",
                           t->path);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (is_set(model, others[i]))
@@ -312,7 +311,7 @@ static int add_cut(dray__tokenizer *t, const char *pattern, dray_error *error)
 {
     if (t->cut_count == DRAY__CUTS)
         return refuse(t, error, "pre_tokenizer: too many steps%s", "");
-    dray__cut *c = &t->cuts[t->cut_count];
+    dray__text_cut *c = &t->cuts[t->cut_count];
     int rc = pattern ? dray__cut_compile(t->path, pattern, c, error) : DRAY_OK;
     t->cut_count += !rc;
     return rc;
@@ -326,8 +325,7 @@ static int read_split(dray__tokenizer *t, const json_t *split, dray_error *error
         return refuse(t, error, "pre_tokenizer Split: a pattern with %s expected", "Regex");
     if (!behavior || strcmp(behavior, "Isolated") != 0 || is_set(split, "invert"))
         return refuse(t, error,
-                      "pre_tokenizer Split: only Isolated, not inverted, is done here; "
-                      "found %s",
+                      "pre_tokenizer Split: only Isolated, not inverted, is done here; found %s",
                       behavior);
     return add_cut(t, pattern, error);
 }

@@ -5,13 +5,12 @@
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "base/hash.h"
-#include "base/idmap.h"
 #include "engine/tokenizer.h"
 
 #include <jansson.h>
 #include <pcre2.h>
 
-/* What a token stands for. */
+/* The text of a token. */
 typedef struct dray__token_text {
     char *bytes; /* malloc'ed; NULL: no token has this id */
     uint32_t size;
@@ -33,9 +32,9 @@ typedef struct dray__merge {
 
 /* One step of cutting text into words: at the matches of a pattern, each of which is a word, as is
  * the text between two of them; or, without a pattern, a space before each piece that has none. */
-typedef struct dray__cut {
+typedef struct dray__text_cut {
     pcre2_code *pattern;
-} dray__cut;
+} dray__text_cut;
 
 enum { DRAY__CUTS = 8, DRAY__AROUND = 8 };
 
@@ -56,7 +55,7 @@ struct dray__tokenizer {
     dray__added_token *added;
     size_t added_count;
     bool added_first[2][256]; /* first bytes of added tokens, of normalized ones in [1] */
-    dray__cut cuts[DRAY__CUTS];
+    dray__text_cut cuts[DRAY__CUTS];
     uint32_t cut_count;
     int32_t before[DRAY__AROUND], after[DRAY__AROUND]; /* by the post-processor */
     uint32_t before_count, after_count;
@@ -87,7 +86,8 @@ int dray__tokenizer_split(const dray__tokenizer *t, const char *text, size_t siz
                           const dray__splitter *to, dray_error *error);
 /* path: the file's, for errors; `pattern`: one of the `regex` crate's and Oniguruma's dialect, as
  * tokenizer.json has them. */
-int dray__cut_compile(const char *path, const char *pattern, dray__cut *out, dray_error *error);
+int dray__cut_compile(const char *path, const char *pattern, dray__text_cut *out,
+                      dray_error *error);
 /* Canonical composition. *out is malloc'ed. */
 int dray__nfc(const char *text, size_t size, char **out, size_t *out_size, dray_error *error);
 

@@ -50,7 +50,7 @@ static int translate(const char *pattern, char **out, dray_error *error)
     return DRAY_OK;
 }
 
-int dray__cut_compile(const char *path, const char *pattern, dray__cut *out, dray_error *error)
+int dray__cut_compile(const char *path, const char *pattern, dray__text_cut *out, dray_error *error)
 {
     char *translated;
     int rc = translate(pattern, &translated, error);

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/random.h"
+#include "base/words.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -54,7 +55,7 @@ static int find_pieces(dray__trainer *t, dray_error *error)
             return dray__fail(error, DRAY_EINTERNAL, "%s: expected one block in the whole model",
                               tensor->name);
         t->pieces[t->piece_count++] =
-            (dray__piece){.tensor = i, .whole = whole->offset / sizeof(float)};
+            (dray__shard_piece){.tensor = i, .whole = whole->offset / sizeof(float)};
     }
     for (uint32_t rank = 0; rank < t->world; rank++) {
         dray_layout *layout;
@@ -124,9 +125,6 @@ static int open_whole(dray__trainer *t, dray_error *error)
 
 static int check_options(const dray__trainer_options *o, dray_error *error)
 {
-    if (o->size != sizeof *o)
-        return dray__fail(error, DRAY_EINVALID, "trainer: options of %zu bytes, expected %zu",
-                          o->size, sizeof *o);
     if (!(o->beta1 >= 0 && o->beta1 < 1 && o->beta2 >= 0 && o->beta2 < 1 && o->epsilon >= 0 &&
           o->weight_decay >= 0))
         return dray__fail(error, DRAY_EINVALID,
@@ -138,7 +136,7 @@ static int check_options(const dray__trainer_options *o, dray_error *error)
 int dray__trainer_open(const dray_model_config *config, dray__group *group,
                        const dray__trainer_options *options, dray__trainer **out, dray_error *error)
 {
-    dray__trainer_options defaults = DRAY__TRAINER_OPTIONS_INIT;
+    const dray__trainer_options defaults = {.eos_token = -1};
     int code = dray__engine_config_check(config, error);
     if (code == DRAY_OK)
         code = check_options(options ? options : &defaults, error);
@@ -206,17 +204,12 @@ void dray__trainer_pace(dray__trainer *t, const dray__pace *pace)
     t->model.pace = pace;
 }
 
-uint64_t dray__trainer_steps(const dray__trainer *t)
-{
-    return t->steps;
-}
-
 /* ---- among the ranks ------------------------------------------------------------------------- */
 
 int dray__trainer_gather(dray__trainer *t, const float *shard, float *whole, dray_error *error)
 {
     for (uint32_t i = 0; i < t->piece_count; i++) {
-        const dray__piece *piece = &t->pieces[i];
+        const dray__shard_piece *piece = &t->pieces[i];
         uint64_t bytes[DRAY__GROUP_MAX_WORLD];
         for (uint32_t rank = 0; rank < t->world; rank++)
             bytes[rank] = piece->counts[rank] * sizeof *shard;
@@ -267,26 +260,16 @@ bool dray__is_score(const char *name)
     return strncmp(name, "score.", 6) == 0;
 }
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t a = strlen(text), b = strlen(end);
-    return a >= b && strcmp(text + a - b, end) == 0;
-}
-
-int dray__trainer_init(dray__trainer *t, uint64_t seed, dray_error *error)
-{
-    return dray__trainer_init_as(t, 0.02, 0.02, seed, error);
-}
-
-int dray__trainer_init_as(dray__trainer *t, double embeddings, double weights, uint64_t seed,
-                          dray_error *error)
+int dray__trainer_init(dray__trainer *t, double embeddings, double weights, uint64_t seed,
+                       dray_error *error)
 {
     (void)error;
     for (uint32_t i = 0; i < t->piece_count; i++) {
-        const dray__piece *piece = &t->pieces[i];
+        const dray__shard_piece *piece = &t->pieces[i];
         const dray_tensor_info *tensor = dray_layout_tensor(t->layout, piece->tensor);
-        bool norm = ends_with(tensor->name, "norm.weight"), bias = ends_with(tensor->name, ".bias"),
-             embedding = ends_with(tensor->name, "embed_tokens.weight"),
+        bool norm = dray__ends_with(tensor->name, "norm.weight"),
+             bias = dray__ends_with(tensor->name, ".bias"),
+             embedding = dray__ends_with(tensor->name, "embed_tokens.weight"),
              score = dray__is_score(tensor->name);
         uint64_t stream = dray__hash(tensor->name, strlen(tensor->name));
         for (uint64_t j = 0; j < piece->counts[t->rank]; j++) {
@@ -324,7 +307,7 @@ void dray__trainer_discard(dray__trainer *t)
 static int scatter_gradients(dray__trainer *t, dray_error *error)
 {
     for (uint32_t i = 0; i < t->piece_count; i++) {
-        const dray__piece *piece = &t->pieces[i];
+        const dray__shard_piece *piece = &t->pieces[i];
         float *to = t->gradient + piece->shard;
         const float *from = t->whole_gradient + piece->whole;
         int code = DRAY_OK;
@@ -414,9 +397,6 @@ static dray__step_stats stats_of(const dray__trainer *t, const dray__policy_sums
 int dray__trainer_step(dray__trainer *t, const dray__step_options *options, dray__step_stats *stats,
                        dray_error *error)
 {
-    if (options->size != sizeof *options)
-        return dray__fail(error, DRAY_EINVALID, "step: options of %zu bytes, expected %zu",
-                          options->size, sizeof *options);
     if (!(options->learning_rate >= 0) || !(options->max_norm >= 0))
         return dray__fail(error, DRAY_EINVALID, "step: learning rate %g, gradient norm %g",
                           options->learning_rate, options->max_norm);

@@ -30,17 +30,11 @@
 typedef struct dray__trainer dray__trainer;
 
 typedef struct dray__trainer_options {
-    size_t size;
     double beta1, beta2; /* AdamW; 0: 0.9 and 0.95 */
     double epsilon;      /* 0: 1e-8 */
     double weight_decay; /* decoupled, on every parameter, as torch.optim.AdamW; default 0 */
     int32_t eos_token;   /* written to checkpoints' config.json; -1: none */
 } dray__trainer_options;
-
-#define DRAY__TRAINER_OPTIONS_INIT                                                                 \
-    {                                                                                              \
-        .size = sizeof(dray__trainer_options), .eos_token = -1                                     \
-    }
 
 /* config: of a language model; with labels 1 of a value model, whose head gives each token one
  * number.
@@ -58,16 +52,13 @@ dray_region *const *dray__trainer_regions(const dray__trainer *trainer);
 /* From here on log-probs (all -1) and gradients (all 0) are slept for (pace.h). Borrowed until
  * close. */
 void dray__trainer_pace(dray__trainer *trainer, const dray__pace *pace);
-/* Optimiser steps taken, resumed ones included. */
-uint64_t dray__trainer_steps(const dray__trainer *trainer);
 
-/* Random parameters as transformers initialises them: weights normal with deviation 0.02, biases 0,
- * norms 1; a value model's head is 0. Depends on the seed alone, not on the world. Resets the
- * optimiser. */
-int dray__trainer_init(dray__trainer *trainer, uint64_t seed, dray_error *error);
-/* The same with other deviations of the token embeddings and of the other weights. */
-int dray__trainer_init_as(dray__trainer *trainer, double embeddings, double weights, uint64_t seed,
-                          dray_error *error);
+/* Random parameters as transformers initialises them: weights normal with these deviations (of the
+ * token embeddings, of the other weights; transformers has 0.02 for both), biases 0, norms 1; a
+ * value model's head is 0. They depend on the seed alone, not on the world. Resets the optimiser.
+ */
+int dray__trainer_init(dray__trainer *trainer, double embeddings, double weights, uint64_t seed,
+                       dray_error *error);
 /* Parameters from a Hugging Face checkpoint folder (any dtype that converts). Resets the optimiser.
  */
 int dray__trainer_load(dray__trainer *trainer, const char *directory, dray_error *error);
@@ -100,15 +91,9 @@ int dray__trainer_accumulate_value(dray__trainer *trainer, const dray__value_bat
 void dray__trainer_discard(dray__trainer *trainer);
 
 typedef struct dray__step_options {
-    size_t size;
     double learning_rate;
     double max_norm; /* global gradient norm is clipped to this; 0: not */
 } dray__step_options;
-
-#define DRAY__STEP_OPTIONS_INIT                                                                    \
-    {                                                                                              \
-        .size = sizeof(dray__step_options)                                                         \
-    }
 
 /* Means over the accumulated response tokens of all ranks, without those of masked rows. */
 typedef struct dray__step_stats {

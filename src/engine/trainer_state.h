@@ -5,14 +5,14 @@
 #include "engine/model.h"
 #include "engine/trainer.h"
 
-/* One parameter: where it lies whole, where this rank's piece of it lies, and how long the pieces
+/* One parameter: where it is whole, where this rank's piece is, and how long the pieces
  * of all ranks are. Places and lengths in floats. */
-typedef struct dray__piece {
+typedef struct dray__shard_piece {
     uint32_t tensor; /* index in the layout of the shards */
     uint64_t whole, shard;
     uint64_t start; /* of this rank's piece within the parameter */
     uint64_t counts[DRAY__GROUP_MAX_WORLD];
-} dray__piece;
+} dray__shard_piece;
 
 struct dray__trainer {
     dray_model_config config;
@@ -32,7 +32,7 @@ struct dray__trainer {
     uint64_t whole_floats;
     bool gathered; /* the whole holds what the shards hold */
 
-    dray__piece *pieces;
+    dray__shard_piece *pieces;
     uint32_t piece_count;
 
     dray__model model;
@@ -49,7 +49,7 @@ struct dray__trainer {
 
 /* Is it a parameter of a value model's head? */
 bool dray__is_score(const char *name);
-/* Makes `whole` (whole_floats long) of the shards that lie like t->shard. */
+/* Makes `whole` (whole_floats long) of shards laid out like t->shard. */
 int dray__trainer_gather(dray__trainer *t, const float *shard, float *whole, dray_error *error);
 /* Makes all ranks return alike: the first rank that failed says what. */
 int dray__trainer_agree(dray__trainer *t, int code, dray_error *error);

@@ -7,16 +7,11 @@
 
 int dray__value_check(const dray__value_batch *batch, dray_error *error)
 {
-    if (batch->size != sizeof *batch)
-        return dray__fail(error, DRAY_EINVALID, "value batch of %zu bytes, expected %zu",
-                          batch->size, sizeof *batch);
     if (!batch->returns)
         return dray__fail(error, DRAY_EINVALID, "value batch: no returns");
     if (!(batch->clip >= 0))
         return dray__fail(error, DRAY_EINVALID,
-                          "value batch: clip of at least 0 expected, found "
-                          "%g",
-                          batch->clip);
+                          "value batch: clip of at least 0 expected, found %g", batch->clip);
     if (batch->clip > 0 && !batch->values)
         return dray__fail(error, DRAY_EINVALID,
                           "value batch: clip %g, and no values that it is from", batch->clip);

@@ -17,7 +17,6 @@
 
 /* One micro-batch. Arrays per response token are as dray__sequences says. */
 typedef struct dray__value_batch {
-    size_t size;
     dray__sequences sequences;
     const float *returns; /* per response token */
     const float *values;  /* V_old; NULL: no clip */
@@ -26,11 +25,6 @@ typedef struct dray__value_batch {
     double length;
     double clip; /* 0: none */
 } dray__value_batch;
-
-#define DRAY__VALUE_BATCH_INIT                                                                     \
-    {                                                                                              \
-        .size = sizeof(dray__value_batch)                                                          \
-    }
 
 /* DRAY_EINVALID: what is wrong with the batch. */
 int dray__value_check(const dray__value_batch *batch, dray_error *error);

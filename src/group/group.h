@@ -1,3 +1,8 @@
+/* src/group/: barrier, all-gather, reduce-scatter and all-reduce among processes of one host, over
+ * shared memory. They are what the reference engine has in place of NCCL, so that its tensor-
+ * parallel generator and its sharded trainer run on any machine with CPUs. A rank that dies ends
+ * the waits of the others. */
+
 /* Collectives among the ranks of one host instance, over shared memory.
  *
  * One process makes the group as a memfd; each rank process gets the descriptor (inherited, or over
@@ -52,7 +57,7 @@ int dray__group_broadcast(dray__group *group, uint32_t root, void *data, uint64_
                           int64_t timeout_ns, dray_error *error);
 
 /* out = the pieces of rank 0, 1, ... back to back; piece r has bytes[r] bytes (the same array on
- * all ranks; zero is fine). `in` is this rank's piece and may lie at its place in `out`. */
+ * all ranks; zero is fine). `in` is this rank's piece and may be at its place in `out`. */
 int dray__group_all_gather(dray__group *group, const void *in, const uint64_t *bytes, void *out,
                            int64_t timeout_ns, dray_error *error);
 /* The same with pieces of equal size. */

@@ -4,6 +4,7 @@
  * Whether memory can be exported, and how, is asked of the driver: VMM allocations as descriptors,
  * cudaMalloc's by legacy IPC handle, which exports the whole allocation, neighbours included. What
  * this process exported itself is never opened (the driver refuses it) but used where it is. */
+#include "base/arena.h"
 #include "base/error.h"
 #include "base/options.h"
 #include "memory/cuda_memory.h"
@@ -14,12 +15,12 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-/* What a region lies in. One of chunk, arena and opening is there, or none: somebody else's
- * allocation. */
+/* The memory of a region: a chunk, an arena or an opening; none of them where another allocator
+ * owns the memory. */
 struct dray__cuda_memory {
     dray__cuda_chunk *chunk; /* the region's own */
     dray_arena *arena;       /* held */
-    dray__opening *opening;
+    dray__cuda_opening *opening;
     dray__cuda_storage storage; /* as it was when the region was made */
     /* Exported: under exports_lock. */
     dray__cuda_memory *next;
@@ -32,7 +33,7 @@ struct dray__cuda_memory {
 static pthread_mutex_t exports_lock = PTHREAD_MUTEX_INITIALIZER;
 static dray__cuda_memory *exports;
 
-/* ---- what lies at an address -------------------------------------------------------------------
+/* ---- what is at an address -------------------------------------------------------------------
  */
 
 static int form_of(const dray__cuda *cuda, CUdeviceptr address)
@@ -103,8 +104,7 @@ static int storage_at(dray_arena *arena, CUdeviceptr address, dray__cuda_storage
 
 int dray_gpu_storage_of(uint64_t address, dray_gpu_storage *out, dray_error *error)
 {
-    int rc =
-        dray__options_check(out, dray__end_of(dray_gpu_storage, unused), "dray_gpu_storage", error);
+    int rc = DRAY__OPTIONS_CHECK(dray_gpu_storage, form, out, error);
     if (rc)
         return rc;
     dray_arena *arena = dray__gpu_arena_of(address);
@@ -179,7 +179,7 @@ static int back(dray_region *region, dray__cuda_chunk *chunk, dray_error *error)
         result = result ? result : synced;
         cuda->cuStreamDestroy(stream);
     }
-    return result ? dray__fail_cuda(error, result, "region %s: zeroing", region->name) : DRAY_OK;
+    return dray__fail_cuda(error, result, "region %s: zeroing", region->name);
 }
 
 static int alloc_on(dray_region *region, dray__cuda_device *device, dray_error *error)
@@ -195,7 +195,7 @@ static int alloc_on(dray_region *region, dray__cuda_device *device, dray_error *
         return memory ? dray__nomem(error) : DRAY_ENOMEM;
     uint64_t bytes = region->bytes ? region->bytes : 1;
     *memory->chunk =
-        (dray__cuda_chunk){.device = device, .bytes = (bytes + unit - 1) / unit * unit, .fd = -1};
+        (dray__cuda_chunk){.device = device, .bytes = dray__round_up(bytes, unit), .fd = -1};
     int rc = dray__cuda_enter(device, error);
     if (rc)
         return rc;
@@ -216,8 +216,8 @@ static int alloc(dray_region *region, dray_error *error)
     return rc ? rc : alloc_on(region, device, error);
 }
 
-int dray_region_alloc_cuda(const uint8_t uuid[16], uint64_t bytes, const char *name,
-                           dray_region **out, dray_error *error)
+int dray__region_alloc_cuda(const uint8_t uuid[16], uint64_t bytes, const char *name,
+                            dray_region **out, dray_error *error)
 {
     dray__cuda_device *device;
     int rc = dray__cuda_device_find(uuid, &device, error);
@@ -349,9 +349,8 @@ static int export_foreign(dray__cuda_memory *memory, dray_error *error)
         memcpy(memory->key + sizeof nonce, &memory->storage.allocation, sizeof(uint64_t));
     }
     dray__cuda_leave();
-    return result ? dray__fail_cuda(error, result, "exporting GPU memory at 0x%llx",
-                                    (unsigned long long)memory->storage.base)
-                  : DRAY_OK;
+    return dray__fail_cuda(error, result, "exporting GPU memory at 0x%llx",
+                           (unsigned long long)memory->storage.base);
 }
 
 static int export_memory(const dray_region *region, dray_error *error)
@@ -409,7 +408,7 @@ static int describe(const dray_region *region, dray_handle *handle, dray_error *
     return rc;
 }
 
-static void withdrawn(dray_region *region)
+static void unexport(dray_region *region)
 {
     dray__cuda_memory *memory = region->cuda;
     if (!memory)
@@ -447,8 +446,9 @@ static int descriptor(const dray_region *region)
 /* ---- importing --------------------------------------------------------------------------------
  */
 
-/* Where the allocation lies that this process exported under that name; 0: it did not. chunk: it is
- * a region's own, of which the driver knows another number than its handle. */
+/* The address of the allocation that this process exported under the handle's name; 0: it exported
+ * none. *chunk: the allocation is a region's own, of which the driver has another number than the
+ * handle. */
 static CUdeviceptr own_export(const dray_handle *h, bool *chunk)
 {
     CUdeviceptr base = 0;
@@ -509,7 +509,7 @@ static void release(dray_region *region)
     dray__cuda_memory *memory = region->cuda;
     if (!memory)
         return;
-    withdrawn(region);
+    unexport(region);
     if (memory->chunk)
         free_chunk(memory->chunk);
     if (memory->opening)
@@ -539,9 +539,8 @@ static int transfer(const dray_region *region, uint64_t offset, void *data, uint
     CUresult result =
         write ? write_all(cuda, at, data, bytes) : cuda->cuMemcpyDtoH(data, at, bytes);
     dray__cuda_leave();
-    return result ? dray__fail_cuda(error, result, "region %s: %s %llu bytes", region->name,
-                                    write ? "writing" : "reading", (unsigned long long)bytes)
-                  : DRAY_OK;
+    return dray__fail_cuda(error, result, "region %s: %s %llu bytes", region->name,
+                           write ? "writing" : "reading", (unsigned long long)bytes);
 }
 
 /* ---- from other GPUs --------------------------------------------------------------------------
@@ -585,6 +584,6 @@ const dray__region_ops dray__region_cuda = {.kind = DRAY_REGION_CUDA,
                                             .import = import,
                                             .release = release,
                                             .check = check,
-                                            .withdrawn = withdrawn,
+                                            .unexport = unexport,
                                             .descriptor = descriptor,
                                             .transfer = transfer};

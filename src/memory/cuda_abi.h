@@ -18,7 +18,6 @@ typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
-typedef struct CUarray_st *CUarray;
 typedef void (*CUhostFn)(void *user);
 typedef void (*CUstreamCallback)(CUstream stream, CUresult result, void *user);
 
@@ -67,24 +66,20 @@ typedef struct CUipcEventHandle {
 #define DRAY__CUDA_CONSTANTS(XX)                                                                   \
     XX(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 16)                                               \
     XX(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, 33)                                                         \
-    XX(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, 34)                                                      \
     XX(CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, 36)                                                  \
     XX(CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, 37)                                            \
     XX(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 38)                                                      \
     XX(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 39)                                     \
     XX(CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 40)                                                 \
     XX(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 41)                                                 \
-    XX(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, 50)                                                      \
     XX(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75)                                           \
     XX(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76)                                           \
     XX(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, 81)                               \
     XX(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 99)                                            \
     XX(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 102)                               \
     XX(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 103)                       \
-    XX(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 110)                           \
     XX(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 125)                                               \
     XX(CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK, 1)                                                \
-    XX(CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 2)                                                \
     XX(CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, 3)                                         \
     XX(CU_POINTER_ATTRIBUTE_CONTEXT, 1)                                                            \
     XX(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 2)                                                        \
@@ -97,18 +92,12 @@ typedef struct CUipcEventHandle {
     XX(CU_POINTER_ATTRIBUTE_MAPPED, 13)                                                            \
     XX(CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, 14)                                              \
     XX(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, 17)                                                    \
-    XX(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 0)                                                 \
-    XX(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, 1)                                                     \
-    XX(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, 3)                                                      \
-    XX(CU_FUNC_ATTRIBUTE_NUM_REGS, 4)                                                              \
     XX(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 8)                                         \
     XX(CU_MEMORYTYPE_HOST, 1)                                                                      \
     XX(CU_MEMORYTYPE_DEVICE, 2)                                                                    \
-    XX(CU_MEMORYTYPE_UNIFIED, 4)                                                                   \
     XX(CU_STREAM_DEFAULT, 0)                                                                       \
     XX(CU_STREAM_NON_BLOCKING, 1)                                                                  \
     XX(CU_EVENT_DEFAULT, 0)                                                                        \
-    XX(CU_EVENT_BLOCKING_SYNC, 1)                                                                  \
     XX(CU_EVENT_DISABLE_TIMING, 2)                                                                 \
     XX(CU_EVENT_INTERPROCESS, 4)                                                                   \
     XX(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, 1)                                                      \
@@ -117,20 +106,13 @@ typedef struct CUipcEventHandle {
     XX(CU_MEMHOSTREGISTER_READ_ONLY, 8)                                                            \
     XX(CU_MEM_ALLOCATION_TYPE_PINNED, 1)                                                           \
     XX(CU_MEM_LOCATION_TYPE_DEVICE, 1)                                                             \
-    XX(CU_MEM_LOCATION_TYPE_HOST, 2)                                                               \
-    XX(CU_MEM_HANDLE_TYPE_NONE, 0)                                                                 \
     XX(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 1)                                                \
-    XX(CU_MEM_HANDLE_TYPE_FABRIC, 8)                                                               \
-    XX(CU_MEM_ACCESS_FLAGS_PROT_NONE, 0)                                                           \
     XX(CU_MEM_ACCESS_FLAGS_PROT_READ, 1)                                                           \
     XX(CU_MEM_ACCESS_FLAGS_PROT_READWRITE, 3)                                                      \
     XX(CU_MEM_ALLOC_GRANULARITY_MINIMUM, 0)                                                        \
     XX(CU_MEM_ALLOC_GRANULARITY_RECOMMENDED, 1)                                                    \
     XX(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, 1)                                                       \
-    XX(CU_MEMCPY_SRC_ACCESS_ORDER_ANY, 3)                                                          \
-    XX(CU_STREAM_WAIT_VALUE_GEQ, 0)                                                                \
-    XX(CU_MEMCPY_FLAG_DEFAULT, 0)                                                                  \
-    XX(CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE, 1)
+    XX(CU_STREAM_WAIT_VALUE_GEQ, 0)
 
 enum {
 #define XX(name, value) name = value,
@@ -164,42 +146,8 @@ typedef struct CUmemAccessDesc {
 typedef struct CUmemcpyAttributes {
     int srcAccessOrder; /* CU_MEMCPY_SRC_ACCESS_ORDER_... */
     CUmemLocation srcLocHint, dstLocHint;
-    unsigned int flags; /* CU_MEMCPY_FLAG_... */
+    unsigned int flags;
 } CUmemcpyAttributes;
-
-typedef struct CUDA_MEMCPY2D {
-    size_t srcXInBytes, srcY;
-    int srcMemoryType; /* CU_MEMORYTYPE_... */
-    const void *srcHost;
-    CUdeviceptr srcDevice;
-    CUarray srcArray;
-    size_t srcPitch;
-    size_t dstXInBytes, dstY;
-    int dstMemoryType;
-    void *dstHost;
-    CUdeviceptr dstDevice;
-    CUarray dstArray;
-    size_t dstPitch;
-    size_t WidthInBytes, Height;
-} CUDA_MEMCPY2D;
-
-typedef struct CUDA_MEMCPY3D {
-    size_t srcXInBytes, srcY, srcZ, srcLOD;
-    int srcMemoryType;
-    const void *srcHost;
-    CUdeviceptr srcDevice;
-    CUarray srcArray;
-    void *reserved0;
-    size_t srcPitch, srcHeight;
-    size_t dstXInBytes, dstY, dstZ, dstLOD;
-    int dstMemoryType;
-    void *dstHost;
-    CUdeviceptr dstDevice;
-    CUarray dstArray;
-    void *reserved1;
-    size_t dstPitch, dstHeight;
-    size_t WidthInBytes, Height, Depth;
-} CUDA_MEMCPY3D;
 
 /* The driver's functions: XX(name, symbol, parameters). The name is the one of the documentation,
  * the symbol the version of it whose parameters are these. Every driver that is new enough has the
@@ -227,7 +175,6 @@ typedef struct CUDA_MEMCPY3D {
     XX(cuCtxGetCurrent, cuCtxGetCurrent, (CUcontext * context))                                    \
     XX(cuCtxGetDevice, cuCtxGetDevice, (CUdevice * device))                                        \
     XX(cuCtxSynchronize, cuCtxSynchronize, (void))                                                 \
-    XX(cuCtxGetStreamPriorityRange, cuCtxGetStreamPriorityRange, (int *least, int *greatest))      \
     XX(cuCtxEnablePeerAccess, cuCtxEnablePeerAccess, (CUcontext peer, unsigned int flags))         \
     XX(cuMemAlloc, cuMemAlloc_v2, (CUdeviceptr * address, size_t bytes))                           \
     XX(cuMemFree, cuMemFree_v2, (CUdeviceptr address))                                             \
@@ -256,8 +203,6 @@ typedef struct CUDA_MEMCPY3D {
        (size_t * bytes, const CUmemAllocationProp *prop, int option))                              \
     XX(cuMemRetainAllocationHandle, cuMemRetainAllocationHandle,                                   \
        (CUmemGenericAllocationHandle * handle, void *address))                                     \
-    XX(cuMemGetAllocationPropertiesFromHandle, cuMemGetAllocationPropertiesFromHandle,             \
-       (CUmemAllocationProp * prop, CUmemGenericAllocationHandle handle))                          \
     XX(cuIpcGetMemHandle, cuIpcGetMemHandle, (CUipcMemHandle * handle, CUdeviceptr address))       \
     XX(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2,                                                  \
        (CUdeviceptr * address, CUipcMemHandle handle, unsigned int flags))                         \
@@ -267,12 +212,9 @@ typedef struct CUDA_MEMCPY3D {
     XX(cuEventCreate, cuEventCreate, (CUevent * event, unsigned int flags))                        \
     XX(cuEventRecord, cuEventRecord, (CUevent event, CUstream stream))                             \
     XX(cuEventQuery, cuEventQuery, (CUevent event))                                                \
-    XX(cuEventSynchronize, cuEventSynchronize, (CUevent event))                                    \
     XX(cuEventDestroy, cuEventDestroy_v2, (CUevent event))                                         \
     XX(cuEventElapsedTime, cuEventElapsedTime, (float *milliseconds, CUevent from, CUevent to))    \
     XX(cuStreamCreate, cuStreamCreate, (CUstream * stream, unsigned int flags))                    \
-    XX(cuStreamCreateWithPriority, cuStreamCreateWithPriority,                                     \
-       (CUstream * stream, unsigned int flags, int priority))                                      \
     XX(cuStreamDestroy, cuStreamDestroy_v2, (CUstream stream))                                     \
     XX(cuStreamSynchronize, cuStreamSynchronize, (CUstream stream))                                \
     XX(cuStreamQuery, cuStreamQuery, (CUstream stream))                                            \
@@ -289,9 +231,6 @@ typedef struct CUDA_MEMCPY3D {
        (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))                          \
     XX(cuMemcpyAsync, cuMemcpyAsync,                                                               \
        (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))                          \
-    XX(cuMemcpy2D, cuMemcpy2D_v2, (const CUDA_MEMCPY2D *copy))                                     \
-    XX(cuMemcpy2DAsync, cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D *copy, CUstream stream))          \
-    XX(cuMemcpy3DAsync, cuMemcpy3DAsync_v2, (const CUDA_MEMCPY3D *copy, CUstream stream))          \
     XX(cuMemsetD8, cuMemsetD8_v2, (CUdeviceptr to, unsigned char value, size_t count))             \
     XX(cuMemsetD8Async, cuMemsetD8Async,                                                           \
        (CUdeviceptr to, unsigned char value, size_t count, CUstream stream))                       \
@@ -303,13 +242,10 @@ typedef struct CUDA_MEMCPY3D {
        (CUdeviceptr * address, void *memory, unsigned int flags))                                  \
     XX(cuPointerGetAttribute, cuPointerGetAttribute,                                               \
        (void *value, int attribute, CUdeviceptr address))                                          \
-    XX(cuPointerGetAttributes, cuPointerGetAttributes,                                             \
-       (unsigned int count, int *attributes, void **values, CUdeviceptr address))                  \
     XX(cuModuleLoadData, cuModuleLoadData, (CUmodule * module, const void *image))                 \
     XX(cuModuleUnload, cuModuleUnload, (CUmodule module))                                          \
     XX(cuModuleGetFunction, cuModuleGetFunction,                                                   \
        (CUfunction * function, CUmodule module, const char *name))                                 \
-    XX(cuFuncGetAttribute, cuFuncGetAttribute, (int *value, int attribute, CUfunction function))   \
     XX(cuFuncSetAttribute, cuFuncSetAttribute, (CUfunction function, int attribute, int value))    \
     XX(cuLaunchKernel, cuLaunchKernel,                                                             \
        (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,        \

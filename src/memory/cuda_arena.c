@@ -2,6 +2,7 @@
  * smallest gap that has room. */
 #include "memory/cuda_arena.h"
 
+#include "base/arena.h"
 #include "base/error.h"
 #include "base/options.h"
 
@@ -14,13 +15,7 @@
 static pthread_rwlock_t list_lock = PTHREAD_RWLOCK_INITIALIZER;
 static dray_arena *list;
 
-static uint64_t round_up(uint64_t value, uint64_t unit)
-{
-    return (value + unit - 1) / unit * unit;
-}
-
-/* ---- who is there -----------------------------------------------------------------------------
- */
+/* ---- who is there ---------------------------------------------------------------------------- */
 
 dray_arena *dray__gpu_arena_of(CUdeviceptr address)
 {
@@ -45,7 +40,7 @@ static void end(dray_arena *a)
 }
 
 /* The addresses of a closed arena are kept as long as regions over it are: they are nobody else's
- * while somebody may ask what lies there. */
+ * while somebody may ask what is there. */
 void dray__gpu_arena_put(dray_arena *arena)
 {
     if (!arena)
@@ -88,13 +83,11 @@ int dray__gpu_arenas(const char *tag, dray_arena ***out, uint32_t *count, dray_e
                       tag ? tag : "");
 }
 
-/* ---- opening and closing ----------------------------------------------------------------------
- */
+/* ---- opening and closing --------------------------------------------------------------------- */
 
 static int read_options(const dray_arena_options *given, dray_arena_options *out, dray_error *error)
 {
-    int rc = dray__options_read(out, sizeof *out, dray__end_of(dray_arena_options, unused), given,
-                                "dray_arena_options", error);
+    int rc = DRAY__OPTIONS_READ(dray_arena_options, peers, out, given, error);
     if (rc)
         return rc;
     out->tag = out->tag ? out->tag : "weights";
@@ -119,9 +112,8 @@ static int reserve(dray_arena *a, dray_error *error)
     dray__cuda_leave();
     if (result)
         a->base = 0;
-    return result ? dray__fail_cuda(error, result, "arena %s: %llu bytes of addresses", a->tag,
-                                    (unsigned long long)a->address_bytes)
-                  : DRAY_OK;
+    return dray__fail_cuda(error, result, "arena %s: %llu bytes of addresses", a->tag,
+                           (unsigned long long)a->address_bytes);
 }
 
 int dray_arena_open(const dray_arena_options *given, dray_arena **out, dray_error *error)
@@ -148,8 +140,9 @@ int dray_arena_open(const dray_arena_options *given, dray_arena **out, dray_erro
     a->unit = unit;
     a->peers = options.peers != 0;
     a->address_bytes =
-        round_up(options.address_bytes ? options.address_bytes : 4 * device->bytes, unit);
-    a->chunk_bytes = round_up(options.chunk_bytes ? options.chunk_bytes : DEFAULT_CHUNK, unit);
+        dray__round_up(options.address_bytes ? options.address_bytes : 4 * device->bytes, unit);
+    a->chunk_bytes =
+        dray__round_up(options.chunk_bytes ? options.chunk_bytes : DEFAULT_CHUNK, unit);
     memcpy(a->tag, options.tag, strlen(options.tag));
     rc = reserve(a, error);
     if (rc) {
@@ -190,8 +183,7 @@ void dray_arena_close(dray_arena *a)
     dray__gpu_arena_put(a);
 }
 
-/* ---- chunks -----------------------------------------------------------------------------------
- */
+/* ---- chunks ---------------------------------------------------------------------------------- */
 
 void dray__arena_remove(dray_arena *a, uint32_t index)
 {
@@ -244,14 +236,8 @@ static int add_part(dray_arena *a, uint64_t bytes, dray__arena_part **out, dray_
         return dray__fail(error, DRAY_EFULL,
                           "arena %s: no %llu bytes of its %llu bytes of addresses are left", a->tag,
                           (unsigned long long)bytes, (unsigned long long)a->address_bytes);
-    if (a->count == a->capacity) {
-        uint32_t capacity = a->capacity ? 2 * a->capacity : 16;
-        dray__arena_part **parts = realloc(a->parts, capacity * sizeof(dray__arena_part *));
-        if (!parts)
-            return dray__nomem(error);
-        a->parts = parts;
-        a->capacity = capacity;
-    }
+    if (!dray__append(&a->parts, sizeof *a->parts, a->count, &a->capacity))
+        return dray__nomem(error);
     dray__arena_part *part = calloc(1, sizeof *part);
     if (!part)
         return dray__nomem(error);
@@ -287,8 +273,7 @@ static dray__arena_part *part_of(const dray_arena *a, CUdeviceptr address)
     return NULL;
 }
 
-/* ---- allocations ------------------------------------------------------------------------------
- */
+/* ---- allocations ----------------------------------------------------------------------------- */
 
 static bool take(const dray_arena *a, uint64_t bytes, CUdeviceptr *address)
 {
@@ -305,7 +290,7 @@ static bool take(const dray_arena *a, uint64_t bytes, CUdeviceptr *address)
 
 static int grow(dray_arena *a, uint64_t bytes, dray_error *error)
 {
-    uint64_t least = round_up(bytes, a->unit);
+    uint64_t least = dray__round_up(bytes, a->unit);
     dray__arena_part *part;
     int rc = dray__cuda_enter(a->device, error);
     if (rc)
@@ -322,7 +307,7 @@ int dray_arena_alloc(dray_arena *a, uint64_t bytes, uint64_t *address, dray_erro
     if (bytes > a->address_bytes)
         return dray__fail(error, DRAY_EFULL, "arena %s: %llu bytes of its %llu bytes of addresses",
                           a->tag, (unsigned long long)bytes, (unsigned long long)a->address_bytes);
-    bytes = round_up(bytes ? bytes : 1, ALIGNMENT);
+    bytes = dray__round_up(bytes ? bytes : 1, ALIGNMENT);
     pthread_mutex_lock(&a->lock);
     int rc = DRAY_OK;
     if (a->released)
@@ -373,8 +358,7 @@ int dray_arena_free(dray_arena *a, uint64_t address, dray_error *error)
 int dray_arena_get_status(dray_arena *a, dray_arena_status *out, dray_error *error)
 {
     dray_arena_status s = DRAY_ARENA_STATUS_INIT;
-    int rc = dray__options_check(out, dray__end_of(dray_arena_status, released),
-                                 "dray_arena_status", error);
+    int rc = DRAY__OPTIONS_CHECK(dray_arena_status, released, out, error);
     if (rc)
         return rc;
     pthread_mutex_lock(&a->lock);
@@ -395,8 +379,7 @@ int dray_arena_get_status(dray_arena *a, dray_arena_status *out, dray_error *err
     return DRAY_OK;
 }
 
-/* ---- regions over it --------------------------------------------------------------------------
- */
+/* ---- regions over it ------------------------------------------------------------------------- */
 
 static int stale(const dray_arena *a, CUdeviceptr address, dray_error *error)
 {

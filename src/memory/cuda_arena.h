@@ -17,6 +17,7 @@ typedef struct dray__pinned_pieces {
         uint8_t *base;
         uint64_t bytes;
     } * pieces;
+    uint64_t capacity;
     uint32_t count;
     uint64_t bytes; /* of all */
 } dray__pinned_pieces;
@@ -44,7 +45,8 @@ struct dray_arena {
     uint64_t address_bytes, chunk_bytes, unit;
     bool peers, closed;
     dray__arena_part **parts; /* by address */
-    uint32_t count, capacity;
+    uint32_t count;
+    uint64_t capacity;
     uint64_t used_bytes;
     uint32_t allocations;
     bool released;

@@ -123,9 +123,8 @@ int dray__chunk_export(dray__cuda_chunk *chunk, dray_error *error)
         &chunk->fd, chunk->handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     if (result)
         chunk->fd = -1;
-    return result ? dray__fail_cuda(error, result, "exporting %llu bytes of %s",
-                                    (unsigned long long)chunk->bytes, chunk->device->name)
-                  : DRAY_OK;
+    return dray__fail_cuda(error, result, "exporting %llu bytes of %s",
+                           (unsigned long long)chunk->bytes, chunk->device->name);
 }
 
 void dray__chunk_unexport(dray__cuda_chunk *chunk)

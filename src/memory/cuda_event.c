@@ -1,5 +1,6 @@
-/* Events (dray/gpu.h): of the kind that other processes can open. An event that was never recorded
- * counts as complete, for the driver: so none is handed out before. */
+/* Events that other processes can open (cuda_event.h). */
+#include "memory/cuda_event.h"
+
 #include "base/clock.h"
 #include "base/error.h"
 #include "memory/cuda_memory.h"
@@ -8,20 +9,20 @@
 #include <string.h>
 #include <time.h>
 
-struct dray_event {
+struct dray__event {
     dray__cuda_device *device;
     CUevent event;
     bool recorded; /* by this process, or by who exported it */
 };
 
-static int on_device(const uint8_t *uuid, dray_event **out, dray_error *error)
+static int on_device(const uint8_t *uuid, dray__event **out, dray_error *error)
 {
     dray__cuda_device *device;
     int rc = uuid ? dray__cuda_device_find(uuid, &device, error)
                   : dray__cuda_device_here(NULL, &device, error);
     if (rc)
         return rc;
-    dray_event *e = calloc(1, sizeof *e);
+    dray__event *e = calloc(1, sizeof *e);
     if (!e)
         return dray__nomem(error);
     e->device = device;
@@ -33,7 +34,7 @@ static int on_device(const uint8_t *uuid, dray_event **out, dray_error *error)
     return rc;
 }
 
-static int finish(dray_event *e, CUresult result, const char *what, dray_event **out,
+static int finish(dray__event *e, CUresult result, const char *what, dray__event **out,
                   dray_error *error)
 {
     dray__cuda_leave();
@@ -46,9 +47,9 @@ static int finish(dray_event *e, CUresult result, const char *what, dray_event *
     return DRAY_OK;
 }
 
-int dray_event_new(const uint8_t uuid[16], dray_event **out, dray_error *error)
+int dray__event_new(const uint8_t uuid[16], dray__event **out, dray_error *error)
 {
-    dray_event *e = NULL;
+    dray__event *e = NULL;
     int rc = on_device(uuid, &e, error);
     if (rc)
         return rc;
@@ -57,10 +58,10 @@ int dray_event_new(const uint8_t uuid[16], dray_event **out, dray_error *error)
     return finish(e, result, "an event", out, error);
 }
 
-int dray_event_import(const uint8_t uuid[16], const uint8_t handle[64], dray_event **out,
-                      dray_error *error)
+int dray__event_import(const uint8_t uuid[16], const uint8_t handle[64], dray__event **out,
+                       dray_error *error)
 {
-    dray_event *e = NULL;
+    dray__event *e = NULL;
     CUipcEventHandle ipc;
     int rc = on_device(uuid, &e, error);
     if (rc)
@@ -71,7 +72,7 @@ int dray_event_import(const uint8_t uuid[16], const uint8_t handle[64], dray_eve
     return finish(e, result, "opening another process's event", out, error);
 }
 
-void dray_event_free(dray_event *event)
+void dray__event_free(dray__event *event)
 {
     const dray__cuda *cuda = dray__cuda_get(NULL);
     if (event && cuda && dray__cuda_enter(event->device, NULL) == DRAY_OK) {
@@ -81,7 +82,7 @@ void dray_event_free(dray_event *event)
     free(event);
 }
 
-static int check_recorded(const dray_event *event, dray_error *error)
+static int check_recorded(const dray__event *event, dray_error *error)
 {
     return event->recorded ? DRAY_OK
                            : dray__fail(error, DRAY_EINVALID,
@@ -90,9 +91,9 @@ static int check_recorded(const dray_event *event, dray_error *error)
 }
 
 /* What a call of the driver said inside the event's context. */
-typedef CUresult event_fn(const dray__cuda *cuda, dray_event *event, void *argument);
+typedef CUresult event_fn(const dray__cuda *cuda, dray__event *event, void *argument);
 
-static int inside(dray_event *event, event_fn *function, void *argument, const char *what,
+static int inside(dray__event *event, event_fn *function, void *argument, const char *what,
                   dray_error *error)
 {
     const dray__cuda *cuda = dray__cuda_get(error);
@@ -101,66 +102,50 @@ static int inside(dray_event *event, event_fn *function, void *argument, const c
         return rc;
     CUresult result = function(cuda, event, argument);
     dray__cuda_leave();
-    return result ? dray__fail_cuda(error, result, "%s", what) : DRAY_OK;
+    return dray__fail_cuda(error, result, "%s", what);
 }
 
-static CUresult record(const dray__cuda *cuda, dray_event *event, void *stream)
+static CUresult record(const dray__cuda *cuda, dray__event *event, void *stream)
 {
     return cuda->cuEventRecord(event->event, stream);
 }
 
-static CUresult wait(const dray__cuda *cuda, dray_event *event, void *stream)
-{
-    return cuda->cuStreamWaitEvent(stream, event->event, 0);
-}
-
-static CUresult query(const dray__cuda *cuda, dray_event *event, void *complete)
+static CUresult query(const dray__cuda *cuda, dray__event *event, void *complete)
 {
     CUresult result = cuda->cuEventQuery(event->event);
     *(bool *)complete = result == CUDA_SUCCESS;
     return result == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : result;
 }
 
-static CUresult handle_of(const dray__cuda *cuda, dray_event *event, void *ipc)
+static CUresult handle_of(const dray__cuda *cuda, dray__event *event, void *ipc)
 {
     return cuda->cuIpcGetEventHandle(ipc, event->event);
 }
 
-int dray_event_record(dray_event *event, void *stream, dray_error *error)
+int dray__event_record(dray__event *event, void *stream, dray_error *error)
 {
     int rc = inside(event, record, stream, "recording an event", error);
     event->recorded |= rc == DRAY_OK;
     return rc;
 }
 
-int dray_event_fence(const dray_event *event, dray_fence *out, dray_error *error)
+CUevent dray__event_handle(const dray__event *event)
 {
-    int rc = check_recorded(event, error);
-    if (rc == DRAY_OK) {
-        out->kind = DRAY_FENCE_CUDA_EVENT;
-        out->event = event->event;
-    }
-    return rc;
+    return event->recorded ? event->event : NULL;
 }
 
-int dray_event_export(const dray_event *event, uint8_t handle[64], dray_error *error)
+int dray__event_export(const dray__event *event, uint8_t handle[64], dray_error *error)
 {
     CUipcEventHandle ipc;
     int rc = check_recorded(event, error);
     if (rc == DRAY_OK)
-        rc = inside((dray_event *)event, handle_of, &ipc, "exporting an event", error);
+        rc = inside((dray__event *)event, handle_of, &ipc, "exporting an event", error);
     if (rc == DRAY_OK)
         memcpy(handle, ipc.reserved, sizeof ipc.reserved);
     return rc;
 }
 
-int dray_event_wait(dray_event *event, void *stream, dray_error *error)
-{
-    int rc = check_recorded(event, error);
-    return rc ? rc : inside(event, wait, stream, "waiting for an event on a stream", error);
-}
-
-int dray_event_sync(dray_event *event, int64_t timeout_ns, dray_error *error)
+int dray__event_sync(dray__event *event, int64_t timeout_ns, dray_error *error)
 {
     int64_t deadline = dray__deadline(timeout_ns);
     bool complete = false;

@@ -2,6 +2,7 @@
 #include "memory/cuda_library.h"
 
 #include "base/error.h"
+#include "base/library.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -27,11 +28,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* ---- the library ----------------------------------------------------------------------------- */
 
-static const struct {
-    const char *symbol;
-    size_t at;
-    bool optional;
-} functions[] = {
+static const dray__symbol functions[] = {
 #define XX(name, symbol, parameters) {#symbol, offsetof(dray__cuda, name), false},
     DRAY__CUDA_FUNCTIONS(XX)
 #undef XX
@@ -39,18 +36,6 @@ static const struct {
         DRAY__CUDA_OPTIONAL(XX)
 #undef XX
 };
-
-/* The first symbol that must be there and is not. */
-static const char *resolve(void *library)
-{
-    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-        void *found = dlsym(library, functions[i].symbol);
-        if (!found && !functions[i].optional)
-            return functions[i].symbol;
-        memcpy((char *)&cuda + functions[i].at, &found, sizeof found);
-    }
-    return NULL;
-}
 
 static const char *result_name(CUresult result)
 {
@@ -116,7 +101,8 @@ static void open_library(void)
         snprintf(trouble, sizeof trouble, "no driver: %s", dlerror());
         return;
     }
-    const char *absent = resolve(library);
+    const char *absent =
+        dray__symbols_load(library, functions, sizeof functions / sizeof *functions, &cuda);
     if (absent) {
         snprintf(trouble, sizeof trouble, "the driver is too old: it has no %s", absent);
         return;
@@ -144,11 +130,9 @@ const dray__cuda *dray__cuda_get(dray_error *error)
 {
     pthread_once(&once, open_library);
     if (!opened) {
-        dray__fail(error, DRAY_EUNSUPPORTED, "CUDA is not usable here; %s", trouble);
-        if (error && trouble_raw) {
-            error->origin = DRAY_ORIGIN_CUDA;
-            error->raw = trouble_raw;
-        }
+        dray__fail_library(error, DRAY_EUNSUPPORTED,
+                           trouble_raw ? DRAY_ORIGIN_CUDA : DRAY_ORIGIN_DRAY, trouble_raw,
+                           "CUDA is not usable here; %s", trouble);
         return NULL;
     }
     if (opener != getpid()) {
@@ -177,18 +161,15 @@ static int code_of(CUresult result)
 
 int dray__fail_cuda(dray_error *error, CUresult result, const char *format, ...)
 {
+    if (result == CUDA_SUCCESS)
+        return DRAY_OK;
     char what[DRAY_ERROR_MESSAGE_MAX];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);
-    int rc = dray__fail(error, code_of(result), "CUDA: %s: %s (%s)", what, result_name(result),
-                        result_text(result));
-    if (error) {
-        error->origin = DRAY_ORIGIN_CUDA;
-        error->raw = result;
-    }
-    return rc;
+    return dray__fail_library(error, code_of(result), DRAY_ORIGIN_CUDA, result, "CUDA: %s: %s (%s)",
+                              what, result_name(result), result_text(result));
 }
 
 /* ---- GPUs ------------------------------------------------------------------------------------ */
@@ -279,9 +260,8 @@ int dray__cuda_enter(dray__cuda_device *device, dray_error *error)
     if (!result)
         result = cuda.cuCtxPushCurrent(device->context);
     char text[41];
-    return result ? dray__fail_cuda(error, result, "primary context of %s (%s)", device->name,
-                                    dray__cuda_uuid_text(device->uuid, text))
-                  : DRAY_OK;
+    return dray__fail_cuda(error, result, "primary context of %s (%s)", device->name,
+                           dray__cuda_uuid_text(device->uuid, text));
 }
 
 void dray__cuda_leave(void)

@@ -1,5 +1,6 @@
-/* GPU memory inside the library: pieces of this process's own (chunks), pieces of others that are
- * open here (openings), and what the driver says of an address (storage). */
+/* GPU memory inside the library: chunks, which this process has allocated; openings, which are
+ * allocations of other processes that are mapped here; and the allocation of an address (storage).
+ */
 #ifndef DRAY_MEMORY_CUDA_MEMORY_H
 #define DRAY_MEMORY_CUDA_MEMORY_H
 
@@ -17,14 +18,14 @@ typedef struct dray__cuda_chunk {
     uint64_t bytes; /* of the granularity */
     CUmemGenericAllocationHandle handle;
     bool resident;
-    uint64_t reach;      /* bit i: GPU i of this process can touch it */
-    uint64_t allocation; /* number of its physical memory, never given twice in a process */
-    uint8_t name[64];    /* the same for other processes: random */
-    int fd;              /* exported: -1: not yet */
+    uint64_t reach;      /* bit i: GPU i of this process can access it */
+    uint64_t allocation; /* number of its physical memory; never used twice in a process */
+    uint8_t name[64];    /* random name of its physical memory, for other processes */
+    int fd;              /* the exported descriptor; -1: not exported */
     uint32_t exports;    /* regions over it that other processes may have mapped */
 } dray__cuda_chunk;
 
-/* What physical memory comes in multiples of. 0: said why. */
+/* The unit of sizes of physical memory. 0: it failed, and *error is set. */
 uint64_t dray__chunk_granularity(dray__cuda_device *device, dray_error *error);
 /* Physical memory under chunk->address (reserved by the caller), of device and bytes. */
 int dray__chunk_back(dray__cuda_chunk *chunk, dray_error *error);
@@ -38,10 +39,10 @@ int dray__chunk_reach(dray__cuda_chunk *chunk, dray__cuda_device *device, dray_e
 /* ---- openings: what others exported, mapped here
  * ------------------------------------------------- The same allocation of the same owner is opened
  * once in each context, however many regions use it. */
-typedef struct dray__opening dray__opening;
+typedef struct dray__cuda_opening dray__cuda_opening;
 
-struct dray__opening {
-    dray__opening *next;
+struct dray__cuda_opening {
+    dray__cuda_opening *next;
     uint32_t users;
     int32_t form;
     bool writable;
@@ -55,14 +56,17 @@ struct dray__opening {
 };
 
 int dray__opening_get(const dray_handle *handle, int fd, bool writable, dray__cuda_device *device,
-                      dray__opening **out, dray_error *error);
-void dray__opening_put(dray__opening *opening);
-int dray__opening_reach(dray__opening *opening, dray__cuda_device *device, dray_error *error);
+                      dray__cuda_opening **out, dray_error *error);
+void dray__opening_put(dray__cuda_opening *opening);
+int dray__opening_reach(dray__cuda_opening *opening, dray__cuda_device *device, dray_error *error);
 
 /* Makes the pages of writable host memory, by several threads: what registering would do by one. */
 void dray__populate(void *memory, uint64_t bytes);
 
-/* ---- what lies at an address -------------------------------------------------------------------
+/* Registers host memory with the driver and finds its address on GPUs; the context is current. */
+CUresult dray__host_register(void *memory, uint64_t bytes, bool writable, CUdeviceptr *address);
+
+/* ---- what is at an address -------------------------------------------------------------------
  */
 typedef struct dray__cuda_storage {
     dray__cuda_device *device;
@@ -84,11 +88,11 @@ int dray__cuda_device_here(const uint8_t *uuid, dray__cuda_device **out, dray_er
 /* The open arena that has the address, held: dray__gpu_arena_put gives it back. NULL: none has. */
 dray_arena *dray__gpu_arena_of(CUdeviceptr address);
 void dray__gpu_arena_put(dray_arena *arena);
-/* What lies there now; form NONE and allocation 0: nothing is resident. */
+/* What is there now; form NONE and allocation 0: nothing is resident. */
 int dray__gpu_arena_storage(dray_arena *arena, CUdeviceptr address, dray__cuda_storage *out,
                             dray_error *error);
 /* Exports the chunk that has the address, and counts it until dray__gpu_arena_unexport. key: gets
- * its name; *allocation: its number, by which the other two know it (another chunk may lie there by
+ * its name; *allocation: its number, by which the other two know it (another chunk may be there by
  * then). */
 int dray__gpu_arena_export(dray_arena *arena, CUdeviceptr address, uint8_t key[64],
                            uint64_t *allocation, dray_error *error);

@@ -10,12 +10,12 @@
 #include <string.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static dray__opening *all;
+static dray__cuda_opening *all;
 
 /* ---- by descriptor ----------------------------------------------------------------------------
  */
 
-static CUresult allow(const dray__cuda *cuda, const dray__opening *o,
+static CUresult allow(const dray__cuda *cuda, const dray__cuda_opening *o,
                       const dray__cuda_device *device, bool writable)
 {
     CUmemAccessDesc access = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, device->ordinal},
@@ -25,7 +25,7 @@ static CUresult allow(const dray__cuda *cuda, const dray__opening *o,
 }
 
 /* Not all drivers know memory that can only be read. */
-static CUresult allow_least(const dray__cuda *cuda, dray__opening *o,
+static CUresult allow_least(const dray__cuda *cuda, dray__cuda_opening *o,
                             const dray__cuda_device *device)
 {
     CUresult result = allow(cuda, o, device, o->writable);
@@ -37,7 +37,7 @@ static CUresult allow_least(const dray__cuda *cuda, dray__opening *o,
     return result;
 }
 
-static int map_descriptor(const dray__cuda *cuda, dray__opening *o, int fd, dray_error *error)
+static int map_descriptor(const dray__cuda *cuda, dray__cuda_opening *o, int fd, dray_error *error)
 {
     unsigned long long member = o->member, bytes = o->bytes;
     if (fd < 0)
@@ -76,7 +76,7 @@ static int map_descriptor(const dray__cuda *cuda, dray__opening *o, int fd, dray
     return DRAY_OK;
 }
 
-static void unmap_descriptor(const dray__cuda *cuda, const dray__opening *o)
+static void unmap_descriptor(const dray__cuda *cuda, const dray__cuda_opening *o)
 {
     if (o->address) {
         cuda->cuMemUnmap(o->address, o->bytes);
@@ -89,7 +89,7 @@ static void unmap_descriptor(const dray__cuda *cuda, const dray__opening *o)
 /* ---- by IPC handle ----------------------------------------------------------------------------
  */
 
-static int open_handle(const dray__cuda *cuda, dray__opening *o, dray_error *error)
+static int open_handle(const dray__cuda *cuda, dray__cuda_opening *o, dray_error *error)
 {
     unsigned long long member = o->member;
     CUipcMemHandle ipc;
@@ -122,7 +122,7 @@ static int open_handle(const dray__cuda *cuda, dray__opening *o, dray_error *err
 /* ---- both -------------------------------------------------------------------------------------
  */
 
-static void end(dray__opening *o)
+static void end(dray__cuda_opening *o)
 {
     const dray__cuda *cuda = dray__cuda_get(NULL);
     if (cuda && dray__cuda_enter(o->device, NULL) == DRAY_OK) {
@@ -135,9 +135,9 @@ static void end(dray__opening *o)
     free(o);
 }
 
-static dray__opening *find(const dray_handle *h, const dray__cuda_device *device)
+static dray__cuda_opening *find(const dray_handle *h, const dray__cuda_device *device)
 {
-    for (dray__opening *o = all; o; o = o->next)
+    for (dray__cuda_opening *o = all; o; o = o->next)
         if (o->form == h->form && o->device == device && o->allocation == h->allocation &&
             o->member == h->owner_member && o->epoch == h->owner_epoch &&
             memcmp(o->key, h->key, sizeof o->key) == 0)
@@ -146,18 +146,18 @@ static dray__opening *find(const dray_handle *h, const dray__cuda_device *device
 }
 
 static int add(const dray__cuda *cuda, const dray_handle *h, int fd, bool writable,
-               dray__cuda_device *device, dray__opening **out, dray_error *error)
+               dray__cuda_device *device, dray__cuda_opening **out, dray_error *error)
 {
-    dray__opening *o = calloc(1, sizeof *o);
+    dray__cuda_opening *o = calloc(1, sizeof *o);
     if (!o)
         return dray__nomem(error);
-    *o = (dray__opening){.form = h->form,
-                         .writable = writable,
-                         .allocation = h->allocation,
-                         .member = h->owner_member,
-                         .epoch = h->owner_epoch,
-                         .device = device,
-                         .bytes = h->base_bytes};
+    *o = (dray__cuda_opening){.form = h->form,
+                              .writable = writable,
+                              .allocation = h->allocation,
+                              .member = h->owner_member,
+                              .epoch = h->owner_epoch,
+                              .device = device,
+                              .bytes = h->base_bytes};
     memcpy(o->key, h->key, sizeof o->key);
     int rc = dray__cuda_enter(device, error);
     if (rc == DRAY_OK) {
@@ -176,7 +176,7 @@ static int add(const dray__cuda *cuda, const dray_handle *h, int fd, bool writab
 }
 
 /* Mapped for reading, and now somebody wants to write. */
-static int widen(const dray__cuda *cuda, dray__opening *o, dray_error *error)
+static int widen(const dray__cuda *cuda, dray__cuda_opening *o, dray_error *error)
 {
     CUresult result = allow(cuda, o, o->device, true);
     if (result)
@@ -188,14 +188,14 @@ static int widen(const dray__cuda *cuda, dray__opening *o, dray_error *error)
 }
 
 int dray__opening_get(const dray_handle *handle, int fd, bool writable, dray__cuda_device *device,
-                      dray__opening **out, dray_error *error)
+                      dray__cuda_opening **out, dray_error *error)
 {
     const dray__cuda *cuda = dray__cuda_get(error);
     if (!cuda)
         return DRAY_EUNSUPPORTED;
     pthread_mutex_lock(&lock);
     int rc = DRAY_OK;
-    dray__opening *o = find(handle, device);
+    dray__cuda_opening *o = find(handle, device);
     if (o && (o->form == DRAY_CUDA_FORM_IPC ? o->bytes < handle->base_bytes
                                             : o->bytes != handle->base_bytes))
         rc = dray__fail(error, DRAY_EINVALID,
@@ -215,12 +215,12 @@ int dray__opening_get(const dray_handle *handle, int fd, bool writable, dray__cu
     return rc;
 }
 
-void dray__opening_put(dray__opening *opening)
+void dray__opening_put(dray__cuda_opening *opening)
 {
     pthread_mutex_lock(&lock);
     bool last = --opening->users == 0;
     if (last) {
-        dray__opening **link = &all;
+        dray__cuda_opening **link = &all;
         while (*link != opening)
             link = &(*link)->next;
         *link = opening->next;
@@ -229,7 +229,7 @@ void dray__opening_put(dray__opening *opening)
     pthread_mutex_unlock(&lock);
 }
 
-int dray__opening_reach(dray__opening *o, dray__cuda_device *device, dray_error *error)
+int dray__opening_reach(dray__cuda_opening *o, dray__cuda_device *device, dray_error *error)
 {
     const dray__cuda *cuda = dray__cuda_get(error);
     if (!cuda)

@@ -97,20 +97,20 @@ static int need_stream(const sleep_call *c, dray_arena *a, dray_error *error)
 {
     CUresult result =
         a->stream ? CUDA_SUCCESS : c->cuda->cuStreamCreate(&a->stream, CU_STREAM_NON_BLOCKING);
-    return result ? dray__fail_cuda(error, result, "arena %s: a stream", a->tag) : DRAY_OK;
+    return dray__fail_cuda(error, result, "arena %s: a stream", a->tag);
 }
 
 static int new_event(const sleep_call *c, const dray_arena *a, CUevent *out, dray_error *error)
 {
     CUresult result = c->cuda->cuEventCreate(out, CU_EVENT_DISABLE_TIMING);
-    return result ? dray__fail_cuda(error, result, "arena %s: an event", a->tag) : DRAY_OK;
+    return dray__fail_cuda(error, result, "arena %s: an event", a->tag);
 }
 
-/* Marks where the stream is now; waited for by wait_event. */
-static int mark(const sleep_call *c, const dray_arena *a, CUevent event, dray_error *error)
+/* Records the event on the stream; wait_event waits for it. */
+static int record(const sleep_call *c, const dray_arena *a, CUevent event, dray_error *error)
 {
     CUresult result = c->cuda->cuEventRecord(event, a->stream);
-    return result ? dray__fail_cuda(error, result, "arena %s: an event", a->tag) : DRAY_OK;
+    return dray__fail_cuda(error, result, "arena %s: an event", a->tag);
 }
 
 /* ---- release ----------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ static int release_parts(sleep_call *c, dray_arena *a, dray_error *error)
             if (rc == DRAY_OK)
                 rc = copy_part(c, a, part, to_host, error);
             if (rc == DRAY_OK)
-                rc = mark(c, a, events[i & 1], error);
+                rc = record(c, a, events[i & 1], error);
         }
         if (rc == DRAY_OK && before) {
             rc = wait_event(c, events[(i - 1) & 1], "copying an arena's content out", error);
@@ -207,7 +207,7 @@ static int release_arena(sleep_call *c, dray_arena *a, dray_error *error)
         rc = release_parts(c, a, error);
         for (uint32_t i = 0; i < a->count; i++)
             a->released |= a->parts[i]->released;
-        /* Nothing allocated is a release, too: what comes then waits for the resume. */
+        /* Releasing an empty arena succeeds: later allocations fail until it is resumed. */
         a->released |= rc == DRAY_OK;
         c->report.arenas += a->released;
     }
@@ -222,7 +222,7 @@ static int check_exports(const dray_arena *a, dray_error *error)
         exports += a->parts[i]->chunk.exports;
     return exports ? dray__fail(error, DRAY_EBUSY,
                                 "arena %s: %u regions over it were exported: take them back first "
-                                "(dray_publisher_release, or dray_region_withdrawn)",
+                                "(dray_publisher_release, or dray_region_unexport)",
                                 a->tag, exports)
                    : DRAY_OK;
 }
@@ -243,7 +243,7 @@ static int resume_parts(sleep_call *c, dray_arena *a, CUevent done, dray_error *
             rc = copy_part(c, a, part, to_device, error);
     }
     if (rc == DRAY_OK)
-        rc = mark(c, a, done, error);
+        rc = record(c, a, done, error);
     if (rc == DRAY_OK)
         rc = wait_event(c, done, "copying an arena's content back", error);
     c->report.copy_ns += dray__now() - began;
@@ -309,9 +309,7 @@ typedef int arena_fn(sleep_call *c, dray_arena *a, dray_error *error);
 
 static int check_report(const dray_arena_report *report, dray_error *error)
 {
-    return report ? dray__options_check(report, dray__end_of(dray_arena_report, total_ns),
-                                        "dray_arena_report", error)
-                  : DRAY_OK;
+    return report ? DRAY__OPTIONS_CHECK(dray_arena_report, total_ns, report, error) : DRAY_OK;
 }
 
 /* What all calls begin with; rc: what became of reading the options. */
@@ -367,9 +365,7 @@ int dray_arena_release(const char *tag, const dray_arena_release_options *given,
                        dray_arena_report *report, dray_error *error)
 {
     dray_arena_release_options options = DRAY_ARENA_RELEASE_OPTIONS_INIT;
-    int rc = dray__options_read(&options, sizeof options,
-                                dray__end_of(dray_arena_release_options, timeout_ns), given,
-                                "dray_arena_release_options", error);
+    int rc = DRAY__OPTIONS_READ(dray_arena_release_options, timeout_ns, &options, given, error);
     sleep_call c = {.release = &options};
     rc = begin_call(&c, rc, options.timeout_ns, report, error);
     const dray_fence *after = options.after;
@@ -387,9 +383,7 @@ int dray_arena_resume(const char *tag, const dray_arena_resume_options *given,
                       dray_arena_report *report, dray_error *error)
 {
     dray_arena_resume_options options = DRAY_ARENA_RESUME_OPTIONS_INIT;
-    int rc = dray__options_read(&options, sizeof options,
-                                dray__end_of(dray_arena_resume_options, timeout_ns), given,
-                                "dray_arena_resume_options", error);
+    int rc = DRAY__OPTIONS_READ(dray_arena_resume_options, timeout_ns, &options, given, error);
     sleep_call c = {.resume = &options};
     rc = begin_call(&c, rc, options.timeout_ns, report, error);
     return rc ? rc : for_arenas(&c, tag, NULL, resume_arena, report, error);

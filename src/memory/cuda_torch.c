@@ -62,8 +62,7 @@ static int open_pool(const char *tag, int device, const dray_arena_options *give
     dray_arena_options options = DRAY_ARENA_OPTIONS_INIT;
     int rc = by_ordinal(device, &on, error);
     if (rc == DRAY_OK)
-        rc = dray__options_read(&options, sizeof options, dray__end_of(dray_arena_options, unused),
-                                given, "dray_arena_options", error);
+        rc = DRAY__OPTIONS_READ(dray_arena_options, peers, &options, given, error);
     if (rc)
         return rc;
     options.tag = tag;

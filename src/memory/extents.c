@@ -1,18 +1,14 @@
 #include "memory/extents.h"
 
+#include "base/arena.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 static bool insert(dray__extents *e, uint32_t at, uint64_t offset, uint64_t bytes)
 {
-    if (e->count == e->capacity) {
-        uint32_t capacity = e->capacity ? 2 * e->capacity : 16;
-        struct dray__extent *list = realloc(e->list, capacity * sizeof *list);
-        if (!list)
-            return false;
-        e->list = list;
-        e->capacity = capacity;
-    }
+    if (!dray__append(&e->list, sizeof *e->list, e->count, &e->capacity))
+        return false;
     memmove(e->list + at + 1, e->list + at, (e->count - at) * sizeof *e->list);
     e->list[at] = (struct dray__extent){offset, bytes};
     e->count++;
@@ -75,7 +71,7 @@ bool dray__extents_copy(dray__extents *to, const dray__extents *from)
         if (!copy.list)
             return false;
         memcpy(copy.list, from->list, from->count * sizeof *copy.list);
-        copy.count = copy.capacity = from->count;
+        copy.capacity = copy.count = from->count;
     }
     dray__extents_free(to);
     *to = copy;

@@ -10,7 +10,8 @@ typedef struct dray__extents {
     struct dray__extent {
         uint64_t offset, bytes;
     } * list;
-    uint32_t count, capacity;
+    uint32_t count;
+    uint64_t capacity;
 } dray__extents;
 
 /* Takes `bytes` (a multiple of the alignment that offsets shall have) where the smallest gap is

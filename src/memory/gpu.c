@@ -25,7 +25,7 @@ int dray_gpu_get(int32_t index, dray_gpu *out, dray_error *error)
 {
     dray__cuda_device *device;
     dray_gpu gpu = DRAY_GPU_INIT;
-    int rc = dray__options_check(out, dray__end_of(dray_gpu, unused), "dray_gpu", error);
+    int rc = DRAY__OPTIONS_CHECK(dray_gpu, multiprocessors, out, error);
     if (rc == DRAY_OK)
         rc = dray__cuda_device_at(index, &device, error);
     if (rc)
@@ -40,15 +40,6 @@ int dray_gpu_get(int32_t index, dray_gpu *out, dray_error *error)
     gpu.multiprocessors = device->multiprocessors;
     dray__options_fill(out, &gpu, sizeof gpu);
     return DRAY_OK;
-}
-
-int dray_gpu_find(const uint8_t uuid[16], int32_t *index, dray_error *error)
-{
-    dray__cuda_device *device;
-    int rc = dray__cuda_device_find(uuid, &device, error);
-    if (rc == DRAY_OK)
-        *index = device->index;
-    return rc;
 }
 
 int dray_gpu_memory(int32_t index, uint64_t *unused, uint64_t *total, dray_error *error)
@@ -131,7 +122,7 @@ static int side(int32_t index, dray_region **out, dray_error *error)
     if (index < 0)
         return dray_region_alloc(DRAY_REGION_PINNED, MEASURED_BYTES, "measured", out, error);
     int rc = dray__cuda_device_at(index, &device, error);
-    return rc ? rc : dray_region_alloc_cuda(device->uuid, MEASURED_BYTES, "measured", out, error);
+    return rc ? rc : dray__region_alloc_cuda(device->uuid, MEASURED_BYTES, "measured", out, error);
 }
 
 static CUresult copy(const dray__cuda *cuda, const dray_region *from, const dray_region *to,
@@ -175,7 +166,7 @@ static int measure(dray_region *a, dray_region *b, dray__cuda_device *on, double
         return rc;
     CUresult result = time_copies(dray__cuda_get(NULL), a, b, rate);
     dray__cuda_leave();
-    return result ? dray__fail_cuda(error, result, "measuring copies") : DRAY_OK;
+    return dray__fail_cuda(error, result, "measuring copies");
 }
 
 int dray_gpu_measure(int32_t from, int32_t to, double *rate, dray_error *error)

@@ -1,6 +1,6 @@
-/* Libraries of the GPU world beside the driver, which are opened at run time and wherever they are:
- * where the variable says, where the system finds them, where the CUDA toolkit puts them, or where
- * Python's packages keep them (PyTorch brings both). */
+/* NVRTC and NCCL, which are opened at run time. They are looked for at the path in an environment
+ * variable, in the system's folders, in the CUDA toolkit's, and in Python's packages, where PyTorch
+ * installs them. */
 #ifndef DRAY_MEMORY_GPU_LIBRARY_H
 #define DRAY_MEMORY_GPU_LIBRARY_H
 
@@ -11,8 +11,8 @@ typedef enum dray__gpu_library {
     DRAY__GPU_NCCL,  /* $DRAY_NCCL_LIBRARY */
 } dray__gpu_library;
 
-/* What dlopen gives, for the life of the process. NULL: it is not there, or the variable is empty:
- * it is not wanted. */
+/* Returns what dlopen returns, for the life of the process. NULL: the library was not found, or the
+ * variable is empty, which turns it off. */
 void *dray__gpu_library_open(dray__gpu_library which);
 const char *dray__gpu_library_variable(dray__gpu_library which);
 

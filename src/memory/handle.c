@@ -16,27 +16,23 @@
 
 #include <string.h>
 
-#define MAGIC 0x48595244u /* "DRYH" */
-#define VERSION 2u
 #define FIRST dray__end_of(dray_handle, path)
 
-/* For messages about truncation: where each field ends. */
-static const struct {
-    const char *name;
-    size_t size;
-} fields[] = {
-    {"magic", 4},       {"version", 4},    {"kind", 4},       {"dtype", 4},   {"ndim", 4},
-    {"form", 4},        {"shape", 32},     {"stride", 32},    {"offset", 8},  {"storage_bytes", 8},
-    {"base_offset", 8}, {"base_bytes", 8}, {"allocation", 8}, {"device", 16}, {"owner_member", 8},
-    {"owner_epoch", 8}, {"key", 64},       {"event", 64},     {"path", 256},  {"checksum", 8},
-};
+static const dray__envelope form = {"handle", 0x48595244u /* "DRYH" */, 2};
+
+static const dray__fields fields = DRAY__FIELDS(
+    dray_handle, DRAY__NUMBERS(dray_handle, kind, dtype, ndim, form),
+    DRAY__FIELD_ARRAY(dray_handle, shape), DRAY__FIELD_ARRAY(dray_handle, stride),
+    DRAY__NUMBERS(dray_handle, offset, storage_bytes, base_offset, base_bytes, allocation),
+    DRAY__FIELD_ARRAY(dray_handle, device), DRAY__NUMBERS(dray_handle, owner_member, owner_epoch),
+    DRAY__FIELD_ARRAY(dray_handle, key), DRAY__FIELD_ARRAY(dray_handle, event),
+    DRAY__FIELD_ARRAY(dray_handle, path));
+
+enum { HEAD_BYTES = 8, SUM_BYTES = 8 };
 
 size_t dray_handle_packed_size(void)
 {
-    size_t size = 0;
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        size += fields[i].size;
-    return size;
+    return HEAD_BYTES + dray__fields_least(&fields) + SUM_BYTES;
 }
 
 static bool all_zero(const void *data, size_t size)
@@ -161,7 +157,7 @@ static int check_rectangle(const dray_handle *h, dray_error *error)
     return DRAY_OK;
 }
 
-/* Where the storage lies in the allocation that a CUDA handle exports. */
+/* Where the storage is in the allocation that a CUDA handle exports. */
 static int check_base(const dray_handle *h, dray_error *error)
 {
     bool cuda = h->kind == DRAY_REGION_CUDA;
@@ -206,29 +202,9 @@ int dray_handle_pack(const dray_handle *given, void *out, size_t capacity, dray_
         return dray__fail(error, DRAY_EFULL, "handle: %zu bytes of room, %zu needed", capacity,
                           size);
     dray__writer w = {0};
-    dray__put_u32(&w, MAGIC);
-    dray__put_u32(&w, VERSION);
-    dray__put_u32(&w, (uint32_t)handle->kind);
-    dray__put_u32(&w, (uint32_t)handle->dtype);
-    dray__put_u32(&w, handle->ndim);
-    dray__put_u32(&w, (uint32_t)handle->form);
-    for (int d = 0; d < DRAY_MAX_DIMS; d++)
-        dray__put_i64(&w, handle->shape[d]);
-    for (int d = 0; d < DRAY_MAX_DIMS; d++)
-        dray__put_i64(&w, handle->stride[d]);
-    dray__put_u64(&w, handle->offset);
-    dray__put_u64(&w, handle->storage_bytes);
-    dray__put_u64(&w, handle->base_offset);
-    dray__put_u64(&w, handle->base_bytes);
-    dray__put_u64(&w, handle->allocation);
-    dray__put_bytes(&w, handle->device, sizeof handle->device);
-    dray__put_u64(&w, handle->owner_member);
-    dray__put_u64(&w, handle->owner_epoch);
-    dray__put_bytes(&w, handle->key, sizeof handle->key);
-    dray__put_bytes(&w, handle->event, sizeof handle->event);
-    dray__put_bytes(&w, handle->path, sizeof handle->path);
-    if (!w.failed)
-        dray__put_u64(&w, dray__hash(w.data, w.size));
+    dray__envelope_begin(&form, &w);
+    dray__put_fields(&w, &fields, handle);
+    dray__envelope_sum(&w);
     rc = dray__writer_check(&w, error);
     if (!rc)
         memcpy(out, w.data, w.size);
@@ -236,66 +212,47 @@ int dray_handle_pack(const dray_handle *given, void *out, size_t capacity, dray_
     return rc;
 }
 
-static int check_envelope(const void *data, size_t size, dray_error *error)
+/* Where fewer bytes are there than a handle has: in which field they end. */
+static const char *last_field(size_t size)
 {
-    dray__reader r = dray__reader_of(data, size);
-    uint32_t magic = dray__get_u32(&r), version = dray__get_u32(&r);
-    if (size >= 4 && magic != MAGIC)
-        return bad(error, "magic", "is not that of a handle");
-    if (size >= 8 && version != VERSION)
-        return dray__fail(error, DRAY_EVERSION,
-                          "handle: field version is %u, this library reads %u", version, VERSION);
-    size_t end = 0;
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        end += fields[i].size;
-        if (size < end)
-            return dray__fail(error, DRAY_EFORMAT,
-                              "handle: truncated in field %s (%zu bytes of %zu)", fields[i].name,
-                              size, dray_handle_packed_size());
-    }
-    if (size > end)
-        return dray__fail(error, DRAY_EFORMAT, "handle: %zu bytes after field checksum",
-                          size - end);
-    return DRAY_OK;
+    size_t end = HEAD_BYTES;
+    if (size < HEAD_BYTES)
+        return size < HEAD_BYTES / 2 ? "magic" : "version";
+    for (const dray__field *f = fields.list; f->name; f++)
+        if (size < (end += dray__field_bytes(f)))
+            return f->name;
+    return "checksum";
 }
 
-static void get_fixed(dray__reader *r, void *out, size_t size)
+static int check_head(dray__reader *r, dray_error *error)
 {
-    const void *bytes = dray__get_bytes(r, size);
-    if (bytes)
-        memcpy(out, bytes, size);
+    size_t size = r->size, whole = dray_handle_packed_size();
+    uint32_t magic = dray__get_u32(r), version = dray__get_u32(r);
+    if (size >= 4 && magic != form.magic)
+        return bad(error, "magic", "is not that of a handle");
+    if (size >= HEAD_BYTES && version != form.version)
+        return dray__fail(error, DRAY_EVERSION,
+                          "handle: field version is %u, this library reads %u", version,
+                          form.version);
+    if (size < whole)
+        return dray__fail(error, DRAY_EFORMAT, "handle: truncated in field %s (%zu bytes of %zu)",
+                          last_field(size), size, whole);
+    if (size > whole)
+        return dray__fail(error, DRAY_EFORMAT, "handle: %zu bytes after field checksum",
+                          size - whole);
+    return DRAY_OK;
 }
 
 int dray_handle_unpack(const void *data, size_t size, dray_handle *out, dray_error *error)
 {
     int rc = dray__options_check(out, FIRST, "dray_handle", error);
+    dray__reader r = dray__reader_of(data, size);
     if (!rc)
-        rc = check_envelope(data, size, error);
+        rc = check_head(&r, error);
     if (rc)
         return rc;
-    dray__reader r = dray__reader_of(data, size);
     dray_handle h = DRAY_HANDLE_INIT;
-    dray__get_u32(&r);
-    dray__get_u32(&r);
-    h.kind = (int32_t)dray__get_u32(&r);
-    h.dtype = (int32_t)dray__get_u32(&r);
-    h.ndim = dray__get_u32(&r);
-    h.form = (int32_t)dray__get_u32(&r);
-    for (int d = 0; d < DRAY_MAX_DIMS; d++)
-        h.shape[d] = dray__get_i64(&r);
-    for (int d = 0; d < DRAY_MAX_DIMS; d++)
-        h.stride[d] = dray__get_i64(&r);
-    h.offset = dray__get_u64(&r);
-    h.storage_bytes = dray__get_u64(&r);
-    h.base_offset = dray__get_u64(&r);
-    h.base_bytes = dray__get_u64(&r);
-    h.allocation = dray__get_u64(&r);
-    get_fixed(&r, h.device, sizeof h.device);
-    h.owner_member = dray__get_u64(&r);
-    h.owner_epoch = dray__get_u64(&r);
-    get_fixed(&r, h.key, sizeof h.key);
-    get_fixed(&r, h.event, sizeof h.event);
-    get_fixed(&r, h.path, sizeof h.path);
+    dray__get_fields(&r, NULL, &fields, &h);
     size_t covered = r.at;
     uint64_t checksum = dray__get_u64(&r);
     rc = dray__reader_finish(&r, "handle", error);

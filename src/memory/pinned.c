@@ -12,17 +12,9 @@ static int enlist(dray_region *region, dray__cuda_device *device, dray_error *er
     int rc = dray__cuda_enter(device, error);
     if (rc)
         return rc;
-    const dray__cuda *cuda = dray__cuda_get(NULL);
-    CUresult result =
-        cuda->cuMemHostRegister(region->base, region->mapped_bytes,
-                                CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
-                                    (region->writable ? 0 : CU_MEMHOSTREGISTER_READ_ONLY));
     CUdeviceptr address = 0;
-    if (result == CUDA_SUCCESS) {
-        result = cuda->cuMemHostGetDevicePointer(&address, region->base, 0);
-        if (result)
-            cuda->cuMemHostUnregister(region->base);
-    }
+    CUresult result =
+        dray__host_register(region->base, region->mapped_bytes, region->writable, &address);
     dray__cuda_leave();
     if (result)
         return dray__fail_cuda(error, result, "region %s: registering %llu bytes of host memory",

@@ -3,6 +3,7 @@
  * allocation of pinned memory. */
 #include "memory/cuda_arena.h"
 
+#include "base/arena.h"
 #include "base/error.h"
 
 #include <errno.h>
@@ -10,7 +11,6 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#define HUGE_PAGE ((uint64_t)2 << 20)
 #define THREADS 8
 
 typedef struct share {
@@ -36,7 +36,7 @@ void dray__populate(void *memory, uint64_t bytes)
     uint32_t cores = sched_getaffinity(0, sizeof set, &set) == 0 ? (uint32_t)CPU_COUNT(&set) : 1,
              count = 0;
     uint32_t most = cores < THREADS ? cores : THREADS;
-    uint64_t each = (bytes / most + HUGE_PAGE) / HUGE_PAGE * HUGE_PAGE;
+    uint64_t each = (bytes / most + DRAY__HUGE_PAGE) / DRAY__HUGE_PAGE * DRAY__HUGE_PAGE;
     pthread_t threads[THREADS];
     share shares[THREADS];
     bool started[THREADS] = {false};
@@ -49,6 +49,20 @@ void dray__populate(void *memory, uint64_t bytes)
             pthread_join(threads[i], NULL);
         else
             populate(&shares[i]);
+}
+
+CUresult dray__host_register(void *memory, uint64_t bytes, bool writable, CUdeviceptr *address)
+{
+    const dray__cuda *cuda = dray__cuda_get(NULL);
+    unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+    CUresult result = cuda->cuMemHostRegister(
+        memory, bytes, flags | (writable ? 0 : CU_MEMHOSTREGISTER_READ_ONLY));
+    if (result)
+        return result;
+    result = cuda->cuMemHostGetDevicePointer(address, memory, 0);
+    if (result)
+        cuda->cuMemHostUnregister(memory);
+    return result;
 }
 
 static void free_piece(struct dray__pinned_piece *piece)
@@ -64,18 +78,10 @@ static int make_piece(uint64_t bytes, struct dray__pinned_piece *out, dray_error
     const dray__cuda *cuda = dray__cuda_get(error);
     if (!cuda)
         return DRAY_EUNSUPPORTED;
-    /* Huge pages begin at their boundary: a little more, and what is too much given back. */
-    uint8_t *room = mmap(NULL, bytes + HUGE_PAGE, PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (room == MAP_FAILED)
+    uint8_t *base = dray__map_aligned(bytes, PROT_READ | PROT_WRITE);
+    if (!base)
         return dray__fail_errno(error, errno, "%llu bytes of host memory to pin",
                                 (unsigned long long)bytes);
-    uint64_t before = (HUGE_PAGE - (uintptr_t)room % HUGE_PAGE) % HUGE_PAGE;
-    uint8_t *base = room + before;
-    if (before)
-        munmap(room, before);
-    if (before < HUGE_PAGE)
-        munmap(base + bytes, HUGE_PAGE - before);
     madvise(base, bytes, MADV_HUGEPAGE);
     dray__populate(base, bytes);
     CUresult result = cuda->cuMemHostRegister(base, bytes, CU_MEMHOSTREGISTER_PORTABLE);
@@ -91,14 +97,13 @@ static int make_piece(uint64_t bytes, struct dray__pinned_piece *out, dray_error
 int dray__pinned_pieces_grow(dray__pinned_pieces *p, uint64_t bytes, dray_error *error)
 {
     while (p->bytes < bytes) {
-        struct dray__pinned_piece *pieces =
-            realloc(p->pieces, ((size_t)p->count + 1) * sizeof *pieces);
-        if (!pieces)
+        struct dray__pinned_piece *piece =
+            dray__append(&p->pieces, sizeof *piece, p->count, &p->capacity);
+        if (!piece)
             return dray__nomem(error);
-        p->pieces = pieces;
-        uint64_t left = (bytes - p->bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+        uint64_t left = dray__round_up(bytes - p->bytes, DRAY__HUGE_PAGE);
         uint64_t size = left < DRAY__PINNED_PIECE ? left : DRAY__PINNED_PIECE;
-        int rc = make_piece(size, &pieces[p->count], error);
+        int rc = make_piece(size, piece, error);
         if (rc)
             return rc;
         p->count++;

@@ -1,8 +1,9 @@
 /* Regions: what is the same for every kind. */
 #include "memory/region.h"
 
+#include "base/arena.h"
 #include "base/error.h"
-#include "base/idmap.h"
+#include "base/hash.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -10,8 +11,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#define HUGE_PAGE ((uint64_t)2 << 20)
 
 static const dray__region_ops *const kinds[] = {&dray__region_host, &dray__region_shared,
                                                 &dray__region_pinned, &dray__region_cuda,
@@ -31,7 +30,7 @@ static pthread_mutex_t living_lock = PTHREAD_MUTEX_INITIALIZER;
 static dray__idmap living; /* by serial number */
 static uint64_t last_serial;
 
-/* A region that could not be entered is as one that was freed: who asks is told so. */
+/* A region that could not be entered counts as freed. */
 static void enter(dray_region *region)
 {
     pthread_mutex_lock(&living_lock);
@@ -57,34 +56,18 @@ bool dray__region_is(const dray_region *region, uint64_t serial)
     return is;
 }
 
-static uint64_t round_up(uint64_t value, uint64_t unit)
-{
-    return (value + unit - 1) / unit * unit;
-}
-
 int dray__region_map(dray_region *region, int fd, dray_error *error)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    if (region->bytes > INT64_MAX - 2 * HUGE_PAGE)
+    if (region->bytes > INT64_MAX - 2 * DRAY__HUGE_PAGE)
         return dray__fail(error, DRAY_ENOMEM, "region %s: %llu bytes cannot be mapped",
                           region->name, (unsigned long long)region->bytes);
-    uint64_t bytes = round_up(region->bytes ? region->bytes : 1, page);
-    uint64_t slack = bytes >= HUGE_PAGE ? HUGE_PAGE : 0;
-    /* Addresses first, then the mapping inside them at the boundary: kernels before 6.7 do not
-     * align large mappings on their own, and an unaligned one gets no huge page at its ends. */
-    uint8_t *room =
-        mmap(NULL, bytes + slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (room == MAP_FAILED)
+    uint64_t bytes = dray__round_up(region->bytes ? region->bytes : 1, page);
+    /* Addresses first, then the mapping inside them. */
+    uint8_t *base = dray__map_aligned(bytes, PROT_NONE);
+    if (!base)
         return dray__fail_errno(error, errno, "region %s: %llu bytes of addresses", region->name,
                                 (unsigned long long)bytes);
-    uint8_t *base = room;
-    if (slack) {
-        base += round_up((uintptr_t)room, HUGE_PAGE) - (uintptr_t)room;
-        if (base > room)
-            munmap(room, (size_t)(base - room));
-        if (base < room + slack)
-            munmap(base + bytes, (size_t)(room + slack - base));
-    }
     region->base = base;
     region->mapped_bytes = bytes;
     int prot = region->writable ? PROT_READ | PROT_WRITE : PROT_READ;
@@ -92,7 +75,7 @@ int dray__region_map(dray_region *region, int fd, dray_error *error)
     if (mmap(base, bytes, prot, flags, fd, 0) == MAP_FAILED)
         return dray__fail_errno(error, errno, "region %s: mapping of %llu bytes", region->name,
                                 (unsigned long long)bytes);
-    if (slack) /* a wish: refused where the kernel has no huge pages */
+    if (bytes >= DRAY__HUGE_PAGE) /* a wish: refused where the kernel has no huge pages */
         madvise(base, bytes, MADV_HUGEPAGE);
     return DRAY_OK;
 }
@@ -280,8 +263,8 @@ int dray_region_check(const dray_region *region, dray_error *error)
     return region->ops->check ? region->ops->check(region, error) : DRAY_OK;
 }
 
-void dray_region_withdrawn(dray_region *region)
+void dray_region_unexport(dray_region *region)
 {
-    if (region->ops->withdrawn)
-        region->ops->withdrawn(region);
+    if (region->ops->unexport)
+        region->ops->unexport(region);
 }

@@ -1,5 +1,10 @@
-/* A live region: memory or a file that blocks lie in. Each kind has one table of operations, in one
- * file of this folder; region.c lists them. */
+/* src/memory/: live regions, which are the memory and the files that blocks are in: host memory,
+ * shared memory, memory pinned for GPUs, memory of GPUs, and files. Each kind is one file with one
+ * table of operations. The folder also has handles, by which a process tells another one how to
+ * reach a region, and arenas, which give their memory back to the GPU for a time. */
+
+/* A live region. Each kind has one table of operations, in one file of this folder; region.c lists
+ * them. */
 #ifndef DRAY_MEMORY_REGION_H
 #define DRAY_MEMORY_REGION_H
 
@@ -13,43 +18,44 @@ typedef struct dray__cuda_memory dray__cuda_memory;
 struct dray_region {
     const dray__region_ops *ops;
     char *name;
-    uint8_t *base;         /* NULL: not addressable */
-    uint64_t bytes;        /* what users of the region may touch */
-    uint64_t mapped_bytes; /* what munmap is told; 0: the mapping is not this region's */
+    uint8_t *base;         /* NULL: the CPU cannot address the memory */
+    uint64_t bytes;        /* size that users of the region see */
+    uint64_t mapped_bytes; /* size of the mapping; 0: the region has made no mapping */
     int fd;                /* -1: none */
     bool writable;
-    uint64_t serial;           /* never given twice in a process */
-    uint64_t device_address;   /* CUDA, PINNED: 0: no GPU of this process sees it */
-    dray__cuda_device *device; /* CUDA: in whose context it is mapped here */
-    uint8_t device_uuid[16];   /* CUDA: whose memory it is; not always a GPU that is seen here */
-    dray__cuda_memory *cuda;   /* CUDA: what it lies in (cuda.c) */
-    /* Of a file that is read through changes to it: puts them into what was read of it. NULL: none.
-     */
+    uint64_t serial;           /* number of the region; never used twice in a process */
+    uint64_t device_address;   /* CUDA, PINNED; 0: no GPU of this process reaches the memory */
+    dray__cuda_device *device; /* CUDA: the GPU in whose context the memory is mapped */
+    uint8_t device_uuid[16];   /* CUDA: the GPU that has the memory; this process may not see it */
+    dray__cuda_memory *cuda;   /* CUDA: the memory (cuda.c) */
+    /* Of a file that is read together with changes to it: applies the changes to bytes that were
+     * read. NULL: there are no changes. */
     int (*patch)(const void *user, uint32_t index, void *data, uint64_t offset, uint64_t bytes,
                  dray_error *error);
     const void *patch_user;
     uint32_t patch_index;
 };
 
-/* Every operation fills a region whose name, bytes, writable are set, base NULL and fd -1. On
- * failure the caller calls release, so that no operation cleans up after itself. */
+/* Every operation gets a region whose name, bytes and writable are set, with base NULL and fd -1.
+ * When it fails, the caller calls release; operations do not clean up themselves. */
 struct dray__region_ops {
     dray_region_kind kind;
     /* Fresh zeroed memory. NULL: this kind is not allocated. */
     int (*alloc)(dray_region *region, dray_error *error);
-    /* Opens what region->name says. NULL: this kind is not found by name. */
+    /* Opens the file region->name. NULL: the kind has no files. */
     int (*open)(dray_region *region, dray_error *error);
-    /* The kind's own fields of a handle. NULL: other processes cannot reach this kind. */
+    /* Fills the kind's own fields of a handle. NULL: other processes cannot reach the kind. */
     int (*describe)(const dray_region *region, dray_handle *handle, dray_error *error);
     int (*import)(dray_region *region, const dray_handle *handle, int fd, dray_error *error);
     void (*release)(dray_region *region);
-    /* DRAY_ESTALE: dray_region_check. NULL: it cannot change. */
+    /* dray_region_check. NULL: the memory never becomes stale. */
     int (*check)(const dray_region *region, dray_error *error);
-    /* dray_region_withdrawn. NULL: nothing to do. */
-    void (*withdrawn)(dray_region *region);
+    /* dray_region_unexport. NULL: nothing to do. */
+    void (*unexport)(dray_region *region);
     /* dray_region_fd. NULL: region->fd. */
     int (*descriptor)(const dray_region *region);
-    /* dray_region_read and _write, of bytes that are inside. NULL: it is addressable. */
+    /* dray_region_read and _write, of bytes inside the region. NULL: the CPU addresses the memory.
+     */
     int (*transfer)(const dray_region *region, uint64_t offset, void *data, uint64_t bytes,
                     bool write, dray_error *error);
 };
@@ -65,23 +71,28 @@ const dray__region_ops *dray__region_ops_of(int32_t kind);
 int dray__region_map(dray_region *region, int fd, dray_error *error);
 void dray__region_unmap(dray_region *region);
 
-/* An empty region that the kind's own constructors fill; entered among the living. NULL: out of
- * memory, and said so. */
+/* Makes a region that the kind's operations fill, and enters it in the list of live regions. NULL:
+ * out of memory; *error is set. */
 dray_region *dray__region_new(const dray__region_ops *ops, const char *name, uint64_t bytes,
                               bool writable, dray_error *error);
-/* The shared kind's, which pinned memory builds on. */
+/* The operations of shared memory, which pinned memory uses as well. */
 int dray__shared_alloc(dray_region *region, dray_error *error);
 int dray__shared_describe(const dray_region *region, dray_handle *handle, dray_error *error);
 int dray__shared_import(dray_region *region, const dray_handle *handle, int fd, dray_error *error);
 void dray__shared_release(dray_region *region);
 
-/* A copy of the caller's handle, of any version. */
+/* Copies the caller's handle, which may be of an older version of the struct. */
 int dray__handle_read(const dray_handle *given, dray_handle *out, dray_error *error);
-/* DRAY_EFORMAT naming the field of the handle that cannot be: unknown kind or dtype, shape, strides
- * or offset outside the storage, fields that the kind does not use but that are set. */
+/* Checks all fields. DRAY_EFORMAT: the message names the field: an unknown kind or dtype; shape,
+ * strides or offset outside the storage; or a field that is set but not used by the kind. */
 int dray__handle_check(const dray_handle *handle, dray_error *error);
 
-/* Is this still the region that had the serial number? The pointer may be stale. */
+/* Whether the region that had the serial number still lives at this address. The pointer may be
+ * stale. */
 bool dray__region_is(const dray_region *region, uint64_t serial);
+
+/* Allocates `bytes` of zeroed memory of the GPU, which other processes can import. */
+int dray__region_alloc_cuda(const uint8_t uuid[16], uint64_t bytes, const char *name,
+                            dray_region **out, dray_error *error);
 
 #endif

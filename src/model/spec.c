@@ -1,6 +1,6 @@
 /* SPEC strings: "word", "word:N", "word:key=value,key=value". One table of words; each reads its
  * settings and makes the layouts of all members. */
-#include "model/layout.h"
+#include "model/layout/layout.h"
 
 #include "base/error.h"
 #include "base/words.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a word can be told. WORLD is the bare number of "fsdp:4". */
+/* The keys of settings. WORLD is the bare number of "fsdp:4". */
 enum {
     WORLD,
     TP,
@@ -37,6 +37,7 @@ enum {
     DTYPE = NUMBERS,
     KEYS
 };
+#define KEY(key) (1u << (key))
 
 enum { MOST_RANKS = 4096, MOST_VOCAB = 1 << 30, MOST_SLOTS = 1 << 20, MOST_CHOICES = 4 };
 
@@ -46,14 +47,8 @@ static const char *const expert_forms[MOST_CHOICES] = {"grouped", "packed", "seq
 static const char *const engines[MOST_CHOICES] = {"sglang", "vllm"};
 static const char *const w13_orders[MOST_CHOICES] = {"gate-up", "up-gate"};
 
-#define RANKS(name)                                                                                \
-    {                                                                                              \
-        name, 1, MOST_RANKS, "a number of ranks from 1 to 4096", NULL                              \
-    }
-#define SWITCH(name)                                                                               \
-    {                                                                                              \
-        name, 0, 1, "0 or 1", NULL                                                                 \
-    }
+#define RANKS 1, MOST_RANKS, "a number of ranks from 1 to 4096", NULL
+#define SWITCH 0, 1, "0 or 1", NULL
 
 static const struct {
     const char *name;
@@ -61,13 +56,13 @@ static const struct {
     const char *expected;
     const char *const *choices; /* words for the numbers from 0 */
 } keys[KEYS] = {
-    [WORLD] = RANKS("N"),
-    [TP] = RANKS("tp"),
-    [CP] = RANKS("cp"),
-    [EP] = RANKS("ep"),
-    [ETP] = RANKS("etp"),
-    [DP] = RANKS("dp"),
-    [PP] = RANKS("pp"),
+    [WORLD] = {"N", RANKS},
+    [TP] = {"tp", RANKS},
+    [CP] = {"cp", RANKS},
+    [EP] = {"ep", RANKS},
+    [ETP] = {"etp", RANKS},
+    [DP] = {"dp", RANKS},
+    [PP] = {"pp", RANKS},
     [VPP] = {"vpp", 1, MOST_RANKS, "a number of chunks from 1 to 4096", NULL},
     [FIRST] = {"first", 1, 1 << 16, "a number of layers from 1 to 65536", NULL},
     [LAST] = {"last", 1, 1 << 16, "a number of layers from 1 to 65536", NULL},
@@ -75,13 +70,13 @@ static const struct {
     [VOCAB] = {"vocab", 1, MOST_VOCAB, "a multiple from 1 to 2^30", NULL},
     [QUANT] = {"quant", 0, 0, "none, fp8-block or fp8-tensor", quants},
     [BLOCK] = {"block", 1, 1 << 20, "a size from 1 to 2^20", NULL},
-    [TRANSPOSED] = SWITCH("transposed"),
+    [TRANSPOSED] = {"transposed", SWITCH},
     [REDUNDANT] = {"redundant", 0, MOST_SLOTS, "a number of slots from 0 to 2^20", NULL},
     [DRAFT] = {"draft", 0, 0, "shared, copies or none", drafts},
-    [FUSED] = SWITCH("fused"),
+    [FUSED] = {"fused", SWITCH},
     [LIKE] = {"like", 0, 0, "sglang or vllm", engines},
     [W13] = {"w13", 0, 0, "gate-up or up-gate", w13_orders},
-    [ORIG] = SWITCH("orig"),
+    [ORIG] = {"orig", SWITCH},
     [DTYPE] = {"dtype", 0, 0, NULL, NULL},
 };
 
@@ -95,7 +90,7 @@ typedef struct settings {
 
 typedef struct word {
     const char *name, *form; /* as usage shows it */
-    bool takes[KEYS];
+    uint32_t takes;          /* a set of KEY */
     int needs;    /* a key that must be given; all keys are optional where this is KEYS */
     bool is_path; /* all behind the colon is a path */
     uint64_t (*ranks)(const settings *);
@@ -213,67 +208,22 @@ static int make_safetensors(const dray_model_config *model, const settings *s, u
 }
 
 static const word words[] = {
-    {.name = "full",
-     .form = "full[:dtype=D]",
-     .takes = {[DTYPE] = true},
-     .needs = KEYS,
-     .ranks = one_rank,
-     .make = make_full},
-    {.name = "fsdp",
-     .form = "fsdp:N[,dtype=D]",
-     .takes = {[WORLD] = true, [DTYPE] = true},
-     .needs = WORLD,
-     .ranks = world_ranks,
-     .make = make_fsdp},
-    {.name = "fsdp1",
-     .form = "fsdp1:N[,dtype=D][,orig=1]",
-     .takes = {[WORLD] = true, [DTYPE] = true, [ORIG] = true},
-     .needs = WORLD,
-     .ranks = world_ranks,
-     .make = make_fsdp1},
-    {.name = "megatron",
-     .form = "megatron:tp=N,pp=N,ep=N,etp=N,vpp=N,dp=N,cp=N[,first=N][,last=N][,dtype=D][,vocab=N]"
-             "[,experts=grouped|packed|sequential]",
-     .takes = {[TP] = true,
-               [CP] = true,
-               [EP] = true,
-               [ETP] = true,
-               [DP] = true,
-               [PP] = true,
-               [VPP] = true,
-               [FIRST] = true,
-               [LAST] = true,
-               [EXPERTS] = true,
-               [DTYPE] = true,
-               [VOCAB] = true},
-     .needs = KEYS,
-     .ranks = megatron_ranks,
-     .make = make_megatron},
-    {.name = "engine",
-     .form = "engine:tp=N[,ep=N][,dp=N][,pp=N][,quant=Q][,dtype=D][,...]",
-     .takes = {[TP] = true,
-               [EP] = true,
-               [DP] = true,
-               [PP] = true,
-               [VOCAB] = true,
-               [QUANT] = true,
-               [BLOCK] = true,
-               [TRANSPOSED] = true,
-               [REDUNDANT] = true,
-               [DRAFT] = true,
-               [FUSED] = true,
-               [LIKE] = true,
-               [W13] = true,
-               [DTYPE] = true},
-     .needs = TP,
-     .ranks = engine_ranks,
-     .make = make_engine},
-    {.name = "safetensors",
-     .form = "safetensors:PATH",
-     .needs = KEYS,
-     .is_path = true,
-     .ranks = one_rank,
-     .make = make_safetensors},
+    {"full", "full[:dtype=D]", KEY(DTYPE), KEYS, false, one_rank, make_full},
+    {"fsdp", "fsdp:N[,dtype=D]", KEY(WORLD) | KEY(DTYPE), WORLD, false, world_ranks, make_fsdp},
+    {"fsdp1", "fsdp1:N[,dtype=D][,orig=1]", KEY(WORLD) | KEY(DTYPE) | KEY(ORIG), WORLD, false,
+     world_ranks, make_fsdp1},
+    {"megatron",
+     "megatron:tp=N,pp=N,ep=N,etp=N,vpp=N,dp=N,cp=N[,first=N][,last=N][,dtype=D][,vocab=N]"
+     "[,experts=grouped|packed|sequential]",
+     KEY(TP) | KEY(CP) | KEY(EP) | KEY(ETP) | KEY(DP) | KEY(PP) | KEY(VPP) | KEY(FIRST) |
+         KEY(LAST) | KEY(EXPERTS) | KEY(DTYPE) | KEY(VOCAB),
+     KEYS, false, megatron_ranks, make_megatron},
+    {"engine", "engine:tp=N[,ep=N][,dp=N][,pp=N][,quant=Q][,dtype=D][,...]",
+     KEY(TP) | KEY(EP) | KEY(DP) | KEY(PP) | KEY(VOCAB) | KEY(QUANT) | KEY(BLOCK) |
+         KEY(TRANSPOSED) | KEY(REDUNDANT) | KEY(DRAFT) | KEY(FUSED) | KEY(LIKE) | KEY(W13) |
+         KEY(DTYPE),
+     TP, false, engine_ranks, make_engine},
+    {"safetensors", "safetensors:PATH", 0, KEYS, true, one_rank, make_safetensors},
 };
 
 enum { WORDS = sizeof words / sizeof *words };
@@ -334,7 +284,7 @@ static int set_key(settings *s, int key, const char *value, dray_error *error)
 static int read_setting(const word *w, settings *s, char *text, bool first, dray_error *error)
 {
     char *equals = strchr(text, '=');
-    if (!equals && first && w->takes[WORLD])
+    if (!equals && first && (w->takes & KEY(WORLD)))
         return set_key(s, WORLD, text, error);
     if (!equals)
         return bad(s, "expected key=value, found", text, "", error);
@@ -342,9 +292,9 @@ static int read_setting(const word *w, settings *s, char *text, bool first, dray
     const char *known[KEYS];
     size_t count = 0;
     for (int key = WORLD + 1; key < KEYS; key++) {
-        if (w->takes[key] && strcmp(keys[key].name, text) == 0)
+        if ((w->takes & KEY(key)) && strcmp(keys[key].name, text) == 0)
             return set_key(s, key, equals + 1, error);
-        if (w->takes[key])
+        if (w->takes & KEY(key))
             known[count++] = keys[key].name;
     }
     char hint[256];

@@ -1,6 +1,6 @@
 /* Movers between a GPU's memory and any other: tile by tile through the host, whatever the strides
  * and dtypes; slow beside jobs (cuda.c), but right for all pairs. */
-#include "mover/cuda.h"
+#include "mover/cuda/cuda.h"
 #include "mover/move.h"
 
 #include <string.h>
@@ -8,10 +8,10 @@
 /* Brings the tile's elements, dense, into `staging`, and points the rectangle's source there. */
 static int gather(dray__move *move, dray__tile *tile, uint8_t *staging, dray_error *error)
 {
-    dray__rect *rect = &tile->rect;
+    dray__rect_copy *rect = &tile->rect;
     dray__cuda_place place = {rect->from, rect->ndim, rect->extent, rect->source_stride,
                               tile->source_offset};
-    int rc = dray__cuda_gather(move->source, &place, staging, error);
+    int rc = dray__cuda_bounce(move->source, &place, staging, false, error);
     if (!rc)
         *rect = dray__rect_from_dense(rect, staging);
     return rc;
@@ -20,12 +20,12 @@ static int gather(dray__move *move, dray__tile *tile, uint8_t *staging, dray_err
 /* Converts the tile into `staging`, dense, and puts that where it belongs. */
 static int scatter(dray__move *move, dray__tile *tile, uint8_t *staging, dray_error *error)
 {
-    dray__rect *rect = &tile->rect, there = *rect;
+    dray__rect_copy *rect = &tile->rect, there = *rect;
     dray__cuda_place place = {rect->to, rect->ndim, there.extent, there.destination_stride,
                               tile->destination_offset};
     *rect = dray__rect_to_dense(rect, staging);
     dray__tile_move(tile);
-    return dray__cuda_scatter(move->destination, &place, staging, error);
+    return dray__cuda_bounce(move->destination, &place, staging, true, error);
 }
 
 int dray__tile_from_cuda(dray__move *move, dray__tile *tile, dray_error *error)
@@ -68,7 +68,7 @@ int dray__cuda_flip(dray_region *region, uint64_t offset, dray_error *error)
     const int64_t one = 1;
     dray__cuda_place place = {DRAY_U8, 1, &one, &one, offset};
     uint8_t byte;
-    int rc = dray__cuda_gather(region, &place, &byte, error);
+    int rc = dray__cuda_bounce(region, &place, &byte, false, error);
     byte ^= 4;
-    return rc ? rc : dray__cuda_scatter(region, &place, &byte, error);
+    return rc ? rc : dray__cuda_bounce(region, &place, &byte, true, error);
 }

@@ -6,16 +6,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static dray__fault_fn ask;
-static void *ask_user;
-
-void dray__mover_faults(dray__fault_fn fn, void *user)
-{
-    ask = fn;
-    ask_user = user;
-}
-
-/* One element further, or, where that may lie outside the region, one back. */
+/* One element further, or, where that may be outside the region, one back. */
 static int64_t beside(uint64_t offset, size_t size)
 {
     return offset >= size ? -(int64_t)size : (int64_t)size;
@@ -58,13 +49,8 @@ static int flip(dray__move *move, dray__tile *tile, dray_error *error)
     return DRAY_OK;
 }
 
-int dray__fault_tile(dray__move *move, dray__tile *tile, dray_error *error)
+int dray__fault_tile(dray__fault fault, dray__move *move, dray__tile *tile, dray_error *error)
 {
-    if (!ask)
-        return move->mover->tile(move, tile, error);
-    const dray_layout *layout = move->options.layout;
-    dray__fault fault = ask(
-        ask_user, layout ? dray_layout_tensor(layout, move->copies[move->at].tensor)->name : NULL);
     int64_t step;
     switch (fault) {
     case DRAY__FAULT_FAIL:

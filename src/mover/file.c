@@ -17,7 +17,7 @@ static int read_at(const dray_region *file, void *out, uint64_t bytes, uint64_t 
                : file->patch(file->patch_user, file->patch_index, out, offset, bytes, error);
 }
 
-/* A rectangle as its file sees it: its longest runs, and the strides that it has once the runs lie
+/* A rectangle as its file sees it: its longest runs, and the strides that it has once the runs are
  * one after the other in memory. */
 typedef struct packed {
     uint64_t run;                  /* bytes that are neighbours in the file */
@@ -28,7 +28,7 @@ typedef struct packed {
     int64_t stride[DRAY_MAX_DIMS]; /* packed, by dimension of the rectangle */
 } packed;
 
-static packed pack(const dray__rect *rect, const int64_t *stride, uint64_t size)
+static packed pack(const dray__rect_copy *rect, const int64_t *stride, uint64_t size)
 {
     uint32_t order[DRAY_MAX_DIMS] = {0}, n = 0;
     packed p = {.run = size, .span = size};
@@ -83,7 +83,7 @@ static int each_run(const dray_region *from, dray_region *to, const packed *p, u
     }
 }
 
-static uint64_t useful_bytes(const dray__rect *rect)
+static uint64_t useful_bytes(const dray__rect_copy *rect)
 {
     uint64_t bytes = dray_dtype_size((dray_dtype)rect->from);
     for (uint32_t d = 0; d < rect->ndim; d++)
@@ -99,7 +99,7 @@ static bool worth_spanning(const packed *p, uint64_t useful)
 
 bool dray__file_fits(const dray__move *move, const dray__tile *tile)
 {
-    const dray__rect *rect = &tile->rect;
+    const dray__rect_copy *rect = &tile->rect;
     packed p = pack(rect, rect->source_stride, dray_dtype_size((dray_dtype)rect->from));
     return !worth_spanning(&p, useful_bytes(rect)) ||
            p.span <= move->options.staging_bytes / move->mover->parts;
@@ -108,7 +108,7 @@ bool dray__file_fits(const dray__move *move, const dray__tile *tile)
 int dray__file_fetch(dray__move *move, dray__tile *tile, uint8_t *staging, size_t room,
                      dray_error *error)
 {
-    dray__rect *rect = &tile->rect;
+    dray__rect_copy *rect = &tile->rect;
     packed p = pack(rect, rect->source_stride, dray_dtype_size((dray_dtype)rect->from));
     rect->source = staging;
     if (worth_spanning(&p, useful_bytes(rect)) && p.span <= room)
@@ -119,7 +119,7 @@ int dray__file_fetch(dray__move *move, dray__tile *tile, uint8_t *staging, size_
 
 int dray__file_store(dray__move *move, dray__tile *tile, uint8_t *staging, dray_error *error)
 {
-    dray__rect *rect = &tile->rect;
+    dray__rect_copy *rect = &tile->rect;
     uint64_t bytes;
     if (dray__rect_is_run(rect, &bytes)) {
         dray__tile_sum(tile, rect->source, rect->source_stride);
@@ -136,7 +136,7 @@ int dray__file_store(dray__move *move, dray__tile *tile, uint8_t *staging, dray_
 
 int dray__tile_from_file(dray__move *move, dray__tile *tile, dray_error *error)
 {
-    dray__rect *rect = &tile->rect;
+    dray__rect_copy *rect = &tile->rect;
     uint64_t bytes;
     int rc;
     if (dray__rect_is_run(rect, &bytes)) {

@@ -3,15 +3,15 @@
 #define DRAY_MOVER_MOVE_H
 
 #include "memory/region.h"
+#include "mover/kernels/rect.h"
 #include "mover/mover.h"
-#include "mover/rect.h"
 
 /* A piece of one copy, small enough to be done at once. */
 typedef struct dray__tile {
-    dray__rect rect; /* the pointers are NULL where a side is a file */
+    dray__rect_copy rect; /* the pointers are NULL where a side is a file */
     uint64_t source_offset, destination_offset;
     bool summed; /* `sums` are wanted; then `place` is set */
-    dray__place place;
+    dray__rect_place place;
     uint64_t sums[2]; /* of the source's bits, of what is written: see dray__rect_move_summed */
 } dray__tile;
 
@@ -36,10 +36,8 @@ struct dray__move {
     const dray_copy *copies;
     uint64_t count;
     dray__move_options options;
-    void *owned_staging;
     uint64_t at;                     /* the copy that is being done */
     int64_t position[DRAY_MAX_DIMS]; /* within it */
-    uint64_t done;                   /* bytes */
 };
 
 /* Moves the tile's rectangle between addressable memory on both sides, with its sums. */
@@ -47,7 +45,6 @@ void dray__tile_move(dray__tile *tile);
 /* Sums of a tile that is a run: its bits are at `data`, in the strides given. */
 void dray__tile_sum(dray__tile *tile, const uint8_t *data, const int64_t *stride);
 
-int dray__tile_memory(dray__move *move, dray__tile *tile, dray_error *error);
 int dray__tile_from_file(dray__move *move, dray__tile *tile, dray_error *error);
 int dray__tile_to_file(dray__move *move, dray__tile *tile, dray_error *error);
 int dray__tile_between_files(dray__move *move, dray__tile *tile, dray_error *error);
@@ -63,14 +60,14 @@ int dray__file_fetch(dray__move *move, dray__tile *tile, uint8_t *staging, size_
                      dray_error *error);
 /* Writes the tile from memory, through `staging` where it must be packed or converted. */
 int dray__file_store(dray__move *move, dray__tile *tile, uint8_t *staging, dray_error *error);
-/* Changes a bit of what lies at `offset` of device memory. */
+/* Changes a bit of what is at `offset` of device memory. */
 int dray__cuda_flip(dray_region *region, uint64_t offset, dray_error *error);
 
 /* False for rows so short that they should be read with the gaps between them, but too many of them
  * for the staging buffer. */
 bool dray__file_fits(const dray__move *move, const dray__tile *tile);
 
-/* fault.c: does the tile by its mover, right or, in tests, wrong. */
-int dray__fault_tile(dray__move *move, dray__tile *tile, dray_error *error);
+/* fault.c: does the tile by its mover, but wrong. */
+int dray__fault_tile(dray__fault fault, dray__move *move, dray__tile *tile, dray_error *error);
 
 #endif

@@ -2,8 +2,9 @@
 #include "mover/mover.h"
 
 #include "base/error.h"
-#include "mover/checksum.h"
-#include "mover/kernels.h"
+#include "mover/cuda/cuda.h"
+#include "mover/kernels/checksum.h"
+#include "mover/kernels/kernels.h"
 #include "mover/move.h"
 
 #include <stdlib.h>
@@ -17,9 +18,18 @@ enum { MEMORY_TILE = 256 << 10, FILE_TILE = DRAY__MOVE_STAGING };
 #define CUDA dray__kind_bit(DRAY_REGION_CUDA)
 #define A_FILE dray__kind_bit(DRAY_REGION_FILE)
 
+/* Both sides are addressable in this process. */
+static int tile_memory(dray__move *move, dray__tile *tile, dray_error *error)
+{
+    (void)move;
+    (void)error;
+    dray__tile_move(tile);
+    return DRAY_OK;
+}
+
 static const dray__mover movers[] = {
-    {HOST, HOST, "local", MEMORY_TILE, 0, dray__tile_memory, NULL},
-    {MEMORY, MEMORY, "shared", MEMORY_TILE, 0, dray__tile_memory, NULL},
+    {HOST, HOST, "local", MEMORY_TILE, 0, tile_memory, NULL},
+    {MEMORY, MEMORY, "shared", MEMORY_TILE, 0, tile_memory, NULL},
     {A_FILE, MEMORY, "file", FILE_TILE, 1, dray__tile_from_file, dray__file_fits},
     {MEMORY, A_FILE, "file", FILE_TILE, 1, dray__tile_to_file, NULL},
     {A_FILE, A_FILE, "file", FILE_TILE, 2, dray__tile_between_files, dray__file_fits},
@@ -39,13 +49,7 @@ static const dray__mover *mover_of(dray_region_kind source, dray_region_kind des
     return NULL;
 }
 
-const char *dray__mover_name(dray_region_kind source, dray_region_kind destination)
-{
-    const dray__mover *mover = mover_of(source, destination);
-    return mover ? mover->name : NULL;
-}
-
-/* ---- opening: nothing is moved that was not checked ------------------------------------------ */
+/* ---- nothing is moved that was not checked --------------------------------------------------- */
 
 static bool inside(uint64_t offset, const dray_copy *copy, const int64_t *stride, uint64_t size,
                    uint64_t bytes)
@@ -63,52 +67,30 @@ static bool inside(uint64_t offset, const dray_copy *copy, const int64_t *stride
     return end <= bytes;
 }
 
-static int check_copy(const dray__move *move, const dray_copy *copy, dray_error *error)
+/* Both rectangles must be inside their regions. */
+static int check_copy(const dray__move *move, uint64_t number, dray_error *error)
 {
-    uint64_t from = dray_dtype_size((dray_dtype)copy->source_dtype);
-    uint64_t to = dray_dtype_size((dray_dtype)copy->destination_dtype);
-    unsigned long long n = (unsigned long long)(copy - move->copies);
-    if (!from || !to || copy->ndim < 1 || copy->ndim > DRAY_MAX_DIMS)
-        return dray__fail(error, DRAY_EINVALID, "copy %llu: dtypes %d and %d, %u dimensions", n,
-                          (int)copy->source_dtype, (int)copy->destination_dtype,
-                          (unsigned)copy->ndim);
-    if (copy->source_dtype != copy->destination_dtype &&
-        !dray__cast_find(copy->source_dtype, copy->destination_dtype))
-        return dray__fail(error, DRAY_EDTYPE, "copy %llu: %s cannot be converted to %s", n,
-                          dray_dtype_name((dray_dtype)copy->source_dtype),
-                          dray_dtype_name((dray_dtype)copy->destination_dtype));
-    for (uint32_t d = 0; d < copy->ndim; d++)
-        if (copy->extent[d] < 1)
-            return dray__fail(error, DRAY_EINVALID, "copy %llu: extent[%u] is %lld", n, d,
-                              (long long)copy->extent[d]);
-    if (!inside(copy->source_offset, copy, copy->source_stride, from, move->source->bytes))
-        return dray__fail(error, DRAY_EINVALID,
-                          "copy %llu: reads outside region %s of %llu bytes (from offset %llu)", n,
-                          move->source->name, (unsigned long long)move->source->bytes,
-                          (unsigned long long)copy->source_offset);
-    if (!inside(copy->destination_offset, copy, copy->destination_stride, to,
-                move->destination->bytes))
-        return dray__fail(error, DRAY_EINVALID,
-                          "copy %llu: writes outside region %s of %llu bytes (from offset %llu)", n,
-                          move->destination->name, (unsigned long long)move->destination->bytes,
-                          (unsigned long long)copy->destination_offset);
-    return DRAY_OK;
-}
-
-/* A checksum needs the global shape, and coordinates that lie within it. */
-static int check_coordinates(const dray__move *move, const dray_copy *copy, dray_error *error)
-{
-    const dray_tensor_info *tensor = dray_layout_tensor(move->options.layout, copy->tensor);
-    if (!tensor || copy->ndim != (tensor->ndim ? tensor->ndim : 1))
-        return dray__fail(error, DRAY_EINVALID,
-                          "copy %llu: is of tensor %u with %u dimensions, which the layout lacks",
-                          (unsigned long long)(copy - move->copies), (unsigned)copy->tensor,
-                          (unsigned)copy->ndim);
-    for (uint32_t d = 0; d < tensor->ndim; d++)
-        if (copy->start[d] < 0 || copy->start[d] > tensor->shape[d] - copy->extent[d])
-            return dray__fail(error, DRAY_EINVALID, "tensor %s: copy %llu lies outside its shape",
-                              tensor->name, (unsigned long long)(copy - move->copies));
-    return DRAY_OK;
+    const dray_copy *copy = &move->copies[number];
+    const struct {
+        const char *what;
+        const dray_region *region;
+        uint64_t offset;
+        const int64_t *stride;
+        int32_t dtype;
+    } sides[] = {
+        {"reads", move->source, copy->source_offset, copy->source_stride, copy->source_dtype},
+        {"writes", move->destination, copy->destination_offset, copy->destination_stride,
+         copy->destination_dtype}};
+    int rc = dray__copy_check(copy, number, error);
+    for (int i = 0; i < 2 && !rc; i++)
+        if (!inside(sides[i].offset, copy, sides[i].stride,
+                    dray_dtype_size((dray_dtype)sides[i].dtype), sides[i].region->bytes))
+            rc = dray__fail(error, DRAY_EINVALID,
+                            "copy %llu: %s outside region %s of %llu bytes (from offset %llu)",
+                            (unsigned long long)number, sides[i].what, sides[i].region->name,
+                            (unsigned long long)sides[i].region->bytes,
+                            (unsigned long long)sides[i].offset);
+    return rc;
 }
 
 static int check(const dray__move *move, dray_error *error)
@@ -127,66 +109,27 @@ static int check(const dray__move *move, dray_error *error)
         return dray__fail(error, DRAY_EINVALID, "staging of %zu bytes, at least %zu expected",
                           options->staging_bytes, DRAY__MOVE_STAGING_MIN);
     for (uint64_t i = 0; i < move->count; i++) {
-        int rc = check_copy(move, &move->copies[i], error);
+        const dray_copy *copy = &move->copies[i];
+        int rc = check_copy(move, i, error);
         if (!rc && (options->sums || options->source_sums))
-            rc = check_coordinates(move, &move->copies[i], error);
+            rc = dray__copy_check_place(copy, dray_layout_tensor(options->layout, copy->tensor), i,
+                                        error);
         if (rc)
             return rc;
     }
     return DRAY_OK;
 }
 
-int dray__move_open(const dray_region *source, dray_region *destination, const dray_copy *copies,
-                    uint64_t count, const dray__move_options *options, dray__move **out,
-                    dray_error *error)
-{
-    dray__move *move = calloc(1, sizeof *move);
-    if (!move)
-        return dray__nomem(error);
-    *move = (dray__move){.mover = mover_of(source->ops->kind, destination->ops->kind),
-                         .source = source,
-                         .destination = destination,
-                         .copies = copies,
-                         .count = count};
-    if (options)
-        move->options = *options;
-    int rc = check(move, error);
-    if (!rc && move->mover->parts && !move->options.staging) {
-        move->options.staging = move->owned_staging = malloc(DRAY__MOVE_STAGING);
-        move->options.staging_bytes = DRAY__MOVE_STAGING;
-        if (!move->owned_staging)
-            rc = dray__nomem(error);
-    }
-    if (rc)
-        dray__move_close(move);
-    else
-        *out = move;
-    return rc;
-}
-
-void dray__move_close(dray__move *move)
-{
-    if (!move)
-        return;
-    free(move->owned_staging);
-    free(move);
-}
-
-uint64_t dray__move_done(const dray__move *move)
-{
-    return move->done;
-}
-
-/* ---- stepping -------------------------------------------------------------------------------- */
+/* ---- tiles -------------------------------------------------------------------------------- */
 
 bool dray__copy_turn_tile(const dray_copy *copy, uint64_t elements, int64_t *tile)
 {
-    dray__rect rect = {
+    dray__rect_copy rect = {
         .ndim = copy->ndim, .from = copy->source_dtype, .to = copy->destination_dtype};
     memcpy(rect.extent, copy->extent, sizeof rect.extent);
     memcpy(rect.source_stride, copy->source_stride, sizeof rect.source_stride);
     memcpy(rect.destination_stride, copy->destination_stride, sizeof rect.destination_stride);
-    dray__turn turn;
+    dray__rect_turn turn;
     if (!dray__rect_turns(&rect, &turn))
         return false;
     dray__turn_tile(&turn, rect.extent, rect.ndim, elements, tile);
@@ -197,7 +140,7 @@ bool dray__copy_turn_tile(const dray_copy *copy, uint64_t elements, int64_t *til
 static void cut(const dray__move *move, uint64_t elements, dray__tile *tile)
 {
     const dray_copy *copy = &move->copies[move->at];
-    dray__rect *rect = &tile->rect;
+    dray__rect_copy *rect = &tile->rect;
     *tile = (dray__tile){.source_offset = copy->source_offset,
                          .destination_offset = copy->destination_offset};
     rect->ndim = copy->ndim;
@@ -228,12 +171,12 @@ static void cut(const dray__move *move, uint64_t elements, dray__tile *tile)
         rect->destination = move->destination->base + tile->destination_offset;
 }
 
-/* Where the tile lies in its tensor. */
-static dray__place place_of(const dray__move *move)
+/* Where the tile is in its tensor. */
+static dray__rect_place place_of(const dray__move *move)
 {
     const dray_copy *copy = &move->copies[move->at];
     const dray_tensor_info *tensor = dray_layout_tensor(move->options.layout, copy->tensor);
-    dray__place place = {.ndim = tensor->ndim, .shape = tensor->shape};
+    dray__rect_place place = {.ndim = tensor->ndim, .shape = tensor->shape};
     for (uint32_t d = 0; d < copy->ndim; d++)
         place.start[d] = copy->start[d] + move->position[d];
     return place;
@@ -274,7 +217,27 @@ static void advance(dray__move *move, const int64_t *extent)
     move->at++;
 }
 
-static int step_tile(dray__move *move, uint64_t most, uint64_t *moved, dray_error *error)
+static dray__fault_fn ask;
+static void *ask_user;
+
+void dray__mover_faults(dray__fault_fn fn, void *user)
+{
+    ask = fn;
+    ask_user = user;
+}
+
+/* The tile by its mover, or, in tests, wrong. */
+static int carry_out(dray__move *move, dray__tile *tile, dray_error *error)
+{
+    const dray_layout *layout = move->options.layout;
+    if (!ask)
+        return move->mover->tile(move, tile, error);
+    dray__fault fault = ask(
+        ask_user, layout ? dray_layout_tensor(layout, move->copies[move->at].tensor)->name : NULL);
+    return dray__fault_tile(fault, move, tile, error);
+}
+
+static int move_tile(dray__move *move, uint64_t most, dray_error *error)
 {
     const dray_copy *copy = &move->copies[move->at];
     uint64_t from = dray_dtype_size((dray_dtype)copy->source_dtype);
@@ -289,49 +252,53 @@ static int step_tile(dray__move *move, uint64_t most, uint64_t *moved, dray_erro
     tile.summed = move->options.sums || move->options.source_sums;
     if (tile.summed)
         tile.place = place_of(move);
-    int rc = dray__fault_tile(move, &tile, error);
+    int rc = carry_out(move, &tile, error);
     if (rc)
         return rc;
     if (move->options.sums)
         move->options.sums[move->at] += tile.sums[1];
     if (move->options.source_sums)
         move->options.source_sums[move->at] += tile.sums[0];
-    *moved = to;
-    for (uint32_t d = 0; d < copy->ndim; d++)
-        *moved *= (uint64_t)extent[d];
-    move->done += *moved;
     advance(move, extent);
     return DRAY_OK;
-}
-
-int dray__move_step(dray__move *move, uint64_t bytes, dray_error *error)
-{
-    uint64_t most = move->mover->tile_bytes;
-    size_t parts = move->mover->parts;
-    if (parts && most > move->options.staging_bytes / parts)
-        most = move->options.staging_bytes / parts;
-    while (move->at < move->count) {
-        uint64_t moved;
-        int rc = step_tile(move, most, &moved, error);
-        if (rc)
-            return rc;
-        if (moved >= bytes)
-            break;
-        bytes -= moved;
-    }
-    return move->at < move->count ? DRAY_EAGAIN : DRAY_OK;
 }
 
 int dray__move_all(const dray_region *source, dray_region *destination, const dray_copy *copies,
                    uint64_t count, const dray__move_options *options, dray_error *error)
 {
-    dray__move *move;
-    int rc = dray__move_open(source, destination, copies, count, options, &move, error);
+    dray__move move = {.mover = mover_of(source->ops->kind, destination->ops->kind),
+                       .source = source,
+                       .destination = destination,
+                       .copies = copies,
+                       .count = count};
+    void *own = NULL;
+    if (options)
+        move.options = *options;
+    int rc = check(&move, error);
     if (rc)
         return rc;
-    do
-        rc = dray__move_step(move, UINT64_MAX, error);
-    while (rc == DRAY_EAGAIN);
-    dray__move_close(move);
+    if (move.mover->parts && !move.options.staging) {
+        move.options.staging = own = malloc(DRAY__MOVE_STAGING);
+        move.options.staging_bytes = DRAY__MOVE_STAGING;
+        if (!own)
+            return dray__nomem(error);
+    }
+    uint64_t most = move.mover->tile_bytes;
+    if (move.mover->parts && most > move.options.staging_bytes / move.mover->parts)
+        most = move.options.staging_bytes / move.mover->parts;
+    while (rc == DRAY_OK && move.at < count)
+        rc = move_tile(&move, most, error);
+    free(own);
     return rc;
+}
+
+int dray__sum_region(const dray_region *region, uint64_t offset, const dray__sum_of *of,
+                     uint64_t *sum, dray_error *error)
+{
+    dray__sum_of here = *of;
+    if (!region->base)
+        return dray__cuda_sum(region, offset, of, sum, error);
+    here.data = region->base + offset;
+    *sum = dray__sum(&here);
+    return DRAY_OK;
 }

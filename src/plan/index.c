@@ -1,74 +1,35 @@
 #include "plan/index.h"
 
+#include "base/arena.h"
 #include "base/error.h"
-#include "model/layout.h"
-#include "model/names.h"
+#include "model/layout/layout.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define NONE UINT32_MAX
+#define NONE DRAY__NO_PLACE
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-/* The slot of the tensor's name, or the free one where it belongs. The table is never full. Where
- * no hash is the same the tensor is not looked at: of most of a large model's it would be the only
- * look. */
-static uint32_t *find_slot(const dray_plan_index *index, const dray_tensor_info *of, uint64_t hash)
+/* Where no hash is the same the tensor is not looked at: of most of a large model's it would be the
+ * only look. */
+static bool same_name(const void *names, uint32_t id, const void *tensor)
 {
-    uint32_t mask = index->slots - 1;
-    for (uint32_t i = (uint32_t)hash & mask;; i = (i + 1) & mask) {
-        uint32_t id = index->slot[i];
-        if (id == NONE || (index->hash[id] == hash && strcmp(index->name[id], of->name) == 0))
-            return &index->slot[i];
-    }
-}
-
-static bool grow_slots(dray_plan_index *index)
-{
-    uint32_t slots = index->slots ? index->slots * 2 : 1024;
-    uint32_t *slot = malloc(slots * sizeof *slot);
-    if (!slot)
-        return false;
-    memset(slot, 0xFF, slots * sizeof *slot);
-    free(index->slot);
-    index->slot = slot;
-    index->slots = slots;
-    for (uint32_t id = 0; id < index->name_count; id++)
-        *find_slot(index, &(dray_tensor_info){.name = index->name[id]}, index->hash[id]) = id;
-    return true;
-}
-
-static bool grow_names(dray_plan_index *index)
-{
-    uint32_t capacity = index->name_capacity ? index->name_capacity * 2 : 512;
-    const char **name = realloc(index->name, capacity * sizeof *name);
-    if (name)
-        index->name = name;
-    uint64_t *hash = realloc(index->hash, capacity * sizeof *hash);
-    if (hash)
-        index->hash = hash;
-    if (!name || !hash)
-        return false;
-    index->name_capacity = capacity;
-    return true;
+    return strcmp(((const char *const *)names)[id], ((const dray_tensor_info *)tensor)->name) == 0;
 }
 
 /* NONE: not there, or, with `add`, out of memory. */
 static uint32_t name_id(dray_plan_index *index, const dray_tensor_info *of, uint64_t hash, bool add)
 {
-    if (add && (uint64_t)index->name_count * 2 >= index->slots && !grow_slots(index))
+    uint32_t id = dray__index_find(&index->names, hash, same_name, index->name, of);
+    if (id != NONE || !add)
+        return id;
+    const char **name =
+        dray__append(&index->name, sizeof *name, index->names.count, &index->name_capacity);
+    if (!name || !dray__index_add(&index->names, hash))
         return NONE;
-    uint32_t *slot = find_slot(index, of, hash);
-    if (*slot != NONE || !add)
-        return *slot;
-    if (index->name_count == index->name_capacity && !grow_names(index))
-        return NONE;
-    uint32_t id = index->name_count++;
-    index->name[id] = of->name;
-    index->hash[id] = hash;
-    *slot = id;
-    return id;
+    *name = of->name;
+    return index->names.count - 1;
 }
 
 static bool add_names_of(dray_plan_index *index, const dray_layout *layout)
@@ -102,7 +63,7 @@ static bool add_scales_of(dray_plan_index *index, const dray_layout *layout)
 /* A holder with its name, in the order of reading. */
 typedef struct found {
     uint32_t name;
-    dray__holder holder;
+    dray__plan_holder holder;
 } found;
 
 typedef struct scan {
@@ -113,14 +74,8 @@ typedef struct scan {
 
 static found *next_found(scan *s)
 {
-    if (s->found_count == s->found_capacity) {
-        size_t capacity = s->found_capacity ? s->found_capacity * 2 : 1024;
-        found *grown = realloc(s->found, capacity * sizeof *grown);
-        if (!grown)
-            return NULL;
-        s->found = grown;
-        s->found_capacity = capacity;
-    }
+    if (!dray__append(&s->found, sizeof *s->found, s->found_count, &s->found_capacity))
+        return NULL;
     return &s->found[s->found_count++];
 }
 
@@ -155,7 +110,7 @@ bool dray__same_box(const dray_block *a, const dray_block *b)
 
 static int compare_holders(const void *a, const void *b)
 {
-    const dray__holder *x = a, *y = b;
+    const dray__plan_holder *x = a, *y = b;
     for (int d = 0; d < DRAY_MAX_DIMS; d++)
         /* The analyser does not see that the counting sort fills every holder. */
         /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference) */
@@ -169,7 +124,7 @@ static int compare_holders(const void *a, const void *b)
     return x->block < y->block ? -1 : x->block > y->block;
 }
 
-static void sort_holders(dray__holder *holders, size_t count)
+static void sort_holders(dray__plan_holder *holders, size_t count)
 {
     for (size_t i = 1; i < count; i++)
         if (compare_holders(&holders[i - 1], &holders[i]) > 0) {
@@ -184,7 +139,7 @@ static bool collect(scan *s)
     for (uint32_t i = 0; i < index->source_count; i++)
         if (!scan_source(s, i))
             return false;
-    index->first = calloc((size_t)index->name_count + 2, sizeof *index->first);
+    index->first = calloc((size_t)index->names.count + 2, sizeof *index->first);
     index->holders = malloc((s->found_count ? s->found_count : 1) * sizeof *index->holders);
     if (!index->first || !index->holders)
         return false;
@@ -192,11 +147,11 @@ static bool collect(scan *s)
      * those of id + 1 begin. */
     for (size_t i = 0; i < s->found_count; i++)
         index->first[s->found[i].name + 2]++;
-    for (uint32_t id = 0; id < index->name_count; id++)
+    for (uint32_t id = 0; id < index->names.count; id++)
         index->first[id + 1] += index->first[id];
     for (size_t i = 0; i < s->found_count; i++)
         index->holders[index->first[s->found[i].name + 1]++] = s->found[i].holder;
-    for (uint32_t id = 0; s->found_count && id < index->name_count; id++)
+    for (uint32_t id = 0; s->found_count && id < index->names.count; id++)
         sort_holders(index->holders + index->first[id], index->first[id + 1] - index->first[id]);
     return true;
 }
@@ -211,9 +166,7 @@ int dray__plan_index_new(const dray_plan_member *sources, uint32_t count, const 
     index->source_count = count;
     for (uint32_t i = 0; i < count; i++)
         index->quants |= dray__layout_quantised(sources[i].layout);
-    bool ok = grow_slots(index);
-    if (ok && only)
-        ok = add_names_of(index, only);
+    bool ok = !only || add_names_of(index, only);
     for (uint32_t i = 0; ok && !only && i < count; i++)
         ok = add_names_of(index, sources[i].layout);
     for (uint32_t i = 0; ok && only && i < count; i++)
@@ -239,18 +192,19 @@ void dray_plan_index_free(dray_plan_index *index)
 {
     if (!index)
         return;
-    free(index->slot);
+    dray__index_free(&index->names);
     free(index->name);
-    free(index->hash);
     free(index->first);
     free(index->holders);
     free(index);
 }
 
-size_t dray__plan_holders(const dray_plan_index *index, const char *name, const dray__holder **out)
+size_t dray__plan_holders(const dray_plan_index *index, const char *name,
+                          const dray__plan_holder **out)
 {
     const dray_tensor_info of = {.name = name};
-    uint32_t id = *find_slot(index, &of, dray__name_hash(name));
+    uint32_t id =
+        dray__index_find(&index->names, dray__name_hash(name), same_name, index->name, &of);
     if (id == NONE)
         return 0;
     *out = index->holders + index->first[id];

@@ -6,7 +6,7 @@
  * dimensions reach is less than one step of the next outer one. That makes the question exact and
  * cheap: at each dimension only the two steps around the wanted distance can reach it.
  *
- * Which pairs to ask about is found by sweeping over where blocks begin and end. Blocks that lie
+ * Which pairs to ask about is found by sweeping over where blocks begin and end. Blocks that are
  * between each other (columns of one matrix) all begin and end together; they are told apart by
  * their columns, the place within one step of the outermost stride. */
 #include "base/error.h"
@@ -81,7 +81,7 @@ static bool meet_on_grid(const bytes *a, const bytes *b, int64_t distance, uint3
     return false;
 }
 
-/* Whether a byte of `a` lies in [low, high), counted from a's offset. */
+/* Whether a byte of `a` is in [low, high), counted from a's offset. */
 static bool meets_run(const bytes *a, int64_t low, int64_t high, uint32_t k)
 {
     if (k == LEVELS || k == a->levels)
@@ -146,25 +146,25 @@ static int written_twice(const dray_plan_member *destination, const bytes *a, co
     const dray_block *y = dray_layout_block(layout, b->block);
     const dray_tensor_info *s = dray_layout_tensor(layout, x->tensor);
     const dray_tensor_info *t = dray_layout_tensor(layout, y->tensor);
-    dray__box p = dray__box_of(x), q = dray__box_of(y);
-    char name[80], first[DRAY__BOX_TEXT], second[DRAY__BOX_TEXT];
+    dray__rect p = dray__block_rect(x), q = dray__block_rect(y);
+    char name[80], first[DRAY__RECT_TEXT], second[DRAY__RECT_TEXT];
     return dray__fail(error, DRAY_EOVERLAP,
                       "%s: %.120s %s and %.120s %s share bytes of region %.60s (from byte %llu)",
                       dray__member_text(destination, name, sizeof name), s->name,
-                      dray__box_text(&p, s->ndim, first), t->name,
-                      dray__box_text(&q, t->ndim, second),
+                      dray__rect_text(&p, s->ndim, first), t->name,
+                      dray__rect_text(&q, t->ndim, second),
                       dray_layout_region(layout, x->region)->name, (unsigned long long)b->offset);
 }
 
 static int folded(const dray_plan_member *destination, const dray_block *block, dray_error *error)
 {
     const dray_tensor_info *t = dray_layout_tensor(destination->layout, block->tensor);
-    dray__box box = dray__box_of(block);
-    char name[80], text[DRAY__BOX_TEXT];
+    dray__rect box = dray__block_rect(block);
+    char name[80], text[DRAY__RECT_TEXT];
     return dray__fail(error, DRAY_EOVERLAP,
                       "%s: the strides of %.160s %s put elements onto each other",
                       dray__member_text(destination, name, sizeof name), t->name,
-                      dray__box_text(&box, t->ndim, text));
+                      dray__rect_text(&box, t->ndim, text));
 }
 
 static int compare_low(const void *x, const void *y)

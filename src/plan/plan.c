@@ -1,9 +1,10 @@
 /* The planner: walks the destination's blocks, keeps for each the rectangles that nobody fills yet,
  * and takes them from the nearest holders, the least loaded first. */
+#include "base/arena.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/options.h"
-#include "model/layout.h"
+#include "model/layout/layout.h"
 #include "plan/planner.h"
 
 #include <stdio.h>
@@ -33,14 +34,8 @@ const char *dray__member_text(const dray_plan_member *member, char *out, size_t 
 
 dray_copy *dray__copies_next(dray__copies *copies)
 {
-    if (copies->count == copies->capacity) {
-        size_t capacity = copies->capacity ? copies->capacity * 2 : 64;
-        dray_copy *items = realloc(copies->items, capacity * sizeof *items);
-        if (!items)
-            return NULL;
-        copies->items = items;
-        copies->capacity = capacity;
-    }
+    if (!dray__append(&copies->items, sizeof *copies->items, copies->count, &copies->capacity))
+        return NULL;
     return &copies->items[copies->count++];
 }
 
@@ -66,7 +61,7 @@ static dray_link link_between(const dray_plan_member *a, const dray_plan_member 
     return a->device && a->device == b->device ? DRAY_LINK_DEVICE : DRAY_LINK_HOST;
 }
 
-static int32_t holder_link(const planner *p, const dray__holder *holder)
+static int32_t holder_link(const planner *p, const dray__plan_holder *holder)
 {
     const dray_layout *layout = p->index->sources[holder->source].layout;
     if (dray_layout_region(layout, holder->block->region)->kind == DRAY_REGION_FILE)
@@ -84,7 +79,7 @@ static uint64_t offset_of(const dray_block *block, const int64_t *start)
     return offset;
 }
 
-static bool emit(planner *p, const dray__box *box, const dray__holder *holder)
+static bool emit(planner *p, const dray__rect *box, const dray__plan_holder *holder)
 {
     dray_copy *copy = dray__copies_next(p->sink);
     if (!copy)
@@ -108,12 +103,12 @@ static bool emit(planner *p, const dray__box *box, const dray__holder *holder)
     p->repeated |= p->last_block[holder->source] == p->block;
     p->last_block[holder->source] = p->block;
     p->load[holder->source] +=
-        dray__box_volume(box) * dray_dtype_size((dray_dtype)copy->source_dtype);
+        dray__rect_elements(box) * dray_dtype_size((dray_dtype)copy->source_dtype);
     return true;
 }
 
 /* Less loaded first; among equals the order of sources as this destination's rotation sees it. */
-static bool before(const planner *p, const dray__holder *a, const dray__holder *b)
+static bool before(const planner *p, const dray__plan_holder *a, const dray__plan_holder *b)
 {
     if (p->load[a->source] != p->load[b->source])
         return p->load[a->source] < p->load[b->source];
@@ -123,7 +118,7 @@ static bool before(const planner *p, const dray__holder *a, const dray__holder *
 }
 
 /* The outermost dimension that can be cut into `parts`; else the longest. */
-static int stripe_dimension(const dray__box *box, size_t parts)
+static int stripe_dimension(const dray__rect *box, size_t parts)
 {
     int longest = 0;
     for (int d = 0; d < DRAY_MAX_DIMS; d++) {
@@ -136,9 +131,9 @@ static int stripe_dimension(const dray__box *box, size_t parts)
 }
 
 /* Takes one open rectangle from equal holders: from the least loaded, or striped over several. */
-static bool take(planner *p, const dray__box *box, const dray__holder **near, size_t count)
+static bool take(planner *p, const dray__rect *box, const dray__plan_holder **near, size_t count)
 {
-    uint64_t bytes = dray__box_volume(box) * dray_dtype_size((dray_dtype)p->tensor->dtype);
+    uint64_t bytes = dray__rect_elements(box) * dray_dtype_size((dray_dtype)p->tensor->dtype);
     uint64_t wanted = (bytes + p->stripe_bytes - 1) / p->stripe_bytes;
     size_t parts = wanted < count ? (size_t)wanted : count;
     int dim = stripe_dimension(box, parts);
@@ -150,10 +145,10 @@ static bool take(planner *p, const dray__box *box, const dray__holder **near, si
         for (size_t j = i + 1; j < count; j++)
             if (before(p, near[j], near[best]))
                 best = j;
-        const dray__holder *chosen = near[best];
+        const dray__plan_holder *chosen = near[best];
         near[best] = near[i];
         near[i] = chosen;
-        dray__box part = *box;
+        dray__rect part = *box;
         int64_t from = (int64_t)((uint64_t)extent * i / parts);
         part.start[dim] += from;
         part.extent[dim] = (int64_t)((uint64_t)extent * (i + 1) / parts) - from;
@@ -166,17 +161,12 @@ static bool take(planner *p, const dray__box *box, const dray__holder **near, si
 /* ---- one destination block ------------------------------------------------------------------- */
 
 /* Where nothing is quantised everybody is. */
-static bool usable(const planner *p, const dray__holder *holder)
+static bool usable(const planner *p, const dray__plan_holder *holder)
 {
     return !p->quants || dray__plan_accepts(p, holder);
 }
 
-static bool is_float(int32_t dtype)
-{
-    return dtype == DRAY_F64 || dtype == DRAY_F32 || dtype == DRAY_BF16 || dtype == DRAY_F16;
-}
-
-static int check_holder(const planner *p, const dray__holder *holder, dray_error *error)
+static int check_holder(const planner *p, const dray__plan_holder *holder, dray_error *error)
 {
     const dray_plan_member *source = &p->index->sources[holder->source];
     const dray_tensor_info *from = dray_layout_tensor(source->layout, holder->tensor);
@@ -192,7 +182,7 @@ static int check_holder(const planner *p, const dray__holder *holder, dray_error
                           dray__shape_text(from->ndim, from->shape, y));
     }
     if (p->reading == DRAY__AS_THEY_ARE && from->dtype != to->dtype &&
-        !(p->cast_floats && is_float(from->dtype) && is_float(to->dtype)))
+        !(p->cast_floats && dray__is_float(from->dtype) && dray__is_float(to->dtype)))
         return dray__fail(
             error, DRAY_EDTYPE, "tensor %.160s: %s wants %s, which cannot be made of the %s of %s",
             to->name, dray__member_text(p->destination, a, sizeof a),
@@ -201,35 +191,29 @@ static int check_holder(const planner *p, const dray__holder *holder, dray_error
     return DRAY_OK;
 }
 
-static bool add_hit(planner *p, const dray__holder *first, size_t count, const dray__box *box)
+static bool add_hit(planner *p, const dray__plan_holder *first, size_t count, const dray__rect *box)
 {
-    if (p->hit_count == p->hit_capacity) {
-        size_t capacity = p->hit_capacity ? p->hit_capacity * 2 : 64;
-        hit *grown = realloc(p->hits, capacity * sizeof *grown);
-        if (!grown)
-            return false;
-        p->hits = grown;
-        p->hit_capacity = capacity;
-    }
+    if (!dray__append(&p->hits, sizeof *p->hits, p->hit_count, &p->hit_capacity))
+        return false;
     p->hits[p->hit_count++] = (hit){first, count, *box, 0};
     return true;
 }
 
 /* Everybody who holds a part of the block, equal rectangles as one hit. Which links there are goes
  * to *links, as bits. */
-static int find_hits(planner *p, const dray__holder *holders, size_t count, unsigned *links,
+static int find_hits(planner *p, const dray__plan_holder *holders, size_t count, unsigned *links,
                      dray_error *error)
 {
-    dray__box block = dray__box_of(p->block);
+    dray__rect block = dray__block_rect(p->block);
     p->hit_count = 0;
     *links = 0;
     for (size_t i = 0, n; i < count; i += n) {
         for (n = 1; i + n < count && dray__same_box(holders[i].block, holders[i + n].block);)
             n++;
         if (holders[i].block->start[0] >= block.start[0] + block.extent[0])
-            break; /* sorted by start: all others lie behind */
-        dray__box box = dray__box_of(holders[i].block);
-        if (!dray__box_intersect(&box, &block, &box))
+            break; /* sorted by start: all others are behind */
+        dray__rect box = dray__block_rect(holders[i].block);
+        if (!dray__rect_cross(&box, &block, &box))
             continue;
         bool any = false;
         for (size_t j = i; j < i + n; j++) {
@@ -251,7 +235,7 @@ static int find_hits(planner *p, const dray__holder *holders, size_t count, unsi
 static size_t near_holders(planner *p, const hit *h, int32_t link, bool *failed)
 {
     if (h->count > p->near_capacity) {
-        const dray__holder **grown = realloc(p->near, h->count * sizeof *grown);
+        const dray__plan_holder **grown = realloc(p->near, h->count * sizeof *grown);
         if (!grown) {
             *failed = true;
             return 0;
@@ -276,16 +260,16 @@ static bool fill_from_hit(planner *p, const hit *h, int32_t link)
         return true;
     p->left.count = 0;
     for (size_t i = 0; i < p->open.count; i++) {
-        dray__box part, open = p->open.items[i];
-        if (!dray__box_intersect(&open, &h->box, &part)) {
-            if (!dray__boxes_add(&p->left, &open))
+        dray__rect part, open = p->open.items[i];
+        if (!dray__rect_cross(&open, &h->box, &part)) {
+            if (!dray__rects_add(&p->left, &open))
                 return false;
             continue;
         }
-        if (!take(p, &part, p->near, count) || !dray__boxes_add_rest(&p->left, &open, &part))
+        if (!take(p, &part, p->near, count) || !dray__rects_add_rest(&p->left, &open, &part))
             return false;
     }
-    dray__boxes swap = p->open;
+    dray__rects swap = p->open;
     p->open = p->left;
     p->left = swap;
     return true;
@@ -305,11 +289,11 @@ static uint64_t hit_load(const planner *p, const hit *h, int32_t link)
 /* Whether different rectangles behind one link overlap each other: then their order matters. */
 static bool hits_overlap(const planner *p, int32_t link)
 {
-    dray__box block = dray__box_of(p->block);
-    uint64_t volume = dray__box_volume(&block), sum = 0;
+    dray__rect block = dray__block_rect(p->block);
+    uint64_t volume = dray__rect_elements(&block), sum = 0;
     for (size_t i = 0; i < p->hit_count; i++)
         if (hit_load(p, &p->hits[i], link) != UINT64_MAX)
-            sum += dray__box_volume(&p->hits[i].box);
+            sum += dray__rect_elements(&p->hits[i].box);
     return sum > volume;
 }
 
@@ -336,7 +320,7 @@ static bool fill_from_link(planner *p, int32_t link)
 
 int dray__plan_fill_from_name(planner *p, const char *name, dray_error *error)
 {
-    const dray__holder *holders;
+    const dray__plan_holder *holders;
     size_t count = dray__plan_holders(p->index, name, &holders);
     unsigned links;
     int rc = count ? find_hits(p, holders, count, &links, error) : DRAY_OK;
@@ -351,7 +335,7 @@ int dray__plan_fill_from_name(planner *p, const char *name, dray_error *error)
 /* ---- holes ----------------------------------------------------------------------------------- */
 
 /* Elements between two ranges, summed over the dimensions. */
-static uint64_t distance(const dray__box *a, const dray__box *b)
+static uint64_t distance(const dray__rect *a, const dray__rect *b)
 {
     uint64_t sum = 0;
     for (int d = 0; d < DRAY_MAX_DIMS; d++) {
@@ -374,14 +358,14 @@ static void unknown_text(const planner *p, char *out, size_t capacity)
     snprintf(out, capacity, "no member has a tensor of that name%s", hint ? hint : "");
 }
 
-/* Who holds what lies nearest to the hole, for the message. */
-static void nearest_text(const planner *p, const dray__box *hole, char *out, size_t capacity)
+/* The holders of the elements nearest to the hole, for the message. */
+static void nearest_text(const planner *p, const dray__rect *hole, char *out, size_t capacity)
 {
-    const dray__holder *holders, *best = NULL;
+    const dray__plan_holder *holders, *best = NULL;
     size_t count = dray__plan_holders(p->index, p->tensor->name, &holders), same = 0;
     uint64_t least = UINT64_MAX;
     for (size_t i = 0; i < count; i++) {
-        dray__box box = dray__box_of(holders[i].block);
+        dray__rect box = dray__block_rect(holders[i].block);
         uint64_t d = distance(hole, &box);
         if (d < least) {
             least = d;
@@ -395,19 +379,19 @@ static void nearest_text(const planner *p, const dray__box *hole, char *out, siz
         unknown_text(p, out, capacity);
         return;
     }
-    dray__box box = dray__box_of(best->block);
-    char name[80], text[DRAY__BOX_TEXT], others[48] = "";
+    dray__rect box = dray__block_rect(best->block);
+    char name[80], text[DRAY__RECT_TEXT], others[48] = "";
     if (same > 1)
         snprintf(others, sizeof others, " and %zu more hold", same - 1);
     snprintf(out, capacity, "nearest: %s%s %s",
              dray__member_text(&p->index->sources[best->source], name, sizeof name),
-             same > 1 ? others : " holds", dray__box_text(&box, p->tensor->ndim, text));
+             same > 1 ? others : " holds", dray__rect_text(&box, p->tensor->ndim, text));
 }
 
 /* Who holds it, but as what nothing can be made of; NULL: nobody, or others hold it right. */
-static const dray__holder *refused_holder(const planner *p)
+static const dray__plan_holder *refused_holder(const planner *p)
 {
-    const dray__holder *holders;
+    const dray__plan_holder *holders;
     size_t count = dray__plan_holders(p->index, p->tensor->name, &holders);
     for (size_t i = 0; i < count; i++)
         if (usable(p, &holders[i]))
@@ -415,7 +399,7 @@ static const dray__holder *refused_holder(const planner *p)
     return count ? holders : NULL;
 }
 
-static int refused(const planner *p, const dray__holder *holder, dray_error *error)
+static int refused(const planner *p, const dray__plan_holder *holder, dray_error *error)
 {
     char a[80], b[80];
     const dray_plan_member *source = &p->index->sources[holder->source];
@@ -431,16 +415,16 @@ static int refused(const planner *p, const dray__holder *holder, dray_error *err
 
 int dray__plan_hole(const planner *p, dray_error *error)
 {
-    const dray__holder *wrong = p->quants ? refused_holder(p) : NULL;
+    const dray__plan_holder *wrong = p->quants ? refused_holder(p) : NULL;
     if (wrong)
         return refused(p, wrong, error);
-    const dray__box *box = &p->open.items[0];
-    char name[80], text[DRAY__BOX_TEXT], nearest[300];
+    const dray__rect *box = &p->open.items[0];
+    char name[80], text[DRAY__RECT_TEXT], nearest[300];
     nearest_text(p, box, nearest, sizeof nearest);
     return dray__fail(error, DRAY_EHOLE,
                       "tensor %.140s: elements %s, which %s needs, are held by none of %u members "
                       "(%s)",
-                      p->tensor->name, dray__box_text(box, p->tensor->ndim, text),
+                      p->tensor->name, dray__rect_text(box, p->tensor->ndim, text),
                       dray__member_text(p->destination, name, sizeof name), p->index->source_count,
                       nearest);
 }
@@ -463,14 +447,14 @@ int dray__plan_fill(planner *p, dray_error *error)
 static int fill_block(planner *p, const dray_block *block, dray_error *error)
 {
     size_t from = p->plan->copies.count;
-    dray__box box = dray__box_of(block);
+    dray__rect box = dray__block_rect(block);
     p->block = block;
     p->tensor = dray_layout_tensor(p->destination->layout, block->tensor);
     p->reading = DRAY__AS_THEY_ARE;
     p->sink = &p->plan->copies;
     p->repeated = false;
     p->open.count = 0;
-    if (!dray__boxes_add(&p->open, &box))
+    if (!dray__rects_add(&p->open, &box))
         return dray__nomem(error);
     int rc = p->quants ? dray__plan_fill_quant(p, error) : dray__plan_fill(p, error);
     if (!rc && p->open.count)
@@ -542,8 +526,7 @@ int dray_plan_from_index(const dray_plan_index *index, const dray_plan_member *d
                          const dray_plan_options *options, dray_plan **out, dray_error *error)
 {
     dray_plan_options own = DRAY_PLAN_OPTIONS_INIT;
-    int rc = dray__options_read(&own, sizeof own, dray__end_of(dray_plan_options, allow_cast),
-                                options, "dray_plan_options", error);
+    int rc = DRAY__OPTIONS_READ(dray_plan_options, allow_cast, &own, options, error);
     if (rc)
         return rc;
     uint32_t casts = own.allow_cast ? own.allow_cast : DRAY_CAST_DEFAULT;
@@ -562,8 +545,8 @@ int dray_plan_from_index(const dray_plan_index *index, const dray_plan_member *d
     free(p.hits);
     free(p.near);
     free(p.pending);
-    dray__boxes_free(&p.open);
-    dray__boxes_free(&p.left);
+    dray__rects_free(&p.open);
+    dray__rects_free(&p.left);
     if (rc)
         dray_plan_free(p.plan);
     else

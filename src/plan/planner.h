@@ -1,3 +1,9 @@
+/* src/plan/: pure arithmetic that turns two placements of the same tensors into the list of copies
+ * between them. It finds which blocks overlap (overlap.c), which of several holders of the same
+ * bytes to read, and how elements are cast or quantised on the way (transform.c). There is no I/O
+ * here, no clock and no global state, so that every rank derives the same plan from the same
+ * layouts. */
+
 /* What the files of src/plan share. */
 #ifndef DRAY_PLAN_PLANNER_H
 #define DRAY_PLAN_PLANNER_H
@@ -35,10 +41,10 @@ typedef enum dray__reading {
 
 /* Holders of one rectangle that overlaps the destination block. */
 typedef struct dray__hit {
-    const dray__holder *first;
+    const dray__plan_holder *first;
     size_t count;
-    dray__box box; /* the overlap */
-    uint64_t load; /* of its least loaded holder; set where the order of hits matters */
+    dray__rect box; /* the overlap */
+    uint64_t load;  /* of its least loaded holder; set where the order of hits matters */
 } dray__hit;
 
 /* A block of a quantised tensor, or of scales, that is to be made of floats. */
@@ -69,10 +75,10 @@ typedef struct dray__planner {
     dray__copies *sink;            /* where copies go */
     const dray_block **last_block; /* per source: the last block that it gave a piece of */
     bool repeated;                 /* a source gave more than one piece of this block */
-    dray__boxes open, left;        /* not filled; not filled after the present hit */
+    dray__rects open, left;        /* not filled; not filled after the present hit */
     dray__hit *hits;
     size_t hit_count, hit_capacity;
-    const dray__holder **near; /* holders of one hit in the present class */
+    const dray__plan_holder **near; /* holders of one hit in the present class */
     size_t near_capacity;
 } dray__planner;
 
@@ -87,7 +93,7 @@ int dray__plan_hole(const dray__planner *planner, dray_error *error);
 /* ---- transform.c: quantised tensors --------------------------------------------------------- */
 
 /* Of a holder, with the planner's tensor and reading: is it one to read? */
-bool dray__plan_accepts(const dray__planner *planner, const dray__holder *holder);
+bool dray__plan_accepts(const dray__planner *planner, const dray__plan_holder *holder);
 /* Fills the planner's block, whose rectangle is open, where quantised tensors are about: what must
  * be made of floats is remembered in `pending`. */
 int dray__plan_fill_quant(dray__planner *planner, dray_error *error);

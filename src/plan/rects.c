@@ -1,19 +1,21 @@
 #include "plan/rects.h"
 
+#include "base/arena.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-dray__box dray__box_of(const dray_block *block)
+dray__rect dray__block_rect(const dray_block *block)
 {
-    dray__box box;
+    dray__rect box;
     memcpy(box.start, block->start, sizeof box.start);
     memcpy(box.extent, block->extent, sizeof box.extent);
     return box;
 }
 
-bool dray__box_intersect(const dray__box *a, const dray__box *b, dray__box *out)
+bool dray__rect_cross(const dray__rect *a, const dray__rect *b, dray__rect *out)
 {
     for (int d = 0; d < DRAY_MAX_DIMS; d++) {
         int64_t start = a->start[d] > b->start[d] ? a->start[d] : b->start[d];
@@ -27,7 +29,7 @@ bool dray__box_intersect(const dray__box *a, const dray__box *b, dray__box *out)
     return true;
 }
 
-uint64_t dray__box_volume(const dray__box *box)
+uint64_t dray__rect_elements(const dray__rect *box)
 {
     uint64_t volume = 1;
     for (int d = 0; d < DRAY_MAX_DIMS; d++)
@@ -35,52 +37,76 @@ uint64_t dray__box_volume(const dray__box *box)
     return volume;
 }
 
-char *dray__box_text(const dray__box *box, uint32_t ndim, char *out)
+char *dray__rect_text(const dray__rect *box, uint32_t ndim, char *out)
 {
-    size_t at = (size_t)snprintf(out, DRAY__BOX_TEXT, "[");
+    size_t at = (size_t)snprintf(out, DRAY__RECT_TEXT, "[");
     for (uint32_t d = 0; d < ndim; d++)
-        at += (size_t)snprintf(out + at, DRAY__BOX_TEXT - at, "%s%" PRId64 ":%" PRId64,
+        at += (size_t)snprintf(out + at, DRAY__RECT_TEXT - at, "%s%" PRId64 ":%" PRId64,
                                d ? ", " : "", box->start[d], box->start[d] + box->extent[d]);
-    snprintf(out + at, DRAY__BOX_TEXT - at, "]");
+    snprintf(out + at, DRAY__RECT_TEXT - at, "]");
     return out;
 }
 
-bool dray__boxes_add(dray__boxes *boxes, const dray__box *box)
+bool dray__rects_add(dray__rects *boxes, const dray__rect *box)
 {
-    if (boxes->count == boxes->capacity) {
-        size_t capacity = boxes->capacity ? boxes->capacity * 2 : 16;
-        dray__box *items = realloc(boxes->items, capacity * sizeof *items);
-        if (!items)
-            return false;
-        boxes->items = items;
-        boxes->capacity = capacity;
-    }
-    boxes->items[boxes->count++] = *box;
+    dray__rect *new = dray__append(&boxes->items, sizeof *new, boxes->count, &boxes->capacity);
+    if (!new)
+        return false;
+    *new = *box;
+    boxes->count++;
     return true;
 }
 
-bool dray__boxes_add_rest(dray__boxes *boxes, const dray__box *whole, const dray__box *part)
+uint32_t dray__rect_rest(const dray__rect *whole, const dray__rect *part,
+                         dray__rect out[DRAY__RECT_SIDES])
 {
-    dray__box rest = *whole; /* shrinks to `part` as slabs are cut off, the outermost first */
+    dray__rect rest = *whole; /* shrinks to `part` as slabs are cut off, the outermost first */
+    uint32_t count = 0;
     for (int d = 0; d < DRAY_MAX_DIMS; d++) {
         int64_t before = part->start[d] - rest.start[d];
         int64_t after = rest.extent[d] - before - part->extent[d];
-        dray__box slab = rest;
+        dray__rect slab = rest;
         slab.extent[d] = before;
-        if (before > 0 && !dray__boxes_add(boxes, &slab))
-            return false;
+        if (before > 0)
+            out[count++] = slab;
         slab.start[d] = part->start[d] + part->extent[d];
         slab.extent[d] = after;
-        if (after > 0 && !dray__boxes_add(boxes, &slab))
-            return false;
+        if (after > 0)
+            out[count++] = slab;
         rest.start[d] = part->start[d];
         rest.extent[d] = part->extent[d];
     }
+    return count;
+}
+
+bool dray__rects_add_rest(dray__rects *boxes, const dray__rect *whole, const dray__rect *part)
+{
+    dray__rect sides[DRAY__RECT_SIDES];
+    uint32_t count = dray__rect_rest(whole, part, sides);
+    for (uint32_t i = 0; i < count; i++)
+        if (!dray__rects_add(boxes, &sides[i]))
+            return false;
     return true;
 }
 
-void dray__boxes_free(dray__boxes *boxes)
+bool dray__rects_take(dray__rects *boxes, const dray__rect *taken)
+{
+    bool kept = true;
+    for (size_t i = 0, end = boxes->count; i < end && kept;) {
+        dray__rect box = boxes->items[i], part;
+        if (!dray__rect_cross(&box, taken, &part)) {
+            i++;
+            continue;
+        }
+        boxes->items[i] = boxes->items[--end];
+        boxes->items[end] = boxes->items[--boxes->count];
+        kept = dray__rects_add_rest(boxes, &box, &part);
+    }
+    return kept;
+}
+
+void dray__rects_free(dray__rects *boxes)
 {
     free(boxes->items);
-    *boxes = (dray__boxes){0};
+    *boxes = (dray__rects){0};
 }

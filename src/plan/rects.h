@@ -6,27 +6,34 @@
 #include <dray/model.h>
 #include <stdbool.h>
 
-typedef struct dray__box {
+typedef struct dray__rect {
     int64_t start[DRAY_MAX_DIMS], extent[DRAY_MAX_DIMS];
-} dray__box;
+} dray__rect;
 
-dray__box dray__box_of(const dray_block *block);
+dray__rect dray__block_rect(const dray_block *block);
 /* False when they have no element in common. */
-bool dray__box_intersect(const dray__box *a, const dray__box *b, dray__box *out);
-uint64_t dray__box_volume(const dray__box *box);
-/* "[0:512, 1024:2048]" in `out` of DRAY__BOX_TEXT bytes, which it returns. */
-#define DRAY__BOX_TEXT 192
-char *dray__box_text(const dray__box *box, uint32_t ndim, char *out);
+bool dray__rect_cross(const dray__rect *a, const dray__rect *b, dray__rect *out);
+uint64_t dray__rect_elements(const dray__rect *box);
+/* "[0:512, 1024:2048]" in `out` of DRAY__RECT_TEXT bytes, which it returns. */
+#define DRAY__RECT_TEXT 192
+char *dray__rect_text(const dray__rect *box, uint32_t ndim, char *out);
 
 /* A growing list of boxes. */
-typedef struct dray__boxes {
-    dray__box *items;
-    size_t count, capacity;
-} dray__boxes;
+typedef struct dray__rects {
+    dray__rect *items;
+    size_t count;
+    uint64_t capacity;
+} dray__rects;
 
-bool dray__boxes_add(dray__boxes *boxes, const dray__box *box); /* false: out of memory */
-/* Adds what is left of `whole` without `part`, which lies inside it: at most 2 · DRAY_MAX_DIMS. */
-bool dray__boxes_add_rest(dray__boxes *boxes, const dray__box *whole, const dray__box *part);
-void dray__boxes_free(dray__boxes *boxes);
+bool dray__rects_add(dray__rects *boxes, const dray__rect *box); /* false: out of memory */
+enum { DRAY__RECT_SIDES = 2 * DRAY_MAX_DIMS };
+/* What is left of `whole` without `part`, which is inside it. Returns of how many rectangles. */
+uint32_t dray__rect_rest(const dray__rect *whole, const dray__rect *part,
+                         dray__rect out[DRAY__RECT_SIDES]);
+/* Adds those. */
+bool dray__rects_add_rest(dray__rects *boxes, const dray__rect *whole, const dray__rect *part);
+/* Takes the elements of `taken` out of all of them. false: out of memory. */
+bool dray__rects_take(dray__rects *boxes, const dray__rect *taken);
+void dray__rects_free(dray__rects *boxes);
 
 #endif

@@ -1,7 +1,8 @@
 /* Quantised tensors: what cannot be copied is made of floats, or floats of it, in boxes of whole
  * cells (elements that share a scale), each of which is read once. */
+#include "base/arena.h"
 #include "base/error.h"
-#include "model/layout.h"
+#include "model/layout/layout.h"
 #include "plan/planner.h"
 
 #include <stdio.h>
@@ -24,7 +25,7 @@ static bool quantised_alike(const dray_quant *from, const dray_quant *to)
            (from->scale_format == to->scale_format || to->scale_format == DRAY_SCALE_F32);
 }
 
-bool dray__plan_accepts(const planner *p, const dray__holder *holder)
+bool dray__plan_accepts(const planner *p, const dray__plan_holder *holder)
 {
     const dray_layout *layout = p->index->sources[holder->source].layout;
     const dray_quant *from = dray_layout_quant(layout, holder->tensor);
@@ -44,7 +45,7 @@ bool dray__plan_accepts(const planner *p, const dray__holder *holder)
 /* Whether anybody holds the tensor as floats. */
 static bool floats_held(const planner *p, uint32_t tensor)
 {
-    const dray__holder *holders;
+    const dray__plan_holder *holders;
     size_t count = dray__plan_holders(
         p->index, dray_layout_tensor(p->destination->layout, tensor)->name, &holders);
     for (size_t i = 0; i < count; i++) {
@@ -56,9 +57,9 @@ static bool floats_held(const planner *p, uint32_t tensor)
 }
 
 /* The first who holds the tensor at hand quantised; NULL: nobody. */
-static const dray__holder *quantised_holder(const planner *p)
+static const dray__plan_holder *quantised_holder(const planner *p)
 {
-    const dray__holder *holders;
+    const dray__plan_holder *holders;
     size_t count = dray__plan_holders(p->index, p->tensor->name, &holders);
     for (size_t i = 0; i < count; i++)
         if (dray_layout_quant(p->index->sources[holders[i].source].layout, holders[i].tensor))
@@ -73,9 +74,9 @@ static int64_t shape_of(const dray_tensor_info *tensor, int d)
     return (uint32_t)d < tensor->ndim ? tensor->shape[d] : 1;
 }
 
-static dray__box cells_of(const dray__box *elements, const int64_t *cell)
+static dray__rect cells_of(const dray__rect *elements, const int64_t *cell)
 {
-    dray__box cells;
+    dray__rect cells;
     for (int d = 0; d < DRAY_MAX_DIMS; d++) {
         int64_t end = elements->start[d] + elements->extent[d];
         cells.start[d] = elements->start[d] / cell[d];
@@ -84,10 +85,10 @@ static dray__box cells_of(const dray__box *elements, const int64_t *cell)
     return cells;
 }
 
-static dray__box elements_of(const dray__box *cells, const int64_t *cell,
-                             const dray_tensor_info *tensor)
+static dray__rect elements_of(const dray__rect *cells, const int64_t *cell,
+                              const dray_tensor_info *tensor)
 {
-    dray__box elements;
+    dray__rect elements;
     for (int d = 0; d < DRAY_MAX_DIMS; d++) {
         int64_t last = cells->start[d] + cells->extent[d] - 1, begin = last * cell[d];
         int64_t left = shape_of(tensor, d) - begin; /* of the last cell: no overflow */
@@ -101,20 +102,16 @@ static dray__box elements_of(const dray__box *cells, const int64_t *cell,
 
 static dray_transform *transform_next(dray_plan *plan)
 {
-    if (plan->transform_count == plan->transform_capacity) {
-        size_t capacity = plan->transform_capacity ? plan->transform_capacity * 2 : 64;
-        dray_transform *items = realloc(plan->transforms, capacity * sizeof *items);
-        if (!items)
-            return NULL;
-        plan->transforms = items;
-        plan->transform_capacity = capacity;
-    }
+    if (!dray__append(&plan->transforms, sizeof *plan->transforms, plan->transform_count,
+                      &plan->transform_capacity))
+        return NULL;
     return &plan->transforms[plan->transform_count++];
 }
 
 /* Reads a box of a tensor that has no memory of its own on this side. */
-static int read_box(planner *p, uint32_t tensor, const dray_tensor_info *info, const dray__box *box,
-                    dray__reading reading, uint64_t *first, uint64_t *count, dray_error *error)
+static int read_box(planner *p, uint32_t tensor, const dray_tensor_info *info,
+                    const dray__rect *box, dray__reading reading, uint64_t *first, uint64_t *count,
+                    dray_error *error)
 {
     size_t from = p->plan->reads.count;
     p->own = (dray_block){.tensor = tensor};
@@ -126,7 +123,7 @@ static int read_box(planner *p, uint32_t tensor, const dray_tensor_info *info, c
     p->sink = &p->plan->reads;
     p->repeated = false;
     p->open.count = 0;
-    if (!dray__boxes_add(&p->open, box))
+    if (!dray__rects_add(&p->open, box))
         return dray__nomem(error);
     int rc = reading == DRAY__AS_SCALES ? dray__plan_fill_from_name(p, info->name, error)
                                         : dray__plan_fill(p, error);
@@ -139,11 +136,11 @@ static int read_box(planner *p, uint32_t tensor, const dray_tensor_info *info, c
     return rc;
 }
 
-/* The part of a destination block that lies in the box, both in the block's own coordinates. */
-static bool write_box(planner *p, const dray_block *block, const dray__box *box)
+/* The part of a destination block that is in the box, both in the block's own coordinates. */
+static bool write_box(planner *p, const dray_block *block, const dray__rect *box)
 {
-    dray__box whole = dray__box_of(block), part;
-    if (!dray__box_intersect(&whole, box, &part))
+    dray__rect whole = dray__block_rect(block), part;
+    if (!dray__rect_cross(&whole, box, &part))
         return true;
     dray_copy *copy = dray__copies_next(&p->plan->writes);
     if (!copy)
@@ -166,8 +163,8 @@ static bool write_box(planner *p, const dray_block *block, const dray__box *box)
 
 /* ---- floats from quantised tensors ----------------------------------------------------------- */
 
-static int dequantise_box(planner *p, const dray_block *block, const dray__holder *like,
-                          const dray__box *box, dray_error *error)
+static int dequantise_box(planner *p, const dray_block *block, const dray__plan_holder *like,
+                          const dray__rect *box, dray_error *error)
 {
     const dray_layout *source = p->index->sources[like->source].layout;
     const dray_tensor_info *info = dray_layout_tensor(p->destination->layout, block->tensor);
@@ -180,7 +177,7 @@ static int dequantise_box(planner *p, const dray_block *block, const dray__holde
     memcpy(t.start, box->start, sizeof t.start);
     memcpy(t.extent, box->extent, sizeof t.extent);
     dray__quant_cell(info, quant, t.cell);
-    dray__box cells = cells_of(box, t.cell);
+    dray__rect cells = cells_of(box, t.cell);
     p->wanted = quant;
     p->wanted_dtype = t.quant_dtype;
     int rc =
@@ -202,15 +199,15 @@ static int dequantise_box(planner *p, const dray_block *block, const dray__holde
 static int dequantise_open(planner *p, dray_error *error)
 {
     const dray_block *block = p->block;
-    const dray__holder *like = quantised_holder(p);
+    const dray__plan_holder *like = quantised_holder(p);
     if (!like)
         return DRAY_OK;
-    dray__boxes open = p->open;
-    p->open = (dray__boxes){0};
+    dray__rects open = p->open;
+    p->open = (dray__rects){0};
     int rc = DRAY_OK;
     for (size_t i = 0; !rc && i < open.count; i++)
         rc = dequantise_box(p, block, like, &open.items[i], error);
-    dray__boxes_free(&open);
+    dray__rects_free(&open);
     p->block = block;
     p->tensor = dray_layout_tensor(p->destination->layout, block->tensor);
     p->reading = DRAY__AS_THEY_ARE;
@@ -222,14 +219,8 @@ static int dequantise_open(planner *p, dray_error *error)
 
 static bool remember(planner *p, uint32_t tensor, bool scales)
 {
-    if (p->pending_count == p->pending_capacity) {
-        size_t capacity = p->pending_capacity ? p->pending_capacity * 2 : 64;
-        dray__pending *items = realloc(p->pending, capacity * sizeof *items);
-        if (!items)
-            return false;
-        p->pending = items;
-        p->pending_capacity = capacity;
-    }
+    if (!dray__append(&p->pending, sizeof *p->pending, p->pending_count, &p->pending_capacity))
+        return false;
     p->pending[p->pending_count++] = (dray__pending){tensor, scales, p->block};
     return true;
 }
@@ -265,7 +256,7 @@ int dray__plan_fill_quant(planner *p, dray_error *error)
     return remember(p, tensor, scales) ? DRAY_OK : dray__nomem(error);
 }
 
-static int quantise_box(planner *p, const dray__pending *of, size_t count, const dray__box *box,
+static int quantise_box(planner *p, const dray__pending *of, size_t count, const dray__rect *box,
                         dray_error *error)
 {
     const dray_layout *layout = p->destination->layout;
@@ -279,7 +270,7 @@ static int quantise_box(planner *p, const dray__pending *of, size_t count, const
     memcpy(t.start, box->start, sizeof t.start);
     memcpy(t.extent, box->extent, sizeof t.extent);
     dray__quant_cell(info, quant, t.cell);
-    dray__box cells = cells_of(box, t.cell);
+    dray__rect cells = cells_of(box, t.cell);
     int rc = read_box(p, of->tensor, info, box, DRAY__AS_FLOATS, &t.first_read, &t.reads, error);
     for (size_t i = 0; !rc && i < count; i++)
         if (!write_box(p, of[i].block, of[i].scales ? &cells : box))
@@ -293,20 +284,20 @@ static int quantise_box(planner *p, const dray__pending *of, size_t count, const
 }
 
 /* Adds what of the box is in none of the first `known` ones. */
-static bool add_new(dray__boxes *boxes, const dray__box *box)
+static bool add_new(dray__rects *boxes, const dray__rect *box)
 {
     size_t known = boxes->count, from = known;
-    if (!dray__boxes_add(boxes, box))
+    if (!dray__rects_add(boxes, box))
         return false;
     for (size_t k = 0; k < known; k++)
         for (size_t i = from; i < boxes->count;) {
-            dray__box whole = boxes->items[i], part, taken = boxes->items[k];
-            if (!dray__box_intersect(&whole, &taken, &part)) {
+            dray__rect whole = boxes->items[i], part, taken = boxes->items[k];
+            if (!dray__rect_cross(&whole, &taken, &part)) {
                 i++;
                 continue;
             }
             boxes->items[i] = boxes->items[--boxes->count];
-            if (!dray__boxes_add_rest(boxes, &whole, &part))
+            if (!dray__rects_add_rest(boxes, &whole, &part))
                 return false;
         }
     return true;
@@ -319,20 +310,20 @@ static int quantise_tensor(planner *p, const dray__pending *of, size_t count, dr
     const dray_tensor_info *info = dray_layout_tensor(layout, of->tensor);
     int64_t cell[DRAY_MAX_DIMS];
     dray__quant_cell(info, dray_layout_quant(layout, of->tensor), cell);
-    dray__boxes boxes = {0};
+    dray__rects boxes = {0};
     int rc = DRAY_OK;
     for (size_t i = 0; !rc && i < count; i++) {
-        dray__box box = dray__box_of(of[i].block);
+        dray__rect box = dray__block_rect(of[i].block);
         if (!of[i].scales)
             box = cells_of(&box, cell);
         if (!add_new(&boxes, &box))
             rc = dray__nomem(error);
     }
     for (size_t i = 0; !rc && i < boxes.count; i++) {
-        dray__box box = elements_of(&boxes.items[i], cell, info);
+        dray__rect box = elements_of(&boxes.items[i], cell, info);
         rc = quantise_box(p, of, count, &box, error);
     }
-    dray__boxes_free(&boxes);
+    dray__rects_free(&boxes);
     return rc;
 }
 
@@ -359,9 +350,9 @@ int dray__plan_quantise(planner *p, dray_error *error)
 
 /* ---- totals ---------------------------------------------------------------------------------- */
 
-static dray__box copy_box(const dray_copy *copy)
+static dray__rect copy_box(const dray_copy *copy)
 {
-    dray__box box;
+    dray__rect box;
     memcpy(box.start, copy->start, sizeof box.start);
     memcpy(box.extent, copy->extent, sizeof box.extent);
     return box;
@@ -378,11 +369,11 @@ static dray_link read_link(const planner *p, const dray_copy *read)
 /* What is written of the elements that one read brings; scales with the read of their first one. */
 static uint64_t written_of(const dray_transform *t, const dray_copy *read, const dray_copy *write)
 {
-    dray__box from = copy_box(read), to = copy_box(write), both;
+    dray__rect from = copy_box(read), to = copy_box(write), both;
     size_t size = dray_dtype_size((dray_dtype)write->destination_dtype);
     if (write->tensor == t->tensor)
-        return dray__box_intersect(&from, &to, &both) ? dray__box_volume(&both) * size : 0;
-    /* The cells whose first element lies in the read. */
+        return dray__rect_cross(&from, &to, &both) ? dray__rect_elements(&both) * size : 0;
+    /* The cells whose first element is in the read. */
     for (int d = 0; d < DRAY_MAX_DIMS; d++) {
         int64_t first = (from.start[d] + t->cell[d] - 1) / t->cell[d];
         int64_t last = (from.start[d] + from.extent[d] - 1) / t->cell[d];
@@ -391,7 +382,7 @@ static uint64_t written_of(const dray_transform *t, const dray_copy *read, const
         from.start[d] = first;
         from.extent[d] = last - first + 1;
     }
-    return dray__box_intersect(&from, &to, &both) ? dray__box_volume(&both) * size : 0;
+    return dray__rect_cross(&from, &to, &both) ? dray__rect_elements(&both) * size : 0;
 }
 
 static void total_transform(const planner *p, const dray_transform *t)
@@ -414,9 +405,9 @@ void dray__plan_total_transforms(planner *p)
 {
     for (size_t i = 0; i < p->plan->reads.count; i++) {
         const dray_copy *read = &p->plan->reads.items[i];
-        dray__box box = copy_box(read);
+        dray__rect box = copy_box(read);
         p->plan->source_bytes[read->source] +=
-            dray__box_volume(&box) * dray_dtype_size((dray_dtype)read->source_dtype);
+            dray__rect_elements(&box) * dray_dtype_size((dray_dtype)read->source_dtype);
     }
     for (size_t i = 0; i < p->plan->transform_count; i++)
         total_transform(p, &p->plan->transforms[i]);

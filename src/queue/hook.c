@@ -2,17 +2,11 @@
  */
 #include "queue/hook.h"
 
-static dray__queue_hook_fn hook;
-static void *hook_user;
+dray__queue_hook_fn dray__queue_hooked;
+void *dray__queue_hook_user;
 
 void dray__queue_hook(dray__queue_hook_fn fn, void *user)
 {
-    hook = fn;
-    hook_user = user;
-}
-
-void dray__queue_step(const char *step)
-{
-    if (hook)
-        hook(hook_user, step);
+    dray__queue_hooked = fn;
+    dray__queue_hook_user = user;
 }

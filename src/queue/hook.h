@@ -15,6 +15,13 @@
 
 typedef void (*dray__queue_hook_fn)(void *user, const char *step);
 void dray__queue_hook(dray__queue_hook_fn fn, void *user); /* before threads start */
-void dray__queue_step(const char *step);
+extern dray__queue_hook_fn dray__queue_hooked;
+extern void *dray__queue_hook_user;
+/* A macro, so that nothing is called where nobody looks. */
+#define dray__queue_step(step)                                                                     \
+    do                                                                                             \
+        if (dray__queue_hooked)                                                                    \
+            dray__queue_hooked(dray__queue_hook_user, step);                                       \
+    while (0)
 
 #endif

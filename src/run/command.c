@@ -3,7 +3,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/wire.h"
-#include "run/contract.h"
+#include "run/job/contract.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -32,7 +32,7 @@ static const char *const points[] = {
     "after_publish", "after_commit", "in_checkpoint", "after_checkpoint", "checkpoint_named",
     "covered",       "waiting",
 };
-static const char *const actions[] = {"kill", "exit", "stop"};
+static const char *const actions[] = {"kill", "exit", "stop", "hang"};
 
 static bool is_word(const char *word, const char *const *words, size_t count)
 {
@@ -88,6 +88,8 @@ void dray__fault_at(const char *point, int64_t step)
         fprintf(stderr, "fault: %s at %s of step %lld\n", faults[i].action, point, (long long)step);
         if (strcmp(faults[i].action, "exit") == 0)
             _exit(1);
+        while (strcmp(faults[i].action, "hang") == 0)
+            pause();
         kill(getpid(), strcmp(faults[i].action, "kill") == 0 ? SIGKILL : SIGSTOP);
     }
 }
@@ -119,6 +121,8 @@ static json_t *row_of(const dray_batch *batch, const dray_column *prompt,
     int32_t oldest = INT32_MAX, newest = -1;
     for (uint64_t k = 0; versions->cells && k < versions->lengths[i]; k++) {
         int32_t one = integer_of(versions, i, k);
+        if (one < 0) /* no model sampled it */
+            continue;
         oldest = one < oldest ? one : oldest;
         newest = one > newest ? one : newest;
     }
@@ -127,20 +131,21 @@ static json_t *row_of(const dray_batch *batch, const dray_column *prompt,
                      (json_int_t)newest);
 }
 
-void dray__fault_record(const char *task, dray_batch *batch, int64_t step, int64_t from)
+void dray__fault_record(const char *task, dray_batch *batch, const uint32_t *rows, uint32_t count,
+                        int64_t step, int64_t from)
 {
     const char *path = getenv("DRAY_RECORD");
     int fd = path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666) : -1;
     if (fd < 0)
         return;
     dray_column prompt = integers(batch, "prompt"), versions = integers(batch, "response_version");
-    json_t *rows = json_array();
-    for (uint32_t i = 0; i < dray_batch_rows(batch); i++)
-        json_array_append_new(rows, row_of(batch, &prompt, &versions, i));
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < (rows ? count : dray_batch_rows(batch)); i++)
+        json_array_append_new(list, row_of(batch, &prompt, &versions, rows ? rows[i] : i));
     json_t *line =
         json_pack("{s:s, s:I, s:I, s:I, s:s, s:o}", "task", task, "pid", (json_int_t)getpid(),
                   "from", (json_int_t)from, "step", (json_int_t)step, "partition",
-                  dray_batch_partition(batch), "rows", rows);
+                  dray_batch_partition(batch), "rows", list);
     char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
     size_t size = text ? strlen(text) : 0;
     if (text) {

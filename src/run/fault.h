@@ -1,7 +1,7 @@
 /* Faults that tests order: DRAY_FAULT="ROLE:RANK:POINT:STEP:ACTION[,...]", for example
  * "trainer:0:after_step:7:kill". ACTION is kill (SIGKILL), exit (status 1), stop (SIGSTOP). Only
- * the first start of a role obeys; with "!" behind the action every one does. The points are
- * listed in docs/run.md. */
+ * the first start of a role has the fault; with "!" behind the action every one does. The points
+ * are listed in docs/run.md. */
 #ifndef DRAY_RUN_FAULT_H
 #define DRAY_RUN_FAULT_H
 
@@ -11,11 +11,12 @@
 int dray__fault_open(const char *role, uint32_t rank, uint32_t epoch, dray_error *error);
 /* The process is at `point` of `step`. */
 void dray__fault_at(const char *point, int64_t step);
-/* For tests that count samples: appends what was committed as a line to the file $DRAY_RECORD, an
- * object {"task", "pid", "from", "step", "partition", "rows": [[slot, version, prompt, oldest,
- * newest], ...]}. from: the step that the run went on from; version: the tag, -1 where there is
- * none; prompt: its tokens, for tasks that read them; oldest, newest: versions of the response's
- * tokens, -1 for tasks that do not read them. */
-void dray__fault_record(const char *task, dray_batch *batch, int64_t step, int64_t from);
+/* For tests that count samples: appends what was committed (of the batch these rows; NULL: all) as
+ * a line to the file $DRAY_RECORD, an object {"task", "pid", "from", "step", "partition", "rows":
+ * [[slot, version, prompt, oldest, newest], ...]}. from: the step that the run went on from;
+ * version: the tag, -1 where there is none; prompt: its tokens, for tasks that read them; oldest,
+ * newest: versions of the response's tokens, -1 for tasks that do not read them. */
+void dray__fault_record(const char *task, dray_batch *batch, const uint32_t *rows, uint32_t count,
+                        int64_t step, int64_t from);
 
 #endif

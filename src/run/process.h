@@ -6,9 +6,9 @@
 
 #include <dray/dray.h>
 
-/* A client that leaves, or a reader of our output, ends nobody: SIGPIPE is ignored, and the write
- * fails instead. The limit of open files is raised as far as it may be. To be called before threads
- * are started. */
+/* A client that leaves, or a reader of our output, does not end us: SIGPIPE is ignored, and the
+ * write fails instead. The limit of open files is raised as far as it may be. To be called before
+ * threads are started. */
 void dray__process_begin(void);
 /* DRAY_ESYS: this process may open fewer files. */
 int dray__process_may_open(unsigned least, dray_error *error);

@@ -1,3 +1,9 @@
+/* src/run/: the loop of reinforcement learning that `dray run` carries out. A job file (job_load.c,
+ * settings_read.c) says which roles there are and what they do; the supervisor starts a process
+ * for each role, and starts it again where the job can go on without it. The tasks of the roles
+ * generate samples, give rewards and train; schedule.h says in what order and with which versions
+ * of the weights. */
+
 /* `dray run`: one job from its file to its last checkpoint. */
 #ifndef DRAY_RUN_RUN_H
 #define DRAY_RUN_RUN_H

@@ -24,7 +24,7 @@ struct dray__account {
 };
 
 _Static_assert(DRAY__ACCOUNT_AT + sizeof(dray__account) <= DRAY__SPANS_HEAD, "the head has room");
-_Static_assert(DRAY__ACCOUNT_AT >= 20 + DRAY__SPAN_NAME_MAX, "the label lies before it");
+_Static_assert(DRAY__ACCOUNT_AT >= 20 + DRAY__SPAN_NAME_MAX, "the label is before it");
 
 const char *dray__cause_name(dray_wait_cause cause)
 {
@@ -104,6 +104,15 @@ void dray__account_switch(dray__account *account, int64_t now, int64_t cpu_ns, i
     atomic_store_explicit(&account->sequence, sequence + 2, memory_order_release);
 }
 
+void dray__account_restate(dray__account *account, int state)
+{
+    uint32_t sequence = atomic_load_explicit(&account->sequence, memory_order_relaxed);
+    atomic_store_explicit(&account->sequence, sequence + 1, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
+    atomic_store_explicit(&account->state, state, memory_order_relaxed);
+    atomic_store_explicit(&account->sequence, sequence + 2, memory_order_release);
+}
+
 /* ---- reading --------------------------------------------------------------------------------- */
 
 enum { TRIES = 1000, LABEL_AT = 16 };
@@ -149,6 +158,7 @@ static void take(const dray__account *from, int64_t now, dray__accounted *out)
     int64_t since = atomic_load(&from->since_ns), runs = now > since ? now - since : 0;
     int32_t state = atomic_load(&from->state), name = atomic_load(&from->name);
     uint32_t names = atomic_load(&from->names);
+    out->state = state;
     out->named_count = names < DRAY__ACCOUNT_NAMES ? names : DRAY__ACCOUNT_NAMES;
     for (int i = 0; i < DRAY__STATES; i++) {
         out->state_ns[i] = atomic_load(&from->states[i].ns) + (i == state ? runs : 0);

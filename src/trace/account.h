@@ -2,7 +2,7 @@
  * span, which it keeps in the head of its file of spans, in shared memory. Others read them while
  * it runs, and after it was killed: what runs now counts up to the moment that is asked for.
  *
- * The time is that of the thread that opened the file (dray_trace_open). Numbers lie there as the
+ * The time is that of the thread that opened the file (dray_trace_open). Numbers are there as the
  * machine has them: they are for this host, and for now. */
 #ifndef DRAY_TRACE_ACCOUNT_H
 #define DRAY_TRACE_ACCOUNT_H
@@ -44,6 +44,8 @@ void dray__account_unmap(dray__account *account); /* NULL is fine */
  * with `name` of what is done (static storage). NULL: nothing runs. */
 void dray__account_switch(dray__account *account, int64_t now, int64_t cpu_ns, int state,
                           const char *name);
+/* What runs is, and was since it began, this state. */
+void dray__account_restate(dray__account *account, int state);
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
@@ -58,6 +60,7 @@ typedef struct dray__accounted {
     int64_t ended_ns; /* when the process was seen to be dead; 0: it was not */
     int64_t state_ns[DRAY__STATES];
     int64_t cpu_ns; /* of all states */
+    int state;      /* that runs; -1: none */
     dray__account_sum named[DRAY__ACCOUNT_NAMES];
     uint32_t named_count;
 } dray__accounted;

@@ -104,6 +104,7 @@ static void write_span(merge *m, size_t process, const dray__span *span)
     write_number(m->out, "rows", span->rows, &comma);
     write_number(m->out, "tokens", span->tokens, &comma);
     write_number(m->out, "cpu_ns", span->cpu_ns, &comma);
+    write_number(m->out, "queued_ns", span->queued_ns, &comma);
     if (span->kind == DRAY_SPAN_WAIT && span->cause)
         write_member(m->out, "cause", dray__cause_name(span->cause), &comma);
     fputs("}}", m->out);
@@ -111,8 +112,8 @@ static void write_span(merge *m, size_t process, const dray__span *span)
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-/* A file that is damaged or none of ours is left out (DRAY_EAGAIN), and the log says so: the trace
- * of a run that ended badly is the one that people need. */
+/* A file that is damaged or no file of spans is left out (DRAY_EAGAIN), with a line in the log: the
+ * trace of a run that ended badly is the one that people need. */
 static int open_spans(const merge *m, size_t i, dray__spans **out, dray_error *error)
 {
     dray_error why;
@@ -167,7 +168,8 @@ static void write_restart(merge *m, size_t i)
                                  .step = -1,
                                  .rows = -1,
                                  .tokens = -1,
-                                 .cpu_ns = -1});
+                                 .cpu_ns = -1,
+                                 .queued_ns = -1});
 }
 
 static void write_names(merge *m, size_t process, const dray__spans *spans)
@@ -221,7 +223,7 @@ static int write_all(merge *m, dray_error *error)
     return status;
 }
 
-/* Written beside its place and renamed, so that nobody opens half a trace. */
+/* Written beside its place and renamed, so that no reader opens half a trace. */
 static int write_out(merge *m, const char *out_path, dray_error *error)
 {
     char *temporary;

@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "trace/account.h"
 #include "trace/spans.h"
+#include "trace/tracing.h"
 
 #include <endian.h>
 #include <errno.h>
@@ -28,10 +29,15 @@ typedef struct record {
     const char *name;
     uint32_t partition, task; /* numbers of names of the file `opening`, from 1; 0: none */
     uint32_t opening;
-    int64_t begin_ns, end_ns, step, rows, tokens, cpu_ns;
+    int64_t begin_ns, end_ns, step, rows, tokens, cpu_ns, queued_ns;
     uint16_t kind, cause;
     bool brief; /* a wait that is no piece of its own where it is short */
 } record;
+
+/* What the clocks of a thread say at once. */
+typedef struct moment {
+    int64_t ns, cpu_ns, queued_ns; /* queued_ns: -1: it is not looked at */
+} moment;
 
 typedef struct ring {
     struct ring *next;
@@ -41,21 +47,22 @@ typedef struct ring {
     atomic_bool over; /* its thread has ended */
     uint32_t number;  /* in this file; UINT32_MAX: not there yet */
     char name[THREAD_NAME];
-    /* The thread's alone: what it has entered; since when the piece on top runs, and the thread's
-     * CPU time then; and the same of the piece before. */
+    /* The thread's alone: what it has entered, and when the piece on top began. */
     record entered[DEPTH];
     uint32_t depth;   /* may be more than DEPTH: what is deeper is not recorded */
     uint32_t opening; /* of which file */
-    int64_t piece_ns, piece_cpu_ns;
+    moment piece;
     bool
         unsettled; /* a brief wait is on top, and the piece before it has not ended yet: it began */
-    int64_t before_ns, before_cpu_ns;
+    moment before;
+    uint32_t watched;                   /* from this depth on queued_ns is looked at; 0: nowhere */
+    int schedstat;                      /* what says it, where it is */
     int64_t counted_ns, counted_cpu_ns; /* up to where the account is */
     dray__account *account;             /* NULL: another thread's, or none */
     record records[RING];
 } ring;
 
-static atomic_bool on;
+atomic_bool dray__tracing;
 static _Atomic uint32_t openings; /* of files: what was entered before the last one is forgotten */
 static _Thread_local ring *mine;
 
@@ -94,7 +101,7 @@ static void after_fork(void)
 /* The file is the parent's; a child that wants to record opens one of its own. */
 static void in_child(void)
 {
-    atomic_store(&on, false);
+    atomic_store(&dray__tracing, false);
     if (file >= 0)
         close(file);
     file = -1;
@@ -122,6 +129,13 @@ static bool can_follow(const ring *r, const char *name)
            strcmp(r->name, name) == 0 && atomic_load(&r->head) - atomic_load(&r->tail) <= RING / 4;
 }
 
+static void watch_no_more(ring *r)
+{
+    if (r->watched)
+        close(r->schedstat);
+    r->watched = 0;
+}
+
 /* Under the lock: that of a thread of this name that has ended, where most of it is free. Threads
  * that follow each other are one line of the timeline, and take the memory of one. */
 static ring *take_ring(const char *name)
@@ -130,6 +144,7 @@ static ring *take_ring(const char *name)
         if (can_follow(r, name)) {
             r->depth = 0;
             r->unsettled = false;
+            watch_no_more(r);
             r->account = NULL;
             atomic_store(&r->over, false);
             return r;
@@ -207,7 +222,7 @@ static void names_written(void)
     dray__writer_free(&new_names);
     name_count += new_count;
     new_count = 0;
-    if (names.count > NAMES_MOST)
+    if (names.index.count > NAMES_MOST)
         dray__map_free(&names);
 }
 
@@ -227,10 +242,28 @@ static int64_t cpu_now(void)
     return (int64_t)t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
+/* How long the thread has waited for a core, where that is looked at: the second number of its
+ * schedstat ("sched-stats", Linux's documentation of its scheduler). */
+static int64_t queued_now(const ring *r)
+{
+    char text[96];
+    ssize_t n = r->watched ? pread(r->schedstat, text, sizeof text - 1, 0) : 0;
+    if (n <= 0)
+        return -1;
+    text[n] = 0;
+    const char *second = strchr(text, ' ');
+    return second ? strtoll(second, NULL, 10) : -1;
+}
+
+static moment moment_now(const ring *r)
+{
+    return (moment){.ns = dray__now(), .cpu_ns = cpu_now(), .queued_ns = queued_now(r)};
+}
+
 /* The calling thread's ring; NULL: recording is off. */
 static ring *of_thread(void)
 {
-    if (!atomic_load_explicit(&on, memory_order_acquire))
+    if (!atomic_load_explicit(&dray__tracing, memory_order_acquire))
         return NULL;
     ring *r = mine ? mine : make_ring();
     uint32_t opening = atomic_load_explicit(&openings, memory_order_relaxed);
@@ -239,6 +272,7 @@ static ring *of_thread(void)
         r->depth = 0;
         r->unsettled = false;
         r->account = NULL;
+        watch_no_more(r);
     }
     return r;
 }
@@ -261,14 +295,16 @@ static void account_for(ring *r, int64_t now, int64_t cpu, const record *next)
     r->counted_cpu_ns = cpu;
 }
 
-static void put_piece(record *span, int64_t begin, int64_t end, int64_t cpu_ns)
+static void put_piece(record *span, const moment *begin, const moment *end)
 {
-    if (end <= begin && span->rows < 0 && span->tokens < 0)
+    if (end->ns <= begin->ns && span->rows < 0 && span->tokens < 0)
         return;
+    bool watched = begin->queued_ns >= 0 && end->queued_ns >= 0;
     record piece = *span;
-    piece.begin_ns = begin;
-    piece.end_ns = end;
-    piece.cpu_ns = cpu_ns;
+    piece.begin_ns = begin->ns;
+    piece.end_ns = end->ns;
+    piece.cpu_ns = end->cpu_ns - begin->cpu_ns;
+    piece.queued_ns = watched ? end->queued_ns - begin->queued_ns : -1;
     add(&piece);
     span->rows = span->tokens = -1; /* said once */
 }
@@ -277,8 +313,7 @@ static void put_piece(record *span, int64_t begin, int64_t end, int64_t cpu_ns)
 static void settle(ring *r)
 {
     if (r->unsettled)
-        put_piece(&r->entered[r->depth - 2], r->before_ns, r->piece_ns,
-                  r->piece_cpu_ns - r->before_cpu_ns);
+        put_piece(&r->entered[r->depth - 2], &r->before, &r->piece);
     r->unsettled = false;
 }
 
@@ -286,23 +321,23 @@ static void settle(ring *r)
  * entered. */
 static void turn_to(ring *r, uint32_t depth, const record *span)
 {
-    int64_t now = dray__now(), cpu = cpu_now();
+    const moment now = moment_now(r);
     bool brief = span && span->brief && r->depth;
-    bool dropped = r->unsettled && depth < r->depth && now - r->piece_ns < BRIEF_NS;
+    bool dropped = r->unsettled && depth < r->depth && now.ns - r->piece.ns < BRIEF_NS;
     if (!dropped)
         settle(r);
     if (!dropped && !brief && r->depth)
-        put_piece(top_of(r), r->piece_ns, now, cpu - r->piece_cpu_ns);
-    int64_t piece = dropped ? r->before_ns : now, piece_cpu = dropped ? r->before_cpu_ns : cpu;
+        put_piece(top_of(r), &r->piece, &now);
+    const moment piece = dropped ? r->before : now;
     r->unsettled = brief;
-    r->before_ns = r->piece_ns;
-    r->before_cpu_ns = r->piece_cpu_ns;
-    r->piece_ns = piece;
-    r->piece_cpu_ns = piece_cpu;
+    r->before = r->piece;
+    r->piece = piece;
     if (span)
         r->entered[depth - 1] = *span;
     r->depth = depth;
-    account_for(r, now, cpu, top_of(r));
+    if (depth < r->watched)
+        watch_no_more(r);
+    account_for(r, now.ns, now.cpu_ns, top_of(r));
 }
 
 /* What runs in the calling thread ends here, and goes on in a new piece. */
@@ -348,6 +383,17 @@ void dray_trace_wait_briefly(dray_wait_cause cause, const char *name, int64_t st
     enter_wait(cause, name, step, true);
 }
 
+void dray_trace_waited_for(dray_wait_cause cause)
+{
+    ring *r = of_thread();
+    record *top = r && r->depth <= DEPTH ? top_of(r) : NULL;
+    if (!top || top->kind != DRAY_SPAN_WAIT || (unsigned)cause >= DRAY__WAIT_CAUSES)
+        return;
+    top->cause = (uint16_t)cause;
+    if (r->account)
+        dray__account_restate(r->account, dray__state_of(DRAY_SPAN_WAIT, cause));
+}
+
 void dray_trace_leave(void)
 {
     ring *r = of_thread();
@@ -355,6 +401,18 @@ void dray_trace_leave(void)
         r->depth--;
     else if (r && r->depth)
         turn_to(r, r->depth - 1, NULL);
+}
+
+void dray_trace_queued(void)
+{
+    ring *r = of_thread();
+    if (!r || !r->depth || r->depth > DEPTH || r->watched)
+        return;
+    r->schedstat = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+    if (r->schedstat < 0)
+        return;
+    r->watched = r->depth;
+    r->piece.queued_ns = queued_now(r);
 }
 
 static void add_to(int64_t *sum, int64_t count)
@@ -387,27 +445,37 @@ void dray_trace_samples(const char *partition, const char *task, int64_t rows)
     add_to(&top->rows, rows);
 }
 
-/* A span that is over is cut out of the piece that runs, whose CPU time is divided as its time is:
- * when the thread had it, nobody looked. */
+/* A moment within a piece. Its CPU time, and its time without a core, are divided as its time is:
+ * when the thread had them, nobody looked. */
+static moment between(const moment *begin, const moment *end, int64_t ns)
+{
+    double part = (double)(ns - begin->ns) / (double)(end->ns - begin->ns);
+    bool watched = begin->queued_ns >= 0 && end->queued_ns >= 0;
+    return (moment){
+        .ns = ns,
+        .cpu_ns = begin->cpu_ns + (int64_t)(part * (double)(end->cpu_ns - begin->cpu_ns)),
+        .queued_ns = watched ? begin->queued_ns +
+                                   (int64_t)(part * (double)(end->queued_ns - begin->queued_ns))
+                             : -1};
+}
+
+/* A span that is over is cut out of the piece that runs. */
 static void cut_out(ring *r, record *span)
 {
     settle(r);
-    int64_t now = dray__now(), cpu = cpu_now() - r->piece_cpu_ns;
-    int64_t begin = span->begin_ns > r->piece_ns ? span->begin_ns : r->piece_ns;
-    int64_t end = span->end_ns < now ? span->end_ns : now;
-    if (end <= begin)
+    const moment now = moment_now(r);
+    int64_t first = span->begin_ns > r->piece.ns ? span->begin_ns : r->piece.ns;
+    int64_t last = span->end_ns < now.ns ? span->end_ns : now.ns;
+    if (last <= first)
         return;
-    double each = (double)cpu / (double)(now - r->piece_ns);
-    int64_t before = (int64_t)(each * (double)(begin - r->piece_ns));
-    int64_t within = (int64_t)(each * (double)(end - begin));
-    put_piece(top_of(r), r->piece_ns, begin, before);
-    put_piece(span, begin, end, within);
-    r->piece_ns = end;
-    r->piece_cpu_ns += before + within;
-    begin = begin > r->counted_ns ? begin : r->counted_ns;
-    if (end > begin) {
-        account_for(r, begin, r->counted_cpu_ns, span);
-        account_for(r, end, r->counted_cpu_ns, top_of(r));
+    const moment begin = between(&r->piece, &now, first), end = between(&r->piece, &now, last);
+    put_piece(top_of(r), &r->piece, &begin);
+    put_piece(span, &begin, &end);
+    r->piece = end;
+    first = first > r->counted_ns ? first : r->counted_ns;
+    if (last > first) {
+        account_for(r, first, r->counted_cpu_ns, span);
+        account_for(r, last, r->counted_cpu_ns, top_of(r));
     }
 }
 
@@ -422,6 +490,7 @@ void dray_trace_span(dray_span_kind kind, const char *name, int64_t begin_ns, in
                    .rows = -1,
                    .tokens = -1,
                    .cpu_ns = -1,
+                   .queued_ns = -1,
                    .kind = (uint16_t)kind};
     if (r && r->depth)
         cut_out(r, &span);
@@ -431,7 +500,7 @@ void dray_trace_span(dray_span_kind kind, const char *name, int64_t begin_ns, in
 
 int dray_trace_is_on(void)
 {
-    return atomic_load_explicit(&on, memory_order_relaxed);
+    return atomic_load_explicit(&dray__tracing, memory_order_relaxed);
 }
 
 int64_t dray_trace_now(void)
@@ -477,6 +546,7 @@ static void drain(chunk *c, ring *r)
         dray__put_i64(&c->spans, span->rows);
         dray__put_i64(&c->spans, span->tokens);
         dray__put_i64(&c->spans, span->cpu_ns);
+        dray__put_i64(&c->spans, span->queued_ns);
         c->span_count++;
     }
     atomic_store_explicit(&r->tail, tail, memory_order_release);
@@ -549,7 +619,7 @@ static int flush(dray_error *error)
         names_written();
     thread_count += c.thread_count;
     if (status) {
-        atomic_store(&on, false);
+        atomic_store(&dray__tracing, false);
         close(file);
         file = -1;
     }
@@ -634,14 +704,14 @@ int dray_trace_open(const char *path, const char *process, dray_error *error)
     pthread_once(&once, prepare);
     end_running();
     pthread_mutex_lock(&lock);
-    atomic_store(&on, false);
+    atomic_store(&dray__tracing, false);
     int status = close_file(error);
     if (!status && path)
         status = open_file(path, process, error);
     atomic_fetch_add(&openings, 1);
     if (!status && path) {
         account = dray__account_map(file);
-        atomic_store_explicit(&on, true, memory_order_release);
+        atomic_store_explicit(&dray__tracing, true, memory_order_release);
     }
     pthread_mutex_unlock(&lock);
     if (!status && path)

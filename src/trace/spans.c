@@ -1,5 +1,6 @@
 #include "trace/spans.h"
 
+#include "base/arena.h"
 #include "base/error.h"
 #include "base/hash.h"
 
@@ -15,7 +16,8 @@
 
 typedef struct names {
     char **items;
-    uint32_t count, capacity;
+    uint32_t count;
+    uint64_t capacity;
 } names;
 
 struct dray__spans {
@@ -38,14 +40,8 @@ const char *dray__span_kind_name(dray_span_kind kind)
 
 static bool add_name(names *list, char *name)
 {
-    if (list->count == list->capacity) {
-        uint32_t capacity = list->capacity ? 2 * list->capacity : 16;
-        char **items = realloc(list->items, capacity * sizeof *items);
-        if (!items)
-            return false;
-        list->items = items;
-        list->capacity = capacity;
-    }
+    if (!dray__append(&list->items, sizeof *list->items, list->count, &list->capacity))
+        return false;
     list->items[list->count++] = name;
     return true;
 }
@@ -190,6 +186,7 @@ int dray__spans_next(dray__spans *spans, dray__span *out, dray_error *error)
     out->rows = dray__get_i64(r);
     out->tokens = dray__get_i64(r);
     out->cpu_ns = dray__get_i64(r);
+    out->queued_ns = dray__get_i64(r);
     spans->left--;
     if (partition > spans->names.count || task > spans->names.count || kind > DRAY_SPAN_TRANSFER ||
         cause >= DRAY__WAIT_CAUSES || name >= spans->names.count ||

@@ -1,3 +1,8 @@
+/* src/trace/: how a process records what its threads do, as spans with a beginning and an end, in
+ * a file that survives the process. The files of all processes of a run are merged into one
+ * timeline that trace viewers can show. account.h adds the spans up while the process runs.
+ * Recording costs a few instructions where tracing is off. */
+
 /* The format of *.spans files, and how to read them.
  *
  * A head of 8 KiB (magic "DRAYSPAN", u32 version, u32 pid, label; from byte 2048 on the account of
@@ -14,9 +19,9 @@
 
 #include <dray/trace.h>
 
-#define DRAY__SPANS_VERSION 3u
+#define DRAY__SPANS_VERSION 4u
 #define DRAY__SPANS_CHUNK 0x4B4E4843u /* "CHNK" */
-enum { DRAY__SPAN_BYTES = 2 + 4 + 4 + 3 * 8 + 4 + 4 + 3 * 8, DRAY__SPAN_NAME_MAX = 1024 };
+enum { DRAY__SPAN_BYTES = 2 + 4 + 4 + 3 * 8 + 4 + 4 + 4 * 8, DRAY__SPAN_NAME_MAX = 1024 };
 
 typedef struct dray__span {
     dray_span_kind kind;
@@ -24,8 +29,8 @@ typedef struct dray__span {
     const char *name;
     uint32_t thread; /* from 0, in the order of their first spans */
     int64_t begin_ns, end_ns, step;
-    const char *partition, *task; /* NULL: none */
-    int64_t rows, tokens, cpu_ns; /* -1: not said */
+    const char *partition, *task;            /* NULL: none */
+    int64_t rows, tokens, cpu_ns, queued_ns; /* -1: not said */
 } dray__span;
 
 typedef struct dray__spans dray__spans;

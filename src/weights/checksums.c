@@ -1,7 +1,9 @@
 /* Checksums of blocks, whole tensors and running sessions. */
 #include "base/error.h"
-#include "mover/cuda.h"
+#include "model/layout/layout.h"
+#include "mover/cuda/cuda.h"
 #include "mover/mover.h"
+#include "weights/messages.h"
 #include "weights/source_sums.h"
 
 #include <inttypes.h>
@@ -18,14 +20,8 @@ static int sum_file(const dray_layout *layout, dray_region *source, const dray_b
         if (rc)
             return rc;
     }
-    dray_copy whole = {.ndim = tensor->ndim ? tensor->ndim : 1,
-                       .source_dtype = tensor->dtype,
-                       .source_offset = block->offset};
-    for (uint32_t d = 0; d < whole.ndim; d++) {
-        whole.start[d] = d < tensor->ndim ? block->start[d] : 0;
-        whole.extent[d] = d < tensor->ndim ? block->extent[d] : 1;
-        whole.source_stride[d] = d < tensor->ndim ? block->stride[d] : 0;
-    }
+    dray_copy whole = dray__block_copy(layout, dray__layout_block_index(layout, block));
+    whole.ndim = tensor->ndim ? tensor->ndim : 1;
     dray__slicer slicer;
     dray__rect slice;
     dray__slicer_start(&slicer, rect, dray_dtype_size((dray_dtype)tensor->dtype),
@@ -89,19 +85,6 @@ static int sum_here(const dray_layout *layout, dray_region *const *regions,
     return rc;
 }
 
-int dray__sum_pieces(const dray_layout *layout, dray_region *const *regions,
-                     const dray__pieces *pieces, dray__sums *out, dray_error *error)
-{
-    dray__source_sums *gpus;
-    int rc = dray__source_sums_new(layout, regions, pieces, &gpus, error);
-    if (rc)
-        return rc;
-    if (gpus)
-        rc = dray__source_sums_run(gpus, NULL, INT64_MAX, out, error);
-    dray__source_sums_free(gpus);
-    return rc ? rc : sum_here(layout, regions, pieces, out, error);
-}
-
 int dray__sum_published(const dray_layout *layout, dray_region *const *regions,
                         const dray__pieces *pieces, dray__source_sums **gpus, CUevent ready,
                         int64_t deadline_ns, dray__sums *out, dray_error *error)
@@ -110,6 +93,15 @@ int dray__sum_published(const dray_layout *layout, dray_region *const *regions,
     if (rc == DRAY_OK && *gpus)
         rc = dray__source_sums_run(*gpus, ready, deadline_ns, out, error);
     return rc ? rc : sum_here(layout, regions, pieces, out, error);
+}
+
+int dray__sum_pieces(const dray_layout *layout, dray_region *const *regions,
+                     const dray__pieces *pieces, dray__sums *out, dray_error *error)
+{
+    dray__source_sums *gpus = NULL;
+    int rc = dray__sum_published(layout, regions, pieces, &gpus, NULL, INT64_MAX, out, error);
+    dray__source_sums_free(gpus);
+    return rc;
 }
 
 int dray_checksums_compute(const dray_layout *layout, dray_region *const *regions,
@@ -148,21 +140,20 @@ int dray_checksums_fetch_group(dray_context *context, const char *model, const c
     if (rc)
         return rc;
     dray__writer w = {0};
-    dray__put_string(&w, model);
-    dray__put_string(&w, group ? group : "");
+    dray__put_fields(&w, &dray__sums_asked_fields, &(dray__sums_asked){model, group});
     dray__reply reply;
     dray_checksums *sums = calloc(1, sizeof *sums);
     rc = sums ? dray__call(channel, DRAY__MSG_CHECKSUMS_GET, &w, NULL, 0,
                            dray__context_deadline(context, DRAY_WAIT_DEFAULT), &reply, error)
               : dray__nomem(error);
     if (rc == DRAY_OK) {
-        uint64_t number = dray__get_u64(&reply.payload);
-        dray__get_u64(&reply.payload); /* incarnation */
+        dray__sums_told told;
+        dray__get_fields(&reply.payload, NULL, &dray__sums_told_fields, &told);
         rc = dray__sums_get(&reply.payload, &sums->sums, NULL)
                  ? dray__reader_finish(&reply.payload, "checksums", error)
                  : dray__nomem(error);
         if (rc == DRAY_OK && version)
-            *version = number;
+            *version = told.version;
     }
     dray__writer_free(&w);
     dray__channel_close(channel);

@@ -11,7 +11,7 @@ int dray__mark_new(dray__cuda_device *device, dray__mark **out, dray_error *erro
     if (!m)
         return dray__nomem(error);
     m->device = device;
-    int rc = dray_event_new(device->uuid, &m->event, error);
+    int rc = dray__event_new(device->uuid, &m->event, error);
     if (rc == DRAY_OK)
         rc = dray__cuda_enter(device, error);
     if (rc == DRAY_OK) {
@@ -21,9 +21,9 @@ int dray__mark_new(dray__cuda_device *device, dray__mark **out, dray_error *erro
         dray__cuda_leave();
     }
     if (rc == DRAY_OK)
-        rc = dray_event_record(m->event, m->stream, error);
+        rc = dray__event_record(m->event, m->stream, error);
     if (rc == DRAY_OK)
-        rc = dray_event_export(m->event, m->handle, error);
+        rc = dray__event_export(m->event, m->handle, error);
     if (rc)
         dray__mark_free(m);
     else
@@ -35,7 +35,7 @@ void dray__mark_free(dray__mark *m)
 {
     if (!m)
         return;
-    dray_event_free(m->event);
+    dray__event_free(m->event);
     if (m->stream && dray__cuda_enter(m->device, NULL) == DRAY_OK) {
         dray__cuda_get(NULL)->cuStreamDestroy(m->stream);
         dray__cuda_leave();
@@ -51,16 +51,15 @@ int dray__mark_after_event(dray__mark *m, CUevent event, dray_error *error)
     CUresult result = dray__cuda_get(NULL)->cuStreamWaitEvent(m->stream, event, 0);
     dray__cuda_leave();
     return result ? dray__fail_cuda(error, result, "the fence of what is published")
-                  : dray_event_record(m->event, m->stream, error);
+                  : dray__event_record(m->event, m->stream, error);
 }
 
 int dray__mark_after_stream(dray__mark *m, CUstream stream, dray_error *error)
 {
-    return dray_event_record(m->event, stream, error);
+    return dray__event_record(m->event, stream, error);
 }
 
 CUevent dray__mark_event(const dray__mark *m)
 {
-    dray_fence fence = DRAY_FENCE_INIT;
-    return dray_event_fence(m->event, &fence, NULL) ? NULL : fence.event;
+    return dray__event_handle(m->event);
 }

@@ -4,15 +4,14 @@
 #ifndef DRAY_WEIGHTS_MARK_H
 #define DRAY_WEIGHTS_MARK_H
 
-#include "memory/cuda_library.h"
+#include "memory/cuda_event.h"
 
-#include <dray/gpu.h>
 #include <stdbool.h>
 
 enum { DRAY__MARK_HANDLE = 64 };
 
 typedef struct dray__mark {
-    dray_event *event;
+    dray__event *event;
     dray__cuda_device *device;
     CUstream stream; /* of its own: takes over what others' events say */
     uint8_t handle[DRAY__MARK_HANDLE];

@@ -1,5 +1,6 @@
 /* Ownership: an element that several members (or several blocks) hold counts once, for the first of
  * them in rank order, then block order. Every member derives this from the layouts alone. */
+#include "base/arena.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "weights/internal.h"
@@ -9,49 +10,16 @@
 
 dray__rect dray__rect_of(const dray_layout *layout, uint32_t index)
 {
-    const dray_block *block = dray_layout_block(layout, index);
-    uint32_t ndim = dray_layout_tensor(layout, block->tensor)->ndim;
-    dray__rect rect;
-    for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++) {
-        rect.start[d] = d < ndim ? block->start[d] : 0;
-        rect.extent[d] = d < ndim ? block->extent[d] : 1;
-    }
-    return rect;
-}
-
-uint64_t dray__rect_elements(const dray__rect *rect)
-{
-    uint64_t elements = 1;
-    for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++)
-        elements *= (uint64_t)rect->extent[d];
-    return elements;
-}
-
-bool dray__rect_cross(const dray__rect *a, const dray__rect *b, dray__rect *out)
-{
-    for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++) {
-        int64_t start = a->start[d] > b->start[d] ? a->start[d] : b->start[d];
-        int64_t a_end = a->start[d] + a->extent[d], b_end = b->start[d] + b->extent[d];
-        int64_t end = a_end < b_end ? a_end : b_end;
-        if (end <= start)
-            return false;
-        out->start[d] = start;
-        out->extent[d] = end - start;
-    }
-    return true;
+    return dray__block_rect(dray_layout_block(layout, index));
 }
 
 static bool push(dray__pieces *pieces, const dray__rect *rect, uint32_t block, bool owned)
 {
-    if (pieces->count == pieces->capacity) {
-        uint32_t capacity = pieces->capacity ? pieces->capacity * 2 : 64;
-        dray__piece *items = realloc(pieces->items, capacity * sizeof *items);
-        if (!items)
-            return false;
-        pieces->items = items;
-        pieces->capacity = capacity;
-    }
-    pieces->items[pieces->count++] = (dray__piece){*rect, block, owned};
+    dray__piece *new = dray__append(&pieces->items, sizeof *new, pieces->count, &pieces->capacity);
+    if (!new)
+        return false;
+    *new = (dray__piece){*rect, block, owned};
+    pieces->count++;
     return true;
 }
 
@@ -63,22 +31,12 @@ static bool subtract(dray__pieces *pieces, uint32_t from, const dray__rect *take
         dray__rect cross;
         if (!pieces->items[i].owned || !dray__rect_cross(&pieces->items[i].rect, taken, &cross))
             continue;
-        dray__rect rest = pieces->items[i].rect;
+        dray__rect sides[DRAY__RECT_SIDES];
         uint32_t block = pieces->items[i].block;
-        for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++) {
-            dray__rect side = rest;
-            int64_t end_rest = rest.start[d] + rest.extent[d];
-            int64_t end_cross = cross.start[d] + cross.extent[d];
-            side.extent[d] = cross.start[d] - rest.start[d];
-            if (side.extent[d] > 0 && !push(pieces, &side, block, true))
+        uint32_t count = dray__rect_rest(&pieces->items[i].rect, &cross, sides);
+        for (uint32_t k = 0; k < count; k++)
+            if (!push(pieces, &sides[k], block, true))
                 return false;
-            side.start[d] = end_cross;
-            side.extent[d] = end_rest - end_cross;
-            if (side.extent[d] > 0 && !push(pieces, &side, block, true))
-                return false;
-            rest.start[d] = cross.start[d];
-            rest.extent[d] = cross.extent[d];
-        }
         pieces->items[i].rect = cross;
         pieces->items[i].owned = false;
     }

@@ -3,8 +3,9 @@
 #include "base/hash.h"
 #include "control/frame.h"
 #include "memory/region.h"
-#include "model/layout.h"
+#include "model/layout/layout.h"
 #include "weights/internal.h"
+#include "weights/messages.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 bool dray__region_offered(const dray_region *region)
 {
@@ -38,6 +40,32 @@ int dray__regions_check(const dray_layout *layout, dray_region *const *regions, 
                               " bytes, the live region has %" PRIu64,
                               i, info->name, info->bytes, dray_region_bytes(region));
     }
+    return DRAY_OK;
+}
+
+dray_region **dray__files_open(const dray_layout *files, int writable, int *rc, dray_error *error)
+{
+    dray_region **opened =
+        calloc((size_t)dray_layout_region_count(files) + 1, sizeof(dray_region *));
+    *rc = opened ? dray_regions_for_layout(files, writable, opened, error) : dray__nomem(error);
+    if (*rc == DRAY_OK)
+        return opened;
+    free(opened);
+    return NULL;
+}
+
+void dray__files_close(dray_region **opened, const dray_layout *files)
+{
+    for (uint32_t i = 0; opened && i < dray_layout_region_count(files); i++)
+        dray_region_free(opened[i]);
+    free(opened);
+}
+
+int dray__files_sync(dray_region *const *opened, const dray_layout *files, dray_error *error)
+{
+    for (uint32_t i = 0; i < dray_layout_region_count(files); i++)
+        if (fsync(dray_region_fd(opened[i])))
+            return dray__fail_errno(error, errno, "%.300s: fsync", dray_region_name(opened[i]));
     return DRAY_OK;
 }
 
@@ -78,7 +106,7 @@ int dray__layout_copy(const dray_layout *layout, dray_region *const *regions, dr
             dray_layout_free(copy);
     }
     if (rc == DRAY_OK && packed)
-        dray__put_blob(packed, data, size);
+        dray__put_bytes(packed, data, size);
     free(data);
     if (rc == DRAY_OK)
         *out = copy;
@@ -148,9 +176,8 @@ int dray__region_put(dray__channel *channel, const dray_context *context, uint64
     if (rc)
         return rc;
     dray__writer w = {0};
-    dray__put_u64(&w, key);
-    dray__put_u32(&w, index);
-    dray__put_blob(&w, packed, dray_handle_packed_size());
+    dray__put_fields(&w, &dray__region_given_fields,
+                     &(dray__region_given){key, index, packed, dray_handle_packed_size()});
     int fd = open_for_readers(region, &none);
     if (fd < 0 && !none)
         rc = dray__fail_errno(error, errno, "region %s: opening it for readers",
@@ -166,19 +193,15 @@ dray_copy dray__block_copy(const dray_layout *layout, uint32_t index)
 {
     const dray_block *block = dray_layout_block(layout, index);
     const dray_tensor_info *tensor = dray_layout_tensor(layout, block->tensor);
-    dray_copy copy = {.source_region = block->region,
-                      .destination_region = block->region,
+    dray_copy copy = {.destination_region = block->region,
                       .tensor = block->tensor,
                       .ndim = tensor->ndim,
-                      .source_dtype = tensor->dtype,
                       .destination_dtype = tensor->dtype,
-                      .source_offset = block->offset,
                       .destination_offset = block->offset};
-    for (uint32_t d = 0; d < tensor->ndim; d++) {
-        copy.start[d] = block->start[d];
-        copy.extent[d] = block->extent[d];
-        copy.source_stride[d] = copy.destination_stride[d] = block->stride[d];
-    }
+    memcpy(copy.start, block->start, sizeof copy.start);
+    memcpy(copy.extent, block->extent, sizeof copy.extent);
+    dray__copy_from_block(&copy, layout, index);
+    memcpy(copy.destination_stride, copy.source_stride, sizeof copy.source_stride);
     return copy;
 }
 
@@ -192,8 +215,8 @@ static int copy_tensor(const dray_layout *layout, uint32_t t, dray_layout *out, 
                                   tensor->shape, &at, error);
 }
 
-int dray__layout_in(const dray_layout *layout, dray_region_kind kind, dray_layout **out,
-                    dray_error *error)
+int dray__layout_in(const dray_layout *layout, dray_region_kind kind, dray_region *const *regions,
+                    dray_layout **out, dray_error *error)
 {
     dray_layout *copy;
     uint32_t at;
@@ -202,7 +225,7 @@ int dray__layout_in(const dray_layout *layout, dray_region_kind kind, dray_layou
         return rc;
     for (uint32_t i = 0; i < dray_layout_region_count(layout) && rc == DRAY_OK; i++) {
         dray_region_info info = *dray_layout_region(layout, i);
-        info.kind = (int32_t)kind;
+        info.kind = (int32_t)(regions ? dray_region_get_kind(regions[i]) : kind);
         rc = dray_layout_add_region(copy, &info, &at, error);
     }
     for (uint32_t t = 0; t < dray_layout_tensor_count(layout) && rc == DRAY_OK; t++)
@@ -217,4 +240,12 @@ int dray__layout_in(const dray_layout *layout, dray_region_kind kind, dray_layou
     else
         *out = copy;
     return rc;
+}
+
+bool dray__source_remote(const dray__source *source, uint32_t region, uint64_t host)
+{
+    int32_t kind = dray_layout_region(source->layout, region)->kind;
+    return !source->local && source->endpoint && source->endpoint[0] &&
+           (source->host != host || kind == DRAY_REGION_HOST ||
+            (kind == DRAY_REGION_FILE ? source->staged : !source->mapped));
 }

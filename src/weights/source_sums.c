@@ -1,8 +1,9 @@
 /* Sums by GPUs (source_sums.h): an item without a destination for each piece. */
 #include "weights/source_sums.h"
 
+#include "base/arena.h"
 #include "base/error.h"
-#include "mover/cuda.h"
+#include "mover/cuda/cuda.h"
 
 #include <stdlib.h>
 
@@ -19,6 +20,7 @@ struct dray__source_sums {
     const dray__pieces *pieces;
     struct summed *gpus;
     uint32_t count;
+    uint64_t capacity;
 };
 
 bool dray__sums_by_gpu(const dray_region *region)
@@ -44,14 +46,13 @@ static struct summed *summed_of(dray__source_sums *s, dray__cuda_device *device)
     for (uint32_t i = 0; i < s->count; i++)
         if (s->gpus[i].device == device)
             return &s->gpus[i];
-    struct summed *gpus = reallocarray(s->gpus, s->count + 1, sizeof *gpus);
-    if (!gpus)
+    struct summed *last = dray__append(&s->gpus, sizeof *last, s->count, &s->capacity);
+    if (!last)
         return NULL;
-    s->gpus = gpus;
-    gpus[s->count] = (struct summed){.device = device};
-    gpus[s->count].pieces = calloc((size_t)s->pieces->count + 1, sizeof *gpus->pieces);
-    gpus[s->count].items = calloc((size_t)s->pieces->count + 1, sizeof *gpus->items);
-    struct summed *last = &gpus[s->count++];
+    *last = (struct summed){.device = device};
+    last->pieces = calloc((size_t)s->pieces->count + 1, sizeof *last->pieces);
+    last->items = calloc((size_t)s->pieces->count + 1, sizeof *last->items);
+    s->count++;
     return last->pieces && last->items ? last : NULL;
 }
 

@@ -6,6 +6,7 @@
  *
  * What it replaces: SGLang's LocalSerializedTensor, whose values are pickled (base64 of
  * ForkingPickler, one a TP rank). */
+#include "base/arena.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "weights/internal.h"
@@ -17,8 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MAGIC 0x4c595244u /* "DRYL" */
-#define VERSION 1u
+static const dray__envelope form = {"list of handles", 0x4c595244u /* "DRYL" */, 1};
 #define NO_FD UINT32_MAX
 
 enum { FORMAT_MAX = 255, HANDLE_ROOM = 1024, RANKS_MAX = 1 << 16 };
@@ -39,9 +39,11 @@ struct dray_tensor_list {
     uint32_t ranks;
     dray__map names;
     tensor *tensors;
-    uint32_t count, capacity;
+    uint32_t count;
+    uint64_t capacity;
     int *fds;
     uint32_t fd_count;
+    uint64_t fd_capacity;
     bool owns_fds; /* unpacked */
     /* storages that were opened: by descriptor, then those without one */
     struct storage {
@@ -49,6 +51,7 @@ struct dray_tensor_list {
         dray_region *region;
     } * storages;
     uint32_t storage_count;
+    uint64_t storage_capacity;
 };
 
 /* ---- making ---------------------------------------------------------------------------------- */
@@ -94,15 +97,9 @@ void dray_tensor_list_free(dray_tensor_list *l)
 /* A place for one more tensor with its entries; NULL: no memory. It counts once it is whole. */
 static tensor *add_tensor(dray_tensor_list *l, char *name, uint32_t ranks)
 {
-    if (l->count == l->capacity) {
-        uint32_t capacity = l->capacity ? 2 * l->capacity : 64;
-        tensor *tensors = reallocarray(l->tensors, capacity, sizeof *tensors);
-        if (!tensors)
-            return NULL;
-        l->tensors = tensors;
-        l->capacity = capacity;
-    }
-    tensor *t = &l->tensors[l->count];
+    tensor *t = dray__append(&l->tensors, sizeof *t, l->count, &l->capacity);
+    if (!t)
+        return NULL;
     *t = (tensor){.name = name, .entries = calloc(ranks, sizeof *t->entries)};
     return t->entries ? t : NULL;
 }
@@ -128,10 +125,8 @@ static int place_fd(dray_tensor_list *l, entry *e, int fd, uint32_t rank, dray_e
                 return DRAY_OK;
             }
         }
-    int *fds = reallocarray(l->fds, (size_t)l->fd_count + 1, sizeof *fds);
-    if (!fds)
+    if (!dray__append(&l->fds, sizeof *l->fds, l->fd_count, &l->fd_capacity))
         return dray__nomem(error);
-    l->fds = fds;
     l->fds[l->fd_count] = fd;
     e->fd = l->fd_count++;
     return DRAY_OK;
@@ -199,8 +194,7 @@ int dray_tensor_list_pack(const dray_tensor_list *l, void **out, size_t *size, c
     if (!l || !out || !size || !fds || !fd_count)
         return dray__fail(error, DRAY_EINVALID, "list and outputs must be given");
     dray__writer w = {0};
-    dray__put_u32(&w, MAGIC);
-    dray__put_u32(&w, VERSION);
+    dray__envelope_begin(&form, &w);
     dray__put_u32(&w, (uint32_t)l->flush_cache);
     dray__put_u32(&w, l->ranks);
     dray__put_string(&w, l->load_format);
@@ -216,18 +210,9 @@ int dray_tensor_list_pack(const dray_tensor_list *l, void **out, size_t *size, c
                       : dray__nomem(error);
         }
     }
-    if (rc == DRAY_OK)
-        rc = dray__writer_check(&w, error);
-    if (rc == DRAY_OK)
-        dray__put_u64(&w, dray__hash(w.data, w.size));
-    if (rc == DRAY_OK)
-        rc = dray__writer_check(&w, error);
-    if (rc) {
-        dray__writer_free(&w);
+    rc = dray__envelope_end(&w, rc, out, size, error);
+    if (rc)
         return rc;
-    }
-    *out = w.data;
-    *size = w.size;
     *fds = l->fds;
     *fd_count = l->fd_count;
     return DRAY_OK;
@@ -287,6 +272,7 @@ static int keep_fds(dray_tensor_list *l, const int *fds, uint32_t fd_count, dray
     l->fds = calloc((size_t)fd_count + 1, sizeof *l->fds);
     if (!l->fds)
         return dray__nomem(error);
+    l->fd_capacity = fd_count + UINT64_C(1);
     l->owns_fds = true;
     for (; l->fd_count < fd_count; l->fd_count++) {
         l->fds[l->fd_count] = fcntl(fds[l->fd_count], F_DUPFD_CLOEXEC, 3);
@@ -320,22 +306,12 @@ int dray_tensor_list_unpack(const void *data, size_t size, const int *fds, uint3
 {
     if (!data || !out || (fd_count && !fds))
         return dray__fail(error, DRAY_EINVALID, "data, descriptors and out must be given");
-    if (size < 2 * sizeof(uint32_t) + sizeof(uint64_t))
-        return dray__fail(error, DRAY_EFORMAT, "list of handles: %zu bytes", size);
-    dray__reader r = dray__reader_of(data, size - sizeof(uint64_t));
-    dray__reader tail =
-        dray__reader_of((const uint8_t *)data + size - sizeof(uint64_t), sizeof(uint64_t));
-    uint32_t magic = dray__get_u32(&r), version = dray__get_u32(&r);
-    if (magic != MAGIC)
-        return dray__fail(error, DRAY_EFORMAT, "list of handles: begins with %08" PRIx32, magic);
-    if (version != VERSION)
-        return dray__fail(error, DRAY_EVERSION,
-                          "list of handles: version %" PRIu32 ", this library reads %u", version,
-                          VERSION);
-    if (dray__get_u64(&tail) != dray__hash(data, size - sizeof(uint64_t)))
-        return dray__fail(error, DRAY_ECHECKSUM, "list of handles: altered on the way");
+    dray__reader r;
+    int rc = dray__envelope_open(&form, data, size, &r, error);
+    if (rc)
+        return rc;
     dray_tensor_list *l = calloc(1, sizeof *l);
-    int rc = l ? unpack(&r, l, fds, fd_count, error) : dray__nomem(error);
+    rc = l ? unpack(&r, l, fds, fd_count, error) : dray__nomem(error);
     if (rc) {
         dray_tensor_list_free(l);
         return rc;
@@ -374,12 +350,10 @@ static int open_storage(dray_tensor_list *l, const entry *e, uint32_t *index, dr
             *index = i;
             return DRAY_OK;
         }
-    struct storage *storages =
-        reallocarray(l->storages, (size_t)l->storage_count + 1, sizeof *storages);
-    if (!storages)
+    struct storage *s =
+        dray__append(&l->storages, sizeof *s, l->storage_count, &l->storage_capacity);
+    if (!s)
         return dray__nomem(error);
-    l->storages = storages;
-    struct storage *s = &l->storages[l->storage_count];
     s->handle = e->handle;
     int rc =
         dray_region_import(&e->handle, e->fd == NO_FD ? -1 : l->fds[e->fd], 0, &s->region, error);
@@ -407,7 +381,7 @@ int dray_tensor_list_open(dray_tensor_list *l, uint32_t index, uint32_t rank, co
     uint32_t storage = 0;
     int rc = entry_of(l, index, rank, &e, error);
     if (rc == DRAY_OK && handle)
-        rc = dray__options_check(handle, dray__end_of(dray_handle, path), "dray_handle", error);
+        rc = DRAY__OPTIONS_CHECK(dray_handle, path, handle, error);
     if (rc == DRAY_OK)
         rc = open_storage(l, e, &storage, error);
     if (rc)

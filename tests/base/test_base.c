@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/io.h"
 #include "base/options.h"
 #include "base/random.h"
 #include "base/wire.h"
@@ -14,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -224,6 +226,46 @@ static void results_for_callers_of_other_versions(void **state)
     assert_true(new.now.size == sizeof new &&new.now.a == 1 && new.now.c == 3 && new.d == 0);
 }
 
+/* Sizes about those at which the buffer grows; what was not written to its end changes nothing. */
+static void files_are_read_and_written_whole(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {0, 1, 4095, 4096, 4097, 20000};
+    char folder[] = "/tmp/dray-test-XXXXXX", path[64], data[20000], *text = NULL;
+    size_t size = 0;
+    dray_error e;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/file", folder);
+    for (size_t i = 0; i < sizeof data; i++)
+        data[i] = (char)(i * 7 + i / 256);
+    assert_int_equal(dray__read_stream(fopen(path, "r"), path, 10, &text, &size, &e), DRAY_ENOENT);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        FILE *file = dray__begin_file(path);
+        assert_non_null(file);
+        bool written = fwrite(data, 1, sizes[i], file) == sizes[i];
+        assert_int_equal(dray__end_file(file, written, path, &e), DRAY_OK);
+        assert_int_equal(dray__read_stream(fopen(path, "r"), path, sizes[i], &text, &size, &e),
+                         DRAY_OK);
+        assert_int_equal(size, sizes[i]);
+        assert_memory_equal(text, data, size);
+        assert_int_equal(text[size], 0);
+        free(text);
+        if (sizes[i])
+            assert_int_equal(
+                dray__read_stream(fopen(path, "r"), path, sizes[i] - 1, &text, &size, &e),
+                DRAY_EFORMAT);
+    }
+    FILE *half = dray__begin_file(path);
+    assert_true(half && fputs("half", half) >= 0);
+    assert_int_equal(dray__end_file(half, false, path, &e), DRAY_ESYS);
+    assert_int_equal(dray__read_stream(fopen(path, "r"), path, sizeof data, &text, &size, &e),
+                     DRAY_OK);
+    assert_int_equal(size, sizeof data);
+    free(text);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0); /* nothing lies beside it */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -237,6 +279,7 @@ int main(void)
         cmocka_unit_test(deadlines_saturate),
         cmocka_unit_test(options_of_other_versions),
         cmocka_unit_test(results_for_callers_of_other_versions),
+        cmocka_unit_test(files_are_read_and_written_whole),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

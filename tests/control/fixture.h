@@ -12,9 +12,9 @@
 #define DRAY_TESTS_CONTROL_FIXTURE_H
 
 #include "base/clock.h"
-#include "control/address.h"
 #include "control/coordinator.h"
 #include "control/token.h"
+#include "net/address.h"
 
 #include <dray/dray.h>
 #include <event2/event.h>
@@ -27,6 +27,7 @@
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Adds services to a coordinator that was just made; 0 or a negative code. */
@@ -43,6 +44,16 @@ typedef struct coordinator_fixture {
     pthread_t thread;
     pid_t process;
 } coordinator_fixture;
+
+/* Of random cases; said, so that what failed can be drawn again. */
+static inline uint64_t fixture_seed(void)
+{
+    const char *text = getenv("DRAY_TEST_SEED");
+    uint64_t seed =
+        text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL) * 1000 + (uint64_t)getpid();
+    printf("seed %llu\n", (unsigned long long)seed);
+    return seed;
+}
 
 static inline void fixture_die(const char *what, const dray_error *error)
 {

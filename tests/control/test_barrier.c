@@ -23,9 +23,7 @@ static uint64_t draw(uint64_t below)
 static int start(void **state)
 {
     (void)state;
-    const char *text = getenv("DRAY_TEST_SEED");
-    seed = text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL) * 1000 + (uint64_t)getpid();
-    print_message("seed %llu\n", (unsigned long long)seed);
+    seed = fixture_seed();
     f.tcp = false;
     fixture_fork(&f, NULL);
     return 0;

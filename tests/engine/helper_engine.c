@@ -1,7 +1,7 @@
 /* The reference engine as a program for tests in Python: reads one JSON request from a file, runs
  * it on as many ranks as it says, and prints one JSON answer (of rank 0).
  *
- *   {"do": "logits", "model": DIR, "ranks": 2, "tokens": [...]}
+ *   {"do": "next", "model": DIR, "ranks": 2, "tokens": [...], "vocabulary": N}
  *   {"do": "logprobs", "model": DIR, "ranks": 2, "with": "generator" | "trainer",
  *    "prompts": [[...]], "responses": [[...]], "temperature": 1}
  *   {"do": "generate", "model": DIR, "ranks": 2, "prompts": [[...]], "temperature": 1, "seed": 1,
@@ -91,17 +91,20 @@ static json_t *list(const float *values, size_t count)
 
 /* ---- the generator --------------------------------------------------------------------------- */
 
-static json_t *do_logits(const json_t *request, dray__generator *g)
+/* Log-probs of all tokens of the vocabulary behind the given ones. */
+static json_t *do_next(const json_t *request, dray__generator *g)
 {
-    const json_t *tokens = json_object_get(request, "tokens");
-    size_t count = json_array_size(tokens);
-    size_t width = (size_t)dray__generator_config(g)->vocab_size;
-    json_t *rows = json_pack("[O]", tokens);
-    dray__tokens packed = ragged(rows);
-    float *logits = calloc(count * width, sizeof *logits);
-    int code = dray__generator_logits(g, packed.values, count, logits, &error);
-    return code == DRAY_OK ? json_pack("{s:o}", "logits", list(logits, count * width))
-                           : failed(code);
+    uint32_t count = (uint32_t)number(request, "vocabulary", 0);
+    json_t *tokens = json_object_get(request, "tokens"), *prompts = json_array();
+    json_t *responses = json_array();
+    for (uint32_t i = 0; i < count; i++) {
+        json_array_append(prompts, tokens);
+        json_array_append_new(responses, json_pack("[i]", (int)i));
+    }
+    dray__sequences s = {count, ragged(prompts), ragged(responses), NULL};
+    float *logprobs = calloc(count + 1, sizeof *logprobs);
+    int code = dray__generator_logprobs(g, &s, 1, logprobs, NULL, &error);
+    return code == DRAY_OK ? json_pack("{s:o}", "logprobs", list(logprobs, count)) : failed(code);
 }
 
 static json_t *scores(int code, const dray__sequences *s, const float *logprobs,
@@ -125,15 +128,15 @@ static json_t *do_logprobs(const json_t *request, dray__generator *g)
 
 static json_t *do_generate(const json_t *request, dray__generator *g)
 {
-    dray__generate_options options = DRAY__GENERATE_OPTIONS_INIT;
-    options.rows = (uint32_t)json_array_size(json_object_get(request, "prompts"));
-    options.prompt = ragged(json_object_get(request, "prompts"));
-    options.seed = (uint64_t)number(request, "seed", 0);
-    options.temperature = number(request, "temperature", 1);
-    options.max_new_tokens = (uint32_t)number(request, "max_new_tokens", 1);
-    options.eos_token = (int32_t)number(request, "eos", -1);
+    const json_t *prompts = json_object_get(request, "prompts");
+    const dray__sampler_options how = {.seed = (uint64_t)number(request, "seed", 0),
+                                       .temperature = number(request, "temperature", 1),
+                                       .eos_token = (int32_t)number(request, "eos", -1)};
+    const dray__sampler_rows given = {
+        .rows = {.rows = (uint32_t)json_array_size(prompts), .prompt = ragged(prompts)},
+        .max_new_tokens = (uint32_t)number(request, "max_new_tokens", 1)};
     dray__generation out;
-    int code = dray__generate(g, &options, &out, &error);
+    int code = dray__generate(g, &how, &given, &out, &error);
     if (code != DRAY_OK)
         return failed(code);
     json_t *rows = json_array(), *finish = json_array();
@@ -150,7 +153,7 @@ static json_t *do_generate(const json_t *request, dray__generator *g)
 
 static json_t *do_update(const json_t *request, dray__generator *g)
 {
-    dray__sampler_options options = DRAY__SAMPLER_OPTIONS_INIT;
+    dray__sampler_options options = {.temperature = 1, .eos_token = -1};
     dray__sampler *s;
     uint64_t before = (uint64_t)number(request, "before", 0), streams[64];
     uint32_t slots[64];
@@ -215,7 +218,7 @@ static bool *flags(const json_t *json)
 
 static dray__policy_batch policy_batch(const json_t *json)
 {
-    dray__policy_batch batch = DRAY__POLICY_BATCH_INIT;
+    dray__policy_batch batch = {0};
     batch.sequences = sequences(json);
     batch.temperature = number(json, "temperature", 1);
     batch.advantages = floats(json_object_get(json, "advantages"));
@@ -239,7 +242,7 @@ static dray__policy_batch policy_batch(const json_t *json)
 
 static dray__value_batch value_batch(const json_t *json)
 {
-    dray__value_batch batch = DRAY__VALUE_BATCH_INIT;
+    dray__value_batch batch = {0};
     batch.sequences = sequences(json);
     batch.returns = floats(json_object_get(json, "returns"));
     batch.values = floats(json_object_get(json, "values"));
@@ -377,7 +380,7 @@ static json_t *do_train(const json_t *request, dray__trainer *t)
         const json_t *step = json_array_get(steps, i), *batches = json_object_get(step, "batches");
         for (size_t j = 0; code == DRAY_OK && j < json_array_size(batches); j++)
             code = accumulate(json_array_get(batches, j), t);
-        dray__step_options options = DRAY__STEP_OPTIONS_INIT;
+        dray__step_options options = {0};
         options.learning_rate = number(step, "lr", 0);
         options.max_norm = number(step, "norm", 0);
         dray__step_stats stats;
@@ -418,7 +421,7 @@ static json_t *with_trainer(const json_t *request, dray__group *group,
     const json_t *given = json_object_get(request, "options");
     const char *model = text(request, "model"), *trunk = text(request, "trunk");
     const char *like = model ? model : trunk ? trunk : text(request, "like");
-    dray__trainer_options options = DRAY__TRAINER_OPTIONS_INIT;
+    dray__trainer_options options = {.eos_token = -1};
     options.beta1 = number(given, "beta1", 0);
     options.beta2 = number(given, "beta2", 0);
     options.epsilon = number(given, "epsilon", 0);
@@ -437,7 +440,7 @@ static json_t *with_trainer(const json_t *request, dray__group *group,
     else if (code == DRAY_OK && model)
         code = dray__trainer_load(t, model, &error);
     else if (code == DRAY_OK)
-        code = dray__trainer_init(t, (uint64_t)number(request, "seed", 0), &error);
+        code = dray__trainer_init(t, 0.02, 0.02, (uint64_t)number(request, "seed", 0), &error);
     json_t *answer = code == DRAY_OK ? function(request, t) : failed(code);
     dray__trainer_close(t);
     return answer;
@@ -453,8 +456,8 @@ static json_t *run(const json_t *request, dray__group *group)
         return do_loss(request);
     if (strcmp(what, "values") == 0)
         return with_trainer(request, group, do_values);
-    if (strcmp(what, "logits") == 0)
-        return with_generator(request, group, do_logits);
+    if (strcmp(what, "next") == 0)
+        return with_generator(request, group, do_next);
     if (strcmp(what, "generate") == 0)
         return with_generator(request, group, do_generate);
     if (strcmp(what, "update") == 0)

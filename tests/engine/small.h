@@ -2,7 +2,7 @@
 #ifndef DRAY_TESTS_ENGINE_SMALL_H
 #define DRAY_TESTS_ENGINE_SMALL_H
 
-#include "engine/generator.h"
+#include "engine/sampler.h"
 #include "engine/tokenizer.h"
 
 #include <math.h>
@@ -57,6 +57,23 @@ static inline void make_rows(int32_t *tokens, uint64_t *offsets)
             tokens[at++] = (int32_t)((row * 37 + i * 11) % 256);
     }
     offsets[ROWS] = at;
+}
+
+/* Whole responses: how they are sampled, and of what. */
+typedef struct generating {
+    dray__sampler_options how;
+    dray__sampler_rows what;
+} generating;
+
+#define ANY_TOKENS                                                                                 \
+    {                                                                                              \
+        .how = {.temperature = 1, .eos_token = -1 }                                                \
+    }
+
+static inline int generate(dray__generator *g, const generating *o, dray__generation *out,
+                           dray_error *error)
+{
+    return dray__generate(g, &o->how, &o->what, out, error);
 }
 
 #endif

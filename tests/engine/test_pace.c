@@ -106,7 +106,7 @@ static void cuts(void **state)
     dray_model_config c = config();
     dray__generator *generator;
     dray__sampler *sampler;
-    dray__sampler_options options = DRAY__SAMPLER_OPTIONS_INIT;
+    dray__sampler_options options = {.temperature = 1, .eos_token = -1};
     options.slots = 1;
     options.eos_token = 258;
     assert_int_equal(dray__generator_open(&c, NULL, &generator, NULL), 0);
@@ -148,9 +148,9 @@ static void training(void **state)
     const dray__pace pace = {.score_seconds = 1e-2, .train_seconds = 2e-2, .group = 1};
     dray_model_config c = config();
     dray__trainer *trainer;
-    dray__trainer_options options = DRAY__TRAINER_OPTIONS_INIT;
+    dray__trainer_options options = {.eos_token = -1};
     assert_int_equal(dray__trainer_open(&c, NULL, &options, &trainer, NULL), 0);
-    assert_int_equal(dray__trainer_init(trainer, 1, NULL), 0);
+    assert_int_equal(dray__trainer_init(trainer, 0.02, 0.02, 1, NULL), 0);
     dray__trainer_pace(trainer, &pace);
     size_t bytes = dray_region_bytes(dray__trainer_regions(trainer)[0]);
     void *base = dray_region_base(dray__trainer_regions(trainer)[0]), *before = malloc(bytes);
@@ -158,7 +158,7 @@ static void training(void **state)
     int32_t tokens[8] = {1, 2, 3, 4, 5, 6, 7, 8};
     uint64_t prompts[5] = {0, 1, 2, 3, 4}, responses[5] = {0, 2, 4, 6, 8};
     float logprobs[8], entropy[8], advantages[4] = {1, -1, 0.5, 2};
-    dray__policy_batch batch = DRAY__POLICY_BATCH_INIT;
+    dray__policy_batch batch = {0};
     batch.sequences = (dray__sequences){4, {tokens, prompts}, {tokens, responses}, NULL};
     batch.advantages = advantages;
     int64_t begin = dray__now();
@@ -169,7 +169,7 @@ static void training(void **state)
     assert_int_equal(dray__trainer_accumulate_policy(trainer, &batch, NULL), 0);
     /* 4 of 10 ms and 4 of 20, less what the sleep before was late */
     assert_true(dray__now() - begin >= 99 * DRAY__MILLISECOND);
-    dray__step_options step = DRAY__STEP_OPTIONS_INIT;
+    dray__step_options step = {0};
     dray__step_stats stats;
     step.learning_rate = 0.1;
     assert_int_equal(dray__trainer_step(trainer, &step, &stats, NULL), 0);

@@ -34,8 +34,8 @@ QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 def real_strings():
     """Lines of this project, and, where they are at hand, the questions and answers of GSM8K."""
     lines = []
-    for pattern in ("*.md", "docs/*.md", "src/*/*.c", "python/dray/*.py"):
-        for path in sorted(glob.glob(os.path.join(SOURCE, pattern))):
+    for pattern in ("*.md", "docs/*.md", "src/**/*.c", "python/dray/*.py"):
+        for path in sorted(glob.glob(os.path.join(SOURCE, pattern), recursive=True)):
             with open(path, encoding="utf-8") as file:
                 text = file.read()
             lines += text.splitlines() + [text[:5000]]

@@ -162,7 +162,7 @@ def a_head_of_the_other_kind_is_refused():
                  "expected a value model"),
                 (step_request(folder, [value_batch(value, 4, returns=None)], 0), "no returns"),
                 (step_request(folder, [value_batch(value, 4, clip=-1.0)], 0), "clip"),
-                ({"do": "logits", "model": f"{folder}/start", "tokens": [1]}, "value model")):
+                ({"do": "next", "model": f"{folder}/start", "tokens": [1], "vocabulary": 2}, "value model")):
             found = call(request, fails=True)
             assert word in found["message"], (word, found)
 

@@ -1,4 +1,4 @@
-"""The engine's logits, log-probs and greedy continuations are those that transformers computes for
+"""The engine's distributions, log-probs and greedy continuations are those that transformers computes for
 the same checkpoint, and transformers reads what the trainer writes."""
 
 import json
@@ -20,17 +20,17 @@ CASES = [
 ]
 
 
-def check_logits(what, model, folder, vocabulary, ranks=(0, 1, 2)):
+def check_next(what, model, folder, vocabulary, ranks=(0, 1, 2)):
     for count in (1, 23, 100):
         tokens = random_tokens(count, vocabulary)
         with torch.no_grad():
-            expected = logits_of(model, tokens).flatten()
+            expected = torch.log_softmax(logits_of(model, tokens)[-1], 0)
         for world in ranks:
-            found = call({"do": "logits", "model": folder, "ranks": world, "tokens": tokens})
-            expect_close(f"{what}, {count} tokens, {world} ranks", found["logits"], expected, 1e-4)
+            found = call({"do": "next", "model": folder, "ranks": world, "tokens": tokens, "vocabulary": vocabulary})
+            expect_close(f"{what}, {count} tokens, {world} ranks", found["logprobs"], expected, 1e-4)
 
 
-def logits_agree_both_ways():
+def distributions_agree_both_ways():
     for family, changes, dtype, shard in CASES:
         with tempfile.TemporaryDirectory() as folder:
             model = make_model(family, **changes)
@@ -39,7 +39,7 @@ def logits_agree_both_ways():
             vocabulary = model.config.vocab_size
             what = f"{family} {changes} {dtype}"
             assert os.path.exists(f"{folder}/theirs/model.safetensors.index.json") == bool(shard)
-            check_logits(what, model, f"{folder}/theirs", vocabulary)
+            check_next(what, model, f"{folder}/theirs", vocabulary)
 
             world = rng.choice((0, 2, 3))
             call({"do": "train", "model": f"{folder}/theirs", "ranks": world, "steps": [],
@@ -67,7 +67,7 @@ def a_model_from_scratch_is_one_of_transformers():
                 deviation = 0.02 if "norm" not in name and "bias" not in name else 0
                 assert abs(value.std().item() - deviation) < 0.002, name
             model = load(f"{folder}/0")
-            check_logits(f"{family} from scratch", model, f"{folder}/0", 259, (2,))
+            check_next(f"{family} from scratch", model, f"{folder}/0", 259, (2,))
 
 
 def scores_agree():
@@ -181,11 +181,11 @@ def what_is_not_computed_is_refused_by_name():
         for key, value in REFUSED:
             with open(f"{folder}/config.json", "w") as file:
                 json.dump({**plain, key: value}, file)
-            found = call({"do": "logits", "model": folder, "ranks": 0, "tokens": [1]}, fails=True)
+            found = call({"do": "next", "model": folder, "ranks": 0, "tokens": [1], "vocabulary": 2}, fails=True)
             assert found["error"] == "EUNSUPPORTED" and key in found["message"], (key, found)
 
 
-main([logits_agree_both_ways, a_model_from_scratch_is_one_of_transformers, scores_agree,
+main([distributions_agree_both_ways, a_model_from_scratch_is_one_of_transformers, scores_agree,
       greedy_continuations_agree, samples_do_not_depend_on_the_world,
       samples_follow_the_distribution, rows_that_weights_change_under_go_on_with_the_new_ones,
       what_is_not_computed_is_refused_by_name])

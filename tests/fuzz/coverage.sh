@@ -24,20 +24,20 @@ for target in $targets; do
 done
 "llvm-profdata-$version" merge -sparse "$build"/fuzz_*.profraw -o "$build/all.profdata"
 rm -f "$build"/fuzz_*.profraw
-files='src/base/network.c src/base/tls.c src/base/wire.c src/control/address.c src/control/barrier.c
-    src/control/channel.c src/control/connection.c src/control/context.c src/control/coverage.c
-    src/control/frame.c src/control/registry_*.c src/control/reports.c src/control/session.c
-    src/control/sums.c src/control/token.c src/memory/handle.c src/model/config.c
-    src/model/layout_pack.c src/model/safetensors_read.c src/queue/backend_redis.c src/queue/claims.c
-    src/queue/collect.c src/queue/commits.c src/queue/controller.c src/queue/cursor.c
-    src/queue/decode.c src/queue/homes.c src/queue/insert.c src/queue/keeper.c src/queue/loss.c
-    src/queue/partitions.c src/queue/place.c src/queue/puts.c src/queue/record.c
-    src/queue/redis_link.c src/queue/releases.c src/queue/replay.c src/queue/rounds.c
-    src/queue/schema.c src/queue/segment.c src/queue/steps.c src/queue/stores.c src/queue/versions.c
-    src/queue/waiters.c src/run/data_jsonl.c src/run/job.c src/run/settings_read.c src/run/settings_write.c src/run/tree.c
-    src/trace/merge.c src/trace/spans.c src/weights/cells.c src/weights/delta_wire.c
-    src/weights/lane_remote.c src/weights/manifest.c src/weights/offer.c src/weights/overlay.c
-    src/weights/peer.c src/weights/pull.c src/weights/remote_*.c'
+files='src/base/network.c src/base/tls.c src/base/fields.c src/base/wire.c src/control/address.c src/control/barrier.c
+    src/control/channel.c src/control/connection.c src/control/context.c
+    src/control/frame.c src/control/reports.c src/control/session.c src/control/token.c
+    src/weights/registry/*.c src/weights/sums.c src/memory/handle.c src/model/families/config.c
+    src/model/layout/layout_pack.c src/model/safetensors/safetensors_read.c src/queue/storage/backend_redis.c src/queue/table/claims.c
+    src/queue/server/collect.c src/queue/table/commits.c src/queue/server/controller.c src/queue/table/cursor.c
+    src/queue/messages.c src/queue/storage/homes.c src/queue/client/insert.c src/queue/storage/keeper.c src/queue/table/loss.c
+    src/queue/table/partitions.c src/queue/journal/place.c src/queue/table/puts.c src/queue/journal/record.c
+    src/queue/storage/redis_link.c src/queue/releases.c src/queue/journal/replay.c src/queue/table/rounds.c
+    src/queue/schema.c src/queue/storage/segment.c src/queue/server/steps.c src/queue/storage/stores.c src/queue/table/versions.c
+    src/queue/server/waiters.c src/run/data/data_jsonl.c src/run/job/job_load.c src/run/job/settings_read.c src/run/job/settings_write.c src/run/job/tree.c
+    src/trace/merge.c src/trace/spans.c src/net/cells.c src/weights/delta/delta_wire.c
+    src/weights/sources/remote.c src/weights/checkpoint/manifest.c src/net/ucx.c src/weights/checkpoint/overlay.c
+    src/net/peer.c src/weights/server/pull.c src/weights/sources/remote_*.c'
 # shellcheck disable=SC2086 # lists
 "llvm-cov-$version" export -summary-only -instr-profile "$build/all.profdata" ${objects# -object} |
     python3 -c '

@@ -1,10 +1,10 @@
-/* What a keeper's data server is asked: ranges of bytes of chunks (weights/cells.h). An input is
- * the body of a request. Every number that is known is a chunk of its bytes, of as many as its
- * number; what is answered is those, and nothing else. */
+/* What a keeper's data server is asked: ranges of bytes of chunks (net/cells.h). An
+ * input is the body of a request. Every number that is known is a chunk of its bytes, of as many as
+ * its number; what is answered is those, and nothing else. */
 #include "fuzz/fuzz.h"
 
 #include "base/hash.h"
-#include "weights/cells.h"
+#include "net/cells.h"
 
 #include <string.h>
 
@@ -25,11 +25,11 @@ static int read_cell(void *user, const dray__cell *cell, void *to)
     return DRAY_OK;
 }
 
-static void check(const uint8_t *body, const dray__answer_header *answer)
+static void check(const uint8_t *body, const dray__answer *answer)
 {
     const uint8_t *data = dray_region_base(staging);
     dray__reader asked = dray__reader_of(body, 1 << 20);
-    dray__reader head = dray__reader_of(out.data + DRAY__PULL_ANSWER_HEADER, answer->head_bytes);
+    dray__reader head = dray__reader_of(out.data + DRAY__ANSWER_HEADER, answer->head_bytes);
     uint32_t count = dray__get_u32(&asked);
     MUST(answer->head_bytes == 8 + count && answer->data_bytes == told);
     MUST(dray__get_u64(&head) == dray__hash(data, told));
@@ -49,22 +49,21 @@ static void check(const uint8_t *body, const dray__answer_header *answer)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     const dray__cells cells = {read_cell, NULL};
-    const dray__pull_header header = {
-        .flags = DRAY__PULL_CELLS, .id = 7, .body_bytes = (uint32_t)size};
+    const dray__data_request header = {
+        .type = DRAY__DATA_CELLS, .id = 7, .body_bytes = (uint32_t)size};
     uint64_t bytes = 0;
-    dray__answer_header answer;
-    if (size > DRAY__PULL_BODY_MAX)
+    dray__answer answer;
+    if (size > DRAY__REQUEST_MAX)
         return 0;
     if (!staging)
-        MUST(dray_region_alloc(DRAY_REGION_HOST, DRAY__PULL_DATA_MAX, "fuzz", &staging, NULL) == 0);
+        MUST(dray_region_alloc(DRAY_REGION_HOST, DRAY__DATA_MAX, "fuzz", &staging, NULL) == 0);
     told = 0;
-    MUST(dray__cells_answer(&cells, &header, data, staging, &out, &bytes));
-    MUST(dray__pull_get_answer(out.data, &answer, NULL) == 0 && answer.id == 7);
-    MUST(out.size == DRAY__PULL_ANSWER_HEADER + answer.head_bytes && answer.data_bytes == bytes);
+    dray__cells_answer(&cells, &header, data, staging, &out, &bytes);
+    MUST(dray__answer_get(out.data, &answer, NULL) == 0 && answer.id == 7);
+    MUST(out.size == DRAY__ANSWER_HEADER + answer.head_bytes && answer.data_bytes == bytes);
     MUST(answer.status == 0 || bytes == 0);
     if (!answer.status)
         check(data, &answer);
-    MUST(dray__cells_answer(NULL, &header, data, staging, &out, &bytes) && bytes == 0);
     return 0;
 }
 
@@ -76,7 +75,7 @@ void fuzz_seeds(fuzz_put put, void *user)
     for (uint32_t count = 1; count <= 5; count++) {
         dray__writer_reset(&w);
         dray__cells_request(&w, 7, some, count);
-        put(user, w.data + DRAY__PULL_REQUEST_HEADER, w.size - DRAY__PULL_REQUEST_HEADER);
+        put(user, w.data + DRAY__REQUEST_HEADER, w.size - DRAY__REQUEST_HEADER);
     }
     dray__writer_free(&w);
 }

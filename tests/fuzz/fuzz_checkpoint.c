@@ -1,12 +1,13 @@
-/* Checkpoints that carry sums (weights/manifest.c) and deltas on them (weights/overlay.h). The
- * first byte: 1: the delta's base_sum is put right. Then three files, of each u32 bytes of it, u32
- * zeros behind them, and the bytes: the base's model.safetensors, the delta's delta.json and its
- * model.safetensors. A last byte changes the base's name: to the delta itself.
+/* Checkpoints that carry sums (weights/checkpoint/manifest.c) and deltas on them
+ * (weights/checkpoint/overlay.h). The first byte: 1: the delta's base_sum is put right. Then three
+ * files, of each u32 bytes of it, u32 zeros behind them, and the bytes: the base's
+ * model.safetensors, the delta's delta.json and its model.safetensors. A last byte changes the
+ * base's name: to the delta itself.
  *
  * What is taken is read whole: every element that a delta changes lies in its tensor. */
 #include "fuzz/fuzz.h"
 
-#include "weights/overlay.h"
+#include "weights/checkpoint/overlay.h"
 
 #include <inttypes.h>
 #include <sys/stat.h>

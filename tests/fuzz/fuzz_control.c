@@ -18,7 +18,8 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "control/internal.h"
-#include "queue/controller.h"
+#include "queue/server/controller.h"
+#include "weights/registry/registry.h"
 
 #include <event2/event.h>
 #include <fcntl.h>
@@ -261,14 +262,12 @@ static void send_frame(peer *p, dray__reader *r)
     frame.payload = payload;
     frame.size = (uint32_t)size;
     MUST(dray__frame_put(&out, &frame, NULL) == 0);
-    bool keeper = p >= w.peers + KEEPERS;
-    bool sent = (!keeper || frame.type != DRAY__MSG_SHUTDOWN) &&
-                dray__frame_send(p->fd, out.data, out.size, fds, frame.fd_count) > 0;
+    bool sent = dray__frame_send(p->fd, out.data, out.size, fds, frame.fd_count) > 0;
     p->sent -= !sent;
     dray__close_fds(fds, frame.fd_count);
     dray__writer_free(&out);
     free(payload);
-    if (sent && keeper)
+    if (sent && p >= w.peers + KEEPERS)
         listen_to_keeper(p);
 }
 

@@ -1,14 +1,14 @@
 /* What a keeper's data server, or who stands in its place, answers to who reads samples of another
- * host (queue/distant.h). An input is all that it says; the first byte: 1: the answer's sum is put
- * right. Ranges that were got hold what was said, the others are lost, and nothing lies behind
- * them.
+ * host (queue/storage/distant.h). An input is all that it says; the first byte: 1: the answer's sum
+ * is put right. Ranges that were got hold what was said, the others are lost, and nothing lies
+ * behind them.
  */
 #include "fuzz/fuzz.h"
 
 #include "base/clock.h"
 #include "base/hash.h"
-#include "queue/distant.h"
-#include "weights/cells.h"
+#include "net/cells.h"
+#include "queue/storage/distant.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -16,7 +16,7 @@
 
 const int fuzz_rounds = 60;
 
-enum { RANGES = 3, BYTES = 40, GUARD = 16, SUM_AT = DRAY__PULL_ANSWER_HEADER };
+enum { RANGES = 3, BYTES = 40, GUARD = 16, SUM_AT = DRAY__ANSWER_HEADER };
 
 static struct server {
     int listener;
@@ -48,8 +48,8 @@ static int find(void *user, uint32_t home, char *endpoint, size_t size, dray_err
 
 static void put_right(uint8_t *said, size_t size)
 {
-    dray__answer_header answer;
-    if (size < SUM_AT + 8 || dray__pull_get_answer(said, &answer, NULL) || answer.head_bytes < 8 ||
+    dray__answer answer;
+    if (size < SUM_AT + 8 || dray__answer_get(said, &answer, NULL) || answer.head_bytes < 8 ||
         size - SUM_AT < answer.head_bytes)
         return;
     size_t at = SUM_AT + answer.head_bytes, bytes = size - at;
@@ -62,7 +62,7 @@ static void get(void)
 {
     static const dray__networks none;
     static const dray__tls_key key;
-    static const dray__stream_keys keys = {&key, &none, false, DRAY__TRANSPORT_STREAM};
+    static const dray__stream_keys keys = {&key, &none, false, "stream"};
     uint8_t bytes[RANGES][BYTES + GUARD];
     dray__range ranges[RANGES];
     dray__distant *distant;
@@ -113,14 +113,14 @@ void fuzz_seeds(fuzz_put put, void *user)
     memset(data, 9, sizeof data);
     for (int i = 0; i < 2; i++) {
         dray__writer_reset(&w);
-        dray__pull_put_answer(&w, DRAY_OK, 0, 8 + RANGES, bytes[i]);
+        dray__answer_put(&w, DRAY_OK, 0, 8 + RANGES, bytes[i]);
         dray__put_u64(&w, 0);
         dray__put_bytes(&w, gone[i], RANGES);
         dray__put_bytes(&w, data, bytes[i]);
         fuzz_put_kind(put, user, 1, &w);
     }
     dray__writer_reset(&w);
-    dray__pull_put_refusal(&w, 0, &error);
+    dray__answer_refuse(&w, 0, &error);
     fuzz_put_kind(put, user, 0, &w);
     dray__writer_free(&w);
 }

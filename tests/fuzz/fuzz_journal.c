@@ -8,9 +8,9 @@
 
 #include "base/json.h"
 #include "control/coordinator.h"
-#include "queue/controller.h"
-#include "queue/record.h"
-#include "queue/stores.h"
+#include "queue/journal/record.h"
+#include "queue/server/controller.h"
+#include "queue/storage/stores.h"
 
 #include <dirent.h>
 #include <event2/event.h>
@@ -66,7 +66,7 @@ static void compose(dray__reader *r)
     MUST(dray__output_init(&out, &dray__journal_real_files, NULL) == 0);
     dray__output_to(&out, fd, w.journal, salt, DRAY__FILE_HEAD);
     for (uint64_t seq = 1; r->at < r->size && !r->failed; seq++) {
-        dray__entry entry = {.kind = dray__get_u8(r), .seq = seq};
+        dray__journal_entry entry = {.kind = dray__get_u8(r), .seq = seq};
         entry.owner = dray__get_u32(r);
         size_t size = dray__get_u32(r);
         size = size < r->size - r->at ? size : r->size - r->at;

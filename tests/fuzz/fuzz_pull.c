@@ -1,5 +1,5 @@
-/* What a data server is asked, and what a reader is answered (weights/pull.h). The first byte says
- * which:
+/* What a data server is asked, and what a reader is answered (weights/server/pull.h). The first
+ * byte says which:
  *
  *  0 to 3  requests: a header, a body that is cut to what the header says. 1: the ticket is put
  *          right first, 2: the attempt, too, 3: as 2, of what an update brings
@@ -11,10 +11,10 @@
  * what nobody registered. What a delta writes stays in its rectangle. */
 #include "fuzz/fuzz.h"
 
-#include "weights/delta.h"
-#include "weights/pull.h"
-#include "weights/remote.h"
-#include "weights/shares.h"
+#include "weights/delta/delta.h"
+#include "weights/server/pull.h"
+#include "weights/server/shares.h"
+#include "weights/sources/remote.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -85,8 +85,7 @@ static void make_shares(void)
 static void make(void)
 {
     make_layout();
-    MUST(dray_region_alloc(DRAY_REGION_HOST, DRAY__PULL_DATA_MAX, "staging", &w.staging, NULL) ==
-         0);
+    MUST(dray_region_alloc(DRAY_REGION_HOST, DRAY__DATA_MAX, "staging", &w.staging, NULL) == 0);
     MUST(dray__delta_new(w.layout, &w.region, 0, &w.delta, NULL) == 0);
     uint8_t *first = (uint8_t *)dray_region_base(w.region) + 64;
     first[6] = 1;
@@ -106,10 +105,10 @@ static void make(void)
 /* ---- requests -------------------------------------------------------------------------------- */
 
 /* Asks it for anything to be quantised? Zeros have scales that are none. */
-static bool quantises(const uint8_t *body, size_t size, uint16_t flags)
+static bool quantises(const uint8_t *body, size_t size, uint16_t options)
 {
     dray__reader in = dray__reader_of(body, size);
-    dray__get_bytes(&in, flags & DRAY__PULL_BASE ? 40 : 16);
+    dray__get_bytes(&in, options & DRAY__PULL_BASE ? 42 : 18);
     for (uint32_t count = dray__get_u32(&in); count-- > 0 && !in.failed;) {
         uint32_t block = dray__get_u32(&in);
         dray__get_u8(&in);
@@ -120,16 +119,17 @@ static bool quantises(const uint8_t *body, size_t size, uint16_t flags)
     return false;
 }
 
-static void check_answer(const dray__pull_header *asked, const uint8_t *body, uint64_t data_bytes)
+static void check_answer(const dray__data_request *asked, const uint8_t *body, uint64_t data_bytes)
 {
-    dray__answer_header answer;
-    MUST(dray__pull_get_answer(w.out.data, &answer, NULL) == 0);
+    dray__answer answer;
+    MUST(dray__answer_get(w.out.data, &answer, NULL) == 0);
     MUST(answer.id == asked->id);
-    MUST(w.out.size == DRAY__PULL_ANSWER_HEADER + answer.head_bytes);
+    MUST(w.out.size == DRAY__ANSWER_HEADER + answer.head_bytes);
     MUST(answer.status == 0 || data_bytes == 0);
-    MUST(answer.data_bytes == data_bytes || asked->flags & DRAY__PULL_ARENA);
+    uint16_t options = dray__pull_options(asked, body);
+    MUST(answer.data_bytes == data_bytes || options & DRAY__PULL_ARENA);
     const uint8_t *data = dray_region_base(w.staging);
-    if (quantises(body, asked->body_bytes, asked->flags) || asked->flags & DRAY__PULL_BASE)
+    if (quantises(body, asked->body_bytes, options) || options & DRAY__PULL_BASE)
         return;
     for (uint64_t i = 0; i < data_bytes; i++)
         MUST(data[i] == 0);
@@ -137,27 +137,28 @@ static void check_answer(const dray__pull_header *asked, const uint8_t *body, ui
 
 static void request(const uint8_t *data, size_t size, int kind)
 {
-    dray__pull_header header;
-    uint8_t body[DRAY__PULL_BODY_MAX];
-    if (size < DRAY__PULL_REQUEST_HEADER || dray__pull_get_request(data, &header, NULL))
+    dray__data_request header;
+    uint8_t body[DRAY__REQUEST_MAX];
+    if (size < DRAY__REQUEST_HEADER || dray__request_get(data, &header, NULL))
         return;
-    size -= DRAY__PULL_REQUEST_HEADER;
+    size -= DRAY__REQUEST_HEADER;
     header.body_bytes = (uint32_t)(header.body_bytes < size ? header.body_bytes : size);
-    memcpy(body, data + DRAY__PULL_REQUEST_HEADER, header.body_bytes);
+    memcpy(body, data + DRAY__REQUEST_HEADER, header.body_bytes);
     if (kind > 0 && header.body_bytes >= 8)
         memcpy(body, &w.token, 8);
     const uint64_t attempt = kind == 3 ? RUN : 2;
     if (kind > 1 && header.body_bytes >= 16)
         memcpy(body + 8, &attempt, 8);
-    if (kind == 3)
-        header.flags |= DRAY__PULL_COHORT;
+    if (kind == 3 && header.body_bytes >= 18)
+        body[16] |= DRAY__PULL_COHORT;
     uint8_t *exact = malloc((size_t)header.body_bytes + 1); /* where a sanitizer sees its end */
     uint64_t data_bytes = 0;
     memcpy(exact, body, header.body_bytes);
-    if (header.flags == DRAY__PULL_REGIONS) {
+    if (header.type == DRAY__DATA_REGIONS) {
         dray__writer_reset(&w.out);
-        dray__pull_regions(exact, header.body_bytes, DRAY__PULL_DATA_MAX, &w.out, NULL);
-    } else if (header.flags < DRAY__PULL_TAKEN || header.flags & DRAY__PULL_MAPPED) {
+        dray__pull_regions(header.id, DRAY__DATA_MAX, &w.out, NULL);
+        dray__pull_regions(w.token, DRAY__DATA_MAX, &w.out, NULL);
+    } else if (header.type == DRAY__DATA_RECTS) {
         MUST(dray__pull_answer(w.packer, &header, exact, w.staging, 0, &w.out, &data_bytes));
         check_answer(&header, exact, data_bytes);
     }
@@ -190,17 +191,17 @@ static void decode(const uint8_t *data, size_t size, dray_dtype dtype)
 
 static void answer_header(const uint8_t *data, size_t size)
 {
-    dray__answer_header answer;
-    if (size < DRAY__PULL_ANSWER_HEADER || dray__pull_get_answer(data, &answer, NULL))
+    dray__answer answer;
+    if (size < DRAY__ANSWER_HEADER || dray__answer_get(data, &answer, NULL))
         return;
-    MUST(answer.status <= 0 && answer.head_bytes <= DRAY__PULL_HEAD_MAX);
-    MUST(answer.data_bytes <= DRAY__PULL_DATA_MAX);
+    MUST(answer.status <= 0 && answer.head_bytes <= DRAY__HEAD_MAX);
+    MUST(answer.data_bytes <= DRAY__DATA_MAX);
 }
 
 static void maps(const uint8_t *data, size_t size)
 {
     dray__source of = {.layout = w.layout, .name = (char *)"peer", .pid = getpid()};
-    struct source s = {.of = &of, .peer = true};
+    struct source s = {.of = &of, .cohort = true};
     if (dray__remote_take_maps(&s, data, size, NULL) == 0 && s.maps[0])
         MUST(dray_region_bytes(s.maps[0]) >= 8192);
     dray__remote_unmap(&s);
@@ -266,7 +267,7 @@ static void put_requests(fuzz_put put, void *user)
         fuzz_put_kind(put, user, 3, &body);
     }
     dray__writer_reset(&body);
-    dray__pull_put_regions(&body, 1, 5);
+    dray__request_end(&body, dray__pull_begin(&body, DRAY__DATA_REGIONS, 1, 5, 0));
     fuzz_put_kind(put, user, 1, &body);
     dray__writer_free(&body);
 }
@@ -274,7 +275,7 @@ static void put_requests(fuzz_put put, void *user)
 static void put_answers(fuzz_put put, void *user)
 {
     dray__writer body = {0};
-    dray__pull_put_answer(&body, 0, 3, 32, 4096);
+    dray__answer_put(&body, 0, 3, 32, 4096);
     fuzz_put_kind(put, user, 4, &body);
     dray__writer_reset(&body);
     dray__put_u64(&body, (uint64_t)getpid());

@@ -6,7 +6,7 @@
 
 #ifdef DRAY_HIREDIS
 #include "base/clock.h"
-#include "queue/backend.h"
+#include "queue/storage/backend.h"
 
 #include <pthread.h>
 #include <sys/socket.h>

@@ -1,7 +1,7 @@
 /* What data servers, or those in their place, answer to an update that reads weights over them
- * (weights/remote.h). The update here reads one publisher, and, if the input says so, takes parts
- * of it from two other members of its cohort: one on another host, and one of this host, whose
- * memory it maps.
+ * (weights/sources/remote.h). The update here reads one publisher, and, if the input says so, takes
+ * parts of it from two other members of its cohort: one on another host, and one of this host,
+ * whose memory it maps.
  *
  * The first byte names the scene (the bits of enum scene). Then follow acts, one for each request:
  * a kind (enum act) and its arguments (`act` reads them). A request without an act is answered as
@@ -16,11 +16,11 @@
 #include "fuzz/fuzz.h"
 
 #include "base/clock.h"
-#include "weights/arena.h"
-#include "weights/delta.h"
-#include "weights/haul.h"
-#include "weights/peer.h"
-#include "weights/shares.h"
+#include "net/peer.h"
+#include "weights/delta/delta.h"
+#include "weights/server/arena.h"
+#include "weights/server/shares.h"
+#include "weights/transfer/transfer.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -78,7 +78,7 @@ static struct world {
     dray__delta *delta;
     dray__delta_view *view;
     dray_region *staging;
-    dray__arena *arena;
+    dray__staging *arena;
     dray_region *slots[DRAY__ARENA_HELD];
     uint64_t slot_at[DRAY__ARENA_HELD];
     uint32_t next_slot;
@@ -260,7 +260,7 @@ static pid_t make_other(void)
 static struct link {
     bool open, silent, ending;
     int fd;
-    uint8_t in[DRAY__PULL_REQUEST_HEADER + DRAY__PULL_BODY_MAX];
+    uint8_t in[DRAY__REQUEST_HEADER + DRAY__REQUEST_MAX];
     size_t have, out_at;
     dray__writer out;
 } links[LINKS];
@@ -276,33 +276,38 @@ static void hang_up(struct link *l)
     *l = (struct link){0};
 }
 
+static uint16_t asked_options(const dray__data_request *header, const uint8_t *body)
+{
+    return header->type == DRAY__DATA_RECTS ? dray__pull_options(header, body) : 0;
+}
+
 /* The regions' answer names this process: it is another one. */
-static void answer_regions(dray__writer *out, const dray__pull_header *header, const uint8_t *body)
+static void answer_regions(dray__writer *out, const dray__data_request *header, uint64_t token)
 {
     dray__writer data = {0};
     uint64_t pid = htole64((uint64_t)w.other);
-    MUST(dray__pull_regions(body, header->body_bytes, DRAY__PULL_DATA_MAX, &data, NULL) == 0);
+    MUST(dray__pull_regions(token, DRAY__DATA_MAX, &data, NULL) == 0);
     memcpy(data.data, &pid, sizeof pid);
-    dray__pull_put_answer(out, 0, header->id, 0, data.size);
+    dray__answer_put(out, 0, header->id, 0, data.size);
     dray__put_bytes(out, data.data, data.size);
     dray__writer_free(&data);
 }
 
 /* As a data server would, of what is held behind `token`. */
-static void answer(dray__writer *out, const dray__pull_header *header, const uint8_t *asked,
+static void answer(dray__writer *out, const dray__data_request *header, const uint8_t *asked,
                    uint64_t token, uint32_t slot)
 {
-    uint8_t body[DRAY__PULL_BODY_MAX];
+    uint8_t body[DRAY__REQUEST_MAX];
     uint64_t data_bytes;
-    bool arena = header->flags & DRAY__PULL_ARENA;
+    bool arena = asked_options(header, asked) & DRAY__PULL_ARENA;
     dray_region *to = arena ? w.slots[slot] : w.staging;
+    if (header->type == DRAY__DATA_REGIONS) {
+        answer_regions(out, header, token);
+        return;
+    }
     memcpy(body, asked, header->body_bytes);
     token = htole64(token);
     memcpy(body, &token, sizeof token);
-    if (header->flags == DRAY__PULL_REGIONS) {
-        answer_regions(out, header, body);
-        return;
-    }
     dray__writer head = {0};
     MUST(dray__pull_answer(w.packer, header, body, to, w.slot_at[slot], &head, &data_bytes));
     dray__put_bytes(out, head.data, head.size);
@@ -312,15 +317,15 @@ static void answer(dray__writer *out, const dray__pull_header *header, const uin
 }
 
 /* The wrong data, of which it says that the publisher's bits were the right ones. */
-static void lie(dray__writer *out, const dray__writer *right, const dray__pull_header *header)
+static void lie(dray__writer *out, const dray__writer *right, uint16_t options)
 {
-    size_t step = dray__pull_head_bytes(true, header->flags & DRAY__PULL_BASE);
-    size_t at = DRAY__PULL_ANSWER_HEADER + (header->flags & DRAY__PULL_ARENA ? 8 : 0);
-    dray__answer_header a, b;
-    if (!(header->flags & DRAY__PULL_SUMS) || dray__pull_get_answer(out->data, &a, NULL) ||
-        dray__pull_get_answer(right->data, &b, NULL) || a.status || b.status)
+    size_t step = dray__pull_head_bytes(true, options & DRAY__PULL_BASE);
+    size_t at = DRAY__ANSWER_HEADER + (options & DRAY__PULL_ARENA ? 8 : 0);
+    dray__answer a, b;
+    if (!(options & DRAY__PULL_SUMS) || dray__answer_get(out->data, &a, NULL) ||
+        dray__answer_get(right->data, &b, NULL) || a.status || b.status)
         return;
-    for (; at + step <= DRAY__PULL_ANSWER_HEADER + a.head_bytes; at += step)
+    for (; at + step <= DRAY__ANSWER_HEADER + a.head_bytes; at += step)
         memcpy(out->data + at, right->data + at, 8);
 }
 
@@ -350,15 +355,16 @@ static void refuse(dray__writer *out, uint32_t id)
     dray_error error = {.code = -(how % 32), .message = "no"};
     dray__writer_reset(out);
     for (int count = 1 + how / 32; count-- > 0;)
-        dray__pull_put_refusal(out, id, &error);
+        dray__answer_refuse(out, id, &error);
 }
 
 /* One request, by the next act. */
-static void act(struct link *l, const dray__pull_header *header, const uint8_t *body)
+static void act(struct link *l, const dray__data_request *header, const uint8_t *body)
 {
     dray__writer out = {0}, wrong = {0};
     uint64_t token;
-    uint32_t slot = header->flags & DRAY__PULL_ARENA ? w.next_slot++ % DRAY__ARENA_HELD : 0;
+    uint16_t options = asked_options(header, body);
+    uint32_t slot = options & DRAY__PULL_ARENA ? w.next_slot++ % DRAY__ARENA_HELD : 0;
     int kind = acts.at < acts.size ? dray__get_u8(&acts) % ACTS : HONEST;
     memcpy(&token, body, sizeof token);
     token = le64toh(token);
@@ -367,7 +373,7 @@ static void act(struct link *l, const dray__pull_header *header, const uint8_t *
         bool member = token == w.member.token;
         answer(&wrong, header, body, member ? w.wrong_member.token : w.wrong_publisher.token, slot);
         if (kind == LIED)
-            lie(&wrong, &out, header);
+            lie(&wrong, &out, options);
         publisher_lied |= !member && kind == LIED;
         member_lied |= member;
         dray__writer_reset(&out);
@@ -393,16 +399,16 @@ static void act(struct link *l, const dray__pull_header *header, const uint8_t *
 
 static bool take_request(struct link *l)
 {
-    dray__pull_header header;
-    if (l->silent || l->ending || l->have < DRAY__PULL_REQUEST_HEADER)
+    dray__data_request header;
+    if (l->silent || l->ending || l->have < DRAY__REQUEST_HEADER)
         return false;
-    MUST(dray__pull_get_request(l->in, &header, NULL) == 0); /* our reader says what it should */
-    size_t size = DRAY__PULL_REQUEST_HEADER + header.body_bytes;
-    MUST(header.body_bytes <= DRAY__PULL_BODY_MAX);
+    MUST(dray__request_get(l->in, &header, NULL) == 0); /* our reader says what it should */
+    size_t size = DRAY__REQUEST_HEADER + header.body_bytes;
+    MUST(header.body_bytes <= DRAY__REQUEST_MAX);
     if (l->have < size)
         return false;
-    if (header.flags != DRAY__PULL_TAKEN)
-        act(l, &header, l->in + DRAY__PULL_REQUEST_HEADER);
+    if (dray__request_asks(header.type))
+        act(l, &header, l->in + DRAY__REQUEST_HEADER);
     l->have -= size;
     memmove(l->in, l->in + size, l->have);
     return true;
@@ -456,22 +462,22 @@ static bool serve(void)
 
 /* ---- the update ------------------------------------------------------------------------------ */
 
-static dray__haul_options options_of(uint8_t scene)
+static dray__transfer_options options_of(uint8_t scene)
 {
     static const dray__networks none;
     static const dray__tls_key key;
-    static const dray__stream_keys keys = {&key, &none, false, DRAY__TRANSPORT_STREAM};
+    static const dray__stream_keys keys = {&key, &none, false, "stream"};
     static const bool compared[8] = {true, true, true, true, true, true, true, true};
-    return (dray__haul_options){.bucket_bytes = scene & SMALL ? 2 << 20 : 8 << 20,
-                                .verify = !(scene & UNVERIFIED),
-                                .attempt = ATTEMPT,
-                                .run = scene & COHORT ? RUN : 0,
-                                .keys = &keys,
-                                .compared = compared,
-                                .has_base = scene & BASE,
-                                .incarnation = 1,
-                                .base = 1,
-                                .version = 2};
+    return (dray__transfer_options){.bucket_bytes = scene & SMALL ? 2 << 20 : 8 << 20,
+                                    .verify = !(scene & UNVERIFIED),
+                                    .attempt = ATTEMPT,
+                                    .run = scene & COHORT ? RUN : 0,
+                                    .keys = &keys,
+                                    .compared = compared,
+                                    .has_base = scene & BASE,
+                                    .incarnation = 1,
+                                    .base = 1,
+                                    .version = 2};
 }
 
 static void set_scene(uint8_t scene)
@@ -484,13 +490,14 @@ static void set_scene(uint8_t scene)
     publisher->arena = staged ? dray__arena_region(w.arena) : NULL;
     publisher->slot_bytes = staged ? dray__arena_slot_bytes(w.arena) : 0;
     w.sources->cohort_count = scene & MAPPED ? 3 : 2;
+    dray__kept_end(&w.sources->kept, NULL); /* as where the sources are made anew */
     memcpy(memory_of(&w.engine), w.before, BYTES);
 }
 
-static bool agrees(const dray__haul *haul)
+static bool agrees(const dray__transfer *transfer)
 {
     dray__sums sums = {0};
-    MUST(dray__haul_sums(haul, &sums, NULL) == 0);
+    MUST(dray__transfer_sums(transfer, &sums, NULL) == 0);
     bool same = true;
     for (uint32_t i = 0; i < w.sums.count; i++) {
         const dray__named_sum *was = &dray__sums_items(&w.sums)[i];
@@ -510,16 +517,16 @@ static void check_memory(uint64_t checked)
 }
 
 /* As the update (update.c) and the coordinator decide. */
-static bool commits(const dray__haul *haul, uint8_t scene)
+static bool commits(const dray__transfer *transfer, uint8_t scene)
 {
-    return dray__haul_check(haul, NULL) == 0 && (scene & UNVERIFIED || agrees(haul));
+    return dray__transfer_check(transfer, NULL) == 0 && (scene & UNVERIFIED || agrees(transfer));
 }
 
 /* true: the version was committed. */
 static bool update(uint8_t scene, const uint8_t *data, size_t size)
 {
-    dray__haul_options options = options_of(scene);
-    dray__haul *haul;
+    dray__transfer_options options = options_of(scene);
+    dray__transfer *transfer;
     dray_update_report report = {0};
     dray_error error = {0};
     int rc;
@@ -527,19 +534,19 @@ static bool update(uint8_t scene, const uint8_t *data, size_t size)
     acts = dray__reader_of(data, size);
     publisher_lied = member_lied = false;
     dray__local_share(w.engine.token, NULL);
-    rc = dray__haul_open(w.sources, &w.destination, &options, &haul, &error);
+    rc = dray__transfer_open(w.sources, &w.destination, &options, &transfer, &error);
     MUST(rc == 0);
     int64_t late = dray__now() + UPDATE_NS;
-    while ((rc = dray__haul_step(haul, DRAY__MILLISECOND, &error)) == DRAY_EAGAIN &&
+    while ((rc = dray__transfer_step(transfer, DRAY__MILLISECOND, &error)) == DRAY_EAGAIN &&
            dray__now() < late)
-        if (!serve() && dray__haul_waits(haul))
+        if (!serve() && dray__transfer_waits(transfer))
             forward_ns += 50 * DRAY__MILLISECOND;
     if (rc == DRAY_EAGAIN)
-        dray__haul_explain(haul, &error);
-    bool committed = rc == DRAY_OK && commits(haul, scene);
-    dray__haul_report(haul, &report);
+        dray__transfer_explain(transfer, &error);
+    bool committed = rc == DRAY_OK && commits(transfer, scene);
+    dray__transfer_report(transfer, &report);
     MUST(report.peak_extra_bytes <= options.bucket_bytes);
-    dray__haul_close(haul);
+    dray__transfer_close(transfer);
     check_memory(!committed || scene & UNVERIFIED ? 0
                  : member_lied                    ? WIDENED
                  : publisher_lied                 ? NARROWED
@@ -554,8 +561,7 @@ static void finish_scene(void)
             hang_up(&links[i]);
     for (uint32_t i = 0; i < 4; i++) {
         dray__source *s = i ? &w.sources->cohort[i - 1] : &w.sources->sources[0];
-        dray__peer_free(s->peer);
-        s->peer = NULL;
+        dray__kept_end(&s->kept, NULL);
     }
 }
 
@@ -563,7 +569,7 @@ static void make_servers(void)
 {
     MUST(dray__stream_listen("127.0.0.1", w.endpoint, &w.listener, NULL) == 0);
     MUST(fcntl(w.listener, F_SETFL, O_NONBLOCK) == 0);
-    MUST(dray_region_alloc(DRAY_REGION_HOST, DRAY__PULL_DATA_MAX, "data", &w.staging, NULL) == 0);
+    MUST(dray_region_alloc(DRAY_REGION_HOST, DRAY__DATA_MAX, "data", &w.staging, NULL) == 0);
     w.packer = dray__packer_new();
     MUST(w.packer);
 }
@@ -649,8 +655,8 @@ static void put_scene(fuzz_put put, void *user, uint8_t scene)
     for (uint8_t kind = CHANGED; kind < ACTS; kind++) {
         dray__put_u8(&body, kind);
         if (kind == RAW) {
-            dray__put_u16(&body, DRAY__PULL_ANSWER_HEADER + 32 + 100);
-            dray__pull_put_answer(&body, 0, 0, 32, 100);
+            dray__put_u16(&body, DRAY__ANSWER_HEADER + 32 + 100);
+            dray__answer_put(&body, 0, 0, 32, 100);
             for (int i = 0; i < 132; i++)
                 dray__put_u8(&body, (uint8_t)i);
         }

@@ -103,6 +103,7 @@ static void put_span(dray__writer *w, uint32_t name, uint32_t partition, uint32_
     dray__put_i64(w, 32);
     dray__put_i64(w, -1);
     dray__put_i64(w, 900);
+    dray__put_i64(w, partition ? 5 : -1);
 }
 
 void fuzz_seeds(fuzz_put put, void *user)

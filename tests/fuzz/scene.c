@@ -2,8 +2,9 @@
 #include "fuzz/scene.h"
 
 #include "control/coordinator.h"
-#include "queue/controller.h"
-#include "queue/keeper.h"
+#include "queue/server/controller.h"
+#include "queue/storage/keeper.h"
+#include "weights/registry/registry.h"
 
 #include <event2/event.h>
 #include <fcntl.h>

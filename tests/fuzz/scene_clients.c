@@ -3,8 +3,8 @@
 
 #include "base/clock.h"
 #include "control/channel.h"
-#include "control/registry.h"
-#include "control/sums.h"
+#include "weights/registry/registry.h"
+#include "weights/sums.h"
 
 #include <dray/lease.h>
 #include <dray/queue.h>
@@ -275,7 +275,7 @@ static void update(talk *t, dray_subscriber *subscriber, dray_publisher *publish
     SAY(dray_prefetch_weights(subscriber, &o, NULL, error));
     SAY(dray_commit_weights(subscriber, &o, NULL, error));
     SAY(dray_subscriber_verify(subscriber, error));
-    SAY(dray_subscriber_attend(subscriber, error));
+    SAY(dray_subscriber_release_mappings(subscriber, error));
     SAY(dray_publisher_release(publisher, o.timeout_ns, NULL, 0, &(uint32_t){0}, error));
     SAY(dray_subscriber_leave(subscriber, o.timeout_ns, NULL, error));
 }

@@ -10,9 +10,10 @@
 #include "base/hash.h"
 #include "base/random.h"
 #include "control/channel.h"
-#include "control/registry.h"
-#include "mover/stream.h"
-#include "weights/cells.h"
+#include "net/cells.h"
+#include "net/stream.h"
+#include "weights/registry/registry.h"
+#include "weights/server/pull.h"
 
 #include <dirent.h>
 #include <dray/weights.h>
@@ -75,14 +76,14 @@ static const uint16_t types[] = {
 #undef XX
 };
 
-/* What ends a server, or makes a keeper forget what everybody has, is for this user to say. */
+/* What makes a keeper forget what everybody has, is for this user to say. */
 static bool is_left_out(uint16_t type)
 {
     /* what ends, or begins anew, all that a client goes on with: now and then */
     if (type == DRAY__MSG_QUEUE_OPEN || type == DRAY__MSG_QUEUE_CLOSE ||
         type == DRAY__MSG_QUEUE_END || type == DRAY__MSG_WEIGHTS_CLOSE)
         return below(200) != 0;
-    return type == DRAY__MSG_SHUTDOWN || type == DRAY__MSG_KEEPER_RESET;
+    return type == DRAY__MSG_KEEPER_RESET;
 }
 
 typedef struct kept {
@@ -335,7 +336,7 @@ static void find_samples(dray__channel *channel, const dray__networks *trusted, 
     const void *key = dray__get_blob(&r, &size);
     assert_true(key && size == sizeof out->key.bytes);
     memcpy(out->key.bytes, key, size);
-    out->keys = (dray__stream_keys){&out->key, trusted, false, DRAY__TRANSPORT_STREAM};
+    out->keys = (dray__stream_keys){&out->key, trusted, false, "stream"};
     dray__cells_request(&out->request, 7, &(dray__cell){1, 0, 64}, 1);
 }
 
@@ -415,7 +416,7 @@ static void find_weights(dray__channel *channel, const dray_context *context, da
 static bool wait_for(dray__stream *stream, short more)
 {
     struct pollfd p = {.fd = dray__stream_fd(stream),
-                       .events = (short)(dray__stream_events(stream) | more)};
+                       .events = dray__stream_events(stream, (short)(POLLIN | more))};
     return dray__stream_pending(stream) || poll(&p, 1, 20000) > 0;
 }
 
@@ -423,8 +424,8 @@ static dray__stream *reach(const data_server *d)
 {
     dray__stream *stream;
     int rc;
-    MUST(dray__stream_connect(d->endpoint, &d->keys, &stream, NULL) == 0);
-    while ((rc = dray__stream_ready(stream)) == -EAGAIN)
+    MUST(dray__stream_connect(d->endpoint, &d->keys, 0, &stream, NULL) == 0);
+    while ((rc = dray__stream_ready(stream, NULL)) == DRAY_EAGAIN)
         MUST(wait_for(stream, POLLOUT));
     MUST(rc == 0);
     return stream;
@@ -460,11 +461,11 @@ static bool hear(dray__stream *stream, uint8_t *data, size_t size)
 /* The answer to the right request. */
 static void check_data(const data_server *d)
 {
-    uint8_t header[DRAY__PULL_ANSWER_HEADER], *rest;
-    dray__answer_header answer;
+    uint8_t header[DRAY__ANSWER_HEADER], *rest;
+    dray__answer answer;
     dray__stream *stream = reach(d);
     MUST(say(stream, d->request.data, d->request.size) && hear(stream, header, sizeof header));
-    MUST(dray__pull_get_answer(header, &answer, NULL) == 0 && answer.status == 0);
+    MUST(dray__answer_get(header, &answer, NULL) == 0 && answer.status == 0);
     MUST((rest = malloc(answer.head_bytes + answer.data_bytes + 1)));
     MUST(hear(stream, rest, answer.head_bytes + answer.data_bytes));
     MUST(!d->byte || answer.data_bytes == 2048);
@@ -486,9 +487,9 @@ static void disturb_data(const data_server *d)
         memcpy(copy, d->request.data, now);
         if (below(6) == 0)
             change(copy, d->request.size, &now);
-        else if (now > DRAY__PULL_REQUEST_HEADER) { /* the header stays */
-            size_t body = now - DRAY__PULL_REQUEST_HEADER, whole = body;
-            change(copy + DRAY__PULL_REQUEST_HEADER, whole, &body);
+        else if (now > DRAY__REQUEST_HEADER) { /* the header stays */
+            size_t body = now - DRAY__REQUEST_HEADER, whole = body;
+            change(copy + DRAY__REQUEST_HEADER, whole, &body);
         }
         stream = stream ? stream : reach(d);
         bool goes_on = say(stream, copy, now);

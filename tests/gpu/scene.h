@@ -22,7 +22,7 @@ typedef struct scene {
     uint32_t world, tp, groups, versions;
     uint32_t trainer_gpus[8], engine_gpus[8];
     uint64_t pause_us; /* before each publish, when all engines are about to ask for it */
-    int32_t checksum;
+    int32_t no_checksums;
     int32_t staging; /* where what is prefetched lies; 0: on the GPU */
     bool strategies; /* one after the other */
     bool sees_all;   /* all GPUs, its own first */
@@ -58,7 +58,7 @@ static inline void run_trainer(void *user)
     trainer t;
     choose(s, s->trainer_gpus[s->rank]);
     gpu_trainer_open(&t, f.unix_address, &s->config, s->from, s->rank, s->world, s->seed, s->source,
-                     s->checksum);
+                     s->no_checksums);
     for (uint64_t version = 1; version <= s->versions; version++) {
         uint32_t dropped = 9;
         if (s->pause_us) {

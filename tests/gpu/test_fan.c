@@ -43,7 +43,7 @@ static void sharing_engine(void *user)
         dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
         dray_update_report report = DRAY_UPDATE_REPORT_INIT;
         options.min_version = version;
-        options.peers = -1;
+        options.no_peers = 1;
         gpu_poison(e.region[0]);
         meet(e.context, "about to ask", s);
         bool apart = apart_first && version == 1;
@@ -93,7 +93,7 @@ static void test_replicas(void **state)
     scene s = wide(41);
     run_shared(&s, 0.25); /* one update in two at least met in time */
     s = wide(42);
-    s.checksum = -1; /* nothing to compare with: sums of both ends */
+    s.no_checksums = 1; /* nothing to compare with: sums of both ends */
     s.versions = 2;
     run_shared(&s, 0.2);
 }
@@ -154,7 +154,7 @@ static void patient_trainer(void *user)
     trainer t;
     choose(s, s->trainer_gpus[s->rank]);
     gpu_trainer_open(&t, f.unix_address, &s->config, s->from, s->rank, s->world, s->seed, s->source,
-                     s->checksum);
+                     s->no_checksums);
     while (__atomic_load_n(&s->board->number[ASKING], __ATOMIC_SEQ_CST) < 4)
         usleep(1000);
     usleep(60000);
@@ -179,7 +179,7 @@ static void failing_engine(void *user)
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
     dray_update_report report = DRAY_UPDATE_REPORT_INIT;
     dray_error said;
-    options.peers = -1;
+    options.no_peers = 1;
     int rc = dray_update_weights(e.subscriber, &options, &report, &said);
     if (first) {
         if (rc)

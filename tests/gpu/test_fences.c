@@ -2,6 +2,7 @@
  * it, nothing is read before it is there, and reports say whom a rank waited for. */
 #include "gpu/scene.h"
 #include "gpu/spin.h"
+#include "memory/cuda_event.h"
 
 enum { LATE_MS = 300, LATE_NS = 200000000, ENDED = 1, ASKED = 2, TRIED = 3 };
 
@@ -17,7 +18,7 @@ static source open_source(const scene *s)
     source o = {0};
     choose(s, s->trainer_gpus[s->rank]);
     gpu_trainer_open(&o.t, f.unix_address, &s->config, s->from, s->rank, s->world, s->seed,
-                     DRAY_REGION_CUDA, s->checksum);
+                     DRAY_REGION_CUDA, s->no_checksums);
     o.cuda = dray__cuda_get(NULL);
     o.host = mirror_of(o.t.region[0]);
     MUST(dray__cuda_enter(o.t.region[0]->device, error));
@@ -66,8 +67,8 @@ static void late_trainer(void *user)
 {
     scene *s = user;
     source o = open_source(s);
-    dray_event *event;
-    MUST(dray_event_new(NULL, &event, error));
+    dray__event *event;
+    MUST(dray__event_new(NULL, &event, error));
     for (uint64_t version = 1; version <= s->versions; version++) {
         dray_fence fence = DRAY_FENCE_INIT;
         /* versions in turns: the stream itself, an event on it */
@@ -75,19 +76,20 @@ static void late_trainer(void *user)
         fence.kind = DRAY_FENCE_CUDA_STREAM;
         fence.event = o.stream;
         if (version % 2 == 0) {
-            MUST(dray_event_record(event, o.stream, error));
-            MUST(dray_event_fence(event, &fence, error));
+            MUST(dray__event_record(event, o.stream, error));
+            fence.kind = DRAY_FENCE_CUDA_EVENT;
+            fence.event = dray__event_handle(event);
         }
         int64_t begin = dray__now();
         MUST(dray_publisher_publish(o.t.publisher, version, &fence, error));
         /* with sums to take it waits for what it sums; without, for nothing of the GPU's */
-        if (s->checksum < 0 && s->rank == 0 && version > 1)
+        if (s->no_checksums && s->rank == 0 && version > 1)
             CHECK(dray__now() - begin < LATE_NS);
         meet(o.t.context, "updated", s);
         MUST(dray_publisher_wait(o.t.publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
     }
     meet(o.t.context, "over", s);
-    dray_event_free(event);
+    dray__event_free(event);
     close_source(&o);
 }
 
@@ -144,7 +146,7 @@ static void test_without_sums(void **state)
 {
     (void)state;
     scene s = plain(51);
-    s.checksum = -1;
+    s.no_checksums = 1;
     s.versions = 3;
     run_late(&s);
     s.seed = 52;
@@ -167,7 +169,7 @@ static void test_into_shared_memory(void **state)
 {
     (void)state;
     scene s = plain(54);
-    s.checksum = -1;
+    s.no_checksums = 1;
     s.versions = 2;
     s.destination = DRAY_REGION_SHARED;
     run_late(&s);
@@ -199,7 +201,7 @@ static void test_one_process(void **state)
     (void)state;
     scene s = plain(55);
     s.world = 1;
-    s.checksum = -1;
+    s.no_checksums = 1;
     must_end_well(spawn(in_one_process, &s));
 }
 
@@ -246,7 +248,7 @@ static void test_deadline(void **state)
     scene s = plain(56);
     s.world = 1;
     s.tp = 1;
-    s.checksum = -1;
+    s.no_checksums = 1;
     s.board = board_new();
     run_pair(&s, very_late_trainer, impatient_engine);
     munmap(s.board, sizeof(board));
@@ -400,10 +402,10 @@ static void slow_engine(void *user)
 static void test_wait_on_a_stream(void **state)
 {
     (void)state;
-    for (int32_t checksum = 0; checksum >= -1; checksum--) {
+    for (int32_t off = 0; off < 2; off++) {
         scene s = plain(58);
         s.world = s.tp = 1;
-        s.checksum = checksum;
+        s.no_checksums = off;
         s.board = board_new();
         run_pair(&s, eager_trainer, slow_engine);
         munmap(s.board, sizeof(board));
@@ -467,10 +469,10 @@ static void beside_engine(void *user)
 static void test_busy_trainer(void **state)
 {
     (void)state;
-    for (int32_t checksum = 0; checksum >= -1; checksum--) {
+    for (int32_t off = 0; off < 2; off++) {
         scene s = plain(57);
         s.world = s.tp = 1;
-        s.checksum = checksum;
+        s.no_checksums = off;
         s.versions = 2;
         run_pair(&s, busy_trainer, beside_engine);
     }

@@ -156,7 +156,7 @@ static void survivor(void *user)
     CHECK(pass_over(e.region[0], p.version, false) == 0);
     raise_flag(p.board, UPDATED);
     while (!__atomic_load_n(&p.board->flag[GO_ON], __ATOMIC_SEQ_CST)) {
-        MUST(dray_subscriber_attend(e.subscriber, error));
+        MUST(dray_subscriber_release_mappings(e.subscriber, error));
         usleep(2000);
     }
     engine_close(&e);

@@ -1,6 +1,7 @@
 /* gpu: weights between processes with memory on GPUs. Whatever GPUs the ranks see, whatever the
  * kinds of memory, dtypes and strategies: the engine's memory equals the oracle, bit for bit. */
 #include "gpu/scene.h"
+#include "memory/cuda_event.h"
 
 enum { UPDATED = 4, KILLED = 8, FILLED = 10 };
 
@@ -13,7 +14,7 @@ static void check_report(const scene *s, const engine *e, const dray_update_repo
     CHECK(report->bytes == dray_layout_bytes(e->layout));
     if (s->source == DRAY_REGION_CUDA && s->destination == DRAY_REGION_CUDA)
         CHECK((report->link_bytes[DRAY_LINK_DEVICE] > 0) == here);
-    if (s->checksum >= 0)
+    if (!s->no_checksums)
         CHECK(report->verified_tensors > 0);
 }
 
@@ -25,7 +26,7 @@ static void run_engine(void *user)
         dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
         dray_update_report report = DRAY_UPDATE_REPORT_INIT;
         options.min_version = version;
-        options.peers = -1;
+        options.no_peers = 1;
         options.strategy = s->strategies ? (int32_t)((version - 1) % 3) : 0;
         options.bucket_bytes = options.strategy ? 128 << 10 : 0;
         gpu_poison(e.region[0]);
@@ -134,7 +135,7 @@ static void test_without_sums(void **state)
 {
     (void)state;
     scene s = plain(19);
-    s.checksum = -1;
+    s.no_checksums = 1;
     run_scene(&s, run_engine);
 }
 
@@ -191,12 +192,12 @@ static void fenced_trainer(void *user)
     trainer t;
     see_one(0);
     gpu_trainer_open(&t, f.unix_address, &s->config, s->from, 0, 1, s->seed, DRAY_REGION_CUDA,
-                     s->checksum);
+                     s->no_checksums);
     const dray__cuda *cuda = dray__cuda_get(NULL);
     dray_region *host = mirror_of(t.region[0]);
-    dray_event *event;
+    dray__event *event;
     CUstream stream;
-    MUST(dray_event_new(NULL, &event, error));
+    MUST(dray__event_new(NULL, &event, error));
     MUST(dray__cuda_enter(t.region[0]->device, error));
     CHECK(cuda->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
     CHECK(cuda->cuMemHostRegister(dray_region_base(host), dray_region_bytes(host), 0) ==
@@ -209,8 +210,9 @@ static void fenced_trainer(void *user)
                                         stream) == CUDA_SUCCESS);
         CHECK(cuda->cuMemcpyHtoDAsync(t.region[0]->device_address, dray_region_base(host),
                                       t.region[0]->bytes, stream) == CUDA_SUCCESS);
-        MUST(dray_event_record(event, stream, error));
-        MUST(dray_event_fence(event, &fence, error));
+        MUST(dray__event_record(event, stream, error));
+        fence.kind = DRAY_FENCE_CUDA_EVENT;
+        fence.event = dray__event_handle(event);
         MUST(dray_publisher_publish(t.publisher, version, &fence, error));
         meet(t.context, "updated", s);
         MUST(dray_publisher_wait(t.publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
@@ -219,7 +221,7 @@ static void fenced_trainer(void *user)
     CHECK(cuda->cuMemHostUnregister(dray_region_base(host)) == CUDA_SUCCESS);
     CHECK(cuda->cuStreamDestroy(stream) == CUDA_SUCCESS);
     dray__cuda_leave();
-    dray_event_free(event);
+    dray__event_free(event);
     dray_region_free(host);
     meet(t.context, "over", s);
     trainer_close(&t);
@@ -228,9 +230,9 @@ static void fenced_trainer(void *user)
 static void test_fence(void **state)
 {
     (void)state;
-    for (int32_t checksum = 0; checksum >= -1; checksum--) {
+    for (int32_t off = 0; off < 2; off++) {
         scene s = plain(21);
-        s.checksum = checksum;
+        s.no_checksums = off;
         s.world = 1;
         s.engine_gpus[0] = 1;
         s.versions = 3;
@@ -319,7 +321,8 @@ static void following_engine(void *user)
         CHECK(gpu_engine_wrong(&e, s->seed + version - 1) == 0);
         meet(e.context, "updated", s);
         while (__atomic_load_n(&s->board->number[0], __ATOMIC_SEQ_CST) < (int64_t)version) {
-            MUST(dray_subscriber_attend(e.subscriber, error)); /* unmaps what is taken back */
+            MUST(dray_subscriber_release_mappings(e.subscriber,
+                                                  error)); /* unmaps what is taken back */
             usleep(1000);
         }
     }
@@ -390,7 +393,7 @@ static void survivor(void *user)
     raise_flag(s->board, UPDATED);
     await_flag(s->board, FILLED);
     for (int i = 0; i < 100; i++) {
-        dray_subscriber_attend(e.subscriber, NULL);
+        dray_subscriber_release_mappings(e.subscriber, NULL);
         usleep(5000);
     }
     CHECK(gpu_engine_wrong(&e, s->seed) == 0);

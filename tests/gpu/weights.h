@@ -81,7 +81,7 @@ static inline uint64_t gpu_wrong(const dray_layout *layout, dray_region *region,
 static inline void gpu_trainer_open(trainer *t, const char *address,
                                     const dray_model_config *config, dray_dtype dtype,
                                     uint32_t rank, uint32_t world, uint64_t seed,
-                                    dray_region_kind kind, int32_t checksum)
+                                    dray_region_kind kind, int32_t no_checksums)
 {
     char name[32];
     snprintf(name, sizeof name, "trainer-%u", rank);
@@ -95,7 +95,7 @@ static inline void gpu_trainer_open(trainer *t, const char *address,
     options.regions = t->region;
     options.rank = rank;
     options.world = world;
-    options.checksum = checksum;
+    options.no_checksums = no_checksums;
     MUST(dray_publisher_open(t->context, MODEL, t->layout, &options, &t->publisher, error));
 }
 

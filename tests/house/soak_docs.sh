@@ -10,6 +10,7 @@ export XDG_RUNTIME_DIR=$work/run
 mkdir -p -m 700 "$work/run" "$work/lib"
 git clone -q "$DRAY_SOURCE_DIR" "$work/top" || exit 77
 [ -z "${DRAY_TEST_PYTHON:-}" ] || PATH=$(dirname "$DRAY_TEST_PYTHON"):$PATH
+export PATH=$work/site/bin:$PATH PYTHONPATH=$work/site # where `pip install .` of a page goes
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 cat >"$work/shell.sh" <<'END'
 set -eu
@@ -43,6 +44,7 @@ page_script()
         /^```sh gpu$/ { inside = gpus > 0; next }
         /^```/ { inside = 0; next }
         inside' "$1" | sed -e "s#/var/lib/dray#$work/lib#g; s#/run/dray#$work/run/dray#g; s#head-node#localhost#g" \
+        -e "s#^pip install \.#pip install --upgrade --target $work/site .#" \
         -e "s#unix:/tmp/dray-1000.socket#unix:$work/run/dray.socket#g" | while IFS= read -r line; do
         printf 'printf "+ %%s\\n" %q\n' "$line"
         case $line in

@@ -37,6 +37,8 @@ with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, f"{folder}/python.md"], env=environment, cwd=folder,
                        check=True, timeout=120)
         for example in sorted(glob.glob(os.path.join(source, "examples", "*.py"))):
+            if os.path.basename(example) == "grpo.py":
+                continue  # which learns for a minute: soak_docs.sh
             print(os.path.basename(example), flush=True)
             subprocess.run([sys.executable, example], env=environment, cwd=folder, check=True,
                            timeout=120)

@@ -50,14 +50,6 @@ int main(void)
     SIZE(CUmemcpyAttributes) AT(CUmemcpyAttributes, srcAccessOrder)
     AT(CUmemcpyAttributes, srcLocHint) AT(CUmemcpyAttributes, dstLocHint)
     AT(CUmemcpyAttributes, flags)
-    SIZE(CUDA_MEMCPY2D) AT(CUDA_MEMCPY2D, srcMemoryType) AT(CUDA_MEMCPY2D, srcDevice)
-    AT(CUDA_MEMCPY2D, srcPitch) AT(CUDA_MEMCPY2D, dstXInBytes) AT(CUDA_MEMCPY2D, dstMemoryType)
-    AT(CUDA_MEMCPY2D, dstHost) AT(CUDA_MEMCPY2D, dstPitch) AT(CUDA_MEMCPY2D, WidthInBytes)
-    AT(CUDA_MEMCPY2D, Height)
-    SIZE(CUDA_MEMCPY3D) AT(CUDA_MEMCPY3D, srcMemoryType) AT(CUDA_MEMCPY3D, srcHost)
-    AT(CUDA_MEMCPY3D, srcDevice) AT(CUDA_MEMCPY3D, srcPitch) AT(CUDA_MEMCPY3D, srcHeight)
-    AT(CUDA_MEMCPY3D, dstXInBytes) AT(CUDA_MEMCPY3D, dstMemoryType) AT(CUDA_MEMCPY3D, dstDevice)
-    AT(CUDA_MEMCPY3D, dstHeight) AT(CUDA_MEMCPY3D, WidthInBytes) AT(CUDA_MEMCPY3D, Depth)
     return 0;
 }
 END

@@ -295,9 +295,9 @@ static void owner_of_arena(void)
     GIVES(DRAY_EBUSY, dray_arena_release("weights", NULL, NULL, &error));
     SAYS("2 regions");
     CHECK(whole(&first));
-    dray_region_withdrawn(r);
+    dray_region_unexport(r);
     GIVES(DRAY_EBUSY, dray_arena_release("weights", NULL, NULL, &error));
-    dray_region_withdrawn(s);
+    dray_region_unexport(s);
     uint64_t before = free_bytes();
     OK(dray_arena_release("weights", NULL, NULL, &error));
     CHECK(gpu_is_real() || free_bytes() >= before + CHUNK); /* nobody else holds it */
@@ -319,7 +319,7 @@ static void owner_of_arena(void)
     CHECK(dray_region_fd(r) == -1);
     dray_region *same;
     GIVES(DRAY_ESTALE, dray_region_import(&old, -1, 0, &same, &error));
-    dray_region_withdrawn(r);
+    dray_region_unexport(r);
     OK(dray_region_check(r, &error));
     CHECK(whole(&first) && whole(&second));
     sign();

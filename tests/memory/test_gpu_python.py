@@ -101,7 +101,7 @@ def arenas():
     again = gpu.Region.open(gpu.Handle.unpack(handle.pack()), region.fd)
     assert again.address == region.address  # its own export
     again.close()
-    region.withdrawn()
+    region.unexport()
     assert gpu.arena_status("weights", gpu.devices()[0].ordinal)["used_bytes"] == 1 << 20
     region.check()
     call("dray_arena_free", arena, address)

@@ -2,11 +2,11 @@
  * conversions, quantisation and sums, by one job each. A request is a line of arguments that ends
  * with the size of the elements, and the elements; its answer a line with the size, and the bytes.
  * One process answers all of them, because a GPU's driver takes a second to start. */
-#include "mover/cuda.h"
+#include "mover/cuda/cuda.h"
 
 #include "gpu/gpu.h"
 #include "mover/filter.h"
-#include "mover/quant.h"
+#include "mover/kernels/quant.h"
 
 #include <poll.h>
 

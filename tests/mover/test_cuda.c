@@ -2,13 +2,14 @@
  * random bits, with gaps, turned, misaligned, converted or not, by kernel and by copy engines, are
  * what the CPU's movers make of them, bit by bit and also between the rectangles; sums are
  * dray__sum's. */
-#include "mover/cuda.h"
+#include "mover/cuda/cuda.h"
 
 #include "base/random.h"
 #include "gpu/gpu.h"
-#include "mover/kernels.h"
-#include "mover/quant.h"
-#include "mover/rect.h"
+#include "mover/kernels/kernels.h"
+#include "mover/kernels/quant.h"
+#include "mover/kernels/rect.h"
+#include "mover/mover.h"
 
 #include <dray/gpu.h>
 #include <math.h>
@@ -225,11 +226,11 @@ static void random_item(test_item *t, dray_layout *layout, uint32_t number)
 static void expect(test_item *t)
 {
     const dray_copy *c = &t->copy;
-    dray__rect r = {.ndim = c->ndim,
-                    .from = c->source_dtype,
-                    .to = c->destination_dtype,
-                    .source = t->source.host + c->source_offset,
-                    .destination = t->destination.host + c->destination_offset};
+    dray__rect_copy r = {.ndim = c->ndim,
+                         .from = c->source_dtype,
+                         .to = c->destination_dtype,
+                         .source = t->source.host + c->source_offset,
+                         .destination = t->destination.host + c->destination_offset};
     memcpy(r.extent, c->extent, sizeof r.extent);
     memcpy(r.source_stride, c->source_stride, sizeof r.source_stride);
     memcpy(r.destination_stride, c->destination_stride, sizeof r.destination_stride);

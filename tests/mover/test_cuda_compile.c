@@ -2,7 +2,7 @@
  * ($DRAY_TEST_NVRTC, or where the library finds it), compiles the source for all architectures;
  * with the fake driver, what was compiled is kept on disk, and what lies there damaged is made
  * again. */
-#include "mover/cuda_internal.h"
+#include "mover/cuda/cuda_internal.h"
 
 #include "gpu/gpu.h"
 

@@ -5,8 +5,8 @@
 
 #include "base/random.h"
 #include "gpu/memory.h"
-#include "mover/checksum.h"
-#include "mover/kernels.h"
+#include "mover/kernels/checksum.h"
+#include "mover/kernels/kernels.h"
 #include "pairs.h"
 
 #include <fcntl.h>
@@ -216,8 +216,8 @@ static uint64_t oracle(const scene *s, const dray_copy *c, const uint8_t *in, ui
     }
 }
 
-static uint64_t move_in_slices(const dray_region *source, dray_region *destination, const scene *s,
-                               uint64_t *sums)
+static void move_scene(const dray_region *source, dray_region *destination, const scene *s,
+                       uint64_t *sums)
 {
     static uint64_t staging[DRAY__MOVE_STAGING_MIN / 8];
     dray__move_options options = {.sums = sums, .layout = s->layout};
@@ -225,21 +225,9 @@ static uint64_t move_in_slices(const dray_region *source, dray_region *destinati
         options.staging = staging;
         options.staging_bytes = sizeof staging;
     }
-    dray__move *move;
     dray_error e = {0};
-    int rc = dray__move_open(source, destination, s->copies, s->count, &options, &move, &e);
-    if (rc)
-        fail_msg("open: %s", e.message);
-    uint64_t slice = draw(3) ? 1 + draw(100000) : UINT64_MAX, before = 0;
-    while ((rc = dray__move_step(move, slice, &e)) == DRAY_EAGAIN) {
-        assert_true(dray__move_done(move) > before);
-        before = dray__move_done(move);
-    }
-    if (rc)
-        fail_msg("step: %s", e.message);
-    uint64_t done = dray__move_done(move);
-    dray__move_close(move);
-    return done;
+    if (dray__move_all(source, destination, s->copies, s->count, &options, &e))
+        fail_msg("%s", e.message);
 }
 
 static void one_scene(dray_region_kind from, dray_region_kind to)
@@ -259,18 +247,13 @@ static void one_scene(dray_region_kind from, dray_region_kind to)
         memcpy(before + i, &word, 8);
     }
     memcpy(expected, before, REGION);
-    uint64_t sums[COPIES] = {0}, expected_sums[COPIES] = {0}, bytes = 0;
-    for (uint64_t i = 0; i < s.count; i++) {
+    uint64_t sums[COPIES] = {0}, expected_sums[COPIES] = {0};
+    for (uint64_t i = 0; i < s.count; i++)
         expected_sums[i] = oracle(&s, &s.copies[i], in, expected);
-        uint64_t n = dray_dtype_size((dray_dtype)s.copies[i].destination_dtype);
-        for (uint32_t d = 0; d < s.copies[i].ndim; d++)
-            n *= (uint64_t)s.copies[i].extent[d];
-        bytes += n;
-    }
     dray_region *source = region_with(from, in, REGION);
     dray_region *destination = region_with(to, before, REGION);
     bool summed = draw(4);
-    assert_int_equal(move_in_slices(source, destination, &s, summed ? sums : NULL), bytes);
+    move_scene(source, destination, &s, summed ? sums : NULL);
     read_back(destination, found, REGION);
     for (size_t i = 0; i < REGION; i++)
         if (found[i] != expected[i])
@@ -284,7 +267,6 @@ static void one_scene(dray_region_kind from, dray_region_kind to)
 
 static void conforms(dray_region_kind from, dray_region_kind to)
 {
-    assert_non_null(dray__mover_name(from, to));
     for (int i = 0; i < 12 * scale(); i++)
         one_scene(from, to);
 }
@@ -300,15 +282,10 @@ PAIRS(XX)
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
-static int open_one(const dray_region *source, dray_region *destination, const dray_copy *copy,
+static int move_one(const dray_region *source, dray_region *destination, const dray_copy *copy,
                     dray_error *e)
 {
-    dray__move *move = NULL;
-    int rc = dray__move_open(source, destination, copy, 1, NULL, &move, e);
-    if (rc)
-        assert_null(move);
-    dray__move_close(move);
-    return rc;
+    return dray__move_all(source, destination, copy, 1, NULL, e);
 }
 
 static void copies_outside_a_region_are_refused(void **state)
@@ -325,25 +302,25 @@ static void copies_outside_a_region_are_refused(void **state)
                             .destination_stride = {64, 4}};
     dray_error e;
     dray_copy c = good;
-    assert_int_equal(open_one(a, b, &c, &e), DRAY_OK);
+    assert_int_equal(move_one(a, b, &c, &e), DRAY_OK);
     c = good, c.source_offset = 1;
-    assert_int_equal(open_one(a, b, &c, &e), DRAY_EINVALID);
+    assert_int_equal(move_one(a, b, &c, &e), DRAY_EINVALID);
     c = good, c.destination_offset = 1;
-    assert_int_equal(open_one(a, b, &c, &e), DRAY_EINVALID);
+    assert_int_equal(move_one(a, b, &c, &e), DRAY_EINVALID);
     c = good, c.source_offset = UINT64_MAX - 2;
-    assert_int_equal(open_one(a, b, &c, &e), DRAY_EINVALID);
+    assert_int_equal(move_one(a, b, &c, &e), DRAY_EINVALID);
     c = good, c.source_stride[0] = INT64_MAX;
-    assert_int_equal(open_one(a, b, &c, &e), DRAY_EINVALID);
+    assert_int_equal(move_one(a, b, &c, &e), DRAY_EINVALID);
     c = good, c.destination_stride[1] = -4;
-    assert_int_equal(open_one(a, b, &c, &e), DRAY_EINVALID);
+    assert_int_equal(move_one(a, b, &c, &e), DRAY_EINVALID);
     c = good, c.extent[0] = 0;
-    assert_int_equal(open_one(a, b, &c, &e), DRAY_EINVALID);
+    assert_int_equal(move_one(a, b, &c, &e), DRAY_EINVALID);
     c = good, c.ndim = 5;
-    assert_int_equal(open_one(a, b, &c, &e), DRAY_EINVALID);
+    assert_int_equal(move_one(a, b, &c, &e), DRAY_EINVALID);
     c = good, c.source_dtype = 99;
-    assert_int_equal(open_one(a, b, &c, &e), DRAY_EINVALID);
+    assert_int_equal(move_one(a, b, &c, &e), DRAY_EINVALID);
     c = good, c.destination_dtype = DRAY_I32;
-    assert_int_equal(open_one(a, b, &c, &e), DRAY_EDTYPE);
+    assert_int_equal(move_one(a, b, &c, &e), DRAY_EDTYPE);
     dray_region_free(a);
     dray_region_free(b);
 }
@@ -371,9 +348,9 @@ static void read_only_destinations_are_refused(void **state)
                          .source_stride = {1},
                          .destination_stride = {1}};
     dray_error e;
-    assert_int_equal(open_one(host, file, &c, &e), DRAY_EPERM);
-    assert_int_equal(open_one(host, read_only, &c, &e), DRAY_EPERM);
-    assert_int_equal(open_one(read_only, host, &c, &e), DRAY_OK);
+    assert_int_equal(move_one(host, file, &c, &e), DRAY_EPERM);
+    assert_int_equal(move_one(host, read_only, &c, &e), DRAY_EPERM);
+    assert_int_equal(move_one(read_only, host, &c, &e), DRAY_OK);
     dray_region_free(file);
     dray_region_free(host);
     dray_region_free(shared);

@@ -1,6 +1,6 @@
 /* mover: NCCL is found where `dray doctor` finds it: in Python's packages, too. With the fake NCCL,
  * where the system has none of its own. */
-#include "mover/nccl.h"
+#include "mover/cuda/nccl.h"
 
 #include <dray/gpu.h>
 

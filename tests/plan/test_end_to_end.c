@@ -3,7 +3,7 @@
 #include "plan/world.h"
 
 #include "gpu/memory.h"
-#include "mover/checksum.h"
+#include "mover/kernels/checksum.h"
 #include "mover/mover.h"
 #include "pairs.h"
 

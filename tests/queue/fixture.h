@@ -5,8 +5,8 @@
 
 #include "base/clock.h"
 #include "control/coordinator.h"
-#include "queue/controller.h"
-#include "queue/keeper.h"
+#include "queue/server/controller.h"
+#include "queue/storage/keeper.h"
 
 #include <dirent.h>
 #include <dray/queue.h>

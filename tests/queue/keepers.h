@@ -4,7 +4,7 @@
 #ifndef DRAY_TESTS_QUEUE_KEEPERS_H
 #define DRAY_TESTS_QUEUE_KEEPERS_H
 
-#include "queue/join.h"
+#include "queue/storage/join.h"
 
 typedef struct keeper_of {
     const char *host;

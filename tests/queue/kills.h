@@ -14,7 +14,7 @@
 #include "base/random.h"
 #include "queue/fixture.h"
 #include "queue/hook.h"
-#include "queue/journal.h"
+#include "queue/journal/journal.h"
 
 #include <fcntl.h>
 #include <stdatomic.h>

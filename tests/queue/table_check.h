@@ -25,9 +25,10 @@ static inline void check_track(world *w, const model_partition *m, const dray__p
     CHECK(listed == track->ready_count && listed == popcount(track->ready, p->rows));
     CHECK(track->taken_count == popcount(track->taken, p->rows));
     CHECK(track->done_count == popcount(track->done, p->rows));
-    uint32_t done = 0;
+    uint32_t done = 0, cut = 0;
     for (uint32_t s = 0; s < m->rows; s++) {
         const model_row *row = &m->row[s];
+        cut += row->task[t].begun && row->task[t].state == FREE && !row->dead && !row->vacant;
         CHECK(ready(row, t) == dray__bit_get(track->ready, s));
         CHECK((row->task[t].state == TAKEN) == dray__bit_get(track->taken, s));
         CHECK((row->task[t].state == DONE) == dray__bit_get(track->done, s));
@@ -36,7 +37,7 @@ static inline void check_track(world *w, const model_partition *m, const dray__p
         if (s < track->open_from)
             CHECK(settled(row, t) || row->task[t].state == TAKEN);
     }
-    CHECK(done == track->settled_count);
+    CHECK(done == track->settled_count && cut == track->cut_count);
     for (uint32_t g = track->group_head; g != DRAY__NONE; g = track->groups[g].next, groups++)
         CHECK(m->group_since[t][g]);
     uint32_t expected = 0;

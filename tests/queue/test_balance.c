@@ -1,6 +1,6 @@
 /* The balancer by itself, against all divisions of small sets and against the bounds of large. */
 #include "base/random.h"
-#include "queue/balance.h"
+#include "queue/table/balance.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

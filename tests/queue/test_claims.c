@@ -1,6 +1,6 @@
 /* Which claims and commits the controller's state machine refuses, and which rows a claim gets: at
  * the very limit, and one beyond it. */
-#include "queue/table.h"
+#include "queue/table/table.h"
 
 #include <dray/queue.h>
 #include <setjmp.h>
@@ -44,8 +44,12 @@ static int down(void **state)
 
 static uint32_t insert(uint32_t rows, uint32_t group, const dray__new_tag *tags, uint32_t tag_count)
 {
+    static const char *const keys[] = {DRAY_TAG_VERSION};
     const dray__new_rows new_rows = {
-        .partition = "0", .rows = rows, .group_size = group, .tags = tags, .tag_count = tag_count};
+        .partition = "0",
+        .rows = rows,
+        .group_size = group,
+        .content = {.keys = keys, .key_count = 1, .tags = tags, .tag_count = tag_count}};
     uint32_t first, generation;
     OK(dray__table_insert(table, client, &new_rows, &first, &generation, &error));
     return generation;
@@ -116,6 +120,21 @@ static void test_running_rows_are_admitted_once(void **state)
     assert_int_equal(got->count, 3);
 }
 
+static void test_a_tag_names_a_key_that_is_there(void **state)
+{
+    (void)state;
+    static const char *const keys[] = {"score", "behind"};
+    const dray__new_tag tag = {0, 1, 0.5};
+    const dray__new_rows rows = {
+        .partition = "0",
+        .rows = 1,
+        .content = {.keys = keys, .key_count = 1, .tags = &tag, .tag_count = 1}};
+    uint32_t first, generation;
+    assert_int_equal(dray__table_insert(table, client, &rows, &first, &generation, &error),
+                     DRAY_EFORMAT);
+    assert_non_null(strstr(error.message, "one of 1 keys expected, found 1"));
+}
+
 /* staleness + 1 versions are fresh: the newest, and as many before it. */
 static void test_rows_stay_fresh_to_the_last_version(void **state)
 {
@@ -124,7 +143,7 @@ static void test_rows_stay_fresh_to_the_last_version(void **state)
     dray__new_tag tags[VERSIONS];
     dray__claim *got;
     for (uint32_t i = 0; i < VERSIONS; i++)
-        tags[i] = (dray__new_tag){i, DRAY_TAG_VERSION, i};
+        tags[i] = (dray__new_tag){i, 0, i};
     insert(VERSIONS, 1, tags, VERSIONS);
     dray__want want = want_of(DRAY_POLICY_FIFO, VERSIONS);
     want.up_to = true;
@@ -212,7 +231,7 @@ static void test_commits_bring_every_column(void **state)
     want.task = 1;
     OK(claim(&want, 1, &got));
     const dray__new_column x = {.name = "x", .spec = {.dtype = DRAY_I32}};
-    const dray__outputs outputs = {.columns = &x, .column_count = 1};
+    const dray__outputs outputs = {.content = {.columns = &x, .column_count = 1}};
     assert_int_equal(dray__claim_commit(table, client, 1, generation, &outputs, &error),
                      DRAY_EINVALID);
     assert_non_null(strstr(error.message, "column y was not set"));
@@ -225,6 +244,7 @@ int main(void)
         T(test_claims_are_full),
         T(test_groups_are_whole),
         T(test_running_rows_are_admitted_once),
+        T(test_a_tag_names_a_key_that_is_there),
         T(test_rows_stay_fresh_to_the_last_version),
         T(test_rounds_and_epochs_go_on),
         T(test_ranks_and_peers_are_of_their_group),

@@ -36,7 +36,7 @@ def check_free(queue, other):
     back()
     for framework in ("numpy", "torch"):
         claim = queue.claim("read", 4, "free", framework=framework, copy=False)
-        kept = claim["x"][0]
+        kept = claim.ragged("x")[0]
         claim.free()
         back()  # an array that lives on holds no rows
         assert kept.tolist() == [0, 1, 2, 3]
@@ -102,11 +102,11 @@ def check_empty(*_):
         queue.insert({"x": [np.zeros((0, 3), np.int32), np.zeros((2, 3), np.int32)]}, "p", seal=True)
         for framework in ("numpy", "torch"):
             with queue.claim("read", 1, policy="ordered", framework=framework) as batch:
-                values, offsets = batch["x"]
+                values, offsets = batch.ragged("x")
                 assert list(values.shape) == [2 * int(batch.slots[0]), 3]
                 assert str(values.dtype).endswith("int32") and len(offsets) == 2
             with queue.claim("again", 1, policy="ordered", framework="torch") as batch:
-                assert batch["x"][0].dtype == torch.int32
+                assert batch["x"].dtype == torch.int32
 
 
 def check_peers(queue, other):
@@ -210,11 +210,11 @@ queue = dray.Queue("left", tasks={"read": (["x"], []), "loop": (["x"], [])})
 queue.insert({"x": np.arange(8)}, "p", seal=True)
 claim = queue.claim("read", 4)
 array = claim["x"][0]
-tensor = queue.claim("read", 4, framework="torch", copy=False)["x"][0]
+tensor = queue.claim("read", 4, framework="torch", copy=False)["x"]
 loader = dray.StreamDataLoader("loop", ["x"], 2, "left")
 batch = next(loader)
 context = dray.weights.Context(role="trainer")
-publisher = dray.weights.Publisher(context, "m", [("t", torch.ones(8))])
+publisher = dray.weights.Publisher([("t", torch.ones(8))], "m", context=context)
 cycle = [queue, claim, array, loader]
 cycle.append(cycle)
 sys.modules["kept"] = cycle

@@ -3,8 +3,8 @@
  * makes no table of half of it. */
 #include "queue/fixture.h"
 
-#include "queue/ledger.h"
-#include "queue/record.h"
+#include "queue/journal/ledger.h"
+#include "queue/journal/record.h"
 
 #include <fcntl.h>
 
@@ -57,7 +57,7 @@ static void put_column(dray__writer *w, const char *name, bool ragged, uint64_t 
     dray__column_spec spec = {.dtype = DRAY_I64, .ndim = ragged, .ragged = ragged};
     dray__put_u32(w, 1);
     dray__put_string(w, name);
-    dray__put_spec(w, &spec);
+    dray__put_fields(w, &dray__spec_fields, &spec);
     dray__put_u64(w, bytes);
 }
 
@@ -147,7 +147,7 @@ static void put_state(script *s)
     put_admission(w);
     dray__put_u32(w, 1);
     dray__put_string(w, "prompts");
-    dray__put_spec(w, &spec);
+    dray__put_fields(w, &dray__spec_fields, &spec);
     dray__put_u32(w, 1);
     dray__put_string(w, "gone");
     dray__put_u64(w, 1);
@@ -234,14 +234,14 @@ static void write_journal(const script *s)
     unlink(path);
     OK(dray__journal_start(&options, 0, 0, &journal, &error));
     for (uint32_t i = 0; i < s->count; i++) {
-        dray__entry *entry = calloc(1, sizeof *entry);
+        dray__journal_entry *entry = calloc(1, sizeof *entry);
         assert_non_null(entry);
         entry->kind = s->lines[i].kind;
         entry->owner = s->lines[i].owner;
         dray__put_bytes(&entry->body, s->lines[i].body.data, s->lines[i].body.size);
         dray__journal_add(journal, entry);
     }
-    for (dray__entry *entry = dray__journal_stop(journal), *next; entry; entry = next) {
+    for (dray__journal_entry *entry = dray__journal_stop(journal), *next; entry; entry = next) {
         next = entry->next;
         dray__entry_free(entry);
     }
@@ -355,8 +355,8 @@ static const struct crafted {
     {COMMIT, 12, 4, 3, "one of 3 tasks expected, found number 3"},
     {COMMIT, 12, 4, UINT32_MAX, "one of 3 tasks expected"},
     {COMMIT, 12, 4, 1, "found row 0, which is without a column that the task needs"},
-    {COMMIT, 24, 4, 0, "at least one row expected, found 0"},
-    {COMMIT, 24, 4, UINT32_MAX, "at least one row expected"},
+    {COMMIT, 24, 4, 0, "COMMIT: record: a control character in a name"},
+    {COMMIT, 24, 4, UINT32_MAX, "COMMIT: record: short or malformed"},
     {COMMIT, 28, 4, 1, "found row 1, which is named twice"}, /* a slot twice */
     {COMMIT, 36, 4, 0, "found row 0, which is named twice"},
     {COMMIT, 36, 4, 4, "one of 4 rows expected, found 4"},
@@ -505,6 +505,22 @@ static void test_random(void **state)
     }
 }
 
+static void test_a_commit_has_rows(void **state)
+{
+    (void)state;
+    script s;
+    write_script(&s);
+    dray__writer *w = &s.lines[TRAINED].body;
+    dray__writer_reset(w);
+    put_request(w, 9);
+    put_rows(w, ACTOR, 1, 0, 0);
+    dray__put_u32(w, 0);
+    put_no_tags(w);
+    dray__put_u32(w, 0);
+    assert_int_equal(expect_refused(&s, "no rows", "a commit of at least one row expected"), 0);
+    script_free(&s);
+}
+
 /* A bit of no task would be looked up in every partition when the run goes back. */
 static void test_provisional(void **state)
 {
@@ -535,7 +551,7 @@ static void write_records(const numbers *records, uint32_t count, uint32_t broke
     OK(dray__output_init(&out, &dray__journal_real_files, &error));
     dray__output_to(&out, fd, path, salt, DRAY__FILE_HEAD);
     for (uint32_t i = 0; i < count; i++) {
-        dray__entry entry = {.kind = 1, .seq = records[i].seq};
+        dray__journal_entry entry = {.kind = 1, .seq = records[i].seq};
         dray__put_u64(&entry.body, i);
         at = i + 1 == broken ? dray__output_end(&out) : at;
         OK(dray__output_entry(&out, &entry, records[i].safe, NULL, &error));
@@ -602,6 +618,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_one_number, up, down),
         cmocka_unit_test_setup_teardown(test_lengths, up, down),
         cmocka_unit_test_setup_teardown(test_random, up, down),
+        cmocka_unit_test_setup_teardown(test_a_commit_has_rows, up, down),
         cmocka_unit_test(test_provisional),
         cmocka_unit_test_setup_teardown(test_numbers_go_up, up, down),
         cmocka_unit_test_setup_teardown(test_safe_records_are_whole, up, down),

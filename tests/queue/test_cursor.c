@@ -170,7 +170,7 @@ static void test_rows_are_kept(void **state)
     /* What is no cursor. */
     ((char *)cursor)[20] ^= 1;
     FAILS(DRAY_ECHECKSUM, dray_queue_covered(queue, cursor, size, &error));
-    FAILS(DRAY_EFORMAT, dray_queue_resume(queue, cursor, size - 1, NULL, &error));
+    FAILS(DRAY_ECHECKSUM, dray_queue_resume(queue, cursor, size - 1, NULL, &error));
     FAILS(DRAY_EFORMAT, dray_queue_resume(queue, "cursor", 6, NULL, &error));
     free(cursor);
     dray_queue_close(queue);

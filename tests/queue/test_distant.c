@@ -2,8 +2,8 @@
  * answer is wrong: a server in the keeper's place says it. */
 #include "base/clock.h"
 #include "base/hash.h"
-#include "queue/distant.h"
-#include "weights/cells.h"
+#include "net/cells.h"
+#include "queue/storage/distant.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -32,7 +32,7 @@ static void answer(const server *s, int fd)
     uint8_t data[BYTES];
     dray__writer w = {0};
     memset(data, 7, sizeof data);
-    dray__pull_put_answer(&w, DRAY_OK, 0, 8 + s->ranges, BYTES);
+    dray__answer_put(&w, DRAY_OK, 0, 8 + s->ranges, BYTES);
     dray__put_u64(&w, dray__hash(data, BYTES));
     for (uint32_t i = 0; i < s->ranges; i++)
         dray__put_u8(&w, 0);
@@ -68,7 +68,7 @@ static int get(uint32_t count, size_t altered, uint8_t out[BYTES], dray_error *e
 {
     static const dray__networks none;
     static const dray__tls_key key;
-    static const dray__stream_keys keys = {&key, &none, false, DRAY__TRANSPORT_STREAM};
+    static const dray__stream_keys keys = {&key, &none, false, "stream"};
     server s = {.ranges = count, .altered = altered};
     dray__range ranges[2];
     dray__distant *distant;

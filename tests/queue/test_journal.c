@@ -2,7 +2,7 @@
  * oracle knows only what was acknowledged. */
 #include "queue/fixture.h"
 
-#include "queue/journal.h"
+#include "queue/journal/journal.h"
 
 #include <fcntl.h>
 #include <jansson.h>

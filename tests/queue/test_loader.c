@@ -415,7 +415,6 @@ static void test_refusals(void **state)
     dray_claim_options claim = want("rolout", 4);
     o.claim = &claim;
     FAILS(DRAY_ENOENT, dray_loader_open(queue, &o, &loader, &error));
-    o.unused = 1;
     o.size = 3;
     FAILS(DRAY_EINVALID, dray_loader_open(queue, &o, &loader, &error));
     o = (dray_loader_options)DRAY_LOADER_OPTIONS_INIT;

@@ -1,7 +1,7 @@
 /* Answers that never come, requests that are given up, messages that are not sent: nothing is
  * written over that may be committed, nobody waits for who is gone, no memory is left behind. */
 #include "control/channel.h"
-#include "queue/client.h"
+#include "queue/client/client.h"
 
 #include "queue/three_tasks.h"
 #include <jansson.h>

@@ -1,7 +1,7 @@
 /* Commits that ride on the next claim, releases that ride on the next request; connections that
  * break; tasks that come too late. */
 #include "control/channel.h"
-#include "queue/client.h"
+#include "queue/client/client.h"
 #include "queue/three_tasks.h"
 
 static void test_commit_rides(void **state)

@@ -1,7 +1,7 @@
 /* Where the sample queues of other systems were seen to fail, each with a test that this one does
  * not: named by what goes wrong there. */
 #include "base/random.h"
-#include "queue/client.h"
+#include "queue/client/client.h"
 #include "queue/three_tasks.h"
 
 #include <sched.h>

@@ -92,7 +92,7 @@ def reward(queue, partition):
                 assert prompt == prompts[slot // 4] and blob == blobs[slot]
                 assert response.dtype == torch.int32 and response.tolist() == responses[slot]
                 seen.append(int(slot))
-            kept.append((batch.slots, batch["response"]))
+            kept.append((batch.slots, batch.ragged("response")))
             full, lengths = batch.padded("response", value=-1)
             try:
                 batch.padded("response", length=int(lengths.max()) - 1)

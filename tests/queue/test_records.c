@@ -6,7 +6,7 @@
  * added. */
 #include "base/clock.h"
 #include "base/random.h"
-#include "queue/journal.h"
+#include "queue/journal/journal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -81,7 +81,7 @@ static uint8_t byte_of(uint64_t seq, uint64_t at)
     return (uint8_t)((seq * 0x9E3779B97F4A7C15u + at * (at >> 9 | 1)) >> 7);
 }
 
-static int fetch(void *user, const dray__piece *piece, void *out, dray_error *error)
+static int fetch(void *user, const dray__journal_piece *piece, void *out, dray_error *error)
 {
     uint8_t *to = out;
     (void)user;
@@ -249,9 +249,9 @@ static void take_done(void)
     uint64_t safe;
     int code;
     dray_error error;
-    dray__entry *done = dray__journal_done(journal, &safe, &code, &error);
+    dray__journal_entry *done = dray__journal_done(journal, &safe, &code, &error);
     atomic_store(&acked, safe);
-    for (dray__entry *next; done; done = next) {
+    for (dray__journal_entry *next; done; done = next) {
         next = done->next;
         if (done->compact) /* or it failed, as it may */
             compacting = false;
@@ -272,7 +272,7 @@ static void wait_for(uint64_t number)
 
 static void add(uint64_t random)
 {
-    dray__entry *entry = calloc(1, sizeof *entry);
+    dray__journal_entry *entry = calloc(1, sizeof *entry);
     uint64_t seq = newest + 1, size = size_of(seq), inside = size < 100 ? size : 100;
     REQUIRE(entry);
     entry->kind = 1;
@@ -293,8 +293,8 @@ static void add(uint64_t random)
             dray__put_u8(&entry->body, byte_of(seq, i));
         entry->pieces = calloc(2, sizeof *entry->pieces);
         uint64_t half = (size - inside) / 2;
-        entry->pieces[0] = (dray__piece){seq, inside, half, 0};
-        entry->pieces[1] = (dray__piece){seq, inside + half, size - inside - half, 0};
+        entry->pieces[0] = (dray__journal_piece){seq, inside, half, 0};
+        entry->pieces[1] = (dray__journal_piece){seq, inside + half, size - inside - half, 0};
         entry->piece_count = 2;
     }
     atomic_store(&adding, seq);
@@ -315,8 +315,8 @@ static void start(uint64_t end, uint64_t last)
 
 static void stop(void)
 {
-    dray__entry *left = dray__journal_stop(journal);
-    for (dray__entry *next; left; left = next) {
+    dray__journal_entry *left = dray__journal_stop(journal);
+    for (dray__journal_entry *next; left; left = next) {
         next = left->next;
         dray__entry_free(left);
     }
@@ -435,7 +435,7 @@ static void test_reads_aside(void **state)
     held = true;
     for (int i = 0; i < 300; i++)
         add(1);
-    dray__entry *entry = calloc(1, sizeof *entry);
+    dray__journal_entry *entry = calloc(1, sizeof *entry);
     REQUIRE(entry);
     entry->each = count_aside;
     newest++;
@@ -486,10 +486,10 @@ static void test_no_memory(void **state)
     (void)state;
     assert_int_equal(dray__journal_start(&o, 0, 0, &journal, NULL), 0);
     for (int i = 0; i < 2; i++) {
-        dray__entry *entry = calloc(1, sizeof *entry);
+        dray__journal_entry *entry = calloc(1, sizeof *entry);
         REQUIRE(entry && (entry->pieces = calloc(1, sizeof *entry->pieces)));
         entry->kind = 1;
-        entry->pieces[0] = (dray__piece){1, 0, i ? 8 : TOO_MUCH, 0};
+        entry->pieces[0] = (dray__journal_piece){1, 0, i ? 8 : TOO_MUCH, 0};
         entry->piece_count = 1;
         newest++;
         dray__journal_add(journal, entry);

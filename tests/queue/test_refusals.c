@@ -1,6 +1,6 @@
 /* What must be refused: use after fork, wrong arguments, malformed messages, lying producers.
  * Nobody else is hurt, and nothing is left behind. */
-#include "queue/client.h"
+#include "queue/client/client.h"
 #include "queue/three_tasks.h"
 
 static void use_after_fork(void *argument)

@@ -1,6 +1,6 @@
 /* What a consumer lets go without a message, and then does nothing: whoever waits for it, or comes
  * to wait for it, gets it; it counts as given back when the consumer dies, and once. */
-#include "queue/client.h"
+#include "queue/client/client.h"
 #include "queue/three_tasks.h"
 
 #include <sys/mman.h>

@@ -2,7 +2,7 @@
  * that lives on: the client comes back on another one and asks again. What had counted counts once,
  * and what it had put stays where it is. */
 #include "control/channel.h"
-#include "queue/client.h"
+#include "queue/client/client.h"
 #include "queue/three_tasks.h"
 
 #include <pthread.h>

@@ -1,6 +1,6 @@
 /* Rounds of consumer groups as the controller's state machine makes them: many micro-batches, rows
  * that are lost between the peers of a rank, many groups. */
-#include "queue/table.h"
+#include "queue/table/table_inside.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -3,7 +3,7 @@
 #include "queue/fixture.h"
 
 #include "base/io.h"
-#include "queue/client.h"
+#include "queue/client/client.h"
 
 #include <dray/queue.h>
 #include <errno.h>

@@ -3,6 +3,7 @@ to each, publish versions, commit provisionally, and save the queue's cursor; ki
 each row is trained once. A step that the queue's end cuts gives its rows back."""
 import json
 import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -46,7 +47,7 @@ TRAINER = """
         for step in role.steps(publisher, ["response"], rows=%d, micro=2, last=3, every=1, policy="group",
                                save=save):
             for batch in step:
-                values, offsets = batch["response"]
+                values, offsets = batch.ragged("response")
                 assert (batch.groups[::2] == batch.groups[1::2]).all(), batch.groups
                 print(json.dumps([step.number, batch.partition, batch.slots.tolist(), batch.weights.tolist(),
                                   values.tolist()]), flush=True)
@@ -114,7 +115,7 @@ def state(folder, number):
 
 def subscribed(context, version):
     model = torch.nn.Linear(2, 1)
-    with dray.weights.Subscriber(context, "policy", model, group="engine") as subscriber:
+    with dray.weights.Subscriber(model, "policy", context=context, group="engine") as subscriber:
         assert subscriber.update(min_version=version)["version"] == version
     return model.weight.detach().flatten().tolist()
 
@@ -149,7 +150,7 @@ def test_end_in_a_step(folder, queue):
     said, _ = finish(ranks)
     assert [rest[-1] for rest in said] == ["ended"] * 2, said
     assert trained(lines)[2] == list(range(ROWS)), lines
-    assert sorted(os.listdir(folder)) == [f"{n}.{name}" for n in range(3) for name in ("json", "queue.cursor")]
+    assert sorted(os.listdir(folder)) == [f"{n}.{name}" for n in range(3) for name in ("dray.json", "json", "queue.cursor")]
     tasks = {p["name"]: p["tasks"]["train"] for p in queue.status()["partitions"]}
     assert [tasks[f"step-{step}"]["committed"] for step in (1, 2, 3)] == [ROWS, ROWS, 0], tasks
     assert (tasks["step-3"]["taken"], tasks["step-3"]["ready"]) == (0, ROWS - GROUP), tasks
@@ -181,6 +182,116 @@ def test_checkpoints_wait_for_rows(folder, queue):
     finish(ranks)
 
 
+class Nobody:
+    """A publisher whose versions nobody takes."""
+
+    def publish(self, version):
+        pass
+
+
+def configured(folder, queue, **rules):
+    """As `dray run` writes it down."""
+    with open(f"{folder}/config.json", "w") as file:
+        json.dump({"name": "steps", "seed": 3, "steps": 9, "queue": {"durability": "none"}, "rules": dict(
+            {"oldest": 1, "newest": 1, "open": 1, "kept": 1, "last": 2, "rows": 4, "group": 2, "tagged": 1},
+            **rules)}, file)
+    os.environ.update(DRAY_QUEUE=queue, DRAY_TASK="train", DRAY_RUN=folder, DRAY_CONFIG=f"{folder}/config.json",
+                      DRAY_STEP="0")
+
+
+def insert(queue, step, rows):
+    queue.insert({"prompt": ["x"] * (rows // GROUP)}, f"step-{step:06d}", rows=rows, group_size=GROUP,
+                 once_per_group=True, tags={"step": step}, seal=True)
+
+
+def answer(queue, step, rows, version):
+    """The first rows of the step's that nobody has claimed."""
+    with queue.claim("rollout", rows, partition=f"step-{step:06d}", policy="ordered") as batch:
+        batch.set("response", [np.full(1, step, np.int32)] * rows)
+        batch.set_tag("version", [version] * rows)
+
+
+def test_first_complete(folder, queue):
+    """Whole groups of whichever step, first complete first; the checkpoint says which, and a run that goes on leaves
+    them out."""
+    configured(folder, "late", oldest=2, open=4, first_complete=1)
+    for step in (1, 2):
+        insert(queue, step, 4)
+    answer(queue, 2, 2, 0)
+    answer(queue, 1, 3, 0)
+    cards, seen = [], []
+    with dray.Role(timeout=20) as role:
+        for step in role.steps(Nobody(), ["response"], micro=4, part=2, every=1, framework="numpy",
+                               save=lambda number, files: cards.append(json.loads(files["dray.json"]))):
+            for batch in step:
+                seen.append((step.number, batch.partition, batch.slots.tolist(), step.due))
+                if len(seen) == 2:  # those that are late
+                    answer(queue, 1, 1, 0)
+                    answer(queue, 2, 2, 1)
+            step.report()
+            if step.number == 2:
+                queue.end()
+    assert sorted(seen[:2]) == [(1, "step-000001", [0, 1], True), (1, "step-000002", [0, 1], True)], seen
+    assert sorted(seen[2:]) == [(2, "step-000001", [2, 3], True), (2, "step-000002", [2, 3], True)], seen
+    trained = [{one["step"]: one["trained"] for one in card["feed"]["steps"]} for card in cards]
+    assert trained == [{}, {1: [0], 2: [0]}, {1: [0, 1], 2: [0, 1]}], cards
+    assert [(card["step"], card["weight_version"]) for card in cards] == [(0, 0), (1, 1), (2, 2)], cards
+    with open(f"{folder}/feed.json", "w") as file:  # as `dray run --resume` writes it for step 1
+        json.dump({"first": 1, "steps": [{"step": 1, "trained": [0], "holds": [1]}]}, file)
+    configured(folder, "later", oldest=2, open=4, first_complete=1, last=1)
+    with dray.Queue("later", tasks=TASKS, provisional=["train"]) as later, dray.Role(timeout=20) as role:
+        for step, rows in ((1, 2), (2, 4)):
+            insert(later, step, rows)
+            answer(later, step, rows, 0)
+        later.end()
+        del cards[:]
+        for step in role.steps(Nobody(), micro=2, part=2, every=1, framework="numpy",
+                               save=lambda number, files: cards.append(json.loads(files["dray.json"]))):
+            assert len(list(step)) == 2
+    trained = {one["step"]: one["trained"] for one in cards[-1]["feed"]["steps"]}
+    assert trained == {1: [0, 1], 2: [0]}, cards
+
+
+def test_other_versions(folder, queue):
+    """Samples of a version that the step may not have are refused, whoever made them."""
+    configured(folder, "wrong", oldest=2, newest=2, open=2, exact=1)
+    insert(queue, 1, 4)
+    answer(queue, 1, 4, 1)
+    with dray.Role(timeout=20) as role:
+        wrong(dray.DrayError, "a sample of step 1 is of version 1: its schedule expects 0 to 0", next,
+              role.steps(Nobody(), micro=4, framework="numpy"))
+
+
+def test_kept_versions(folder, queue):
+    """Where the newest two are kept, an engine gets the older one, also in a run that goes on."""
+    configured(folder, "kept", oldest=2, newest=2, open=2, kept=2, exact=1)
+    os.environ["DRAY_TASK"] = "rollout"
+    for step in (2, 3):
+        insert(queue, step, 2)
+    model, engine = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    with dray.Role(timeout=20) as role:
+        publisher = role.publisher(model)
+        for version in (0, 1):
+            torch.nn.init.constant_(model.weight, version)
+            publisher.publish(version)
+        os.makedirs(f"{folder}/checkpoints/step-000002")
+        dray.checkpoint.save(f"{folder}/checkpoints/step-000002", 0, publisher.previous(2)["previous"])
+        os.rename(f"{folder}/checkpoints/step-000002/step-000000", f"{folder}/checkpoints/step-000002/previous")
+        weights, taken = role.weights(engine), []
+        for batch in role.batches(count=2):
+            taken.append((int(batch.tag("step")[0]), weights.take(batch), float(engine.weight.detach()[0, 0])))
+            if len(taken) == 2:
+                break
+            batch.set("response", [np.zeros(1, np.int32)] * batch.rows)
+        assert taken == [(2, 0, 0.0), (3, 1, 1.0)], taken
+        publisher.close()
+    with dray.Role(timeout=20) as role:
+        publisher = role.publisher(torch.nn.Linear(2, 1))
+        publisher.restore(pathlib.Path(folder) / "checkpoints", 2)
+        batch = role.queue.claim("rollout", 2, partition="step-000003")
+        assert role.weights(engine).take(batch) == 1 and float(engine.weight.detach()[0, 0]) == 1.0
+
+
 def test_misused(queue):
     os.environ.update(DRAY_QUEUE="steps", DRAY_TASK="train")
     with dray.Role() as role:
@@ -200,4 +311,7 @@ with coordinator(), tempfile.TemporaryDirectory() as folder, dray.Queue(
     test_misused(queue)
     with tempfile.TemporaryDirectory() as run, dray.Queue("waits", tasks=TASKS, provisional=["train"]) as waits:
         test_checkpoints_wait_for_rows(run, waits)
+    for test, name in ((test_first_complete, "late"), (test_other_versions, "wrong"), (test_kept_versions, "kept")):
+        with tempfile.TemporaryDirectory() as run, dray.Queue(name, tasks=TASKS, provisional=["train"]) as own:
+            test(run, own)
 print("ok")

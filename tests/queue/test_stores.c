@@ -4,8 +4,8 @@
 #include "queue/fixture.h"
 
 #include "base/error.h"
-#include "control/address.h"
-#include "queue/stores.h"
+#include "net/address.h"
+#include "queue/storage/stores.h"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -111,9 +111,9 @@ static void step_insert(world *w)
     rows.row_bytes = draw(w, 3) ? 0 : draw(w, 900);
     uint32_t items = rows.per_group ? rows.rows / size : rows.rows;
     dray__new_column column = make_column(w, client, 0, items);
-    rows.columns = &column;
-    rows.column_count = draw(w, 10) != 0;
-    int expected = expect_insert(w, p, &rows, rows.column_count ? put_bytes(items) : 0);
+    rows.content.columns = &column;
+    rows.content.column_count = draw(w, 10) != 0;
+    int expected = expect_insert(w, p, &rows, rows.content.column_count ? put_bytes(items) : 0);
     uint32_t first = 0, generation = 0;
     int rc = dray__table_insert(w->table, w->clients[client], &rows, &first, &generation, NULL);
     CHECK(rc == expected);
@@ -132,7 +132,7 @@ static void step_insert(world *w)
     CHECK(first == p->rows && generation == p->generation);
     CHECK(p->rows + rows.rows <= ROWS);
     p->reserved += rows.row_bytes * rows.rows;
-    model_put *put = rows.column_count ? add_put(w, p, 0, items) : NULL;
+    model_put *put = rows.content.column_count ? add_put(w, p, 0, items) : NULL;
     for (uint32_t i = 0; i < rows.rows; i++) {
         p->row[p->rows + i] = (model_row){.columns = put != NULL, .generation = p->generation};
         if (put)
@@ -355,7 +355,8 @@ static void step_commit(world *w)
     if (!expected && !m->committed && forget)
         expected = DRAY_EINVALID;
     uint32_t open[ROWS];
-    dray__outputs outputs = {.columns = &c, .column_count = column >= 0 && !forget, .open = open};
+    dray__outputs outputs = {.content = {.columns = &c, .column_count = column >= 0 && !forget},
+                             .open = open};
     bool stays[ROWS] = {false};
     for (uint32_t i = 0; column >= 0 && draw(w, 3) == 0 && i < m->count; i++)
         if ((stays[i] = draw(w, 2)))
@@ -464,13 +465,13 @@ static void step_refill(world *w)
     rows.rows += draw(w, 10) == 0;
     uint32_t items = rows.per_group ? 1 : rows.rows, first, generation;
     dray__new_column column = make_column(w, client, 0, items);
-    rows.columns = &column;
-    rows.column_count = draw(w, 10) != 0;
+    rows.content.columns = &column;
+    rows.content.column_count = draw(w, 10) != 0;
     rc = dray__table_insert(w->table, w->clients[client], &rows, &first, &generation, NULL);
     CHECK(rc == (rows.rows == d->count ? DRAY_OK : DRAY_EINVALID));
     if (rc)
         return;
-    model_put *put = rows.column_count ? add_put(w, p, 0, items) : NULL;
+    model_put *put = rows.content.column_count ? add_put(w, p, 0, items) : NULL;
     for (uint32_t i = 0; i < d->count; i++) {
         p->row[d->slots[i]] = (model_row){.columns = put != NULL, .generation = d->id};
         if (put)

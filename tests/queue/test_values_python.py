@@ -24,7 +24,7 @@ def back(values, rows=None, framework="numpy"):
         queue.insert({"x": values}, "p", rows=rows, seal=True)
         with queue.claim("read", 100, up_to=True, framework=framework) as batch:
             found = batch.list("x")
-            dtype = batch["x"][0].dtype
+            dtype = batch.ragged("x")[0].dtype
     return [v.tolist() if hasattr(v, "tolist") else v for v in found], dtype
 
 
@@ -136,12 +136,12 @@ sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
 import dray, torch
 with dray.Queue("share", timeout=20) as queue:
     with queue.claim("read", 4, "p", framework="torch") as batch:
-        values, _ = batch["x"]
+        values = batch["x"]
         values += 100
         assert values.tolist() == [100, 101, 102, 103], values
     for batch in dray.StreamDataLoader("stream", ["x"], 4, "share", "p", framework="torch"):
-        batch["x"][0].mul_(-1)
-        assert batch["x"][0].tolist() == [0, -1, -2, -3]
+        batch["x"].mul_(-1)
+        assert batch["x"].tolist() == [0, -1, -2, -3]
 """
 
 
@@ -163,7 +163,7 @@ def check_writable():
             for copy in (True, False):
                 for framework in ("torch", "numpy"):
                     with copies.claim("read", 2, framework=framework, copy=copy) as batch:
-                        values = batch["x"][0]
+                        values = batch.ragged("x")[0]
                         if framework == "numpy":
                             assert values.flags.writeable == copy
                         elif copy:

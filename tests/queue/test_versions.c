@@ -2,6 +2,8 @@
  * rolled out than can still be young enough. */
 #include "queue/three_tasks.h"
 
+#include <dray/trace.h>
+#include <poll.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 
@@ -200,13 +202,21 @@ static void test_older_rows_are_left(void **state)
     }
     assert_int_equal(claim_newest(queue, "reward", DRAY_POLICY_FIFO, 1, true), 7);
     assert_int_equal(claim_newest(queue, "reward", DRAY_POLICY_FIFO, 1, true), 0);
+    dray_claim_options o = want("reward", 1);
+    dray_batch *batch;
+    o.fresh = DRAY_FRESH_LEFT;
+    o.policy = DRAY_POLICY_FIFO;
+    o.version = 1;
+    o.timeout_ns = 0;
+    FAILS(DRAY_ETIMEDOUT, dray_queue_claim(queue, &o, &batch, &error));
+    assert_non_null(strstr(error.message, "1 ready, "));
+    assert_non_null(strstr(error.message, ", 1 ready but too old"));
     assert_int_equal(claim_newest(queue, "reward", DRAY_POLICY_FIFO, 1, false), 1);
     assert_int_equal(claim_newest(queue, "actor", DRAY_POLICY_GROUP, 1, true), 6);
     assert_int_equal(claim_newest(queue, "actor", DRAY_POLICY_GROUP, 1, true), 0);
     assert_false(status_has(queue, "\"stale\":1")); /* nothing was dropped */
     assert_int_equal(claim_newest(queue, "actor", DRAY_POLICY_GROUP, 1, false), 2);
-    dray_claim_options o = want("actor", 2);
-    dray_batch *batch;
+    o = want("actor", 2);
     o.fresh = DRAY_FRESH_LEFT;
     o.policy = DRAY_POLICY_ORDERED;
     FAILS(DRAY_EINVALID, dray_queue_claim(queue, &o, &batch, &error));
@@ -326,6 +336,133 @@ static void test_dead_rows_are_not_accepted(void **state)
     dray_close(context);
 }
 
+/* Returns when one claim of rollout waits at the coordinator. */
+static void await_claim(dray_queue *queue)
+{
+    dray_error error;
+    char *status = NULL;
+    do {
+        free(status);
+        OK(dray_queue_status(queue, &status, &error));
+    } while (!strstr(status, "\"claims\":{\"rollout\":1"));
+    free(status);
+}
+
+/* When a claim waits. */
+static void reach_version(void *argument)
+{
+    (void)argument;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "trainer");
+    dray_queue *queue = open_refilling(context, "causes");
+    await_claim(queue);
+    OK(dray_queue_version(queue, 2, &error));
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+/* The answer to a claim that waited says for what: that of a commit with a claim, too. */
+static void test_claims_say_what_they_waited_for(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "causes");
+    dray_queue *queue = open_refilling(context, "causes"),
+               *other = open_refilling(context, "causes");
+    dray_admission a = DRAY_ADMISSION_INIT;
+    a.task = "rollout";
+    a.batch_rows = B;
+    OK(dray_queue_admit(queue, &a, &error));
+    dray_claim_options o = want("rollout", B);
+    dray_batch *batch, *next;
+    OK(dray_queue_claim_start(queue, &o, 1, &error)); /* there is nothing yet */
+    FAILS(DRAY_EAGAIN, dray_queue_claim_poll(queue, NULL, &batch, &error));
+    insert_ints(other, "0", 2 * B + 2, 1);
+    struct pollfd p = {.fd = dray_queue_fd(queue), .events = POLLIN};
+    assert_int_equal(poll(&p, 1, 20000), 1);
+    OK(dray_queue_claim_poll(queue, NULL, &batch, &error));
+    assert_int_equal(dray_batch_waited_for(batch), DRAY_CAUSE_SAMPLES);
+    OK(dray_queue_claim_start(queue, &o, 1, &error)); /* prompts, but no room */
+    await_claim(other);
+    OK(dray_queue_version(other, 1, &error));
+    assert_int_equal(poll(&p, 1, 20000), 1);
+    OK(dray_queue_claim_poll(queue, NULL, &next, &error));
+    assert_int_equal(dray_batch_waited_for(next), DRAY_CAUSE_ADMISSION);
+    dray_batch_free(next); /* room for them, at once */
+    OK(dray_queue_claim(queue, &o, &next, &error));
+    assert_int_equal(dray_batch_waited_for(next), DRAY_CAUSE_SAMPLES);
+    pid_t trainer = child(reach_version, NULL);
+    set_ints(batch, "responses", 0);
+    dray_batch *last;
+    o.count = 2;
+    OK(dray_batch_commit_claim(batch, &o, 1, NULL, &last, &error));
+    assert_int_equal(dray_batch_waited_for(last), DRAY_CAUSE_ADMISSION);
+    join(trainer);
+    dray_batch_free(batch);
+    dray_batch_free(next);
+    dray_batch_free(last);
+    dray_queue_close(other);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void check_cause(const dray_error *error, dray_wait_cause cause)
+{
+    assert_int_equal(error->origin, DRAY_ORIGIN_WAIT);
+    assert_int_equal(error->raw, cause);
+}
+
+/* So does that of a claim whose time was over, however it was made; and the span knows it. */
+static void test_claims_in_vain_say_what_they_waited_for(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "vain");
+    dray_queue *queue = open_refilling(context, "vain");
+    dray_admission a = DRAY_ADMISSION_INIT;
+    a.task = "rollout";
+    a.batch_rows = B;
+    OK(dray_queue_admit(queue, &a, &error));
+    dray_claim_options o = want("rollout", B);
+    dray_batch *batch, *next;
+    o.timeout_ns = 20 * DRAY__MILLISECOND;
+    FAILS(DRAY_ETIMEDOUT, dray_queue_claim(queue, &o, &batch, &error));
+    check_cause(&error, DRAY_CAUSE_SAMPLES);
+    insert_ints(queue, "0", 2 * B, 1);
+    OK(dray_queue_claim(queue, &o, &batch, &error));
+    FAILS(DRAY_ETIMEDOUT, dray_queue_claim(queue, &o, &next, NULL));
+    FAILS(DRAY_ETIMEDOUT, dray_queue_claim(queue, &o, &next, &error));
+    check_cause(&error, DRAY_CAUSE_ADMISSION);
+    OK(dray_queue_claim_start(queue, &o, 1, &error));
+    struct pollfd p = {.fd = dray_queue_fd(queue), .events = POLLIN};
+    assert_int_equal(poll(&p, 1, 20000), 1);
+    FAILS(DRAY_ETIMEDOUT, dray_queue_claim_poll(queue, NULL, &next, &error));
+    check_cause(&error, DRAY_CAUSE_ADMISSION);
+    char spans[4096], merged[4096], text[65536];
+    snprintf(spans, sizeof spans, "%s/vain.spans", f.folder);
+    snprintf(merged, sizeof merged, "%s/vain.json", f.folder);
+    OK(dray_trace_open(spans, "vain", &error));
+    set_ints(batch, "responses", 0);
+    FAILS(DRAY_ETIMEDOUT, dray_batch_commit_claim(batch, &o, 1, NULL, &next, &error));
+    check_cause(&error, DRAY_CAUSE_ADMISSION);
+    o.task = "actor";
+    FAILS(DRAY_ETIMEDOUT, dray_queue_claim(queue, &o, &next, &error));
+    check_cause(&error, DRAY_CAUSE_SAMPLES);
+    OK(dray_trace_open(NULL, NULL, &error));
+    OK(dray_trace_merge(f.folder, merged, &error));
+    FILE *file = fopen(merged, "re");
+    assert_non_null(file);
+    text[fread(text, 1, sizeof text - 1, file)] = 0;
+    fclose(file);
+    unlink(spans);
+    unlink(merged);
+    const char *first = strstr(text, "queue claim"), *second = strstr(first + 1, "queue claim");
+    assert_true(strstr(first, "admission") < second && strstr(second, "samples"));
+    dray_batch_free(batch);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
 /* Producers that insert whole samples are bounded at insert. */
 static void test_admission_of_inserts(void **state)
 {
@@ -375,6 +512,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_older_rows_are_left, up, down),
         cmocka_unit_test_setup_teardown(test_admission, up, down),
         cmocka_unit_test_setup_teardown(test_dead_rows_are_not_accepted, up, down),
+        cmocka_unit_test_setup_teardown(test_claims_say_what_they_waited_for, up, down),
+        cmocka_unit_test_setup_teardown(test_claims_in_vain_say_what_they_waited_for, up, down),
         cmocka_unit_test_setup_teardown(test_admission_of_inserts, up, down),
         cmocka_unit_test_setup_teardown(test_bad_versions, up, down),
     };

@@ -87,14 +87,14 @@ def check_weights():
     tensor = torch.ones(8)
     with dray.weights.Context(role="trainer") as context:
         ended(context.barrier, "b", 2, timeout=60)
-        publisher = dray.weights.Publisher(context, "m", [("t", tensor)], timeout=60)
+        publisher = dray.weights.Publisher([("t", tensor)], "m", context=context, timeout=60)
         with dray.weights.Context(role="engine") as engine:
-            subscriber = dray.weights.Subscriber(engine, "m", [("t", torch.zeros(8))], group="e")
+            subscriber = dray.weights.Subscriber([("t", torch.zeros(8))], "m", context=engine, group="e")
             ended(subscriber.update, min_version=1, timeout=60)
             subscriber.close()
             publisher.publish(1)
             again = torch.zeros(8)
-            subscriber = dray.weights.Subscriber(engine, "m", [("t", again)], group="f")
+            subscriber = dray.weights.Subscriber([("t", again)], "m", context=engine, group="f")
             assert subscriber.update(min_version=1, timeout=20)["version"] == 1 and again.sum() == 8
             ended(publisher.deliver, groups=["nobody"], timeout=60)
 

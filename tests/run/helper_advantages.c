@@ -2,7 +2,7 @@
  * "group": n, "divide": bool, "rewards": [...], "lengths": [...], "excluded": [...] or null}, and
  * prints the advantages as a list a line. With "values" beside them, and "gamma" and "lambda", it
  * is GAE's, and the returns follow. */
-#include "run/advantage.h"
+#include "run/desk/advantage.h"
 
 #include <jansson.h>
 #include <stdio.h>

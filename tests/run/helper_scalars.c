@@ -1,7 +1,7 @@
 /* Claims rows of the task `reward` and grades them as the desk does (the reward is the slot's
  * number and a half), or reads rewards as it does, and prints them: scalars write|read ROWS. */
 #include "base/error.h"
-#include "run/samples.h"
+#include "run/data/samples.h"
 
 #include <dray/task.h>
 #include <stdio.h>

@@ -4,7 +4,7 @@
  * Adds a line "STAGE BYTES" to stages-ROLE in the run's folder wherever memory was taken: of all
  * that is used on the GPU then. $STAGED: "never": nothing is released. */
 #include "memory/cuda_library.h"
-#include "run/samples.h"
+#include "run/data/samples.h"
 
 #include <dray/gpu.h>
 #include <dray/lease.h>
@@ -236,7 +236,7 @@ static void train(void)
     dray_region *region = region_of(&weights);
     dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
     options.regions = &region;
-    options.checksum = -1; /* its bytes are looked at */
+    options.no_checksums = 1; /* its bytes are looked at */
     MUST(dray_publisher_open(context, "policy", layout, &options, &publisher, &error));
     snprintf(path, sizeof path, "%.4000s/checkpoints", getenv("DRAY_RUN"));
     CHECK(mkdir(path, 0700) == 0 || errno == EEXIST);
@@ -328,12 +328,13 @@ static void generate(void)
         if (!batch && mine) {
             release(&cache, true);
             MUST(dray_subscriber_leave(subscriber, 2000 * MS, NULL, &error));
-            dray_region_withdrawn(region);
+            dray_region_unexport(region);
             release(&weights, false);
             end_turn();
             mine = false;
         }
-        MUST(dray_subscriber_attend(subscriber, &error)); /* what its trainer wants back */
+        MUST(
+            dray_subscriber_release_mappings(subscriber, &error)); /* what its trainer wants back */
         if (!batch)
             continue;
         int64_t step;
@@ -348,9 +349,9 @@ static void generate(void)
             dray_update_options update = DRAY_UPDATE_OPTIONS_INIT;
             update.min_version = (uint64_t)wanted;
             update.timeout_ns = 20000 * MS;
-            update.verify = -1;
+            update.no_verify = 1;
             MUST(dray_update_weights(subscriber, &update, NULL, &error));
-            MUST(dray_subscriber_attend(subscriber, &error));
+            MUST(dray_subscriber_release_mappings(subscriber, &error));
             version = wanted;
         }
         expect(&weights, (uint8_t)(version + 1));

@@ -1,4 +1,5 @@
 """Runs small jobs and looks at what they leave behind. Used by the tests beside it."""
+import concurrent.futures
 import filecmp
 import json
 import os
@@ -56,6 +57,17 @@ def some(points):
     return points if int(os.environ.get("DRAY_TEST_SCALE", "1")) > 1 else points[::2]
 
 
+def beside_each_other(*cases):
+    """What the cases, each a function with its arguments, return: for runs that wait more than they compute."""
+    with concurrent.futures.ThreadPoolExecutor(min(5, len(cases))) as pool:
+        return [one.result() for one in [pool.submit(*case) for case in cases]]
+
+
+def words(settings):
+    """As --set wants them."""
+    return [word for setting in settings for word in ("--set", setting)]
+
+
 def command(folder, *arguments, resume=False, json_lines=False, job=job_file):
     line = [PROGRAM, "run"]
     line += ["--resume", str(folder)] if resume else [str(job), "--out", str(folder)]
@@ -81,6 +93,14 @@ def start(folder, *arguments, fault=None, **options):
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def state_of(pid):
+    """As /proc has it: "R", "T", ...; "": there is no such process."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return ""
+
+
 def processes_of(folder):
     """Processes that name the run's folder in their command line, or that are roles of it; of roles, "role NAME"
     is added to the command line."""
@@ -91,11 +111,10 @@ def processes_of(folder):
                 line = (entry / "cmdline").read_bytes().split(b"\0")
                 variables = dict(pair.split(b"=", 1) for pair in (entry / "environ").read_bytes().split(b"\0")
                                  if b"=" in pair)
-                state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
             except OSError:
                 continue
             role = variables.get(b"DRAY_RUN") == str(folder).encode()
-            if (role or any(str(folder).encode() in word for word in line)) and state != "Z":
+            if (role or any(str(folder).encode() in word for word in line)) and state_of(entry.name) not in ("", "Z"):
                 line += [b"role", variables.get(b"DRAY_ROLE", b"")] if role else []
                 found.append((int(entry.name), b" ".join(line).decode()))
     return found

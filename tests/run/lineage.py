@@ -11,8 +11,7 @@ numbers = random.Random(5).sample(range(10, 100), STEPS * PROMPTS + 12)
 for name, part in (("train", numbers[12:]), ("held", numbers[:12])):
     (work / f"{name}.jsonl").write_text("".join(
         json.dumps({"prompt": f"{n}=", "answer": str(n)[::-1]}) + "\n" for n in part))
-DATA = [word for setting in ("data.source=jsonl", "data.path=train.jsonl", "data.eval_path=held.jsonl")
-        for word in ("--set", setting)]
+DATA = words(("data.source=jsonl", "data.path=train.jsonl", "data.eval_path=held.jsonl"))
 
 
 def known_schedules():
@@ -63,15 +62,15 @@ def lines(folder):
     return found
 
 
-def lineage(folder, last):
+def lineage(folder, last, task="actor"):
     """step -> rows (partition, slot, version, prompt, oldest and newest version of its tokens) that
-    the checkpoint of step `last` is made of."""
+    the checkpoint of step `last` is made of; of the task `critic` the value model's."""
     steps = collections.defaultdict(list)
     for line in lines(folder):
         if line["task"] == "start":  # what came after the checkpoint that this one went on from is void
             for step in [s for s in steps if s > line["from"]]:
                 del steps[step]
-        if line["task"] == "actor":
+        if line["task"] == task:
             steps[line["step"]] += [(line["partition"], slot, version, tuple(prompt), oldest, newest)
                                     for slot, version, prompt, oldest, newest in line["rows"]]
     return {step: steps[step] for step in steps if step <= last}
@@ -84,7 +83,8 @@ def newest(folder):
 
 
 def check_lineage(folder, what, bounds, whole=None):
-    """Each sample trained once, every prompt of the data once a pass, no version out of bounds."""
+    """Each sample trained once, every prompt of the data once a pass, no version out of bounds: of the oldest token,
+    as staleness is not judged by the last one (verl #7569)."""
     last = newest(folder)
     trained = lineage(folder, last)
     check(sorted(trained) == list(range(1, last + 1)), f"{what}: steps {sorted(trained)} of {last}")

@@ -1,5 +1,5 @@
 """A value model at length: held-out accuracy of the demo rises by its advantages; either trainer is killed at
-every point, in both deterministic schedules, and with a queue that keeps what was committed."""
+every point, in both deterministic schedules, in async, and with a queue that keeps what was committed."""
 import pathlib
 
 from gae import *
@@ -17,7 +17,7 @@ FAULTS = ["critic:0:claimed:3:kill", "critic:1:after_backward:3:kill", "critic:1
 for name, settings in (("sync", []), ("one-step", ["schedule=one_step_async"]),
                        ("journal", ["queue.durability=journal"]),
                        ("both", ["queue.durability=journal", "schedule=one_step_async"])):
-    arguments = [word for setting in settings for word in ("--set", setting)]
+    arguments = words(settings)
     whole = work / name
     done = run(whole, *arguments, job=gae_file)
     check(done.returncode == 0, f"{settings}: {done.stderr}")
@@ -36,13 +36,24 @@ for name, settings in (("sync", []), ("one-step", ["schedule=one_step_async"]),
         check(done.returncode == 0 and "anew" in done.stdout, f"{name}, {fault}: {done.stderr}")
         check_same_models(whole, folder, f"{name}, {fault}")
 
+for durability in ("none", "journal", "checkpoint"):
+    for number, fault in enumerate(FAULTS[:-1]):
+        folder, what = work / f"async-{durability}-{number}", f"async, {durability}, {fault}"
+        done = begun(folder, *words([*FLIGHT, f"queue.durability={durability}", "checkpoint.every=3"]),
+                     fault=fault.replace(":4:", ":3:"))
+        check(done.returncode == 1, f"{what}: status {done.returncode}")
+        done = recorded(folder, resume=True)
+        check(done.returncode == 0, f"{what}, resumed: {done.stderr}")
+        check_both(folder, what, Bounds("async", 2))
+
 demo = pathlib.Path(os.environ["DRAY_SOURCE_DIR"]) / "examples" / "reverse.yaml"
 text = demo.read_text().replace("method: grpo", "method: gae")
 job_file.write_text(text.rstrip() + "\n  - {name: critic, tasks: [value, critic]}\n")
-folder = work / "demo"
-done = run(folder, "--set", "steps=150", "--set", "eval.every=150")
-check(done.returncode == 0, f"the demo: {done.stderr}")
-accuracy = [row["eval_accuracy"] for row in rows(folder) if "eval_accuracy" in row]
-print("held-out accuracy", accuracy)
-check(accuracy[-1] > accuracy[0] + 0.5, f"held-out accuracy: {accuracy}")
+for schedule in ("sync", "async"):
+    folder = work / f"demo-{schedule}"
+    done = run(folder, *words(("steps=150", "eval.every=150", f"schedule={schedule}")))
+    check(done.returncode == 0, f"the demo: {done.stderr}")
+    accuracy = [row["eval_accuracy"] for row in rows(folder) if "eval_accuracy" in row]
+    print(schedule, "held-out accuracy", accuracy)
+    check(accuracy[-1] > accuracy[0] + 0.5, f"{schedule}: held-out accuracy: {accuracy}")
 finish()

@@ -18,11 +18,11 @@ grader.write_text(GRADER)
 
 def samples(name, *settings, **options):
     seen = work / f"{name}.seen"
-    words = shlex.join([sys.executable, str(grader), str(seen)])
+    asked = shlex.join([sys.executable, str(grader), str(seen)])
     # The weights stay as they are, so that the last bits of a batch's logits have no consequences.
     settings += ("actor.lr=1e-30", "rollout.max_new_tokens=6", "reward.rule=command",
-                 f"reward.command={words}")
-    done = run(work / name, *(x for s in settings for x in ("--set", s)), **options)
+                 f"reward.command={asked}")
+    done = run(work / name, *words(settings), **options)
     check(done.returncode == 0, f"{name}: {done.stderr}")
     check([row["samples"] for row in rows(work / name) if row["step"]] == [16] * 6, name)
     return sorted(seen.read_text().splitlines())

@@ -1,11 +1,11 @@
 /* Tools alone: what the calculator computes, and commands that answer out of turn, late or wrongly.
  */
-#include "run/tool.h"
+#include "run/engine/tool.h"
 
 #include "base/clock.h"
-#include "run/calls.h"
-#include "run/data.h"
-#include "run/settings.h"
+#include "run/data/data.h"
+#include "run/engine/calls.h"
+#include "run/job/settings.h"
 
 #include <fcntl.h>
 #include <setjmp.h>

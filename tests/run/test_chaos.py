@@ -24,7 +24,10 @@ def disturb(process, folder, victims, pause):
     """Kills one of the victims now and then until the run has ended; says how many."""
     killed = 0
     while process.poll() is None:
-        time.sleep(random.uniform(0, pause))
+        try:
+            process.wait(random.uniform(0, pause))
+        except subprocess.TimeoutExpired:
+            pass
         found = [pid for pid, line in processes_of(folder)
                  if pid != process.pid and any(word in line for word in victims)]
         if found and killed < KILLED:

@@ -3,12 +3,12 @@ while a response goes on that is far longer than the others, and a run that is s
 from jobs import *
 
 TOKEN, LONGEST = 5e-3, 300
-JOB = [word for setting in (
+JOB = words((
     "schedule=async", "staleness=2", "rollout.batching=continuous", "update=in_flight", "clock.enabled=true",
     "clock.tokens=4", "clock.variation=0.3", "clock.tail=100", "clock.tail_share=0.1",
     f"clock.token_seconds={TOKEN}", "clock.train_seconds=2e-3", f"rollout.max_new_tokens={LONGEST}",
     "model.max_positions=512", "rollout.micro_batch=16", "checkpoint.every=100", "eval.every=0",
-    "roles.engine.ranks=1") for word in ("--set", setting)]
+    "roles.engine.ranks=1"))
 
 
 def seen(process):

@@ -66,7 +66,7 @@ check(done.returncode == 1 and "a run is there already" in done.stderr, f"{done.
 for arguments in (["weights.mode=disk"], ["weights.strategy=bucket", "weights.bucket_bytes=131072"],
                   ["weights.strategy=parameter"], ["roles.engine.ranks=1"],):
     folder = work / "-".join(arguments).replace("=", "-")
-    sets = [word for argument in arguments for word in ("--set", argument)]
+    sets = words(arguments)
     done = run(folder, *sets)
     check(done.returncode == 0, f"{arguments}: {done.stderr}")
     if "roles.engine.ranks=1" not in arguments:

@@ -98,8 +98,9 @@ job_file.write_text(TINY.replace("advantage: {micro_batch: 4}", "advantage: {met
 line = job_file.read_text().splitlines().index("advantage: {method: gae}") + 1
 refused(f"tiny.yaml:{line}:13: roles: task value, as it is in this job by advantage.method: expected "
         "in a role, found in 0", job=job_file)
-refused("expected another one than gae with schedule async", "--set", "schedule=async")
 refused("task actor: expected the built-in program, as that of task critic is", "--set",
         "roles.trainer.command=true")
+refused("task value: expected the built-in program with schedule async", "--set", "schedule=async", "--set",
+        "roles.trainer.command=true", "--set", "roles.critic.command=true")
 refused("the built-in value is there once, found 2 instances", "--set", "roles.critic.instances=2")
 finish()

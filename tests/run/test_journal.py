@@ -1,5 +1,6 @@
 """A run whose queue has a journal: its coordinator is killed at random, the run resumed, again and
 again; it ends bit-identical to an undisturbed one, and does not roll out again what was kept."""
+import importlib.util
 import random
 
 from jobs import *
@@ -95,6 +96,29 @@ for number in range(2):
     done = run(folder, resume=True)
     check(done.returncode == 0, f"checkpoints, resumed: {done.stderr}")
     check_same_run(whole, folder, f"killed, {number}, with checkpoints of the queue")
+
+# A trainer in Python writes them, too.
+if importlib.util.find_spec("torch"):
+    from tiny_python import job_with
+    job = job_with("rollout", """
+with dray.Role() as role:
+    for batch in role.batches():
+        answer(batch, max(0, int(batch.tag("step")[0]) - 1))
+""")
+    folder = work / "python"
+    small = words((saved, "steps=3", "reference.enabled=false", "actor.old_log_prob=rollout", "checkpoint.keep=1",
+                   "eval.every=0"))
+    done = run(folder, *small, job=job, environment={"KILL": "3"})
+    check(done.returncode == 1 and snapshots(folder) == ["step-0.checkpoint", "step-2.checkpoint"],
+          f"a trainer in Python, killed: {snapshots(folder)}: {done.stderr}")
+    used = folder / "queue" / "step-2.checkpoint"
+    bytes_of_it = used.read_bytes()
+    used.write_bytes(b"no samples" * 100)
+    done = run(folder, resume=True)
+    check(done.returncode == 1 and "step-2.checkpoint" in done.stderr, f"a broken one of Python: {done.stderr}")
+    used.write_bytes(bytes_of_it)
+    done = run(folder, resume=True)
+    check(done.returncode == 0 and [row["step"] for row in rows(folder)] == [0, 1, 2, 3], f"resumed: {done.stderr}")
 
 done = run(work / "wrong", "--set", "queue.durability=forever")
 check(done.returncode != 0 and "durability" in done.stderr, f"wrong word: {done.stderr}")

@@ -44,4 +44,12 @@ done = run(folder, *SHARED, *WARM, "--set", "schedule=one_step_async", "--set", 
 check(done.returncode == 0 and "has been stopped" in done.stdout and
       "the lease engine+trainer/cpu:0" in done.stdout, f"{fault}: {done.stdout} {done.stderr}")
 check_same_run(work / "one_step_async-apart", folder, fault)
+
+# Stopped while it takes weights, with rows under way that go on with those, it has no turn.
+folder = work / "updating"
+fault = ",".join(f"engine:0:updating:{version}:stop" for version in range(1, 6))
+done = run(folder, *SHARED, "--set", "schedule=async", "--set", "staleness=2", "--set", "rollout.batching=continuous", "--set",
+           "update=in_flight", "--set", "rollout.max_new_tokens=20", "--set", "limits.wait_seconds=2", fault=fault)
+check(done.returncode == 0 and "has been stopped" in done.stdout and "engine+trainer" not in done.stdout,
+      f"{fault}: {done.stdout} {done.stderr}")
 finish()

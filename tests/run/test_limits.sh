@@ -56,10 +56,10 @@ for files in 20 24; do
     run "files-$files" "-n $files"
     says "files-$files" 'ulimit -n'
 done
-for threads in 1 2; do # of OpenBLAS
-    OPENBLAS_NUM_THREADS=$threads run "memory-$threads" '-v 100000'
-    [ $status = 0 ] || says "memory-$threads" 'ulimit -v'
-done
+run memory '-v 100000'
+[ $status = 0 ] || says memory 'ulimit -v'
+DRAY_OPENBLAS_LIBRARY=$work/none run blas '-n 1024'
+says blas 'need OpenBLAS' "$work/none" 'pip install scipy-openblas32'
 
 if [ "$(id -u)" = 0 ] && mkdir "$work/disk" && mount -t tmpfs -o size=64k tmpfs "$work/disk" 2>/dev/null; then
     mounted=$work/disk
@@ -70,7 +70,7 @@ else
 fi
 
 # A file of somebody else's stays as it is.
-for name in .lock metrics.jsonl .config.partial logs/coordinator.log logs/engine-0.log trace/engine-0-1.spans; do
+for name in .lock metrics.jsonl .config.yaml.partial logs/coordinator.log logs/engine-0.log trace/engine-0-1.spans; do
     rm -rf "$work/links"
     mkdir -p "$work/links/logs" "$work/links/trace"
     echo precious >"$work/precious"

@@ -6,7 +6,7 @@ from lineage import *
 SCHEDULES = {"sync": [], "one_step_async": ["schedule=one_step_async"],
              "rolling": ["schedule=rolling", "roles.engine.instances=2", "roles.engine.ranks=1"],
              "async": ["schedule=async", "staleness=2", "rollout.batching=continuous", "update=in_flight"]}
-SCHEDULES = {schedule: [word for setting in settings for word in ("--set", setting)]
+SCHEDULES = {schedule: words(settings)
              for schedule, settings in SCHEDULES.items() if schedule in known_schedules()}
 STALENESS = 2  # of async
 
@@ -70,7 +70,7 @@ for schedule, setting in SCHEDULES.items():
         done = run(folder, *DATA, *setting, "--set", "checkpoint.every=1", "--set",
                    f"queue.durability={durability}", fault="trainer:0:after_publish:6:kill")
         check(done.returncode == 1, f"{schedule}: status {done.returncode}")
-        for step in range(0, 6, 2 if durability == "journal" else 1):
+        for step in some(range(6)):
             again = work / f"{folder.name}-{step}"
             shutil.copytree(folder, again, symlinks=True)
             latest = again / "checkpoints" / "latest"

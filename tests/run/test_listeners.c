@@ -3,10 +3,10 @@
 
 #include "run/served.h"
 
-#include "control/address.h"
 #include "control/channel.h"
 #include "control/token.h"
-#include "weights/cells.h"
+#include "net/address.h"
+#include "net/cells.h"
 
 #include <dray/dray.h>
 #include <errno.h>
@@ -140,7 +140,7 @@ static void use_keeper(const char *address)
 
 static bool ask_data(int fd)
 {
-    uint8_t head[DRAY__PULL_ANSWER_HEADER];
+    uint8_t head[DRAY__ANSWER_HEADER];
     struct timeval patience = {.tv_sec = 20};
     dray__writer w = {0};
     dray__cells_request(&w, 7, &(dray__cell){1, 0, 1}, 1);
@@ -418,7 +418,7 @@ static void changes_of_keys_come_to_an_end(void **state)
     assert_int_equal(dray__cells_serve("127.0.0.1", &keys, &cells, &server, &endpoint, NULL), 0);
     assert_true(flood_of_keys(endpoint, &key) >= 0);
     use_data(endpoint);
-    dray__server_end(server);
+    dray__server_free(server);
 }
 
 /* ---- the library ----------------------------------------------------------------------------- */

@@ -19,7 +19,7 @@ for schedule, settings in SETTINGS.items():
     folder = work / schedule
     settings = settings + ["reward.rule=command", f"reward.command={sys.executable} {work / 'grader.py'}",
                            "queue.max_attempts=2"]
-    done = recorded(folder, *DATA, *(word for setting in settings for word in ("--set", setting)))
+    done = recorded(folder, *DATA, *words(settings))
     check(done.returncode == 0, f"{schedule}: {done.stderr}")
     prompts = collections.Counter(row[3] for rows in lineage(folder, STEPS).values() for row in rows)
     cursed = tuple([257, *CURSED.encode()])

@@ -86,11 +86,11 @@ else:
 
 # ---- what a process is told --------------------------------------------------------------------------
 show = (f"env >{work}/env.$DRAY_ROLE.$DRAY_INSTANCE.$DRAY_RANK; ls /proc/self/fd >{work}/fds; "
-        f"pwd >{work}/pwd; exec {work}/grade")
+        f"pwd >{work}/pwd; nice >{work}/nice; exec {work}/grade")
 (work / "there").mkdir()
 secrets = {"DRAY_TOKEN": "dray1.secret", "DRAY_REDIS_PASSWORD": "secret", "RANK": "7", "KEPT": "yes"}
 done = own("told", {**SHELL, "command": show, "ranks": 2, "instances": 2, "env": ["MINE=1 2", "KEPT=no"],
-                    "cwd": "there", "devices": "cpu:0"}, environment=secrets)
+                    "cwd": "there", "devices": "cpu:0", "nice": 3}, environment=secrets)
 check(done.returncode == 0, f"told: {done.stderr}")
 config = json.loads((work / "told/config.json").read_text())
 check(config["steps"] == 2 and config["roles"][3]["cwd"] == str(work / "there"), f"config.json: {config}")
@@ -113,6 +113,7 @@ for instance in (0, 1):
         ports.add(told["MASTER_PORT"])
     check(len(ports) == 1 and ports.pop() > "0", f"ports: {ports}")
 check((work / "pwd").read_text().strip() == str(work / "there"), "cwd")
+check(int((work / "nice").read_text()) == min(19, os.nice(0) + 3), "nice")
 check((work / "fds").read_text().split() == ["0", "1", "2", "3"], "a command has descriptors of ours")
 
 # ---- order: a server with a URL, then who needs it; it ends when the others have ended ----------------

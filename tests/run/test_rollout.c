@@ -1,10 +1,12 @@
 /* The task `rollout` over a queue: micro-batches, rows that come and go, rows that are cut and
  * claimed again, weights that change meanwhile, and rows that call a tool. */
+#include "base/clock.h"
 #include "engine/sampler.h"
 #include "queue/one_fixture.h"
-#include "run/rollout.h"
-#include "run/settings.h"
+#include "run/engine/rollout.h"
+#include "run/job/settings.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -119,7 +121,7 @@ static bool claim_and_take(scene *s, dray_batch **batch)
     uint32_t room = dray__rollout_room(s->rollout);
     if (!room)
         return false;
-    dray__task_claim(&s->host, dray__task_find("rollout"), room, &o);
+    dray__task_claim(&s->host, dray__task_find("rollout"), &(dray__task_work){0}, room, &o);
     o.timeout_ns = 0;
     int rc = dray_queue_claim(s->host.queue, &o, batch, &error);
     if (rc == DRAY_ETIMEDOUT)
@@ -189,14 +191,14 @@ static void make_whole(scene *s, uint32_t first, uint32_t rows, dray__generation
     uint64_t streams[ROWS];
     for (uint32_t i = 0; i < rows; i++)
         streams[i] = (uint64_t)STEP << 32 | (first + i);
-    dray__generate_options options = DRAY__GENERATE_OPTIONS_INIT;
-    options.rows = rows;
-    options.prompt = (dray__tokens){s->prompts, s->offsets + first};
-    options.streams = streams;
-    options.seed = 3;
-    options.max_new_tokens = NEW_TOKENS;
-    options.eos_token = DRAY__TOKEN_EOS;
-    assert_int_equal(dray__generate(s->generator, &options, out, NULL), DRAY_OK);
+    generating options = ANY_TOKENS;
+    options.what.rows.rows = rows;
+    options.what.rows.prompt = (dray__tokens){s->prompts, s->offsets + first};
+    options.what.streams = streams;
+    options.how.seed = 3;
+    options.what.max_new_tokens = NEW_TOKENS;
+    options.how.eos_token = DRAY__TOKEN_EOS;
+    assert_int_equal(generate(s->generator, &options, out, NULL), DRAY_OK);
 }
 
 static void check_tokens(scene *s, bool bits)
@@ -355,6 +357,54 @@ static void what_is_under_way_is_given_back(void **state)
     scene_close(&s);
 }
 
+/* Rows take every slot that is free in one claim, and each leaves with its last token: those that
+ * came with it go on. */
+static void rows_leave_when_they_are_through(void **state)
+{
+    (void)state;
+    scene s;
+    dray_error error;
+    dray_batch *batch;
+    uint32_t claims = 0, turn = 0, left[ROWS] = {0}, found = 0;
+    uint64_t lengths[ROWS] = {0};
+    scene_open(&s, "leave", DRAY__BATCHING_CONTINUOUS, 0);
+    dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
+    o.task = "reader";
+    o.count = ROWS;
+    o.up_to = 1;
+    o.timeout_ns = 0;
+    for (; found < ROWS; turn++) {
+        for (; claim_and_take(&s, &batch); claims++) {
+        }
+        OK(dray__rollout_turn(s.rollout, &error));
+        if (dray_queue_claim(s.host.queue, &o, &batch, &error))
+            continue;
+        dray_column response;
+        OK(dray_batch_column(batch, "response", &response, &error));
+        for (uint32_t i = 0; i < dray_batch_rows(batch); i++, found++) {
+            uint32_t slot = dray_batch_row(batch, i)->slot;
+            lengths[slot] = response.lengths[i];
+            left[slot] = turn;
+        }
+        OK(dray_batch_commit(batch, &error));
+        dray_batch_free(batch);
+    }
+    /* Four slots, each taken by the next row once it is free. */
+    uint32_t expected = 0, free_at[4] = {0};
+    for (uint32_t row = 0, last = UINT32_MAX; row < ROWS; row++) {
+        uint32_t slot = 0;
+        for (uint32_t i = 1; i < 4; i++)
+            slot = free_at[i] < free_at[slot] ? i : slot;
+        expected += free_at[slot] != last;
+        last = free_at[slot];
+        free_at[slot] += (uint32_t)lengths[row];
+        assert_int_equal(left[row], free_at[slot] - 1);
+    }
+    assert_int_equal(claims, expected);
+    assert_true(expected < ROWS);
+    scene_close(&s);
+}
+
 /* ---- a tool ---------------------------------------------------------------------------------- */
 
 enum { TURNS = 3 };
@@ -439,6 +489,130 @@ static void rows_call_a_tool(void **state)
     }
 }
 
+/* A tool that notes each call in a file, as a line, and then runs `commands` for it. */
+typedef struct asked {
+    char path[32], command[384];
+} asked;
+
+static dray__job_tool asked_open(asked *a, const char *commands)
+{
+    static char call[] = "";
+    strcpy(a->path, "/tmp/dray-asked-XXXXXX");
+    int fd = mkstemp(a->path);
+    assert_true(fd >= 0);
+    close(fd);
+    snprintf(a->command, sizeof a->command,
+             "f=%s; while read -r line; do printf '%%s\\n' \"$line\" >>$f; %s"
+             " echo '{\"answer\": \"ab\"}'; done",
+             a->path, commands);
+    return (dray__job_tool){.kind = DRAY__TOOL_COMMAND,
+                            .command = a->command,
+                            .call = call,
+                            .turns = TURNS,
+                            .processes = 4,
+                            .timeout_seconds = 20,
+                            .max_seconds = 0.02};
+}
+
+/* Calls differ by prompt and response: one that is made again is there twice. */
+static void check_asked_once(const asked *a)
+{
+    char lines[64][256];
+    uint32_t count = 0;
+    FILE *file = fopen(a->path, "r");
+    assert_non_null(file);
+    while (count < 64 && fgets(lines[count], sizeof lines[count], file)) {
+        for (uint32_t i = 0; i < count; i++)
+            if (strcmp(lines[i], lines[count]) == 0)
+                fail_msg("asked twice: %s", lines[i]);
+        count++;
+    }
+    fclose(file);
+    unlink(a->path);
+    assert_in_range(count, ROWS, ROWS * TURNS);
+}
+
+/* Rows are cut, or begun anew by newer weights, while they wait: the calls go on. */
+static void calls_outlive_cuts(void **state)
+{
+    (void)state;
+    for (int anew = 0; anew < 2; anew++) {
+        asked a;
+        scene s;
+        dray_error error;
+        dray_column columns[4];
+        dray__job_tool tool = asked_open(&a, "");
+        scene_open_with(&s, anew ? "anew" : "cut", DRAY__BATCHING_CONTINUOUS, 0, &tool);
+        s.job->update = anew ? DRAY__UPDATE_ANEW : DRAY__UPDATE_IN_FLIGHT;
+        dray__rollout_close(s.rollout);
+        OK(dray__rollout_open(&s.host, s.generator, &s.rollout, &error));
+        dray__rollout_renew(s.rollout, anew ? 6 : 7);
+        for (int turn = 0; continuous_turn(&s); turn++) {
+            if (turn > 8 || turn % 2)
+                continue;
+            if (!anew) {
+                OK(dray__rollout_cut(s.rollout, &error));
+                continue;
+            }
+            dray__rollout_renew(s.rollout, 7); /* the same ones: tokens are the same, too */
+            OK(dray__rollout_restart(s.rollout, &error));
+        }
+        check_asked_once(&a);
+        dray_batch *batch = read_all(&s, columns);
+        OK(dray_batch_column(batch, "response_mask", &columns[3], &error));
+        for (uint32_t row = 0; row < ROWS; row++)
+            check_turns(&s, row, columns); /* version 7 alone, too */
+        dray_batch_free(batch);
+        scene_close(&s);
+    }
+}
+
+/* Rows that can be read by the next task, which takes them. */
+static uint32_t read_some(scene *s)
+{
+    dray_error error;
+    dray_batch *batch;
+    dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
+    o.task = "reader";
+    o.count = ROWS;
+    o.up_to = 1;
+    o.timeout_ns = 0;
+    if (dray_queue_claim(s->host.queue, &o, &batch, &error))
+        return 0;
+    uint32_t rows = dray_batch_rows(batch);
+    OK(dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+    return rows;
+}
+
+/* One row's answer comes when all others have left: they had the other slots meanwhile. */
+static void others_go_on_while_a_row_waits(void **state)
+{
+    (void)state;
+    asked a;
+    scene s;
+    uint32_t found = 0;
+    char gate[48];
+    dray__job_tool tool = asked_open(
+        &a, "if mkdir $f.first 2>/dev/null; then until [ -e $f.gate ]; do sleep 0.01; done; fi;");
+    snprintf(gate, sizeof gate, "%s.gate", a.path);
+    scene_open_with(&s, "others", DRAY__BATCHING_CONTINUOUS, 0, &tool);
+    int64_t deadline = dray__deadline(10 * DRAY__SECOND);
+    for (; found < ROWS - 1 && dray__now() < deadline; found += read_some(&s))
+        assert_true(continuous_turn(&s));
+    assert_int_equal(found, ROWS - 1);
+    int fd = open(gate, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    close(fd);
+    generate_all(&s);
+    assert_int_equal(read_some(&s), 1);
+    check_asked_once(&a);
+    unlink(gate);
+    snprintf(gate, sizeof gate, "%s.first", a.path);
+    rmdir(gate);
+    scene_close(&s);
+}
+
 /* Commands are started through "dray host --parent=... --exec COMMAND", which this is. */
 int main(int argc, char **argv)
 {
@@ -450,7 +624,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(cut_rows_go_on_with_other_weights),
         cmocka_unit_test(cuts_are_pieces),
         cmocka_unit_test(what_is_under_way_is_given_back),
+        cmocka_unit_test(rows_leave_when_they_are_through),
         cmocka_unit_test(rows_call_a_tool),
+        cmocka_unit_test(calls_outlive_cuts),
+        cmocka_unit_test(others_go_on_while_a_row_waits),
     };
     return cmocka_run_group_tests(tests, up, down);
 }

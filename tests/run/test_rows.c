@@ -1,5 +1,5 @@
 /* The rows of metrics.jsonl, from reports in whatever order processes send them. */
-#include "run/rows.h"
+#include "run/report/rows.h"
 
 #include "base/json.h"
 

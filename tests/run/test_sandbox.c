@@ -5,8 +5,8 @@
 
 #include "run/served.h"
 
-#include "run/coordinator.h"
-#include "run/sandbox.h"
+#include "run/supervisor/coordinator.h"
+#include "run/supervisor/sandbox.h"
 
 static char folder[64], unix_path[96], journal[96], elsewhere[96], inside[128];
 static int told;

@@ -1,5 +1,5 @@
 /* The table of settings: every line of it, through what reads and writes jobs by it. */
-#include "run/settings.h"
+#include "run/job/settings.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* What a study computes from runs, against what can be computed otherwise: intervals against all
  * resamples there are, curves against their own definition. */
-#include "run/statistics.h"
+#include "run/study/statistics.h"
 
 #include "base/random.h"
 

@@ -37,7 +37,7 @@ check(time.monotonic() - began < 20, f"{time.monotonic() - began:.1f} s for two 
 
 # Rewards are single-precision numbers; the command's signals are those of any program.
 done = run(work / "reward", "--set", "limits.restarts=2", "--set", "reward.rule=command", "--set",
-           "reward.command=echo 1e39")
+           "reward.command=echo 1e39; exec cat >/dev/null")
 check("expected a number a line, found '1e39'" in done.stderr, f"a large reward: {done.stderr}")
 pipes = 'i=$(awk "/SigIgn/{print \\$2}" /proc/$$/status); while read -r x; do echo $((0x$i & 0x1000)); done'
 folder = work / "signals"
@@ -63,4 +63,39 @@ process.send_signal(signal.SIGINT)
 out, err = process.communicate(timeout=PATIENCE)
 check("nothing moved" not in err, f"stopped: {process.returncode}: {err}")
 check_nothing_left(folder)
+# Of ranks that end together the one that was killed is named, not one that failed because of it.
+folder = work / "together"
+two = 'if [ $DRAY_RANK = 0 ]; then sleep 100; fi; while [ ! -e now ]; do sleep 0.02; done; exit 3'
+roles = [{"name": "engine", "tasks": ["rollout", "eval"]}, {"name": "trainer", "tasks": ["old_log_prob", "actor"]},
+         {"name": "desk", "tasks": ["driver", "reward", "reference", "advantage"]},
+         {"name": "two", "tasks": [], "ranks": 2, "command": two, "cwd": str(work), "on_death": "end"}]
+process = start(folder, "--set", "steps=100000", "--set", "eval.every=0", "--set", "roles=" + json.dumps(roles),
+                json_lines=True)
+for line in process.stdout:
+    if '"event":"step","step":1,' in line:
+        break
+
+
+def child(rank):
+    """The supervisor's own child of the role, not what that has started."""
+    for pid, _ in processes_of(folder):
+        variables = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        parent = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]
+        if int(parent) == process.pid and {b"DRAY_ROLE=two", f"DRAY_RANK={rank}".encode()} <= set(variables):
+            return pid
+
+
+pids = [child(rank) for rank in range(2)]
+process.send_signal(signal.SIGSTOP)
+(work / "now").touch()
+while state_of(pids[1]) != "Z":
+    time.sleep(0.01)
+os.kill(pids[0], signal.SIGKILL)
+while state_of(pids[0]) != "Z":
+    time.sleep(0.01)
+process.send_signal(signal.SIGCONT)
+_, said = process.communicate(timeout=PATIENCE)
+check(process.returncode == 1 and "two rank 0 was killed by signal 9" in said, f"the killed one: {said}")
+check_nothing_left(folder)
+
 finish()

@@ -1,5 +1,6 @@
 """Time that adds up: what each thread of each process does is told once and without gaps, why it waits is
-known, and the seconds of each row are the wall time, however many steps are in flight and whoever dies."""
+known, and the seconds of each row are the wall time, however many steps are in flight and whoever dies. Idle figures
+that do not add up (verl #6693) fail here."""
 import resource
 
 from timelines import *
@@ -22,7 +23,7 @@ def by_role(threads, begin, end):
 def look(name, *settings, fault=None):
     folder = work / name
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = run(folder, *(x for s in JOB + settings for x in ("--set", s)), fault=fault)
+    done = run(folder, *words(JOB + settings), fault=fault)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     check(done.returncode == 0, f"{name}: {done.stderr}")
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -65,6 +66,13 @@ for name, settings in (("sync", ()), ("one_step", ("schedule=one_step_async",)),
     check(work_of.get("actor", {}).get("tokens", 0) > 0, f"{name}: work without rows and tokens: {work_of}")
     trained = sum(s[4].get("rows", 0) for s in trainer if s[3] == "actor")
     check(trained == 32 * len(made), f"{name}: {trained} rows trained, by the trace")
+
+# Prompts that wait because as much is under way as may be.
+threads, made = look("admission", "schedule=async", "staleness=0")
+waited = sum(row["time"]["engine"]["wait"].get("admission", 0) for row in made)
+told = sum(s[1] - s[0] for (_, label, _), spans in threads.items() for s in spans
+           if s[4].get("cause") == "admission" and label.startswith("engine")) / 1e9
+check(waited > 0.5 * told > 0, f"admission: {waited} s in the rows, {told} s in the trace")
 
 # Who is dead waits to be started anew, and the step goes on meanwhile.
 threads, made = look("killed", fault="engine:0:generated:3:kill")

@@ -28,10 +28,9 @@ theirs.post_processor = processors.TemplateProcessing(
 END = theirs.token_to_id("<|end|>")
 (work / "bpe").mkdir()
 theirs.save(str(work / "bpe" / "tokenizer.json"))
-OWN = [word for setting in ("data.source=jsonl", "data.path=train.jsonl", "data.eval_path=held.jsonl", "steps=2",
-                            "model.tokenizer=bpe/tokenizer.json", "model.hidden_size=32", "model.heads=4",
-                            "warmup.max_steps=3000", "warmup.reward=0.3", "warmup.lr=3e-3", "eval.prompts=25",
-                            "eval.every=1", "checkpoint.every=1") for word in ("--set", setting)]
+OWN = words(("data.source=jsonl", "data.path=train.jsonl", "data.eval_path=held.jsonl", "steps=2",
+             "model.tokenizer=bpe/tokenizer.json", "model.hidden_size=32", "model.heads=4", "warmup.max_steps=3000",
+             "warmup.reward=0.3", "warmup.lr=3e-3", "eval.prompts=25", "eval.every=1", "checkpoint.every=1"))
 
 
 def refused(what, *arguments):

@@ -49,6 +49,21 @@ again = trained("again", *CALCULATOR, "schedule=one_step_async", "roles.engine.r
                 fault="engine:0:waiting:2:kill")
 check_same_run(again, other, "one_step_async", steps=3)
 
+# Newer weights come while rows wait: the calls go on, and no token is older than may be.
+for update in ("in_flight", "anew"):
+    folder, record = work / update, work / f"{update}.lines"
+    settings = [*FROM, *CALCULATOR, "steps=6", "eval.every=6", "schedule=async", "rollout.batching=continuous",
+                f"update={update}"]
+    done = run(folder, *words(settings),
+               environment={"DRAY_RECORD": str(record)})
+    check(done.returncode == 0, f"{update}: {done.stderr}")
+    steps = [line for line in map(json.loads, record.open()) if line["task"] == "actor"]
+    check(sum(len(line["rows"]) for line in steps) == 6 * 16, f"{update}: {steps}")
+    for line in steps:
+        for *_, oldest, newest in line["rows"]:
+            check(max(0, line["step"] - 2) <= oldest <= newest < line["step"], f"{update}: {line}")
+            check(update == "in_flight" or oldest == newest, f"a sample of one version: {line}")
+
 free = trained("free", *CALCULATOR, "rollout.batching=continuous", "advantage.method=reinforce++",
                "actor.aggregate=sample", base=FROM)
 check(all(row["samples"] == 16 and row["turns_mean"] > 0.2 for row in rows(free)[1:]), f"continuous: {rows(free)}")

@@ -17,12 +17,12 @@ for name, lines in (("train.jsonl", trained), ("held.jsonl", held)):
                                      for p, a in lines))
 for family in ("qwen2", "llama", "qwen3"):
     folder = work / family
-    done = run(folder, *[word for setting in (
+    done = run(folder, *words((
         "steps=4", f"model.family={family}", "model.hidden_size=32", "model.heads=4",
         "model.kv_heads=2",  # qkv_bias: the family's
         "data.source=jsonl", "data.path=train.jsonl", "data.eval_path=held.jsonl",
         "warmup.max_steps=2000", "warmup.reward=0.3", "warmup.lr=3e-3", "eval.prompts=25",
-        "eval.every=1", "checkpoint.every=1") for word in ("--set", setting)])
+        "eval.every=1", "checkpoint.every=1")))
     check(done.returncode == 0, f"{family}: {done.stderr}")
     for row in rows(folder):
         path = checkpoint(folder, row["step"])

@@ -45,5 +45,6 @@ def check_rows(name, made):
             wall = time["processes"] * row["step_seconds"]
             check(abs(whole - wall) <= 0.02 * wall + JITTER,
                   f"{name}: step {row['step']}: {role}: {whole} s of {wall} s: {time}")
+            check(min(time["wait"].values(), default=0) >= 0, f"{name}: a wait of less than nothing: {time}")
             check(set(time["wait"]) <= CAUSES, f"{name}: causes: {time}")
     return made

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <jansson.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -244,7 +245,7 @@ static void truncations_and_flips_lose_only_what_follows(void **state)
 static void numbers_of_a_span(void **state)
 {
     static const struct {
-        size_t at; /* in the record: u8 kind, cause, u32 name, thread, 3 u64, 2 u32, 3 u64 */
+        size_t at; /* in the record: u8 kind, cause, u32 name, thread, 3 u64, 2 u32, 4 u64 */
         uint32_t most;
     } numbers[] = {{2, 0}, {6, 0}, {34, 1}, {38, 1}};
     (void)state;
@@ -322,6 +323,8 @@ static int walk(int depth)
         dray_trace_leave();
     else
         return depth;
+    if (what < 4 && rand() % 4 == 0)
+        dray_trace_queued();
     return what < 4 ? depth + 1 : what == 4 ? depth : depth - 1;
 }
 
@@ -378,6 +381,95 @@ static void short_waits_belong_to_what_is_around_them(void **state)
         assert_true(took < 100000 ? count == 1 : count == 3 || lengths[i] < 100);
         assert_true(count == 1 || states[DRAY__STATE_WAIT + DRAY_CAUSE_RANKS] == waited);
     }
+}
+
+/* Piece and account alike; of what is no wait nothing changes. */
+static void a_wait_says_at_its_end_what_it_was_for(void **state)
+{
+    (void)state;
+    const int said = DRAY__STATE_WAIT + DRAY_CAUSE_SAMPLES,
+              found = DRAY__STATE_WAIT + DRAY_CAUSE_ADMISSION;
+    dray_trace_waited_for(DRAY_CAUSE_ADMISSION); /* nothing is recorded */
+    assert_int_equal(dray_trace_open(path_of("found.spans"), "found", NULL), DRAY_OK);
+    dray_trace_enter(DRAY_SPAN_BUSY, "all", -1);
+    spend_us(300);
+    dray_trace_waited_for(DRAY_CAUSE_ADMISSION);
+    dray_trace_wait(DRAY_CAUSE_SAMPLES, "wait", -1);
+    spend_us(500);
+    dray_trace_waited_for((dray_wait_cause)DRAY__WAIT_CAUSES); /* there is none of that number */
+    dray_trace_waited_for(DRAY_CAUSE_ADMISSION);
+    dray_trace_leave();
+    dray_trace_leave();
+    dray__accounted is;
+    assert_true(dray__account_read(path_of("found.spans"), INT64_MAX, &is));
+    assert_int_equal(dray_trace_open(NULL, NULL, NULL), DRAY_OK);
+    int64_t states[DRAY__STATES] = {0}, cpu_ns = 0;
+    assert_true(read_thread(path_of("found.spans"), states, &cpu_ns) >= 2);
+    assert_true(states[found] >= 500000 && states[found] == is.state_ns[found]);
+    assert_true(!states[said] && !is.state_ns[said]);
+    assert_int_equal(states[DRAY__STATE_BUSY], is.state_ns[DRAY__STATE_BUSY]);
+}
+
+/* The second number of the thread's own file, as the kernel writes it. */
+static int64_t queued_by_now(void)
+{
+    long long number = 0;
+    FILE *file = fopen("/proc/thread-self/schedstat", "re");
+    assert_true(file && fscanf(file, "%*d %lld", &number) == 1);
+    fclose(file);
+    return number;
+}
+
+/* Beside another process on the same core; before and after it is not looked at. */
+static void time_without_a_core_is_told_where_it_is_asked_for(void **state)
+{
+    (void)state;
+    cpu_set_t all, one;
+    CPU_ZERO(&one);
+    CPU_SET((size_t)sched_getcpu(), &one);
+    assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
+    assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+    pid_t other = fork();
+    if (other == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (;;) {
+        }
+    }
+    assert_int_equal(dray_trace_open(path_of("queued.spans"), "queued", NULL), DRAY_OK);
+    dray_trace_queued(); /* nothing is entered */
+    dray_trace_enter(DRAY_SPAN_BUSY, "before", -1);
+    spend_us(100);
+    int64_t begun = queued_by_now();
+    dray_trace_enter(DRAY_SPAN_TRANSFER, "looked at", -1);
+    dray_trace_queued();
+    int64_t first = queued_by_now();
+    spend_us(30000);
+    dray_trace_wait(DRAY_CAUSE_WEIGHTS, "within", -1);
+    spend_us(30000);
+    dray_trace_leave();
+    int64_t last = queued_by_now();
+    dray_trace_leave();
+    int64_t over = queued_by_now();
+    spend_us(100);
+    dray_trace_leave();
+    assert_int_equal(dray_trace_open(NULL, NULL, NULL), DRAY_OK);
+    kill(other, SIGKILL);
+    waitpid(other, NULL, 0);
+    assert_int_equal(sched_setaffinity(0, sizeof all, &all), 0);
+    dray__spans *spans;
+    dray__span span;
+    int64_t told = 0;
+    uint32_t within = 0;
+    assert_int_equal(dray__spans_open(path_of("queued.spans"), &spans, NULL), DRAY_OK);
+    while (dray__spans_next(spans, &span, NULL) == DRAY_OK) {
+        bool looked_at = strcmp(span.name, "before") != 0;
+        assert_true(looked_at ? span.queued_ns >= 0 : span.queued_ns == -1);
+        told += looked_at ? span.queued_ns : 0;
+        within += strcmp(span.name, "within") == 0;
+    }
+    dray__spans_close(spans);
+    assert_int_equal(within, 1);
+    assert_true(last - first <= told && told <= over - begun);
 }
 
 static void an_account_outlives_its_process(void **state)
@@ -456,6 +548,8 @@ int main(void)
         cmocka_unit_test(numbers_of_a_span),
         cmocka_unit_test(spans_that_are_entered_never_overlap),
         cmocka_unit_test(short_waits_belong_to_what_is_around_them),
+        cmocka_unit_test(a_wait_says_at_its_end_what_it_was_for),
+        cmocka_unit_test(time_without_a_core_is_told_where_it_is_asked_for),
         cmocka_unit_test(an_account_outlives_its_process),
         cmocka_unit_test(damaged_files_hurt_no_others),
     };

@@ -8,6 +8,7 @@
 #include "mover/mover.h"
 #include "weights/internal.h"
 #include "weights/numbers.h"
+#include "weights/registry/registry.h"
 
 #include <dray/weights.h>
 #include <inttypes.h>

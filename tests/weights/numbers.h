@@ -87,12 +87,6 @@ static inline uint64_t number_heard(const dray_engine_info *engine)
     (dray_publisher_wait_stream)(p, number_given(version), stream, timeout, error)
 #define dray_update_weights(s, options, report, error)                                             \
     numbered_update((dray_update_weights), s, options, report, error)
-#define dray_update_weights_from_tensor(s, options, report, error)                                 \
-    numbered_update((dray_update_weights_from_tensor), s, options, report, error)
-#define dray_update_weights_from_distributed(s, options, report, error)                            \
-    numbered_update((dray_update_weights_from_distributed), s, options, report, error)
-#define dray_update_weights_from_disk(s, options, report, error)                                   \
-    numbered_update((dray_update_weights_from_disk), s, options, report, error)
 #define dray_prefetch_weights(s, options, report, error)                                           \
     numbered_update((dray_prefetch_weights), s, options, report, error)
 #define dray_commit_weights(s, options, report, error)                                             \
@@ -104,8 +98,6 @@ static inline uint64_t number_heard(const dray_engine_info *engine)
 #define dray_update_finish(s, report, error) numbered_finish(s, report, error)
 #define dray_subscriber_version(s, version, incarnation, state, error)                             \
     numbered_version(s, version, incarnation, state, error)
-#define dray_prefetched(s, version, incarnation, error)                                            \
-    number_got((dray_prefetched)(s, version, incarnation, error), version)
 #define dray_checksums_fetch(context, model, version, out, error)                                  \
     number_got((dray_checksums_fetch)(context, model, version, out, error), version)
 #define dray_checksums_fetch_group(context, model, group, version, out, error)                     \

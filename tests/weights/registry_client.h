@@ -3,8 +3,8 @@
 #define DRAY_TESTS_WEIGHTS_REGISTRY_CLIENT_H
 
 #include "control/protocol.h"
-#include "control/registry.h"
-#include "control/sums.h"
+#include "weights/registry/registry.h"
+#include "weights/sums.h"
 
 #include <dray/weights.h>
 #include <fcntl.h>
@@ -301,7 +301,7 @@ static uint64_t pub, sub[2];
 static inline int setup(void **state)
 {
     (void)state;
-    dray__registry_ops ops = {answer, expire_at, NULL};
+    dray__registry_ops ops = {answer, expire_at, NULL, NULL};
     assert_int_equal(dray__registry_new(&ops, &r, NULL), 0);
     pub = publisher(1, 0, 1);
     sub[0] = subscriber(2, "g", 0, 2);

@@ -1,7 +1,7 @@
 /* weights: what a group holds of what is published, counted from layouts, against a count of every
  * single element; names through aliases; what cannot be counted is refused. */
 #include "base/random.h"
-#include "control/coverage.h"
+#include "weights/registry/coverage.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -311,7 +311,7 @@ static void restart_with(bool early)
         usleep(50000);
     }
     restartable_restart(restarted);
-    MUST(dray_subscriber_attend(e.subscriber, error));
+    MUST(dray_subscriber_release_mappings(e.subscriber, error));
     if (early)
         raise_flag(b, DELIVERS);
     else

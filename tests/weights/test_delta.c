@@ -1,6 +1,6 @@
 /* weights: deltas. Random blocks in random memory, random changes; what a reader's memory must hold
  * afterwards is told element by element, without slices. */
-#include "weights/delta.h"
+#include "weights/delta/delta.h"
 
 #include "base/random.h"
 #include "gpu/memory.h"

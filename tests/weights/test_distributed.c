@@ -8,10 +8,10 @@
 #include <cmocka.h>
 
 #include "base/wire.h"
-#include "control/registry.h"
 #include "mover/mover.h"
 #include "weights/cluster.h"
-#include "weights/pull.h"
+#include "weights/registry/registry.h"
+#include "weights/server/pull.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -290,15 +290,15 @@ static raw raw_open(const pair *p)
 /* The status of the answer; 1: the server hung up. */
 static int ask_raw(const raw *r, const dray__writer *w)
 {
-    uint8_t header[DRAY__PULL_ANSWER_HEADER], rest[4096];
+    uint8_t header[DRAY__ANSWER_HEADER], rest[4096];
     CHECK(send(r->fd, w->data, w->size, MSG_NOSIGNAL) == (ssize_t)w->size);
     struct pollfd ready = {.fd = r->fd, .events = POLLIN};
     CHECK(poll(&ready, 1, 10000) == 1);
     ssize_t n = recv(r->fd, header, sizeof header, MSG_WAITALL);
     if (n != sizeof header)
         return 1;
-    dray__answer_header answer;
-    MUST(dray__pull_get_answer(header, &answer, error));
+    dray__answer answer;
+    MUST(dray__answer_get(header, &answer, error));
     uint64_t left = answer.head_bytes + answer.data_bytes;
     while (left) {
         n = recv(r->fd, rest, left < sizeof rest ? left : sizeof rest, 0);
@@ -366,9 +366,9 @@ static void test_forged_requests(void **state)
     /* a frame that says it is larger than any may be, and one that is none: hung up on */
     for (int i = 0; i < 2; i++) {
         dray__writer w = {0};
-        dray__put_u32(&w, i ? 0x12345678 : DRAY__PULL_MAGIC);
-        dray__put_u16(&w, DRAY__PULL_VERSION);
-        dray__put_u16(&w, 0);
+        dray__put_u32(&w, i ? 0x12345678 : DRAY__DATA_MAGIC);
+        dray__put_u16(&w, DRAY__DATA_VERSION);
+        dray__put_u16(&w, DRAY__DATA_RECTS);
         dray__put_u32(&w, 1);
         dray__put_u32(&w, i ? 16 : UINT32_MAX);
         assert_int_equal(ask_raw(&r, &w), 1);

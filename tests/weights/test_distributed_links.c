@@ -6,8 +6,8 @@
 
 #include <cmocka.h>
 
-#include "control/registry.h"
 #include "weights/cluster.h"
+#include "weights/registry/registry.h"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -110,8 +110,8 @@ def orders():
     for of in ("gate", "up"):
         models = [loaded(rank, of) for rank in range(TP)]
         w = random_weights()
-        with Publisher(trainer, of, w) as publisher:
-            subscribers = [Subscriber(engines[r], of, blocks_of(m), of, r, TP)
+        with Publisher(w, of, context=trainer) as publisher:
+            subscribers = [Subscriber(blocks_of(m), of, of, r, TP, context=engines[r])
                            for r, m in enumerate(models)]
             for version in (1, 2):
                 publisher.wait()
@@ -221,8 +221,8 @@ def edited():
     name = wanted[0].name
     del parts[:]
     parts += wanted
-    with Publisher(trainer, "edited", w) as publisher, \
-            Subscriber(engines[0], "edited", parts, "edited") as subscriber:
+    with Publisher(w, "edited", context=trainer) as publisher, \
+            Subscriber(parts, "edited", "edited", context=engines[0]) as subscriber:
         publisher.publish(1)
         assert subscriber.update()["verified_tensors"] < len(w)
         assert torch.equal(wanted[0].tensor, w[name].chunk(TP)[0])

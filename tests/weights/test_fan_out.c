@@ -8,9 +8,9 @@
 #include <cmocka.h>
 
 #include "base/hash.h"
-#include "control/registry.h"
 #include "mover/mover.h"
 #include "weights/cluster.h"
+#include "weights/registry/registry.h"
 
 static coordinator_fixture f;
 
@@ -158,7 +158,7 @@ static void run_member(void *user)
     options.bucket_bytes = s->ceilings[s->engine > 0];
     if (!options.bucket_bytes)
         options.bucket_bytes = s->quantised ? 8 * CEILING : CEILING;
-    options.verify = s->verify_off ? -1 : 0;
+    options.no_verify = s->verify_off;
     update_together(&e, s, &options, &report);
     if (s->quantised)
         CHECK(s->board->number[8 + s->index] == (int64_t)memory_of(&e));

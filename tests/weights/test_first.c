@@ -71,7 +71,7 @@ static void test_snapshot_waits_for_its_readers(void **state)
     next n = {.t = &t};
     dray_update_options update = DRAY_UPDATE_OPTIONS_INIT;
     dray_update_report report = DRAY_UPDATE_REPORT_INIT;
-    update.verify = -1; /* no checksum finds what is wrong */
+    update.no_verify = 1; /* no checksum finds what is wrong */
     dray__weights_hook(go_on, &n);
     MUST(dray_update_weights(e.subscriber, &update, &report, error));
     assert_int_equal(report.version, 1);

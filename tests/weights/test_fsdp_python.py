@@ -149,7 +149,7 @@ def trainer(folder, rank):
         model = build()
     with Context(f"unix:{folder}/s", role="trainer", rank=rank) as context:
         published = fsdp1_parameters(model) if FSDP1 else model.named_parameters()
-        publisher = Publisher(context, "model", published, rank, RANKS,
+        publisher = Publisher(published, "model", rank, RANKS, context=context,
                               staging_bytes=0 if ON_GPU else 8 << 20)
         if not FSDP1 and not arena:  # a checkpoint is loaded: all parameters are others now
             model.load_state_dict({n: t.clone() for n, t in model.state_dict().items()}, assign=True)
@@ -266,14 +266,14 @@ def engine(folder, number):
         blocks, parts = engine_memory(rank, device)
     pauses = []
     with Context(f"unix:{folder}/s", role="engine", rank=number) as context:
-        subscriber = Subscriber(context, "model", blocks, f"engine{group}", rank, TP)
+        subscriber = Subscriber(blocks, "model", f"engine{group}", rank, TP, context=context)
         for step in range(1, STEPS + 1):
             for _, view, _, _ in parts:
                 view.fill_(float("nan"))
             if ON_GPU:
                 torch.cuda.synchronize()
             while not os.path.exists(f"{folder}/{step}.pt"):
-                subscriber.attend()  # the trainer may want its memory back
+                subscriber.release_mappings()  # the trainer may want its memory back
                 time.sleep(0.002)
             report = subscriber.update(min_version=step, ctas=step % 2 * 16)
             pauses.append(report["total_seconds"])

@@ -10,8 +10,8 @@
  * or a newer one of the same incarnation;
  *  - when nobody is in the middle of anything, nobody holds a lease. */
 #include "control/protocol.h"
-#include "control/registry_state.h"
 #include "weights/numbers.h"
+#include "weights/registry/state.h"
 
 #include <dray/weights.h>
 #include <setjmp.h>
@@ -399,7 +399,7 @@ static void hear(rank *k)
 
 static void new_registry(void)
 {
-    dray__registry_ops ops = {answer, expire_at, NULL};
+    dray__registry_ops ops = {answer, expire_at, NULL, NULL};
     assert_int_equal(dray__registry_new(&ops, &r, NULL), 0);
     dray__registry_begin(r, ++generation);
 }
@@ -455,8 +455,9 @@ static void check(uint64_t seed)
             if (g->state != DRAY_GROUP_WHOLE)
                 continue;
             newest_committed(g->now.incarnation);
-            for (const struct delivery *d = r->deliveries; d; d = d->next)
-                assert_false(g->now.incarnation == d->entry->gang->incarnation &&
+            for (const struct pending *d = r->pending; d; d = d->next)
+                assert_false(d->kind == &dray__reg_for_groups &&
+                             g->now.incarnation == d->entry->gang->incarnation &&
                              g->now.version >= d->number);
             bool writing = false;
             for (uint32_t i = 0; i < g->set.world; i++)

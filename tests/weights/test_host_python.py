@@ -72,7 +72,7 @@ def trains(pipe):
                 assert model.tied.data_ptr() == model[0].weight.data_ptr()
             assert all(torch.equal(p, before[n]) for n, p in model.state_dict().items())
             optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-            with Publisher(trainer, f"shared-{shared}", model) as publisher:
+            with Publisher(model, f"shared-{shared}", context=trainer) as publisher:
                 assert publisher._layout.private == (not shared)
                 publisher.attach(optimizer, groups=f"group-{shared}")
                 refused(ValueError, "no version", publisher.deliver)
@@ -100,7 +100,7 @@ def share_and_stage(pipe, engine):
         taken = {n: torch.empty(shape, dtype=torch.bfloat16 if len(shape) == 2 else torch.float32)
                  for n, shape in (("tied", (FFN, H)), ("0.bias", (FFN,)), ("1.weight", (FFN,)),
                                   ("1.bias", (FFN,)))}
-        with Subscriber(engine, f"shared-{shared}", taken, f"group-{shared}") as subscriber:
+        with Subscriber(taken, f"shared-{shared}", f"group-{shared}", context=engine) as subscriber:
             for version in range(1, 4):
                 there = pipe.recv()
                 report = subscriber.update_weights_from_tensor(min_version=version)
@@ -148,14 +148,13 @@ def fused(folder, trainer, engines):
             mine = t[cut[0]:cut[1]].numpy().copy()
             kept.append(mine)
             blocks.append(Block(name, tuple(t.shape), mine, (cut[0],) + (0,) * (t.dim() - 1)))
-        publishers.append(Publisher(trainer, "fused", blocks, rank, 2))
+        publishers.append(Publisher(blocks, "fused", rank, 2, context=trainer))
     expected = [dense_oracle(w, rank) for rank in range(TP)]
     parameters = [{n: torch.zeros_like(t) for n, t in e.items()} for e in expected]
     extra = {"model.rotary.cos": torch.zeros(3)}
-    subscribers = [Subscriber(engines[r], "fused",
-                              engine_blocks(path, {**parameters[r], **extra}, tp=TP, tp_rank=r,
-                                            checkpoint=False),
-                              "fused", r, TP) for r in range(TP)]
+    subscribers = [Subscriber(engine_blocks(path, {**parameters[r], **extra}, tp=TP, tp_rank=r,
+                                            checkpoint=False), "fused", "fused", r, TP, context=engines[r])
+                   for r in range(TP)]
     for p in publishers:
         p.publish(1)
     for rank, report in enumerate(together(subscribers)):
@@ -176,7 +175,7 @@ def fused(folder, trainer, engines):
         p.wait()
         p.publish(2)
     taken = {n: torch.zeros_like(t) for n, t in w.items()}
-    with Subscriber(engines[0], "fused", taken, "swap") as swap:
+    with Subscriber(taken, "fused", "swap", context=engines[0]) as swap:
         swap.prefetch(min_version=2)
         assert not any(t.any() for t in taken.values())
         assert swap.commit()["source"] == "staging"
@@ -186,7 +185,7 @@ def fused(folder, trainer, engines):
     for function, *arguments in ((publishers[0].publish, 9), (publishers[0].wait, 2),
                                  (subscribers[0].update,), (subscribers[0].poll,)):
         assert refused(dray.DrayError, "is closed", function, *arguments).name == "ECLOSED"
-    refused(TypeError, "Tensor", Subscriber, engines[0], "fused", torch.zeros(2))
+    refused(TypeError, "Tensor", Subscriber, torch.zeros(2), "fused", context=engines[0])
 
 
 def packed(folder, trainer, engine):
@@ -203,9 +202,9 @@ def packed(folder, trainer, engine):
     def load(named):
         got.update((name, t.clone()) for name, t in named)
 
-    with Publisher(trainer, "packed", module, config=path) as publisher:
+    with Publisher(module, "packed", context=trainer, config=path) as publisher:
         publisher.publish(1)
-        with Subscriber(engine, "packed", load=load, tensors=w, group="load",
+        with Subscriber(model="packed", context=engine, load=load, tensors=w, group="load",
                         bucket_bytes=1 << 20) as subscriber:
             assert subscriber.update()["verified_tensors"] == len(w)
             assert all(torch.equal(got[n], w[n]) for n in w) and len(got) == len(w)
@@ -218,11 +217,11 @@ def packed(folder, trainer, engine):
         def broken(named):
             raise KeyError("no such parameter")
 
-        with Subscriber(engine, "packed", load=broken, tensors=w, group="broken") as subscriber:
+        with Subscriber(model="packed", context=engine, load=broken, tensors=w, group="broken") as subscriber:
             error = refused(dray.DrayError, "no such parameter", subscriber.update)
             assert isinstance(error.__cause__, KeyError) and error.name == "ETORN", error.name
             assert refused(dray.DrayError, "torn", lambda: subscriber.version).name == "ETORN"
-    refused(ValueError, "tensors", Subscriber, engine, "packed", load=load)
+    refused(ValueError, "tensors", Subscriber, model="packed", context=engine, load=load)
 
 
 with coordinator() as folder:
@@ -250,9 +249,9 @@ with coordinator() as folder:
         assert [e["name"] for e in events].count("weights update") == 2, events
         assert {e["args"].get("cause") for e in events if e["cat"] == "wait"} == {"weights"}, events
     context = Context(role="trainer", timeout=20)
-    left = Publisher(context, "left", {"a": torch.ones(2)})
-    Publisher(context, "dropped", {"a": torch.ones(2)})  # closed at once: nobody has it
-    Publisher(context, "dropped", {"a": torch.ones(2)}).publish(1)
+    left = Publisher({"a": torch.ones(2)}, "left", context=context)
+    Publisher({"a": torch.ones(2)}, "dropped", context=context)  # closed at once: nobody has it
+    Publisher({"a": torch.ones(2)}, "dropped", context=context).publish(1)
     context.close()
     refused(dray.DrayError, "is closed", left.publish, 1)
     child.join(60)

@@ -65,7 +65,7 @@ static dray_layout *layout_of(const dray_model_config *config, const char *spec,
     if (!mine || cluster_kind == DRAY_REGION_SHARED)
         return mine;
     dray_layout *moved;
-    MUST(dray__layout_in(mine, cluster_kind, &moved, error));
+    MUST(dray__layout_in(mine, cluster_kind, NULL, &moved, error));
     dray_layout_free(mine);
     return moved;
 }

@@ -518,9 +518,9 @@ static void test_checkpoints_that_changed(void **state)
         assert_non_null(strstr(said.message, name));
         assert_non_null(strstr(said.message, folder));
         /* unless nobody wants to know */
-        options.verify = -1;
+        options.no_verify = 1;
         assert_int_equal(update(&r, &options, NULL, &said), DRAY_OK);
-        options.verify = 0;
+        options.no_verify = 0;
     }
     close_ranks(&r);
 }

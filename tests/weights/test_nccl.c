@@ -3,7 +3,7 @@
  * over the stream instead; what fails fails the update, and the next one is well. */
 #include "weights/cluster.h"
 
-#include "mover/nccl.h"
+#include "mover/cuda/nccl.h"
 
 #define LONG (60 * DRAY__SECOND)
 

@@ -1,11 +1,11 @@
 /* weights: what a data server is asked of its blocks and its chunks: at the very limit, and one
  * beyond it. */
 #include "mover/mover.h"
-#include "weights/cells.h"
+#include "net/cells.h"
 #include "weights/internal.h"
-#include "weights/pull.h"
-#include "weights/remote.h"
-#include "weights/shares.h"
+#include "weights/server/pull.h"
+#include "weights/server/shares.h"
+#include "weights/sources/remote.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -35,7 +35,7 @@ static int up(void **state)
     assert_int_equal(dray_layout_add_block(layout, &block, NULL), 0);
     assert_int_equal(dray_region_alloc(DRAY_REGION_HOST, info.bytes, "r", &region, NULL), 0);
     assert_int_equal(
-        dray_region_alloc(DRAY_REGION_HOST, DRAY__PULL_DATA_MAX + 4096, "s", &staging, NULL), 0);
+        dray_region_alloc(DRAY_REGION_HOST, DRAY__DATA_MAX + 4096, "s", &staging, NULL), 0);
     packer = dray__packer_new();
     return packer ? 0 : -1;
 }
@@ -96,7 +96,7 @@ static void test_rectangles_lie_in_their_block(void **state)
         const int64_t *r = cases[i].rect;
         dray__put_u32(&w, 1);
         put_rect(&w, r[0], r[1], r[2], r[3]);
-        if (read_rects(&w, DRAY__PULL_DATA_MAX) != cases[i].code)
+        if (read_rects(&w, DRAY__DATA_MAX) != cases[i].code)
             fail_msg("rectangle %zu: %d expected", i, cases[i].code);
     }
 }
@@ -109,7 +109,7 @@ static void test_rectangles_are_so_many_and_so_large(void **state)
         dray__put_u32(&w, DRAY__PULL_RECTS_MAX + more);
         for (uint32_t i = 0; i < DRAY__PULL_RECTS_MAX + more; i++)
             put_rect(&w, 2, 1, 0, 1);
-        assert_int_equal(read_rects(&w, DRAY__PULL_DATA_MAX), more ? DRAY_EFORMAT : 0);
+        assert_int_equal(read_rects(&w, DRAY__DATA_MAX), more ? DRAY_EFORMAT : 0);
         dray__put_u32(&w, 2);
         put_rect(&w, 2, 4, 0, 10); /* 160 bytes */
         put_rect(&w, 2, 1, 0, 10); /* 40 */
@@ -118,28 +118,30 @@ static void test_rectangles_are_so_many_and_so_large(void **state)
 }
 
 /* The status of the answer to a request for the whole block; twice: to read it two times. */
-static int ask_for(uint64_t token, uint16_t flags, uint64_t attempt, bool twice)
+static int ask_for(uint64_t token, uint16_t options, uint64_t attempt, bool twice)
 {
     dray__writer body = {0}, out = {0};
     uint64_t bytes = 0;
     dray__put_u64(&body, token);
     dray__put_u64(&body, attempt);
+    dray__put_u16(&body, options);
     dray__put_u32(&body, 1);
     put_rect(&body, 2, 4, 0, 10);
     body.data[body.size - RECT_BYTES + FLAGS_AT] = twice ? DRAY__PULL_TWICE : 0;
-    const dray__pull_header header = {.flags = flags, .id = 7, .body_bytes = (uint32_t)body.size};
-    dray__answer_header answer;
+    const dray__data_request header = {
+        .type = DRAY__DATA_RECTS, .id = 7, .body_bytes = (uint32_t)body.size};
+    dray__answer answer;
     assert_true(dray__pull_answer(packer, &header, body.data, staging, 0, &out, &bytes));
-    assert_int_equal(dray__pull_get_answer(out.data, &answer, NULL), 0);
+    assert_int_equal(dray__answer_get(out.data, &answer, NULL), 0);
     assert_int_equal(bytes, answer.status ? 0 : 160);
     dray__writer_free(&body);
     dray__writer_free(&out);
     return answer.status;
 }
 
-static int ask(uint64_t token, uint16_t flags, uint64_t attempt)
+static int ask(uint64_t token, uint16_t options, uint64_t attempt)
 {
-    return ask_for(token, flags, attempt, false);
+    return ask_for(token, options, attempt, false);
 }
 
 /* Who lost its lease reads nothing any more; of what an update brings, that update's ranks alone.
@@ -163,6 +165,9 @@ static void test_requests_are_of_an_update(void **state)
     assert_int_equal(ask(token, DRAY__PULL_COHORT, RUN), 0);
     assert_int_equal(ask(token, DRAY__PULL_COHORT, RUN - 1), DRAY_ESTALE);
     assert_int_equal(ask(token, DRAY__PULL_COHORT, RUN + 1), DRAY_EAGAIN);
+    assert_int_equal(ask(token, DRAY__PULL_MAPPED, RUN),
+                     DRAY_EVERSION); /* alone it means nothing */
+    assert_int_equal(ask(token, DRAY__PULL_OPTIONS + 1, 2), DRAY_EVERSION);
     dray__local_remove(token);
 }
 
@@ -203,17 +208,15 @@ static int ask_cells(uint32_t count, uint64_t first_bytes, uint64_t bytes)
     const dray__cells cells = {read_cell, NULL};
     dray__cell *ranges = calloc(count, sizeof *ranges);
     dray__writer w = {0}, out = {0};
-    dray__answer_header answer;
+    dray__answer answer;
     uint64_t sent = 0;
     for (uint32_t i = 0; i < count; i++)
         ranges[i] = (dray__cell){1, 0, i ? bytes : first_bytes};
     dray__cells_request(&w, 7, ranges, count);
-    const dray__pull_header header = {.flags = DRAY__PULL_CELLS,
-                                      .id = 7,
-                                      .body_bytes = (uint32_t)w.size - DRAY__PULL_REQUEST_HEADER};
-    assert_true(dray__cells_answer(&cells, &header, w.data + DRAY__PULL_REQUEST_HEADER, staging,
-                                   &out, &sent));
-    assert_int_equal(dray__pull_get_answer(out.data, &answer, NULL), 0);
+    const dray__data_request header = {
+        .type = DRAY__DATA_CELLS, .id = 7, .body_bytes = (uint32_t)w.size - DRAY__REQUEST_HEADER};
+    dray__cells_answer(&cells, &header, w.data + DRAY__REQUEST_HEADER, staging, &out, &sent);
+    assert_int_equal(dray__answer_get(out.data, &answer, NULL), 0);
     dray__writer_free(&w);
     dray__writer_free(&out);
     free(ranges);
@@ -225,8 +228,8 @@ static void test_ranges_are_so_many_and_so_large(void **state)
     (void)state;
     assert_int_equal(ask_cells(DRAY__CELLS_MAX, 1, 1), 0);
     assert_int_equal(ask_cells(DRAY__CELLS_MAX + 1, 1, 1), DRAY_EFORMAT);
-    assert_int_equal(ask_cells(2, DRAY__PULL_DATA_MAX - 8, 8), 0);
-    assert_int_equal(ask_cells(2, DRAY__PULL_DATA_MAX - 8, 9), DRAY_EFORMAT);
+    assert_int_equal(ask_cells(2, DRAY__DATA_MAX - 8, 8), 0);
+    assert_int_equal(ask_cells(2, DRAY__DATA_MAX - 8, 9), DRAY_EFORMAT);
 }
 
 /* Memory that is smaller than its layout says is not looked at. */
@@ -249,8 +252,8 @@ static bool fits(uint32_t first, uint32_t second)
 {
     dray__op op = {0};
     dray__sources sources = {.ops = &op, .op_count = 1};
-    dray__haul haul = {.sources = &sources};
-    struct remote_lane lane = {.haul = &haul};
+    dray__transfer transfer = {.sources = &sources};
+    struct remote_lane lane = {.transfer = &transfer};
     struct part part = {0};
     struct source source = {.parts = &part, .count = 1};
     struct request *request = calloc(1, sizeof *request + 2 * sizeof *request->slices);
@@ -293,16 +296,16 @@ static void test_what_cannot_be_read_back(void **state)
     int fd = mkstemp(path);
     dray_region *file;
     dray__destination destination = {.layout = layout, .regions = &file};
-    const dray__haul haul = {.destination = &destination};
+    const dray__transfer transfer = {.destination = &destination};
     assert_true(fd >= 0 && ftruncate(fd, 4096) == 0);
     assert_int_equal(dray_region_open(path, 0, &file, NULL), 0);
     dray_copy copy = dray__block_copy(layout, 0);
-    uint64_t first = dray__haul_read_back(&haul, file, &copy);
-    assert_int_equal(first, dray__haul_read_back(&haul, file, &copy));
+    uint64_t first = dray__transfer_read_back(&transfer, file, &copy);
+    assert_int_equal(first, dray__transfer_read_back(&transfer, file, &copy));
     assert_int_not_equal(first, 0);
-    assert_int_not_equal(first, dray__haul_read_back(&haul, region, &copy));
+    assert_int_not_equal(first, dray__transfer_read_back(&transfer, region, &copy));
     copy.destination_offset += 4;
-    assert_int_not_equal(first, dray__haul_read_back(&haul, file, &copy));
+    assert_int_not_equal(first, dray__transfer_read_back(&transfer, file, &copy));
     dray_region_free(file);
     close(fd);
     unlink(path);

@@ -111,7 +111,7 @@ static void attend(engine *e, int flag)
 {
     int64_t deadline = dray__deadline(3 * LONG);
     while (!b->flag[flag] || !b->flag[flag + 1]) {
-        dray_subscriber_attend(e->subscriber, NULL);
+        dray_subscriber_release_mappings(e->subscriber, NULL);
         CHECK(dray__now() < deadline);
         usleep(2000);
     }
@@ -247,7 +247,7 @@ static void lone_engine(void *user)
     restartable_restart(restarted);
     raise_flag(b, TRIED);
     await_flag(b, THIRD);
-    MUST(dray_subscriber_attend(e.subscriber, error));
+    MUST(dray_subscriber_release_mappings(e.subscriber, error));
     CHECK(step_of(&e, 0, 3, NULL) == DRAY_OK);
     CHECK(engine_wrong(&e, s.seed + 3) == 0);
     raise_flag(b, OVER);

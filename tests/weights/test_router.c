@@ -108,7 +108,7 @@ static void listed_engine(void *user)
     int64_t until = dray__deadline(DRAY__SECOND / 2); /* a loop that comes round slowly */
     while (dray__now() < until)
         usleep(10000);
-    MUST(dray_subscriber_attend(e.subscriber, error));
+    MUST(dray_subscriber_release_mappings(e.subscriber, error));
     raise_flag(b, SERVES_ON);
     await_flag(b, NO_NEWS);
     update_to(&e, 2);

@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "weights/cells.h"
+#include "net/cells.h"
 
 #include <arpa/inet.h>
 #include <poll.h>
@@ -31,7 +31,7 @@ static int ask(int port, int connected)
 {
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
     struct timeval patience = {.tv_sec = 20};
-    uint8_t head[DRAY__PULL_ANSWER_HEADER];
+    uint8_t head[DRAY__ANSWER_HEADER];
     dray__writer w = {0};
     dray__cells_request(&w, 7, &(dray__cell){1, 0, 1}, 1);
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -96,7 +96,7 @@ static void test_without_descriptors(void **state)
         assert_int_equal(waitpid(readers[i], &status, 0), readers[i]);
         assert_int_equal(status, 0);
     }
-    dray__server_end(server);
+    dray__server_free(server);
     for (int i = 0; i < 2; i++) {
         close(ports[i]);
         close(connected[i]);
@@ -118,7 +118,7 @@ static int connect_and_ask(int port)
     int little = 4096;
     dray__writer w = {0};
     for (uint32_t i = 0; i < REQUESTS; i++)
-        dray__cells_request(&w, i, &(dray__cell){1, 0, DRAY__PULL_DATA_MAX}, 1);
+        dray__cells_request(&w, i, &(dray__cell){1, 0, DRAY__DATA_MAX}, 1);
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &little, sizeof little);
@@ -159,7 +159,7 @@ static void test_gone_while_waiting(void **state)
     assert_true(used < 0.1);
     while (count)
         close(asked[--count]);
-    dray__server_end(server);
+    dray__server_free(server);
 }
 
 int main(void)

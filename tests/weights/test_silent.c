@@ -7,8 +7,8 @@
 
 #include <cmocka.h>
 
-#include "control/registry.h"
 #include "weights/cluster.h"
+#include "weights/registry/registry.h"
 
 static coordinator_fixture f;
 static const char *silent_from;

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "control/registry.h"
+#include "weights/registry/registry.h"
 
 enum { ROWS = 12000, COLUMNS = 512, WIDE = 70000, ENGINES = 4 };
 
@@ -113,7 +113,7 @@ static void run_engine(void *user)
     MUST(dray_subscriber_open(context, MODEL, l, &options, &subscriber, error));
     await_flag(s->board, 0);
     update.bucket_bytes = s->bucket;
-    update.verify = s->verify ? 0 : -1;
+    update.no_verify = !s->verify;
     MUST(dray_update_start(subscriber, &update, error));
     int rc = DRAY_EAGAIN;
     bool halted = false;

@@ -57,8 +57,8 @@ class Pair:
 
     def __init__(self, name, parameters, taken=None, blocks=None, **options):
         self.taken = taken or {n: torch.zeros(s) for n, s in SHAPES.items()}
-        self.publisher = Publisher(trainer, name, parameters, **options)
-        self.subscriber = Subscriber(engine, name, self.taken if blocks is None else blocks, name)
+        self.publisher = Publisher(parameters, name, **options, context=trainer)
+        self.subscriber = Subscriber(self.taken if blocks is None else blocks, name, name, context=engine)
         self.version = 0
 
     def publish(self):
@@ -329,9 +329,9 @@ def engine_ranks():
     source, models = Model(1), [Model(0), Model(0)]
     half = [[Block("linear.weight", (4, 4), (lambda m: lambda: m.linear.weight[:2])(m), (2 * r, 0))]
             for r, m in enumerate(models)]
-    with Publisher(trainer, "ranks", source) as publisher, \
-            Subscriber(engine, "ranks", half[0], "ranks", 0, 2) as first, \
-            Subscriber(engine, "ranks", half[1], "ranks", 1, 2) as second:
+    with Publisher(source, "ranks", context=trainer) as publisher, \
+            Subscriber(half[0], "ranks", "ranks", 0, 2, context=engine) as first, \
+            Subscriber(half[1], "ranks", "ranks", 1, 2, context=engine) as second:
         for version in (1, 2, 3):
             publisher.wait()
             publisher.publish(version)

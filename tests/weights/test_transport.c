@@ -6,9 +6,9 @@
 
 #include <cmocka.h>
 
-#include "control/registry.h"
-#include "mover/ucx.h"
+#include "net/ucx.h"
 #include "weights/cluster.h"
+#include "weights/registry/registry.h"
 
 static void test_names(void **state)
 {
@@ -22,7 +22,7 @@ static void test_names(void **state)
     assert_int_equal(dray_open(&options, &context, &said), DRAY_EINVALID);
     assert_non_null(strstr(said.message, "carrier pigeon"));
     MUST(dray_transport_find("stream", detail, sizeof detail, error));
-    assert_string_equal(detail, "TCP");
+    assert_string_equal(detail, "tcp");
     assert_int_equal(dray_transport_find("tcp", detail, sizeof detail, &said), DRAY_EINVALID);
     options.transport = "ucx";
     int rc = dray_open(&options, &context, &said);
@@ -37,6 +37,7 @@ typedef struct scene {
     board *board;
     const char *encrypt, *transport; /* of the engine */
     bool other_version;
+    bool by_path;     /* the trainer listens at a Unix socket */
     const char *said; /* NULL: the update works */
 } scene;
 
@@ -46,6 +47,10 @@ static void run_trainer(void *user)
     dray_model_config config = small_config(false, 3);
     trainer t;
     fixture_host = "trainers";
+    char listen[DRAY__STREAM_ADDRESS];
+    snprintf(listen, sizeof listen, "%.70s.data", f.unix_address);
+    if (s->by_path)
+        setenv("DRAY_DATA_ADDRESS", listen, 1);
     trainer_open(&t, f.unix_address, &config, DRAY_F32, 0, 1, 7, DRAY_REGION_HOST);
     MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     raise_flag(s->board, 0);
@@ -95,12 +100,11 @@ static void run_pair(const scene *given)
 static void test_refusals(void **state)
 {
     (void)state;
-    dray__ucx_version v;
-    char both[96];
-    if (dray__ucx_find(&v, NULL))
+    char version[64], both[128];
+    if (dray_transport_find("ucx", version, sizeof version, NULL))
         skip();
-    snprintf(both, sizeof both, "UCX 1.99.7 of the reader and %u.%u.%u here", v.major, v.minor,
-             v.release);
+    snprintf(both, sizeof both, "UCX 1.99.7 of the reader and %.*s here",
+             (int)strcspn(version, ","), version);
     const scene scenes[] = {
         {.transport = "ucx"},
         {.transport = "auto"},
@@ -109,6 +113,14 @@ static void test_refusals(void **state)
     };
     for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++)
         run_pair(&scenes[i]);
+}
+
+/* Bytes need no network where both see the same file. */
+static void test_by_path(void **state)
+{
+    (void)state;
+    run_pair(&(scene){.transport = "auto", .by_path = true});
+    run_pair(&(scene){.transport = "auto", .by_path = true, .encrypt = "always", .said = "clear"});
 }
 
 /* What this process's children use may be refused by the other side. */
@@ -132,6 +144,7 @@ int main(void)
         CLUSTER_TEST(test_names),
         CLUSTER_TEST(test_refusals),
         CLUSTER_TEST(test_trainer_without),
+        CLUSTER_TEST(test_by_path),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,12 +6,12 @@
 
 #include <cmocka.h>
 
-#include "control/registry.h"
 #include "mover/mover.h"
-#include "mover/stream.h"
+#include "net/stream.h"
 #include "weights/cluster.h"
-#include "weights/exports.h"
-#include "weights/pull.h"
+#include "weights/registry/registry.h"
+#include "weights/server/exports.h"
+#include "weights/server/pull.h"
 
 #include <poll.h>
 
@@ -238,16 +238,18 @@ static void test_exports(void **state)
     (void)state;
     static const dray__networks none;
     static const dray__tls_key key = {.identity = "x"};
-    const dray__stream_keys keys = {&key, &none, false, DRAY__TRANSPORT_UCX};
+    const dray__stream_keys keys = {&key, &none, false, "ucx"};
     char endpoint[DRAY__STREAM_ADDRESS];
     int listener;
-    dray__stream *stream;
-    dray__ucx *ucx;
+    dray__stream *stream, *server;
+    setenv("DRAY_UCX_READS", "always", 1);
     MUST(dray__stream_listen("127.0.0.1", endpoint, &listener, error));
-    MUST(dray__stream_connect(endpoint, &keys, &stream, error));
-    while (dray__stream_ready(stream) == -EAGAIN)
-        usleep(100);
-    MUST(dray__ucx_open(dray__stream_socket(stream), true, &ucx, error));
+    MUST(dray__stream_connect(endpoint, &keys, 0, &stream, error));
+    struct pollfd p = {.fd = listener, .events = POLLIN};
+    assert_int_equal(poll(&p, 1, 10000), 1);
+    MUST(dray__stream_accept(listener, &keys, &server, error));
+    while (dray__stream_ready(stream, NULL) == DRAY_EAGAIN)
+        dray__stream_ready(server, NULL);
 
     dray_model_config config = small_config(false, 1);
     dray_layout *layout;
@@ -259,11 +261,12 @@ static void test_exports(void **state)
     dray__export *export = NULL;
     dray__writer said = {0};
     dray_error why;
-    assert_int_equal(dray__export_give(&export, ucx, token + 1, 5, 1 << 16, &said, &why),
+    assert_int_equal(dray__export_give(&export, stream, token + 1, 5, 1 << 16, &said, &why),
                      DRAY_EDEAD);
-    assert_int_equal(dray__export_give(&export, ucx, token, 5, 8, &said, &why), DRAY_EUNSUPPORTED);
+    assert_int_equal(dray__export_give(&export, stream, token, 5, 8, &said, &why),
+                     DRAY_EUNSUPPORTED);
     assert_int_equal(said.size, 0);
-    MUST(dray__export_give(&export, ucx, token, 5, 1 << 16, &said, error));
+    MUST(dray__export_give(&export, stream, token, 5, 1 << 16, &said, error));
     dray__reader in = dray__reader_of(said.data, said.size);
     assert_int_equal(dray__get_u32(&in), 1);
     assert_true(dray__get_u64(&in) == (uint64_t)(uintptr_t)dray_region_base(region));
@@ -275,11 +278,12 @@ static void test_exports(void **state)
     dray__local_revoke(token, 6); /* it was over: kept for the next */
     assert_true(dray__export_enter(export));
     dray__export_leave();
-    assert_int_equal(dray__export_give(&export, ucx, token, 5, 1 << 16, &said, &why), DRAY_ESTALE);
-    MUST(dray__export_give(&export, ucx, token, 6, 1 << 16, &said, error));
+    assert_int_equal(dray__export_give(&export, stream, token, 5, 1 << 16, &said, &why),
+                     DRAY_ESTALE);
+    MUST(dray__export_give(&export, stream, token, 6, 1 << 16, &said, error));
     dray__local_revoke(token, 7);
     assert_false(dray__export_enter(export));
-    MUST(dray__export_give(&export, ucx, token, 7, 1 << 16, &said, error)); /* anew */
+    MUST(dray__export_give(&export, stream, token, 7, 1 << 16, &said, error)); /* anew */
     dray__export_done(export);
     dray__local_remove(token); /* the memory goes away: nobody keeps it */
     assert_false(dray__export_enter(export));
@@ -287,7 +291,7 @@ static void test_exports(void **state)
     dray__writer_free(&said);
     dray_region_free(region);
     dray_layout_free(layout);
-    dray__ucx_close(ucx);
+    dray__stream_close(server);
     dray__stream_close(stream);
     close(listener);
 }
@@ -297,8 +301,7 @@ int main(void)
 #if defined(__SANITIZE_THREAD__)
     setenv("UCX_MEM_EVENTS", "n", 1); /* UCX patches malloc and its like, as the sanitizer does */
 #endif
-    dray__ucx_version version;
-    if (dray__ucx_find(&version, NULL))
+    if (dray_transport_find("ucx", NULL, 0, NULL))
         return 77;
     setenv("DRAY_TRANSPORT", "ucx", 1);
     const struct CMUnitTest tests[] = {

@@ -5,26 +5,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* depth planes of height rows of width bytes; a run is one row. */
 typedef struct copy {
     uintptr_t to, from;
-    size_t width, height, depth;
-    size_t to_pitch, from_pitch, to_plane, from_plane;
+    size_t bytes;
     bool to_device, from_device;
 } copy;
 
-static size_t span(const copy *k, size_t pitch, size_t plane)
-{
-    return (k->depth - 1) * plane + (k->height - 1) * pitch + k->width;
-}
-
 static CUresult check(context *c, const copy *k)
 {
-    if (!k->width || !k->height || !k->depth)
+    if (!k->bytes)
         return CUDA_SUCCESS;
-    CUresult rc =
-        fake_may(c, k->from, span(k, k->from_pitch, k->from_plane), false, k->from_device);
-    return rc ? rc : fake_may(c, k->to, span(k, k->to_pitch, k->to_plane), true, k->to_device);
+    CUresult rc = fake_may(c, k->from, k->bytes, false, k->from_device);
+    return rc ? rc : fake_may(c, k->to, k->bytes, true, k->to_device);
 }
 
 /* A word may be looked at by a kernel that runs: it comes whole. */
@@ -47,10 +39,7 @@ static CUresult do_copy(context *c, void *argument)
         return CUDA_SUCCESS;
     if (check(c, k))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
-    for (size_t z = 0; z < k->depth; z++)
-        for (size_t y = 0; y < k->height; y++)
-            move(k->to + z * k->to_plane + y * k->to_pitch,
-                 k->from + z * k->from_plane + y * k->from_pitch, k->width);
+    move(k->to, k->from, k->bytes);
     return CUDA_SUCCESS;
 }
 
@@ -69,13 +58,7 @@ static CUresult submit(const copy *k, CUstream stream, bool wait)
 static CUresult run_of(uintptr_t to, bool to_device, uintptr_t from, bool from_device, size_t bytes,
                        CUstream stream, bool wait)
 {
-    const copy k = {.to = to,
-                    .from = from,
-                    .width = bytes,
-                    .height = 1,
-                    .depth = 1,
-                    .to_device = to_device,
-                    .from_device = from_device};
+    const copy k = {to, from, bytes, to_device, from_device};
     return submit(&k, stream, wait);
 }
 
@@ -161,76 +144,6 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream 
 {
     ENTER(cuMemcpyAsync);
     return run_of(to, is_device(to), from, is_device(from), bytes, stream, false);
-}
-
-/* ---- rectangles ------------------------------------------------------------------------------ */
-
-static CUresult side_2d(int type, const void *host, CUdeviceptr device, size_t pitch, size_t x,
-                        size_t y, uintptr_t *at, bool *on_device)
-{
-    if (type != CU_MEMORYTYPE_HOST && type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED)
-        return CUDA_ERROR_INVALID_VALUE;
-    *at = (type == CU_MEMORYTYPE_HOST ? (uintptr_t)host : (uintptr_t)device) + y * pitch + x;
-    *on_device = type == CU_MEMORYTYPE_DEVICE ||
-                 (type == CU_MEMORYTYPE_UNIFIED && is_device((uintptr_t)device));
-    return CUDA_SUCCESS;
-}
-
-static CUresult copy_2d(const CUDA_MEMCPY2D *r, CUstream stream, bool wait)
-{
-    copy k = {.width = r->WidthInBytes,
-              .height = r->Height,
-              .depth = 1,
-              .to_pitch = r->dstPitch ? r->dstPitch : r->WidthInBytes,
-              .from_pitch = r->srcPitch ? r->srcPitch : r->WidthInBytes};
-    /* A pitch has its limit (CU_DEVICE_ATTRIBUTE_MAX_PITCH), and is no less than a row. */
-    if (k.to_pitch > INT32_MAX || k.from_pitch > INT32_MAX ||
-        k.to_pitch < r->dstXInBytes + k.width || k.from_pitch < r->srcXInBytes + k.width)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUresult rc = side_2d(r->srcMemoryType, r->srcHost, r->srcDevice, k.from_pitch, r->srcXInBytes,
-                          r->srcY, &k.from, &k.from_device);
-    if (!rc)
-        rc = side_2d(r->dstMemoryType, r->dstHost, r->dstDevice, k.to_pitch, r->dstXInBytes,
-                     r->dstY, &k.to, &k.to_device);
-    return rc ? rc : submit(&k, stream, wait);
-}
-
-CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *r)
-{
-    ENTER(cuMemcpy2D);
-    return copy_2d(r, NULL, true);
-}
-
-CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *r, CUstream stream)
-{
-    ENTER(cuMemcpy2DAsync);
-    return copy_2d(r, stream, false);
-}
-
-CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *r, CUstream stream)
-{
-    ENTER(cuMemcpy3DAsync);
-    copy k = {.width = r->WidthInBytes,
-              .height = r->Height,
-              .depth = r->Depth,
-              .to_pitch = r->dstPitch ? r->dstPitch : r->WidthInBytes,
-              .from_pitch = r->srcPitch ? r->srcPitch : r->WidthInBytes};
-    k.to_plane = k.to_pitch * (r->dstHeight ? r->dstHeight : r->Height);
-    k.from_plane = k.from_pitch * (r->srcHeight ? r->srcHeight : r->Height);
-    if (r->reserved0 || r->reserved1 || r->srcLOD || r->dstLOD || k.to_pitch > INT32_MAX ||
-        k.from_pitch > INT32_MAX || k.to_pitch < r->dstXInBytes + k.width ||
-        k.from_pitch < r->srcXInBytes + k.width ||
-        (r->dstHeight && r->dstHeight < r->dstY + r->Height) ||
-        (r->srcHeight && r->srcHeight < r->srcY + r->Height))
-        return CUDA_ERROR_INVALID_VALUE;
-    CUresult rc = side_2d(r->srcMemoryType, r->srcHost, r->srcDevice, k.from_pitch, r->srcXInBytes,
-                          r->srcY, &k.from, &k.from_device);
-    if (!rc)
-        rc = side_2d(r->dstMemoryType, r->dstHost, r->dstDevice, k.to_pitch, r->dstXInBytes,
-                     r->dstY, &k.to, &k.to_device);
-    k.from += r->srcZ * k.from_plane;
-    k.to += r->dstZ * k.to_plane;
-    return rc ? rc : submit(&k, stream, false);
 }
 
 /* ---- batches --------------------------------------------------------------------------------- */

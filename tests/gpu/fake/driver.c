@@ -454,16 +454,6 @@ CUresult cuCtxSynchronize(void)
     return fake_drain(c);
 }
 
-CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
-{
-    ENTER(cuCtxGetStreamPriorityRange);
-    CURRENT(c);
-    (void)c;
-    *least = 0;
-    *greatest = -5;
-    return CUDA_SUCCESS;
-}
-
 /* GPUs reach each other's allocations at once here; the call's rules are the driver's. */
 static uint64_t peers[MAX_DEVICES];
 

@@ -248,19 +248,6 @@ CUresult cuEventQuery(CUevent given)
     return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-CUresult cuEventSynchronize(CUevent given)
-{
-    ENTER(cuEventSynchronize);
-    CURRENT(c);
-    event *e = pick_up(given);
-    if (!e)
-        return CUDA_ERROR_INVALID_HANDLE;
-    fake_cell_wait(e->cell, __atomic_load_n(&e->cell->recorded, __ATOMIC_SEQ_CST), e->from,
-                   e->from_start);
-    put_down(e);
-    return __atomic_load_n(&c->sticky, __ATOMIC_SEQ_CST);
-}
-
 CUresult cuEventElapsedTime(float *milliseconds, CUevent from, CUevent to)
 {
     ENTER(cuEventElapsedTime);

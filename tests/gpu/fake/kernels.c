@@ -36,7 +36,7 @@ static inline void copy_word(void *to, const void *from, size_t n)
 }
 
 #define memcpy copy_word
-#include "mover/cuda_kernels.cu"
+#include "mover/cuda/cuda_kernels.cu"
 #undef memcpy
 
 /* ---- the table ------------------------------------------------------------------------------- */

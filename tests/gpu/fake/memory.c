@@ -492,27 +492,3 @@ CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address)
     pthread_mutex_unlock(&fake_lock);
     return rc;
 }
-
-/* As the driver does it: an address that is nobody's gives zeros, and no error. */
-CUresult cuPointerGetAttributes(unsigned int count, int *attributes, void **values,
-                                CUdeviceptr address)
-{
-    ENTER(cuPointerGetAttributes);
-    pthread_mutex_lock(&fake_lock);
-    const range *r = fake_range_at(address);
-    for (unsigned i = 0; i < count; i++) {
-        const range nobody = {.kind = RANGE_HEAP};
-        if (r)
-            attribute_of(r, address, attributes[i], values[i]);
-        else if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
-            *(int *)values[i] = -2;
-        else if (attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE ||
-                 attributes[i] == CU_POINTER_ATTRIBUTE_MAPPED ||
-                 attributes[i] == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE)
-            *(int *)values[i] = 0;
-        else
-            attribute_of(&nobody, 0, attributes[i], values[i]);
-    }
-    pthread_mutex_unlock(&fake_lock);
-    return CUDA_SUCCESS;
-}

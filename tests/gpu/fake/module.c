@@ -1,5 +1,5 @@
-/* The fake driver's modules, whose kernels are those of src/mover/cuda_kernels.cu compiled as C,
- * and a fake NVRTC, whose cubins say for which source and architecture they were made. */
+/* The fake driver's modules, whose kernels are those of src/mover/cuda/cuda_kernels.cu compiled as
+ * C, and a fake NVRTC, whose cubins say for which source and architecture they were made. */
 #include "module.h"
 
 #include <stdlib.h>
@@ -86,18 +86,6 @@ CUresult cuModuleGetFunction(CUfunction *out, CUmodule given, const char *name)
             return CUDA_SUCCESS;
         }
     return CUDA_ERROR_NOT_FOUND;
-}
-
-CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction given)
-{
-    ENTER(cuFuncGetAttribute);
-    const function *f = (const function *)given;
-    static const int values[] = {1024, 0, 0, 0, 40};
-    if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
-        *value = f->shared_bytes;
-    else
-        *value = attribute >= 0 && attribute < 5 ? values[attribute] : 0;
-    return CUDA_SUCCESS;
 }
 
 CUresult cuFuncSetAttribute(CUfunction given, int attribute, int value)

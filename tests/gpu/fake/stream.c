@@ -297,13 +297,6 @@ CUresult cuStreamCreate(CUstream *out, unsigned int flags)
     return create(out, flags);
 }
 
-CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority)
-{
-    ENTER(cuStreamCreateWithPriority);
-    (void)priority; /* out of the range is clamped */
-    return create(out, flags);
-}
-
 CUresult cuStreamDestroy_v2(CUstream given)
 {
     ENTER(cuStreamDestroy);

@@ -210,18 +210,6 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
     return a ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
-                                                CUmemGenericAllocationHandle handle)
-{
-    ENTER(cuMemGetAllocationPropertiesFromHandle);
-    pthread_mutex_lock(&fake_lock);
-    const allocation *a = allocation_of(handle);
-    if (a)
-        *prop = a->prop;
-    pthread_mutex_unlock(&fake_lock);
-    return a ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
 CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *prop, int option)
 {
     ENTER(cuMemGetAllocationGranularity);

@@ -1,0 +1,1 @@
+"""Plug-ins for frameworks, which find them by their entry points."""

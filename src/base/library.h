@@ -1,0 +1,19 @@
+/* Shared libraries that are opened at run time: their functions in a struct. */
+#ifndef DRAY_BASE_LIBRARY_H
+#define DRAY_BASE_LIBRARY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* One function: its symbol, and the place of its pointer in the struct. */
+typedef struct dray__symbol {
+    const char *name;
+    size_t at;
+    bool optional; /* the pointer is NULL where the library lacks it */
+} dray__symbol;
+
+/* Fills `out`, the struct, from what dlopen returned. Returns NULL, or the name of the first symbol
+ * that the library lacks and that is not optional. */
+const char *dray__symbols_load(void *library, const dray__symbol *symbols, size_t count, void *out);
+
+#endif

@@ -1,0 +1,29 @@
+/* Claims that a shell holds. A claim lives as long as the session that made it, and a command of a
+ * shell is over at once: so `dray queue claim` leaves a process behind that keeps the session and
+ * answers `read`, `commit`, `fail` and `release` at a Unix socket, whose path names the claim. It
+ * ends with the claim, with its coordinator, or after the time for which rows may be held. */
+#ifndef DRAY_CMD_QUEUE_CLAIM_H
+#define DRAY_CMD_QUEUE_CLAIM_H
+
+#include "cmd/queue/queue_json.h"
+
+#include <dray/queue.h>
+#include <stdbool.h>
+
+typedef struct cmd_claim_request {
+    const char *address, *queue;
+    dray_claim_options claim; /* max_hold_ns is how long the holder lives */
+} cmd_claim_request;
+
+/* Starts the holder, and waits until it has rows. *out: {"claim": PATH, "partition", "rows":
+ * [{slot, generation, attempt, group, id, weight}], "micro_batches": [rows of each]}, the
+ * caller's. */
+int cmd_claim_start(const cmd_claim_request *request, json_t **out, dray_error *error);
+
+/* Asks a holder: {"do": "read", "columns": [...]}, {"do": "commit", "rows": [...], "dtypes":
+ * {...}, "tags": {key: [...]}, "open": ...}, {"do": "fail", "reason": ...}, {"do": "release"}.
+ * Takes `request`. *out: its answer, for `read` {"rows": [...]}. DRAY_EGONE: there is no such claim
+ * (any more). */
+int cmd_claim_ask(const char *path, json_t *request, json_t **out, dray_error *error);
+
+#endif

@@ -1,0 +1,26 @@
+/* Events of GPUs that other processes can wait for: what was put into a stream before one is
+ * complete when it is. An event that was never recorded counts as complete, for the driver: so none
+ * is handed out before. Threads: one at a time. */
+#ifndef DRAY_MEMORY_CUDA_EVENT_H
+#define DRAY_MEMORY_CUDA_EVENT_H
+
+#include "memory/cuda_library.h"
+
+#include <dray/dray.h>
+
+typedef struct dray__event dray__event;
+
+/* uuid NULL: the GPU of the thread's context, else the first. Owner: the caller. */
+int dray__event_new(const uint8_t uuid[16], dray__event **out, dray_error *error);
+void dray__event_free(dray__event *event); /* NULL is fine */
+int dray__event_record(dray__event *event, void *stream, dray_error *error);
+/* Borrowed from the event. NULL: it was never recorded. */
+CUevent dray__event_handle(const dray__event *event);
+/* What another process opens it by. DRAY_EINVALID: it was never recorded. */
+int dray__event_export(const dray__event *event, uint8_t handle[64], dray_error *error);
+int dray__event_import(const uint8_t uuid[16], const uint8_t handle[64], dray__event **out,
+                       dray_error *error);
+/* The caller waits. DRAY_ETIMEDOUT; DRAY_EINVALID: it was never recorded. */
+int dray__event_sync(dray__event *event, int64_t timeout_ns, dray_error *error);
+
+#endif

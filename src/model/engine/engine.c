@@ -1,0 +1,404 @@
+/* The engine's layout, unit by unit, and where its parameters are. */
+#include "model/engine/engine.h"
+#include "model/layout/layout.h"
+
+#include "base/arena.h"
+#include "base/error.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- units ----------------------------------------------------------------------------------- */
+
+static void engine_free(dray__engine *e)
+{
+    dray__map_free(&e->ignored);
+    free(e->patterns);
+    free(e->units);
+}
+
+static bool on_last_stage(const dray__engine *e)
+{
+    return e->spec.pp_rank + 1 == e->spec.pp;
+}
+
+static bool has_draft(const dray__engine *e)
+{
+    return e->config->mtp_layers > 0 && e->spec.draft != DRAY_DRAFT_NONE;
+}
+
+/* The last stage has the embedding again for a tied head, and for a draft model. */
+static bool is_here(const dray__engine *e, int64_t layer)
+{
+    if (layer == DRAY__BEFORE_LAYERS)
+        return e->spec.pp_rank == 0 || (on_last_stage(e) && (e->config->tied || has_draft(e)));
+    if (layer == DRAY__BEHIND_LAYERS)
+        return on_last_stage(e);
+    if (layer >= e->config->layers)
+        return on_last_stage(e) && has_draft(e);
+    return layer >= e->first_layer && layer < e->end_layer;
+}
+
+/* The rows of a unit; `aliases`: those that are other names of parameters. */
+static void rows_of(const dray__engine *e, int64_t layer, dray__pattern *pattern)
+{
+    const dray__parameter *table = e->family->parameters;
+    bool behind = false;
+    for (uint32_t i = 0; i < e->family->count; i++) {
+        bool inside = dray__parameter_in_layer(&table[i]);
+        behind |= inside;
+        int64_t place = behind ? DRAY__BEHIND_LAYERS : DRAY__BEFORE_LAYERS;
+        bool here =
+            inside ? layer >= 0 && dray__parameter_in(&table[i], e->config, layer) : layer == place;
+        if (!here || !dray__parameter_used(&table[i], e->config))
+            continue;
+        pattern->used |= UINT64_C(1) << i;
+        bool copied = inside && e->spec.draft == DRAY_DRAFT_COPIES;
+        if (dray__parameter_tied(&table[i], e->config) && !copied)
+            pattern->aliases |= UINT64_C(1) << i;
+    }
+}
+
+/* The pattern of a unit: one that was made already, or a new one. */
+static int pattern_of(dray__engine *e, int64_t layer, uint32_t *index, dray_error *error)
+{
+    dray__pattern wanted = {0};
+    rows_of(e, layer, &wanted);
+    int status = dray__engine_quantised(e, wanted.used, layer, &wanted.quantised, error);
+    if (status)
+        return status;
+    for (*index = 0; *index < e->pattern_count; ++*index)
+        if (e->patterns[*index].used == wanted.used &&
+            e->patterns[*index].quantised == wanted.quantised)
+            return DRAY_OK;
+    if (!dray__append(&e->patterns, sizeof *e->patterns, e->pattern_count, &e->pattern_capacity))
+        return dray__nomem(error);
+    e->patterns[*index] = wanted;
+    e->pattern_count++;
+    return dray__engine_pattern(e, &e->patterns[*index], error);
+}
+
+static int make_unit(dray__engine *e, int64_t layer, dray_error *error)
+{
+    dray__unit *unit = &e->units[e->unit_count++];
+    *unit = (dray__unit){.layer = layer, .pattern = UINT32_MAX, .offset = e->bytes};
+    if (!is_here(e, layer))
+        return DRAY_OK;
+    int status = pattern_of(e, layer, &unit->pattern, error);
+    if (!status && (__builtin_add_overflow(e->bytes, e->patterns[unit->pattern].bytes, &e->bytes) ||
+                    e->bytes > INT64_MAX))
+        status = dray__fail(error, DRAY_EINVALID, "engine: the model is too large");
+    return status;
+}
+
+static int engine_init(dray__engine *e, const dray_model_config *config,
+                       const dray_engine_spec *spec, dray_error *error)
+{
+    int status = dray__engine_read(e, config, spec, error);
+    int64_t layers = status ? 0 : config->layers, all = status ? 0 : layers + config->mtp_layers;
+    if (!status)
+        e->units = calloc((size_t)all + 2, sizeof *e->units);
+    if (!status && !e->units)
+        status = dray__nomem(error);
+    if (!status)
+        status = make_unit(e, DRAY__BEFORE_LAYERS, error);
+    for (int64_t layer = 0; layer < layers && !status; layer++)
+        status = make_unit(e, layer, error);
+    if (!status)
+        status = make_unit(e, DRAY__BEHIND_LAYERS, error);
+    for (int64_t layer = layers; layer < all && !status; layer++)
+        status = make_unit(e, layer, error);
+    if (status)
+        engine_free(e);
+    return status;
+}
+
+/* ---- the layout ------------------------------------------------------------------------------ */
+
+/* A slot of this rank and its expert. */
+typedef struct held {
+    int32_t expert;
+    uint32_t slot;
+} held;
+
+/* What is being built. */
+typedef struct building {
+    const dray__engine *e;
+    dray_layout *layout;
+    const dray__unit *unit;
+    const dray__pattern *pattern;
+    held *held; /* of the unit's layer, by expert */
+    dray_error *error;
+} building;
+
+/* Rows of the parameter are one after the other; transposed, its columns are. */
+static void place_block(const dray__row_part *piece, bool transposed, dray_block *block)
+{
+    int64_t element = (int64_t)dray_dtype_size(piece->dtype);
+    int64_t down = transposed ? element : piece->columns * element;
+    memcpy(block->start, piece->start, sizeof piece->start);
+    memcpy(block->extent, piece->extent, sizeof piece->extent);
+    block->stride[0] = down;
+    block->stride[1] = transposed ? piece->total * element : element;
+    block->offset += (uint64_t)(piece->before * down);
+}
+
+static int add_block(const building *b, const dray__row_part *piece, bool transposed,
+                     uint32_t tensor, uint32_t slot)
+{
+    uint64_t element = dray_dtype_size(piece->dtype);
+    dray_block block = {.tensor = tensor, .offset = b->unit->offset + piece->offset};
+    block.offset += (uint64_t)slot * (uint64_t)(piece->total * piece->columns) * element;
+    if (piece->ndim > 0 && piece->extent[0] == 0)
+        return DRAY_OK;
+    place_block(piece, transposed, &block);
+    return dray_layout_add_block(b->layout, &block, b->error);
+}
+
+static int add_slot(const building *b, const dray__row *row, const uint32_t *tensors, uint32_t slot)
+{
+    int status = add_block(b, &row->weight, row->transposed, tensors[0], slot);
+    if (!status && row->quantised)
+        status = add_block(b, &row->scales, row->transposed, tensors[1], slot);
+    return status;
+}
+
+/* Adds the tensor of a row and that of its scales: tensors[0] and [1]. */
+static int add_tensors(const building *b, const dray__row *row, const char *name, uint32_t *tensors)
+{
+    const dray__row_part *w = &row->weight, *s = &row->scales;
+    const dray_engine_quant *q = &b->e->quant;
+    char scales[DRAY__PARAMETER_NAME + 16];
+    int status =
+        dray_layout_add_tensor(b->layout, name, w->dtype, w->ndim, w->shape, &tensors[0], b->error);
+    if (status || !row->quantised)
+        return status;
+    snprintf(scales, sizeof scales, "%s%s", name, dray__engine_scales_suffix(b->e));
+    status = dray_layout_add_tensor(b->layout, scales, s->dtype, s->ndim, s->shape, &tensors[1],
+                                    b->error);
+    dray_quant quant = {.kind = q->kind,
+                        .scale_format = q->scale_format,
+                        .scales = tensors[1],
+                        .block = {q->block[0], q->block[1]}};
+    return status ? status : dray_layout_set_quant(b->layout, tensors[0], &quant, b->error);
+}
+
+/* A row of which this rank has one part: all but experts. */
+static int add_row(const building *b, uint32_t i)
+{
+    const dray__parameter *p = &b->e->family->parameters[i];
+    const dray__row *row = &b->pattern->rows[i];
+    char name[DRAY__PARAMETER_NAME];
+    uint32_t tensors[2];
+    dray__parameter_name(p->name, b->unit->layer, 0, name);
+    if (dray__parameter_tied(p, b->e->config)) {
+        int status = dray_layout_find(b->layout, p->tied, &tensors[0], b->error);
+        if (!status)
+            status = dray_layout_add_alias(b->layout, name, tensors[0], NULL, b->error);
+        bool copied = !(b->pattern->aliases >> i & 1);
+        const dray_tensor_info *info = dray_layout_tensor(b->layout, tensors[0]);
+        if (!status && info->alias_of >= 0)
+            tensors[0] = (uint32_t)info->alias_of;
+        return status || !copied ? status : add_slot(b, row, tensors, 0);
+    }
+    bool fused = row->part == DRAY__SHARED && row->weight.slots;
+    int status = add_tensors(b, row, name, tensors);
+    return status ? status : add_slot(b, row, tensors, fused ? (uint32_t)b->e->local_slots : 0);
+}
+
+static int by_expert(const void *a, const void *b)
+{
+    const held *x = a, *y = b;
+    if (x->expert != y->expert)
+        return x->expert < y->expert ? -1 : 1;
+    return x->slot < y->slot ? -1 : 1;
+}
+
+/* The experts that are on this rank, each with all its slots, through rows [first, end). */
+static int add_experts(const building *b, uint32_t first, uint32_t end)
+{
+    const dray__engine *e = b->e;
+    uint32_t count = (uint32_t)e->local_slots, next;
+    char name[DRAY__PARAMETER_NAME];
+    for (uint32_t slot = 0; slot < count; slot++)
+        b->held[slot] = (held){dray__engine_expert(e, b->unit->layer, e->first_slot + slot), slot};
+    qsort(b->held, count, sizeof *b->held, by_expert);
+    for (uint32_t h = 0; h < count; h = next) {
+        for (next = h; next < count && b->held[next].expert == b->held[h].expert;)
+            next++;
+        for (uint32_t i = first; i < end; i++) {
+            const dray__row *row = &b->pattern->rows[i];
+            uint32_t tensors[2];
+            dray__parameter_name(e->family->parameters[i].name, b->unit->layer, b->held[h].expert,
+                                 name);
+            int status = add_tensors(b, row, name, tensors);
+            for (uint32_t k = h; k < next && !status; k++)
+                status = add_slot(b, row, tensors, b->held[k].slot);
+            if (status)
+                return status;
+        }
+    }
+    return DRAY_OK;
+}
+
+static int add_unit(const building *b)
+{
+    const dray__parameter *table = b->e->family->parameters;
+    uint32_t count = b->e->family->count;
+    int status = DRAY_OK;
+    for (uint32_t i = 0; i < count && !status; i++) {
+        uint32_t end = i;
+        while (end < count && (b->pattern->used >> end & 1) &&
+               dray__parameter_of_expert(&table[end]))
+            end++;
+        if (end > i) {
+            status = add_experts(b, i, end);
+            i = end - 1;
+        } else if (b->pattern->used >> i & 1) {
+            status = add_row(b, i);
+        }
+    }
+    return status;
+}
+
+static int add_all(const dray__engine *e, dray_layout *layout, dray_error *error)
+{
+    char name[64] = "weights";
+    dray_region_info region = {.kind = (int32_t)e->kind, .bytes = e->bytes, .name = name};
+    if (e->spec.experts)
+        snprintf(name, sizeof name, "weights, expert map %" PRIu64, e->map.version);
+    building b = {.e = e, .layout = layout, .error = error};
+    b.held = calloc((size_t)e->local_slots + 1, sizeof *b.held);
+    int status = b.held ? DRAY_OK : dray__nomem(error);
+    if (!status)
+        status = dray_layout_add_region(layout, &region, NULL, error);
+    for (uint32_t i = 0; i < e->unit_count && !status; i++) {
+        b.unit = &e->units[i];
+        if (b.unit->pattern == UINT32_MAX)
+            continue;
+        b.pattern = &e->patterns[b.unit->pattern];
+        status = add_unit(&b);
+    }
+    free(b.held);
+    return status;
+}
+
+int dray_layout_engine(const dray_model_config *config, const dray_engine_spec *spec,
+                       dray_layout **out, dray_error *error)
+{
+    dray__engine e;
+    dray_layout *layout = NULL;
+    int status = engine_init(&e, config, spec, error);
+    if (status)
+        return status;
+    status = dray_layout_new(&layout, error);
+    if (!status)
+        status = add_all(&e, layout, error);
+    engine_free(&e);
+    return dray__layout_give(layout, status, out);
+}
+
+/* ---- parameters ------------------------------------------------------------------------------ */
+
+/* Does `name` follow the pattern? *layer is the number in place of its star; *tail is what is
+ * behind the pattern. */
+static bool matches(const char *pattern, const char *name, int64_t layers, int64_t *layer,
+                    const char **tail)
+{
+    const char *star = strchr(pattern, '*');
+    size_t head = star ? (size_t)(star - pattern) : strlen(pattern);
+    if (strncmp(pattern, name, head) != 0)
+        return false;
+    *tail = name + head;
+    if (!star)
+        return true;
+    const char *digits = *tail, *at = digits;
+    for (*layer = 0; *at >= '0' && *at <= '9' && *layer < layers; at++)
+        *layer = *layer * 10 + (*at - '0');
+    size_t rest = strlen(star) - 1; /* of the pattern, behind the star */
+    if (at == digits || (digits[0] == '0' && at > digits + 1) || *layer >= layers ||
+        strncmp(star + 1, at, rest) != 0)
+        return false;
+    *tail = at + rest;
+    return true;
+}
+
+/* The shape in memory: [slots,] rows, columns. */
+static uint32_t shape_of(const dray__row_part *piece, bool transposed, int64_t *shape)
+{
+    uint32_t ndim = 0;
+    if (piece->slots)
+        shape[ndim++] = piece->slots;
+    if (piece->slots && piece->ndim == 0 && piece->total == 1)
+        return ndim; /* one scale a slot */
+    transposed = transposed && piece->ndim == 2;
+    shape[ndim] = transposed ? piece->columns : piece->total;
+    if (piece->ndim < 2)
+        return ndim + 1;
+    shape[ndim + 1] = transposed ? piece->total : piece->columns;
+    return ndim + 2;
+}
+
+static const dray__unit *unit_of(const dray__engine *e, int64_t layer)
+{
+    for (uint32_t i = 0; i < e->unit_count; i++)
+        if (e->units[i].layer == layer)
+            return &e->units[i];
+    return NULL;
+}
+
+/* The unit, row and piece that `name` says; false: there are none on this rank. */
+static bool find_parameter(const dray__engine *e, const char *name, const dray__unit **unit,
+                           const dray__row **row, const dray__row_part **piece)
+{
+    const dray__parameter *table = e->family->parameters;
+    int64_t layers = e->config->layers + e->config->mtp_layers, layer = 0;
+    const char *tail, *suffix = dray__engine_scales_suffix(e);
+    bool behind = false;
+    for (uint32_t i = 0; i < e->family->count; i++) {
+        bool inside = dray__parameter_in_layer(&table[i]);
+        behind |= inside;
+        if (!matches(dray__engine_name(&table[i]), name, layers, &layer, &tail))
+            continue;
+        *unit = unit_of(e, inside ? layer : behind ? DRAY__BEHIND_LAYERS : DRAY__BEFORE_LAYERS);
+        if (!*unit || (*unit)->pattern == UINT32_MAX)
+            continue;
+        const dray__pattern *pattern = &e->patterns[(*unit)->pattern];
+        *row = &pattern->rows[i];
+        bool scales = (*row)->quantised && strcmp(tail, suffix) == 0;
+        *piece = scales ? &(*row)->scales : &(*row)->weight;
+        bool in_slots = (*row)->part == DRAY__SHARED && (*piece)->slots;
+        if (!(pattern->used >> i & 1) || (*tail && !scales) || in_slots)
+            continue;
+        if (!(pattern->aliases >> i & 1))
+            return true;
+        return find_parameter(e, table[i].tied, unit, row, piece);
+    }
+    return false;
+}
+
+int dray_engine_parameter(const dray_model_config *config, const dray_engine_spec *spec,
+                          const char *name, uint64_t *offset, uint32_t *ndim, int64_t *shape,
+                          dray_error *error)
+{
+    dray__engine e;
+    const dray__unit *unit;
+    const dray__row *row;
+    const dray__row_part *piece;
+    int status = engine_init(&e, config, spec, error);
+    if (status)
+        return status;
+    if (find_parameter(&e, name, &unit, &row, &piece)) {
+        *offset = unit->offset + piece->offset;
+        *ndim = shape_of(piece, row->transposed, shape);
+    } else {
+        status = dray__fail(error, DRAY_ENOENT,
+                            "%s of %" PRId64 " layers has no parameter %.200s on tp rank %u of "
+                            "stage %u",
+                            config->family, config->layers, name, e.spec.tp_rank, e.spec.pp_rank);
+    }
+    engine_free(&e);
+    return status;
+}

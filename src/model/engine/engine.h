@@ -1,0 +1,120 @@
+/* src/model/engine/: the layouts of inference engines, as vLLM and SGLang hold a model: parameters
+ * fused, cut over tensor, pipeline and expert parallel ranks, and quantised. engine_spec.c reads
+ * what the engine says of itself, engine_pattern.c places the parameters of one layer, engine.c
+ * repeats that for all layers, and engine_quant.c reads quantisation's configuration. */
+
+/* What the files of the engine builder share. A layout is made of units (what is before the layers,
+ * each layer, what is behind them, the layers of multi-token prediction). Units that have the same
+ * rows of the family's table, quantised in the same way, follow one pattern: the arithmetic is done
+ * once for each pattern; a unit is a pattern and an offset.
+ *   engine.c          the public functions; puts units together
+ *   engine_spec.c     reads the spec: groups of ranks, stages, slots
+ *   engine_pattern.c  cuts rows, fuses them into parameters, places these
+ *   engine_quant.c    quantization_config: which modules are quantised */
+#ifndef DRAY_MODEL_ENGINE_ENGINE_H
+#define DRAY_MODEL_ENGINE_ENGINE_H
+
+#include "model/families/family.h"
+
+#include "base/hash.h"
+
+/* Classes of rows. The first ones are the bits of DRAY_PART_... */
+typedef enum dray__part {
+    DRAY__ATTENTION,
+    DRAY__DENSE,
+    DRAY__SHARED,
+    DRAY__EXPERTS,
+    DRAY__ROUTER,
+    DRAY__EMBED,
+    DRAY__HEAD,
+    DRAY__OTHER,
+    DRAY__PARTS
+} dray__part;
+
+/* The ranks that a class of parameters is cut over. */
+typedef struct dray__cut_group {
+    uint32_t size, rank;
+} dray__cut_group;
+
+/* A row's part of a parameter, of weights or of their scales. */
+typedef struct dray__row_part {
+    uint32_t ndim; /* of the checkpoint tensor: 0 to 2 */
+    dray_dtype dtype;
+    int64_t shape[2];            /* of the checkpoint tensor */
+    int64_t start[2], extent[2]; /* this rank's part of it; extent[0] may be 0 (only padding) */
+    int64_t rows, columns;       /* in memory, padding included; vectors have one column */
+    int64_t before, total;       /* rows of the parameter in front of this part, and of all */
+    int64_t slots;               /* of stacked experts; 0: not stacked */
+    uint64_t offset;             /* of the parameter, from the unit's start */
+} dray__row_part;
+
+typedef struct dray__row {
+    dray__part part;
+    bool transposed;
+    bool quantised; /* has scales */
+    dray__row_part weight, scales;
+} dray__row;
+
+/* Bit i of a mask is row i of the family's table. */
+typedef struct dray__pattern {
+    uint64_t used, quantised, aliases;
+    dray__row rows[DRAY__MOST_PARAMETERS];
+    uint64_t bytes;
+} dray__pattern;
+
+typedef struct dray__unit {
+    int64_t layer;    /* -1 before the layers, -2 behind them */
+    uint32_t pattern; /* UINT32_MAX: not on this rank */
+    uint64_t offset;
+} dray__unit;
+
+enum { DRAY__BEFORE_LAYERS = -1, DRAY__BEHIND_LAYERS = -2 };
+
+typedef struct dray__engine {
+    const dray_model_config *config;
+    const dray__family *family;
+    dray_engine_spec spec;
+    dray_engine_quant quant; /* kind NONE: not quantised */
+    dray_expert_map map;     /* without rows where none was given */
+    dray_dtype dtype;
+    dray_region_kind kind;
+    dray__cut_group groups[DRAY__PARTS];
+    uint32_t expert_group;           /* of `ep` */
+    int64_t first_layer, end_layer;  /* of this stage */
+    int64_t all_slots;               /* of all groups */
+    int64_t first_slot, local_slots; /* of this rank's; shared experts are not counted */
+    dray__map ignored;               /* modules, without "model." in front */
+    dray__pattern *patterns;
+    uint32_t pattern_count;
+    uint64_t pattern_capacity;
+    dray__unit *units;
+    uint32_t unit_count;
+    uint64_t bytes;
+} dray__engine;
+
+/* engine_spec.c. Reads and checks all that does not need the patterns. */
+int dray__engine_read(dray__engine *e, const dray_model_config *config,
+                      const dray_engine_spec *spec, dray_error *error);
+dray__part dray__engine_part(const dray__parameter *parameter);
+/* "tp 8", or "4 (tp 8 / 2)": what a class is cut over, in `out` of 48 bytes. */
+const char *dray__engine_group_text(const dray__engine *e, dray__part part, char *out);
+/* The expert in a slot, counted over all groups. */
+int32_t dray__engine_expert(const dray__engine *e, int64_t layer, int64_t slot);
+/* The engine's name of a row's parameter. */
+const char *dray__engine_name(const dray__parameter *parameter);
+
+/* engine_quant.c */
+int dray__engine_quant_read(dray__engine *e, dray_error *error);
+/* Which of the rows of a unit are quantised. */
+int dray__engine_quantised(const dray__engine *e, uint64_t used, int64_t layer, uint64_t *mask,
+                           dray_error *error);
+/* What is appended to a weight's name to name its scales. */
+const char *dray__engine_scales_suffix(const dray__engine *e);
+/* The part of a tensor's scales that belongs to a part of the tensor. */
+int dray__engine_scales(const dray__engine *e, const dray__parameter *parameter,
+                        const dray__row *row, dray__row_part *scales, dray_error *error);
+
+/* engine_pattern.c. Fills rows, parameters and bytes of a pattern whose masks are set. */
+int dray__engine_pattern(const dray__engine *e, dray__pattern *pattern, dray_error *error);
+
+#endif

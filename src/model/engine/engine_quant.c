@@ -1,0 +1,268 @@
+/* quantization_config of engines: read from config.json, matched against modules, and what it makes
+ * of a weight's cut. After vLLM's and SGLang's quantization/fp8.py (validate_fp8_block_shape,
+ * create_weights) and quant_utils.py (is_layer_skipped). */
+#include "model/engine/engine.h"
+
+#include "base/error.h"
+#include "base/json.h"
+#include "base/options.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPERTS ".experts"
+
+/* ---- the config ------------------------------------------------------------------------------ */
+
+static const char *without_model(const char *module)
+{
+    return strncmp(module, "model.", 6) == 0 ? module + 6 : module;
+}
+
+/* A module within a layer's experts stands for all of them. */
+static int ignore(dray__map *ignored, const char *module, dray_error *error)
+{
+    char *copy = strdup(without_model(module));
+    if (!copy)
+        return dray__nomem(error);
+    bool ok = dray__map_set(ignored, copy, 0);
+    char *experts = strstr(copy, EXPERTS);
+    if (experts && experts[strlen(EXPERTS)] == '.') {
+        experts[strlen(EXPERTS)] = 0;
+        ok = ok && dray__map_set(ignored, copy, 0);
+    }
+    free(copy);
+    return ok ? DRAY_OK : dray__nomem(error);
+}
+
+int dray__engine_quant_read(dray__engine *e, dray_error *error)
+{
+    dray_engine_quant *q = &e->quant;
+    *q = (dray_engine_quant)DRAY_ENGINE_QUANT_INIT;
+    if (!e->spec.quant)
+        return DRAY_OK;
+    int status = DRAY__OPTIONS_READ(dray_engine_quant, ignore_count, q, e->spec.quant, error);
+    if (status)
+        return status;
+    if (q->kind != DRAY_QUANT_BLOCK && q->kind != DRAY_QUANT_TENSOR)
+        return dray__fail(error, DRAY_EINVALID, "engine: unknown quantisation %d", q->kind);
+    for (int d = 0; d < 2; d++) {
+        q->block[d] = q->block[d] ? q->block[d] : 128;
+        if (q->block[d] < 1 || q->block[d] > 1 << 20)
+            return dray__fail(error, DRAY_EINVALID,
+                              "engine: quantised in blocks of %" PRId64 " x %" PRId64, q->block[0],
+                              q->block[1]);
+    }
+    for (uint32_t i = 0; i < q->ignore_count && !status; i++)
+        status = ignore(&e->ignored, q->ignore[i], error);
+    return status;
+}
+
+const char *dray__engine_scales_suffix(const dray__engine *e)
+{
+    return e->quant.kind == DRAY_QUANT_BLOCK ? "_scale_inv" : "_scale";
+}
+
+/* ---- which rows ------------------------------------------------------------------------------ */
+
+static bool quantisable(const dray__engine *e, const dray__parameter *p)
+{
+    dray__part part = dray__engine_part(p);
+    return p->shape[1] != DRAY__SIZE_NONE && part < DRAY__ROUTER &&
+           !(part == DRAY__SHARED && e->spec.fuse_shared); /* as the experts are */
+}
+
+/* The module of a row is the name in front of ".weight"; of experts it is all of them. */
+static bool is_ignored(const dray__engine *e, const dray__parameter *p, int64_t layer)
+{
+    char name[DRAY__PARAMETER_NAME];
+    uint32_t unused;
+    dray__parameter_name(p->name, layer, 0, name);
+    char *end = strstr(name, EXPERTS ".");
+    if (end)
+        end[strlen(EXPERTS)] = 0;
+    else if ((end = strrchr(name, '.')))
+        *end = 0;
+    return dray__map_get(&e->ignored, without_model(name), &unused);
+}
+
+int dray__engine_quantised(const dray__engine *e, uint64_t used, int64_t layer, uint64_t *mask,
+                           dray_error *error)
+{
+    const dray__parameter *table = e->family->parameters;
+    *mask = 0;
+    if (e->quant.kind == DRAY_QUANT_NONE)
+        return DRAY_OK;
+    for (uint32_t i = 0; i < e->family->count; i++)
+        if ((used >> i & 1) && quantisable(e, &table[i]) && !is_ignored(e, &table[i], layer))
+            *mask |= UINT64_C(1) << i;
+    for (uint32_t i = 0; i < e->family->count && e->quant.ignore_count; i++)
+        for (uint32_t j = 0; j < i; j++) {
+            if (!(used >> i & used >> j & 1) || !table[i].fused || !table[j].fused ||
+                strcmp(table[i].fused, table[j].fused) || (*mask >> i & 1) == (*mask >> j & 1))
+                continue;
+            return dray__fail(error, DRAY_EINVALID,
+                              "engine: of the fused %s of layer %" PRId64
+                              ", %s is to be quantised and %s is not",
+                              table[i].fused, layer, table[*mask >> i & 1 ? i : j].name,
+                              table[*mask >> i & 1 ? j : i].name);
+        }
+    return DRAY_OK;
+}
+
+/* ---- what it makes of a cut ------------------------------------------------------------------ */
+
+static int64_t blocks(int64_t elements, int64_t block)
+{
+    return elements / block + (elements % block != 0);
+}
+
+/* A part of a fused parameter that is followed by another must end with a block, too. */
+static bool is_followed(const dray__engine *e, const dray__parameter *p)
+{
+    const dray__parameter *end = e->family->parameters + e->family->count;
+    for (const dray__parameter *q = p + 1; p->fused && q < end; q++)
+        if (q->fused && strcmp(p->fused, q->fused) == 0 && dray__parameter_used(q, e->config))
+            return true;
+    return false;
+}
+
+int dray__engine_scales(const dray__engine *e, const dray__parameter *parameter,
+                        const dray__row *row, dray__row_part *scales, dray_error *error)
+{
+    const dray__row_part *w = &row->weight;
+    *scales =
+        (dray__row_part){.ndim = 0, .dtype = DRAY_F32, .rows = 1, .columns = 1, .slots = w->slots};
+    if (e->quant.kind == DRAY_QUANT_TENSOR)
+        return DRAY_OK;
+    scales->ndim = 2;
+    for (int d = 0; d < 2; d++) {
+        int64_t block = e->quant.block[d];
+        bool cut = w->extent[d] < w->shape[d] || (d == 0 && is_followed(e, parameter));
+        if (cut && w->extent[d] % block)
+            return dray__fail(error, DRAY_EINVALID,
+                              "%s: %s: %" PRId64 " of %" PRId64 " %s on a rank are not a multiple "
+                              "of the quantised block of %" PRId64,
+                              dray__engine_name(parameter), parameter->name, w->extent[d],
+                              w->shape[d], d ? "columns" : "rows", block);
+        scales->shape[d] = blocks(w->shape[d], block);
+        scales->start[d] = w->start[d] / block;
+        scales->extent[d] = blocks(w->extent[d], block);
+    }
+    scales->rows = scales->extent[0];
+    scales->columns = scales->extent[1];
+    return DRAY_OK;
+}
+
+/* ---- config.json ----------------------------------------------------------------------------- */
+
+static int wrong(const char *path, const char *key, const char *expected, dray_error *error)
+{
+    return dray__fail(error, DRAY_EFORMAT, "%.200s: quantization_config: %s: expected %s", path,
+                      key, expected);
+}
+
+static int read_block(const char *path, const json_t *config, dray_engine_quant *q,
+                      dray_error *error)
+{
+    const json_t *block = json_object_get(config, "weight_block_size");
+    q->kind = DRAY_QUANT_TENSOR;
+    if (!block || json_is_null(block))
+        return DRAY_OK;
+    q->kind = DRAY_QUANT_BLOCK;
+    for (size_t d = 0; d < 2; d++) {
+        q->block[d] = json_integer_value(json_array_get(block, d));
+        if (json_array_size(block) != 2 || q->block[d] < 1 || q->block[d] > 1 << 20)
+            return wrong(path, "weight_block_size", "two sizes", error);
+    }
+    return DRAY_OK;
+}
+
+/* The names are behind the struct, in one piece of memory with it. */
+static int copy_names(const char *path, const char *key, const json_t *list,
+                      dray_engine_quant **out, dray_error *error)
+{
+    size_t count = json_array_size(list), bytes = 0;
+    for (size_t i = 0; i < count; i++) {
+        const char *name = json_string_value(json_array_get(list, i));
+        if (!name)
+            return wrong(path, key, "a list of names", error);
+        bytes += strlen(name) + 1;
+    }
+    dray_engine_quant *q = malloc(sizeof *q + count * sizeof(char *) + bytes);
+    if (!q)
+        return dray__nomem(error);
+    *q = (dray_engine_quant)DRAY_ENGINE_QUANT_INIT;
+    char **names = (char **)(q + 1), *text = (char *)(names + count);
+    for (size_t i = 0; i < count; i++) {
+        names[i] = text;
+        text = stpcpy(text, json_string_value(json_array_get(list, i))) + 1;
+    }
+    q->ignore = (const char *const *)names;
+    q->ignore_count = (uint32_t)count;
+    *out = q;
+    return DRAY_OK;
+}
+
+static int read_quant(const char *path, const json_t *config, dray_engine_quant **out,
+                      dray_error *error)
+{
+    static const char *const lists[] = {"modules_to_not_convert", "ignored_layers", "ignore"};
+    const char *method = json_string_value(json_object_get(config, "quant_method"));
+    const char *format = json_string_value(json_object_get(config, "fmt"));
+    if (!method || strcmp(method, "fp8") || (format && strcmp(format, "e4m3")))
+        return dray__fail(
+            error, DRAY_EUNSUPPORTED,
+            "%.200s: quantization_config: quant_method '%.40s', fmt '%.40s': expected "
+            "fp8, e4m3",
+            path, method ? method : "", format ? format : "");
+    const json_t *list = NULL;
+    const char *key = lists[0];
+    for (size_t i = 0; i < sizeof lists / sizeof *lists && !json_array_size(list); i++) {
+        key = lists[i];
+        list = json_object_get(config, key);
+        if (list && !json_is_null(list) && !json_is_array(list))
+            return wrong(path, key, "a list of names", error);
+    }
+    dray_engine_quant *q = NULL;
+    int status = copy_names(path, key, list, &q, error);
+    if (status)
+        return status;
+    const char *scales = json_string_value(json_object_get(config, "scale_fmt"));
+    q->scale_format = scales && strcmp(scales, "ue8m0") == 0 ? DRAY_SCALE_UE8M0 : DRAY_SCALE_F32;
+    status = read_block(path, config, q, error);
+    if (status)
+        free(q);
+    else
+        *out = q;
+    return status;
+}
+
+int dray_engine_quant_load(const char *path, dray_engine_quant **out, dray_error *error)
+{
+    enum { LARGEST = 16 << 20 };
+    char file[PATH_MAX];
+    json_t *json;
+    int status = dray__config_path(path, file, error);
+    if (!status)
+        status = dray__json_load(file, LARGEST, &json, error);
+    if (status)
+        return status;
+    const json_t *config = json_object_get(json, "quantization_config");
+    dray_engine_quant *q = NULL;
+    if (config && !json_is_null(config))
+        status = json_is_object(config) ? read_quant(file, config, &q, error)
+                                        : wrong(file, "it", "an object", error);
+    json_decref(json);
+    if (!status)
+        *out = q;
+    return status;
+}
+
+void dray_engine_quant_free(dray_engine_quant *quant)
+{
+    free(quant);
+}

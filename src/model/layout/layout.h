@@ -1,0 +1,82 @@
+/* src/model/layout/: the layout, which is the list of a member's tensors, its regions of memory,
+ * and the blocks of tensors that are in them. layout.c checks whatever is added, so that planner
+ * and movers can trust it, and has the table of dtypes; layout_pack.c writes a layout for other
+ * processes and reads it back; names.c has the table of tensor names. A layout is plain data: it
+ * knows addresses only as offsets in regions. */
+
+/* What the files of src/model share about layouts. */
+#ifndef DRAY_MODEL_LAYOUT_LAYOUT_H
+#define DRAY_MODEL_LAYOUT_LAYOUT_H
+
+#include <dray/model.h>
+#include <stdbool.h>
+
+/* Longest name of a tensor or region, without the terminator. */
+#define DRAY__NAME_MAX 4095
+/* Parameters of the builders are aligned like this: enough for any copy engine and SIMD width. */
+#define DRAY__PARAMETER_ALIGN 256
+/* Enough for the text of any shape. */
+#define DRAY__SHAPE_TEXT 96
+
+/* Whether the dtype is f64, f32, bf16 or f16, between which any element can be converted. */
+bool dray__is_float(int32_t dtype);
+/* Bytes of a dense rectangle; false when they do not fit int64. */
+bool dray__dense_bytes(dray_dtype dtype, uint32_t ndim, const int64_t *extent, int64_t *bytes);
+/* Moves *end behind a dense rectangle that begins there, and rounds it up to the builders'
+ * alignment; false on overflow. */
+bool dray__dense_end(dray_dtype dtype, uint32_t ndim, const int64_t *extent, uint64_t *end);
+/* C order strides in bytes for a rectangle whose bytes fit. Unused dimensions get 0. */
+void dray__dense_strides(dray_dtype dtype, uint32_t ndim, const int64_t *extent, int64_t *stride);
+/* "[3, 4]" in `out` of DRAY__SHAPE_TEXT bytes, which it returns. */
+char *dray__shape_text(uint32_t ndim, const int64_t *shape, char *out);
+/* Elements that share one scale: how many along each of DRAY_MAX_DIMS dimensions, at least 1. */
+void dray__quant_cell(const dray_tensor_info *tensor, const dray_quant *quant, int64_t *cell);
+/* Whether the tensor holds another one's scales; *tensor is that one. */
+bool dray__layout_scales_of(const dray_layout *layout, uint32_t scales, uint32_t *tensor);
+/* False: no tensor is quantised. */
+bool dray__layout_quantised(const dray_layout *layout);
+/* Keeps it as it is (NULL: not quantised); false: out of memory. */
+bool dray__layout_put_quant(dray_layout *layout, uint32_t tensor, const dray_quant *quant);
+/* Finds the tensor, or adds it where the layout lacks it. DRAY_EINVALID: the layout has it with
+ * another dtype or shape, or as an alias; `giver` names the parameter that needs it. */
+int dray__layout_need_tensor(dray_layout *layout, const char *name, dray_dtype dtype, uint32_t ndim,
+                             const int64_t *shape, const char *giver, uint32_t *tensor,
+                             dray_error *error);
+/* The end of a builder: with status 0 *out is the layout, else the layout is freed. Returns the
+ * status. */
+int dray__layout_give(dray_layout *layout, int status, dray_layout **out);
+/* Hashes of the tensors' names (dray__name_hash), by index. */
+const uint64_t *dray__layout_hashes(const dray_layout *layout);
+/* The blocks of a tensor (not an alias) in the order in which they were added; NULL at the end. */
+const dray_block *dray__layout_first_block(const dray_layout *layout, uint32_t tensor);
+const dray_block *dray__layout_next_block(const dray_layout *layout, const dray_block *block);
+/* Of one of the layout's own blocks. */
+uint32_t dray__layout_block_index(const dray_layout *layout, const dray_block *block);
+/* Says on which GPU a region of kind CUDA is. */
+void dray__layout_set_device(dray_layout *layout, uint32_t region, const uint8_t device[16]);
+/* module.c: elements [first, first + count) of a parameter of transformers' module, flattened. */
+typedef struct dray__module_range {
+    const char *name;
+    dray_dtype dtype;
+    uint32_t ndim;
+    const int64_t *shape; /* the module's */
+    int64_t first, count;
+} dray__module_range;
+/* Adds them, which are dense at `offset` of the region, and the checkpoint's tensors that the
+ * parameter is made of. DRAY_ENOENT, DRAY_EINVALID: as dray_layout_add_module. */
+int dray__layout_add_module_range(dray_layout *layout, const dray_model_config *config,
+                                  const dray__module_range *range, uint32_t region, uint64_t offset,
+                                  dray_error *error);
+/* What a layout holds, to go back to when adding several things fails half way. */
+typedef struct dray__layout_state {
+    uint32_t tensors, blocks;
+    uint64_t bytes;
+} dray__layout_state;
+
+dray__layout_state dray__layout_state_of(const dray_layout *layout);
+/* Takes out the tensors and blocks that were added since; none of them is quantised. */
+void dray__layout_restore(dray_layout *layout, const dray__layout_state *before);
+/* *at rounded up to the builders' alignment; false on overflow. */
+bool dray__align(uint64_t *at);
+
+#endif

@@ -1,0 +1,521 @@
+/* Jobs: compiled lists of rectangles, and their replay (cuda.h).
+ *
+ * Four streams: two that launches of kernels take in turns, so that blocks of one take the places
+ * of those of the other as they end, or, of a budget, each half; the copy engines'; and one that
+ * reads back what engines wrote, behind them. The first is joined by the others at the end. What a
+ * run needs, but its sums, stays in the GPU's memory between runs. */
+#include "mover/cuda/cuda.h"
+
+#include "base/arena.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "mover/cuda/cuda_internal.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+enum { KERNEL, SECOND, ENGINE, CHECK, STREAMS };
+enum { BEGUN, MOVED, FINISHED, JOINED, PHASE, SENT, EVENTS };
+enum {
+    BATCH = 1024, /* runs of one call to the engines */
+    LOOK_MS = 100 /* at what a driver without callbacks would not say */
+};
+#define BATCH_BYTES ((uint64_t)512 << 20)
+
+struct dray__cuda_job {
+    dray__gpu *gpu;
+    dray__gpu_program program;
+    uint32_t sums, ctas;
+    uint64_t sum_count;
+    dray__gpu_memory *memory; /* pieces | quants | deltas | tiles | sums | most | cursors | stop */
+    uint64_t quants_at, deltas_at, tiles_at, sums_at, most_at, cursors_at, stop_at;
+    dray__gpu_memory *back; /* of the host: sums | the word that is written to stop */
+    uint64_t stop_word_at;
+    CUstream streams[STREAMS], control;
+    CUevent events[EVENTS];
+    int fd;
+    bool running;
+    atomic_bool stopped;
+    uint32_t launches;
+    int64_t device_ns;
+};
+
+/* ---- making -----------------------------------------------------------------------------------
+ */
+
+static int make_memory(dray__cuda_job *job, dray_error *error)
+{
+    const dray__gpu_program *p = &job->program;
+    uint64_t sums = job->sum_count * DRAY__GPU_SUMS * sizeof(uint64_t);
+    job->quants_at = dray__round_up(p->piece_count * sizeof *p->pieces, 256);
+    job->deltas_at = job->quants_at + dray__round_up(p->quant_count * sizeof *p->quants, 256);
+    job->tiles_at = job->deltas_at + dray__round_up(p->delta_count * sizeof *p->deltas, 256);
+    job->sums_at = job->tiles_at + dray__round_up(p->tile_count * sizeof *p->tiles, 256);
+    job->most_at = job->sums_at + dray__round_up(sums, 256);
+    job->cursors_at = job->most_at + dray__round_up(p->most_count * sizeof(uint32_t), 256);
+    job->stop_at = job->cursors_at + dray__round_up(p->step_count * sizeof(uint32_t), 256);
+    job->stop_word_at = dray__round_up(sums, 256);
+    const uint32_t stop = 1;
+    int rc = dray__gpu_take(job->gpu, job->stop_at + 256, false, &job->memory, error);
+    if (!rc)
+        rc = dray__gpu_take(job->gpu, job->stop_word_at + 256, true, &job->back, error);
+    if (!rc)
+        memcpy(job->back->host + job->stop_word_at, &stop, sizeof stop);
+    return rc;
+}
+
+static int make_streams(dray__cuda_job *job, dray_error *error)
+{
+    const dray__cuda *cuda = job->gpu->cuda;
+    CUresult result = CUDA_SUCCESS;
+    for (int i = 0; !result && i < STREAMS; i++)
+        result = cuda->cuStreamCreate(&job->streams[i], CU_STREAM_NON_BLOCKING);
+    if (!result)
+        result = cuda->cuStreamCreate(&job->control, CU_STREAM_NON_BLOCKING);
+    for (int i = 0; !result && i < EVENTS; i++)
+        result = cuda->cuEventCreate(&job->events[i],
+                                     i <= MOVED ? CU_EVENT_DEFAULT : CU_EVENT_DISABLE_TIMING);
+    return dray__fail_cuda(error, result, "streams on %s", job->gpu->device->name);
+}
+
+/* Waits for its own stream: what is uploaded is the caller's memory. */
+static int upload(dray__cuda_job *job, dray_error *error)
+{
+    const dray__cuda *cuda = job->gpu->cuda;
+    const dray__gpu_program *p = &job->program;
+    const struct {
+        uint64_t at, bytes;
+        const void *data;
+    } parts[] = {{0, p->piece_count * sizeof *p->pieces, p->pieces},
+                 {job->quants_at, p->quant_count * sizeof *p->quants, p->quants},
+                 {job->deltas_at, p->delta_count * sizeof *p->deltas, p->deltas},
+                 {job->tiles_at, p->tile_count * sizeof *p->tiles, p->tiles}};
+    CUresult result = CUDA_SUCCESS;
+    for (size_t i = 0; !result && i < sizeof parts / sizeof *parts; i++)
+        if (parts[i].bytes)
+            result = cuda->cuMemcpyHtoDAsync(job->memory->device + parts[i].at, parts[i].data,
+                                             parts[i].bytes, job->streams[KERNEL]);
+    if (!result)
+        result = cuda->cuStreamSynchronize(job->streams[KERNEL]);
+    return dray__fail_cuda(error, result, "descriptors to %s", job->gpu->device->name);
+}
+
+static int make_job(dray__cuda_job *job, dray__cuda_device *device, const dray_layout *layout,
+                    const dray__cuda_item *items, uint64_t count,
+                    const dray__cuda_job_options *options, dray_error *error)
+{
+    int rc = dray__gpu_get(device, &job->gpu, error);
+    if (!rc)
+        rc = dray__gpu_compile(layout, items, count, options, &job->program, error);
+    if (!rc)
+        rc = make_memory(job, error);
+    if (!rc)
+        rc = make_streams(job, error);
+    if (!rc)
+        rc = upload(job, error);
+    if (!rc && (job->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0)
+        rc = dray__fail_errno(error, errno, "a descriptor for %s", device->name);
+    /* The GPU has them now. */
+    free(job->program.tiles);
+    free(job->program.pieces);
+    job->program.tiles = NULL;
+    job->program.pieces = NULL;
+    return rc;
+}
+
+int dray__cuda_job_new(dray__cuda_device *device, const dray_layout *layout,
+                       const dray__cuda_item *items, uint64_t count,
+                       const dray__cuda_job_options *options, dray__cuda_job **out,
+                       dray_error *error)
+{
+    static const dray__cuda_job_options defaults;
+    if (!options)
+        options = &defaults;
+    dray__cuda_job *job = calloc(1, sizeof *job);
+    if (!job)
+        return dray__nomem(error);
+    job->fd = -1;
+    job->sums = options->sums;
+    job->ctas = options->ctas;
+    job->sum_count = count + options->quant_count + options->delta_count;
+    int rc = dray__cuda_enter(device, error);
+    if (rc) {
+        free(job);
+        return rc;
+    }
+    rc = make_job(job, device, layout, items, count, options, error);
+    dray__cuda_leave();
+    if (rc)
+        dray__cuda_job_close(job);
+    else
+        *out = job;
+    return rc;
+}
+
+/* ---- running ----------------------------------------------------------------------------------
+ */
+
+static CUresult move_runs(const dray__cuda *cuda, const dray__gpu_run *runs, uint64_t count,
+                          CUstream stream)
+{
+    CUdeviceptr to[BATCH], from[BATCH];
+    size_t bytes[BATCH], first = 0, failed;
+    CUmemcpyAttributes attributes = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
+    CUresult result = CUDA_SUCCESS;
+    for (uint64_t i = 0; i < count; i++) {
+        to[i] = runs[i].destination;
+        from[i] = runs[i].source;
+        bytes[i] = runs[i].bytes;
+    }
+    if (cuda->cuMemcpyBatchAsync && count > 1)
+        return cuda->cuMemcpyBatchAsync(to, from, bytes, count, &attributes, &first, 1, stream);
+    if (cuda->cuMemcpyBatchAsync_v1 && count > 1)
+        return cuda->cuMemcpyBatchAsync_v1(to, from, bytes, count, &attributes, &first, 1, &failed,
+                                           stream);
+    for (uint64_t i = 0; !result && i < count; i++)
+        result = cuda->cuMemcpyAsync(to[i], from[i], bytes[i], stream);
+    return result;
+}
+
+/* The runs of a phase, from runs[*at] on. */
+static CUresult start_runs(dray__cuda_job *job, uint32_t phase, uint64_t *at)
+{
+    const dray__gpu_program *p = &job->program;
+    const dray__cuda *cuda = job->gpu->cuda;
+    CUresult result = CUDA_SUCCESS;
+    while (!result && *at < p->run_count && p->runs[*at].phase == phase) {
+        uint64_t n = 0, bytes = 0;
+        while (n < BATCH && bytes < BATCH_BYTES && *at + n < p->run_count &&
+               p->runs[*at + n].phase == phase)
+            bytes += p->runs[*at + n++].bytes;
+        result = move_runs(cuda, p->runs + *at, n, job->streams[ENGINE]);
+        job->launches++;
+        *at += n;
+    }
+    return result;
+}
+
+/* half: another launch is under way beside it, on the same budget. */
+static int start_step(dray__cuda_job *job, const dray__gpu_step *step, int stream, bool half,
+                      dray_error *error)
+{
+    CUdeviceptr base = job->memory->device;
+    uint32_t kinds = job->sums, blocks = job->gpu->blocks[step->kernel];
+    uint64_t sums = base + job->sums_at;
+    if (job->ctas && job->ctas < blocks) {
+        blocks = job->ctas;
+        if (half && blocks > 1)
+            blocks /= 2;
+    }
+    if (step->count < blocks)
+        blocks = (uint32_t)step->count;
+    if (step->back) { /* its source is where the engines wrote to */
+        sums += 2 * job->sum_count * sizeof(uint64_t);
+        kinds = DRAY__CUDA_SUM_SOURCE;
+    }
+    dray__gpu_launch launch = {
+        .pieces = (const dray__gpu_piece *)base,
+        .quants = (const dray__gpu_quant *)(base + job->quants_at),
+        .deltas = (const dray__gpu_delta *)(base + job->deltas_at),
+        .tiles = (const dray__gpu_tile *)(base + job->tiles_at) + step->first,
+        .sums = (uint64_t *)sums,
+        .sum_count = job->sum_count,
+        .most = (uint32_t *)(base + job->most_at),
+        .stop = (const uint32_t *)(base + job->stop_at),
+        .cursor = (uint32_t *)(base + job->cursors_at) + (step - job->program.steps),
+        .count = (uint32_t)step->count,
+        .wanted = kinds};
+    job->launches++;
+    return dray__gpu_launch_kernel(job->gpu, step->kernel, blocks, step->shared, &launch,
+                                   job->streams[stream], error);
+}
+
+/* `to` goes on when `from` has done what it was told so far. */
+static CUresult follow(dray__cuda_job *job, int to, int from, int event)
+{
+    const dray__cuda *cuda = job->gpu->cuda;
+    CUresult result = cuda->cuEventRecord(job->events[event], job->streams[from]);
+    return result ? result : cuda->cuStreamWaitEvent(job->streams[to], job->events[event], 0);
+}
+
+/* Boxes are launched in their order: what is read twice is read before it is quantised. */
+static bool may_alternate(const dray__gpu_step *step)
+{
+    return !step->back && step->kernel < DRAY__GPU_dray_most;
+}
+
+/* The launches of a phase, from steps[*at] on. */
+static int start_steps(dray__cuda_job *job, uint32_t phase, uint64_t *at, dray_error *error)
+{
+    const dray__gpu_program *p = &job->program;
+    uint64_t pieces = 0, turn = 0;
+    int rc = DRAY_OK;
+    for (uint64_t i = *at; i < p->step_count && p->steps[i].phase == phase; i++)
+        pieces += may_alternate(&p->steps[i]);
+    CUresult result = pieces > 1 ? follow(job, SECOND, KERNEL, PHASE) : CUDA_SUCCESS;
+    for (; !rc && !result && *at < p->step_count && p->steps[*at].phase == phase; ++*at) {
+        const dray__gpu_step *step = &p->steps[*at];
+        bool alternate = pieces > 1 && may_alternate(step);
+        int stream = step->back ? CHECK : alternate && turn++ % 2 ? SECOND : KERNEL;
+        rc = start_step(job, step, stream, alternate, error);
+    }
+    if (!rc && !result && pieces > 1)
+        result = follow(job, KERNEL, SECOND, PHASE);
+    return result ? dray__fail_cuda(error, result, "copies on %s", job->gpu->device->name) : rc;
+}
+
+static int start_phase(dray__cuda_job *job, uint32_t phase, uint64_t *step, uint64_t *run,
+                       dray_error *error)
+{
+    const dray__gpu_program *p = &job->program;
+    bool engines = *run < p->run_count && p->runs[*run].phase == phase, checks = false;
+    CUresult result = CUDA_SUCCESS;
+    for (uint64_t i = *step; i < p->step_count && p->steps[i].phase == phase; i++)
+        checks = checks || p->steps[i].back;
+    if (engines) {
+        result = follow(job, ENGINE, KERNEL, PHASE);
+        if (!result)
+            result = start_runs(job, phase, run);
+        if (!result)
+            result = follow(job, CHECK, ENGINE, JOINED);
+    }
+    int rc = result ? DRAY_OK : start_steps(job, phase, step, error);
+    if (rc)
+        return rc;
+    if (!result && engines)
+        result = follow(job, KERNEL, checks ? CHECK : ENGINE, JOINED);
+    return dray__fail_cuda(error, result, "copies on %s", job->gpu->device->name);
+}
+
+static void wake(void *user)
+{
+    const dray__cuda_job *job = user;
+    uint64_t one = 1;
+    ssize_t n = write(job->fd, &one, sizeof one);
+    (void)n; /* it is readable in any case */
+}
+
+static void wake_in_any_case(CUstream stream, CUresult result, void *user)
+{
+    (void)stream;
+    (void)result; /* poll asks for it */
+    wake(user);
+}
+
+/* Host functions are not called once a kernel failed; callbacks are, while drivers have them. */
+static CUresult wake_behind(dray__cuda_job *job, CUstream stream)
+{
+    const dray__cuda *cuda = job->gpu->cuda;
+    return cuda->cuStreamAddCallback ? cuda->cuStreamAddCallback(stream, wake_in_any_case, job, 0)
+                                     : cuda->cuLaunchHostFunc(stream, wake, job);
+}
+
+static void make_unreadable(const dray__cuda_job *job)
+{
+    uint64_t count;
+    while (read(job->fd, &count, sizeof count) > 0)
+        ;
+}
+
+static CUresult begin(dray__cuda_job *job, const CUevent *events, uint32_t event_count)
+{
+    const dray__cuda *cuda = job->gpu->cuda;
+    CUstream stream = job->streams[KERNEL];
+    uint64_t words = (job->stop_at + 256 - job->sums_at) / sizeof(uint32_t);
+    CUresult result = CUDA_SUCCESS;
+    for (uint32_t i = 0; !result && i < event_count; i++)
+        result = cuda->cuStreamWaitEvent(stream, events[i], 0);
+    if (!result) /* sums, largest elements, the stop word */
+        result = cuda->cuMemsetD32Async(job->memory->device + job->sums_at, 0, words, stream);
+    return result ? result : cuda->cuEventRecord(job->events[BEGUN], stream);
+}
+
+static CUresult end(dray__cuda_job *job)
+{
+    const dray__cuda *cuda = job->gpu->cuda;
+    CUstream stream = job->streams[KERNEL];
+    CUresult result = cuda->cuEventRecord(job->events[MOVED], stream);
+    if (!result && job->program.run_count)
+        result = cuda->cuEventRecord(job->events[SENT], job->streams[ENGINE]);
+    uint64_t bytes = job->sum_count * sizeof(uint64_t);
+    for (uint32_t i = 0; i < DRAY__GPU_SUMS; i++)
+        if (!result && job->sums >> i & 1)
+            result = cuda->cuMemcpyDtoHAsync(job->back->host + i * bytes,
+                                             job->memory->device + job->sums_at + i * bytes, bytes,
+                                             stream);
+    if (!result)
+        result = cuda->cuEventRecord(job->events[FINISHED], stream);
+    return result ? result : wake_behind(job, stream);
+}
+
+static int start_all(dray__cuda_job *job, const CUevent *events, uint32_t event_count,
+                     dray_error *error)
+{
+    uint64_t step = 0, run = 0;
+    int rc = DRAY_OK;
+    job->launches = 0;
+    CUresult result = begin(job, events, event_count);
+    for (uint32_t phase = 0; !result && !rc && phase < job->program.phases; phase++)
+        rc = start_phase(job, phase, &step, &run, error);
+    if (!result && !rc)
+        result = end(job);
+    return result ? dray__fail_cuda(error, result, "starting on %s", job->gpu->device->name) : rc;
+}
+
+int dray__cuda_job_start(dray__cuda_job *job, const CUevent *events, uint32_t event_count,
+                         dray_error *error)
+{
+    if (job->running)
+        return dray__fail(error, DRAY_EBUSY, "the job on %s is under way", job->gpu->device->name);
+    int rc = dray__cuda_enter(job->gpu->device, error);
+    if (rc)
+        return rc;
+    atomic_store(&job->stopped, false);
+    rc = start_all(job, events, event_count, error);
+    if (rc) /* what was enqueued ends before anything of the job may be touched */
+        for (int i = 0; i < STREAMS; i++)
+            job->gpu->cuda->cuStreamSynchronize(job->streams[i]);
+    dray__cuda_leave();
+    job->running = rc == DRAY_OK;
+    return rc;
+}
+
+/* In the context. */
+static int look(dray__cuda_job *job, dray_error *error)
+{
+    const dray__cuda *cuda = job->gpu->cuda;
+    bool stopped = atomic_load(&job->stopped);
+    float ms = 0;
+    /* Before it is asked: what wakes comes behind what is asked for. */
+    if (!stopped)
+        make_unreadable(job);
+    CUresult result = cuda->cuEventQuery(job->events[FINISHED]);
+    /* The word that stops must not arrive when the next run has begun. */
+    if (result == CUDA_SUCCESS && stopped)
+        result = cuda->cuStreamQuery(job->control);
+    if (result == CUDA_ERROR_NOT_READY)
+        return DRAY_EAGAIN;
+    job->running = false;
+    make_unreadable(job);
+    if (result)
+        return dray__fail_cuda(error, result, "moving on %s", job->gpu->device->name);
+    if (cuda->cuEventElapsedTime(&ms, job->events[BEGUN], job->events[MOVED]) == CUDA_SUCCESS)
+        job->device_ns = (int64_t)((double)ms * 1e6);
+    if (atomic_load(&job->stopped))
+        return dray__fail(error, DRAY_ECANCELED, "the copies on %s were stopped",
+                          job->gpu->device->name);
+    return DRAY_OK;
+}
+
+int dray__cuda_job_poll(dray__cuda_job *job, dray_error *error)
+{
+    if (!job->running)
+        return dray__fail(error, DRAY_EINVALID, "the job on %s was not started",
+                          job->gpu->device->name);
+    int rc = dray__cuda_enter(job->gpu->device, error);
+    if (rc)
+        return rc;
+    rc = look(job, error);
+    dray__cuda_leave();
+    return rc;
+}
+
+int dray__cuda_job_wait(dray__cuda_job *job, int64_t deadline_ns, dray_error *error)
+{
+    struct pollfd p = {.fd = job->fd, .events = POLLIN};
+    int rc;
+    while ((rc = dray__cuda_job_poll(job, error)) == DRAY_EAGAIN && dray__now() < deadline_ns) {
+        int left = dray__left_ms(deadline_ns);
+        poll(&p, 1, left < LOOK_MS ? left + 1 : LOOK_MS);
+    }
+    return rc;
+}
+
+bool dray__cuda_job_is_running(const dray__cuda_job *job)
+{
+    return job->running;
+}
+
+CUevent dray__cuda_job_moved(const dray__cuda_job *job)
+{
+    return job->events[job->program.run_count ? SENT : MOVED];
+}
+
+int dray__cuda_job_fd(const dray__cuda_job *job)
+{
+    return job->fd;
+}
+
+void dray__cuda_job_abort(dray__cuda_job *job)
+{
+    if (!job->running || atomic_exchange(&job->stopped, true) ||
+        dray__cuda_enter(job->gpu->device, NULL))
+        return;
+    const dray__cuda *cuda = job->gpu->cuda;
+    /* After the run has begun by clearing the word. */
+    if (cuda->cuStreamWaitEvent(job->control, job->events[BEGUN], 0) == CUDA_SUCCESS)
+        cuda->cuMemcpyHtoDAsync(job->memory->device + job->stop_at,
+                                job->back->host + job->stop_word_at, sizeof(uint32_t),
+                                job->control);
+    dray__cuda_leave();
+}
+
+/* ---- results ----------------------------------------------------------------------------------
+ */
+
+const uint64_t *dray__cuda_job_sums(const dray__cuda_job *job, uint32_t which)
+{
+    for (uint32_t i = 0; i < DRAY__GPU_SUMS; i++)
+        if (which == 1u << i && (job->sums & which))
+            return (const uint64_t *)(const void *)job->back->host + i * job->sum_count;
+    return NULL;
+}
+
+void dray__cuda_job_times_of(const dray__cuda_job *job, dray__cuda_job_times *out)
+{
+    *out = (dray__cuda_job_times){.device_ns = job->device_ns,
+                                  .kernel_bytes = job->program.kernel_bytes,
+                                  .engine_bytes = job->program.engine_bytes,
+                                  .launches = job->launches,
+                                  .device_bytes = job->memory->bytes};
+}
+
+static void end_streams(dray__cuda_job *job)
+{
+    const dray__cuda *cuda = job->gpu->cuda;
+    for (int i = 0; i < STREAMS; i++)
+        if (job->streams[i]) {
+            cuda->cuStreamSynchronize(job->streams[i]);
+            cuda->cuStreamDestroy(job->streams[i]);
+        }
+    if (job->control) {
+        cuda->cuStreamSynchronize(job->control);
+        cuda->cuStreamDestroy(job->control);
+    }
+    for (int i = 0; i < EVENTS; i++)
+        if (job->events[i])
+            cuda->cuEventDestroy(job->events[i]);
+}
+
+void dray__cuda_job_close(dray__cuda_job *job)
+{
+    if (!job)
+        return;
+    if (job->running)
+        dray__cuda_job_abort(job);
+    if (job->gpu && job->gpu->cuda && dray__cuda_enter(job->gpu->device, NULL) == DRAY_OK) {
+        end_streams(job);
+        dray__gpu_give(job->gpu, job->memory);
+        dray__gpu_give(job->gpu, job->back);
+        dray__cuda_leave();
+    }
+    dray__gpu_program_free(&job->program);
+    if (job->fd >= 0)
+        close(job->fd);
+    free(job);
+}

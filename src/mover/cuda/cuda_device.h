@@ -1,0 +1,597 @@
+/* What CUDA C++ and C17 have different names for, so that the kernels are one source for both: see
+ * cuda_kernels.h for how they run as C. Then the words, elements and factors that all kernels use.
+ * Included by cuda_kernels.cu and its parts alone. */
+#ifndef DRAY_MOVER_CUDA_CUDA_DEVICE_H
+#define DRAY_MOVER_CUDA_CUDA_DEVICE_H
+
+#include "mover/cuda/cuda_kernels.h"
+
+typedef uint32_t u32;
+typedef uint64_t u64;
+
+/* Dtypes and scale formats by the values of dray/model.h. */
+enum { F64 = 1, F32 = 2, BF16 = 3, F16 = 4, E4M3 = 5, E5M2 = 6, UE8M0 = 1 };
+enum { SOURCE = 1, WRITTEN = 2, BACK = 4, SCALES = 8, MOST = 16 }; /* of dray__gpu_launch.wanted */
+
+#if defined(__CUDACC__)
+
+/* blocks: that are to fit one multiprocessor, which decides how many registers a thread has. */
+#define KERNEL(blocks) extern "C" __global__ void __launch_bounds__(DRAY__GPU_THREADS, blocks)
+#define LAUNCH const __grid_constant__ dray__gpu_launch
+#define INLINE static __device__ __forceinline__
+#define WATCHING INLINE
+#define SHARED __shared__
+#define THREAD threadIdx.x
+#define THREADS blockDim.x
+#define BLOCK blockIdx.x
+#define BLOCKS gridDim.x
+#define UNROLL _Pragma("unroll")
+#define SYNC() __syncthreads()
+#define SYNC_OR(flag) __syncthreads_or(flag)
+extern __shared__ __align__(16) uint32_t staged[]; /* as many bytes as the launch says */
+
+/* What is moved is read once, and comes from memory that other processors write between launches:
+ * no first-level cache. What was just written is read back from where it went. */
+INLINE void get16(u64 at, u32 *v)
+{
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "l"(at));
+}
+INLINE void get8(u64 at, u32 *v)
+{
+    asm volatile("ld.global.L1::no_allocate.v2.u32 {%0,%1}, [%2];"
+                 : "=r"(v[0]), "=r"(v[1])
+                 : "l"(at));
+}
+INLINE u32 get4(u64 at)
+{
+    u32 v;
+    asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(at));
+    return v;
+}
+INLINE u32 get2(u64 at)
+{
+    uint16_t v;
+    asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(v) : "l"(at));
+    return v;
+}
+INLINE u32 get1(u64 at)
+{
+    u32 v;
+    asm volatile("ld.global.L1::no_allocate.u8 %0, [%1];" : "=r"(v) : "l"(at));
+    return v;
+}
+INLINE void back16(u64 at, u32 *v)
+{
+    asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "l"(at));
+}
+INLINE void put16(u64 at, const u32 *v)
+{
+    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(v[0]), "r"(v[1]), "r"(v[2]),
+                 "r"(v[3])
+                 : "memory");
+}
+INLINE void put8(u64 at, const u32 *v)
+{
+    asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(at), "r"(v[0]), "r"(v[1]) : "memory");
+}
+/* To and from staged memory. */
+INLINE void keep16(u32 *room, const u32 *v)
+{
+    *(uint4 *)room = make_uint4(v[0], v[1], v[2], v[3]);
+}
+INLINE void kept16(const u32 *room, u32 *v)
+{
+    uint4 w = *(const uint4 *)room;
+    v[0] = w.x, v[1] = w.y, v[2] = w.z, v[3] = w.w;
+}
+/* Into shared memory, where it is after FETCHED, for other threads after a SYNC. */
+INLINE void fetch16(void *room, const void *from)
+{
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(room)),
+        "l"(from)
+        : "memory");
+}
+INLINE void fetch8(void *room, const void *from)
+{
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((u32)__cvta_generic_to_shared(room)),
+        "l"(from)
+        : "memory");
+}
+#define FETCHED() asm volatile("cp.async.wait_all;" ::: "memory")
+#define AT(type, at) (*(volatile type *)(at))
+#define FLAG(at) (*(const volatile u32 *)(at)) /* written while the kernel runs */
+#define FLOAT_BITS(f) __float_as_uint(f)
+#define BITS_FLOAT(b) __uint_as_float(b)
+#define DOUBLE_BITS(d) ((u64)__double_as_longlong(d))
+#define BITS_DOUBLE(b) __longlong_as_double((long long)(b))
+
+/* Of all threads of a warp, which all come here; the first has it. */
+INLINE u64 warp_sum(u64 value)
+{
+    UNROLL
+    for (int i = 16; i > 0; i /= 2)
+        value += __shfl_down_sync(0xFFFFFFFF, value, i);
+    return value;
+}
+INLINE u32 warp_most(u32 value)
+{
+    return __reduce_max_sync(0xFFFFFFFF, value);
+}
+#define MOST_OF_HALVES(a, b) __vmaxu2(a, b)
+#if __CUDA_ARCH__ >= 890
+/* Two at once: to nearest even, what is too large becomes 448, a NaN 0x7F. */
+#define HAS_E4M3
+INLINE u32 pair_to_e4m3(float low, float high)
+{
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+INLINE void pair_of_e4m3(u32 pair, u32 *low, u32 *high)
+{
+    u32 halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)pair));
+    asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
+        : "=r"(*low), "=r"(*high)
+        : "r"(halves));
+}
+#endif
+#define WARP 32
+#define ADD_TO(p, value) atomicAdd((unsigned long long *)(p), (unsigned long long)(value))
+#define MOST_TO(p, value) atomicMax((p), (value))
+#define TAKE(p) atomicAdd((p), 1u)
+#define TAKE_MORE(p, n) atomicAdd((unsigned long long *)(p), (unsigned long long)(n))
+#define COUNT_BITS(v) ((u32)__popc(v))
+#define LOWEST_BIT(v) ((u32)__ffs((int)(v)) - 1)
+/* Of the warp's threads up to this one. */
+INLINE u64 warp_upto(u64 value)
+{
+    UNROLL
+    for (u32 i = 1; i < 32; i *= 2) {
+        u64 other = __shfl_up_sync(0xFFFFFFFF, value, i);
+        value += threadIdx.x % 32 >= i ? other : 0;
+    }
+    return value;
+}
+
+#else
+
+#include <string.h>
+
+/* What is set under a condition is used under the same one: seen where loops are unrolled. */
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+
+#define KERNEL(blocks) void
+/* Reads what is written meanwhile, on purpose. */
+#define WATCHING static __attribute__((no_sanitize("thread")))
+#define LAUNCH dray__gpu_launch
+#define INLINE static inline
+#define SHARED static _Thread_local
+#define THREAD dray__gpu_here.thread
+#define THREADS dray__gpu_here.threads
+#define BLOCK dray__gpu_here.block
+#define BLOCKS dray__gpu_here.blocks
+#define UNROLL
+#define SYNC() ((void)0)
+#define SYNC_OR(flag) (flag)
+static _Thread_local uint32_t staged[DRAY__GPU_CELL];
+_Thread_local dray__gpu_spot dray__gpu_here;
+
+/* A GPU ends the kernel, and all else in its context, where an address is no multiple of the width.
+ */
+INLINE void *aligned(u64 at, u64 width)
+{
+    if (at % width)
+        __builtin_trap();
+    return (void *)at;
+}
+INLINE void get16(u64 at, u32 *v)
+{
+    memcpy(v, aligned(at, 16), 16);
+}
+INLINE void get8(u64 at, u32 *v)
+{
+    memcpy(v, aligned(at, 8), 8);
+}
+#define back16 get16
+#define keep16(room, v) memcpy(room, v, 16)
+#define kept16(room, v) memcpy(v, room, 16)
+#define get4(at) (*(const u32 *)aligned(at, 4))
+#define get2(at) ((u32) * (const uint16_t *)aligned(at, 2))
+#define get1(at) ((u32) * (const uint8_t *)(at))
+INLINE void put16(u64 at, const u32 *v)
+{
+    memcpy(aligned(at, 16), v, 16);
+}
+INLINE void put8(u64 at, const u32 *v)
+{
+    memcpy(aligned(at, 8), v, 8);
+}
+INLINE void fetch8(void *room, const void *from)
+{
+    *(u64 *)room = *(const u64 *)from;
+}
+INLINE void fetch16(void *room, const void *from)
+{
+    fetch8(room, from);
+    fetch8((u64 *)room + 1, (const u64 *)from + 1);
+}
+#define FETCHED() ((void)0)
+#define AT(type, at) (*(volatile type *)(at))
+#define FLAG(at) __atomic_load_n(at, __ATOMIC_RELAXED)
+INLINE u32 FLOAT_BITS(float f)
+{
+    u32 bits;
+    memcpy(&bits, &f, sizeof bits);
+    return bits;
+}
+INLINE float BITS_FLOAT(u32 bits)
+{
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+INLINE u64 DOUBLE_BITS(double d)
+{
+    u64 bits;
+    memcpy(&bits, &d, sizeof bits);
+    return bits;
+}
+INLINE double BITS_DOUBLE(u64 bits)
+{
+    double d;
+    memcpy(&d, &bits, sizeof d);
+    return d;
+}
+INLINE u32 MOST_OF_HALVES(u32 a, u32 b)
+{
+    u32 low = (a & 0xFFFF) > (b & 0xFFFF) ? a & 0xFFFF : b & 0xFFFF;
+    return low | (a >> 16 > b >> 16 ? a >> 16 : b >> 16) << 16;
+}
+#define warp_sum(value) (value)
+#define warp_upto(value) (value)
+#define TAKE_MORE(p, n) __atomic_fetch_add((p), (n), __ATOMIC_RELAXED)
+#define COUNT_BITS(v) ((u32)__builtin_popcount(v))
+#define LOWEST_BIT(v) ((u32)__builtin_ctz(v))
+#define warp_most(value) (value)
+#define WARP 1
+#define TAKE(p) __atomic_fetch_add((p), 1u, __ATOMIC_RELAXED)
+#define ADD_TO(p, value) ((void)__atomic_fetch_add((p), (value), __ATOMIC_RELAXED))
+INLINE void MOST_TO(u32 *p, u32 value)
+{
+    u32 was = __atomic_load_n(p, __ATOMIC_RELAXED);
+    while (was < value &&
+           !__atomic_compare_exchange_n(p, &was, value, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+}
+
+#endif
+
+/* ---- words ------------------------------------------------------------------------------------
+ */
+
+typedef struct words {
+    u32 v[4]; /* what is not loaded is 0 */
+} words;
+
+/* bytes: 1, 2, 4, 8, 16, a constant where it matters; the address is a multiple of it. */
+INLINE words load(u64 at, u32 bytes)
+{
+    words w = {{0, 0, 0, 0}};
+    if (bytes == 16)
+        get16(at, w.v);
+    else if (bytes == 8)
+        get8(at, w.v);
+    else if (bytes == 4)
+        w.v[0] = get4(at);
+    else if (bytes == 2)
+        w.v[0] = get2(at);
+    else
+        w.v[0] = get1(at);
+    return w;
+}
+
+INLINE words load_back(u64 at, u32 bytes)
+{
+    words w = {{0, 0, 0, 0}};
+    if (bytes != 16)
+        return load(at, bytes);
+    back16(at, w.v);
+    return w;
+}
+
+INLINE void store(u64 at, const words *w, u32 bytes)
+{
+    if (bytes == 16)
+        put16(at, w->v);
+    else if (bytes == 8)
+        put8(at, w->v);
+    else if (bytes == 4)
+        AT(u32, at) = w->v[0];
+    else if (bytes == 2)
+        AT(uint16_t, at) = (uint16_t)w->v[0];
+    else
+        AT(uint8_t, at) = (uint8_t)w->v[0];
+}
+
+/* An element at any address. */
+INLINE u64 load_element(u64 at, u32 size)
+{
+    u64 bits = 0;
+    if (at % size != 0) {
+        for (u32 i = 0; i < size; i++)
+            bits |= (u64)get1(at + i) << (8 * i);
+        return bits;
+    }
+    words w = load(at, size);
+    return (u64)w.v[1] << 32 | w.v[0];
+}
+
+INLINE void store_element(u64 at, u64 bits, u32 size)
+{
+    words w = {{(u32)bits, (u32)(bits >> 32), 0, 0}};
+    if (at % size == 0)
+        store(at, &w, size);
+    else
+        for (u32 i = 0; i < size; i++)
+            AT(uint8_t, at + i) = (uint8_t)(bits >> (8 * i));
+}
+
+/* ---- the checksum (mover/kernels/checksum.h) ------------------------------------------------- */
+
+INLINE u64 row_factor(u64 row)
+{
+    u64 z = row + 0x9E3779B97F4A7C15u;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return (z ^ z >> 31) | 1;
+}
+
+INLINE u32 column_factor(u64 column)
+{
+    u32 x = (u32)column * 0x9E3779B1u ^ (u32)(column >> 32) * 0x85EBCA77u;
+    x ^= x >> 15;
+    x *= 0x2C1B3C6Du;
+    x ^= x >> 12;
+    return x | 1;
+}
+
+/* One element's part of its row. */
+INLINE u64 element_sum(u64 bits, u32 size, u64 column)
+{
+    if (size == 8)
+        return (u64)column_factor(2 * column) * (u32)bits +
+               (u64)column_factor(2 * column + 1) * (bits >> 32);
+    return (u64)column_factor(column) * (u32)bits;
+}
+
+/* What a thread has summed of one item. */
+typedef struct totals {
+    u64 of[DRAY__GPU_SUMS];
+    u32 sum;
+} totals;
+
+#define NOBODY 0xFFFFFFFFu
+
+/* All threads come here; on to the item `next`. */
+INLINE void flush(const dray__gpu_launch *l, totals *t, u32 next)
+{
+    if (t->sum == next)
+        return;
+    for (u32 i = 0; i < DRAY__GPU_SUMS; i++) {
+        if (t->sum != NOBODY && (l->wanted >> i & 1)) {
+            u64 all = warp_sum(t->of[i]);
+            if (THREAD % WARP == 0)
+                ADD_TO(&l->sums[i * l->sum_count + t->sum], all);
+        }
+        t->of[i] = 0;
+    }
+    t->sum = next;
+}
+
+WATCHING u32 stopped(const dray__gpu_launch *l)
+{
+    return FLAG(l->stop);
+}
+
+/* ---- conversions (mover/kernels/kernels.h says how) ------------------------------------------ */
+
+INLINE u32 size_of(u32 dtype)
+{
+    return dtype == F64 ? 8 : dtype == F32 ? 4 : dtype <= F16 ? 2 : 1;
+}
+
+INLINE u32 quiet(u32 bits)
+{
+    return (bits & 0x7FFFFFFF) > 0x7F800000 ? bits | 0x400000 : bits;
+}
+
+/* To the bits of an f32, exactly. */
+INLINE u32 widen(u32 x, u32 from)
+{
+    if (from == F32)
+        return x;
+    if (from == BF16)
+        return x << 16;
+    if (from == F16) {
+        u32 sign = (x & 0x8000) << 16, a = x & 0x7FFF;
+        u32 normal = (a << 13) + ((127u - 15u) << 23);
+        u32 few = FLOAT_BITS((float)(int)a * 5.9604644775390625e-8f); /* 2^-24 */
+        u32 special = 0x7F800000 | a << 13 | (a > 0x7C00 ? 0x400000u : 0);
+        return sign | (a >= 0x7C00 ? special : a < 0x400 ? few : normal);
+    }
+    u32 sign = (x & 0x80) << 24, a = x & 0x7F;
+    if (from == E4M3) {
+        u32 few = FLOAT_BITS((float)(int)a * 0.001953125f); /* 2^-9 */
+        return sign | (a == 0x7F ? 0x7FF00000u : a < 8 ? few : (a << 20) + ((127u - 7u) << 23));
+    }
+    u32 few = FLOAT_BITS((float)(int)a * 1.52587890625e-5f); /* 2^-16 */
+    u32 special = 0x7F800000 | (a & 3) << 21 | (a > 0x7C ? 0x400000u : 0);
+    return sign | (a >= 0x7C ? special : a < 4 ? few : (a << 21) + ((127u - 15u) << 23));
+}
+
+/* From the bits of an f32, to nearest even. */
+INLINE u32 narrow(u32 bits, u32 to)
+{
+    u32 a = bits & 0x7FFFFFFF;
+    if (to == F32)
+        return bits;
+    if (to == BF16)
+        return a > 0x7F800000 ? 0x7FC0u : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    if (to == F16) {
+        u32 normal = a - ((127u - 15u) << 23);
+        normal = (normal + 0xFFF + (normal >> 13 & 1)) >> 13;
+        u32 few = FLOAT_BITS(BITS_FLOAT(a) + 0.5f) - 0x3F000000u;
+        u32 h = a < 0x38800000 ? few : normal;
+        h = a >= 0x47800000 ? 0x7C00 : h;
+        h = a > 0x7F800000 ? (0x7E00 | (a >> 13 & 0x3FF)) : h;
+        return (bits >> 16 & 0x8000) | h;
+    }
+    u32 e;
+    if (to == E4M3) {
+        u32 normal = (a - ((127u - 7u) << 23) + 0x7FFFF + (a >> 20 & 1)) >> 20;
+        u32 few = FLOAT_BITS(BITS_FLOAT(a) + 16384.0f) - 0x46800000u; /* 2^14 */
+        e = a < 121u << 23 ? few : normal;
+        e = e > 0x7E ? 0x7E : e;
+    } else {
+        u32 normal = (a - ((127u - 15u) << 23) + 0xFFFFF + (a >> 21 & 1)) >> 21;
+        u32 few = FLOAT_BITS(BITS_FLOAT(a) + 128.0f) - 0x43000000u; /* 2^7 */
+        e = a < 113u << 23 ? few : normal;
+        e = e > 0x7C ? 0x7C : e;
+    }
+    e = a > 0x7F800000 ? 0x7F : e;
+    return (bits >> 24 & 0x80) | e;
+}
+
+INLINE u64 double_of(u32 f)
+{
+    if ((f & 0x7FFFFFFF) > 0x7F800000)
+        return (u64)(f & 0x80000000) << 32 | 0x7FF8000000000000u | (u64)(f & 0x3FFFFF) << 29;
+    return DOUBLE_BITS((double)BITS_FLOAT(f));
+}
+
+INLINE u32 float_of(u64 d)
+{
+    if ((d & 0x7FFFFFFFFFFFFFFFu) > 0x7FF0000000000000u)
+        return (u32)(d >> 32 & 0x80000000) | 0x7FC00000 | (u32)(d >> 29 & 0x3FFFFF);
+    return FLOAT_BITS((float)BITS_DOUBLE(d));
+}
+
+INLINE u64 convert(u64 bits, u32 from, u32 to)
+{
+    if (from == to)
+        return bits;
+    u32 f = from == F64 ? float_of(bits) : widen((u32)bits, from);
+    return to == F64 ? double_of(f) : narrow(f, to);
+}
+
+/* Eight or four elements beside each other, or one. */
+typedef struct group {
+    u32 v[8];
+} group;
+
+INLINE group load_group(u64 at, u32 size, u32 elements)
+{
+    group g = {{0, 0, 0, 0, 0, 0, 0, 0}};
+    if (elements == 1) {
+        g.v[0] = (u32)load_element(at, size);
+    } else if (elements * size == 8) {
+        get8(at, g.v);
+    } else {
+        get16(at, g.v);
+        if (elements * size == 32)
+            get16(at + 16, g.v + 4);
+    }
+    return g;
+}
+
+INLINE group load_group_back(u64 at, u32 size, u32 elements)
+{
+    group g = {{0, 0, 0, 0, 0, 0, 0, 0}};
+    if (elements == 1 || elements * size == 8)
+        return load_group(at, size, elements);
+    back16(at, g.v);
+    if (elements * size == 32)
+        back16(at + 16, g.v + 4);
+    return g;
+}
+
+INLINE void store_group(u64 at, const group *g, u32 size, u32 elements)
+{
+    if (elements == 1) {
+        store_element(at, g->v[0], size);
+    } else if (elements * size == 8) {
+        put8(at, g->v);
+    } else {
+        put16(at, g->v);
+        if (elements * size == 32)
+            put16(at + 16, g->v + 4);
+    }
+}
+
+/* i: a constant. */
+INLINE u32 pick(const group *g, u32 i, u32 size)
+{
+    return size == 4   ? g->v[i]
+           : size == 2 ? g->v[i / 2] >> 16 * (i % 2) & 0xFFFF
+                       : g->v[i / 4] >> 8 * (i % 4) & 0xFF;
+}
+
+INLINE void place(group *g, u32 i, u32 bits, u32 size)
+{
+    if (size == 4)
+        g->v[i] = bits;
+    else if (size == 2)
+        g->v[i / 2] |= bits << 16 * (i % 2);
+    else
+        g->v[i / 4] |= bits << 8 * (i % 4);
+}
+
+INLINE u64 group_sum(const group *g, const u32 *factors, u32 size, u32 elements)
+{
+    u64 sum = 0;
+    UNROLL
+    for (u32 i = 0; i < 8; i++)
+        if (i < elements)
+            sum += (u64)factors[i] * pick(g, i, size);
+    return sum;
+}
+
+/* ---- threads and tiles --------------------------------------------------------------------------
+ */
+
+/* Where a thread stands among `columns` (of words, groups or elements). */
+typedef struct stand {
+    u32 column, row, across, down; /* its first ones, and how far it is to the next */
+} stand;
+
+INLINE stand stand_in(u32 columns)
+{
+    stand s;
+    s.across = columns < THREADS ? columns : THREADS;
+    s.down = THREADS / s.across;
+    s.column = THREAD % s.across;
+    s.row = THREAD / s.across;
+    if (s.row >= s.down) /* one of those who are too many */
+        s.column = columns;
+    return s;
+}
+
+INLINE group convert_group(const group *in, u32 from, u32 to, u32 elements)
+{
+    group out = {{0, 0, 0, 0, 0, 0, 0, 0}};
+    UNROLL
+    for (u32 i = 0; i < 8; i++)
+        if (i < elements)
+            place(&out, i, narrow(widen(pick(in, i, size_of(from)), from), to), size_of(to));
+    return out;
+}
+
+#endif

@@ -1,0 +1,203 @@
+/* One thing at once on a GPU, waited for: what movers between a GPU and anything else are made of,
+ * and sums of regions that the CPU cannot address. */
+#include "base/error.h"
+#include "model/layout/layout.h"
+#include "mover/cuda/cuda_internal.h"
+
+#include <string.h>
+
+/* Of host memory: data | pieces | tiles | the sum. Of the GPU's: pieces | tiles | sums | stop. */
+enum {
+    PIECES = 3,
+    PIECES_BYTES = 4096,
+    TILES = 16384, /* of one launch */
+    TILES_BYTES = TILES * sizeof(dray__gpu_tile),
+    HOST_PIECES = DRAY__CUDA_BOUNCE,
+    HOST_TILES = HOST_PIECES + PIECES_BYTES,
+    HOST_SUM = HOST_TILES + TILES_BYTES,
+    HOST_BYTES = HOST_SUM + 256,
+    GPU_TILES = PIECES_BYTES,
+    GPU_SUMS = GPU_TILES + TILES_BYTES,
+    GPU_CURSOR = GPU_SUMS + 128,
+    GPU_STOP = GPU_SUMS + 256,
+    GPU_BYTES = GPU_STOP + 256
+};
+_Static_assert(PIECES * sizeof(dray__gpu_piece) <= PIECES_BYTES, "no room for a few pieces");
+
+static int begin(dray__cuda_device *device, dray__gpu **out, dray_error *error)
+{
+    int rc = dray__cuda_enter(device, error);
+    if (rc)
+        return rc;
+    rc = dray__gpu_get(device, out, error);
+    if (rc) {
+        dray__cuda_leave();
+        return rc;
+    }
+    dray__gpu *gpu = *out;
+    pthread_mutex_lock(&gpu->bounce_lock);
+    if (!gpu->bounce)
+        rc = dray__gpu_take(gpu, HOST_BYTES, true, &gpu->bounce, error);
+    if (!rc && !gpu->bounce_memory)
+        rc = dray__gpu_take(gpu, GPU_BYTES, false, &gpu->bounce_memory, error);
+    if (rc) {
+        pthread_mutex_unlock(&gpu->bounce_lock);
+        dray__cuda_leave();
+    }
+    return rc;
+}
+
+static void end(dray__gpu *gpu)
+{
+    pthread_mutex_unlock(&gpu->bounce_lock);
+    dray__cuda_leave();
+}
+
+/* Uploads `tiles` of them and lets `kernel` do them. */
+static int launch(dray__gpu *gpu, int kernel, uint32_t tiles, bool summed, dray_error *error)
+{
+    const dray__cuda *cuda = gpu->cuda;
+    CUdeviceptr base = gpu->bounce_memory->device;
+    dray__gpu_launch l = {.pieces = (const dray__gpu_piece *)base,
+                          .tiles = (const dray__gpu_tile *)(base + GPU_TILES),
+                          .sums = (uint64_t *)(base + GPU_SUMS),
+                          .sum_count = 1,
+                          .stop = (const uint32_t *)(base + GPU_STOP),
+                          .cursor = (uint32_t *)(base + GPU_CURSOR),
+                          .count = tiles,
+                          .wanted = summed ? DRAY__CUDA_SUM_SOURCE : 0};
+    CUresult result = cuda->cuMemcpyHtoDAsync(base + GPU_TILES, gpu->bounce->host + HOST_TILES,
+                                              tiles * sizeof(dray__gpu_tile), gpu->bounce_stream);
+    if (!result)
+        result = cuda->cuMemsetD32Async(base + GPU_CURSOR, 0, 1, gpu->bounce_stream);
+    if (result)
+        return dray__fail_cuda(error, result, "descriptors to %s", gpu->device->name);
+    uint32_t blocks = tiles < gpu->blocks[kernel] ? tiles : gpu->blocks[kernel];
+    int rc = dray__gpu_launch_kernel(gpu, kernel, blocks, 0, &l, gpu->bounce_stream, error);
+    if (rc)
+        return rc;
+    result = cuda->cuStreamSynchronize(gpu->bounce_stream); /* the tiles' memory is used again */
+    return dray__fail_cuda(error, result, "copies on %s", gpu->device->name);
+}
+
+static int run(dray__gpu *gpu, const dray__cuda_item *item, const dray_tensor_info *tensor,
+               uint64_t tile_bytes, dray_error *error)
+{
+    const dray__cuda *cuda = gpu->cuda;
+    CUdeviceptr base = gpu->bounce_memory->device;
+    int kernels[PIECES], rc = DRAY_OK;
+    dray__gpu_piece *pieces = (dray__gpu_piece *)(void *)(gpu->bounce->host + HOST_PIECES);
+    dray__gpu_tile *tiles = (dray__gpu_tile *)(void *)(gpu->bounce->host + HOST_TILES);
+    uint32_t count = dray__gpu_pieces_of(item, tensor, tile_bytes, pieces, kernels);
+    CUresult result = cuda->cuMemsetD32Async(
+        base + GPU_SUMS, 0, (GPU_BYTES - GPU_SUMS) / sizeof(uint32_t), gpu->bounce_stream);
+    if (!result)
+        result = cuda->cuMemcpyHtoDAsync(base, pieces, count * sizeof *pieces, gpu->bounce_stream);
+    if (result)
+        return dray__fail_cuda(error, result, "descriptors to %s", gpu->device->name);
+    for (uint32_t i = 0; !rc && i < count; i++) {
+        uint64_t all = dray__gpu_tiles_of(&pieces[i]);
+        for (uint64_t first = 0, n; !rc && first < all; first += n) {
+            n = all - first < TILES ? all - first : TILES;
+            for (uint64_t t = 0; t < n; t++)
+                tiles[t] = (dray__gpu_tile){i, (uint32_t)(first + t)};
+            rc = launch(gpu, kernels[i], (uint32_t)n, tensor != NULL, error);
+        }
+    }
+    return rc;
+}
+
+static int check_place(const dray_region *region, const dray__cuda_place *place, uint64_t *bytes,
+                       dray_error *error)
+{
+    *bytes = dray_dtype_size((dray_dtype)place->dtype);
+    for (uint32_t d = 0; d < place->ndim; d++)
+        *bytes *= (uint64_t)place->extent[d];
+    if (!region->device || !region->device_address)
+        return dray__fail(error, DRAY_EUNSUPPORTED, "region %s lies on no GPU of this process",
+                          region->name);
+    return *bytes <= DRAY__CUDA_BOUNCE
+               ? DRAY_OK
+               : dray__fail(error, DRAY_EINVALID, "%llu bytes at once, at most %d expected",
+                            (unsigned long long)*bytes, DRAY__CUDA_BOUNCE);
+}
+
+int dray__cuda_bounce(const dray_region *region, const dray__cuda_place *place, void *host,
+                      bool to_gpu, dray_error *error)
+{
+    dray__cuda_item item = {.copy = {.ndim = place->ndim,
+                                     .source_dtype = place->dtype,
+                                     .destination_dtype = place->dtype}};
+    dray_copy *copy = &item.copy;
+    uint64_t bytes;
+    dray__gpu *gpu;
+    int rc = check_place(region, place, &bytes, error);
+    if (!rc)
+        rc = begin(region->device, &gpu, error);
+    if (rc)
+        return rc;
+    if (to_gpu)
+        memcpy(gpu->bounce->host, host, bytes);
+    memcpy(copy->extent, place->extent, place->ndim * sizeof *place->extent);
+    memcpy(to_gpu ? copy->destination_stride : copy->source_stride, place->stride,
+           place->ndim * sizeof *place->stride);
+    dray__dense_strides((dray_dtype)place->dtype, place->ndim, place->extent,
+                        to_gpu ? copy->source_stride : copy->destination_stride);
+    *(to_gpu ? &copy->destination_offset : &copy->source_offset) = place->offset;
+    item.source_base = to_gpu ? gpu->bounce->device : region->device_address;
+    item.destination_base = to_gpu ? region->device_address : gpu->bounce->device;
+    rc = run(gpu, &item, NULL, DRAY__CUDA_BOUNCE, error);
+    if (!rc && !to_gpu)
+        memcpy(host, gpu->bounce->host, bytes);
+    end(gpu);
+    return rc;
+}
+
+/* ---- sums -------------------------------------------------------------------------------------
+ */
+
+static int sum_on_gpu(const dray_region *region, const dray__cuda_item *item,
+                      const dray_tensor_info *tensor, uint64_t *sum, dray_error *error)
+{
+    enum { TILE = 128 << 10 };
+    dray__gpu *gpu;
+    int rc = begin(region->device, &gpu, error);
+    if (rc)
+        return rc;
+    rc = run(gpu, item, tensor, TILE, error);
+    if (!rc) {
+        const dray__cuda *cuda = gpu->cuda;
+        CUresult result = cuda->cuMemcpyDtoHAsync(gpu->bounce->host + HOST_SUM,
+                                                  gpu->bounce_memory->device + GPU_SUMS,
+                                                  sizeof *sum, gpu->bounce_stream);
+        if (!result)
+            result = cuda->cuStreamSynchronize(gpu->bounce_stream);
+        if (result)
+            rc = dray__fail_cuda(error, result, "a checksum on %s", gpu->device->name);
+        else
+            memcpy(sum, gpu->bounce->host + HOST_SUM, sizeof *sum);
+    }
+    end(gpu);
+    return rc;
+}
+
+int dray__cuda_sum(const dray_region *region, uint64_t offset, const dray__sum_of *of,
+                   uint64_t *sum, dray_error *error)
+{
+    if (!region->device || !region->device_address)
+        return dray__fail(error, DRAY_EUNSUPPORTED, "region %s is no memory of this process",
+                          region->name);
+    dray__cuda_item item = {.copy = {.ndim = of->ndim ? of->ndim : 1,
+                                     .source_dtype = of->dtype,
+                                     .destination_dtype = of->dtype,
+                                     .extent = {1},
+                                     .source_offset = offset},
+                            .source_base = region->device_address};
+    dray_tensor_info tensor = {.name = region->name, .dtype = of->dtype, .ndim = of->ndim};
+    memcpy(tensor.shape, of->shape, of->ndim * sizeof *of->shape);
+    memcpy(item.copy.start, of->start, of->ndim * sizeof *of->start);
+    memcpy(item.copy.extent, of->extent, of->ndim * sizeof *of->extent);
+    memcpy(item.copy.source_stride, of->stride, of->ndim * sizeof *of->stride);
+    int rc = dray__gpu_check(&item, &tensor, true, 0, error);
+    return rc ? rc : sum_on_gpu(region, &item, &tensor, sum, error);
+}

@@ -1,0 +1,563 @@
+/* A list of items becomes the tiles that a GPU is told to work off, in an order in which all links
+ * are busy at once, and the runs that its copy engines move. */
+#include "base/arena.h"
+#include "base/error.h"
+#include "mover/cuda/cuda_internal.h"
+#include "mover/kernels/quant.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { TILE = 32 << 10, SUM_TILE = 128 << 10, ENGINE_MIN = 4 << 20, HOST_MIN = 64 << 10 };
+#define LAUNCH ((uint64_t)512 << 20)
+
+/* A piece, or box, whose tiles are to be given out. */
+typedef struct work {
+    uint32_t phase, lane, index;
+    int kernel;
+    bool back;
+    uint64_t tiles, bytes; /* of all tiles */
+    uint32_t shared;
+    uint32_t weight; /* how long a byte takes, of what NEAR takes for one of whole words */
+} work;
+
+/* Over PCIe all is slow; over NVLink, slower than within a GPU. */
+enum { NEAR = 1, FAR = 4, HOST_FAR = 32 };
+static const uint32_t weights[DRAY__GPU_KERNEL_COUNT] = {
+    [DRAY__GPU_dray_narrow] = 2, [DRAY__GPU_dray_any] = 4, [DRAY__GPU_dray_turn] = 2};
+
+static uint32_t weight_of(int kernel, const dray__cuda_item *item, bool back)
+{
+    uint32_t slow = weights[kernel] ? weights[kernel] : 1;
+    return item->host && !back ? HOST_FAR : slow * (item->near || back ? NEAR : FAR);
+}
+
+typedef struct builder {
+    dray__gpu_program *program;
+    const dray__cuda_job_options *options;
+    work *works;
+    uint64_t count, work_capacity, piece_capacity, run_capacity;
+} builder;
+
+static bool add_work(builder *b, const work *w)
+{
+    work *new = dray__append(&b->works, sizeof *new, b->count, &b->work_capacity);
+    if (!new)
+        return false;
+    *new = *w;
+    b->count++;
+    return true;
+}
+
+static bool add_pieces(builder *b, const dray__cuda_item *item, const dray_tensor_info *tensor,
+                       uint64_t number, bool back)
+{
+    dray__gpu_program *p = b->program;
+    dray__gpu_piece pieces[3];
+    int kernels[3];
+    uint64_t tile = item->destination_base ? TILE : SUM_TILE;
+    uint32_t count = dray__gpu_pieces_of(item, tensor, tile, pieces, kernels);
+    for (uint32_t i = 0; i < count; i++) {
+        const dray__gpu_piece *q = &pieces[i];
+        work w = {.phase = item->phase,
+                  .lane = item->lane,
+                  .index = (uint32_t)p->piece_count,
+                  .kernel = kernels[i],
+                  .back = back,
+                  .tiles = dray__gpu_tiles_of(q),
+                  .weight = weight_of(kernels[i], item, back)};
+        uint64_t unit =
+            q->destination && q->from != q->to ? dray_dtype_size((dray_dtype)q->to) : q->unit;
+        w.bytes = unit * q->columns * q->extent[0] * q->extent[1] * q->extent[2];
+        pieces[i].sum = (uint32_t)number;
+        if (!dray__append(&p->pieces, sizeof *p->pieces, p->piece_count, &b->piece_capacity) ||
+            !add_work(b, &w))
+            return false;
+        p->pieces[p->piece_count++] = pieces[i];
+        p->kernel_bytes += back ? 0 : w.bytes;
+    }
+    return true;
+}
+
+/* ---- copy engines ---------------------------------------------------------------------------- */
+
+/* Bytes that are beside each other on both sides, and how many such there are. */
+static uint64_t run_of(const dray__cuda_item *item, dray_copy *left)
+{
+    const dray_copy *c = &item->copy;
+    uint64_t run = dray_dtype_size((dray_dtype)c->source_dtype);
+    *left = *c;
+    for (uint32_t d = c->ndim; d-- > 0;) {
+        if (c->extent[d] != 1 &&
+            (c->source_stride[d] != (int64_t)run || c->destination_stride[d] != (int64_t)run))
+            break;
+        run *= (uint64_t)c->extent[d];
+        left->extent[d] = 1;
+    }
+    return run;
+}
+
+static bool for_engine(const builder *b, const dray__cuda_item *item, bool one_lane)
+{
+    dray_copy left;
+    uint64_t least = b->options->engine_bytes;
+    if (!item->destination_base || item->copy.source_dtype != item->copy.destination_dtype ||
+        (b->options->sums & (DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN)))
+        return false;
+    if (!least) /* engines that read from several GPUs at once are slower than the kernel */
+        least = item->host ? HOST_MIN : one_lane ? ENGINE_MIN : UINT64_MAX;
+    return run_of(item, &left) >= least;
+}
+
+static bool add_runs(builder *b, const dray__cuda_item *item)
+{
+    dray__gpu_program *p = b->program;
+    dray_copy left;
+    uint64_t bytes = run_of(item, &left);
+    int64_t at[DRAY_MAX_DIMS] = {0};
+    for (;;) {
+        dray__gpu_run run = {item->source_base + left.source_offset,
+                             item->destination_base + left.destination_offset,
+                             bytes,
+                             p->run_count,
+                             item->phase,
+                             item->lane};
+        uint32_t d = left.ndim;
+        for (uint32_t k = 0; k < left.ndim; k++) {
+            run.source += (uint64_t)(at[k] * left.source_stride[k]);
+            run.destination += (uint64_t)(at[k] * left.destination_stride[k]);
+        }
+        if (!dray__append(&p->runs, sizeof *p->runs, p->run_count, &b->run_capacity))
+            return false;
+        p->runs[p->run_count++] = run;
+        p->engine_bytes += bytes;
+        while (d > 0 && ++at[d - 1] == left.extent[d - 1])
+            at[--d] = 0;
+        if (d == 0)
+            return true;
+    }
+}
+
+/* What engines wrote is read back where it is. */
+static dray__cuda_item back_item(const dray__cuda_item *item)
+{
+    dray__cuda_item back = *item;
+    back.source_base = item->destination_base;
+    back.destination_base = 0;
+    back.copy.source_offset = item->copy.destination_offset;
+    memcpy(back.copy.source_stride, item->copy.destination_stride, sizeof back.copy.source_stride);
+    return back;
+}
+
+static int add_items(builder *b, const dray_layout *layout, const dray__cuda_item *items,
+                     uint64_t count, dray_error *error)
+{
+    const uint32_t of_quants = DRAY__CUDA_SUM_SCALES | DRAY__CUDA_SUM_MOST;
+    bool sums = (b->options->sums & ~of_quants) != 0, one_lane = true;
+    for (uint64_t i = 1; i < count; i++)
+        one_lane = one_lane && items[i].lane == items[0].lane;
+    for (uint64_t i = 0; i < count; i++) {
+        const dray_tensor_info *tensor = !sums ? NULL
+                                         : items[i].of
+                                             ? items[i].of
+                                             : dray_layout_tensor(layout, items[i].copy.tensor);
+        int rc = dray__gpu_check(&items[i], tensor, sums, i, error);
+        bool fine = true;
+        if (rc)
+            return rc;
+        if (!items[i].destination_base && !(b->options->sums & DRAY__CUDA_SUM_SOURCE))
+            continue;
+        if (!for_engine(b, &items[i], one_lane)) {
+            fine = add_pieces(b, &items[i], tensor, i, false);
+        } else {
+            fine = add_runs(b, &items[i]);
+            dray__cuda_item back = back_item(&items[i]);
+            if (fine && (b->options->sums & DRAY__CUDA_SUM_BACK))
+                fine = add_pieces(b, &back, tensor, i, true);
+        }
+        if (!fine)
+            return dray__nomem(error);
+        if (items[i].phase >= b->program->phases)
+            b->program->phases = items[i].phase + 1;
+    }
+    return DRAY_OK;
+}
+
+/* ---- boxes ----------------------------------------------------------------------------------- */
+
+static int check_quant(const dray__cuda_quant *q, const dray_tensor_info *tensor, bool sums,
+                       uint64_t number, dray_error *error)
+{
+    unsigned long long n = number;
+    bool known = q->kind == DRAY_TRANSFORM_QUANTISE || q->kind == DRAY_TRANSFORM_DEQUANTISE;
+    if (!known || q->ndim < 1 || q->ndim > DRAY_MAX_DIMS ||
+        !dray__quant_known(q->dtype, q->quant_dtype))
+        return dray__fail(error, DRAY_EINVALID, "transform %llu: kind %d of dtypes %d and %d", n,
+                          (int)q->kind, (int)q->dtype, (int)q->quant_dtype);
+    if (sums && (!tensor || q->ndim != (tensor->ndim ? tensor->ndim : 1)))
+        return dray__fail(error, DRAY_EINVALID,
+                          "transform %llu: is of tensor %u with %u dimensions, which the layout "
+                          "lacks",
+                          n, (unsigned)q->tensor, (unsigned)q->ndim);
+    for (uint32_t d = 0; d < q->ndim; d++) {
+        int64_t end = q->start[d] + q->extent[d];
+        bool whole =
+            q->kind != DRAY_TRANSFORM_QUANTISE || (q->cell[d] > 0 && q->start[d] % q->cell[d] == 0);
+        if (q->start[d] < 0 || q->extent[d] < 1 || q->extent[d] > UINT32_MAX || q->cell[d] < 1 ||
+            !whole || (tensor && tensor->ndim && end > tensor->shape[d]))
+            return dray__fail(error, DRAY_EINVALID,
+                              "transform %llu: dimension %u: %lld elements from %lld on, in cells "
+                              "of %lld",
+                              n, d, (long long)q->extent[d], (long long)q->start[d],
+                              (long long)q->cell[d]);
+    }
+    return DRAY_OK;
+}
+
+/* Whether eight elements beside each other may be moved at once: what the kernels know, where it is
+ * aligned. */
+static bool eight(const dray__gpu_quant *g, uint64_t in, uint64_t out)
+{
+    uint16_t floats = in == 1 ? g->to : g->from, bits = in == 1 ? g->from : g->to;
+    if (bits != DRAY_F8E4M3 || (floats != DRAY_BF16 && floats != DRAY_F32))
+        return false;
+    uint64_t in_align = in == 1 ? 8 : 16, out_align = out == 1 ? 8 : 16;
+    for (int d = 0; d < 3; d++)
+        if (g->extent[d] > 1 && ((uint64_t)g->source_stride[d] % in_align != 0 ||
+                                 (uint64_t)g->destination_stride[d] % out_align != 0))
+            return false;
+    return g->source % in_align == 0 && g->destination % out_align == 0 &&
+           g->source_stride[3] == (int64_t)in && g->destination_stride[3] == (int64_t)out &&
+           g->start[3] % 8 == 0 && g->extent[3] % 8 == 0 && g->cell[3] % 8 == 0;
+}
+
+static dray__gpu_quant box_of(const dray__cuda_quant *q, const dray_tensor_info *tensor)
+{
+    bool quantise = q->kind == DRAY_TRANSFORM_QUANTISE;
+    int32_t from = quantise ? q->dtype : q->quant_dtype, to = quantise ? q->quant_dtype : q->dtype;
+    dray__gpu_quant g = {.source = q->source,
+                         .destination = q->destination,
+                         .scales = q->scales,
+                         .from = (uint16_t)from,
+                         .to = (uint16_t)to,
+                         .scale_format = (uint16_t)q->scale_format};
+    for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++) {
+        uint32_t front = DRAY_MAX_DIMS - q->ndim;
+        bool used = d >= front;
+        uint32_t i = used ? d - front : 0;
+        g.source_stride[d] = used ? q->source_stride[i] : 0;
+        g.destination_stride[d] = used ? q->destination_stride[i] : 0;
+        g.scale_stride[d] = used ? q->scale_stride[i] : 0;
+        g.start[d] = used ? (uint64_t)q->start[i] : 0;
+        g.extent[d] = used ? (uint64_t)q->extent[i] : 1;
+        g.cell[d] = used ? (uint64_t)q->cell[i] : 1;
+        g.shape[d] = used && tensor && tensor->ndim ? (uint64_t)tensor->shape[i] : 1;
+        g.scale_shape[d] = (g.shape[d] - 1) / g.cell[d] + 1;
+        g.cells[d] = (g.start[d] + g.extent[d] - 1) / g.cell[d] + 1 - g.start[d] / g.cell[d];
+    }
+    g.word = eight(&g, dray_dtype_size((dray_dtype)from), dray_dtype_size((dray_dtype)to)) ? 8 : 1;
+    return g;
+}
+
+/* Elements of the largest cell of the box, and its rows. */
+static uint64_t cell_elements(const dray__gpu_quant *g, uint64_t *rows)
+{
+    *rows = 1;
+    uint64_t columns = 1;
+    for (int d = 0; d < DRAY_MAX_DIMS; d++) {
+        uint64_t n = g->cell[d] < g->extent[d] ? g->cell[d] : g->extent[d];
+        if (d < 3)
+            *rows *= n;
+        else
+            columns = n;
+    }
+    return *rows * columns;
+}
+
+static bool add_box(builder *b, const dray__cuda_quant *q, const dray_tensor_info *tensor,
+                    uint64_t number)
+{
+    dray__gpu_program *p = b->program;
+    dray__gpu_quant g = box_of(q, tensor);
+    uint64_t rows, elements = cell_elements(&g, &rows);
+    uint64_t cells = g.cells[0] * g.cells[1] * g.cells[2] * g.cells[3];
+    uint64_t in = dray_dtype_size((dray_dtype)g.from), out = dray_dtype_size((dray_dtype)g.to);
+    uint64_t strips = (elements + DRAY__GPU_CELL - 1) / DRAY__GPU_CELL;
+    bool quantise = q->kind == DRAY_TRANSFORM_QUANTISE;
+    g.strips = (uint32_t)(strips < rows ? strips : rows);
+    /* One row that is too long to stage is read twice, too. */
+    if (quantise && elements > DRAY__GPU_CELL && g.strips < 2)
+        g.strips = 2;
+    g.sum = (uint32_t)number;
+    g.first_most = p->most_count;
+    work w = {.phase = q->phase,
+              .lane = q->lane,
+              .index = (uint32_t)p->quant_count,
+              .kernel = DRAY__GPU_dray_most,
+              .tiles = cells * g.strips,
+              .weight = FAR};
+    if (quantise && g.strips > 1) {
+        w.bytes = 1;
+        p->most_count += cells;
+        if (!add_work(b, &w))
+            return false;
+    } else if (quantise) {
+        w.shared = (uint32_t)(elements * (g.word == 8 ? in : sizeof(uint32_t)));
+    }
+    w.kernel = quantise ? DRAY__GPU_dray_quantise : DRAY__GPU_dray_dequantise;
+    w.bytes = g.extent[0] * g.extent[1] * g.extent[2] * g.extent[3] * out;
+    p->kernel_bytes += w.bytes;
+    p->quants[p->quant_count++] = g;
+    if (q->phase >= p->phases)
+        p->phases = q->phase + 1;
+    return add_work(b, &w);
+}
+
+static int add_boxes(builder *b, const dray_layout *layout, uint64_t items, dray_error *error)
+{
+    const dray__cuda_job_options *o = b->options;
+    for (uint64_t i = 0; i < o->quant_count; i++) {
+        const dray__cuda_quant *q = &o->quants[i];
+        const dray_tensor_info *tensor = o->sums ? dray_layout_tensor(layout, q->tensor) : NULL;
+        int rc = check_quant(q, tensor, o->sums != 0, i, error);
+        if (rc)
+            return rc;
+        if (!add_box(b, q, tensor, items + i))
+            return dray__nomem(error);
+    }
+    return DRAY_OK;
+}
+
+/* ---- deltas ---------------------------------------------------------------------------------- */
+
+static int add_deltas(builder *b, uint64_t before, dray_error *error)
+{
+    const dray__cuda_job_options *o = b->options;
+    dray__gpu_program *p = b->program;
+    for (uint64_t i = 0; i < o->delta_count; i++) {
+        const dray__cuda_delta *d = &o->deltas[i];
+        bool find = d->kind == DRAY__CUDA_FIND;
+        dray__gpu_delta *g = &p->deltas[p->delta_count];
+        int rc = dray__gpu_delta_of(d, (uint32_t)(before + (find ? 0 : i)), g, error);
+        if (rc)
+            return rc;
+        work w = {.phase = d->phase,
+                  .lane = d->lane,
+                  .index = (uint32_t)p->delta_count++,
+                  .kernel = find ? DRAY__GPU_dray_delta_find : DRAY__GPU_dray_delta_apply,
+                  .tiles = 1,
+                  .bytes = g->out,
+                  .weight = 1};
+        for (int k = 0; k < 4; k++) {
+            w.tiles *= find ? g->slices[k] : g->crossed[k];
+            w.bytes *= find ? g->extent[k] : g->wanted[k];
+        }
+        p->kernel_bytes += w.bytes;
+        if (d->phase >= p->phases)
+            p->phases = d->phase + 1;
+        if (!add_work(b, &w))
+            return dray__nomem(error);
+    }
+    return DRAY_OK;
+}
+
+/* ---- tiles ----------------------------------------------------------------------------------- */
+
+static int by_step(const void *left, const void *right)
+{
+    const work *a = left, *b = right;
+    if (a->phase != b->phase)
+        return a->phase < b->phase ? -1 : 1;
+    if (a->back != b->back)
+        return a->back ? 1 : -1;
+    if (a->kernel != b->kernel)
+        return a->kernel < b->kernel ? -1 : 1;
+    if (a->lane != b->lane)
+        return a->lane < b->lane ? -1 : 1;
+    return a->index < b->index ? -1 : 1;
+}
+
+static bool same_step(const work *a, const work *b)
+{
+    return a->phase == b->phase && a->back == b->back && a->kernel == b->kernel;
+}
+
+/* What is left of a lane: all are to end at the same time. */
+typedef struct lane {
+    const work *at, *end;
+    uint64_t tile;       /* of *at */
+    uint64_t given, all; /* bytes */
+} lane;
+
+/* The lane that is the furthest behind. */
+static lane *next_lane(lane *lanes, uint64_t count)
+{
+    lane *best = NULL;
+    double least = 2;
+    for (uint64_t i = 0; i < count; i++) {
+        double share = (double)lanes[i].given / (double)lanes[i].all;
+        if (lanes[i].at < lanes[i].end && share < least) {
+            least = share;
+            best = &lanes[i];
+        }
+    }
+    return best;
+}
+
+static bool add_step(dray__gpu_program *p, const dray__gpu_step *step, uint64_t *capacity)
+{
+    if (!dray__append(&p->steps, sizeof *p->steps, p->step_count, capacity))
+        return false;
+    p->steps[p->step_count++] = *step;
+    return true;
+}
+
+/* All tiles of works[0..count), which one kernel does: launches of bounded size. */
+static bool add_tiles(builder *b, const work *works, uint64_t count, uint64_t *step_capacity)
+{
+    dray__gpu_program *p = b->program;
+    uint64_t lanes = 0;
+    uint64_t most = FAR * (b->options->launch_bytes ? b->options->launch_bytes : LAUNCH);
+    lane *lane_of = calloc(count, sizeof *lane_of);
+    if (!lane_of)
+        return false;
+    uint32_t shared = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        if (i == 0 || works[i].lane != works[i - 1].lane)
+            lane_of[lanes++].at = &works[i];
+        lane_of[lanes - 1].end = &works[i + 1];
+        lane_of[lanes - 1].all += works[i].bytes;
+        shared = works[i].shared > shared ? works[i].shared : shared;
+    }
+    dray__gpu_step step = {works->phase, works->kernel, p->tile_count, 0, 0, shared, works->back};
+    bool fine = true;
+    for (lane *l; fine && (l = next_lane(lane_of, lanes));) {
+        uint64_t bytes = l->at->bytes / l->at->tiles;
+        p->tiles[p->tile_count++] = (dray__gpu_tile){l->at->index, (uint32_t)l->tile};
+        l->given += bytes;
+        step.bytes += bytes * l->at->weight;
+        if (++l->tile == l->at->tiles) {
+            l->at++;
+            l->tile = 0;
+        }
+        if (++step.count * 2 > UINT32_MAX || step.bytes >= most) {
+            fine = add_step(p, &step, step_capacity);
+            step.first = p->tile_count;
+            step.count = step.bytes = 0;
+        }
+    }
+    if (fine && step.count)
+        fine = add_step(p, &step, step_capacity);
+    free(lane_of);
+    return fine;
+}
+
+static int add_all_tiles(builder *b, dray_error *error)
+{
+    dray__gpu_program *p = b->program;
+    uint64_t tiles = 0, step_capacity = 0;
+    for (uint64_t i = 0; i < b->count; i++) {
+        tiles += b->works[i].tiles;
+        if (b->works[i].tiles > UINT32_MAX)
+            return dray__fail(error, DRAY_EINVALID, "a rectangle of more than %u tiles",
+                              UINT32_MAX);
+    }
+    p->tiles = malloc((tiles + 1) * sizeof *p->tiles);
+    if (!p->tiles)
+        return dray__nomem(error);
+    if (b->count)
+        qsort(b->works, b->count, sizeof *b->works, by_step);
+    for (uint64_t i = 0, n; i < b->count; i += n) {
+        n = 1;
+        while (i + n < b->count && same_step(&b->works[i], &b->works[i + n]))
+            n++;
+        if (!add_tiles(b, b->works + i, n, &step_capacity))
+            return dray__nomem(error);
+    }
+    return DRAY_OK;
+}
+
+static int by_phase(const void *left, const void *right)
+{
+    const dray__gpu_run *a = left, *b = right;
+    if (a->phase != b->phase)
+        return a->phase < b->phase ? -1 : 1;
+    if (a->lane != b->lane)
+        return a->lane < b->lane ? -1 : 1;
+    return a->number < b->number ? -1 : 1;
+}
+
+/* Within a phase one run of each lane after the other. */
+static bool order_runs(dray__gpu_program *p)
+{
+    dray__gpu_run *sorted = malloc((p->run_count + 1) * sizeof *sorted);
+    uint64_t *at = calloc(p->run_count + 1, sizeof *at), done = 0;
+    if (!sorted || !at) {
+        free(sorted);
+        free(at);
+        return false;
+    }
+    if (p->run_count)
+        qsort(p->runs, p->run_count, sizeof *p->runs, by_phase);
+    for (uint64_t i = 0, end; i < p->run_count; i = end) {
+        uint64_t lanes = 0;
+        for (end = i; end < p->run_count && p->runs[end].phase == p->runs[i].phase; end++)
+            if (end == i || p->runs[end].lane != p->runs[end - 1].lane)
+                at[lanes++] = end;
+        at[lanes] = end;
+        for (uint64_t turn = 0, given = 1; given; turn++) {
+            given = 0;
+            for (uint64_t l = 0; l < lanes; l++)
+                if (at[l] + turn < (l + 1 < lanes ? at[l + 1] : end)) {
+                    sorted[done++] = p->runs[at[l] + turn];
+                    given = 1;
+                }
+        }
+    }
+    free(p->runs);
+    free(at);
+    p->runs = sorted;
+    return true;
+}
+
+int dray__gpu_compile(const dray_layout *layout, const dray__cuda_item *items, uint64_t count,
+                      const dray__cuda_job_options *options, dray__gpu_program *out,
+                      dray_error *error)
+{
+    builder b = {.program = out, .options = options};
+    int rc = DRAY_OK;
+    *out = (dray__gpu_program){0};
+    if (options->sums && !layout)
+        return dray__fail(error, DRAY_EINVALID, "checksums need the destination's layout");
+    if (count + options->quant_count + options->delta_count >= UINT32_MAX)
+        return dray__fail(error, DRAY_EINVALID, "more than %u rectangles", UINT32_MAX);
+    out->quants = calloc(options->quant_count + 1, sizeof *out->quants);
+    out->deltas = calloc(options->delta_count + 1, sizeof *out->deltas);
+    if (!out->quants || !out->deltas)
+        rc = dray__nomem(error);
+    if (!rc)
+        rc = add_items(&b, layout, items, count, error);
+    if (!rc)
+        rc = add_boxes(&b, layout, count, error);
+    if (!rc)
+        rc = add_deltas(&b, count + options->quant_count, error);
+    if (!rc)
+        rc = add_all_tiles(&b, error);
+    if (!rc && !order_runs(out))
+        rc = dray__nomem(error);
+    free(b.works);
+    if (rc)
+        dray__gpu_program_free(out);
+    return rc;
+}
+
+void dray__gpu_program_free(dray__gpu_program *p)
+{
+    free(p->pieces);
+    free(p->quants);
+    free(p->deltas);
+    free(p->tiles);
+    free(p->steps);
+    free(p->runs);
+    *p = (dray__gpu_program){0};
+}

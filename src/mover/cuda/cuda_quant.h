@@ -1,0 +1,377 @@
+/* The kernels that quantise boxes of tensors in cells, and back: a part of cuda_kernels.cu,
+ * included by it alone. A block has a strip of a cell at a time. */
+#ifndef DRAY_MOVER_CUDA_CUDA_QUANT_H
+#define DRAY_MOVER_CUDA_CUDA_QUANT_H
+
+#include "mover/cuda/cuda_device.h"
+
+/* Loads under way in a thread before the first of them is used. */
+#define STRIP_BATCH 4
+
+/* A strip of a cell: some of its rows, which are all dimensions but the last. */
+typedef struct strip {
+    u64 source, destination, scale, cell; /* cell: its number */
+    u64 start[4];                         /* global */
+    u64 scale_row, scale_column;
+    u64 row;                    /* the cell's first, in the tensor */
+    u32 extent[4], first, last; /* rows */
+    u32 flat;                   /* rows go along one dimension */
+} strip;
+
+INLINE strip strip_of(const dray__gpu_quant *q, u32 index)
+{
+    strip s;
+    u32 part = index % q->strips;
+    u64 rest = index / q->strips, at[4];
+    s.cell = rest;
+    UNROLL
+    for (int d = 3; d >= 0; d--) {
+        at[d] = rest % q->cells[d];
+        rest /= q->cells[d];
+    }
+    s.source = q->source;
+    s.destination = q->destination;
+    s.scale = q->scales;
+    s.scale_row = s.scale_column = 0;
+    UNROLL
+    for (int d = 0; d < 4; d++) {
+        u64 number = q->start[d] / q->cell[d] + at[d], low = number * q->cell[d];
+        u64 high = low + q->cell[d], end = q->start[d] + q->extent[d];
+        s.start[d] = low > q->start[d] ? low : q->start[d];
+        s.extent[d] = (u32)((high < end ? high : end) - s.start[d]);
+        s.source += (s.start[d] - q->start[d]) * (u64)q->source_stride[d];
+        s.destination += (s.start[d] - q->start[d]) * (u64)q->destination_stride[d];
+        s.scale += at[d] * (u64)q->scale_stride[d];
+        if (d < 3)
+            s.scale_row = s.scale_row * q->scale_shape[d] + number;
+        else
+            s.scale_column = number;
+    }
+    s.row = (s.start[0] * q->shape[1] + s.start[1]) * q->shape[2] + s.start[2];
+    s.flat = s.extent[0] == 1 && s.extent[1] == 1;
+    u32 rows = s.extent[0] * s.extent[1] * s.extent[2];
+    u32 each = (rows + q->strips - 1) / q->strips;
+    s.first = part * each < rows ? part * each : rows;
+    s.last = rows - s.first < each ? rows : s.first + each;
+    return s;
+}
+
+/* A row of a strip. */
+typedef struct line {
+    u64 source, destination, row;
+} line;
+
+INLINE line line_of(const dray__gpu_quant *q, const strip *s, u32 row)
+{
+    line n;
+    u32 at = s->flat ? row : row % s->extent[2];
+    n.source = s->source + at * (u64)q->source_stride[2];
+    n.destination = s->destination + at * (u64)q->destination_stride[2];
+    n.row = s->row + at;
+    if (!s->flat) {
+        u32 i = row / s->extent[2] % s->extent[1], j = row / s->extent[2] / s->extent[1];
+        n.source += i * (u64)q->source_stride[1] + j * (u64)q->source_stride[0];
+        n.destination += i * (u64)q->destination_stride[1] + j * (u64)q->destination_stride[0];
+        n.row += (j * q->shape[1] + i) * q->shape[2];
+    }
+    return n;
+}
+
+/* The largest of all threads' values, for all of them; `room` has one for each warp. */
+INLINE u32 block_most(u32 value, u32 *room)
+{
+    value = warp_most(value);
+    if (THREAD % WARP == 0)
+        room[THREAD / WARP] = value;
+    SYNC();
+    for (u32 i = 0; i < (THREADS + WARP - 1) / WARP; i++)
+        value = room[i] > value ? room[i] : value;
+    return value;
+}
+
+INLINE u32 group_most(const group *g, u32 from, u32 elements)
+{
+    u32 most = 0;
+    if (from == BF16 && elements == 8) {
+        UNROLL
+        for (u32 i = 0; i < 4; i++)
+            most = MOST_OF_HALVES(most, g->v[i] & 0x7FFF7FFF);
+        return most >> 16 > (most & 0xFFFF) ? most & 0xFFFF0000 : most << 16;
+    }
+    UNROLL
+    for (u32 i = 0; i < 8; i++) {
+        if (i >= elements)
+            break;
+        u32 a = widen(pick(g, i, size_of(from)), from) & 0x7FFFFFFF;
+        most = a > most ? a : most;
+    }
+    return most;
+}
+
+/* mover/kernels/quant.h has the arithmetic. */
+INLINE u32 scale_of(u32 most, u32 to, u32 format)
+{
+    float scale = BITS_FLOAT(most);
+    if (scale < 1e-4f)
+        scale = 1e-4f;
+    scale = scale / (to == E4M3 ? 448.0f : 57344.0f);
+    u32 bits = FLOAT_BITS(scale);
+    if ((bits & 0x7FFFFFFF) > 0x7F800000)
+        bits = 0x7FC00000;
+    if (format == UE8M0) {
+        u32 exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0);
+        exponent = exponent < 1 ? 1 : exponent > 254 ? 254 : exponent;
+        bits = exponent << 23;
+    }
+    return bits;
+}
+
+/* Stages what it reads (keep), or sums it where that is wanted, and says how large the largest is.
+ */
+INLINE u32 read_strip(const dray__gpu_launch *l, const dray__gpu_quant *q, const strip *s, u32 keep,
+                      totals *t, const u32 from, const u32 elements)
+{
+    const u32 in = size_of(from), held = elements == 1 ? 1 : in * 8 / 4;
+    u32 columns = s->extent[3] / elements, most = 0;
+    stand at = stand_in(columns);
+    for (u32 c = at.column; c < columns; c += at.across) {
+        u32 column[8];
+        if (!keep && l->wanted & MOST) {
+            UNROLL
+            for (u32 i = 0; i < 8; i++)
+                if (i < elements)
+                    column[i] = column_factor(s->start[3] + (u64)c * elements + i);
+        }
+        for (u32 r = s->first + at.row; r < s->last; r += STRIP_BATCH * at.down) {
+            group g[STRIP_BATCH];
+            UNROLL
+            for (u32 i = 0; i < STRIP_BATCH; i++)
+                if (r + i * at.down < s->last) {
+                    line n = line_of(q, s, r + i * at.down);
+                    g[i] = load_group(n.source + (u64)(c * (int64_t)elements * q->source_stride[3]),
+                                      in, elements);
+                }
+            UNROLL
+            for (u32 i = 0; i < STRIP_BATCH; i++)
+                if (r + i * at.down < s->last) {
+                    u32 a = group_most(&g[i], from, elements);
+                    most = a > most ? a : most;
+                    if (!keep && l->wanted & MOST)
+                        t->of[4] += row_factor(line_of(q, s, r + i * at.down).row) *
+                                    group_sum(&g[i], column, in, elements);
+                    u32 *room = staged + ((r + i * at.down - s->first) * columns + c) * held;
+                    if (keep && held == 1) {
+                        room[0] = g[i].v[0];
+                    } else if (keep) {
+                        keep16(room, g[i].v);
+                        if (held == 8)
+                            keep16(room + 4, g[i].v + 4);
+                    }
+                }
+        }
+    }
+    return most;
+}
+
+INLINE u32 quantised(u32 bits, float factor, u32 to)
+{
+    u32 e = narrow(FLOAT_BITS(BITS_FLOAT(bits) * factor), to);
+    return (e & 0x7F) > (to == E4M3 ? 0x7Eu : 0x7Cu) ? 0x7F : e;
+}
+
+INLINE u32 dequantised(u32 bits, float scale, u32 to)
+{
+    u32 f = FLOAT_BITS(BITS_FLOAT(bits) * scale);
+    return narrow((f & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC00000 : f, to);
+}
+
+/* All elements of a group, multiplied with the scale, or its inverse. */
+INLINE group scale_group(const group *g, float factor, u32 from, u32 to, u32 elements)
+{
+    const u32 in = size_of(from), out = size_of(to);
+    group h = {{0, 0, 0, 0, 0, 0, 0, 0}};
+#if defined(HAS_E4M3)
+    if (to == E4M3 && elements == 8) {
+        UNROLL
+        for (u32 i = 0; i < 8; i += 2)
+            h.v[i / 4] |= pair_to_e4m3(BITS_FLOAT(widen(pick(g, i, in), from)) * factor,
+                                       BITS_FLOAT(widen(pick(g, i + 1, in), from)) * factor)
+                          << 8 * (i % 4);
+        return h;
+    }
+    if (from == E4M3 && elements == 8) {
+        UNROLL
+        for (u32 i = 0; i < 8; i += 2) {
+            u32 low, high;
+            pair_of_e4m3(g->v[i / 4] >> 8 * (i % 4) & 0xFFFF, &low, &high);
+            place(&h, i, dequantised(low, factor, to), out);
+            place(&h, i + 1, dequantised(high, factor, to), out);
+        }
+        return h;
+    }
+#endif
+    UNROLL
+    for (u32 i = 0; i < 8; i++) {
+        if (i >= elements)
+            break;
+        u32 f = widen(pick(g, i, in), from);
+        place(&h, i,
+              to == E4M3 || to == E5M2 ? quantised(f, factor, to) : dequantised(f, factor, to),
+              out);
+    }
+    return h;
+}
+
+/* Multiplies a strip with `factor` and writes it. kept: it is staged. */
+INLINE void write_strip(const dray__gpu_launch *l, const dray__gpu_quant *q, const strip *s,
+                        u32 kept, float factor, totals *t, const u32 from, const u32 to,
+                        const u32 elements)
+{
+    const u32 in = size_of(from), out = size_of(to), held = elements == 1 ? 1 : in * 8 / 4;
+    u32 columns = s->extent[3] / elements, wanted = l->wanted;
+    stand at = stand_in(columns);
+    for (u32 c = at.column; c < columns; c += at.across) {
+        u32 column[8];
+        if (wanted) {
+            UNROLL
+            for (u32 i = 0; i < 8; i++)
+                if (i < elements)
+                    column[i] = column_factor(s->start[3] + (u64)c * elements + i);
+        }
+        for (u32 r = s->first + at.row; r < s->last; r += at.down) {
+            line n = line_of(q, s, r);
+            u64 put = n.destination + (u64)(c * (int64_t)elements * q->destination_stride[3]);
+            group g = {{0, 0, 0, 0, 0, 0, 0, 0}};
+            const u32 *room = staged + ((r - s->first) * columns + c) * held;
+            if (kept && held == 1) {
+                g.v[0] = room[0];
+            } else if (kept) {
+                kept16(room, g.v);
+                if (held == 8)
+                    kept16(room + 4, g.v + 4);
+            } else {
+                g = load_group(n.source + (u64)(c * (int64_t)elements * q->source_stride[3]), in,
+                               elements);
+            }
+            group h = scale_group(&g, factor, from, to, elements);
+            store_group(put, &h, out, elements);
+            if (!wanted)
+                continue;
+            u64 row = row_factor(n.row);
+            if (wanted & SOURCE)
+                t->of[0] += row * group_sum(&g, column, in, elements);
+            if (wanted & WRITTEN)
+                t->of[1] += row * group_sum(&h, column, out, elements);
+            if (wanted & BACK) {
+                h = load_group_back(put, out, elements);
+                t->of[2] += row * group_sum(&h, column, out, elements);
+            }
+        }
+    }
+}
+
+/* The largest elements of cells that are read twice. */
+KERNEL(2) dray_most(LAUNCH l)
+{
+    SHARED u32 room[DRAY__GPU_THREADS];
+    totals t = {{0, 0, 0, 0, 0}, NOBODY};
+    for (u32 i = BLOCK; i < l.count; i += BLOCKS) {
+        const dray__gpu_quant *q = &l.quants[l.tiles[i].piece];
+        strip s = strip_of(q, l.tiles[i].index);
+        u32 most, fast = q->word == 8 && (q->from == BF16 || q->from == F32);
+        if (SYNC_OR((int)stopped(&l)))
+            break;
+        flush(&l, &t, q->sum);
+        if (fast && q->from == BF16)
+            most = read_strip(&l, q, &s, 0, &t, BF16, 8);
+        else if (fast)
+            most = read_strip(&l, q, &s, 0, &t, F32, 8);
+        else
+            most = read_strip(&l, q, &s, 0, &t, q->from, 1);
+        most = block_most(most, room);
+        if (THREAD == 0)
+            MOST_TO(&l.most[q->first_most + s.cell], most);
+    }
+    if (l.wanted)
+        flush(&l, &t, NOBODY);
+}
+
+KERNEL(3) dray_quantise(LAUNCH l)
+{
+    SHARED u32 room[DRAY__GPU_THREADS];
+    totals t = {{0, 0, 0, 0, 0}, NOBODY};
+    for (u32 i = BLOCK; i < l.count; i += BLOCKS) {
+        const dray__gpu_quant *q = &l.quants[l.tiles[i].piece];
+        strip s = strip_of(q, l.tiles[i].index);
+        u32 once = q->strips == 1, to = q->to, most;
+        /* Eight elements at once for what updates have, else one by one. */
+        u32 fast = q->word == 8 && to == E4M3 && (q->from == BF16 || q->from == F32);
+        if (SYNC_OR((int)stopped(&l)))
+            break;
+        flush(&l, &t, q->sum);
+        if (!once)
+            most = l.most[q->first_most + s.cell];
+        else if (fast)
+            most = block_most(q->from == BF16 ? read_strip(&l, q, &s, 1, &t, BF16, 8)
+                                              : read_strip(&l, q, &s, 1, &t, F32, 8),
+                              room);
+        else
+            most = block_most(read_strip(&l, q, &s, 1, &t, q->from, 1), room);
+        u32 scale = scale_of(most, to, q->scale_format);
+        float factor = 1.0f / BITS_FLOAT(scale);
+        if (THREAD == 0 && s.first == 0) {
+            AT(u32, s.scale) = scale;
+            if (l.wanted & SCALES)
+                t.of[3] += row_factor(s.scale_row) * column_factor(s.scale_column) * scale;
+        }
+        if (fast && q->from == BF16)
+            write_strip(&l, q, &s, once, factor, &t, BF16, E4M3, 8);
+        else if (fast)
+            write_strip(&l, q, &s, once, factor, &t, F32, E4M3, 8);
+        else
+            write_strip(&l, q, &s, once, factor, &t, q->from, to, 1);
+        if (once) /* what was read is what the largest was looked for in */
+            t.of[4] = t.of[0];
+    }
+    if (l.wanted)
+        flush(&l, &t, NOBODY);
+}
+
+/* What a strip adds to the sum of scales: that of its cell once, by the cell's first strip; of the
+ * others whether they read the same. */
+INLINE u64 used_scale(const strip *s, u32 scale)
+{
+    if (s->first == 0)
+        return row_factor(s->scale_row) * column_factor(s->scale_column) * scale;
+    return AT(const u32, s->scale) ^ scale;
+}
+
+/* One thread reads the scale for all of them: what is summed is what is used. */
+KERNEL(4) dray_dequantise(LAUNCH l)
+{
+    SHARED u32 scales[2];
+    totals t = {{0, 0, 0, 0, 0}, NOBODY};
+    u32 turn = 0;
+    for (u32 i = BLOCK; i < l.count; i += BLOCKS, turn ^= 1) {
+        const dray__gpu_quant *q = &l.quants[l.tiles[i].piece];
+        strip s = strip_of(q, l.tiles[i].index);
+        if (THREAD == 0)
+            scales[turn] = AT(const u32, s.scale);
+        if (SYNC_OR((int)stopped(&l)))
+            break;
+        flush(&l, &t, q->sum);
+        if (THREAD == 0 && l.wanted & SCALES)
+            t.of[3] += used_scale(&s, scales[turn]);
+        float scale = BITS_FLOAT(scales[turn]);
+        if (q->word == 8 && q->from == E4M3 && q->to == BF16)
+            write_strip(&l, q, &s, 0, scale, &t, E4M3, BF16, 8);
+        else if (q->word == 8 && q->from == E4M3 && q->to == F32)
+            write_strip(&l, q, &s, 0, scale, &t, E4M3, F32, 8);
+        else
+            write_strip(&l, q, &s, 0, scale, &t, q->from, q->to, 1);
+    }
+    if (l.wanted)
+        flush(&l, &t, NOBODY);
+}
+
+#endif

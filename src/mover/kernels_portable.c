@@ -1,4 +1,0 @@
-/* Compiled for any machine. */
-#define KERNELS dray__kernels_portable
-#define KERNELS_NAME "portable"
-#include "mover/kernels_body.h"

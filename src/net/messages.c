@@ -1,0 +1,89 @@
+/* Headers of what readers and data servers say (messages.h). */
+#include "net/messages.h"
+
+#include "base/error.h"
+
+#include <string.h>
+
+size_t dray__request_begin(dray__writer *w, uint16_t type, uint32_t id)
+{
+    dray__put_u32(w, DRAY__DATA_MAGIC);
+    dray__put_u16(w, DRAY__DATA_VERSION);
+    dray__put_u16(w, type);
+    dray__put_u32(w, id);
+    dray__put_u32(w, 0);
+    return w->size;
+}
+
+void dray__request_end(dray__writer *w, size_t begun)
+{
+    if (!w->failed)
+        dray__put_u32_at(w, begun - 4, (uint32_t)(w->size - begun));
+}
+
+int dray__answer_get(const uint8_t header[DRAY__ANSWER_HEADER], dray__answer *out,
+                     dray_error *error)
+{
+    dray__reader r = dray__reader_of(header, DRAY__ANSWER_HEADER);
+    uint32_t magic = dray__get_u32(&r);
+    out->status = (int32_t)dray__get_u32(&r);
+    out->id = dray__get_u32(&r);
+    out->head_bytes = dray__get_u32(&r);
+    out->data_bytes = dray__get_u64(&r);
+    if (magic != DRAY__DATA_MAGIC || out->status > 0 || out->head_bytes > DRAY__HEAD_MAX ||
+        out->data_bytes > DRAY__DATA_MAX)
+        return dray__fail(error, DRAY_EPROTO, "what came is no data server's answer");
+    return DRAY_OK;
+}
+
+/* 0: there is no such message; 1: it has neither body nor answer; 2: it has both. */
+static int kind_of(uint16_t type)
+{
+    static const uint8_t kinds[] = {
+#define XX(name, value, asks) [value] = (asks) ? 2 : 1,
+        DRAY__DATA_MESSAGE_MAP(XX)
+#undef XX
+    };
+    return type < sizeof kinds ? kinds[type] : 0;
+}
+
+bool dray__request_asks(uint16_t type)
+{
+    return kind_of(type) == 2;
+}
+
+int dray__request_get(const uint8_t header[DRAY__REQUEST_HEADER], dray__data_request *out,
+                      dray_error *error)
+{
+    dray__reader r = dray__reader_of(header, DRAY__REQUEST_HEADER);
+    uint32_t magic = dray__get_u32(&r);
+    uint16_t version = dray__get_u16(&r);
+    out->type = dray__get_u16(&r);
+    out->id = dray__get_u32(&r);
+    out->body_bytes = dray__get_u32(&r);
+    if (magic != DRAY__DATA_MAGIC || out->body_bytes > DRAY__REQUEST_MAX)
+        return dray__fail(error, DRAY_EPROTO, "what came is no request to a data server");
+    if (version != DRAY__DATA_VERSION || !kind_of(out->type))
+        return dray__fail(error, DRAY_EVERSION,
+                          "message %u of data protocol %u; version %d is spoken here", out->type,
+                          version, DRAY__DATA_VERSION);
+    if (dray__request_asks(out->type) != (out->body_bytes > 0))
+        return dray__fail(error, DRAY_EPROTO, "message %u with a body of %u bytes", out->type,
+                          out->body_bytes);
+    return DRAY_OK;
+}
+
+void dray__answer_put(dray__writer *w, int status, uint32_t id, uint32_t head, uint64_t data)
+{
+    dray__put_u32(w, DRAY__DATA_MAGIC);
+    dray__put_u32(w, (uint32_t)status);
+    dray__put_u32(w, id);
+    dray__put_u32(w, head);
+    dray__put_u64(w, data);
+}
+
+void dray__answer_refuse(dray__writer *w, uint32_t id, const dray_error *error)
+{
+    dray__answer_put(w, error->code, id, (uint32_t)strlen(error->message) + 4, 0);
+    dray__put_string(w, error->message);
+}

@@ -1,0 +1,74 @@
+/* What readers say to data servers, and what they answer. Answers come in the order of the
+ * requests.
+ *
+ *  request  u32 magic, u16 version, u16 type, u32 id, u32 body bytes; then the body
+ *  answer   u32 magic, i32 status, u32 id, u32 head bytes, u64 data bytes; then the head, which is
+ * a string where the status is not 0, and the data */
+#ifndef DRAY_NET_MESSAGES_H
+#define DRAY_NET_MESSAGES_H
+
+#include "base/wire.h"
+
+#include <stdbool.h>
+
+#define DRAY__DATA_MAGIC 0x4c505244u /* "DRPL" */
+
+enum {
+    DRAY__DATA_VERSION = 4,
+    DRAY__REQUEST_HEADER = 16,
+    DRAY__ANSWER_HEADER = 24,
+    DRAY__REQUEST_MAX = 64 << 10, /* bytes of a body, */
+    DRAY__HEAD_MAX = 16 << 10,    /* of a head, */
+    DRAY__DATA_MAX = 512 << 10    /* and of an answer's data */
+};
+
+/* The one table of messages: XX(name, value, is it a request with a body and an answer; else it has
+ * neither). What their bodies and answers hold is said where they are answered. */
+#define DRAY__DATA_MESSAGE_MAP(XX)                                                                 \
+    /* weights/server/pull.h */                                                                    \
+    XX(RECTS, 1, true)                                                                             \
+    XX(TAKEN, 2, false)                                                                            \
+    XX(REGIONS, 3, true)                                                                           \
+    XX(NCCL, 4, true)                                                                              \
+    /* weights/server/exports.h */                                                                 \
+    XX(KEYS, 5, true)                                                                              \
+    XX(KEYS_DONE, 6, false)                                                                        \
+    /* net/cells.h */                                                                              \
+    XX(CELLS, 7, true)
+
+enum {
+#define XX(name, value, asks) DRAY__DATA_##name = value,
+    DRAY__DATA_MESSAGE_MAP(XX)
+#undef XX
+};
+
+typedef struct dray__data_request {
+    uint16_t type;
+    uint32_t id, body_bytes;
+} dray__data_request;
+
+typedef struct dray__answer {
+    int32_t status;
+    uint32_t id, head_bytes;
+    uint64_t data_bytes;
+} dray__answer;
+
+/* ---- the reader's side */
+
+/* Puts the header of a request; then its body, and dray__request_end with what this returned. */
+size_t dray__request_begin(dray__writer *w, uint16_t type, uint32_t id);
+void dray__request_end(dray__writer *w, size_t begun);
+/* DRAY_EPROTO: not an answer, or larger than any can be. */
+int dray__answer_get(const uint8_t header[DRAY__ANSWER_HEADER], dray__answer *out,
+                     dray_error *error);
+
+/* ---- the server's side */
+
+/* DRAY_EPROTO: no request, or larger than any can be; DRAY_EVERSION: none of this version's. */
+int dray__request_get(const uint8_t header[DRAY__REQUEST_HEADER], dray__data_request *out,
+                      dray_error *error);
+bool dray__request_asks(uint16_t type); /* the table's third column */
+void dray__answer_put(dray__writer *w, int status, uint32_t id, uint32_t head, uint64_t data);
+void dray__answer_refuse(dray__writer *w, uint32_t id, const dray_error *error);
+
+#endif

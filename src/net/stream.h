@@ -1,0 +1,71 @@
+/* A connection to a process of another host: a stream of bytes, both ways. Which carrier takes them
+ * there (carrier.h) is chosen when it begins: of those that may, the first in the table. Nothing
+ * here waits: on -EAGAIN wait for dray__stream_events and go on.
+ *
+ * A broken link shows as a failed call within DRAY__LEASE_SECONDS of data that nobody acknowledged;
+ * a peer that is stopped acknowledges, so that its silence is for the caller to time. */
+#ifndef DRAY_NET_STREAM_H
+#define DRAY_NET_STREAM_H
+
+#include "base/network.h"
+#include "base/tls.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+
+typedef struct dray__stream dray__stream;
+typedef struct dray__carrier dray__carrier;
+
+enum { DRAY__STREAM_ADDRESS = 80 };
+
+/* Borrowed by the streams made with it. */
+typedef struct dray__stream_keys {
+    const dray__tls_key *key; /* that both sides know; an empty identity: none, plain ones only */
+    const dray__networks *trusted;
+    bool always;           /* encrypt on trusted networks, too */
+    const char *transport; /* the carriers of this transport alone; NULL: all */
+} dray__stream_keys;
+
+/* Listens at `address`, as dray__address_parse_data has it, or "unix:/path". endpoint: gets
+ * "tcp:ADDRESS:PORT", or the path again. *out: a non-blocking, close-on-exec descriptor. */
+int dray__stream_listen(const char *address, char endpoint[DRAY__STREAM_ADDRESS], int *out,
+                        dray_error *error);
+/* Removes what listening at a path left there. */
+void dray__stream_unlisten(const char *endpoint);
+/* The next connection; DRAY_EAGAIN: none waits. */
+int dray__stream_accept(int listener, const dray__stream_keys *keys, dray__stream **out,
+                        dray_error *error);
+/* Begins to connect to an endpoint. avoid: bits of carriers that do not lead there
+ * (dray__stream_avoid). DRAY_EINVALID; DRAY_EPERM: not a trusted network, and no key;
+ * DRAY_EUNSUPPORTED; DRAY_ESYS. */
+int dray__stream_connect(const char *endpoint, const dray__stream_keys *keys, uint32_t avoid,
+                         dray__stream **out, dray_error *error);
+/* DRAY_OK: it is connected, and bytes can go; DRAY_EAGAIN; else it failed. */
+int dray__stream_ready(dray__stream *stream, dray_error *error);
+/* Did the carrier fail, and may another one lead there? Then it is added to *avoid. worked: bytes
+ * have come over it, so that one that was asked for by name is tried again. */
+bool dray__stream_avoid(const dray__stream *stream, bool worked, uint32_t *avoid);
+void dray__stream_close(dray__stream *stream); /* NULL is fine */
+
+const dray__carrier *dray__stream_carrier(const dray__stream *stream); /* NULL: not known yet */
+bool dray__stream_encrypts(const dray__stream *stream);
+/* Its descriptor may not be put into others, and its socket shows the end alone: look by the clock
+ * for what comes. */
+bool dray__stream_blind(const dray__stream *stream);
+int dray__stream_fd(const dray__stream *stream); /* changes when it gets ready */
+int dray__stream_socket(const dray__stream *stream);
+/* What the descriptor is to be polled for by who wants to receive (POLLIN) or to send (POLLOUT). */
+short dray__stream_events(const dray__stream *stream, short wanted);
+/* More bytes are here already, although the descriptor may not be readable. */
+bool dray__stream_pending(const dray__stream *stream);
+
+/* How many bytes were taken (at least 1), or -errno; -EAGAIN. more: others follow at once. */
+ssize_t dray__stream_send(dray__stream *stream, const void *data, size_t size, bool more);
+/* How many came (at least 1); 0: the other side closed; -errno; -EAGAIN. */
+ssize_t dray__stream_recv(dray__stream *stream, void *data, size_t size);
+/* Bytes that the carrier took and that are not out: 0 when all are, -EAGAIN, -errno. */
+int dray__stream_flush(dray__stream *stream);
+
+#endif

@@ -1,0 +1,36 @@
+/* What the library and the built-in programs share of a trainer's steps (dray/steps.h): pure
+ * functions of the rules. */
+#ifndef DRAY_QUEUE_TRAINING_H
+#define DRAY_QUEUE_TRAINING_H
+
+#include "queue/client/feed.h"
+
+#include <dray/steps.h>
+#include <stdbool.h>
+
+/* Of what versions samples of the step are. */
+int64_t dray__rules_oldest(const dray_steps_rules *rules, int64_t step);
+int64_t dray__rules_newest(const dray_steps_rules *rules, int64_t step);
+/* Samples that are too old for the step are dropped by the claim; or left, and so are all but those
+ * of the newest version. */
+void dray__rules_consume(const dray_steps_rules *rules, int64_t step, dray_claim_options *claim);
+void dray__rules_leave_old(dray_claim_options *claim);
+
+/* Where a step takes what is complete first: rows to claim now, in whole groups, at most `most`, of
+ * `left` that it still takes. bind: of which some must be of the newest version, and `old` that it
+ * has are of older ones; newest_only: no more of those. */
+uint32_t dray__rules_groups(const dray_steps_rules *rules, uint32_t most, uint32_t left);
+uint32_t dray__rules_bind(const dray_steps_rules *rules, int64_t step, uint32_t old, uint32_t most,
+                          uint32_t left);
+bool dray__rules_newest_only(const dray_steps_rules *rules, int64_t step, uint32_t old);
+
+/* DRAY_EINTERNAL: rows of versions that are not the step's. */
+int dray__rules_check(const dray_steps_rules *rules, int64_t step, const dray_batch *batch,
+                      dray_error *error);
+/* Rows that are of older versions than the newest that the step may have. */
+uint32_t dray__rules_count_old(int64_t step, const dray_batch *batch);
+/* The batch's groups are trained. */
+int dray__feed_take(dray__feed *feed, const dray_steps_rules *rules, const dray_batch *batch,
+                    dray_error *error);
+
+#endif

@@ -1,0 +1,55 @@
+/* What journal.c and aside.c share. */
+#ifndef DRAY_QUEUE_JOURNAL_INSIDE_H
+#define DRAY_QUEUE_JOURNAL_INSIDE_H
+
+#include "queue/journal/record.h"
+
+#include <pthread.h>
+
+typedef struct dray__entries {
+    dray__journal_entry *first, **last;
+} dray__entries;
+
+/* Everything but `out` is under the lock; but fd, salt and path do not change while somebody has a
+ * role, that is, writes or syncs. */
+struct dray__journal {
+    dray__journal_options options;
+    char *path;
+    int fd, wake;
+    uint64_t salt;
+    dray__output out; /* the writer's */
+    pthread_t hands[2];
+    int hand_count;
+    pthread_mutex_t lock;
+    pthread_cond_t work; /* for hands */
+    pthread_cond_t idle; /* for who works aside, or waits for that */
+    bool writing, syncing;
+    bool alone;    /* somebody wants both roles, or has them */
+    bool broken;   /* a write or sync failed: all that is not safe is written again */
+    bool spinning; /* a hand looks for more before it sleeps */
+    bool stop;
+    int64_t retry_at;
+    uint64_t size;                        /* of the file, as far as it was written */
+    uint64_t written, end;                /* of what is written, and of what is safe, too */
+    uint64_t added, taken, safe;          /* numbers: the last one; those written; those safe */
+    uint64_t spun;                        /* the last number after which a hand looked for more */
+    uint64_t most_taken;                  /* before something had to be written again, maybe */
+    uint64_t written_record, safe_record; /* the last ones of those that are not jobs' */
+    dray__entries waiting, unsafe, done, jobs;
+    dray_error failure; /* code 0: none */
+    pthread_t aside;
+    bool aside_begun, aside_runs, abandon;
+};
+
+void dray__entries_add(dray__entries *to, dray__journal_entry *first);
+/* Under the lock: what becomes readable. */
+void dray__journal_wake(const dray__journal *journal);
+int dray__journal_sync_folder(const char *path);
+/* What the file was that it replaced; it may be there or not. */
+void dray__journal_drop_spare(const dray__journal *journal);
+
+/* aside.c. Under the lock: what is in `jobs` will be done. */
+void dray__aside_begin(dray__journal *journal);
+void dray__aside_end(dray__journal *journal);
+
+#endif

@@ -1,0 +1,133 @@
+/* src/queue/journal/: what a durable queue keeps of its table. journal.c appends records to a file
+ * in threads of its own, record.c is the file's format, aside.c writes it anew. ledger.c makes a
+ * record of each change of the table, replay.c makes a table of records again, restore.c puts lost
+ * bytes back from them, and place.c puts such bytes where readers find them. */
+
+/* What a durable queue keeps of its table: every change as a record of a journal (ledger.c), and
+ * how a table is made of the records again (replay.c). The table calls these where it changes, with
+ * a ledger that may be NULL: then nothing is kept. */
+#ifndef DRAY_QUEUE_LEDGER_H
+#define DRAY_QUEUE_LEDGER_H
+
+#include "base/clock.h"
+#include "queue/journal/journal.h"
+#include "queue/journal/place.h"
+#include "queue/journal/records.h"
+#include "queue/table/table.h"
+
+enum { DRAY__LEFT = 4096 };
+
+struct dray__ledger {
+    dray__table *table;
+    dray__journal *journal; /* NULL: while it is being read */
+    dray__placer bytes;     /* of the journal's thread, which reads them; */
+    dray__placer own;       /* the controller's */
+    uint64_t former_space;  /* of the controller before, as the journal says; 0: none */
+    /* Told by dray__ledger_poll of a record whose bytes were gone before they were kept. NULL:
+     * nobody is. */
+    void (*gone)(void *user, uint64_t record);
+    void *user;
+    char *path;    /* NULL: it has no name */
+    bool sync;     /* answers wait until it is safe */
+    uint64_t safe; /* up to this number */
+    int failed;    /* the journal cannot be written now, and why */
+    dray_error why;
+    dray__idmap sizes;   /* partition's generation -> bytes of its records */
+    uint64_t live, dead; /* bytes of all records: compaction would drop the dead ones */
+    bool compacting;
+    struct dray__restoring *restoring; /* bytes are being put back; NULL: none are */
+    bool restored;                     /* since the controller looked; what is lost now stays so */
+    bool lost; /* a change could not be written down: nothing more is kept */
+    bool copying;
+    dray_error copied; /* what came of the last dray__ledger_copy */
+
+    /* While it is being read: */
+    bool replaying;
+    uint64_t record;      /* its number */
+    uint32_t number;      /* the next generation number; 0: as the table counts */
+    dray__client *reader; /* owns the chunks that bytes are put into */
+
+    /* What clients that are gone asked for: key of (identity, ticket) -> dray__told. Of those that
+     * this controller saw go the last requests of the last ones, whose keys are in `left`. */
+    dray__idmap told;
+    uint64_t left[DRAY__LEFT];
+    uint32_t left_count;
+};
+
+/* ---- for the table --------------------------------------------------------------------------- */
+
+/* The put must live until its bytes are in the journal. */
+bool dray__ledger_keeps(const dray__ledger *ledger);
+/* A record that has no bytes (records.h); owner: a partition's generation, or 0. */
+void dray__ledger_write(dray__ledger *ledger, uint16_t kind, uint32_t owner, const void *body);
+void dray__ledger_insert(dray__ledger *ledger, dray__client *client, const dray__new_rows *rows,
+                         const dray__partition *p, uint32_t first, dray__put *put);
+void dray__ledger_commit(dray__ledger *ledger, const dray__claim *claim, const dray__outputs *o,
+                         dray__put *put);
+void dray__ledger_loss(dray__ledger *ledger, const dray__partition *p, const dray__death *death,
+                       uint64_t demand);
+void dray__ledger_clear(dray__ledger *ledger, const dray__partition *p);
+/* The generation number that a partition or a demand gets. */
+uint32_t dray__ledger_number(dray__table *table);
+/* What became of a request whose client has come back since; NULL: it did not count. */
+const dray__told *dray__ledger_told(const dray__ledger *ledger, uint64_t identity, uint32_t ticket);
+/* The client is gone, but may come back and ask again. */
+void dray__ledger_left(dray__ledger *ledger, const dray__client *client);
+
+/* ---- for the controller ---------------------------------------------------------------------- */
+
+typedef struct dray__ledger_options {
+    const char *path; /* of the journal */
+    const char *keeper_path;
+    uint64_t era; /* of the controller (keeper.h) */
+    bool sync;
+    bool kept; /* the journal goes on; false: it is only read */
+    const int
+        *from; /* an open file to be read instead, which `path` says the name of; NULL: none */
+    const dray__journal_files *files;
+} dray__ledger_options;
+
+/* Begins the ledger of a table that was just made; opening: the QUEUE_OPEN message that made it. */
+int dray__ledger_new(dray__table *table, const dray__ledger_options *options, const void *opening,
+                     size_t size, dray_error *error);
+/* Makes a table of a journal's records. `make` makes one of the OPEN record. */
+typedef int (*dray__ledger_make)(void *user, dray__reader *opening, dray__table **out,
+                                 dray_error *error);
+/* *out is NULL where the file holds nothing yet. */
+int dray__ledger_recover(const dray__ledger_options *options, dray__ledger_make make, void *user,
+                         dray__table **out, dray_error *error);
+/* Writes what waits and frees; the table is left without. */
+void dray__ledger_end_of(dray__table *table);
+int dray__ledger_fd(const dray__ledger *ledger);
+/* Takes note of what became safe, or failed. Puts are unpinned. Compacts when it is worth it. */
+void dray__ledger_poll(dray__ledger *ledger);
+/* Changes are refused while they could not be kept: DRAY_EFULL, DRAY_ESYS. NULL is fine. */
+int dray__ledger_check(const dray__ledger *ledger, dray_error *error);
+/* The number of the last record. NULL is fine: 0. */
+uint64_t dray__ledger_added(const dray__ledger *ledger);
+/* The number that must be safe before an answer may go; 0: it may. NULL is fine. */
+uint64_t dray__ledger_pending(const dray__ledger *ledger);
+/* From now on its thread can read what keepers of other hosts hold. */
+void dray__ledger_reach(dray__ledger *ledger, dray__homes *homes);
+/* Puts bytes that are lost (dray__chunk.lost) back from the journal, where they can be. That reads
+ * the whole journal, beside everything else; until `restored` rows that wait for it are neither
+ * ready nor lost. NULL is fine. */
+void dray__ledger_restore(dray__ledger *ledger);
+/* Writes the table's records to another file; done once the last number that was added is safe, and
+ * `copied` says how. DRAY_EBUSY: it is being done already. Takes `copy` over. */
+int dray__ledger_copy(dray__ledger *ledger, dray__copy *copy, dray_error *error);
+
+/* ---- between ledger.c and replay.c ----------------------------------------------------------- */
+
+/* The first that is told of a request stays. */
+int dray__ledger_remember(dray__ledger *ledger, uint64_t identity, const dray__told *told,
+                          dray_error *error);
+void dray__ledger_count(dray__ledger *ledger, uint32_t owner, uint64_t bytes);
+void dray__ledger_uncount(dray__ledger *ledger, uint32_t owner);
+int dray__replay_record(dray__ledger *ledger, const dray__journal_record *record,
+                        dray_error *error);
+void dray__restore_done(dray__ledger *ledger, dray__journal_entry *entry);
+int dray__replay_begin(dray__ledger *ledger, dray_error *error);
+void dray__replay_end(dray__ledger *ledger);
+
+#endif

@@ -1,0 +1,87 @@
+/* Bodies of records, as tables of fields (base/fields.h). A record of a partition has the
+ * partition's generation as its owner. CLEAR, END and START have no body; OPEN's is a QUEUE_OPEN
+ * message. Behind INSERT and COMMIT come the bytes: of each column its offsets, if it is ragged,
+ * and its values. */
+#ifndef DRAY_QUEUE_RECORDS_H
+#define DRAY_QUEUE_RECORDS_H
+
+#include "queue/messages.h"
+
+enum {
+    DRAY__RECORD_OPEN = 1, /* a QUEUE_OPEN message */
+    DRAY__RECORD_START,    /* a controller has taken the queue over */
+    DRAY__RECORD_STATE,    /* what does not follow from the records that compaction keeps */
+    DRAY__RECORD_INSERT,
+    DRAY__RECORD_SEAL,
+    DRAY__RECORD_COMMIT,
+    DRAY__RECORD_LOSS,
+    DRAY__RECORD_DECLINE,
+    DRAY__RECORD_CLEAR,
+    DRAY__RECORD_END,
+    DRAY__RECORD_COVER,
+    DRAY__RECORD_RESUME,
+    DRAY__RECORD_ADMIT,
+    DRAY__RECORD_SPACE, /* which objects of a store are the queue's */
+    DRAY__RECORD_KINDS
+};
+
+typedef struct dray__insert_record {
+    uint64_t identity; /* of the client; its request is rows.ticket */
+    uint32_t first;    /* slot */
+    dray__new_rows rows;
+} dray__insert_record;
+
+typedef struct dray__record_row {
+    uint32_t slot, generation; /* slot NONE: not the claim's */
+} dray__record_row;
+
+typedef struct dray__commit_record {
+    uint64_t identity, number; /* number: of provisional commits */
+    uint32_t ticket, task, row_count;
+    const dray__record_row *rows;
+    dray__outputs outputs;
+} dray__commit_record;
+
+typedef struct dray__loss_record {
+    uint32_t slot, generation, task, failures, cause;
+    const char *reason;
+    uint64_t demand; /* 0: none */
+} dray__loss_record;
+
+typedef struct dray__cleared { /* a partition */
+    const char *name;
+    uint64_t finished; /* tasks */
+} dray__cleared;
+
+typedef struct dray__state_record {
+    uint32_t generations, epoch;
+    uint64_t commit_seq, resumed_seq;
+    bool ended;
+    dray__admission admission;
+    dray__known_column *columns;
+    dray__cleared *cleared; /* oldest first */
+    uint32_t column_count, cleared_count;
+    uint64_t space; /* of a store's objects */
+} dray__state_record;
+
+typedef union dray__record_body {
+    dray__insert_record insert;
+    dray__commit_record commit;
+    dray__loss_record loss;
+    dray__state_record state;
+    dray__admission admission;
+    dray__cursor cursor;
+    uint64_t number; /* a demand, or a space */
+    uint32_t rows;
+} dray__record_body;
+
+typedef struct dray__record_kind {
+    const char *name;
+    const dray__fields *fields; /* NULL: none */
+    bool bytes;                 /* come behind them */
+} dray__record_kind;
+
+extern const dray__record_kind
+    dray__record_kinds[DRAY__RECORD_KINDS]; /* name NULL: there is none */
+
+#endif

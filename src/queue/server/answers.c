@@ -1,0 +1,249 @@
+/* Writing replies: what a claim got, what storage came free. */
+#include "queue/server/internal.h"
+#include "queue/table/table_inside.h"
+
+#include <string.h>
+
+void dray__answer_dropped(dray__writer *w, const dray__table *table, uint64_t seen)
+{
+    bool all = seen > table->drop_count || table->drop_count - seen > DRAY__DROPS;
+    uint32_t count = all ? 0 : (uint32_t)(table->drop_count - seen);
+    dray__put_u64(w, table->drop_count);
+    dray__put_u8(w, all);
+    dray__put_u32(w, count);
+    for (uint32_t i = 0; i < count; i++)
+        dray__put_u64(w, table->drops[(seen + i) % DRAY__DROPS]);
+}
+
+void dray__answer_demand(dray__writer *w, const dray__demand *demand)
+{
+    const dray__partition *p = demand->partition;
+    dray__refilling answer = {.id = demand->id,
+                              .partition = p->name,
+                              .reason = demand->reason,
+                              .rows = demand->count,
+                              .slot = demand->slots[0],
+                              .group = p->group_of[demand->slots[0]],
+                              .task = demand->task,
+                              .attempts = demand->failures,
+                              .cause = demand->cause};
+    dray__put_fields(w, &dray__refilling_fields, &answer);
+}
+
+static void put_news(dray__writer *w, const dray__table *table, uint32_t columns, uint32_t keys)
+{
+    columns = columns < table->defined_count ? columns : table->defined_count;
+    keys = keys < table->key_count ? keys : table->key_count;
+    dray__put_u32(w, table->defined_count - columns);
+    for (uint32_t i = columns; i < table->defined_count; i++) {
+        const dray__col *column = &table->columns[table->defined[i]];
+        dray__known_column known = {table->defined[i], column->name, column->spec};
+        dray__put_fields(w, &dray__known_column_fields, &known);
+    }
+    dray__put_u32(w, table->key_count - keys);
+    for (uint32_t i = keys; i < table->key_count; i++)
+        dray__put_string(w, table->keys[i]);
+}
+
+/* What the claim reads, padding too. */
+static uint32_t slot_of(const dray__claim *claim, uint32_t i)
+{
+    return claim->reads ? claim->reads[i] : claim->slots[i];
+}
+
+static bool reads(const dray__table *table, const dray__put *put, uint32_t task, uint32_t column)
+{
+    return (table->columns[column].readers | put->goes_on) >> task & 1;
+}
+
+static void put_puts(dray__writer *w, const dray__table *table, const dray__claim *claim)
+{
+    dray__put_u32(w, claim->pin_count);
+    for (uint32_t i = 0; i < claim->pin_count; i++) {
+        const dray__put *put = claim->pins[i];
+        uint32_t count = 0;
+        for (uint32_t c = 0; c < put->column_count; c++)
+            count += reads(table, put, claim->task, put->columns[c].column);
+        dray__put_u32(w, put->items);
+        dray__put_u32(w, count);
+        for (uint32_t c = 0; c < put->column_count; c++) {
+            if (!reads(table, put, claim->task, put->columns[c].column))
+                continue;
+            dray__put_u32(w, put->columns[c].column);
+            dray__put_u32(w, put->columns[c].chunk ? put->columns[c].chunk->home : 0);
+            const dray__extent *extent = &put->columns[c].extent;
+            dray__put_u64(w, extent->chunk);
+            dray__put_u64(w, extent->values);
+            dray__put_u64(w, extent->bytes);
+            dray__put_u64(w, extent->offsets);
+        }
+    }
+}
+
+/* Rows that the task has begun: it reads what it wrote. */
+static bool goes_on(const dray__claim *claim)
+{
+    const dray__partition *p = claim->partition;
+    for (uint32_t i = 0; p->earlier[claim->task] && i < claim->count; i++)
+        if (dray__is_partial(p, claim->task, slot_of(claim, i)))
+            return true;
+    return false;
+}
+
+static double version_of(const dray__table *table, const dray__put *put, uint32_t item)
+{
+    uint32_t to = put->tag_start ? put->tag_start[item + 1] : put->tag_count;
+    for (uint32_t i = to; i > (put->tag_start ? put->tag_start[item] : 0); i--)
+        if (put->tags[i - 1].key == table->version_key)
+            return put->tags[i - 1].value;
+    return -1;
+}
+
+/* They are listed last first; n counts from 1. */
+static const dray__place *nth_place(const dray__partition *p, int writer, uint32_t slot, uint32_t n)
+{
+    uint32_t next = DRAY__NONE;
+    const dray__place *place = NULL;
+    while (n-- && dray__next_place(p, writer, slot, &next, &place))
+        ;
+    return place;
+}
+
+/* The pieces of rows that have several, first to last. */
+static void put_segments(dray__writer *w, const dray__table *table, const dray__claim *claim,
+                         const uint32_t *writers, uint32_t count)
+{
+    const dray__partition *p = claim->partition;
+    size_t at = w->size;
+    uint32_t total = 0;
+    dray__put_u32(w, 0);
+    for (uint32_t k = 0; k < count; k++) {
+        int writer = (int)writers[k] - 1;
+        for (uint32_t row = 0; writer >= 0 && p->earlier[writer] && row < claim->count; row++) {
+            uint32_t slot = slot_of(claim, row), next = DRAY__NONE, pieces = 0;
+            if (p->earlier[writer][slot] == DRAY__NONE)
+                continue;
+            for (const dray__place *place = NULL; dray__next_place(p, writer, slot, &next, &place);)
+                pieces++;
+            dray__put_u32(w, k);
+            dray__put_u32(w, row);
+            dray__put_u32(w, pieces);
+            for (uint32_t i = pieces; i > 0; i--) {
+                const dray__place *place = nth_place(p, writer, slot, i);
+                const dray__put *put = p->puts[place->put];
+                dray__put_u32(w, put->mark_index);
+                dray__put_u32(w, place->item);
+                dray__put_f64(w, version_of(table, put, place->item));
+            }
+            total++;
+        }
+    }
+    dray__put_u32_at(w, at, total);
+}
+
+/* Where each needed column's values are: columns of one writer share their places. */
+static void put_places(dray__writer *w, const dray__table *table, const dray__claim *claim)
+{
+    const dray__partition *p = claim->partition;
+    const dray__qtask *task = &table->tasks[claim->task];
+    uint32_t writers[DRAY__TASKS_MAX + 1], count = 0;
+    uint32_t own = goes_on(claim) ? task->writes_count : 0;
+    dray__put_u32(w, task->needs_count + own);
+    for (uint32_t i = 0; i < task->needs_count + own; i++) {
+        uint32_t column =
+            i < task->needs_count ? task->needs[i] : task->writes[i - task->needs_count];
+        uint32_t writer = (uint32_t)(table->columns[column].writer + 1), at = 0;
+        while (at < count && writers[at] != writer)
+            at++;
+        if (at == count)
+            writers[count++] = writer;
+        dray__put_u32(w, column);
+        dray__put_u32(w, at);
+    }
+    dray__put_u32(w, count * claim->count);
+    for (uint32_t i = 0; i < count; i++) {
+        for (uint32_t row = 0; row < claim->count; row++) {
+            dray__place place = p->places[writers[i]][slot_of(claim, row)];
+            bool none = place.put == DRAY__NONE; /* not begun yet */
+            dray__put_u32(w, none ? DRAY__NONE : p->puts[place.put]->mark_index);
+            dray__put_u32(w, none ? 0 : place.item);
+        }
+    }
+    put_segments(w, table, claim, writers, count);
+}
+
+static uint32_t put_tags_of(dray__writer *w, const dray__put *put, uint32_t row, uint32_t item)
+{
+    uint32_t from = put->tag_start ? put->tag_start[item] : 0;
+    uint32_t to = put->tag_start ? put->tag_start[item + 1] : put->tag_count;
+    for (uint32_t i = from; i < to; i++) {
+        dray__put_u32(w, row);
+        dray__put_u32(w, put->tags[i].key);
+        dray__put_f64(w, put->tags[i].value);
+    }
+    return to - from;
+}
+
+/* In the order in which they were committed: of one key, the last one counts. */
+static void put_tags(dray__writer *w, const dray__table *table, const dray__claim *claim)
+{
+    const dray__partition *p = claim->partition;
+    size_t at = w->size;
+    uint32_t total = 0;
+    dray__put_u32(w, 0);
+    for (uint32_t row = 0; row < claim->count; row++) {
+        uint64_t after = 0;
+        for (;;) {
+            const dray__place *next = NULL;
+            for (uint32_t writer = 0; writer <= table->task_count; writer++) {
+                const dray__place *place = p->places[writer];
+                if (!place || place[slot_of(claim, row)].put == DRAY__NONE)
+                    continue;
+                place += slot_of(claim, row);
+                uint64_t seq = p->puts[place->put]->seq;
+                if (p->puts[place->put]->tag_count && seq > after &&
+                    (!next || seq < p->puts[next->put]->seq))
+                    next = place;
+            }
+            if (!next)
+                break;
+            after = p->puts[next->put]->seq;
+            total += put_tags_of(w, p->puts[next->put], row, next->item);
+        }
+    }
+    dray__put_u32_at(w, at, total);
+}
+
+static void put_micros(dray__writer *w, const dray__claim *claim)
+{
+    dray__put_u32(w, claim->micro_count);
+    for (uint32_t i = 0; i < claim->micro_count; i++)
+        dray__put_u32(w, claim->micro_ends[i]);
+    dray__put_u32(w, claim->micro_count ? claim->count : 0);
+    for (uint32_t i = 0; claim->micro_count && i < claim->count; i++)
+        dray__put_u8(w, claim->follower || claim->slots[i] != DRAY__NONE);
+}
+
+void dray__answer_claim(dray__writer *w, const dray__table *table, const dray__claim *claim,
+                        uint32_t which, bool bounded, uint32_t columns_known, uint32_t keys_known)
+{
+    const dray__partition *p = claim->partition;
+    dray__put_u32(w, which);
+    dray__put_u8(w, bounded);
+    put_news(w, table, columns_known, keys_known);
+    dray__put_string(w, p->name);
+    dray__put_u32(w, claim->generation);
+    dray__put_u32(w, claim->task);
+    dray__put_u32(w, claim->count);
+    for (uint32_t i = 0; i < claim->count; i++) {
+        uint32_t slot = slot_of(claim, i);
+        dray__put_u32(w, slot);
+        dray__put_u32(w, p->row_generations[slot]);
+        dray__put_u32(w, p->tracks[claim->task].rows[slot].attempt);
+        dray__put_u32(w, p->group_of[slot]);
+    }
+    put_puts(w, table, claim);
+    put_places(w, table, claim);
+    put_tags(w, table, claim);
+    put_micros(w, claim);
+}

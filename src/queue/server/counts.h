@@ -1,0 +1,39 @@
+/* What a queue has done since its controller began, for people and Prometheus: sums that only grow
+ * (the table's are in table.h, with what they count), and how long requests waited. */
+#ifndef DRAY_QUEUE_COUNTS_H
+#define DRAY_QUEUE_COUNTS_H
+
+#include "queue/messages.h"
+
+#include <jansson.h>
+
+enum { DRAY__WAIT_BUCKETS = 12, DRAY__WAIT_KINDS = 3 + DRAY__TASKS_MAX, DRAY__REQUESTS = 32 };
+
+/* From a request's arrival to its answer. Upper ends of the buckets: counts.c; the last has none.
+ */
+typedef struct dray__histogram {
+    uint64_t buckets[DRAY__WAIT_BUCKETS];
+    uint64_t count, ns;
+} dray__histogram;
+
+typedef struct dray__waits { /* inserts, waits for partitions, for refills; of each task claims */
+    dray__histogram kinds[DRAY__WAIT_KINDS];
+} dray__waits;
+
+enum { DRAY__WAIT_INSERT, DRAY__WAIT_PARTITION, DRAY__WAIT_REFILL, DRAY__WAIT_CLAIM };
+
+extern const int64_t dray__wait_ends_us[DRAY__WAIT_BUCKETS - 1];
+void dray__histogram_add(dray__histogram *histogram, int64_t ns);
+/* [{"request", "task" (of claims), "count", "seconds", "buckets": [...]}]; those that were asked.
+ */
+json_t *dray__waits_json(const dray__waits *waits, const char *const *tasks, uint32_t task_count);
+
+/* Answers that were errors, by request and code. */
+typedef struct dray__refusals {
+    uint64_t counts[DRAY__REQUESTS][DRAY__REQUESTS];
+} dray__refusals;
+
+void dray__refusals_add(dray__refusals *refusals, uint16_t type, int code);
+json_t *dray__refusals_json(const dray__refusals *refusals); /* [{"request", "error", "count"}] */
+
+#endif

@@ -1,0 +1,334 @@
+/* Which queues are durable, and where: files of the coordinator's folder. */
+#include "queue/server/service.h"
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/io.h"
+#include "base/log.h"
+#include "base/words.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* A journal is found again by its ending; what only checkpoints are made of is not. */
+static const char *const endings[] = {
+    [DRAY_DURABILITY_CHECKPOINT] = "scratch", [DRAY_DURABILITY_JOURNAL] = "journal"};
+
+static int path_of(const dray__controller *self, const dray__opening *o, char **out,
+                   dray_error *error)
+{
+    if (!self->folder)
+        return dray__fail(error, DRAY_EUNSUPPORTED,
+                          "queue %s: it is to be durable, but the coordinator has no folder for "
+                          "journals (dray serve --journal FOLDER)",
+                          o->name);
+    if (asprintf(out, "%s/queue-%016llx.%s", self->folder,
+                 (unsigned long long)dray__hash(o->name, strlen(o->name)),
+                 endings[o->settings.durability]) < 0)
+        return dray__nomem(error);
+    return DRAY_OK;
+}
+
+static int make_table(void *user, dray__reader *opening, dray__table **out, dray_error *error)
+{
+    dray__controller *self = user;
+    dray__arena arena = {0};
+    dray__opening o = {0};
+    int rc = dray__opening_read(opening, &arena, &o, error);
+    if (!rc)
+        rc = dray__store_settle(self, &o.settings, o.name, error);
+    if (!rc)
+        rc = dray__table_new(o.name, o.tasks, o.task_count, &o.settings, out, error);
+    if (!rc)
+        rc = dray__store_draw(self, *out, error);
+    if (!rc) { /* chunks that are dropped meanwhile are told to the keeper afterwards */
+        (*out)->drop = dray__drops_add;
+        (*out)->user = &self->drops;
+    }
+    dray__arena_free(&arena);
+    return rc;
+}
+
+/* ---- checkpoints ----------------------------------------------------------------------------- */
+
+/* A file that a client opened: a regular one, for reading, or for writing at any place. Its name is
+ * for messages. */
+static int take_passed(dray__request *request, bool to_write, int *out, char **label,
+                       dray_error *error)
+{
+    char link[64], name[4096];
+    struct stat st;
+    uint32_t count = dray__request_fd_count(request);
+    int fd = count ? dray__request_take_fd(request, count - 1) : -1;
+    int flags = fd < 0 ? -1 : fcntl(fd, F_GETFL), mode = flags & O_ACCMODE;
+    if (flags < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || flags & O_APPEND ||
+        mode == (to_write ? O_RDONLY : O_WRONLY)) {
+        if (fd >= 0)
+            close(fd);
+        return dray__fail(error, DRAY_EINVALID,
+                          "checkpoint: the descriptor of a regular file that is open for %s "
+                          "expected with the message, found %s",
+                          to_write ? "writing" : "reading", count ? "another one" : "none");
+    }
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, name, sizeof name - 1);
+    name[n > 0 ? n : 0] = 0;
+    if (asprintf(label, "checkpoint %s", n > 0 ? name : "that was passed") < 0) {
+        close(fd);
+        return dray__nomem(error);
+    }
+    *out = fd;
+    return DRAY_OK;
+}
+
+/* A name in the coordinator's own folder. */
+static int check_saved(const dray__controller *self, const dray__request *request, const char *name,
+                       dray_error *error)
+{
+    int rc = dray__saved_name_check(name, error);
+    if (!rc && dray__request_type(request) == DRAY__MSG_QUEUE_CHECKPOINT &&
+        dray__request_fd_count(request))
+        rc = dray__fail(error, DRAY_EINVALID, "checkpoint %s: a name or a descriptor, not both",
+                        name);
+    if (!rc && self->folder_fd < 0)
+        rc = dray__fail(error, DRAY_EUNSUPPORTED,
+                        "checkpoint %s: the coordinator has no folder for it (dray serve "
+                        "--journal FOLDER)",
+                        name);
+    return rc;
+}
+
+static int open_saved(dray__controller *self, dray__request *request, const char *name, int *out,
+                      char **label, dray_error *error)
+{
+    char file[256];
+    if (strcmp(name, DRAY__PASSED) == 0)
+        return take_passed(request, false, out, label, error);
+    int rc = check_saved(self, request, name, error);
+    if (rc)
+        return rc;
+    snprintf(file, sizeof file, "checkpoint-%s", name);
+    int fd = dray__open_beneath(self->folder_fd, file, O_RDONLY | O_NONBLOCK, 0);
+    if (fd < 0 && errno == ENOENT)
+        return dray__fail(error, DRAY_ENOENT, "checkpoint %s: there is none", name);
+    if (fd < 0)
+        return dray__fail_errno(error, errno, "checkpoint %s", name);
+    if (asprintf(label, "checkpoint %s", name) < 0) {
+        close(fd);
+        return dray__nomem(error);
+    }
+    *out = fd;
+    return DRAY_OK;
+}
+
+/* A queue writes one at a time, so that its partial file is its own. */
+static int create_saved(dray__controller *self, const dray__ledger *ledger, const char *name,
+                        dray__copy *copy, dray_error *error)
+{
+    const char *queue = ledger->table->name;
+    copy->folder = self->folder_fd;
+    if (asprintf(&copy->label, "checkpoint %s", name) < 0 ||
+        asprintf(&copy->name, "checkpoint-%s", name) < 0 ||
+        asprintf(&copy->partial, ".checkpoint-%016llx",
+                 (unsigned long long)dray__hash(queue, strlen(queue))) < 0)
+        return dray__nomem(error);
+    copy->fd = dray__open_beneath(self->folder_fd, copy->partial, O_RDWR | O_CREAT, 0600);
+    return copy->fd < 0 ? dray__fail_errno(error, errno, "%s", copy->label) : DRAY_OK;
+}
+
+int dray__durable_save(dray__controller *self, dray__ledger *ledger, const char *name,
+                       dray__request *request, dray_error *error)
+{
+    bool passed = strcmp(name, DRAY__PASSED) == 0;
+    int rc = passed ? DRAY_OK : check_saved(self, request, name, error);
+    dray__copy *copy = rc ? NULL : calloc(1, sizeof *copy);
+    if (!copy)
+        return rc ? rc : dray__nomem(error);
+    *copy = (dray__copy){.fd = -1, .folder = -1};
+    rc = passed ? take_passed(request, true, &copy->fd, &copy->label, error)
+                : create_saved(self, ledger, name, copy, error);
+    if (!rc)
+        return dray__ledger_copy(ledger, copy, error);
+    dray__copy_free(copy);
+    return rc;
+}
+
+static int copy_file(int from, const char *label, const char *to, dray_error *error)
+{
+    int out = open(to, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600), rc = DRAY_OK;
+    if (out < 0)
+        return dray__fail_errno(error, errno, "journal %s", to);
+    if (lseek(from, 0, SEEK_SET) < 0 || dray__copy_rest(from, out) < 0)
+        rc = dray__fail_errno(error, errno, "copying %s to %s", label, to);
+    if (!rc && fsync(out) < 0)
+        rc = dray__fail_errno(error, errno, "journal %s", to);
+    close(out);
+    if (rc)
+        unlink(to);
+    return rc;
+}
+
+/* The table of a checkpoint; path: of a journal that goes on from there, or NULL. */
+static int restore_from(dray__controller *self, const dray__opening *o, int from, const char *label,
+                        const char *path, dray__table **out, dray_error *error)
+{
+    dray__ledger_options options = {.path = path ? path : label,
+                                    .keeper_path = self->keeper_path,
+                                    .era = self->homes.era,
+                                    .sync = o->settings.durability == DRAY_DURABILITY_JOURNAL,
+                                    .kept = path != NULL,
+                                    .from = path ? NULL : &from};
+    dray__table *table = NULL;
+    int rc = path ? copy_file(from, label, path, error) : DRAY_OK;
+    bool copied = path && !rc;
+    if (!rc && (rc = dray__ledger_recover(&options, make_table, self, &table, error)))
+        dray__fail_prefix(error, rc, "%s: ", label);
+    if (!rc && !table)
+        rc = dray__fail(error, DRAY_EFORMAT, "%s is no queue's", label);
+    dray__settings wanted = o->settings;
+    wanted.durability = 0; /* may be another one than when it was saved */
+    if (!rc && strcmp(table->name, o->name) != 0)
+        rc = dray__fail(error, DRAY_EINVALID, "%s is of queue %s, not %s", label, table->name,
+                        o->name);
+    if (!rc)
+        rc = dray__table_same(table, o->tasks, o->task_count, &wanted, error);
+    if (rc) {
+        if (table) {
+            dray__ledger_end_of(table);
+            dray__table_free(table);
+        }
+        if (copied)
+            unlink(path);
+        return rc;
+    }
+    table->settings.durability = o->settings.durability;
+    *out = table;
+    return DRAY_OK;
+}
+
+static int restore(dray__controller *self, const dray__opening *o, dray__request *request,
+                   const char *path, dray__table **out, dray_error *error)
+{
+    int from;
+    char *label;
+    int rc = open_saved(self, request, o->restore, &from, &label, error);
+    if (rc)
+        return rc;
+    rc = restore_from(self, o, from, label, path, out, error);
+    close(from);
+    free(label);
+    return rc;
+}
+
+/* ---- queues ---------------------------------------------------------------------------------- */
+
+static int begin_ledger(dray__controller *self, const dray__opening *o, dray__request *request,
+                        const char *path, dray__table *table, dray_error *error)
+{
+    const dray__reader *opening = dray__request_payload(request);
+    dray__ledger_options options = {.path = path,
+                                    .keeper_path = self->keeper_path,
+                                    .era = self->homes.era,
+                                    .sync = o->settings.durability == DRAY_DURABILITY_JOURNAL,
+                                    .kept = true};
+    return dray__ledger_new(table, &options, opening->data, opening->size, error);
+}
+
+int dray__durable_new(dray__controller *self, const dray__opening *o, dray__request *request,
+                      dray__table **out, dray_error *error)
+{
+    dray__table *table = NULL;
+    char *path = NULL;
+    int rc = DRAY_OK;
+    if (o->settings.durability > DRAY_DURABILITY_NONE)
+        rc = path_of(self, o, &path, error);
+    if (!rc && o->restore[0]) {
+        rc = restore(self, o, request, path, out, error);
+        free(path);
+        return rc;
+    }
+    if (!rc)
+        rc = dray__table_new(o->name, o->tasks, o->task_count, &o->settings, &table, error);
+    if (!rc)
+        rc = dray__store_draw(self, table, error);
+    if (!rc && path)
+        rc = begin_ledger(self, o, request, path, table, error);
+    free(path);
+    if (rc && table) {
+        dray__ledger_end_of(table);
+        dray__table_free(table);
+        return rc;
+    }
+    *out = table;
+    return rc;
+}
+
+static int recover_file(dray__controller *self, const char *path,
+                        int (*serve)(dray__controller *, dray__table *, dray_error *),
+                        dray_error *error)
+{
+    dray__ledger_options options = {.path = path,
+                                    .keeper_path = self->keeper_path,
+                                    .era = self->homes.era,
+                                    .sync = true,
+                                    .kept = true};
+    dray__table *table = NULL;
+    int rc = dray__ledger_recover(&options, make_table, self, &table, error);
+    if (rc)
+        return rc;
+    if (table) { /* what opened it may have been a checkpoint's queue, and this goes on from one */
+        table->settings.durability = DRAY_DURABILITY_JOURNAL;
+        rc = serve(self, table, error);
+        return rc ? rc : dray__store_former(self, self->queues->table, error);
+    }
+    /* Not even the queue's opening got into it, so nobody was told that there is such a queue. */
+    dray__log(DRAY_LOG_INFO, "queue: journal %s holds nothing: removed", path);
+    unlink(path);
+    return DRAY_OK;
+}
+
+int dray__durable_recover(dray__controller *self,
+                          int (*serve)(dray__controller *, dray__table *, dray_error *),
+                          dray_error *error)
+{
+    if (mkdir(self->folder, 0700) < 0 && errno != EEXIST)
+        return dray__fail_errno(error, errno, "folder of journals %s", self->folder);
+    self->folder_fd = open(self->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (self->folder_fd < 0)
+        return dray__fail_errno(error, errno, "folder of journals %s", self->folder);
+    const dray__stores_options stores = {.folder = self->folder};
+    int rc = dray__stores_new(&stores, &self->cleaned, error);
+    if (rc)
+        return rc;
+    dray__keeper_link link;
+    rc = dray__keeper_link_init(&link, self->keeper_path, DRAY__KEEPER_PATIENCE, error);
+    link.era = self->homes.era;
+    if (!rc && self->keeper_path) /* what it holds is of a controller that is gone */
+        rc = dray__keeper_reset(&link, error);
+    dray__keeper_link_free(&link);
+    DIR *dir = rc ? NULL : opendir(self->folder);
+    if (!rc && !dir)
+        rc = dray__fail_errno(error, errno, "folder of journals %s", self->folder);
+    for (struct dirent *entry; !rc && (entry = readdir(dir));) {
+        char path[4096];
+        if (strncmp(entry->d_name, ".checkpoint-", strlen(".checkpoint-")) == 0)
+            unlinkat(self->folder_fd, entry->d_name, 0); /* it was not whole */
+        if (strncmp(entry->d_name, "queue-", 6) != 0)
+            continue;
+        if (snprintf(path, sizeof path, "%s/%s", self->folder, entry->d_name) >= (int)sizeof path)
+            rc = dray__fail(error, DRAY_EINVALID, "folder of journals %s: too long", self->folder);
+        else if (dray__ends_with(path, ".journal"))
+            rc = recover_file(self, path, serve, error);
+        else if (dray__ends_with(path, ".scratch") || dray__ends_with(path, ".new"))
+            unlink(path);
+    }
+    if (dir)
+        closedir(dir);
+    return rc ? rc : dray__store_clean(self, error);
+}

@@ -1,0 +1,148 @@
+/* src/queue/server/: the queue's service in the coordinator. controller.c takes requests, steps.c
+ * answers those that never wait, waiters.c keeps those that may, answers.c writes replies, and
+ * collect.c reads the pages of releases. durable.c starts and saves journals, store.c knows the
+ * stores of a coordinator, drops.c tells keepers what to drop, and status.c tells people. */
+
+/* What controller.c, waiters.c (requests that wait) and steps.c (requests that are answered at
+ * once) share. */
+#ifndef DRAY_QUEUE_SERVICE_H
+#define DRAY_QUEUE_SERVICE_H
+
+#include "control/coordinator.h"
+#include "queue/journal/ledger.h"
+#include "queue/messages.h"
+#include "queue/server/counts.h"
+#include "queue/server/internal.h"
+#include "queue/storage/cleaner.h"
+#include "queue/storage/homes.h"
+#include "queue/storage/stores.h"
+
+typedef struct dray__controller dray__controller;
+typedef struct dray__waiter dray__waiter;
+
+typedef struct dray__line { /* waiters in order of arrival */
+    dray__waiter *first, **last;
+} dray__line;
+
+/* So many of a queue's clients have pages of releases: all are looked at for every request. */
+#define DRAY__PAGES 64u
+
+typedef struct dray__page {
+    dray__client *client;
+    dray__releases *releases;
+    uint32_t read;
+} dray__page;
+
+typedef struct dray__served { /* a queue */
+    struct dray__served *next;
+    dray__controller *controller;
+    dray__table *table;
+    uint64_t space; /* of the queue's objects, where a store holds them */
+    dray__cleaner *cleaner;
+    dray__line claims, inserts, waits, refills;
+    dray__line held;    /* answers to what is not safe in the journal yet */
+    struct event *safe; /* the journal has gone on */
+    bool bytes_gone;    /* of a record, before they were in the journal */
+    int64_t hold_due;   /* when the next claim is held too long */
+    dray__waits waited; /* for answers so far */
+    dray__page pages[DRAY__PAGES];
+    uint32_t page_count, wanted; /* what they say */
+} dray__served;
+
+struct dray__controller {
+    struct event_base *base;
+    struct event *timer;
+    struct event *work;  /* the next step of what takes long */
+    struct event *sweep; /* nobody asked anything since: pages are read all the same */
+    int64_t sweep_ns;    /* when it comes, after the last time; 0: it does not */
+    dray__served *queues;
+    dray__idmap clients; /* id -> dray__client, whose owner is the queue */
+    uint32_t client_ids;
+    dray__line opens; /* attaching to queues that are not there yet */
+    dray__drops drops;
+    dray__homes homes;
+    const dray__coordinator *coordinator;
+    dray__quota *quotas; /* by token; the first one's is "master" */
+    dray__refusals refusals;
+    dray__writer out;
+    char **stores; /* "redis:unix:/path": who may hold queues' bytes, and nobody else */
+    uint32_t store_count;
+    uint64_t store_capacity;
+    dray__stores *cleaned; /* NULL: there is no folder */
+    char *folder;          /* of journals and checkpoints; NULL: none */
+    int folder_fd;         /* -1: none */
+    char *keeper_path;     /* NULL: none */
+};
+
+/* Reads the head of every request but OPEN: finds the client, closes chunks. */
+int dray__read_head(dray__controller *self, dray__request *request, dray__client **client,
+                    uint64_t *drops_seen, dray_error *error);
+int dray__finish_reading(const dray__request *request, dray_error *error);
+/* Replies, at once or when what the queue has written down is safe. record: the request's own in
+ * the journal; 0: none. */
+void dray__answer(dray__served *queue, dray__request *request, dray__writer *out, uint64_t record);
+/* The record that was added since the last one was `before`; 0: none. */
+uint64_t dray__own_record(const dray__ledger *ledger, uint64_t before);
+/* Answers a request of steps.c. An error is the caller's to send. */
+int dray__step(dray__controller *self, dray__request *request, dray_error *error);
+/* There is work that is done in steps. */
+void dray__work_soon(dray__controller *self);
+/* Sets the timer to the next claim that is held too long. */
+void dray__arm_timer(dray__controller *self);
+/* What the client waits for ends with DRAY_ECANCELED; ticket DRAY__NONE: all of it. */
+void dray__cancel_waiting(dray__served *queue, const dray__client *client, uint32_t ticket);
+/* Takes over the list of stores ("redis:ADDRESS", NULL at the end), and adds what
+ * $DRAY_QUEUE_BACKEND says. DRAY_EINVALID: no store's address. */
+int dray__store_list(dray__controller *self, const char *const *stores, dray_error *error);
+void dray__store_list_free(dray__controller *self);
+/* What a client, a journal or a checkpoint says of a store must be in the list; an address that was
+ * not said becomes the list's, if that is one. DRAY_EPERM, DRAY_EINVALID. */
+int dray__store_settle(const dray__controller *self, dray__settings *settings, const char *queue,
+                       dray_error *error);
+/* Where the table's settings name a store: a space of its own there, which is noted in the folder
+ * before anything is put there. */
+int dray__store_draw(const dray__controller *self, dray__table *table, dray_error *error);
+/* Notes the space that its journal names, too, which may have come from elsewhere. */
+int dray__store_former(const dray__controller *self, const dray__table *table, dray_error *error);
+/* The queue that has such a table gets a cleaner. */
+int dray__store_use(dray__served *queue, dray_error *error);
+/* Drops what coordinators before this one left in stores, killed at whatever moment. */
+int dray__store_clean(dray__controller *self, dray_error *error);
+void dray__store_sweep(dray__served *queue, uint32_t client);
+/* The client wrote the object and does not know what became of it: nothing, if it is unknown here,
+ * and then it is dropped. */
+void dray__object_abandoned(dray__served *queue, const dray__client *client, uint64_t id,
+                            uint64_t size);
+void dray__end_client(dray__controller *self, dray__client *client, bool died, const char *reason);
+dray__waiting dray__count_waiting(const dray__served *queue);
+
+/* ---- collect.c ---- */
+
+/* The client's page, if the descriptor is of one and there is room. The descriptor stays the
+ * caller's. */
+bool dray__page_add(dray__served *queue, dray__client *client, int fd);
+/* Reads what the client released last, if it has a page, and forgets it. */
+void dray__page_remove(dray__served *queue, const dray__client *client);
+void dray__pages_free(dray__served *queue);
+/* Releases what clients have written on their pages. true: there was something. */
+bool dray__collect(dray__served *queue);
+/* Says on the pages what is waited for now. true: that released something. */
+bool dray__collect_wanted(dray__served *queue);
+/* A request was handled: pages are read soon, and then less and less often until the next one. */
+void dray__sweep_soon(dray__controller *self);
+int dray__sweep_init(dray__controller *self, dray_error *error);
+
+/* ---- durable.c ---- */
+
+/* The queue's table, as its durability wants it: new, or of the checkpoint that is named. */
+int dray__durable_new(dray__controller *self, const dray__opening *o, dray__request *request,
+                      dray__table **out, dray_error *error);
+/* Saves the queue in the file that the request names (messages.h). */
+int dray__durable_save(dray__controller *self, dray__ledger *ledger, const char *name,
+                       dray__request *request, dray_error *error);
+/* Calls `serve` for every queue that has a journal in the folder. */
+int dray__durable_recover(dray__controller *self,
+                          int (*serve)(dray__controller *, dray__table *, dray_error *),
+                          dray_error *error);
+
+#endif

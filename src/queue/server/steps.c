@@ -1,0 +1,270 @@
+/* The requests that are answered at once: decode, do, answer. */
+#include "queue/server/service.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/json.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct step {
+    dray__request *request;
+    dray__client *client;
+    dray__table *table;
+    dray__served *queue;
+    uint64_t drops_seen;
+    dray__writer *out;
+} step;
+
+static int do_seal(step *s, const void *message, dray_error *error)
+{
+    const dray__sealing *sealing = message;
+    return dray__table_seal(s->table, sealing->partition, sealing->rows, error);
+}
+
+static int do_clear(step *s, const void *message, dray_error *error)
+{
+    const char *const *partition = message;
+    return dray__table_clear(s->table, *partition, error);
+}
+
+static int do_end(step *s, const void *message, dray_error *error)
+{
+    (void)message, (void)error;
+    dray__table_end(s->table);
+    return DRAY_OK;
+}
+
+static int do_decline(step *s, const void *message, dray_error *error)
+{
+    const uint64_t *id = message;
+    return dray__table_decline(s->table, *id, error);
+}
+
+static int do_admit(step *s, const void *message, dray_error *error)
+{
+    const dray__admitting *admitting = message;
+    return dray__table_admit(s->table, &admitting->admission, admitting->resume, error);
+}
+
+static int do_version(step *s, const void *message, dray_error *error)
+{
+    const uint64_t *version = message;
+    return dray__table_version(s->table, *version, error);
+}
+
+static int do_cursor(step *s, const void *message, dray_error *error)
+{
+    (void)message, (void)error;
+    const dray__cursor cursor = {.epoch = s->table->epoch, .seq = s->table->commit_seq};
+    dray__put_fields(s->out, &dray__cover_fields, &cursor);
+    return DRAY_OK;
+}
+
+static int do_cover(step *s, const void *message, dray_error *error)
+{
+    return dray__table_cover(s->table, message, error);
+}
+
+static int do_resume(step *s, const void *message, dray_error *error)
+{
+    int rc = dray__table_resume(s->table, message, error);
+    dray__put_u32(s->out, s->table->epoch);
+    return rc;
+}
+
+static int do_commit(step *s, const void *message, dray_error *error)
+{
+    const dray__committing *c = message;
+    int rc = dray__claim_commit(s->table, s->client, c->ticket, c->generation, &c->outputs, error);
+    if (!rc)
+        dray__answer_dropped(s->out, s->table, s->drops_seen);
+    return rc;
+}
+
+static int do_fail(step *s, const void *message, dray_error *error)
+{
+    const dray__failing *f = message;
+    return dray__claim_fail(s->table, s->client, f->ticket, f->items, f->count, f->reason, error);
+}
+
+/* What a journal has is put back before it is lost. Where chunks are named, all that lies in them
+ * is lost, whoever has claimed it. */
+static int do_lost(step *s, const void *message, dray_error *error)
+{
+    const dray__failing *f = message;
+    dray__table *table = s->table;
+    bool known = table->ledger || f->chunk_count;
+    if (known)
+        dray__claim_mark_lost(table, s->client, f->ticket, f->items, f->count, f->chunks,
+                              f->chunk_count);
+    dray__ledger_restore(table->ledger);
+    int rc = dray__claim_lost(table, s->client, f->ticket, f->items, f->count, f->reason, error);
+    if (known)
+        dray__table_lose_bytes(table);
+    return rc;
+}
+
+static int do_release(step *s, const void *message, dray_error *error)
+{
+    const uint32_t *ticket = message;
+    (void)error;
+    if (!dray__claim_release(s->table, s->client, *ticket))
+        dray__cancel_waiting(s->queue, s->client, *ticket);
+    return DRAY_OK;
+}
+
+static int do_split(step *s, const void *message, dray_error *error)
+{
+    const dray__splitting *m = message;
+    return dray__claim_split(s->table, s->client, m->ticket, m->part, m->items, m->count, error);
+}
+
+static int do_hold(step *s, const void *message, dray_error *error)
+{
+    const dray__holding *m = message;
+    int rc = dray__claim_hold(s->table, s->client, m->ticket,
+                              m->hold_ns > 0 ? dray__deadline(m->hold_ns) : INT64_MAX, error);
+    s->queue->hold_due = dray__table_expire(s->table, dray__now());
+    dray__arm_timer(s->queue->controller);
+    return rc;
+}
+
+/* What the client gives up it has given up, also when there is no place for a new one. */
+static int do_chunk(step *s, const void *message, dray_error *error)
+{
+    const dray__storing *m = message;
+    dray__stored stored = {0};
+    int rc = DRAY_OK;
+    if (m->wish_count && !dray__homes_alive(&s->queue->controller->homes, m->home))
+        rc = dray__fail(error, DRAY_EGONE, "the keeper of samples number %u is gone", m->home);
+    if (!rc && m->wish_count > 1 && !s->queue->cleaner)
+        rc =
+            dray__fail(error, DRAY_EINVALID, "one chunk at once expected, found %u", m->wish_count);
+    for (uint32_t i = 0; i < m->wish_count && !rc; i++) {
+        dray__chunk_wish wish = m->wishes[i];
+        wish.home = m->home;
+        if (s->queue->cleaner)
+            dray__object_abandoned(s->queue, s->client, wish.id, wish.size);
+        else
+            rc = dray__chunk_ask(s->table, s->client, &wish, &stored.given, &stored.size, error);
+    }
+    for (uint32_t i = 0; i < m->given_up_count; i++) {
+        int discarded = dray__chunk_discard(s->table, s->client, m->given_up[i], rc ? NULL : error);
+        rc = rc ? rc : discarded;
+    }
+    if (rc)
+        return rc;
+    dray__answer_dropped(s->out, s->table, s->drops_seen);
+    dray__put_fields(s->out, &dray__stored_fields, &stored);
+    return DRAY_OK;
+}
+
+static int do_checkpoint(step *s, const void *message, dray_error *error)
+{
+    const dray__saving *saving = message;
+    if (!s->table->ledger)
+        return dray__fail(error, DRAY_EUNSUPPORTED,
+                          "queue %s: its durability is none, there is nothing to save",
+                          s->table->name);
+    return dray__durable_save(s->queue->controller, s->table->ledger, saving->name, s->request,
+                              error);
+}
+
+static int do_status(step *s, const void *message, dray_error *error)
+{
+    (void)message;
+    dray__waiting waiting = dray__count_waiting(s->queue);
+    json_t *json = dray__table_json(s->table, &waiting);
+    char *text = json ? dray__json_text(json, JSON_COMPACT) : NULL;
+    json_decref(json);
+    if (!text)
+        return dray__nomem(error);
+    dray__put_string(s->out, text);
+    free(text);
+    return DRAY_OK;
+}
+
+static int do_close(step *s, const void *message, dray_error *error)
+{
+    (void)message, (void)error;
+    dray__end_client(s->queue->controller, s->client, false, "");
+    return DRAY_OK;
+}
+
+static const struct handler {
+    uint16_t type;
+    const dray__fields *fields; /* NULL: none */
+    int (*action)(step *, const void *message, dray_error *);
+} handlers[] = {
+    {DRAY__MSG_QUEUE_SEAL, &dray__sealing_fields, do_seal},
+    {DRAY__MSG_QUEUE_CLEAR, &dray__name_fields, do_clear},
+    {DRAY__MSG_QUEUE_END, NULL, do_end},
+    {DRAY__MSG_QUEUE_COMMIT, &dray__committing_fields, do_commit},
+    {DRAY__MSG_QUEUE_FAIL, &dray__failing_fields, do_fail},
+    {DRAY__MSG_QUEUE_LOST, &dray__losing_fields, do_lost},
+    {DRAY__MSG_QUEUE_RELEASE, &dray__u32_fields, do_release},
+    {DRAY__MSG_QUEUE_STATUS, NULL, do_status},
+    {DRAY__MSG_QUEUE_CHUNK, &dray__storing_fields, do_chunk},
+    {DRAY__MSG_QUEUE_DECLINE, &dray__u64_fields, do_decline},
+    {DRAY__MSG_QUEUE_CURSOR, NULL, do_cursor},
+    {DRAY__MSG_QUEUE_COVER, &dray__cover_fields, do_cover},
+    {DRAY__MSG_QUEUE_RESUME, &dray__cursor_fields, do_resume},
+    {DRAY__MSG_QUEUE_ADMIT, &dray__admitting_fields, do_admit},
+    {DRAY__MSG_QUEUE_VERSION, &dray__u64_fields, do_version},
+    {DRAY__MSG_QUEUE_CLOSE, NULL, do_close},
+    {DRAY__MSG_QUEUE_HOLD, &dray__holding_fields, do_hold},
+    {DRAY__MSG_QUEUE_CHECKPOINT, &dray__saving_fields, do_checkpoint},
+    {DRAY__MSG_QUEUE_SPLIT, &dray__splitting_fields, do_split},
+};
+
+/* What a message of these fields says. */
+typedef union message {
+    dray__sealing sealing;
+    dray__committing committing;
+    dray__failing failing;
+    dray__storing storing;
+    dray__cursor cursor;
+    dray__admitting admitting;
+    dray__holding holding;
+    dray__splitting splitting;
+    dray__saving saving;
+    const char *name;
+    uint64_t number;
+} message;
+
+static int take_step(dray__controller *self, dray__request *request, const struct handler *handler,
+                     dray_error *error)
+{
+    step s = {.request = request, .out = &self->out};
+    int rc = dray__read_head(self, request, &s.client, &s.drops_seen, error);
+    if (rc)
+        return rc;
+    s.queue = s.client->owner;
+    s.table = s.queue->table;
+    dray__writer_reset(s.out);
+    uint64_t before = dray__ledger_added(s.table->ledger);
+    dray__arena arena = {0};
+    message m;
+    memset(&m, 0, sizeof m);
+    if (handler->fields)
+        dray__get_fields(dray__request_payload(request), &arena, handler->fields, &m);
+    rc = dray__finish_reading(request, error);
+    if (!rc)
+        rc = handler->action(&s, &m, error);
+    dray__arena_free(&arena);
+    if (rc)
+        return rc;
+    dray__answer(s.queue, request, s.out, dray__own_record(s.table->ledger, before));
+    return DRAY_OK;
+}
+
+int dray__step(dray__controller *self, dray__request *request, dray_error *error)
+{
+    uint16_t type = dray__request_type(request);
+    for (size_t i = 0; i < sizeof handlers / sizeof *handlers; i++)
+        if (handlers[i].type == type)
+            return take_step(self, request, &handlers[i], error);
+    return dray__fail(error, DRAY_EUNSUPPORTED, "message %04x is none of the queue's", type);
+}

@@ -1,0 +1,236 @@
+/* The thread of a keeper that joined (join.h). */
+#include "queue/storage/join.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "control/context.h"
+#include "net/cells.h"
+#include "queue/messages.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+enum { WAIT_MS = 5000, PAUSE_MS = 200 };
+
+struct dray__join {
+    dray__keeper *keeper;
+    char *address, *path, *listen, *host;
+    bool own;
+    bool leaving; /* atomic */
+    int socket;   /* of the channel that the thread waits at; -1: none; atomic */
+    bool running;
+    pthread_t thread;
+    dray_context *context;
+    dray__channel *channel;
+    dray__server *server;
+    dray__cells cells;
+    const char *endpoint;
+    dray__tls_key key;
+    dray__stream_keys keys;
+    uint32_t number;
+    uint64_t seen; /* pairs that it was told to drop */
+};
+
+static bool leaving(const dray__join *j)
+{
+    return __atomic_load_n(&j->leaving, __ATOMIC_ACQUIRE);
+}
+
+static int read_cell(void *user, const dray__cell *cell, void *out)
+{
+    return dray__keeper_read(user, cell->number, cell->offset, cell->bytes, out);
+}
+
+static int serve(dray__join *j, dray_error *error)
+{
+    char address[DRAY__STREAM_ADDRESS];
+    bool elsewhere;
+    int rc = DRAY_OK;
+    if (!j->listen)
+        rc = dray__data_address(j->context, address, &elsewhere, error);
+    else if ((size_t)snprintf(address, sizeof address, "%s", j->listen) >= sizeof address)
+        rc = dray__fail(error, DRAY_EINVALID, "a keeper's address: at most %zu bytes expected",
+                        sizeof address - 1);
+    if (rc)
+        return rc;
+    j->keys = *dray__context_keys(j->context);
+    j->keys.key = &j->key;
+    j->cells = (dray__cells){read_cell, j->keeper};
+    return dray__cells_serve(address, &j->keys, &j->cells, &j->server, &j->endpoint, error);
+}
+
+/* Tells the controller; what it learns is the key, which nobody shows before. */
+static int introduce(dray__join *j, dray_error *error)
+{
+    const dray__home_join message = {j->path, j->endpoint, j->own};
+    dray__home_told told;
+    dray__arena texts = {0};
+    int rc = dray__ask(j->channel, DRAY__MSG_QUEUE_HOME_JOIN, &dray__home_join_fields, &message,
+                       dray__context_deadline(j->context, DRAY_WAIT_DEFAULT), &texts,
+                       &dray__home_joined_fields, &told, error);
+    if (!rc)
+        rc = dray__home_key(&told, "HOME_JOIN", &j->key, error);
+    if (!rc) {
+        j->number = told.number;
+        j->seen = 0;
+        if (!j->own) /* the controller resets its own itself */
+            dray__keeper_enter_era(j->keeper, told.era);
+    }
+    dray__arena_free(&texts);
+    return rc;
+}
+
+static int enter(dray__join *j, dray_error *error)
+{
+    dray_options options = DRAY_OPTIONS_INIT;
+    options.address = j->address;
+    options.name = "keeper";
+    options.host = j->host;
+    int rc = j->context ? DRAY_OK : dray_open(&options, &j->context, error);
+    if (!rc && !j->channel)
+        rc = dray__channel_open(j->context, &j->channel, error);
+    if (!rc && !j->server)
+        rc = serve(j, error);
+    if (!rc)
+        rc = introduce(j, error);
+    if (!rc)
+        __atomic_store_n(&j->socket, dray__channel_socket(j->channel), __ATOMIC_RELEASE);
+    return rc;
+}
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+static int drop_some(dray__join *j, dray_error *error)
+{
+    const dray__home_wait message = {j->number, j->seen, WAIT_MS * DRAY__MILLISECOND};
+    dray__chunk_keys told;
+    dray__arena items = {0};
+    int rc = dray__ask(j->channel, DRAY__MSG_QUEUE_HOME_WAIT, &dray__home_wait_fields, &message,
+                       dray__deadline(2 * WAIT_MS * DRAY__MILLISECOND), &items,
+                       &dray__chunk_keys_fields, &told, error);
+    for (uint32_t i = 0; !rc && i < told.count; i++)
+        dray__keeper_drop(j->keeper, told.items[i].id, told.items[i].key);
+    j->seen += rc ? 0 : told.count;
+    dray__arena_free(&items);
+    return rc;
+}
+
+/* The coordinator that comes next knows nothing of what is kept here. */
+static void come_back(dray__join *j)
+{
+    dray_error error;
+    int rc = DRAY_ECLOSED;
+    __atomic_store_n(&j->socket, -1, __ATOMIC_RELEASE);
+    for (bool told = false; rc && !leaving(j); poll(NULL, 0, rc ? PAUSE_MS : 0)) {
+        dray__channel *channel = NULL;
+        if (j->context && j->channel) {
+            rc =
+                dray__context_come_back(j->context, dray__deadline(DRAY__SECOND), &channel, &error);
+            if (rc == DRAY_OK) {
+                dray__channel_close(j->channel);
+                j->channel = channel;
+                dray__keeper_reset_all(j->keeper);
+            }
+        } else {
+            rc = DRAY_OK;
+        }
+        if (!rc)
+            rc = enter(j, &error);
+        if (rc && !told && !leaving(j))
+            dray__log(DRAY_LOG_WARN, "keeper %s: %s", j->path, error.message);
+        told = true;
+    }
+}
+
+static void *run(void *user)
+{
+    dray__join *j = user;
+    dray_error error;
+    if (!j->channel)
+        come_back(j);
+    while (!leaving(j)) {
+        int rc = drop_some(j, &error);
+        if (rc && rc != DRAY_ETIMEDOUT && !leaving(j)) {
+            dray__log(DRAY_LOG_WARN, "keeper %s: %s", j->path, error.message);
+            come_back(j);
+        }
+    }
+    return NULL;
+}
+
+static int start_thread(dray__join *j, dray_error *error)
+{
+    sigset_t all, before;
+    sigfillset(&all); /* signals are the loop's */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int code = pthread_create(&j->thread, NULL, run, j);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    j->running = code == 0;
+    return code ? dray__fail_errno(error, code, "keeper: no thread") : DRAY_OK;
+}
+
+static bool copy(char **out, const char *text)
+{
+    *out = text ? strdup(text) : NULL;
+    return *out || !text;
+}
+
+int dray__join_start(dray__keeper *keeper, const dray__join_options *o, dray__join **out,
+                     dray_error *error)
+{
+    dray__join *j = calloc(1, sizeof *j);
+    if (!j)
+        return dray__nomem(error);
+    j->keeper = keeper;
+    j->own = o->own;
+    j->socket = -1;
+    bool copied = copy(&j->address, o->address) && copy(&j->path, o->path) &&
+                  copy(&j->listen, o->listen) && copy(&j->host, o->host);
+    int rc = copied ? DRAY_OK : dray__nomem(error);
+    if (!rc && !o->later)
+        rc = enter(j, error);
+    if (!rc)
+        rc = start_thread(j, error);
+    if (rc)
+        dray__join_free(j);
+    else
+        *out = j;
+    return rc;
+}
+
+const char *dray__join_endpoint(const dray__join *join)
+{
+    return join->endpoint;
+}
+
+void dray__join_leave(dray__join *j)
+{
+    __atomic_store_n(&j->leaving, true, __ATOMIC_RELEASE);
+    int fd = __atomic_load_n(&j->socket, __ATOMIC_ACQUIRE);
+    if (fd >= 0)
+        shutdown(fd, SHUT_RDWR); /* the thread waits there */
+}
+
+void dray__join_free(dray__join *j)
+{
+    if (!j)
+        return;
+    dray__join_leave(j);
+    if (j->running)
+        pthread_join(j->thread, NULL);
+    dray__server_free(j->server);
+    dray__channel_close(j->channel);
+    dray_close(j->context);
+    dray__forget_bytes(&j->key, sizeof j->key);
+    free(j->address);
+    free(j->path);
+    free(j->listen);
+    free(j->host);
+    free(j);
+}

@@ -1,0 +1,134 @@
+/* The memory under chunks: memfds that one process maps writable and everybody else reads; the way
+ * to them through the keeper; and this process's read-only mappings of others' chunks. */
+#ifndef DRAY_QUEUE_STORAGE_H
+#define DRAY_QUEUE_STORAGE_H
+
+#include "base/wire.h"
+#include "control/channel.h"
+#include "queue/messages.h"
+
+#include <dray/dray.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+/* Makes a memfd of `bytes`, maps it writable here (pages there already, not inherited by forks),
+ * then seals it: nobody can map it writable again, shrink it or grow it. */
+int dray__segment_new(uint64_t bytes, void **base, int *fd, dray_error *error);
+/* That a descriptor from elsewhere is such a memfd of at least `bytes`: reading its mapping can
+ * then never fail. DRAY_EINVALID. */
+int dray__segment_check(int fd, uint64_t bytes, dray_error *error);
+
+/* A connection to the keeper, made when first needed. One thread at a time. */
+typedef struct dray__keeper_link {
+    char *address; /* "unix:..."; NULL: the coordinator named none */
+    dray__channel *channel;
+    int64_t timeout_ns;
+    uint64_t era; /* of the controller that chunks are put for; 0: not known */
+} dray__keeper_link;
+
+int dray__keeper_link_init(dray__keeper_link *link, const char *path, int64_t timeout_ns,
+                           dray_error *error);
+void dray__keeper_link_free(dray__keeper_link *link);
+/* The keeper may be another one by now. */
+void dray__keeper_link_break(dray__keeper_link *link);
+/* DRAY_ECLOSED: the controller of this era is gone, and another has come. */
+int dray__keeper_put(dray__keeper_link *link, uint64_t id, uint64_t key, uint64_t bytes, int fd,
+                     dray_error *error);
+/* Tells it to forget some chunks. */
+int dray__keeper_forget(dray__keeper_link *link, const dray__chunk_key *chunks, uint32_t count,
+                        dray_error *error);
+/* Tells the keeper to forget all chunks, and that from now on only those of the link's era come. */
+int dray__keeper_reset(dray__keeper_link *link, dray_error *error);
+
+/* A chunk as this process reads it: mapped once, shared by all queues and threads. */
+typedef struct dray__mapping {
+    uint64_t id;
+    uint8_t *base; /* read-only */
+    uint64_t size;
+    uint32_t users; /* of batches */
+    int dropped;    /* unmapped with its last user */
+} dray__mapping;
+
+/* Maps the chunk, or finds its mapping; give it back with dray__mapping_put. */
+int dray__mapping_get(dray__keeper_link *link, uint64_t id, dray__mapping **out, dray_error *error);
+void dray__mapping_put(dray__mapping *mapping);
+/* The chunk is gone from the keeper: its memory should not be kept for a mapping's sake. */
+void dray__mapping_drop(uint64_t id);
+void dray__mapping_drop_unused(void);
+
+/* ---- chunks that this process writes --------------------------------------------------------- */
+
+/* A producer's chunks: where its outputs are written before a commit refers to them. A chunk is
+ * filled from its beginning (current), then set aside until nothing uncommitted is left in it, and
+ * closed (told to the controller with the next message). When all rows in it are freed and nobody
+ * has it pinned, the controller may give it back when we ask for memory. */
+
+typedef enum dray__written_state {
+    DRAY__WRITTEN_CURRENT,
+    DRAY__WRITTEN_FULL, /* not current any more, with values that are not committed yet */
+    DRAY__WRITTEN_CLOSED,
+    DRAY__WRITTEN_LOST /* its controller is gone, but values in it are not given up yet */
+} dray__written_state;
+
+typedef struct dray__written {
+    uint64_t id, key, size, used; /* key: what one must know to have it dropped */
+    uint8_t *base;
+    uint32_t pending; /* values set and neither committed nor given up */
+    dray__written_state state;
+    bool kept;     /* something in it was committed, or may have been */
+    uint64_t told; /* CLOSED: by which message (storage.messages) it was told; 0: by none */
+    struct dray__written *next;
+} dray__written;
+
+typedef struct dray__storage {
+    pid_t pid;
+    dray__written *chunks, *current;
+    uint64_t count, bytes;
+    uint64_t capacity; /* of the queue */
+    uint64_t messages; /* that said which chunks are closed */
+    const uint64_t *rooms;
+    uint32_t room_count; /* bytes of the columns that are written next; 0: not known */
+} dray__storage;
+
+typedef struct dray__storage_room { /* room for values, of a chunk */
+    dray__written *chunk;
+    uint64_t offset; /* of an object: its size */
+    uint8_t *at;
+    uint64_t object; /* not of a chunk, but this object of a store */
+} dray__storage_room;
+
+/* Takes `bytes` of the current chunk. false: another chunk is needed. */
+bool dray__storage_take(dray__storage *storage, uint64_t bytes, dray__storage_room *out);
+/* Makes the closed chunk that was given back current. false: there is none such. */
+bool dray__storage_reuse(dray__storage *storage, uint64_t id);
+/* Nothing more is put into the current chunk. */
+void dray__storage_set_aside(dray__storage *storage);
+/* How large a new chunk for `bytes` and what comes next should be, and must be at least. */
+void dray__storage_size(const dray__storage *storage, uint64_t bytes, uint64_t *least,
+                        uint64_t *size);
+/* How many bytes of new chunks such columns need, at least; 0: they fit into the current one, which
+ * may be set aside otherwise. */
+int dray__storage_ahead(dray__storage *storage, const uint64_t *rooms, uint32_t count,
+                        uint64_t *bytes, dray_error *error);
+/* An id and a key for a new chunk. */
+int dray__storage_name(uint64_t *id, uint64_t *key, dray_error *error);
+/* Makes a new chunk, not yet one of the storage's. *fd is for the keeper. */
+int dray__storage_make(uint64_t id, uint64_t key, uint64_t size, dray__written **out, int *fd,
+                       dray_error *error);
+void dray__storage_add(dray__storage *storage, dray__written *chunk); /* and makes it current */
+void dray__storage_unmake(dray__written *chunk);
+/* A span's values were committed, or given up (then its room is taken back where it can be). */
+void dray__storage_done(dray__storage *storage, const dray__storage_room *span, bool given_up);
+void dray__storage_dropped(dray__storage *storage, uint64_t id);
+/* "u32 n, n * u64": chunks that were closed since the last time. */
+void dray__storage_put_closed(dray__storage *storage, dray__writer *w);
+/* The last message was not sent: what it said is said again. all: so is what earlier ones said, for
+ * a chunk may have been given back by an answer that never came. */
+void dray__storage_untell(dray__storage *storage, bool all);
+/* The controller that knew the chunks is gone. */
+void dray__storage_lose(dray__storage *storage);
+/* Is a chunk closed that was not told yet? */
+bool dray__storage_has_news(const dray__storage *storage);
+void dray__storage_free(dray__storage *storage);
+
+#endif

@@ -1,0 +1,702 @@
+/* Where committed bytes lie: puts, the chunks that hold them, what is still needed, what is free.
+ */
+#include "queue/table/table_inside.h"
+
+#include "base/error.h"
+#include "base/words.h"
+#include "queue/journal/ledger.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define PUT_COLUMNS_MAX 512u
+#define TAGS_MAX (1u << 26) /* of a put; what is of every row is kept for each */
+#define CHUNKS_MAX 65536u
+#define CHUNK_BYTES_MAX (UINT64_C(1) << 40) /* sums of bytes cannot overflow */
+
+/* ---- chunks ---------------------------------------------------------------------------------- */
+
+int dray__chunk_add(dray__table *table, dray__client *client, uint32_t home, uint64_t id,
+                    uint64_t key, uint64_t size, dray_error *error)
+{
+    if (!id || !size || size > CHUNK_BYTES_MAX)
+        return dray__fail(error, DRAY_EINVALID, "chunk %016llx of %llu bytes: impossible",
+                          (unsigned long long)id, (unsigned long long)size);
+    if (dray__idmap_get(&table->chunks, id))
+        return dray__fail(error, DRAY_EEXIST, "chunk %016llx is registered already",
+                          (unsigned long long)id);
+    if (table->chunks.count >= CHUNKS_MAX)
+        return dray__fail(error, DRAY_EFULL, "queue %s: more than %u chunks", table->name,
+                          CHUNKS_MAX);
+    dray__chunk *chunk = malloc(sizeof *chunk);
+    if (!chunk || !dray__idmap_set(&table->chunks, id, chunk)) {
+        free(chunk);
+        return dray__nomem(error);
+    }
+    *chunk = (dray__chunk){.id = id, .key = key, .size = size, .home = home, .owner = client};
+    table->chunk_bytes += size;
+    return DRAY_OK;
+}
+
+void dray__chunk_forget(dray__table *table, dray__chunk *chunk)
+{
+    table->freed = true;
+    dray__idmap_remove(&table->chunks, chunk->id);
+    table->chunk_bytes -= chunk->size;
+    if (!table->objects)
+        table->drops[table->drop_count++ % DRAY__DROPS] = chunk->id;
+    if (table->drop)
+        table->drop(table->user, chunk->home, chunk->id, chunk->key);
+    free(chunk);
+}
+
+void dray__chunk_check_free(dray__table *table, dray__chunk *chunk)
+{
+    if (chunk->live || chunk->parked || (chunk->owner && !chunk->closed))
+        return;
+    if (!chunk->owner || chunk->retired || chunk->lost) {
+        dray__chunk_forget(table, chunk);
+        return;
+    }
+    dray__chunk_park(table, chunk);
+}
+
+static int own_chunk(const dray__table *table, const dray__client *client, uint64_t id,
+                     dray__chunk **out, dray_error *error)
+{
+    dray__chunk *chunk = dray__idmap_get(&table->chunks, id);
+    if (!chunk || chunk->owner != client)
+        return dray__fail(error, DRAY_EINVALID, "chunk %016llx is none of this producer's",
+                          (unsigned long long)id);
+    *out = chunk;
+    return DRAY_OK;
+}
+
+int dray__chunk_close(dray__table *table, dray__client *client, uint64_t id, dray_error *error)
+{
+    dray__chunk *chunk = dray__idmap_get(&table->chunks, id);
+    if (!chunk) /* told again, and dropped since the first time */
+        return DRAY_OK;
+    int rc = own_chunk(table, client, id, &chunk, error);
+    if (rc)
+        return rc;
+    chunk->closed = true;
+    dray__chunk_check_free(table, chunk);
+    return DRAY_OK;
+}
+
+int dray__chunk_discard(dray__table *table, dray__client *client, uint64_t id, dray_error *error)
+{
+    dray__chunk *chunk = NULL;
+    int rc = own_chunk(table, client, id, &chunk, error);
+    if (rc)
+        return rc;
+    if (chunk->live || chunk->parked)
+        return dray__fail(error, DRAY_EBUSY, "chunk %016llx holds committed values",
+                          (unsigned long long)id);
+    dray__chunk_forget(table, chunk);
+    return DRAY_OK;
+}
+
+void dray__chunks_orphan(dray__table *table, dray__client *client)
+{
+    for (dray__chunk *chunk; (chunk = dray__chunk_unpark(table, client)) != NULL;)
+        dray__chunk_forget(table, chunk);
+    for (size_t i = 0; i < table->chunks.capacity; i++) {
+        dray__chunk *chunk = table->chunks.entries[i].key ? table->chunks.entries[i].value : NULL;
+        if (!chunk || chunk->owner != client)
+            continue;
+        chunk->owner = NULL;
+        if (chunk->live)
+            continue;
+        dray__chunk_forget(table, chunk);
+        i--; /* what probed past the entry has moved, and may lie here now */
+    }
+}
+
+void dray__chunks_lose(dray__table *table, uint32_t home)
+{
+    for (dray__client *client = table->clients; client; client = client->next) {
+        dray__chunk *parked = client->recycled, *next; /* those of other homes are parked again */
+        while (dray__chunk_unpark(table, client))
+            ;
+        for (dray__chunk *chunk = parked; chunk; chunk = next) {
+            next = chunk->next;
+            chunk->lost |= chunk->home == home;
+            dray__chunk_check_free(table, chunk);
+        }
+    }
+    for (size_t i = 0; i < table->chunks.capacity; i++) {
+        dray__chunk *chunk = table->chunks.entries[i].key ? table->chunks.entries[i].value : NULL;
+        if (!chunk || chunk->home != home || chunk->lost)
+            continue;
+        chunk->lost = true;
+        if (chunk->live || !chunk->closed)
+            continue;
+        dray__chunk_forget(table, chunk);
+        i--; /* what probed past the entry has moved, and may lie here now */
+    }
+}
+
+/* ---- puts ------------------------------------------------------------------------------------ */
+
+/* Of a table of objects: one that is not there yet, of this client, holding the column alone. */
+static int check_object(const dray__table *table, const dray__client *client,
+                        const dray__new_column *column, uint64_t *size, dray_error *error)
+{
+    const dray__extent *e = &column->extent;
+    if (e->chunk >> 32 != client->id || !(uint32_t)e->chunk)
+        return dray__fail(error, DRAY_EINVALID, "column %s: object %016llx is none of client %u",
+                          column->name, (unsigned long long)e->chunk, client->id);
+    if (dray__idmap_get(&table->chunks, e->chunk))
+        return dray__fail(error, DRAY_EEXIST, "column %s: object %016llx is committed already",
+                          column->name, (unsigned long long)e->chunk);
+    if (__builtin_add_overflow(e->values, e->bytes, size) || *size > DRAY__OBJECT_MAX)
+        return dray__fail(error, DRAY_EINVALID, "column %s: an object of impossible size",
+                          column->name);
+    return DRAY_OK;
+}
+
+static int check_place(const dray__table *table, const dray__client *client,
+                       const dray__new_column *column, uint64_t *size, dray_error *error)
+{
+    dray__chunk *chunk = NULL;
+    if (table->objects)
+        return check_object(table, client, column, size, error);
+    int rc = own_chunk(table, client, column->extent.chunk, &chunk, error);
+    if (rc)
+        return dray__fail_prefix(error, rc, "column %s: ", column->name);
+    if (chunk->lost)
+        return dray__fail(error, DRAY_EGONE,
+                          "column %s: the keeper of this host ended, and its values with it",
+                          column->name);
+    if (chunk->closed)
+        return dray__fail(error, DRAY_EINVALID, "column %s: chunk %016llx is closed", column->name,
+                          (unsigned long long)chunk->id);
+    *size = chunk->size;
+    return DRAY_OK;
+}
+
+static int check_column(const dray__table *table, const dray__client *client, int writer,
+                        const dray__new_column *column, uint32_t items, uint64_t *bytes,
+                        dray_error *error)
+{
+    int rc = dray__name_check(column->name, "column", error);
+    if (!rc)
+        rc = dray__spec_check(&column->spec, column->name, error);
+    if (rc)
+        return rc;
+    uint32_t index;
+    bool known = dray__map_get(&table->column_names, column->name, &index);
+    const dray__col *col = known ? &table->columns[index] : NULL;
+    if (writer < 0 && col && col->writer >= 0)
+        return dray__fail(error, DRAY_EINVALID, "column %s is written by task %s, not by inserts",
+                          column->name, table->tasks[col->writer].name);
+    if (writer >= 0 && (!col || col->writer != writer))
+        return dray__fail(error, DRAY_EINVALID, "task %s does not write a column %s",
+                          table->tasks[writer].name, column->name);
+    if (col && col->defined)
+        rc = dray__spec_same(&col->spec, &column->spec, column->name, error);
+    if (rc)
+        return writer < 0 ? rc
+                          : dray__fail_prefix(error, rc, "task %s: ", table->tasks[writer].name);
+    uint64_t size = 0;
+    rc = check_place(table, client, column, &size, error);
+    if (!rc)
+        rc = dray__extent_check(&column->extent, &column->spec, items, size, column->name, error);
+    if (!rc && __builtin_add_overflow(
+                   *bytes, dray__extent_bytes(&column->extent, &column->spec, items), bytes))
+        rc = dray__fail(error, DRAY_EINVALID, "column %s: sizes overflow", column->name);
+    return rc;
+}
+
+/* What lives in a chunk cannot be more than the chunk: values do not overlap. */
+static int check_chunk(const dray__table *table, const dray__new_column *columns, uint32_t count,
+                       uint32_t at, uint32_t items, dray_error *error)
+{
+    uint64_t id = columns[at].extent.chunk;
+    const dray__chunk *chunk = dray__idmap_get(&table->chunks, id);
+    uint64_t bytes = chunk->live_bytes;
+    for (uint32_t i = 0; i < count; i++)
+        if (columns[i].extent.chunk == id)
+            bytes += dray__extent_bytes(&columns[i].extent, &columns[i].spec, items);
+    if (bytes <= chunk->size)
+        return DRAY_OK;
+    return dray__fail(error, DRAY_EINVALID, "column %s: %llu bytes in a chunk of %llu",
+                      columns[at].name, (unsigned long long)bytes, (unsigned long long)chunk->size);
+}
+
+static int check_tags(const dray__content *content, int writer, uint32_t items, dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (uint32_t k = 0; k < content->key_count && !rc; k++)
+        rc = dray__name_check(content->keys[k], "tag", error);
+    for (uint32_t i = 0; i < content->tag_count && !rc; i++) {
+        const dray__new_tag *tag = &content->tags[i];
+        if (tag->key >= content->key_count)
+            return dray__fail(error, DRAY_EFORMAT, "tag %u: one of %u keys expected, found %u", i,
+                              content->key_count, tag->key);
+        rc = dray__version_check(content->keys[tag->key], tag->value, error);
+        if (!rc && tag->item >= items && (writer >= 0 || tag->item != DRAY__NONE))
+            rc = dray__fail(error, DRAY_EINVALID, "tag %s: row %u of %u", content->keys[tag->key],
+                            tag->item, items);
+    }
+    return rc;
+}
+
+int dray__put_check(const dray__table *table, const dray__client *client, int writer,
+                    const dray__content *content, uint32_t items, uint64_t *bytes,
+                    dray_error *error)
+{
+    const dray__new_column *columns = content->columns;
+    uint32_t column_count = content->column_count;
+    *bytes = 0;
+    if (column_count > PUT_COLUMNS_MAX)
+        return dray__fail(error, DRAY_EINVALID, "at most %u columns at once, found %u",
+                          PUT_COLUMNS_MAX, column_count);
+    for (uint32_t i = 0; i < column_count; i++) {
+        int rc = check_column(table, client, writer, &columns[i], items, bytes, error);
+        if (rc)
+            return rc;
+        for (uint32_t j = 0; j < i; j++)
+            if (strcmp(columns[i].name, columns[j].name) == 0)
+                return dray__fail(error, DRAY_EINVALID, "column %s is given twice",
+                                  columns[i].name);
+            else if (table->objects && columns[i].extent.chunk == columns[j].extent.chunk)
+                return dray__fail(error, DRAY_EINVALID, "columns %s and %s are one object",
+                                  columns[j].name, columns[i].name);
+    }
+    for (uint32_t i = 0; !table->objects && i < column_count; i++) {
+        int rc = check_chunk(table, columns, column_count, i, items, error);
+        if (rc)
+            return rc;
+    }
+    return check_tags(content, writer, items, error);
+}
+
+/* A counting sort, so that of equal (item, key) the later one stays later, and wins. Tags of every
+ * item come first, unless all are: then they are kept once. */
+static void sort_tags(dray__put *put, const dray__content *content, const uint32_t *keys,
+                      bool every)
+{
+    const dray__new_tag *tags = content->tags;
+    for (uint32_t k = 0; k < content->tag_count; k++) {
+        dray__put_tag tag = {.item = DRAY__NONE, .key = keys[tags[k].key], .value = tags[k].value};
+        if (every)
+            put->tags[k] = tag;
+        for (uint32_t i = 0; !every && tags[k].item == DRAY__NONE && i < put->items; i++) {
+            tag.item = i;
+            put->tags[put->tag_start[i + 1]++] = tag;
+        }
+    }
+    for (uint32_t k = 0; k < content->tag_count && !every; k++)
+        if (tags[k].item != DRAY__NONE)
+            put->tags[put->tag_start[tags[k].item + 1]++] =
+                (dray__put_tag){tags[k].item, keys[tags[k].key], tags[k].value};
+}
+
+static int prepare_tags(dray__table *table, dray__put *put, const dray__content *content,
+                        dray_error *error)
+{
+    const dray__new_tag *tags = content->tags;
+    uint32_t common = 0, count = content->tag_count;
+    for (uint32_t i = 0; i < count; i++)
+        common += tags[i].item == DRAY__NONE;
+    bool every = common == count;
+    size_t total = every ? count : (size_t)common * put->items + (count - common);
+    if (!count)
+        return DRAY_OK;
+    if (total > TAGS_MAX)
+        return dray__fail(error, DRAY_EFULL, "%zu tags at once, at most %u", total, TAGS_MAX);
+    put->tags = calloc(total, sizeof *put->tags);
+    if (!every)
+        put->tag_start = calloc((size_t)put->items + 2, sizeof *put->tag_start);
+    uint32_t *keys = calloc(content->key_count, sizeof *keys);
+    if (!put->tags || (!every && !put->tag_start) || !keys) {
+        free(keys);
+        return dray__nomem(error);
+    }
+    for (uint32_t i = 0; !every && i < put->items; i++)
+        put->tag_start[i + 2] = common;
+    for (uint32_t i = 0; !every && i < count; i++)
+        if (tags[i].item != DRAY__NONE)
+            put->tag_start[tags[i].item + 2]++;
+    for (uint32_t i = 2; !every && i < put->items + 2; i++)
+        put->tag_start[i] += put->tag_start[i - 1];
+    int rc = DRAY_OK;
+    for (uint32_t k = 0; k < content->key_count && !rc; k++)
+        rc = dray__table_key(table, content->keys[k], &keys[k], error);
+    if (!rc) {
+        sort_tags(put, content, keys, every);
+        put->tag_count = (uint32_t)total;
+    }
+    free(keys);
+    return rc;
+}
+
+/* An object of the put: it is dropped with its column. */
+static int add_object(dray__table *table, const dray__extent *extent, dray__chunk **out,
+                      dray_error *error)
+{
+    dray__chunk *chunk = malloc(sizeof *chunk);
+    if (!chunk || !dray__idmap_set(&table->chunks, extent->chunk, chunk)) {
+        free(chunk);
+        return dray__nomem(error);
+    }
+    uint64_t size = extent->values + extent->bytes;
+    *chunk = (dray__chunk){.id = extent->chunk, .key = size, .size = size};
+    table->chunk_bytes += size;
+    *out = chunk;
+    return DRAY_OK;
+}
+
+static int prepare_column(dray__table *table, dray__partition *p, const dray__new_column *column,
+                          dray__put_column *out, dray_error *error)
+{
+    uint32_t c;
+    int rc = dray__table_column(table, column->name, &c, error);
+    if (!rc && c >= p->column_capacity) {
+        uint32_t capacity = table->column_capacity;
+        rc = dray__grow(&p->columns, p->column_capacity, capacity, sizeof *p->columns, error);
+        if (!rc)
+            rc = dray__grow(&p->committed, p->column_capacity, capacity, sizeof *p->committed,
+                            error);
+        if (!rc)
+            p->column_capacity = capacity;
+    }
+    if (!rc && !p->columns[c])
+        rc = dray__grow(&p->columns[c], 0, dray__bit_words(p->row_capacity), 8, error);
+    *out = (dray__put_column){.column = c, .extent = column->extent};
+    if (!rc && table->objects)
+        return add_object(table, &column->extent, &out->chunk, error);
+    out->chunk = dray__idmap_get(&table->chunks, column->extent.chunk);
+    return rc;
+}
+
+static int prepare_places(dray__partition *p, int writer, dray_error *error)
+{
+    dray__place **places = &p->places[writer + 1];
+    int rc = DRAY_OK;
+    if (!*places) {
+        rc = dray__grow(places, 0, p->row_capacity, sizeof **places, error);
+        uint32_t written = writer < 0 ? p->coming : 0; /* by the insert that makes the partition */
+        if (!rc)
+            memset(*places + written, 0xFF, (p->row_capacity - written) * sizeof **places);
+    }
+    if (!rc)
+        rc = dray__grow_full(&p->puts, p->put_count, &p->put_capacity, sizeof(dray__put *), error);
+    return rc;
+}
+
+int dray__put_prepare(dray__table *table, dray__partition *p, int writer,
+                      const dray__content *content, uint32_t items, dray__put **out,
+                      dray_error *error)
+{
+    const dray__new_column *columns = content->columns;
+    uint32_t column_count = content->column_count;
+    *out = NULL;
+    if (!column_count && !content->tag_count)
+        return DRAY_OK;
+    dray__put *put = calloc(1, sizeof *put);
+    if (!put)
+        return dray__nomem(error);
+    put->items = items;
+    put->pins = dray__ledger_keeps(table->ledger); /* until its bytes are written */
+    put->column_count = column_count;
+    put->unsettled = calloc(table->task_count, sizeof *put->unsettled);
+    put->columns = calloc(column_count ? column_count : 1, sizeof *put->columns);
+    int rc = put->unsettled && put->columns ? DRAY_OK : dray__nomem(error);
+    if (!rc)
+        rc = prepare_places(p, writer, error);
+    for (uint32_t i = 0; !rc && i < column_count; i++)
+        rc = prepare_column(table, p, &columns[i], &put->columns[i], error);
+    if (!rc)
+        rc = prepare_tags(table, put, content, error);
+    for (uint32_t i = 0; !rc && i < put->tag_count; i++)
+        if (put->tags[i].key == table->version_key) {
+            rc = dray__versions_prepare(p, error);
+            break;
+        }
+    if (rc) {
+        dray__put_discard(table, put);
+        return rc;
+    }
+    for (uint32_t i = 0; i < column_count; i++) {
+        dray__col *col = &table->columns[put->columns[i].column];
+        if (!col->defined)
+            table->defined[table->defined_count++] = put->columns[i].column;
+        col->defined = true;
+        col->spec = columns[i].spec;
+    }
+    *out = put;
+    return DRAY_OK;
+}
+
+void dray__put_discard(dray__table *table, dray__put *put)
+{
+    if (!put)
+        return;
+    for (uint32_t i = 0; table->objects && i < put->column_count; i++) {
+        dray__chunk *chunk = put->columns ? put->columns[i].chunk : NULL;
+        if (!chunk) /* freed */
+            continue;
+        table->chunk_bytes -= chunk->size; /* never committed: its writer drops it */
+        free(dray__idmap_remove(&table->chunks, chunk->id));
+    }
+    free(put->unsettled);
+    free(put->columns);
+    free(put->tags);
+    free(put->tag_start);
+    free(put);
+}
+
+static void set_live(dray__table *table, dray__partition *p, uint64_t live)
+{
+    uint64_t before = dray__partition_charge(p);
+    p->live = live;
+    uint64_t after = dray__partition_charge(p);
+    table->charged = table->charged - before + after;
+    table->freed |= after < before;
+}
+
+static uint64_t column_bytes(const dray__table *table, const dray__put *put,
+                             const dray__put_column *column)
+{
+    return dray__extent_bytes(&column->extent, &table->columns[column->column].spec, put->items);
+}
+
+static void free_column(dray__table *table, dray__put *put, dray__put_column *column)
+{
+    uint64_t bytes = column_bytes(table, put, column);
+    if (put->partition)
+        set_live(table, put->partition, put->partition->live - bytes);
+    else
+        table->hidden -= bytes;
+    table->freed = true;
+    dray__chunk *chunk = column->chunk;
+    column->chunk = NULL;
+    chunk->live--;
+    chunk->live_bytes -= bytes;
+    dray__chunk_check_free(table, chunk);
+}
+
+int dray__put_move(dray__table *table, dray__put *put, uint32_t column, const dray__extent *to,
+                   dray_error *error)
+{
+    dray__put_column *c = &put->columns[column];
+    dray__chunk *chunk = dray__idmap_get(&table->chunks, to->chunk), *old = c->chunk;
+    uint64_t bytes = column_bytes(table, put, c);
+    int rc = table->objects ? add_object(table, to, &chunk, error) : DRAY_OK;
+    if (rc)
+        return rc;
+    c->extent = *to;
+    c->chunk = chunk;
+    chunk->live++;
+    chunk->live_bytes += bytes;
+    old->live--;
+    old->live_bytes -= bytes;
+    dray__chunk_check_free(table, old);
+    return DRAY_OK;
+}
+
+/* Frees the columns that no task with open rows needs. */
+static void trim(dray__table *table, dray__put *put)
+{
+    if (put->pins)
+        return;
+    for (uint32_t i = 0; i < put->column_count; i++) {
+        dray__put_column *column = &put->columns[i];
+        if (column->chunk &&
+            !((table->columns[column->column].readers | put->goes_on) & put->open_tasks))
+            free_column(table, put, column);
+    }
+}
+
+static void free_put(dray__table *table, dray__put *put)
+{
+    for (uint32_t i = 0; i < put->column_count; i++)
+        if (put->columns[i].chunk)
+            free_column(table, put, &put->columns[i]);
+    table->put_count--;
+    dray__put_discard(table, put);
+}
+
+/* ---- rows that one task commits piece by piece ----------------------------------------------- */
+
+bool dray__is_partial(const dray__partition *p, uint32_t task, uint32_t slot)
+{
+    const dray__place *places = p->places[task + 1];
+    return places && places[slot].put != DRAY__NONE && !dray__bit_get(p->tracks[task].done, slot);
+}
+
+void dray__count_cut(dray__partition *p, uint32_t task, uint32_t slot, int by)
+{
+    if (dray__is_partial(p, task, slot) && !dray__bit_get(p->dead, slot))
+        p->tracks[task].cut_count += (uint32_t)by;
+}
+
+int dray__segments_prepare(dray__partition *p, uint32_t task, uint32_t rows, bool open,
+                           dray_error *error)
+{
+    if (!open && !p->earlier[task])
+        return DRAY_OK;
+    int rc = DRAY_OK;
+    if (!p->earlier[task]) {
+        rc = dray__grow(&p->earlier[task], 0, p->row_capacity, sizeof **p->earlier, error);
+        if (!rc)
+            memset(p->earlier[task], 0xFF, p->row_capacity * sizeof **p->earlier);
+    }
+    while (!rc && p->segment_capacity - p->segment_count < rows)
+        rc = dray__grow_full(&p->segments, p->segment_capacity, &p->segment_capacity,
+                             sizeof *p->segments, error);
+    return rc;
+}
+
+static void push_segment(dray__partition *p, uint32_t task, uint32_t slot)
+{
+    uint32_t *last = &p->earlier[task][slot];
+    p->segments[p->segment_count] =
+        (dray__segment){.place = p->places[task + 1][slot], .previous = *last};
+    *last = p->segment_count++;
+}
+
+bool dray__next_place(const dray__partition *p, int writer, uint32_t slot, uint32_t *at,
+                      const dray__place **place)
+{
+    if (!*place) {
+        *place = p->places[writer + 1] ? &p->places[writer + 1][slot] : NULL;
+        *at = writer >= 0 && p->earlier[writer] ? p->earlier[writer][slot] : DRAY__NONE;
+        return *place && (*place)->put != DRAY__NONE;
+    }
+    if (*at == DRAY__NONE)
+        return false;
+    *place = &p->segments[*at].place;
+    *at = p->segments[*at].previous;
+    return true;
+}
+
+void dray__put_begin(dray__table *table, dray__partition *p, dray__put *put)
+{
+    put->index = p->put_count;
+    p->puts[p->put_count++] = put;
+    put->partition = p;
+    put->seq = ++table->put_seq;
+    table->put_count++;
+}
+
+uint32_t dray__put_rows(dray__table *table, dray__partition *p, int writer, dray__put *put,
+                        const uint32_t *slots, uint32_t first, uint32_t from, uint32_t to,
+                        uint32_t divisor, const bool *stays)
+{
+    uint32_t rows = 0;
+    for (uint32_t i = from; i < to; i++) {
+        uint32_t slot = slots ? slots[i] : first + i;
+        if (slot == DRAY__NONE)
+            continue;
+        if (writer >= 0 && dray__is_partial(p, (uint32_t)writer, slot))
+            push_segment(p, (uint32_t)writer, slot);
+        p->places[writer + 1][slot] = (dray__place){.put = put->index, .item = i / divisor};
+        bool complete = !stays || !stays[i];
+        for (uint32_t c = 0; complete && c < put->column_count; c++)
+            dray__bit_set(p->columns[put->columns[c].column], slot);
+        if (!complete)
+            put->goes_on = UINT64_C(1) << writer;
+        for (uint32_t t = 0; t < table->task_count; t++)
+            put->unsettled[t] +=
+                dray__is_provisional(p, t, slot) ||
+                (!dray__bit_get(p->tracks[t].done, slot) && !dray__bit_get(p->dead, slot));
+        rows += complete;
+    }
+    dray__versions_note(table, p, put, slots, first, from, to, divisor);
+    return rows;
+}
+
+void dray__put_finish(dray__table *table, dray__partition *p, dray__put *put, uint32_t rows)
+{
+    uint64_t bytes = 0;
+    for (uint32_t c = 0; c < put->column_count; c++) {
+        p->committed[put->columns[c].column] += rows;
+        uint64_t size = column_bytes(table, put, &put->columns[c]);
+        put->columns[c].chunk->live++;
+        put->columns[c].chunk->live_bytes += size;
+        table->columns[put->columns[c].column].rows_in += rows;
+        table->columns[put->columns[c].column].bytes_in += size;
+        bytes += size;
+    }
+    for (uint32_t t = 0; t < table->task_count; t++)
+        if (put->unsettled[t])
+            put->open_tasks |= UINT64_C(1) << t;
+    set_live(table, p, p->live + bytes);
+    trim(table, put);
+}
+
+void dray__put_apply(dray__table *table, dray__partition *p, int writer, dray__put *put,
+                     const uint32_t *slots, uint32_t first, uint32_t count, uint32_t divisor,
+                     const bool *stays)
+{
+    dray__put_begin(table, p, put);
+    uint32_t rows = dray__put_rows(table, p, writer, put, slots, first, 0, count, divisor, stays);
+    dray__put_finish(table, p, put, rows);
+}
+
+bool dray__row_tag(const dray__table *table, const dray__partition *p, uint32_t slot, uint32_t key,
+                   double *value)
+{
+    uint64_t newest = 0;
+    for (uint32_t w = 0; w <= table->task_count; w++) {
+        const dray__place *place = p->places[w] ? &p->places[w][slot] : NULL;
+        const dray__put *put = place && place->put != DRAY__NONE ? p->puts[place->put] : NULL;
+        if (!put || put->seq < newest)
+            continue;
+        uint32_t from = put->tag_start ? put->tag_start[place->item] : 0;
+        uint32_t to = put->tag_start ? put->tag_start[place->item + 1] : put->tag_count;
+        for (uint32_t i = from; i < to; i++)
+            if (put->tags[i].key == key) {
+                *value = put->tags[i].value;
+                newest = put->seq;
+            }
+    }
+    return newest != 0;
+}
+
+void dray__put_settled(dray__table *table, dray__partition *p, uint32_t task, uint32_t slot)
+{
+    for (uint32_t w = 0; w <= table->task_count; w++) {
+        uint32_t at = DRAY__NONE;
+        const dray__place *place = NULL;
+        while (dray__next_place(p, (int)w - 1, slot, &at, &place)) {
+            dray__put *put = p->puts[place->put];
+            if (--put->unsettled[task])
+                continue;
+            put->open_tasks &= ~(UINT64_C(1) << task);
+            trim(table, put);
+        }
+    }
+}
+
+void dray__put_unpin(dray__table *table, dray__put *put, bool retire)
+{
+    for (uint32_t i = 0; retire && i < put->column_count; i++)
+        if (put->columns[i].chunk)
+            put->columns[i].chunk->retired = true;
+    if (--put->pins)
+        return;
+    if (put->partition)
+        trim(table, put);
+    else
+        free_put(table, put);
+}
+
+void dray__puts_clear(dray__table *table, dray__partition *p)
+{
+    for (uint32_t i = 0; i < p->put_count; i++) {
+        dray__put *put = p->puts[i];
+        put->partition = NULL;
+        for (uint32_t c = 0; c < put->column_count; c++)
+            if (put->columns[c].chunk)
+                table->hidden += column_bytes(table, put, &put->columns[c]);
+        if (!put->pins)
+            free_put(table, put);
+    }
+    p->put_count = 0;
+}

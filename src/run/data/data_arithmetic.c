@@ -1,0 +1,36 @@
+/* Data source arithmetic: "3+9-4=" is answered by the results on the way, "12 8": what a step adds
+ * or takes away is a digit, and what comes out has one or two. Chains of `data.steps` steps at
+ * most; short ones are more frequent, so that answers differ much in length. */
+#include "run/data/data_source.h"
+
+#include "base/random.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { MOST = 99 };
+
+/* Bytes of the longest ones: a digit and a sign a step, and a digit more; two digits and a blank.
+ */
+static dray__data_bytes longest(int64_t steps)
+{
+    return (dray__data_bytes){2 * steps + 2, 3 * steps - 1};
+}
+
+static void draw(uint64_t steps, uint64_t seed, uint64_t stream, uint64_t first, char *prompt,
+                 char *answer)
+{
+    int64_t result = 1 + (int64_t)(dray__random_u64(seed, stream, first) % 9);
+    char *p = prompt + sprintf(prompt, "%lld", (long long)result), *a = answer;
+    for (uint64_t i = 0; i < steps; i++) {
+        uint64_t word = dray__random_u64(seed, stream, first + 1 + i);
+        int64_t digit = 1 + (int64_t)((word >> 1) % 9);
+        bool plus = result < digit || (word & 1 && result + digit <= MOST);
+        result += plus ? digit : -digit;
+        p += sprintf(p, "%c%lld", plus ? '+' : '-', (long long)digit);
+        a += sprintf(a, "%s%lld", i ? " " : "", (long long)result);
+    }
+    strcpy(p, "=");
+}
+
+const dray__data_source dray__source_arithmetic = {.longest_chain = longest, .draw = draw};

@@ -1,0 +1,50 @@
+/* Where prompts and answers come from: a source is one file, data_*.c, with one of these structs,
+ * and one line of DRAY__SOURCES (job.h). */
+#ifndef DRAY_RUN_DATA_SOURCE_H
+#define DRAY_RUN_DATA_SOURCE_H
+
+#include "engine/tokenizer.h"
+#include "run/data/data.h"
+
+/* Draws a prompt of so many steps, and its answer, of words of the stream from `first` on, one for
+ * its begin and one for each step. */
+typedef void dray__chains_draw(uint64_t steps, uint64_t seed, uint64_t stream, uint64_t first,
+                               char *prompt, char *answer);
+
+typedef struct dray__data_source {
+    /* Of a source of chains of `data.steps` steps at most, of which short ones are more frequent:
+     * all that it says. The size of the longest chain's texts, and: */
+    dray__data_bytes (*longest_chain)(int64_t steps);
+    dray__chains_draw *draw; /* NULL: another kind of source, which says what follows */
+    size_t size;             /* of its state, which begins as zeroes */
+    int (*open)(void *state, const dray__job *job, dray_error *error);
+    void (*close)(void *state); /* NULL: nothing to do */
+    int (*get)(const void *state, dray__split split, uint64_t index, char **prompt, char **answer,
+               dray_error *error);
+    /* What the job's settings say of the longest ones; NULL: nothing. */
+    dray__data_bytes (*longest)(const dray__job *job);
+    /* Is all of it such as a job with this tokenizer, and so many positions, can train on? NULL:
+     * what the settings say is all. */
+    int (*check)(const void *state, const dray__job *job, const dray__tokenizer *tokenizer,
+                 uint64_t positions, dray_error *error);
+} dray__data_source;
+
+#define SOURCE(upper, lower) extern const dray__data_source dray__source_##lower;
+DRAY__SOURCES(SOURCE)
+#undef SOURCE
+
+/* Streams of random numbers. SPLIT_SEED says what is held out, whatever the job's seed. */
+enum {
+    DRAY__STREAM_TRAIN = 11,
+    DRAY__STREAM_WARMUP = 12,
+    DRAY__STREAM_EVAL = 13,
+    DRAY__STREAM_SPLIT = 14
+};
+enum { DRAY__SPLIT_SEED = 1 };
+
+uint64_t dray__data_stream(dray__split split);
+
+/* Whether this number, of a source that makes its own prompts, is in the eighth held out. */
+bool dray__data_held_out(uint64_t number);
+
+#endif

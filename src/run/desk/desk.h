@@ -1,0 +1,46 @@
+/* src/run/desk/: the built-in program for tasks that need no model. driver.c puts in the prompts of
+ * each step and clears steps that are trained, refill.c replaces samples that are lost, reward.c
+ * gives rewards, advantage.c computes advantages by each of the methods, and desk.c has the tasks
+ * that call them.
+ *
+ * What desk.c (tasks), driver.c and refill.c share. */
+#ifndef DRAY_RUN_DESK_H
+#define DRAY_RUN_DESK_H
+
+#include "queue/client/training.h"
+#include "run/data/data.h"
+#include "run/host/host.h"
+
+typedef struct dray__driver dray__driver;
+
+/* Starts the driver's thread: it makes the steps' prompts, watches the steps finish, and ends the
+ * queue. It ends the process with an error when it cannot go on. */
+int dray__driver_start(dray__host *host, dray__driver **out, dray_error *error);
+/* Waits for the thread, which ends by itself once the queue has ended; `now`: asks it to end before
+ * that, because the host has failed. NULL is fine. */
+void dray__driver_join(dray__driver *driver, bool now);
+
+/* Takes the queue back to a checkpoint's cursor (dray_queue_resume; NULL: there is none), before
+ * any role claims. What is only prompts then, of steps that were made by weights which no longer
+ * exist, or of evaluations, is put in again when its turn comes; all is where the checkpoint's
+ * evaluation comes first (eval_first). Where the schedule is not exact, prompts are no weights' and
+ * stay. */
+int dray__driver_resume(dray_queue *queue, const dray__job *job, const void *cursor, size_t size,
+                        bool eval_first, dray_error *error);
+/* Admits rollout by the trainer's version, where the schedule is not exact. */
+int dray__driver_admit(dray_queue *queue, const dray__job *job, int64_t version, dray_error *error);
+
+/* *step: the newest step whose prompts are in the queue; -1: none is. */
+int dray__driver_newest(dray_queue *queue, int64_t *step, dray_error *error);
+
+typedef struct dray__refiller dray__refiller;
+
+/* Starts the thread that has lost samples replaced, until the queue has ended; it ends the process
+ * with an error when it cannot go on. data, feed: borrowed. */
+int dray__refiller_start(dray__host *host, const dray__data *data, const dray__feed *feed,
+                         dray__refiller **out, dray_error *error);
+/* The oldest step that is not trained yet: what steps before it lost is forgotten. */
+void dray__refiller_oldest(dray__refiller *refiller, int64_t step);
+void dray__refiller_join(dray__refiller *refiller, bool now); /* as dray__driver_join */
+
+#endif

@@ -1,0 +1,40 @@
+/* The tool that responses call (`tool` of the job file): a calculator, or a command of the job.
+ * Asking returns at once: answers come while tokens are generated. A tool belongs to one thread. */
+#ifndef DRAY_RUN_TOOL_H
+#define DRAY_RUN_TOOL_H
+
+#include "run/job/job.h"
+
+typedef struct dray__tool dray__tool;
+
+/* ids: how many calls may be open at once; each is named by a number less than that. job: borrowed
+ * until close. Commands are started with the first calls. */
+int dray__tool_open(const dray__job_tool *job, uint32_t ids, dray__tool **out, dray_error *error);
+void dray__tool_close(dray__tool *tool);
+
+/* Does the text end with a call? */
+bool dray__tool_called(const dray__job_tool *job, const char *text);
+/* What the calculator answers to a text that ends with a call: the value of the expression before
+ * it, whole numbers with +, - and * (before the others), blanks between them or not. "": there is
+ * none. */
+enum { DRAY__CALCULATED_BYTES = 24 };
+void dray__calculate(const dray__job_tool *job, const char *text, char out[DRAY__CALCULATED_BYTES]);
+
+/* Opens the call `id`: the response ends with it. The answer comes no sooner than `seconds` from
+ * now. */
+int dray__tool_ask(dray__tool *tool, uint32_t id, const char *prompt, const char *response,
+                   double seconds, dray_error *error);
+/* aside: the answer cannot be taken now, so dray__tool_wait does not return for it. The call goes
+ * on. */
+void dray__tool_set_aside(dray__tool *tool, uint32_t id, bool aside);
+/* The answer is not needed any more; an id that is not open is fine. */
+void dray__tool_forget(dray__tool *tool, uint32_t id);
+/* Reads what commands have answered. DRAY_ETIMEDOUT, DRAY_ECLOSED (one ended), DRAY_EFORMAT. */
+int dray__tool_look(dray__tool *tool, dray_error *error);
+/* The answer, as far as dray__tool_look has seen, borrowed until the call is forgotten; "": none.
+ * NULL: it is not there yet. */
+const char *dray__tool_answer(const dray__tool *tool, uint32_t id);
+/* Waits until an answer may have come, or `fd` (-1: none) is readable, or the time is over. */
+void dray__tool_wait(const dray__tool *tool, int fd, int64_t timeout_ns);
+
+#endif

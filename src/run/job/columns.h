@@ -1,0 +1,23 @@
+/* The tasks of one job with their columns: the built-in table (tasks.h), the job's `tasks` over it.
+ */
+#ifndef DRAY_RUN_COLUMNS_H
+#define DRAY_RUN_COLUMNS_H
+
+#include "run/job/tasks.h"
+
+enum { DRAY__JOB_TASKS = 32, DRAY__TASK_COLUMNS = 16 };
+
+typedef struct dray__task_view {
+    const char *name;
+    const dray__task_kind *kind; /* NULL: the job's own */
+    const char *needs[DRAY__TASK_COLUMNS], *writes[DRAY__TASK_COLUMNS];
+    uint32_t need_count, write_count;
+} dray__task_view;
+
+/* The tasks that the job has; returns how many. The driver is one of them: it writes the columns
+ * that samples begin with. */
+uint32_t dray__job_tasks(const dray__job *job, dray__task_view out[DRAY__JOB_TASKS]);
+/* Whether it claims rows. (The driver inserts.) */
+bool dray__task_claims(const dray__task_view *task);
+
+#endif

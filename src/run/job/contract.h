@@ -1,0 +1,58 @@
+/* The contract between `dray run` and the processes of a role, built in or not: environment
+ * variables (docs/roles.md). The supervisor writes them, `dray host` reads them as any program
+ * does. */
+#ifndef DRAY_RUN_CONTRACT_H
+#define DRAY_RUN_CONTRACT_H
+
+#include "run/job/job.h"
+
+enum { DRAY__LABEL_BYTES = 48 };
+/* What names an instance in logs and messages: "engine", or "engine.1" where there are several.
+ * Returns out. */
+char *dray__role_label(const dray__job_role *role, uint32_t instance, char out[DRAY__LABEL_BYTES]);
+
+/* What the variables say to one process. */
+typedef struct dray__orders {
+    const dray__job_role *role;
+    const char *job;     /* its name */
+    const char *folder;  /* the run's */
+    const char *config;  /* the resolved job, as JSON */
+    const char *address; /* of the coordinator */
+    const char *leases;  /* of devices that others have, too (devices.h); "": none */
+    uint32_t instance, rank, epoch, restarts;
+    int64_t first_step;
+    int64_t eval_from;
+    bool redis;    /* holds the samples: whoever claims them needs its password */
+    int group_fd;  /* as the process has it; -1: none */
+    uint16_t port; /* free: the ranks may meet there */
+} dray__orders;
+
+/* Ours without secrets, the role's `env` over it, the contract over both; ended by NULL. One block
+ * to be freed with dray__environment_free. NULL: out of memory. */
+char **dray__contract_write(const dray__orders *orders);
+void dray__environment_free(char **environment);
+/* Is the variable ("NAME=...") one that the contract sets? */
+bool dray__contract_sets(const char *variable);
+
+/* What the variables say to this process. */
+typedef struct dray__host_options {
+    const char *folder;  /* the run's */
+    const char *name;    /* of the role, as in the job file */
+    const char *address; /* of the coordinator */
+    const char *leases;  /* of devices that other roles have, too; NULL, "": none */
+    uint32_t instance, rank, epoch;
+    int group_fd;       /* -1: one rank alone */
+    int64_t first_step; /* the step before the first one to make: 0, or what is resumed from */
+    int64_t eval_from;  /* held-out accuracy from this version on is still to be measured */
+} dray__host_options;
+
+/* Reads it; texts stay the environment's. DRAY_EINVALID names the variable. */
+int dray__contract_read(dray__host_options *out, dray_error *error);
+
+/* Variables that prove who we are, or name the file that does: not for commands of a job. */
+bool dray__is_secret(const char *variable);
+
+/* A free port of this host; 0: none. */
+uint16_t dray__free_port(void);
+
+#endif

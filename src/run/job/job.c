@@ -1,0 +1,39 @@
+#include "run/job/job.h"
+
+#include "base/clock.h"
+#include "run/job/tasks.h"
+
+#include <string.h>
+
+const dray__job_role *dray__job_role_of(const dray__job *job, const char *task)
+{
+    for (uint32_t i = 0; i < job->role_count; i++)
+        if (dray__role_has(&job->roles[i], task))
+            return &job->roles[i];
+    return NULL;
+}
+
+bool dray__role_has(const dray__job_role *role, const char *task)
+{
+    for (uint32_t i = 0; i < role->task_count; i++)
+        if (strcmp(role->tasks[i], task) == 0)
+            return true;
+    return false;
+}
+
+int64_t dray__job_batch(const dray__job *job)
+{
+    return job->rollout.prompts * job->rollout.samples;
+}
+
+int64_t dray__job_token_bytes(const dray__job *job)
+{
+    /* response, its versions, three log-probs; its mask; value, advantage and returns */
+    return 4 * (5 + (dray__job_has(job, "response_mask") ? 1 : 0) +
+                (dray__job_has(job, "value") ? 3 : 0));
+}
+
+int64_t dray__job_wait_ns(const dray__job *job)
+{
+    return (int64_t)(job->limits.wait_seconds * (double)DRAY__SECOND);
+}

@@ -1,0 +1,480 @@
+#include "run/job/job_roles.h"
+
+#include "base/error.h"
+#include "base/words.h"
+#include "run/job/columns.h"
+#include "run/job/contract.h"
+#include "run/job/devices.h"
+#include "run/job/schedule.h"
+#include "run/supervisor/probe.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* "FILE:LINE:COLUMN: roles.NAME.KEY: message". */
+static int refuse(const dray__places *at, const dray__job_role *role, const char *key,
+                  dray_error *error, const char *format, ...) __attribute__((format(printf, 5, 6)));
+
+static int refuse(const dray__places *at, const dray__job_role *role, const char *key,
+                  dray_error *error, const char *format, ...)
+{
+    char path[160], message[DRAY_ERROR_MESSAGE_MAX];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof(message), format, arguments);
+    va_end(arguments);
+    snprintf(path, sizeof(path), "roles.%.64s.%s", role->name, key);
+    return dray__setting_fail(at, path, error, "%s", message);
+}
+
+static bool is_builtin(const dray__job_role *role)
+{
+    return !role->command[0];
+}
+
+/* ---- what is left out ------------------------------------------------------------------------ */
+
+static int add_task(dray__job_role *role, const char *task, dray_error *error)
+{
+    char **grown = realloc(role->tasks, (role->task_count + 2) * sizeof(*grown));
+    char *copy = strdup(task);
+    if (grown)
+        role->tasks = grown;
+    if (!grown || !copy) {
+        free(copy);
+        return dray__nomem(error);
+    }
+    role->tasks[role->task_count++] = copy;
+    return DRAY_OK;
+}
+
+static int settle_score(dray__job *job, dray_error *error)
+{
+    static const char *const beside[] = {"reward", "driver"};
+    if (dray__job_role_of(job, dray__task_score.name))
+        return DRAY_OK;
+    for (size_t i = 0; i < 2; i++)
+        for (uint32_t r = 0; r < job->role_count; r++)
+            if (is_builtin(&job->roles[r]) && dray__role_has(&job->roles[r], beside[i]))
+                return add_task(&job->roles[r], dray__task_score.name, error);
+    return DRAY_OK;
+}
+
+static bool trains(const dray__job_role *role)
+{
+    for (uint32_t i = 0; i < role->task_count; i++) {
+        const dray__task_kind *kind = dray__task_find(role->tasks[i]);
+        if (kind && kind->trains)
+            return true;
+    }
+    return false;
+}
+
+int dray__roles_settle(dray__job *job, const dray__places *at, dray_error *error)
+{
+    char key[128];
+    for (uint32_t i = 0; i < job->role_count; i++) {
+        dray__job_role *role = &job->roles[i];
+        snprintf(key, sizeof(key), "roles.%.64s.on_death", role->name);
+        if (!dray__setting_given(at, key))
+            role->on_death = trains(role) ? DRAY__ON_DEATH_END : DRAY__ON_DEATH_RESTART;
+    }
+    return settle_score(job, error);
+}
+
+/* ---- roles ----------------------------------------------------------------------------------- */
+
+static int unknown_task(const dray__job *job, const dray__job_role *role, const char *name,
+                        const dray__places *at, dray_error *error)
+{
+    const char *known[DRAY__TASK_COUNT + 1 + DRAY__JOB_TASKS];
+    uint32_t count = 0;
+    char hint[96];
+    for (uint32_t t = 0; t < DRAY__TASK_COUNT; t++)
+        known[count++] = dray__tasks[t].name;
+    known[count++] = dray__task_score.name;
+    for (uint32_t t = 0; t < job->task_count; t++)
+        known[count++] = job->tasks[t].name;
+    return refuse(at, role, "tasks", error, "unknown task '%.64s'%s", name,
+                  dray__word_hint(name, known, count, hint, sizeof(hint)));
+}
+
+static bool is_task(const dray__job *job, const char *name)
+{
+    for (uint32_t i = 0; i < job->task_count; i++)
+        if (strcmp(job->tasks[i].name, name) == 0)
+            return true;
+    return dray__task_find(name) != NULL;
+}
+
+static int check_tasks(const dray__job *job, const dray__job_role *role, const dray__places *at,
+                       dray_error *error)
+{
+    for (uint32_t i = 0; i < role->task_count; i++) {
+        if (!is_task(job, role->tasks[i]))
+            return unknown_task(job, role, role->tasks[i], at, error);
+        for (uint32_t j = 0; j < i; j++)
+            if (strcmp(role->tasks[i], role->tasks[j]) == 0)
+                return refuse(at, role, "tasks", error, "task %s is there twice", role->tasks[i]);
+    }
+    return DRAY_OK;
+}
+
+static int check_env(const dray__job_role *role, const dray__places *at, dray_error *error)
+{
+    for (uint32_t i = 0; i < role->env_count; i++) {
+        const char *text = role->env[i];
+        size_t name = strcspn(text, "=");
+        if (!name || !text[name])
+            return refuse(at, role, "env", error, "expected NAME=VALUE, found '%.64s'", text);
+        if (dray__contract_sets(text))
+            return refuse(at, role, "env", error, "'%.*s' is set by dray run", (int)name, text);
+    }
+    return DRAY_OK;
+}
+
+static const dray__job_role *named(const dray__job *job, const char *name)
+{
+    for (uint32_t i = 0; i < job->role_count; i++)
+        if (strcmp(job->roles[i].name, name) == 0)
+            return &job->roles[i];
+    return NULL;
+}
+
+/* Does `role` start after `other`, directly or through others? depth: of roles in between. */
+static bool comes_after(const dray__job *job, const dray__job_role *role,
+                        const dray__job_role *other, uint32_t depth)
+{
+    for (uint32_t i = 0; i < role->after_count; i++) {
+        const dray__job_role *before = named(job, role->after[i]);
+        if (before == other || (before && depth && comes_after(job, before, other, depth - 1)))
+            return true;
+    }
+    return false;
+}
+
+static int check_after(const dray__job *job, const dray__job_role *role, const dray__places *at,
+                       dray_error *error)
+{
+    const char *known[16];
+    char hint[96];
+    for (uint32_t i = 0; i < job->role_count; i++)
+        known[i] = job->roles[i].name;
+    for (uint32_t i = 0; i < role->after_count; i++)
+        if (!named(job, role->after[i]))
+            return refuse(
+                at, role, "after", error, "unknown role '%.64s'%s", role->after[i],
+                dray__word_hint(role->after[i], known, job->role_count, hint, sizeof(hint)));
+    if (comes_after(job, role, role, job->role_count))
+        return refuse(at, role, "after", error, "the role waits for itself");
+    return DRAY_OK;
+}
+
+static int check_role(const dray__job *job, const dray__job_role *role, const dray__places *at,
+                      dray_error *error)
+{
+    dray_error inner;
+    dray__devices devices;
+    int rc = check_tasks(job, role, at, error);
+    if (!rc)
+        rc = check_env(role, at, error);
+    if (!rc)
+        rc = check_after(job, role, at, error);
+    if (!rc && dray__devices_read(role->devices, 0, 1, &devices, &inner))
+        rc = refuse(at, role, "devices", error, "%s", inner.message);
+    if (!rc && dray__probe_check(role->ready, &inner))
+        rc = refuse(at, role, "ready", error, "%s", inner.message);
+    return rc;
+}
+
+int dray__rule_roles(const dray__job *job, const dray__places *at, dray_error *error)
+{
+    for (uint32_t i = 0; i < job->role_count; i++) {
+        const dray__job_role *role = &job->roles[i];
+        if (!dray__job_name_ok(role->name) || strcmp(role->name, "coordinator") == 0)
+            return dray__setting_fail(at, "roles", error,
+                                      "role name '%.64s': expected 1 to 32 letters, digits, _ or "
+                                      "-, and not 'coordinator'",
+                                      role->name);
+        if (named(job, role->name) != role)
+            return dray__setting_fail(at, "roles", error, "two roles are called %s", role->name);
+        int rc = check_role(job, role, at, error);
+        if (rc)
+            return rc;
+    }
+    return DRAY_OK;
+}
+
+/* ---- the built-in programs ------------------------------------------------------------------- */
+
+static int check_program(const dray__job_role *role, const dray__places *at, dray_error *error)
+{
+    const dray__task_kind *first = NULL;
+    if (!role->task_count)
+        return refuse(at, role, "command", error,
+                      "expected a command: a role without tasks has no built-in program");
+    for (uint32_t i = 0; i < role->task_count; i++) {
+        const dray__task_kind *kind = dray__task_find(role->tasks[i]);
+        if (!kind)
+            return refuse(at, role, "command", error,
+                          "expected a command: task %s has no built-in program", role->tasks[i]);
+        if (first && first->program != kind->program)
+            return refuse(at, role, "tasks", error,
+                          "no built-in program runs both %s and %s: two roles expected",
+                          first->name, kind->name);
+        first = first ? first : kind;
+    }
+    if (first->program == DRAY__PROGRAM_DESK && role->ranks != 1)
+        return refuse(at, role, "ranks", error, "%s takes 1 rank, found %lld", first->name,
+                      (long long)role->ranks);
+    return DRAY_OK;
+}
+
+/* What there is once: the built-in driver, and the built-in trainer with its tasks. */
+static int check_single(const dray__job *job, const dray__job_role *role, const dray__places *at,
+                        dray_error *error)
+{
+    for (uint32_t i = 0; i < role->task_count; i++) {
+        const dray__task_kind *kind = dray__task_find(role->tasks[i]);
+        bool single = dray__program_trains(kind->program) || !dray__task_has_rows(kind);
+        if (single && role->instances != 1)
+            return refuse(at, role, "instances", error,
+                          "the built-in %s is there once, found %lld instances", kind->name,
+                          (long long)role->instances);
+        for (uint32_t r = 0; single && r < job->role_count; r++) {
+            const dray__job_role *other = &job->roles[r];
+            if (other != role && dray__role_has(other, kind->name))
+                return refuse(at, other, "tasks", error,
+                              "the built-in %s is there once, found in role %s, too", kind->name,
+                              role->name);
+            for (uint32_t t = 0; other != role && is_builtin(other) && t < other->task_count; t++)
+                if (dray__program_trains(kind->program) &&
+                    dray__task_find(other->tasks[t])->program == kind->program)
+                    return refuse(
+                        at, other, "tasks", error,
+                        "task %s: expected in role %s, beside the other tasks of its model",
+                        other->tasks[t], role->name);
+        }
+    }
+    return DRAY_OK;
+}
+
+/* They meet at checkpoints (critic.c), and a program of one's own does not know where. */
+static int check_trainers(const dray__job *job, const dray__places *at, dray_error *error)
+{
+    const dray__job_role *actor = dray__job_role_of(job, "actor"),
+                         *critic = dray__job_role_of(job, "critic");
+    if (!dray__job_has(job, "critic") || !actor || !critic ||
+        is_builtin(actor) == is_builtin(critic))
+        return DRAY_OK;
+    return refuse(at, is_builtin(actor) ? critic : actor, "command", error,
+                  "task %s: expected the built-in program, as that of task %s is, with which it "
+                  "takes checkpoints of the same step",
+                  is_builtin(actor) ? "critic" : "actor", is_builtin(actor) ? "actor" : "critic");
+}
+
+/* Which samples a step trains, where those are the ones that are complete first, is for the
+ * built-in trainer of the value model to say (late.c). */
+static int check_binding(const dray__job *job, const dray__places *at, dray_error *error)
+{
+    static const char *const tasks[] = {"value", "critic"};
+    dray__schedule schedule = dray__schedule_of(job);
+    if (!schedule.first_complete || !dray__job_has(job, "critic"))
+        return DRAY_OK;
+    for (int i = 0; i < 2; i++) {
+        const dray__job_role *role = dray__job_role_of(job, tasks[i]);
+        if (role && !is_builtin(role))
+            return refuse(at, role, "command", error,
+                          "task %s: expected the built-in program with schedule %s, where the "
+                          "value model's trainer chooses the samples of a step for both models",
+                          tasks[i], schedule.name);
+    }
+    return DRAY_OK;
+}
+
+int dray__rule_programs(const dray__job *job, const dray__places *at, dray_error *error)
+{
+    int rc = check_trainers(job, at, error);
+    if (!rc)
+        rc = check_binding(job, at, error);
+    for (uint32_t i = 0; i < job->role_count && !rc; i++)
+        if (is_builtin(&job->roles[i]))
+            rc = check_program(&job->roles[i], at, error);
+    for (uint32_t i = 0; i < job->role_count && !rc; i++)
+        if (is_builtin(&job->roles[i]))
+            rc = check_single(job, &job->roles[i], at, error);
+    return rc;
+}
+
+/* ---- tasks and columns ----------------------------------------------------------------------- */
+
+int dray__rule_tasks(const dray__job *job, const dray__places *at, dray_error *error)
+{
+    dray__task_view tasks[DRAY__JOB_TASKS];
+    char key[128];
+    for (uint32_t i = 0; i < job->task_count; i++) {
+        const dray__job_task *task = &job->tasks[i];
+        snprintf(key, sizeof(key), "tasks.%.64s", task->name);
+        if (!dray__job_name_ok(task->name))
+            return dray__setting_fail(at, "tasks", error,
+                                      "task name '%.64s': expected 1 to 32 letters, digits, _ or -",
+                                      task->name);
+        for (uint32_t j = 0; j < i; j++)
+            if (strcmp(job->tasks[j].name, task->name) == 0)
+                return dray__setting_fail(at, "tasks", error, "two tasks are called %s",
+                                          task->name);
+        if (!dray__task_find(task->name) && !task->need_count)
+            return dray__setting_fail(at, key, error, "expected columns that the task needs");
+    }
+    uint32_t count = dray__job_tasks(job, tasks);
+    for (uint32_t i = 0; i < count; i++) {
+        const char *by = dray__job_has_by(tasks[i].name);
+        snprintf(key, sizeof(key), "roles %s", by);
+        if (!dray__job_role_of(job, tasks[i].name))
+            return dray__setting_fail(at, key, error, "task %s%s%s: expected in a role, found in 0",
+                                      tasks[i].name, *by ? ", as it is in this job by " : "", by);
+    }
+    return DRAY_OK;
+}
+
+typedef struct columns {
+    dray__task_view tasks[DRAY__JOB_TASKS];
+    uint32_t count;
+    const char *written[DRAY__JOB_TASKS * DRAY__TASK_COLUMNS];
+    uint32_t written_count;
+} columns;
+
+static const dray__task_view *writer_of(const columns *c, const char *column, uint32_t below)
+{
+    for (uint32_t i = 0; i < below; i++)
+        for (uint32_t j = 0; j < c->tasks[i].write_count; j++)
+            if (strcmp(c->tasks[i].writes[j], column) == 0)
+                return &c->tasks[i];
+    return NULL;
+}
+
+static int check_writes(columns *c, uint32_t task, const dray__places *at, dray_error *error)
+{
+    char keys[256];
+    const dray__task_view *t = &c->tasks[task];
+    for (uint32_t j = 0; j < t->write_count; j++) {
+        const dray__task_view *other = writer_of(c, t->writes[j], task);
+        snprintf(keys, sizeof(keys), "tasks.%.64s.writes tasks.%.64s.writes", t->name,
+                 other ? other->name : "");
+        if (other)
+            return dray__setting_fail(at, keys, error, "column %.64s is written by %.64s and %.64s",
+                                      t->writes[j], other->name, t->name);
+        c->written[c->written_count++] = t->writes[j];
+    }
+    return DRAY_OK;
+}
+
+int dray__rule_columns(const dray__job *job, const dray__places *at, dray_error *error)
+{
+    columns c = {.written_count = 0};
+    char keys[256], hint[96];
+    int rc = DRAY_OK;
+    c.count = dray__job_tasks(job, c.tasks);
+    for (uint32_t i = 0; i < c.count && !rc; i++)
+        rc = check_writes(&c, i, at, error);
+    for (uint32_t i = 0; i < c.count && !rc; i++)
+        for (uint32_t j = 0; j < c.tasks[i].need_count && !rc; j++) {
+            const char *column = c.tasks[i].needs[j];
+            snprintf(keys, sizeof(keys), "tasks.%.64s.needs tasks", c.tasks[i].name);
+            if (!writer_of(&c, column, c.count))
+                rc = dray__setting_fail(
+                    at, keys, error, "column %.64s is written by no task%s", column,
+                    dray__word_hint(column, c.written, c.written_count, hint, sizeof(hint)));
+        }
+    return rc;
+}
+
+/* ---- is it there? ---------------------------------------------------------------------------- */
+
+/* What a shell does itself; the rest is looked for as it looks for it. */
+static bool is_shell_word(const char *word)
+{
+    static const char *const words[] = {".",     ":",      "!",       "{",        "alias", "break",
+                                        "case",  "cd",     "command", "continue", "eval",  "exec",
+                                        "exit",  "export", "for",     "if",       "read",  "return",
+                                        "set",   "shift",  "trap",    "ulimit",   "umask", "unset",
+                                        "until", "wait",   "while",   NULL};
+    for (const char *const *at = words; *at; at++)
+        if (strcmp(*at, word) == 0)
+            return true;
+    return false;
+}
+
+static bool can_run(const char *folder, const char *path)
+{
+    char whole[8192];
+    struct stat st;
+    bool relative = path[0] != '/' && folder[0];
+    snprintf(whole, sizeof(whole), "%s%s%s", relative ? folder : "", relative ? "/" : "", path);
+    return access(whole, X_OK) == 0 && stat(whole, &st) == 0 && S_ISREG(st.st_mode);
+}
+
+static bool found(const char *folder, const char *word)
+{
+    if (strchr(word, '/'))
+        return can_run(folder, word);
+    const char *list = getenv("PATH");
+    char at[4096 + 256];
+    for (list = list ? list : "/usr/bin:/bin"; *list;) {
+        size_t length = strcspn(list, ":");
+        snprintf(at, sizeof(at), "%.*s/%s", (int)(length < 4096 ? length : 4096),
+                 length ? list : ".", word);
+        if (can_run(folder, at))
+            return true;
+        list += length + (list[length] == ':');
+    }
+    return is_shell_word(word);
+}
+
+enum { WORD_BYTES = 256 };
+
+/* The program that a command line begins with, where it is not there. A word that only a shell can
+ * read is the shell's to judge. */
+static bool is_missing(const char *folder, const char *command, char word[WORD_BYTES])
+{
+    const char *from = command + strspn(command, " \t\n");
+    size_t length = strcspn(from, " \t\n");
+    if (length >= WORD_BYTES || strcspn(from, "\"'`$&|;<>()*?[]#~=%\\{") < length)
+        return false;
+    memcpy(word, from, length);
+    word[length] = 0;
+    return !found(folder, word);
+}
+
+static int check_devices(const dray__job_role *role, const dray__places *at, dray_error *error)
+{
+    dray_error inner;
+    dray__devices devices;
+    if (dray__devices_read(role->devices, 0, 1, &devices, &inner) ||
+        dray__devices_look(&devices, &inner))
+        return refuse(at, role, "devices", error, "%s", inner.message);
+    return DRAY_OK;
+}
+
+int dray__rule_there(const dray__job *job, const dray__places *at, dray_error *error)
+{
+    char word[WORD_BYTES];
+    int rc = DRAY_OK;
+    if (job->reward.rule == DRAY__RULE_COMMAND && is_missing("", job->reward.command, word))
+        rc = dray__setting_fail(at, "reward.command", error, "no program '%s' is there", word);
+    for (uint32_t i = 0; i < job->role_count && !rc; i++) {
+        const dray__job_role *role = &job->roles[i];
+        struct stat st;
+        if (role->cwd[0] && (stat(role->cwd, &st) || !S_ISDIR(st.st_mode)))
+            rc = refuse(at, role, "cwd", error, "no folder '%.200s' is there", role->cwd);
+        if (!rc && !is_builtin(role) && is_missing(role->cwd, role->command, word))
+            rc = refuse(at, role, "command", error, "no program '%s' is there", word);
+        if (!rc)
+            rc = check_devices(role, at, error);
+    }
+    return rc;
+}

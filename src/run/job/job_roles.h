@@ -1,0 +1,18 @@
+/* The roles and tasks of a job file: defaults that depend on each other, and what is refused. */
+#ifndef DRAY_RUN_JOB_ROLES_H
+#define DRAY_RUN_JOB_ROLES_H
+
+#include "run/job/settings.h"
+
+/* Fills in what the job file leaves to its roles' tasks: on_death, and who grades evaluations. */
+int dray__roles_settle(dray__job *job, const dray__places *at, dray_error *error);
+/* Rules (job_load.c). */
+int dray__rule_roles(const dray__job *job, const dray__places *at, dray_error *error);
+int dray__rule_programs(const dray__job *job, const dray__places *at, dray_error *error);
+int dray__rule_tasks(const dray__job *job, const dray__places *at, dray_error *error);
+int dray__rule_columns(const dray__job *job, const dray__places *at, dray_error *error);
+
+/* Of a run that is about to start: are the role's command, folder and devices there? */
+int dray__rule_there(const dray__job *job, const dray__places *at, dray_error *error);
+
+#endif

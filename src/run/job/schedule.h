@@ -1,0 +1,74 @@
+/* Schedules: how far apart generating and training may be. A schedule is one line of schedule.c's
+ * table; everything that depends on it asks here, and no other file knows a schedule by its name.
+ * v0 is the first version of the weights; step k makes v_k. */
+#ifndef DRAY_RUN_SCHEDULE_H
+#define DRAY_RUN_SCHEDULE_H
+
+#include "run/job/job.h"
+#include "run/job/settings.h"
+
+#include <dray/steps.h>
+#include <jansson.h>
+
+enum { DRAY__KEPT_MOST = 2 };
+
+typedef struct dray__schedule {
+    const char *name;
+    /* Samples of step k are of versions v_max(0, k - oldest) to v_max(0, k - newest). */
+    int64_t newest, oldest;
+    int64_t open; /* steps whose prompts are in the queue at once, with the one that is trained */
+    int64_t kept; /* versions that can be read at once, the newest ones: from 1 to KEPT_MOST */
+    /* Engines take exactly the version that a step's samples need. Else any that is allowed, the
+     * newest one as soon as they may, and never an older one than they have. */
+    bool exact;
+    /* A step trains the samples that are complete first, in whole groups, whichever step's prompts
+     * they answer. Else those of its own prompts. */
+    bool first_complete;
+    /* At most so many engines take weights at once that the others make as much as is trained. */
+    bool in_turns;
+} dray__schedule;
+
+/* The words of a job file, and their rows of the table. */
+#define DRAY__SCHEDULE_WORDS(WORD)                                                                 \
+    WORD("sync", DRAY__SCHEDULE_SYNC)                                                              \
+    WORD("one_step_async", DRAY__SCHEDULE_ONE_STEP)                                                \
+    WORD("rolling", DRAY__SCHEDULE_ROLLING)                                                        \
+    WORD("async", DRAY__SCHEDULE_ASYNC)
+
+enum {
+    DRAY__SCHEDULE_SYNC = 0,
+    DRAY__SCHEDULE_ONE_STEP,
+    DRAY__SCHEDULE_ROLLING,
+    DRAY__SCHEDULE_ASYNC
+};
+
+/* The job's, with what its settings say of it. */
+dray__schedule dray__schedule_of(const dray__job *job);
+
+/* The same for trainers and engines, the user's too, and as an object of its numbers, the caller's
+ * (NULL: out of memory). */
+dray_steps_rules dray__schedule_rules(const dray__job *job);
+json_t *dray__schedule_rules_json(const dray__job *job);
+
+typedef struct dray__versions {
+    int64_t oldest, newest;
+} dray__versions;
+
+/* The first step whose samples may be of the version: its evaluation comes before their prompts. */
+int64_t dray__schedule_first_step(const dray__job *job, int64_t version);
+/* Which versions may make samples of the step. */
+dray__versions dray__schedule_versions(const dray__job *job, int64_t step);
+/* How many versions a sample may be behind the one that its step begins with. */
+int64_t dray__schedule_staleness(const dray__job *job);
+/* Steps whose prompts the queue has to have room for: as many as are open, and one more where a
+ * step may wait for samples that only other prompts can bring (fresh_share). */
+int64_t dray__schedule_steps(const dray__job *job);
+/* Instances of roles that generate. */
+int64_t dray__schedule_engines(const dray__job *job);
+
+/* The defaults that depend on it. */
+void dray__schedule_settle(dray__job *job, const dray__places *at);
+/* The rules of a job file that are about its schedule. DRAY_EINVALID, with the line. */
+int dray__rule_schedule(const dray__job *job, const dray__places *at, dray_error *error);
+
+#endif

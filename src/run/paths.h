@@ -1,0 +1,25 @@
+/* Paths and files of runs and studies. */
+#ifndef DRAY_RUN_PATHS_H
+#define DRAY_RUN_PATHS_H
+
+#include <dray/dray.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* snprintf for paths; run folders are short enough (folder.c) that none is cut. */
+void dray__path(char *out, size_t capacity, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* A checkpoint's folder below the run's: "checkpoints/step-000007". */
+void dray__checkpoint_path(const char *folder, int64_t step, char *out, size_t capacity);
+
+/* Makes a folder and those above it; those that are there stay. */
+int dray__make_folders(const char *path, dray_error *error);
+/* Holds the folder's lock until *lock is closed. DRAY_EBUSY: another process holds it; what: "a
+ * run". */
+int dray__lock_folder(const char *folder, const char *what, int *lock, dray_error *error);
+/* Writes a file into the folder, whole or not at all. */
+int dray__write_text(const char *folder, const char *name, const char *text, dray_error *error);
+/* DRAY_EINVALID where the name of a job is none for a folder. what: "run". */
+int dray__folder_name_check(const char *name, const char *what, dray_error *error);
+
+#endif

@@ -1,0 +1,39 @@
+/* src/run/report/: what a run says of itself. reporter.c receives what roles report, rows.c makes
+ * rows of metrics.jsonl of it, spent.c adds where the time went, and view.c shows the run to a
+ * person. prometheus.c writes a coordinator's status as metrics, and metrics.c serves them over
+ * HTTP.
+ *
+ * The supervisor's second thread: watches the reports of the roles, writes metrics.jsonl, and keeps
+ * what a person sees up to date. */
+#ifndef DRAY_RUN_REPORTER_H
+#define DRAY_RUN_REPORTER_H
+
+#include "run/report/view.h"
+
+typedef struct dray__reporter dray__reporter;
+
+/* Of the reporter: the row of a step is on its way to metrics.jsonl, and outlives a kill. */
+#define DRAY__REPORT_ROW "row"
+
+/* address: the coordinator's, which must be up. */
+int dray__reporter_start(const dray__folder *folder, const dray__job *job, const char *address,
+                         bool json, dray__reporter **out, dray_error *error);
+/* Takes in what was still posted (if the coordinator lives), writes what is pending, ends the
+ * thread. The numbers of *rows for the summary stay valid until dray__reporter_free. */
+int dray__reporter_stop(dray__reporter *reporter, dray_error *error);
+void dray__reporter_free(dray__reporter *reporter); /* NULL is fine */
+
+/* For the supervisor's thread, at any time. */
+int64_t dray__reporter_heard_ns(dray__reporter *reporter);  /* when the last report came */
+uint64_t dray__reporter_progress(dray__reporter *reporter); /* grows with every step and eval */
+bool dray__reporter_ready(dray__reporter *reporter);        /* the first version is there */
+void dray__reporter_say(dray__reporter *reporter, const char *event, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* What could not be written; DRAY_OK: nothing. */
+int dray__reporter_failed(dray__reporter *reporter, dray_error *error);
+
+/* After stop: the last lines. */
+void dray__reporter_summary(dray__reporter *reporter, const dray__folder *folder,
+                            const char *outcome);
+
+#endif

@@ -1,0 +1,36 @@
+/* What a study computes from runs: means with their bootstrap intervals, and values read off
+ * curves. Pure: the same numbers give the same answer, bit for bit. */
+#ifndef DRAY_RUN_STATISTICS_H
+#define DRAY_RUN_STATISTICS_H
+
+#include <dray/dray.h>
+
+/* low, high: the percentile bootstrap's interval (Efron and Tibshirani, "An Introduction to the
+ * Bootstrap", 1993, section 13.3) around the mean; NaN with fewer than two values. */
+typedef struct dray__interval {
+    uint32_t n;
+    double mean, low, high;
+} dray__interval;
+
+enum { DRAY__RESAMPLES = 10000 };
+#define DRAY__CONFIDENCE 0.95
+
+/* The mean of n values (n > 0). below: of as many values, drawn together with the former: then the
+ * ratio of the two means. NULL: none. DRAY_ENOMEM. */
+int dray__bootstrap(const double *values, const double *below, uint32_t n, uint32_t resamples,
+                    dray__interval *out, dray_error *error);
+
+/* Of count values, at least one; sorts them. */
+double dray__median(double *values, uint32_t count);
+
+/* A curve: points by growing x, straight between them. */
+typedef struct dray__point {
+    double x, y;
+} dray__point;
+
+/* NaN: x is outside the curve. */
+double dray__curve_at(const dray__point *points, uint32_t count, double x);
+/* The first x at which the curve is at y or above it; NaN: nowhere. */
+double dray__curve_reach(const dray__point *points, uint32_t count, double y);
+
+#endif

@@ -1,0 +1,37 @@
+/* One run of a study, read from its folder. */
+#ifndef DRAY_RUN_STUDY_READ_H
+#define DRAY_RUN_STUDY_READ_H
+
+#include "run/job/job.h"
+#include "run/study/statistics.h"
+
+#include <jansson.h>
+
+/* Held-out accuracy at one evaluation. seconds: sums of step_seconds, so without start, warm-up and
+ * what was between a stop and going on. */
+typedef struct dray__study_point {
+    double step, samples, seconds, accuracy;
+} dray__study_point;
+
+typedef struct dray__study_run {
+    bool finished;    /* it has its last row, with its evaluation; else nothing below is set */
+    json_t *measures; /* name: number */
+    dray__study_point *points;
+    uint32_t count;
+    double samples, seconds; /* of the whole run */
+    char diverged[96];       /* how it did; "": it did not */
+} dray__study_run;
+
+/* A folder that is not there, or whose run did not end, is no error. DRAY_EFORMAT: metrics.jsonl.
+ */
+int dray__study_read(const char *folder, const dray__job *job, dray__study_run *out,
+                     dray_error *error);
+void dray__study_run_free(dray__study_run *run);
+
+/* Adds a row's `time` to sums; those of rows from step 2 on count. */
+void dray__study_add_time(json_t **sums, const json_t *row);
+/* Puts busy.ROLE, transfer.ROLE, idle.ROLE, idle.ROLE.CAUSE and unaccounted.ROLE into `measures`,
+ * as shares of the time of the role's processes. */
+void dray__study_set_shares(const json_t *sums, json_t *measures);
+
+#endif

@@ -1,0 +1,301 @@
+#include "run/supervisor/coordinator.h"
+
+#include "base/error.h"
+#include "base/network.h"
+#include "control/coordinator.h"
+#include "control/token.h"
+#include "queue/server/controller.h"
+#include "queue/storage/join.h"
+#include "run/process.h"
+#include "run/report/metrics.h"
+#include "run/supervisor/sandbox.h"
+#include "weights/registry/registry.h"
+
+#include <errno.h>
+#include <event2/event.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+char *dray__default_socket(char *out, size_t capacity)
+{
+    const char *folder = getenv("XDG_RUNTIME_DIR");
+    if (folder && folder[0] == '/')
+        snprintf(out, capacity, "%s/dray.socket", folder);
+    else
+        snprintf(out, capacity, "/tmp/dray-%u.socket", (unsigned)getuid());
+    return out;
+}
+
+int dray__make_token(const char *master, const char *role, const char *path, char **text,
+                     dray_error *error)
+{
+    dray__token token;
+    int status;
+    if (!master || !master[0])
+        master = getenv("DRAY_TOKEN_FILE");
+    if (strcmp(role, "master") == 0)
+        status = dray__token_draw(&token, error);
+    else if (!master || !master[0])
+        status = dray__fail(
+            error, DRAY_ENOENT,
+            "no master token: neither --master FILE nor $DRAY_TOKEN_FILE says where it is");
+    else if (!(status = dray__token_read(master, &token, error)))
+        status = dray__token_derive(&token, role, &token, error);
+    if (!status && path)
+        status = dray__token_write(path, &token, error);
+    if (!status && !path && !(*text = malloc(DRAY__TOKEN_TEXT)))
+        status = dray__nomem(error);
+    if (!status && !path)
+        dray__token_print(&token, *text);
+    dray__forget_bytes(&token, sizeof token);
+    return status;
+}
+
+bool dray__is_local_address(const char *text)
+{
+    dray__address address;
+    return dray__address_parse(text, &address, NULL) == DRAY_OK &&
+           (address.local || dray__is_loopback((const struct sockaddr *)&address.socket));
+}
+
+/* ---- the queue's keeper, in a thread with a loop of its own ---------------------------------- */
+
+typedef struct keeper_thread {
+    struct event_base *base;
+    struct event *stop;
+    dray__keeper *keeper;
+    dray__join *join; /* for other hosts; NULL: there are none */
+    int wake;
+    bool running;
+    pthread_t thread;
+} keeper_thread;
+
+/* A descriptor or a signal says so. */
+static void on_stop(evutil_socket_t which, short what, void *base)
+{
+    (void)which, (void)what;
+    event_base_loopbreak(base);
+}
+
+static void *run_keeper(void *user)
+{
+    const keeper_thread *k = user;
+    event_base_dispatch(k->base);
+    return NULL;
+}
+
+/* Signals are for the coordinator's loop. */
+static int create_thread(keeper_thread *k)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int code = pthread_create(&k->thread, NULL, run_keeper, k);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    k->running = code == 0;
+    return code;
+}
+
+static void stop_keeper(keeper_thread *k)
+{
+    uint64_t one = 1;
+    dray__join_free(k->join);
+    if (k->running && write(k->wake, &one, sizeof one) == (ssize_t)sizeof one)
+        pthread_join(k->thread, NULL);
+    dray__keeper_free(k->keeper);
+    if (k->stop)
+        event_free(k->stop);
+    if (k->base)
+        event_base_free(k->base);
+    if (k->wake >= 0)
+        close(k->wake);
+}
+
+static int start_keeper(keeper_thread *k, const char *path, dray_error *error)
+{
+    k->base = event_base_new();
+    k->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    k->stop =
+        k->base && k->wake >= 0 ? event_new(k->base, k->wake, EV_READ, on_stop, k->base) : NULL;
+    if (!k->stop || event_add(k->stop, NULL) < 0)
+        return dray__fail(error, DRAY_ESYS, "keeper: no event loop");
+    int status = dray__keeper_new(k->base, path, 0, &k->keeper, error);
+    int code = status ? 0 : create_thread(k);
+    return code ? dray__fail_errno(error, code, "keeper: no thread") : status;
+}
+
+/* Where this process itself finds the coordinator, and where its keeper listens for other hosts: at
+ * the coordinator's addresses, with a port of its own. */
+static void own_addresses(const dray__serve_options *options, const char *tcp, char *address,
+                          char *listen, size_t size)
+{
+    const char *at = tcp + 4, *port = strrchr(tcp, ':');
+    bool any = strncmp(at, "0.0.0.0:", 8) == 0 || strncmp(at, "[::]:", 5) == 0;
+    snprintf(listen, size, *at == '[' ? "%.*s:0" : "%.*s", (int)(port - at), at);
+    if (options->unix_path)
+        snprintf(address, size, "unix:%s", options->unix_path);
+    else if (any)
+        snprintf(address, size, *at == '[' ? "tcp:[::1]%s" : "tcp:127.0.0.1%s", port);
+    else
+        snprintf(address, size, "%s", tcp);
+}
+
+/* What its keeper holds can be read from other hosts. */
+static int join_keeper(keeper_thread *k, const dray__serve_options *options, const char *tcp,
+                       dray_error *error)
+{
+    char address[300], listen[300];
+    own_addresses(options, tcp, address, listen, sizeof address);
+    if (!options->unix_path && options->token_path)
+        setenv("DRAY_TOKEN_FILE", options->token_path, 0);
+    const char *data = getenv("DRAY_DATA_ADDRESS");
+    dray__join_options o = {.address = address,
+                            .path = options->keeper_path,
+                            .listen = data && data[0] ? data : listen,
+                            .own = true,
+                            .later = true};
+    return dray__join_start(k->keeper, &o, &k->join, error);
+}
+
+/* SIGINT and SIGTERM end the loop from here on. */
+static int watch_stop(struct event_base *base, struct event *events[2], const char *who,
+                      dray_error *error)
+{
+    int status = DRAY_OK;
+    for (int i = 0; i < 2; i++) {
+        events[i] = evsignal_new(base, i ? SIGTERM : SIGINT, on_stop, base);
+        if (!events[i] || event_add(events[i], NULL) < 0)
+            status = dray__fail(error, DRAY_ESYS, "%s: cannot watch signals", who);
+    }
+    return status;
+}
+
+static int run_loop(struct event_base *base, struct event *events[2], int status, const char *who,
+                    dray_error *error)
+{
+    if (!status && event_base_dispatch(base) < 0)
+        status = dray__fail(error, DRAY_ESYS, "%s: the event loop failed", who);
+    for (int i = 0; i < 2; i++)
+        if (events[i])
+            event_free(events[i]);
+    return status;
+}
+
+int dray__keep(const dray__keep_options *options, dray_error *error)
+{
+    dray__process_begin();
+    struct event_base *base = event_base_new();
+    struct event *events[2] = {0};
+    dray__keeper *keeper = NULL;
+    dray__join *join = NULL;
+    dray__join_options o = {.path = options->path, .listen = options->listen};
+    int status = base ? DRAY_OK : dray__fail(error, DRAY_ESYS, "keeper: no event loop");
+    if (!status && options->sandbox)
+        status = dray__sandbox(NULL, &options->path, 1, error);
+    if (!status)
+        status = dray__keeper_new(base, options->path, options->max_bytes, &keeper, error);
+    if (!status)
+        status = dray__join_start(keeper, &o, &join, error);
+    if (!status)
+        status = watch_stop(base, events, "keeper", error);
+    if (!status)
+        options->ready(options->user, dray__join_endpoint(join));
+    status = run_loop(base, events, status, "keeper", error);
+    dray__join_free(join);
+    dray__keeper_free(keeper);
+    if (base)
+        event_base_free(base);
+    return status;
+}
+
+/* ---- the coordinator ------------------------------------------------------------------------- */
+
+static int add_services(dray__coordinator *coordinator, struct event_base *base,
+                        const dray__serve_options *options, dray_error *error)
+{
+    int status = dray__reports_add(coordinator, error);
+    if (!status)
+        status = dray__leases_add(coordinator, error);
+    if (!status)
+        status = dray__registry_add(coordinator, error);
+    if (!status)
+        status = dray__queue_add(coordinator, base, options->keeper_path, options->journal,
+                                 options->stores, error);
+    return status;
+}
+
+static int loop(struct event_base *base, const dray__serve_options *options,
+                dray__coordinator *coordinator, const char *metrics, dray_error *error)
+{
+    struct event *events[2];
+    char unix_address[256] = "unix:";
+    int status = watch_stop(base, events, "coordinator", error);
+    if (options->unix_path)
+        snprintf(unix_address, sizeof unix_address, "unix:%s", options->unix_path);
+    if (!status && options->ready)
+        options->ready(options->user, options->unix_path ? unix_address : NULL,
+                       dray__coordinator_tcp(coordinator), metrics);
+    return run_loop(base, events, status, "coordinator", error);
+}
+
+/* Its sockets, its token's file and the state beside them are there already. */
+static int enter_sandbox(const dray__serve_options *options, const char *tcp, dray_error *error)
+{
+    char token[4200] = "";
+    dray__address bound;
+    const char *paths[] = {options->unix_path, options->token_path, options->keeper_path, NULL};
+    if (tcp && !options->token_path && dray__address_parse(tcp, &bound, NULL) == DRAY_OK)
+        paths[3] = dray__token_path(&bound, token, sizeof token) ? token : NULL;
+    return dray__sandbox(options->journal, paths, sizeof paths / sizeof *paths, error);
+}
+
+int dray__serve(const dray__serve_options *options, dray_error *error)
+{
+    dray__process_begin();
+    struct event_base *base = event_base_new();
+    if (!base)
+        return dray__fail(error, DRAY_ESYS, "coordinator: no event loop");
+    dray__coordinator_options listening = {.unix_path = options->unix_path,
+                                           .tcp_address = options->tcp_address,
+                                           .token_path = options->token_path,
+                                           .keeper_path = options->keeper_path};
+    listening.limits = options->limits ? options->limits : getenv("DRAY_LIMITS");
+    /* Beside what names the session: its socket, or its master token. */
+    char state[4200];
+    const char *beside = options->unix_path ? options->unix_path : options->token_path;
+    if (beside) {
+        snprintf(state, sizeof state, "%.4096s.state", beside);
+        listening.state_path = state;
+    }
+    dray__coordinator *coordinator = NULL;
+    keeper_thread keeper = {.wake = -1};
+    /* The coordinator's address first: where another one serves, its keeper is left alone. */
+    int status = dray__coordinator_new(base, &listening, &coordinator, error);
+    if (!status && options->sandbox) /* before there are threads */
+        status = enter_sandbox(options, dray__coordinator_tcp(coordinator), error);
+    if (!status && options->start_keeper && options->keeper_path)
+        status = start_keeper(&keeper, options->keeper_path, error);
+    if (!status) /* what a journal holds goes to the keeper */
+        status = add_services(coordinator, base, options, error);
+    const char *tcp = status ? NULL : dray__coordinator_tcp(coordinator);
+    if (tcp && keeper.keeper)
+        status = join_keeper(&keeper, options, tcp, error);
+    dray__metrics *metrics = NULL;
+    const char *url = NULL;
+    if (!status && options->metrics)
+        status = dray__metrics_new(base, coordinator, options->metrics, &metrics, &url, error);
+    if (!status)
+        status = loop(base, options, coordinator, url, error);
+    dray__metrics_free(metrics);
+    if (keeper.join)
+        dray__join_leave(keeper.join);
+    dray__coordinator_free(coordinator);
+    event_base_free(base);
+    stop_keeper(&keeper);
+    return status;
+}

@@ -1,0 +1,47 @@
+/* A run's folder:
+ *   config.yaml    the job as resolved, itself a job file
+ *   config.json    the same, for programs
+ *   metrics.jsonl  one object a step
+ *   checkpoints/   step-N: a Hugging Face checkpoint with the trainer's state
+ *   weights/       versions for engines that update from disk
+ *   logs/          one file a process
+ *   trace/, trace.json
+ *   .lock, *.socket while it runs */
+#ifndef DRAY_RUN_FOLDER_H
+#define DRAY_RUN_FOLDER_H
+
+#include "run/job/job.h"
+#include "run/run.h"
+
+#include <jansson.h>
+#include <limits.h>
+
+typedef struct dray__folder {
+    char path[PATH_MAX / 2]; /* absolute */
+    char sockets[80];        /* folder of the sockets: the run's, or a short one in /tmp */
+    bool own_sockets;
+    int lock;
+    int64_t first_step; /* 0, or the checkpoint that is resumed from */
+    bool resumed;
+    int64_t eval_from; /* held-out accuracy of versions from this one on is still to be measured */
+    json_t *rows;      /* resumed: rows of metrics.jsonl that stay, as an array */
+    json_t *held; /* resumed: the row of first_step, to be completed by an evaluation; or NULL */
+} dray__folder;
+
+/* Makes a new folder, or opens an earlier run's: reads the job, chooses the checkpoint, cuts
+ * metrics.jsonl behind it. DRAY_EEXIST: a run is there already; DRAY_EBUSY: it is running. */
+int dray__folder_open(const dray__run_options *options, dray__folder *out, dray__job **job,
+                      dray_error *error);
+void dray__folder_close(dray__folder *folder);
+/* Path below the folder. */
+void dray__folder_path(const dray__folder *folder, const char *name, char out[PATH_MAX]);
+/* The checkpoint that a run goes on from: the newest one. DRAY_ENOENT: there is none. */
+int dray__folder_checkpoint(const dray__folder *folder, int64_t *step, dray_error *error);
+/* Replaces a file of rows. */
+int dray__folder_write_rows(const dray__folder *folder, const char *name, const json_t *rows,
+                            dray_error *error);
+/* The row that waits for its evaluation. */
+#define DRAY__ROWS_PENDING ".metrics.pending"
+bool dray__job_eval_due(const dray__job *job, int64_t step);
+
+#endif

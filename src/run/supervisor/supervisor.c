@@ -1,0 +1,554 @@
+/* The supervisor: starts the coordinator and the roles, keeps the descriptors of the queue's
+ * chunks, and sees to it that none waits for ever and nothing outlives the run. */
+#include "run/supervisor/supervisor.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "queue/storage/backend.h"
+#include "run/desk/desk.h"
+#include "run/job/schedule.h"
+#include "run/job/settings.h"
+#include "run/job/tasks.h"
+#include "run/process.h"
+#include "run/run.h"
+#include "run/trainer/checkpoint.h"
+
+#include <dirent.h>
+#include <dray/trace.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef dray__supervisor supervisor;
+
+enum {
+    TICK_MS = 200,
+    LATE_MS = 1000,
+    DEATH_MS = 100,
+    CONNECT_SECONDS = 20,
+    STOP_SECONDS = 10,
+    FILES_LEAST = 64
+};
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+void dray__supervisor_end(supervisor *s)
+{
+    s->over = true;
+    event_base_loopbreak(s->base);
+}
+
+void dray__supervisor_fail(supervisor *s, int code, const char *format, ...)
+{
+    if (s->code)
+        return;
+    char message[DRAY_ERROR_MESSAGE_MAX];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof(message), format, arguments);
+    va_end(arguments);
+    s->code = dray__fail(&s->failure, code, "%s", message);
+    dray__supervisor_end(s);
+}
+
+char *dray__supervisor_advice(const supervisor *s, char out[DRAY__ADVICE_BYTES])
+{
+    bool any = dray__folder_checkpoint(&s->folder, &(int64_t){0}, NULL) == DRAY_OK;
+    snprintf(out, DRAY__ADVICE_BYTES, "%s: dray run --resume %s",
+             any ? "go on from the last checkpoint" : "no checkpoint yet; from the beginning again",
+             s->folder.path);
+    return out;
+}
+
+/* ---- the coordinator ------------------------------------------------------------------------- */
+
+static int start_coordinator(supervisor *s, dray_error *error)
+{
+    char path[112], parent[32];
+    snprintf(path, sizeof(path), "%s/coordinator.socket", s->folder.sockets);
+    snprintf(s->keeper_path, sizeof(s->keeper_path), "%s/keeper.socket", s->folder.sockets);
+    snprintf(s->address, sizeof(s->address), "unix:%s", path);
+    snprintf(parent, sizeof(parent), "--parent=%ld", (long)getpid());
+    unlink(path); /* of a run that was killed: the folder's lock says that none is alive */
+    int rc = dray__keeper_new(s->base, s->keeper_path, 0, &s->keeper, error);
+    if (rc)
+        return rc;
+    const char *arguments[14] = {"host", parent,     "--coordinator", "--address",
+                                 path,   "--keeper", s->keeper_path};
+    int count = 7;
+    char journal[PATH_MAX], store[PATH_MAX];
+    dray__folder_path(&s->folder, "queue", journal);
+    if (s->job->queue.durability > DRAY_DURABILITY_NONE) {
+        arguments[count++] = "--journal";
+        arguments[count++] = journal;
+    }
+    if (s->job->queue.backend > DRAY_BACKEND_BUILTIN) {
+        dray__path(store, sizeof store, "%s:%s", dray__backend_name(s->job->queue.backend),
+                   s->job->queue.backend_address);
+        arguments[count++] = "--store";
+        arguments[count++] = store;
+    }
+    if (s->job->queue.metrics[0]) {
+        arguments[count++] = "--metrics";
+        arguments[count++] = s->job->queue.metrics;
+    }
+    dray__process *p = &s->coordinator;
+    p->owner = s;
+    dray__folder_path(&s->folder, "logs/coordinator.log", p->log);
+    return dray__process_start(s, p, (dray__child_start){.arguments = arguments, .fd = -1}, error);
+}
+
+/* What the checkpoint that the run goes on from says of the queue. NULL: nothing. */
+static const char *saved_queue(const supervisor *s, char path[PATH_MAX])
+{
+    dray__checkpoint_queue(s->folder.path, s->folder.first_step, path, PATH_MAX);
+    bool saved = s->folder.resumed && s->job->queue.durability == DRAY_DURABILITY_CHECKPOINT;
+    return saved && access(path, R_OK) == 0 ? path : NULL;
+}
+
+/* The queue as the run begins with it: of a run that goes on as its checkpoint says, and admitting
+ * rollout by the version that the run begins with. */
+static int begin_queue(const supervisor *s, dray_error *error)
+{
+    dray_options options = DRAY_OPTIONS_INIT;
+    dray_context *context = NULL;
+    dray_queue *queue = NULL;
+    char path[PATH_MAX];
+    void *cursor = NULL;
+    size_t size = 0;
+    json_t *state = NULL, *card = NULL;
+    dray_steps_rules rules = dray__schedule_rules(s->job);
+    options.address = s->address;
+    options.name = "supervisor";
+    options.timeout_ns = dray__job_wait_ns(s->job);
+    int rc = dray_open(&options, &context, error);
+    if (!rc)
+        rc = dray__job_queue_restore(context, s->job, saved_queue(s, path), &queue, error);
+    if (!rc)
+        rc = dray__checkpoint_cursor(s->folder.path, s->folder.first_step, &cursor, &size, error);
+    if (!rc)
+        rc = dray__driver_resume(queue, s->job, cursor, size,
+                                 s->folder.eval_from <= s->folder.first_step, error);
+    if (!rc)
+        rc = dray__driver_admit(queue, s->job, s->folder.first_step, error);
+    if (!rc)
+        rc = dray__queue_state(queue, &state, error);
+    if (!rc)
+        rc = dray__checkpoint_feed(s->folder.path, s->folder.first_step, &card, error);
+    if (!rc)
+        rc = dray__feed_begin(&rules, s->folder.path, card, state, error);
+    json_decref(card);
+    json_decref(state);
+    free(cursor);
+    dray_queue_close(queue);
+    dray_close(context);
+    return rc;
+}
+
+typedef struct beginning {
+    const supervisor *s;
+    int rc;
+    dray_error error;
+    atomic_bool done;
+} beginning;
+
+static void *begin_main(void *user)
+{
+    beginning *g = user;
+    g->rc = begin_queue(g->s, &g->error);
+    atomic_store(&g->done, true);
+    return NULL;
+}
+
+static void turn_loop(const supervisor *s, int64_t us)
+{
+    struct timeval turn = {.tv_usec = us};
+    event_base_loopexit(s->base, &turn);
+    event_base_dispatch(s->base);
+}
+
+/* In a thread: the bytes of what is restored go into this process's keeper meanwhile. */
+static int begin_beside(const supervisor *s, dray_error *error)
+{
+    beginning g = {.s = s};
+    pthread_t thread;
+    int problem = pthread_create(&thread, NULL, begin_main, &g);
+    if (problem)
+        return dray__fail_errno(error, problem, "supervisor: no thread");
+    while (!atomic_load(&g.done))
+        turn_loop(s, 2000);
+    pthread_join(thread, NULL);
+    if (g.rc)
+        *error = g.error;
+    return g.rc;
+}
+
+/* A coordinator listens within milliseconds, but one that reads a journal does not answer before it
+ * is through, and puts what it reads into this process's keeper meanwhile. */
+static int wait_for_coordinator(supervisor *s, int64_t timeout_ns, dray_error *error)
+{
+    int64_t deadline = dray__deadline(timeout_ns), slice_ns = 20 * DRAY__MILLISECOND;
+    dray_options options = DRAY_OPTIONS_INIT;
+    dray_context *context = NULL;
+    options.address = s->address;
+    options.name = "supervisor";
+    options.role = "tool";
+    while (!s->code) {
+        options.timeout_ns = slice_ns;
+        int rc = dray_open(&options, &context, error);
+        if (!rc)
+            break;
+        if ((rc != DRAY_ECLOSED && rc != DRAY_ETIMEDOUT) || dray__now() > deadline)
+            return rc;
+        turn_loop(s, 2 * slice_ns / 1000);
+        if (slice_ns < 160 * DRAY__MILLISECOND)
+            slice_ns *= 2;
+    }
+    dray_close(context);
+    if (s->code)
+        *error = s->failure;
+    return s->code;
+}
+
+static int64_t start_limit(const supervisor *s)
+{
+    bool journal = s->job->queue.durability > DRAY_DURABILITY_NONE;
+    return journal ? dray__job_wait_ns(s->job) : CONNECT_SECONDS * DRAY__SECOND;
+}
+
+/* ---- signals and time ------------------------------------------------------------------------ */
+
+/* The driver looks for this file before each step. */
+static int ask_to_stop(const supervisor *s, dray_error *error)
+{
+    char path[PATH_MAX];
+    dray__folder_path(&s->folder, "stop", path);
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (fd < 0)
+        return dray__fail_errno(error, errno, "%s", path);
+    close(fd);
+    return DRAY_OK;
+}
+
+static void remove_stop(const supervisor *s)
+{
+    char path[PATH_MAX];
+    dray__folder_path(&s->folder, "stop", path);
+    unlink(path);
+}
+
+static void on_signal(evutil_socket_t number, short what, void *user)
+{
+    (void)number, (void)what;
+    supervisor *s = user;
+    s->interrupts++;
+    if (s->interrupts > 1 || !dray__reporter_ready(s->reporter)) {
+        s->interrupts = 2;
+        dray__supervisor_end(s);
+        return;
+    }
+    dray__reporter_say(s->reporter, "stopping",
+                       "stopping after this step and its checkpoint (once more: at once)");
+    dray_error error;
+    if (ask_to_stop(s, &error))
+        dray__supervisor_fail(s, error.code, "%s", error.message);
+}
+
+static void on_sight(evutil_socket_t fd, short what, void *user)
+{
+    (void)what;
+    supervisor *s = user;
+    uint64_t looks;
+    dray__sight sight;
+    dray_error error;
+    if (read(fd, &looks, sizeof(looks)) < 0)
+        return;
+    if (dray__watch_last(s->watch, &sight, &error)) {
+        dray__supervisor_fail(s, error.code, "%s", error.message);
+        return;
+    }
+    if (sight.moved_ns > s->moved_ns)
+        s->moved_ns = sight.moved_ns;
+    dray__roles_judge(s, &sight);
+}
+
+/* A run is slow as long as rows come and go, or a process computes or reports; else
+ * a process hangs, or all wait for each other. */
+static void check_standstill(supervisor *s, int64_t now)
+{
+    char advice[DRAY__ADVICE_BYTES], held[512];
+    int64_t heard = dray__reporter_heard_ns(s->reporter), since = s->awake_ns;
+    since = heard > since ? heard : since;
+    since = s->moved_ns > since ? s->moved_ns : since;
+    int64_t quiet = now - since, most = dray__job_wait_ns(s->job);
+    if (quiet > most / 4 * 3 && dray__roles_end_idle(s, now)) { /* before others give up */
+        s->moved_ns = now;
+        return;
+    }
+    if (quiet <= most)
+        return;
+    dray__watch_all_held(s->watch, held, sizeof(held));
+    dray__supervisor_fail(s, DRAY_ETIMEDOUT,
+                          "nothing moved for %.0f s: no rows come or go, and nobody computes or "
+                          "reports (limits.wait_seconds; logs: %s/logs); held: %s; %s",
+                          (double)quiet / (double)DRAY__SECOND, s->folder.path, held,
+                          dray__supervisor_advice(s, advice));
+}
+
+static void check_step(supervisor *s, int64_t now)
+{
+    char advice[DRAY__ADVICE_BYTES], held[512];
+    uint64_t progress = dray__reporter_progress(s->reporter);
+    double limit = s->job->limits.step_seconds;
+    if (progress != s->progress || !dray__reporter_ready(s->reporter) || s->awake_ns > s->step_ns) {
+        s->progress = progress;
+        s->step_ns = now;
+    }
+    if (limit <= 0 || (double)(now - s->step_ns) < limit * (double)DRAY__SECOND)
+        return;
+    dray__watch_all_held(s->watch, held, sizeof(held));
+    dray__supervisor_fail(s, DRAY_ETIMEDOUT,
+                          "no step was done for %.1f s (limits.step_seconds); held: %s; %s",
+                          (double)(now - s->step_ns) / (double)DRAY__SECOND, held,
+                          dray__supervisor_advice(s, advice));
+}
+
+static void on_tick(evutil_socket_t fd, short what, void *user)
+{
+    (void)fd, (void)what;
+    supervisor *s = user;
+    dray_error error;
+    if (dray__reporter_failed(s->reporter, &error)) {
+        dray__supervisor_fail(s, error.code, "%s", error.message);
+        return;
+    }
+    int64_t now = dray__now();
+    if (now - s->ticked_ns > LATE_MS * DRAY__MILLISECOND)
+        s->awake_ns = now; /* this process was stopped, and so was who listens to the others */
+    s->ticked_ns = now;
+    dray__roles_tick(s, now);
+    if (!s->code && !s->ended_ns) {
+        check_step(s, now);
+        check_standstill(s, now);
+    }
+}
+
+static int watch_signals(supervisor *s, dray_error *error)
+{
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    struct timeval every = {.tv_usec = TICK_MS * 1000};
+    bool ok = true;
+    for (int i = 0; i < 3; i++) {
+        s->signals[i] = evsignal_new(s->base, numbers[i], on_signal, s);
+        ok = ok && s->signals[i] && event_add(s->signals[i], NULL) == 0;
+    }
+    s->ticked_ns = s->awake_ns = s->moved_ns = s->step_ns = dray__now();
+    s->tick = event_new(s->base, -1, EV_PERSIST, on_tick, s);
+    ok = ok && s->tick && event_add(s->tick, &every) == 0;
+    s->sight = event_new(s->base, dray__watch_fd(s->watch), EV_READ | EV_PERSIST, on_sight, s);
+    ok = ok && s->sight && event_add(s->sight, NULL) == 0;
+    return ok ? DRAY_OK : dray__fail(error, DRAY_ESYS, "supervisor: cannot watch signals");
+}
+
+/* ---- a run ----------------------------------------------------------------------------------- */
+
+static int prepare(supervisor *s, dray_error *error)
+{
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    s->base = event_base_new();
+    s->coordinator.child.pidfd = -1;
+    if (!s->base)
+        return dray__nomem(error);
+    remove_stop(s);
+    return dray__roles_open(s, error);
+}
+
+/* Of a run that ended well nothing is left to go on with. */
+static void remove_journal(const supervisor *s)
+{
+    char path[PATH_MAX];
+    dray__folder_path(&s->folder, "queue", path);
+    DIR *dir = opendir(path);
+    for (struct dirent *entry; dir && (entry = readdir(dir));)
+        if (strncmp(entry->d_name, "queue-", 6) == 0 || strncmp(entry->d_name, "step-", 5) == 0 ||
+            strcmp(entry->d_name, "stores") == 0)
+            unlinkat(dirfd(dir), entry->d_name, 0);
+    if (dir)
+        closedir(dir);
+    rmdir(path);
+}
+
+/* Before any role starts: the supervisor makes it, so that roles need not know how. */
+static int open_queue(supervisor *s, dray_error *error)
+{
+    dray__sight sight = {.open = false};
+    int rc = dray__watch_start(s->job, s->address, &s->watch, error);
+    while (!rc && !sight.open && !s->code) {
+        turn_loop(s, 2000);
+        rc = dray__watch_last(s->watch, &sight, error);
+    }
+    if (!rc && s->code)
+        *error = s->failure;
+    return rc ? rc : s->code;
+}
+
+static int start_all(supervisor *s, dray_error *error)
+{
+    int rc = start_coordinator(s, error);
+    if (!rc)
+        rc = wait_for_coordinator(s, start_limit(s), error);
+    if (!rc)
+        rc = begin_beside(s, error);
+    if (!rc)
+        rc = dray__reporter_start(&s->folder, s->job, s->address, s->options->json, &s->reporter,
+                                  error);
+    if (!rc)
+        rc = open_queue(s, error);
+    if (!rc)
+        rc = watch_signals(s, error);
+    if (!rc)
+        dray__reporter_say(s->reporter, "start", "%s %s: %lld steps, from step %lld, in %s",
+                           s->folder.resumed ? "going on with" : "job", s->job->name,
+                           (long long)s->job->steps, (long long)s->folder.first_step,
+                           s->folder.path);
+    return rc ? rc : dray__roles_advance(s, error);
+}
+
+/* Politely first, so that it removes its socket. */
+static void end_coordinator(supervisor *s)
+{
+    dray__process *p = &s->coordinator;
+    int status;
+    int64_t deadline = dray__deadline(STOP_SECONDS * DRAY__SECOND);
+    if (p->event)
+        event_free(p->event);
+    p->event = NULL;
+    if (p->child.pid > 0)
+        kill(p->child.pid, SIGTERM);
+    while (p->child.pid > 0 && dray__now() < deadline && !dray__child_ended(&p->child, &status)) {
+        event_base_loop(s->base, EVLOOP_NONBLOCK);
+        nanosleep(&(struct timespec){.tv_nsec = DRAY__MILLISECOND}, NULL);
+    }
+    dray__child_end(&p->child);
+}
+
+/* Orphans of roles came to this process (it is their subreaper): none may stay. */
+static void end_orphans(void)
+{
+    char path[64], list[4096];
+    snprintf(path, sizeof(path), "/proc/self/task/%ld/children", (long)getpid());
+    for (int round = 0; round < 100; round++) {
+        while (waitpid(-1, NULL, WNOHANG) > 0) {
+        }
+        FILE *file = fopen(path, "re");
+        bool any = file && fgets(list, sizeof(list), file);
+        if (file)
+            fclose(file);
+        if (!any)
+            return;
+        char *at = list, *end;
+        /* A number that the list was cut in is another process's. */
+        for (long pid = strtol(at, &end, 10); end != at && *end == ' ';
+             pid = strtol(at, &end, 10)) {
+            kill((pid_t)pid, SIGKILL);
+            at = end;
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 2 * DRAY__MILLISECOND}, NULL);
+    }
+}
+
+static void merge_traces(supervisor *s)
+{
+    char folder[PATH_MAX], out[PATH_MAX];
+    dray_error error;
+    dray__folder_path(&s->folder, "trace", folder);
+    dray__folder_path(&s->folder, "trace.json", out);
+    if (dray_trace_merge(folder, out, &error) && s->reporter)
+        dray__reporter_say(s->reporter, "warning", "no timeline: %s", error.message);
+}
+
+static void end_all(supervisor *s)
+{
+    dray_error late;
+    dray__roles_free(s);
+    if (s->reporter && dray__reporter_stop(s->reporter, &late))
+        dray__supervisor_fail(s, late.code, "%s", late.message);
+    for (int i = 0; i < 3; i++)
+        if (s->signals[i])
+            event_free(s->signals[i]);
+    if (s->tick)
+        event_free(s->tick);
+    if (s->sight)
+        event_free(s->sight);
+    dray__watch_free(s->watch);
+    remove_stop(s);
+    merge_traces(s);
+    if (s->reporter && (!s->code || dray__reporter_ready(s->reporter)))
+        dray__reporter_summary(s->reporter, &s->folder,
+                               s->code         ? "failed"
+                               : s->interrupts ? "stopped"
+                                               : "done");
+    dray__reporter_free(s->reporter);
+    end_coordinator(s);
+    if (!s->code && s->job && s->interrupts < 2)
+        remove_journal(s);
+    dray__keeper_free(s->keeper);
+    if (s->base)
+        event_base_free(s->base);
+    end_orphans();
+}
+
+/* That the coordinator has died says more than that a connection to it broke, and is seen a moment
+ * later. */
+static void note_failure(supervisor *s, int rc, const dray_error *error)
+{
+    int64_t deadline = dray__deadline(DEATH_MS * DRAY__MILLISECOND);
+    while (rc == DRAY_ECLOSED && s->coordinator.event && !s->code && dray__now() < deadline)
+        turn_loop(s, 2000);
+    if (s->code)
+        return;
+    s->failure = *error;
+    s->code = rc;
+}
+
+int dray__run(const dray__run_options *options, dray__run_end *end, dray_error *error)
+{
+    dray_error scratch;
+    if (!error)
+        error = &scratch;
+    supervisor s = {.options = options, .folder.lock = -1};
+    dray__process_begin();
+    int rc = dray__process_may_open(FILES_LEAST, error);
+    if (rc)
+        return rc;
+    rc = dray__folder_open(options, &s.folder, &s.job, error);
+    if (rc)
+        return rc;
+    rc = prepare(&s, error);
+    if (!rc)
+        rc = start_all(&s, error);
+    while (!rc && !s.over)
+        if (event_base_dispatch(s.base) < 0)
+            rc = dray__fail(error, DRAY_ESYS, "supervisor: the event loop failed");
+    if (rc)
+        note_failure(&s, rc, error);
+    end_all(&s);
+    if (s.code)
+        *error = s.failure;
+    else
+        *end = s.interrupts > 1    ? DRAY__RUN_KILLED
+               : s.interrupts == 1 ? DRAY__RUN_STOPPED
+                                   : DRAY__RUN_DONE;
+    dray__folder_close(&s.folder);
+    dray__job_free(s.job);
+    return s.code;
+}

@@ -1,0 +1,179 @@
+/* src/run/trainer/: the built-in programs that learn. trainer.c has the tasks of the policy's
+ * trainer, critic.c those of the value model's, learn.c one step of learning, late.c the step whose
+ * samples are not known before they come, warmup.c the steps before the first, and measure.c the
+ * numbers of a step. publication.c publishes versions, checkpoint.c writes checkpoints.
+ *
+ * What trainer.c (a trainer: its tasks and their order), learn.c (one step of learning), critic.c
+ * (what is the value model's) and warmup.c share. */
+#ifndef DRAY_RUN_LEARN_H
+#define DRAY_RUN_LEARN_H
+
+#include "engine/trainer.h"
+#include "queue/client/training.h"
+#include "run/data/samples.h"
+#include "run/host/host.h"
+#include "run/trainer/publication.h"
+
+/* A micro-batch of the task `actor` or `critic`, copied out of the queue: the columns that the task
+ * needs. */
+typedef struct dray__micro {
+    uint32_t rows;
+    dray__ragged prompt, response, rollout, versions; /* versions: i32, of each response token */
+    dray__ragged
+        mask; /* i32, where a tool may have made response tokens: 0 for those that it did */
+    dray__ragged old, reference, each; /* where the job has them; each: of several rewards */
+    dray__ragged values, returns;      /* of each response token, and so are advantages then */
+    dray__ragged token_advantages;
+    float *advantages, *rewards;
+} dray__micro;
+
+void dray__micro_free(dray__micro *micro);
+/* Its sequences, borrowed. */
+dray__sequences dray__micro_sequences(const dray__micro *micro);
+int dray__micro_read(dray_batch *batch, const dray__job *job, const char *task, dray__micro *out,
+                     dray_error *error);
+/* Rows [first, first + rows) of it, copied. */
+int dray__micro_slice(const dray__micro *from, uint32_t first, uint32_t rows, dray__micro *out,
+                      dray_error *error);
+
+enum { DRAY__STALENESS_BINS = 16, DRAY__REWARDS_MAX = 16 };
+
+/* Sums over the step that is being made. */
+typedef struct dray__step_sums {
+    double reward, staleness, staleness_max, gap, gap_max, each[DRAY__REWARDS_MAX];
+    uint64_t histogram[DRAY__STALENESS_BINS]; /* tokens by staleness; the last: and more */
+    double behind, behind_max;                /* optimiser steps, as tokens were trained */
+    double loss, gradient_norm, clip_fraction, dual_clip_fraction, truncated_fraction, kl, entropy;
+    double ratio_max, behaviour, behaviour_square, behaviour_max, learning_rate;
+    uint64_t samples, cut, tokens, used_tokens, trained_tokens;    /* used: masked ones, too */
+    uint64_t turns;                                                /* answers of a tool */
+    int64_t oldest_version, newest_version;                        /* of tokens */
+    uint32_t steps;                                                /* of the optimiser */
+    double values, returns, returns_square, errors, errors_square; /* errors: return - value */
+} dray__step_sums;
+
+/* What a trainer trains: the policy (trainer.c) or the value model (critic.c). */
+typedef struct dray__learned {
+    const char *task, *model;             /* that trains it, that it is published as */
+    const char *optimiser, *publish;      /* its phases */
+    double (*rate)(const dray__job *job); /* of learning, before warm-up and decay */
+    int64_t (*epochs)(const dray__job *job);
+    /* What late.c adds to a micro-batch, by the parameters that the step begins with; NULL:
+     * nothing.
+     */
+    int (*complete)(dray__host *host, dray__micro *micro, dray_error *error);
+    /* Adds the gradients of a micro-batch. masked: one a row, or NULL. */
+    int (*accumulate)(dray__host *host, const dray__micro *micro, const bool *masked,
+                      dray_error *error);
+    /* What the samples themselves say, before anything is learned from them. */
+    void (*measure)(dray__host *host, const dray__micro *micro);
+    /* The step is made, and published: rank 0 reports it. */
+    int (*tell)(dray__host *host, dray_error *error);
+    /* Writes the step's checkpoint, or begins to wait for what must be there before. */
+    int (*checkpoint)(dray__host *host, int64_t step, dray_error *error);
+    /* The same at the end of the run. */
+    int (*last_checkpoint)(dray__host *host, int64_t step, dray_error *error);
+} dray__learned;
+
+extern const dray__learned dray__learned_policy, dray__learned_value;
+
+typedef struct dray__learner {
+    const dray__learned *what;
+    dray_steps_rules rules;
+    dray__trainer *trainer;
+    dray__publication *publication;
+    int64_t step;                          /* being made; version step - 1 is published */
+    char partition[DRAY__PARTITION_BYTES]; /* of its samples */
+    uint32_t rows;                         /* of the step, accumulated */
+    bool settled;      /* all that is left of the step is ready: nothing more can be lost */
+    bool step_due;     /* a part is in, and waits for the step to be settled */
+    bool written;      /* the step has changed the parameters */
+    bool finished;     /* the step is done; its last commit is not */
+    bool stopped;      /* the run was asked to end, and the step that was made is saved */
+    int64_t saved;     /* step of the newest checkpoint */
+    dray__micro *kept; /* the step's micro-batches: for several epochs, or until all are there */
+    uint32_t kept_count;
+    uint64_t kept_room;
+    /* Of a step that trains what is complete first (late.c). */
+    bool late;
+    dray__feed *feed; /* the policy's */
+    uint32_t learned; /* of `kept`, accumulated */
+    uint32_t old;     /* samples of older versions than the newest */
+    /* Nothing is claimed before this file is there, or (where it has no name) the policy is of this
+     * version, and this is done. */
+    char awaited[4096];
+    int64_t awaited_version;
+    int (*then)(dray__host *host, dray_error *error);
+    dray__step_sums sums;
+} dray__learner;
+
+uint32_t dray__learner_part(const dray__job *job);  /* samples of an optimiser step */
+uint32_t dray__learner_micro(const dray__job *job); /* samples of a micro-batch */
+double dray__learning_rate(const dray__job *job, const dray__learned *what, int64_t step,
+                           uint32_t optimiser_step);
+
+/* A trainer without parameters yet, which makes the step after the run's first one. labels: of its
+ * model's head. */
+int dray__learner_open(dray__host *host, const dray__learned *what, int64_t labels,
+                       dray_error *error);
+/* Publishes the parameters as the version that the first step begins with. */
+int dray__learner_publish(dray__host *host, dray_error *error);
+/* On all ranks: `then` is called on all once `path` is there, and nothing is claimed before. */
+void dray__learner_await(dray__host *host, const char *path,
+                         int (*then)(dray__host *host, dray_error *error));
+/* Nothing more is to be done for the step that was made: the next one begins, or the run ends. */
+int dray__learner_go_on(dray__host *host, dray_error *error);
+/* One number a response token by the parameters that the step begins with, into this column. */
+int dray__learner_score(dray__host *host, dray_batch *batch, const char *column,
+                        dray__score_fn *score, dray_error *error);
+/* The value model (critic.c). */
+int dray__critic_open(dray__host *host, dray_error *error);
+
+/* Takes the optimiser's step for the part that was accumulated. */
+int dray__learner_step(dray__host *host, dray_error *error);
+int dray__learner_accumulate(dray__host *host, const dray__micro *micro, dray_error *error);
+/* What the samples themselves say, before anything is learned from them. */
+void dray__learner_measure(dray__host *host, const dray__micro *micro);
+/* The policy's gradients: dray__learned.accumulate. */
+int dray__learner_accumulate_policy(dray__host *host, const dray__micro *micro, const bool *masked,
+                                    dray_error *error);
+/* The sums of the step as a row for metrics.jsonl; NULL: out of memory. */
+json_t *dray__learner_row(const dray__host *host);
+/* Of one number, which may be none that JSON has (null). False: out of memory. */
+bool dray__row_add(json_t *row, const char *key, double value);
+/* The other epochs over what was kept. */
+int dray__learner_repeat(dray__host *host, dray_error *error);
+
+/* Keeps a micro-batch until the step is made; takes what it has. */
+int dray__learner_keep(dray__host *host, dray__micro *micro, dray_error *error);
+
+/* Steps that train the samples that are complete first (late.c). Who claims them first binds them
+ * to the step: the actor, or, where there is a value model, the task `value`. Does this learner? */
+bool dray__late_binds(const dray__host *host);
+/* Samples to bind now: at most `most`, of `left` that the step has room for; and whether only those
+ * of the newest version. */
+uint32_t dray__late_bind(const dray__host *host, uint32_t most, uint32_t left);
+bool dray__late_newest(const dray__host *host);
+/* Samples that the step has room for, besides those that are bound to it. */
+int dray__late_left(const dray__host *host, uint32_t *left, dray_error *error);
+void dray__late_bound(dray__learner *self, const dray_batch *batch);
+/* Samples for the actor, or the critic, to claim now, and what is done with a batch of them: the
+ * policy's log-probs by the parameters that the step begins with are computed, and as much is
+ * accumulated as the first optimiser step takes; the batch that completes the step takes all
+ * optimiser steps of the first epoch. */
+uint32_t dray__late_count(const dray__host *host);
+int dray__late_run(dray__host *host, dray_batch *batch, dray_error *error);
+/* The policy's log-probs at the step's begin: dray__learned.complete. */
+int dray__late_proximal(dray__host *host, dray__micro *micro, dray_error *error);
+
+/* Supervised training on right answers until sampling them is likely enough. With `reward`: no
+ * training, only the reward that samples would get now, and the answers' mean length in tokens. */
+int dray__warmup(dray__host *host, double *reward, double *length, dray_error *error);
+
+/* ---- critic.c: its task `value` -------------------------------------------------------------- */
+
+uint32_t dray__value_count(const dray__host *host);
+bool dray__value_newest(const dray__host *host);
+int dray__value_run(dray__host *host, dray_batch *batch, int64_t step, dray_error *error);
+
+#endif

@@ -1,0 +1,17 @@
+/* Spans on paths that are taken often: nothing is called while nobody records. */
+#ifndef DRAY_TRACE_TRACING_H
+#define DRAY_TRACE_TRACING_H
+
+#include <dray/trace.h>
+#include <stdatomic.h>
+
+extern atomic_bool dray__tracing; /* recorder.c */
+
+/* DRAY__TRACE(enter(DRAY_SPAN_TRANSFER, "queue put", -1)): dray_trace_enter. */
+#define DRAY__TRACE(call)                                                                          \
+    do                                                                                             \
+        if (atomic_load_explicit(&dray__tracing, memory_order_relaxed))                            \
+            dray_trace_##call;                                                                     \
+    while (0)
+
+#endif

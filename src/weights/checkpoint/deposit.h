@@ -1,0 +1,25 @@
+/* Writing blocks in memory into the files of a checkpoint: in the order of the files, through a
+ * staging buffer, past the page cache, many ranges at once (mover/disk.h). */
+#ifndef DRAY_WEIGHTS_CHECKPOINT_DEPOSIT_H
+#define DRAY_WEIGHTS_CHECKPOINT_DEPOSIT_H
+
+#include "weights/internal.h"
+
+#include <dray/plan.h>
+
+/* Carries out those copies of the plan into `files` that read source member `self`, whose regions
+ * are memory. files' regions are open for writing. Adds to `sums` (by tensor) the checksums of what
+ * was written. Nothing is forced to the disk. Blocks. */
+int dray__deposit(const dray_plan *plan, uint32_t self, dray_region *const *regions,
+                  const dray_layout *files, dray_region *const *opened, dray__sums *sums,
+                  dray_error *error);
+
+/* ---- checkpoint.c */
+/* Lays out the files, with room for the sums of what they will hold. */
+int dray__checkpoint_begin(const char *directory, const dray_layout *layout, dray_layout **files,
+                           dray_error *error);
+/* Writes a file beside the tensors, whole, and on the disk. */
+int dray__checkpoint_file(const char *directory, const char *name, const void *data, size_t size,
+                          dray_error *error);
+
+#endif

@@ -1,0 +1,92 @@
+/* A checkpoint that is written as what changed since an earlier one beside it, whole or a delta.
+ *
+ *   step-000008/delta.json      an object: version (of this format: 2; 1 where the base is whole),
+ *                               base (the folder's name, beside this one), base_sum (16 hexadecimal
+ *                               digits: XXH3 over the "name=sum\n" of what the base results in, in
+ *                               the order of names), slice (65536), number (1 more than its base's;
+ *                               a whole one has 0; at most DRAY__OVERLAY_CHAIN),
+ *                               tensors (each tensor of the result -> its checksum, 16 digits)
+ *   step-000008/model...        per tensor NAME of the result: nothing, when its bits are the
+ *                               base's; NAME itself, when too much changed; else
+ *     NAME.dray_delta.table     U32 [slices, 2]: entries, and bytes of their gaps
+ *     NAME.dray_delta.data      U8 [n]: slice by slice gaps, then values
+ *
+ * A slice is 65536 elements of the flattened tensor (C order), the last one what is left. A gap is
+ * the number of elements between a changed element and the changed one before it (or the slice's
+ * beginning): as many bytes 255 as it has 255s, and a byte for the rest. Values are little-endian,
+ * of the tensor's dtype.
+ *
+ * Readers see the base's files through the delta: an overlay patches each range as it is read. */
+#ifndef DRAY_WEIGHTS_CHECKPOINT_OVERLAY_H
+#define DRAY_WEIGHTS_CHECKPOINT_OVERLAY_H
+
+#include "weights/internal.h"
+
+#define DRAY__OVERLAY_FILE "delta.json"
+#define DRAY__OVERLAY_TABLE ".dray_delta.table"
+#define DRAY__OVERLAY_DATA ".dray_delta.data"
+enum { DRAY__OVERLAY_SLICE = 1 << 16, DRAY__OVERLAY_CHAIN = 64 };
+
+typedef struct dray__overlay dray__overlay;
+
+/* The layout of a checkpoint, or of what a delta results in: then *overlay, and regions opened for
+ * the layout must be attached before they are read; else NULL. DRAY_ENOENT, DRAY_ECHECKSUM name a
+ * base that is missing or another. */
+int dray__checkpoint_layout(const char *path, dray_layout **layout, dray__overlay **overlay,
+                            dray_error *error);
+void dray__overlay_free(dray__overlay *overlay); /* NULL is fine */
+/* What a source of a checkpoint keeps: its overlay; NULL: it is whole. */
+void dray__overlay_forget(void *overlay);
+static inline dray__overlay *dray__overlay_of(const dray__source *source)
+{
+    return dray__kept_find(source->kept, dray__overlay_forget);
+}
+/* region: number `index` of the layout; borrows the overlay until it is freed. */
+void dray__overlay_attach(dray__overlay *overlay, uint32_t index, dray_region *region);
+/* As dray__files_open for reading. overlay: may be NULL, below as well. */
+dray_region **dray__overlay_open(dray__overlay *overlay, const dray_layout *layout, int *rc,
+                                 dray_error *error);
+/* The checksums of the checkpoint's, or the result's, tensors. */
+int dray__overlay_sums(const dray__overlay *overlay, const dray_layout *layout, dray__sums *out,
+                       dray_error *error);
+const char *dray__overlay_base(const dray__overlay *overlay); /* the folder's path */
+/* ---- for who holds what one of the chain results in: the sum of those sums. false: none of them.
+ * Then what leads from there to the result is so many levels, to be applied from 0. */
+bool dray__overlay_hold(dray__overlay *overlay, uint64_t sum);
+uint32_t dray__overlay_levels(const dray__overlay *overlay);
+
+/* What becomes of a tensor in these levels; FULL: in one of them. */
+typedef enum dray__overlay_way {
+    DRAY__OVERLAY_FULL,
+    DRAY__OVERLAY_SAME,
+    DRAY__OVERLAY_PATCHED
+} dray__overlay_way;
+dray__overlay_way dray__overlay_way_of(const dray__overlay *overlay, const char *tensor);
+/* Where a level's entries of elements first <= position < end lie, in whole slices. NULL: it has
+ * none. */
+const dray_region *dray__overlay_place(const dray__overlay *overlay, uint32_t level,
+                                       const char *tensor, uint64_t first, uint64_t end,
+                                       uint64_t *at, uint64_t *bytes);
+/* data: read from there. Calls fn for each of these elements that changed, ascending. */
+typedef void (*dray__overlay_fn)(void *user, uint64_t position, const uint8_t *value);
+int dray__overlay_each(const dray__overlay *overlay, uint32_t level, const char *tensor,
+                       uint64_t first, uint64_t end, const uint8_t *data, dray__overlay_fn fn,
+                       void *user, dray_error *error);
+
+/* Of what a checkpoint results in; 0: a tensor has no sum. */
+int dray__overlay_result_sum(const char *path, uint64_t *out, dray_error *error);
+/* One number for all sums of a checkpoint; 0: a tensor has none. */
+int dray__overlay_sum_of(const dray_layout *layout, const dray__sums *sums, uint64_t *out,
+                         dray_error *error);
+/* The base's folder name of a delta folder, "" for a whole checkpoint; at most 63 bytes. number
+ * (may be NULL): which delta after its base; 0: whole. */
+int dray__overlay_base_name(const char *folder, char out[64], uint32_t *number, dray_error *error);
+
+/* ---- overlay_write.c */
+/* Writes to `folder` how `files` (a layout of whole tensors in opened files, whose sums are given)
+ * differ from what `base`, beside `folder`'s place, results in. */
+int dray__overlay_write(const char *folder, const char *base, uint32_t number,
+                        const dray_layout *files, dray_region *const *opened,
+                        const dray__sums *sums, dray_error *error);
+
+#endif

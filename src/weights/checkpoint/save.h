@@ -1,0 +1,50 @@
+/* src/weights/checkpoint/: weights in files. checkpoint.c and deposit.c write the blocks of a
+ * layout into files and read them back; save.c writes one folder for each version of a run and
+ * kept.c finds and removes such folders; overlay.c and overlay_write.c are checkpoints that hold
+ * only what changed since an earlier one; manifest.c has the sums that files carry of their own
+ * tensors, and prove.c compares an engine's memory with a checkpoint. */
+
+/* What save.c (writing one) and kept.c (the folders of those that are there) share. */
+#ifndef DRAY_WEIGHTS_CHECKPOINT_SAVE_H
+#define DRAY_WEIGHTS_CHECKPOINT_SAVE_H
+
+#include "control/channel.h"
+#include "weights/checkpoint/deposit.h"
+
+#include <dray/weights.h>
+#include <limits.h>
+
+enum { DRAY__SAVE_ROOM = 256 }; /* what these files append to the caller's folder */
+
+/* Tensors that are written together: the model, or what lies beside it. */
+typedef struct dray__save_part {
+    const char *name; /* of its folder; "": the checkpoint's own */
+    const dray_layout *layout;
+    dray_region *const *regions;
+    dray_layout **layouts; /* of all ranks */
+    dray_layout *files;
+    dray_plan *plan;
+    dray__sums sums;
+} dray__save_part;
+
+typedef struct dray__save {
+    dray_context *context;
+    dray_checkpoint_options options;
+    dray__save_part *parts; /* the model first */
+    uint32_t part_count;
+    char folder[PATH_MAX - DRAY__SAVE_ROOM]; /* DIR */
+    char partial[PATH_MAX];
+    uint32_t number;      /* which delta after it */
+    char base[64];        /* rank 0's: the step that this one is a delta on; "": none */
+    int lock;             /* rank 0's, on DIR */
+    uint32_t meetings;    /* so far */
+    dray__party_of party; /* who came */
+} dray__save;
+
+/* ---- kept.c: for rank 0, who holds the lock. */
+/* Removes what writers that died left, and chooses what the new one is a delta on, if it is. */
+int dray__save_clear(dray__save *s, dray_error *error);
+/* Gives the whole folder its name, leads readers to it, and removes what is not to be kept. */
+int dray__save_publish(const dray__save *s, dray_error *error);
+
+#endif

@@ -1,0 +1,209 @@
+#include "weights/placements/wired.h"
+
+#include "model/layout/layout.h"
+#include "mover/mover.h"
+#include "weights/server/pull_quant.h"
+
+#include <string.h>
+
+/* ---- cutting --------------------------------------------------------------------------------- */
+
+/* The elements of the cells that lie in the rectangle as a whole; false: there are none. */
+static bool whole_cells(const dray_transform *t, const dray_tensor_info *tensor,
+                        const dray__rect *rect, dray__rect *out)
+{
+    dray__rect all = {.extent = {1, 1, 1, 1}}, cells;
+    memcpy(all.extent, tensor->shape, tensor->ndim * sizeof *all.extent);
+    if (!dray__cells_inside(t->cell, &all, rect, &cells))
+        return false;
+    *out = dray__cells_elements(t->cell, &all, &cells);
+    return true;
+}
+
+static uint64_t cell_bytes(const dray_transform *t, const dray_tensor_info *tensor)
+{
+    uint64_t elements = 1;
+    for (uint32_t d = 0; d < tensor->ndim; d++) {
+        int64_t most = t->cell[d] < tensor->shape[d] ? t->cell[d] : tensor->shape[d];
+        if (__builtin_mul_overflow(elements, (uint64_t)most, &elements))
+            return UINT64_MAX;
+    }
+    return elements > DRAY__WIRED_CELL ? UINT64_MAX : elements + sizeof(float);
+}
+
+/* Whole cells that the op reads of one block. */
+static bool find_part(const dray__sources *s, const dray_transform *t, const dray__op *op,
+                      dray__rect *out)
+{
+    const dray_layout *layout = s->sources[op->copy.source].layout;
+    dray__rect whole = dray__copy_rect(&op->copy);
+    uint32_t tensor;
+    if (dray_layout_find(layout, s->names[t->tensor], &tensor, NULL))
+        return false;
+    const dray_tensor_info *info = dray_layout_tensor(layout, tensor);
+    if (cell_bytes(t, info) > DRAY__WIRED_CELL)
+        return false;
+    dray__blocks held = dray__blocks_of(layout, tensor, &whole);
+    while (dray__blocks_next(&held))
+        if (dray__copy_reads(&op->copy, held.block, &held.cross) &&
+            whole_cells(t, info, &held.cross, out))
+            return true;
+    return false;
+}
+
+static dray__op part_of(const dray__op *op, const dray__rect *rect)
+{
+    dray__op part = *op;
+    part.copy = dray__copy_cut(&op->copy, rect);
+    return part;
+}
+
+uint32_t dray__wired_cut(const dray__sources *s, const dray_transform *t, uint64_t host,
+                         const dray__op *op, dray__op out[DRAY__WIRED_PARTS])
+{
+    dray__rect whole = dray__copy_rect(&op->copy), part, sides[DRAY__RECT_SIDES];
+    out[0] = *op;
+    if (t->kind != DRAY_TRANSFORM_QUANTISE || op->scales ||
+        !dray__source_remote(&s->sources[op->copy.source], op->copy.source_region, host) ||
+        !find_part(s, t, op, &part))
+        return 1;
+    out[0] = part_of(op, &part);
+    out[0].wired = true;
+    uint32_t count = dray__rect_rest(&whole, &part, sides);
+    for (uint32_t i = 0; i < count; i++)
+        out[i + 1] = part_of(op, &sides[i]);
+    return count + 1;
+}
+
+/* ---- of a wired op --------------------------------------------------------------------------- */
+
+static const dray_transform *transform_of(const dray__transfer *h, const dray__op *op)
+{
+    return &dray_plan_transforms(h->sources->plan)[op->transform - 1];
+}
+
+bool dray__wired(const dray__transfer *h, const dray__op *op)
+{
+    const dray__source *source = &h->sources->sources[op->copy.source];
+    return op->wired && !source->staged && h->options.bucket_bytes >= DRAY__WIRED_BUCKET &&
+           dray__source_remote(source, op->copy.source_region, h->destination->host);
+}
+
+dray__rect dray__wired_cells(const dray__transfer *h, const dray__op *op, const dray__rect *rect)
+{
+    return dray__cells_touched(transform_of(h, op)->cell, rect);
+}
+
+dray__rect dray__wired_elements(const dray__transfer *h, const dray__op *op,
+                                const dray__rect *cells)
+{
+    dray__rect whole = dray__copy_rect(&op->copy);
+    return dray__cells_elements(transform_of(h, op)->cell, &whole, cells);
+}
+
+dray__pull_quant dray__wired_quant(const dray__transfer *h, const dray__op *op)
+{
+    const dray_transform *t = transform_of(h, op);
+    dray__pull_quant quant = {.dtype = t->quant_dtype, .scale_format = t->scale_format};
+    memcpy(quant.cell, t->cell, sizeof quant.cell);
+    return quant;
+}
+
+uint64_t dray__wired_bytes(const dray__transfer *h, const dray__op *op, const dray__rect *rect)
+{
+    dray__rect cells = dray__wired_cells(h, op, rect);
+    return dray__rect_elements(rect) + dray__rect_elements(&cells) * sizeof(float);
+}
+
+uint64_t dray__wired_cell_bytes(const dray__transfer *h, const dray__op *op)
+{
+    return cell_bytes(transform_of(h, op),
+                      dray_layout_tensor(h->destination->layout, op->copy.tensor));
+}
+
+uint64_t dray__wired_sum(const dray__transfer *h, const dray__op *op, const dray__rect *rect,
+                         const void *data)
+{
+    dray__pull_quant quant = dray__wired_quant(h, op);
+    return dray__pull_quant_sum(dray__transfer_tensor(h, &op->copy), &quant, rect, data);
+}
+
+bool dray__wired_block(const dray__transfer *h, const dray__op *op, const dray__rect *rect,
+                       uint32_t *block)
+{
+    const dray_transform *t = transform_of(h, op);
+    const dray_copy *writes = dray_plan_writes(h->sources->plan);
+    for (uint64_t w = t->first_write; w < t->first_write + t->writes; w++) {
+        dray__rect held = dray__copy_rect(&writes[w]), cross;
+        if (writes[w].tensor != t->tensor || !dray__rect_cross(&held, rect, &cross) ||
+            dray__rect_elements(&cross) != dray__rect_elements(rect))
+            continue;
+        *block = h->sources->write_blocks[w];
+        return true;
+    }
+    return false;
+}
+
+dray__rect dray__wired_aligned(const dray__transfer *h, const dray__op *op, const dray__rect *rect)
+{
+    const dray_transform *t = transform_of(h, op);
+    dray__rect out;
+    for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++) {
+        int64_t cell = t->cell[d], end = rect->start[d] + rect->extent[d];
+        out.start[d] = (rect->start[d] + cell - 1) / cell * cell;
+        out.extent[d] = (end + cell - 1) / cell * cell - out.start[d];
+    }
+    return out;
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+int dray__transform_write(dray__transfer *h, const dray_transform *t, bool scales,
+                          const dray_region *from, const dray__rect *box, uint64_t at,
+                          dray_error *error)
+{
+    const dray_copy *writes = dray_plan_writes(h->sources->plan);
+    bool verify = h->options.verify;
+    for (uint64_t w = t->first_write; w < t->first_write + t->writes; w++) {
+        dray__rect held = dray__copy_rect(&writes[w]), part;
+        if ((writes[w].tensor != t->tensor) != scales || !dray__rect_cross(&held, box, &part))
+            continue;
+        dray_copy copy = dray__copy_cut(&writes[w], &part);
+        dray__copy_from_box(&copy, box, copy.destination_dtype, at);
+        dray_region *region = h->destination->regions[copy.destination_region];
+        dray__move_options options = {.layout = h->destination->layout};
+        int rc = dray__move_all(from, region, &copy, 1, &options, error);
+        if (rc)
+            return rc;
+        h->bytes += dray__copy_bytes(&copy);
+        if (!verify)
+            continue;
+        uint32_t block = h->sources->write_blocks[w];
+        dray_copy made = copy; /* where it was made, whatever the mover read */
+        made.destination_offset = copy.source_offset;
+        memcpy(made.destination_stride, copy.source_stride, sizeof made.destination_stride);
+        h->expected[block] += dray__transfer_read_back(h, from, &made);
+        h->found[block] += dray__transfer_read_back(h, region, &copy);
+    }
+    return DRAY_OK;
+}
+
+int dray__wired_place(dray__transfer *h, const dray__op *op, const dray__rect *rect,
+                      const dray_region *from, uint64_t at, dray_error *error)
+{
+    const dray_transform *t = transform_of(h, op);
+    dray__rect cells = dray__wired_cells(h, op, rect);
+    int rc = dray__transform_write(h, t, false, from, rect, at, error);
+    return rc ? rc
+              : dray__transform_write(h, t, true, from, &cells, at + dray__rect_elements(rect),
+                                      error);
+}
+
+/* What the source can quantise comes to be copied, too. */
+static bool takes(const dray__transfer *transfer, const dray__op *op)
+{
+    (void)transfer;
+    return !op->transform || op->wired;
+}
+
+const dray__placement dray__place_copy = {"copy", takes};

@@ -1,0 +1,546 @@
+/* A trainer rank: registers its blocks, announces versions with their checksums, and waits for the
+ * readers before the next write. */
+#include "weights/publish/publisher.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "memory/region.h"
+#include "mover/mover.h"
+#include "weights/registry/registry.h"
+#include "weights/server/serve.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int64_t dray__publisher_deadline(const dray_publisher *p, int64_t timeout_ns)
+{
+    if (timeout_ns == DRAY_WAIT_DEFAULT)
+        timeout_ns = p->timeout_ns;
+    return timeout_ns == DRAY_WAIT_DEFAULT ? dray__context_deadline(p->context, timeout_ns)
+                                           : dray__deadline(timeout_ns);
+}
+
+uint32_t dray__publisher_regions(const dray_publisher *p)
+{
+    return dray_layout_region_count(p->layout) + (p->delta != NULL) + (p->arena != NULL);
+}
+
+/* Regions that readers of this host can map: where descriptors pass. */
+static bool is_offered(const dray_publisher *p, uint32_t region)
+{
+    return dray__channel_passes_fds(p->channel) && dray__region_offered(p->regions[region]);
+}
+
+uint32_t dray__publisher_shared(const dray_publisher *p)
+{
+    uint32_t shared = 0;
+    for (uint32_t i = 0; i < dray__publisher_regions(p); i++)
+        shared += is_offered(p, i);
+    return shared;
+}
+
+int dray__publisher_put(dray_publisher *p, int64_t deadline_ns, dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < dray__publisher_regions(p) && rc == DRAY_OK; i++)
+        if (is_offered(p, i))
+            rc = dray__region_put(p->channel, p->context, p->key, i, p->regions[i],
+                                  dray__publisher_event_of(p), deadline_ns, error);
+    return rc;
+}
+
+/* Comes back: what this rank was. */
+static void put_claim(const dray_publisher *p, dray__writer *w)
+{
+    const dray__rank_claim claim = {.set = p->released ? 0 : p->set,
+                                    .incarnation = p->incarnation,
+                                    .published = p->has_published,
+                                    .version = p->published,
+                                    .checked = p->checksum,
+                                    .readable = !p->withdrawn && !p->released};
+    dray__put_fields(w, &dray__publisher_claim_fields, &claim);
+    dray__sums_put(w, &p->sums);
+}
+
+static int register_rank(dray_publisher *p, int64_t deadline, dray_error *error)
+{
+    const char *endpoint = NULL;
+    int rc = dray__serve_start(p->context, p->arena != NULL, &endpoint, error);
+    if (rc == DRAY_OK)
+        rc = dray__publisher_marked(p, endpoint && endpoint[0] ? endpoint : NULL, error);
+    if (rc)
+        return rc;
+    uint64_t returns = dray__context_returns(p->context);
+    dray__writer w = {0};
+    const dray__enrolling message = {.model = p->model,
+                                     .rank = p->rank,
+                                     .world = p->world,
+                                     .token = p->token,
+                                     .endpoint = endpoint,
+                                     .regions = dray__publisher_regions(p),
+                                     .to_put = dray__publisher_shared(p),
+                                     .slot_bytes = p->arena ? dray__arena_slot_bytes(p->arena) : 0,
+                                     .layout = p->packed.data,
+                                     .layout_size = p->packed.size};
+    dray__put_fields(&w, &dray__publisher_open_fields, &message);
+    if (p->key)
+        put_claim(p, &w);
+    dray__reply reply;
+    rc = dray__call(p->channel, DRAY__MSG_PUBLISHER_OPEN, &w, NULL, 0, deadline, &reply, error);
+    dray__writer_free(&w);
+    if (rc)
+        return rc;
+    p->key = dray__get_u64(&reply.payload);
+    p->relaid = false;
+    p->returns = returns;
+    dray__sums_forms_clear(&p->sent);
+    rc = dray__reader_finish(&reply.payload, "PUBLISHER_OPEN", error);
+    return rc ? rc : dray__publisher_put(p, deadline, error);
+}
+
+int dray__publisher_ensure(dray_publisher *p, int64_t deadline, dray_error *error)
+{
+    dray__channel *channel;
+    if (dray__channel_alive(p->channel))
+        return DRAY_OK;
+    int rc = dray__channel_open_until(p->context, deadline, &channel, error);
+    if (rc)
+        return rc;
+    dray__channel_close(p->channel);
+    p->channel = channel;
+    if (p->returns == dray__context_returns(p->context))
+        return DRAY_OK;
+    rc = register_rank(p, deadline, error);
+    if (rc == DRAY_OK)
+        p->incarnation_known = false;
+    return rc;
+}
+
+bool dray__publisher_again(const dray_publisher *p, int rc, int64_t deadline)
+{
+    return rc == DRAY_ECLOSED && dray__channel_broken(p->channel) &&
+           dray__context_takes_back(p->context) && dray__now() < deadline;
+}
+
+static int read_options(const dray_publisher_options *given, dray_publisher_options *out,
+                        dray_error *error)
+{
+    return DRAY__OPTIONS_READ(dray_publisher_options, timeout_ns, out, given, error);
+}
+
+static int check(dray_context *context, const char *model, const dray_layout *layout,
+                 const dray_publisher_options *options, dray_publisher **out, dray_error *error)
+{
+    if (!context || !model || !layout || !options || !out)
+        return dray__fail(error, DRAY_EINVALID,
+                          "context, model, layout, options and out must be given");
+    if (options->snapshot != 0 && options->snapshot != 1)
+        return dray__fail(error, DRAY_EINVALID, "snapshot %d: 0 or 1 expected", options->snapshot);
+    if (options->delta != 0 && options->delta != 1)
+        return dray__fail(error, DRAY_EINVALID, "delta %d: 0 or 1 expected", options->delta);
+    if (options->delta_dtype &&
+        (options->delta_dtype < DRAY_F64 || options->delta_dtype > DRAY_F16))
+        return dray__fail(error, DRAY_EINVALID, "delta_dtype %d: F64, F32, BF16, F16 or none",
+                          options->delta_dtype);
+    if (options->timeout_ns < 0)
+        return dray__fail(error, DRAY_EINVALID, "timeout_ns %" PRId64, options->timeout_ns);
+    if (options->staging_bytes &&
+        (options->staging_bytes < DRAY__ARENA_MIN || options->staging_bytes > DRAY__ARENA_MAX))
+        return dray__fail(error, DRAY_EINVALID,
+                          "staging_bytes %" PRIu64 ": 0, or %" PRIu64 " to %" PRIu64 " expected",
+                          options->staging_bytes, DRAY__ARENA_MIN, DRAY__ARENA_MAX);
+    if (options->staging_bytes && options->snapshot)
+        return dray__fail(error, DRAY_EINVALID,
+                          "staging_bytes with a snapshot, which readers map: one or the other");
+    int rc = dray__regions_check(layout, options->regions, error);
+    for (uint32_t i = 0; i < dray_layout_region_count(layout) && rc == DRAY_OK; i++) {
+        dray_region_kind kind = dray_region_get_kind(options->regions[i]);
+        if (options->delta && !dray_region_base(options->regions[i]) && kind != DRAY_REGION_FILE &&
+            kind != DRAY_REGION_CUDA)
+            rc = dray__fail(error, DRAY_EUNSUPPORTED, "deltas of %s memory",
+                            dray_region_kind_name(kind));
+    }
+    return rc;
+}
+
+static int open_delta(dray_publisher *p, int32_t dtype, dray_error *error)
+{
+    int rc = dray__delta_new(p->layout, p->regions, dtype, &p->delta, error);
+    if (rc)
+        return rc;
+    p->regions[dray_layout_region_count(p->layout)] = dray__delta_region(p->delta);
+    return dray__delta_open(p->layout, dray__delta_region(p->delta), &p->delta_view, error);
+}
+
+/* After the delta, whose region comes before. */
+static int open_arena(dray_publisher *p, uint64_t bytes, dray_error *error)
+{
+    int rc = dray__arena_new(bytes, &p->arena, error);
+    if (rc == DRAY_OK)
+        p->regions[dray__publisher_regions(p) - 1] = dray__arena_region(p->arena);
+    return rc;
+}
+
+int dray__publisher_offer(dray_publisher *p, dray_error *error)
+{
+    int rc = dray__local_add(p->token, p->layout, p->regions, dray__publisher_regions(p),
+                             p->delta_view, p->arena, error);
+    p->local = rc == DRAY_OK;
+    if (p->local && p->marked)
+        dray__local_set_mark(p->token, p->mark->event);
+    return rc;
+}
+
+static int take_regions(dray_publisher *p, const dray_layout *layout, dray_region *const *regions,
+                        dray__writer *packed, dray_error *error)
+{
+    uint32_t count = dray_layout_region_count(layout);
+    p->regions =
+        calloc((size_t)count + 2, sizeof(dray_region *)); /* and the delta's, the arena's */
+    if (p->regions && count)
+        memcpy(p->regions, regions, count * sizeof *p->regions);
+    return p->regions ? dray__layout_copy(layout, regions, &p->layout, packed, error)
+                      : dray__nomem(error);
+}
+
+/* Publishes from shared memory of its own, of the same layout. */
+static int open_snapshot(dray_publisher *p, const dray_layout *layout, dray_region *const *regions,
+                         dray__writer *packed, dray_error *error)
+{
+    dray_layout *shared = NULL;
+    int rc = dray__layout_in(layout, DRAY_REGION_SHARED, NULL, &shared, error);
+    if (rc == DRAY_OK)
+        rc = dray__layout_copy(shared, NULL, &p->layout, packed, error);
+    dray_layout_free(shared);
+    p->origin = dray__regions_copy(layout, regions);
+    p->regions = calloc((size_t)dray_layout_region_count(layout) + 2, sizeof(dray_region *));
+    if (rc == DRAY_OK && (!p->origin || !p->regions))
+        rc = dray__nomem(error);
+    return rc ? rc : dray_regions_for_layout(p->layout, 1, p->regions, error);
+}
+
+int dray__publisher_note(dray_publisher *p, dray_region *const *regions, dray_error *error)
+{
+    uint32_t count = dray_layout_region_count(p->layout);
+    if (!p->serials)
+        p->serials = calloc((size_t)count + 1, sizeof *p->serials);
+    if (!p->serials)
+        return dray__nomem(error);
+    for (uint32_t i = 0; i < count; i++)
+        p->serials[i] = regions[i]->serial;
+    return DRAY_OK;
+}
+
+/* Before each publish: memory that was freed, or whose region object is another one now, is never
+ * read. */
+static int check_regions(const dray_publisher *p, dray_error *error)
+{
+    dray_region *const *regions = p->origin ? p->origin : p->regions;
+    for (uint32_t i = 0; i < dray_layout_region_count(p->layout); i++)
+        if (!dray__region_is(regions[i], p->serials[i]))
+            return dray__fail(error, DRAY_ESTALE,
+                              "region %" PRIu32
+                              " (%s) was freed since it was registered: say where "
+                              "the memory is now (dray_publisher_move)",
+                              i, dray_layout_region(p->layout, i)->name);
+    for (uint32_t i = 0; i < dray_layout_region_count(p->layout) && !p->released; i++) {
+        int rc = dray_region_check(regions[i], error);
+        if (rc)
+            return dray__fail_prefix(error, rc, "region %" PRIu32 ": ", i);
+    }
+    if (p->released)
+        return dray__fail(error, DRAY_ESTALE,
+                          "the regions were released: say where the memory is now "
+                          "(dray_publisher_move)");
+    return DRAY_OK;
+}
+
+int dray_publisher_open(dray_context *context, const char *model, const dray_layout *layout,
+                        const dray_publisher_options *given, dray_publisher **out,
+                        dray_error *error)
+{
+    dray_publisher_options own = DRAY_PUBLISHER_OPTIONS_INIT, *options = &own;
+    int rc = given ? read_options(given, options, error) : DRAY_OK;
+    if (rc == DRAY_OK)
+        rc = check(context, model, layout, given ? options : NULL, out, error);
+    if (rc)
+        return rc;
+    dray_publisher *p = calloc(1, sizeof *p);
+    if (!p)
+        return dray__nomem(error);
+    p->context = context;
+    p->rank = options->rank;
+    p->world = options->world ? options->world : 1;
+    p->checksum = !options->no_checksums;
+    p->timeout_ns = options->timeout_ns ? options->timeout_ns : DRAY_WAIT_DEFAULT;
+    p->token = dray__local_token();
+    p->model = strdup(model);
+    rc = !p->model           ? dray__nomem(error)
+         : options->snapshot ? open_snapshot(p, layout, options->regions, &p->packed, error)
+                             : take_regions(p, layout, options->regions, &p->packed, error);
+    if (rc == DRAY_OK)
+        rc = dray__publisher_note(p, options->regions, error);
+    if (rc == DRAY_OK && options->delta)
+        rc = open_delta(p, options->delta_dtype, error);
+    if (rc == DRAY_OK && options->staging_bytes)
+        rc = open_arena(p, options->staging_bytes, error);
+    if (rc == DRAY_OK)
+        rc = dray__publisher_offer(p, error);
+    if (rc == DRAY_OK)
+        rc = dray__channel_open(context, &p->channel, error);
+    if (rc == DRAY_OK)
+        rc = register_rank(p, dray__publisher_deadline(p, DRAY_WAIT_DEFAULT), error);
+    if (rc) {
+        dray_publisher_close(p);
+        return rc;
+    }
+    *out = p;
+    return DRAY_OK;
+}
+
+/* Waits for the other ranks, then learns what they hold: an element that several ranks hold is
+ * summed by the first. */
+static int meet_gang(dray_publisher *p, int64_t deadline_ns, dray_error *error)
+{
+    const dray__sources_asked asked = {
+        .key = p->key, .what = DRAY__SOURCES_GANG, .timeout_ns = deadline_ns - dray__now()};
+    dray__gang_told told;
+    int rc =
+        dray__ask(p->channel, DRAY__MSG_UPDATE_SOURCES, &dray__sources_asked_fields, &asked,
+                  dray__answer_deadline(deadline_ns), NULL, &dray__gang_told_fields, &told, error);
+    if (rc)
+        return rc;
+    p->incarnation = told.incarnation;
+    p->incarnation_known = true;
+    p->set = told.set;
+    return DRAY_OK;
+}
+
+static int make_pieces(dray_publisher *p, int64_t deadline_ns, dray_error *error)
+{
+    dray__source *earlier = calloc((size_t)p->rank + 1, sizeof *earlier);
+    dray__holder *holders = calloc((size_t)p->rank + 1, sizeof *holders);
+    int rc = earlier && holders ? DRAY_OK : dray__nomem(error);
+    if (rc == DRAY_OK)
+        rc = dray__members_fetch(p->channel, p->key, p->set, earlier, p->rank, deadline_ns, error);
+    for (uint32_t i = 0; i < p->rank && rc == DRAY_OK; i++)
+        holders[i].layout = earlier[i].layout;
+    if (rc == DRAY_OK) {
+        holders[p->rank].layout = p->layout;
+        rc = dray__pieces_make(holders, p->rank, &p->pieces, error);
+        p->pieces_made = rc == DRAY_OK;
+    }
+    for (uint32_t i = 0; earlier && i < p->rank; i++)
+        if (earlier[i].layout)
+            dray__source_clear(&earlier[i]);
+    free(earlier);
+    free(holders);
+    return rc;
+}
+
+/* Learns what the others hold, also while they move. */
+static int meet_and_cut(dray_publisher *p, int64_t deadline_ns, dray_error *error)
+{
+    int rc = make_pieces(p, deadline_ns, error);
+    for (uint64_t met = 0; rc == DRAY_ESTALE && met != p->set && dray__now() < deadline_ns;) {
+        met = p->set;
+        rc = meet_gang(p, deadline_ns, error);
+        if (rc == DRAY_OK)
+            rc = make_pieces(p, deadline_ns, error);
+    }
+    return rc;
+}
+
+static int ask_readers(dray_publisher *p, uint64_t version, int64_t deadline, uint32_t *dropped,
+                       dray_error *error)
+{
+    const dray__draining asked = {p->key, version, (int64_t)dray__left(deadline)};
+    dray__drained told;
+    dray__arena texts = {0};
+    int rc =
+        dray__ask(p->channel, DRAY__MSG_PUBLISHER_WAIT, &dray__draining_fields, &asked,
+                  dray__answer_deadline(deadline), &texts, &dray__drained_fields, &told, error);
+    if (rc == DRAY_OK && told.dropped)
+        dray__log(DRAY_LOG_WARN, "dropped from version %" PRIu64 ": %s", version, told.names);
+    dray__arena_free(&texts);
+    if (rc == DRAY_OK)
+        dray__local_revoke(p->token, told.oldest_attempt);
+    if (rc == DRAY_OK && dropped)
+        *dropped = told.dropped;
+    if (rc)
+        return rc;
+    p->drained = p->drained || version == p->published;
+    dray__weights_step("waited");
+    return DRAY_OK;
+}
+
+/* Waits until nobody reads the version, or an older one, any more. With another coordinator than
+ * the one that granted it, no reader can commit what it reads. */
+int dray__publisher_drain(dray_publisher *p, uint64_t version, int64_t timeout_ns,
+                          uint32_t *dropped, dray_error *error)
+{
+    int64_t deadline = dray__publisher_deadline(p, timeout_ns);
+    int rc;
+    p->withdrawn = p->withdrawn || version == p->published;
+    do {
+        rc = dray__publisher_ensure(p, dray__answer_deadline(deadline), error);
+        if (rc == DRAY_OK)
+            rc = ask_readers(p, version, deadline, dropped, error);
+    } while (dray__publisher_again(p, rc, deadline));
+    return rc;
+}
+
+int dray__publisher_check(dray_publisher *p, uint64_t version, dray_error *error)
+{
+    int rc = dray__gate_join(&p->gate, error);
+    return rc || (p->has_published && version <= p->published)
+               ? rc
+               : dray__fail(error, DRAY_EINVALID,
+                            "publisher of %s: rank %" PRIu32 " did not publish version %" PRIu64,
+                            p->model, p->rank, version);
+}
+
+/* The last snapshot gives way to this one, once its readers released it. */
+static int take_snapshot(dray_publisher *p, int64_t deadline_ns, dray_error *error)
+{
+    int64_t left = (int64_t)dray__left(deadline_ns);
+    int rc = p->has_published ? dray__publisher_drain(p, p->published, left, NULL, error) : DRAY_OK;
+    for (uint32_t b = 0; rc == DRAY_OK && b < dray_layout_block_count(p->layout); b++) {
+        dray_copy copy = dray__block_copy(p->layout, b);
+        dray__move_options options = {.layout = p->layout};
+        rc = dray__move_all(p->origin[copy.source_region], p->regions[copy.destination_region],
+                            &copy, 1, &options, error);
+    }
+    return rc;
+}
+
+static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_error *error)
+{
+    int64_t deadline = dray__publisher_deadline(p, DRAY_WAIT_DEFAULT);
+    int rc = check_regions(p, error);
+    if (rc == DRAY_OK &&
+        (!p->incarnation_known || !p->pieces_made)) /* another rank may have moved */
+        rc = meet_gang(p, deadline, error);
+    if (rc == DRAY_OK && p->origin)
+        rc = take_snapshot(p, deadline, error);
+    if (rc == DRAY_OK && p->checksum && !p->pieces_made)
+        rc = meet_and_cut(p, deadline, error);
+    dray__sums_expect(sums, p->sums.form);
+    if (rc == DRAY_OK && p->checksum)
+        rc = dray__sum_published(p->layout, p->regions, &p->pieces, &p->gpu_sums, p->fence,
+                                 deadline, sums, error);
+    if (rc)
+        return rc;
+    dray__weights_step("summed");
+    if (dray__now() >= deadline)
+        return dray__fail(error, DRAY_ETIMEDOUT,
+                          "version %" PRIu64 ": its checksums took until the deadline, it was not "
+                          "announced",
+                          version);
+    /* The delta of a version that may still be read must stay: then this one has none, and the next
+     * builds on what was kept last. */
+    if (p->delta && (p->drained || !p->has_published))
+        rc = dray__delta_publish(p->delta, p->incarnation, version, error);
+    if (rc)
+        return rc;
+    dray__writer w = {0};
+    dray__put_fields(&w, &dray__announcing_fields,
+                     &(dray__announcing){p->key, version, p->checksum});
+    dray__sums_put_known(&w, sums, &p->sent);
+    rc = dray__call(p->channel, DRAY__MSG_PUBLISH, &w, NULL, 0, dray__answer_deadline(deadline),
+                    NULL, error);
+    dray__writer_free(&w);
+    if (rc == DRAY_ETIMEDOUT) /* it may be announced: the next one is a later one */
+        dray__fail_prefix(error, rc,
+                          "version %" PRIu64 " may be announced, wait for its readers before the "
+                          "memory changes: ",
+                          version);
+    if (rc)
+        dray__sums_forms_clear(&p->sent);
+    if (rc && rc != DRAY_ETIMEDOUT)
+        return rc;
+    dray__sums_free(&p->sums);
+    p->sums = *sums;
+    *sums = (dray__sums){0};
+    p->published = version;
+    p->has_published = true;
+    p->withdrawn = p->drained = false;
+    dray__weights_step("published");
+    return rc;
+}
+
+int dray_publisher_publish(dray_publisher *p, uint64_t version, const dray_fence *ready,
+                           dray_error *error)
+{
+    if (!p)
+        return dray__fail(error, DRAY_EINVALID, "publisher must be given");
+    dray_fence fence = DRAY_FENCE_INIT;
+    int rc = DRAY__OPTIONS_READ(dray_fence, event, &fence, ready, error);
+    if (rc)
+        return rc;
+    int64_t deadline = dray__publisher_deadline(p, DRAY_WAIT_DEFAULT);
+    rc = dray__gate_join(&p->gate, error);
+    if (rc == DRAY_OK)
+        rc = dray__publisher_fence(p, &fence, deadline, error);
+    if (rc)
+        return rc;
+    do {
+        dray__sums sums = {0};
+        rc = dray__publisher_ensure(p, deadline, error);
+        if (rc == DRAY_OK)
+            rc = publish(p, version, &sums, error);
+        dray__sums_free(&sums);
+    } while (dray__publisher_again(p, rc, deadline));
+    return rc;
+}
+
+int dray_publisher_wait(dray_publisher *p, uint64_t version, int64_t timeout_ns, uint32_t *dropped,
+                        dray_error *error)
+{
+    if (!p || (timeout_ns < 0 && timeout_ns != DRAY_WAIT_DEFAULT))
+        return dray__fail(error, DRAY_EINVALID, "publisher must be given, timeout not negative");
+    int rc = dray__publisher_check(p, version, error);
+    if (rc)
+        return rc;
+    if (!p->origin)
+        return dray__publisher_drain(p, version, timeout_ns, dropped, error);
+    if (dropped)
+        *dropped = 0;
+    return DRAY_OK; /* what is read is the snapshot */
+}
+
+void dray_publisher_close(dray_publisher *p)
+{
+    if (!p)
+        return;
+    dray__gate_free(&p->gate);
+    if (p->channel && p->key)
+        dray__ask(p->channel, DRAY__MSG_WEIGHTS_CLOSE, &dray__u64_fields, &p->key,
+                  dray__deadline(5 * DRAY__SECOND), NULL, NULL, NULL, NULL);
+    if (p->local)
+        dray__local_remove(p->token);
+    dray__channel_close(p->channel);
+    dray__source_sums_free(p->gpu_sums);
+    dray__mark_free(p->mark);
+    dray__pieces_free(&p->pieces);
+    dray__sums_free(&p->sums);
+    dray__sums_forms_clear(&p->sent);
+    dray__writer_free(&p->packed);
+    free(p->model);
+    dray__delta_close(p->delta_view);
+    dray__delta_free(p->delta);
+    dray__arena_release(p->arena);
+    bool own = p->origin && p->regions && p->layout; /* a snapshot's */
+    for (uint32_t i = 0; own && i < dray_layout_region_count(p->layout); i++)
+        dray_region_free(p->regions[i]);
+    dray_layout_free(p->layout);
+    free(p->origin);
+    free(p->serials);
+    free(p->regions);
+    free(p);
+}

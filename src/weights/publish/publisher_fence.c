@@ -1,0 +1,130 @@
+/* What is to be complete before a version may be read: the fence of a publish (mark.h). */
+#include "base/clock.h"
+#include "base/error.h"
+#include "memory/region.h"
+#include "weights/publish/publisher.h"
+
+#include <unistd.h>
+
+static bool by_gpus(const dray_publisher *p)
+{
+    bool all = p->checksum && !p->origin && !p->delta;
+    for (uint32_t i = 0; i < dray_layout_region_count(p->layout); i++)
+        all = all && dray__sums_by_gpu(p->regions[i]);
+    return all;
+}
+
+/* Could everyone who reads the memory be held back by an event: are they of this host, and is
+ * nothing of it looked at by this process? */
+static bool can_be_marked(const dray_publisher *p, const char *endpoint)
+{
+    bool all = !p->checksum && !p->origin && !p->delta && !p->arena && !endpoint &&
+               dray__channel_passes_fds(p->channel) && dray_layout_region_count(p->layout);
+    for (uint32_t i = 0; i < dray_layout_region_count(p->layout); i++)
+        all = all && dray_region_get_kind(p->regions[i]) == DRAY_REGION_CUDA;
+    return all;
+}
+
+static dray__cuda_device *device_of(const dray_publisher *p)
+{
+    dray__cuda_device *device = NULL;
+    for (uint32_t i = 0; i < dray_layout_region_count(p->layout) && !device; i++)
+        device = p->regions[i]->device;
+    return device;
+}
+
+/* The mark, made when it is first needed. */
+static int have_mark(dray_publisher *p, dray_error *error)
+{
+    dray__cuda_device *device = device_of(p);
+    if (p->mark)
+        return DRAY_OK;
+    if (!device)
+        return dray__fail(error, DRAY_EINVALID,
+                          "a fence of a stream, of weights that lie on no GPU: say an event");
+    return dray__mark_new(device, &p->mark, error);
+}
+
+int dray__publisher_marked(dray_publisher *p, const char *endpoint, dray_error *error)
+{
+    p->marked = can_be_marked(p, endpoint);
+    int rc = p->marked ? have_mark(p, error) : DRAY_OK;
+    if (rc == DRAY_OK && p->marked && p->local)
+        dray__local_set_mark(p->token, p->mark->event);
+    return rc;
+}
+
+const uint8_t *dray__publisher_event_of(dray_publisher *p)
+{
+    for (uint32_t i = 0; i < dray_layout_region_count(p->layout); i++)
+        p->marked = p->marked && dray_region_get_kind(p->regions[i]) == DRAY_REGION_CUDA;
+    return p->marked ? p->mark->handle : NULL;
+}
+
+static int wait_here(CUevent event, int64_t deadline_ns, dray_error *error)
+{
+    const dray__cuda *cuda = dray__cuda_get(error);
+    if (!cuda)
+        return DRAY_EUNSUPPORTED;
+    CUresult result = cuda->cuEventQuery(event);
+    for (; result == CUDA_ERROR_NOT_READY && dray__now() < deadline_ns; usleep(50))
+        result = cuda->cuEventQuery(event);
+    if (result == CUDA_ERROR_NOT_READY)
+        return dray__fail(error, DRAY_ETIMEDOUT, "the fence of what is published has not come");
+    return dray__fail_cuda(error, result, "the fence of what is published");
+}
+
+/* Where GPUs sum all that is published, they wait for the event; without sums readers do, so that
+ * nothing waits here; else it is waited for here. */
+int dray__publisher_fence(dray_publisher *p, const dray_fence *fence, int64_t deadline_ns,
+                          dray_error *error)
+{
+    bool stream = fence->kind == DRAY_FENCE_CUDA_STREAM;
+    CUevent event = fence->event;
+    p->fence = NULL;
+    if (fence->kind == DRAY_FENCE_NONE)
+        return DRAY_OK;
+    if (!stream && (fence->kind != DRAY_FENCE_CUDA_EVENT || !event))
+        return dray__fail(error, DRAY_EINVALID, "fence kind %d, event %p", fence->kind,
+                          fence->event);
+    int rc = stream ? have_mark(p, error) : DRAY_OK;
+    if (rc == DRAY_OK && stream)
+        rc = dray__mark_after_stream(p->mark, fence->event, error);
+    if (rc == DRAY_OK && p->marked)
+        return stream ? DRAY_OK : dray__mark_after_event(p->mark, event, error);
+    if (rc)
+        return rc;
+    event = stream ? dray__mark_event(p->mark) : event;
+    if (!by_gpus(p))
+        return wait_here(event, deadline_ns, error);
+    p->fence = event;
+    return DRAY_OK;
+}
+
+/* ---- after readers -----------------------------------------------------------------------------
+ */
+
+static int drain(void *publisher, uint64_t version, int64_t timeout_ns, dray_error *error)
+{
+    return dray__publisher_drain(publisher, version, timeout_ns, NULL, error);
+}
+
+int dray_publisher_wait_stream(dray_publisher *p, uint64_t version, void *stream,
+                               int64_t timeout_ns, dray_error *error)
+{
+    if (!p || (timeout_ns < 0 && timeout_ns != DRAY_WAIT_DEFAULT))
+        return dray__fail(error, DRAY_EINVALID, "publisher must be given, timeout not negative");
+    int rc = dray__publisher_check(p, version, error);
+    if (rc)
+        return rc;
+    dray__cuda_device *device = device_of(p);
+    if (p->origin)
+        return DRAY_OK; /* what is read is the snapshot */
+    if (!device)
+        return dray__fail(error, DRAY_EUNSUPPORTED, "weights that lie on no GPU: wait here");
+    p->gate.wait = drain;
+    p->gate.user = p;
+    p->gate.version = version;
+    p->gate.timeout_ns = timeout_ns;
+    return dray__gate_close(&p->gate, device, stream, error);
+}

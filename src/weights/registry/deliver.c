@@ -1,0 +1,133 @@
+/* Publishers that wait until groups have committed a version, which nobody withdraws for them. That
+ * a group committed it counts for all ranks that ask, also when the group is gone since. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "weights/registry/state.h"
+
+#include <dray/weights.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void delivered_free(struct delivered *delivered)
+{
+    free(delivered->group);
+    free(delivered);
+}
+
+void dray__reg_delivered_free(struct gang *gang)
+{
+    for (struct delivered *next; gang->delivered; gang->delivered = next) {
+        next = gang->delivered->next;
+        delivered_free(gang->delivered);
+    }
+}
+
+/* Nobody asks for versions older than all that are kept. */
+static void forget_old(struct gang *gang)
+{
+    uint64_t oldest = 0;
+    for (const struct version *v = gang->versions; v; v = v->next)
+        oldest = v->number;
+    for (struct delivered **at = &gang->delivered; *at;) {
+        struct delivered *delivered = *at;
+        if (delivered->version >= oldest) {
+            at = &delivered->next;
+            continue;
+        }
+        *at = delivered->next;
+        delivered_free(delivered);
+    }
+}
+
+/* Without memory for it, it is found again as long as the group holds it. */
+static void note(struct gang *gang, const struct group *group)
+{
+    struct delivered *delivered = gang->delivered;
+    while (delivered && strcmp(delivered->group, group->name) != 0)
+        delivered = delivered->next;
+    if (delivered && delivered->version < group->now.version)
+        delivered->version = group->now.version;
+    if (delivered)
+        return;
+    delivered = calloc(1, sizeof *delivered);
+    char *name = strdup(group->name);
+    if (!delivered || !name) {
+        free(delivered);
+        free(name);
+        return;
+    }
+    *delivered = (struct delivered){gang->delivered, name, group->now.version};
+    gang->delivered = delivered;
+}
+
+void dray__reg_delivered(struct group *group)
+{
+    for (struct gang *gang = group->model->gangs; gang; gang = gang->next)
+        if (gang->incarnation && gang->incarnation == group->now.incarnation) {
+            forget_old(gang);
+            note(gang, group);
+        }
+}
+
+static bool has(const struct gang *gang, const char *name, uint64_t number)
+{
+    const struct delivered *delivered = gang->delivered;
+    while (delivered && strcmp(delivered->group, name) != 0)
+        delivered = delivered->next;
+    return delivered && delivered->version >= number;
+}
+
+/* How many of those that it waits for have it. */
+uint32_t dray__reg_arrived(const struct pending *d)
+{
+    struct gang *gang = d->entry->gang;
+    uint32_t count = 0;
+    for (const struct group *group = gang->model->groups; group; group = group->next)
+        if (group->state == DRAY_GROUP_WHOLE && group->set.present == group->set.world &&
+            gang->incarnation && group->now.incarnation == gang->incarnation)
+            note(gang, group); /* it came back with it after a restart */
+    for (uint32_t i = 0; d->groups && i < d->count; i++)
+        count += has(gang, d->groups[i], d->number);
+    for (const struct delivered *a = gang->delivered; a && !d->groups; a = a->next)
+        count += a->version >= d->number;
+    return count;
+}
+
+/* ---- at the deadline ------------------------------------------------------------------------- */
+
+/* "b (holds version 4)" */
+static void add_missing(char *text, size_t capacity, const char *name, const struct group *group)
+{
+    char holds[96] = "not there";
+    if (group && group->set.present < group->set.world)
+        snprintf(holds, sizeof holds, "%" PRIu32 " of %" PRIu32 " ranks are there",
+                 group->set.present, group->set.world);
+    else if (group && group->state == DRAY_GROUP_WHOLE)
+        snprintf(holds, sizeof holds, "holds version %" PRIu64 " of incarnation %" PRIu64,
+                 group->now.version, group->now.incarnation);
+    else if (group)
+        snprintf(holds, sizeof holds, "%s",
+                 group->state == DRAY_GROUP_TORN ? "is torn" : "holds none");
+    size_t used = strlen(text);
+    snprintf(text + used, capacity - used, "%s%.100s (%s)", used ? ", " : "missing: ", name, holds);
+}
+
+void dray__reg_missing(const struct pending *d, char *text, size_t capacity)
+{
+    const struct gang *gang = d->entry->gang;
+    const struct group *group;
+    text[0] = 0;
+    for (uint32_t i = 0; d->groups && i < d->count; i++) {
+        for (group = gang->model->groups; group && strcmp(group->name, d->groups[i]) != 0;)
+            group = group->next;
+        if (!has(gang, d->groups[i], d->number))
+            add_missing(text, capacity, d->groups[i], group);
+    }
+    for (group = gang->model->groups; group && !d->groups; group = group->next)
+        if (!has(gang, group->name, d->number))
+            add_missing(text, capacity, group->name, group);
+    if (!text[0])
+        snprintf(text, capacity, "no other group is open");
+}

@@ -1,0 +1,105 @@
+/* What a reader asks a data server, and what it answers. A request names rectangles of the blocks
+ * of one registered layout and the dtype that each is wanted in; its answer is their elements,
+ * dense, one after the other, with two checksums of each: of the source's bits, and of what was
+ * sent. So nobody needs to trust a network's own checksum, and nothing outside a registered block
+ * can be asked for.
+ *
+ *  RECTS    u64 token, u64 attempt, u16 options (1: with sums, 2: with a base, 4: of what an update
+ *           in progress has brought; attempt: its run; 8: into the staging arena; 16: with 1 and 4:
+ *           the sums alone, the reader has the regions mapped), with a base u64 incarnation, u64
+ *           base, u64 version, u32 count, of each rectangle: u32 block, u8 dtype, u8 flags (1: read
+ *           the source again and compare; 2: quantise it), for each dimension of its tensor i64
+ *           start, i64 extent (global coordinates), and, of what is to be quantised, i64 elements
+ *           of a cell in each dimension, u8 scale format
+ *  answer   head: u64 where the data lie in the arena (into the arena), of each rectangle u64
+ * source sum, u64 sum of it as it is wanted (with sums; of what was quantised the elements' and the
+ * scales' together), u32 bytes that it takes of the data (with a base: fewer than its elements take
+ * are entries of a delta, delta.h); then the data, or, into the arena, none; what was quantised is
+ * followed by its scales TAKEN    what the answer of this id put into the arena is copied out.
+ *  REGIONS  u64 token, u64 0: how to reach a member's shared regions from another process of this
+ *           host. Answer, as data: u64 process, u32 count, of each region of its layout u32
+ *           descriptor, in that process (all ones: it is not shared), blob handle. Who may not look
+ *           into that process cannot open them.
+ *  NCCL     u64 token, u64 attempt, u8 what. 0, join: u32 version of the reader's NCCL, u64 bytes
+ * of a slot, 128 bytes id: the server becomes rank 1 of a communicator whose rank 0 the reader is.
+ * 1, fetch: u32 count, of each rectangle what a request says: their elements go to the reader over
+ * it, dense, one after the other; answered, with both sums of each as above, once NCCL has them in
+ * hand. Not over encrypted connections, for NCCL encrypts nothing.
+ *
+ * Of answers into the arena (arena.h) a reader has one on its way, and one besides that it has not
+ * taken yet; the server reads on behind a request that waits for a slot, for what has been taken
+ * meanwhile. */
+#ifndef DRAY_WEIGHTS_SERVER_PULL_H
+#define DRAY_WEIGHTS_SERVER_PULL_H
+
+#include "net/server.h"
+#include "weights/internal.h"
+
+enum {
+    DRAY__PULL_RECTS_MAX = 256,
+    DRAY__PULL_SUMS = 1, /* a request's options */
+    DRAY__PULL_BASE = 2,
+    DRAY__PULL_COHORT = 4,
+    DRAY__PULL_ARENA = 8,
+    DRAY__PULL_MAPPED = 16,
+    DRAY__PULL_OPTIONS = 31, /* all of them */
+    DRAY__PULL_TWICE = 1,    /* a rectangle's flags */
+    DRAY__PULL_QUANTISED = 2
+};
+
+/* How a rectangle is to be quantised. */
+typedef struct dray__pull_quant {
+    int32_t dtype, scale_format;
+    int64_t cell[DRAY_MAX_DIMS]; /* elements that share a scale; 1 in unused dimensions */
+} dray__pull_quant;
+
+typedef struct dray__pull_rect {
+    uint32_t block, ndim;
+    int32_t dtype;
+    bool twice, quantised;
+    dray__pull_quant quant; /* with quantised */
+    dray__rect rect;
+} dray__pull_rect;
+
+/* What the reader holds, and what it wants to hold: then a rectangle may be answered by what
+ * changed since (delta.h). */
+typedef struct dray__pull_base {
+    uint64_t incarnation, base, version;
+} dray__pull_base;
+
+/* ---- the reader's side */
+void dray__pull_put_request(dray__writer *w, uint32_t id, uint16_t options, uint64_t token,
+                            uint64_t attempt, const dray__pull_base *base,
+                            const dray__pull_rect *rects, uint32_t count);
+/* A request of a type that begins with token and attempt, as all but CELLS do: dray__request_end
+ * gets what this returned. */
+size_t dray__pull_begin(dray__writer *w, uint16_t type, uint32_t id, uint64_t token,
+                        uint64_t attempt);
+void dray__pull_put_rects(dray__writer *w, const dray__pull_rect *rects, uint32_t count);
+/* What the head of an answer holds of each rectangle. */
+uint32_t dray__pull_head_bytes(bool sums, bool base);
+
+/* ---- the server's side */
+
+uint64_t dray__pull_token(const dray__data_reader *reader); /* of its request; 0: it has none */
+uint16_t dray__pull_options(const dray__data_request *request, const uint8_t *body);
+/* Reads what the body asks for into `staging`, and puts header and head of the answer. arena_at: of
+ * a request into the arena, where in it that lies. What is wrong with the request becomes the
+ * answer, with no data: *data_bytes is 0. false: out of memory. `packer` is the server's own. */
+typedef struct dray__packer dray__packer;
+dray__packer *dray__packer_new(void);
+void dray__packer_free(dray__packer *packer);
+bool dray__pull_answer(dray__packer *packer, const dray__data_request *request, const uint8_t *body,
+                       dray_region *staging, uint64_t arena_at, dray__writer *out,
+                       uint64_t *data_bytes);
+/* The data of an answer to a request for regions; at most `room` bytes. DRAY_EDEAD,
+ * DRAY_EUNSUPPORTED. */
+int dray__pull_regions(uint64_t token, size_t room, dray__writer *out, dray_error *error);
+/* The rectangles of a request, checked against a layout, as copies to one dense buffer of `room`
+ * bytes; `bytes`: how many they fill. copies: until the next call. */
+int dray__pull_get_rects(dray__packer *packer, dray__reader *in, uint64_t room,
+                         const dray_layout *layout, const dray_copy **copies, uint32_t *count,
+                         uint64_t *bytes, dray_error *error);
+bool dray__pull_quantises(const dray__packer *packer); /* is any of those to be quantised? */
+
+#endif

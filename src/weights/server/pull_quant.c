@@ -1,0 +1,163 @@
+/* Rectangles that a data server quantises before it sends them. */
+#include "weights/server/pull_quant.h"
+
+#include "base/error.h"
+#include "model/layout/layout.h"
+#include "mover/kernels/checksum.h"
+#include "mover/kernels/quant.h"
+#include "mover/mover.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* An answer's elements as f32, then the largest of each cell. */
+enum { FLOATS = DRAY__DATA_MAX * 4, ROOM = FLOATS + DRAY__DATA_MAX };
+
+static dray__quant_box box_of(const dray__pull_quant *quant, int32_t dtype, const dray__rect *rect)
+{
+    dray__quant_box box = {.dtype = dtype, .quant_dtype = quant->dtype};
+    memcpy(box.start, rect->start, sizeof box.start);
+    memcpy(box.extent, rect->extent, sizeof box.extent);
+    memcpy(box.cell, quant->cell, sizeof box.cell);
+    return box;
+}
+
+uint64_t dray__pull_quant_bytes(const dray__pull_quant *quant, const dray__rect *rect)
+{
+    int64_t start[DRAY_MAX_DIMS], extent[DRAY_MAX_DIMS];
+    dray__quant_box box = box_of(quant, DRAY_F32, rect);
+    return dray__rect_elements(rect) + dray__quant_cells(&box, start, extent) * sizeof(float);
+}
+
+static uint64_t dense_sum(uint32_t ndim, const int64_t *shape, int32_t dtype,
+                          const dray__rect *rect, const void *data)
+{
+    int64_t stride[DRAY_MAX_DIMS], next = (int64_t)dray_dtype_size((dray_dtype)dtype);
+    for (uint32_t d = ndim; d-- > 0;) {
+        stride[d] = next;
+        next *= rect->extent[d];
+    }
+    dray__sum_of of = {dtype, ndim, shape, rect->start, rect->extent, stride, data};
+    return dray__sum(&of);
+}
+
+uint64_t dray__pull_quant_sum(const dray_tensor_info *tensor, const dray__pull_quant *quant,
+                              const dray__rect *rect, const void *data)
+{
+    int64_t shape[DRAY_MAX_DIMS] = {0};
+    dray__quant_box box = box_of(quant, DRAY_F32, rect);
+    dray__rect cells = {0};
+    dray__quant_cells(&box, cells.start, cells.extent);
+    for (uint32_t d = 0; d < tensor->ndim; d++)
+        shape[d] = (tensor->shape[d] - 1) / quant->cell[d] + 1;
+    return dense_sum(tensor->ndim, tensor->shape, quant->dtype, rect, data) +
+           dense_sum(tensor->ndim, shape, DRAY_F32, &cells,
+                     (const uint8_t *)data + dray__rect_elements(rect));
+}
+
+void dray__pull_put_quant(dray__writer *w, const dray__pull_quant *quant, uint32_t ndim)
+{
+    for (uint32_t d = 0; d < ndim; d++)
+        dray__put_i64(w, quant->cell[d]);
+    dray__put_u8(w, (uint8_t)quant->scale_format);
+}
+
+/* The cells, and whether the rectangle is whole ones. */
+static bool get_cells(dray__reader *in, const dray_tensor_info *tensor, const dray__rect *rect,
+                      int32_t dtype, dray__pull_quant *out)
+{
+    *out = (dray__pull_quant){.dtype = dtype, .cell = {1, 1, 1, 1}};
+    bool whole = true;
+    for (uint32_t d = 0; d < tensor->ndim; d++) {
+        int64_t cell = out->cell[d] = dray__get_i64(in), end = rect->start[d] + rect->extent[d];
+        whole = whole && cell > 0 && rect->start[d] % cell == 0 &&
+                (end == tensor->shape[d] || end % cell == 0);
+    }
+    out->scale_format = dray__get_u8(in);
+    return whole && !in->failed &&
+           (out->scale_format == DRAY_SCALE_F32 || out->scale_format == DRAY_SCALE_UE8M0);
+}
+
+int dray__pull_get_quant(dray__reader *in, const dray_tensor_info *tensor, const dray__rect *rect,
+                         int32_t dtype, dray__pull_quant *out, dray_error *error)
+{
+    if (!get_cells(in, tensor, rect, dtype, out) || !dray__quant_known(tensor->dtype, dtype))
+        return dray__fail(error, DRAY_EINVALID,
+                          "tensor %s: what is to be quantised is not whole cells of floats",
+                          tensor->name);
+    return DRAY_OK;
+}
+
+/* Is the scales' tensor one of such cells? */
+static bool has_scales(const dray_layout *layout, const dray_tensor_info *tensor,
+                       const dray_quant *held, const dray__pull_quant *asked)
+{
+    if (!held || held->scale_format != asked->scale_format || tensor->dtype != asked->dtype)
+        return false;
+    const dray_tensor_info *scales = dray_layout_tensor(layout, held->scales);
+    bool same = scales->dtype == DRAY_F32 && scales->ndim == tensor->ndim;
+    for (uint32_t d = 0; d < tensor->ndim && same; d++)
+        same = scales->shape[d] == (tensor->shape[d] - 1) / asked->cell[d] + 1;
+    return same;
+}
+
+int dray__pull_get_held(dray__reader *in, const dray_layout *layout, uint32_t index,
+                        const dray__rect *rect, int32_t dtype, uint64_t at, dray__pull_quant *out,
+                        dray_copy *scales, dray_error *error)
+{
+    const dray_tensor_info *tensor = dray_layout_tensor(layout, index);
+    const dray_quant *held = dray_layout_quant(layout, index);
+    bool known = get_cells(in, tensor, rect, dtype, out) && has_scales(layout, tensor, held, out);
+    dray__rect cells = known ? dray__cells_touched(out->cell, rect) : *rect;
+    dray__blocks holding = dray__blocks_of(layout, known ? held->scales : index, &cells);
+    while (known && dray__blocks_next(&holding)) {
+        if (!holding.all)
+            continue;
+        *scales = (dray_copy){.tensor = held->scales, .ndim = tensor->ndim};
+        memcpy(scales->start, cells.start, sizeof scales->start);
+        memcpy(scales->extent, cells.extent, sizeof scales->extent);
+        dray__copy_from_block(scales, layout, holding.index);
+        dray__copy_to_dense(scales, DRAY_F32, at);
+        return DRAY_OK;
+    }
+    return dray__fail(error, DRAY_EINVALID,
+                      "tensor %s: not whole cells of those that it is quantised in", tensor->name);
+}
+
+int dray__pull_quantise(const dray_layout *layout, const dray_region *region, dray_region **scratch,
+                        const dray_copy *copy, const dray__pull_quant *quant, dray_region *staging,
+                        uint64_t *source_sum, uint64_t *sum, dray_error *error)
+{
+    dray__rect rect = dray__copy_rect(copy);
+    dray_copy gather = *copy;
+    dray__move_options options = {.layout = layout, .source_sums = sum ? source_sum : NULL};
+    uint64_t written = 0; /* of the floats: nobody's */
+    options.sums = sum ? &written : NULL;
+    int rc =
+        *scratch ? DRAY_OK : dray_region_alloc(DRAY_REGION_HOST, ROOM, "floats", scratch, error);
+    dray__copy_to_dense(&gather, copy->source_dtype, 0);
+    if (rc == DRAY_OK)
+        rc = dray__move_all(region, *scratch, &gather, 1, &options, error);
+    if (rc)
+        return rc;
+    int64_t start[DRAY_MAX_DIMS], extent[DRAY_MAX_DIMS];
+    dray__quant_box box = box_of(quant, copy->source_dtype, &rect);
+    uint64_t cells = dray__quant_cells(&box, start, extent);
+    uint8_t *floats = dray_region_base(*scratch);
+    uint8_t *to = (uint8_t *)dray_region_base(staging) + copy->destination_offset;
+    uint32_t *amax = (uint32_t *)(void *)(floats + FLOATS);
+    float *scales = (float *)(void *)(floats + FLOATS);
+    memset(amax, 0, cells * sizeof *amax);
+    dray__quant_most(&box, floats, amax);
+    for (uint64_t i = 0; i < cells; i++) {
+        uint32_t most;
+        memcpy(&most, &amax[i], sizeof most);
+        float scale = dray__quant_scale(&box, most, quant->scale_format);
+        memcpy(&scales[i], &scale, sizeof scale);
+    }
+    dray__quantise(&box, floats, scales, to);
+    memcpy(to + dray__rect_elements(&rect), scales, cells * sizeof *scales);
+    if (sum)
+        *sum = dray__pull_quant_sum(dray_layout_tensor(layout, copy->tensor), quant, &rect, to);
+    return DRAY_OK;
+}

@@ -1,0 +1,573 @@
+/* Files as a source: the ranges that are needed are read in the background (mover/disk.h), many at
+ * once, into slots; what has come is put in its place while the rest is on its way. All strategies
+ * are the same here: the slots are the bucket.
+ *
+ * What is copied is read in the order in which it lies in the files. A slot holds one range, from
+ * which several slices of ops may come: short gaps between them are read along. What this rank does
+ * not own in its group nobody else compares: it is read and moved twice, as memory is.
+ *
+ * Of a checkpoint that is a delta, a rank that holds the base, or what one of the chain results in,
+ * reads the entries of what changed since, level by level of each slice: a slot holds those of one
+ * level. What it had and what it wrote it reads back as a whole, as if all of it had been read: the
+ * sums that are compared with what the checkpoint says of itself say nothing of deltas. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "memory/region.h"
+#include "mover/disk.h"
+#include "weights/checkpoint/overlay.h"
+#include "weights/transfer/transfer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SLOT_BYTES = 4 << 20, /* at most */
+    SLOTS = 12,
+    FEWEST_SLOTS = 4, /* so many while the ceiling allows pages of two */
+    GAP = 64 << 10,   /* read along, rather than by a range of its own */
+    MOST_WASTE = 8,   /* times the bytes that are wanted */
+    SLICES = 256,     /* of a slot */
+    ENTRY_SLOTS = 16,
+    ENTRY_SLICE = 4 << 20 /* so many bytes that a column's rows share the entries that are read */
+};
+
+typedef struct slot {
+    dray__io io;
+    uint8_t *data;
+    uint64_t begin, end; /* in the file: aligned; of the last byte that is wanted */
+    bool owned, again;   /* again: the second time */
+    bool came;
+    uint32_t count, at; /* slices, 0: it is free; those that were moved */
+    const dray__op *ops[SLICES];
+    dray_copy copies[SLICES]; /* from the staging region */
+    /* Of entries: of which level, of which elements of the tensor */
+    uint32_t level;
+    uint64_t first, past, skip; /* skip: bytes before them */
+    bool last;                  /* of the slice's levels */
+} slot;
+
+struct opened {
+    struct opened *next;
+    const dray_region *region;
+    dray__disk_file file;
+};
+
+typedef struct file_lane {
+    dray__lane *lane;
+    dray__transfer *transfer;
+    bool patches;
+    uint64_t *order; /* of the ops: as their bytes lie in the files */
+    uint64_t count, next;
+    dray__slicer slicer;
+    bool in_op;
+    dray__disk *disk;
+    struct opened *files;
+    dray_region *staging; /* of what is copied */
+    uint64_t slot_bytes;
+    uint32_t slot_count;
+    slot **slots;
+    uint32_t busy, oldest; /* entries are applied in the order in which they were asked for */
+    dray__batch batch;
+    /* The slice whose entries are being asked for, and the next level; 0: of the next slice */
+    const dray__op *op;
+    dray_copy piece;
+    uint32_t level;
+    uint64_t held; /* bytes of entries */
+} file_lane;
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+/* Of the tensor's name in the checkpoint. */
+static const char *name_of(const dray__transfer *h, const dray_copy *copy)
+{
+    return h->sources->names[copy->tensor];
+}
+
+static bool file_reaches(const dray__transfer *h, const dray__op *op,
+                         const dray__placement *placement)
+{
+    const dray__source *source = &h->sources->sources[op->copy.source];
+    const dray_region_info *info = dray_layout_region(source->layout, op->copy.source_region);
+    return !source->local && info && info->kind == DRAY_REGION_FILE &&
+           (placement != &dray__place_patch || dray__overlay_offered(h, op));
+}
+
+static const dray_copy *copy_of(const file_lane *l, uint64_t index)
+{
+    return &l->transfer->sources->ops[l->order[index]].copy;
+}
+
+static int by_place(const void *a, const void *b, void *user)
+{
+    const dray__op *ops = user;
+    const dray_copy *x = &ops[*(const uint64_t *)a].copy, *y = &ops[*(const uint64_t *)b].copy;
+    if (x->source != y->source)
+        return x->source < y->source ? -1 : 1;
+    if (x->source_region != y->source_region)
+        return x->source_region < y->source_region ? -1 : 1;
+    return x->source_offset < y->source_offset ? -1 : x->source_offset > y->source_offset;
+}
+
+static uint64_t wanted_bytes(const file_lane *l)
+{
+    uint64_t bytes = 0;
+    for (uint64_t i = 0; i < l->count; i++) {
+        dray__rect rect = dray__copy_rect(copy_of(l, i));
+        bytes +=
+            dray__rect_elements(&rect) * dray_dtype_size((dray_dtype)copy_of(l, i)->source_dtype);
+    }
+    return bytes;
+}
+
+static int make_slots(file_lane *l, dray_error *error)
+{
+    l->slots = calloc((size_t)l->slot_count + 1, sizeof(slot *));
+    if (!l->slots)
+        return dray__nomem(error);
+    for (uint32_t i = 0; i < l->slot_count; i++) {
+        l->slots[i] = calloc(1, sizeof(slot));
+        if (!l->slots[i])
+            return dray__nomem(error);
+        if (l->staging)
+            l->slots[i]->data = (uint8_t *)dray_region_base(l->staging) + i * l->slot_bytes;
+    }
+    return DRAY_OK;
+}
+
+/* Slots of at most SLOT_BYTES, but several of them, within the ceiling, and no more than there is
+ * to read. */
+static int make_staging(file_lane *l, uint64_t ceiling, dray_error *error)
+{
+    uint64_t bytes = ceiling / FEWEST_SLOTS < SLOT_BYTES ? ceiling / FEWEST_SLOTS : SLOT_BYTES;
+    bytes &= ~(uint64_t)(DRAY__IO_ALIGN - 1);
+    if (bytes < 2 * DRAY__IO_ALIGN)
+        bytes = 2 * DRAY__IO_ALIGN;
+    uint64_t fit = ceiling / bytes, need = wanted_bytes(l) / (bytes / 2) + 2;
+    l->slot_bytes = bytes;
+    l->slot_count = fit < 1 ? 1 : (fit > SLOTS ? SLOTS : (uint32_t)fit);
+    if (need < l->slot_count)
+        l->slot_count = (uint32_t)need;
+    l->lane->held = l->slot_bytes * l->slot_count;
+    return dray_region_alloc(DRAY_REGION_HOST, l->lane->held, "staging of files", &l->staging,
+                             error);
+}
+
+static void file_close(void *state)
+{
+    file_lane *l = state;
+    dray__disk_close(l->disk); /* waits for what is under way: it writes to the slots */
+    for (struct opened *file; (file = l->files); free(file)) {
+        l->files = file->next;
+        dray__disk_file_close(&file->file);
+    }
+    for (uint32_t i = 0; l->slots && i < l->slot_count; i++) {
+        if (l->patches && l->slots[i])
+            free(l->slots[i]->data);
+        free(l->slots[i]);
+    }
+    free(l->slots);
+    free(l->order);
+    dray_region_free(l->staging);
+}
+
+static int file_open(dray__lane *lane, dray_error *error)
+{
+    file_lane *l = lane->state;
+    l->lane = lane;
+    l->transfer = lane->transfer;
+    l->count = lane->count;
+    l->slot_count = ENTRY_SLOTS;
+    l->patches = lane->placement == &dray__place_patch;
+    l->order = calloc((size_t)l->count + 1, sizeof *l->order);
+    if (!l->order)
+        return dray__nomem(error);
+    memcpy(l->order, lane->ops, l->count * sizeof *l->order);
+    if (!l->patches)
+        qsort_r(l->order, l->count, sizeof *l->order, by_place, l->transfer->sources->ops);
+    int rc = l->patches ? DRAY_OK : make_staging(l, lane->ceiling, error);
+    if (rc == DRAY_OK)
+        rc = make_slots(l, error);
+    if (rc == DRAY_OK)
+        rc = dray__disk_open(DRAY__DISK_ANY, &l->disk, error);
+    lane->fd = rc ? -1 : dray__disk_fd(l->disk);
+    return rc;
+}
+
+/* ---- slices and their ranges ----------------------------------------------------------------- */
+
+/* From a copy's first byte to the end of its last, in the file. */
+static uint64_t span_of(const dray_copy *copy)
+{
+    uint64_t span = dray_dtype_size((dray_dtype)copy->source_dtype);
+    for (uint32_t d = 0; d < copy->ndim; d++)
+        span += (uint64_t)(copy->extent[d] - 1) * (uint64_t)copy->source_stride[d];
+    return span;
+}
+
+static bool too_wide(const file_lane *l, const dray_copy *copy)
+{
+    dray__rect rect = dray__copy_rect(copy);
+    uint64_t useful = dray__rect_elements(&rect) * dray_dtype_size((dray_dtype)copy->source_dtype);
+    uint64_t span = span_of(copy);
+    return span > l->slot_bytes - DRAY__IO_ALIGN ||
+           (span > useful + GAP && span / MOST_WASTE > useful);
+}
+
+/* Cuts the next op so that each slice fits a slot, and is not mostly gaps; of entries, so that they
+ * pay. */
+static void start_op(file_lane *l, const dray_copy *copy)
+{
+    dray__rect whole = dray__copy_rect(copy), slice;
+    size_t from = dray_dtype_size((dray_dtype)copy->source_dtype);
+    size_t to = dray_dtype_size((dray_dtype)copy->destination_dtype);
+    size_t element = from > to ? from : to;
+    l->in_op = true;
+    if (l->patches) {
+        dray__slicer_start(&l->slicer, &whole, element, ENTRY_SLICE);
+        return;
+    }
+    for (uint64_t limit = DRAY__SLICE_BYTES;; limit /= 2) {
+        dray__slicer_start(&l->slicer, &whole, element, limit);
+        if (limit <= element || !dray__slicer_peek(&l->slicer, &slice))
+            break;
+        dray_copy cut = dray__copy_cut(copy, &slice);
+        if (!too_wide(l, &cut))
+            break;
+    }
+}
+
+static bool peek(file_lane *l, dray_copy *out)
+{
+    dray__rect slice;
+    if (l->next == l->count)
+        return false;
+    const dray_copy *copy = copy_of(l, l->next);
+    if (!l->in_op)
+        start_op(l, copy);
+    dray__slicer_peek(&l->slicer, &slice);
+    *out = dray__copy_cut(copy, &slice);
+    return true;
+}
+
+static void take(file_lane *l)
+{
+    dray__slicer_next(&l->slicer);
+    if (l->slicer.done) {
+        l->in_op = false;
+        l->next++;
+    }
+}
+
+static int file_of(file_lane *l, const dray_region *region, dray__disk_file **out,
+                   dray_error *error)
+{
+    struct opened *file = l->files;
+    while (file && file->region != region)
+        file = file->next;
+    if (!file) {
+        file = calloc(1, sizeof *file);
+        if (!file)
+            return dray__nomem(error);
+        *file = (struct opened){.next = l->files, .region = region};
+        dray__disk_file_open(&file->file, dray_region_fd(region), false, dray_region_name(region));
+        l->files = file;
+    }
+    *out = &file->file;
+    return DRAY_OK;
+}
+
+/* Bytes that a range takes from an aligned beginning to an aligned end. */
+static size_t aligned_bytes(uint64_t begin, uint64_t end)
+{
+    return (size_t)(end - begin + DRAY__IO_ALIGN - 1) & ~(size_t)(DRAY__IO_ALIGN - 1);
+}
+
+static int ask(file_lane *l, slot *s, const dray_region *region, dray_error *error)
+{
+    s->io = (dray__io){.data = s->data,
+                       .offset = s->begin,
+                       .least = (size_t)(s->end - s->begin),
+                       .bytes = aligned_bytes(s->begin, s->end),
+                       .user = s};
+    int rc = file_of(l, region, &s->io.file, error);
+    if (rc == DRAY_OK)
+        dray__disk_submit(l->disk, &s->io);
+    return rc;
+}
+
+static const dray_region *region_of(const file_lane *l, const dray_copy *copy)
+{
+    return l->transfer->sources->sources[copy->source].regions[copy->source_region];
+}
+
+/* Does the slice come with those that the slot has? */
+static bool goes_along(const file_lane *l, const slot *s, const dray_copy *copy, bool owned)
+{
+    return s->count < SLICES && region_of(l, &s->ops[0]->copy) == region_of(l, copy) &&
+           s->owned == owned && copy->source_offset >= s->begin &&
+           copy->source_offset <= s->end + GAP &&
+           copy->source_offset + span_of(copy) - s->begin <= l->slot_bytes;
+}
+
+/* Gives the slot the next range and asks for it. */
+static int fill(file_lane *l, slot *s, dray_error *error)
+{
+    dray_copy copy;
+    uint64_t base = (uint64_t)(s->data - (uint8_t *)dray_region_base(l->staging));
+    s->again = false;
+    while (peek(l, &copy)) {
+        const dray__op *op = &l->transfer->sources->ops[l->order[l->next]];
+        if (s->count && !goes_along(l, s, &copy, op->owned))
+            break;
+        if (!s->count) {
+            s->begin = copy.source_offset & ~(uint64_t)(DRAY__IO_ALIGN - 1);
+            s->end = 0;
+            s->owned = op->owned;
+        }
+        uint64_t end = copy.source_offset + span_of(&copy);
+        s->end = end > s->end ? end : s->end;
+        s->ops[s->count] = op;
+        s->copies[s->count] = copy;
+        s->copies[s->count++].source_offset = base + (copy.source_offset - s->begin);
+        take(l);
+    }
+    return s->count ? ask(l, s, region_of(l, &s->ops[0]->copy), error) : DRAY_OK;
+}
+
+/* ---- entries --------------------------------------------------------------------------------- */
+
+static const dray__overlay *overlay_of(const file_lane *l, const dray_copy *copy)
+{
+    return dray__overlay_of(&l->transfer->sources->sources[copy->source]);
+}
+
+/* Asks for what one more level has for a slice, which may be nothing. */
+static int fill_entries(file_lane *l, slot *s, dray_error *error)
+{
+    if ((l->held && l->held >= l->lane->ceiling / 2) || (l->level == 0 && !peek(l, &l->piece)))
+        return DRAY_OK;
+    if (l->level == 0) {
+        l->op = &l->transfer->sources->ops[l->order[l->next]];
+        take(l);
+    }
+    const dray_tensor_info *tensor = dray__transfer_tensor(l->transfer, &l->piece);
+    const dray__overlay *overlay = overlay_of(l, &l->piece);
+    s->count = 1;
+    s->ops[0] = l->op;
+    s->copies[0] = l->piece;
+    s->level = l->level;
+    s->first = s->past = 0;
+    for (uint32_t d = 0; d < tensor->ndim; d++) {
+        uint64_t shape = (uint64_t)tensor->shape[d];
+        s->first = s->first * shape + (uint64_t)l->piece.start[d];
+        s->past = s->past * shape + (uint64_t)(l->piece.start[d] + l->piece.extent[d] - 1);
+    }
+    s->past++;
+    l->level = (l->level + 1) % dray__overlay_levels(overlay);
+    s->last = l->level == 0;
+    uint64_t at, bytes;
+    const dray_region *file = dray__overlay_place(
+        overlay, s->level, name_of(l->transfer, &l->piece), s->first, s->past, &at, &bytes);
+    s->came = !file;
+    s->begin = at & ~(uint64_t)(DRAY__IO_ALIGN - 1);
+    s->end = at + bytes;
+    s->skip = at - s->begin;
+    l->transfer->told.delta_bytes += bytes;
+    if (!file)
+        return DRAY_OK;
+    s->data = aligned_alloc(DRAY__IO_ALIGN, aligned_bytes(s->begin, s->end));
+    if (!s->data)
+        return dray__nomem(error);
+    l->held += aligned_bytes(s->begin, s->end);
+    l->lane->held = l->held > l->lane->held ? l->held : l->lane->held;
+    return ask(l, s, file, error);
+}
+
+typedef struct placing {
+    const dray_tensor_info *tensor;
+    const dray_copy *copy;
+    uint8_t *base;
+    size_t size;
+} placing;
+
+static void place(void *user, uint64_t position, const uint8_t *value)
+{
+    const placing *p = user;
+    uint8_t *at = p->base + p->copy->destination_offset;
+    for (uint32_t d = p->tensor->ndim; d-- > 0;) {
+        uint64_t shape = (uint64_t)p->tensor->shape[d];
+        int64_t here = (int64_t)(position % shape) - p->copy->start[d];
+        position /= shape;
+        if (here < 0 || here >= p->copy->extent[d])
+            return;
+        at += here * p->copy->destination_stride[d];
+    }
+    memcpy(at, value, p->size);
+}
+
+/* Writes what came; after the last level the slice is in its place. */
+static int apply(file_lane *l, slot *s, dray_error *error)
+{
+    dray__transfer *h = l->transfer;
+    const dray_copy *piece = &s->copies[0];
+    placing p = {dray__transfer_tensor(h, piece), piece,
+                 dray_region_base(h->destination->regions[piece->destination_region]),
+                 dray_dtype_size((dray_dtype)piece->destination_dtype)};
+    int64_t begin = dray__now();
+    int rc = s->data ? dray__overlay_each(overlay_of(l, piece), s->level, name_of(h, piece),
+                                          s->first, s->past, s->data + s->skip, place, &p, error)
+                     : DRAY_OK;
+    if (rc)
+        return rc;
+    h->move_ns += dray__now() - begin;
+    if (s->last) {
+        h->told.delta_covered_bytes += dray__copy_bytes(piece);
+        dray__transfer_arrived(h, s->ops[0], piece, true);
+    }
+    if (s->data)
+        l->held -= s->io.bytes;
+    free(s->data);
+    s->data = NULL;
+    l->oldest = (l->oldest + 1) % l->slot_count;
+    s->count = 0;
+    l->busy--;
+    return DRAY_OK;
+}
+
+/* ---- moving what has come -------------------------------------------------------------------- */
+
+/* The next slices, about DRAY__SLICE_BYTES, that go to one region. What is read twice is compared
+ * with itself the first time, and counts the second. */
+static int move_some(file_lane *l, slot *s, dray_error *error)
+{
+    dray__transfer *h = l->transfer;
+    dray__batch *b = &l->batch;
+    uint64_t bytes = 0;
+    uint32_t to = s->copies[s->at].destination_region;
+    bool verify = h->options.verify, first = verify && !s->owned && !s->again;
+    for (b->count = 0; s->at < s->count && b->count < DRAY__BATCH && bytes < DRAY__SLICE_BYTES &&
+                       s->copies[s->at].destination_region == to;
+         b->count++, s->at++) {
+        b->ops[b->count] = s->ops[s->at];
+        b->copies[b->count] = s->copies[s->at];
+        bytes += dray__copy_bytes(&s->copies[s->at]);
+    }
+    int rc = dray__batch_move(h, b, 0, b->count, l->staging, h->destination->regions[to],
+                              verify && !s->again, error);
+    if (rc)
+        return rc;
+    if (verify && !s->again)
+        dray__batch_written(h, b);
+    if (first)
+        return dray__batch_compare(h, b, h->destination->regions[to], error);
+    dray__batch_arrived(h, b, false);
+    return DRAY_OK;
+}
+
+static int read_result(const file_lane *l, const slot *s, dray_error *error)
+{
+    int rc = dray__io_result(&s->io, error);
+    const dray_region *file = region_of(l, &s->ops[0]->copy);
+    if (!rc && file->patch && !l->patches)
+        rc = file->patch(file->patch_user, file->patch_index, s->io.data, s->begin, s->io.least,
+                         error);
+    return rc ? dray__fail_prefix(error, rc, "tensor %s: ",
+                                  dray__transfer_tensor(l->transfer, &s->copies[0])->name)
+              : DRAY_OK;
+}
+
+/* Some of what a slot has; after its last slice it is read once more, or free. */
+static int copy_some(file_lane *l, slot *s, dray_error *error)
+{
+    int rc = move_some(l, s, error);
+    if (rc || s->at < s->count)
+        return rc;
+    s->came = false;
+    s->at = 0;
+    if (l->transfer->options.verify && !s->owned && !s->again) {
+        s->again = true;
+        dray__disk_submit(l->disk, &s->io);
+        return DRAY_OK;
+    }
+    s->count = 0;
+    l->busy--;
+    return DRAY_OK;
+}
+
+/* ---- the lane -------------------------------------------------------------------------------- */
+
+static slot *free_slot(const file_lane *l)
+{
+    if (l->patches && l->busy < l->slot_count)
+        return l->slots[(l->oldest + l->busy) % l->slot_count];
+    for (uint32_t i = 0; !l->patches && i < l->slot_count; i++)
+        if (!l->slots[i]->count)
+            return l->slots[i];
+    return NULL;
+}
+
+/* One that came, of entries the oldest. */
+static slot *ready_slot(const file_lane *l)
+{
+    uint32_t count = l->patches ? 1 : l->slot_count;
+    for (uint32_t i = 0; i < count; i++) {
+        slot *s = l->slots[l->oldest + i];
+        if (s->count && s->came)
+            return s;
+    }
+    return NULL;
+}
+
+static int ask_ahead(file_lane *l, dray_error *error)
+{
+    slot *s;
+    int rc = DRAY_OK;
+    while (rc == DRAY_OK && (s = free_slot(l))) {
+        rc = l->patches ? fill_entries(l, s, error) : fill(l, s, error);
+        if (!s->count) /* nothing is left, or there is no room */
+            break;
+        l->busy++;
+    }
+    return rc;
+}
+
+static int lane_step(dray__lane *lane, int64_t until_ns, dray_error *error)
+{
+    file_lane *l = lane->state;
+    for (;;) {
+        int rc = ask_ahead(l, error);
+        for (dray__io *io; rc == DRAY_OK && (io = dray__disk_take(l->disk));) {
+            ((slot *)io->user)->came = true;
+            rc = read_result(l, io->user, error);
+        }
+        slot *s = rc ? NULL : ready_slot(l);
+        if (s)
+            rc = l->patches ? apply(l, s, error) : copy_some(l, s, error);
+        if (rc || (!s && !l->busy))
+            return rc;
+        lane->waits = !s;
+        if (!s || (dray__now() >= until_ns && l->busy))
+            return DRAY_EAGAIN;
+    }
+}
+
+static void lane_explain(const void *state, dray_error *error)
+{
+    const file_lane *l = state;
+    for (uint32_t i = 0; i < l->slot_count; i++) {
+        const slot *s = l->slots[i];
+        if (s->count && !s->came && error) {
+            dray__fail_prefix(error, error->code,
+                              "%.200s did not give its bytes: ", s->io.file->name);
+            return;
+        }
+    }
+}
+
+const dray__source_type dray__source_file = {.name = "files",
+                                             .bytes = sizeof(file_lane),
+                                             .reaches = file_reaches,
+                                             .open = file_open,
+                                             .step = lane_step,
+                                             .explain = lane_explain,
+                                             .close = file_close};

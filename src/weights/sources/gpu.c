@@ -1,0 +1,161 @@
+/* Memory that GPUs reach as a source: its ops are a program (program.h), whose jobs it starts, step
+ * by step, and whose sums it enters in the books. It never waits: GPUs tell when they are done.
+ *
+ * What a publisher of this process holds may be taken back while a GPU reads it: then the jobs are
+ * stopped by whoever takes it back. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "weights/program/program.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+struct cuda_lane {
+    dray__transfer *transfer;
+    dray__program *program;
+    uint32_t step;
+    bool running; /* the jobs of the step */
+    int64_t began_ns;
+    pthread_mutex_t lock; /* of what is above, against who takes memory back */
+    bool stopped;
+    dray__guest *guests; /* one a source */
+};
+
+/* ---- ends ------------------------------------------------------------------------------------ */
+
+static void on_taken_back(void *user)
+{
+    struct cuda_lane *l = user;
+    pthread_mutex_lock(&l->lock);
+    if (l->program)
+        dray__program_stop(l->program);
+    l->stopped = true;
+    pthread_mutex_unlock(&l->lock);
+}
+
+static void lane_close(void *state)
+{
+    struct cuda_lane *l = state;
+    for (uint32_t i = 0; l->guests && i < l->transfer->sources->count; i++)
+        dray__local_depart(&l->guests[i]);
+    if (l->program)
+        dray__program_stop(l->program);
+    pthread_mutex_destroy(&l->lock);
+    free(l->guests);
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static int enter(struct cuda_lane *l, dray_error *error)
+{
+    const dray__sources *s = l->transfer->sources;
+    dray__local **held = calloc((size_t)s->count + 1, sizeof *held);
+    l->guests = calloc((size_t)s->count + 1, sizeof *l->guests);
+    int rc = held && l->guests ? dray__sources_hold(s, held, error) : dray__nomem(error);
+    for (uint32_t i = 0; i < s->count && rc == DRAY_OK; i++) {
+        if (!held[i])
+            continue;
+        l->guests[i] = (dray__guest){
+            .attempt = l->transfer->options.attempt, .stop = on_taken_back, .user = l};
+        dray__local_enter(held[i], &l->guests[i]);
+    }
+    dray__sources_release(s, held);
+    free(held);
+    return rc;
+}
+
+static bool gpu_reaches(const dray__transfer *h, const dray__op *op,
+                        const dray__placement *placement)
+{
+    return placement == &dray__place_patch ? dray__patch_takes(h, op) : dray__program_takes(h, op);
+}
+
+static int lane_open(dray__lane *lane, dray_error *error)
+{
+    struct cuda_lane *l = lane->state;
+    l->transfer = lane->transfer;
+    pthread_mutex_init(&l->lock, NULL);
+    int rc = dray__program_find(lane, &l->program, error);
+    if (rc)
+        return rc;
+    lane->fd = l->program->waker.fd;
+    lane->held = l->program->held_bytes;
+    return enter(l, error); /* who takes memory back looks at the program */
+}
+
+static bool takes_all(const dray__transfer *transfer, const dray__op *op)
+{
+    (void)transfer;
+    (void)op;
+    return true;
+}
+
+const dray__placement dray__place_compiled = {"compiled", takes_all};
+
+/* ---- moving ---------------------------------------------------------------------------------- */
+
+static int start(struct cuda_lane *l, dray_error *error)
+{
+    l->began_ns = dray__now();
+    l->running = true;
+    int rc = dray__program_start(l->program, l->step, error);
+    dray__program_expect(l->program, l->step, l->began_ns);
+    return rc;
+}
+
+static int end_step(struct cuda_lane *l, dray_error *error)
+{
+    dray__transfer *h = l->transfer;
+    int64_t done = dray__now();
+    h->move_ns += done - l->began_ns;
+    h->device_ns += dray__program_device_ns(l->program, l->step);
+    l->running = false;
+    dray__program_expect_nothing(l->program);
+    if (h->options.verify || l->program->patches)
+        dray__program_enter(h, l->program, l->step);
+    if (h->misplaced)
+        return dray__fail(error, DRAY_EFORMAT, "%" PRIu64 " entries of deltas lead outside",
+                          h->misplaced);
+    h->verify_ns += dray__now() - done;
+    if (++l->step < l->program->steps)
+        return DRAY_EAGAIN;
+    h->bytes += l->program->bytes;
+    return DRAY_OK;
+}
+
+static int advance(struct cuda_lane *l, bool *waits, dray_error *error)
+{
+    if (l->stopped)
+        return dray__fail(error, DRAY_EDEAD,
+                          "a publisher of this process took its memory back during the update");
+    if (!l->running && l->step < l->program->steps) {
+        int rc = start(l, error);
+        if (rc)
+            return rc;
+    }
+    if (!l->running)
+        return DRAY_OK;
+    int rc = dray__program_poll(l->program, l->step, error);
+    *waits = rc == DRAY_EAGAIN && !dray__program_ends_soon(l->program, dray__now());
+    return rc ? rc : end_step(l, error);
+}
+
+static int lane_step(dray__lane *lane, int64_t until_ns, dray_error *error)
+{
+    struct cuda_lane *l = lane->state;
+    int rc;
+    do {
+        pthread_mutex_lock(&l->lock);
+        rc = advance(l, &lane->waits, error);
+        pthread_mutex_unlock(&l->lock);
+    } while (rc == DRAY_EAGAIN && !lane->waits && dray__now() < until_ns);
+    return rc;
+}
+
+const dray__source_type dray__source_gpu = {.name = "gpu",
+                                            .bytes = sizeof(struct cuda_lane),
+                                            .reaches = gpu_reaches,
+                                            .open = lane_open,
+                                            .step = lane_step,
+                                            .close = lane_close};

@@ -1,0 +1,363 @@
+/* Mapped memory as a source, and a publisher's of this process, files too: moves by one of three
+ * strategies, in batches of slices that stay in cache between the copy and its checksums, and holds
+ * the declared ceiling of extra memory. Where a publisher says what changed, that is written.
+ *
+ * What is checked, per slice: `found`, the destination's bits as they can be read back, against
+ * `expected`, what the mover meant to write; and the source's bits of the elements that this rank
+ * owns in its group, which add up to what the publishers announced (see enum way). */
+#include "base/clock.h"
+#include "base/error.h"
+#include "mover/mover.h"
+#include "weights/delta/delta.h"
+#include "weights/transfer/transfer.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BUCKET_OF_MEMORY = 512 << 10, BUCKET_OF_FILE = 4 << 20 };
+
+/* How a slice is checked. */
+enum way {
+    UNCHECKED,
+    /* Not converted, and its tensor will be compared as a whole with what was announced: the sum of
+     * the destination's bits, read back, is the one that counts. */
+    READ_BACK,
+    /* The mover sums source and result on the way; the source's sum is compared with what was
+     * announced, the result's with what is read back. */
+    ON_THE_WAY,
+    /* Nobody else will compare it (a replica, a tensor that the group holds in part): the mover
+     * sums what it means to write, which is read back, and then moves it again: a source that was
+     * misread once gives two results. */
+    TWICE
+};
+
+struct memory_lane {
+    dray__transfer *transfer;
+    const uint64_t *ops;
+    uint64_t *order; /* of the ops, for the strategy parameter; NULL: as they are */
+    uint64_t count;
+    uint64_t next; /* of ops */
+    dray__slicer slicer;
+    bool in_op;
+    uint64_t slice_bytes;
+    dray__local **held; /* one a source, while a step runs */
+
+    dray__batch batch;
+    enum way way; /* of the batch */
+
+    dray_region *bucket; /* NULL: the strategy is direct */
+    uint64_t bucket_size;
+    dray_copy onwards[DRAY__BATCH]; /* of the batch, from the bucket to the destination */
+
+    dray__delta_walk walk; /* of the op, where only what changed is written */
+};
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static int open_bucket(struct memory_lane *m, uint64_t ceiling, dray_error *error)
+{
+    /* One core fills the bucket and empties it again: one that stays in its cache is the fastest,
+     * whatever more is allowed. A second one for a thread beside it would only pass bytes from
+     * cache to cache (two cores that took turns at two buckets were measured to move less than one
+     * alone); a core that is free is another rank's. Where something else brings the bytes, a
+     * disk or a network, the lanes of files and hosts read ahead. */
+    uint64_t best = m->transfer->sources->files ? BUCKET_OF_FILE : BUCKET_OF_MEMORY;
+    ceiling -= ceiling < m->batch.scratch_bytes ? ceiling : m->batch.scratch_bytes;
+    m->bucket_size = (ceiling < best ? ceiling : best) & ~(uint64_t)4095;
+    if (m->bucket_size < 2 * 4096)
+        return dray__fail(error, DRAY_EINVALID,
+                          "bucket_bytes %" PRIu64 ": files and other hosts at once need 256 KiB",
+                          m->transfer->options.bucket_bytes);
+    if (m->slice_bytes > m->bucket_size / 2)
+        m->slice_bytes = m->bucket_size / 2;
+    return dray_region_alloc(DRAY_REGION_HOST, m->bucket_size, "bucket", &m->bucket, error);
+}
+
+/* What the movers need on the way, within the ceiling of the strategies that have one. */
+static int open_scratch(struct memory_lane *m, uint64_t ceiling, dray_error *error)
+{
+    if (!m->transfer->sources->files) /* memory is converted from one place to the other */
+        return DRAY_OK;
+    uint64_t bytes = DRAY__MOVE_STAGING;
+    if (m->transfer->options.load && bytes > ceiling)
+        bytes = ceiling;
+    else if (m->transfer->options.strategy != DRAY_STRATEGY_DIRECT && bytes > ceiling / 4)
+        bytes = ceiling / 4;
+    if (bytes < DRAY__MOVE_STAGING_MIN)
+        bytes = DRAY__MOVE_STAGING_MIN;
+    m->batch.scratch_bytes = (size_t)bytes & ~(size_t)4095;
+    m->batch.scratch = aligned_alloc(4096, m->batch.scratch_bytes);
+    return m->batch.scratch ? DRAY_OK : dray__nomem(error);
+}
+
+static int lane_open(dray__lane *lane, dray_error *error)
+{
+    struct memory_lane *m = lane->state;
+    m->transfer = lane->transfer;
+    m->ops = lane->ops;
+    m->count = lane->count;
+    if (lane->placement == &dray__place_patch) /* nothing is staged */
+        return DRAY_OK;
+    m->slice_bytes = m->transfer->sources->files ? DRAY__FILE_SLICE_BYTES : DRAY__SLICE_BYTES;
+    m->held = calloc((size_t)m->transfer->sources->count + 1, sizeof(dray__local *));
+    if (!m->held)
+        return dray__nomem(error);
+    int32_t strategy = m->transfer->options.strategy;
+    int rc = open_scratch(m, lane->ceiling, error);
+    if (rc == DRAY_OK && strategy == DRAY_STRATEGY_PARAMETER) {
+        m->order = dray__ops_by_tensor(m->transfer->sources, m->ops, m->count);
+        rc = m->order ? DRAY_OK : dray__nomem(error);
+    }
+    if (rc == DRAY_OK && strategy != DRAY_STRATEGY_DIRECT)
+        rc = open_bucket(m, lane->ceiling, error);
+    lane->held = m->bucket_size + m->batch.scratch_bytes;
+    return rc;
+}
+
+static void lane_close(void *state)
+{
+    struct memory_lane *m = state;
+    free(m->order);
+    free(m->held);
+    dray_region_free(m->bucket);
+    free(m->batch.scratch);
+}
+
+/* All that nothing else reaches. */
+static bool memory_reaches(const dray__transfer *h, const dray__op *op,
+                           const dray__placement *placement)
+{
+    return placement != &dray__place_patch ||
+           (dray__delta_offered(h, op) &&
+            dray_region_base(h->destination->regions[op->copy.destination_region]) &&
+            dray__delta_block(h, op) != DRAY__DELTA_NO_BLOCK);
+}
+
+/* ---- batches --------------------------------------------------------------------------------- */
+
+static const dray__op *op_at(const struct memory_lane *m, uint64_t index)
+{
+    return &m->transfer->sources->ops[m->order ? m->order[index] : m->ops[index]];
+}
+
+/* The next slice, without taking it; false at the end. */
+static bool peek(struct memory_lane *m, dray_copy *out)
+{
+    if (m->next == m->count)
+        return false;
+    const dray_copy *copy = &op_at(m, m->next)->copy;
+    if (!m->in_op) {
+        dray__slicer_start_copy(&m->slicer, copy, m->slice_bytes);
+        m->in_op = true;
+    }
+    dray__rect slice;
+    dray__slicer_peek(&m->slicer, &slice);
+    *out = dray__copy_cut(copy, &slice);
+    return true;
+}
+
+static void take(struct memory_lane *m)
+{
+    dray__slicer_next(&m->slicer);
+    if (m->slicer.done) {
+        m->in_op = false;
+        m->next++;
+    }
+}
+
+static dray_region *source_region(const struct memory_lane *m, const dray_copy *copy)
+{
+    return m->held[copy->source]
+               ? dray__local_region(m->held[copy->source], copy->source_region)
+               : m->transfer->sources->sources[copy->source].regions[copy->source_region];
+}
+
+/* ---- checksums of what was moved ------------------------------------------------------------- */
+
+static enum way way_of(const struct memory_lane *m, const dray__op *op)
+{
+    const dray_copy *copy = &op->copy;
+    bool memory = dray_region_base(source_region(m, copy)) != NULL;
+    bool compared = m->transfer->options.compared && m->transfer->options.compared[copy->tensor];
+    if (!m->transfer->options.verify)
+        return UNCHECKED;
+    if (!op->owned || (memory && m->transfer->options.compared && !compared))
+        return TWICE;
+    return memory && copy->source_dtype == copy->destination_dtype ? READ_BACK : ON_THE_WAY;
+}
+
+/* ---- moving ---------------------------------------------------------------------------------- */
+
+static bool is_summed(enum way way)
+{
+    return way == ON_THE_WAY || way == TWICE;
+}
+
+/* Moves the batch, and enters what the mover said of it. */
+static int move_batch(struct memory_lane *m, dray_region *to, dray_error *error)
+{
+    dray__transfer *h = m->transfer;
+    dray__batch *b = &m->batch;
+    const dray_region *from = source_region(m, &b->copies[0]);
+    int rc = dray__batch_move(h, b, 0, b->count, from, to, is_summed(m->way), error);
+    if (rc || !is_summed(m->way))
+        return rc;
+    dray__batch_written(h, b);
+    if (m->way == ON_THE_WAY)
+        return DRAY_OK;
+    rc = dray__batch_compare(h, b, to, error);
+    return rc ? rc : dray__batch_move(h, b, 0, b->count, from, to, false, error);
+}
+
+/* Can the next slice go with those in the batch: up to about a slice's bytes out of one region? */
+static bool goes_along(struct memory_lane *m, const dray_copy *copy, uint64_t bytes)
+{
+    const dray_copy *first = &m->batch.copies[0];
+    enum way way = way_of(m, op_at(m, m->next));
+    if (m->batch.count == 0) {
+        m->way = way;
+        return true;
+    }
+    return copy->source == first->source && copy->source_region == first->source_region &&
+           way == m->way && bytes <= m->slice_bytes;
+}
+
+static void add(struct memory_lane *m, const dray_copy *copy)
+{
+    m->batch.ops[m->batch.count] = op_at(m, m->next);
+    m->batch.copies[m->batch.count++] = *copy;
+    take(m);
+}
+
+/* Takes slices that go from one region to one region; of one tensor, with that strategy. */
+static void gather(struct memory_lane *m)
+{
+    bool parameter = m->transfer->options.strategy == DRAY_STRATEGY_PARAMETER;
+    uint64_t bytes = 0;
+    dray_copy copy;
+    for (m->batch.count = 0; m->batch.count < DRAY__BATCH && peek(m, &copy);) {
+        const dray_copy *first = &m->batch.copies[0];
+        bytes += dray__copy_bytes(&copy);
+        if (!goes_along(m, &copy, bytes) ||
+            (m->batch.count && (copy.destination_region != first->destination_region ||
+                                (parameter && copy.tensor != first->tensor))))
+            return;
+        add(m, &copy);
+    }
+}
+
+/* The batch's slices lie in the bucket one after the other. */
+static void stage(struct memory_lane *m)
+{
+    dray__batch *b = &m->batch;
+    uint64_t used = 0;
+    for (uint32_t i = 0; i < b->count; i++) {
+        dray_copy in = b->copies[i];
+        dray__copy_to_dense(&in, in.destination_dtype, used);
+        m->onwards[i] = dray__copy_onwards(&b->copies[i], &in);
+        used = (used + dray__copy_bytes(&in) + 63) & ~(uint64_t)63;
+        b->copies[i] = in;
+    }
+}
+
+/* Sums are taken on the way into the bucket. */
+static int step(struct memory_lane *m, dray_error *error)
+{
+    dray__batch *b = &m->batch;
+    gather(m);
+    if (!b->count)
+        return DRAY_OK;
+    dray_region *to = m->transfer->destination->regions[b->copies[0].destination_region];
+    if (m->bucket)
+        stage(m);
+    int rc = move_batch(m, m->bucket ? m->bucket : to, error);
+    if (rc == DRAY_OK && m->bucket) {
+        memcpy(b->copies, m->onwards, b->count * sizeof *b->copies);
+        rc = dray__batch_move(m->transfer, b, 0, b->count, m->bucket, to, false, error);
+    }
+    if (rc)
+        return rc;
+    dray__batch_arrived(m->transfer, b, m->way == READ_BACK);
+    return DRAY_EAGAIN;
+}
+
+/* ---- what changed -----------------------------------------------------------------------------
+ * A rank that holds the version before writes the elements that changed, and copies only slices in
+ * which too many did. What it filled it reads back as a whole, as if all of it had been copied: the
+ * sums that are compared with what was announced say nothing of deltas. */
+
+/* In memory, writing single elements costs about as much as copying SPARSE times as many. */
+enum { SPARSE = 8 };
+
+static int patch(struct memory_lane *m, const dray__op *op, const dray__delta_part *part,
+                 dray_error *error)
+{
+    dray__transfer *h = m->transfer;
+    dray_copy piece = dray__copy_cut(&op->copy, &part->cross);
+    dray_region *to = h->destination->regions[piece.destination_region];
+    dray__move_options options = {.layout = h->destination->layout};
+    int64_t begin = dray__now();
+    int rc;
+    if (part->full || (uint64_t)part->count * SPARSE > dray__rect_elements(&part->slice)) {
+        rc = dray__move_all(h->sources->sources[piece.source].regions[piece.source_region], to,
+                            &piece, 1, &options, error);
+    } else {
+        h->told.delta_covered_bytes += dray__copy_bytes(&piece);
+        rc = dray__delta_apply(part, &piece, dray_region_base(to), &h->told.delta_bytes, error);
+    }
+    h->move_ns += dray__now() - begin;
+    if (rc == DRAY_OK)
+        dray__transfer_arrived(h, op, &piece, true);
+    return rc;
+}
+
+static int step_patches(struct memory_lane *m, int64_t until_ns, dray_error *error)
+{
+    while (m->next < m->count) {
+        const dray__op *op = op_at(m, m->next);
+        dray__delta_part part;
+        if (!m->in_op) {
+            dray__rect rect = dray__copy_rect(&op->copy);
+            dray__delta_start(dray__delta_of(&m->transfer->sources->sources[op->copy.source]),
+                              dray__delta_block(m->transfer, op), &rect, &m->walk);
+        }
+        m->in_op = true;
+        int rc = dray__delta_next(&m->walk, &part, error);
+        if (rc == DRAY_OK)
+            rc = patch(m, op, &part, error);
+        if (rc == DRAY_EEND) {
+            m->in_op = false;
+            m->next++;
+        } else if (rc) {
+            return rc;
+        }
+        if (dray__now() >= until_ns)
+            return m->next < m->count ? DRAY_EAGAIN : DRAY_OK;
+    }
+    return DRAY_OK;
+}
+
+/* ---- the lane -------------------------------------------------------------------------------- */
+
+static int lane_step(dray__lane *lane, int64_t until_ns, dray_error *error)
+{
+    struct memory_lane *m = lane->state;
+    if (lane->placement == &dray__place_patch)
+        return step_patches(m, until_ns, error);
+    int rc = dray__sources_hold(m->transfer->sources, m->held, error);
+    while (rc == DRAY_OK || rc == DRAY_EAGAIN) {
+        rc = step(m, error);
+        if (rc != DRAY_EAGAIN || dray__now() >= until_ns)
+            break;
+    }
+    dray__sources_release(m->transfer->sources, m->held);
+    return rc;
+}
+
+const dray__source_type dray__source_memory = {.name = "memory",
+                                               .bytes = sizeof(struct memory_lane),
+                                               .reaches = memory_reaches,
+                                               .open = lane_open,
+                                               .step = lane_step,
+                                               .close = lane_close};

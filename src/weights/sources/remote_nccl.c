@@ -1,0 +1,613 @@
+/* NCCL of the source of data servers (remote.h): GPU memory of publishers on other
+ * hosts. Of what is dealt to such a publisher, as much as a slot holds is asked for at once, comes
+ * over NCCL into a slot on this GPU (nccl.h), and is moved by the GPU from there to its place, with
+ * sums of what came, of what was written and of what then lies there. One slot is filled while the
+ * other is emptied. What has come is shared with the cohort like everything else that the lane
+ * brings.
+ *
+ * Where NCCL cannot be used between the two (no NCCL there, another version, an encrypted
+ * connection, both on one GPU, a ceiling too low for slots), the data server sends the bytes
+ * itself. What fails later fails the update: the next one makes the pair anew. */
+#include "base/error.h"
+#include "base/log.h"
+#include "model/layout/layout.h"
+#include "mover/cuda/cuda.h"
+#include "weights/server/nccl.h"
+#include "weights/sources/remote.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define SILENCE_NS (10 * DRAY__SECOND) /* nothing came over NCCL */
+#define JOIN_NS (30 * DRAY__SECOND)    /* a communicator takes a second, or some */
+
+struct link {
+    dray__peer *peer;
+    dray__nccl_pair *pair;
+    uint64_t slot_bytes;
+    bool joined;  /* the data server has joined, */
+    bool ready;   /* and the communicator is made */
+    bool refused; /* not to be tried again */
+    uint32_t last_id;
+    dray__nccl_jobs jobs; /* from slots to their places */
+};
+
+struct piece {
+    const dray__op *op;
+    dray__rect rect;
+    dray_copy copy; /* from the slot to its place */
+};
+
+/* What goes through one slot. */
+struct chunk {
+    enum { FREE, FILLED, ASKED, COMING, PLACING } state;
+    uint32_t count;
+    bool arriving; /* NCCL is to receive it */
+    uint64_t bytes;
+    int64_t since_ns;
+    struct piece pieces[DRAY__PULL_RECTS_MAX];
+    dray__pull_rect rects[DRAY__PULL_RECTS_MAX];
+    uint64_t source_sums[DRAY__PULL_RECTS_MAX], sums[DRAY__PULL_RECTS_MAX];
+    dray__cuda_job *job;
+};
+
+/* A publisher, and the parts that were dealt to it. */
+struct nccl_source {
+    struct source *publisher; /* the lane's */
+    dray__source *of;
+    struct link *link; /* kept with it from one update to the next */
+    struct source own; /* the parts, cut for slots */
+    uint64_t left;     /* bytes that are not placed yet */
+    bool asking;       /* a request is out and not answered */
+    uint32_t turn;     /* whose slot is asked for next */
+    struct chunk *chunks[DRAY__NCCL_SLOTS];
+    int64_t began_ns;
+    uint64_t wire_before;
+};
+
+struct dray__remote_nccl {
+    struct remote_lane *lane;
+    dray__transfer *transfer;
+    struct nccl_source *sources;
+    uint32_t count;
+    dray__cuda_device *device;
+};
+
+/* ---- links ----------------------------------------------------------------------------------- */
+
+static void forget_link(void *kept)
+{
+    struct link *link = kept;
+    dray__nccl_close(link->pair);
+    dray__nccl_jobs_clear(&link->jobs);
+    dray__peer_free(link->peer);
+    free(link);
+}
+
+/* The next update begins from the start. */
+static void drop_link(struct link *link)
+{
+    dray__nccl_close(link->pair);
+    dray__nccl_jobs_clear(&link->jobs);
+    link->pair = NULL;
+    link->joined = link->ready = false;
+    dray__peer_drop(link->peer);
+}
+
+/* NCCL takes no GPU twice, and does not always survive being asked to. */
+static bool on_one_gpu(const dray_region_info *from, const dray_region *to)
+{
+    uint8_t uuid[sizeof from->device];
+    return dray_region_device(to, uuid, NULL) == DRAY_OK &&
+           memcmp(from->device, uuid, sizeof uuid) == 0;
+}
+
+static bool may_use(const dray__transfer *transfer, const dray__source *source)
+{
+    int version;
+    const struct link *link = dray__kept_find(source->kept, forget_link);
+    return transfer->options.keys && transfer->options.keys->transport == NULL &&
+           !transfer->options.load && source->host != transfer->destination->host &&
+           !(link && link->refused) && dray__nccl_find(&version, NULL) == DRAY_OK;
+}
+
+/* The GPU that the op's bytes are for, where NCCL can bring them; NULL: it cannot. */
+static dray__cuda_device *device_for(const dray__transfer *transfer, const dray__source *source,
+                                     const dray__op *op)
+{
+    const dray_region_info *from = dray_layout_region(source->layout, op->copy.source_region);
+    const dray_region *to = transfer->destination->regions[op->copy.destination_region];
+    dray__cuda_device *device = dray__nccl_device_of(to);
+    return !op->transform && from->kind == DRAY_REGION_CUDA && device && !on_one_gpu(from, to)
+               ? device
+               : NULL;
+}
+
+/* ---- what is to be fetched ------------------------------------------------------------------- */
+
+static uint64_t part_bytes(const struct dray__remote_nccl *n, const struct part *part)
+{
+    const dray_copy *copy = &n->transfer->sources->ops[part->op].copy;
+    return dray__rect_elements(&part->rect) * dray_dtype_size((dray_dtype)copy->destination_dtype);
+}
+
+static void add_piece(const struct dray__remote_nccl *n, const struct nccl_source *s,
+                      struct chunk *c, const struct slice *slice)
+{
+    const dray__op *op = dray__remote_op(n->lane, &s->own, slice);
+    struct piece *piece = &c->pieces[c->count];
+    c->rects[c->count] = dray__remote_rect(&s->own, slice, &op->copy);
+    *piece = (struct piece){op, slice->rect, dray__copy_cut(&op->copy, &slice->rect)};
+    dray__copy_from_box(&piece->copy, &slice->rect, c->rects[c->count++].dtype, c->bytes);
+    c->bytes += dray__remote_bytes(n->lane, &s->own, op, &slice->rect);
+}
+
+/* The next slice that fits into what is left of a slot. What others of the cohort take from here is
+ * cut as they will ask for it. */
+static bool next_slice(const struct dray__remote_nccl *n, struct nccl_source *s,
+                       const struct chunk *c, struct slice *out)
+{
+    struct remote_lane *l = n->lane;
+    uint64_t slot = s->link->slot_bytes;
+    if (!dray__remote_wants(&s->own))
+        return false;
+    uint64_t op = s->own.parts[s->own.next].op;
+    bool shared = l->cohort && dray__cohort_shared(l->cohort, n->transfer->sources->ops[op].block);
+    s->own.segment = shared && l->segment < slot ? l->segment : slot;
+    return dray__remote_next_slice(l, &s->own, slot - c->bytes, out);
+}
+
+/* Chooses as much as a slot holds. */
+static void fill(const struct dray__remote_nccl *n, struct nccl_source *s, struct chunk *c)
+{
+    struct slice slice;
+    c->count = 0;
+    c->bytes = 0;
+    while (c->count < DRAY__PULL_RECTS_MAX && next_slice(n, s, c, &slice))
+        add_piece(n, s, c, &slice);
+    c->state = FILLED;
+    c->since_ns = dray__now();
+}
+
+/* Is a communicator still to be made? That allocates, too. */
+static bool joins(const struct dray__remote_nccl *n)
+{
+    for (uint32_t i = 0; i < n->count; i++)
+        if (n->sources[i].left && !n->sources[i].link->ready)
+            return true;
+    return false;
+}
+
+/* Is anything on its way over NCCL? */
+static bool receives(const struct dray__remote_nccl *n)
+{
+    for (uint32_t i = 0; i < n->count; i++)
+        for (uint32_t k = 0; k < DRAY__NCCL_SLOTS; k++) {
+            const struct chunk *c = n->sources[i].chunks[k];
+            if (c->state == COMING || (c->state == ASKED && c->arriving))
+                return true;
+        }
+    return false;
+}
+
+/* The job that will place what comes. DRAY_EAGAIN: it is new, and something is on its way. */
+static int find_job(struct dray__remote_nccl *n, struct nccl_source *s, uint32_t slot,
+                    dray_error *error)
+{
+    struct chunk *c = s->chunks[slot];
+    const dray__destination *to = n->transfer->destination;
+    dray__cuda_item items[DRAY__PULL_RECTS_MAX];
+    for (uint32_t i = 0; i < c->count; i++)
+        items[i] = (dray__cuda_item){.copy = c->pieces[i].copy,
+                                     .source_base = dray__nccl_slot(s->link->pair, slot),
+                                     .destination_base = dray_region_device_address(
+                                         to->regions[c->pieces[i].copy.destination_region])};
+    uint32_t sums = n->transfer->options.verify
+                        ? DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN | DRAY__CUDA_SUM_BACK
+                        : 0;
+    return dray__nccl_jobs_get(&s->link->jobs, 0, n->device, to->layout, items, c->count, sums,
+                               !receives(n), &c->job, error);
+}
+
+static void ask(const struct dray__remote_nccl *n, struct nccl_source *s, struct chunk *c)
+{
+    struct link *link = s->link;
+    dray__writer *w = dray__peer_out(link->peer);
+    size_t begun = dray__pull_begin(w, DRAY__DATA_NCCL, ++link->last_id, s->of->token,
+                                    n->transfer->options.attempt);
+    dray__put_u8(w, DRAY__NCCL_FETCH);
+    dray__pull_put_rects(w, c->rects, c->count);
+    dray__request_end(w, begun);
+    c->state = ASKED;
+    c->arriving = false;
+    c->since_ns = dray__now();
+    s->turn++;
+    s->asking = true;
+}
+
+/* ---- joining --------------------------------------------------------------------------------- */
+
+static int begin_join(struct dray__remote_nccl *n, struct nccl_source *s, dray_error *error)
+{
+    struct link *link = s->link;
+    uint8_t id[DRAY__NCCL_ID];
+    int version;
+    if (dray__peer_encrypts(link->peer))
+        return dray__fail(error, DRAY_EUNSUPPORTED, "the connection is encrypted");
+    int rc = dray__nccl_find(&version, error);
+    if (rc == DRAY_OK)
+        rc = dray__nccl_id(id, error);
+    if (rc == DRAY_OK)
+        rc = dray__nccl_open(n->device, id, 0, link->slot_bytes, &link->pair, error);
+    if (rc)
+        return rc;
+    dray__writer *w = dray__peer_out(link->peer);
+    size_t begun = dray__pull_begin(w, DRAY__DATA_NCCL, ++link->last_id, s->of->token,
+                                    n->transfer->options.attempt);
+    dray__put_u8(w, DRAY__NCCL_JOIN);
+    dray__put_u32(w, (uint32_t)version);
+    dray__put_u64(w, link->slot_bytes);
+    dray__put_bytes(w, id, sizeof id);
+    dray__request_end(w, begun);
+    s->asking = true;
+    return DRAY_OK;
+}
+
+/* What the data server says, once it does; its head, until the next call. */
+static int hear(struct nccl_source *s, const uint8_t **head, uint32_t *bytes, dray_error *error)
+{
+    struct link *link = s->link;
+    dray__arrival arrival;
+    int rc = dray__peer_recv_head(link->peer, &arrival, error);
+    if (rc == DRAY_OK)
+        rc = dray__peer_recv_data(link->peer, NULL, error);
+    if (rc)
+        return rc;
+    s->asking = false;
+    *head = arrival.head;
+    *bytes = arrival.header.head_bytes;
+    if (arrival.header.id != link->last_id || arrival.header.data_bytes)
+        return dray__fail(error, DRAY_EPROTO, "%s: not the answer that was due", s->of->endpoint);
+    if (!arrival.header.status)
+        return DRAY_OK;
+    dray__reader in = dray__reader_of(arrival.head, arrival.header.head_bytes);
+    char *message = dray__get_prose(&in, DRAY__HEAD_MAX);
+    rc = dray__fail(error, arrival.header.status, "publisher %s at %s: %s", s->of->name,
+                    s->of->endpoint, message ? message : "?");
+    free(message);
+    return rc;
+}
+
+static int join(struct dray__remote_nccl *n, struct nccl_source *s, dray_error *error)
+{
+    struct link *link = s->link;
+    const uint8_t *head;
+    uint32_t bytes;
+    int rc = DRAY_OK;
+    if (!link->pair)
+        rc = begin_join(n, s, error);
+    if (rc == DRAY_OK)
+        rc = dray__peer_send(link->peer, error);
+    if (rc == DRAY_OK && !link->joined)
+        rc = hear(s, &head, &bytes, error);
+    if (rc)
+        return rc;
+    link->joined = true;
+    rc = dray__nccl_ready(link->pair, error);
+    link->ready = rc == DRAY_OK;
+    return rc;
+}
+
+/* ---- placing --------------------------------------------------------------------------------- */
+
+/* Into the books, and to those who take it from here; without verification, the latter alone. */
+static int enter(struct dray__remote_nccl *n, struct nccl_source *s, const struct chunk *c,
+                 dray_error *error)
+{
+    dray__transfer *h = n->transfer;
+    const uint64_t *came = dray__cuda_job_sums(c->job, DRAY__CUDA_SUM_SOURCE);
+    const uint64_t *written = dray__cuda_job_sums(c->job, DRAY__CUDA_SUM_WRITTEN);
+    const uint64_t *back = dray__cuda_job_sums(c->job, DRAY__CUDA_SUM_BACK);
+    for (uint32_t i = 0; i < c->count; i++) {
+        const struct piece *piece = &c->pieces[i];
+        h->bytes += dray__copy_bytes(&piece->copy);
+        if (!h->options.verify) {
+            dray__remote_share(n->lane, piece->op, &piece->rect, 0, 0);
+            continue;
+        }
+        bool as_it_is = piece->copy.source_dtype == piece->op->copy.source_dtype;
+        if (came[i] != c->sums[i] || (as_it_is && c->source_sums[i] != c->sums[i]))
+            return dray__fail(error, DRAY_ECHECKSUM,
+                              "tensor %s: what came from %s over NCCL is not what it sent",
+                              dray__transfer_tensor(h, &piece->op->copy)->name, s->of->name);
+        dray__transfer_written(h, piece->op, &piece->copy, c->source_sums[i], written[i]);
+        h->found[piece->op->block] += back[i];
+        dray__remote_share(n->lane, piece->op, &piece->rect, c->source_sums[i], written[i]);
+    }
+    return DRAY_OK;
+}
+
+static int finish(struct dray__remote_nccl *n, struct nccl_source *s, struct chunk *c,
+                  dray_error *error)
+{
+    int rc = dray__cuda_job_poll(c->job, error);
+    if (rc)
+        return rc;
+    rc = enter(n, s, c, error);
+    for (uint32_t i = 0; i < c->count; i++)
+        s->left -= dray__copy_bytes(&c->pieces[i].copy);
+    dray__peer_count(s->link->peer, c->bytes);
+    n->transfer->told.nccl_bytes += c->bytes;
+    c->job = NULL;
+    c->state = FREE;
+    return rc;
+}
+
+/* ---- one source ------------------------------------------------------------------------------ */
+
+static int take_answer(struct nccl_source *s, struct chunk *c, dray_error *error)
+{
+    const uint8_t *head;
+    uint32_t bytes;
+    int rc = hear(s, &head, &bytes, error);
+    if (rc)
+        return rc;
+    if (bytes != c->count * dray__pull_head_bytes(true, false))
+        return dray__fail(error, DRAY_EPROTO, "%s: sums of other rectangles", s->of->endpoint);
+    dray__reader in = dray__reader_of(head, bytes);
+    for (uint32_t i = 0; i < c->count; i++) {
+        c->source_sums[i] = dray__get_u64(&in);
+        c->sums[i] = dray__get_u64(&in);
+    }
+    c->state = COMING;
+    return DRAY_OK;
+}
+
+/* *moved: something was done for the chunk. */
+static int step_chunk(struct dray__remote_nccl *n, struct nccl_source *s, uint32_t slot,
+                      bool *moved, dray_error *error)
+{
+    struct chunk *c = s->chunks[slot];
+    struct link *link = s->link;
+    int was = (int)c->state, rc = DRAY_OK;
+    if (c->state == FREE && !s->asking && s->turn % DRAY__NCCL_SLOTS == slot &&
+        dray__remote_wants(&s->own) && !joins(n))
+        fill(n, s, c);
+    if (c->state == FILLED) {
+        rc = find_job(n, s, slot, error);
+        if (rc == DRAY_OK)
+            ask(n, s, c);
+    }
+    /* NCCL sends only to who receives. */
+    if (rc == DRAY_OK && c->state == ASKED && !c->arriving) {
+        rc = dray__nccl_ready(link->pair, error);
+        if (rc == DRAY_OK)
+            rc = dray__nccl_begin(link->pair, slot, c->bytes, false, error);
+        c->arriving = rc == DRAY_OK;
+    }
+    if (rc == DRAY_OK && c->state == ASKED) {
+        rc = dray__peer_send(link->peer, error);
+        if (rc == DRAY_OK)
+            rc = take_answer(s, c, error);
+    }
+    if (rc == DRAY_OK && c->state == COMING) {
+        rc = dray__nccl_done(link->pair, slot, error);
+        if (rc == DRAY_OK)
+            rc = dray__cuda_job_start(c->job, NULL, 0, error);
+        if (rc == DRAY_OK)
+            c->state = PLACING;
+    }
+    if (rc == DRAY_OK && c->state == PLACING)
+        rc = finish(n, s, c, error);
+    *moved |= was != (int)c->state;
+    if (rc == DRAY_EAGAIN && c->state != PLACING && c->state != FILLED &&
+        dray__now() - c->since_ns > SILENCE_NS)
+        return dray__fail(error, DRAY_ETIMEDOUT, "nothing came from %s over NCCL for %d s",
+                          s->of->name, (int)(SILENCE_NS / DRAY__SECOND));
+    return rc == DRAY_EAGAIN ? DRAY_OK : rc;
+}
+
+/* The data server sends the bytes itself, from now on. */
+static int give_back(struct nccl_source *s, const dray_error *why, dray_error *error)
+{
+    bool kept = true;
+    dray__log(DRAY_LOG_INFO, "no NCCL to %s: %s", s->of->name, why->message);
+    drop_link(s->link);
+    s->link->refused = true;
+    s->asking = false;
+    for (uint64_t i = 0; i < s->own.count; i++)
+        kept &= dray__remote_push(s->publisher, &s->own.parts[i]);
+    s->own.count = s->own.next = s->left = 0;
+    return kept ? DRAY_OK : dray__nomem(error);
+}
+
+static int step_source(struct dray__remote_nccl *n, struct nccl_source *s, bool *moved,
+                       dray_error *error)
+{
+    struct link *link = s->link;
+    dray_error why = {0};
+    int rc = dray__peer_open(link->peer, &why);
+    if (rc == DRAY_OK && !link->ready)
+        rc = join(n, s, &why);
+    if (rc == DRAY_EAGAIN && dray__now() - s->began_ns > JOIN_NS)
+        rc = dray__fail(&why, DRAY_ETIMEDOUT, "no communicator in %d s",
+                        (int)(JOIN_NS / DRAY__SECOND));
+    if (rc && rc != DRAY_EAGAIN) {
+        *moved = true;
+        return give_back(s, &why, error);
+    }
+    for (uint32_t i = 0; i < DRAY__NCCL_SLOTS && rc == DRAY_OK && link->ready; i++)
+        rc = step_chunk(n, s, i, moved, &why);
+    if (rc == DRAY_OK || rc == DRAY_EAGAIN)
+        return DRAY_OK;
+    drop_link(link);
+    if (error)
+        *error = why;
+    return rc;
+}
+
+int dray__remote_nccl_step(struct dray__remote_nccl *n, bool *moved, dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; n && i < n->count && rc == DRAY_OK; i++)
+        if (n->sources[i].left)
+            rc = step_source(n, &n->sources[i], moved, error);
+    return rc;
+}
+
+bool dray__remote_nccl_busy(const struct dray__remote_nccl *n)
+{
+    for (uint32_t i = 0; n && i < n->count; i++)
+        if (n->sources[i].left)
+            return true;
+    return false;
+}
+
+/* ---- opening and closing --------------------------------------------------------------------- */
+
+void dray__remote_nccl_close(struct dray__remote_nccl *n)
+{
+    if (!n)
+        return;
+    for (uint32_t i = 0; i < n->count; i++) {
+        struct nccl_source *s = &n->sources[i];
+        bool under_way = s->asking;
+        for (uint32_t k = 0; k < DRAY__NCCL_SLOTS; k++) {
+            under_way |= s->chunks[k] && s->chunks[k]->state != FREE;
+            free(s->chunks[k]);
+        }
+        if (under_way && s->link)
+            drop_link(s->link); /* what is sent is nobody's */
+        free(s->own.parts);
+    }
+    free(n->sources);
+    free(n);
+}
+
+/* Takes those of a publisher's parts that NCCL can bring from the lane. */
+static int take_parts(struct dray__remote_nccl *n, struct source *publisher, dray_error *error)
+{
+    struct nccl_source *s = &n->sources[n->count];
+    uint64_t kept = 0;
+    if (!publisher->count || !may_use(n->transfer, publisher->of))
+        return DRAY_OK;
+    *s = (struct nccl_source){.publisher = publisher, .of = publisher->of, .own.of = publisher->of};
+    bool pushed = true;
+    for (uint64_t i = 0; i < publisher->count && pushed; i++) {
+        const struct part *part = &publisher->parts[i];
+        dray__cuda_device *device =
+            device_for(n->transfer, publisher->of, &n->transfer->sources->ops[part->op]);
+        if (device && (!n->device || n->device == device)) {
+            n->device = device;
+            pushed = dray__remote_push(&s->own, part);
+            s->left += part_bytes(n, part);
+        } else {
+            publisher->parts[kept++] = *part;
+        }
+    }
+    publisher->count = kept;
+    n->count += s->own.count > 0;
+    return pushed ? DRAY_OK : dray__nomem(error);
+}
+
+static int open_link(struct dray__remote_nccl *n, struct nccl_source *s, uint64_t slot,
+                     dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (uint32_t k = 0; k < DRAY__NCCL_SLOTS && rc == DRAY_OK; k++) {
+        s->chunks[k] = calloc(1, sizeof *s->chunks[k]);
+        rc = s->chunks[k] ? DRAY_OK : dray__nomem(error);
+    }
+    struct link *link = dray__kept_find(s->of->kept, forget_link);
+    if (rc == DRAY_OK && !link) {
+        link = calloc(1, sizeof *link);
+        rc = link ? dray__peer_new(s->of->endpoint, n->transfer->options.keys, &link->peer, error)
+                  : dray__nomem(error);
+        if (rc)
+            free(link);
+        else
+            rc = dray__kept_add(&s->of->kept, forget_link, link, error);
+    }
+    if (rc)
+        return rc;
+    s->link = link;
+    if (link->pair && link->slot_bytes > slot)
+        drop_link(link); /* it holds more than this update may */
+    if (!link->pair)
+        link->slot_bytes = slot;
+    s->wire_before = dray__peer_wire_bytes(link->peer);
+    s->began_ns = dray__now();
+    return DRAY_OK;
+}
+
+/* What an earlier update kept is more than this one may hold. */
+static void drop_links(const dray__transfer *transfer)
+{
+    for (uint32_t i = 0; i < transfer->sources->count; i++) {
+        struct link *link = dray__kept_find(transfer->sources->sources[i].kept, forget_link);
+        if (link)
+            drop_link(link);
+    }
+}
+
+static uint64_t slot_of(uint64_t ceiling, uint32_t sources)
+{
+    uint64_t slot = ceiling / (DRAY__NCCL_SLOTS * (uint64_t)(sources ? sources : 1));
+    return slot > DRAY__NCCL_SLOT_MAX ? DRAY__NCCL_SLOT_MAX : slot & ~(uint64_t)4095;
+}
+
+int dray__remote_nccl_open(struct remote_lane *l, uint64_t ceiling, dray_error *error)
+{
+    struct dray__remote_nccl *n = calloc(1, sizeof *n);
+    if (!n)
+        return dray__nomem(error);
+    n->lane = l;
+    n->transfer = l->transfer;
+    l->nccl = n;
+    n->sources = calloc((size_t)l->publishers + 1, sizeof *n->sources);
+    int rc = n->sources ? DRAY_OK : dray__nomem(error);
+    bool room = slot_of(ceiling, l->publishers) >= DRAY__NCCL_SLOT_MIN;
+    for (uint32_t i = 0; i < l->publishers && rc == DRAY_OK && room; i++)
+        rc = take_parts(n, &l->sources[i], error);
+    for (uint32_t i = 0; i < n->count && rc == DRAY_OK; i++)
+        rc = open_link(n, &n->sources[i], slot_of(ceiling, n->count), error);
+    if (rc)
+        return rc;
+    if (!room)
+        drop_links(n->transfer);
+    if (!n->count) {
+        dray__remote_nccl_close(n);
+        l->nccl = NULL;
+    }
+    return DRAY_OK;
+}
+
+uint64_t dray__remote_nccl_wire(const struct dray__remote_nccl *n)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; n && i < n->count; i++)
+        bytes += dray__peer_wire_bytes(n->sources[i].link->peer) - n->sources[i].wire_before;
+    return bytes;
+}
+
+uint64_t dray__remote_nccl_held(const struct dray__remote_nccl *n)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; n && i < n->count; i++)
+        bytes += DRAY__NCCL_SLOTS * n->sources[i].link->slot_bytes;
+    return bytes;
+}
+
+bool dray__remote_nccl_explain(const struct dray__remote_nccl *n, dray_error *error)
+{
+    for (uint32_t i = 0; n && i < n->count; i++) {
+        const struct nccl_source *s = &n->sources[i];
+        if (!s->left)
+            continue;
+        dray__fail_prefix(
+            error, error->code, "publisher %s at %s %s: ", s->of->name, s->of->endpoint,
+            s->link->ready ? "sends slowly over NCCL" : "has not joined a communicator of NCCL's");
+        return true;
+    }
+    return false;
+}

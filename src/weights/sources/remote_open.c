@@ -1,0 +1,308 @@
+/* Opening the source of data servers: what is to be read, cut along the blocks that
+ * hold it, and dealt to publishers and to the members of the cohort; the slots; the connections. */
+#include "base/arena.h"
+#include "base/error.h"
+#include "model/layout/layout.h"
+#include "weights/placements/wired.h"
+#include "weights/sources/remote.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+bool dray__remote_reaches(const dray__transfer *transfer, const dray__op *op,
+                          const dray__placement *placement)
+{
+    (void)placement;
+    const dray__source *source = &transfer->sources->sources[op->copy.source];
+    return dray__source_remote(source, op->copy.source_region, transfer->destination->host);
+}
+
+bool dray__remote_push(struct source *s, const struct part *part)
+{
+    struct part *new = dray__append(&s->parts, sizeof *new, s->count, &s->capacity);
+    if (!new)
+        return false;
+    *new = *part;
+    s->count++;
+    return true;
+}
+
+bool dray__remote_block(const dray__transfer *h, const dray__op *op, const dray__rect *rect,
+                        uint32_t *block)
+{
+    *block = op->block;
+    return !op->wired || dray__wired_block(h, op, rect, block);
+}
+
+/* Deals a part to the publisher, or, stripe by stripe, to the members of the cohort. */
+static bool deal_part(struct remote_lane *l, struct source *publisher, const struct part *part)
+{
+    const dray__op *op = &l->transfer->sources->ops[part->op];
+    uint32_t block;
+    if (!l->cohort || !dray__remote_block(l->transfer, op, &part->rect, &block) ||
+        !dray__cohort_shared(l->cohort, block))
+        return dray__remote_push(publisher, part);
+    for (uint32_t i = 0; i < dray__cohort_stripes(l->cohort, block); i++) {
+        struct part piece = *part;
+        dray__rect stripe = dray__cohort_stripe(l->cohort, block, i);
+        if (op->wired) /* whole cells */
+            stripe = dray__wired_aligned(l->transfer, op, &stripe);
+        if (!dray__rect_cross(&part->rect, &stripe, &piece.rect))
+            continue;
+        uint32_t member = dray__cohort_from(l->cohort, block, i, publisher->of->host, &piece.block);
+        struct source *from =
+            member == DRAY__FROM_PUBLISHER ? publisher : &l->sources[l->publishers + member];
+        if (member == DRAY__FROM_PUBLISHER)
+            piece.block = part->block;
+        if (!dray__remote_push(from, &piece))
+            return false;
+    }
+    return true;
+}
+
+/* Cuts an op along the blocks of its source. */
+static int cut(struct remote_lane *l, struct source *s, uint64_t op, dray_error *error)
+{
+    const dray_copy *copy = &l->transfer->sources->ops[op].copy;
+    const dray_layout *layout = s->of->layout;
+    dray__rect whole = dray__copy_rect(copy);
+    uint64_t left = dray__rect_elements(&whole);
+    uint32_t tensor;
+    int rc = dray_layout_find(layout, l->transfer->sources->names[copy->tensor], &tensor, error);
+    if (rc)
+        return rc;
+    dray__blocks held = dray__blocks_of(layout, tensor, &whole);
+    while (left && dray__blocks_next(&held)) {
+        struct part part = {.op = op,
+                            .block = held.index,
+                            .publisher = (uint32_t)(s - l->sources),
+                            .publisher_block = held.index,
+                            .rect = held.cross};
+        if (!dray__copy_reads(copy, held.block, &held.cross))
+            continue;
+        if (!deal_part(l, s, &part))
+            return dray__nomem(error);
+        left -= dray__rect_elements(&part.rect);
+    }
+    if (left)
+        return dray__fail(error, DRAY_EINTERNAL,
+                          "tensor %s: a planned copy reads %" PRIu64 " elements outside any block",
+                          dray__transfer_tensor(l->transfer, copy)->name, left);
+    return DRAY_OK;
+}
+
+static void source_init(struct source *s, dray__source *of, bool cohort)
+{
+    *s = (struct source){.of = of, .cohort = cohort, .pause_ns = PAUSE_MIN_NS};
+    s->again.last = &s->again.first;
+    s->flying.last = &s->flying.first;
+    s->brought_ns = dray__now();
+}
+
+static int cut_source(struct remote_lane *l, uint32_t index, const uint64_t *ops, uint64_t count,
+                      dray_error *error)
+{
+    struct source *s = &l->sources[index];
+    int rc = DRAY_OK;
+    for (uint64_t i = 0; i < count && rc == DRAY_OK; i++)
+        if (l->transfer->sources->ops[ops[i]].copy.source == index)
+            rc = cut(l, s, ops[i], error);
+    return rc;
+}
+
+/* Less than a share of the whole comes then. */
+static bool expects_deltas(const dray__transfer *h)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < h->sources->count; i++)
+        any |= h->sources->sources[i].has_delta;
+    return any && h->options.has_base;
+}
+
+static bool has_server(const dray__source *member, const dray__destination *destination)
+{
+    (void)destination;
+    return member->endpoint[0] != 0;
+}
+
+/* Others of the cohort take from here what this rank has; not being able to is no failure. */
+static int open_cohort(struct remote_lane *l, const uint64_t *ops, uint64_t count,
+                       dray_error *error)
+{
+    const dray__transfer *h = l->transfer;
+    dray_error why;
+    if (!h->options.run || !h->sources->cohort_count || expects_deltas(h))
+        return DRAY_OK;
+    int rc = dray__cohort_new(h->sources, h->destination, has_server, &l->cohort, &why);
+    if (rc == DRAY_ENOENT)
+        return DRAY_OK;
+    if (rc == DRAY_OK)
+        rc = dray__shares_new(h->options.run, h->destination->layout, h->destination->regions,
+                              &l->shares, &why);
+    for (uint64_t i = 0; i < count && rc == DRAY_OK; i++) {
+        const dray__op *op = &h->sources->ops[ops[i]];
+        dray__rect rect = dray__copy_rect(&op->copy);
+        uint32_t block;
+        if (dray__remote_block(h, op, &rect, &block) &&
+            !dray__shares_expect(l->shares, block, &rect))
+            rc = dray__nomem(&why);
+    }
+    if (rc == DRAY_OK)
+        dray__local_share(h->destination->token, l->shares);
+    else
+        dray__shares_free(l->shares);
+    if (rc && error)
+        *error = why;
+    return rc;
+}
+
+static void forget_link(void *link)
+{
+    dray__peer_free(link);
+}
+
+static int open_link(const dray__transfer *transfer, dray__source *of, dray__peer **out,
+                     dray_error *error)
+{
+    *out = dray__kept_find(of->kept, forget_link);
+    if (*out)
+        return DRAY_OK;
+    int rc = dray__peer_new(of->endpoint, transfer->options.keys, out, error);
+    return rc ? rc : dray__kept_add(&of->kept, forget_link, *out, error);
+}
+
+static int open_sources(struct remote_lane *l, const uint64_t *ops, uint64_t count,
+                        dray_error *error)
+{
+    const dray__sources *all = l->transfer->sources;
+    bool *has = calloc((size_t)all->count + 1, sizeof *has);
+    l->publishers = all->count;
+    l->count = all->count + (l->cohort ? all->cohort_count : 0);
+    l->sources = calloc((size_t)l->count + 1, sizeof *l->sources);
+    int rc = has && l->sources ? DRAY_OK : dray__nomem(error);
+    for (uint32_t i = 0; i < l->count && rc == DRAY_OK; i++)
+        source_init(&l->sources[i],
+                    i < l->publishers ? &all->sources[i] : &all->cohort[i - l->publishers],
+                    i >= l->publishers);
+    for (uint64_t i = 0; i < count && rc == DRAY_OK; i++)
+        has[all->ops[ops[i]].copy.source] = true;
+    for (uint32_t i = 0; i < l->publishers && rc == DRAY_OK; i++)
+        if (has[i])
+            rc = cut_source(l, i, ops, count, error);
+    free(has);
+    for (uint32_t i = 0; i < l->count && rc == DRAY_OK; i++) {
+        struct source *s = &l->sources[i];
+        l->active += s->count > 0;
+        if (s->of->endpoint && s->of->endpoint[0])
+            rc = open_link(l->transfer, s->of, &s->link, error);
+        if (rc == DRAY_OK && s->link)
+            l->wire_before +=
+                s->of->host == l->transfer->destination->host ? 0 : dray__peer_wire_bytes(s->link);
+    }
+    return rc;
+}
+
+/* What a source may answer at once: in an arena a slot, of which there are two under way. */
+static void open_segments(struct remote_lane *l)
+{
+    for (uint32_t i = 0; i < l->count; i++) {
+        struct source *s = &l->sources[i];
+        uint64_t most = l->window / (DRAY__ARENA_HELD * (l->active ? l->active : 1));
+        s->staged = !s->cohort && s->of->arena;
+        s->segment = s->staged ? s->of->slot_bytes : l->segment;
+        if (s->staged && s->segment > most)
+            s->segment = most > l->segment ? most : l->segment;
+        if (s->staged && s->segment > s->of->slot_bytes)
+            s->segment = s->of->slot_bytes;
+    }
+}
+
+/* More than this the lane never holds beside what NCCL has. */
+#define LANE_MAX (WINDOW_MAX + (uint64_t)SLOTS * SEGMENT)
+
+/* The ceiling holds the slots and what is in flight. segment: of one answer, the same with and
+ * without NCCL, so that the members of a cohort cut alike. */
+static int open_slots(struct remote_lane *l, uint64_t segment, uint64_t ceiling, dray_error *error)
+{
+    l->segment = segment > SEGMENT ? SEGMENT : segment < SEGMENT_MIN ? SEGMENT_MIN : segment;
+    uint32_t needing = 0;
+    for (uint32_t i = 0; i < l->publishers; i++)
+        needing += l->sources[i].count > 0 && !l->sources[i].of->arena;
+    l->slot_count = needing < SLOTS ? needing : SLOTS;
+    if (l->cohort || l->nccl || dray__carriers_read(l->transfer->options.keys))
+        l->slot_count =
+            SLOTS; /* a part may go back to a publisher that had none; reads have one each */
+    l->coder = expects_deltas(l->transfer) ? dray__delta_coder_new() : NULL;
+    if (expects_deltas(l->transfer) && !l->coder)
+        return dray__nomem(error);
+    l->coder_bytes = l->coder ? dray__delta_coder_bytes(l->segment) : 0;
+    l->window = ceiling - l->slot_count * l->segment;
+    if (l->coder_bytes <= l->window / 2)
+        l->window -= l->coder_bytes;
+    else
+        l->coder_bytes = 0; /* nor will there be deltas */
+    if (l->window > WINDOW_MAX)
+        l->window = WINDOW_MAX;
+    open_segments(l);
+    for (uint32_t i = 0; i < l->slot_count; i++) {
+        int rc = dray_region_alloc(DRAY_REGION_HOST, l->segment, "slot", &l->slots[i], error);
+        if (rc)
+            return rc;
+        l->all_slots[i] = l->slots[i];
+        l->free_slots++;
+    }
+    return DRAY_OK;
+}
+
+int dray__remote_open(dray__lane *lane, dray_error *error)
+{
+    struct remote_lane *l = lane->state;
+    uint64_t ceiling = lane->ceiling;
+    l->transfer = lane->transfer;
+    l->waker = DRAY__WAKER_CLOSED;
+    uint64_t own = ceiling / 4 * 3 < LANE_MAX ? ceiling / 4 * 3 : LANE_MAX;
+    int rc = open_cohort(l, lane->ops, lane->count, error);
+    if (rc == DRAY_OK)
+        rc = open_sources(l, lane->ops, lane->count, error);
+    if (rc == DRAY_OK)
+        rc = dray__remote_nccl_open(l, ceiling - own, error);
+    if (rc == DRAY_OK)
+        rc = open_slots(l, ceiling / 8, l->nccl ? own : ceiling, error);
+    if (rc == DRAY_OK)
+        rc = dray__waker_open(&l->waker, true, error);
+    lane->fd = l->waker.fd;
+    return rc;
+}
+
+void dray__remote_free(struct queue *queue)
+{
+    while (queue->first) {
+        struct request *next = queue->first->next;
+        free(queue->first);
+        queue->first = next;
+    }
+}
+
+void dray__remote_close(void *state)
+{
+    struct remote_lane *l = state;
+    for (uint32_t i = 0; l->sources && i < l->count; i++) {
+        struct source *s = &l->sources[i];
+        bool dropped = s->link && (s->flying.first || s->keys == KEYS_ASKED);
+        if (dropped)
+            dray__peer_drop(s->link); /* its answers are nobody's */
+        dray__remote_forget_keys(s, dropped);
+        dray__remote_free(&s->again);
+        dray__remote_free(&s->flying);
+        free(s->parts);
+    }
+    for (uint32_t i = 0; i < SLOTS; i++)
+        dray_region_free(l->all_slots[i]);
+    dray__waker_close(&l->waker);
+    dray__remote_nccl_close(l->nccl);
+    dray__cohort_free(l->cohort);
+    dray__delta_coder_free(l->coder);
+    free(l->sources);
+    free(l->spare);
+}

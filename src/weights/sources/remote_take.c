@@ -1,0 +1,218 @@
+/* Taking of the source of data servers (remote.h): from where an answer landed to its
+ * place, and into the books. */
+#include "base/error.h"
+#include "mover/mover.h"
+#include "weights/placements/wired.h"
+#include "weights/sources/remote.h"
+
+#include <string.h>
+
+/* From the slot, where the slice lies dense at `offset`, to its place. */
+static dray_copy out_of_slot(const struct source *s, const dray_copy *op, const dray__rect *rect,
+                             uint64_t offset)
+{
+    dray_copy out = dray__copy_cut(op, rect);
+    dray__copy_from_box(&out, rect, dray__remote_dtype(s, op), offset);
+    return out;
+}
+
+/* What the head of an answer says of rectangle i. */
+struct told {
+    uint64_t source_sum, sum;
+    uint64_t bytes; /* of the data */
+};
+
+size_t dray__remote_head_start(const struct source *s)
+{
+    return s->staged ? sizeof(uint64_t) : 0;
+}
+
+static uint64_t place_of(const struct source *s, const uint8_t *head)
+{
+    dray__reader in = dray__reader_of(head, dray__remote_head_start(s));
+    return s->staged ? dray__get_u64(&in) : 0;
+}
+
+/* Where a slice is copied from: an arena, a slot, or what another one mapped holds. */
+static const dray_region *landing(const struct source *s, const struct request *request,
+                                  const dray_copy *copy)
+{
+    if (s->cohort && request->direct)
+        return s->maps[copy->source_region];
+    return s->staged ? s->of->arena : s->slot;
+}
+
+static struct told told_of(const struct remote_lane *l, const struct source *s,
+                           const struct request *request, const uint8_t *head, uint32_t i)
+{
+    bool verify = l->transfer->options.verify;
+    if (request->direct &&
+        !s->cohort) { /* nobody said anything: the source's bits are those that landed */
+        const struct slice *slice = &request->slices[i];
+        return (struct told){l->batch.read[i], l->batch.read[i],
+                             dray__remote_bytes(l, s, dray__remote_op(l, s, slice), &slice->rect)};
+    }
+    size_t size = dray__pull_head_bytes(verify, !request->plain);
+    dray__reader in = dray__reader_of(head + dray__remote_head_start(s) + i * size, size);
+    struct told told = {0};
+    if (verify) {
+        told.source_sum = dray__get_u64(&in);
+        told.sum = dray__get_u64(&in);
+    }
+    const struct slice *slice = &request->slices[i];
+    told.bytes = request->plain
+                     ? dray__remote_bytes(l, s, dray__remote_op(l, s, slice), &slice->rect)
+                     : dray__get_u32(&in);
+    return told;
+}
+
+/* Where each rectangle's data landed, and which are deltas. */
+static void look(struct remote_lane *l, const struct source *s, const struct request *request,
+                 const uint8_t *head)
+{
+    uint64_t offset = place_of(s, head);
+    for (uint32_t i = 0; i < request->count; i++) {
+        const struct slice *slice = &request->slices[i];
+        const dray__op *op = dray__remote_op(l, s, slice);
+        uint64_t bytes = told_of(l, s, request, head, i).bytes;
+        l->batch.copies[i] =
+            s->cohort && request->direct
+                ? dray__remote_out_of_map(s, &s->parts[slice->part], &op->copy, &slice->rect)
+                : out_of_slot(s, &op->copy, &slice->rect, offset);
+        l->sparse[i] = bytes < dray__remote_bytes(l, s, op, &slice->rect);
+        l->wired[i] = op->wired;
+        l->at[i] = offset;
+        l->batch.ops[i] = op;
+        l->batch.written[i] = l->batch.read[i] = 0;
+        offset += bytes;
+    }
+}
+
+static int place_delta(struct remote_lane *l, const struct source *s, const struct request *request,
+                       uint32_t i, uint64_t bytes, dray_error *error)
+{
+    const dray_copy *copy = &l->batch.copies[i];
+    dray_region *to = l->transfer->destination->regions[copy->destination_region];
+    const uint8_t *data = dray_region_base(landing(s, request, &l->batch.copies[i]));
+    int64_t begin = dray__now();
+    int rc = dray__delta_decode(l->coder, data + copy->source_offset, bytes, copy,
+                                dray_region_base(to), error);
+    l->transfer->move_ns += dray__now() - begin;
+    if (rc == DRAY_OK && l->transfer->options.verify)
+        l->batch.written[i] = l->batch.read[i] = dray__transfer_read_back(l->transfer, to, copy);
+    l->transfer->told.delta_bytes += bytes;
+    l->transfer->told.delta_covered_bytes += dray__copy_bytes(copy);
+    return rc;
+}
+
+int dray__remote_place(struct remote_lane *l, struct source *s, const struct request *request,
+                       const uint8_t *head, dray_error *error)
+{
+    const dray__destination *to = l->transfer->destination;
+    bool verify = l->transfer->options.verify;
+    look(l, s, request, head);
+    for (uint32_t i = 0, end; i < request->count; i = end) {
+        uint32_t region = l->batch.copies[i].destination_region;
+        end = i + 1;
+        if (l->wired[i]) { /* placed when all of the answer is known to be right */
+            const uint8_t *data = dray_region_base(landing(s, request, &l->batch.copies[i]));
+            const struct slice *slice = &request->slices[i];
+            if (verify)
+                l->batch.read[i] = dray__wired_sum(l->transfer, dray__remote_op(l, s, slice),
+                                                   &slice->rect, data + l->at[i]);
+            continue;
+        }
+        if (l->sparse[i]) {
+            int rc = place_delta(l, s, request, i, told_of(l, s, request, head, i).bytes, error);
+            if (rc)
+                return rc;
+            continue;
+        }
+        while (end < request->count && !l->sparse[end] && !l->wired[end] &&
+               l->batch.copies[end].destination_region == region &&
+               l->batch.copies[end].source_region == l->batch.copies[i].source_region)
+            end++;
+        int rc = dray__batch_move(l->transfer, &l->batch, i, end - i,
+                                  landing(s, request, &l->batch.copies[i]), to->regions[region],
+                                  verify, error);
+        if (rc)
+            return rc;
+    }
+    return DRAY_OK;
+}
+
+int dray__remote_place_wired(struct remote_lane *l, struct source *s, const struct request *request,
+                             dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < request->count && rc == DRAY_OK; i++)
+        if (l->wired[i])
+            rc = dray__wired_place(l->transfer, dray__remote_op(l, s, &request->slices[i]),
+                                   &request->slices[i].rect,
+                                   landing(s, request, &l->batch.copies[i]), l->at[i], error);
+    return rc;
+}
+
+/* Of what is not converted on the way, the source's bits are those that came: a sum of others would
+ * let wrong data pass for what was published. */
+bool dray__remote_unchanged(const struct remote_lane *l, const struct source *s,
+                            const struct request *request, const uint8_t *head)
+{
+    for (uint32_t i = 0; i < request->count; i++) {
+        struct told told = told_of(l, s, request, head, i);
+        const dray_copy *copy = &dray__remote_op(l, s, &request->slices[i])->copy;
+        bool as_it_is = !l->wired[i] && dray__remote_dtype(s, copy) == copy->source_dtype;
+        if (told.sum != l->batch.read[i] || (as_it_is && told.source_sum != told.sum))
+            return false;
+    }
+    return true;
+}
+
+void dray__remote_share(struct remote_lane *l, const dray__op *op, const dray__rect *rect,
+                        uint64_t source_sum, uint64_t sum)
+{
+    uint32_t block;
+    if (l->shares && dray__remote_block(l->transfer, op, rect, &block) &&
+        dray__cohort_shared(l->cohort, block))
+        dray__shares_enter(l->shares, block, rect, source_sum, sum);
+}
+
+void dray__remote_enter(struct remote_lane *l, struct source *s, const struct request *request,
+                        const uint8_t *head)
+{
+    dray__transfer *h = l->transfer;
+    for (uint32_t i = 0; i < request->count; i++) {
+        const dray__op *op = l->batch.ops[i];
+        const dray__rect *rect = &request->slices[i].rect;
+        dray_copy origin = dray__copy_cut(&op->copy, rect);
+        uint64_t read = told_of(l, s, request, head, i).source_sum;
+        uint64_t sum = l->wired[i] ? l->batch.read[i] : l->batch.written[i];
+        if (l->wired[i]) { /* what was written of it is in the books */
+            if (h->options.verify)
+                dray__transfer_own(h, op, &origin, read);
+        } else {
+            dray__transfer_written(h, op, &origin, read, sum);
+            dray__transfer_arrived(h, op, &l->batch.copies[i], false);
+        }
+        dray__remote_share(l, op, rect, read, sum);
+    }
+}
+
+bool dray__remote_fits(const struct remote_lane *l, const struct source *s,
+                       const struct request *request, const dray__arrival *arrival)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < request->count; i++) {
+        const struct slice *slice = &request->slices[i];
+        uint64_t part = told_of(l, s, request, arrival->head, i).bytes;
+        if (part > dray__remote_bytes(l, s, dray__remote_op(l, s, slice), &slice->rect))
+            return false;
+        bytes += part;
+    }
+    if (s->cohort && request->direct)
+        return arrival->header.data_bytes == 0;
+    if (!s->staged)
+        return bytes == arrival->header.data_bytes;
+    uint64_t at = place_of(s, arrival->head), size = dray_region_bytes(s->of->arena);
+    return !arrival->header.data_bytes && at % 64 == 0 && at <= size && bytes <= size - at;
+}

@@ -1,0 +1,109 @@
+/* src/weights/update/: the engine's end of an update. A subscriber is one rank of a group that
+ * holds the same model (subscriber.c). update.c is an update as a state machine that never waits:
+ * it begins, plans, reaches the sources, asks whether it may overwrite, moves and votes. stage.c
+ * keeps the next version beside the one that is served, report.c tells how an update went, and
+ * engines.c is what a router asks. */
+
+/* An engine rank and its update in progress; shared by subscriber.c and update.c. */
+#ifndef DRAY_WEIGHTS_UPDATE_SUBSCRIBER_H
+#define DRAY_WEIGHTS_UPDATE_SUBSCRIBER_H
+
+#include "base/waker.h"
+#include "weights/internal.h"
+#include "weights/registry/registry.h"
+#include "weights/update/steps.h"
+
+enum update_phase {
+    PHASE_IDLE,
+    PHASE_BEGIN,  /* the coordinator was asked for a version */
+    PHASE_PLAN,   /* layouts and copies */
+    PHASE_IMPORT, /* regions, staging */
+    PHASE_ASK,    /* the coordinator was told that bytes will be overwritten */
+    PHASE_MOVE,
+    PHASE_VOTE, /* waiting for the group's decision */
+    PHASE_DONE
+};
+
+struct dray_subscriber {
+    dray_context *context;
+    dray__channel *channel;
+    bool interrupted;   /* the update under way: as if its deadline had passed */
+    bool channel_stuck; /* a started request was left without its answer */
+    dray__destination destination;
+    uint64_t key, token;
+    bool local;              /* known to this process's data server */
+    struct dray__load *load; /* NULL: the destination has memory */
+    char *model, *group;
+    int64_t timeout_ns;
+    dray__waker waker;
+    int event_fd;
+    /* What another coordinator is told when the session goes on with it. */
+    dray__writer packed; /* the layout */
+    uint64_t returns;    /* of the context, when this rank registered */
+    int32_t state, mode; /* dray_group_state as far as this rank knows */
+    uint64_t version, incarnation;
+    bool event_set;
+
+    dray__sources *live, *disk; /* plans of the last update of either kind */
+    uint64_t *block_sums;       /* of the version that this rank holds; NULL: unknown */
+    dray__sums_form *read_form, *resident_form; /* of the last vote */
+    dray__sums_forms sent;
+    /* What this rank's memory holds, as a whole; incarnation 0: nothing that is known, or a
+     * checkpoint's. */
+    uint64_t held_incarnation, held_version;
+    uint64_t held_disk; /* the sums of the checkpoint that is held as a whole; 0: unknown */
+
+    /* A version beside it; staging: regions like the destination's, NULL until the first prefetch
+     */
+    int32_t stage_kind; /* as in dray_subscriber_options */
+    dray_region **staging;
+    dray__sources *staged; /* the same as what a commit reads; has the regions */
+    uint64_t staging_bytes, *staged_sums;
+    uint64_t staged_version, staged_incarnation;
+    bool has_staged;
+
+    /* the update in progress */
+    enum dray__purpose purpose;
+    uint8_t source; /* dray__source_kind */
+    bool retried, granted;
+    dray_error first_error;   /* before the retry */
+    dray__destination target; /* the destination, or its staging */
+    enum update_phase phase;
+    dray_update_options options;
+    char *path;
+    int64_t deadline_ns, answer_by_ns, started_ns, mark_ns; /* answer_by_ns: of what was asked */
+    uint64_t attempt, source_set, group_set;
+    uint32_t source_count, cohort_count;
+    uint64_t cohort_set, run, last; /* last: the member that published last */
+    dray__map partial; /* tensors that the group holds in part: compared with nothing */
+    bool *compared;    /* for each tensor; NULL: none is */
+    bool announced, writing, failed, moved_any;
+    dray__sources *sources; /* live, disk or staged */
+    dray__transfer *transfer;
+    dray_update_report report;
+    dray__steps steps;  /* of the engine's, by any thread */
+    dray_error outcome; /* code 0: committed */
+};
+
+/* Where the connection broke: a new one, and where the session goes on with another coordinator,
+ * the same registration there. */
+int dray__subscriber_ensure(dray_subscriber *subscriber, int64_t deadline_ns, dray_error *error);
+/* The sources of an update, and what is compared. DRAY_EAGAIN until the coordinator has answered
+ * what it is asked. */
+int dray__update_plan(dray_subscriber *subscriber, dray_error *error);
+/* Ends what an update holds but its outcome. */
+void dray__update_release(dray_subscriber *subscriber);
+/* Makes the poll descriptor readable, or not. */
+void dray__subscriber_signal(dray_subscriber *subscriber, bool ready);
+
+/* Tells the coordinator that nothing of a set's members is mapped any more. */
+void dray__subscriber_unmapped(dray_subscriber *subscriber, uint64_t set);
+/* Frees sources, and tells the coordinator what is no longer mapped. */
+void dray__subscriber_forget(dray_subscriber *subscriber, dray__sources **sources);
+/* stage.c. Allocates the staging, once. */
+int dray__stage_open(dray_subscriber *subscriber, dray_error *error);
+void dray__stage_drop(dray_subscriber *subscriber);
+/* Begins to move what is staged to the destination. */
+int dray__stage_commit(dray_subscriber *subscriber, dray_error *error);
+
+#endif

@@ -1,0 +1,55 @@
+"""An engine of vLLM, which does what comes through a socket: engine.py FOLDER SOCKET PLAIN. PLAIN 1: parameters lie as
+load_weights fills them, as on GPUs; 0: the CPU's kernels keep them in forms of their own."""
+import os
+import sys
+
+os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="WARNING", VLLM_CPU_KVCACHE_SPACE="1")
+from multiprocessing.connection import Client
+
+import vllm._custom_ops
+from vllm import LLM, SamplingParams
+from vllm.config import WeightTransferConfig
+from vllm.model_executor.layers import utils
+
+folder, socket, plain = sys.argv[1:]
+if plain == "1":
+    vllm._custom_ops._supports_onednn = False
+    utils.check_cpu_sgl_kernel = lambda *_: False
+
+llm = LLM(folder, load_format="dummy", dtype="float32", skip_tokenizer_init=True, enforce_eager=True, max_model_len=64,
+          max_num_seqs=4, weight_transfer_config=WeightTransferConfig(backend="dray"))
+
+
+def generate(prompts, count):
+    done = llm.generate([{"prompt_token_ids": p} for p in prompts],
+                        SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False), use_tqdm=False)
+    return [list(each.outputs[0].token_ids) for each in done]
+
+
+def report():
+    """Of the last update; why tensors went by load_weights."""
+    engine = llm.llm_engine.model_executor.driver_worker.worker.weight_transfer_engine
+    return engine.report, engine.left
+
+
+def update_weights(update_info):
+    llm.update_weights({"update_info": update_info})
+
+
+def init_weight_transfer_engine(init_info):
+    llm.init_weight_transfer_engine({"init_info": init_info})
+
+
+known = {f.__name__: f for f in (generate, report, update_weights, init_weight_transfer_engine,
+                                 llm.start_weight_update, llm.finish_weight_update)}
+with Client(socket) as trainer:
+    trainer.send("ready")
+    while True:
+        try:
+            name, arguments = trainer.recv()
+        except EOFError:
+            break
+        try:
+            trainer.send((known[name](*arguments), None))
+        except Exception as failure:
+            trainer.send((None, f"{type(failure).__name__}: {failure}"))

@@ -1,0 +1,58 @@
+"""vLLM for the CPU with backend "dray", found by its entry point, and a trainer of two ranks (FSDP2, gloo): greedy tokens
+of random tiny models differ before each of the versions, and are transformers' own behind it; an engine is killed, and
+another one joins."""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import dray
+
+HERE = pathlib.Path(__file__).resolve().parent
+WORK = pathlib.Path(os.environ["DRAY_WORK"])
+SIZES = dict(vocab_size=199, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+             max_position_embeddings=64, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+MODELS = {
+    "qwen2": dict(architectures=["Qwen2ForCausalLM"], intermediate_size=256, **SIZES),
+    "qwen3_moe": dict(architectures=["Qwen3MoeForCausalLM"], intermediate_size=256, moe_intermediate_size=64, head_dim=32,
+                      num_experts=4, num_experts_per_tok=2, decoder_sparse_step=1, norm_topk_prob=True, **SIZES),
+}
+# (model type, whether parameters lie as load_weights fills them, versions)
+CASES = [("qwen2", 0, 5), ("qwen2", 1, 5), ("qwen3_moe", 0, 5)]
+
+
+def case(model_type, plain, versions, port):
+    folder = WORK / f"{model_type}-{plain}"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type, "torch_dtype": "float32", **MODELS[model_type]}))
+    ranks = [subprocess.Popen([sys.executable, HERE / "trainer.py", model_type, folder, str(plain), str(versions)],
+                              stdout=subprocess.PIPE if rank == 0 else None, text=True,
+                              env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                                   "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "LOCAL_RANK": str(rank)})
+             for rank in (0, 1)]
+    try:
+        said = ranks[0].communicate()[0]
+        print(said, flush=True)
+        if ranks[0].returncode or ranks[1].wait(60):
+            sys.exit(f"{model_type}, plain {plain}: a rank of the trainer failed")
+    finally:
+        for each in ranks:
+            each.kill()
+    return json.loads([line for line in said.splitlines() if line.startswith('{"model"')][-1])
+
+
+def main():
+    seen = []
+    with dray.serve():
+        for number, (model_type, plain, versions) in enumerate(CASES):
+            came = case(model_type, plain, versions, 29611 + number)
+            assert came["versions"] == versions
+            in_place = "" not in came["left"]
+            assert in_place == bool(plain), came["left"]
+            seen.append(f"{model_type} {'in place' if in_place else 'by load_weights'}: {versions} versions, last "
+                        f"{came['seconds'][-1] * 1e3:.1f} ms")
+    print("; ".join(seen))
+
+
+main()

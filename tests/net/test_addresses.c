@@ -1,0 +1,146 @@
+/* Where data servers may listen, and from where they take unencrypted connections. What is
+ * no address, or half of one, is refused: none of it is dropped. */
+#include "net/stream.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static void addresses_are_taken_whole(void **state)
+{
+    (void)state;
+    static const char *const good[] = {"127.0.0.1", "127.0.0.1:0"};
+    static const char *const bad[] = {"",           "localhost",  "127.0.0.1:x", "127.0.0.1:70000",
+                                      "127.0.0.1:", "[::1]7000",  "[::1]x:7000", "[::1",
+                                      "::1]:7000",  "[127.0.0.1", "[]:7000"};
+    char endpoint[DRAY__STREAM_ADDRESS];
+    dray_error e;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        int fd;
+        assert_int_equal(dray__stream_listen(good[i], endpoint, &fd, &e), DRAY_OK);
+        assert_memory_equal(endpoint, "tcp:127.0.0.1:", 14);
+        close(fd);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        int fd = -1, rc = dray__stream_listen(bad[i], endpoint, &fd, &e);
+        if (rc != DRAY_EINVALID || fd >= 0)
+            fail_msg("'%s': %s at %s", bad[i], dray_error_name(rc), rc ? "-" : endpoint);
+    }
+}
+
+/* ---- who may come unencrypted ---------------------------------------------------------------- */
+
+static const dray__tls_key key = {.identity = "dray1.0123456789abcdef.data", .bytes = {7}};
+
+/* An IPv4 address of this host that is not its loopback's, from which it reaches itself. */
+static bool find_own_address(char out[INET_ADDRSTRLEN])
+{
+    struct ifaddrs *all = NULL;
+    bool found = false;
+    if (getifaddrs(&all))
+        return false;
+    for (const struct ifaddrs *a = all; a && !found; a = a->ifa_next)
+        found =
+            a->ifa_addr && a->ifa_addr->sa_family == AF_INET && a->ifa_flags & IFF_UP &&
+            !(a->ifa_flags & IFF_LOOPBACK) &&
+            inet_ntop(AF_INET, &((const struct sockaddr_in *)(const void *)a->ifa_addr)->sin_addr,
+                      out, INET_ADDRSTRLEN);
+    freeifaddrs(all);
+    return found;
+}
+
+/* What a server with these keys makes of a peer at `host` whose first byte this is: 1: it was read;
+ * else what dray__stream_recv returned. */
+static int takes(const char *host, const dray__stream_keys *keys, char first)
+{
+    char endpoint[DRAY__STREAM_ADDRESS], byte = 0;
+    dray_error e;
+    int listener;
+    assert_int_equal(dray__stream_listen(host, endpoint, &listener, &e), DRAY_OK);
+    struct sockaddr_in at = {.sin_family = AF_INET};
+    assert_int_equal(inet_pton(AF_INET, host, &at.sin_addr), 1);
+    at.sin_port = htons((uint16_t)strtoul(strrchr(endpoint, ':') + 1, NULL, 10));
+    int peer = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(peer, (struct sockaddr *)&at, sizeof at), 0);
+    assert_int_equal(send(peer, &first, 1, 0), 1);
+    dray__stream *stream;
+    struct pollfd p = {.fd = listener, .events = POLLIN};
+    assert_int_equal(poll(&p, 1, 20000), 1);
+    assert_int_equal(dray__stream_accept(listener, keys, &stream, &e), DRAY_OK);
+    p.fd = dray__stream_fd(stream);
+    assert_int_equal(poll(&p, 1, 20000), 1);
+    int came = (int)dray__stream_recv(stream, &byte, 1);
+    dray__stream_close(stream);
+    close(peer);
+    close(listener);
+    return came;
+}
+
+static void plain_connections_come_from_trusted_networks_alone(void **state)
+{
+    (void)state;
+    char own[INET_ADDRSTRLEN];
+    if (!find_own_address(own))
+        skip(); /* this host has no network */
+    dray__networks none = {.count = 0}, here;
+    assert_int_equal(dray__networks_parse(own, &here, NULL), DRAY_OK);
+    const dray__stream_keys strict = {.key = &key, .trusted = &none},
+                            trusting = {.key = &key, .trusted = &here},
+                            always = {.key = &key, .trusted = &here, .always = true};
+    enum { PLAIN = 'D', TLS = 0x16 };
+    assert_int_equal(takes(own, &strict, PLAIN), -EPERM);
+    assert_int_equal(takes(own, &strict, TLS), -EAGAIN); /* a handshake, which goes on */
+    assert_int_equal(takes(own, &trusting, PLAIN), 1);
+    assert_int_equal(takes(own, &trusting, TLS), -EAGAIN);
+    assert_int_equal(takes(own, &always, PLAIN), -EPERM);
+    assert_int_equal(takes("127.0.0.1", &strict, PLAIN), 1); /* nobody else is there */
+    assert_int_equal(takes("127.0.0.1", &always, PLAIN), -EPERM);
+}
+
+/* The other end: it does not begin to speak in the clear, either. */
+static void nobody_connects_unencrypted_elsewhere(void **state)
+{
+    (void)state;
+    dray__networks none = {.count = 0}, there;
+    assert_int_equal(dray__networks_parse("192.0.2.0/24", &there, NULL), DRAY_OK);
+    const dray__tls_key nothing = {.identity = ""};
+    const struct {
+        dray__stream_keys keys;
+        bool encrypts;
+    } cases[] = {{{.key = &key, .trusted = &none}, true},
+                 {{.key = &key, .trusted = &there}, false},
+                 {{.key = &key, .trusted = &there, .always = true}, true}};
+    dray__stream *stream;
+    dray_error e;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int rc = dray__stream_connect("tcp:192.0.2.1:9", &cases[i].keys, 0, &stream, &e);
+        if (rc == DRAY_ESYS)
+            skip(); /* this host has no network */
+        assert_int_equal(rc, DRAY_OK);
+        assert_int_equal(dray__stream_encrypts(stream), cases[i].encrypts);
+        dray__stream_close(stream);
+    }
+    const dray__stream_keys without = {.key = &nothing, .trusted = &none};
+    assert_int_equal(dray__stream_connect("tcp:192.0.2.1:9", &without, 0, &stream, &e), DRAY_EPERM);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(addresses_are_taken_whole),
+        cmocka_unit_test(plain_connections_come_from_trusted_networks_alone),
+        cmocka_unit_test(nobody_connects_unencrypted_elsewhere)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,132 @@
+"""Coroutines: claims that wait while the event loop goes on, in turn; one that is cancelled loses no row; updates and
+deliveries beside them. Tensors of batches: jagged, moved, pinned, as a TensorDict's."""
+import asyncio
+import os
+import sys
+import time
+
+try:
+    import numpy as np
+    import torch
+    from tensordict import TensorDict
+except ImportError as missing:
+    print(missing)
+    sys.exit(77)
+
+from python_fixture import coordinator, dray, wrong  # noqa: E402
+
+
+async def ticks(until):
+    """How often the loop came round meanwhile."""
+    count = 0
+    while not until.done():
+        count += 1
+        await asyncio.sleep(0.01)
+    return count
+
+
+async def claims(queue):
+    """Two coroutines wait, and the loop goes on; what the first is given is not what the second is."""
+    waiting = [asyncio.ensure_future(queue.claim_async("read", 2, timeout=20)) for _ in range(2)]
+    both = asyncio.gather(*waiting)
+    turning = asyncio.ensure_future(ticks(both))
+    await asyncio.sleep(0.3)
+    assert not any(w.done() for w in waiting)
+    queue.insert({"x": np.arange(4)}, "a", seal=True)  # another call between a claim's start and its answer
+    first, second = await both
+    assert await turning >= 10
+    with first, second:
+        assert sorted([*first["x"][0], *second["x"][0]]) == [0, 1, 2, 3]
+    try:
+        await queue.claim_async("read", 1, "nowhere", timeout=0.2)
+        raise AssertionError("no such rows")
+    except dray.DrayTimeout:
+        pass
+
+
+async def cancelled(queue):
+    """Rows that a cancelled claim is given later come to the next one. It was no attempt, of which there is one."""
+    waiting = asyncio.ensure_future(queue.claim_async("read", 2, timeout=20))
+    await asyncio.sleep(0.1)
+    waiting.cancel()
+    try:
+        await waiting
+        raise AssertionError("was cancelled")
+    except asyncio.CancelledError:
+        pass
+    queue.insert({"x": np.arange(2)}, "b", seal=True)
+    with await queue.claim_async("read", 2, timeout=20) as batch:
+        assert batch["x"][0].tolist() == [0, 1]
+
+
+async def weights():
+    """An update that waits for its version, and a delivery that waits for the update, in one loop."""
+    source, taken = torch.randn(64, 8), torch.zeros(64, 8)
+    with dray.Publisher({"w": source}) as publisher, dray.Subscriber({"w": taken}) as subscriber:
+        update = asyncio.ensure_future(subscriber.update_async(min_version=1))
+        turning = asyncio.ensure_future(ticks(update))
+        await asyncio.sleep(0.3)
+        assert not update.done()
+        publisher.publish(1)
+        await publisher.deliver_async(1, "engine")
+        report = await update
+        assert report["version"] == 1 and torch.equal(source, taken) and await turning >= 10
+
+
+def defaults():
+    """Sessions of the process are shared, and come again when they were closed; ranks come in twos."""
+    with dray.Publisher({"w": torch.ones(2)}, "other") as first, dray.Publisher({"w": torch.ones(2)}, "third") as second:
+        assert first._context is second._context
+        session = first._context
+    session.close()
+    with dray.Publisher({"w": torch.ones(2)}, "other") as again:
+        assert again._context is not session
+    wrong(TypeError, "context=", dray.Publisher, session)
+    wrong(TypeError, "both", dray.Publisher, {"w": torch.ones(2)}, "m", 0)
+
+
+
+def tensors(queue):
+    """What torch's users expect of a batch, against the rows that were put."""
+    seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 2**32))
+    print(f"DRAY_TEST_SEED={seed}", flush=True)
+    torch.manual_seed(seed)
+    rows = [torch.randn(n, 3).to(torch.bfloat16) for n in (2, 0, 5, 1)]
+    score = torch.rand(4)
+    queue.insert({"tokens": rows, "score": score, "text": ["a", "", "bcd", "e"]}, "c", seal=True)
+    batch = queue.claim("look", 4, "c", framework="torch")
+    assert torch.equal(batch["score"], score)
+    jagged = batch["tokens"]
+    assert jagged.is_nested and jagged.layout is torch.jagged and jagged.dtype is torch.bfloat16
+    assert all(torch.equal(found, row) for found, row in zip(jagged.unbind(), rows))
+    values, offsets = batch.ragged("tokens")
+    assert torch.equal(values, torch.cat(rows)) and offsets.tolist() == [0, 2, 2, 7, 8]
+    padded, lengths = batch.padded("tokens", value=-1)
+    assert torch.equal(padded, jagged.to_padded_tensor(-1)) and lengths.tolist() == [2, 0, 5, 1]
+    assert batch.list("text") == ["a", "", "bcd", "e"]
+    moved = batch.to(torch.float64, columns=["tokens", "score", "text"])
+    assert moved["tokens"].dtype is torch.float64 and moved["score"].dtype is torch.float64
+    assert moved.list("text") == ["a", "", "bcd", "e"] and moved.slots.tolist() == batch.slots.tolist()
+    dictionary = batch.to_tensordict(["tokens", "score", "text"])
+    assert isinstance(dictionary, TensorDict) and dictionary.batch_size == (4,)
+    assert sorted(dictionary.keys()) == ["score", "tokens"] and torch.equal(dictionary["score"], score)
+    queue.insert({"tokens": dictionary["tokens"], "score": dictionary["score"], "text": ["f"] * 4}, "d", seal=True)
+    with queue.claim("look", 4, "d", framework="torch") as back:
+        assert all(torch.equal(found, row) for found, row in zip(back["tokens"].unbind(), rows))
+    batch.commit()
+    batch.free()
+    assert torch.equal(moved["score"], score.double())  # stays, although the rows were let go of
+    with queue.claim("again", 4, "c") as plain:
+        wrong(ValueError, "torch", plain.to, "cpu")
+        wrong(ValueError, "torch", plain.to_tensordict)
+
+
+with coordinator():
+    with dray.Queue("async", tasks={"read": (["x"], [])}, max_attempts=1) as one:
+        asyncio.run(claims(one))
+        asyncio.run(cancelled(one))
+    asyncio.run(weights())
+    defaults()
+    with dray.Queue("tensors", tasks={"look": (["tokens", "score", "text"], []), "again": (["score"], [])}) as two:
+        tensors(two)
+print("ok")

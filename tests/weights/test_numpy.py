@@ -1,0 +1,115 @@
+"""dray.weights with numpy's arrays, in shared and in private memory, whole, cut and strided: the same bytes as
+numpy's own slices, and PyTorch is not imported. In its own place, import dray takes neither torch nor numpy."""
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+TOP = os.path.join(os.environ["DRAY_SOURCE_DIR"], "python")
+sys.path.insert(0, TOP)
+from dray.weights import Block, Context, Publisher, Subscriber, empty  # noqa: E402
+from served import coordinator, refused  # noqa: E402
+
+seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 2**32))
+print("seed", seed)
+rng = np.random.default_rng(seed)
+
+
+def together(subscribers, **options):
+    for s in subscribers:
+        s.start(**options)
+    deadline = time.monotonic() + 60
+    while not all([s.poll() for s in subscribers]):
+        assert time.monotonic() < deadline
+    return [s.finish() for s in subscribers]
+
+
+def cuts(rows, count):
+    """`count` ranges that make up `rows`, some perhaps empty."""
+    ends = [0, *sorted(int(n) for n in rng.integers(0, rows + 1, count - 1)), rows]
+    return list(zip(ends, ends[1:]))
+
+
+def values(shape, dtype):
+    return rng.integers(-100, 100, shape).astype(dtype)
+
+
+def strided(shape, dtype):
+    """Memory of an engine: every other column of something wider, or the rows of a transposed array."""
+    if rng.integers(2):
+        return np.empty((*shape[:-1], 2 * shape[-1] + 1), dtype)[..., 1::2]
+    return np.empty(shape[::-1], dtype).T
+
+
+def moves(model, dtype, to):
+    trainers, engines = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+    shape = tuple(int(n) for n in rng.integers(5, 40, int(rng.integers(2, 4))))
+    rows, columns = cuts(shape[0], trainers), cuts(shape[-1], engines)
+    shared = bool(rng.integers(2))
+    make = (lambda *s: empty(*s, dtype=dtype)) if shared else (lambda *s: np.zeros(s, dtype))
+    sources = [make(b - a, *shape[1:]) for a, b in rows]
+    targets = [strided((*shape[:-1], b - a), to) for a, b in columns]
+    whole = [np.zeros(7, np.int64) for _ in columns]
+    bias = make(7).astype(np.int64) if not shared else empty(7, dtype=np.int64)
+    with Context(role="trainer") as context, Context(role="engine") as engine:
+        publishers = [Publisher([Block("w", shape, source, (a,) + (0,) * (len(shape) - 1))]
+                                + ([Block("b", (7,), bias)] if rank == 0 else []), model, rank, trainers,
+                                context=context)
+                      for rank, (source, (a, _)) in enumerate(zip(sources, rows))]
+        subscribers = [Subscriber([Block("w", shape, t, (0,) * (len(shape) - 1) + (a,)), Block("b", (7,), w)],
+                                  model, "engine", rank, engines, context=engine)
+                       for rank, (t, w, (a, _)) in enumerate(zip(targets, whole, columns))]
+        for version in range(1, 4):
+            now, bias[:] = values(shape, dtype), values(7, np.int64)
+            for source, (a, b) in zip(sources, rows):
+                source[:] = now[a:b]
+            for publisher in publishers:
+                publisher.publish(version)
+            reports = together(subscribers, min_version=version)
+            assert all(r["version"] == version for r in reports), reports
+            for t, w, (a, b) in zip(targets, whole, columns):
+                assert np.array_equal(t, now[..., a:b].astype(to)) and np.array_equal(w, bias), (shape, dtype, to)
+            for publisher in publishers:
+                publisher.wait()
+
+
+def refusals():
+    with Context(role="engine") as context:
+        fixed = np.zeros(4, np.float32)
+        fixed.flags.writeable = False
+        refused(TypeError, "read-only", Subscriber, {"w": fixed}, "n", context=context)
+        refused(TypeError, "found list", Subscriber, {"w": [1.0]}, "n", context=context)
+        refused(TypeError, "is no dtype", Subscriber, {"w": np.zeros(4, np.complex64)}, "n", context=context)
+
+
+def plain_pairs():
+    """A mapping, looked up anew: what is put in its place is published."""
+    given, target = {"w": values((4, 6), np.float32)}, np.zeros((4, 6), np.float32)
+    with Context(role="trainer") as context, Context(role="engine") as engine, \
+            Publisher(given, "pairs", context=context) as publisher, \
+            Subscriber({"w": target}, "pairs", context=engine) as subscriber:
+        for version in (1, 2):
+            given["w"] = values((4, 6), np.float32)
+            publisher.publish(version)
+            together([subscriber], min_version=version)
+            assert np.array_equal(target, given["w"])
+            publisher.wait()
+
+
+def imports():
+    seen = subprocess.check_output([sys.executable, "-c", "import dray, sys; dray.__version__; "
+                                    "print('torch' in sys.modules, 'numpy' in sys.modules)"],
+                                   text=True, env={**os.environ, "PYTHONPATH": TOP})
+    assert seen.split() == ["False", "False"], seen
+
+
+with coordinator():
+    imports()
+    for number in range(4 * int(os.environ.get("DRAY_TEST_SCALE", 1))):
+        moves(f"same-{number}", *(rng.choice(["float32", "float64", "float16", "int32", "uint8"]),) * 2)
+    moves("half", "float32", "float16")
+    plain_pairs()
+    refusals()
+assert "torch" not in sys.modules
