@@ -50,6 +50,7 @@ static void exchange(ends *e, size_t size)
     size_t at[4] = {0};
     fill(there, size, 2 * size);
     fill(back, size, 2 * size + 1);
+    there[0] = 'D'; /* as a frame begins: other carriers' connections are known by their first byte */
     int64_t until = dray__now() + 60 * DRAY__SECOND;
     while (at[2] < size || at[3] < size) {
         bool moved = move(e->reader, there, size, &at[0], true);
