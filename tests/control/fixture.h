@@ -45,16 +45,6 @@ typedef struct coordinator_fixture {
     pid_t process;
 } coordinator_fixture;
 
-/* Of random cases; said, so that what failed can be drawn again. */
-static inline uint64_t fixture_seed(void)
-{
-    const char *text = getenv("DRAY_TEST_SEED");
-    uint64_t seed =
-        text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL) * 1000 + (uint64_t)getpid();
-    printf("seed %llu\n", (unsigned long long)seed);
-    return seed;
-}
-
 static inline void fixture_die(const char *what, const dray_error *error)
 {
     fprintf(stderr, "fixture: %s: %s\n", what, error ? error->message : "");

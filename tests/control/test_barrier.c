@@ -2,6 +2,7 @@
 #include "control/fixture.h"
 
 #include "base/random.h"
+#include "seed.h"
 
 #include <poll.h>
 #include <setjmp.h>
@@ -23,7 +24,7 @@ static uint64_t draw(uint64_t below)
 static int start(void **state)
 {
     (void)state;
-    seed = fixture_seed();
+    seed = test_seed();
     f.tcp = false;
     fixture_fork(&f, NULL);
     return 0;

@@ -8,6 +8,7 @@
 #include "control/frame.h"
 #include "control/token.h"
 #include "net/address.h"
+#include "seed.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -94,9 +95,7 @@ static void fds_return_to(pid_t pid, int expected)
 static int start(void **state)
 {
     (void)state;
-    const char *text = getenv("DRAY_TEST_SEED");
-    seed = text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL) * 1000 + (uint64_t)getpid();
-    print_message("seed %llu\n", (unsigned long long)seed);
+    seed = test_seed();
     f.tcp = true;
     f.options.unread_bytes = 4 << 20;
     fixture_fork(&f, add_service);

@@ -4,6 +4,7 @@
 #include "base/random.h"
 #include "control/channel.h"
 #include "control/token.h"
+#include "seed.h"
 
 #include <dray/lease.h>
 #include <poll.h>
@@ -25,7 +26,7 @@ static uint64_t draw(uint64_t stream, uint64_t at, uint64_t below)
 static int start(void **state)
 {
     (void)state;
-    seed = fixture_seed();
+    seed = test_seed();
     f.tcp = false;
     f.options = (dray__coordinator_options){.limits = "leases=20"};
     fixture_fork(&f, dray__leases_add);

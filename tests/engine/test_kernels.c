@@ -3,6 +3,7 @@
 #include "engine/kernels/kernels.h"
 
 #include "base/random.h"
+#include "seed.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -53,8 +54,7 @@ static void same_bits(void **state)
     (void)state;
     const dray__arithmetic *const *all = dray__arithmetic_all();
     assert_string_equal(all[0]->name, "portable");
-    const char *seed = getenv("DRAY_TEST_SEED");
-    uint64_t first = seed ? strtoull(seed, NULL, 0) : 1;
+    uint64_t first = test_seed();
     for (uint64_t i = 0; i < CASES; i++) {
         int64_t width = 1 + (int64_t)(dray__random_u64(first + i, 1, 0) % WIDEST);
         values plain = compute(all[0], first + i, width);

@@ -3,6 +3,7 @@
 #include "fuzz/fuzz.h"
 
 #include "base/random.h"
+#include "seed.h"
 
 #include <dirent.h>
 #include <inttypes.h>
@@ -130,9 +131,8 @@ static void run_all(int argc, char **argv)
         run_path(argv[i], 0);
     if (argc > 1)
         return;
-    const char *given = getenv("DRAY_TEST_SEED"), *scale = getenv("DRAY_TEST_SCALE");
-    seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
-    fprintf(stderr, "DRAY_TEST_SEED=%" PRIu64 "\n", seed);
+    const char *scale = getenv("DRAY_TEST_SCALE");
+    seed = test_seed();
     int rounds = (&fuzz_rounds ? fuzz_rounds : ROUNDS) * (scale ? atoi(scale) : 1);
     fuzz_seeds(run_seed, &rounds);
     run_corpus(argv[0], rounds / 100);

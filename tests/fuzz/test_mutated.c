@@ -12,6 +12,7 @@
 #include "control/channel.h"
 #include "net/cells.h"
 #include "net/stream.h"
+#include "seed.h"
 #include "weights/registry/registry.h"
 #include "weights/server/pull.h"
 
@@ -595,9 +596,8 @@ static void test_mutated(void **state)
 {
     (void)state;
     int status;
-    const char *given = getenv("DRAY_TEST_SEED"), *scale = getenv("DRAY_TEST_SCALE");
-    seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
-    print_message("DRAY_TEST_SEED=%" PRIu64 "\n", seed);
+    const char *scale = getenv("DRAY_TEST_SCALE");
+    seed = test_seed();
     if (access(getenv("DRAY_PROGRAM") ? getenv("DRAY_PROGRAM") : "", X_OK) < 0)
         skip();
     start_serve(fuzz_folder());

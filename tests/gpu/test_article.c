@@ -6,6 +6,7 @@
  *     gpu_test_article IN OUT0 OUT1: files of bf16; each OUT: the row shard, then the column shard.
  */
 #include "gpu/weights.h"
+#include "seed.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -141,8 +142,7 @@ static void run_all(void)
 static void test_article(void **state)
 {
     (void)state;
-    uint64_t seed = (uint64_t)getpid();
-    printf("seed %llu\n", (unsigned long long)seed);
+    uint64_t seed = test_seed();
     for (uint32_t i = 0; i < N * N; i++)
         shared->whole[i] = (uint16_t)mix(seed + i);
     run_all();

@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "group/group.h"
+#include "seed.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -25,12 +26,6 @@ static uint64_t scale(void)
 {
     const char *text = getenv("DRAY_TEST_SCALE");
     return text ? strtoull(text, NULL, 10) : 1;
-}
-
-static uint64_t fresh_seed(void)
-{
-    const char *text = getenv("DRAY_TEST_SEED");
-    return text ? strtoull(text, NULL, 10) : (uint64_t)dray__now();
 }
 
 typedef int (*rank_function)(dray__group *group, void *argument);
@@ -196,7 +191,7 @@ static int run_sequence(dray__group *group, void *argument)
 static void operations_agree_with_a_serial_oracle(void **state)
 {
     (void)state;
-    uint64_t seed = fresh_seed();
+    uint64_t seed = test_seed();
     for (uint32_t world = 1; world <= 5; world++) {
         int fd;
         assert_int_equal(dray__group_create(world, 8192, &fd, NULL), DRAY_OK);
@@ -237,7 +232,7 @@ static void *thread_main(void *argument)
 static void ranks_may_be_threads(void **state)
 {
     (void)state;
-    sequence s = {fresh_seed(), 40};
+    sequence s = {test_seed(), 40};
     int fd;
     assert_int_equal(dray__group_create(3, 8192, &fd, NULL), DRAY_OK);
     pthread_t threads[3];
@@ -292,7 +287,7 @@ static int work_until_dead(dray__group *group, void *argument)
 static void a_killed_rank_ends_the_others(void **state)
 {
     (void)state;
-    uint64_t seed = fresh_seed(), rounds = 12 * scale();
+    uint64_t seed = test_seed(), rounds = 12 * scale();
     assert_int_equal(pipe(joined), 0);
     for (uint64_t n = 0; n < rounds; n++) {
         uint32_t world = 2 + (uint32_t)draw(seed, n, 0, 3);

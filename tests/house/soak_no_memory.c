@@ -9,6 +9,7 @@
 #include "house/no_memory.h"
 
 #include "base/clock.h"
+#include "seed.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -136,11 +137,8 @@ static bool goes_well(const char *program, uint64_t at)
 static uint64_t draw(void)
 {
     static uint64_t seed;
-    if (!seed) {
-        const char *given = getenv("DRAY_TEST_SEED");
-        seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
-        printf("DRAY_TEST_SEED=%" PRIu64 "\n", seed);
-    }
+    if (!seed)
+        seed = test_seed();
     seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
     return seed >> 20;
 }

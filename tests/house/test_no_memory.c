@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "control/token.h"
 #include "fuzz/scene.h"
+#include "seed.h"
 
 #include <dray/dray.h>
 #include <dray/loader.h>
@@ -379,13 +380,12 @@ static uint64_t tell_often(const story *s, uint64_t scale, uint64_t *seed)
 int main(void)
 {
     const char *only = getenv("DRAY_TEST_STORY"), *one = getenv("DRAY_TEST_AT"),
-               *given = getenv("DRAY_TEST_SEED"), *more = getenv("DRAY_TEST_SCALE");
-    uint64_t seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL), tried = 0;
+               *more = getenv("DRAY_TEST_SCALE");
+    uint64_t seed = test_seed(), tried = 0;
     uint64_t scale = more ? strtoull(more, NULL, 10) : 1;
     signal(SIGALRM, on_alarm);
     scene_patience_ns = DRAY__SECOND / 2;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    printf("DRAY_TEST_SEED=%" PRIu64 "\n", seed);
     for (size_t i = 0; i < sizeof stories / sizeof *stories; i++) {
         const story *s = &stories[i];
         if (only && strcmp(only, s->name) != 0)

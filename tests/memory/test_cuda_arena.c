@@ -1,6 +1,7 @@
 /* memory: arenas: allocations, release and resume, others that have them mapped, PyTorch's entry
  * points; on the fake driver or, with DRAY_TEST_CUDA=real, on a GPU. */
 #include "memory/gpu_memory.h"
+#include "seed.h"
 
 #include <pthread.h>
 
@@ -33,10 +34,7 @@ static void allocate_at_random(void)
     start(NULL);
     uint64_t before = free_bytes(), at[SLOTS] = {0}, bytes[SLOTS] = {0};
     dray_arena *a = open_arena("weights");
-    const char *given = getenv("DRAY_TEST_SEED");
-    unsigned seed = given ? (unsigned)strtoul(given, NULL, 0) : 20251121u;
-    printf("seed %u\n", seed);
-    srandom(seed);
+    srandom((unsigned)test_seed());
     for (int step = 0; step < STEPS; step++) {
         int s = (int)(random() % SLOTS);
         if (at[s]) {

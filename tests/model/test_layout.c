@@ -1,6 +1,7 @@
 /* model: dtypes, layouts, their wire form. */
 #include "base/hash.h"
 #include "base/random.h"
+#include "seed.h"
 #include <dray/model.h>
 
 #include <setjmp.h>
@@ -432,9 +433,7 @@ static void a_million_blocks(void **state)
 
 int main(void)
 {
-    const char *given = getenv("DRAY_TEST_SEED");
-    seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
-    printf("seed %llu\n", (unsigned long long)seed);
+    seed = test_seed();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(dtypes_have_sizes_and_names),
         cmocka_unit_test(layout_keeps_what_it_was_given),

@@ -4,6 +4,7 @@
 #include <dray/plan.h>
 
 #include "base/random.h"
+#include "seed.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -240,9 +241,7 @@ static void packed_modules_are_the_experts(void **state)
 
 int main(void)
 {
-    const char *text = getenv("DRAY_TEST_SEED");
-    seed = text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL);
-    printf("DRAY_TEST_SEED=%llu\n", (unsigned long long)seed);
+    seed = test_seed();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_ranks_hold_the_model),
         cmocka_unit_test(what_fails_half_way_leaves_nothing),

@@ -17,4 +17,4 @@ import reshard
 SEED = int(os.environ.get("DRAY_TEST_SEED", time.time()))
 SCALE = int(os.environ.get("DRAY_TEST_SCALE", 1))
 print("seed", SEED)
-reshard.run(1 if "DRAY_TEST_SEED" in os.environ else 500 * SCALE, SEED)
+reshard.run(int(os.environ.get("DRAY_TEST_CASES", 500 * SCALE)), SEED)

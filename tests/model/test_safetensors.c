@@ -1,5 +1,6 @@
 /* model: malformed safetensors files and indexes, the writer's guards, SPEC strings. */
 #include "base/random.h"
+#include "seed.h"
 #include <dray/model.h>
 
 #include <endian.h>
@@ -440,9 +441,7 @@ static int remove_folder(void **state)
 
 int main(void)
 {
-    const char *given = getenv("DRAY_TEST_SEED");
-    seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
-    printf("seed %llu\n", (unsigned long long)seed);
+    seed = test_seed();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(malformed_files),   cmocka_unit_test(mutated_files),
         cmocka_unit_test(malformed_indexes), cmocka_unit_test(begun_is_invisible),

@@ -10,6 +10,7 @@
 #include "mover/kernels/quant.h"
 #include "mover/kernels/rect.h"
 #include "mover/mover.h"
+#include "seed.h"
 
 #include <dray/gpu.h>
 #include <math.h>
@@ -47,10 +48,8 @@ static void cuda_is(CUresult result, int line)
 static int set_up(void **state)
 {
     (void)state;
-    const char *text = getenv("DRAY_TEST_SEED");
     dray_error e = {0};
-    seed = text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL);
-    printf("DRAY_TEST_SEED=%llu\n", (unsigned long long)seed);
+    seed = test_seed();
     cu = dray__cuda_get(&e);
     if (!cu || dray__cuda_device_at(0, &gpu, &e) || dray__cuda_enter(gpu, &e)) {
         fprintf(stderr, "%s\n", e.message);

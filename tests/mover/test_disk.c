@@ -3,6 +3,7 @@
  * errors, files that end early. */
 #include "base/random.h"
 #include "mover/disk.h"
+#include "seed.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -31,9 +32,7 @@ static uint64_t draw(uint64_t below)
 static int start(void **state)
 {
     (void)state;
-    const char *text = getenv("DRAY_TEST_SEED");
-    seed = text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL) * 1000 + (uint64_t)getpid();
-    print_message("seed %llu\n", (unsigned long long)seed);
+    seed = test_seed();
     staging = aligned_alloc(DRAY__IO_ALIGN, (size_t)IOS * ROOM);
     expected = malloc(FILE_BYTES);
     return staging && expected ? 0 : -1;

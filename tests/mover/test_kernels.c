@@ -15,6 +15,7 @@
 #include "mover/kernels/checksum.h"
 #include "mover/kernels/quant.h"
 #include "mover/kernels/rect.h"
+#include "seed.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -470,9 +471,7 @@ int main(int argc, char **argv)
         return run_cast(argv[2], argv[3], argv[4]);
     if (argc == 6 && strcmp(argv[1], "sum") == 0)
         return run_sum(argv + 2);
-    const char *text = getenv("DRAY_TEST_SEED");
-    seed = text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL);
-    printf("DRAY_TEST_SEED=%llu\n", (unsigned long long)seed);
+    seed = test_seed();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(conversions_agree),
         cmocka_unit_test(products_agree),

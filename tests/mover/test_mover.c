@@ -8,6 +8,7 @@
 #include "mover/kernels/checksum.h"
 #include "mover/kernels/kernels.h"
 #include "pairs.h"
+#include "seed.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -44,9 +45,8 @@ static int scale(void)
 static int set_up(void **state)
 {
     (void)state;
-    const char *tmp = getenv("TMPDIR"), *text = getenv("DRAY_TEST_SEED");
-    seed = text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL);
-    printf("DRAY_TEST_SEED=%llu\n", (unsigned long long)seed);
+    const char *tmp = getenv("TMPDIR");
+    seed = test_seed();
     snprintf(folder, sizeof folder, "%s/dray-mover-XXXXXX", tmp && *tmp ? tmp : "/tmp");
     return mkdtemp(folder) ? 0 : -1;
 }

@@ -6,6 +6,7 @@
 #include "base/random.h"
 #include "net/address.h"
 #include "net/ucx.h"
+#include "seed.h"
 
 static const dray__tls_key other_key = {.identity = "dray1.session.data", .bytes = "another"};
 
@@ -114,10 +115,9 @@ static void strangers_do_not(void **state)
 static void every_byte_is_proven(void **state)
 {
     (void)state;
-    const uint64_t seed = (uint64_t)dray__now();
+    const uint64_t seed = test_seed();
     scene whole = {0};
     play(&whole);
-    print_message("seed %llu\n", (unsigned long long)seed);
     for (int direction = 0; direction < 2; direction++) {
         size_t size = whole.sides[direction].size;
         /* whether there are to be reads, the last byte of the proof, and others behind the first

@@ -231,7 +231,7 @@ PAIRS(XX)
 
 int main(void)
 {
-    world_seed();
+    seed = test_seed();
     const struct CMUnitTest tests[] = {
 #define XX(from, to) cmocka_unit_test(from##_to_##to),
         PAIRS(XX)

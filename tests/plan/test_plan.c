@@ -586,7 +586,7 @@ static void links_have_names(void **state)
 
 int main(void)
 {
-    world_seed();
+    seed = test_seed();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_element_once_from_who_holds_it),
         cmocka_unit_test(holes_are_found),

@@ -3,6 +3,7 @@
 #include <dray/plan.h>
 
 #include "base/random.h"
+#include "seed.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -408,9 +409,7 @@ static void floats_of_quantised(void **state)
 
 int main(void)
 {
-    const char *text = getenv("DRAY_TEST_SEED");
-    seed = text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL);
-    printf("DRAY_TEST_SEED=%llu\n", (unsigned long long)seed);
+    seed = test_seed();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_cell_once_and_whole),
         cmocka_unit_test(what_cannot_be_made_is_refused),

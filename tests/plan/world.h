@@ -6,6 +6,7 @@
 #include <dray/plan.h>
 
 #include "base/random.h"
+#include "seed.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -31,13 +32,6 @@ static inline int world_scale(void)
     const char *text = getenv("DRAY_TEST_SCALE");
     int n = text ? atoi(text) : 1;
     return n > 0 ? n : 1;
-}
-
-static inline void world_seed(void)
-{
-    const char *text = getenv("DRAY_TEST_SEED");
-    seed = text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL);
-    printf("DRAY_TEST_SEED=%llu\n", (unsigned long long)seed);
 }
 
 typedef struct cell {

@@ -10,6 +10,7 @@
 
 #include "base/random.h"
 #include "queue/one_fixture.h"
+#include "seed.h"
 
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -339,9 +340,7 @@ static inline void torment(driver *d)
 static inline void run_histories(uint64_t operations)
 {
     dray_error error;
-    const char *given = getenv("DRAY_TEST_SEED");
-    base_seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
-    fprintf(stderr, "seed %llu\n", (unsigned long long)base_seed);
+    base_seed = test_seed();
     book = mmap(NULL, sizeof *book, PROT_READ | PROT_WRITE,
                 MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     driver *d = calloc(1, sizeof *d);

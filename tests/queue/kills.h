@@ -15,6 +15,7 @@
 #include "queue/fixture.h"
 #include "queue/hook.h"
 #include "queue/journal/journal.h"
+#include "seed.h"
 
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -787,9 +788,7 @@ static inline void kill_case(const killing *of, int times)
 
 static inline void kills_begin(void)
 {
-    const char *given = getenv("DRAY_TEST_SEED");
-    seed = given ? strtoull(given, NULL, 10) : (uint64_t)dray__now();
-    fprintf(stderr, "seed %llu\n", (unsigned long long)seed);
+    seed = test_seed();
     book = mmap(NULL, sizeof *book, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 }
 

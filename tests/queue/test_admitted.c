@@ -4,6 +4,7 @@
 #include "queue/fixture.h"
 
 #include "base/random.h"
+#include "seed.h"
 
 #include <dray/queue.h>
 
@@ -319,11 +320,11 @@ static void try_run(uint64_t seed)
 static void test_bound(void **state)
 {
     (void)state;
-    const char *scale = getenv("DRAY_TEST_SCALE"), *given = getenv("DRAY_TEST_SEED");
-    int runs = given ? 1 : 10 * (scale ? atoi(scale) : 1);
+    const char *scale = getenv("DRAY_TEST_SCALE");
+    uint64_t first = test_seed(), runs = test_cases(10 * (scale ? strtoull(scale, NULL, 0) : 1));
     fixture_up(&f);
-    for (int i = 0; i < runs; i++)
-        try_run(given ? (uint64_t)atoll(given) : (uint64_t)i + 1);
+    for (uint64_t i = 0; i < runs; i++)
+        try_run(first + i);
     fixture_down(&f);
 }
 

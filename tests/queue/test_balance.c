@@ -1,6 +1,7 @@
 /* The balancer by itself, against all divisions of small sets and against the bounds of large. */
 #include "base/random.h"
 #include "queue/table/balance.h"
+#include "seed.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -93,9 +94,7 @@ static void test_pack(void **state)
 
 int main(void)
 {
-    const char *given = getenv("DRAY_TEST_SEED");
-    seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
-    fprintf(stderr, "seed %llu\n", (unsigned long long)seed);
+    seed = test_seed();
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_balance), cmocka_unit_test(test_pack)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

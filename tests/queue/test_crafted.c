@@ -5,6 +5,7 @@
 
 #include "queue/journal/ledger.h"
 #include "queue/journal/record.h"
+#include "seed.h"
 
 #include <fcntl.h>
 
@@ -479,9 +480,7 @@ static void test_lengths(void **state)
 static void test_random(void **state)
 {
     (void)state;
-    const char *given = getenv("DRAY_TEST_SEED");
-    uint64_t seed = given ? strtoull(given, NULL, 0) : (uint64_t)dray__now(), random = seed;
-    printf("seed %llu\n", (unsigned long long)seed);
+    uint64_t seed = test_seed(), random = seed;
     for (int i = 0; i < 400 * test_scale(); i++) {
         script s;
         dray_error error;

@@ -3,6 +3,7 @@
 #include "queue/fixture.h"
 
 #include "queue/journal/journal.h"
+#include "seed.h"
 
 #include <fcntl.h>
 #include <jansson.h>
@@ -449,10 +450,7 @@ static void expect_state(const char *saved, const char *path, off_t size, off_t 
 static void test_power_cut(void **state)
 {
     (void)state;
-    const char *given = getenv("DRAY_TEST_SEED");
-    uint64_t seed = given ? strtoull(given, NULL, 0) : (uint64_t)dray__now();
-    printf("seed %llu\n", (unsigned long long)seed);
-    fflush(stdout); /* servers are forks */
+    uint64_t seed = test_seed();
     int scale = test_scale();
     for (int round = 0; round < scale; round++) {
         up();

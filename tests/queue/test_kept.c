@@ -5,6 +5,7 @@
 
 #include "queue/hook.h"
 #include "queue/keepers.h"
+#include "seed.h"
 
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -525,10 +526,7 @@ static void test_killed_while_recovering(void **state)
     (void)state;
     dray_error error;
     dray_column column;
-    const char *given = getenv("DRAY_TEST_SEED");
-    uint64_t random = given ? strtoull(given, NULL, 0) : (uint64_t)dray__now();
-    printf("seed %llu\n", (unsigned long long)random);
-    fflush(stdout); /* servers are forks */
+    uint64_t random = test_seed();
     dray_context *context;
     dray_queue *queue = begin(&context);
     for (int p = 0; p < PARTITIONS; p++) {

@@ -1,4 +1,5 @@
 #include "queue/memory.h"
+#include "seed.h"
 
 /* Few shapes, many rounds: chunks of one shape serve the others. */
 static void test_columns(void **state)
@@ -104,10 +105,7 @@ static void test_two_producers(void **state)
 static void test_rounds(void **state)
 {
     (void)state;
-    const char *given = getenv("DRAY_TEST_SEED");
-    uint64_t seed = given ? strtoull(given, NULL, 0) : (uint64_t)dray__now();
-    printf("seed %llu\n", (unsigned long long)seed);
-    fflush(stdout); /* servers are forks */
+    uint64_t seed = test_seed();
     memory_rounds(16 * MIB, 60 * test_scale(), seed);
 }
 

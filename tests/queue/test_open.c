@@ -3,6 +3,7 @@
 #include "queue/fixture.h"
 
 #include "queue/hook.h"
+#include "seed.h"
 
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -203,10 +204,7 @@ static void test_nobody_comes(void **state)
 
 int main(void)
 {
-    const char *given = getenv("DRAY_TEST_SEED");
-    seed = given ? strtoull(given, NULL, 0) : (uint64_t)dray__now();
-    printf("seed %llu\n", (unsigned long long)seed);
-    fflush(stdout);
+    seed = test_seed();
     if (elsewhere())
         return 77;
     killed =

@@ -3,6 +3,7 @@
 #include "base/random.h"
 #include "queue/client/client.h"
 #include "queue/three_tasks.h"
+#include "seed.h"
 
 #include <sched.h>
 #include <sys/mman.h>
@@ -660,9 +661,7 @@ static void test_a_put_doubles_the_memory(void **state)
 
 int main(void)
 {
-    const char *given = getenv("DRAY_TEST_SEED");
-    seed = given ? strtoull(given, NULL, 10) : (uint64_t)dray__now();
-    fprintf(stderr, "seed %llu\n", (unsigned long long)seed);
+    seed = test_seed();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_bad_request_kills_the_controller, up, down),
         cmocka_unit_test_setup_teardown(test_groups_mix_prompts, up, down),

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "queue/journal/journal.h"
+#include "seed.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -512,9 +513,8 @@ static void test_no_memory(void **state)
 static int up(void **state)
 {
     (void)state;
-    const char *given = getenv("DRAY_TEST_SEED"), *tmp = getenv("TMPDIR");
-    seed = given ? strtoull(given, NULL, 0) : (uint64_t)dray__now();
-    printf("seed %llu\n", (unsigned long long)seed);
+    const char *tmp = getenv("TMPDIR");
+    seed = test_seed();
     snprintf(folder, sizeof folder, "%.30s/dray-records-XXXXXX", tmp ? tmp : "/tmp");
     if (!mkdtemp(folder))
         return -1;

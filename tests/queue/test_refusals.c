@@ -2,6 +2,7 @@
  * Nobody else is hurt, and nothing is left behind. */
 #include "queue/client/client.h"
 #include "queue/three_tasks.h"
+#include "seed.h"
 
 static void use_after_fork(void *argument)
 {
@@ -46,6 +47,7 @@ static void test_bad_arguments(void **state)
     options.task_count = 0;
     options.timeout_ns = 1000000;
     FAILS(DRAY_ETIMEDOUT, dray_queue_open(context, "nowhere", &options, &no, &error));
+    options.timeout_ns = 0;
     const dray_queue_task twice[] = {
         {.name = "a", .writes = prompts, .writes_count = 1},
         {.name = "b", .writes = prompts, .writes_count = 1},
@@ -129,8 +131,7 @@ static void test_bad_messages(void **state)
     dray_context *context = fixture_context(&f, "noise");
     dray_queue *queue = open_queue(context, "noise", 0, 0);
     insert_ints(queue, "0", 4, 1);
-    const char *given = getenv("DRAY_TEST_SEED");
-    uint64_t seed = given ? strtoull(given, NULL, 10) : (uint64_t)getpid() * 2654435761u, x = seed;
+    uint64_t seed = test_seed(), x = seed;
     for (int round = 0; round < 2000 * test_scale(); round++) {
         dray__writer w = {0};
         x = x * UINT64_C(6364136223846793005) + 1442695040888963407;

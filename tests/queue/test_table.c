@@ -2,6 +2,7 @@
  * commits, failures, clears and deaths of clients. The model keeps every fact about every row in
  * an array and recomputes everything by looking at all of it. */
 #include "queue/table_check.h"
+#include "seed.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -690,11 +691,9 @@ static uint64_t run_history(uint64_t seed, int length)
 static void test_histories(void **state)
 {
     (void)state;
-    const char *scale = getenv("DRAY_TEST_SCALE"), *given = getenv("DRAY_TEST_SEED");
+    const char *scale = getenv("DRAY_TEST_SCALE");
     int histories = 100 * (scale && atoi(scale) > 0 ? atoi(scale) : 1);
-    uint64_t base = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL) * 1000;
-    fprintf(stderr, "seeds %llu to %llu\n", (unsigned long long)base,
-            (unsigned long long)base + (unsigned)histories - 1);
+    uint64_t base = test_seed();
     for (int i = 0; i < histories; i++) {
         uint64_t digest = run_history(base + (uint64_t)i, 500);
         if (i % 20 == 0) /* the same requests give the same claims */

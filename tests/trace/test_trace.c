@@ -1,6 +1,7 @@
 /* trace: what was flushed survives kill -9; rings that are full count what they drop; damaged files
  * hurt no others. (What the merged file looks like to a reader of JSON: test_merge.py.) */
 #include "base/hash.h"
+#include "seed.h"
 #include "trace/spans.h"
 
 #include <dray/trace.h>
@@ -331,9 +332,7 @@ static int walk(int depth)
 static void spans_that_are_entered_never_overlap(void **state)
 {
     (void)state;
-    const char *given = getenv("DRAY_TEST_SEED");
-    unsigned seed = given ? (unsigned)strtoul(given, NULL, 0) : (unsigned)dray_trace_now();
-    print_message("seed %u\n", seed);
+    unsigned seed = (unsigned)test_seed();
     srand(seed);
     assert_int_equal(dray_trace_open(path_of("entered.spans"), "entered 0", NULL), DRAY_OK);
     dray_trace_leave(); /* nothing is entered */

@@ -6,6 +6,7 @@
 #include "control/fixture.h"
 #include "gpu/memory.h"
 #include "mover/mover.h"
+#include "seed.h"
 #include "weights/internal.h"
 #include "weights/numbers.h"
 #include "weights/registry/registry.h"
@@ -124,7 +125,6 @@ static inline int cluster_run_apart(const struct CMUnitTest *test)
 static inline bool cluster_skips(size_t number)
 {
     static size_t first;
-    const char *given = getenv("DRAY_TEST_SEED");
 #if defined(__SANITIZE_THREAD__)
     bool slow = fixture_scale() == 1;
 #else
@@ -132,10 +132,8 @@ static inline bool cluster_skips(size_t number)
 #endif
     if (!slow || getenv("DRAY_TEST_ALL"))
         return false;
-    if (!first) {
-        first = 3 + (given ? (size_t)atoll(given) : (size_t)getpid()) % 3;
-        fprintf(stderr, "DRAY_TEST_SEED=%zu: a third of the cases\n", first);
-    }
+    if (!first)
+        first = 3 + test_seed() % 3;
     return (number + first) % 3 != 0;
 }
 

@@ -1,6 +1,7 @@
 /* weights: what a group holds of what is published, counted from layouts, against a count of every
  * single element; names through aliases; what cannot be counted is refused. */
 #include "base/random.h"
+#include "seed.h"
 #include "weights/registry/coverage.h"
 
 #include <setjmp.h>
@@ -206,9 +207,7 @@ static void test_confusion_is_refused(void **state)
 
 int main(void)
 {
-    const char *text = getenv("DRAY_TEST_SEED");
-    seed = text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL);
-    printf("DRAY_TEST_SEED=%llu\n", (unsigned long long)seed);
+    seed = test_seed();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_ranks),
         cmocka_unit_test(test_tied_names),

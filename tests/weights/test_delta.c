@@ -4,6 +4,7 @@
 
 #include "base/random.h"
 #include "gpu/memory.h"
+#include "seed.h"
 
 #include <inttypes.h>
 #include <setjmp.h>
@@ -360,9 +361,7 @@ int main(int argc, char **argv)
         gpu_begin(1);
         kind = DRAY_REGION_CUDA;
     }
-    const char *given = getenv("DRAY_TEST_SEED");
-    seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
-    fprintf(stderr, "seed %" PRIu64 "\n", seed);
+    seed = test_seed();
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_random), cmocka_unit_test(test_forged),
                                        cmocka_unit_test(test_wire),
                                        cmocka_unit_test(test_wire_bytes)};

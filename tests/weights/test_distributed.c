@@ -9,6 +9,7 @@
 
 #include "base/wire.h"
 #include "mover/mover.h"
+#include "seed.h"
 #include "weights/cluster.h"
 #include "weights/registry/registry.h"
 #include "weights/server/pull.h"
@@ -83,8 +84,7 @@ static void test_random_hosts(void **state)
     static const dray_dtype dtypes[][2] = {
         {DRAY_F32, DRAY_F32}, {DRAY_F32, DRAY_BF16}, {DRAY_BF16, DRAY_BF16}, {DRAY_BF16, DRAY_F32}};
     static const uint32_t tps[] = {1, 2, 4};
-    const char *given = getenv("DRAY_TEST_SEED");
-    uint64_t seed = given ? (uint64_t)atoll(given) : (uint64_t)getpid();
+    uint64_t seed = test_seed();
     for (int i = 0; i < 8 * fixture_scale(); i++, seed++) {
         if (cluster_skips((size_t)i))
             continue;
@@ -351,8 +351,7 @@ static void test_forged_requests(void **state)
     assert_int_equal(ask_rect(&r, r.token, 0, DRAY_F32, ndim + 1, 0, 1), DRAY_EFORMAT);
     assert_int_equal(ask_rect(&r, r.token, 0, DRAY_F32, ndim, 0, 1), 0); /* it goes on */
     /* noise: any bytes in a well-formed frame are refused, or answered; the server lives on */
-    uint64_t seed = (uint64_t)getpid();
-    fprintf(stderr, "seed %" PRIu64 "\n", seed);
+    uint64_t seed = test_seed();
     for (int i = 0; i < 300 * fixture_scale(); i++) {
         dray__writer w = {0};
         dray__pull_rect rect = {.ndim = ndim, .dtype = DRAY_F32};

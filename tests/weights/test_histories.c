@@ -10,6 +10,7 @@
  * or a newer one of the same incarnation;
  *  - when nobody is in the middle of anything, nobody holds a lease. */
 #include "control/protocol.h"
+#include "seed.h"
 #include "weights/numbers.h"
 #include "weights/registry/state.h"
 
@@ -559,10 +560,9 @@ static void run(uint64_t seed)
 static void test_random_histories(void **state)
 {
     (void)state;
-    const char *text = getenv("DRAY_TEST_SEED"), *scale = getenv("DRAY_TEST_SCALE");
-    uint64_t first = text ? (uint64_t)atoll(text) : (uint64_t)getpid();
-    uint64_t runs = text ? 1 : 10000 * (scale && atoi(scale) > 0 ? (uint64_t)atoi(scale) : 1);
-    print_message("seeds from %llu\n", (unsigned long long)first);
+    const char *scale = getenv("DRAY_TEST_SCALE");
+    uint64_t first = test_seed();
+    uint64_t runs = test_cases(10000 * (scale ? strtoull(scale, NULL, 0) : 1));
     tickets = calloc(TICKETS, sizeof *tickets);
     assert_non_null(tickets);
     for (uint64_t i = 0; i < runs; i++)

@@ -1,6 +1,7 @@
 /* weights: engines that take full named tensors through a callback. What is handed over is compared
  * element by element with the oracle; memory is measured by the kernel's count of resident pages.
  */
+#include "seed.h"
 #include "weights/cluster.h"
 
 #include <poll.h>
@@ -492,10 +493,8 @@ static void test_refusals(void **state)
 
 int main(int argc, char **argv)
 {
-    const char *given = getenv("DRAY_TEST_SEED");
     setenv("DRAY_DATA_ADDRESS", "127.0.0.1", 1);
-    seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
-    fprintf(stderr, "seed %" PRIu64 "\n", seed);
+    seed = test_seed();
     const struct CMUnitTest tests[] = {
         CLUSTER_TEST(test_loading),
         CLUSTER_TEST(test_loading_from_other_hosts),

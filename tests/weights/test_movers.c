@@ -4,6 +4,7 @@
 #include "weights/cluster.h"
 
 #include "mover/mover.h"
+#include "seed.h"
 
 #include <fcntl.h>
 #include <setjmp.h>
@@ -265,14 +266,6 @@ static void gpu_faults_in(ranks *r, const dray_update_options *options, uint64_t
     }
 }
 
-static uint64_t random_seed(void)
-{
-    const char *given = getenv("DRAY_TEST_SEED");
-    uint64_t seed = given ? (uint64_t)atoll(given) : (uint64_t)getpid();
-    fprintf(stderr, "seed %" PRIu64 "\n", seed);
-    return seed;
-}
-
 static void write_checkpoint(uint64_t seed)
 {
     dray_layout *full;
@@ -288,7 +281,7 @@ static void write_checkpoint(uint64_t seed)
 static void test_updates(void **state)
 {
     (void)state;
-    uint64_t seed = random_seed();
+    uint64_t seed = test_seed();
     for (int mode = 0; mode < 4; mode++) {
         ranks r;
         open_ranks(&r, mode % 2 ? DRAY_BF16 : DRAY_F32, seed);
@@ -402,7 +395,7 @@ static void test_quantised(void **state)
 {
     (void)state;
     static const int32_t kinds[] = {DRAY_QUANT_BLOCK, DRAY_QUANT_TENSOR};
-    uint64_t seed = random_seed();
+    uint64_t seed = test_seed();
     for (int i = 0; i < 4; i++) {
         ranks r;
         dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
@@ -434,7 +427,7 @@ static void test_quantised(void **state)
 static void test_checkpoints_written_wrong(void **state)
 {
     (void)state;
-    uint64_t seed = random_seed();
+    uint64_t seed = test_seed();
     uint32_t compared = 0;
     dray_checksums *sums;
     write_checkpoint(seed);
@@ -497,7 +490,7 @@ static void corrupt(uint64_t random, char *name, size_t capacity)
 static void test_checkpoints_that_changed(void **state)
 {
     (void)state;
-    uint64_t seed = random_seed();
+    uint64_t seed = test_seed();
     ranks r;
     dray_checksums *sums;
     open_ranks(&r, DRAY_BF16, seed);

@@ -1,5 +1,6 @@
 /* weights: ownership. Random members whose blocks overlap; the oracle asks every element who holds
  * it first. */
+#include "seed.h"
 #include "weights/internal.h"
 
 #include <setjmp.h>
@@ -77,9 +78,7 @@ static void check_member(const dray__holder *members, uint32_t self, int owned[2
 static void test_first_holder_owns(void **state)
 {
     (void)state;
-    const char *given = getenv("DRAY_TEST_SEED");
-    unsigned seed = given ? (unsigned)atoi(given) : (unsigned)getpid();
-    print_message("seed %u\n", seed);
+    unsigned seed = (unsigned)test_seed();
     srandom(seed);
     for (int round = 0; round < 200; round++) {
         dray_layout *layouts[MEMBERS];

@@ -1,4 +1,5 @@
 /* weights: the registry as a state machine: gangs, versions, the publisher's wait, bad requests. */
+#include "seed.h"
 #include "weights/registry_client.h"
 
 /* ---- versions ------------------------------------------------------------------------------- */
@@ -169,9 +170,7 @@ static void test_wait_of_zero_drops_at_once(void **state)
 static void test_garbage_is_refused(void **state)
 {
     (void)state;
-    const char *seed_text = getenv("DRAY_TEST_SEED");
-    unsigned seed = seed_text ? (unsigned)atoi(seed_text) : (unsigned)getpid();
-    print_message("seed %u\n", seed);
+    unsigned seed = (unsigned)test_seed();
     srandom(seed);
     for (int i = 0; i < 20000; i++) {
         dray__writer w = {0};

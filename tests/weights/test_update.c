@@ -1,5 +1,6 @@
 /* weights: updates between processes. Whatever shardings, dtypes, modes and strategies: engine
  * memory equals the oracle, bit for bit, and the padding between is untouched. */
+#include "seed.h"
 #include "weights/cluster.h"
 
 #include <setjmp.h>
@@ -132,8 +133,7 @@ static void test_random_clusters(void **state)
     static const dray_dtype dtypes[][2] = {
         {DRAY_F32, DRAY_F32}, {DRAY_F32, DRAY_BF16}, {DRAY_BF16, DRAY_BF16}, {DRAY_BF16, DRAY_F32}};
     static const uint32_t tps[] = {1, 2, 4};
-    const char *given = getenv("DRAY_TEST_SEED");
-    uint64_t seed = given ? (uint64_t)atoll(given) : (uint64_t)getpid();
+    uint64_t seed = test_seed();
     for (int i = 0; i < 10 * fixture_scale(); i++, seed++) {
         if (cluster_skips((size_t)i))
             continue;
