@@ -661,7 +661,7 @@ static void who_writes_slowly_is_heard(void **state)
 static void who_says_nothing_is_closed(void **state)
 {
     (void)state;
-    coordinator_fixture quick = {.options = {.hello_ns = 50 * DRAY__MILLISECOND}};
+    coordinator_fixture quick = {.options = {.hello_ns = DRAY__SECOND}};
     fixture_fork(&quick, NULL);
     dray_context *context = fixture_open(&quick, "known", "task", 0);
     dray__channel *channel;

@@ -435,9 +435,11 @@ static int open_once(dray_queue *queue, const char *name, const dray_queue_optio
 {
     dray__opening opening;
     int rc = make_opening(queue, name, options, &opening, error);
-    if (!rc)
-        rc = (again ? dray__context_come_back : dray__channel_open_until)(
-            queue->context, deadline_ns, &queue->channel, error);
+    if (!rc && again)
+        rc = dray__context_come_back(queue->context, deadline_ns, &queue->channel, error);
+    else if (!rc)
+        rc = dray__channel_open_until(queue->context, dray__answer_deadline(deadline_ns),
+                                      &queue->channel, error);
     if (rc)
         return rc;
     int64_t left = deadline_ns - dray__now();
