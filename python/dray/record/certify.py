@@ -57,6 +57,10 @@ class Certificate:
                 found[name] = digest(tensor.detach()[rest])
         return found
 
+    def _digest(self, name, part, box):
+        """Of what an update in place would make of a rectangle of the checkpoint's."""
+        return digest(part.made(box) if part.steps is None else part.made(box).to(self._recorded._found[name].dtype))
+
     def __enter__(self):
         self._before, self._before_rest = self._others(), self._rest()
         self._wanted, self._seen = {}, set()
@@ -69,7 +73,7 @@ class Certificate:
                 self._seen.add(name)
                 for at, i, part in self._parts.get(name, ()):
                     box = tensor[tuple(slice(s, s + n) for s, n in zip(part.start, part.extent))]
-                    self._wanted[at, i] = digest(box.to(part.dtype))
+                    self._wanted[at, i] = self._digest(at, part, box)
                 yield name, tensor.clone()
         self._load(copies())
 
@@ -100,9 +104,7 @@ class Certificate:
         except Exception as error:  # it is another tensor after loading
             return str(error)
         for i, part in enumerate(p.parts):
-            seen = tensor if part.dtype == tensor.dtype else tensor.view(part.dtype)
-            view = seen.as_strided(part.extent, part.strides, seen.storage_offset() + part.offset)
-            if digest(view) != self._wanted[name, i]:
+            if digest(part.view(tensor)) != self._wanted[name, i]:
                 return f"differs from what load_weights made of it, in {part.name} from {part.start} on"
         for offset, sizes, strides, value in p.fills:
             view = tensor.as_strided(sizes, strides, tensor.storage_offset() + offset)

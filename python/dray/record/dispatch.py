@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .probe import probe
-from .provenance import (MOST_CODES, Book, Codes, Computed, Fill, Piece, Rect, Store, codes_of)
+from .provenance import (HERE, MOST_CODES, Book, Codes, Computed, Fill, Piece, Rect, Step, Store, codes_of)
 from .rectangles import Place, contiguous, inside
 from .tensors import NotRecorded, Recorded, place_of, tensors_among
 
@@ -24,6 +24,10 @@ MOVES = {"index_select", "index", "_unsafe_index", "gather", "repeat", "roll", "
          "select_scatter", "slice_scatter", "view_copy", "permute_copy", "constant_pad_nd", "block_diag",
          "_reshape_copy", "_unsafe_view", "reshape_copy", "transpose_copy", "index_put", "unbind_copy",
          "split_copy", "split_with_sizes_copy", "pixel_shuffle", "channel_shuffle"}
+# Operators that compute each element of itself and of numbers: run once more on real elements, they make the same.
+STEPS = {"add", "sub", "rsub", "mul", "div", "neg", "exp", "expm1", "log", "log1p", "log2", "sqrt", "rsqrt", "reciprocal",
+         "abs", "square", "pow", "sigmoid", "tanh", "softplus", "clamp", "clamp_min", "clamp_max", "relu", "exp2",
+         "bitwise_not", "bitwise_and", "logical_not", "sign", "floor", "ceil", "round", "trunc"}
 INTO = {"index_put_", "scatter_", "index_copy_", "_index_put_impl_"}
 ASKS = {"_local_scalar_dense", "equal", "nonzero", "is_nonzero", "allclose", "item", "is_same_size"}
 UNWRITTEN = "memory that load_weights has not written"
@@ -144,26 +148,36 @@ class Recording:
         entries = torch.tensor([self.book.entry(Fill(v)) for v in values.tolist()])
         return [Piece(None, place.sizes, Codes(entries[which].expand(place.sizes)))]
 
-    def _each(self, pieces, change, why, fills=False):
-        """Pieces with their variants changed; what no layout says becomes something computed. fills:
-        constants stay what they are."""
+    def _each(self, pieces, change, why, constant=None):
+        """Pieces with their variants changed; what no layout says becomes something computed. constant:
+        the number that becomes of a constant."""
         made = []
         for piece in pieces:
             value = piece.value
-            if isinstance(value, (Rect, Codes)):
-                value = self.book.map(value, change, fills)
+            if not isinstance(value, Computed):
+                value = self.book.map(value, change, constant)
                 if value is None:
                     value = Computed(why, frozenset(self.book.sources_of(piece.value)))
-            elif isinstance(value, Fill) and not fills:
-                value = Computed(why)
             made.append(piece._replace(value=value))
         return made
 
     def cast(self, pieces, before, after):
         if before == after:
             return pieces
-        return self._each(pieces, lambda i: self.book.cast(i, before, after),
-                          f"rounded to {after} on its way", True)
+        return self._each(pieces, lambda i: self.book.cast(i, before, after), f"rounded to {after} on its way",
+                          lambda value: torch.tensor(value, dtype=before).to(after).item())
+
+    def _stepped(self, function, name, arguments, keywords, shadow):
+        """Pieces of what an operator computes element by element of one recorded tensor; None: it does not."""
+        tensors = tensors_among(arguments, keywords)
+        if name.rstrip("_") not in STEPS or len(tensors) != 1 or tensors[0].shape != shadow.shape or \
+                any(isinstance(a, (list, tuple)) for a in arguments):
+            return None
+        of = tensors[0]
+        step = Step(function, tuple(HERE if a is of else (type(a), a) for a in arguments),
+                    tuple((n, (type(a), a)) for n, a in keywords.items()), of.dtype, shadow.dtype)
+        return self._each(self.read(of), lambda i: self.book.step(i, step), _named(name, arguments),
+                          lambda value: step(torch.tensor(value, dtype=of.dtype)).item())
 
     def write(self, tensor, pieces):
         place, store = place_of(tensor), self.store_of(tensor)
@@ -264,6 +278,8 @@ class Recording:
             raise NotRecorded(f"load_weights gives memory another owner ({name})")
         elif not kind.is_torchs:
             self._custom(name, function, arguments, keywords, into, known)
+        elif len(into) == 1 and (pieces := self._stepped(function, name, arguments, keywords, into[0])) is not None:
+            self.write(into[0], pieces)
         else:
             for t in into:
                 self.write(t, [self._computed(_named(name, arguments), known, t.shape)])
@@ -341,6 +357,11 @@ class Recording:
         except Exception as failure:
             raise NotRecorded(f"load_weights computes {name}: {failure}",
                               set().union(*(self.sources(k) for k in known))) from failure
+        if isinstance(out, torch.Tensor) and \
+                (pieces := self._stepped(function, name, arguments, keywords, out)) is not None:
+            made = self._made(out, device)
+            self.write(made, pieces)
+            return made
         return _changed(out, lambda s: self._of_computed(_named(name, arguments), s, known, device))
 
     def _of_computed(self, how, shadow, known, device):

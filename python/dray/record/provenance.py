@@ -10,14 +10,38 @@ import torch
 from .rectangles import Place, apart, contiguous, inside, locate, merged, refined
 
 MOST_CODES = 1 << 25  # elements that get a number each
+MOST_STEPS = 8        # of elements that are computed
+HERE = object()       # where in a step's arguments the tensor goes
+
+
+class Step(NamedTuple):
+    """A function of each element alone: one of torch's operators with its numbers. Run again, it makes the same."""
+    function: Any
+    arguments: tuple      # HERE for the tensor; else (type, number)
+    keywords: tuple       # (name, (type, number))
+    given: torch.dtype
+    made: torch.dtype
+
+    def __call__(self, tensor):
+        tensor = tensor.to(self.given, copy=True)  # some write into what they are given
+        return self.function(*(tensor if a is HERE else a[1] for a in self.arguments),
+                             **{name: value for name, (_, value) in self.keywords}).to(self.made)
+
+    def __str__(self):
+        name = self.function._schema.name.split("::")[1].rstrip("_")
+        if name == "to":
+            return str(self.made).replace("torch.", "")
+        numbers = ", ".join(repr(a[1]) for a in (*self.arguments[1:], *(v for _, v in self.keywords)) if a is not HERE)
+        return f"{name}({numbers})" if numbers else name
 
 
 class Variant(NamedTuple):
     """A tensor of the checkpoint as it is seen by now: rounded to a dtype on its way, its bits taken
-    for those of another."""
+    for those of another, computed element by element."""
     source: int
     rounded: Optional[torch.dtype] = None
     bits: Optional[torch.dtype] = None
+    steps: tuple = ()
 
 
 class Rect(NamedTuple):
@@ -58,7 +82,11 @@ def grid(offset, sizes, strides):
     return at
 
 
-def _exact(a, b):
+def rounding(given, made):
+    return Step(torch.ops.aten.to.dtype, (HERE, (torch.dtype, made)), (), given, made)
+
+
+def exact(a, b):
     """Has dtype b every value of a?"""
     if a == b:
         return True
@@ -111,16 +139,28 @@ class Book:
         variant = self.variants[index]
         if variant.bits is not None:
             return None
-        of = self.dtypes[variant.source]
-        if variant.rounded is None:
-            return index if _exact(of, after) else self.variant(variant._replace(rounded=after))
-        return index if _exact(variant.rounded, after) else None
+        if exact(now := self._now(variant), after):
+            return index
+        if variant.rounded is None and not variant.steps:
+            return self.variant(variant._replace(rounded=after))
+        return self.step(index, rounding(now, after))
+
+    def _now(self, variant):
+        """The dtype that has every value of it."""
+        return variant.steps[-1].made if variant.steps else variant.rounded or self.dtypes[variant.source]
+
+    def step(self, index, step):
+        """The variant that a step makes of one; None: no layout says it."""
+        variant = self.variants[index]
+        if variant.bits is not None or len(variant.steps) == MOST_STEPS:
+            return None
+        return self.variant(variant._replace(steps=(*variant.steps, step)))
 
     def seen_as(self, index, dtype):
         """The variant of the same bits as another dtype's; None: no layout says it."""
         variant = self.variants[index]
         of = self.dtypes[variant.source]
-        if variant.rounded is not None or of.itemsize != dtype.itemsize:
+        if variant.rounded is not None or variant.steps or of.itemsize != dtype.itemsize:
             return None
         return self.variant(variant._replace(bits=None if dtype == of else dtype))
 
@@ -146,17 +186,21 @@ class Book:
             return {self.variants[self.variant_of(code)].source}
         return self.sources_of(self.value_of(code)) if code < 0 else set()
 
-    def map(self, value, change, fills):
+    def map(self, value, change, constant=None):
         """The value with its variants changed: change(index) is another index, None: not to be said.
-        fills: may it have constants?"""
+        constant(number): the number that becomes of a constant; None: there may be none."""
         if isinstance(value, Rect):
             index = change(value.variant)
             return None if index is None else value._replace(variant=index)
+        if isinstance(value, Fill):
+            return None if constant is None else Fill(constant(value.value))
         codes = value.array.clone()
         for base in torch.unique(self._reduced(value.array)).tolist():
             if base <= 0:
-                if base < 0 and not fills and isinstance(self.value_of(base), Fill):
-                    return None
+                if base < 0 and isinstance(entry := self.value_of(base), Fill):
+                    if constant is None:
+                        return None
+                    codes[value.array == base] = self.entry(Fill(constant(entry.value)))
                 continue
             before = self.variant_of(base)
             index = change(before)

@@ -2,14 +2,14 @@
 left to the engine's loader."""
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import torch
 
 from .. import _library as _l
 from ..parameters import Block, Given, place, stale
 from .module import tensors_of
-from .provenance import Codes, Computed, Fill, Rect, rectangles
+from .provenance import Codes, Computed, Fill, Rect, exact, rectangles, rounding
 from .rectangles import MOST_BOXES, Place, boxes, contiguous, inside
 
 
@@ -21,6 +21,19 @@ class Part(NamedTuple):
     offset: int       # in elements, of the engine's tensor's own memory: 0 is its first element
     strides: tuple
     dtype: torch.dtype
+    steps: Optional[tuple] = None  # by which it is computed, behind an update into memory of its own; None: it is not
+
+    def view(self, tensor):
+        """Of the engine's tensor."""
+        seen = tensor if self.steps is not None or self.dtype == tensor.dtype else tensor.view(self.dtype)
+        return seen.as_strided(self.extent, self.strides, seen.storage_offset() + self.offset)
+
+    def made(self, values):
+        """What the engine's tensor has of the checkpoint's elements."""
+        values = values.to(self.dtype)
+        for step in self.steps or ():
+            values = step(values)
+        return values
 
 
 class Parameter(NamedTuple):
@@ -108,20 +121,24 @@ def _parts(book, tensor, origin, at, value, parts):
     name, shape, dtype = (of[variant.source] for of in (book.names, book.shapes, book.dtypes))
     if variant.bits is not None and variant.bits != tensor.dtype:
         return f"has bits of {name} as {variant.bits}"
-    if variant.bits is None and variant.rounded not in (None, tensor.dtype):
-        return f"has {name} rounded to {variant.rounded}"
-    seen = dtype if variant.bits is not None else tensor.dtype
-    if seen != dtype and not (seen.is_floating_point and dtype.is_floating_point and
-                              min(seen.itemsize, dtype.itemsize) > 1):
-        return f"has {name} converted from {dtype} to {seen}"
+    steps, seen = None, dtype if variant.bits is not None else tensor.dtype
+    if variant.steps or variant.bits is None and variant.rounded not in (None, seen) or \
+            seen != dtype and not _converts(dtype, seen):
+        rounded = () if variant.rounded in (None, dtype) else (rounding(dtype, variant.rounded),)
+        steps, seen = (*rounded, *variant.steps), dtype
     if len(shape) > _l.MAX_DIMS:
         return f"has {name} of {len(shape)} dimensions"
     found = boxes(shape, Place(value.offset, at.sizes, value.strides), at.strides)
     if found is None:
         return f"has elements of {name} that are no rectangles"
     for start, extent, offset, strides in found:
-        parts.append(Part(name, start, extent, at.offset - origin + offset, strides, seen))
+        parts.append(Part(name, start, extent, at.offset - origin + offset, strides, seen, steps))
     return ""
+
+
+def _converts(before, after):
+    """Does an update do that on its way?"""
+    return before.is_floating_point and after.is_floating_point and min(before.itemsize, after.itemsize) > 1
 
 
 class Recorded(Given):
@@ -137,6 +154,7 @@ class Recorded(Given):
         self.certified = False
         self._read = dict(read)  # {tensor of the checkpoint: why the loader needs it in any case}
         self._staged = {}
+        self._before_steps = {}  # (engine's tensor, number of its part): memory that the update writes
         self._settle()
 
     def _settle(self):
@@ -145,9 +163,12 @@ class Recorded(Given):
             left = set(self._read).union(*(p.sources for p in self._found.values() if p.reason))
             dtypes = {name: self.tensors[name][1] for name in left}
             again = False
-            for name, p in self._found.items():
-                for part in p.parts:
+            for name, p in sorted(self._found.items(), key=lambda f: any(q.steps is not None for q in f[1].parts)):
+                for i, part in enumerate(p.parts):
                     if part.dtype != dtypes.setdefault(part.name, part.dtype):
+                        if part.steps is not None and exact(part.dtype, dtypes[part.name]):
+                            p.parts[i] = part._replace(dtype=dtypes[part.name])
+                            continue
                         self.leave(name, f"has {part.name} as {part.dtype}, others as "
                                          f"{dtypes[part.name]}", settle=False)
                         again = True
@@ -171,6 +192,10 @@ class Recorded(Given):
         return {n: p.reason for n, p in self._found.items() if p.reason}
 
     @property
+    def computed(self):
+        return {n: ", ".join(map(str, part.steps)) for n, p in self._found.items() for part in p.parts[:1] if part.steps}
+
+    @property
     def blocks(self):
         return [block for _, block in self._blocks()]
 
@@ -188,10 +213,17 @@ class Recorded(Given):
         now = tensors_of(self._into)
         for name, p in self._found.items():
             tensor = self._now(name, now) if p.parts else None
-            for part in p.parts:
-                seen = tensor if part.dtype == tensor.dtype else tensor.view(part.dtype)
-                view = seen.as_strided(part.extent, part.strides, seen.storage_offset() + part.offset)
+            for i, part in enumerate(p.parts):
+                view = part.view(tensor) if part.steps is None else self._held(name, i, part)
                 yield part.name, Block(part.name, self.tensors[part.name][0], view, part.start)
+
+    def _held(self, name, i, part):
+        """Memory for what a tensor of the engine's is computed of."""
+        held = self._before_steps.get((name, i))
+        if held is None or (held.shape, held.dtype) != (part.extent, part.dtype):
+            from ..host import empty
+            held = self._before_steps[name, i] = empty(*part.extent, dtype=part.dtype)
+        return held
 
     # ---- what Subscriber asks ----------------------------------------------------------------
 
@@ -213,8 +245,12 @@ class Recorded(Given):
             self._load((n, t.clone()) for n, t in self._staged.items())
 
     def fill(self):
+        """What the blocks' bytes alone are not: constants, and what is computed of elements."""
         now = tensors_of(self._into)
         for name, p in self._found.items():
+            for i, part in enumerate(p.parts):
+                if part.steps is not None:
+                    part.view(self._now(name, now)).copy_(part.made(self._held(name, i, part)))
             for offset, sizes, strides, value in p.fills:
                 tensor = self._now(name, now)
                 tensor.as_strided(sizes, strides, tensor.storage_offset() + offset).fill_(value)
