@@ -7,21 +7,17 @@
 #include "base/random.h"
 #include "base/wire.h"
 #include "base/words.h"
+#include "suite.h"
 
 #include <errno.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-static void errors_have_names_and_texts(void **state)
+TEST(errors_have_names_and_texts)
 {
-    (void)state;
     assert_string_equal(dray_error_name(DRAY_EHOLE), "EHOLE");
     assert_string_equal(dray_error_name(0), "OK");
     assert_string_equal(dray_error_name(-9999), "E?");
@@ -37,9 +33,8 @@ static void errors_have_names_and_texts(void **state)
     assert_int_equal(dray__fail(NULL, DRAY_EINVALID, "nobody listens"), DRAY_EINVALID);
 }
 
-static void wire_reads_what_it_wrote(void **state)
+TEST(wire_reads_what_it_wrote)
 {
-    (void)state;
     dray__writer w = {0};
     dray__put_u8(&w, 7);
     dray__put_u16(&w, 0xBEEF);
@@ -77,18 +72,16 @@ static void wire_reads_what_it_wrote(void **state)
     dray__writer_free(&w);
 }
 
-static void forged_counts_are_refused(void **state)
+TEST(forged_counts_are_refused)
 {
-    (void)state;
     uint8_t data[8] = {0xFF, 0xFF, 0xFF, 0x7F, 0, 0, 0, 0};
     dray__reader r = dray__reader_of(data, sizeof data);
     assert_int_equal(dray__get_count(&r, 1), 0);
     assert_true(r.failed);
 }
 
-static void utf8_follows_rfc3629(void **state)
+TEST(utf8_follows_rfc3629)
 {
-    (void)state;
     assert_true(dray__utf8_valid("a\xC3\xA4\xE2\x82\xAC\xF0\x9F\x98\x80", 10));
     assert_false(dray__utf8_valid("\xC0\x80", 2));
     assert_false(dray__utf8_valid("\xED\xA0\x80", 3));
@@ -96,9 +89,8 @@ static void utf8_follows_rfc3629(void **state)
     assert_false(dray__utf8_valid("\xE2\x82", 2));
 }
 
-static void map_behaves_like_a_model(void **state)
+TEST(map_behaves_like_a_model)
 {
-    (void)state;
     enum { KEYS = 300 };
     bool there[KEYS] = {false};
     uint32_t values[KEYS] = {0};
@@ -121,9 +113,8 @@ static void map_behaves_like_a_model(void **state)
     dray__map_free(&map);
 }
 
-static void nearest_word(void **state)
+TEST(nearest_word)
 {
-    (void)state;
     const char *words[] = {"direct", "bucket", "parameter"};
     assert_int_equal(dray__word_nearest("bukcet", words, 3), 1);
     assert_int_equal(dray__word_nearest("param", words, 3), -1);
@@ -136,9 +127,8 @@ static void nearest_word(void **state)
 }
 
 /* Known answers of Random123's kat_vectors for philox4x32-10. */
-static void philox_gives_the_published_answers(void **state)
+TEST(philox_gives_the_published_answers)
 {
-    (void)state;
     dray__philox zero = dray__philox4x32((uint32_t[4]){0}, (uint32_t[2]){0});
     assert_memory_equal(zero.v, ((uint32_t[]){0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}), 16);
     uint32_t f = 0xffffffff;
@@ -153,9 +143,8 @@ static void philox_gives_the_published_answers(void **state)
     assert_true(fabs(sum / 1e5) < 0.02 && fabs(square / 1e5 - 1) < 0.02);
 }
 
-static void deadlines_saturate(void **state)
+TEST(deadlines_saturate)
 {
-    (void)state;
     assert_true(dray__deadline(INT64_MAX) == INT64_MAX);
     assert_int_equal(dray__left_ms(dray__deadline(-1)), 0);
     assert_true(dray__left_ms(dray__deadline(DRAY__SECOND)) > 900);
@@ -182,9 +171,8 @@ typedef struct options_later {
 
 #define OPTIONS_FIRST dray__end_of(options_first, b)
 
-static void options_of_other_versions(void **state)
+TEST(options_of_other_versions)
 {
-    (void)state;
     const options_now defaults = {sizeof defaults, 1, 2, 3};
     options_now out = defaults;
     dray_error e;
@@ -210,9 +198,8 @@ static void options_of_other_versions(void **state)
     assert_memory_equal(&out, &defaults, sizeof out); /* what was refused changed nothing */
 }
 
-static void results_for_callers_of_other_versions(void **state)
+TEST(results_for_callers_of_other_versions)
 {
-    (void)state;
     const options_now filled = {sizeof filled, 1, 2, 3};
     struct {
         options_first first;
@@ -227,9 +214,8 @@ static void results_for_callers_of_other_versions(void **state)
 }
 
 /* Sizes about those at which the buffer grows; what was not written to its end changes nothing. */
-static void files_are_read_and_written_whole(void **state)
+TEST(files_are_read_and_written_whole)
 {
-    (void)state;
     static const size_t sizes[] = {0, 1, 4095, 4096, 4097, 20000};
     char folder[] = "/tmp/dray-test-XXXXXX", path[64], data[20000], *text = NULL;
     size_t size = 0;
@@ -266,20 +252,4 @@ static void files_are_read_and_written_whole(void **state)
     assert_int_equal(rmdir(folder), 0); /* nothing lies beside it */
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(errors_have_names_and_texts),
-        cmocka_unit_test(wire_reads_what_it_wrote),
-        cmocka_unit_test(forged_counts_are_refused),
-        cmocka_unit_test(utf8_follows_rfc3629),
-        cmocka_unit_test(map_behaves_like_a_model),
-        cmocka_unit_test(nearest_word),
-        cmocka_unit_test(philox_gives_the_published_answers),
-        cmocka_unit_test(deadlines_saturate),
-        cmocka_unit_test(options_of_other_versions),
-        cmocka_unit_test(results_for_callers_of_other_versions),
-        cmocka_unit_test(files_are_read_and_written_whole),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -1,13 +1,9 @@
 /* Who may stay of those that connect to a listener, and who ends for whom. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #include "base/callers.h"
 #include "base/clock.h"
+#include "suite.h"
 
 #include <poll.h>
 #include <sys/resource.h>
@@ -45,9 +41,8 @@ static void enter_known(int count, bool busy)
     }
 }
 
-static void the_oldest_stranger_ends(void **state)
+TEST_WITHIN(the_oldest_stranger_ends, begin, NULL)
 {
-    (void)state;
     for (int i = 0; i < STRANGERS + 3; i++)
         assert_true(dray__callers_enter(&callers, &all[i], NULL));
     assert_int_equal(callers.stranger_count, STRANGERS);
@@ -59,9 +54,8 @@ static void the_oldest_stranger_ends(void **state)
     assert_int_equal(callers.known_count, 0);
 }
 
-static void strangers_have_their_time(void **state)
+TEST_WITHIN(strangers_have_their_time, begin, NULL)
 {
-    (void)state;
     for (int i = 0; i < 3; i++)
         assert_true(dray__callers_enter(&callers, &all[i], NULL));
     dray__callers_heard(&callers, &all[1]);
@@ -74,9 +68,8 @@ static void strangers_have_their_time(void **state)
     assert_int_equal(callers.known_count, 1);
 }
 
-static void who_was_silent_longest_ends(void **state)
+TEST_WITHIN(who_was_silent_longest_ends, begin, NULL)
 {
-    (void)state;
     enter_known(KNOWN, false);
     assert_true(dray__callers_enter(&callers, &all[KNOWN], NULL));
     assert_int_equal(end_count, 0); /* it may be nobody */
@@ -88,9 +81,8 @@ static void who_was_silent_longest_ends(void **state)
     assert_int_equal(callers.known_count, KNOWN);
 }
 
-static void nobody_ends_who_is_busy(void **state)
+TEST_WITHIN(nobody_ends_who_is_busy, begin, NULL)
 {
-    (void)state;
     enter_known(KNOWN, true);
     assert_false(dray__callers_enter(&callers, &all[KNOWN], NULL));
     assert_false(dray__callers_make_room(&callers));
@@ -101,13 +93,4 @@ static void nobody_ends_who_is_busy(void **state)
     assert_int_equal(ended[0], KNOWN);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(the_oldest_stranger_ends, begin),
-        cmocka_unit_test_setup(strangers_have_their_time, begin),
-        cmocka_unit_test_setup(who_was_silent_longest_ends, begin),
-        cmocka_unit_test_setup(nobody_ends_who_is_busy, begin),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

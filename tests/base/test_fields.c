@@ -3,14 +3,12 @@
 #include "base/random.h"
 #include "base/wire.h"
 #include "seed.h"
+#include "suite.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <time.h>
 
-#include <cmocka.h>
 
 typedef struct item {
     uint32_t a, b;
@@ -108,9 +106,8 @@ static dray__writer bytes_of(void)
     return w;
 }
 
-static void test_written_as_by_hand(void **state)
+TEST(test_written_as_by_hand)
 {
-    (void)state;
     dray__writer w = {0}, by_hand = bytes_of();
     dray__put_fields(&w, &whole_fields, &sample);
     assert_int_equal(w.size, by_hand.size);
@@ -121,9 +118,8 @@ static void test_written_as_by_hand(void **state)
     dray__writer_free(&by_hand);
 }
 
-static void test_read_again(void **state)
+TEST(test_read_again)
 {
-    (void)state;
     dray__writer w = bytes_of(), again = {0};
     dray__reader r = dray__reader_of(w.data, w.size);
     dray__arena arena = {0};
@@ -139,9 +135,8 @@ static void test_read_again(void **state)
 }
 
 /* Any beginning of it is short, and leaves nothing that would be followed. */
-static void test_short(void **state)
+TEST(test_short)
 {
-    (void)state;
     dray__writer w = bytes_of();
     for (size_t size = 0; size < w.size; size++) {
         dray__reader r = dray__reader_of(w.data, size);
@@ -159,9 +154,8 @@ static void test_short(void **state)
 
 /* What is accepted of changed bytes is written as the same bytes, but for what is not 0 or 1 of a
  * bool. */
-static void test_random(void **state)
+TEST(test_random)
 {
-    (void)state;
     uint64_t seed = test_seed(), draws = 0;
     uint32_t accepted = 0;
     for (int round = 0; round < 20000; round++) {
@@ -199,9 +193,8 @@ static void refuse(const whole *what, const char *why)
     dray__writer_free(&w);
 }
 
-static void test_texts(void **state)
+TEST(test_texts)
 {
-    (void)state;
     whole changed = sample;
     changed.text = "0123456789a";
     refuse(&changed, "too long a text");
@@ -211,14 +204,4 @@ static void test_texts(void **state)
     refuse(&changed, "a text that is not UTF-8");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_written_as_by_hand),
-        cmocka_unit_test(test_read_again),
-        cmocka_unit_test(test_short),
-        cmocka_unit_test(test_random),
-        cmocka_unit_test(test_texts),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -2,12 +2,7 @@
  * by others. What needs the CPU of whoever looks counts as one that failed. */
 #include "base/clock.h"
 #include "base/spin.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
+#include "suite.h"
 
 /* How many looks are left out before the next one. */
 static uint32_t left_out(dray__spin *spin)
@@ -18,9 +13,8 @@ static uint32_t left_out(dray__spin *spin)
     return count;
 }
 
-static void test_rests(void **state)
+TEST(test_rests)
 {
-    (void)state;
     dray__spin spin = {0};
     uint32_t expected = 0;
     for (int i = 0; i < 20; i++) {
@@ -36,9 +30,8 @@ static void test_rests(void **state)
     assert_int_equal(left_out(&spin), 1);
 }
 
-static void test_ends(void **state)
+TEST(test_ends)
 {
-    (void)state;
     dray__spin spin = {0};
     assert_false(dray__spin_begin(&spin, dray__now())); /* no time for it */
     assert_true(dray__spin_begin(&spin, INT64_MAX));
@@ -47,8 +40,4 @@ static void test_ends(void **state)
         assert_true(dray__now() - begin < DRAY__SECOND);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rests), cmocka_unit_test(test_ends)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -1,16 +1,14 @@
 /* control: barriers, with members that leave, come back, and die. */
 #include "control/fixture.h"
+#include "suite.h"
 
 #include "base/random.h"
 #include "seed.h"
 
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <time.h>
 
-#include <cmocka.h>
 
 static coordinator_fixture f;
 static uint64_t seed;
@@ -21,18 +19,16 @@ static uint64_t draw(uint64_t below)
     return dray__random_u64(seed, 0, drawn++) % below;
 }
 
-static int start(void **state)
+FIXTURE(start)
 {
-    (void)state;
     seed = test_seed();
     f.tcp = false;
     fixture_fork(&f, NULL);
     return 0;
 }
 
-static int stop(void **state)
+FIXTURE(stop)
 {
-    (void)state;
     fixture_stop(&f);
     return 0;
 }
@@ -55,9 +51,8 @@ static void *many_rounds(void *user)
     return failed;
 }
 
-static void nobody_passes_early(void **state)
+TEST(nobody_passes_early)
 {
-    (void)state;
     pthread_t threads[MEMBERS];
     for (uintptr_t i = 0; i < MEMBERS; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, many_rounds, (void *)i), 0);
@@ -98,9 +93,8 @@ static void *enter_pair(void *user)
     return (void *)(intptr_t)dray_barrier(user, "pair", 2, 60 * DRAY__SECOND, NULL);
 }
 
-static void misuse_hurts_nobody(void **state)
+TEST(misuse_hurts_nobody)
 {
-    (void)state;
     dray_context *a = fixture_open(&f, "a", "task", 0), *b = fixture_open(&f, "b", "task", 0);
     dray_error error;
     void *result;
@@ -127,9 +121,8 @@ static void misuse_hurts_nobody(void **state)
     dray_close(b);
 }
 
-static void who_times_out_may_come_back(void **state)
+TEST(who_times_out_may_come_back)
 {
-    (void)state;
     dray_context *a = fixture_open(&f, "a", "task", 0), *b = fixture_open(&f, "b", "task", 0);
     dray_error error;
     void *result;
@@ -149,9 +142,8 @@ static void who_times_out_may_come_back(void **state)
     dray_close(b);
 }
 
-static void contexts_do_not_wait_for_their_own_barriers(void **state)
+TEST(contexts_do_not_wait_for_their_own_barriers)
 {
-    (void)state;
     dray_context *a = fixture_open(&f, "a", "task", 0), *b = fixture_open(&f, "b", "task", 0);
     pthread_t thread;
     void *result;
@@ -184,9 +176,8 @@ static void child_main(uint32_t rank, uint32_t count, int pipe_end)
     _exit(status == DRAY_EDEAD ? 0 : 1);
 }
 
-static void the_dead_are_named(void **state)
+TEST(the_dead_are_named)
 {
-    (void)state;
     dray_context *watcher = fixture_open(&f, "watcher", "tool", 0);
     for (int round = 0; round < 10 * fixture_scale(); round++) {
         int count = 1 + (int)draw(5), pipes[8][2];
@@ -240,9 +231,8 @@ static void rounds_main(uint32_t rank, uint32_t count)
     _exit(again == DRAY_OK && (status == DRAY_EDEAD || status == DRAY_ETIMEDOUT) ? 0 : 1);
 }
 
-static void deaths_at_any_moment_free_the_others(void **state)
+TEST(deaths_at_any_moment_free_the_others)
 {
-    (void)state;
     for (int round = 0; round < 8 * fixture_scale(); round++) {
         pid_t children[4] = {0};
         int count = 2 + (int)draw(3);
@@ -270,15 +260,4 @@ static void deaths_at_any_moment_free_the_others(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nobody_passes_early),
-        cmocka_unit_test(misuse_hurts_nobody),
-        cmocka_unit_test(who_times_out_may_come_back),
-        cmocka_unit_test(contexts_do_not_wait_for_their_own_barriers),
-        cmocka_unit_test(the_dead_are_named),
-        cmocka_unit_test(deaths_at_any_moment_free_the_others),
-    };
-    return cmocka_run_group_tests(tests, start, stop);
-}
+SUITE(start, stop)

@@ -1,6 +1,7 @@
 /* control: what arrives is not trusted. Mutated frames, descriptors, clients that do not read or
  * that write byte by byte, many clients, a coordinator that hangs. */
 #include "control/fixture.h"
+#include "suite.h"
 
 #include "base/hash.h"
 #include "base/random.h"
@@ -14,14 +15,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
 
-#include <cmocka.h>
 
 static coordinator_fixture f;
 static uint64_t seed, drawn;
@@ -92,9 +90,8 @@ static void fds_return_to(pid_t pid, int expected)
     assert_int_equal(count_fds(pid), expected);
 }
 
-static int start(void **state)
+FIXTURE(start)
 {
-    (void)state;
     seed = test_seed();
     f.tcp = true;
     f.options.unread_bytes = 4 << 20;
@@ -103,9 +100,8 @@ static int start(void **state)
     return 0;
 }
 
-static int stop(void **state)
+FIXTURE(stop)
 {
-    (void)state;
     fixture_stop(&f);
     return 0;
 }
@@ -338,9 +334,8 @@ static void one_fuzzed_connection(int spare)
     dray__writer_free(&out);
 }
 
-static void mutated_frames_hurt_nobody(void **state)
+TEST(mutated_frames_hurt_nobody)
 {
-    (void)state;
     int spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
     int runs = 8000 * fixture_scale();
     for (int i = 0; i < runs; i++) {
@@ -372,9 +367,8 @@ static int last_words(const raw *c, dray_error *told)
     return told->code;
 }
 
-static void unusable_streams_are_closed_with_a_reason(void **state)
+TEST(unusable_streams_are_closed_with_a_reason)
 {
-    (void)state;
     static const struct {
         size_t at; /* which byte of a HELLO is replaced */
         uint8_t value;
@@ -409,9 +403,8 @@ static void unusable_streams_are_closed_with_a_reason(void **state)
 }
 
 /* A frame without a payload has a header that can be altered, too. */
-static void empty_frames_have_a_checksum(void **state)
+TEST(empty_frames_have_a_checksum)
 {
-    (void)state;
     for (size_t at = 4; at < DRAY__FRAME_HEADER; at++) {
         if (at == 6 || at == 7 || (at >= 16 && at < 20)) /* they say how much is to come */
             continue;
@@ -429,9 +422,8 @@ static void empty_frames_have_a_checksum(void **state)
 }
 
 /* Requests that wait for their answers take memory: there is an end to them. */
-static void waiting_requests_have_an_end(void **state)
+TEST(waiting_requests_have_an_end)
 {
-    (void)state;
     enum { KEPT = 4096 };
     dray__writer out = {0}, payload = {0};
     put_hello(&out, &payload);
@@ -463,9 +455,8 @@ static void waiting_requests_have_an_end(void **state)
     still_serves();
 }
 
-static void forged_lengths_take_no_memory(void **state)
+TEST(forged_lengths_take_no_memory)
 {
-    (void)state;
     enum { CONNECTIONS = 200 };
     raw all[CONNECTIONS];
     dray__writer out = {0}, payload = {0};
@@ -503,9 +494,8 @@ static bool same_file(int a, int b)
     return sa.st_dev == sb.st_dev && sa.st_ino == sb.st_ino;
 }
 
-static void descriptors_come_back(void **state)
+TEST(descriptors_come_back)
 {
-    (void)state;
     dray_context *context = fixture_open(&f, "fds", "task", 0);
     dray__channel *channel;
     dray_error error;
@@ -552,9 +542,8 @@ static void descriptors_come_back(void **state)
     dray_close(context);
 }
 
-static void descriptors_that_nobody_announced_are_closed(void **state)
+TEST(descriptors_that_nobody_announced_are_closed)
 {
-    (void)state;
     int fds[DRAY__FRAME_FDS];
     for (uint32_t i = 0; i < DRAY__FRAME_FDS; i++)
         fds[i] = STDIN_FILENO;
@@ -585,9 +574,8 @@ static void descriptors_that_nobody_announced_are_closed(void **state)
     dray__writer_free(&payload);
 }
 
-static void tcp_carries_no_descriptors(void **state)
+TEST(tcp_carries_no_descriptors)
 {
-    (void)state;
     dray_context *context = fixture_open_at(f.tcp_address, "tcp", "task", 0);
     dray__channel *channel;
     dray_error error;
@@ -605,9 +593,8 @@ static void tcp_carries_no_descriptors(void **state)
 
 /* ---- slow and many --------------------------------------------------------------------------- */
 
-static void who_does_not_read_is_closed(void **state)
+TEST(who_does_not_read_is_closed)
 {
-    (void)state;
     const char *addresses[] = {f.unix_address, f.tcp_address};
     for (int a = 0; a < 2; a++) {
         raw c = connect_raw(addresses[a]);
@@ -625,9 +612,8 @@ static void who_does_not_read_is_closed(void **state)
     }
 }
 
-static void who_writes_slowly_is_heard(void **state)
+TEST(who_writes_slowly_is_heard)
 {
-    (void)state;
     raw c = connect_raw(f.unix_address);
     dray__writer out = {0}, payload = {0};
     put_hello(&out, &payload);
@@ -658,9 +644,8 @@ static void who_writes_slowly_is_heard(void **state)
     close_raw(&c);
 }
 
-static void who_says_nothing_is_closed(void **state)
+TEST(who_says_nothing_is_closed)
 {
-    (void)state;
     coordinator_fixture quick = {.options = {.hello_ns = DRAY__SECOND}};
     fixture_fork(&quick, NULL);
     dray_context *context = fixture_open(&quick, "known", "task", 0);
@@ -705,9 +690,8 @@ static void *one_of_many(void *user)
     return failed;
 }
 
-static void many_clients(void **state)
+TEST(many_clients)
 {
-    (void)state;
     int mine = count_fds(getpid());
     pthread_t threads[CLIENTS];
     for (uintptr_t i = 1; i <= CLIENTS; i++)
@@ -723,9 +707,8 @@ static void many_clients(void **state)
 
 /* ---- a coordinator that hangs ---------------------------------------------------------------- */
 
-static void deadlines_hold_when_nobody_answers(void **state)
+TEST(deadlines_hold_when_nobody_answers)
 {
-    (void)state;
     dray_context *context = fixture_open(&f, "patient", "task", 0), *none = NULL;
     dray__channel *channel;
     dray_error error;
@@ -765,22 +748,4 @@ static void deadlines_hold_when_nobody_answers(void **state)
     dray_close(context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(mutated_frames_hurt_nobody),
-        cmocka_unit_test(unusable_streams_are_closed_with_a_reason),
-        cmocka_unit_test(empty_frames_have_a_checksum),
-        cmocka_unit_test(waiting_requests_have_an_end),
-        cmocka_unit_test(forged_lengths_take_no_memory),
-        cmocka_unit_test(descriptors_come_back),
-        cmocka_unit_test(descriptors_that_nobody_announced_are_closed),
-        cmocka_unit_test(tcp_carries_no_descriptors),
-        cmocka_unit_test(who_does_not_read_is_closed),
-        cmocka_unit_test(who_writes_slowly_is_heard),
-        cmocka_unit_test(who_says_nothing_is_closed),
-        cmocka_unit_test(many_clients),
-        cmocka_unit_test(deadlines_hold_when_nobody_answers),
-    };
-    return cmocka_run_group_tests(tests, start, stop);
-}
+SUITE(start, stop)

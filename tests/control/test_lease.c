@@ -1,5 +1,6 @@
 /* control: leases. Who asked first has its turn first; nobody shares a name, whatever dies. */
 #include "control/restartable.h"
+#include "suite.h"
 
 #include "base/random.h"
 #include "control/channel.h"
@@ -8,12 +9,9 @@
 
 #include <dray/lease.h>
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <time.h>
 
-#include <cmocka.h>
 
 static coordinator_fixture f;
 static uint64_t seed;
@@ -23,9 +21,8 @@ static uint64_t draw(uint64_t stream, uint64_t at, uint64_t below)
     return dray__random_u64(seed, stream, at) % below;
 }
 
-static int start(void **state)
+FIXTURE(start)
 {
-    (void)state;
     seed = test_seed();
     f.tcp = false;
     f.options = (dray__coordinator_options){.limits = "leases=20"};
@@ -33,9 +30,8 @@ static int start(void **state)
     return 0;
 }
 
-static int stop(void **state)
+FIXTURE(stop)
 {
-    (void)state;
     fixture_stop(&f);
     return 0;
 }
@@ -128,9 +124,8 @@ static void *many_turns(void *user)
     return NULL;
 }
 
-static void nobody_shares_a_name(void **state)
+TEST(nobody_shares_a_name)
 {
-    (void)state;
     pthread_t threads[MEMBERS];
     for (uintptr_t i = 0; i < MEMBERS; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, many_turns, (void *)i), 0);
@@ -165,9 +160,8 @@ static void *ask_and_note(void *user)
     return NULL;
 }
 
-static void who_asked_first_has_its_turn_first(void **state)
+TEST(who_asked_first_has_its_turn_first)
 {
-    (void)state;
     dray_lease *held;
     atomic_int grants = 0;
     /* The second waits for b, too, which is free: the third waits behind it all the same. */
@@ -202,9 +196,8 @@ static void who_asked_first_has_its_turn_first(void **state)
     dray_close(context);
 }
 
-static void misuse_hurts_nobody(void **state)
+TEST(misuse_hurts_nobody)
 {
-    (void)state;
     dray_lease *held, *other;
     dray_error error;
     const char *twice[] = {"x", "y", "x"}, *many[65];
@@ -240,9 +233,8 @@ static void misuse_hurts_nobody(void **state)
     dray_close(b);
 }
 
-static void a_token_has_a_limit(void **state)
+TEST(a_token_has_a_limit)
 {
-    (void)state;
     dray_lease *held[2], *other;
     dray_error error;
     char texts[21][16];
@@ -266,9 +258,8 @@ static void a_token_has_a_limit(void **state)
 }
 
 /* Whoever gave up before the answer came, and closed its connection, holds nothing. */
-static void a_lease_ends_with_its_connection(void **state)
+TEST(a_lease_ends_with_its_connection)
 {
-    (void)state;
     dray_lease *lease;
     dray__channel *channel;
     dray__writer w = {0};
@@ -325,9 +316,8 @@ static void wait_for_turns(const arena *all, int more)
         fail_msg("seed %llu: no turns go on", (unsigned long long)seed);
 }
 
-static void the_dead_hold_nothing(void **state)
+TEST(the_dead_hold_nothing)
 {
-    (void)state;
     enum { CHILDREN = 4 };
     pid_t children[CHILDREN];
     arena *all = mmap(NULL, sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -396,9 +386,8 @@ static void close_pipes(const int in[2], const int out[2])
 }
 
 /* With a term, a holder that was stopped learns that its turn is over. */
-static void the_silent_lose_it_after_their_term(void **state)
+TEST(the_silent_lose_it_after_their_term)
 {
-    (void)state;
     dray_error error;
     dray_lease *lease;
     int in[2], out[2];
@@ -423,9 +412,8 @@ static void the_silent_lose_it_after_their_term(void **state)
 }
 
 /* Without one, it is kept until the process dies: then it is free at once. */
-static void without_a_term_it_lives_with_its_process(void **state)
+TEST(without_a_term_it_lives_with_its_process)
 {
-    (void)state;
     dray_error error;
     dray_lease *lease;
     int in[2], out[2];
@@ -446,9 +434,8 @@ static void without_a_term_it_lives_with_its_process(void **state)
 }
 
 /* A holder that says in time that it is there keeps it, and one for whom nobody waits, too. */
-static void a_term_begins_anew(void **state)
+TEST(a_term_begins_anew)
 {
-    (void)state;
     dray_lease *lease, *other;
     const char *name = "renewed", *lonely = "lonely";
     dray_context *a = fixture_open(&f, "a", "task", 0), *b = fixture_open(&f, "b", "task", 1);
@@ -468,9 +455,8 @@ static void a_term_begins_anew(void **state)
 
 /* ---- another coordinator --------------------------------------------------------------------- */
 
-static void the_next_coordinator_takes_it_back(void **state)
+TEST(the_next_coordinator_takes_it_back)
 {
-    (void)state;
     dray_lease *kept, *lost, *timed, *other;
     dray_error error;
     const char *name = "timed";
@@ -502,9 +488,8 @@ static void the_next_coordinator_takes_it_back(void **state)
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
 
-static void a_token_takes_names_of_its_role(void **state)
+TEST(a_token_takes_names_of_its_role)
 {
-    (void)state;
     static const struct {
         const char *role, *name;
         int expected;
@@ -548,20 +533,4 @@ static void a_token_takes_names_of_its_role(void **state)
     fixture_stop(&t);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nobody_shares_a_name),
-        cmocka_unit_test(who_asked_first_has_its_turn_first),
-        cmocka_unit_test(misuse_hurts_nobody),
-        cmocka_unit_test(a_token_has_a_limit),
-        cmocka_unit_test(a_lease_ends_with_its_connection),
-        cmocka_unit_test(the_dead_hold_nothing),
-        cmocka_unit_test(the_silent_lose_it_after_their_term),
-        cmocka_unit_test(without_a_term_it_lives_with_its_process),
-        cmocka_unit_test(a_term_begins_anew),
-        cmocka_unit_test(the_next_coordinator_takes_it_back),
-        cmocka_unit_test(a_token_takes_names_of_its_role),
-    };
-    return cmocka_run_group_tests(tests, start, stop);
-}
+SUITE(start, stop)

@@ -2,6 +2,7 @@
  * paths. Whatever message brings one, and in whatever place, a
  * control character in it is refused: names are written into files of lines, logs and terminals. */
 #include "control/fixture.h"
+#include "suite.h"
 
 #include "control/channel.h"
 #include "control/reports.h"
@@ -10,10 +11,6 @@
 #include "weights/registry/registry.h"
 
 #include <dray/model.h>
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
 
 static coordinator_fixture f;
 static dray_context *context;
@@ -27,9 +24,8 @@ static int add_services(dray__coordinator *coordinator, dray_error *error)
     return rc ? rc : dray__queue_add(coordinator, f.base, NULL, folder, NULL, error);
 }
 
-static int start(void **state)
+FIXTURE(start)
 {
-    (void)state;
     dray_error error;
     f.tcp = true;
     fixture_start(&f, add_services);
@@ -44,9 +40,8 @@ static int start(void **state)
     return 0;
 }
 
-static int stop(void **state)
+FIXTURE(stop)
 {
-    (void)state;
     char command[160];
     dray_queue_close(queue);
     dray_close(context);
@@ -148,9 +143,8 @@ static void send_with(size_t place, const char *name, dray_error *error)
     dray__writer_free(&w);
 }
 
-static void no_name_has_control_characters(void **state)
+TEST(no_name_has_control_characters)
 {
-    (void)state;
     static const char *const bad[] = {"a\nssh-rsa AAAA evil", "\x1b[2J", "tab\there", "del\x7f",
                                       "next line \xc2\x85"};
     dray_error error;
@@ -176,9 +170,8 @@ static void no_name_has_control_characters(void **state)
 }
 
 /* The caller hears it before anything is sent. */
-static void the_library_refuses_them_too(void **state)
+TEST(the_library_refuses_them_too)
 {
-    (void)state;
     dray_error error;
     assert_int_equal(dray_queue_seal(queue, "a\nb", 1, &error), DRAY_EINVALID);
     assert_non_null(strstr(error.message, "control character"));
@@ -193,9 +186,8 @@ static void the_library_refuses_them_too(void **state)
 }
 
 /* A file of another host is none of the coordinator's; a name is of its own folder. */
-static void nobody_names_a_path_over_tcp(void **state)
+TEST(nobody_names_a_path_over_tcp)
 {
-    (void)state;
     dray_error error;
     char path[128], saved[160];
     dray_context *far = fixture_open_at(f.tcp_address, "far", "task", 0);
@@ -223,12 +215,4 @@ static void nobody_names_a_path_over_tcp(void **state)
     dray_close(far);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_name_has_control_characters),
-        cmocka_unit_test(the_library_refuses_them_too),
-        cmocka_unit_test(nobody_names_a_path_over_tcp),
-    };
-    return cmocka_run_group_tests(tests, start, stop);
-}
+SUITE(start, stop)

@@ -1,27 +1,21 @@
 /* control: posting and watching reports. */
 #include "control/fixture.h"
+#include "suite.h"
 
 #include "control/reports.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
 
 static coordinator_fixture f;
 static dray_context *context;
 
-static int start(void **state)
+FIXTURE(start)
 {
-    (void)state;
     fixture_start(&f, NULL);
     context = fixture_open(&f, "poster", "trainer", 0);
     return 0;
 }
 
-static int stop(void **state)
+FIXTURE(stop)
 {
-    (void)state;
     dray_close(context);
     fixture_stop(&f);
     return 0;
@@ -51,9 +45,8 @@ static int64_t soon(void)
     return dray__deadline(30 * DRAY__SECOND);
 }
 
-static void reports_come_in_order_and_are_completed(void **state)
+TEST(reports_come_in_order_and_are_completed)
 {
-    (void)state;
     dray__channel *channel = open_channel();
     uint64_t cursor = 0;
     json_t *array;
@@ -82,9 +75,8 @@ static void reports_come_in_order_and_are_completed(void **state)
     dray__channel_close(channel);
 }
 
-static void kinds_and_cursors(void **state)
+TEST(kinds_and_cursors)
 {
-    (void)state;
     dray__channel *channel = open_channel();
     uint64_t now = DRAY__REPORTS_NOW, evals = DRAY__REPORTS_NOW;
     json_t *array;
@@ -130,9 +122,8 @@ static void *watch_all(void *user)
     return (void *)sum;
 }
 
-static void watchers_that_keep_up_lose_nothing(void **state)
+TEST(watchers_that_keep_up_lose_nothing)
 {
-    (void)state;
     dray__channel *channel = open_channel();
     uint64_t cursor = DRAY__REPORTS_NOW;
     json_t *array;
@@ -150,9 +141,8 @@ static void watchers_that_keep_up_lose_nothing(void **state)
     dray__channel_close(channel);
 }
 
-static void late_watchers_are_told_how_many_were_lost(void **state)
+TEST(late_watchers_are_told_how_many_were_lost)
 {
-    (void)state;
     enum { POSTS = 300, BYTES = 60000 };
     dray__channel *channel = open_channel();
     uint64_t cursor = DRAY__REPORTS_NOW;
@@ -188,9 +178,8 @@ static void late_watchers_are_told_how_many_were_lost(void **state)
     dray__channel_close(channel);
 }
 
-static void bad_reports_are_refused(void **state)
+TEST(bad_reports_are_refused)
 {
-    (void)state;
     static const struct {
         const char *kind, *text;
         int code;
@@ -220,14 +209,4 @@ static void bad_reports_are_refused(void **state)
     free(text);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reports_come_in_order_and_are_completed),
-        cmocka_unit_test(kinds_and_cursors),
-        cmocka_unit_test(watchers_that_keep_up_lose_nothing),
-        cmocka_unit_test(late_watchers_are_told_how_many_were_lost),
-        cmocka_unit_test(bad_reports_are_refused),
-    };
-    return cmocka_run_group_tests(tests, start, stop);
-}
+SUITE(start, stop)

@@ -3,36 +3,30 @@
 #include "control/channel.h"
 #include "control/context.h"
 #include "control/restartable.h"
+#include "suite.h"
 
 #include <poll.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <sys/stat.h>
 
-#include <cmocka.h>
-
 static restartable *f;
 
-static int start(void **state)
+FIXTURE(start)
 {
-    (void)state;
     f = restartable_start(NULL, false);
     return 0;
 }
 
-static int start_tcp(void **state)
+FIXTURE(start_tcp)
 {
-    (void)state;
     f = restartable_start(NULL, true);
     setenv("DRAY_TOKEN_FILE", f->token, 1);
     return 0;
 }
 
-static int stop(void **state)
+FIXTURE(stop)
 {
-    (void)state;
     restartable_stop(f);
     unsetenv("DRAY_TOKEN_FILE");
     return 0;
@@ -64,15 +58,13 @@ static void goes_on(const char *address)
     dray_close(b);
 }
 
-static void test_sessions_go_on(void **state)
+TEST_WITHIN(test_sessions_go_on, start, stop)
 {
-    (void)state;
     goes_on(f->unix_address);
 }
 
-static void test_sessions_go_on_over_tls(void **state)
+TEST_WITHIN(test_sessions_go_on_over_tls, start_tcp, stop)
 {
-    (void)state;
     goes_on(f->tcp_address);
 }
 
@@ -101,9 +93,8 @@ static int claim_as(dray_context *mine, uint64_t member, uint64_t epoch, const u
     return status;
 }
 
-static void test_strangers_are_refused(void **state)
+TEST_WITHIN(test_strangers_are_refused, start, stop)
 {
-    (void)state;
     dray_error error;
     dray_context *a = fixture_open_at(f->unix_address, "a", "trainer", 0);
     dray_context *b = fixture_open_at(f->unix_address, "b", "engine", 0);
@@ -122,9 +113,8 @@ static void test_strangers_are_refused(void **state)
 }
 
 /* Another secret: whoever comes is unknown, and is told so at once. */
-static void test_another_state_knows_nobody(void **state)
+TEST_WITHIN(test_another_state_knows_nobody, start, stop)
 {
-    (void)state;
     dray_error error;
     dray_context *a = fixture_open_at(f->unix_address, "a", "trainer", 0);
     restartable_hold(f);
@@ -140,9 +130,8 @@ static void test_another_state_knows_nobody(void **state)
 }
 
 /* The token of before opens no connection to a coordinator that has another. */
-static void test_another_token_is_refused(void **state)
+TEST_WITHIN(test_another_token_is_refused, start_tcp, stop)
 {
-    (void)state;
     dray_error error;
     dray_context *a = fixture_open_at(f->tcp_address, "a", "trainer", 0);
     char kept[200];
@@ -160,9 +149,8 @@ static void test_another_token_is_refused(void **state)
 }
 
 /* Nobody comes back: calls end at their deadline. An orderly end: at once. */
-static void test_ends(void **state)
+TEST_WITHIN(test_ends, start, stop)
 {
-    (void)state;
     dray_error error;
     dray_options options = DRAY_OPTIONS_INIT;
     dray_context *a;
@@ -195,9 +183,8 @@ static void *post(void *context)
 }
 
 /* A deadline is that of the call: not the context's, nor that of what another thread waits for. */
-static void test_deadlines_are_the_calls(void **state)
+TEST_WITHIN(test_deadlines_are_the_calls, start, stop)
 {
-    (void)state;
     const int64_t patience = DRAY__SECOND / 5;
     dray_error error;
     pthread_t thread;
@@ -223,18 +210,4 @@ static void test_deadlines_are_the_calls(void **state)
     dray_close(a);
 }
 
-int main(void)
-{
-#define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
-#define TCP(name) cmocka_unit_test_setup_teardown(name, start_tcp, stop)
-    const struct CMUnitTest tests[] = {
-        T(test_sessions_go_on),
-        TCP(test_sessions_go_on_over_tls),
-        T(test_strangers_are_refused),
-        T(test_another_state_knows_nobody),
-        TCP(test_another_token_is_refused),
-        T(test_ends),
-        T(test_deadlines_are_the_calls),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -1,17 +1,13 @@
 /* control: what a token of each role can do. The table in docs/security.md is tried, message by
  * message and role by role, at a coordinator with all its services; it has a line for each. */
 #include "control/fixture.h"
+#include "suite.h"
 
 #include "control/channel.h"
 #include "control/protocol.h"
 #include "control/token.h"
 #include "queue/server/controller.h"
 #include "weights/registry/registry.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
 
 enum { ROLES = 4 };
 
@@ -27,18 +23,16 @@ static int add_services(dray__coordinator *coordinator, dray_error *error)
     return rc ? rc : dray__queue_add(coordinator, f.base, NULL, NULL, NULL, error);
 }
 
-static int start(void **state)
+FIXTURE(start)
 {
-    (void)state;
     f.tcp = true;
     fixture_start(&f, add_services);
     master = fixture_master(&f);
     return 0;
 }
 
-static int stop(void **state)
+FIXTURE(stop)
 {
-    (void)state;
     fixture_stop(&f);
     return 0;
 }
@@ -143,9 +137,8 @@ static bool is_let_through(dray_context *context, uint16_t type)
     return !elsewhere && (rc != DRAY_EPERM || !strstr(error.message, "may not send it"));
 }
 
-static void roles_do_what_the_table_says(void **state)
+TEST(roles_do_what_the_table_says)
 {
-    (void)state;
     int wrong = 0;
     if (!read_table())
         fail_msg("docs/security.md ($DRAY_SOURCE_DIR): no table of messages and roles");
@@ -191,7 +184,7 @@ static int join_as_own(const char *role, dray_error *error)
 }
 
 /* Chunks of number 0 are the coordinator's own keeper's: its host alone has the master token. */
-static void keeper_of_the_coordinator(void **state)
+TEST(keeper_of_the_coordinator)
 {
     dray_error error = {0};
     (void)state;
@@ -200,9 +193,4 @@ static void keeper_of_the_coordinator(void **state)
     assert_int_equal(join_as_own("master", &error), DRAY_OK);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(roles_do_what_the_table_says),
-                                       cmocka_unit_test(keeper_of_the_coordinator)};
-    return cmocka_run_group_tests(tests, start, stop);
-}
+SUITE(start, stop)

@@ -1,5 +1,6 @@
 /* control: sessions, attached channels, status, deadlines, forks, addresses. */
 #include "control/fixture.h"
+#include "suite.h"
 
 #include "base/error.h"
 #include "control/channel.h"
@@ -7,13 +8,9 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-
-#include <cmocka.h>
 
 static coordinator_fixture f;
 
@@ -104,17 +101,15 @@ static int add_test_service(dray__coordinator *coordinator, dray_error *error)
     return dray__coordinator_add(coordinator, &service, calloc(1, sizeof(test_service)), error);
 }
 
-static int start(void **state)
+FIXTURE(start)
 {
-    (void)state;
     f.tcp = true;
     fixture_start(&f, add_test_service);
     return 0;
 }
 
-static int stop(void **state)
+FIXTURE(stop)
 {
-    (void)state;
     fixture_stop(&f);
     return 0;
 }
@@ -143,9 +138,8 @@ static void wait_for_number(dray_context *context, const char *key, int expected
     assert_int_equal(found, expected);
 }
 
-static void members_and_epochs(void **state)
+TEST(members_and_epochs)
 {
-    (void)state;
     dray_context *a = fixture_open(&f, "one", "trainer", 0);
     dray_context *b = fixture_open(&f, "one", "trainer", 1);
     assert_true(dray_context_member(a) != dray_context_member(b));
@@ -160,9 +154,8 @@ static void members_and_epochs(void **state)
     dray_close(b);
 }
 
-static void status_lists_sessions(void **state)
+TEST(status_lists_sessions)
 {
-    (void)state;
     dray_context *a = fixture_open(&f, "größe", "engine", 3);
     dray_context *b = fixture_open_at(f.tcp_address, "two", "tool", 0);
     json_t *object = read_status(a), *entry;
@@ -191,9 +184,8 @@ static void status_lists_sessions(void **state)
     dray_close(b);
 }
 
-static void sessions_end_with_their_first_connection(void **state)
+TEST(sessions_end_with_their_first_connection)
 {
-    (void)state;
     dray_context *watcher = fixture_open(&f, "watcher", "tool", 0);
     json_t *object = read_status(watcher);
     int before = (int)json_integer_value(json_object_get(json_object_get(object, "test"), "ended"));
@@ -218,9 +210,8 @@ static void sessions_end_with_their_first_connection(void **state)
     dray_close(watcher);
 }
 
-static void attach_needs_the_token(void **state)
+TEST(attach_needs_the_token)
 {
-    (void)state;
     dray_context *a = fixture_open(&f, "a", "task", 0);
     dray__channel *channel;
     dray_error error;
@@ -248,9 +239,8 @@ static void attach_needs_the_token(void **state)
 }
 
 /* The session ends with its coordinator, also where another one has given the number away. */
-static void numbers_are_given_again(void **state)
+TEST(numbers_are_given_again)
 {
-    (void)state;
     static coordinator_fixture first, second;
     char link[160], address[192];
     fixture_start(&first, NULL);
@@ -273,9 +263,8 @@ static void numbers_are_given_again(void **state)
     fixture_stop(&second);
 }
 
-static void versions_without_overlap_are_refused(void **state)
+TEST(versions_without_overlap_are_refused)
 {
-    (void)state;
     dray__channel *channel;
     dray_error error;
     int64_t deadline = dray__deadline(10 * DRAY__SECOND);
@@ -302,9 +291,8 @@ static void versions_without_overlap_are_refused(void **state)
     dray__writer_free(&w);
 }
 
-static void payloads_come_back(void **state)
+TEST(payloads_come_back)
 {
-    (void)state;
     static const size_t sizes[] = {0, 1, 31, 4096, 16384, 16385, 1 << 20, 9000001, DRAY__FRAME_MAX};
     const char *addresses[] = {f.unix_address, f.tcp_address};
     uint8_t *data = malloc(DRAY__FRAME_MAX);
@@ -340,9 +328,8 @@ static void payloads_come_back(void **state)
 }
 
 /* What is kept is answered when the caller has given up: before its next request, or behind it. */
-static void late_replies_are_dropped(void **state)
+TEST(late_replies_are_dropped)
 {
-    (void)state;
     dray_context *context = fixture_open(&f, "late", "task", 0);
     dray__channel *channel, *other;
     dray_error error;
@@ -381,9 +368,8 @@ static bool is_readable(int fd, int ms)
     return poll(&p, 1, ms) == 1;
 }
 
-static void started_requests_do_not_block_others(void **state)
+TEST(started_requests_do_not_block_others)
 {
-    (void)state;
     dray_context *context = fixture_open(&f, "started", "task", 0);
     dray__channel *channel;
     dray__reply reply;
@@ -424,9 +410,8 @@ static void started_requests_do_not_block_others(void **state)
     dray_close(context);
 }
 
-static void large_started_requests_are_finished_by_poll(void **state)
+TEST(large_started_requests_are_finished_by_poll)
 {
-    (void)state;
     dray_context *context = fixture_open(&f, "large", "task", 0);
     dray__channel *channel;
     dray__reply reply;
@@ -447,9 +432,8 @@ static void large_started_requests_are_finished_by_poll(void **state)
     dray_close(context);
 }
 
-static void notifications_have_no_answer(void **state)
+TEST(notifications_have_no_answer)
 {
-    (void)state;
     dray_context *context = fixture_open(&f, "notify", "task", 0);
     dray__channel *channel;
     assert_int_equal(dray__channel_open(context, &channel, NULL), DRAY_OK);
@@ -471,9 +455,8 @@ static void notifications_have_no_answer(void **state)
     dray_close(context);
 }
 
-static void forks_are_told(void **state)
+TEST(forks_are_told)
 {
-    (void)state;
     dray_context *watcher = fixture_open(&f, "watcher", "tool", 0);
     dray_context *context = fixture_open(&f, "parent", "task", 0);
     json_t *object = read_status(watcher);
@@ -509,9 +492,8 @@ static void forks_are_told(void **state)
     dray_close(watcher);
 }
 
-static void bad_options_are_refused(void **state)
+TEST(bad_options_are_refused)
 {
-    (void)state;
     static const struct {
         const char *address;
         int code;
@@ -579,9 +561,8 @@ static void *open_early(void *address)
     return status ? address : NULL;
 }
 
-static void start_order_does_not_matter(void **state)
+TEST(start_order_does_not_matter)
 {
-    (void)state;
     coordinator_fixture later = {0};
     char address[sizeof later.unix_address];
     fixture_start(&later, NULL); /* to have a name */
@@ -607,9 +588,8 @@ static void start_order_does_not_matter(void **state)
     assert_int_equal(rmdir(folder), 0);
 }
 
-static void socket_files(void **state)
+TEST(socket_files)
 {
-    (void)state;
     struct stat st;
     assert_int_equal(stat(f.path, &st), 0);
     assert_int_equal(st.st_mode & 07777, 0600);
@@ -665,9 +645,8 @@ static int open_with_token(const char *address, const char *path)
 }
 
 /* Only who can read the server's file gets in over TCP. */
-static void tcp_needs_the_token(void **state)
+TEST(tcp_needs_the_token)
 {
-    (void)state;
     char path[200], wrong[160], text[200];
     const char *port = strrchr(f.tcp_address, ':') + 1;
     snprintf(path, sizeof path, "%.100s/dray-tcp-%s.token", getenv("XDG_RUNTIME_DIR"), port);
@@ -703,9 +682,8 @@ static void tcp_needs_the_token(void **state)
 }
 
 /* Before HELLO there is nothing to learn, or to fill memory with. */
-static void strangers_are_told_nothing(void **state)
+TEST(strangers_are_told_nothing)
 {
-    (void)state;
     const char *addresses[] = {f.unix_address, f.tcp_address};
     static const uint16_t types[] = {DRAY__MSG_STATUS, DRAY__MSG_BARRIER};
     for (int a = 0; a < 2; a++) {
@@ -724,26 +702,4 @@ static void strangers_are_told_nothing(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(members_and_epochs),
-        cmocka_unit_test(status_lists_sessions),
-        cmocka_unit_test(sessions_end_with_their_first_connection),
-        cmocka_unit_test(attach_needs_the_token),
-        cmocka_unit_test(numbers_are_given_again),
-        cmocka_unit_test(versions_without_overlap_are_refused),
-        cmocka_unit_test(payloads_come_back),
-        cmocka_unit_test(late_replies_are_dropped),
-        cmocka_unit_test(started_requests_do_not_block_others),
-        cmocka_unit_test(large_started_requests_are_finished_by_poll),
-        cmocka_unit_test(notifications_have_no_answer),
-        cmocka_unit_test(forks_are_told),
-        cmocka_unit_test(bad_options_are_refused),
-        cmocka_unit_test(start_order_does_not_matter),
-        cmocka_unit_test(socket_files),
-        cmocka_unit_test(tcp_needs_the_token),
-        cmocka_unit_test(strangers_are_told_nothing),
-    };
-    return cmocka_run_group_tests(tests, start, stop);
-}
+SUITE(start, stop)

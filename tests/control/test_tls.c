@@ -3,6 +3,7 @@
  * stall nobody.
  */
 #include "control/fixture.h"
+#include "suite.h"
 
 #include "base/network.h"
 #include "control/channel.h"
@@ -16,27 +17,21 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <sys/socket.h>
-
-#include <cmocka.h>
 
 static coordinator_fixture f;
 static dray__token master;
 
-static int start(void **state)
+FIXTURE(start)
 {
-    (void)state;
     f.tcp = true;
     fixture_fork(&f, dray__registry_add);
     master = fixture_master(&f);
     return 0;
 }
 
-static int stop(void **state)
+FIXTURE(stop)
 {
-    (void)state;
     fixture_stop(&f);
     return 0;
 }
@@ -187,9 +182,8 @@ static int hello_through_openssl(const dray__token *token, const char *version, 
     return status;
 }
 
-static void s_client_gets_in_with_a_token_alone(void **state)
+TEST(s_client_gets_in_with_a_token_alone)
 {
-    (void)state;
     if (!have_openssl())
         skip();
     dray__token engine, wrong;
@@ -263,9 +257,8 @@ static int handshake_with_server(char *const arguments[], int port, const dray__
     return status;
 }
 
-static void s_server_is_believed_with_the_key_alone(void **state)
+TEST(s_server_is_believed_with_the_key_alone)
 {
-    (void)state;
     if (!have_openssl())
         skip();
     char key[2 * DRAY__TLS_KEY + 1], port[16], identity[DRAY__TLS_IDENTITY];
@@ -327,9 +320,8 @@ static size_t count_sessions(void)
     return count;
 }
 
-static void a_recorded_session_cannot_be_replayed(void **state)
+TEST(a_recorded_session_cannot_be_replayed)
 {
-    (void)state;
     int pair[2], fd = connect_tcp();
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
     dray__tls *tls;
@@ -383,9 +375,8 @@ static int send_type(dray_context *context, uint16_t type)
     return status;
 }
 
-static void roles_do_what_is_theirs(void **state)
+TEST(roles_do_what_is_theirs)
 {
-    (void)state;
     static const struct {
         const char *role;
         bool publishes, subscribes, works, moves;
@@ -423,9 +414,8 @@ static void roles_do_what_is_theirs(void **state)
 }
 
 /* A session's further connections have its role: neither less nor more. */
-static void sessions_are_joined_in_their_role(void **state)
+TEST(sessions_are_joined_in_their_role)
 {
-    (void)state;
     static const char *const roles[] = {"trainer", "engine", "task", "master"};
     char text[DRAY__TOKEN_TEXT];
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
@@ -449,9 +439,8 @@ static void sessions_are_joined_in_their_role(void **state)
     unsetenv("DRAY_TOKEN");
 }
 
-static void members_share_a_data_key(void **state)
+TEST(members_share_a_data_key)
 {
-    (void)state;
     dray_context *a, *b = fixture_open(&f, "b", "engine", 0);
     use_token("trainer");
     assert_int_equal(open_as(NULL, &a, NULL), DRAY_OK);
@@ -474,9 +463,8 @@ static void members_share_a_data_key(void **state)
     dray_close(b);
 }
 
-static void tokens_are_checked(void **state)
+TEST(tokens_are_checked)
 {
-    (void)state;
     char good[DRAY__TOKEN_TEXT], bad[DRAY__TOKEN_TEXT + 8];
     dray__token token;
     dray__token_print(&master, good);
@@ -514,9 +502,8 @@ static void tokens_are_checked(void **state)
 }
 
 /* Root may read every file, but a token that another user wrote is that user's word. */
-static void token_files_are_of_their_user(void **state)
+TEST(token_files_are_of_their_user)
 {
-    (void)state;
     char path[160];
     dray__token token;
     dray_error error;
@@ -532,9 +519,8 @@ static void token_files_are_of_their_user(void **state)
 }
 
 /* Everybody may write into /tmp: what lies there says nothing of who the server is. */
-static void tokens_are_not_looked_for_in_tmp(void **state)
+TEST(tokens_are_not_looked_for_in_tmp)
 {
-    (void)state;
     char path[160], text[64], *kept = strdup(getenv("XDG_RUNTIME_DIR"));
     unsigned port = 1024 + (unsigned)getpid() % 60000;
     dray__address address;
@@ -566,9 +552,8 @@ static void tokens_are_not_looked_for_in_tmp(void **state)
 
 /* ---- strangers ------------------------------------------------------------------------------- */
 
-static void silent_strangers_make_room(void **state)
+TEST(silent_strangers_make_room)
 {
-    (void)state;
     enum { CROWD = 400 };
     int fds[CROWD];
     for (int i = 0; i < CROWD; i++) {
@@ -584,9 +569,8 @@ static void silent_strangers_make_room(void **state)
         close(fds[i]);
 }
 
-static void handshakes_have_a_deadline(void **state)
+TEST(handshakes_have_a_deadline)
 {
-    (void)state;
     coordinator_fixture quick = {.tcp = true, .options = {.hello_ns = 100 * DRAY__MILLISECOND}};
     fixture_start(&quick, NULL);
     char address[64];
@@ -620,9 +604,8 @@ static bool trusts(const char *list, const char *text)
     return dray__networks_have(&networks, (struct sockaddr *)&v6);
 }
 
-static void networks_are_read(void **state)
+TEST(networks_are_read)
 {
-    (void)state;
     static const char *const bad[] = {"10.0.0.0/33", "10.0.0.1/8",  "fd00::/129", "fd00::1/8", "x",
                                       "10.0.0/8",    "10.0.0.0/",   "1.2.3.4/-1", "::/0/0",    "/8",
                                       "10.0.0.0/8x", "10.0.0.0/ 8", "1.2.3.4.5"};
@@ -650,9 +633,8 @@ static void networks_are_read(void **state)
     assert_int_equal(dray_open(&options, &context, NULL), DRAY_EINVALID);
 }
 
-static void ipv6_works(void **state)
+TEST(ipv6_works)
 {
-    (void)state;
     dray__address address;
     assert_int_equal(dray__address_parse("tcp:[::1]:0", &address, NULL), DRAY_OK);
     int probe;
@@ -690,22 +672,4 @@ static void ipv6_works(void **state)
     assert_int_equal(unlink(path), 0); /* a master's file stays */
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(s_client_gets_in_with_a_token_alone),
-        cmocka_unit_test(s_server_is_believed_with_the_key_alone),
-        cmocka_unit_test(a_recorded_session_cannot_be_replayed),
-        cmocka_unit_test(roles_do_what_is_theirs),
-        cmocka_unit_test(sessions_are_joined_in_their_role),
-        cmocka_unit_test(members_share_a_data_key),
-        cmocka_unit_test(tokens_are_checked),
-        cmocka_unit_test(token_files_are_of_their_user),
-        cmocka_unit_test(tokens_are_not_looked_for_in_tmp),
-        cmocka_unit_test(silent_strangers_make_room),
-        cmocka_unit_test(handshakes_have_a_deadline),
-        cmocka_unit_test(networks_are_read),
-        cmocka_unit_test(ipv6_works),
-    };
-    return cmocka_run_group_tests(tests, start, stop);
-}
+SUITE(start, stop)

@@ -3,11 +3,10 @@
 #include "base/clock.h"
 #include "engine/tokenizer.h"
 #include "engine/trainer.h"
+#include "suite.h"
 
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +14,6 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "engine/small.h"
 
@@ -40,9 +37,8 @@ static void assert_row(const dray__generation *a, uint32_t row, const dray__gene
     assert_int_equal(a->finish[row], b->finish[other]);
 }
 
-static void a_row_does_not_depend_on_its_neighbours(void **state)
+TEST(a_row_does_not_depend_on_its_neighbours)
 {
-    (void)state;
     dray__generator *g = open_filled(NULL);
     int32_t tokens[64];
     uint64_t offsets[ROWS + 1];
@@ -62,9 +58,8 @@ static void a_row_does_not_depend_on_its_neighbours(void **state)
     dray__generator_close(g);
 }
 
-static void rows_end_where_they_should(void **state)
+TEST(rows_end_where_they_should)
 {
-    (void)state;
     dray__generator *g = open_filled(NULL);
     int32_t tokens[64];
     uint64_t offsets[ROWS + 1];
@@ -98,9 +93,8 @@ static void rows_end_where_they_should(void **state)
     dray__generator_close(g);
 }
 
-static void bad_requests_are_refused(void **state)
+TEST(bad_requests_are_refused)
 {
-    (void)state;
     dray__generator *g = open_filled(NULL);
     int32_t tokens[64];
     uint64_t offsets[ROWS + 1], empty[2] = {3, 3}, backwards[2] = {5, 3}, full[2] = {0, 40};
@@ -136,9 +130,8 @@ static void bad_requests_are_refused(void **state)
     dray__generator_close(g);
 }
 
-static void configurations_are_checked(void **state)
+TEST(configurations_are_checked)
 {
-    (void)state;
     dray_model_config good = small_config();
     dray_error error;
     assert_int_equal(dray__engine_config_check(&good, &error), DRAY_OK);
@@ -170,9 +163,8 @@ static void configurations_are_checked(void **state)
     assert_int_equal(dray__engine_config_load("/nowhere", &c, &error), DRAY_ENOENT);
 }
 
-static void bytes_are_tokens(void **state)
+TEST(bytes_are_tokens)
 {
-    (void)state;
     const char text[] = "r\xC3\xBC"
                         "ckw\xFF"
                         "arts";
@@ -244,9 +236,8 @@ static int train(dray__trainer *t, dray__step_stats *stats, dray_error *error)
     return code;
 }
 
-static void a_checkpoint_that_cannot_be_read_changes_nothing(void **state)
+TEST(a_checkpoint_that_cannot_be_read_changes_nothing)
 {
-    (void)state;
     char folder[] = "/tmp/dray-engine-XXXXXX", good[64], bad[64], cut[160];
     assert_non_null(mkdtemp(folder));
     snprintf(good, sizeof good, "%s/step-000000", folder);
@@ -361,9 +352,8 @@ static int work(dray__group *group, void *argument)
 
 #define PAGES ((size_t)8 * 4096)
 
-static void ranks_agree_and_runs_repeat(void **state)
+TEST(ranks_agree_and_runs_repeat)
 {
-    (void)state;
     char *pages = mmap(NULL, PAGES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_ptr_not_equal(pages, MAP_FAILED);
     assert_int_equal(run_ranks(2, work, pages), 0);
@@ -403,9 +393,8 @@ static int work_until_dead(dray__group *group, void *argument)
     return code == DRAY_EDEAD && strstr(error.message, "rank 1") ? 0 : 2;
 }
 
-static void a_dead_peer_ends_the_work(void **state)
+TEST(a_dead_peer_ends_the_work)
 {
-    (void)state;
     assert_int_equal(pipe(joined), 0);
     for (int round = 0; round < 6; round++) {
         int fd, status;
@@ -438,9 +427,8 @@ static dray__trainer *trainer_of(const dray_model_config *config)
 }
 
 /* A layer whose heads are far wider than its feed-forward network. */
-static void a_narrow_model_learns(void **state)
+TEST(a_narrow_model_learns)
 {
-    (void)state;
     dray_model_config config = small_config();
     strcpy(config.family, "qwen3");
     config.qkv_bias = 0;
@@ -467,9 +455,8 @@ static void a_narrow_model_learns(void **state)
 }
 
 /* A reference that is measured only does not reach the gradients, however far away it is. */
-static void what_is_only_measured_does_not_count(void **state)
+TEST(what_is_only_measured_does_not_count)
 {
-    (void)state;
     dray_model_config config = small_config();
     dray_error error;
     dray__trainer *t = trainer_of(&config);
@@ -491,19 +478,4 @@ static void what_is_only_measured_does_not_count(void **state)
     dray__trainer_close(t);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_row_does_not_depend_on_its_neighbours),
-        cmocka_unit_test(rows_end_where_they_should),
-        cmocka_unit_test(bad_requests_are_refused),
-        cmocka_unit_test(configurations_are_checked),
-        cmocka_unit_test(bytes_are_tokens),
-        cmocka_unit_test(a_checkpoint_that_cannot_be_read_changes_nothing),
-        cmocka_unit_test(ranks_agree_and_runs_repeat),
-        cmocka_unit_test(a_dead_peer_ends_the_work),
-        cmocka_unit_test(a_narrow_model_learns),
-        cmocka_unit_test(what_is_only_measured_does_not_count),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

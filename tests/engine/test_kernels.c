@@ -1,20 +1,17 @@
 /* The arithmetic of every set of instructions that this machine has gives the same bits as the one
  * that is compiled for any machine. */
 #include "engine/kernels/kernels.h"
+#include "suite.h"
 
 #include "base/random.h"
 #include "seed.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 /* after those that it needs */
-#include <cmocka.h>
 
 enum { ROWS = 3, WIDEST = 70, CASES = 300 };
 
@@ -49,9 +46,8 @@ static values compute(const dray__arithmetic *k, uint64_t seed, int64_t width)
     return v;
 }
 
-static void same_bits(void **state)
+TEST(same_bits)
 {
-    (void)state;
     const dray__arithmetic *const *all = dray__arithmetic_all();
     assert_string_equal(all[0]->name, "portable");
     uint64_t first = test_seed();
@@ -68,8 +64,4 @@ static void same_bits(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(same_bits)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

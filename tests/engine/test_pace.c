@@ -1,20 +1,17 @@
 /* Engine and trainer where work is a sleep: lengths have the distribution that they are said to
  * have, cuts do not change them, sleeps add up, and the trainer's parameters stay. */
 #include "engine/pace.h"
+#include "suite.h"
 
 #include "base/clock.h"
 #include "engine/sampler.h"
 #include "engine/trainer.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 /* after those that it needs */
-#include <cmocka.h>
 
 static void near(const char *what, double value, double expected, double within)
 {
@@ -23,9 +20,8 @@ static void near(const char *what, double value, double expected, double within)
 }
 
 /* Moments of 20,000 groups of two. */
-static void lengths(void **state)
+TEST(lengths)
 {
-    (void)state;
     const dray__pace pace = {
         .tokens = 1000, .variation = 0.3, .correlation = 0.6, .tail = 1, .seed = 3, .group = 2};
     enum { GROUPS = 20000 };
@@ -47,9 +43,8 @@ static void lengths(void **state)
     near("correlation", (products / GROUPS - log_mean * log_mean) / variance, 0.6, 0.03);
 }
 
-static void tails(void **state)
+TEST(tails)
 {
-    (void)state;
     const dray__pace pace = {.tokens = 8, .tail = 100, .tail_share = 0.02, .seed = 5, .group = 4};
     uint32_t longer = 0;
     for (uint64_t i = 0; i < 50000; i++) {
@@ -65,9 +60,8 @@ static void tails(void **state)
 }
 
 /* Never shorter; and what a sleep is too long is taken off the next. */
-static void sleeps(void **state)
+TEST(sleeps)
 {
-    (void)state;
     dray__pace_spend(1e-4);
     int64_t begin = dray__now();
     for (int i = 0; i < 200; i++)
@@ -99,9 +93,8 @@ static dray_model_config config(void)
 }
 
 /* A response in one piece, and one that is taken out after every third token and added again. */
-static void cuts(void **state)
+TEST(cuts)
 {
-    (void)state;
     const dray__pace pace = {.tokens = 17, .variation = 0.5, .tail = 1, .seed = 9, .group = 1};
     dray_model_config c = config();
     dray__generator *generator;
@@ -142,9 +135,8 @@ static void cuts(void **state)
 }
 
 /* Log-probs are -1 and gradients 0: ratios are 1, and a step leaves the parameters as they are. */
-static void training(void **state)
+TEST(training)
 {
-    (void)state;
     const dray__pace pace = {.score_seconds = 1e-2, .train_seconds = 2e-2, .group = 1};
     dray_model_config c = config();
     dray__trainer *trainer;
@@ -179,10 +171,4 @@ static void training(void **state)
     dray__trainer_close(trainer);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(lengths), cmocka_unit_test(tails),
-                                       cmocka_unit_test(sleeps), cmocka_unit_test(cuts),
-                                       cmocka_unit_test(training)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

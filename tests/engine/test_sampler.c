@@ -1,14 +1,11 @@
 /* The sampler: rows that come and go while others advance, are cut and continued, and stay right
  * when the weights change under them. */
 #include "engine/sampler.h"
+#include "suite.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "engine/small.h"
 
@@ -142,9 +139,8 @@ static void run_continuously(dray__generator *g, uint32_t slots, uint64_t budget
     dray__sampler_close(s);
 }
 
-static void rows_come_and_go_while_others_advance(void **state)
+TEST(rows_come_and_go_while_others_advance)
 {
-    (void)state;
     dray__generator *g = open_filled(NULL);
     int32_t eos = some_eos(g);
     story whole, found;
@@ -156,9 +152,8 @@ static void rows_come_and_go_while_others_advance(void **state)
     dray__generator_close(g);
 }
 
-static void a_cut_row_goes_on_as_if_uncut(void **state)
+TEST(a_cut_row_goes_on_as_if_uncut)
 {
-    (void)state;
     dray__generator *g = open_filled(NULL);
     int32_t eos = some_eos(g);
     story whole, found;
@@ -229,9 +224,8 @@ static void run_over_change(dray__generator *g, bool renew, story *t)
 /* A stale prefix cache (NeMo-RL #4018, SkyRL #2246) is seen: log-probs are those of a fresh
  * forward.
  */
-static void new_weights_take_new_caches(void **state)
+TEST(new_weights_take_new_caches)
 {
-    (void)state;
     dray__generator *g = open_filled(NULL);
     story t;
     run_over_change(g, true, &t);
@@ -239,9 +233,8 @@ static void new_weights_take_new_caches(void **state)
     dray__generator_close(g);
 }
 
-static void bad_rows_are_refused_whole(void **state)
+TEST(bad_rows_are_refused_whole)
 {
-    (void)state;
     dray__generator *g = open_filled(NULL);
     dray__sampler *s;
     dray__sampler_options options = {.temperature = 1, .eos_token = -1};
@@ -292,13 +285,4 @@ static void bad_rows_are_refused_whole(void **state)
     dray__generator_close(g);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_come_and_go_while_others_advance),
-        cmocka_unit_test(a_cut_row_goes_on_as_if_uncut),
-        cmocka_unit_test(new_weights_take_new_caches),
-        cmocka_unit_test(bad_rows_are_refused_whole),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -5,6 +5,7 @@
  * who comes by himself is served, and gets right bytes; in the end nobody has died, and nobody
  * holds more memory or descriptors than after the first quarter. */
 #include "fuzz/scene.h"
+#include "suite.h"
 
 #include "base/clock.h"
 #include "base/hash.h"
@@ -21,16 +22,12 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 enum {
     FRAMES = 5000, /* of one DRAY_TEST_SCALE */
@@ -592,9 +589,8 @@ static void run(uint32_t wanted)
     scene_stop((scene *)(uintptr_t)proxy);
 }
 
-static void test_mutated(void **state)
+TEST(test_mutated)
 {
-    (void)state;
     int status;
     const char *scale = getenv("DRAY_TEST_SCALE");
     seed = test_seed();
@@ -613,8 +609,4 @@ static void test_mutated(void **state)
     fclose(live.said);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_mutated)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -3,10 +3,7 @@
 #ifndef DRAY_TESTS_GPU_PAIR_H
 #define DRAY_TESTS_GPU_PAIR_H
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "suite.h"
 
 #define CHECK(condition)                                                                           \
     do {                                                                                           \

@@ -4,12 +4,9 @@
 #define DRAY_TESTS_GPU_SCENE_H
 
 #include "gpu/weights.h"
+#include "suite.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 enum { GPUS = 6 };
 

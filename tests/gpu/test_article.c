@@ -7,12 +7,10 @@
  */
 #include "gpu/weights.h"
 #include "seed.h"
+#include "suite.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 
-#include <cmocka.h>
 
 enum { N = 1024, TRAINERS = 4, ENGINES = 2, UPDATES = 3 };
 
@@ -139,9 +137,8 @@ static void run_all(void)
     fixture_stop(&f);
 }
 
-static void test_article(void **state)
+TEST(test_article)
 {
-    (void)state;
     uint64_t seed = test_seed();
     for (uint32_t i = 0; i < N * N; i++)
         shared->whole[i] = (uint16_t)mix(seed + i);
@@ -173,7 +170,6 @@ static int with_files(char **names)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_article)};
     gpu_begin(1);
     gpus = gpu_is_real() ? (uint32_t)gpu_real_count() : 4;
     if (!gpu_is_real())
@@ -181,5 +177,5 @@ int main(int argc, char **argv)
     gpus = gpus > 4 ? 4 : gpus;
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(shared != MAP_FAILED);
-    return argc == 2 + ENGINES ? with_files(argv + 1) : cmocka_run_group_tests(tests, NULL, NULL);
+    return argc == 2 + ENGINES ? with_files(argv + 1) : suite_run(NULL, NULL);
 }

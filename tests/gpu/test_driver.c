@@ -77,9 +77,8 @@ static void contexts(void)
     CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
-static void test_contexts(void **state)
+TEST(test_contexts)
 {
-    (void)state;
     alone(contexts);
 }
 
@@ -108,9 +107,8 @@ static void addresses(void)
     CHECK(first != second);
 }
 
-static void test_addresses(void **state)
+TEST(test_addresses)
 {
-    (void)state;
     alone(addresses);
 }
 
@@ -166,9 +164,8 @@ static void streams(void)
     GIVES(CUDA_ERROR_INVALID_VALUE, cu->cuEventCreate(&ready, CU_EVENT_INTERPROCESS));
 }
 
-static void test_streams(void **state)
+TEST(test_streams)
 {
-    (void)state;
     alone(streams);
 }
 
@@ -197,9 +194,8 @@ static void batches(void)
     }
 }
 
-static void test_batches(void **state)
+TEST(test_batches)
 {
-    (void)state;
     alone(batches);
 }
 
@@ -227,9 +223,8 @@ static void registered(void)
     CHECK(cu->cuMemHostGetDevicePointer(&device, host, 0) != CUDA_SUCCESS);
 }
 
-static void test_registered_host_memory(void **state)
+TEST(test_registered_host_memory)
 {
-    (void)state;
     alone(registered);
 }
 
@@ -294,9 +289,8 @@ static void virtual_memory(void)
     OK(cu->cuMemAddressFree(at, arena_bytes));
 }
 
-static void test_virtual_memory(void **state)
+TEST(test_virtual_memory)
 {
-    (void)state;
     alone(virtual_memory);
 }
 
@@ -341,9 +335,8 @@ static void imports_arena(void)
     OK(cu->cuMemRelease(handle));
 }
 
-static void test_arenas_outlive_their_owner(void **state)
+TEST(test_arenas_outlive_their_owner)
 {
-    (void)state;
     together(exports_arena, imports_arena);
 }
 
@@ -419,9 +412,8 @@ static void imports_legacy(void)
     hear(&byte, 1);
 }
 
-static void test_legacy_handles_and_events(void **state)
+TEST(test_legacy_handles_and_events)
 {
-    (void)state;
     together(exports_legacy, imports_legacy);
 }
 
@@ -470,9 +462,8 @@ static void sees_them_turned(void)
     CHECK(cu->cuEventRecord(event, stream) != CUDA_SUCCESS);
 }
 
-static void test_visible_devices(void **state)
+TEST(test_visible_devices)
 {
-    (void)state;
     char text[41];
     if (gpu_is_real() && gpu_real_count() < 2)
         skip();
@@ -540,9 +531,8 @@ static void breaks(void)
     GIVES(CUDA_ERROR_ILLEGAL_ADDRESS, cu->cuMemAlloc(&a, 4096)); /* nothing works any more */
 }
 
-static void test_failures(void **state)
+TEST(test_failures)
 {
-    (void)state;
     if (gpu_is_real())
         skip();
     alone(exhausts);
@@ -552,18 +542,6 @@ static void test_failures(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_contexts),
-        cmocka_unit_test(test_addresses),
-        cmocka_unit_test(test_streams),
-        cmocka_unit_test(test_batches),
-        cmocka_unit_test(test_registered_host_memory),
-        cmocka_unit_test(test_virtual_memory),
-        cmocka_unit_test(test_arenas_outlive_their_owner),
-        cmocka_unit_test(test_legacy_handles_and_events),
-        cmocka_unit_test(test_visible_devices),
-        cmocka_unit_test(test_failures),
-    };
     gpu_begin(gpu_is_real() ? 1 : 2);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

@@ -87,9 +87,8 @@ static void run_shared(scene *s, double least)
     munmap(s->board, sizeof(board));
 }
 
-static void test_replicas(void **state)
+CLUSTER_TEST(test_replicas)
 {
-    (void)state;
     scene s = wide(41);
     run_shared(&s, 0.25); /* one update in two at least met in time */
     s = wide(42);
@@ -99,18 +98,16 @@ static void test_replicas(void **state)
 }
 
 /* Engines that updated by themselves before. */
-static void test_joining(void **state)
+CLUSTER_TEST(test_joining)
 {
-    (void)state;
     scene s = wide(49);
     apart_first = true;
     run_shared(&s, 0.1);
 }
 
 /* Ranks of one engine on one GPU each, of whom two have the same KV heads. */
-static void test_same_in_a_group(void **state)
+CLUSTER_TEST(test_same_in_a_group)
 {
-    (void)state;
     scene s = wide(43);
     s.groups = 1;
     s.tp = 4;
@@ -121,9 +118,8 @@ static void test_same_in_a_group(void **state)
 }
 
 /* What is converted on the way is uploaded by everyone. */
-static void test_converted(void **state)
+CLUSTER_TEST(test_converted)
 {
-    (void)state;
     scene s = wide(44);
     s.from = DRAY_F32;
     s.versions = 2;
@@ -217,22 +213,19 @@ static void run_failing(uint64_t seed, const char *step, int number)
     munmap(s.board, sizeof(board));
 }
 
-static void test_killed(void **state)
+CLUSTER_TEST(test_killed)
 {
-    (void)state;
     run_failing(45, "writing", SIGKILL);
     run_failing(46, "moving", SIGKILL);
 }
 
-static void test_stopped(void **state)
+CLUSTER_TEST(test_stopped)
 {
-    (void)state;
     run_failing(47, "writing", SIGSTOP);
 }
 
-static void test_out_of_memory(void **state)
+CLUSTER_TEST(test_out_of_memory)
 {
-    (void)state;
     if (gpu_is_real())
         skip();
     run_failing(48, "import", 0);
@@ -240,12 +233,6 @@ static void test_out_of_memory(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        CLUSTER_TEST(test_replicas),        CLUSTER_TEST(test_joining),
-        CLUSTER_TEST(test_same_in_a_group), CLUSTER_TEST(test_converted),
-        CLUSTER_TEST(test_killed),          CLUSTER_TEST(test_stopped),
-        CLUSTER_TEST(test_out_of_memory),
-    };
     scenes_begin();
-    return cluster_run(tests, sizeof tests / sizeof *tests);
+    return cluster_run();
 }

@@ -142,9 +142,8 @@ static void run_pair(scene *s, void (*trainer_body)(void *scene), void (*engine_
 }
 
 /* Each process sees one GPU alone, or all. */
-static void test_without_sums(void **state)
+CLUSTER_TEST(test_without_sums)
 {
-    (void)state;
     scene s = plain(51);
     s.no_checksums = 1;
     s.versions = 3;
@@ -156,18 +155,16 @@ static void test_without_sums(void **state)
     run_late(&s);
 }
 
-static void test_with_sums(void **state)
+CLUSTER_TEST(test_with_sums)
 {
-    (void)state;
     scene s = plain(53);
     s.versions = 3;
     run_late(&s);
 }
 
 /* Memory that no GPU writes waits as well. */
-static void test_into_shared_memory(void **state)
+CLUSTER_TEST(test_into_shared_memory)
 {
-    (void)state;
     scene s = plain(54);
     s.no_checksums = 1;
     s.versions = 2;
@@ -196,9 +193,8 @@ static void in_one_process(void *user)
     close_source(&o);
 }
 
-static void test_one_process(void **state)
+CLUSTER_TEST(test_one_process)
 {
-    (void)state;
     scene s = plain(55);
     s.world = 1;
     s.no_checksums = 1;
@@ -242,9 +238,8 @@ static void impatient_engine(void *user)
     engine_close(&e);
 }
 
-static void test_deadline(void **state)
+CLUSTER_TEST(test_deadline)
 {
-    (void)state;
     scene s = plain(56);
     s.world = 1;
     s.tp = 1;
@@ -292,9 +287,8 @@ static void patient_engine(void *user)
     engine_close(&e);
 }
 
-static void test_late_sums(void **state)
+CLUSTER_TEST(test_late_sums)
 {
-    (void)state;
     scene s = plain(58);
     s.world = 1;
     s.tp = 1;
@@ -335,9 +329,8 @@ static void late_announcer(void *user)
     close_source(&o);
 }
 
-static void test_late_announcement(void **state)
+CLUSTER_TEST(test_late_announcement)
 {
-    (void)state;
     scene s = plain(59);
     s.world = 1;
     s.tp = 1;
@@ -399,9 +392,8 @@ static void slow_engine(void *user)
     engine_close(&e);
 }
 
-static void test_wait_on_a_stream(void **state)
+CLUSTER_TEST(test_wait_on_a_stream)
 {
-    (void)state;
     for (int32_t off = 0; off < 2; off++) {
         scene s = plain(58);
         s.world = s.tp = 1;
@@ -466,9 +458,8 @@ static void beside_engine(void *user)
     engine_close(&e);
 }
 
-static void test_busy_trainer(void **state)
+CLUSTER_TEST(test_busy_trainer)
 {
-    (void)state;
     for (int32_t off = 0; off < 2; off++) {
         scene s = plain(57);
         s.world = s.tp = 1;
@@ -480,13 +471,6 @@ static void test_busy_trainer(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        CLUSTER_TEST(test_without_sums),       CLUSTER_TEST(test_with_sums),
-        CLUSTER_TEST(test_into_shared_memory), CLUSTER_TEST(test_one_process),
-        CLUSTER_TEST(test_deadline),           CLUSTER_TEST(test_busy_trainer),
-        CLUSTER_TEST(test_wait_on_a_stream),   CLUSTER_TEST(test_late_sums),
-        CLUSTER_TEST(test_late_announcement),
-    };
     scenes_begin();
-    return cluster_run(tests, sizeof tests / sizeof *tests);
+    return cluster_run();
 }

@@ -205,9 +205,8 @@ static void engine_dies(const char *step, bool ipc)
     munmap(p.board, sizeof(board));
 }
 
-static void test_engine_dies(void **state)
+CLUSTER_TEST(test_engine_dies)
 {
-    (void)state;
     engine_dies("moving", false);
     engine_dies("moving", true);
 }
@@ -292,17 +291,15 @@ static void trainer_dies(const char *step, bool ipc)
     munmap(p.board, sizeof(board));
 }
 
-static void test_trainer_dies_arena(void **state)
+CLUSTER_TEST(test_trainer_dies_arena)
 {
-    (void)state;
     trainer_dies("import", false);
     trainer_dies("moving", false);
     trainer_dies("moved", false);
 }
 
-static void test_trainer_dies_ipc(void **state)
+CLUSTER_TEST(test_trainer_dies_ipc)
 {
-    (void)state;
     trainer_dies("import", true);
     trainer_dies("moving", true);
     trainer_dies("moved", true);
@@ -310,12 +307,7 @@ static void test_trainer_dies_ipc(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        CLUSTER_TEST(test_engine_dies),
-        CLUSTER_TEST(test_trainer_dies_arena),
-        CLUSTER_TEST(test_trainer_dies_ipc),
-    };
     scenes_begin();
     p.bytes = gpu_is_real() ? (uint64_t)4 << 30 : (uint64_t)16 << 20;
-    return cluster_run(tests, sizeof tests / sizeof *tests);
+    return cluster_run();
 }

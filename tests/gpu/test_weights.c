@@ -47,9 +47,8 @@ static void run_engine(void *user)
  */
 
 /* Trainer and engine ranks share GPUs. */
-static void test_colocated(void **state)
+CLUSTER_TEST(test_colocated)
 {
-    (void)state;
     scene s = plain(11);
     run_scene(&s, run_engine);
     s = plain(12);
@@ -58,9 +57,8 @@ static void test_colocated(void **state)
 }
 
 /* Each process sees one GPU, and no rank shares one with the other side. */
-static void test_side_by_side(void **state)
+CLUSTER_TEST(test_side_by_side)
 {
-    (void)state;
     scene s = plain(13);
     for (int i = 0; i < 4; i++) {
         s.trainer_gpus[i] = 0;
@@ -72,9 +70,8 @@ static void test_side_by_side(void **state)
 
 /* Four trainers that see one GPU each; one engine's ranks are with two of them, the other's are on
  * other GPUs (where there are so many). */
-static void test_mixed(void **state)
+CLUSTER_TEST(test_mixed)
 {
-    (void)state;
     scene s = plain(14);
     s.world = 4;
     s.groups = 2;
@@ -86,9 +83,8 @@ static void test_mixed(void **state)
 }
 
 /* Each process sees all GPUs: what a cast makes smaller is pushed by the trainer's. */
-static void test_pushed(void **state)
+CLUSTER_TEST(test_pushed)
 {
-    (void)state;
     scene s = plain(32);
     s.from = DRAY_F32;
     s.sees_all = true;
@@ -98,17 +94,15 @@ static void test_pushed(void **state)
     run_scene(&s, run_engine);
 }
 
-static void test_pinned_source(void **state)
+CLUSTER_TEST(test_pinned_source)
 {
-    (void)state;
     scene s = plain(15);
     s.source = DRAY_REGION_PINNED;
     run_scene(&s, run_engine);
 }
 
-static void test_pinned_destination(void **state)
+CLUSTER_TEST(test_pinned_destination)
 {
-    (void)state;
     scene s = plain(16);
     s.destination = DRAY_REGION_PINNED;
     s.strategies = false;
@@ -116,9 +110,8 @@ static void test_pinned_destination(void **state)
 }
 
 /* What is not on a GPU, on either side. */
-static void test_shared_and_gpu(void **state)
+CLUSTER_TEST(test_shared_and_gpu)
 {
-    (void)state;
     scene s = plain(17);
     s.source = DRAY_REGION_SHARED;
     s.strategies = false;
@@ -131,9 +124,8 @@ static void test_shared_and_gpu(void **state)
     run_scene(&s, run_engine);
 }
 
-static void test_without_sums(void **state)
+CLUSTER_TEST(test_without_sums)
 {
-    (void)state;
     scene s = plain(19);
     s.no_checksums = 1;
     run_scene(&s, run_engine);
@@ -175,9 +167,8 @@ static void one_process(void *user)
     engine_close(&e);
 }
 
-static void test_one_process(void **state)
+CLUSTER_TEST(test_one_process)
 {
-    (void)state;
     scene s = plain(20);
     must_end_well(spawn(one_process, &s));
 }
@@ -227,9 +218,8 @@ static void fenced_trainer(void *user)
     trainer_close(&t);
 }
 
-static void test_fence(void **state)
+CLUSTER_TEST(test_fence)
 {
-    (void)state;
     for (int32_t off = 0; off < 2; off++) {
         scene s = plain(21);
         s.no_checksums = off;
@@ -331,9 +321,8 @@ static void following_engine(void *user)
 }
 
 /* Fifty publishes, each from other memory than the one before. */
-static void test_moved(void **state)
+CLUSTER_TEST(test_moved)
 {
-    (void)state;
     scene s = plain(22);
     s.world = 1;
     s.versions = 50;
@@ -411,9 +400,8 @@ static void victim(void *user)
     dray_update_weights(e.subscriber, NULL, NULL, NULL);
 }
 
-static void test_killed(void **state)
+CLUSTER_TEST(test_killed)
 {
-    (void)state;
     static const char *const steps[] = {"import", "moving", "verified"};
     for (uint32_t i = 0; i < 3; i++) {
         scene s = plain(23 + i);
@@ -473,9 +461,8 @@ static void run_prefetch(int32_t staging)
     run_with_trainers(&s, 2, prefetching_engine);
 }
 
-static void test_prefetch(void **state)
+CLUSTER_TEST(test_prefetch)
 {
-    (void)state;
     run_prefetch(0);
     run_prefetch(DRAY_REGION_PINNED);
 }
@@ -550,9 +537,8 @@ static void loading_engine(void *user)
     dray_close(context);
 }
 
-static void test_load(void **state)
+CLUSTER_TEST(test_load)
 {
-    (void)state;
     scene s = plain(31);
     s.tp = 1;
     s.versions = 2;
@@ -561,22 +547,6 @@ static void test_load(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        CLUSTER_TEST(test_colocated),
-        CLUSTER_TEST(test_side_by_side),
-        CLUSTER_TEST(test_mixed),
-        CLUSTER_TEST(test_pinned_source),
-        CLUSTER_TEST(test_pinned_destination),
-        CLUSTER_TEST(test_shared_and_gpu),
-        CLUSTER_TEST(test_without_sums),
-        CLUSTER_TEST(test_one_process),
-        CLUSTER_TEST(test_fence),
-        CLUSTER_TEST(test_moved),
-        CLUSTER_TEST(test_killed),
-        CLUSTER_TEST(test_prefetch),
-        CLUSTER_TEST(test_load),
-        CLUSTER_TEST(test_pushed),
-    };
     scenes_begin();
-    return cluster_run(tests, sizeof tests / sizeof *tests);
+    return cluster_run();
 }

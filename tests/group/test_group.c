@@ -3,13 +3,12 @@
 #include "base/random.h"
 #include "group/group.h"
 #include "seed.h"
+#include "suite.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +17,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
 
 #define TIMEOUT (20 * DRAY__SECOND)
 
@@ -188,9 +186,8 @@ static int run_sequence(dray__group *group, void *argument)
     return 0;
 }
 
-static void operations_agree_with_a_serial_oracle(void **state)
+TEST(operations_agree_with_a_serial_oracle)
 {
-    (void)state;
     uint64_t seed = test_seed();
     for (uint32_t world = 1; world <= 5; world++) {
         int fd;
@@ -229,9 +226,8 @@ static void *thread_main(void *argument)
     return NULL;
 }
 
-static void ranks_may_be_threads(void **state)
+TEST(ranks_may_be_threads)
 {
-    (void)state;
     sequence s = {test_seed(), 40};
     int fd;
     assert_int_equal(dray__group_create(3, 8192, &fd, NULL), DRAY_OK);
@@ -284,9 +280,8 @@ static int work_until_dead(dray__group *group, void *argument)
     return dray__group_barrier(group, -1, NULL) == expected->code ? 0 : 2;
 }
 
-static void a_killed_rank_ends_the_others(void **state)
+TEST(a_killed_rank_ends_the_others)
 {
-    (void)state;
     uint64_t seed = test_seed(), rounds = 12 * scale();
     assert_int_equal(pipe(joined), 0);
     for (uint64_t n = 0; n < rounds; n++) {
@@ -357,16 +352,14 @@ static void two_ranks(rank_function first, rank_function second, expectation *ex
     close(fd);
 }
 
-static void a_rank_that_leaves_or_aborts_ends_the_others(void **state)
+TEST(a_rank_that_leaves_or_aborts_ends_the_others)
 {
-    (void)state;
     two_ranks(work_until_dead, leave_after_some, &(expectation){1, "left", DRAY_EDEAD});
     two_ranks(work_until_dead, abort_after_some, &(expectation){1, "out of luck", DRAY_ECANCELED});
 }
 
-static void a_deadline_names_the_missing_rank(void **state)
+TEST(a_deadline_names_the_missing_rank)
 {
-    (void)state;
     two_ranks(expect_timeout, hang_after_some, NULL);
 }
 
@@ -387,15 +380,13 @@ static int in_all_reduce(dray__group *group, void *argument)
     return code == DRAY_EPROTO && strstr(error.message, "all_reduce") ? 0 : 1;
 }
 
-static void different_calls_are_found(void **state)
+TEST(different_calls_are_found)
 {
-    (void)state;
     two_ranks(in_barrier, in_all_reduce, NULL);
 }
 
-static void bad_arguments_are_refused(void **state)
+TEST(bad_arguments_are_refused)
 {
-    (void)state;
     int fd = -1;
     dray__group *group = NULL, *other = NULL;
     dray_error error;
@@ -425,16 +416,4 @@ static void bad_arguments_are_refused(void **state)
     assert_int_equal(dray__group_open(-1, 0, 2, 0, &group, NULL), DRAY_ESYS);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(operations_agree_with_a_serial_oracle),
-        cmocka_unit_test(ranks_may_be_threads),
-        cmocka_unit_test(a_killed_rank_ends_the_others),
-        cmocka_unit_test(a_rank_that_leaves_or_aborts_ends_the_others),
-        cmocka_unit_test(a_deadline_names_the_missing_rank),
-        cmocka_unit_test(different_calls_are_found),
-        cmocka_unit_test(bad_arguments_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -4,15 +4,12 @@
 #include "net/cells.h"
 #include "queue/client/client.h"
 #include "queue/journal/records.h"
+#include "suite.h"
 #include "weights/messages.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 typedef struct message {
     const char *name; /* NULL: the end */
@@ -191,9 +188,8 @@ static char *inside(char *page, char **end)
     return begin + strlen(from);
 }
 
-static void test_the_page_lists_all_fields(void **state)
+TEST(test_the_page_lists_all_fields)
 {
-    (void)state;
     char path[4096], *end, *expected = list();
     snprintf(path, sizeof path, "%s/docs/wire.md", getenv("DRAY_SOURCE_DIR"));
     char *page = page_of(path), *found = inside(page, &end);
@@ -221,6 +217,5 @@ int main(int argc, char **argv)
 {
     if (argc > 1)
         return rewrite(argv[1]);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_the_page_lists_all_fields)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

@@ -70,9 +70,8 @@ static void importer_of_region(void)
     CHECK(cu->cuMemcpyDtoH(found, at, 4)); /* and closed with the last */
 }
 
-static void regions_reach_other_processes(void **state)
+TEST(regions_reach_other_processes)
 {
-    (void)state;
     together(owner_of_region, importer_of_region);
 }
 
@@ -138,9 +137,8 @@ static void importer_of_foreign(void)
     SAYS("IPC handle");
 }
 
-static void foreign_memory_by_its_base(void **state)
+TEST(foreign_memory_by_its_base)
 {
-    (void)state;
     together(owner_of_foreign, importer_of_foreign);
 }
 
@@ -167,9 +165,8 @@ static void own_exports(void)
     CHECK(cu->cuMemFree(outer) == 0);
 }
 
-static void own_exports_are_used_in_place(void **state)
+TEST(own_exports_are_used_in_place)
 {
-    (void)state;
     alone(own_exports);
 }
 
@@ -227,9 +224,8 @@ static void forge(void)
     dray_region_free(r);
 }
 
-static void forged_handles_are_refused(void **state)
+TEST(forged_handles_are_refused)
 {
-    (void)state;
     alone(forge);
 }
 
@@ -268,9 +264,8 @@ static void another_library(void)
     SAYS("cuInit");
 }
 
-static void processes_without_a_driver_are_told(void **state)
+TEST(processes_without_a_driver_are_told)
 {
-    (void)state;
     alone(fork_after_use);
     alone(no_driver);
     alone(another_library);
@@ -319,9 +314,8 @@ static int gpus(void)
     return gpu_is_real() ? gpu_real_count() : 2;
 }
 
-static void gpus_are_known_by_uuid(void **state)
+TEST(gpus_are_known_by_uuid)
 {
-    (void)state;
     if (gpus() < 2)
         skip();
     together(owner_on_second, importer_on_first);
@@ -349,9 +343,8 @@ static void list_gpus(void)
     CHECK(rate > 1e6);
 }
 
-static void gpus_are_listed(void **state)
+TEST(gpus_are_listed)
 {
-    (void)state;
     alone(list_gpus);
 }
 
@@ -401,9 +394,8 @@ static void importer_without_driver(void)
     read_pinned(false);
 }
 
-static void pinned_memory_is_shared_and_registered(void **state)
+TEST(pinned_memory_is_shared_and_registered)
 {
-    (void)state;
     together(owner_of_pinned, importer_of_pinned);
     together(owner_of_pinned, importer_without_driver);
 }
@@ -445,9 +437,8 @@ static void importer_of_event(void)
     sign();
 }
 
-static void events_cross_processes(void **state)
+TEST(events_cross_processes)
 {
-    (void)state;
     together(owner_of_event, importer_of_event);
 }
 
@@ -485,9 +476,8 @@ static void survivor(void)
     dray_region_free(r);
 }
 
-static void memory_outlives_a_killed_owner(void **state)
+TEST(memory_outlives_a_killed_owner)
 {
-    (void)state;
     together(dying_owner, survivor);
 }
 
@@ -518,27 +508,13 @@ static void fail_calls(void)
     }
 }
 
-static void failing_calls_leave_nothing(void **state)
+TEST(failing_calls_leave_nothing)
 {
-    (void)state;
     alone(fail_calls);
 }
 
 int main(void)
 {
     gpu_begin(gpu_is_real() ? 1 : 2);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gpus_are_listed),
-        cmocka_unit_test(regions_reach_other_processes),
-        cmocka_unit_test(foreign_memory_by_its_base),
-        cmocka_unit_test(own_exports_are_used_in_place),
-        cmocka_unit_test(forged_handles_are_refused),
-        cmocka_unit_test(processes_without_a_driver_are_told),
-        cmocka_unit_test(gpus_are_known_by_uuid),
-        cmocka_unit_test(pinned_memory_is_shared_and_registered),
-        cmocka_unit_test(events_cross_processes),
-        cmocka_unit_test(memory_outlives_a_killed_owner),
-        cmocka_unit_test(failing_calls_leave_nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

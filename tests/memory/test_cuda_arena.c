@@ -67,9 +67,8 @@ static void allocate_at_random(void)
     dray_arena_close(NULL);
 }
 
-static void allocations_do_not_touch(void **state)
+TEST(allocations_do_not_touch)
 {
-    (void)state;
     alone(allocate_at_random);
 }
 
@@ -98,9 +97,8 @@ static void refuse_options(void)
     GIVES(DRAY_EINVALID, dray_torch_use("", &error));
 }
 
-static void bad_options_are_refused(void **state)
+TEST(bad_options_are_refused)
 {
-    (void)state;
     alone(refuse_options);
 }
 
@@ -184,9 +182,8 @@ static void release_and_resume(void)
     CHECK(gpu_is_real() || free_bytes() == empty);
 }
 
-static void released_memory_comes_back(void **state)
+TEST(released_memory_comes_back)
 {
-    (void)state;
     alone(release_and_resume);
 }
 
@@ -260,15 +257,13 @@ static void release_once_more(void)
     }
 }
 
-static void what_is_left_is_released_later(void **state)
+TEST(what_is_left_is_released_later)
 {
-    (void)state;
     alone(release_once_more);
 }
 
-static void failures_lose_nothing(void **state)
+TEST(failures_lose_nothing)
 {
-    (void)state;
     alone(fail_in_the_middle);
 }
 
@@ -360,9 +355,8 @@ static void importer_of_arena(void)
     sign();
 }
 
-static void others_unmap_first(void **state)
+TEST(others_unmap_first)
 {
-    (void)state;
     together(owner_of_arena, importer_of_arena);
 }
 
@@ -427,9 +421,8 @@ static void allocate_for_torch(void)
     CHECK(status_of(weights).resident_bytes == 0);
 }
 
-static void torch_allocates_by_tag(void **state)
+TEST(torch_allocates_by_tag)
 {
-    (void)state;
     alone(allocate_for_torch);
 }
 
@@ -472,20 +465,13 @@ static void share_arena(void)
     dray_arena_close(a);
 }
 
-static void threads_share_an_arena(void **state)
+TEST(threads_share_an_arena)
 {
-    (void)state;
     alone(share_arena);
 }
 
 int main(void)
 {
     gpu_begin(1);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(allocations_do_not_touch),       cmocka_unit_test(bad_options_are_refused),
-        cmocka_unit_test(released_memory_comes_back),     cmocka_unit_test(failures_lose_nothing),
-        cmocka_unit_test(what_is_left_is_released_later), cmocka_unit_test(others_unmap_first),
-        cmocka_unit_test(torch_allocates_by_tag),         cmocka_unit_test(threads_share_an_arena),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

@@ -5,8 +5,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,21 +15,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "suite.h"
 
 static char folder[PATH_MAX];
 
-static int make_folder(void **state)
+FIXTURE(make_folder)
 {
-    (void)state;
     const char *tmp = getenv("TMPDIR");
     snprintf(folder, sizeof folder, "%s/dray-memory-XXXXXX", tmp && *tmp ? tmp : "/tmp");
     return mkdtemp(folder) ? 0 : -1;
 }
 
-static int remove_folder(void **state)
+FIXTURE(remove_folder)
 {
-    (void)state;
     return rmdir(folder);
 }
 
@@ -45,9 +41,8 @@ static void make_file(char *path, const char *name, size_t bytes)
     assert_int_equal(fclose(f), 0);
 }
 
-static void allocated_memory_is_zeroed_and_writable(void **state)
+TEST(allocated_memory_is_zeroed_and_writable)
 {
-    (void)state;
     const dray_region_kind kinds[] = {DRAY_REGION_HOST, DRAY_REGION_SHARED};
     const uint64_t sizes[] = {0, 1, 4095, 4096, 4097, (2u << 20) - 1, (2u << 20) + 1, 9u << 20};
     for (size_t k = 0; k < 2; k++)
@@ -71,9 +66,8 @@ static void allocated_memory_is_zeroed_and_writable(void **state)
     dray_region_free(NULL);
 }
 
-static void kinds_that_are_missing_are_refused(void **state)
+TEST(kinds_that_are_missing_are_refused)
 {
-    (void)state;
     dray_region *r = NULL;
     dray_error e;
     assert_int_equal(dray_region_alloc(DRAY_REGION_CUDA, 64, "x", &r, &e), DRAY_EUNSUPPORTED);
@@ -84,9 +78,8 @@ static void kinds_that_are_missing_are_refused(void **state)
     assert_null(r);
 }
 
-static void shared_memory_has_a_sealed_size(void **state)
+TEST(shared_memory_has_a_sealed_size)
 {
-    (void)state;
     dray_region *r;
     assert_int_equal(dray_region_alloc(DRAY_REGION_SHARED, 8192, "s", &r, NULL), DRAY_OK);
     int fd = dray_region_fd(r);
@@ -96,9 +89,8 @@ static void shared_memory_has_a_sealed_size(void **state)
     dray_region_free(r);
 }
 
-static void wrapped_memory_stays_its_owners(void **state)
+TEST(wrapped_memory_stays_its_owners)
 {
-    (void)state;
     char *memory = malloc(100);
     memset(memory, 1, 100);
     dray_region *r = NULL;
@@ -114,9 +106,8 @@ static void wrapped_memory_stays_its_owners(void **state)
     assert_int_equal(dray_region_wrap(&r, UINT64_MAX, "n", &r, NULL), DRAY_EINVALID);
 }
 
-static void files_must_be_regular_and_there(void **state)
+TEST(files_must_be_regular_and_there)
 {
-    (void)state;
     dray_region *r = NULL;
     dray_error e;
     char path[PATH_MAX];
@@ -138,9 +129,8 @@ static void files_must_be_regular_and_there(void **state)
     assert_null(r);
 }
 
-static void any_region_is_read_and_written(void **state)
+TEST(any_region_is_read_and_written)
 {
-    (void)state;
     char path[PATH_MAX], own[1000];
     unsigned char data[300], back[300];
     make_file(path, "rw", 1000);
@@ -180,9 +170,8 @@ static void any_region_is_read_and_written(void **state)
     unlink(path);
 }
 
-static void regions_of_a_layout_are_all_or_none(void **state)
+TEST(regions_of_a_layout_are_all_or_none)
 {
-    (void)state;
     char path[PATH_MAX];
     make_file(path, "model", 500);
     dray_layout *l;
@@ -227,9 +216,8 @@ static dray_handle described(const dray_region *r)
     return h;
 }
 
-static void handles_round_trip(void **state)
+TEST(handles_round_trip)
 {
-    (void)state;
     dray_region *shared, *file;
     char path[PATH_MAX];
     make_file(path, "h", 4096);
@@ -251,9 +239,8 @@ static void handles_round_trip(void **state)
     unlink(path);
 }
 
-static void truncated_handles_name_the_field(void **state)
+TEST(truncated_handles_name_the_field)
 {
-    (void)state;
     dray_region *r;
     assert_int_equal(dray_region_alloc(DRAY_REGION_SHARED, 4096, "s", &r, NULL), DRAY_OK);
     dray_handle h = described(r), back = DRAY_HANDLE_INIT, before = back;
@@ -282,9 +269,8 @@ static void truncated_handles_name_the_field(void **state)
     dray_region_free(r);
 }
 
-static void altered_handles_are_refused(void **state)
+TEST(altered_handles_are_refused)
 {
-    (void)state;
     dray_region *r;
     assert_int_equal(dray_region_alloc(DRAY_REGION_SHARED, 4096, "s", &r, NULL), DRAY_OK);
     dray_handle h = described(r), back = DRAY_HANDLE_INIT, before = back;
@@ -317,9 +303,8 @@ static void expect_forged(const dray_handle *h, const char *field)
     assert_null(r);
 }
 
-static void forged_rectangles_are_refused(void **state)
+TEST(forged_rectangles_are_refused)
 {
-    (void)state;
     dray_region *r;
     assert_int_equal(dray_region_alloc(DRAY_REGION_SHARED, 64, "s", &r, NULL), DRAY_OK);
     const dray_handle good = described(r);
@@ -359,9 +344,8 @@ static void forged_rectangles_are_refused(void **state)
     dray_region_free(r);
 }
 
-static void import_refuses_the_wrong_descriptor(void **state)
+TEST(import_refuses_the_wrong_descriptor)
 {
-    (void)state;
     dray_region *r, *other, *in = NULL;
     dray_error e;
     assert_int_equal(dray_region_alloc(DRAY_REGION_SHARED, 4096, "s", &r, NULL), DRAY_OK);
@@ -443,9 +427,8 @@ static int exporter(int socket)
     return 0;
 }
 
-static void another_process_reads_and_writes(void **state)
+TEST(another_process_reads_and_writes)
 {
-    (void)state;
     int pair[2];
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
     pid_t child = fork();
@@ -478,9 +461,8 @@ static void another_process_reads_and_writes(void **state)
     close(pair[0]);
 }
 
-static void file_handles_find_their_file(void **state)
+TEST(file_handles_find_their_file)
 {
-    (void)state;
     char path[PATH_MAX], other[PATH_MAX];
     make_file(path, "ckpt", 1000);
     dray_region *r, *in = NULL;
@@ -506,21 +488,5 @@ static void file_handles_find_their_file(void **state)
 int main(void)
 {
     setenv("DRAY_CUDA_LIBRARY", "", 1); /* GPU memory: test_cuda.c */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(allocated_memory_is_zeroed_and_writable),
-        cmocka_unit_test(kinds_that_are_missing_are_refused),
-        cmocka_unit_test(shared_memory_has_a_sealed_size),
-        cmocka_unit_test(wrapped_memory_stays_its_owners),
-        cmocka_unit_test(files_must_be_regular_and_there),
-        cmocka_unit_test(any_region_is_read_and_written),
-        cmocka_unit_test(regions_of_a_layout_are_all_or_none),
-        cmocka_unit_test(handles_round_trip),
-        cmocka_unit_test(truncated_handles_name_the_field),
-        cmocka_unit_test(altered_handles_are_refused),
-        cmocka_unit_test(forged_rectangles_are_refused),
-        cmocka_unit_test(import_refuses_the_wrong_descriptor),
-        cmocka_unit_test(another_process_reads_and_writes),
-        cmocka_unit_test(file_handles_find_their_file),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return suite_run(make_folder, remove_folder);
 }

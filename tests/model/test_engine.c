@@ -1,14 +1,12 @@
 /* model: quantization_config, expert maps and SPECs of engines: what is read, what is refused. */
 #include <dray/model.h>
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "suite.h"
 
 static char folder[64];
 
@@ -25,9 +23,8 @@ static const char *config_file(const char *text)
 
 #define FP8 "{\"quantization_config\": {\"quant_method\": \"fp8\""
 
-static void reads_quantization_config(void **state)
+TEST(reads_quantization_config)
 {
-    (void)state;
     dray_engine_quant *q = (dray_engine_quant *)folder;
     assert_int_equal(dray_engine_quant_load(config_file("{}"), &q, NULL), DRAY_OK);
     assert_null(q);
@@ -49,9 +46,8 @@ static void reads_quantization_config(void **state)
     dray_engine_quant_free(q);
 }
 
-static void refuses_other_quantisation(void **state)
+TEST(refuses_other_quantisation)
 {
-    (void)state;
     static const struct {
         const char *text;
         int code;
@@ -97,9 +93,8 @@ static void refuse_map(int32_t *experts, uint32_t slots, uint32_t redundant, con
         fail_msg("'%s' lacks '%s'", e.message, says);
 }
 
-static void maps_must_hold_every_expert(void **state)
+TEST(maps_must_hold_every_expert)
 {
-    (void)state;
     int32_t row[130];
     for (int32_t i = 0; i < 130; i++)
         row[i] = i % 128;
@@ -115,9 +110,8 @@ static void maps_must_hold_every_expert(void **state)
 }
 
 /* However many slots one of them has. */
-static void maps_may_repeat_experts(void **state)
+TEST(maps_may_repeat_experts)
 {
-    (void)state;
     enum { SLOTS = 127 + 256 };
     dray_model_config c;
     assert_int_equal(dray_model_config_load("qwen3-30b-a3b", &c, NULL), DRAY_OK);
@@ -138,9 +132,8 @@ static void maps_may_repeat_experts(void **state)
     dray_layout_free(l);
 }
 
-static void maps_move_experts(void **state)
+TEST(maps_move_experts)
 {
-    (void)state;
     dray_model_config c;
     assert_int_equal(dray_model_config_load("qwen3-30b-a3b", &c, NULL), DRAY_OK);
     int32_t row[128];
@@ -170,9 +163,8 @@ static void maps_move_experts(void **state)
     dray_layout_free(moved);
 }
 
-static void refuses_what_does_not_fit(void **state)
+TEST(refuses_what_does_not_fit)
 {
-    (void)state;
     static const struct {
         const char *model, *spec, *says;
     } bad[] = {
@@ -204,28 +196,18 @@ static void refuses_what_does_not_fit(void **state)
     }
 }
 
-static int make_folder(void **state)
+FIXTURE(make_folder)
 {
-    (void)state;
     const char *tmp = getenv("TMPDIR");
     snprintf(folder, sizeof folder, "%s/dray-engine-XXXXXX",
              tmp && strlen(tmp) < 30 ? tmp : "/tmp");
     return mkdtemp(folder) ? 0 : -1;
 }
 
-static int remove_folder(void **state)
+FIXTURE(remove_folder)
 {
-    (void)state;
     unlink(config_file(""));
     return rmdir(folder);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_quantization_config),   cmocka_unit_test(refuses_other_quantisation),
-        cmocka_unit_test(maps_must_hold_every_expert), cmocka_unit_test(maps_may_repeat_experts),
-        cmocka_unit_test(maps_move_experts),           cmocka_unit_test(refuses_what_does_not_fit),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
-}
+SUITE(make_folder, remove_folder)

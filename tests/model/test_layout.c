@@ -2,16 +2,14 @@
 #include "base/hash.h"
 #include "base/random.h"
 #include "seed.h"
+#include "suite.h"
 #include <dray/model.h>
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
 
 static uint64_t seed;
 static uint64_t draws;
@@ -21,9 +19,8 @@ static uint64_t draw(uint64_t below)
     return dray__random_u64(seed, 0, draws++) % below;
 }
 
-static void dtypes_have_sizes_and_names(void **state)
+TEST(dtypes_have_sizes_and_names)
 {
-    (void)state;
     assert_int_equal(dray_dtype_size(DRAY_BF16), 2);
     assert_int_equal(dray_dtype_size(DRAY_DTYPE_NONE), 0);
     assert_int_equal(dray_dtype_size((dray_dtype)99), 0);
@@ -92,9 +89,8 @@ static dray_layout *quantised(void)
     return l;
 }
 
-static void layout_keeps_quantisation(void **state)
+TEST(layout_keeps_quantisation)
 {
-    (void)state;
     dray_layout *l = quantised();
     uint32_t stack, one, too, scales;
     assert_int_equal(dray_layout_find(l, "stack", &stack, NULL), DRAY_OK);
@@ -151,9 +147,8 @@ static void layout_keeps_quantisation(void **state)
     dray_layout_free(l);
 }
 
-static void layout_keeps_what_it_was_given(void **state)
+TEST(layout_keeps_what_it_was_given)
 {
-    (void)state;
     dray_layout *l = sample();
     assert_int_equal(dray_layout_region_count(l), 2);
     assert_int_equal(dray_layout_tensor_count(l), 5);
@@ -180,9 +175,8 @@ static void layout_keeps_what_it_was_given(void **state)
 }
 
 /* A flat parameter of which one piece cannot be: the layout is as before. */
-static void flat_parameters_are_all_or_none(void **state)
+TEST(flat_parameters_are_all_or_none)
 {
-    (void)state;
     static const dray_flat_piece wrong[] = {
         {.name = "b", .ndim = 2, .shape = {2, 3}, .offset = 4, .first = 0, .last = 5},
         {.name = "", .ndim = 1, .shape = {6}, .offset = 4, .first = 0, .last = 5},
@@ -218,9 +212,8 @@ static void flat_parameters_are_all_or_none(void **state)
     }
 }
 
-static void layout_refuses(void **state)
+TEST(layout_refuses)
 {
-    (void)state;
     dray_layout *l = sample();
     dray_error e;
     const int64_t big = INT64_MAX;
@@ -326,9 +319,8 @@ static void assert_same(const dray_layout *a, const dray_layout *b)
         assert_memory_equal(dray_layout_block(a, i), dray_layout_block(b, i), sizeof(dray_block));
 }
 
-static void pack_round_trip(void **state)
+TEST(pack_round_trip)
 {
-    (void)state;
     dray_layout *l = quantised(), *back;
     void *data;
     size_t size;
@@ -358,9 +350,8 @@ static void pack_round_trip(void **state)
 
 /* Mutations with a right checksum: whatever is accepted must be a valid layout, that is, pack and
  * unpack to itself. Sanitizers see the rest. */
-static void forged_layouts_are_refused_or_valid(void **state)
+TEST(forged_layouts_are_refused_or_valid)
 {
-    (void)state;
     const char *scale = getenv("DRAY_TEST_SCALE");
     long rounds = 20000 * (scale ? atol(scale) : 1), accepted = 0;
     dray_layout *l = quantised();
@@ -398,9 +389,8 @@ static void forged_layouts_are_refused_or_valid(void **state)
     dray_layout_free(l);
 }
 
-static void a_million_blocks(void **state)
+TEST(a_million_blocks)
 {
-    (void)state;
     enum { TENSORS = 20000, PER = 50 };
     dray_layout *l, *back;
     assert_int_equal(dray_layout_new(&l, NULL), DRAY_OK);
@@ -434,15 +424,5 @@ static void a_million_blocks(void **state)
 int main(void)
 {
     seed = test_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(dtypes_have_sizes_and_names),
-        cmocka_unit_test(layout_keeps_what_it_was_given),
-        cmocka_unit_test(flat_parameters_are_all_or_none),
-        cmocka_unit_test(layout_refuses),
-        cmocka_unit_test(layout_keeps_quantisation),
-        cmocka_unit_test(pack_round_trip),
-        cmocka_unit_test(forged_layouts_are_refused_or_valid),
-        cmocka_unit_test(a_million_blocks),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

@@ -5,16 +5,14 @@
 
 #include "base/random.h"
 #include "seed.h"
+#include "suite.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
 
 enum { CASES = 2000, MOST_RANKS = 256 };
 
@@ -155,9 +153,8 @@ static bool check_world(const dray_model_config *c, dray_megatron_spec *s)
     return !status;
 }
 
-static void all_ranks_hold_the_model(void **state)
+TEST(all_ranks_hold_the_model)
 {
-    (void)state;
     int taken = 0;
     for (int i = 0; i < CASES; i++) {
         dray_model_config c = random_config();
@@ -169,9 +166,8 @@ static void all_ranks_hold_the_model(void **state)
 
 /* The region ends between gate and up: gate's tensor and block are taken out again, and its name is
  * free. */
-static void what_fails_half_way_leaves_nothing(void **state)
+TEST(what_fails_half_way_leaves_nothing)
 {
-    (void)state;
     static const char name[] = "decoder.layers.0.mlp.linear_fc1.weight";
     const int64_t shape[] = {2 * 4864, 896};
     const dray_region_info region = {.kind = DRAY_REGION_HOST, .bytes = UINT64_C(3) * 4864 * 896};
@@ -209,9 +205,8 @@ static void what_fails_half_way_leaves_nothing(void **state)
 }
 
 /* Experts packed into one parameter, cut over two ranks in all three ways. */
-static void packed_modules_are_the_experts(void **state)
+TEST(packed_modules_are_the_experts)
 {
-    (void)state;
     static const char *const names[] = {"model.layers.1.mlp.experts.gate_up_proj",
                                         "model.layers.1.mlp.experts.down_proj"};
     dray_model_config c;
@@ -242,10 +237,5 @@ static void packed_modules_are_the_experts(void **state)
 int main(void)
 {
     seed = test_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_ranks_hold_the_model),
-        cmocka_unit_test(what_fails_half_way_leaves_nothing),
-        cmocka_unit_test(packed_modules_are_the_experts),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

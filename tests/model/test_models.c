@@ -1,14 +1,12 @@
 /* model: the public table, config.json, and the whole-model builders. */
 #include <dray/model.h>
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "suite.h"
 
 /* Parameter counts that the models' own pages and index files give (what is tied counted once:
  * DeepSeek-V3's 671,026,419,200 and 11.6 billion of its layer of multi-token prediction). */
@@ -45,9 +43,8 @@ static uint64_t elements(const dray_layout *l)
     return sum;
 }
 
-static void the_table_has_the_published_sizes(void **state)
+TEST(the_table_has_the_published_sizes)
 {
-    (void)state;
     for (uint32_t i = 0; i < PUBLISHED; i++) {
         dray_model_config c;
         dray_layout *l;
@@ -65,9 +62,8 @@ static void the_table_has_the_published_sizes(void **state)
     assert_int_equal(n, PUBLISHED);
 }
 
-static void unknown_models_get_the_nearest(void **state)
+TEST(unknown_models_get_the_nearest)
 {
-    (void)state;
     dray_model_config c;
     dray_error e;
     assert_int_equal(dray_model_config_load("qwen2.5-23b", &c, &e), DRAY_ENOENT);
@@ -92,9 +88,8 @@ static uint64_t shares(const dray_model_config *c, uint32_t world, uint32_t *blo
     return bytes;
 }
 
-static void fsdp_shards_are_the_model(void **state)
+TEST(fsdp_shards_are_the_model)
 {
-    (void)state;
     dray_model_config c;
     uint32_t blocks;
     assert_int_equal(dray_model_config_load("qwen2.5-0.5b", &c, NULL), DRAY_OK);
@@ -114,9 +109,8 @@ static void fsdp_shards_are_the_model(void **state)
 }
 
 /* Sizes that the limits allow, and sums of which are more than numbers go. */
-static void sizes_that_overflow_are_refused(void **state)
+TEST(sizes_that_overflow_are_refused)
 {
-    (void)state;
     dray_model_config c;
     dray_layout *l = NULL;
     dray_error e;
@@ -151,9 +145,8 @@ static void sizes_that_overflow_are_refused(void **state)
     assert_null(l);
 }
 
-static void tied_heads_are_aliases(void **state)
+TEST(tied_heads_are_aliases)
 {
-    (void)state;
     dray_model_config c;
     assert_int_equal(dray_model_config_load("qwen3-0.6b", &c, NULL), DRAY_OK);
     dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
@@ -179,9 +172,8 @@ static void tied_heads_are_aliases(void **state)
     assert_int_equal(head_at, embed_at);
 }
 
-static void engine_refuses_what_cannot_be_cut(void **state)
+TEST(engine_refuses_what_cannot_be_cut)
 {
-    (void)state;
     static const struct {
         const char *model;
         uint32_t tp, rank;
@@ -253,9 +245,8 @@ static const char *config_file(const char *text)
     "\"vocab_size\": 100, \"hidden_size\": 32, \"intermediate_size\": 64, "                        \
     "\"num_hidden_layers\": 2, \"num_attention_heads\": 4"
 
-static void config_json_of_both_generations(void **state)
+TEST(config_json_of_both_generations)
 {
-    (void)state;
     dray_model_config c;
     assert_int_equal(
         dray_model_config_load(
@@ -293,9 +284,8 @@ static void config_json_of_both_generations(void **state)
     assert_string_equal(c.family, "qwen3");
 }
 
-static void config_json_errors(void **state)
+TEST(config_json_errors)
 {
-    (void)state;
     static const struct {
         const char *text;
         int code;
@@ -373,33 +363,18 @@ static void config_json_errors(void **state)
     }
 }
 
-static int make_folder(void **state)
+FIXTURE(make_folder)
 {
-    (void)state;
     const char *tmp = getenv("TMPDIR");
     snprintf(folder, sizeof folder, "%s/dray-models-XXXXXX",
              tmp && strlen(tmp) < 30 ? tmp : "/tmp");
     return mkdtemp(folder) ? 0 : -1;
 }
 
-static int remove_folder(void **state)
+FIXTURE(remove_folder)
 {
-    (void)state;
     unlink(config_file(""));
     return rmdir(folder);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_table_has_the_published_sizes),
-        cmocka_unit_test(unknown_models_get_the_nearest),
-        cmocka_unit_test(fsdp_shards_are_the_model),
-        cmocka_unit_test(sizes_that_overflow_are_refused),
-        cmocka_unit_test(tied_heads_are_aliases),
-        cmocka_unit_test(engine_refuses_what_cannot_be_cut),
-        cmocka_unit_test(config_json_of_both_generations),
-        cmocka_unit_test(config_json_errors),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
-}
+SUITE(make_folder, remove_folder)

@@ -1,11 +1,10 @@
 /* model: malformed safetensors files and indexes, the writer's guards, SPEC strings. */
 #include "base/random.h"
 #include "seed.h"
+#include "suite.h"
 #include <dray/model.h>
 
 #include <endian.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +13,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
 
 static char folder[80];
 static uint64_t seed;
@@ -61,9 +59,8 @@ static void expect(const char *what, const char *path, int code, const char *say
 
 #define T(shape, offsets) "{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 
-static void malformed_files(void **state)
+TEST(malformed_files)
 {
-    (void)state;
     static const struct {
         const char *header;
         size_t data;
@@ -148,9 +145,8 @@ static void malformed_files(void **state)
 }
 
 /* Any bytes: refused or accepted, never a crash (sanitizers watch). */
-static void mutated_files(void **state)
+TEST(mutated_files)
 {
-    (void)state;
     static const char header[] = "{\"__metadata__\":{\"format\":\"pt\"},\"a.weight\":" T(
         "[2,3]", "[0,24]") ",\"b\":" T("[0,5]", "[24,24]") ",\"c\":" T("[]", "[24,28]") "}";
     enum { DATA = 28 };
@@ -184,9 +180,8 @@ static void mutated_files(void **state)
     unlink(path_of("m.safetensors"));
 }
 
-static void malformed_indexes(void **state)
+TEST(malformed_indexes)
 {
-    (void)state;
     static const char index[] = "model.safetensors.index.json";
     static const struct {
         const char *text;
@@ -257,9 +252,8 @@ static bool exists(const char *name)
 }
 
 /* An update that stops anywhere leaves the old checkpoint. */
-static void begun_is_invisible(void **state)
+TEST(begun_is_invisible)
 {
-    (void)state;
     dray_layout *like = two_tensors(), *first, *second;
     dray_safetensors_options options = DRAY_SAFETENSORS_OPTIONS_INIT;
     options.max_file_bytes = 600;
@@ -294,9 +288,8 @@ static void begun_is_invisible(void **state)
     dray_layout_free(like);
 }
 
-static void begin_refuses(void **state)
+TEST(begin_refuses)
 {
-    (void)state;
     dray_layout *like = two_tensors(), *out = NULL;
     dray_safetensors_options options = DRAY_SAFETENSORS_OPTIONS_INIT;
     dray_error e;
@@ -319,9 +312,8 @@ static void begin_refuses(void **state)
     dray_layout_free(like);
 }
 
-static void specs(void **state)
+TEST(specs)
 {
-    (void)state;
     dray_model_config model;
     assert_int_equal(dray_model_config_load("qwen2.5-0.5b", &model, NULL), DRAY_OK);
     static const struct {
@@ -424,28 +416,21 @@ static void specs(void **state)
     unlink(path_of("x.safetensors"));
 }
 
-static int make_folder(void **state)
+FIXTURE(make_folder)
 {
-    (void)state;
     const char *tmp = getenv("TMPDIR");
     snprintf(folder, sizeof folder, "%s/dray-tensors-XXXXXX",
              tmp && strlen(tmp) < 40 ? tmp : "/tmp");
     return mkdtemp(folder) ? 0 : -1;
 }
 
-static int remove_folder(void **state)
+FIXTURE(remove_folder)
 {
-    (void)state;
     return rmdir(folder); /* every test cleans up behind it */
 }
 
 int main(void)
 {
     seed = test_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(malformed_files),   cmocka_unit_test(mutated_files),
-        cmocka_unit_test(malformed_indexes), cmocka_unit_test(begun_is_invisible),
-        cmocka_unit_test(begin_refuses),     cmocka_unit_test(specs),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return suite_run(make_folder, remove_folder);
 }

@@ -6,8 +6,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "suite.h"
 
 /* The calls that change what a reader finds, in place of libc's. The countdown reaches zero before
  * the call that is to fail. */
@@ -161,9 +159,8 @@ static bool stop_at(long n, bool dying, int from, int to)
     return WEXITSTATUS(status) == 0;
 }
 
-static void every_step(void **state)
+TEST(every_step)
 {
-    (void)state;
     static const int files[] = {1, 2, 4};
     for (int dying = 0; dying <= 1; dying++)
         for (int i = 0; i < 3; i++)
@@ -175,23 +172,17 @@ static void every_step(void **state)
             }
 }
 
-static int make_folder(void **state)
+FIXTURE(make_folder)
 {
-    (void)state;
     const char *tmp = getenv("TMPDIR");
     snprintf(folder, sizeof folder, "%s/dray-crash-XXXXXX", tmp && strlen(tmp) < 40 ? tmp : "/tmp");
     return mkdtemp(folder) ? 0 : -1;
 }
 
-static int remove_folder(void **state)
+FIXTURE(remove_folder)
 {
-    (void)state;
     remove_all();
     return rmdir(folder);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_step)};
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
-}
+SUITE(make_folder, remove_folder)

@@ -3,6 +3,7 @@
  * what the CPU's movers make of them, bit by bit and also between the rectangles; sums are
  * dray__sum's. */
 #include "mover/cuda/cuda.h"
+#include "suite.h"
 
 #include "base/random.h"
 #include "gpu/gpu.h"
@@ -15,12 +16,9 @@
 #include <dray/gpu.h>
 #include <math.h>
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <time.h>
 
-#include <cmocka.h>
 
 static const dray__cuda *cu;
 static dray__cuda_device *gpu;
@@ -45,9 +43,8 @@ static void cuda_is(CUresult result, int line)
 }
 #define CUDA(call) cuda_is((call), __LINE__)
 
-static int set_up(void **state)
+FIXTURE(set_up)
 {
-    (void)state;
     dray_error e = {0};
     seed = test_seed();
     cu = dray__cuda_get(&e);
@@ -58,9 +55,8 @@ static int set_up(void **state)
     return 0;
 }
 
-static int tear_down(void **state)
+FIXTURE(tear_down)
 {
-    (void)state;
     dray__cuda_leave();
     return 0;
 }
@@ -328,17 +324,15 @@ static void one_round(uint32_t wanted)
     dray_layout_free(layout);
 }
 
-static void test_random_rectangles(void **state)
+TEST(test_random_rectangles)
 {
-    (void)state;
     for (int i = 0; i < 150 * scale(); i++)
         one_round((uint32_t)draw(8));
 }
 
 /* Sums of a region, at once, without a job. */
-static void test_sums_of_regions(void **state)
+TEST(test_sums_of_regions)
 {
-    (void)state;
     for (int i = 0; i < 20 * scale(); i++) {
         dray_layout *layout;
         dray_error e = {0};
@@ -381,9 +375,8 @@ static dray__cuda_item run_item(CUdeviceptr from, CUdeviceptr to, int64_t bytes,
 }
 
 /* A chain of copies, by turns by kernel and by engines. */
-static void test_phases_follow_each_other(void **state)
+TEST(test_phases_follow_each_other)
 {
-    (void)state;
     enum { LINKS = 6, BYTES = 4 << 20 };
     both b[LINKS + 1];
     dray__cuda_item items[LINKS];
@@ -415,9 +408,8 @@ static void test_phases_follow_each_other(void **state)
         both_free(&b[i]);
 }
 
-static void test_stopped_jobs_say_so(void **state)
+TEST(test_stopped_jobs_say_so)
 {
-    (void)state;
     enum { BYTES = 8 << 20 };
     both from = both_new(BYTES), to = both_new(BYTES);
     dray__cuda_item item = run_item(from.device, to.device, BYTES, 0);
@@ -470,9 +462,8 @@ static CUdeviceptr map(const dray__cuda_device *device, size_t bytes)
 
 /* Whoever waits at the descriptor learns that what was to be moved never will be. The second GPU's
  * context is of no more use then. */
-static void test_failed_jobs_wake(void **state)
+TEST(test_failed_jobs_wake)
 {
-    (void)state;
     enum { BYTES = 2 << 20 };
     dray__cuda_device *other;
     const dray__cuda_job_options options = {.engine_bytes = 1}; /* what the driver sees fail */
@@ -504,9 +495,8 @@ static void test_failed_jobs_wake(void **state)
     free(from.host);
 }
 
-static void test_wrong_items_are_refused(void **state)
+TEST(test_wrong_items_are_refused)
 {
-    (void)state;
     dray__cuda_job *job = NULL;
     dray_error e = {0};
     dray__cuda_item item = run_item(4096, 8192, 4096, 0);
@@ -648,9 +638,8 @@ static void quant_round(uint32_t ndim, const int64_t *shape, const int64_t *cell
     both_free(&floats);
 }
 
-static void test_quantisation(void **state)
+TEST(test_quantisation)
 {
-    (void)state;
     static const int32_t floats[] = {DRAY_BF16, DRAY_F32, DRAY_F16};
     for (int i = 0; i < 12 * scale(); i++) {
         int32_t dtype = floats[draw(3)], quant = draw(4) ? DRAY_F8E4M3 : DRAY_F8E5M2;
@@ -672,11 +661,5 @@ static void test_quantisation(void **state)
 int main(void)
 {
     gpu_begin(gpu_is_real() ? 1 : 2);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_rectangles),        cmocka_unit_test(test_sums_of_regions),
-        cmocka_unit_test(test_phases_follow_each_other), cmocka_unit_test(test_stopped_jobs_say_so),
-        cmocka_unit_test(test_wrong_items_are_refused),  cmocka_unit_test(test_quantisation),
-        cmocka_unit_test(test_failed_jobs_wake),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return suite_run(set_up, tear_down);
 }

@@ -3,20 +3,16 @@
  * with the fake driver, what was compiled is kept on disk, and what lies there damaged is made
  * again. */
 #include "mover/cuda/cuda_internal.h"
+#include "suite.h"
 
 #include "gpu/gpu.h"
 
 #include <glob.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <sys/stat.h>
 
-#include <cmocka.h>
-
-static void test_nvrtc_compiles_the_source(void **state)
+TEST(test_nvrtc_compiles_the_source)
 {
-    (void)state;
     static const int archs[] = {80, 90, 100};
     const char *nvrtc = getenv("DRAY_TEST_NVRTC"), *before = getenv("DRAY_NVRTC_LIBRARY");
     char *kept = before ? strdup(before) : NULL;
@@ -79,9 +75,8 @@ static void damage(const char *path, off_t at)
     fclose(file);
 }
 
-static void test_what_was_compiled_is_kept(void **state)
+TEST(test_what_was_compiled_is_kept)
 {
-    (void)state;
     char pattern[256];
     glob_t found;
     struct stat status;
@@ -111,10 +106,6 @@ static void test_what_was_compiled_is_kept(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nvrtc_compiles_the_source),
-        cmocka_unit_test(test_what_was_compiled_is_kept),
-    };
     gpu_begin(1);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

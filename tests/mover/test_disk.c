@@ -4,12 +4,11 @@
 #include "base/random.h"
 #include "mover/disk.h"
 #include "seed.h"
+#include "suite.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +16,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
 
 enum { FILE_BYTES = (3 << 20) + 1234, IOS = 200, ROOM = 256 << 10 };
 
@@ -29,18 +27,16 @@ static uint64_t draw(uint64_t below)
     return dray__random_u64(seed, 0, drawn++) % below;
 }
 
-static int start(void **state)
+FIXTURE(start)
 {
-    (void)state;
     seed = test_seed();
     staging = aligned_alloc(DRAY__IO_ALIGN, (size_t)IOS * ROOM);
     expected = malloc(FILE_BYTES);
     return staging && expected ? 0 : -1;
 }
 
-static int stop(void **state)
+FIXTURE(stop)
 {
-    (void)state;
     free(staging);
     free(expected);
     return 0;
@@ -135,9 +131,8 @@ static void random_ranges(dray__disk_way way, const char *folder)
     unlink(path);
 }
 
-static void ranges_come_as_they_are(void **state)
+TEST(ranges_come_as_they_are)
 {
-    (void)state;
     const char *tmp = getenv("TMPDIR");
     random_ranges(DRAY__DISK_THREADS, tmp ? tmp : "/tmp");
     random_ranges(DRAY__DISK_URING, tmp ? tmp : "/tmp");
@@ -148,9 +143,8 @@ static void ranges_come_as_they_are(void **state)
     }
 }
 
-static void files_that_end_early_are_named(void **state)
+TEST(files_that_end_early_are_named)
 {
-    (void)state;
     char path[200];
     dray_error error;
     for (int way = DRAY__DISK_THREADS; way <= DRAY__DISK_URING; way++) {
@@ -190,9 +184,8 @@ static int bad_disk(void *user, const dray__io *io)
     return turn == 0 ? EIO : (turn % 3 == 0 ? -1 : 0);
 }
 
-static void errors_and_short_answers(void **state)
+TEST(errors_and_short_answers)
 {
-    (void)state;
     char path[200];
     dray_error error;
     static dray__io ios[IOS];
@@ -227,12 +220,4 @@ static void errors_and_short_answers(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranges_come_as_they_are),
-        cmocka_unit_test(files_that_end_early_are_named),
-        cmocka_unit_test(errors_and_short_answers),
-    };
-    return cmocka_run_group_tests(tests, start, stop);
-}
+SUITE(start, stop)

@@ -9,6 +9,7 @@
  *                                       stdin: a dense box; stdout: scales, quantised, dequantised
  */
 #include "mover/kernels/kernels.h"
+#include "suite.h"
 
 #include "base/random.h"
 #include "mover/filter.h"
@@ -17,15 +18,12 @@
 #include "mover/kernels/rect.h"
 #include "seed.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
 
 static uint64_t seed;
 
@@ -40,9 +38,8 @@ static void fill_random(void *out, size_t bytes)
 
 enum { MOST = 300 };
 
-static void conversions_agree(void **state)
+TEST(conversions_agree)
 {
-    (void)state;
     static uint8_t in[MOST * 8 + 1], want[MOST * 8], got[MOST * 8 + 2];
     for (const dray__kernels *const *k = dray__kernels_all(); *k; k++)
         for (size_t c = 0; (*k)->casts[c].run; c++)
@@ -72,9 +69,8 @@ static uint64_t plain_dot(const uint32_t *columns, const uint8_t *data, size_t n
     return sum;
 }
 
-static void products_agree(void **state)
+TEST(products_agree)
 {
-    (void)state;
     static uint8_t data[MOST * 4 + 1];
     static uint32_t columns[MOST];
     for (const dray__kernels *const *k = dray__kernels_all(); *k; k++)
@@ -89,9 +85,8 @@ static void products_agree(void **state)
         }
 }
 
-static void rows_agree(void **state)
+TEST(rows_agree)
 {
-    (void)state;
     static uint8_t data[4 * (2 * MOST + 6) + 1];
     static uint32_t columns[MOST];
     for (const dray__kernels *const *k = dray__kernels_all(); *k; k++)
@@ -107,9 +102,8 @@ static void rows_agree(void **state)
 }
 
 /* Copied and summed at once: the same bytes, the same products, not a byte beside them. */
-static void copies_agree(void **state)
+TEST(copies_agree)
 {
-    (void)state;
     static uint8_t data[MOST * 4 + 1], out[MOST * 4 + 2];
     static uint32_t columns[MOST];
     for (const dray__kernels *const *k = dray__kernels_all(); *k; k++)
@@ -130,9 +124,8 @@ static void copies_agree(void **state)
             }
 }
 
-static void summed_conversions_agree(void **state)
+TEST(summed_conversions_agree)
 {
-    (void)state;
     static uint8_t in[MOST * 4 + 1], want[MOST * 4], got[MOST * 4 + 2];
     static uint32_t columns[MOST];
     size_t tried = 0;
@@ -161,9 +154,8 @@ static void summed_conversions_agree(void **state)
 
 /* Rectangles of any dimensions, strides and dtypes: moved as without sums, with the sums of both
  * sides. */
-static void rectangles_agree(void **state)
+TEST(rectangles_agree)
 {
-    (void)state;
     enum { BYTES = 1 << 18 };
     static uint8_t in[BYTES], want[BYTES], got[BYTES];
     const dray__cast *casts = dray__kernels_get()->casts;
@@ -217,9 +209,8 @@ static void rectangles_agree(void **state)
     }
 }
 
-static void factors_agree(void **state)
+TEST(factors_agree)
 {
-    (void)state;
     const uint64_t firsts[] = {0, 1, 1000, UINT32_MAX - 50, (UINT64_C(1) << 40) - 7};
     uint32_t want[MOST], got[MOST];
     for (const dray__kernels *const *k = dray__kernels_all(); *k; k++)
@@ -234,9 +225,8 @@ static void factors_agree(void **state)
         }
 }
 
-static void any_flipped_bit_changes_the_sum(void **state)
+TEST(any_flipped_bit_changes_the_sum)
 {
-    (void)state;
     const int64_t shape[2] = {40, 90}, start[2] = {3, 5}, extent[2] = {11, 37};
     const int32_t dtypes[] = {DRAY_U8, DRAY_BF16, DRAY_F32, DRAY_F64};
     for (size_t t = 0; t < 4; t++) {
@@ -272,9 +262,8 @@ static void turn(const dray__kernels *k, size_t size, size_t rows, size_t column
     }
 }
 
-static void transposes_agree(void **state)
+TEST(transposes_agree)
 {
-    (void)state;
     static const size_t sides[][2] = {{1, 1},    {3, 70},  {64, 64}, {65, 17},  {128, 31},
                                       {131, 63}, {32, 15}, {8, 8},   {200, 200}};
     for (const dray__kernels *const *k = dray__kernels_all(); *k; k++)
@@ -303,9 +292,8 @@ static int64_t shuffled(const int64_t *extent, uint32_t ndim, int64_t size, int6
     return step;
 }
 
-static void turned_rectangles_agree(void **state)
+TEST(turned_rectangles_agree)
 {
-    (void)state;
     enum { ROUNDS = 200 };
     for (uint64_t round = 0; round < ROUNDS; round++) {
         const dray__cast *casts = dray__kernels_get()->casts, *cast;
@@ -472,17 +460,5 @@ int main(int argc, char **argv)
     if (argc == 6 && strcmp(argv[1], "sum") == 0)
         return run_sum(argv + 2);
     seed = test_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(conversions_agree),
-        cmocka_unit_test(products_agree),
-        cmocka_unit_test(factors_agree),
-        cmocka_unit_test(any_flipped_bit_changes_the_sum),
-        cmocka_unit_test(copies_agree),
-        cmocka_unit_test(rows_agree),
-        cmocka_unit_test(summed_conversions_agree),
-        cmocka_unit_test(rectangles_agree),
-        cmocka_unit_test(transposes_agree),
-        cmocka_unit_test(turned_rectangles_agree),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

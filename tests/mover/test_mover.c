@@ -2,6 +2,7 @@
  * dimensions, dtypes converted or not, moved in slices of random size; the oracle goes element by
  * element. What lies between the rectangles must stay as it was. */
 #include "mover/mover.h"
+#include "suite.h"
 
 #include "base/random.h"
 #include "gpu/memory.h"
@@ -13,9 +14,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +24,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
 
 static char folder[PATH_MAX - 32];
 static uint64_t seed, drawn;
@@ -42,18 +40,16 @@ static int scale(void)
     return n > 0 ? n : 1;
 }
 
-static int set_up(void **state)
+FIXTURE(set_up)
 {
-    (void)state;
     const char *tmp = getenv("TMPDIR");
     seed = test_seed();
     snprintf(folder, sizeof folder, "%s/dray-mover-XXXXXX", tmp && *tmp ? tmp : "/tmp");
     return mkdtemp(folder) ? 0 : -1;
 }
 
-static int tear_down(void **state)
+FIXTURE(tear_down)
 {
-    (void)state;
     return rmdir(folder);
 }
 
@@ -272,9 +268,8 @@ static void conforms(dray_region_kind from, dray_region_kind to)
 }
 
 #define XX(from, to)                                                                               \
-    static void from##_to_##to(void **state)                                                       \
+    TEST(from##_to_##to)                                                                           \
     {                                                                                              \
-        (void)state;                                                                               \
         conforms(DRAY_REGION_##from, DRAY_REGION_##to);                                            \
     }
 PAIRS(XX)
@@ -288,9 +283,8 @@ static int move_one(const dray_region *source, dray_region *destination, const d
     return dray__move_all(source, destination, copy, 1, NULL, e);
 }
 
-static void copies_outside_a_region_are_refused(void **state)
+TEST(copies_outside_a_region_are_refused)
 {
-    (void)state;
     uint8_t zeros[256] = {0};
     dray_region *a = region_with(DRAY_REGION_HOST, zeros, 256);
     dray_region *b = region_with(DRAY_REGION_FILE, zeros, 256);
@@ -325,9 +319,8 @@ static void copies_outside_a_region_are_refused(void **state)
     dray_region_free(b);
 }
 
-static void read_only_destinations_are_refused(void **state)
+TEST(read_only_destinations_are_refused)
 {
-    (void)state;
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/ro", folder);
     int fd = open(path, O_CREAT | O_WRONLY, 0600);
@@ -357,9 +350,8 @@ static void read_only_destinations_are_refused(void **state)
     dray_region_free(read_only);
 }
 
-static void files_that_shrank_or_are_full_are_errors(void **state)
+TEST(files_that_shrank_or_are_full_are_errors)
 {
-    (void)state;
     static uint8_t zeros[3 << 20];
     dray_region *a = region_with(DRAY_REGION_FILE, zeros, sizeof zeros);
     dray_region *b = region_with(DRAY_REGION_HOST, zeros, sizeof zeros);
@@ -389,9 +381,8 @@ static void files_that_shrank_or_are_full_are_errors(void **state)
     dray_region_free(b);
 }
 
-static void nothing_to_move_is_done(void **state)
+TEST(nothing_to_move_is_done)
 {
-    (void)state;
     uint8_t zero = 0;
     dray_region *a = region_with(DRAY_REGION_HOST, &zero, 1);
     assert_int_equal(dray__move_all(a, a, NULL, 0, NULL, NULL), DRAY_OK);
@@ -420,9 +411,8 @@ static void *move_part(void *state)
     return NULL;
 }
 
-static void threads_share_a_source(void **state)
+TEST(threads_share_a_source)
 {
-    (void)state;
     enum { THREADS = 4, BYTES = 1 << 20 };
     static uint16_t in[BYTES / 4];
     static float out[BYTES / 4];
@@ -452,16 +442,6 @@ static void threads_share_a_source(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-#define XX(from, to) cmocka_unit_test(from##_to_##to),
-        PAIRS(XX)
-#undef XX
-            cmocka_unit_test(copies_outside_a_region_are_refused),
-        cmocka_unit_test(read_only_destinations_are_refused),
-        cmocka_unit_test(files_that_shrank_or_are_full_are_errors),
-        cmocka_unit_test(nothing_to_move_is_done),
-        cmocka_unit_test(threads_share_a_source),
-    };
     gpu_begin(1);
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return suite_run(set_up, tear_down);
 }

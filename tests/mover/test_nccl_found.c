@@ -1,12 +1,11 @@
 /* mover: NCCL is found where `dray doctor` finds it: in Python's packages, too. With the fake NCCL,
  * where the system has none of its own. */
 #include "mover/cuda/nccl.h"
+#include "suite.h"
 
 #include <dray/gpu.h>
 
 #include <dlfcn.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,17 +13,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 enum { SKIPPED = 77 };
 
 static const char *const parts[] = {"",        "/lib",  "/python3.11", "/site-packages",
                                     "/nvidia", "/nccl", "/lib"};
 enum { PARTS = sizeof parts / sizeof *parts };
 
-static void found_in_packages(void **state)
+TEST(found_in_packages)
 {
-    (void)state;
     const char *tmp = getenv("TMPDIR");
     char path[256], detail[256] = "";
     int version = 0;
@@ -59,6 +55,5 @@ int main(void)
         printf("skipped: NCCL of the system, or no fake one\n");
         return SKIPPED;
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(found_in_packages)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

@@ -3,15 +3,11 @@
 #ifndef DRAY_TESTS_NET_ENDS_H
 #define DRAY_TESTS_NET_ENDS_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "net/carrier.h"
+#include "suite.h"
 
 #include <errno.h>
 #include <poll.h>

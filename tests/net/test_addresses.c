@@ -1,6 +1,7 @@
 /* Where data servers may listen, and from where they take unencrypted connections. What is
  * no address, or half of one, is refused: none of it is dropped. */
 #include "net/stream.h"
+#include "suite.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -8,19 +9,14 @@
 #include <net/if.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-static void addresses_are_taken_whole(void **state)
+TEST(addresses_are_taken_whole)
 {
-    (void)state;
     static const char *const good[] = {"127.0.0.1", "127.0.0.1:0"};
     static const char *const bad[] = {"",           "localhost",  "127.0.0.1:x", "127.0.0.1:70000",
                                       "127.0.0.1:", "[::1]7000",  "[::1]x:7000", "[::1",
@@ -88,9 +84,8 @@ static int takes(const char *host, const dray__stream_keys *keys, char first)
     return came;
 }
 
-static void plain_connections_come_from_trusted_networks_alone(void **state)
+TEST(plain_connections_come_from_trusted_networks_alone)
 {
-    (void)state;
     char own[INET_ADDRSTRLEN];
     if (!find_own_address(own))
         skip(); /* this host has no network */
@@ -110,9 +105,8 @@ static void plain_connections_come_from_trusted_networks_alone(void **state)
 }
 
 /* The other end: it does not begin to speak in the clear, either. */
-static void nobody_connects_unencrypted_elsewhere(void **state)
+TEST(nobody_connects_unencrypted_elsewhere)
 {
-    (void)state;
     dray__networks none = {.count = 0}, there;
     assert_int_equal(dray__networks_parse("192.0.2.0/24", &there, NULL), DRAY_OK);
     const dray__tls_key nothing = {.identity = ""};
@@ -136,11 +130,4 @@ static void nobody_connects_unencrypted_elsewhere(void **state)
     assert_int_equal(dray__stream_connect("tcp:192.0.2.1:9", &without, 0, &stream, &e), DRAY_EPERM);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(addresses_are_taken_whole),
-        cmocka_unit_test(plain_connections_come_from_trusted_networks_alone),
-        cmocka_unit_test(nobody_connects_unencrypted_elsewhere)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -90,18 +90,16 @@ static void play(scene *s)
     ends_close(&e);
 }
 
-static void both_agree(void **state)
+TEST(both_agree)
 {
-    (void)state;
     scene s = {0};
     play(&s);
     assert_int_equal(s.ends[0], DRAY_OK);
     assert_int_equal(s.ends[1], DRAY_OK);
 }
 
-static void strangers_do_not(void **state)
+TEST(strangers_do_not)
 {
-    (void)state;
     scene reader = {.reader = &other_key}, server = {.server = &other_key};
     play(&reader);
     assert_int_equal(reader.ends[0], DRAY_EPERM); /* it is told so */
@@ -112,9 +110,8 @@ static void strangers_do_not(void **state)
 }
 
 /* The end that is said something else than was meant does not go on. */
-static void every_byte_is_proven(void **state)
+TEST(every_byte_is_proven)
 {
-    (void)state;
     const uint64_t seed = test_seed();
     scene whole = {0};
     play(&whole);
@@ -144,9 +141,8 @@ static void every_byte_is_proven(void **state)
 }
 
 /* What was said on an earlier connection, to a server and to a reader of a later one. */
-static void what_was_said_before_proves_nothing(void **state)
+TEST(what_was_said_before_proves_nothing)
 {
-    (void)state;
     for (int direction = 0; direction < 2; direction++) {
         scene before = {0}, later = {0};
         play(&before);
@@ -170,11 +166,5 @@ int main(void)
     setenv("DRAY_UCX_READS", "always", 1);
     if (dray_transport_find("ucx", NULL, 0, NULL))
         return 77;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(both_agree),
-        cmocka_unit_test(strangers_do_not),
-        cmocka_unit_test(every_byte_is_proven),
-        cmocka_unit_test(what_was_said_before_proves_nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

@@ -14,17 +14,15 @@
 static char folder[PATH_MAX / 2];
 static dray_region_kind kinds[2]; /* of the sources, of the destination */
 
-static int set_up(void **state)
+FIXTURE(set_up)
 {
-    (void)state;
     const char *tmp = getenv("TMPDIR");
     snprintf(folder, sizeof folder, "%s/dray-end-to-end-XXXXXX", tmp && *tmp ? tmp : "/tmp");
     return mkdtemp(folder) ? 0 : -1;
 }
 
-static int tear_down(void **state)
+FIXTURE(tear_down)
 {
-    (void)state;
     return rmdir(folder);
 }
 
@@ -221,9 +219,8 @@ static void updates_between(dray_region_kind from, dray_region_kind to)
 }
 
 #define XX(from, to)                                                                               \
-    static void from##_to_##to(void **state)                                                       \
+    TEST(from##_to_##to)                                                                           \
     {                                                                                              \
-        (void)state;                                                                               \
         updates_between(DRAY_REGION_##from, DRAY_REGION_##to);                                     \
     }
 PAIRS(XX)
@@ -232,11 +229,6 @@ PAIRS(XX)
 int main(void)
 {
     seed = test_seed();
-    const struct CMUnitTest tests[] = {
-#define XX(from, to) cmocka_unit_test(from##_to_##to),
-        PAIRS(XX)
-#undef XX
-    };
     gpu_begin(1);
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return suite_run(set_up, tear_down);
 }

@@ -263,23 +263,20 @@ static void one_world(enum injected injected)
     world_free(&w);
 }
 
-static void every_element_once_from_who_holds_it(void **state)
+TEST(every_element_once_from_who_holds_it)
 {
-    (void)state;
     for (int i = 0; i < 8000 * world_scale(); i++)
         one_world(NOTHING);
 }
 
-static void holes_are_found(void **state)
+TEST(holes_are_found)
 {
-    (void)state;
     for (int i = 0; i < 4000 * world_scale(); i++)
         one_world(HOLE);
 }
 
-static void double_fills_are_found(void **state)
+TEST(double_fills_are_found)
 {
-    (void)state;
     for (int i = 0; i < 8000 * world_scale(); i++)
         one_world(OVERLAP);
 }
@@ -342,9 +339,8 @@ static moved article(dray_dtype dtype, int dim)
     return m;
 }
 
-static void the_articles_example(void **state)
+TEST(the_articles_example)
 {
-    (void)state;
     moved m = article(DRAY_F16, 0);
     assert_int_equal(m.copies, 4);
     assert_int_equal(m.bytes, 2 << 20);
@@ -370,9 +366,8 @@ static int plan_one(dray_layout *from, dray_layout *to, const dray_plan_options 
     return rc;
 }
 
-static void errors_say_what_and_who(void **state)
+TEST(errors_say_what_and_who)
 {
-    (void)state;
     const int64_t zero[2] = {0, 0}, a[2] = {8, 4}, b[2] = {4, 8}, half[2] = {4, 4};
     const int64_t half_columns[2] = {8, 2};
     dray_plan *plan = NULL;
@@ -408,9 +403,8 @@ static void errors_say_what_and_who(void **state)
     assert_null(plan);
 }
 
-static void casts_can_be_forbidden(void **state)
+TEST(casts_can_be_forbidden)
 {
-    (void)state;
     const int64_t zero[2] = {0, 0}, a[2] = {8, 4};
     dray_plan_options options = DRAY_PLAN_OPTIONS_INIT;
     dray_plan *plan = NULL;
@@ -432,9 +426,8 @@ static void casts_can_be_forbidden(void **state)
     dray_plan_free(plan);
 }
 
-static void equal_replicas_share_large_blocks(void **state)
+TEST(equal_replicas_share_large_blocks)
 {
-    (void)state;
     const int64_t zero[1] = {0}, shape[1] = {64 << 20};
     dray_layout *l = layout_with("w", DRAY_U8, 1, shape, zero, shape);
     dray_plan_member sources[5], d = {.layout = l, .member = 77, .host = 1, .process = 50};
@@ -451,9 +444,8 @@ static void equal_replicas_share_large_blocks(void **state)
     dray_layout_free(l);
 }
 
-static void small_tensors_are_spread(void **state)
+TEST(small_tensors_are_spread)
 {
-    (void)state;
     enum { N = 101 };
     dray_layout *l;
     uint32_t region, tensor;
@@ -489,9 +481,8 @@ static void small_tensors_are_spread(void **state)
     dray_layout_free(l);
 }
 
-static void neighbours_become_one_copy(void **state)
+TEST(neighbours_become_one_copy)
 {
-    (void)state;
     /* One member holds a matrix in 16 blocks that lie in memory as one matrix: one copy. */
     const int64_t zero[2] = {0, 0}, shape[2] = {8, 8};
     dray_layout *l;
@@ -515,9 +506,8 @@ static void neighbours_become_one_copy(void **state)
     dray_plan_free(plan);
 }
 
-static void nothing_wanted_is_an_empty_plan(void **state)
+TEST(nothing_wanted_is_an_empty_plan)
 {
-    (void)state;
     dray_layout *a, *b;
     assert_int_equal(dray_layout_new(&a, NULL), DRAY_OK);
     assert_int_equal(dray_layout_new(&b, NULL), DRAY_OK);
@@ -529,9 +519,8 @@ static void nothing_wanted_is_an_empty_plan(void **state)
 
 /* Columns of one matrix, cut into random pieces, lie between each other in memory; one of them may
  * be moved onto others. Oracle: a map of bytes. */
-static void columns_between_each_other(void **state)
+TEST(columns_between_each_other)
 {
-    (void)state;
     enum { ROWS = 24, COLUMNS = 600, SLACK = 2 * COLUMNS };
     const int64_t shape[] = {ROWS, COLUMNS}, zero[] = {0, 0};
     dray_region_info info = {.kind = DRAY_REGION_SHARED, .bytes = ROWS * COLUMNS + SLACK};
@@ -576,9 +565,8 @@ static void columns_between_each_other(void **state)
     assert_true(shares > 0);
 }
 
-static void links_have_names(void **state)
+TEST(links_have_names)
 {
-    (void)state;
     assert_string_equal(dray_link_name(DRAY_LINK_PROCESS), "process");
     assert_string_equal(dray_link_name(DRAY_LINK_FILE), "file");
     assert_string_equal(dray_link_name(DRAY_LINK_COUNT), "?");
@@ -587,19 +575,5 @@ static void links_have_names(void **state)
 int main(void)
 {
     seed = test_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_element_once_from_who_holds_it),
-        cmocka_unit_test(holes_are_found),
-        cmocka_unit_test(double_fills_are_found),
-        cmocka_unit_test(the_articles_example),
-        cmocka_unit_test(errors_say_what_and_who),
-        cmocka_unit_test(casts_can_be_forbidden),
-        cmocka_unit_test(equal_replicas_share_large_blocks),
-        cmocka_unit_test(small_tensors_are_spread),
-        cmocka_unit_test(neighbours_become_one_copy),
-        cmocka_unit_test(nothing_wanted_is_an_empty_plan),
-        cmocka_unit_test(columns_between_each_other),
-        cmocka_unit_test(links_have_names),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

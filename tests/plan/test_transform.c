@@ -4,16 +4,14 @@
 
 #include "base/random.h"
 #include "seed.h"
+#include "suite.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
 
 enum { SOURCES = 5, BYTES = 1 << 20, BOXES = 64 };
 
@@ -323,9 +321,8 @@ static void world_free(world *w)
     free(w->needed);
 }
 
-static void every_cell_once_and_whole(void **state)
+TEST(every_cell_once_and_whole)
 {
-    (void)state;
     const char *scale = getenv("DRAY_TEST_SCALE");
     for (long i = 300 * (scale ? atol(scale) : 1); i > 0; i--) {
         world w;
@@ -362,9 +359,8 @@ static void simple(world *w, dray_dtype from, dray_dtype to)
     }
 }
 
-static void what_cannot_be_made_is_refused(void **state)
+TEST(what_cannot_be_made_is_refused)
 {
-    (void)state;
     world w;
     dray_error e;
     simple(&w, DRAY_BF16, DRAY_F8E4M3);
@@ -389,9 +385,8 @@ static void what_cannot_be_made_is_refused(void **state)
     world_free(&w);
 }
 
-static void floats_of_quantised(void **state)
+TEST(floats_of_quantised)
 {
-    (void)state;
     world w;
     dray_error e;
     simple(&w, DRAY_F8E4M3, DRAY_BF16);
@@ -410,10 +405,5 @@ static void floats_of_quantised(void **state)
 int main(void)
 {
     seed = test_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_cell_once_and_whole),
-        cmocka_unit_test(what_cannot_be_made_is_refused),
-        cmocka_unit_test(floats_of_quantised),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

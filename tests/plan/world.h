@@ -7,16 +7,14 @@
 
 #include "base/random.h"
 #include "seed.h"
+#include "suite.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
 
 enum { TENSORS = 4, SOURCES = 6, REGIONS = 2, CELLS = 16, PLACED = 256 };
 

@@ -7,13 +7,12 @@
 #include "control/coordinator.h"
 #include "queue/server/controller.h"
 #include "queue/storage/keeper.h"
+#include "suite.h"
 
 #include <dirent.h>
 #include <dray/queue.h>
 #include <event2/event.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,8 +20,6 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 typedef struct queue_fixture {
     char folder[64], socket[96], keeper[96], address[112];

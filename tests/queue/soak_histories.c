@@ -1,16 +1,9 @@
 /* A million operations of several processes. */
 #include "queue/histories.h"
 
-static void test_histories(void **state)
+TEST_WITHIN(test_histories, up, down)
 {
-    (void)state;
     run_histories(1000000);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_histories, up, down),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

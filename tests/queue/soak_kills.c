@@ -9,9 +9,8 @@ static const char *const steps[ROLES][9] = {
                     "renamed"},
 };
 
-static void test_random_kills(void **state)
+TEST(test_random_kills)
 {
-    (void)state;
     for (int i = 0; i < 250 * test_scale(); i++) {
         uint64_t at = 1000000 + (uint64_t)i;
         uint32_t pick = (uint32_t)(dray__random_u64(seed, at, 0) % 1000000), known = 0;
@@ -30,8 +29,7 @@ static void test_random_kills(void **state)
 int main(void)
 {
     kills_begin();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_kills)};
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = suite_run(NULL, NULL);
     fprintf(stderr, "%d processes killed\n", kills);
     return failed;
 }

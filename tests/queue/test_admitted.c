@@ -317,9 +317,8 @@ static void try_run(uint64_t seed)
     dray_close(r->context);
 }
 
-static void test_bound(void **state)
+TEST(test_bound)
 {
-    (void)state;
     const char *scale = getenv("DRAY_TEST_SCALE");
     uint64_t first = test_seed(), runs = test_cases(10 * (scale ? strtoull(scale, NULL, 0) : 1));
     fixture_up(&f);
@@ -328,8 +327,4 @@ static void test_bound(void **state)
     fixture_down(&f);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bound)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -50,9 +50,8 @@ static void read_in_outage(void *argument)
 
 /* Longer than a keeper takes to answer: whoever reads waits, where it may come back, and hears what
  * became of the bytes. */
-static void test_keeper_is_away(void **state)
+TEST(test_keeper_is_away)
 {
-    (void)state;
     outage outages[] = {{DRAY_DURABILITY_NONE, false, true, DRAY_EGONE, {0}, {0}},
                         {DRAY_DURABILITY_JOURNAL, true, true, DRAY_EGONE, {0}, {0}},
                         {DRAY_DURABILITY_NONE, true, false, DRAY_ECLOSED, {0}, {0}}};
@@ -90,8 +89,4 @@ static void test_keeper_is_away(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_keeper_is_away)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -2,15 +2,13 @@
 #include "base/random.h"
 #include "queue/table/balance.h"
 #include "seed.h"
+#include "suite.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
-#include <cmocka.h>
 
 static uint64_t seed, draws;
 
@@ -45,9 +43,8 @@ static uint64_t best(const uint64_t *costs, uint32_t count, uint32_t bins)
     }
 }
 
-static void test_balance(void **state)
+TEST(test_balance)
 {
-    (void)state;
     for (int round = 0; round < 3000; round++) {
         bool small = round % 3 == 0;
         uint32_t count = 1 + draw(small ? 7 : 300), bins = 1 + draw(small ? 3 : 32), of[300];
@@ -70,9 +67,8 @@ static void test_balance(void **state)
     }
 }
 
-static void test_pack(void **state)
+TEST(test_pack)
 {
-    (void)state;
     for (int round = 0; round < 3000; round++) {
         uint32_t count = draw(200), of[200], bins, limit = draw(2) ? 1 + draw(9) : 0;
         uint64_t costs[200], sums[200] = {0}, cap = draw(3) ? 500 + draw(500) : 0;
@@ -95,6 +91,5 @@ static void test_pack(void **state)
 int main(void)
 {
     seed = test_seed();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_balance), cmocka_unit_test(test_pack)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

@@ -1,15 +1,12 @@
 /* Which claims and commits the controller's state machine refuses, and which rows a claim gets: at
  * the very limit, and one beyond it. */
 #include "queue/table/table.h"
+#include "suite.h"
 
 #include <dray/queue.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define OK(call)                                                                                   \
     do {                                                                                           \
@@ -23,9 +20,8 @@ static dray__table *table;
 static dray__client *client;
 
 /* Task a needs nothing: every row is ready; b writes two columns. */
-static int up(void **state)
+FIXTURE(up)
 {
-    (void)state;
     static const char *const columns[] = {"x", "y"};
     static const dray__task_names tasks[] = {{.name = "a"},
                                              {.name = "b", .writes = columns, .writes_count = 2}};
@@ -35,9 +31,8 @@ static int up(void **state)
     return client ? 0 : -1;
 }
 
-static int down(void **state)
+FIXTURE(down)
 {
-    (void)state;
     dray__table_free(table);
     return 0;
 }
@@ -72,9 +67,8 @@ static int claim(const dray__want *want, uint32_t ticket, dray__claim **out)
 
 /* ---- which rows ------------------------------------------------------------------------------ */
 
-static void test_claims_are_full(void **state)
+TEST_WITHIN(test_claims_are_full, up, down)
 {
-    (void)state;
     dray__claim *got;
     insert(3, 1, NULL, 0);
     dray__want want = want_of(DRAY_POLICY_FIFO, 4);
@@ -85,9 +79,8 @@ static void test_claims_are_full(void **state)
 }
 
 /* Neither the claim's size nor the room of an admission cuts a group. */
-static void test_groups_are_whole(void **state)
+TEST_WITHIN(test_groups_are_whole, up, down)
 {
-    (void)state;
     dray__claim *got;
     insert(9, 3, NULL, 0);
     dray__want want = want_of(DRAY_POLICY_GROUP, 4);
@@ -102,9 +95,8 @@ static void test_groups_are_whole(void **state)
 }
 
 /* Rows that are claimed count, although none was accepted yet. */
-static void test_running_rows_are_admitted_once(void **state)
+TEST_WITHIN(test_running_rows_are_admitted_once, up, down)
 {
-    (void)state;
     dray__claim *got;
     insert(9, 1, NULL, 0);
     const dray__admission admission = {.batch = 4};
@@ -120,9 +112,8 @@ static void test_running_rows_are_admitted_once(void **state)
     assert_int_equal(got->count, 3);
 }
 
-static void test_a_tag_names_a_key_that_is_there(void **state)
+TEST_WITHIN(test_a_tag_names_a_key_that_is_there, up, down)
 {
-    (void)state;
     static const char *const keys[] = {"score", "behind"};
     const dray__new_tag tag = {0, 1, 0.5};
     const dray__new_rows rows = {
@@ -136,9 +127,8 @@ static void test_a_tag_names_a_key_that_is_there(void **state)
 }
 
 /* staleness + 1 versions are fresh: the newest, and as many before it. */
-static void test_rows_stay_fresh_to_the_last_version(void **state)
+TEST_WITHIN(test_rows_stay_fresh_to_the_last_version, up, down)
 {
-    (void)state;
     enum { VERSIONS = 6 };
     dray__new_tag tags[VERSIONS];
     dray__claim *got;
@@ -158,9 +148,8 @@ static void test_rows_stay_fresh_to_the_last_version(void **state)
 
 /* ---- rounds ---------------------------------------------------------------------------------- */
 
-static void test_rounds_and_epochs_go_on(void **state)
+TEST_WITHIN(test_rounds_and_epochs_go_on, up, down)
 {
-    (void)state;
     dray__claim *got;
     insert(8, 1, NULL, 0);
     dray__want want = want_of(DRAY_POLICY_LOCKSTEP, 2);
@@ -176,9 +165,8 @@ static void test_rounds_and_epochs_go_on(void **state)
     OK(claim(&want, 2, &got));
 }
 
-static void test_ranks_and_peers_are_of_their_group(void **state)
+TEST_WITHIN(test_ranks_and_peers_are_of_their_group, up, down)
 {
-    (void)state;
     dray__claim *got;
     uint32_t generation = insert(8, 1, NULL, 0);
     dray__want want = want_of(DRAY_POLICY_LOCKSTEP, 2);
@@ -198,9 +186,8 @@ static void test_ranks_and_peers_are_of_their_group(void **state)
 
 /* ---- commits --------------------------------------------------------------------------------- */
 
-static void test_commits_are_of_the_claim(void **state)
+TEST_WITHIN(test_commits_are_of_the_claim, up, down)
 {
-    (void)state;
     dray__claim *got;
     uint32_t generation = insert(4, 1, NULL, 0);
     const dray__want want = want_of(DRAY_POLICY_FIFO, 4);
@@ -222,9 +209,8 @@ static void test_commits_are_of_the_claim(void **state)
     assert_int_equal(dray__table_partition(table, "0")->tracks[0].done_count, 4);
 }
 
-static void test_commits_bring_every_column(void **state)
+TEST_WITHIN(test_commits_bring_every_column, up, down)
 {
-    (void)state;
     dray__claim *got;
     uint32_t generation = insert(1, 1, NULL, 0);
     dray__want want = want_of(DRAY_POLICY_FIFO, 1);
@@ -237,19 +223,4 @@ static void test_commits_bring_every_column(void **state)
     assert_non_null(strstr(error.message, "column y was not set"));
 }
 
-int main(void)
-{
-#define T(name) cmocka_unit_test_setup_teardown(name, up, down)
-    const struct CMUnitTest tests[] = {
-        T(test_claims_are_full),
-        T(test_groups_are_whole),
-        T(test_running_rows_are_admitted_once),
-        T(test_a_tag_names_a_key_that_is_there),
-        T(test_rows_stay_fresh_to_the_last_version),
-        T(test_rounds_and_epochs_go_on),
-        T(test_ranks_and_peers_are_of_their_group),
-        T(test_commits_are_of_the_claim),
-        T(test_commits_bring_every_column),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -265,9 +265,8 @@ static int read_script(const script *s, dray_error *error)
     return rc;
 }
 
-static int up(void **state)
+FIXTURE(up)
 {
-    (void)state;
     f = (queue_fixture){0};
     const char *tmp = getenv("TMPDIR");
     snprintf(f.folder, sizeof f.folder, "%.40s/dray-test-XXXXXX", tmp ? tmp : "/tmp");
@@ -279,17 +278,15 @@ static int up(void **state)
     return 0;
 }
 
-static int down(void **state)
+FIXTURE(down)
 {
-    (void)state;
     unlink(path);
     int status = fixture_end(f.keeper_pid, SIGTERM);
     return status || rmdir(f.folder) < 0;
 }
 
-static void test_as_written(void **state)
+TEST_WITHIN(test_as_written, up, down)
 {
-    (void)state;
     script s;
     dray_error error;
     dray__table *table;
@@ -434,9 +431,8 @@ static int expect_refused(const script *s, const char *what, const char *expecte
     return !says;
 }
 
-static void test_one_number(void **state)
+TEST_WITHIN(test_one_number, up, down)
 {
-    (void)state;
     int wrong = 0;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         script s;
@@ -451,9 +447,8 @@ static void test_one_number(void **state)
 }
 
 /* Bodies that end early, or late: every record at every length. */
-static void test_lengths(void **state)
+TEST_WITHIN(test_lengths, up, down)
 {
-    (void)state;
     int wrong = 0;
     for (uint32_t k = 1; k < LINES; k++) {
         script s;
@@ -477,9 +472,8 @@ static void test_lengths(void **state)
 }
 
 /* Records left out, repeated, exchanged, and with bytes changed at random: an error or a table. */
-static void test_random(void **state)
+TEST_WITHIN(test_random, up, down)
 {
-    (void)state;
     uint64_t seed = test_seed(), random = seed;
     for (int i = 0; i < 400 * test_scale(); i++) {
         script s;
@@ -504,9 +498,8 @@ static void test_random(void **state)
     }
 }
 
-static void test_a_commit_has_rows(void **state)
+TEST_WITHIN(test_a_commit_has_rows, up, down)
 {
-    (void)state;
     script s;
     write_script(&s);
     dray__writer *w = &s.lines[TRAINED].body;
@@ -521,9 +514,8 @@ static void test_a_commit_has_rows(void **state)
 }
 
 /* A bit of no task would be looked up in every partition when the run goes back. */
-static void test_provisional(void **state)
+TEST(test_provisional)
 {
-    (void)state;
     dray_error error;
     dray__table *table = NULL;
     static const dray__task_names tasks[] = {{.name = "actor"}};
@@ -578,7 +570,7 @@ static int read_records(uint32_t *count, dray_error *error)
     return dray__journal_read(path, count_record, count, &end, &last, error);
 }
 
-static void test_numbers_go_up(void **state)
+TEST_WITHIN(test_numbers_go_up, up, down)
 {
     static const numbers again[] = {{1, 0}, {2, 0}, {2, 0}}, back[] = {{1, 0}, {3, 0}, {2, 0}},
                          gap[] = {{1, 0}, {3, 0}, {7, 0}};
@@ -596,7 +588,7 @@ static void test_numbers_go_up(void **state)
 }
 
 /* A broken record ends the journal, unless a later one says that this one was safe on the disk. */
-static void test_safe_records_are_whole(void **state)
+TEST_WITHIN(test_safe_records_are_whole, up, down)
 {
     static const numbers unsafe[] = {{1, 0}, {2, 0}, {3, 1}}, safe[] = {{1, 0}, {2, 0}, {3, 2}};
     uint32_t count;
@@ -610,17 +602,4 @@ static void test_safe_records_are_whole(void **state)
     assert_non_null(strstr(error.message, "it had been safe"));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_as_written, up, down),
-        cmocka_unit_test_setup_teardown(test_one_number, up, down),
-        cmocka_unit_test_setup_teardown(test_lengths, up, down),
-        cmocka_unit_test_setup_teardown(test_random, up, down),
-        cmocka_unit_test_setup_teardown(test_a_commit_has_rows, up, down),
-        cmocka_unit_test(test_provisional),
-        cmocka_unit_test_setup_teardown(test_numbers_go_up, up, down),
-        cmocka_unit_test_setup_teardown(test_safe_records_are_whole, up, down),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

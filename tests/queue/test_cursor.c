@@ -97,9 +97,8 @@ static void run_steps(dray_queue *queue)
     }
 }
 
-static void test_minimum_capacity(void **state)
+TEST_WITHIN(test_minimum_capacity, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "capacity");
     dray_queue_options options = trainer_options();
@@ -126,9 +125,8 @@ static void test_minimum_capacity(void **state)
 
 /* ---- covering -------------------------------------------------------------------------------- */
 
-static void test_rows_are_kept(void **state)
+TEST_WITHIN(test_rows_are_kept, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "kept");
     dray_queue_options options = trainer_options();
@@ -189,9 +187,8 @@ static dray_batch *hold(dray_queue *queue, const char *task, const char *partiti
     return batch;
 }
 
-static void test_resume(void **state)
+TEST_WITHIN(test_resume, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "resume");
     dray_queue_options options = trainer_options();
@@ -252,9 +249,8 @@ static void test_resume(void **state)
 
 /* What a trainer said of the rows beside training them is undone, too: they are as if it had never
  * begun them. */
-static void test_tags_are_undone(void **state)
+TEST_WITHIN(test_tags_are_undone, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "tags");
     dray_queue_options options = trainer_options();
@@ -286,9 +282,8 @@ static void test_tags_are_undone(void **state)
 }
 
 /* A run that goes back to before its end has steps to make again. */
-static void test_an_end_is_undone(void **state)
+TEST_WITHIN(test_an_end_is_undone, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "end");
     dray_queue_options options = trainer_options();
@@ -314,9 +309,8 @@ static void test_an_end_is_undone(void **state)
     dray_close(context);
 }
 
-static void test_refusals(void **state)
+TEST_WITHIN(test_refusals, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "refusals");
     static const char *const writer[] = {"reward"}, *const nobody[] = {"nobody"};
@@ -352,15 +346,4 @@ static void test_refusals(void **state)
     dray_close(context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_minimum_capacity, up, down),
-        cmocka_unit_test_setup_teardown(test_an_end_is_undone, up, down),
-        cmocka_unit_test_setup_teardown(test_rows_are_kept, up, down),
-        cmocka_unit_test_setup_teardown(test_resume, up, down),
-        cmocka_unit_test_setup_teardown(test_tags_are_undone, up, down),
-        cmocka_unit_test_setup_teardown(test_refusals, up, down),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -123,9 +123,8 @@ static void check_responses(dray_queue *queue, int64_t base)
     dray_batch_free(batch);
 }
 
-static void test_committed_survives(void **state)
+TEST(test_committed_survives)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "main");
     dray_queue *queue = open_queue(context, "survives");
@@ -140,9 +139,8 @@ static void test_committed_survives(void **state)
     dray_close(context);
 }
 
-static void test_uncommitted_comes_back(void **state)
+TEST(test_uncommitted_comes_back)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "main");
     dray_queue *queue = open_queue(context, "back");
@@ -173,9 +171,8 @@ static void test_uncommitted_comes_back(void **state)
     wait_for_chunks(&f, 0);
 }
 
-static void test_held_too_long(void **state)
+TEST(test_held_too_long)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "main");
     dray_queue *queue = open_queue(context, "held");
@@ -205,9 +202,8 @@ static void test_held_too_long(void **state)
     wait_for_chunks(&f, 0);
 }
 
-static void test_hold_is_renewed(void **state)
+TEST(test_hold_is_renewed)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "main");
     dray_queue *queue = open_queue(context, "renewed");
@@ -232,9 +228,8 @@ static void test_hold_is_renewed(void **state)
     wait_for_chunks(&f, 0);
 }
 
-static void test_deaths_count_as_attempts(void **state)
+TEST(test_deaths_count_as_attempts)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "main");
     dray_queue *queue = open_queue(context, "deaths");
@@ -274,9 +269,8 @@ static void read_and_die(void *argument)
     raise(SIGKILL);
 }
 
-static void test_pins_end_with_the_session(void **state)
+TEST(test_pins_end_with_the_session)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "main");
     dray_queue *queue = open_queue(context, "pins");
@@ -291,7 +285,7 @@ static void test_pins_end_with_the_session(void **state)
     wait_for_chunks(&f, 0);
 }
 
-static void test_keeper_is_gone(void **state)
+TEST(test_keeper_is_gone)
 {
     if (elsewhere()) /* this is of chunks */
         skip();
@@ -323,16 +317,4 @@ static void test_keeper_is_gone(void **state)
     fixture_down(&own);
 }
 
-int main(void)
-{
-    const struct CMUnitTest unit_tests[] = {
-        cmocka_unit_test(test_committed_survives),
-        cmocka_unit_test(test_uncommitted_comes_back),
-        cmocka_unit_test(test_held_too_long),
-        cmocka_unit_test(test_hold_is_renewed),
-        cmocka_unit_test(test_deaths_count_as_attempts),
-        cmocka_unit_test(test_pins_end_with_the_session),
-        cmocka_unit_test(test_keeper_is_gone),
-    };
-    return cmocka_run_group_tests(unit_tests, up, down);
-}
+SUITE(up, down)

@@ -4,18 +4,15 @@
 #include "base/hash.h"
 #include "net/cells.h"
 #include "queue/storage/distant.h"
+#include "suite.h"
 
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { BYTES = 400 };
 
@@ -88,7 +85,7 @@ static int get(uint32_t count, size_t altered, uint8_t out[BYTES], dray_error *e
     return rc;
 }
 
-static void samples_altered_on_the_way(void **state)
+TEST(samples_altered_on_the_way)
 {
     uint8_t right[BYTES], out[BYTES];
     (void)state;
@@ -105,8 +102,4 @@ static void samples_altered_on_the_way(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(samples_altered_on_the_way)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -75,18 +75,16 @@ static void pass_a_controller(bool dies)
     }
 }
 
-static void test_producer_dies(void **state)
+TEST(test_producer_dies)
 {
-    (void)state;
     pass_a_controller(true);
     wait_for_chunks(&f, 0);
     fixture_down(&f);
 }
 
 /* It goes on with the controller that is there, and its rows are in the queue once. */
-static void test_producer_lives(void **state)
+TEST(test_producer_lives)
 {
-    (void)state;
     dray_error error;
     pass_a_controller(false);
     wait_for_chunks(&f, 1);
@@ -113,9 +111,5 @@ int main(void)
 {
     if (elsewhere()) /* this is of chunks */
         return 77;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_producer_dies),
-        cmocka_unit_test(test_producer_lives),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

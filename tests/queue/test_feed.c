@@ -2,17 +2,14 @@
  * from a checkpoint of a schedule whose steps take what is complete first. */
 #include "base/json.h"
 #include "queue/client/feed.h"
+#include "suite.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 /* after those that it needs */
-#include <cmocka.h>
 
 #define OK(call) assert_int_equal((call), DRAY_OK)
 #define FAILS(code, call) assert_int_equal((call), (code))
@@ -51,9 +48,8 @@ static void train(dray__feed *feed, int64_t step, const uint32_t *places, uint32
 static const uint32_t all[] = {0, 1, 2, 3, 4, 5, 6, 7};
 
 /* The run that goes on twice: its queue is new, and then it is kept. */
-static void test_groups(void **state)
+TEST(test_groups)
 {
-    (void)state;
     dray_error error;
     dray__feed *feed = NULL;
     OK(dray__feed_open(rules, folder, 0, &feed, &error));
@@ -94,9 +90,8 @@ static void test_groups(void **state)
     json_decref(kept);
 }
 
-static void test_refused(void **state)
+TEST(test_refused)
 {
-    (void)state;
     dray_error error;
     json_t *empty = json_pack("{s:[]}", "partitions");
     static const char *const cards[] = {
@@ -148,9 +143,8 @@ static void expect_claim(const dray_steps *steps, uint32_t most, uint32_t count,
 }
 
 /* Steps of their own prompts: one at a time, or behind others that are in the queue already. */
-static void test_own_prompts(void **state)
+TEST(test_own_prompts)
 {
-    (void)state;
     dray_error error;
     dray_steps *steps = NULL;
     dray_claim_options want = {.policy = DRAY_POLICY_ORDERED, .fresh = DRAY_FRESH_DROP};
@@ -178,9 +172,8 @@ static void test_own_prompts(void **state)
 }
 
 /* Whole groups, as many as fit, and one where none does. */
-static void test_first_complete(void **state)
+TEST(test_first_complete)
 {
-    (void)state;
     dray_error error;
     dray_steps *steps = NULL;
     dray_steps_rules r = rules_of(3, 1, 6);
@@ -215,9 +208,8 @@ static void test_first_complete(void **state)
     dray_steps_close(steps);
 }
 
-static void test_contradictions(void **state)
+TEST(test_contradictions)
 {
-    (void)state;
     dray_error error;
     dray_steps *steps = NULL;
     dray_steps_rules wrong[8];
@@ -239,11 +231,7 @@ static void test_contradictions(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_groups), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_own_prompts), cmocka_unit_test(test_first_complete),
-        cmocka_unit_test(test_contradictions)};
     if (!mkdtemp(folder))
         return 1;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

@@ -293,9 +293,8 @@ static void insert_all(dray_queue *queue)
     OK(dray_queue_end(queue, &error));
 }
 
-static void test_balanced_ranks(void **state)
+TEST_WITHIN(test_balanced_ranks, up, down)
 {
-    (void)state;
     dray_error error;
     ledger = mmap(NULL, TASKS * sizeof *ledger, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
                   -1, 0);
@@ -332,10 +331,7 @@ int main(void)
         fprintf(stderr, "DRAY_GSM8K names no folder with example_model_solutions.jsonl\n");
         return 77;
     }
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_balanced_ranks, up, down),
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = suite_run(NULL, NULL);
     for (uint32_t i = 0; i < sample_count; i++) {
         free(samples[i].question);
         free(samples[i].truth);

@@ -8,9 +8,8 @@
 static keeper_of kept[2] = {{.host = "b"}, {.host = "c"}};
 
 /* Rows made on b, answered on c, scored on the coordinator's host, which keeps nothing. */
-static void test_rows_cross_hosts(void **state)
+TEST(test_rows_cross_hosts)
 {
-    (void)state;
     dray_error error;
     dray_context *at_b = context_of("b", "producer"), *at_c = context_of("c", "answers");
     dray_queue *b = open_queue(at_b, "hosts", 0, 0), *c = open_queue(at_c, "hosts", 0, 0);
@@ -107,9 +106,8 @@ static void check_ragged(dray_batch *batch)
 
 /* Many requests of many pieces each; rows of every size; what was read is the reader's although the
  * chunk is freed and written again. */
-static void test_ragged_cells(void **state)
+TEST(test_ragged_cells)
 {
-    (void)state;
     dray_error error;
     dray_context *at_b = context_of("b", "producer"), *here = fixture_context(&f, "reader");
     dray_queue *b = open_queue(at_b, "ragged", 0, 0), *a = open_queue(here, "ragged", 0, 0);
@@ -145,9 +143,8 @@ static void test_ragged_cells(void **state)
 
 /* A keeper is killed: its rows are lost and refilled, those of others stay, and its producer goes
  * on with the next one. */
-static void test_host_dies(void **state)
+TEST(test_host_dies)
 {
-    (void)state;
     dray_error error;
     dray_context *at_b = context_of("b", "producer b"), *at_c = context_of("c", "producer c");
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
@@ -190,9 +187,8 @@ static void test_host_dies(void **state)
 }
 
 /* The second keeper of a host is refused, and a host without one can read, but not put. */
-static void test_refused(void **state)
+TEST(test_refused)
 {
-    (void)state;
     dray_error error;
     struct event_base *base = event_base_new();
     dray__keeper *keeper;
@@ -209,18 +205,16 @@ static void test_refused(void **state)
     event_base_free(base);
 }
 
-static int all_up(void **state)
+FIXTURE(all_up)
 {
-    (void)state;
     fixture_up(&f);
     for (int i = 0; i < 2; i++)
         keeper_up(&kept[i]);
     return 0;
 }
 
-static int all_down(void **state)
+FIXTURE(all_down)
 {
-    (void)state;
     for (int i = 0; i < 2; i++)
         keeper_down(&kept[i], SIGTERM);
     fixture_down(&f);
@@ -231,11 +225,5 @@ int main(void)
 {
     if (elsewhere()) /* this is of chunks */
         return 77;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_cross_hosts),
-        cmocka_unit_test(test_ragged_cells),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_host_dies),
-    };
-    return cmocka_run_group_tests(tests, all_up, all_down);
+    return suite_run(all_up, all_down);
 }

@@ -182,9 +182,8 @@ static void roll_out(dray_queue *queue, int partition, uint32_t rows)
     dray_batch_free(batch);
 }
 
-static void test_goes_on(void **state)
+TEST(test_goes_on)
 {
-    (void)state;
     dray_error error;
     up();
     dray_context *context = fixture_context(&f, "main");
@@ -225,9 +224,8 @@ static void test_goes_on(void **state)
     down();
 }
 
-static void test_private(void **state)
+TEST(test_private)
 {
-    (void)state;
     up();
     dray_context *context = fixture_context(&f, "main");
     dray_queue *queue = open_queue(context);
@@ -447,9 +445,8 @@ static void expect_state(const char *saved, const char *path, off_t size, off_t 
     free(state);
 }
 
-static void test_power_cut(void **state)
+TEST(test_power_cut)
 {
-    (void)state;
     uint64_t seed = test_seed();
     int scale = test_scale();
     for (int round = 0; round < scale; round++) {
@@ -511,9 +508,8 @@ static void limit_files(rlim_t bytes)
     assert_int_equal(prlimit(f.coordinator_pid, RLIMIT_FSIZE, &limit, NULL), 0);
 }
 
-static void test_disk_full(void **state)
+TEST(test_disk_full)
 {
-    (void)state;
     dray_error error;
     up();
     char path[200];
@@ -587,9 +583,8 @@ static void be_client(void *argument)
     dray_close(context);
 }
 
-static void test_eight_clients(void **state)
+TEST(test_eight_clients)
 {
-    (void)state;
     dray_error error;
     up();
     int pipes[2];
@@ -634,9 +629,8 @@ static void test_eight_clients(void **state)
 
 /* ---- checkpoints, compaction ----------------------------------------------------------------- */
 
-static void test_checkpoint(void **state)
+TEST(test_checkpoint)
 {
-    (void)state;
     static dray_context *context; /* seen by the leak checker of a coordinator forked meanwhile */
     static dray_queue *queue;
     for (int32_t to = DRAY_DURABILITY_NONE; to <= DRAY_DURABILITY_JOURNAL; to++) {
@@ -683,9 +677,8 @@ static void test_checkpoint(void **state)
     }
 }
 
-static void test_compaction(void **state)
+TEST(test_compaction)
 {
-    (void)state;
     dray_error error;
     up();
     enum { BYTES = 4 << 20 };
@@ -729,13 +722,4 @@ static void test_compaction(void **state)
     down();
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_goes_on),       cmocka_unit_test(test_private),
-        cmocka_unit_test(test_power_cut),     cmocka_unit_test(test_disk_full),
-        cmocka_unit_test(test_eight_clients), cmocka_unit_test(test_checkpoint),
-        cmocka_unit_test(test_compaction),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -21,21 +21,18 @@ static void kill_at_every_step(int32_t durability)
     }
 }
 
-static void test_without_durability(void **state)
+TEST(test_without_durability)
 {
-    (void)state;
     kill_at_every_step(DRAY_DURABILITY_NONE);
 }
 
-static void test_with_checkpoints(void **state)
+TEST(test_with_checkpoints)
 {
-    (void)state;
     kill_at_every_step(DRAY_DURABILITY_CHECKPOINT);
 }
 
-static void test_with_a_journal(void **state)
+TEST(test_with_a_journal)
 {
-    (void)state;
     kill_at_every_step(DRAY_DURABILITY_JOURNAL);
     for (size_t i = 0; i < sizeof journal_steps / sizeof *journal_steps; i++)
         for (int power = 0; power < 2; power++)
@@ -46,9 +43,8 @@ static void test_with_a_journal(void **state)
                       1);
 }
 
-static void test_while_a_journal_is_compacted(void **state)
+TEST(test_while_a_journal_is_compacted)
 {
-    (void)state;
     static const char *const names[] = {"renaming", "renamed"};
     for (int i = 0; i < 2; i++)
         kill_case(&(killing){.durability = DRAY_DURABILITY_JOURNAL,
@@ -62,13 +58,7 @@ static void test_while_a_journal_is_compacted(void **state)
 int main(void)
 {
     kills_begin();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_without_durability),
-        cmocka_unit_test(test_with_checkpoints),
-        cmocka_unit_test(test_with_a_journal),
-        cmocka_unit_test(test_while_a_journal_is_compacted),
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = suite_run(NULL, NULL);
     fprintf(stderr, "%d processes killed\n", kills);
     return failed || kills < 30;
 }

@@ -66,9 +66,8 @@ static uint64_t resident(pid_t pid)
 }
 
 /* A message of some dozens of bytes, and gigabytes of tables. */
-static void test_tiny_insert(void **state)
+TEST(test_tiny_insert)
 {
-    (void)state;
     dray_error error;
     dray_queue *queue;
     up("table-bytes=64MiB");
@@ -94,9 +93,8 @@ static json_int_t number(const json_t *json, const char *name)
     return json_integer_value(json_object_get(json, name));
 }
 
-static void test_quotas(void **state)
+TEST(test_quotas)
 {
-    (void)state;
     dray_error error;
     dray_queue *first, *second, *third;
     up("queues=2,rows=100,bytes=1MiB,sessions=3");
@@ -182,9 +180,8 @@ static void wait_for_work(dray_queue *queue, pid_t pid)
 }
 
 /* Others are answered between its steps; all of its rows are there at once, or none is. */
-static void test_many_rows(void **state)
+TEST(test_many_rows)
 {
-    (void)state;
     dray_error error;
     dray_queue *queue;
     up(NULL);
@@ -222,9 +219,8 @@ static void test_many_rows(void **state)
     fixture_down(&f);
 }
 
-static void test_parse(void **state)
+TEST(test_parse)
 {
-    (void)state;
     dray_error error;
     dray__limits limits;
     OK(dray__limits_parse("rows=7,table-bytes=2GiB", &limits, &error));
@@ -246,13 +242,4 @@ static void test_parse(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parse),
-        cmocka_unit_test(test_tiny_insert),
-        cmocka_unit_test(test_quotas),
-        cmocka_unit_test(test_many_rows),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

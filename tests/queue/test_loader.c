@@ -40,9 +40,8 @@ static void wait_for(dray_queue *queue, const char *text)
     abort();
 }
 
-static void test_to_the_end(void **state)
+TEST_WITHIN(test_to_the_end, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "loader");
     dray_queue *queue = open_queue(context, "loader", 0, 0);
@@ -122,9 +121,8 @@ static void takes_ahead(dray_loader_options o, const char *name, const char *tak
     dray_close(context);
 }
 
-static void test_bounds(void **state)
+TEST_WITHIN(test_bounds, up, down)
 {
-    (void)state;
     dray_loader_options o = DRAY_LOADER_OPTIONS_INIT;
     takes_ahead(o, "one", "\"taken\":8", 1);
     o.ahead = 3;
@@ -137,9 +135,8 @@ static void test_bounds(void **state)
     takes_ahead(o, "bytes", "\"taken\":16", 2);
 }
 
-static void test_waiting(void **state)
+TEST_WITHIN(test_waiting, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "waiting");
     dray_queue *queue = open_queue(context, "waiting", 0, 0);
@@ -178,9 +175,8 @@ static void test_waiting(void **state)
     dray_close(context);
 }
 
-static void test_lost_batches(void **state)
+TEST_WITHIN(test_lost_batches, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "lost");
     dray_queue *queue = open_queue(context, "lost", 0, 0),
@@ -311,9 +307,8 @@ static uint32_t take_round(dray_loader *loader, bool leader, uint32_t seen[ROWS]
 
 /* Lockstep in rounds, two data-parallel ranks of two peers each: the same number of micro-batches
  * everywhere, and each row once. */
-static void test_ranks_in_lockstep(void **state)
+TEST_WITHIN(test_ranks_in_lockstep, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "ranks");
     dray_queue *queues[RANKS * PEERS];
@@ -361,9 +356,8 @@ static void test_ranks_in_lockstep(void **state)
 
 /* What is held stays as it is when it is committed, cleared and its memory wanted again, and
  * outlives the loader. */
-static void test_held(void **state)
+TEST_WITHIN(test_held, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "held");
     dray_queue *queue = open_queue(context, "held", 0, 0),
@@ -403,9 +397,8 @@ static void test_held(void **state)
     dray_close(context);
 }
 
-static void test_refusals(void **state)
+TEST_WITHIN(test_refusals, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "refusals");
     dray_queue *queue = open_queue(context, "refusals", 0, 0);
@@ -446,16 +439,4 @@ static void test_refusals(void **state)
     dray_close(context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_to_the_end, up, down),
-        cmocka_unit_test_setup_teardown(test_bounds, up, down),
-        cmocka_unit_test_setup_teardown(test_waiting, up, down),
-        cmocka_unit_test_setup_teardown(test_lost_batches, up, down),
-        cmocka_unit_test_setup_teardown(test_ranks_in_lockstep, up, down),
-        cmocka_unit_test_setup_teardown(test_held, up, down),
-        cmocka_unit_test_setup_teardown(test_refusals, up, down),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

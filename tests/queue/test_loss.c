@@ -84,9 +84,8 @@ static void reward_restarted(void *argument)
     assert_int_equal(deaths, 3);
 }
 
-static void test_reward_crashes_on_one_prompt(void **state)
+TEST_WITHIN(test_reward_crashes_on_one_prompt, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "driver");
     dray_queue *queue = open_losing(context, "crash", 0);
@@ -150,9 +149,8 @@ static void fail_one(dray_queue *queue, uint32_t count, uint32_t slot)
 
 /* The whole group is replaced: it would not be of one prompt otherwise. A claim that held members
  * of it commits the other rows only. */
-static void test_group_is_refilled(void **state)
+TEST_WITHIN(test_group_is_refilled, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "groups");
     dray_queue *queue = open_losing(context, "groups", DRAY_ON_LOSS_REFILL);
@@ -202,9 +200,8 @@ static void test_group_is_refilled(void **state)
     dray_close(context);
 }
 
-static void test_group_is_dropped_or_shrunk(void **state)
+TEST_WITHIN(test_group_is_dropped_or_shrunk, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "drop");
     const struct {
@@ -241,9 +238,8 @@ static void ask_and_die(void *argument)
     kill(getpid(), SIGKILL);
 }
 
-static void test_refill_is_declined(void **state)
+TEST_WITHIN(test_refill_is_declined, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "decline");
     dray_queue *queue = open_losing(context, "decline", 0);
@@ -266,13 +262,4 @@ static void test_refill_is_declined(void **state)
     dray_close(context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_reward_crashes_on_one_prompt, up, down),
-        cmocka_unit_test_setup_teardown(test_group_is_refilled, up, down),
-        cmocka_unit_test_setup_teardown(test_group_is_dropped_or_shrunk, up, down),
-        cmocka_unit_test_setup_teardown(test_refill_is_declined, up, down),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

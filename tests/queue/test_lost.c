@@ -53,9 +53,8 @@ static void commit_without_answer(dray_batch *batch)
     FAILS(DRAY_ETIMEDOUT, dray_batch_commit(batch, &error));
 }
 
-static void test_commit_without_answer(void **state)
+TEST(test_commit_without_answer)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "commit");
     dray_queue *queue = open_queue(context, "commit", 0, 0),
@@ -88,9 +87,8 @@ static void test_commit_without_answer(void **state)
 }
 
 /* An insert that its client gave up must not happen later, when its memory may be in use again. */
-static void test_insert_without_answer(void **state)
+TEST(test_insert_without_answer)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "insert");
     dray_queue *queue = open_queue(context, "insert", 4, 0);
@@ -149,9 +147,8 @@ static void wait_for_waiter(dray_queue *queue)
     die("nobody waits", NULL);
 }
 
-static void test_insert_behind_another(void **state)
+TEST(test_insert_behind_another)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "behind");
     dray_queue *queue = open_queue(context, "behind", 8, 0);
@@ -214,9 +211,8 @@ static json_int_t free_bytes(dray_queue *queue)
 }
 
 /* That a chunk is closed stands in a message that is not sent: the next one says it. */
-static void test_closed_chunk_is_told(void **state)
+TEST(test_closed_chunk_is_told)
 {
-    (void)state;
     if (elsewhere()) /* this is of chunks */
         return;
     dray_error error;
@@ -250,9 +246,8 @@ static void test_closed_chunk_is_told(void **state)
 
 /* The answer never comes, and with it a chunk that was given back: saying again that it is closed
  * gives it back again. */
-static void test_chunk_in_a_lost_answer(void **state)
+TEST(test_chunk_in_a_lost_answer)
 {
-    (void)state;
     if (elsewhere()) /* this is of chunks */
         return;
     dray_error error;
@@ -283,9 +278,8 @@ static void test_chunk_in_a_lost_answer(void **state)
 }
 
 /* The controller has a chunk dropped that the keeper reads of only later. */
-static void test_drop_comes_first(void **state)
+TEST(test_drop_comes_first)
 {
-    (void)state;
     dray_error error;
     int fd;
     queue_fixture own = {0};
@@ -344,7 +338,7 @@ static int mapped_chunks(void)
 }
 
 /* Who reads and leaves keeps no chunk's memory alive. */
-static void test_mappings_end_with_the_queue(void **state)
+TEST(test_mappings_end_with_the_queue)
 {
     if (elsewhere()) /* this is of chunks */
         skip();
@@ -364,16 +358,4 @@ static void test_mappings_end_with_the_queue(void **state)
     dray_close(context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_commit_without_answer),
-        cmocka_unit_test(test_insert_without_answer),
-        cmocka_unit_test(test_insert_behind_another),
-        cmocka_unit_test(test_closed_chunk_is_told),
-        cmocka_unit_test(test_chunk_in_a_lost_answer),
-        cmocka_unit_test(test_drop_comes_first),
-        cmocka_unit_test(test_mappings_end_with_the_queue),
-    };
-    return cmocka_run_group_tests(tests, up, down);
-}
+SUITE(up, down)

@@ -2,9 +2,8 @@
 #include "seed.h"
 
 /* Few shapes, many rounds: chunks of one shape serve the others. */
-static void test_columns(void **state)
+TEST(test_columns)
 {
-    (void)state;
     memory_test t;
     dray_error error;
     memory_up(&t, 64 * MIB);
@@ -27,9 +26,8 @@ static void test_columns(void **state)
 }
 
 /* What can never fit, or does not fit now, takes no memory. */
-static void test_refused(void **state)
+TEST(test_refused)
 {
-    (void)state;
     memory_test t;
     dray_error error;
     memory_up(&t, 16 * MIB);
@@ -50,9 +48,8 @@ static void test_refused(void **state)
 }
 
 /* Who holds the memory is named: a reader that keeps its batch, after the rows are gone. */
-static void test_holder(void **state)
+TEST(test_holder)
 {
-    (void)state;
     memory_test t;
     dray_error error;
     memory_up(&t, 16 * MIB);
@@ -81,9 +78,8 @@ static void test_holder(void **state)
 }
 
 /* A producer that has gone silent keeps no memory from another one. */
-static void test_two_producers(void **state)
+TEST(test_two_producers)
 {
-    (void)state;
     memory_test t;
     dray_error error;
     memory_up(&t, 64 * MIB);
@@ -102,19 +98,10 @@ static void test_two_producers(void **state)
     memory_down(&t);
 }
 
-static void test_rounds(void **state)
+TEST(test_rounds)
 {
-    (void)state;
     uint64_t seed = test_seed();
     memory_rounds(16 * MIB, 60 * test_scale(), seed);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_columns), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_holder),  cmocka_unit_test(test_two_producers),
-        cmocka_unit_test(test_rounds),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

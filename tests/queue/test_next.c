@@ -4,9 +4,8 @@
 #include "queue/client/client.h"
 #include "queue/three_tasks.h"
 
-static void test_commit_rides(void **state)
+TEST_WITHIN(test_commit_rides, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "next");
     dray_queue *queue = open_queue(context, "next", 0, 0);
@@ -53,9 +52,8 @@ static void test_commit_rides(void **state)
 }
 
 /* A commit that is refused claims nothing. */
-static void test_refused_commit(void **state)
+TEST_WITHIN(test_refused_commit, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "refused");
     dray_queue *queue = open_queue(context, "refused", 0, 0);
@@ -75,9 +73,8 @@ static void test_refused_commit(void **state)
     dray_close(context);
 }
 
-static void test_broken_connection(void **state)
+TEST_WITHIN(test_broken_connection, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "broken");
     dray_queue *queue = open_queue(context, "broken", 0, 0), *other;
@@ -104,9 +101,8 @@ static void test_broken_connection(void **state)
     dray_close(context);
 }
 
-static void test_late_task(void **state)
+TEST_WITHIN(test_late_task, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "late");
     dray_queue *queue = open_queue(context, "late", 0, 0), *other;
@@ -125,9 +121,8 @@ static void test_late_task(void **state)
 }
 
 /* A column is freed when those that need it are done, before its rows are. */
-static void test_columns_are_freed_early(void **state)
+TEST_WITHIN(test_columns_are_freed_early, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "early");
     dray_queue *queue = open_queue(context, "early", 0, 0);
@@ -144,14 +139,4 @@ static void test_columns_are_freed_early(void **state)
     dray_close(context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_commit_rides, up, down),
-        cmocka_unit_test_setup_teardown(test_refused_commit, up, down),
-        cmocka_unit_test_setup_teardown(test_broken_connection, up, down),
-        cmocka_unit_test_setup_teardown(test_late_task, up, down),
-        cmocka_unit_test_setup_teardown(test_columns_are_freed_early, up, down),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -142,23 +142,20 @@ static void open_through_deaths(bool keeps_sessions)
     fixture_down(&f);
 }
 
-static void test_new_sessions(void **state)
+TEST(test_new_sessions)
 {
-    (void)state;
     open_through_deaths(false);
 }
 
-static void test_same_sessions(void **state)
+TEST(test_same_sessions)
 {
-    (void)state;
     open_through_deaths(true);
 }
 
 /* The coordinator that came after it, and keeps no sessions, gave the member's number to another.
  */
-static void test_number_of_another(void **state)
+TEST(test_number_of_another)
 {
-    (void)state;
     f = (queue_fixture){.durable = true};
     fixture_up(&f);
     dray_context *context = fixture_context(&f, "main");
@@ -172,9 +169,8 @@ static void test_number_of_another(void **state)
 }
 
 /* Nobody comes after it: an error within the deadline, and at once where it said so. */
-static void test_nobody_comes(void **state)
+TEST(test_nobody_comes)
 {
-    (void)state;
     dray_error error;
     dray_queue *queue;
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
@@ -212,8 +208,5 @@ int main(void)
     if (killed == MAP_FAILED)
         die("mmap", NULL);
     ready = killed + 1;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_new_sessions), cmocka_unit_test(test_same_sessions),
-        cmocka_unit_test(test_number_of_another), cmocka_unit_test(test_nobody_comes)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

@@ -75,9 +75,8 @@ static void check_value(dray_batch *batch, uint32_t row, uint64_t length)
     }
 }
 
-static void test_rows_in_pieces(void **state)
+TEST_WITHIN(test_rows_in_pieces, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "pieces");
     dray_queue *queue = open_pieces(context, "pieces");
@@ -163,9 +162,8 @@ static void test_rows_in_pieces(void **state)
 }
 
 /* The row of the oldest version first, whatever order they were committed in; whole groups, too. */
-static void test_oldest_first(void **state)
+TEST_WITHIN(test_oldest_first, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "oldest");
     dray_queue *queue = open_pieces(context, "oldest");
@@ -199,9 +197,8 @@ static void test_oldest_first(void **state)
 }
 
 /* Columns of a fixed shape cannot be appended to, nor rows be open for who writes nothing. */
-static void test_what_cannot_be_partial(void **state)
+TEST_WITHIN(test_what_cannot_be_partial, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "cannot");
     dray_queue *queue = open_queue(context, "cannot", 0, 0);
@@ -223,12 +220,4 @@ static void test_what_cannot_be_partial(void **state)
     dray_close(context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_rows_in_pieces, up, down),
-        cmocka_unit_test_setup_teardown(test_oldest_first, up, down),
-        cmocka_unit_test_setup_teardown(test_what_cannot_be_partial, up, down),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

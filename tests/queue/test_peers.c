@@ -81,9 +81,8 @@ static void ask_for_too_much(dray_queue *queue)
 }
 
 /* Whatever a client sends, it alone hears of it: who waits is served when its row comes. */
-static void test_a_bad_request_kills_the_controller(void **state)
+TEST_WITHIN(test_a_bad_request_kills_the_controller, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "bad"), *noisy;
     dray_queue *queue = open_queue(context, "bad", 0, 0), *other;
@@ -165,9 +164,8 @@ static void one_group(dray_queue *queue, const uint32_t *done)
 
 /* Samples of groups {0-3}, {4-7}, ... get ready in any order (first all but slot 0): a group is
  * given when it is whole, and with nobody else's samples. */
-static void test_groups_mix_prompts(void **state)
+TEST_WITHIN(test_groups_mix_prompts, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "groups");
     dray_queue *queue = open_queue(context, "groups", 0, 0);
@@ -230,9 +228,8 @@ static void compare_tags(void *argument)
     dray_close(context);
 }
 
-static void test_tags_are_visible_after_the_data(void **state)
+TEST_WITHIN(test_tags_are_visible_after_the_data, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "tags");
     dray_queue *queue = open_queue(context, "tags", 0, 0);
@@ -284,9 +281,8 @@ static void commit_to_nobody(dray_queue *queue)
     f.coordinator_pid = fixture_spawn(&f, false);
 }
 
-static void test_a_lost_acknowledgement_is_success(void **state)
+TEST_WITHIN(test_a_lost_acknowledgement_is_success, up, down)
 {
-    (void)state;
     static dray_context *context; /* seen by the leak checker of what is forked below */
     static dray_queue *queue, *hasty;
     dray_error error;
@@ -329,9 +325,8 @@ static void test_a_lost_acknowledgement_is_success(void **state)
 
 /* The name, the slots and the memory of a partition are used again and again, while addresses of
  * its first life are kept: they lead to what they led to, or to an error. */
-static void test_a_stale_address_reads_another_sample(void **state)
+TEST_WITHIN(test_a_stale_address_reads_another_sample, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "stale");
     dray_queue *queue = open_queue(context, "stale", 0, 0);
@@ -403,9 +398,8 @@ static int64_t switches(pid_t pid)
 
 /* A second of waiting for a row wakes neither the one who waits nor the controller; the row does,
  * at once. */
-static void test_waiting_is_polling(void **state)
+TEST_WITHIN(test_waiting_is_polling, up, down)
 {
-    (void)state;
     dray_context *context = fixture_context(&f, "writer");
     dray_queue *queue = open_queue(context, "sleep", 0, 0);
     int pipes[2];
@@ -476,9 +470,8 @@ static void check_shares(dray_queue *queue, dray_claim_options *o, const double 
 }
 
 /* Any lengths, ranks and caps, also fewer samples than ranks and one sample as long as the cap. */
-static void test_the_balancer_makes_bad_micro_batches(void **state)
+TEST_WITHIN(test_the_balancer_makes_bad_micro_batches, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "balance");
     for (int round = 0; round < 60 * test_scale(); round++) {
@@ -550,9 +543,8 @@ static void start_and_work(void *argument)
 
 /* Four times three tasks, consumers first, all on one processor, before there is a queue: they
  * wait for each other, and get through. Who waits for a queue that nobody makes is told so. */
-static void test_starting_up_deadlocks(void **state)
+TEST_WITHIN(test_starting_up_deadlocks, up, down)
 {
-    (void)state;
     dray_error error;
     pid_t pids[PROCESSES];
     starter starters[3] = {
@@ -611,9 +603,8 @@ static uint64_t chunk_memory(void)
 
 /* 64 MiB lie in the chunks once, and nowhere else: not in the producer beside its own array, not in
  * the controller, the keeper, or the consumer. */
-static void test_a_put_doubles_the_memory(void **state)
+TEST_WITHIN(test_a_put_doubles_the_memory, up, down)
 {
-    (void)state;
     if (elsewhere()) /* this is of chunks */
         skip();
     dray_error error;
@@ -662,16 +653,5 @@ static void test_a_put_doubles_the_memory(void **state)
 int main(void)
 {
     seed = test_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_a_bad_request_kills_the_controller, up, down),
-        cmocka_unit_test_setup_teardown(test_groups_mix_prompts, up, down),
-        cmocka_unit_test_setup_teardown(test_tags_are_visible_after_the_data, up, down),
-        cmocka_unit_test_setup_teardown(test_a_lost_acknowledgement_is_success, up, down),
-        cmocka_unit_test_setup_teardown(test_a_stale_address_reads_another_sample, up, down),
-        cmocka_unit_test_setup_teardown(test_waiting_is_polling, up, down),
-        cmocka_unit_test_setup_teardown(test_the_balancer_makes_bad_micro_batches, up, down),
-        cmocka_unit_test_setup_teardown(test_starting_up_deadlocks, up, down),
-        cmocka_unit_test_setup_teardown(test_a_put_doubles_the_memory, up, down),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

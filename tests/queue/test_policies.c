@@ -37,9 +37,8 @@ static void check_order(dray_queue *queue, int32_t policy, const uint32_t *slots
     }
 }
 
-static void test_by_version_and_priority(void **state)
+TEST_WITHIN(test_by_version_and_priority, up, down)
 {
-    (void)state;
     dray_context *context = fixture_context(&f, "order");
     dray_queue *queue = open_named(context, "version");
     insert_ints(queue, "0", 8, 1);
@@ -55,9 +54,8 @@ static void test_by_version_and_priority(void **state)
 }
 
 /* 10 sealed rows, exactly 4 at once: 4, 4, 2, and the end. */
-static void test_exact_to_the_end(void **state)
+TEST_WITHIN(test_exact_to_the_end, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "exact");
     static const int32_t policies[] = {DRAY_POLICY_FIFO,     DRAY_POLICY_ORDERED,
@@ -89,9 +87,8 @@ static void test_exact_to_the_end(void **state)
 }
 
 /* In order: nothing behind a row that is not ready, however far. */
-static void test_ordered_has_no_gaps(void **state)
+TEST_WITHIN(test_ordered_has_no_gaps, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "ordered");
     dray_queue *queue = open_named(context, "ordered");
@@ -167,9 +164,8 @@ static double check_micros(const dray_batch *batch, int *seen)
     return total;
 }
 
-static void test_lockstep(void **state)
+TEST_WITHIN(test_lockstep, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "lockstep");
     dray_queue *queue = open_named(context, "lockstep");
@@ -201,9 +197,8 @@ static void test_lockstep(void **state)
 }
 
 /* Rows that cannot be divided evenly: what is missing is padding, which nobody commits. */
-static void test_padding(void **state)
+TEST_WITHIN(test_padding, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "padding");
     dray_queue *queue = open_named(context, "padding");
@@ -238,9 +233,8 @@ static void test_padding(void **state)
     dray_close(context);
 }
 
-static void test_peers(void **state)
+TEST_WITHIN(test_peers, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "peers");
     dray_queue *leader = open_named(context, "peers"), *peer = open_named(context, "peers");
@@ -280,9 +274,8 @@ static void die_in_step(void *argument)
     kill(getpid(), SIGKILL);
 }
 
-static void test_death_voids_the_round(void **state)
+TEST_WITHIN(test_death_voids_the_round, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "death");
     dray_queue *queue = open_named(context, "death"), *other = open_named(context, "death");
@@ -326,9 +319,8 @@ static void test_death_voids_the_round(void **state)
 /* ---- token_balanced -------------------------------------------------------------------------- */
 
 /* What one rank has not asked for waits for it, also for the process that takes its place. */
-static void test_token_balanced(void **state)
+TEST_WITHIN(test_token_balanced, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "balanced");
     dray_queue *queue = open_named(context, "balanced");
@@ -381,17 +373,4 @@ static void test_token_balanced(void **state)
     dray_close(context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_by_version_and_priority, up, down),
-        cmocka_unit_test_setup_teardown(test_exact_to_the_end, up, down),
-        cmocka_unit_test_setup_teardown(test_ordered_has_no_gaps, up, down),
-        cmocka_unit_test_setup_teardown(test_lockstep, up, down),
-        cmocka_unit_test_setup_teardown(test_padding, up, down),
-        cmocka_unit_test_setup_teardown(test_peers, up, down),
-        cmocka_unit_test_setup_teardown(test_death_voids_the_round, up, down),
-        cmocka_unit_test_setup_teardown(test_token_balanced, up, down),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

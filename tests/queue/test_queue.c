@@ -6,9 +6,8 @@
 #include <poll.h>
 #include <pthread.h>
 
-static void test_rows_flow(void **state)
+TEST(test_rows_flow)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "flow");
     dray_queue *queue = open_queue(context, "flow", 0, 0);
@@ -90,7 +89,7 @@ static bool mapped_as(const void *address, const char *mode, const char *name)
     return found;
 }
 
-static void test_reads_in_place(void **state)
+TEST(test_reads_in_place)
 {
     if (elsewhere()) /* this is of chunks */
         skip();
@@ -281,9 +280,8 @@ static void hop(void *argument)
     dray_close(context);
 }
 
-static void test_every_dtype(void **state)
+TEST(test_every_dtype)
 {
-    (void)state;
     dray_error error;
     int froms[] = {0, 1, 2, 1};
     pid_t pids[4];
@@ -325,9 +323,8 @@ static void test_every_dtype(void **state)
 
 /* ---- groups, attempts, capacity -------------------------------------------------------------- */
 
-static void test_whole_groups(void **state)
+TEST(test_whole_groups)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "groups");
     dray_queue *queue = open_queue(context, "groups", 0, 0);
@@ -388,9 +385,8 @@ static void test_whole_groups(void **state)
     dray_close(context);
 }
 
-static void test_attempts(void **state)
+TEST(test_attempts)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "attempts");
     dray_queue *queue = open_queue(context, "attempts", 0, 0);
@@ -457,9 +453,8 @@ static void clear_later(void *argument)
     dray_close(context);
 }
 
-static void test_capacity(void **state)
+TEST(test_capacity)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "capacity");
     dray_queue *queue = open_queue(context, "capacity", 10, 4096);
@@ -505,9 +500,8 @@ static void insert_later(void *argument)
     dray_close(context);
 }
 
-static void test_waiters_are_woken(void **state)
+TEST(test_waiters_are_woken)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "waiter");
     dray_queue *queue = open_queue(context, "wake", 0, 0);
@@ -525,9 +519,8 @@ static void test_waiters_are_woken(void **state)
     dray_close(context);
 }
 
-static void test_choices_and_polling(void **state)
+TEST(test_choices_and_polling)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "choices");
     dray_queue *queue = open_queue(context, "choices", 0, 0);
@@ -563,9 +556,8 @@ static void test_choices_and_polling(void **state)
     dray_close(context);
 }
 
-static void test_ordered(void **state)
+TEST(test_ordered)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "ordered");
     dray_queue *queue = open_queue(context, "ordered", 0, 0);
@@ -637,9 +629,8 @@ static void import_there(void *argument)
     dray_close(context);
 }
 
-static void test_export(void **state)
+TEST(test_export)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "rank0");
     dray_queue *queue = open_queue(context, "export", 0, 0);
@@ -690,9 +681,8 @@ static void *thread_of(void *argument)
     return NULL;
 }
 
-static void test_threads(void **state)
+TEST(test_threads)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "threads");
     dray_queue *queue = open_queue(context, "threads", 0, 0);
@@ -724,9 +714,8 @@ static void test_threads(void **state)
 }
 
 /* Tags of single rows beside those of the whole insert, of rows and of groups. */
-static void test_row_tags(void **state)
+TEST(test_row_tags)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "tags");
     dray_queue *queue = open_queue(context, "tags", 0, 0);
@@ -777,21 +766,4 @@ static void test_row_tags(void **state)
     dray_close(context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_flow),
-        cmocka_unit_test(test_reads_in_place),
-        cmocka_unit_test(test_row_tags),
-        cmocka_unit_test(test_every_dtype),
-        cmocka_unit_test(test_whole_groups),
-        cmocka_unit_test(test_attempts),
-        cmocka_unit_test(test_capacity),
-        cmocka_unit_test(test_waiters_are_woken),
-        cmocka_unit_test(test_choices_and_polling),
-        cmocka_unit_test(test_ordered),
-        cmocka_unit_test(test_export),
-        cmocka_unit_test(test_threads),
-    };
-    return cmocka_run_group_tests(tests, up, down);
-}
+SUITE(up, down)

@@ -80,9 +80,8 @@ static void check_part(dray_batch *batch, uint32_t first, uint32_t rows, size_t 
         assert_memory_equal(part.values, pairs + ends[first] * 2, part.bytes);
 }
 
-static void test_parts(void **state)
+TEST_WITHIN(test_parts, up, down)
 {
-    (void)state;
     dray_context *context = fixture_context(&f, "read");
     dray_queue *queue;
     dray_batch *batch = claim_all(context, &queue);
@@ -99,9 +98,8 @@ static void test_parts(void **state)
     dray_close(context);
 }
 
-static void test_fixed_and_refused(void **state)
+TEST_WITHIN(test_fixed_and_refused, up, down)
 {
-    (void)state;
     dray_error error;
     dray_column_part part;
     float room[ROWS];
@@ -123,11 +121,4 @@ static void test_fixed_and_refused(void **state)
     dray_close(context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_parts, up, down),
-        cmocka_unit_test_setup_teardown(test_fixed_and_refused, up, down),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

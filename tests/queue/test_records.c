@@ -8,13 +8,12 @@
 #include "base/random.h"
 #include "queue/journal/journal.h"
 #include "seed.h"
+#include "suite.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +23,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
 
 enum {
     SECTOR = 512,
@@ -327,9 +325,19 @@ static void stop(void)
     undo_count = 0;
 }
 
-static void test_power_cuts(void **state)
+FIXTURE(end_of_test)
 {
-    (void)state;
+    unlink(path);
+    unlink(image);
+    newest = draws = 0;
+    memset(jobs, 0, sizeof jobs);
+    failures = 0;
+    atomic_store(&acked, 0);
+    return 0;
+}
+
+TEST_WITHIN(test_power_cuts, NULL, end_of_test)
+{
     uint64_t end = 0, last = 0;
     start(0, 0);
     for (int i = 0; i < RECORDS; i++) {
@@ -380,9 +388,8 @@ static int read_file(const void *data, size_t size, uint64_t *end)
     return rc;
 }
 
-static void test_heads(void **state)
+TEST_WITHIN(test_heads, NULL, end_of_test)
 {
-    (void)state;
     uint8_t data[4096] = {0};
     uint64_t end = 9;
     assert_int_equal(read_file(data, 0, &end), DRAY_OK);
@@ -429,9 +436,8 @@ static int count_aside(void *user, const dray__journal_record *record, dray_erro
 }
 
 /* The file is read while others are answered: what was added later is safe before it has ended. */
-static void test_reads_aside(void **state)
+TEST_WITHIN(test_reads_aside, NULL, end_of_test)
 {
-    (void)state;
     start(0, 0);
     held = true;
     for (int i = 0; i < 300; i++)
@@ -481,7 +487,7 @@ static int read_within(rlim_t left, int *count)
 }
 
 /* A record for which there is no memory is none that is torn: nothing may be cut off there. */
-static void test_no_memory(void **state)
+TEST_WITHIN(test_no_memory, NULL, end_of_test)
 {
     dray__journal_options o = {.path = path, .sync = true, .fetch = fetch};
     (void)state;
@@ -510,9 +516,8 @@ static void test_no_memory(void **state)
 }
 #endif
 
-static int up(void **state)
+FIXTURE(up)
 {
-    (void)state;
     const char *tmp = getenv("TMPDIR");
     seed = test_seed();
     snprintf(folder, sizeof folder, "%.30s/dray-records-XXXXXX", tmp ? tmp : "/tmp");
@@ -523,33 +528,9 @@ static int up(void **state)
     return 0;
 }
 
-static int down(void **state)
+FIXTURE(down)
 {
-    (void)state;
     return rmdir(folder);
 }
 
-static int end_of_test(void **state)
-{
-    (void)state;
-    unlink(path);
-    unlink(image);
-    newest = draws = 0;
-    memset(jobs, 0, sizeof jobs);
-    failures = 0;
-    atomic_store(&acked, 0);
-    return 0;
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_power_cuts, end_of_test),
-        cmocka_unit_test_teardown(test_heads, end_of_test),
-        cmocka_unit_test_teardown(test_reads_aside, end_of_test),
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-        cmocka_unit_test_teardown(test_no_memory, end_of_test),
-#endif
-    };
-    return cmocka_run_group_tests(tests, up, down);
-}
+SUITE(up, down)

@@ -222,18 +222,16 @@ static dray_queue *begin(redis_server *r, const char *const *options, queue_fixt
     return open_queue(*context, r->address);
 }
 
-static void columns_come_back_and_keys_go(void **state)
+TEST(columns_come_back_and_keys_go)
 {
-    (void)state;
     redis_server r;
     redis_up(&r, NULL);
     round_trip_with(r.address, &r, 1);
     redis_down(&r);
 }
 
-static void several_servers_share(void **state)
+TEST(several_servers_share)
 {
-    (void)state;
     redis_server r[3];
     char addresses[400];
     for (int i = 0; i < 3; i++)
@@ -244,9 +242,8 @@ static void several_servers_share(void **state)
         redis_down(&r[i]);
 }
 
-static void what_redis_lost_is_refilled(void **state)
+TEST(what_redis_lost_is_refilled)
 {
-    (void)state;
     redis_server r;
     queue_fixture f = {.without_keeper = true};
     dray_error error;
@@ -284,9 +281,8 @@ static void what_redis_lost_is_refilled(void **state)
 
 static const char *const with_log[] = {"--appendonly", "yes", "--appendfsync", "always", NULL};
 
-static void with_its_log_nothing_is_lost(void **state)
+TEST(with_its_log_nothing_is_lost)
 {
-    (void)state;
     redis_server r;
     queue_fixture f = {.without_keeper = true};
     dray_error error;
@@ -314,9 +310,8 @@ static void restart_later(void *server)
     pause();
 }
 
-static void calls_wait_for_a_server_that_comes_back(void **state)
+TEST(calls_wait_for_a_server_that_comes_back)
 {
-    (void)state;
     redis_server r;
     queue_fixture f = {.without_keeper = true};
     dray_error error;
@@ -337,9 +332,8 @@ static void calls_wait_for_a_server_that_comes_back(void **state)
     assert_int_equal(system(command), 0);
 }
 
-static void nothing_hangs_past_its_deadline(void **state)
+TEST(nothing_hangs_past_its_deadline)
 {
-    (void)state;
     redis_server r;
     queue_fixture f = {.without_keeper = true, .stores = {r.store}};
     dray_error error;
@@ -378,9 +372,8 @@ static void nothing_hangs_past_its_deadline(void **state)
     redis_end(&r, &f, context, queue);
 }
 
-static void a_full_server_is_an_error_and_passes(void **state)
+TEST(a_full_server_is_an_error_and_passes)
 {
-    (void)state;
     redis_server r;
     queue_fixture f = {.without_keeper = true};
     dray_error error;
@@ -408,9 +401,8 @@ static void a_full_server_is_an_error_and_passes(void **state)
     redis_end(&r, &f, context, queue);
 }
 
-static void passwords_are_asked_for(void **state)
+TEST(passwords_are_asked_for)
 {
-    (void)state;
     redis_server r;
     queue_fixture f = {.without_keeper = true, .stores = {r.store}};
     dray_error error;
@@ -474,9 +466,8 @@ static void produce_and_wait(void *argument)
     pause();
 }
 
-static void what_a_dead_producer_left_goes(void **state)
+TEST(what_a_dead_producer_left_goes)
 {
-    (void)state;
     redis_server r;
     queue_fixture f = {.without_keeper = true};
     dray_error error;
@@ -499,9 +490,8 @@ static void what_a_dead_producer_left_goes(void **state)
     redis_end(&r, &f, context, queue);
 }
 
-static void bad_backends_are_refused(void **state)
+TEST(bad_backends_are_refused)
 {
-    (void)state;
     queue_fixture f = {.without_keeper = true, .stores = {"redis:unix:/nonexistent/socket"}};
     dray_error error;
     dray_queue *queue, *other;
@@ -537,17 +527,5 @@ int main(void)
         puts("skipped: redis-server and redis-cli are needed");
         return 77;
     }
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(columns_come_back_and_keys_go),
-        cmocka_unit_test(several_servers_share),
-        cmocka_unit_test(what_redis_lost_is_refilled),
-        cmocka_unit_test(with_its_log_nothing_is_lost),
-        cmocka_unit_test(calls_wait_for_a_server_that_comes_back),
-        cmocka_unit_test(nothing_hangs_past_its_deadline),
-        cmocka_unit_test(a_full_server_is_an_error_and_passes),
-        cmocka_unit_test(passwords_are_asked_for),
-        cmocka_unit_test(what_a_dead_producer_left_goes),
-        cmocka_unit_test(bad_backends_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

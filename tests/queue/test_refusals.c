@@ -20,9 +20,8 @@ static void use_after_fork(void *argument)
     FAILS(DRAY_ECLOSED, dray_queue_insert(queue, &o, NULL, &error));
 }
 
-static void test_forks_are_refused(void **state)
+TEST(test_forks_are_refused)
 {
-    (void)state;
     dray_context *context = fixture_context(&f, "fork");
     dray_queue *queue = open_queue(context, "fork", 0, 0);
     insert_ints(queue, "0", 1, 1);
@@ -34,9 +33,8 @@ static void test_forks_are_refused(void **state)
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
-static void test_bad_arguments(void **state)
+TEST(test_bad_arguments)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "bad");
     dray_queue *queue = open_queue(context, "bad", 0, 0), *no = NULL;
@@ -124,9 +122,8 @@ static void test_bad_arguments(void **state)
 }
 
 /* Random bytes as payload of every message: errors, and the queue lives on. */
-static void test_bad_messages(void **state)
+TEST(test_bad_messages)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "noise");
     dray_queue *queue = open_queue(context, "noise", 0, 0);
@@ -165,7 +162,7 @@ static void test_bad_messages(void **state)
     dray_close(context);
 }
 
-static void test_broken_producers(void **state)
+TEST(test_broken_producers)
 {
     if (elsewhere()) /* this is of chunks */
         skip();
@@ -227,9 +224,8 @@ static void test_broken_producers(void **state)
     dray_close(context);
 }
 
-static void test_no_descriptors_are_left(void **state)
+TEST(test_no_descriptors_are_left)
 {
-    (void)state;
     dray_error error;
     int mine = 0, coordinator = 0, keeper = 0, before = kept_chunks(&f); /* of earlier tests */
     for (int round = 0; round < 6; round++) {
@@ -262,7 +258,7 @@ static void test_no_descriptors_are_left(void **state)
     assert_true(count_fds(f.keeper_pid, "") <= keeper);
 }
 
-static void test_no_keeper(void **state)
+TEST(test_no_keeper)
 {
     if (elsewhere()) /* this is of chunks */
         skip();
@@ -291,12 +287,4 @@ static void test_no_keeper(void **state)
     fixture_down(&own);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forks_are_refused), cmocka_unit_test(test_bad_arguments),
-        cmocka_unit_test(test_bad_messages),      cmocka_unit_test(test_no_keeper),
-        cmocka_unit_test(test_broken_producers),  cmocka_unit_test(test_no_descriptors_are_left),
-    };
-    return cmocka_run_group_tests(tests, up, down);
-}
+SUITE(up, down)

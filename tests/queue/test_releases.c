@@ -87,9 +87,8 @@ static void produce(void *argument)
     dray_close(context);
 }
 
-static void test_bytes_for_who_waits(void **state)
+TEST_WITHIN(test_bytes_for_who_waits, up, down)
 {
-    (void)state;
     dray_error error;
     char name[16];
     turns t = turns_new("bytes");
@@ -129,9 +128,8 @@ static void take_turns(void *argument)
     dray_close(context);
 }
 
-static void test_rows_for_who_waits(void **state)
+TEST_WITHIN(test_rows_for_who_waits, up, down)
 {
-    (void)state;
     turns t = turns_new("rows");
     dray_context *context = fixture_context(&f, "one");
     dray_queue *queue = open_small(context, t.queue, DRAY_DURABILITY_NONE);
@@ -166,9 +164,8 @@ static dray_queue *open_filled(dray_context *context, const char *name)
 }
 
 /* The last reader of what was cleared lets go: the keeper hears of it though nobody asks. */
-static void test_cleared_bytes(void **state)
+TEST_WITHIN(test_cleared_bytes, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "reader");
     dray_queue *queue = open_filled(context, "cleared");
@@ -185,9 +182,8 @@ static void test_cleared_bytes(void **state)
 }
 
 /* Nobody asks, nobody waits: what no task needs any more goes all the same. */
-static void test_bytes_that_nobody_asks_for(void **state)
+TEST_WITHIN(test_bytes_that_nobody_asks_for, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "reader");
     dray_queue *queue = open_filled(context, "idle");
@@ -217,9 +213,8 @@ static void die_after_release(void *argument)
 }
 
 /* What it held is lost at the first failure; what it had let go did not fail. */
-static void test_death_after_release(void **state)
+TEST_WITHIN(test_death_after_release, up, down)
 {
-    (void)state;
     turns t = turns_new("death");
     dray_context *context = fixture_context(&f, "heir");
     dray_queue *queue = open_small(context, t.queue, DRAY_DURABILITY_NONE);
@@ -241,9 +236,8 @@ static void test_death_after_release(void **state)
 
 /* A claim of before the coordinator died is let go when the next one has others: nothing happens to
  * those, and releases are read again. */
-static void test_release_after_a_restart(void **state)
+TEST(test_release_after_a_restart)
 {
-    (void)state;
     dray_error error;
     f = (queue_fixture){.durable = true};
     fixture_up(&f);
@@ -274,9 +268,8 @@ static void test_release_after_a_restart(void **state)
 /* ---- pages ----------------------------------------------------------------------------------- */
 
 /* More clients than have pages, more releases than a page holds. */
-static void test_more_than_there_are_pages(void **state)
+TEST_WITHIN(test_more_than_there_are_pages, up, down)
 {
-    (void)state;
     enum { CLIENTS = 66, BATCHES = 70 };
     dray_context *context = fixture_context(&f, "many");
     dray_queue *queues[CLIENTS], *one = open_queue(context, "many", 0, 0);
@@ -304,9 +297,8 @@ static void test_more_than_there_are_pages(void **state)
 }
 
 /* Whatever a client writes on its page, others' claims and the controller are as they were. */
-static void test_lies_on_the_page(void **state)
+TEST_WITHIN(test_lies_on_the_page, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "liar"), *honest = fixture_context(&f, "honest");
     dray_queue *liar = open_queue(context, "lies", 0, 0), *queue = open_queue(honest, "lies", 0, 0);
@@ -331,9 +323,8 @@ static void test_lies_on_the_page(void **state)
 }
 
 /* Memory that its owner could take away from under the reader is no page. */
-static void test_no_page(void **state)
+TEST(test_no_page)
 {
-    (void)state;
     int fd = memfd_create("page", MFD_CLOEXEC | MFD_ALLOW_SEALING), ends[2];
     assert_true(fd >= 0 && ftruncate(fd, sizeof(dray__releases)) == 0 && pipe(ends) == 0);
     assert_null(dray__releases_map(fd));
@@ -361,18 +352,4 @@ static void test_no_page(void **state)
     close(ends[1]);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_bytes_for_who_waits, up, down),
-        cmocka_unit_test_setup_teardown(test_rows_for_who_waits, up, down),
-        cmocka_unit_test_setup_teardown(test_cleared_bytes, up, down),
-        cmocka_unit_test_setup_teardown(test_bytes_that_nobody_asks_for, up, down),
-        cmocka_unit_test_setup_teardown(test_death_after_release, up, down),
-        cmocka_unit_test(test_release_after_a_restart),
-        cmocka_unit_test_setup_teardown(test_more_than_there_are_pages, up, down),
-        cmocka_unit_test_setup_teardown(test_lies_on_the_page, up, down),
-        cmocka_unit_test(test_no_page),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

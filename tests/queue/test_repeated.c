@@ -51,9 +51,8 @@ static void end_cut(pthread_t thread)
     assert_null(failed);
 }
 
-static void test_counts_once(void **state)
+TEST(test_counts_once)
 {
-    (void)state;
     dray_error error;
     int fd;
     pthread_t thread;
@@ -92,8 +91,4 @@ static void test_counts_once(void **state)
     fixture_down(&f);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_counts_once)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -1,13 +1,10 @@
 /* Rounds of consumer groups as the controller's state machine makes them: many micro-batches, rows
  * that are lost between the peers of a rank, many groups. */
 #include "queue/table/table_inside.h"
+#include "suite.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 #define OK(call)                                                                                   \
     do {                                                                                           \
@@ -48,9 +45,8 @@ static dray__want want_of(uint32_t count)
 
 /* As many micro-batches as rows, of more rows than evenness is worth: a claim is divided all the
  * same. */
-static void test_many_micro_batches(void **state)
+TEST(test_many_micro_batches)
 {
-    (void)state;
     enum { ROWS = 8400 };
     dray__table *table = make_table(1, ROWS);
     dray__client *client = dray__client_new(table, 1, "client", NULL);
@@ -76,9 +72,8 @@ static void test_many_micro_batches(void **state)
 }
 
 /* A peer that asks after a row was lost and refilled would read another sample than its leader. */
-static void test_peers_read_the_same(void **state)
+TEST(test_peers_read_the_same)
 {
-    (void)state;
     dray_error error;
     dray__table *table = make_table(2, 8);
     dray__client *client = dray__client_new(table, 1, "client", NULL);
@@ -105,9 +100,8 @@ static void test_peers_read_the_same(void **state)
 
 /* A rank that holds its share too long ends the round as one that dies: the others' part of it
  * would be half a round. */
-static void test_held_too_long(void **state)
+TEST(test_held_too_long)
 {
-    (void)state;
     dray_error error;
     dray__table *table = make_table(1, 8);
     dray__client *client = dray__client_new(table, 1, "client", NULL);
@@ -133,9 +127,8 @@ static void test_held_too_long(void **state)
 }
 
 /* Whoever names ever new groups takes no memory for ever; what is in use is not forgotten. */
-static void test_groups_are_forgotten(void **state)
+TEST(test_groups_are_forgotten)
 {
-    (void)state;
     dray_error error;
     dray__table *table = make_table(1, 8);
     dray__client *client = dray__client_new(table, 1, "client", NULL);
@@ -161,10 +154,4 @@ static void test_groups_are_forgotten(void **state)
     dray__table_free(table);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_many_micro_batches), cmocka_unit_test(test_peers_read_the_same),
-        cmocka_unit_test(test_held_too_long), cmocka_unit_test(test_groups_are_forgotten)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -100,9 +100,8 @@ static void make_file(const char *path, const char *content)
     close(fd);
 }
 
-static void test_no_paths(void **state)
+TEST(test_no_paths)
 {
-    (void)state;
     dray_error error, other;
     fixture_up(&f);
     dray_context *context = fixture_context(&f, "task");
@@ -133,9 +132,8 @@ static void test_no_paths(void **state)
     fixture_down(&f);
 }
 
-static void test_names(void **state)
+TEST(test_names)
 {
-    (void)state;
     dray_error error;
     struct stat st;
     char path[160], outside[128], left[160];
@@ -175,9 +173,8 @@ static void test_names(void **state)
 }
 
 /* A file that the client may write to, and nothing else. */
-static void test_descriptors(void **state)
+TEST(test_descriptors)
 {
-    (void)state;
     dray_error error;
     char path[128], folder[128];
     int pipes[2];
@@ -249,9 +246,8 @@ static void forget_openat2(void)
         _exit(77); /* no such filters here */
 }
 
-static void test_beneath(void **state)
+TEST(test_beneath)
 {
-    (void)state;
     const char *tmp = getenv("TMPDIR");
     char folder[64], path[128], command[128];
     snprintf(folder, sizeof folder, "%.40s/dray-test-XXXXXX", tmp ? tmp : "/tmp");
@@ -279,13 +275,4 @@ static void test_beneath(void **state)
     assert_int_equal(system(command), 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_paths),
-        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_descriptors),
-        cmocka_unit_test(test_beneath),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

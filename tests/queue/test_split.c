@@ -32,9 +32,8 @@ static void commit(dray_batch *batch, int32_t base)
     OK(dray_batch_commit(batch, &error));
 }
 
-static void test_parts_are_committed_by_themselves(void **state)
+TEST_WITHIN(test_parts_are_committed_by_themselves, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "parts");
     dray_queue *queue = open_queue(context, "parts", 0, 0);
@@ -85,9 +84,8 @@ static void test_parts_are_committed_by_themselves(void **state)
 }
 
 /* Rows that were given back, were split off before, or have failed are nobody's part. */
-static void test_rows_come_back(void **state)
+TEST_WITHIN(test_rows_come_back, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "back");
     dray_queue *queue = open_queue(context, "back", 0, 0);
@@ -116,9 +114,8 @@ static void test_rows_come_back(void **state)
     dray_close(context);
 }
 
-static void test_a_death_gives_back_every_part(void **state)
+TEST_WITHIN(test_a_death_gives_back_every_part, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "death");
     dray_queue *queue = open_queue(context, "death", 0, 0);
@@ -143,9 +140,8 @@ static void test_a_death_gives_back_every_part(void **state)
     dray_close(context);
 }
 
-static void test_parts_end_as_claims_do(void **state)
+TEST_WITHIN(test_parts_end_as_claims_do, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "end");
     dray_queue *queue = open_queue(context, "end", 0, 0);
@@ -172,9 +168,8 @@ static void test_parts_end_as_claims_do(void **state)
     dray_close(context);
 }
 
-static void test_what_is_not_split(void **state)
+TEST_WITHIN(test_what_is_not_split, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "refused");
     dray_queue *queue = open_queue(context, "refused", 0, 0);
@@ -194,14 +189,4 @@ static void test_what_is_not_split(void **state)
     dray_close(context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_parts_are_committed_by_themselves, up, down),
-        cmocka_unit_test_setup_teardown(test_rows_come_back, up, down),
-        cmocka_unit_test_setup_teardown(test_a_death_gives_back_every_part, up, down),
-        cmocka_unit_test_setup_teardown(test_parts_end_as_claims_do, up, down),
-        cmocka_unit_test_setup_teardown(test_what_is_not_split, up, down),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -1,8 +1,7 @@
 #include "queue/stopped.h"
 
-static void test_superseded_producer(void **state)
+TEST_WITHIN(test_superseded_producer, up, down)
 {
-    (void)state;
     supersede(200 * test_scale());
 }
 
@@ -30,9 +29,8 @@ static void read_stop_read(void *argument)
     dray_close(context);
 }
 
-static void test_stopped_reader(void **state)
+TEST_WITHIN(test_stopped_reader, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "writer");
     dray_queue *queue = open_two(context, "mapped");
@@ -63,11 +61,4 @@ static void test_stopped_reader(void **state)
     dray_close(context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_superseded_producer, up, down),
-        cmocka_unit_test_setup_teardown(test_stopped_reader, up, down),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -169,9 +169,8 @@ static char *read_stores(const char *folder)
 /* ---- a coordinator --------------------------------------------------------------------------- */
 
 /* Whatever a client, a folder or a checkpoint names: the password goes to the list's addresses. */
-static void the_password_goes_nowhere_else(void **state)
+TEST(the_password_goes_nowhere_else)
 {
-    (void)state;
     queue_fixture f = {.without_keeper = true, .durable = true, .prepare = know_password};
     store mine;
     listener theirs;
@@ -229,9 +228,8 @@ static int begin_at(const queue_fixture *f, const char *const *stores, dray_erro
 }
 
 /* What a journal says is no reason, either: the administrator has to say it again. */
-static void journals_name_no_other_store(void **state)
+TEST(journals_name_no_other_store)
 {
-    (void)state;
     queue_fixture f = {.without_keeper = true, .durable = true};
     dray_error error;
     dray_queue *queue;
@@ -260,9 +258,8 @@ static void journals_name_no_other_store(void **state)
 }
 
 /* Nobody waits for stores that do not answer, however many there are. */
-static void a_start_does_not_wait_for_stores(void **state)
+TEST(a_start_does_not_wait_for_stores)
 {
-    (void)state;
     enum { SILENT = 8 };
     queue_fixture f = {.without_keeper = true, .durable = true};
     listener l[SILENT];
@@ -322,9 +319,8 @@ static void clean(const dray__stores_options *options, const asked *a)
     dray__stores_free(stores);
 }
 
-static void they_are_given_up(void **state)
+TEST(they_are_given_up)
 {
-    (void)state;
     queue_fixture f = {.without_keeper = true};
     dray_error error;
     listener l;
@@ -370,11 +366,5 @@ int main(void)
         return 77;
     }
     unsetenv("DRAY_QUEUE_BACKEND");
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_password_goes_nowhere_else),
-        cmocka_unit_test(journals_name_no_other_store),
-        cmocka_unit_test(a_start_does_not_wait_for_stores),
-        cmocka_unit_test(they_are_given_up),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

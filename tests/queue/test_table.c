@@ -3,12 +3,10 @@
  * an array and recomputes everything by looking at all of it. */
 #include "queue/table_check.h"
 #include "seed.h"
+#include "suite.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <time.h>
 
-#include <cmocka.h>
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
@@ -688,9 +686,8 @@ static uint64_t run_history(uint64_t seed, int length)
     return digest;
 }
 
-static void test_histories(void **state)
+TEST(test_histories)
 {
-    (void)state;
     const char *scale = getenv("DRAY_TEST_SCALE");
     int histories = 100 * (scale && atoi(scale) > 0 ? atoi(scale) : 1);
     uint64_t base = test_seed();
@@ -701,10 +698,4 @@ static void test_histories(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_histories),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

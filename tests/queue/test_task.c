@@ -4,9 +4,8 @@
 #include <dray/task.h>
 
 /* A program of a job: everything from the environment. */
-static void test_task(void **state)
+TEST(test_task)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "job");
     dray_queue *queue = open_queue(context, "job", 0, 0);
@@ -43,9 +42,8 @@ static void test_task(void **state)
 }
 
 /* A tag that two tasks set has the value of the later commit. */
-static void test_tags(void **state)
+TEST(test_tags)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "tags");
     dray_queue *queue = open_queue(context, "tags", 0, 0);
@@ -82,11 +80,4 @@ static void test_tags(void **state)
     dray_close(context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tags),
-        cmocka_unit_test(test_task),
-    };
-    return cmocka_run_group_tests(tests, up, down);
-}
+SUITE(up, down)

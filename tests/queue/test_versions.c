@@ -99,9 +99,8 @@ static void answer_refills(void *argument)
     dray_close(context);
 }
 
-static void test_frozen_engine(void **state)
+TEST_WITHIN(test_frozen_engine, up, down)
 {
-    (void)state;
     dray_error error;
     atomic_ullong *version =
         mmap(NULL, sizeof *version, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -183,9 +182,8 @@ static uint32_t claim_newest(dray_queue *queue, const char *task, int32_t policy
 
 /* Slots 0 to 3 of version 1, 4 of version 0, and 5 to 7 of version 1: in groups of two the third
  * has an old member. */
-static void test_older_rows_are_left(void **state)
+TEST_WITHIN(test_older_rows_are_left, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "left");
     dray_queue *queue = open_refilling(context, "left");
@@ -250,9 +248,8 @@ static uint32_t roll_out_some(dray_queue *queue, uint64_t version)
     return rows;
 }
 
-static void test_admission(void **state)
+TEST_WITHIN(test_admission, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "admission");
     dray_queue *queue = open_refilling(context, "admission");
@@ -302,9 +299,8 @@ static void test_admission(void **state)
 }
 
 /* A row that died in the engine's hands was never accepted: its commit takes nobody's place. */
-static void test_dead_rows_are_not_accepted(void **state)
+TEST_WITHIN(test_dead_rows_are_not_accepted, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "dead");
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
@@ -362,9 +358,8 @@ static void reach_version(void *argument)
 }
 
 /* The answer to a claim that waited says for what: that of a commit with a claim, too. */
-static void test_claims_say_what_they_waited_for(void **state)
+TEST_WITHIN(test_claims_say_what_they_waited_for, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "causes");
     dray_queue *queue = open_refilling(context, "causes"),
@@ -413,9 +408,8 @@ static void check_cause(const dray_error *error, dray_wait_cause cause)
 }
 
 /* So does that of a claim whose time was over, however it was made; and the span knows it. */
-static void test_claims_in_vain_say_what_they_waited_for(void **state)
+TEST_WITHIN(test_claims_in_vain_say_what_they_waited_for, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "vain");
     dray_queue *queue = open_refilling(context, "vain");
@@ -464,9 +458,8 @@ static void test_claims_in_vain_say_what_they_waited_for(void **state)
 }
 
 /* Producers that insert whole samples are bounded at insert. */
-static void test_admission_of_inserts(void **state)
+TEST_WITHIN(test_admission_of_inserts, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "inserts");
     dray_queue *queue = open_refilling(context, "inserts");
@@ -487,9 +480,8 @@ static void test_admission_of_inserts(void **state)
     dray_close(context);
 }
 
-static void test_bad_versions(void **state)
+TEST_WITHIN(test_bad_versions, up, down)
 {
-    (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "bad");
     dray_queue *queue = open_refilling(context, "bad");
@@ -505,17 +497,4 @@ static void test_bad_versions(void **state)
     dray_close(context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_frozen_engine, up, down),
-        cmocka_unit_test_setup_teardown(test_older_rows_are_left, up, down),
-        cmocka_unit_test_setup_teardown(test_admission, up, down),
-        cmocka_unit_test_setup_teardown(test_dead_rows_are_not_accepted, up, down),
-        cmocka_unit_test_setup_teardown(test_claims_say_what_they_waited_for, up, down),
-        cmocka_unit_test_setup_teardown(test_claims_in_vain_say_what_they_waited_for, up, down),
-        cmocka_unit_test_setup_teardown(test_admission_of_inserts, up, down),
-        cmocka_unit_test_setup_teardown(test_bad_versions, up, down),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

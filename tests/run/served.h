@@ -4,17 +4,15 @@
 #define DRAY_TESTS_RUN_SERVED_H
 
 #include "base/clock.h"
+#include "suite.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
 #include <jansson.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,8 +23,6 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
-/* after those that it needs */
-#include <cmocka.h>
 
 /* One program of ours that says in its first line of JSON that it is ready. */
 typedef struct served {

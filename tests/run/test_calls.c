@@ -1,6 +1,7 @@
 /* Tools alone: what the calculator computes, and commands that answer out of turn, late or wrongly.
  */
 #include "run/engine/tool.h"
+#include "suite.h"
 
 #include "base/clock.h"
 #include "run/data/data.h"
@@ -8,13 +9,9 @@
 #include "run/job/settings.h"
 
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define OK(call)                                                                                   \
     do {                                                                                           \
@@ -35,7 +32,7 @@ static dray__job_tool a_tool(int32_t kind, char *command)
                             .timeout_seconds = 20};
 }
 
-static void sums_and_products(void **state)
+TEST(sums_and_products)
 {
     static const struct {
         const char *text, *answer;
@@ -79,9 +76,8 @@ static const char *answer_of(dray__tool *tool, uint32_t id)
     return answer;
 }
 
-static void a_calculator_takes_its_time(void **state)
+TEST(a_calculator_takes_its_time)
 {
-    (void)state;
     dray__tool *tool;
     dray__job_tool job = a_tool(DRAY__TOOL_CALCULATOR, NULL);
     OK(dray__tool_open(&job, 2, &tool, &error));
@@ -95,9 +91,8 @@ static void a_calculator_takes_its_time(void **state)
 }
 
 /* A call of "wait=" is answered when the file is there; others at once, by the other processes. */
-static void commands_answer_out_of_turn(void **state)
+TEST(commands_answer_out_of_turn)
 {
-    (void)state;
     char file[] = "/tmp/dray-tool-test-XXXXXX", command[512];
     int fd = mkstemp(file);
     assert_true(fd >= 0);
@@ -131,7 +126,7 @@ static void commands_answer_out_of_turn(void **state)
     unlink(file);
 }
 
-static void commands_that_fail(void **state)
+TEST(commands_that_fail)
 {
     char ends[] = "read -r line", words[] = "read -r line; echo 12; cat >/dev/null",
          late[] = "cat >/dev/null";
@@ -162,9 +157,8 @@ static void commands_that_fail(void **state)
 }
 
 /* What warm-up learns of a right answer: what the model has to write, and nothing else. */
-static void right_answers_without_the_tool(void **state)
+TEST(right_answers_without_the_tool)
 {
-    (void)state;
     dray__job *job;
     dray__tokenizer *tokenizer;
     dray__data *data;
@@ -217,12 +211,5 @@ int main(int argc, char **argv)
 {
     if (argc == 5 && strcmp(argv[3], "--exec") == 0)
         return execl("/bin/sh", "sh", "-c", argv[4], (char *)NULL);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sums_and_products),
-        cmocka_unit_test(a_calculator_takes_its_time),
-        cmocka_unit_test(commands_answer_out_of_turn),
-        cmocka_unit_test(commands_that_fail),
-        cmocka_unit_test(right_answers_without_the_tool),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

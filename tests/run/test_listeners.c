@@ -14,18 +14,16 @@
 
 static char folder[64], unix_address[128];
 
-static int make_folder(void **state)
+FIXTURE(make_folder)
 {
-    (void)state;
     strcpy(folder, "/tmp/dray-listeners-XXXXXX");
     if (!getenv("DRAY_PROGRAM") || !mkdtemp(folder))
         return -1;
     return setenv("XDG_RUNTIME_DIR", folder, 1);
 }
 
-static int remove_folder(void **state)
+FIXTURE(remove_folder)
 {
-    (void)state;
     return rmdir(folder); /* nothing is left there */
 }
 
@@ -55,9 +53,8 @@ static void scrape(const char *url)
     close(fd);
 }
 
-static void a_scraper_that_leaves_ends_nobody(void **state)
+TEST(a_scraper_that_leaves_ends_nobody)
 {
-    (void)state;
     static const char ask[] = "GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n";
     served s = serve(0);
     for (int round = 0; round < 200; round++) {
@@ -87,9 +84,8 @@ static bool ignores(pid_t pid, int number)
     return ignored >> (number - 1) & 1;
 }
 
-static void broken_pipes_end_no_server(void **state)
+TEST(broken_pipes_end_no_server)
 {
-    (void)state;
     char keeper_path[128];
     snprintf(keeper_path, sizeof keeper_path, "%s/k", folder);
     const char *const arguments[] = {"dray", "keeper", "--json", "--socket", keeper_path, NULL};
@@ -264,30 +260,26 @@ static void hold(const flood *f)
     close_scene(&s);
 }
 
-static void the_idle_keep_nobody_out(void **state)
+TEST(the_idle_keep_nobody_out)
 {
-    (void)state;
     hold(&idle);
 }
 
-static void half_open_handshakes_keep_nobody_out(void **state)
+TEST(half_open_handshakes_keep_nobody_out)
 {
-    (void)state;
     hold(&half_open);
 }
 
-static void slow_bytes_keep_nobody_out(void **state)
+TEST(slow_bytes_keep_nobody_out)
 {
-    (void)state;
     static const flood *const slow[] = {&slow_tls, &slow_http, &slow_frame, &slow_request};
     for (size_t i = 0; i < sizeof slow / sizeof *slow; i++)
         hold(slow[i]);
 }
 
 /* Those who asked once, and are silent then, make room for others, too. */
-static void silent_readers_make_room(void **state)
+TEST(silent_readers_make_room)
 {
-    (void)state;
     enum { READERS = 400 };
     static int fds[READERS];
     scene s;
@@ -313,9 +305,8 @@ static struct {
 } waiting;
 
 /* Begun first, and looked at when the other tests are through. */
-static void silence_begins(void **state)
+TEST(silence_begins)
 {
-    (void)state;
     open_scene(&waiting.all);
     for (int l = 0; l < LISTENERS; l++) {
         waiting.silent[l] = served_connect(waiting.all.targets[l].address);
@@ -325,9 +316,8 @@ static void silence_begins(void **state)
 }
 
 /* Over the Unix socket of the coordinator, where its own user comes, 30 s: not waited for here. */
-static void silence_ends(void **state)
+TEST(silence_ends)
 {
-    (void)state;
     int64_t deadline = dray__deadline(CLOSED_MS * DRAY__MILLISECOND);
     for (int l = 1; l < LISTENERS; l++) {
         bool keeper = l == 2; /* a Unix socket, too */
@@ -396,9 +386,8 @@ static int read_nothing(void *user, const dray__cell *cell, void *out)
     return DRAY_EGONE;
 }
 
-static void changes_of_keys_come_to_an_end(void **state)
+TEST(changes_of_keys_come_to_an_end)
 {
-    (void)state;
     served s = serve(0);
     const char *address = served_says(&s, "tcp");
     dray__address parsed;
@@ -424,9 +413,8 @@ static void changes_of_keys_come_to_an_end(void **state)
 /* ---- the library ----------------------------------------------------------------------------- */
 
 /* The library sends without signals, and leaves those of its program as they are. */
-static void the_library_changes_no_signals(void **state)
+TEST(the_library_changes_no_signals)
 {
-    (void)state;
     struct sigaction before[32], after;
     dray_context *context;
     dray_options options = DRAY_OPTIONS_INIT;
@@ -448,19 +436,4 @@ static void the_library_changes_no_signals(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(silence_begins),
-        cmocka_unit_test(a_scraper_that_leaves_ends_nobody),
-        cmocka_unit_test(broken_pipes_end_no_server),
-        cmocka_unit_test(the_library_changes_no_signals),
-        cmocka_unit_test(the_idle_keep_nobody_out),
-        cmocka_unit_test(half_open_handshakes_keep_nobody_out),
-        cmocka_unit_test(slow_bytes_keep_nobody_out),
-        cmocka_unit_test(silent_readers_make_room),
-        cmocka_unit_test(changes_of_keys_come_to_an_end),
-        cmocka_unit_test(silence_ends),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
-}
+SUITE(make_folder, remove_folder)

@@ -1,17 +1,15 @@
 /* A small job through the program itself, so that it also runs under the sanitizers: undisturbed,
  * with an engine and a desk killed, and with a trainer killed and the run resumed. All three end
  * with the same bytes. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "suite.h"
 /* after those that it needs */
-#include <cmocka.h>
 
 static const char job[] = "name: tiny\n"
                           "steps: 4\n"
@@ -26,9 +24,8 @@ static const char job[] = "name: tiny\n"
 
 static char work[64];
 
-static int make_work(void **state)
+FIXTURE(make_work)
 {
-    (void)state;
     char path[128];
     strcpy(work, "/tmp/dray-program-XXXXXX");
     if (!getenv("DRAY_PROGRAM") || !mkdtemp(work))
@@ -55,9 +52,8 @@ static int run_shell(const char *format, ...)
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-static int remove_work(void **state)
+FIXTURE(remove_work)
 {
-    (void)state;
     return run_shell("rm -rf '%s'", work);
 }
 
@@ -91,23 +87,20 @@ static void same_end(const char *name)
          name);
 }
 
-static void undisturbed(void **state)
+TEST(undisturbed)
 {
-    (void)state;
     must(0, new_run("", "whole"), "undisturbed");
 }
 
-static void engine_and_desk_killed(void **state)
+TEST(engine_and_desk_killed)
 {
-    (void)state;
     must(0, new_run("engine:0:generated:2:kill,desk:0:rewarded:3:kill", "restarted"), "restarted");
     must(0, run_shell("test $(grep -c anew %s/restarted.out) = 2", work), "two restarts");
     same_end("restarted");
 }
 
-static void trainer_killed(void **state)
+TEST(trainer_killed)
 {
-    (void)state;
     char arguments[256];
     must(1, new_run("trainer:1:after_step:3:kill", "resumed"), "killed");
     must(0, run_shell("grep -q 'dray run --resume' %s/resumed.out", work), "advice");
@@ -116,9 +109,8 @@ static void trainer_killed(void **state)
     same_end("resumed");
 }
 
-static void nothing_left(void **state)
+TEST(nothing_left)
 {
-    (void)state;
     must(1,
          run_shell("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | "
                    "grep -q 'host [^ ]* --folder %s'",
@@ -128,13 +120,4 @@ static void nothing_left(void **state)
          "sockets or partial folders left");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(undisturbed),
-        cmocka_unit_test(engine_and_desk_killed),
-        cmocka_unit_test(trainer_killed),
-        cmocka_unit_test(nothing_left),
-    };
-    return cmocka_run_group_tests(tests, make_work, remove_work);
-}
+SUITE(make_work, remove_work)

@@ -7,18 +7,15 @@
 #include "run/job/tasks.h"
 #include "run/job/tree.h"
 #include "run/trainer/learn.h"
+#include "suite.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 /* after those that it needs */
-#include <cmocka.h>
 
 static void near(double value, double expected, double within)
 {
@@ -53,9 +50,8 @@ static dray__job *loaded(const char *text, const char *const *settings)
 }
 
 /* Against PyTorch: test_advantages.py. */
-static void advantages(void **state)
+TEST(advantages)
 {
-    (void)state;
     const float rewards[] = {1, 0, 0, 1, 1, 1, 1, 1};
     const uint64_t offsets[] = {0, 1, 3, 4, 5, 6, 7, 8, 9}; /* one response of two tokens */
     const bool excluded[] = {true, false, false, false, false, false, false, true};
@@ -81,18 +77,16 @@ static void advantages(void **state)
     near((double)out[1], (0 - 6 / 9.) / sqrt(6 / 9. * 3 / 9.), 1e-6);
 }
 
-static void exact_match(void **state)
+TEST(exact_match)
 {
-    (void)state;
     assert_true(dray__exact_match("4321", "4321") == 1);
     assert_true(dray__exact_match("4321", "43210") == 0);
     assert_true(dray__exact_match("4321", "432") == 0);
     assert_true(dray__exact_match("", "") == 1);
 }
 
-static void reversed_prompts(void **state)
+TEST(reversed_prompts)
 {
-    (void)state;
     const char *const settings[] = {"data.digits=3", "seed=7", NULL};
     dray__job *job = loaded("name: x", settings);
     dray__data *data;
@@ -147,9 +141,8 @@ static size_t check_chain(const char *prompt, const char *answer)
     return strlen(answer) + 1;
 }
 
-static void arithmetic_prompts(void **state)
+TEST(arithmetic_prompts)
 {
-    (void)state;
     const char *const settings[] = {"data.source=arithmetic", "rollout.max_new_tokens=60",
                                     "model.max_positions=128", "seed=7", NULL};
     const char *const other[] = {"data.source=arithmetic", "rollout.max_new_tokens=60",
@@ -193,9 +186,8 @@ static void arithmetic_prompts(void **state)
     dray__job_free(job2);
 }
 
-static void lines_of_a_file(void **state)
+TEST(lines_of_a_file)
 {
-    (void)state;
     char path[] = "/tmp/dray-data-XXXXXX", set[128], held[128];
     int fd = mkstemp(path);
     FILE *file = fdopen(fd, "w");
@@ -239,9 +231,8 @@ static void lines_of_a_file(void **state)
     dray__job_free(job);
 }
 
-static void learning_rates(void **state)
+TEST(learning_rates)
 {
-    (void)state;
     const char *const settings[] = {"steps=100",
                                     "actor.lr=1e-3",
                                     "actor.warmup_steps=10",
@@ -258,9 +249,8 @@ static void learning_rates(void **state)
     dray__job_free(job);
 }
 
-static void partitions(void **state)
+TEST(partitions)
 {
-    (void)state;
     char name[DRAY__PARTITION_BYTES];
     dray__partition_name("step", 12, name);
     assert_string_equal(name, "step-000012");
@@ -273,9 +263,8 @@ static void partitions(void **state)
 }
 
 /* What a layered job resolves to is a job that resolves to itself. */
-static void layers(void **state)
+TEST(layers)
 {
-    (void)state;
     const char text[] = "name: \"a: \\\"b\\\"\\n#c\"\nsteps: 7\nactor: {lr: 0.5}\n";
     const char *const settings[] = {"actor.clip=0.3", "roles.engine.ranks=4", "seed=3",
                                     "reward.command=a 'b' # c", NULL};
@@ -303,9 +292,8 @@ static void layers(void **state)
 }
 
 /* Characters that YAML reads as they are, and those that it does not. */
-static void characters(void **state)
+TEST(characters)
 {
-    (void)state;
     static const char text[] =
         "name: \"\\x01\\x1f\\x7f\\x80\\x85\\x9f\\xa0\\u2027\\u2028\\u2029\\u202a"
         "\\ufefe\\ufeff\\ufffd\\ufffe\\uffff\\U00010000\\U0010ffff\"\n";
@@ -326,9 +314,8 @@ static void characters(void **state)
     "{name: d, tasks: [driver, reward, reference, advantage]}"
 
 /* The jobs that people begin with are accepted as they stand. */
-static void examples(void **state)
+TEST(examples)
 {
-    (void)state;
     static const char *const names[] = {"reverse", "arithmetic", "tool"};
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
         char path[512];
@@ -346,9 +333,8 @@ typedef struct refusal {
     const char *text, *setting, *message;
 } refusal;
 
-static void refusals(void **state)
+TEST(refusals)
 {
-    (void)state;
     static const refusal all[] = {
         {"name: x\nactor:\n  lrr: 1\n", NULL, ":3:3: actor: unknown key 'lrr'; did you mean 'lr'?"},
         {"nam: x\n", NULL, ":1:1: job: unknown key 'nam'; did you mean 'name'?"},
@@ -524,7 +510,7 @@ static void refusals(void **state)
 }
 
 /* What a command says must be a number, all of the line, and a finite one; the next line counts. */
-static void rewards_of_a_command(void **state)
+TEST(rewards_of_a_command)
 {
     static const struct {
         const char *said;
@@ -564,13 +550,5 @@ int main(int argc, char **argv)
 {
     if (argc == 5 && strcmp(argv[3], "--exec") == 0)
         return execl("/bin/sh", "sh", "-c", argv[4], (char *)NULL);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(advantages),       cmocka_unit_test(exact_match),
-        cmocka_unit_test(reversed_prompts), cmocka_unit_test(arithmetic_prompts),
-        cmocka_unit_test(lines_of_a_file),  cmocka_unit_test(learning_rates),
-        cmocka_unit_test(partitions),       cmocka_unit_test(examples),
-        cmocka_unit_test(layers),           cmocka_unit_test(characters),
-        cmocka_unit_test(refusals),         cmocka_unit_test(rewards_of_a_command),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

@@ -5,16 +5,13 @@
 #include "queue/one_fixture.h"
 #include "run/engine/rollout.h"
 #include "run/job/settings.h"
+#include "suite.h"
 
 #include <fcntl.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "engine/small.h"
 
@@ -223,9 +220,8 @@ static void check_tokens(scene *s, bool bits)
     dray_batch_free(batch);
 }
 
-static void rows_are_the_same_however_they_are_made(void **state)
+TEST(rows_are_the_same_however_they_are_made)
 {
-    (void)state;
     static const struct {
         const char *name;
         int32_t batching;
@@ -283,9 +279,8 @@ static void check_versions(scene *s, uint32_t *mixed)
     dray_batch_free(batch);
 }
 
-static void weights_change_under_rows(void **state)
+TEST(weights_change_under_rows)
 {
-    (void)state;
     scene s;
     uint32_t mixed;
     scene_open(&s, "under", DRAY__BATCHING_CONTINUOUS, 0);
@@ -299,9 +294,8 @@ static void weights_change_under_rows(void **state)
     scene_close(&s);
 }
 
-static void cut_rows_go_on_with_other_weights(void **state)
+TEST(cut_rows_go_on_with_other_weights)
 {
-    (void)state;
     scene s;
     uint32_t mixed;
     scene_open(&s, "between", DRAY__BATCHING_CLOSED, 5);
@@ -315,9 +309,8 @@ static void cut_rows_go_on_with_other_weights(void **state)
 }
 
 /* What people and other tasks see of cut rows: pieces of as many tokens as a claim gives. */
-static void cuts_are_pieces(void **state)
+TEST(cuts_are_pieces)
 {
-    (void)state;
     scene s;
     dray_error error;
     dray_column columns[3];
@@ -339,9 +332,8 @@ static void cuts_are_pieces(void **state)
     scene_close(&s);
 }
 
-static void what_is_under_way_is_given_back(void **state)
+TEST(what_is_under_way_is_given_back)
 {
-    (void)state;
     scene s;
     dray_error error;
     scene_open(&s, "back", DRAY__BATCHING_CONTINUOUS, 4);
@@ -359,9 +351,8 @@ static void what_is_under_way_is_given_back(void **state)
 
 /* Rows take every slot that is free in one claim, and each leaves with its last token: those that
  * came with it go on. */
-static void rows_leave_when_they_are_through(void **state)
+TEST(rows_leave_when_they_are_through)
 {
-    (void)state;
     scene s;
     dray_error error;
     dray_batch *batch;
@@ -439,9 +430,8 @@ static void check_turns(scene *s, uint32_t row, const dray_column columns[4])
 }
 
 /* The tokens do not depend on how rows are made, cut, or put back behind the tool's answer. */
-static void rows_call_a_tool(void **state)
+TEST(rows_call_a_tool)
 {
-    (void)state;
     static const struct {
         const char *name;
         int32_t batching;
@@ -533,9 +523,8 @@ static void check_asked_once(const asked *a)
 }
 
 /* Rows are cut, or begun anew by newer weights, while they wait: the calls go on. */
-static void calls_outlive_cuts(void **state)
+TEST(calls_outlive_cuts)
 {
-    (void)state;
     for (int anew = 0; anew < 2; anew++) {
         asked a;
         scene s;
@@ -586,9 +575,8 @@ static uint32_t read_some(scene *s)
 }
 
 /* One row's answer comes when all others have left: they had the other slots meanwhile. */
-static void others_go_on_while_a_row_waits(void **state)
+TEST(others_go_on_while_a_row_waits)
 {
-    (void)state;
     asked a;
     scene s;
     uint32_t found = 0;
@@ -618,16 +606,5 @@ int main(int argc, char **argv)
 {
     if (argc == 5 && strcmp(argv[3], "--exec") == 0)
         return execl("/bin/sh", "sh", "-c", argv[4], (char *)NULL);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_are_the_same_however_they_are_made),
-        cmocka_unit_test(weights_change_under_rows),
-        cmocka_unit_test(cut_rows_go_on_with_other_weights),
-        cmocka_unit_test(cuts_are_pieces),
-        cmocka_unit_test(what_is_under_way_is_given_back),
-        cmocka_unit_test(rows_leave_when_they_are_through),
-        cmocka_unit_test(rows_call_a_tool),
-        cmocka_unit_test(calls_outlive_cuts),
-        cmocka_unit_test(others_go_on_while_a_row_waits),
-    };
-    return cmocka_run_group_tests(tests, up, down);
+    return suite_run(up, down);
 }

@@ -1,18 +1,15 @@
 /* The rows of metrics.jsonl, from reports in whatever order processes send them. */
 #include "run/report/rows.h"
+#include "suite.h"
 
 #include "base/json.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 /* after those that it needs */
-#include <cmocka.h>
 
 #define OK(call) assert_int_equal((call), DRAY_OK)
 
@@ -43,9 +40,8 @@ static double next(FILE *metrics)
 }
 
 /* An evaluation is another process's than the row: it may come before, and it may come twice. */
-static void evaluations(void **state)
+TEST(evaluations)
 {
-    (void)state;
     dray_error error;
     dray__job *job;
     dray__rows rows;
@@ -80,22 +76,16 @@ static void evaluations(void **state)
     dray__job_free(job);
 }
 
-static int make_folder(void **state)
+FIXTURE(make_folder)
 {
-    (void)state;
     return mkdtemp(path) ? 0 : -1;
 }
 
-static int remove_folder(void **state)
+FIXTURE(remove_folder)
 {
-    (void)state;
     char line[64];
     snprintf(line, sizeof line, "rm -rf %s", path);
     return system(line);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(evaluations)};
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
-}
+SUITE(make_folder, remove_folder)

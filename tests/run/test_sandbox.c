@@ -11,9 +11,8 @@
 static char folder[64], unix_path[96], journal[96], elsewhere[96], inside[128];
 static int told;
 
-static int make_folder(void **state)
+FIXTURE(make_folder)
 {
-    (void)state;
     strcpy(folder, "/tmp/dray-sandbox-XXXXXX");
     if (!getenv("DRAY_PROGRAM") || !mkdtemp(folder))
         return -1;
@@ -25,9 +24,8 @@ static int make_folder(void **state)
     return close(open(elsewhere, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
 }
 
-static int remove_folder(void **state)
+FIXTURE(remove_folder)
 {
-    (void)state;
     unlink(elsewhere);
     rmdir(journal);
     return rmdir(folder);
@@ -98,9 +96,8 @@ static void look(int found[REFUSED + ALLOWED])
     unlink(state);
 }
 
-static void a_server_writes_in_its_folders_alone(void **state)
+TEST(a_server_writes_in_its_folders_alone)
 {
-    (void)state;
     int found[REFUSED + ALLOWED];
     if (dray__sandbox_version() < 3) /* from then on truncating is refused, too */
         skip();
@@ -127,9 +124,8 @@ static bool restricted(pid_t pid)
 }
 
 /* The program's servers are such ones, and serve as ever; and leave nothing behind. */
-static void the_programs_servers_are_restricted(void **state)
+TEST(the_programs_servers_are_restricted)
 {
-    (void)state;
     char unix_address[128], keeper_path[128];
     snprintf(unix_address, sizeof unix_address, "unix:%s", unix_path);
     snprintf(keeper_path, sizeof keeper_path, "%s/k", folder);
@@ -155,11 +151,4 @@ static void the_programs_servers_are_restricted(void **state)
     assert_true(free);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_server_writes_in_its_folders_alone),
-        cmocka_unit_test(the_programs_servers_are_restricted),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
-}
+SUITE(make_folder, remove_folder)

@@ -1,14 +1,11 @@
 /* The table of settings: every line of it, through what reads and writes jobs by it. */
 #include "run/job/settings.h"
+#include "suite.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 /* after those that it needs */
-#include <cmocka.h>
 
 static int set(dray__job *job, const char *key, const char *value, dray_error *error)
 {
@@ -119,9 +116,8 @@ static void check_each(const dray__setting *settings, const char *prefix)
     }
 }
 
-static void each_setting(void **state)
+TEST(each_setting)
 {
-    (void)state;
     check_each(dray__settings, "");
 }
 
@@ -157,16 +153,14 @@ static void refuse_each(const dray__setting *settings, const char *prefix)
     }
 }
 
-static void each_refusal(void **state)
+TEST(each_refusal)
 {
-    (void)state;
     refuse_each(dray__settings, "");
 }
 
 /* The same values as JSON, with their types. */
-static void as_json(void **state)
+TEST(as_json)
 {
-    (void)state;
     dray__job *job;
     assert_int_equal(dray__settings_default(&job, NULL), DRAY_OK);
     json_t *all = dray__settings_json(job), *actor = json_object_get(all, "actor");
@@ -179,9 +173,8 @@ static void as_json(void **state)
 }
 
 /* The place of a complaint: of the key, else of its section, else of another key that was given. */
-static void places(void **state)
+TEST(places)
 {
-    (void)state;
     static const char text[] = "steps: 3\nactor:\n  lr: 0.5\n";
     static const struct {
         const char *keys, *message;
@@ -209,13 +202,4 @@ static void places(void **state)
     dray__settings_free(job);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_setting),
-        cmocka_unit_test(each_refusal),
-        cmocka_unit_test(as_json),
-        cmocka_unit_test(places),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

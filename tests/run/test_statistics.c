@@ -1,18 +1,15 @@
 /* What a study computes from runs, against what can be computed otherwise: intervals against all
  * resamples there are, curves against their own definition. */
 #include "run/study/statistics.h"
+#include "suite.h"
 
 #include "base/random.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 /* after those that it needs */
-#include <cmocka.h>
 
 static void near(double value, double expected, double within)
 {
@@ -42,9 +39,8 @@ static double share_below(const double *values, const double *below, uint32_t n,
 }
 
 /* Against every resample that there is, not against our own random numbers. */
-static void intervals(void **state)
+TEST(intervals)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= 20; seed++) {
         double values[6], below[6];
         for (uint32_t i = 0; i < 6; i++) {
@@ -67,9 +63,8 @@ static void intervals(void **state)
     }
 }
 
-static void means(void **state)
+TEST(means)
 {
-    (void)state;
     const double values[] = {1, 2, 3, 6}, below[] = {2, 2, 1, 1};
     dray__interval got, again;
     assert_int_equal(dray__bootstrap(values, NULL, 4, 1000, &got, NULL), 0);
@@ -86,9 +81,8 @@ static void means(void **state)
     assert_true(got.low == 0.5 && got.high == 0.5);
 }
 
-static void curves(void **state)
+TEST(curves)
 {
-    (void)state;
     const dray__point points[] = {{0, 0.1}, {10, 0.5}, {20, 0.4}, {40, 1}};
     near(dray__curve_at(points, 4, 0), 0.1, 0);
     near(dray__curve_at(points, 4, 5), 0.3, 1e-12);
@@ -104,9 +98,4 @@ static void curves(void **state)
     assert_true(isnan(dray__curve_reach(points, 4, 1.01)));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(intervals), cmocka_unit_test(means),
-                                       cmocka_unit_test(curves)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

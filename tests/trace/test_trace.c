@@ -2,6 +2,7 @@
  * hurt no others. (What the merged file looks like to a reader of JSON: test_merge.py.) */
 #include "base/hash.h"
 #include "seed.h"
+#include "suite.h"
 #include "trace/spans.h"
 
 #include <dray/trace.h>
@@ -9,9 +10,7 @@
 #include <jansson.h>
 #include <pthread.h>
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +19,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
 
 static char folder[128];
 
@@ -31,17 +29,15 @@ static char *path_of(const char *name)
     return path;
 }
 
-static int make_folder(void **state)
+FIXTURE(make_folder)
 {
-    (void)state;
     const char *tmp = getenv("TMPDIR");
     snprintf(folder, sizeof folder, "%.64s/dray-test-XXXXXX", tmp ? tmp : "/tmp");
     return mkdtemp(folder) ? 0 : -1;
 }
 
-static int remove_folder(void **state)
+FIXTURE(remove_folder)
 {
-    (void)state;
     char command[256];
     snprintf(command, sizeof command, "rm -rf '%s'", folder);
     return system(command);
@@ -67,9 +63,8 @@ static uint64_t count_spans(const char *path, uint64_t *lost)
     return count;
 }
 
-static void nothing_is_recorded_when_off(void **state)
+TEST(nothing_is_recorded_when_off)
 {
-    (void)state;
     dray_trace_span(DRAY_SPAN_BUSY, "off", 1, 2, 1);
     assert_int_equal(dray_trace_flush(NULL), DRAY_OK);
     assert_int_equal(dray_trace_open(path_of("off.spans"), "off", NULL), DRAY_OK);
@@ -93,9 +88,8 @@ static void *record(void *user)
     return NULL;
 }
 
-static void threads_record_while_others_flush(void **state)
+TEST(threads_record_while_others_flush)
 {
-    (void)state;
     assert_int_equal(dray_trace_open(path_of("threads.spans"), "threads", NULL), DRAY_OK);
     for (int round = 0; round < 3; round++) {
         pthread_t threads[THREADS];
@@ -126,9 +120,8 @@ static void *record_one(void *user)
 
 /* As many threads, one after the other, and as many partitions, as a long run has: each span has
  * its partition's name, and the threads between two flushes are one line. */
-static void names_and_threads_come_and_go(void **state)
+TEST(names_and_threads_come_and_go)
 {
-    (void)state;
     enum { MANY = 3000 };
     assert_int_equal(dray_trace_open(path_of("many.spans"), "many", NULL), DRAY_OK);
     for (int i = 0; i < MANY; i++) {
@@ -157,9 +150,8 @@ static void names_and_threads_come_and_go(void **state)
     assert_int_equal(count, MANY + MANY / 500);
 }
 
-static void full_rings_count_what_they_drop(void **state)
+TEST(full_rings_count_what_they_drop)
 {
-    (void)state;
     assert_int_equal(dray_trace_open(path_of("full.spans"), "full", NULL), DRAY_OK);
     for (int i = 0; i < 100000; i++)
         dray_trace_span(DRAY_SPAN_WAIT, "wait", i, i, i);
@@ -170,9 +162,8 @@ static void full_rings_count_what_they_drop(void **state)
     assert_int_equal(count, 32768);
 }
 
-static void what_was_flushed_survives_a_kill(void **state)
+TEST(what_was_flushed_survives_a_kill)
 {
-    (void)state;
     assert_int_equal(dray_trace_open(path_of("parent.spans"), "parent", NULL), DRAY_OK);
     dray_trace_span(DRAY_SPAN_BUSY, "before", 1, 2, 1);
     pid_t child = fork();
@@ -195,9 +186,8 @@ static void what_was_flushed_survives_a_kill(void **state)
     assert_int_equal(count_spans(path_of("parent.spans"), NULL), 1);
 }
 
-static void truncations_and_flips_lose_only_what_follows(void **state)
+TEST(truncations_and_flips_lose_only_what_follows)
 {
-    (void)state;
     assert_int_equal(dray_trace_open(path_of("whole.spans"), "whole", NULL), DRAY_OK);
     for (int i = 0; i < 12; i++) {
         dray_trace_span(DRAY_SPAN_BUSY, i % 2 ? "odd" : "even", i, i, i);
@@ -243,7 +233,7 @@ static void truncations_and_flips_lose_only_what_follows(void **state)
 }
 
 /* Of each number in a span's record the largest that can be, and one more; the sum is right. */
-static void numbers_of_a_span(void **state)
+TEST(numbers_of_a_span)
 {
     static const struct {
         size_t at; /* in the record: u8 kind, cause, u32 name, thread, 3 u64, 2 u32, 4 u64 */
@@ -329,9 +319,8 @@ static int walk(int depth)
     return what < 4 ? depth + 1 : what == 4 ? depth : depth - 1;
 }
 
-static void spans_that_are_entered_never_overlap(void **state)
+TEST(spans_that_are_entered_never_overlap)
 {
-    (void)state;
     unsigned seed = (unsigned)test_seed();
     srand(seed);
     assert_int_equal(dray_trace_open(path_of("entered.spans"), "entered 0", NULL), DRAY_OK);
@@ -355,9 +344,8 @@ static void spans_that_are_entered_never_overlap(void **state)
     assert_true(cpu_ns > 0 && cpu_ns <= is.cpu_ns);
 }
 
-static void short_waits_belong_to_what_is_around_them(void **state)
+TEST(short_waits_belong_to_what_is_around_them)
 {
-    (void)state;
     static const unsigned lengths[] = {0, 20, 2000};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         assert_int_equal(dray_trace_open(path_of("brief.spans"), "brief", NULL), DRAY_OK);
@@ -383,9 +371,8 @@ static void short_waits_belong_to_what_is_around_them(void **state)
 }
 
 /* Piece and account alike; of what is no wait nothing changes. */
-static void a_wait_says_at_its_end_what_it_was_for(void **state)
+TEST(a_wait_says_at_its_end_what_it_was_for)
 {
-    (void)state;
     const int said = DRAY__STATE_WAIT + DRAY_CAUSE_SAMPLES,
               found = DRAY__STATE_WAIT + DRAY_CAUSE_ADMISSION;
     dray_trace_waited_for(DRAY_CAUSE_ADMISSION); /* nothing is recorded */
@@ -420,9 +407,8 @@ static int64_t queued_by_now(void)
 }
 
 /* Beside another process on the same core; before and after it is not looked at. */
-static void time_without_a_core_is_told_where_it_is_asked_for(void **state)
+TEST(time_without_a_core_is_told_where_it_is_asked_for)
 {
-    (void)state;
     cpu_set_t all, one;
     CPU_ZERO(&one);
     CPU_SET((size_t)sched_getcpu(), &one);
@@ -471,9 +457,8 @@ static void time_without_a_core_is_told_where_it_is_asked_for(void **state)
     assert_true(last - first <= told && told <= over - begun);
 }
 
-static void an_account_outlives_its_process(void **state)
+TEST(an_account_outlives_its_process)
 {
-    (void)state;
     int ready[2];
     assert_int_equal(pipe(ready), 0);
     pid_t child = fork();
@@ -512,9 +497,8 @@ static void an_account_outlives_its_process(void **state)
     unlink(path_of("dead.spans"));
 }
 
-static void damaged_files_hurt_no_others(void **state)
+TEST(damaged_files_hurt_no_others)
 {
-    (void)state;
     FILE *out = fopen(path_of("zero.spans"), "w");
     fclose(out);
     out = fopen(path_of("text.spans"), "w");
@@ -535,22 +519,4 @@ static void damaged_files_hurt_no_others(void **state)
     assert_int_equal(dray_trace_merge(folder, "/nowhere/x", &error), DRAY_ESYS);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_is_recorded_when_off),
-        cmocka_unit_test(threads_record_while_others_flush),
-        cmocka_unit_test(names_and_threads_come_and_go),
-        cmocka_unit_test(full_rings_count_what_they_drop),
-        cmocka_unit_test(what_was_flushed_survives_a_kill),
-        cmocka_unit_test(truncations_and_flips_lose_only_what_follows),
-        cmocka_unit_test(numbers_of_a_span),
-        cmocka_unit_test(spans_that_are_entered_never_overlap),
-        cmocka_unit_test(short_waits_belong_to_what_is_around_them),
-        cmocka_unit_test(a_wait_says_at_its_end_what_it_was_for),
-        cmocka_unit_test(time_without_a_core_is_told_where_it_is_asked_for),
-        cmocka_unit_test(an_account_outlives_its_process),
-        cmocka_unit_test(damaged_files_hurt_no_others),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
-}
+SUITE(make_folder, remove_folder)

@@ -7,19 +7,17 @@
 #include "gpu/memory.h"
 #include "mover/mover.h"
 #include "seed.h"
+#include "suite.h"
 #include "weights/internal.h"
 #include "weights/numbers.h"
 #include "weights/registry/registry.h"
 
 #include <dray/weights.h>
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 
-#include <cmocka.h>
 
 #define MODEL "test-model"
 
@@ -75,9 +73,8 @@ static inline int cluster_stop(void **state)
     return 0;
 }
 
-#define CLUSTER_TEST(name) cmocka_unit_test_setup_teardown(name, cluster_start, cluster_stop)
-#define CLUSTER_TEST_IN_PROCESS(name)                                                              \
-    cmocka_unit_test_setup_teardown(name, cluster_start_thread, cluster_stop)
+#define CLUSTER_TEST(name) TEST_WITHIN(name, cluster_start, cluster_stop)
+#define CLUSTER_TEST_IN_PROCESS(name) TEST_WITHIN(name, cluster_start_thread, cluster_stop)
 
 /* ---- kinds of memory ------------------------------------------------------------------------- */
 
@@ -148,15 +145,15 @@ static inline bool cluster_has(size_t index)
 }
 
 /* Each test in a process of its own. How many failed. */
-static inline int cluster_run(const struct CMUnitTest *tests, size_t count)
+static inline int cluster_run(void)
 {
     int failed = 0;
-    for (size_t i = 0; i < count; i++)
-        failed += cluster_has(i) ? cluster_run_apart(&tests[i]) : 0;
+    for (size_t i = 0; i < suite_count; i++)
+        failed += cluster_has(i) ? cluster_run_apart(&suite_tests[i]) : 0;
     return failed;
 }
 
-static inline int cluster_main(int argc, char **argv, const struct CMUnitTest *tests, size_t count)
+static inline int cluster_main(int argc, char **argv)
 {
     for (int kind = DRAY_REGION_HOST; argc > 1 && kind <= DRAY_REGION_FILE; kind++)
         if (strcmp(dray_region_kind_name((dray_region_kind)kind), argv[1]) == 0)
@@ -165,10 +162,14 @@ static inline int cluster_main(int argc, char **argv, const struct CMUnitTest *t
         gpu_begin(gpu_is_real() ? 1 : 2);
         cluster_gpus = gpu_is_real() ? gpu_real_count() : 2;
     }
-    return cluster_run(tests, count);
+    return cluster_run();
 }
 
-#define CLUSTER_MAIN(tests) cluster_main(argc, argv, tests, sizeof(tests) / sizeof *(tests))
+#define CLUSTER_SUITE                                                                              \
+    int main(int argc, char **argv)                                                                \
+    {                                                                                              \
+        return cluster_main(argc, argv);                                                           \
+    }
 
 /* ---- values --------------------------------------------------------------------------------- */
 

@@ -3,19 +3,16 @@
 #define DRAY_TESTS_WEIGHTS_REGISTRY_CLIENT_H
 
 #include "control/protocol.h"
+#include "suite.h"
 #include "weights/registry/registry.h"
 #include "weights/sums.h"
 
 #include <dray/weights.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 typedef struct ticket {
     int answered, code;

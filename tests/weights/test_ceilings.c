@@ -2,13 +2,10 @@
  * beside what the report says, with one tensor many times larger than the bucket. Both sides: the
  * engine that reads, and the trainer whose weights lie offloaded in private memory and leave it
  * through bounded staging: the data server's, or an arena of a size that it declared. */
+#include "suite.h"
 #include "weights/cluster.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 enum { ROWS = 10000, COLUMNS = 1024, SMALL = 300 }; /* 41 MB of f32, 20 MB of bf16 */
 
@@ -170,21 +167,18 @@ static void run(dray_region_kind store, uint64_t staging, const char *folder)
     munmap(s.board, sizeof *s.board);
 }
 
-static void resident_weights(void **state)
+TEST(resident_weights)
 {
-    (void)state;
     run(DRAY_REGION_SHARED, 0, NULL);
 }
 
-static void offloaded_weights(void **state)
+TEST(offloaded_weights)
 {
-    (void)state;
     run(DRAY_REGION_HOST, 0, NULL);
 }
 
-static void staged_weights(void **state)
+TEST(staged_weights)
 {
-    (void)state;
     run(DRAY_REGION_HOST, BUCKET, NULL);
 }
 
@@ -199,9 +193,8 @@ static void write_checkpoint(void *user)
     dray_layout_free(l);
 }
 
-static void checkpoints(void **state)
+TEST(checkpoints)
 {
-    (void)state;
     char folder[] = "/tmp/dray-test-ceilings-XXXXXX", command[64];
     CHECK(mkdtemp(folder));
     must_end_well(spawn(write_checkpoint, folder));
@@ -210,13 +203,4 @@ static void checkpoints(void **state)
     CHECK(system(command) == 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(resident_weights),
-        cmocka_unit_test(offloaded_weights),
-        cmocka_unit_test(staged_weights),
-        cmocka_unit_test(checkpoints),
-    };
-    return cmocka_run_group_tests(tests, start, cluster_stop);
-}
+SUITE(start, cluster_stop)

@@ -1,20 +1,16 @@
 /* weights: whole checkpoints written and read through plans; what fails leaves nothing behind. */
+#include "suite.h"
 #include "weights/cluster.h"
 
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <sys/stat.h>
-
-#include <cmocka.h>
 
 static char folder[128], path[160];
 static dray_model_config config;
 
-static int start(void **state)
+FIXTURE(start)
 {
-    (void)state;
     const char *tmp = getenv("TMPDIR");
     snprintf(folder, sizeof folder, "%.64s/dray-test-XXXXXX", tmp ? tmp : "/tmp");
     assert_non_null(mkdtemp(folder));
@@ -23,9 +19,8 @@ static int start(void **state)
     return 0;
 }
 
-static int stop(void **state)
+FIXTURE(stop)
 {
-    (void)state;
     char command[256];
     snprintf(command, sizeof command, "rm -rf '%s'", folder);
     return system(command);
@@ -68,9 +63,8 @@ static uint64_t read_wrong(dray_layout *layout, uint64_t seed)
     return wrong;
 }
 
-static void test_round_trip(void **state)
+TEST_WITHIN(test_round_trip, start, stop)
 {
-    (void)state;
     MUST(write_full(1, "{\"model_type\":\"qwen2\"}", error));
     MUST(write_full(2, "{\"model_type\":\"qwen2\"}", error)); /* over the first one */
     for (uint32_t rank = 0; rank < 4; rank++) {
@@ -92,9 +86,8 @@ static void test_round_trip(void **state)
     assert_int_equal(count_files(), 2);
 }
 
-static void test_a_part_is_no_checkpoint(void **state)
+TEST_WITHIN(test_a_part_is_no_checkpoint, start, stop)
 {
-    (void)state;
     MUST(write_full(1, NULL, error));
     dray_layout *layout;
     dray_region *region;
@@ -109,9 +102,8 @@ static void test_a_part_is_no_checkpoint(void **state)
     assert_int_equal(read_wrong(layout, 1), 0);
 }
 
-static void test_wrong_models(void **state)
+TEST_WITHIN(test_wrong_models, start, stop)
 {
-    (void)state;
     dray_error said;
     dray_layout *layout;
     dray_region *region;
@@ -131,9 +123,8 @@ static void test_wrong_models(void **state)
 }
 
 /* Sums of a checkpoint's files equal those of the memory it was written from, however it is cut. */
-static void test_checksums_of_files_and_shards(void **state)
+TEST_WITHIN(test_checksums_of_files_and_shards, start, stop)
 {
-    (void)state;
     MUST(write_full(4, NULL, error));
     dray_layout *files;
     dray_checksums *of_files;
@@ -179,14 +170,4 @@ static void test_checksums_of_files_and_shards(void **state)
     dray_layout_free(files);
 }
 
-int main(void)
-{
-#define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
-    const struct CMUnitTest tests[] = {
-        T(test_round_trip),
-        T(test_a_part_is_no_checkpoint),
-        T(test_wrong_models),
-        T(test_checksums_of_files_and_shards),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -2,10 +2,9 @@
  * single element; names through aliases; what cannot be counted is refused. */
 #include "base/random.h"
 #include "seed.h"
+#include "suite.h"
 #include "weights/registry/coverage.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -13,7 +12,6 @@
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
 
 enum { SIDE = 9, CELLS = SIDE * SIDE * SIDE * SIDE, MOST_RANKS = 5 };
 
@@ -75,9 +73,8 @@ static uint64_t count(const uint8_t *marks)
     return n;
 }
 
-static void test_random_ranks(void **state)
+TEST(test_random_ranks)
 {
-    (void)state;
     for (int n = 0; n < 300; n++) {
         static uint8_t held[CELLS], covered[CELLS];
         dray__packed_layout sources[MOST_RANKS], ranks[MOST_RANKS];
@@ -127,9 +124,8 @@ static dray__packed_layout model(bool tied, int32_t head_dtype)
 }
 
 /* An engine with a head of its own, fed by a tied trainer: both are the embedding. */
-static void test_tied_names(void **state)
+TEST(test_tied_names)
 {
-    (void)state;
     dray__packed_layout tied = model(true, 0), own = model(false, DRAY_F32);
     dray__coverage c = {0};
     assert_int_equal(dray__coverage_of_layouts(&tied, 1, &own, 1, &c, NULL), 0);
@@ -156,9 +152,8 @@ static void test_tied_names(void **state)
     free((void *)own.data);
 }
 
-static void test_several_dtypes(void **state)
+TEST(test_several_dtypes)
 {
-    (void)state;
     dray__packed_layout two[2] = {model(false, DRAY_F32), model(false, DRAY_BF16)};
     dray__coverage c = {0};
     assert_int_equal(dray__coverage_of_layouts(two, 2, two, 1, &c, NULL), 0);
@@ -176,9 +171,8 @@ static void test_several_dtypes(void **state)
 
 /* Thousands of blocks, each across all the others, in four dimensions: not worth the coordinator's
  * time. */
-static void test_confusion_is_refused(void **state)
+TEST(test_confusion_is_refused)
 {
-    (void)state;
     enum { BLOCKS = 3000, WIDE = 1 << 14 };
     dray_layout *layout;
     int64_t shape[4] = {WIDE, WIDE, WIDE, WIDE};
@@ -208,11 +202,5 @@ static void test_confusion_is_refused(void **state)
 int main(void)
 {
     seed = test_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_ranks),
-        cmocka_unit_test(test_tied_names),
-        cmocka_unit_test(test_several_dtypes),
-        cmocka_unit_test(test_confusion_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

@@ -2,13 +2,10 @@
  * engine comes; those that do not come are named; coordinators and ranks that die are survived or
  * told. */
 #include "control/restartable.h"
+#include "suite.h"
 #include "weights/cluster.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #define LONG (20 * DRAY__SECOND)
 #define SHORT (DRAY__SECOND / 20)
@@ -76,9 +73,8 @@ static void deliver_rounds(void *user)
     trainer_close(&t);
 }
 
-static void test_no_version_is_lost(void **state)
+TEST_WITHIN(test_no_version_is_lost, start, stop)
 {
-    (void)state;
     pid_t trainers[2];
     for (rank = 0; rank < 2; rank++)
         trainers[rank] = spawn(deliver_rounds, NULL);
@@ -96,9 +92,8 @@ static void test_no_version_is_lost(void **state)
 
 /* ---- who does not come ----------------------------------------------------------------------- */
 
-static void test_missing_groups_are_named(void **state)
+TEST_WITHIN(test_missing_groups_are_named, start, stop)
 {
-    (void)state;
     static const char *const names[] = {"here", "absent"}, *const unnamed[] = {"here", ""};
     trainer t;
     engine here, absent;
@@ -141,9 +136,8 @@ static void test_missing_groups_are_named(void **state)
 }
 
 /* The same number of an older incarnation is another version, also when it is committed late. */
-static void test_older_incarnations_do_not_count(void **state)
+TEST_WITHIN(test_older_incarnations_do_not_count, start, stop)
 {
-    (void)state;
     trainer t;
     engine holds, commits;
     dray_error said;
@@ -170,9 +164,8 @@ static void test_older_incarnations_do_not_count(void **state)
 }
 
 /* Without it: what no engine had begun to read is taken back, which who asks for it is told. */
-static void test_withdrawn_is_said(void **state)
+TEST_WITHIN(test_withdrawn_is_said, start, stop)
 {
-    (void)state;
     trainer t;
     engine e;
     dray_error said;
@@ -222,9 +215,8 @@ static void living_engine(void *user)
 }
 
 /* An engine that dies half way has nothing; another one of its name takes the version. */
-static void test_engine_that_dies(void **state)
+TEST_WITHIN(test_engine_that_dies, start, stop)
 {
-    (void)state;
     trainer t;
     dray_error said;
     rank = 0;
@@ -254,9 +246,8 @@ static void rank_that_dies(void *user)
     kill(getpid(), SIGKILL);
 }
 
-static void test_rank_that_dies(void **state)
+TEST_WITHIN(test_rank_that_dies, start, stop)
 {
-    (void)state;
     trainer t;
     dray_error said;
     rank = 1;
@@ -323,24 +314,10 @@ static void restart_with(bool early)
     restartable_stop(restarted);
 }
 
-static void test_over_a_restart(void **state)
+TEST(test_over_a_restart)
 {
-    (void)state;
     restart_with(false);
     restart_with(true);
 }
 
-int main(int argc, char **argv)
-{
-#define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
-    const struct CMUnitTest tests[] = {
-        T(test_no_version_is_lost),
-        T(test_missing_groups_are_named),
-        T(test_older_incarnations_do_not_count),
-        T(test_withdrawn_is_said),
-        T(test_engine_that_dies),
-        T(test_rank_that_dies),
-        cmocka_unit_test(test_over_a_restart),
-    };
-    return CLUSTER_MAIN(tests);
-}
+CLUSTER_SUITE

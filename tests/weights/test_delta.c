@@ -1,5 +1,6 @@
 /* weights: deltas. Random blocks in random memory, random changes; what a reader's memory must hold
  * afterwards is told element by element, without slices. */
+#include "suite.h"
 #include "weights/delta/delta.h"
 
 #include "base/random.h"
@@ -7,15 +8,12 @@
 #include "seed.h"
 
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
 
 static uint64_t seed, drawn;
 static dray_region_kind kind = DRAY_REGION_HOST; /* of the publisher's blocks */
@@ -149,7 +147,7 @@ static int rounds(int count)
     return (kind == DRAY_REGION_CUDA ? count / 4 : count) * (scale ? atoi(scale) : 1);
 }
 
-static void test_random(void **state)
+TEST(test_random)
 {
     static const dray_dtype dtypes[] = {DRAY_U8, DRAY_BF16, DRAY_F32, DRAY_I64};
     static const uint64_t shares[] = {0, 1, 10, 100, 300, 1000};
@@ -185,9 +183,8 @@ static void test_random(void **state)
 }
 
 /* Entries that lead outside are refused, whoever wrote them. */
-static void test_forged(void **state)
+TEST(test_forged)
 {
-    (void)state;
     struct world w;
     do {
         make(&w, DRAY_BF16);
@@ -282,7 +279,7 @@ static uint64_t send_all(struct world *w, const dray__delta_view *view, dray__de
     return bytes;
 }
 
-static void test_wire(void **state)
+TEST(test_wire)
 {
     static const dray_dtype dtypes[] = {DRAY_U8, DRAY_BF16, DRAY_F32, DRAY_I64};
     static const uint64_t shares[] = {0, 1, 10, 100, 300};
@@ -317,9 +314,8 @@ static void test_wire(void **state)
 }
 
 /* 1 % of bf16: a byte for the gap and two for the value, less where values can be foreseen. */
-static void test_wire_bytes(void **state)
+TEST(test_wire_bytes)
 {
-    (void)state;
     for (int foreseen = 0; foreseen < 2; foreseen++) {
         struct world w;
         do {
@@ -362,8 +358,5 @@ int main(int argc, char **argv)
         kind = DRAY_REGION_CUDA;
     }
     seed = test_seed();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random), cmocka_unit_test(test_forged),
-                                       cmocka_unit_test(test_wire),
-                                       cmocka_unit_test(test_wire_bytes)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

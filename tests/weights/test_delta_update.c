@@ -1,12 +1,9 @@
 /* weights: updates by delta between processes. A version changes a share of all elements; which
  * ones, and to what, the oracle knows element by element. */
+#include "suite.h"
 #include "weights/cluster.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 enum { TRAINERS = 3, ENGINES = 2, VERSIONS = 9 };
 
@@ -144,37 +141,28 @@ static void run(dray_dtype from, dray_dtype to, dray_dtype sent, bool apart)
         must_end_well(pids[i]);
 }
 
-static void test_bf16(void **state)
+CLUSTER_TEST(test_bf16)
 {
-    (void)state;
     run(DRAY_BF16, DRAY_BF16, DRAY_DTYPE_NONE, false);
 }
 
-static void test_f32(void **state)
+CLUSTER_TEST(test_f32)
 {
-    (void)state;
     run(DRAY_F32, DRAY_F32, DRAY_DTYPE_NONE, false);
 }
 
 /* What is converted on the way is copied as a whole. */
-static void test_converted(void **state)
+CLUSTER_TEST(test_converted)
 {
-    (void)state;
     run(DRAY_F32, DRAY_BF16, DRAY_BF16, false);
     run(DRAY_F32, DRAY_F32, DRAY_BF16, false);
 }
 
-static void test_apart(void **state)
+CLUSTER_TEST(test_apart)
 {
-    (void)state;
     run(DRAY_BF16, DRAY_BF16, DRAY_DTYPE_NONE, true);
     run(DRAY_F32, DRAY_BF16, DRAY_BF16, true);
     run(DRAY_F32, DRAY_BF16, DRAY_DTYPE_NONE, true); /* the other dtype's are of no use */
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {CLUSTER_TEST(test_bf16), CLUSTER_TEST(test_f32),
-                                       CLUSTER_TEST(test_converted), CLUSTER_TEST(test_apart)};
-    return CLUSTER_MAIN(tests);
-}
+CLUSTER_SUITE

@@ -1,15 +1,12 @@
 /* Updates between hosts: simulated ones (contexts that name their hosts), over loopback. Everything
  * that a network and a peer can do wrong must end as an error that names the peer, or be repaired.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 
-#include <cmocka.h>
 
 #include "base/wire.h"
 #include "mover/mover.h"
 #include "seed.h"
+#include "suite.h"
 #include "weights/cluster.h"
 #include "weights/registry/registry.h"
 #include "weights/server/pull.h"
@@ -78,9 +75,8 @@ static void run_engine(void *user)
     engine_close(&e);
 }
 
-static void test_random_hosts(void **state)
+CLUSTER_TEST(test_random_hosts)
 {
-    (void)state;
     static const dray_dtype dtypes[][2] = {
         {DRAY_F32, DRAY_F32}, {DRAY_F32, DRAY_BF16}, {DRAY_BF16, DRAY_BF16}, {DRAY_BF16, DRAY_F32}};
     static const uint32_t tps[] = {1, 2, 4};
@@ -159,9 +155,8 @@ static uint64_t elements_of(const dray_layout *layout)
 }
 
 /* Narrowed before the wire; a tensor that is 32 times the ceiling. */
-static void test_bytes_and_ceiling(void **state)
+CLUSTER_TEST_IN_PROCESS(test_bytes_and_ceiling)
 {
-    (void)state;
     dray_model_config config = wide_config();
     pair p;
     pair_open(&p, &config, DRAY_F32, DRAY_BF16);
@@ -202,9 +197,8 @@ static dray__fault nth(void *user, const char *tensor)
 }
 
 /* Whatever one piece suffers, the engine ends with the right bytes, or says that it is torn. */
-static void test_faults(void **state)
+CLUSTER_TEST_IN_PROCESS(test_faults)
 {
-    (void)state;
     dray_model_config config = small_config(false, 1);
     pair p;
     plan_of_faults plan = {0};
@@ -323,9 +317,8 @@ static int ask_rect(const raw *r, uint64_t token, uint32_t block, int32_t dtype,
     return status;
 }
 
-static void test_forged_requests(void **state)
+CLUSTER_TEST_IN_PROCESS(test_forged_requests)
 {
-    (void)state;
     dray_model_config config = small_config(false, 1);
     pair p;
     pair_open(&p, &config, DRAY_F32, DRAY_F32);
@@ -479,9 +472,8 @@ static void run_peer_case(void *user)
     fixture_stop(&f);
 }
 
-static void test_peers(void **state)
+CLUSTER_TEST(test_peers)
 {
-    (void)state;
     peer_case cases[] = {
         {SIGKILL, 0, 20, DRAY_ETORN},      /* dies */
         {SIGSTOP, 3500, 30, DRAY_OK},      /* silent for longer than a connection is waited for */
@@ -495,9 +487,8 @@ static void test_peers(void **state)
 }
 
 /* A reader that is dropped is told so by the data server itself: the memory may change. */
-static void test_revoked(void **state)
+CLUSTER_TEST_IN_PROCESS(test_revoked)
 {
-    (void)state;
     dray_model_config config = wide_config();
     pair p;
     pair_open(&p, &config, DRAY_F32, DRAY_F32);
@@ -566,9 +557,8 @@ static void run_joiner(void *user)
 }
 
 /* On one host every byte comes over the network once; one that dies owes the others nothing. */
-static void test_joiners(void **state)
+CLUSTER_TEST(test_joiners)
 {
-    (void)state;
     for (int i = 0; i < 4; i++) {
         if (cluster_skips((size_t)i))
             continue;
@@ -610,14 +600,5 @@ int main(int argc, char **argv)
 {
     if (getenv("DRAY_TEST_LOG"))
         dray_set_log(print_line, NULL, DRAY_LOG_INFO);
-    const struct CMUnitTest tests[] = {
-        CLUSTER_TEST(test_random_hosts),
-        CLUSTER_TEST_IN_PROCESS(test_bytes_and_ceiling),
-        CLUSTER_TEST_IN_PROCESS(test_faults),
-        CLUSTER_TEST_IN_PROCESS(test_forged_requests),
-        CLUSTER_TEST(test_peers),
-        CLUSTER_TEST(test_joiners),
-        CLUSTER_TEST_IN_PROCESS(test_revoked),
-    };
-    return CLUSTER_MAIN(tests);
+    return cluster_main(argc, argv);
 }

@@ -1,11 +1,7 @@
 /* Updates between two network namespaces whose link is cut: for a while, and for ever. As root,
  * with iproute2; else skipped. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 
-#include <cmocka.h>
-
+#include "suite.h"
 #include "weights/cluster.h"
 #include "weights/registry/registry.h"
 
@@ -153,8 +149,8 @@ static void test_link_that_does_not(void **state)
 static int cut_links(int which)
 {
     const struct CMUnitTest tests[][1] = {
-        {CLUSTER_TEST(test_link_that_returns)},
-        {CLUSTER_TEST(test_link_that_does_not)},
+        {cmocka_unit_test_setup_teardown(test_link_that_returns, cluster_start, cluster_stop)},
+        {cmocka_unit_test_setup_teardown(test_link_that_does_not, cluster_start, cluster_stop)},
     };
     if (!add_hosts()) {
         remove_hosts();

@@ -1,29 +1,23 @@
 /* A host that holds several members of one engine, or of several, fetches each byte once, and fans
  * it out in shared memory: engines of different tensor parallelism side by side, measured. */
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "base/hash.h"
 #include "mover/mover.h"
+#include "suite.h"
 #include "weights/cluster.h"
 #include "weights/registry/registry.h"
 
 static coordinator_fixture f;
 
-static int start(void **state)
+FIXTURE(start)
 {
-    (void)state;
     fixture_fork(&f, dray__registry_add);
     return 0;
 }
 
-static int stop(void **state)
+FIXTURE(stop)
 {
-    (void)state;
     fixture_stop(&f);
     f = (coordinator_fixture){0};
     fixture_host = NULL;
@@ -242,9 +236,8 @@ static void run_scene(const scene *given)
     munmap(s.board, sizeof(board));
 }
 
-static void test_once(void **state)
+TEST_WITHIN(test_once, start, stop)
 {
-    (void)state;
     const scene scenes[] = {
         {.title = "TP2 beside TP4", .tps = {2, 4}, .hosts = 1, .from = DRAY_BF16, .to = DRAY_BF16},
         {.title = "other ceilings",
@@ -282,8 +275,5 @@ static void test_once(void **state)
 int main(int argc, char **argv)
 {
     dray_set_log(see_line, NULL, DRAY_LOG_DEBUG);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_once, start, stop),
-    };
-    return CLUSTER_MAIN(tests);
+    return cluster_main(argc, argv);
 }

@@ -1,13 +1,10 @@
 /* weights: processes that die or stop at every step of an update, bytes that change where they must
  * not. Survivors hear of it, no group ever says that it holds a mixed version, the next update
  * repairs what was torn. */
+#include "suite.h"
 #include "weights/cluster.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #define SHORT (DRAY__SECOND)
 #define LONG (30 * DRAY__SECOND)
@@ -206,9 +203,8 @@ static void replacing_engine(void *user)
 static const char *const engine_steps[] = {"begin", "plan",     "import", "writing",  "moving",
                                            "moved", "verified", "voted",  "committed"};
 
-static void test_engine_rank_dies(void **state)
+TEST_WITHIN(test_engine_rank_dies, start, stop)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof engine_steps / sizeof *engine_steps; i++) {
         if (cluster_skips(i))
             continue;
@@ -338,17 +334,15 @@ static void trainer_dies_at(const char *step, bool engine_kills)
     must_end_well(replacement);
 }
 
-static void test_trainer_rank_dies_while_engines_read(void **state)
+TEST_WITHIN(test_trainer_rank_dies_while_engines_read, start, stop)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof engine_steps / sizeof *engine_steps; i++)
         if (!cluster_skips(i))
             trainer_dies_at(engine_steps[i], true);
 }
 
-static void test_trainer_rank_dies_at_its_own_steps(void **state)
+TEST_WITHIN(test_trainer_rank_dies_at_its_own_steps, start, stop)
 {
-    (void)state;
     static const char *const steps[] = {"summed", "published", "waited"};
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
         trainer_dies_at(steps[i], false);
@@ -393,9 +387,8 @@ static void hanging_engine(void *user)
     engine_close(&e);
 }
 
-static void test_stopped_reader_is_dropped(void **state)
+TEST_WITHIN(test_stopped_reader_is_dropped, start, stop)
 {
-    (void)state;
     static const char *const steps[] = {"import", "writing", "moving", "moved", "verified"};
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         if (cluster_skips(i))
@@ -445,22 +438,19 @@ static void engine_without_coordinator(void *user)
     trainer_close(&t);
 }
 
-static int start_nothing(void **state)
+FIXTURE(start_nothing)
 {
-    (void)state;
     s = (scene){.config = small_config(false, 3), .board = board_new(), .seed = 5};
     return 0;
 }
 
-static int stop_nothing(void **state)
+FIXTURE(stop_nothing)
 {
-    (void)state;
     return munmap(s.board, sizeof(board));
 }
 
-static void test_coordinator_dies(void **state)
+TEST_WITHIN(test_coordinator_dies, start_nothing, stop_nothing)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof engine_steps / sizeof *engine_steps; i++) {
         if (cluster_skips(i))
             continue;
@@ -508,9 +498,8 @@ static const char *tensor_at(const dray_layout *layout, uint64_t at)
     return NULL;
 }
 
-static void test_flipped_bits_are_found_and_named(void **state)
+TEST_WITHIN(test_flipped_bits_are_found_and_named, start, stop)
 {
-    (void)state;
     pair p;
     pair_open(&p, DRAY_REGION_HOST, DRAY_BF16);
     MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
@@ -534,9 +523,8 @@ static void test_flipped_bits_are_found_and_named(void **state)
     pair_close(&p);
 }
 
-static void test_source_that_changed_is_found(void **state)
+TEST_WITHIN(test_source_that_changed_is_found, start, stop)
 {
-    (void)state;
     for (int i = 0; i < 6; i++) {
         pair p;
         s.seed++;
@@ -569,17 +557,4 @@ static void test_source_that_changed_is_found(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-#define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
-    const struct CMUnitTest tests[] = {
-        T(test_engine_rank_dies),
-        T(test_trainer_rank_dies_while_engines_read),
-        T(test_trainer_rank_dies_at_its_own_steps),
-        T(test_stopped_reader_is_dropped),
-        cmocka_unit_test_setup_teardown(test_coordinator_dies, start_nothing, stop_nothing),
-        T(test_flipped_bits_are_found_and_named),
-        T(test_source_that_changed_is_found),
-    };
-    return CLUSTER_MAIN(tests);
-}
+CLUSTER_SUITE

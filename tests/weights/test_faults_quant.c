@@ -1,12 +1,9 @@
 /* weights: a rank that is killed while it quantises. The group is torn, the other rank hears of it
  * by its deadline, and the next update leaves both ranks what an undisturbed engine has. */
+#include "suite.h"
 #include "weights/cluster.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #define LONG (30 * DRAY__SECOND)
 
@@ -138,7 +135,7 @@ static void run_successor(void *user)
     engine_close(&e);
 }
 
-static void test_killed_while_quantising(void **state)
+TEST(test_killed_while_quantising)
 {
     cluster_start(state);
     shared = board_new();
@@ -157,8 +154,4 @@ static void test_killed_while_quantising(void **state)
     cluster_stop(state);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_killed_while_quantising)};
-    return CLUSTER_MAIN(tests);
-}
+CLUSTER_SUITE

@@ -2,13 +2,10 @@
  * peer. A prefetch that fails leaves the old version as it was served; after a commit that fails
  * the group is torn or as it was, never mixed; whoever survives hears of it, and the next update
  * works. */
+#include "suite.h"
 #include "weights/cluster.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #define LONG (30 * DRAY__SECOND)
 
@@ -154,9 +151,8 @@ static void replacement(void *user)
     last_update(&e);
 }
 
-static void test_rank_dies_in_prefetch_or_commit(void **state)
+TEST_WITHIN(test_rank_dies_in_prefetch_or_commit, start, stop)
 {
-    (void)state;
     for (size_t i = 0; i < 2 * sizeof steps / sizeof *steps; i++) {
         if (cluster_skips(i))
             continue;
@@ -236,9 +232,8 @@ static void read_from_dying_peer(void *user)
     trainer_close(&t);
 }
 
-static void test_peer_dies_while_it_is_read(void **state)
+TEST_WITHIN(test_peer_dies_while_it_is_read, start, stop)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         if (cluster_skips(i))
             continue;
@@ -248,12 +243,4 @@ static void test_peer_dies_while_it_is_read(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-#define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
-    const struct CMUnitTest tests[] = {
-        T(test_rank_dies_in_prefetch_or_commit),
-        T(test_peer_dies_while_it_is_read),
-    };
-    return CLUSTER_MAIN(tests);
-}
+CLUSTER_SUITE

@@ -1,14 +1,11 @@
 /* weights: the first version, which in the second run of this suite is 0 (numbers.h): its readers
  * are waited for, and another coordinator hears of it. */
 #include "control/restartable.h"
+#include "suite.h"
 #include "weights/cluster.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #define LONG (20 * DRAY__SECOND)
 
@@ -51,9 +48,8 @@ static void go_on(void *user, const char *step)
 }
 
 /* The next publish fills the snapshot once the readers of the one before are done with it. */
-static void test_snapshot_waits_for_its_readers(void **state)
+TEST_WITHIN(test_snapshot_waits_for_its_readers, start, cluster_stop)
 {
-    (void)state;
     trainer t = {.tied = config.tied};
     engine e;
     t.context = fixture_open(&f, "trainer-0", "trainer", 0);
@@ -104,9 +100,8 @@ static void publisher_of_first(void *user)
 }
 
 /* The publisher comes back as one that has published it; it can be read. */
-static void test_coordinator_hears_of_it_again(void **state)
+TEST(test_coordinator_hears_of_it_again)
 {
-    (void)state;
     config = small_config(false, 3);
     engine e;
     restarted = restartable_start(dray__registry_add, false);
@@ -127,11 +122,4 @@ static void test_coordinator_hears_of_it_again(void **state)
     restartable_stop(restarted);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_snapshot_waits_for_its_readers, start, cluster_stop),
-        cmocka_unit_test(test_coordinator_hears_of_it_again),
-    };
-    return CLUSTER_MAIN(tests);
-}
+CLUSTER_SUITE

@@ -1,14 +1,11 @@
 /* weights: updates in a row leave nothing behind: memory, descriptors and mappings stay as they
  * were after the first ones, in the process of trainer and engine and in the coordinator's. 400
  * updates times DRAY_TEST_SCALE; 25 makes 10,000. */
+#include "suite.h"
 #include "weights/cluster.h"
 
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 typedef struct usage {
     long descriptors, mappings, resident_kib;
@@ -81,7 +78,7 @@ static void one_update(trainer *t, engine *e, uint64_t version)
     MUST(dray_publisher_wait(t->publisher, version, DRAY__SECOND, NULL, error));
 }
 
-static void test_updates_leave_nothing_behind(void **state)
+TEST(test_updates_leave_nothing_behind)
 {
     trainer t;
     engine e;
@@ -103,8 +100,4 @@ static void test_updates_leave_nothing_behind(void **state)
     cluster_stop(state);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_updates_leave_nothing_behind)};
-    return CLUSTER_MAIN(tests);
-}
+CLUSTER_SUITE

@@ -11,19 +11,17 @@
  *  - when nobody is in the middle of anything, nobody holds a lease. */
 #include "control/protocol.h"
 #include "seed.h"
+#include "suite.h"
 #include "weights/numbers.h"
 #include "weights/registry/state.h"
 
 #include <dray/weights.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
 
 enum { PUBLISHERS = 2, GROUPS = 3, RANKS = 2, TICKETS = 4096, STEPS = 400 };
 
@@ -557,9 +555,8 @@ static void run(uint64_t seed)
     dray__registry_free(r);
 }
 
-static void test_random_histories(void **state)
+TEST(test_random_histories)
 {
-    (void)state;
     const char *scale = getenv("DRAY_TEST_SCALE");
     uint64_t first = test_seed();
     uint64_t runs = test_cases(10000 * (scale ? strtoull(scale, NULL, 0) : 1));
@@ -570,8 +567,4 @@ static void test_random_histories(void **state)
     free(tickets);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_histories)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

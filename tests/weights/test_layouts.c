@@ -2,13 +2,10 @@
  * several slots, on one rank or many, ranks that hold other tensors than their neighbours, copies
  * that a draft model keeps, transposed storage, flat parameters. Memory equals the oracle, and all
  * of the model is verified. */
+#include "suite.h"
 #include "weights/cluster.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 typedef struct scene {
     dray_model_config config;
@@ -151,54 +148,37 @@ static void run(const char *family, const char *from, const char *to, dray_dtype
         must_end_well(children[i]);
 }
 
-static void test_experts_by_rank(void **state)
+CLUSTER_TEST(test_experts_by_rank)
 {
-    (void)state;
     run("qwen3_moe", "fsdp:3", "engine:tp=4,ep=2", DRAY_DTYPE_NONE, true);
 }
 
-static void test_redundant_slots_of_one_rank(void **state)
+CLUSTER_TEST(test_redundant_slots_of_one_rank)
 {
-    (void)state;
     run("qwen3_moe", "fsdp1:2", "engine:tp=1,redundant=5", DRAY_DTYPE_NONE, true);
 }
 
-static void test_redundant_slots_of_many(void **state)
+CLUSTER_TEST(test_redundant_slots_of_many)
 {
-    (void)state;
     run("qwen3_moe", "full", "engine:tp=4,ep=4,dp=4,redundant=8,transposed=1", DRAY_DTYPE_NONE,
         true);
 }
 
-static void test_draft_with_copies(void **state)
+CLUSTER_TEST(test_draft_with_copies)
 {
-    (void)state;
     run("deepseek_v3", "fsdp1:3,dtype=f32", "engine:tp=2,ep=2,fused=1,draft=copies", DRAY_F32,
         true);
 }
 
-static void test_stages(void **state)
+CLUSTER_TEST(test_stages)
 {
-    (void)state;
     run("deepseek_v3", "fsdp:2", "engine:tp=2,pp=2,like=vllm,dp=2", DRAY_DTYPE_NONE, true);
 }
 
-static void test_no_draft(void **state)
+CLUSTER_TEST(test_no_draft)
 {
-    (void)state;
     run("deepseek_v3", "fsdp1:2,orig=1", "engine:tp=2,draft=none,transposed=1", DRAY_DTYPE_NONE,
         false);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        CLUSTER_TEST(test_experts_by_rank),
-        CLUSTER_TEST(test_redundant_slots_of_one_rank),
-        CLUSTER_TEST(test_redundant_slots_of_many),
-        CLUSTER_TEST(test_draft_with_copies),
-        CLUSTER_TEST(test_stages),
-        CLUSTER_TEST(test_no_draft),
-    };
-    return CLUSTER_MAIN(tests);
-}
+CLUSTER_SUITE

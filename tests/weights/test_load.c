@@ -2,14 +2,12 @@
  * element by element with the oracle; memory is measured by the kernel's count of resident pages.
  */
 #include "seed.h"
+#include "suite.h"
 #include "weights/cluster.h"
 
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 
-#include <cmocka.h>
 
 static uint64_t seed;
 
@@ -335,15 +333,13 @@ static void load_from(bool remote)
     CHECK(system(command) == 0);
 }
 
-static void test_loading(void **state)
+CLUSTER_TEST(test_loading)
 {
-    (void)state;
     load_from(false);
 }
 
-static void test_loading_from_other_hosts(void **state)
+CLUSTER_TEST(test_loading_from_other_hosts)
 {
-    (void)state;
     load_from(true);
 }
 
@@ -428,9 +424,8 @@ static void run_measured(void *user)
     dray_close(context);
 }
 
-static void test_ceiling(void **state)
+CLUSTER_TEST(test_ceiling)
 {
-    (void)state;
     if (cluster_kind != DRAY_REGION_SHARED)
         skip(); /* what grows is a process's own memory */
     must_end_well(spawn(run_measured, NULL));
@@ -452,9 +447,8 @@ static int open_with(dray_context *context, const dray_load_options *load, dray_
     return rc;
 }
 
-static void test_refusals(void **state)
+CLUSTER_TEST(test_refusals)
 {
-    (void)state;
     dray_context *context = fixture_open(&f, "refused", "engine", 0);
     dray_error error;
     dray_load_options load = DRAY_LOAD_OPTIONS_INIT;
@@ -495,11 +489,5 @@ int main(int argc, char **argv)
 {
     setenv("DRAY_DATA_ADDRESS", "127.0.0.1", 1);
     seed = test_seed();
-    const struct CMUnitTest tests[] = {
-        CLUSTER_TEST(test_loading),
-        CLUSTER_TEST(test_loading_from_other_hosts),
-        CLUSTER_TEST(test_ceiling),
-        CLUSTER_TEST(test_refusals),
-    };
-    return CLUSTER_MAIN(tests);
+    return cluster_main(argc, argv);
 }

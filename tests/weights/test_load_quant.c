@@ -2,13 +2,10 @@
  * weights and scales, through buckets that cut the cells; what would have to be quantised, or
  * made floats of, on the way is refused before anything is handed over, and the next update that
  * needs none of it works. */
+#include "suite.h"
 #include "weights/cluster.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 enum { ROWS = 900, COLUMNS = 700, CELL = 128, ACROSS = (COLUMNS + CELL - 1) / CELL };
 enum { DOWN = (ROWS + CELL - 1) / CELL, WEIGHT_BYTES = ROWS * COLUMNS };
@@ -110,9 +107,8 @@ static int load(dray_context *context, const char *of, bool floats, taker *k, dr
     return rc;
 }
 
-static void test_quantised_tensors_through_load_weights(void **state)
+CLUSTER_TEST(test_quantised_tensors_through_load_weights)
 {
-    (void)state;
     dray_error said = {0};
     side quantised, floats;
     dray_context *context = fixture_open(&f, "trainer", "trainer", 0);
@@ -142,8 +138,4 @@ static void test_quantised_tensors_through_load_weights(void **state)
     dray_close(context);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {CLUSTER_TEST(test_quantised_tensors_through_load_weights)};
-    return CLUSTER_MAIN(tests);
-}
+CLUSTER_SUITE

@@ -1,17 +1,15 @@
 /* weights: movers that do wrong. Whatever piece is lost, changed, misplaced, misread or refused, in
  * whatever mode: no group commits wrong bytes, the tensor is named, all ranks are torn, and the
  * next update repairs them. Then checkpoints: written wrong, or changed on disk. */
+#include "suite.h"
 #include "weights/cluster.h"
 
 #include "mover/mover.h"
 #include "seed.h"
 
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 
-#include <cmocka.h>
 
 enum { TRAINERS = 3, ENGINES = 4 }; /* more ranks than KV heads: replicas */
 
@@ -278,9 +276,8 @@ static void write_checkpoint(uint64_t seed)
     dray_layout_free(full);
 }
 
-static void test_updates(void **state)
+TEST_WITHIN(test_updates, start, stop)
 {
-    (void)state;
     uint64_t seed = test_seed();
     for (int mode = 0; mode < 4; mode++) {
         ranks r;
@@ -391,9 +388,8 @@ static void open_cells(ranks *r, int32_t kind, bool floats_wanted, uint64_t seed
 }
 
 /* What is right is what an undisturbed update leaves: other tests know that it is. */
-static void test_quantised(void **state)
+TEST_WITHIN(test_quantised, start, stop)
 {
-    (void)state;
     static const int32_t kinds[] = {DRAY_QUANT_BLOCK, DRAY_QUANT_TENSOR};
     uint64_t seed = test_seed();
     for (int i = 0; i < 4; i++) {
@@ -424,9 +420,8 @@ static void test_quantised(void **state)
 
 /* ---- checkpoints ----------------------------------------------------------------------------- */
 
-static void test_checkpoints_written_wrong(void **state)
+TEST_WITHIN(test_checkpoints_written_wrong, start, stop)
 {
-    (void)state;
     uint64_t seed = test_seed();
     uint32_t compared = 0;
     dray_checksums *sums;
@@ -487,9 +482,8 @@ static void corrupt(uint64_t random, char *name, size_t capacity)
     dray_layout_free(files);
 }
 
-static void test_checkpoints_that_changed(void **state)
+TEST_WITHIN(test_checkpoints_that_changed, start, stop)
 {
-    (void)state;
     uint64_t seed = test_seed();
     ranks r;
     dray_checksums *sums;
@@ -518,14 +512,4 @@ static void test_checkpoints_that_changed(void **state)
     close_ranks(&r);
 }
 
-int main(int argc, char **argv)
-{
-#define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
-    const struct CMUnitTest tests[] = {
-        T(test_updates),
-        T(test_quantised),
-        T(test_checkpoints_written_wrong),
-        T(test_checkpoints_that_changed),
-    };
-    return CLUSTER_MAIN(tests);
-}
+CLUSTER_SUITE

@@ -117,17 +117,15 @@ static bool went_over_nccl(void)
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-static void test_bits_and_sums(void **state)
+TEST_WITHIN(test_bits_and_sums, start, stop)
 {
-    (void)state;
     run_all();
     assert_int_equal(s.board->number[0], DRAY_OK);
     assert_true(went_over_nccl());
 }
 
-static void test_converted_in_small_slots(void **state)
+TEST_WITHIN(test_converted_in_small_slots, start, stop)
 {
-    (void)state;
     s.to = DRAY_BF16;
     s.bucket = 1 << 20;
     run_all();
@@ -135,9 +133,8 @@ static void test_converted_in_small_slots(void **state)
     assert_true(went_over_nccl());
 }
 
-static void test_trainers_without(void **state)
+TEST_WITHIN(test_trainers_without, start, stop)
 {
-    (void)state;
     s.trainer_without = true;
     run_all();
     assert_int_equal(s.board->number[0], DRAY_OK);
@@ -145,16 +142,15 @@ static void test_trainers_without(void **state)
 }
 
 /* NCCL takes no GPU twice. */
-static void test_one_gpu(void **state)
+TEST_WITHIN(test_one_gpu, start, stop)
 {
-    (void)state;
     s.one_gpu = true;
     run_all();
     assert_int_equal(s.board->number[0], DRAY_OK);
     assert_false(went_over_nccl());
 }
 
-static void test_failing_transfers(void **state)
+TEST_WITHIN(test_failing_transfers, start, stop)
 {
     static const char *const ways[] = {"send:1", "send:2", "flip:1", "init:1"};
     (void)state;
@@ -170,9 +166,8 @@ static void test_failing_transfers(void **state)
 }
 
 /* Silence: it ends by itself, and the message says who was silent. */
-static void test_hanging_transfer(void **state)
+TEST_WITHIN(test_hanging_transfer, start, stop)
 {
-    (void)state;
     if (gpu_is_real())
         skip();
     s.fails = "hang:1";
@@ -216,9 +211,8 @@ static void run_asking_engine(void *user)
     engine_close(&e);
 }
 
-static void test_close_does_not_wait(void **state)
+TEST_WITHIN(test_close_does_not_wait, start, stop)
 {
-    (void)state;
     if (gpu_is_real())
         skip();
     pid_t publisher = spawn(run_closing_trainer, NULL), reader = spawn(run_asking_engine, NULL);
@@ -228,15 +222,10 @@ static void test_close_does_not_wait(void **state)
 
 int main(int argc, char **argv)
 {
-#define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
-    const struct CMUnitTest tests[] = {T(test_bits_and_sums),      T(test_converted_in_small_slots),
-                                       T(test_trainers_without),   T(test_one_gpu),
-                                       T(test_failing_transfers),  T(test_hanging_transfer),
-                                       T(test_close_does_not_wait)};
     cluster_kind = DRAY_REGION_CUDA;
     if (!gpu_is_real())
         setenv("DRAY_NCCL_LIBRARY", getenv("DRAY_FAKE_NCCL") ? getenv("DRAY_FAKE_NCCL") : "", 1);
     else if (gpu_real_count() < 2)
         return 77;
-    return CLUSTER_MAIN(tests);
+    return cluster_main(argc, argv);
 }

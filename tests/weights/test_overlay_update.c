@@ -1,12 +1,9 @@
 /* weights: updates from checkpoints that are deltas. What the engine's memory must hold is what the
  * oracle says of every element; how much was read, the report. */
+#include "suite.h"
 #include "weights/cluster.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 static char folder[128];
 
@@ -137,23 +134,15 @@ static void run(dray_dtype dtype)
         must_end_well(pids[i]);
 }
 
-static void test_same_dtype(void **state)
+TEST_WITHIN(test_same_dtype, start, stop)
 {
-    (void)state;
     run(DRAY_BF16);
 }
 
 /* Converted on the way: base and delta are read. */
-static void test_converted(void **state)
+TEST_WITHIN(test_converted, start, stop)
 {
-    (void)state;
     run(DRAY_F32);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_same_dtype, start, stop),
-        cmocka_unit_test_setup_teardown(test_converted, start, stop)};
-    return CLUSTER_MAIN(tests);
-}
+CLUSTER_SUITE

@@ -1,17 +1,15 @@
 /* weights: ownership. Random members whose blocks overlap; the oracle asks every element who holds
  * it first. */
 #include "seed.h"
+#include "suite.h"
 #include "weights/internal.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
 
 enum { MEMBERS = 4, SIDE = 7, ELEMENTS = SIDE * SIDE * SIDE };
 
@@ -75,9 +73,8 @@ static void check_member(const dray__holder *members, uint32_t self, int owned[2
     dray__pieces_free(&pieces);
 }
 
-static void test_first_holder_owns(void **state)
+TEST(test_first_holder_owns)
 {
-    (void)state;
     unsigned seed = (unsigned)test_seed();
     srandom(seed);
     for (int round = 0; round < 200; round++) {
@@ -106,9 +103,8 @@ static void test_first_holder_owns(void **state)
 }
 
 /* Slices cover a rectangle once, within the limit. */
-static void test_slices(void **state)
+TEST(test_slices)
 {
-    (void)state;
     for (int round = 0; round < 2000; round++) {
         dray__rect whole = {{0}, {1, 1, 1, 1}}, slice;
         for (int d = 0; d < 3; d++) {
@@ -129,11 +125,4 @@ static void test_slices(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_first_holder_owns),
-        cmocka_unit_test(test_slices),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -1,19 +1,15 @@
 /* weights: is a claimed layout true? Engines of every kind of storage that loaded a checkpoint, and
  * one that shuffled a tensor. */
+#include "suite.h"
 #include "weights/cluster.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 static char folder[64];
 static dray_model_config config;
 
-static int write_checkpoint(void **state)
+FIXTURE(write_checkpoint)
 {
-    (void)state;
     dray_layout *full;
     dray_region *region[1];
     config = small_config(true, 1);
@@ -30,9 +26,8 @@ static int write_checkpoint(void **state)
     return 0;
 }
 
-static int remove_checkpoint(void **state)
+FIXTURE(remove_checkpoint)
 {
-    (void)state;
     char command[128];
     snprintf(command, sizeof command, "rm -rf '%s'", folder);
     return system(command);
@@ -53,9 +48,8 @@ static void differs(void *user, uint32_t block, uint64_t elements)
     s->tensor = dray_layout_tensor(s->layout, dray_layout_block(s->layout, block)->tensor)->name;
 }
 
-static void engines_that_say_the_truth(void **state)
+TEST(engines_that_say_the_truth)
 {
-    (void)state;
     static const char *const specs[] = {"engine:tp=2", "engine:tp=2,transposed=1,dtype=f32",
                                         "fsdp1:3", "full"};
     for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
@@ -77,9 +71,8 @@ static void engines_that_say_the_truth(void **state)
 }
 
 /* Two rows of k_proj within qkv_proj change places, as a kernel's own order would have it. */
-static void one_that_shuffled_a_tensor(void **state)
+TEST(one_that_shuffled_a_tensor)
 {
-    (void)state;
     const char *name = "model.layers.1.self_attn.k_proj.weight";
     dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
     dray_layout *layout;
@@ -114,9 +107,8 @@ static void one_that_shuffled_a_tensor(void **state)
 }
 
 /* One bit of one element is enough. */
-static void one_that_changed_an_element(void **state)
+TEST(one_that_changed_an_element)
 {
-    (void)state;
     dray_layout **all;
     uint32_t count;
     dray_region *region[1];
@@ -135,12 +127,4 @@ static void one_that_changed_an_element(void **state)
     free(all);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(engines_that_say_the_truth),
-        cmocka_unit_test(one_that_shuffled_a_tensor),
-        cmocka_unit_test(one_that_changed_an_element),
-    };
-    return cmocka_run_group_tests(tests, write_checkpoint, remove_checkpoint);
-}
+SUITE(write_checkpoint, remove_checkpoint)

@@ -4,9 +4,8 @@
 
 /* ---- versions ------------------------------------------------------------------------------- */
 
-static void test_version_needs_every_rank(void **state)
+TEST_WITHIN(test_version_needs_every_rank, setup, teardown)
 {
-    (void)state;
     dray__registry_member_ended(r, 1);
     uint64_t a = publisher(10, 0, 2), b = publisher(11, 1, 2);
     ticket t[2];
@@ -27,9 +26,8 @@ static void test_version_needs_every_rank(void **state)
     assert_int_equal(v[1].answered, 1);
 }
 
-static void test_versions_grow(void **state)
+TEST_WITHIN(test_versions_grow, setup, teardown)
 {
-    (void)state;
     assert_int_equal(publish(1, pub, 5, 7), DRAY_EINVALID);
     assert_int_equal(publish(1, pub, 4, 7), DRAY_EINVALID);
     assert_int_equal(publish(1, pub, 6, 7), 0);
@@ -37,9 +35,8 @@ static void test_versions_grow(void **state)
     assert_int_equal(both_begin(t).version, 6);
 }
 
-static void test_rank_taken(void **state)
+TEST_WITHIN(test_rank_taken, setup, teardown)
 {
-    (void)state;
     uint64_t key;
     assert_int_equal(try_publisher(9, 0, 1, &key), DRAY_EEXIST);
     dray__registry_member_ended(r, 1);
@@ -50,9 +47,8 @@ static void test_rank_taken(void **state)
 }
 
 /* What is refused leaves nothing behind: no group without ranks, which nothing would end. */
-static void test_refused_group_leaves_nothing(void **state)
+TEST_WITHIN(test_refused_group_leaves_nothing, setup, teardown)
 {
-    (void)state;
     static const uint32_t wrong[][2] = {{0, 0}, {1, 1}, {0, UINT32_MAX}, {7, 2}};
     ticket t;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -66,9 +62,8 @@ static void test_refused_group_leaves_nothing(void **state)
     subscriber(9, "new", 0, 1);
 }
 
-static void test_same_number_of_a_new_incarnation(void **state)
+TEST_WITHIN(test_same_number_of_a_new_incarnation, setup, teardown)
 {
-    (void)state;
     ticket t[2];
     begun first = both_begin(t);
     ticket v[2];
@@ -84,9 +79,8 @@ static void test_same_number_of_a_new_incarnation(void **state)
 }
 
 /* A rank of a whole gang dies: its version is gone, survivors must open again. */
-static void test_gang_breaks(void **state)
+TEST_WITHIN(test_gang_breaks, setup, teardown)
 {
-    (void)state;
     dray__registry_member_ended(r, 1);
     uint64_t a = publisher(10, 0, 2), b = publisher(11, 1, 2);
     assert_int_equal(publish_part(10, a, 1, 3, 10), 0);
@@ -105,9 +99,8 @@ static void test_gang_breaks(void **state)
 
 /* ---- the publisher's wait ------------------------------------------------------------------- */
 
-static void test_wait_without_readers_withdraws(void **state)
+TEST_WITHIN(test_wait_without_readers_withdraws, setup, teardown)
 {
-    (void)state;
     ticket w, t[2];
     wait_for(1, pub, 5, 1000000, &w);
     assert_int_equal(w.answered, 1);
@@ -118,9 +111,8 @@ static void test_wait_without_readers_withdraws(void **state)
     assert_int_equal(begun_of(&t[0]).version, 6);
 }
 
-static void test_wait_for_readers(void **state)
+TEST_WITHIN(test_wait_for_readers, setup, teardown)
 {
-    (void)state;
     uint64_t one = subscriber(20, "single", 0, 1);
     ticket t, w, v;
     begin(20, one, 0, &t);
@@ -133,9 +125,8 @@ static void test_wait_for_readers(void **state)
     assert_int_equal(dray__get_u32(&in), 0);
 }
 
-static void test_wait_drops_holdouts(void **state)
+TEST_WITHIN(test_wait_drops_holdouts, setup, teardown)
 {
-    (void)state;
     ticket t[2], w, v;
     uint64_t version;
     begun b = both_begin(t);
@@ -155,9 +146,8 @@ static void test_wait_drops_holdouts(void **state)
     assert_int_equal(state_of(2, sub[0], &version), DRAY_GROUP_TORN);
 }
 
-static void test_wait_of_zero_drops_at_once(void **state)
+TEST_WITHIN(test_wait_of_zero_drops_at_once, setup, teardown)
 {
-    (void)state;
     ticket t[2], w;
     begun b = both_begin(t);
     wait_for(1, pub, 5, 0, &w);
@@ -167,9 +157,8 @@ static void test_wait_of_zero_drops_at_once(void **state)
 
 /* ---- bad requests --------------------------------------------------------------------------- */
 
-static void test_garbage_is_refused(void **state)
+TEST_WITHIN(test_garbage_is_refused, setup, teardown)
 {
-    (void)state;
     unsigned seed = (unsigned)test_seed();
     srandom(seed);
     for (int i = 0; i < 20000; i++) {
@@ -193,16 +182,14 @@ static void test_garbage_is_refused(void **state)
     }
 }
 
-static void test_keys_belong_to_their_member(void **state)
+TEST_WITHIN(test_keys_belong_to_their_member, setup, teardown)
 {
-    (void)state;
     assert_int_equal(publish(2, pub, 6, 7), DRAY_ENOENT);
     assert_int_equal(publish(2, sub[0], 6, 7), DRAY_EINVALID);
 }
 
-static void test_regions_pass_on_descriptors(void **state)
+TEST_WITHIN(test_regions_pass_on_descriptors, setup, teardown)
 {
-    (void)state;
     dray__registry_member_ended(r, 1);
     dray__writer w = {0};
     ticket t, gang;
@@ -246,23 +233,4 @@ static void test_regions_pass_on_descriptors(void **state)
     }
 }
 
-int main(void)
-{
-#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-    const struct CMUnitTest tests[] = {
-        T(test_version_needs_every_rank),
-        T(test_versions_grow),
-        T(test_rank_taken),
-        T(test_refused_group_leaves_nothing),
-        T(test_same_number_of_a_new_incarnation),
-        T(test_gang_breaks),
-        T(test_wait_without_readers_withdraws),
-        T(test_wait_for_readers),
-        T(test_wait_drops_holdouts),
-        T(test_wait_of_zero_drops_at_once),
-        T(test_garbage_is_refused),
-        T(test_keys_belong_to_their_member),
-        T(test_regions_pass_on_descriptors),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

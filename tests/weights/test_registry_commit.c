@@ -3,9 +3,8 @@
 
 /* ---- group commit --------------------------------------------------------------------------- */
 
-static void test_commit(void **state)
+TEST_WITHIN(test_commit, setup, teardown)
 {
-    (void)state;
     ticket t[2], v[2];
     uint64_t version;
     assert_int_equal(state_of(2, sub[0], &version), DRAY_GROUP_EMPTY);
@@ -20,9 +19,8 @@ static void test_commit(void **state)
     assert_int_equal(state_of(3, sub[1], &version), DRAY_GROUP_TORN);
 }
 
-static void test_checksum_decides(void **state)
+TEST_WITHIN(test_checksum_decides, setup, teardown)
 {
-    (void)state;
     uint64_t one = subscriber(20, "single", 0, 1), version;
     ticket t, v;
     begin(20, one, 0, &t);
@@ -51,9 +49,8 @@ static void compared_of(const ticket *t, uint64_t *tensors, uint64_t *bytes)
 
 /* What a group holds follows from its layouts: ranks that count fewer elements, none, too many, or
  * those of another tensor do not get out of the comparison. */
-static void test_coverage_is_not_what_ranks_say(void **state)
+TEST_WITHIN(test_coverage_is_not_what_ranks_say, setup, teardown)
 {
-    (void)state;
     static const struct {
         const char *tensor;
         uint64_t elements;
@@ -83,9 +80,8 @@ static void test_coverage_is_not_what_ranks_say(void **state)
 }
 
 /* Ranks whose parts overlap, and a group that holds a tensor in part. */
-static void test_coverage_of_parts(void **state)
+TEST_WITHIN(test_coverage_of_parts, setup, teardown)
 {
-    (void)state;
     uint64_t a = subscriber_of(20, "overlap", 0, 2, 0, 15), b, tensors, bytes;
     b = subscriber_of(21, "overlap", 1, 2, 5, 20);
     ticket t[2], v[2];
@@ -106,9 +102,8 @@ static void test_coverage_of_parts(void **state)
     assert_int_equal(v[0].code, DRAY_ECHECKSUM);
 }
 
-static void test_without_verification(void **state)
+TEST_WITHIN(test_without_verification, setup, teardown)
 {
-    (void)state;
     uint64_t tensors, bytes;
     ticket t[2], v[2];
     begin_verified(2, sub[0], 0, true, &t[0]);
@@ -129,9 +124,8 @@ static void test_without_verification(void **state)
     assert_int_equal(t[0].code, DRAY_ENOENT);
 }
 
-static void test_layouts_are_checked_when_they_come(void **state)
+TEST_WITHIN(test_layouts_are_checked_when_they_come, setup, teardown)
 {
-    (void)state;
     dray__writer w = {0};
     ticket t;
     dray__put_string(&w, "m");
@@ -148,9 +142,8 @@ static void test_layouts_are_checked_when_they_come(void **state)
     assert_int_equal(t.code, DRAY_EFORMAT);
 }
 
-static void test_abort_before_writing_keeps_the_old(void **state)
+TEST_WITHIN(test_abort_before_writing_keeps_the_old, setup, teardown)
 {
-    (void)state;
     uint64_t one = subscriber(20, "single", 0, 1), version;
     ticket t, v;
     begin(20, one, 0, &t);
@@ -163,9 +156,8 @@ static void test_abort_before_writing_keeps_the_old(void **state)
     assert_int_equal(version, 5);
 }
 
-static void test_death_of_a_rank(void **state)
+TEST_WITHIN(test_death_of_a_rank, setup, teardown)
 {
-    (void)state;
     ticket t[2], v;
     uint64_t version;
     begun b = both_begin(t);
@@ -182,9 +174,8 @@ static void test_death_of_a_rank(void **state)
     assert_int_equal(begun_of(&t[1]).version, 5);
 }
 
-static void test_death_of_the_publisher(void **state)
+TEST_WITHIN(test_death_of_the_publisher, setup, teardown)
 {
-    (void)state;
     ticket t[2], v;
     begun b = both_begin(t);
     vote(2, sub[0], b.attempt, 0, 7, &v);
@@ -193,9 +184,8 @@ static void test_death_of_the_publisher(void **state)
     assert_int_equal(writing(3, sub[1], b.attempt), DRAY_EDEAD);
 }
 
-static void test_vote_deadline(void **state)
+TEST_WITHIN(test_vote_deadline, setup, teardown)
 {
-    (void)state;
     ticket t[2], v;
     begun b = both_begin(t);
     assert_int_equal(writing(3, sub[1], b.attempt), 0);
@@ -209,9 +199,8 @@ static void test_vote_deadline(void **state)
     assert_int_equal(v.code, DRAY_ETORN);
 }
 
-static void test_begin_deadline_names_who_is_missing(void **state)
+TEST_WITHIN(test_begin_deadline_names_who_is_missing, setup, teardown)
 {
-    (void)state;
     ticket t;
     begin(2, sub[0], 0, &t);
     dray__registry_expired(r, &t, 0);
@@ -227,21 +216,4 @@ static void test_begin_deadline_names_who_is_missing(void **state)
     dray__registry_expired(r, &both[1], 1); /* its channel is gone, and so will be the ticket */
 }
 
-int main(void)
-{
-#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-    const struct CMUnitTest tests[] = {
-        T(test_commit),
-        T(test_checksum_decides),
-        T(test_coverage_is_not_what_ranks_say),
-        T(test_coverage_of_parts),
-        T(test_without_verification),
-        T(test_layouts_are_checked_when_they_come),
-        T(test_abort_before_writing_keeps_the_old),
-        T(test_death_of_a_rank),
-        T(test_death_of_the_publisher),
-        T(test_vote_deadline),
-        T(test_begin_deadline_names_who_is_missing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -17,9 +17,8 @@ static uint64_t epoch_of(uint64_t member, uint64_t key)
 
 /* ---- votes ---------------------------------------------------------------------------------- */
 
-static void test_votes_are_of_the_update_and_final(void **state)
+TEST_WITHIN(test_votes_are_of_the_update_and_final, setup, teardown)
 {
-    (void)state;
     ticket t[2], v, kept;
     uint64_t version;
     begun b = both_begin(t);
@@ -43,9 +42,8 @@ static void test_votes_are_of_the_update_and_final(void **state)
 }
 
 /* All that was published is right, and something is counted that nobody published. */
-static void test_votes_are_on_known_tensors(void **state)
+TEST_WITHIN(test_votes_are_on_known_tensors, setup, teardown)
 {
-    (void)state;
     uint64_t one = subscriber(20, "single", 0, 1);
     ticket t, v;
     begin(20, one, 0, &t);
@@ -68,9 +66,8 @@ static void test_votes_are_on_known_tensors(void **state)
     assert_non_null(strstr(v.message, "no layout has it"));
 }
 
-static void test_ranks_verify_alike(void **state)
+TEST_WITHIN(test_ranks_verify_alike, setup, teardown)
 {
-    (void)state;
     for (int first = 0; first < 2; first++) {
         ticket t[2];
         begin_verified(2, sub[0], 0, first, &t[0]);
@@ -82,9 +79,8 @@ static void test_ranks_verify_alike(void **state)
     }
 }
 
-static void test_commits_are_of_what_was_staged(void **state)
+TEST_WITHIN(test_commits_are_of_what_was_staged, setup, teardown)
 {
-    (void)state;
     uint64_t one = subscriber(20, "single", 0, 1);
     ticket t, v;
     begin_for(20, one, 0, true, DRAY__COMMIT, &t);
@@ -101,9 +97,8 @@ static void test_commits_are_of_what_was_staged(void **state)
 /* ---- publishers ----------------------------------------------------------------------------- */
 
 /* A rank that is ahead has overwritten its part of what the others still have. */
-static void test_nobody_begins_what_one_rank_overwrote(void **state)
+TEST_WITHIN(test_nobody_begins_what_one_rank_overwrote, setup, teardown)
 {
-    (void)state;
     dray__registry_member_ended(r, 1);
     uint64_t a = publisher(10, 0, 2), b = publisher(11, 1, 2);
     ticket t[2];
@@ -129,9 +124,8 @@ static int deliver(uint64_t version, ticket *t)
     return t->code;
 }
 
-static void test_publishers_wait_for_what_they_published(void **state)
+TEST_WITHIN(test_publishers_wait_for_what_they_published, setup, teardown)
 {
-    (void)state;
     ticket t, w;
     assert_int_equal(deliver(6, &t), DRAY_EINVALID);
     assert_int_equal(deliver(5, &t), 0);
@@ -141,9 +135,8 @@ static void test_publishers_wait_for_what_they_published(void **state)
     assert_int_equal(w.code, DRAY_EINVALID);
 }
 
-static void test_released_memory_is_not_published(void **state)
+TEST_WITHIN(test_released_memory_is_not_published, setup, teardown)
 {
-    (void)state;
     dray__writer w = {0};
     ticket t;
     dray__put_u64(&w, pub);
@@ -168,9 +161,8 @@ static int members_of(uint64_t set)
 }
 
 /* The survivors of a gang that lost a rank are nobody's source any more. */
-static void test_a_broken_gang_is_no_source(void **state)
+TEST_WITHIN(test_a_broken_gang_is_no_source, setup, teardown)
 {
-    (void)state;
     dray__registry_member_ended(r, 1);
     uint64_t a = publisher(10, 0, 2), b = publisher(11, 1, 2);
     ticket t[2];
@@ -189,9 +181,8 @@ static void test_a_broken_gang_is_no_source(void **state)
     assert_int_equal(members_of(set), DRAY_ESTALE);
 }
 
-static void test_dropped_readers_are_in_a_new_epoch(void **state)
+TEST_WITHIN(test_dropped_readers_are_in_a_new_epoch, setup, teardown)
 {
-    (void)state;
     ticket t[2], w;
     uint64_t before = epoch_of(2, sub[0]);
     both_begin(t);
@@ -238,9 +229,8 @@ static void ask_to_write(uint64_t member, uint64_t key, uint64_t attempt, int64_
 
 /* A peer is overwritten once its reader is done, or its lease ended: then the reader is in a new
  * epoch, and what it votes is refused. */
-static void test_overwrites_wait_for_readers(void **state)
+TEST_WITHIN(test_overwrites_wait_for_readers, setup, teardown)
 {
-    (void)state;
     uint64_t peer = sharing(20, "peer"), reader = sharing(30, "reader");
     ticket t, v, w;
     begin(20, peer, 0, &t);
@@ -265,20 +255,4 @@ static void test_overwrites_wait_for_readers(void **state)
     assert_int_equal(v.code, DRAY_ESTALE);
 }
 
-int main(void)
-{
-#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-    const struct CMUnitTest tests[] = {
-        T(test_votes_are_of_the_update_and_final),
-        T(test_votes_are_on_known_tensors),
-        T(test_ranks_verify_alike),
-        T(test_commits_are_of_what_was_staged),
-        T(test_nobody_begins_what_one_rank_overwrote),
-        T(test_publishers_wait_for_what_they_published),
-        T(test_released_memory_is_not_published),
-        T(test_a_broken_gang_is_no_source),
-        T(test_dropped_readers_are_in_a_new_epoch),
-        T(test_overwrites_wait_for_readers),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

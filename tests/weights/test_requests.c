@@ -2,19 +2,16 @@
  * beyond it. */
 #include "mover/mover.h"
 #include "net/cells.h"
+#include "suite.h"
 #include "weights/internal.h"
 #include "weights/server/pull.h"
 #include "weights/server/shares.h"
 #include "weights/sources/remote.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { RUN = 9, RECT_BYTES = 4 + 1 + 1 + 4 * 8, FLAGS_AT = 5 };
 
@@ -23,9 +20,8 @@ static dray_region *region, *staging;
 static dray__packer *packer;
 
 /* Rows 2 to 5 of an f32 matrix of 8 x 10. */
-static int up(void **state)
+FIXTURE(up)
 {
-    (void)state;
     const int64_t shape[2] = {8, 10};
     const dray_region_info info = {.kind = DRAY_REGION_HOST, .bytes = 4096, .name = "r"};
     const dray_block block = {.offset = 400, .start = {2, 0}, .extent = {4, 10}, .stride = {40, 4}};
@@ -40,9 +36,8 @@ static int up(void **state)
     return packer ? 0 : -1;
 }
 
-static int down(void **state)
+FIXTURE(down)
 {
-    (void)state;
     dray__packer_free(packer);
     dray_region_free(region);
     dray_region_free(staging);
@@ -72,9 +67,8 @@ static int read_rects(dray__writer *w, uint64_t room)
     return rc;
 }
 
-static void test_rectangles_lie_in_their_block(void **state)
+TEST_WITHIN(test_rectangles_lie_in_their_block, up, down)
 {
-    (void)state;
     static const struct {
         int64_t rect[4];
         int code;
@@ -101,9 +95,8 @@ static void test_rectangles_lie_in_their_block(void **state)
     }
 }
 
-static void test_rectangles_are_so_many_and_so_large(void **state)
+TEST_WITHIN(test_rectangles_are_so_many_and_so_large, up, down)
 {
-    (void)state;
     for (uint32_t more = 0; more < 2; more++) {
         dray__writer w = {0};
         dray__put_u32(&w, DRAY__PULL_RECTS_MAX + more);
@@ -146,9 +139,8 @@ static int ask(uint64_t token, uint16_t options, uint64_t attempt)
 
 /* Who lost its lease reads nothing any more; of what an update brings, that update's ranks alone.
  */
-static void test_requests_are_of_an_update(void **state)
+TEST_WITHIN(test_requests_are_of_an_update, up, down)
 {
-    (void)state;
     uint64_t token = dray__local_token();
     dray__shares *shares;
     assert_int_equal(dray__local_add(token, layout, &region, 1, NULL, NULL, NULL), 0);
@@ -178,9 +170,8 @@ static dray__fault misread(void *user, const char *tensor)
 }
 
 /* What nobody else compares is read twice at its source, where two ways must find the same. */
-static void test_two_readings_are_the_same(void **state)
+TEST_WITHIN(test_two_readings_are_the_same, up, down)
 {
-    (void)state;
     uint64_t token = dray__local_token();
     uint8_t *bytes = dray_region_base(region);
     for (int i = 0; i < 4096; i++)
@@ -223,9 +214,8 @@ static int ask_cells(uint32_t count, uint64_t first_bytes, uint64_t bytes)
     return answer.status;
 }
 
-static void test_ranges_are_so_many_and_so_large(void **state)
+TEST_WITHIN(test_ranges_are_so_many_and_so_large, up, down)
 {
-    (void)state;
     assert_int_equal(ask_cells(DRAY__CELLS_MAX, 1, 1), 0);
     assert_int_equal(ask_cells(DRAY__CELLS_MAX + 1, 1, 1), DRAY_EFORMAT);
     assert_int_equal(ask_cells(2, DRAY__DATA_MAX - 8, 8), 0);
@@ -233,9 +223,8 @@ static void test_ranges_are_so_many_and_so_large(void **state)
 }
 
 /* Memory that is smaller than its layout says is not looked at. */
-static void test_regions_are_as_large_as_said(void **state)
+TEST_WITHIN(test_regions_are_as_large_as_said, up, down)
 {
-    (void)state;
     dray_region *less;
     dray_checksums *sums;
     assert_int_equal(dray_checksums_compute(layout, &region, &sums, NULL), 0);
@@ -277,9 +266,8 @@ static bool fits(uint32_t first, uint32_t second)
 }
 
 /* Deltas of rectangles may be smaller than these; nothing is larger, whatever the others are. */
-static void test_answers_are_no_larger_than_asked(void **state)
+TEST_WITHIN(test_answers_are_no_larger_than_asked, up, down)
 {
-    (void)state;
     assert_true(fits(40, 40));
     assert_true(fits(40, 12));
     assert_false(fits(40, 41));
@@ -289,9 +277,8 @@ static void test_answers_are_no_larger_than_asked(void **state)
 }
 
 /* Memory that cannot be read back holds nothing that was expected, be it in two places. */
-static void test_what_cannot_be_read_back(void **state)
+TEST_WITHIN(test_what_cannot_be_read_back, up, down)
 {
-    (void)state;
     char path[] = "/tmp/dray-requests-XXXXXX";
     int fd = mkstemp(path);
     dray_region *file;
@@ -311,14 +298,4 @@ static void test_what_cannot_be_read_back(void **state)
     unlink(path);
 }
 
-int main(void)
-{
-#define T(name) cmocka_unit_test_setup_teardown(name, up, down)
-    const struct CMUnitTest tests[] = {
-        T(test_rectangles_lie_in_their_block),    T(test_rectangles_are_so_many_and_so_large),
-        T(test_requests_are_of_an_update),        T(test_ranges_are_so_many_and_so_large),
-        T(test_regions_are_as_large_as_said),     T(test_two_readings_are_the_same),
-        T(test_answers_are_no_larger_than_asked), T(test_what_cannot_be_read_back),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

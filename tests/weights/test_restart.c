@@ -3,13 +3,10 @@
  * holds a mixed version, what was published stays readable, plans are kept, the next update works.
  */
 #include "control/restartable.h"
+#include "suite.h"
 #include "weights/cluster.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #define LONG (20 * DRAY__SECOND)
 /* Of the update that the coordinator does not outlive: a rank that begins it with the next one
@@ -196,15 +193,13 @@ static void every_step(bool tcp)
     unsetenv("DRAY_TOKEN_FILE");
 }
 
-static void test_killed_at_every_step(void **state)
+TEST(test_killed_at_every_step)
 {
-    (void)state;
     every_step(false);
 }
 
-static void test_killed_at_every_step_over_tls(void **state)
+TEST(test_killed_at_every_step_over_tls)
 {
-    (void)state;
     every_step(true);
 }
 
@@ -254,9 +249,8 @@ static void lone_engine(void *user)
     engine_close(&e);
 }
 
-static void test_stopped_then_killed(void **state)
+TEST(test_stopped_then_killed)
 {
-    (void)state;
     restarted = restartable_start(dray__registry_add, false);
     b = board_new();
     s = (scene){.config = small_config(false, 3),
@@ -286,9 +280,8 @@ static void one_member(void *user)
     dray_close(context);
 }
 
-static void test_eight_come_back_at_once(void **state)
+TEST(test_eight_come_back_at_once)
 {
-    (void)state;
     for (int tcp = 0; tcp < 2; tcp++) {
         pid_t members[8];
         restarted = restartable_start(dray__registry_add, tcp);
@@ -310,13 +303,4 @@ static void test_eight_come_back_at_once(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_killed_at_every_step),
-        cmocka_unit_test(test_killed_at_every_step_over_tls),
-        cmocka_unit_test(test_stopped_then_killed),
-        cmocka_unit_test(test_eight_come_back_at_once),
-    };
-    return CLUSTER_MAIN(tests);
-}
+CLUSTER_SUITE

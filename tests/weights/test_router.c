@@ -2,13 +2,10 @@
  * back: engines that serve all the time are served all the time, those that went with it are told.
  */
 #include "control/restartable.h"
+#include "suite.h"
 #include "weights/cluster.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #define LONG (20 * DRAY__SECOND)
 
@@ -116,9 +113,8 @@ static void listed_engine(void *user)
     kill(getpid(), SIGKILL);
 }
 
-static void test_router_hears_of_no_restart(void **state)
+TEST(test_router_hears_of_no_restart)
 {
-    (void)state;
     restarted = restartable_start(dray__registry_add, false);
     b = board_new();
     config = small_config(false, 3);
@@ -138,8 +134,4 @@ static void test_router_hears_of_no_restart(void **state)
     restartable_stop(restarted);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_router_hears_of_no_restart)};
-    return CLUSTER_MAIN(tests);
-}
+CLUSTER_SUITE

@@ -1,18 +1,15 @@
 /* weights: a run's checkpoints. Ranks write one together, writers are killed at every step and at
  * random moments, readers always find a whole version, disks fail; the last N stay. */
 #include "mover/disk.h"
+#include "suite.h"
 #include "weights/cluster.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-
-#include <cmocka.h>
 
 enum { RANKS = 3 };
 
@@ -20,9 +17,8 @@ static char folder[128];
 static dray_model_config config;
 #define PATIENCE (60 * DRAY__SECOND) /* with other ranks */
 
-static int start(void **state)
+FIXTURE(start)
 {
-    (void)state;
     const char *tmp = getenv("TMPDIR");
     snprintf(folder, sizeof folder, "%.64s/dray-test-XXXXXX", tmp ? tmp : "/tmp");
     assert_non_null(mkdtemp(folder));
@@ -36,9 +32,8 @@ static int start(void **state)
     return 0;
 }
 
-static int stop(void **state)
+FIXTURE(stop)
 {
-    (void)state;
     char command[256];
     snprintf(command, sizeof command, "rm -rf '%s'", folder);
     return system(command);
@@ -140,9 +135,8 @@ static uint64_t read_newest(bool may_go, dray_error *said)
     return rc ? 0 : version;
 }
 
-static void test_versions_and_retention(void **state)
+TEST_WITHIN(test_versions_and_retention, start, stop)
 {
-    (void)state;
     dray_error said;
     assert_int_equal(read_newest(false, &said), 0);
     for (uint64_t version = 1; version <= 5; version++) { /* both ways to the disk */
@@ -180,9 +174,8 @@ static void test_versions_and_retention(void **state)
 }
 
 /* What the options name beside the model is refused before anything is written. */
-static void test_names_are_checked(void **state)
+TEST_WITHIN(test_names_are_checked, start, stop)
 {
-    (void)state;
     static const struct {
         const char *part, *file, *says;
     } cases[] = {{"", "note", "a name of"},
@@ -217,9 +210,8 @@ static void test_names_are_checked(void **state)
 }
 
 /* A version that stays does not count among those that are kept. */
-static void test_a_version_stays(void **state)
+TEST_WITHIN(test_a_version_stays, start, stop)
 {
-    (void)state;
     stays = 1;
     for (uint64_t version = 1; version <= 5; version++)
         MUST(save(NULL, 0, 1, version, 2, error));
@@ -309,9 +301,8 @@ static void save_together(uint64_t version, uint32_t victim, const char *step, i
     }
 }
 
-static void test_ranks_write_together(void **state)
+TEST_WITHIN(test_ranks_write_together, start, stop)
 {
-    (void)state;
     dray_error said;
     fixture_fork(&f, NULL);
     save_together(1, RANKS, NULL, 0, DRAY_OK);
@@ -365,9 +356,8 @@ static void write_on_and_on(void *user)
             abort();
 }
 
-static void test_killed_writers(void **state)
+TEST_WITHIN(test_killed_writers, start, stop)
 {
-    (void)state;
     static const char *const steps[] = {"save begun",    "save laid out", "save written",
                                         "save finished", "save named",    "save published"};
     dray_error said;
@@ -409,9 +399,8 @@ static void test_killed_writers(void **state)
 
 /* A writer that died between the name and the pointer: the run goes on from the version before, and
  * writes that number again, under its own name, as nobody was led to the first one. */
-static void test_a_number_that_was_never_published(void **state)
+TEST_WITHIN(test_a_number_that_was_never_published, start, stop)
 {
-    (void)state;
     for (uint64_t before = 0; before < 2; before++) { /* nothing before it; one before it */
         if (before)
             MUST(save(NULL, 0, 1, 1, 2, error));
@@ -437,9 +426,8 @@ static void test_a_number_that_was_never_published(void **state)
 }
 
 /* The same of versions that are kept as what changed, in a chain of three. */
-static void test_killed_writers_of_deltas(void **state)
+TEST_WITHIN(test_killed_writers_of_deltas, start, stop)
 {
-    (void)state;
     static const char *const steps[] = {"save written", "save named"};
     dray_error said;
     deltas = 3;
@@ -484,9 +472,8 @@ static void entry_path(char out[256], const char *entry)
     snprintf(out, 256, "%.128s/%s", folder, entry);
 }
 
-static void test_damaged_bases(void **state)
+TEST_WITHIN(test_damaged_bases, start, stop)
 {
-    (void)state;
     char from[256], to[256], second[256];
     struct stat st;
     dray_error said;
@@ -524,9 +511,8 @@ static int failing_reads(void *user, const dray__io *io)
     return io->write ? 0 : *(const int *)user;
 }
 
-static void test_bad_disks(void **state)
+TEST_WITHIN(test_bad_disks, start, stop)
 {
-    (void)state;
     dray_error said;
     int code = EIO;
     MUST(save(NULL, 0, 1, 1, 2, error));
@@ -562,18 +548,4 @@ static void test_bad_disks(void **state)
     dray_free(path);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_versions_and_retention, start, stop),
-        cmocka_unit_test_setup_teardown(test_names_are_checked, start, stop),
-        cmocka_unit_test_setup_teardown(test_a_version_stays, start, stop),
-        cmocka_unit_test_setup_teardown(test_a_number_that_was_never_published, start, stop),
-        cmocka_unit_test_setup_teardown(test_ranks_write_together, start, stop),
-        cmocka_unit_test_setup_teardown(test_killed_writers, start, stop),
-        cmocka_unit_test_setup_teardown(test_killed_writers_of_deltas, start, stop),
-        cmocka_unit_test_setup_teardown(test_damaged_bases, start, stop),
-        cmocka_unit_test_setup_teardown(test_bad_disks, start, stop),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

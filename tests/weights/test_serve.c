@@ -1,14 +1,10 @@
 /* The data server when there is not enough for all: without descriptors who connects waits, and is
  * served as soon as there are some; who goes while waiting for a buffer is gone. Nobody spins. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "net/cells.h"
+#include "suite.h"
 
 #include <arpa/inet.h>
 #include <poll.h>
@@ -52,9 +48,8 @@ static double processor_seconds(void)
            (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1e-6;
 }
 
-static void test_without_descriptors(void **state)
+TEST(test_without_descriptors)
 {
-    (void)state;
     enum { READERS = 3 };
     dray_error error;
     dray__server *server;
@@ -128,9 +123,8 @@ static int connect_and_ask(int port)
     return fd;
 }
 
-static void test_gone_while_waiting(void **state)
+TEST(test_gone_while_waiting)
 {
-    (void)state;
     enum { HOLDERS = 64 }; /* a buffer each */
     const struct linger reset = {.l_onoff = 1};
     dray_error error;
@@ -162,9 +156,4 @@ static void test_gone_while_waiting(void **state)
     dray__server_free(server);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_without_descriptors),
-                                       cmocka_unit_test(test_gone_while_waiting)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -1,12 +1,8 @@
 /* weights: a coordinator that says nothing any more, and neither dies nor closes its sockets. An
  * update that waits for its answer ends a second after its deadline, and the next one works once it
  * is heard again. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 
-#include <cmocka.h>
-
+#include "suite.h"
 #include "weights/cluster.h"
 #include "weights/registry/registry.h"
 
@@ -22,25 +18,22 @@ static void silence(void *user, const char *step)
     kill(f.process, SIGSTOP);
 }
 
-static int start(void **state)
+FIXTURE(start)
 {
-    (void)state;
     fixture_fork(&f, dray__registry_add);
     return 0;
 }
 
-static int stop(void **state)
+FIXTURE(stop)
 {
-    (void)state;
     dray__weights_hook(NULL, NULL);
     fixture_stop(&f);
     f = (coordinator_fixture){0};
     return 0;
 }
 
-static void test_updates_end(void **state)
+TEST_WITHIN(test_updates_end, start, stop)
 {
-    (void)state;
     /* before BEGIN is answered; while it is planned; before WRITING; before the vote is answered */
     static const char *const steps[] = {"begin", "plan", "import", "verified"};
     dray_model_config config = small_config(false, 3);
@@ -76,10 +69,4 @@ static void test_updates_end(void **state)
     trainer_close(&t);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_updates_end, start, stop),
-    };
-    return CLUSTER_MAIN(tests);
-}
+CLUSTER_SUITE

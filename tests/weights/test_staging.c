@@ -1,15 +1,12 @@
 /* weights: trainers whose weights lie in an offloaded store (private memory, a file) on the
  * engines' host pass them through a staging arena: several engines at once, stopped and killed
  * ones, trainers that die, and stores that nobody else can open. */
+#include "suite.h"
 #include "weights/cluster.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <sys/wait.h>
-
-#include <cmocka.h>
 
 #include "weights/registry/registry.h"
 
@@ -168,7 +165,7 @@ static pid_t start_engine(scene *s, int number)
 }
 
 /* More engines than its four slots serve at once, in either memory. */
-static void several_engines(void **state)
+TEST_WITHIN(several_engines, start, cluster_stop)
 {
     char file[] = "/tmp/dray-test-staging-XXXXXX";
     (void)state;
@@ -195,9 +192,8 @@ static void kill_hard(pid_t pid)
 }
 
 /* Their slots come back, or the last engine would find none. */
-static void engines_that_die(void **state)
+TEST_WITHIN(engines_that_die, start, cluster_stop)
 {
-    (void)state;
     scene s = scene_of((uint64_t)128 << 10);
     pid_t source = spawn(run_trainer, &s);
     s.halts = true;
@@ -212,9 +208,8 @@ static void engines_that_die(void **state)
 }
 
 /* It has two slots of four. */
-static void an_engine_that_is_stopped(void **state)
+TEST_WITHIN(an_engine_that_is_stopped, start, cluster_stop)
 {
-    (void)state;
     scene s = scene_of((uint64_t)128 << 10);
     pid_t source = spawn(run_trainer, &s);
     s.halts = true;
@@ -228,9 +223,8 @@ static void an_engine_that_is_stopped(void **state)
     end_scene(&s, source);
 }
 
-static void a_trainer_that_dies(void **state)
+TEST_WITHIN(a_trainer_that_dies, start, cluster_stop)
 {
-    (void)state;
     scene s = scene_of((uint64_t)128 << 10);
     pid_t source = spawn(run_trainer, &s);
     s.expected = DRAY_ETORN;
@@ -248,9 +242,8 @@ static void a_trainer_that_dies(void **state)
     end_scene(&s, source);
 }
 
-static void sizes_are_checked(void **state)
+TEST_WITHIN(sizes_are_checked, start, cluster_stop)
 {
-    (void)state;
     dray_context *context = fixture_open_at(f.unix_address, "trainer", "trainer", 0);
     dray_layout *l = layout_of(DRAY_F32, DRAY_REGION_HOST, NULL);
     dray_region *region;
@@ -277,12 +270,4 @@ static void sizes_are_checked(void **state)
     dray_close(context);
 }
 
-int main(int argc, char **argv)
-{
-#define T(name) cmocka_unit_test_setup_teardown(name, start, cluster_stop)
-    const struct CMUnitTest tests[] = {
-        T(several_engines),     T(engines_that_die),  T(an_engine_that_is_stopped),
-        T(a_trainer_that_dies), T(sizes_are_checked),
-    };
-    return CLUSTER_MAIN(tests);
-}
+CLUSTER_SUITE

@@ -1,13 +1,10 @@
 /* weights: lists of handles, one a rank, as frameworks hand them to update_weights_from_tensor. Two
  * processes and a socket between them; values are checked element by element. */
+#include "suite.h"
 #include "weights/cluster.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <sys/socket.h>
-
-#include <cmocka.h>
 
 enum { RANKS = 2, SEED = 5, FDS = 8 };
 
@@ -148,9 +145,8 @@ static void check_loaded(dray_tensor_list *list, const dray_model_config *config
     dray_layout_free(l);
 }
 
-static void crosses_processes(void **state)
+TEST(crosses_processes)
 {
-    (void)state;
     scene s = {.config = small_config(true, 1)};
     int ends[2], fds[FDS];
     size_t size;
@@ -183,9 +179,8 @@ static void crosses_processes(void **state)
 
 /* ---- one process: parts, bad input ----------------------------------------------------------- */
 
-static void loads_parts_and_nothing_else(void **state)
+TEST(loads_parts_and_nothing_else)
 {
-    (void)state;
     dray_model_config config = small_config(true, 2);
     dray_layout *l = full_of(&config, DRAY_F32), *few, *to = full_of(&config, DRAY_F32);
     dray_region *regions[RANKS], *into;
@@ -233,9 +228,8 @@ static void loads_parts_and_nothing_else(void **state)
 
 /* Every byte altered, every truncation: refused; descriptors that are missing or others: refused.
  */
-static void refuses_what_is_not_one(void **state)
+TEST(refuses_what_is_not_one)
 {
-    (void)state;
     dray_model_config config = small_config(true, 2);
     config.layers = 1;
     dray_layout *l = full_of(&config, DRAY_F32);
@@ -293,12 +287,4 @@ static void refuses_what_is_not_one(void **state)
     dray_layout_free(l);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(crosses_processes),
-        cmocka_unit_test(loads_parts_and_nothing_else),
-        cmocka_unit_test(refuses_what_is_not_one),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SUITE(NULL, NULL)

@@ -1,18 +1,13 @@
 /* Choosing what carries weights between hosts, and refusing what cannot. Skipped where UCX is
  * missing, but for what is said then. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "net/ucx.h"
+#include "suite.h"
 #include "weights/cluster.h"
 #include "weights/registry/registry.h"
 
-static void test_names(void **state)
+CLUSTER_TEST(test_names)
 {
-    (void)state;
     dray_error said;
     char detail[64];
     dray_context *context;
@@ -97,9 +92,8 @@ static void run_pair(const scene *given)
     munmap(s.board, sizeof(board));
 }
 
-static void test_refusals(void **state)
+CLUSTER_TEST(test_refusals)
 {
-    (void)state;
     char version[64], both[128];
     if (dray_transport_find("ucx", version, sizeof version, NULL))
         skip();
@@ -116,17 +110,15 @@ static void test_refusals(void **state)
 }
 
 /* Bytes need no network where both see the same file. */
-static void test_by_path(void **state)
+CLUSTER_TEST(test_by_path)
 {
-    (void)state;
     run_pair(&(scene){.transport = "auto", .by_path = true});
     run_pair(&(scene){.transport = "auto", .by_path = true, .encrypt = "always", .said = "clear"});
 }
 
 /* What this process's children use may be refused by the other side. */
-static void test_trainer_without(void **state)
+CLUSTER_TEST(test_trainer_without)
 {
-    (void)state;
     if (dray_transport_find("ucx", NULL, 0, NULL))
         skip();
     setenv("DRAY_TRANSPORT", "stream", 1); /* the trainer's */
@@ -140,11 +132,5 @@ int main(void)
     setenv("UCX_MEM_EVENTS", "n", 1); /* UCX patches malloc and its like, as the sanitizer does */
 #endif
     unsetenv("DRAY_TRANSPORT");
-    const struct CMUnitTest tests[] = {
-        CLUSTER_TEST(test_names),
-        CLUSTER_TEST(test_refusals),
-        CLUSTER_TEST(test_trainer_without),
-        CLUSTER_TEST(test_by_path),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

@@ -1,13 +1,9 @@
 /* One-sided reads, as UCX emulates them over TCP: of exactly the registered regions, for as long as
  * the publisher lets them, and nothing that is read is taken for what it is not. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "mover/mover.h"
 #include "net/stream.h"
+#include "suite.h"
 #include "weights/cluster.h"
 #include "weights/registry/registry.h"
 #include "weights/server/exports.h"
@@ -17,23 +13,20 @@
 
 static coordinator_fixture f;
 
-static int start_thread(void **state)
+FIXTURE(start_thread)
 {
-    (void)state;
     fixture_start(&f, dray__registry_add);
     return 0;
 }
 
-static int start_process(void **state)
+FIXTURE(start_process)
 {
-    (void)state;
     fixture_fork(&f, dray__registry_add);
     return 0;
 }
 
-static int stop(void **state)
+FIXTURE(stop)
 {
-    (void)state;
     fixture_stop(&f);
     f = (coordinator_fixture){0};
     fixture_host = NULL;
@@ -79,9 +72,8 @@ static dray__fault count_moves(void *user, const char *tensor)
 }
 
 /* The publisher moves nothing: all moves are the reader's, out of its slots. */
-static void test_read(void **state)
+TEST_WITHIN(test_read, start_thread, stop)
 {
-    (void)state;
     static const struct {
         dray_dtype from, to;
         bool read;
@@ -156,9 +148,8 @@ static int finish(engine *e, dray_error *said)
 }
 
 /* The memory changes under a reader that nobody stopped, and under one that was dropped. */
-static void test_new_bytes_are_not_old_ones(void **state)
+TEST_WITHIN(test_new_bytes_are_not_old_ones, start_thread, stop)
 {
-    (void)state;
     setenv("DRAY_UCX_READS", "always", 1);
 #if defined(__SANITIZE_THREAD__)
     const int first = 1; /* the sanitizer sees the race that this is about */
@@ -207,9 +198,8 @@ static void run_trainer(void *user)
 }
 
 /* UCX itself would wait for minutes. */
-static void test_publisher_that_stops(void **state)
+TEST_WITHIN(test_publisher_that_stops, start_process, stop)
 {
-    (void)state;
     setenv("DRAY_UCX_READS", "always", 1);
     scene s = {board_new()};
     dray_model_config config = wide_config();
@@ -233,9 +223,8 @@ static void test_publisher_that_stops(void **state)
 }
 
 /* What is given is of one member and one update, and taken from those that are over. */
-static void test_exports(void **state)
+TEST(test_exports)
 {
-    (void)state;
     static const dray__networks none;
     static const dray__tls_key key = {.identity = "x"};
     const dray__stream_keys keys = {&key, &none, false, "ucx"};
@@ -304,11 +293,5 @@ int main(void)
     if (dray_transport_find("ucx", NULL, 0, NULL))
         return 77;
     setenv("DRAY_TRANSPORT", "ucx", 1);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_publisher_that_stops, start_process, stop),
-        cmocka_unit_test(test_exports),
-        cmocka_unit_test_setup_teardown(test_read, start_thread, stop),
-        cmocka_unit_test_setup_teardown(test_new_bytes_are_not_old_ones, start_thread, stop),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return suite_run(NULL, NULL);
 }

@@ -1,13 +1,11 @@
 /* weights: updates between processes. Whatever shardings, dtypes, modes and strategies: engine
  * memory equals the oracle, bit for bit, and the padding between is untouched. */
 #include "seed.h"
+#include "suite.h"
 #include "weights/cluster.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 
-#include <cmocka.h>
 
 /* ---- random clusters ------------------------------------------------------------------------ */
 
@@ -127,9 +125,8 @@ static void remove_folder(const char *folder)
     CHECK(system(command) == 0);
 }
 
-static void test_random_clusters(void **state)
+CLUSTER_TEST(test_random_clusters)
 {
-    (void)state;
     static const dray_dtype dtypes[][2] = {
         {DRAY_F32, DRAY_F32}, {DRAY_F32, DRAY_BF16}, {DRAY_BF16, DRAY_BF16}, {DRAY_BF16, DRAY_F32}};
     static const uint32_t tps[] = {1, 2, 4};
@@ -174,9 +171,8 @@ static void poll_both(engine *e, uint32_t count)
     }
 }
 
-static void test_one_process_with_private_memory(void **state)
+CLUSTER_TEST_IN_PROCESS(test_one_process_with_private_memory)
 {
-    (void)state;
     dray_model_config config = small_config(true, 7);
     trainer t[2];
     engine e[2];
@@ -273,9 +269,8 @@ static void check_status(dray_context *context)
     json_decref(status);
 }
 
-static void test_two_groups_on_two_versions(void **state)
+CLUSTER_TEST_IN_PROCESS(test_two_groups_on_two_versions)
 {
-    (void)state;
     dray_model_config config = small_config(false, 2);
     trainer t;
     engine a[2], b[4];
@@ -316,9 +311,8 @@ static void test_two_groups_on_two_versions(void **state)
 
 /* Two trainers that both hold everything: each element is announced once, and read once. Replicas
  * that differ are found. */
-static void test_replicated_trainers(void **state)
+CLUSTER_TEST_IN_PROCESS(test_replicated_trainers)
 {
-    (void)state;
     dray_model_config config = small_config(false, 4);
     dray_layout *layout;
     dray_context *context = fixture_open(&f, "trainer", "trainer", 0);
@@ -375,9 +369,8 @@ static void run_private_trainer(void *user)
     trainer_close(&t);
 }
 
-static void test_private_memory_of_another_process(void **state)
+CLUSTER_TEST(test_private_memory_of_another_process)
 {
-    (void)state;
     scene s = {.config = small_config(false, 0), .board = board_new()};
     pid_t pid = spawn(run_private_trainer, &s);
     engine e;
@@ -408,10 +401,15 @@ static void test_private_memory_of_another_process(void **state)
     munmap(s.board, sizeof(board));
 }
 
-/* Engines elsewhere: said clearly, and nothing is written. */
-static void test_other_hosts(void **state)
+static int start_tcp(void **state)
 {
-    (void)state;
+    f.tcp = true;
+    return cluster_start(state); /* which forks: so does this test */
+}
+
+/* Engines elsewhere: said clearly, and nothing is written. */
+TEST_WITHIN(test_other_hosts, start_tcp, cluster_stop)
+{
     dray_model_config config = small_config(false, 0);
     trainer t;
     trainer_open(&t, f.unix_address, &config, DRAY_F32, 0, 1, 1, cluster_kind);
@@ -461,9 +459,8 @@ static void run_shared_trainer(void *user)
 }
 
 /* Over TCP no descriptors pass: the memory of another process cannot be reached. */
-static void test_tcp_cannot_pass_memory(void **state)
+TEST_WITHIN(test_tcp_cannot_pass_memory, start_tcp, cluster_stop)
 {
-    (void)state;
     scene s = {.config = small_config(false, 0), .board = board_new()};
     pid_t pid = spawn(run_shared_trainer, &s);
     engine e;
@@ -476,15 +473,8 @@ static void test_tcp_cannot_pass_memory(void **state)
     munmap(s.board, sizeof(board));
 }
 
-static int start_tcp(void **state)
+CLUSTER_TEST_IN_PROCESS(test_wrong_arguments)
 {
-    f.tcp = true;
-    return cluster_start(state); /* which forks: so does this test */
-}
-
-static void test_wrong_arguments(void **state)
-{
-    (void)state;
     dray_model_config config = small_config(false, 0), other = small_config(false, 1);
     trainer t;
     engine e;
@@ -520,17 +510,4 @@ static void test_wrong_arguments(void **state)
     trainer_close(&t);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        CLUSTER_TEST(test_random_clusters),
-        CLUSTER_TEST_IN_PROCESS(test_one_process_with_private_memory),
-        CLUSTER_TEST_IN_PROCESS(test_two_groups_on_two_versions),
-        CLUSTER_TEST_IN_PROCESS(test_replicated_trainers),
-        CLUSTER_TEST(test_private_memory_of_another_process),
-        cmocka_unit_test_setup_teardown(test_other_hosts, start_tcp, cluster_stop),
-        cmocka_unit_test_setup_teardown(test_tcp_cannot_pass_memory, start_tcp, cluster_stop),
-        CLUSTER_TEST_IN_PROCESS(test_wrong_arguments),
-    };
-    return CLUSTER_MAIN(tests);
-}
+CLUSTER_SUITE

@@ -1,11 +1,8 @@
 /* weights: dray verify, between checkpoints and running sessions, through the program itself. */
+#include "suite.h"
 #include "weights/cluster.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 static dray_model_config config;
 
@@ -87,9 +84,8 @@ static void expect_difference(const char *a, const char *b, const char *tensor, 
     json_decref(said);
 }
 
-static void test_checkpoints(void **state)
+TEST_WITHIN(test_checkpoints, start, stop)
 {
-    (void)state;
     if (!getenv("DRAY_PROGRAM") || access(getenv("DRAY_PROGRAM"), X_OK) != 0)
         skip();
     const char *flipped = "model.layers.1.mlp.up_proj.weight";
@@ -115,9 +111,8 @@ static void test_checkpoints(void **state)
     assert_int_equal(status, 1);
 }
 
-static void test_session(void **state)
+TEST_WITHIN(test_session, start, stop)
 {
-    (void)state;
     if (!getenv("DRAY_PROGRAM") || access(getenv("DRAY_PROGRAM"), X_OK) != 0)
         skip();
     trainer t[3];
@@ -153,11 +148,4 @@ static void test_session(void **state)
         trainer_close(&t[i]);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_checkpoints, start, stop),
-        cmocka_unit_test_setup_teardown(test_session, start, stop),
-    };
-    return CLUSTER_MAIN(tests);
-}
+CLUSTER_SUITE

@@ -1,13 +1,10 @@
 /* weights: versions beside each other. A prefetch waits beside what is served, engines of different
  * versions, engines that read each other, the router's list, and who leaves. */
+#include "suite.h"
 #include "weights/cluster.h"
 #include "weights/update/subscriber.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #define LONG (30 * DRAY__SECOND)
 
@@ -45,9 +42,8 @@ static int32_t state_of(const engine *e, uint64_t *version)
 
 /* ---- prefetch and commit -------------------------------------------------------------------- */
 
-static void test_prefetch_waits_beside_what_is_served(void **state)
+TEST_WITHIN(test_prefetch_waits_beside_what_is_served, start, cluster_stop)
 {
-    (void)state;
     for (int32_t strategy = 0; strategy < 3; strategy++) {
         trainer t;
         engine e;
@@ -88,9 +84,8 @@ static void test_prefetch_waits_beside_what_is_served(void **state)
     }
 }
 
-static void test_prefetch_is_superseded_or_dropped(void **state)
+TEST_WITHIN(test_prefetch_is_superseded_or_dropped, start, cluster_stop)
 {
-    (void)state;
     trainer t;
     engine e;
     uint64_t version;
@@ -120,9 +115,8 @@ static void flip_source(void *user, const char *step)
 }
 
 /* A prefetch that read something else fails, and the engine is as it was. */
-static void test_failed_prefetch_tears_nothing(void **state)
+TEST_WITHIN(test_failed_prefetch_tears_nothing, start, cluster_stop)
 {
-    (void)state;
     trainer t;
     engine e;
     uint64_t version;
@@ -145,9 +139,8 @@ static void test_failed_prefetch_tears_nothing(void **state)
 }
 
 /* Staging that changed between the two is found when it is copied; the next update repairs. */
-static void test_commit_verifies_its_copy(void **state)
+TEST_WITHIN(test_commit_verifies_its_copy, start, cluster_stop)
 {
-    (void)state;
     trainer t;
     engine e;
     uint64_t version;
@@ -169,9 +162,8 @@ static void test_commit_verifies_its_copy(void **state)
 }
 
 /* A commit of more than a poll copies, which then has to go on; and one whose deadline passes. */
-static void test_commit_takes_several_polls(void **state)
+TEST_WITHIN(test_commit_takes_several_polls, start, cluster_stop)
 {
-    (void)state;
     trainer t;
     engine e;
     int polls = 0;
@@ -201,9 +193,8 @@ static void test_commit_takes_several_polls(void **state)
 /* ---- engines that read each other ----------------------------------------------------------- */
 
 /* The trainer is gone, or busy writing: a joiner reads the engine that holds the version. */
-static void test_joiner_reads_a_peer(void **state)
+TEST_WITHIN(test_joiner_reads_a_peer, start, cluster_stop)
 {
-    (void)state;
     static const dray_dtype dtypes[] = {DRAY_F32, DRAY_BF16};
     for (size_t i = 0; i < 2; i++) {
         trainer t;
@@ -243,9 +234,8 @@ static void test_joiner_reads_a_peer(void **state)
 
 /* What changed in a peer's memory since it was verified is found by who reads it, and then the
  * publishers are read. */
-static void test_wrong_peer_is_found(void **state)
+TEST_WITHIN(test_wrong_peer_is_found, start, cluster_stop)
 {
-    (void)state;
     trainer t;
     engine first, second;
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
@@ -295,9 +285,8 @@ static void overwrite_peer(void *user, const char *step)
 
 /* The peer's next overwrite waits for its reader; or, at the lease's end, takes its memory back,
  * and the reader reads the publishers. */
-static void test_leases(void **state)
+TEST_WITHIN(test_leases, start, cluster_stop)
 {
-    (void)state;
     for (int patient = 0; patient < 2; patient++) {
         trainer t;
         engine first, second;
@@ -353,9 +342,8 @@ static void expect(dray_engines *engines, const char *text)
     }
 }
 
-static void test_router_sees_who_serves(void **state)
+TEST_WITHIN(test_router_sees_who_serves, start, cluster_stop)
 {
-    (void)state;
     trainer t;
     engine a, b;
     dray_engines *engines;
@@ -400,9 +388,8 @@ static void test_router_sees_who_serves(void **state)
 
 /* ---- a trainer that resumes ------------------------------------------------------------------ */
 
-static void test_same_number_of_a_resumed_trainer(void **state)
+TEST_WITHIN(test_same_number_of_a_resumed_trainer, start, cluster_stop)
 {
-    (void)state;
     trainer t;
     engine e;
     uint64_t incarnation[2];
@@ -438,9 +425,8 @@ static void open_snapshot_trainer(trainer *t, uint64_t seed)
 }
 
 /* The trainer goes on at once, and late readers still get what was published. */
-static void test_snapshot_lets_the_trainer_go_on(void **state)
+TEST_WITHIN(test_snapshot_lets_the_trainer_go_on, start, cluster_stop)
 {
-    (void)state;
     trainer t;
     engine e, late;
     open_snapshot_trainer(&t, 1);
@@ -535,23 +521,20 @@ static void release_with(bool stops)
     munmap(told, sizeof(board));
 }
 
-static void test_idle_engines_let_go(void **state)
+TEST_WITHIN(test_idle_engines_let_go, start, cluster_stop)
 {
-    (void)state;
     release_with(false);
 }
 
-static void test_release_names_who_pins(void **state)
+TEST_WITHIN(test_release_names_who_pins, start, cluster_stop)
 {
-    (void)state;
     release_with(true);
 }
 
 /* Freed behind the publisher's back: said, and not read. */
 /* One rank has published when the memory of the other one moves: its part stays. */
-static void test_ranks_move_one_after_the_other(void **state)
+TEST_WITHIN(test_ranks_move_one_after_the_other, start, cluster_stop)
 {
-    (void)state;
     trainer t[2];
     engine e;
     dray_update_report report = DRAY_UPDATE_REPORT_INIT;
@@ -639,9 +622,8 @@ static void relay(trainer *t, dray_region **regions, uint64_t seed)
 
 /* As in memory that an allocator cuts: the parts of one rank, or of both, lie otherwise each time.
  */
-static void test_layouts_change_with_memory(void **state)
+TEST_WITHIN(test_layouts_change_with_memory, start, cluster_stop)
 {
-    (void)state;
     trainer t[2];
     engine e;
     dray_region *regions[2][PLACES] = {{NULL}};
@@ -685,9 +667,8 @@ static void test_layouts_change_with_memory(void **state)
     }
 }
 
-static void test_freed_regions_are_found(void **state)
+TEST_WITHIN(test_freed_regions_are_found, start, cluster_stop)
 {
-    (void)state;
     trainer t;
     engine e;
     open_trainer(&t, 1);
@@ -711,26 +692,4 @@ static void test_freed_regions_are_found(void **state)
     trainer_close(&t);
 }
 
-int main(int argc, char **argv)
-{
-#define T(name) cmocka_unit_test_setup_teardown(name, start, cluster_stop)
-    const struct CMUnitTest tests[] = {
-        T(test_prefetch_waits_beside_what_is_served),
-        T(test_prefetch_is_superseded_or_dropped),
-        T(test_failed_prefetch_tears_nothing),
-        T(test_commit_verifies_its_copy),
-        T(test_commit_takes_several_polls),
-        T(test_joiner_reads_a_peer),
-        T(test_wrong_peer_is_found),
-        T(test_leases),
-        T(test_router_sees_who_serves),
-        T(test_same_number_of_a_resumed_trainer),
-        T(test_snapshot_lets_the_trainer_go_on),
-        T(test_idle_engines_let_go),
-        T(test_release_names_who_pins),
-        T(test_ranks_move_one_after_the_other),
-        T(test_layouts_change_with_memory),
-        T(test_freed_regions_are_found),
-    };
-    return CLUSTER_MAIN(tests);
-}
+CLUSTER_SUITE
