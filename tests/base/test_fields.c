@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <time.h>
 
-
 typedef struct item {
     uint32_t a, b;
     double c;

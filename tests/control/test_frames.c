@@ -20,7 +20,6 @@
 #include <sys/stat.h>
 #include <time.h>
 
-
 static coordinator_fixture f;
 static uint64_t seed, drawn;
 static int baseline; /* descriptors of the coordinator when nobody is connected */

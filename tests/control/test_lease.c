@@ -12,7 +12,6 @@
 #include <stdatomic.h>
 #include <time.h>
 
-
 static coordinator_fixture f;
 static uint64_t seed;
 

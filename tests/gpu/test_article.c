@@ -11,7 +11,6 @@
 
 #include <stdint.h>
 
-
 enum { N = 1024, TRAINERS = 4, ENGINES = 2, UPDATES = 3 };
 
 static coordinator_fixture f;

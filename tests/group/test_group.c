@@ -17,7 +17,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-
 #define TIMEOUT (20 * DRAY__SECOND)
 
 static uint64_t scale(void)

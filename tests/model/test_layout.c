@@ -10,7 +10,6 @@
 #include <string.h>
 #include <time.h>
 
-
 static uint64_t seed;
 static uint64_t draws;
 

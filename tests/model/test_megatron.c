@@ -13,7 +13,6 @@
 #include <string.h>
 #include <time.h>
 
-
 enum { CASES = 2000, MOST_RANKS = 256 };
 
 static uint64_t seed, drawn;

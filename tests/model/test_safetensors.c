@@ -13,7 +13,6 @@
 #include <time.h>
 #include <unistd.h>
 
-
 static char folder[80];
 static uint64_t seed;
 

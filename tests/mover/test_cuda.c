@@ -19,7 +19,6 @@
 #include <stdint.h>
 #include <time.h>
 
-
 static const dray__cuda *cu;
 static dray__cuda_device *gpu;
 static uint64_t seed, drawn;

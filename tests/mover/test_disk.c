@@ -16,7 +16,6 @@
 #include <time.h>
 #include <unistd.h>
 
-
 enum { FILE_BYTES = (3 << 20) + 1234, IOS = 200, ROOM = 256 << 10 };
 
 static uint64_t seed, drawn;

@@ -24,7 +24,6 @@
 #include <string.h>
 #include <time.h>
 
-
 static uint64_t seed;
 
 static void fill_random(void *out, size_t bytes)

@@ -24,7 +24,6 @@
 #include <time.h>
 #include <unistd.h>
 
-
 static char folder[PATH_MAX - 32];
 static uint64_t seed, drawn;
 

@@ -12,7 +12,6 @@
 #include <string.h>
 #include <time.h>
 
-
 enum { SOURCES = 5, BYTES = 1 << 20, BOXES = 64 };
 
 static uint64_t seed, drawn;

@@ -15,7 +15,6 @@
 #include <string.h>
 #include <time.h>
 
-
 enum { TENSORS = 4, SOURCES = 6, REGIONS = 2, CELLS = 16, PLACED = 256 };
 
 static uint64_t seed, drawn;

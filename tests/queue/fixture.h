@@ -190,6 +190,19 @@ static inline void ok_at(int rc, const dray_error *error, const char *file, int 
         }                                                                                          \
     } while (0)
 
+/* Commits a batch, and lets go of it. */
+#define COMMIT(batch)                                                                              \
+    do {                                                                                           \
+        OK(dray_batch_commit((batch), &error));                                                    \
+        dray_batch_free(batch);                                                                    \
+    } while (0)
+
+static inline void leave(dray_queue *queue, dray_context *context)
+{
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
 /* Open descriptors of a process whose target begins with `prefix` ("": all). */
 static inline int count_fds(pid_t pid, const char *prefix)
 {

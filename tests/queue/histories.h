@@ -225,8 +225,7 @@ static inline void work(void *argument)
         work_on(batch, task, &r);
         dray_batch_free(batch);
     }
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- the driver ------------------------------------------------------------------------------ */
@@ -372,8 +371,7 @@ static inline void run_histories(uint64_t operations)
     }
     fprintf(stderr, "%llu operations, %u partitions, %lld samples\n",
             (unsigned long long)atomic_load(&book->operations), d->made, (long long)d->number);
-    dray_queue_close(d->queue);
-    dray_close(context);
+    leave(d->queue, context);
     munmap(book, sizeof *book);
     free(d);
     wait_for_chunks(&f, 0);

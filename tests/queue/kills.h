@@ -405,8 +405,7 @@ static inline void produce(void *argument)
     while (roll_out(q, DRAY__SECOND))
         ;
     clear_if_done(q, PARTITIONS - 2);
-    dray_queue_close(q);
-    dray_close(mine);
+    leave(q, mine);
 }
 
 /* ---- the consumer ---------------------------------------------------------------------------- */
@@ -467,8 +466,7 @@ static inline void consume(void *argument)
         }
         dray_batch_free(batch);
     }
-    dray_queue_close(q);
-    dray_close(mine);
+    leave(q, mine);
 }
 
 /* ---- the examiner ---------------------------------------------------------------------------- */
@@ -625,8 +623,7 @@ static inline void open_examiner(const char *restore)
 
 static inline void close_examiner(void)
 {
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     queue = NULL;
     context = NULL;
 }

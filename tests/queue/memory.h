@@ -56,8 +56,7 @@ static inline void memory_up(memory_test *t, uint64_t capacity)
 static inline void memory_down(memory_test *t)
 {
     dray_queue_close(t->queue);
-    dray_queue_close(t->reader);
-    dray_close(t->context);
+    leave(t->reader, t->context);
     dray_close(t->reading);
     wait_for_chunks(&t->f, 0);
     fixture_down(&t->f);

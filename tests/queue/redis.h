@@ -118,8 +118,7 @@ static inline dray_context *redis_begin(redis_server *r, const char *const *opti
 static inline void redis_end(redis_server *r, queue_fixture *f, dray_context *context,
                              dray_queue *queue)
 {
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     fixture_down(f);
     redis_down(r);
 }

@@ -50,8 +50,7 @@ static inline void put_and_stop(void *argument)
             OK(rc);
         dray_batch_free(batch);
     }
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* One attempt's columns in every row, whoever was first: rounds times. */
@@ -93,15 +92,13 @@ static inline void supersede(int rounds)
             assert_int_equal(a[k], 5000 + (int32_t)dray_batch_row(batch, k)->slot);
             superseded++;
         }
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
         OK(dray_queue_clear(queue, name, &error));
     }
     assert_int_equal(superseded, 2 * rounds);
     OK(dray_queue_end(queue, &error));
     join(pid);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 #endif

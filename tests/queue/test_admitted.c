@@ -255,8 +255,7 @@ static void restart(run *r)
     for (int i = 0; i < HELD; i++)
         dray_batch_free(r->held[i]);
     memset(r->held, 0, sizeof r->held);
-    dray_queue_close(r->queue);
-    dray_close(r->context);
+    leave(r->queue, r->context);
     fixture_restart(&f);
     r->context = fixture_context(&f, "run");
     open_run(r);
@@ -313,8 +312,7 @@ static void try_run(uint64_t seed)
     finish(r);
     HOLDS(r->begun_again > 0 && r->version > 0);
     free(r->cursor);
-    dray_queue_close(r->queue);
-    dray_close(r->context);
+    leave(r->queue, r->context);
 }
 
 TEST(test_bound)

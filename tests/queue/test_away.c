@@ -44,8 +44,7 @@ static void read_in_outage(void *argument)
         assert_int_equal(*(const int32_t *)column.cells[3], 30);
         dray_batch_free(batch);
     }
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* Longer than a keeper takes to answer: whoever reads waits, where it may come back, and hears what
@@ -80,8 +79,7 @@ TEST(test_keeper_is_away)
             f.coordinator_pid = fixture_spawn(&f, false);
         if (o->back)
             join(reader);
-        dray_queue_close(queue);
-        dray_close(context);
+        leave(queue, context);
         fixture_down(&f);
         close(o->ready[0]);
         close(o->go[0]);

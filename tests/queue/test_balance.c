@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <time.h>
 
-
 static uint64_t seed, draws;
 
 static uint32_t draw(uint32_t below)

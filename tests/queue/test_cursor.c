@@ -34,8 +34,7 @@ static void commit_all(dray_queue *queue, const char *task, const char *output,
         set_ints(batch, output, 0);
     for (uint32_t i = 0; version >= 0 && i < dray_batch_rows(batch); i++)
         OK(dray_batch_set_tag(batch, i, DRAY_TAG_VERSION, version, &error));
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
 }
 
 static void make_and_train(dray_queue *queue, const char *partition, double version)
@@ -119,8 +118,7 @@ TEST_WITHIN(test_minimum_capacity, up, down)
     options.capacity_bytes = NEEDED * 64;
     OK(dray_queue_open(context, "rows", &options, &queue, &error));
     run_steps(queue);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- covering -------------------------------------------------------------------------------- */
@@ -171,8 +169,7 @@ TEST_WITHIN(test_rows_are_kept, up, down)
     FAILS(DRAY_ECHECKSUM, dray_queue_resume(queue, cursor, size - 1, NULL, &error));
     FAILS(DRAY_EFORMAT, dray_queue_resume(queue, "cursor", 6, NULL, &error));
     free(cursor);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- going back ------------------------------------------------------------------------------ */
@@ -227,8 +224,7 @@ TEST_WITHIN(test_resume, up, down)
     /* What engines hold may still be of weights that exist, or not. */
     set_ints(old, "responses", 0);
     OK(dray_batch_set_tag(old, 0, DRAY_TAG_VERSION, 1, &error));
-    OK(dray_batch_commit(old, &error));
-    dray_batch_free(old);
+    COMMIT(old);
     set_ints(new, "responses", 0);
     OK(dray_batch_set_tag(new, 0, DRAY_TAG_VERSION, 2, &error));
     FAILS(DRAY_ESTALE, dray_batch_commit(new, &error));
@@ -243,8 +239,7 @@ TEST_WITHIN(test_resume, up, down)
     FAILS(DRAY_ETIMEDOUT, dray_queue_wait(queue, "2", NULL, 0, &error));
     free(cursor);
     free(later);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* What a trainer said of the rows beside training them is undone, too: they are as if it had never
@@ -270,15 +265,13 @@ TEST_WITHIN(test_tags_are_undone, up, down)
             FAILS(DRAY_ENOENT, dray_batch_tag(batch, i, "loss", &value, &error));
             OK(dray_batch_set_tag(batch, i, "loss", 0.5, &error));
         }
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
         if (times < 2)
             OK(dray_queue_resume(queue, cursor, size, NULL, &error));
     }
     OK(dray_queue_wait(queue, "0", NULL, 0, &error));
     free(cursor);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* A run that goes back to before its end has steps to make again. */
@@ -305,8 +298,7 @@ TEST_WITHIN(test_an_end_is_undone, up, down)
     OK(dray_queue_end(queue, &error));
     FAILS(DRAY_EEND, dray_queue_claim(queue, &o, &batch, &error));
     free(cursor);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST_WITHIN(test_refusals, up, down)
@@ -342,8 +334,7 @@ TEST_WITHIN(test_refusals, up, down)
     FAILS(DRAY_EINVALID, dray_queue_covered(other, cursor, size, &error));
     free(cursor);
     dray_queue_close(other);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 SUITE(NULL, NULL)

@@ -87,8 +87,7 @@ static void work(void *argument)
     if (write(w->ready[1], &byte, 1) != 1)
         abort();
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 static pid_t start(worker *w)
@@ -119,8 +118,7 @@ static void check_responses(dray_queue *queue, int64_t base)
     OK(dray_batch_gather(batch, "responses", values, sizeof values, NULL, &error));
     for (int i = 0; i < ROWS; i++)
         assert_int_equal(values[i], base + dray_batch_row(batch, (uint32_t)i)->slot);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
 }
 
 TEST(test_committed_survives)
@@ -135,8 +133,7 @@ TEST(test_committed_survives)
     check_responses(queue, 100); /* nobody but the keeper holds it now */
     OK(dray_queue_clear(queue, "0", &error));
     wait_for_chunks(&f, 0);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST(test_uncommitted_comes_back)
@@ -162,12 +159,10 @@ TEST(test_uncommitted_comes_back)
     for (uint32_t i = 0; i < ROWS; i++)
         assert_int_equal(dray_batch_row(batch, i)->attempt, 2);
     set(batch, 200);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     check_responses(queue, 200);
     OK(dray_queue_clear(queue, "0", &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     wait_for_chunks(&f, 0);
 }
 
@@ -193,12 +188,10 @@ TEST(test_held_too_long)
     assert_int_equal(byte, 's'); /* its commit came too late */
     join(pid);
     stop(&w);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     check_responses(queue, 300);
     OK(dray_queue_clear(queue, "0", &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     wait_for_chunks(&f, 0);
 }
 
@@ -220,11 +213,9 @@ TEST(test_hold_is_renewed)
     FAILS(DRAY_ESTALE, dray_batch_commit(again, &error));
     dray_batch_free(again);
     set(batch, 0);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     OK(dray_queue_clear(queue, "0", &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     wait_for_chunks(&f, 0);
 }
 
@@ -249,8 +240,7 @@ TEST(test_deaths_count_as_attempts)
     assert_non_null(strstr(text, "of worker"));
     free(text);
     OK(dray_queue_clear(queue, "0", &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     wait_for_chunks(&f, 0);
 }
 
@@ -280,8 +270,7 @@ TEST(test_pins_end_with_the_session)
     waitpid(pid, &status, 0);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
     OK(dray_queue_clear(queue, "0", &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     wait_for_chunks(&f, 0);
 }
 
@@ -312,8 +301,7 @@ TEST(test_keeper_is_gone)
     dray_batch_free(batch);
     OK(dray_queue_clear(queue, "0", &error)); /* the controller does not hang on it either */
     dray_queue_close(hasty);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     fixture_down(&own);
 }
 

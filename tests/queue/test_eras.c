@@ -43,8 +43,7 @@ static void produce(void *argument)
     dray_queue *queue = open_durable(context);
     dray__queue_hook(at_step, argument);
     insert_ints(queue, "0", ROWS, 1);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 static void pass_a_controller(bool dies)
@@ -102,8 +101,7 @@ TEST(test_producer_lives)
     dray_batch_free(batch);
     OK(dray_queue_clear(queue, "0", &error));
     wait_for_chunks(&f, 0);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     fixture_down(&f);
 }
 

@@ -259,13 +259,11 @@ static void consume(void *argument)
         count_micros(batch, &ledger[who[0]][who[1]]);
         works[who[0]](batch);
         rc = dray_batch_commit_claim(batch, &o, 1, NULL, &next, &error);
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
         batch = next;
     }
     FAILS(DRAY_EEND, rc);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* Rows one by one: each has tokens of its own. */
@@ -321,8 +319,7 @@ TEST_WITHIN(test_balanced_ranks, up, down)
         assert_true(difference < 0.03 && difference > -0.03);
     }
     munmap(ledger, TASKS * sizeof *ledger);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 int main(void)

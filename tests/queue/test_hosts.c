@@ -27,8 +27,7 @@ TEST(test_rows_cross_hosts)
             assert_int_equal(*(const int32_t *)column.cells[r],
                              (int)dray_batch_row(batch, (uint32_t)r)->slot * 10);
         set_ints(batch, "responses", 500);
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
     }
     assert_true(chunks_of(&kept[1]) == 1);
     dray_claim_options o = want("reward", 60);
@@ -39,13 +38,11 @@ TEST(test_rows_cross_hosts)
     for (int r = 0; r < 60; r++)
         assert_int_equal(*(const int32_t *)column.cells[r], 500 + r);
     set_ints(batch, "rewards", 1000);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     all_rows(c, "actor", NULL, 0, 60);
     OK(dray_queue_clear(b, "0", &error));
     dray_queue_close(b);
-    dray_queue_close(c);
-    dray_close(at_b);
+    leave(c, at_b);
     dray_close(at_c);
     for (int i = 0; i < 2000 && chunks_of(&kept[0]) + chunks_of(&kept[1]); i++)
         usleep(5000);
@@ -136,8 +133,7 @@ TEST(test_ragged_cells)
     }
     assert_true(chunks_of(&kept[0]) <= 3);
     dray_queue_close(b);
-    dray_queue_close(a);
-    dray_close(at_b);
+    leave(a, at_b);
     dray_close(here);
 }
 
@@ -178,11 +174,9 @@ TEST(test_host_dies)
     assert_int_equal(dray_batch_rows(rest), 10);
     OK(dray_batch_column(rest, "prompts", &column, &error));
     set_ints(rest, "responses", 0);
-    OK(dray_batch_commit(rest, &error));
-    dray_batch_free(rest);
+    COMMIT(rest);
     dray_queue_close(b);
-    dray_queue_close(c);
-    dray_close(at_b);
+    leave(c, at_b);
     dray_close(at_c);
 }
 

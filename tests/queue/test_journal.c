@@ -178,8 +178,7 @@ static void roll_out(dray_queue *queue, int partition, uint32_t rows)
     assert_int_equal(dray_batch_rows(batch), rows);
     check_prompts(batch, partition);
     set_responses(batch, partition);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
 }
 
 TEST(test_goes_on)
@@ -202,24 +201,21 @@ TEST(test_goes_on)
     OK(claim(queue, "reward", 1, 8, &batch, &error)); /* what was committed is there */
     assert_int_equal(dray_batch_rows(batch), 3);
     check_responses(batch, 1);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     roll_out(queue, 1, 5); /* with the rows whose claim is void */
     OK(insert(queue, 2, 5, NULL, &error));
     restart();
     OK(claim(queue, "reward", 1, 8, &batch, &error));
     assert_int_equal(dray_batch_rows(batch), 5);
     check_responses(batch, 1);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     OK(dray_queue_wait(queue, "1", "reward", 0, &error));
     OK(dray_queue_clear(queue, "1", &error));
     restart();
     OK(dray_queue_wait(queue, "1", "reward", 0, &error)); /* it had finished */
     roll_out(queue, 2, 5);
     OK(dray_queue_clear(queue, "2", &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     wait_for_chunks(&f, 0);
     down();
 }
@@ -234,8 +230,7 @@ TEST(test_private)
     journal_path(path, sizeof path);
     assert_int_equal(stat(path, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0600);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     down();
 }
 
@@ -430,8 +425,7 @@ static char *state_after(const char *saved, const char *path, off_t size, off_t 
     dray_context *context = fixture_context(&f, "after");
     dray_queue *queue = open_queue(context);
     char *state = state_of(queue);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     return state;
 }
 
@@ -467,8 +461,7 @@ TEST(test_power_cut)
         }
         snprintf(saved, sizeof saved, "%s/saved", f.folder);
         copy_to(path, saved, moments[CHANGES].size, -1);
-        dray_queue_close(h.queue);
-        dray_close(context);
+        leave(h.queue, context);
         for (int i = 1; i <= CHANGES; i++) {
             off_t from = moments[i - 1].size, to = moments[i].size;
             if (to == from)
@@ -541,8 +534,7 @@ TEST(test_disk_full)
     check_responses(batch, 1);
     dray_batch_free(batch);
     FAILS(DRAY_ETIMEDOUT, claim(queue, "rollout", 2, 8, &batch, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     down();
 }
 
@@ -579,8 +571,7 @@ static void be_client(void *argument)
             abort();
         usleep(2000);
     }
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST(test_eight_clients)
@@ -622,8 +613,7 @@ TEST(test_eight_clients)
         OK(dray_queue_clear(queue, name, &error));
     }
     wait_for_chunks(&f, 0); /* no memory file is left over */
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     down();
 }
 
@@ -653,8 +643,7 @@ TEST(test_checkpoint)
         fixture_end(f.coordinator_pid, SIGKILL);
         f.coordinator_pid = fixture_spawn(&f, false);
         FAILS(DRAY_ECLOSED, dray_queue_seal(queue, "1", 8, &error));
-        dray_queue_close(queue);
-        dray_close(context);
+        leave(queue, context);
         context = fixture_context(&f, "main");
         queue = open_with(context, to, path);
         char *after = state_of(queue);
@@ -670,8 +659,7 @@ TEST(test_checkpoint)
         dray_batch_free(batch);
         dray_queue *other = open_with(context, to, NULL); /* it is what it was opened as */
         dray_queue_close(other);
-        dray_queue_close(queue);
-        dray_close(context);
+        leave(queue, context);
         unlink(path);
         down();
     }
@@ -717,8 +705,7 @@ TEST(test_compaction)
     check_responses(batch, 0);
     dray_batch_free(batch);
     free(values);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     down();
 }
 

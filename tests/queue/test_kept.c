@@ -101,13 +101,11 @@ static void test_keeper_dies(void **state)
     batch = read_again(a, "reward", "responses", 20, &column);
     check_ints(batch, &column, 500, 1);
     set_ints(batch, "rewards", 1000);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     batch = read_again(a, "rollout", "prompts", 20, &column);
     check_ints(batch, &column, 0, 10);
     set_ints(batch, "responses", 500);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     nothing_lost(a);
     keeper_up(&kept); /* and the producer goes on with the next one */
     insert_ints(b, "1", 8, 1);
@@ -119,8 +117,7 @@ static void test_keeper_dies(void **state)
     check_ints(batch, &column, 0, 10);
     dray_batch_free(batch);
     dray_queue_close(a);
-    dray_queue_close(b);
-    dray_close(here);
+    leave(b, here);
     dray_close(at_b);
     keeper_down(&kept, SIGTERM);
     fixture_down(&f);
@@ -156,8 +153,7 @@ static void test_own_keeper_restarts(void **state)
         dray_batch_free(batch);
         FAILS(DRAY_EGONE, dray_batch_commit(working, &error)); /* where the lost ones were */
         set_ints(working, "responses", 300);
-        OK(dray_batch_commit(working, &error));
-        dray_batch_free(working);
+        COMMIT(working);
         uint32_t refills = durabilities[i] == DRAY_DURABILITY_NONE ? 8 : 0, rows = 0;
         if (refills) { /* four whose responses were read, four whose prompts will be */
             o = want("rollout", 4);
@@ -179,15 +175,13 @@ static void test_own_keeper_restarts(void **state)
             assert_int_equal(*(const int32_t *)column.cells[r],
                              refills ? 7 : 10 * (int32_t)dray_batch_row(batch, r)->slot);
         set_ints(batch, "responses", 300);
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
         batch = read_again(queue, "reward", "responses", 12, &column);
         check_ints(batch, &column, 300, 1);
         dray_batch_free(batch);
         OK(dray_queue_clear(queue, "0", &error));
         dray_queue_close(worker);
-        dray_queue_close(queue);
-        dray_close(context);
+        leave(queue, context);
         wait_for_chunks(&f, 0);
         fixture_down(&f);
     }
@@ -274,8 +268,7 @@ static void test_others_go_on(void **state)
             OK(dray_queue_clear(a, name, &error));
     }
     dray_queue_close(a);
-    dray_queue_close(b);
-    dray_close(here);
+    leave(b, here);
     dray_close(at_b);
     wait_for_chunks(&f, 0); /* nor is a chunk left of what was cleared meanwhile */
     fixture_down(&f);
@@ -331,8 +324,7 @@ static void test_gone_before_kept(void **state)
         assert_int_equal(*(const int32_t *)column.cells[i], i < 4 ? i * 10 : 9);
     dray_batch_free(batch);
     dray_queue_close(a);
-    dray_queue_close(b);
-    dray_close(here);
+    leave(b, here);
     dray_close(at_b);
     keeper_down(&kept, SIGTERM);
     fixture_down(&f);
@@ -361,8 +353,7 @@ static void insert_doomed(void *argument)
     in.columns = &data;
     in.column_count = 1;
     FAILS(DRAY_EDEAD, dray_queue_insert(queue, &in, NULL, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* With the commit goes a claim, which waits. */
@@ -383,8 +374,7 @@ static void commit_doomed(void *argument)
         die("pipe", NULL);
     FAILS(DRAY_EDEAD, dray_batch_commit_claim(batch, &o, 1, NULL, &next, &error));
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 static bool all_waiting(dray_queue *queue)
@@ -445,8 +435,7 @@ static void test_all_gone_before_kept(void **state)
         close(ready[i]);
         close(go[i]);
     }
-    dray_queue_close(queue);
-    dray_close(here);
+    leave(queue, here);
     fixture_down(&f);
 }
 
@@ -599,19 +588,16 @@ static void test_redis_restarts(void **state)
         dray_batch *batch = read_again(queue, "rollout", "prompts", 16, &column);
         check_ints(batch, &column, 0, 10);
         set_ints(batch, "responses", 100 * step);
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
         redis_restart(&redis, NULL);
         batch = read_again(queue, "reward", "responses", 16, &column);
         check_ints(batch, &column, 100 * step, 1);
         set_ints(batch, "rewards", 7);
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
         redis_restart(&redis, NULL);
         batch = read_again(queue, "actor", "rewards", 16, &column);
         check_ints(batch, &column, 7, 1);
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
         OK(dray_queue_wait(queue, name, NULL, 0, &error));
         OK(dray_queue_clear(queue, name, &error));
     }
@@ -637,8 +623,7 @@ static void test_checkpoint(void **state)
         insert_ints(queue, "0", 20, 1);
         all_rows(queue, "rollout", "responses", 50, 20);
         OK(dray_queue_checkpoint(queue, path, &error));
-        dray_queue_close(queue);
-        dray_close(context);
+        leave(queue, context);
         fixture_restart(&f);
         context = fixture_context(&f, "all");
         dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
@@ -650,8 +635,7 @@ static void test_checkpoint(void **state)
         dray_batch *batch = read_again(queue, "reward", "responses", 20, &column);
         check_ints(batch, &column, 50, 1);
         dray_batch_free(batch);
-        dray_queue_close(queue);
-        dray_close(context);
+        leave(queue, context);
         fixture_restart(&f);
     }
     redis_down(&redis);

@@ -83,8 +83,7 @@ TEST(test_tiny_insert)
     assert_int_equal(rc, DRAY_EFULL);
     assert_non_null(strstr(error.message, "bytes for rows of the token master"));
     OK(insert(queue, "p", 1 << 16, 0, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     fixture_down(&f);
 }
 
@@ -134,8 +133,7 @@ TEST(test_quotas)
     for (int i = 0; i < 2; i++)
         dray_close(more[i]);
     dray_queue_close(first);
-    dray_queue_close(second);
-    dray_close(context);
+    leave(second, context);
     fixture_down(&f);
 }
 
@@ -150,8 +148,7 @@ static void insert_many(void *partition)
     dray_context *context = fixture_context(&f, "many");
     OK(open_named(context, "samples", &queue, &error));
     OK(insert_within(60 * DRAY__SECOND, queue, partition, MANY, 1, &error)); /* on a busy machine */
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* How many rows there are; *inserts: that wait, or are worked off. */
@@ -214,8 +211,7 @@ TEST(test_many_rows)
     assert_int_equal(dray_batch_row(batch, 99)->slot, 99);
     dray_batch_free(batch);
     OK(dray_queue_clear(queue, "p", &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     fixture_down(&f);
 }
 

@@ -89,8 +89,7 @@ TEST_WITHIN(test_to_the_end, up, down)
         assert_int_equal(values[i], 1000 + (int32_t)dray_batch_row(batch, i)->slot);
     dray_batch_free(batch);
     dray_queue_close(other);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* How many rows a loader takes before the second batch is asked for. */
@@ -117,8 +116,7 @@ static void takes_ahead(dray_loader_options o, const char *name, const char *tak
     dray_loader_close(loader); /* gives the rest back */
     wait_for(other, "\"taken\":0");
     dray_queue_close(other);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST_WITHIN(test_bounds, up, down)
@@ -171,8 +169,7 @@ TEST_WITHIN(test_waiting, up, down)
     insert_ints(other, "1", 4, 1);
     all_rows(queue, "rollout", "responses", 0, 4);
     dray_queue_close(other);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST_WITHIN(test_lost_batches, up, down)
@@ -235,8 +232,7 @@ TEST_WITHIN(test_lost_batches, up, down)
     assert_true(dray_batch_row(taken, 0)->attempt > attempt); /* a claim ahead may have had it */
     dray_batch_free(taken);
     dray_queue_close(other);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
@@ -393,8 +389,7 @@ TEST_WITHIN(test_held, up, down)
         dray_batch_free(loads[i].batch);
     }
     dray_queue_close(other);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST_WITHIN(test_refusals, up, down)
@@ -435,8 +430,7 @@ TEST_WITHIN(test_refusals, up, down)
     insert_ints(queue, "0", 4, 1);
     OK(dray_loader_next(loader, DRAY_WAIT_DEFAULT, &load, &error));
     dray_loader_close(loader);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 SUITE(NULL, NULL)

@@ -43,11 +43,9 @@ static void roll_out(void *argument)
         OK(dray_batch_gather(batch, "prompts", values, sizeof values, NULL, &error));
         dray_column_data column = int_column("responses", values);
         OK(dray_batch_set(batch, &column, &error));
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
     }
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* Dies in the middle of the sample whose response is 50. */
@@ -65,11 +63,9 @@ static void reward_until_crash(void *argument)
             kill(getpid(), SIGKILL);
         dray_column_data column = int_column("rewards", &value);
         OK(dray_batch_set(batch, &column, &error));
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
     }
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 static void reward_restarted(void *argument)
@@ -117,8 +113,7 @@ TEST_WITHIN(test_reward_crashes_on_one_prompt, up, down)
         for (uint32_t i = 0; i < dray_batch_rows(batch); i++)
             sum += values[i];
         rows += dray_batch_rows(batch);
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
     }
     assert_int_equal(sum, 660 - CRASHES + 777);
     OK(dray_queue_wait(queue, "0", NULL, 20 * DRAY__SECOND, &error));
@@ -129,8 +124,7 @@ TEST_WITHIN(test_reward_crashes_on_one_prompt, up, down)
     FAILS(DRAY_EEND, dray_queue_refill_wait(queue, 20 * DRAY__SECOND, &refill, &error));
     join(rollout);
     join(reward);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- groups ---------------------------------------------------------------------------------- */
@@ -196,8 +190,7 @@ TEST_WITHIN(test_group_is_refilled, up, down)
         assert_int_equal(dray_batch_row(batch, i)->attempt, 1);
     }
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST_WITHIN(test_group_is_dropped_or_shrunk, up, down)
@@ -258,8 +251,7 @@ TEST_WITHIN(test_refill_is_declined, up, down)
     all_rows(queue, "rollout", "responses", 0, 3);
     OK(dray_queue_wait(queue, "0", "rollout", 0, &error));
     assert_true(status_has(queue, "\"dead\":1"));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 SUITE(NULL, NULL)

@@ -72,18 +72,15 @@ TEST(test_commit_without_answer)
     commit_without_answer(batch);
     set_ints(batch, "responses", 300); /* beside the others, not over them */
     kill(f.coordinator_pid, SIGCONT);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     batch = claim_of(worker, "rollout", "2", 4);
     set_ints(batch, "responses", 400);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     check_ints(queue, "0", 100);
     check_ints(queue, "1", 200); /* the first commit counted */
     check_ints(queue, "2", 400);
     dray_queue_close(worker);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* An insert that its client gave up must not happen later, when its memory may be in use again. */
@@ -106,8 +103,7 @@ TEST(test_insert_without_answer)
     kill(f.coordinator_pid, SIGCONT);
     OK(dray_queue_clear(queue, "0", &error)); /* there is room for it now */
     FAILS(DRAY_ENOENT, dray_queue_seal(queue, "1", 4, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- who waits behind an insert that ends ---------------------------------------------------- */
@@ -128,8 +124,7 @@ static void insert_and_wait(void *argument)
     o.rows = 8;
     o.timeout_ns = w->timeout_ns;
     FAILS(DRAY_ETIMEDOUT, dray_queue_insert(queue, &o, NULL, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 static void wait_for_waiter(dray_queue *queue)
@@ -176,8 +171,7 @@ TEST(test_insert_behind_another)
     int status;
     waitpid(killer, &status, 0);
     waitpid(pid, &status, 0);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
@@ -222,15 +216,13 @@ TEST(test_closed_chunk_is_told)
     insert_ints(queue, "0", 8, 1);
     dray_batch *first = claim_of(worker, "rollout", "0", 4), *none;
     set_large(first);
-    OK(dray_batch_commit(first, &error));
-    dray_batch_free(first);
+    COMMIT(first);
     first = claim_of(worker, "rollout", "0", 4);
     set_large(first); /* in another chunk */
     dray_claim_options o = want("rolout", 1);
     FAILS(DRAY_ENOENT, dray_queue_claim(worker, &o, &none, &error));
     FAILS(DRAY_ENOENT, dray_queue_claim_start(worker, &o, 1, &error));
-    OK(dray_batch_commit(first, &error));
-    dray_batch_free(first);
+    COMMIT(first);
     OK(dray_queue_clear(worker, "0", &error));
     assert_true(free_bytes(worker) >= 3 << 20); /* both are known to be free */
     insert_ints(queue, "1", 4, 1);
@@ -240,8 +232,7 @@ TEST(test_closed_chunk_is_told)
     assert_int_equal(worker->storage.count, count);
     dray_batch_free(first);
     dray_queue_close(worker);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* The answer never comes, and with it a chunk that was given back: saying again that it is closed
@@ -258,8 +249,7 @@ TEST(test_chunk_in_a_lost_answer)
     insert_ints(queue, "1", 4, 1);
     dray_batch *batch = claim_of(worker, "rollout", "0", 4);
     set_large(batch);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     batch = claim_of(worker, "rollout", "1", 4);
     OK(dray_queue_clear(queue, "0", &error));
     int64_t timeout = worker->timeout_ns;
@@ -270,11 +260,9 @@ TEST(test_chunk_in_a_lost_answer)
     worker->timeout_ns = timeout;
     set_large(batch);
     assert_int_equal(worker->storage.count, 1);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     dray_queue_close(worker);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* The controller has a chunk dropped that the keeper reads of only later. */

@@ -93,8 +93,7 @@ TEST(test_two_producers)
     }
     assert_true(t.most <= t.capacity);
     t.queue = first;
-    dray_queue_close(other);
-    dray_close(context);
+    leave(other, context);
     memory_down(&t);
 }
 

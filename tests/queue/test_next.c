@@ -22,8 +22,7 @@ TEST_WITHIN(test_commit_rides, up, down)
         OK(dray_batch_commit_claim(batch, &o, 1, &which, &next, &error));
         assert_int_equal(which, 0);
         assert_int_equal(dray_batch_row(next, 0)->slot, (i + 1) * 16);
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
         batch = next;
     }
     /* The commit counts although there is nothing left to claim. */
@@ -47,8 +46,7 @@ TEST_WITHIN(test_commit_rides, up, down)
     FAILS(DRAY_ETIMEDOUT, dray_batch_commit_claim(batch, &o, 1, NULL, &next, &error));
     OK(dray_queue_wait(queue, "0", "reward", 0, &error));
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* A commit that is refused claims nothing. */
@@ -69,8 +67,7 @@ TEST_WITHIN(test_refused_commit, up, down)
     o.count = 8;
     OK(dray_queue_claim(queue, &o, &batch, &error));
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST_WITHIN(test_broken_connection, up, down)
@@ -94,11 +91,9 @@ TEST_WITHIN(test_broken_connection, up, down)
     OK(dray_batch_gather(held, "prompts", values, sizeof values, NULL, &error));
     dray_batch_free(held);
     set_ints(batch, "responses", 1);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     dray_queue_close(other);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST_WITHIN(test_late_task, up, down)
@@ -116,8 +111,7 @@ TEST_WITHIN(test_late_task, up, down)
     assert_non_null(strstr(error.message, "critic"));
     options.task_count = 2;
     FAILS(DRAY_EEXIST, dray_queue_open(context, "late", &options, &other, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* A column is freed when those that need it are done, before its rows are. */
@@ -135,8 +129,7 @@ TEST_WITHIN(test_columns_are_freed_early, up, down)
     all_rows(queue, "actor", NULL, 0, 4);
     assert_true(status_has(queue, "\"bytes\":0"));
     OK(dray_queue_seal(queue, "0", 4, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 SUITE(NULL, NULL)

@@ -113,8 +113,7 @@ static void open_through_deaths(bool keeps_sessions)
     dray_context *context = fixture_context(&f, "main");
     dray_queue *queue = open_queue(context, DRAY_DURABILITY_JOURNAL);
     insert(queue);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     f.prepare = hook;
     atomic_store(killed, 0);
     atomic_store(ready, 0);
@@ -137,8 +136,7 @@ static void open_through_deaths(bool keeps_sessions)
     OK(dray_queue_claim(queue, &o, &batch,
                         &error)); /* what was there from the beginning still is */
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     fixture_down(&f);
 }
 
@@ -162,8 +160,7 @@ TEST(test_number_of_another)
     fixture_restart(&f);
     dray_context *other = fixture_context(&f, "other");
     assert_int_equal(dray_context_member(other), dray_context_member(context));
-    dray_queue_close(open_queue(context, DRAY_DURABILITY_NONE));
-    dray_close(other);
+    leave(open_queue(context, DRAY_DURABILITY_NONE), other);
     dray_close(context);
     fixture_down(&f);
 }

@@ -89,8 +89,7 @@ TEST_WITHIN(test_rows_in_pieces, up, down)
     generate(batch, (uint64_t[]){3, 5}, 0, 7);
     OK(dray_batch_leave_open(batch, (uint32_t[]){0}, 1, &error));
     OK(dray_batch_commit(batch, &error));
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     batch = claim_rows(queue, "actor", 1, DRAY_POLICY_FIFO);
     assert_int_equal(dray_batch_row(batch, 0)->slot, 1);
     check_value(batch, 0, 5);
@@ -108,8 +107,7 @@ TEST_WITHIN(test_rows_in_pieces, up, down)
     check_value(batch, 1, 0);
     generate(batch, (uint64_t[]){4, 1}, 3, 8);
     OK(dray_batch_leave_open(batch, (uint32_t[]){0}, 1, &error));
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     /* Given back without a commit: nothing is appended. */
     batch = claim_rows(queue, "rollout", 1, DRAY_POLICY_FIFO);
     generate(batch, (uint64_t[]){9}, 100, 8);
@@ -117,8 +115,7 @@ TEST_WITHIN(test_rows_in_pieces, up, down)
     batch = claim_rows(queue, "rollout", 1, DRAY_POLICY_FIFO);
     check_value(batch, 0, 7);
     generate(batch, (uint64_t[]){2}, 7, 9);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     batch = claim_rows(queue, "actor", 3, DRAY_POLICY_FIFO);
     for (uint32_t i = 0; i < 3; i++) {
         if (dray_batch_row(batch, i)->slot != 0)
@@ -157,8 +154,7 @@ TEST_WITHIN(test_rows_in_pieces, up, down)
     OK(dray_queue_refill_wait(queue, 0, &refill, &error));
     assert_int_equal(refill.cause, DRAY_LOSS_STALE);
     refill_ints(queue, &refill, 1);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* The row of the oldest version first, whatever order they were committed in; whole groups, too. */
@@ -192,8 +188,7 @@ TEST_WITHIN(test_oldest_first, up, down)
         OK(dray_batch_commit(batches[0], &error));
         dray_batch_free(batches[0]);
     }
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* Columns of a fixed shape cannot be appended to, nor rows be open for who writes nothing. */
@@ -216,8 +211,7 @@ TEST_WITHIN(test_what_cannot_be_partial, up, down)
     OK(dray_batch_leave_open(batch, NULL, 0, &error));
     FAILS(DRAY_EINVALID, dray_batch_commit(batch, &error));
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 SUITE(NULL, NULL)

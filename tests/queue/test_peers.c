@@ -58,8 +58,7 @@ static void wait_for_a_row(void *argument)
     dray_context *context = fixture_context(&f, "waits");
     dray_queue *queue = open_queue(context, "bad", 0, 0);
     dray_batch_free(claim_one(queue, "actor")); /* it comes at the very end */
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 static void ask_for_too_much(dray_queue *queue)
@@ -122,15 +121,12 @@ TEST_WITHIN(test_a_bad_request_kills_the_controller, up, down)
         }
     }
     set_ints(batch, "responses", 0);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     all_rows(queue, "reward", "rewards", 0, 4);
     join(waits);
     assert_int_equal(kill(f.coordinator_pid, 0), 0);
-    dray_queue_close(other);
-    dray_close(noisy);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(other, noisy);
+    leave(queue, context);
 }
 
 /* ---- groups mix prompts ---------------------------------------------------------------------- */
@@ -191,8 +187,7 @@ TEST_WITHIN(test_groups_mix_prompts, up, down)
         }
         OK(dray_queue_clear(queue, name, &error));
     }
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- tags are visible after the data --------------------------------------------------------- */
@@ -220,12 +215,10 @@ static void compare_tags(void *argument)
             assert_int_equal((int32_t)tokens, values[i]);
         }
         set_ints(batch, "rewards", 0);
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
     }
     assert_int_equal(rc, DRAY_EEND);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST_WITHIN(test_tags_are_visible_after_the_data, up, down)
@@ -249,8 +242,7 @@ TEST_WITHIN(test_tags_are_visible_after_the_data, up, down)
                 OK(dray_batch_set_tag(batch, i, DRAY_TAG_TOKENS,
                                       1000 * round + (int32_t)dray_batch_row(batch, i)->slot,
                                       &error));
-            OK(dray_batch_commit(batch, &error));
-            dray_batch_free(batch);
+            COMMIT(batch);
         }
         OK(dray_queue_wait(queue, name, "reward", 20 * DRAY__SECOND, &error));
         OK(dray_queue_clear(queue, name, &error));
@@ -258,8 +250,7 @@ TEST_WITHIN(test_tags_are_visible_after_the_data, up, down)
     OK(dray_queue_end(queue, &error));
     join(readers[0]);
     join(readers[1]);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- a lost acknowledgement is reported as success ------------------------------------------- */
@@ -317,8 +308,7 @@ TEST_WITHIN(test_a_lost_acknowledgement_is_success, up, down)
     dray_queue_close(hasty);
     if (!elsewhere()) /* keys outlive a controller that is killed */
         commit_to_nobody(queue);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- a stale address reads another sample ---------------------------------------------------- */
@@ -369,8 +359,7 @@ TEST_WITHIN(test_a_stale_address_reads_another_sample, up, down)
     FAILS(DRAY_EGONE, dray_batch_commit(held, &error));
     dray_batch_free(held);
     free(address);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- waiting is sleeping and looking again --------------------------------------------------- */
@@ -387,8 +376,7 @@ static void claim_when_it_comes(void *argument)
     if (write(said, &now, sizeof now) != sizeof now)
         abort();
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 static int64_t switches(pid_t pid)
@@ -424,8 +412,7 @@ TEST_WITHIN(test_waiting_is_polling, up, down)
     join(waits);
     close(pipes[0]);
     close(pipes[1]);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- the balancer makes empty or overfull micro-batches -------------------------------------- */
@@ -491,8 +478,7 @@ TEST_WITHIN(test_the_balancer_makes_bad_micro_batches, up, down)
         set_ints(batch, "responses", 0);
         for (uint32_t i = 0; i < rows; i++)
             OK(dray_batch_set_tag(batch, i, DRAY_TAG_TOKENS, tokens[i], &error));
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
         o = want("reward", rows);
         o.policy = round % 2 ? DRAY_POLICY_LOCKSTEP : DRAY_POLICY_TOKEN_BALANCED;
         o.dp_size = 1 + draw(8);
@@ -534,11 +520,9 @@ static void start_and_work(void *argument)
         dray_batch *batch = claim_one(queue, s->task);
         if (s->output)
             set_ints(batch, s->output, 0);
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
     }
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* Four times three tasks, consumers first, all on one processor, before there is a queue: they
@@ -563,8 +547,7 @@ TEST_WITHIN(test_starting_up_deadlocks, up, down)
     OK(dray_queue_wait(queue, "0", NULL, 20 * DRAY__SECOND, &error));
     for (int i = 0; i < PROCESSES; i++)
         join(pids[i]);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- a put doubles the memory ---------------------------------------------------------------- */
@@ -646,8 +629,7 @@ TEST_WITHIN(test_a_put_doubles_the_memory, up, down)
     assert_true(chunks <= PUT_ROWS * PUT_CELL * 5 / 4 + (8 << 20));
     dray_batch_free(batch);
     munmap(values, PUT_ROWS * PUT_CELL);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 int main(void)

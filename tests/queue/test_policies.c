@@ -19,8 +19,7 @@ static void roll_out(dray_queue *queue, uint32_t rows, const char *key, const do
     set_ints(batch, "responses", 0);
     for (uint32_t i = 0; i < rows; i++)
         OK(dray_batch_set_tag(batch, i, key, values[i], &error));
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
 }
 
 static void check_order(dray_queue *queue, int32_t policy, const uint32_t *slots, uint32_t count)
@@ -49,8 +48,7 @@ TEST_WITHIN(test_by_version_and_priority, up, down)
     insert_ints(queue, "0", 8, 1);
     roll_out(queue, 8, DRAY_TAG_PRIORITY, (double[]){0, -1, 4, 3, 9, 0, 4.5, 5});
     check_order(queue, DRAY_POLICY_PRIORITY, (uint32_t[]){4, 7, 6, 2, 3, 0, 5, 1}, 8);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* 10 sealed rows, exactly 4 at once: 4, 4, 2, and the end. */
@@ -76,8 +74,7 @@ TEST_WITHIN(test_exact_to_the_end, up, down)
             OK(dray_queue_claim(queue, &o, &batch, &error));
             assert_int_equal(dray_batch_rows(batch), sizes[k]);
             set_ints(batch, "responses", 0);
-            OK(dray_batch_commit(batch, &error));
-            dray_batch_free(batch);
+            COMMIT(batch);
         }
         dray_batch *none;
         FAILS(DRAY_EEND, dray_queue_claim(queue, &o, &none, &error));
@@ -101,8 +98,7 @@ TEST_WITHIN(test_ordered_has_no_gaps, up, down)
         OK(dray_queue_claim(queue, &o, i == 1 ? &open : &batch, &error));
         if (i != 1) { /* row 10 stays with its engine */
             set_ints(batch, "responses", 0);
-            OK(dray_batch_commit(batch, &error));
-            dray_batch_free(batch);
+            COMMIT(batch);
         }
         o.count = i ? 60 : 1;
     }
@@ -113,8 +109,7 @@ TEST_WITHIN(test_ordered_has_no_gaps, up, down)
     assert_int_equal(dray_batch_rows(batch), 10);
     dray_batch_free(batch);
     dray_batch_free(open);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- lockstep -------------------------------------------------------------------------------- */
@@ -192,8 +187,7 @@ TEST_WITHIN(test_lockstep, up, down)
     OK(dray_queue_wait(queue, "0", "reward", 0, &error));
     dray_claim_options o = in_step(0, 0, 0);
     FAILS(DRAY_ESTALE, dray_queue_claim(queue, &o, &batches[0], &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* Rows that cannot be divided evenly: what is missing is padding, which nobody commits. */
@@ -229,8 +223,7 @@ TEST_WITHIN(test_padding, up, down)
         dray_batch_free(batches[r]);
     }
     assert_true(status_has(queue, "\"rewards\":4"));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST_WITHIN(test_peers, up, down)
@@ -258,8 +251,7 @@ TEST_WITHIN(test_peers, up, down)
     dray_batch_free(second);
     dray_batch_free(first);
     dray_queue_close(peer);
-    dray_queue_close(leader);
-    dray_close(context);
+    leave(leader, context);
 }
 
 static void die_in_step(void *argument)
@@ -312,8 +304,7 @@ TEST_WITHIN(test_death_voids_the_round, up, down)
     for (uint32_t r = 0; r < RANKS; r++)
         dray_batch_free(batches[r]);
     dray_queue_close(other);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- token_balanced -------------------------------------------------------------------------- */
@@ -353,8 +344,7 @@ TEST_WITHIN(test_token_balanced, up, down)
         }
         rows[ranks[i]] += dray_batch_rows(batch);
         set_ints(batch, "rewards", 0);
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
     }
     assert_int_equal(rows[0] + rows[1], MANY);
     assert_true(sums[0] + sums[1] == all);
@@ -369,8 +359,7 @@ TEST_WITHIN(test_token_balanced, up, down)
     assert_non_null(strstr(error.message, "row 1 has 129 tokens, a micro-batch at most 128"));
     o.dp_rank = 2;
     FAILS(DRAY_EINVALID, dray_queue_claim(queue, &o, &none, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 SUITE(NULL, NULL)

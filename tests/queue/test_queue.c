@@ -47,8 +47,7 @@ TEST(test_rows_flow)
     FAILS(DRAY_ENOENT, dray_batch_tag(batch, 1, "length", &tag, &error));
     FAILS(DRAY_EINVALID, dray_batch_commit(batch, &error)); /* rewards not set */
     set_ints(batch, "rewards", 1000);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     o = want("actor", 10);
     o.policy = DRAY_POLICY_ORDERED;
     OK(dray_queue_claim(queue, &o, &batch, &error));
@@ -60,16 +59,14 @@ TEST(test_rows_flow)
         assert_int_equal(gathered[i], 1000 + i);
     FAILS(DRAY_EFULL, dray_batch_gather(batch, "rewards", gathered, 39, &bytes, &error));
     FAILS(DRAY_ENOENT, dray_batch_gather(batch, "prompts", gathered, 40, &bytes, &error));
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     OK(dray_queue_wait(queue, "0", NULL, 0, &error));
     OK(dray_queue_end(queue, &error));
     o = want("actor", 1);
     FAILS(DRAY_EEND, dray_queue_claim(queue, &o, &batch, &error));
     OK(dray_queue_clear(queue, "0", &error));
     OK(dray_queue_clear(queue, "0", &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* The text of one line of /proc/self/maps that holds the address. */
@@ -134,8 +131,7 @@ TEST(test_reads_in_place)
         assert_int_equal(*(const int32_t *)column.cells[i], 500 + i);
     dray_batch_free(batch);
     dray_queue_close(reader);
-    dray_queue_close(queue);
-    dray_close(other);
+    leave(queue, other);
     dray_close(context);
 }
 
@@ -272,12 +268,10 @@ static void hop(void *argument)
             OK(dray_batch_set(batch, &column, &error));
             OK(dray_batch_set(batch, &column, &error)); /* the last one counts */
         }
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
     }
     FAILS(DRAY_EEND, rc);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST(test_every_dtype)
@@ -316,8 +310,7 @@ TEST(test_every_dtype)
     OK(dray_queue_clear(queue, "p", &error)); /* late claims see the end all the same */
     for (int i = 0; i < 4; i++)
         join(pids[i]);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     wait_for_chunks(&f, 0);
 }
 
@@ -373,16 +366,14 @@ TEST(test_whole_groups)
             assert_int_equal(dray_batch_row(batch, r)->slot, complete[i] * 4 + (int)r);
         }
         set_ints(batch, "rewards", 0);
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
     }
     o.count = 6;
     FAILS(DRAY_ETIMEDOUT, dray_queue_claim(queue, &o, &batch, &error));
     o = want("actor", 6);
     o.policy = DRAY_POLICY_GROUP;
     FAILS(DRAY_EINVALID, dray_queue_claim(queue, &o, &batch, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST(test_attempts)
@@ -429,8 +420,7 @@ TEST(test_attempts)
     assert_int_equal(json_integer_value(json_object_get(partition, "rows")), 4);
     json_decref(status);
     free(text);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 static void clear_later(void *argument)
@@ -449,8 +439,7 @@ static void clear_later(void *argument)
         usleep(1000);
     }
     OK(dray_queue_clear(queue, "0", &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST(test_capacity)
@@ -480,8 +469,7 @@ TEST(test_capacity)
     pid_t pid = child(clear_later, NULL);
     OK(dray_queue_insert(queue, &o, NULL, &error));
     join(pid);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- waiting --------------------------------------------------------------------------------- */
@@ -496,8 +484,7 @@ static void insert_later(void *argument)
     insert_ints(queue, "0", 5, 1);
     OK(dray_queue_seal(queue, "0", 5, &error));
     OK(dray_queue_end(queue, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST(test_waiters_are_woken)
@@ -510,13 +497,11 @@ TEST(test_waiters_are_woken)
     dray_batch *batch;
     OK(dray_queue_claim(queue, &o, &batch, &error)); /* the default timeout would be 20 s */
     set_ints(batch, "responses", 0);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     join(pid);
     all_rows(queue, "rollout", "responses", 0, 1);
     FAILS(DRAY_EEND, dray_queue_claim(queue, &o, &batch, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST(test_choices_and_polling)
@@ -539,8 +524,7 @@ TEST(test_choices_and_polling)
     assert_int_equal(which, 1);
     assert_string_equal(dray_batch_partition(batch), "0");
     set_ints(batch, "responses", 0);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     OK(dray_queue_claim_any(queue, choices, 2, &which, &batch, &error));
     assert_int_equal(which, 0);
     dray_batch_free(batch);
@@ -552,8 +536,7 @@ TEST(test_choices_and_polling)
     choices[0].partition = "nothing";
     OK(dray_queue_claim_start(queue, choices, 1, &error));
     dray_queue_close(queue); /* gives up the started one */
-    dray_queue_close(other);
-    dray_close(context);
+    leave(other, context);
 }
 
 TEST(test_ordered)
@@ -589,8 +572,7 @@ TEST(test_ordered)
     dray_batch_free(batch);
     dray_batch_free(first);
     dray_batch_free(second);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- other ranks, other processes ------------------------------------------------------------ */
@@ -625,8 +607,7 @@ static void import_there(void *argument)
         bytes[i] ^= 1;
         assert_int_not_equal(dray_batch_import(queue, bytes, i, &batch, &error), DRAY_OK);
     }
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST(test_export)
@@ -641,8 +622,7 @@ TEST(test_export)
     set_ints(batch, "responses", 40);
     for (uint32_t i = 0; i < 4; i++)
         OK(dray_batch_set_tag(batch, i, "length", i, &error));
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     o = want("reward", 4);
     OK(dray_queue_claim(queue, &o, &batch, &error));
     exported e;
@@ -650,8 +630,7 @@ TEST(test_export)
     join(child(import_there, &e));
     free(e.data);
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* Threads of one process, each with a queue of its own, share the context and the mappings. */
@@ -673,8 +652,7 @@ static void *thread_of(void *argument)
                                  &error));
         if (outputs[t])
             set_ints(batch, outputs[t], 0);
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
     }
     FAILS(DRAY_EEND, rc);
     dray_queue_close(queue);
@@ -709,8 +687,7 @@ TEST(test_threads)
     OK(dray_queue_end(queue, &error));
     for (int i = 0; i < 6; i++)
         pthread_join(threads[i], NULL);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* Tags of single rows beside those of the whole insert, of rows and of groups. */
@@ -762,8 +739,7 @@ TEST(test_row_tags)
     FAILS(DRAY_EINVALID, dray_queue_insert(queue, &in, NULL, &error));
     OK(dray_queue_clear(queue, "rows", &error));
     OK(dray_queue_clear(queue, "groups", &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 SUITE(up, down)

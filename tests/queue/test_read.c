@@ -94,8 +94,7 @@ TEST_WITHIN(test_parts, up, down)
                 check_part(batch, first, rows, bytes - 1);
         }
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST_WITHIN(test_fixed_and_refused, up, down)
@@ -117,8 +116,7 @@ TEST_WITHIN(test_fixed_and_refused, up, down)
           dray_batch_read(batch, "score", UINT32_MAX, 2, &part, offsets, room, 0, &error));
     FAILS(DRAY_ENOENT, dray_batch_read(batch, "none", 0, 1, &part, offsets, room, 0, &error));
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 SUITE(NULL, NULL)

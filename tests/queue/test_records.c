@@ -23,7 +23,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-
 enum {
     SECTOR = 512,
     RECORDS = 400,

@@ -208,8 +208,7 @@ static void round_trip_with(const char *address, redis_server *servers, int coun
     for (int s = 0; s < count; s++)
         redis_wait_keys(&servers[s], 0);
     OK(insert_rows(queue, "left", 20, 600000, 0, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     fixture_down(&f);
     for (int s = 0; s < count; s++)
         assert_int_equal(redis_keys(&servers[s]), 0); /* the queue took them with it */
@@ -322,8 +321,7 @@ TEST(calls_wait_for_a_server_that_comes_back)
     pid_t later = child(restart_later, &r);
     OK(insert_rows(queue, "b", 4, 100, 0, &error));
     assert_true(redis_keys(&r) > 0);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     fixture_down(&f);
     fixture_end(later, SIGKILL); /* and its server with it */
     r.pid = later;
@@ -516,8 +514,7 @@ TEST(bad_backends_are_refused)
     o.backend = DRAY_BACKEND_BUILTIN;
     o.backend_address = NULL;
     FAILS(DRAY_EEXIST, dray_queue_open(context, "q", &o, &other, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     fixture_down(&f);
 }
 

@@ -27,8 +27,7 @@ TEST(test_forks_are_refused)
     insert_ints(queue, "0", 1, 1);
     join(child(use_after_fork, queue));
     insert_ints(queue, "1", 1, 1); /* the parent's is as it was */
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- refusals -------------------------------------------------------------------------------- */
@@ -117,8 +116,7 @@ TEST(test_bad_arguments)
     FAILS(DRAY_EINVALID, dray_batch_fail(batch, NULL, 0, "", &error));
     dray_batch_free(batch);
     insert_ints(queue, "1", 1, 1); /* all is as it was */
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* Random bytes as payload of every message: errors, and the queue lives on. */
@@ -158,8 +156,7 @@ TEST(test_bad_messages)
         dray__writer_free(&w);
     }
     all_rows(queue, "rollout", "responses", 0, 4);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST(test_broken_producers)
@@ -198,8 +195,7 @@ TEST(test_broken_producers)
     }
     output->extent = right;
     uint64_t *written = (uint64_t *)(void *)output->span.at;
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     /* A producer that changes its offsets after the commit, before anyone reads. */
     static const uint64_t forged[][4] = {{0, 7, 7, 6},
                                          {0, 3, 1, 6},
@@ -220,8 +216,7 @@ TEST(test_broken_producers)
     OK(dray_batch_gather(batch, "responses", out, sizeof out, NULL, &error));
     assert_memory_equal(out, values, sizeof out);
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST(test_no_descriptors_are_left)
@@ -239,8 +234,7 @@ TEST(test_no_descriptors_are_left)
         OK(dray_batch_column(batch, "prompts", &column, &error));
         dray_batch_free(batch);
         OK(dray_queue_clear(queue, "0", &error));
-        dray_queue_close(queue);
-        dray_close(context);
+        leave(queue, context);
         wait_for_chunks(&f, before);
         if (round == 2) { /* what is opened once is open by now */
             mine = count_fds(getpid(), "");
@@ -282,8 +276,7 @@ TEST(test_no_keeper)
     OK(dray_queue_status(queue, &text, &error));
     assert_non_null(strstr(text, "\"chunks\":0")); /* it was given up again */
     free(text);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     fixture_down(&own);
 }
 

@@ -83,8 +83,7 @@ static void produce(void *argument)
         if (i % 2) /* the insert comes after the release, else it may come before */
             turn_take(t->other);
     }
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST_WITHIN(test_bytes_for_who_waits, up, down)
@@ -109,8 +108,7 @@ TEST_WITHIN(test_bytes_for_who_waits, up, down)
             turn_give(t.other);
     }
     join(producer);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* Takes what the other one gives back, when it is told to. */
@@ -124,8 +122,7 @@ static void take_turns(void *argument)
         dray_batch_free(take(queue, "0", ROWS));
         turn_give(t->other);
     }
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST_WITHIN(test_rows_for_who_waits, up, down)
@@ -145,8 +142,7 @@ TEST_WITHIN(test_rows_for_who_waits, up, down)
         turn_take(t.other); /* and asks the queue nothing meanwhile */
     }
     join(other);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -158,8 +154,7 @@ static dray_queue *open_filled(dray_context *context, const char *name)
     dray_queue *queue = open_small(context, name, DRAY_DURABILITY_NONE);
     dray_queue *producer = open_small(gone, name, DRAY_DURABILITY_NONE);
     insert_ints(producer, "0", ROWS, 1);
-    dray_queue_close(producer);
-    dray_close(gone);
+    leave(producer, gone);
     return queue;
 }
 
@@ -177,8 +172,7 @@ TEST_WITHIN(test_cleared_bytes, up, down)
     assert_int_equal(kept_chunks(&f), 1);
     dray_batch_free(batch);
     wait_for_chunks(&f, 0);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* Nobody asks, nobody waits: what no task needs any more goes all the same. */
@@ -193,8 +187,7 @@ TEST_WITHIN(test_bytes_that_nobody_asks_for, up, down)
     assert_int_equal(kept_chunks(&f), 1);
     dray_batch_free(batch);
     wait_for_chunks(&f, 0);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- deaths ---------------------------------------------------------------------------------- */
@@ -230,8 +223,7 @@ TEST_WITHIN(test_death_after_release, up, down)
         usleep(5000);
     dray_batch_free(rest);
     assert_true(status_has(queue, "\"claims\":0"));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* A claim of before the coordinator died is let go when the next one has others: nothing happens to
@@ -253,13 +245,11 @@ TEST(test_release_after_a_restart)
     dray_batch_free(now);
     assert_true(status_has(other, "\"claims\":0"));
     now = take(queue, "0", ROWS);
-    OK(dray_batch_commit(now, &error));
-    dray_batch_free(now);
+    COMMIT(now);
     assert_true(status_has(other, "\"claims\":0"));
     assert_true(status_has(other, "\"lost\":{\"failed\":0,"));
     dray_queue_close(other);
-    dray_queue_close(queue);
-    dray_close(second);
+    leave(queue, second);
     dray_close(context);
     fixture_down(&f);
     f = (queue_fixture){0};
@@ -292,8 +282,7 @@ TEST_WITHIN(test_more_than_there_are_pages, up, down)
     all_rows(one, "rollout", "responses", 0, 64);
     for (int i = 1; i < CLIENTS - 1; i++)
         dray_queue_close(queues[i]);
-    dray_queue_close(one);
-    dray_close(context);
+    leave(one, context);
 }
 
 /* Whatever a client writes on its page, others' claims and the controller are as they were. */
@@ -314,11 +303,9 @@ TEST_WITHIN(test_lies_on_the_page, up, down)
         assert_true(status_has(liar, "\"claims\":1"));
     }
     set_ints(batch, "responses", 0);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     dray_queue_close(liar);
-    dray_queue_close(queue);
-    dray_close(honest);
+    leave(queue, honest);
     dray_close(context);
 }
 

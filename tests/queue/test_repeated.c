@@ -86,8 +86,7 @@ TEST(test_counts_once)
         assert_int_equal(*(const int32_t *)column.cells[i], 100 + i);
     dray_batch_free(batch);
     assert_true(status_has(queue, "\"clients\":1"));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     fixture_down(&f);
 }
 

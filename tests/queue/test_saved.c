@@ -127,8 +127,7 @@ TEST(test_no_paths)
         memcpy(at, "no_such_keys___", strlen("no_such_keys___"));
     assert_string_equal(error.message, other.message);
     unlink(keys);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     fixture_down(&f);
 }
 
@@ -159,16 +158,14 @@ TEST(test_names)
     assert_true(stat(outside, &st) == 0 && st.st_size == 9);
     unlink(outside);
     FAILS(DRAY_ENOENT, send_restore(queue, "second", &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     make_file(left, "of one that was killed");
     fixture_restart(&f);
     assert_int_equal(access(left, F_OK), -1);
     context = fixture_context(&f, "task");
     OK(open_saved(context, "first", &queue, &error));
     has_rows(queue);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     fixture_down(&f);
 }
 
@@ -197,8 +194,7 @@ TEST(test_descriptors)
     close(pipes[1]);
     snprintf(folder, sizeof folder, "%s/nowhere/at-all", f.folder);
     FAILS(DRAY_ESYS, dray_queue_checkpoint(queue, folder, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     fixture_restart(&f);
     context = fixture_context(&f, "task");
     FAILS(DRAY_ESYS, open_saved(context, folder, &queue, &error));
@@ -206,8 +202,7 @@ TEST(test_descriptors)
     has_rows(queue);
     int before = count_fds(f.coordinator_pid, path);
     assert_int_equal(before, 0);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     unlink(path);
     fixture_down(&f);
 }

@@ -79,8 +79,7 @@ TEST_WITHIN(test_parts_are_committed_by_themselves, up, down)
         assert_int_equal(values[i], bases[slot] + (int32_t)slot);
     }
     dray_batch_free(got);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* Rows that were given back, were split off before, or have failed are nobody's part. */
@@ -110,8 +109,7 @@ TEST_WITHIN(test_rows_come_back, up, down)
     dray_batch_free(batch);
     commit(part, 0);
     dray_batch_free(part);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST_WITHIN(test_a_death_gives_back_every_part, up, down)
@@ -136,8 +134,7 @@ TEST_WITHIN(test_a_death_gives_back_every_part, up, down)
         assert_int_equal(dray_batch_row(batch, i)->attempt, 2);
     dray_batch_free(batch);
     OK(dray_queue_clear(queue, "0", &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST_WITHIN(test_parts_end_as_claims_do, up, down)
@@ -164,8 +161,7 @@ TEST_WITHIN(test_parts_end_as_claims_do, up, down)
     FAILS(DRAY_EGONE, dray_batch_commit(part, &error));
     dray_batch_free(part);
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST_WITHIN(test_what_is_not_split, up, down)
@@ -185,8 +181,7 @@ TEST_WITHIN(test_what_is_not_split, up, down)
     OK(dray_queue_claim(queue, &o, &batch, &error));
     FAILS(DRAY_EINVALID, dray_batch_split(batch, (uint32_t[]){0}, 1, &part, &error));
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 SUITE(NULL, NULL)

@@ -25,8 +25,7 @@ static void read_stop_read(void *argument)
     set_ints(batch, "log_probs", 0);
     FAILS(DRAY_EGONE, dray_batch_commit(batch, &error));
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST_WITHIN(test_stopped_reader, up, down)
@@ -57,8 +56,7 @@ TEST_WITHIN(test_stopped_reader, up, down)
     }
     kill(pid, SIGCONT);
     join(pid);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 SUITE(NULL, NULL)

@@ -190,8 +190,7 @@ TEST(the_password_goes_nowhere_else)
     OK(open_in(context, "own", DRAY_DURABILITY_NONE, mine.at.address, &queue, &error));
     dray_queue_close(queue);
     OK(open_in(context, "own", DRAY_DURABILITY_NONE, NULL, &queue, &error)); /* there is one */
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     fixture_end(f.coordinator_pid, SIGTERM); /* drops what its queues have */
     assert_int_equal(connected(&theirs, "open-sesame", &said), 0);
     assert_false(said);
@@ -250,8 +249,7 @@ TEST(journals_name_no_other_store)
     stores[0] = s.at.store;
     OK(begin_at(&f, stores, &error));
     f.coordinator_pid = fixture_spawn(&f, false);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     store_down(&s);
     rmdir(folder);
     fixture_down(&f);

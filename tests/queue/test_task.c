@@ -37,8 +37,7 @@ TEST(test_task)
     }
     FAILS(DRAY_EEND, dray_task_next(task, &batch, &error));
     dray_task_close(task);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* A tag that two tasks set has the value of the later commit. */
@@ -56,8 +55,7 @@ TEST(test_tags)
         OK(dray_batch_set_tag(batch, i, i == 1 ? "b" : "a", i, &error));
     OK(dray_batch_set_tag(batch, 2, "a", 20, &error));
     set_ints(batch, "responses", 0);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     o = want("reward", 3);
     OK(dray_queue_claim(queue, &o, &batch, &error));
     OK(dray_batch_tag(batch, 0, "a", &value, &error));
@@ -69,15 +67,13 @@ TEST(test_tags)
     assert_true(value == 20);
     OK(dray_batch_set_tag(batch, 2, "a", 30, &error));
     set_ints(batch, "rewards", 0);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     o = want("actor", 3);
     OK(dray_queue_claim(queue, &o, &batch, &error));
     OK(dray_batch_tag(batch, 2, "a", &value, &error));
     assert_true(value == 30);
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 SUITE(up, down)

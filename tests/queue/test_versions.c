@@ -53,13 +53,11 @@ static void roll_out(void *argument)
         frozen = true;
         set_ints(batch, "responses", (int32_t)version * 100);
         set_version(batch, version);
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
         if (e->freezes)
             break;
     }
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 static void score(void *argument)
@@ -75,11 +73,9 @@ static void score(void *argument)
     while ((rc = dray_queue_claim(queue, &o, &batch, &error)) != DRAY_EEND) {
         OK(rc);
         set_ints(batch, "rewards", 0);
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
     }
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 static void answer_refills(void *argument)
@@ -95,8 +91,7 @@ static void answer_refills(void *argument)
         assert_int_equal(refill.cause, DRAY_LOSS_STALE);
         refill_ints(queue, &refill, 1000);
     }
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST_WITHIN(test_frozen_engine, up, down)
@@ -133,8 +128,7 @@ TEST_WITHIN(test_frozen_engine, up, down)
             OK(dray_batch_tag(batch, i, DRAY_TAG_VERSION, &made, &error));
             assert_true(made + ETA >= (double)v);
         }
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
         atomic_store(version, v + 1);
         OK(dray_queue_version(queue, v + 1, &error));
         if (v == 3)
@@ -151,8 +145,7 @@ TEST_WITHIN(test_frozen_engine, up, down)
     join(reward);
     join(producer);
     munmap(version, sizeof *version);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- rows of the newest version alone -------------------------------------------------------- */
@@ -175,8 +168,7 @@ static uint32_t claim_newest(dray_queue *queue, const char *task, int32_t policy
     uint32_t rows = dray_batch_rows(batch);
     if (strcmp(task, "reward") == 0)
         set_ints(batch, "rewards", 0);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     return rows;
 }
 
@@ -195,8 +187,7 @@ TEST_WITHIN(test_older_rows_are_left, up, down)
         OK(dray_queue_claim(queue, &o, &batch, &error));
         set_ints(batch, "responses", 0);
         set_version(batch, versions[dray_batch_row(batch, 0)->slot]);
-        OK(dray_batch_commit(batch, &error));
-        dray_batch_free(batch);
+        COMMIT(batch);
     }
     assert_int_equal(claim_newest(queue, "reward", DRAY_POLICY_FIFO, 1, true), 7);
     assert_int_equal(claim_newest(queue, "reward", DRAY_POLICY_FIFO, 1, true), 0);
@@ -221,8 +212,7 @@ TEST_WITHIN(test_older_rows_are_left, up, down)
     o.policy = DRAY_POLICY_GROUP;
     o.fresh = 3;
     FAILS(DRAY_EINVALID, dray_queue_claim(queue, &o, &batch, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- admission ------------------------------------------------------------------------------- */
@@ -243,8 +233,7 @@ static uint32_t roll_out_some(dray_queue *queue, uint64_t version)
     uint32_t rows = dray_batch_rows(batch);
     set_ints(batch, "responses", 0);
     set_version(batch, version);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
     return rows;
 }
 
@@ -294,8 +283,7 @@ TEST_WITHIN(test_admission, up, down)
     assert_int_equal(roll_out_some(queue, 5), 0);
     a.version = 4;
     FAILS(DRAY_EINVALID, dray_queue_admit(queue, &a, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* A row that died in the engine's hands was never accepted: its commit takes nobody's place. */
@@ -328,8 +316,7 @@ TEST_WITHIN(test_dead_rows_are_not_accepted, up, down)
     }
     assert_true(status_has(queue, "\"accepted\":0"));
     assert_int_equal(roll_out_some(queue, 0), B);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* Returns when one claim of rollout waits at the coordinator. */
@@ -353,8 +340,7 @@ static void reach_version(void *argument)
     dray_queue *queue = open_refilling(context, "causes");
     await_claim(queue);
     OK(dray_queue_version(queue, 2, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* The answer to a claim that waited says for what: that of a commit with a claim, too. */
@@ -397,8 +383,7 @@ TEST_WITHIN(test_claims_say_what_they_waited_for, up, down)
     dray_batch_free(next);
     dray_batch_free(last);
     dray_queue_close(other);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 static void check_cause(const dray_error *error, dray_wait_cause cause)
@@ -453,8 +438,7 @@ TEST_WITHIN(test_claims_in_vain_say_what_they_waited_for, up, down)
     const char *first = strstr(text, "queue claim"), *second = strstr(first + 1, "queue claim");
     assert_true(strstr(first, "admission") < second && strstr(second, "samples"));
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* Producers that insert whole samples are bounded at insert. */
@@ -476,8 +460,7 @@ TEST_WITHIN(test_admission_of_inserts, up, down)
     assert_non_null(strstr(error.message, "staleness 1 at version 0"));
     OK(dray_queue_version(queue, 1, &error));
     OK(dray_queue_insert(queue, &o, NULL, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 TEST_WITHIN(test_bad_versions, up, down)
@@ -493,8 +476,7 @@ TEST_WITHIN(test_bad_versions, up, down)
     OK(dray_batch_set_tag(batch, 0, DRAY_TAG_VERSION, 1.5, &error));
     FAILS(DRAY_EINVALID, dray_batch_commit(batch, &error));
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 SUITE(NULL, NULL)

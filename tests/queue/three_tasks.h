@@ -80,8 +80,7 @@ static inline void all_rows(dray_queue *queue, const char *task, const char *out
     assert_int_equal(dray_batch_rows(batch), count);
     if (output)
         set_ints(batch, output, base);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
+    COMMIT(batch);
 }
 
 static inline bool status_has(dray_queue *queue, const char *text)

@@ -19,7 +19,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-
 static char folder[128];
 
 static char *path_of(const char *name)

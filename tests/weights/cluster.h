@@ -18,7 +18,6 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 
-
 #define MODEL "test-model"
 
 /* ---- failing in any process ----------------------------------------------------------------- */

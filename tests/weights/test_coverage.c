@@ -12,7 +12,6 @@
 #include <string.h>
 #include <time.h>
 
-
 enum { SIDE = 9, CELLS = SIDE * SIDE * SIDE * SIDE, MOST_RANKS = 5 };
 
 static uint64_t seed, stream;

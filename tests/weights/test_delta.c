@@ -14,7 +14,6 @@
 #include <string.h>
 #include <time.h>
 
-
 static uint64_t seed, drawn;
 static dray_region_kind kind = DRAY_REGION_HOST; /* of the publisher's blocks */
 

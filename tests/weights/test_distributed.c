@@ -2,7 +2,6 @@
  * that a network and a peer can do wrong must end as an error that names the peer, or be repaired.
  */
 
-
 #include "base/wire.h"
 #include "mover/mover.h"
 #include "seed.h"

@@ -22,7 +22,6 @@
 #include <string.h>
 #include <unistd.h>
 
-
 enum { PUBLISHERS = 2, GROUPS = 3, RANKS = 2, TICKETS = 4096, STEPS = 400 };
 
 typedef struct ticket {

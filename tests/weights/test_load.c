@@ -8,7 +8,6 @@
 #include <poll.h>
 #include <stdint.h>
 
-
 static uint64_t seed;
 
 /* ---- a model with everything that matters -----------------------------------------------------

@@ -10,7 +10,6 @@
 #include <fcntl.h>
 #include <stdint.h>
 
-
 enum { TRAINERS = 3, ENGINES = 4 }; /* more ranks than KV heads: replicas */
 
 static dray_model_config config;

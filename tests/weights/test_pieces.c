@@ -10,7 +10,6 @@
 #include <string.h>
 #include <unistd.h>
 
-
 enum { MEMBERS = 4, SIDE = 7, ELEMENTS = SIDE * SIDE * SIDE };
 
 static int below(int n)

@@ -6,7 +6,6 @@
 
 #include <stdint.h>
 
-
 /* ---- random clusters ------------------------------------------------------------------------ */
 
 typedef struct scene {
