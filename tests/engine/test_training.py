@@ -252,7 +252,8 @@ def bad_steps_are_refused_and_change_nothing():
                              ({"behaviour": None, "decoupled": True}, "behaviour"),
                              ({"behaviour": None, "truncate": 2.0, "decoupled": False}, "behaviour"),
                              ({"aggregate": 2, "length": 0}, "constant length"),
-                             ({"advantages": [1e39] * 4, "masked": [False] * 4}, "gradient norm")):
+                             ({"advantages": [1e39] * 4, "masked": [False] * 4, "mask": None, "old": None,
+                               "decoupled": False, "truncate": 0}, "gradient norm")): # every token counts, none is clipped
             found = call(step_request(folder, [dict(batch, **change)], 2), fails=True)
             assert found["error"] == "EINVALID" and word in found["message"], (change, found)
         found = call(step_request(folder, [], 0), fails=True)
