@@ -6,6 +6,7 @@ update, and what cannot be found any more is ESTALE."""
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import weakref
 from dataclasses import InitVar, dataclass
@@ -17,6 +18,37 @@ from ._library import DrayError
 
 _INSERTED = ("_orig_mod.", "_checkpoint_wrapped_module.")  # into names, by what wraps modules
 _WAY_OUT = "; give the module itself, or Blocks whose tensor is a function that returns the view"
+
+
+MOST_DIMS = 8  # of a parameter: the library sees those from the last of its own on as one
+
+
+def folded(shape):
+    """A shape as the library has it: kernels of convolutions have five dimensions and more, of which no rank cuts the
+    last ones."""
+    shape, last = list(shape), _l.MAX_DIMS - 1
+    return shape if len(shape) <= _l.MAX_DIMS else [*shape[:last], math.prod(shape[last:])]
+
+
+def folded_block(name, shape, start, extent, stride):
+    """The same of a rectangle: start, extent, stride."""
+    last = _l.MAX_DIMS - 1
+    if len(shape) > MOST_DIMS:
+        raise DrayError(_l.EUNSUPPORTED, f"{name}: at most {MOST_DIMS} dimensions expected, found {len(shape)}")
+    if len(shape) <= _l.MAX_DIMS:
+        return list(start), list(extent), list(stride)
+    inner, step = math.prod(shape[last + 1:]), stride[-1]
+    for n, s in zip(reversed(extent[last:]), reversed(stride[last:])):
+        if n > 1 and s != step:
+            raise DrayError(_l.EUNSUPPORTED, f"{name}: dimensions from {last} on that are dense in memory expected, found "
+                            f"strides {tuple(stride)}")
+        step = step * n if n > 1 else step
+    if list(extent[last + 1:]) != list(shape[last + 1:]):
+        raise DrayError(_l.EUNSUPPORTED, f"{name}: dimensions behind {last} that are whole expected, found {tuple(extent)} of "
+                        f"{tuple(shape)}")
+    steps = [s for n, s in zip(extent[last:], stride[last:]) if n > 1]
+    return [*start[:last], start[last] * inner], [*extent[:last], math.prod(extent[last:])], \
+        [*stride[:last], steps[-1] if steps else 0]
 
 
 @dataclass
@@ -194,7 +226,8 @@ class Given:
 
 
 class _Module(Given):
-    """A module's parameters by their names, and with buffers those that its state_dict() has."""
+    """A module's parameters by their names, and with buffers those that its state_dict() has (True), or those of
+    the names given."""
 
     def __init__(self, module, ask, buffers):
         self._module, self._ask, self._buffers = module, ask, buffers
@@ -207,8 +240,10 @@ class _Module(Given):
         yield from fsdp1_parameters(module) if flat else self._ask(**options)
         for path, part in module.named_modules() if self._buffers else ():
             for name, buffer in part._buffers.items():
-                if buffer is not None and name not in part._non_persistent_buffers_set:
-                    yield f"{path}.{name}" if path else name, buffer
+                name, own = f"{path}.{name}" if path else name, name
+                if buffer is not None and (own not in part._non_persistent_buffers_set if self._buffers is True else
+                                           name in self._buffers):
+                    yield name, buffer
 
     def pairs(self):
         listed = list(clean(self._walk()))
@@ -374,6 +409,11 @@ class _Mapping(Given):
             if name not in self._mapping:
                 raise stale(name, "is in the mapping no more")
         return list(clean((name, self._mapping[name]) for name in self._names))
+
+
+def is_module(parameters):
+    """A module, or a generator that one handed out of its parameters."""
+    return _module_of(parameters)[0] is not None
 
 
 def given(parameters, buffers=False) -> Given:

@@ -162,7 +162,9 @@ class Layout:
             at, first = at + count * element, first + count
 
     def add_tensor(self, name, dtype, shape):
-        index = c.c_uint32()
+        if len(shape) > _p.MOST_DIMS:
+            raise DrayError(_l.EUNSUPPORTED, f"{name}: at most {_p.MOST_DIMS} dimensions expected, found {len(shape)}")
+        index, shape = c.c_uint32(), _p.folded(shape)
         code = library().dray_layout_find(self.pointer, name.encode(), c.byref(index), None)
         if code:
             sizes = (c.c_int64 * max(1, len(shape)))(*shape)
@@ -194,8 +196,12 @@ class Layout:
             return
         region, offset = self.region_of(local, name)
         if mesh is None:
-            self._dense(tensor, region, [0] * local.dim(), local.shape, offset)
+            whole = _p.folded(local.shape)
+            self._dense(tensor, region, [0] * len(whole), whole, offset)
             return
+        if local.dim() > _l.MAX_DIMS and any(getattr(p, "dim", 0) >= _l.MAX_DIMS - 1 for p in placements):
+            raise DrayError(_l.EUNSUPPORTED, f"{name}: a cut along one of its first {_l.MAX_DIMS - 1} dimensions expected, "
+                            f"found {tuple(placements)}")
         coordinate = (c.c_int64 * 8)(*mesh.get_coordinate())
         shape = (c.c_int64 * _l.MAX_DIMS)()
         m = _mesh_of(mesh, placements)
@@ -218,9 +224,9 @@ class Layout:
 
     @staticmethod
     def _same_shard(name, shape, local):
-        if list(shape[:local.dim()]) != list(local.shape):
-            raise DrayError(-10, f"{name}: a shard of {shape[:local.dim()]} expected, the tensor has "
-                            f"{list(local.shape)}")
+        found = _p.folded(local.shape)
+        if list(shape[:len(found)]) != found:
+            raise DrayError(-10, f"{name}: a shard of {shape[:len(found)]} expected, the tensor has {found}")
 
     def _dense(self, tensor, region, start, extent, offset):
         call("dray_layout_add_dense", self.pointer, tensor, region,
@@ -235,11 +241,11 @@ class Layout:
             self._add_pieces(tensor, view, block.shape, block.start, block.name)
             return
         region, offset = self.region_of(view, block.name)
-        element, dims = view.element_size(), view.dim()
-        b = _l.Block(tensor=tensor, region=region, offset=offset)
-        b.start[:dims] = list(block.start or [0] * dims)
-        b.extent[:dims] = list(view.shape)
-        b.stride[:dims] = [s * element for s in view.stride()]
+        element = view.element_size()
+        start, extent, stride = _p.folded_block(block.name, tuple(block.shape), block.start or [0] * view.dim(),
+                                              list(view.shape), list(view.stride()))
+        b, dims = _l.Block(tensor=tensor, region=region, offset=offset), len(extent)
+        b.start[:dims], b.extent[:dims], b.stride[:dims] = start, extent, [s * element for s in stride]
         call("dray_layout_add_block", self.pointer, c.byref(b))
 
     def live(self):
@@ -347,7 +353,7 @@ class Publisher(_Opened):
     another way: those are the tensors themselves. publish finds them where they are by then, and raises
     DrayError (ESTALE) for one that was replaced, as far as that can be seen.
     config: a config.json, or a folder with one, for modules of transformers whose parameters are not
-    the checkpoint's tensors (packed experts).
+    the checkpoint's tensors (packed experts); buffers that it names (biases of routers) are published, too.
     staging_bytes: of shared memory, through which engines of this host get what is in private host
     memory; None: 16 MiB where something does (share() makes a model's parameters shared).
     checksum: announce what engines compare with. delta: tell engines which elements changed, compared
@@ -361,6 +367,8 @@ class Publisher(_Opened):
         _no_context("Publisher", parameters)
         rank, world = _place(rank, world)
         context = context or _session("trainer")
+        if config is not None and not buffers and _p.is_module(parameters):
+            buffers = tensors(config).keys()
         self._given, self._config = _p.given(parameters, buffers), config
         self._context, self.pointer, self._layout = context, c.c_void_p(), None
         pairs = self._given.pairs()
@@ -556,11 +564,12 @@ class Subscriber(_Opened):
         elif tensors is None:
             raise ValueError("tensors: which ones load takes, {name: (shape, dtype)}")
         else:
-            layout = Layout()
+            layout, shapes = Layout(), {}
             for name, of in tensors.items():
                 shape, dtype = of if isinstance(of, tuple) else (of.shape, of.dtype)
-                layout.add_tensor(name, dtype, tuple(shape))
-            self._load = _l.LoadOptions(load=self._callback(load), bucket_bytes=bucket_bytes)
+                shapes[name] = tuple(shape)
+                layout.add_tensor(name, dtype, shapes[name])
+            self._load = _l.LoadOptions(load=self._callback(load, shapes), bucket_bytes=bucket_bytes)
             self._open(layout, None, load=c.pointer(self._load))
         context._opened.add(self)
 
@@ -625,11 +634,11 @@ class Subscriber(_Opened):
         if name := self._elsewhere():
             raise _p.stale(name, f"lies elsewhere than {what}: the next update lays it out anew")
 
-    def _callback(self, load):
+    def _callback(self, load, shapes):
         """`load` as the library calls it. What it raises is the cause of the update's error."""
         def called(_, bucket, error):
             try:
-                load(_bucket(bucket.contents))
+                load([(name, tensor.view(shapes[name])) for name, tensor in _bucket(bucket.contents)])
                 return 0
             except BaseException as failure:  # none may pass through C
                 self._failure = failure

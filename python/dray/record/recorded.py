@@ -7,7 +7,8 @@ from typing import NamedTuple, Optional
 import torch
 
 from .. import _library as _l
-from ..parameters import Block, Given, place, stale
+from .._library import DrayError
+from ..parameters import Block, Given, folded_block, place, stale
 from .module import tensors_of
 from .provenance import Codes, Computed, Fill, Rect, exact, rectangles, rounding
 from .rectangles import MOST_BOXES, Place, boxes, contiguous, inside
@@ -126,11 +127,15 @@ def _parts(book, tensor, origin, at, value, parts):
             seen != dtype and not _converts(dtype, seen):
         rounded = () if variant.rounded in (None, dtype) else (rounding(dtype, variant.rounded),)
         steps, seen = (*rounded, *variant.steps), dtype
-    if len(shape) > _l.MAX_DIMS:
-        return f"has {name} of {len(shape)} dimensions"
     found = boxes(shape, Place(value.offset, at.sizes, value.strides), at.strides)
     if found is None:
         return f"has elements of {name} that are no rectangles"
+    if len(shape) > _l.MAX_DIMS and steps is None:
+        try:  # is it a rectangle in as few dimensions as the library has?
+            for start, extent, offset, strides in found:
+                folded_block(name, shape, start, extent, strides)
+        except DrayError as refused:
+            return f"has {refused}"
     for start, extent, offset, strides in found:
         parts.append(Part(name, start, extent, at.offset - origin + offset, strides, seen, steps))
     return ""

@@ -317,8 +317,11 @@ static int read_family(reading *r, const dray__family **family)
         return DRAY_OK;
     char hint[DRAY__FAMILY_HINT];
     dray__family_hint(type, hint, sizeof hint);
-    return dray__fail(r->error, DRAY_EUNSUPPORTED, "%.200s: model_type '%.60s' is not supported%s",
-                      r->path, type, hint);
+    return dray__fail(
+        r->error, DRAY_EUNSUPPORTED,
+        "%.200s: model_type '%.60s' is not supported%s (dray.weights.record() of Python "
+        "lays out any model, by its engine's own loader)",
+        r->path, type, hint);
 }
 
 /* mlp_only_layers: numbers of layers. */

@@ -21,6 +21,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+enum { MOST_DIMS = 8 }; /* in a file */
+
 /* The header's text; *size its bytes, *bytes the file's. */
 static int read_header(int fd, const char *path, char **text, uint64_t *size, uint64_t *bytes,
                        dray_error *error)
@@ -72,6 +74,20 @@ static int read_numbers(const json_t *list, size_t most, int64_t *out)
     return (int)json_array_size(list);
 }
 
+/* The dimensions from the last of DRAY_MAX_DIMS on are one here (convolutions' kernels have five).
+ * false: it is too large. */
+static bool fold(const int64_t *sizes, uint32_t ndim, dray__file_tensor *out)
+{
+    out->ndim = ndim < DRAY_MAX_DIMS ? ndim : DRAY_MAX_DIMS;
+    for (uint32_t d = 0; d < out->ndim; d++)
+        out->shape[d] = sizes[d];
+    for (uint32_t d = DRAY_MAX_DIMS; d < ndim; d++)
+        if (__builtin_mul_overflow(out->shape[DRAY_MAX_DIMS - 1], sizes[d],
+                                   &out->shape[DRAY_MAX_DIMS - 1]))
+            return false;
+    return true;
+}
+
 /* One entry of the header; `data` is where the header ends, `bytes` where the file does. */
 static int read_tensor(const char *path, const char *name, const json_t *entry, uint64_t data,
                        uint64_t bytes, dray__file_tensor *out, dray_error *error)
@@ -94,14 +110,16 @@ static int read_tensor(const char *path, const char *name, const json_t *entry, 
         return dray__fail(error, DRAY_EUNSUPPORTED, "%.200s: tensor %.160s: unknown dtype '%.40s'",
                           path, name, dtype);
     const json_t *shape = json_object_get(entry, "shape");
-    if (json_array_size(shape) > DRAY_MAX_DIMS)
+    if (json_array_size(shape) > MOST_DIMS)
         return dray__fail(error, DRAY_EUNSUPPORTED,
                           "%.200s: tensor %.160s: %zu dimensions, at most %d are supported", path,
-                          name, json_array_size(shape), DRAY_MAX_DIMS);
-    int ndim = read_numbers(shape, DRAY_MAX_DIMS, out->shape);
+                          name, json_array_size(shape), MOST_DIMS);
+    int64_t sizes[MOST_DIMS];
+    int ndim = read_numbers(shape, MOST_DIMS, sizes);
     if (ndim < 0)
         return bad_tensor(error, path, name, "shape: expected a list of integers from 0");
-    out->ndim = (uint32_t)ndim;
+    if (!fold(sizes, (uint32_t)ndim, out))
+        return bad_tensor(error, path, name, "the shape's bytes overflow");
     int64_t offsets[2], size;
     if (read_numbers(json_object_get(entry, "data_offsets"), 2, offsets) != 2)
         return bad_tensor(error, path, name, "data_offsets: expected two integers from 0");

@@ -6,10 +6,10 @@ import os
 import unittest.mock
 
 import torch
+import transformers
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 # What makes a configuration small, by the names that configurations have for it. Heads of keys and values
 # are fewer than the ranks of TP4; the vocabulary is no multiple of what engines pad it to.
@@ -29,7 +29,13 @@ SMALL = {"hidden_size": 64, "n_embd": 64, "d_model": 64, "intermediate_size": 12
          "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "attention_head_dim": 16,
          "moe_topk": 2, "moe_k": 2, "expert_ffn_hidden_size": 32, "num_experts_per_token": 2,
          "shared_intermediate_size": 64, "n_shared_experts": 1, "layer_types": None,
-         "num_shared_experts": 1, "dense_intermediate_size": 128, "embedding_size": 64}
+         "num_shared_experts": 1, "dense_intermediate_size": 128, "embedding_size": 64,
+         # Of what sees and hears.
+         "depth": 2, "embed_dim": 64, "num_heads": 4, "out_hidden_size": 64, "image_size": 56, "projection_dim": 64,
+         "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+         "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "max_source_positions": 32, "max_target_positions": 32,
+         "num_mel_bins": 16, "mm_hidden_size": 64, "vision_hidden_size": 64, "audio_hidden_size": 64, "output_dim": 64,
+         "num_position_embeddings": 16, "max_window_layers": 2, "conv_kernel_size": 5, "vision_output_dim": 64}
 
 YARN = {"rope_type": "yarn", "type": "yarn", "rope_theta": 1e4, "factor": 2.0, "mscale": 1.0, "mscale_all_dim": 1.0,
         "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1}
@@ -49,16 +55,18 @@ MORE = {  # {model type: what its configuration needs else}
 }
 
 
-def small(model_type, more):
-    """The model type's configuration, made small; more: what it needs else."""
-    kind = CONFIG_MAPPING[model_type]
+def small(kind, more):
+    """The configuration of a class, made small, those within it, too; more: what it needs else."""
     plain = kind()
     known = {k: v for k, v in SMALL.items() if hasattr(plain, k) and
              not (k != "layer_types" and getattr(plain, k) is None and k.endswith("_id"))}
     known = {k: v for k, v in known.items() if k == "layer_types" or getattr(plain, k) is not None
              or k in ("num_key_value_heads", "n_inner", "q_lora_rank")}
     known = {k: v for k, v in known.items() if not isinstance(getattr(kind, k, None), property)}
-    known.update(more)
+    known.update({k: v for k, v in more.items() if k not in kind.sub_configs})
+    for key in kind.sub_configs:
+        if getattr(plain, key, None) is not None:
+            known[key] = small(type(getattr(plain, key)), {**MORE.get(getattr(plain, key).model_type, {}), **more.get(key, {})})
     try:
         return kind(**known)
     except Exception:  # some make their list of layers' kinds out of their number
@@ -66,11 +74,13 @@ def small(model_type, more):
         return kind(**known)
 
 
-def checkpoint(model_type, more, folder, seed):
-    """Writes config.json, and gives {name: tensor} of random numbers."""
-    config = small(model_type, more)
+def checkpoint(model_type, name, folder, seed):
+    """Writes config.json of a class of transformers', and gives its name as it is written there and {name: tensor} of
+    random numbers."""
+    config = small(CONFIG_MAPPING[model_type], MORE.get(model_type, {}))
+    kind = getattr(transformers, name)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = kind._from_config(config, dtype=torch.bfloat16)
     count = sum(p.numel() for p in model.parameters())
     if count > 20e6:
         raise ValueError(f"{count} parameters: its configuration is not made small")
@@ -90,6 +100,12 @@ def checkpoint(model_type, more, folder, seed):
     return json.load(open(os.path.join(folder, "config.json"), encoding="utf-8"))["architectures"][0], tensors
 
 
-def architectures():
-    """{model type: name of its class for causal language models}"""
-    return {t: name for t, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if t in CONFIG_MAPPING}
+def architectures(tasks=("FOR_CAUSAL_LM_MAPPING",)):
+    """(model type, name of its class) of transformers' lists of classes for these tasks, each class once."""
+    found = {}
+    for task in tasks:
+        for t, names in getattr(modeling_auto, f"MODEL_{task}_NAMES").items():
+            for name in (names,) if isinstance(names, str) else names:
+                if t in CONFIG_MAPPING and hasattr(transformers, name):
+                    found.setdefault(name, t)
+    return [(t, name) for name, t in found.items()]

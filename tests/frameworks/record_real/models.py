@@ -20,14 +20,16 @@ import compare  # noqa: E402
 ranks = engine_of.Ranks(tp, rank)
 totals = {"equal": 0, "in_place": 0, "written": 0, "failed": 0, "not_built": 0}
 begun, built = time.monotonic(), set()
-for model_type, name in checkpoints.architectures().items():
-    if wanted and model_type not in wanted or not engine_of.knows(name):
+for model_type, name in checkpoints.architectures(getattr(engine_of, "TASKS", ("FOR_CAUSAL_LM_MAPPING",))):
+    if wanted and not {model_type, name} & set(wanted) or not engine_of.knows(name):
         continue
     with tempfile.TemporaryDirectory() as folder:
         try:
-            name, tensors = checkpoints.checkpoint(model_type, checkpoints.MORE.get(model_type, {}), folder, 7)
+            name, tensors = checkpoints.checkpoint(model_type, name, folder, 7)
         except Exception as error:
-            print(f"{model_type}: no checkpoint: {type(error).__name__} {str(error)[:150]!r}", flush=True)
+            print(f"{model_type} {name}: no checkpoint: {type(error).__name__} {str(error)[:150]!r}", flush=True)
+            if os.environ.get("TRACE"):
+                traceback.print_exc()
             continue
         if name in built:
             continue

@@ -12,9 +12,10 @@ ENGINE = sys.argv[1] if len(sys.argv) > 1 else "vllm"
 SOAK = os.environ.get("DRAY_SOAK") == "1"
 DOZEN = ["llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3", "gemma", "gemma3_text", "gpt_oss",
          "granitemoe", "phi3", "olmo2"]
+DOZEN += ["jamba", "Qwen2_5_VLForConditionalGeneration"] if ENGINE == "vllm" else []
 RANKS = [(1, 0), (2, 1), (4, 3)]
-LEAST = {"vllm": 65, "sglang": 40}       # classes, in soak
-IN_PLACE = {"vllm": 0.99, "sglang": 0.97}  # of parameters: SGLang adds 1 to Gemma's norms while it loads
+LEAST = {"vllm": {1: 95, 2: 90, 4: 90}, "sglang": {1: 40, 2: 40, 4: 40}}  # classes, in soak
+IN_PLACE = {"vllm": 0.99, "sglang": 0.97}  # of parameters
 
 
 def run(*arguments, **environment):
@@ -32,10 +33,10 @@ for tp, rank in RANKS:
         came = json.loads(lines[-1])
     except (IndexError, ValueError):
         sys.exit(f"TP{tp}: ended with {status}, and nothing was said")
-    least = LEAST[ENGINE] if SOAK else len(DOZEN)
+    least = LEAST[ENGINE][tp] if SOAK else len(DOZEN)
     failed |= status != 0 or came["equal"] < least or came["in_place"] < IN_PLACE[ENGINE] * came["written"] or \
         came.get("planted", 100) != 100
-    said.append(f"TP{tp}: {came['equal']} equal, {came['in_place']} of {came['written']} parameters in place"
+    said.append(f"TP{tp}: {came['equal']} classes equal, {came['in_place']} of {came['written']} parameters in place"
                 + (f", {came['planted']} of 100 planted faults found" if "planted" in came else ""))
 for name in ("30b", "235b") if SOAK and ENGINE == "vllm" else ():
     status, lines = run("fullsize.py", name)

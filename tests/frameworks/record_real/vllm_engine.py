@@ -1,9 +1,45 @@
 """vLLM's models as one of its ranks has them, on the CPU: its own parallel groups over a process group that
 talks to nobody."""
+import importlib.abc
+import importlib.machinery
+import json
 import os
+import pathlib
+import sys
+import types
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+
+
+
+class _Named(type):
+    """Classes that have any attribute, and do nothing: of packages that images are prepared with, and models are not."""
+
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Named(name, (), {})
+
+
+class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """PyPI's torchvision does not fit a torch for the CPU: modules of its names, so that models' files can be imported."""
+
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.split(".")[0] == "torchvision" else None
+
+    def create_module(self, spec):
+        module = types.ModuleType(spec.name)
+        module.__path__, module.__version__ = [], "0"
+        module.__getattr__ = lambda name: getattr(_Named("Absent", (), {}), name)
+        return module
+
+    def exec_module(self, module):
+        pass
+
+
+sys.modules.pop("torchvision", None)
+sys.meta_path.insert(0, _Absent())
 
 import torch
 import torch.distributed as dist
@@ -14,6 +50,10 @@ from vllm.model_executor.model_loader.utils import initialize_model, process_wei
 from vllm.model_executor.models import registry
 
 _group = dist.new_group
+# Transformers' lists of classes that vLLM knows some of.
+TASKS = ("FOR_CAUSAL_LM_MAPPING", "FOR_IMAGE_TEXT_TO_TEXT_MAPPING", "FOR_MULTIMODAL_LM_MAPPING", "FOR_SPEECH_SEQ_2_SEQ_MAPPING",
+         "FOR_SEQUENCE_CLASSIFICATION_MAPPING", "FOR_TOKEN_CLASSIFICATION_MAPPING", "FOR_MASKED_LM_MAPPING",
+         "FOR_RETRIEVAL_MAPPING", "MAPPING")
 
 
 def _in_process(self):
@@ -41,7 +81,8 @@ class Ranks:
         coordinator.__init__ = alone
 
     def config(self, folder):
-        config = ModelConfig(model=folder, skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True,
+        model = json.loads(pathlib.Path(folder, "config.json").read_text(encoding="utf-8"))["architectures"][0].endswith("Model")
+        config = ModelConfig(model=folder, runner="pooling" if model else "auto", skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True,
                              seed=0)
         return VllmConfig(model_config=config, device_config=DeviceConfig(device="cpu"),
                           load_config=LoadConfig(load_format="dummy"),

@@ -1,5 +1,6 @@
 """An engine of vLLM, which does what comes through a socket: engine.py FOLDER SOCKET PLAIN. PLAIN 1: parameters lie as
 load_weights fills them, as on GPUs; 0: the CPU's kernels keep them in forms of their own."""
+import glob
 import os
 import sys
 
@@ -16,7 +17,7 @@ if plain == "1":
     vllm._custom_ops._supports_onednn = False
     utils.check_cpu_sgl_kernel = lambda *_: False
 
-llm = LLM(folder, load_format="dummy", dtype="float32", skip_tokenizer_init=True, enforce_eager=True, max_model_len=64,
+llm = LLM(folder, load_format="auto" if glob.glob(f"{folder}/*.safetensors") else "dummy", dtype="float32", skip_tokenizer_init=True, enforce_eager=True, max_model_len=64,
           max_num_seqs=4, weight_transfer_config=WeightTransferConfig(backend="dray"))
 
 

@@ -1,6 +1,6 @@
 """vLLM for the CPU with backend "dray", found by its entry point, and a trainer of two ranks (FSDP2, gloo): greedy tokens
-of random tiny models differ before each of the versions, and are transformers' own behind it; an engine is killed, and
-another one joins."""
+of random tiny models differ before each of the versions, and are transformers' own behind it (of DeepSeek-V3 shapes
+vLLM's own with the checkpoint); an engine is killed, and another one joins."""
 import json
 import os
 import pathlib
@@ -17,9 +17,16 @@ MODELS = {
     "qwen2": dict(architectures=["Qwen2ForCausalLM"], intermediate_size=256, **SIZES),
     "qwen3_moe": dict(architectures=["Qwen3MoeForCausalLM"], intermediate_size=256, moe_intermediate_size=64, head_dim=32,
                       num_experts=4, num_experts_per_tok=2, decoder_sparse_step=1, norm_topk_prob=True, **SIZES),
+    # vLLM's kernels of latent attention know these ranks and sizes of heads alone.
+    "deepseek_v3": dict(architectures=["DeepseekV3ForCausalLM"], intermediate_size=256, moe_intermediate_size=64,
+                        kv_lora_rank=512, q_lora_rank=64, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+                        n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=1,
+                        n_group=1, topk_group=1, topk_method="noaux_tc", scoring_func="sigmoid", norm_topk_prob=True,
+                        routed_scaling_factor=1.0, moe_layer_freq=1, num_nextn_predict_layers=0,
+                        **{**SIZES, "num_key_value_heads": 4}),
 }
 # (model type, whether parameters lie as load_weights fills them, versions)
-CASES = [("qwen2", 0, 5), ("qwen2", 1, 5), ("qwen3_moe", 0, 5)]
+CASES = [("qwen2", 0, 5), ("qwen2", 1, 5), ("qwen3_moe", 0, 5), ("deepseek_v3", 0, 2)]
 
 
 def case(model_type, plain, versions, port):
