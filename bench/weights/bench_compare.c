@@ -1,5 +1,4 @@
 /* dray bench compare: every way to bring one model from a trainer to an engine, in one table. */
-#include "bench/parts/bench_model.h"
 #include "bench/weights/bench_suite.h"
 #include "cmd/bench.h"
 

@@ -45,6 +45,9 @@ CMD_MAP(XX)
 /* Exit statuses. FAILED also says "no" where the answer of a command is yes or no (verify). */
 enum { CMD_OK = 0, CMD_FAILED = 1, CMD_USAGE = 2 };
 
+#define CMD_SECOND INT64_C(1000000000)
+int64_t cmd_now(void); /* nanoseconds of CLOCK_MONOTONIC */
+
 /* ---- arguments ------------------------------------------------------------------------------- */
 
 /* Texts of an option that may be given again, or of a command's arguments. */

@@ -6,6 +6,14 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+int64_t cmd_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * CMD_SECOND + t.tv_nsec;
+}
 
 /* ---- arguments ------------------------------------------------------------------------------- */
 

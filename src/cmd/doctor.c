@@ -18,7 +18,6 @@
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
-#include <time.h>
 #include <unistd.h>
 #include <xxhash.h>
 #include <yaml.h>
@@ -77,13 +76,6 @@ static void look_memory(finding *f)
     found(f, "%s, %s free", dray__say_bytes(total).s, dray__say_bytes(free_now).s);
 }
 
-static double seconds_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static int compare_doubles(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -101,10 +93,10 @@ static void look_copy_rate(finding *f)
         memset(from, 1, BYTES);
         memset(to, 2, BYTES);
         for (int i = 0; i < REPEATS; i++) {
-            double begin = seconds_now();
+            int64_t begin = cmd_now();
             memcpy(to, from, BYTES);
             __asm__ volatile("" : : "r"(to) : "memory"); /* the copy is wanted */
-            seconds[i] = seconds_now() - begin;
+            seconds[i] = (double)(cmd_now() - begin) * 1e-9;
         }
         qsort(seconds, REPEATS, sizeof(seconds[0]), compare_doubles);
         f->value = BYTES / seconds[REPEATS / 2];

@@ -6,7 +6,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* What a rate means when --rate does not say it: 8 x H200 in one host, NVLink between GPUs, one
  * 400 Gb/s adapter a GPU, a local NVMe drive. */
@@ -86,27 +85,20 @@ static void check(const struct argp_state *state, const void *to)
 
 /* ---- both sides ------------------------------------------------------------------------------ */
 
-static double seconds_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static int make_layouts(const arguments *a, update *u, dray_error *error)
 {
     dray_model_config config;
     const dray_model_config *model = NULL;
     const char *specs[2] = {a->from, a->to};
     int rc = DRAY_OK;
-    double begin = seconds_now();
+    int64_t begin = cmd_now();
     if (a->model) {
         rc = dray_model_config_load(a->model, &config, error);
         model = &config;
     }
     for (int side = 0; !rc && side < 2; side++)
         rc = dray_layouts_from_spec(model, specs[side], &u->layouts[side], &u->counts[side], error);
-    u->layout_seconds = seconds_now() - begin;
+    u->layout_seconds = (double)(cmd_now() - begin) * 1e-9;
     return rc;
 }
 
@@ -151,7 +143,7 @@ static bool wanted(const arguments *a, uint32_t destination)
 static int make_plans(const arguments *a, update *u, dray_error *error)
 {
     dray_plan_index *index;
-    double begin = seconds_now();
+    int64_t begin = cmd_now();
     int rc = DRAY_OK;
     if (a->rank >= 0) {
         rc = dray_plan_new(u->members[0], u->counts[0], &u->members[1][a->rank], NULL,
@@ -164,7 +156,7 @@ static int make_plans(const arguments *a, update *u, dray_error *error)
             rc = dray_plan_from_index(index, &u->members[1][d], NULL, &u->plans[d], error);
         dray_plan_index_free(index);
     }
-    u->plan_seconds = seconds_now() - begin;
+    u->plan_seconds = (double)(cmd_now() - begin) * 1e-9;
     return rc;
 }
 

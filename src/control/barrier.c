@@ -4,6 +4,7 @@
  * Who was there is told, so that those who meet again can say with whom: then one that died
  * meanwhile is missed at once, not at the deadline. */
 #include "base/arena.h"
+#include "base/array.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "control/internal.h"
@@ -83,9 +84,8 @@ static int check(const barrier *b, uint32_t count, const dray__session *session,
 
 static int add(barrier *b, dray__request *request)
 {
-    if (!dray__append(&b->requests, sizeof *b->requests, b->entered, &b->capacity))
+    if (!DRAY__PUSH(b->requests, b->entered, b->capacity, request))
         return -1;
-    b->requests[b->entered++] = request;
     dray__request_set_data(request, b);
     return 0;
 }

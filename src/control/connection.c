@@ -1,7 +1,6 @@
 /* Connections: reading frames, handing them to services, sending replies, and closing what has
  * ended. Nothing is closed or freed inside a service's callback: a connection that must go is
  * marked as doomed, and the reaper closes it from the loop. */
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "control/internal.h"

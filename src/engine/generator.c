@@ -8,7 +8,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 int dray__generator_open(const dray_model_config *config, dray__group *group, dray__generator **out,
                          dray_error *error)

@@ -2,7 +2,7 @@
  * of Rare Words with Subword Units", 2016; on bytes: Radford et al., GPT-2, 2019). */
 #include "engine/tokenizer.h"
 
-#include "base/arena.h"
+#include "base/array.h"
 #include "base/error.h"
 #include "base/wire.h"
 #include "engine/tokenizer_parts.h"
@@ -90,10 +90,7 @@ int32_t dray__tokenizer_find(const dray__tokenizer *t, const char *text)
 
 int dray__tokens_add(dray__token_list *list, int32_t token, dray_error *error)
 {
-    if (!dray__append(&list->items, sizeof *list->items, list->count, &list->room))
-        return dray__nomem(error);
-    list->items[list->count++] = token;
-    return DRAY_OK;
+    return DRAY__PUSH(list->items, list->count, list->room, token) ? DRAY_OK : dray__nomem(error);
 }
 
 enum { NONE = -1 };

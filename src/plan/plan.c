@@ -1,6 +1,7 @@
 /* The planner: walks the destination's blocks, keeps for each the rectangles that nobody fills yet,
  * and takes them from the nearest holders, the least loaded first. */
 #include "base/arena.h"
+#include "base/array.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/options.h"
@@ -193,10 +194,7 @@ static int check_holder(const planner *p, const dray__plan_holder *holder, dray_
 
 static bool add_hit(planner *p, const dray__plan_holder *first, size_t count, const dray__rect *box)
 {
-    if (!dray__append(&p->hits, sizeof *p->hits, p->hit_count, &p->hit_capacity))
-        return false;
-    p->hits[p->hit_count++] = (hit){first, count, *box, 0};
-    return true;
+    return DRAY__PUSH(p->hits, p->hit_count, p->hit_capacity, (hit){first, count, *box, 0});
 }
 
 /* Everybody who holds a part of the block, equal rectangles as one hit. Which links there are goes

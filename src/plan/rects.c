@@ -1,6 +1,6 @@
 #include "plan/rects.h"
 
-#include "base/arena.h"
+#include "base/array.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -49,12 +49,7 @@ char *dray__rect_text(const dray__rect *box, uint32_t ndim, char *out)
 
 bool dray__rects_add(dray__rects *boxes, const dray__rect *box)
 {
-    dray__rect *new = dray__append(&boxes->items, sizeof *new, boxes->count, &boxes->capacity);
-    if (!new)
-        return false;
-    *new = *box;
-    boxes->count++;
-    return true;
+    return DRAY__PUSH(boxes->items, boxes->count, boxes->capacity, *box);
 }
 
 uint32_t dray__rect_rest(const dray__rect *whole, const dray__rect *part,

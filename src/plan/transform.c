@@ -1,6 +1,7 @@
 /* Quantised tensors: what cannot be copied is made of floats, or floats of it, in boxes of whole
  * cells (elements that share a scale), each of which is read once. */
 #include "base/arena.h"
+#include "base/array.h"
 #include "base/error.h"
 #include "model/layout/layout.h"
 #include "plan/planner.h"
@@ -219,10 +220,8 @@ static int dequantise_open(planner *p, dray_error *error)
 
 static bool remember(planner *p, uint32_t tensor, bool scales)
 {
-    if (!dray__append(&p->pending, sizeof *p->pending, p->pending_count, &p->pending_capacity))
-        return false;
-    p->pending[p->pending_count++] = (dray__pending){tensor, scales, p->block};
-    return true;
+    return DRAY__PUSH(p->pending, p->pending_count, p->pending_capacity,
+                      (dray__pending){tensor, scales, p->block});
 }
 
 /* Takes back the copies from `from` on. */

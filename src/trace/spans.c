@@ -1,6 +1,6 @@
 #include "trace/spans.h"
 
-#include "base/arena.h"
+#include "base/array.h"
 #include "base/error.h"
 #include "base/hash.h"
 
@@ -40,10 +40,7 @@ const char *dray__span_kind_name(dray_span_kind kind)
 
 static bool add_name(names *list, char *name)
 {
-    if (!dray__append(&list->items, sizeof *list->items, list->count, &list->capacity))
-        return false;
-    list->items[list->count++] = name;
-    return true;
+    return DRAY__PUSH(list->items, list->count, list->capacity, name);
 }
 
 static void free_names(names *list)

@@ -9,10 +9,10 @@
 #define DRAY_WEIGHTS_INTERNAL_H
 
 #include "base/arena.h"
+#include "base/hook.h"
 #include "base/options.h"
 #include "control/channel.h"
 #include "plan/rects.h"
-#include "weights/hook.h"
 #include "weights/sums.h"
 
 #include <dray/weights.h>

@@ -1,6 +1,6 @@
 /* Ownership: an element that several members (or several blocks) hold counts once, for the first of
  * them in rank order, then block order. Every member derives this from the layouts alone. */
-#include "base/arena.h"
+#include "base/array.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "weights/internal.h"
@@ -15,12 +15,8 @@ dray__rect dray__rect_of(const dray_layout *layout, uint32_t index)
 
 static bool push(dray__pieces *pieces, const dray__rect *rect, uint32_t block, bool owned)
 {
-    dray__piece *new = dray__append(&pieces->items, sizeof *new, pieces->count, &pieces->capacity);
-    if (!new)
-        return false;
-    *new = (dray__piece){*rect, block, owned};
-    pieces->count++;
-    return true;
+    return DRAY__PUSH(pieces->items, pieces->count, pieces->capacity,
+                      (dray__piece){*rect, block, owned});
 }
 
 /* Cuts the owned pieces from `from` on: what crosses `taken` is no longer owned. */

@@ -1,5 +1,4 @@
 /* Who may stay of those that connect to a listener, and who ends for whom. */
-#include <stdint.h>
 
 #include "base/callers.h"
 #include "base/clock.h"

@@ -8,7 +8,6 @@
 #include "suite.h"
 
 #include "base/clock.h"
-#include "base/hash.h"
 #include "base/random.h"
 #include "control/channel.h"
 #include "net/cells.h"

@@ -170,7 +170,7 @@ static void failing_engine(void *user)
     gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, first ? "whole" : "torn",
                     s->rank % s->tp, s->tp, DRAY_REGION_CUDA);
     if (s->rank == 3)
-        dray__weights_hook(fail_self, s);
+        dray__hook_set(fail_self, s);
     __atomic_add_fetch(&s->board->number[ASKING], 1, __ATOMIC_SEQ_CST);
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
     dray_update_report report = DRAY_UPDATE_REPORT_INIT;

@@ -320,7 +320,7 @@ static void late_announcer(void *user)
     options.timeout_ns = DRAY__SECOND;
     MUST(dray_publisher_open(o.t.context, MODEL, o.t.layout, &options, &o.t.publisher, error));
     fill(o.t.layout, o.t.region, o.t.tied, s->seed);
-    dray__weights_hook(sleep_once_summed, &slept);
+    dray__hook_set(sleep_once_summed, &slept);
     CHECK(dray_publisher_publish(o.t.publisher, 1, NULL, &said) == DRAY_ETIMEDOUT);
     CHECK(slept && strstr(said.message, "not announced"));
     MUST(dray_publisher_publish(o.t.publisher, 1, NULL, error));
@@ -381,7 +381,7 @@ static void slow_engine(void *user)
     scene *s = user;
     engine e;
     open_engine(&e, s);
-    dray__weights_hook(sleep_while_writing, s);
+    dray__hook_set(sleep_while_writing, s);
     for (uint64_t version = 1; version <= 2; version++) {
         dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
         options.min_version = version;

@@ -143,7 +143,7 @@ static void victim(void *user)
     engine e;
     (void)user;
     open_engine(&e, "victim", 0);
-    dray__weights_hook(kill_self, NULL);
+    dray__hook_set(kill_self, NULL);
     dray_update_weights(e.subscriber, NULL, NULL, NULL);
 }
 
@@ -229,7 +229,7 @@ static void stop_here(void *user, const char *step)
     (void)user;
     if (strcmp(step, p.step) != 0)
         return;
-    dray__weights_hook(NULL, NULL);
+    dray__hook_set(NULL, NULL);
     raise_flag(p.board, STOPPED);
     await_flag(p.board, DEAD);
 }
@@ -243,11 +243,11 @@ static void orphan(void *user)
     uint64_t version;
     (void)user;
     open_engine(&e, "orphan", 1);
-    dray__weights_hook(stop_here, NULL);
+    dray__hook_set(stop_here, NULL);
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
     options.timeout_ns = 10 * DRAY__SECOND;
     int rc = dray_update_weights(e.subscriber, &options, NULL, &said);
-    dray__weights_hook(NULL, NULL);
+    dray__hook_set(NULL, NULL);
     MUST(dray_subscriber_version(e.subscriber, &version, NULL, &state, error));
     fprintf(stderr, "trainer's memory %s, killed at %s: %s, engine %s: %s\n",
             p.ipc ? "by IPC handle" : "of an arena", p.step, dray_error_name(rc),

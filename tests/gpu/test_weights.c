@@ -396,7 +396,7 @@ static void victim(void *user)
     see_one(s->rank % gpus);
     gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "victim", 0, 1,
                     DRAY_REGION_CUDA);
-    dray__weights_hook(kill_self, NULL);
+    dray__hook_set(kill_self, NULL);
     dray_update_weights(e.subscriber, NULL, NULL, NULL);
 }
 

@@ -11,9 +11,9 @@
 #ifndef DRAY_TESTS_QUEUE_KILLS_H
 #define DRAY_TESTS_QUEUE_KILLS_H
 
+#include "base/hook.h"
 #include "base/random.h"
 #include "queue/fixture.h"
-#include "queue/hook.h"
 #include "queue/journal/journal.h"
 #include "seed.h"
 
@@ -138,7 +138,7 @@ static inline void be(int role)
 {
     static int self;
     self = role;
-    dray__queue_hook(at_step, &self);
+    dray__hook_set(at_step, &self);
 }
 
 static inline void prepare_server(bool keeper)

@@ -2,7 +2,7 @@
  * successor knows nothing of the chunk, and nobody would ever drop it. */
 #include "queue/three_tasks.h"
 
-#include "queue/hook.h"
+#include "base/hook.h"
 
 #include <poll.h>
 
@@ -41,7 +41,7 @@ static void produce(void *argument)
 {
     dray_context *context = fixture_context(&f, "producer");
     dray_queue *queue = open_durable(context);
-    dray__queue_hook(at_step, argument);
+    dray__hook_set(at_step, argument);
     insert_ints(queue, "0", ROWS, 1);
     leave(queue, context);
 }

@@ -3,7 +3,7 @@
 #include "queue/redis.h"
 #include "queue/three_tasks.h"
 
-#include "queue/hook.h"
+#include "base/hook.h"
 #include "queue/keepers.h"
 #include "seed.h"
 
@@ -207,7 +207,7 @@ static void at_step(void *user, const char *step)
 static void prepare_server(bool keeper)
 {
     if (!keeper)
-        dray__queue_hook(at_step, NULL);
+        dray__hook_set(at_step, NULL);
 }
 
 /* While lost bytes are put back everybody else is answered, and nobody gets the rows that wait. */

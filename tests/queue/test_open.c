@@ -2,7 +2,7 @@
  * opens waits for the next one, within its deadline. */
 #include "queue/fixture.h"
 
-#include "queue/hook.h"
+#include "base/hook.h"
 #include "seed.h"
 
 #include <stdatomic.h>
@@ -38,7 +38,7 @@ static void hook(bool keeper)
     static uint64_t random;
     random = seed + starts;
     if (!keeper)
-        dray__queue_hook(die_sometimes, &random);
+        dray__hook_set(die_sometimes, &random);
 }
 
 static dray_queue *open_queue(dray_context *context, int32_t durability)

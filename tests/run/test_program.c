@@ -1,12 +1,10 @@
 /* A small job through the program itself, so that it also runs under the sanitizers: undisturbed,
  * with an engine and a desk killed, and with a trainer killed and the run resumed. All three end
  * with the same bytes. */
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include "suite.h"
 /* after those that it needs */

@@ -2,7 +2,6 @@
 #include "run/job/settings.h"
 #include "suite.h"
 
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 /* after those that it needs */

@@ -65,7 +65,7 @@ static inline int cluster_start_thread(void **state)
 static inline int cluster_stop(void **state)
 {
     (void)state;
-    dray__weights_hook(NULL, NULL);
+    dray__hook_set(NULL, NULL);
     dray__mover_faults(NULL, NULL);
     fixture_stop(&f);
     fixture_host = NULL;

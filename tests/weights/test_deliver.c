@@ -200,7 +200,7 @@ static void dying_engine(void *user)
     (void)user;
     engine e;
     open_engine(&e, "engine");
-    dray__weights_hook(die, NULL);
+    dray__hook_set(die, NULL);
     take(&e, 1);
 }
 

@@ -60,7 +60,7 @@ static void stop_self(void *user, const char *step)
     (void)user;
     if (strcmp(step, s.step) != 0)
         return;
-    dray__weights_hook(NULL, NULL);
+    dray__hook_set(NULL, NULL);
     raise_flag(s.board, STOPPED);
     kill(getpid(), SIGSTOP);
 }
@@ -71,7 +71,7 @@ static void kill_trainer(void *user, const char *step)
     (void)user;
     if (strcmp(step, s.step) != 0)
         return;
-    dray__weights_hook(NULL, NULL);
+    dray__hook_set(NULL, NULL);
     raise_flag(s.board, STOPPED);
     await_flag(s.board, TRAINER_DEAD);
 }
@@ -181,7 +181,7 @@ static void dying_engine(void *user)
     (void)user;
     engine e;
     open_engine(&e, 1);
-    dray__weights_hook(kill_self, NULL);
+    dray__hook_set(kill_self, NULL);
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
     options.strategy = (int32_t)(s.seed % 3);
     for (int i = 0, rc = -1; i < TRIES && rc != DRAY_OK; i++)
@@ -267,7 +267,7 @@ static void dying_trainer(void *user)
         trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 1, 2, s.seed + 1000, cluster_kind);
     } else {
         trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 1, 2, s.seed, cluster_kind);
-        dray__weights_hook(kill_self, NULL);
+        dray__hook_set(kill_self, NULL);
     }
     MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     raise_flag(s.board, PUBLISHED);
@@ -283,9 +283,9 @@ static void engine_of_dead_trainer(void *user)
     engine e;
     open_engine(&e, s.rank);
     if (kills)
-        dray__weights_hook(kill_trainer, NULL);
+        dray__hook_set(kill_trainer, NULL);
     s.board->number[s.rank] = updates_until(TRAINER_DEAD, &e);
-    dray__weights_hook(NULL, NULL);
+    dray__hook_set(NULL, NULL);
     raise_flag(s.board, ENGINE_DONE + (int)s.rank);
     await_flag(s.board, RETRY); /* what the dead one published is over */
     last_update(&e, s.seed + 1000, 2 * s.round);
@@ -372,7 +372,7 @@ static void hanging_engine(void *user)
     (void)user;
     engine e;
     engine_open(&e, f.unix_address, &s.config, DRAY_F32, DRAY_F32, "engine", 0, 1);
-    dray__weights_hook(stop_self, NULL);
+    dray__hook_set(stop_self, NULL);
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
     options.timeout_ns = LONG;
     dray_error said = {0};
@@ -421,7 +421,7 @@ static void engine_without_coordinator(void *user)
     trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 1, s.seed, cluster_kind);
     engine_open(&e, f.unix_address, &s.config, DRAY_F32, DRAY_F32, "engine", 0, 1);
     MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
-    dray__weights_hook(kill_coordinator, NULL);
+    dray__hook_set(kill_coordinator, NULL);
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
     options.timeout_ns = LONG / 3;
     int rc = dray_update_weights(e.subscriber, &options, NULL, NULL);

@@ -106,7 +106,7 @@ static void run_victim(void *user)
     (void)user;
     engine e;
     open_quantised(&e, "engine", 1, 2);
-    dray__weights_hook(kill_in_the_midst, NULL);
+    dray__hook_set(kill_in_the_midst, NULL);
     update(&e, LONG);
 }
 

@@ -135,9 +135,9 @@ static void victim(void *user)
     dray_update_options options = options_of(2);
     hold_first_version(&e, 1);
     if (!s.commit)
-        dray__weights_hook(kill_self, NULL);
+        dray__hook_set(kill_self, NULL);
     dray_prefetch_weights(e.subscriber, &options, NULL, NULL);
-    dray__weights_hook(kill_self, NULL);
+    dray__hook_set(kill_self, NULL);
     options.min_version = 0;
     dray_commit_weights(e.subscriber, &options, NULL, NULL);
     fprintf(stderr, "still alive after step %s\n", s.step);
@@ -192,7 +192,7 @@ static void kill_peer(void *user, const char *step)
     (void)user;
     if (strcmp(step, s.step) != 0)
         return;
-    dray__weights_hook(NULL, NULL);
+    dray__hook_set(NULL, NULL);
     kill(peer_process, SIGKILL);
     end_of(peer_process);
     usleep(20000); /* the coordinator hears of it */
@@ -214,9 +214,9 @@ static void read_from_dying_peer(void *user)
     MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
     peer_process = child;
     engine_open(&e, f.unix_address, &s.config, DRAY_F32, DRAY_F32, "reader", 0, 1);
-    dray__weights_hook(kill_peer, NULL);
+    dray__hook_set(kill_peer, NULL);
     int rc = dray_update_weights(e.subscriber, &options, &report, NULL);
-    dray__weights_hook(NULL, NULL);
+    dray__hook_set(NULL, NULL);
     int32_t now;
     MUST(dray_subscriber_version(e.subscriber, NULL, NULL, &now, error));
     if (rc == DRAY_OK)

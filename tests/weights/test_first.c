@@ -41,7 +41,7 @@ static void go_on(void *user, const char *step)
     next *n = user;
     if (strcmp(step, "writing") != 0)
         return;
-    dray__weights_hook(NULL, NULL);
+    dray__hook_set(NULL, NULL);
     assert_int_equal(pthread_create(&n->thread, NULL, publish_next, n), 0);
     for (int i = 0; i < 200 && !__atomic_load_n(&n->published, __ATOMIC_SEQ_CST); i++)
         usleep(1000);
@@ -68,7 +68,7 @@ TEST_WITHIN(test_snapshot_waits_for_its_readers, start, cluster_stop)
     dray_update_options update = DRAY_UPDATE_OPTIONS_INIT;
     dray_update_report report = DRAY_UPDATE_REPORT_INIT;
     update.no_verify = 1; /* no checksum finds what is wrong */
-    dray__weights_hook(go_on, &n);
+    dray__hook_set(go_on, &n);
     MUST(dray_update_weights(e.subscriber, &update, &report, error));
     assert_int_equal(report.version, 1);
     assert_int_equal(engine_wrong(&e, 1), 0);

@@ -32,7 +32,7 @@ static void kill_coordinator(void *user, const char *step)
 {
     (void)user;
     if (strcmp(step, s.step) == 0) {
-        dray__weights_hook(NULL, NULL);
+        dray__hook_set(NULL, NULL);
         restartable_kill(restarted);
     }
 }
@@ -130,9 +130,9 @@ static void engine_rank(void *user)
         both(PREFETCHED);
     }
     if (s.rank == 0)
-        dray__weights_hook(kill_coordinator, NULL);
+        dray__hook_set(kill_coordinator, NULL);
     int rc = step_of(&e, s.purpose, 2, NULL);
-    dray__weights_hook(NULL, NULL);
+    dray__hook_set(NULL, NULL);
     int32_t state = look(&e);
     CHECK(state != DRAY_GROUP_EMPTY);
     if (rc == DRAY_ETORN)
@@ -211,7 +211,7 @@ static void stop_coordinator(void *user, const char *step)
     (void)user;
     if (strcmp(step, "import") != 0)
         return;
-    dray__weights_hook(NULL, NULL);
+    dray__hook_set(NULL, NULL);
     kill(restarted->coordinator, SIGSTOP);
 }
 
@@ -237,7 +237,7 @@ static void lone_engine(void *user)
     engine e;
     engine_open(&e, s.address, &s.config, DRAY_F32, DRAY_BF16, "engine", 0, 1);
     await_flag(b, SECOND);
-    dray__weights_hook(stop_coordinator, NULL);
+    dray__hook_set(stop_coordinator, NULL);
     CHECK(step_of(&e, 0, 2, NULL) == DRAY_ETIMEDOUT);
     restartable_restart(restarted);
     raise_flag(b, TRIED);

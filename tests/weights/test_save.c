@@ -257,7 +257,7 @@ static void save_rank(void *user)
     dray_error error = {0};
     snprintf(name, sizeof name, "rank-%u", job->rank);
     dray_context *context = fixture_open(&f, name, "trainer", job->rank);
-    dray__weights_hook(die_at, job);
+    dray__hook_set(die_at, job);
     if (job->fail)
         dray__disk_faults(bad_disk, &job->fail);
     int rc = save(context, job->rank, RANKS, job->version, 2, &error);
@@ -366,7 +366,7 @@ TEST_WITHIN(test_killed_writers, start, stop)
         pid_t writer = fork();
         if (writer == 0) {
             rank_job job = {.step = steps[i]};
-            dray__weights_hook(die_at, &job);
+            dray__hook_set(die_at, &job);
             save(NULL, 0, 1, i + 1, 2, &said);
             _exit(1); /* was not killed */
         }
@@ -407,7 +407,7 @@ TEST_WITHIN(test_a_number_that_was_never_published, start, stop)
         pid_t writer = fork();
         if (writer == 0) {
             rank_job job = {.step = "save named"};
-            dray__weights_hook(die_at, &job);
+            dray__hook_set(die_at, &job);
             save(NULL, 0, 1, 2, 2, NULL);
             _exit(1); /* was not killed */
         }

@@ -26,7 +26,7 @@ FIXTURE(start)
 
 FIXTURE(stop)
 {
-    dray__weights_hook(NULL, NULL);
+    dray__hook_set(NULL, NULL);
     fixture_stop(&f);
     f = (coordinator_fixture){0};
     return 0;
@@ -41,7 +41,7 @@ TEST_WITHIN(test_updates_end, start, stop)
     engine e;
     trainer_open(&t, f.unix_address, &config, DRAY_F32, 0, 1, 7, cluster_kind);
     MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
-    dray__weights_hook(silence, NULL);
+    dray__hook_set(silence, NULL);
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
         dray_error said = {0};

@@ -127,9 +127,9 @@ TEST_WITHIN(test_failed_prefetch_tears_nothing, start, cluster_stop)
     write_version(&t, 2, 2);
     MUST(dray_prefetch_weights(e.subscriber, NULL, NULL, error));
     write_version(&t, 3, 3);
-    dray__weights_hook(flip_source, &t);
+    dray__hook_set(flip_source, &t);
     assert_int_equal(dray_prefetch_weights(e.subscriber, NULL, NULL, NULL), DRAY_ECHECKSUM);
-    dray__weights_hook(NULL, NULL);
+    dray__hook_set(NULL, NULL);
     assert_int_equal(state_of(&e, &version), DRAY_GROUP_WHOLE);
     assert_int_equal(version, 1);
     assert_int_equal(engine_wrong(&e, 1), 0);
@@ -272,7 +272,7 @@ static void overwrite_peer(void *user, const char *step)
     overwrite *o = user;
     if (strcmp(step, "import") != 0)
         return;
-    dray__weights_hook(NULL, NULL);
+    dray__hook_set(NULL, NULL);
     write_version(o->t, 2, 2);
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
     options.lease_ns = o->lease_ns;
@@ -298,7 +298,7 @@ TEST_WITHIN(test_leases, start, cluster_stop)
         MUST(dray_update_weights(first.subscriber, NULL, NULL, error));
         MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
         open_engine(&second, "second", DRAY_F32);
-        dray__weights_hook(overwrite_peer, &o);
+        dray__hook_set(overwrite_peer, &o);
         MUST(dray_update_weights(second.subscriber, NULL, &report, error));
         assert_int_equal(o.rc, patient ? DRAY_EAGAIN : DRAY_OK);
         assert_int_equal(report.version, patient ? 1 : 2);
@@ -376,9 +376,9 @@ TEST_WITHIN(test_router_sees_who_serves, start, cluster_stop)
     assert_int_equal(info.serving, 1);
     assert_int_equal(dray_engines_entry(engines, 1, &info, NULL), DRAY_EINVALID);
     write_version(&t, 3, 3);
-    dray__weights_hook(flip_source, &t);
+    dray__hook_set(flip_source, &t);
     assert_int_equal(dray_update_weights(a.subscriber, NULL, NULL, NULL), DRAY_ETORN);
-    dray__weights_hook(NULL, NULL);
+    dray__hook_set(NULL, NULL);
     expect(engines, "a left 1, a torn 1");
     engine_close(&a);
     trainer_close(&t);

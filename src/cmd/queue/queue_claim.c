@@ -13,7 +13,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 /* ---- JSON over a descriptor ------------------------------------------------------------------ */
@@ -320,13 +319,6 @@ static void serve_one(holder *h)
     close(fd);
 }
 
-static int64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
-
 /* The coordinator sent something unasked: is the claim still there? */
 static bool is_void(holder *h, int64_t left_ms)
 {
@@ -334,9 +326,9 @@ static bool is_void(holder *h, int64_t left_ms)
     return rc && rc != DRAY_ETIMEDOUT && rc != DRAY_EFULL && rc != DRAY_ESYS;
 }
 
-static void holder_serve(holder *h, int64_t deadline_ms)
+static void holder_serve(holder *h, int64_t deadline)
 {
-    for (int64_t left; !h->over && (left = deadline_ms - now_ms()) > 0;) {
+    for (int64_t left; !h->over && (left = (deadline - cmd_now()) / 1000000) > 0;) {
         struct pollfd p[] = {{.fd = h->listening, .events = POLLIN},
                              {.fd = dray_queue_fd(h->queue), .events = POLLIN}};
         if (poll(p, 2, left < INT32_MAX ? (int)left : INT32_MAX) <= 0)
@@ -363,7 +355,7 @@ static void hold(const cmd_claim_request *request, int tell)
     dray_error error = {0};
     signal(SIGPIPE, SIG_IGN); /* whoever asked may be gone when the answer is there */
     int rc = holder_claim(&h, request, &error);
-    int64_t deadline = now_ms() + request->claim.max_hold_ns / 1000000;
+    int64_t deadline = cmd_now() + request->claim.max_hold_ns;
     if (rc == DRAY_OK)
         rc = holder_listen(&h, &error);
     json_t *first = rc ? error_json(&error) : claim_json(&h);

@@ -8,19 +8,9 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
-#define SECOND INT64_C(1000000000)
-
 enum { BATCH_ROWS = 1024 };
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * SECOND + t.tv_nsec;
-}
 
 /* ---- a session ------------------------------------------------------------------------------- */
 
@@ -33,8 +23,8 @@ int cmd_queue_with(const queue_arguments *a, const dray_queue_options *options,
     dray_queue_options attach = DRAY_QUEUE_OPTIONS_INIT;
     open.address = a->address;
     open.name = "dray queue";
-    open.timeout_ns = 2 * SECOND; /* a running session answers at once */
-    attach.timeout_ns = 2 * SECOND;
+    open.timeout_ns = 2 * CMD_SECOND; /* a running session answers at once */
+    attach.timeout_ns = 2 * CMD_SECOND;
     int rc = dray_open(&open, &context, error);
     if (rc == DRAY_OK)
         rc = dray_queue_open(context, a->queue, options ? options : &attach, &queue, error);
@@ -170,15 +160,15 @@ typedef struct progress {
 
 static void show(progress *p, size_t done, size_t all)
 {
-    int64_t now = now_ns();
+    int64_t now = cmd_now();
     if (p->next_ns == 0)
-        p->next_ns = now + 2 * SECOND;
+        p->next_ns = now + 2 * CMD_SECOND;
     if (now < p->next_ns && !(p->shown && done == all))
         return;
     fprintf(stderr, "%s%zu of %zu rows%s", isatty(2) ? "\r" : "", done, all,
             isatty(2) && done < all ? "" : "\n");
     p->shown = true;
-    p->next_ns = now + (isatty(2) ? SECOND / 4 : 2 * SECOND);
+    p->next_ns = now + (isatty(2) ? CMD_SECOND / 4 : 2 * CMD_SECOND);
 }
 
 /* Takes the numbers that are tags out of the rows: [{"key": [numbers]}...]. */
@@ -244,7 +234,7 @@ static int insert_rows(const queue_arguments *a, dray_queue *queue, json_t *rows
         options.group_size = (uint32_t)group;
         options.columns = columns.items;
         options.column_count = columns.count;
-        options.timeout_ns = a->timeout_s * SECOND;
+        options.timeout_ns = a->timeout_s * CMD_SECOND;
         options.refill = (uint64_t)a->refill;
         dray_row_tag *row_tags = tags_of(a, tags, done, count);
         options.row_tags = row_tags;
@@ -363,7 +353,7 @@ int cmd_queue_end(const queue_arguments *a, dray_queue *queue, dray_error *error
 
 int cmd_queue_wait(const queue_arguments *a, dray_queue *queue, dray_error *error)
 {
-    return dray_queue_wait(queue, a->partition, a->task, a->timeout_s * SECOND, error);
+    return dray_queue_wait(queue, a->partition, a->task, a->timeout_s * CMD_SECOND, error);
 }
 
 /* ---- claims ---------------------------------------------------------------------------------- */
@@ -380,8 +370,8 @@ int cmd_queue_claim(const queue_arguments *a, dray_queue *queue, dray_error *err
     request.claim.fresh = a->fresh >= 0;
     request.claim.version = a->fresh < 0 ? 0 : (uint64_t)a->fresh;
     request.claim.staleness = (uint32_t)a->staleness;
-    request.claim.timeout_ns = a->timeout_s * SECOND;
-    request.claim.max_hold_ns = a->hold_s * SECOND;
+    request.claim.timeout_ns = a->timeout_s * CMD_SECOND;
+    request.claim.max_hold_ns = a->hold_s * CMD_SECOND;
     request.claim.group = a->consumers;
     request.claim.cost = a->cost;
     request.claim.group_epoch = (uint64_t)a->epoch;

@@ -4,7 +4,6 @@
 #include "model/safetensors/safetensors.h"
 
 #include "base/error.h"
-#include "base/hash.h"
 #include "base/io.h"
 #include "base/json.h"
 #include "base/words.h"

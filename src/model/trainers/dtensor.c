@@ -5,7 +5,7 @@
  * _StridedShard: _split_tensor) and _utils.py (compute_local_shape_and_global_offset). */
 #include "model/layout/layout.h"
 
-#include "base/arena.h"
+#include "base/array.h"
 #include "base/error.h"
 
 #include <inttypes.h>
@@ -34,10 +34,7 @@ static bool append(segments *list, int64_t start, int64_t length)
         last->length += length;
         return true;
     }
-    if (!dray__append(&list->items, sizeof *list->items, list->count, &list->capacity))
-        return false;
-    list->items[list->count++] = (segment){start, length};
-    return true;
+    return DRAY__PUSH(list->items, list->count, list->capacity, (segment){start, length});
 }
 
 /* torch.chunk: all pieces have ceil(size / count) elements but the last ones, which may have fewer

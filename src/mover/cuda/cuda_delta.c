@@ -4,8 +4,6 @@
 #include "base/error.h"
 #include "mover/cuda/cuda_internal.h"
 
-#include <string.h>
-
 enum { GROUP = 8, WORD = 16 };
 
 static uint64_t pitch_of(const dray__cuda_delta *d)

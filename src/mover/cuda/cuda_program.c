@@ -1,6 +1,6 @@
 /* A list of items becomes the tiles that a GPU is told to work off, in an order in which all links
  * are busy at once, and the runs that its copy engines move. */
-#include "base/arena.h"
+#include "base/array.h"
 #include "base/error.h"
 #include "mover/cuda/cuda_internal.h"
 #include "mover/kernels/quant.h"
@@ -41,12 +41,7 @@ typedef struct builder {
 
 static bool add_work(builder *b, const work *w)
 {
-    work *new = dray__append(&b->works, sizeof *new, b->count, &b->work_capacity);
-    if (!new)
-        return false;
-    *new = *w;
-    b->count++;
-    return true;
+    return DRAY__PUSH(b->works, b->count, b->work_capacity, *w);
 }
 
 static bool add_pieces(builder *b, const dray__cuda_item *item, const dray_tensor_info *tensor,
@@ -70,10 +65,9 @@ static bool add_pieces(builder *b, const dray__cuda_item *item, const dray_tenso
             q->destination && q->from != q->to ? dray_dtype_size((dray_dtype)q->to) : q->unit;
         w.bytes = unit * q->columns * q->extent[0] * q->extent[1] * q->extent[2];
         pieces[i].sum = (uint32_t)number;
-        if (!dray__append(&p->pieces, sizeof *p->pieces, p->piece_count, &b->piece_capacity) ||
+        if (!DRAY__PUSH(p->pieces, p->piece_count, b->piece_capacity, pieces[i]) ||
             !add_work(b, &w))
             return false;
-        p->pieces[p->piece_count++] = pieces[i];
         p->kernel_bytes += back ? 0 : w.bytes;
     }
     return true;
@@ -127,9 +121,8 @@ static bool add_runs(builder *b, const dray__cuda_item *item)
             run.source += (uint64_t)(at[k] * left.source_stride[k]);
             run.destination += (uint64_t)(at[k] * left.destination_stride[k]);
         }
-        if (!dray__append(&p->runs, sizeof *p->runs, p->run_count, &b->run_capacity))
+        if (!DRAY__PUSH(p->runs, p->run_count, b->run_capacity, run))
             return false;
-        p->runs[p->run_count++] = run;
         p->engine_bytes += bytes;
         while (d > 0 && ++at[d - 1] == left.extent[d - 1])
             at[--d] = 0;
@@ -406,10 +399,7 @@ static lane *next_lane(lane *lanes, uint64_t count)
 
 static bool add_step(dray__gpu_program *p, const dray__gpu_step *step, uint64_t *capacity)
 {
-    if (!dray__append(&p->steps, sizeof *p->steps, p->step_count, capacity))
-        return false;
-    p->steps[p->step_count++] = *step;
-    return true;
+    return DRAY__PUSH(p->steps, p->step_count, *capacity, *step);
 }
 
 /* All tiles of works[0..count), which one kernel does: launches of bounded size. */

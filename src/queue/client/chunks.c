@@ -2,9 +2,9 @@
  * keeper that is (homes.h), and reading what those of other hosts hold. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/hook.h"
 #include "control/context.h"
 #include "queue/client/bytes.h"
-#include "queue/hook.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -151,7 +151,7 @@ static int make_chunk(dray_queue *queue, const dray__chunk_wish *wish, dray_erro
                        "queue %s: the keeper of this host serves another coordinator", queue->name);
     else if (rc == DRAY_ECLOSED) /* the caller comes back, and tries again */
         queue->refused_era = queue->era;
-    dray__queue_step("kept");
+    dray__hook_step("kept");
     if (rc && chunk)
         dray__storage_unmake(chunk);
     else if (!rc)
@@ -177,7 +177,7 @@ static int add_chunk(dray_queue *queue, uint64_t bytes, dray_error *error)
     dray__storage_size(&queue->storage, bytes, &wish.least, &wish.size);
     if (!rc)
         rc = tell_storage(queue, &wish, NULL, &answer, error);
-    dray__queue_step("told");
+    dray__hook_step("told");
     if (!rc && answer.given && !dray__storage_reuse(&queue->storage, answer.given))
         rc = dray__fail(error, DRAY_EINTERNAL, "queue %s: chunk %016llx is none of ours",
                         queue->name, (unsigned long long)answer.given);
@@ -215,7 +215,7 @@ static int put(dray_queue *queue, const dray__values *v, dray__extent *extent,
     }
     if (v->bytes)
         memcpy(room->at + v->head, values, v->bytes);
-    dray__queue_step("wrote");
+    dray__hook_step("wrote");
     return DRAY_OK;
 }
 

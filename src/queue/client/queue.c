@@ -5,11 +5,11 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/hook.h"
 #include "base/options.h"
 #include "base/words.h"
 #include "control/context.h"
 #include "queue/client/bytes.h"
-#include "queue/hook.h"
 
 #include <dray/trace.h>
 #include <poll.h>
@@ -71,10 +71,10 @@ static bool had_chunks(const dray_queue *queue, uint16_t type, int rc)
 static int ask_once(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray__reply *reply,
                     dray_error *error)
 {
-    dray__queue_step("asking");
+    dray__hook_step("asking");
     int rc = dray__call(queue->channel, type, &queue->out, &queue->passed, queue->passed >= 0,
                         dray__answer_deadline(deadline_ns), reply, error);
-    dray__queue_step("answered");
+    dray__hook_step("answered");
     queue->unanswered = rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED;
     for (uint32_t i = 0; !rc && i < reply->fd_count; i++)
         close(reply->fds[i]); /* none is ever expected */

@@ -4,8 +4,8 @@
 #include "queue/journal/journal_inside.h"
 
 #include "base/error.h"
+#include "base/hook.h"
 #include "base/log.h"
-#include "queue/hook.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -243,10 +243,10 @@ static int compact(job *self, dray_error *error)
             rc = sync_copy(self, error);
     }
     uint64_t before = j->written;
-    dray__queue_step("renaming");
+    dray__hook_step("renaming");
     if (!rc)
         rc = exchange(self, error);
-    dray__queue_step("renamed");
+    dray__hook_step("renamed");
     if (!rc)
         take_over(self);
     be_alone_no_more(j);
@@ -266,7 +266,7 @@ static int compact(job *self, dray_error *error)
 static int read_one(void *user, const dray__journal_record *record, dray_error *error)
 {
     job *self = user;
-    dray__queue_step("reading");
+    dray__hook_step("reading");
     if (abandoned(self->journal, error))
         return DRAY_ECANCELED;
     return self->entry->each(self->entry->user, record, error);

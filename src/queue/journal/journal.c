@@ -2,8 +2,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/hook.h"
 #include "base/log.h"
-#include "queue/hook.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -124,12 +124,12 @@ static int write_group(dray__journal *j, dray__journal_entry *group, uint64_t at
     dray__output_to(&j->out, j->fd, j->path, j->salt, at);
     for (dray__journal_entry *entry = group; entry && !rc; entry = entry->next)
         rc = dray__output_entry(&j->out, entry, safe, &j->options, error);
-    dray__queue_step("writing");
+    dray__hook_step("writing");
     if (!rc)
         rc = dray__output_flush(&j->out, error);
     if (rc)
         return rc;
-    dray__queue_step("written");
+    dray__hook_step("written");
     uint64_t end = dray__output_end(&j->out);
     if (end > j->size) {
         j->size = end;
@@ -234,11 +234,11 @@ static void sync_written(dray__journal *j)
     int rc = 0, errnum = 0;
     j->syncing = true;
     pthread_mutex_unlock(&j->lock);
-    dray__queue_step("syncing");
+    dray__hook_step("syncing");
     if (needed && (rc = j->options.files->sync(j->fd)) < 0)
         errnum = errno;
     if (!rc)
-        dray__queue_step("synced");
+        dray__hook_step("synced");
     pthread_mutex_lock(&j->lock);
     j->syncing = false;
     if (rc) {

@@ -5,8 +5,8 @@
 #include "base/arena.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/hook.h"
 #include "base/log.h"
-#include "queue/hook.h"
 #include "queue/server/waiters.h"
 
 #include <errno.h>
@@ -542,7 +542,7 @@ static void handle(void *user, dray__request *request)
     dray_error error;
     uint16_t type = dray__request_type(request);
     const struct kept *kind = find_kept(type);
-    dray__queue_step("handling");
+    dray__hook_step("handling");
     int rc;
     if (type >= DRAY__MSG_QUEUE_HOME_JOIN && type <= DRAY__MSG_QUEUE_HOME_FIND)
         rc = dray__homes_request(&self->homes, request, &error);
@@ -554,7 +554,7 @@ static void handle(void *user, dray__request *request)
         dray__refusals_add(&self->refusals, type, rc);
         dray__request_fail(request, &error);
     }
-    dray__queue_step("handled");
+    dray__hook_step("handled");
     dray__pump_all(self);
     dray__sweep_soon(self);
 }

@@ -3,8 +3,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/hook.h"
 #include "control/frame.h"
-#include "queue/hook.h"
 #include "queue/table/table_inside.h"
 
 #include <dray/trace.h>
@@ -480,7 +480,7 @@ void dray__release_held(dray__served *q)
         dray__writer answer = w->answer;
         w->answer = (dray__writer){0};
         dray__waiter_free(w);
-        dray__queue_step("answering");
+        dray__hook_step("answering");
         dray__request_reply(request, &answer, NULL, 0);
         dray__writer_free(&answer);
     }

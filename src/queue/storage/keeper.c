@@ -5,8 +5,8 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/hook.h"
 #include "control/coordinator.h"
-#include "queue/hook.h"
 #include "queue/messages.h"
 #include "queue/storage/storage.h"
 
@@ -54,7 +54,7 @@ static bool dropped_before(const dray__keeper *self, uint64_t id, uint64_t key)
 
 static int put(dray__keeper *self, dray__request *request, dray_error *error)
 {
-    dray__queue_step("keeping");
+    dray__hook_step("keeping");
     dray__reader *r = dray__request_payload(request);
     dray__keeping m;
     dray__get_fields(r, NULL, &dray__keeping_fields, &m);
@@ -94,7 +94,7 @@ static int put(dray__keeper *self, dray__request *request, dray_error *error)
         return rc;
     }
     self->bytes += bytes;
-    dray__queue_step("holding");
+    dray__hook_step("holding");
     dray__request_reply(request, NULL, NULL, 0);
     return DRAY_OK;
 }
@@ -111,7 +111,7 @@ static int get(dray__keeper *self, dray__request *request, dray_error *error)
     if (!chunk)
         return dray__fail(error, DRAY_EGONE, "KEEPER_GET: chunk %016llx is not kept here",
                           (unsigned long long)id);
-    dray__queue_step("giving");
+    dray__hook_step("giving");
     dray__writer_reset(&self->out);
     dray__put_fields(&self->out, &dray__u64_fields, &chunk->bytes);
     dray__request_reply(request, &self->out, &chunk->fd, 1);
@@ -158,7 +158,7 @@ static void forget_all(dray__keeper *self)
 
 static int drop(dray__keeper *self, dray__request *request, dray_error *error)
 {
-    dray__queue_step("dropping");
+    dray__hook_step("dropping");
     dray__reader *r = dray__request_payload(request);
     uint32_t refused = 0;
     dray__arena items = {0};

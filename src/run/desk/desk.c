@@ -1,7 +1,6 @@
 /* The desk: reward, score, reference and advantage, and the driver's thread. */
 #include "run/desk/desk.h"
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "engine/generator.h"
 #include "run/data/samples.h"

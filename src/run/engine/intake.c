@@ -2,13 +2,12 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/hook.h"
 #include "run/fault.h"
 #include "run/job/schedule.h"
 #include "run/trainer/publication.h"
-#include "weights/hook.h"
 
 #include <dray/weights.h>
-#include <errno.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -133,7 +132,7 @@ int dray__intake_open(dray__host *host, const dray_layout *layout, dray_region *
                            .count = (uint32_t)dray__schedule_of(host->job).kept,
                            .version = -1,
                            .ahead.version = -1};
-    dray__weights_hook(on_step, NULL);
+    dray__hook_set(on_step, NULL);
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < self->count && !rc; i++)
         rc = open_subscriber(self, i, error);

@@ -1,6 +1,5 @@
 #include "run/engine/rollout.h"
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "engine/sampler.h"
 #include "engine/tokenizer.h"

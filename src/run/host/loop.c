@@ -11,7 +11,6 @@
 #include "run/process.h"
 #include "run/report/spent.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,6 @@
 /* Job files: read over the defaults, and their settings checked against each other. */
 #include "run/job/job.h"
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/io.h"
 #include "base/words.h"
@@ -17,7 +16,6 @@
 
 #include <dray/queue.h>
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -8,7 +8,6 @@
 #include "run/job/schedule.h"
 #include "run/supervisor/probe.h"
 
-#include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>

@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum { ENTRY_SETTINGS = 32, ENTRY_BYTES = 200, ENTRIES = 256, JOB_MOST = 1 << 22 };

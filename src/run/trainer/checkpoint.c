@@ -2,12 +2,12 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/hook.h"
 #include "base/io.h"
 #include "base/json.h"
 #include "control/reports.h"
 #include "run/fault.h"
 #include "run/report/reporter.h"
-#include "weights/hook.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -35,7 +35,7 @@ static void on_step(void *user, const char *step)
 void dray__checkpoint_open(dray__host *host)
 {
     host->saving = -1;
-    dray__weights_hook(on_step, host);
+    dray__hook_set(on_step, host);
 }
 
 /* A run goes on from its newest checkpoint: the rows of its steps must be there by then. */

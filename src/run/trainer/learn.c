@@ -1,6 +1,5 @@
 #include "run/trainer/learn.h"
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "run/desk/advantage.h"
 #include "run/fault.h"

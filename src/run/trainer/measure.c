@@ -1,5 +1,4 @@
 /* What a step's samples and losses were, as a row of metrics.jsonl (docs/run.md has the table). */
-#include "base/error.h"
 #include "run/trainer/learn.h"
 
 #include <math.h>

@@ -10,7 +10,7 @@
  * Checkpoints of both models are of the same step, and the cursor of the policy's is where both
  * have trained that step and neither the next: the value model's is written first, and the policy's
  * waits for it; then the value model's trainer waits for the policy's. */
-#include "base/arena.h"
+#include "base/array.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "run/data/prompts.h"
@@ -19,7 +19,6 @@
 #include "run/trainer/checkpoint.h"
 #include "run/trainer/learn.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -370,9 +369,8 @@ static int old_log_prob_run(dray__host *host, dray_batch *batch, int64_t step, d
 int dray__learner_keep(dray__host *host, dray__micro *micro, dray_error *error)
 {
     dray__learner *self = host->state;
-    if (!dray__append(&self->kept, sizeof *self->kept, self->kept_count, &self->kept_room))
+    if (!DRAY__PUSH(self->kept, self->kept_count, self->kept_room, *micro))
         return dray__nomem(error);
-    self->kept[self->kept_count++] = *micro;
     *micro = (dray__micro){0};
     return DRAY_OK;
 }

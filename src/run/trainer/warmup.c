@@ -1,6 +1,5 @@
 /* Warm-up: supervised training on right answers, until the model would sample one often enough for
  * its rewards to teach it anything. */
-#include "base/clock.h"
 #include "base/error.h"
 #include "run/data/data.h"
 #include "run/engine/calls.h"

@@ -1,5 +1,5 @@
 /* The folders of a run's checkpoints: which are whole, which is the newest, which stay (save.c). */
-#include "base/arena.h"
+#include "base/array.h"
 #include "base/error.h"
 #include "base/io.h"
 #include "weights/checkpoint/overlay.h"
@@ -73,13 +73,10 @@ static int list_steps(const char *folder, bool clear, step **out, size_t *count,
             continue;
         one.made = st.st_mtim;
         strcpy(one.name, entry->d_name);
-        step *new = dray__append(out, sizeof *new, *count, &capacity);
-        if (!new) {
+        if (!DRAY__PUSH(*out, *count, capacity, one)) {
             rc = dray__nomem(error);
             break;
         }
-        *new = one;
-        ++*count;
     }
     if (!rc && errno) /* of half a list, what the rest needs would be removed */
         rc = dray__fail_errno(error, errno, "%.300s", folder);
@@ -239,10 +236,10 @@ int dray__save_publish(const dray__save *s, dray_error *error)
         rc = forget_unpublished(s, steps, &count, error);
     if (!rc)
         rc = name_it(s, steps, count, name, sizeof name, error);
-    dray__weights_step("save named");
+    dray__hook_step("save named");
     if (!rc)
         rc = point_at(s->folder, name, error);
-    dray__weights_step("save published");
+    dray__hook_step("save published");
     /* The new one is not in the list. Of its own number the older ones go, too. */
     for (size_t i = 0; i < count && !rc; i++)
         if (!stays(s, steps, count, i) && !needed(s, steps, count, i))

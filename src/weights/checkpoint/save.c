@@ -167,7 +167,7 @@ static int meet(dray__save *s, int status, dray_error *error)
     if (status && tells)
         tell_failure(s, failed, error ? error->message : "?");
     int rc = wait_for_all(s, &why);
-    dray__weights_step("save met");
+    dray__hook_step("save met");
     if (!rc && (status || (rc = failed_rank(s, failed, &why))))
         wait_for_all(s, NULL);
     else if (!rc)
@@ -454,7 +454,7 @@ static int finish(dray__save *s, dray_error *error)
     int rc = write_files(s, error);
     for (uint32_t i = 0; i < s->part_count && !rc; i++)
         rc = finish_part(s, &s->parts[i], error);
-    dray__weights_step("save finished");
+    dray__hook_step("save finished");
     parts_path(s, parts);
     if (!rc)
         rc = dray__remove_tree(parts, error);
@@ -467,17 +467,17 @@ static int run(dray__save *s, dray_error *error)
 {
     bool first = s->options.rank == 0;
     int rc = meet(s, first ? make_partial(s, error) : DRAY_OK, error);
-    dray__weights_step("save begun");
+    dray__hook_step("save begun");
     if (!rc)
         rc = meet(s, tell_layouts(s, error), error);
     if (!rc) {
         rc = arrange(s, error);
-        dray__weights_step("save laid out");
+        dray__hook_step("save laid out");
         rc = meet(s, rc, error);
     }
     if (!rc)
         rc = meet(s, write_all(s, error), error);
-    dray__weights_step("save written");
+    dray__hook_step("save written");
     return rc ? rc : meet(s, first ? finish(s, error) : DRAY_OK, error);
 }
 

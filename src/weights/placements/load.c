@@ -2,6 +2,7 @@
 #include "weights/placements/load.h"
 
 #include "base/arena.h"
+#include "base/array.h"
 #include "base/error.h"
 #include "base/hash.h"
 
@@ -121,11 +122,9 @@ static int next_round(dray__load *l, dray_error *error)
 static int put(dray__load *l, uint32_t tensor, int64_t first_row, int64_t rows, uint64_t bytes,
                dray_error *error)
 {
-    item *new = dray__append(&l->items, sizeof *new, l->item_count, &l->item_capacity);
-    if (!new)
+    if (!DRAY__PUSH(l->items, l->item_count, l->item_capacity,
+                    (item){tensor, first_row, rows, l->used, bytes}))
         return dray__nomem(error);
-    *new = (item){tensor, first_row, rows, l->used, bytes};
-    l->item_count++;
     l->used += aligned(bytes);
     l->largest = l->used > l->largest ? l->used : l->largest;
     return DRAY_OK;

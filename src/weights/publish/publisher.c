@@ -9,7 +9,6 @@
 #include "weights/registry/registry.h"
 #include "weights/server/serve.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -375,7 +374,7 @@ static int ask_readers(dray_publisher *p, uint64_t version, int64_t deadline, ui
     if (rc)
         return rc;
     p->drained = p->drained || version == p->published;
-    dray__weights_step("waited");
+    dray__hook_step("waited");
     return DRAY_OK;
 }
 
@@ -436,7 +435,7 @@ static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_e
                                  deadline, sums, error);
     if (rc)
         return rc;
-    dray__weights_step("summed");
+    dray__hook_step("summed");
     if (dray__now() >= deadline)
         return dray__fail(error, DRAY_ETIMEDOUT,
                           "version %" PRIu64 ": its checksums took until the deadline, it was not "
@@ -470,7 +469,7 @@ static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_e
     p->published = version;
     p->has_published = true;
     p->withdrawn = p->drained = false;
-    dray__weights_step("published");
+    dray__hook_step("published");
     return rc;
 }
 

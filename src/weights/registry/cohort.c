@@ -2,7 +2,6 @@
  * out of pinned memory into GPUs.
  * Their ranks split what several of them need, and pass it on to each other. */
 #include "base/clock.h"
-#include "base/error.h"
 #include "weights/registry/state.h"
 
 #include <dray/weights.h>

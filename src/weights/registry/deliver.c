@@ -1,7 +1,5 @@
 /* Publishers that wait until groups have committed a version, which nobody withdraws for them. That
  * a group committed it counts for all ranks that ask, also when the group is gone since. */
-#include "base/clock.h"
-#include "base/error.h"
 #include "weights/registry/state.h"
 
 #include <dray/weights.h>

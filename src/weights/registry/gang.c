@@ -1,5 +1,4 @@
 /* Publishers: gangs, incarnations, versions, and the wait before the next write. */
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "weights/registry/state.h"

@@ -1,5 +1,4 @@
 /* Subscribers: groups, and updates that all ranks of a group commit together or not at all. */
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "weights/registry/state.h"

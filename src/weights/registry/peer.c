@@ -1,6 +1,5 @@
 /* Groups that read each other's memory: who may read whom, the leases that an overwrite waits for;
  * and the list of engines that routers watch. */
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "weights/registry/state.h"

@@ -1,7 +1,7 @@
 /* What an update has brought so far (shares.h). */
 #include "weights/server/shares.h"
 
-#include "base/arena.h"
+#include "base/array.h"
 #include "base/error.h"
 
 #include <pthread.h>
@@ -64,13 +64,7 @@ void dray__shares_free(dray__shares *s)
 bool dray__shares_expect(dray__shares *s, uint32_t index, const dray__rect *rect)
 {
     struct block *block = &s->blocks[index];
-    dray__rect *expected = dray__append(&block->expected, sizeof *expected, block->expected_count,
-                                        &block->expected_capacity);
-    if (!expected)
-        return false;
-    *expected = *rect;
-    block->expected_count++;
-    return true;
+    return DRAY__PUSH(block->expected, block->expected_count, block->expected_capacity, *rect);
 }
 
 /* Expected rectangles do not overlap. */
@@ -89,13 +83,10 @@ bool dray__shares_enter(dray__shares *s, uint32_t index, const dray__rect *rect,
 {
     struct block *block = &s->blocks[index];
     pthread_mutex_lock(&s->lock);
-    struct landed *item = dray__append(&block->items, sizeof *item, block->count, &block->capacity);
-    if (item) {
-        *item = (struct landed){*rect, source_sum, sum};
-        block->count++;
-    }
+    bool added = DRAY__PUSH(block->items, block->count, block->capacity,
+                            (struct landed){*rect, source_sum, sum});
     pthread_mutex_unlock(&s->lock);
-    return item != NULL;
+    return added;
 }
 
 uint64_t dray__shares_run(const dray__shares *shares)

@@ -1,6 +1,6 @@
 /* Opening the source of data servers: what is to be read, cut along the blocks that
  * hold it, and dealt to publishers and to the members of the cohort; the slots; the connections. */
-#include "base/arena.h"
+#include "base/array.h"
 #include "base/error.h"
 #include "model/layout/layout.h"
 #include "weights/placements/wired.h"
@@ -20,12 +20,7 @@ bool dray__remote_reaches(const dray__transfer *transfer, const dray__op *op,
 
 bool dray__remote_push(struct source *s, const struct part *part)
 {
-    struct part *new = dray__append(&s->parts, sizeof *new, s->count, &s->capacity);
-    if (!new)
-        return false;
-    *new = *part;
-    s->count++;
-    return true;
+    return DRAY__PUSH(s->parts, s->count, s->capacity, *part);
 }
 
 bool dray__remote_block(const dray__transfer *h, const dray__op *op, const dray__rect *rect,

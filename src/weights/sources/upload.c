@@ -10,7 +10,6 @@
 #include "weights/program/compile.h"
 #include "weights/transfer/cohort.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stdatomic.h>

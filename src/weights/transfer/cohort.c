@@ -2,6 +2,7 @@
 #include "weights/transfer/cohort.h"
 
 #include "base/arena.h"
+#include "base/array.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "model/layout/layout.h"
@@ -50,12 +51,7 @@ struct making {
 
 static bool push(dray__cohort *c, uint32_t member, uint32_t block)
 {
-    struct holder *holder = dray__append(&c->holders, sizeof *holder, c->count, &c->capacity);
-    if (!holder)
-        return false;
-    *holder = (struct holder){member, block};
-    c->count++;
-    return true;
+    return DRAY__PUSH(c->holders, c->count, c->capacity, (struct holder){member, block});
 }
 
 static struct cell *push_cell(dray__cohort *c)

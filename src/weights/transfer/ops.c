@@ -1,6 +1,6 @@
 /* What an update's ranks do: the plan, and its copies cut along the blocks that they fill and along
  * what this rank owns in its group. */
-#include "base/arena.h"
+#include "base/array.h"
 #include "base/error.h"
 #include "model/layout/layout.h"
 #include "weights/internal.h"
@@ -72,12 +72,7 @@ struct op_list {
 
 static bool op_push(struct op_list *list, const dray__op *op)
 {
-    dray__op *new = dray__append(&list->items, sizeof *new, list->count, &list->capacity);
-    if (!new)
-        return false;
-    *new = *op;
-    list->count++;
-    return true;
+    return DRAY__PUSH(list->items, list->count, list->capacity, *op);
 }
 
 static int cut_copy(const dray_layout *layout, const dray__pieces *pieces, const dray_copy *copy,

@@ -8,7 +8,6 @@
 #include "weights/internal.h"
 #include "weights/messages.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>

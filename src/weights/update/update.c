@@ -170,7 +170,7 @@ static int vote(dray_subscriber *s, const dray_error *verdict)
     if (rc)
         return end(s, &error);
     s->phase = PHASE_VOTE;
-    dray__weights_step("voted");
+    dray__hook_step("voted");
     return DRAY_OK;
 }
 
@@ -236,7 +236,7 @@ static int on_begin(dray_subscriber *s)
     s->report.source = s->source;
     s->mark_ns = dray__now();
     s->report.wait_ns = s->mark_ns - s->started_ns;
-    dray__weights_step("plan");
+    dray__hook_step("plan");
     s->phase = PHASE_PLAN;
     return DRAY_OK;
 }
@@ -267,7 +267,7 @@ static int on_plan(dray_subscriber *s)
     s->mark_ns = now;
     if (rc)
         return vote(s, &error);
-    dray__weights_step("import");
+    dray__hook_step("import");
     s->phase = PHASE_IMPORT;
     return DRAY_OK;
 }
@@ -331,7 +331,7 @@ static int start_move(dray_subscriber *s)
     if (s->local && s->purpose != DRAY__PREFETCH)
         dray__local_revoke(s->token, s->attempt); /* readers before this update are over */
     s->phase = PHASE_MOVE;
-    dray__weights_step("writing");
+    dray__hook_step("writing");
     return DRAY_OK;
 }
 
@@ -363,7 +363,7 @@ static int on_ask(dray_subscriber *s)
     s->writing = true;
     s->phase = PHASE_MOVE;
     dray__waker_at(&s->waker, s->deadline_ns); /* a lane may wait for longer */
-    dray__weights_step("writing");
+    dray__hook_step("writing");
     return DRAY_OK;
 }
 
@@ -391,13 +391,13 @@ static int on_move(dray_subscriber *s)
         dray__steps_begin(&s->steps, dray__now());
     int rc = dray__transfer_step(s->transfer, SLICE_NS, &error);
     if (!s->moved_any)
-        dray__weights_step("moving");
+        dray__hook_step("moving");
     s->moved_any = true;
     if (rc == DRAY_EAGAIN)
         return rc;
     if (rc)
         return vote(s, &error);
-    dray__weights_step("moved");
+    dray__hook_step("moved");
     rc = dray__transfer_check(s->transfer, &error);
     if (rc == DRAY_OK && commits(s))
         rc = dray__transfer_compare(s->transfer, s->staged_sums, &error);
@@ -405,7 +405,7 @@ static int on_move(dray_subscriber *s)
     note_wait(s);
     dray__steps_end(&s->steps, &s->report);
     s->report.peak_extra_bytes += s->staging_bytes;
-    dray__weights_step("verified");
+    dray__hook_step("verified");
     return vote(s, rc ? &error : NULL);
 }
 
@@ -473,7 +473,7 @@ static int on_vote(dray_subscriber *s)
         s->staged_sums = NULL;
         s->has_staged = false;
     }
-    dray__weights_step("committed");
+    dray__hook_step("committed");
     end(s, NULL);
     if (s->destination.rank == 0)
         tell(s);
@@ -579,7 +579,7 @@ static int start(dray_subscriber *s, enum dray__purpose purpose, const dray_upda
     rc = dray__subscriber_ensure(
         s, dray__now() + patience_ns < s->deadline_ns ? dray__now() + patience_ns : s->deadline_ns,
         error);
-    dray__weights_step("begin");
+    dray__hook_step("begin");
     if (rc == DRAY_OK)
         rc = send_begin(s, error);
     if (rc) {

@@ -1,4 +1,5 @@
-/* A callback at each step of the queue's work, for fault tests. The steps:
+/* A callback at each step of an update, of a save, and of the queue's work, for fault tests. The
+ * queue's steps:
  *
  *   client      told (the controller knows of a chunk), kept (so does the keeper), wrote (values
  *               are in a chunk), asking (a request is about to be sent), answered
@@ -10,18 +11,18 @@
  *               reading (a record, to put its bytes back)
  *
  *   keeper      keeping, holding (a chunk is kept; no answer yet), giving, dropping */
-#ifndef DRAY_QUEUE_HOOK_H
-#define DRAY_QUEUE_HOOK_H
+#ifndef DRAY_BASE_HOOK_H
+#define DRAY_BASE_HOOK_H
 
-typedef void (*dray__queue_hook_fn)(void *user, const char *step);
-void dray__queue_hook(dray__queue_hook_fn fn, void *user); /* before threads start */
-extern dray__queue_hook_fn dray__queue_hooked;
-extern void *dray__queue_hook_user;
+typedef void (*dray__hook_fn)(void *user, const char *step);
+void dray__hook_set(dray__hook_fn fn, void *user); /* before threads start */
+extern dray__hook_fn dray__hooked;
+extern void *dray__hook_user;
 /* A macro, so that nothing is called where nobody looks. */
-#define dray__queue_step(step)                                                                     \
+#define dray__hook_step(step)                                                                      \
     do                                                                                             \
-        if (dray__queue_hooked)                                                                    \
-            dray__queue_hooked(dray__queue_hook_user, step);                                       \
+        if (dray__hooked)                                                                          \
+            dray__hooked(dray__hook_user, step);                                                   \
     while (0)
 
 #endif
