@@ -41,6 +41,7 @@ PARTS = [
     Part("record_real", 360, 1800, "dray.weights.record with vLLM's models and loaders, by bytes"),
     Part("record_sglang", 360, 1800, "the same with SGLang's"),
     Part("vllm_real", 480, 1200, "vLLM for the CPU with backend dray, and an FSDP2 trainer: tokens as transformers'"),
+    Part("sglang_real", 480, 1200, "SGLang's weight updates by dray, and an FSDP2 trainer: bytes as SGLang's own loading has them"),
 ]
 OF_TORCH = ("torchaudio", "torchcodec", "torchvision")  # PyPI's do not load with a torch for the CPU; frameworks do without
 SETTING_UP = 600     # seconds: packages fetched and built, for one part

@@ -2,68 +2,30 @@
 `vllm.general_plugins`. docs/vllm.md shows how it is used."""
 from __future__ import annotations
 
-import inspect
 import logging
 
-TRIED = "0.32.0"  # the version of vLLM that this was tried with
+from .upstream import Upstream
+
 _log = logging.getLogger("vllm.dray")
-
-# What the plug-in needs of vLLM: the arguments that it gives, or is given, by name.
-_METHODS = {
-    ("vllm.distributed.weight_transfer.factory", "WeightTransferEngineFactory.register_engine"):
-        ["name", "module_path_or_cls", "class_name"],
-    ("vllm.distributed.weight_transfer.factory", "WeightTransferTrainerFactory.register_engine"):
-        ["name", "module_path_or_cls", "class_name"],
-    ("vllm.distributed.weight_transfer.base", "WeightTransferEngine.__init__"):
-        ["self", "config", "vllm_config", "device", "model"],
-    ("vllm.distributed.weight_transfer.base", "TrainerWeightTransferEngine.__init__"):
-        ["self", "client", "source", "is_sender"],
-    ("vllm.model_executor.model_loader.reload", "initialize_layerwise_reload"): ["model"],
-    ("vllm.model_executor.model_loader.reload.layerwise", "get_layerwise_info"): ["layer"],
-    ("vllm.model_executor.model_loader.reload.layerwise", "finalize_layerwise_processing"):
-        ["model", "model_config"],
-    ("vllm.model_executor.model_loader.mtp_validation", "disable_mtp_completeness_check"): [],
-}
-_ABSTRACT = {
-    "WeightTransferEngine": {"init_transfer_engine", "start_weight_update", "finish_weight_update",
-                             "receive_weights", "shutdown"},
-    "TrainerWeightTransferEngine": {"trainer_init", "send_weights"},
-}
-
-
-def differences() -> list:
-    """Where this vLLM is not the one that the plug-in was written for, in words; []: nowhere."""
-    import importlib
-    found = []
-    for (module, path), wanted in _METHODS.items():
-        try:
-            what = importlib.import_module(module)
-            for part in path.split("."):
-                what = getattr(what, part)
-        except (ImportError, AttributeError):
-            found.append(f"{module} has no {path}")
-            continue
-        given = list(inspect.signature(what).parameters)
-        if given != wanted:
-            found.append(f"{path} takes {', '.join(given) or 'nothing'}, expected {', '.join(wanted) or 'nothing'}")
-    try:
-        base = importlib.import_module("vllm.distributed.weight_transfer.base")
-    except ImportError:
-        return found
-    for name, wanted in _ABSTRACT.items():
-        given = set(getattr(getattr(base, name, None), "__abstractmethods__", ()))
-        if given != wanted:
-            found.append(f"{name} asks for {', '.join(sorted(given)) or 'nothing'}, expected "
-                         f"{', '.join(sorted(wanted))}")
-    return found
-
-
-def check() -> None:
-    """RuntimeError, which says how this vLLM differs from the one that was tried."""
-    if found := differences():
-        import vllm
-        raise RuntimeError(f"dray's plug-in was tried with vLLM {TRIED}, and vLLM {vllm.__version__} differs from "
-                           f"that: {'; '.join(found)}")
+_FACTORY, _BASE = "vllm.distributed.weight_transfer.factory", "vllm.distributed.weight_transfer.base"
+_RELOAD = "vllm.model_executor.model_loader.reload"
+UPSTREAM = Upstream(
+    "vLLM", "vllm", "0.32.0",
+    methods={
+        (_FACTORY, "WeightTransferEngineFactory.register_engine"): ["name", "module_path_or_cls", "class_name"],
+        (_FACTORY, "WeightTransferTrainerFactory.register_engine"): ["name", "module_path_or_cls", "class_name"],
+        (_BASE, "WeightTransferEngine.__init__"): ["self", "config", "vllm_config", "device", "model"],
+        (_BASE, "TrainerWeightTransferEngine.__init__"): ["self", "client", "source", "is_sender"],
+        (_RELOAD, "initialize_layerwise_reload"): ["model"],
+        (f"{_RELOAD}.layerwise", "get_layerwise_info"): ["layer"],
+        (f"{_RELOAD}.layerwise", "finalize_layerwise_processing"): ["model", "model_config"],
+        ("vllm.model_executor.model_loader.mtp_validation", "disable_mtp_completeness_check"): [],
+    },
+    abstract={
+        (_BASE, "WeightTransferEngine"): {"init_transfer_engine", "start_weight_update", "finish_weight_update",
+                                          "receive_weights", "shutdown"},
+        (_BASE, "TrainerWeightTransferEngine"): {"trainer_init", "send_weights"},
+    })
 
 
 def register() -> None:
@@ -76,7 +38,8 @@ def register() -> None:
             if "dray" not in each._registry:
                 each.register_engine("dray", f"{__name__}_{name.lower()}", f"Dray{name}")
     except (ImportError, AttributeError, TypeError) as error:
-        _log.warning("dray: no weight transfer here, this vLLM is not as %s, which was tried: %s", TRIED, error)
+        _log.warning("dray: no weight transfer here, this vLLM is not as %s, which was tried: %s", UPSTREAM.tried,
+                     error)
 
 
 def __getattr__(name):

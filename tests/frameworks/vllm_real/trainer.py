@@ -93,9 +93,9 @@ def errors(engine, model):
     refused(ValueError, ["DRAY_ADDRESS"], lambda: init(DrayTrainerInitInfo(rank=0, world=1), client=engine, source=model))
     os.environ["DRAY_ADDRESS"] = address
     with unittest.mock.patch.object(base.WeightTransferEngine, "__abstractmethods__", frozenset({"begin"})):
-        refused(RuntimeError, ["0.32.0", "asks for begin", "start_weight_update"], integration.check)
+        refused(RuntimeError, ["0.32.0", "asks for begin", "start_weight_update"], integration.UPSTREAM.check)
     with unittest.mock.patch.object(reload, "initialize_layerwise_reload", lambda model, device: None):
-        refused(RuntimeError, ["initialize_layerwise_reload takes model, device, expected model"], integration.check)
+        refused(RuntimeError, ["initialize_layerwise_reload takes model, device, expected model"], integration.UPSTREAM.check)
     if plain == "1":
         refused(RuntimeError, ["model.norm.weight", "(3,)"], lambda: engine.init_weight_transfer_engine(
             {"tensors": [["model.norm.weight", "float32", [3]]]}))
