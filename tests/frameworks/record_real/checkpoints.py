@@ -43,6 +43,7 @@ MORE = {  # {model type: what its configuration needs else}
     "deepseek_v2": {"rope_parameters": YARN, "rope_scaling": YARN, "moe_layer_freq": 1, "n_group": 1,
                     "topk_group": 1},
     "deepseek_v3": {"topk_method": "noaux_tc", "moe_layer_freq": 1, "scoring_func": "sigmoid", "rope_parameters": YARN, "rope_scaling": YARN},
+    "olmoe": {"num_key_value_heads": 4}, "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
     "afmoe": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
     "gpt_oss": {"num_key_value_heads": 4}, "minimax_m2": {"rotary_dim": 8, "scoring_func": "sigmoid"}, "lfm2": {"block_dim": 64},
     "glm4_moe": {"head_dim": 16}, "hunyuan_v1_dense": {"head_dim": 16}, "hunyuan_v1_moe": {"head_dim": 16},
@@ -52,6 +53,17 @@ MORE = {  # {model type: what its configuration needs else}
     "nemotron_h": {"layers_block_type": ["mamba", "attention"]},
     "mimo_v2_flash": {"layer_types": ["full_attention", "sliding_attention"]},
     "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"]},
+}
+
+# What published config.json files say and transformers' classes do not write: engines read it.
+PUBLISHED = {
+    "gemma2": {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"},
+    "qwen3_next": {"full_attention_interval": 2}, "hunyuan_v1_moe": {"moe_intermediate_size": [128, 128], "use_qk_norm": True,
+                       "use_mixed_mlp_moe": True, "num_shared_expert": [1, 1]},
+    "hunyuan_v1_dense": {"use_qk_norm": True}, "exaone4": {"sliding_window_pattern": "LG"},
+    "exaone_moe": {"is_moe_layer": [False, True]},
+    "bert": {"position_embedding_type": "absolute"}, "xlm-roberta": {"position_embedding_type": "absolute"},
+    "mamba2": {"intermediate_size": 128, "rms_norm": True},
 }
 
 
@@ -97,7 +109,12 @@ def checkpoint(model_type, name, folder, seed):
     for path in sorted(glob.glob(os.path.join(folder, "*.safetensors"))):
         tensors.update(load_file(path))
         os.unlink(path)
-    return json.load(open(os.path.join(folder, "config.json"), encoding="utf-8"))["architectures"][0], tensors
+    path = os.path.join(folder, "config.json")
+    with open(path, encoding="utf-8") as file:
+        written = {**json.load(file), **PUBLISHED.get(model_type, {})}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(written, file)
+    return written["architectures"][0], tensors
 
 
 def architectures(tasks=("FOR_CAUSAL_LM_MAPPING",)):

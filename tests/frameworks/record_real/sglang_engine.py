@@ -59,6 +59,8 @@ from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish, reset_
 from sglang.srt.server_args import ServerArgs
 
 _group = dist.new_group
+# Transformers' lists of classes that SGLang knows some of.
+TASKS = ("FOR_CAUSAL_LM_MAPPING", "FOR_IMAGE_TEXT_TO_TEXT_MAPPING", "FOR_SEQUENCE_CLASSIFICATION_MAPPING", "MAPPING")
 
 
 class Ranks:
@@ -106,6 +108,9 @@ class Ranks:
         parallel_state.initialize_model_parallel(backend="fake")
         initialize_dp_attention_flags(arguments)
         config = ModelConfig.from_server_args(arguments)
+        for name in ("linear_num_key_heads", "linear_num_value_heads"):  # on CPUs it pads them where ranks need it
+            if hasattr(config.hf_text_config, name):
+                setattr(config.hf_text_config, f"{name}_cpu", getattr(config.hf_text_config, name))
         torch.set_default_dtype(torch.bfloat16)
         try:
             model = _initialize_model(config, LoadConfig(load_format="dummy"))

@@ -14,7 +14,7 @@ DOZEN = ["llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3", "gemm
          "granitemoe", "phi3", "olmo2"]
 DOZEN += ["jamba", "Qwen2_5_VLForConditionalGeneration"] if ENGINE == "vllm" else []
 RANKS = [(1, 0), (2, 1), (4, 3)]
-LEAST = {"vllm": {1: 95, 2: 90, 4: 90}, "sglang": {1: 40, 2: 40, 4: 40}}  # classes, in soak
+LEAST = {"vllm": {1: 95, 2: 90, 4: 90}, "sglang": {1: 70, 2: 70, 4: 65}}  # classes, in soak
 IN_PLACE = {"vllm": 0.99, "sglang": 0.97}  # of parameters
 
 
