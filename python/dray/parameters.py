@@ -221,6 +221,11 @@ class Given:
         """What the first update is compared by, if it is to be; else None."""
         return None
 
+    computes = False  # something anew before each publish: refresh()
+
+    def refresh(self):
+        """Before each publish, when nobody reads: what is not published where the parameters lie."""
+
     def updated(self):
         """After each update: what it does not do by bytes."""
 

@@ -37,7 +37,8 @@ from .megatron import megatron, megatron_parameters
 from .parameters import Block, FlatPart, fsdp1_parameters
 
 __all__ = ["Block", "Context", "Engines", "FlatPart", "Layout", "Publisher", "Subscriber", "empty",
-           "engine_blocks", "fsdp1_parameters", "megatron", "megatron_parameters", "prove", "record", "share", "tensors"]
+           "engine_blocks", "fsdp1_parameters", "megatron", "megatron_parameters", "megatron_shards", "prove", "record", "record_source", "share",
+           "tensors"]
 
 MODES = {word: number for number, word in enumerate(_l.words("MODE_"))}
 STRATEGIES = {word: number for number, word in enumerate(_l.words("STRATEGY_"))}
@@ -52,6 +53,19 @@ def record(load_weights: Callable, tensors: Mapping[str, Any], into: Any = None,
     Subscriber, in the place of Blocks. dray.record has the rest."""
     from .record import record
     return record(load_weights, tensors, into, device)
+
+
+def record_source(convert: Callable, parameters: Any):
+    """Which rectangle of which tensor of the checkpoint a trainer's parameters are, found by running its own conversion on
+    tensors without data: for Publisher, in the place of a module. dray.record.source has the rest."""
+    from .record.source import record_source
+    return record_source(convert, parameters)
+
+
+def megatron_shards(named: Any, tp: int = 1, tp_rank: int = 0, **options: Any) -> list:
+    """A rank's parameters of Megatron-Core as Blocks of whole ones, for record_source; dray.record.source has the rest."""
+    from .record.source import megatron_shards
+    return megatron_shards(named, tp, tp_rank, **options)
 
 
 # ---- layouts -------------------------------------------------------------------------------------
@@ -446,6 +460,9 @@ class Publisher(_Opened):
         """This rank's parameters hold `version` as soon as the stream (None: the current one) has
         done what it was given so far."""
         self.moved()
+        if self._given.computes:
+            self.wait()
+            self._given.refresh()
         fence = event = None
         if self._layout.cuda:
             fence, event = _g._fence(stream)

@@ -40,6 +40,7 @@ PARTS = [
     Part("wheel", 240, 1200, "the wheel in machines that have nothing: doctor, imports, examples/weights.py"),
     Part("record_real", 360, 1800, "dray.weights.record with vLLM's models and loaders, by bytes"),
     Part("record_sglang", 360, 1800, "the same with SGLang's"),
+    Part("megatron_real", 180, 600, "mbridge's converters of Megatron-Core's parameters, recorded: blocks by bytes"),
     Part("vllm_real", 480, 1200, "vLLM for the CPU with backend dray, and an FSDP2 trainer: tokens as transformers'"),
     Part("sglang_real", 480, 1200, "SGLang's weight updates by dray, and an FSDP2 trainer: bytes as SGLang's own loading has them"),
 ]

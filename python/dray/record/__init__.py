@@ -20,7 +20,7 @@ from .module import Snapshot, tensors_of
 from .recorded import Recorded, describe
 from .tensors import NotRecorded
 
-__all__ = ["Recorded", "record"]
+__all__ = ["Recorded", "record", "record_source"]
 _MOST_TRIES = 16
 _one = threading.Lock()
 
@@ -112,3 +112,9 @@ def record(load_weights: Callable, tensors: Mapping[str, Any], into: Optional[An
         else:
             raise NotRecorded(f"after {_MOST_TRIES} attempts: " + next(reversed(left_out.values())))
     return Recorded(load_weights, into, listed, found, {**read, **left_out})
+
+
+def record_source(convert: Callable, parameters: Any):
+    """A trainer's side: record.source has it."""
+    from .source import record_source
+    return record_source(convert, parameters)

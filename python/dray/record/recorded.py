@@ -54,6 +54,9 @@ def describe(recording, tensor, store):
     place = Place(origin, tuple(tensor.shape), tuple(tensor.stride()))
     if not place.count:
         return None
+    if tensor.dtype.itemsize != store.dtype.itemsize:
+        return _left(tensor, "bytes seen as another dtype", {
+            s for w in store.writes for s in book.sources_of(w.value)}, book) if store.writes else None
     pieces = store.read(place)
     if pieces is None:
         codes = store.codes(place)
@@ -66,6 +69,8 @@ def describe(recording, tensor, store):
                   for p in pieces]
     if not pieces:
         return None
+    if tensor.dtype != store.dtype:
+        pieces = [(at, _seen_as(book, value, tensor.dtype)) for at, value in pieces]
     if not store.target and sum(p.count for p, _ in pieces) < place.count:
         pieces.append((place, Computed("memory that load_weights has not written")))
     parts, fills, why, sources = [], [], "", set()
@@ -86,6 +91,12 @@ def describe(recording, tensor, store):
         return None
     return Parameter(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, parts, fills, "",
                      frozenset(book.names[s] for s in sources))
+
+
+def _seen_as(book, value, dtype):
+    """The same bits, of memory that was written to as another dtype."""
+    seen = value if isinstance(value, Computed) else book.map(value, lambda i: book.seen_as(i, dtype))
+    return seen or Computed("bits of another dtype", frozenset(book.sources_of(value)))
 
 
 def _left(tensor, why, sources, book):

@@ -1,0 +1,182 @@
+"""A trainer's side recorded: conversions of Megatron-Core's parameters, of the kind that slime and mbridge have, against the
+same functions run on whole tensors: fused and interleaved attention, gate and up, experts, vocabularies that are padded,
+casts, numbers added; ranks that hold a part each publish, an engine's rank receives all."""
+import os
+import random
+import sys
+import time
+
+try:
+    import torch
+except ImportError as missing:
+    print(missing)
+    sys.exit(77)
+
+sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
+import dray  # noqa: E402
+from dray.record.tensors import NotRecorded  # noqa: E402
+from dray.weights import Block, Context, Publisher, Subscriber, megatron_shards, record_source  # noqa: E402
+from served import coordinator, refused  # noqa: E402
+
+seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 2**32))
+print("seed", seed)
+torch.manual_seed(seed)
+rng = random.Random(seed)
+H, HEAD, GROUPS, PER, FFN, VOCAB, PADDED, EXPERTS, LAYERS = 24, 4, 4, 3, 16, 21, 32, 3, 2
+BF16, F32 = torch.bfloat16, torch.float32
+ROWS = GROUPS * (PER + 2) * HEAD
+
+# name in a layer: shape, dtype, dimension that tensor parallelism cuts
+LAYER = {"self_attention.linear_qkv.weight": ((ROWS, H), BF16, 0), "self_attention.linear_qkv.bias": ((ROWS,), BF16, 0),
+         "self_attention.linear_proj.weight": ((H, GROUPS * PER * HEAD), BF16, 1),
+         "self_attention.linear_qkv.layer_norm_weight": ((H,), BF16, None),
+         "mlp.router.weight": ((EXPERTS, H), BF16, None), "mlp.router.expert_bias": ((EXPERTS,), F32, None),
+         **{f"mlp.experts.linear_fc1.weight{e}": ((2 * FFN, H), BF16, 0) for e in range(EXPERTS)},
+         **{f"mlp.experts.linear_fc2.weight{e}": ((H, FFN), BF16, 1) for e in range(EXPERTS)}}
+MODEL = {"embedding.word_embeddings.weight": ((PADDED, H), BF16, 0), "output_layer.weight": ((PADDED, H), BF16, 0),
+         "decoder.final_layernorm.weight": ((H,), F32, None),
+         **{f"decoder.layers.{n}.{name}": of for n in range(LAYERS) for name, of in LAYER.items()}}
+
+
+def convert(named):
+    """As frameworks write it, parameter by parameter."""
+    for name, t in named:
+        layer = name.split(".")[2] if ".layers." in name else ""
+        to, rest = f"model.layers.{layer}.", name.split(".", 3)[-1]
+        if name == "embedding.word_embeddings.weight":
+            yield "model.embed_tokens.weight", t[:VOCAB]
+        elif name == "output_layer.weight":
+            yield "lm_head.weight", t[:VOCAB, :]
+        elif name == "decoder.final_layernorm.weight":
+            yield "model.norm.weight", (t + 1).to(BF16)
+        elif rest == "self_attention.linear_qkv.weight":
+            q, k, v = torch.split(t.view(GROUPS, -1, HEAD, H), [PER, 1, 1], 1)
+            for part, of in zip("qkv", (q, k, v)):
+                yield f"{to}self_attn.{part}_proj.weight", of.reshape(-1, H)
+        elif rest == "self_attention.linear_qkv.bias":
+            q, k, v = torch.split(t.view(GROUPS, -1), [PER * HEAD, HEAD, HEAD], 1)
+            for part, of in zip("qkv", (q, k, v)):
+                yield f"{to}self_attn.{part}_proj.bias", of.contiguous().flatten()
+        elif "linear_fc1" in rest:
+            e = rest[len("mlp.experts.linear_fc1.weight"):]
+            for part, of in zip(("gate", "up"), t.chunk(2, 0)):
+                yield f"{to}mlp.experts.{e}.{part}_proj.weight", of
+        elif "linear_fc2" in rest:
+            yield f"{to}mlp.experts.{rest[len('mlp.experts.linear_fc2.weight'):]}.down_proj.weight", t
+        else:
+            yield {"self_attention.linear_proj.weight": f"{to}self_attn.o_proj.weight",
+                   "self_attention.linear_qkv.layer_norm_weight": f"{to}input_layernorm.weight",
+                   "mlp.router.weight": f"{to}mlp.gate.weight",
+                   "mlp.router.expert_bias": f"{to}mlp.gate.e_score_correction_bias"}[rest], t
+
+
+def random_model():
+    return {name: torch.randn(shape).to(dtype) for name, (shape, dtype, _) in MODEL.items()}
+
+
+def cut(name, whole, tp, rank):
+    """Megatron's part of a rank, as a Parameter that says how it is cut."""
+    dim = MODEL[name][2]
+    if dim is None or tp == 1:
+        part = whole.clone()
+    elif "linear_fc1" in name:
+        part = torch.cat([half.chunk(tp)[rank] for half in whole.chunk(2)])
+    else:
+        part = whole.chunk(tp, dim)[rank].clone()
+    made = torch.nn.Parameter(part.contiguous(), requires_grad=False)
+    if dim is not None:
+        made.tensor_model_parallel, made.partition_dim = True, dim
+    return made
+
+
+def ranks_publish():
+    """tp ranks, each with its part; three versions; memory that is replaced meanwhile."""
+    for tp in (1, 4):
+        whole = random_model()
+        held = [{n: cut(n, t, tp, r) for n, t in whole.items()} for r in range(tp)]
+        sources = [record_source(convert, megatron_shards(h.items(), tp, r)) for r, h in enumerate(held)]
+        assert all(s.computed == {"model.norm.weight": "add(1), bfloat16"} for s in sources), sources[0].computed
+        publishers = [Publisher(s, f"tp{tp}", r, tp, context=trainer) for r, s in enumerate(sources)]
+        taken = {n: torch.zeros_like(t) for n, t in convert(whole.items())}
+        assert sources[0].names == sorted(taken)
+        with Subscriber(taken, f"tp{tp}", "whole", 0, 1, context=engine) as taker:
+            for version in (1, 2, 3):
+                for p in publishers:
+                    p.wait()
+                whole = random_model()
+                for r, h in enumerate(held):
+                    for n, p in h.items():
+                        if version == 3:
+                            p.data = cut(n, whole[n], tp, r).data
+                        else:
+                            p.copy_(cut(n, whole[n], tp, r))
+                for p in publishers:
+                    p.publish(version)
+                assert taker.update(min_version=version)["version"] == version
+                for name, tensor in convert((n, t.clone()) for n, t in whole.items()):
+                    assert torch.equal(taken[name], tensor), (tp, version, name)
+        for p in publishers:
+            p.close()
+
+
+def random_cuts():
+    """Functions that split, turn, join and pad, of parameters that are cut into random rectangles."""
+    for case in range(21):
+        a, b, c = (rng.randrange(2, 6) for _ in range(3))
+        whole = {"x": torch.randn(a * b, c), "y": torch.randn(c, a * b)}
+        ways = [lambda x, y: (("r", x), ("s", y.t())), lambda x, y: (("r", torch.cat([x, y.t()], 1)),),
+                lambda x, y: (("r", x.view(a, b, c).transpose(0, 1).reshape(a * b, c)), ("s", y[:, ::2])),
+                lambda x, y: (("r", torch.stack([x, y.t()])), ("s", torch.nn.functional.pad(x, (0, 2), value=1.5))),
+                lambda x, y: (("r", x.view(a, b, c).permute(2, 0, 1).contiguous()), ("s", y.reshape(c, a, b)[:, 1:])),
+                lambda x, y: (("r", x.bfloat16()), ("s", -y.exp())), lambda x, y: (("r", x.view(torch.int32)), ("s", y.flip(0)))]
+        way = ways[case % len(ways)]
+        change = lambda named: way(**dict(named))  # noqa: E731
+        wanted = dict(change((n, t.clone()) for n, t in whole.items()))
+        parts = [[], []]
+        for name, t in whole.items():
+            d = rng.randrange(2)
+            at = rng.randrange(t.shape[d] + 1)
+            for r, (start, n) in enumerate(((0, at), (at, t.shape[d] - at))):
+                memory = t.narrow(d, start, n)  # of the whole: strides of its own
+                if rng.random() < 0.5:
+                    memory = memory.t().contiguous().t()
+                parts[r].append(Block(name, tuple(t.shape), memory, (0, start) if d else (start, 0)))
+        publishers = [Publisher(record_source(change, p), f"c{case}", r, 2, context=trainer) for r, p in enumerate(parts)]
+        taken = {n: torch.zeros(t.shape, dtype=t.dtype) for n, t in wanted.items()}
+        with Subscriber(taken, f"c{case}", "whole", 0, 1, context=engine) as taker:
+            for p in publishers:
+                p.publish(1)
+            taker.update()
+        for name, tensor in wanted.items():
+            assert torch.equal(taken[name], tensor), (case, name, taken[name], tensor)
+        for p in publishers:
+            p.close()
+
+
+def what_convert_computes():
+    """Is made by it, where the rank has all of it; refused by name, else."""
+    scaled = lambda named: (("out", t / t.norm()) for n, t in named)  # noqa: E731
+    x = torch.randn(4, 4)
+    source = record_source(scaled, {"x": x})
+    taken = {"out": torch.zeros(4, 4)}
+    with Publisher(source, "scaled", context=trainer) as publisher, \
+            Subscriber(taken, "scaled", "whole", context=engine) as taker:
+        for version in (1, 2):
+            publisher.wait()
+            x.normal_()
+            publisher.publish(version)
+            taker.update(min_version=version)
+            assert torch.equal(taken["out"], x / x.norm())
+    error = refused(NotRecorded, "out is computed: div", record_source, scaled, [Block("x", (8, 4), x)])
+    assert "x, of which this rank has a part" in str(error)
+    refused(NotRecorded, "nothing of them", record_source, lambda named: [("out", torch.zeros(3))], {"x": x})
+    refused(ValueError, "expected of all its parts", record_source, lambda named: named,
+            [Block("x", (8, 4), x), Block("x", (9, 4), x, (4, 0))])
+
+
+with coordinator() as folder:
+    with Context(role="trainer", timeout=20) as trainer, Context(role="engine", timeout=20) as engine:
+        for case in (ranks_publish, random_cuts, what_convert_computes):
+            begun = time.monotonic()
+            case()
+            print(f"{case.__name__}: {time.monotonic() - begun:.1f} s")
