@@ -223,8 +223,8 @@ class Given:
 
     computes = False  # something anew before each publish: refresh()
 
-    def refresh(self):
-        """Before each publish, when nobody reads: what is not published where the parameters lie."""
+    def refresh(self, tensors=None):
+        """Before each publish, when nobody reads: what is not published where the parameters lie. tensors: publish's."""
 
     def updated(self):
         """After each update: what it does not do by bytes."""
@@ -414,6 +414,71 @@ class _Mapping(Given):
             if name not in self._mapping:
                 raise stale(name, "is in the mapping no more")
         return list(clean((name, self._mapping[name]) for name in self._names))
+
+
+# ---- generators ------------------------------------------------------------------------------------
+
+class Copies(Given):
+    """What a generator gives, one tensor at a time, copied into memory of this rank, which keeps its share of the rows of
+    each: all ranks together have the model once. given: an iterable of (name, whole tensor), or a function that returns one
+    for each publish."""
+    computes = True
+
+    def __init__(self, given, rank, world):
+        self._again, self._rank, self._world = given if callable(given) else None, rank, world
+        self._held, self._fresh = {}, False  # name: (shape, dtype, Block)
+        self._take(given() if callable(given) else given, self._add)
+        self._fresh = True
+
+    def _rows(self, count):
+        """Of this rank."""
+        each = -(-count // self._world)
+        return min(count, each * self._rank), min(count, each * (self._rank + 1))
+
+    def _add(self, name, tensor):
+        from .host import empty
+        shape = tuple(tensor.shape)
+        at, end = self._rows(shape[0] if shape else 1)
+        memory = empty(end - at, *shape[1:], dtype=tensor.dtype) if shape else empty(dtype=tensor.dtype)
+        block = Block(name, shape, memory, (at, *[0] * (len(shape) - 1)) if shape else ())
+        self._held[name] = shape, tensor.dtype, block if end > at else None
+
+    def _known(self, name, tensor):
+        if name not in self._held:
+            raise stale(name, "was not among the tensors that were first given: open the Publisher anew")
+        if self._held[name][:2] != (tuple(tensor.shape), tensor.dtype):
+            raise stale(name, "was {1} {0}, and is {2} {3}: open the Publisher anew".format(
+                *self._held[name][:2], tensor.dtype, tuple(tensor.shape)))
+
+    def _take(self, named, check):
+        """check: what is done with each name first."""
+        seen = set()
+        for name, tensor in clean(named.items() if hasattr(named, "items") else named):
+            if name in seen:
+                raise ValueError(f"{name}: came twice")
+            seen.add(name)
+            tensor = tensor_of(tensor).detach()
+            if hasattr(tensor, "placements"):
+                raise TypeError(f"{name}: a whole tensor expected, found a DTensor: those go without copy=True")
+            check(name, tensor)
+            block = self._held[name][2]
+            if block is not None:
+                at = block.start[0] if block.start else 0
+                block.tensor.copy_(tensor[at:at + len(block.tensor)] if block.start else tensor)
+        if missing := self._held.keys() - seen:
+            raise stale(min(missing), f"and {len(missing) - 1} others were not among the tensors")
+
+    def pairs(self):
+        return [(name, block) for name, (_, _, block) in self._held.items() if block is not None]
+
+    def refresh(self, tensors=None):
+        if tensors is None and not self._fresh:
+            if self._again is None:
+                raise ValueError("publish: tensors= expected, as those of the last version came from what is used up now")
+            tensors = self._again()
+        if tensors is not None:
+            self._take(tensors, self._known)
+        self._fresh = False
 
 
 def is_module(parameters):

@@ -368,6 +368,8 @@ class Publisher(_Opened):
     DrayError (ESTALE) for one that was replaced, as far as that can be seen.
     config: a config.json, or a folder with one, for modules of transformers whose parameters are not
     the checkpoint's tensors (packed experts); buffers that it names (biases of routers) are published, too.
+    copy: parameters is a generator of (name, whole tensor), which are gone when the next one comes, the same on all ranks, or a
+    function that returns one for each publish (else publish is given it): each rank keeps a copy of its share of their rows.
     staging_bytes: of shared memory, through which engines of this host get what is in private host
     memory; None: 16 MiB where something does (share() makes a model's parameters shared).
     checksum: announce what engines compare with. delta: tell engines which elements changed, compared
@@ -377,13 +379,13 @@ class Publisher(_Opened):
                  world: Optional[int] = None, *, context: Optional[Context] = None,
                  staging_bytes: Optional[int] = None, snapshot: bool = False, timeout: float = 60.0,
                  config: Optional[str] = None, checksum: bool = True, delta: bool = False,
-                 delta_dtype: Any = None, buffers: bool = False):
+                 delta_dtype: Any = None, buffers: bool = False, copy: bool = False):
         _no_context("Publisher", parameters)
         rank, world = _place(rank, world)
         context = context or _session("trainer")
         if config is not None and not buffers and _p.is_module(parameters):
             buffers = tensors(config).keys()
-        self._given, self._config = _p.given(parameters, buffers), config
+        self._given, self._config = _p.Copies(parameters, rank, world) if copy else _p.given(parameters, buffers), config
         self._context, self.pointer, self._layout = context, c.c_void_p(), None
         pairs = self._given.pairs()
         self._kinds = {name: _p.kind(parameter) for name, parameter in pairs}
@@ -456,13 +458,15 @@ class Publisher(_Opened):
         before.close()
         return True
 
-    def publish(self, version, stream=None):
+    def publish(self, version, stream=None, tensors=None):
         """This rank's parameters hold `version` as soon as the stream (None: the current one) has
-        done what it was given so far."""
+        done what it was given so far. tensors: with copy=True, (name, tensor) of this version."""
+        if tensors is not None and not isinstance(self._given, _p.Copies):
+            raise TypeError("publish: tensors= is for a Publisher with copy=True")
         self.moved()
         if self._given.computes:
             self.wait()
-            self._given.refresh()
+            self._given.refresh(tensors)
         fence = event = None
         if self._layout.cuda:
             fence, event = _g._fence(stream)

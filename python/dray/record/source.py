@@ -219,7 +219,7 @@ class Converted(Given):
             self._staged[key] = empty(*shape, dtype=dtype)
         return self._staged[key]
 
-    def refresh(self):
+    def refresh(self, tensors=None):
         """Computes anew what is not in the parameters as it is in the checkpoint."""
         pairs = self._given.pairs()
         for i, held in enumerate(self._held):
