@@ -30,6 +30,9 @@ class DrayError(Exception):
         self.code = code
         self.name = "E" + CODES[-code - 1] if 0 < -code <= len(CODES) else "E?"
 
+    def __reduce__(self):  # into other processes, as it is
+        return type(self), (self.code, str(self))
+
 
 class DrayTimeout(DrayError, TimeoutError):
     """ETIMEDOUT: a deadline passed; the message says what was missing."""
