@@ -1,0 +1,80 @@
+"""What the checkpoint-engine plug-in takes from the other end: messages by an allow-list, handles of buffers, places in
+them. With the package itself: tests/frameworks/ce_real."""
+import os
+import pickle
+import sys
+import tempfile
+import types
+
+try:
+    import torch
+except ImportError as missing:
+    print(missing)
+    sys.exit(77)
+
+sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
+sys.modules.setdefault("zmq", types.ModuleType("zmq"))  # nothing is sent here
+import dray  # noqa: E402
+from dray.integrations import checkpoint_engine as plugin  # noqa: E402
+
+
+def refused(what, words):
+    try:
+        what()
+    except dray.DrayError as failure:
+        assert words in str(failure) and failure.name == "EPROTO", failure
+        return
+    raise AssertionError(f"not refused: {words}")
+
+
+class Hostile:
+    def __init__(self, *call):
+        self._call = call
+
+    def __reduce__(self):
+        return self._call
+
+
+def hostile(folder):
+    """A pickle that calls something is refused before it does."""
+    mark = os.path.join(folder, "called")
+    calls = [(os.system, (f"touch {mark}",)), (eval, (f"open({mark!r}, 'w')",)), (os.mkdir, (mark,)),
+             (getattr, ("os", "system")), (torch.load, (mark,)), (torch.empty, ((1 << 40,),)), (dray.serve, ()),
+             (plugin.shared_buffer, (mark, 1)), (torch.Tensor, (1 << 40,)), (__import__, ("this",))]
+    for call in calls:
+        for message in (Hostile(*call), [Hostile(*call)], (plugin.shared_buffer, (Hostile(*call), 1)), {"name": Hostile(*call)}):
+            for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+                refused(lambda: plugin.loads(pickle.dumps(message, protocol)), "checkpoint-engine's message")
+    assert not os.path.exists(mark)
+
+
+def handles():
+    for handle in [("x", ()), None, (plugin.shared_buffer, ("/etc/passwd", 1)), (plugin.shared_buffer, ("/dev/shm/../x", 1)),
+                   (torch.Tensor, ())]:
+        refused(lambda: plugin._buffer_of(plugin.loads(pickle.dumps(handle)), None), "expected")
+
+
+def places():
+    """Tensors lie within the buffer."""
+    buffer, good = torch.zeros(1024, dtype=torch.uint8), {"name": "a", "shape": (8,), "dtype": torch.float32, "offset": 32}
+    assert plugin._tensors([good], buffer)[0][1].shape == (8,)
+    for wrong in [dict(offset=1000), dict(offset=-4), dict(offset=2), dict(shape=(1 << 62, 4)), dict(shape=(-8,)), dict(name=3),
+                  dict(dtype="float32"), dict(shape=None), dict(offset=True)]:
+        refused(lambda: plugin._tensors([{**good, **wrong}], buffer), "expected, found")
+    refused(lambda: plugin._tensors([3], buffer), "expected, found")
+
+
+def messages():
+    """What upstream sends is taken, in each of pickle's protocols."""
+    listed = [{"name": "a", "shape": torch.Size([2, 3]), "dtype": torch.float8_e4m3fn, "offset": 0}]
+    for protocol in range(3, pickle.HIGHEST_PROTOCOL + 1):
+        assert plugin.loads(pickle.dumps(listed, protocol)) == listed
+        assert plugin.loads(pickle.dumps(None, protocol)) is None
+        assert "it failed" in str(plugin.loads(pickle.dumps(RuntimeError("it failed"), protocol)))
+
+
+with tempfile.TemporaryDirectory() as folder:
+    hostile(folder)
+handles()
+places()
+messages()
