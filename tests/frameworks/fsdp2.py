@@ -28,9 +28,15 @@ def trainer(folder, dtype=torch.float32):
 @torch.no_grad()
 def write(model, reference, version):
     """A version's numbers into both."""
-    whole = {name: _written(p, name, version) for name, p in model.named_parameters()}
-    for name, p in reference.named_parameters() if reference is not None else ():
+    whole = {name: _written(p, name, version) for name, p in _held(model)}
+    for name, p in _held(reference) if reference is not None else ():
         p.copy_(whole[name])
+
+
+def _held(model):
+    """What a checkpoint has of it: parameters, and biases of routers."""
+    yield from model.named_parameters()
+    yield from ((name, b) for name, b in model.named_buffers() if name.endswith("e_score_correction_bias"))
 
 
 def _written(parameter, name, version):

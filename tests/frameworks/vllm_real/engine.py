@@ -2,12 +2,15 @@
 load_weights fills them, as on GPUs; 0: the CPU's kernels keep them in forms of their own."""
 import glob
 import os
+import pathlib
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="WARNING", VLLM_CPU_KVCACHE_SPACE="1")
 from multiprocessing.connection import Client
 
 import vllm._custom_ops
+from fsdp2 import serve
 from vllm import LLM, SamplingParams
 from vllm.config import WeightTransferConfig
 from vllm.model_executor.layers import utils
@@ -45,12 +48,4 @@ known = {f.__name__: f for f in (generate, report, update_weights, init_weight_t
                                  llm.start_weight_update, llm.finish_weight_update)}
 with Client(socket) as trainer:
     trainer.send("ready")
-    while True:
-        try:
-            name, arguments = trainer.recv()
-        except EOFError:
-            break
-        try:
-            trainer.send((known[name](*arguments), None))
-        except Exception as failure:
-            trainer.send((None, f"{type(failure).__name__}: {failure}"))
+    serve(trainer, known)

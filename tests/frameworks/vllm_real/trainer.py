@@ -10,9 +10,6 @@ from multiprocessing.connection import Listener
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 from vllm.distributed.weight_transfer import ModuleSource, WeightTransferTrainerFactory, base
 from vllm.model_executor.model_loader import reload
 from vllm.plugins import load_general_plugins
@@ -20,15 +17,19 @@ from vllm.plugins import load_general_plugins
 import dray.integrations.vllm as integration
 from dray.integrations.vllm import DrayTrainerInitInfo
 
-PROMPTS, TOKENS = [[5, 7, 9, 11], [100, 3], [42, 41, 40, 39, 38, 37]], 12
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+import fsdp2
+from fsdp2 import refused
+
+PROMPTS, TOKENS = [[5, 7, 9, 11], [100, 3], [42, 41, 40, 39, 38, 37]], 12
 model_type, folder, plain, versions = *sys.argv[1:4], int(sys.argv[4])
 # vLLM 0.32's latent attention on the CPU computes other tokens than transformers, out of the same checkpoint: those of
 # such a model are compared, at the end, with vLLM's own from a checkpoint.
 LATENT = model_type.startswith("deepseek")
 
 
-class Engine:
+class Engine(fsdp2.Spoken):
     """vLLM in a process of its own; the client that its trainer engines speak to."""
 
     def __init__(self, number, folder=folder):
@@ -36,54 +37,14 @@ class Engine:
         listener = Listener(path)
         self.process = subprocess.Popen([sys.executable, HERE / "engine.py", folder, path, plain])
         listener._listener._socket.settimeout(240)
-        self._there = listener.accept()
+        super().__init__(listener.accept())
         self._there.recv()
         listener.close()
-
-    def __getattr__(self, name):
-        def call(*arguments):
-            self._there.send((name, arguments))
-            value, failure = self._there.recv()
-            if failure:
-                raise RuntimeError(failure)
-            return value
-        return call
 
     def kill(self):
         self.process.kill()
         self.process.wait()
-        self._there.close()
-
-
-def no_gather(*_, **__):
-    raise AssertionError("a tensor was gathered")
-
-
-def written(parameter, name, version):
-    """Writes this rank's part of a version's numbers; the whole of them."""
-    generator = torch.Generator().manual_seed(version * 1000003 + sum(map(ord, name)))
-    whole = torch.randn(parameter.shape, generator=generator) * 0.2 + ("norm" in name)
-    local, part = parameter, whole
-    if isinstance(parameter, DTensor):
-        local = parameter.to_local()
-        part = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None).to_local()
-    local.copy_(part)
-    return whole
-
-
-def held(model):
-    """What a checkpoint has of it: parameters, and biases of routers."""
-    yield from model.named_parameters()
-    yield from ((name, b) for name, b in model.named_buffers() if name.endswith("e_score_correction_bias"))
-
-
-def refused(kind, words, what):
-    try:
-        what()
-    except kind as failure:
-        assert all(word in str(failure) for word in words), failure
-        return
-    raise AssertionError(f"not refused: {words}")
+        self.close()
 
 
 def errors(engine, model):
@@ -117,16 +78,8 @@ def greedy(model):
 
 
 def main():
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
     load_general_plugins()  # dray's among them, by its entry point
-    config = AutoConfig.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    reference = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval() if rank == 0 else None
-    for layer in model.model.layers:
-        fully_shard(layer)
-    fully_shard(model)
-    DTensor.full_tensor = no_gather
+    rank, model, reference = fsdp2.trainer(folder)
     engine = None
     if rank == 0:
         engine = Engine(0)
@@ -135,15 +88,11 @@ def main():
     trainer = WeightTransferTrainerFactory.trainer_init(info, client=engine, source=ModuleSource(model))
     seen = []
     for version in range(1, versions + 1):
-        with torch.no_grad():
-            whole = {name: written(p, name, version) for name, p in held(model)}
-            if rank == 0:
-                for name, p in held(reference):
-                    p.copy_(whole[name])
-                if version == 4:  # an engine dies, and another one joins
-                    engine.kill()
-                    engine = trainer.client = Engine(1)
-                    trainer.init_engine()
+        fsdp2.write(model, reference, version)
+        if rank == 0 and version == 4:  # an engine dies, and another one joins
+            engine.kill()
+            engine = trainer.client = Engine(1)
+            trainer.init_engine()
         wanted = greedy(reference) if rank == 0 else None
         if rank == 0:
             before = engine.generate(PROMPTS, TOKENS)
