@@ -158,7 +158,8 @@ int dray_queue_fd(const dray_queue *queue);
 typedef enum dray_content {
     DRAY_CONTENT_TENSOR = 0,
     DRAY_CONTENT_STRING, /* UTF-8; dtype U8, ragged */
-    DRAY_CONTENT_BYTES   /* dtype U8, ragged */
+    DRAY_CONTENT_BYTES,  /* dtype U8, ragged */
+    DRAY_CONTENT_OBJECT  /* the same: an object that a program has serialised, for it to read */
 } dray_content;
 
 /* Values of one column for `count` rows, back to back in row order. A column gets its dtype and
@@ -343,6 +344,108 @@ int dray_queue_covered(dray_queue *queue, const void *cursor, size_t size, dray_
 int dray_queue_resume(dray_queue *queue, const void *cursor, size_t size, uint32_t *epoch,
                       dray_error *error);
 
+/* ---- rows with keys -------------------------------------------------------------------------- */
+
+/* A keyed partition is beside those above, and has a name of its own: its rows are put, read and
+ * cleared by whoever likes, without the queue's tasks and without claims.
+ *
+ * A row has a key, one string within its partition, or none; a slot and a generation, which are its
+ * address (dray_row; attempt: its version, that is, how often it was put); a tag of bytes, which
+ * nobody but the caller reads; and one value in each column that was put. Columns are made at their
+ * first put. Each put of a column says dtype and shape anew, so a column may have rows of several.
+ * A row stays until it is cleared, whoever has read it. A partition is there as long as it has
+ * rows; then its name may be used for anything.
+ *
+ * A put is visible in one step: who reads at the same time gets all of its values and tags, or
+ * those from before. What was read stays as it is until dray_batch_free. Of two puts of one key the
+ * later one counts, column by column; what no row has any more is freed after its last reader.
+ *
+ * Consumers (`task` of dray_get_options) are names that begin with their first use, at most 64 of a
+ * partition. They are not the tasks that the queue was opened with. */
+
+/* Bytes that the caller owns. */
+typedef struct dray_blob {
+    const void *data; /* NULL: none were given */
+    uint64_t size;
+} dray_blob;
+
+#define DRAY_ROW_TAG_MAX 65536 /* bytes of a row's tag */
+
+typedef struct dray_put_options {
+    size_t size;
+    const char *partition;
+    uint32_t rows; /* at most 65,536 */
+    /* Which ones, in the order of the values: */
+    const char *const *keys; /* [rows], different ones; a key that is not there makes a row. NULL: */
+    const dray_row *at; /* [rows], different ones that are there, of which slot and generation count;
+                           NULL: new rows without keys */
+    const dray_column_data *columns;
+    uint32_t column_count;
+    const dray_blob *tags; /* [rows]; data NULL: the row keeps the one that it has. NULL: all do */
+    int64_t timeout_ns; /* how long to wait for memory; 0: DRAY_EFULL at once */
+} dray_put_options;
+
+#define DRAY_PUT_OPTIONS_INIT                                                                      \
+    {                                                                                              \
+        sizeof(dray_put_options), NULL, 0, NULL, NULL, NULL, 0, NULL, DRAY_WAIT_DEFAULT            \
+    }
+
+/* Puts values and tags into rows, all or none; the partition is made if it is not there. rows
+ * (room for options->rows; may be NULL) gets their addresses and versions. Everything is borrowed
+ * for the call. The bytes go into shared memory, the names and places to the coordinator in one
+ * round trip. DRAY_EINVALID: a key twice, no rows, more rows than one put may have, or a name that
+ * a partition has whose rows are claimed; DRAY_ESTALE: `at` names a row that is not there any more;
+ * DRAY_EFULL: no more rows or bytes fit (bytes are waited for, rows are not); DRAY_EEND: a new
+ * partition after dray_queue_end. After DRAY_ETIMEDOUT or DRAY_ECLOSED it may have counted: putting
+ * the same under keys again is safe. Since 0.2 */
+int dray_queue_put(dray_queue *queue, const dray_put_options *options, dray_row *rows,
+                   dray_error *error);
+
+typedef struct dray_get_options {
+    size_t size;
+    const char *partition;
+    uint32_t rows;           /* with keys or at: how many; without: 0, the partition's, by slot */
+    const char *const *keys; /* [rows] */
+    const dray_row *at;      /* [rows], of which slot and generation count */
+    /* What is read. Keys and tags come with every row. */
+    const char *const *columns;
+    uint32_t column_count;
+    uint32_t all_columns; /* 1: instead, every column that the partition has */
+    /* 1: keys and addresses that are not there are left out, and rows may lack columns
+     * (dray_batch_cell then says DRAY_ENOENT). 0: they are waited for. */
+    uint32_t partial;
+    /* NULL: who has read the rows does not count. Else rows that this consumer has consumed are left
+     * out, or where they were named, refused (DRAY_ESTALE), and those that it gets are consumed, in
+     * the same step. */
+    const char *task;
+    uint32_t peek;      /* 1: with task: nothing is consumed */
+    uint32_t count;     /* with task, of the partition's rows: so many; 0: all that are ready */
+    uint32_t up_to;     /* 1: any number from 1 to count */
+    int64_t timeout_ns; /* how long to wait for what is not there; 0: DRAY_EAGAIN at once */
+} dray_get_options;
+
+#define DRAY_GET_OPTIONS_INIT                                                                      \
+    {                                                                                              \
+        sizeof(dray_get_options), NULL, 0, NULL, NULL, NULL, 0, 0, 0, NULL, 0, 0, 0, 0             \
+    }
+
+/* Reads rows of a keyed partition: the batch has them in the order in which they were named, else
+ * by slot; never empty. It is read as the batch of a claim is, and let go of by dray_batch_free;
+ * there is nothing to commit (DRAY_EPERM), and it cannot be exported (DRAY_EUNSUPPORTED).
+ * DRAY_EAGAIN, or with a timeout DRAY_ETIMEDOUT, says what is missing: the partition, a key, a row's
+ * column, rows that the consumer has not consumed. Waits, woken, never polling. DRAY_ESTALE: an
+ * address whose row was cleared. DRAY_EEND: it waits for a partition after dray_queue_end. Owner:
+ * the caller; the queue must outlive it. Since 0.2 */
+int dray_queue_get(dray_queue *queue, const dray_get_options *options, dray_batch **out,
+                   dray_error *error);
+/* Clears rows of a keyed partition by their keys, or (keys NULL) by their addresses: all that are
+ * there, in one step; others are skipped. dray_queue_clear clears a whole one. Since 0.2 */
+int dray_queue_clear_rows(dray_queue *queue, const char *partition, const char *const *keys,
+                          const dray_row *at, uint32_t rows, dray_error *error);
+/* The consumer (NULL: each one) has consumed none of the partition's rows. One that is not known,
+ * and a partition that is not there, are no error. Since 0.2 */
+int dray_queue_reset(dray_queue *queue, const char *partition, const char *task, dray_error *error);
+
 /* ---- consumers ------------------------------------------------------------------------------- */
 
 typedef enum dray_policy {
@@ -496,6 +599,20 @@ typedef struct dray_column_part {
  * there are not so many rows. Since 0.1. */
 int dray_batch_read(dray_batch *batch, const char *name, uint32_t first, uint32_t rows,
                     dray_column_part *out, int64_t *offsets, void *room, size_t capacity,
+                    dray_error *error);
+/* Of a batch of dray_queue_get; they do not block, and what they return is the batch's. The row's
+ * key: "" where it has none, NULL of other batches and rows. Since 0.2 */
+const char *dray_batch_key(const dray_batch *batch, uint32_t index);
+/* The row's tag of bytes; data NULL: it was never given one. Since 0.2 */
+dray_blob dray_batch_row_tag(const dray_batch *batch, uint32_t index);
+/* The columns that the batch can read, from 0 on; NULL: there are no more. Of any batch. Since 0.2
+ */
+const char *dray_batch_column_name(const dray_batch *batch, uint32_t index);
+/* One row's value of a column, in place, with the dtype and shape that it was put with; shape[0] is
+ * how long it is, also where the put was ragged. Of any batch. dray_batch_column and the functions
+ * above are for rows that are alike (DRAY_ESHAPE, DRAY_EDTYPE: two that are not). DRAY_ENOENT: the
+ * row has no value in it. Waits and other errors are those of dray_batch_column. Since 0.2 */
+int dray_batch_cell(dray_batch *batch, const char *name, uint32_t index, dray_column_part *out,
                     dray_error *error);
 /* One commit's part of a row's value. */
 typedef struct dray_piece {

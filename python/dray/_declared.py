@@ -164,6 +164,7 @@ BACKEND_REDIS = 2
 CONTENT_TENSOR = 0
 CONTENT_STRING = 1
 CONTENT_BYTES = 2
+CONTENT_OBJECT = 3
 LOSS_FAILED = 0
 LOSS_STALE = 1
 LOSS_ROLLED_BACK = 2
@@ -528,6 +529,26 @@ class Admission(Sized):
                 ("version", c.c_uint64)]
 
 
+class Blob(c.Structure):
+    _fields_ = [("data", c.c_void_p), ("size", c.c_uint64)]
+
+
+class PutOptions(Sized):
+    _fields_ = [("size", c.c_size_t), ("partition", c.c_char_p), ("rows", c.c_uint32),
+                ("keys", c.POINTER(c.c_char_p)), ("at", c.POINTER(Row)),
+                ("columns", c.POINTER(ColumnData)), ("column_count", c.c_uint32),
+                ("tags", c.POINTER(Blob)), ("timeout_ns", c.c_int64)]
+
+
+class GetOptions(Sized):
+    _fields_ = [("size", c.c_size_t), ("partition", c.c_char_p), ("rows", c.c_uint32),
+                ("keys", c.POINTER(c.c_char_p)), ("at", c.POINTER(Row)),
+                ("columns", c.POINTER(c.c_char_p)), ("column_count", c.c_uint32),
+                ("all_columns", c.c_uint32), ("partial", c.c_uint32), ("task", c.c_char_p),
+                ("peek", c.c_uint32), ("count", c.c_uint32), ("up_to", c.c_uint32),
+                ("timeout_ns", c.c_int64)]
+
+
 class ClaimOptions(Sized):
     _fields_ = [("size", c.c_size_t), ("task", c.c_char_p), ("partition", c.c_char_p),
                 ("count", c.c_uint32), ("up_to", c.c_int32), ("policy", c.c_int32),
@@ -606,7 +627,9 @@ FUNCTIONS = {
     "dray_arena_resume": (CODE, [c.c_char_p, c.POINTER(ArenaResumeOptions),
         c.POINTER(ArenaReport)]),
     "dray_barrier": (CODE, [c.c_void_p, c.c_char_p, c.c_uint32, c.c_int64]),
+    "dray_batch_cell": (CODE, [c.c_void_p, c.c_char_p, c.c_uint32, c.POINTER(ColumnPart)]),
     "dray_batch_column": (CODE, [c.c_void_p, c.c_char_p, c.POINTER(Column)]),
+    "dray_batch_column_name": (c.c_char_p, [c.c_void_p, c.c_uint32]),
     "dray_batch_commit": (CODE, [c.c_void_p]),
     "dray_batch_commit_claim": (CODE, [c.c_void_p, c.POINTER(ClaimOptions), c.c_uint32, c.c_void_p,
         c.c_void_p]),
@@ -619,6 +642,7 @@ FUNCTIONS = {
     "dray_batch_give_back": (CODE, [c.c_void_p]),
     "dray_batch_hold": (CODE, [c.c_void_p, c.c_int64]),
     "dray_batch_import": (CODE, [c.c_void_p, c.c_void_p, c.c_size_t, c.c_void_p]),
+    "dray_batch_key": (c.c_char_p, [c.c_void_p, c.c_uint32]),
     "dray_batch_leave_open": (CODE, [c.c_void_p, c.c_void_p, c.c_uint32]),
     "dray_batch_micro": (CODE, [c.c_void_p, c.c_uint32, c.c_void_p, c.c_void_p]),
     "dray_batch_micros": (c.c_uint32, [c.c_void_p]),
@@ -628,6 +652,7 @@ FUNCTIONS = {
     "dray_batch_read": (CODE, [c.c_void_p, c.c_char_p, c.c_uint32, c.c_uint32,
         c.POINTER(ColumnPart), c.c_void_p, c.c_void_p, c.c_size_t]),
     "dray_batch_row": (c.c_void_p, [c.c_void_p, c.c_uint32]),
+    "dray_batch_row_tag": (Blob, [c.c_void_p, c.c_uint32]),
     "dray_batch_rows": (c.c_uint32, [c.c_void_p]),
     "dray_batch_set": (CODE, [c.c_void_p, c.POINTER(ColumnData)]),
     "dray_batch_set_tag": (CODE, [c.c_void_p, c.c_uint32, c.c_char_p, c.c_double]),
@@ -788,15 +813,20 @@ FUNCTIONS = {
     "dray_queue_claim_poll": (CODE, [c.c_void_p, c.c_void_p, c.c_void_p]),
     "dray_queue_claim_start": (CODE, [c.c_void_p, c.POINTER(ClaimOptions), c.c_uint32]),
     "dray_queue_clear": (CODE, [c.c_void_p, c.c_char_p]),
+    "dray_queue_clear_rows": (CODE, [c.c_void_p, c.c_char_p, c.c_void_p, c.POINTER(Row),
+        c.c_uint32]),
     "dray_queue_close": (None, [c.c_void_p]),
     "dray_queue_covered": (CODE, [c.c_void_p, c.c_void_p, c.c_size_t]),
     "dray_queue_cursor": (CODE, [c.c_void_p, c.c_uint64, c.c_void_p, c.c_void_p]),
     "dray_queue_end": (CODE, [c.c_void_p]),
     "dray_queue_fd": (c.c_int, [c.c_void_p]),
+    "dray_queue_get": (CODE, [c.c_void_p, c.POINTER(GetOptions), c.c_void_p]),
     "dray_queue_insert": (CODE, [c.c_void_p, c.POINTER(InsertOptions), c.c_void_p]),
     "dray_queue_open": (CODE, [c.c_void_p, c.c_char_p, c.POINTER(QueueOptions), c.c_void_p]),
+    "dray_queue_put": (CODE, [c.c_void_p, c.POINTER(PutOptions), c.POINTER(Row)]),
     "dray_queue_refill_decline": (CODE, [c.c_void_p, c.c_uint64]),
     "dray_queue_refill_wait": (CODE, [c.c_void_p, c.c_int64, c.POINTER(Refill)]),
+    "dray_queue_reset": (CODE, [c.c_void_p, c.c_char_p, c.c_char_p]),
     "dray_queue_resume": (CODE, [c.c_void_p, c.c_void_p, c.c_size_t, c.c_void_p]),
     "dray_queue_seal": (CODE, [c.c_void_p, c.c_char_p, c.c_uint32]),
     "dray_queue_status": (CODE, [c.c_void_p, c.c_void_p]),
