@@ -369,20 +369,22 @@ typedef struct dray_blob {
     uint64_t size;
 } dray_blob;
 
-#define DRAY_ROW_TAG_MAX 65536 /* bytes of a row's tag */
+#define DRAY_PUT_ROWS_MAX 65536u /* rows of one put */
+#define DRAY_ROW_TAG_MAX 65536u  /* bytes of a row's tag */
 
 typedef struct dray_put_options {
     size_t size;
     const char *partition;
-    uint32_t rows; /* at most 65,536 */
+    uint32_t rows; /* at most DRAY_PUT_ROWS_MAX */
     /* Which ones, in the order of the values: */
-    const char *const *keys; /* [rows], different ones; a key that is not there makes a row. NULL: */
-    const dray_row *at; /* [rows], different ones that are there, of which slot and generation count;
-                           NULL: new rows without keys */
+    const char *const
+        *keys;          /* [rows], different ones; a key that is not there makes a row. NULL: */
+    const dray_row *at; /* [rows], different ones that are there, of which slot and generation
+                           count; NULL: new rows without keys */
     const dray_column_data *columns;
     uint32_t column_count;
     const dray_blob *tags; /* [rows]; data NULL: the row keeps the one that it has. NULL: all do */
-    int64_t timeout_ns; /* how long to wait for memory; 0: DRAY_EFULL at once */
+    int64_t timeout_ns;    /* how long to wait for memory; 0: DRAY_EFULL at once */
 } dray_put_options;
 
 #define DRAY_PUT_OPTIONS_INIT                                                                      \
@@ -414,9 +416,9 @@ typedef struct dray_get_options {
     /* 1: keys and addresses that are not there are left out, and rows may lack columns
      * (dray_batch_cell then says DRAY_ENOENT). 0: they are waited for. */
     uint32_t partial;
-    /* NULL: who has read the rows does not count. Else rows that this consumer has consumed are left
-     * out, or where they were named, refused (DRAY_ESTALE), and those that it gets are consumed, in
-     * the same step. */
+    /* NULL: who has read the rows does not count. Else rows that this consumer has consumed are
+     * left out, or where they were named, refused (DRAY_ESTALE), and those that it gets are
+     * consumed, in the same step. */
     const char *task;
     uint32_t peek;      /* 1: with task: nothing is consumed */
     uint32_t count;     /* with task, of the partition's rows: so many; 0: all that are ready */
@@ -432,10 +434,10 @@ typedef struct dray_get_options {
 /* Reads rows of a keyed partition: the batch has them in the order in which they were named, else
  * by slot; never empty. It is read as the batch of a claim is, and let go of by dray_batch_free;
  * there is nothing to commit (DRAY_EPERM), and it cannot be exported (DRAY_EUNSUPPORTED).
- * DRAY_EAGAIN, or with a timeout DRAY_ETIMEDOUT, says what is missing: the partition, a key, a row's
- * column, rows that the consumer has not consumed. Waits, woken, never polling. DRAY_ESTALE: an
- * address whose row was cleared. DRAY_EEND: it waits for a partition after dray_queue_end. Owner:
- * the caller; the queue must outlive it. Since 0.2 */
+ * DRAY_EAGAIN, or with a timeout DRAY_ETIMEDOUT, says what is missing: the partition, a key, a
+ * row's column, rows that the consumer has not consumed. Waits, woken, never polling. DRAY_ESTALE:
+ * an address whose row was cleared. DRAY_EEND: it waits for a partition after dray_queue_end.
+ * Owner: the caller; the queue must outlive it. Since 0.2 */
 int dray_queue_get(dray_queue *queue, const dray_get_options *options, dray_batch **out,
                    dray_error *error);
 /* Clears rows of a keyed partition by their keys, or (keys NULL) by their addresses: all that are

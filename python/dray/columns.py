@@ -311,6 +311,27 @@ class Rows(dict):
             return values, offsets
         return values if offsets is None else _jagged(values, offsets)
 
+    def _cell(self, name, index):
+        part = _l.ColumnPart()
+        with self._pins:
+            code = library().dray_batch_cell(self._batch, _l.text(name), index, c.byref(part), c.byref(_l.Error()))
+            if code == _l.ENOENT:
+                return None
+            if code:  # again, for its message
+                call("dray_batch_cell", self._batch, _l.text(name), index, c.byref(part))
+            dtype, content, ndim, _, *shape, total, at = _l.COLUMN_PART.unpack_from(part)
+            if not total:
+                raw = np.empty(0, np.uint8)
+            elif self._copy or content != TENSOR:
+                raw = np.frombuffer(bytearray(c.string_at(at, total)), np.uint8)
+            else:
+                pins, batch = self._pins, self._batch
+                pins.hold(batch, self._begin)
+                raw = _view(at, total, lambda: pins.drop(batch))
+        if content != TENSOR:
+            return raw.tobytes().decode() if content == STRING else raw.tobytes()
+        return self._typed(raw, _dtype(dtype), shape[:ndim] or [1]).reshape(shape[:ndim])
+
     def _bytes(self, key, total, copied, at):
         """In place where that is wanted, and the rows follow each other in memory."""
         if not total:

@@ -21,7 +21,7 @@ import numpy as np
 
 from . import _library as _l
 from ._library import DrayError, call, library, text
-from .columns import Pins, Rows
+from .columns import ROW, Pins, Rows
 from .values import Values
 
 
@@ -55,6 +55,18 @@ _CAUSES = ("failed", "stale", "rolled_back", "bytes_lost")
 
 def _names(names):
     return (c.c_char_p * max(1, len(names)))(*map(text, names))
+
+
+def _named(keys, at):
+    """How many rows are named (None: none are), and the names as the library takes them."""
+    if keys is not None:
+        if isinstance(keys, str):
+            raise TypeError(f"keys: a list of them expected, found {keys!r}")
+        return len(keys), (c.c_char_p * max(1, len(keys)))(*map(text.__wrapped__, keys)), None
+    if at is None:
+        return None, None, None
+    rows = np.ascontiguousarray(at, ROW)
+    return len(rows), None, rows.ctypes.data_as(c.POINTER(_l.Row))
 
 
 def claim_options(task: str, count: int, partition: Optional[str], policy: str,
@@ -107,17 +119,89 @@ class Session:
             library().dray_close(context)
 
 
-class Claim(Rows):
+class _Held(Rows):
+    """Rows of a batch of its own, which free() lets go of."""
+
+    def __init__(self, owner: Queue, batch: int, framework: str, copy: Optional[bool], padded: bool,
+                 first: int = 0, rows: Optional[int] = None):
+        super().__init__(owner._pins, batch, first,
+                         library().dray_batch_rows(batch) if rows is None else rows, framework, copy,
+                         padded=padded)
+        self._owner = owner
+        owner._claims[batch] = weakref.ref(self)
+
+    _unsettled = False
+
+    def free(self) -> None:
+        """Lets go of the rows: what was claimed, and neither committed nor failed, is given back at once,
+        uncounted. Arrays that were read stay."""
+        if self._live:
+            self._live = False
+            self._owner._claims.pop(self._batch, None)
+            self._pins.drop(self._batch, self._unsettled)
+
+    def __del__(self):
+        if getattr(self, "_live", False):
+            self.free()
+
+
+class Keyed(_Held):
+    """Rows with keys that were got: columns are read by name, see columns.Rows, where the rows are alike;
+    cell() reads one row's value. row_keys: "" where a row has none; tags: bytes, None where it has none;
+    at: their addresses (columns.ROW; `attempt` is the row's version); columns: what can be read."""
+
+    def __init__(self, owner: Queue, batch: int, framework: str, copy: Optional[bool]):
+        super().__init__(owner, batch, framework, copy, False)
+        self.columns = []
+        while name := library().dray_batch_column_name(batch, len(self.columns)):
+            self.columns.append(name.decode())
+
+    @property
+    def at(self) -> np.ndarray:
+        return self._found
+
+    @functools.cached_property
+    def row_keys(self) -> list:
+        self._check()
+        return [library().dray_batch_key(self._batch, i).decode() for i in range(self.rows)]
+
+    @functools.cached_property
+    def tags(self) -> list:
+        self._check()
+        blobs = (library().dray_batch_row_tag(self._batch, i) for i in range(self.rows))
+        return [c.string_at(blob.data, blob.size) if blob.data else None for blob in blobs]
+
+    def cell(self, name: str, index: int) -> Any:
+        """The row's value, in its own dtype and shape: an array or tensor; str of strings, bytes of bytes and
+        objects; None where it has none."""
+        self._check()
+        if name not in self.columns:
+            raise KeyError(name)
+        return self._cell(name, index)
+
+    def cells(self, name: str) -> list:
+        """Those of all rows."""
+        return [self.cell(name, i) for i in range(self.rows)]
+
+    def __enter__(self) -> Keyed:
+        return self
+
+    def __exit__(self, *_):
+        self.free()
+
+
+class Claim(_Held):
     """Claimed rows: columns are read by name, see columns.Rows. As a context manager it commits at
     the end of the block; an exception gives the rows back as a failed attempt."""
 
     def __init__(self, owner: Queue, batch: int, framework: str, copy: Optional[bool], padded: bool,
                  follows: bool, first: int = 0, rows: Optional[int] = None):
-        super().__init__(owner._pins, batch, first,
-                         library().dray_batch_rows(batch) if rows is None else rows, framework, copy,
-                         padded=padded)
-        self._owner, self._settled, self._follows = owner, False, follows
-        owner._claims[batch] = weakref.ref(self)
+        self._settled, self._follows = False, follows
+        super().__init__(owner, batch, framework, copy, padded, first, rows)
+
+    @property
+    def _unsettled(self) -> bool:
+        return not self._settled and not self._follows
 
     def set(self, name: str, values: Any, offsets: Any = None) -> None:
         """An output column, a value a row: as Queue.insert takes them. Visible after commit."""
@@ -152,14 +236,6 @@ class Claim(Rows):
         self._check()
         self._pins.call("dray_batch_hold", self._batch, _l.nanoseconds(seconds))
 
-    def free(self) -> None:
-        """Lets go of the rows: what was neither committed nor failed is given back at once, uncounted.
-        Arrays that were read stay."""
-        if self._live:
-            self._live = False
-            self._owner._claims.pop(self._batch, None)
-            self._pins.drop(self._batch, not self._settled and not self._follows)
-
     def __enter__(self) -> Claim:
         return self
 
@@ -176,10 +252,6 @@ class Claim(Rows):
             if kind is None:
                 raise
         finally:
-            self.free()
-
-    def __del__(self):
-        if getattr(self, "_live", False):
             self.free()
 
 
@@ -441,9 +513,91 @@ class Queue:
         """Until the task (None: all tasks) is done with the sealed partition."""
         self._call("dray_queue_wait", text(partition), text(task), _l.nanoseconds(timeout))
 
-    def clear(self, partition: str) -> None:
-        """Drops the partition's rows; their memory goes with the last reader."""
-        self._call("dray_queue_clear", text(partition))
+    def clear(self, partition: str, keys: Optional[Sequence[str]] = None, *,
+              at: Optional[np.ndarray] = None) -> None:
+        """Drops the partition's rows, or of a keyed one those with the keys, or at the addresses, that are
+        there; their memory goes with the last reader."""
+        if keys is None and at is None:
+            return self._call("dray_queue_clear", text(partition))
+        count, keys, at = _named(keys, at)
+        self._call("dray_queue_clear_rows", text(partition), keys, at, count)
+
+    # ---- rows with keys
+
+    def put(self, partition: str, keys: Optional[Sequence[str]] = None,
+            columns: Optional[Mapping[str, Any]] = None,
+            tags: Optional[Sequence[Optional[bytes]]] = None, *, at: Optional[np.ndarray] = None,
+            rows: Optional[int] = None, timeout: Optional[float] = None) -> np.ndarray:
+        """Puts values, a row each as insert() takes them, and tags (bytes; None: the row keeps its own) into
+        the rows with these keys, or at these addresses, or into new rows without keys; all visible or none.
+        Keys that are not there make rows. Their addresses (columns.ROW; `attempt` is the row's version)."""
+        given = [Values(name, values) for name, values in (columns or {}).items()]
+        named, keys, at = _named(keys, at)
+        found = [n for n in (named, rows, *(v.rows for v in given), *([len(tags)] if tags is not None else []))
+                 if n is not None]
+        if not found:
+            raise ValueError("rows: how many, where neither keys nor columns say")
+        rows = found[0]
+        for values in given:
+            self._fits(values, rows)
+        if any(n != rows for n in found):
+            raise ValueError(f"put into {partition}: {rows} rows expected, found {found}")
+        out = np.empty(rows, ROW)
+        blobs = None if tags is None else (_l.Blob * max(1, rows))(
+            *(_l.Blob(None if tag is None else c.cast(c.c_char_p(tag), c.c_void_p), len(tag or b"")) for tag in tags))
+        options = _l.PutOptions(partition=text(partition), rows=rows, keys=keys, at=at,
+                                columns=(_l.ColumnData * max(1, len(given)))(*(v.data() for v in given)),
+                                column_count=len(given), tags=blobs, timeout_ns=_l.nanoseconds(timeout))
+        self._call("dray_queue_put", c.byref(options), out.ctypes.data_as(c.POINTER(_l.Row)))
+        return out
+
+    def get(self, partition: str, keys: Optional[Sequence[str]] = None,
+            columns: Optional[Sequence[str]] = None, *, at: Optional[np.ndarray] = None,
+            task: Optional[str] = None, peek: bool = False, count: int = 0, up_to: bool = False,
+            partial: bool = False, timeout: Optional[float] = 0.0, framework: str = "numpy",
+            copy: Optional[bool] = None) -> Keyed:
+        """The rows with these keys, or at these addresses, or all of the partition, in its slots' order.
+        columns None: all. partial: rows may lack columns, and what is not there is left out. task: rows that
+        it has not consumed, which it then has, unless peek; `count` of all. Raises DrayError (EAGAIN; with a
+        timeout ETIMEDOUT; ESTALE)."""
+        _l.check_word("framework", framework, ("numpy", "torch"))
+        named, keys, at = _named(keys, at)
+        options = _l.GetOptions(partition=text(partition), rows=named or 0, keys=keys, at=at,
+                                columns=None if columns is None else _names(list(columns)),
+                                column_count=0 if columns is None else len(columns),
+                                all_columns=int(columns is None), partial=int(partial), task=text(task),
+                                peek=int(peek), count=count, up_to=int(up_to),
+                                timeout_ns=_l.nanoseconds(timeout))
+        batch = c.c_void_p()
+        with self._pins:
+            try:
+                self._call_within("dray_queue_get", c.byref(options), c.byref(batch))
+                self._pins.hold(batch.value)
+            except BaseException:  # a signal's handler raised, although there was an answer
+                if batch.value and batch.value not in self._pins.held:
+                    library().dray_batch_free(batch)
+                raise
+        return Keyed(self, batch.value, framework, copy)
+
+    def list(self, partition: Optional[str] = None) -> dict:
+        """{key: tag} of a keyed partition, without rows that have no key; None: {partition: them} of all."""
+        if partition is None:
+            return {p["name"]: self.list(p["name"]) for p in self.keyed()}
+        try:
+            with self.get(partition, columns=()) as found:
+                return {key: tag for key, tag in zip(found.row_keys, found.tags) if key}
+        except DrayError as error:
+            if error.name in ("EAGAIN", "EEND"):
+                return {}
+            raise
+
+    def reset(self, partition: str, task: Optional[str] = None) -> None:
+        """The task (None: each one) has consumed none of the keyed partition's rows."""
+        self._call("dray_queue_reset", text(partition), text(task))
+
+    def keyed(self) -> list:
+        """What the status says of keyed partitions."""
+        return self.status()["keyed"]
 
     # ---- trainers
 

@@ -10,7 +10,7 @@ import numpy as np
 from . import _library as _l
 from ._library import library
 
-TENSOR, STRING, BYTES = 0, 1, 2  # dray_content
+TENSOR, STRING, BYTES, OBJECT = 0, 1, 2, 3  # dray_content
 _BYTES = (bytes, bytearray, memoryview)
 
 
@@ -21,6 +21,10 @@ def _torch():
 
 def _is_torch(values):
     return hasattr(values, "detach") and hasattr(values, "layout")
+
+
+class Objects(list):
+    """A column's rows, serialised: bytes each. The content says so to who reads them."""
 
 
 class Values:
@@ -93,7 +97,7 @@ class Values:
         if values and isinstance(values[0], str):
             return self._text(values, str, STRING)
         if values and isinstance(values[0], _BYTES):
-            return self._text(values, _BYTES, BYTES)
+            return self._text(values, _BYTES, OBJECT if isinstance(values, Objects) else BYTES)
         if values and (isinstance(values[0], (list, tuple)) or getattr(values[0], "ndim", 0)):
             return self._arrays(values)
         if values and _is_torch(values[0]):

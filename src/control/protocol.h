@@ -85,6 +85,11 @@
     XX(QUEUE_HOME_FIND, 0x031B, WORKER)                                                            \
     XX(QUEUE_ROOM, 0x031C, WORKER)                                                                 \
     XX(QUEUE_SPLIT, 0x031D, WORKER)                                                                \
+    XX(QUEUE_PUT, 0x031E, WORKER)                                                                  \
+    XX(QUEUE_GET, 0x031F, WORKER)                                                                  \
+    XX(QUEUE_TAKE, 0x0320, WORKER)                                                                 \
+    XX(QUEUE_DROP, 0x0321, WORKER)                                                                 \
+    XX(QUEUE_RESET, 0x0322, WORKER)                                                                \
     /* queue/storage/keeper.c (on the keeper's own socket) */                                      \
     XX(KEEPER_PUT, 0x0401, USER)                                                                   \
     XX(KEEPER_GET, 0x0402, USER)                                                                   \

@@ -41,16 +41,17 @@ int dray__spec_check(const dray__column_spec *spec, const char *name, dray_error
     if (spec->ragged && spec->ndim == 0)
         return dray__fail(error, DRAY_ESHAPE, "column %s: ragged needs a dimension, found none",
                           name);
-    if (spec->content < DRAY_CONTENT_TENSOR || spec->content > DRAY_CONTENT_BYTES)
+    if (spec->content < DRAY_CONTENT_TENSOR || spec->content > DRAY_CONTENT_OBJECT)
         return dray__fail(error, DRAY_EINVALID, "column %s: unknown content %d", name,
                           spec->content);
     if (spec->content != DRAY_CONTENT_TENSOR &&
         (spec->dtype != DRAY_U8 || spec->ndim != 1 || !spec->ragged))
-        return dray__fail(error, DRAY_EINVALID,
-                          "column %s: strings and bytes are U8 of one ragged dimension, found %s "
-                          "of %u dimensions, %s",
-                          name, dray_dtype_name((dray_dtype)spec->dtype), spec->ndim,
-                          spec->ragged ? "ragged" : "fixed");
+        return dray__fail(
+            error, DRAY_EINVALID,
+            "column %s: strings, bytes and objects are U8 of one ragged dimension, found %s "
+            "of %u dimensions, %s",
+            name, dray_dtype_name((dray_dtype)spec->dtype), spec->ndim,
+            spec->ragged ? "ragged" : "fixed");
     uint64_t bytes = dray_dtype_size((dray_dtype)spec->dtype);
     for (uint32_t d = spec->ragged ? 1 : 0; d < spec->ndim; d++)
         if (spec->shape[d] < 0 || __builtin_mul_overflow(bytes, (uint64_t)spec->shape[d], &bytes) ||
@@ -81,7 +82,7 @@ enum { SPEC_TEXT = 160 };
 /* "F32 [?, 3]"; a ragged dimension is "?", one number a row is "[]". */
 static const char *describe(const dray__column_spec *spec, char out[SPEC_TEXT])
 {
-    static const char *const contents[] = {"", " strings", " bytes"};
+    static const char *const contents[] = {"", " strings", " bytes", " objects"};
     int n = snprintf(out, SPEC_TEXT, "%s [", dray_dtype_name((dray_dtype)spec->dtype));
     if (spec->ragged)
         n += snprintf(out + n, SPEC_TEXT - (size_t)n, "?");
@@ -267,6 +268,54 @@ const dray__fields dray__known_column_fields =
 const dray__fields dray__news_fields = DRAY__FIELDS(
     dray__news, DRAY__FIELD_LIST(dray__news, columns, column_count, dray__known_column_fields),
     DRAY__FIELD_LIST(dray__news, keys, key_count, dray__name_fields));
+
+/* ---- rows with keys -------------------------------------------------------------------------- */
+
+const dray__fields dray__row_at_fields =
+    DRAY__FIELDS(dray__row_at, DRAY__NUMBERS(dray__row_at, slot, generation, version));
+const dray__fields dray__named_fields =
+    DRAY__FIELDS(dray__named, DRAY__FIELD_LIST(dray__named, keys, key_count, dray__name_fields),
+                 DRAY__FIELD_LIST(dray__named, at, at_count, dray__row_at_fields));
+const dray__fields dray__note_fields = DRAY__FIELDS(dray__note, DRAY__NUMBERS(dray__note, given),
+                                                    DRAY__FIELD_BLOB(dray__note, data, size));
+const dray__fields dray__putting_fields =
+    DRAY__FIELDS(dray__putting, DRAY__FIELD_TEXT(dray__putting, partition, DRAY__WORD_MAX),
+                 DRAY__NUMBERS(dray__putting, rows, ticket),
+                 DRAY__FIELD_STRUCT(dray__putting, named, dray__named_fields),
+                 DRAY__FIELD_LIST(dray__putting, notes, note_count, dray__note_fields),
+                 DRAY__FIELD_LIST(dray__putting, columns, column_count, column_fields));
+const dray__fields dray__getting_fields =
+    DRAY__FIELDS(dray__getting, DRAY__FIELD_TEXT(dray__getting, partition, DRAY__WORD_MAX),
+                 DRAY__NUMBERS(dray__getting, ticket),
+                 DRAY__FIELD_STRUCT(dray__getting, named, dray__named_fields),
+                 DRAY__FIELD_LIST(dray__getting, columns, column_count, dray__name_fields),
+                 DRAY__NUMBERS(dray__getting, all_columns, partial, up_to),
+                 DRAY__FIELD_TEXT(dray__getting, task, DRAY__WORD_MAX),
+                 DRAY__NUMBERS(dray__getting, count, timeout_ns));
+const dray__fields dray__got_row_fields =
+    DRAY__FIELDS(dray__got_row, DRAY__FIELD_STRUCT(dray__got_row, at, dray__row_at_fields),
+                 DRAY__FIELD_TEXT(dray__got_row, key, DRAY__WORD_MAX),
+                 DRAY__FIELD_STRUCT(dray__got_row, note, dray__note_fields));
+static const dray__fields got_column_fields =
+    DRAY__FIELDS(dray__got_column, DRAY__NUMBERS(dray__got_column, column, home),
+                 DRAY__FIELD_STRUCT(dray__got_column, extent, dray__extent_fields),
+                 DRAY__FIELD_STRUCT(dray__got_column, spec, dray__spec_fields));
+static const dray__fields got_put_fields =
+    DRAY__FIELDS(dray__got_put, DRAY__NUMBERS(dray__got_put, items),
+                 DRAY__FIELD_LIST(dray__got_put, columns, column_count, got_column_fields));
+static const dray__fields got_cell_fields =
+    DRAY__FIELDS(dray__got_cell, DRAY__NUMBERS(dray__got_cell, put, item));
+const dray__fields dray__got_fields =
+    DRAY__FIELDS(dray__got, DRAY__FIELD_LIST(dray__got, rows, row_count, dray__got_row_fields),
+                 DRAY__FIELD_LIST(dray__got, puts, put_count, got_put_fields),
+                 DRAY__FIELD_LIST(dray__got, columns, column_count, dray__name_fields),
+                 DRAY__FIELD_LIST(dray__got, cells, cell_count, got_cell_fields));
+const dray__fields dray__dropping_fields =
+    DRAY__FIELDS(dray__dropping, DRAY__FIELD_TEXT(dray__dropping, partition, DRAY__WORD_MAX),
+                 DRAY__FIELD_STRUCT(dray__dropping, named, dray__named_fields));
+const dray__fields dray__resetting_fields =
+    DRAY__FIELDS(dray__resetting, DRAY__FIELD_TEXT(dray__resetting, partition, DRAY__WORD_MAX),
+                 DRAY__FIELD_TEXT(dray__resetting, task, DRAY__WORD_MAX));
 
 static const dray__fields chunk_key_fields =
     DRAY__FIELDS(dray__chunk_key, DRAY__NUMBERS(dray__chunk_key, id, key));

@@ -9,7 +9,7 @@
  *
  * Every request but OPEN begins with a head:
  *     u32 client, u64 drops seen, u32 n, n * u64 chunks that the client closes
- * Answers to INSERT, ROOM, COMMIT, CHUNK and CLAIM begin with
+ * Answers to INSERT, ROOM, COMMIT, CHUNK, CLAIM, PUT, GET and TAKE begin with
  *     u64 drops so far, u8 forget all, u32 n, n * u64 chunks dropped since
  *
  * OPEN comes with the descriptor of a page of releases (below), or none, and that of the
@@ -30,7 +30,11 @@
  * bytes of these rows has lost them; without chunks it is not known which. CHUNK: at most one wish,
  * but of a store's objects all that were not committed, or maybe were. CHECKPOINT says a name in
  * the coordinator's folder, or DRAY__PASSED: the message's last descriptor, of a regular file. No
- * client says a path. */
+ * client says a path.
+ *
+ * PUT, GET, TAKE, DROP and RESET are of rows with keys. PUT's answer begins as INSERT's, then u32
+ * n, n * an address, in the order of the request; GET's and TAKE's as CLAIM's. ROOM without rows
+ * asks for memory alone. */
 #ifndef DRAY_QUEUE_MESSAGES_H
 #define DRAY_QUEUE_MESSAGES_H
 
@@ -286,6 +290,83 @@ typedef struct dray__stored { /* and its answer: a chunk given back to be writte
     uint64_t given, size;
 } dray__stored;
 
+/* ---- rows with keys (table/keyed.h) ---------------------------------------------------------- */
+
+typedef struct dray__row_at {
+    uint32_t slot, generation, version; /* of a row that is named the version does not count */
+} dray__row_at;
+
+typedef struct dray__named { /* rows: either of these, or none */
+    const char *const *keys; /* "": none, of rows in records */
+    const dray__row_at *at;
+    uint32_t key_count, at_count;
+} dray__named;
+
+typedef struct dray__note { /* a row's tag of bytes */
+    bool given;
+    const void *data;
+    size_t size;
+} dray__note;
+
+typedef struct dray__putting { /* PUT; its answer says addresses, as many as rows */
+    const char *partition;
+    uint32_t rows, ticket;
+    dray__named named;
+    const dray__note *notes; /* [rows], or none */
+    uint32_t note_count, column_count;
+    const dray__new_column *columns;
+} dray__putting;
+
+typedef struct dray__getting { /* GET; TAKE, which consumes */
+    const char *partition;
+    uint32_t ticket;
+    dray__named named;
+    const char *const *columns;
+    uint32_t column_count;
+    bool all_columns, partial, up_to;
+    const char *task; /* "": nobody */
+    uint32_t count;   /* 0: all */
+    int64_t timeout_ns;
+} dray__getting;
+
+typedef struct dray__got_row {
+    dray__row_at at;
+    const char *key; /* "": none */
+    dray__note note;
+} dray__got_row;
+
+typedef struct dray__got_column { /* column: of the answer's */
+    uint32_t column, home;
+    dray__extent extent;
+    dray__column_spec spec;
+} dray__got_column;
+
+typedef struct dray__got_put {
+    uint32_t items, column_count;
+    const dray__got_column *columns;
+} dray__got_put;
+
+typedef struct dray__got_cell {
+    uint32_t put, item; /* put NONE: the row has no value */
+} dray__got_cell;
+
+typedef struct dray__got { /* their answer; the cells of the first column come first */
+    const dray__got_row *rows;
+    const dray__got_put *puts;
+    const char *const *columns;
+    const dray__got_cell *cells;
+    uint32_t row_count, put_count, column_count, cell_count;
+} dray__got;
+
+typedef struct dray__dropping { /* DROP */
+    const char *partition;
+    dray__named named;
+} dray__dropping;
+
+typedef struct dray__resetting {  /* RESET */
+    const char *partition, *task; /* task "": all */
+} dray__resetting;
+
 /* ---- keepers (storage/keeper.h) and homes (storage/homes.h) ------------------------------------
  */
 
@@ -343,9 +424,11 @@ extern const dray__fields dray__content_fields, dray__task_fields, dray__setting
     dray__awaited_fields, dray__refilling_fields, dray__admitting_fields, dray__claiming_fields,
     dray__committing_fields, dray__failing_fields, dray__losing_fields, dray__splitting_fields,
     dray__holding_fields, dray__storing_fields, dray__stored_fields, dray__known_column_fields,
-    dray__news_fields, dray__tag_fields, dray__saving_fields, dray__chunk_keys_fields,
-    dray__keeping_fields, dray__home_join_fields, dray__home_joined_fields, dray__home_wait_fields,
-    dray__home_found_fields;
+    dray__putting_fields, dray__getting_fields, dray__row_at_fields, dray__got_fields,
+    dray__got_row_fields, dray__named_fields, dray__note_fields, dray__dropping_fields,
+    dray__resetting_fields, dray__news_fields, dray__tag_fields, dray__saving_fields,
+    dray__chunk_keys_fields, dray__keeping_fields, dray__home_join_fields, dray__home_joined_fields,
+    dray__home_wait_fields, dray__home_found_fields;
 
 /* Takes the key that samples are read with. */
 int dray__home_key(const dray__home_told *told, const char *what, dray__tls_key *out,

@@ -220,8 +220,8 @@ static int find_extent(dray_batch *batch, const dray__batch_column *column,
         report_gone(batch, column, found->extent.chunk);
     if (rc)
         return dray__fail_prefix(error, rc, "column %s: ", column->name);
-    rc = dray__extent_check(&found->extent, &column->spec, put->items, mapping->size, column->name,
-                            error);
+    rc = dray__extent_check(&found->extent, dray__batch_spec(column, found), put->items,
+                            mapping->size, column->name, error);
     if (!rc)
         found->mapping = mapping;
     return rc;
@@ -235,14 +235,15 @@ static int ragged_cell(const struct dray__batch_extent *extent, const dray__batc
     const uint64_t *offsets = (const uint64_t *)(const void *)(base + extent->extent.offsets);
     uint64_t from = __atomic_load_n(&offsets[item], __ATOMIC_RELAXED);
     uint64_t to = __atomic_load_n(&offsets[item + 1], __ATOMIC_RELAXED), end;
-    uint64_t unit = dray__spec_bytes(&column->spec);
+    const dray__column_spec *spec = dray__batch_spec(column, extent);
+    uint64_t unit = dray__spec_bytes(spec);
     if (from > to || __builtin_mul_overflow(to, unit, &end) || end > extent->extent.bytes)
         return dray__fail(error, DRAY_EFORMAT,
                           "column %s: item %u at slices %llu to %llu is outside its %llu bytes",
                           column->name, item, (unsigned long long)from, (unsigned long long)to,
                           (unsigned long long)extent->extent.bytes);
     *cell = base + extent->extent.values + from * unit;
-    *length = (to - from) * dray__spec_elements(&column->spec);
+    *length = (to - from) * dray__spec_elements(spec);
     return DRAY_OK;
 }
 
@@ -325,8 +326,9 @@ static int read_column(dray_batch *batch, dray__batch_column *column, dray_error
         got = dray__batch_get(batch, column, error);
     if (got)
         return got;
-    uint64_t unit = dray__spec_bytes(&column->spec), elements = dray__spec_elements(&column->spec);
     struct dray__batch_extent *extent = NULL;
+    const dray__column_spec *spec = &column->spec;
+    uint64_t unit = dray__spec_bytes(spec), elements = dray__spec_elements(spec);
     uint32_t last = UINT32_MAX;
     for (uint32_t row = 0; row < batch->row_count; row++) {
         dray__batch_place place = dray__batch_place_of(batch, column, row);
@@ -339,10 +341,15 @@ static int read_column(dray_batch *batch, dray__batch_column *column, dray_error
             rc = find_extent(batch, column, &batch->puts[place.put], &extent, error);
         if (rc)
             return rc;
+        if (place.put != last && dray__batch_spec(column, extent) != spec) {
+            spec = dray__batch_spec(column, extent);
+            unit = dray__spec_bytes(spec);
+            elements = dray__spec_elements(spec);
+        }
         last = place.put;
         cells[row] = extent->mapping->base + extent->extent.values + place.item * unit;
         lengths[row] = elements;
-        if (column->spec.ragged)
+        if (spec->ragged)
             rc = ragged_cell(extent, column, place.item, &cells[row], &lengths[row], error);
         if (rc)
             return rc;
@@ -386,6 +393,9 @@ static int find_column(dray_batch *batch, const char *name, dray__batch_column *
             return (*out)->cells ? DRAY_OK : read_traced(batch, *out, error);
         }
     char hint[300];
+    if (batch->keys)
+        return dray__fail(error, DRAY_ENOENT, "get of %s: column %s was not asked for",
+                          batch->partition, name);
     return dray__fail(
         error, DRAY_ENOENT, "task %s does not need a column %s%s", batch->task->name, name,
         dray__word_hint(name, batch->task->needs, batch->task->needs_count, hint, sizeof hint));
@@ -395,6 +405,8 @@ int dray_batch_column(dray_batch *batch, const char *name, dray_column *out, dra
 {
     dray__batch_column *column = NULL;
     int rc = find_column(batch, name, &column, error);
+    if (!rc && column->other)
+        rc = dray__spec_same(&column->spec, column->other, name, error);
     if (rc)
         return rc;
     *out = (dray_column){.dtype = column->spec.dtype,
@@ -406,6 +418,48 @@ int dray_batch_column(dray_batch *batch, const char *name, dray_column *out, dra
     if (column->spec.ragged)
         out->shape[0] = -1;
     return DRAY_OK;
+}
+
+int dray_batch_cell(dray_batch *batch, const char *name, uint32_t index, dray_column_part *out,
+                    dray_error *error)
+{
+    dray__batch_column *column = NULL;
+    int rc = check_row(batch, index, error);
+    if (!rc)
+        rc = find_column(batch, name, &column, error);
+    if (rc)
+        return rc;
+    uint32_t put = dray__batch_place_of(batch, column, index).put;
+    if (put == UINT32_MAX)
+        return dray__fail(error, DRAY_ENOENT, "row %u of partition %s has no column %s",
+                          batch->rows[index].slot, batch->partition, name);
+    const dray__column_spec *spec =
+        dray__batch_spec(column, dray__batch_extent_of(batch, column, put));
+    uint64_t slice = dray__spec_elements(spec), length = column->lengths[index];
+    *out = (dray_column_part){.dtype = spec->dtype,
+                              .content = spec->content,
+                              .ndim = spec->ndim,
+                              .bytes = length * dray_dtype_size((dray_dtype)spec->dtype),
+                              .values = length ? column->cells[index] : NULL};
+    memcpy(out->shape, spec->shape, sizeof out->shape);
+    if (spec->ragged)
+        out->shape[0] = (int64_t)(slice ? length / slice : 0);
+    return DRAY_OK;
+}
+
+const char *dray_batch_column_name(const dray_batch *batch, uint32_t index)
+{
+    return index < batch->column_count ? batch->columns[index].name : NULL;
+}
+
+const char *dray_batch_key(const dray_batch *batch, uint32_t index)
+{
+    return batch->keys && index < batch->row_count ? batch->keys[index] : NULL;
+}
+
+dray_blob dray_batch_row_tag(const dray_batch *batch, uint32_t index)
+{
+    return batch->keys && index < batch->row_count ? batch->notes[index] : (dray_blob){NULL, 0};
 }
 
 int dray_batch_pieces(dray_batch *batch, const char *name, uint32_t index, dray_piece *out,
@@ -444,8 +498,9 @@ int dray_batch_pieces(dray_batch *batch, const char *name, uint32_t index, dray_
 
 int dray__batch_check_open(const dray_batch *batch, const char *what, dray_error *error)
 {
-    if (!batch->ticket)
-        return dray__fail(error, DRAY_EPERM, "%s: the batch was imported: it is read-only", what);
+    if (!batch->ticket || batch->keys)
+        return dray__fail(error, DRAY_EPERM, "%s: the batch was %s: it is read-only", what,
+                          batch->keys ? "got, not claimed" : "imported");
     if (batch->committed)
         return dray__fail(error, DRAY_EINVALID, "%s: the batch is committed", what);
     return DRAY_OK;
@@ -686,7 +741,7 @@ void dray_batch_free(dray_batch *batch)
     if (batch->buffers)
         dray__buffers_free(batch->buffers);
     if (batch->ticket)
-        dray__queue_let_go(batch->queue, batch->ticket, batch->committed);
+        dray__queue_let_go(batch->queue, batch->ticket, batch->committed || batch->keys);
     dray__arena_free(&batch->queue->spare);
     dray__arena_reset(&batch->arena);
     batch->queue->spare = batch->arena;

@@ -81,8 +81,9 @@ typedef struct dray__batch_put {
     struct dray__batch_extent {
         uint32_t column, home;
         dray__extent extent;
-        uint64_t shift;         /* taken off the extent: what was got begins there */
-        dray__mapping *mapping; /* once it was read */
+        uint64_t shift;               /* taken off the extent: what was got begins there */
+        const dray__column_spec *own; /* of rows with keys; NULL: as the column */
+        dray__mapping *mapping;       /* once it was read */
     } * extents;
 } dray__batch_put;
 
@@ -102,7 +103,8 @@ typedef struct dray__batch_column {
     uint32_t column, place;
     const char *name;
     dray__column_spec spec;
-    const void **cells; /* NULL: not read yet */
+    const dray__column_spec *other; /* that some of its rows have; NULL: all are alike */
+    const void **cells;             /* NULL: not read yet */
     uint64_t *lengths;
 } dray__batch_column;
 
@@ -162,6 +164,8 @@ struct dray_batch {
     dray__buffer *buffers; /* what was got from a store */
     uint8_t *body;         /* as it came, for dray_batch_export */
     size_t body_size;
+    const char **keys; /* of rows with keys; NULL: it is of a claim */
+    dray_blob *notes;
 };
 
 dray__batch_place dray__batch_place_of(const dray_batch *batch, const dray__batch_column *column,
@@ -169,6 +173,12 @@ dray__batch_place dray__batch_place_of(const dray_batch *batch, const dray__batc
 /* The put's extent of the column; NULL: it has none. */
 struct dray__batch_extent *dray__batch_extent_of(const dray_batch *batch,
                                                  const dray__batch_column *column, uint32_t put);
+
+static inline const dray__column_spec *dray__batch_spec(const dray__batch_column *column,
+                                                        const struct dray__batch_extent *extent)
+{
+    return extent && extent->own ? extent->own : &column->spec;
+}
 
 /* Begins a request in queue->out: the head. */
 dray__writer *dray__queue_begin(dray_queue *queue);
@@ -211,6 +221,18 @@ int dray__queue_get_remote(dray_queue *queue, dray__range *ranges, uint32_t coun
 int dray__queue_write(dray_queue *queue, const dray_column_data *column,
                       const dray__column_spec *spec, uint64_t items, dray__extent *extent,
                       dray__storage_room *span, dray_error *error);
+/* insert.c: what a producer's request says besides the columns, which are written before it goes:
+ * each with its place. `rows` is the request of an insert. */
+typedef int dray__send_fn(dray_queue *queue, const dray__new_rows *rows, int64_t deadline,
+                          void *user, dray_error *error);
+typedef struct dray__sending {
+    dray__send_fn *send;
+    void *user;
+    bool memory; /* no rows are asked for, memory alone */
+    bool once;   /* it cannot be told from another one like it */
+} dray__sending;
+int dray__queue_produce(dray_queue *queue, const dray_insert_options *o, const dray__sending *how,
+                        dray_error *error);
 /* queue.c: reads news (messages.h) into names. */
 int dray__names_read(dray__names *names, dray__reader *r, dray_error *error);
 void dray__names_free(dray__names *names);

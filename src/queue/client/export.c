@@ -24,6 +24,10 @@ int dray_batch_export(const dray_batch *batch, void **out, size_t *size, dray_er
     const dray__names *names = &batch->queue->names;
     if (!batch->ticket)
         return dray__fail(error, DRAY_EPERM, "dray_batch_export: the batch was itself imported");
+    if (batch->keys)
+        return dray__fail(
+            error, DRAY_EUNSUPPORTED,
+            "dray_batch_export: of rows with keys their keys are handed on, to be got");
     dray__known_column *columns = calloc(batch->column_count + 1u, sizeof *columns);
     if (!columns || batch->body_size > UINT32_MAX) {
         free(columns);

@@ -75,6 +75,7 @@ void dray__values_offsets(const dray__values *values, uint64_t *to)
 /* ---- insert ---------------------------------------------------------------------------------- */
 
 typedef struct inserted {
+    const dray__sending *how;
     dray__new_rows rows;
     dray__new_column *columns;
     dray__storage_room *spans;
@@ -125,6 +126,7 @@ static int make_insert(const dray_insert_options *o, inserted *out, dray_error *
                                  .at_slot = o->at_slot,
                                  .row_bytes = o->row_bytes,
                                  .refill = o->refill,
+                                 .timeout_ns = o->timeout_ns,
                                  .content = {.columns = out->columns,
                                              .column_count = o->column_count,
                                              .keys = out->keys,
@@ -185,47 +187,49 @@ static int check_column(const dray_queue *queue, const char *name, dray_error *e
 }
 
 /* INSERT or ROOM; its answer begins with what was dropped. */
-static int send_rows(dray_queue *queue, uint16_t type, const dray__fields *of, inserted *in,
-                     int64_t timeout_ns, int64_t deadline, dray__reply *reply, dray_error *error)
+static int send_rows(dray_queue *queue, uint16_t type, const dray__fields *of,
+                     const dray__new_rows *rows, int64_t deadline, dray__reply *reply,
+                     dray_error *error)
 {
-    in->rows.timeout_ns = timeout_ns ? deadline - dray__now() : 0;
-    dray__put_fields(dray__queue_begin(queue), of, &in->rows);
+    dray__new_rows message = *rows;
+    message.timeout_ns = rows->timeout_ns ? deadline - dray__now() : 0;
+    dray__put_fields(dray__queue_begin(queue), of, &message);
     int rc = dray__queue_call(queue, type, deadline, reply, error);
     if (rc == DRAY_ETIMEDOUT)
-        dray__queue_release(queue, in->rows.ticket); /* one that was interrupted waits no more */
+        dray__queue_release(queue, rows->ticket); /* one that was interrupted waits no more */
     if (!rc)
         dray__queue_read_dropped(queue, &reply->payload);
     return rc;
 }
 
-static int send_insert(dray_queue *queue, inserted *in, int64_t timeout_ns, int64_t deadline,
-                       uint32_t *first_slot, dray_error *error)
+static int send_insert(dray_queue *queue, const dray__new_rows *rows, int64_t deadline,
+                       void *first_slot, dray_error *error)
 {
     dray__reply reply;
-    int rc = send_rows(queue, DRAY__MSG_QUEUE_INSERT, &dray__insert_fields, in, timeout_ns,
-                       deadline, &reply, error);
+    int rc = send_rows(queue, DRAY__MSG_QUEUE_INSERT, &dray__insert_fields, rows, deadline, &reply,
+                       error);
     if (rc)
         return rc;
     uint32_t first = dray__get_u32(&reply.payload);
     dray__get_u32(&reply.payload); /* generation: claims tell it */
     rc = dray__reader_finish(&reply.payload, "QUEUE_INSERT", error);
     if (!rc && first_slot)
-        *first_slot = first;
+        *(uint32_t *)first_slot = first;
     return rc;
 }
 
 /* Memory is asked for before it is written, all at once. What fits into the current chunk needs
  * none. */
-static int ask_room(dray_queue *queue, inserted *in, int64_t timeout_ns, int64_t deadline,
-                    dray_error *error)
+static int ask_room(dray_queue *queue, inserted *in, int64_t deadline, dray_error *error)
 {
     int rc = queue->bytes->ahead(queue, in->rooms, in->rows.content.column_count, &in->rows.bytes,
                                  error);
     if (rc || !in->rows.bytes || in->rows.refill)
         return rc;
     dray__reply reply;
-    rc = send_rows(queue, DRAY__MSG_QUEUE_ROOM, &dray__room_fields, in, timeout_ns, deadline,
-                   &reply, error);
+    dray__new_rows rows = in->rows;
+    rows.rows = in->how->memory ? 0 : rows.rows;
+    rc = send_rows(queue, DRAY__MSG_QUEUE_ROOM, &dray__room_fields, &rows, deadline, &reply, error);
     return rc ? rc : dray__reader_finish(&reply.payload, "QUEUE_ROOM", error);
 }
 
@@ -268,7 +272,7 @@ static void leave_span(const dray_insert_options *o)
 }
 
 static int insert_once(dray_queue *queue, const dray_insert_options *o, inserted *in,
-                       int64_t deadline, uint32_t *first_slot, dray_error *error)
+                       int64_t deadline, dray_error *error)
 {
     uint32_t each = o->refill ? o->rows : o->group_size; /* a refill is of one group */
     uint32_t items = o->once_per_group && each ? o->rows / each : o->rows, done = 0;
@@ -277,7 +281,7 @@ static int insert_once(dray_queue *queue, const dray_insert_options *o, inserted
         rc = measure_columns(o, items, in, error);
     DRAY__TRACE(wait(DRAY_CAUSE_CAPACITY, "queue room", -1));
     if (!rc)
-        rc = ask_room(queue, in, o->timeout_ns, deadline, error);
+        rc = ask_room(queue, in, deadline, error);
     leave_span(o);
     DRAY__TRACE(enter(DRAY_SPAN_TRANSFER, "queue put", -1));
     if (!rc)
@@ -286,7 +290,7 @@ static int insert_once(dray_queue *queue, const dray_insert_options *o, inserted
     bool sent = rc == DRAY_OK;
     if (sent) {
         DRAY__TRACE(wait(DRAY_CAUSE_CAPACITY, "queue insert", -1));
-        rc = send_insert(queue, in, o->timeout_ns, deadline, first_slot, error);
+        rc = in->how->send(queue, &in->rows, deadline, in->how->user, error);
         leave_span(o);
     }
     /* Without an answer the rows may be there or not: what they hold must stay as it is. So must
@@ -298,29 +302,35 @@ static int insert_once(dray_queue *queue, const dray_insert_options *o, inserted
     return rc;
 }
 
+int dray__queue_produce(dray_queue *queue, const dray_insert_options *o, const dray__sending *how,
+                        dray_error *error)
+{
+    inserted in;
+    int64_t deadline = dray__context_deadline(queue->context, o->timeout_ns);
+    int rc = make_insert(o, &in, error);
+    in.how = how;
+    in.rows.ticket = dray__queue_ticket(queue);
+    if (!rc)
+        rc = insert_once(queue, o, &in, deadline, error);
+    if (rc == DRAY_EGONE && queue->bytes->move(queue, NULL) == DRAY_OK)
+        rc = insert_once(queue, o, &in, deadline, error);
+    while (rc == DRAY_ECLOSED && !how->once && dray__queue_come_back(queue) == DRAY_OK)
+        rc = insert_once(queue, o, &in, deadline, error);
+    inserted_free(&in);
+    if (!rc) /* what is read may be free before long */
+        dray__chunks_tell(queue);
+    return rc;
+}
+
 int dray_queue_insert(dray_queue *queue, const dray_insert_options *options, uint32_t *first_slot,
                       dray_error *error)
 {
     dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
+    const dray__sending how = {.send = send_insert, .user = first_slot};
     int rc = DRAY__OPTIONS_READ(dray_insert_options, at_slot, &o, options, error);
     if (!rc)
         rc = check_insert(&o, error);
     for (uint32_t i = 0; !rc && o.known_only && i < o.column_count; i++)
         rc = check_column(queue, o.columns[i].name, error);
-    if (rc)
-        return rc;
-    inserted in;
-    int64_t deadline = dray__context_deadline(queue->context, o.timeout_ns);
-    rc = make_insert(&o, &in, error);
-    in.rows.ticket = dray__queue_ticket(queue);
-    if (!rc)
-        rc = insert_once(queue, &o, &in, deadline, first_slot, error);
-    if (rc == DRAY_EGONE && queue->bytes->move(queue, NULL) == DRAY_OK)
-        rc = insert_once(queue, &o, &in, deadline, first_slot, error);
-    while (rc == DRAY_ECLOSED && dray__queue_come_back(queue) == DRAY_OK)
-        rc = insert_once(queue, &o, &in, deadline, first_slot, error);
-    inserted_free(&in);
-    if (!rc) /* what is read may be free before long */
-        dray__chunks_tell(queue);
-    return rc;
+    return rc ? rc : dray__queue_produce(queue, &o, &how, error);
 }

@@ -88,7 +88,8 @@ static int ask_once(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray_
 static bool can_repeat(uint16_t type)
 {
     return type != DRAY__MSG_QUEUE_INSERT && type != DRAY__MSG_QUEUE_CHUNK &&
-           type != DRAY__MSG_QUEUE_ROOM && type != DRAY__MSG_QUEUE_CLOSE;
+           type != DRAY__MSG_QUEUE_ROOM && type != DRAY__MSG_QUEUE_CLOSE &&
+           type != DRAY__MSG_QUEUE_PUT && type != DRAY__MSG_QUEUE_TAKE;
 }
 
 int dray__queue_call(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray__reply *reply,

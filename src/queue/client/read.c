@@ -192,10 +192,10 @@ static int map_extents(reading *r, dray_error *error)
         if (!found)
             return dray__fail(error, DRAY_EFORMAT, "column %s: a row's values are missing",
                               r->column->name);
-        if (!extent_size(found, &r->column->spec, put->items, &size))
+        if (!extent_size(found, dray__batch_spec(r->column, found), put->items, &size))
             return dray__fail(error, DRAY_EFORMAT, "column %s: impossible sizes", r->column->name);
-        int rc = dray__extent_check(&found->extent, &r->column->spec, put->items, size,
-                                    r->column->name, error);
+        int rc = dray__extent_check(&found->extent, dray__batch_spec(r->column, found), put->items,
+                                    size, r->column->name, error);
         if (!rc && __builtin_add_overflow(total, padded(size), &total))
             rc = dray__fail(error, DRAY_EFULL, "column %s: more bytes than can be addressed",
                             r->column->name);
@@ -216,7 +216,7 @@ static int map_extents(reading *r, dray_error *error)
         uint64_t size = found->extent.values + found->extent.bytes;
         uint64_t head =
             found->extent.offsets + ((uint64_t)r->batch->puts[r->cells[i].put].items + 1) * 8;
-        size = r->column->spec.ragged && head > size ? head : size;
+        size = dray__batch_spec(r->column, found)->ragged && head > size ? head : size;
         *mapping = (dray__mapping){.id = found->extent.chunk, .base = base, .size = size};
         found->mapping = mapping;
         base += padded(size);
@@ -262,13 +262,14 @@ static int get_ranges(reading *r, int64_t deadline, dray_error *error)
 
 static void want_values(reading *r)
 {
-    uint64_t unit = dray__spec_bytes(&r->column->spec);
     for (uint32_t i = 0; i < r->count; i++) {
         const struct dray__batch_extent *extent = extent_of(r, r->cells[i].put);
+        const dray__column_spec *spec = dray__batch_spec(r->column, extent);
+        uint64_t unit = dray__spec_bytes(spec);
         uint64_t from = r->cells[i].item, to = from + 1, end;
         if (r->lost[r->cells[i].put])
             continue;
-        if (r->column->spec.ragged) {
+        if (spec->ragged) {
             const uint8_t *head = extent->mapping->base + extent->extent.offsets;
             const uint64_t *offsets = (const uint64_t *)(const void *)head;
             from = offsets[r->cells[i].item];
@@ -329,9 +330,11 @@ static int read_cells(reading *r, dray_error *error)
 {
     int64_t deadline =
         dray__context_deadline(r->batch->queue->context, r->batch->queue->timeout_ns);
-    for (uint32_t i = 0; r->column->spec.ragged && i < r->count; i++)
-        want(r, r->cells[i].put,
-             extent_of(r, r->cells[i].put)->extent.offsets + r->cells[i].item * UINT64_C(8), 16);
+    for (uint32_t i = 0; i < r->count; i++) {
+        const struct dray__batch_extent *extent = extent_of(r, r->cells[i].put);
+        if (dray__batch_spec(r->column, extent)->ragged)
+            want(r, r->cells[i].put, extent->extent.offsets + r->cells[i].item * UINT64_C(8), 16);
+    }
     int rc = get_ranges(r, deadline, error);
     if (rc)
         return rc;

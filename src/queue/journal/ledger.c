@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "queue/table/keyed.h"
 #include "queue/table/table_inside.h"
 
 #include <stdlib.h>
@@ -28,6 +29,8 @@ void dray__ledger_count(dray__ledger *ledger, uint32_t owner, uint64_t bytes)
 
 void dray__ledger_uncount(dray__ledger *ledger, uint32_t owner)
 {
+    if (!ledger)
+        return;
     uintptr_t held = (uintptr_t)dray__idmap_remove(&ledger->sizes, owner);
     ledger->live -= held;
     ledger->dead += held;
@@ -90,7 +93,7 @@ bool dray__ledger_keeps(const dray__ledger *ledger)
 }
 
 /* The table has changed and nobody would know it after a restart: the queue takes no more. */
-static void lose(dray__ledger *ledger)
+void dray__ledger_lose(dray__ledger *ledger)
 {
     ledger->lost = true;
     ledger->failed =
@@ -110,7 +113,7 @@ static dray__journal_entry *entry_new(dray__ledger *ledger, uint16_t kind, uint3
         entry->kind = kind;
         entry->owner = owner;
     } else {
-        lose(ledger);
+        dray__ledger_lose(ledger);
     }
     return entry;
 }
@@ -126,7 +129,7 @@ static void add(dray__ledger *ledger, dray__journal_entry *entry)
 {
     uint64_t bytes = 56 + entry->body.size;
     if (entry->body.failed) {
-        lose(ledger);
+        dray__ledger_lose(ledger);
         forget(ledger, entry->user);
         dray__entry_free(entry);
         return;
@@ -228,6 +231,27 @@ void dray__ledger_commit(dray__ledger *ledger, const dray__claim *claim, const d
     free(rows);
 }
 
+void dray__ledger_put(dray__ledger *ledger, dray__client *client, const dray__putting *m,
+                      const dray__keyed *p, uint32_t number, const dray__row_at *at, dray__put *put)
+{
+    dray__journal_entry *entry = put_entry(ledger, DRAY__RECORD_PUT, number, put);
+    if (!entry)
+        return;
+    client->told = (dray__told){m->ticket, 0, number};
+    const char **keys = calloc(m->rows, sizeof *keys);
+    entry->body.failed |= !keys;
+    for (uint32_t i = 0; i < m->rows && keys; i++)
+        keys[i] = p->rows[at[i].slot].key;
+    dray__keyed_record body = {
+        .identity = client->identity, .generation = p->generation, .put = *m};
+    body.put.named = (dray__named){keys, at, keys ? m->rows : 0, m->rows};
+    const dray__content content = {.columns = m->columns, .column_count = m->column_count};
+    write_put(ledger, entry, &body, &content, m->rows, put);
+    free(keys);
+    if (!put) /* the state has it */
+        dray__ledger_uncount(ledger, number);
+}
+
 void dray__ledger_loss(dray__ledger *ledger, const dray__partition *p, const dray__death *death,
                        uint64_t demand)
 {
@@ -240,8 +264,7 @@ void dray__ledger_loss(dray__ledger *ledger, const dray__partition *p, const dra
 void dray__ledger_clear(dray__ledger *ledger, const dray__partition *p)
 {
     dray__ledger_write(ledger, DRAY__RECORD_CLEAR, p->generation, NULL);
-    if (ledger)
-        dray__ledger_uncount(ledger, p->generation);
+    dray__ledger_uncount(ledger, p->generation);
 }
 
 /* ---- compaction ------------------------------------------------------------------------------ */
@@ -257,7 +280,9 @@ static void put_state(dray__writer *w, const dray__table *table)
                                 .columns = calloc(table->defined_count + 1u, sizeof *state.columns),
                                 .cleared = calloc(DRAY__GRAVES, sizeof *state.cleared),
                                 .space = table->space};
-    bool room = state.columns && state.cleared;
+    dray__arena arena = {0};
+    state.kept = dray__keyed_state(table, &arena, &state.kept_count);
+    bool room = state.columns && state.cleared && state.kept;
     w->failed |= !room;
     for (; room && state.column_count < table->defined_count; state.column_count++) {
         const dray__col *column = &table->columns[table->defined[state.column_count]];
@@ -272,13 +297,35 @@ static void put_state(dray__writer *w, const dray__table *table)
     dray__put_fields(w, dray__record_kinds[DRAY__RECORD_STATE].fields, &state);
     free(state.columns);
     free(state.cleared);
+    dray__arena_free(&arena);
+}
+
+/* Whose records are needed, ascending: partitions are in order of creation. */
+static uint32_t *list_owners(dray__table *table, uint32_t *count)
+{
+    uint32_t puts = 0, at = 0, *numbers = dray__keyed_numbers(table, &puts);
+    uint32_t *keep = calloc((size_t)table->partition_count + puts + 1, sizeof *keep);
+    *count = 0;
+    for (uint32_t i = 0; numbers && keep && i < table->partition_count; i++) {
+        while (at < puts && numbers[at] < table->partitions[i]->generation)
+            keep[(*count)++] = numbers[at++];
+        keep[(*count)++] = table->partitions[i]->generation;
+    }
+    while (numbers && keep && at < puts)
+        keep[(*count)++] = numbers[at++];
+    if (!numbers) {
+        free(keep);
+        keep = NULL;
+    }
+    free(numbers);
+    return keep;
 }
 
 static dray__journal_entry *state_entry(dray__ledger *ledger, dray_error *error)
 {
-    const dray__table *table = ledger->table;
+    dray__table *table = ledger->table;
     dray__journal_entry *entry = calloc(1, sizeof *entry);
-    uint32_t *keep = calloc(table->partition_count + 1u, sizeof *keep);
+    uint32_t count = 0, *keep = list_owners(table, &count);
     if (!entry || !keep) {
         free(entry);
         free(keep);
@@ -288,8 +335,7 @@ static dray__journal_entry *state_entry(dray__ledger *ledger, dray_error *error)
     entry->kind = DRAY__RECORD_STATE;
     entry->compact = true;
     entry->keep = keep;
-    for (uint32_t i = 0; i < table->partition_count; i++) /* ascending: in order of creation */
-        keep[entry->keep_count++] = table->partitions[i]->generation;
+    entry->keep_count = count;
     put_state(&entry->body, table);
     return entry;
 }

@@ -64,9 +64,16 @@ void dray__ledger_insert(dray__ledger *ledger, dray__client *client, const dray_
                          const dray__partition *p, uint32_t first, dray__put *put);
 void dray__ledger_commit(dray__ledger *ledger, const dray__claim *claim, const dray__outputs *o,
                          dray__put *put);
+void dray__ledger_put(dray__ledger *ledger, dray__client *client, const dray__putting *m,
+                      const dray__keyed *p, uint32_t number, const dray__row_at *at,
+                      dray__put *put);
 void dray__ledger_loss(dray__ledger *ledger, const dray__partition *p, const dray__death *death,
                        uint64_t demand);
 void dray__ledger_clear(dray__ledger *ledger, const dray__partition *p);
+/* The owner's records are not needed any more. NULL is fine. */
+void dray__ledger_uncount(dray__ledger *ledger, uint32_t owner);
+/* The table has changed and nobody would know it after a restart: the queue takes no more. */
+void dray__ledger_lose(dray__ledger *ledger);
 /* The generation number that a partition or a demand gets. */
 uint32_t dray__ledger_number(dray__table *table);
 /* What became of a request whose client has come back since; NULL: it did not count. */
@@ -123,7 +130,6 @@ int dray__ledger_copy(dray__ledger *ledger, dray__copy *copy, dray_error *error)
 int dray__ledger_remember(dray__ledger *ledger, uint64_t identity, const dray__told *told,
                           dray_error *error);
 void dray__ledger_count(dray__ledger *ledger, uint32_t owner, uint64_t bytes);
-void dray__ledger_uncount(dray__ledger *ledger, uint32_t owner);
 int dray__replay_record(dray__ledger *ledger, const dray__journal_record *record,
                         dray_error *error);
 void dray__restore_done(dray__ledger *ledger, dray__journal_entry *entry);

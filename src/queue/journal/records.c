@@ -31,13 +31,32 @@ static const dray__fields known_fields =
 static const dray__fields cleared_fields =
     DRAY__FIELDS(dray__cleared, DRAY__FIELD_TEXT(dray__cleared, name, DRAY__WORD_MAX),
                  DRAY__NUMBERS(dray__cleared, finished));
+static const dray__fields keyed_fields = DRAY__FIELDS(
+    dray__keyed_record, DRAY__NUMBERS(dray__keyed_record, identity, put.ticket),
+    DRAY__FIELD_TEXT(dray__keyed_record, put.partition, DRAY__WORD_MAX),
+    DRAY__NUMBERS(dray__keyed_record, generation, put.rows),
+    DRAY__FIELD_STRUCT(dray__keyed_record, put.named, dray__named_fields),
+    DRAY__FIELD_LIST(dray__keyed_record, put.notes, put.note_count, dray__note_fields),
+    DRAY__FIELD_LIST(dray__keyed_record, put.columns, put.column_count, column_fields));
+static const dray__fields used_fields =
+    DRAY__FIELDS(dray__used_record, DRAY__FIELD_TEXT(dray__used_record, task, DRAY__WORD_MAX),
+                 DRAY__FIELD_STRUCT(dray__used_record, rows, dray__named_fields));
+static const dray__fields kept_row_fields =
+    DRAY__FIELDS(dray__image_row, DRAY__FIELD_STRUCT(dray__image_row, row, dray__got_row_fields),
+                 DRAY__NUMBERS(dray__image_row, consumed));
+static const dray__fields kept_fields =
+    DRAY__FIELDS(dray__image, DRAY__FIELD_TEXT(dray__image, name, DRAY__WORD_MAX),
+                 DRAY__NUMBERS(dray__image, generation),
+                 DRAY__FIELD_LIST(dray__image, tasks, task_count, dray__name_fields),
+                 DRAY__FIELD_LIST(dray__image, rows, row_count, kept_row_fields));
 static const dray__fields state_fields = DRAY__FIELDS(
     dray__state_record,
     DRAY__NUMBERS(dray__state_record, generations, epoch, commit_seq, resumed_seq, ended),
     DRAY__FIELD_STRUCT(dray__state_record, admission, dray__admission_fields),
     DRAY__FIELD_LIST(dray__state_record, columns, column_count, known_fields),
     DRAY__FIELD_LIST(dray__state_record, cleared, cleared_count, cleared_fields),
-    DRAY__NUMBERS(dray__state_record, space));
+    DRAY__NUMBERS(dray__state_record, space),
+    DRAY__FIELD_LIST(dray__state_record, kept, kept_count, kept_fields));
 
 const dray__record_kind dray__record_kinds[DRAY__RECORD_KINDS] = {
     [DRAY__RECORD_OPEN] = {"OPEN", NULL, false},
@@ -54,4 +73,8 @@ const dray__record_kind dray__record_kinds[DRAY__RECORD_KINDS] = {
     [DRAY__RECORD_RESUME] = {"RESUME", &dray__cursor_fields, false},
     [DRAY__RECORD_ADMIT] = {"ADMIT", &dray__admission_fields, false},
     [DRAY__RECORD_SPACE] = {"SPACE", &dray__u64_fields, false},
+    [DRAY__RECORD_PUT] = {"PUT", &keyed_fields, true},
+    [DRAY__RECORD_DROP] = {"DROP", &used_fields, false},
+    [DRAY__RECORD_TAKE] = {"TAKE", &used_fields, false},
+    [DRAY__RECORD_RESET] = {"RESET", &used_fields, false},
 };

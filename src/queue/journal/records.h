@@ -1,7 +1,7 @@
 /* Bodies of records, as tables of fields (base/fields.h). A record of a partition has the
  * partition's generation as its owner. CLEAR, END and START have no body; OPEN's is a QUEUE_OPEN
- * message. Behind INSERT and COMMIT come the bytes: of each column its offsets, if it is ragged,
- * and its values. */
+ * message. Behind INSERT, COMMIT and PUT come the bytes: of each column its offsets, if it is
+ * ragged, and its values. */
 #ifndef DRAY_QUEUE_RECORDS_H
 #define DRAY_QUEUE_RECORDS_H
 
@@ -22,6 +22,10 @@ enum {
     DRAY__RECORD_RESUME,
     DRAY__RECORD_ADMIT,
     DRAY__RECORD_SPACE, /* which objects of a store are the queue's */
+    DRAY__RECORD_PUT,   /* of rows with keys, as the next three; its owner is its own number */
+    DRAY__RECORD_DROP,
+    DRAY__RECORD_TAKE,
+    DRAY__RECORD_RESET,
     DRAY__RECORD_KINDS
 };
 
@@ -53,6 +57,30 @@ typedef struct dray__cleared { /* a partition */
     uint64_t finished; /* tasks */
 } dray__cleared;
 
+typedef struct dray__keyed_record { /* PUT */
+    uint64_t identity;              /* of the client; its request is put.ticket */
+    uint32_t generation;            /* the partition's */
+    dray__putting put;              /* named: keys of all rows, and where they are */
+} dray__keyed_record;
+
+typedef struct dray__used_record { /* DROP, TAKE, RESET */
+    const char *task;              /* "": none, or all */
+    dray__named rows;              /* by address; none: all */
+} dray__used_record;
+
+typedef struct dray__image_row {
+    dray__got_row row;
+    uint64_t consumed; /* consumers, one bit each */
+} dray__image_row;
+
+typedef struct dray__image { /* a keyed partition, but for what puts brought */
+    const char *name;
+    uint32_t generation;
+    const char *const *tasks;
+    const dray__image_row *rows;
+    uint32_t task_count, row_count;
+} dray__image;
+
 typedef struct dray__state_record {
     uint32_t generations, epoch;
     uint64_t commit_seq, resumed_seq;
@@ -62,6 +90,8 @@ typedef struct dray__state_record {
     dray__cleared *cleared; /* oldest first */
     uint32_t column_count, cleared_count;
     uint64_t space; /* of a store's objects */
+    dray__image *kept;
+    uint32_t kept_count;
 } dray__state_record;
 
 typedef union dray__record_body {
@@ -69,6 +99,8 @@ typedef union dray__record_body {
     dray__commit_record commit;
     dray__loss_record loss;
     dray__state_record state;
+    dray__keyed_record keyed;
+    dray__used_record used;
     dray__admission admission;
     dray__cursor cursor;
     uint64_t number; /* a demand, or a space */

@@ -5,8 +5,10 @@
 
 #include "base/arena.h"
 #include "base/error.h"
+#include "queue/table/keyed.h"
 #include "queue/table/table_inside.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -333,6 +335,8 @@ static int do_state(replay *p, const void *body, dray_error *error)
         if (!rc)
             rc = dray__table_bury(table, cleared->name, cleared->finished, error);
     }
+    if (!rc)
+        rc = dray__keyed_restore(table, state->kept, state->kept_count, error);
     if (rc)
         return rc;
     if (state->space)
@@ -355,6 +359,64 @@ static int do_space(replay *p, const void *body, dray_error *error)
                           *space ? "a queue of shared memory" : "space 0");
     p->ledger->former_space = *space;
     return DRAY_OK;
+}
+
+static int do_put(replay *p, const void *body, dray_error *error)
+{
+    const dray__keyed_record *record = body;
+    const dray__putting *m = &record->put;
+    int rc = check_number(p, p->record->owner, error);
+    if (!rc && (!record->generation || record->generation >= p->record->owner))
+        rc = dray__fail(error, DRAY_EFORMAT, "a partition older than put %u expected, found %u",
+                        p->record->owner, record->generation);
+    const dray__content content = {.columns = m->columns, .column_count = m->column_count};
+    if (!rc)
+        rc = place_columns(p, &content, m->rows, error);
+    if (!rc)
+        rc = dray__keyed_again(p->table, p->ledger->reader, record, p->record->owner, error);
+    if (rc)
+        return rc;
+    p->table->generations = p->record->owner;
+    for (uint32_t i = 0; p->record->missing && i < m->column_count; i++) {
+        dray__chunk *chunk = dray__idmap_get(&p->table->chunks, m->columns[i].extent.chunk);
+        if (chunk)
+            chunk->lost = true;
+    }
+    if (p->record->missing)
+        dray__place_close(&p->ledger->own); /* nothing else is put in there */
+    const dray__told told = {m->ticket, 0, p->record->owner};
+    return dray__ledger_remember(p->ledger, record->identity, &told, error);
+}
+
+/* What was dropped, consumed or forgotten of a keyed partition, which is the record's owner. */
+static int do_used(replay *p, const void *body, dray_error *error)
+{
+    const dray__used_record *record = body;
+    dray__keyed *keyed = p->table->keyed;
+    while (keyed && keyed->generation != p->record->owner)
+        keyed = keyed->next;
+    if (!keyed || record->rows.key_count)
+        return dray__fail(error, DRAY_EFORMAT,
+                          "addresses in a keyed partition that is there expected, found generation "
+                          "%u, %u keys",
+                          p->record->owner, record->rows.key_count);
+    dray__ledger_uncount(p->ledger, p->record->owner);
+    char name[DRAY__WORD_MAX + 1]; /* dropping may end the partition */
+    snprintf(name, sizeof name, "%s", keyed->name);
+    if (p->record->kind == DRAY__RECORD_DROP)
+        return dray__keyed_drop(p->table, name, &record->rows, error);
+    if (p->record->kind == DRAY__RECORD_RESET)
+        return dray__keyed_reset(p->table, name, record->task, error);
+    const dray__getting want = {
+        .partition = name, .named = record->rows, .task = record->task, .partial = true};
+    dray__picked picked;
+    int rc = dray__keyed_pick(p->table, &want, &p->arena, &picked, error);
+    if (!rc && (!record->rows.at_count || picked.count != record->rows.at_count))
+        rc = dray__fail(error, DRAY_EFORMAT, "%u rows that are not consumed yet expected, found %u",
+                        record->rows.at_count, picked.count);
+    if (!rc)
+        rc = dray__keyed_consume(p->table, &picked, record->task, error);
+    return rc == DRAY_EAGAIN ? (error->code = DRAY_EFORMAT) : rc;
 }
 
 static int do_open(replay *p, const void *body, dray_error *error)
@@ -385,6 +447,10 @@ static const struct {
     [DRAY__RECORD_RESUME] = {do_resume, NOBODY},
     [DRAY__RECORD_ADMIT] = {do_admit, NOBODY},
     [DRAY__RECORD_SPACE] = {do_space, NOBODY},
+    [DRAY__RECORD_PUT] = {do_put, ANY_PARTITION},
+    [DRAY__RECORD_DROP] = {do_used, ANY_PARTITION},
+    [DRAY__RECORD_TAKE] = {do_used, ANY_PARTITION},
+    [DRAY__RECORD_RESET] = {do_used, ANY_PARTITION},
 };
 
 static int check_kind(replay *p, dray_error *error)
@@ -456,6 +522,7 @@ void dray__replay_end(dray__ledger *ledger)
         dray__place_close(&ledger->own);
         dray__client_end(ledger->table, ledger->reader, false, "");
     }
+    dray__keyed_list_free(ledger->table);
     ledger->reader = NULL;
     ledger->replaying = false;
 }

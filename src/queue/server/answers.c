@@ -1,4 +1,6 @@
 /* Writing replies: what a claim got, what storage came free. */
+#include "base/error.h"
+#include "control/protocol.h"
 #include "queue/server/internal.h"
 #include "queue/table/table_inside.h"
 
@@ -246,4 +248,84 @@ void dray__answer_claim(dray__writer *w, const dray__table *table, const dray__c
     put_places(w, table, claim);
     put_tags(w, table, claim);
     put_micros(w, claim);
+}
+
+/* ---- rows with keys -------------------------------------------------------------------------- */
+
+/* Of a pinned put the columns that were asked for; wanted: their places, by the table's column. */
+static int list_columns(const dray__put *put, const uint32_t *wanted, dray__arena *arena,
+                        dray__got_put *out, dray_error *error)
+{
+    dray__got_column *columns = dray__arena_get(arena, put->column_count * sizeof *columns);
+    if (!columns)
+        return dray__nomem(error);
+    *out = (dray__got_put){.items = put->items, .columns = columns};
+    for (uint32_t c = 0; c < put->column_count; c++) {
+        const dray__put_column *column = &put->columns[c];
+        if (column->chunk && wanted[column->column])
+            columns[out->column_count++] = (dray__got_column){.column = wanted[column->column] - 1,
+                                                              .home = column->chunk->home,
+                                                              .extent = column->extent,
+                                                              .spec = *column->spec};
+    }
+    return DRAY_OK;
+}
+
+static void list_rows(const dray__picked *picked, dray__got_row *out)
+{
+    for (uint32_t i = 0; i < picked->count; i++) {
+        const dray__keyed_row *row = &picked->partition->rows[picked->slots[i]];
+        out[i] = (dray__got_row){.at = {picked->slots[i], row->generation, row->version},
+                                 .key = row->key ? row->key : "",
+                                 .note = {row->note != NULL, row->note, row->note_size}};
+    }
+}
+
+static void list_cells(const dray__picked *picked, dray__got_cell *out)
+{
+    for (uint32_t c = 0; c < picked->column_count; c++)
+        for (uint32_t i = 0; i < picked->count; i++) {
+            const dray__keyed_row *row = &picked->partition->rows[picked->slots[i]];
+            uint32_t column = picked->columns[c];
+            const dray__cell *cell = column < row->cell_count ? &row->cells[column] : NULL;
+            *out++ = cell && cell->put ? (dray__got_cell){cell->put->mark_index, cell->item}
+                                       : (dray__got_cell){.put = DRAY__NONE};
+        }
+}
+
+int dray__answer_rows(dray__writer *w, const dray__table *table, const dray__picked *picked,
+                      dray__arena *arena, dray_error *error)
+{
+    const dray__claim *claim = picked->claim;
+    size_t cells = (size_t)picked->count * picked->column_count;
+    if (cells > DRAY__FRAME_MAX / sizeof(dray__got_cell))
+        return dray__fail(error, DRAY_EFULL,
+                          "get of %u rows of %u columns: more than one answer "
+                          "can describe (get them in parts)",
+                          picked->count, picked->column_count);
+    dray__got_row *rows = dray__arena_get(arena, picked->count * sizeof *rows);
+    dray__got_cell *at = dray__arena_get(arena, (cells + 1) * sizeof *at);
+    dray__got_put *puts = dray__arena_get(arena, (claim->pin_count + 1u) * sizeof *puts);
+    uint32_t *wanted = calloc(table->column_count + 1u, sizeof *wanted);
+    int rc = rows && at && puts && wanted ? DRAY_OK : dray__nomem(error);
+    for (uint32_t c = 0; !rc && c < picked->column_count; c++)
+        if (picked->columns[c] != DRAY__NONE)
+            wanted[picked->partition->columns[picked->columns[c]]] = c + 1;
+    for (uint32_t i = 0; !rc && i < claim->pin_count; i++)
+        rc = list_columns(claim->pins[i], wanted, arena, &puts[i], error);
+    free(wanted);
+    if (rc)
+        return rc;
+    list_rows(picked, rows);
+    list_cells(picked, at);
+    const dray__got got = {.rows = rows,
+                           .row_count = picked->count,
+                           .puts = puts,
+                           .put_count = claim->pin_count,
+                           .columns = picked->names,
+                           .column_count = picked->column_count,
+                           .cells = at,
+                           .cell_count = (uint32_t)cells};
+    dray__put_fields(w, &dray__got_fields, &got);
+    return DRAY_OK;
 }

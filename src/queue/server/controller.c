@@ -171,6 +171,7 @@ static int serve(dray__controller *self, dray__table *table, dray_error *error)
     q->inserts.last = &q->inserts.first;
     q->waits.last = &q->waits.first;
     q->refills.last = &q->refills.first;
+    q->gets.last = &q->gets.first;
     q->held.last = &q->held.first;
     q->hold_due = INT64_MAX;
     table->drop = drop_chunk;
@@ -459,6 +460,15 @@ static int check_refill(dray__waiter *w, dray_error *error)
     return DRAY_OK;
 }
 
+static int check_get(dray__waiter *w, dray_error *error)
+{
+    w->timeout_ns = w->get.timeout_ns;
+    if (*w->get.task || dray__request_type(w->request) != DRAY__MSG_QUEUE_TAKE)
+        return DRAY_OK;
+    return dray__fail(error, DRAY_EINVALID, "take of %s: a task expected, found none",
+                      w->get.partition);
+}
+
 static const dray__fields insert_fields =
     DRAY__FIELDS(dray__waiter, DRAY__FIELD_STRUCT(dray__waiter, rows, dray__insert_fields));
 static const dray__fields room_fields =
@@ -470,6 +480,8 @@ static const dray__fields next_fields =
                  DRAY__FIELD_STRUCT(dray__waiter, claim, dray__claiming_fields));
 static const dray__fields wait_fields =
     DRAY__FIELDS(dray__waiter, DRAY__FIELD_STRUCT(dray__waiter, awaited, dray__awaited_fields));
+static const dray__fields get_fields =
+    DRAY__FIELDS(dray__waiter, DRAY__FIELD_STRUCT(dray__waiter, get, dray__getting_fields));
 static const dray__fields refill_fields =
     DRAY__FIELDS(dray__waiter, DRAY__NUMBERS(dray__waiter, timeout_ns));
 
@@ -492,6 +504,10 @@ static const struct kept {
      offsetof(dray__served, claims)},
     {DRAY__MSG_QUEUE_WAIT, &wait_fields, check_wait, NULL, dray__try_wait,
      offsetof(dray__served, waits)},
+    {DRAY__MSG_QUEUE_GET, &get_fields, check_get, NULL, dray__try_get,
+     offsetof(dray__served, gets)},
+    {DRAY__MSG_QUEUE_TAKE, &get_fields, check_get, NULL, dray__try_get,
+     offsetof(dray__served, gets)},
     {DRAY__MSG_QUEUE_REFILL, &refill_fields, check_refill, NULL, dray__try_refill,
      offsetof(dray__served, refills)},
 };

@@ -5,6 +5,7 @@
 
 #include "control/channel.h"
 #include "queue/server/counts.h"
+#include "queue/table/keyed.h"
 #include "queue/table/table.h"
 
 #include <jansson.h>
@@ -35,6 +36,9 @@ void dray__answer_dropped(dray__writer *w, const dray__table *table, uint64_t se
 void dray__answer_claim(dray__writer *w, const dray__table *table, const dray__claim *claim,
                         uint32_t which, bool bounded, uint32_t columns_known, uint32_t keys_known);
 
+/* Of rows with keys, whose puts are pinned. */
+int dray__answer_rows(dray__writer *w, const dray__table *table, const dray__picked *picked,
+                      dray__arena *arena, dray_error *error);
 void dray__answer_demand(dray__writer *w, const dray__demand *demand);
 
 typedef struct dray__waiting {

@@ -39,7 +39,7 @@ typedef struct dray__served { /* a queue */
     dray__table *table;
     uint64_t space; /* of the queue's objects, where a store holds them */
     dray__cleaner *cleaner;
-    dray__line claims, inserts, waits, refills;
+    dray__line claims, inserts, waits, refills, gets;
     dray__line held;    /* answers to what is not safe in the journal yet */
     struct event *safe; /* the journal has gone on */
     bool bytes_gone;    /* of a record, before they were in the journal */

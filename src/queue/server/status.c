@@ -157,12 +157,38 @@ static json_t *holders(const dray__table *table)
     return array;
 }
 
+static json_t *keyed_json(const dray__table *table, const dray__keyed *p)
+{
+    json_t *columns = json_object(), *tasks = json_object();
+    for (uint32_t c = 0; c < p->column_count; c++)
+        if (p->column_rows[c])
+            dray__json_set(&columns, table->columns[p->columns[c]].name,
+                           json_integer(p->column_rows[c]));
+    for (uint32_t t = 0; t < p->task_count; t++) {
+        uint32_t consumed = 0;
+        for (uint32_t slot = 0; slot < p->end; slot++)
+            consumed += (uint32_t)(p->rows[slot].consumed >> t & 1);
+        dray__json_set(&tasks, p->tasks[t], json_integer(consumed));
+    }
+    return json_pack("{s:s, s:I, s:I, s:o, s:o}", "name", p->name, "generation",
+                     (json_int_t)p->generation, "rows", (json_int_t)p->row_count, "columns",
+                     columns, "tasks", tasks);
+}
+
+static json_t *all_keyed(const dray__table *table)
+{
+    json_t *array = json_array();
+    for (const dray__keyed *p = table->keyed; p; p = p->next)
+        dray__json_append(&array, keyed_json(table, p));
+    return array;
+}
+
 json_t *dray__table_json(dray__table *table, const dray__waiting *waiting)
 {
     char holder[300];
     dray__describe_holder(table, holder, sizeof holder);
     json_t *partitions = json_array();
-    uint64_t bytes = table->charged + table->hidden;
+    uint64_t bytes = table->charged + table->hidden + table->kept;
     uint32_t clients = 0;
     for (uint32_t i = 0; i < table->partition_count; i++)
         dray__json_append(&partitions, partition_json(table, table->partitions[i]));
@@ -170,7 +196,7 @@ json_t *dray__table_json(dray__table *table, const dray__waiting *waiting)
         clients++;
     return json_pack("{s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, "
                      "s:o, s:o, s:o, "
-                     "s:o, s:o, s:I, s:s, s:o}",
+                     "s:o, s:o, s:I, s:s, s:o, s:o, s:I}",
                      "name", table->name, "backend", dray__backend_name(table->settings.backend),
                      "ended", table->ended ? 1 : 0, "rows", (json_int_t)table->rows,
                      "capacity_rows", (json_int_t)table->settings.capacity_rows, "bytes",
@@ -182,5 +208,6 @@ json_t *dray__table_json(dray__table *table, const dray__waiting *waiting)
                      waiter_counts(table, waiting), "partitions", partitions, "totals",
                      totals(table), "columns_in", columns_in(table), "tasks_out", tasks_out(table),
                      "waited", waits(table, waiting->waited), "free_chunk_bytes",
-                     (json_int_t)table->parked_bytes, "held_by", holder, "holders", holders(table));
+                     (json_int_t)table->parked_bytes, "held_by", holder, "holders", holders(table),
+                     "keyed", all_keyed(table), "keyed_bytes", (json_int_t)table->kept);
 }

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "queue/table/keyed.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,35 @@ static int do_clear(step *s, const void *message, dray_error *error)
 {
     const char *const *partition = message;
     return dray__table_clear(s->table, *partition, error);
+}
+
+static int do_put(step *s, const void *message, dray_error *error)
+{
+    const dray__putting *m = message;
+    dray__row_at *at = calloc(m->rows && m->rows <= DRAY_PUT_ROWS_MAX ? m->rows : 1, sizeof *at);
+    int rc = at ? dray__keyed_put(s->table, s->client, m, at, error) : dray__nomem(error);
+    const dray__named rows = {.at = at, .at_count = m->rows};
+    if (!rc) {
+        dray__answer_dropped(s->out, s->table, s->drops_seen);
+        dray__put_fields(s->out, &dray__named_fields, &rows);
+    }
+    free(at);
+    return rc;
+}
+
+static int do_drop(step *s, const void *message, dray_error *error)
+{
+    const dray__dropping *m = message;
+    if (!m->named.key_count && !m->named.at_count)
+        return dray__fail(error, DRAY_EINVALID, "clear rows of %s: at least one row expected",
+                          m->partition);
+    return dray__keyed_drop(s->table, m->partition, &m->named, error);
+}
+
+static int do_reset(step *s, const void *message, dray_error *error)
+{
+    const dray__resetting *m = message;
+    return dray__keyed_reset(s->table, m->partition, m->task, error);
 }
 
 static int do_end(step *s, const void *message, dray_error *error)
@@ -217,6 +247,9 @@ static const struct handler {
     {DRAY__MSG_QUEUE_HOLD, &dray__holding_fields, do_hold},
     {DRAY__MSG_QUEUE_CHECKPOINT, &dray__saving_fields, do_checkpoint},
     {DRAY__MSG_QUEUE_SPLIT, &dray__splitting_fields, do_split},
+    {DRAY__MSG_QUEUE_PUT, &dray__putting_fields, do_put},
+    {DRAY__MSG_QUEUE_DROP, &dray__dropping_fields, do_drop},
+    {DRAY__MSG_QUEUE_RESET, &dray__resetting_fields, do_reset},
 };
 
 /* What a message of these fields says. */
@@ -230,6 +263,9 @@ typedef union message {
     dray__holding holding;
     dray__splitting splitting;
     dray__saving saving;
+    dray__putting putting;
+    dray__dropping dropping;
+    dray__resetting resetting;
     const char *name;
     uint64_t number;
 } message;

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/hook.h"
 #include "control/frame.h"
+#include "queue/table/keyed.h"
 #include "queue/table/table_inside.h"
 
 #include <dray/trace.h>
@@ -68,7 +69,7 @@ bool dray__needs_journal(uint16_t type)
            type != DRAY__MSG_QUEUE_CHUNK && type != DRAY__MSG_QUEUE_ROOM &&
            type != DRAY__MSG_QUEUE_STATUS && type != DRAY__MSG_QUEUE_HOLD &&
            type != DRAY__MSG_QUEUE_RELEASE && type != DRAY__MSG_QUEUE_SPLIT &&
-           type != DRAY__MSG_QUEUE_CLOSE;
+           type != DRAY__MSG_QUEUE_CLOSE && type != DRAY__MSG_QUEUE_GET;
 }
 
 uint64_t dray__own_record(const dray__ledger *ledger, uint64_t before)
@@ -113,7 +114,7 @@ void dray__answer(dray__served *q, dray__request *request, dray__writer *out, ui
 static void count_wait(const dray__waiter *w)
 {
     uint32_t kind = DRAY__WAIT_INSERT;
-    if (!w->queue || w->number)
+    if (!w->queue || w->number || w->get.partition)
         return;
     if (w->claim.choices && w->claim.choices[0].want.task >= w->queue->table->task_count)
         return; /* there is no such task */
@@ -159,7 +160,7 @@ void dray__waiter_fail(dray__waiter *w, const dray_error *error)
 void dray__cancel_forgotten(dray__served *q, const dray__client *client)
 {
     dray_error error;
-    dray__line *lines[] = {&q->inserts, &q->waits, &q->refills};
+    dray__line *lines[] = {&q->inserts, &q->waits, &q->refills, &q->gets};
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
         dray__waiter *next;
         for (dray__waiter *w = lines[i]->first; w; w = next) {
@@ -313,6 +314,39 @@ int dray__try_refill(dray__waiter *w, dray__writer *out, dray_error *error)
     return rc;
 }
 
+/* The rows are consumed once the answer is known to go. */
+static int get_rows(dray__waiter *w, dray__arena *arena, dray__writer *out, dray_error *error)
+{
+    dray__table *table = w->queue->table;
+    dray__picked picked;
+    int rc = dray__keyed_pick(table, &w->get, arena, &picked, error);
+    if (!rc)
+        rc = dray__keyed_pin(table, w->client, w->get.ticket, &picked, error);
+    if (rc)
+        return rc;
+    dray__answer_dropped(out, table, w->drops_seen);
+    rc = dray__answer_rows(out, table, &picked, arena, error);
+    if (!rc && (out->failed || out->size > DRAY__FRAME_MAX))
+        rc = dray__fail(error, DRAY_EFULL,
+                        "get of %u rows: their description is too large (get them in parts)",
+                        picked.count);
+    uint64_t before = dray__ledger_added(table->ledger);
+    if (!rc && dray__request_type(w->request) == DRAY__MSG_QUEUE_TAKE)
+        rc = dray__keyed_consume(table, &picked, w->get.task, error);
+    w->record = rc ? 0 : dray__own_record(table->ledger, before);
+    if (rc)
+        dray__claim_release(table, w->client, w->get.ticket);
+    return rc;
+}
+
+int dray__try_get(dray__waiter *w, dray__writer *out, dray_error *error)
+{
+    dray__arena arena = {0};
+    int rc = get_rows(w, &arena, out, error);
+    dray__arena_free(&arena);
+    return rc;
+}
+
 bool dray__waiter_settle(dray__waiter *w, dray__try_fn attempt)
 {
     dray__writer *out = &w->queue->controller->out;
@@ -333,6 +367,8 @@ void dray__waiter_timed_out(dray__waiter *w, dray_error *error)
     const char *name = dray__message_of(w->request);
     if (w->number) {
         dray__fail(error, DRAY_ETIMEDOUT, "%s: it is done, but not in the journal yet", name);
+    } else if (w->get.partition) {
+        dray__fail(error, w->timeout_ns <= 0 ? DRAY_EAGAIN : DRAY_ETIMEDOUT, "%s", w->why.message);
     } else if (w->claim.choices) {
         char text[300];
         dray__describe(w->queue->table, &w->claim.choices[0].want, text, sizeof text);
@@ -386,8 +422,10 @@ static bool touches(const dray__waiter *w, uint64_t dirty)
 static void settle_all(dray__served *q)
 {
     dray__table *table = q->table;
-    while (table->dirty || table->finished || table->freed || table->demanded) {
+    while (table->dirty || table->finished || table->freed || table->demanded || table->named) {
         uint64_t dirty = table->dirty;
+        bool named = table->named;
+        table->named = false;
         bool finished = table->finished, freed = table->freed, demanded = table->demanded;
         table->dirty = 0;
         table->finished = table->freed = table->demanded = false;
@@ -400,6 +438,10 @@ static void settle_all(dray__served *q)
         for (dray__waiter *w = q->waits.first; finished && w; w = next) {
             next = w->next;
             dray__waiter_settle(w, dray__try_wait);
+        }
+        for (dray__waiter *w = q->gets.first; named && w; w = next) {
+            next = w->next;
+            dray__waiter_settle(w, dray__try_get);
         }
         for (dray__waiter *w = q->refills.first; demanded && w; w = next) {
             next = w->next;
@@ -489,7 +531,7 @@ void dray__release_held(dray__served *q)
 void dray__cancel_waiting(dray__served *q, const dray__client *client, uint32_t ticket)
 {
     dray_error error;
-    dray__line *lines[] = {&q->claims, &q->inserts, &q->waits, &q->refills};
+    dray__line *lines[] = {&q->claims, &q->inserts, &q->waits, &q->refills, &q->gets};
     dray__fail(&error, DRAY_ECANCELED, "the client gave up");
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
         dray__waiter *next;
@@ -497,6 +539,7 @@ void dray__cancel_waiting(dray__served *q, const dray__client *client, uint32_t 
             next = w->next;
             uint32_t own = w->claim.choices    ? w->claim.ticket
                            : w->rows.partition ? w->rows.ticket
+                           : w->get.partition  ? w->get.ticket
                                                : 0;
             if (w->client == client && (ticket == DRAY__NONE || (own && own == ticket)))
                 dray__waiter_fail(w, &error);

@@ -22,6 +22,7 @@ struct dray__waiter {
     dray__awaited awaited;      /* WAIT */
     dray__committing commit;    /* NEXT */
     dray__claiming claim;       /* CLAIM, NEXT */
+    dray__getting get;          /* GET, TAKE */
     bool committed;             /* NEXT: the commit that came with it */
     bool bounded;               /* CLAIM, NEXT: at the last try the admission refused rows */
     uint64_t record;            /* its own in the journal; 0: none */
@@ -43,6 +44,7 @@ typedef int (*dray__try_fn)(dray__waiter *w, dray__writer *out, dray_error *erro
 int dray__try_insert(dray__waiter *w, dray__writer *out, dray_error *error);
 int dray__try_claim(dray__waiter *w, dray__writer *out, dray_error *error);
 int dray__try_wait(dray__waiter *w, dray__writer *out, dray_error *error);
+int dray__try_get(dray__waiter *w, dray__writer *out, dray_error *error);
 int dray__try_refill(dray__waiter *w, dray__writer *out, dray_error *error);
 
 /* A step of the insert that is worked off. false: there is none. */

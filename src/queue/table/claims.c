@@ -411,7 +411,10 @@ int dray__claim_add(dray__table *table, dray__client *client, uint32_t ticket,
     claim->id = id;
     claim->client = client;
     claim->state = DRAY__CLAIM_ACTIVE;
-    claim->generation = claim->partition->generation;
+    if (claim->read)
+        claim->state = DRAY__CLAIM_GONE;
+    else
+        claim->generation = claim->partition->generation;
     claim->newest = UINT64_MAX;
     claim->restores = table->restores;
     claim->next = table->claims;

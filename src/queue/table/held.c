@@ -154,7 +154,8 @@ int dray__chunk_ask(dray__table *table, dray__client *client, const dray__chunk_
 int dray__table_room(dray__table *table, dray__client *client, const dray__new_rows *rows,
                      uint64_t values, uint64_t bytes, dray_error *error)
 {
-    int rc = dray__insert_check(table, client, rows, values, error);
+    int rc = rows->rows ? dray__insert_check(table, client, rows, values, error)
+                        : dray__name_check(rows->partition, "partition", error);
     if (rc)
         return rc;
     if (bytes > limit(table))
@@ -240,9 +241,10 @@ void dray__describe_holder(dray__table *table, char *out, size_t size)
             most = pinned;
             snprintf(out, size,
                      "%s holds %llu bytes: batches that it has not freed, the largest of %u rows "
-                     "of task %s",
+                     "%s%s",
                      client->name, (unsigned long long)pinned, claim->count,
-                     table->tasks[claim->task].name);
+                     claim->read ? "with keys" : "of task ",
+                     claim->read ? "" : table->tasks[claim->task].name);
         }
         if (idle > most) {
             most = idle;

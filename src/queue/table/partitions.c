@@ -1,6 +1,7 @@
 /* The table's partitions: making, sealing, clearing, and what is known of those that are gone. */
 #include "base/error.h"
 #include "queue/journal/ledger.h"
+#include "queue/table/keyed.h"
 #include "queue/table/table_inside.h"
 
 #include <stdlib.h>
@@ -224,6 +225,11 @@ static int check_place(const dray__table *table, const dray__partition *p,
         return dray__fail(error, DRAY_EEXIST,
                           "insert into %s at slot %llu: it holds slots 0 to %u already",
                           rows->partition, (unsigned long long)rows->at_slot - 1, held - 1);
+    if (!p && dray__table_keyed(table, rows->partition))
+        return dray__fail(error, DRAY_EINVALID,
+                          "insert into %s: a partition whose rows are claimed expected, found one "
+                          "of rows with keys (take another name)",
+                          rows->partition);
     if (!p && rows->at_slot && find_grave(table, rows->partition))
         return dray__fail(error, DRAY_EEXIST,
                           "insert into %s at slot %llu: the partition was there and is cleared",
@@ -253,7 +259,8 @@ static int check_capacity(const dray__table *table, const dray__partition *p,
 {
     uint64_t reserved = (p ? p->reserved : 0) + reserve, live = (p ? p->live : 0) + bytes;
     uint64_t charge = reserved > live ? reserved : live;
-    uint64_t used = table->charged + table->hidden - (p ? dray__partition_charge(p) : 0);
+    uint64_t used =
+        table->charged + table->hidden + table->kept - (p ? dray__partition_charge(p) : 0);
     if (bytes > table->settings.capacity_bytes)
         return dray__fail(error, DRAY_EFULL, "insert into %s: %llu bytes can never fit into %llu",
                           rows->partition, (unsigned long long)bytes,
@@ -494,6 +501,8 @@ int dray__table_bury(dray__table *table, const char *name, uint64_t finished, dr
 int dray__table_clear(dray__table *table, const char *partition, dray_error *error)
 {
     dray__partition *p = dray__table_partition(table, partition);
+    if (!p && dray__table_keyed(table, partition))
+        return dray__keyed_drop(table, partition, &(dray__named){0}, error);
     if (!p && find_grave(table, partition))
         return DRAY_OK;
     if (!p)
@@ -542,7 +551,7 @@ void dray__table_end(dray__table *table)
         dray__ledger_write(table->ledger, DRAY__RECORD_END, 0, NULL);
     table->ended = true;
     table->dirty = ~UINT64_C(0);
-    table->finished = table->freed = table->demanded = true;
+    table->finished = table->freed = table->demanded = table->named = true;
 }
 
 int dray__describe_vacant(const dray__partition *p, char *out, size_t size)

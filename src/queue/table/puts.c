@@ -189,13 +189,13 @@ static int check_column(const dray__table *table, const dray__client *client, in
     uint32_t index;
     bool known = dray__map_get(&table->column_names, column->name, &index);
     const dray__col *col = known ? &table->columns[index] : NULL;
-    if (writer < 0 && col && col->writer >= 0)
+    if (writer == -1 && col && col->writer >= 0)
         return dray__fail(error, DRAY_EINVALID, "column %s is written by task %s, not by inserts",
                           column->name, table->tasks[col->writer].name);
     if (writer >= 0 && (!col || col->writer != writer))
         return dray__fail(error, DRAY_EINVALID, "task %s does not write a column %s",
                           table->tasks[writer].name, column->name);
-    if (col && col->defined)
+    if (col && col->defined && writer != DRAY__ANYBODY)
         rc = dray__spec_same(&col->spec, &column->spec, column->name, error);
     if (rc)
         return writer < 0 ? rc
@@ -443,6 +443,9 @@ void dray__put_discard(dray__table *table, dray__put *put)
         table->chunk_bytes -= chunk->size; /* never committed: its writer drops it */
         free(dray__idmap_remove(&table->chunks, chunk->id));
     }
+    for (uint32_t i = 0; put->cells && i < put->column_count; i++)
+        free((void *)(uintptr_t)put->columns[i].spec);
+    free(put->cells);
     free(put->unsettled);
     free(put->columns);
     free(put->tags);
@@ -459,10 +462,15 @@ static void set_live(dray__table *table, dray__partition *p, uint64_t live)
     table->freed |= after < before;
 }
 
+const dray__column_spec *dray__put_spec(const dray__table *table, const dray__put_column *column)
+{
+    return column->spec ? column->spec : &table->columns[column->column].spec;
+}
+
 static uint64_t column_bytes(const dray__table *table, const dray__put *put,
                              const dray__put_column *column)
 {
-    return dray__extent_bytes(&column->extent, &table->columns[column->column].spec, put->items);
+    return dray__extent_bytes(&column->extent, dray__put_spec(table, column), put->items);
 }
 
 static void free_column(dray__table *table, dray__put *put, dray__put_column *column)
@@ -470,6 +478,8 @@ static void free_column(dray__table *table, dray__put *put, dray__put_column *co
     uint64_t bytes = column_bytes(table, put, column);
     if (put->partition)
         set_live(table, put->partition, put->partition->live - bytes);
+    else if (put->cells)
+        table->kept -= bytes;
     else
         table->hidden -= bytes;
     table->freed = true;
@@ -499,17 +509,21 @@ int dray__put_move(dray__table *table, dray__put *put, uint32_t column, const dr
     return DRAY_OK;
 }
 
-/* Frees the columns that no task with open rows needs. */
+static bool is_needed(const dray__table *table, const dray__put *put, uint32_t column)
+{
+    return put->cells ? put->cells[column] != 0
+                      : ((table->columns[put->columns[column].column].readers | put->goes_on) &
+                         put->open_tasks) != 0;
+}
+
+/* Frees the columns that no task with open rows needs, or no row has. */
 static void trim(dray__table *table, dray__put *put)
 {
     if (put->pins)
         return;
-    for (uint32_t i = 0; i < put->column_count; i++) {
-        dray__put_column *column = &put->columns[i];
-        if (column->chunk &&
-            !((table->columns[column->column].readers | put->goes_on) & put->open_tasks))
-            free_column(table, put, column);
-    }
+    for (uint32_t i = 0; i < put->column_count; i++)
+        if (put->columns[i].chunk && !is_needed(table, put, i))
+            free_column(table, put, &put->columns[i]);
 }
 
 static void free_put(dray__table *table, dray__put *put)
@@ -519,6 +533,75 @@ static void free_put(dray__table *table, dray__put *put)
             free_column(table, put, &put->columns[i]);
     table->put_count--;
     dray__put_discard(table, put);
+}
+
+/* ---- of rows with keys ----------------------------------------------------------------------- */
+
+static int prepare_keyed_column(dray__table *table, const dray__new_column *column,
+                                dray__put_column *out, dray_error *error)
+{
+    dray__column_spec *spec = malloc(sizeof *spec);
+    if (!spec)
+        return dray__nomem(error);
+    *spec = column->spec;
+    *out = (dray__put_column){.extent = column->extent, .spec = spec};
+    int rc = dray__table_column(table, column->name, &out->column, error);
+    if (!rc && table->objects)
+        return add_object(table, &column->extent, &out->chunk, error);
+    out->chunk = dray__idmap_get(&table->chunks, column->extent.chunk);
+    return rc;
+}
+
+int dray__put_prepare_keyed(dray__table *table, const dray__content *content, uint32_t items,
+                            uint32_t number, dray__put **out, dray_error *error)
+{
+    uint32_t count = content->column_count;
+    *out = NULL;
+    if (!count)
+        return DRAY_OK;
+    dray__put *put = calloc(1, sizeof *put);
+    if (!put)
+        return dray__nomem(error);
+    put->items = items;
+    put->number = number;
+    put->pins = dray__ledger_keeps(table->ledger); /* until its bytes are written */
+    put->columns = calloc(count, sizeof *put->columns);
+    put->cells = calloc(count, sizeof *put->cells);
+    int rc = put->columns && put->cells ? DRAY_OK : dray__nomem(error);
+    put->column_count = rc ? 0 : count;
+    for (uint32_t i = 0; !rc && i < count; i++)
+        rc = prepare_keyed_column(table, &content->columns[i], &put->columns[i], error);
+    if (rc)
+        dray__put_discard(table, put);
+    else
+        *out = put;
+    return rc;
+}
+
+void dray__put_keep(dray__table *table, dray__put *put)
+{
+    for (uint32_t i = 0; i < put->column_count; i++) {
+        uint64_t bytes = column_bytes(table, put, &put->columns[i]);
+        put->columns[i].chunk->live++;
+        put->columns[i].chunk->live_bytes += bytes;
+        table->columns[put->columns[i].column].rows_in += put->items;
+        table->columns[put->columns[i].column].bytes_in += bytes;
+        table->kept += bytes;
+    }
+    table->put_count++;
+}
+
+void dray__put_leave(dray__table *table, dray__put *put, uint32_t column)
+{
+    put->cell_count--;
+    if (--put->cells[column])
+        return;
+    if (!put->cell_count)
+        dray__ledger_uncount(table->ledger, put->number);
+    if (put->cell_count)
+        trim(table, put);
+    else if (!put->pins)
+        free_put(table, put);
 }
 
 /* ---- rows that one task commits piece by piece ----------------------------------------------- */
@@ -681,7 +764,7 @@ void dray__put_unpin(dray__table *table, dray__put *put, bool retire)
             put->columns[i].chunk->retired = true;
     if (--put->pins)
         return;
-    if (put->partition)
+    if (put->partition || put->cell_count)
         trim(table, put);
     else
         free_put(table, put);

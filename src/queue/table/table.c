@@ -1,4 +1,5 @@
 /* The table: its columns, tags, tasks and limits. Its partitions are in partitions.c. */
+#include "queue/table/keyed.h"
 #include "queue/table/table_inside.h"
 
 #include "base/error.h"
@@ -353,6 +354,7 @@ void dray__table_free(dray__table *table)
     dray__quota_leave(table);
     dray__demands_clear(table, NULL);
     dray__rounds_clear(table, NULL);
+    dray__keyed_free(table);
     for (uint32_t i = 0; i < table->partition_count; i++) {
         dray__puts_clear(table, table->partitions[i]);
         dray__partition_free(table, table->partitions[i]);

@@ -55,6 +55,7 @@ typedef struct dray__partition dray__partition;
 typedef struct dray__put dray__put;
 typedef struct dray__round dray__round;
 typedef struct dray__crew dray__crew;
+typedef struct dray__keyed dray__keyed;
 typedef struct dray__ledger dray__ledger;
 typedef struct dray__told dray__told;
 
@@ -199,7 +200,8 @@ typedef struct dray__chunk {
 typedef struct dray__put_column {
     uint32_t column;
     dray__extent extent;
-    dray__chunk *chunk; /* NULL: freed */
+    dray__chunk *chunk;            /* NULL: freed */
+    const dray__column_spec *spec; /* of a keyed put, its own; NULL: the column's */
 } dray__put_column;
 
 typedef struct dray__put_tag {
@@ -214,7 +216,10 @@ struct dray__put {
     uint64_t record;            /* of the journal, with its bytes; 0: none */
     uint64_t restored;          /* table->restores when they were read from there again */
     bool restoring;             /* they are being read, or will be */
-    dray__partition *partition; /* NULL: cleared */
+    dray__partition *partition; /* NULL: cleared, or keyed */
+    uint32_t *cells;     /* keyed: [column] rows that have their value here; NULL: it is not */
+    uint64_t cell_count; /* of all columns */
+    uint32_t number;     /* keyed: the put's; the generation of the rows that it made */
     uint32_t items;
     uint32_t pins;
     uint64_t open_tasks; /* tasks with rows of this put that are not settled */
@@ -270,6 +275,7 @@ typedef struct dray__claim {
     uint64_t restores;       /* of the table when it was made */
     uint64_t newest;         /* versions beyond it no longer exist; UINT64_MAX: all do */
     dray__crew *crew;        /* whose rank's share it is; NULL: nobody's */
+    bool read;               /* rows with keys: nothing is held but puts */
     bool lockstep, follower; /* all of a round or none; the leader commits */
     uint32_t *reads; /* what it reads: with padding, which is not its to commit; NULL: slots */
     uint32_t *micro_ends, micro_count; /* micro-batches, as items of the claim; NULL: one */
@@ -310,6 +316,7 @@ struct dray__table {
     dray__partition **partitions; /* in order of creation */
     uint32_t partition_count, partition_capacity;
     uint32_t generations;
+    dray__keyed *keyed;  /* partitions whose rows have keys (keyed.h) */
     dray__grave *graves; /* a ring */
     uint32_t grave_at;
     bool ended;
@@ -336,6 +343,7 @@ struct dray__table {
     uint32_t priority_key;
     uint32_t version_key;           /* of the tag that says which weights made a row */
     uint64_t rows, charged, hidden; /* hidden: cleared but pinned */
+    uint64_t kept;                  /* bytes of keyed partitions */
     uint64_t chunk_bytes, parked_bytes, promised; /* of all chunks; of those that are parked; of
                                                      those that will be added */
     uint64_t asked;                               /* how often somebody wanted a chunk */
@@ -356,6 +364,7 @@ struct dray__table {
     bool finished;  /* some partition finished for a task, or was cleared */
     bool freed;     /* there is more capacity, or less to wait for */
     bool demanded;  /* a slot waits for another sample, or none ever will */
+    bool named;     /* rows with keys were put, or forgotten by a consumer */
 };
 
 /* Tasks are checked: names, no column written by two, none needed and written by the same. */

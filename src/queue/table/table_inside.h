@@ -10,6 +10,9 @@
 
 #include "queue/table/table.h"
 
+/* The writer of a put of rows with keys. */
+#define DRAY__ANYBODY (-2)
+
 bool dray__finished(const dray__partition *p, uint32_t task);
 /* Rows that are neither taken nor settled. */
 uint32_t dray__open_rows(const dray__partition *p, uint32_t task);
@@ -41,6 +44,14 @@ int dray__put_prepare(dray__table *table, dray__partition *p, int writer,
                       const dray__content *content, uint32_t items, dray__put **out,
                       dray_error *error);
 void dray__put_discard(dray__table *table, dray__put *put);
+/* The same of a keyed put that was checked: columns alone. *out is NULL where there are none. */
+int dray__put_prepare_keyed(dray__table *table, const dray__content *content, uint32_t items,
+                            uint32_t number, dray__put **out, dray_error *error);
+/* Its bytes count from now on. */
+void dray__put_keep(dray__table *table, dray__put *put);
+/* A row has its value of the column elsewhere now, or nowhere. Frees what nobody needs any more. */
+void dray__put_leave(dray__table *table, dray__put *put, uint32_t column);
+const dray__column_spec *dray__put_spec(const dray__table *table, const dray__put_column *column);
 /* A column of the put lies elsewhere now, with as many bytes: in this client's chunk, or object. */
 int dray__put_move(dray__table *table, dray__put *put, uint32_t column, const dray__extent *to,
                    dray_error *error);
