@@ -709,4 +709,31 @@ TEST(test_compaction)
     down();
 }
 
+/* Columns of one insert are put back into chunks of which none has room for all. */
+TEST(test_columns_of_several_chunks)
+{
+    dray_error error;
+    up();
+    enum { BYTES = 200 << 10, COLUMNS = 3 };
+    static uint8_t values[BYTES];
+    static const char *const names[COLUMNS] = {"a", "b", "c"};
+    dray_column_data columns[COLUMNS];
+    for (int i = 0; i < COLUMNS; i++)
+        columns[i] = (dray_column_data){
+            .name = names[i], .dtype = DRAY_U8, .ndim = 1, .shape = {BYTES}, .values = values};
+    dray_context *context = fixture_context(&f, "main");
+    dray_queue *queue = open_queue(context);
+    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
+    o.partition = "0";
+    o.rows = 1;
+    o.columns = columns;
+    o.column_count = COLUMNS;
+    OK(dray_queue_insert(queue, &o, NULL, &error));
+    restart();
+    OK(dray_queue_seal(queue, "0", 1, &error));
+    dray_queue_close(queue);
+    dray_close(context);
+    down();
+}
+
 SUITE(NULL, NULL)

@@ -404,6 +404,171 @@ static void test_what_is_replaced_is_freed(void **state)
     dray_close(context);
 }
 
+/* ---- several at once ------------------------------------------------------------------------- */
+
+enum { WRITERS = 2, PUTS = 150, SHARED = 4 };
+
+/* Values and tags of a row all say who put them, and in which of its puts. */
+static void be_writer(void *argument)
+{
+    int64_t writer = *(const int64_t *)argument;
+    dray_context *context = fixture_context(&f, "writer");
+    dray_queue *queue = open_queue(context, "shared", 0);
+    for (int64_t i = 1; i <= PUTS; i++) {
+        int64_t values[SHARED];
+        char words[24];
+        uint64_t offsets[SHARED + 1] = {0};
+        char texts[SHARED * 24] = "";
+        int length = snprintf(words, sizeof words, "%lld", (long long)(writer << 32 | i));
+        dray_blob tags[SHARED];
+        for (uint32_t k = 0; k < SHARED; k++) {
+            values[k] = writer << 32 | i;
+            memcpy(texts + offsets[k], words, (size_t)length);
+            offsets[k + 1] = offsets[k] + (uint64_t)length;
+            tags[k] = (dray_blob){words, (uint64_t)length};
+        }
+        const dray_column_data columns[] = {numbers("x", values), text("o", texts, offsets)};
+        dray_put_options put = put_of("p", SHARED);
+        put.keys = names;
+        put.columns = columns;
+        put.column_count = 2;
+        put.tags = tags;
+        OK(dray_queue_put(queue, &put, NULL, &error));
+    }
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void test_nobody_sees_half_a_put(void **state)
+{
+    (void)state;
+    int64_t numbers_of[WRITERS] = {1, 2};
+    pid_t pids[WRITERS];
+    dray_context *context = fixture_context(&f, "reader");
+    dray_queue *queue = open_queue(context, "shared", 0);
+    for (int i = 0; i < WRITERS; i++)
+        pids[i] = child(be_writer, &numbers_of[i]);
+    dray_get_options get = get_of("p");
+    get.rows = SHARED;
+    get.keys = names;
+    get.all_columns = 1;
+    get.timeout_ns = DRAY_WAIT_DEFAULT; /* the first put is waited for */
+    for (uint32_t version = 0; version < WRITERS * PUTS;) {
+        dray_batch *batch;
+        OK(dray_queue_get(queue, &get, &batch, &error));
+        int64_t value = number_in(batch, "x", 0);
+        char words[24];
+        snprintf(words, sizeof words, "%lld", (long long)value);
+        for (uint32_t i = 0; i < SHARED; i++) {
+            dray_column_part part;
+            assert_int_equal(number_in(batch, "x", i), value);
+            OK(dray_batch_cell(batch, "o", i, &part, &error));
+            assert_int_equal(part.bytes, strlen(words));
+            assert_memory_equal(part.values, words, part.bytes);
+            assert_true(tag_is(batch, i, words));
+            assert_true(dray_batch_row(batch, i)->attempt >= version);
+        }
+        version = dray_batch_row(batch, 0)->attempt;
+        dray_batch_free(batch);
+    }
+    for (int i = 0; i < WRITERS; i++)
+        join(pids[i]);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+/* Consumers in several processes have every row once. */
+static void be_consumer(void *argument)
+{
+    int told = *(const int *)argument;
+    dray_context *context = fixture_context(&f, "consumer");
+    dray_queue *queue = open_queue(context, "divided", 0);
+    static const char *const columns[] = {"x"};
+    dray_get_options get = get_of("p");
+    get.task = "one";
+    get.columns = columns;
+    get.column_count = 1;
+    get.count = 3;
+    get.up_to = 1;
+    get.timeout_ns = DRAY_WAIT_DEFAULT;
+    for (bool last = false; !last;) {
+        dray_batch *batch;
+        OK(dray_queue_get(queue, &get, &batch, &error));
+        for (uint32_t i = 0; i < dray_batch_rows(batch); i++) {
+            int64_t value = number_in(batch, "x", i);
+            last |= value < 0; /* one of those that come last: nobody gets two */
+            if (write(told, &value, sizeof value) != sizeof value)
+                abort();
+        }
+        dray_batch_free(batch);
+        get.count = 1;
+    }
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void test_consumers_divide_the_rows(void **state)
+{
+    (void)state;
+    enum { CONSUMERS = 3, EACH = 60 };
+    int pipes[2], seen[EACH + 1] = {0}, ends = 0;
+    pid_t pids[CONSUMERS];
+    dray_context *context = fixture_context(&f, "producer");
+    dray_queue *queue = open_queue(context, "divided", 0);
+    assert_int_equal(pipe(pipes), 0);
+    for (int i = 0; i < CONSUMERS; i++)
+        pids[i] = child(be_consumer, &pipes[1]);
+    close(pipes[1]);
+    for (int64_t i = 1; i <= EACH + CONSUMERS; i++) {
+        int64_t value = i <= EACH ? i : -i;
+        const dray_column_data column = numbers("x", &value);
+        dray_put_options put = put_of("p", 1); /* without keys */
+        put.columns = &column;
+        put.column_count = 1;
+        OK(dray_queue_put(queue, &put, NULL, &error));
+    }
+    for (int64_t value; read(pipes[0], &value, sizeof value) == sizeof value;)
+        if (value < 0)
+            ends++;
+        else
+            seen[value]++;
+    close(pipes[0]);
+    for (int i = 0; i < CONSUMERS; i++)
+        join(pids[i]);
+    for (int i = 1; i <= EACH; i++)
+        assert_int_equal(seen[i], 1);
+    assert_int_equal(ends, CONSUMERS);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void test_no_more_than_64_consumers(void **state)
+{
+    (void)state;
+    dray_context *context = fixture_context(&f, "keys");
+    dray_queue *queue = open_queue(context, "crowd", 0);
+    dray_put_options put = put_of("p", 1);
+    put.keys = names;
+    OK(dray_queue_put(queue, &put, NULL, &error));
+    dray_get_options get = get_of("p");
+    dray_batch *batch;
+    char name[8];
+    get.task = name;
+    for (int i = 0; i < 64; i++) {
+        snprintf(name, sizeof name, "t%d", i);
+        OK(dray_queue_get(queue, &get, &batch, &error));
+        dray_batch_free(batch);
+        FAILS(DRAY_EAGAIN, dray_queue_get(queue, &get, &batch, &error));
+    }
+    snprintf(name, sizeof name, "more");
+    FAILS(DRAY_EFULL, dray_queue_get(queue, &get, &batch, &error));
+    get.peek = 1; /* who only looks is none */
+    OK(dray_queue_get(queue, &get, &batch, &error));
+    dray_batch_free(batch);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -412,6 +577,9 @@ int main(void)
         cmocka_unit_test(test_a_consumer_gets_a_row_once),
         cmocka_unit_test(test_what_is_refused),
         cmocka_unit_test(test_what_is_replaced_is_freed),
+        cmocka_unit_test(test_nobody_sees_half_a_put),
+        cmocka_unit_test(test_consumers_divide_the_rows),
+        cmocka_unit_test(test_no_more_than_64_consumers),
     };
     return cmocka_run_group_tests(tests, up, down);
 }

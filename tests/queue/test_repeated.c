@@ -90,4 +90,57 @@ TEST(test_counts_once)
     fixture_down(&f);
 }
 
+/* The same of a put of rows with keys. What cannot be asked again says so, and the next call goes
+ * on. */
+TEST(test_puts_count_once)
+{
+    dray_error error;
+    int fd;
+    pthread_t thread;
+    f = (queue_fixture){.durable = true};
+    fixture_up(&f);
+    dray_context *context = fixture_context(&f, "worker");
+    dray_queue *queue = open_durable(context);
+    static const char *const keys[] = {"a", "b"};
+    int64_t values[] = {1, 2};
+    dray_row rows[2];
+    const dray_column_data column = {.name = "x", .dtype = DRAY_I64, .values = values};
+    dray_put_options put = DRAY_PUT_OPTIONS_INIT;
+    put.partition = "p";
+    put.rows = 2;
+    put.keys = keys;
+    put.columns = &column;
+    put.column_count = 1;
+    OK(dray_queue_put(queue, &put, NULL, &error));
+    values[0] = 3;
+    begin_cut(queue, &fd, &thread);
+    OK(dray_queue_put(queue, &put, rows, &error));
+    end_cut(thread);
+    assert_int_equal(rows[0].attempt, 2);
+    assert_int_equal(rows[1].attempt, 2);
+    put.rows = 1;
+    put.keys = NULL;
+    begin_cut(queue, &fd, &thread);
+    FAILS(DRAY_ECLOSED, dray_queue_put(queue, &put, NULL, &error));
+    end_cut(thread);
+    dray_get_options get = DRAY_GET_OPTIONS_INIT;
+    get.partition = "p";
+    get.all_columns = 1;
+    get.task = "reader";
+    dray_batch *batch;
+    begin_cut(queue, &fd, &thread);
+    FAILS(DRAY_ECLOSED, dray_queue_get(queue, &get, &batch, &error));
+    end_cut(thread);
+    FAILS(DRAY_EAGAIN, dray_queue_get(queue, &get, &batch, &error)); /* they were consumed */
+    get.task = NULL;
+    OK(dray_queue_get(queue, &get, &batch, &error));
+    assert_int_equal(dray_batch_rows(batch), 3);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(dray_batch_row(batch, i)->attempt, i < 2 ? 2 : 1);
+    dray_batch_free(batch);
+    dray_queue_close(queue);
+    dray_close(context);
+    fixture_down(&f);
+}
+
 SUITE(NULL, NULL)

@@ -316,6 +316,8 @@ int dray__queue_produce(dray_queue *queue, const dray_insert_options *o, const d
         rc = insert_once(queue, o, &in, deadline, error);
     while (rc == DRAY_ECLOSED && !how->once && dray__queue_come_back(queue) == DRAY_OK)
         rc = insert_once(queue, o, &in, deadline, error);
+    if (rc == DRAY_ECLOSED && how->once) /* the next one finds who goes on */
+        dray__queue_come_back(queue);
     inserted_free(&in);
     if (!rc) /* what is read may be free before long */
         dray__chunks_tell(queue);

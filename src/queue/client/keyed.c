@@ -328,6 +328,8 @@ static int ask(dray_queue *queue, const dray__getting *message, bool take, int64
     DRAY__TRACE(leave());
     if (rc == DRAY_ETIMEDOUT)
         dray__queue_release(queue, message->ticket);
+    if (rc == DRAY_ECLOSED && take) /* rows may be consumed; the next one finds who goes on */
+        dray__queue_come_back(queue);
     if (rc)
         return rc;
     dray__queue_read_dropped(queue, &reply.payload);

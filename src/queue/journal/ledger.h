@@ -45,7 +45,10 @@ struct dray__ledger {
     bool replaying;
     uint64_t record;      /* its number */
     uint32_t number;      /* the next generation number; 0: as the table counts */
-    dray__client *reader; /* owns the chunks that bytes are put into */
+    dray__client *reader; /* owns the chunks that bytes are put into; */
+    uint64_t *filled;     /* of them those that get no more, closed when the record is replayed */
+    uint32_t filled_count;
+    uint64_t filled_capacity;
 
     /* What clients that are gone asked for: key of (identity, ticket) -> dray__told. Of those that
      * this controller saw go the last requests of the last ones, whose keys are in `left`. */

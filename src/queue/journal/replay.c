@@ -29,10 +29,24 @@ static int add_chunk(void *user, uint64_t id, uint64_t key, uint64_t size, dray_
     return dray__chunk_add(ledger->table, ledger->reader, 0, id, key, size, error);
 }
 
+/* Not before the put is there whose first columns it holds: the table takes nothing into a chunk
+ * that is closed. */
 static void close_chunk(void *user, uint64_t id)
 {
     dray__ledger *ledger = user;
-    dray__chunk_close(ledger->table, ledger->reader, id, NULL);
+    uint64_t *at =
+        dray__append(&ledger->filled, sizeof *at, ledger->filled_count, &ledger->filled_capacity);
+    if (!at) /* it ends with the reader */
+        return;
+    *at = id;
+    ledger->filled_count++;
+}
+
+static void close_filled(dray__ledger *ledger)
+{
+    for (uint32_t i = 0; i < ledger->filled_count; i++)
+        dray__chunk_close(ledger->table, ledger->reader, ledger->filled[i], NULL);
+    ledger->filled_count = 0;
 }
 
 /* Of a content that the arena holds. */
@@ -498,6 +512,7 @@ int dray__replay_record(dray__ledger *ledger, const dray__journal_record *record
     if (record->missing)
         dray__place_close(&ledger->own);
     rc = take_record(&p, error);
+    close_filled(ledger);
     ledger->number = 0;
     dray__arena_free(&p.arena);
     return rc ? dray__fail_prefix(error, rc, "%s: ", dray__record_kinds[record->kind].name) : rc;
@@ -520,8 +535,12 @@ void dray__replay_end(dray__ledger *ledger)
 {
     if (ledger->reader) {
         dray__place_close(&ledger->own);
+        close_filled(ledger);
         dray__client_end(ledger->table, ledger->reader, false, "");
     }
+    free(ledger->filled);
+    ledger->filled = NULL;
+    ledger->filled_capacity = 0;
     dray__keyed_list_free(ledger->table);
     ledger->reader = NULL;
     ledger->replaying = false;
