@@ -695,9 +695,11 @@ int dray_batch_import(dray_queue *queue, const void *data, size_t size, dray_bat
  * "refilled", "bytes", "reserved_bytes", "lost": {cause: rows}, "uncovered", "clearing", "columns":
  * {column: rows committed}, "tasks": {task:
  * {"ready", "taken", "committed", "dead", "finished"}}, "deaths": [{"slot", "generation", "task",
- * "cause", "attempts", "refilled", "reason"}]}]}; cause is "failed", "stale", "rolled_back" or
- * "bytes_lost"; dead of a task counts rows that died in its hands, vacant rows wait for another
- * sample, deaths are the first 64 rows that died or were refilled. *out is malloc'ed. */
+ * "cause", "attempts", "refilled", "reason"}]}], "keyed": [{"name", "generation", "rows",
+ * "columns": {column: rows that have it}, "tasks": {task: rows consumed}}]}; cause is "failed",
+ * "stale", "rolled_back" or "bytes_lost"; dead of a task counts rows that died in its hands, vacant
+ * rows wait for another sample, deaths are the first 64 rows that died or were refilled. *out is
+ * malloc'ed. */
 int dray_queue_status(dray_queue *queue, char **out, dray_error *error);
 
 #ifdef __cplusplus
