@@ -153,6 +153,41 @@ static void put_state(script *s)
     dray__put_string(w, "gone");
     dray__put_u64(w, 1);
     dray__put_u64(w, 0);
+    dray__put_u32(w, 0); /* keyed partitions */
+}
+
+static void put_fields(script *s, uint16_t kind, uint32_t owner, const void *body)
+{
+    dray__put_fields(line_new(s, kind, owner), dray__record_kinds[kind].fields, body);
+}
+
+/* Rows x and y of keyed partition 5, one of which is consumed, and both dropped. */
+static void put_keyed(script *s)
+{
+    static const char *const keys[] = {"x", "y"};
+    static const dray__row_at at[] = {{0, 6, 1}, {1, 6, 1}};
+    static const dray__note notes[] = {{true, "n", 1}, {false, NULL, 0}};
+    static const dray__new_column column = {
+        .name = "v", .spec = {.dtype = DRAY_I64}, .extent.bytes = 16};
+    const dray__keyed_record put = {.identity = 77,
+                                    .generation = 5,
+                                    .put = {.partition = "k",
+                                            .rows = 2,
+                                            .ticket = s->count + 1,
+                                            .named = {keys, at, 2, 2},
+                                            .notes = notes,
+                                            .note_count = 2,
+                                            .columns = &column,
+                                            .column_count = 1}};
+    const dray__used_record take = {.task = "t", .rows = {.at = at, .at_count = 1}},
+                            drop = {.task = "", .rows = {.at = at, .at_count = 2}};
+    put_fields(s, I(PUT), 6, &put);
+    for (uint64_t i = 0; i < 2; i++)
+        dray__put_u64(&s->lines[s->count - 1].body, i);
+    put_fields(s, I(TAKE), 5, &take);
+    put_fields(s, I(RESET), 5, &(dray__used_record){.task = "t"});
+    put_fields(s, I(TAKE), 5, &take);
+    put_fields(s, I(DROP), 5, &drop);
 }
 
 /* Where each record is. */
@@ -172,6 +207,11 @@ enum {
     ADMIT,
     STATE,
     START,
+    PUT,
+    TAKE,
+    RESET,
+    TAKE_2,
+    DROP,
     CLEAR,
     END,
     LINES
@@ -200,6 +240,7 @@ static void write_script(script *s)
     put_admission(line_new(s, I(ADMIT), 0));
     put_state(s);
     line_new(s, I(START), 0);
+    put_keyed(s);
     line_new(s, I(CLEAR), 2);
     line_new(s, I(END), 0);
     assert_int_equal(s->count, LINES);
@@ -295,7 +336,9 @@ TEST_WITHIN(test_as_written, up, down)
     OK(read_journal(&table, &error));
     assert_int_equal(table->partition_count, 1);
     assert_int_equal(table->partitions[0]->tracks[ACTOR].done_count, 1);
-    assert_int_equal(table->generations, 4);
+    assert_int_equal(table->generations, 6);
+    assert_null(table->keyed);
+    assert_int_equal(table->kept, 0);
     assert_true(table->ended);
     dray__table_free(table);
     script_free(&s);
@@ -387,7 +430,7 @@ static const struct crafted {
     {DECLINE, OWNER, 4, 12, "a partition that is there expected, found generation 12"},
     {SEAL, 0, 4, 3, "seal of b at 3 rows: it holds 2"},
     {SEAL, OWNER, 4, 3, "a partition that is there expected, found generation 3"},
-    {CLEAR, OWNER, 4, 9, "a partition of generation 1 to 4 expected, found 9"},
+    {CLEAR, OWNER, 4, 9, "a partition of generation 1 to 6 expected, found 9"},
     {RESUME, 0, 4, UINT32_MAX, "commit 1 of epoch 4294967295: impossible"},
     {RESUME, 4, 8, UINT64_MAX, "impossible"},
     {RESUME, 12, 8, UINT64_MAX, "a whole number expected"},
@@ -404,6 +447,28 @@ static const struct crafted {
     {STATE, 72, 4, 5,
      "column prompts: rows of I64 [] expected"}, /* another dtype than the rows that are there */
     {START, KIND, 2, I(SPACE), "SPACE: "},
+
+    {PUT, OWNER, 4, 4, "a number greater than 4 expected, found 4"},
+    {PUT, OWNER, 4, 5, "a partition older than put 5 expected, found 5"},
+    {PUT, 17, 4, 0, "a partition older than put 6 expected, found 0"},
+    {PUT, 16, 1, 'a', "a partition of rows with keys expected"},
+    {PUT, 21, 4, 3, "a tag for each of 3 rows expected, found 2"},
+    {PUT, 21, 4, 0, "1 to 65536 rows expected, found 0"},
+    {PUT, 33, 1, 'y', "is there twice"},
+    {PUT, 43, 4, 1, "row 1, key y, is there twice"},
+    {PUT, 43, 4, 100, "a row below 100 of generation 1 to 6 expected, found 100 of 6"},
+    {PUT, 47, 4, 0, "generation 1 to 6 expected, found 0 of 0"},
+    {PUT, 47, 4, 7, "generation 1 to 6 expected, found 0 of 7"},
+    {PUT, 72, 4, 1 << 20, "short or malformed"},
+    {PUT, 91, 4, 99, "unknown dtype 99"},
+    {TAKE, OWNER, 4, 9, "a keyed partition that is there expected, found generation 9"},
+    {TAKE, OWNER, 4, 1, "a keyed partition that is there expected, found generation 1"},
+    {TAKE, 13, 4, 9, "row 9 of generation 6 is not there any more"},
+    {TAKE, 17, 4, 5, "row 0 of generation 5 is not there any more"},
+    {TAKE, KIND, 2, I(RESET), "no rows expected, found 1"},
+    {RESET, KIND, 2, I(TAKE), "rows expected, found 0"},
+    {RESET, 4, 1, 's', "row 0 was consumed by t before"},
+    {DROP, 12, 4, 9, "row 9 of generation 6 is not there any more"},
 };
 
 static void set(line *l, const struct crafted *c)

@@ -350,7 +350,7 @@ static int do_state(replay *p, const void *body, dray_error *error)
             rc = dray__table_bury(table, cleared->name, cleared->finished, error);
     }
     if (!rc)
-        rc = dray__keyed_restore(table, state->kept, state->kept_count, error);
+        rc = dray__keyed_restore(table, state->kept, state->kept_count, state->generations, error);
     if (rc)
         return rc;
     if (state->space)
@@ -417,20 +417,22 @@ static int do_used(replay *p, const void *body, dray_error *error)
     dray__ledger_uncount(p->ledger, p->record->owner);
     char name[DRAY__WORD_MAX + 1]; /* dropping may end the partition */
     snprintf(name, sizeof name, "%s", keyed->name);
-    if (p->record->kind == DRAY__RECORD_DROP)
-        return dray__keyed_drop(p->table, name, &record->rows, error);
-    if (p->record->kind == DRAY__RECORD_RESET)
-        return dray__keyed_reset(p->table, name, record->task, error);
+    bool take = p->record->kind == DRAY__RECORD_TAKE, all = !record->rows.at_count;
     const dray__getting want = {
-        .partition = name, .named = record->rows, .task = record->task, .partial = true};
+        .partition = name, .named = record->rows, .task = take ? record->task : ""};
     dray__picked picked;
-    int rc = dray__keyed_pick(p->table, &want, &p->arena, &picked, error);
-    if (!rc && (!record->rows.at_count || picked.count != record->rows.at_count))
-        rc = dray__fail(error, DRAY_EFORMAT, "%u rows that are not consumed yet expected, found %u",
-                        record->rows.at_count, picked.count);
-    if (!rc)
-        rc = dray__keyed_consume(p->table, &picked, record->task, error);
-    return rc == DRAY_EAGAIN ? (error->code = DRAY_EFORMAT) : rc;
+    int rc = DRAY_OK;
+    if (take ? all : !all && p->record->kind == DRAY__RECORD_RESET)
+        rc = dray__fail(error, DRAY_EFORMAT, "%s expected, found %u", take ? "rows" : "no rows",
+                        record->rows.at_count);
+    if (!rc && !all)
+        rc = dray__keyed_pick(p->table, &want, &p->arena, &picked, error);
+    if (!rc && p->record->kind == DRAY__RECORD_DROP)
+        rc = dray__keyed_drop(p->table, name, &record->rows, error);
+    else if (!rc)
+        rc = take ? dray__keyed_consume(p->table, &picked, record->task, error)
+                  : dray__keyed_reset(p->table, name, record->task, error);
+    return rc == DRAY_EAGAIN || rc == DRAY_ESTALE ? (error->code = DRAY_EFORMAT) : rc;
 }
 
 static int do_open(replay *p, const void *body, dray_error *error)

@@ -486,9 +486,11 @@ static void tell_again(const dray__table *table, const dray__putting *m, dray__r
             slot = m->named.at[i].slot;
         else if (p && m->named.key_count)
             slot = find_key(p, m->named.keys[i], hash_of(m->named.keys[i]));
-        out[i] = slot == DRAY__NONE
-                     ? (dray__row_at){.slot = DRAY__NONE}
-                     : (dray__row_at){slot, p->rows[slot].generation, p->rows[slot].version};
+        out[i] = (dray__row_at){.slot = slot};
+        if (slot != DRAY__NONE) {
+            out[i].generation = p->rows[slot].generation;
+            out[i].version = p->rows[slot].version;
+        }
     }
 }
 
@@ -848,34 +850,42 @@ int dray__keyed_drop(dray__table *table, const char *partition, const dray__name
 
 /* ---- as a journal has it --------------------------------------------------------------------- */
 
-/* The row of the record, where it is now; what is older and in its way is dropped. */
+/* The row of the record, where it is now; what is older and in its way is dropped. mark: of the
+ * rows of this record; most: of generations. */
 static int again_row(dray__table *table, dray__keyed *p, const dray__row_at *at, const char *key,
-                     dray_error *error)
+                     uint64_t mark, uint32_t most, dray_error *error)
 {
-    uint32_t slot;
-    uint64_t most = table->settings.capacity_rows;
-    most = most < DRAY__ROWS_MAX ? most : DRAY__ROWS_MAX;
-    if (at->slot >= most || !at->generation)
+    uint64_t slots = table->settings.capacity_rows;
+    uint32_t slot = *key ? find_key(p, key, hash_of(key)) : DRAY__NONE;
+    dray__keyed_row *row = at->slot < p->end ? &p->rows[at->slot] : NULL;
+    slots = slots < DRAY__ROWS_MAX ? slots : DRAY__ROWS_MAX;
+    if (at->slot >= slots || !at->generation || at->generation > most)
         return dray__fail(error, DRAY_EFORMAT,
-                          "partition %s: a row below %llu expected, found %u of generation %u",
-                          p->name, (unsigned long long)most, at->slot, at->generation);
-    if (is_row(p, at)) {
-        const char *own = p->rows[at->slot].key;
-        if (strcmp(own ? own : "", key) == 0)
-            return DRAY_OK;
-        return dray__fail(error, DRAY_EFORMAT, "partition %s: row %u has key %s, found %s", p->name,
-                          at->slot, own ? own : "none", key);
-    }
-    if (at->slot < p->end && p->rows[at->slot].generation > at->generation)
+                          "partition %s: a row below %llu of generation 1 to %u expected, found %u "
+                          "of %u",
+                          p->name, (unsigned long long)slots, most, at->slot, at->generation);
+    if ((row && row->mark == mark) || (slot != DRAY__NONE && p->rows[slot].mark == mark))
+        return dray__fail(error, DRAY_EFORMAT, "partition %s: row %u, key %s, is there twice",
+                          p->name, at->slot, *key ? key : "none");
+    if (row && row->generation > at->generation)
         return dray__fail(error, DRAY_EFORMAT,
                           "partition %s: row %u of generation %u or a later one expected, found %u",
-                          p->name, at->slot, p->rows[at->slot].generation, at->generation);
-    if (at->slot < p->end && p->rows[at->slot].generation)
+                          p->name, at->slot, row->generation, at->generation);
+    if (is_row(p, at)) {
+        row->mark = mark;
+        return strcmp(row->key ? row->key : "", key) == 0
+                   ? DRAY_OK
+                   : dray__fail(error, DRAY_EFORMAT, "partition %s: row %u has key %s, found %s",
+                                p->name, at->slot, row->key ? row->key : "none", key);
+    }
+    if (row && row->generation)
         drop_row(table, p, at->slot);
     slot = *key ? find_key(p, key, hash_of(key)) : DRAY__NONE;
     if (slot != DRAY__NONE)
         drop_row(table, p, slot);
     int rc = add_row(table, p, at->slot, *key ? key : NULL, at->generation, &slot, error);
+    if (!rc)
+        p->rows[slot].mark = mark;
     return rc;
 }
 
@@ -933,13 +943,8 @@ int dray__keyed_again(dray__table *table, dray__client *reader, const dray__keye
         x.partition->generation = record->generation;
     uint64_t mark = ++table->marks;
     for (uint32_t i = 0; !rc && i < m->rows; i++) {
-        rc = again_row(table, x.partition, &m->named.at[i], m->named.keys[i], error);
+        rc = again_row(table, x.partition, &m->named.at[i], m->named.keys[i], mark, number, error);
         x.slots[i] = m->named.at[i].slot;
-        if (!rc && x.partition->rows[x.slots[i]].mark == mark)
-            rc = dray__fail(error, DRAY_EFORMAT, "put into %s: row %u is named twice", m->partition,
-                            x.slots[i]);
-        if (!rc)
-            x.partition->rows[x.slots[i]].mark = mark;
     }
     if (!rc)
         rc = dray__put_prepare_keyed(table, &content, m->rows, number, &x.put, error);
@@ -1028,16 +1033,16 @@ dray__image *dray__keyed_state(const dray__table *table, dray__arena *arena, uin
 }
 
 static int restore_row(dray__table *table, dray__keyed *p, const dray__image_row *kept,
-                       uint64_t mark, dray_error *error)
+                       uint64_t mark, uint32_t most, dray_error *error)
 {
     const dray__note *note = &kept->row.note;
     int rc = *kept->row.key ? dray__name_check(kept->row.key, "key", error) : DRAY_OK;
     if (!rc)
-        rc = again_row(table, p, &kept->row.at, kept->row.key, error);
+        rc = again_row(table, p, &kept->row.at, kept->row.key, mark, most, error);
     dray__keyed_row *row = rc ? NULL : &p->rows[kept->row.at.slot];
-    if (row && (row->mark == mark || note->size > DRAY_ROW_TAG_MAX))
-        rc = dray__fail(error, DRAY_EFORMAT, "partition %s, row %u: %s", p->name, kept->row.at.slot,
-                        row->mark == mark ? "it is there twice" : "too long a tag");
+    if (row && note->size > DRAY_ROW_TAG_MAX)
+        rc = dray__fail(error, DRAY_EFORMAT, "partition %s, row %u: a tag of %zu bytes", p->name,
+                        kept->row.at.slot, note->size);
     uint8_t *copy = !rc && note->given ? malloc(note->size + 1) : NULL;
     if (!rc && note->given && !copy)
         rc = dray__nomem(error);
@@ -1051,12 +1056,11 @@ static int restore_row(dray__table *table, dray__keyed *p, const dray__image_row
     row->note_size = (uint32_t)note->size;
     row->version = kept->row.at.version;
     row->consumed = kept->consumed;
-    row->mark = mark;
     return DRAY_OK;
 }
 
 static int restore_partition(dray__table *table, const dray__image *kept, uint64_t mark,
-                             dray_error *error)
+                             uint32_t most, dray_error *error)
 {
     dray__keyed *p = dray__table_keyed(table, kept->name);
     int rc = dray__name_check(kept->name, "partition", error);
@@ -1072,7 +1076,7 @@ static int restore_partition(dray__table *table, const dray__image *kept, uint64
         link_partition(table, p);
     p->generation = kept->generation;
     for (uint32_t i = 0; !rc && i < kept->row_count; i++)
-        rc = restore_row(table, p, &kept->rows[i], mark, error);
+        rc = restore_row(table, p, &kept->rows[i], mark, most, error);
     for (uint32_t i = 0; !rc && i < kept->task_count; i++) {
         rc = dray__name_check(kept->tasks[i], "task", error);
         if (!rc)
@@ -1084,12 +1088,12 @@ static int restore_partition(dray__table *table, const dray__image *kept, uint64
     return rc;
 }
 
-int dray__keyed_restore(dray__table *table, const dray__image *kept, uint32_t count,
+int dray__keyed_restore(dray__table *table, const dray__image *kept, uint32_t count, uint32_t most,
                         dray_error *error)
 {
     uint64_t mark = ++table->marks;
     for (uint32_t i = 0; i < count; i++) {
-        int rc = restore_partition(table, &kept[i], mark, error);
+        int rc = restore_partition(table, &kept[i], mark, most, error);
         if (rc)
             return rc;
     }

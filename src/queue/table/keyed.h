@@ -91,8 +91,8 @@ void dray__keyed_list_free(dray__table *table);
 uint32_t *dray__keyed_numbers(dray__table *table, uint32_t *count);
 /* All partitions, in the arena. NULL: out of memory, where there are some. */
 dray__image *dray__keyed_state(const dray__table *table, dray__arena *arena, uint32_t *count);
-/* Rows are what the state says; their cells are there already. */
-int dray__keyed_restore(dray__table *table, const dray__image *kept, uint32_t count,
+/* Rows are what the state says, of generations up to `most`; their cells are there already. */
+int dray__keyed_restore(dray__table *table, const dray__image *kept, uint32_t count, uint32_t most,
                         dray_error *error);
 
 #endif
