@@ -552,7 +552,7 @@ static void test_no_more_than_64_consumers(void **state)
     OK(dray_queue_put(queue, &put, NULL, &error));
     dray_get_options get = get_of("p");
     dray_batch *batch;
-    char name[8];
+    char name[16];
     get.task = name;
     for (int i = 0; i < 64; i++) {
         snprintf(name, sizeof name, "t%d", i);
