@@ -731,8 +731,7 @@ TEST(test_columns_of_several_chunks)
     OK(dray_queue_insert(queue, &o, NULL, &error));
     restart();
     OK(dray_queue_seal(queue, "0", 1, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     down();
 }
 

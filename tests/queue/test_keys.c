@@ -74,9 +74,8 @@ static bool tag_is(const dray_batch *batch, uint32_t row, const char *expected)
 
 /* ---- one at a time --------------------------------------------------------------------------- */
 
-static void test_rows_are_put_and_got(void **state)
+TEST(test_rows_are_put_and_got)
 {
-    (void)state;
     dray_context *context = fixture_context(&f, "keys");
     dray_queue *queue = open_queue(context, "put", 0);
     const int64_t x[] = {1, 2, 3};
@@ -158,14 +157,12 @@ static void test_rows_are_put_and_got(void **state)
     put = put_of("p", 1);
     put.at = rows;
     FAILS(DRAY_ESTALE, dray_queue_put(queue, &put, NULL, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* Rows of a column that are not alike are read one by one. */
-static void test_a_column_of_several_shapes(void **state)
+TEST(test_a_column_of_several_shapes)
 {
-    (void)state;
     dray_context *context = fixture_context(&f, "keys");
     dray_queue *queue = open_queue(context, "shapes", 0);
     const float floats[] = {1, 2, 3, 4, 5, 6};
@@ -194,8 +191,7 @@ static void test_a_column_of_several_shapes(void **state)
     assert_memory_equal(part.values, floats, sizeof floats);
     assert_int_equal(number_in(batch, "x", 1), 7);
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 static void get_task(dray_queue *queue, uint32_t count, bool peek, uint32_t expected)
@@ -217,9 +213,8 @@ static void get_task(dray_queue *queue, uint32_t count, bool peek, uint32_t expe
     dray_batch_free(batch);
 }
 
-static void test_a_consumer_gets_a_row_once(void **state)
+TEST(test_a_consumer_gets_a_row_once)
 {
-    (void)state;
     dray_context *context = fixture_context(&f, "keys");
     dray_queue *queue = open_queue(context, "consume", 0);
     const int64_t x[] = {1, 2, 3, 4};
@@ -262,14 +257,12 @@ static void test_a_consumer_gets_a_row_once(void **state)
     assert_non_null(strstr(status, "\"keyed\":[{\"name\":\"p\""));
     assert_non_null(strstr(status, "\"tasks\":{\"reader\":0,\"other\":2}"));
     free(status);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* A name is of one kind of partition; what is refused changes nothing. */
-static void test_what_is_refused(void **state)
+TEST(test_what_is_refused)
 {
-    (void)state;
     dray_context *context = fixture_context(&f, "keys");
     dray_queue *queue = open_queue(context, "refuse", 6);
     const int64_t x[] = {1, 2, 3, 4, 5, 6, 7};
@@ -346,17 +339,15 @@ static void test_what_is_refused(void **state)
     get = get_of("new");
     get.timeout_ns = DRAY_WAIT_DEFAULT;
     FAILS(DRAY_EEND, dray_queue_get(queue, &get, &batch, &error));
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /* Rows that are put again and again, and cleared, hold no more than what is there: the queue's
  * capacity is two values. What a reader has is neither written over nor freed. */
-static void test_what_is_replaced_is_freed(void **state)
+TEST(test_what_is_replaced_is_freed)
 {
-    (void)state;
     dray_context *context = fixture_context(&f, "keys");
     enum { SIZE = 24 << 20, ROUNDS = 8 };
     dray_queue *queue = open_queue(context, "memory", 0);
@@ -400,8 +391,7 @@ static void test_what_is_replaced_is_freed(void **state)
     assert_non_null(strstr(status, "\"keyed_bytes\":0"));
     assert_non_null(strstr(status, "\"rows\":0"));
     free(status);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* ---- several at once ------------------------------------------------------------------------- */
@@ -435,13 +425,11 @@ static void be_writer(void *argument)
         put.tags = tags;
         OK(dray_queue_put(queue, &put, NULL, &error));
     }
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
-static void test_nobody_sees_half_a_put(void **state)
+TEST(test_nobody_sees_half_a_put)
 {
-    (void)state;
     int64_t numbers_of[WRITERS] = {1, 2};
     pid_t pids[WRITERS];
     dray_context *context = fixture_context(&f, "reader");
@@ -473,8 +461,7 @@ static void test_nobody_sees_half_a_put(void **state)
     }
     for (int i = 0; i < WRITERS; i++)
         join(pids[i]);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
 /* Consumers in several processes have every row once. */
@@ -503,13 +490,11 @@ static void be_consumer(void *argument)
         dray_batch_free(batch);
         get.count = 1;
     }
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
-static void test_consumers_divide_the_rows(void **state)
+TEST(test_consumers_divide_the_rows)
 {
-    (void)state;
     enum { CONSUMERS = 3, EACH = 60 };
     int pipes[2], seen[EACH + 1] = {0}, ends = 0;
     pid_t pids[CONSUMERS];
@@ -538,13 +523,11 @@ static void test_consumers_divide_the_rows(void **state)
     for (int i = 1; i <= EACH; i++)
         assert_int_equal(seen[i], 1);
     assert_int_equal(ends, CONSUMERS);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
-static void test_no_more_than_64_consumers(void **state)
+TEST(test_no_more_than_64_consumers)
 {
-    (void)state;
     dray_context *context = fixture_context(&f, "keys");
     dray_queue *queue = open_queue(context, "crowd", 0);
     dray_put_options put = put_of("p", 1);
@@ -565,21 +548,7 @@ static void test_no_more_than_64_consumers(void **state)
     get.peek = 1; /* who only looks is none */
     OK(dray_queue_get(queue, &get, &batch, &error));
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_are_put_and_got),
-        cmocka_unit_test(test_a_column_of_several_shapes),
-        cmocka_unit_test(test_a_consumer_gets_a_row_once),
-        cmocka_unit_test(test_what_is_refused),
-        cmocka_unit_test(test_what_is_replaced_is_freed),
-        cmocka_unit_test(test_nobody_sees_half_a_put),
-        cmocka_unit_test(test_consumers_divide_the_rows),
-        cmocka_unit_test(test_no_more_than_64_consumers),
-    };
-    return cmocka_run_group_tests(tests, up, down);
-}
+SUITE(up, down)

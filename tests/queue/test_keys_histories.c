@@ -3,6 +3,7 @@
  * journal, whose coordinator is killed again and again, and writes it anew meanwhile. */
 #include "base/random.h"
 #include "queue/fixture.h"
+#include "seed.h"
 
 #include <stdint.h>
 
@@ -428,33 +429,24 @@ static void run(bool durable, uint32_t steps, uint32_t lives)
     dray_queue *queue;
     OK(dray_queue_open(context, "samples", &options, &queue, &error));
     history(queue, steps * (uint32_t)test_scale(), lives);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     fixture_down(&f);
 }
 
-static void test_a_history(void **state)
+TEST(test_a_history)
 {
-    (void)state;
     run(false, 600, 1);
 }
 
 /* Large values make the journal be written anew: some 30 MB of what is replaced a life. */
-static void test_a_history_with_a_journal(void **state)
+TEST(test_a_history_with_a_journal)
 {
-    (void)state;
     if (!elsewhere())
         run(true, 110, 4);
 }
 
 int main(void)
 {
-    const char *given = getenv("DRAY_TEST_SEED");
-    base_seed = given ? strtoull(given, NULL, 10) : (uint64_t)dray__now();
-    printf("DRAY_TEST_SEED=%llu\n", (unsigned long long)base_seed);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_history),
-        cmocka_unit_test(test_a_history_with_a_journal),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    base_seed = test_seed();
+    return suite_run(NULL, NULL);
 }

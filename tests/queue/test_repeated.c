@@ -138,8 +138,7 @@ TEST(test_puts_count_once)
     for (uint32_t i = 0; i < 3; i++)
         assert_int_equal(dray_batch_row(batch, i)->attempt, i < 2 ? 2 : 1);
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
+    leave(queue, context);
     fixture_down(&f);
 }
 
