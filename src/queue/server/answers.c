@@ -287,7 +287,7 @@ static void list_cells(const dray__picked *picked, dray__got_cell *out)
         for (uint32_t i = 0; i < picked->count; i++) {
             const dray__keyed_row *row = &picked->partition->rows[picked->slots[i]];
             uint32_t column = picked->columns[c];
-            const dray__cell *cell = column < row->cell_count ? &row->cells[column] : NULL;
+            const dray__keyed_cell *cell = column < row->cell_count ? &row->cells[column] : NULL;
             *out++ = cell && cell->put ? (dray__got_cell){cell->put->mark_index, cell->item}
                                        : (dray__got_cell){.put = DRAY__NONE};
         }

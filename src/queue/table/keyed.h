@@ -16,10 +16,10 @@
 #include "queue/journal/records.h"
 #include "queue/table/table.h"
 
-typedef struct dray__cell {
+typedef struct dray__keyed_cell {
     dray__put *put;        /* NULL: the row has no value */
     uint32_t item, column; /* of the put */
-} dray__cell;
+} dray__keyed_cell;
 
 typedef struct dray__keyed_row {
     char *key; /* NULL: none */
@@ -32,7 +32,7 @@ typedef struct dray__keyed_row {
     uint8_t *note;     /* NULL: never given */
     uint32_t note_size;
     uint32_t cell_count;
-    dray__cell *cells; /* as the partition's columns */
+    dray__keyed_cell *cells; /* as the partition's columns */
 } dray__keyed_row;
 
 struct dray__keyed {
