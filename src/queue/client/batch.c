@@ -498,9 +498,11 @@ int dray_batch_pieces(dray_batch *batch, const char *name, uint32_t index, dray_
 
 int dray__batch_check_open(const dray_batch *batch, const char *what, dray_error *error)
 {
-    if (!batch->ticket || batch->keys)
-        return dray__fail(error, DRAY_EPERM, "%s: the batch was %s: it is read-only", what,
-                          batch->keys ? "got, not claimed" : "imported");
+    if (!batch->ticket)
+        return dray__fail(error, DRAY_EPERM, "%s: the batch was imported: it is read-only", what);
+    if (batch->keys)
+        return dray__fail(error, DRAY_EPERM, "%s: the batch was got, not claimed: it is read-only",
+                          what);
     if (batch->committed)
         return dray__fail(error, DRAY_EINVALID, "%s: the batch is committed", what);
     return DRAY_OK;
