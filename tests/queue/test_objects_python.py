@@ -1,0 +1,106 @@
+"""Python's objects as bytes without pickle: they come back as they were, what is not kept is refused, and bytes that were
+changed are refused or are another value."""
+import os
+import random
+import sys
+import unittest
+
+try:
+    import numpy as np
+    import torch
+except ImportError as missing:
+    print(missing)
+    sys.exit(77)
+
+sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
+from dray import objects  # noqa: E402
+
+SEED = int(os.environ.get("DRAY_TEST_SEED", random.randrange(1 << 30)))
+DRAW = random.Random(SEED)
+
+
+class Own:
+    """An object that only pickle keeps."""
+
+    def __eq__(self, other):
+        return isinstance(other, Own)
+
+
+def same(a, b):
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and all(map(same, a.reshape(-1).tolist(), b.reshape(-1).tolist()))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def drawn(depth=3):
+    kinds = [lambda: None, lambda: DRAW.random() < 0.5, lambda: DRAW.randrange(-1 << 70, 1 << 70), lambda: DRAW.uniform(-1, 1),
+             lambda: "".join(DRAW.choice('ab"$\\\n\u20ac') for _ in range(DRAW.randrange(5))), lambda: DRAW.randbytes(3),
+             lambda: np.arange(DRAW.randrange(3)).astype(DRAW.choice(["f4", "i8", "?", "S3", "U2"])), lambda: np.float32(2.5),
+             lambda: torch.arange(6, dtype=DRAW.choice([torch.bfloat16, torch.int16, torch.float64])).reshape(2, 3),
+             lambda: torch.complex64, lambda: frozenset([1, "a"])]
+    if depth:
+        kinds += [lambda: [drawn(depth - 1) for _ in range(DRAW.randrange(4))], lambda: tuple(drawn(depth - 1) for _ in range(2)),
+                  lambda: {DRAW.choice(["$", "a", 7, (1, 2)]): drawn(depth - 1) for _ in range(3)},
+                  lambda: np.array([None, DRAW.choice(["a", 7, b"b"])], dtype=object)] * 2
+    return DRAW.choice(kinds)()
+
+
+class Objects(unittest.TestCase):
+    def test_they_come_back(self):
+        for _ in range(400):
+            value = drawn()
+            self.assertTrue(same(objects.loads(objects.dumps(value)), value), f"seed {SEED}: {value!r}")
+
+    def test_what_comes_back_is_writable(self):
+        array, tensor = objects.loads(objects.dumps([np.zeros(3), torch.zeros(3)]))
+        array[0] = tensor[0] = 1
+
+    def test_nested_tensors_come_back(self):
+        rows = [torch.arange(3), torch.arange(5)]
+        for layout in (torch.jagged, torch.strided):
+            found = objects.loads(objects.dumps(torch.nested.as_nested_tensor(rows, layout=layout)))
+            self.assertIs(found.layout, layout)
+            self.assertTrue(all(map(torch.equal, found.unbind(), rows)))
+
+    def test_changed_bytes_are_refused_or_another_value(self):
+        for _ in range(300):
+            data = bytearray(objects.dumps(drawn()))
+            cut = bytes(data[:DRAW.randrange(len(data))])
+            data[DRAW.randrange(len(data))] ^= 1 << DRAW.randrange(8)
+            for broken in (bytes(data), cut):
+                try:
+                    objects.loads(broken)
+                except ValueError:
+                    pass
+
+    def test_sizes_are_believed_only_as_far_as_there_are_bytes(self):
+        data = objects.dumps(torch.zeros(2))
+        for wrong in (b"[900000000000],0]", b"[3],8]", b"[2],9]"):
+            with self.assertRaises(ValueError):
+                tree = data[5:].split(b"}")[0].replace(b"[2],8]", wrong) + b"}"
+                objects.loads(data[:1] + len(tree).to_bytes(4, "little") + tree + bytes(8))
+
+    def test_what_is_not_kept_is_refused_with_its_name(self):
+        for value in (Own(), [Own()], {"a": (1, {2: Own()})}, np.array([Own()], dtype=object)):
+            with self.assertRaisesRegex(TypeError, "Own"):
+                objects.dumps(value)
+
+    def test_pickles_are_read_only_where_they_are_asked_for(self):
+        data = objects.dumps([Own()], pickle=True)
+        self.assertEqual(objects.loads(data, pickle=True), [Own()])
+        with self.assertRaisesRegex(ValueError, "pickle"):
+            objects.loads(data)
+        self.assertEqual(objects.dumps([1], pickle=True), objects.dumps([1]))
+
+
+if __name__ == "__main__":
+    print(f"seed {SEED}")
+    unittest.main()
