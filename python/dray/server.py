@@ -74,10 +74,11 @@ def main() -> int:
 
 
 class Server:
-    """A coordinator that `serve` started, or found. address: what $DRAY_ADDRESS is while it runs."""
+    """A coordinator that `serve` started, or found. address: what $DRAY_ADDRESS is while it runs. metrics: the
+    address of its metrics, where it was started with --metrics."""
 
     def __init__(self, address: str, process: Optional[subprocess.Popen] = None, folder: Optional[str] = None):
-        self.address, self._process, self._folder = address, process, folder
+        self.address, self._process, self._folder, self.metrics = address, process, folder, None
 
     def close(self, timeout: float = 10.0) -> None:
         """Stops the coordinator, if `serve` started it, and forgets its address. Twice is fine."""
@@ -148,7 +149,7 @@ def serve(listen: Optional[str] = None, arguments: Sequence[str] = (), timeout: 
             raise _failed("ESYS", f"dray serve ended: {said or 'it said nothing'}")
         raise _failed("ETIMEDOUT", f"dray serve does not listen after {timeout:g} s: {said or 'it said nothing'}")
     told = json.loads(line.split(b"\n")[0])
-    server.address = told["unix"] or told["tcp"]
+    server.address, server.metrics = told["unix"] or told["tcp"], told.get("metrics")
     os.environ["DRAY_ADDRESS"] = server.address
     atexit.register(server.close)
     return server
