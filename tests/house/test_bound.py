@@ -8,7 +8,6 @@ from pathlib import Path
 PACKAGE = Path(os.environ["DRAY_SOURCE_DIR"]) / "python/dray"
 UNBOUND = {  # a function, or the beginning of several: why Python does without
     "dray_arena_": "torch allocates through dray_torch_malloc, within dray.gpu.use_arena",
-    "dray_batch_column": "Rows reads columns of all rows at once, by dray_batch_read",
     "dray_batch_commit_claim": "StreamDataLoader claims ahead, which costs no round trip either",
     "dray_batch_gather": "dray_batch_gather_rows has the same for some rows",
     "dray_batch_micro": "StreamDataLoader hands out micro-batches",
