@@ -369,8 +369,9 @@ typedef struct dray_blob {
     uint64_t size;
 } dray_blob;
 
-#define DRAY_PUT_ROWS_MAX 65536u /* rows of one put */
-#define DRAY_ROW_TAG_MAX 65536u  /* bytes of a row's tag */
+#define DRAY_PUT_ROWS_MAX 65536u   /* rows of one put */
+#define DRAY_GET_ROWS_MAX 1048576u /* rows that one get names */
+#define DRAY_ROW_TAG_MAX 65536u    /* bytes of a row's tag */
 
 typedef struct dray_put_options {
     size_t size;
@@ -406,15 +407,17 @@ int dray_queue_put(dray_queue *queue, const dray_put_options *options, dray_row 
 typedef struct dray_get_options {
     size_t size;
     const char *partition;
-    uint32_t rows;           /* with keys or at: how many; without: 0, the partition's, by slot */
+    uint32_t rows;           /* with keys or at: how many, at most DRAY_GET_ROWS_MAX; without: 0,
+                                the partition's, by slot */
     const char *const *keys; /* [rows] */
     const dray_row *at;      /* [rows], of which slot and generation count */
     /* What is read. Keys and tags come with every row. */
     const char *const *columns;
     uint32_t column_count;
     uint32_t all_columns; /* 1: instead, every column that the partition has */
-    /* 1: keys and addresses that are not there are left out, and rows may lack columns
-     * (dray_batch_cell then says DRAY_ENOENT). 0: they are waited for. */
+    /* 1: keys and addresses that are not there are left out, and rows may lack columns: then
+     * dray_batch_cell, and what reads such a column as a whole, say DRAY_ENOENT. 0: they are waited
+     * for. */
     uint32_t partial;
     /* NULL: who has read the rows does not count. Else rows that this consumer has consumed are
      * left out, or where they were named, refused (DRAY_ESTALE), and those that it gets are
@@ -437,6 +440,8 @@ typedef struct dray_get_options {
  * DRAY_EAGAIN, or with a timeout DRAY_ETIMEDOUT, says what is missing: the partition, a key, a
  * row's column, rows that the consumer has not consumed. Waits, woken, never polling. DRAY_ESTALE:
  * an address whose row was cleared. DRAY_EEND: it waits for a partition after dray_queue_end.
+ * DRAY_EFULL: the answer would be too large, or the batches that nobody has let go of take what the
+ * coordinator allows (its limit table-bytes). DRAY_EGONE: bytes died with their keeper.
  * Owner: the caller; the queue must outlive it. Since 0.2 */
 int dray_queue_get(dray_queue *queue, const dray_get_options *options, dray_batch **out,
                    dray_error *error);
@@ -575,9 +580,11 @@ typedef struct dray_column {
  * batch's. DRAY_EFORMAT: the producer's offsets lead outside its values; DRAY_ECLOSED,
  * DRAY_EUNSUPPORTED: the keeper is not there, or there is none; DRAY_EGONE: it lost the bytes, or
  * the claim is void since a coordinator was started anew. Waits for the keeper at the first read of
- * a chunk, and up to the queue's timeout for the coordinator's own one that is started again. */
+ * a chunk, and up to the queue's timeout for the coordinator's own one that is started again. Of a
+ * batch of dray_queue_get with `partial`, a row without a value has cell NULL and length 0. */
 int dray_batch_column(dray_batch *batch, const char *name, dray_column *out, dray_error *error);
-/* The same, copied back to back into `out` (capacity bytes; DRAY_EFULL names the size needed). */
+/* The same, copied back to back into `out` (capacity bytes; DRAY_EFULL names the size needed).
+ * DRAY_ENOENT also where a row that was got with `partial` has no value. */
 int dray_batch_gather(dray_batch *batch, const char *name, void *out, size_t capacity,
                       size_t *bytes, dray_error *error);
 /* The same of `rows` rows from `first` on. Since 0.1. */
@@ -597,7 +604,7 @@ typedef struct dray_column_part {
  * than what it does. offsets: room for rows + 1 of them; of a ragged column row i is found to be
  * from offsets[i] to offsets[i + 1], counted along the first dimension; left as it is for other
  * columns. The values are copied into `room` where they have `capacity` bytes or fewer; more is no
- * error. Both are the caller's. Waits and errors are those of dray_batch_column; DRAY_EINVALID:
+ * error. Both are the caller's. Waits and errors are those of dray_batch_gather; DRAY_EINVALID:
  * there are not so many rows. Since 0.1. */
 int dray_batch_read(dray_batch *batch, const char *name, uint32_t first, uint32_t rows,
                     dray_column_part *out, int64_t *offsets, void *room, size_t capacity,
@@ -689,9 +696,7 @@ int dray_batch_import(dray_queue *queue, const void *data, size_t size, dray_bat
  * {cause: rows}}, "columns_in": {column: {"rows", "bytes"}}, "tasks_out": {task: {"claims", "rows",
  * "bytes", "committed", "failed", "given_back"}}, "waited": [{"request", "task", "count",
  * "seconds", "buckets": up to 10 us, 100 us, 1 ms, 10 ms, 100 ms, 500 ms, 1 s, 5 s, 10 s, 1 min,
- * 10 min, longer}], all since the coordinator began; "columns": {column: {"dtype", "shape" of a
- * row, null for the dimension in which rows differ, "content": "tensor", "string", "bytes" or
- * "object"}}, as the column's first rows have fixed it;
+ * 10 min, longer}], all since the coordinator began;
  * "holders": [{"claim", "member", "name", "task", "partition", "rows"}], claims that are not
  * answered; "partitions": [{"name", "generation", "rows", "groups", "sealed", "dead", "vacant",
  * "refilled", "bytes", "reserved_bytes", "lost": {cause: rows}, "uncovered", "clearing", "columns":

@@ -12,6 +12,7 @@ import numpy as np
 from . import _library as _l
 from ._library import DrayError, call, library
 from .columns import Pins, Rows
+from .values import Values
 from .queue import Queue, Session, claim_options
 
 
@@ -254,13 +255,7 @@ class StreamDataLoader:
     def _set(self, batch, name, values, offsets):
         if batch is not self._given:
             raise ValueError("this batch is not in the loop's hands any more")
-        given = self._session.values(self._pins, name, values, offsets)
-        given.for_rows(batch.rows)
-        parts = self._parts.setdefault(name, {})
-        for micro, other in parts.items():
-            if micro != batch.micro:
-                given.beside(other)
-        parts[batch.micro] = given
+        self._parts.setdefault(name, {})[batch.micro] = Values(name, values, offsets)
 
     def _hand_in(self, batch):
         """All micro-batches' outputs as one column of the batch."""

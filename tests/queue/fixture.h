@@ -150,6 +150,19 @@ static inline void fixture_down(queue_fixture *f)
         die("rmdir", NULL);
 }
 
+/* The one journal in its folder. */
+static inline void fixture_journal(const queue_fixture *f, char *out, size_t size)
+{
+    DIR *dir = opendir(f->journals);
+    out[0] = 0;
+    for (struct dirent *entry; dir && (entry = readdir(dir));)
+        if (strncmp(entry->d_name, "queue-", 6) == 0 && !strstr(entry->d_name, ".new"))
+            snprintf(out, size, "%s/%.60s", f->journals, entry->d_name);
+    if (dir)
+        closedir(dir);
+    assert_true(out[0]);
+}
+
 /* The coordinator dies, and another one is started. */
 static inline void fixture_restart(queue_fixture *f)
 {

@@ -374,7 +374,6 @@ static const struct crafted {
     {INSERT, 29, 1, 1, "items of 8 bytes"},
     {INSERT, 30, 8, UINT64_MAX, "overflow"},
     {INSERT, 30, 8, 1025, "can never fit into 100 rows, 4096 bytes"},
-    {OTHER, 30, 8, 2040, "64 bytes of others + 4080 of this partition > 4096"},
     {INSERT, 38, 8, 9, "refill 9 of a: it was answered"},
     {INSERT, 46, 4, 2, "short or malformed"},
     {INSERT, 46, 4, UINT32_MAX, "short or malformed"},
@@ -576,6 +575,62 @@ TEST_WITHIN(test_a_commit_has_rows, up, down)
     dray__put_u32(w, 0);
     assert_int_equal(expect_refused(&s, "no rows", "a commit of at least one row expected"), 0);
     script_free(&s);
+}
+
+/* Keyed partitions as a state has them: one that is none, or of no number, or with a tag that is
+ * nowhere. */
+TEST_WITHIN(test_images, up, down)
+{
+    static const char *const tasks[] = {"t", "t"};
+    const dray__image_row row = {.row = {.at = {0, 4, 1}, .key = "x"}};
+    const dray__image_row far = {.row = {.at = {100, 4, 1}, .key = "x"}};
+    const dray__image_row noted = {.row = {.at = {0, 4, 1}, .key = "x", .note = {false, "n", 1}}};
+    const struct {
+        dray__image image;
+        const char *expected; /* NULL: nothing is wrong */
+    } images[] = {
+        {{.name = "k", .generation = 3, .rows = &row, .row_count = 1}, NULL},
+        {{.name = "a", .generation = 3, .rows = &row, .row_count = 1},
+         "one of rows with keys expected, found one whose rows are claimed"},
+        {{.name = "k", .rows = &row, .row_count = 1}, "generation 1 to 6 expected, found 0"},
+        {{.name = "k", .generation = 7, .rows = &row, .row_count = 1},
+         "generation 1 to 6 expected, found 7"},
+        {{.name = "k", .generation = 3, .rows = &far, .row_count = 1},
+         "a row below 100 of generation 1 to 6 expected, found 100 of 4"},
+        {{.name = "k", .generation = 3, .rows = &noted, .row_count = 1},
+         "a tag of at most 65536 bytes expected, found 1 of none"},
+        {{.name = "k",
+          .generation = 3,
+          .tasks = tasks,
+          .task_count = 2,
+          .rows = &row,
+          .row_count = 1},
+         "task t is there twice"},
+    };
+    int wrong = 0;
+    for (size_t i = 0; i < sizeof images / sizeof *images; i++) {
+        script s;
+        dray_error error;
+        dray__image image = images[i].image;
+        const dray__state_record body = {.generations = 6,
+                                         .epoch = 1,
+                                         .commit_seq = 1,
+                                         .resumed_seq = 1,
+                                         .admission.task = DRAY__NONE,
+                                         .kept = &image,
+                                         .kept_count = 1};
+        write_script(&s);
+        s.count = STATE;
+        put_fields(&s, I(STATE), 0, &body);
+        for (uint32_t k = STATE + 1; k < LINES; k++)
+            dray__writer_free(&s.lines[k].body);
+        if (images[i].expected)
+            wrong += expect_refused(&s, image.name, images[i].expected);
+        else
+            OK(read_script(&s, &error));
+        script_free(&s);
+    }
+    assert_int_equal(wrong, 0);
 }
 
 /* A bit of no task would be looked up in every partition when the run goes back. */

@@ -38,18 +38,6 @@ static void restart(void)
     fixture_restart(&f);
 }
 
-/* The one journal in the folder. */
-static void journal_path(char *out, size_t size)
-{
-    DIR *dir = opendir(f.journals);
-    out[0] = 0;
-    for (struct dirent *entry; (entry = readdir(dir));)
-        if (strncmp(entry->d_name, "queue-", 6) == 0 && !strstr(entry->d_name, ".new"))
-            snprintf(out, size, "%s/%.60s", f.journals, entry->d_name);
-    closedir(dir);
-    assert_true(out[0]);
-}
-
 static int count_records(void *user, const dray__journal_record *record, dray_error *error)
 {
     (void)error;
@@ -227,7 +215,7 @@ TEST(test_private)
     dray_queue *queue = open_queue(context);
     char path[200];
     struct stat st;
-    journal_path(path, sizeof path);
+    fixture_journal(&f, path, sizeof path);
     assert_int_equal(stat(path, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0600);
     leave(queue, context);
@@ -449,7 +437,7 @@ TEST(test_power_cut)
         char path[200], saved[300];
         dray_context *context = fixture_context(&f, "main");
         history h = {.queue = open_queue(context), .random = seed + (uint64_t)round};
-        journal_path(path, sizeof path);
+        fixture_journal(&f, path, sizeof path);
         for (int i = 0; i <= CHANGES; i++) {
             if (i)
                 change(&h);
@@ -512,7 +500,7 @@ TEST(test_disk_full)
     OK(insert(queue, 1, 8, NULL, &error));
     OK(claim(queue, "rollout", 1, 8, &batch, &error));
     set_responses(batch, 1);
-    journal_path(path, sizeof path);
+    fixture_journal(&f, path, sizeof path);
     limit_files((rlim_t)journal_end(path) + 60);
     FAILS(DRAY_EFULL, dray_batch_commit(batch, &error));
     assert_non_null(strstr(error.message, path));
@@ -684,7 +672,7 @@ TEST(test_compaction)
     o.rows = 1;
     o.columns = &column;
     o.column_count = 1;
-    journal_path(path, sizeof path);
+    fixture_journal(&f, path, sizeof path);
     for (int i = 1; i <= 12; i++) {
         snprintf(name, sizeof name, "%d", i);
         OK(dray_queue_insert(queue, &o, NULL, &error));

@@ -160,6 +160,68 @@ TEST(test_rows_are_put_and_got)
     leave(queue, context);
 }
 
+static void expect(int code, int rc, const char *words)
+{
+    FAILS(code, rc);
+    if (!strstr(error.message, words))
+        fail_msg("'%s' expected, found: %s", words, error.message);
+}
+
+/* Rows may lack columns: then no more is read than what is there, and nobody takes it for all. */
+TEST(test_partial_reads)
+{
+    dray_context *context = fixture_context(&f, "keys");
+    dray_queue *queue = open_queue(context, "partial", 0);
+    const int64_t x[] = {1, 2, 3, 4};
+    const uint64_t offsets[] = {0, 2, 2};
+    const dray_column_data columns[] = {numbers("x", x), text("o", "ab", offsets)};
+    dray_put_options put = put_of("p", 2);
+    put.keys = names;
+    put.columns = columns;
+    put.column_count = 2;
+    OK(dray_queue_put(queue, &put, NULL, &error));
+    put.keys = names + 2; /* k2 and k3 have tags alone, */
+    put.column_count = 0;
+    OK(dray_queue_put(queue, &put, NULL, &error));
+    put.keys = names + 3; /* k3 and k4 numbers */
+    put.column_count = 1;
+    OK(dray_queue_put(queue, &put, NULL, &error));
+    dray_get_options get = get_of("p");
+    get.all_columns = 1;
+    get.partial = 1;
+    dray_batch *batch;
+    OK(dray_queue_get(queue, &get, &batch, &error));
+    assert_int_equal(dray_batch_rows(batch), 5);
+    int64_t out[5], starts[6];
+    size_t bytes;
+    dray_column column;
+    dray_column_part part;
+    expect(DRAY_ENOENT, dray_batch_gather(batch, "x", out, sizeof out, &bytes, &error),
+           "batch of p: column x: a value in each row expected, row 2, key k2, has none");
+    expect(DRAY_ENOENT, dray_batch_gather_rows(batch, "x", 2, 2, out, sizeof out, &bytes, &error),
+           "row 2, key k2");
+    expect(DRAY_ENOENT, dray_batch_read(batch, "o", 1, 4, &part, starts, out, 0, &error),
+           "column o: a value in each row expected, row 2, key k2");
+    OK(dray_batch_gather_rows(batch, "x", 3, 2, out, sizeof out, &bytes, &error));
+    assert_int_equal(bytes, 16);
+    assert_true(out[0] == 1 && out[1] == 2);
+    OK(dray_batch_read(batch, "o", 0, 2, &part, starts, out, sizeof out,
+                       &error)); /* one is empty */
+    assert_int_equal(part.bytes, 2);
+    assert_true(starts[0] == 0 && starts[1] == 2 && starts[2] == 2);
+    OK(dray_batch_column(batch, "x", &column, &error)); /* says where there is nothing */
+    assert_non_null(column.cells[1]);
+    assert_null(column.cells[2]);
+    assert_int_equal(column.lengths[2], 0);
+    FAILS(DRAY_ENOENT, dray_batch_cell(batch, "x", 2, &part, &error));
+    dray_batch_free(batch);
+    get.column_count = 1; /* of a list that is none */
+    OK(dray_queue_get(queue, &get, &batch, &error));
+    assert_string_equal(dray_batch_column_name(batch, 1), "o");
+    dray_batch_free(batch);
+    leave(queue, context);
+}
+
 /* Rows of a column that are not alike are read one by one. */
 TEST(test_a_column_of_several_shapes)
 {
@@ -396,6 +458,71 @@ TEST(test_what_is_replaced_is_freed)
 
 /* ---- several at once ------------------------------------------------------------------------- */
 
+/* Asks until so many gets wait. */
+static void wait_for_gets(dray_queue *queue, int count)
+{
+    char expected[32], *status;
+    int64_t deadline = dray__deadline(20 * DRAY__SECOND);
+    snprintf(expected, sizeof expected, "\"gets\":%d}", count);
+    for (bool there = false; !there; free(status)) {
+        assert_true(dray__now() < deadline);
+        OK(dray_queue_status(queue, &status, &error));
+        there = strstr(status, expected) != NULL;
+    }
+}
+
+/* Who waits for a row of an address; for all rows, one of which never gets its column. */
+static void be_waiting(void *argument)
+{
+    const dray_row *at = argument;
+    static const char *const columns[] = {"x"};
+    dray_context *context = fixture_context(&f, "waits");
+    dray_queue *queue = open_queue(context, "cleared", 0);
+    dray_get_options get = get_of("p");
+    get.columns = columns;
+    get.column_count = 1;
+    get.at = at;
+    get.rows = at != NULL;
+    get.timeout_ns = DRAY_WAIT_DEFAULT;
+    dray_batch *batch;
+    if (at) {
+        FAILS(DRAY_ESTALE, dray_queue_get(queue, &get, &batch, &error));
+    } else {
+        OK(dray_queue_get(queue, &get, &batch, &error));
+        assert_int_equal(dray_batch_rows(batch), 1);
+        assert_int_equal(number_in(batch, "x", 0), 7);
+        dray_batch_free(batch);
+    }
+    leave(queue, context);
+}
+
+/* Others are whole then, or not there any more. A put elsewhere changes nothing of it. */
+TEST(test_clearing_rows_wakes_readers)
+{
+    dray_context *context = fixture_context(&f, "clears");
+    dray_queue *queue = open_queue(context, "cleared", 0);
+    const int64_t seven = 7;
+    const dray_column_data column = numbers("x", &seven);
+    dray_row row;
+    dray_put_options put = put_of("p", 1);
+    put.keys = names;
+    put.columns = &column;
+    put.column_count = 1;
+    OK(dray_queue_put(queue, &put, NULL, &error));
+    put.keys = &names[1];
+    put.column_count = 0;
+    OK(dray_queue_put(queue, &put, &row, &error));
+    pid_t pids[] = {child(be_waiting, &row), child(be_waiting, NULL)};
+    wait_for_gets(queue, 2);
+    put.partition = "elsewhere";
+    OK(dray_queue_put(queue, &put, NULL, &error));
+    wait_for_gets(queue, 2);
+    OK(dray_queue_clear_rows(queue, "p", NULL, &row, 1, &error));
+    join(pids[0]);
+    join(pids[1]);
+    leave(queue, context);
+}
+
 enum { WRITERS = 2, PUTS = 150, SHARED = 4 };
 
 /* Values and tags of a row all say who put them, and in which of its puts. */
@@ -478,17 +605,16 @@ static void be_consumer(void *argument)
     get.count = 3;
     get.up_to = 1;
     get.timeout_ns = DRAY_WAIT_DEFAULT;
-    for (bool last = false; !last;) {
-        dray_batch *batch;
-        OK(dray_queue_get(queue, &get, &batch, &error));
+    dray_batch *batch;
+    int rc;
+    while ((rc = dray_queue_get(queue, &get, &batch, &error)) != DRAY_EEND) {
+        OK(rc);
         for (uint32_t i = 0; i < dray_batch_rows(batch); i++) {
             int64_t value = number_in(batch, "x", i);
-            last |= value < 0; /* one of those that come last: nobody gets two */
             if (write(told, &value, sizeof value) != sizeof value)
                 abort();
         }
         dray_batch_free(batch);
-        get.count = 1;
     }
     leave(queue, context);
 }
@@ -496,7 +622,8 @@ static void be_consumer(void *argument)
 TEST(test_consumers_divide_the_rows)
 {
     enum { CONSUMERS = 3, EACH = 60 };
-    int pipes[2], seen[EACH + 1] = {0}, ends = 0;
+    int pipes[2], seen[EACH + 1] = {0};
+    int64_t value;
     pid_t pids[CONSUMERS];
     dray_context *context = fixture_context(&f, "producer");
     dray_queue *queue = open_queue(context, "divided", 0);
@@ -504,25 +631,23 @@ TEST(test_consumers_divide_the_rows)
     for (int i = 0; i < CONSUMERS; i++)
         pids[i] = child(be_consumer, &pipes[1]);
     close(pipes[1]);
-    for (int64_t i = 1; i <= EACH + CONSUMERS; i++) {
-        int64_t value = i <= EACH ? i : -i;
-        const dray_column_data column = numbers("x", &value);
+    for (int64_t i = 1; i <= EACH; i++) {
+        const dray_column_data column = numbers("x", &i);
         dray_put_options put = put_of("p", 1); /* without keys */
         put.columns = &column;
         put.column_count = 1;
         OK(dray_queue_put(queue, &put, NULL, &error));
     }
-    for (int64_t value; read(pipes[0], &value, sizeof value) == sizeof value;)
-        if (value < 0)
-            ends++;
-        else
-            seen[value]++;
-    close(pipes[0]);
+    for (int i = 1; i <= EACH; i++) {
+        assert_int_equal(read(pipes[0], &value, sizeof value), sizeof value);
+        assert_int_equal(seen[value]++, 0);
+    }
+    OK(dray_queue_clear(queue, "p", &error)); /* who waits for more hears that there is none */
+    OK(dray_queue_end(queue, &error));
     for (int i = 0; i < CONSUMERS; i++)
         join(pids[i]);
-    for (int i = 1; i <= EACH; i++)
-        assert_int_equal(seen[i], 1);
-    assert_int_equal(ends, CONSUMERS);
+    assert_int_equal(read(pipes[0], &value, sizeof value), 0);
+    close(pipes[0]);
     leave(queue, context);
 }
 

@@ -49,6 +49,10 @@ def check_partial(queue):
     refused("ETIMEDOUT", queue.get, "p", ["a", "e"], timeout=0.001)
     with queue.get("p", ["e", "d", "a"], partial=True) as rows:
         assert rows.row_keys == ["d", "a"] and rows.cell("x", 0) is None and rows.cell("x", 1).size == 5
+        assert rows.cells("text") == [None, "1"]
+        for name in ("x", "text"):  # what is there is no whole column
+            refused("ENOENT", lambda: rows[name])
+            refused("ENOENT", rows.list, name)
 
 
 def check_consumers(queue):

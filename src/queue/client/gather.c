@@ -10,6 +10,22 @@ typedef struct rows {
     size_t unit, bytes; /* of one element; of all values */
 } rows;
 
+/* Of a batch that was got with `partial` a row may have no value: nothing stands for it. */
+static int check_whole(dray_batch *batch, const char *name, const rows *of, dray_error *error)
+{
+    dray_column_part part;
+    for (uint32_t row = of->first; batch->keys && row < of->end; row++) {
+        const char *key = batch->keys[row];
+        if (!of->column.cells[row] && dray_batch_cell(batch, name, row, &part, NULL) == DRAY_ENOENT)
+            return dray__fail(error, DRAY_ENOENT,
+                              "batch of %s: column %s: a value in each row expected, row %u%s%s%s "
+                              "has none (read it cell by cell, or get without partial)",
+                              batch->partition, name, row, *key ? ", key " : "", key,
+                              *key ? "," : "");
+    }
+    return DRAY_OK;
+}
+
 static int find_rows(dray_batch *batch, const char *name, uint32_t first, uint32_t count, rows *out,
                      dray_error *error)
 {
@@ -22,6 +38,9 @@ static int find_rows(dray_batch *batch, const char *name, uint32_t first, uint32
     out->end = first + count;
     out->unit = dray_dtype_size((dray_dtype)out->column.dtype);
     out->bytes = 0;
+    rc = check_whole(batch, name, out, error);
+    if (rc)
+        return rc;
     for (uint32_t row = first; row < out->end; row++)
         if (__builtin_add_overflow(out->bytes, out->column.lengths[row] * out->unit, &out->bytes))
             return dray__fail(error, DRAY_EFULL, "column %s: more bytes than can be addressed",

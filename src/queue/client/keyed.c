@@ -290,7 +290,7 @@ static int make_get(const dray_get_options *o, dray__getting *out, dray_error *e
         rc = dray__fail(error, DRAY_EINVALID,
                         "get of %s: a list of columns, or all_columns, expected, found %s",
                         o->partition, o->columns ? "both" : "neither");
-    for (uint32_t i = 0; !rc && i < o->column_count; i++)
+    for (uint32_t i = 0; !rc && o->columns && i < o->column_count; i++)
         rc = dray__name_check(o->columns[i], "column", error);
     if (!rc && (o->keys || o->at ? !o->rows || o->count : o->rows))
         rc = dray__fail(error, DRAY_EINVALID,
@@ -326,7 +326,9 @@ static int ask(dray_queue *queue, const dray__getting *message, bool take, int64
                               &reply, error);
     DRAY__TRACE(samples(message->partition, *message->task ? message->task : NULL, -1));
     DRAY__TRACE(leave());
-    if (rc == DRAY_ETIMEDOUT)
+    /* Rows that it found, but could not write down as consumed, are pinned. */
+    bool unkept = rc == DRAY_EFULL || rc == DRAY_ESYS || rc == DRAY_ENOMEM || rc == DRAY_EDEAD;
+    if (rc == DRAY_ETIMEDOUT || (take && unkept))
         dray__queue_release(queue, message->ticket);
     if (rc == DRAY_ECLOSED && take) /* rows may be consumed; the next one finds who goes on */
         dray__queue_come_back(queue);

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/hook.h"
 #include "base/log.h"
+#include "queue/journal/records.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -65,8 +66,9 @@ static int copy_records(job *self, uint64_t at, uint64_t end, bool all, dray_err
             return rc;
         bool kept = all || bsearch(&r.owner, entry->keep, entry->keep_count, 4, compare) != NULL;
         any |= kept;
-        /* The first says what the journal is of. */
-        if (kept || (!r.owner && (any || at == DRAY__FILE_HEAD)))
+        /* The first says what the journal is of; an earlier state is of rows that may be gone. */
+        bool old = r.kind == DRAY__RECORD_STATE;
+        if (kept || (!r.owner && !old && (any || at == DRAY__FILE_HEAD)))
             rc = dray__output_copy(&self->out, self->from, self->journal->path, self->salt, at, &r,
                                    error);
         if (rc)

@@ -298,7 +298,12 @@ int dray__answer_rows(dray__writer *w, const dray__table *table, const dray__pic
 {
     const dray__claim *claim = picked->claim;
     size_t cells = (size_t)picked->count * picked->column_count;
-    if (cells > DRAY__FRAME_MAX / sizeof(dray__got_cell))
+    uint64_t bytes = cells * sizeof(dray__got_cell); /* rows may be named again and again */
+    for (uint32_t i = 0; i < picked->count; i++) {
+        const dray__keyed_row *row = &picked->partition->rows[picked->slots[i]];
+        bytes += 21 + (row->key ? strlen(row->key) : 0) + row->note_size;
+    }
+    if (bytes > DRAY__FRAME_MAX)
         return dray__fail(error, DRAY_EFULL,
                           "get of %u rows of %u columns: more than one answer "
                           "can describe (get them in parts)",

@@ -462,7 +462,13 @@ static int check_refill(dray__waiter *w, dray_error *error)
 
 static int check_get(dray__waiter *w, dray_error *error)
 {
+    uint32_t named = w->get.named.key_count | w->get.named.at_count; /* one of them is 0 */
     w->timeout_ns = w->get.timeout_ns;
+    if (named > DRAY_GET_ROWS_MAX)
+        return dray__fail(error, DRAY_EINVALID,
+                          "get of %s: at most %u named rows expected, found %u (get them in parts, "
+                          "or all rows)",
+                          w->get.partition, DRAY_GET_ROWS_MAX, named);
     if (*w->get.task || dray__request_type(w->request) != DRAY__MSG_QUEUE_TAKE)
         return DRAY_OK;
     return dray__fail(error, DRAY_EINVALID, "take of %s: a task expected, found none",

@@ -7,7 +7,7 @@
 
 #include <jansson.h>
 
-enum { DRAY__WAIT_BUCKETS = 12, DRAY__WAIT_KINDS = 3 + DRAY__TASKS_MAX, DRAY__REQUESTS = 32 };
+enum { DRAY__WAIT_BUCKETS = 12, DRAY__WAIT_KINDS = 3 + DRAY__TASKS_MAX, DRAY__REQUESTS = 64 };
 
 /* From a request's arrival to its answer. Upper ends of the buckets: counts.c; the last has none.
  */

@@ -43,7 +43,7 @@ void dray__answer_demand(dray__writer *w, const dray__demand *demand);
 
 typedef struct dray__waiting {
     uint32_t claims[DRAY__TASKS_MAX];
-    uint32_t inserts, waits, refills;
+    uint32_t inserts, waits, refills, gets;
     const dray__waits *waited; /* so far */
 } dray__waiting;
 

@@ -342,6 +342,7 @@ static int get_rows(dray__waiter *w, dray__arena *arena, dray__writer *out, dray
 int dray__try_get(dray__waiter *w, dray__writer *out, dray_error *error)
 {
     dray__arena arena = {0};
+    w->change = dray__keyed_change(w->queue->table, w->get.partition);
     int rc = get_rows(w, &arena, out, error);
     dray__arena_free(&arena);
     return rc;
@@ -441,7 +442,8 @@ static void settle_all(dray__served *q)
         }
         for (dray__waiter *w = q->gets.first; named && w; w = next) {
             next = w->next;
-            dray__waiter_settle(w, dray__try_get);
+            if (w->change != dray__keyed_change(table, w->get.partition))
+                dray__waiter_settle(w, dray__try_get);
         }
         for (dray__waiter *w = q->refills.first; demanded && w; w = next) {
             next = w->next;
@@ -559,5 +561,7 @@ dray__waiting dray__count_waiting(const dray__served *q)
         waiting.waits++;
     for (const dray__waiter *w = q->refills.first; w; w = w->next)
         waiting.refills++;
+    for (const dray__waiter *w = q->gets.first; w; w = w->next)
+        waiting.gets++;
     return waiting;
 }

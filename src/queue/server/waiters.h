@@ -23,6 +23,7 @@ struct dray__waiter {
     dray__committing commit;    /* NEXT */
     dray__claiming claim;       /* CLAIM, NEXT */
     dray__getting get;          /* GET, TAKE */
+    uint64_t change;            /* GET, TAKE: its partition's, at the last try */
     bool committed;             /* NEXT: the commit that came with it */
     bool bounded;               /* CLAIM, NEXT: at the last try the admission refused rows */
     uint64_t record;            /* its own in the journal; 0: none */

@@ -108,6 +108,9 @@ static void claim_free(dray__table *table, dray__claim *claim, bool retire)
     for (uint32_t i = 0; i < claim->pin_count; i++)
         dray__put_unpin(table, claim->pins[i], retire);
     dray__idmap_remove(&table->claim_ids, claim->id);
+    table->memory -= claim->memory;
+    if (claim->memory)
+        dray__quota_freed(table);
     if (claim->prev)
         claim->prev->next = claim->next;
     else

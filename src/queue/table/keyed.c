@@ -38,6 +38,18 @@ bool dray__keyed_is_row(const dray__keyed *p, const dray__row_at *at)
     return at->generation && at->slot < p->end && p->rows[at->slot].generation == at->generation;
 }
 
+void dray__keyed_changed(dray__table *table, dray__keyed *p)
+{
+    p->change = ++table->changes;
+    table->named = true;
+}
+
+uint64_t dray__keyed_change(const dray__table *table, const char *name)
+{
+    const dray__keyed *p = dray__table_keyed(table, name);
+    return p ? p->change + 1 : table->ended;
+}
+
 void dray__keyed_count(dray__table *table, dray__keyed *p, int64_t bytes)
 {
     p->memory += (uint64_t)bytes;
@@ -47,8 +59,21 @@ void dray__keyed_count(dray__table *table, dray__keyed *p, int64_t bytes)
 /* What a row takes here before anything is put into it. */
 static uint64_t row_memory(const char *key)
 {
-    return sizeof(dray__keyed_row) +
-           (key ? strlen(key) + 1 + 2 * sizeof(struct dray__idmap_entry) : 0);
+    return key ? strlen(key) + 1 : 0;
+}
+
+uint64_t dray__keyed_arrays(const dray__keyed *p, uint64_t rows, uint64_t keys, uint64_t columns)
+{
+    return sizeof *p + strlen(p->name) + 1 + rows * sizeof *p->rows +
+           keys * sizeof *p->keys.entries + columns * (sizeof *p->columns + sizeof *p->column_rows);
+}
+
+/* They stay when rows go. */
+static void count_arrays(dray__table *table, dray__keyed *p)
+{
+    uint64_t now = dray__keyed_arrays(p, p->capacity, p->keys.capacity, p->column_capacity);
+    dray__keyed_count(table, p, (int64_t)(now - p->arrays));
+    p->arrays = now;
 }
 
 static int link_key(dray__keyed *p, uint32_t slot, const char *key, uint64_t hash,
@@ -77,7 +102,8 @@ static void unlink_key(dray__keyed *p, uint32_t slot)
         p->rows[at].next = row->next;
     } else if (row->next == DRAY__NONE) {
         dray__idmap_remove(&p->keys, row->hash);
-    } else { /* it is there already: nothing is allocated */
+    } else { /* with one less there is room: nothing is allocated */
+        dray__idmap_remove(&p->keys, row->hash);
         dray__idmap_set(&p->keys, row->hash, (void *)(uintptr_t)(row->next + UINT64_C(1)));
     }
 }
@@ -108,6 +134,7 @@ int dray__keyed_add_row(dray__table *table, dray__keyed *p, uint32_t slot, const
     p->row_count++;
     table->rows++;
     dray__keyed_count(table, p, (int64_t)row_memory(key));
+    count_arrays(table, p);
     *out = slot;
     return DRAY_OK;
 }
@@ -204,7 +231,8 @@ static uint32_t find_column(const dray__keyed *p, uint32_t column)
     return c < p->column_count ? c : DRAY__NONE;
 }
 
-int dray__keyed_add_column(dray__keyed *p, uint32_t column, uint32_t *out, dray_error *error)
+int dray__keyed_add_column(dray__table *table, dray__keyed *p, uint32_t column, uint32_t *out,
+                           dray_error *error)
 {
     *out = find_column(p, column);
     if (*out != DRAY__NONE)
@@ -220,6 +248,7 @@ int dray__keyed_add_column(dray__keyed *p, uint32_t column, uint32_t *out, dray_
     *out = p->column_count++;
     p->columns[*out] = column;
     p->column_rows[*out] = 0;
+    count_arrays(table, p);
     return DRAY_OK;
 }
 
@@ -400,6 +429,18 @@ int dray__keyed_pick(dray__table *table, const dray__getting *m, dray__arena *ar
     return rc;
 }
 
+/* Batches that nobody lets go of are counted with the rows. */
+static int count_claim(dray__table *table, dray__claim *claim, uint32_t pins, dray_error *error)
+{
+    uint64_t memory =
+        sizeof *claim + 2 * sizeof(struct dray__idmap_entry) + pins * sizeof *claim->pins;
+    if (dray__quota_rows(table, 0, memory, error))
+        return DRAY_EFULL;
+    claim->memory = memory;
+    table->memory += memory;
+    return DRAY_OK;
+}
+
 /* Pins every put that has a cell that was asked for, once each. */
 int dray__keyed_pin(dray__table *table, dray__client *client, uint32_t ticket, dray__picked *picked,
                     dray_error *error)
@@ -436,6 +477,11 @@ int dray__keyed_pin(dray__table *table, dray__client *client, uint32_t ticket, d
             cell->put->pins++;
             claim->pins[claim->pin_count++] = cell->put;
         }
+    }
+    rc = count_claim(table, claim, capacity, error);
+    if (rc) {
+        dray__claim_release(table, client, ticket);
+        return dray__fail_prefix(error, rc, "get of %s (let go of batches): ", p->name);
     }
     return DRAY_OK;
 }
@@ -500,7 +546,7 @@ int dray__keyed_reset(dray__table *table, const char *partition, const char *tas
     for (uint32_t slot = 0; slot < p->end; slot++)
         p->rows[slot].consumed &= *task ? ~(UINT64_C(1) << t) : 0;
     write_used(table, p, DRAY__RECORD_RESET, task, NULL, 0);
-    table->named = true;
+    dray__keyed_changed(table, p);
     return DRAY_OK;
 }
 
@@ -529,8 +575,10 @@ int dray__keyed_drop(dray__table *table, const char *partition, const dray__name
         p->rows[slot].mark = mark;
         slots[found++] = slot;
     }
-    if (found || !count)
+    if (found || !count) {
         write_used(table, p, DRAY__RECORD_DROP, "", slots, found);
+        dray__keyed_changed(table, p); /* what is left may be what somebody waits for */
+    }
     for (uint32_t i = 0; i < found; i++)
         dray__keyed_drop_row(table, p, slots[i]);
     free(slots);

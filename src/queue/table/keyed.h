@@ -47,7 +47,8 @@ struct dray__keyed {
     uint32_t column_count, column_capacity;
     char *tasks[DRAY__TASKS_MAX]; /* consumers */
     uint32_t task_count;
-    uint64_t memory;
+    uint64_t memory, arrays; /* bytes; of them those of arrays, which never shrink */
+    uint64_t change;         /* table->changes, when rows were put, dropped or forgotten last */
 };
 
 /* Rows and columns that were asked for, of a partition that is there. */
@@ -60,6 +61,8 @@ typedef struct dray__picked {
 } dray__picked;
 
 dray__keyed *dray__table_keyed(const dray__table *table, const char *name); /* NULL: none */
+/* A number that is another one whenever a get of the partition may find something else. */
+uint64_t dray__keyed_change(const dray__table *table, const char *name);
 /* out: as many addresses as rows. */
 int dray__keyed_put(dray__table *table, dray__client *client, const dray__putting *m,
                     dray__row_at *out, dray_error *error);

@@ -14,12 +14,17 @@ int dray__named_check(const char *what, const char *partition, const dray__named
                       uint32_t rows, dray_error *error);
 /* The partition takes so many bytes more here. */
 void dray__keyed_count(dray__table *table, dray__keyed *p, int64_t bytes);
+/* What its arrays take with room for so many. */
+uint64_t dray__keyed_arrays(const dray__keyed *p, uint64_t rows, uint64_t keys, uint64_t columns);
+/* Whoever waits for its rows looks again. */
+void dray__keyed_changed(dray__table *table, dray__keyed *p);
 /* In the slot, or (NONE) where there is room. key NULL: none. */
 int dray__keyed_add_row(dray__table *table, dray__keyed *p, uint32_t slot, const char *key,
                         uint32_t generation, uint32_t *out, dray_error *error);
 void dray__keyed_drop_row(dray__table *table, dray__keyed *p, uint32_t slot);
 /* The partition's number of the table's column, which it has then. */
-int dray__keyed_add_column(dray__keyed *p, uint32_t column, uint32_t *out, dray_error *error);
+int dray__keyed_add_column(dray__table *table, dray__keyed *p, uint32_t column, uint32_t *out,
+                           dray_error *error);
 int dray__keyed_add_task(dray__keyed *p, const char *task, uint32_t *out, dray_error *error);
 /* One that the table does not have yet: NULL: out of memory. It has it; it is gone. */
 dray__keyed *dray__keyed_new(const char *name);

@@ -129,9 +129,11 @@ static int restore_row(dray__table *table, dray__keyed *p, const dray__image_row
     if (!rc)
         rc = dray__keyed_place(table, p, &kept->row.at, kept->row.key, mark, most, error);
     dray__keyed_row *row = rc ? NULL : &p->rows[kept->row.at.slot];
-    if (row && note->size > DRAY_ROW_TAG_MAX)
-        rc = dray__fail(error, DRAY_EFORMAT, "partition %s, row %u: a tag of %zu bytes", p->name,
-                        kept->row.at.slot, note->size);
+    if (row && (note->size > DRAY_ROW_TAG_MAX || (note->size && !note->given)))
+        rc = dray__fail(error, DRAY_EFORMAT,
+                        "partition %s, row %u: a tag of at most %u bytes expected, found %zu%s",
+                        p->name, kept->row.at.slot, DRAY_ROW_TAG_MAX, note->size,
+                        note->given ? "" : " of none");
     uint8_t *copy = !rc && note->given ? malloc(note->size + 1) : NULL;
     if (!rc && note->given && !copy)
         rc = dray__nomem(error);
@@ -157,6 +159,14 @@ static int restore_partition(dray__table *table, const dray__image *kept, uint64
     if (!rc && p && p->generation != kept->generation)
         rc = dray__fail(error, DRAY_EFORMAT, "partition %s has generation %u, found %u", p->name,
                         p->generation, kept->generation);
+    if (!rc && (!kept->generation || kept->generation > most))
+        rc = dray__fail(error, DRAY_EFORMAT, "partition %s: generation 1 to %u expected, found %u",
+                        kept->name, most, kept->generation);
+    if (!rc && dray__table_partition(table, kept->name))
+        rc = dray__fail(error, DRAY_EFORMAT,
+                        "partition %s: one of rows with keys expected, found one whose rows are "
+                        "claimed",
+                        kept->name);
     if (rc)
         return rc;
     if (!p && !(p = dray__keyed_new(kept->name)))

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define NUMBERS_LEFT (1u << 20) /* for partitions and refills: all count together, in 32 bits */
+
 /* ---- putting --------------------------------------------------------------------------------- */
 
 /* A put under way: all that can fail comes before `apply`. */
@@ -76,6 +78,24 @@ static uint64_t notes_memory(const dray__putting *m)
     return bytes;
 }
 
+static uint64_t capacity_for(uint64_t count, uint64_t least)
+{
+    while (least < count)
+        least *= 2;
+    return least;
+}
+
+/* What the put may take at most besides its bytes, of which `made` rows are new. */
+static uint64_t memory_for(const dray__keyed *p, const dray__putting *m, uint32_t made)
+{
+    uint64_t rows = capacity_for((uint64_t)p->row_count + made, p->capacity ? p->capacity : 64);
+    uint64_t columns = capacity_for((uint64_t)p->column_count + m->column_count,
+                                    p->column_capacity ? p->column_capacity : 16);
+    uint64_t cells = m->column_count ? m->rows * columns : 0;
+    return dray__keyed_arrays(p, rows, 2 * rows, columns) - p->arrays +
+           (uint64_t)made * DRAY__WORD_MAX + cells * sizeof(dray__keyed_cell) + notes_memory(m);
+}
+
 /* `made` rows are new. Nobody waits for rows here: whoever clears them does not know of it. */
 static int check_room(const dray__table *table, const dray__putting *m, const putting *x,
                       uint32_t made, uint64_t bytes, dray_error *error)
@@ -96,11 +116,7 @@ static int check_room(const dray__table *table, const dray__putting *m, const pu
                           "put into %s: %llu bytes + %llu > %llu (clear some rows)", m->partition,
                           (unsigned long long)used, (unsigned long long)bytes,
                           (unsigned long long)most);
-    uint64_t width = x->partition->column_capacity;
-    width = width > m->column_count ? width : m->column_count;
-    uint64_t memory = (uint64_t)made * (sizeof(dray__keyed_row) + DRAY__WORD_MAX) +
-                      m->rows * width * sizeof(dray__keyed_cell) + notes_memory(m);
-    int rc = dray__quota_rows(table, made, memory, error);
+    int rc = dray__quota_rows(table, made, memory_for(x->partition, m, made), error);
     return rc ? dray__fail_prefix(error, DRAY_EFULL, "put into %s: ", m->partition) : DRAY_OK;
 }
 
@@ -169,7 +185,7 @@ static int make_cells(dray__table *table, const dray__putting *m, putting *x, dr
     dray__keyed *p = x->partition;
     int rc = DRAY_OK;
     for (uint32_t c = 0; !rc && c < m->column_count; c++)
-        rc = dray__keyed_add_column(p, x->put->columns[c].column, &x->columns[c], error);
+        rc = dray__keyed_add_column(table, p, x->put->columns[c].column, &x->columns[c], error);
     for (uint32_t i = 0; !rc && m->column_count && i < m->rows; i++) {
         dray__keyed_row *row = &p->rows[x->slots[i]];
         uint32_t before = row->cell_count;
@@ -216,7 +232,7 @@ static int begin(const dray__table *table, const dray__putting *m, putting *x, d
     if (x->fresh && m->named.at_count)
         return dray__fail(error, DRAY_ESTALE, "put into %s: there is no row %u any more",
                           m->partition, m->named.at[0].slot);
-    if (x->fresh && table->ended)
+    if (x->fresh && table->ended && !(table->ledger && table->ledger->replaying))
         return dray__fail(error, DRAY_EEND, "put into %s: queue %s has ended", m->partition,
                           table->name);
     x->slots = calloc(m->rows, sizeof *x->slots);
@@ -243,7 +259,7 @@ static void apply(dray__table *table, const dray__putting *m, putting *x, dray__
     if (x->fresh)
         dray__keyed_link(table, p);
     x->partition = NULL;
-    table->named = true;
+    dray__keyed_changed(table, p);
 }
 
 static void tell_again(const dray__table *table, const dray__putting *m, dray__row_at *out)
@@ -288,6 +304,12 @@ int dray__keyed_put(dray__table *table, dray__client *client, const dray__puttin
         made += x.new[i];
     if (!rc)
         rc = check_room(table, m, &x, made, bytes, error);
+    if (!rc && table->generations >= UINT32_MAX - NUMBERS_LEFT)
+        rc = dray__fail(
+            error, DRAY_EFULL,
+            "put into %s: fewer than %u puts and partitions of a queue expected, found %u "
+            "(go on with another queue)",
+            m->partition, UINT32_MAX - NUMBERS_LEFT, table->generations);
     if (!rc && x.fresh)
         x.partition->generation = dray__ledger_number(table);
     if (!rc)

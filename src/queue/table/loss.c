@@ -424,6 +424,14 @@ static void mark_row(const dray__table *table, const dray__claim *claim, uint32_
     }
 }
 
+/* Rows with keys: what lies in chunks that are named. */
+static void mark_named(const dray__put *put)
+{
+    for (uint32_t c = 0; c < put->column_count; c++)
+        if (put->columns[c].chunk && put->columns[c].chunk->named)
+            put->columns[c].chunk->lost = true;
+}
+
 static void set_named(const dray__table *table, const uint64_t *chunks, uint32_t count, bool named)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -438,11 +446,14 @@ void dray__claim_mark_lost(const dray__table *table, const dray__client *client,
                            uint32_t chunk_count)
 {
     const dray__claim *claim = dray__table_find_claim(table, client, ticket);
-    if (!claim || claim->state != DRAY__CLAIM_ACTIVE || count > claim->count)
+    bool active = claim && claim->state == DRAY__CLAIM_ACTIVE;
+    if (!claim || !(active || claim->read) || count > claim->count)
         return; /* nobody names rows twice */
     set_named(table, chunks, chunk_count, true);
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; active && i < count; i++)
         if (items[i] < claim->count && claim->slots[items[i]] != DRAY__NONE)
             mark_row(table, claim, claim->slots[items[i]], chunk_count);
+    for (uint32_t i = 0; claim->read && i < claim->pin_count; i++)
+        mark_named(claim->pins[i]);
     set_named(table, chunks, chunk_count, false);
 }

@@ -265,11 +265,12 @@ static int check_capacity(const dray__table *table, const dray__partition *p,
         return dray__fail(error, DRAY_EFULL, "insert into %s: %llu bytes can never fit into %llu",
                           rows->partition, (unsigned long long)bytes,
                           (unsigned long long)table->settings.capacity_bytes);
-    if (table->rows + rows->rows > table->settings.capacity_rows)
+    /* What is read again had room then; rows of puts may be there that were dropped since. */
+    bool again = table->ledger && table->ledger->replaying;
+    if (!again && table->rows + rows->rows > table->settings.capacity_rows)
         return dray__fail(error, DRAY_EAGAIN, "insert into %s: %llu rows + %u > %llu",
                           rows->partition, (unsigned long long)table->rows, rows->rows,
                           (unsigned long long)table->settings.capacity_rows);
-    bool again = table->ledger && table->ledger->replaying; /* its bound was another one then */
     uint64_t memory = dray__rows_memory(table, (p ? p->rows : 0) + rows->rows, rows->group_size) +
                       dray__tags_memory(&rows->content, rows->rows) -
                       (p ? p->memory - p->tag_memory : 0);
@@ -282,7 +283,8 @@ static int check_capacity(const dray__table *table, const dray__partition *p,
                           "staleness %u at version %llu",
                           rows->partition, rows->rows, (long long)dray__admission_room(table),
                           table->admission.staleness, (unsigned long long)table->admission.version);
-    if (charge > table->settings.capacity_bytes || used > table->settings.capacity_bytes - charge)
+    if (!again &&
+        (charge > table->settings.capacity_bytes || used > table->settings.capacity_bytes - charge))
         return dray__fail(error, DRAY_EAGAIN,
                           "insert into %s: %llu bytes of others + %llu of this partition > %llu",
                           rows->partition, (unsigned long long)used, (unsigned long long)charge,
@@ -412,7 +414,14 @@ int dray__insert_end(dray__table *table, dray__client *client, const dray__new_r
                      dray_error *error)
 {
     dray__partition *p = in->partition;
-    int rc = in->fresh ? link_partition(table, p, error) : DRAY_OK;
+    int rc = DRAY_OK;
+    if (in->fresh && dray__table_keyed(table, rows->partition)) /* put between the steps */
+        rc = dray__fail(error, DRAY_EINVALID,
+                        "insert into %s: a partition whose rows are claimed expected, found one of "
+                        "rows with keys (take another name)",
+                        rows->partition);
+    if (!rc && in->fresh)
+        rc = link_partition(table, p, error);
     if (rc) {
         dray__insert_abort(table, in);
         return rc;

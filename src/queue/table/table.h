@@ -276,6 +276,7 @@ typedef struct dray__claim {
     uint64_t newest;         /* versions beyond it no longer exist; UINT64_MAX: all do */
     dray__crew *crew;        /* whose rank's share it is; NULL: nobody's */
     bool read;               /* rows with keys: nothing is held but puts */
+    uint64_t memory;         /* that it takes of the table's, for as long as it is there */
     bool lockstep, follower; /* all of a round or none; the leader commits */
     uint32_t *reads; /* what it reads: with padding, which is not its to commit; NULL: slots */
     uint32_t *micro_ends, micro_count; /* micro-batches, as items of the claim; NULL: one */
@@ -329,7 +330,7 @@ struct dray__table {
     dray__claim *claims;
     dray__idmap claim_ids;
     dray__idmap chunks;
-    uint64_t put_seq, marks;
+    uint64_t put_seq, marks, changes; /* changes: of keyed partitions */
     uint32_t claim_count, put_count;
 
     dray__settings settings;
@@ -364,7 +365,7 @@ struct dray__table {
     bool finished;  /* some partition finished for a task, or was cleared */
     bool freed;     /* there is more capacity, or less to wait for */
     bool demanded;  /* a slot waits for another sample, or none ever will */
-    bool named;     /* rows with keys were put, or forgotten by a consumer */
+    bool named;     /* rows with keys were put, dropped, or forgotten by a consumer */
 };
 
 /* Tasks are checked: names, no column written by two, none needed and written by the same. */
