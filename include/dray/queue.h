@@ -696,7 +696,9 @@ int dray_batch_import(dray_queue *queue, const void *data, size_t size, dray_bat
  * {cause: rows}}, "columns_in": {column: {"rows", "bytes"}}, "tasks_out": {task: {"claims", "rows",
  * "bytes", "committed", "failed", "given_back"}}, "waited": [{"request", "task", "count",
  * "seconds", "buckets": up to 10 us, 100 us, 1 ms, 10 ms, 100 ms, 500 ms, 1 s, 5 s, 10 s, 1 min,
- * 10 min, longer}], all since the coordinator began;
+ * 10 min, longer}], all since the coordinator began; "columns": {column: {"dtype", "shape" of a
+ * row, null for the dimension in which rows differ, "content": "tensor", "string", "bytes" or
+ * "object"}}, as the column's first rows have fixed it;
  * "holders": [{"claim", "member", "name", "task", "partition", "rows"}], claims that are not
  * answered; "partitions": [{"name", "generation", "rows", "groups", "sealed", "dead", "vacant",
  * "refilled", "bytes", "reserved_bytes", "lost": {cause: rows}, "uncovered", "clearing", "columns":

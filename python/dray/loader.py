@@ -12,7 +12,6 @@ import numpy as np
 from . import _library as _l
 from ._library import DrayError, call, library
 from .columns import Pins, Rows
-from .values import Values
 from .queue import Queue, Session, claim_options
 
 
@@ -255,7 +254,13 @@ class StreamDataLoader:
     def _set(self, batch, name, values, offsets):
         if batch is not self._given:
             raise ValueError("this batch is not in the loop's hands any more")
-        self._parts.setdefault(name, {})[batch.micro] = Values(name, values, offsets)
+        given = self._session.values(self._pins, name, values, offsets)
+        given.for_rows(batch.rows)
+        parts = self._parts.setdefault(name, {})
+        for micro, other in parts.items():
+            if micro != batch.micro:
+                given.beside(other)
+        parts[batch.micro] = given
 
     def _hand_in(self, batch):
         """All micro-batches' outputs as one column of the batch."""

@@ -93,7 +93,7 @@ class Session:
     def __init__(self, name: str, address: Optional[str] = None, role: Optional[str] = "task",
                  rank: int = 0, timeout: float = 60.0, options: Optional[_l.QueueOptions] = None,
                  session: str = "python"):
-        self.context, self.queue = c.c_void_p(), c.c_void_p()
+        self.context, self.queue, self._shapes = c.c_void_p(), c.c_void_p(), {}
         self._pid = os.getpid()
         call("dray_open",
              _l.Options(address=text(address), name=text(session), role=text(role), rank=rank,
@@ -107,6 +107,26 @@ class Session:
 
     def fileno(self) -> int:
         return library().dray_queue_fd(self.queue)
+
+    def status(self, pins: Pins) -> dict:
+        """What `dray status --json` says of the queue."""
+        if pins.closed:
+            raise DrayError(-15, f"{pins.name} is closed")
+        out = c.c_void_p()
+        pins.call("dray_queue_status", self.queue, c.byref(out))
+        return json.loads(_l.take(out))
+
+    def values(self, pins: Pins, name: str, values: Any, offsets: Any = None) -> Values:
+        """For a column of the queue: rows of one shape are rows of different lengths where the column has such
+        ones. The status says so, and is asked for until it does: what was fixed once stays so."""
+        given = Values(name, values, offsets)
+        if given.one_shape():
+            if name not in self._shapes:
+                columns = self.status(pins).get("columns", {})
+                self._shapes = {each: column["shape"] for each, column in columns.items()}
+            if self._shapes.get(name) == [None, *given.shape[1:]]:
+                given.cut()
+        return given
 
     def close(self) -> None:
         queue, context = self.queue, self.context
@@ -206,8 +226,8 @@ class Claim(_Held):
     def set(self, name: str, values: Any, offsets: Any = None) -> None:
         """An output column, a value a row: as Queue.insert takes them. Visible after commit."""
         self._check()
-        given = Values(name, values, offsets)
-        self._owner._fits(given, self.rows)
+        given = self._owner._session.values(self._pins, name, values, offsets)
+        given.for_rows(self.rows)
         self._pins.call("dray_batch_set", self._batch, c.byref(given.data()))
 
     def leave_open(self, rows: Sequence[int] = ()) -> None:
@@ -330,11 +350,6 @@ class Queue:
             raise DrayError(-15, f"queue {self.name} is closed")
         call(name, self._session.queue, *arguments)
 
-    @staticmethod
-    def _fits(values, rows):
-        if values.rows != rows:
-            raise ValueError(f"{values.name} has values for {values.rows} rows, not for {rows}")
-
     # ---- producers
 
     def insert(self, columns: Mapping[str, Any], partition: str, *, rows: Optional[int] = None,
@@ -347,11 +362,13 @@ class Queue:
         columns: {name: values}, of which each is an array or tensor of (rows, ...), a list of
         strings, of bytes or of numbers, a list of arrays (ragged: one a row, of any lengths), a
         nested tensor, or the tuple (values, offsets), offsets from 0 to the end of the values.
+        The first rows of a column fix whether rows may differ in length; where they may, an array's rows,
+        which do not, go in as well.
         Tensors of a GPU are copied to the host.
         group_size: rows of one prompt follow each other; once_per_group: columns and tags have one
         entry a group, and are stored once. tags: {key: a number for all, or one a row}.
         seal: the partition has these rows and no more. timeout: how long to wait for room."""
-        given = [Values(name, values) for name, values in columns.items()]
+        given = [self._session.values(self._pins, name, values) for name, values in columns.items()]
         per = group_size if once_per_group else 1
         if rows is None:
             if not given:
@@ -359,7 +376,7 @@ class Queue:
             rows = given[0].rows * per if refill is None or not once_per_group else refill.rows
         entries = rows // per if refill is None or not once_per_group else 1
         for values in given:
-            self._fits(values, entries)
+            values.for_rows(entries)
         options = _l.InsertOptions(partition=text(partition), rows=rows, group_size=group_size,
                             once_per_group=int(once_per_group), known_only=1,
                             columns=(_l.ColumnData * max(1, len(given)))(*(v.data() for v in given)),
@@ -539,7 +556,7 @@ class Queue:
             raise ValueError("rows: how many, where neither keys nor columns say")
         rows = found[0]
         for values in given:
-            self._fits(values, rows)
+            values.for_rows(rows)
         if any(n != rows for n in found):
             raise ValueError(f"put into {partition}: {rows} rows expected, found {found}")
         out = np.empty(rows, ROW)
@@ -636,6 +653,4 @@ class Queue:
 
     def status(self) -> dict:
         """What `dray status --json` says of the queue."""
-        out = c.c_void_p()
-        self._call("dray_queue_status", c.byref(out))
-        return json.loads(_l.take(out))
+        return self._session.status(self._pins)

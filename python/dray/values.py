@@ -51,6 +51,36 @@ class Values:
             raise ValueError(f"column {name}: a row's value has {len(self.shape)} dimensions, "
                              f"{_l.MAX_DIMS} are possible")
 
+    def one_shape(self) -> bool:
+        """Whether rows are tensors, all of one shape."""
+        return self.offsets is None and self.content == TENSOR and len(self.shape) > 0
+
+    def cut(self) -> None:
+        """Rows of one shape become those of a column whose rows differ in length, and happen to be alike."""
+        self.offsets = np.arange(self.rows + 1, dtype=np.uint64) * np.uint64(self.shape[0])
+        self.shape[0] = 0
+
+    def for_rows(self, rows: int) -> None:
+        """ValueError: it has values for more or fewer."""
+        if self.rows != rows:
+            raise ValueError(f"{self.name} has values for {self.rows} rows, not for {rows}")
+
+    def beside(self, other: Values) -> None:
+        """That the rows of both can be those of one column (ValueError). Where one of them has rows of different
+        lengths, so has the other."""
+        ragged = self.offsets is not None or other.offsets is not None
+        if self._form(ragged) != other._form(ragged):
+            raise ValueError(f"column {self.name}: rows of {other._form(other.offsets is not None)} expected, as the "
+                             f"others of the batch, found {self._form(self.offsets is not None)}")
+        for each in (self, other):
+            if ragged and each.offsets is None:
+                each.cut()
+
+    def _form(self, ragged):
+        lengths = ["?", *self.shape[1:]] if ragged and self.shape else self.shape
+        return f"{library().dray_dtype_name(self.dtype).decode()} [{', '.join(map(str, lengths))}]" \
+               f"{('', ' strings', ' bytes', ' objects')[self.content]}"
+
     def data(self) -> _l.ColumnData:
         """Borrows the arrays of this object."""
         return _l.ColumnData(_l.text(self.name), self.dtype, self.content, len(self.shape),

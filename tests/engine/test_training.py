@@ -243,6 +243,8 @@ def bad_steps_are_refused_and_change_nothing():
     with tempfile.TemporaryDirectory() as folder:
         model = save(make_model("llama"), f"{folder}/start")
         batch = policy_batch(model, 4)
+        every_token = {"masked": [False] * 4, "mask": [1] * len(batch["old"]), # none is clipped
+                       "old": None, "decoupled": False, "truncate": 0}
         for change, word in (({"prompts": [[]] * 4}, "empty"),
                              ({"prompts": [[259]] * 4}, "vocabulary"),
                              ({"prompts": [[1] * 128] * 4}, "positions"),
@@ -252,7 +254,7 @@ def bad_steps_are_refused_and_change_nothing():
                              ({"behaviour": None, "decoupled": True}, "behaviour"),
                              ({"behaviour": None, "truncate": 2.0, "decoupled": False}, "behaviour"),
                              ({"aggregate": 2, "length": 0}, "constant length"),
-                             ({"advantages": [1e39] * 4, "masked": [False] * 4}, "gradient norm")):
+                             (every_token | {"advantages": [1e39] * 4}, "gradient norm")):
             found = call(step_request(folder, [dict(batch, **change)], 2), fails=True)
             assert found["error"] == "EINVALID" and word in found["message"], (change, found)
         found = call(step_request(folder, [], 0), fails=True)

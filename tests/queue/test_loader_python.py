@@ -101,6 +101,42 @@ def rank_of(rank, seen, sums):
         loader.flush()
 
 
+def micro_batches():
+    """Those of a batch become one column, or are refused: none is read as if it were like the first."""
+    def raises(part, batch, values, *offsets):
+        try:
+            batch.set("y", values, *offsets)
+        except ValueError as error:
+            assert part in str(error), (part, error)
+            return
+        raise AssertionError(f"not refused: {part}")
+
+    for kinds in (("array", "list"), ("list", "array"), ("array", "array")):
+        name = "-".join(kinds)
+        with dray.Queue(name, tasks={"write": (["x"], ["y"]), "read": (["x", "y"], [])}, timeout=20) as queue:
+            queue.insert({"x": np.arange(4)}, "p", tags={"tokens": [5] * 4}, seal=True)
+            sets = {}
+            with dray.StreamDataLoader("write", ["x"], 4, name, "p", micro=True, policy="token_balanced", token_cap=10,
+                                       timeout=20) as loader:
+                for batch, kind in zip(loader, kinds):
+                    assert (batch.micros, batch.rows) == (2, 2)
+                    rows = [np.full(4 if kind == "array" else 3 + x, x, np.float32) for x in batch["x"][0]]
+                    raises("1 rows, not for 2", batch, rows[:1])
+                    raises("3 rows, not for 2", batch, np.zeros(6), [0, 2, 4, 6])
+                    if batch.micro:
+                        raises("found F64 [4]", batch, np.zeros((2, 4)))
+                        raises("found F32 [4, 1]", batch, np.zeros((2, 4, 1), np.float32))
+                        raises("found U8 [?] strings", batch, ["a", "b"])
+                    if batch.micro and "list" not in kinds:
+                        raises("rows of F32 [4] expected, as the others of the batch, found F32 [5]", batch,
+                               np.zeros((2, 5), np.float32))
+                    batch.set("y", np.stack(rows) if kind == "array" else rows)
+                    sets.update(zip(batch["x"][0], rows))
+            with queue.claim("read", 4, "p") as batch:
+                for x, row in zip(batch["x"][0], batch.list("y")):
+                    assert np.array_equal(row, sets[x]), (x, row)
+
+
 def in_thread(errors, function, *arguments):
     def run():
         try:
@@ -159,6 +195,8 @@ with tempfile.TemporaryDirectory() as folder:
                           np.arange(batch.rows + 1))
                 batch.set("sums", np.zeros((batch.rows, 1), dtype=np.int64))
             assert all((attempts[slot] == 2) == (slot in slots) for slot in range(ROWS)), attempts
+
+        micro_batches()
 
         # What is wrong is said.
         def fails(name, function, *arguments, **more):

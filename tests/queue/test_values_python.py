@@ -1,8 +1,10 @@
 """What insert and set take from Python: values come out as they were given, or are refused; never
 bytes from beside an array."""
 import os
+import random
 import subprocess
 import sys
+import time
 
 try:
     import numpy as np
@@ -15,6 +17,8 @@ from python_fixture import coordinator, dray, refused, wrong  # noqa: E402
 from dray.values import Values  # noqa: E402
 
 TASKS = {"read": (["x"], []), "write": (["x"], ["y"])}
+seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 2**32))
+print("seed", seed)
 
 
 def back(values, rows=None, framework="numpy"):
@@ -130,6 +134,72 @@ def check_sets(queue):
         batch.fail("a reason\0with more")
 
 
+def forms_of(queue):
+    return {name: (column["dtype"], column["shape"], column["content"]) for name, column in queue.status()["columns"].items()}
+
+
+def draw_rows(rng, more, kind):
+    """Some rows, as an array or tensor of one shape or as a list of those of different lengths; and each as numpy's."""
+    lengths = [rng.randrange(4) for _ in range(rng.randrange(1, 4))]
+    if kind in ("array", "tensor"):
+        lengths = [lengths[0]] * len(lengths)
+    rows = [np.array([rng.randrange(100) for _ in range(n * int(np.prod(more)))], np.int32).reshape(n, *more) for n in lengths]
+    if kind in ("tensor", "tensors"):
+        given = [torch.from_numpy(row) for row in rows]
+        return torch.stack(given) if kind == "tensor" else given, rows
+    return np.stack(rows) if kind == "array" else rows, rows
+
+
+def check_one_shape():
+    """Rows of one shape go into a column whose rows differ, by whoever it was made; never the other way round."""
+    rng = random.Random(seed)
+    tasks = {"write": (["x"], ["y"]), "read": (["x", "y"], [])}
+    for more in ((), (2,), (3, 1)):
+        with dray.Queue(f"shapes{len(more)}", tasks=tasks, timeout=20) as queue, \
+                dray.Queue(f"shapes{len(more)}", timeout=20) as other:
+            wanted, ys = [], []
+            kinds = ("array", "tensor", "arrays", "tensors")
+            first = [(queue, "arrays"), (other, "array"), (queue, "tensor")]  # of each column
+            for who, kind in first + [(rng.choice((queue, other)), rng.choice(kinds)) for _ in range(9)]:
+                given, rows = draw_rows(rng, more, kind)
+                who.insert({"x": given}, "p")
+                wanted += rows
+            queue.seal("p", len(wanted))
+            while len(ys) < len(wanted):
+                who, kind = first.pop(0) if first else (rng.choice((queue, other)), rng.choice(kinds))
+                given, rows = draw_rows(rng, more, kind)
+                given, rows = given[:len(wanted) - len(ys)], rows[:len(wanted) - len(ys)]
+                with who.claim("write", len(rows), "p") as batch:
+                    batch.set("y", given)
+                ys += rows
+            form = ("I32", [None, *more], "tensor")
+            assert forms_of(queue) == {"x": form, "y": form}, forms_of(queue)
+            with queue.claim("read", len(wanted), "p") as batch:
+                for name, expected in (("x", wanted), ("y", ys)):
+                    for found, row in zip(batch.list(name), expected):
+                        assert found.shape == row.shape and np.array_equal(found, row), (name, found, row)
+            # What does not fit is said as it was given.
+            for values, part in ((np.zeros((2, 3, *more, 5), np.int32), "found I32 [3, "), (np.zeros((2, 3, *more)), "F64"),
+                                 (np.zeros(2, np.int32), "found I32 []")):
+                for each in (values, torch.from_numpy(values)):
+                    wrong(dray.DrayError, part, other.insert, {"x": each}, "q")
+    with dray.Queue("rectangle", tasks=tasks, timeout=20) as queue:
+        queue.insert({"x": torch.zeros(2, 3)}, "p", seal=True)
+        with queue.claim("write", 1, "p") as batch:
+            batch.set("y", np.zeros((1, 4)))
+        assert forms_of(queue) == {"x": ("F32", [3], "tensor"), "y": ("F64", [4], "tensor")}
+        for rows in ([torch.zeros(3), torch.zeros(2)], [np.zeros(3, np.float32)], torch.nested.nested_tensor([torch.zeros(3)])):
+            said = refused("ESHAPE", queue.insert, {"x": rows}, "q")
+            assert "rows of F32 [3] expected, found F32 [?]" in said, said
+        with queue.claim("write", 1, "p") as batch:
+            batch.set("y", [np.zeros(4)])
+            said = refused("ESHAPE", batch.commit)
+            assert "rows of F64 [4] expected, found F64 [?]" in said, said
+            batch.set("y", np.ones((1, 4)))
+        with queue.claim("read", 2, "p") as batch:
+            assert batch["y"][0].tolist() == [[0] * 4, [1] * 4]
+
+
 WRITER = """
 import sys, os
 sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
@@ -182,4 +252,5 @@ with coordinator():
         check_names(queue)
         assert queue.status()["partitions"] == []
         check_sets(queue)
+    check_one_shape()
     check_writable()

@@ -45,7 +45,7 @@ check(lasting(whole) == lasting(folder), "stopped and resumed: metrics")
 
 # Another role subscribes to the value model: its versions are what the checkpoints have.
 WATCHER = """
-import json, os
+import json, os, signal
 import numpy as np
 import dray
 head = {"score.weight": np.zeros((1, 16), np.float32), "score.bias": np.zeros(1, np.float32)}
@@ -57,6 +57,7 @@ with dray.Role() as role:
             version = subscriber.update(min_version=version + 1)["version"]
             print(json.dumps([version, *map(float, head["score.weight"][0]), float(head["score.bias"][0])]),
                   file=file, flush=True)
+    signal.pause()  # a command that ends before the run does is started anew
 """
 
 

@@ -83,6 +83,31 @@ static json_t *waiter_counts(const dray__table *table, const dray__waiting *wait
                      (json_int_t)waiting->refills, "gets", (json_int_t)waiting->gets);
 }
 
+/* What the first put of a column has fixed. */
+static json_t *column_forms(const dray__table *table)
+{
+    static const char *const contents[] = {
+        [DRAY_CONTENT_TENSOR] = "tensor",
+        [DRAY_CONTENT_STRING] = "string",
+        [DRAY_CONTENT_BYTES] = "bytes",
+        [DRAY_CONTENT_OBJECT] = "object",
+    };
+    json_t *object = json_object();
+    for (uint32_t i = 0; i < table->defined_count; i++) {
+        const dray__col *column = &table->columns[table->defined[i]];
+        const dray__column_spec *spec = &column->spec;
+        json_t *shape = json_array();
+        for (uint32_t d = 0; d < spec->ndim; d++)
+            dray__json_append(&shape,
+                              d == 0 && spec->ragged ? json_null() : json_integer(spec->shape[d]));
+        dray__json_set(&object, column->name,
+                       json_pack("{s:s, s:o, s:s}", "dtype",
+                                 dray_dtype_name((dray_dtype)spec->dtype), "shape", shape,
+                                 "content", contents[spec->content]));
+    }
+    return object;
+}
+
 /* What was done so far; it only grows. */
 static json_t *columns_in(const dray__table *table)
 {
@@ -194,20 +219,20 @@ json_t *dray__table_json(dray__table *table, const dray__waiting *waiting)
         dray__json_append(&partitions, partition_json(table, table->partitions[i]));
     for (const dray__client *client = table->clients; client; client = client->next)
         clients++;
-    return json_pack("{s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, "
-                     "s:o, s:o, s:o, "
-                     "s:o, s:o, s:I, s:s, s:o, s:o, s:I}",
-                     "name", table->name, "backend", dray__backend_name(table->settings.backend),
-                     "ended", table->ended ? 1 : 0, "rows", (json_int_t)table->rows,
-                     "capacity_rows", (json_int_t)table->settings.capacity_rows, "bytes",
-                     (json_int_t)bytes, "hidden_bytes", (json_int_t)table->hidden, "capacity_bytes",
-                     (json_int_t)table->settings.capacity_bytes, "chunks",
-                     (json_int_t)table->chunks.count, "chunk_bytes", (json_int_t)table->chunk_bytes,
-                     "claims", (json_int_t)table->claim_count, "clients", (json_int_t)clients,
-                     "epoch", (json_int_t)table->epoch, "admission", admission(table), "waiters",
-                     waiter_counts(table, waiting), "partitions", partitions, "totals",
-                     totals(table), "columns_in", columns_in(table), "tasks_out", tasks_out(table),
-                     "waited", waits(table, waiting->waited), "free_chunk_bytes",
-                     (json_int_t)table->parked_bytes, "held_by", holder, "holders", holders(table),
-                     "keyed", all_keyed(table), "keyed_bytes", (json_int_t)table->kept);
+    return json_pack(
+        "{s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, "
+        "s:o, s:o, s:o, "
+        "s:o, s:o, s:I, s:s, s:o, s:o, s:I, s:o}",
+        "name", table->name, "backend", dray__backend_name(table->settings.backend), "ended",
+        table->ended ? 1 : 0, "rows", (json_int_t)table->rows, "capacity_rows",
+        (json_int_t)table->settings.capacity_rows, "bytes", (json_int_t)bytes, "hidden_bytes",
+        (json_int_t)table->hidden, "capacity_bytes", (json_int_t)table->settings.capacity_bytes,
+        "chunks", (json_int_t)table->chunks.count, "chunk_bytes", (json_int_t)table->chunk_bytes,
+        "claims", (json_int_t)table->claim_count, "clients", (json_int_t)clients, "epoch",
+        (json_int_t)table->epoch, "admission", admission(table), "waiters",
+        waiter_counts(table, waiting), "partitions", partitions, "totals", totals(table),
+        "columns_in", columns_in(table), "tasks_out", tasks_out(table), "waited",
+        waits(table, waiting->waited), "free_chunk_bytes", (json_int_t)table->parked_bytes,
+        "held_by", holder, "holders", holders(table), "keyed", all_keyed(table), "keyed_bytes",
+        (json_int_t)table->kept, "columns", column_forms(table));
 }

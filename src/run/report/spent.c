@@ -168,18 +168,13 @@ static double since(const json_t *now, const json_t *before, const char *key)
            (double)DRAY__SECOND;
 }
 
-/* A wait that goes on over a look, and whose cause is known at its end only, was counted with
- * another one before: now it is with both, and is taken off once. */
+/* A wait that goes on over a look was counted as one for samples. Where it turns out at its end to
+ * have been one for admission, it is with both, and is taken off that one. */
 static void pay(json_t *waits, double debt)
 {
-    const char *key;
-    json_t *value;
-    json_object_foreach(waits, key, value)
-    {
-        double seconds = json_real_value(value), part = seconds < debt ? seconds : debt;
-        json_real_set(value, seconds - part);
-        debt -= part;
-    }
+    json_t *admission = json_object_get(waits, "admission");
+    double seconds = json_real_value(admission);
+    json_real_set(admission, seconds - (debt < seconds ? debt : seconds));
 }
 
 static json_t *role_since(json_t *now, const json_t *before)
