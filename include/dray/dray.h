@@ -10,7 +10,8 @@
  *    DRAY_EVERSION says that something is set which this library is too old to know.
  *  - Arguments are borrowed for the call unless the function says otherwise.
  *  - Different objects may be used from any threads; one object from one thread at a time, unless
- *    the function says otherwise.
+ *    the function says otherwise. An object is closed when no thread is in one of its calls: this
+ *    library does not check it. The Python package does, and refuses with DRAY_EBUSY.
  *  - Times are nanoseconds (int64_t). A timeout of 0 means "do not wait"; DRAY_WAIT_DEFAULT means
  *    the context's default; there is no "forever".
  */

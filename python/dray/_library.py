@@ -1,4 +1,5 @@
 """The library, as _declared.py says what it has, and its errors as an exception."""
+import contextlib
 import ctypes as c
 import functools
 import os
@@ -167,6 +168,135 @@ async def in_thread(function, *arguments, **options):
     """Calls it in a thread, while the event loop goes on. asyncio takes longer to import than all of dray."""
     import asyncio
     return await asyncio.to_thread(function, *arguments, **options)
+
+
+# ---- threads and closing: nothing is freed under a call ----
+
+class Use:
+    """Who is in an object's calls: one thread at a time (`with use:`), and any that are beside() it or look in
+    briefly(). Others are refused (EBUSY), and so is the end while anybody is in a call."""
+
+    def __init__(self, name: str):
+        self.name, self.using, self.user = name, threading.Lock(), 0
+        self.closed = self._ending = False
+        self.counting, self._beside = threading.RLock(), 0
+
+    def __enter__(self) -> None:
+        self._enter()
+        if self.closed:
+            self.using.release()
+            self._refuse_closed()
+
+    def __exit__(self, *_) -> None:
+        self.user = 0
+        self.using.release()
+
+    def _enter(self):
+        if not self.using.acquire(False):
+            self._refuse(self.user == threading.get_ident())
+        self.user = threading.get_ident()
+
+    def _refuse(self, own=False):
+        raise DrayError(declared.EBUSY, f"{self.name} is in use " +
+                        ("already, by what this call came into" if own else
+                         "by another thread: one at a time may use it; wait for its call, or open one for each"))
+
+    def _refuse_closed(self):
+        raise DrayError(declared.ECLOSED, f"{self.name} is closed")
+
+    @contextlib.contextmanager
+    def briefly(self):
+        """For calls that any thread may make at any time, and that do not wait; and to change what they use."""
+        with self.counting:
+            if self.closed or self._ending:
+                self._refuse_closed()
+            yield
+
+    @contextlib.contextmanager
+    def beside(self):
+        """For calls that any thread may make at any time."""
+        with self.briefly():
+            self._beside += 1
+        try:
+            yield
+        finally:
+            with self.counting:
+                self._beside -= 1
+
+    def check_idle(self) -> None:
+        """Is refused as the end would be."""
+        if self.using.locked() or self._beside:
+            self._refuse(self.user == threading.get_ident())
+
+    def end(self, free) -> None:
+        """Calls free(), once, and the object is closed; what free() raises leaves it open."""
+        if self.closed:
+            return
+        self._enter()
+        try:
+            with self.counting:
+                if self._beside:
+                    self._refuse()
+                self._ending = True
+            if not self.closed:
+                free()
+                self.closed = True
+        finally:
+            self._ending = False
+            self.user = 0
+            self.using.release()
+
+
+def alone(method):
+    """Of an Opened: one thread at a time is in the method."""
+    @functools.wraps(method)
+    def within(self, *arguments, **options):
+        with self._use:
+            return method(self, *arguments, **options)
+    return within
+
+
+class Opened:
+    """What the library opened, used until it is closed. `_frees`: the function that frees it."""
+    _use, _frees = None, ""
+
+    def _open_as(self, name):
+        self.pointer, self._use, self._pid = c.c_void_p(), Use(name), os.getpid()
+
+    def _call(self, name, *arguments):
+        with self._use:
+            self._within(name, *arguments)
+
+    def _within(self, name, *arguments):
+        """Within `with self._use:`."""
+        if not self.pointer:
+            self._use._refuse_closed()
+        call(name, self.pointer, *arguments)
+
+    def _number(self, name):
+        """What a function that does not wait says of it."""
+        with self._use.briefly():
+            return getattr(library(), name)(self.pointer)
+
+    def _beside(self, name, *arguments):
+        with self._use.beside():
+            self._within(name, *arguments)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self) -> None:
+        """Frees it, once. DrayError (EBUSY): a call is under way in another thread."""
+        if self._use is not None and os.getpid() == self._pid:
+            self._use.end(self._end)
+
+    def _end(self):
+        pointer, self.pointer = self.pointer, None
+        if pointer:
+            getattr(library(), self._frees)(pointer)
 
 
 def take(out, size=None):

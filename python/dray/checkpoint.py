@@ -6,6 +6,7 @@ part of the tensors, and there when all of it is on the disk.
     dray.checkpoint.load(path, model)                       # each rank reads what it has of it"""
 from __future__ import annotations
 
+import contextlib
 import ctypes as c
 import json
 import os
@@ -51,8 +52,9 @@ def save(folder: Union[str, os.PathLike], version: int, tensors: Any, *, context
             files=(_l.CheckpointFile * max(1, len(files)))(*(
                 _l.CheckpointFile(text(n), c.cast(d, c.c_void_p), len(d)) for n, d in files.items())),
             file_count=len(files), stay=c.addressof(kept), stay_count=len(stay))
-        call("dray_checkpoint_save", context and context.pointer, os.fspath(folder).encode(),
-             layouts[0].pointer, lives[0], c.byref(options))
+        with context._use.beside() if context else contextlib.nullcontext():
+            call("dray_checkpoint_save", context and context.pointer, os.fspath(folder).encode(),
+                 layouts[0].pointer, lives[0], c.byref(options))
     finally:
         for layout in layouts:
             layout.close()

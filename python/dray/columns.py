@@ -42,16 +42,15 @@ class _Room:
         self.values = memoryview(values)
 
 
-class Pins:
-    """One thread at a time is in a session (`with pins:`), another one gets an error. Batches are let
-    go of when their claim and the last array that looks into them are gone, in whatever thread: at
-    once, or where a call is under way, at its end."""
+class Pins(_l.Use):
+    """Who is in a session. Batches are let go of when their claim and the last array that looks into them are
+    gone, in whatever thread: at once, or where a call is under way, at its end."""
 
     def __init__(self, name: str, session: Any, unhold: Callable[[int], Any]):
-        self.name, self.session, self.unhold, self.pid = name, session, unhold, os.getpid()
-        self.using, self.user = threading.Lock(), 0
-        self.counting, self.sweepers = threading.RLock(), 0
-        self.held, self.ended, self.closed = {}, [], False  # batch: those who hold it
+        super().__init__(name)
+        self.session, self.unhold, self.pid = session, unhold, os.getpid()
+        self.sweepers = 0
+        self.held, self.ended = {}, []  # batch: those who hold it
         self._room = None
 
     def room(self, rows: int) -> _Room:
@@ -60,7 +59,7 @@ class Pins:
             self._room = _Room(max(rows, 255))
         return self._room
 
-    def __enter__(self) -> None:
+    def _enter(self):
         if not self.using.acquire(False):
             self._wait_for_sweeper()
         self.user = threading.get_ident()
@@ -68,8 +67,7 @@ class Pins:
             self._let_go()
 
     def __exit__(self, *_) -> None:
-        self.user = 0
-        self.using.release()
+        super().__exit__()
         if self.ended:
             self.sweep()
 
@@ -86,9 +84,7 @@ class Pins:
             if not sweeping:
                 break
             time.sleep(0.0005)
-        raise DrayError(_l.EBUSY, f"{self.name} is in use " +
-                        ("already, by what this signal came into" if self.user == threading.get_ident()
-                         else "by another thread: one at a time may use it; open one for each"))
+        self._refuse(self.user == threading.get_ident())
 
     def hold(self, batch: int, begin: Optional[Callable[[], Any]] = None) -> None:
         """Within `with pins:`."""
@@ -132,12 +128,14 @@ class Pins:
             self.session.close()
 
     def close(self, end: Callable[[], Any] = lambda: None) -> None:
-        if self.closed or os.getpid() != self.pid:
-            return
-        with self:
-            end()
-            self.closed = True
-            self._let_go()
+        if not self.closed and os.getpid() == self.pid:
+            self.end(lambda: self._end(end))
+            self.sweep()
+
+    def _end(self, end):
+        end()
+        self.closed = True
+        self._let_go()
 
 
 class Rows(dict):

@@ -11,7 +11,7 @@ import ctypes as c
 from typing import Iterator, Optional
 
 from . import _library as _l
-from ._library import DrayError, call, library
+from ._library import DrayError, library
 
 EVENTS = {getattr(_l, f"ENGINE_{word.upper()}"): word for word in ("joined", "left", "updated", "torn")}
 STATES = _l.words("GROUP_")
@@ -23,24 +23,24 @@ def _engine(info):
             "leaving": bool(info.leaving)}
 
 
-class Engines:
+class Engines(_l.Opened):
     """The engines of a job as the coordinator sees them, a dict each: model, group, version, epoch (grows when a rank
     is lost), ranks, world, state (empty, whole, torn), serving (may be sent requests), leaving. An engine serves from
     its first commit on, while all its ranks are there. One thread at a time. context: a dray.weights.Context; None:
     the process's own."""
+    _frees = "dray_engines_close"
 
     def __init__(self, context=None):
         from .weights import _session
-        self._context, self._pointer = context or _session("engine"), c.c_void_p()
-        call("dray_engines_open", self._context.pointer, c.byref(self._pointer))
-        self._context._opened.add(self)
+        self._open_as("the list of engines")
+        self._context = context or _session("engine")
+        with self._use:
+            self._context._open(self, "dray_engines_open")
 
     def _events(self, name, *arguments):
-        if not self._pointer:
-            raise DrayError(_l.ECLOSED, "these Engines are closed")
         found = []
         told = _l.EnginesFn(lambda _, event, info: found.append((EVENTS[event], _engine(info.contents))))
-        call(name, self._pointer, *arguments, told, None)
+        self._call(name, *arguments, told, None)
         return found
 
     def poll(self) -> list:
@@ -60,23 +60,13 @@ class Engines:
     def __iter__(self) -> Iterator[dict]:
         info = _l.EngineInfo()
         for i in range(len(self)):
-            call("dray_engines_entry", self._pointer, i, c.byref(info))
+            self._call("dray_engines_entry", i, c.byref(info))
             yield _engine(info)
 
     def __len__(self) -> int:
-        return library().dray_engines_count(self._pointer)
+        with self._use:
+            return library().dray_engines_count(self.pointer)
 
     def fileno(self) -> int:
         """Readable when poll() may have news."""
-        return library().dray_engines_fd(self._pointer)
-
-    def close(self) -> None:
-        pointer, self._pointer = self._pointer, None
-        if pointer:
-            library().dray_engines_close(pointer)
-
-    def __enter__(self) -> Engines:
-        return self
-
-    def __exit__(self, *_):
-        self.close()
+        return self._number("dray_engines_fd")

@@ -261,11 +261,13 @@ def to_rebuild(rebuilt, ordinal_of=None):
 
 # ---- regions -------------------------------------------------------------------------------------
 
-class Region:
+class Region(_l.Opened):
     """Memory that blocks are in: dray_region. What it was made of must outlive it (it keeps a tensor
     that it was given)."""
+    _frees = "dray_region_free"
 
     def __init__(self, pointer, keep=None, owned=True):
+        self._open_as("the region")
         self.pointer, self._keep, self._owned = pointer, keep, owned
 
     @classmethod
@@ -290,10 +292,10 @@ class Region:
         call("dray_region_import", c.byref(handle), fd, int(writable), c.byref(out))
         return cls(out)
 
-    def close(self):
-        pointer, self.pointer, self._keep = self.pointer, None, None
-        if pointer and self._owned:
-            library().dray_region_free(pointer)
+    def _end(self):
+        if self._owned:
+            super()._end()
+        self.pointer = self._keep = None
 
     def __del__(self):
         if not sys.is_finalizing():
@@ -301,26 +303,26 @@ class Region:
 
     @property
     def nbytes(self):
-        return library().dray_region_bytes(self.pointer)
+        return self._number("dray_region_bytes")
 
     @property
     def address(self):
         """Where GPUs see it; of host memory that no GPU can see: where the CPU sees it."""
-        return (library().dray_region_device_address(self.pointer)
-                or library().dray_region_base(self.pointer))
+        return self._number("dray_region_device_address") or self._number("dray_region_base")
 
     @property
     def fd(self):
         """The descriptor to send along with the handle (SCM_RIGHTS); -1: there is none."""
-        return library().dray_region_fd(self.pointer)
+        return self._number("dray_region_fd")
 
     def check(self):
         """Raises DrayError (ESTALE) when the memory was freed, or its arena released."""
-        call("dray_region_check", self.pointer)
+        self._call("dray_region_check")
 
     def unexport(self):
         """Ends the export, when no other process has the memory mapped any more."""
-        library().dray_region_unexport(self.pointer)
+        with self._use:
+            library().dray_region_unexport(self.pointer)
 
     def describe(self, tensor=None):
         """A handle to one tensor inside, or to all of it as bytes."""
@@ -331,7 +333,7 @@ class Region:
             handle.shape[:tensor.dim()] = list(tensor.shape)
             handle.stride[:tensor.dim()] = [s * element for s in tensor.stride()]
             handle.offset = tensor.data_ptr() - self.address
-        call("dray_handle_describe", self.pointer, c.byref(handle))
+        self._call("dray_handle_describe", c.byref(handle))
         return handle
 
     def tensor(self, handle=None, device=None):

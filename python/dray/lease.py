@@ -6,6 +6,7 @@
             ..."""
 from __future__ import annotations
 
+import contextlib
 import ctypes as c
 from typing import Optional, Sequence, Union
 
@@ -14,7 +15,7 @@ from ._library import DrayError, call, library
 
 
 
-class Lease:
+class Lease(_l.Opened):
     """The turn on all of the names, from the moment that it was made to release(), or to the end of the
     process. Waits for `timeout` seconds (None: the context's), in the order in which all asked: DrayTimeout.
     term: seconds after which it is lost, where others wait and nobody called check() (0: never).
@@ -23,29 +24,32 @@ class Lease:
     def __init__(self, context, names: Union[str, Sequence[str]], timeout: Optional[float] = None,
                  term: float = 0.0):
         names = [names] if isinstance(names, str) else list(names)
-        self._pointer = c.c_void_p()
+        self._open_as(f"the lease of {names[0] if names else 'nothing'}")
         options = _l.LeaseOptions(timeout_ns=_l.nanoseconds(timeout), term_ns=_l.nanoseconds(term))
         array = (c.c_char_p * max(len(names), 1))(*map(_l.text, names))
-        call("dray_lease_acquire", context.pointer, array, len(names), c.byref(options),
-             c.byref(self._pointer))
-        self.number = library().dray_lease_number(self._pointer)
+        self._context = context
+        with self._use:
+            context._open(self, "dray_lease_acquire", array, len(names), c.byref(options))
+            self.number = library().dray_lease_number(self.pointer)
 
     def check(self) -> int:
         """How many wait for it; its term begins anew. DrayError (ESTALE): it is lost."""
-        if not self._pointer:
-            raise DrayError(_l.ECLOSED, "this lease was released")
         waiting = c.c_uint32()
-        call("dray_lease_check", self._pointer, c.byref(waiting))
+        self._call("dray_lease_check", c.byref(waiting))
         return waiting.value
 
     def release(self) -> None:
         """The next one's turn. DrayError (ESTALE): it was lost before. A second time does nothing."""
-        pointer, self._pointer = self._pointer, None
+        self._use.end(self._give)
+
+    def _give(self):
+        pointer, self.pointer = self.pointer, None
         if pointer:
             call("dray_lease_release", pointer)
 
-    def __enter__(self) -> Lease:
-        return self
+    def _end(self):
+        with contextlib.suppress(DrayError):
+            self._give()
 
     def __exit__(self, kind, error, trace):
         try:

@@ -171,7 +171,8 @@ class StreamDataLoader:
         return self._waiting[0].micros
 
     def fileno(self) -> int:
-        return self._session.fileno()
+        with self._pins.briefly():
+            return self._session.fileno()
 
     def _check(self):
         if self._closed:
@@ -231,12 +232,15 @@ class StreamDataLoader:
     def close(self) -> None:
         """Commits what was finished; what the loop still works on is given back."""
         if not self._closed:
-            self._closed = True
-            for batch in self._waiting + [self._given]:
-                if batch is not None:
-                    batch._live = False
-            self._given, self._waiting = None, []
-            self._pins.close(lambda: library().dray_loader_close(self._loader))
+            self._pins.close(self._end)
+
+    def _end(self):
+        self._closed = True
+        for batch in self._waiting + [self._given]:
+            if batch is not None:
+                batch._live = False
+        self._given, self._waiting = None, []
+        library().dray_loader_close(self._loader)
 
     def __enter__(self) -> StreamDataLoader:
         return self

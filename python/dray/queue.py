@@ -319,16 +319,21 @@ class Queue:
         self._turn, self._asked = (None, None), False  # coroutines' claims: one at a time, by turns of a loop
 
     def fileno(self) -> int:
-        return self._session.fileno()
+        with self._pins.briefly():
+            return self._session.fileno()
 
     def close(self) -> None:
-        """Gives back what is claimed. Arrays that were read stay what they are."""
-        if self._pins is not None and not self._pins.closed:
-            for claim in list(self._claims.values()):
-                claim = claim()
-                if claim is not None:
-                    claim.free()
-            self._pins.close()
+        """Gives back what is claimed. Arrays that were read stay what they are. DrayError (EBUSY): a call is under
+        way in another thread."""
+        if self._pins is not None:
+            self._pins.close(self._free_claims)
+
+    def _free_claims(self):
+        for claim in list(self._claims.values()):
+            claim = claim()
+            if claim is not None:
+                claim.free()
+        self._pins._let_go()
 
     def __enter__(self) -> Queue:
         return self
@@ -340,14 +345,10 @@ class Queue:
         self.close()
 
     def _call(self, name, *arguments):
-        if self._pins.closed:
-            raise DrayError(-15, f"queue {self.name} is closed")
         self._pins.call(name, self._session.queue, *arguments)
 
     def _call_within(self, name, *arguments):
         """Within `with self._pins:`."""
-        if self._pins.closed:
-            raise DrayError(-15, f"queue {self.name} is closed")
         call(name, self._session.queue, *arguments)
 
     # ---- producers

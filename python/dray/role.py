@@ -318,7 +318,7 @@ class Role:
         """The engines that take the model's weights, a dict each: name, version (0: none yet), ranks,
         state, serving, ..., as `dray status --json` has them."""
         out = c.c_void_p()
-        call("dray_context_status", self._any().pointer, c.byref(out))
+        self._any()._beside("dray_context_status", c.byref(out))
         groups = json.loads(_l.take(out)).get("groups", [])
         return [group for group in groups if group["model"] == model]
 
@@ -329,8 +329,7 @@ class Role:
         """Tells the run's view and metrics.jsonl: "step" with a step's numbers, or a kind of one's own. Of
         several ranks rank 0's."""
         if self.rank == 0:
-            call("dray_report_post", self._any().pointer, _l.text(kind),
-                 json.dumps(_plain(numbers)).encode())
+            self._any()._beside("dray_report_post", _l.text(kind), json.dumps(_plain(numbers)).encode())
 
     # ---- shared devices
 

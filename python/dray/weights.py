@@ -268,13 +268,14 @@ class Layout:
 
 # ---- sessions ------------------------------------------------------------------------------------
 
-class Context:
+class Context(_l.Opened):
     """A session with the coordinator (`dray serve`): one a process is enough. address: None takes
-    $DRAY_ADDRESS; role: "trainer" or "engine"."""
+    $DRAY_ADDRESS; role: "trainer" or "engine". Any threads may use it at once."""
+    _frees = "dray_close"
 
     def __init__(self, address: Optional[str] = None, role: Optional[str] = None, rank: int = 0,
                  name: Optional[str] = None, timeout: float = 60.0):
-        self.pointer, self._pid = c.c_void_p(), os.getpid()
+        self._open_as("the session")
         self._opened = weakref.WeakSet()  # what must end before it does
         options = _l.Options(address=address and address.encode(), role=role and role.encode(),
                              name=name and name.encode(), rank=rank, timeout_ns=_l.nanoseconds(timeout))
@@ -282,21 +283,39 @@ class Context:
 
     def barrier(self, name: str, count: int, timeout: Optional[float] = None) -> None:
         """Until so many sessions have entered the barrier of this name."""
-        call("dray_barrier", self.pointer, _l.text(name), count, _l.nanoseconds(timeout))
+        self._beside("dray_barrier", _l.text(name), count, _l.nanoseconds(timeout))
+
+    @property
+    def member(self) -> int:
+        """The id that the coordinator gave."""
+        return self._number("dray_context_member")
+
+    def _open(self, opened, function, *arguments):
+        """Within `with opened._use:`."""
+        with self._use.beside():
+            with self._use.counting:
+                self._opened.add(opened)
+            call(function, self.pointer, *arguments, c.byref(opened.pointer))
 
     def close(self) -> None:
-        """Ends the session, its publishers and subscribers before it."""
-        for opened in list(self._opened):
+        """Ends the session, what was opened through it before it. DrayError (EBUSY): a call is under way in another
+        thread."""
+        for each in [self, *self._all_opened()]:
+            each._use.check_idle()
+        self._close_opened()
+        super().close()
+
+    def _all_opened(self):
+        with self._use.counting:
+            return list(self._opened)
+
+    def _close_opened(self):
+        for opened in self._all_opened():
             opened.close()
-        pointer, self.pointer = self.pointer, None
-        if pointer and os.getpid() == self._pid:
-            library().dray_close(pointer)
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
+    def _end(self):
+        self._close_opened()  # those of the last moment, too
+        super()._end()
 
 
 _sessions = {}  # (process, role): the Context of those that are given none
@@ -326,29 +345,16 @@ def _no_context(what, given):
         raise TypeError(f"{what}: the session goes into context=, found it in the place of the parameters")
 
 
-class _Opened:
-    """What is used until it is closed, and closed when nobody has it any more."""
-    pointer = _context = _layout = None
-
-    def _call(self, name, *arguments):
-        if not self.pointer:
-            raise DrayError(_l.ECLOSED, f"this {type(self).__name__} is closed")
-        call(name, self.pointer, *arguments)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
+class _Opened(_l.Opened):
+    """What has a layout, and is closed when nobody has it any more, too."""
+    _layout = None
 
     def __del__(self):
         if not sys.is_finalizing():
             self.close()
 
-    def _end(self, function):
-        pointer, self.pointer = self.pointer, None
-        if pointer and os.getpid() == self._context._pid:
-            getattr(library(), function)(pointer)
+    def _end(self):
+        super()._end()
         if self._layout:
             self._layout.close()
         self._layout = None
@@ -373,7 +379,9 @@ class Publisher(_Opened):
     staging_bytes: of shared memory, through which engines of this host get what is in private host
     memory; None: 16 MiB where something does (share() makes a model's parameters shared).
     checksum: announce what engines compare with. delta: tell engines which elements changed, compared
-    and sent in delta_dtype. snapshot: engines read a copy, the trainer goes on at once."""
+    and sent in delta_dtype. snapshot: engines read a copy, the trainer goes on at once.
+    One thread at a time; close(), too, is refused while another one's call is under way (EBUSY)."""
+    _frees = "dray_publisher_close"
 
     def __init__(self, parameters: Any, model: str = MODEL, rank: Optional[int] = None,
                  world: Optional[int] = None, *, context: Optional[Context] = None,
@@ -386,7 +394,8 @@ class Publisher(_Opened):
         if config is not None and not buffers and _p.is_module(parameters):
             buffers = tensors(config).keys()
         self._given, self._config = _p.Copies(parameters, rank, world) if copy else _p.given(parameters, buffers), config
-        self._context, self.pointer, self._layout = context, c.c_void_p(), None
+        self._context = context
+        self._open_as(f"publisher {model}")
         pairs = self._given.pairs()
         self._kinds = {name: _p.kind(parameter) for name, parameter in pairs}
         self._layout, self._known = self._build(pairs), _p.places(pairs)
@@ -399,9 +408,8 @@ class Publisher(_Opened):
                                     staging_bytes=staging_bytes, timeout_ns=_l.nanoseconds(timeout),
                                     no_checksums=int(not checksum), delta=int(delta),
                                     delta_dtype=_g.dtype_code(delta_dtype) if delta_dtype else 0)
-        call("dray_publisher_open", context.pointer, model.encode(), self._layout.pointer,
-             c.byref(options), c.byref(self.pointer))
-        context._opened.add(self)
+        with self._use:
+            context._open(self, "dray_publisher_open", model.encode(), self._layout.pointer, c.byref(options))
 
     def _build(self, pairs):
         layout = Layout(self._config)
@@ -431,11 +439,13 @@ class Publisher(_Opened):
         finally:
             library().dray_free(out)
 
+    @_l.alone
     def moved(self):
         """Tells the readers when parameters are elsewhere now: after an offload and load, .to(),
         load_state_dict(assign=True), a resumed arena. publish calls it; True: they did."""
-        if not self.pointer:
-            raise DrayError(_l.ECLOSED, "this Publisher is closed")
+        return self._moved()
+
+    def _moved(self):
         pairs = self._now()
         places = _p.places(pairs)
         try:
@@ -447,33 +457,35 @@ class Publisher(_Opened):
             if e.name != "ESTALE":
                 raise
         if self._published is not None:
-            self.wait()
+            self._wait()
         before, layout = self._layout, self._build(pairs)
         live = layout.live()
         if self._where(layout) == self._where(before):
-            self._call("dray_publisher_move", live)
+            self._within("dray_publisher_move", live)
         else:  # other pieces of expandable segments
-            self._call("dray_publisher_set_layout", layout.pointer, live)
+            self._within("dray_publisher_set_layout", layout.pointer, live)
         self._layout, self._live, self._known = layout, live, places
         before.close()
         return True
 
+    @_l.alone
     def publish(self, version, stream=None, tensors=None):
         """This rank's parameters hold `version` as soon as the stream (None: the current one) has
         done what it was given so far. tensors: with copy=True, (name, tensor) of this version."""
         if tensors is not None and not isinstance(self._given, _p.Copies):
             raise TypeError("publish: tensors= is for a Publisher with copy=True")
-        self.moved()
+        self._moved()
         if self._given.computes:
-            self.wait()
+            self._wait()
             self._given.refresh(tensors)
         fence = event = None
         if self._layout.cuda:
             fence, event = _g._fence(stream)
         with _t.span("weights publish", version, "transfer"):
-            self._call("dray_publisher_publish", version, c.byref(fence) if fence else None)
+            self._within("dray_publisher_publish", version, c.byref(fence) if fence else None)
         self._published, self._event = version, event
 
+    @_l.alone
     def deliver(self, version=None, groups=1, timeout=None):
         """Until engines have the version (None: the last) or a newer one: so many groups, or those named
         (one or several), which need not be there yet. Takes nothing back, so that late ones find it;
@@ -488,17 +500,21 @@ class Publisher(_Opened):
         if count < 1:
             raise ValueError(f"groups: a number of at least 1, or names expected, found {groups!r}")
         with _t.span("weights deliver", version, "wait", "readers"):
-            self._call("dray_publisher_deliver", version, names and (c.c_char_p * count)(*names), count,
+            self._within("dray_publisher_deliver", version, names and (c.c_char_p * count)(*names), count,
                        _l.nanoseconds(self._timeout if timeout is None else timeout))
 
+    @_l.alone
     def wait(self, version=None, timeout=None):
         """Before the next write: until readers of the version (None: the last) are done. How many
         were dropped for it."""
+        return self._wait(version, timeout)
+
+    def _wait(self, version=None, timeout=None):
         version = self._published if version is None else version
         dropped = c.c_uint32()
         if version is not None:
             with _t.span("weights wait", version, "wait", "readers"):
-                self._call("dray_publisher_wait", version,
+                self._within("dray_publisher_wait", version,
                      _l.nanoseconds(self._timeout if timeout is None else timeout), c.byref(dropped))
         return dropped.value
 
@@ -506,6 +522,7 @@ class Publisher(_Opened):
         """deliver() of a coroutine: a thread waits, the event loop goes on."""
         await _l.in_thread(self.deliver, *arguments, **options)
 
+    @_l.alone
     def wait_stream(self, version=None, stream=None):
         """wait() of a CUDA stream (None: torch's current one): what is put into it from now on begins when the readers
         are done, and this returns at once. The next call of this publisher raises what went wrong. DrayError
@@ -514,7 +531,7 @@ class Publisher(_Opened):
         if version is not None:
             if stream is None:
                 stream = _g._torch().cuda.current_stream() if self._layout.cuda else None
-            self._call("dray_publisher_wait_stream", version, getattr(stream, "cuda_stream", stream),
+            self._within("dray_publisher_wait_stream", version, getattr(stream, "cuda_stream", stream),
                        _l.nanoseconds(self._timeout))
 
     def attach(self, optimizer, groups=None):
@@ -527,12 +544,13 @@ class Publisher(_Opened):
             self.wait()
         return optimizer.register_step_pre_hook(wait)
 
+    @_l.alone
     def release(self, timeout=None):
         """Before the memory is given back (dray.gpu.release): takes it back from all readers. Raises
         DrayError (ETIMEDOUT) that names those who still have it mapped."""
         pins, count = (_l.Pin * 16)(), c.c_uint32()
         try:
-            self._call("dray_publisher_release",
+            self._within("dray_publisher_release",
                  _l.nanoseconds(self._timeout if timeout is None else timeout), pins, 16,
                  c.byref(count))
         except DrayError as e:
@@ -540,9 +558,6 @@ class Publisher(_Opened):
             raise DrayError(e.code, f"{e} ({names})" if names else str(e)) from None
         self._published = None
         self._known = None  # said anew by the next publish
-
-    def close(self) -> None:
-        self._end("dray_publisher_close")
 
 
 class Subscriber(_Opened):
@@ -561,7 +576,9 @@ class Subscriber(_Opened):
     load: instead, the engine's load_weights: called with a list of (name, tensor), whole tensors in
     host memory that are good until it returns, bucket by bucket, at most bucket_bytes of them.
     tensors: which it takes, {name: (shape, dtype)} or {name: tensor}, as tensors("qwen3-8b") or a
-    meta-device state dict give them."""
+    meta-device state dict give them.
+    One thread at a time, but for note_step; close(), too, is refused while another one's call is under way (EBUSY)."""
+    _frees = "dray_subscriber_close"
 
     def __init__(self, blocks: Any = (), model: str = MODEL, group: str = "engine",
                  rank: Optional[int] = None, world: Optional[int] = None, *,
@@ -572,7 +589,8 @@ class Subscriber(_Opened):
         _no_context("Subscriber", blocks)
         rank, world = _place(rank, world)
         context = context or _session("engine")
-        self._context, self.pointer, self._failure = context, c.c_void_p(), None
+        self._context, self._failure = context, None
+        self._open_as(f"subscriber {group} of {model}")
         self._started = self._lost = False  # an update; this rank, while it was laid out anew
         self._model, self._options_of = model, dict(group=group.encode(), rank=rank, world=world,
                                                     timeout_ns=_l.nanoseconds(timeout))
@@ -580,19 +598,19 @@ class Subscriber(_Opened):
         self._first = self._given and self._given.certificate()
         if self._first:
             load, tensors = self._first, self._given.tensors
-        if load is None:
-            self._open(*self._lay_out())
-        elif tensors is None:
-            raise ValueError("tensors: which ones load takes, {name: (shape, dtype)}")
-        else:
-            layout, shapes = Layout(), {}
-            for name, of in tensors.items():
-                shape, dtype = of if isinstance(of, tuple) else (of.shape, of.dtype)
-                shapes[name] = tuple(shape)
-                layout.add_tensor(name, dtype, shapes[name])
-            self._load = _l.LoadOptions(load=self._callback(load, shapes), bucket_bytes=bucket_bytes)
-            self._open(layout, None, load=c.pointer(self._load))
-        context._opened.add(self)
+        with self._use:
+            if load is None:
+                self._open(*self._lay_out())
+            elif tensors is None:
+                raise ValueError("tensors: which ones load takes, {name: (shape, dtype)}")
+            else:
+                layout, shapes = Layout(), {}
+                for name, of in tensors.items():
+                    shape, dtype = of if isinstance(of, tuple) else (of.shape, of.dtype)
+                    shapes[name] = tuple(shape)
+                    layout.add_tensor(name, dtype, shapes[name])
+                self._load = _l.LoadOptions(load=self._callback(load, shapes), bucket_bytes=bucket_bytes)
+                self._open(layout, None, load=c.pointer(self._load))
 
     def _lay_out(self):
         """A layout of the memory as it is now, and where that is."""
@@ -606,8 +624,7 @@ class Subscriber(_Opened):
     def _open(self, layout, places, **options):
         self._layout, self._places, self._live = layout, places, layout.live()
         options = _l.SubscriberOptions(regions=self._live, **self._options_of, **options)
-        call("dray_subscriber_open", self._context.pointer, self._model.encode(), layout.pointer,
-             c.byref(options), c.byref(self.pointer))
+        self._context._open(self, "dray_subscriber_open", self._model.encode(), layout.pointer, c.byref(options))
         self._lost = False
 
     def _elsewhere(self):
@@ -627,11 +644,8 @@ class Subscriber(_Opened):
         if not self._lost and (not self.pointer or self._started or not self._elsewhere()):
             return
         layout, places = self._lay_out()
-        before, pointer, self.pointer = self._layout, self.pointer, c.c_void_p()
-        self._lost = True
-        if pointer:
-            library().dray_subscriber_close(pointer)
-        before.close()
+        self._leave_group()
+        self._layout.close()
         self._open(layout, places)
 
     def _updated(self):
@@ -645,10 +659,15 @@ class Subscriber(_Opened):
         try:
             self._given.updated()
         except BaseException:  # what this rank holds is not known
-            self._lost = True
-            pointer, self.pointer = self.pointer, c.c_void_p()
-            library().dray_subscriber_close(pointer)
+            self._leave_group()
             raise
+
+    def _leave_group(self):
+        with self._use.briefly():
+            pointer, self.pointer = self.pointer, c.c_void_p()
+        self._lost = True
+        if pointer:
+            library().dray_subscriber_close(pointer)
 
     def _still(self, what):
         """Raises where memory was replaced since the last update began."""
@@ -685,13 +704,14 @@ class Subscriber(_Opened):
         call("dray_update_report_json", c.byref(report), room, len(room))
         return json.loads(room.value)
 
+    @_l.alone
     def _run(self, name, options):
         report, self._failure = _l.UpdateReport(), None
         self._settle()
         try:
             with _t.wait_and_transfer(_SPANS[name], options.min_version or -1, "weights") as waited:
                 with self._first or contextlib.nullcontext():
-                    self._call(name, c.byref(options), c.byref(report))
+                    self._within(name, c.byref(options), c.byref(report))
                 made = self._dict(report)
                 waited(round(made["wait_seconds"] * 1e9))
         except DrayError as error:
@@ -739,6 +759,7 @@ class Subscriber(_Opened):
         """update(mode="disk"): needs no trainer. path: a file or folder of safetensors."""
         return self.update(mode="disk", path=path, path_version=version, **options)
 
+    @_l.alone
     def start(self, *arguments: Any, **options: Any) -> None:
         """An update (its arguments) that does not block: start, poll until it is True (fileno, which
         is to be asked after start, says when), finish."""
@@ -746,20 +767,22 @@ class Subscriber(_Opened):
         self._settle()
         if self._first:
             self._first.__enter__()
-        self._call("dray_update_start", c.byref(options))
+        self._within("dray_update_start", c.byref(options))
         self._started = True
 
+    @_l.alone
     def poll(self) -> bool:
         if not self.pointer:
-            raise DrayError(_l.ECLOSED, "this Subscriber is closed")
+            self._use._refuse_closed()
         error = _l.Error()
         code = library().dray_update_poll(self.pointer, c.byref(error))
         return code != _l.EAGAIN
 
+    @_l.alone
     def finish(self) -> dict:
         report = _l.UpdateReport()
         try:
-            self._call("dray_update_finish", c.byref(report))
+            self._within("dray_update_finish", c.byref(report))
         except DrayError as error:
             raise error from self._failure
         finally:
@@ -792,7 +815,7 @@ class Subscriber(_Opened):
         return version.value
 
     def fileno(self) -> int:
-        return library().dray_subscriber_fd(self.pointer)
+        return self._number("dray_subscriber_fd")
 
     def release_mappings(self) -> None:
         """Between updates: unmaps what its publishers want back."""
@@ -800,20 +823,18 @@ class Subscriber(_Opened):
 
     def note_step(self, seconds: float) -> None:
         """A step of decoding took so long: reports say by how much updates slowed steps down."""
-        self._call("dray_subscriber_note_step", int(seconds * 1e9))
+        with self._use.briefly():
+            self._within("dray_subscriber_note_step", int(seconds * 1e9))
 
+    @_l.alone
     def verify(self) -> None:
         """Compares the memory with what the last update brought."""
         self._still("the last update wrote")
-        self._call("dray_subscriber_verify")
+        self._within("dray_subscriber_verify")
 
     def leave(self, timeout: float = 60.0) -> None:
         """Before the engine ends: off the routers' list, and until no other engine reads from it."""
         self._call("dray_subscriber_leave", _l.nanoseconds(timeout), None)
-
-    def close(self) -> None:
-        self._lost = False
-        self._end("dray_subscriber_close")
 
 
 def _bucket(bucket):

@@ -60,6 +60,8 @@ def check_free(queue, other):
 def check_threads(queue, other):
     """While one thread is in the queue, others are told so."""
     begun, ended = threading.Event(), []
+    queue.insert({"x": np.arange(2)}, "held", seal=True)
+    held = queue.claim("read", 2, "held")
 
     def wait():
         begun.set()
@@ -72,6 +74,8 @@ def check_threads(queue, other):
     assert "another thread" in refused("EBUSY", queue.close)
     thread.join()
     assert ended and queue.status()["name"] == "samples"
+    held.commit()  # the close that was refused has changed nothing
+    held.free()
     # Many threads at once: each call succeeds or is refused, and nothing is lost.
     queue.insert({"x": np.arange(60)}, "many", seal=True)
     rows, stop = [], threading.Event()

@@ -120,7 +120,7 @@ class DrayCheckpointEngine(CheckpointEngine):
         name = f"{place[0] or side} rank {rank} (process {os.getpid()} on {socket.gethostname()})"
         if self._context is None:
             self._context = _w.Context(self._address, role=side, rank=rank, name=name, timeout=self.timeout)
-        return {"member": _l.library().dray_context_member(self._context.pointer), "name": name, "version": self.version,
+        return {"member": self._context.member, "name": name, "version": self.version,
                 "place": (place[0], rank, int(place[2])) if all(place) else None}
 
     @classmethod
@@ -172,7 +172,7 @@ class DrayCheckpointEngine(CheckpointEngine):
         if now.given_up:
             raise _l.DrayError(_l.ECANCELED, f"version {now.version}: given up, as another synchronisation was prepared")
         out = c.c_void_p()
-        _l.call("dray_context_status", self._context.pointer, c.byref(out))
+        self._context._beside("dray_context_status", c.byref(out))
         alive = {session["member"] for session in json.loads(_l.take(out))["sessions"]}
         if gone := [name for member, name in now.others.items() if member not in alive]:
             raise _dead(f"version {now.version} of {self.model}: {', '.join(gone)} ended")
