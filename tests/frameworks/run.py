@@ -42,6 +42,7 @@ PARTS = [
     Part("ce_real", 120, 120, "checkpoint-engine's protocol: its own update_weights_from_ipc, and dray's end"),
     Part("record_real", 360, 1800, "dray.weights.record with vLLM's models and loaders, by bytes"),
     Part("record_sglang", 360, 1800, "the same with SGLang's"),
+    Part("models_real", 120, 120, "transformers' modules with Conv3d, router biases, tied heads: FSDP2's shards, received by modules"),
     Part("megatron_real", 180, 600, "mbridge's converters of Megatron-Core's parameters, recorded: blocks by bytes"),
     Part("vllm_real", 480, 1200, "vLLM for the CPU with backend dray, and an FSDP2 trainer: tokens as transformers'"),
     Part("sglang_real", 480, 1200, "SGLang's weight updates by dray, and an FSDP2 trainer: bytes as SGLang's own loading has them"),
