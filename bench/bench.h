@@ -12,12 +12,9 @@
  * Arguments of every one: --json (one object a line), --strict (exit 1 when a target is missed),
  * --repeat N (default 5), --quick (1 repeat: does it run at all?). What users measure is a part of
  * `dray bench` instead. */
-#ifndef DRAY_BENCH_H
-#define DRAY_BENCH_H
+#pragma once
 
 #include "bench/rows.h"
 
 /* Reads the arguments; wrong ones end the program with 2. part: what the rows are listed under. */
 bench *bench_open(int argc, char **argv, const char *part);
-
-#endif

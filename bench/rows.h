@@ -2,8 +2,7 @@
  * the limits that figures are compared with. The limit of a figure (a memcpy of the same bytes, an
  * echo on a bare socket) is measured in the same run: absolute times on shared machines mean
  * nothing, ratios do. `dray bench` and the programs of bench/ print these rows. */
-#ifndef DRAY_BENCH_ROWS_H
-#define DRAY_BENCH_ROWS_H
+#pragma once
 
 #include <dray/dray.h>
 #include <jansson.h>
@@ -85,5 +84,3 @@ double bench_memcpy(const bench *b, size_t bytes);
 double bench_memcpy_shared(const bench *b, size_t bytes);
 /* Seconds of one round trip of `bytes` with another process over a Unix socket pair, median. */
 double bench_echo(const bench *b, size_t bytes);
-
-#endif

@@ -1,7 +1,6 @@
 /* The pairs of memory kinds that every suite about copies is stamped for: XX(from, to). A new kind
  * is added here. */
-#ifndef DRAY_TESTS_PAIRS_H
-#define DRAY_TESTS_PAIRS_H
+#pragma once
 
 #define PAIRS(XX)                                                                                  \
     XX(HOST, HOST)                                                                                 \
@@ -29,5 +28,3 @@
     XX(FILE, PINNED)                                                                               \
     XX(FILE, CUDA)                                                                                 \
     XX(FILE, FILE)
-
-#endif

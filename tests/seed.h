@@ -1,6 +1,5 @@
 /* The seed of a suite's random cases. */
-#ifndef DRAY_TESTS_SEED_H
-#define DRAY_TESTS_SEED_H
+#pragma once
 
 #include <stdint.h>
 #include <stdio.h>
@@ -27,5 +26,3 @@ static inline uint64_t test_cases(uint64_t usual)
     const char *given = getenv("DRAY_TEST_CASES");
     return given ? strtoull(given, NULL, 0) : usual;
 }
-
-#endif

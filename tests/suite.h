@@ -1,6 +1,5 @@
 /* A suite: the tests of one program. They run in the order in which they stand in its file. */
-#ifndef TESTS_SUITE_H
-#define TESTS_SUITE_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -43,5 +42,3 @@ static inline int suite_run(CMFixtureFunction up, CMFixtureFunction down)
     {                                                                                              \
         return suite_run(up, down);                                                                \
     }
-
-#endif

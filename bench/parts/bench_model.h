@@ -1,6 +1,5 @@
 /* Models cut down to what the machine's memory holds, and the sides of an update from SPECs. */
-#ifndef DRAY_BENCH_MODEL_H
-#define DRAY_BENCH_MODEL_H
+#pragma once
 
 #include "bench/weights/bench_cluster.h"
 
@@ -15,5 +14,3 @@ void bench_side_close(bench_side *side);
 double bench_side_bytes(const bench_side *side);
 /* MemAvailable of the machine. */
 double bench_memory(void);
-
-#endif

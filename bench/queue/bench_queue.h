@@ -1,7 +1,6 @@
 /* What the files of `dray bench queue` share: bench_queue.c (bytes),
  * bench_queue_journal.c, bench_queue_claims.c, bench_queue_beside.c. */
-#ifndef DRAY_BENCH_QUEUE_H
-#define DRAY_BENCH_QUEUE_H
+#pragma once
 
 #include "cmd/bench.h"
 
@@ -79,5 +78,3 @@ void queue_bench_journal(queue_bench *s);
 
 /* The rows of --hosts: "A,B". */
 void queue_bench_hosts(bench *b, const char *pair);
-
-#endif

@@ -1,8 +1,7 @@
 /* A coordinator, trainer ranks and engine ranks, each a process, that update again and again while
  * the parent measures; and the limit, a memcpy by the same engine processes out of the same memory.
  * Whatever fails in any of them ends the benchmark with its message. */
-#ifndef DRAY_BENCH_CLUSTER_H
-#define DRAY_BENCH_CLUSTER_H
+#pragma once
 
 #include "bench/rows.h"
 
@@ -83,5 +82,3 @@ void bench_cluster_stop(bench_cluster *c);
 
 /* From here on SIGINT and SIGTERM end what waits, so that nothing stays behind. */
 void bench_watch_signals(void);
-
-#endif

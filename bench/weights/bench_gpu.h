@@ -1,8 +1,7 @@
 /* GPUs of a benchmark: which one a process has, memory and random values on it, what the links
  * between them carry, and what an update could take at best. Nothing here opens the driver before a
  * process is forked for it: a child cannot use what its parent opened. */
-#ifndef DRAY_BENCH_GPU_H
-#define DRAY_BENCH_GPU_H
+#pragma once
 
 #include "bench/weights/bench_cluster.h"
 
@@ -48,5 +47,3 @@ double bench_gpu_commit_limit(const bench_cluster_options *options, const bench_
 
 /* Of a side: the GPU of its rank-th of `ranks` ranks. */
 uint32_t bench_gpu_of(const bench_side *side, uint32_t rank, uint32_t ranks);
-
-#endif

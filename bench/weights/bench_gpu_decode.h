@@ -1,8 +1,7 @@
 /* Something like decoding beside an update: steps of kernels that do little but read a GPU's
  * memory, one after the other, in a thread of their own, which tells the subscriber what each step
  * took. */
-#ifndef DRAY_BENCH_GPU_DECODE_H
-#define DRAY_BENCH_GPU_DECODE_H
+#pragma once
 
 #include <dray/memory.h>
 #include <dray/weights.h>
@@ -14,5 +13,3 @@ typedef struct bench_decode bench_decode;
 int bench_decode_start(dray_subscriber *subscriber, const dray_region *beside, double seconds,
                        bench_decode **out, dray_error *error);
 void bench_decode_stop(bench_decode *decode); /* NULL is fine */
-
-#endif

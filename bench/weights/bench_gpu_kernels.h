@@ -1,6 +1,5 @@
 /* The GPU's side of bench_gpu.c. */
-#ifndef DRAY_BENCH_GPU_KERNELS_H
-#define DRAY_BENCH_GPU_KERNELS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -14,5 +13,3 @@ typedef struct bench_gpu_block {
 } bench_gpu_block;
 
 extern const char bench_gpu_source[]; /* CUDA C++ */
-
-#endif

@@ -1,7 +1,6 @@
 /* Hosts of a benchmark: network namespaces by name, or "~name", this machine under another name;
  * and what TCP does between two of them. */
-#ifndef DRAY_BENCH_HOSTS_H
-#define DRAY_BENCH_HOSTS_H
+#pragma once
 
 #include "bench/rows.h"
 
@@ -15,5 +14,3 @@ bool bench_host_enter(const char *host);
 /* Bytes/s of one TCP connection from a host to another: iperf3's where it is installed and both are
  * namespaces, else that of a plain pair of sockets. *how: which it was, static. */
 double bench_hosts_rate(bench *b, const char *from, const char *to, double bytes, const char **how);
-
-#endif

@@ -1,7 +1,6 @@
 /* The processes of a benchmark of updates: what all of them see, and what each does
  * (bench_cluster.h is what the parent does with them). */
-#ifndef DRAY_BENCH_RANKS_H
-#define DRAY_BENCH_RANKS_H
+#pragma once
 
 #include "bench/weights/bench_cluster.h"
 
@@ -84,5 +83,3 @@ uint64_t bench_wanted_bytes(const bench_cluster *c, uint32_t number, uint64_t wr
 void bench_run_coordinator(bench_cluster *c, uint32_t rank);
 void bench_run_trainer(bench_cluster *c, uint32_t rank);
 void bench_run_engine(bench_cluster *c, uint32_t number);
-
-#endif

@@ -1,6 +1,5 @@
 /* Cases of `dray bench weights`, given by its arguments or by a suite. */
-#ifndef DRAY_BENCH_SUITE_H
-#define DRAY_BENCH_SUITE_H
+#pragma once
 
 #include "bench/weights/bench_gpu.h"
 
@@ -45,5 +44,3 @@ void bench_targets(bench *b);
 const char *bench_checkpoint_make(bench *b, const bench_job *job, const bench_side *like,
                                   char *folder, double *seconds);
 void bench_checkpoint_remove(const char *folder);
-
-#endif

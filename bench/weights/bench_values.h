@@ -1,7 +1,6 @@
 /* What a benchmark's weights hold: each element is made from its tensor's name and its global index
  * alone, so that every rank can fill its own blocks and check them, whoever moved the bytes. */
-#ifndef DRAY_BENCH_VALUES_H
-#define DRAY_BENCH_VALUES_H
+#pragma once
 
 #include <dray/memory.h>
 #include <dray/model.h>
@@ -32,5 +31,3 @@ dray_dtype bench_source_dtype(const dray_tensor_info *tensor, bool tied,
 uint32_t *bench_blocks_by_tensor(const dray_layout *layout, uint32_t **first);
 /* For each tensor: does it hold another one's scales? The caller frees it. */
 bool *bench_scales_of(const dray_layout *layout);
-
-#endif

@@ -1,7 +1,6 @@
 /* Arenas: memory for names and small records that is freed all at once, and whose addresses stay
  * the same while arrays grow. Mappings of whole pages. And lists of things that end together. */
-#ifndef DRAY_BASE_ARENA_H
-#define DRAY_BASE_ARENA_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stddef.h>
@@ -54,5 +53,3 @@ void dray__kept_end(dray__kept **kept, dray__forget_fn *forget); /* forget NULL:
  * pointer to the first, NULL at first, freed with free. NULL: out of memory, and the array is as it
  * was. The place is not written. */
 void *dray__append(void *items, size_t size, uint64_t count, uint64_t *capacity);
-
-#endif

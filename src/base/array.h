@@ -1,6 +1,5 @@
 /* Items put behind others in an array that grows (base/arena.h). */
-#ifndef DRAY_BASE_ARRAY_H
-#define DRAY_BASE_ARRAY_H
+#pragma once
 
 #include "base/arena.h"
 
@@ -11,5 +10,3 @@
 #define DRAY__PUSH(items, count, capacity, ...)                                                    \
     (dray__append(&(items), sizeof *(items), (count), &(capacity)) &&                              \
      ((items)[(count)++] = (__VA_ARGS__), true))
-
-#endif

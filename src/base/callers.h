@@ -4,8 +4,7 @@
  * they send meanwhile, and there may be few of them: the oldest one ends for the newest. There may
  * be more of the known, and there the one that was silent longest ends. Both numbers are far below
  * what the process may open (RLIMIT_NOFILE), as other things want descriptors, too. */
-#ifndef DRAY_BASE_CALLERS_H
-#define DRAY_BASE_CALLERS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -52,5 +51,3 @@ void dray__callers_sweep(dray__callers *callers);
 /* There are no descriptors left: the oldest stranger ends, else the one that was silent longest.
  * false: there is none. */
 bool dray__callers_make_room(dray__callers *callers);
-
-#endif

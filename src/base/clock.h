@@ -1,6 +1,5 @@
 /* Deadlines are CLOCK_MONOTONIC nanoseconds, so that a clock that jumps changes nothing. */
-#ifndef DRAY_BASE_CLOCK_H
-#define DRAY_BASE_CLOCK_H
+#pragma once
 
 #include <poll.h>
 #include <stdbool.h>
@@ -29,5 +28,3 @@ int dray__left_ms(int64_t deadline_ns);
 int dray__wait(struct pollfd *fds, nfds_t count, int64_t deadline_ns);
 /* Asks the program. false in every thread but the one that wants to be asked. */
 bool dray__interrupted(void);
-
-#endif

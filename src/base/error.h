@@ -6,8 +6,7 @@
 
 /* Filling the caller's dray_error. Each function returns the code, so that a failure is one line:
  *     return dray__fail(error, DRAY_ESHAPE, "tensor %s: expected %s, found %s", ...); */
-#ifndef DRAY_BASE_ERROR_H
-#define DRAY_BASE_ERROR_H
+#pragma once
 
 #include <dray/dray.h>
 
@@ -25,5 +24,3 @@ int dray__nomem(dray_error *error);
  */
 int dray__fail_prefix(dray_error *error, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-
-#endif

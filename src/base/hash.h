@@ -1,7 +1,6 @@
 /* The hash table, from numbers to pointers: open addressing, linear probing. Names, and things that
  * lie in arrays, are looked up in it by their XXH3. */
-#ifndef DRAY_BASE_HASH_H
-#define DRAY_BASE_HASH_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
@@ -84,5 +83,3 @@ void dray__map_free(dray__map *map);
 bool dray__map_get(const dray__map *map, const char *key, uint32_t *value);
 /* Adds or replaces. false: out of memory. */
 bool dray__map_set(dray__map *map, const char *key, uint32_t value);
-
-#endif

@@ -11,8 +11,7 @@
  *               reading (a record, to put its bytes back)
  *
  *   keeper      keeping, holding (a chunk is kept; no answer yet), giving, dropping */
-#ifndef DRAY_BASE_HOOK_H
-#define DRAY_BASE_HOOK_H
+#pragma once
 
 typedef void (*dray__hook_fn)(void *user, const char *step);
 void dray__hook_set(dray__hook_fn fn, void *user); /* before threads start */
@@ -24,5 +23,3 @@ extern void *dray__hook_user;
         if (dray__hooked)                                                                          \
             dray__hooked(dray__hook_user, step);                                                   \
     while (0)
-
-#endif

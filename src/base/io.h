@@ -1,6 +1,5 @@
 /* Whole reads and writes: what a signal or the file system cut short goes on. Names in a folder. */
-#ifndef DRAY_BASE_IO_H
-#define DRAY_BASE_IO_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
@@ -33,5 +32,3 @@ int dray__end_file(FILE *file, bool written, const char *path, dray_error *error
 int dray__remove_tree(const char *path, dray_error *error);
 /* Returns when what the folder lists is on the disk. */
 int dray__sync_folder(const char *path, dray_error *error);
-
-#endif

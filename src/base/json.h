@@ -1,6 +1,5 @@
 /* jansson with this project's errors: exact integers, duplicate keys refused. */
-#ifndef DRAY_BASE_JSON_H
-#define DRAY_BASE_JSON_H
+#pragma once
 
 #include <dray/dray.h>
 #include <jansson.h>
@@ -38,5 +37,3 @@ void dray__json_append(json_t **array, json_t *value);
 /* As json_dumps, which writes on where memory ran out within a key. NULL: out of memory, or no
  * value. */
 char *dray__json_text(const json_t *json, size_t flags);
-
-#endif

@@ -1,6 +1,5 @@
 /* Shared libraries that are opened at run time: their functions in a struct. */
-#ifndef DRAY_BASE_LIBRARY_H
-#define DRAY_BASE_LIBRARY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -15,5 +14,3 @@ typedef struct dray__symbol {
 /* Fills `out`, the struct, from what dlopen returned. Returns NULL, or the name of the first symbol
  * that the library lacks and that is not optional. */
 const char *dray__symbols_load(void *library, const dray__symbol *symbols, size_t count, void *out);
-
-#endif

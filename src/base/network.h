@@ -1,6 +1,5 @@
 /* Lists of networks in CIDR form, IPv4 and IPv6: which addresses are trusted. */
-#ifndef DRAY_BASE_NETWORK_H
-#define DRAY_BASE_NETWORK_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
@@ -25,5 +24,3 @@ int dray__networks_parse(const char *text, dray__networks *out, dray_error *erro
 bool dray__networks_have(const dray__networks *networks, const struct sockaddr *address);
 /* 127.0.0.0/8 and ::1. */
 bool dray__is_loopback(const struct sockaddr *address);
-
-#endif

@@ -2,8 +2,7 @@
  * only grow, at their end and never into their padding, so that a caller and a library of different
  * versions work together: members that an older caller lacks have their defaults, and members that
  * this library does not know must be zero. */
-#ifndef DRAY_BASE_OPTIONS_H
-#define DRAY_BASE_OPTIONS_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stddef.h>
@@ -27,5 +26,3 @@ int dray__options_check(const void *given, size_t first, const char *name, dray_
 /* Fills the caller's struct, as far as it goes, with `filled` of `size` bytes, and what is beyond
  * with zeros; the caller's size stays. It was checked before. */
 void dray__options_fill(void *given, const void *filled, size_t size);
-
-#endif

@@ -1,8 +1,7 @@
 /* Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as
  * 1, 2, 3", SC11). A value depends only on its key and counter, never on who drew before, so that a
  * resumed run draws what an undisturbed one would. */
-#ifndef DRAY_BASE_RANDOM_H
-#define DRAY_BASE_RANDOM_H
+#pragma once
 
 #include <stdint.h>
 
@@ -17,5 +16,3 @@ uint64_t dray__random_u64(uint64_t seed, uint64_t stream, uint64_t i);
 double dray__random_unit(uint64_t seed, uint64_t stream, uint64_t i);
 /* Standard normal (Box-Muller on words 2i and 2i+1). */
 double dray__random_normal(uint64_t seed, uint64_t stream, uint64_t i);
-
-#endif

@@ -2,8 +2,7 @@
  * another CPU that costs less, for both, than to be put to sleep and woken. Where it does not come
  * in time, or came only because whoever looked was put off the CPU for it, the next looks are left
  * out: twice as many each time, so that what they take is next to nothing. */
-#ifndef DRAY_BASE_SPIN_H
-#define DRAY_BASE_SPIN_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,5 +22,3 @@ bool dray__spin_begin(dray__spin *spin, int64_t deadline_ns);
 bool dray__spin_again(dray__spin *spin);
 /* It was found at this time; 0: it was not. */
 void dray__spin_end(dray__spin *spin, int64_t found_ns);
-
-#endif

@@ -6,8 +6,7 @@
  * Works in a libevent loop, with poll, or in a data server. The descriptor stays the caller's, and
  * must be non-blocking or not: it is only ever asked with MSG_DONTWAIT. One connection: one thread
  * at a time. */
-#ifndef DRAY_BASE_TLS_H
-#define DRAY_BASE_TLS_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
@@ -63,5 +62,3 @@ bool dray__keyed_hash(const uint8_t key[DRAY__TLS_KEY], const void *data, size_t
 /* Takes the same time for every wrong one. */
 bool dray__same_bytes(const void *a, const void *b, size_t size);
 void dray__forget_bytes(void *data, size_t size); /* zeros that no compiler leaves out */
-
-#endif

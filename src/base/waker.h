@@ -1,6 +1,5 @@
 /* One descriptor to wait at for several others, and for a time. */
-#ifndef DRAY_BASE_WAKER_H
-#define DRAY_BASE_WAKER_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
@@ -19,5 +18,3 @@ int dray__waker_add(dray__waker *waker, int fd, dray_error *error);
 void dray__waker_after(const dray__waker *waker, int64_t ns);
 void dray__waker_at(const dray__waker *waker, int64_t at_ns);
 void dray__waker_close(dray__waker *waker);
-
-#endif

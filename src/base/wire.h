@@ -4,8 +4,7 @@
  * Writing: errors stick to the writer (out of memory), asked once at the end.
  * Reading: errors stick to the reader (short or malformed input); values read after one are zero.
  */
-#ifndef DRAY_BASE_WIRE_H
-#define DRAY_BASE_WIRE_H
+#pragma once
 
 #include "base/arena.h"
 
@@ -259,5 +258,3 @@ int dray__envelope_end(dray__writer *w, int rc, void **out, size_t *size, dray_e
  * DRAY_ECHECKSUM. */
 int dray__envelope_open(const dray__envelope *envelope, const void *data, size_t size,
                         dray__reader *out, dray_error *error);
-
-#endif

@@ -1,6 +1,5 @@
 /* The nearest right word, for messages. */
-#ifndef DRAY_BASE_WORDS_H
-#define DRAY_BASE_WORDS_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
@@ -26,5 +25,3 @@ int dray__word_of_variable(const char *variable, const char *const *words, const
 
 /* Whether the text ends with `end`. */
 bool dray__ends_with(const char *text, const char *end);
-
-#endif

@@ -1,7 +1,6 @@
 /* The parts of `dray bench`, and the arguments that all of them take. A part is one file
  * bench/<folder>/bench_<name>.c with one function, and one line in BENCH_MAP. */
-#ifndef DRAY_CMD_BENCH_H
-#define DRAY_CMD_BENCH_H
+#pragma once
 
 #include "bench/rows.h"
 #include "cmd/cmd.h"
@@ -29,5 +28,3 @@ typedef struct bench_update {
 } bench_update;
 
 extern const cmd_usage bench_update_usage;
-
-#endif

@@ -8,8 +8,7 @@
  * A subcommand is one file src/cmd/<name>.c with one function, and one line in CMD_MAP below. It
  * reads its options with cmd_parse, uses the public headers, prints results to stdout and
  * everything else to stderr, and returns CMD_OK, CMD_FAILED or CMD_USAGE. */
-#ifndef DRAY_CMD_CMD_H
-#define DRAY_CMD_CMD_H
+#pragma once
 
 #include "run/report/units.h"
 
@@ -171,5 +170,3 @@ typedef struct cmd_table cmd_table;
 cmd_table *cmd_table_new(const char *const *headings);
 void cmd_cell(cmd_table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void cmd_table_print(cmd_table *table, FILE *out); /* prints and frees */
-
-#endif

@@ -1,6 +1,5 @@
 /* How the result of a study (study.json) is shown: tables for a terminal, a page with pictures. */
-#ifndef DRAY_CMD_STUDY_H
-#define DRAY_CMD_STUDY_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -14,5 +13,3 @@ void cmd_study_plot(const json_t *study, bool by_seconds, FILE *out);
 void cmd_study_page(const json_t *study, FILE *out);
 /* Text between tags or in an attribute. */
 void cmd_study_escape(const char *text, FILE *out);
-
-#endif

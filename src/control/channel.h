@@ -4,8 +4,7 @@
  * and queues open channels of their own, attached to the session, so that objects in different
  * threads never wait for each other. One channel: one thread at a time, one request at a time
  * (a non-blocking one may be outstanding). */
-#ifndef DRAY_CONTROL_CHANNEL_H
-#define DRAY_CONTROL_CHANNEL_H
+#pragma once
 
 #include "base/network.h"
 #include "base/tls.h"
@@ -103,5 +102,3 @@ const dray__tls_key *dray__context_data_key(const dray_context *context);
 /* How members of the session find each other's data safe; borrowed from the context. */
 const struct dray__stream_keys *dray__context_keys(const dray_context *context);
 uint64_t dray__context_host(const dray_context *context); /* hash of the host identity */
-
-#endif

@@ -1,6 +1,5 @@
 /* The client's session, as channel.c and context.c share it. */
-#ifndef DRAY_CONTROL_CONTEXT_H
-#define DRAY_CONTROL_CONTEXT_H
+#pragma once
 
 #include "base/network.h"
 #include "base/tls.h"
@@ -78,5 +77,3 @@ void dray__context_return(dray_context *context, dray__channel *channel);
 /* As dray_report_post and dray_lease_release, but without waiting for the coordinator's answer. */
 int dray__report_tell(dray_context *context, const char *kind, const char *json, dray_error *error);
 void dray__lease_let_go(dray_lease *lease); /* NULL is fine */
-
-#endif

@@ -11,8 +11,7 @@
  * registry of layouts and versions, the queue's controller, reports) register a range of message
  * types, keep their own state, and learn of a session's end by callback. A bad request gets an
  * error reply and hurts nobody else. Everything runs on the loop's thread. */
-#ifndef DRAY_CONTROL_COORDINATOR_H
-#define DRAY_CONTROL_COORDINATOR_H
+#pragma once
 
 #include "base/tls.h"
 #include "base/wire.h"
@@ -126,5 +125,3 @@ int dray__session_report(const dray__session *session, const char *kind, const c
 /* The services that come with control. */
 int dray__reports_add(dray__coordinator *coordinator, dray_error *error);
 int dray__leases_add(dray__coordinator *coordinator, dray_error *error);
-
-#endif

@@ -1,8 +1,7 @@
 /* Frames on a stream socket: building, sending, receiving and checking them, with descriptors.
  * Both ends use it. Nothing here blocks, and no length from the other side is believed before the
  * bytes are there. */
-#ifndef DRAY_CONTROL_FRAME_H
-#define DRAY_CONTROL_FRAME_H
+#pragma once
 
 #include "base/tls.h"
 #include "base/wire.h"
@@ -59,5 +58,3 @@ int dray__inbox_take(dray__inbox *inbox, dray__frame *frame, int fds[DRAY__FRAME
                      dray_error *error);
 
 void dray__close_fds(int *fds, uint32_t count); /* those that are not -1, which they become */
-
-#endif

@@ -1,6 +1,5 @@
 /* What coordinator.c, connection.c, request.c, session.c and barrier.c share. */
-#ifndef DRAY_CONTROL_INTERNAL_H
-#define DRAY_CONTROL_INTERNAL_H
+#pragma once
 
 #include "base/callers.h"
 #include "base/hash.h"
@@ -156,5 +155,3 @@ void dray__barriers_expired(dray__barriers *barriers, dray__request *request, in
 /* Nobody waits for it any more. */
 void dray__barriers_ended(dray__barriers *barriers, const dray__session *session);
 void dray__barriers_status(dray__barriers *barriers, json_t *object);
-
-#endif

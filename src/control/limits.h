@@ -1,7 +1,6 @@
 /* What a coordinator lets those take who show one token: all of a role's, or this user's processes
  * and the master's, which count as one. */
-#ifndef DRAY_CONTROL_LIMITS_H
-#define DRAY_CONTROL_LIMITS_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdint.h>
@@ -17,5 +16,3 @@ typedef struct dray__limits {
 /* "rows=1000000,bytes=64GiB": what is not named is the default, as is all where text is NULL.
  * DRAY_EINVALID. */
 int dray__limits_parse(const char *text, dray__limits *out, dray_error *error);
-
-#endif

@@ -1,8 +1,7 @@
 /* The messages of sessions, barriers, reports and leases, as both ends write and read them: a
  * struct each, and a table of its fields (messages.c), which docs/wire.md lists. PING is answered
  * with what it holds, STATUS with a text of JSON. Timeouts are relative, nanoseconds. */
-#ifndef DRAY_CONTROL_MESSAGES_H
-#define DRAY_CONTROL_MESSAGES_H
+#pragma once
 
 #include "base/wire.h"
 
@@ -89,5 +88,3 @@ extern const dray__fields dray__spoken_fields, dray__hello_fields, dray__return_
     dray__attach_fields, dray__hello_told_fields, dray__meeting_fields, dray__met_fields,
     dray__posting_fields, dray__report_wish_fields, dray__reports_told_fields,
     dray__lease_wish_fields, dray__lease_held_fields, dray__error_told_fields;
-
-#endif

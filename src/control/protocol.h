@@ -1,8 +1,7 @@
 /* What goes over a coordinator's connection: frames of a fixed little-endian header and a payload
  * in base/wire.h's encoding. Descriptors travel with the frame's first byte (SCM_RIGHTS; Unix
  * sockets only). */
-#ifndef DRAY_CONTROL_PROTOCOL_H
-#define DRAY_CONTROL_PROTOCOL_H
+#pragma once
 
 #include <stdint.h>
 
@@ -121,5 +120,3 @@ enum {
 
 const char *dray__message_name(uint16_t type); /* "UPDATE_BEGIN"; "?" */
 uint32_t dray__message_senders(uint16_t type); /* their bits; DRAY__MAY_ANY for an unknown one */
-
-#endif

@@ -1,8 +1,7 @@
 /* Reports: JSON objects that anybody posts (dray_report_post) and whoever wants watches. The
  * coordinator keeps the last 8 MiB, so that a watcher that asks again and again from its cursor
  * loses nothing in practice; when it does, it is told how many. */
-#ifndef DRAY_CONTROL_REPORTS_H
-#define DRAY_CONTROL_REPORTS_H
+#pragma once
 
 #include "control/channel.h"
 
@@ -17,5 +16,3 @@
  * is the caller's; *cursor is moved on. DRAY_ETIMEDOUT: none came; ask again. */
 int dray__reports_watch(dray__channel *channel, const char *kind, uint64_t *cursor,
                         int64_t deadline_ns, json_t **out, dray_error *error);
-
-#endif

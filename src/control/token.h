@@ -7,8 +7,7 @@
  * that TLS sends; the key is the one that both sides must know (base/tls.h).
  *
  * (A Unix socket's mode and SO_PEERCRED prove the user, who may do everything.) */
-#ifndef DRAY_CONTROL_TOKEN_H
-#define DRAY_CONTROL_TOKEN_H
+#pragma once
 
 #include "base/tls.h"
 #include "control/protocol.h"
@@ -54,5 +53,3 @@ int dray__token_master(const char *path, dray__token *out, dray_error *error);
 bool dray__token_path(const dray__address *address, char *out, size_t capacity);
 /* The client's: $DRAY_TOKEN, else the file $DRAY_TOKEN_FILE, else the one at dray__token_path. */
 int dray__token_find(const dray__address *address, dray__token *out, dray_error *error);
-
-#endif

@@ -1,7 +1,6 @@
 /* C = alpha · op(A) · op(B) + beta · C for row-major float matrices: C is m × n, the inner
  * dimension is k; ld: floats between rows. n and t say which operand is transposed. */
-#ifndef DRAY_ENGINE_BLAS_H
-#define DRAY_ENGINE_BLAS_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdint.h>
@@ -22,5 +21,3 @@ void dray__gemm_nn(int64_t m, int64_t n, int64_t k, float alpha, const float *a,
 /* A is k × m, B is k × n. */
 void dray__gemm_tn(int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
                    const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
-
-#endif

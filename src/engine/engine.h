@@ -6,8 +6,7 @@
 /* What generator and trainer share: ragged batches, and model configurations as the reference
  * engine takes them. The engine computes in float32 on one core a rank (OpenBLAS on one thread). It
  * is deterministic: the same calls with the same inputs on the same world give the same bits. */
-#ifndef DRAY_ENGINE_ENGINE_H
-#define DRAY_ENGINE_ENGINE_H
+#pragma once
 
 #include <dray/model.h>
 #include <stdbool.h>
@@ -57,5 +56,3 @@ int dray__engine_config_check(const dray_model_config *config, dray_error *error
  * malloc'ed. eos_token: -1 for none. */
 int dray__engine_config_json(const dray_model_config *config, int32_t eos_token, char **out,
                              dray_error *error);
-
-#endif

@@ -8,8 +8,7 @@
  * generator belongs to one thread at a time. Functions that compute block; a dead peer or a passed
  * deadline ends them with the group's error (DRAY_EDEAD, DRAY_ETIMEDOUT), after which the
  * generator can only be closed. */
-#ifndef DRAY_ENGINE_GENERATOR_H
-#define DRAY_ENGINE_GENERATOR_H
+#pragma once
 
 #include "engine/engine.h"
 #include "engine/pace.h"
@@ -61,5 +60,3 @@ void dray__generation_free(dray__generation *generation);
 int dray__generator_logprobs(dray__generator *generator, const dray__sequences *sequences,
                              double temperature, float *logprobs, float *entropy,
                              dray_error *error);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the generator's files share. */
-#ifndef DRAY_ENGINE_GENERATOR_STATE_H
-#define DRAY_ENGINE_GENERATOR_STATE_H
+#pragma once
 
 #include "engine/generator.h"
 #include "engine/model.h"
@@ -12,5 +11,3 @@ struct dray__generator {
     dray__model model;
     dray__state state; /* of the forward pass that was computed last */
 };
-
-#endif

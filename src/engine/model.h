@@ -4,8 +4,7 @@
  *
  * Batches are packed: the tokens of all rows back to back, one row of a matrix a token, no padding.
  */
-#ifndef DRAY_ENGINE_MODEL_H
-#define DRAY_ENGINE_MODEL_H
+#pragma once
 
 #include "engine/engine.h"
 #include "engine/kernels/kernels.h"
@@ -195,5 +194,3 @@ float dray__value(const dray__model *model, const float *hidden);
 /* The same for the response tokens of rows [begin, end), to values[0..). */
 int dray__values(dray__model *model, dray__state *state, const dray__sequences *sequences,
                  uint32_t begin, uint32_t end, float *values, dray_error *error);
-
-#endif

@@ -3,8 +3,7 @@
  * ends and cuts of responses, gathered parameters, optimiser steps (of gradients that are zero),
  * published bytes. So schedules can be measured with more engines and trainers than there are
  * cores. */
-#ifndef DRAY_ENGINE_PACE_H
-#define DRAY_ENGINE_PACE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -26,5 +25,3 @@ typedef struct dray__pace {
 uint64_t dray__pace_length(const dray__pace *pace, uint64_t stream);
 /* Sleeps. What one sleep was too long, the next ones of this thread are shorter. */
 void dray__pace_spend(double seconds);
-
-#endif

@@ -25,8 +25,7 @@
  * `a` and the divisor that a step divides sums by say what the mean is over: see dray__aggregate.
  * Response tokens are those that count (dray__sequences.mask).
  */
-#ifndef DRAY_ENGINE_POLICY_H
-#define DRAY_ENGINE_POLICY_H
+#pragma once
 
 #include "engine/engine.h"
 
@@ -92,5 +91,3 @@ typedef struct dray__slopes {
  * policy: checked. */
 dray__slopes dray__policy_token(const dray__policy_batch *policy, uint64_t token, uint32_t row,
                                 double logprob, double entropy, dray__policy_sums *sums);
-
-#endif

@@ -12,8 +12,7 @@
  *
  * A generator may have several samplers. All ranks of its group call the same functions with the
  * same inputs; a sampler belongs to the generator's thread. */
-#ifndef DRAY_ENGINE_SAMPLER_H
-#define DRAY_ENGINE_SAMPLER_H
+#pragma once
 
 #include "engine/generator.h"
 
@@ -90,5 +89,3 @@ int dray__sampler_collect(const dray__sampler *sampler, const uint32_t *slots, u
  * dray__generation_free. */
 int dray__generate(dray__generator *generator, const dray__sampler_options *options,
                    const dray__sampler_rows *rows, dray__generation *out, dray_error *error);
-
-#endif

@@ -1,8 +1,7 @@
 /* From text to tokens and back. Two kinds: bytes (token i is byte i for i < 256, followed by three
  * special tokens), for models that are trained from scratch; and byte-level BPE as a Hugging Face
  * `tokenizer.json` describes it (Qwen2, Llama 3, GPT-2), for models that come with one. */
-#ifndef DRAY_ENGINE_TOKENIZER_H
-#define DRAY_ENGINE_TOKENIZER_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
@@ -44,5 +43,3 @@ int dray__tokenizer_encode(const dray__tokenizer *tokenizer, const char *text, s
  * *text is malloc'ed, and ended by a zero that *bytes does not count. */
 int dray__tokenizer_decode(const dray__tokenizer *tokenizer, const int32_t *tokens, size_t count,
                            char **text, size_t *bytes, dray_error *error);
-
-#endif

@@ -1,7 +1,6 @@
 /* The parts of a tokenizer that tokenizer_load.c fills, tokenizer_split.c cuts text with, and
  * tokenizer.c merges. */
-#ifndef DRAY_ENGINE_TOKENIZER_PARTS_H
-#define DRAY_ENGINE_TOKENIZER_PARTS_H
+#pragma once
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "base/hash.h"
@@ -90,5 +89,3 @@ int dray__cut_compile(const char *path, const char *pattern, dray__text_cut *out
                       dray_error *error);
 /* Canonical composition. *out is malloc'ed. */
 int dray__nfc(const char *text, size_t size, char **out, size_t *out_size, dray_error *error);
-
-#endif

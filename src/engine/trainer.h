@@ -14,8 +14,7 @@
  *
  * A region that was published must not change before dray_publisher_wait: call that before
  * dray__trainer_step, _init, _load and _restore, the only functions that write it. */
-#ifndef DRAY_ENGINE_TRAINER_H
-#define DRAY_ENGINE_TRAINER_H
+#pragma once
 
 #include "engine/engine.h"
 #include "engine/pace.h"
@@ -132,5 +131,3 @@ int dray__trainer_save(dray__trainer *trainer, dray_context *context, const char
 /* Goes on from what _save wrote (the version's folder), in any world; in the same world
  * bit-identically. */
 int dray__trainer_restore(dray__trainer *trainer, const char *directory, dray_error *error);
-
-#endif

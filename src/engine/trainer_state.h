@@ -1,6 +1,5 @@
 /* What the trainer's files share. */
-#ifndef DRAY_ENGINE_TRAINER_STATE_H
-#define DRAY_ENGINE_TRAINER_STATE_H
+#pragma once
 
 #include "engine/model.h"
 #include "engine/trainer.h"
@@ -53,5 +52,3 @@ bool dray__is_score(const char *name);
 int dray__trainer_gather(dray__trainer *t, const float *shard, float *whole, dray_error *error);
 /* Makes all ranks return alike: the first rank that failed says what. */
 int dray__trainer_agree(dray__trainer *t, int code, dray_error *error);
-
-#endif

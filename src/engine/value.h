@@ -10,8 +10,7 @@
  * (ppo2/model.py), as verl (compute_value_loss) and TRL (PPOTrainer) have it. Without clip, (V -
  * R)². `a`, and what a step divides the sum by, are those of the policy's loss (policy.h:
  * dray__aggregate), and so are the tokens that count. */
-#ifndef DRAY_ENGINE_VALUE_H
-#define DRAY_ENGINE_VALUE_H
+#pragma once
 
 #include "engine/policy.h"
 
@@ -32,5 +31,3 @@ int dray__value_check(const dray__value_batch *batch, dray_error *error);
  * its derivative by the value. batch: checked. */
 double dray__value_token(const dray__value_batch *batch, uint64_t token, uint32_t row, double value,
                          dray__policy_sums *sums);
-
-#endif

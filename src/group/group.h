@@ -17,8 +17,7 @@
  * new one.
  *
  * A group handle belongs to one thread at a time. All operations block until their deadline. */
-#ifndef DRAY_GROUP_GROUP_H
-#define DRAY_GROUP_GROUP_H
+#pragma once
 
 #include <dray/dray.h>
 
@@ -71,5 +70,3 @@ int dray__group_all_reduce_f32(dray__group *group, float *data, uint64_t count, 
  * out = piece `rank` summed over ranks in rank order. in and out must not overlap. */
 int dray__group_reduce_scatter_f32(dray__group *group, const float *in, const uint64_t *counts,
                                    float *out, int64_t timeout_ns, dray_error *error);
-
-#endif

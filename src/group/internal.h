@@ -1,6 +1,5 @@
 /* The group's shared memory, and the one way to wait that all collectives are built on. */
-#ifndef DRAY_GROUP_INTERNAL_H
-#define DRAY_GROUP_INTERNAL_H
+#pragma once
 
 #include "group/group.h"
 
@@ -58,5 +57,3 @@ unsigned char *dray__group_half(dray__group *group, uint32_t rank, uint64_t roun
  * and waits until every rank has. Fails as group.h says. */
 int dray__group_meet(dray__group *group, dray__group_operation operation, uint64_t size,
                      int64_t deadline_ns, dray_error *error);
-
-#endif

@@ -3,8 +3,7 @@
  * the CUDA driver API reference (docs.nvidia.com/cuda/cuda-driver-api);
  * tests/memory/test_cuda_abi.sh compares them with cuda.h where there is one. Enumerations of the
  * driver are int here: drivers return values that are newer than any list. */
-#ifndef DRAY_MEMORY_CUDA_ABI_H
-#define DRAY_MEMORY_CUDA_ABI_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -268,5 +267,3 @@ typedef struct CUmemcpyAttributes {
         size_t * failed, CUstream stream))                                                         \
     XX(cuStreamWaitValue32, cuStreamWaitValue32_v2,                                                \
        (CUstream stream, CUdeviceptr address, unsigned int value, unsigned int flags))
-
-#endif

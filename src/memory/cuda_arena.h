@@ -1,7 +1,6 @@
 /* Inside arenas: shared by what allocates (cuda_arena.c) and what releases and resumes
  * (cuda_sleep.c). */
-#ifndef DRAY_MEMORY_CUDA_ARENA_H
-#define DRAY_MEMORY_CUDA_ARENA_H
+#pragma once
 
 #include "memory/cuda_memory.h"
 #include "memory/extents.h"
@@ -60,5 +59,3 @@ int dray__gpu_arenas(const char *tag, dray_arena ***out, uint32_t *count, dray_e
 int dray__arena_back(const dray_arena *arena, dray__arena_part *part, dray_error *error);
 /* Takes a part out and frees it; its memory was dropped. */
 void dray__arena_remove(dray_arena *arena, uint32_t index);
-
-#endif

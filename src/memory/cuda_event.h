@@ -1,8 +1,7 @@
 /* Events of GPUs that other processes can wait for: what was put into a stream before one is
  * complete when it is. An event that was never recorded counts as complete, for the driver: so none
  * is handed out before. Threads: one at a time. */
-#ifndef DRAY_MEMORY_CUDA_EVENT_H
-#define DRAY_MEMORY_CUDA_EVENT_H
+#pragma once
 
 #include "memory/cuda_library.h"
 
@@ -22,5 +21,3 @@ int dray__event_import(const uint8_t uuid[16], const uint8_t handle[64], dray__e
                        dray_error *error);
 /* The caller waits. DRAY_ETIMEDOUT; DRAY_EINVALID: it was never recorded. */
 int dray__event_sync(dray__event *event, int64_t timeout_ns, dray_error *error);
-
-#endif

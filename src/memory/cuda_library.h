@@ -1,7 +1,6 @@
 /* The CUDA driver, opened at run time: its functions, the GPUs that this process sees, and their
  * primary contexts. */
-#ifndef DRAY_MEMORY_CUDA_LIBRARY_H
-#define DRAY_MEMORY_CUDA_LIBRARY_H
+#pragma once
 
 #include "memory/cuda_abi.h"
 
@@ -62,5 +61,3 @@ void dray__cuda_leave(void);
 
 /* "GPU-2f4c...": room for 41 bytes. Returns out. */
 char *dray__cuda_uuid_text(const uint8_t uuid[DRAY__CUDA_UUID], char out[41]);
-
-#endif

@@ -1,8 +1,7 @@
 /* GPU memory inside the library: chunks, which this process has allocated; openings, which are
  * allocations of other processes that are mapped here; and the allocation of an address (storage).
  */
-#ifndef DRAY_MEMORY_CUDA_MEMORY_H
-#define DRAY_MEMORY_CUDA_MEMORY_H
+#pragma once
 
 #include "memory/cuda_library.h"
 #include "memory/region.h"
@@ -104,5 +103,3 @@ int dray__gpu_arena_reach(dray_arena *arena, CUdeviceptr address, dray__cuda_dev
 /* Lets another GPU of this process touch a region's memory (kernels and copies that run there).
  * DRAY_EUNSUPPORTED: there is no way between the two. */
 int dray__region_reach(const dray_region *region, dray__cuda_device *device, dray_error *error);
-
-#endif

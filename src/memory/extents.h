@@ -1,7 +1,6 @@
 /* What is taken of a range: extents by offset, none of which touch the same byte. For a few
  * thousand of them. */
-#ifndef DRAY_MEMORY_EXTENTS_H
-#define DRAY_MEMORY_EXTENTS_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
@@ -24,5 +23,3 @@ uint64_t dray__extents_bytes(const dray__extents *e);
 /* false: out of memory. */
 bool dray__extents_copy(dray__extents *to, const dray__extents *from);
 void dray__extents_free(dray__extents *e);
-
-#endif

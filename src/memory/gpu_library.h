@@ -1,8 +1,7 @@
 /* NVRTC and NCCL, which are opened at run time. They are looked for at the path in an environment
  * variable, in the system's folders, in the CUDA toolkit's, and in Python's packages, where PyTorch
  * installs them. */
-#ifndef DRAY_MEMORY_GPU_LIBRARY_H
-#define DRAY_MEMORY_GPU_LIBRARY_H
+#pragma once
 
 #include <stddef.h>
 
@@ -15,5 +14,3 @@ typedef enum dray__gpu_library {
  * variable is empty, which turns it off. */
 void *dray__gpu_library_open(dray__gpu_library which);
 const char *dray__gpu_library_variable(dray__gpu_library which);
-
-#endif

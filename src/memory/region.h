@@ -5,8 +5,7 @@
 
 /* A live region. Each kind has one table of operations, in one file of this folder; region.c lists
  * them. */
-#ifndef DRAY_MEMORY_REGION_H
-#define DRAY_MEMORY_REGION_H
+#pragma once
 
 #include <dray/memory.h>
 #include <stdbool.h>
@@ -94,5 +93,3 @@ bool dray__region_is(const dray_region *region, uint64_t serial);
 /* Allocates `bytes` of zeroed memory of the GPU, which other processes can import. */
 int dray__region_alloc_cuda(const uint8_t uuid[16], uint64_t bytes, const char *name,
                             dray_region **out, dray_error *error);
-
-#endif

@@ -4,8 +4,7 @@
  * A range is one dray__io of the caller's, submitted, and taken back when it is done. Ranges whose
  * place in the file, size and address are multiples of DRAY__IO_ALIGN go direct; all others, and
  * all on file systems without direct I/O (tmpfs, some overlays), through the page cache. */
-#ifndef DRAY_MOVER_DISK_H
-#define DRAY_MOVER_DISK_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
@@ -66,5 +65,3 @@ typedef int (*dray__disk_fault_fn)(void *user, const dray__io *io);
 void dray__disk_faults(dray__disk_fault_fn fn, void *user);
 /* What DRAY__DISK_ANY means from now on; for tests and benchmarks. */
 void dray__disk_prefer(dray__disk_way way);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the files of src/mover share: the move, its tiles, and the table of movers. */
-#ifndef DRAY_MOVER_MOVE_H
-#define DRAY_MOVER_MOVE_H
+#pragma once
 
 #include "memory/region.h"
 #include "mover/kernels/rect.h"
@@ -69,5 +68,3 @@ bool dray__file_fits(const dray__move *move, const dray__tile *tile);
 
 /* fault.c: does the tile by its mover, but wrong. */
 int dray__fault_tile(dray__fault fault, dray__move *move, dray__tile *tile, dray_error *error);
-
-#endif

@@ -5,8 +5,7 @@
  */
 
 /* Movers carry out the copies of a plan between two live regions. */
-#ifndef DRAY_MOVER_MOVER_H
-#define DRAY_MOVER_MOVER_H
+#pragma once
 
 #include "mover/kernels/checksum.h"
 
@@ -67,5 +66,3 @@ void dray__mover_faults(dray__fault_fn fn, void *user);
 /* For a copy whose destination is turned over (another dimension is the dense one): sizes of tiles
  * of at most `elements` that are moved well. False: any will do. */
 bool dray__copy_turn_tile(const dray_copy *copy, uint64_t elements, int64_t *tile);
-
-#endif

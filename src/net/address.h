@@ -1,7 +1,6 @@
 /* Where a coordinator or a data server listens: "unix:/path", "tcp:HOST:PORT" or
  * "tcp:[IPV6]:PORT". */
-#ifndef DRAY_NET_ADDRESS_H
-#define DRAY_NET_ADDRESS_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
@@ -43,5 +42,3 @@ int dray__address_begin(const dray__address *address, const char *text, int *out
  * which another user listens. The socket is non-blocking. */
 int dray__address_connect(const dray__address *address, const char *text, int64_t deadline_ns,
                           int *out, dray_error *error);
-
-#endif

@@ -5,8 +5,7 @@
 
 /* One way to carry the bytes of a stream. A new one is a file with one of these, and a line in
  * carriers.c. */
-#ifndef DRAY_NET_CARRIER_H
-#define DRAY_NET_CARRIER_H
+#pragma once
 
 #include "net/stream.h"
 
@@ -120,5 +119,3 @@ int dray__plain_begin(dray__stream *stream, dray_error *error); /* where it may 
 ssize_t dray__plain_send(dray__stream *stream, const void *data, size_t size, bool more);
 ssize_t dray__plain_recv(dray__stream *stream, void *data, size_t size);
 short dray__plain_events(const dray__stream *stream, short wanted);
-
-#endif

@@ -5,8 +5,7 @@
  *           of it are in the data), else a string; then the ranges' bytes, one after the other
  *
  * A number is drawn at random and told to those alone who may read it. */
-#ifndef DRAY_NET_CELLS_H
-#define DRAY_NET_CELLS_H
+#pragma once
 
 #include "net/server.h"
 
@@ -40,5 +39,3 @@ void dray__cells_answer(const dray__cells *cells, const dray__data_request *requ
 extern const dray__fields dray__cells_fields; /* of the request's body */
 
 void dray__cells_request(dray__writer *w, uint32_t id, const dray__cell *cells, uint32_t count);
-
-#endif

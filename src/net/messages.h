@@ -4,8 +4,7 @@
  *  request  u32 magic, u16 version, u16 type, u32 id, u32 body bytes; then the body
  *  answer   u32 magic, i32 status, u32 id, u32 head bytes, u64 data bytes; then the head, which is
  * a string where the status is not 0, and the data */
-#ifndef DRAY_NET_MESSAGES_H
-#define DRAY_NET_MESSAGES_H
+#pragma once
 
 #include "base/wire.h"
 
@@ -70,5 +69,3 @@ int dray__request_get(const uint8_t header[DRAY__REQUEST_HEADER], dray__data_req
 bool dray__request_asks(uint16_t type); /* the table's third column */
 void dray__answer_put(dray__writer *w, int status, uint32_t id, uint32_t head, uint64_t data);
 void dray__answer_refuse(dray__writer *w, uint32_t id, const dray_error *error);
-
-#endif

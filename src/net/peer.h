@@ -1,7 +1,6 @@
 /* A reader's connection to one data server: requests go out, answers come back in their order. It
  * is opened when it is first used, and again after it broke; nothing here waits. */
-#ifndef DRAY_NET_PEER_H
-#define DRAY_NET_PEER_H
+#pragma once
 
 #include "net/messages.h"
 #include "net/stream.h"
@@ -51,5 +50,3 @@ int dray__peer_recv_head(dray__peer *peer, dray__arrival *out, dray_error *error
 /* Its data, into `data`, which stays the same until all is there. Then the next head may be asked
  * for. */
 int dray__peer_recv_data(dray__peer *peer, uint8_t *data, dray_error *error);
-
-#endif

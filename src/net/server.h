@@ -1,7 +1,6 @@
 /* A data server: one thread that answers the requests of readers (messages.h), each connection's in
  * their order. What it answers is its service's to say. */
-#ifndef DRAY_NET_SERVER_H
-#define DRAY_NET_SERVER_H
+#pragma once
 
 #include "base/callers.h"
 #include "memory/region.h"
@@ -63,5 +62,3 @@ dray__data_reader *dray__server_readers(const dray__server *server); /* the firs
 bool dray__server_buffer(dray__data_reader *reader);
 /* An eventfd: written to when an answer may be there that was waited for. */
 int dray__server_wake(const dray__server *server);
-
-#endif

@@ -4,8 +4,7 @@
  *
  * A broken link shows as a failed call within DRAY__LEASE_SECONDS of data that nobody acknowledged;
  * a peer that is stopped acknowledges, so that its silence is for the caller to time. */
-#ifndef DRAY_NET_STREAM_H
-#define DRAY_NET_STREAM_H
+#pragma once
 
 #include "base/network.h"
 #include "base/tls.h"
@@ -67,5 +66,3 @@ ssize_t dray__stream_send(dray__stream *stream, const void *data, size_t size, b
 ssize_t dray__stream_recv(dray__stream *stream, void *data, size_t size);
 /* Bytes that the carrier took and that are not out: 0 when all are, -EAGAIN, -errno. */
 int dray__stream_flush(dray__stream *stream);
-
-#endif

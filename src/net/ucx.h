@@ -9,8 +9,7 @@
  * RDMA, never UCX's shared memory, which does not notice a peer's death. UCX encrypts nothing and
  * asks nobody who he is: for trusted networks only. Nothing here has a deadline of its own: a cut
  * link or a stopped peer shows as silence, which is for the caller to time. */
-#ifndef DRAY_NET_UCX_H
-#define DRAY_NET_UCX_H
+#pragma once
 
 #include "net/carrier.h"
 
@@ -117,6 +116,4 @@ int dray__ucx_get(dray__stream *stream, const dray__net_key *key, uint64_t addre
                   const dray__net_memory *into, void *at, size_t bytes, dray__net_reads *reads,
                   dray_error *error);
 int dray__ucx_read(dray__stream *stream, const dray__net_reads *reads);
-#endif
-
 #endif

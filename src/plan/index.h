@@ -1,6 +1,5 @@
 /* Who holds what: all blocks of all sources, by tensor name, equal rectangles beside each other. */
-#ifndef DRAY_PLAN_INDEX_H
-#define DRAY_PLAN_INDEX_H
+#pragma once
 
 #include "base/hash.h"
 
@@ -31,5 +30,3 @@ int dray__plan_index_new(const dray_plan_member *sources, uint32_t count, const 
 size_t dray__plan_holders(const dray_plan_index *index, const char *name,
                           const dray__plan_holder **out);
 bool dray__same_box(const dray_block *a, const dray_block *b);
-
-#endif

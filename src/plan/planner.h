@@ -5,8 +5,7 @@
  * layouts. */
 
 /* What the files of src/plan share. */
-#ifndef DRAY_PLAN_PLANNER_H
-#define DRAY_PLAN_PLANNER_H
+#pragma once
 
 #include "plan/index.h"
 #include "plan/rects.h"
@@ -113,5 +112,3 @@ int dray__plan_sort(dray__copies *copies, dray_error *error);
 
 /* "trainer-3" or "member 3". */
 const char *dray__member_text(const dray_plan_member *member, char *out, size_t capacity);
-
-#endif

@@ -1,7 +1,6 @@
 /* Rectangles of elements: the arithmetic of the planner. Unused dimensions have start 0, extent 1
  * (as dray_layout_add_block leaves them), so that all loops go over all dimensions. */
-#ifndef DRAY_PLAN_RECTS_H
-#define DRAY_PLAN_RECTS_H
+#pragma once
 
 #include <dray/model.h>
 #include <stdbool.h>
@@ -35,5 +34,3 @@ bool dray__rects_add_rest(dray__rects *boxes, const dray__rect *whole, const dra
 /* Takes the elements of `taken` out of all of them. false: out of memory. */
 bool dray__rects_take(dray__rects *boxes, const dray__rect *taken);
 void dray__rects_free(dray__rects *boxes);
-
-#endif

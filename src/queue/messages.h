@@ -35,8 +35,7 @@
  * PUT, GET, TAKE, DROP and RESET are of rows with keys. PUT's answer begins as INSERT's, then u32
  * n, n * an address, in the order of the request; GET's and TAKE's as CLAIM's. ROOM without rows
  * asks for memory alone. */
-#ifndef DRAY_QUEUE_MESSAGES_H
-#define DRAY_QUEUE_MESSAGES_H
+#pragma once
 
 #include "base/tls.h"
 #include "base/wire.h"
@@ -476,5 +475,3 @@ bool dray__releases_write(dray__releases *page, uint32_t ticket, uint32_t frees)
 uint32_t dray__releases_read(dray__releases *page, uint32_t *read, uint32_t out[DRAY__RELEASES]);
 /* Says what is waited for. What is written later is told by a message; read the page after it. */
 void dray__releases_want(dray__releases *page, uint32_t wanted);
-
-#endif

@@ -1,8 +1,7 @@
 /* Commands that the job names: a shell command that stays, is asked by a line of JSON on its
  * standard input, and answers with a line on its output. It dies with this process, and has its
  * environment without secrets. */
-#ifndef DRAY_RUN_COMMAND_H
-#define DRAY_RUN_COMMAND_H
+#pragma once
 
 #include <dray/dray.h>
 #include <jansson.h>
@@ -29,5 +28,3 @@ int dray__command_fd(const dray__command *command);
 
 /* A JSON string; bytes that are no UTF-8 become U+FFFD: JSON can say nothing else. */
 json_t *dray__json_clean(const char *bytes);
-
-#endif

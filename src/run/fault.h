@@ -2,8 +2,7 @@
  * "trainer:0:after_step:7:kill". ACTION is kill (SIGKILL), exit (status 1), stop (SIGSTOP). Only
  * the first start of a role has the fault; with "!" behind the action every one does. The points
  * are listed in docs/run.md. */
-#ifndef DRAY_RUN_FAULT_H
-#define DRAY_RUN_FAULT_H
+#pragma once
 
 #include <dray/queue.h>
 
@@ -18,5 +17,3 @@ void dray__fault_at(const char *point, int64_t step);
  * newest: versions of the response's tokens, -1 for tasks that do not read them. */
 void dray__fault_record(const char *task, dray_batch *batch, const uint32_t *rows, uint32_t count,
                         int64_t step, int64_t from);
-
-#endif

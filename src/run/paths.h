@@ -1,6 +1,5 @@
 /* Paths and files of runs and studies. */
-#ifndef DRAY_RUN_PATHS_H
-#define DRAY_RUN_PATHS_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stddef.h>
@@ -21,5 +20,3 @@ int dray__lock_folder(const char *folder, const char *what, int *lock, dray_erro
 int dray__write_text(const char *folder, const char *name, const char *text, dray_error *error);
 /* DRAY_EINVALID where the name of a job is none for a folder. what: "run". */
 int dray__folder_name_check(const char *name, const char *what, dray_error *error);
-
-#endif

@@ -1,8 +1,7 @@
 /* What every process of the program that lives long begins with: servers, keepers, and the
  * supervisor and roles of a run. The library changes nothing of the kind in its users' processes.
  */
-#ifndef DRAY_RUN_PROCESS_H
-#define DRAY_RUN_PROCESS_H
+#pragma once
 
 #include <dray/dray.h>
 
@@ -12,5 +11,3 @@
 void dray__process_begin(void);
 /* DRAY_ESYS: this process may open fewer files. */
 int dray__process_may_open(unsigned least, dray_error *error);
-
-#endif

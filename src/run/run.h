@@ -5,8 +5,7 @@
  * of the weights. */
 
 /* `dray run`: one job from its file to its last checkpoint. */
-#ifndef DRAY_RUN_RUN_H
-#define DRAY_RUN_RUN_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
@@ -31,5 +30,3 @@ typedef enum dray__run_end {
  * has no other children. Errors: what is wrong with the job, or why the run ended, and how to go on
  * with it. */
 int dray__run(const dray__run_options *options, dray__run_end *end, dray_error *error);
-
-#endif

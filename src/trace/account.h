@@ -4,8 +4,7 @@
  *
  * The time is that of the thread that opened the file (dray_trace_open). Numbers are there as the
  * machine has them: they are for this host, and for now. */
-#ifndef DRAY_TRACE_ACCOUNT_H
-#define DRAY_TRACE_ACCOUNT_H
+#pragma once
 
 #include <dray/trace.h>
 #include <stdbool.h>
@@ -70,5 +69,3 @@ typedef struct dray__accounted {
 bool dray__account_read(const char *path, int64_t now, dray__accounted *out);
 /* The file's process is dead. Best effort: a program that keeps no account has none to end. */
 void dray__account_end(const char *path, int64_t now);
-
-#endif

@@ -11,8 +11,7 @@
  * unfinished fails its checksum, and everything before it is good. A body has, in base/wire.h's
  * encoding: new names (ids count on from the last chunk's), new threads (likewise), the number of
  * spans lost so far, spans. */
-#ifndef DRAY_TRACE_SPANS_H
-#define DRAY_TRACE_SPANS_H
+#pragma once
 
 #include "base/wire.h"
 #include "trace/account.h"
@@ -51,5 +50,3 @@ uint64_t dray__spans_lost(const dray__spans *spans); /* rings that were full */
 size_t dray__spans_unread(const dray__spans *spans); /* bytes of an unfinished end */
 
 const char *dray__span_kind_name(dray_span_kind kind); /* "busy" */
-
-#endif

@@ -1,6 +1,5 @@
 /* Spans on paths that are taken often: nothing is called while nobody records. */
-#ifndef DRAY_TRACE_TRACING_H
-#define DRAY_TRACE_TRACING_H
+#pragma once
 
 #include <dray/trace.h>
 #include <stdatomic.h>
@@ -13,5 +12,3 @@ extern atomic_bool dray__tracing; /* recorder.c */
         if (atomic_load_explicit(&dray__tracing, memory_order_relaxed))                            \
             dray_trace_##call;                                                                     \
     while (0)
-
-#endif

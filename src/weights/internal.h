@@ -5,8 +5,7 @@
  * docs/architecture.md lists them in the order in which they may include each other. */
 
 /* What the files of src/weights share. */
-#ifndef DRAY_WEIGHTS_INTERNAL_H
-#define DRAY_WEIGHTS_INTERNAL_H
+#pragma once
 
 #include "base/arena.h"
 #include "base/hook.h"
@@ -407,5 +406,3 @@ uint64_t *dray__transfer_take_blocks(dray__transfer *transfer);
 #define DRAY__REPORT_FIRST dray__end_of(dray_update_report, planned)
 void dray__transfer_report(const dray__transfer *transfer, dray_update_report *report);
 void dray__transfer_close(dray__transfer *transfer);
-
-#endif

@@ -1,8 +1,7 @@
 /* An event of a publisher's that other processes can wait for: what is published is there when the
  * GPU has come to it. It is recorded before the coordinator hears of the version, and so before any
  * reader looks: one that was never recorded would hold nobody back. */
-#ifndef DRAY_WEIGHTS_MARK_H
-#define DRAY_WEIGHTS_MARK_H
+#pragma once
 
 #include "memory/cuda_event.h"
 
@@ -25,5 +24,3 @@ void dray__mark_free(dray__mark *mark); /* NULL is fine */
 int dray__mark_after_event(dray__mark *mark, CUevent event, dray_error *error);
 int dray__mark_after_stream(dray__mark *mark, CUstream stream, dray_error *error);
 CUevent dray__mark_event(const dray__mark *mark);
-
-#endif

@@ -31,8 +31,7 @@
  *  REGIONS_DROP       what was imported of the set is unmapped
  *  REGIONS_REVOKED    answers with the sets that this rank has imported and that were taken back
  */
-#ifndef DRAY_WEIGHTS_MESSAGES_H
-#define DRAY_WEIGHTS_MESSAGES_H
+#pragma once
 
 #include "base/wire.h"
 #include "weights/sums.h"
@@ -253,5 +252,3 @@ extern const dray__fields dray__publisher_open_fields, dray__publisher_claim_fie
     dray__update_told_fields, dray__group_told_fields, dray__sums_asked_fields,
     dray__sums_told_fields, dray__timed_fields, dray__watching_fields, dray__engines_told_fields,
     dray__moving_fields, dray__pins_told_fields, dray__set_told_fields, dray__sets_told_fields;
-
-#endif

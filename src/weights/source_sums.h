@@ -1,7 +1,6 @@
 /* Sums of what a publisher holds in memory that GPUs reach, taken by the GPUs: compiled once,
  * replayed before every publish. */
-#ifndef DRAY_WEIGHTS_SOURCE_SUMS_H
-#define DRAY_WEIGHTS_SOURCE_SUMS_H
+#pragma once
 
 #include "memory/cuda_library.h"
 #include "weights/internal.h"
@@ -23,5 +22,3 @@ int dray__sum_published(const dray_layout *layout, dray_region *const *regions,
                         const dray__pieces *pieces, dray__source_sums **gpus, CUevent ready,
                         int64_t deadline_ns, dray__sums *out, dray_error *error);
 void dray__source_sums_free(dray__source_sums *sums); /* NULL is fine */
-
-#endif

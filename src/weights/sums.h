@@ -6,8 +6,7 @@
  * shared. A form goes over a connection once; then a table is its number and the sums. Joining two
  * tables whose forms were joined before is adding numbers up. Of such tables nothing but the sums
  * is there until somebody asks for items. */
-#ifndef DRAY_WEIGHTS_SUMS_H
-#define DRAY_WEIGHTS_SUMS_H
+#pragma once
 
 #include "base/hash.h"
 #include "base/wire.h"
@@ -87,4 +86,3 @@ void dray__sums_put_known(dray__writer *w, dray__sums *sums, dray__sums_forms *s
 /* Reads what was put, adding to `sums`; malformed input, a form that never came too, sticks to the
  * reader. known may be NULL. false: out of memory. */
 bool dray__sums_get(dray__reader *r, dray__sums *sums, dray__sums_forms *known);
-#endif

@@ -8,8 +8,7 @@
  *
  * With fixture_fork the coordinator is a process of its own (for tests that fork, and count
  * descriptors). */
-#ifndef DRAY_TESTS_CONTROL_FIXTURE_H
-#define DRAY_TESTS_CONTROL_FIXTURE_H
+#pragma once
 
 #include "base/clock.h"
 #include "control/coordinator.h"
@@ -240,5 +239,3 @@ static inline int fixture_scale(void)
     int scale = text ? atoi(text) : 1;
     return scale > 0 ? scale : 1;
 }
-
-#endif

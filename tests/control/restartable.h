@@ -1,7 +1,6 @@
 /* A coordinator that is started again whenever it is killed, as a supervisor does it: a process of
  * its own, whose parent (another one) watches it. Any process of the test may kill it. */
-#ifndef DRAY_TESTS_CONTROL_RESTARTABLE_H
-#define DRAY_TESTS_CONTROL_RESTARTABLE_H
+#pragma once
 
 #include "control/fixture.h"
 
@@ -152,5 +151,3 @@ static inline void restartable_stop(restartable *r)
         fixture_die("files left in the folder", NULL);
     munmap(r, sizeof *r);
 }
-
-#endif

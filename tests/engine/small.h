@@ -1,6 +1,5 @@
 /* A small model, and rows for it. Include cmocka.h before. */
-#ifndef DRAY_TESTS_ENGINE_SMALL_H
-#define DRAY_TESTS_ENGINE_SMALL_H
+#pragma once
 
 #include "engine/sampler.h"
 #include "engine/tokenizer.h"
@@ -75,5 +74,3 @@ static inline int generate(dray__generator *g, const generating *o, dray__genera
 {
     return dray__generate(g, &o->how, &o->what, out, error);
 }
-
-#endif

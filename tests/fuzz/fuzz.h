@@ -2,8 +2,7 @@
  * ordinary test: `fuzz_x` runs the seeds, the inputs of corpus/x, and changed ones; `fuzz_x
  * FILE|DIR...` runs inputs again; `fuzz_x --seeds DIR` writes the seeds. With clang, -DDRAY_FUZZ=ON
  * also makes `libfuzzer_x`. */
-#ifndef DRAY_TESTS_FUZZ_H
-#define DRAY_TESTS_FUZZ_H
+#pragma once
 
 #include "base/wire.h"
 
@@ -51,5 +50,3 @@ const char *fuzz_folder(void);
 const char *fuzz_path(const char *name);
 void fuzz_write(const char *path, const void *data, size_t size);
 void fuzz_empty_folder(void);
-
-#endif

@@ -1,8 +1,7 @@
 /* A coordinator and a keeper in a thread, and between them and their clients a proxy that hands on
  * frames, one by one, to who wants to see or change them. And scenes: what trainers, engines and
  * tasks say to each of them, so that targets begin with real messages. */
-#ifndef DRAY_TESTS_FUZZ_SCENE_H
-#define DRAY_TESTS_FUZZ_SCENE_H
+#pragma once
 
 #include "control/frame.h"
 #include "fuzz/fuzz.h"
@@ -54,5 +53,3 @@ bool scene_queue(const char *address, const char *name, int durability, uint32_t
 bool scene_weights(const char *address, const char *name, bool strict);
 bool scene_by_hand(const char *address, const char *name, bool strict);
 bool scene_leases(const char *address, const char *name, bool strict);
-
-#endif

@@ -11,8 +11,7 @@
  *
  * Without a GPU, or too few of them, the real one is a skip (exit code 77). A process that called
  * the driver cannot fork others that call it: tests that fork call it in children alone. */
-#ifndef DRAY_TESTS_GPU_GPU_H
-#define DRAY_TESTS_GPU_GPU_H
+#pragma once
 
 #include <dlfcn.h>
 #include <stdbool.h>
@@ -130,5 +129,3 @@ static inline uint64_t gpu_fault(int kind, uint64_t at)
     dlclose(fake);
     return count;
 }
-
-#endif

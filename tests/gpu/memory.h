@@ -1,7 +1,6 @@
 /* What lies in a region of any kind, for tests to look at and to change: by the driver's own copies
  * where it is a GPU's, and not by what is tested. */
-#ifndef DRAY_TESTS_GPU_MEMORY_H
-#define DRAY_TESTS_GPU_MEMORY_H
+#pragma once
 
 #include "gpu/gpu.h"
 #include "memory/cuda_library.h"
@@ -95,5 +94,3 @@ static inline void memory_close(dray_region *region, uint8_t *bytes, bool writte
         memory_put(region, 0, bytes, dray_region_bytes(region));
     free(bytes);
 }
-
-#endif

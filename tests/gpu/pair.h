@@ -1,7 +1,6 @@
 /* Tests of GPU memory in processes of their own: one that called the driver must not fork. A body
  * says what is wrong with CHECK, and its process ends there. Two bodies talk over link_fd. */
-#ifndef DRAY_TESTS_GPU_PAIR_H
-#define DRAY_TESTS_GPU_PAIR_H
+#pragma once
 
 #include <signal.h>
 #include <stdint.h>
@@ -95,5 +94,3 @@ static inline int hear(void *data, size_t size)
         memcpy(&fd, CMSG_DATA(c), sizeof fd);
     return fd;
 }
-
-#endif

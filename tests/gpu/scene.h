@@ -1,7 +1,6 @@
 /* Trainers and engines of a test, each a process on a GPU of its own choice: what they are, and the
  * rounds in which they publish and update. */
-#ifndef DRAY_TESTS_GPU_SCENE_H
-#define DRAY_TESTS_GPU_SCENE_H
+#pragma once
 
 #include "gpu/weights.h"
 #include "suite.h"
@@ -138,5 +137,3 @@ static inline void scenes_begin(void)
         setenv("FAKE_CUDA_DEVICES", "6", 1);
     cmocka_set_test_filter(getenv("DRAY_TEST_ONLY")); /* NULL: all */
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Keeps a stream busy for a while: a kernel that spins, on a real GPU; on the fake driver, whose
  * kernels are the library's alone, a host function. */
-#ifndef DRAY_TESTS_GPU_SPIN_H
-#define DRAY_TESTS_GPU_SPIN_H
+#pragma once
 
 #include "gpu/weights.h"
 
@@ -65,5 +64,3 @@ static inline void spin(const dray__cuda *cuda, dray__cuda_device *device, CUstr
     }
     dray__cuda_leave();
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Trainers and engines with memory on GPUs: the oracle of tests/weights/cluster.h, by way of a copy
  * in host memory. */
-#ifndef DRAY_TESTS_GPU_WEIGHTS_H
-#define DRAY_TESTS_GPU_WEIGHTS_H
+#pragma once
 
 #include "gpu/gpu.h"
 #include "memory/cuda_library.h"
@@ -139,5 +138,3 @@ static inline uint64_t gpu_engine_wrong(const engine *e, uint64_t seed)
 {
     return gpu_wrong(e->layout, e->region[0], e->tied, seed, e->from);
 }
-
-#endif

@@ -2,8 +2,7 @@
  * no_memory.c; in the others no_memory.c is preloaded, and the environment gives the number
  * (tests/house/soak_no_memory.py). Allocations of libjansson and libevent count as libdray's, as it
  * alone calls them. The code of the test never fails to allocate. */
-#ifndef DRAY_TESTS_HOUSE_NO_MEMORY_H
-#define DRAY_TESTS_HOUSE_NO_MEMORY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -16,5 +15,3 @@ uint64_t no_memory_count(void);
 uint64_t no_memory_failed(void);
 /* The calling thread is a part of the test, not of the library. */
 void no_memory_spare_thread(void);
-
-#endif

@@ -1,4 +1,4 @@
-"""Each header of include/dray/ by itself is C11 and C++17, its _INIT macros, too, without a warning; and
+"""How headers guard themselves. Each one of include/dray/ by itself is C11 and C++17, its _INIT macros, too, without a warning; and
 what Python's ctypes has of the headers (python/dray/_declared.py) is what the compiler makes of them."""
 
 import ctypes
@@ -66,6 +66,16 @@ class Headers(unittest.TestCase):
             self.assertNotEqual(complaints(language, "struct two { int a, b; } x = {1, 2, 3};"), "")
         if shutil.which(LANGUAGES["c++"][0]):
             self.assertNotEqual(complaints("c++", "struct a { int b; } x = {.b = 1};"), "")
+
+    def test_guards(self):
+        names = re.search(r"names\[\] = \{(.*?)\}", (SOURCE / "src/mover/cuda/cuda_compile.c").read_text(), re.S)[1]
+        compiled = re.findall(r'"(\S+)"', names)
+        self.assertGreater(len(compiled), 1)
+        keep = {*HEADERS, *(SOURCE / "src" / name for name in compiled)}  # named: by users' compilers, and by NVRTC
+        for header in (h for part in ("include", "src", "bench", "tests") for h in (SOURCE / part).rglob("*.h")):
+            named = re.findall(r"^#ifndef (\w+_H)\n#define \1$", header.read_text(), re.M)
+            with self.subTest(header=header):
+                self.assertEqual(len(named), int(header in keep))
 
     def test_nothing_is_there_for_nothing(self):
         for header in HEADERS:

@@ -1,7 +1,6 @@
 /* What the tests of GPU memory share: a pattern, device memory read and written through the driver,
  * handles over the line between two processes. */
-#ifndef DRAY_TESTS_MEMORY_GPU_MEMORY_H
-#define DRAY_TESTS_MEMORY_GPU_MEMORY_H
+#pragma once
 
 #include "gpu/gpu.h"
 #include "gpu/pair.h"
@@ -116,5 +115,3 @@ static inline void signed_(void)
     char c;
     hear(&c, 1);
 }
-
-#endif

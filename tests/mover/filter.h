@@ -1,7 +1,6 @@
 /* test_kernels_python.py's programs: their numbers are arguments, their elements come on stdin, up
  * to its end, or up to filter_size bytes where one process answers many requests. */
-#ifndef DRAY_TESTS_MOVER_FILTER_H
-#define DRAY_TESTS_MOVER_FILTER_H
+#pragma once
 
 #include <dray/model.h>
 #include <stdint.h>
@@ -35,5 +34,3 @@ static inline uint32_t filter_numbers(const char *text, int64_t *out)
         out[n++] = strtoll(text, &end, 10);
     return n;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Both ends of a connection over one carrier of the table, in this process: for tests that drive
  * them by turns. */
-#ifndef DRAY_TESTS_NET_ENDS_H
-#define DRAY_TESTS_NET_ENDS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -92,5 +91,3 @@ static void ends_close(ends *e)
     unlink(path);
     rmdir(e->folder);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Random placements for the planner's tests: tensors cut at random, pieces held by one or several
  * members, in dense or strided memory with gaps, under one or two names. */
-#ifndef DRAY_TESTS_WORLD_H
-#define DRAY_TESTS_WORLD_H
+#pragma once
 
 #include <dray/plan.h>
 
@@ -280,5 +279,3 @@ static inline uint64_t address_of(uint64_t offset, const int64_t *stride, uint32
         offset += (uint64_t)stride[d] * (uint64_t)index[d];
     return offset;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* A coordinator with the queue's controller, and a keeper, each a process of its own, so that tests
  * can fork, kill and count descriptors. */
-#ifndef DRAY_TESTS_QUEUE_FIXTURE_H
-#define DRAY_TESTS_QUEUE_FIXTURE_H
+#pragma once
 
 #include "base/clock.h"
 #include "control/coordinator.h"
@@ -285,5 +284,3 @@ static inline int test_scale(void)
     int scale = text ? atoi(text) : 1;
     return scale > 0 ? scale : 1;
 }
-
-#endif

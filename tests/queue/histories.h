@@ -5,8 +5,7 @@
  * the sample's number and the token's place; every mark is the attempt that wrote it. So whoever
  * reads a row can tell whether it is of one sample, complete, and each piece of one attempt; and
  * the ledger, whether any task committed any sample twice. */
-#ifndef DRAY_TESTS_QUEUE_HISTORIES_H
-#define DRAY_TESTS_QUEUE_HISTORIES_H
+#pragma once
 
 #include "base/random.h"
 #include "queue/one_fixture.h"
@@ -376,5 +375,3 @@ static inline void run_histories(uint64_t operations)
     free(d);
     wait_for_chunks(&f, 0);
 }
-
-#endif

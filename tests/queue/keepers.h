@@ -1,8 +1,7 @@
 /* Keepers of other hosts, which are names (dray_options.host), each in a process of its own: what
  * they hold is reached through their data servers alone. After a header that has the fixture `f`.
  */
-#ifndef DRAY_TESTS_QUEUE_KEEPERS_H
-#define DRAY_TESTS_QUEUE_KEEPERS_H
+#pragma once
 
 #include "queue/storage/join.h"
 
@@ -81,5 +80,3 @@ static inline int chunks_of(const keeper_of *k)
 {
     return count_fds(k->pid, "/memfd:dray-samples");
 }
-
-#endif

@@ -8,8 +8,7 @@
  *
  * Sample n is slot n % ROWS of partition n / ROWS, and its prompt is n; a response is n and the
  * number of the attempt that wrote it. */
-#ifndef DRAY_TESTS_QUEUE_KILLS_H
-#define DRAY_TESTS_QUEUE_KILLS_H
+#pragma once
 
 #include "base/hook.h"
 #include "base/random.h"
@@ -788,5 +787,3 @@ static inline void kills_begin(void)
     seed = test_seed();
     book = mmap(NULL, sizeof *book, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* A queue's shared memory never takes more than its capacity, whatever shapes are put in, and
  * however slowly it is read. The oracle is the keeper: the memory files that it holds. */
-#ifndef DRAY_TESTS_QUEUE_MEMORY_H
-#define DRAY_TESTS_QUEUE_MEMORY_H
+#pragma once
 
 #include "queue/fixture.h"
 
@@ -189,5 +188,3 @@ static inline void memory_rounds(uint64_t capacity, int rounds, uint64_t seed)
     }
     memory_down(&t);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* For programs whose tests have one coordinator and keeper each, or all together. */
-#ifndef DRAY_TESTS_QUEUE_ONE_FIXTURE_H
-#define DRAY_TESTS_QUEUE_ONE_FIXTURE_H
+#pragma once
 
 #include "queue/fixture.h"
 
@@ -19,5 +18,3 @@ static inline int down(void **state)
     fixture_down(&f);
     return 0;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* A redis-server of the test's own, at a Unix socket in a folder of its own; redis-cli looks into
  * it from outside. */
-#ifndef DRAY_TESTS_QUEUE_REDIS_H
-#define DRAY_TESTS_QUEUE_REDIS_H
+#pragma once
 
 #include "queue/fixture.h"
 
@@ -129,5 +128,3 @@ static inline void redis_restart(redis_server *r, const char *const *options)
     redis_kill(r);
     redis_start(r, options);
 }
-
-#endif

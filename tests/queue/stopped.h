@@ -1,6 +1,5 @@
 /* Processes that are stopped at a bad moment, and go on later. */
-#ifndef DRAY_TESTS_QUEUE_STOPPED_H
-#define DRAY_TESTS_QUEUE_STOPPED_H
+#pragma once
 
 #include "queue/three_tasks.h"
 
@@ -100,5 +99,3 @@ static inline void supersede(int rounds)
     join(pid);
     leave(queue, context);
 }
-
-#endif

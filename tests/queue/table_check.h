@@ -1,6 +1,5 @@
 /* The table's own consistency, and its agreement with the model (table_model.h). */
-#ifndef DRAY_TESTS_QUEUE_TABLE_CHECK_H
-#define DRAY_TESTS_QUEUE_TABLE_CHECK_H
+#pragma once
 
 #include "queue/table_model.h"
 
@@ -93,5 +92,3 @@ static inline void check_world(world *w)
     CHECK(w->table->rows == rows);
     check_bytes(w);
 }
-
-#endif

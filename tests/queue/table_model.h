@@ -1,6 +1,5 @@
 /* The model that test_table.c compares the table with: every fact about every row, in arrays. */
-#ifndef DRAY_TESTS_QUEUE_TABLE_MODEL_H
-#define DRAY_TESTS_QUEUE_TABLE_MODEL_H
+#pragma once
 
 #include "base/random.h"
 #include "queue/table/table.h"
@@ -214,5 +213,3 @@ static inline bool extent_lives(world *w, const model_put *put)
                 return true;
     return false;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* A queue of three tasks, rollout -> reward -> actor, whose columns are one int32 a row. */
-#ifndef DRAY_TESTS_QUEUE_THREE_TASKS_H
-#define DRAY_TESTS_QUEUE_THREE_TASKS_H
+#pragma once
 
 #include "queue/one_fixture.h"
 
@@ -109,5 +108,3 @@ static inline void refill_ints(dray_queue *queue, const dray_refill *refill, int
     o.column_count = 1;
     OK(dray_queue_insert(queue, &o, NULL, &error));
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* `dray serve` as a process of a test: started with a few options, in a folder of its own, and
  * ended with it. */
-#ifndef DRAY_TESTS_RUN_SERVED_H
-#define DRAY_TESTS_RUN_SERVED_H
+#pragma once
 
 #include "base/clock.h"
 #include "suite.h"
@@ -116,5 +115,3 @@ static inline int served_connect_now(const char *address)
 {
     return served_connect_as(address, SOCK_NONBLOCK);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Trainers and engines as processes, and the oracle for what their memory must hold: every element
  * is a function of its tensor's name, its global index and a seed; nobody asks the planner. */
-#ifndef DRAY_TESTS_WEIGHTS_CLUSTER_H
-#define DRAY_TESTS_WEIGHTS_CLUSTER_H
+#pragma once
 
 #include "control/fixture.h"
 #include "gpu/memory.h"
@@ -539,5 +538,3 @@ static inline void engine_close(engine *e)
     dray_layout_free(e->layout);
     dray_close(e->context);
 }
-
-#endif

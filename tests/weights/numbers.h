@@ -1,8 +1,7 @@
 /* Numbers of versions. Tests count theirs from 1; with DRAY_TEST_FIRST=0 the library gets each of
  * them as one less, and tests get back what they gave, so that a whole suite runs from version 0.
  * Where a number is no version that somebody has (an engine that is empty), it stays 0. */
-#ifndef DRAY_TESTS_WEIGHTS_NUMBERS_H
-#define DRAY_TESTS_WEIGHTS_NUMBERS_H
+#pragma once
 
 #include <dray/weights.h>
 #include <stdlib.h>
@@ -102,5 +101,3 @@ static inline uint64_t number_heard(const dray_engine_info *engine)
     number_got((dray_checksums_fetch)(context, model, version, out, error), version)
 #define dray_checksums_fetch_group(context, model, group, version, out, error)                     \
     number_got((dray_checksums_fetch_group)(context, model, group, version, out, error), version)
-
-#endif

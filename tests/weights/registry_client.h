@@ -1,6 +1,5 @@
 /* A client of the registry as a state machine, without sockets: what its tests send and expect. */
-#ifndef DRAY_TESTS_WEIGHTS_REGISTRY_CLIENT_H
-#define DRAY_TESTS_WEIGHTS_REGISTRY_CLIENT_H
+#pragma once
 
 #include "control/protocol.h"
 #include "suite.h"
@@ -321,5 +320,3 @@ static inline begun both_begin(ticket t[2])
     begin(3, sub[1], 0, &t[1]);
     return begun_of(&t[0]);
 }
-
-#endif

@@ -3,8 +3,7 @@
  * makes rows of JSON and JSON of rows. */
 
 /* What the options of `dray queue` say, and what its parts do. */
-#ifndef DRAY_CMD_QUEUE_H
-#define DRAY_CMD_QUEUE_H
+#pragma once
 
 #include "cmd/queue/queue_json.h"
 
@@ -37,5 +36,3 @@ cmd_queue_part cmd_queue_open, cmd_queue_insert, cmd_queue_load, cmd_queue_seal,
 /* Calls a part with the queue; options: what it is made with, NULL: it is there already. */
 int cmd_queue_with(const queue_arguments *a, const struct dray_queue_options *options,
                    cmd_queue_part *part, dray_error *error);
-
-#endif

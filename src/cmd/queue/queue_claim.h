@@ -2,8 +2,7 @@
  * shell is over at once: so `dray queue claim` leaves a process behind that keeps the session and
  * answers `read`, `commit`, `fail` and `release` at a Unix socket, whose path names the claim. It
  * ends with the claim, with its coordinator, or after the time for which rows may be held. */
-#ifndef DRAY_CMD_QUEUE_CLAIM_H
-#define DRAY_CMD_QUEUE_CLAIM_H
+#pragma once
 
 #include "cmd/queue/queue_json.h"
 
@@ -25,5 +24,3 @@ int cmd_claim_start(const cmd_claim_request *request, json_t **out, dray_error *
  * Takes `request`. *out: its answer, for `read` {"rows": [...]}. DRAY_EGONE: there is no such claim
  * (any more). */
 int cmd_claim_ask(const char *path, json_t *request, json_t **out, dray_error *error);
-
-#endif

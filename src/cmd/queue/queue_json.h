@@ -9,8 +9,7 @@
  * dtype can be asked for by name. Numbers that it cannot hold are refused. Going the other way,
  * elements become the number that they are (bf16 and f16 through f32), rows of several dimensions
  * nested lists. */
-#ifndef DRAY_CMD_QUEUE_JSON_H
-#define DRAY_CMD_QUEUE_JSON_H
+#pragma once
 
 #include "cmd/cmd.h"
 
@@ -44,5 +43,3 @@ void cmd_columns_free(cmd_columns *columns);
 
 /* Row i of a column as it was read; NULL: out of memory. */
 json_t *cmd_cell_json(const dray_column *column, uint32_t index);
-
-#endif

@@ -5,8 +5,7 @@
  *
  * Matrices are row-major floats. Backward functions add to weight gradients and to inputs'
  * gradients where the comment says "adds", else they overwrite. */
-#ifndef DRAY_ENGINE_KERNELS_H
-#define DRAY_ENGINE_KERNELS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -50,5 +49,3 @@ extern const dray__arithmetic dray__arithmetic_portable, dray__arithmetic_avx2,
 const dray__arithmetic *dray__arithmetic_get(void);
 /* All that this machine can run, the fastest last, ended by NULL: tests compare them. */
 const dray__arithmetic *const *dray__arithmetic_all(void);
-
-#endif

@@ -11,8 +11,7 @@
  *   engine_spec.c     reads the spec: groups of ranks, stages, slots
  *   engine_pattern.c  cuts rows, fuses them into parameters, places these
  *   engine_quant.c    quantization_config: which modules are quantised */
-#ifndef DRAY_MODEL_ENGINE_ENGINE_H
-#define DRAY_MODEL_ENGINE_ENGINE_H
+#pragma once
 
 #include "model/families/family.h"
 
@@ -116,5 +115,3 @@ int dray__engine_scales(const dray__engine *e, const dray__parameter *parameter,
 
 /* engine_pattern.c. Fills rows, parameters and bytes of a pattern whose masks are set. */
 int dray__engine_pattern(const dray__engine *e, dray__pattern *pattern, dray_error *error);
-
-#endif

@@ -6,8 +6,7 @@
 
 /* Model families as tables of parameters: what a checkpoint of a configuration holds, and how an
  * engine fuses and cuts it. A new family is a new table in families.c. */
-#ifndef DRAY_MODEL_FAMILIES_FAMILY_H
-#define DRAY_MODEL_FAMILIES_FAMILY_H
+#pragma once
 
 #include <dray/model.h>
 #include <stdbool.h>
@@ -175,5 +174,3 @@ int dray__walk_add(const dray__walk *walk, const dray__parameter *parameter, dra
 /* Checks and defaults shared by the whole-model builders. */
 int dray__builder_defaults(const dray_model_config *config, dray_dtype *dtype,
                            dray_region_kind *kind, dray_error *error);
-
-#endif

@@ -5,8 +5,7 @@
  * knows addresses only as offsets in regions. */
 
 /* What the files of src/model share about layouts. */
-#ifndef DRAY_MODEL_LAYOUT_LAYOUT_H
-#define DRAY_MODEL_LAYOUT_LAYOUT_H
+#pragma once
 
 #include <dray/model.h>
 #include <stdbool.h>
@@ -78,5 +77,3 @@ dray__layout_state dray__layout_state_of(const dray_layout *layout);
 void dray__layout_restore(dray_layout *layout, const dray__layout_state *before);
 /* *at rounded up to the builders' alignment; false on overflow. */
 bool dray__align(uint64_t *at);
-
-#endif

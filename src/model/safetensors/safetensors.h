@@ -5,8 +5,7 @@
 
 /* The safetensors format, shared by its reader and writer.
  * https://github.com/huggingface/safetensors#format */
-#ifndef DRAY_MODEL_SAFETENSORS_SAFETENSORS_H
-#define DRAY_MODEL_SAFETENSORS_SAFETENSORS_H
+#pragma once
 
 #include <dray/model.h>
 #include <jansson.h>
@@ -46,5 +45,3 @@ void dray__stored_file_free(dray__stored_file *file);
 /* 1 and the shard's number and their count for "model-00002-of-00005.safetensors", with any word in
  * front; else 0. */
 int dray__safetensors_is_shard(const char *name, unsigned *number, unsigned *count);
-
-#endif

@@ -6,8 +6,7 @@
 
 /* Megatron-Core's parameters as a table over Hugging Face names, shared by the whole-model builder
  * and the entry by name. */
-#ifndef DRAY_MODEL_TRAINERS_MEGATRON_H
-#define DRAY_MODEL_TRAINERS_MEGATRON_H
+#pragma once
 
 #include "model/families/family.h"
 
@@ -99,5 +98,3 @@ int dray__megatron_add(const dray__megatron *m, const dray__megatron_parameter *
 int64_t dray__megatron_local_experts(const dray__megatron *m);
 /* Layers of a chunk of this rank's stage, and the number of the first. */
 int64_t dray__megatron_layers(const dray__megatron *m, uint32_t vp_stage, int64_t *first);
-
-#endif

@@ -18,8 +18,7 @@
  *
  * Nothing here waits for the GPU, but wait, new and close, for their own streams alone; nothing
  * synchronises a device. One job: one thread at a time, any one; different jobs: any threads. */
-#ifndef DRAY_MOVER_CUDA_CUDA_H
-#define DRAY_MOVER_CUDA_CUDA_H
+#pragma once
 
 #include "memory/cuda_library.h"
 #include "memory/region.h"
@@ -177,5 +176,3 @@ int dray__cuda_bounce(const dray_region *region, const dray__cuda_place *place, 
 /* dray__sum_region (mover.h) of memory that the CPU cannot address. */
 int dray__cuda_sum(const dray_region *region, uint64_t offset, const dray__sum_of *of,
                    uint64_t *sum, dray_error *error);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the files src/mover/cuda*.c share. */
-#ifndef DRAY_MOVER_CUDA_CUDA_INTERNAL_H
-#define DRAY_MOVER_CUDA_CUDA_INTERNAL_H
+#pragma once
 
 #include "mover/cuda/cuda.h"
 #include "mover/cuda/cuda_kernels.h"
@@ -103,5 +102,3 @@ uint64_t dray__gpu_tiles_of(const dray__gpu_piece *piece);
 /* DRAY_EINVALID, DRAY_EDTYPE. */
 int dray__gpu_check(const dray__cuda_item *item, const dray_tensor_info *tensor, bool sums,
                     uint64_t number, dray_error *error);
-
-#endif

@@ -14,8 +14,7 @@
  *     while ((rc = dray__nccl_done(pair, slot)) == DRAY_EAGAIN) ...
  *
  * One pair: one thread at a time. */
-#ifndef DRAY_MOVER_CUDA_NCCL_H
-#define DRAY_MOVER_CUDA_NCCL_H
+#pragma once
 
 #include "memory/cuda_library.h"
 
@@ -45,5 +44,3 @@ uint64_t dray__nccl_slot(const dray__nccl_pair *pair, uint32_t slot); /* its add
 dray__cuda_device *dray__nccl_device(const dray__nccl_pair *pair);
 /* Aborts what is under way. NULL is fine. */
 void dray__nccl_close(dray__nccl_pair *pair);
-
-#endif

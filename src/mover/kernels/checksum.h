@@ -13,8 +13,7 @@
  * splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
  * As all multipliers are odd, a change of one element always changes the sum: odd · odd ·
  * difference is not 0 mod 2^64. Sums of disjoint rectangles add up to the sum of their union. */
-#ifndef DRAY_MOVER_KERNELS_CHECKSUM_H
-#define DRAY_MOVER_KERNELS_CHECKSUM_H
+#pragma once
 
 #include <dray/model.h>
 
@@ -34,5 +33,3 @@ uint64_t dray__sum(const dray__sum_of *rectangle);
 
 uint64_t dray__sum_row_factor(uint64_t row);
 uint32_t dray__sum_column_factor(uint64_t column);
-
-#endif

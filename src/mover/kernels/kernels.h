@@ -5,8 +5,7 @@
 
 /* The inner loops of movers and checksums, in one table per instruction set. The right table is
  * chosen once, at first use. */
-#ifndef DRAY_MOVER_KERNELS_KERNELS_H
-#define DRAY_MOVER_KERNELS_KERNELS_H
+#pragma once
 
 #include <dray/model.h>
 
@@ -92,5 +91,3 @@ extern const dray__kernels dray__kernels_portable, dray__kernels_avx2, dray__ker
  * payload and becomes quiet. All other conversions to and from 8 bits go through f32. */
 dray__cast_fn dray__cast_find(int32_t from, int32_t to);
 dray__cast_summed_fn dray__cast_find_summed(int32_t from, int32_t to); /* NULL: see above */
-
-#endif

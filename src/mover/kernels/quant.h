@@ -13,8 +13,7 @@
  * 0623163: y = q * s). slime's blockwise_cast_to_fp8_triton (slime/utils/fp8_kernel.py at fe5eb23)
  * differs in blocks whose amax is below 1e-4 (its least is 1e-10) or no number (it gives them the
  * scale 1). DeepSeek's own weight_quant divides by the scale: other bits in rare ties. */
-#ifndef DRAY_MOVER_KERNELS_QUANT_H
-#define DRAY_MOVER_KERNELS_QUANT_H
+#pragma once
 
 #include <dray/model.h>
 #include <stdbool.h>
@@ -45,5 +44,3 @@ void dray__quantise(const dray__quant_box *box, const void *values, const float 
                     uint8_t *quantised);
 void dray__dequantise(const dray__quant_box *box, const uint8_t *quantised, const float *scales,
                       void *values);
-
-#endif

@@ -1,6 +1,5 @@
 /* Rectangles in addressable memory: moved, converted, whatever their strides. */
-#ifndef DRAY_MOVER_KERNELS_RECT_H
-#define DRAY_MOVER_KERNELS_RECT_H
+#pragma once
 
 #include <dray/plan.h>
 #include <stdbool.h>
@@ -56,5 +55,3 @@ int dray__copy_check(const dray_copy *copy, uint64_t number, dray_error *error);
  * coordinates inside its shape. DRAY_EINVALID. */
 int dray__copy_check_place(const dray_copy *copy, const dray_tensor_info *tensor, uint64_t number,
                            dray_error *error);
-
-#endif

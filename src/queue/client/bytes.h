@@ -1,8 +1,7 @@
 /* Who holds the bytes of a queue's columns, as its client sees it: chunks of shared memory, which
  * keepers hold (chunks.c), or a store of objects (objects.c), which any backend.h is. read.c reads
  * what cannot be mapped. */
-#ifndef DRAY_QUEUE_BYTES_H
-#define DRAY_QUEUE_BYTES_H
+#pragma once
 
 #include "queue/client/client.h"
 
@@ -51,5 +50,3 @@ void dray__chunks_tell(dray_queue *queue);
  * lost it; the controller was told which rows. */
 int dray__batch_get(dray_batch *batch, dray__batch_column *column, dray_error *error);
 void dray__buffers_free(dray__buffer *buffers);
-
-#endif

@@ -7,8 +7,7 @@
 /* What the client's files share: queue.c (opening), chunks.c (which host), insert.c, commands.c,
  * claim.c (claiming, reading replies), batch.c (reading and writing a batch's columns, committing),
  * gather.c (rows of a column together). */
-#ifndef DRAY_QUEUE_CLIENT_H
-#define DRAY_QUEUE_CLIENT_H
+#pragma once
 
 #include "base/arena.h"
 #include "control/channel.h"
@@ -259,5 +258,3 @@ int dray__batch_check_rows(const dray_batch *batch, uint32_t first, uint32_t row
 extern const dray__fields dray__body_fields;
 int dray__batch_read(dray_queue *queue, const dray__names *names, uint32_t ticket, dray__reader *r,
                      dray_batch **out, dray_error *error);
-
-#endif

@@ -6,8 +6,7 @@
  * that into its checkpoints.
  *
  * A group is known by its number among the prompts of its step, from 0. */
-#ifndef DRAY_QUEUE_FEED_H
-#define DRAY_QUEUE_FEED_H
+#pragma once
 
 #include <dray/steps.h>
 #include <jansson.h>
@@ -44,5 +43,3 @@ json_t *dray__feed_card(const dray__feed *feed);
  * from nothing): what of it the queue still has, by its state, is taken from there. */
 int dray__feed_begin(const dray_steps_rules *rules, const char *folder, const json_t *card,
                      const json_t *queue_state, dray_error *error);
-
-#endif

@@ -1,7 +1,6 @@
 /* What the library and the built-in programs share of a trainer's steps (dray/steps.h): pure
  * functions of the rules. */
-#ifndef DRAY_QUEUE_TRAINING_H
-#define DRAY_QUEUE_TRAINING_H
+#pragma once
 
 #include "queue/client/feed.h"
 
@@ -32,5 +31,3 @@ uint32_t dray__rules_count_old(int64_t step, const dray_batch *batch);
 /* The batch's groups are trained. */
 int dray__feed_take(dray__feed *feed, const dray_steps_rules *rules, const dray_batch *batch,
                     dray_error *error);
-
-#endif

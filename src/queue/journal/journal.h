@@ -11,8 +11,7 @@
  * Blocks of a file that were written before are written again twice as fast as new ones, and synced
  * without the file system's own journal. So the file is longer than what is in it, and the one that
  * it replaces when it is written anew is kept beside it, as PATH.new, for the next time. */
-#ifndef DRAY_QUEUE_JOURNAL_H
-#define DRAY_QUEUE_JOURNAL_H
+#pragma once
 
 #include "base/wire.h"
 
@@ -112,5 +111,3 @@ dray__journal_entry *dray__journal_done(dray__journal *journal, uint64_t *safe, 
 uint64_t dray__journal_added(const dray__journal *journal); /* the last number */
 /* Writes what waits, unless that fails. Returns what was never given back. NULL is fine. */
 dray__journal_entry *dray__journal_stop(dray__journal *journal);
-
-#endif

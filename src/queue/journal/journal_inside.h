@@ -1,6 +1,5 @@
 /* What journal.c and aside.c share. */
-#ifndef DRAY_QUEUE_JOURNAL_INSIDE_H
-#define DRAY_QUEUE_JOURNAL_INSIDE_H
+#pragma once
 
 #include "queue/journal/record.h"
 
@@ -51,5 +50,3 @@ void dray__journal_drop_spare(const dray__journal *journal);
 /* aside.c. Under the lock: what is in `jobs` will be done. */
 void dray__aside_begin(dray__journal *journal);
 void dray__aside_end(dray__journal *journal);
-
-#endif

@@ -6,8 +6,7 @@
 /* What a durable queue keeps of its table: every change as a record of a journal (ledger.c), and
  * how a table is made of the records again (replay.c). The table calls these where it changes, with
  * a ledger that may be NULL: then nothing is kept. */
-#ifndef DRAY_QUEUE_LEDGER_H
-#define DRAY_QUEUE_LEDGER_H
+#pragma once
 
 #include "base/clock.h"
 #include "queue/journal/journal.h"
@@ -138,5 +137,3 @@ int dray__replay_record(dray__ledger *ledger, const dray__journal_record *record
 void dray__restore_done(dray__ledger *ledger, dray__journal_entry *entry);
 int dray__replay_begin(dray__ledger *ledger, dray_error *error);
 void dray__replay_end(dray__ledger *ledger);
-
-#endif

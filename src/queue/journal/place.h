@@ -1,8 +1,7 @@
 /* Where the bytes of a journal's records come from, and where they are put when it is read: chunks
  * that the keeper holds, or a store. Not bound to the table's thread: a thread has a placer of its
  * own, and who made it says what becomes of its chunks. */
-#ifndef DRAY_QUEUE_PLACE_H
-#define DRAY_QUEUE_PLACE_H
+#pragma once
 
 #include "base/clock.h"
 #include "queue/messages.h"
@@ -52,5 +51,3 @@ int dray__place_column(dray__placer *placer, dray__reader *r, dray__new_column *
 void dray__place_close(dray__placer *placer);
 /* DRAY_EGONE: its holder has lost it. */
 int dray__placer_get(dray__placer *placer, dray__range *range, dray_error *error);
-
-#endif

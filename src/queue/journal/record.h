@@ -10,8 +10,7 @@
  * pieces were gone, and hold nothing), u64 XXH3 of the body and then all this (with itself 0); the
  * body; zeros up to a multiple of 8. The sum comes last, and so does the header get written last:
  * the bytes of a record go to the disk while the next ones are fetched and summed. */
-#ifndef DRAY_QUEUE_RECORD_H
-#define DRAY_QUEUE_RECORD_H
+#pragma once
 
 #include "queue/journal/journal.h"
 
@@ -74,5 +73,3 @@ int dray__output_entry(dray__output *out, dray__journal_entry *entry, uint64_t s
 int dray__output_copy(dray__output *out, int from, const char *path, uint64_t salt, uint64_t at,
                       const dray__record *record, dray_error *error);
 int dray__output_flush(dray__output *out, dray_error *error);
-
-#endif

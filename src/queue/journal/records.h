@@ -2,8 +2,7 @@
  * partition's generation as its owner. CLEAR, END and START have no body; OPEN's is a QUEUE_OPEN
  * message. Behind INSERT, COMMIT and PUT come the bytes: of each column its offsets, if it is
  * ragged, and its values. */
-#ifndef DRAY_QUEUE_RECORDS_H
-#define DRAY_QUEUE_RECORDS_H
+#pragma once
 
 #include "queue/messages.h"
 
@@ -115,5 +114,3 @@ typedef struct dray__record_kind {
 
 extern const dray__record_kind
     dray__record_kinds[DRAY__RECORD_KINDS]; /* name NULL: there is none */
-
-#endif

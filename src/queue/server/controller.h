@@ -1,7 +1,6 @@
 /* The queue's service of the coordinator: tables by name, requests that wait, woken when something
  * changed. The tables themselves (table.h) know no socket. */
-#ifndef DRAY_QUEUE_CONTROLLER_H
-#define DRAY_QUEUE_CONTROLLER_H
+#pragma once
 
 #include "control/coordinator.h"
 
@@ -17,5 +16,3 @@ struct event_base;
 int dray__queue_add(dray__coordinator *coordinator, struct event_base *base,
                     const char *keeper_path, const char *folder, const char *const *stores,
                     dray_error *error);
-
-#endif

@@ -1,7 +1,6 @@
 /* What a queue has done since its controller began, for people and Prometheus: sums that only grow
  * (the table's are in table.h, with what they count), and how long requests waited. */
-#ifndef DRAY_QUEUE_COUNTS_H
-#define DRAY_QUEUE_COUNTS_H
+#pragma once
 
 #include "queue/messages.h"
 
@@ -35,5 +34,3 @@ typedef struct dray__refusals {
 
 void dray__refusals_add(dray__refusals *refusals, uint16_t type, int code);
 json_t *dray__refusals_json(const dray__refusals *refusals); /* [{"request", "error", "count"}] */
-
-#endif

@@ -1,7 +1,6 @@
 /* What the controller's files share: controller.c (requests), waiters.c, answers.c (replies),
  * status.c (JSON), drops.c (telling the keeper). */
-#ifndef DRAY_QUEUE_INTERNAL_H
-#define DRAY_QUEUE_INTERNAL_H
+#pragma once
 
 #include "control/channel.h"
 #include "queue/server/counts.h"
@@ -48,5 +47,3 @@ typedef struct dray__waiting {
 } dray__waiting;
 
 json_t *dray__table_json(dray__table *table, const dray__waiting *waiting);
-
-#endif

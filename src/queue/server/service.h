@@ -5,8 +5,7 @@
 
 /* What controller.c, waiters.c (requests that wait) and steps.c (requests that are answered at
  * once) share. */
-#ifndef DRAY_QUEUE_SERVICE_H
-#define DRAY_QUEUE_SERVICE_H
+#pragma once
 
 #include "control/coordinator.h"
 #include "queue/journal/ledger.h"
@@ -144,5 +143,3 @@ int dray__durable_save(dray__controller *self, dray__ledger *ledger, const char 
 int dray__durable_recover(dray__controller *self,
                           int (*serve)(dray__controller *, dray__table *, dray_error *),
                           dray_error *error);
-
-#endif

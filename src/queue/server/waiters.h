@@ -1,6 +1,5 @@
 /* Requests that wait: kept in lines, tried again when something changed, answered once. */
-#ifndef DRAY_QUEUE_WAITERS_H
-#define DRAY_QUEUE_WAITERS_H
+#pragma once
 
 #include "queue/server/service.h"
 
@@ -70,5 +69,3 @@ void dray__cancel_forgotten(dray__served *q, const dray__client *client);
 /* Claims and what only looks show nothing that must be safe: a restart voids them. */
 bool dray__needs_journal(uint16_t type);
 const char *dray__message_of(const dray__request *request);
-
-#endif

@@ -14,8 +14,7 @@
  * The controller keeps where everything lies, as for chunks: an object becomes known with the
  * commit that names it, and is dropped when nothing refers to it any more (cleaner.h). Ids are
  * owner << 32 | number: the owner is the client of the queue that wrote it. */
-#ifndef DRAY_QUEUE_BACKEND_H
-#define DRAY_QUEUE_BACKEND_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
@@ -77,5 +76,3 @@ const char *dray__backend_name(int32_t backend);
 #define XX(number, name) extern const dray__backend_kind dray__backend_##name;
 DRAY__STORE_MAP(XX)
 #undef XX
-
-#endif

@@ -1,8 +1,7 @@
 /* The controller's hand in a backend that is a store (backend.h): drops objects that nobody refers
  * to any more, in a thread of its own, so that a store that stands still holds nobody up. What it
  * could not drop yet it tries again; what is left when the queue ends it tries for a moment. */
-#ifndef DRAY_QUEUE_CLEANER_H
-#define DRAY_QUEUE_CLEANER_H
+#pragma once
 
 #include "queue/storage/backend.h"
 
@@ -17,5 +16,3 @@ void dray__cleaner_drop(void *cleaner, uint32_t home, uint64_t object, uint64_t 
 /* The owner is gone: drops what it wrote, but not `keep` (any order; then the cleaner's). */
 void dray__cleaner_sweep(dray__cleaner *cleaner, uint32_t owner, uint64_t *keep,
                          uint32_t keep_count);
-
-#endif

@@ -1,8 +1,7 @@
 /* Reading ranges of bytes that keepers of other hosts hold, through their data servers
  * (net/cells.h): many ranges a request, many requests under way, from several hosts at
  * once. */
-#ifndef DRAY_QUEUE_DISTANT_H
-#define DRAY_QUEUE_DISTANT_H
+#pragma once
 
 #include "net/stream.h"
 #include "queue/storage/backend.h"
@@ -23,5 +22,3 @@ void dray__distant_free(dray__distant *distant); /* NULL is fine */
  * arrive after it. */
 int dray__distant_get(dray__distant *distant, dray__range *ranges, uint32_t count,
                       int64_t deadline_ns, dray_error *error);
-
-#endif

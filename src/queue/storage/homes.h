@@ -2,8 +2,7 @@
  * coordinator's own keeper; another comes with the session of its process (join.h), gets a number
  * that is never used again, and is forgotten when that session ends: what lay there is lost.
  */
-#ifndef DRAY_QUEUE_HOMES_H
-#define DRAY_QUEUE_HOMES_H
+#pragma once
 
 #include "base/tls.h"
 #include "control/coordinator.h"
@@ -54,5 +53,3 @@ bool dray__homes_alive(const dray__homes *homes, uint32_t home);
 /* From any thread: where its data server is. DRAY_EGONE; DRAY_EUNSUPPORTED: it has none. */
 int dray__homes_endpoint(dray__homes *homes, uint32_t home, char *out, size_t size,
                          dray_error *error);
-
-#endif

@@ -1,8 +1,7 @@
 /* A keeper that other hosts can read: it has a session with the coordinator, whose end is its own,
  * and a data server (net/cells.h); what nobody needs any more it hears of from the
  * controller (homes.h). All this in a thread beside the keeper's loop. */
-#ifndef DRAY_QUEUE_JOIN_H
-#define DRAY_QUEUE_JOIN_H
+#pragma once
 
 #include "queue/storage/keeper.h"
 
@@ -25,5 +24,3 @@ const char *dray__join_endpoint(const dray__join *join); /* NULL: not yet */
 /* From now on it does not look for a coordinator that is gone. */
 void dray__join_leave(dray__join *join);
 void dray__join_free(dray__join *join); /* NULL is fine */
-
-#endif

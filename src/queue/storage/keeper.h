@@ -10,8 +10,7 @@
  * key}: forgets it. Only who knows the key may (producer, controller). KEEPER_RESET {u64 era}:
  * forgets all, for a controller that is started anew and knows no chunk. An era is a controller's
  * life, 0 where it keeps no journal: then nothing is asked. */
-#ifndef DRAY_QUEUE_KEEPER_H
-#define DRAY_QUEUE_KEEPER_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
@@ -35,5 +34,3 @@ bool dray__keeper_drop(dray__keeper *keeper, uint64_t id, uint64_t key);
 void dray__keeper_reset_all(dray__keeper *keeper);
 /* As KEEPER_RESET, unless it is of this era already. */
 void dray__keeper_enter_era(dray__keeper *keeper, uint64_t era);
-
-#endif

@@ -2,8 +2,7 @@
  * replies read by hiredis (RESP2). It connects when first needed and again when it broke, waiting
  * longer after each failure, until the caller's deadline: commands are such that sending one again
  * does no harm. */
-#ifndef DRAY_QUEUE_REDIS_LINK_H
-#define DRAY_QUEUE_REDIS_LINK_H
+#pragma once
 
 #include "net/address.h"
 
@@ -44,5 +43,3 @@ void dray__redis_command_begin(dray__redis_command *command, const char *const *
                                uint32_t count, int64_t value_size);
 int dray__redis_run(dray__redis_link *link, dray__redis_command *commands, uint32_t count,
                     int64_t deadline_ns, dray_error *error);
-
-#endif

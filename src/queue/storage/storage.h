@@ -1,7 +1,6 @@
 /* The memory under chunks: memfds that one process maps writable and everybody else reads; the way
  * to them through the keeper; and this process's read-only mappings of others' chunks. */
-#ifndef DRAY_QUEUE_STORAGE_H
-#define DRAY_QUEUE_STORAGE_H
+#pragma once
 
 #include "base/wire.h"
 #include "control/channel.h"
@@ -130,5 +129,3 @@ void dray__storage_lose(dray__storage *storage);
 /* Is a chunk closed that was not told yet? */
 bool dray__storage_has_news(const dray__storage *storage);
 void dray__storage_free(dray__storage *storage);
-
-#endif

@@ -2,8 +2,7 @@
  * space's first object, so that whatever a coordinator leaves when it is killed, also while it puts
  * back what a journal holds, the next one finds and drops. That is done in a thread of its own, at
  * addresses of the coordinator's own list alone, and given up after some tries. */
-#ifndef DRAY_QUEUE_STORES_H
-#define DRAY_QUEUE_STORES_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
@@ -31,5 +30,3 @@ int dray__stores_clean(dray__stores *stores, bool (*used)(void *user, uint64_t s
                        void *user, dray_error *error);
 /* Nothing is left to try. */
 bool dray__stores_done(dray__stores *stores);
-
-#endif

@@ -1,6 +1,5 @@
 /* A thread that does work beside the controller's loop, with the lock of what both use. */
-#ifndef DRAY_QUEUE_WORKER_H
-#define DRAY_QUEUE_WORKER_H
+#pragma once
 
 #include <dray/dray.h>
 #include <pthread.h>
@@ -23,5 +22,3 @@ int dray__worker_start(dray__worker *worker, void *(*work)(void *), void *user, 
 void dray__worker_pause(dray__worker *worker, int64_t ns);
 /* Waits for the thread's end, if it was started. */
 void dray__worker_end(dray__worker *worker);
-
-#endif

@@ -1,6 +1,5 @@
 /* Arithmetic on the costs of samples: dividing them evenly, and packing them. */
-#ifndef DRAY_QUEUE_BALANCE_H
-#define DRAY_QUEUE_BALANCE_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdint.h>
@@ -15,5 +14,3 @@ int dray__balance(const uint64_t *costs, uint32_t count, uint32_t bins, uint32_t
  * takes; bin[i]: of item i. No item costs more than cap. */
 int dray__pack(const uint64_t *costs, uint32_t count, uint64_t cap, uint32_t rows, uint32_t *bin,
                uint32_t *bins, dray_error *error);
-
-#endif

@@ -1,6 +1,5 @@
 /* Bitmaps of u64 words: one bit a row. */
-#ifndef DRAY_QUEUE_BITS_H
-#define DRAY_QUEUE_BITS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -39,5 +38,3 @@ static inline uint64_t dray__bit_mask(uint32_t w, uint32_t first, uint32_t count
         mask &= ~UINT64_C(0) >> (low + 64 - end);
     return mask;
 }
-
-#endif

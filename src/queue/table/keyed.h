@@ -10,8 +10,7 @@
  * those that no cell is in are left out when the journal is written anew; and under the partition's
  * generation what was dropped, consumed and forgotten. That is left out then, as the rows
  * themselves are in the record of the state (dray__image), which comes behind the puts. */
-#ifndef DRAY_QUEUE_KEYED_H
-#define DRAY_QUEUE_KEYED_H
+#pragma once
 
 #include "queue/journal/records.h"
 #include "queue/table/table.h"
@@ -97,5 +96,3 @@ dray__image *dray__keyed_state(const dray__table *table, dray__arena *arena, uin
 /* Rows are what the state says, of generations up to `most`; their cells are there already. */
 int dray__keyed_restore(dray__table *table, const dray__image *kept, uint32_t count, uint32_t most,
                         dray_error *error);
-
-#endif

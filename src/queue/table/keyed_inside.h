@@ -1,6 +1,5 @@
 /* What the files of keyed partitions say to each other: keyed.c, keyed_put.c, keyed_kept.c. */
-#ifndef DRAY_QUEUE_KEYED_INSIDE_H
-#define DRAY_QUEUE_KEYED_INSIDE_H
+#pragma once
 
 #include "queue/table/keyed.h"
 #include "queue/table/table_inside.h"
@@ -35,5 +34,3 @@ void dray__keyed_end(dray__table *table, dray__keyed *p);
  * of this record; most: of generations. */
 int dray__keyed_place(dray__table *table, dray__keyed *p, const dray__row_at *at, const char *key,
                       uint64_t mark, uint32_t most, dray_error *error);
-
-#endif

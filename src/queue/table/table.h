@@ -35,8 +35,7 @@
  *   resume   sequence number, version: later commits and later versions' rows are undone
  *   admit    the admission as it is now (its accepted follows from commits and losses)
  * Claims, attempts and pins are not kept: a restart voids them. */
-#ifndef DRAY_QUEUE_TABLE_H
-#define DRAY_QUEUE_TABLE_H
+#pragma once
 
 #include "base/hash.h"
 #include "control/limits.h"
@@ -586,5 +585,3 @@ bool dray__claim_release(dray__table *table, dray__client *client, uint32_t tick
 int64_t dray__table_expire(dray__table *table, int64_t now);
 /* Takes its rows back, not counted; what it commits is stale. */
 void dray__claim_void(dray__table *table, dray__claim *claim);
-
-#endif

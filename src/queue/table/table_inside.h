@@ -5,8 +5,7 @@
  * These files call each other in a circle, because each operation may set off others: a commit
  * settles rows, settled rows free bytes and end partitions, a loss makes rows of earlier tasks
  * ready again, and a journal that is read back repeats all of it. */
-#ifndef DRAY_QUEUE_TABLE_INSIDE_H
-#define DRAY_QUEUE_TABLE_INSIDE_H
+#pragma once
 
 #include "queue/table/table.h"
 
@@ -177,5 +176,3 @@ typedef struct dray__policy_fn {
 } dray__policy_fn;
 /* NULL: there is no such policy. */
 const dray__policy_fn *dray__policy_find(int32_t policy);
-
-#endif

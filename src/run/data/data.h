@@ -4,8 +4,7 @@
  *
  * Prompts and right answers. Which prompt has which number depends on the job alone, so that a
  * restarted or resumed run gets the same ones. Training never sees a held-out prompt. */
-#ifndef DRAY_RUN_DATA_H
-#define DRAY_RUN_DATA_H
+#pragma once
 
 #include "run/job/job.h"
 
@@ -34,5 +33,3 @@ typedef struct dray__data_bytes {
 } dray__data_bytes;
 /* The longest prompt and answer that there can be; 0: the job's settings do not say. */
 dray__data_bytes dray__data_longest(const dray__job *job);
-
-#endif

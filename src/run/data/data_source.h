@@ -1,7 +1,6 @@
 /* Where prompts and answers come from: a source is one file, data_*.c, with one of these structs,
  * and one line of DRAY__SOURCES (job.h). */
-#ifndef DRAY_RUN_DATA_SOURCE_H
-#define DRAY_RUN_DATA_SOURCE_H
+#pragma once
 
 #include "engine/tokenizer.h"
 #include "run/data/data.h"
@@ -46,5 +45,3 @@ uint64_t dray__data_stream(dray__split split);
 
 /* Whether this number, of a source that makes its own prompts, is in the eighth held out. */
 bool dray__data_held_out(uint64_t number);
-
-#endif

@@ -1,6 +1,5 @@
 /* Prompts of a partition, as the driver inserts them and as refill.c replaces them. */
-#ifndef DRAY_RUN_PROMPTS_H
-#define DRAY_RUN_PROMPTS_H
+#pragma once
 
 #include "engine/tokenizer.h"
 #include "run/data/data.h"
@@ -33,5 +32,3 @@ void dray__prompts_free(dray__prompts *prompts);
 /* Prompt and answer; they refer to `prompts`. */
 void dray__prompts_columns(const dray__prompts *prompts, const dray__partition_kind *kind,
                            dray_column_data out[2]);
-
-#endif

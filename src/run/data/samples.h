@@ -1,6 +1,5 @@
 /* Columns of a batch as the engine takes them (ragged arrays back to back), and the other way. */
-#ifndef DRAY_RUN_SAMPLES_H
-#define DRAY_RUN_SAMPLES_H
+#pragma once
 
 #include "engine/engine.h"
 #include "engine/tokenizer.h"
@@ -54,5 +53,3 @@ int dray__answer_tokens(const dray__tokenizer *tokenizer, const char *text, int3
 
 /* The rows' step, from the tag that the driver gave them. */
 int dray__batch_step(const dray_batch *batch, int64_t *step, dray_error *error);
-
-#endif

@@ -1,6 +1,5 @@
 /* Advantages from rewards. One row of the table a method. */
-#ifndef DRAY_RUN_ADVANTAGE_H
-#define DRAY_RUN_ADVANTAGE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -36,5 +35,3 @@ enum {
     DRAY__ADVANTAGE_REINFORCE,
     DRAY__ADVANTAGE_GAE
 };
-
-#endif

@@ -4,8 +4,7 @@
  * that call them.
  *
  * What desk.c (tasks), driver.c and refill.c share. */
-#ifndef DRAY_RUN_DESK_H
-#define DRAY_RUN_DESK_H
+#pragma once
 
 #include "queue/client/training.h"
 #include "run/data/data.h"
@@ -42,5 +41,3 @@ int dray__refiller_start(dray__host *host, const dray__data *data, const dray__f
 /* The oldest step that is not trained yet: what steps before it lost is forgotten. */
 void dray__refiller_oldest(dray__refiller *refiller, int64_t step);
 void dray__refiller_join(dray__refiller *refiller, bool now); /* as dray__driver_join */
-
-#endif

@@ -1,6 +1,5 @@
 /* Rewards: a rule of the table, or a command that reads a line and answers with a number. */
-#ifndef DRAY_RUN_REWARD_H
-#define DRAY_RUN_REWARD_H
+#pragma once
 
 #include "run/job/job.h"
 
@@ -17,5 +16,3 @@ void dray__grader_close(dray__grader *grader);
  * with the first sample and stays. DRAY_ETIMEDOUT, DRAY_ECLOSED (it ended), DRAY_EFORMAT. */
 int dray__grade(dray__grader *grader, const char *prompt, const char *answer, const char *response,
                 float *reward, dray_error *error);
-
-#endif

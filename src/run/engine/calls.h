@@ -8,8 +8,7 @@
  * as soon as they can.
  *
  * All functions but the closing are called on all ranks; rank 0 asks the tool. */
-#ifndef DRAY_RUN_CALLS_H
-#define DRAY_RUN_CALLS_H
+#pragma once
 
 #include "engine/sampler.h"
 #include "run/data/samples.h"
@@ -45,5 +44,3 @@ int dray__calls_generate(dray__host *host, dray__generator *generator,
  * all others. */
 int dray__calls_mask(const dray__job *job, const dray__tokenizer *tokenizer, const int32_t *tokens,
                      uint64_t count, int32_t *mask, dray_error *error);
-
-#endif

@@ -3,8 +3,7 @@
  * E engines are out at once, where T and R are samples a second that are trained, and that all
  * engines together can make. An engine measures both: T by how fast versions come, R by its own
  * samples. A turn is a lease (dray/lease.h), so that it ends with its engine. On rank 0 alone. */
-#ifndef DRAY_RUN_ENGINE_TURNS_H
-#define DRAY_RUN_ENGINE_TURNS_H
+#pragma once
 
 #include "run/host/host.h"
 
@@ -21,5 +20,3 @@ uint32_t dray__engine_turns_most(const dray__engine_turns *turns);
 int dray__engine_turns_begin(dray__engine_turns *turns, bool wait, bool *begun, dray_error *error);
 /* Ends it: the version was taken. */
 void dray__engine_turns_end(dray__engine_turns *turns, int64_t version);
-
-#endif

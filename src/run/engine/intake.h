@@ -1,8 +1,7 @@
 /* The engine's end of the weights: brings the generator's memory to the version that samples need,
  * at a boundary that the engine chooses. Where trainer and engine do not take turns, the next
  * version is prefetched into staging beside the generation, and put in place at the boundary. */
-#ifndef DRAY_RUN_INTAKE_H
-#define DRAY_RUN_INTAKE_H
+#pragma once
 
 #include "run/host/host.h"
 
@@ -27,5 +26,3 @@ void dray__intake_fetch(dray__intake *intake, int64_t version);
 int dray__intake_take(dray__intake *intake, int64_t version, dray_error *error);
 /* Begins to fetch the version after the one that is held. */
 void dray__intake_go_ahead(dray__intake *intake);
-
-#endif

@@ -11,8 +11,7 @@
  * Batching `closed` (rollout.batching): a batch is made from begin to end, and then the next. What
  * is computed together, and with it every bit, depends on the claims alone. `continuous`: rows are
  * claimed whenever there is room, while others go on. */
-#ifndef DRAY_RUN_ROLLOUT_H
-#define DRAY_RUN_ROLLOUT_H
+#pragma once
 
 #include "engine/generator.h"
 #include "run/host/host.h"
@@ -54,5 +53,3 @@ int dray__rollout_restart(dray__rollout *rollout, dray_error *error);
 /* Each sample draws from a stream of its own, named by step and slot (less than 2^24); so does one
  * that takes the place of a lost one. malloc'ed. */
 uint64_t *dray__rollout_streams(const dray_batch *batch, int64_t step);
-
-#endif

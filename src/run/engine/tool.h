@@ -1,7 +1,6 @@
 /* The tool that responses call (`tool` of the job file): a calculator, or a command of the job.
  * Asking returns at once: answers come while tokens are generated. A tool belongs to one thread. */
-#ifndef DRAY_RUN_TOOL_H
-#define DRAY_RUN_TOOL_H
+#pragma once
 
 #include "run/job/job.h"
 
@@ -36,5 +35,3 @@ int dray__tool_look(dray__tool *tool, dray_error *error);
 const char *dray__tool_answer(const dray__tool *tool, uint32_t id);
 /* Waits until an answer may have come, or `fd` (-1: none) is readable, or the time is over. */
 void dray__tool_wait(const dray__tool *tool, int fd, int64_t timeout_ns);
-
-#endif

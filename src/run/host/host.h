@@ -6,8 +6,7 @@
  * A host: one process of a built-in program (one rank of an instance of a role). `dray run` starts
  * it as `dray host`; what it is comes from the environment (contract.h), what it does from the
  * run's config.yaml. */
-#ifndef DRAY_RUN_HOST_H
-#define DRAY_RUN_HOST_H
+#pragma once
 
 #include "engine/engine.h"
 #include "group/group.h"
@@ -125,5 +124,3 @@ void dray__host_path(const dray__host *host, char *out, size_t capacity, const c
 int dray__host_wait_file(const dray__host *host, const char *path, dray_error *error);
 /* The run is to end after the step that is made: there is a file `stop` in its folder. */
 bool dray__host_stopping(const dray__host *host);
-
-#endif

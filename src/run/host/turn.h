@@ -5,8 +5,7 @@
  * there for it, until there is nothing more to do, or, where others wait, until the next step
  * begins. It never has it while it waits for samples or for weights; an update of weights needs no
  * turn. */
-#ifndef DRAY_RUN_TURN_H
-#define DRAY_RUN_TURN_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
@@ -31,5 +30,3 @@ int dray__turn_end(dray__host *host, dray_error *error);
 int dray__turn_give(dray__host *host, dray_error *error);
 /* Rank 0's: is it this program's? */
 bool dray__turn_is_mine(const dray__host *host);
-
-#endif

@@ -1,7 +1,6 @@
 /* The tasks of one job with their columns: the built-in table (tasks.h), the job's `tasks` over it.
  */
-#ifndef DRAY_RUN_COLUMNS_H
-#define DRAY_RUN_COLUMNS_H
+#pragma once
 
 #include "run/job/tasks.h"
 
@@ -19,5 +18,3 @@ typedef struct dray__task_view {
 uint32_t dray__job_tasks(const dray__job *job, dray__task_view out[DRAY__JOB_TASKS]);
 /* Whether it claims rows. (The driver inserts.) */
 bool dray__task_claims(const dray__task_view *task);
-
-#endif

@@ -1,8 +1,7 @@
 /* The contract between `dray run` and the processes of a role, built in or not: environment
  * variables (docs/roles.md). The supervisor writes them, `dray host` reads them as any program
  * does. */
-#ifndef DRAY_RUN_CONTRACT_H
-#define DRAY_RUN_CONTRACT_H
+#pragma once
 
 #include "run/job/job.h"
 
@@ -54,5 +53,3 @@ bool dray__is_secret(const char *variable);
 
 /* A free port of this host; 0: none. */
 uint16_t dray__free_port(void);
-
-#endif

@@ -1,6 +1,5 @@
 /* Devices of roles (`devices:`), and the leases by which roles that share one take turns. */
-#ifndef DRAY_RUN_DEVICES_H
-#define DRAY_RUN_DEVICES_H
+#pragma once
 
 #include "run/job/job.h"
 
@@ -26,5 +25,3 @@ enum { DRAY__LEASES_BYTES = 4096 };
  * another role has, too. "engine+trainer/cuda:0": what these roles' tokens may take. */
 void dray__devices_leases(const dray__job *job, const dray__job_role *role, uint32_t instance,
                           char out[DRAY__LEASES_BYTES]);
-
-#endif

@@ -7,8 +7,7 @@
 
 /* A job file: what `dray run` is to do, as plain values. The settings, their defaults and what each
  * accepts are in settings.c's table; docs/run.md is the reference for people. */
-#ifndef DRAY_RUN_JOB_H
-#define DRAY_RUN_JOB_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
@@ -249,5 +248,3 @@ bool dray__job_name_ok(const char *name);
 int64_t dray__job_batch(const dray__job *job);       /* samples a step */
 int64_t dray__job_token_bytes(const dray__job *job); /* of the columns by response token */
 int64_t dray__job_wait_ns(const dray__job *job);
-
-#endif

@@ -1,6 +1,5 @@
 /* The roles and tasks of a job file: defaults that depend on each other, and what is refused. */
-#ifndef DRAY_RUN_JOB_ROLES_H
-#define DRAY_RUN_JOB_ROLES_H
+#pragma once
 
 #include "run/job/settings.h"
 
@@ -14,5 +13,3 @@ int dray__rule_columns(const dray__job *job, const dray__places *at, dray_error 
 
 /* Of a run that is about to start: are the role's command, folder and devices there? */
 int dray__rule_there(const dray__job *job, const dray__places *at, dray_error *error);
-
-#endif

@@ -1,6 +1,5 @@
 /* The model that a job trains, its tokenizer, and how long its work takes. */
-#ifndef DRAY_RUN_MODEL_H
-#define DRAY_RUN_MODEL_H
+#pragma once
 
 #include "engine/pace.h"
 #include "engine/tokenizer.h"
@@ -24,5 +23,3 @@ bool dray__job_pace(const dray__job *job, dray__pace *out);
 /* The library that the built-in engine and trainer compute with, in its own words; NULL: it is not
  * there. Thread-safe. */
 const char *dray__job_blas(void);
-
-#endif

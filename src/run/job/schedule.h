@@ -1,8 +1,7 @@
 /* Schedules: how far apart generating and training may be. A schedule is one line of schedule.c's
  * table; everything that depends on it asks here, and no other file knows a schedule by its name.
  * v0 is the first version of the weights; step k makes v_k. */
-#ifndef DRAY_RUN_SCHEDULE_H
-#define DRAY_RUN_SCHEDULE_H
+#pragma once
 
 #include "run/job/job.h"
 #include "run/job/settings.h"
@@ -70,5 +69,3 @@ int64_t dray__schedule_engines(const dray__job *job);
 void dray__schedule_settle(dray__job *job, const dray__places *at);
 /* The rules of a job file that are about its schedule. DRAY_EINVALID, with the line. */
 int dray__rule_schedule(const dray__job *job, const dray__places *at, dray_error *error);
-
-#endif

@@ -2,8 +2,7 @@
  * dray__job, default, what it accepts and what it means; what reads job files and --set, checks,
  * writes the resolved job and prints docs/run.md's table goes by it alone. A new setting is one
  * line there. */
-#ifndef DRAY_RUN_SETTINGS_H
-#define DRAY_RUN_SETTINGS_H
+#pragma once
 
 #include "run/job/job.h"
 #include "run/job/tree.h"
@@ -95,5 +94,3 @@ int dray__settings_yaml(const dray__job *job, char **out, dray_error *error);
 bool dray__settings_print(FILE *out, bool json);
 /* All keys by section, for --help; malloc'ed; NULL: out of memory. */
 char *dray__settings_keys(void);
-
-#endif

@@ -1,8 +1,7 @@
 /* The tasks of a job and the columns between them. A task is one line of the table here, and one
  * of its program's (dray__task_work in host.h), which turns a claimed batch into its outputs; the
  * loop of the built-in programs (loop.c) does the rest. */
-#ifndef DRAY_RUN_TASKS_H
-#define DRAY_RUN_TASKS_H
+#pragma once
 
 #include "queue/client/training.h"
 #include "run/job/job.h"
@@ -70,5 +69,3 @@ int dray__queue_version(dray_queue *queue, int64_t *version, dray_error *error);
 /* Samples carry the tag "step". */
 #define DRAY__TAG_STEP "step"
 #define DRAY__TAG_REFILL "refill" /* of samples that took the place of lost ones: which, from 1 */
-
-#endif

@@ -1,7 +1,6 @@
 /* YAML documents as trees whose nodes know where they came from, so that a message about a value
  * names its line. */
-#ifndef DRAY_RUN_TREE_H
-#define DRAY_RUN_TREE_H
+#pragma once
 
 #include <dray/dray.h>
 
@@ -40,5 +39,3 @@ void dray__tree_free(dray__node *node);
 
 /* NULL when the mapping has no such key. */
 dray__node *dray__tree_child(const dray__node *mapping, const char *key);
-
-#endif

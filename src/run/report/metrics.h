@@ -1,6 +1,5 @@
 /* A coordinator's metrics over HTTP: GET /metrics, in the text format of Prometheus. */
-#ifndef DRAY_RUN_METRICS_H
-#define DRAY_RUN_METRICS_H
+#pragma once
 
 #include "control/coordinator.h"
 
@@ -17,5 +16,3 @@ int dray__metrics_new(struct event_base *base, const dray__coordinator *coordina
 /* Whether `address` is one. DRAY_EINVALID */
 int dray__metrics_check(const char *address, dray_error *error);
 void dray__metrics_free(dray__metrics *metrics); /* NULL is fine */
-
-#endif

@@ -5,8 +5,7 @@
  *
  * The supervisor's second thread: watches the reports of the roles, writes metrics.jsonl, and keeps
  * what a person sees up to date. */
-#ifndef DRAY_RUN_REPORTER_H
-#define DRAY_RUN_REPORTER_H
+#pragma once
 
 #include "run/report/view.h"
 
@@ -35,5 +34,3 @@ int dray__reporter_failed(dray__reporter *reporter, dray_error *error);
 /* After stop: the last lines. */
 void dray__reporter_summary(dray__reporter *reporter, const dray__folder *folder,
                             const char *outcome);
-
-#endif

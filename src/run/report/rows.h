@@ -1,6 +1,5 @@
 /* Reports of the roles become rows of metrics.jsonl, and the state that the live view shows. */
-#ifndef DRAY_RUN_ROWS_H
-#define DRAY_RUN_ROWS_H
+#pragma once
 
 #include "run/report/spent.h"
 #include "run/supervisor/folder.h"
@@ -50,5 +49,3 @@ int64_t dray__rows_whole(const dray__rows *rows, const json_t *report);
 int dray__rows_end(dray__rows *rows, dray_error *error);
 void dray__rows_free(dray__rows *rows);
 double dray__rows_median_update(const dray__rows *rows); /* seconds; 0: no update */
-
-#endif

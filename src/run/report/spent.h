@@ -1,7 +1,6 @@
 /* Where the time of a run's roles goes, from the accounts that their processes keep
  * (trace/account.h): what is between two looks, whatever step it was for. */
-#ifndef DRAY_RUN_SPENT_H
-#define DRAY_RUN_SPENT_H
+#pragma once
 
 #include <dray/dray.h>
 #include <jansson.h>
@@ -23,5 +22,3 @@ int dray__spent_look(dray__spent *spent, json_t *row, int64_t *now_ns, dray_erro
 /* The file of spans of a process of the run. */
 void dray__spans_path(const char *folder, const char *label, uint32_t rank, uint32_t epoch,
                       char *out, size_t capacity);
-
-#endif

@@ -1,7 +1,6 @@
 /* What a person sees while a job runs: a picture redrawn in place on a terminal, lines elsewhere,
  * objects with --json. */
-#ifndef DRAY_RUN_VIEW_H
-#define DRAY_RUN_VIEW_H
+#pragma once
 
 #include "run/report/rows.h"
 
@@ -23,5 +22,3 @@ void dray__view_row(dray__view *view, const dray__rows *rows, const json_t *row)
 void dray__view_draw(dray__view *view, const dray__rows *rows, const json_t *status);
 /* Takes the picture away. */
 void dray__view_clear(dray__view *view);
-
-#endif

@@ -1,7 +1,6 @@
 /* What a study computes from runs: means with their bootstrap intervals, and values read off
  * curves. Pure: the same numbers give the same answer, bit for bit. */
-#ifndef DRAY_RUN_STATISTICS_H
-#define DRAY_RUN_STATISTICS_H
+#pragma once
 
 #include <dray/dray.h>
 
@@ -32,5 +31,3 @@ typedef struct dray__point {
 double dray__curve_at(const dray__point *points, uint32_t count, double x);
 /* The first x at which the curve is at y or above it; NaN: nowhere. */
 double dray__curve_reach(const dray__point *points, uint32_t count, double y);
-
-#endif

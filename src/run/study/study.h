@@ -8,8 +8,7 @@
  *   SCHEDULE/job.yaml   the job as resolved for this entry of the list
  *   SCHEDULE/seed-N/    a run's folder (run/supervisor/folder.h), and run.log: what `dray run` said
  *   study.json          the result */
-#ifndef DRAY_RUN_STUDY_H
-#define DRAY_RUN_STUDY_H
+#pragma once
 
 #include "run/run.h"
 
@@ -36,5 +35,3 @@ typedef struct dray__study_options {
  * *folder: malloc'ed. */
 int dray__study(const dray__study_options *options, dray__run_end *end, json_t **result,
                 char **folder, dray_error *error);
-
-#endif

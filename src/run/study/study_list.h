@@ -1,6 +1,5 @@
 /* The list of schedules of a study, and what the study is of. */
-#ifndef DRAY_RUN_STUDY_LIST_H
-#define DRAY_RUN_STUDY_LIST_H
+#pragma once
 
 #include "run/study/study.h"
 #include "run/study/study_read.h"
@@ -38,5 +37,3 @@ void dray__study_plan_close(dray__study_plan *plan);
 
 /* The whole result (docs/run.md). */
 int dray__study_summary(const dray__study_plan *plan, json_t **out, dray_error *error);
-
-#endif

@@ -1,6 +1,5 @@
 /* One run of a study, read from its folder. */
-#ifndef DRAY_RUN_STUDY_READ_H
-#define DRAY_RUN_STUDY_READ_H
+#pragma once
 
 #include "run/job/job.h"
 #include "run/study/statistics.h"
@@ -33,5 +32,3 @@ void dray__study_add_time(json_t **sums, const json_t *row);
 /* Puts busy.ROLE, transfer.ROLE, idle.ROLE, idle.ROLE.CAUSE and unaccounted.ROLE into `measures`,
  * as shares of the time of the role's processes. */
 void dray__study_set_shares(const json_t *sums, json_t *measures);
-
-#endif

@@ -1,7 +1,6 @@
 /* A whole coordinator: the event loop with every service, listening, until it is stopped. What
  * `dray serve` is, and the process that `dray run` starts. */
-#ifndef DRAY_RUN_COORDINATOR_H
-#define DRAY_RUN_COORDINATOR_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
@@ -54,5 +53,3 @@ bool dray__is_local_address(const char *text);
 /* Path of the socket that `dray serve` listens at, and `dray status` asks, when no option says
  * another: $XDG_RUNTIME_DIR/dray.socket, or /tmp/dray-<uid>.socket. Returns out. */
 char *dray__default_socket(char *out, size_t capacity);
-
-#endif

@@ -7,8 +7,7 @@
  *   logs/          one file a process
  *   trace/, trace.json
  *   .lock, *.socket while it runs */
-#ifndef DRAY_RUN_FOLDER_H
-#define DRAY_RUN_FOLDER_H
+#pragma once
 
 #include "run/job/job.h"
 #include "run/run.h"
@@ -43,5 +42,3 @@ int dray__folder_write_rows(const dray__folder *folder, const char *name, const 
 /* The row that waits for its evaluation. */
 #define DRAY__ROWS_PENDING ".metrics.pending"
 bool dray__job_eval_due(const dray__job *job, int64_t step);
-
-#endif

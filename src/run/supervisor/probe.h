@@ -1,8 +1,7 @@
 /* Is a role ready? Its `ready:` is a file, below the run's folder where it is relative, that was
  * written since the role was started; or http://HOST:PORT/PATH, numeric or localhost, which answers
  * GET with a status from 200 to 299. Never waits: ask again. */
-#ifndef DRAY_RUN_PROBE_H
-#define DRAY_RUN_PROBE_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
@@ -20,5 +19,3 @@ int dray__probe_check(const char *ready, dray_error *error);
 bool dray__probe_ask(dray__probe *probe, const char *ready, const char *folder,
                      struct timespec since);
 void dray__probe_end(dray__probe *probe);
-
-#endif

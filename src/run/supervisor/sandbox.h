@@ -1,8 +1,7 @@
 /* Landlock (Linux 5.13): a process that serves others gives up to write anywhere but in its own
  * folders, whatever a mistake in it would let somebody do. Reading, sockets and memory stay as they
  * are. */
-#ifndef DRAY_RUN_SANDBOX_H
-#define DRAY_RUN_SANDBOX_H
+#pragma once
 
 #include <dray/dray.h>
 
@@ -13,5 +12,3 @@ int dray__sandbox_version(void);
  * may be made and files removed, elsewhere nothing; programs are not started. Where the kernel has
  * no Landlock, or $DRAY_SANDBOX is off, a line in the log says so. */
 int dray__sandbox(const char *work, const char *const *sockets, size_t count, dray_error *error);
-
-#endif

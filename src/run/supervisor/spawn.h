@@ -1,7 +1,6 @@
 /* Child processes of the supervisor: this program again, in a process group of its own, with its
  * output in a file, ended by the kernel when the supervisor is. */
-#ifndef DRAY_RUN_SPAWN_H
-#define DRAY_RUN_SPAWN_H
+#pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
@@ -44,5 +43,3 @@ int dray__child_guard(pid_t parent, dray_error *error);
  * that has it. "": there is none. */
 void dray__log_last(const char *path, off_t begin, const char *prefix, bool only, char *out,
                     size_t capacity);
-
-#endif

@@ -6,8 +6,7 @@
 
 /* What supervisor.c (a run from its start to its end) and roles.c (the processes of its roles)
  * share. */
-#ifndef DRAY_RUN_SUPERVISOR_H
-#define DRAY_RUN_SUPERVISOR_H
+#pragma once
 
 #include "queue/storage/keeper.h"
 #include "run/report/reporter.h"
@@ -110,5 +109,3 @@ bool dray__roles_end_idle(dray__supervisor *s, int64_t now);
 /* After a look at the queue. */
 void dray__roles_judge(dray__supervisor *s, const dray__sight *sight);
 void dray__roles_free(dray__supervisor *s);
-
-#endif

@@ -1,6 +1,5 @@
 /* Is a process alive in more than name? From /proc, with what it has started itself. */
-#ifndef DRAY_RUN_VITAL_H
-#define DRAY_RUN_VITAL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -13,5 +12,3 @@ typedef struct dray__vital {
 
 /* false: it is gone. */
 bool dray__vital_of(pid_t pid, dray__vital *out);
-
-#endif

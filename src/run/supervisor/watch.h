@@ -1,8 +1,7 @@
 /* The supervisor's eyes on the queue: a thread that opens it before any role does, looks at it
  * every second and when it is asked to, and tells the supervisor's loop. (The loop itself must not
  * wait for the coordinator, which may wait for the keeper, whose loop it is.) */
-#ifndef DRAY_RUN_WATCH_H
-#define DRAY_RUN_WATCH_H
+#pragma once
 
 #include "run/job/job.h"
 
@@ -29,5 +28,3 @@ void dray__watch_all_held(dray__watch *watch, char *out, size_t capacity); /* by
 void dray__watch_holds(dray__watch *watch, long group, char *out, size_t capacity);
 /* Another number for other claims of that group; 0: it has none. */
 uint64_t dray__watch_claims(dray__watch *watch, long group);
-
-#endif

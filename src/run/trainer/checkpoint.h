@@ -1,6 +1,5 @@
 /* Checkpoints of a run: versions that the library keeps (dray_checkpoint_save). */
-#ifndef DRAY_RUN_CHECKPOINT_H
-#define DRAY_RUN_CHECKPOINT_H
+#pragma once
 
 #include "engine/trainer.h"
 #include "queue/client/feed.h"
@@ -40,5 +39,3 @@ int dray__checkpoint_cursor(const char *folder, int64_t step, void **out, size_t
 int dray__checkpoint_feed(const char *folder, int64_t step, json_t **out, dray_error *error);
 /* Where the queue's samples are that belong to checkpoint `step` (queue.durability: checkpoint). */
 void dray__checkpoint_queue(const char *folder, int64_t step, char *out, size_t capacity);
-
-#endif

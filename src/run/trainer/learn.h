@@ -5,8 +5,7 @@
  *
  * What trainer.c (a trainer: its tasks and their order), learn.c (one step of learning), critic.c
  * (what is the value model's) and warmup.c share. */
-#ifndef DRAY_RUN_LEARN_H
-#define DRAY_RUN_LEARN_H
+#pragma once
 
 #include "engine/trainer.h"
 #include "queue/client/training.h"
@@ -175,5 +174,3 @@ int dray__warmup(dray__host *host, double *reward, double *length, dray_error *e
 uint32_t dray__value_count(const dray__host *host);
 bool dray__value_newest(const dray__host *host);
 int dray__value_run(dray__host *host, dray_batch *batch, int64_t step, dray_error *error);
-
-#endif

@@ -5,8 +5,7 @@
  * copied when it is published, and the newest ones stay readable: a sample that was lost, or an
  * engine that is started anew, gets exactly the version again that its step needs, while the
  * trainer is ahead. Each copy has its own publisher: version v is in copy v % kept. */
-#ifndef DRAY_RUN_PUBLICATION_H
-#define DRAY_RUN_PUBLICATION_H
+#pragma once
 
 #include "engine/trainer.h"
 #include "run/host/host.h"
@@ -42,5 +41,3 @@ int dray__publication_restore(dray__publication *publication, int64_t step, cons
                               dray_error *error);
 /* Where the checkpoint has it. */
 void dray__publication_path(const char *directory, char *out, size_t capacity);
-
-#endif

@@ -1,7 +1,6 @@
 /* Writing blocks in memory into the files of a checkpoint: in the order of the files, through a
  * staging buffer, past the page cache, many ranges at once (mover/disk.h). */
-#ifndef DRAY_WEIGHTS_CHECKPOINT_DEPOSIT_H
-#define DRAY_WEIGHTS_CHECKPOINT_DEPOSIT_H
+#pragma once
 
 #include "weights/internal.h"
 
@@ -21,5 +20,3 @@ int dray__checkpoint_begin(const char *directory, const dray_layout *layout, dra
 /* Writes a file beside the tensors, whole, and on the disk. */
 int dray__checkpoint_file(const char *directory, const char *name, const void *data, size_t size,
                           dray_error *error);
-
-#endif

@@ -17,8 +17,7 @@
  * of the tensor's dtype.
  *
  * Readers see the base's files through the delta: an overlay patches each range as it is read. */
-#ifndef DRAY_WEIGHTS_CHECKPOINT_OVERLAY_H
-#define DRAY_WEIGHTS_CHECKPOINT_OVERLAY_H
+#pragma once
 
 #include "weights/internal.h"
 
@@ -88,5 +87,3 @@ int dray__overlay_base_name(const char *folder, char out[64], uint32_t *number, 
 int dray__overlay_write(const char *folder, const char *base, uint32_t number,
                         const dray_layout *files, dray_region *const *opened,
                         const dray__sums *sums, dray_error *error);
-
-#endif

@@ -5,8 +5,7 @@
  * tensors, and prove.c compares an engine's memory with a checkpoint. */
 
 /* What save.c (writing one) and kept.c (the folders of those that are there) share. */
-#ifndef DRAY_WEIGHTS_CHECKPOINT_SAVE_H
-#define DRAY_WEIGHTS_CHECKPOINT_SAVE_H
+#pragma once
 
 #include "control/channel.h"
 #include "weights/checkpoint/deposit.h"
@@ -46,5 +45,3 @@ typedef struct dray__save {
 int dray__save_clear(dray__save *s, dray_error *error);
 /* Gives the whole folder its name, leads readers to it, and removes what is not to be kept. */
 int dray__save_publish(const dray__save *s, dray_error *error);
-
-#endif

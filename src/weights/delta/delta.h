@@ -22,8 +22,7 @@
  * The publisher writes it while it publishes, when nobody may read the version before; readers are
  * those who hold a lease on the version.
  */
-#ifndef DRAY_WEIGHTS_DELTA_DELTA_H
-#define DRAY_WEIGHTS_DELTA_DELTA_H
+#pragma once
 
 #include "weights/internal.h"
 
@@ -166,5 +165,3 @@ size_t dray__delta_encode(dray__delta_coder *coder, const dray__delta_view *view
 /* copy: the rectangle's way to its place, as for dray__delta_apply. DRAY_EFORMAT. */
 int dray__delta_decode(dray__delta_coder *coder, const uint8_t *data, size_t size,
                        const dray_copy *copy, void *base, dray_error *error);
-
-#endif

@@ -1,8 +1,7 @@
 /* What changed in a publisher's blocks that lie in GPU memory, found by the GPU (delta.h has the
  * format): the bits published last are kept there, too, and entries go into the store, which is
  * pinned host memory, so that readers on GPUs, on the host and on other hosts have the same one. */
-#ifndef DRAY_WEIGHTS_DELTA_DELTA_GPU_H
-#define DRAY_WEIGHTS_DELTA_DELTA_GPU_H
+#pragma once
 
 #include "weights/delta/delta.h"
 
@@ -21,5 +20,3 @@ int dray__delta_gpu_new(const dray_layout *layout, dray_region *const *regions, 
 /* Finds what changed since the last time, and waits for it; *used: bytes of entries. */
 int dray__delta_gpu_find(dray__delta_gpu *gpu, uint64_t *used, dray_error *error);
 void dray__delta_gpu_free(dray__delta_gpu *gpu); /* NULL is fine */
-
-#endif

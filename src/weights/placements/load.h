@@ -1,8 +1,7 @@
 /* Subscribers whose engine takes full named tensors (weights.h: dray_load_options). The tensors are
  * dealt to rounds; each round is one region of a layout of our own, and all of these regions are
  * one bucket, which is filled by whatever lanes there are and handed over, round after round. */
-#ifndef DRAY_WEIGHTS_PLACEMENTS_LOAD_H
-#define DRAY_WEIGHTS_PLACEMENTS_LOAD_H
+#pragma once
 
 #include "weights/internal.h"
 
@@ -24,5 +23,3 @@ uint64_t dray__load_held_bytes(const dray__load *load);
 /* Hands a round over. */
 int dray__load_deliver(dray__load *load, const dray__destination *destination, uint32_t round,
                        uint64_t version, dray_error *error);
-
-#endif

@@ -8,8 +8,7 @@
  * them and sends elements and scales, half or a quarter of the bytes; the remote lane writes them
  * where they belong. Cells whose elements several sources or blocks share, and those that do not
  * fit an answer, are gathered by the lane of transforms. */
-#ifndef DRAY_WEIGHTS_PLACEMENTS_WIRED_H
-#define DRAY_WEIGHTS_PLACEMENTS_WIRED_H
+#pragma once
 
 #include "weights/server/pull.h"
 #include "weights/transfer/transfer.h"
@@ -57,5 +56,3 @@ int dray__wired_place(dray__transfer *transfer, const dray__op *op, const dray__
 int dray__transform_write(dray__transfer *transfer, const dray_transform *transform, bool scales,
                           const dray_region *from, const dray__rect *box, uint64_t at,
                           dray_error *error);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the files that compile programs share (program.h). */
-#ifndef DRAY_WEIGHTS_PROGRAM_COMPILE_H
-#define DRAY_WEIGHTS_PROGRAM_COMPILE_H
+#pragma once
 
 #include "weights/program/program.h"
 
@@ -104,5 +103,3 @@ int dray__compile_patches(dray__compiler *c, dray_error *error);
 
 /* The source region of an op. */
 const dray_region *dray__source_region(const dray__compiler *c, const dray_copy *copy);
-
-#endif

@@ -11,8 +11,7 @@
  * the source's GPU, where this process sees it, so that the link carries the result: one source
  * after the other, each rank beginning with another one, and the destination's GPU reads back what
  * came in the step before. */
-#ifndef DRAY_WEIGHTS_PROGRAM_PROGRAM_H
-#define DRAY_WEIGHTS_PROGRAM_PROGRAM_H
+#pragma once
 
 #include "mover/cuda/cuda.h"
 #include "weights/transfer/transfer.h"
@@ -101,5 +100,3 @@ int dray__program_poll(const dray__program *program, uint32_t step, dray_error *
 void dray__program_enter(dray__transfer *transfer, const dray__program *program, uint32_t step);
 /* Stops what is under way: jobs look at their abort word between tiles, this takes milliseconds. */
 void dray__program_stop(const dray__program *program);
-
-#endif

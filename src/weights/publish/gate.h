@@ -1,7 +1,6 @@
 /* What a stream waits for until readers have released a version: a word of pinned memory that a
  * thread of the publisher's sets. The trainer's host goes on meanwhile. */
-#ifndef DRAY_WEIGHTS_PUBLISH_GATE_H
-#define DRAY_WEIGHTS_PUBLISH_GATE_H
+#pragma once
 
 #include "memory/cuda_library.h"
 #include "memory/region.h"
@@ -29,5 +28,3 @@ int dray__gate_close(dray__gate *gate, dray__cuda_device *device, CUstream strea
 /* Waits for the thread, if there is one. What it came to, once. */
 int dray__gate_join(dray__gate *gate, dray_error *error);
 void dray__gate_free(dray__gate *gate); /* joins; no stream may wait any more */
-
-#endif

@@ -5,8 +5,7 @@
  * that moves or is taken back. */
 
 /* A publisher as the files that make it up see it. */
-#ifndef DRAY_WEIGHTS_PUBLISH_PUBLISHER_H
-#define DRAY_WEIGHTS_PUBLISH_PUBLISHER_H
+#pragma once
 
 #include "weights/delta/delta.h"
 #include "weights/mark.h"
@@ -81,5 +80,3 @@ int dray__publisher_drain(dray_publisher *p, uint64_t version, int64_t timeout_n
 int dray__publisher_note(dray_publisher *p, dray_region *const *regions, dray_error *error);
 /* Offers this rank's memory to readers of this process and to its data server. */
 int dray__publisher_offer(dray_publisher *p, dray_error *error);
-
-#endif

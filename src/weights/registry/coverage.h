@@ -3,8 +3,7 @@
  * never by their own counts: a rank that forgets a tensor is refused, instead of switching its
  * check off.
  */
-#ifndef DRAY_WEIGHTS_REGISTRY_COVERAGE_H
-#define DRAY_WEIGHTS_REGISTRY_COVERAGE_H
+#pragma once
 
 #include "weights/sums.h"
 
@@ -79,5 +78,3 @@ int dray__coverage_compare(dray__coverage *coverage, dray__sums *announced, dray
 typedef const char *(*dray__find_name)(const void *user, const char *name);
 void dray__names_resolve(const dray_layout *layout, dray__find_name find, const void *user,
                          const char **names);
-
-#endif

@@ -7,8 +7,7 @@
 /* The registry: who holds which weights, which version is ready, who reads it, and the group commit
  * of updates. A state machine without sockets: it is handed frames (messages.h) and answers
  * tickets, now or later. registry.c puts it behind the coordinator. */
-#ifndef DRAY_WEIGHTS_REGISTRY_REGISTRY_H
-#define DRAY_WEIGHTS_REGISTRY_REGISTRY_H
+#pragma once
 
 #include "weights/messages.h"
 
@@ -56,5 +55,3 @@ void dray__registry_status(dray__registry *registry, json_t *object);
 /* registry.c: adds a registry to a coordinator, as the service of its messages. */
 struct dray__coordinator;
 int dray__registry_add(struct dray__coordinator *coordinator, dray_error *error);
-
-#endif

@@ -1,6 +1,5 @@
 /* The registry's own structures, shared by its files. */
-#ifndef DRAY_WEIGHTS_REGISTRY_STATE_H
-#define DRAY_WEIGHTS_REGISTRY_STATE_H
+#pragma once
 
 #include "weights/registry/coverage.h"
 #include "weights/registry/registry.h"
@@ -379,5 +378,3 @@ bool dray__reg_gang_read(const struct gang *gang, uint64_t number); /* it, or an
 /* Answers who waited for readers of the version: who was dropped, which attempts may go on. */
 void dray__reg_wait_answer(dray__registry *r, const struct entry *entry, uint64_t number,
                            void *ticket);
-
-#endif

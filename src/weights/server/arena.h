@@ -7,8 +7,7 @@
  * with a GPU is the one from which an engine uploads, slot by slot, while the next is filled. Then
  * dray__arena_new allocates another kind of region, and the reader's lane empties slots with a copy
  * engine instead of a core; requests, slots and their leases stay as they are. */
-#ifndef DRAY_WEIGHTS_SERVER_ARENA_H
-#define DRAY_WEIGHTS_SERVER_ARENA_H
+#pragma once
 
 #include "base/clock.h"
 #include "weights/server/pull.h"
@@ -39,5 +38,3 @@ uint64_t dray__arena_slot_bytes(const dray__staging *arena);
 dray_region *dray__arena_take(dray__staging *arena, uint64_t *at);
 bool dray__arena_has_free(dray__staging *arena);
 void dray__arena_give(dray__staging *arena, dray_region *slot);
-
-#endif

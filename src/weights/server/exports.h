@@ -1,8 +1,7 @@
 /* What data servers let readers read one-sidedly (net/carrier.h): the registered regions of a
  * member, for the update of one reader, over one connection. Revoked when that update may not read
  * any more: the regions are unmapped, and the connection is over. */
-#ifndef DRAY_WEIGHTS_SERVER_EXPORTS_H
-#define DRAY_WEIGHTS_SERVER_EXPORTS_H
+#pragma once
 
 #include "base/wire.h"
 #include "net/carrier.h"
@@ -27,5 +26,3 @@ void dray__export_leave(void);
 /* Takes from updates older than `attempt` what they were given; UINT64_MAX: from all that ever
  * were: the memory goes away. Any thread. */
 void dray__exports_revoke(uint64_t token, uint64_t attempt);
-
-#endif

@@ -5,8 +5,7 @@
  * first needed and anew after it failed: who joins, leaves or dies is nobody else's business. The
  * data server packs what a request names into a bounded buffer on its GPU, the reader takes it from
  * one on its own; requests and sums go over the connection that readers have anyway (pull.h). */
-#ifndef DRAY_WEIGHTS_SERVER_NCCL_H
-#define DRAY_WEIGHTS_SERVER_NCCL_H
+#pragma once
 
 #include "mover/cuda/cuda.h"
 #include "mover/cuda/nccl.h"
@@ -59,5 +58,3 @@ bool dray__nccl_session_answer(dray__nccl_session *session, dray__writer *out);
 
 /* ---- remote_nccl.c -----------------------------------------------------------------------------
  */
-
-#endif

@@ -29,8 +29,7 @@
  * Of answers into the arena (arena.h) a reader has one on its way, and one besides that it has not
  * taken yet; the server reads on behind a request that waits for a slot, for what has been taken
  * meanwhile. */
-#ifndef DRAY_WEIGHTS_SERVER_PULL_H
-#define DRAY_WEIGHTS_SERVER_PULL_H
+#pragma once
 
 #include "net/server.h"
 #include "weights/internal.h"
@@ -101,5 +100,3 @@ int dray__pull_get_rects(dray__packer *packer, dray__reader *in, uint64_t room,
                          const dray_layout *layout, const dray_copy **copies, uint32_t *count,
                          uint64_t *bytes, dray_error *error);
 bool dray__pull_quantises(const dray__packer *packer); /* is any of those to be quantised? */
-
-#endif

@@ -1,7 +1,6 @@
 /* Rectangles that a data server quantises before it sends them: the elements, dense, then the
  * scales of their cells, both in C order. */
-#ifndef DRAY_WEIGHTS_SERVER_PULL_QUANT_H
-#define DRAY_WEIGHTS_SERVER_PULL_QUANT_H
+#pragma once
 
 #include "weights/server/pull.h"
 
@@ -26,5 +25,3 @@ int dray__pull_get_held(dray__reader *in, const dray_layout *layout, uint32_t te
 int dray__pull_quantise(const dray_layout *layout, const dray_region *region, dray_region **scratch,
                         const dray_copy *copy, const dray__pull_quant *quant, dray_region *staging,
                         uint64_t *source_sum, uint64_t *sum, dray_error *error);
-
-#endif

@@ -5,8 +5,7 @@
 
 /* A process's data server, which answers requests for what its publishers and subscribers hold
  * (pull.h). It belongs to the context and ends with it. */
-#ifndef DRAY_WEIGHTS_SERVER_SERVE_H
-#define DRAY_WEIGHTS_SERVER_SERVE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -18,5 +17,3 @@
  * where readers find it; NULL: nobody outside this host can. Borrowed until the context is closed.
  */
 int dray__serve_start(dray_context *context, bool needed, const char **endpoint, dray_error *error);
-
-#endif

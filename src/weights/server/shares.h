@@ -2,8 +2,7 @@
  * here: of each block of the destination, the rectangles that landed and were found right, each
  * with two checksums, that of the publisher's bits and that of the bits that lie here. Written by
  * the update, read by the data server's thread. */
-#ifndef DRAY_WEIGHTS_SERVER_SHARES_H
-#define DRAY_WEIGHTS_SERVER_SHARES_H
+#pragma once
 
 #include "weights/internal.h"
 
@@ -32,5 +31,3 @@ int dray__shares_find(dray__shares *shares, uint32_t block, const dray__rect *re
  */
 int dray__shares_intact(dray__shares *shares, const dray_layout *layout, uint32_t block,
                         const dray__rect *rect, dray_error *error);
-
-#endif

@@ -7,8 +7,7 @@
  * remote_open.c, which deals what is to be read to those it is read from, remote_ask.c,
  * remote_read.c and remote_map.c, which ask for it, remote_take.c, which puts it in its place, and
  * remote_nccl.c, which does both of what NCCL brings. */
-#ifndef DRAY_WEIGHTS_SOURCES_REMOTE_H
-#define DRAY_WEIGHTS_SOURCES_REMOTE_H
+#pragma once
 
 #include "base/clock.h"
 #include "net/carrier.h"
@@ -211,5 +210,3 @@ uint64_t dray__remote_nccl_wire(const struct dray__remote_nccl *nccl); /* bytes,
 uint64_t dray__remote_nccl_held(const struct dray__remote_nccl *nccl); /* bytes of slots */
 /* As explain of dray__source_type. false: it has brought everything. */
 bool dray__remote_nccl_explain(const struct dray__remote_nccl *nccl, dray_error *error);
-
-#endif

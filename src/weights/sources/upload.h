@@ -7,8 +7,7 @@
  * parts, and those wait for nobody, so that no wait can close a circle. Who gives up says so there,
  * who dies is seen to, who says nothing for a while is not waited for: what was his to upload the
  * others then read themselves, out of the pinned memory, which they reach as well. */
-#ifndef DRAY_WEIGHTS_SOURCES_UPLOAD_H
-#define DRAY_WEIGHTS_SOURCES_UPLOAD_H
+#pragma once
 
 #include "weights/internal.h"
 
@@ -31,5 +30,3 @@ int dray__upload_find(dray__sources *sources, const dray__destination *destinati
 bool dray__upload_wants(const dray__upload *upload, uint32_t member);
 /* Nothing is: it cannot be reached. */
 void dray__upload_lose(dray__upload *upload, uint32_t member);
-
-#endif

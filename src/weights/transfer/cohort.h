@@ -4,8 +4,7 @@
  * evenly: each stripe crosses the publisher's link once, to the rank that fetches it; the other
  * hosts take it from that rank, once each; and the other ranks of a host from the one that did.
  * Every rank derives the same from the layouts alone. */
-#ifndef DRAY_WEIGHTS_TRANSFER_COHORT_H
-#define DRAY_WEIGHTS_TRANSFER_COHORT_H
+#pragma once
 
 #include "weights/internal.h"
 
@@ -36,5 +35,3 @@ uint32_t dray__cohort_turn(const dray__cohort *cohort, uint32_t block, uint32_t 
                            uint32_t rounds, uint32_t *from_block, uint32_t *round,
                            uint32_t *holders);
 uint32_t dray__cohort_self(const dray__cohort *cohort);
-
-#endif

@@ -17,8 +17,7 @@
  * Which ops go where is found out once, and kept with the sources until the plan changes or what is
  * asked for does. A new source is one file with one struct dray__source_type, and a line of
  * transfer.c's table. */
-#ifndef DRAY_WEIGHTS_TRANSFER_TRANSFER_H
-#define DRAY_WEIGHTS_TRANSFER_TRANSFER_H
+#pragma once
 
 #include "base/waker.h"
 #include "weights/internal.h"
@@ -160,5 +159,3 @@ int dray__batch_compare(const dray__transfer *transfer, const dray__batch *batch
 /* With the sums that the mover took. */
 void dray__batch_written(dray__transfer *transfer, const dray__batch *batch);
 void dray__batch_arrived(dray__transfer *transfer, const dray__batch *batch, bool counts);
-
-#endif

@@ -1,7 +1,6 @@
 /* How long an engine's own steps (of decoding) take, while nothing moves and beside what moves: by
  * how much an update, or a prefetch, slows it down. Noted by any thread. */
-#ifndef DRAY_WEIGHTS_UPDATE_STEPS_H
-#define DRAY_WEIGHTS_UPDATE_STEPS_H
+#pragma once
 
 #include <dray/weights.h>
 #include <pthread.h>
@@ -26,5 +25,3 @@ void dray__steps_note(dray__steps *steps, int64_t took_ns, int64_t now_ns);
 void dray__steps_begin(dray__steps *steps, int64_t now_ns);
 /* Nothing moves any more; what was seen goes into the report (NULL: nowhere). */
 void dray__steps_end(dray__steps *steps, dray_update_report *report);
-
-#endif

@@ -5,8 +5,7 @@
  * engines.c is what a router asks. */
 
 /* An engine rank and its update in progress; shared by subscriber.c and update.c. */
-#ifndef DRAY_WEIGHTS_UPDATE_SUBSCRIBER_H
-#define DRAY_WEIGHTS_UPDATE_SUBSCRIBER_H
+#pragma once
 
 #include "base/waker.h"
 #include "weights/internal.h"
@@ -105,5 +104,3 @@ int dray__stage_open(dray_subscriber *subscriber, dray_error *error);
 void dray__stage_drop(dray_subscriber *subscriber);
 /* Begins to move what is staged to the destination. */
 int dray__stage_commit(dray_subscriber *subscriber, dray_error *error);
-
-#endif

@@ -1,6 +1,5 @@
 /* Events: what a stream, another stream and another process see of one. */
-#ifndef DRAY_TESTS_GPU_FAKE_EVENT_H
-#define DRAY_TESTS_GPU_FAKE_EVENT_H
+#pragma once
 
 #include "fake.h"
 
@@ -16,5 +15,3 @@ void fake_cell_complete(event_cell *cell, uint32_t record);
 /* Waits until the record is complete, or the process that was to complete it is dead. */
 void fake_cell_wait(event_cell *cell, uint32_t record, pid_t owner, uint64_t start);
 bool fake_cell_reached(const event_cell *cell, uint32_t record);
-
-#endif

@@ -12,8 +12,7 @@
  *
  * Device memory lies in ranges of its own between guards; other processes reach it through memfds.
  * What a real driver leaves undefined (reading what its owner freed) reads as poison here. */
-#ifndef DRAY_TESTS_GPU_FAKE_H
-#define DRAY_TESTS_GPU_FAKE_H
+#pragma once
 
 #include "memory/cuda_abi.h"
 
@@ -161,5 +160,3 @@ extern const fake_kernel fake_kernels[];
 extern const size_t fake_kernel_count;
 /* Sets where the kernel's code finds its block. */
 void fake_kernel_place(unsigned int block, unsigned int blocks);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the fake NVRTC makes and the fake driver loads. */
-#ifndef DRAY_TESTS_GPU_FAKE_MODULE_H
-#define DRAY_TESTS_GPU_FAKE_MODULE_H
+#pragma once
 
 #include "fake.h"
 
@@ -13,5 +12,3 @@ typedef struct fake_image {
 } fake_image;
 
 uint64_t fake_image_sum(const void *data, size_t size);
-
-#endif
