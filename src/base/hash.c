@@ -81,9 +81,12 @@ static bool grow(dray__idmap *map)
 
 bool dray__idmap_set(dray__idmap *map, uint64_t key, void *value)
 {
-    if (!grow(map))
-        return false;
-    entry_t *entry = find(map, key);
+    entry_t *entry = map->capacity ? find(map, key) : NULL;
+    if (!entry || !entry->key) {
+        if (!grow(map))
+            return false;
+        entry = find(map, key);
+    }
     map->count += entry->key == 0;
     *entry = (entry_t){.key = key, .value = value};
     return true;

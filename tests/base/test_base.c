@@ -113,6 +113,21 @@ TEST(map_behaves_like_a_model)
     dray__map_free(&map);
 }
 
+/* Setting what is there needs no memory: nothing moves. */
+TEST(numbers_are_set_again_in_place)
+{
+    dray__idmap map = {0};
+    for (uint64_t key = 1; map.count * 4 < map.capacity * 3 || !map.count; key++)
+        assert_true(dray__idmap_set(&map, key, &map));
+    size_t capacity = map.capacity, count = map.count;
+    for (uint64_t key = 1; key <= count; key++)
+        assert_true(dray__idmap_set(&map, key, &capacity));
+    assert_int_equal(map.capacity, capacity);
+    assert_int_equal(map.count, count);
+    assert_ptr_equal(dray__idmap_get(&map, count), &capacity);
+    dray__idmap_free(&map);
+}
+
 TEST(nearest_word)
 {
     const char *words[] = {"direct", "bucket", "parameter"};

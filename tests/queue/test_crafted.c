@@ -620,10 +620,10 @@ TEST_WITHIN(test_images, up, down)
                                          .kept = &image,
                                          .kept_count = 1};
         write_script(&s);
+        for (uint32_t k = STATE; k < LINES; k++)
+            dray__writer_free(&s.lines[k].body);
         s.count = STATE;
         put_fields(&s, I(STATE), 0, &body);
-        for (uint32_t k = STATE + 1; k < LINES; k++)
-            dray__writer_free(&s.lines[k].body);
         if (images[i].expected)
             wrong += expect_refused(&s, image.name, images[i].expected);
         else

@@ -126,7 +126,7 @@ TEST(test_room_of_rows_that_are_gone)
     dray_queue *queue = up("table-bytes=64MiB", &context);
     dray_row *rows = calloc(ROWS, sizeof *rows);
     uint64_t before = most_memory();
-    char name[8];
+    char name[16];
     int rc = DRAY_OK, count = 0;
     for (; !rc && count < PARTITIONS; count++) {
         snprintf(name, sizeof name, "p%d", count);
@@ -170,6 +170,28 @@ TEST(test_batches_that_are_held)
     OK(get_rows(queue, "p", &row, 1, &batches[0]));
     dray_batch_free(batches[0]);
     free(batches);
+    down(queue, context);
+}
+
+/* The numbers of these requests are the last ones. */
+TEST(test_refusals_are_counted)
+{
+    dray_context *context;
+    dray_batch *batch;
+    char *text;
+    dray_queue *queue = up(NULL, &context);
+    dray_get_options get = DRAY_GET_OPTIONS_INIT;
+    get.partition = "nowhere";
+    get.task = "reader";
+    FAILS(DRAY_EAGAIN, dray_queue_get(queue, &get, &batch, &error));
+    OK(dray_context_status(context, &text, &error));
+    json_t *status = json_loads(text, 0, NULL);
+    const json_t *refused = json_array_get(json_object_get(status, "queue_refusals"), 0);
+    assert_string_equal(json_string_value(json_object_get(refused, "request")), "QUEUE_TAKE");
+    assert_string_equal(json_string_value(json_object_get(refused, "error")), "EAGAIN");
+    assert_int_equal(json_integer_value(json_object_get(refused, "count")), 1);
+    json_decref(status);
+    free(text);
     down(queue, context);
 }
 

@@ -102,8 +102,7 @@ static void unlink_key(dray__keyed *p, uint32_t slot)
         p->rows[at].next = row->next;
     } else if (row->next == DRAY__NONE) {
         dray__idmap_remove(&p->keys, row->hash);
-    } else { /* with one less there is room: nothing is allocated */
-        dray__idmap_remove(&p->keys, row->hash);
+    } else { /* it is there already: nothing is allocated */
         dray__idmap_set(&p->keys, row->hash, (void *)(uintptr_t)(row->next + UINT64_C(1)));
     }
 }
