@@ -110,8 +110,6 @@ class Session:
 
     def status(self, pins: Pins) -> dict:
         """What `dray status --json` says of the queue."""
-        if pins.closed:
-            raise DrayError(-15, f"{pins.name} is closed")
         out = c.c_void_p()
         pins.call("dray_queue_status", self.queue, c.byref(out))
         return json.loads(_l.take(out))
