@@ -184,7 +184,7 @@ class Use:
     def __enter__(self) -> None:
         self._enter()
         if self.closed:
-            self.using.release()
+            self.__exit__()
             self._refuse_closed()
 
     def __exit__(self, *_) -> None:
@@ -225,8 +225,13 @@ class Use:
 
     def check_idle(self) -> None:
         """Is refused as the end would be."""
-        if self.using.locked() or self._beside:
+        if self.using.locked():
             self._refuse(self.user == threading.get_ident())
+        self._check_beside()
+
+    def _check_beside(self):
+        if self._beside:
+            self._refuse()
 
     def end(self, free) -> None:
         """Calls free(), once, and the object is closed; what free() raises leaves it open."""
@@ -235,8 +240,7 @@ class Use:
         self._enter()
         try:
             with self.counting:
-                if self._beside:
-                    self._refuse()
+                self._check_beside()
                 self._ending = True
             if not self.closed:
                 free()

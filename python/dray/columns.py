@@ -129,8 +129,10 @@ class Pins(_l.Use):
 
     def close(self, end: Callable[[], Any] = lambda: None) -> None:
         if not self.closed and os.getpid() == self.pid:
-            self.end(lambda: self._end(end))
-            self.sweep()
+            try:
+                self.end(lambda: self._end(end))
+            finally:
+                self.sweep()
 
     def _end(self, end):
         end()
