@@ -145,14 +145,6 @@ int64_t dray__get_i64(dray__reader *r)
     return (int64_t)dray__get_u64(r);
 }
 
-double dray__get_f64(dray__reader *r)
-{
-    uint64_t bits = dray__get_u64(r);
-    double value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 const void *dray__get_blob(dray__reader *r, size_t *size)
 {
     uint32_t length = dray__get_u32(r);

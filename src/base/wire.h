@@ -86,7 +86,6 @@ static inline uint64_t dray__get_u64(dray__reader *r)
     return le64toh(value);
 }
 int64_t dray__get_i64(dray__reader *r);
-double dray__get_f64(dray__reader *r);
 /* A malloc'ed copy, terminated: a name, or another single line. Fails on control characters (they
  * end lines of files, and command terminals), on more than max bytes, and on invalid UTF-8. */
 char *dray__get_string(dray__reader *r, size_t max);

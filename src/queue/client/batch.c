@@ -60,6 +60,15 @@ static int check_row(const dray_batch *batch, uint32_t index, dray_error *error)
     return dray__fail(error, DRAY_EINVALID, "row %u of a batch of %u", index, batch->row_count);
 }
 
+static int check_open_rows(const dray_batch *batch, const char *function, const uint32_t *rows,
+                           uint32_t count, dray_error *error)
+{
+    int rc = dray__batch_check_open(batch, function, error);
+    for (uint32_t i = 0; !rc && i < count; i++)
+        rc = check_row(batch, rows[i], error);
+    return rc;
+}
+
 int dray__batch_check_rows(const dray_batch *batch, uint32_t first, uint32_t rows,
                            dray_error *error)
 {
@@ -595,9 +604,7 @@ int dray_batch_set_tags(dray_batch *batch, const char *key, uint32_t first, uint
 int dray_batch_leave_open(dray_batch *batch, const uint32_t *rows, uint32_t row_count,
                           dray_error *error)
 {
-    int rc = dray__batch_check_open(batch, "dray_batch_leave_open", error);
-    for (uint32_t i = 0; !rc && i < row_count; i++)
-        rc = check_row(batch, rows[i], error);
+    int rc = check_open_rows(batch, "dray_batch_leave_open", rows, row_count, error);
     if (rc)
         return rc;
     uint32_t count = row_count ? row_count : batch->row_count;
@@ -699,9 +706,7 @@ static int give_back(dray_batch *batch, const uint32_t *rows, uint32_t row_count
 int dray_batch_fail(dray_batch *batch, const uint32_t *rows, uint32_t row_count, const char *reason,
                     dray_error *error)
 {
-    int rc = dray__batch_check_open(batch, "dray_batch_fail", error);
-    for (uint32_t i = 0; !rc && i < row_count; i++)
-        rc = check_row(batch, rows[i], error);
+    int rc = check_open_rows(batch, "dray_batch_fail", rows, row_count, error);
     if (rc)
         return rc;
     size_t length = reason ? strlen(reason) : 0;

@@ -14,7 +14,6 @@
 enum { ALIGNMENT = 64 }; /* of tensors in the bucket: at least every dtype's */
 
 #define STAGING_MOST ((uint64_t)4 << 20)
-#define NO_UNIT UINT32_MAX
 
 /* A tensor, or a slice of its rows, in a round. */
 typedef struct item {

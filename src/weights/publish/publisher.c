@@ -394,8 +394,11 @@ int dray__publisher_drain(dray_publisher *p, uint64_t version, int64_t timeout_n
     return rc;
 }
 
-int dray__publisher_check(dray_publisher *p, uint64_t version, dray_error *error)
+int dray__publisher_check(dray_publisher *p, uint64_t version, int64_t timeout_ns,
+                          dray_error *error)
 {
+    if (!p || (timeout_ns < 0 && timeout_ns != DRAY_WAIT_DEFAULT))
+        return dray__fail(error, DRAY_EINVALID, "publisher must be given, timeout not negative");
     int rc = dray__gate_join(&p->gate, error);
     return rc || (p->has_published && version <= p->published)
                ? rc
@@ -501,9 +504,7 @@ int dray_publisher_publish(dray_publisher *p, uint64_t version, const dray_fence
 int dray_publisher_wait(dray_publisher *p, uint64_t version, int64_t timeout_ns, uint32_t *dropped,
                         dray_error *error)
 {
-    if (!p || (timeout_ns < 0 && timeout_ns != DRAY_WAIT_DEFAULT))
-        return dray__fail(error, DRAY_EINVALID, "publisher must be given, timeout not negative");
-    int rc = dray__publisher_check(p, version, error);
+    int rc = dray__publisher_check(p, version, timeout_ns, error);
     if (rc)
         return rc;
     if (!p->origin)

@@ -71,8 +71,11 @@ const uint8_t *dray__publisher_event_of(dray_publisher *p);
 /* Before the version is announced. */
 int dray__publisher_fence(dray_publisher *p, const dray_fence *fence, int64_t deadline_ns,
                           dray_error *error);
-/* Joins the stream that waits. DRAY_EINVALID: this rank did not publish that version. */
-int dray__publisher_check(dray_publisher *p, uint64_t version, dray_error *error);
+/* Joins the stream that waits. DRAY_EINVALID: an argument, or this rank did not publish that
+ * version.
+ */
+int dray__publisher_check(dray_publisher *p, uint64_t version, int64_t timeout_ns,
+                          dray_error *error);
 /* Waits until nobody reads the version, or an older one, any more. */
 int dray__publisher_drain(dray_publisher *p, uint64_t version, int64_t timeout_ns,
                           uint32_t *dropped, dray_error *error);

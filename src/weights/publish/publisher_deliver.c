@@ -39,7 +39,7 @@ int dray_publisher_deliver(dray_publisher *p, uint64_t version, const char *cons
 {
     int rc = check(p, groups, count, timeout_ns, error);
     if (rc == DRAY_OK)
-        rc = dray__publisher_check(p, version, error);
+        rc = dray__publisher_check(p, version, timeout_ns, error);
     if (rc)
         return rc;
     int64_t deadline = dray__publisher_deadline(p, timeout_ns);

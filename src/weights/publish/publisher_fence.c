@@ -112,9 +112,7 @@ static int drain(void *publisher, uint64_t version, int64_t timeout_ns, dray_err
 int dray_publisher_wait_stream(dray_publisher *p, uint64_t version, void *stream,
                                int64_t timeout_ns, dray_error *error)
 {
-    if (!p || (timeout_ns < 0 && timeout_ns != DRAY_WAIT_DEFAULT))
-        return dray__fail(error, DRAY_EINVALID, "publisher must be given, timeout not negative");
-    int rc = dray__publisher_check(p, version, error);
+    int rc = dray__publisher_check(p, version, timeout_ns, error);
     if (rc)
         return rc;
     dray__cuda_device *device = device_of(p);
