@@ -70,18 +70,29 @@ static void open_run(run *r)
     OK(dray_queue_open(r->context, name, &o, &r->queue, &error));
 }
 
-static void insert_all(run *r)
+static void insert_all(run *r, uint32_t rows, uint32_t group_size)
 {
     dray_error error;
     int32_t values[ROWS] = {0};
     const dray_column_data column = {.name = "prompts", .dtype = DRAY_I32, .values = values};
     dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
     o.partition = "0";
-    o.rows = ROWS;
+    o.rows = rows;
+    o.group_size = group_size;
     o.columns = &column;
     o.column_count = 1;
     OK(dray_queue_insert(r->queue, &o, NULL, &error));
-    OK(dray_queue_seal(r->queue, "0", ROWS, &error));
+    OK(dray_queue_seal(r->queue, "0", rows, &error));
+}
+
+static void admit(run *r, uint32_t staleness)
+{
+    dray_error error;
+    dray_admission admission = DRAY_ADMISSION_INIT;
+    r->staleness = admission.staleness = staleness;
+    admission.task = "rollout";
+    admission.batch_rows = B;
+    OK(dray_queue_admit(r->queue, &admission, &error));
 }
 
 static bool in_hands(const run *r, uint32_t slot)
@@ -139,16 +150,26 @@ static void claim(run *r)
     HOLDS(rows == cut || begun(r) <= bound(r));
 }
 
+/* A token a row. */
+static void set_responses(dray_batch *batch)
+{
+    dray_error error;
+    uint64_t offsets[17] = {0};
+    int32_t values[16] = {0};
+    for (uint32_t i = 0; i < dray_batch_rows(batch); i++)
+        offsets[i + 1] = i + 1;
+    const dray_column_data column = {
+        .name = "responses", .dtype = DRAY_I32, .ndim = 1, .offsets = offsets, .values = values};
+    OK(dray_batch_set(batch, &column, &error));
+}
+
 /* Some rows are finished, others cut. */
 static void commit(run *r, dray_batch *batch)
 {
     dray_error error;
     uint32_t rows = dray_batch_rows(batch), open[16], open_count = 0;
-    uint64_t offsets[17] = {0};
-    int32_t values[16] = {0};
     for (uint32_t i = 0; i < rows; i++) {
         uint32_t slot = dray_batch_row(batch, i)->slot;
-        offsets[i + 1] = i + 1;
         OK(dray_batch_set_tag(batch, i, DRAY_TAG_VERSION, (double)r->version, &error));
         r->newest[slot] = r->version;
         r->cut[slot] = draw(r, 3) == 0;
@@ -156,9 +177,7 @@ static void commit(run *r, dray_batch *batch)
         if (r->cut[slot])
             open[open_count++] = i;
     }
-    const dray_column_data column = {
-        .name = "responses", .dtype = DRAY_I32, .ndim = 1, .offsets = offsets, .values = values};
-    OK(dray_batch_set(batch, &column, &error));
+    set_responses(batch);
     if (open_count)
         OK(dray_batch_leave_open(batch, open, open_count, &error));
     OK(dray_batch_commit(batch, &error));
@@ -284,16 +303,11 @@ static void finish(run *r)
 /* Whether what was cut was begun again, and the last version is a trained one. */
 static bool try_run(uint64_t seed)
 {
-    dray_error error;
     run state = {.seed = seed}, *r = &state;
     r->context = fixture_context(&f, "run");
     open_run(r);
-    dray_admission admission = DRAY_ADMISSION_INIT;
-    r->staleness = admission.staleness = draw(r, 3);
-    admission.task = "rollout";
-    admission.batch_rows = B;
-    OK(dray_queue_admit(r->queue, &admission, &error));
-    insert_all(r);
+    admit(r, draw(r, 3));
+    insert_all(r, ROWS, 0);
     for (int i = 0; i < STEPS; i++) {
         uint32_t what = draw(r, TRIES);
         if (what < 450)
@@ -326,6 +340,38 @@ TEST(test_bound)
         full += try_run(first + i);
     fixture_down(&f);
     assert_true(full > 0 || runs < 10); /* a case alone may be one of those that are not */
+}
+
+/* Where no other sample may be begun, the members of a group that are cut go on, though the others
+ * are finished: they are not a whole group. */
+TEST(test_rest_of_a_group)
+{
+    dray_error error;
+    run scene = {.seed = 0}, *r = &scene;
+    fixture_up(&f);
+    r->context = fixture_context(&f, "run");
+    open_run(r);
+    admit(r, 0);
+    insert_all(r, 2 * B, B);
+    dray_claim_options o = want_of("rollout", B);
+    o.policy = DRAY_POLICY_GROUP;
+    dray_batch *batch;
+    for (uint32_t cut = B - 1; cut > 0; cut--) { /* all but one of the rows */
+        OK(dray_queue_claim(r->queue, &o, &batch, &error));
+        assert_int_equal(dray_batch_rows(batch), cut == B - 1 ? B : cut + 1);
+        const uint32_t open[] = {0, 1, 2};
+        set_responses(batch);
+        OK(dray_batch_leave_open(batch, open, cut, &error));
+        COMMIT(batch);
+    }
+    OK(dray_queue_claim(r->queue, &o, &batch, &error));
+    assert_int_equal(dray_batch_rows(batch), 1);
+    assert_int_equal(dray_batch_row(batch, 0)->slot, 0);
+    set_responses(batch);
+    COMMIT(batch);
+    FAILS(DRAY_ETIMEDOUT, dray_queue_claim(r->queue, &o, &batch, &error));
+    leave(r->queue, r->context);
+    fixture_down(&f);
 }
 
 SUITE(NULL, NULL)

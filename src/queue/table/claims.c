@@ -220,11 +220,13 @@ static bool fills(const dray__partition *p, const dray__want *want, const dray__
 }
 
 /* Rows that are begun are admitted already: as many others as there is room for. With a lower limit
- * every policy picks less, and whole groups still. */
+ * every policy picks less, and whole groups still, which count with the members that are settled.
+ */
 static void pick_admitted(const dray__table *table, const dray__partition *p,
                           const dray__want *want, const dray__policy_fn *policy, dray__pick *pick)
 {
     int64_t room = dray__admission_room(table), most = p->tracks[want->task].cut_count;
+    most *= policy->by_group ? p->group_size : 1;
     int64_t limit = want->count, over;
     room = room < 0 ? 0 : room;
     if (room < limit - most)
