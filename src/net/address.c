@@ -316,6 +316,8 @@ int dray__address_connect(const dray__address *address, const char *text, int64_
         return dray__fail(error, DRAY_EPERM, "%s: another user listens there", text);
     if (code == ENOENT || code == ECONNREFUSED || code == ECONNRESET)
         return dray__fail(error, DRAY_ECLOSED, "%s: nobody listens there", text);
+    if (code == ENETUNREACH || code == EHOSTUNREACH || code == ENETDOWN) /* a link may come back */
+        return dray__fail(error, DRAY_ETIMEDOUT, "%s: %s", text, strerror(code));
     if (code == ETIMEDOUT || code == EAGAIN) /* EAGAIN: a Unix socket's backlog is full */
         return dray__fail(error, DRAY_ETIMEDOUT, "%s: does not accept connections", text);
     return dray__fail_errno(error, code, "connecting to %s", text);

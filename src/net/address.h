@@ -38,7 +38,7 @@ void dray__address_keep(int fd);
 /* Begins to connect. The socket is non-blocking; it is writable when it is connected. */
 int dray__address_begin(const dray__address *address, const char *text, int *out,
                         dray_error *error);
-/* One attempt. DRAY_ECLOSED: nobody listens there; DRAY_ETIMEDOUT; DRAY_EPERM: a Unix socket at
- * which another user listens. The socket is non-blocking. */
+/* One attempt. DRAY_ECLOSED: nobody listens there; DRAY_ETIMEDOUT: no answer, or no network to it;
+ * DRAY_EPERM: a Unix socket at which another user listens. The socket is non-blocking. */
 int dray__address_connect(const dray__address *address, const char *text, int64_t deadline_ns,
                           int *out, dray_error *error);

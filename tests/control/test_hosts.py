@@ -27,13 +27,14 @@ class Error(ctypes.Structure):
 
 
 def client(address, role, seconds):
-    """Opens a session and waits at a barrier that nobody else enters; prints what became of it."""
+    """Opens a session; told to, waits at a barrier that nobody else enters; prints what became of it."""
     dray, context, error = ctypes.CDLL(LIBRARY), ctypes.c_void_p(), Error()
     options = Options(ctypes.sizeof(Options), address.encode(), b"far", role.encode() or None, None, 0,
                       20 * 10**9, None)
     code = dray.dray_open(ctypes.byref(options), ctypes.byref(context), ctypes.byref(error))
     print(json.dumps({"open": code, "message": error.message.decode()}), flush=True)
     if code == 0:
+        sys.stdin.readline()
         begin = time.monotonic()
         dray.dray_barrier.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint32,
                                       ctypes.c_int64, ctypes.c_void_p]
@@ -55,7 +56,8 @@ def sessions(folder):
 def start_client(space, token, role, seconds, address):
     environment = dict(os.environ, DRAY_TOKEN_FILE=token)
     return subprocess.Popen(["ip", "netns", "exec", space, sys.executable, __file__, "client", address,
-                             role, str(seconds)], env=environment, stdout=subprocess.PIPE, text=True)
+                             role, str(seconds)], env=environment, stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, text=True)
 
 
 def check(folder, near, far):
@@ -81,17 +83,18 @@ def check(folder, near, far):
         children.append(thief)
         told = json.loads(thief.stdout.readline())
         assert told["open"] == EPERM, told
-        thief.wait()
+        thief.communicate()
 
         held = start_client(far, engine, "", 100, address)
         children.append(held)
         assert json.loads(held.stdout.readline())["open"] == 0
         assert sessions(folder)["far"]["role"] == "engine"
-        run("ip", "-n", far, "link", "set", far, "down")  # for a while: nobody notices
+        run("ip", "-n", far, "link", "set", far, "down")  # for a while: nobody notices,
+        print(file=held.stdin, flush=True)  # not a call either that needs a connection of its own now
         time.sleep(5)
         run("ip", "-n", far, "link", "set", far, "up")
         time.sleep(LEASE - 3)
-        assert "far" in sessions(folder), "5 s without a link ended a session"
+        assert "far" in sessions(folder), f"5 s without a link ended a session: {held.stdout.readline()}"
 
         run("ip", "-n", far, "link", "set", far, "down")  # for good
         begin = time.monotonic()
