@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/options.h"
+#include "base/thread.h"
 #include "base/words.h"
 #include "control/token.h"
 #include "net/carrier.h"
@@ -175,16 +176,6 @@ int dray__data_encrypt(bool *always, dray_error *error)
     return rc;
 }
 
-static void locks_init(dray_context *context)
-{
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&context->quiet, &clock);
-    pthread_condattr_destroy(&clock);
-    pthread_mutex_init(&context->lock, NULL);
-}
-
 int dray_open(const dray_options *given, dray_context **out, dray_error *error)
 {
     dray_options own = DRAY_OPTIONS_INIT, *options = &own;
@@ -214,7 +205,8 @@ int dray_open(const dray_options *given, dray_context **out, dray_error *error)
     dray_context *context = calloc(1, sizeof *context);
     if (!context)
         return dray__nomem(error);
-    locks_init(context);
+    dray__cond_init(&context->quiet);
+    pthread_mutex_init(&context->lock, NULL);
     context->pid = getpid();
     context->keys = (dray__stream_keys){.key = &context->data,
                                         .trusted = &context->trusted,
@@ -270,9 +262,7 @@ static int begin_talk(dray_context *context, int64_t deadline_ns, dray_error *er
     pthread_mutex_lock(&context->lock);
     while (context->talking && !over && dray__now() < deadline_ns) {
         int64_t slice = dray__deadline(DRAY__SLICE_MS * DRAY__MILLISECOND);
-        int64_t until = slice < deadline_ns ? slice : deadline_ns;
-        struct timespec at = {.tv_sec = until / DRAY__SECOND, .tv_nsec = until % DRAY__SECOND};
-        pthread_cond_timedwait(&context->quiet, &context->lock, &at);
+        dray__cond_wait(&context->quiet, &context->lock, slice < deadline_ns ? slice : deadline_ns);
         pthread_mutex_unlock(&context->lock); /* who is asked may take long */
         over = dray__interrupted();
         pthread_mutex_lock(&context->lock);

@@ -5,6 +5,7 @@
 
 #include "base/arena.h"
 #include "base/error.h"
+#include "base/thread.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -37,16 +38,15 @@ void dray__populate(void *memory, uint64_t bytes)
              count = 0;
     uint32_t most = cores < THREADS ? cores : THREADS;
     uint64_t each = (bytes / most + DRAY__HUGE_PAGE) / DRAY__HUGE_PAGE * DRAY__HUGE_PAGE;
-    pthread_t threads[THREADS];
+    dray__thread threads[THREADS];
     share shares[THREADS];
-    bool started[THREADS] = {false};
     for (uint64_t at = 0; at < bytes && count < most; at += each, count++) {
         shares[count] = (share){base + at, bytes - at < each ? bytes - at : each};
-        started[count] = pthread_create(&threads[count], NULL, populate, &shares[count]) == 0;
+        dray__thread_start(&threads[count], populate, &shares[count], "pinned memory", NULL);
     }
     for (uint32_t i = 0; i < count; i++)
-        if (started[i])
-            pthread_join(threads[i], NULL);
+        if (threads[i].begun)
+            dray__thread_join(&threads[i]);
         else
             populate(&shares[i]);
 }

@@ -3,13 +3,12 @@
 #include "mover/disk.h"
 
 #include "base/error.h"
+#include "base/thread.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <liburing.h>
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
@@ -28,8 +27,7 @@ struct dray__disk {
     list waiting; /* not begun yet; with threads under the lock */
 
     /* threads */
-    pthread_t threads[THREADS];
-    unsigned thread_count;
+    dray__thread threads[THREADS];
     pthread_mutex_t lock;
     pthread_cond_t more;
     bool ends;
@@ -192,15 +190,10 @@ static void *run(void *user)
 
 static int start_threads(dray__disk *disk, dray_error *error)
 {
-    sigset_t all, before;
-    int code = 0;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (disk->thread_count < THREADS &&
-           !(code = pthread_create(&disk->threads[disk->thread_count], NULL, run, disk)))
-        disk->thread_count++;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return disk->thread_count ? DRAY_OK : dray__fail_errno(error, code, "threads for files");
+    int rc = DRAY_OK;
+    for (unsigned i = 0; i < THREADS && !rc; i++)
+        rc = dray__thread_start(&disk->threads[i], run, disk, "files", error);
+    return disk->threads[0].begun ? DRAY_OK : rc; /* one is enough */
 }
 
 /* ---- io_uring -------------------------------------------------------------------------------- */
@@ -359,7 +352,7 @@ void dray__disk_close(dray__disk *disk)
 {
     if (!disk)
         return;
-    while (disk->under_way && (disk->uring || disk->thread_count)) {
+    while (disk->under_way && (disk->uring || disk->threads[0].begun)) {
         struct pollfd p = {.fd = disk->event, .events = POLLIN};
         if (!dray__disk_take(disk))
             poll(&p, 1, 1000);
@@ -368,8 +361,8 @@ void dray__disk_close(dray__disk *disk)
     disk->ends = true;
     pthread_cond_broadcast(&disk->more);
     pthread_mutex_unlock(&disk->lock);
-    for (unsigned i = 0; i < disk->thread_count; i++)
-        pthread_join(disk->threads[i], NULL);
+    for (unsigned i = 0; i < THREADS; i++)
+        dray__thread_join(&disk->threads[i]);
     if (disk->uring)
         io_uring_queue_exit(&disk->ring);
     pthread_mutex_destroy(&disk->lock);

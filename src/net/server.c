@@ -7,10 +7,10 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/thread.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -34,7 +34,7 @@ struct connection {
 };
 
 struct dray__server {
-    pthread_t thread;
+    dray__thread thread;
     pid_t pid;
     int listener, poll, stop, wake;
     char endpoint[DRAY__STREAM_ADDRESS];
@@ -424,8 +424,8 @@ void dray__server_free(dray__server *s)
         return;
     bool own = s->pid == getpid(); /* a forked child has no such thread */
     uint64_t one = 1;
-    if (own && s->thread && write(s->stop, &one, sizeof one) == (ssize_t)sizeof one)
-        pthread_join(s->thread, NULL);
+    if (own && s->thread.begun && write(s->stop, &one, sizeof one) == (ssize_t)sizeof one)
+        dray__thread_join(&s->thread);
     while (s->readers)
         end(s, connection_of(s->readers));
     for (uint32_t i = 0; i < s->free_buffers; i++)
@@ -450,13 +450,10 @@ static int start(dray__server *s, const char *address, dray_error *error)
     if (s->poll < 0 || s->stop < 0 || s->wake < 0 || watch(s, &s->stop) || watch(s, &s->wake) ||
         watch(s, &s->listener))
         return dray__fail_errno(error, errno, "descriptors of a data server");
-    int failed = pthread_create(&s->thread, NULL, serve, s);
-    if (failed) {
-        s->thread = 0;
-        return dray__fail_errno(error, failed, "thread of a data server");
-    }
-    dray__log(DRAY_LOG_INFO, "data server at %s", s->endpoint);
-    return DRAY_OK;
+    rc = dray__thread_start(&s->thread, serve, s, "a data server", error);
+    if (!rc)
+        dray__log(DRAY_LOG_INFO, "data server at %s", s->endpoint);
+    return rc;
 }
 
 int dray__server_new(const char *address, const dray__stream_keys *keys,

@@ -10,7 +10,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
@@ -323,10 +322,10 @@ static void *run(void *user)
 }
 
 /* Without a thread the jobs fail. */
-static void refuse(dray__journal *j, int code)
+static void refuse(dray__journal *j, const dray_error *why)
 {
     for (dray__journal_entry *entry = j->jobs.first; entry; entry = entry->next)
-        dray__fail_errno(&entry->error, code, "journal %s: thread", j->path);
+        entry->error = *why;
     dray__entries_add(&j->done, j->jobs.first);
     j->jobs.first = NULL;
     j->jobs.last = &j->jobs.first;
@@ -335,23 +334,16 @@ static void refuse(dray__journal *j, int code)
 
 void dray__aside_begin(dray__journal *journal)
 {
-    sigset_t set, before;
+    dray_error error;
     if (journal->aside_runs || journal->abandon) {
         pthread_cond_broadcast(&journal->idle);
         return;
     }
-    if (journal->aside_begun) /* it needs the lock no more */
-        pthread_join(journal->aside, NULL);
-    journal->aside_begun = false;
-    sigfillset(&set);
-    pthread_sigmask(SIG_SETMASK, &set, &before);
-    int code = pthread_create(&journal->aside, NULL, run, journal);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (code) {
-        refuse(journal, code);
-        return;
-    }
-    journal->aside_begun = journal->aside_runs = true;
+    dray__thread_join(&journal->aside); /* it needs the lock no more */
+    journal->aside_runs =
+        dray__thread_start(&journal->aside, run, journal, journal->path, &error) == DRAY_OK;
+    if (!journal->aside_runs)
+        refuse(journal, &error);
 }
 
 void dray__aside_end(dray__journal *journal)
@@ -359,8 +351,6 @@ void dray__aside_end(dray__journal *journal)
     pthread_mutex_lock(&journal->lock);
     journal->abandon = true;
     pthread_cond_broadcast(&journal->idle);
-    bool begun = journal->aside_begun;
     pthread_mutex_unlock(&journal->lock);
-    if (begun)
-        pthread_join(journal->aside, NULL);
+    dray__thread_join(&journal->aside);
 }

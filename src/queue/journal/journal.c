@@ -9,7 +9,6 @@
 #include <fcntl.h>
 #include <libgen.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -296,9 +295,7 @@ static void wait_for_work(dray__journal *j)
         pthread_cond_wait(&j->work, &j->lock);
         return;
     }
-    struct timespec until = {.tv_sec = j->retry_at / DRAY__SECOND,
-                             .tv_nsec = j->retry_at % DRAY__SECOND};
-    pthread_cond_timedwait(&j->work, &j->lock, &until);
+    dray__cond_wait(&j->work, &j->lock, j->retry_at);
 }
 
 static void *run(void *user)
@@ -350,18 +347,12 @@ static int open_file(dray__journal *j, uint64_t end, dray_error *error)
     return rc;
 }
 
-static int start_hands(dray__journal *j)
+static int start_hands(dray__journal *j, dray_error *error)
 {
-    sigset_t set, before;
-    sigfillset(&set); /* SIGXFSZ, too: a limit is an error like any other */
-    pthread_sigmask(SIG_SETMASK, &set, &before);
-    int code = 0;
-    for (size_t i = 0; i < sizeof j->hands / sizeof *j->hands && !code; i++) {
-        code = pthread_create(&j->hands[i], NULL, run, j);
-        j->hand_count += !code;
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return j->hand_count ? 0 : code; /* one is enough */
+    int rc = DRAY_OK;
+    for (size_t i = 0; i < DRAY__JOURNAL_HANDS && !rc; i++)
+        rc = dray__thread_start(&j->hands[i], run, j, j->path, error);
+    return j->hands[0].begun ? DRAY_OK : rc; /* one is enough */
 }
 
 static void journal_free(dray__journal *j)
@@ -380,13 +371,9 @@ static void journal_free(dray__journal *j)
 
 static void init_locks(dray__journal *j)
 {
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&j->lock, NULL);
-    pthread_cond_init(&j->work, &monotonic);
+    dray__cond_init(&j->work);
     pthread_cond_init(&j->idle, NULL);
-    pthread_condattr_destroy(&monotonic);
     entries_clear(&j->waiting);
     entries_clear(&j->unsafe);
     entries_clear(&j->done);
@@ -420,9 +407,8 @@ int dray__journal_start(const dray__journal_options *options, uint64_t end, uint
         rc = dray__output_init(&j->out, j->options.files, error);
     if (!rc)
         rc = open_file(j, end, error);
-    int code = rc ? 0 : start_hands(j);
-    if (code)
-        rc = dray__fail_errno(error, code, "journal: thread");
+    if (!rc)
+        rc = start_hands(j, error);
     if (rc) {
         journal_free(j);
         return rc;
@@ -478,8 +464,8 @@ dray__journal_entry *dray__journal_stop(dray__journal *journal)
     journal->stop = true;
     pthread_cond_broadcast(&journal->work);
     pthread_mutex_unlock(&journal->lock);
-    for (int i = 0; i < journal->hand_count; i++)
-        pthread_join(journal->hands[i], NULL);
+    for (size_t i = 0; i < DRAY__JOURNAL_HANDS; i++)
+        dray__thread_join(&journal->hands[i]);
     dray__entries *left[] = {&journal->unsafe, &journal->waiting, &journal->jobs};
     for (size_t i = 0; i < sizeof left / sizeof *left; i++)
         if (left[i]->first)

@@ -1,9 +1,10 @@
 /* What journal.c and aside.c share. */
 #pragma once
 
+#include "base/thread.h"
 #include "queue/journal/record.h"
 
-#include <pthread.h>
+enum { DRAY__JOURNAL_HANDS = 2 };
 
 typedef struct dray__entries {
     dray__journal_entry *first, **last;
@@ -17,8 +18,7 @@ struct dray__journal {
     int fd, wake;
     uint64_t salt;
     dray__output out; /* the writer's */
-    pthread_t hands[2];
-    int hand_count;
+    dray__thread hands[DRAY__JOURNAL_HANDS];
     pthread_mutex_t lock;
     pthread_cond_t work; /* for hands */
     pthread_cond_t idle; /* for who works aside, or waits for that */
@@ -36,8 +36,8 @@ struct dray__journal {
     uint64_t written_record, safe_record; /* the last ones of those that are not jobs' */
     dray__entries waiting, unsafe, done, jobs;
     dray_error failure; /* code 0: none */
-    pthread_t aside;
-    bool aside_begun, aside_runs, abandon;
+    dray__thread aside;
+    bool aside_runs, abandon;
 };
 
 void dray__entries_add(dray__entries *to, dray__journal_entry *first);

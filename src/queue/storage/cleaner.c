@@ -4,7 +4,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "queue/storage/worker.h"
+#include "base/thread.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -110,7 +110,7 @@ int dray__cleaner_new(const dray__backend_kind *kind, const char *address, uint6
     dray__worker_init(&self->worker);
     int rc = kind->open(address, space, &self->backend, error);
     if (!rc)
-        rc = dray__worker_start(&self->worker, work, self, "the queue's cleaner", error);
+        rc = dray__thread_start(&self->worker.thread, work, self, "the queue's cleaner", error);
     if (rc) {
         if (self->backend)
             kind->close(self->backend);

@@ -4,13 +4,12 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "control/context.h"
 #include "net/cells.h"
 #include "queue/messages.h"
 
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,8 +23,7 @@ struct dray__join {
     bool own;
     bool leaving; /* atomic */
     int socket;   /* of the channel that the thread waits at; -1: none; atomic */
-    bool running;
-    pthread_t thread;
+    dray__thread thread;
     dray_context *context;
     dray__channel *channel;
     dray__server *server;
@@ -164,17 +162,6 @@ static void *run(void *user)
     return NULL;
 }
 
-static int start_thread(dray__join *j, dray_error *error)
-{
-    sigset_t all, before;
-    sigfillset(&all); /* signals are the loop's */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int code = pthread_create(&j->thread, NULL, run, j);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    j->running = code == 0;
-    return code ? dray__fail_errno(error, code, "keeper: no thread") : DRAY_OK;
-}
-
 static bool copy(char **out, const char *text)
 {
     *out = text ? strdup(text) : NULL;
@@ -196,7 +183,7 @@ int dray__join_start(dray__keeper *keeper, const dray__join_options *o, dray__jo
     if (!rc && !o->later)
         rc = enter(j, error);
     if (!rc)
-        rc = start_thread(j, error);
+        rc = dray__thread_start(&j->thread, run, j, "a keeper", error);
     if (rc)
         dray__join_free(j);
     else
@@ -222,8 +209,7 @@ void dray__join_free(dray__join *j)
     if (!j)
         return;
     dray__join_leave(j);
-    if (j->running)
-        pthread_join(j->thread, NULL);
+    dray__thread_join(&j->thread);
     dray__server_free(j->server);
     dray__channel_close(j->channel);
     dray_close(j->context);

@@ -3,9 +3,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "base/wire.h"
 #include "queue/storage/backend.h"
-#include "queue/storage/worker.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -261,13 +261,13 @@ int dray__stores_clean(dray__stores *self, bool (*used)(void *, uint64_t),
         fclose(file);
     return rc || !self->spaces
                ? rc
-               : dray__worker_start(&self->worker, work, self, "cleaning stores", error);
+               : dray__thread_start(&self->worker.thread, work, self, "cleaning stores", error);
 }
 
 bool dray__stores_done(dray__stores *self)
 {
     pthread_mutex_lock(&self->worker.lock);
-    bool done = self->done || !self->worker.begun;
+    bool done = self->done || !self->worker.thread.begun;
     pthread_mutex_unlock(&self->worker.lock);
     return done;
 }

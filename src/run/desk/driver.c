@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/io.h"
 #include "base/json.h"
+#include "base/thread.h"
 #include "run/data/data.h"
 #include "run/data/prompts.h"
 #include "run/desk/desk.h"
@@ -12,7 +13,6 @@
 #include "run/supervisor/folder.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,7 +44,7 @@ struct dray__driver {
     dray_steps_rules rules;
     dray__feed *feed;
     dray__refiller *refiller;
-    pthread_t thread;
+    dray__thread thread;
     atomic_bool abandoned; /* the host has failed */
     view now;              /* when it looked last */
     /* Where evaluations are beside the steps (the schedule is not exact): the next one, and the one
@@ -661,9 +661,8 @@ int dray__driver_start(dray__host *host, dray__driver **out, dray_error *error)
         rc = dray__job_queue_open(host->context, host->job, &self->queue, error);
     if (!rc)
         rc = dray__refiller_start(host, self->data, self->feed, &self->refiller, error);
-    int problem = rc ? 0 : pthread_create(&self->thread, NULL, drive_main, self);
-    if (problem)
-        rc = dray__fail_errno(error, problem, "driver: thread");
+    if (!rc)
+        rc = dray__thread_start(&self->thread, drive_main, self, "driver", error);
     if (rc) {
         dray__refiller_join(self->refiller, true);
         driver_free(self);
@@ -679,7 +678,7 @@ void dray__driver_join(dray__driver *self, bool now)
         return;
     if (now)
         atomic_store(&self->abandoned, true);
-    pthread_join(self->thread, NULL);
+    dray__thread_join(&self->thread);
     dray__refiller_join(self->refiller, now);
     driver_free(self);
 }

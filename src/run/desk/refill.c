@@ -4,11 +4,11 @@
  * it had become too old, gets more samples of the prompt that it has. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/thread.h"
 #include "run/data/prompts.h"
 #include "run/desk/desk.h"
 #include "run/job/schedule.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,7 +39,7 @@ struct dray__refiller {
     const dray__feed *feed;
     const dray__tokenizer *tokenizer;
     dray_queue *queue; /* its own */
-    pthread_t thread;
+    dray__thread thread;
     atomic_bool abandoned;
     int64_t known_after; /* replacements in steps after this one are all known here */
     atomic_llong oldest; /* step that is not trained yet */
@@ -222,9 +222,8 @@ int dray__refiller_start(dray__host *host, const dray__data *data, const dray__f
     int rc = dray__job_queue_open(host->context, host->job, &self->queue, error);
     if (!rc)
         rc = dray__driver_newest(self->queue, &self->known_after, error);
-    int problem = rc ? 0 : pthread_create(&self->thread, NULL, refiller_main, self);
-    if (problem)
-        rc = dray__fail_errno(error, problem, "refill: thread");
+    if (!rc)
+        rc = dray__thread_start(&self->thread, refiller_main, self, "refill", error);
     if (rc)
         refiller_free(self);
     else
@@ -243,6 +242,6 @@ void dray__refiller_join(dray__refiller *self, bool now)
         return;
     if (now)
         atomic_store(&self->abandoned, true);
-    pthread_join(self->thread, NULL);
+    dray__thread_join(&self->thread);
     refiller_free(self);
 }

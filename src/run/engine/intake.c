@@ -3,13 +3,13 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hook.h"
+#include "base/thread.h"
 #include "run/fault.h"
 #include "run/job/schedule.h"
 #include "run/trainer/publication.h"
 
 #include <dray/weights.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,8 +22,7 @@ enum { SLICE_MS = 50, LOOK_MS = 5 };
 
 /* A version that comes into staging meanwhile, in a thread of its own. */
 typedef struct prefetch {
-    pthread_t thread;
-    bool running;
+    dray__thread thread;
     int64_t version; /* that comes, or is in staging; -1: none */
     atomic_bool abandoned, done;
     int rc;
@@ -197,22 +196,20 @@ static void begin_ahead(dray__intake *self, int64_t version)
         version > job->steps)
         return;
     *ahead = (prefetch){.version = version, .report = DRAY_UPDATE_REPORT_INIT};
-    ahead->running = pthread_create(&ahead->thread, NULL, prefetch_main, self) == 0;
-    if (!ahead->running)
+    if (dray__thread_start(&ahead->thread, prefetch_main, self, "a prefetch", NULL))
         ahead->version = -1;
 }
 
 static void end_ahead(dray__intake *self, bool abandon)
 {
     prefetch *ahead = &self->ahead;
-    if (!ahead->running)
+    if (!ahead->thread.begun)
         return;
     if (abandon)
         atomic_store(&ahead->abandoned, true);
     dray_trace_wait(DRAY_CAUSE_WEIGHTS, "wait for prefetch", ahead->version);
-    pthread_join(ahead->thread, NULL);
+    dray__thread_join(&ahead->thread);
     dray_trace_leave();
-    ahead->running = false;
     ahead->version = ahead->rc ? -1 : (int64_t)ahead->report.version;
 }
 
@@ -234,9 +231,9 @@ int64_t dray__intake_ready(dray__intake *self)
         int64_t newest = newest_written(self);
         return newest > self->version ? newest : -1;
     }
-    if (ahead->running && atomic_load(&ahead->done))
+    if (ahead->thread.begun && atomic_load(&ahead->done))
         end_ahead(self, false);
-    return ahead->running ? -1 : ahead->version;
+    return ahead->thread.begun ? -1 : ahead->version;
 }
 
 /* Where versions are taken one after the other, the prefetch under way is the right one, or of one
@@ -279,7 +276,7 @@ static int settle_ahead(dray__intake *self, int64_t version, bool *ready, dray_e
 {
     bool exact = dray__schedule_of(self->host->job).exact;
     *ready = false;
-    if (exact && self->ahead.running && self->ahead.version > version)
+    if (exact && self->ahead.thread.begun && self->ahead.version > version)
         return give_up_ahead(self, error);
     end_ahead(self, false);
     int64_t all[DRAY__GROUP_MAX_WORLD];
@@ -477,6 +474,6 @@ int dray__intake_take(dray__intake *self, int64_t version, dray_error *error)
 
 void dray__intake_go_ahead(dray__intake *self)
 {
-    if (!self->ahead.running)
+    if (!self->ahead.thread.begun)
         begin_ahead(self, self->version + 1);
 }

@@ -3,12 +3,12 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/thread.h"
 #include "control/channel.h"
 #include "control/reports.h"
 #include "run/job/tasks.h"
 #include "run/report/units.h"
 
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ struct dray__reporter {
     dray_context *context;
     dray__channel *channel;
     dray_queue *queue; /* for the picture; NULL: not drawn, or not there yet */
-    pthread_t thread;
+    dray__thread thread;
     pthread_mutex_t lock; /* of what follows */
     dray__rows rows;
     dray__view view;
@@ -171,9 +171,8 @@ int dray__reporter_start(const dray__folder *folder, const dray__job *job, const
         rc = dray_open(&options, &self->context, error);
     if (!rc)
         rc = dray__channel_open(self->context, &self->channel, error);
-    int problem = rc ? 0 : pthread_create(&self->thread, NULL, watch, self);
-    if (problem)
-        rc = dray__fail_errno(error, problem, "supervisor: thread");
+    if (!rc)
+        rc = dray__thread_start(&self->thread, watch, self, "the supervisor", error);
     if (rc) {
         dray__reporter_free(self);
         return rc;
@@ -185,7 +184,7 @@ int dray__reporter_start(const dray__folder *folder, const dray__job *job, const
 int dray__reporter_stop(dray__reporter *self, dray_error *error)
 {
     atomic_store(&self->stopping, true);
-    pthread_join(self->thread, NULL);
+    dray__thread_join(&self->thread);
     dray__view_clear(&self->view);
     int rc = dray__rows_end(&self->rows, error);
     return self->failure.code ? dray__reporter_failed(self, error) : rc;

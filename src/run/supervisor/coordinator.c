@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/network.h"
+#include "base/thread.h"
 #include "control/coordinator.h"
 #include "control/token.h"
 #include "queue/server/controller.h"
@@ -13,7 +14,6 @@
 
 #include <errno.h>
 #include <event2/event.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -71,8 +71,7 @@ typedef struct keeper_thread {
     dray__keeper *keeper;
     dray__join *join; /* for other hosts; NULL: there are none */
     int wake;
-    bool running;
-    pthread_t thread;
+    dray__thread thread;
 } keeper_thread;
 
 /* A descriptor or a signal says so. */
@@ -89,24 +88,12 @@ static void *run_keeper(void *user)
     return NULL;
 }
 
-/* Signals are for the coordinator's loop. */
-static int create_thread(keeper_thread *k)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int code = pthread_create(&k->thread, NULL, run_keeper, k);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    k->running = code == 0;
-    return code;
-}
-
 static void stop_keeper(keeper_thread *k)
 {
     uint64_t one = 1;
     dray__join_free(k->join);
-    if (k->running && write(k->wake, &one, sizeof one) == (ssize_t)sizeof one)
-        pthread_join(k->thread, NULL);
+    if (k->thread.begun && write(k->wake, &one, sizeof one) == (ssize_t)sizeof one)
+        dray__thread_join(&k->thread);
     dray__keeper_free(k->keeper);
     if (k->stop)
         event_free(k->stop);
@@ -125,8 +112,7 @@ static int start_keeper(keeper_thread *k, const char *path, dray_error *error)
     if (!k->stop || event_add(k->stop, NULL) < 0)
         return dray__fail(error, DRAY_ESYS, "keeper: no event loop");
     int status = dray__keeper_new(k->base, path, 0, &k->keeper, error);
-    int code = status ? 0 : create_thread(k);
-    return code ? dray__fail_errno(error, code, "keeper: no thread") : status;
+    return status ? status : dray__thread_start(&k->thread, run_keeper, k, "a keeper", error);
 }
 
 /* Where this process itself finds the coordinator, and where its keeper listens for other hosts: at

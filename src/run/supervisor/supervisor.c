@@ -3,6 +3,7 @@
 #include "run/supervisor/supervisor.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/thread.h"
 #include "queue/storage/backend.h"
 #include "run/desk/desk.h"
 #include "run/job/schedule.h"
@@ -16,7 +17,6 @@
 #include <dray/trace.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -180,13 +180,13 @@ static void turn_loop(const supervisor *s, int64_t us)
 static int begin_beside(const supervisor *s, dray_error *error)
 {
     beginning g = {.s = s};
-    pthread_t thread;
-    int problem = pthread_create(&thread, NULL, begin_main, &g);
-    if (problem)
-        return dray__fail_errno(error, problem, "supervisor: no thread");
+    dray__thread thread;
+    int rc = dray__thread_start(&thread, begin_main, &g, "the supervisor", error);
+    if (rc)
+        return rc;
     while (!atomic_load(&g.done))
         turn_loop(s, 2000);
-    pthread_join(thread, NULL);
+    dray__thread_join(&thread);
     if (g.rc)
         *error = g.error;
     return g.rc;

@@ -4,15 +4,14 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/thread.h"
 #include "run/job/tasks.h"
 
 #include <errno.h>
 #include <jansson.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { LOOK_MS = 1000 };
@@ -20,12 +19,9 @@ enum { LOOK_MS = 1000 };
 struct dray__watch {
     const dray__job *job;
     char *address;
-    pthread_t thread;
-    bool running;
     int fd;
-    pthread_mutex_t lock; /* of what follows */
-    pthread_cond_t changed;
-    bool asked, stopping;
+    dray__worker worker; /* its lock is of what follows */
+    bool asked;
     dray__sight sight;
     json_t *status, *sessions, *leases; /* of the last look; NULL: none */
     char *counts;                       /* what the queue had done by then, the thread's */
@@ -74,7 +70,7 @@ static void look(dray__watch *self, dray_context *context, dray_queue *queue)
     sight.moved_ns = has_moved(self, status) ? sight.begun_ns : self->sight.moved_ns;
     text = NULL;
     json_t *all = dray_context_status(context, &text, NULL) ? NULL : parse(text, "status");
-    pthread_mutex_lock(&self->lock);
+    pthread_mutex_lock(&self->worker.lock);
     json_decref(self->status);
     json_decref(self->sessions);
     json_decref(self->leases);
@@ -82,7 +78,7 @@ static void look(dray__watch *self, dray_context *context, dray_queue *queue)
     self->sessions = json_incref(json_object_get(all, "sessions"));
     self->leases = json_incref(json_object_get(all, "leases"));
     self->sight = sight;
-    pthread_mutex_unlock(&self->lock);
+    pthread_mutex_unlock(&self->worker.lock);
     json_decref(all);
 }
 
@@ -97,14 +93,12 @@ static void tell(const dray__watch *self)
 static bool rest(dray__watch *self)
 {
     int64_t deadline = dray__deadline(LOOK_MS * DRAY__MILLISECOND);
-    struct timespec until = {deadline / DRAY__SECOND, deadline % DRAY__SECOND};
-    pthread_mutex_lock(&self->lock);
-    while (!self->asked && !self->stopping &&
-           pthread_cond_timedwait(&self->changed, &self->lock, &until) == 0)
-        ;
+    pthread_mutex_lock(&self->worker.lock);
+    while (!self->asked && !self->worker.ending && dray__now() < deadline)
+        dray__cond_wait(&self->worker.wake, &self->worker.lock, deadline);
     self->asked = false;
-    bool go_on = !self->stopping;
-    pthread_mutex_unlock(&self->lock);
+    bool go_on = !self->worker.ending;
+    pthread_mutex_unlock(&self->worker.lock);
     return go_on;
 }
 
@@ -127,10 +121,10 @@ static void *watch(void *user)
     dray_error error = {0};
     int rc = open_both(self, &context, &queue, &error);
     if (rc) {
-        pthread_mutex_lock(&self->lock);
+        pthread_mutex_lock(&self->worker.lock);
         self->failure = error;
         self->failure.code = rc;
-        pthread_mutex_unlock(&self->lock);
+        pthread_mutex_unlock(&self->worker.lock);
         tell(self);
     } else {
         do {
@@ -151,43 +145,30 @@ int dray__watch_start(const dray__job *job, const char *address, dray__watch **o
     dray__watch *self = calloc(1, sizeof(*self));
     if (!self)
         return dray__nomem(error);
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&self->changed, &clock);
-    pthread_condattr_destroy(&clock);
-    pthread_mutex_init(&self->lock, NULL);
+    dray__worker_init(&self->worker);
     self->job = job;
     self->address = strdup(address);
     self->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int problem =
-        self->fd < 0 || !self->address ? ENOMEM : pthread_create(&self->thread, NULL, watch, self);
-    self->running = !problem;
-    if (problem) {
+    int rc = self->fd < 0 || !self->address
+                 ? dray__nomem(error)
+                 : dray__thread_start(&self->worker.thread, watch, self, "the supervisor", error);
+    if (rc)
         dray__watch_free(self);
-        return dray__fail_errno(error, problem, "supervisor: thread");
-    }
-    *out = self;
-    return DRAY_OK;
+    else
+        *out = self;
+    return rc;
 }
 
 void dray__watch_free(dray__watch *self)
 {
     if (!self)
         return;
-    pthread_mutex_lock(&self->lock);
-    self->stopping = true;
-    pthread_cond_signal(&self->changed);
-    pthread_mutex_unlock(&self->lock);
-    if (self->running)
-        pthread_join(self->thread, NULL);
+    dray__worker_end(&self->worker);
     if (self->fd >= 0)
         close(self->fd);
     json_decref(self->status);
     json_decref(self->sessions);
     json_decref(self->leases);
-    pthread_cond_destroy(&self->changed);
-    pthread_mutex_destroy(&self->lock);
     free(self->counts);
     free(self->address);
     free(self);
@@ -200,20 +181,20 @@ int dray__watch_fd(const dray__watch *self)
 
 void dray__watch_look(dray__watch *self)
 {
-    pthread_mutex_lock(&self->lock);
+    pthread_mutex_lock(&self->worker.lock);
     self->asked = true;
-    pthread_cond_signal(&self->changed);
-    pthread_mutex_unlock(&self->lock);
+    pthread_cond_signal(&self->worker.wake);
+    pthread_mutex_unlock(&self->worker.lock);
 }
 
 int dray__watch_last(dray__watch *self, dray__sight *out, dray_error *error)
 {
-    pthread_mutex_lock(&self->lock);
+    pthread_mutex_lock(&self->worker.lock);
     *out = self->sight;
     int rc = self->failure.code;
     if (rc && error)
         *error = self->failure;
-    pthread_mutex_unlock(&self->lock);
+    pthread_mutex_unlock(&self->worker.lock);
     return rc;
 }
 
@@ -252,7 +233,7 @@ static void describe(dray__watch *self, long group, char *out, size_t capacity)
     size_t i;
     const json_t *holder;
     out[0] = 0;
-    pthread_mutex_lock(&self->lock);
+    pthread_mutex_lock(&self->worker.lock);
     json_array_foreach(json_object_get(self->status, "holders"), i, holder)
     {
         json_int_t member = dray__json_integer(holder, "member");
@@ -265,7 +246,7 @@ static void describe(dray__watch *self, long group, char *out, size_t capacity)
                  group ? "" : " by ", group || !name ? "" : name);
     }
     describe_leases(self, group, out, capacity);
-    pthread_mutex_unlock(&self->lock);
+    pthread_mutex_unlock(&self->worker.lock);
     if (!out[0])
         snprintf(out, capacity, "no rows");
 }
@@ -275,14 +256,14 @@ uint64_t dray__watch_claims(dray__watch *self, long group)
     size_t i;
     const json_t *holder;
     uint64_t found = 0;
-    pthread_mutex_lock(&self->lock);
+    pthread_mutex_lock(&self->worker.lock);
     json_array_foreach(json_object_get(self->status, "holders"), i, holder)
     {
         uint64_t claim = (uint64_t)dray__json_integer(holder, "claim");
         if (is_of(self->sessions, dray__json_integer(holder, "member"), group))
             found += dray__hash(&claim, sizeof(claim)) | 1;
     }
-    pthread_mutex_unlock(&self->lock);
+    pthread_mutex_unlock(&self->worker.lock);
     return found;
 }
 

@@ -49,19 +49,17 @@ int dray__gate_close(dray__gate *g, dray__cuda_device *device, CUstream stream, 
     dray__cuda_leave();
     if (result)
         return dray__fail_cuda(error, result, "a wait on a stream of %s", device->name);
-    g->running = pthread_create(&g->thread, NULL, run, g) == 0;
-    if (g->running)
-        return DRAY_OK;
-    open_gate(g);
-    return dray__fail(error, DRAY_ENOMEM, "a thread that waits for readers");
+    rc = dray__thread_start(&g->thread, run, g, "a wait for readers", error);
+    if (rc)
+        open_gate(g);
+    return rc;
 }
 
 int dray__gate_join(dray__gate *g, dray_error *error)
 {
-    if (!g->running)
+    if (!g->thread.begun)
         return DRAY_OK;
-    pthread_join(g->thread, NULL);
-    g->running = false;
+    dray__thread_join(&g->thread);
     if (g->outcome.code && error)
         *error = g->outcome;
     return g->outcome.code;

@@ -2,10 +2,10 @@
  * thread of the publisher's sets. The trainer's host goes on meanwhile. */
 #pragma once
 
+#include "base/thread.h"
 #include "memory/cuda_library.h"
 #include "memory/region.h"
 
-#include <pthread.h>
 #include <stdbool.h>
 
 typedef int dray__gate_fn(void *user, uint64_t version, int64_t timeout_ns, dray_error *error);
@@ -13,8 +13,7 @@ typedef int dray__gate_fn(void *user, uint64_t version, int64_t timeout_ns, dray
 typedef struct dray__gate {
     dray_region *word; /* NULL: not needed yet */
     uint32_t value;    /* that opens it */
-    pthread_t thread;
-    bool running; /* to be joined */
+    dray__thread thread;
     dray__gate_fn *wait;
     void *user;
     uint64_t version;

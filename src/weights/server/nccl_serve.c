@@ -3,10 +3,10 @@
  * the stream, so that the next request is packed into the other slot while this one is sent. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/thread.h"
 #include "mover/cuda/cuda.h"
 #include "weights/server/nccl.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -15,12 +15,10 @@ enum { POLL_US = 50 };
 #define LOOK_NS (20 * DRAY__MILLISECOND) /* whether the reader is gone */
 
 struct dray__nccl_session {
-    pthread_t thread;
-    pthread_mutex_t lock; /* of what follows up to the blank line */
-    pthread_cond_t changed;
+    dray__worker worker; /* its lock is of what follows up to the blank line */
     dray__data_request header;
     uint8_t *body;
-    bool asked, answered, stops;
+    bool asked, answered;
     int wake;
 
     dray__writer answer;
@@ -45,9 +43,9 @@ dray__cuda_device *dray__nccl_device_of(const dray_region *region)
 
 static bool stops(dray__nccl_session *s)
 {
-    pthread_mutex_lock(&s->lock);
-    bool yes = s->stops;
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_lock(&s->worker.lock);
+    bool yes = s->worker.ending;
+    pthread_mutex_unlock(&s->worker.lock);
     return yes;
 }
 
@@ -263,26 +261,26 @@ static int carry_out(dray__nccl_session *s, dray_error *error)
 static void *run(void *user)
 {
     dray__nccl_session *s = user;
-    pthread_mutex_lock(&s->lock);
-    while (!s->stops) {
+    pthread_mutex_lock(&s->worker.lock);
+    while (!s->worker.ending) {
         if (!s->asked || s->answered) {
-            pthread_cond_wait(&s->changed, &s->lock);
+            pthread_cond_wait(&s->worker.wake, &s->worker.lock);
             continue;
         }
-        pthread_mutex_unlock(&s->lock);
+        pthread_mutex_unlock(&s->worker.lock);
         dray_error error;
         int rc = carry_out(s, &error);
         if (rc) {
             dray__writer_reset(&s->answer);
             dray__answer_refuse(&s->answer, s->header.id, &error);
         }
-        pthread_mutex_lock(&s->lock);
+        pthread_mutex_lock(&s->worker.lock);
         s->answered = true;
         uint64_t one = 1;
         ssize_t written = write(s->wake, &one, sizeof one);
         (void)written; /* full: it is readable then */
     }
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&s->worker.lock);
     end_pair(s);
     return NULL;
 }
@@ -294,10 +292,8 @@ dray__nccl_session *dray__nccl_session_new(int wake)
         return NULL;
     s->wake = wake;
     s->packer = dray__packer_new();
-    pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->changed, NULL);
-    if (!s->packer || pthread_create(&s->thread, NULL, run, s)) {
-        s->thread = 0;
+    dray__worker_init(&s->worker);
+    if (!s->packer || dray__thread_start(&s->worker.thread, run, s, "NCCL", NULL)) {
         dray__nccl_session_free(s);
         return NULL;
     }
@@ -308,14 +304,7 @@ void dray__nccl_session_free(dray__nccl_session *s)
 {
     if (!s)
         return;
-    pthread_mutex_lock(&s->lock);
-    s->stops = true;
-    pthread_cond_signal(&s->changed);
-    pthread_mutex_unlock(&s->lock);
-    if (s->thread)
-        pthread_join(s->thread, NULL);
-    pthread_mutex_destroy(&s->lock);
-    pthread_cond_destroy(&s->changed);
+    dray__worker_end(&s->worker);
     dray__packer_free(s->packer);
     dray__writer_free(&s->answer);
     free(s->body);
@@ -329,40 +318,40 @@ bool dray__nccl_session_ask(dray__nccl_session *s, const dray__data_request *hea
     if (!copy)
         return false;
     memcpy(copy, body, header->body_bytes);
-    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&s->worker.lock);
     free(s->body);
     s->body = copy;
     s->header = *header;
     s->asked = true;
     s->answered = false;
-    pthread_cond_signal(&s->changed);
-    pthread_mutex_unlock(&s->lock);
+    pthread_cond_signal(&s->worker.wake);
+    pthread_mutex_unlock(&s->worker.lock);
     return true;
 }
 
 bool dray__nccl_session_asked(dray__nccl_session *s)
 {
-    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&s->worker.lock);
     bool asked = s->asked;
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&s->worker.lock);
     return asked;
 }
 
 bool dray__nccl_session_answered(dray__nccl_session *s)
 {
-    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&s->worker.lock);
     bool answered = s->answered;
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&s->worker.lock);
     return answered;
 }
 
 bool dray__nccl_session_answer(dray__nccl_session *s, dray__writer *out)
 {
-    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&s->worker.lock);
     bool answered = s->answered;
     if (answered)
         s->asked = s->answered = false;
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&s->worker.lock);
     if (!answered)
         return false;
     dray__writer_reset(out);

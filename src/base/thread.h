@@ -1,0 +1,38 @@
+/* Threads of the library's own. They take no signals, which are for the program's threads (SIGXFSZ,
+ * too: a limit is an error like any other). */
+#pragma once
+
+#include <dray/dray.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct dray__thread { /* zero: there is none */
+    pthread_t id;
+    bool begun;
+} dray__thread;
+
+/* what: the thread is for, in an error's message. */
+int dray__thread_start(dray__thread *thread, void *(*run)(void *), void *user, const char *what,
+                       dray_error *error);
+/* Waits for the thread's end, if there is one: afterwards there is none. */
+void dray__thread_join(dray__thread *thread);
+
+/* A condition whose deadlines are clock.h's. */
+void dray__cond_init(pthread_cond_t *cond);
+/* Until it is signalled, or the deadline has passed; it may also return before. */
+void dray__cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t deadline_ns);
+
+/* A thread that does work until it is told to end, with the lock of what it shares. */
+typedef struct dray__worker {
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    dray__thread thread;
+    bool ending; /* the thread must come to its end; with the lock */
+} dray__worker;
+
+void dray__worker_init(dray__worker *worker);
+/* In the thread, with the lock: until so much time has passed, or the thread must end. */
+void dray__worker_pause(dray__worker *worker, int64_t ns);
+/* Waits for the thread's end, if it was started. */
+void dray__worker_end(dray__worker *worker);
