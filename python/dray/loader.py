@@ -93,7 +93,7 @@ class StreamDataLoader:
             raise ValueError(f"columns: a list of names expected, found {columns!r}")
         self._columns, self._copy, self._strict = list(columns), copy, strict
         self._framework, self._peer = framework, claim.get("peer", 0)
-        self._given, self._waiting, self._parts, self._lost = None, [], {}, 0
+        self._given, self._waiting, self._parts, self._failed, self._lost = None, [], {}, {}, 0
         self._again = dict(task=task, columns=self._columns, count=count, queue=queue,
                            partition=partition, address=address, ahead=ahead, ahead_rows=ahead_rows,
                            ahead_bytes=ahead_bytes, micro=micro, framework=framework, copy=copy,
@@ -202,9 +202,9 @@ class StreamDataLoader:
         if given is None:
             return
         try:
-            if given.micro + 1 == given.micros and not self._peer:
-                self._hand_in(given)
+            self._settle(given, self._failed)
             self._pins.call("dray_loader_done", self._loader, c.byref(given._load))
+            self._failed = {} if given.micro + 1 == given.micros else self._failed
             given._live = False
         except DrayError:
             self._given = given
@@ -213,8 +213,10 @@ class StreamDataLoader:
     def _fail(self, batch, reason):
         if batch is not self._given:
             raise ValueError("this batch is not in the loop's hands any more")
-        self._hand_in(batch)
+        failed = {**self._failed, batch.micro: batch.rows}
+        self._settle(batch, failed)
         self._pins.call("dray_loader_fail", self._loader, c.byref(batch._load), _l.reason(reason))
+        self._failed = {} if batch.micro + 1 == batch.micros else failed
         self._given, batch._live = None, False
 
     def flush(self) -> None:
@@ -266,9 +268,19 @@ class StreamDataLoader:
                 given.beside(other)
         parts[batch.micro] = given
 
-    def _hand_in(self, batch):
-        """All micro-batches' outputs as one column of the batch."""
+    def _settle(self, batch, failed):
+        """With the last micro-batch: all outputs as one column each of the batch. `failed`: the rows of those
+        micro-batches that failed, by number; where nothing was set for one, nothing is read of it either."""
+        if batch.micro + 1 < batch.micros:
+            return
+        if not self._peer and len(failed) < batch.micros:
+            self._hand_in(batch, failed)
+        self._parts = {}
+
+    def _hand_in(self, batch, failed):
         for name, parts in self._parts.items():
+            for micro in failed.keys() - parts.keys():
+                parts[micro] = next(iter(parts.values())).nothing(failed[micro])
             if sorted(parts) != list(range(batch.micros)):
                 raise ValueError(f"{name} is set for micro-batches {sorted(parts)} of "
                                  f"{batch.micros}")
@@ -281,4 +293,3 @@ class StreamDataLoader:
                     joined.append(part.offsets[1:] - part.offsets[0] + joined[-1][-1])
                 whole.offsets = np.concatenate(joined).astype(np.uint64)
             self._pins.call("dray_batch_set", batch._batch, c.byref(whole.data()))
-        self._parts = {}

@@ -2,6 +2,7 @@
 and arrays, checked and laid out as the library takes them."""
 from __future__ import annotations
 
+import copy
 import ctypes as c
 from typing import Any
 
@@ -75,6 +76,16 @@ class Values:
         for each in (self, other):
             if ragged and each.offsets is None:
                 each.cut()
+
+    def nothing(self, rows: int) -> Values:
+        """Values of this column for other rows, which nobody will read: zeros, or rows of length 0."""
+        nothing = copy.copy(self)
+        nothing.rows = rows
+        if self.offsets is None:
+            nothing.raw = np.zeros(self.raw.size // max(1, self.rows) * rows, self.raw.dtype)
+        else:
+            nothing.raw, nothing.offsets = self.raw[:0], np.zeros(rows + 1, np.uint64)
+        return nothing
 
     def _form(self, ragged):
         lengths = ["?", *self.shape[1:]] if ragged and self.shape else self.shape

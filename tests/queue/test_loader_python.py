@@ -1,5 +1,6 @@
 """StreamDataLoader against numpy and torch: values, offsets and dtypes as they were put; nothing
 copied where rows follow each other; arrays that outlive their batch; balanced ranks in lockstep."""
+import collections
 import json
 import os
 import random
@@ -137,6 +138,31 @@ def micro_batches():
                     assert np.array_equal(row, sets[x]), (x, row)
 
 
+def micro_batches_that_fail():
+    """One of them, with its output set or not, is an attempt more for its rows; the others' outputs are committed."""
+    for fails, kind in ((0, "array"), (1, "array"), (0, "list"), (1, "list"), ((0, 1), "array")):
+        for sets in (False, True):
+            name = f"fail-{fails}-{kind}-{sets}".translate({ord(c): "_" for c in "(), "})
+            with dray.Queue(name, tasks={"write": (["x"], ["y"]), "read": (["x", "y"], [])}, timeout=20) as queue:
+                queue.insert({"x": np.arange(4)}, "p", tags={"tokens": [5] * 4}, seal=True)
+                attempts = collections.Counter()
+                with dray.StreamDataLoader("write", ["x"], 4, name, "p", micro=True, policy="token_balanced",
+                                           token_cap=10, timeout=20) as loader:
+                    for turn, batch in enumerate(loader):
+                        attempts.update(batch["x"][0].tolist())
+                        bad = turn < 2 and batch.micro in np.atleast_1d(fails)
+                        if sets or not bad:
+                            rows = [np.full(1 if kind == "array" else 1 + x, -1 if bad else x, np.int64)
+                                    for x in batch["x"][0]]
+                            batch.set("y", np.stack(rows) if kind == "array" else rows)
+                        if bad:
+                            batch.fail("not yet")
+                assert sorted(attempts.values()) == ([2] * 4 if fails == (0, 1) else [1, 1, 2, 2]), (name, attempts)
+                with queue.claim("read", 4, "p") as batch:
+                    for x, row in zip(batch["x"][0], batch.list("y")):
+                        assert np.array_equal(row, [x] * (1 if kind == "array" else 1 + x)), (name, x, row)
+
+
 def in_thread(errors, function, *arguments):
     def run():
         try:
@@ -197,6 +223,7 @@ with tempfile.TemporaryDirectory() as folder:
             assert all((attempts[slot] == 2) == (slot in slots) for slot in range(ROWS)), attempts
 
         micro_batches()
+        micro_batches_that_fail()
 
         # What is wrong is said.
         def fails(name, function, *arguments, **more):
