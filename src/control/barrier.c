@@ -146,48 +146,30 @@ static int check_awaited(const barrier *b, const dray__coordinator *coordinator,
     return DRAY_OK;
 }
 
-static void enter(dray__barriers *barriers, dray__request *request, const dray__meeting *m)
+int dray__barriers_enter(dray__barriers *barriers, dray__request *request, const dray__meeting *m,
+                         dray_error *error)
 {
-    dray_error error;
+    if (!dray__request_session(request))
+        return dray__fail(error, DRAY_EPROTO, "BARRIER: HELLO expected first");
+    if (!m->name[0] || !m->count || m->timeout_ns < 0)
+        return dray__fail(error, DRAY_EINVALID,
+                          "barrier '%s': a name, a count of at least 1 (found %u) and a timeout "
+                          "expected",
+                          m->name, m->count);
     barrier *b = find_or_make(barriers, m->name, m->count);
-    int status =
-        b ? check(b, m->count, dray__request_session(request), &error) : dray__nomem(&error);
+    int status = b ? check(b, m->count, dray__request_session(request), error) : dray__nomem(error);
     if (!status)
-        status = take_awaited(b, m, &error);
+        status = take_awaited(b, m, error);
     if (!status && (dray__request_expire_at(request, dray__deadline(m->timeout_ns)) < 0 ||
                     add(b, request) < 0))
-        status = dray__nomem(&error);
-    if (status) {
-        if (b && !b->entered)
-            forget(barriers, b);
-        dray__request_fail(request, &error);
-    } else if (b->entered == b->count) {
+        status = dray__nomem(error);
+    if (status && b && !b->entered)
+        forget(barriers, b);
+    if (!status && b->entered == b->count)
         open_barrier(barriers, b);
-    } else if (check_awaited(b, dray__request_session(request)->coordinator, &error)) {
-        fail_all(barriers, b, &error);
-    }
-}
-
-void dray__barriers_enter(dray__barriers *barriers, dray__request *request)
-{
-    dray_error error;
-    dray__reader *r = dray__request_payload(request);
-    dray__arena texts = {0};
-    dray__meeting m;
-    dray__get_fields(r, &texts, &dray__meeting_fields, &m);
-    int status = dray__reader_finish(r, "BARRIER", &error);
-    if (!status && !dray__request_session(request))
-        status = dray__fail(&error, DRAY_EPROTO, "BARRIER: HELLO expected first");
-    if (!status && (!m.name[0] || !m.count || m.timeout_ns < 0))
-        status = dray__fail(&error, DRAY_EINVALID,
-                            "barrier '%s': a name, a count of at least 1 (found %u) and a timeout "
-                            "expected",
-                            m.name, m.count);
-    if (status)
-        dray__request_fail(request, &error);
-    else
-        enter(barriers, request, &m);
-    dray__arena_free(&texts);
+    else if (!status && check_awaited(b, dray__request_session(request)->coordinator, error))
+        fail_all(barriers, b, error);
+    return status;
 }
 
 void dray__barriers_ended(dray__barriers *barriers, const dray__session *session)

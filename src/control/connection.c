@@ -241,7 +241,10 @@ static void dispatch(dray__connection *connection, const dray__frame *frame, int
     connection->requests = request;
     connection->request_count++;
     connection->request_bytes += frame->size;
-    registered->service.handle(registered->self, request);
+    if (!registered->service.handlers)
+        registered->service.handle(registered->self, request);
+    else if (dray__request_handle(request, registered->service.handlers, registered->self, &error))
+        dray__request_fail(request, &error);
     connection->caller.busy = connection->session; /* its end would be the session's */
     if (connection->session || connection->coordinator->sessionless)
         dray__callers_heard(&connection->listener->callers, &connection->caller);

@@ -26,9 +26,19 @@ typedef struct dray__coordinator dray__coordinator;
 typedef struct dray__session dray__session;
 typedef struct dray__request dray__request;
 
+/* What a service does with the messages of a type. */
+typedef struct dray__handler {
+    uint16_t type;              /* 0: the end of the table */
+    const dray__fields *fields; /* NULL: it reads the payload itself, if there is one */
+    /* Answers the request now, or keeps it and answers later; an error refuses it. What the message
+     * points at is valid until this returns. */
+    int (*handle)(void *self, dray__request *request, const void *message, dray_error *error);
+} dray__handler;
+
 typedef struct dray__service {
     const char *name;
-    uint16_t first, last; /* message types */
+    uint16_t first, last;          /* message types */
+    const dray__handler *handlers; /* NULL: */
     /* Handles one request: answers it now (dray__request_reply / _fail), or keeps it and answers
      * later. Every request is answered exactly once. Payload and descriptors are valid until then.
      */
@@ -108,6 +118,11 @@ void *dray__request_data(const dray__request *request);
 void dray__request_reply(dray__request *request, dray__writer *payload, const int *fds,
                          uint32_t fd_count);
 void dray__request_fail(dray__request *request, const dray_error *error);
+/* Replies with these fields. */
+void dray__request_answer(dray__request *request, const dray__fields *of, const void *answer);
+/* Reads the request by its row of the table, and has it handled. An error is not answered yet. */
+int dray__request_handle(dray__request *request, const dray__handler *handlers, void *self,
+                         dray_error *error);
 
 /* "task": by whose token it is here; "master": by the master's, or as this user's. */
 const char *dray__session_token(const dray__session *session);

@@ -150,7 +150,8 @@ int dray__sessions_add(dray__coordinator *coordinator, dray_error *error);
 typedef struct dray__barriers dray__barriers;
 dray__barriers *dray__barriers_new(void);
 void dray__barriers_free(dray__barriers *barriers);
-void dray__barriers_enter(dray__barriers *barriers, dray__request *request);
+int dray__barriers_enter(dray__barriers *barriers, dray__request *request, const dray__meeting *m,
+                         dray_error *error);
 void dray__barriers_expired(dray__barriers *barriers, dray__request *request, int channel_gone);
 /* Nobody waits for it any more. */
 void dray__barriers_ended(dray__barriers *barriers, const dray__session *session);

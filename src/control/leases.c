@@ -139,13 +139,10 @@ static void wake_at_next_chance(const turn *t)
 
 static void grant(leases *self, turn *t)
 {
-    dray__writer w = {0};
     t->number = self->next_number++;
     t->since_ns = dray__now();
     t->until_ns = t->term_ns ? dray__deadline(t->term_ns) : INT64_MAX;
-    dray__put_u64(&w, t->number);
-    dray__request_reply(t->request, &w, NULL, 0);
-    dray__writer_free(&w);
+    dray__request_answer(t->request, &dray__u64_fields, &t->number);
     t->request = NULL;
     for (uint32_t i = 0; t->term_ns && i < t->count; i++)
         for (const place *p = t->places[i].next; p; p = p->next)
@@ -304,18 +301,11 @@ static int take_turn(leases *self, dray__request *request, const names *n, int64
     return DRAY_OK;
 }
 
-static int take(leases *self, dray__request *request, dray_error *error)
+static int take(void *self, dray__request *request, const void *message, dray_error *error)
 {
-    dray__reader *r = dray__request_payload(request);
-    dray__arena texts = {0};
-    dray__lease_wish m;
-    dray__get_fields(r, &texts, &dray__lease_wish_fields, &m);
-    int status = dray__reader_finish(r, "LEASE_TAKE", error);
-    const names n = {m.names, m.count};
-    if (!status)
-        status = take_turn(self, request, &n, m.timeout_ns, m.term_ns, error);
-    dray__arena_free(&texts);
-    return status;
+    const dray__lease_wish *m = message;
+    const names n = {m->names, m->count};
+    return take_turn(self, request, &n, m->timeout_ns, m->term_ns, error);
 }
 
 static turn *held_by(const leases *self, const dray__session *session, uint64_t number)
@@ -368,39 +358,28 @@ static int take_back(leases *self, dray__request *request, const names *n, uint6
     return DRAY_OK;
 }
 
-static int check(leases *self, dray__request *request, dray_error *error)
+static int check(void *self, dray__request *request, const void *message, dray_error *error)
 {
-    dray__reader *r = dray__request_payload(request);
-    dray__arena texts = {0};
-    dray__lease_held m;
-    dray__get_fields(r, &texts, &dray__lease_held_fields, &m);
-    int status = dray__reader_finish(r, "LEASE_CHECK", error);
-    const names n = {m.names, m.count};
-    turn *t = status ? NULL : held_by(self, dray__request_session(request), m.number);
-    if (!status && !t)
-        status = m.back ? take_back(self, request, &n, m.number, &t, error) : lost(m.number, error);
-    dray__arena_free(&texts);
+    const dray__lease_held *m = message;
+    const names n = {m->names, m->count};
+    turn *t = held_by(self, dray__request_session(request), m->number);
+    int status = t         ? DRAY_OK
+                 : m->back ? take_back(self, request, &n, m->number, &t, error)
+                           : lost(m->number, error);
     if (status)
         return status;
     if (t->term_ns)
         t->until_ns = dray__deadline(t->term_ns);
-    dray__writer w = {0};
-    dray__put_u32(&w, count_waiting(t));
-    dray__request_reply(request, &w, NULL, 0);
-    dray__writer_free(&w);
+    dray__request_answer(request, &dray__u32_fields, &(uint32_t){count_waiting(t)});
     return DRAY_OK;
 }
 
-static int give(leases *self, dray__request *request, dray_error *error)
+static int give(void *self, dray__request *request, const void *message, dray_error *error)
 {
-    dray__reader *r = dray__request_payload(request);
-    uint64_t number = dray__get_u64(r);
-    int status = dray__reader_finish(r, "LEASE_GIVE", error);
-    turn *t = status ? NULL : held_by(self, dray__request_session(request), number);
-    if (!status && !t)
-        status = lost(number, error);
-    if (status)
-        return status;
+    uint64_t number = *(const uint64_t *)message;
+    turn *t = held_by(self, dray__request_session(request), number);
+    if (!t)
+        return lost(number, error);
     leave(self, t);
     dray__request_reply(request, NULL, NULL, 0);
     return DRAY_OK;
@@ -408,25 +387,12 @@ static int give(leases *self, dray__request *request, dray_error *error)
 
 /* ---- the service ----------------------------------------------------------------------------- */
 
-static void handle(void *user, dray__request *request)
-{
-    static const struct {
-        uint16_t type;
-        int (*handle)(leases *, dray__request *, dray_error *);
-    } handlers[] = {
-        {DRAY__MSG_LEASE_TAKE, take},
-        {DRAY__MSG_LEASE_CHECK, check},
-        {DRAY__MSG_LEASE_GIVE, give},
-    };
-    dray_error error;
-    uint16_t type = dray__request_type(request);
-    int status = dray__fail(&error, DRAY_EUNSUPPORTED, "message %04x: unknown", type);
-    for (size_t i = 0; i < sizeof handlers / sizeof *handlers; i++)
-        if (handlers[i].type == type)
-            status = handlers[i].handle(user, request, &error);
-    if (status)
-        dray__request_fail(request, &error);
-}
+static const dray__handler handlers[] = {
+    {DRAY__MSG_LEASE_TAKE, &dray__lease_wish_fields, take},
+    {DRAY__MSG_LEASE_CHECK, &dray__lease_held_fields, check},
+    {DRAY__MSG_LEASE_GIVE, &dray__u64_fields, give},
+    {0},
+};
 
 /* A holder before the turn that has been silent for its term. */
 static turn *overdue(const turn *t, int64_t now)
@@ -538,7 +504,7 @@ int dray__leases_add(dray__coordinator *coordinator, dray_error *error)
     static const dray__service service = {.name = "leases",
                                           .first = 0x0500,
                                           .last = 0x05FF,
-                                          .handle = handle,
+                                          .handlers = handlers,
                                           .expired = expired,
                                           .channel_ended = channel_ended,
                                           .session_ended = session_ended,

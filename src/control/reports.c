@@ -190,22 +190,15 @@ int dray__session_report(const dray__session *session, const char *kind, const c
     return status;
 }
 
-static void post(dray__request *request)
+static int post(void *self, dray__request *request, const void *message, dray_error *error)
 {
-    dray_error error;
-    dray__reader *r = dray__request_payload(request);
-    dray__arena texts = {0};
-    dray__posting message = {0};
-    dray__get_fields(r, &texts, &dray__posting_fields, &message);
-    int status = dray__reader_finish(r, "REPORT_POST", &error);
+    (void)self;
+    const dray__posting *m = message;
+    int status =
+        dray__session_report(dray__request_session(request), m->kind, m->json, m->size, error);
     if (!status)
-        status = dray__session_report(dray__request_session(request), message.kind, message.json,
-                                      message.size, &error);
-    dray__arena_free(&texts);
-    if (status)
-        dray__request_fail(request, &error);
-    else
         dray__request_reply(request, NULL, NULL, 0);
+    return status;
 }
 
 static watcher *new_watcher(reports *self, dray__request *request, const char *kind,
@@ -221,31 +214,24 @@ static watcher *new_watcher(reports *self, dray__request *request, const char *k
     return w;
 }
 
-static void watch(reports *self, dray__request *request)
+static int watch(void *user, dray__request *request, const void *message, dray_error *error)
 {
-    dray_error error;
-    dray__reader *r = dray__request_payload(request);
-    dray__arena texts = {0};
-    dray__report_wish message = {0};
-    dray__get_fields(r, &texts, &dray__report_wish_fields, &message);
-    watcher *w = NULL;
-    int status = dray__reader_finish(r, "REPORT_WATCH", &error);
-    if (!status && !(w = new_watcher(self, request, message.kind, message.cursor)))
-        status = dray__nomem(&error);
-    dray__arena_free(&texts);
-    if (!status && answer(self, w, false)) {
+    reports *self = user;
+    const dray__report_wish *m = message;
+    watcher *w = new_watcher(self, request, m->kind, m->cursor);
+    if (!w)
+        return dray__nomem(error);
+    if (answer(self, w, false)) {
         free(w);
-        return;
+        return DRAY_OK;
     }
-    if (!status && dray__request_expire_at(request, dray__deadline(message.timeout_ns)) < 0)
-        status = dray__nomem(&error);
-    if (status) {
+    if (dray__request_expire_at(request, dray__deadline(m->timeout_ns)) < 0) {
         free(w);
-        dray__request_fail(request, &error);
-        return;
+        return dray__nomem(error);
     }
     w->next = self->watchers;
     self->watchers = w;
+    return DRAY_OK;
 }
 
 static void expired(void *user, dray__request *request, int channel_gone)
@@ -262,20 +248,11 @@ static void expired(void *user, dray__request *request, int channel_gone)
 
 /* ---- the service ----------------------------------------------------------------------------- */
 
-static void handle(void *user, dray__request *request)
-{
-    reports *self = user;
-    dray_error error;
-    uint16_t type = dray__request_type(request);
-    if (type == DRAY__MSG_REPORT_POST) {
-        post(request);
-    } else if (type == DRAY__MSG_REPORT_WATCH) {
-        watch(self, request);
-    } else {
-        dray__fail(&error, DRAY_EUNSUPPORTED, "message %04x: unknown", type);
-        dray__request_fail(request, &error);
-    }
-}
+static const dray__handler handlers[] = {
+    {DRAY__MSG_REPORT_POST, &dray__posting_fields, post},
+    {DRAY__MSG_REPORT_WATCH, &dray__report_wish_fields, watch},
+    {0},
+};
 
 static void add_status(void *user, json_t *object)
 {
@@ -303,7 +280,7 @@ int dray__reports_add(dray__coordinator *coordinator, dray_error *error)
     static const dray__service service = {.name = "reports",
                                           .first = 0x0100,
                                           .last = 0x01FF,
-                                          .handle = handle,
+                                          .handlers = handlers,
                                           .expired = expired,
                                           .status = add_status,
                                           .free = free_reports};

@@ -124,6 +124,38 @@ int dray__request_take_fd(dray__request *request, uint32_t index)
     return fd;
 }
 
+void dray__request_answer(dray__request *request, const dray__fields *of, const void *answer)
+{
+    dray__writer w = {0};
+    dray__put_fields(&w, of, answer);
+    dray__request_reply(request, &w, NULL, 0);
+    dray__writer_free(&w);
+}
+
+int dray__request_handle(dray__request *request, const dray__handler *handlers, void *self,
+                         dray_error *error)
+{
+    dray__arena arena = {0};
+    const char *name = dray__message_name(request->type);
+    while (handlers->type && handlers->type != request->type)
+        handlers++;
+    if (!handlers->type)
+        return dray__fail(error, DRAY_EUNSUPPORTED, "message %04x (%s): not served here",
+                          request->type, name);
+    const dray__fields *fields = handlers->fields;
+    void *message = fields ? dray__arena_get(&arena, fields->size) : NULL;
+    int rc = fields && !message ? dray__nomem(error) : DRAY_OK;
+    if (message) {
+        memset(message, 0, fields->size);
+        dray__get_fields(&request->reader, &arena, fields, message);
+        rc = dray__reader_finish(&request->reader, name, error);
+    }
+    if (!rc)
+        rc = handlers->handle(self, request, message, error);
+    dray__arena_free(&arena);
+    return rc;
+}
+
 uint64_t dray__request_channel(const dray__request *request)
 {
     return request->connection ? request->connection->id : 0;

@@ -185,22 +185,20 @@ static int begin_session(dray__coordinator *coordinator, dray__request *request,
     return DRAY_OK;
 }
 
-static void hello(sessions *self, dray__request *request)
+static int hello(void *self, dray__request *request, const void *message, dray_error *error)
 {
-    dray_error error;
+    (void)message;
+    dray__coordinator *coordinator = ((const sessions *)self)->coordinator;
     dray__session *session = calloc(1, sizeof *session);
-    int status =
-        session ? begin_session(self->coordinator, request, session, &error) : dray__nomem(&error);
+    if (!session)
+        return dray__nomem(error);
+    int status = begin_session(coordinator, request, session, error);
     if (status) {
-        if (session) {
-            free(session->name);
-            free(session->role);
-        }
+        free(session->name);
+        free(session->role);
         free(session);
-        dray__request_fail(request, &error);
-        return;
+        return status;
     }
-    const dray__coordinator *coordinator = self->coordinator;
     bool moves =
         session->may & (DRAY__MAY_TRAINER | DRAY__MAY_ENGINE); /* they talk to each other */
     const dray__hello_told told = {
@@ -211,10 +209,8 @@ static void hello(sessions *self, dray__request *request)
         .key = coordinator->data.bytes,
         .key_size = moves ? sizeof coordinator->data.bytes : 0,
         .takes_back = coordinator->generation != 0};
-    dray__writer w = {0};
-    dray__put_fields(&w, &dray__hello_told_fields, &told);
-    dray__request_reply(request, &w, NULL, 0);
-    dray__writer_free(&w);
+    dray__request_answer(request, &dray__hello_told_fields, &told);
+    return DRAY_OK;
 }
 
 static dray__session *find_session(const dray__coordinator *coordinator, uint64_t member)
@@ -226,40 +222,34 @@ static dray__session *find_session(const dray__coordinator *coordinator, uint64_
 }
 
 /* Whoever shows another token had this number at a coordinator that is gone. */
-static void attach(sessions *self, dray__request *request)
+static int attach(void *self, dray__request *request, const void *message, dray_error *error)
 {
-    dray_error error;
-    dray__reader *r = &request->reader;
-    dray__session_claim m;
-    dray__get_fields(r, NULL, &dray__attach_fields, &m);
-    int status = dray__reader_finish(r, "ATTACH", &error);
-    dray__session *session = status ? NULL : find_session(self->coordinator, m.member);
-    if (!status && request->connection->session)
-        status = dray__fail(&error, DRAY_EPROTO, "ATTACH: this connection has a session");
-    else if (!status && m.token_size != DRAY__TOKEN)
-        status = dray__fail(&error, DRAY_EPERM, "ATTACH: a token of %zu bytes", m.token_size);
-    else if (!status && (!session || session->first->doomed ||
-                         !dray__same_bytes(m.token, session->token, m.token_size)))
-        status = dray__fail(&error, DRAY_ECLOSED, "ATTACH: this session of member %llu has ended",
-                            (unsigned long long)m.member);
-    else if (!status && request->connection->may != session->first->may)
-        status = dray__fail(&error, DRAY_EPERM, "ATTACH: member %llu came with another role",
-                            (unsigned long long)m.member);
-    if (status) {
-        dray__request_fail(request, &error);
-        return;
-    }
+    const dray__session_claim *m = message;
+    dray__session *session = find_session(((const sessions *)self)->coordinator, m->member);
+    if (request->connection->session)
+        return dray__fail(error, DRAY_EPROTO, "ATTACH: this connection has a session");
+    if (m->token_size != DRAY__TOKEN)
+        return dray__fail(error, DRAY_EPERM, "ATTACH: a token of %zu bytes", m->token_size);
+    if (!session || session->first->doomed ||
+        !dray__same_bytes(m->token, session->token, m->token_size))
+        return dray__fail(error, DRAY_ECLOSED, "ATTACH: this session of member %llu has ended",
+                          (unsigned long long)m->member);
+    if (request->connection->may != session->first->may)
+        return dray__fail(error, DRAY_EPERM, "ATTACH: member %llu came with another role",
+                          (unsigned long long)m->member);
     admit(request->connection, session);
     dray__request_reply(request, NULL, NULL, 0);
+    return DRAY_OK;
 }
 
-static void ping(sessions *self, dray__request *request)
+static int ping(void *self, dray__request *request, const void *message, dray_error *error)
 {
-    (void)self;
+    (void)self, (void)message, (void)error;
     dray__writer w = {0};
     dray__put_bytes(&w, request->reader.data, request->reader.size);
     dray__request_reply(request, &w, NULL, 0);
     dray__writer_free(&w);
+    return DRAY_OK;
 }
 
 /* ---- STATUS, BARRIER ------------------------------------------------------------------------ */
@@ -306,9 +296,11 @@ json_t *dray__coordinator_status(const dray__coordinator *coordinator)
     return object;
 }
 
-static void status_request(sessions *self, dray__request *request)
+static int status_request(void *self, dray__request *request, const void *message,
+                          dray_error *error)
 {
-    json_t *object = dray__coordinator_status(self->coordinator);
+    (void)message, (void)error;
+    json_t *object = dray__coordinator_status(((const sessions *)self)->coordinator);
     char *text = object ? dray__json_text(object, JSON_COMPACT) : NULL;
     json_decref(object);
     dray__writer w = {0};
@@ -317,32 +309,24 @@ static void status_request(sessions *self, dray__request *request)
     dray__request_reply(request, &w, NULL, 0);
     dray__writer_free(&w);
     free(text);
+    return DRAY_OK;
 }
 
-static void barrier_request(sessions *self, dray__request *request)
+static int barrier_request(void *self, dray__request *request, const void *message,
+                           dray_error *error)
 {
-    dray__barriers_enter(self->barriers, request);
+    return dray__barriers_enter(((const sessions *)self)->barriers, request, message, error);
 }
 
-static void handle(void *self, dray__request *request)
-{
-    static void (*const handlers[])(sessions *, dray__request *) = {
-        [DRAY__MSG_HELLO] = hello,
-        [DRAY__MSG_ATTACH] = attach,
-        [DRAY__MSG_PING] = ping,
-        [DRAY__MSG_BARRIER] = barrier_request,
-        [DRAY__MSG_STATUS] = status_request,
-        [DRAY__MSG_RETURN] = hello,
-    };
-    uint16_t type = dray__request_type(request);
-    if (type < sizeof handlers / sizeof *handlers && handlers[type]) {
-        handlers[type](self, request);
-        return;
-    }
-    dray_error error;
-    dray__fail(&error, DRAY_EUNSUPPORTED, "message %04x: unknown", type);
-    dray__request_fail(request, &error);
-}
+static const dray__handler handlers[] = {
+    {DRAY__MSG_HELLO, NULL, hello},
+    {DRAY__MSG_ATTACH, &dray__attach_fields, attach},
+    {DRAY__MSG_PING, NULL, ping},
+    {DRAY__MSG_BARRIER, &dray__meeting_fields, barrier_request},
+    {DRAY__MSG_STATUS, NULL, status_request},
+    {DRAY__MSG_RETURN, NULL, hello},
+    {0},
+};
 
 static void expired(void *user, dray__request *request, int channel_gone)
 {
@@ -368,7 +352,7 @@ int dray__sessions_add(dray__coordinator *coordinator, dray_error *error)
     static const dray__service service = {.name = "sessions",
                                           .first = 0x0000,
                                           .last = 0x00FF,
-                                          .handle = handle,
+                                          .handlers = handlers,
                                           .expired = expired,
                                           .session_ended = session_ended,
                                           .status = add_sessions,

@@ -103,31 +103,23 @@ static int check_join(const dray__homes *homes, const dray__request *request,
     return DRAY_OK;
 }
 
-static int join(dray__homes *homes, dray__request *request, dray_error *error)
+static int join(void *self, dray__request *request, const void *message, dray_error *error)
 {
+    dray__homes *homes = self;
+    const dray__home_join *m = message;
     const dray__session *session = dray__request_session(request);
-    dray__reader *r = dray__request_payload(request);
+    if (!session)
+        return dray__fail(error, DRAY_EPROTO, "HOME_JOIN without a session");
     dray__home *home = calloc(1, sizeof *home);
     if (!home)
         return dray__nomem(error);
-    if (!session) {
-        free(home);
-        return dray__fail(error, DRAY_EPROTO, "HOME_JOIN without a session");
-    }
     home->member = dray__session_member(session);
     home->host = dray__session_host(session);
-    dray__arena texts = {0};
-    dray__home_join m;
-    dray__get_fields(r, &texts, &dray__home_join_fields, &m);
-    int rc = dray__reader_finish(r, "HOME_JOIN", error);
-    home->path = rc ? NULL : strdup(m.path);
-    home->endpoint = rc ? NULL : strdup(m.endpoint);
-    home->own = m.own;
-    dray__arena_free(&texts);
-    if (!rc && (!home->path || !home->endpoint))
-        rc = dray__nomem(error);
-    if (!rc)
-        rc = check_join(homes, request, home, error);
+    home->path = strdup(m->path);
+    home->endpoint = strdup(m->endpoint);
+    home->own = m->own;
+    int rc =
+        home->path && home->endpoint ? check_join(homes, request, home, error) : dray__nomem(error);
     if (rc) {
         home_free(home);
         return rc;
@@ -158,36 +150,25 @@ static void forget_told(dray__home *home, uint64_t seen)
 
 static void answer_waiting(dray__home *home)
 {
-    dray__writer w = {0};
     dray__request *request = home->waiting;
     home->waiting = NULL;
-    dray__put_fields(&w, &dray__chunk_keys_fields,
-                     &(dray__chunk_keys){home->pairs, home->pair_count});
-    dray__request_reply(request, &w, NULL, 0);
-    dray__writer_free(&w);
+    dray__request_answer(request, &dray__chunk_keys_fields,
+                         &(dray__chunk_keys){home->pairs, home->pair_count});
 }
 
-static int wait(dray__homes *homes, dray__request *request, dray_error *error)
+static int wait(void *homes, dray__request *request, const void *message, dray_error *error)
 {
     const dray__session *session = dray__request_session(request);
-    dray__reader *r = dray__request_payload(request);
-    dray__home_wait m;
-    dray__get_fields(r, NULL, &dray__home_wait_fields, &m);
-    int rc = dray__reader_finish(r, "HOME_WAIT", error);
-    dray__home *home = rc ? NULL : find(homes, m.number);
-    if (rc)
-        return rc;
+    const dray__home_wait *m = message;
+    dray__home *home = find(homes, m->number);
     if (!home || !session || home->member != dray__session_member(session))
         return dray__fail(error, DRAY_ENOENT, "HOME_WAIT: this session has no keeper number %u",
-                          m.number);
+                          m->number);
     if (home->waiting)
-        return dray__fail(error, DRAY_EBUSY, "HOME_WAIT: keeper %u waits already", m.number);
-    rc = dray__request_expire_at(request, dray__deadline(m.timeout_ns > 0 ? m.timeout_ns : 0))
-             ? dray__nomem(error)
-             : DRAY_OK;
-    if (rc)
-        return rc;
-    forget_told(home, m.seen);
+        return dray__fail(error, DRAY_EBUSY, "HOME_WAIT: keeper %u waits already", m->number);
+    if (dray__request_expire_at(request, dray__deadline(m->timeout_ns)))
+        return dray__nomem(error);
+    forget_told(home, m->seen);
     home->waiting = request;
     if (home->pair_count)
         answer_waiting(home);
@@ -268,13 +249,9 @@ static const dray__home *own_of(const dray__homes *homes, const dray__request *r
     return NULL;
 }
 
-static int find_home(dray__homes *homes, dray__request *request, dray_error *error)
+static int find_home(void *homes, dray__request *request, const void *message, dray_error *error)
 {
-    dray__reader *r = dray__request_payload(request);
-    uint32_t number = dray__get_u32(r);
-    int rc = dray__reader_finish(r, "HOME_FIND", error);
-    if (rc)
-        return rc;
+    uint32_t number = *(const uint32_t *)message;
     bool first = false;
     const dray__home *home =
         number == UINT32_MAX ? own_of(homes, request, &first) : find(homes, number);
@@ -311,12 +288,11 @@ int dray__homes_endpoint(dray__homes *homes, uint32_t number, char *out, size_t 
 
 int dray__homes_request(dray__homes *homes, dray__request *request, dray_error *error)
 {
-    switch (dray__request_type(request)) {
-    case DRAY__MSG_QUEUE_HOME_JOIN:
-        return join(homes, request, error);
-    case DRAY__MSG_QUEUE_HOME_WAIT:
-        return wait(homes, request, error);
-    default:
-        return find_home(homes, request, error);
-    }
+    static const dray__handler handlers[] = {
+        {DRAY__MSG_QUEUE_HOME_JOIN, &dray__home_join_fields, join},
+        {DRAY__MSG_QUEUE_HOME_WAIT, &dray__home_wait_fields, wait},
+        {DRAY__MSG_QUEUE_HOME_FIND, &dray__u32_fields, find_home},
+        {0},
+    };
+    return dray__request_handle(request, handlers, homes, error);
 }

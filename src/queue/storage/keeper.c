@@ -52,16 +52,12 @@ static bool dropped_before(const dray__keeper *self, uint64_t id, uint64_t key)
     return false;
 }
 
-static int put(dray__keeper *self, dray__request *request, dray_error *error)
+static int put(void *keeper, dray__request *request, const void *message, dray_error *error)
 {
+    dray__keeper *self = keeper;
+    const dray__keeping *m = message;
+    uint64_t id = m->id, bytes = m->bytes;
     dray__hook_step("keeping");
-    dray__reader *r = dray__request_payload(request);
-    dray__keeping m;
-    dray__get_fields(r, NULL, &dray__keeping_fields, &m);
-    int rc = dray__reader_finish(r, "KEEPER_PUT", error);
-    if (rc)
-        return rc;
-    uint64_t id = m.id, bytes = m.bytes;
     if (!id || dray__request_fd_count(request) != 1)
         return dray__fail(error, DRAY_EINVALID,
                           "KEEPER_PUT: one descriptor and an id expected, "
@@ -70,10 +66,10 @@ static int put(dray__keeper *self, dray__request *request, dray_error *error)
     if (dray__idmap_get(&self->chunks, id))
         return dray__fail(error, DRAY_EEXIST, "KEEPER_PUT: chunk %016llx is kept already",
                           (unsigned long long)id);
-    if (dropped_before(self, id, m.key))
+    if (dropped_before(self, id, m->key))
         return dray__fail(error, DRAY_EGONE, "KEEPER_PUT: chunk %016llx was dropped already",
                           (unsigned long long)id);
-    if (m.era && self->era && m.era != self->era)
+    if (m->era && self->era && m->era != self->era)
         return dray__fail(error, DRAY_ECLOSED,
                           "KEEPER_PUT: chunk %016llx is of a coordinator that is gone",
                           (unsigned long long)id);
@@ -84,8 +80,8 @@ static int put(dray__keeper *self, dray__request *request, dray_error *error)
     kept *chunk = malloc(sizeof *chunk);
     if (!chunk)
         return dray__nomem(error);
-    *chunk = (kept){.key = m.key, .bytes = bytes, .fd = dray__request_take_fd(request, 0)};
-    rc = dray__segment_check(chunk->fd, bytes, error);
+    *chunk = (kept){.key = m->key, .bytes = bytes, .fd = dray__request_take_fd(request, 0)};
+    int rc = dray__segment_check(chunk->fd, bytes, error);
     if (!rc && !dray__idmap_set(&self->chunks, id, chunk))
         rc = dray__nomem(error);
     if (rc) {
@@ -99,14 +95,10 @@ static int put(dray__keeper *self, dray__request *request, dray_error *error)
     return DRAY_OK;
 }
 
-static int get(dray__keeper *self, dray__request *request, dray_error *error)
+static int get(void *keeper, dray__request *request, const void *message, dray_error *error)
 {
-    dray__reader *r = dray__request_payload(request);
-    uint64_t id;
-    dray__get_fields(r, NULL, &dray__u64_fields, &id);
-    int rc = dray__reader_finish(r, "KEEPER_GET", error);
-    if (rc)
-        return rc;
+    dray__keeper *self = keeper;
+    uint64_t id = *(const uint64_t *)message;
     const kept *chunk = dray__idmap_get(&self->chunks, id);
     if (!chunk)
         return dray__fail(error, DRAY_EGONE, "KEEPER_GET: chunk %016llx is not kept here",
@@ -156,63 +148,43 @@ static void forget_all(dray__keeper *self)
     self->chunks = (dray__idmap){0};
 }
 
-static int drop(dray__keeper *self, dray__request *request, dray_error *error)
+static int drop(void *self, dray__request *request, const void *message, dray_error *error)
 {
-    dray__hook_step("dropping");
-    dray__reader *r = dray__request_payload(request);
+    const dray__chunk_keys *m = message;
     uint32_t refused = 0;
-    dray__arena items = {0};
-    dray__chunk_keys m;
-    dray__get_fields(r, &items, &dray__chunk_keys_fields, &m);
-    int rc = dray__reader_finish(r, "KEEPER_DROP", error);
-    for (uint32_t i = 0; !rc && i < m.count; i++)
-        refused += !drop_one(self, m.items[i].id, m.items[i].key);
-    dray__arena_free(&items);
-    if (!rc && refused)
-        rc = dray__fail(error, DRAY_EPERM, "KEEPER_DROP: wrong key for %u of %u chunks", refused,
-                        m.count);
-    if (!rc)
-        dray__request_reply(request, NULL, NULL, 0);
-    return rc;
+    dray__hook_step("dropping");
+    for (uint32_t i = 0; i < m->count; i++)
+        refused += !drop_one(self, m->items[i].id, m->items[i].key);
+    if (refused)
+        return dray__fail(error, DRAY_EPERM, "KEEPER_DROP: wrong key for %u of %u chunks", refused,
+                          m->count);
+    dray__request_reply(request, NULL, NULL, 0);
+    return DRAY_OK;
 }
 
-static int reset(dray__keeper *self, dray__request *request, dray_error *error)
+static int reset(void *keeper, dray__request *request, const void *message, dray_error *error)
 {
-    dray__reader *r = dray__request_payload(request);
-    uint64_t era;
-    dray__get_fields(r, NULL, &dray__u64_fields, &era);
-    int rc = dray__reader_finish(r, "KEEPER_RESET", error);
-    if (rc)
-        return rc;
+    (void)error;
+    dray__keeper *self = keeper;
     forget_all(self);
-    self->era = era;
+    self->era = *(const uint64_t *)message;
     dray__request_reply(request, NULL, NULL, 0);
     return DRAY_OK;
 }
 
 static void handle(void *user, dray__request *request)
 {
+    static const dray__handler handlers[] = {
+        {DRAY__MSG_KEEPER_PUT, &dray__keeping_fields, put},
+        {DRAY__MSG_KEEPER_GET, &dray__u64_fields, get},
+        {DRAY__MSG_KEEPER_DROP, &dray__chunk_keys_fields, drop},
+        {DRAY__MSG_KEEPER_RESET, &dray__u64_fields, reset},
+        {0},
+    };
     dray__keeper *self = user;
     dray_error error;
-    int rc;
     pthread_mutex_lock(&self->lock);
-    switch (dray__request_type(request)) {
-    case DRAY__MSG_KEEPER_PUT:
-        rc = put(self, request, &error);
-        break;
-    case DRAY__MSG_KEEPER_GET:
-        rc = get(self, request, &error);
-        break;
-    case DRAY__MSG_KEEPER_DROP:
-        rc = drop(self, request, &error);
-        break;
-    case DRAY__MSG_KEEPER_RESET:
-        rc = reset(self, request, &error);
-        break;
-    default:
-        rc = dray__fail(&error, DRAY_EUNSUPPORTED, "message %04x is none of the keeper's",
-                        dray__request_type(request));
-    }
+    int rc = dray__request_handle(request, handlers, self, &error);
     pthread_mutex_unlock(&self->lock);
     if (rc)
         dray__request_fail(request, &error);
