@@ -54,6 +54,12 @@ void bench_refuse(const bench *b, const char *format, ...)
 
 /* Ends the program with what the library said, unless rc is DRAY_OK. */
 void bench_must(const bench *b, int rc, const dray_error *error);
+/* The same for a call whose last argument is `error`. */
+#define BENCH_MUST(b, call)                                                                        \
+    do {                                                                                           \
+        dray_error why, *error = &why;                                                             \
+        bench_must(b, call, error);                                                                \
+    } while (0)
 
 /* ---- memory and processes: what cannot be had ends the program ---------------------------------
  */

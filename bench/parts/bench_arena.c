@@ -66,14 +66,12 @@ static int compare_block(const arena_bench *m, const held *h, uint64_t at, uint6
 
 static void each_block(const arena_bench *m, block_fn *function)
 {
-    dray_error error;
     for (size_t i = 0; i < m->count; i++) {
         const held *h = &m->list[i];
         uint64_t bytes = dray_region_bytes(h->region);
         for (uint64_t at = 0; at < bytes; at += BLOCK) {
             stamp(m, h->number + at / BLOCK);
-            bench_must(m->b, function(m, h, at, bytes - at < BLOCK ? bytes - at : BLOCK, &error),
-                       &error);
+            BENCH_MUST(m->b, function(m, h, at, bytes - at < BLOCK ? bytes - at : BLOCK, error));
         }
     }
 }
@@ -83,36 +81,33 @@ static void each_block(const arena_bench *m, block_fn *function)
 
 static dray_gpu gpu_of(const arena_bench *m)
 {
-    dray_error error;
     dray_gpu gpu = DRAY_GPU_INIT;
-    bench_must(m->b, dray_gpu_get(m->device, &gpu, &error), &error);
+    BENCH_MUST(m->b, dray_gpu_get(m->device, &gpu, error));
     return gpu;
 }
 
 static void open_arena(arena_bench *m, int which)
 {
-    dray_error error;
     dray_arena_options options = DRAY_ARENA_OPTIONS_INIT;
     dray_gpu gpu = gpu_of(m);
     options.tag = tags[which];
     memcpy(options.uuid, gpu.uuid, sizeof options.uuid);
-    bench_must(m->b, dray_arena_open(&options, &m->arenas[which], &error), &error);
+    BENCH_MUST(m->b, dray_arena_open(&options, &m->arenas[which], error));
     for (uint64_t done = 0; done < m->bytes[which]; done += ALLOCATION) {
         uint64_t at, n = m->bytes[which] - done < ALLOCATION ? m->bytes[which] - done : ALLOCATION;
-        bench_must(m->b, dray_arena_alloc(m->arenas[which], n, &at, &error), &error);
+        BENCH_MUST(m->b, dray_arena_alloc(m->arenas[which], n, &at, error));
         if (which != WEIGHTS)
             continue;
         held *h = &m->list[m->count++];
         h->number = done / BLOCK;
-        bench_must(m->b, dray_region_wrap_cuda(at, n, tags[which], &h->region, &error), &error);
+        BENCH_MUST(m->b, dray_region_wrap_cuda(at, n, tags[which], &h->region, error));
     }
 }
 
 static void choose_sizes(arena_bench *m, const arguments *a)
 {
-    dray_error error;
     uint64_t unused, all = bench_quick(m->b) ? (uint64_t)192 << 20 : (uint64_t)60000 << 20;
-    bench_must(m->b, dray_gpu_memory(m->device, &unused, NULL, &error), &error);
+    BENCH_MUST(m->b, dray_gpu_memory(m->device, &unused, NULL, error));
     if (a->gigabytes)
         all = (uint64_t)a->gigabytes * 1000000000;
     else if (all > unused / 10 * 8)
@@ -123,7 +118,6 @@ static void choose_sizes(arena_bench *m, const arguments *a)
 
 static void prepare(arena_bench *m, const arguments *a)
 {
-    dray_error error;
     choose_sizes(m, a);
     m->noise = bench_alloc(m->b, 1, BLOCK);
     m->back = bench_alloc(m->b, 1, BLOCK);
@@ -134,8 +128,8 @@ static void prepare(arena_bench *m, const arguments *a)
         m->noise[i] = (uint32_t)(x >> 16);
     }
     bench_doing(m->b, "measuring copies to and from pinned memory");
-    bench_must(m->b, dray_gpu_measure(m->device, -1, &m->out_limit, &error), &error);
-    bench_must(m->b, dray_gpu_measure(-1, m->device, &m->in_limit, &error), &error);
+    BENCH_MUST(m->b, dray_gpu_measure(m->device, -1, &m->out_limit, error));
+    BENCH_MUST(m->b, dray_gpu_measure(-1, m->device, &m->in_limit, error));
     bench_doing(m->b, "filling %s of the GPU with noise",
                 dray__say_bytes((double)m->bytes[WEIGHTS]).s);
     for (int i = 0; i < ARENAS; i++)
@@ -156,31 +150,28 @@ typedef struct turn {
 
 static double release(const arena_bench *m, int which)
 {
-    dray_error error;
     dray_arena_release_options options = DRAY_ARENA_RELEASE_OPTIONS_INIT;
     options.drop = which == CACHE;
     double began = bench_now();
-    bench_must(m->b, dray_arena_release(tags[which], &options, NULL, &error), &error);
+    BENCH_MUST(m->b, dray_arena_release(tags[which], &options, NULL, error));
     return bench_now() - began;
 }
 
 static double resume(const arena_bench *m, int which)
 {
-    dray_error error;
     double began = bench_now();
-    bench_must(m->b, dray_arena_resume(tags[which], NULL, NULL, &error), &error);
+    BENCH_MUST(m->b, dray_arena_resume(tags[which], NULL, NULL, error));
     return bench_now() - began;
 }
 
 static turn take_turn(const arena_bench *m)
 {
     turn t = {{0}, 0};
-    dray_error error;
     uint64_t before, after, bytes = m->bytes[WEIGHTS] + m->bytes[CACHE];
-    bench_must(m->b, dray_gpu_memory(m->device, &before, NULL, &error), &error);
+    BENCH_MUST(m->b, dray_gpu_memory(m->device, &before, NULL, error));
     t.seconds[OUT_WEIGHTS] = release(m, WEIGHTS);
     t.seconds[OUT_CACHE] = release(m, CACHE);
-    bench_must(m->b, dray_gpu_memory(m->device, &after, NULL, &error), &error);
+    BENCH_MUST(m->b, dray_gpu_memory(m->device, &after, NULL, error));
     t.kept = after - before < bytes ? bytes - (after - before) : 0;
     t.seconds[IN_WEIGHTS] = resume(m, WEIGHTS);
     t.seconds[IN_CACHE] = resume(m, CACHE);
@@ -204,10 +195,9 @@ static void rows(const arena_bench *m, double medians[STEPS], uint64_t kept)
 
 static void measure(arena_bench *m)
 {
-    dray_error error;
     dray_arena_report report = DRAY_ARENA_REPORT_INIT;
     bench_doing(m->b, "pinning host memory");
-    bench_must(m->b, dray_arena_prepare(tags[WEIGHTS], &report, &error), &error);
+    BENCH_MUST(m->b, dray_arena_prepare(tags[WEIGHTS], &report, error));
     bench_row(m->b, "pin host memory for the weights, once", (double)report.pin_ns / 1e9, "s", 0,
               0);
     unsigned repeats = bench_repeats(m->b);

@@ -161,21 +161,18 @@ static double limit(const disk_bench *d, bool write)
 
 static double write_once(const disk_bench *d)
 {
-    dray_error error;
     if (remove_tree(d->checkpoint))
         bench_die(d->b, "cannot remove %s", d->checkpoint);
     double begin = bench_now();
-    bench_must(d->b, dray_checkpoint_write(d->checkpoint, d->layout, &d->region, NULL, &error),
-               &error);
+    BENCH_MUST(d->b, dray_checkpoint_write(d->checkpoint, d->layout, &d->region, NULL, error));
     return d->bytes / (bench_now() - begin);
 }
 
 static double read_once(const disk_bench *d, const dray_layout *layout, dray_region *region,
                         double bytes)
 {
-    dray_error error;
     double begin = bench_now();
-    bench_must(d->b, dray_checkpoint_read(d->checkpoint, layout, &region, &error), &error);
+    BENCH_MUST(d->b, dray_checkpoint_read(d->checkpoint, layout, &region, error));
     return bytes / (bench_now() - begin);
 }
 
@@ -208,21 +205,19 @@ static double bytes_of(const dray_region *region)
 
 static void prepare(disk_bench *d, const arguments *a)
 {
-    dray_error error;
     dray_model_config config;
     dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
     double most = bench_quick(d->b) ? 64e6 : (double)a->megabytes * 1e6;
     const char *model = a->model ? a->model : bench_quick(d->b) ? "qwen2.5-1.5b" : "qwen2.5-7b";
     bench_model(d->b, model, bench_layers_within(d->b, model, most), &config);
-    bench_must(d->b, dray_layout_full(&config, DRAY_BF16, DRAY_REGION_HOST, &d->layout, &error),
-               &error);
-    bench_must(d->b, dray_regions_for_layout(d->layout, 1, &d->region, &error), &error);
+    BENCH_MUST(d->b, dray_layout_full(&config, DRAY_BF16, DRAY_REGION_HOST, &d->layout, error));
+    BENCH_MUST(d->b, dray_regions_for_layout(d->layout, 1, &d->region, error));
     bench_fill(d->layout, &d->region, false);
     spec.tp = 4;
     spec.tp_rank = 1;
     spec.dtype = DRAY_BF16;
-    bench_must(d->b, dray_layout_engine(&config, &spec, &d->shard, &error), &error);
-    bench_must(d->b, dray_regions_for_layout(d->shard, 1, &d->shard_region, &error), &error);
+    BENCH_MUST(d->b, dray_layout_engine(&config, &spec, &d->shard, error));
+    BENCH_MUST(d->b, dray_regions_for_layout(d->shard, 1, &d->shard_region, error));
     bench_fill(d->shard, &d->shard_region, false); /* touched */
     d->bytes = bytes_of(d->region);
     d->shard_bytes = bytes_of(d->shard_region);

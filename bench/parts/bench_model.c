@@ -13,9 +13,7 @@ enum { VOCABULARY_STEP = 1024 }; /* divides by any sensible number of ranks, pad
 static double checkpoint_bytes(bench *b, const dray_model_config *config)
 {
     dray_layout *layout;
-    dray_error error;
-    bench_must(b, dray_layout_full(config, DRAY_DTYPE_NONE, DRAY_REGION_HOST, &layout, &error),
-               &error);
+    BENCH_MUST(b, dray_layout_full(config, DRAY_DTYPE_NONE, DRAY_REGION_HOST, &layout, error));
     double bytes = (double)dray_layout_bytes(layout);
     dray_layout_free(layout);
     return bytes;
@@ -23,8 +21,7 @@ static double checkpoint_bytes(bench *b, const dray_model_config *config)
 
 void bench_model(bench *b, const char *name, int64_t layers, dray_model_config *out)
 {
-    dray_error error;
-    bench_must(b, dray_model_config_load(name, out, &error), &error);
+    BENCH_MUST(b, dray_model_config_load(name, out, error));
     if (layers <= 0 || layers >= out->layers)
         return;
     int64_t vocabulary = out->vocab_size / out->layers * layers;

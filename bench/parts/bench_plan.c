@@ -45,12 +45,11 @@ static double plan_pair(void *state)
 {
     const pair *p = state;
     dray_plan_index *index;
-    dray_error e;
     double begin = processor_seconds();
-    bench_must(p->b, dray_plan_index_new(p->sources, p->source_count, &index, &e), &e);
+    BENCH_MUST(p->b, dray_plan_index_new(p->sources, p->source_count, &index, error));
     for (uint32_t i = 0; i < p->engine_count; i++) {
         dray_plan *plan;
-        bench_must(p->b, dray_plan_from_index(index, &p->engines[i], NULL, &plan, &e), &e);
+        BENCH_MUST(p->b, dray_plan_from_index(index, &p->engines[i], NULL, &plan, error));
         dray_plan_free(plan);
     }
     dray_plan_index_free(index);
@@ -83,10 +82,9 @@ static uint32_t heap_bytes(void)
 static void measure_memory(const pair *p, char *name, size_t capacity, double target)
 {
     dray_plan *plan;
-    dray_error e;
     uint32_t before = heap_bytes();
-    bench_must(p->b, dray_plan_new(p->sources, p->source_count, &p->engines[0], NULL, &plan, &e),
-               &e);
+    BENCH_MUST(p->b,
+               dray_plan_new(p->sources, p->source_count, &p->engines[0], NULL, &plan, error));
     uint32_t after = heap_bytes();
     size_t used = strlen(name);
     for (; used && name[used - 1] != ','; used--)

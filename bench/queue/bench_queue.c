@@ -21,12 +21,11 @@ dray_context *queue_bench_context(const bench *b, const char *socket, const char
 {
     dray_options options = DRAY_OPTIONS_INIT;
     dray_context *context;
-    dray_error error;
     char address[112];
     snprintf(address, sizeof address, "unix:%s", socket);
     options.address = address;
     options.name = name;
-    bench_must(b, dray_open(&options, &context, &error), &error);
+    BENCH_MUST(b, dray_open(&options, &context, error));
     return context;
 }
 
@@ -95,71 +94,64 @@ dray_queue *queue_bench_open(const setup *s, const char *name, const dray_queue_
                              uint32_t count, int32_t durability)
 {
     dray_queue *queue;
-    dray_error error;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = tasks;
     options.task_count = count;
     options.durability = durability;
-    bench_must(s->b, dray_queue_open(s->context, name, &options, &queue, &error), &error);
+    BENCH_MUST(s->b, dray_queue_open(s->context, name, &options, &queue, error));
     return queue;
 }
 
 dray_batch *queue_bench_claim(const setup *s, const char *task, uint32_t count)
 {
-    dray_error error;
     dray_batch *batch;
     dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
     o.task = task;
     o.count = count;
-    bench_must(s->b, dray_queue_claim(s->queue, &o, &batch, &error), &error);
+    BENCH_MUST(s->b, dray_queue_claim(s->queue, &o, &batch, error));
     return batch;
 }
 
 /* All columns of all samples put by one task. */
 static void put(const setup *s)
 {
-    dray_error error;
     dray_batch *batch = queue_bench_claim(s, "write", SAMPLES);
     for (uint32_t c = 0; c < s->columns; c++) {
         dray_column_data column = {.name = s->list[c], .dtype = DRAY_U8, .ndim = 1};
         column.shape[0] = (int64_t)s->cell;
         column.values = s->source + c * s->cell * SAMPLES;
         column.bytes = s->cell * SAMPLES;
-        bench_must(s->b, dray_batch_set(batch, &column, &error), &error);
+        BENCH_MUST(s->b, dray_batch_set(batch, &column, error));
     }
-    bench_must(s->b, dray_batch_commit(batch, &error), &error);
+    BENCH_MUST(s->b, dray_batch_commit(batch, error));
     dray_batch_free(batch);
 }
 
 double queue_bench_get(const setup *s)
 {
-    dray_error error;
     double begin = bench_now();
     dray_batch *batch = queue_bench_claim(s, "read", SAMPLES);
     for (uint32_t c = 0; c < s->columns; c++)
-        bench_must(s->b,
-                   dray_batch_gather(batch, s->list[c], s->target + c * s->cell * SAMPLES,
-                                     s->cell * SAMPLES, NULL, &error),
-                   &error);
-    bench_must(s->b, dray_batch_commit(batch, &error), &error);
+        BENCH_MUST(s->b, dray_batch_gather(batch, s->list[c], s->target + c * s->cell * SAMPLES,
+                                           s->cell * SAMPLES, NULL, error));
+    BENCH_MUST(s->b, dray_batch_commit(batch, error));
     dray_batch_free(batch);
     return bench_now() - begin;
 }
 
 double queue_bench_put_and_read(setup *s)
 {
-    dray_error error;
     char name[16];
     snprintf(name, sizeof name, "%d", s->round++);
     dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
     o.partition = name;
     o.rows = SAMPLES;
     double begin = bench_now();
-    bench_must(s->b, dray_queue_insert(s->queue, &o, NULL, &error), &error);
+    BENCH_MUST(s->b, dray_queue_insert(s->queue, &o, NULL, error));
     put(s);
     double seconds = bench_now() - begin + queue_bench_read(s);
     begin = bench_now();
-    bench_must(s->b, dray_queue_clear(s->queue, name, &error), &error);
+    BENCH_MUST(s->b, dray_queue_clear(s->queue, name, error));
     return seconds + bench_now() - begin;
 }
 
@@ -289,7 +281,6 @@ dray_queue *queue_bench_ready(setup *s, const char *name, uint32_t rows, uint32_
                               uint32_t tasks, int32_t durability)
 {
     static const char *const task_names[] = {"t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7"};
-    dray_error error;
     dray_queue_task table[8];
     dray_column_data data[COLUMNS_MAX];
     uint8_t *zeros = bench_alloc(s->b, rows, 1);
@@ -305,7 +296,7 @@ dray_queue *queue_bench_ready(setup *s, const char *name, uint32_t rows, uint32_
     o.rows = rows;
     o.columns = data;
     o.column_count = columns;
-    bench_must(s->b, dray_queue_insert(queue, &o, NULL, &error), &error);
+    BENCH_MUST(s->b, dray_queue_insert(queue, &o, NULL, error));
     free(zeros);
     return queue;
 }

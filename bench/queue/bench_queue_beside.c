@@ -13,14 +13,13 @@ enum { CLAIMS = 1 << 20 }; /* more than there is time for */
 
 static void insert_many(const setup *s, uint32_t rows)
 {
-    dray_error error;
     dray_queue *queue;
     dray_context *context = queue_bench_context(s->b, s->socket, "dray bench queue, beside");
-    bench_must(s->b, dray_queue_open(context, "beside", NULL, &queue, &error), &error);
+    BENCH_MUST(s->b, dray_queue_open(context, "beside", NULL, &queue, error));
     dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
     o.partition = "many";
     o.rows = rows;
-    bench_must(s->b, dray_queue_insert(queue, &o, NULL, &error), &error);
+    BENCH_MUST(s->b, dray_queue_insert(queue, &o, NULL, error));
     _exit(0);
 }
 
@@ -43,7 +42,6 @@ void queue_bench_beside(queue_bench *s)
 {
     uint32_t rows = bench_quick(s->b) ? 1 << 17 : 1 << 23;
     bench_doing(s->b, "claims beside an insert of %u rows", (unsigned)rows);
-    dray_error error;
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
     dray_queue_task task = {.name = "t0", .needs = s->list, .needs_count = 1};
     dray_queue *large;
@@ -51,7 +49,7 @@ void queue_bench_beside(queue_bench *s)
     o.task_count = 1;
     o.capacity_rows = rows;
     s->queue = queue_bench_ready(s, "asked", CLAIM, 1, 1, DRAY_DURABILITY_NONE);
-    bench_must(s->b, dray_queue_open(s->context, "beside", &o, &large, &error), &error);
+    BENCH_MUST(s->b, dray_queue_open(s->context, "beside", &o, &large, error));
     double alone = claims_p99(s, 0, bench_quick(s->b) ? 1000 : 20000);
     pid_t child = bench_fork(s->b);
     if (child == 0)
@@ -61,7 +59,7 @@ void queue_bench_beside(queue_bench *s)
     char name[64];
     snprintf(name, sizeof name, "claim of 32 beside an insert of %u Ki rows, p99", rows >> 10);
     bench_row(s->b, name, beside, "s", alone, 0);
-    bench_must(s->b, dray_queue_clear(large, "many", &error), &error);
+    BENCH_MUST(s->b, dray_queue_clear(large, "many", error));
     dray_queue_close(large);
     dray_queue_close(s->queue);
 }

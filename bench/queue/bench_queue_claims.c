@@ -189,7 +189,6 @@ static void bench_claim(setup *s, const queue_echo *e)
 /* Claims whose commit rides on the next one; samples per second. */
 double queue_bench_stream(const setup *s, uint32_t count, uint32_t rows, const char *task)
 {
-    dray_error error;
     dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
     o.task = task;
     o.count = count;
@@ -197,11 +196,11 @@ double queue_bench_stream(const setup *s, uint32_t count, uint32_t rows, const c
     dray_batch *batch = queue_bench_claim(s, task, count);
     for (uint32_t done = count; done < rows; done += count) {
         dray_batch *next;
-        bench_must(s->b, dray_batch_commit_claim(batch, &o, 1, NULL, &next, &error), &error);
+        BENCH_MUST(s->b, dray_batch_commit_claim(batch, &o, 1, NULL, &next, error));
         dray_batch_free(batch);
         batch = next;
     }
-    bench_must(s->b, dray_batch_commit(batch, &error), &error);
+    BENCH_MUST(s->b, dray_batch_commit(batch, error));
     dray_batch_free(batch);
     return rows / (bench_now() - begin);
 }

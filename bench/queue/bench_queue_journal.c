@@ -142,25 +142,23 @@ typedef struct commits {
 static void open_commits(queue_bench *s, commits *c, const char *name, uint32_t rows,
                          int32_t durability)
 {
-    dray_error error;
     dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
     c->queue = queue_bench_ready(s, name, rows, 1, 1, durability);
     c->seconds = bench_alloc(s->b, rows / CLAIM, sizeof *c->seconds);
     o.task = "t0";
     o.count = CLAIM;
-    bench_must(s->b, dray_queue_claim(c->queue, &o, &c->batch, &error), &error);
+    BENCH_MUST(s->b, dray_queue_claim(c->queue, &o, &c->batch, error));
 }
 
 static void commit_block(const queue_bench *s, commits *c)
 {
     for (int i = 0; i < BLOCK; i++) {
-        dray_error error;
         dray_batch *next;
         dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
         o.task = "t0";
         o.count = CLAIM;
         double begin = bench_now();
-        bench_must(s->b, dray_batch_commit_claim(c->batch, &o, 1, NULL, &next, &error), &error);
+        BENCH_MUST(s->b, dray_batch_commit_claim(c->batch, &o, 1, NULL, &next, error));
         c->seconds[c->count++] = bench_now() - begin;
         dray_batch_free(c->batch);
         c->batch = next;

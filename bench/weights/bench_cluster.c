@@ -300,14 +300,12 @@ json_t *bench_cluster_time_lines(const bench_cluster *c)
 static void open_sources(bench_cluster *c)
 {
     const bench_side *side = &c->options->from;
-    dray_error error;
     for (uint32_t i = 0; i < side->count; i++)
         c->region_count += dray_layout_region_count(side->layouts[i]);
     c->regions = bench_alloc(c->b, c->region_count, sizeof *c->regions);
     for (uint32_t i = 0; i < side->count; i++)
-        bench_must(c->b,
-                   dray_regions_for_layout(side->layouts[i], 1, bench_regions_of(c, i), &error),
-                   &error);
+        BENCH_MUST(c->b,
+                   dray_regions_for_layout(side->layouts[i], 1, bench_regions_of(c, i), error));
 }
 
 void bench_watch_signals(void)

@@ -271,8 +271,7 @@ static void plan_rank(bench *b, const bench_cluster_options *o, const dray_plan_
                              .process = 1000 + number,
                              .device = 1 + on};
     dray_plan *plan;
-    dray_error error;
-    bench_must(b, dray_plan_new(members, o->from.count, &self, NULL, &plan, &error), &error);
+    BENCH_MUST(b, dray_plan_new(members, o->from.count, &self, NULL, &plan, error));
     enter_plan(o, plan, on, of);
     dray_plan_free(plan);
 }
