@@ -28,25 +28,18 @@ typedef struct finding {
     double value;     /* where the finding is a measurement, in `unit` of its check; else 0 */
 } finding;
 
-static void found(finding *f, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void missing(finding *f, const char *format, ...) __attribute__((format(printf, 2, 3)));
+#define found(f, ...) say(f, true, __VA_ARGS__)
+#define missing(f, ...) say(f, false, __VA_ARGS__)
+static void say(finding *f, bool found, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
-static void found(finding *f, const char *format, ...)
+static void say(finding *f, bool found, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(f->detail, sizeof(f->detail), format, arguments);
     va_end(arguments);
-    f->found = true;
-}
-
-static void missing(finding *f, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(f->detail, sizeof(f->detail), format, arguments);
-    va_end(arguments);
-    f->found = false;
+    f->found = found;
 }
 
 /* ---- the machine ----------------------------------------------------------------------------- */

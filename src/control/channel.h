@@ -96,9 +96,8 @@ uint64_t dray__context_returns(const dray_context *context);
 const char *dray__context_address(const dray_context *context);
 /* Path of the keeper's socket, told by the coordinator at HELLO; NULL when it has none. */
 const char *dray__context_keeper(const dray_context *context);
-/* What this member shows to other members, and they to it: the key of TLS between them. NULL: the
- * session's role moves no weights. */
-const dray__tls_key *dray__context_data_key(const dray_context *context);
-/* How members of the session find each other's data safe; borrowed from the context. */
+/* How members of the session find each other's data safe; borrowed from the context. Its key is
+ * what this member shows to other members, and they to it; no identity: the session's role moves no
+ * weights. */
 const struct dray__stream_keys *dray__context_keys(const dray_context *context);
 uint64_t dray__context_host(const dray_context *context); /* hash of the host identity */

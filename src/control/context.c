@@ -578,11 +578,6 @@ const char *dray__context_keeper(const dray_context *context)
     return keeper && keeper[0] ? keeper : NULL;
 }
 
-const dray__tls_key *dray__context_data_key(const dray_context *context)
-{
-    return context->data.identity[0] ? &context->data : NULL;
-}
-
 uint64_t dray__context_host(const dray_context *context)
 {
     return context->host;

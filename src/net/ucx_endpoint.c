@@ -226,12 +226,11 @@ int dray__ucx_open(int fd, bool reads, dray__ucx **out, dray_error *error)
     if (rc == DRAY_OK && x->address_size > DRAY__UCX_ADDRESS_MAX)
         rc = dray__fail(error, DRAY_EUNSUPPORTED, "UCX: a worker's address of %zu bytes",
                         x->address_size);
-    if (rc) {
+    if (rc)
         dray__ucx_close(x);
-        return rc;
-    }
-    *out = x;
-    return DRAY_OK;
+    else
+        *out = x;
+    return rc;
 }
 
 static void close_endpoint(dray__ucx *x)

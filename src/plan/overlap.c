@@ -9,6 +9,7 @@
  * Which pairs to ask about is found by sweeping over where blocks begin and end. Blocks that are
  * between each other (columns of one matrix) all begin and end together; they are told apart by
  * their columns, the place within one step of the outermost stride. */
+#include "base/array.h"
 #include "base/error.h"
 #include "plan/planner.h"
 
@@ -195,19 +196,11 @@ static int sweep(const dray_plan_member *destination, const bytes *sets, uint32_
     return DRAY_OK;
 }
 
-static int compare_u64(const void *x, const void *y)
-{
-    uint64_t a, b;
-    memcpy(&a, x, sizeof a);
-    memcpy(&b, y, sizeof b);
-    return a < b ? -1 : a > b;
-}
-
 /* Pairs whose [low, high) overlap: all, but for those of which one ends before the other begins. */
 static uint64_t overlapping_pairs(uint64_t *low, uint64_t *high, uint32_t count)
 {
-    qsort(low, count, sizeof *low, compare_u64);
-    qsort(high, count, sizeof *high, compare_u64);
+    qsort(low, count, sizeof *low, dray__by_u64);
+    qsort(high, count, sizeof *high, dray__by_u64);
     uint64_t pairs = (uint64_t)count * (count - 1) / 2;
     for (uint32_t i = 0, ended = 0; i < count; i++) {
         while (ended < count && high[ended] <= low[i])

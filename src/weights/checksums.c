@@ -122,12 +122,11 @@ int dray_checksums_compute(const dray_layout *layout, dray_region *const *region
         rc = dray__sum_pieces(layout, regions, &pieces, &sums->sums, error);
         dray__pieces_free(&pieces);
     }
-    if (rc) {
+    if (rc)
         dray_checksums_free(sums);
-        return rc;
-    }
-    *out = sums;
-    return DRAY_OK;
+    else
+        *out = sums;
+    return rc;
 }
 
 int dray_checksums_fetch_group(dray_context *context, const char *model, const char *group,
@@ -157,12 +156,11 @@ int dray_checksums_fetch_group(dray_context *context, const char *model, const c
     }
     dray__writer_free(&w);
     dray__channel_close(channel);
-    if (rc) {
+    if (rc)
         dray_checksums_free(sums);
-        return rc;
-    }
-    *out = sums;
-    return DRAY_OK;
+    else
+        *out = sums;
+    return rc;
 }
 
 int dray_checksums_fetch(dray_context *context, const char *model, uint64_t *version,

@@ -312,12 +312,11 @@ int dray_tensor_list_unpack(const void *data, size_t size, const int *fds, uint3
         return rc;
     dray_tensor_list *l = calloc(1, sizeof *l);
     rc = l ? unpack(&r, l, fds, fd_count, error) : dray__nomem(error);
-    if (rc) {
+    if (rc)
         dray_tensor_list_free(l);
-        return rc;
-    }
-    *out = l;
-    return DRAY_OK;
+    else
+        *out = l;
+    return rc;
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */

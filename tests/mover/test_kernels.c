@@ -218,8 +218,10 @@ TEST(factors_agree)
             (*k)->columns(firsts[f], MOST, got);
             assert_memory_equal(want, got, sizeof want);
             for (size_t i = 0; i < MOST; i++) {
+                uint32_t alone;
+                (*k)->columns(firsts[f] + i, 1, &alone);
                 assert_int_equal(got[i] & 1, 1);
-                assert_int_equal(got[i], dray__sum_column_factor(firsts[f] + i));
+                assert_int_equal(got[i], alone);
             }
         }
 }

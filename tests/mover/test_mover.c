@@ -167,6 +167,15 @@ static dray__cast_fn portable_cast(int32_t from, int32_t to)
     return NULL;
 }
 
+/* B(c) of mover/kernels/checksum.h. */
+static uint32_t column_factor(uint64_t column)
+{
+    uint32_t x = (uint32_t)column * 0x9E3779B1u ^ (uint32_t)(column >> 32) * 0x85EBCA77u;
+    x ^= x >> 15;
+    x *= 0x2C1B3C6Du;
+    return (x ^ x >> 12) | 1;
+}
+
 /* The checksum of one element, straight from the formula. */
 static uint64_t element_sum(uint64_t row, uint64_t column, const uint8_t *data, uint64_t size)
 {
@@ -174,7 +183,7 @@ static uint64_t element_sum(uint64_t row, uint64_t column, const uint8_t *data, 
     for (uint64_t w = 0; w < words; w++) {
         uint32_t bits = 0;
         memcpy(&bits, data + 4 * w, size == 8 ? 4 : size);
-        sum += dray__sum_row_factor(row) * dray__sum_column_factor(column * words + w) * bits;
+        sum += dray__sum_row_factor(row) * column_factor(column * words + w) * bits;
     }
     return sum;
 }

@@ -309,12 +309,11 @@ int cmd_types_of(const json_t *rows, const cmd_dtype *dtypes, size_t dtype_count
             break;
         type->dtype = dtype_for(type, dtypes, dtype_count);
     }
-    if (rc) {
+    if (rc)
         cmd_types_free(types);
-        return rc;
-    }
-    *out = types;
-    return DRAY_OK;
+    else
+        *out = types;
+    return rc;
 }
 
 void cmd_types_free(cmd_types *types)
@@ -334,12 +333,11 @@ int cmd_columns_of(const cmd_types *types, size_t first, size_t count, cmd_colum
         uint32_t i = columns.count++;
         rc = fill_column(types->rows, first, count, &types->items[i], &columns.items[i], error);
     }
-    if (rc) {
+    if (rc)
         cmd_columns_free(&columns);
-        return rc;
-    }
-    *out = columns;
-    return DRAY_OK;
+    else
+        *out = columns;
+    return rc;
 }
 
 void cmd_columns_free(cmd_columns *columns)

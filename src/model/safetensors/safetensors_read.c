@@ -232,12 +232,11 @@ int dray__safetensors_read(const char *path, dray__stored_file *out, dray_error 
     free(text);
     if (!status)
         status = read_tensors(path, &file, 8 + size, error);
-    if (status) {
+    if (status)
         dray__stored_file_free(&file);
-        return status;
-    }
-    *out = file;
-    return DRAY_OK;
+    else
+        *out = file;
+    return status;
 }
 
 void dray__stored_file_free(dray__stored_file *file)

@@ -177,12 +177,11 @@ static int place_shard(const adding *a, const found *f, uint32_t region, uint64_
     if (!status)
         status = dray_layout_add_dtensor(shard, tensor, index, offset, mesh, coordinate,
                                          local_shape, a->error);
-    if (status) {
+    if (status)
         dray_layout_free(shard);
-        return status;
-    }
-    *out = shard;
-    return DRAY_OK;
+    else
+        *out = shard;
+    return status;
 }
 
 /* Another name of what must be in the layout already, or comes with its own call. */

@@ -177,12 +177,11 @@ int dray__nccl_open(dray__cuda_device *device, const uint8_t id[DRAY__NCCL_ID], 
             rc = begin_communicator(p, id, error);
         dray__cuda_leave();
     }
-    if (rc) {
+    if (rc)
         dray__nccl_close(p);
-        return rc;
-    }
-    *out = p;
-    return DRAY_OK;
+    else
+        *out = p;
+    return rc;
 }
 
 /* What was begun is in the stream: from here on its end shows there. */

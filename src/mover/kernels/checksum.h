@@ -32,4 +32,3 @@ typedef struct dray__sum_of {
 uint64_t dray__sum(const dray__sum_of *rectangle);
 
 uint64_t dray__sum_row_factor(uint64_t row);
-uint32_t dray__sum_column_factor(uint64_t column);

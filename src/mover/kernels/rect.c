@@ -559,13 +559,6 @@ uint64_t dray__sum_row_factor(uint64_t row)
     return (z ^ z >> 31) | 1;
 }
 
-uint32_t dray__sum_column_factor(uint64_t column)
-{
-    uint32_t factor;
-    dray__kernels_get()->columns(column, 1, &factor);
-    return factor;
-}
-
 uint64_t dray__sum(const dray__sum_of *r)
 {
     dray__rect_copy rect = {.ndim = r->ndim, .from = r->dtype, .to = r->dtype, .source = r->data};

@@ -315,12 +315,9 @@ static int join(dray_batch *batch, const dray__batch_column *column,
 /* Must some of the column be got, or is it not known yet what can be mapped here? */
 static bool any_elsewhere(const dray_batch *batch, const dray__batch_column *column)
 {
-    const dray_queue *queue = batch->queue;
-    for (uint32_t put = 0; put < batch->put_count; put++) {
-        const struct dray__batch_extent *extent = dray__batch_extent_of(batch, column, put);
-        if (queue->bytes->is_elsewhere(queue, extent ? extent->home : queue->home))
+    for (uint32_t put = 0; put < batch->put_count; put++)
+        if (dray__bytes_elsewhere(batch->queue, dray__batch_extent_of(batch, column, put)))
             return true;
-    }
     return false;
 }
 
@@ -667,7 +664,7 @@ void dray__batch_commit_done(dray_batch *batch, int rc, dray__reader *reply)
     /* Superseded: nobody refers to the outputs. Other errors leave the batch as it was. */
     if (rc == DRAY_ESTALE || rc == DRAY_EGONE)
         outputs_done(batch, true);
-    if (rc == DRAY_EGONE) /* they are set again, elsewhere */
+    if (rc == DRAY_EGONE && batch->queue->bytes->move) /* they are set again, elsewhere */
         batch->queue->bytes->move(batch->queue, NULL);
     if (rc)
         return;

@@ -17,23 +17,28 @@ struct dray__bytes {
                dray__storage_room *room, dray_error *error);
     /* Nothing more is done with what was put: it was committed (done), or not, or maybe. */
     void (*done)(dray_queue *queue, const dray__storage_room *room, bool done, bool maybe);
-    /* How many bytes of memory columns of these rooms need that is not there yet. */
+    /* How many bytes of memory columns of these rooms need that is not there yet. NULL: none. */
     int (*ahead)(dray_queue *queue, const uint64_t *rooms, uint32_t count, uint64_t *bytes,
                  dray_error *error);
-    /* What was put is gone with its holder: learns who holds what comes. Fails where nobody else
-     * does. */
+    /* What was put is gone with its holder: learns who holds what comes. NULL: nobody else does. */
     int (*move)(dray_queue *queue, dray_error *error);
-    /* Before anything is read. */
+    /* Before anything is read. NULL: nothing is to be done. */
     int (*prepare)(dray_queue *queue, dray_error *error);
-    /* Must it be got, because it cannot be mapped here? Then as a backend's get. */
+    /* Must it be got, because it cannot be mapped here? Then as a backend's get. NULL: always. What
+     * was got already is got again, with its row. */
     bool (*is_elsewhere)(const dray_queue *queue, uint32_t home);
     int (*get)(dray_queue *queue, dray__range *ranges, uint32_t count, int64_t deadline_ns,
                dray_error *error);
-    void (*close)(dray_queue *queue); /* tells what was given up */
-    /* Who has lost bytes, and how that may be. */
-    const char *(*holder)(const dray_queue *queue);
-    const char *lost;
+    void (*close)(dray_queue *queue); /* tells what was given up; NULL: nothing */
+    const char *holder, *lost;        /* who has lost bytes (NULL: the store), how that may be */
 };
+
+static inline bool dray__bytes_elsewhere(const dray_queue *queue,
+                                         const struct dray__batch_extent *extent)
+{
+    return !queue->bytes->is_elsewhere ||
+           queue->bytes->is_elsewhere(queue, extent ? extent->home : queue->home);
+}
 
 extern const dray__bytes dray__bytes_chunks, dray__bytes_objects;
 

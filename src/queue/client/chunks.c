@@ -235,17 +235,6 @@ static int prepare(dray_queue *queue, dray_error *error)
     return dray__queue_find_home(queue, true, error);
 }
 
-static void leave(dray_queue *queue)
-{
-    (void)queue;
-}
-
-static const char *holder(const dray_queue *queue)
-{
-    (void)queue;
-    return "the keeper of another host";
-}
-
 void dray__chunks_tell(dray_queue *queue)
 {
     if (dray__storage_has_news(&queue->storage))
@@ -259,6 +248,5 @@ const dray__bytes dray__bytes_chunks = {.put = put,
                                         .prepare = prepare,
                                         .is_elsewhere = dray__queue_is_elsewhere,
                                         .get = dray__queue_get_remote,
-                                        .close = leave,
-                                        .holder = holder,
+                                        .holder = "the keeper of another host",
                                         .lost = ", which ended"};

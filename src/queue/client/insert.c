@@ -222,8 +222,10 @@ static int send_insert(dray_queue *queue, const dray__new_rows *rows, int64_t de
  * none. */
 static int ask_room(dray_queue *queue, inserted *in, int64_t deadline, dray_error *error)
 {
-    int rc = queue->bytes->ahead(queue, in->rooms, in->rows.content.column_count, &in->rows.bytes,
-                                 error);
+    int rc = queue->bytes->ahead
+                 ? queue->bytes->ahead(queue, in->rooms, in->rows.content.column_count,
+                                       &in->rows.bytes, error)
+                 : DRAY_OK;
     if (rc || !in->rows.bytes || in->rows.refill)
         return rc;
     dray__reply reply;
@@ -312,7 +314,7 @@ int dray__queue_produce(dray_queue *queue, const dray_insert_options *o, const d
     in.rows.ticket = dray__queue_ticket(queue);
     if (!rc)
         rc = insert_once(queue, o, &in, deadline, error);
-    if (rc == DRAY_EGONE && queue->bytes->move(queue, NULL) == DRAY_OK)
+    if (rc == DRAY_EGONE && queue->bytes->move && queue->bytes->move(queue, NULL) == DRAY_OK)
         rc = insert_once(queue, o, &in, deadline, error);
     while (rc == DRAY_ECLOSED && !how->once && dray__queue_come_back(queue) == DRAY_OK)
         rc = insert_once(queue, o, &in, deadline, error);

@@ -165,12 +165,11 @@ int dray_loader_open(dray_queue *queue, const dray_loader_options *options, dray
     loader->finished.last = &loader->finished.first;
     loader->held.last = &loader->held.first;
     rc = copy_claim(loader, o.claim, error);
-    if (rc) {
+    if (rc)
         loader_free(loader);
-        return rc;
-    }
-    *out = loader;
-    return DRAY_OK;
+    else
+        *out = loader;
+    return rc;
 }
 
 /* ---- commits --------------------------------------------------------------------------------- */

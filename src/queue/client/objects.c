@@ -104,51 +104,15 @@ static int put(dray_queue *queue, const dray__values *v, dray__extent *extent,
     return DRAY_OK;
 }
 
-static int ahead(dray_queue *queue, const uint64_t *rooms, uint32_t count, uint64_t *bytes,
-                 dray_error *error)
-{
-    (void)queue, (void)rooms, (void)count, (void)error;
-    *bytes = 0;
-    return DRAY_OK;
-}
-
-static int move(dray_queue *queue, dray_error *error)
-{
-    return dray__fail(error, DRAY_EUNSUPPORTED, "queue %s: one store holds its bytes", queue->name);
-}
-
-static int prepare(dray_queue *queue, dray_error *error)
-{
-    (void)queue, (void)error;
-    return DRAY_OK;
-}
-
-/* What was got already is got again, with its row. */
-static bool is_elsewhere(const dray_queue *queue, uint32_t home)
-{
-    (void)queue, (void)home;
-    return true;
-}
-
 static int get(dray_queue *queue, dray__range *ranges, uint32_t count, int64_t deadline_ns,
                dray_error *error)
 {
     return queue->store->kind->get(queue->store, ranges, count, deadline_ns, error);
 }
 
-static const char *holder(const dray_queue *queue)
-{
-    return queue->store->kind->name;
-}
-
 const dray__bytes dray__bytes_objects = {.put = put,
                                          .done = done,
-                                         .ahead = ahead,
-                                         .move = move,
-                                         .prepare = prepare,
-                                         .is_elsewhere = is_elsewhere,
                                          .get = get,
                                          .close = leave,
-                                         .holder = holder,
                                          .lost =
                                              "; it was restarted without its data, or evicts keys"};

@@ -475,7 +475,8 @@ static int open_queue(dray_queue *queue, const char *name, const dray_queue_opti
 static void queue_free(dray_queue *queue)
 {
     dray__queue_close_saved(queue);
-    queue->bytes->close(queue);
+    if (queue->bytes->close)
+        queue->bytes->close(queue);
     dray__distant_free(queue->distant);
     dray__channel_close(queue->channel);
     dray__keeper_link_free(&queue->keeper);
@@ -528,19 +529,19 @@ int dray_queue_open(dray_context *context, const char *name, const dray_queue_op
         rc = dray__keeper_link_init(&queue->keeper, dray__context_keeper(context), patience, error);
     if (!rc)
         rc = open_queue(queue, name, &o, error);
-    if (rc) {
+    if (rc)
         queue_free(queue);
-        return rc;
-    }
-    *out = queue;
-    return DRAY_OK;
+    else
+        *out = queue;
+    return rc;
 }
 
 void dray_queue_close(dray_queue *queue)
 {
     if (!queue)
         return;
-    queue->bytes->close(queue);
+    if (queue->bytes->close)
+        queue->bytes->close(queue);
     dray__queue_command(queue, DRAY__MSG_QUEUE_CLOSE, NULL, NULL, NULL, NULL);
     queue_free(queue);
 }

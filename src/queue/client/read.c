@@ -112,9 +112,7 @@ static struct dray__batch_extent *extent_of(const reading *r, uint32_t put)
 
 static bool is_elsewhere(const reading *r, uint32_t put)
 {
-    const dray_queue *queue = r->batch->queue;
-    const struct dray__batch_extent *extent = extent_of(r, put);
-    return queue->bytes->is_elsewhere(queue, extent ? extent->home : queue->home);
+    return dray__bytes_elsewhere(r->batch->queue, extent_of(r, put));
 }
 
 static int list_cells(reading *r, dray_error *error)
@@ -313,7 +311,7 @@ static int report_lost(reading *r, dray_error *error)
     for (uint32_t i = 0; i < r->count; i++) /* read again, they are looked for again */
         extent_of(r, r->cells[i].put)->mapping = NULL;
     snprintf(reason, sizeof reason, "%s lost the bytes of column %.100s",
-             queue->bytes->holder(queue), r->column->name);
+             queue->store ? queue->store->kind->name : queue->bytes->holder, r->column->name);
     if (batch->ticket) {
         const dray__failing message = {
             .ticket = batch->ticket, .items = rows, .count = count, .reason = reason};
@@ -347,7 +345,7 @@ int dray__batch_get(dray_batch *batch, dray__batch_column *column, dray_error *e
 {
     reading r = {.batch = batch, .column = column};
     int rc = dray__queue_check_fork(batch->queue, error);
-    if (!rc)
+    if (!rc && batch->queue->bytes->prepare)
         rc = batch->queue->bytes->prepare(batch->queue, error);
     if (!rc)
         rc = list_cells(&r, error);

@@ -3,6 +3,7 @@
  * it was asked for, once that is safe; so nothing of it is written any more meanwhile. */
 #include "queue/journal/journal_inside.h"
 
+#include "base/array.h"
 #include "base/error.h"
 #include "base/hook.h"
 #include "base/log.h"
@@ -45,12 +46,6 @@ static bool abandoned(dray__journal *j, dray_error *error)
 
 /* ---- copying --------------------------------------------------------------------------------- */
 
-static int compare(const void *a, const void *b)
-{
-    uint32_t left = *(const uint32_t *)a, right = *(const uint32_t *)b;
-    return left < right ? -1 : left > right;
-}
-
 /* The records of [at, end) that are kept; all: every one. */
 static int copy_records(job *self, uint64_t at, uint64_t end, bool all, dray_error *error)
 {
@@ -63,7 +58,8 @@ static int copy_records(job *self, uint64_t at, uint64_t end, bool all, dray_err
             rc = dray__record_at(self->from, self->journal->path, at, end, &r, error);
         if (rc)
             return rc;
-        bool kept = all || bsearch(&r.owner, entry->keep, entry->keep_count, 4, compare) != NULL;
+        bool kept =
+            all || bsearch(&r.owner, entry->keep, entry->keep_count, 4, dray__by_u32) != NULL;
         any |= kept;
         /* The first says what the journal is of; an earlier state is of rows that may be gone. */
         bool old = r.kind == DRAY__RECORD_STATE;

@@ -409,12 +409,11 @@ int dray__journal_start(const dray__journal_options *options, uint64_t end, uint
         rc = open_file(j, end, error);
     if (!rc)
         rc = start_hands(j, error);
-    if (rc) {
+    if (rc)
         journal_free(j);
-        return rc;
-    }
-    *out = j;
-    return DRAY_OK;
+    else
+        *out = j;
+    return rc;
 }
 
 void dray__journal_add(dray__journal *journal, dray__journal_entry *entry)

@@ -9,6 +9,7 @@
 #include "queue/storage/redis_link.h"
 
 #include "base/arena.h"
+#include "base/array.h"
 #include "base/error.h"
 #include "base/hash.h"
 
@@ -332,12 +333,6 @@ static int drop(dray__backend *backend, const dray__object *objects, uint32_t co
 
 /* ---- sweeping -------------------------------------------------------------------------------- */
 
-static int by_id(const void *a, const void *b)
-{
-    const uint64_t *x = a, *y = b;
-    return (*x > *y) - (*x < *y);
-}
-
 static bool kept(const char *key, const uint64_t *keep, uint32_t count)
 {
     unsigned long long space, piece;
@@ -345,7 +340,7 @@ static bool kept(const char *key, const uint64_t *keep, uint32_t count)
     if (sscanf(key, "dray:%16llx:%8x:%8x:%llx", &space, &owner, &number, &piece) != 4)
         return true; /* none of ours */
     uint64_t id = (uint64_t)owner << 32 | number;
-    return count && bsearch(&id, keep, count, sizeof id, by_id);
+    return count && bsearch(&id, keep, count, sizeof id, dray__by_u64);
 }
 
 /* The keys of one answer to SCAN. */

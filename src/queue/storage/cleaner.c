@@ -1,6 +1,7 @@
 #include "queue/storage/cleaner.h"
 
 #include "base/arena.h"
+#include "base/array.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -27,12 +28,6 @@ struct dray__cleaner {
     uint64_t capacity;
     sweep *sweeps, **last;
 };
-
-static int by_id(const void *a, const void *b)
-{
-    const uint64_t *x = a, *y = b;
-    return (*x > *y) - (*x < *y);
-}
 
 static void sweep_free(sweep *s)
 {
@@ -157,7 +152,7 @@ void dray__cleaner_sweep(dray__cleaner *self, uint32_t owner, uint64_t *keep, ui
         return;
     }
     if (keep_count)
-        qsort(keep, keep_count, sizeof *keep, by_id);
+        qsort(keep, keep_count, sizeof *keep, dray__by_u64);
     *s = (sweep){.owner = owner, .keep = keep, .keep_count = keep_count};
     pthread_mutex_lock(&self->worker.lock);
     *self->last = s;

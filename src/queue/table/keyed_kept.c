@@ -1,6 +1,7 @@
 /* Keyed partitions as a journal keeps them: what it needs of its puts, and what it has besides. */
 #include "queue/table/keyed_inside.h"
 
+#include "base/array.h"
 #include "base/error.h"
 #include "queue/journal/ledger.h"
 
@@ -59,12 +60,6 @@ void dray__keyed_list_free(dray__table *table)
     }
 }
 
-static int by_number(const void *a, const void *b)
-{
-    const uint32_t *x = a, *y = b;
-    return (*x > *y) - (*x < *y);
-}
-
 uint32_t *dray__keyed_numbers(dray__table *table, uint32_t *count)
 {
     uint64_t mark = ++table->marks;
@@ -80,7 +75,7 @@ uint32_t *dray__keyed_numbers(dray__table *table, uint32_t *count)
                 numbers[(*count)++] = put->number;
             }
     if (numbers)
-        qsort(numbers, *count, sizeof *numbers, by_number);
+        qsort(numbers, *count, sizeof *numbers, dray__by_u32);
     return numbers;
 }
 

@@ -161,12 +161,11 @@ static int convert(conversion *c, int index, const yaml_node_t *key, int depth, 
     } else {
         rc = convert_pairs(c, from, depth, node);
     }
-    if (rc) {
+    if (rc)
         dray__tree_free(node);
-        return rc;
-    }
-    *out = node;
-    return DRAY_OK;
+    else
+        *out = node;
+    return rc;
 }
 
 static int parse_failed(yaml_parser_t *parser, const char *source, dray_error *error)

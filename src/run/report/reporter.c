@@ -173,12 +173,11 @@ int dray__reporter_start(const dray__folder *folder, const dray__job *job, const
         rc = dray__channel_open(self->context, &self->channel, error);
     if (!rc)
         rc = dray__thread_start(&self->thread, watch, self, "the supervisor", error);
-    if (rc) {
+    if (rc)
         dray__reporter_free(self);
-        return rc;
-    }
-    *out = self;
-    return DRAY_OK;
+    else
+        *out = self;
+    return rc;
 }
 
 int dray__reporter_stop(dray__reporter *self, dray_error *error)

@@ -1,5 +1,6 @@
 #include "run/study/statistics.h"
 
+#include "base/array.h"
 #include "base/error.h"
 #include "base/random.h"
 
@@ -8,12 +9,6 @@
 
 /* Which resamples are drawn depends on n alone, so that figures of one study can be compared. */
 enum { SEED = 1979 };
-
-static int by_size(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 /* Linear between order statistics (type 7 of Hyndman and Fan, "Sample Quantiles in Statistical
  * Packages", 1996; numpy's default). */
@@ -26,7 +21,7 @@ static double quantile(const double *sorted, uint32_t count, double share)
 
 double dray__median(double *values, uint32_t count)
 {
-    qsort(values, count, sizeof(*values), by_size);
+    qsort(values, count, sizeof(*values), dray__by_f64);
     return quantile(values, count, 0.5);
 }
 
@@ -57,7 +52,7 @@ int dray__bootstrap(const double *values, const double *below, uint32_t n, uint3
             return dray__nomem(error);
         for (uint32_t i = 0; i < resamples; i++)
             drawn[i] = resample(values, below, n, i);
-        qsort(drawn, resamples, sizeof(*drawn), by_size);
+        qsort(drawn, resamples, sizeof(*drawn), dray__by_f64);
         made.low = quantile(drawn, resamples, (1 - DRAY__CONFIDENCE) / 2);
         made.high = quantile(drawn, resamples, (1 + DRAY__CONFIDENCE) / 2);
         free(drawn);

@@ -157,12 +157,11 @@ int dray__delta_new(const dray_layout *layout, dray_region *const *regions, int3
     delta->regions = regions;
     delta->dtype = dtype;
     int rc = make(delta, error);
-    if (rc) {
+    if (rc)
         dray__delta_free(delta);
-        return rc;
-    }
-    *out = delta;
-    return DRAY_OK;
+    else
+        *out = delta;
+    return rc;
 }
 
 void dray__delta_free(dray__delta *delta)

@@ -104,12 +104,11 @@ int dray__delta_gpu_new(const dray_layout *layout, dray_region *const *regions, 
                  ? make(g, layout, regions, dtype, store, table, first, begin, deltas, error)
                  : dray__nomem(error);
     free(deltas);
-    if (rc) {
+    if (rc)
         dray__delta_gpu_free(g);
-        return rc;
-    }
-    *out = g;
-    return DRAY_OK;
+    else
+        *out = g;
+    return rc;
 }
 
 int dray__delta_gpu_find(dray__delta_gpu *g, uint64_t *used, dray_error *error)

@@ -294,12 +294,11 @@ int dray_publisher_open(dray_context *context, const char *model, const dray_lay
         rc = dray__channel_open(context, &p->channel, error);
     if (rc == DRAY_OK)
         rc = register_rank(p, dray__publisher_deadline(p, DRAY_WAIT_DEFAULT), error);
-    if (rc) {
+    if (rc)
         dray_publisher_close(p);
-        return rc;
-    }
-    *out = p;
-    return DRAY_OK;
+    else
+        *out = p;
+    return rc;
 }
 
 /* Waits for the other ranks, then learns what they hold: an element that several ranks hold is

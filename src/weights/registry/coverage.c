@@ -1,6 +1,7 @@
 #include "weights/registry/coverage.h"
 
 #include "base/arena.h"
+#include "base/array.h"
 #include "base/error.h"
 #include "model/layout/layout.h"
 #include "plan/rects.h"
@@ -82,12 +83,6 @@ static bool push(builder *b, const dray_block *block, uint32_t item)
 
 /* ---- elements in at least one of the boxes --------------------------------------------------- */
 
-static int by_value(const void *a, const void *b)
-{
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
 static int by_start(const void *a, const void *b, void *dimension)
 {
     uint32_t d = *(uint32_t *)dimension;
@@ -106,7 +101,7 @@ static int count_slabs(builder *b, const box **list, size_t n, uint32_t d, int64
         edges[2 * i] = list[i]->start[d];
         edges[2 * i + 1] = list[i]->start[d] + list[i]->extent[d];
     }
-    qsort(edges, 2 * n, sizeof *edges, by_value);
+    qsort(edges, 2 * n, sizeof *edges, dray__by_i64);
     qsort_r(list, n, sizeof *list, by_start, &d);
     size_t next = 0, opened = 0;
     *out = 0;

@@ -50,12 +50,11 @@ int dray__arena_new(uint64_t bytes, dray__staging **out, dray_error *error)
         rc = dray_region_wrap(at, a->slot_bytes, "slot", &a->free[a->free_slots], error);
         a->free_slots += rc == DRAY_OK;
     }
-    if (rc) {
+    if (rc)
         arena_free(a);
-        return rc;
-    }
-    *out = a;
-    return DRAY_OK;
+    else
+        *out = a;
+    return rc;
 }
 
 void dray__arena_release(dray__staging *a)

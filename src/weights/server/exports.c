@@ -93,12 +93,11 @@ static int export_new(dray__stream *stream, uint64_t token, const dray__local *l
         list->link = &e->next;
     list = e;
     int rc = map_all(e, stream, local, error);
-    if (rc) {
+    if (rc)
         dray__export_free(e);
-        return rc;
-    }
-    *out = e;
-    return DRAY_OK;
+    else
+        *out = e;
+    return rc;
 }
 
 int dray__export_give(dray__export **export, dray__stream *stream, uint64_t token, uint64_t attempt,

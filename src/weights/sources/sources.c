@@ -247,12 +247,11 @@ int dray__sources_disk(const char *path, uint64_t group_set, const dray__destina
                         : dray__nomem(error);
     if (rc == DRAY_OK && overlay)
         rc = dray__kept_add(&from->kept, dray__overlay_forget, overlay, error);
-    if (rc) {
+    if (rc)
         dray__sources_free(s);
-        return rc;
-    }
-    *out = s;
-    return DRAY_OK;
+    else
+        *out = s;
+    return rc;
 }
 
 int dray__sources_staged(const dray__destination *destination, dray_region **staging,

@@ -271,12 +271,11 @@ int dray__cohort_new(const dray__sources *sources, const dray__destination *dest
     int rc = c->self == UINT32_MAX || !takes_part(&sources->cohort[c->self], destination)
                  ? dray__fail(error, DRAY_ENOENT, "this rank is not of its cohort")
                  : make(c, error);
-    if (rc) {
+    if (rc)
         dray__cohort_free(c);
-        return rc;
-    }
-    *out = c;
-    return DRAY_OK;
+    else
+        *out = c;
+    return rc;
 }
 
 void dray__cohort_free(dray__cohort *c)

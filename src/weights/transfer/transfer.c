@@ -363,12 +363,11 @@ int dray__transfer_open(dray__sources *sources, const dray__destination *destina
     int rc = h->lanes ? transfer_init(h, error) : dray__nomem(error);
     if (rc == DRAY_OK)
         rc = look_at_fences(h, error);
-    if (rc) {
+    if (rc)
         dray__transfer_close(h);
-        return rc;
-    }
-    *out = h;
-    return DRAY_OK;
+    else
+        *out = h;
+    return rc;
 }
 
 /* ---- moving ---------------------------------------------------------------------------------- */

@@ -60,12 +60,11 @@ int dray_engines_open(dray_context *context, dray_engines **out, dray_error *err
     int rc = dray__waker_open(&e->waker, true, error);
     if (rc == DRAY_OK)
         rc = open_channel(e, dray__context_deadline(context, DRAY_WAIT_DEFAULT), error);
-    if (rc) {
+    if (rc)
         dray_engines_close(e);
-        return rc;
-    }
-    *out = e;
-    return DRAY_OK;
+    else
+        *out = e;
+    return rc;
 }
 
 void dray_engines_close(dray_engines *e)

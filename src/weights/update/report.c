@@ -1,4 +1,5 @@
 /* What an update reports: itself as one JSON line, and the engine's steps beside it (steps.h). */
+#include "base/array.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "weights/internal.h"
@@ -110,19 +111,13 @@ void dray__steps_begin(dray__steps *s, int64_t now_ns)
     pthread_mutex_unlock(&s->lock);
 }
 
-static int by_time(const void *a, const void *b)
-{
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
 /* The median: first steps after a pause take longer. */
 static int64_t usual(const dray__steps *s)
 {
     int64_t sorted[DRAY__STEPS_KEPT];
     uint64_t count = s->before_count < DRAY__STEPS_KEPT ? s->before_count : DRAY__STEPS_KEPT;
     memcpy(sorted, s->before, sizeof sorted);
-    qsort(sorted, count, sizeof *sorted, by_time);
+    qsort(sorted, count, sizeof *sorted, dray__by_i64);
     return count ? sorted[count / 2] : 0;
 }
 

@@ -220,12 +220,11 @@ int dray_subscriber_open(dray_context *context, const char *model, const dray_la
         rc = open_descriptors(s, error);
     if (rc == DRAY_OK)
         rc = register_rank(s, dray__context_deadline(context, s->timeout_ns), error);
-    if (rc) {
+    if (rc)
         dray_subscriber_close(s);
-        return rc;
-    }
-    *out = s;
-    return DRAY_OK;
+    else
+        *out = s;
+    return rc;
 }
 
 void dray_subscriber_close(dray_subscriber *s)
