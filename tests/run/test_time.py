@@ -80,7 +80,7 @@ threads, made = look("killed", fault="engine:0:generated:3:kill")
 waits = [row["time"]["engine"]["wait"].get("restart", 0) for row in made]
 told = sum(s[1] - s[0] for (_, label, _), spans in threads.items() for s in spans
            if s[4].get("cause") == "restart" and label.startswith("engine")) / 1e9
-check(told > 0 and abs(sum(waits) - told) < JITTER, f"restart: {waits} in the rows, {told} s in the trace")
+check(told > 0 and abs(sum(waits) - told) < 0.1 * told, f"restart: {waits} in the rows, {told} s in the trace")
 
 # What a job's own program keeps the desk waiting for.
 slow = "while read line; do sleep 0.01; echo 1; done"
