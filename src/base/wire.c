@@ -153,7 +153,8 @@ const void *dray__get_blob(dray__reader *r, size_t *size)
     return at;
 }
 
-const char *dray__get_text_view(dray__reader *r, size_t max, bool plain, size_t *size)
+/* Text, borrowed and not terminated; plain: a single line. */
+static const char *get_text_view(dray__reader *r, size_t max, bool plain, size_t *size)
 {
     const char *at = dray__get_blob(r, size), *why = NULL;
     if (!at)
@@ -174,7 +175,7 @@ const char *dray__get_text_view(dray__reader *r, size_t max, bool plain, size_t 
 static char *get_text(dray__reader *r, size_t max, bool plain)
 {
     size_t size;
-    const char *at = dray__get_text_view(r, max, plain, &size);
+    const char *at = get_text_view(r, max, plain, &size);
     char *copy = at ? malloc(size + 1) : NULL;
     if (at && !copy)
         r->why = "no memory";
@@ -412,7 +413,7 @@ static inline void get_number(dray__reader *r, uint8_t kind, uint8_t *to)
 static const char *field_text(dray__reader *r, dray__arena *arena, const dray__field *f)
 {
     size_t size;
-    const char *text = dray__get_text_view(r, f->most, f->kind == DRAY__FIELD_TEXT_KIND, &size);
+    const char *text = get_text_view(r, f->most, f->kind == DRAY__FIELD_TEXT_KIND, &size);
     char *copy = text ? dray__arena_get(arena, size + 1) : NULL;
     r->failed |= !copy;
     if (!copy)

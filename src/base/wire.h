@@ -91,8 +91,6 @@ int64_t dray__get_i64(dray__reader *r);
 char *dray__get_string(dray__reader *r, size_t max);
 /* The same of text for people, which may have lines: reasons, messages, JSON. Fails on zeros. */
 char *dray__get_prose(dray__reader *r, size_t max);
-/* Either of them, borrowed and not terminated; plain: a single line. */
-const char *dray__get_text_view(dray__reader *r, size_t max, bool plain, size_t *size);
 const void *dray__get_blob(dray__reader *r, size_t *size); /* borrowed */
 /* A count of items that take at least `item_bytes` each: fails when they cannot be there, so that a
  * forged count never sizes an allocation. */

@@ -141,7 +141,6 @@ void dray__sweep_strangers(evutil_socket_t fd, short what, void *coordinator);
 
 /* request.c */
 void dray__request_unlink(dray__request *request);
-void dray__request_free(dray__request *request);
 
 /* The service of 0x0001..0x00FF. */
 int dray__sessions_add(dray__coordinator *coordinator, dray_error *error);

@@ -20,7 +20,7 @@ void dray__request_unlink(dray__request *request)
     request->connection = NULL;
 }
 
-void dray__request_free(dray__request *request)
+static void request_free(dray__request *request)
 {
     dray__request_unlink(request);
     if (request->timer)
@@ -33,7 +33,7 @@ void dray__request_fail(dray__request *request, const dray_error *error)
 {
     if (request->connection && request->id) /* a notification (id 0) wants no answer */
         dray__connection_fail(request->connection, request->type, request->id, error);
-    dray__request_free(request);
+    request_free(request);
 }
 
 void dray__request_reply(dray__request *request, dray__writer *payload, const int *fds,
@@ -62,7 +62,7 @@ void dray__request_reply(dray__request *request, dray__writer *payload, const in
     } else {
         if (connection && request->id)
             dray__connection_send(connection, &frame, fds);
-        dray__request_free(request);
+        request_free(request);
     }
     if (payload)
         dray__writer_reset(payload);

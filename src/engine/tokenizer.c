@@ -88,7 +88,7 @@ int32_t dray__tokenizer_find(const dray__tokenizer *t, const char *text)
 
 /* ---- merging --------------------------------------------------------------------------------- */
 
-int dray__tokens_add(dray__token_list *list, int32_t token, dray_error *error)
+static int tokens_add(dray__token_list *list, int32_t token, dray_error *error)
 {
     return DRAY__PUSH(list->items, list->count, list->room, token) ? DRAY_OK : dray__nomem(error);
 }
@@ -206,7 +206,7 @@ typedef struct encoding {
 static int take_token(void *user, int32_t id, dray_error *error)
 {
     encoding *e = user;
-    return dray__tokens_add(&e->tokens, id, error);
+    return tokens_add(&e->tokens, id, error);
 }
 
 static int take_word(void *user, const char *word, size_t size, dray_error *error)

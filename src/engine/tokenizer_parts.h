@@ -65,8 +65,6 @@ typedef struct dray__token_list {
     size_t count, room;
 } dray__token_list;
 
-int dray__tokens_add(dray__token_list *list, int32_t token, dray_error *error);
-
 /* tokenizer_load.c */
 int dray__tokenizer_load(dray__tokenizer *t, dray_error *error);
 /* Byte-level BPE writes bytes as characters: printable ones as themselves, the others as those from

@@ -79,7 +79,8 @@ static int ask_storage(CUdeviceptr address, dray__cuda_storage *s, dray_error *e
     return DRAY_OK;
 }
 
-int dray__cuda_storage_of(CUdeviceptr address, dray__cuda_storage *out, dray_error *error)
+/* Memory that is no arena's. DRAY_EINVALID: not of a GPU. */
+static int cuda_storage_of(CUdeviceptr address, dray__cuda_storage *out, dray_error *error)
 {
     dray__cuda_storage s = {0};
     int rc = dray__cuda_device_of(address, &s.device, error);
@@ -99,7 +100,7 @@ static int storage_at(dray_arena *arena, CUdeviceptr address, dray__cuda_storage
                       dray_error *error)
 {
     return arena ? dray__gpu_arena_storage(arena, address, out, error)
-                 : dray__cuda_storage_of(address, out, error);
+                 : cuda_storage_of(address, out, error);
 }
 
 int dray_gpu_storage_of(uint64_t address, dray_gpu_storage *out, dray_error *error)

@@ -74,9 +74,6 @@ typedef struct dray__cuda_storage {
     int form; /* how it can be exported; NONE: its driver does not */
 } dray__cuda_storage;
 
-/* Memory that is no arena's. DRAY_EINVALID: not of a GPU. */
-int dray__cuda_storage_of(CUdeviceptr address, dray__cuda_storage *out, dray_error *error);
-
 /* The GPU that the caller works with: of the thread's context, else of the UUID (may be NULL) where
  * it is seen, else the first. */
 int dray__cuda_device_here(const uint8_t *uuid, dray__cuda_device **out, dray_error *error);

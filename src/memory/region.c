@@ -16,7 +16,8 @@ static const dray__region_ops *const kinds[] = {&dray__region_host, &dray__regio
                                                 &dray__region_pinned, &dray__region_cuda,
                                                 &dray__region_file};
 
-const dray__region_ops *dray__region_ops_of(int32_t kind)
+/* NULL: this build has no regions of that kind. */
+static const dray__region_ops *region_ops_of(int32_t kind)
 {
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if ((int32_t)kinds[i]->kind == kind)
@@ -116,7 +117,7 @@ static int finish(int rc, dray_region *region, dray_region **out)
 int dray_region_alloc(dray_region_kind kind, uint64_t bytes, const char *name, dray_region **out,
                       dray_error *error)
 {
-    const dray__region_ops *ops = dray__region_ops_of((int32_t)kind);
+    const dray__region_ops *ops = region_ops_of((int32_t)kind);
     if (!ops || !ops->alloc)
         return dray__fail(error, DRAY_EUNSUPPORTED,
                           "region %s: kind %d cannot be allocated in this build (host, shared, "
@@ -164,7 +165,7 @@ int dray_region_import(const dray_handle *given, int fd, int writable, dray_regi
         rc = dray__handle_check(handle, error);
     if (rc)
         return rc;
-    const dray__region_ops *ops = dray__region_ops_of(handle->kind);
+    const dray__region_ops *ops = region_ops_of(handle->kind);
     if (!ops || !ops->import)
         return dray__fail(error, DRAY_EUNSUPPORTED,
                           "handle of member %llu: kind %d cannot be imported in this build",

@@ -62,9 +62,6 @@ struct dray__region_ops {
 extern const dray__region_ops dray__region_host, dray__region_shared, dray__region_pinned,
     dray__region_cuda, dray__region_file;
 
-/* NULL: this build has no regions of that kind. */
-const dray__region_ops *dray__region_ops_of(int32_t kind);
-
 /* Maps `bytes` of fd (-1: anonymous memory) so that large mappings begin at a huge page's boundary
  * and asks for huge pages; sets base and mapped_bytes. Unmapped by dray__region_unmap. */
 int dray__region_map(dray_region *region, int fd, dray_error *error);

@@ -185,8 +185,6 @@ bool dray__sum_parse(const char *text, uint64_t *out);
 /* DRAY_ECHECKSUM names the first file and tensor whose sum is not what the file says. */
 int dray__stored_compare(const dray_layout *files, const dray__sums *stored,
                          const dray__sums *found, dray_error *error);
-/* For each tensor its sum as the files carry it; NULL: out of memory. */
-char **dray__values_of(const dray_layout *layout, const dray__sums *sums);
 /* The same with zeros, for all tensors that have elements: sums that are known only when the bytes
  * are written. */
 char **dray__values_later(const dray_layout *layout);

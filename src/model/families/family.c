@@ -131,7 +131,7 @@ int dray__config_check(const dray_model_config *config, const dray__family **fam
     return DRAY_OK;
 }
 
-int64_t dray__size_of(dray__size size, const dray_model_config *c)
+static int64_t size_of(dray__size size, const dray_model_config *c)
 {
     const int64_t sizes[] = {
         [DRAY__SIZE_VOCAB] = c->vocab_size,
@@ -157,10 +157,10 @@ int64_t dray__size_of(dray__size size, const dray_model_config *c)
 uint32_t dray__parameter_shape(const dray__parameter *parameter, const dray_model_config *config,
                                int64_t *shape)
 {
-    shape[0] = dray__size_of(parameter->shape[0], config);
+    shape[0] = size_of(parameter->shape[0], config);
     if (parameter->shape[1] == DRAY__SIZE_NONE)
         return 1;
-    shape[1] = dray__size_of(parameter->shape[1], config);
+    shape[1] = size_of(parameter->shape[1], config);
     return 2;
 }
 

@@ -125,7 +125,6 @@ int dray__config_path(const char *path, char *out, dray_error *error);
 /* Checks every field, so that products of sizes cannot overflow. */
 int dray__config_check(const dray_model_config *config, const dray__family **family,
                        dray_error *error);
-int64_t dray__size_of(dray__size size, const dray_model_config *config);
 /* The tensor's shape; returns its dimensions. */
 uint32_t dray__parameter_shape(const dray__parameter *parameter, const dray_model_config *config,
                                int64_t *shape);

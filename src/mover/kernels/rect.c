@@ -25,8 +25,9 @@ XX(uint32_t)
 XX(uint64_t)
 #undef XX
 
-void dray__elements_move(const uint8_t *source, int64_t source_stride, uint8_t *destination,
-                         int64_t destination_stride, size_t size, size_t count)
+/* Copies `count` elements of `size` bytes (1, 2, 4, 8) from and to any strides. */
+static void elements_move(const uint8_t *source, int64_t source_stride, uint8_t *destination,
+                          int64_t destination_stride, size_t size, size_t count)
 {
     static void (*const moves[])(const uint8_t *, int64_t, uint8_t *, int64_t, size_t) = {
         [1] = move_uint8_t, [2] = move_uint16_t, [4] = move_uint32_t, [8] = move_uint64_t};
@@ -98,12 +99,12 @@ static void convert_strided(const run *r, const uint8_t *source, uint8_t *destin
     uint64_t in[CONVERTED], out[CONVERTED]; /* room for the largest elements */
     for (size_t i = 0; i < r->count; i += CONVERTED) {
         size_t n = r->count - i < CONVERTED ? r->count - i : CONVERTED;
-        dray__elements_move(source + (int64_t)i * r->source_stride, r->source_stride, (uint8_t *)in,
-                            (int64_t)r->from_size, r->from_size, n);
+        elements_move(source + (int64_t)i * r->source_stride, r->source_stride, (uint8_t *)in,
+                      (int64_t)r->from_size, r->from_size, n);
         r->cast(in, out, n);
-        dray__elements_move((uint8_t *)out, (int64_t)r->to_size,
-                            destination + (int64_t)i * r->destination_stride, r->destination_stride,
-                            r->to_size, n);
+        elements_move((uint8_t *)out, (int64_t)r->to_size,
+                      destination + (int64_t)i * r->destination_stride, r->destination_stride,
+                      r->to_size, n);
     }
 }
 
@@ -116,8 +117,8 @@ static void move_run(const run *r, const uint8_t *source, uint8_t *destination)
     else if (dense)
         r->cast(source, destination, r->count);
     else if (!r->cast)
-        dray__elements_move(source, r->source_stride, destination, r->destination_stride,
-                            r->from_size, r->count);
+        elements_move(source, r->source_stride, destination, r->destination_stride, r->from_size,
+                      r->count);
     else
         convert_strided(r, source, destination);
 }
@@ -320,8 +321,8 @@ static void chunk(const way *w, factors f, const uint8_t *source, uint8_t *desti
 {
     uint64_t gathered[CHUNK], converted[CHUNK]; /* room for elements of 8 bytes */
     if (w->source_stride != (int64_t)w->from_size) {
-        dray__elements_move(source, w->source_stride, (uint8_t *)gathered, (int64_t)w->from_size,
-                            w->from_size, n);
+        elements_move(source, w->source_stride, (uint8_t *)gathered, (int64_t)w->from_size,
+                      w->from_size, n);
         source = (const uint8_t *)gathered;
     }
     const uint8_t *bits = source;
@@ -337,8 +338,7 @@ static void chunk(const way *w, factors f, const uint8_t *source, uint8_t *desti
     if (w->destination_stride == (int64_t)w->to_size)
         memcpy(destination, bits, n * w->to_size);
     else
-        dray__elements_move(bits, (int64_t)w->to_size, destination, w->destination_stride,
-                            w->to_size, n);
+        elements_move(bits, (int64_t)w->to_size, destination, w->destination_stride, w->to_size, n);
     sums[1] += after;
 }
 
@@ -512,7 +512,8 @@ void dray__rect_move_summed(const dray__rect_copy *rect, const dray__rect_place 
     sum(rect, place, false, sums);
 }
 
-uint64_t dray__rect_sum(const dray__rect_copy *rect, const dray__rect_place *place)
+/* The source's checksum alone; the destination is not looked at. */
+static uint64_t rect_sum(const dray__rect_copy *rect, const dray__rect_place *place)
 {
     uint64_t sums[2] = {0, 0};
     uint8_t nowhere; /* an address to count from */
@@ -568,7 +569,7 @@ uint64_t dray__sum(const dray__sum_of *r)
         memcpy(rect.source_stride, r->stride, r->ndim * sizeof *r->stride);
         memcpy(place.start, r->start, r->ndim * sizeof *r->start);
     }
-    return dray__rect_sum(&rect, &place);
+    return rect_sum(&rect, &place);
 }
 
 /* ---- checks ------------------------------------------------------------------------------------

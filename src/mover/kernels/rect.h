@@ -28,8 +28,6 @@ typedef struct dray__rect_place {
  * destination is for the caller to read back. */
 void dray__rect_move_summed(const dray__rect_copy *rect, const dray__rect_place *place,
                             uint64_t sums[2]);
-/* The source's checksum alone; the destination is not looked at. */
-uint64_t dray__rect_sum(const dray__rect_copy *rect, const dray__rect_place *place);
 /* Whether the rectangle is turned over on the way: elements that are beside each other along one
  * dimension of the source do so along another one of the destination. */
 typedef struct dray__rect_turn {
@@ -44,9 +42,6 @@ dray__rect_copy dray__rect_to_dense(const dray__rect_copy *rect, void *data);
 dray__rect_copy dray__rect_from_dense(const dray__rect_copy *rect, const void *data);
 /* Neither a conversion nor a gap: one run of bytes on both sides, in the same order. */
 bool dray__rect_is_run(const dray__rect_copy *rect, uint64_t *bytes);
-/* Copies `count` elements of `size` bytes (1, 2, 4, 8) from and to any strides. */
-void dray__elements_move(const uint8_t *source, int64_t source_stride, uint8_t *destination,
-                         int64_t destination_stride, size_t size, size_t count);
 
 /* The checks that every mover makes of copy `number`: dtypes that are known and can be converted,
  * and dimensions and extents of at least 1. DRAY_EINVALID, DRAY_EDTYPE. */

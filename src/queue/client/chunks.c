@@ -44,7 +44,9 @@ static int settle(dray_queue *queue, const dray__home_told *own, dray_error *err
     return DRAY_OK;
 }
 
-int dray__queue_find_home(dray_queue *queue, bool known, dray_error *error)
+/* Learns where our chunks go, and the key of other hosts' data servers; known: unless it is known
+ * already. */
+static int queue_find_home(dray_queue *queue, bool known, dray_error *error)
 {
     dray__home_told own;
     dray__arena texts = {0};
@@ -59,15 +61,17 @@ int dray__queue_find_home(dray_queue *queue, bool known, dray_error *error)
     return rc;
 }
 
-int dray__queue_move(dray_queue *queue, dray_error *error)
+/* Our keeper is gone, and another one may be there: chunks of the past are not used again. */
+static int queue_move(dray_queue *queue, dray_error *error)
 {
-    int rc = dray__queue_find_home(queue, false, error);
+    int rc = queue_find_home(queue, false, error);
     if (!rc)
         dray__storage_lose(&queue->storage);
     return rc;
 }
 
-bool dray__queue_is_elsewhere(const dray_queue *queue, uint32_t number)
+/* Not in a chunk that can be mapped here? */
+static bool queue_is_elsewhere(const dray_queue *queue, uint32_t number)
 {
     return !queue->at_home || number != queue->home;
 }
@@ -99,10 +103,11 @@ static int find(void *user, uint32_t number, char *endpoint, size_t size, dray_e
     return rc;
 }
 
-int dray__queue_get_remote(dray_queue *queue, dray__range *ranges, uint32_t count,
-                           int64_t deadline_ns, dray_error *error)
+/* As a backend's get, of chunks of other hosts. */
+static int queue_get_remote(dray_queue *queue, dray__range *ranges, uint32_t count,
+                            int64_t deadline_ns, dray_error *error)
 {
-    int rc = dray__queue_find_home(queue, true, error);
+    int rc = queue_find_home(queue, true, error);
     if (!rc && !queue->distant)
         rc = dray__distant_new(&queue->keys, find, queue, &queue->distant, error);
     return rc ? rc : dray__distant_get(queue->distant, ranges, count, deadline_ns, error);
@@ -166,7 +171,7 @@ static int add_chunk(dray_queue *queue, uint64_t bytes, dray_error *error)
 {
     dray__chunk_wish wish = {0};
     dray__stored answer = {0};
-    int rc = dray__queue_find_home(queue, true, error);
+    int rc = queue_find_home(queue, true, error);
     if (!rc && queue->home == DRAY__NONE)
         rc = dray__fail(error, DRAY_EUNSUPPORTED,
                         "queue %s: there is no keeper on this host to hold samples: start one, "
@@ -232,7 +237,7 @@ static int ahead(dray_queue *queue, const uint64_t *rooms, uint32_t count, uint6
 
 static int prepare(dray_queue *queue, dray_error *error)
 {
-    return dray__queue_find_home(queue, true, error);
+    return queue_find_home(queue, true, error);
 }
 
 void dray__chunks_tell(dray_queue *queue)
@@ -244,9 +249,9 @@ void dray__chunks_tell(dray_queue *queue)
 const dray__bytes dray__bytes_chunks = {.put = put,
                                         .done = done,
                                         .ahead = ahead,
-                                        .move = dray__queue_move,
+                                        .move = queue_move,
                                         .prepare = prepare,
-                                        .is_elsewhere = dray__queue_is_elsewhere,
-                                        .get = dray__queue_get_remote,
+                                        .is_elsewhere = queue_is_elsewhere,
+                                        .get = queue_get_remote,
                                         .holder = "the keeper of another host",
                                         .lost = ", which ended"};

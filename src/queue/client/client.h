@@ -206,16 +206,6 @@ void dray__queue_let_go(dray_queue *queue, uint32_t ticket, bool committed);
 void dray__queue_read_dropped(dray_queue *queue, dray__reader *r);
 int dray__queue_check_fork(const dray_queue *queue, dray_error *error); /* DRAY_ECLOSED */
 int dray__queue_task(const dray_queue *queue, const char *name, uint32_t *task, dray_error *error);
-/* Learns where our chunks go, and the key of other hosts' data servers; known: unless it is known
- * already. */
-int dray__queue_find_home(dray_queue *queue, bool known, dray_error *error);
-/* Our keeper is gone, and another one may be there: chunks of the past are not used again. */
-int dray__queue_move(dray_queue *queue, dray_error *error);
-/* Not in a chunk that can be mapped here? */
-bool dray__queue_is_elsewhere(const dray_queue *queue, uint32_t home);
-/* As a backend's get, of chunks of other hosts. */
-int dray__queue_get_remote(dray_queue *queue, dray__range *ranges, uint32_t count,
-                           int64_t deadline_ns, dray_error *error);
 /* Copies a column's values for `items` items into a chunk. The span is then the caller's. */
 int dray__queue_write(dray_queue *queue, const dray_column_data *column,
                       const dray__column_spec *spec, uint64_t items, dray__extent *extent,
@@ -235,8 +225,6 @@ int dray__queue_produce(dray_queue *queue, const dray_insert_options *o, const d
 /* queue.c: reads news (messages.h) into names. */
 int dray__names_read(dray__names *names, dray__reader *r, dray_error *error);
 void dray__names_free(dray__names *names);
-/* Forgets what the numbers mean; the names stay. */
-void dray__names_retire(dray__names *names);
 /* The span of a commit that counted, begun at begin_ns. */
 /* Leaves a span of the trace, which is about the batch. */
 void dray__batch_leave_span(const dray_batch *batch);

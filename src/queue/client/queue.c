@@ -216,7 +216,8 @@ int dray__names_read(dray__names *names, dray__reader *r, dray_error *error)
     return rc;
 }
 
-void dray__names_retire(dray__names *names)
+/* Forgets what the numbers mean; the names stay. */
+static void names_retire(dray__names *names)
 {
     dray__names *past = malloc(sizeof *past);
     if (past)
@@ -354,7 +355,7 @@ static void forget_controller(dray_queue *queue, bool same)
         forget_chunks(queue);
     dray__storage_lose(&queue->storage);
     dray__mapping_drop_unused();
-    dray__names_retire(&queue->names);
+    names_retire(&queue->names);
     queue->drops_seen = 0;
     queue->started = 0;
     queue->at_home = false;

@@ -88,7 +88,8 @@ int dray__journal_sync_folder(const char *path)
     return rc;
 }
 
-void dray__journal_drop_spare(const dray__journal *journal)
+/* What the file was that it replaced; it may be there or not. */
+static void journal_drop_spare(const dray__journal *journal)
 {
     char *spare = NULL;
     if (asprintf(&spare, "%s.new", journal->path) < 0)
@@ -264,7 +265,7 @@ static void start_over(dray__journal *j)
     j->taken = j->safe;
     j->written_record = j->safe_record;
     if (j->failure.code == DRAY_EFULL && !j->aside_runs)
-        dray__journal_drop_spare(j);
+        journal_drop_spare(j);
     j->broken = false;
     j->retry_at = dray__deadline(RETRY_AFTER);
     wake_others(j);
@@ -470,7 +471,7 @@ dray__journal_entry *dray__journal_stop(dray__journal *journal)
         if (left[i]->first)
             dray__entries_add(&journal->done, left[i]->first);
     dray__journal_entry *given = journal->done.first;
-    dray__journal_drop_spare(journal);
+    journal_drop_spare(journal);
     journal_free(journal);
     return given;
 }

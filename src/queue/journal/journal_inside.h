@@ -44,8 +44,6 @@ void dray__entries_add(dray__entries *to, dray__journal_entry *first);
 /* Under the lock: what becomes readable. */
 void dray__journal_wake(const dray__journal *journal);
 int dray__journal_sync_folder(const char *path);
-/* What the file was that it replaced; it may be there or not. */
-void dray__journal_drop_spare(const dray__journal *journal);
 
 /* aside.c. Under the lock: what is in `jobs` will be done. */
 void dray__aside_begin(dray__journal *journal);

@@ -50,7 +50,7 @@ void dray__chunk_forget(dray__table *table, dray__chunk *chunk)
     free(chunk);
 }
 
-void dray__chunk_check_free(dray__table *table, dray__chunk *chunk)
+static void chunk_check_free(dray__table *table, dray__chunk *chunk)
 {
     if (chunk->live || chunk->parked || (chunk->owner && !chunk->closed))
         return;
@@ -81,7 +81,7 @@ int dray__chunk_close(dray__table *table, dray__client *client, uint64_t id, dra
     if (rc)
         return rc;
     chunk->closed = true;
-    dray__chunk_check_free(table, chunk);
+    chunk_check_free(table, chunk);
     return DRAY_OK;
 }
 
@@ -123,7 +123,7 @@ void dray__chunks_lose(dray__table *table, uint32_t home)
         for (dray__chunk *chunk = parked; chunk; chunk = next) {
             next = chunk->next;
             chunk->lost |= chunk->home == home;
-            dray__chunk_check_free(table, chunk);
+            chunk_check_free(table, chunk);
         }
     }
     for (size_t i = 0; i < table->chunks.capacity; i++) {
@@ -462,7 +462,7 @@ static void set_live(dray__table *table, dray__partition *p, uint64_t live)
     table->freed |= after < before;
 }
 
-const dray__column_spec *dray__put_spec(const dray__table *table, const dray__put_column *column)
+static const dray__column_spec *put_spec(const dray__table *table, const dray__put_column *column)
 {
     return column->spec ? column->spec : &table->columns[column->column].spec;
 }
@@ -470,7 +470,7 @@ const dray__column_spec *dray__put_spec(const dray__table *table, const dray__pu
 static uint64_t column_bytes(const dray__table *table, const dray__put *put,
                              const dray__put_column *column)
 {
-    return dray__extent_bytes(&column->extent, dray__put_spec(table, column), put->items);
+    return dray__extent_bytes(&column->extent, put_spec(table, column), put->items);
 }
 
 static void free_column(dray__table *table, dray__put *put, dray__put_column *column)
@@ -487,7 +487,7 @@ static void free_column(dray__table *table, dray__put *put, dray__put_column *co
     column->chunk = NULL;
     chunk->live--;
     chunk->live_bytes -= bytes;
-    dray__chunk_check_free(table, chunk);
+    chunk_check_free(table, chunk);
 }
 
 int dray__put_move(dray__table *table, dray__put *put, uint32_t column, const dray__extent *to,
@@ -505,7 +505,7 @@ int dray__put_move(dray__table *table, dray__put *put, uint32_t column, const dr
     chunk->live_bytes += bytes;
     old->live--;
     old->live_bytes -= bytes;
-    dray__chunk_check_free(table, old);
+    chunk_check_free(table, old);
     return DRAY_OK;
 }
 

@@ -50,7 +50,6 @@ int dray__put_prepare_keyed(dray__table *table, const dray__content *content, ui
 void dray__put_keep(dray__table *table, dray__put *put);
 /* A row has its value of the column elsewhere now, or nowhere. Frees what nobody needs any more. */
 void dray__put_leave(dray__table *table, dray__put *put, uint32_t column);
-const dray__column_spec *dray__put_spec(const dray__table *table, const dray__put_column *column);
 /* A column of the put lies elsewhere now, with as many bytes: in this client's chunk, or object. */
 int dray__put_move(dray__table *table, dray__put *put, uint32_t column, const dray__extent *to,
                    dray_error *error);
@@ -85,7 +84,6 @@ void dray__put_settled(dray__table *table, dray__partition *p, uint32_t task, ui
 void dray__put_unpin(dray__table *table, dray__put *put, bool retire);
 /* The partition is going: its puts are freed, or hidden until their last unpin. */
 void dray__puts_clear(dray__table *table, dray__partition *p);
-void dray__chunk_check_free(dray__table *table, dray__chunk *chunk);
 void dray__chunks_orphan(dray__table *table, dray__client *client);
 
 /* The row's tag of that key, as committed last. false: it has none. */

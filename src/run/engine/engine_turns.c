@@ -55,7 +55,8 @@ void dray__engine_turns_made(dray__engine_turns *self, uint32_t samples, int64_t
         note(&self->made, samples * (double)DRAY__SECOND / (double)took_ns);
 }
 
-uint32_t dray__engine_turns_most(const dray__engine_turns *self)
+/* How many may be out at once, by what was measured. */
+static uint32_t engine_turns_most(const dray__engine_turns *self)
 {
     double all = self->made * self->engines;
     double spare = all > 0 ? self->engines * (1 - self->trained / all) : 0;
@@ -77,7 +78,7 @@ static int acquire(dray__engine_turns *self, uint32_t place, int64_t timeout_ns,
 static int try(dray__engine_turns *self, bool *begun, dray_error *error)
 {
     int rc = DRAY_OK;
-    for (uint32_t i = 0; i < dray__engine_turns_most(self) && !rc && !*begun; i++) {
+    for (uint32_t i = 0; i < engine_turns_most(self) && !rc && !*begun; i++) {
         rc = acquire(self, i, 0, error);
         *begun = !rc;
         rc = rc == DRAY_ETIMEDOUT ? DRAY_OK : rc;

@@ -13,8 +13,6 @@ int dray__engine_turns_open(dray__host *host, dray__engine_turns **out, dray_err
 void dray__engine_turns_close(dray__engine_turns *turns);
 /* This engine has made so many samples in so many nanoseconds, without its waits. */
 void dray__engine_turns_made(dray__engine_turns *turns, uint32_t samples, int64_t took_ns);
-/* How many may be out at once, by what was measured. */
-uint32_t dray__engine_turns_most(const dray__engine_turns *turns);
 /* Begins a turn, if there is one free now; with `wait` as soon as there is. *begun: whether it did,
  * or the schedule has no turns, or one has begun already. */
 int dray__engine_turns_begin(dray__engine_turns *turns, bool wait, bool *begun, dray_error *error);

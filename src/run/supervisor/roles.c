@@ -29,7 +29,7 @@ enum {
 
 static void on_end(evutil_socket_t fd, short what, void *user);
 
-void dray__process_end(dray__process *p)
+static void process_end(dray__process *p)
 {
     if (p->event)
         event_free(p->event);
@@ -51,11 +51,12 @@ int dray__process_start(dray__supervisor *s, dray__process *p, dray__child_start
     p->event = event_new(s->base, p->child.pidfd, EV_READ, on_end, p);
     if (p->event && event_add(p->event, NULL) == 0)
         return DRAY_OK;
-    dray__process_end(p);
+    process_end(p);
     return dray__fail(error, DRAY_ESYS, "supervisor: cannot watch a process");
 }
 
-void dray__process_describe(const dray__process *p, int status, char *out, size_t capacity)
+/* How a process ended: "failed with status 1: why". */
+static void process_describe(const dray__process *p, int status, char *out, size_t capacity)
 {
     char why[320] = "";
     if (WIFSIGNALED(status)) {
@@ -248,7 +249,7 @@ static void died(dray__process *p, const char *how)
     uint32_t rank = p->rank;
     dray__role_label(i->role, i->number, label);
     for (uint32_t r = 0; r < i->role->ranks; r++)
-        dray__process_end(&i->ranks[r]);
+        process_end(&i->ranks[r]);
     if (s->ended_ns && (i->asked_ns || i->role->on_death == DRAY__ON_DEATH_RESTART)) {
         if (!i->asked_ns)
             dray__reporter_say(s->reporter, "warning", "%s rank %u %s, after the queue's end",
@@ -280,7 +281,7 @@ static void take_end(dray__process *p)
         dray__watch_look(s->watch);
         return;
     }
-    dray__process_describe(p, status, how, sizeof(how));
+    process_describe(p, status, how, sizeof(how));
     if (p->instance)
         died(p, how);
     else
@@ -463,7 +464,7 @@ static void end_late(dray__supervisor *s, dray__instance *i, int64_t now)
         }
         dray__reporter_say(s->reporter, "warning", "%s did not end on SIGTERM: killed", label);
         for (uint32_t rank = 0; rank < i->role->ranks; rank++)
-            dray__process_end(&i->ranks[rank]);
+            process_end(&i->ranks[rank]);
         mark_done(s, i);
     }
 }
@@ -521,7 +522,7 @@ void dray__roles_free(dray__supervisor *s)
         for (uint32_t i = 0; at->instances && i < at->role->instances; i++) {
             dray__instance *instance = &at->instances[i];
             for (uint32_t rank = 0; instance->ranks && rank < at->role->ranks; rank++)
-                dray__process_end(&instance->ranks[rank]);
+                process_end(&instance->ranks[rank]);
             free(instance->ranks);
         }
         if (at->role)

@@ -94,9 +94,6 @@ char *dray__supervisor_advice(const dray__supervisor *s, char out[DRAY__ADVICE_B
 /* `start` but for its log, which is p->log. */
 int dray__process_start(dray__supervisor *s, dray__process *p, dray__child_start start,
                         dray_error *error);
-void dray__process_end(dray__process *p);
-/* How a process ended: "failed with status 1: why". */
-void dray__process_describe(const dray__process *p, int status, char *out, size_t capacity);
 
 int dray__roles_open(dray__supervisor *s, dray_error *error);
 /* Starts the roles whose `after` is ready. */

@@ -182,7 +182,8 @@ void dray__values_free(char **values, const dray_layout *layout)
     free(values);
 }
 
-char **dray__values_of(const dray_layout *layout, const dray__sums *sums)
+/* For each tensor its sum as the files carry it; NULL: out of memory. */
+static char **values_of(const dray_layout *layout, const dray__sums *sums)
 {
     uint32_t count = dray_layout_tensor_count(layout);
     char **values = calloc((size_t)count + 1, sizeof *values);
@@ -208,7 +209,7 @@ char **dray__values_later(const dray_layout *layout)
             elements = info->shape[d] > 0;
         ok = !elements || dray__sums_add(&zeros, info->name, info->dtype, 0, 0);
     }
-    char **values = ok ? dray__values_of(layout, &zeros) : NULL;
+    char **values = ok ? values_of(layout, &zeros) : NULL;
     dray__sums_free(&zeros);
     return values;
 }

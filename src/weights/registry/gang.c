@@ -23,7 +23,7 @@ static void version_free(struct version *version)
     free(version);
 }
 
-void dray__reg_gang_free(dray__registry *r, struct gang *gang)
+static void gang_free(dray__registry *r, struct gang *gang)
 {
     (void)r;
     while (gang->versions) {
@@ -57,7 +57,7 @@ static void gang_drop_if_empty(dray__registry *r, struct gang *gang)
             *at = gang->next;
             break;
         }
-    dray__reg_gang_free(r, gang);
+    gang_free(r, gang);
 }
 
 static void gang_break(dray__registry *r, struct gang *gang, const struct entry *entry,

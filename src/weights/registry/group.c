@@ -9,18 +9,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-void dray__holding_free(struct holding *holding)
+static void holding_free(struct holding *holding)
 {
     dray__sums_free(&holding->read);
     dray__sums_free(&holding->resident);
     *holding = (struct holding){0};
 }
 
-void dray__reg_group_free(struct group *group)
+static void group_free(struct group *group)
 {
-    dray__holding_free(&group->now);
-    dray__holding_free(&group->staged);
-    dray__holding_free(&group->goal);
+    holding_free(&group->now);
+    holding_free(&group->staged);
+    holding_free(&group->goal);
     dray__sums_free(&group->expected);
     dray__coverage_free(&group->coverage);
     free(group->set.entries);
@@ -38,7 +38,7 @@ static void group_drop_if_empty(struct group *group)
             *at = group->next;
             break;
         }
-    dray__reg_group_free(group);
+    group_free(group);
 }
 
 bool dray__reg_group_returning(const struct group *group)
@@ -128,7 +128,8 @@ static void begin_refuse(dray__registry *r, struct entry *entry, const dray_erro
         dray__reg_refuse(r, ticket, error);
 }
 
-void dray__reg_update_over(struct group *group)
+/* The group's update is over, and so is its lease; what is counted for its votes is thrown away. */
+static void update_over(struct group *group)
 {
     group->phase = ATTEMPT_NONE;
     if (group->reading)
@@ -138,7 +139,7 @@ void dray__reg_update_over(struct group *group)
     group->reading = NULL;
     group->gang = NULL;
     group->peer = NULL;
-    dray__holding_free(&group->goal);
+    holding_free(&group->goal);
     dray__sums_free(&group->expected);
     for (uint32_t i = 0; i < group->set.world; i++)
         if (group->set.entries[i]) {
@@ -150,7 +151,7 @@ void dray__reg_update_over(struct group *group)
 
 static void drop_staged(struct group *group)
 {
-    dray__holding_free(&group->staged);
+    holding_free(&group->staged);
     group->has_staged = false;
 }
 
@@ -186,7 +187,7 @@ void dray__reg_abort(dray__registry *r, struct group *group, const dray_error *r
                    group->name, reason->message);
     }
     dray__log(DRAY_LOG_WARN, "%s", group->abort_error.message);
-    dray__reg_update_over(group);
+    update_over(group);
     for (uint32_t i = 0; i < group->set.world; i++) {
         struct entry *entry = group->set.entries[i];
         if (!entry)
@@ -205,7 +206,7 @@ static void commit(dray__registry *r, struct group *group)
     dray__compared compared = group->goal.compared;
     bool prefetch = group->purpose == DRAY__PREFETCH;
     struct holding *to = prefetch ? &group->staged : &group->now;
-    dray__holding_free(to);
+    holding_free(to);
     if (group->purpose == DRAY__COMMIT) {
         *to = group->staged;
         compared = to->compared;
@@ -222,7 +223,7 @@ static void commit(dray__registry *r, struct group *group)
         group->leaving = false;
         dray__reg_delivered(group);
     }
-    dray__reg_update_over(group);
+    update_over(group);
     for (uint32_t i = 0; i < group->set.world; i++) {
         struct entry *entry = group->set.entries[i];
         void *ticket = entry->vote_ticket;
@@ -528,7 +529,7 @@ static void start(dray__registry *r, struct group *group, const struct set *coho
 /* Not now after all. */
 static void unchoose(struct group *group)
 {
-    dray__holding_free(&group->goal);
+    holding_free(&group->goal);
     group->gang = NULL;
     group->reading = NULL;
     group->peer = NULL;

@@ -295,7 +295,6 @@ struct version *dray__reg_newest(const struct model *model, uint64_t min, struct
 /* The newest version that was ever complete in the newest gang; for people. */
 const struct version *dray__reg_latest(const struct model *model, const struct gang **gang);
 bool dray__reg_ready(const struct gang *gang, const struct version *version);
-void dray__reg_gang_free(dray__registry *r, struct gang *gang);
 
 /* ---- deliver.c: publishers that wait until groups have a version */
 /* The group has committed what it holds now. */
@@ -333,9 +332,6 @@ int dray__reg_vote(dray__registry *r, struct entry *entry, uint64_t attempt,
                    const dray_error *verdict, struct vote *vote, void *ticket, dray_error *error);
 void dray__vote_free(struct vote *vote);
 void dray__reg_prefetch_drop(struct entry *entry);
-/* The group's update is over, and so is its lease; what is counted for its votes is thrown away. */
-void dray__reg_update_over(struct group *group);
-void dray__holding_free(struct holding *holding);
 dray__packed_layout *dray__reg_layouts(const struct set *set);
 /* What the group holds of what the set's ranks hold; counted once for the same ranks. */
 int dray__reg_cover(struct group *group, const struct set *sources, dray_error *error);
@@ -345,7 +341,6 @@ bool dray__reg_group_expired(dray__registry *r, struct entry *entry, void *ticke
 void dray__reg_abort(dray__registry *r, struct group *group, const dray_error *reason);
 /* Starts the updates whose ranks and version are there. */
 void dray__reg_groups_settle(dray__registry *r);
-void dray__reg_group_free(struct group *group);
 
 /* ---- peer.c: groups that read each other's memory, and the router's list */
 /* A group that can be read instead of the publishers' version (NULL: they cannot be read; near:

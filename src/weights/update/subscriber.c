@@ -259,19 +259,21 @@ void dray_subscriber_close(dray_subscriber *s)
     free(s);
 }
 
-void dray__subscriber_unmapped(dray_subscriber *s, uint64_t set)
+/* Tells the coordinator that nothing of a set's members is mapped any more. */
+static void subscriber_unmapped(dray_subscriber *s, uint64_t set)
 {
     dray__tell(s->channel, DRAY__MSG_REGIONS_DROP, &dray__set_told_fields,
                &(dray__set_told){s->key, set});
 }
 
-void dray__subscriber_forget(dray_subscriber *s, dray__sources **sources)
+/* Frees sources, and tells the coordinator what is no longer mapped. */
+static void subscriber_forget(dray_subscriber *s, dray__sources **sources)
 {
     uint64_t set = *sources ? (*sources)->source_set : 0;
     dray__sources_free(*sources);
     *sources = NULL;
     if (set)
-        dray__subscriber_unmapped(s, set);
+        subscriber_unmapped(s, set);
 }
 
 int dray_subscriber_release_mappings(dray_subscriber *s, dray_error *error)
@@ -290,9 +292,9 @@ int dray_subscriber_release_mappings(dray_subscriber *s, dray_error *error)
                    &items, &dray__sets_told_fields, &told, error);
     for (uint32_t i = 0; rc == DRAY_OK && i < told.count; i++)
         if (s->live && s->live->source_set == told.items[i])
-            dray__subscriber_forget(s, &s->live);
+            subscriber_forget(s, &s->live);
         else /* what said so was lost with its connection */
-            dray__subscriber_unmapped(s, told.items[i]);
+            subscriber_unmapped(s, told.items[i]);
     dray__arena_free(&items);
     return rc;
 }
@@ -422,7 +424,7 @@ static int find_sources(dray_subscriber *s, dray_error *error)
     }
     if (same && !disk && s->sources->source_set == s->source_set)
         return DRAY_OK;
-    dray__subscriber_forget(s, kept);
+    subscriber_forget(s, kept);
     s->report.planned = 1;
     int rc = disk ? dray__sources_disk(s->path, s->group_set, &s->destination, kept, error)
                   : dray__sources_live(s->source_set, s->source_count, s->group_set,
@@ -477,7 +479,7 @@ static void drop_cohort(dray_subscriber *s)
 {
     uint64_t set = s->sources->cohort_set;
     if (set && set != s->cohort_set && dray__upload_of(s->sources))
-        dray__subscriber_unmapped(s, set);
+        subscriber_unmapped(s, set);
 }
 
 /* Is all of it there, of the last update? */

@@ -95,10 +95,6 @@ void dray__update_release(dray_subscriber *subscriber);
 /* Makes the poll descriptor readable, or not. */
 void dray__subscriber_signal(dray_subscriber *subscriber, bool ready);
 
-/* Tells the coordinator that nothing of a set's members is mapped any more. */
-void dray__subscriber_unmapped(dray_subscriber *subscriber, uint64_t set);
-/* Frees sources, and tells the coordinator what is no longer mapped. */
-void dray__subscriber_forget(dray_subscriber *subscriber, dray__sources **sources);
 /* stage.c. Allocates the staging, once. */
 int dray__stage_open(dray_subscriber *subscriber, dray_error *error);
 void dray__stage_drop(dray_subscriber *subscriber);
