@@ -5,7 +5,6 @@
 
 #include <sched.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

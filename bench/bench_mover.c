@@ -6,7 +6,6 @@
 #include "mover/kernels/quant.h"
 #include "mover/mover.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 typedef struct job {

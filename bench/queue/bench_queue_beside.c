@@ -3,7 +3,6 @@
 #include "bench/queue/bench_queue.h"
 
 #include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -2,7 +2,6 @@
 #include "bench/weights/bench_suite.h"
 #include "cmd/bench.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 typedef struct arguments {

@@ -3,7 +3,6 @@
 #include "bench/weights/bench_gpu.h"
 #include "memory/cuda_library.h"
 
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,6 @@
 #include "bench/weights/bench_values.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -8,7 +8,6 @@
 #include "cmd/bench.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 static const char *const modes[] = {"auto", "tensor", "distributed", "disk", NULL};
 static const char *const strategies[] = {"direct", "bucket", "parameter", NULL};

@@ -6,7 +6,6 @@
 #include "run/supervisor/spawn.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 enum { INTERRUPTED = 130 };
 

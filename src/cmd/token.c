@@ -3,7 +3,6 @@
 #include "run/supervisor/coordinator.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 typedef struct arguments {
     const char *master, *out;

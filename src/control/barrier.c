@@ -3,7 +3,6 @@
  *
  * Who was there is told, so that those who meet again can say with whom: then one that died
  * meanwhile is missed at once, not at the deadline. */
-#include "base/arena.h"
 #include "base/array.h"
 #include "base/clock.h"
 #include "base/error.h"

@@ -8,17 +8,14 @@
 #include "base/options.h"
 #include "base/thread.h"
 #include "base/words.h"
-#include "control/token.h"
 #include "net/carrier.h"
 
 #include <dray/trace.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define DEFAULT_TIMEOUT (60 * DRAY__SECOND)

@@ -8,7 +8,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* How the engine layout cuts the model for this rank. */
 static dray_engine_spec spec_of(const dray__model *model)

@@ -3,7 +3,6 @@
  * by its name. */
 #include "base/error.h"
 #include "base/json.h"
-#include "base/wire.h"
 #include "engine/tokenizer_parts.h"
 
 #include <stdio.h>

@@ -4,7 +4,6 @@
 #include "group/group.h"
 
 #include <stdatomic.h>
-#include <stdbool.h>
 
 #define DRAY__GROUP_TEXT 200
 

@@ -7,7 +7,6 @@
 #include "base/options.h"
 
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #define DEFAULT_TIMEOUT (60 * DRAY__SECOND)

@@ -3,8 +3,6 @@
  * installs them. */
 #pragma once
 
-#include <stddef.h>
-
 typedef enum dray__gpu_library {
     DRAY__GPU_NVRTC, /* $DRAY_NVRTC_LIBRARY */
     DRAY__GPU_NCCL,  /* $DRAY_NCCL_LIBRARY */

@@ -1,7 +1,6 @@
 /* Pinned memory: shared memory that every process that maps it registers with its GPUs, so that
  * their copy engines and kernels reach it. A process without a driver may import it, too: to it, it
  * is shared memory. */
-#include "base/error.h"
 #include "memory/cuda_memory.h"
 
 /* Zero bytes cannot be registered, and nobody asks for their address. */

@@ -3,8 +3,6 @@
 #include "mover/cuda/cuda.h"
 #include "mover/move.h"
 
-#include <string.h>
-
 /* Brings the tile's elements, dense, into `staging`, and points the rectangle's source there. */
 static int gather(dray__move *move, dray__tile *tile, uint8_t *staging, dray_error *error)
 {

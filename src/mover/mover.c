@@ -4,7 +4,6 @@
 #include "base/error.h"
 #include "mover/cuda/cuda.h"
 #include "mover/kernels/checksum.h"
-#include "mover/kernels/kernels.h"
 #include "mover/move.h"
 
 #include <stdlib.h>

@@ -11,7 +11,6 @@
 
 #include <stdbool.h>
 #include <stddef.h>
-#include <sys/socket.h>
 #include <sys/types.h>
 
 typedef struct dray__stream dray__stream;

@@ -9,7 +9,6 @@
 #include <ifaddrs.h>
 #include <inttypes.h>
 #include <netinet/in.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,6 @@
 #include "plan/planner.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* Same memories, and b continues a along dimension d. */
 static bool continues(const dray_copy *a, const dray_copy *b, uint32_t d)

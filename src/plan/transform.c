@@ -6,7 +6,6 @@
 #include "model/layout/layout.h"
 #include "plan/planner.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

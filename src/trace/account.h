@@ -8,7 +8,6 @@
 
 #include <dray/trace.h>
 #include <stdbool.h>
-#include <stddef.h>
 
 enum {
     DRAY__WAIT_CAUSES = DRAY_CAUSE_LEASE + 1,

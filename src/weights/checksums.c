@@ -1,7 +1,6 @@
 /* Checksums of blocks, whole tensors and running sessions. */
 #include "base/error.h"
 #include "model/layout/layout.h"
-#include "mover/cuda/cuda.h"
 #include "mover/mover.h"
 #include "weights/messages.h"
 #include "weights/source_sums.h"

@@ -5,8 +5,6 @@
 
 #include "memory/cuda_event.h"
 
-#include <stdbool.h>
-
 enum { DRAY__MARK_HANDLE = 64 };
 
 typedef struct dray__mark {

@@ -6,7 +6,6 @@
 #include "weights/internal.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 dray__rect dray__rect_of(const dray_layout *layout, uint32_t index)
 {

@@ -7,7 +7,6 @@
 #include "cmd/queue/queue_json.h"
 
 #include <dray/queue.h>
-#include <stdbool.h>
 
 typedef struct cmd_claim_request {
     const char *address, *queue;

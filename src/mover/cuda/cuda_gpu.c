@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
 enum { LEAST_MEMORY = 64 << 10, MOST_GPUS = 64, STAGED = DRAY__GPU_CELL * 4 };

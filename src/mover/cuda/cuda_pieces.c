@@ -2,10 +2,7 @@
  * allows, cut into tiles. */
 #include "base/error.h"
 #include "mover/cuda/cuda_internal.h"
-#include "mover/kernels/kernels.h"
 #include "mover/kernels/rect.h"
-
-#include <string.h>
 
 enum { WORD = 16, SIDE = 64, MOST_EXTENT = 1 << 30 };
 

@@ -1,6 +1,5 @@
 /* Columns in chunks of shared memory: ours, which the controller knows of and a keeper holds; which
  * keeper that is (homes.h), and reading what those of other hosts hold. */
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/hook.h"
 #include "control/context.h"

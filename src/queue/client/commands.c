@@ -4,8 +4,6 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/options.h"
-#include "base/words.h"
-#include "control/context.h"
 #include "queue/client/client.h"
 
 #include <stdio.h>

@@ -4,7 +4,6 @@
 #include "base/error.h"
 #include "base/options.h"
 #include "base/words.h"
-#include "control/context.h"
 #include "queue/client/bytes.h"
 
 #include <stdlib.h>

@@ -3,7 +3,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/options.h"
-#include "control/context.h"
 #include "queue/client/client.h"
 
 #include <stdlib.h>

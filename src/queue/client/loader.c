@@ -8,7 +8,6 @@
 #include "base/options.h"
 #include "queue/client/client.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>

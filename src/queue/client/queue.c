@@ -13,7 +13,6 @@
 
 #include <dray/trace.h>
 #include <poll.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>

@@ -1,6 +1,5 @@
 /* Reading columns that cannot be mapped, from a store or another host, into buffers that are kept
  * and used again. */
-#include "base/clock.h"
 #include "base/error.h"
 #include "queue/client/bytes.h"
 

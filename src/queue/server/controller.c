@@ -6,7 +6,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hook.h"
-#include "base/log.h"
 #include "queue/server/waiters.h"
 
 #include <errno.h>

@@ -10,8 +10,6 @@
 #include "queue/messages.h"
 #include "queue/storage/storage.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>

@@ -9,7 +9,6 @@
 #include "queue/table/table.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #define LIMIT_MIN (UINT64_C(1) << 20) /* of smaller capacities only the values are counted */
 #define UNASKED (UINT64_C(64) << 10)  /* the least that a commit gets at once */

@@ -3,7 +3,6 @@
 
 #include "base/array.h"
 #include "base/error.h"
-#include "queue/journal/ledger.h"
 
 #include <stdlib.h>
 #include <string.h>

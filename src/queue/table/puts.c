@@ -3,7 +3,6 @@
 #include "queue/table/table_inside.h"
 
 #include "base/error.h"
-#include "base/words.h"
 #include "queue/journal/ledger.h"
 
 #include <stdlib.h>

@@ -2,8 +2,6 @@
 #include "base/error.h"
 #include "queue/table/table.h"
 
-#include <string.h>
-
 void dray__quota_join(dray__quota *quota, dray__table *table)
 {
     table->quota = quota;

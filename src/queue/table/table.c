@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "base/words.h"
-#include "queue/journal/ledger.h"
 #include "queue/storage/backend.h"
 
 #include <stdio.h>

@@ -7,7 +7,6 @@
 #include "run/engine/engine_turns.h"
 #include "run/engine/intake.h"
 #include "run/engine/rollout.h"
-#include "run/fault.h"
 #include "run/host/host.h"
 #include "run/job/schedule.h"
 

@@ -19,7 +19,6 @@
 #include <dray/queue.h>
 #include <dray/trace.h>
 #include <jansson.h>
-#include <limits.h>
 
 struct dray__host {
     const dray__job *job;

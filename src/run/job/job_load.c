@@ -1,9 +1,7 @@
 /* Job files: read over the defaults, and their settings checked against each other. */
 #include "run/job/job.h"
 
-#include "base/error.h"
 #include "base/io.h"
-#include "base/words.h"
 #include "engine/policy.h"
 #include "run/data/data.h"
 #include "run/desk/advantage.h"

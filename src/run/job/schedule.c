@@ -1,8 +1,6 @@
 #include "run/job/schedule.h"
 
-#include "base/error.h"
 #include "queue/client/training.h"
-#include "run/job/tasks.h"
 
 #include <math.h>
 

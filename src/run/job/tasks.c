@@ -6,7 +6,6 @@
 #include "run/job/columns.h"
 #include "run/job/schedule.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -7,7 +7,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* Points of a curve with its band, and resamples for each. */
 enum { GRID = 60, BAND_RESAMPLES = 1000 };

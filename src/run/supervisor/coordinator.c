@@ -12,7 +12,6 @@
 #include "run/supervisor/sandbox.h"
 #include "weights/registry/registry.h"
 
-#include <errno.h>
 #include <event2/event.h>
 #include <signal.h>
 #include <stdio.h>

@@ -8,7 +8,6 @@
 #include <libgen.h>
 #include <linux/landlock.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>

@@ -7,7 +7,6 @@
 #include "base/thread.h"
 #include "run/job/tasks.h"
 
-#include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>

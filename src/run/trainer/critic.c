@@ -1,11 +1,9 @@
 /* The value model's trainer: value and critic on one sharded trainer whose head gives each token
  * one number. Its steps are those of trainer.c. */
-#include "base/error.h"
 #include "run/trainer/checkpoint.h"
 #include "run/trainer/learn.h"
 
 #include <math.h>
-#include <stdio.h>
 
 /* ---- opening --------------------------------------------------------------------------------- */
 

@@ -10,10 +10,7 @@
  * first, as many as a step trains, and not before policy and value model have both made the step
  * before: so all samples that have values, and that either has not trained yet, are the step's. */
 #include "base/error.h"
-#include "run/data/prompts.h"
 #include "run/desk/advantage.h"
-#include "run/fault.h"
-#include "run/job/schedule.h"
 #include "run/trainer/learn.h"
 
 #include <stdlib.h>

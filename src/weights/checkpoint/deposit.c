@@ -5,9 +5,7 @@
  * not the member's are never written, since others write them. */
 #include "weights/checkpoint/deposit.h"
 
-#include "base/clock.h"
 #include "base/error.h"
-#include "mover/cuda/cuda.h"
 #include "mover/disk.h"
 #include "mover/mover.h"
 

@@ -6,7 +6,6 @@
 #include "weights/checkpoint/overlay.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { SCRATCH_BYTES = 8 << 20 };

@@ -6,7 +6,6 @@
 #include "mover/cuda/cuda.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define PATIENCE (60 * DRAY__SECOND)
 enum { SLOT = 16, ALIGN = 256 };

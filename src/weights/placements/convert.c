@@ -10,8 +10,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "mover/kernels/quant.h"
-#include "mover/mover.h"
-#include "net/peer.h"
 #include "weights/placements/wired.h"
 #include "weights/transfer/transfer.h"
 

@@ -1,10 +1,8 @@
 /* The placement of what changed (transfer.h): which ops a delta of their source can bring up to
  * date.
  */
-#include "model/layout/layout.h"
 #include "weights/checkpoint/overlay.h"
 #include "weights/delta/delta.h"
-#include "weights/placements/wired.h"
 #include "weights/transfer/transfer.h"
 
 bool dray__delta_offered(const dray__transfer *h, const dray__op *op)

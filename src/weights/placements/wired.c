@@ -1,6 +1,5 @@
 #include "weights/placements/wired.h"
 
-#include "model/layout/layout.h"
 #include "mover/mover.h"
 #include "weights/server/pull_quant.h"
 

@@ -10,8 +10,6 @@
 #include "mover/kernels/quant.h"
 #include "weights/program/compile.h"
 
-#include <string.h>
-
 static bool on_gpu(const dray__transfer *h, const dray_copy *read)
 {
     const dray__source *source = &h->sources->sources[read->source];

@@ -6,8 +6,6 @@
 #include "memory/cuda_library.h"
 #include "memory/region.h"
 
-#include <stdbool.h>
-
 typedef int dray__gate_fn(void *user, uint64_t version, int64_t timeout_ns, dray_error *error);
 
 typedef struct dray__gate {

@@ -6,15 +6,11 @@
 #include "base/log.h"
 #include "memory/region.h"
 #include "mover/mover.h"
-#include "weights/registry/registry.h"
 #include "weights/server/serve.h"
 
-#include <fcntl.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 int64_t dray__publisher_deadline(const dray_publisher *p, int64_t timeout_ns)
 {

@@ -7,7 +7,6 @@
 #include <dray/weights.h>
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* ---- which peer ------------------------------------------------------------------------------ */
 

@@ -6,7 +6,6 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 int dray__reg_pin(dray__registry *r, struct entry *reader, const struct entry *owner, uint64_t set,

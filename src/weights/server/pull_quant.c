@@ -2,12 +2,10 @@
 #include "weights/server/pull_quant.h"
 
 #include "base/error.h"
-#include "model/layout/layout.h"
 #include "mover/kernels/checksum.h"
 #include "mover/kernels/quant.h"
 #include "mover/mover.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* An answer's elements as f32, then the largest of each cell. */

@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "control/context.h"
-#include "net/carrier.h"
 #include "net/server.h"
 #include "weights/server/arena.h"
 #include "weights/server/exports.h"

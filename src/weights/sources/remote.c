@@ -28,7 +28,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 
 /* ---- answers --------------------------------------------------------------------------------- */

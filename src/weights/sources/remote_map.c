@@ -3,7 +3,6 @@
  * in who may look into that process. Their data servers say only when something is there, with its
  * sums; what is copied is summed here and compared, so that memory that changes meanwhile shows. */
 #include "base/error.h"
-#include "mover/mover.h"
 #include "weights/sources/remote.h"
 
 #include <errno.h>
@@ -11,7 +10,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 bool dray__remote_may_map(const struct remote_lane *l, const struct source *s)

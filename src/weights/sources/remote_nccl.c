@@ -10,7 +10,6 @@
  * itself. What fails later fails the update: the next one makes the pair anew. */
 #include "base/error.h"
 #include "base/log.h"
-#include "model/layout/layout.h"
 #include "mover/cuda/cuda.h"
 #include "weights/server/nccl.h"
 #include "weights/sources/remote.h"

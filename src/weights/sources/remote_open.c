@@ -2,13 +2,11 @@
  * hold it, and dealt to publishers and to the members of the cohort; the slots; the connections. */
 #include "base/array.h"
 #include "base/error.h"
-#include "model/layout/layout.h"
 #include "weights/placements/wired.h"
 #include "weights/sources/remote.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
 bool dray__remote_reaches(const dray__transfer *transfer, const dray__op *op,
                           const dray__placement *placement)

@@ -1,11 +1,7 @@
 /* Taking of the source of data servers (remote.h): from where an answer landed to its
  * place, and into the books. */
-#include "base/error.h"
-#include "mover/mover.h"
 #include "weights/placements/wired.h"
 #include "weights/sources/remote.h"
-
-#include <string.h>
 
 /* From the slot, where the slice lies dense at `offset`, to its place. */
 static dray_copy out_of_slot(const struct source *s, const dray_copy *op, const dray__rect *rect,

@@ -3,7 +3,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
-#include "mover/cuda/cuda.h"
 #include "mover/kernels/checksum.h"
 #include "mover/mover.h"
 #include "weights/transfer/transfer.h"

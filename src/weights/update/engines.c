@@ -11,7 +11,6 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* How long engines have to come back; how often the coordinator is looked for, and how long. */
 #define GRACE_NS DRAY__LEASE_DEFAULT

@@ -9,7 +9,6 @@
 #include "weights/transfer/transfer.h"
 #include "weights/update/subscriber.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <poll.h>
