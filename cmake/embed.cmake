@@ -1,6 +1,6 @@
-# cmake -DOUT=x.c -DFILES="a;b" -DNAMES="na;nb" -P embed.cmake: C arrays of the files' bytes, each
+# cmake -DOUT=x.c -DHEADER=x.h -DFILES="a;b" -DNAMES="na;nb" -P embed.cmake: C arrays of the files' bytes, each
 # ended by a 0 that does not count, and their sizes. A file that is not there is empty.
-set(text "/* Made by cmake/embed.cmake. */\n#include \"mover/cuda/cuda_embedded.h\"\n")
+set(text "/* Made by cmake/embed.cmake. */\n#include \"${HEADER}\"\n")
 foreach(file name IN ZIP_LISTS FILES NAMES)
   set(hex "")
   if(EXISTS "${file}")

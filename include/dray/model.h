@@ -183,12 +183,10 @@ int dray_layout_unpack(const void *data, size_t size, dray_layout **out, dray_er
 
 /* ---- model configurations -------------------------------------------------------------------- */
 
-enum { DRAY_MODEL_DENSE_WORDS = 8 };
+enum { DRAY_MODEL_DENSE_WORDS = 8, DRAY_MODEL_OWN = 32, DRAY_MODEL_KINDS = 3 };
 
 typedef struct dray_model_config {
-    /* Hugging Face model_type: "llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3",
-     * "kimi_k2", "glm4_moe" */
-    char family[32];
+    char family[32]; /* Hugging Face model_type, such as "qwen3_moe": docs/families.md */
     int64_t vocab_size, hidden_size, intermediate_size;
     int64_t layers, heads, kv_heads, head_dim;
     int64_t max_positions;
@@ -214,6 +212,10 @@ typedef struct dray_model_config {
      * (...ForTokenClassification; 1: a value model): its head is score.weight and score.bias, and
      * it has no lm_head. */
     int64_t labels;
+    /* What the family's file reads besides, in its order; and for each kind of layers that it names
+     * the layers of this kind, as in dense_layers. */
+    int64_t own[DRAY_MODEL_OWN];
+    uint64_t kind_layers[DRAY_MODEL_KINDS][DRAY_MODEL_DENSE_WORDS];
 } dray_model_config;
 
 /* Loads a model's configuration: a name of the built-in table, such as "qwen2.5-32b", in any case;

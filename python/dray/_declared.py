@@ -79,6 +79,8 @@ QUANT_TENSOR = 2
 SCALE_F32 = 0
 SCALE_UE8M0 = 1
 MODEL_DENSE_WORDS = 8
+MODEL_OWN = 32
+MODEL_KINDS = 3
 REPLICATE = 0
 SHARD = 1
 STRIDED_SHARD = 2
@@ -270,7 +272,8 @@ class ModelConfig(c.Structure):
                 ("dense_layers", c.c_uint64 * 8), ("q_lora_rank", c.c_int64),
                 ("kv_lora_rank", c.c_int64), ("qk_nope_head_dim", c.c_int64),
                 ("qk_rope_head_dim", c.c_int64), ("v_head_dim", c.c_int64),
-                ("mtp_layers", c.c_int64), ("labels", c.c_int64)]
+                ("mtp_layers", c.c_int64), ("labels", c.c_int64), ("own", c.c_int64 * 32),
+                ("kind_layers", c.c_uint64 * 8 * 3)]
 
 
 class Placement(c.Structure):

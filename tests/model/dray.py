@@ -38,7 +38,8 @@ class ModelConfig(c.Structure):
                                  "first_k_dense", "sparse_step")] + [
         ("dense_layers", c.c_uint64 * 8)] + [
         (n, c.c_int64) for n in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
-                                 "qk_rope_head_dim", "v_head_dim", "mtp_layers", "labels")]
+                                 "qk_rope_head_dim", "v_head_dim", "mtp_layers", "labels")] + [
+        ("own", c.c_int64 * 32), ("kind_layers", c.c_uint64 * 8 * 3)]
 
 
 class Placement(c.Structure):

@@ -296,8 +296,9 @@ TEST(config_json_errors)
         {"{" CORE "}", DRAY_EFORMAT, "model_type is missing"},
         {"{\"model_type\": 3, " CORE "}", DRAY_EFORMAT, "model_type: expected a string"},
         {"{\"model_type\": \"qwen4\", " CORE "}", DRAY_EUNSUPPORTED, "did you mean 'qwen"},
-        {"{\"model_type\": \"gpt2\", " CORE "}", DRAY_EUNSUPPORTED, "known: llama"},
-        {"{\"model_type\": \"deepseek_v3\", " CORE "}", DRAY_EFORMAT, "kv_lora_rank is missing"},
+        {"{\"model_type\": \"gpt2\", " CORE "}", DRAY_EUNSUPPORTED, "dray.weights.record()"},
+        {"{\"model_type\": \"deepseek_v3\", " CORE "}", DRAY_EFORMAT,
+         "n_routed_experts is missing"},
         {"{\"model_type\": \"deepseek_v3\", " CORE ", \"attention_bias\": true}", DRAY_EUNSUPPORTED,
          "attention_bias"},
         {"{\"model_type\": \"glm4_moe\", " CORE ", \"moe_layer_freq\": 2}", DRAY_EUNSUPPORTED,
@@ -314,8 +315,9 @@ TEST(config_json_errors)
          "\"num_key_value_heads\": 4, \"mlp_only_layers\": [900]}",
          DRAY_EUNSUPPORTED, "layer 900"},
         {"{\"model_type\": \"deepseek_v3\", " CORE ", \"kv_lora_rank\": 8, \"v_head_dim\": 8, "
+         "\"n_routed_experts\": 2, \"moe_intermediate_size\": 2, "
          "\"qk_nope_head_dim\": 9223372036854775807, \"qk_rope_head_dim\": 1}",
-         DRAY_EINVALID, "qk_rope_head_dim 1 are too large"},
+         DRAY_EINVALID, "qk_nope_head_dim + qk_rope_head_dim"},
         {"{\"model_type\": \"glm4_moe\", " CORE ", \"n_routed_experts\": 8, "
          "\"num_key_value_heads\": 4, \"moe_intermediate_size\": 16777216, \"n_shared_experts\": "
          "2}",
@@ -348,7 +350,7 @@ TEST(config_json_errors)
          "rope_parameters: expected an object"},
         {"{\"model_type\": \"llama\", \"vocab_size\": 100, \"hidden_size\": 33, "
          "\"intermediate_size\": 64, \"num_hidden_layers\": 2, \"num_attention_heads\": 4}",
-         DRAY_EINVALID, "hidden_size 33"},
+         DRAY_EINVALID, "hidden_size / heads: 33 is not a multiple of 4"},
         {"{\"model_type\": \"llama\", \"vocab_size\": 99999999999999, \"hidden_size\": 32, "
          "\"intermediate_size\": 64, \"num_hidden_layers\": 2, \"num_attention_heads\": 4}",
          DRAY_EINVALID, "vocab_size is 99999999999999"},

@@ -70,7 +70,7 @@ const char *dray__engine_scales_suffix(const dray__engine *e)
 static bool quantisable(const dray__engine *e, const dray__parameter *p)
 {
     dray__part part = dray__engine_part(p);
-    return p->shape[1] != DRAY__SIZE_NONE && part < DRAY__ROUTER &&
+    return p->ndim == 2 && part < DRAY__ROUTER &&
            !(part == DRAY__SHARED && e->spec.fuse_shared); /* as the experts are */
 }
 

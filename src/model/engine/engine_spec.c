@@ -272,6 +272,12 @@ int dray__engine_read(dray__engine *e, const dray_model_config *config,
     int status = read_spec(e, spec, error);
     if (!status)
         status = dray__config_check(config, &e->family, error);
+    if (!status && !e->family->engine)
+        status =
+            dray__fail(error, DRAY_EUNSUPPORTED,
+                       "engine: how engines hold a model of family %s is not known: "
+                       "dray.weights.record() of Python learns it from the engine's own loader",
+                       e->family->name);
     if (!status)
         status = dray__builder_defaults(config, &e->dtype, &e->kind, error);
     if (!status)

@@ -1,7 +1,5 @@
 /* Model configurations: a table of public models, and Hugging Face's config.json as transformers 4
- * and 5 write it (configuration_llama.py, configuration_qwen2.py, configuration_qwen3.py,
- * configuration_qwen3_moe.py, configuration_mixtral.py, configuration_deepseek_v3.py,
- * configuration_glm4_moe.py). */
+ * and 5 write it. Which keys give which values says the family's file. */
 #include "model/families/family.h"
 
 #include "base/error.h"
@@ -75,14 +73,17 @@ const char *dray_model_name(uint32_t index)
     return index < COUNT(models) ? models[index].name : NULL;
 }
 
-static void from_table(const known *m, dray_model_config *out)
+static int from_table(const known *m, dray_model_config *out, dray_error *error)
 {
     static const sparse none;
-    const dray__family *family = dray__family_find(m->family);
+    const dray__family *family;
+    int status = dray__family_find(m->family, &family, error);
     const sparse *more = &none;
     for (size_t i = 0; i < COUNT(sparse_models); i++)
         if (strcmp(sparse_models[i].name, m->name) == 0)
             more = &sparse_models[i];
+    if (status)
+        return status;
     *out = (dray_model_config){.vocab_size = m->vocab,
                                .hidden_size = m->hidden,
                                .intermediate_size = m->intermediate,
@@ -93,8 +94,8 @@ static void from_table(const known *m, dray_model_config *out)
                                .max_positions = m->positions,
                                .rms_norm_eps = m->eps,
                                .rope_theta = m->theta,
-                               .qkv_bias = family->qkv_bias || more->qkv_bias,
-                               .qk_norm = family->qk_norm || more->qk_norm,
+                               .qkv_bias = more->qkv_bias,
+                               .qk_norm = more->qk_norm,
                                .tied = m->tied,
                                .dtype = DRAY_BF16,
                                .experts = more->experts,
@@ -108,12 +109,22 @@ static void from_table(const known *m, dray_model_config *out)
                                .v_head_dim = more->value,
                                .mtp_layers = more->mtp};
     snprintf(out->family, sizeof out->family, "%s", m->family);
+    /* what the family always has */
+    for (uint32_t i = 0; i < family->rule_count; i++) {
+        const dray__config_rule *rule = &family->rules[i];
+        int64_t value;
+        if (!rule->keys[0] && rule->absent->steps[0].what == 'n' && rule->absent->count == 1 &&
+            dray__evaluate(rule->absent, out, &value, NULL) == DRAY_OK)
+            dray__value_set(out, rule->value, value);
+    }
+    return DRAY_OK;
 }
 
 /* config.json being read; the first error stays. */
 typedef struct reading {
     const char *path;
     json_t *json;
+    const json_t *within; /* what is looked into first; NULL: nothing */
     int status;
     dray_error *error;
 } reading;
@@ -132,6 +143,24 @@ static json_t *get(const json_t *json, const char *key)
     return json_is_null(value) ? NULL : value;
 }
 
+/* The value of a key, or of "a.b"; in the family's own object of the file where it is there. */
+static json_t *find(const reading *r, const char *key)
+{
+    char outer[64];
+    const char *dot = strchr(key, '.');
+    if (!dot)
+        return json_object_get(r->within, key) ? json_object_get(r->within, key)
+                                               : json_object_get(r->json, key);
+    snprintf(outer, sizeof outer, "%.*s", (int)(dot - key), key);
+    return json_object_get(json_object_get(r->json, outer), dot + 1);
+}
+
+static json_t *found(const reading *r, const char *key)
+{
+    json_t *value = find(r, key);
+    return json_is_null(value) ? NULL : value;
+}
+
 static void wrong_type(reading *r, const char *key, const char *expected, const json_t *found)
 {
     if (!r->status)
@@ -142,7 +171,7 @@ static void wrong_type(reading *r, const char *key, const char *expected, const 
 /* absent: the value where the key is missing; negative: it must be there. */
 static int64_t integer(reading *r, const char *key, int64_t absent)
 {
-    const json_t *value = get(r->json, key);
+    const json_t *value = found(r, key);
     if (value && json_is_integer(value))
         return json_integer_value(value);
     if (value)
@@ -165,7 +194,7 @@ static double number(reading *r, const json_t *json, const char *key, double abs
 
 static bool boolean(reading *r, const char *key, bool absent)
 {
-    const json_t *value = get(r->json, key);
+    const json_t *value = found(r, key);
     if (!value)
         return absent;
     if (!json_is_boolean(value))
@@ -175,7 +204,7 @@ static bool boolean(reading *r, const char *key, bool absent)
 
 static const char *string(reading *r, const char *key)
 {
-    const json_t *value = get(r->json, key);
+    const json_t *value = found(r, key);
     if (value && !json_is_string(value))
         wrong_type(r, key, "a string", value);
     return json_string_value(value);
@@ -184,10 +213,10 @@ static const char *string(reading *r, const char *key)
 /* transformers 5 nests it, in one object or in one for each kind of layer. */
 static double rope_theta(reading *r, const dray__family *family)
 {
-    /* RotaryEmbeddingConfigMixin.default_theta */
-    const double absent = family->default_theta > 0 ? family->default_theta : 10000;
-    double theta = number(r, r->json, "rope_theta", absent);
-    const json_t *nested = get(r->json, "rope_parameters");
+    const double absent = family->default_theta;
+    double theta =
+        number(r, get(r->within, "rope_theta") ? r->within : r->json, "rope_theta", absent);
+    const json_t *nested = found(r, "rope_parameters");
     if (nested && !json_is_object(nested)) {
         wrong_type(r, "rope_parameters", "an object", nested);
         return absent;
@@ -204,7 +233,7 @@ static double rope_theta(reading *r, const dray__family *family)
 
 static dray_dtype checkpoint_dtype(reading *r)
 {
-    const char *key = get(r->json, "dtype") ? "dtype" : "torch_dtype";
+    const char *key = found(r, "dtype") ? "dtype" : "torch_dtype";
     const char *name = string(r, key);
     dray_dtype dtype = name ? dray_dtype_parse(name) : DRAY_F32;
     if (!dray__is_float((int32_t)dtype) && !r->status)
@@ -215,26 +244,40 @@ static dray_dtype checkpoint_dtype(reading *r)
 }
 
 /* Keys that give a model other tensors, unless they are missing, null, false, 0 or empty, or the
- * family has what they speak of. */
-static const struct {
-    const char *key;
-    enum { FOR_NONE, FOR_MOE, FOR_LATENT, FOR_MTP } known_to;
-} changes_tensors[] = {
-    {"compression_config", FOR_NONE},
-    {"num_experts", FOR_MOE},
-    {"num_local_experts", FOR_MOE},
-    {"n_routed_experts", FOR_MOE},
-    {"num_nextn_predict_layers", FOR_MTP},
-    {"kv_lora_rank", FOR_LATENT},
-    {"pruned_heads", FOR_NONE},
-    {"is_encoder_decoder", FOR_NONE},
-    {"add_cross_attention", FOR_NONE},
-    {"vision_config", FOR_NONE},
-    {"text_config", FOR_NONE},
-    {"head_dim_list", FOR_NONE},
-    {"num_heads_per_layer", FOR_NONE},
-    {"block_configs", FOR_NONE},
+ * family's file speaks of them. */
+static const char *const changes_tensors[] = {
+    "compression_config",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "num_nextn_predict_layers",
+    "kv_lora_rank",
+    "pruned_heads",
+    "is_encoder_decoder",
+    "add_cross_attention",
+    "vision_config",
+    "text_config",
+    "audio_config",
+    "head_dim_list",
+    "num_heads_per_layer",
+    "block_configs",
 };
+
+/* Does the family read this key, or a key of the object behind it? Names of experts' number stand
+ * for each other. */
+static bool speaks_of(const dray__family *family, const char *key)
+{
+    size_t length = strlen(key);
+    if ((family->moe && strstr(key, "experts")) ||
+        (family->within && strcmp(family->within, key) == 0))
+        return true;
+    for (uint32_t i = 0; i < family->rule_count; i++)
+        for (size_t k = 0; k < COUNT(family->rules->keys) && family->rules[i].keys[k]; k++)
+            if (strncmp(family->rules[i].keys[k], key, length) == 0 &&
+                strchr(".", family->rules[i].keys[k][length]))
+                return true;
+    return false;
+}
 
 static bool is_set(const json_t *value)
 {
@@ -263,16 +306,17 @@ static int check_quantisation(const reading *r)
 
 static int check_keys(const reading *r, const dray__family *family)
 {
-    const bool has[] = {[FOR_NONE] = false,
-                        [FOR_MOE] = family->moe,
-                        [FOR_LATENT] = family->latent,
-                        [FOR_MTP] = family->mtp};
-    for (size_t i = 0; i < COUNT(changes_tensors); i++)
-        if (!has[changes_tensors[i].known_to] &&
-            is_set(json_object_get(r->json, changes_tensors[i].key)))
-            return dray__fail(r->error, DRAY_EUNSUPPORTED,
-                              "%.300s: %s changes the model's tensors and is not supported",
-                              r->path, changes_tensors[i].key);
+    const char *refused = NULL;
+    for (size_t i = 0; i < COUNT(changes_tensors) && !refused; i++)
+        if (is_set(find(r, changes_tensors[i])) && !speaks_of(family, changes_tensors[i]))
+            refused = changes_tensors[i];
+    for (size_t i = 0; i < json_array_size(family->refused) && !refused; i++)
+        if (is_set(find(r, json_string_value(json_array_get(family->refused, i)))))
+            refused = json_string_value(json_array_get(family->refused, i));
+    if (refused)
+        return dray__fail(r->error, DRAY_EUNSUPPORTED,
+                          "%.300s: %s changes the model's tensors and is not supported", r->path,
+                          refused);
     int status = check_quantisation(r);
     if (status)
         return status;
@@ -280,20 +324,18 @@ static int check_keys(const reading *r, const dray__family *family)
     if (every && !(json_is_integer(every) && json_integer_value(every) == 1))
         return dray__fail(r->error, DRAY_EUNSUPPORTED, "%.300s: moe_layer_freq: expected 1",
                           r->path);
-    if (family->latent && is_set(json_object_get(r->json, "attention_bias")))
-        return dray__fail(r->error, DRAY_EUNSUPPORTED,
-                          "%.300s: attention_bias is not supported with latent attention", r->path);
     return DRAY_OK;
 }
 
 /* How many labels the head scores; 0: it is a language model's. transformers' default is 2. */
-static int read_head(const reading *r, int64_t *labels)
+static int read_head(const reading *r, const dray__family *family, int64_t *labels)
 {
     const json_t *names = json_object_get(r->json, "architectures");
     const json_t *of = json_object_get(r->json, "id2label");
     const char *name = json_is_array(names) ? json_string_value(json_array_get(names, 0)) : NULL;
     *labels = 0;
-    if (!name || dray__ends_with(name, "ForCausalLM"))
+    if (!name || dray__ends_with(name, "ForCausalLM") ||
+        (family->within && dray__ends_with(name, "ForConditionalGeneration")))
         return DRAY_OK;
     if (!dray__ends_with(name, "ForTokenClassification"))
         return dray__fail(r->error, DRAY_EUNSUPPORTED,
@@ -312,100 +354,88 @@ static int read_family(reading *r, const dray__family **family)
         return r->status;
     if (!type)
         return dray__fail(r->error, DRAY_EFORMAT, "%.300s: model_type is missing", r->path);
-    *family = dray__family_find(type);
-    if (*family)
-        return DRAY_OK;
-    char hint[DRAY__FAMILY_HINT];
-    dray__family_hint(type, hint, sizeof hint);
-    return dray__fail(
-        r->error, DRAY_EUNSUPPORTED,
-        "%.200s: model_type '%.60s' is not supported%s (dray.weights.record() of Python "
-        "lays out any model, by its engine's own loader)",
-        r->path, type, hint);
+    int status = dray__family_find(type, family, r->error);
+    if (status == DRAY_EUNSUPPORTED)
+        return dray__fail_prefix(r->error, status, "%.200s: ", r->path);
+    if (!status && (*family)->within)
+        r->within = json_object_get(r->json, (*family)->within);
+    return status;
 }
 
-/* mlp_only_layers: numbers of layers. */
-static void read_dense_layers(reading *r, dray_model_config *c)
+/* Sets layer's bit; there are numbers of many layers only in files that somebody made up. */
+static void set_layer(reading *r, const char *key, uint64_t *layers, json_int_t layer)
 {
     enum { MOST = DRAY_MODEL_DENSE_WORDS * 64 };
-    const json_t *list = get(r->json, "mlp_only_layers"), *item;
-    size_t i;
-    if (list && !json_is_array(list))
-        wrong_type(r, "mlp_only_layers", "a list", list);
-    json_array_foreach(list, i, item)
-    {
-        json_int_t layer = json_integer_value(item);
-        if (!json_is_integer(item))
-            wrong_type(r, "mlp_only_layers", "a list of integers", item);
-        else if (layer < 0 || layer >= MOST)
-            r->status = r->status ? r->status
-                                  : dray__fail(r->error, DRAY_EUNSUPPORTED,
-                                               "%.300s: mlp_only_layers: layer %lld, expected 0 to "
-                                               "%d",
-                                               r->path, (long long)layer, MOST - 1);
-        else
-            c->dense_layers[layer / 64] |= UINT64_C(1) << (layer % 64);
-    }
-}
-
-static void read_experts(reading *r, const dray__family *family, dray_model_config *c)
-{
-    const char *count = family->experts_keys[0], *other = family->experts_keys[1];
-    if (!family->moe)
-        return;
-    c->experts =
-        integer(r, other && !get(r->json, count) && get(r->json, other) ? other : count, -1);
-    c->moe_intermediate_size =
-        family->expert_size_key ? integer(r, family->expert_size_key, -1) : c->intermediate_size;
-    if (family->first_dense_key) {
-        c->first_k_dense = integer(r, "first_k_dense_replace", family->default_first_dense);
-        c->shared_experts = integer(r, "n_shared_experts", 1);
-    }
-    if (family->dense_keys) {
-        c->sparse_step = integer(r, "decoder_sparse_step", 1);
-        read_dense_layers(r, c);
-    }
-    if (family->mtp)
-        c->mtp_layers = integer(r, "num_nextn_predict_layers", 0);
-}
-
-static void read_latent(reading *r, dray_model_config *c)
-{
-    c->q_lora_rank = integer(r, "q_lora_rank", 0); /* null: one step */
-    c->kv_lora_rank = integer(r, "kv_lora_rank", -1);
-    c->qk_nope_head_dim = integer(r, "qk_nope_head_dim", -1);
-    c->qk_rope_head_dim = integer(r, "qk_rope_head_dim", -1);
-    c->v_head_dim = integer(r, "v_head_dim", -1);
-    c->kv_heads = c->heads;
-    if (!r->status &&
-        __builtin_add_overflow(c->qk_nope_head_dim, c->qk_rope_head_dim, &c->head_dim))
+    if (layer >= 0 && layer < MOST)
+        layers[layer / 64] |= UINT64_C(1) << (layer % 64);
+    else if (!r->status)
         r->status =
-            dray__fail(r->error, DRAY_EINVALID,
-                       "%.300s: qk_nope_head_dim %lld and qk_rope_head_dim %lld are too "
-                       "large",
-                       r->path, (long long)c->qk_nope_head_dim, (long long)c->qk_rope_head_dim);
+            dray__fail(r->error, DRAY_EUNSUPPORTED, "%.300s: %s: layer %lld, expected 0 to %d",
+                       r->path, key, (long long)layer, MOST - 1);
 }
 
-/* Heads of grouped-query attention. */
-static int read_heads(reading *r, const dray__family *family, dray_model_config *c)
+static const json_t *list_of(reading *r, const char *key)
 {
-    /* null says "as many as heads" to every family; a missing key is the family's default. */
-    bool silent = !json_object_get(r->json, "num_key_value_heads");
-    c->kv_heads = integer(r, "num_key_value_heads",
-                          silent && family->default_kv_heads ? family->default_kv_heads
-                                                             : (c->heads < 0 ? 0 : c->heads));
-    c->head_dim = integer(r, "head_dim", 0);
-    if (!get(r->json, "head_dim")) {
-        c->head_dim = family->default_head_dim;
-        if (!c->head_dim && c->heads > 0 && c->hidden_size % c->heads)
-            return dray__fail(r->error, DRAY_EINVALID,
-                              "%.300s: hidden_size %lld is not a multiple of num_attention_heads "
-                              "%lld, and there is no head_dim",
-                              r->path, (long long)c->hidden_size, (long long)c->heads);
-        if (!c->head_dim && c->heads > 0)
-            c->head_dim = c->hidden_size / c->heads;
+    const json_t *list = key ? found(r, key) : NULL;
+    if (list && !json_is_array(list))
+        wrong_type(r, key, "a list", list);
+    return list;
+}
+
+/* Which layers are of a kind: those whose numbers are listed, those that a list of words says, or
+ * all but every so many. */
+static void read_kind(reading *r, const dray__family *family, uint32_t i, dray_model_config *c)
+{
+    const dray__kind *kind = &family->kinds[i];
+    uint64_t *out = i == DRAY__DENSE_KIND ? c->dense_layers : c->kind_layers[i];
+    int64_t layers = c->layers;
+    const json_t *list = list_of(r, kind->numbers), *words = list_of(r, kind->each), *item;
+    size_t n;
+    json_array_foreach(list, n, item)
+    {
+        if (json_is_integer(item))
+            set_layer(r, kind->numbers, out, json_integer_value(item));
+        else
+            wrong_type(r, kind->numbers, "a list of integers", item);
     }
-    return DRAY_OK;
+    json_array_foreach(words, n, item)
+    {
+        if (!json_is_string(item))
+            wrong_type(r, kind->each, "a list of words", item);
+        else if (strcmp(json_string_value(item), kind->is) == 0)
+            set_layer(r, kind->each, out, (json_int_t)n);
+    }
+    if (words && (int64_t)json_array_size(words) != layers && !r->status)
+        r->status = dray__fail(r->error, DRAY_EFORMAT,
+                               "%.300s: %s: expected a word for each of %lld layers, found %zu",
+                               r->path, kind->each, (long long)layers, json_array_size(words));
+    /* the list says all: what the older keys say of dense layers does not count */
+    if (words && kind == &family->kinds[DRAY__DENSE_KIND])
+        c->first_k_dense = c->sparse_step = 0;
+    int64_t every = kind->every && !words ? integer(r, kind->every, kind->every_absent) : 0;
+    for (int64_t layer = 0; every > 0 && layer < layers && !r->status; layer++)
+        if ((layer + 1) % every)
+            set_layer(r, kind->every, out, layer);
+}
+
+static void read_value(reading *r, const dray__config_rule *rule, dray_model_config *c)
+{
+    const char *key = rule->keys[0];
+    int64_t value = 0;
+    for (size_t i = 1; i < COUNT(rule->keys) && rule->keys[i] && !found(r, key); i++)
+        if (found(r, rule->keys[i]))
+            key = rule->keys[i];
+    const json_t *json = key ? find(r, key) : NULL;
+    const dray__expression *absent = json && rule->null ? rule->null : rule->absent;
+    if (rule->is_list)
+        value = (int64_t)json_array_size(list_of(r, key));
+    else if (json && !json_is_null(json))
+        value = rule->is_flag ? boolean(r, key, false) : integer(r, key, 0);
+    else if (!absent)
+        integer(r, key, -1);
+    else if (dray__evaluate(absent, c, &value, r->status ? NULL : r->error) && !r->status)
+        r->status = dray__fail_prefix(r->error, DRAY_EINVALID, "%.200s: ", r->path);
+    dray__value_set(c, rule->value, value);
 }
 
 static int read_config(reading *r, dray_model_config *out)
@@ -418,34 +448,20 @@ static int read_config(reading *r, dray_model_config *out)
         status = check_keys(r, family);
     if (status)
         return status;
-    dray_model_config c = {.vocab_size = integer(r, "vocab_size", -1),
-                           .hidden_size = integer(r, "hidden_size", -1),
-                           .intermediate_size = integer(r, "intermediate_size", -1),
-                           .layers = integer(r, "num_hidden_layers", -1),
-                           .heads = integer(r, "num_attention_heads", -1)};
-    if (r->status)
-        return r->status;
+    dray_model_config c = {
+        .rms_norm_eps =
+            number(r, get(r->within, "rms_norm_eps") ? r->within : r->json, "rms_norm_eps", 1e-6),
+        .rope_theta = rope_theta(r, family)};
     snprintf(c.family, sizeof c.family, "%s", family->name);
-    if (family->latent)
-        read_latent(r, &c);
-    else
-        status = read_heads(r, family, &c);
-    if (status)
-        return status;
-    read_experts(r, family, &c);
-    c.max_positions = integer(r, "max_position_embeddings", 2048);
-    c.rms_norm_eps = number(r, r->json, "rms_norm_eps", 1e-6);
-    c.rope_theta = rope_theta(r, family);
-    c.tied = boolean(r, "tie_word_embeddings", false);
-    bool bias = family->bias_key && boolean(r, "attention_bias", false);
-    c.qkv_bias = family->qkv_bias || bias;
-    c.o_bias = bias && family->o_bias_key;
-    c.mlp_bias = family->mlp_bias_key && boolean(r, "mlp_bias", false);
-    c.qk_norm = family->qk_norm || (family->qk_norm_key && boolean(r, "use_qk_norm", false));
+    for (uint32_t i = 0; i < family->rule_count && !r->status; i++)
+        read_value(r, &family->rules[i], &c);
+    for (uint32_t i = 0; i < DRAY__MOST_KINDS && !r->status; i++)
+        if (family->kinds[i].name)
+            read_kind(r, family, i, &c);
     c.dtype = (int32_t)checkpoint_dtype(r);
     if (r->status)
         return r->status;
-    status = read_head(r, &c.labels);
+    status = read_head(r, family, &c.labels);
     if (status)
         return status;
     if (c.labels) /* what transformers leaves out of such a model */
@@ -483,8 +499,7 @@ int dray_model_config_load(const char *name_or_path, dray_model_config *out, dra
     const char *names[COUNT(models)];
     for (size_t i = 0; i < COUNT(models); i++) {
         if (strcasecmp(models[i].name, name_or_path) == 0) {
-            from_table(&models[i], out);
-            return DRAY_OK;
+            return from_table(&models[i], out, error);
         }
         names[i] = models[i].name;
     }

@@ -2,38 +2,17 @@
 #include "model/families/family.h"
 
 #include "base/error.h"
-#include "base/words.h"
 
 #include <inttypes.h>
-#include <stdio.h>
+#include <stddef.h>
 #include <string.h>
 
 #define COUNT(array) ((uint32_t)(sizeof(array) / sizeof *(array)))
 
-const dray__family *dray__family_find(const char *name)
-{
-    for (uint32_t i = 0; i < dray__family_count; i++)
-        if (strcmp(dray__families[i].name, name) == 0)
-            return &dray__families[i];
-    return NULL;
-}
-
-void dray__family_hint(const char *name, char *out, size_t capacity)
-{
-    const char *names[DRAY__MOST_FAMILIES] = {NULL};
-    for (uint32_t i = 0; i < dray__family_count; i++)
-        names[i] = dray__families[i].name;
-    dray__word_hint(name, names, dray__family_count, out, capacity);
-    size_t at = strlen(out);
-    for (uint32_t i = 0; i < dray__family_count && at < capacity; i++)
-        at += (size_t)snprintf(out + at, capacity - at, "%s%s", i ? ", " : " (known: ", names[i]);
-    if (at < capacity)
-        snprintf(out + at, capacity - at, ")");
-}
-
 /* Limits far above any model, under which no product of sizes overflows. */
 #define MOST_ROWS (INT64_C(1) << 24)
 #define MOST_COUNT (INT64_C(1) << 16)
+#define LARGEST_SIZE (INT64_C(1) << 40)
 
 typedef struct limit {
     const char *name;
@@ -91,6 +70,32 @@ static int check_parts(const dray_model_config *c, const dray__family *family, d
     return status ? dray__fail_prefix(error, status, "%s: ", family->name) : DRAY_OK;
 }
 
+/* Every size of every tensor: products of what is within its limits may be too large. */
+static int check_shapes(const dray_model_config *config, const dray__family *family,
+                        dray_error *error)
+{
+    for (uint32_t i = 0; i < family->count; i++) {
+        const dray__parameter *p = &family->parameters[i];
+        int64_t size = 0;
+        int status = p->each ? dray__evaluate(p->each, config, &size, error) : DRAY_OK;
+        if (!status && (size < 0 || size > MOST_COUNT))
+            status = dray__fail(error, DRAY_EINVALID, "%s is %" PRId64 ", expected 0 to %" PRId64,
+                                p->each->text, size, MOST_COUNT);
+        if (!status && p->when)
+            status = dray__evaluate(p->when, config, &size, error);
+        for (uint32_t d = 0; d < p->ndim && !status && dray__parameter_used(p, config); d++) {
+            status = dray__evaluate(p->shape[d], config, &size, error);
+            if (!status && (size < 1 || size > LARGEST_SIZE))
+                status =
+                    dray__fail(error, DRAY_EINVALID, "%s is %" PRId64 ", expected 1 to %" PRId64,
+                               p->shape[d]->text, size, LARGEST_SIZE);
+        }
+        if (status)
+            return dray__fail_prefix(error, status, "%s: %s: ", family->name, p->name);
+    }
+    return DRAY_OK;
+}
+
 int dray__config_check(const dray_model_config *config, const dray__family **family,
                        dray_error *error)
 {
@@ -107,14 +112,10 @@ int dray__config_check(const dray_model_config *config, const dray__family **fam
     };
     if (!memchr(config->family, 0, sizeof config->family))
         return dray__fail(error, DRAY_EINVALID, "model family: not a terminated name");
-    const dray__family *found = dray__family_find(config->family);
-    if (!found) {
-        char hint[DRAY__FAMILY_HINT];
-        dray__family_hint(config->family, hint, sizeof hint);
-        return dray__fail(error, DRAY_EUNSUPPORTED, "model_type '%s' is not supported%s",
-                          config->family, hint);
-    }
-    int status = check_limits(sizes, COUNT(sizes), error);
+    const dray__family *found;
+    int status = dray__family_find(config->family, &found, error);
+    if (!status)
+        status = check_limits(sizes, COUNT(sizes), error);
     if (!status)
         status = check_parts(config, found, error);
     if (status)
@@ -126,66 +127,161 @@ int dray__config_check(const dray_model_config *config, const dray__family **fam
                           config->heads, config->kv_heads);
     if (!dray_dtype_size((dray_dtype)config->dtype))
         return dray__fail(error, DRAY_EINVALID, "model dtype %d is unknown", config->dtype);
-    *family = found;
+    status = check_shapes(config, found, error);
+    if (!status)
+        *family = found;
+    return status;
+}
+
+/* ---- values ---------------------------------------------------------------------------------- */
+
+#define FIELD(name)                                                                                \
+    {                                                                                              \
+#name, offsetof(dray_model_config, name), false                                            \
+    }
+#define FLAG(name)                                                                                 \
+    {                                                                                              \
+#name, offsetof(dray_model_config, name), true                                             \
+    }
+static const struct {
+    const char *name;
+    size_t at;
+    bool is_flag;
+} fields[] = {
+    FIELD(vocab_size),
+    FIELD(hidden_size),
+    FIELD(intermediate_size),
+    FIELD(layers),
+    FIELD(heads),
+    FIELD(kv_heads),
+    FIELD(head_dim),
+    FIELD(max_positions),
+    FIELD(experts),
+    FIELD(shared_experts),
+    FIELD(moe_intermediate_size),
+    FIELD(first_k_dense),
+    FIELD(sparse_step),
+    FIELD(q_lora_rank),
+    FIELD(kv_lora_rank),
+    FIELD(qk_nope_head_dim),
+    FIELD(qk_rope_head_dim),
+    FIELD(v_head_dim),
+    FIELD(mtp_layers),
+    FIELD(labels),
+    FLAG(qkv_bias),
+    FLAG(o_bias),
+    FLAG(mlp_bias),
+    FLAG(qk_norm),
+    FLAG(tied),
+};
+
+const char *dray__value_name(uint32_t value)
+{
+    return value < COUNT(fields) ? fields[value].name : NULL;
+}
+
+void dray__value_set(dray_model_config *config, uint32_t value, int64_t number)
+{
+    char *base = (char *)config;
+    if (value >= COUNT(fields))
+        config->own[value - COUNT(fields)] = number;
+    else if (fields[value].is_flag)
+        memcpy(base + fields[value].at, &(int32_t){(int32_t)number}, sizeof(int32_t));
+    else
+        memcpy(base + fields[value].at, &number, sizeof number);
+}
+
+static int64_t value_of(const dray_model_config *config, int64_t value)
+{
+    const char *base = (const char *)config;
+    int64_t number;
+    int32_t flag;
+    if (value >= (int64_t)COUNT(fields))
+        return config->own[value - (int64_t)COUNT(fields)];
+    if (!fields[value].is_flag)
+        return memcpy(&number, base + fields[value].at, sizeof number), number;
+    return memcpy(&flag, base + fields[value].at, sizeof flag), flag;
+}
+
+static bool apply(char operator, int64_t a, int64_t b, int64_t *out)
+{
+    switch (operator) {
+    case '+':
+        return !__builtin_add_overflow(a, b, out);
+    case '-':
+        return !__builtin_sub_overflow(a, b, out);
+    case '*':
+        return !__builtin_mul_overflow(a, b, out);
+    default:
+        if (b <= 0 || a % b)
+            return false;
+        *out = a / b;
+        return true;
+    }
+}
+
+int dray__evaluate(const dray__expression *expression, const dray_model_config *config,
+                   int64_t *out, dray_error *error)
+{
+    int64_t stack[DRAY__MOST_STEPS] = {0};
+    uint32_t top = 0;
+    for (uint32_t i = 0; i < expression->count; i++) {
+        char what = expression->steps[i].what;
+        int64_t value = expression->steps[i].value;
+        if (what == 'n' || what == 'v') {
+            stack[top++] = what == 'n' ? value : value_of(config, value);
+            continue;
+        }
+        int64_t a = stack[top - 2], b = stack[top - 1];
+        if (!apply(what, a, b, &stack[--top - 1]))
+            return dray__fail(error, DRAY_EINVALID,
+                              what == '/' ? "%s: %" PRId64 " is not a multiple of %" PRId64
+                                          : "%s: %" PRId64 " and %" PRId64 " are too large",
+                              expression->text, a, b);
+    }
+    *out = stack[0];
     return DRAY_OK;
 }
 
-static int64_t size_of(dray__size size, const dray_model_config *c)
+/* Of a configuration that was checked. */
+static int64_t evaluate(const dray__expression *expression, const dray_model_config *config)
 {
-    const int64_t sizes[] = {
-        [DRAY__SIZE_VOCAB] = c->vocab_size,
-        [DRAY__SIZE_HIDDEN] = c->hidden_size,
-        [DRAY__SIZE_INTERMEDIATE] = c->intermediate_size,
-        [DRAY__SIZE_QUERY] = c->heads * c->head_dim,
-        [DRAY__SIZE_KV] = c->kv_heads * c->head_dim,
-        [DRAY__SIZE_HEAD] = c->head_dim,
-        [DRAY__SIZE_EXPERTS] = c->experts,
-        [DRAY__SIZE_EXPERT] = c->moe_intermediate_size,
-        [DRAY__SIZE_SHARED] = c->shared_experts * c->moe_intermediate_size,
-        [DRAY__SIZE_Q_LORA] = c->q_lora_rank,
-        [DRAY__SIZE_KV_LORA] = c->kv_lora_rank,
-        [DRAY__SIZE_KV_A] = c->kv_lora_rank + c->qk_rope_head_dim,
-        [DRAY__SIZE_KV_B] = c->heads * (c->qk_nope_head_dim + c->v_head_dim),
-        [DRAY__SIZE_VALUE] = c->heads * c->v_head_dim,
-        [DRAY__SIZE_TWICE] = c->hidden_size * 2,
-        [DRAY__SIZE_LABELS] = c->labels,
-    };
-    return sizes[size];
+    int64_t value = 0;
+    dray__evaluate(expression, config, &value, NULL);
+    return value;
 }
+
+/* ---- parameters ------------------------------------------------------------------------------ */
 
 uint32_t dray__parameter_shape(const dray__parameter *parameter, const dray_model_config *config,
                                int64_t *shape)
 {
-    shape[0] = size_of(parameter->shape[0], config);
-    if (parameter->shape[1] == DRAY__SIZE_NONE)
-        return 1;
-    shape[1] = size_of(parameter->shape[1], config);
-    return 2;
+    for (uint32_t d = 0; d < parameter->ndim; d++)
+        shape[d] = evaluate(parameter->shape[d], config);
+    return parameter->ndim;
 }
 
 bool dray__parameter_used(const dray__parameter *parameter, const dray_model_config *config)
 {
-    const bool holds[] = {
-        [DRAY__WHEN_ALWAYS] = true,
-        [DRAY__WHEN_QKV_BIAS] = config->qkv_bias,
-        [DRAY__WHEN_O_BIAS] = config->o_bias,
-        [DRAY__WHEN_MLP_BIAS] = config->mlp_bias,
-        [DRAY__WHEN_QK_NORM] = config->qk_norm,
-        [DRAY__WHEN_Q_LORA] = config->q_lora_rank > 0,
-        [DRAY__WHEN_NO_Q_LORA] = config->q_lora_rank == 0,
-        [DRAY__WHEN_SHARED] = config->shared_experts > 0,
-        [DRAY__WHEN_LANGUAGE] = config->labels == 0,
-        [DRAY__WHEN_LABELS] = config->labels > 0,
-    };
-    return holds[parameter->when] &&
+    return (!parameter->when || (evaluate(parameter->when, config) == 0) == parameter->unless) &&
            (parameter->layers != DRAY__LAYERS_MTP || config->mtp_layers > 0);
+}
+
+int64_t dray__parameter_layers(const dray__parameter *parameter, const dray_model_config *config)
+{
+    return parameter->each ? evaluate(parameter->each, config) : config->layers;
+}
+
+static bool is_in(const uint64_t *layers, int64_t layer)
+{
+    return layer < DRAY_MODEL_DENSE_WORDS * 64 && layers[layer / 64] >> (layer % 64) & 1;
 }
 
 bool dray__layer_is_moe(const dray_model_config *config, int64_t layer)
 {
     if (config->experts == 0 || layer < config->first_k_dense)
         return false;
-    if (layer < DRAY_MODEL_DENSE_WORDS * 64 && config->dense_layers[layer / 64] >> (layer % 64) & 1)
+    if (is_in(config->dense_layers, layer))
         return false;
     return config->sparse_step < 2 || (layer + 1) % config->sparse_step == 0;
 }
@@ -193,8 +289,13 @@ bool dray__layer_is_moe(const dray_model_config *config, int64_t layer)
 bool dray__parameter_in(const dray__parameter *parameter, const dray_model_config *config,
                         int64_t layer)
 {
+    if (parameter->each)
+        return layer < dray__parameter_layers(parameter, config);
     if (parameter->layers == DRAY__LAYERS_MTP)
         return layer >= config->layers;
+    if (parameter->layers >= DRAY__LAYERS_KIND)
+        return is_in(config->kind_layers[parameter->kind], layer) ==
+               (parameter->layers == DRAY__LAYERS_KIND);
     return parameter->layers == DRAY__LAYERS_ALL ||
            dray__layer_is_moe(config, layer) == (parameter->layers == DRAY__LAYERS_MOE);
 }
@@ -271,48 +372,64 @@ bool dray__name_matches(const char *pattern, const char *name, int64_t *numbers)
     return !*name;
 }
 
-/* Behind the last row of a group of neighbours: its first row. */
-static uint32_t group_start(const dray__walk *walk, uint32_t row,
-                            bool (*inside)(const dray__parameter *))
+/* Rows of the same layers, and rows of experts, are neighbours. */
+static bool same_layers(const dray__parameter *a, const dray__parameter *b)
 {
-    while (row > 0 && inside(&walk->family->parameters[row - 1]))
+    return dray__parameter_in_layer(a) && dray__parameter_in_layer(b) && a->each == b->each;
+}
+
+static bool same_experts(const dray__parameter *a, const dray__parameter *b)
+{
+    return dray__parameter_of_expert(a) && dray__parameter_of_expert(b);
+}
+
+/* The first row of those that a row is the last of. */
+static uint32_t group_start(const dray__walk *walk, uint32_t row,
+                            bool (*same)(const dray__parameter *, const dray__parameter *))
+{
+    const dray__parameter *rows = walk->family->parameters;
+    while (row > 0 && same(&rows[row - 1], &rows[row]))
         row--;
     return row;
 }
 
 static bool ends_group(const dray__walk *walk, uint32_t row,
-                       bool (*inside)(const dray__parameter *))
+                       bool (*same)(const dray__parameter *, const dray__parameter *))
 {
     const dray__parameter *rows = walk->family->parameters;
-    return inside(&rows[row]) && (row + 1 == walk->family->count || !inside(&rows[row + 1]));
+    return same(&rows[row], &rows[row]) &&
+           (row + 1 == walk->family->count || !same(&rows[row], &rows[row + 1]));
 }
 
 /* After the last row of an expert or a layer: back to its first row while more are left. After the
- * last row of all: to the layers' rows again, for those of multi-token prediction. */
+ * last row of all: to the model's layers again, for those of multi-token prediction. */
 static void step(dray__walk *walk)
 {
     const dray_model_config *c = walk->config;
+    const dray__parameter *rows = walk->family->parameters;
     uint32_t row = walk->next++;
-    bool beyond = walk->next_layer >= c->layers; /* in a layer of multi-token prediction */
-    if (ends_group(walk, row, dray__parameter_of_expert)) {
-        bool more = dray__layer_is_moe(c, walk->next_layer) && ++walk->next_expert < c->experts;
-        if (more) {
-            walk->next = group_start(walk, row, dray__parameter_of_expert);
+    if (ends_group(walk, row, same_experts)) {
+        if (dray__layer_is_moe(c, walk->next_layer) && ++walk->next_expert < c->experts) {
+            walk->next = group_start(walk, row, same_experts);
             return;
         }
         walk->next_expert = 0;
     }
-    if (ends_group(walk, row, dray__parameter_in_layer)) {
-        int64_t end = beyond ? c->layers + c->mtp_layers : c->layers;
-        if (++walk->next_layer < end)
-            walk->next = group_start(walk, row, dray__parameter_in_layer);
-        else if (beyond)
-            walk->next = walk->family->count;
-        return;
+    if (ends_group(walk, row, same_layers)) {
+        int64_t end = dray__parameter_layers(&rows[row], c) + (walk->beyond ? c->mtp_layers : 0);
+        if (++walk->next_layer < end) {
+            walk->next = group_start(walk, row, same_layers);
+            return;
+        }
+        walk->next_layer = 0;
+        walk->next = walk->beyond ? walk->family->count : walk->next;
     }
-    if (walk->next == walk->family->count && c->mtp_layers > 0)
-        for (walk->next = 0; !dray__parameter_in_layer(&walk->family->parameters[walk->next]);)
+    if (walk->next == walk->family->count && c->mtp_layers > 0 && !walk->beyond) {
+        walk->beyond = true;
+        walk->next_layer = c->layers;
+        for (walk->next = 0; !dray__parameter_in_layer(&rows[walk->next]) || rows[walk->next].each;)
             walk->next++;
+    }
 }
 
 const dray__parameter *dray__walk_next(dray__walk *walk)

@@ -1,36 +1,16 @@
-/* src/model/families/: what a model of a family consists of. families.c has a table for each
- * family (Llama, Qwen, Mixtral, DeepSeek and so on) of its parameters, with their shapes and how
- * engines fuse and cut them; family.c walks over it; config.c has the public models'
- * configurations and reads config.json. All builders of layouts, for trainers and for engines, are
- * loops over these tables. */
-
-/* Model families as tables of parameters: what a checkpoint of a configuration holds, and how an
- * engine fuses and cuts it. A new family is a new table in families.c. */
+/* src/model/families/: what a model of a family consists of. NAME.json is what dray knows of the
+ * family NAME: how config.json gives its sizes, and a table of its parameters, with their shapes
+ * and how engines fuse and cut them; parts.json has what tables share. find.c finds files, the
+ * built-in ones and those of the folder that DRAY_FAMILIES names; read.c reads them; family.c walks
+ * over a table; config.c has the public models' configurations and reads config.json. All builders
+ * of layouts, for trainers and for engines, are loops over these tables. docs/families.md says what
+ * a file may say. */
 #pragma once
+
+#include "base/json.h"
 
 #include <dray/model.h>
 #include <stdbool.h>
-
-/* Sizes that follow from a configuration. */
-typedef enum dray__size {
-    DRAY__SIZE_NONE = 0,
-    DRAY__SIZE_VOCAB,
-    DRAY__SIZE_HIDDEN,
-    DRAY__SIZE_INTERMEDIATE,
-    DRAY__SIZE_QUERY, /* heads x head_dim */
-    DRAY__SIZE_KV,    /* kv_heads x head_dim */
-    DRAY__SIZE_HEAD,  /* head_dim */
-    DRAY__SIZE_EXPERTS,
-    DRAY__SIZE_EXPERT,  /* moe_intermediate_size */
-    DRAY__SIZE_SHARED,  /* shared_experts x moe_intermediate_size */
-    DRAY__SIZE_Q_LORA,  /* q_lora_rank */
-    DRAY__SIZE_KV_LORA, /* kv_lora_rank */
-    DRAY__SIZE_KV_A,    /* kv_lora_rank + qk_rope_head_dim */
-    DRAY__SIZE_KV_B,    /* heads x (qk_nope_head_dim + v_head_dim) */
-    DRAY__SIZE_VALUE,   /* heads x v_head_dim */
-    DRAY__SIZE_TWICE,   /* 2 x hidden_size */
-    DRAY__SIZE_LABELS
-} dray__size;
 
 /* How tensor parallelism cuts a parameter. */
 typedef enum dray__cut {
@@ -43,27 +23,27 @@ typedef enum dray__cut {
     DRAY__CUT_VOCAB      /* rows, after padding the vocabulary */
 } dray__cut;
 
-/* Which flag of the configuration a parameter needs. */
-typedef enum dray__when {
-    DRAY__WHEN_ALWAYS = 0,
-    DRAY__WHEN_QKV_BIAS,
-    DRAY__WHEN_O_BIAS,
-    DRAY__WHEN_MLP_BIAS,
-    DRAY__WHEN_QK_NORM,
-    DRAY__WHEN_Q_LORA,    /* the query projection has two steps */
-    DRAY__WHEN_NO_Q_LORA, /* ... or one */
-    DRAY__WHEN_SHARED,    /* there are shared experts */
-    DRAY__WHEN_LANGUAGE,  /* the head gives logits of the next token */
-    DRAY__WHEN_LABELS     /* ... or scores labels */
-} dray__when;
-
 /* Of a row inside layers: which layers have it. */
 typedef enum dray__layers {
     DRAY__LAYERS_ALL = 0,
     DRAY__LAYERS_DENSE, /* those whose MLP is dense */
     DRAY__LAYERS_MOE,   /* those with experts */
-    DRAY__LAYERS_MTP    /* those of multi-token prediction */
+    DRAY__LAYERS_MTP,   /* those of multi-token prediction */
+    DRAY__LAYERS_KIND,  /* those of kind `kind` of the family */
+    DRAY__LAYERS_NOT_KIND
 } dray__layers;
+
+/* Arithmetic on the configuration's values, such as "heads * (qk_nope_head_dim + v_head_dim)": its
+ * steps on a stack. */
+enum { DRAY__MOST_STEPS = 16 };
+typedef struct dray__expression {
+    const char *text;
+    uint32_t count;
+    struct {
+        char what; /* 'n': the number, 'v': the value of that number, or an operator */
+        int64_t value;
+    } steps[DRAY__MOST_STEPS];
+} dray__expression;
 
 typedef struct dray__parameter {
     const char *name;  /* checkpoint name; '*' stands for the layer's, a second for the expert's
@@ -71,11 +51,16 @@ typedef struct dray__parameter {
     const char *fused; /* the engine's parameter; NULL: the same name */
     const char *tied;  /* the parameter it is another name of: when the configuration ties them;
                           of MTP rows always */
-    dray__when when;
+    const dray__expression *when; /* the configuration has it where this is not 0 (`unless`: where
+                                     it is); NULL: always */
+    bool unless;
     dray__layers layers;
+    uint32_t kind;
+    const dray__expression *each; /* how many "layers" there are; NULL: those of the model */
     dray__cut cut;
-    dray__size shape[2]; /* second NONE: one dimension */
-    dray_dtype dtype;    /* the only dtype it is ever stored in; NONE: any */
+    uint32_t ndim;
+    const dray__expression *shape[DRAY_MAX_DIMS];
+    dray_dtype dtype; /* the only dtype it is ever stored in; NONE: any */
 } dray__parameter;
 
 /* A parameter of transformers' module where it is not the checkpoint's: a tensor under another
@@ -86,39 +71,56 @@ typedef struct dray__module {
     const char *tensors[2];
 } dray__module;
 
-typedef struct dray__family {
+/* How config.json gives a value. */
+typedef struct dray__config_rule {
+    uint32_t value;      /* which */
+    const char *keys[3]; /* the first that is there counts; none: the value is `absent` */
+    bool is_flag;        /* true or false; else a number */
+    bool is_list;        /* the length of a list */
+    const dray__expression *absent, *null; /* NULL: the key must be there; as where it is absent */
+} dray__config_rule;
+
+/* Which layers are of a kind. */
+typedef struct dray__kind {
     const char *name;
+    const char *numbers,
+        *every;            /* keys: a list of their numbers; N: all but layers N-1, 2N-1, ... */
+    const char *each, *is; /* a list of one word a layer, and the word; it counts before `every` */
+    int64_t every_absent;
+} dray__kind;
+
+enum { DRAY__DENSE_KIND = DRAY_MODEL_KINDS, DRAY__MOST_KINDS };
+
+typedef struct dray__family {
+    const char *name, *path; /* path: of its file, for messages */
     /* In checkpoint order. Those of layers are neighbours, and so are those of experts among them.
      */
     const dray__parameter *parameters;
     uint32_t count;
-    const dray__module *modules; /* the last has no name; NULL: none */
-    /* What transformers takes where config.json is silent. */
-    int64_t default_kv_heads;  /* 0: as many as heads */
-    int64_t default_head_dim;  /* 0: hidden_size / heads */
-    bool bias_key, o_bias_key; /* attention_bias gives biases to q, k and v; and to o */
-    bool mlp_bias_key;         /* mlp_bias exists */
-    bool qk_norm_key;          /* use_qk_norm exists */
-    bool qkv_bias, qk_norm;    /* always there */
-    bool moe, latent;          /* has experts; multi-head latent attention */
-    bool dense_keys;           /* mlp_only_layers and decoder_sparse_step exist */
-    bool mtp;                  /* may have layers of multi-token prediction */
-    bool first_dense_key;      /* first_k_dense_replace exists */
-    int64_t default_first_dense;
-    double default_theta; /* 0: 10000 */
-    /* Keys of config.json: how many experts (the first that is there counts), and the size of one;
-     * NULL: intermediate_size. */
-    const char *experts_keys[2], *expert_size_key;
+    const dray__module *modules;    /* the last has no name */
+    const dray__config_rule *rules; /* each behind what it needs */
+    uint32_t rule_count;
+    dray__kind kinds[DRAY__MOST_KINDS]; /* no name: there is none; the last: of dense layers */
+    const char *layer;     /* what names of layers begin with, such as "model.layers.*." */
+    const char *within;    /* the object of config.json that is looked into first; NULL: none */
+    const json_t *refused; /* keys that must not be set */
+    double default_theta;
+    bool moe, latent, mtp; /* has experts; latent attention; may have multi-token prediction */
+    bool engine, megatron; /* dray knows how engines, how Megatron-Core hold it */
 } dray__family;
 
-enum { DRAY__MOST_FAMILIES = 32, DRAY__FAMILY_HINT = 256 };
-extern const dray__family dray__families[];
-extern const uint32_t dray__family_count;
+/* The family of this model_type: from DRAY_FAMILIES' folder, or a built-in one. It is there until
+ * the process ends. DRAY_EUNSUPPORTED: there is none; the message has the nearest. DRAY_EFORMAT: a
+ * file is not as it should be. */
+int dray__family_find(const char *name, const dray__family **out, dray_error *error);
 
-/* NULL for an unknown name. */
-const dray__family *dray__family_find(const char *name);
-/* "; did you mean 'x'? (known: a, b)" */
-void dray__family_hint(const char *name, char *out, size_t capacity);
+/* The value that a rule gives: a field of the configuration, or one of the family's own. */
+/* Its name, for those that files may speak of: NULL past the last field. */
+const char *dray__value_name(uint32_t value);
+void dray__value_set(dray_model_config *config, uint32_t value, int64_t number);
+/* DRAY_EINVALID: it overflows, or divides with a rest. */
+int dray__evaluate(const dray__expression *expression, const dray_model_config *config,
+                   int64_t *out, dray_error *error);
 
 /* The path itself, or that of the folder's config.json, in `out` of PATH_MAX bytes. */
 int dray__config_path(const char *path, char *out, dray_error *error);
@@ -130,6 +132,8 @@ uint32_t dray__parameter_shape(const dray__parameter *parameter, const dray_mode
                                int64_t *shape);
 /* Does the configuration have it, in some layer? */
 bool dray__parameter_used(const dray__parameter *parameter, const dray_model_config *config);
+/* How many layers a row inside layers has, without those of multi-token prediction. */
+int64_t dray__parameter_layers(const dray__parameter *parameter, const dray_model_config *config);
 /* ... and does this layer (of a row inside layers)? */
 bool dray__parameter_in(const dray__parameter *parameter, const dray_model_config *config,
                         int64_t layer);
@@ -141,7 +145,11 @@ dray_dtype dray__parameter_dtype(const dray__parameter *parameter, dray_dtype dt
 /* Does layer `layer` (MTP layers included) have experts? */
 bool dray__layer_is_moe(const dray_model_config *config, int64_t layer);
 
-enum { DRAY__PARAMETER_NAME = 128, DRAY__MOST_PARAMETERS = 64 /* rows of a table */ };
+enum {
+    DRAY__PARAMETER_NAME = 128,
+    DRAY__MOST_PARAMETERS = 64, /* rows of a table that engines hold */
+    DRAY__MOST_ROWS = 512
+};
 /* The pattern with the numbers put in, in `out` of DRAY__PARAMETER_NAME bytes. */
 const char *dray__parameter_name(const char *pattern, int64_t layer, int64_t expert, char *out);
 
@@ -160,6 +168,7 @@ typedef struct dray__walk {
     int64_t layer, expert; /* of what was returned; 0 outside layers and experts */
     uint32_t row;          /* of what was returned */
     int64_t next_layer, next_expert;
+    bool beyond; /* in the layers of multi-token prediction */
     char name[DRAY__PARAMETER_NAME];
 } dray__walk;
 

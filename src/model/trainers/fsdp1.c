@@ -65,6 +65,12 @@ static int add_tensors(units *u, const dray_model_config *config, const dray__fa
     bool is_alias;
     while ((parameter = dray__walk_next(&walk))) {
         int status = dray__walk_add(&walk, parameter, u->dtype, layout, &tensor, &is_alias, error);
+        if (!status && parameter->each)
+            status =
+                dray__fail(error, DRAY_EUNSUPPORTED,
+                           "fsdp1: %s: expected units that are the model's layers, found layers "
+                           "of their own",
+                           walk.name);
         if (status)
             return status;
         if (!dray__append(&u->unit_of, sizeof *u->unit_of, tensor, &capacity))

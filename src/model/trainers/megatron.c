@@ -13,8 +13,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define LAYER "model.layers.*."
-
 enum { MOST_RANKS = 1 << 16 };
 
 /* ---- sizes ----------------------------------------------------------------------------------- */
@@ -196,6 +194,10 @@ int dray__megatron_init(dray__megatron *m, const dray_model_config *config,
         status = check_ranks(&m->spec, error);
     if (!status)
         status = dray__config_check(config, &m->family, error);
+    if (!status && !m->family->megatron)
+        status = dray__fail(error, DRAY_EUNSUPPORTED,
+                            "megatron: how Megatron-Core holds a model of family %s is not known",
+                            m->family->name);
     m->dtype = (dray_dtype)m->spec.dtype;
     m->kind = (dray_region_kind)m->spec.kind;
     if (!status)
@@ -227,10 +229,11 @@ int64_t dray__megatron_local_experts(const dray__megatron *m)
 
 static const dray__parameter *find_tensor(const dray__megatron *m, const char *name, bool in_layer)
 {
-    const size_t prefix = sizeof LAYER - 1;
+    const size_t prefix = strlen(m->family->layer);
     for (uint32_t i = 0; i < m->family->count; i++) {
         const dray__parameter *p = &m->family->parameters[i];
-        if (in_layer != dray__parameter_in_layer(p) || !dray__parameter_used(p, m->config))
+        if (in_layer != dray__parameter_in_layer(p) || p->each ||
+            !dray__parameter_used(p, m->config))
             continue;
         if (strcmp(in_layer ? p->name + prefix : p->name, name) == 0)
             return p;

@@ -41,7 +41,8 @@ static const dray__parameter *find_row(const adding *a, const char *name, int64_
             continue;
         if (!dray__parameter_in_layer(p))
             return p;
-        if (numbers[0] < c->layers + c->mtp_layers && dray__parameter_in(p, c, numbers[0]) &&
+        int64_t layers = dray__parameter_layers(p, c) + (p->each ? 0 : c->mtp_layers);
+        if (numbers[0] < layers && dray__parameter_in(p, c, numbers[0]) &&
             (!dray__parameter_of_expert(p) || numbers[1] < c->experts))
             return p;
     }
