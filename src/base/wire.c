@@ -52,17 +52,6 @@ void dray__put_bytes(dray__writer *w, const void *data, size_t size)
         memcpy(at, data, size);
 }
 
-void dray__put_u8(dray__writer *w, uint8_t value)
-{
-    dray__put_bytes(w, &value, sizeof value);
-}
-
-void dray__put_u16(dray__writer *w, uint16_t value)
-{
-    value = htole16(value);
-    dray__put_bytes(w, &value, sizeof value);
-}
-
 void dray__put_u32_at(dray__writer *w, size_t at, uint32_t value)
 {
     for (size_t byte = 0; byte < 4 && !w->failed; byte++)
@@ -115,29 +104,6 @@ const void *dray__get_bytes(dray__reader *r, size_t size)
     const void *at = r->data + r->at;
     r->at += size;
     return at;
-}
-
-static void get(dray__reader *r, void *out, size_t size)
-{
-    const void *at = dray__get_bytes(r, size);
-    if (at)
-        memcpy(out, at, size);
-    else
-        memset(out, 0, size);
-}
-
-uint8_t dray__get_u8(dray__reader *r)
-{
-    uint8_t value;
-    get(r, &value, sizeof value);
-    return value;
-}
-
-uint16_t dray__get_u16(dray__reader *r)
-{
-    uint16_t value;
-    get(r, &value, sizeof value);
-    return le16toh(value);
 }
 
 int64_t dray__get_i64(dray__reader *r)

@@ -24,30 +24,7 @@ void dray__writer_free(dray__writer *w);
 void dray__writer_reset(dray__writer *w);
 void *dray__put_space(dray__writer *w, size_t size); /* NULL when out of memory */
 void dray__put_bytes(dray__writer *w, const void *data, size_t size);
-void dray__put_u8(dray__writer *w, uint8_t value);
-void dray__put_u16(dray__writer *w, uint16_t value);
-/* A claim's answer is some hundreds of these. */
-static inline void dray__put_u32(dray__writer *w, uint32_t value)
-{
-    value = htole32(value);
-    if (w->failed || w->capacity - w->size < sizeof value) {
-        dray__put_bytes(w, &value, sizeof value);
-        return;
-    }
-    memcpy(w->data + w->size, &value, sizeof value);
-    w->size += sizeof value;
-}
 void dray__put_u32_at(dray__writer *w, size_t at, uint32_t value); /* over one that was put */
-static inline void dray__put_u64(dray__writer *w, uint64_t value)
-{
-    value = htole64(value);
-    if (w->failed || w->capacity - w->size < sizeof value) {
-        dray__put_bytes(w, &value, sizeof value);
-        return;
-    }
-    memcpy(w->data + w->size, &value, sizeof value);
-    w->size += sizeof value;
-}
 void dray__put_i64(dray__writer *w, int64_t value);
 void dray__put_f64(dray__writer *w, double value);
 void dray__put_string(dray__writer *w, const char *text); /* u32 length, bytes; NULL = "" */
@@ -63,28 +40,34 @@ typedef struct dray__reader {
 
 dray__reader dray__reader_of(const void *data, size_t size);
 const void *dray__get_bytes(dray__reader *r, size_t size); /* borrowed; NULL when short */
-uint8_t dray__get_u8(dray__reader *r);
-uint16_t dray__get_u16(dray__reader *r);
-static inline uint32_t dray__get_u32(dray__reader *r)
-{
-    uint32_t value = 0;
-    r->failed |= r->size - r->at < sizeof value;
-    if (r->failed)
-        return 0;
-    memcpy(&value, r->data + r->at, sizeof value);
-    r->at += sizeof value;
-    return le32toh(value);
-}
-static inline uint64_t dray__get_u64(dray__reader *r)
-{
-    uint64_t value = 0;
-    r->failed |= r->size - r->at < sizeof value;
-    if (r->failed)
-        return 0;
-    memcpy(&value, r->data + r->at, sizeof value);
-    r->at += sizeof value;
-    return le64toh(value);
-}
+/* dray__put_u32(w, value), dray__get_u32(r) and their like, inline: a claim's answer is some
+ * hundreds of them. */
+#define DRAY__WIRE_NUMBER(name, type, to_little, from_little)                                      \
+    static inline void dray__put_##name(dray__writer *w, type value)                               \
+    {                                                                                              \
+        value = to_little(value);                                                                  \
+        if (w->failed || w->capacity - w->size < sizeof value) {                                   \
+            dray__put_bytes(w, &value, sizeof value);                                              \
+            return;                                                                                \
+        }                                                                                          \
+        memcpy(w->data + w->size, &value, sizeof value);                                           \
+        w->size += sizeof value;                                                                   \
+    }                                                                                              \
+    static inline type dray__get_##name(dray__reader *r)                                           \
+    {                                                                                              \
+        type value = 0;                                                                            \
+        r->failed |= r->size - r->at < sizeof value;                                               \
+        if (r->failed)                                                                             \
+            return 0;                                                                              \
+        memcpy(&value, r->data + r->at, sizeof value);                                             \
+        r->at += sizeof value;                                                                     \
+        return from_little(value);                                                                 \
+    }
+DRAY__WIRE_NUMBER(u8, uint8_t, , )
+DRAY__WIRE_NUMBER(u16, uint16_t, htole16, le16toh)
+DRAY__WIRE_NUMBER(u32, uint32_t, htole32, le32toh)
+DRAY__WIRE_NUMBER(u64, uint64_t, htole64, le64toh)
+#undef DRAY__WIRE_NUMBER
 int64_t dray__get_i64(dray__reader *r);
 /* A malloc'ed copy, terminated: a name, or another single line. Fails on control characters (they
  * end lines of files, and command terminals), on more than max bytes, and on invalid UTF-8. */

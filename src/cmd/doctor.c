@@ -30,10 +30,8 @@ typedef struct finding {
 
 #define found(f, ...) say(f, true, __VA_ARGS__)
 #define missing(f, ...) say(f, false, __VA_ARGS__)
-static void say(finding *f, bool found, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-static void say(finding *f, bool found, const char *format, ...)
+static __attribute__((format(printf, 3, 4))) void say(finding *f, bool found, const char *format,
+                                                      ...)
 {
     va_list arguments;
     va_start(arguments, format);

@@ -128,8 +128,7 @@ void dray_torch_free(void *memory, ptrdiff_t bytes, int device, void *stream)
     const dray__cuda *cuda = dray__cuda_get(NULL);
     dray_arena *arena = dray__gpu_arena_of((CUdeviceptr)(uintptr_t)memory);
     dray_error error;
-    (void)bytes;
-    (void)device;
+    (void)bytes, (void)device;
     /* cudaFree waits for the GPU, and unmapping does not: what the stream still does to the memory
      * must be done when it goes. */
     if (cuda && arena && dray__cuda_enter(arena->device, NULL) == DRAY_OK) {

@@ -20,8 +20,7 @@ enum { MEMORY_TILE = 256 << 10, FILE_TILE = DRAY__MOVE_STAGING };
 /* Both sides are addressable in this process. */
 static int tile_memory(dray__move *move, dray__tile *tile, dray_error *error)
 {
-    (void)move;
-    (void)error;
+    (void)move, (void)error;
     dray__tile_move(tile);
     return DRAY_OK;
 }

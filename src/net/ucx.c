@@ -474,8 +474,7 @@ const dray__carrier dray__carrier_ucx_reads = {.name = "ucx_reads",
 
 static int find(char *detail, size_t size, dray_error *error)
 {
-    (void)detail;
-    (void)size;
+    (void)detail, (void)size;
     return dray__fail(error, DRAY_EUNSUPPORTED,
                       "dray was built without UCX: install its headers (Debian: apt install "
                       "libucx-dev) and build again");

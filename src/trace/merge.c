@@ -27,9 +27,7 @@ typedef struct merge {
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-static void write_text(FILE *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-static void write_text(FILE *out, const char *format, ...)
+static __attribute__((format(printf, 2, 3))) void write_text(FILE *out, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);

@@ -276,8 +276,7 @@ static int do_fail(holder *h, json_t *request, json_t **out, dray_error *error)
 
 static int do_release(holder *h, json_t *request, json_t **out, dray_error *error)
 {
-    (void)request;
-    (void)error;
+    (void)request, (void)error;
     h->over = true;
     *out = json_pack("{s:I}", "released", (json_int_t)dray_batch_rows(h->batch));
     return DRAY_OK;

@@ -226,30 +226,17 @@ INLINE void fetch16(void *room, const void *from)
 #define FETCHED() ((void)0)
 #define AT(type, at) (*(volatile type *)(at))
 #define FLAG(at) __atomic_load_n(at, __ATOMIC_RELAXED)
-INLINE u32 FLOAT_BITS(float f)
-{
-    u32 bits;
-    memcpy(&bits, &f, sizeof bits);
-    return bits;
-}
-INLINE float BITS_FLOAT(u32 bits)
-{
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
-INLINE u64 DOUBLE_BITS(double d)
-{
-    u64 bits;
-    memcpy(&bits, &d, sizeof bits);
-    return bits;
-}
-INLINE double BITS_DOUBLE(u64 bits)
-{
-    double d;
-    memcpy(&d, &bits, sizeof d);
-    return d;
-}
+#define SAME_BITS(name, to, from)                                                                  \
+    INLINE to name(from value)                                                                     \
+    {                                                                                              \
+        to bits;                                                                                   \
+        memcpy(&bits, &value, sizeof bits);                                                        \
+        return bits;                                                                               \
+    }
+SAME_BITS(FLOAT_BITS, u32, float)
+SAME_BITS(BITS_FLOAT, float, u32)
+SAME_BITS(DOUBLE_BITS, u64, double)
+SAME_BITS(BITS_DOUBLE, double, u64)
 INLINE u32 MOST_OF_HALVES(u32 a, u32 b)
 {
     u32 low = (a & 0xFFFF) > (b & 0xFFFF) ? a & 0xFFFF : b & 0xFFFF;

@@ -77,8 +77,7 @@ void dray__arm_timer(dray__controller *self)
 
 static void on_safe(evutil_socket_t fd, short what, void *user)
 {
-    (void)fd;
-    (void)what;
+    (void)fd, (void)what;
     dray__served *q = user;
     dray__ledger_poll(q->table->ledger);
     if (q->bytes_gone || q->table->ledger->restored)
@@ -90,8 +89,7 @@ static void on_safe(evutil_socket_t fd, short what, void *user)
 
 static void on_timer(evutil_socket_t fd, short what, void *user)
 {
-    (void)fd;
-    (void)what;
+    (void)fd, (void)what;
     dray__controller *self = user;
     for (dray__served *q = self->queues; q; q = q->next) {
         dray__collect(q);
@@ -104,8 +102,7 @@ static void on_timer(evutil_socket_t fd, short what, void *user)
 /* A step of each queue's, then whoever asks meanwhile. */
 static void on_work(evutil_socket_t fd, short what, void *user)
 {
-    (void)fd;
-    (void)what;
+    (void)fd, (void)what;
     dray__controller *self = user;
     bool more = false;
     for (dray__served *q = self->queues; q; q = q->next)

@@ -21,8 +21,7 @@ void dray__drops_add(void *user, uint32_t home, uint64_t chunk, uint64_t key)
 
 static void on_answer(evutil_socket_t fd, short what, void *drops)
 {
-    (void)fd;
-    (void)what;
+    (void)fd, (void)what;
     dray__drops_flush(drops);
 }
 

@@ -61,10 +61,8 @@ void dray__redis_command_begin(dray__redis_command *command, const char *const *
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
-static int broken(dray__redis_link *link, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-
-static int broken(dray__redis_link *link, const char *format, ...)
+static __attribute__((format(printf, 2, 3))) int broken(dray__redis_link *link, const char *format,
+                                                        ...)
 {
     va_list arguments;
     va_start(arguments, format);

@@ -46,15 +46,9 @@ static void list_add(const dray__partition *p, uint32_t task, uint32_t slot)
 
 static void list_remove(dray__track *track, uint32_t slot)
 {
-    dray__row_state *row = &track->rows[slot];
-    if (row->prev == DRAY__NONE)
-        track->head = row->next;
-    else
-        track->rows[row->prev].next = row->next;
-    if (row->next == DRAY__NONE)
-        track->tail = row->prev;
-    else
-        track->rows[row->next].prev = row->prev;
+    const dray__row_state *row = &track->rows[slot];
+    *(row->prev == DRAY__NONE ? &track->head : &track->rows[row->prev].next) = row->next;
+    *(row->next == DRAY__NONE ? &track->tail : &track->rows[row->next].prev) = row->prev;
     track->ready_count--;
 }
 
@@ -90,15 +84,9 @@ static void group_add(const dray__partition *p, uint32_t task, uint32_t g)
 
 static void group_remove(dray__track *track, uint32_t g)
 {
-    dray__link *link = &track->groups[g];
-    if (link->prev == DRAY__NONE)
-        track->group_head = link->next;
-    else
-        track->groups[link->prev].next = link->next;
-    if (link->next == DRAY__NONE)
-        track->group_tail = link->prev;
-    else
-        track->groups[link->next].prev = link->prev;
+    const dray__link *link = &track->groups[g];
+    *(link->prev == DRAY__NONE ? &track->group_head : &track->groups[link->prev].next) = link->next;
+    *(link->next == DRAY__NONE ? &track->group_tail : &track->groups[link->next].prev) = link->prev;
     dray__bit_clear(track->whole, g);
 }
 

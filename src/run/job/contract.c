@@ -69,9 +69,7 @@ typedef struct list {
     bool failed;
 } list;
 
-static void add(list *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-static void add(list *l, const char *format, ...)
+static __attribute__((format(printf, 2, 3))) void add(list *l, const char *format, ...)
 {
     char *text = NULL;
     va_list arguments;

@@ -15,11 +15,9 @@
 #include <unistd.h>
 
 /* "FILE:LINE:COLUMN: roles.NAME.KEY: message". */
-static int refuse(const dray__places *at, const dray__job_role *role, const char *key,
-                  dray_error *error, const char *format, ...) __attribute__((format(printf, 5, 6)));
-
-static int refuse(const dray__places *at, const dray__job_role *role, const char *key,
-                  dray_error *error, const char *format, ...)
+static __attribute__((format(printf, 5, 6))) int refuse(const dray__places *at,
+                                                        const dray__job_role *role, const char *key,
+                                                        dray_error *error, const char *format, ...)
 {
     char path[160], message[DRAY_ERROR_MESSAGE_MAX];
     va_list arguments;

@@ -121,11 +121,8 @@ typedef struct reading {
     dray_error *error;
 } reading;
 
-static int refuse(const reading *r, const dray__node *node, const char *key, const char *format,
-                  ...) __attribute__((format(printf, 4, 5)));
-
-static int refuse(const reading *r, const dray__node *node, const char *key, const char *format,
-                  ...)
+static __attribute__((format(printf, 4, 5))) int refuse(const reading *r, const dray__node *node,
+                                                        const char *key, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);

@@ -79,11 +79,8 @@ static dray__text_place place_of(yaml_mark_t mark)
     return (dray__text_place){(int)mark.line + 1, (int)mark.column + 1};
 }
 
-static int refuse(const char *source, dray__text_place at, dray_error *error, const char *format,
-                  ...) __attribute__((format(printf, 4, 5)));
-
-static int refuse(const char *source, dray__text_place at, dray_error *error, const char *format,
-                  ...)
+static __attribute__((format(printf, 4, 5))) int refuse(const char *source, dray__text_place at,
+                                                        dray_error *error, const char *format, ...)
 {
     char message[DRAY_ERROR_MESSAGE_MAX], where[DRAY__PLACE_BYTES];
     va_list arguments;

@@ -95,10 +95,8 @@ typedef struct canvas {
     int width;
 } canvas;
 
-static void add_line(canvas *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
 /* Cut to the terminal's width, so that a line is one line. */
-static void add_line(canvas *c, const char *format, ...)
+static __attribute__((format(printf, 2, 3))) void add_line(canvas *c, const char *format, ...)
 {
     char line[512];
     va_list arguments;

@@ -70,9 +70,7 @@ const dray__placement dray__place_convert = {"convert", takes};
 static bool reaches(const dray__transfer *transfer, const dray__op *op,
                     const dray__placement *placement)
 {
-    (void)transfer;
-    (void)op;
-    (void)placement;
+    (void)transfer, (void)op, (void)placement;
     return true;
 }
 

@@ -86,8 +86,7 @@ static int lane_open(dray__lane *lane, dray_error *error)
 
 static bool takes_all(const dray__transfer *transfer, const dray__op *op)
 {
-    (void)transfer;
-    (void)op;
+    (void)transfer, (void)op;
     return true;
 }
 
