@@ -130,18 +130,20 @@ void dray__kept_end(dray__kept **kept, dray__forget_fn *forget)
 
 /* ---- arrays that grow by doubling ------------------------------------------------------------ */
 
-void *dray__append(void *items, size_t size, uint64_t count, uint64_t *capacity)
+bool dray__array_room(void *items, size_t size, uint64_t least, uint64_t *capacity)
 {
     void *first;
-    memcpy(&first, items, sizeof first); /* whatever it points to */
-    if (count >= *capacity) {
-        uint64_t more = *capacity ? *capacity * 2 : 4;
-        void *grown = reallocarray(first, more, size);
-        if (!grown)
-            return NULL;
-        memcpy(items, &grown, sizeof grown);
-        first = grown;
-        *capacity = more;
-    }
-    return (unsigned char *)first + count * size;
+    uint64_t more = *capacity ? *capacity * 2 : 4;
+    if (least <= *capacity)
+        return true;
+    if (more < least)
+        more = least;
+    memcpy(&first, items, sizeof first);
+    void *grown = reallocarray(first, more, size);
+    if (!grown)
+        return false;
+    memcpy(items, &grown, sizeof grown);
+    *capacity = more;
+    // cppcheck-suppress memleak
+    return true; /* *items has it */
 }

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <dray/dray.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 typedef struct dray__arena_chunk dray__arena_chunk;
 
@@ -49,7 +51,17 @@ void dray__kept_end(dray__kept **kept, dray__forget_fn *forget); /* forget NULL:
 
 /* ---- arrays that grow by doubling ------------------------------------------------------------ */
 
+/* Room for `least` items: a capacity that is too small is doubled, at least. items: the address of
+ * the pointer to the first, NULL at first. false: out of memory, and the array is as it was. */
+bool dray__array_room(void *items, size_t size, uint64_t least, uint64_t *capacity);
 /* The place of one more item behind `count` items of `size` bytes. items: the address of the
  * pointer to the first, NULL at first, freed with free. NULL: out of memory, and the array is as it
- * was. The place is not written. */
-void *dray__append(void *items, size_t size, uint64_t count, uint64_t *capacity);
+ * was. The place is not written. In the header: a plan appends hundreds of thousands. */
+static inline void *dray__append(void *items, size_t size, uint64_t count, uint64_t *capacity)
+{
+    if (count >= *capacity && !dray__array_room(items, size, count + 1, capacity))
+        return NULL;
+    unsigned char *first;
+    memcpy(&first, items, sizeof first); /* whatever it points to */
+    return first + count * size;
+}

@@ -22,13 +22,6 @@ uint64_t dray__name_hash(const char *name)
 
 typedef struct dray__idmap_entry entry_t;
 
-size_t dray__idmap_first(const dray__idmap *map, uint64_t key)
-{
-    key = (key ^ (key >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    key = (key ^ (key >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return (size_t)(key ^ (key >> 31)) & (map->capacity - 1);
-}
-
 /* The entry of the key, or the free one where it belongs. The table is never full. */
 static entry_t *find(const dray__idmap *map, uint64_t key)
 {
@@ -123,30 +116,49 @@ void *dray__idmap_remove(dray__idmap *map, uint64_t key)
 void dray__index_free(dray__index *index)
 {
     free(index->hashes);
-    dray__idmap_free(&index->places);
+    free(index->slots);
     *index = (dray__index){0};
+}
+
+static uint32_t *slot_of(const dray__index *index, uint64_t hash, uint32_t holds)
+{
+    uint32_t i = (uint32_t)hash & (index->slot_count - 1);
+    while (index->slots[i] != holds)
+        i = (i + 1) & (index->slot_count - 1);
+    return &index->slots[i];
+}
+
+/* Slots for one more. */
+static bool add_slots(dray__index *index)
+{
+    if (index->count < index->slot_count / 2)
+        return true;
+    uint32_t more = index->slot_count ? index->slot_count * 2 : 16;
+    uint32_t *slots = more ? calloc(more, sizeof *slots) : NULL;
+    if (!slots)
+        return false;
+    free(index->slots);
+    index->slots = slots;
+    index->slot_count = more;
+    for (uint32_t i = 0; i < index->count; i++)
+        *slot_of(index, index->hashes[i], 0) = i + 1;
+    return true;
 }
 
 bool dray__index_add(dray__index *index, uint64_t hash)
 {
     uint64_t *at = dray__append(&index->hashes, sizeof *at, index->count, &index->capacity);
-    if (!at || !grow(&index->places))
+    if (!at || !add_slots(index))
         return false;
     *at = hash;
-    hash += !hash;
-    *free_of(&index->places, hash) = (entry_t){hash, (void *)(uintptr_t)++index->count};
-    index->places.count++;
+    *slot_of(index, hash, 0) = ++index->count;
     return true;
 }
 
+/* No other thing was put behind the last one: its slot is free again. */
 void dray__index_pop(dray__index *index)
 {
-    const dray__idmap *map = &index->places;
-    uint64_t hash = index->hashes[index->count - 1];
-    size_t i = dray__idmap_first(map, hash + !hash);
-    while (map->entries[i].value != (void *)(uintptr_t)index->count)
-        i = (i + 1) & (map->capacity - 1);
-    drop(&index->places, i);
+    *slot_of(index, index->hashes[index->count - 1], index->count) = 0;
     index->count--;
 }
 

@@ -1,5 +1,5 @@
-/* The hash table, from numbers to pointers: open addressing, linear probing. Names, and things that
- * lie in arrays, are looked up in it by their XXH3. */
+/* Hash tables, open addressing with linear probing: from numbers to pointers; and for things that
+ * are in arrays, strings among them, which are found by their XXH3. */
 #pragma once
 
 #include <dray/dray.h>
@@ -28,15 +28,21 @@ void *dray__idmap_remove(dray__idmap *map, uint64_t key); /* what was there, or 
 
 /* Where the key is looked for first: the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014),
  * in which every bit reaches every bit. */
-size_t dray__idmap_first(const dray__idmap *map, uint64_t key);
+static inline size_t dray__idmap_first(const dray__idmap *map, uint64_t key)
+{
+    key = (key ^ (key >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    key = (key ^ (key >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return (size_t)(key ^ (key >> 31)) & (map->capacity - 1);
+}
 
 /* ---- things that are in an array ------------------------------------------------------------- */
 
-/* Finds the place of a thing in somebody's array, whose things are added one behind the other. */
+/* Finds the place of a thing in somebody's array, whose things are added one behind the other. A
+ * layout has many thousands of names: so 4 bytes a slot, and not an entry of a map. */
 typedef struct dray__index {
-    uint64_t *hashes;   /* [place] */
-    dray__idmap places; /* hash -> place + 1; a hash may be there several times */
-    uint32_t count;
+    uint64_t *hashes; /* [place] */
+    uint32_t *slots;  /* place + 1, from where the low bits of its hash say; 0: free */
+    uint32_t count, slot_count;
     uint64_t capacity;
 } dray__index;
 
@@ -45,18 +51,14 @@ typedef bool dray__same_fn(const void *owner, uint32_t place, const void *key);
 
 enum { DRAY__NO_PLACE = UINT32_MAX };
 
-/* In the header, so that `same` is compiled into it: layouts have many thousands of names. */
+/* In the header, so that `same` is compiled into it. */
 static inline uint32_t dray__index_find(const dray__index *index, uint64_t hash,
                                         dray__same_fn *same, const void *owner, const void *key)
 {
-    const dray__idmap *map = &index->places;
-    hash += !hash;
-    for (size_t i = map->count ? dray__idmap_first(map, hash) : 0;
-         map->count && map->entries[i].key; i = (i + 1) & (map->capacity - 1)) {
-        uint32_t place = (uint32_t)(uintptr_t)map->entries[i].value - 1;
-        if (map->entries[i].key == hash && same(owner, place, key))
-            return place;
-    }
+    uint32_t mask = index->slot_count - 1;
+    for (uint32_t i = (uint32_t)hash & mask; index->count && index->slots[i]; i = (i + 1) & mask)
+        if (index->hashes[index->slots[i] - 1] == hash && same(owner, index->slots[i] - 1, key))
+            return index->slots[i] - 1;
     return DRAY__NO_PLACE;
 }
 

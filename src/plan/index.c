@@ -60,46 +60,50 @@ static bool add_scales_of(dray_plan_index *index, const dray_layout *layout)
 
 /* ---- holders --------------------------------------------------------------------------------- */
 
-/* A holder with its name, in the order of reading. */
-typedef struct found {
-    uint32_t name;
-    dray__plan_holder holder;
-} found;
-
-typedef struct scan {
-    dray_plan_index *index;
-    found *found;
-    size_t found_count, found_capacity;
-} scan;
-
-static found *next_found(scan *s)
+/* The ids of the names of all tensors of all sources, one source behind the other; NONE where `all`
+ * is not wanted, and the index has no such name: of a tensor that nobody asks for no more is looked
+ * at than the hash of its name. A rank of a large model has thousands. NULL: out of memory. */
+static uint32_t *ids_of(dray_plan_index *index, bool all)
 {
-    if (!dray__append(&s->found, sizeof *s->found, s->found_count, &s->found_capacity))
-        return NULL;
-    return &s->found[s->found_count++];
-}
-
-/* An alias is a second name of the tensor that it stands for. Of a tensor that nobody asks for no
- * more is looked at than the hash of its name: a rank of a large model has thousands. */
-static bool scan_source(scan *s, uint32_t source)
-{
-    const dray_layout *layout = s->index->sources[source].layout;
-    const uint64_t *hashes = dray__layout_hashes(layout);
-    for (uint32_t t = 0; t < dray_layout_tensor_count(layout); t++) {
-        const dray_tensor_info *info = dray_layout_tensor(layout, t);
-        uint32_t id = name_id(s->index, info, hashes[t], false);
-        if (id == NONE)
-            continue;
-        uint32_t holder = info->alias_of < 0 ? t : (uint32_t)info->alias_of;
-        const dray_block *block = dray__layout_first_block(layout, holder);
-        for (; block; block = dray__layout_next_block(layout, block)) {
-            found *one = next_found(s);
-            if (!one)
-                return false;
-            *one = (found){id, {source, holder, block}};
+    size_t count = 0, at = 0;
+    for (uint32_t i = 0; i < index->source_count; i++)
+        count += dray_layout_tensor_count(index->sources[i].layout);
+    uint32_t *ids = malloc((count + 1) * sizeof *ids);
+    bool ok = ids;
+    for (uint32_t i = 0; ok && i < index->source_count; i++) {
+        const dray_layout *layout = index->sources[i].layout;
+        const uint64_t *hashes = dray__layout_hashes(layout);
+        for (uint32_t t = 0; ok && t < dray_layout_tensor_count(layout); t++, at++) {
+            ids[at] = name_id(index, dray_layout_tensor(layout, t), hashes[t], all);
+            ok = ids[at] != NONE || !all;
         }
     }
-    return true;
+    if (ok)
+        return ids;
+    free(ids);
+    return NULL;
+}
+
+/* Counts the holders of each id in first[id + 2]; then, when first[id + 1] is where the next holder
+ * of id goes, puts them there. An alias is a second name of the tensor that it stands for. */
+static void each_holder(dray_plan_index *index, const uint32_t *ids, bool put)
+{
+    for (uint32_t i = 0; i < index->source_count; i++) {
+        const dray_layout *layout = index->sources[i].layout;
+        for (uint32_t t = 0; t < dray_layout_tensor_count(layout); t++) {
+            uint32_t id = *ids++;
+            if (id == NONE)
+                continue;
+            int32_t alias_of = dray_layout_tensor(layout, t)->alias_of;
+            uint32_t holder = alias_of < 0 ? t : (uint32_t)alias_of;
+            const dray_block *block = dray__layout_first_block(layout, holder);
+            for (; block; block = dray__layout_next_block(layout, block)) {
+                size_t at = index->first[id + (put ? 1 : 2)]++;
+                if (put)
+                    index->holders[at] = (dray__plan_holder){i, holder, block};
+            }
+        }
+    }
 }
 
 bool dray__same_box(const dray_block *a, const dray_block *b)
@@ -133,27 +137,25 @@ static void sort_holders(dray__plan_holder *holders, size_t count)
         }
 }
 
-static bool collect(scan *s)
+static bool collect(dray_plan_index *index, bool all)
 {
-    dray_plan_index *index = s->index;
-    for (uint32_t i = 0; i < index->source_count; i++)
-        if (!scan_source(s, i))
-            return false;
-    index->first = calloc((size_t)index->names.count + 2, sizeof *index->first);
-    index->holders = malloc((s->found_count ? s->found_count : 1) * sizeof *index->holders);
-    if (!index->first || !index->holders)
+    uint32_t *ids = ids_of(index, all), names = index->names.count;
+    index->first = calloc((size_t)names + 2, sizeof *index->first);
+    if (!ids || !index->first) {
+        free(ids);
         return false;
-    /* Counting sort: first[id + 1] is where the next holder of id goes, and, at the end, where
-     * those of id + 1 begin. */
-    for (size_t i = 0; i < s->found_count; i++)
-        index->first[s->found[i].name + 2]++;
-    for (uint32_t id = 0; id < index->names.count; id++)
+    }
+    each_holder(index, ids, false);
+    for (uint32_t id = 0; id < names; id++)
         index->first[id + 1] += index->first[id];
-    for (size_t i = 0; i < s->found_count; i++)
-        index->holders[index->first[s->found[i].name + 1]++] = s->found[i].holder;
-    for (uint32_t id = 0; s->found_count && id < index->names.count; id++)
+    size_t count = index->first[names] + index->first[names + 1];
+    index->holders = malloc((count + 1) * sizeof *index->holders);
+    if (index->holders)
+        each_holder(index, ids, true);
+    for (uint32_t id = 0; index->holders && id < names; id++)
         sort_holders(index->holders + index->first[id], index->first[id + 1] - index->first[id]);
-    return true;
+    free(ids);
+    return index->holders;
 }
 
 int dray__plan_index_new(const dray_plan_member *sources, uint32_t count, const dray_layout *only,
@@ -167,13 +169,9 @@ int dray__plan_index_new(const dray_plan_member *sources, uint32_t count, const 
     for (uint32_t i = 0; i < count; i++)
         index->quants |= dray__layout_quantised(sources[i].layout);
     bool ok = !only || add_names_of(index, only);
-    for (uint32_t i = 0; ok && !only && i < count; i++)
-        ok = add_names_of(index, sources[i].layout);
     for (uint32_t i = 0; ok && only && i < count; i++)
         ok = add_scales_of(index, sources[i].layout);
-    scan s = {.index = index};
-    ok = ok && collect(&s);
-    free(s.found);
+    ok = ok && collect(index, !only);
     if (!ok) {
         dray_plan_index_free(index);
         return dray__nomem(error);

@@ -83,27 +83,44 @@ static int compare_places(const void *x, const void *y)
     return a->index < b->index ? -1 : a->index > b->index;
 }
 
+/* Along each cycle of the order: no memory is needed for a second list. */
+static void put_in_order(dray_copy *items, place *places, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        size_t at = i, from = places[i].index;
+        if (from == i)
+            continue;
+        dray_copy first = items[i];
+        for (; from != i; from = places[at].index) {
+            items[at] = items[from];
+            places[at].index = at;
+            at = from;
+        }
+        items[at] = first;
+        places[at].index = at;
+    }
+}
+
 int dray__plan_sort(dray__copies *copies, dray_error *error)
 {
     size_t count = copies->count;
-    place *places = malloc((count ? count : 1) * sizeof *places);
-    dray_copy *sorted = malloc((count ? count : 1) * sizeof *sorted);
-    if (!places || !sorted) {
-        free(places);
-        free(sorted);
+    if (!count)
+        return DRAY_OK;
+    place *places = malloc(count * sizeof *places);
+    if (!places)
         return dray__nomem(error);
-    }
     for (size_t i = 0; i < count; i++) {
         const dray_copy *c = &copies->items[i];
         places[i] =
             (place){c->source, c->source_region, c->source_offset, c->destination_offset, i};
     }
     qsort(places, count, sizeof *places, compare_places);
-    for (size_t i = 0; i < count; i++)
-        sorted[i] = copies->items[places[i].index];
+    put_in_order(copies->items, places, count);
     free(places);
-    free(copies->items);
-    copies->items = sorted;
-    copies->capacity = count;
+    dray_copy *exact = realloc(copies->items, count * sizeof *exact);
+    if (exact) {
+        copies->items = exact;
+        copies->capacity = count;
+    }
     return DRAY_OK;
 }

@@ -486,13 +486,17 @@ static void total(dray_plan *plan, const dray_plan_index *index, const dray_layo
 static int fill_plan(planner *p, dray_error *error)
 {
     const dray_layout *layout = p->destination->layout;
+    dray__copies *copies = &p->plan->copies;
     int rc = dray__plan_check_memory(p->destination, error);
+    if (!rc && !dray__array_room(&copies->items, sizeof *copies->items,
+                                 dray_layout_block_count(layout), &copies->capacity))
+        rc = dray__nomem(error);
     for (uint32_t b = 0; !rc && b < dray_layout_block_count(layout); b++)
         rc = fill_block(p, dray_layout_block(layout, b), error);
     if (!rc)
         rc = dray__plan_quantise(p, error);
     if (!rc)
-        rc = dray__plan_sort(&p->plan->copies, error);
+        rc = dray__plan_sort(copies, error);
     if (!rc)
         total(p->plan, p->index, layout);
     if (!rc)

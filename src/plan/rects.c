@@ -76,11 +76,10 @@ uint32_t dray__rect_rest(const dray__rect *whole, const dray__rect *part,
 
 bool dray__rects_add_rest(dray__rects *boxes, const dray__rect *whole, const dray__rect *part)
 {
-    dray__rect sides[DRAY__RECT_SIDES];
-    uint32_t count = dray__rect_rest(whole, part, sides);
-    for (uint32_t i = 0; i < count; i++)
-        if (!dray__rects_add(boxes, &sides[i]))
-            return false;
+    if (!dray__array_room(&boxes->items, sizeof *boxes->items, boxes->count + DRAY__RECT_SIDES,
+                          &boxes->capacity))
+        return false;
+    boxes->count += dray__rect_rest(whole, part, boxes->items + boxes->count);
     return true;
 }
 
