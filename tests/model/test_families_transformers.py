@@ -3,6 +3,7 @@ config.json are those of the checkpoint that transformers' own class writes of t
 that this transformers has not got are named and left out."""
 
 import ctypes as c
+import math
 import os
 import random
 import sys
@@ -13,7 +14,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 try:
     import torch
     import transformers
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 except ImportError as missing:
@@ -67,6 +68,57 @@ def latent(**more):
     return sizes
 
 
+def vision(**more):
+    heads = n(1, 4)
+    return dict(depth=n(1, 4), hidden_size=heads * n(1, 4, 4), intermediate_size=n(4, 20), num_heads=heads,
+                out_hidden_size=n(2, 9), patch_size=n(2, 5), temporal_patch_size=n(1, 4), spatial_merge_size=n(1, 3),
+                in_channels=n(1, 4), **more)
+
+
+def qwen_vl(text, **more):
+    sizes = dict(text, rope_parameters={"rope_type": "default", "mrope_section": [1, 1, 1]})
+    return dict(text_config=sizes, vision_config=vision(**more))
+
+
+def tower():
+    heads = n(1, 4)
+    return dict(hidden_size=heads * n(1, 4, 4), intermediate_size=n(4, 20), num_hidden_layers=n(1, 4),
+                num_attention_heads=heads, num_channels=n(1, 4), patch_size=4)
+
+
+def llama4():
+    sizes = dict(core(), intermediate_size_mlp=n(4, 40), num_local_experts=n(2, 6))
+    return dict(sizes, moe_layers=[i for i in range(sizes["num_hidden_layers"]) if rng.random() < 0.5])
+
+
+def llama4_vision():
+    sizes = dict(tower(), image_size=n(1, 4, 4), projector_input_dim=n(2, 9), vision_output_dim=n(2, 9))
+    return dict(sizes, intermediate_size=sizes["hidden_size"] * 4, projector_output_dim=n(2, 9))
+
+
+def mistral3():
+    patches = dict(tower(), model_type="pixtral", image_size=8, head_dim=n(1, 4, 4))
+    return dict(text_config=dict(core(), model_type="mistral"), vision_config=patches, spatial_merge_size=n(1, 3),
+                multimodal_projector_bias=rng.random() < 0.5)
+
+
+def nemotron():
+    kinds = [rng.choice(["linear_attention", "full_attention", "mlp", "moe"]) for _ in range(n(1, 8))]
+    sizes = dict(core(), layers_block_type=kinds, mamba_num_heads=4, mamba_head_dim=n(1, 9, 2), n_groups=2,
+                 ssm_state_size=n(1, 9), conv_kernel=n(2, 6), use_conv_bias=rng.random() < 0.5,
+                 moe_shared_expert_intermediate_size=n(1, 9), **experts("n_routed_experts"))
+    del sizes["num_hidden_layers"]
+    return sizes
+
+
+def without(sizes, key):
+    return {k: v for k, v in sizes.items() if k != key}
+
+
+def deepstack():
+    return dict(deepstack_visual_indexes=[0] * n(0, 3), num_position_embeddings=n(1, 9))
+
+
 SHARED = {"shared_expert_intermediate_size": 7}
 FAMILIES = {
     "mistral": core,
@@ -79,14 +131,24 @@ FAMILIES = {
     "deepseek_v32": lambda: latent(index_n_heads=n(1, 4), index_head_dim=n(3, 9, 2)),
     "glm_moe_dsa": lambda: latent(index_n_heads=n(1, 4), index_head_dim=n(3, 9, 2)),
     "glm4_moe_lite": latent,
+    "llama4_text": llama4,
+    "nemotron_h": nemotron,
+    "qwen2_5_vl": lambda: qwen_vl(without(core(), "head_dim")),
+    "qwen3_vl": lambda: qwen_vl(biased(), **deepstack()),
+    "qwen3_5": lambda: qwen_vl(linear(), num_position_embeddings=n(1, 9)),
+    "qwen3_5_moe": lambda: qwen_vl(linear(**SHARED, **experts()), num_position_embeddings=n(1, 9)),
+    "mistral3": mistral3,
+    "llama4": lambda: dict(text_config=llama4(), vision_config=llama4_vision()),
 }
 
 
 def theirs(config):
+    auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = auto.from_config(config)
     state = revert_weight_conversion(model, model.state_dict())
-    return sorted((name, list(tensor.shape)) for name, tensor in state.items())
+    return sorted((name, [*tensor.shape[:3], math.prod(tensor.shape[3:])][:tensor.ndim])  # four dimensions at most
+                  for name, tensor in state.items())
 
 
 def mine(folder):
@@ -110,5 +172,7 @@ for family, sizes in FAMILIES.items():
             got, aliases = mine(folder)
         want = theirs(config)
         assert got == want, (family, config, [x for x in got if x not in want], [x for x in want if x not in got])
-        assert aliases == ({"lm_head.weight": "model.embed_tokens.weight"} if tied else {}), (family, aliases)
+        head = [name for name, _ in want if name.endswith("lm_head.weight")]
+        embedding = [name for name, _ in want if name.endswith(("embed_tokens.weight", "embeddings.weight"))]
+        assert aliases == (dict(zip(head, embedding)) if tied else {}), (family, aliases)
 print(len(FAMILIES), "families")

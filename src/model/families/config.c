@@ -143,7 +143,8 @@ static json_t *get(const json_t *json, const char *key)
     return json_is_null(value) ? NULL : value;
 }
 
-/* The value of a key, or of "a.b"; in the family's own object of the file where it is there. */
+/* The value of a key, in the family's own object of the file where it is there; of "a.b" and ".b"
+ * only as written. */
 static json_t *find(const reading *r, const char *key)
 {
     char outer[64];
@@ -152,7 +153,7 @@ static json_t *find(const reading *r, const char *key)
         return json_object_get(r->within, key) ? json_object_get(r->within, key)
                                                : json_object_get(r->json, key);
     snprintf(outer, sizeof outer, "%.*s", (int)(dot - key), key);
-    return json_object_get(json_object_get(r->json, outer), dot + 1);
+    return json_object_get(*outer ? json_object_get(r->json, outer) : r->json, dot + 1);
 }
 
 static json_t *found(const reading *r, const char *key)
@@ -382,38 +383,76 @@ static const json_t *list_of(reading *r, const char *key)
     return list;
 }
 
-/* Which layers are of a kind: those whose numbers are listed, those that a list of words says, or
- * all but every so many. */
-static void read_kind(reading *r, const dray__family *family, uint32_t i, dray_model_config *c)
+/* Sets the bits of the layers that a list names, or of all others. */
+static void read_numbers(reading *r, const char *key, bool others, int64_t layers, uint64_t *out)
 {
-    const dray__kind *kind = &family->kinds[i];
-    uint64_t *out = i == DRAY__DENSE_KIND ? c->dense_layers : c->kind_layers[i];
-    int64_t layers = c->layers;
-    const json_t *list = list_of(r, kind->numbers), *words = list_of(r, kind->each), *item;
+    uint64_t named[DRAY_MODEL_DENSE_WORDS] = {0};
+    const json_t *list = list_of(r, key), *item;
     size_t n;
     json_array_foreach(list, n, item)
     {
         if (json_is_integer(item))
-            set_layer(r, kind->numbers, out, json_integer_value(item));
+            set_layer(r, key, named, json_integer_value(item));
         else
-            wrong_type(r, kind->numbers, "a list of integers", item);
+            wrong_type(r, key, "a list of integers", item);
     }
+    for (int64_t layer = 0; list && layer < DRAY_MODEL_DENSE_WORDS * 64; layer++)
+        if (others ? layer < layers && !(named[layer / 64] >> (layer % 64) & 1)
+                   : named[layer / 64] >> (layer % 64) & 1)
+            set_layer(r, key, out, layer);
+}
+
+/* Is it the word, or, of "!word", another one? */
+static bool is_word(const char *text, const char *word)
+{
+    return *word == '!' ? strcmp(text, word + 1) != 0 : strcmp(text, word) == 0;
+}
+
+static void wrong_length(reading *r, const char *key, int64_t layers, size_t found)
+{
+    if ((int64_t)found != layers && !r->status)
+        r->status = dray__fail(r->error, DRAY_EFORMAT,
+                               "%.300s: %s: expected one for each of %lld layers, found %zu",
+                               r->path, key, (long long)layers, found);
+}
+
+/* A list of words or a text of signs; true: there is one. */
+static bool read_words(reading *r, const dray__kind *kind, int64_t layers, uint64_t *out)
+{
+    const json_t *words = list_of(r, kind->each), *item;
+    const char *signs = kind->signs && !words ? string(r, kind->signs) : NULL;
+    size_t n;
     json_array_foreach(words, n, item)
     {
         if (!json_is_string(item))
             wrong_type(r, kind->each, "a list of words", item);
-        else if (strcmp(json_string_value(item), kind->is) == 0)
+        else if (is_word(json_string_value(item), kind->is))
             set_layer(r, kind->each, out, (json_int_t)n);
     }
-    if (words && (int64_t)json_array_size(words) != layers && !r->status)
-        r->status = dray__fail(r->error, DRAY_EFORMAT,
-                               "%.300s: %s: expected a word for each of %lld layers, found %zu",
-                               r->path, kind->each, (long long)layers, json_array_size(words));
-    /* the list says all: what the older keys say of dense layers does not count */
-    if (words && kind == &family->kinds[DRAY__DENSE_KIND])
+    for (n = 0; signs && signs[n] && !r->status; n++)
+        if (is_word((char[]){signs[n], 0}, kind->sign))
+            set_layer(r, kind->signs, out, (json_int_t)n);
+    if (words || signs)
+        wrong_length(r, words ? kind->each : kind->signs, layers,
+                     words ? json_array_size(words) : n);
+    return words || signs;
+}
+
+static void read_kind(reading *r, const dray__family *family, uint32_t i, dray_model_config *c)
+{
+    const dray__kind *kind = &family->kinds[i];
+    bool is_dense = i == DRAY__DENSE_KIND;
+    uint64_t *out = is_dense ? c->dense_layers : c->kind_layers[i];
+    if (kind->numbers)
+        read_numbers(r, kind->numbers, false, c->layers, out);
+    if (kind->others)
+        read_numbers(r, kind->others, true, c->layers, out);
+    bool said = read_words(r, kind, c->layers, out);
+    /* a list says all: what the older keys say of dense layers does not count */
+    if (is_dense && (said || (kind->others && found(r, kind->others))))
         c->first_k_dense = c->sparse_step = 0;
-    int64_t every = kind->every && !words ? integer(r, kind->every, kind->every_absent) : 0;
-    for (int64_t layer = 0; every > 0 && layer < layers && !r->status; layer++)
+    int64_t every = kind->every && !said ? integer(r, kind->every, kind->every_absent) : 0;
+    for (int64_t layer = 0; every > 0 && layer < c->layers && !r->status; layer++)
         if ((layer + 1) % every)
             set_layer(r, kind->every, out, layer);
 }
@@ -427,8 +466,10 @@ static void read_value(reading *r, const dray__config_rule *rule, dray_model_con
             key = rule->keys[i];
     const json_t *json = key ? find(r, key) : NULL;
     const dray__expression *absent = json && rule->null ? rule->null : rule->absent;
-    if (rule->is_list)
-        value = (int64_t)json_array_size(list_of(r, key));
+    if (rule->is_list && json_is_array(json))
+        value = (int64_t)json_array_size(json);
+    else if (rule->is_list && json && !json_is_null(json))
+        wrong_type(r, key, "a list", json);
     else if (json && !json_is_null(json))
         value = rule->is_flag ? boolean(r, key, false) : integer(r, key, 0);
     else if (!absent)

@@ -80,12 +80,13 @@ typedef struct dray__config_rule {
     const dray__expression *absent, *null; /* NULL: the key must be there; as where it is absent */
 } dray__config_rule;
 
-/* Which layers are of a kind. */
+/* Which layers are of a kind: all that one of its keys says. */
 typedef struct dray__kind {
     const char *name;
-    const char *numbers,
-        *every;            /* keys: a list of their numbers; N: all but layers N-1, 2N-1, ... */
+    const char *numbers, *others; /* a list of their numbers; of those of all other layers */
     const char *each, *is; /* a list of one word a layer, and the word; it counts before `every` */
+    const char *signs, *sign; /* a text of one sign a layer, and the sign */
+    const char *every;        /* N: all but layers N - 1, 2N - 1, ... */
     int64_t every_absent;
 } dray__kind;
 

@@ -367,7 +367,8 @@ static void read_rules(reader *r, const json_t *config)
 
 static void read_kinds(reader *r, const json_t *kinds)
 {
-    static const char *const keys[] = {"numbers", "each", "is", "every", "default"};
+    static const char *const keys[] = {"numbers", "others", "each",  "is",
+                                       "signs",   "sign",   "every", "default"};
     const char *name;
     json_t *value;
     uint32_t own = 0;
@@ -386,15 +387,17 @@ static void read_kinds(reader *r, const json_t *kinds)
             bad(r, where, "an object", value);
         check_members(r, where, value, keys, COUNT(keys));
         dray__kind *kind = &r->family.kinds[i];
-        const char **texts[] = {&kind->numbers, &kind->each, &kind->is, &kind->every};
+        const char **texts[] = {&kind->numbers, &kind->others, &kind->each, &kind->is,
+                                &kind->signs,   &kind->sign,   &kind->every};
         kind->name = name;
         for (size_t k = 0; k < COUNT(texts); k++) {
             const json_t *text = json_object_get(value, keys[k]);
             *texts[k] = text ? text_of(r, where, text) : NULL;
         }
         kind->every_absent = dray__json_integer(value, "default");
-        if ((kind->each != NULL) != (kind->is != NULL) || (!kind->each && !kind->numbers))
-            bad(r, where, "numbers, or each and is", value);
+        if (!kind->each != !kind->is || !kind->signs != !kind->sign ||
+            (!kind->each && !kind->signs && !kind->numbers && !kind->others))
+            bad(r, where, "numbers, others, each and is, or signs and sign", value);
     }
 }
 
