@@ -1,7 +1,10 @@
 /* Many files of spans into one file of Chrome's trace-event format ("Trace Event Format", Google;
  * its JSON Object Format): a process row per file, its threads below it, complete events ("X"),
- * times in microseconds from the first span on. */
+ * times in microseconds from the first span on; and flow events ("s", "f") from the commits of
+ * samples to the claims of the step that trains them. */
+#include "base/array.h"
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/io.h"
 #include "base/log.h"
 #include "trace/spans.h"
@@ -15,6 +18,15 @@
 #include <string.h>
 #include <unistd.h>
 
+/* Of rows: a commit of `rollout`, or a claim of `actor`. */
+typedef struct moved {
+    uint64_t partition; /* the hash of its name */
+    int64_t ns, rows;
+    size_t process;
+    uint32_t thread;
+    bool claimed;
+} moved;
+
 typedef struct merge {
     char **paths;
     dray__accounted *accounts; /* of the files; first_ns 0: there is none */
@@ -23,6 +35,8 @@ typedef struct merge {
     bool some; /* an event was written, so the next one needs a comma */
     int64_t origin_ns;
     uint64_t lost, left_out;
+    moved *moved;
+    uint64_t moved_count, moved_room;
 } merge;
 
 /* ---- events ---------------------------------------------------------------------------------- */
@@ -125,6 +139,23 @@ static int open_spans(const merge *m, size_t i, dray__spans **out, dray_error *e
     return status;
 }
 
+/* For arrows from samples to the steps that trained them. A claim is over when it has its rows. */
+static bool note_moved(merge *m, size_t i, const dray__span *span)
+{
+    if (!span->partition || !span->task || span->rows <= 0)
+        return true;
+    bool committed = strcmp(span->name, "queue commit") == 0 && strcmp(span->task, "rollout") == 0,
+         claimed = strcmp(span->name, "queue claim") == 0 && strcmp(span->task, "actor") == 0;
+    return (!committed && !claimed) ||
+           DRAY__PUSH(m->moved, m->moved_count, m->moved_room,
+                      (moved){.partition = dray__name_hash(span->partition),
+                              .ns = committed ? span->begin_ns : span->end_ns,
+                              .rows = span->rows,
+                              .process = i + 1,
+                              .thread = span->thread + 1,
+                              .claimed = claimed});
+}
+
 static int find_origin(merge *m, size_t i, dray_error *error)
 {
     dray__spans *spans;
@@ -132,9 +163,14 @@ static int find_origin(merge *m, size_t i, dray_error *error)
     int status = open_spans(m, i, &spans, error);
     if (status)
         return status == DRAY_EAGAIN ? DRAY_OK : status;
-    while ((status = dray__spans_next(spans, &span, error)) == DRAY_OK)
+    while ((status = dray__spans_next(spans, &span, error)) == DRAY_OK) {
         if (span.begin_ns < m->origin_ns)
             m->origin_ns = span.begin_ns;
+        if (!note_moved(m, i, &span)) {
+            status = dray__nomem(error);
+            break;
+        }
+    }
     dray__spans_close(spans);
     return status == DRAY_ENOMEM ? status : DRAY_OK;
 }
@@ -203,6 +239,56 @@ static int write_file(merge *m, size_t i, dray_error *error)
     return status == DRAY_ENOMEM ? status : DRAY_OK;
 }
 
+/* ---- arrows ---------------------------------------------------------------------------------- */
+
+static int by_partition(const void *a, const void *b)
+{
+    const moved *x = a, *y = b;
+    if (x->partition != y->partition)
+        return x->partition < y->partition ? -1 : 1;
+    if (x->claimed != y->claimed)
+        return x->claimed ? 1 : -1;
+    return (x->ns > y->ns) - (x->ns < y->ns);
+}
+
+static void write_arrow(merge *m, char kind, const moved *at, int64_t ns, uint64_t number)
+{
+    begin_event(m, kind, at->process, at->thread);
+    write_us(m->out, "ts", ns - m->origin_ns);
+    write_text(m->out, ",\"cat\":\"flow\",\"name\":\"samples\",\"id\":%" PRIu64 "%s}", number,
+               kind == 'f' ? ",\"bp\":\"e\"" : "");
+}
+
+/* From each commit to the claims that took its rows: the claims of a partition take its rows in the
+ * order in which they came. An arrow begins and ends within its span. */
+static void write_arrows(merge *m)
+{
+    uint64_t number = 0;
+    if (m->moved_count)
+        qsort(m->moved, m->moved_count, sizeof *m->moved, by_partition);
+    for (uint64_t from = 0, to; from < m->moved_count; from++) {
+        uint64_t partition = m->moved[from].partition;
+        for (to = from; to < m->moved_count && !m->moved[to].claimed;)
+            to++;
+        for (; to < m->moved_count && m->moved[to].partition == partition;) {
+            moved *is = &m->moved[from], *was = &m->moved[to];
+            if (is->claimed || is->partition != partition)
+                break;
+            int64_t take = is->rows < was->rows ? is->rows : was->rows;
+            if (is->ns < was->ns) {
+                write_arrow(m, 's', is, is->ns, ++number);
+                write_arrow(m, 'f', was, was->ns - 1, number);
+            }
+            is->rows -= take;
+            was->rows -= take;
+            from += !is->rows;
+            to += !was->rows;
+        }
+        while (from + 1 < m->moved_count && m->moved[from + 1].partition == partition)
+            from++;
+    }
+}
+
 static int write_all(merge *m, dray_error *error)
 {
     int status = DRAY_OK;
@@ -214,6 +300,7 @@ static int write_all(merge *m, dray_error *error)
     fputs("{\"traceEvents\":[", m->out);
     for (size_t i = 0; i < m->count && !status; i++)
         status = write_file(m, i, error);
+    write_arrows(m);
     write_text(m->out,
                "\n],\"displayTimeUnit\":\"ms\",\"otherData\":{\"origin_ns\":%" PRId64
                ",\"lost_spans\":%" PRIu64 ",\"files\":%zu,\"files_left_out\":%" PRIu64 "}}\n",
@@ -283,5 +370,6 @@ int dray_trace_merge(const char *folder, const char *out_path, dray_error *error
         free(m.paths[i]);
     free(m.paths);
     free(m.accounts);
+    free(m.moved);
     return status;
 }

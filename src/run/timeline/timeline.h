@@ -1,0 +1,166 @@
+/* src/run/timeline/: what the files of spans of a run say. timeline.c reads them, account.c adds
+ * the time of each process up, blame.c says who ended a wait, path.c follows a step's critical path
+ * backwards and lists the longest waits, and perfetto.c writes the timeline as Perfetto's protobuf.
+ *
+ * The timeline of a run, in memory: a track for each thread of each process, with its spans in
+ * their order. Times are CLOCK_MONOTONIC nanoseconds. */
+#pragma once
+
+#include "base/hash.h"
+#include "trace/spans.h"
+
+#include <dray/dray.h>
+#include <stdbool.h>
+
+enum { DRAY__TL_NONE = UINT32_MAX };
+
+typedef struct dray__tl_span {
+    int64_t begin_ns, end_ns;
+    int64_t tokens;                 /* -1: not said */
+    int32_t step, rows;             /* -1: not said */
+    uint32_t name, partition, task; /* of timeline.texts; NONE: not said */
+    uint8_t kind, cause;            /* dray_span_kind, dray_wait_cause */
+} dray__tl_span;
+
+typedef struct dray__tl_track {
+    uint32_t process, thread; /* thread 0: the process's first one */
+    char name[24];            /* of the thread */
+    dray__tl_span *spans;
+    uint32_t count;
+    uint64_t room;
+} dray__tl_track;
+
+typedef struct dray__tl_process {
+    char *file;     /* its path */
+    char label[64]; /* "engine.2 0": rank 0 of the third instance of the role engine */
+    char role[48];
+    uint32_t instance, rank, pid, track; /* track: of its first thread; NONE: it has no spans */
+    int64_t first_ns, ended_ns;          /* of its account; 0: not known, or not seen dead */
+    int64_t state_ns[DRAY__STATES];      /* the same; of a process that was seen dead */
+    uint64_t lost;                       /* spans that found no room */
+    size_t unread;                       /* bytes at the file's end that are no whole record */
+    bool malformed;                      /* the rest of the file could not be read */
+} dray__tl_process;
+
+/* The commits, insertions and publications that others wait for, in the order of their time. */
+typedef struct dray__tl_mark {
+    int64_t ns;
+    uint32_t track, span;
+} dray__tl_mark;
+
+/* A version was published by all ranks: the step that made it is over. */
+typedef struct dray__tl_end {
+    int64_t step, ns;
+    uint32_t track; /* of the rank that was last */
+} dray__tl_end;
+
+typedef struct dray__tl_marks {
+    dray__tl_mark *items;
+    uint32_t count;
+    uint64_t room;
+} dray__tl_marks;
+
+typedef struct dray__timeline {
+    dray__tl_process *processes;
+    uint32_t process_count;
+    uint64_t process_room;
+    dray__tl_track *tracks;
+    uint32_t track_count;
+    uint64_t track_room;
+    char **texts;
+    uint32_t text_count;
+    uint64_t text_room;
+    dray__map text_index;
+    dray__tl_marks commits, inserts, publications;
+    int64_t begin_ns, end_ns; /* of the first and the last span */
+    dray__tl_end *ends;       /* by step */
+    uint32_t end_count;
+} dray__timeline;
+
+/* Reads the files *.spans of `folder`/trace, or of `folder` itself. Damaged files are an error that
+ * names them (DRAY_EFORMAT) with `strict`, and else are left out with a line in the log.
+ * DRAY_ENOENT: there are no files of spans. */
+int dray__timeline_read(const char *folder, bool strict, dray__timeline **out, dray_error *error);
+void dray__timeline_free(dray__timeline *timeline); /* NULL is fine */
+
+/* The text of a number, or "" where there is none; and the number of a text, or NONE. */
+const char *dray__tl_text(const dray__timeline *timeline, uint32_t text);
+uint32_t dray__tl_find(const dray__timeline *timeline, const char *text);
+/* The first span of the track that ends after `ns`; the track's count: there is none. */
+uint32_t dray__tl_at(const dray__tl_track *track, int64_t ns);
+/* The step of a partition "step-000012"; -1: it is another one. */
+int64_t dray__tl_step(const char *partition);
+/* When the step was over; NULL: it was not. */
+const dray__tl_end *dray__tl_step_end(const dray__timeline *timeline, int64_t step);
+
+/* ---- account.c ------------------------------------------------------------------------------- */
+
+/* Seconds of a process, or of all processes of a role. */
+typedef struct dray__tl_sums {
+    double seconds, states[DRAY__STATES];
+} dray__tl_sums;
+
+/* Where the time of a rank between two moments went. Processes that took each other's place are one
+ * rank, and what was between them is a wait for the restart. */
+typedef struct dray__tl_rank {
+    const dray__tl_process *process; /* the first of them */
+    uint32_t starts;
+    dray__tl_sums sums;
+} dray__tl_rank;
+
+/* *out: an array of *count, the caller's. */
+int dray__tl_account(const dray__timeline *timeline, int64_t begin_ns, int64_t end_ns,
+                     dray__tl_rank **out, uint32_t *count, dray_error *error);
+double dray__tl_told(const dray__tl_sums *sums); /* busy, transfer and waits together */
+
+/* ---- blame.c --------------------------------------------------------------------------------- */
+
+/* Who ended a wait: at this moment this track did what was waited for. */
+typedef struct dray__tl_blame {
+    uint32_t track; /* NONE: nobody of the run that is known */
+    int64_t ns;
+} dray__tl_blame;
+
+dray__tl_blame dray__tl_blame_of(const dray__timeline *timeline, uint32_t track,
+                                 const dray__tl_span *wait);
+
+/* ---- path.c ---------------------------------------------------------------------------------- */
+
+typedef struct dray__tl_link {
+    uint32_t track;
+    uint32_t name; /* of the span */
+    uint8_t kind, cause;
+    int64_t begin_ns, end_ns;
+} dray__tl_link;
+
+/* The chain of spans that decided when the step was over, from its beginning (the end of the step
+ * before) on. *out: an array of *count, the caller's. */
+int dray__tl_path(const dray__timeline *timeline, int64_t step, dray__tl_link **out,
+                  uint32_t *count, dray_error *error);
+
+typedef struct dray__tl_bubble {
+    uint32_t track;
+    dray__tl_span span; /* the wait */
+    uint32_t by;        /* track of who ended it; NONE: not known */
+    uint32_t doing;     /* the span's name that `by` was busy with for most of the wait; or NONE */
+    uint8_t doing_kind, doing_cause;
+} dray__tl_bubble;
+
+/* The longest waits between two moments, the longest first, at most `most`: those of processes that
+ * work for a tenth of their time or more, where there are any. */
+int dray__tl_bubbles(const dray__timeline *timeline, int64_t begin_ns, int64_t end_ns,
+                     uint32_t most, dray__tl_bubble **out, uint32_t *count, dray_error *error);
+
+/* ---- perfetto.c ------------------------------------------------------------------------------ */
+
+/* Writes the timeline as packets of Perfetto's protobuf (perfetto.dev/docs/reference/trace-packet-
+ * proto): tracks of processes and threads, slices, and flows from samples to steps. The file is
+ * replaced in one step. */
+int dray__tl_write_perfetto(const dray__timeline *timeline, const char *path, dray_error *error);
+
+/* An arrow from the commit of rows to the claim that took them. */
+typedef struct dray__tl_flow {
+    dray__tl_mark from, to;
+} dray__tl_flow;
+int dray__tl_flows(const dray__timeline *timeline, dray__tl_flow **out, uint32_t *count,
+                   dray_error *error);
