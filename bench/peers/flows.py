@@ -5,10 +5,13 @@ dray with them:
   broadcast   Half of the GPUs train (FSDP: dimension 0 is cut evenly), the others infer (tensor-parallel).
               Bucket by bucket, trainers all-gather the full tensors, trainer 0 broadcasts each to all
               engine ranks, and each engine rank copies its part out of it.
-  packed      The same, but a bucket travels as one flat tensor.
+  packed      The same, but a bucket travels as one flat tensor, and two buckets take turns, each on a
+              stream of its own: one is packed or unpacked while the other is on its way (what vLLM and
+              NeMo-RL call packed broadcasts; with --bucket 1024 as they have it by default).
   ipc         Each GPU has a trainer and an engine rank, each a process. Bucket by bucket, trainers
               all-gather the full tensors, flatten them and hand the flat tensor's CUDA IPC handle to the
               engine rank on the same GPU, which copies its part out of it.
+  server      As checkpoint-engine's ParameterServer has it (parameter_server.py), on the same GPUs.
 
 The time counts from the last trainer rank's start to the last engine rank's end (its GPU has finished),
 as in `dray bench weights`: the median of REPEATS updates after one that is not timed. Before each update
@@ -29,6 +32,7 @@ import torch.multiprocessing as mp
 
 # layers, hidden, heads, kv_heads, head_dim, intermediate (of an expert), vocabulary, experts, bias
 MODELS = {
+    "qwen3-4b": (36, 2560, 32, 8, 128, 9728, 151936, 0, False),
     "qwen2.5-7b": (28, 3584, 28, 4, 128, 18944, 152064, 0, True),
     "qwen2.5-32b": (64, 5120, 40, 8, 128, 27648, 152064, 0, True),
     "qwen2.5-72b": (80, 8192, 64, 8, 128, 29568, 152064, 0, True),
@@ -117,7 +121,7 @@ class Rank:
     """What a process is: one trainer or engine rank, its shards, and how all ranks agree on times."""
 
     def __init__(self, args, trainer, rank, world, number):
-        self.trainer, self.rank, self.world = trainer, rank, world
+        self.trainer, self.rank, self.world, self.streams = trainer, rank, world, None
         self.device = torch.device("cpu")
         if args.device == "cuda":
             self.device = torch.device("cuda", number % args.ranks)
@@ -182,22 +186,46 @@ def join(full):
 
 # ---- from some GPUs to others ---------------------------------------------------------------------
 
-def broadcast_bucket(me, bucket, trainers, sync, packed):
+def broadcast_bucket(me, bucket, trainers, sync):
     full = me.full_tensors(bucket, trainers) if me.trainer else None
     if me.trainer and me.rank:
         return
-    if packed:
-        flat = join(full) if me.trainer else torch.empty(
-            sum(tensor.count for tensor in bucket), dtype=torch.bfloat16, device=me.device)
-        dist.broadcast(flat, 0, group=sync)
-        full = split(bucket, flat)
-    else:
-        full = full or [torch.empty(tensor.shape, dtype=torch.bfloat16, device=me.device)
-                        for tensor in bucket]
-        for work in [dist.broadcast(values, 0, group=sync, async_op=True) for values in full]:
-            work.wait()
+    full = full or [torch.empty(tensor.shape, dtype=torch.bfloat16, device=me.device)
+                    for tensor in bucket]
+    for work in [dist.broadcast(values, 0, group=sync, async_op=True) for values in full]:
+        work.wait()
     if not me.trainer:
         me.load(bucket, full)
+
+
+def packed_bucket(me, bucket, trainers, sync):
+    full = me.full_tensors(bucket, trainers) if me.trainer else None
+    if me.trainer and me.rank:
+        return
+    flat = join(full) if me.trainer else torch.empty(
+        sum(tensor.count for tensor in bucket), dtype=torch.bfloat16, device=me.device)
+    dist.broadcast(flat, 0, group=sync)
+    if not me.trainer:
+        me.load(bucket, split(bucket, flat))
+
+
+def packed_update(me, trainers, sync):
+    """Buckets in turns on two streams; what was begun on one ends before it is used again."""
+    if me.device.type != "cuda":
+        for bucket in me.buckets:
+            packed_bucket(me, bucket, trainers, sync)
+        return
+    me.streams = me.streams or [torch.cuda.Stream() for _ in range(2)]
+    for index, bucket in enumerate(me.buckets):
+        stream = me.streams[index % 2]
+        stream.synchronize()
+        with torch.cuda.stream(stream):
+            packed_bucket(me, bucket, trainers, sync)
+
+
+def broadcast_update(me, trainers, sync):
+    for bucket in me.buckets:
+        broadcast_bucket(me, bucket, trainers, sync)
 
 
 def broadcast_rank(number, args, file, pipes):
@@ -215,8 +243,7 @@ def broadcast_rank(number, args, file, pipes):
         me.finish()
         dist.barrier(group=host)
         begin = time.monotonic()
-        for bucket in me.buckets:
-            broadcast_bucket(me, bucket, trainers, sync, args.flow == "packed")
+        (packed_update if args.flow == "packed" else broadcast_update)(me, trainers, sync)
         dist.all_gather_object(found, (begin, me.finish()), group=host)
         seconds.append(max(f[1] for f in found[half:]) - max(f[0] for f in found[:half]))
     dist.all_gather_object(found, (0, None) if me.trainer else me.wrong(), group=host)
@@ -258,8 +285,13 @@ def ipc_update(me, pipe):
 
 def ipc_rank(number, args, file, pipes):
     me = Rank(args, number < args.ranks, number % args.ranks, args.ranks, number)
+    if args.flow == "server":
+        import parameter_server
+        update, engine = parameter_server.update, parameter_server.engine
+    else:
+        update, engine = ipc_update, ipc_engine
     if not me.trainer:
-        ipc_engine(me, pipes[me.rank][1])
+        engine(me, pipes[me.rank][1])
         return
     pipe = pipes[me.rank][0]
     dist.init_process_group("nccl" if args.device == "cuda" else "gloo", init_method=file,
@@ -275,7 +307,7 @@ def ipc_rank(number, args, file, pipes):
         me.finish()
         dist.barrier(group=host)
         begin = time.monotonic()
-        dist.all_gather_object(found, (begin, ipc_update(me, pipe)), group=host)
+        dist.all_gather_object(found, (begin, update(me, pipe)), group=host)
         seconds.append(max(f[1] for f in found) - max(f[0] for f in found))
     dist.all_gather_object(found, ask("check"), group=host)
     if number == 0:
@@ -310,7 +342,7 @@ def main():
     warnings.simplefilter("ignore", FutureWarning)  # newer PyTorch has other names for the same calls
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("flow", choices=["broadcast", "packed", "ipc"])
+    parser.add_argument("flow", choices=["broadcast", "packed", "ipc", "server"])
     parser.add_argument("model", help=f"{', '.join(MODELS)}, or a config.json (qwen2, qwen3, qwen3_moe)")
     parser.add_argument("-n", "--repeat", type=int, default=5, help="timed updates (5)")
     parser.add_argument("-b", "--bucket", type=int, default=512, help="MiB of a bucket (512)")
@@ -320,19 +352,20 @@ def main():
                         help="cpu: over gloo and shared memory, to see that the program works")
     args = parser.parse_args()
     args.ranks = args.ranks or torch.cuda.device_count()
-    if args.ranks < 1 or args.flow != "ipc" and args.ranks % 2:
+    together = args.flow in ("ipc", "server")  # trainer and engine on each GPU
+    if args.ranks < 1 or not together and args.ranks % 2:
         parser.error(f"{args.ranks} GPUs: {args.flow} needs "
-                     + ("one or more" if args.flow == "ipc" else "an even number of them"))
-    sides = args.ranks if args.flow == "ipc" else args.ranks // 2
+                     + ("one or more" if together else "an even number of them"))
+    sides = args.ranks if together else args.ranks // 2
     for tensor in tensors(args.model):
         if tensor.shape[0] % sides or tensor.cut is not None and \
                 tensor.shape[tensor.cut] % min(sides, tensor.parts):
             parser.error(f"{tensor.name} {tensor.shape}: cannot be cut evenly for {sides} ranks")
     for name in "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME":
         os.environ.setdefault(name, "lo")
-    pipes = [mp.get_context("spawn").Pipe() for _ in range(args.ranks)] if args.flow == "ipc" else []
+    pipes = [mp.get_context("spawn").Pipe() for _ in range(args.ranks)] if together else []
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(ipc_rank if args.flow == "ipc" else broadcast_rank,
+        mp.start_processes(ipc_rank if together else broadcast_rank,
                            args=(args, f"file://{folder}/ranks", pipes), nprocs=args.ranks + len(pipes),
                            start_method="fork" if args.device == "cpu" else "spawn")
 

@@ -22,7 +22,7 @@ with tempfile.TemporaryDirectory() as work:
     config, broken = os.path.join(work, "config.json"), os.path.join(work, "flows.py")
     with open(config, "w") as file:
         json.dump(CONFIG, file)
-    for flow, ranks in ("broadcast", 2), ("ipc", 1):
+    for flow, ranks in ("broadcast", 2), ("ipc", 1), ("server", 2):
         done = run(flow, ranks, config)
         assert done.returncode == 0, (flow, done.stderr)
         found = json.loads(done.stdout)
