@@ -84,11 +84,20 @@ typedef struct dray_update_options {
     /* 1: copy engines move runs of 64 KiB and more that need no conversion, so that kernels do
      * little more than verify. */
     int32_t copy_engines;
+    /* Most GPU memory, beside bucket_bytes, for what comes over NCCL: as many bytes lie on the GPUs
+     * of the publishers that it comes from, together. Kept from one update to the next. >= 1 MiB;
+     * 0: 512 MiB. */
+    uint64_t nccl_bytes;
+    /* Of dray_prefetch_weights: how long it may take. What moves between GPUs then comes in small
+     * pieces that are spread over this time, so that inference beside it has the memory and the
+     * links nearly to itself. A prefetch that is late moves at full rate from then on, and ends as
+     * soon as it can. 0: as fast as it can; at most 3600. */
+    double prefetch_seconds;
 } dray_update_options;
 
 #define DRAY_UPDATE_OPTIONS_INIT                                                                   \
     {                                                                                              \
-        sizeof(dray_update_options), 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0, 0, 0                         \
+        sizeof(dray_update_options), 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                   \
     }
 
 /* The source that an update has read. */

@@ -413,7 +413,8 @@ class UpdateOptions(Sized):
                 ("min_version", c.c_uint64), ("path", c.c_char_p), ("path_version", c.c_uint64),
                 ("bucket_bytes", c.c_uint64), ("no_verify", c.c_int32), ("timeout_ns", c.c_int64),
                 ("lease_ns", c.c_int64), ("no_peers", c.c_int32), ("ctas", c.c_uint32),
-                ("copy_engines", c.c_int32)]
+                ("copy_engines", c.c_int32), ("nccl_bytes", c.c_uint64),
+                ("prefetch_seconds", c.c_double)]
 
 
 class UpdateReport(Sized):

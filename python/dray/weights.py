@@ -689,14 +689,16 @@ class Subscriber(_Opened):
 
     @staticmethod
     def _options(mode="auto", strategy="direct", min_version=0, path=None, path_version=0,
-                 bucket_bytes=0, verify=True, timeout=60.0, ctas=0, copy_engines=False, peers=True):
+                 bucket_bytes=0, verify=True, timeout=60.0, ctas=0, copy_engines=False, peers=True,
+                 nccl_bytes=0, prefetch_seconds=0.0):
         _l.check_word("mode", mode, MODES)
         _l.check_word("strategy", strategy, STRATEGIES)
         return _l.UpdateOptions(mode=MODES[mode], strategy=STRATEGIES[strategy],
                               min_version=min_version, path=path and os.fspath(path).encode(),
                               path_version=path_version, bucket_bytes=bucket_bytes,
                               no_verify=int(not verify), timeout_ns=_l.nanoseconds(timeout),
-                              no_peers=int(not peers), ctas=ctas, copy_engines=int(copy_engines))
+                              no_peers=int(not peers), ctas=ctas, copy_engines=int(copy_engines),
+                              nccl_bytes=nccl_bytes, prefetch_seconds=prefetch_seconds)
 
     @staticmethod
     def _dict(report):
@@ -727,15 +729,16 @@ class Subscriber(_Opened):
     def update(self, mode: str = "auto", strategy: str = "direct", min_version: int = 0,
                path: Union[str, os.PathLike, None] = None, path_version: int = 0,
                bucket_bytes: int = 0, verify: bool = True, timeout: float = 60.0, ctas: int = 0,
-               copy_engines: bool = False, peers: bool = True) -> dict:
+               copy_engines: bool = False, peers: bool = True, nccl_bytes: int = 0) -> dict:
         """Takes the newest version (waits for one >= min_version), together with the other ranks of
         the group; the report. mode: auto, tensor (trainers of this host), distributed (of others,
         too), or disk (the checkpoint at `path`, which holds path_version). Beside inference: ctas
-        bounds the thread blocks that move on this GPU, copy_engines spares them. Raises DrayError;
+        bounds the thread blocks that move on this GPU, copy_engines spares them. nccl_bytes: GPU memory
+        for what comes over NCCL, beside bucket_bytes; 0: 512 MiB. Raises DrayError;
         ETORN: bytes had been overwritten, the next update repairs it; else all is as it was."""
         return self._run("dray_update_weights",
                          self._options(mode, strategy, min_version, path, path_version, bucket_bytes,
-                                       verify, timeout, ctas, copy_engines, peers))
+                                       verify, timeout, ctas, copy_engines, peers, nccl_bytes))
 
     async def update_async(self, *arguments: Any, **options: Any) -> dict:
         """update() of a coroutine: a thread moves the bytes, the event loop goes on. Other calls of this
@@ -794,7 +797,8 @@ class Subscriber(_Opened):
 
     def prefetch(self, **options: Any) -> dict:
         """Brings a version (options as of update) into spare memory, while the engine serves the one
-        that it has; commit() swaps. Together with the other ranks, both."""
+        that it has; commit() swaps. Together with the other ranks, both. prefetch_seconds: what moves
+        between GPUs is spread over this time, so that inference is hardly slower meanwhile."""
         return self._run("dray_prefetch_weights", self._options(**options))
 
     def commit(self, min_version: int = 0, timeout: float = 60.0) -> dict:

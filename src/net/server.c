@@ -1,5 +1,6 @@
 /* The data server (server.h): one thread, an epoll, a state for each connection: a request is read,
- * answered into a buffer, sent, and only then is the next one looked at. So a reader that does not
+ * answered into a buffer, sent, and only then is the next one looked at, but for requests that
+ * their service takes. So a reader that does not
  * take its answers holds one buffer and its own socket, one that asks for much waits its turn
  * behind the others, and what the server needs is bounded whatever anybody sends. */
 #include "net/server.h"
@@ -203,11 +204,36 @@ static int receive(const dray__server *s, struct connection *c)
     return 0;
 }
 
+/* Makes room for the next request. */
+static void drop_request(struct connection *c)
+{
+    c->full = false;
+    memmove(c->in, c->in + c->in_have, c->ahead);
+    c->in_have = c->ahead;
+    c->ahead = 0;
+    c->moved_ns = dray__now();
+}
+
+static int begin_answer(struct connection *c)
+{
+    if (c->reader.head.failed)
+        return -ENOMEM;
+    c->answering = true;
+    c->out_at = 0;
+    c->moved_ns = dray__now();
+    return 0;
+}
+
+static void reset_answer(dray__data_reader *r)
+{
+    dray__writer_reset(&r->head);
+    r->data_bytes = 0;
+}
+
 static int answer(const dray__server *s, struct connection *c)
 {
     dray__data_reader *r = &c->reader;
-    dray__writer_reset(&r->head);
-    r->data_bytes = 0;
+    reset_answer(r);
     r->waits = DRAY__WAITS_FOR_BUFFER;
     int rc = s->service.answer(s->service.user, r);
     if (rc == -ENOTSUP) {
@@ -217,18 +243,28 @@ static int answer(const dray__server *s, struct connection *c)
         dray__answer_refuse(&r->head, r->request.id, &error);
         rc = 0;
     }
-    if (rc == 0 && r->head.failed)
-        rc = -ENOMEM;
-    if (rc)
+    if (rc == 0)
+        rc = begin_answer(c);
+    if (rc == 0 || rc == -EINPROGRESS)
+        drop_request(c);
+    if (rc != -EINPROGRESS)
         return rc;
-    c->full = false;
-    memmove(c->in, c->in + c->in_have, c->ahead);
-    c->in_have = c->ahead;
-    c->ahead = 0;
-    c->answering = true;
-    c->out_at = 0;
-    c->moved_ns = dray__now();
+    r->taken++;
     return 0;
+}
+
+/* The answer of the oldest request that was taken, if it is there. */
+static int answer_taken(const dray__server *s, struct connection *c)
+{
+    dray__data_reader *r = &c->reader;
+    if (!r->taken || c->answering)
+        return 0;
+    reset_answer(r);
+    int rc = s->service.later(s->service.user, r);
+    if (rc == -EAGAIN)
+        return 0;
+    r->taken--;
+    return rc ? rc : begin_answer(c);
 }
 
 static int transmit(dray__server *s, struct connection *c)
@@ -253,16 +289,12 @@ static int transmit(dray__server *s, struct connection *c)
     return 0;
 }
 
-static int nothing_more(const struct connection *c)
-{
-    uint8_t byte;
-    return dray__stream_recv(c->reader.stream, &byte, 1) == -EAGAIN ? -EAGAIN : -EPROTO;
-}
-
 /* One request at most, so that all connections have their turn. */
 static int work(dray__server *s, struct connection *c)
 {
     int rc = c->answering ? transmit(s, c) : 0;
+    if (rc == 0)
+        rc = answer_taken(s, c);
     if (rc == 0 && !c->answering)
         rc = receive(s, c);
     if (rc == 0 && c->full) {
@@ -270,8 +302,6 @@ static int work(dray__server *s, struct connection *c)
         rc = answer(s, c);
         if (rc == -EAGAIN && c->reader.waits == DRAY__WAITS_IN_LINE)
             rc = read_ahead(s, c);
-        else if (rc == -EAGAIN && c->reader.waits == DRAY__WAITS_ALONE)
-            rc = nothing_more(c);
     }
     if (rc == 0 && c->answering)
         rc = transmit(s, c);
@@ -320,7 +350,7 @@ static void turn(dray__server *s, struct connection *c)
     bool ends = true;
     if (enter(s, &c->reader)) {
         ends = work(s, c) || !arm(s, c);
-        c->caller.busy = c->full || c->answering;
+        c->caller.busy = c->full || c->answering || c->reader.taken;
         leave(s);
     }
     if (ends)
@@ -332,6 +362,8 @@ static void turn(dray__server *s, struct connection *c)
 /* Has something to do that its descriptor does not show? */
 static bool ready(const dray__server *s, struct connection *c)
 {
+    if (c->reader.taken && !c->answering && s->service.ready(s->service.user, &c->reader))
+        return true;
     if (c->full && !c->answering && c->reader.waits != DRAY__WAITS_FOR_BUFFER)
         return s->service.ready(s->service.user, &c->reader);
     if (c->full && !c->answering)
@@ -365,7 +397,7 @@ static void drop_stuck(dray__server *s)
             leave(s);
         over |= s->service.overdue && s->service.overdue(r, now);
         over |= c->in_have && !c->full && now - c->began_ns > STUCK_NS;
-        over |= (c->in_have || c->answering) && now - c->moved_ns > STUCK_NS;
+        over |= (c->in_have || c->answering || r->taken) && now - c->moved_ns > STUCK_NS;
         if (over)
             end(s, c);
     }

@@ -12,8 +12,7 @@ typedef struct dray__server dray__server;
 /* What a request that was answered with -EAGAIN waits for. */
 enum {
     DRAY__WAITS_FOR_BUFFER, /* of the server's */
-    DRAY__WAITS_IN_LINE,    /* meanwhile the server reads on, for what is only told */
-    DRAY__WAITS_ALONE       /* nothing may come of the reader before the answer */
+    DRAY__WAITS_IN_LINE     /* meanwhile the server reads on, for what is only told */
 };
 
 /* A connection, as the service sees it. */
@@ -29,14 +28,19 @@ struct dray__data_reader {
     dray_region *data; /* and its data; NULL: none */
     uint64_t data_bytes;
     int waits;
+    uint32_t taken; /* requests that the service has, and has not answered yet */
 };
 
 typedef struct dray__data_service {
     void *user;
     size_t state_bytes;
-    /* Puts the answer. 0; -EAGAIN: not now: is asked again; -ENOTSUP: it answers nothing of this
-     * type; another -errno: the connection is over. */
+    /* Puts the answer. 0; -EAGAIN: not now: is asked again; -EINPROGRESS: the service has taken the
+     * request, `later` will answer it, and the server reads the next one; -ENOTSUP: it answers
+     * nothing of this type; another -errno: the connection is over. */
     int (*answer)(void *user, dray__data_reader *reader);
+    /* Puts the answer of the oldest request that was taken. 0; -EAGAIN: it is not there yet. NULL:
+     * none is ever taken. */
+    int (*later)(void *user, dray__data_reader *reader);
     /* Of those below NULL means that there is nothing to do. */
     /* Takes what was told, in its order or while a request waits in the line. 0, or -errno. */
     int (*told)(void *user, dray__data_reader *reader, const dray__data_request *told);

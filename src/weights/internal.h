@@ -349,11 +349,12 @@ typedef struct dray__transfer dray__transfer;
 typedef struct dray__transfer_options {
     struct dray__load *load; /* NULL: into the destination's own memory. Borrowed until close. */
     int32_t strategy;
-    uint64_t bucket_bytes;
+    uint64_t bucket_bytes, nccl_bytes; /* nccl_bytes 0: nothing comes over NCCL */
     bool verify;
     bool once;             /* the sources' ops are of this transfer alone */
     uint32_t ctas;         /* of kernels, at once; 0: as many as pay */
     int32_t copy_engines;  /* they move what they can; 0: what pays */
+    int64_t within_ns;     /* what moves is spread over this time; 0: as fast as it can */
     uint64_t attempt;      /* what data servers are told */
     uint64_t run;          /* and those of its cohort's members; 0: there is no cohort */
     dray_region *progress; /* where they see what is here; NULL: nobody looks for it */
@@ -374,6 +375,9 @@ typedef struct dray__transfer_options {
 #define DRAY__BUCKET_MIN ((uint64_t)128 << 10)
 #define DRAY__LOAD_MIN ((uint64_t)512 << 10)
 #define DRAY__BUCKET_DEFAULT ((uint64_t)64 << 20)
+#define DRAY__WITHIN_MAX 3600 /* seconds */
+#define DRAY__NCCL_MIN ((uint64_t)1 << 20)
+#define DRAY__NCCL_DEFAULT ((uint64_t)512 << 20)
 
 /* Sources and destination are borrowed until close. */
 int dray__transfer_open(dray__sources *sources, const dray__destination *destination,

@@ -94,6 +94,48 @@ CLUSTER_TEST(test_pushed)
     run_scene(&s, run_engine);
 }
 
+/* A prefetch that is spread over a time is not over before, and brings what any other does. */
+#define WITHIN 0.25
+static void run_prefetching(void *user)
+{
+    scene *s = user;
+    engine e = scene_engine(s);
+    for (uint64_t version = 1; version <= s->versions; version++) {
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        options.min_version = version;
+        options.prefetch_seconds = version % 2 ? WITHIN : 0;
+        MUST(dray_prefetch_weights(e.subscriber, &options, &report, error));
+        CHECK(!options.prefetch_seconds || (double)report.total_ns * 1e-9 > WITHIN / 2);
+        options.prefetch_seconds = 0;
+        MUST(dray_commit_weights(e.subscriber, &options, &report, error));
+        CHECK(gpu_engine_wrong(&e, s->seed + version - 1) == 0);
+        options.prefetch_seconds = WITHIN; /* nothing else is spread */
+        CHECK(dray_update_weights(e.subscriber, &options, &report, NULL) == DRAY_EINVALID);
+        options.prefetch_seconds = -1;
+        CHECK(dray_prefetch_weights(e.subscriber, &options, &report, NULL) == DRAY_EINVALID);
+        meet(e.context, "updated", s);
+    }
+    meet(e.context, "over", s);
+    engine_close(&e);
+}
+
+CLUSTER_TEST(test_prefetch_within)
+{
+    scene s = plain(37);
+    s.config.intermediate_size = 1536; /* several launches */
+    s.versions = 3;
+    run_scene(&s, run_prefetching);
+    s = plain(38);
+    s.config.intermediate_size = 1536;
+    s.from = DRAY_F32; /* two steps */
+    s.sees_all = true;
+    s.versions = 1;
+    for (uint32_t i = 0; i < 2; i++)
+        s.engine_gpus[i] = i + 2;
+    run_scene(&s, run_prefetching);
+}
+
 CLUSTER_TEST(test_pinned_source)
 {
     scene s = plain(15);

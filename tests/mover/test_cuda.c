@@ -434,6 +434,82 @@ TEST(test_stopped_jobs_say_so)
     both_free(&to);
 }
 
+/* A paced job moves what it was told to, launch by launch, and no more; what is stopped ends, with
+ * launches that the GPU never got. */
+TEST(test_paced_jobs_move_what_is_due)
+{
+    enum { BYTES = 4 << 20, LAUNCH_BYTES = 1 << 20 };
+    both from = both_new(BYTES), to = both_new(BYTES);
+    dray__cuda_item item = run_item(from.device, to.device, BYTES, 0);
+    dray__cuda_job_options options = {.launch_bytes = LAUNCH_BYTES, .paced = true};
+    dray__cuda_job *job;
+    dray__cuda_job_times times;
+    dray_error e = {0};
+    done(NULL, &e, dray__cuda_job_new(gpu, NULL, &item, 1, &options, &job, &e));
+    uint64_t launches = dray__cuda_job_launch_count(job);
+    assert_int_equal(launches, BYTES / LAUNCH_BYTES);
+    done(job, &e, dray__cuda_job_start(job, NULL, 0, &e));
+    for (uint64_t i = 0; i < launches; i++) {
+        dray__cuda_job_times_of(job, &times);
+        assert_int_equal(times.launches, i);
+        assert_int_equal(dray__cuda_job_poll(job, &e), DRAY_EAGAIN);
+        done(job, &e, dray__cuda_job_release(job, 1, &e));
+    }
+    done(job, &e, dray__cuda_job_wait(job, INT64_MAX, &e));
+    memcpy(to.host, from.host, BYTES);
+    both_agree(&to, "all launches");
+    done(job, &e, dray__cuda_job_start(job, NULL, 0, &e));
+    done(job, &e, dray__cuda_job_release(job, 2, &e));
+    dray__cuda_job_abort(job);
+    assert_int_equal(dray__cuda_job_wait(job, INT64_MAX, &e), DRAY_ECANCELED);
+    dray__cuda_job_times_of(job, &times);
+    assert_int_equal(times.launches, 2);
+    done(job, &e, dray__cuda_job_start(job, NULL, 0, &e));
+    dray__cuda_job_close(job); /* nothing was released */
+    both_free(&from);
+    both_free(&to);
+}
+
+/* The same job with other rectangles, again and again, within its reserve and beyond it. */
+TEST(test_jobs_made_anew)
+{
+    enum { MOST = 1024, BYTES = MOST << 10, ROUNDS = 40 };
+    both from = both_new(BYTES), to = both_new(BYTES);
+    dray__cuda_job_options options = {.reserve_bytes = 4096};
+    dray__cuda_item *items = calloc(MOST, sizeof *items);
+    dray__cuda_job *job;
+    dray_error e = {0};
+    uint64_t grown = 0;
+    assert_non_null(items);
+    done(NULL, &e, dray__cuda_job_new(gpu, NULL, NULL, 0, &options, &job, &e));
+    for (int round = 0; round < ROUNDS; round++) {
+        uint32_t count = round ? 1 + (uint32_t)draw(MOST) : MOST;
+        memset(to.host, round, BYTES);
+        CUDA(cu->cuMemcpyHtoD(to.device, to.host, BYTES));
+        CUDA(cu->cuCtxSynchronize());
+        for (uint32_t i = 0; i < count; i++) {
+            uint64_t bytes = 64 * (1 + draw(16)), at = (uint64_t)i << 10;
+            items[i] = run_item(from.device + at, to.device + at, (int64_t)bytes, 0);
+            memcpy(to.host + at, from.host + at, bytes);
+        }
+        int rc = dray__cuda_job_remake(job, NULL, items, count, false, &e);
+        grown += rc == DRAY_EAGAIN;
+        if (rc == DRAY_EAGAIN)
+            rc = dray__cuda_job_remake(job, NULL, items, count, true, &e);
+        done(job, &e, rc);
+        done(job, &e, run(job, &e));
+        both_agree(&to, "made anew");
+    }
+    assert_int_equal(grown, 1); /* by the largest one, which came first */
+    free(items);
+    dray__cuda_job_close(job);
+    done(NULL, &e, dray__cuda_job_new(gpu, NULL, NULL, 0, NULL, &job, &e));
+    assert_int_equal(dray__cuda_job_remake(job, NULL, NULL, 0, true, &e), DRAY_EBUSY);
+    dray__cuda_job_close(job);
+    both_free(&from);
+    both_free(&to);
+}
+
 /* ---- a GPU that fails ------------------------------------------------------------------------ */
 
 static void sleep_a_while(void *user)

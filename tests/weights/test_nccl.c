@@ -12,7 +12,8 @@ enum { PUBLISHED, ASKED, RETRY, OVER = 8 };
 typedef struct scene {
     dray_model_config config;
     dray_dtype from, to;
-    uint64_t bucket;
+    uint64_t bucket, nccl_bytes;
+    const char *log;   /* of the fake: FAKE_NCCL_LOG in the engine */
     const char *fails; /* of the fake: FAKE_NCCL_FAIL in the engine */
     bool first_fails, trainer_without, one_gpu;
     board *board;
@@ -70,6 +71,8 @@ static void run_engine(void *user)
     setenv("CUDA_VISIBLE_DEVICES", gpu_is_real() && !s.one_gpu ? "1" : "0", 1);
     if (s.fails)
         setenv("FAKE_NCCL_FAIL", s.fails, 1);
+    if (s.log)
+        setenv("FAKE_NCCL_LOG", s.log, 1);
     await_flag(s.board, PUBLISHED);
     await_flag(s.board, PUBLISHED + 4);
     engine_open(&e, f.unix_address, &s.config, s.from, s.to, "engine", 0, 1);
@@ -78,11 +81,14 @@ static void run_engine(void *user)
     options.timeout_ns = LONG;
     options.strategy = s.bucket ? DRAY_STRATEGY_BUCKET : DRAY_STRATEGY_DIRECT;
     options.bucket_bytes = s.bucket;
+    options.nccl_bytes = s.nccl_bytes;
     dray_error said = {0};
     int rc = dray_update_weights(e.subscriber, &options, &report, &said);
+    unsetenv("FAKE_NCCL_LOG");
     s.board->number[0] = rc;
     s.board->number[1] = (int64_t)report.nccl_bytes;
     s.board->number[2] = (int64_t)report.bytes;
+    s.board->number[3] = (int64_t)report.peak_extra_bytes;
     if (rc == DRAY_OK)
         CHECK(engine_wrong(&e, 5) == 0);
     else
@@ -131,6 +137,83 @@ TEST_WITHIN(test_converted_in_small_slots, start, stop)
     run_all();
     assert_int_equal(s.board->number[0], DRAY_OK);
     assert_true(went_over_nccl());
+}
+
+/* What the fake wrote down: how many groups there were, of how many operations and bytes the
+ * largest ones were, and how many that communicator began which began the fewest. */
+typedef struct groups {
+    uint32_t count, operations, fewest;
+    uint64_t bytes;
+} groups;
+
+static groups read_log(const char *path)
+{
+    groups out = {0};
+    FILE *log = fopen(path, "re");
+    void *comms[8] = {NULL}, *comm;
+    uint32_t begun[8] = {0};
+    unsigned operations;
+    size_t bytes;
+    assert_non_null(log);
+    while (fscanf(log, "%p %u %zu", &comm, &operations, &bytes) == 3) {
+        int i = 0;
+        while (i < 7 && comms[i] && comms[i] != comm)
+            i++;
+        comms[i] = comm;
+        begun[i]++;
+        out.operations = operations > out.operations ? operations : out.operations;
+        out.bytes = bytes > out.bytes ? bytes : out.bytes;
+        out.count++;
+    }
+    out.fewest = UINT32_MAX;
+    for (int i = 0; i < 8 && comms[i]; i++)
+        out.fewest = begun[i] < out.fewest ? begun[i] : out.fewest;
+    fclose(log);
+    unlink(path);
+    return out;
+}
+
+/* Groups are bounded, whatever there is to send; so is the memory, and the report says how much it
+ * was. */
+TEST_WITHIN(test_groups_and_memory, start, stop)
+{
+    char path[] = "/tmp/dray-test-nccl-XXXXXX";
+    close(mkstemp(path));
+    s.config.intermediate_size = 1536; /* more than all slots hold */
+    s.nccl_bytes = 1 << 20;
+    s.log = gpu_is_real() ? NULL : path;
+    run_all();
+    assert_int_equal(s.board->number[0], DRAY_OK);
+    assert_true(went_over_nccl());
+    assert_true(s.board->number[3] >= 1 << 20);
+    assert_true(s.board->number[3] <= (1 << 20) + (64 << 20));
+    if (gpu_is_real()) {
+        unlink(path);
+        return;
+    }
+    groups found = read_log(path);
+    uint64_t slot = (1 << 20) / (2 * DRAY__NCCL_SLOTS);
+    assert_int_equal(found.operations, DRAY__NCCL_OPERATIONS);
+    assert_true(found.bytes <= slot);
+    assert_true(found.count >= (uint64_t)s.board->number[1] / slot);
+}
+
+/* As many requests are under way as there are slots, and no more: of a publisher whose first
+ * transfer never ends, so many are received and never another one. */
+TEST_WITHIN(test_pipeline, start, stop)
+{
+    char path[] = "/tmp/dray-test-nccl-XXXXXX";
+    if (gpu_is_real())
+        skip();
+    close(mkstemp(path));
+    s.config.intermediate_size = 1536; /* more than all slots hold */
+    s.nccl_bytes = 1 << 20;
+    s.log = path;
+    s.fails = "hang:1";
+    run_all();
+    assert_int_equal(s.board->number[0], DRAY_ETORN);
+    groups found = read_log(path);
+    assert_int_equal(found.fewest, DRAY__NCCL_SLOTS);
 }
 
 TEST_WITHIN(test_trainers_without, start, stop)

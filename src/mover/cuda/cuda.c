@@ -36,10 +36,13 @@ struct dray__cuda_job {
     uint64_t quants_at, deltas_at, tiles_at, sums_at, most_at, cursors_at, stop_at;
     dray__gpu_memory *back; /* of the host: sums | the word that is written to stop */
     uint64_t stop_word_at;
+    dray__gpu_memory *drafts; /* of the host: descriptors on their way; NULL: never made anew */
     CUstream streams[STREAMS], control;
     CUevent events[EVENTS];
     int fd;
-    bool running;
+    bool running, reserved; /* reserved: it may be made anew */
+    bool paced;
+    uint64_t released; /* launches of the run that the GPU has, of a paced job */
     atomic_bool stopped;
     uint32_t launches;
     int64_t device_ns;
@@ -48,7 +51,8 @@ struct dray__cuda_job {
 /* ---- making -----------------------------------------------------------------------------------
  */
 
-static int make_memory(dray__cuda_job *job, dray_error *error)
+/* Where everything lies in the job's memory. */
+static void place_all(dray__cuda_job *job)
 {
     const dray__gpu_program *p = &job->program;
     uint64_t sums = job->sum_count * DRAY__GPU_SUMS * sizeof(uint64_t);
@@ -60,12 +64,40 @@ static int make_memory(dray__cuda_job *job, dray_error *error)
     job->cursors_at = job->most_at + dray__round_up(p->most_count * sizeof(uint32_t), 256);
     job->stop_at = job->cursors_at + dray__round_up(p->step_count * sizeof(uint32_t), 256);
     job->stop_word_at = dray__round_up(sums, 256);
+}
+
+static void write_stop_word(dray__cuda_job *job)
+{
     const uint32_t stop = 1;
-    int rc = dray__gpu_take(job->gpu, job->stop_at + 256, false, &job->memory, error);
+    memcpy(job->back->host + job->stop_word_at, &stop, sizeof stop);
+}
+
+static void give_memory(dray__cuda_job *job)
+{
+    dray__gpu_memory **all[] = {&job->memory, &job->back, &job->drafts};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        dray__gpu_give(job->gpu, *all[i]);
+        *all[i] = NULL;
+    }
+}
+
+/* reserve: bytes of descriptors that a later remake may need; 0: there will be none. */
+static int make_memory(dray__cuda_job *job, uint64_t reserve, dray_error *error)
+{
+    uint64_t most = job->sums_at > reserve ? job->sums_at : reserve;
+    uint64_t rest = job->stop_at + 256 - job->sums_at; /* sums and what follows them */
+    uint64_t back = job->stop_word_at + 256;
+    if (reserve) { /* other rectangles need other room for their sums */
+        rest = rest > reserve / 2 ? rest : reserve / 2;
+        back = back > reserve / 2 ? back : reserve / 2;
+    }
+    int rc = dray__gpu_take(job->gpu, most + rest, false, &job->memory, error);
     if (!rc)
-        rc = dray__gpu_take(job->gpu, job->stop_word_at + 256, true, &job->back, error);
+        rc = dray__gpu_take(job->gpu, back, true, &job->back, error);
+    if (!rc && reserve)
+        rc = dray__gpu_take(job->gpu, most, true, &job->drafts, error);
     if (!rc)
-        memcpy(job->back->host + job->stop_word_at, &stop, sizeof stop);
+        write_stop_word(job);
     return rc;
 }
 
@@ -83,7 +115,8 @@ static int make_streams(dray__cuda_job *job, dray_error *error)
     return dray__fail_cuda(error, result, "streams on %s", job->gpu->device->name);
 }
 
-/* Waits for its own stream: what is uploaded is the caller's memory. */
+/* By way of `drafts` where there are such; else this waits for its own stream: what is uploaded is
+ * the program's memory, which is freed then. */
 static int upload(dray__cuda_job *job, dray_error *error)
 {
     const dray__cuda *cuda = job->gpu->cuda;
@@ -96,13 +129,28 @@ static int upload(dray__cuda_job *job, dray_error *error)
                  {job->deltas_at, p->delta_count * sizeof *p->deltas, p->deltas},
                  {job->tiles_at, p->tile_count * sizeof *p->tiles, p->tiles}};
     CUresult result = CUDA_SUCCESS;
-    for (size_t i = 0; !result && i < sizeof parts / sizeof *parts; i++)
-        if (parts[i].bytes)
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        if (parts[i].bytes && job->drafts)
+            memcpy(job->drafts->host + parts[i].at, parts[i].data, parts[i].bytes);
+        else if (parts[i].bytes && !result)
             result = cuda->cuMemcpyHtoDAsync(job->memory->device + parts[i].at, parts[i].data,
                                              parts[i].bytes, job->streams[KERNEL]);
-    if (!result)
+    }
+    if (job->drafts && job->sums_at)
+        result = cuda->cuMemcpyHtoDAsync(job->memory->device, job->drafts->host, job->sums_at,
+                                         job->streams[KERNEL]);
+    else if (!result)
         result = cuda->cuStreamSynchronize(job->streams[KERNEL]);
     return dray__fail_cuda(error, result, "descriptors to %s", job->gpu->device->name);
+}
+
+/* The GPU has them, or `drafts` does. */
+static void forget_uploaded(dray__cuda_job *job)
+{
+    free(job->program.tiles);
+    free(job->program.pieces);
+    job->program.tiles = NULL;
+    job->program.pieces = NULL;
 }
 
 static int make_job(dray__cuda_job *job, dray__cuda_device *device, const dray_layout *layout,
@@ -112,19 +160,17 @@ static int make_job(dray__cuda_job *job, dray__cuda_device *device, const dray_l
     int rc = dray__gpu_get(device, &job->gpu, error);
     if (!rc)
         rc = dray__gpu_compile(layout, items, count, options, &job->program, error);
-    if (!rc)
-        rc = make_memory(job, error);
+    if (!rc) {
+        place_all(job);
+        rc = make_memory(job, options->reserve_bytes, error);
+    }
     if (!rc)
         rc = make_streams(job, error);
     if (!rc)
         rc = upload(job, error);
     if (!rc && (job->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0)
         rc = dray__fail_errno(error, errno, "a descriptor for %s", device->name);
-    /* The GPU has them now. */
-    free(job->program.tiles);
-    free(job->program.pieces);
-    job->program.tiles = NULL;
-    job->program.pieces = NULL;
+    forget_uploaded(job);
     return rc;
 }
 
@@ -133,15 +179,18 @@ int dray__cuda_job_new(dray__cuda_device *device, const dray_layout *layout,
                        const dray__cuda_job_options *options, dray__cuda_job **out,
                        dray_error *error)
 {
-    static const dray__cuda_job_options defaults;
-    if (!options)
-        options = &defaults;
+    dray__cuda_job_options own = options ? *options : (dray__cuda_job_options){0};
+    if (own.paced)
+        own.engine_bytes = UINT64_MAX;
+    options = &own;
     dray__cuda_job *job = calloc(1, sizeof *job);
     if (!job)
         return dray__nomem(error);
     job->fd = -1;
     job->sums = options->sums;
     job->ctas = options->ctas;
+    job->reserved = options->reserve_bytes > 0;
+    job->paced = options->paced;
     job->sum_count = count + options->quant_count + options->delta_count;
     int rc = dray__cuda_enter(device, error);
     if (rc) {
@@ -154,6 +203,60 @@ int dray__cuda_job_new(dray__cuda_device *device, const dray_layout *layout,
         dray__cuda_job_close(job);
     else
         *out = job;
+    return rc;
+}
+
+/* ---- making anew ------------------------------------------------------------------------------
+ */
+
+static bool has_room(const dray__cuda_job *job)
+{
+    return job->memory && job->back && job->drafts && job->stop_at + 256 <= job->memory->bytes &&
+           job->stop_word_at + 256 <= job->back->bytes && job->sums_at <= job->drafts->bytes;
+}
+
+/* In the context. */
+static int remake(dray__cuda_job *job, dray__gpu_program *made, uint64_t count, bool may_allocate,
+                  dray_error *error)
+{
+    dray__gpu_program_free(&job->program);
+    job->program = *made;
+    job->sum_count = count;
+    place_all(job);
+    if (!has_room(job) && !may_allocate)
+        return DRAY_EAGAIN;
+    /* What was uploaded and never started may still be on its way. */
+    job->gpu->cuda->cuStreamSynchronize(job->streams[KERNEL]);
+    if (has_room(job)) {
+        write_stop_word(job);
+    } else {
+        give_memory(job);
+        int rc = make_memory(job, job->sums_at, error);
+        if (rc)
+            return rc;
+    }
+    return upload(job, error);
+}
+
+int dray__cuda_job_remake(dray__cuda_job *job, const dray_layout *layout,
+                          const dray__cuda_item *items, uint64_t count, bool may_allocate,
+                          dray_error *error)
+{
+    const dray__cuda_job_options options = {.sums = job->sums, .ctas = job->ctas};
+    dray__gpu_program made;
+    if (job->running || !job->reserved)
+        return dray__fail(error, DRAY_EBUSY, "the job on %s is under way, or has no reserve",
+                          job->gpu->device->name);
+    int rc = dray__cuda_enter(job->gpu->device, error);
+    if (rc)
+        return rc;
+    rc = dray__gpu_compile(layout, items, count, &options, &made, error);
+    if (!rc)
+        rc = remake(job, &made, count, may_allocate, error);
+    if (rc)
+        dray__gpu_program_free(&job->program);
+    forget_uploaded(job);
+    dray__cuda_leave();
     return rc;
 }
 
@@ -353,6 +456,12 @@ static CUresult end(dray__cuda_job *job)
     return result ? result : wake_behind(job, stream);
 }
 
+/* The GPU has not got all launches of a paced job. */
+static bool holds_back(const dray__cuda_job *job)
+{
+    return job->paced && job->released < job->program.step_count;
+}
+
 static int start_all(dray__cuda_job *job, const CUevent *events, uint32_t event_count,
                      dray_error *error)
 {
@@ -360,9 +469,10 @@ static int start_all(dray__cuda_job *job, const CUevent *events, uint32_t event_
     int rc = DRAY_OK;
     job->launches = 0;
     CUresult result = begin(job, events, event_count);
-    for (uint32_t phase = 0; !result && !rc && phase < job->program.phases; phase++)
+    job->released = 0;
+    for (uint32_t phase = 0; !result && !rc && !job->paced && phase < job->program.phases; phase++)
         rc = start_phase(job, phase, &step, &run, error);
-    if (!result && !rc)
+    if (!result && !rc && !holds_back(job))
         result = end(job);
     return result ? dray__fail_cuda(error, result, "starting on %s", job->gpu->device->name) : rc;
 }
@@ -385,6 +495,28 @@ int dray__cuda_job_start(dray__cuda_job *job, const CUevent *events, uint32_t ev
     return rc;
 }
 
+uint64_t dray__cuda_job_launch_count(const dray__cuda_job *job)
+{
+    return job->program.step_count;
+}
+
+/* All in one stream, so that phases are kept. */
+int dray__cuda_job_release(dray__cuda_job *job, uint64_t count, dray_error *error)
+{
+    const dray__gpu_program *p = &job->program;
+    if (!job->running || !holds_back(job))
+        return DRAY_OK;
+    int rc = dray__cuda_enter(job->gpu->device, error);
+    if (rc)
+        return rc;
+    for (; !rc && count && holds_back(job); count--)
+        rc = start_step(job, &p->steps[job->released++], KERNEL, false, error);
+    if (!rc && !holds_back(job))
+        rc = dray__fail_cuda(error, end(job), "copies on %s", job->gpu->device->name);
+    dray__cuda_leave();
+    return rc;
+}
+
 /* In the context. */
 static int look(dray__cuda_job *job, dray_error *error)
 {
@@ -394,6 +526,8 @@ static int look(dray__cuda_job *job, dray_error *error)
     /* Before it is asked: what wakes comes behind what is asked for. */
     if (!stopped)
         make_unreadable(job);
+    if (holds_back(job))
+        return DRAY_EAGAIN;
     CUresult result = cuda->cuEventQuery(job->events[FINISHED]);
     /* The word that stops must not arrive when the next run has begun. */
     if (result == CUDA_SUCCESS && stopped)
@@ -462,6 +596,10 @@ void dray__cuda_job_abort(dray__cuda_job *job)
         cuda->cuMemcpyHtoDAsync(job->memory->device + job->stop_at,
                                 job->back->host + job->stop_word_at, sizeof(uint32_t),
                                 job->control);
+    if (holds_back(job)) { /* what the GPU has not got is left out */
+        job->released = job->program.step_count;
+        end(job);
+    }
     dray__cuda_leave();
 }
 
@@ -510,8 +648,7 @@ void dray__cuda_job_close(dray__cuda_job *job)
         dray__cuda_job_abort(job);
     if (job->gpu && job->gpu->cuda && dray__cuda_enter(job->gpu->device, NULL) == DRAY_OK) {
         end_streams(job);
-        dray__gpu_give(job->gpu, job->memory);
-        dray__gpu_give(job->gpu, job->back);
+        give_memory(job);
         dray__cuda_leave();
     }
     dray__gpu_program_free(&job->program);

@@ -115,6 +115,10 @@ typedef struct dray__cuda_job_options {
     uint64_t quant_count;
     const dray__cuda_delta *deltas; /* and these */
     uint64_t delta_count;
+    uint64_t reserve_bytes; /* of GPU and pinned memory, for what remake will want; 0: it is not
+                               made anew */
+    bool paced; /* its launches are given to the GPU by dray__cuda_job_release, one after the other;
+                   copy engines move nothing */
 } dray__cuda_job_options;
 
 /* Checks and compiles. layout: the destination's, whose tensors copy.tensor counts; with sums, else
@@ -125,10 +129,22 @@ int dray__cuda_job_new(dray__cuda_device *device, const dray_layout *layout,
                        const dray__cuda_item *items, uint64_t count,
                        const dray__cuda_job_options *options, dray__cuda_job **out,
                        dray_error *error);
+/* Other items in the place of those that it has, with the same sums and blocks; it was made with a
+ * reserve, and is not under way. Nothing is waited for, and as long as the reserve is enough,
+ * nothing is allocated: a driver that allocates may wait for all kernels of the GPU. may_allocate
+ * false: DRAY_EAGAIN instead. After any failure the job has no items: make it anew. */
+int dray__cuda_job_remake(dray__cuda_job *job, const dray_layout *layout,
+                          const dray__cuda_item *items, uint64_t count, bool may_allocate,
+                          dray_error *error);
 /* Enqueues all of it, after `events` (each recorded already). A job that is under way is
  * DRAY_EBUSY. */
 int dray__cuda_job_start(dray__cuda_job *job, const CUevent *events, uint32_t event_count,
                          dray_error *error);
+/* Of a paced job: how many launches a run has. */
+uint64_t dray__cuda_job_launch_count(const dray__cuda_job *job);
+/* Gives the GPU the next `count` launches of a paced job that was started; with the last one, the
+ * end. */
+int dray__cuda_job_release(dray__cuda_job *job, uint64_t count, dray_error *error);
 /* Of a job that is under way: complete when copy engines have moved all that is theirs, or where
  * they have nothing, all is moved. What looks at it may still go on. Borrowed. */
 CUevent dray__cuda_job_moved(const dray__cuda_job *job);

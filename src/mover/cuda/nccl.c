@@ -139,17 +139,16 @@ static int make_memory(dray__nccl_pair *p, dray_error *error)
     return dray__fail_cuda(error, result, "staging for NCCL");
 }
 
-static int begin_communicator(dray__nccl_pair *p, const uint8_t id[DRAY__NCCL_ID],
+static int begin_communicator(dray__nccl_pair *p, const uint8_t id[DRAY__NCCL_ID], uint32_t ctas,
                               dray_error *error)
 {
-    /* Few blocks: the wire is slower than the GPU, and several pairs must fit beside each other. */
     nccl_config config = {.size = sizeof config,
                           .magic = MAGIC,
                           .version = OLDEST,
                           .blocking = 0,
                           .cga_cluster_size = INT_MIN,
                           .least_ctas = 1,
-                          .most_ctas = 8,
+                          .most_ctas = (int)ctas,
                           .split_share = INT_MIN};
     nccl_id copy;
     memcpy(copy.bytes, id, sizeof copy.bytes);
@@ -159,7 +158,7 @@ static int begin_communicator(dray__nccl_pair *p, const uint8_t id[DRAY__NCCL_ID
 }
 
 int dray__nccl_open(dray__cuda_device *device, const uint8_t id[DRAY__NCCL_ID], int rank,
-                    uint64_t slot_bytes, dray__nccl_pair **out, dray_error *error)
+                    uint64_t slot_bytes, uint32_t ctas, dray__nccl_pair **out, dray_error *error)
 {
     int version;
     int rc = dray__nccl_find(&version, error);
@@ -174,7 +173,7 @@ int dray__nccl_open(dray__cuda_device *device, const uint8_t id[DRAY__NCCL_ID], 
     if (rc == DRAY_OK) {
         rc = make_memory(p, error);
         if (rc == DRAY_OK)
-            rc = begin_communicator(p, id, error);
+            rc = begin_communicator(p, id, ctas, error);
         dray__cuda_leave();
     }
     if (rc)
@@ -207,7 +206,7 @@ int dray__nccl_ready(dray__nccl_pair *p, dray_error *error)
     return p->entering ? entered(p, error) : DRAY_OK;
 }
 
-int dray__nccl_begin(dray__nccl_pair *p, uint32_t slot, uint64_t bytes, bool sends,
+int dray__nccl_begin(dray__nccl_pair *p, uint32_t slot, uint64_t bytes, bool sends, CUevent after,
                      dray_error *error)
 {
     if (bytes > p->slot_bytes || slot >= DRAY__NCCL_SLOTS || p->entering)
@@ -216,8 +215,13 @@ int dray__nccl_begin(dray__nccl_pair *p, uint32_t slot, uint64_t bytes, bool sen
     int rc = dray__cuda_enter(p->device, error);
     if (rc)
         return rc;
+    CUresult waits = after ? p->cuda->cuStreamWaitEvent(p->stream, after, 0) : CUDA_SUCCESS;
+    if (waits) {
+        dray__cuda_leave();
+        return dray__fail_cuda(error, waits, "before a transfer of NCCL's");
+    }
     void *at = (void *)(uintptr_t)dray__nccl_slot(p, slot);
-    int result = nccl.ncclGroupStart();
+    int result = nccl.ncclGroupStart(); /* of DRAY__NCCL_OPERATIONS */
     if (!result)
         result = sends ? nccl.ncclSend(at, bytes, INT8, 1 - p->rank, p->comm, p->stream)
                        : nccl.ncclRecv(at, bytes, INT8, 1 - p->rank, p->comm, p->stream);

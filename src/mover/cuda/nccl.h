@@ -20,7 +20,13 @@
 
 #include <stdbool.h>
 
-enum { DRAY__NCCL_ID = 128, DRAY__NCCL_SLOTS = 2 };
+enum {
+    DRAY__NCCL_ID = 128,
+    DRAY__NCCL_SLOTS = 8,      /* so many transfers may be under way */
+    DRAY__NCCL_OPERATIONS = 1, /* of a group: NCCL 2.30.4 and 2.30.7 hang in one of 24,000
+                                  (github.com/NVIDIA/Megatron-LM, issue 7189) */
+    DRAY__NCCL_CTAS = 32       /* thread blocks of a communicator, at most */
+};
 
 typedef struct dray__nccl_pair dray__nccl_pair;
 
@@ -29,15 +35,16 @@ int dray__nccl_find(int *version, dray_error *error);
 /* Of a communicator that is to be. Whoever asks for it must take part. */
 int dray__nccl_id(uint8_t id[DRAY__NCCL_ID], dray_error *error);
 /* Begins to make the communicator of ranks 0 and 1, and allocates DRAY__NCCL_SLOTS buffers of
- * slot_bytes on the GPU. */
+ * slot_bytes on the GPU. ctas: thread blocks of NCCL's kernels, 1 to DRAY__NCCL_CTAS, the same on
+ * both sides. */
 int dray__nccl_open(dray__cuda_device *device, const uint8_t id[DRAY__NCCL_ID], int rank,
-                    uint64_t slot_bytes, dray__nccl_pair **out, dray_error *error);
+                    uint64_t slot_bytes, uint32_t ctas, dray__nccl_pair **out, dray_error *error);
 /* DRAY_EAGAIN: the other side has not come yet, or what was begun is not in the stream yet. */
 int dray__nccl_ready(dray__nccl_pair *pair, dray_error *error);
 /* Once it is ready: sends the first `bytes` of a slot, or receives into it, behind all that was
- * begun before. */
+ * begun before, and behind `after` (NULL: nothing more), an event that is recorded already. */
 int dray__nccl_begin(dray__nccl_pair *pair, uint32_t slot, uint64_t bytes, bool sends,
-                     dray_error *error);
+                     CUevent after, dray_error *error);
 /* DRAY_EAGAIN: not yet. */
 int dray__nccl_done(dray__nccl_pair *pair, uint32_t slot, dray_error *error);
 uint64_t dray__nccl_slot(const dray__nccl_pair *pair, uint32_t slot); /* its address */

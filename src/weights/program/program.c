@@ -494,7 +494,7 @@ bool dray__program_fits(const dray__program *p, const dray__transfer *h, const u
 {
     if (p->count != count || p->strategy != h->options.strategy || p->verify != h->options.verify ||
         p->ctas != h->options.ctas || p->copy_engines != h->options.copy_engines ||
-        p->announced != (h->options.compared != NULL) ||
+        p->announced != (h->options.compared != NULL) || p->paced != (h->options.within_ns > 0) ||
         (p->strategy != DRAY_STRATEGY_DIRECT && p->ceiling != ceiling) ||
         memcmp(p->ops, ops, count * sizeof *ops) != 0)
         return false;
@@ -517,6 +517,7 @@ dray__program *dray__program_new(const dray__transfer *h, const uint64_t *ops, u
     p->strategy = h->options.strategy;
     p->verify = h->options.verify;
     p->ctas = h->options.ctas;
+    p->paced = h->options.within_ns > 0;
     p->copy_engines = h->options.copy_engines;
     p->announced = h->options.compared != NULL;
     p->ops = malloc((count + 1) * sizeof *p->ops);
@@ -551,6 +552,8 @@ int dray__program_finish(dray__compiler *c, dray_error *error)
         dray__program_job *job = &p->jobs[i];
         dray__cuda_job_options options = {.sums = d->sums,
                                           .ctas = p->ctas,
+                                          .paced = p->paced,
+                                          .launch_bytes = p->paced ? dray__pace_bytes(p->bytes) : 0,
                                           .engine_bytes = p->copy_engines > 0   ? ENGINE_RUN
                                                           : p->copy_engines < 0 ? UINT64_MAX
                                                                                 : 0,

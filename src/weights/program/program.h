@@ -70,6 +70,7 @@ typedef struct dray__program {
     int32_t strategy, copy_engines;
     uint32_t ctas;
     bool verify, announced, patches;  /* patches: by deltas */
+    bool paced;                       /* spread over a time (pace.c) */
     dray__cuda_device *bucket_device; /* NULL: it has no bucket */
     uint64_t bucket;                  /* its address */
 } dray__program;
@@ -94,6 +95,20 @@ void dray__program_expect(dray__program *program, uint32_t step, int64_t now_ns)
 /* It is: nobody should sleep now. */
 bool dray__program_ends_soon(const dray__program *program, int64_t now_ns);
 void dray__program_expect_nothing(dray__program *program); /* it ended */
+/* ---- pace.c: what moves is cut into launches of a few MiB that are spread over a time, so that
+ * whatever else the GPU does has it nearly to itself */
+/* Bytes of a launch, of a program that writes so many. */
+uint64_t dray__pace_bytes(uint64_t bytes);
+/* How many of `count` launches may have begun by then, of a program that has within_ns for all: the
+ * first at once, all others evenly over 15 / 16 of the time, the last after that at the latest. */
+uint64_t dray__pace_due(uint64_t count, int64_t within_ns, int64_t elapsed_ns);
+/* When launch number `index` is due. */
+int64_t dray__pace_at(uint64_t count, int64_t within_ns, uint64_t index);
+/* Gives the GPUs what is due of a step that was started, and sets the waker for the next launch.
+ * *released: of all steps, launches so far. */
+int dray__program_keep_pace(const dray__program *program, uint32_t step, int64_t within_ns,
+                            int64_t began_ns, uint64_t *released, dray_error *error);
+
 /* DRAY_EAGAIN until all jobs of the step are done. */
 int dray__program_poll(const dray__program *program, uint32_t step, dray_error *error);
 /* What they found, into the books. */

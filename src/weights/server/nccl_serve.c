@@ -1,33 +1,46 @@
-/* A data server's end of NCCL's pairs (nccl.h). Its thread takes one request after the other: packs
- * the rectangles into a slot, has NCCL send it, and answers with their sums as soon as that is in
- * the stream, so that the next request is packed into the other slot while this one is sent. */
+/* A data server's end of NCCL's pairs (nccl.h). Its thread takes one request after the other: has
+ * the GPU pack the rectangles into the slot that the request names, and NCCL send it as soon as it
+ * is packed, for which the GPU waits, not the thread; once that is so, the request is answered with
+ * the sums. Meanwhile the next ones are packed into other slots. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
 #include "mover/cuda/cuda.h"
 #include "weights/server/nccl.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
-enum { POLL_US = 50 };
-#define LOOK_NS (20 * DRAY__MILLISECOND) /* whether the reader is gone */
+#define POLL_NS (DRAY__MILLISECOND / 40)
 
-struct dray__nccl_session {
-    dray__worker worker; /* its lock is of what follows up to the blank line */
+enum { REQUESTS = DRAY__NCCL_SLOTS };
+
+/* A request, from when it was asked to when its answer was taken. */
+struct entry {
+    enum { FREE, ASKED, PACKING, ANSWERED } state; /* changes with the lock */
     dray__data_request header;
     uint8_t *body;
-    bool asked, answered;
-    int wake;
-
     dray__writer answer;
+    /* The thread's: */
+    dray__local *local; /* held while its memory is read */
+    uint32_t slot, count;
+};
+
+struct dray__nccl_session {
+    dray__worker worker; /* its lock is of the entries' states, and of what follows to the blank */
+    struct entry entries[REQUESTS];
+    uint64_t asked, answered; /* requests that were asked, whose answers were taken */
+
+    int wake;
+    uint64_t begun, packed; /* requests, the thread's */
     dray__packer *packer;
     dray__nccl_pair *pair;
     uint64_t slot_bytes;
-    uint32_t turn;
-    bool used[DRAY__NCCL_SLOTS];
-    dray__nccl_jobs jobs;
+    bool used[DRAY__NCCL_SLOTS]; /* something was sent out of it */
+    dray__cuda_job *jobs[DRAY__NCCL_SLOTS];
 };
 
 dray__cuda_device *dray__nccl_device_of(const dray_region *region)
@@ -39,19 +52,6 @@ dray__cuda_device *dray__nccl_device_of(const dray_region *region)
                    dray__cuda_device_find(uuid, &device, NULL) == DRAY_OK
                ? device
                : NULL;
-}
-
-static bool stops(dray__nccl_session *s)
-{
-    pthread_mutex_lock(&s->worker.lock);
-    bool yes = s->worker.ending;
-    pthread_mutex_unlock(&s->worker.lock);
-    return yes;
-}
-
-static int gone(dray_error *error)
-{
-    return dray__fail(error, DRAY_ECLOSED, "the reader is gone");
 }
 
 /* ---- joining --------------------------------------------------------------------------------- */
@@ -71,11 +71,35 @@ static int device_of(const dray__local *local, dray__cuda_device **out, dray_err
     return *out ? DRAY_OK : dray__fail(error, DRAY_EUNSUPPORTED, "it has no regions");
 }
 
+static void end_pair(dray__nccl_session *s)
+{
+    dray__nccl_close(s->pair);
+    for (uint32_t i = 0; i < DRAY__NCCL_SLOTS; i++) {
+        dray__cuda_job_close(s->jobs[i]); /* waits for what is under way */
+        s->jobs[i] = NULL;
+    }
+    s->pair = NULL;
+    memset(s->used, 0, sizeof s->used);
+}
+
+/* A job for each slot, whose items change with each request. */
+static int make_jobs(dray__nccl_session *s, const dray_layout *layout, dray_error *error)
+{
+    const dray__cuda_job_options options = {.sums = DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN,
+                                            .reserve_bytes = DRAY__NCCL_RESERVE(s->slot_bytes)};
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < DRAY__NCCL_SLOTS && rc == DRAY_OK; i++)
+        rc = dray__cuda_job_new(dray__nccl_device(s->pair), layout, NULL, 0, &options, &s->jobs[i],
+                                error);
+    return rc;
+}
+
 static int join(dray__nccl_session *s, const dray__local *local, dray__reader *in,
                 dray_error *error)
 {
     int version, theirs = (int)dray__get_u32(in);
     uint64_t slot_bytes = dray__get_u64(in);
+    uint32_t ctas = dray__get_u32(in);
     const void *id = dray__get_bytes(in, DRAY__NCCL_ID);
     int rc = dray__reader_finish(in, "a request to join", error);
     if (rc == DRAY_OK)
@@ -84,135 +108,52 @@ static int join(dray__nccl_session *s, const dray__local *local, dray__reader *i
         return rc;
     if (version / 100 != theirs / 100)
         return dray__fail(error, DRAY_EUNSUPPORTED, "NCCL %d here, %d there", version, theirs);
-    if (s->pair || slot_bytes < DRAY__NCCL_SLOT_MIN || slot_bytes > DRAY__NCCL_SLOT_MAX)
-        return dray__fail(error, DRAY_EINVALID, "a pair already, or slots of %llu bytes",
-                          (unsigned long long)slot_bytes);
+    if (s->pair || slot_bytes < DRAY__NCCL_SLOT_MIN || slot_bytes > DRAY__NCCL_SLOT_MAX || !ctas ||
+        ctas > DRAY__NCCL_CTAS)
+        return dray__fail(error, DRAY_EINVALID,
+                          "a pair already, or slots of %llu bytes, or %u thread blocks",
+                          (unsigned long long)slot_bytes, ctas);
     dray__cuda_device *device;
     rc = device_of(local, &device, error);
     if (rc == DRAY_OK)
-        rc = dray__nccl_open(device, id, 1, slot_bytes, &s->pair, error);
+        rc = dray__nccl_open(device, id, 1, slot_bytes, ctas, &s->pair, error);
+    if (rc)
+        return rc;
     s->slot_bytes = slot_bytes;
+    rc = make_jobs(s, dray__local_layout(local), error);
+    if (rc)
+        end_pair(s);
     return rc;
 }
 
-static void end_pair(dray__nccl_session *s)
+/* ---- packing --------------------------------------------------------------------------------- */
+
+/* Nothing is on its way to the reader, who may not take it: what allocates may wait for it. */
+static bool is_idle(const dray__nccl_session *s)
 {
-    dray__nccl_close(s->pair);
-    dray__nccl_jobs_clear(&s->jobs);
-    s->pair = NULL;
-    memset(s->used, 0, sizeof s->used);
+    for (uint32_t i = 0; i < DRAY__NCCL_SLOTS; i++)
+        if (s->used[i] && dray__nccl_done(s->pair, i, NULL))
+            return false;
+    return true;
 }
 
-/* ---- fetching -------------------------------------------------------------------------------- */
-
-/* Until the communicator is ready, or (slot not NONE) the slot's last transfer is over. */
-#define NONE UINT32_MAX
-static int wait_for(dray__nccl_session *s, uint32_t slot, dray_error *error)
+/* The slot's job is to pack these. DRAY_EAGAIN: not before the reader has what is on its way. */
+static int remake_job(dray__nccl_session *s, const dray__local *local, const dray_copy *copies,
+                      const struct entry *e, dray_error *error)
 {
-    for (;; usleep(POLL_US)) {
-        int rc = slot == NONE     ? dray__nccl_ready(s->pair, error)
-                 : !s->used[slot] ? DRAY_OK
-                                  : dray__nccl_done(s->pair, slot, error);
-        if (rc != DRAY_EAGAIN)
-            return rc;
-        if (stops(s))
-            return gone(error);
-    }
-}
-
-static int wait_idle(dray__nccl_session *s, dray_error *error)
-{
-    int rc = DRAY_OK;
-    for (uint32_t i = 0; i < DRAY__NCCL_SLOTS && rc == DRAY_OK; i++)
-        rc = wait_for(s, i, error);
-    return rc;
-}
-
-static int wait_job(dray__nccl_session *s, dray__cuda_job *job, dray_error *error)
-{
-    int rc;
-    while ((rc = dray__cuda_job_wait(job, dray__deadline(LOOK_NS), error)) == DRAY_EAGAIN)
-        if (stops(s))
-            return gone(error);
-    return rc;
-}
-
-static int find_job(dray__nccl_session *s, const dray__local *local, uint64_t token,
-                    const dray_copy *copies, uint32_t count, uint32_t slot, dray__cuda_job **out,
-                    dray_error *error)
-{
-    dray__cuda_item *items = calloc(count, sizeof *items);
+    dray__cuda_item *items = calloc((size_t)e->count + 1, sizeof *items);
     if (!items)
         return dray__nomem(error);
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < e->count; i++)
         items[i] = (dray__cuda_item){.copy = copies[i],
                                      .source_base = dray_region_device_address(
                                          dray__local_region(local, copies[i].source_region)),
-                                     .destination_base = dray__nccl_slot(s->pair, slot)};
-    int rc = DRAY_EAGAIN;
-    for (int may_make = 0; may_make <= 1 && rc == DRAY_EAGAIN; may_make++) {
-        rc = may_make ? wait_idle(s, error) : DRAY_OK;
-        if (rc == DRAY_OK)
-            rc = dray__nccl_jobs_get(
-                &s->jobs, token, dray__nccl_device(s->pair), dray__local_layout(local), items,
-                count, DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN, may_make, out, error);
-    }
+                                     .destination_base = dray__nccl_slot(s->pair, e->slot)};
+    int rc = dray__cuda_job_remake(s->jobs[e->slot], dray__local_layout(local), items, e->count,
+                                   is_idle(s), error);
     free(items);
     return rc;
 }
-
-static void put_sums(dray__nccl_session *s, const dray__cuda_job *job, uint32_t count)
-{
-    const uint64_t *read = dray__cuda_job_sums(job, DRAY__CUDA_SUM_SOURCE);
-    const uint64_t *written = dray__cuda_job_sums(job, DRAY__CUDA_SUM_WRITTEN);
-    dray__writer_reset(&s->answer);
-    dray__answer_put(&s->answer, 0, s->header.id, count * dray__pull_head_bytes(true, false), 0);
-    for (uint32_t i = 0; i < count; i++) {
-        dray__put_u64(&s->answer, read[i]);
-        dray__put_u64(&s->answer, written[i]);
-    }
-}
-
-/* Packs what is asked for into the slot; into *bytes how many. */
-static int pack(dray__nccl_session *s, const dray__local *local, uint64_t token, dray__reader *in,
-                uint32_t slot, uint64_t *bytes, dray_error *error)
-{
-    const dray_copy *copies;
-    dray__cuda_job *job = NULL;
-    uint32_t count;
-    dray__cuda_device *device;
-    int rc = device_of(local, &device, error); /* it may be another member than who joined */
-    if (rc == DRAY_OK && device != dray__nccl_device(s->pair))
-        rc = dray__fail(error, DRAY_EINVALID, "it lies on another GPU than what was joined for");
-    if (rc == DRAY_OK)
-        rc = dray__pull_get_rects(s->packer, in, s->slot_bytes, dray__local_layout(local), &copies,
-                                  &count, bytes, error);
-    if (rc == DRAY_OK && dray__pull_quantises(s->packer))
-        rc = dray__fail(error, DRAY_EINVALID, "what is quantised does not go over NCCL");
-    if (rc == DRAY_OK)
-        rc = find_job(s, local, token, copies, count, slot, &job, error);
-    if (rc == DRAY_OK)
-        rc = dray__cuda_job_start(job, NULL, 0, error);
-    if (rc == DRAY_OK)
-        rc = wait_job(s, job, error);
-    if (rc == DRAY_OK)
-        put_sums(s, job, count);
-    else
-        end_pair(s); /* the job may be under way */
-    return rc;
-}
-
-static int send_slot(dray__nccl_session *s, uint32_t slot, uint64_t bytes, dray_error *error)
-{
-    int rc = wait_for(s, NONE, error);
-    if (rc == DRAY_OK)
-        rc = dray__nccl_begin(s->pair, slot, bytes, true, error);
-    if (rc == DRAY_OK)
-        s->used[slot] = true;
-    return rc ? rc : wait_for(s, NONE, error);
-}
-
-/* ---- the thread ------------------------------------------------------------------------------ */
 
 /* The member's memory, of which the reader may read this update's. */
 static int hold(uint64_t token, uint64_t attempt, dray__local **out, dray_error *error)
@@ -228,57 +169,181 @@ static int hold(uint64_t token, uint64_t attempt, dray__local **out, dray_error 
     return rc;
 }
 
-/* Who closes or revokes the memory waits for those who hold it: so nobody holds it while waiting
- * for the reader, which takes the slot's last answer, and then this one, when it likes. */
-static int carry_out(dray__nccl_session *s, dray_error *error)
+/* The GPU packs, and then NCCL sends. */
+static int begin_packing(dray__nccl_session *s, struct entry *e, dray__reader *in,
+                         dray_error *error)
 {
-    dray__reader in = dray__reader_of(s->body, s->header.body_bytes);
-    uint64_t token = dray__get_u64(&in), attempt = dray__get_u64(&in), bytes = 0;
-    uint8_t what = dray__get_u8(&in);
-    uint32_t slot = s->turn % DRAY__NCCL_SLOTS;
-    dray__local *local = NULL;
-    if (in.failed || what > DRAY__NCCL_FETCH)
-        return dray__fail(error, DRAY_EINVALID, "a request %u of %u bytes", what,
-                          s->header.body_bytes);
-    if (what == DRAY__NCCL_FETCH && !s->pair)
-        return dray__fail(error, DRAY_EINVALID, "nobody joined");
-    int rc = what == DRAY__NCCL_FETCH ? wait_for(s, slot, error) : DRAY_OK;
+    const dray_copy *copies;
+    uint64_t bytes;
+    dray__cuda_device *device;
+    int rc = device_of(e->local, &device, error); /* it may be another member than who joined */
+    if (rc == DRAY_OK && device != dray__nccl_device(s->pair))
+        rc = dray__fail(error, DRAY_EINVALID, "it lies on another GPU than what was joined for");
     if (rc == DRAY_OK)
-        rc = hold(token, attempt, &local, error);
+        rc = dray__pull_get_rects(s->packer, in, s->slot_bytes, dray__local_layout(e->local),
+                                  &copies, &e->count, &bytes, error);
+    if (rc == DRAY_OK && dray__pull_quantises(s->packer))
+        rc = dray__fail(error, DRAY_EINVALID, "what is quantised does not go over NCCL");
+    if (rc == DRAY_OK)
+        rc = remake_job(s, e->local, copies, e, error);
+    if (rc == DRAY_OK)
+        rc = dray__cuda_job_start(s->jobs[e->slot], NULL, 0, error);
     if (rc)
         return rc;
-    dray__writer_reset(&s->answer);
-    dray__answer_put(&s->answer, 0, s->header.id, 0, 0);
-    rc = what == DRAY__NCCL_JOIN ? join(s, local, &in, error)
-                                 : pack(s, local, token, &in, slot, &bytes, error);
-    dray__local_release(local);
-    if (rc || what == DRAY__NCCL_JOIN)
+    rc = dray__nccl_begin(s->pair, e->slot, bytes, true, dray__cuda_job_moved(s->jobs[e->slot]),
+                          error);
+    s->used[e->slot] = rc == DRAY_OK;
+    if (rc)
+        end_pair(s);
+    return rc;
+}
+
+/* Can the slot be packed into? DRAY_EAGAIN: not yet. */
+static int slot_is_free(dray__nccl_session *s, uint32_t slot, dray_error *error)
+{
+    int rc = dray__nccl_ready(s->pair, error);
+    if (rc == DRAY_OK && s->used[slot])
+        rc = dray__nccl_done(s->pair, slot, error);
+    return rc;
+}
+
+/* Who closes or revokes the memory waits for those who hold it: so nobody holds it while waiting
+ * for the reader, who takes what was sent when it likes. DRAY_EAGAIN: nothing was done. */
+static int fetch(dray__nccl_session *s, struct entry *e, uint64_t token, uint64_t attempt,
+                 dray__reader *in, dray_error *error)
+{
+    e->slot = dray__get_u8(in);
+    if (!s->pair || in->failed || e->slot >= DRAY__NCCL_SLOTS ||
+        (s->jobs[e->slot] && dray__cuda_job_is_running(s->jobs[e->slot])))
+        return dray__fail(error, DRAY_EINVALID, "nobody joined, or slot %u of %d is in use",
+                          e->slot, DRAY__NCCL_SLOTS);
+    int rc = slot_is_free(s, e->slot, error);
+    if (rc == DRAY_OK)
+        rc = hold(token, attempt, &e->local, error);
+    if (rc)
         return rc;
-    s->turn++;
-    return send_slot(s, slot, bytes, error);
+    rc = begin_packing(s, e, in, error);
+    if (rc) {
+        dray__local_release(e->local);
+        e->local = NULL;
+    }
+    return rc;
+}
+
+static void put_sums(struct entry *e, const dray__cuda_job *job)
+{
+    const uint64_t *read = dray__cuda_job_sums(job, DRAY__CUDA_SUM_SOURCE);
+    const uint64_t *written = dray__cuda_job_sums(job, DRAY__CUDA_SUM_WRITTEN);
+    dray__answer_put(&e->answer, 0, e->header.id, e->count * dray__pull_head_bytes(true, false), 0);
+    for (uint32_t i = 0; i < e->count; i++) {
+        dray__put_u64(&e->answer, read[i]);
+        dray__put_u64(&e->answer, written[i]);
+    }
+}
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+static void set_state(dray__nccl_session *s, struct entry *e, int state)
+{
+    uint64_t one = 1;
+    pthread_mutex_lock(&s->worker.lock);
+    e->state = state;
+    pthread_mutex_unlock(&s->worker.lock);
+    ssize_t written = state == ANSWERED ? write(s->wake, &one, sizeof one) : 0;
+    (void)written; /* full: it is readable then */
+}
+
+static int carry_out(dray__nccl_session *s, struct entry *e, dray_error *error)
+{
+    dray__reader in = dray__reader_of(e->body, e->header.body_bytes);
+    uint64_t token = dray__get_u64(&in), attempt = dray__get_u64(&in);
+    uint8_t what = dray__get_u8(&in);
+    if (in.failed || what > DRAY__NCCL_FETCH)
+        return dray__fail(error, DRAY_EINVALID, "a request %u of %u bytes", what,
+                          e->header.body_bytes);
+    if (what == DRAY__NCCL_FETCH)
+        return fetch(s, e, token, attempt, &in, error);
+    dray__local *local = NULL;
+    int rc = hold(token, attempt, &local, error);
+    if (rc)
+        return rc;
+    rc = join(s, local, &in, error);
+    dray__local_release(local);
+    if (rc == DRAY_OK)
+        dray__answer_put(&e->answer, 0, e->header.id, 0, 0);
+    return rc;
+}
+
+/* Begins the next request. false: there is none, or it has to wait. */
+static bool begin_next(dray__nccl_session *s)
+{
+    struct entry *e = &s->entries[s->begun % REQUESTS];
+    dray_error error;
+    pthread_mutex_lock(&s->worker.lock);
+    bool is_there = e->state == ASKED;
+    pthread_mutex_unlock(&s->worker.lock);
+    if (!is_there)
+        return false;
+    int rc = carry_out(s, e, &error);
+    if (rc == DRAY_EAGAIN)
+        return false;
+    if (rc)
+        dray__answer_refuse(&e->answer, e->header.id, &error);
+    s->begun++;
+    set_state(s, e, rc || !e->local ? ANSWERED : PACKING);
+    return true;
+}
+
+/* Ends the oldest that was begun, once it is packed. */
+static bool end_oldest(dray__nccl_session *s)
+{
+    struct entry *e = &s->entries[s->packed % REQUESTS];
+    dray_error error;
+    if (s->packed == s->begun)
+        return false;
+    if (e->local) {
+        dray__cuda_job *job = s->jobs[e->slot];
+        int rc = job ? dray__cuda_job_poll(job, &error)
+                     : dray__fail(&error, DRAY_ECLOSED, "what was sent before it failed");
+        if (rc == DRAY_EAGAIN)
+            return false;
+        dray__local_release(e->local);
+        e->local = NULL;
+        if (rc)
+            dray__answer_refuse(&e->answer, e->header.id, &error);
+        else
+            put_sums(e, job);
+        if (rc && job)
+            end_pair(s);
+        set_state(s, e, ANSWERED);
+    }
+    s->packed++;
+    return true;
+}
+
+/* With the lock: for a request, or, while some are under way, a moment. */
+static void pause_thread(dray__nccl_session *s)
+{
+    if (s->worker.ending)
+        return;
+    if (s->entries[s->begun % REQUESTS].state != ASKED && s->packed == s->begun)
+        pthread_cond_wait(&s->worker.wake, &s->worker.lock);
+    else
+        dray__worker_pause(&s->worker, POLL_NS);
 }
 
 static void *run(void *user)
 {
     dray__nccl_session *s = user;
+    prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL); /* or a moment takes three */
     pthread_mutex_lock(&s->worker.lock);
     while (!s->worker.ending) {
-        if (!s->asked || s->answered) {
-            pthread_cond_wait(&s->worker.wake, &s->worker.lock);
-            continue;
-        }
         pthread_mutex_unlock(&s->worker.lock);
-        dray_error error;
-        int rc = carry_out(s, &error);
-        if (rc) {
-            dray__writer_reset(&s->answer);
-            dray__answer_refuse(&s->answer, s->header.id, &error);
-        }
+        bool moved = end_oldest(s);
+        moved |= begin_next(s);
         pthread_mutex_lock(&s->worker.lock);
-        s->answered = true;
-        uint64_t one = 1;
-        ssize_t written = write(s->wake, &one, sizeof one);
-        (void)written; /* full: it is readable then */
+        if (!moved)
+            pause_thread(s);
     }
     pthread_mutex_unlock(&s->worker.lock);
     end_pair(s);
@@ -306,56 +371,56 @@ void dray__nccl_session_free(dray__nccl_session *s)
         return;
     dray__worker_end(&s->worker);
     dray__packer_free(s->packer);
-    dray__writer_free(&s->answer);
-    free(s->body);
+    for (uint32_t i = 0; i < REQUESTS; i++) {
+        dray__local_release(s->entries[i].local);
+        dray__writer_free(&s->entries[i].answer);
+        free(s->entries[i].body);
+    }
     free(s);
 }
 
-bool dray__nccl_session_ask(dray__nccl_session *s, const dray__data_request *header,
-                            const uint8_t *body)
+int dray__nccl_session_ask(dray__nccl_session *s, const dray__data_request *header,
+                           const uint8_t *body)
 {
+    struct entry *e = &s->entries[s->asked % REQUESTS];
     uint8_t *copy = malloc(header->body_bytes);
     if (!copy)
-        return false;
+        return -ENOMEM;
     memcpy(copy, body, header->body_bytes);
     pthread_mutex_lock(&s->worker.lock);
-    free(s->body);
-    s->body = copy;
-    s->header = *header;
-    s->asked = true;
-    s->answered = false;
-    pthread_cond_signal(&s->worker.wake);
+    bool free_one = e->state == FREE;
+    if (free_one) {
+        free(e->body);
+        e->body = copy;
+        e->header = *header;
+        e->state = ASKED;
+        dray__writer_reset(&e->answer);
+        s->asked++;
+        pthread_cond_signal(&s->worker.wake);
+    }
     pthread_mutex_unlock(&s->worker.lock);
-    return true;
-}
-
-bool dray__nccl_session_asked(dray__nccl_session *s)
-{
-    pthread_mutex_lock(&s->worker.lock);
-    bool asked = s->asked;
-    pthread_mutex_unlock(&s->worker.lock);
-    return asked;
+    if (!free_one)
+        free(copy);
+    return free_one ? 0 : -EPROTO;
 }
 
 bool dray__nccl_session_answered(dray__nccl_session *s)
 {
     pthread_mutex_lock(&s->worker.lock);
-    bool answered = s->answered;
+    bool answered = s->entries[s->answered % REQUESTS].state == ANSWERED;
     pthread_mutex_unlock(&s->worker.lock);
     return answered;
 }
 
 bool dray__nccl_session_answer(dray__nccl_session *s, dray__writer *out)
 {
-    pthread_mutex_lock(&s->worker.lock);
-    bool answered = s->answered;
-    if (answered)
-        s->asked = s->answered = false;
-    pthread_mutex_unlock(&s->worker.lock);
-    if (!answered)
+    struct entry *e = &s->entries[s->answered % REQUESTS];
+    if (!dray__nccl_session_answered(s))
         return false;
     dray__writer_reset(out);
-    dray__put_bytes(out, s->answer.data, s->answer.size);
-    out->failed |= s->answer.failed;
+    dray__put_bytes(out, e->answer.data, e->answer.size);
+    out->failed |= e->answer.failed;
+    s->answered++;
+    set_state(s, e, FREE);
     return true;
 }

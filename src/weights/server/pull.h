@@ -21,10 +21,11 @@
  *           descriptor, in that process (all ones: it is not shared), blob handle. Who may not look
  *           into that process cannot open them.
  *  NCCL     u64 token, u64 attempt, u8 what. 0, join: u32 version of the reader's NCCL, u64 bytes
- * of a slot, 128 bytes id: the server becomes rank 1 of a communicator whose rank 0 the reader is.
- * 1, fetch: u32 count, of each rectangle what a request says: their elements go to the reader over
- * it, dense, one after the other; answered, with both sums of each as above, once NCCL has them in
- * hand. Not over encrypted connections, for NCCL encrypts nothing.
+ * of a slot, u32 thread blocks of NCCL's kernels, 128 bytes id: the server becomes rank 1 of a
+ * communicator whose rank 0 the reader is. 1, fetch: u8 slot, u32 count, of each rectangle what a
+ * request says: their elements go to the reader over it, dense, one after the other, by way of that
+ * slot; answered, with both sums of each as above, once they are packed. One request for each slot
+ * may be under way. Not over encrypted connections, for NCCL encrypts nothing.
  *
  * Of answers into the arena (arena.h) a reader has one on its way, and one besides that it has not
  * taken yet; the server reads on behind a request that waits for a slot, for what has been taken

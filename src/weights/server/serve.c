@@ -122,8 +122,10 @@ static int take_slot(struct serving *all, dray__data_reader *r, struct held **he
 static bool ready(void *user, const dray__data_reader *r)
 {
     (void)user;
-    if (r->waits == DRAY__WAITS_ALONE)
-        return dray__nccl_session_answered(state_of(r)->nccl);
+    if (r->taken && dray__nccl_session_answered(state_of(r)->nccl))
+        return true;
+    if (r->waits != DRAY__WAITS_IN_LINE)
+        return false;
     dray__local *local = dray__local_hold(dray__pull_token(r));
     dray__staging *arena = local ? dray__local_arena(local) : NULL;
     bool has = !arena || (is_first_in_line(r) && dray__arena_has_free(arena));
@@ -203,11 +205,16 @@ static int answer_nccl(struct serving *all, dray__data_reader *r)
     }
     if (!s->nccl)
         s->nccl = dray__nccl_session_new(dray__server_wake(all->server));
-    if (!s->nccl || (!dray__nccl_session_asked(s->nccl) &&
-                     !dray__nccl_session_ask(s->nccl, &r->request, r->body)))
+    if (!s->nccl)
         return -ENOMEM;
-    r->waits = DRAY__WAITS_ALONE;
-    return dray__nccl_session_answer(s->nccl, &r->head) ? 0 : -EAGAIN;
+    int rc = dray__nccl_session_ask(s->nccl, &r->request, r->body);
+    return rc ? rc : -EINPROGRESS;
+}
+
+static int later(void *user, dray__data_reader *r)
+{
+    (void)user;
+    return dray__nccl_session_answer(state_of(r)->nccl, &r->head) ? 0 : -EAGAIN;
 }
 
 static int answer(void *user, dray__data_reader *r)
@@ -218,6 +225,8 @@ static int answer(void *user, dray__data_reader *r)
                                                           [DRAY__DATA_REGIONS] = answer_access,
                                                           [DRAY__DATA_NCCL] = answer_nccl,
                                                           [DRAY__DATA_CELLS] = NULL};
+    if (r->taken && r->request.type != DRAY__DATA_NCCL)
+        return -EPROTO; /* its answer would overtake those that are due */
     return answers[r->request.type] ? answers[r->request.type](user, r) : -ENOTSUP;
 }
 
@@ -245,6 +254,7 @@ static int serving_new(const char *address, const dray__stream_keys *keys, struc
     const dray__data_service service = {.user = s,
                                         .state_bytes = sizeof(struct state),
                                         .answer = answer,
+                                        .later = later,
                                         .told = told,
                                         .ready = ready,
                                         .enter = enter,

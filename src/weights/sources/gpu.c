@@ -17,6 +17,7 @@ struct cuda_lane {
     uint32_t step;
     bool running; /* the jobs of the step */
     int64_t began_ns;
+    uint64_t released;    /* launches, where they are spread over a time */
     pthread_mutex_t lock; /* of what is above, against who takes memory back */
     bool stopped;
     dray__guest *guests; /* one a source */
@@ -99,7 +100,8 @@ static int start(struct cuda_lane *l, dray_error *error)
     l->began_ns = dray__now();
     l->running = true;
     int rc = dray__program_start(l->program, l->step, error);
-    dray__program_expect(l->program, l->step, l->began_ns);
+    if (!l->program->paced)
+        dray__program_expect(l->program, l->step, l->began_ns);
     return rc;
 }
 
@@ -135,7 +137,12 @@ static int advance(struct cuda_lane *l, bool *waits, dray_error *error)
     }
     if (!l->running)
         return DRAY_OK;
-    int rc = dray__program_poll(l->program, l->step, error);
+    int rc = DRAY_OK;
+    if (l->program->paced)
+        rc = dray__program_keep_pace(l->program, l->step, l->transfer->options.within_ns,
+                                     l->transfer->opened_ns, &l->released, error);
+    if (rc == DRAY_OK)
+        rc = dray__program_poll(l->program, l->step, error);
     *waits = rc == DRAY_EAGAIN && !dray__program_ends_soon(l->program, dray__now());
     return rc ? rc : end_step(l, error);
 }

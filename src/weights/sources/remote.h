@@ -32,7 +32,7 @@ enum {
 #define PAUSE_MAX_NS DRAY__SECOND
 #define TICK_NS (100 * DRAY__MILLISECOND)
 #define BLIND_NS DRAY__MILLISECOND
-#define NCCL_NS (DRAY__MILLISECOND / 10)
+#define NCCL_NS (DRAY__MILLISECOND / 20)
 #define NOT_YET_NS (5 * DRAY__MILLISECOND)
 #define PATIENCE_NS (5 * DRAY__SECOND) /* with a member of the cohort that brings nothing */
 
@@ -200,8 +200,8 @@ void dray__remote_share(struct remote_lane *l, const dray__op *op, const dray__r
                         uint64_t source_sum, uint64_t sum);
 
 /* ---- remote_nccl.c: GPU memory of publishers on other hosts */
-/* Sets l->nccl: takes from the publishers' parts those that NCCL can bring within the ceiling. */
-int dray__remote_nccl_open(struct remote_lane *l, uint64_t ceiling, dray_error *error);
+/* Sets l->nccl: takes from the publishers' parts those that NCCL can bring within nccl_bytes. */
+int dray__remote_nccl_open(struct remote_lane *l, dray_error *error);
 void dray__remote_nccl_close(struct dray__remote_nccl *nccl); /* NULL is fine, below as well */
 /* Where a publisher turns out to be out of NCCL's reach, its parts go back to the lane. */
 int dray__remote_nccl_step(struct dray__remote_nccl *nccl, bool *moved, dray_error *error);

@@ -1,9 +1,9 @@
 /* NCCL of the source of data servers (remote.h): GPU memory of publishers on other
  * hosts. Of what is dealt to such a publisher, as much as a slot holds is asked for at once, comes
  * over NCCL into a slot on this GPU (nccl.h), and is moved by the GPU from there to its place, with
- * sums of what came, of what was written and of what then lies there. One slot is filled while the
- * other is emptied. What has come is shared with the cohort like everything else that the lane
- * brings.
+ * sums of what came, of what was written and of what then lies there. As many requests are under
+ * way as there are slots: some are packed while others are on their way, or are put in their place.
+ * What has come is shared with the cohort like everything else that the lane brings.
  *
  * Where NCCL cannot be used between the two (no NCCL there, another version, an encrypted
  * connection, both on one GPU, a ceiling too low for slots), the data server sends the bytes
@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "mover/cuda/cuda.h"
+#include "weights/program/program.h"
 #include "weights/server/nccl.h"
 #include "weights/sources/remote.h"
 
@@ -24,11 +25,13 @@ struct link {
     dray__peer *peer;
     dray__nccl_pair *pair;
     uint64_t slot_bytes;
+    uint32_t ctas;
+    bool verify;
     bool joined;  /* the data server has joined, */
     bool ready;   /* and the communicator is made */
     bool refused; /* not to be tried again */
     uint32_t last_id;
-    dray__nccl_jobs jobs; /* from slots to their places */
+    dray__cuda_job *jobs[DRAY__NCCL_SLOTS]; /* from slots to their places */
 };
 
 struct piece {
@@ -39,15 +42,14 @@ struct piece {
 
 /* What goes through one slot. */
 struct chunk {
-    enum { FREE, FILLED, ASKED, COMING, PLACING } state;
-    uint32_t count;
-    bool arriving; /* NCCL is to receive it */
+    enum { FREE, FILLED, ASKED, PLACING } state;
+    uint32_t count, id;      /* of the request */
+    bool arriving, answered; /* NCCL is to receive it; the data server has packed it */
     uint64_t bytes;
     int64_t since_ns;
     struct piece pieces[DRAY__PULL_RECTS_MAX];
     dray__pull_rect rects[DRAY__PULL_RECTS_MAX];
     uint64_t source_sums[DRAY__PULL_RECTS_MAX], sums[DRAY__PULL_RECTS_MAX];
-    dray__cuda_job *job;
 };
 
 /* A publisher, and the parts that were dealt to it. */
@@ -57,8 +59,11 @@ struct nccl_source {
     struct link *link; /* kept with it from one update to the next */
     struct source own; /* the parts, cut for slots */
     uint64_t left;     /* bytes that are not placed yet */
-    bool asking;       /* a request is out and not answered */
-    uint32_t turn;     /* whose slot is asked for next */
+    uint64_t pieces;   /* as many slots as they fill */
+    bool joining;      /* a request to join is out and not answered */
+    /* Chunks that were asked for, that NCCL is to receive, and that were answered: in turns, number
+     * i goes through slot i % DRAY__NCCL_SLOTS. */
+    uint64_t asked, receiving, answered;
     struct chunk *chunks[DRAY__NCCL_SLOTS];
     int64_t began_ns;
     uint64_t wire_before;
@@ -74,11 +79,21 @@ struct dray__remote_nccl {
 
 /* ---- links ----------------------------------------------------------------------------------- */
 
+static void close_pair(struct link *link)
+{
+    dray__nccl_close(link->pair);
+    for (uint32_t i = 0; i < DRAY__NCCL_SLOTS; i++) {
+        dray__cuda_job_close(link->jobs[i]);
+        link->jobs[i] = NULL;
+    }
+    link->pair = NULL;
+    link->joined = link->ready = false;
+}
+
 static void forget_link(void *kept)
 {
     struct link *link = kept;
-    dray__nccl_close(link->pair);
-    dray__nccl_jobs_clear(&link->jobs);
+    close_pair(link);
     dray__peer_free(link->peer);
     free(link);
 }
@@ -86,10 +101,7 @@ static void forget_link(void *kept)
 /* The next update begins from the start. */
 static void drop_link(struct link *link)
 {
-    dray__nccl_close(link->pair);
-    dray__nccl_jobs_clear(&link->jobs);
-    link->pair = NULL;
-    link->joined = link->ready = false;
+    close_pair(link);
     dray__peer_drop(link->peer);
 }
 
@@ -183,15 +195,16 @@ static bool receives(const struct dray__remote_nccl *n)
     for (uint32_t i = 0; i < n->count; i++)
         for (uint32_t k = 0; k < DRAY__NCCL_SLOTS; k++) {
             const struct chunk *c = n->sources[i].chunks[k];
-            if (c->state == COMING || (c->state == ASKED && c->arriving))
+            if (c->state == ASKED && c->arriving)
                 return true;
         }
     return false;
 }
 
-/* The job that will place what comes. DRAY_EAGAIN: it is new, and something is on its way. */
-static int find_job(struct dray__remote_nccl *n, struct nccl_source *s, uint32_t slot,
-                    dray_error *error)
+/* The slot's job is to place what comes. DRAY_EAGAIN: its items need more room than it has, and
+ * something is on its way. */
+static int remake_job(struct dray__remote_nccl *n, struct nccl_source *s, uint32_t slot,
+                      dray_error *error)
 {
     struct chunk *c = s->chunks[slot];
     const dray__destination *to = n->transfer->destination;
@@ -201,30 +214,45 @@ static int find_job(struct dray__remote_nccl *n, struct nccl_source *s, uint32_t
                                      .source_base = dray__nccl_slot(s->link->pair, slot),
                                      .destination_base = dray_region_device_address(
                                          to->regions[c->pieces[i].copy.destination_region])};
-    uint32_t sums = n->transfer->options.verify
-                        ? DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN | DRAY__CUDA_SUM_BACK
-                        : 0;
-    return dray__nccl_jobs_get(&s->link->jobs, 0, n->device, to->layout, items, c->count, sums,
-                               !receives(n), &c->job, error);
+    return dray__cuda_job_remake(s->link->jobs[slot], to->layout, items, c->count, !receives(n),
+                                 error);
 }
 
-static void ask(const struct dray__remote_nccl *n, struct nccl_source *s, struct chunk *c)
+static void ask(const struct dray__remote_nccl *n, struct nccl_source *s, uint32_t slot)
 {
     struct link *link = s->link;
+    struct chunk *c = s->chunks[slot];
     dray__writer *w = dray__peer_out(link->peer);
-    size_t begun = dray__pull_begin(w, DRAY__DATA_NCCL, ++link->last_id, s->of->token,
-                                    n->transfer->options.attempt);
+    c->id = ++link->last_id;
+    size_t begun =
+        dray__pull_begin(w, DRAY__DATA_NCCL, c->id, s->of->token, n->transfer->options.attempt);
     dray__put_u8(w, DRAY__NCCL_FETCH);
+    dray__put_u8(w, (uint8_t)slot);
     dray__pull_put_rects(w, c->rects, c->count);
     dray__request_end(w, begun);
     c->state = ASKED;
-    c->arriving = false;
+    c->arriving = c->answered = false;
     c->since_ns = dray__now();
-    s->turn++;
-    s->asking = true;
+    s->asked++;
 }
 
 /* ---- joining --------------------------------------------------------------------------------- */
+
+/* A job for each slot, whose items change with what comes through it. */
+static int make_jobs(const struct dray__remote_nccl *n, struct link *link, dray_error *error)
+{
+    const dray__cuda_job_options options = {
+        .sums = n->transfer->options.verify
+                    ? DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN | DRAY__CUDA_SUM_BACK
+                    : 0,
+        .ctas = n->transfer->options.ctas,
+        .reserve_bytes = DRAY__NCCL_RESERVE(link->slot_bytes)};
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < DRAY__NCCL_SLOTS && rc == DRAY_OK; i++)
+        rc = dray__cuda_job_new(n->device, n->transfer->destination->layout, NULL, 0, &options,
+                                &link->jobs[i], error);
+    return rc;
+}
 
 static int begin_join(struct dray__remote_nccl *n, struct nccl_source *s, dray_error *error)
 {
@@ -237,7 +265,9 @@ static int begin_join(struct dray__remote_nccl *n, struct nccl_source *s, dray_e
     if (rc == DRAY_OK)
         rc = dray__nccl_id(id, error);
     if (rc == DRAY_OK)
-        rc = dray__nccl_open(n->device, id, 0, link->slot_bytes, &link->pair, error);
+        rc = dray__nccl_open(n->device, id, 0, link->slot_bytes, link->ctas, &link->pair, error);
+    if (rc == DRAY_OK)
+        rc = make_jobs(n, link, error);
     if (rc)
         return rc;
     dray__writer *w = dray__peer_out(link->peer);
@@ -246,14 +276,16 @@ static int begin_join(struct dray__remote_nccl *n, struct nccl_source *s, dray_e
     dray__put_u8(w, DRAY__NCCL_JOIN);
     dray__put_u32(w, (uint32_t)version);
     dray__put_u64(w, link->slot_bytes);
+    dray__put_u32(w, link->ctas);
     dray__put_bytes(w, id, sizeof id);
     dray__request_end(w, begun);
-    s->asking = true;
+    s->joining = true;
     return DRAY_OK;
 }
 
-/* What the data server says, once it does; its head, until the next call. */
-static int hear(struct nccl_source *s, const uint8_t **head, uint32_t *bytes, dray_error *error)
+/* What the data server says to the request `id`, once it does; its head, until the next call. */
+static int hear(struct nccl_source *s, uint32_t id, const uint8_t **head, uint32_t *bytes,
+                dray_error *error)
 {
     struct link *link = s->link;
     dray__arrival arrival;
@@ -262,10 +294,9 @@ static int hear(struct nccl_source *s, const uint8_t **head, uint32_t *bytes, dr
         rc = dray__peer_recv_data(link->peer, NULL, error);
     if (rc)
         return rc;
-    s->asking = false;
     *head = arrival.head;
     *bytes = arrival.header.head_bytes;
-    if (arrival.header.id != link->last_id || arrival.header.data_bytes)
+    if (arrival.header.id != id || arrival.header.data_bytes)
         return dray__fail(error, DRAY_EPROTO, "%s: not the answer that was due", s->of->endpoint);
     if (!arrival.header.status)
         return DRAY_OK;
@@ -288,9 +319,10 @@ static int join(struct dray__remote_nccl *n, struct nccl_source *s, dray_error *
     if (rc == DRAY_OK)
         rc = dray__peer_send(link->peer, error);
     if (rc == DRAY_OK && !link->joined)
-        rc = hear(s, &head, &bytes, error);
+        rc = hear(s, link->last_id, &head, &bytes, error);
     if (rc)
         return rc;
+    s->joining = false;
     link->joined = true;
     rc = dray__nccl_ready(link->pair, error);
     link->ready = rc == DRAY_OK;
@@ -301,12 +333,12 @@ static int join(struct dray__remote_nccl *n, struct nccl_source *s, dray_error *
 
 /* Into the books, and to those who take it from here; without verification, the latter alone. */
 static int enter(struct dray__remote_nccl *n, struct nccl_source *s, const struct chunk *c,
-                 dray_error *error)
+                 const dray__cuda_job *job, dray_error *error)
 {
     dray__transfer *h = n->transfer;
-    const uint64_t *came = dray__cuda_job_sums(c->job, DRAY__CUDA_SUM_SOURCE);
-    const uint64_t *written = dray__cuda_job_sums(c->job, DRAY__CUDA_SUM_WRITTEN);
-    const uint64_t *back = dray__cuda_job_sums(c->job, DRAY__CUDA_SUM_BACK);
+    const uint64_t *came = dray__cuda_job_sums(job, DRAY__CUDA_SUM_SOURCE);
+    const uint64_t *written = dray__cuda_job_sums(job, DRAY__CUDA_SUM_WRITTEN);
+    const uint64_t *back = dray__cuda_job_sums(job, DRAY__CUDA_SUM_BACK);
     for (uint32_t i = 0; i < c->count; i++) {
         const struct piece *piece = &c->pieces[i];
         h->bytes += dray__copy_bytes(&piece->copy);
@@ -326,29 +358,75 @@ static int enter(struct dray__remote_nccl *n, struct nccl_source *s, const struc
     return DRAY_OK;
 }
 
-static int finish(struct dray__remote_nccl *n, struct nccl_source *s, struct chunk *c,
+static int finish(struct dray__remote_nccl *n, struct nccl_source *s, uint32_t slot,
                   dray_error *error)
 {
-    int rc = dray__cuda_job_poll(c->job, error);
+    struct chunk *c = s->chunks[slot];
+    int rc = dray__cuda_job_poll(s->link->jobs[slot], error);
     if (rc)
         return rc;
-    rc = enter(n, s, c, error);
+    rc = enter(n, s, c, s->link->jobs[slot], error);
     for (uint32_t i = 0; i < c->count; i++)
         s->left -= dray__copy_bytes(&c->pieces[i].copy);
     dray__peer_count(s->link->peer, c->bytes);
     n->transfer->told.nccl_bytes += c->bytes;
-    c->job = NULL;
     c->state = FREE;
     return rc;
 }
 
 /* ---- one source ------------------------------------------------------------------------------ */
 
-static int take_answer(struct nccl_source *s, struct chunk *c, dray_error *error)
+/* Below, DRAY_EAGAIN: it is not the time yet, for this one or for any behind it. */
+
+/* Spread over a time, no more is asked for than is due. */
+static bool is_due(const struct dray__remote_nccl *n, const struct nccl_source *s)
 {
+    int64_t within = n->transfer->options.within_ns;
+    uint64_t due =
+        within ? dray__pace_due(s->pieces, within, dray__now() - n->transfer->opened_ns) : 0;
+    return !within || due == s->pieces || s->asked < due;
+}
+
+/* Asks for the next chunk, if its slot is free and something is left to be asked for. */
+static int ask_next(struct dray__remote_nccl *n, struct nccl_source *s, dray_error *error)
+{
+    uint32_t slot = s->asked % DRAY__NCCL_SLOTS;
+    struct chunk *c = s->chunks[slot];
+    if (c->state == FREE && dray__remote_wants(&s->own) && !joins(n) && is_due(n, s))
+        fill(n, s, c);
+    if (c->state != FILLED)
+        return DRAY_EAGAIN;
+    int rc = remake_job(n, s, slot, error);
+    if (rc == DRAY_OK)
+        ask(n, s, slot);
+    return rc;
+}
+
+/* NCCL sends only to who receives, in the order in which it was asked for. */
+static int receive_next(struct nccl_source *s, dray_error *error)
+{
+    uint32_t slot = s->receiving % DRAY__NCCL_SLOTS;
+    struct chunk *c = s->chunks[slot];
+    if (s->receiving == s->asked)
+        return DRAY_EAGAIN;
+    int rc = dray__nccl_ready(s->link->pair, error);
+    if (rc == DRAY_OK)
+        rc = dray__nccl_begin(s->link->pair, slot, c->bytes, false, NULL, error);
+    if (rc)
+        return rc;
+    c->arriving = true;
+    s->receiving++;
+    return DRAY_OK;
+}
+
+static int take_answer(struct nccl_source *s, dray_error *error)
+{
+    struct chunk *c = s->chunks[s->answered % DRAY__NCCL_SLOTS];
     const uint8_t *head;
     uint32_t bytes;
-    int rc = hear(s, &head, &bytes, error);
+    if (s->answered == s->asked)
+        return DRAY_EAGAIN;
+    int rc = hear(s, c->id, &head, &bytes, error);
     if (rc)
         return rc;
     if (bytes != c->count * dray__pull_head_bytes(true, false))
@@ -358,52 +436,60 @@ static int take_answer(struct nccl_source *s, struct chunk *c, dray_error *error
         c->source_sums[i] = dray__get_u64(&in);
         c->sums[i] = dray__get_u64(&in);
     }
-    c->state = COMING;
+    c->answered = true;
+    s->answered++;
     return DRAY_OK;
 }
 
-/* *moved: something was done for the chunk. */
-static int step_chunk(struct dray__remote_nccl *n, struct nccl_source *s, uint32_t slot,
-                      bool *moved, dray_error *error)
+/* What has come is put in its place. */
+static int place(struct dray__remote_nccl *n, struct nccl_source *s, uint32_t slot,
+                 dray_error *error)
 {
     struct chunk *c = s->chunks[slot];
-    struct link *link = s->link;
-    int was = (int)c->state, rc = DRAY_OK;
-    if (c->state == FREE && !s->asking && s->turn % DRAY__NCCL_SLOTS == slot &&
-        dray__remote_wants(&s->own) && !joins(n))
-        fill(n, s, c);
-    if (c->state == FILLED) {
-        rc = find_job(n, s, slot, error);
+    int rc = DRAY_EAGAIN;
+    if (c->state == ASKED && c->arriving && c->answered) {
+        rc = dray__nccl_done(s->link->pair, slot, error);
         if (rc == DRAY_OK)
-            ask(n, s, c);
-    }
-    /* NCCL sends only to who receives. */
-    if (rc == DRAY_OK && c->state == ASKED && !c->arriving) {
-        rc = dray__nccl_ready(link->pair, error);
-        if (rc == DRAY_OK)
-            rc = dray__nccl_begin(link->pair, slot, c->bytes, false, error);
-        c->arriving = rc == DRAY_OK;
-    }
-    if (rc == DRAY_OK && c->state == ASKED) {
-        rc = dray__peer_send(link->peer, error);
-        if (rc == DRAY_OK)
-            rc = take_answer(s, c, error);
-    }
-    if (rc == DRAY_OK && c->state == COMING) {
-        rc = dray__nccl_done(link->pair, slot, error);
-        if (rc == DRAY_OK)
-            rc = dray__cuda_job_start(c->job, NULL, 0, error);
+            rc = dray__cuda_job_start(s->link->jobs[slot], NULL, 0, error);
         if (rc == DRAY_OK)
             c->state = PLACING;
+    } else if (c->state == PLACING) {
+        rc = finish(n, s, slot, error);
     }
-    if (rc == DRAY_OK && c->state == PLACING)
-        rc = finish(n, s, c, error);
-    *moved |= was != (int)c->state;
-    if (rc == DRAY_EAGAIN && c->state != PLACING && c->state != FILLED &&
-        dray__now() - c->since_ns > SILENCE_NS)
-        return dray__fail(error, DRAY_ETIMEDOUT, "nothing came from %s over NCCL for %d s",
-                          s->of->name, (int)(SILENCE_NS / DRAY__SECOND));
-    return rc == DRAY_EAGAIN ? DRAY_OK : rc;
+    return rc;
+}
+
+static int check_silence(const struct nccl_source *s, dray_error *error)
+{
+    for (uint32_t i = 0; i < DRAY__NCCL_SLOTS; i++)
+        if (s->chunks[i]->state == ASKED && dray__now() - s->chunks[i]->since_ns > SILENCE_NS)
+            return dray__fail(error, DRAY_ETIMEDOUT, "nothing came from %s over NCCL for %d s",
+                              s->of->name, (int)(SILENCE_NS / DRAY__SECOND));
+    return DRAY_OK;
+}
+
+/* Does what can be done, once. *moved: something was. */
+static int step_chunks(struct dray__remote_nccl *n, struct nccl_source *s, bool *moved,
+                       dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < DRAY__NCCL_SLOTS && (rc == DRAY_OK || rc == DRAY_EAGAIN); i++) {
+        rc = place(n, s, i, error);
+        *moved |= rc == DRAY_OK;
+    }
+    if (rc && rc != DRAY_EAGAIN)
+        return rc;
+    while ((rc = ask_next(n, s, error)) == DRAY_OK)
+        *moved = true;
+    if (rc == DRAY_EAGAIN)
+        rc = dray__peer_send(s->link->peer, error);
+    if (rc == DRAY_OK || rc == DRAY_EAGAIN)
+        rc = receive_next(s, error);
+    *moved |= rc == DRAY_OK;
+    if (rc == DRAY_OK || rc == DRAY_EAGAIN)
+        while ((rc = take_answer(s, error)) == DRAY_OK)
+            *moved = true;
+    return rc == DRAY_EAGAIN ? check_silence(s, error) : rc;
 }
 
 /* The data server sends the bytes itself, from now on. */
@@ -413,7 +499,7 @@ static int give_back(struct nccl_source *s, const dray_error *why, dray_error *e
     dray__log(DRAY_LOG_INFO, "no NCCL to %s: %s", s->of->name, why->message);
     drop_link(s->link);
     s->link->refused = true;
-    s->asking = false;
+    s->joining = false;
     for (uint64_t i = 0; i < s->own.count; i++)
         kept &= dray__remote_push(s->publisher, &s->own.parts[i]);
     s->own.count = s->own.next = s->left = 0;
@@ -435,8 +521,8 @@ static int step_source(struct dray__remote_nccl *n, struct nccl_source *s, bool 
         *moved = true;
         return give_back(s, &why, error);
     }
-    for (uint32_t i = 0; i < DRAY__NCCL_SLOTS && rc == DRAY_OK && link->ready; i++)
-        rc = step_chunk(n, s, i, moved, &why);
+    if (rc == DRAY_OK && link->ready)
+        rc = step_chunks(n, s, moved, &why);
     if (rc == DRAY_OK || rc == DRAY_EAGAIN)
         return DRAY_OK;
     drop_link(link);
@@ -470,7 +556,7 @@ void dray__remote_nccl_close(struct dray__remote_nccl *n)
         return;
     for (uint32_t i = 0; i < n->count; i++) {
         struct nccl_source *s = &n->sources[i];
-        bool under_way = s->asking;
+        bool under_way = s->joining;
         for (uint32_t k = 0; k < DRAY__NCCL_SLOTS; k++) {
             under_way |= s->chunks[k] && s->chunks[k]->state != FREE;
             free(s->chunks[k]);
@@ -530,10 +616,19 @@ static int open_link(struct dray__remote_nccl *n, struct nccl_source *s, uint64_
     if (rc)
         return rc;
     s->link = link;
-    if (link->pair && link->slot_bytes > slot)
-        drop_link(link); /* it holds more than this update may */
-    if (!link->pair)
+    /* Thread blocks are shared by the pairs of this rank; few are left for the rest otherwise. */
+    uint32_t most = n->transfer->options.ctas ? n->transfer->options.ctas : DRAY__NCCL_CTAS / 2;
+    uint32_t ctas = most / n->count > 1 ? most / n->count : 1;
+    ctas = ctas > DRAY__NCCL_CTAS ? DRAY__NCCL_CTAS : ctas;
+    if (link->pair && (link->slot_bytes != slot || link->ctas != ctas ||
+                       link->verify != n->transfer->options.verify))
+        drop_link(link); /* it holds more than this update may, or less, or sums other things */
+    if (!link->pair) {
         link->slot_bytes = slot;
+        link->ctas = ctas;
+        link->verify = n->transfer->options.verify;
+    }
+    s->pieces = s->left / slot + 1;
     s->wire_before = dray__peer_wire_bytes(link->peer);
     s->began_ns = dray__now();
     return DRAY_OK;
@@ -555,8 +650,9 @@ static uint64_t slot_of(uint64_t ceiling, uint32_t sources)
     return slot > DRAY__NCCL_SLOT_MAX ? DRAY__NCCL_SLOT_MAX : slot & ~(uint64_t)4095;
 }
 
-int dray__remote_nccl_open(struct remote_lane *l, uint64_t ceiling, dray_error *error)
+int dray__remote_nccl_open(struct remote_lane *l, dray_error *error)
 {
+    uint64_t ceiling = l->transfer->options.nccl_bytes;
     struct dray__remote_nccl *n = calloc(1, sizeof *n);
     if (!n)
         return dray__nomem(error);

@@ -211,9 +211,6 @@ static void open_segments(struct remote_lane *l)
     }
 }
 
-/* More than this the lane never holds beside what NCCL has. */
-#define LANE_MAX (WINDOW_MAX + (uint64_t)SLOTS * SEGMENT)
-
 /* The ceiling holds the slots and what is in flight. segment: of one answer, the same with and
  * without NCCL, so that the members of a cohort cut alike. */
 static int open_slots(struct remote_lane *l, uint64_t segment, uint64_t ceiling, dray_error *error)
@@ -254,14 +251,13 @@ int dray__remote_open(dray__lane *lane, dray_error *error)
     uint64_t ceiling = lane->ceiling;
     l->transfer = lane->transfer;
     l->waker = DRAY__WAKER_CLOSED;
-    uint64_t own = ceiling / 4 * 3 < LANE_MAX ? ceiling / 4 * 3 : LANE_MAX;
     int rc = open_cohort(l, lane->ops, lane->count, error);
     if (rc == DRAY_OK)
         rc = open_sources(l, lane->ops, lane->count, error);
     if (rc == DRAY_OK)
-        rc = dray__remote_nccl_open(l, ceiling - own, error);
+        rc = dray__remote_nccl_open(l, error);
     if (rc == DRAY_OK)
-        rc = open_slots(l, ceiling / 8, l->nccl ? own : ceiling, error);
+        rc = open_slots(l, ceiling / 8, ceiling, error);
     if (rc == DRAY_OK)
         rc = dray__waker_open(&l->waker, true, error);
     lane->fd = l->waker.fd;

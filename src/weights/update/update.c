@@ -284,9 +284,11 @@ static int open_transfer(dray_subscriber *s, dray_error *error)
         .load = s->load,
         .strategy = s->options.strategy,
         .bucket_bytes = s->options.bucket_bytes ? s->options.bucket_bytes : DRAY__BUCKET_DEFAULT,
+        .nccl_bytes = s->options.nccl_bytes ? s->options.nccl_bytes : DRAY__NCCL_DEFAULT,
         .verify = !s->options.no_verify,
         .ctas = s->options.ctas,
         .copy_engines = s->options.copy_engines,
+        .within_ns = (int64_t)(s->options.prefetch_seconds * 1e9),
         .attempt = s->attempt,
         .run = s->cohort_set ? s->run : 0,
         .progress = s->purpose == DRAY__UPDATE ? s->destination.progress : NULL,
@@ -519,6 +521,17 @@ static int check(const dray_subscriber *s, enum dray__purpose purpose,
         return dray__fail(error, DRAY_EINVALID,
                           "bucket_bytes %" PRIu64 ": 0 or at least %" PRIu64 " expected",
                           options->bucket_bytes, DRAY__BUCKET_MIN);
+    if (options->nccl_bytes && options->nccl_bytes < DRAY__NCCL_MIN)
+        return dray__fail(error, DRAY_EINVALID,
+                          "nccl_bytes %" PRIu64 ": 0 or at least %" PRIu64 " expected",
+                          options->nccl_bytes, DRAY__NCCL_MIN);
+    if (!(options->prefetch_seconds >= 0 && options->prefetch_seconds <= DRAY__WITHIN_MAX))
+        return dray__fail(error, DRAY_EINVALID, "prefetch_seconds %g: 0 to %d expected",
+                          options->prefetch_seconds, DRAY__WITHIN_MAX);
+    if (options->prefetch_seconds > 0 && purpose != DRAY__PREFETCH)
+        return dray__fail(error, DRAY_EINVALID,
+                          "prefetch_seconds %g: a prefetch alone can be spread over a time",
+                          options->prefetch_seconds);
     if (purpose != DRAY__UPDATE && s->load)
         return dray__fail(error, DRAY_EUNSUPPORTED,
                           "group %s takes tensors by load_weights: nothing of it can be prefetched",

@@ -4,8 +4,10 @@
  *   FAKE_NCCL_FAIL=WHAT:N    "init:N", "send:N": call N fails; "hang:N": transfer N never ends;
  *                            "enter:N": the group that begins transfer N is never entered;
  *                            "flip:N": what transfer N received arrives with a bit changed
+ *   FAKE_NCCL_LOG=FILE       a line for each group: communicator, operations, bytes of all
  *
- * As the real one, it refuses two ranks on one GPU, and calls while one is still being entered. */
+ * As the real one, it refuses two ranks on one GPU, and calls while one is still being entered. A
+ * group of more than a few operations is never entered: the real one hangs in large ones. */
 #include "memory/cuda_abi.h"
 
 #include <dlfcn.h>
@@ -358,6 +360,25 @@ int ncclGroupStart(void)
     return SUCCESS;
 }
 
+enum { GROUP_MOST = 64 };
+
+static void log_group(transfer *first)
+{
+    const char *path = getenv("FAKE_NCCL_LOG");
+    unsigned operations = 0;
+    size_t bytes = 0;
+    for (const transfer *t = first; t; t = t->next) {
+        operations++;
+        bytes += t->bytes;
+    }
+    first->lingers |= operations > GROUP_MOST;
+    FILE *log = path ? fopen(path, "ae") : NULL;
+    if (!log)
+        return;
+    fprintf(log, "%p %u %zu\n", (void *)first->comm, operations, bytes);
+    fclose(log);
+}
+
 int ncclGroupEnd(void)
 {
     if (!group_depth)
@@ -365,6 +386,7 @@ int ncclGroupEnd(void)
     if (--group_depth || !grouped)
         return SUCCESS;
     nccl_comm *c = grouped->comm;
+    log_group(grouped);
     c->first = grouped;
     grouped = NULL;
     join(c);
