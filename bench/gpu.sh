@@ -61,7 +61,7 @@ name, target, against, rc, work, took = sys.argv[1:]
 row = {"row": name, "target": float(target), "against": against, "took_seconds": int(took)}
 lines = [json.loads(l) for l in open(work + "/row.json") if l.startswith("{")]
 if rc == "0" and lines:
-    row["bench"] = lines[-1]
+    row["bench"] = lines[0]  # behind it, what prefetches made of steps
 else:
     row["error"] = open(work + "/row.err").read().strip()[-400:] or "status " + rc
 print(json.dumps(row))
@@ -95,11 +95,13 @@ over_m2n() { # ROW MODEL; matrices alone where it refuses the rest
         "$m2n" -j -n "$repeats" "$2" "$half" "$half"
 }
 
-m32=qwen2.5-32b m30=qwen3-30b-a3b
+m32=qwen2.5-32b m30=qwen3-30b-a3b m4=qwen3-4b
 row "32B apart" 1.15 limit --model $m32 --from "fsdp:$half@$low" --to "engine:tp=$half@$high"
 row "32B apart, not verified" 0 limit --verify off --model $m32 --from "fsdp:$half@$low" \
     --to "engine:tp=$half@$high"
 row "30B-A3B apart" 1.2 limit --model $m30 --from "fsdp:$half@$low" --to "engine:tp=$half@$high"
+row "4B apart" 1.3 limit --model $m4 --from "fsdp:$half@$low" --to "engine:tp=$half@$high"
+row "4B co-located TP$gpus" 0 limit --model $m4 --from "fsdp:$gpus@$all" --to "engine:tp=$gpus@$all"
 row "32B co-located TP$gpus" 1.3 limit --model $m32 --from "fsdp:$gpus@$all" \
     --to "engine:tp=$gpus@$all"
 row "32B co-located TP${half}xDP2" 1.3 limit --model $m32 --from "fsdp:$gpus@$all" \
@@ -130,6 +132,8 @@ beside="--prefetch device --decode 4 --model $m32 --layers 24 --from fsdp:$half@
 row "commit, prefetched beside decoding by copy engines" 0 limit --copy-engines --ctas 16 $beside
 row "commit, prefetched beside decoding by 16 thread blocks" 0 limit --ctas 16 $beside
 row "commit, prefetched beside decoding by all thread blocks" 0 limit $beside
+row "prefetch beside decoding, within 1 s" 0 limit --prefetch device --decode 4 --within 1000 \
+    --model $m32 --layers $((16 * half)) --from "fsdp:$half@$low" --to "engine:tp=$half@$high"
 # Eight ranks of Megatron-Core, on fewer GPUs several on each; then as many as there are GPUs.
 row "Megatron TP4xPP2, 32B co-located" 0 limit --model $m32 --from "megatron:tp=4,pp=2@$all" \
     --to "engine:tp=$gpus@$all"
@@ -145,24 +149,26 @@ row "30B-A3B apart, EP$half" 1.2 limit --model $m30 --from "fsdp:$half@$low" \
     --to "engine:tp=$half,ep=$half@$high"
 # What fills the GPUs: 145 GB of weights, and an engine's copy of them on every two GPUs.
 if [ $quarter -gt 0 ]; then
-    row "72B co-located TP2xDP$half" 0 limit --model qwen2.5-72b \
+    row "72B co-located TP2xDP$half" 1.2 limit --model qwen2.5-72b \
         --from "fsdp:$gpus@$all" --to "engine:tp=2@$all" --engines "$half"
 else
-    row "72B, 60 layers, co-located TP$gpus" 0 limit --model qwen2.5-72b --layers 60 \
+    row "72B, 60 layers, co-located TP$gpus" 1.2 limit --model qwen2.5-72b --layers 60 \
         --from "fsdp:$gpus@$all" --to "engine:tp=$gpus@$all"
 fi
 # As if the engines were on another host, over the same links: what NCCL makes of them.
-DRAY_TRUSTED_NETWORKS=127.0.0.0/8 DRAY_DATA_ADDRESS=127.0.0.1 \
-    row "32B apart, on another host, over NCCL" 0 limit --model $m32 --mode distributed \
-    --bucket 1073741824 \
+export DRAY_TRUSTED_NETWORKS=127.0.0.0/8 DRAY_DATA_ADDRESS=127.0.0.1
+row "32B apart, on another host, over NCCL" 1.25 limit --model $m32 --mode distributed \
     --from "fsdp:$half@$low" --to "engine:tp=$half@$high@~elsewhere"
-for model in $m32 $m30; do
-    name=32B
-    [ $model = $m30 ] && name=30B-A3B
+row "30B-A3B apart, on another host, over NCCL" 1.25 limit --model $m30 --mode distributed \
+    --from "fsdp:$half@$low" --to "engine:tp=$half@$high@~elsewhere"
+unset DRAY_TRUSTED_NETWORKS DRAY_DATA_ADDRESS
+for of in 32B=$m32 30B-A3B=$m30 4B=$m4; do
+    name=${of%%=*} model=${of#*=}
     in_pytorch "$name apart" broadcast $model
     in_pytorch "$name apart" packed $model
     over_m2n "$name apart" $model
     in_pytorch "$name co-located TP$gpus" ipc $model
+    in_pytorch "$name co-located TP$gpus" server $model
 done
 
 python3 "$here/bench/gpu_tables.py" --found "$found" --gpus "$gpus" --kind "$kind" --repeats "$repeats" \

@@ -15,7 +15,8 @@ import sys
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NUMBERS = {2: "two", 4: "four", 8: "eight"}
-GATHERING = "broadcast", "packed", "ipc"
+FLOWS = (("m2n_ms", "NCCL M2N", ("m2n",)), ("gather_ms", "gather and slice", ("broadcast", "ipc")),
+         ("packed_ms", "packed buckets", ("packed",)), ("server_ms", "ParameterServer", ("server",)))
 
 
 def collect(args):
@@ -36,7 +37,7 @@ def collect(args):
         r["engine_ms"] = b["engine_seconds"] * 1e3 if "engine_seconds" in b else None
         r["ratio"] = b["value"] / limit if limit else 0
         r["met"] = r["target"] == 0 or 0 < r["ratio"] <= r["target"]
-        for key, kinds in ("gather_ms", GATHERING), ("m2n_ms", ("m2n",)):
+        for key, _, kinds in FLOWS:
             r[key] = min((f["ms"] for f in flows
                           if f["of"] == r["row"] and f["flow"] in kinds and "ms" in f), default=None)
     verified, bare = times.get("32B apart"), times.get("32B apart, not verified")
@@ -61,7 +62,9 @@ def notes(run):
         d = r.get("bench", {}).get("decoding")
         if d and d["steps"]:
             yield (f"{r['row']}: steps of {d['step_before_seconds'] * 1e3:.2f} ms took "
-                   f"{d['step_seconds'] * 1e3:.2f} ms (+{100 * (d['slowdown'] - 1):.0f} %), the "
+                   f"{d['step_seconds'] * 1e3:.2f} ms (+{100 * (d['slowdown'] - 1):.1f} %), p99 of "
+                   f"{d['p99_before_seconds'] * 1e3:.2f} ms {d['p99_seconds'] * 1e3:.2f} ms "
+                   f"(+{100 * (d['p99_slowdown'] - 1):.1f} %), the "
                    f"prefetch {r['bench']['prefetch_seconds'] * 1e3:.1f} ms.")
     for f in run["flows"]:
         if f.get("bench", {}).get("matrices_only"):
@@ -69,16 +72,16 @@ def notes(run):
 
 
 def print_run(run):
-    form = "%-56s %8s %8s %7s %7s %8s %8s %8s %7s%s"
+    form = "%-56s %8s %8s %7s %7s %8s %8s %8s %8s %8s %7s%s"
     print(form % (f"work, {run['gpus']} GPUs, ms", "limit", "dray", "ratio", "target", "engines", "M2N",
-                  "gather", "faster", ""))
+                  "gather", "packed", "server", "faster", ""))
     for r in run["rows"]:
         if "bench" not in r:
             print("%-56s %s" % (r["row"], r["error"][:100]))
             continue
-        others = [t for t in (r["m2n_ms"], r["gather_ms"]) if t]
+        others = [r[key] for key, _, _ in FLOWS if r[key]]
         print(form % (r["row"], ms(r["limit_ms"]), ms(r["ms"]), f"{r['ratio']:.3f}", r["target"] or "",
-                      ms(r["engine_ms"]), ms(r["m2n_ms"]), ms(r["gather_ms"]),
+                      ms(r["engine_ms"]), *(ms(r[key]) for key, _, _ in FLOWS),
                       f"{min(others) / r['ms']:.1f}x" if others else "", "" if r["met"] else "  missed"))
     print("dray: from dray_publisher_publish to the last engine's commit (of what was prefetched, the commit alone); "
           "engines: from the end of the last trainer's publish on.")
@@ -119,7 +122,9 @@ def readme(run):
     first = rows["32B apart"]
 
     def line(name, what):
-        cells = [rows[name][key] for key in ("limit_ms", "ms", "m2n_ms", "gather_ms")]
+        row = rows[name]
+        gathering = min((row[key] for key in ("gather_ms", "packed_ms") if row[key]), default=None)
+        cells = [row["limit_ms"], row["ms"], row["m2n_ms"], gathering]
         return "| " + " | ".join([what] + [ms(c) + " ms" if c is not None else "-" for c in cells]) + " |"
     table = "\n".join(line(name, what) for name, what in names)
     return f"""dray's time counts from `dray_publisher_publish`, whose checksums are part of it, to the last engine's commit:
@@ -138,13 +143,13 @@ def all_rows(run):
         if "bench" in r:
             against = "" if r["against"] == "limit" else f" (against {r['against']})"
             lines.append(f"| {r['row']}{against} | {ms(r['limit_ms'])} | {ms(r['ms'])} | {r['ratio']:.2f} | "
-                         f"{ms(r['engine_ms'])} | {ms(r['m2n_ms'])} | {ms(r['gather_ms'])} |")
+                         f"{ms(r['engine_ms'])} | " + " | ".join(ms(r[key]) for key, _, _ in FLOWS) + " |")
     said = "\n".join(f"- {note}" for note in notes(run))
     return f"""{str(NUMBERS.get(run['gpus'], run['gpus'])).capitalize()} {run['kind']}, milliseconds, medians \
 of {run['repeats']}; the run took {run['seconds']} s:
 
-| | limit | dray, publish to commit | ratio | engines' part | NCCL M2N | gather and slice |
-| --- | --- | --- | --- | --- | --- | --- |
+| | limit | dray, publish to commit | ratio | engines' part | {" | ".join(name for _, name, _ in FLOWS)} |
+| --- | --- | --- | --- | --- |{" --- |" * len(FLOWS)}
 """ + "\n".join(lines) + ("\n\n" + said if said else "")
 
 

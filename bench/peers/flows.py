@@ -30,13 +30,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-# layers, hidden, heads, kv_heads, head_dim, intermediate (of an expert), vocabulary, experts, bias
+# layers, hidden, heads, kv_heads, head_dim, intermediate (of an expert), vocabulary, experts, bias, tied
 MODELS = {
-    "qwen3-4b": (36, 2560, 32, 8, 128, 9728, 151936, 0, False),
-    "qwen2.5-7b": (28, 3584, 28, 4, 128, 18944, 152064, 0, True),
-    "qwen2.5-32b": (64, 5120, 40, 8, 128, 27648, 152064, 0, True),
-    "qwen2.5-72b": (80, 8192, 64, 8, 128, 29568, 152064, 0, True),
-    "qwen3-30b-a3b": (48, 2048, 32, 4, 128, 768, 151936, 128, False),
+    "qwen3-4b": (36, 2560, 32, 8, 128, 9728, 151936, 0, False, True),
+    "qwen2.5-7b": (28, 3584, 28, 4, 128, 18944, 152064, 0, True, False),
+    "qwen2.5-32b": (64, 5120, 40, 8, 128, 27648, 152064, 0, True, False),
+    "qwen2.5-72b": (80, 8192, 64, 8, 128, 29568, 152064, 0, True, False),
+    "qwen3-30b-a3b": (48, 2048, 32, 4, 128, 768, 151936, 128, False, False),
 }
 
 
@@ -80,11 +80,11 @@ def dimensions(model):
     return (c["num_hidden_layers"], c["hidden_size"], heads, c["num_key_value_heads"],
             c.get("head_dim", c["hidden_size"] // heads),
             c["moe_intermediate_size"] if experts else c["intermediate_size"], c["vocab_size"],
-            experts, c["model_type"] == "qwen2")
+            experts, c["model_type"] == "qwen2", c.get("tie_word_embeddings", False))
 
 
 def tensors(model):
-    layers, hidden, heads, kv_heads, size, wide, words, experts, bias = dimensions(model)
+    layers, hidden, heads, kv_heads, size, wide, words, experts, bias, tied = dimensions(model)
     out = [Tensor("embed_tokens", (words, hidden), 0)]
     for layer in range(layers):
         def add(name, *rest):
@@ -104,7 +104,8 @@ def tensors(model):
             add("gate", (experts, hidden))
         add("input_layernorm", (hidden,))
         add("post_attention_layernorm", (hidden,))
-    return out + [Tensor("norm", (hidden,)), Tensor("lm_head", (words, hidden), 0)]
+    out.append(Tensor("norm", (hidden,)))
+    return out if tied else out + [Tensor("lm_head", (words, hidden), 0)]
 
 
 def buckets(model, limit):

@@ -5,8 +5,8 @@
  *   m2n [-j] [-g] [-m] [-n REPEATS] MODEL TRAINERS ENGINES
  *
  * -j: one JSON object. -g: all calls as one group. -m: matrices only, without biases, norms and routers
- * (0.04 % of the bytes). -n: timed updates (5), after two that are not. MODEL: qwen2.5-7b, qwen2.5-32b,
- * qwen3-30b-a3b. GPUs 0 to TRAINERS - 1 train, the next ENGINES infer; NCCL_RESHARD_*
+ * (0.04 % of the bytes). -n: timed updates (5), after two that are not. MODEL: qwen3-4b, qwen2.5-7b,
+ * qwen2.5-32b, qwen3-30b-a3b. GPUs 0 to TRAINERS - 1 train, the next ENGINES infer; NCCL_RESHARD_*
  * as the library reads them. The time counts from the last trainer's start to the end of the last engine's
  * stream; the median is taken. The engines' memory is cleared before each update, and every element is
  * checked after the last one. bench/peers/build_m2n.sh builds it. */
@@ -51,13 +51,14 @@ struct tensor {
 struct model {
     const char *name;
     size_t layers, hidden, heads, kv_heads, head_dim, wide, words, experts;
-    bool bias;
+    bool bias, tied;
 };
 
 static const model models[] = {
-    {"qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064, 0, true},
-    {"qwen2.5-32b", 64, 5120, 40, 8, 128, 27648, 152064, 0, true},
-    {"qwen3-30b-a3b", 48, 2048, 32, 4, 128, 768, 151936, 128, false},
+    {"qwen3-4b", 36, 2560, 32, 8, 128, 9728, 151936, 0, false, true},
+    {"qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064, 0, true, false},
+    {"qwen2.5-32b", 64, 5120, 40, 8, 128, 27648, 152064, 0, true, false},
+    {"qwen3-30b-a3b", 48, 2048, 32, 4, 128, 768, 151936, 128, false, false},
 };
 
 /* What all processes see. */
@@ -126,7 +127,8 @@ static std::vector<tensor> tensors_of(const options &o)
         add({h}, WHOLE);
     }
     add({h}, WHOLE);
-    add({m.words, h}, 0);
+    if (!m.tied)
+        add({m.words, h}, 0);
     return out;
 }
 

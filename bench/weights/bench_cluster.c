@@ -181,7 +181,28 @@ double bench_cluster_prefetch(bench_cluster *c, const dray_update_options *optio
 
 double bench_cluster_commit(bench_cluster *c)
 {
+    c->shared->update.prefetch_seconds = 0; /* a commit is not spread over a time */
     return round_of(c, &c->shared->engines, WORK_COMMIT);
+}
+
+bench_slowed bench_cluster_slowed(const bench_cluster *c)
+{
+    bench_slowed all = {0};
+    for (uint32_t i = 0; i < c->shared->engines.ranks; i++) {
+        const bench_result *s = &c->shared->results[i];
+        if (!s->alone.steps || !s->beside.steps)
+            continue;
+        if (s->beside.mean * all.mean_alone >= all.mean * s->alone.mean) {
+            all.mean = s->beside.mean;
+            all.mean_alone = s->alone.mean;
+        }
+        if (s->beside.p99 * all.p99_alone >= all.p99 * s->alone.p99) {
+            all.p99 = s->beside.p99;
+            all.p99_alone = s->alone.p99;
+        }
+        all.steps += s->beside.steps;
+    }
+    return all;
 }
 
 double bench_cluster_repeat(bench_cluster *c, const dray_update_options *options)

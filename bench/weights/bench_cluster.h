@@ -54,6 +54,13 @@ double bench_cluster_follow(bench_cluster *c, const dray_update_options *options
 double bench_cluster_prefetch(bench_cluster *c, const dray_update_options *options);
 /* It takes the place of what they served. */
 double bench_cluster_commit(bench_cluster *c);
+/* Of the last prefetch: what steps of engines took alone before it, and beside it; of means and p99
+ * those of the rank that was slowed down most. Seconds. */
+typedef struct bench_slowed {
+    uint64_t steps;
+    double mean, p99, mean_alone, p99_alone;
+} bench_slowed;
+bench_slowed bench_cluster_slowed(const bench_cluster *c);
 /* Seconds that the trainer ranks take to read their weights once: the least that summing what is
  * published takes. */
 double bench_cluster_read_sources(bench_cluster *c);

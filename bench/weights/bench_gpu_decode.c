@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum { BLOCKS = 1056, THREADS = 256, LAUNCHES_MAX = 4096, CALIBRATE = 16 };
+enum { BLOCKS = 1056, THREADS = 256, LAUNCHES_MAX = 4096, CALIBRATE = 16, STEPS = 1 << 15 };
 #define LAUNCH_BYTES ((uint64_t)128 << 20) /* a layer's weights, say */
 #define BUFFER_BYTES (16 * LAUNCH_BYTES)   /* larger than caches */
 #define SMALL_BYTES ((uint64_t)4 << 20)    /* where no kernel can be made: copies of these */
@@ -28,6 +28,9 @@ struct bench_decode {
     pthread_t thread;
     bool has_thread;
     atomic_bool ends;
+    pthread_mutex_t lock; /* of what follows: the last steps, in turns */
+    uint64_t count;
+    double ended[STEPS], took[STEPS];
 };
 
 static CUresult launch(const bench_decode *d, uint32_t number)
@@ -62,10 +65,31 @@ static void *run(void *user)
         double seconds = step(d, d->launches);
         if (seconds < 0)
             break;
+        pthread_mutex_lock(&d->lock);
+        d->took[d->count % STEPS] = seconds;
+        d->ended[d->count++ % STEPS] = bench_now();
+        pthread_mutex_unlock(&d->lock);
         dray_subscriber_note_step(d->subscriber, (int64_t)(seconds * 1e9) + 1, NULL);
     }
     dray__cuda_leave();
     return NULL;
+}
+
+void bench_decode_between(bench_decode *d, double begin, double end, bench_decoded *out)
+{
+    static double found[STEPS];
+    size_t count = 0;
+    double all = 0;
+    pthread_mutex_lock(&d->lock);
+    for (uint64_t i = 0; i < STEPS && i < d->count; i++)
+        if (d->ended[i] - d->took[i] / 2 > begin && d->ended[i] - d->took[i] / 2 < end) {
+            all += d->took[i];
+            found[count++] = d->took[i];
+        }
+    pthread_mutex_unlock(&d->lock);
+    *out = (bench_decoded){.steps = count,
+                           .mean = count ? all / (double)count : 0,
+                           .p99 = count ? bench_percentile(found, count, 0.99) : 0};
 }
 
 /* How many launches take so long. */
@@ -103,6 +127,7 @@ int bench_decode_start(dray_subscriber *subscriber, const dray_region *beside, d
     bench_decode *d = calloc(1, sizeof *d);
     if (!d)
         return dray__nomem(error);
+    pthread_mutex_init(&d->lock, NULL);
     d->subscriber = subscriber;
     d->device = beside->device;
     d->cuda = dray__cuda_get(error);

@@ -205,10 +205,15 @@ bench_gpu_rates bench_gpu_measure(bench *b, const bench_cluster_options *o)
 /* ---- the limit ---------------------------------------------------------------------------------
  */
 
-/* What goes through the links of one GPU. */
+/* What goes through the links of one GPU, and what its memory reads and writes. */
 typedef struct traffic {
-    double in, out, local, pinned;
+    double in, out, memory, pinned;
 } traffic;
+
+/* Bytes of a copy: as they are read, on the way, as they are written. */
+typedef struct amount {
+    double read, carried, written;
+} amount;
 
 static double bytes_of(const dray_copy *copy, int32_t dtype)
 {
@@ -219,26 +224,28 @@ static double bytes_of(const dray_copy *copy, int32_t dtype)
 }
 
 /* What is made smaller is so before it goes over a link. */
-static double carried(const dray_copy *copy)
+static amount amount_of(const dray_copy *copy, int32_t dtype)
 {
-    double from = bytes_of(copy, copy->source_dtype), to = bytes_of(copy, copy->destination_dtype);
-    return from < to ? from : to;
+    double from = bytes_of(copy, copy->source_dtype), to = bytes_of(copy, dtype);
+    return (amount){.read = from, .carried = from < to ? from : to, .written = to};
 }
 
 static void enter(const bench_cluster_options *o, traffic *of, uint32_t source, uint32_t to,
-                  double bytes)
+                  amount bytes)
 {
     uint32_t from = bench_gpu_of(&o->from, source, o->from.count);
     double engines = o->engines ? o->engines : 1;
+    of[to].memory += bytes.written;
     if (o->pinned) { /* once for all engines, each GPU its share; from GPU to GPU for the others */
-        of[to].pinned += bytes / engines;
-        of[to].in += bytes - bytes / engines;
-        of[to].out += bytes - bytes / engines;
-    } else if (from == to)
-        of[to].local += bytes;
-    else {
-        of[from].out += bytes;
-        of[to].in += bytes;
+        of[to].pinned += bytes.carried / engines;
+        of[to].in += bytes.carried - bytes.carried / engines;
+        of[to].out += bytes.carried - bytes.carried / engines;
+        return;
+    }
+    of[from].memory += bytes.read;
+    if (from != to) {
+        of[from].out += bytes.carried;
+        of[to].in += bytes.carried;
     }
 }
 
@@ -247,14 +254,12 @@ static void enter_plan(const bench_cluster_options *o, const dray_plan *plan, ui
 {
     const dray_copy *copies = dray_plan_copies(plan), *reads = dray_plan_reads(plan);
     for (uint64_t i = 0; i < dray_plan_count(plan); i++)
-        enter(o, of, copies[i].source, to, carried(&copies[i]));
+        enter(o, of, copies[i].source, to, amount_of(&copies[i], copies[i].destination_dtype));
     for (uint64_t t = 0; t < dray_plan_transform_count(plan); t++) {
         const dray_transform *transform = &dray_plan_transforms(plan)[t];
         for (uint64_t r = 0; r < transform->reads; r++) {
             const dray_copy *read = &reads[transform->first_read + r];
-            double from = bytes_of(read, read->source_dtype);
-            double wire = bytes_of(read, transform->quant_dtype);
-            enter(o, of, read->source, to, from < wire ? from : wire);
+            enter(o, of, read->source, to, amount_of(read, transform->quant_dtype));
         }
     }
 }
@@ -299,7 +304,8 @@ double bench_gpu_limit(bench *b, const bench_cluster_options *o, const bench_gpu
             double bytes, rate;
         } parts[] = {{"link in", of[g].in, rates->link},
                      {"link out", of[g].out, rates->link},
-                     {"local copy", of[g].local, rates->local},
+                     /* a copy reads and writes */
+                     {"memory", of[g].memory, 2 * rates->local},
                      {"pinned memory", of[g].pinned, rates->pinned}};
         for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
             if (parts[i].rate > 0 && parts[i].bytes / parts[i].rate > most) {

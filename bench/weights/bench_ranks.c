@@ -312,6 +312,7 @@ typedef struct engine {
     dray_region **regions;
     dray_subscriber *subscriber;
     uint32_t *first, *blocks; /* of each tensor */
+    bench_decode *decode;     /* NULL: nothing goes on beside updates */
 } engine;
 
 /* The rows of a slice of a full tensor, dense at `data`, that a block of the engine wants. */
@@ -383,6 +384,20 @@ static void update(bench_cluster *c, const engine *e, update_fn *how, dray_updat
     must(c, how(e->subscriber, &c->shared->update, report, &error), who, &error);
 }
 
+/* Beside what the engine does, after a time in which it does that alone. */
+#define ALONE_US 500000
+static void prefetch(bench_cluster *c, const engine *e, bench_result *s)
+{
+    if (e->decode)
+        usleep(ALONE_US);
+    s->begin = bench_now();
+    update(c, e, dray_prefetch_weights, &s->report);
+    if (!e->decode)
+        return;
+    bench_decode_between(e->decode, s->begin - ALONE_US * 1e-6, s->begin, &s->alone);
+    bench_decode_between(e->decode, s->begin, bench_now(), &s->beside);
+}
+
 static void check(bench_cluster *c, const engine *e, bench_result *s)
 {
     const char *first = NULL;
@@ -409,7 +424,7 @@ static void work_engine(bench_cluster *c, const engine *e, enum bench_work work,
         update(c, e, dray_update_weights, &s->report);
         break;
     case WORK_PREFETCH:
-        update(c, e, dray_prefetch_weights, &s->report);
+        prefetch(c, e, s);
         break;
     case WORK_COMMIT:
         update(c, e, dray_commit_weights, &s->report);
@@ -468,9 +483,9 @@ void bench_run_engine(bench_cluster *c, uint32_t number)
          dray_subscriber_open(context, MODEL, c->options->load ? c->options->load : e.layout,
                               &options, &e.subscriber, &error),
          group, &error);
-    bench_decode *decode = NULL;
     if (c->options->decode > 0)
-        must(c, bench_decode_start(e.subscriber, e.regions[0], c->options->decode, &decode, &error),
+        must(c,
+             bench_decode_start(e.subscriber, e.regions[0], c->options->decode, &e.decode, &error),
              "decoding", &error);
     bool looks = c->options->cuda && sysconf(_SC_NPROCESSORS_ONLN) >
                                          2 * (int64_t)(b->engines.ranks + b->trainers.ranks);
@@ -482,7 +497,7 @@ void bench_run_engine(bench_cluster *c, uint32_t number)
         work_engine(c, &e, work, &b->results[number]);
         bench_add(&b->engines.done);
     }
-    bench_decode_stop(decode);
+    bench_decode_stop(e.decode);
     dray_subscriber_close(e.subscriber);
     dray_close(context);
 }

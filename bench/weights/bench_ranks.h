@@ -3,6 +3,7 @@
 #pragma once
 
 #include "bench/weights/bench_cluster.h"
+#include "bench/weights/bench_gpu_decode.h"
 
 #include <sys/types.h>
 
@@ -31,7 +32,8 @@ typedef struct bench_round {
 typedef struct bench_result { /* of a rank */
     double begin, end;
     dray_update_report report;
-    double began, ended; /* of the last update, counted from its beginning */
+    double began, ended;         /* of the last update, counted from its beginning */
+    bench_decoded alone, beside; /* steps before the last prefetch, and beside it */
     uint64_t wrong;
     char first[128]; /* the tensor that is wrong */
 } bench_result;

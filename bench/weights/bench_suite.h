@@ -16,12 +16,14 @@ typedef struct bench_job {
     int64_t layers;             /* 0: all */
     unsigned modes, strategies; /* bit sets */
     bool unverified;            /* as no_verify of dray_update_options */
-    uint64_t bucket, staging;   /* staging: not 0: weights are offloaded */
+    uint64_t bucket, nccl;      /* as in dray_update_options */
+    uint64_t staging;           /* staging: not 0: weights are offloaded */
     uint32_t engines;
     bool cuda, pinned; /* memory of GPUs; but the trainers' pinned host memory */
     bool prefetch;     /* what is timed is the commit of what was prefetched */
     dray_region_kind prefetch_into;
     double decode; /* seconds of a step of what engines do meanwhile; 0: nothing */
+    double within; /* seconds over which a prefetch is spread; 0: as fast as it can */
     uint32_t ctas; /* as in dray_update_options */
     int32_t copy_engines;
     bool load;  /* engines take full tensors through load_weights and cut them themselves */

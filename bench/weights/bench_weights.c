@@ -24,7 +24,7 @@ enum { MODES = 4, STRATEGIES = 3, OFFLOADED = 1, CUDA, PINNED = 1, OFF = 0 };
 typedef struct arguments {
     bench_update of;
     unsigned modes, strategies; /* bit sets */
-    int64_t layers, engines, bucket, decode_ms, ctas;
+    int64_t layers, engines, bucket, nccl, decode_ms, within_ms, ctas;
     int memory, origin, verify;
     int prefetch, suite; /* -1: not given */
     bool copy_engines;
@@ -41,6 +41,8 @@ static void check(const struct argp_state *state, const void *to)
                    "  dray bench weights --model qwen2.5-0.5b --from fsdp:4 --to engine:tp=2");
     if ((a->origin == PINNED || a->prefetch >= 0 || a->decode_ms) && a->memory != CUDA)
         argp_error(state, "--source pinned, --prefetch and --decode go with --memory cuda");
+    if (a->within_ms && a->prefetch < 0)
+        argp_error(state, "--within goes with --prefetch");
 }
 
 static const cmd_option options[] = {
@@ -63,6 +65,9 @@ static const cmd_option options[] = {
     CMD_NUMBER(arguments, decode_ms, "decode", 'D', 1, 1000, "MS",
                "Of memory cuda: engines decode meanwhile, or something like it, in steps of so "
                "many milliseconds; the report says what they take beside what moves"),
+    CMD_NUMBER(arguments, within_ms, "within", 'w', 1, 3600000, "MS",
+               "With --prefetch: it is spread over so many milliseconds (prefetch_seconds of the "
+               "update options); 1000 is a second"),
     CMD_NUMBER(arguments, ctas, "ctas", 'C', 0, 1 << 20, "N",
                "Of memory cuda: kernels have at most so many thread blocks at once"),
     CMD_FLAG(arguments, copy_engines, "copy-engines", 'E',
@@ -73,6 +78,8 @@ static const cmd_option options[] = {
               "direct (the default), bucket, parameter"),
     CMD_NUMBER(arguments, bucket, "bucket", 'b', 128 << 10, INT64_MAX, "BYTES",
                "The ceiling of staging memory (67108864)"),
+    CMD_NUMBER(arguments, nccl, "nccl", 'n', 1 << 20, INT64_MAX, "BYTES",
+               "Of memory cuda between hosts: the ceiling of what NCCL has (536870912)"),
     CMD_WORD(arguments, verify, "verify", 'v', switches, "--verify", "on|off",
              "Checksums, of what is published and of what was written (on); off: on neither side"),
     CMD_GROUP(4, NULL),
@@ -162,33 +169,57 @@ static void add_gpu(const bench_job *job, json_t *more, double *engines, unsigne
     json_object_set_new(more, "source", json_string(job->pinned ? "pinned" : "cuda"));
 }
 
-typedef struct prefetched { /* over all repeats */
-    double seconds;         /* of the fastest prefetch */
-    uint64_t steps;         /* of engines, beside what moved */
-    double step, step_before;
+/* A prefetch, and what it made of the engines' steps: of the repeat that slowed them down most. */
+typedef struct prefetched {
+    double seconds; /* of the fastest one */
+    bench_slowed slowed;
 } prefetched;
 
 /* A new version where it is to be. *before: what came before what is timed. */
 static double move(const bench_job *job, bench_cluster *c, const dray_update_options *update,
                    prefetched *before)
 {
-    double seconds = job->prefetch ? bench_cluster_prefetch(c, update) : 0;
-    double took = job->prefetch ? 0 : bench_cluster_update(c, update);
-    dray_update_report r = bench_cluster_report(c); /* of what goes on beside the engine's work */
+    if (!job->prefetch)
+        return bench_cluster_update(c, update);
+    dray_update_options ahead = *update;
+    ahead.prefetch_seconds = job->within;
+    double seconds = bench_cluster_prefetch(c, &ahead);
+    bench_slowed s = bench_cluster_slowed(c), *worst = &before->slowed;
     before->seconds = before->seconds > 0 && before->seconds < seconds ? before->seconds : seconds;
-    before->steps += r.steps;
-    before->step += (double)r.step_ns * 1e-9 * (double)r.steps;
-    before->step_before += (double)r.step_before_ns * 1e-9 * (double)r.steps;
-    return job->prefetch ? bench_cluster_commit(c) : took;
+    if (s.mean * worst->mean_alone >= worst->mean * s.mean_alone) {
+        worst->mean = s.mean;
+        worst->mean_alone = s.mean_alone;
+    }
+    if (s.p99 * worst->p99_alone >= worst->p99 * s.p99_alone) {
+        worst->p99 = s.p99;
+        worst->p99_alone = s.p99_alone;
+    }
+    worst->steps += s.steps;
+    return bench_cluster_commit(c);
+}
+
+static double over(double part, double whole)
+{
+    return whole > 0 ? part / whole : 0;
 }
 
 /* By how much engines were slowed down. */
-static json_t *slowed(const prefetched *p)
+static json_t *slowed(const bench_slowed *s)
 {
-    double steps = p->steps ? (double)p->steps : 1;
-    return json_pack("{s:I, s:f, s:f, s:f}", "steps", (json_int_t)p->steps, "step_seconds",
-                     p->step / steps, "step_before_seconds", p->step_before / steps, "slowdown",
-                     p->step_before > 0 ? p->step / p->step_before : 0);
+    return json_pack("{s:I, s:f, s:f, s:f, s:f, s:f, s:f}", "steps", (json_int_t)s->steps,
+                     "step_seconds", s->mean, "step_before_seconds", s->mean_alone, "slowdown",
+                     over(s->mean, s->mean_alone), "p99_seconds", s->p99, "p99_before_seconds",
+                     s->p99_alone, "p99_slowdown", over(s->p99, s->p99_alone));
+}
+
+/* A row each for the mean and for the slowest in a hundred. */
+static void tell_slowed(bench *b, const char *name, const bench_slowed *s)
+{
+    char row[320];
+    snprintf(row, sizeof row, "%s: step beside the prefetch, mean", name);
+    bench_row(b, row, s->mean, "s", s->mean_alone, 0);
+    snprintf(row, sizeof row, "%s: step beside the prefetch, p99", name);
+    bench_row(b, row, s->p99, "s", s->p99_alone, 0);
 }
 
 static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, int strategy,
@@ -209,6 +240,7 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
     update.ctas = job->ctas;
     update.copy_engines = job->copy_engines;
     bench_doing(b, "%s: first update: plans, touches memory", job->model);
+    update.nccl_bytes = job->nccl;
     move(job, c, &update, &first);
     limit_of(job, c, &how);
     for (unsigned i = 0; i < turns; i++) {
@@ -224,7 +256,7 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
     json_t *more = describe(job, c, seconds, turns);
     json_object_set_new(more, "limit_by", json_string(how));
     if (job->decode > 0)
-        json_object_set_new(more, "decoding", slowed(&before));
+        json_object_set_new(more, "decoding", slowed(&before.slowed));
     json_object_set_new(more, "load_weights", json_boolean(job->load));
     if (job->prefetch)
         json_object_set_new(more, "prefetch_seconds", json_real(before.seconds));
@@ -247,6 +279,8 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
              job->prefetch ? ", commit" : "");
     bench_row(b, job->name ? job->name : name, job->found->seconds, "s", job->found->limit,
               job->target);
+    if (job->decode > 0 && job->prefetch)
+        tell_slowed(b, name, &before.slowed);
 }
 
 static void measure_mode(bench *b, const bench_job *job, bench_cluster_options *o, int mode)
@@ -337,6 +371,8 @@ int bench_weights(int argc, char **argv)
                      .strategies = a.strategies,
                      .unverified = a.verify == OFF,
                      .bucket = (uint64_t)a.bucket,
+                     .nccl = (uint64_t)a.nccl,
+                     .within = (double)a.within_ms * 1e-3,
                      .staging = a.memory == OFFLOADED ? STAGING : 0,
                      .cuda = a.memory == CUDA,
                      .pinned = a.origin == PINNED,

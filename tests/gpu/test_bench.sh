@@ -40,6 +40,14 @@ source=staging commit --prefetch device
 source=staging commit --prefetch pinned
 source=staging commit --prefetch device --decode 1 --ctas 2 --copy-engines
 grep -q '"slowdown":' "$work/out"
+source=staging commit --prefetch device --decode 1 --within 300
+grep -q '"p99_slowdown":' "$work/out"
+grep -q 'step beside the prefetch, p99' "$work/out"
+python3 - "$work/out" <<'P' # it was spread over the time
+import json, sys
+seconds = json.loads(open(sys.argv[1]).readline())["prefetch_seconds"]
+assert seconds > 0.1, seconds
+P
 DRAY_NCCL_LIBRARY=$DRAY_FAKE_NCCL DRAY_TRUSTED_NETWORKS=127.0.0.0/8 DRAY_DATA_ADDRESS=127.0.0.1 \
     run --from fsdp:2@0-1 --to engine:tp=2@2-3@~other --mode distributed
 grep -q '"network":' "$work/out"
