@@ -22,8 +22,9 @@ typedef struct dray_checksums dray_checksums;
  * as of the functions below. Blocks while it reads. */
 int dray_checksums_compute(const dray_layout *layout, dray_region *const *regions,
                            dray_checksums **out, dray_error *error);
-/* Gets the checksums that the publishers of `model` announced with their newest version, and its
- * number. Asks the coordinator. */
+/* Gets the checksums of the newest version that the publishers of `model` announced, and its
+ * number. Asks the coordinator, again while publishers still compute them: DRAY_EAGAIN at the
+ * context's timeout, DRAY_ENOENT if they could not be computed. */
 int dray_checksums_fetch(dray_context *context, const char *model, uint64_t *version,
                          dray_checksums **out, dray_error *error);
 /* Gets the checksums of what a subscriber group read when it committed the version that it holds,

@@ -51,17 +51,24 @@ typedef struct dray_publisher_options {
 int dray_publisher_open(dray_context *context, const char *model, const dray_layout *layout,
                         const dray_publisher_options *options, dray_publisher **out,
                         dray_error *error);
-/* Announces that this rank's blocks hold `version`, after it has computed their checksums. The
- * memory must not change until dray_publisher_wait returns for this version. version: any number, 0
- * included, that is greater than those before it in this incarnation. Publishing a version
- * withdraws the older ones. ready: a fence after the last write; NULL: the memory is host memory
- * and written already. Blocks while it reads the memory; the first call also waits until all
- * `world` ranks have opened, at most the publisher's timeout. It never waits for readers. Without
- * checksums it does not read the memory, and for GPU memory that only this host reads it does not
- * wait for the fence; readers wait for it. DRAY_EINVALID: the version is not greater.
+/* Announces that this rank's blocks hold `version`. Readers begin at once, while the checksums of
+ * the memory are computed beside them: on GPUs those of GPU and pinned memory, in a thread of the
+ * library those of other memory. No group commits the version before the checksums of all ranks are
+ * there and equal those of what it has read. The memory must not change until dray_publisher_wait,
+ * which waits for the checksums too, returns for this version. version: any number, 0 included,
+ * that is greater than those before it in this incarnation. Publishing a version withdraws the
+ * older ones. ready: a fence after the last write; NULL: the memory is host memory and written
+ * already. For GPU memory that only this host reads, without deltas, the call does not wait for the
+ * fence; readers and checksums do. Else it waits for the fence. The call blocks for one answer,
+ * while it looks for changes (deltas) or copies (snapshot), and until the checksums of the version
+ * before are complete; the first call also waits until all `world` ranks have opened. All of it
+ * takes at most the publisher's timeout, after which the checksums are given up as well: the
+ * version is withdrawn then, its readers' updates fail, and the publisher's next call returns
+ * DRAY_ETIMEDOUT. It never waits for readers. DRAY_EINVALID: the version is not greater.
  * DRAY_ETIMEDOUT: the version was not announced and may be published again, or the coordinator did
- * not answer and may have announced it; the message says which. DRAY_ESTALE: another rank died or
- * closed; close this publisher and open it again. */
+ * not answer and may have announced it, or the checksums of the version before came too late; the
+ * message says which. DRAY_ESTALE: another rank died or closed; close this publisher and open it
+ * again. */
 int dray_publisher_publish(dray_publisher *publisher, uint64_t version, const dray_fence *ready,
                            dray_error *error);
 /* Waits until subscriber groups have committed `version`, or a newer one of this incarnation, in
@@ -75,12 +82,12 @@ int dray_publisher_publish(dray_publisher *publisher, uint64_t version, const dr
  */
 int dray_publisher_deliver(dray_publisher *publisher, uint64_t version, const char *const *groups,
                            uint32_t count, int64_t timeout_ns, dray_error *error);
-/* Withdraws `version` and waits until every subscriber group that reads it, or an older one, has
- * finished. Call it before the memory is written again. Groups that come later wait for the next
- * version. Groups that have not finished at the timeout are dropped: their epoch grows, their
- * commit is refused, and those that had begun to write are torn. The call returns 0 then as well;
- * *dropped (may be NULL) gets their number, and the log has their names. DRAY_EINVALID: this rank
- * did not publish the version. Blocks. */
+/* Withdraws `version` and waits until its checksums are complete, and until every subscriber group
+ * that reads it, or an older one, has finished. Call it before the memory is written again. Groups
+ * that come later wait for the next version. Groups that have not finished at the timeout are
+ * dropped: their epoch grows, their commit is refused, and those that had begun to write are torn.
+ * The call returns 0 then as well; *dropped (may be NULL) gets their number, and the log has their
+ * names. DRAY_EINVALID: this rank did not publish the version. Blocks. */
 int dray_publisher_wait(dray_publisher *publisher, uint64_t version, int64_t timeout_ns,
                         uint32_t *dropped, dray_error *error);
 /* The same for a stream of the GPU that has the memory, without blocking: work that is put into the

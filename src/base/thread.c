@@ -5,6 +5,7 @@
 
 #include <signal.h>
 #include <time.h>
+#include <unistd.h>
 
 int dray__thread_start(dray__thread *thread, void *(*run)(void *), void *user, const char *what,
                        dray_error *error)
@@ -15,12 +16,13 @@ int dray__thread_start(dray__thread *thread, void *(*run)(void *), void *user, c
     int failed = pthread_create(&thread->id, NULL, run, user);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     thread->begun = !failed;
+    thread->process = getpid();
     return failed ? dray__fail_errno(error, failed, "a thread for %s", what) : DRAY_OK;
 }
 
 void dray__thread_join(dray__thread *thread)
 {
-    if (thread->begun)
+    if (thread->begun && thread->process == getpid())
         pthread_join(thread->id, NULL);
     thread->begun = false;
 }

@@ -10,6 +10,7 @@
 typedef struct dray__thread { /* zero: there is none */
     pthread_t id;
     bool begun;
+    pid_t process; /* which began it: a fork's child has no such thread */
 } dray__thread;
 
 /* what: the thread is for, in an error's message. */

@@ -54,6 +54,7 @@
     XX(REGIONS_DROP, 0x0214, ENGINE)                                                               \
     XX(REGIONS_REVOKED, 0x0215, ENGINE)                                                            \
     XX(PUBLISHER_DELIVER, 0x0216, TRAINER)                                                         \
+    XX(PUBLISH_SUMS, 0x0217, TRAINER)                                                              \
     /* queue/server/controller.c */                                                                \
     XX(QUEUE_OPEN, 0x0301, WORKER)                                                                 \
     XX(QUEUE_INSERT, 0x0302, WORKER)                                                               \

@@ -1,4 +1,5 @@
 /* Checksums of blocks, whole tensors and running sessions. */
+#include "base/clock.h"
 #include "base/error.h"
 #include "model/layout/layout.h"
 #include "mover/mover.h"
@@ -7,6 +8,9 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <unistd.h>
+
+enum { ASK_AGAIN_US = 1000 };
 
 /* A file's rectangle, read slice by slice into scratch. */
 static int sum_file(const dray_layout *layout, dray_region *source, const dray_block *block,
@@ -64,11 +68,14 @@ int dray__sum_rect(const dray_layout *layout, dray_region *const *regions, uint3
 
 /* Those that this process reads itself. */
 static int sum_here(const dray_layout *layout, dray_region *const *regions,
-                    const dray__pieces *pieces, dray__sums *out, dray_error *error)
+                    const dray__pieces *pieces, dray__patience *patience, dray__sums *out,
+                    dray_error *error)
 {
     dray_region *scratch = NULL;
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < pieces->count && rc == DRAY_OK; i++) {
+        if ((rc = dray__patience_ends(patience, error)))
+            break;
         const dray__piece *piece = &pieces->items[i];
         const dray_block *block = dray_layout_block(layout, piece->block);
         if (!piece->owned || dray__sums_by_gpu(regions[block->region]))
@@ -84,21 +91,28 @@ static int sum_here(const dray_layout *layout, dray_region *const *regions,
     return rc;
 }
 
-int dray__sum_published(const dray_layout *layout, dray_region *const *regions,
-                        const dray__pieces *pieces, dray__source_sums **gpus, CUevent ready,
-                        int64_t deadline_ns, dray__sums *out, dray_error *error)
+int dray__sum_started(const dray_layout *layout, dray_region *const *regions,
+                      const dray__pieces *pieces, dray__source_sums *gpus, dray__patience *patience,
+                      dray__sums *out, dray_error *error)
 {
-    int rc = *gpus ? DRAY_OK : dray__source_sums_new(layout, regions, pieces, gpus, error);
-    if (rc == DRAY_OK && *gpus)
-        rc = dray__source_sums_run(*gpus, ready, deadline_ns, out, error);
-    return rc ? rc : sum_here(layout, regions, pieces, out, error);
+    int rc = sum_here(layout, regions, pieces, patience, out, error);
+    if (rc == DRAY_OK && gpus)
+        return dray__source_sums_finish(gpus, patience, out, error);
+    if (gpus)
+        dray__source_sums_abort(gpus);
+    return rc;
 }
 
 int dray__sum_pieces(const dray_layout *layout, dray_region *const *regions,
                      const dray__pieces *pieces, dray__sums *out, dray_error *error)
 {
     dray__source_sums *gpus = NULL;
-    int rc = dray__sum_published(layout, regions, pieces, &gpus, NULL, INT64_MAX, out, error);
+    dray__patience patience = {.deadline_ns = INT64_MAX};
+    int rc = dray__source_sums_new(layout, regions, pieces, &gpus, error);
+    if (rc == DRAY_OK && gpus)
+        rc = dray__source_sums_start(gpus, NULL, &patience, error);
+    if (rc == DRAY_OK)
+        rc = dray__sum_started(layout, regions, pieces, gpus, &patience, out, error);
     dray__source_sums_free(gpus);
     return rc;
 }
@@ -128,6 +142,24 @@ int dray_checksums_compute(const dray_layout *layout, dray_region *const *region
     return rc;
 }
 
+/* Publishers may still be taking them. */
+static int ask_for_sums(dray__channel *channel, const dray__sums_asked *asked, int64_t deadline_ns,
+                        dray__reply *reply, dray_error *error)
+{
+    int rc = DRAY_EAGAIN;
+    while (rc == DRAY_EAGAIN) {
+        dray__writer w = {0};
+        dray__put_fields(&w, &dray__sums_asked_fields, asked);
+        rc = dray__call(channel, DRAY__MSG_CHECKSUMS_GET, &w, NULL, 0, deadline_ns, reply, error);
+        dray__writer_free(&w);
+        if (rc == DRAY_EAGAIN && dray__now() >= deadline_ns)
+            return DRAY_EAGAIN;
+        if (rc == DRAY_EAGAIN)
+            usleep(ASK_AGAIN_US);
+    }
+    return rc;
+}
+
 int dray_checksums_fetch_group(dray_context *context, const char *model, const char *group,
                                uint64_t *version, dray_checksums **out, dray_error *error)
 {
@@ -137,12 +169,11 @@ int dray_checksums_fetch_group(dray_context *context, const char *model, const c
     int rc = dray__channel_open(context, &channel, error);
     if (rc)
         return rc;
-    dray__writer w = {0};
-    dray__put_fields(&w, &dray__sums_asked_fields, &(dray__sums_asked){model, group});
+    const dray__sums_asked asked = {model, group};
     dray__reply reply;
     dray_checksums *sums = calloc(1, sizeof *sums);
-    rc = sums ? dray__call(channel, DRAY__MSG_CHECKSUMS_GET, &w, NULL, 0,
-                           dray__context_deadline(context, DRAY_WAIT_DEFAULT), &reply, error)
+    rc = sums ? ask_for_sums(channel, &asked, dray__context_deadline(context, DRAY_WAIT_DEFAULT),
+                             &reply, error)
               : dray__nomem(error);
     if (rc == DRAY_OK) {
         dray__sums_told told;
@@ -153,7 +184,6 @@ int dray_checksums_fetch_group(dray_context *context, const char *model, const c
         if (rc == DRAY_OK && version)
             *version = told.version;
     }
-    dray__writer_free(&w);
     dray__channel_close(channel);
     if (rc)
         dray_checksums_free(sums);

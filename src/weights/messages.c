@@ -47,6 +47,9 @@ const dray__fields dray__region_asked_fields =
     DRAY__FIELDS(dray__region_asked, DRAY__NUMBERS(dray__region_asked, key, set, index, region));
 const dray__fields dray__announcing_fields =
     DRAY__FIELDS(dray__announcing, DRAY__NUMBERS(dray__announcing, key, version, checked));
+const dray__fields dray__summing_fields =
+    DRAY__FIELDS(dray__summing, DRAY__NUMBERS(dray__summing, key, version, code),
+                 DRAY__FIELD_PROSE(dray__summing, message, PROSE_BYTES));
 const dray__fields dray__draining_fields =
     DRAY__FIELDS(dray__draining, DRAY__NUMBERS(dray__draining, key, version, timeout_ns));
 const dray__fields dray__drained_fields =

@@ -9,6 +9,8 @@
  *                     MEMBERS: the set's ranks from `index` on, as many as go into 1 MiB, at least
  *                     one
  *  REGION_GET         answers with the descriptor, too
+ *  PUBLISH_SUMS       the sums of a version that PUBLISH announced before they were taken; no group
+ *                     commits it before those of all ranks are there
  *  PUBLISHER_WAIT     answers when no reader has the version or an older one, or at the deadline,
  *                     at which readers are dropped
  *  PUBLISHER_DELIVER  kept until `count` groups (those that are named, or any) have committed the
@@ -117,10 +119,21 @@ typedef struct dray__region_asked { /* REGION_GET */
     uint32_t index, region;
 } dray__region_asked;
 
+/* What PUBLISH says of the version's sums: there are none, they follow, they come with
+ * PUBLISH_SUMS.
+ */
+enum dray__checked { DRAY__UNCHECKED = 0, DRAY__CHECKED = 1, DRAY__CHECKED_LATER = 2 };
+
 typedef struct dray__announcing { /* PUBLISH; sums follow */
     uint64_t key, version;
-    bool checked;
+    uint8_t checked; /* dray__checked */
 } dray__announcing;
+
+typedef struct dray__summing { /* PUBLISH_SUMS; sums follow */
+    uint64_t key, version;
+    int32_t code; /* 0: ok; else they could not be taken */
+    const char *message;
+} dray__summing;
 
 typedef struct dray__draining { /* PUBLISHER_WAIT */
     uint64_t key, version;
@@ -247,8 +260,9 @@ extern const dray__fields dray__publisher_open_fields, dray__publisher_claim_fie
     dray__subscriber_open_fields, dray__subscriber_claim_fields, dray__region_given_fields,
     dray__handle_told_fields, dray__sources_asked_fields, dray__gang_told_fields,
     dray__members_told_fields, dray__region_asked_fields, dray__announcing_fields,
-    dray__draining_fields, dray__drained_fields, dray__delivering_fields, dray__update_wish_fields,
-    dray__update_begun_fields, dray__writing_fields, dray__voting_fields, dray__committed_fields,
-    dray__update_told_fields, dray__group_told_fields, dray__sums_asked_fields,
-    dray__sums_told_fields, dray__timed_fields, dray__watching_fields, dray__engines_told_fields,
-    dray__moving_fields, dray__pins_told_fields, dray__set_told_fields, dray__sets_told_fields;
+    dray__summing_fields, dray__draining_fields, dray__drained_fields, dray__delivering_fields,
+    dray__update_wish_fields, dray__update_begun_fields, dray__writing_fields, dray__voting_fields,
+    dray__committed_fields, dray__update_told_fields, dray__group_told_fields,
+    dray__sums_asked_fields, dray__sums_told_fields, dray__timed_fields, dray__watching_fields,
+    dray__engines_told_fields, dray__moving_fields, dray__pins_told_fields, dray__set_told_fields,
+    dray__sets_told_fields;

@@ -2,10 +2,14 @@
 #include "weights/source_sums.h"
 
 #include "base/arena.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "mover/cuda/cuda.h"
 
 #include <stdlib.h>
+
+/* So often somebody who waits looks whether the sums are still wanted. */
+#define LOOK_NS (20 * DRAY__MILLISECOND)
 
 struct summed { /* by one GPU */
     dray__cuda_device *device;
@@ -112,44 +116,70 @@ int dray__source_sums_new(const dray_layout *layout, dray_region *const *regions
     return rc;
 }
 
-static int wait_for(struct summed *gpu, int64_t deadline_ns, dray_error *error)
+int dray__patience_ends(dray__patience *patience, dray_error *error)
 {
-    int rc = dray__cuda_job_wait(gpu->job, deadline_ns, error);
-    if (rc != DRAY_EAGAIN)
-        return rc;
-    return dray__fail(error, DRAY_ETIMEDOUT,
-                      "sums on %s: what was to be published is not there yet (its fence), or the "
-                      "GPU is busy",
-                      gpu->device->name);
-}
-
-/* Sums that somebody gave up on go on until their fence comes; what they find is nobody's. */
-static int end_last(struct summed *gpu, int64_t deadline_ns, dray_error *error)
-{
-    if (!dray__cuda_job_is_running(gpu->job))
+    if (atomic_load(&patience->ended))
+        return dray__fail(error, DRAY_ECANCELED, "nobody waits for the checksums any more");
+    if (dray__now() < patience->deadline_ns)
         return DRAY_OK;
-    int rc = wait_for(gpu, deadline_ns, error);
-    return rc == DRAY_ETIMEDOUT ? rc : DRAY_OK;
+    return dray__fail(error, DRAY_ETIMEDOUT, "the checksums took until the deadline");
 }
 
-static int run_jobs(dray__source_sums *s, CUevent ready, int64_t deadline_ns, dray_error *error)
+static int wait_for(struct summed *gpu, dray__patience *patience, dray_error *error)
 {
-    int rc = DRAY_OK;
-    for (uint32_t i = 0; i < s->count && rc == DRAY_OK; i++)
-        rc = end_last(&s->gpus[i], deadline_ns, error);
-    for (uint32_t i = 0; i < s->count && rc == DRAY_OK; i++)
-        rc = dray__cuda_job_start(s->gpus[i].job, &ready, ready != NULL, error);
-    for (uint32_t i = 0; i < s->count && rc == DRAY_OK; i++)
-        rc = wait_for(&s->gpus[i], deadline_ns, error);
-    for (uint32_t i = 0; i < s->count && rc; i++)
-        dray__cuda_job_abort(s->gpus[i].job);
+    int rc = DRAY_EAGAIN;
+    while (rc == DRAY_EAGAIN) {
+        int64_t look_ns = dray__deadline(LOOK_NS);
+        rc = dray__cuda_job_wait(
+            gpu->job, look_ns < patience->deadline_ns ? look_ns : patience->deadline_ns, error);
+        int ended = rc == DRAY_EAGAIN ? dray__patience_ends(patience, error) : DRAY_OK;
+        if (ended == DRAY_ETIMEDOUT)
+            return dray__fail(error, ended,
+                              "sums on %s: what is published is not there yet (its fence), or the "
+                              "GPU is busy",
+                              gpu->device->name);
+        if (ended)
+            return ended;
+    }
     return rc;
 }
 
-int dray__source_sums_run(dray__source_sums *s, CUevent ready, int64_t deadline_ns, dray__sums *out,
-                          dray_error *error)
+/* Sums that somebody gave up on go on until their fence comes; what they find is nobody's. */
+static int end_last(struct summed *gpu, dray__patience *patience, dray_error *error)
 {
-    int rc = run_jobs(s, ready, deadline_ns, error);
+    if (!dray__cuda_job_is_running(gpu->job))
+        return DRAY_OK;
+    wait_for(gpu, patience, error);
+    return dray__cuda_job_is_running(gpu->job) ? dray__patience_ends(patience, error) : DRAY_OK;
+}
+
+void dray__source_sums_abort(dray__source_sums *s)
+{
+    for (uint32_t i = 0; i < s->count; i++)
+        dray__cuda_job_abort(s->gpus[i].job);
+}
+
+int dray__source_sums_start(dray__source_sums *s, CUevent ready, dray__patience *patience,
+                            dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < s->count && rc == DRAY_OK; i++)
+        rc = end_last(&s->gpus[i], patience, error);
+    for (uint32_t i = 0; i < s->count && rc == DRAY_OK; i++)
+        rc = dray__cuda_job_start(s->gpus[i].job, &ready, ready != NULL, error);
+    if (rc)
+        dray__source_sums_abort(s);
+    return rc;
+}
+
+int dray__source_sums_finish(dray__source_sums *s, dray__patience *patience, dray__sums *out,
+                             dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < s->count && rc == DRAY_OK; i++)
+        rc = wait_for(&s->gpus[i], patience, error);
+    if (rc)
+        dray__source_sums_abort(s);
     for (uint32_t i = 0; i < s->count && rc == DRAY_OK; i++) {
         const struct summed *gpu = &s->gpus[i];
         const uint64_t *sums = dray__cuda_job_sums(gpu->job, DRAY__CUDA_SUM_SOURCE);

@@ -50,6 +50,7 @@ static const message weights[] = {
     {"answer of UPDATE_SOURCES, gang", &dray__gang_told_fields},
     {"answer of UPDATE_SOURCES, members", &dray__members_told_fields},
     {"PUBLISH, then sums", &dray__announcing_fields},
+    {"PUBLISH_SUMS, then sums", &dray__summing_fields},
     {"PUBLISHER_WAIT", &dray__draining_fields},
     {"answer of PUBLISHER_WAIT", &dray__drained_fields},
     {"PUBLISHER_DELIVER", &dray__delivering_fields},

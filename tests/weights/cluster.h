@@ -491,6 +491,19 @@ static inline void trainer_open(trainer *t, const char *address, const dray_mode
     MUST(dray_publisher_open(t->context, MODEL, t->layout, &options, &t->publisher, error));
 }
 
+/* The version is summed by all of its ranks: what changes in it from here on is found. */
+static inline void await_sums(dray_context *context, uint64_t version)
+{
+    uint64_t found = version + 1;
+    while (found != version) {
+        dray_checksums *sums;
+        int rc = dray_checksums_fetch(context, MODEL, &found, &sums, NULL);
+        CHECK(rc == DRAY_OK || rc == DRAY_ENOENT); /* no rank, or not all have published it */
+        if (rc == DRAY_OK)
+            dray_checksums_free(sums);
+    }
+}
+
 static inline void trainer_close(trainer *t)
 {
     dray_publisher_close(t->publisher);

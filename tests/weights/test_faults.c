@@ -343,7 +343,7 @@ TEST_WITHIN(test_trainer_rank_dies_while_engines_read, start, stop)
 
 TEST_WITHIN(test_trainer_rank_dies_at_its_own_steps, start, stop)
 {
-    static const char *const steps[] = {"summed", "published", "waited"};
+    static const char *const steps[] = {"published", "summing", "summed", "sums told", "waited"};
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
         trainer_dies_at(steps[i], false);
 }
@@ -530,6 +530,7 @@ TEST_WITHIN(test_source_that_changed_is_found, start, stop)
         s.seed++;
         pair_open(&p, cluster_kind, i % 2 ? DRAY_F32 : DRAY_BF16);
         MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
+        await_sums(p.t.context, 1);
         uint64_t at = mix(s.seed) % dray_layout_region(p.t.layout, 0)->bytes;
         const char *name = tensor_at(p.t.layout, at);
         dray_region *region = p.t.region[0];

@@ -202,8 +202,10 @@ static void run_trainer(void *user)
     for (uint64_t version = 1; version <= VERSIONS + 2; version++) {
         fill(l, &region, false, seed + version);
         MUST(dray_publisher_publish(publisher, version, NULL, error));
-        if (version == VERSIONS + 1 && s->rank == 1) /* what was announced is no longer there */
+        if (version == VERSIONS + 1 && s->rank == 1) { /* what was summed is no longer there */
+            await_sums(context, version);
             memory_flip(region, 1000, 1);
+        }
         MUST(dray_barrier(context, "published", WORLD + RANKS, DRAY_WAIT_DEFAULT, error));
         MUST(dray_barrier(context, "updated", WORLD + RANKS, DRAY_WAIT_DEFAULT, error));
         MUST(dray_publisher_wait(publisher, version, DRAY_WAIT_DEFAULT, NULL, error));

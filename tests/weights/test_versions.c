@@ -127,6 +127,7 @@ TEST_WITHIN(test_failed_prefetch_tears_nothing, start, cluster_stop)
     write_version(&t, 2, 2);
     MUST(dray_prefetch_weights(e.subscriber, NULL, NULL, error));
     write_version(&t, 3, 3);
+    await_sums(t.context, 3);
     dray__hook_set(flip_source, &t);
     assert_int_equal(dray_prefetch_weights(e.subscriber, NULL, NULL, NULL), DRAY_ECHECKSUM);
     dray__hook_set(NULL, NULL);
@@ -376,6 +377,7 @@ TEST_WITHIN(test_router_sees_who_serves, start, cluster_stop)
     assert_int_equal(info.serving, 1);
     assert_int_equal(dray_engines_entry(engines, 1, &info, NULL), DRAY_EINVALID);
     write_version(&t, 3, 3);
+    await_sums(t.context, 3);
     dray__hook_set(flip_source, &t);
     assert_int_equal(dray_update_weights(a.subscriber, NULL, NULL, NULL), DRAY_ETORN);
     dray__hook_set(NULL, NULL);

@@ -1,5 +1,5 @@
-/* A trainer rank: registers its blocks, announces versions with their checksums, and waits for the
- * readers before the next write. */
+/* A trainer rank: registers its blocks, announces versions, and waits for the readers before the
+ * next write. */
 #include "weights/publish/publisher.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -268,6 +268,7 @@ int dray_publisher_open(dray_context *context, const char *model, const dray_lay
     dray_publisher *p = calloc(1, sizeof *p);
     if (!p)
         return dray__nomem(error);
+    dray__publisher_sums_init(p);
     p->context = context;
     p->rank = options->rank;
     p->world = options->world ? options->world : 1;
@@ -379,14 +380,19 @@ int dray__publisher_drain(dray_publisher *p, uint64_t version, int64_t timeout_n
                           uint32_t *dropped, dray_error *error)
 {
     int64_t deadline = dray__publisher_deadline(p, timeout_ns);
-    int rc;
+    dray_error of_sums = {0};
+    int rc, summed = dray__publisher_sums_end(p, deadline, &of_sums);
     p->withdrawn = p->withdrawn || version == p->published;
     do {
         rc = dray__publisher_ensure(p, dray__answer_deadline(deadline), error);
         if (rc == DRAY_OK)
             rc = ask_readers(p, version, deadline, dropped, error);
     } while (dray__publisher_again(p, rc, deadline));
-    return rc;
+    if (summed == DRAY_ECANCELED) /* its readers were dropped */
+        dray__publisher_sums_forgo(p, dray__answer_deadline(deadline));
+    else if (rc == DRAY_OK && summed && error)
+        *error = of_sums;
+    return rc || summed == DRAY_ECANCELED ? rc : summed;
 }
 
 int dray__publisher_check(dray_publisher *p, uint64_t version, int64_t timeout_ns,
@@ -416,9 +422,27 @@ static int take_snapshot(dray_publisher *p, int64_t deadline_ns, dray_error *err
     return rc;
 }
 
-static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_error *error)
+static int announce(dray_publisher *p, uint64_t version, int64_t deadline, dray_error *error)
 {
-    int64_t deadline = dray__publisher_deadline(p, DRAY_WAIT_DEFAULT);
+    dray__sums none = {0};
+    dray__writer w = {0};
+    dray__put_fields(
+        &w, &dray__announcing_fields,
+        &(dray__announcing){p->key, version, p->checksum ? DRAY__CHECKED_LATER : DRAY__UNCHECKED});
+    dray__sums_put(&w, &none);
+    int rc = dray__call(p->channel, DRAY__MSG_PUBLISH, &w, NULL, 0, dray__answer_deadline(deadline),
+                        NULL, error);
+    dray__writer_free(&w);
+    if (rc == DRAY_ETIMEDOUT) /* it may be announced: the next one is a later one */
+        dray__fail_prefix(error, rc,
+                          "version %" PRIu64 " may be announced, wait for its readers before the "
+                          "memory changes: ",
+                          version);
+    return rc;
+}
+
+static int publish(dray_publisher *p, uint64_t version, int64_t deadline, dray_error *error)
+{
     int rc = check_regions(p, error);
     if (rc == DRAY_OK &&
         (!p->incarnation_known || !p->pieces_made)) /* another rank may have moved */
@@ -427,46 +451,29 @@ static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_e
         rc = take_snapshot(p, deadline, error);
     if (rc == DRAY_OK && p->checksum && !p->pieces_made)
         rc = meet_and_cut(p, deadline, error);
-    dray__sums_expect(sums, p->sums.form);
-    if (rc == DRAY_OK && p->checksum)
-        rc = dray__sum_published(p->layout, p->regions, &p->pieces, &p->gpu_sums, p->fence,
-                                 deadline, sums, error);
-    if (rc)
-        return rc;
-    dray__hook_step("summed");
-    if (dray__now() >= deadline)
-        return dray__fail(error, DRAY_ETIMEDOUT,
-                          "version %" PRIu64 ": its checksums took until the deadline, it was not "
-                          "announced",
-                          version);
     /* The delta of a version that may still be read must stay: then this one has none, and the next
      * builds on what was kept last. */
     if (p->delta && (p->drained || !p->has_published))
         rc = dray__delta_publish(p->delta, p->incarnation, version, error);
+    if (rc == DRAY_OK && dray__now() >= deadline)
+        rc = dray__fail(error, DRAY_ETIMEDOUT,
+                        "version %" PRIu64 " was not ready at the deadline, it was not announced",
+                        version);
+    if (rc == DRAY_OK && p->checksum)
+        rc = dray__publisher_sums_start(p, version, deadline, error);
     if (rc)
         return rc;
-    dray__writer w = {0};
-    dray__put_fields(&w, &dray__announcing_fields,
-                     &(dray__announcing){p->key, version, p->checksum});
-    dray__sums_put_known(&w, sums, &p->sent);
-    rc = dray__call(p->channel, DRAY__MSG_PUBLISH, &w, NULL, 0, dray__answer_deadline(deadline),
-                    NULL, error);
-    dray__writer_free(&w);
-    if (rc == DRAY_ETIMEDOUT) /* it may be announced: the next one is a later one */
-        dray__fail_prefix(error, rc,
-                          "version %" PRIu64 " may be announced, wait for its readers before the "
-                          "memory changes: ",
-                          version);
-    if (rc)
-        dray__sums_forms_clear(&p->sent);
-    if (rc && rc != DRAY_ETIMEDOUT)
+    rc = announce(p, version, deadline, error);
+    if (rc && rc != DRAY_ETIMEDOUT) {
+        if (p->gpu_sums)
+            dray__source_sums_abort(p->gpu_sums);
         return rc;
-    dray__sums_free(&p->sums);
-    p->sums = *sums;
-    *sums = (dray__sums){0};
+    }
     p->published = version;
     p->has_published = true;
     p->withdrawn = p->drained = false;
+    if (p->checksum)
+        dray__publisher_sums_go(p);
     dray__hook_step("published");
     return rc;
 }
@@ -483,15 +490,15 @@ int dray_publisher_publish(dray_publisher *p, uint64_t version, const dray_fence
     int64_t deadline = dray__publisher_deadline(p, DRAY_WAIT_DEFAULT);
     rc = dray__gate_join(&p->gate, error);
     if (rc == DRAY_OK)
+        rc = dray__publisher_sums_end(p, deadline, error);
+    if (rc == DRAY_OK)
         rc = dray__publisher_fence(p, &fence, deadline, error);
     if (rc)
         return rc;
     do {
-        dray__sums sums = {0};
         rc = dray__publisher_ensure(p, deadline, error);
         if (rc == DRAY_OK)
-            rc = publish(p, version, &sums, error);
-        dray__sums_free(&sums);
+            rc = publish(p, version, deadline, error);
     } while (dray__publisher_again(p, rc, deadline));
     return rc;
 }
@@ -506,7 +513,7 @@ int dray_publisher_wait(dray_publisher *p, uint64_t version, int64_t timeout_ns,
         return dray__publisher_drain(p, version, timeout_ns, dropped, error);
     if (dropped)
         *dropped = 0;
-    return DRAY_OK; /* what is read is the snapshot */
+    return DRAY_OK; /* what is read and summed is the snapshot */
 }
 
 void dray_publisher_close(dray_publisher *p)
@@ -514,6 +521,7 @@ void dray_publisher_close(dray_publisher *p)
     if (!p)
         return;
     dray__gate_free(&p->gate);
+    dray__publisher_sums_free(p);
     if (p->channel && p->key)
         dray__ask(p->channel, DRAY__MSG_WEIGHTS_CLOSE, &dray__u64_fields, &p->key,
                   dray__deadline(5 * DRAY__SECOND), NULL, NULL, NULL, NULL);

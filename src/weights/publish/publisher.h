@@ -1,8 +1,8 @@
 /* src/weights/publish/: the trainer's end of an update. A publisher registers its blocks,
- * announces each version with its checksums once the bytes are there (publisher_fence.c), and
- * waits for readers before the trainer writes again, on the host or on a stream of a GPU (gate.c).
- * publisher_deliver.c waits until groups have committed a version; publisher_move.c is for memory
- * that moves or is taken back. */
+ * announces each version before the bytes are there (publisher_fence.c), sums it while readers
+ * begin (publisher_sums.c), and waits for both before the trainer writes again, on the host or on a
+ * stream of a GPU (gate.c). publisher_deliver.c waits until groups have committed a version;
+ * publisher_move.c is for memory that moves or is taken back. */
 
 /* A publisher as the files that make it up see it. */
 #pragma once
@@ -13,6 +13,19 @@
 #include "weights/registry/registry.h"
 #include "weights/server/arena.h"
 #include "weights/source_sums.h"
+
+/* The sums of the version that was announced last (publisher_sums.c). */
+typedef struct dray__summing_up {
+    dray__thread thread;
+    pthread_mutex_t lock;
+    pthread_cond_t is_done;
+    bool done; /* with the lock */
+    atomic_bool closing;
+    dray__patience patience;
+    uint64_t version;
+    dray__sums_form *form; /* they will probably be of */
+    dray_error outcome;
+} dray__summing_up;
 
 struct dray_publisher {
     dray_context *context;
@@ -45,9 +58,10 @@ struct dray_publisher {
     /* What another coordinator is told when the session goes on with it. */
     char *model;
     dray__writer packed; /* the layout */
-    dray__sums sums;     /* of what was published last */
+    dray__sums sums;     /* of what was published last; while they are taken none */
     dray__sums_forms sent;
     uint64_t returns; /* of the context, when this rank registered */
+    dray__summing_up summing;
 };
 
 /* From now, for a timeout of the caller's. */
@@ -71,6 +85,21 @@ const uint8_t *dray__publisher_event_of(dray_publisher *p);
 /* Before the version is announced. */
 int dray__publisher_fence(dray_publisher *p, const dray_fence *fence, int64_t deadline_ns,
                           dray_error *error);
+/* publisher_sums.c. GPUs begin, as soon as the fence of the publish has come; the rest is still to
+ * be done. */
+int dray__publisher_sums_start(dray_publisher *p, uint64_t version, int64_t deadline_ns,
+                               dray_error *error);
+/* The version is announced: the sums are taken, and told, by a thread, which has the publisher
+ * until it is waited for. */
+void dray__publisher_sums_go(dray_publisher *p);
+/* Waits for that. At the deadline: DRAY_ETIMEDOUT, and it goes on, */
+int dray__publisher_sums_wait(dray_publisher *p, int64_t deadline_ns, dray_error *error);
+/* or it is given up: DRAY_ECANCELED. Else what it came to, once. */
+int dray__publisher_sums_end(dray_publisher *p, int64_t deadline_ns, dray_error *error);
+/* Tells that nobody can commit the version whose sums were given up. */
+void dray__publisher_sums_forgo(dray_publisher *p, int64_t deadline_ns);
+void dray__publisher_sums_init(dray_publisher *p);
+void dray__publisher_sums_free(dray_publisher *p);
 /* Joins the stream that waits. DRAY_EINVALID: an argument, or this rank did not publish that
  * version.
  */

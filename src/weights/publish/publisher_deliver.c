@@ -43,6 +43,9 @@ int dray_publisher_deliver(dray_publisher *p, uint64_t version, const char *cons
     if (rc)
         return rc;
     int64_t deadline = dray__publisher_deadline(p, timeout_ns);
+    rc = dray__publisher_sums_wait(p, dray__answer_deadline(deadline), error);
+    if (rc)
+        return rc;
     do {
         rc = dray__publisher_ensure(p, dray__answer_deadline(deadline), error);
         if (rc == DRAY_OK)

@@ -6,19 +6,11 @@
 
 #include <unistd.h>
 
-static bool by_gpus(const dray_publisher *p)
-{
-    bool all = p->checksum && !p->origin && !p->delta;
-    for (uint32_t i = 0; i < dray_layout_region_count(p->layout); i++)
-        all = all && dray__sums_by_gpu(p->regions[i]);
-    return all;
-}
-
 /* Could everyone who reads the memory be held back by an event: are they of this host, and is
- * nothing of it looked at by this process? */
+ * nothing of it looked at by this process, but by its GPUs? */
 static bool can_be_marked(const dray_publisher *p, const char *endpoint)
 {
-    bool all = !p->checksum && !p->origin && !p->delta && !p->arena && !endpoint &&
+    bool all = !p->origin && !p->delta && !p->arena && !endpoint &&
                dray__channel_passes_fds(p->channel) && dray_layout_region_count(p->layout);
     for (uint32_t i = 0; i < dray_layout_region_count(p->layout); i++)
         all = all && dray_region_get_kind(p->regions[i]) == DRAY_REGION_CUDA;
@@ -74,8 +66,8 @@ static int wait_here(CUevent event, int64_t deadline_ns, dray_error *error)
     return dray__fail_cuda(error, result, "the fence of what is published");
 }
 
-/* Where GPUs sum all that is published, they wait for the event; without sums readers do, so that
- * nothing waits here; else it is waited for here. */
+/* Readers, and the GPUs that sum, wait for the mark, so that nothing waits here; where there is
+ * none the event is waited for here. */
 int dray__publisher_fence(dray_publisher *p, const dray_fence *fence, int64_t deadline_ns,
                           dray_error *error)
 {
@@ -90,14 +82,13 @@ int dray__publisher_fence(dray_publisher *p, const dray_fence *fence, int64_t de
     int rc = stream ? have_mark(p, error) : DRAY_OK;
     if (rc == DRAY_OK && stream)
         rc = dray__mark_after_stream(p->mark, fence->event, error);
-    if (rc == DRAY_OK && p->marked)
-        return stream ? DRAY_OK : dray__mark_after_event(p->mark, event, error);
+    if (rc == DRAY_OK && p->marked && !stream)
+        rc = dray__mark_after_event(p->mark, event, error);
     if (rc)
         return rc;
-    event = stream ? dray__mark_event(p->mark) : event;
-    if (!by_gpus(p))
-        return wait_here(event, deadline_ns, error);
-    p->fence = event;
+    if (!p->marked)
+        return wait_here(stream ? dray__mark_event(p->mark) : event, deadline_ns, error);
+    p->fence = dray__mark_event(p->mark);
     return DRAY_OK;
 }
 

@@ -74,6 +74,8 @@ int dray_publisher_move(dray_publisher *p, dray_region *const *regions, dray_err
     int rc = check_move(p, regions, error);
     if (rc == DRAY_OK)
         rc = dray__gate_join(&p->gate, error);
+    if (rc == DRAY_OK)
+        rc = dray__publisher_sums_end(p, dray__publisher_deadline(p, DRAY_WAIT_DEFAULT), error);
     if (rc)
         return rc;
     uint32_t count = dray_layout_region_count(p->layout);
@@ -141,6 +143,8 @@ int dray_publisher_set_layout(dray_publisher *p, const dray_layout *layout,
     int rc = check_relaid(p, layout, regions, error);
     if (rc == DRAY_OK)
         rc = dray__gate_join(&p->gate, error);
+    if (rc == DRAY_OK)
+        rc = dray__publisher_sums_end(p, dray__publisher_deadline(p, DRAY_WAIT_DEFAULT), error);
     if (rc)
         return rc;
     uint32_t count = dray_layout_region_count(layout);
@@ -194,6 +198,9 @@ int dray_publisher_release(dray_publisher *p, int64_t timeout_ns, dray_pin *pins
     int ready = dray__gate_join(&p->gate, error);
     int64_t deadline = dray__publisher_deadline(p, timeout_ns);
     uint64_t left = dray__left(deadline);
+    int summed = ready ? DRAY_OK : dray__publisher_sums_end(p, deadline, error);
+    if (ready == DRAY_OK)
+        ready = summed == DRAY_ECANCELED ? DRAY_OK : summed;
     if (ready == DRAY_OK)
         ready = dray__publisher_ensure(p, dray__answer_deadline(deadline), error);
     if (ready)

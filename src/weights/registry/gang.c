@@ -8,18 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void free_parts(struct version *version)
-{
-    for (uint32_t i = 0; version->parts && i < version->world; i++)
-        dray__sums_free(&version->parts[i]);
-    free(version->parts);
-    version->parts = NULL;
-}
-
 static void version_free(struct version *version)
 {
     dray__sums_free(&version->sums);
-    free_parts(version);
+    dray__reg_parts_free(version);
     free(version);
 }
 
@@ -108,7 +100,7 @@ static int gang_for(dray__registry *r, struct entry *entry, uint64_t claimed, st
 }
 
 static int announce(dray__registry *r, struct gang *gang, struct entry *entry, uint64_t number,
-                    bool checked, dray__sums *sums, struct version **out, dray_error *error);
+                    uint8_t checked, dray__sums *sums, struct version **out, dray_error *error);
 
 /* What a rank published before the restart stays readable, once all of them are back. Of the ids
  * that ranks know of their set the largest is the last one. */
@@ -236,7 +228,7 @@ static void prune(dray__registry *r, struct gang *gang)
     }
 }
 
-int dray__reg_publish(dray__registry *r, struct entry *entry, uint64_t number, bool checked,
+int dray__reg_publish(dray__registry *r, struct entry *entry, uint64_t number, uint8_t checked,
                       dray__sums *sums, dray_error *error)
 {
     struct gang *gang = entry->gang;
@@ -274,18 +266,8 @@ static struct version *version_new(const struct gang *gang, uint64_t number)
     return NULL;
 }
 
-/* In the order of ranks: what came of it the last time serves again. */
-static bool join_parts(struct version *version)
-{
-    bool joined = true;
-    for (uint32_t i = 0; i < version->world && joined; i++)
-        joined = dray__sums_join(&version->sums, &version->parts[i]);
-    free_parts(version);
-    return joined;
-}
-
 static int announce(dray__registry *r, struct gang *gang, struct entry *entry, uint64_t number,
-                    bool checked, dray__sums *sums, struct version **out, dray_error *error)
+                    uint8_t checked, dray__sums *sums, struct version **out, dray_error *error)
 {
     /* This rank's memory holds `number` now: nothing older can be read as a whole. */
     struct version **at = &gang->versions;
@@ -303,13 +285,12 @@ static int announce(dray__registry *r, struct gang *gang, struct entry *entry, u
         version->withdrawn = gang->versions && gang->versions->number > number;
         *at = version;
     }
-    version->parts[entry->rank] = *sums;
-    *sums = (dray__sums){0};
-    if (version->published + 1 == version->world && !join_parts(version)) {
-        version->withdrawn = true; /* summed in part: it can never be complete */
-        return dray__nomem(error);
-    }
-    version->unchecked |= !checked;
+    int rc = checked == DRAY__CHECKED_LATER
+                 ? DRAY_OK
+                 : dray__reg_take_sums(version, entry->rank, sums, error);
+    if (rc)
+        return rc;
+    version->unchecked |= checked == DRAY__UNCHECKED;
     version->published++;
     version->last = entry->member;
     entry->published = number;

@@ -692,11 +692,13 @@ static int count_votes(struct group *group, dray_error *error)
     return counted ? DRAY_OK : dray__nomem(error);
 }
 
-static void decide(dray__registry *r, struct group *group)
+void dray__reg_decide(dray__registry *r, struct group *group)
 {
     for (uint32_t i = 0; i < group->set.world; i++)
-        if (!group->set.entries[i]->voted)
+        if (!group->set.entries[i] || !group->set.entries[i]->voted)
             return;
+    if (dray__reg_awaits_sums(group))
+        return;
     dray_error error;
     int rc = count_votes(group, &error);
     if (rc == DRAY_OK)
@@ -727,7 +729,7 @@ int dray__reg_vote(dray__registry *r, struct entry *entry, uint64_t attempt,
                    verdict->message);
         dray__reg_abort(r, group, &reason);
     } else {
-        decide(r, group);
+        dray__reg_decide(r, group);
     }
     return DRAY_OK;
 }
@@ -785,6 +787,8 @@ bool dray__reg_group_expired(dray__registry *r, struct entry *entry, void *ticke
     missing(group, true, who, sizeof who);
     dray__fail(&error, DRAY_ETIMEDOUT, "%s did not vote within the deadline%s", who,
                gone ? " (connection lost)" : "");
+    if (!who[0])
+        dray__reg_unsummed(group, &error);
     dray__reg_abort(r, group, &error); /* answers the ticket, too */
     return true;
 }

@@ -362,8 +362,25 @@ static int publish(call *c, const void *message, dray_error *error)
     dray__sums sums = {0};
     int rc = dray__sums_get(c->in, &sums, &c->entry->forms) ? dray__reg_finish(c, error)
                                                             : dray__nomem(error);
+    if (rc == DRAY_OK && m->checked > DRAY__CHECKED_LATER)
+        rc = dray__fail(error, DRAY_EINVALID, "a version that is checked %d", m->checked);
     if (rc == DRAY_OK)
         rc = dray__reg_publish(c->r, c->entry, m->version, m->checked, &sums, error);
+    dray__sums_free(&sums);
+    return rc ? rc : dray__reg_done(c);
+}
+
+static int publish_sums(call *c, const void *message, dray_error *error)
+{
+    const dray__summing *m = message;
+    dray__sums sums = {0};
+    dray_error verdict = {0};
+    int rc = dray__sums_get(c->in, &sums, &c->entry->forms) ? dray__reg_finish(c, error)
+                                                            : dray__nomem(error);
+    if (rc == DRAY_OK && m->code)
+        dray__fail(&verdict, m->code, "%s", m->message);
+    if (rc == DRAY_OK)
+        rc = dray__reg_summed(c->r, c->entry, m->version, &verdict, &sums, error);
     dray__sums_free(&sums);
     return rc ? rc : dray__reg_done(c);
 }
@@ -446,6 +463,11 @@ static int checksums_get(call *c, const void *message, dray_error *error)
         const struct version *newest = dray__reg_latest(model, &gang);
         if (!newest)
             return dray__fail(error, DRAY_ENOENT, "model %s: no version was published", m->model);
+        if (!dray__reg_is_summed(newest))
+            return dray__fail(error, newest->failed ? DRAY_ENOENT : DRAY_EAGAIN,
+                              "model %s: the checksums of version %" PRIu64 " %s", m->model,
+                              newest->number,
+                              newest->failed ? "could not be computed" : "are not all here yet");
         sums = &newest->sums;
         answer = (dray__sums_told){newest->number, gang->incarnation};
     }
@@ -470,6 +492,7 @@ static const dray__reg_message messages[] = {
     {DRAY__MSG_REGION_PUT, DRAY__EITHER, false, &dray__region_given_fields, region_put},
     {DRAY__MSG_REGION_GET, DRAY__EITHER, false, &dray__region_asked_fields, region_get},
     {DRAY__MSG_PUBLISH, DRAY__PUBLISHER, true, &dray__announcing_fields, publish},
+    {DRAY__MSG_PUBLISH_SUMS, DRAY__PUBLISHER, true, &dray__summing_fields, publish_sums},
     {DRAY__MSG_PUBLISHER_WAIT, DRAY__PUBLISHER, false, &dray__draining_fields, publisher_wait},
     {DRAY__MSG_PUBLISHER_DELIVER, DRAY__PUBLISHER, false, &dray__delivering_fields,
      publisher_deliver},

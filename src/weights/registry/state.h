@@ -71,16 +71,23 @@ struct set {
     struct entry **entries;
 };
 
+/* Sums of one rank. */
+struct part {
+    dray__sums sums;
+    bool given;
+};
+
 struct version {
     struct version *next;
     uint64_t number;
     uint32_t published; /* ranks that did */
     uint32_t readers;   /* groups that hold a lease */
     bool withdrawn, unchecked;
-    uint64_t last;     /* the member that published it last */
-    dray__sums *parts; /* of the ranks, by rank, until all have published */
-    uint32_t world;
-    dray__sums sums; /* of all of them, then */
+    bool failed;            /* its sums could not be taken */
+    uint64_t last;          /* the member that published it last */
+    struct part *parts;     /* of the ranks, by rank, until those of all are there */
+    uint32_t world, summed; /* ranks whose sums are there */
+    dray__sums sums;        /* of all of them, then */
     uint32_t dropped;
     char dropped_names[256];
 };
@@ -288,13 +295,29 @@ int dray__reg_gang_join(dray__registry *r, struct entry *entry, uint32_t world,
 void dray__reg_gang_leave(dray__registry *r, struct entry *entry, const char *why);
 void dray__reg_gang_complete(dray__registry *r, struct gang *gang); /* forms it when all is there */
 /* Takes the sums over. */
-int dray__reg_publish(dray__registry *r, struct entry *entry, uint64_t number, bool checked,
+int dray__reg_publish(dray__registry *r, struct entry *entry, uint64_t number, uint8_t checked,
                       dray__sums *sums, dray_error *error);
 /* The living gang's newest version that can be read; NULL. */
 struct version *dray__reg_newest(const struct model *model, uint64_t min, struct gang **gang);
 /* The newest version that was ever complete in the newest gang; for people. */
 const struct version *dray__reg_latest(const struct model *model, const struct gang **gang);
 bool dray__reg_ready(const struct gang *gang, const struct version *version);
+
+/* ---- summed.c: sums of a version, which may come after it was announced */
+/* Those of one rank, taken over. */
+int dray__reg_take_sums(struct version *version, uint32_t rank, dray__sums *sums,
+                        dray_error *error);
+void dray__reg_parts_free(struct version *version);
+/* PUBLISH_SUMS: the last of them decides the updates that wait for it. A verdict: they could not be
+ * taken, and nobody may commit the version. */
+int dray__reg_summed(dray__registry *r, const struct entry *entry, uint64_t number,
+                     const dray_error *verdict, dray__sums *sums, dray_error *error);
+/* Are all there, or will there be none? */
+bool dray__reg_is_summed(const struct version *version);
+/* Is there something for the group to compare with that has not come yet? */
+bool dray__reg_awaits_sums(const struct group *group);
+/* At its deadline: which ranks have not said theirs. */
+void dray__reg_unsummed(const struct group *group, dray_error *error);
 
 /* ---- deliver.c: publishers that wait until groups have a version */
 /* The group has committed what it holds now. */
@@ -337,6 +360,8 @@ dray__packed_layout *dray__reg_layouts(const struct set *set);
 int dray__reg_cover(struct group *group, const struct set *sources, dray_error *error);
 /* true: the ticket was a begin or a vote of the entry; answered. */
 bool dray__reg_group_expired(dray__registry *r, struct entry *entry, void *ticket, bool gone);
+/* Commits or ends the update in progress once all ranks have voted and all sums are there. */
+void dray__reg_decide(dray__registry *r, struct group *group);
 /* Ends the update in progress: torn when a rank was writing. */
 void dray__reg_abort(dray__registry *r, struct group *group, const dray_error *reason);
 /* Starts the updates whose ranks and version are there. */

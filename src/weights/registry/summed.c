@@ -1,0 +1,118 @@
+/* Sums of versions. Publishers take them while groups read already; no group commits a version
+ * before those of all ranks are there. */
+#include "base/error.h"
+#include "base/log.h"
+#include "weights/registry/state.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void dray__reg_parts_free(struct version *version)
+{
+    for (uint32_t i = 0; version->parts && i < version->world; i++)
+        dray__sums_free(&version->parts[i].sums);
+    free(version->parts);
+    version->parts = NULL;
+}
+
+/* In the order of ranks: what came of it the last time serves again. */
+static bool join_parts(struct version *version)
+{
+    bool joined = true;
+    for (uint32_t i = 0; i < version->world && joined; i++)
+        joined = dray__sums_join(&version->sums, &version->parts[i].sums);
+    dray__reg_parts_free(version);
+    return joined;
+}
+
+int dray__reg_take_sums(struct version *version, uint32_t rank, dray__sums *sums, dray_error *error)
+{
+    if (!version->parts || version->parts[rank].given)
+        return DRAY_OK; /* said again, after a restart or a lost answer */
+    version->parts[rank] = (struct part){*sums, true};
+    *sums = (dray__sums){0};
+    if (version->summed + 1 == version->world && !join_parts(version)) {
+        version->withdrawn = true; /* summed in part: it can never be complete */
+        return dray__nomem(error);
+    }
+    version->summed++;
+    return DRAY_OK;
+}
+
+bool dray__reg_is_summed(const struct version *version)
+{
+    return version->unchecked || version->summed == version->world;
+}
+
+bool dray__reg_awaits_sums(const struct group *group)
+{
+    return group->verify && group->reading && !dray__reg_is_summed(group->reading);
+}
+
+void dray__reg_unsummed(const struct group *group, dray_error *error)
+{
+    char who[160] = "";
+    const struct version *version = group->reading;
+    for (uint32_t i = 0; version && version->parts && i < version->world; i++) {
+        const struct entry *entry = group->gang->set.entries[i];
+        size_t used = strlen(who);
+        if (!version->parts[i].given)
+            snprintf(who + used, sizeof who - used, "%srank %" PRIu32 " (%s)", used ? ", " : "", i,
+                     entry ? entry->name : "gone");
+    }
+    if (version)
+        dray__fail(error, DRAY_ETIMEDOUT,
+                   "publisher %s did not say the checksums of version %" PRIu64
+                   " within the deadline",
+                   who, version->number);
+}
+
+/* Nobody commits it any more. */
+static void fail_version(dray__registry *r, struct gang *gang, struct version *version,
+                         const dray_error *reason)
+{
+    version->withdrawn = version->failed = true;
+    for (struct group *group = gang->model->groups; group; group = group->next)
+        if (group->phase == ATTEMPT_MOVING && group->reading == version)
+            dray__reg_abort(r, group, reason);
+}
+
+static void decide_readers(dray__registry *r, struct gang *gang, const struct version *version)
+{
+    for (struct group *group = gang->model->groups; group; group = group->next)
+        if (group->phase == ATTEMPT_MOVING && group->reading == version)
+            dray__reg_decide(r, group);
+}
+
+int dray__reg_summed(dray__registry *r, const struct entry *entry, uint64_t number,
+                     const dray_error *verdict, dray__sums *sums, dray_error *error)
+{
+    struct gang *gang = entry->gang;
+    if (!entry->has_published || number > entry->published)
+        return dray__fail(error, DRAY_EINVALID,
+                          "publisher of %s: rank %" PRIu32 " did not publish version %" PRIu64,
+                          gang->model->name, entry->rank, number);
+    struct version *version = gang->versions;
+    while (version && version->number != number)
+        version = version->next;
+    if (!version)
+        return DRAY_OK; /* nobody reads it, and nobody will */
+    dray_error reason = {0};
+    int rc = DRAY_OK;
+    if (verdict->code)
+        dray__fail(&reason, verdict->code,
+                   "version %" PRIu64 " of %s: publisher rank %" PRIu32
+                   " (%s) has no checksums of it: %.300s",
+                   number, gang->model->name, entry->rank, entry->name, verdict->message);
+    else if ((rc = dray__reg_take_sums(version, entry->rank, sums, &reason)) && error)
+        *error = reason;
+    if (reason.code) {
+        dray__log(DRAY_LOG_WARN, "%s", reason.message);
+        fail_version(r, gang, version, &reason);
+    } else if (dray__reg_is_summed(version)) {
+        decide_readers(r, gang, version);
+    }
+    return rc;
+}
