@@ -285,16 +285,15 @@ static CUresult move_runs(const dray__cuda *cuda, const dray__gpu_run *runs, uin
     return result;
 }
 
-/* The runs of a phase, from runs[*at] on. */
-static CUresult start_runs(dray__cuda_job *job, uint32_t phase, uint64_t *at)
+/* The runs of a phase, from runs[*at] on, to `end` at most. */
+static CUresult start_runs(dray__cuda_job *job, uint32_t phase, uint64_t *at, uint64_t end)
 {
     const dray__gpu_program *p = &job->program;
     const dray__cuda *cuda = job->gpu->cuda;
     CUresult result = CUDA_SUCCESS;
-    while (!result && *at < p->run_count && p->runs[*at].phase == phase) {
+    while (!result && *at < end && p->runs[*at].phase == phase) {
         uint64_t n = 0, bytes = 0;
-        while (n < BATCH && bytes < BATCH_BYTES && *at + n < p->run_count &&
-               p->runs[*at + n].phase == phase)
+        while (n < BATCH && bytes < BATCH_BYTES && *at + n < end && p->runs[*at + n].phase == phase)
             bytes += p->runs[*at + n++].bytes;
         result = move_runs(cuda, p->runs + *at, n, job->streams[ENGINE]);
         job->launches++;
@@ -349,22 +348,28 @@ static CUresult follow(dray__cuda_job *job, int to, int from, int event)
 /* Boxes are launched in their order: what is read twice is read before it is quantised. */
 static bool may_alternate(const dray__gpu_step *step)
 {
-    return !step->back && step->kernel < DRAY__GPU_dray_most;
+    return step->kernel < DRAY__GPU_dray_most;
 }
 
-/* The launches of a phase, from steps[*at] on. */
+/* Is steps[at] of the phase, and of this kind? */
+static bool is_step(const dray__gpu_program *p, uint64_t at, uint32_t phase, bool back)
+{
+    return at < p->step_count && p->steps[at].phase == phase && p->steps[at].back == back;
+}
+
+/* The launches of a phase that move, from steps[*at] on. */
 static int start_steps(dray__cuda_job *job, uint32_t phase, uint64_t *at, dray_error *error)
 {
     const dray__gpu_program *p = &job->program;
     uint64_t pieces = 0, turn = 0;
     int rc = DRAY_OK;
-    for (uint64_t i = *at; i < p->step_count && p->steps[i].phase == phase; i++)
+    for (uint64_t i = *at; is_step(p, i, phase, false); i++)
         pieces += may_alternate(&p->steps[i]);
     CUresult result = pieces > 1 ? follow(job, SECOND, KERNEL, PHASE) : CUDA_SUCCESS;
-    for (; !rc && !result && *at < p->step_count && p->steps[*at].phase == phase; ++*at) {
+    for (; !rc && !result && is_step(p, *at, phase, false); ++*at) {
         const dray__gpu_step *step = &p->steps[*at];
         bool alternate = pieces > 1 && may_alternate(step);
-        int stream = step->back ? CHECK : alternate && turn++ % 2 ? SECOND : KERNEL;
+        int stream = alternate && turn++ % 2 ? SECOND : KERNEL;
         rc = start_step(job, step, stream, alternate, error);
     }
     if (!rc && !result && pieces > 1)
@@ -372,27 +377,39 @@ static int start_steps(dray__cuda_job *job, uint32_t phase, uint64_t *at, dray_e
     return result ? dray__fail_cuda(error, result, "copies on %s", job->gpu->device->name) : rc;
 }
 
+/* The runs of a phase, each of which is read back while those after it are under way. */
+static int start_engines(dray__cuda_job *job, uint32_t phase, uint64_t *step, uint64_t *run,
+                         dray_error *error)
+{
+    const dray__gpu_program *p = &job->program;
+    CUresult result = CUDA_SUCCESS;
+    int rc = DRAY_OK;
+    for (; !rc && !result && is_step(p, *step, phase, true); ++*step) {
+        result = start_runs(job, phase, run, p->steps[*step].behind);
+        if (!result)
+            result = follow(job, CHECK, ENGINE, JOINED);
+        if (!result)
+            rc = start_step(job, &p->steps[*step], CHECK, false, error);
+    }
+    if (!rc && !result)
+        result = start_runs(job, phase, run, p->run_count);
+    if (!rc && !result)
+        result = follow(job, CHECK, ENGINE, JOINED);
+    return rc ? rc : dray__fail_cuda(error, result, "copies on %s", job->gpu->device->name);
+}
+
 static int start_phase(dray__cuda_job *job, uint32_t phase, uint64_t *step, uint64_t *run,
                        dray_error *error)
 {
     const dray__gpu_program *p = &job->program;
-    bool engines = *run < p->run_count && p->runs[*run].phase == phase, checks = false;
-    CUresult result = CUDA_SUCCESS;
-    for (uint64_t i = *step; i < p->step_count && p->steps[i].phase == phase; i++)
-        checks = checks || p->steps[i].back;
-    if (engines) {
-        result = follow(job, ENGINE, KERNEL, PHASE);
-        if (!result)
-            result = start_runs(job, phase, run);
-        if (!result)
-            result = follow(job, CHECK, ENGINE, JOINED);
-    }
+    bool engines = *run < p->run_count && p->runs[*run].phase == phase;
+    CUresult result = engines ? follow(job, ENGINE, KERNEL, PHASE) : CUDA_SUCCESS;
     int rc = result ? DRAY_OK : start_steps(job, phase, step, error);
-    if (rc)
-        return rc;
-    if (!result && engines)
-        result = follow(job, KERNEL, checks ? CHECK : ENGINE, JOINED);
-    return dray__fail_cuda(error, result, "copies on %s", job->gpu->device->name);
+    if (!rc && !result && engines)
+        rc = start_engines(job, phase, step, run, error);
+    if (!rc && !result && engines)
+        result = follow(job, KERNEL, CHECK, JOINED);
+    return rc ? rc : dray__fail_cuda(error, result, "copies on %s", job->gpu->device->name);
 }
 
 static void wake(void *user)

@@ -66,7 +66,8 @@ typedef struct dray__gpu_step {
     uint64_t first, count; /* tiles */
     uint64_t bytes;        /* written, or read where nothing is; what is slow counts for more */
     uint32_t shared;       /* bytes of shared memory */
-    bool back;             /* reads back what copy engines wrote */
+    bool back;             /* reads back what copy engines wrote, */
+    uint64_t behind;       /* once so many of the runs have ended */
 } dray__gpu_step;
 
 /* What copy engines move. */

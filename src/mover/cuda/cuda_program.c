@@ -16,6 +16,7 @@ typedef struct work {
     uint32_t phase, lane, index;
     int kernel;
     bool back;
+    uint64_t behind;       /* what is read back: runs with smaller numbers wrote it */
     uint64_t tiles, bytes; /* of all tiles */
     uint32_t shared;
     uint32_t weight; /* how long a byte takes, of what NEAR takes for one of whole words */
@@ -59,6 +60,7 @@ static bool add_pieces(builder *b, const dray__cuda_item *item, const dray_tenso
                   .index = (uint32_t)p->piece_count,
                   .kernel = kernels[i],
                   .back = back,
+                  .behind = back ? p->run_count : 0,
                   .tiles = dray__gpu_tiles_of(q),
                   .weight = weight_of(kernels[i], item, back)};
         uint64_t unit =
@@ -419,13 +421,15 @@ static bool add_tiles(builder *b, const work *works, uint64_t count, uint64_t *s
         lane_of[lanes - 1].all += works[i].bytes;
         shared = works[i].shared > shared ? works[i].shared : shared;
     }
-    dray__gpu_step step = {works->phase, works->kernel, p->tile_count, 0, 0, shared, works->back};
+    dray__gpu_step step = {
+        works->phase, works->kernel, p->tile_count, 0, 0, shared, works->back, 0};
     bool fine = true;
     for (lane *l; fine && (l = next_lane(lane_of, lanes));) {
         uint64_t bytes = l->at->bytes / l->at->tiles;
         p->tiles[p->tile_count++] = (dray__gpu_tile){l->at->index, (uint32_t)l->tile};
         l->given += bytes;
         step.bytes += bytes * l->at->weight;
+        step.behind = l->at->behind > step.behind ? l->at->behind : step.behind;
         if (++l->tile == l->at->tiles) {
             l->at++;
             l->tile = 0;
@@ -433,7 +437,7 @@ static bool add_tiles(builder *b, const work *works, uint64_t count, uint64_t *s
         if (++step.count * 2 > UINT32_MAX || step.bytes >= most) {
             fine = add_step(p, &step, step_capacity);
             step.first = p->tile_count;
-            step.count = step.bytes = 0;
+            step.count = step.bytes = step.behind = 0;
         }
     }
     if (fine && step.count)
@@ -510,6 +514,37 @@ static bool order_runs(dray__gpu_program *p)
     return true;
 }
 
+static int by_need(const void *left, const void *right)
+{
+    const dray__gpu_step *a = left, *b = right;
+    if (a->phase != b->phase)
+        return a->phase < b->phase ? -1 : 1;
+    if (a->back != b->back)
+        return a->back ? 1 : -1;
+    if (a->behind != b->behind)
+        return a->behind < b->behind ? -1 : 1;
+    return a->first < b->first ? -1 : 1;
+}
+
+/* What is read back, is so as soon as the runs that wrote it have ended, in their order: numbers of
+ * runs become places among them. */
+static bool order_steps(dray__gpu_program *p)
+{
+    uint64_t *places = calloc(p->run_count + 1, sizeof *places); /* behind all of smaller numbers */
+    if (!places)
+        return false;
+    for (uint64_t i = 0; i < p->run_count; i++)
+        places[p->runs[i].number + 1] = i + 1;
+    for (uint64_t i = 1; i <= p->run_count; i++)
+        places[i] = places[i - 1] > places[i] ? places[i - 1] : places[i];
+    for (uint64_t i = 0; i < p->step_count; i++)
+        p->steps[i].behind = places[p->steps[i].behind];
+    if (p->step_count)
+        qsort(p->steps, p->step_count, sizeof *p->steps, by_need);
+    free(places);
+    return true;
+}
+
 int dray__gpu_compile(const dray_layout *layout, const dray__cuda_item *items, uint64_t count,
                       const dray__cuda_job_options *options, dray__gpu_program *out,
                       dray_error *error)
@@ -533,7 +568,7 @@ int dray__gpu_compile(const dray_layout *layout, const dray__cuda_item *items, u
         rc = add_deltas(&b, count + options->quant_count, error);
     if (!rc)
         rc = add_all_tiles(&b, error);
-    if (!rc && !order_runs(out))
+    if (!rc && (!order_runs(out) || !order_steps(out)))
         rc = dray__nomem(error);
     free(b.works);
     if (rc)
