@@ -258,7 +258,7 @@ static void sleep_while_summing(void *user, const char *step)
 {
     (void)user;
     if (strcmp(step, "summing") == 0)
-        usleep(600000);
+        usleep(2500000); /* longer than an answer may take */
 }
 
 static void hurried_trainer(void *user)
