@@ -72,7 +72,7 @@ struct set {
 };
 
 /* Sums of one rank. */
-struct part {
+struct summed_part {
     dray__sums sums;
     bool given;
 };
@@ -83,11 +83,11 @@ struct version {
     uint32_t published; /* ranks that did */
     uint32_t readers;   /* groups that hold a lease */
     bool withdrawn, unchecked;
-    bool failed;            /* its sums could not be taken */
-    uint64_t last;          /* the member that published it last */
-    struct part *parts;     /* of the ranks, by rank, until those of all are there */
-    uint32_t world, summed; /* ranks whose sums are there */
-    dray__sums sums;        /* of all of them, then */
+    bool failed;               /* its sums could not be taken */
+    uint64_t last;             /* the member that published it last */
+    struct summed_part *parts; /* of the ranks, by rank, until those of all are there */
+    uint32_t world, summed;    /* ranks whose sums are there */
+    dray__sums sums;           /* of all of them, then */
     uint32_t dropped;
     char dropped_names[256];
 };

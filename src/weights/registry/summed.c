@@ -31,7 +31,7 @@ int dray__reg_take_sums(struct version *version, uint32_t rank, dray__sums *sums
 {
     if (!version->parts || version->parts[rank].given)
         return DRAY_OK; /* said again, after a restart or a lost answer */
-    version->parts[rank] = (struct part){*sums, true};
+    version->parts[rank] = (struct summed_part){*sums, true};
     *sums = (dray__sums){0};
     if (version->summed + 1 == version->world && !join_parts(version)) {
         version->withdrawn = true; /* summed in part: it can never be complete */
