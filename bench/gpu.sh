@@ -162,6 +162,19 @@ row "32B apart, on another host, over NCCL" 1.25 limit --model $m32 --mode distr
 row "30B-A3B apart, on another host, over NCCL" 1.25 limit --model $m30 --mode distributed \
     --from "fsdp:$half@$low" --to "engine:tp=$half@$high@~elsewhere"
 unset DRAY_TRUSTED_NETWORKS DRAY_DATA_ADDRESS
+# Every way to bring one model to an engine (docs/weights.md has them in shared memory).
+if echo "every way" | grep -qE "$rows"; then
+    DRAY_TRUSTED_NETWORKS=127.0.0.0/8 DRAY_DATA_ADDRESS=127.0.0.1 timeout 400 "$dray" bench compare \
+        --memory cuda --repeat "$repeats" --json --model $m4 --from "fsdp:$half@$low" \
+        --to "engine:tp=$half@$high" >"$work/ways.json" 2>"$work/ways.err" ||
+        echo "bench/gpu.sh: every way: $(tail -c 300 "$work/ways.err")" >&2
+    python3 - "$work/ways.json" >>"$found" <<'P'
+import json, sys
+for line in open(sys.argv[1]):
+    if line.startswith("{"):
+        print(json.dumps({"way": json.loads(line)}))
+P
+fi
 for of in 32B=$m32 30B-A3B=$m30 4B=$m4; do
     name=${of%%=*} model=${of#*=}
     in_pytorch "$name apart" broadcast $model

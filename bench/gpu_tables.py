@@ -43,7 +43,7 @@ def collect(args):
     verified, bare = times.get("32B apart"), times.get("32B apart, not verified")
     return {"gpus": args.gpus, "kind": args.kind, "repeats": args.repeats, "seconds": args.seconds,
             "verification": verified / bare - 1 if verified and bare else None,
-            "rows": rows, "flows": flows}
+            "rows": rows, "flows": flows, "ways": [line["way"] for line in lines if "way" in line]}
 
 
 def ms(value):
@@ -71,6 +71,13 @@ def notes(run):
             yield f"{f['flow']}, {f['of']}: matrices only, without biases, norms and routers."
 
 
+def ways(run):
+    """Of `dray bench compare --memory cuda`: name, and cells of time, ratio, pause, staging of a rank."""
+    for w in run.get("ways", []):
+        yield (w["name"], ms(w["value"] * 1e3), f"{w['value'] / w['limit']:.2f} x {w['limit_by']}",
+               ms(w["pause_seconds"] * 1e3), f"{w['report']['peak_extra_bytes'] / 1e6:,.0f} MB")
+
+
 def print_run(run):
     form = "%-56s %8s %8s %7s %7s %8s %8s %8s %8s %8s %7s%s"
     print(form % (f"work, {run['gpus']} GPUs, ms", "limit", "dray", "ratio", "target", "engines", "M2N",
@@ -89,6 +96,8 @@ def print_run(run):
         print(f"{f['flow']}, {f['of']}: " + (ms(f["ms"]) + " ms" if "ms" in f else f["error"][-100:]))
     for note in notes(run):
         print(note)
+    for cells in ways(run):
+        print("%-48s %8s ms  %-24s pause %8s ms, staging %s" % cells)
 
 
 # ---- in the docs ----------------------------------------------------------------------------------
@@ -145,6 +154,16 @@ def all_rows(run):
             lines.append(f"| {r['row']}{against} | {ms(r['limit_ms'])} | {ms(r['ms'])} | {r['ratio']:.2f} | "
                          f"{ms(r['engine_ms'])} | " + " | ".join(ms(r[key]) for key, _, _ in FLOWS) + " |")
     said = "\n".join(f"- {note}" for note in notes(run))
+    each = "\n".join("| " + " | ".join(cells) + " |" for cells in ways(run))
+    if each:
+        said += """
+
+Qwen3-4B in every way, `dray bench compare --memory cuda --model qwen3-4b` (prefetches: the commit alone; pause: how
+long the engine may not run):
+
+| mode, strategy, state dict | ms | over the limit | pause, ms | staging of a rank |
+| --- | --- | --- | --- | --- |
+""" + each
     return f"""{str(NUMBERS.get(run['gpus'], run['gpus'])).capitalize()} {run['kind']}, milliseconds, medians \
 of {run['repeats']}; the run took {run['seconds']} s:
 

@@ -2,6 +2,7 @@
 #include "bench/weights/bench_ranks.h"
 #include "bench/weights/bench_gpu.h"
 #include "bench/weights/bench_gpu_decode.h"
+#include "bench/weights/bench_gpu_load.h"
 #include "bench/weights/bench_hosts.h"
 #include "bench/weights/bench_values.h"
 #include "run/supervisor/coordinator.h"
@@ -311,56 +312,8 @@ typedef struct engine {
     dray_layout *layout;
     dray_region **regions;
     dray_subscriber *subscriber;
-    uint32_t *first, *blocks; /* of each tensor */
-    bench_decode *decode;     /* NULL: nothing goes on beside updates */
+    bench_decode *decode; /* NULL: nothing goes on beside updates */
 } engine;
-
-/* The rows of a slice of a full tensor, dense at `data`, that a block of the engine wants. */
-static void cut_out(const engine *e, const dray_block *block, const dray_load_tensor *t,
-                    const uint8_t *data)
-{
-    int64_t size = (int64_t)dray_dtype_size((dray_dtype)t->dtype), at[DRAY_MAX_DIMS] = {0};
-    uint8_t *base = dray_region_base(e->regions[block->region]);
-    uint32_t inner = t->ndim - 1;
-    int64_t first = block->start[0] > t->first_row ? block->start[0] : t->first_row;
-    int64_t end = block->start[0] + block->extent[0], last = t->first_row + t->rows;
-    end = end < last ? end : last;
-    at[0] = first;
-    for (bool more = first < end; more;) {
-        int64_t from = inner ? at[0] - t->first_row : 0, to = 0;
-        for (uint32_t d = 0; d < inner; d++) {
-            from = d ? from * t->shape[d] + block->start[d] + at[d] : from;
-            to += (d ? at[d] : at[0] - block->start[0]) * block->stride[d];
-        }
-        int64_t skip = inner ? block->start[inner] : first - t->first_row;
-        int64_t count = inner ? block->extent[inner] : end - first;
-        to += inner ? 0 : (first - block->start[0]) * block->stride[0];
-        from = inner ? from * t->shape[inner] + skip : skip;
-        memcpy(base + (int64_t)block->offset + to, data + from * size, (size_t)(count * size));
-        more = false;
-        for (uint32_t d = inner; d-- > 0 && !more;) {
-            more = d ? ++at[d] < block->extent[d] : ++at[0] < end;
-            at[d] = more ? at[d] : d ? 0 : first;
-        }
-    }
-}
-
-/* What an engine's own load_weights does: finds each tensor and copies its part. */
-static int load_weights(void *user, const dray_load_bucket *bucket, dray_error *error)
-{
-    const engine *e = user;
-    (void)error;
-    for (uint32_t i = 0; i < bucket->count; i++) {
-        const dray_load_tensor *t = &bucket->tensors[i];
-        uint32_t index;
-        if (dray_layout_find(e->layout, t->name, &index, NULL))
-            continue;
-        for (uint32_t b = e->first[index]; b < e->first[index + 1]; b++)
-            cut_out(e, dray_layout_block(e->layout, e->blocks[b]), t,
-                    (const uint8_t *)bucket->data + t->start);
-    }
-    return 0;
-}
 
 static void poison(bench_cluster *c, const engine *e)
 {
@@ -471,12 +424,15 @@ void bench_run_engine(bench_cluster *c, uint32_t number)
     options.world = side->count;
     options.staging = (int32_t)c->options->prefetch_into;
     dray_load_options load = DRAY_LOAD_OPTIONS_INIT;
-    load.load = load_weights;
-    load.user = &e;
-    load.bucket_bytes = c->options->bucket_bytes;
-    load.slices = 1;
     if (c->options->load) {
-        e.blocks = bench_blocks_by_tensor(e.layout, &e.first);
+        bench_loader *loader;
+        must(c, bench_loader_new(e.layout, e.regions, c->options->cuda, &loader, &error),
+             "load_weights", &error);
+        load.load = bench_load;
+        load.user = loader;
+        load.bucket_bytes = c->options->bucket_bytes;
+        load.memory = c->options->cuda ? DRAY_REGION_CUDA : 0;
+        load.slices = 1;
         options.load = &load;
     }
     must(c,

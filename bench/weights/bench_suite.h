@@ -6,7 +6,9 @@
 typedef struct bench_found { /* of the last case measured */
     double seconds, limit;
     const char *limit_by;
-    double write_seconds;      /* that the checkpoint took which it reads; 0: it reads none */
+    double write_seconds; /* that the checkpoint took which it reads; 0: it reads none */
+    double pause; /* in which an engine's weights are between two versions: from its first byte
+                     that may be written to its commit */
     dray_update_report report; /* over all ranks */
 } bench_found;
 

@@ -147,11 +147,11 @@ static json_t *describe(const bench_job *job, const bench_cluster *c, const doub
 /* Of the last update: of the link between hosts, of the disk, or of memory. *how: which it was. */
 static double limit_of(const bench_job *job, bench_cluster *c, const char **how)
 {
-    if (job->cuda) {
+    dray_update_report report = bench_cluster_report(c);
+    if (job->cuda && report.mode != DRAY_MODE_DISK) {
         *how = job->limit_by;
         return job->limit;
     }
-    dray_update_report report = bench_cluster_report(c);
     if (report.mode == DRAY_MODE_DISTRIBUTED && report.link_bytes[DRAY_LINK_NETWORK])
         return bench_cluster_link(c, how);
     bool disk = report.mode == DRAY_MODE_DISK, read = !disk && !job->unverified;
@@ -212,6 +212,13 @@ static json_t *slowed(const bench_slowed *s)
                      s->p99_alone, "p99_slowdown", over(s->p99, s->p99_alone));
 }
 
+/* The slowest rank's, of the last update or commit. */
+static double pause_of(const bench_cluster *c)
+{
+    dray_update_report r = bench_cluster_report(c);
+    return (double)(r.total_ns - r.plan_ns - r.prepare_ns) * 1e-9;
+}
+
 /* A row each for the mean and for the slowest in a hundred. */
 static void tell_slowed(bench *b, const char *name, const bench_slowed *s)
 {
@@ -226,11 +233,11 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
                     double write_seconds)
 {
     unsigned turns = bench_repeats(b);
-    double *seconds = bench_alloc(b, 3 * (size_t)turns, sizeof *seconds);
+    double *seconds = bench_alloc(b, 4 * (size_t)turns, sizeof *seconds);
     char name[256];
     const char *how;
-    bool follows = job->cuda && !job->prefetch;
-    double *limits = seconds + turns, *engines = limits + turns;
+    bool follows = job->cuda && !job->prefetch && mode != DRAY_MODE_DISK;
+    double *limits = seconds + turns, *engines = limits + turns, *pauses = engines + turns;
     prefetched first = {0}, before = {0};
     dray_update_options update = DRAY_UPDATE_OPTIONS_INIT;
     update.mode = mode;
@@ -250,6 +257,7 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
         seconds[i] = follows ? bench_cluster_follow(c, &update) : 0;
         engines[i] = move(job, c, &update, &before);
         seconds[i] = follows ? seconds[i] : engines[i];
+        pauses[i] = pause_of(c);
     }
     bench_doing(b, "%s: checking every element", job->model);
     bench_cluster_check(c);
@@ -262,11 +270,13 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
         json_object_set_new(more, "prefetch_seconds", json_real(before.seconds));
     else if (job->cuda)
         add_gpu(job, more, engines, turns);
-    double part = job->cuda ? 0.5 : 0.25;
+    double part = job->cuda ? 0.5 : 0.25, pause = bench_percentile(pauses, turns, part);
+    json_object_set_new(more, "pause_seconds", json_real(pause));
     *job->found = (bench_found){.seconds = bench_percentile(seconds, turns, part),
                                 .limit = bench_percentile(limits, turns, part),
                                 .limit_by = how,
                                 .write_seconds = write_seconds,
+                                .pause = pause,
                                 .report = bench_cluster_report(c)};
     bench_more(b, more);
     if (!job->quiet)

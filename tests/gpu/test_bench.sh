@@ -51,6 +51,15 @@ P
 DRAY_NCCL_LIBRARY=$DRAY_FAKE_NCCL DRAY_TRUSTED_NETWORKS=127.0.0.0/8 DRAY_DATA_ADDRESS=127.0.0.1 \
     run --from fsdp:2@0-1 --to engine:tp=2@2-3@~other --mode distributed
 grep -q '"network":' "$work/out"
+# All ways at once, between hosts, load_weights included.
+DRAY_NCCL_LIBRARY=$DRAY_FAKE_NCCL DRAY_TRUSTED_NETWORKS=127.0.0.0/8 DRAY_DATA_ADDRESS=127.0.0.1 \
+    timeout 100 "$DRAY_PROGRAM" bench compare --memory cuda --model "$work/config.json" --quick \
+    --from fsdp:2@0-1 --to engine:tp=2@2-3 --mode distributed >"$work/out" 2>"$work/err" ||
+    { cat "$work/out" "$work/err"; exit 1; }
+[ "$(grep -c '^distributed ' "$work/out")" = 4 ]
+grep -q '^distributed *load_weights' "$work/out"
+! "$DRAY_PROGRAM" bench compare --memory cuda --from fsdp:2@0-1@~a >"$work/out" 2>&1
+! "$DRAY_PROGRAM" bench compare --from fsdp:2@0-1 >"$work/out" 2>&1
 run --from megatron:tp=2,ep=2,etp=1,dp=2@0-1 --to engine:tp=2,ep=2@0-1
 ! "$DRAY_PROGRAM" bench weights --memory cuda --model "$work/config.json" --from fsdp:2@0@1 \
     --to engine:tp=2 >"$work/out" 2>&1
