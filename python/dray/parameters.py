@@ -461,12 +461,15 @@ class Copies(Given):
             if hasattr(tensor, "placements"):
                 raise TypeError(f"{name}: a whole tensor expected, found a DTensor: those go without copy=True")
             check(name, tensor)
-            block = self._held[name][2]
-            if block is not None:
-                at = block.start[0] if block.start else 0
-                block.tensor.copy_(tensor[at:at + len(block.tensor)] if block.start else tensor)
+            self._keep(name, tensor)
         if missing := self._held.keys() - seen:
             raise stale(min(missing), f"and {len(missing) - 1} others were not among the tensors")
+
+    def _keep(self, name, tensor):
+        block = self._held[name][2]
+        if block is not None:
+            at = block.start[0] if block.start else 0
+            block.tensor.copy_(tensor[at:at + len(block.tensor)] if block.start else tensor)
 
     def pairs(self):
         return [(name, block) for name, (_, _, block) in self._held.items() if block is not None]

@@ -62,10 +62,10 @@ def contract():
 
 
 registry = contract()
-from dray.integrations import verl as plugin  # noqa: E402
+from dray.integrations import synchronised, verl as plugin  # noqa: E402
 
 TIMEOUT = 120.0
-plugin._SLICE = 0.05
+synchronised._SLICE = 0.05
 NAMES = {"embed": (1000, 100), "norm": (8,), "up": (1000, 300), "head": (1000, 100), "scalar": ()}  # several buckets
 seed = int(os.environ.get("DRAY_TEST_SEED") or random.SystemRandom().randrange(1 << 30))
 rng = random.Random(seed)
@@ -201,7 +201,7 @@ async def story():
     sends = send(trainers, 11)
     for came in await asyncio.gather(*receive([e for i, e in enumerate(engines) if i not in late])):
         same(came, 11)
-    await asyncio.sleep(4 * plugin._SLICE)
+    await asyncio.sleep(4 * synchronised._SLICE)
     assert not any(task.done() for task in sends)
     for came in await asyncio.gather(*receive([engines[i] for i in late])):
         same(came, 11)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import logging
 
@@ -24,6 +25,10 @@ UPSTREAM = Upstream(
         (_MANAGER, "SchedulerWeightUpdaterManager.end_weight_update"): ["self", "recv_req"],
         ("sglang.srt.runtime_context", "get_parallel"): [],
     })
+OLDER = Upstream("SGLang", "sglang", "0.5.15.post1", methods={  # as --custom-weight-loader alone
+    ("sglang.srt.distributed", "get_tensor_model_parallel_world_size"): [],
+    ("sglang.srt.distributed", "get_tensor_model_parallel_rank"): [],
+    ("sglang.srt.distributed", "get_pp_group"): []})
 _ranks = {}  # {id of a model: (the model, its Rank or None)}, in the order in which they came
 
 
@@ -34,11 +39,24 @@ def message(**what):
     return [(_MARK + json.dumps(what), torch.empty(0))]
 
 
+def packed(named_tensors) -> str:
+    """As SGLang's server takes them, for one rank."""
+    import base64
+    import io
+    from multiprocessing.reduction import ForkingPickler
+    room = io.BytesIO()
+    ForkingPickler(room).dump(named_tensors)
+    return base64.b64encode(room.getvalue()).decode()
+
+
 # ---- in SGLang's processes -----------------------------------------------------------------------
 
 def register() -> None:
     """The entry point: has WeightUpdater know load_format=LOADER. Where SGLang has none, it says so and changes nothing:
     SGLang starts as it does without dray."""
+    if not _has_updater():
+        _log.info("dray: this SGLang is to be started with --custom-weight-loader %s", LOADER)
+        return
     try:
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
         HookRegistry.register(f"{_UPDATER}.WeightUpdater.update_weights_from_tensor", _around, HookType.AROUND)
@@ -89,17 +107,34 @@ def _handshake(model, told) -> None:
     _ranks[id(model)] = model, _rank(model, told, f"-{number}" if number else "")
 
 
-def _rank(model, told, suffix=""):
+def _has_updater() -> bool:
+    """Whether this SGLang's updates are sessions, which begin and end."""
+    try:
+        return importlib.util.find_spec(_UPDATER) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _place():
+    """(rank, how many) of this process in its engine."""
+    if not _has_updater():
+        OLDER.check()
+        from sglang.srt import distributed
+        tp, pp = distributed.get_tensor_model_parallel_world_size(), distributed.get_pp_group()
+        return pp.rank_in_group * tp + distributed.get_tensor_model_parallel_rank(), pp.world_size * tp
     UPSTREAM.check()
     from sglang.srt.runtime_context import get_parallel
+    parallel = get_parallel()
+    return parallel.pp_rank * parallel.tp_size + parallel.tp_rank, parallel.pp_size * parallel.tp_size
 
+
+def _rank(model, told, suffix=""):
     from .rank import Handshake, Rank
-    told, parallel = Handshake(**told), get_parallel()
+    told, (rank, world) = Handshake(**told), _place()
     if not told.group:
         raise ValueError("dray's handshake: group expected, the engine's name, found none")
-    return Rank(told, model, model.load_weights, framework="SGLang", log=_log, group=told.group + suffix,
-                rank=parallel.pp_rank * parallel.tp_size + parallel.tp_rank,
-                world=parallel.pp_size * parallel.tp_size)
+    return Rank(told, model, model.load_weights, framework="SGLang", log=_log, group=told.group + suffix, rank=rank,
+                world=world)
 
 
 class receiver:

@@ -1,20 +1,17 @@
 """A rank of a trainer that hands its weights to engines of SGLang as they lie: nothing is gathered. Needs no SGLang."""
 from __future__ import annotations
 
-import base64
 import contextlib
-import io
 import json
 import urllib.error
 import urllib.request
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, Optional
 
 from .. import weights
 from .published import Options, Published
-from .sglang import LOADER, message
+from .sglang import LOADER, message, packed
 
 
 class Server:
@@ -57,13 +54,12 @@ class Server:
     def end_weight_update(self):
         return self._ask("end_weight_update", {})
 
-    def update_weights_from_tensor(self, named_tensors, load_format: str, flush_cache: bool, weight_version=None):
+    def update_weights_from_tensor(self, named_tensors, load_format: str, flush_cache: bool, weight_version=None,
+                                   selector: Optional[str] = None):
         if self._ranks is None:
             self._ranks = self._ask("server_info")["tp_size"]
-        room = io.BytesIO()
-        ForkingPickler(room).dump(named_tensors)
-        body = {"serialized_named_tensors": [base64.b64encode(room.getvalue()).decode()] * self._ranks,
-                "load_format": load_format, "flush_cache": flush_cache, "selector": self._selector}
+        body = {"serialized_named_tensors": [packed(named_tensors)] * self._ranks,
+                "load_format": load_format, "flush_cache": flush_cache, "selector": selector or self._selector}
         if weight_version is not None:
             body["weight_version"] = weight_version
         return self._ask("update_weights_from_tensor", body)

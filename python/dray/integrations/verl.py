@@ -3,35 +3,19 @@ registers both: `rollout.checkpoint_engine.custom_backend_module`, $VERL_USE_EXT
 `verl.plugins` does. docs/verl.md shows how it is used.
 
 A synchronisation of weights is one version of dray's, whose number verl's driver makes greater than all that any
-worker has seen (build_topology). Each rank of the trainer keeps its version until every engine has committed it
-(deliver), or gives the synchronisation up; only then may anybody withdraw it."""
+worker has seen (build_topology)."""
 from __future__ import annotations
 
-import asyncio
-import ctypes as c
 import importlib.abc
 import importlib.util
-import json
-import math
 import os
-import select
-import socket
 import sys
-import threading
-import time
 import weakref
-import zlib
-from dataclasses import dataclass
 from typing import Any, AsyncGenerator, Optional
 
-import torch
-
-from .upstream import Upstream
-from .. import _library as _l
 from .. import weights as _w
-from ..engine import _tensor
-from ..gpu import torch_dtype
-from ..parameters import Given, Part
+from .synchronised import Shards, Synchronisation, Synchronised
+from .upstream import Upstream
 
 _BASE = "verl.checkpoint_engine.base"
 UPSTREAM = Upstream(
@@ -41,56 +25,18 @@ UPSTREAM = Upstream(
         (_BASE, "CheckpointEngine.build_topology"): ["actor_wg_world_size", "rollout_world_size", "metadata"],
         (_BASE, "CheckpointEngine.send_weights"): ["self", "weights", "global_steps"],
         (_BASE, "CheckpointEngine.receive_weights"): ["self", "global_steps"],
-        ("verl.workers.rollout.utils", "ensure_async_iterator"): ["iterable"],
     },
     abstract={(_BASE, "CheckpointEngine"): {"prepare", "build_topology", "init_process_group", "finalize",
                                             "send_weights", "receive_weights"}})
 UPSTREAM.check()
 
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
-from verl.workers.rollout.utils import ensure_async_iterator
 
-_LIST_BYTES = 1 << 20  # of the packed list of tensors
-_BUCKET = 1 << 20      # bytes of an update's bucket, at least
-_SLICE = 0.5           # seconds between two looks at who is still there
-
-
-class Shards(list):
-    """(name, tensor) as they lie on this rank: DTensors, parts of Megatron's. config: of the model, for Publisher.
-    tensors: {name: (shape, dtype)} of the checkpoint, where the names are not its tensors'."""
-
-    def __init__(self, pairs, config: Optional[str] = None, tensors: Optional[dict] = None):
-        super().__init__(pairs)
-        self.config, self.tensors = config, tensors
-
-
-class _Latest(Given):
-    """What was sent last, for a Publisher that stays open."""
-
-    def __init__(self, pairs):
-        self.now = pairs
-
-    def pairs(self):
-        return self.now
-
-
-@dataclass
-class _Synchronisation:
-    """What build_topology tells a worker. others: {member: name} of those on the other side."""
-    rank: int
-    world: int
-    version: int
-    groups: list
-    others: dict
-    given_up: bool = False
-
-
-def _dead(message):
-    return _l.DrayError(_l.EDEAD, message)
+__all__ = ["DrayCheckpointEngine", "Shards", "sending"]
 
 
 @CheckpointEngineRegistry.register("dray")
-class DrayCheckpointEngine(CheckpointEngine):
+class DrayCheckpointEngine(Synchronised, CheckpointEngine):
     """One of a worker. engine_kwargs.dray has: model, the name to publish under; address of the coordinator, where the
     workers have no $DRAY_ADDRESS; timeout, seconds that a synchronisation may take. report: of the last one."""
     wire_format = "named_tensors"
@@ -98,18 +44,9 @@ class DrayCheckpointEngine(CheckpointEngine):
 
     def __init__(self, bucket_size: int, is_master: Optional[bool] = None, model: str = _w.MODEL,
                  address: Optional[str] = None, timeout: float = 300.0):
-        self.bucket_size, self.sends = bucket_size, is_master is not None
-        self.model, self.timeout, self.version, self.report = model, timeout, 0, None
-        self._address = os.environ.get("DRAY_ADDRESS") or address
-        if not self._address:
-            raise ValueError('checkpoint engine "dray": no coordinator is named: start `dray serve` (or dray.serve() in '
-                             "the driver, before ray.init), and set DRAY_ADDRESS where Ray's processes start, or "
-                             "checkpoint_engine.engine_kwargs.dray.address")
-        self._context = self._now = self._running = self._update = None
-        self._publisher = self._latest = self._list = self._subscriber = None
-        self._kept, self._packed, self._place = {}, None, None
-
-    # ---- verl's steps of a synchronisation ---------------------------------------------------
+        Synchronised.__init__(self, "checkpoint_engine.engine_kwargs.dray.address", bucket_size, model, address,
+                              timeout)
+        self.sends = is_master is not None
 
     def prepare(self) -> dict:
         """What build_topology is to know of this worker. A synchronisation that is under way here is given up."""
@@ -117,10 +54,7 @@ class DrayCheckpointEngine(CheckpointEngine):
             self._now.given_up = True
         place = [os.environ.get(name) for name in ("WG_PREFIX", "RANK", "WORLD_SIZE")]  # of verl's worker group
         side, rank = "trainer" if self.sends else "engine", int(place[1] or 0)
-        name = f"{place[0] or side} rank {rank} (process {os.getpid()} on {socket.gethostname()})"
-        if self._context is None:
-            self._context = _w.Context(self._address, role=side, rank=rank, name=name, timeout=self.timeout)
-        return {"member": self._context.member, "name": name, "version": self.version,
+        return {**self._join(side, f"{place[0] or side} rank {rank}", rank),
                 "place": (place[0], rank, int(place[2])) if all(place) else None}
 
     @classmethod
@@ -150,7 +84,7 @@ class DrayCheckpointEngine(CheckpointEngine):
                 arguments([(rank, world, [group], names(trainers + replicas[group])) for group, rank, world in places]))
 
     def init_process_group(self, rank: int, world: int, groups: list, version: int, others: dict) -> None:
-        self._now = _Synchronisation(rank, world, version, groups, others)
+        self._now = Synchronisation(rank, world, version, groups, others)
         if self.sends:
             DrayCheckpointEngine._sending = weakref.ref(self)
 
@@ -160,257 +94,21 @@ class DrayCheckpointEngine(CheckpointEngine):
     def last_report(self) -> Optional[dict]:
         return self.report
 
-    # ---- both sides --------------------------------------------------------------------------
-
-    def _begin(self):
-        if self._now is None:
-            raise RuntimeError('checkpoint engine "dray": init_process_group is to be called first')
-        return self._now, time.monotonic() + self.timeout
-
-    def _look(self, now):
-        """Raises where this synchronisation is given up: a new one was prepared, or somebody who takes part died."""
-        if now.given_up:
-            raise _l.DrayError(_l.ECANCELED, f"version {now.version}: given up, as another synchronisation was prepared")
-        out = c.c_void_p()
-        self._context._beside("dray_context_status", c.byref(out))
-        alive = {session["member"] for session in json.loads(_l.take(out))["sessions"]}
-        if gone := [name for member, name in now.others.items() if member not in alive]:
-            raise _dead(f"version {now.version} of {self.model}: {', '.join(gone)} ended")
-
-    async def _ended(self):
-        """Until the last one has ended here, too: it was given up, if it has not."""
-        if self._running is not None and not self._running.done():
-            if self._update is not None:
-                self._update.give_up()  # the trainer's wait looks by itself
-            await asyncio.wait([self._running])
-
-    # ---- the trainer's side ------------------------------------------------------------------
-
-    @torch.no_grad()
     async def send_weights(self, weights: Any, global_steps: Optional[int] = None) -> dict:
         """Returns when every engine has committed the weights and nobody reads them any more."""
-        await self._ended()
-        begun = time.monotonic()
-        now, deadline = self._begin()
-        shards = await self._shards(weights, now)
-        self.version = now.version
-        gpu = torch.cuda.is_initialized()
-        self._running = asyncio.ensure_future(_l.in_thread(
-            self._hand_over, shards, now, deadline, torch.cuda.current_stream() if gpu else None,
-            torch.cuda.current_device() if gpu else None))
-        try:
-            await asyncio.shield(self._running)
-        except asyncio.CancelledError:
-            now.given_up = True
-            raise
-        return {"dray/send_seconds": time.monotonic() - begun} if now.rank == 0 else {}
-
-    async def _shards(self, weights, now):
-        """What is to be published. Whole tensors, which every rank is given, are copied, by each rank some."""
-        if isinstance(weights, Shards):
-            return weights
-        pairs, tensors, kept = [], {}, {}
-        async for name, tensor in ensure_async_iterator(weights):
-            tensors[name] = tuple(tensor.shape), tensor.dtype
-            if hasattr(tensor, "placements") or isinstance(tensor, Part):
-                pairs.append((name, tensor))
-            elif len(tensors) % now.world == now.rank:
-                room = self._kept.get(name)
-                if room is None or room.shape != tensor.shape or room.dtype != tensor.dtype:
-                    room = _w.empty(tuple(tensor.shape), dtype=tensor.dtype)
-                room.copy_(tensor)
-                kept[name] = room
-                pairs.append((name, room))
-        self._kept = kept
-        return Shards(pairs, tensors=tensors)
-
-    def _publish(self, shards, now, stream):
-        kinds = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in shards if not isinstance(tensor, Part)}
-        if self._publisher is not None and (kinds, shards.config) != self._known:
-            self._close()
-        self._known = kinds, shards.config
-        try:
-            self._open(shards, now)
-            self._publisher.publish(now.version, stream)
-        except _l.DrayError as error:
-            if error.name != "EDEAD":
-                raise
-            self._close()  # another rank has opened its part anew
-            self._open(shards, now)
-            self._publisher.publish(now.version, stream)
-        if now.rank == 0:
-            self._list[0].publish(now.version)
-
-    def _open(self, shards, now):
-        if self._publisher is not None:
-            self._latest.now = shards
-            return
-        self._latest = _Latest(shards)
-        self._publisher = _w.Publisher(self._latest, self.model, now.rank, now.world, context=self._context,
-                                       config=shards.config, timeout=self.timeout)
-        if now.rank == 0:
-            room = _w.empty((_LIST_BYTES,), dtype=torch.uint8)
-            room.copy_(_pack(shards.tensors or _tensors_of(self._publisher._layout)))
-            self._list = _w.Publisher({"list": room}, f"{self.model}.tensors", 0, 1, context=self._context,
-                                      timeout=self.timeout), room
-
-    def _close(self):
-        for opened in (self._publisher, self._list and self._list[0]):
-            if opened is not None:
-                opened.close()
-        self._publisher = self._list = None
-
-    def _hand_over(self, shards, now, deadline, stream, device):
-        """In a thread of its own: publishes, and keeps the version until everybody has it."""
-        if device is not None:
-            torch.cuda.set_device(device)
-        self._publish(shards, now, stream)
-        try:
-            while True:
-                left = deadline - time.monotonic()
-                try:
-                    return self._publisher.deliver(now.version, now.groups, timeout=max(0, min(_SLICE, left)))
-                except _l.DrayTimeout:
-                    if left <= _SLICE:
-                        raise
-                self._look(now)
-        finally:  # nobody reads what may be written from here on
-            for publisher in (self._publisher, self._list and self._list[0]):
-                if publisher is not None:
-                    publisher.wait(now.version, max(1.0, deadline - time.monotonic()))
-
-    # ---- an engine's side --------------------------------------------------------------------
+        seconds = await self.send(weights)
+        return {"dray/send_seconds": seconds} if self._now and self._now.rank == 0 else {}
 
     async def receive_weights(self, global_steps: Optional[int] = None) -> AsyncGenerator:
         """(name, tensor), whole tensors: the newest version that is complete, of at least the one that was agreed on. The
         ranks of a replica commit it together."""
-        await self._ended()
-        now, deadline = self._begin()
-        place = now.groups[0], now.rank, now.world
-        if self._place != place:
-            self._leave()
-        self._place = place
-        buckets: asyncio.Queue = asyncio.Queue()
-        self._update = _Update(asyncio.get_running_loop(), buckets, deadline)
-        self._running = running = asyncio.ensure_future(_l.in_thread(self._receive, now, self._update))
-        running.add_done_callback(lambda _: buckets.put_nowait(None))
+        buckets = self.buckets()
         try:
-            while (bucket := await buckets.get()) is not None:
+            async for bucket in buckets:
                 for pair in bucket:
                     yield pair
-                self._update.taken(bucket)
-            self.report = await asyncio.shield(running)
-            self.version = self.report["version"]
         finally:
-            if not running.done():
-                self._update.give_up()
-                await asyncio.wait([running])
-            if not running.cancelled():
-                running.exception()  # was seen, or is the consequence of another one
-
-    def _receive(self, now, update):
-        """In a thread of its own: the list of tensors, and the tensors."""
-        options = dict(group=now.groups[0], rank=now.rank, world=now.world, context=self._context, timeout=self.timeout)
-        try:
-            if self._list is None:
-                room = _w.empty((_LIST_BYTES,), dtype=torch.uint8)
-                self._list = _w.Subscriber({"list": room}, f"{self.model}.tensors", **options), room
-            self._take(self._list[0], now, update)
-            packed = _packed(self._list[1])
-            if self._subscriber is None or packed != self._packed:
-                if self._subscriber is not None:
-                    self._subscriber.close()
-                self._packed, self._subscriber, tensors = packed, None, _unpack(packed)
-                self._count = len(tensors)
-                largest = max(math.prod(shape) * dtype.itemsize for shape, dtype in tensors.values())
-                self._subscriber = _w.Subscriber(load=lambda named: self._update.load(named), tensors=tensors,
-                                                 model=self.model, bucket_bytes=max(_BUCKET, self.bucket_size // 2,
-                                                                                    2 * largest), **options)
-            update.begin(self._count)
-            return self._take(self._subscriber, now, update)
-        except BaseException:
-            self._leave()  # what is under way ends with it; the next one begins anew
-            raise
-
-    def _take(self, subscriber, now, update):
-        subscriber.start(min_version=now.version, timeout=update.left())
-        while not subscriber.poll():
-            if not select.select([subscriber.fileno()], [], [], _SLICE)[0]:
-                self._look(now)
-            if update.over:
-                raise _l.DrayError(_l.ECANCELED, f"version {now.version}: the engine takes no more of it")
-        return subscriber.finish()
-
-    def _leave(self):
-        for opened in (self._subscriber, self._list and self._list[0]):
-            if opened is not None:
-                opened.close()
-        self._subscriber = self._list = None
-
-
-class _Update:
-    """An update whose thread hands copies of its buckets to the event loop, and reads the next one meanwhile. Copies, as
-    nobody can say when an engine that fails has let go of what it was lent."""
-
-    def __init__(self, loop, buckets, deadline):
-        self._loop, self._buckets, self._deadline = loop, buckets, deadline
-        self._room, self._drained, self.over = threading.Semaphore(2), threading.Event(), False
-        self._coming = self._wanted = math.inf
-
-    def begin(self, count):
-        self._coming = self._wanted = count  # tensors: from the trainer, and by the engine
-
-    def left(self):
-        return max(0.001, self._deadline - time.monotonic())
-
-    def load(self, named):
-        copies = [(name, tensor.clone()) for name, tensor in named]
-        there = self._room.acquire(timeout=self.left())
-        if there and not self.over:
-            self._loop.call_soon_threadsafe(self._buckets.put_nowait, copies)
-            self._coming -= len(copies)
-            there = self._coming > 0 or self._drained.wait(self.left())  # what is committed, the engine has taken
-        if self.over or not there:
-            raise _l.DrayError(_l.ECANCELED, "the engine takes no more of these weights")
-
-    def taken(self, bucket):
-        self._room.release()
-        self._wanted -= len(bucket)
-        if self._wanted <= 0:
-            self._drained.set()
-
-    def give_up(self):
-        self.over = True
-        self._room.release()
-        self._drained.set()
-
-
-# ---- the list of tensors -------------------------------------------------------------------------
-
-def _tensors_of(layout):
-    """{name: (shape, dtype)} of what a rank has announced."""
-    found = (_tensor(layout.pointer, i) for i in range(_l.library().dray_layout_tensor_count(layout.pointer)))
-    return {t.name.decode(): (tuple(t.shape[:t.ndim]), torch_dtype(t.dtype)) for t in found if t.alias_of < 0}
-
-
-def _pack(tensors):
-    """As bytes of a fixed number: an engine must know the size of what it receives."""
-    listed = [[name, str(dtype).rpartition(".")[2], list(shape)] for name, (shape, dtype) in tensors.items()]
-    packed = zlib.compress(json.dumps(listed).encode())
-    whole = len(packed).to_bytes(8, "little") + packed
-    if len(whole) > _LIST_BYTES:
-        raise ValueError(f"the model's {len(tensors)} tensors: a list of at most {_LIST_BYTES} bytes expected, found "
-                         f"{len(whole)}")
-    return torch.frombuffer(bytearray(whole.ljust(_LIST_BYTES, b"\0")), dtype=torch.uint8)
-
-
-def _packed(room):
-    whole = room.numpy()
-    return whole[8:8 + int.from_bytes(whole[:8].tobytes(), "little")].tobytes()
-
-
-def _unpack(packed):
-    return {name: (tuple(shape), getattr(torch, dtype)) for name, dtype, shape in json.loads(zlib.decompress(packed))}
+            await buckets.aclose()
 
 
 # ---- training engines ----------------------------------------------------------------------------

@@ -18,7 +18,8 @@ def digest(tensor):
         if tensor.dim() else 1
     for part in tensor.split(rows) if tensor.dim() else [tensor.reshape(1)]:
         if part.numel():
-            made.update(part.detach().contiguous().cpu().flatten().view(torch.uint8).numpy())
+            here = part.detach().contiguous().cpu()  # of one element its stride may be any number
+            made.update(here.as_strided((here.numel(),), (1,)).view(torch.uint8).numpy())
     return made.digest()
 
 

@@ -1,0 +1,18 @@
+"""dray's checkpoint engine with NeMo-RL's own classes: weights_test_nemo_rl_python against the repository, and the repository's
+tests of its contract. Needs $DRAY_UPSTREAM/nemo-rl."""
+import os
+import pathlib
+import subprocess
+import sys
+
+SOURCE, UPSTREAM = pathlib.Path(os.environ["DRAY_SOURCE_DIR"]), pathlib.Path(os.environ["DRAY_UPSTREAM"], "nemo-rl")
+variables = {**os.environ, "PYTHONPATH": str(UPSTREAM), "PYTHONDONTWRITEBYTECODE": "1"}
+subprocess.run([sys.executable, SOURCE / "tests/weights/test_nemo_rl_python.py"], check=True, env=variables, timeout=200)
+done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest", "-k",
+                       "ABC or helpers or rejects_unknown_short_name or sharded_plugin or policy_worker",
+                       UPSTREAM / "tests/unit/utils/test_checkpoint_engine.py"], env=variables, cwd=os.environ["DRAY_WORK"],
+                      stdout=subprocess.PIPE, text=True, timeout=200)
+print(done.stdout)
+assert done.returncode == 0
+print("three ranks of a policy and two of a rollout by NeMo-RL's create_checkpoint_engine; its own tests of the contract: "
+      + done.stdout.strip().splitlines()[-1])

@@ -1,0 +1,131 @@
+"""The slime plug-in against the contract that slime 624b824 has with what updates weights, without slime and Megatron; with the
+repository in $DRAY_UPSTREAM/slime, against its own modules and its own conversion (tests/frameworks/slime_contract). Two ranks
+of a trainer, TP2 and EP2, and engines that speak SGLang's protocol: every tensor by its bits."""
+import os
+import subprocess
+import sys
+import tempfile
+import unittest.mock
+
+try:
+    import torch
+    import torch.distributed as dist
+except ImportError as missing:
+    print(missing)
+    sys.exit(77)
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+if "DRAY_UPSTREAM" not in os.environ:
+    sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
+import slime_names as names  # noqa: E402
+
+import dray  # noqa: E402
+
+
+def refused(kind, words, what):
+    try:
+        what()
+    except kind as failure:
+        assert all(word in str(failure) for word in words), failure
+        return
+    raise AssertionError(f"not refused: {words}")
+
+
+def rank_main(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=names.TP)
+    actor, convert = names.install(rank)
+    from dray.integrations import sglang, slime
+    sglang._has_updater = lambda: False
+    from sglang_stand_in import Engine
+
+    # ---- what is replaced, and what is refused first
+    old = actor.UpdateWeightFromDistributed
+    for changed in ({"update_weight_mode": "delta"}, {"update_weight_transport": "disk"}):
+        refused(ValueError, ["--" + next(iter(changed)).replace("_", "-"), "expected with dray"],
+                lambda: slime.init(type(names.ARGS)(**{**vars(names.ARGS), **changed})))
+    with unittest.mock.patch.object(old, "__init__", lambda self, args, model, getter, *, model_name: None):
+        refused(RuntimeError, ["624b824", "getter"], lambda: slime.init(names.ARGS))
+    with unittest.mock.patch.object(slime.inspect, "getsource", lambda what: "self.weight_updater = Another()"):
+        refused(RuntimeError, ["does not name UpdateWeightFromDistributed"], lambda: slime.init(names.ARGS))
+    assert actor.UpdateWeightFromDistributed is old
+    slime.init(names.ARGS)
+    assert actor.UpdateWeightFromDistributed is actor.UpdateWeightFromTensor is slime.DrayWeightUpdater
+
+    # ---- as slime's actor uses it
+    chunk = names.Chunk(rank)
+    of = dict(model_name="qwen3moe", quantization_config=None)
+    refused(NotImplementedError, ["fp8"], lambda: actor.UpdateWeightFromDistributed(
+        names.ARGS, [chunk], dict, model_name="qwen3moe", quantization_config={"quant_method": "fp8"}))
+    updater = actor.UpdateWeightFromDistributed(names.ARGS, [chunk], dict, **of)
+    updater.weight_version = 4  # a run that goes on
+    named = names.checkpoint(0, convert)
+    engines = [Engine(named), Engine(named)] if rank == 0 else [None, None]
+    updater.connect_rollout_engines(engines, None, engine_gpu_counts=[1, 1])
+    for version in range(5, 9):
+        chunk.write(version)
+        if version == 7:  # another engine in the place of one
+            engines[1] = Engine(named) if rank == 0 else None
+            updater.connect_rollout_engines(engines, None, engine_gpu_counts=[1, 1])
+        updater.update_weights()
+        assert updater.weight_version == version and updater.pop_metrics()["dray/update_seconds"] > 0
+        assert updater.pop_metrics() == {}
+        for engine in engines if rank == 0 else ():
+            assert engine.calls[-4:] == ["pause_generation", "flush_cache", "update_weights_from_tensor", "continue_generation"]
+            assert engine.model.differs(names.checkpoint(version, convert)) == [], version
+    if rank == 0:  # in place, once it was proven
+        found = [each._recorded for _, each in sglang._ranks.values()]
+        assert all(each.certified and not each.by_loader for each in found), [each.by_loader for each in found]
+
+    # ---- an engine fails: all ranks are told, the other one has the version, and so have both with the next
+    if rank == 0:
+        engines[1].fails = "out of memory"
+    chunk.write(9)
+    refused(RuntimeError, ["engine 1", "out of memory"], updater.update_weights)
+    if rank == 0:
+        assert engines[0].model.differs(names.checkpoint(9, convert)) == []
+        assert engines[1].model.differs(names.checkpoint(8, convert)) == []
+        assert engines[1].calls[-1] == "continue_generation"
+        engines[1].fails = None
+    chunk.write(10)
+    updater.weight_version = 9
+    updater.update_weights()
+    for engine in engines if rank == 0 else ():
+        assert engine.model.differs(names.checkpoint(10, convert)) == []
+    dist.barrier()
+    updater._published.close()
+
+    # ---- parameters that leave the GPU in turns are read where slime keeps them
+    names.ARGS.colocate = True
+    chunk.write(11)
+    backups = {name: p.data.clone() for name, p in names_of([chunk])}
+    chunk.write(12)
+    other = actor.UpdateWeightFromTensor(names.ARGS, [chunk], lambda: backups, **of)
+    one = [Engine(named)] if rank == 0 else [None]
+    other.connect_rollout_engines(one, None, engine_gpu_counts=[1])
+    other.update_weights()
+    if rank == 0:
+        assert one[0].model.differs(names.checkpoint(11, convert)) == []
+    dist.barrier()
+    other._published.close()
+    dist.destroy_process_group()
+
+
+def names_of(model):
+    return sys.modules["slime.backends.megatron_utils.update_weight.common"].named_params_and_buffers(names.ARGS, model)
+
+
+def main():
+    if len(sys.argv) > 1:
+        return rank_main(int(sys.argv[1]), sys.argv[2])
+    with dray.serve(), tempfile.TemporaryDirectory() as folder:
+        ranks = [subprocess.Popen([sys.executable, __file__, str(rank), folder]) for rank in range(names.TP)]
+        try:
+            found = [process.wait(240) for process in ranks]
+        finally:
+            for process in ranks:
+                process.kill()
+    assert found == [0] * names.TP, found
+
+
+main()
