@@ -25,7 +25,8 @@
 #define CMD_MAP(XX)                                                                                \
     XX(run, "run a job: rollout, rewards and training, to its last checkpoint")                    \
     XX(study, "compare schedules of a job over seeds: what they learn, and how fast")              \
-    XX(trace, "say where the time of a run went, and who waited for whom")                          \
+    XX(trace, "say where the time of a run went, and who waited for whom")                         \
+    XX(report, "write a page that shows a run, or several side by side")                           \
     XX(host, "")                                                                                   \
     XX(inspect, "print what a checkpoint holds, and whether it is complete")                       \
     XX(verify, "say whether two checkpoints or sessions hold the same weights")                    \

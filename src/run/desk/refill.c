@@ -4,6 +4,7 @@
  * it had become too old, gets more samples of the prompt that it has. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "base/thread.h"
 #include "run/data/prompts.h"
 #include "run/desk/desk.h"
@@ -39,6 +40,7 @@ struct dray__refiller {
     const dray__feed *feed;
     const dray__tokenizer *tokenizer;
     dray_queue *queue; /* its own */
+    dray_context *context;
     dray__thread thread;
     atomic_bool abandoned;
     int64_t known_after; /* replacements in steps after this one are all known here */
@@ -148,6 +150,23 @@ static int insert(dray__refiller *self, const dray_refill *refill, const char *k
     return rc == DRAY_EEXIST ? DRAY_OK : rc; /* answered before, or the step is over */
 }
 
+/* In the desk's log, and for the run's page. */
+static void say(const dray__refiller *self, const dray_refill *refill, uint64_t prompt)
+{
+    char message[1024];
+    snprintf(message, sizeof(message),
+             "%s: %u samples from %u on were lost (%s: %s): replaced by prompt %llu",
+             refill->partition, refill->rows, refill->slot, refill->task, refill->reason,
+             (unsigned long long)prompt);
+    fprintf(stderr, "%s\n", message);
+    json_t *report = json_pack("{s:s}", "message", message);
+    char *text = dray__json_text(report, JSON_COMPACT);
+    json_decref(report);
+    if (text)
+        dray_report_post(self->context, "lost", text, NULL);
+    free(text);
+}
+
 static int answer(dray__refiller *self, const dray_refill *refill, dray_error *error)
 {
     int64_t step = dray__partition_step("step", refill->partition);
@@ -165,9 +184,7 @@ static int answer(dray__refiller *self, const dray_refill *refill, dray_error *e
     bool hopeless = of->lost > dray__job_batch(self->job) + self->job->eval.prompts;
     if (hopeless || !choose(self, of, refill, &prompt))
         return dray_queue_refill_decline(self->queue, refill->id, error);
-    fprintf(stderr, "%s: %u samples from %u on were lost (%s: %s): replaced by prompt %llu\n",
-            refill->partition, refill->rows, refill->slot, refill->task, refill->reason,
-            (unsigned long long)prompt);
+    say(self, refill, prompt);
     rc = insert(self, refill, kind, step, prompt, error);
     return rc ? rc : remember(of, refill->group, prompt, error);
 }
@@ -219,6 +236,7 @@ int dray__refiller_start(dray__host *host, const dray__data *data, const dray__f
     self->data = data;
     self->feed = feed;
     self->tokenizer = host->tokenizer;
+    self->context = host->context;
     int rc = dray__job_queue_open(host->context, host->job, &self->queue, error);
     if (!rc)
         rc = dray__driver_newest(self->queue, &self->known_after, error);

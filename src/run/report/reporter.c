@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/io.h"
 #include "base/json.h"
 #include "base/thread.h"
 #include "control/channel.h"
@@ -9,6 +10,7 @@
 #include "run/job/tasks.h"
 #include "run/report/units.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -26,15 +28,31 @@ struct dray__reporter {
     json_t *status;
     bool unlearned;     /* of the last evaluation */
     dray_error failure; /* code 0: none */
-    int64_t drawn_ns;
+    int64_t drawn_ns, depth_ns;
+    FILE *events; /* events.jsonl */
     _Atomic int64_t heard_ns;
     _Atomic uint64_t progress;
     _Atomic bool ready, stopping;
 };
 
-enum { SLICE_MS = 200, DRAW_MS = 200 };
+enum { SLICE_MS = 200, DRAW_MS = 200, DEPTH_MS = 1000 };
 
 /* ---- the thread ------------------------------------------------------------------------------ */
+
+/* A line of events.jsonl, for the page: what metrics.jsonl has no row for. It takes `object`; what
+ * cannot be written is left out, as the run goes on without it. */
+static void note(dray__reporter *self, const char *event, json_t *object)
+{
+    if (object && self->events) {
+        json_object_set_new(object, "event", json_string(event));
+        json_object_set_new(object, "at", json_integer(dray__now()));
+        json_object_set_new(object, "step", json_integer(self->rows.last_step));
+        json_dumpf(object, self->events, JSON_COMPACT);
+        putc('\n', self->events);
+        fflush(self->events);
+    }
+    json_decref(object);
+}
 
 /* By more than two standard errors of both, as if the prompts were drawn anew each time. */
 static bool unlearned(const dray__reporter *self)
@@ -59,6 +77,22 @@ static void warn_of_unlearning(dray__reporter *self)
              self->rows.last_accuracy, (long long)self->rows.last_accuracy_step,
              self->rows.first_accuracy, (long long)self->rows.first_accuracy_step);
     dray__view_say(&self->view, "warning", message);
+    note(self, "warning", json_pack("{s:s}", "message", message));
+}
+
+static void note_update(dray__reporter *self, const json_t *report)
+{
+    static const char *const keys[] = {"role", "version", "bytes", "seconds", "pause_seconds"};
+    json_t *object = json_object();
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++)
+        json_object_set(object, keys[i], json_object_get(report, keys[i]));
+    note(self, "engine_update", object);
+}
+
+static void note_lost(dray__reporter *self, const json_t *report)
+{
+    const char *message = dray__json_string(report, "message");
+    note(self, "lost", json_pack("{s:s}", "message", message ? message : ""));
 }
 
 static void take(dray__reporter *self, json_t *report)
@@ -79,6 +113,10 @@ static void take(dray__reporter *self, json_t *report)
     if (kind && (strcmp(kind, "warmup") == 0 || strcmp(kind, "checkpoint") == 0 ||
                  strcmp(kind, "engine_update") == 0))
         dray__view_event(&self->view, kind, json_incref(report));
+    if (kind && strcmp(kind, "engine_update") == 0)
+        note_update(self, report);
+    if (kind && strcmp(kind, "lost") == 0)
+        note_lost(self, report);
     pthread_mutex_unlock(&self->lock);
     if (rows || (kind && strcmp(kind, "eval") == 0))
         atomic_fetch_add(&self->progress, 1);
@@ -126,6 +164,18 @@ static void draw(dray__reporter *self)
     pthread_mutex_unlock(&self->lock);
 }
 
+/* How far the queue's columns are filled, from time to time. */
+static void look_at_depth(dray__reporter *self)
+{
+    if (!self->rows.ready || dray__now() < self->depth_ns + DEPTH_MS * DRAY__MILLISECOND)
+        return;
+    ask_queue(self);
+    self->depth_ns = dray__now();
+    pthread_mutex_lock(&self->lock);
+    note(self, "queue", json_pack("{s:o}", "columns", dray__view_depths(self->status)));
+    pthread_mutex_unlock(&self->lock);
+}
+
 static void *watch(void *user)
 {
     dray__reporter *self = user;
@@ -144,6 +194,7 @@ static void *watch(void *user)
         }
         json_decref(reports);
         draw(self);
+        look_at_depth(self);
         if (rc && (last || rc != DRAY_ETIMEDOUT))
             return NULL; /* a coordinator that is gone is the supervisor's to see */
     }
@@ -166,7 +217,12 @@ int dray__reporter_start(const dray__folder *folder, const dray__job *job, const
     options.name = "supervisor";
     options.role = "tool";
     options.timeout_ns = 10 * DRAY__SECOND;
-    int rc = dray__rows_open(folder, job, &self->rows, error);
+    char events[PATH_MAX];
+    dray__folder_path(folder, "events.jsonl", events);
+    self->events = dray__open_stream(events, "a");
+    int rc = self->events ? DRAY_OK : dray__fail_errno(error, errno, "%s", events);
+    if (!rc)
+        rc = dray__rows_open(folder, job, &self->rows, error);
     if (!rc)
         rc = dray_open(&options, &self->context, error);
     if (!rc)
@@ -198,6 +254,8 @@ void dray__reporter_free(dray__reporter *self)
     dray_close(self->context);
     dray__rows_free(&self->rows);
     json_decref(self->status);
+    if (self->events)
+        fclose(self->events);
     pthread_mutex_destroy(&self->lock);
     free(self);
 }
@@ -236,6 +294,8 @@ void dray__reporter_say(dray__reporter *self, const char *event, const char *for
     va_end(arguments);
     pthread_mutex_lock(&self->lock);
     dray__view_say(&self->view, event, message);
+    if (strcmp(event, "start") != 0)
+        note(self, event, json_pack("{s:s}", "message", message));
     pthread_mutex_unlock(&self->lock);
 }
 
@@ -286,8 +346,9 @@ void dray__reporter_summary(dray__reporter *self, const dray__folder *folder, co
         printf("checkpoint: %s/checkpoints/step-%06lld (transformers loads it; dray inspect looks "
                "into it)\n",
                folder->path, (long long)rows->checkpoint);
-    printf("timeline:   %s/trace.json (open it at https://ui.perfetto.dev)\n"
+    printf("report:     %s/report.html (a page for the browser)\n"
+           "timeline:   %s/trace.json (open it at https://ui.perfetto.dev; dray trace %s)\n"
            "numbers:    %s/metrics.jsonl; what they mean: docs/run.md\n",
-           folder->path, folder->path);
+           folder->path, folder->path, folder->path, folder->path);
     fflush(stdout);
 }

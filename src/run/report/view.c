@@ -179,7 +179,7 @@ static void add_phases(canvas *c, const dray__rows *rows)
 }
 
 /* Committed cells of each column, over the partitions that are alive. */
-static json_t *depths(const json_t *status)
+json_t *dray__view_depths(const json_t *status)
 {
     json_t *sums = json_object(), *partition, *count;
     size_t i;
@@ -200,7 +200,7 @@ static void add_depths(canvas *c, const json_t *status)
     char items[ITEMS_MAX][64] = {"empty"};
     uint32_t used = 0;
     const char *name;
-    json_t *sums = depths(status), *count;
+    json_t *sums = dray__view_depths(status), *count;
     json_object_foreach(sums, name, count)
     {
         if (json_integer_value(count) && used < ITEMS_MAX)

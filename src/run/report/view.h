@@ -20,5 +20,7 @@ void dray__view_event(dray__view *view, const char *event, json_t *object);
 void dray__view_row(dray__view *view, const dray__rows *rows, const json_t *row);
 /* Redraws the picture on a terminal. status: the queue's, or NULL. */
 void dray__view_draw(dray__view *view, const dray__rows *rows, const json_t *status);
+/* Cells of each column that are committed, over the queue's partitions; the caller's. */
+json_t *dray__view_depths(const json_t *status);
 /* Takes the picture away. */
 void dray__view_clear(dray__view *view);

@@ -1,10 +1,10 @@
 #include "run/study/study_read.h"
 
 #include "base/error.h"
-#include "base/io.h"
 #include "base/json.h"
 #include "base/words.h"
-#include "run/host/host.h"
+#include "run/paths.h"
+#include "run/report/rows_read.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -105,8 +105,9 @@ static void place_points(dray__study_run *run, double step)
         }
 }
 
-static int take_row(reading *r, const json_t *row, const char *path, dray_error *error)
+static int take_row(void *user, json_t *row, const char *path, dray_error *error)
 {
+    reading *r = user;
     const json_t *step = json_object_get(row, "step"),
                  *accuracy = json_object_get(row, "eval_accuracy");
     if (!json_is_integer(step) || json_integer_value(step) <= r->step)
@@ -124,28 +125,6 @@ static int take_row(reading *r, const json_t *row, const char *path, dray_error 
     r->scored = json_is_number(accuracy);
     int rc = r->scored ? add_point(r, row, json_number_value(accuracy), error) : DRAY_OK;
     place_points(r->run, (double)r->step);
-    return rc;
-}
-
-/* The last line of a run that is not over may be half a line. */
-static int read_rows(reading *r, const char *path, dray_error *error)
-{
-    FILE *file = dray__open_stream(path, "r");
-    if (!file)
-        return errno == ENOENT ? DRAY_OK : dray__fail_errno(error, errno, "%s", path);
-    char *line = NULL;
-    size_t room = 0;
-    ssize_t length;
-    int rc = DRAY_OK;
-    while (!rc && (length = getline(&line, &room, file)) > 0 && line[length - 1] == '\n') {
-        json_t *row = NULL;
-        rc = dray__json_parse(line, (size_t)length, path, &row, error);
-        if (!rc)
-            rc = take_row(r, row, path, error);
-        json_decref(row);
-    }
-    free(line);
-    fclose(file);
     return rc;
 }
 
@@ -190,7 +169,7 @@ int dray__study_read(const char *folder, const dray__job *job, dray__study_run *
                  .times = json_object(),
                  .step = -1};
     dray__path(path, sizeof(path), "%s/metrics.jsonl", folder);
-    int rc = read_rows(&r, path, error);
+    int rc = dray__rows_each(path, take_row, &r, error);
     if (!rc && r.step == job->steps && r.scored) {
         run.finished = true;
         set_totals(&r);

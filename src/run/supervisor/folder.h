@@ -2,6 +2,7 @@
  *   config.yaml    the job as resolved, itself a job file
  *   config.json    the same, for programs
  *   metrics.jsonl  one object a step
+ *   events.jsonl   what else happened, report.html a page of all
  *   checkpoints/   step-N: a Hugging Face checkpoint with the trainer's state
  *   weights/       versions for engines that update from disk
  *   logs/          one file a process

@@ -9,6 +9,8 @@
 #include "run/job/schedule.h"
 #include "run/job/settings.h"
 #include "run/job/tasks.h"
+#include "run/page/page.h"
+#include "run/page/page.h"
 #include "run/process.h"
 #include "run/run.h"
 #include "run/trainer/checkpoint.h"
@@ -475,6 +477,17 @@ static void merge_traces(supervisor *s)
         dray__reporter_say(s->reporter, "warning", "no timeline: %s", error.message);
 }
 
+/* The page of the run; one that cannot be written must not end the run. */
+static void write_page(supervisor *s)
+{
+    char path[PATH_MAX];
+    const char *const folder = s->folder.path;
+    dray_error error;
+    dray__folder_path(&s->folder, "report.html", path);
+    if (dray__page_write_file(&folder, 1, path, &error))
+        dray__reporter_say(s->reporter, "warning", "no report: %s", error.message);
+}
+
 static void end_all(supervisor *s)
 {
     dray_error late;
@@ -491,6 +504,8 @@ static void end_all(supervisor *s)
     dray__watch_free(s->watch);
     remove_stop(s);
     merge_traces(s);
+    if (s->reporter)
+        write_page(s);
     if (s->reporter && (!s->code || dray__reporter_ready(s->reporter)))
         dray__reporter_summary(s->reporter, &s->folder,
                                s->code         ? "failed"

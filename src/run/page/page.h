@@ -1,0 +1,31 @@
+/* src/run/page/: a page that shows runs: report.html of a run's folder, and `dray report`. data.c
+ * reads what a run left (metrics.jsonl, events.jsonl, config.json), timeline.c its spans, encode.c
+ * writes numbers so that 10,000 steps fit, page.html shows them, and page.c puts data into it. */
+#pragma once
+
+#include <dray/dray.h>
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+enum { DRAY__PAGE_RUNS = 16 };
+
+/* Writes the page of these runs. DRAY_ENOENT: a folder has no metrics.jsonl; DRAY_EFORMAT: file and
+ * place. live: the page goes on with what the server that has it sends (report/live.c). */
+int dray__page_write(const char *const *folders, uint32_t count, bool live, FILE *out,
+                     dray_error *error);
+/* The same into a file, which is replaced in one step. */
+int dray__page_write_file(const char *const *folders, uint32_t count, const char *path,
+                          dray_error *error);
+
+/* ---- between its files ----------------------------------------------------------------------- */
+
+/* Numbers as base64 of little-endian floats of 32 bits; a number alone where all are the same; NULL
+ * where there are none. Not a number: none at that place. */
+json_t *dray__page_floats(const double *values, uint32_t count);
+json_t *dray__page_bytes(const void *data, size_t size); /* base64 */
+/* One run's data; points: the most that a curve has. */
+int dray__page_run(const char *folder, uint32_t points, json_t **out, dray_error *error);
+/* The timeline of a run, in at most so many intervals, the longest waits, and when steps ended;
+ * *out: NULL where the run has no spans. */
+int dray__page_timeline(const char *folder, uint32_t intervals, json_t **out, dray_error *error);

@@ -1,0 +1,67 @@
+"""report.html: what it shows is what metrics.jsonl says, it needs nothing from elsewhere, and a browser (Chromium, where
+it is installed) draws it without errors at both widths, light and dark. dray report makes the same page again, and one of
+several runs."""
+from pages import *
+
+CLOCK = ("clock.enabled=true", "clock.token_seconds=0.002", "clock.train_seconds=0.001", "steps=8", "roles.engine.ranks=1",
+         "roles.engine.instances=2", "schedule=async", "rollout.prompts=4", "queue.max_attempts=3")
+
+
+def report(*words):
+    return subprocess.run([PROGRAM, "report", *map(str, words)], capture_output=True, text=True, cwd=work,
+                          timeout=PATIENCE)
+
+
+one, other = work / "one", work / "other"
+for folder, more, fault in ((one, (), "engine.0:0:claimed:2:kill"), (other, ("schedule=sync", "staleness=0"), None)):
+    done = run(folder, *words(CLOCK + more), fault=fault)
+    check(done.returncode == 0, f"{folder.name}: {done.stderr}")
+    page = folder / "report.html"
+    check(f"report:     {page}" in done.stdout, f"{folder.name}: {done.stdout}")
+    data = data_of(page)
+    check(len(data["runs"]) == 1 and not data["live"], f"{folder.name}: {data.keys()}")
+    shown = data["runs"][0]
+    check_values(folder.name, shown, rows(folder))
+    steps = numbers(shown["timeline"]["end_steps"], shown["timeline"]["ends"])
+    check([int(s) for s in steps] == list(range(9)), f"{folder.name}: steps of the timeline: {steps}")
+    check(len(shown["timeline"]["tracks"]) >= 3 and shown["timeline"]["bubbles"], f"{folder.name}: no timeline")
+    settings = {key: (standard, value) for key, standard, value in shown["settings"]}
+    check(settings["clock.enabled"] == (False, True) and settings["steps"][1] == 8, f"{folder.name}: {settings}")
+    check("seed" not in settings and "rollout.temperature" not in settings, f"{folder.name}: {settings}")
+    engines = {update["role"] for update in map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+               if update["event"] == "engine_update"}
+    check(engines == set(shown["updates"]), f"{folder.name}: updates of {engines}: {shown['updates'].keys()}")
+restarts = [e for e in data_of(one / "report.html")["runs"][0]["events"] if e["event"] == "restart"]
+check(len(restarts) == 1 and "killed by signal 9" in restarts[0]["message"], f"restarts: {restarts}")
+
+text = (one / "report.html").read_text()
+check(not re.search(r"""(src|href)\s*=\s*["'](?!data:)|@import|url\(""", text), "the page names another file")
+before = data_of(one / "report.html")
+check(report(one).returncode == 0 and data_of(one / "report.html") == before, "dray report makes another page")
+done = report(one, other, "-o", "both.html")
+check(done.returncode == 0 and len(data_of(work / "both.html")["runs"]) == 2, f"both: {done.stderr}")
+
+# Text of the job's is text of the page, and never a tag of it.
+(other / "events.jsonl").write_text('{"event": "warning", "message": "</script><script>document.x=1</script>"}\n')
+check(report(other).returncode == 0 and "</script><script>document" not in (other / "report.html").read_text(), "a tag")
+
+for name, content, expected in (("events.jsonl", "[]\n", "line 1: expected an object"),
+                                ("events.jsonl", "{\n", "line 1"),
+                                ("metrics.jsonl", '{"step": "x"}\n', "metrics.jsonl: line 1: expected a row"),
+                                ("config.json", "[]", "config.json: expected an object")):
+    bad = work / "bad"
+    shutil.copytree(other, bad, dirs_exist_ok=True)
+    (bad / name).write_text(content)
+    done = report(bad, "-o", "bad.html")
+    check(done.returncode == 1 and expected in done.stderr and not (work / "bad.html").exists(), f"{name}: {done.stderr}")
+    shutil.rmtree(bad)
+done = report(work / "nowhere")
+check(done.returncode == 1 and "nowhere" in done.stderr, f"nowhere: {done.stderr}")
+
+if CHROMIUM:
+    for width, dark in ((1280, False), (390, True)):
+        open_page("one", one / "report.html", width, dark)
+    open_page("both", work / "both.html", 1280, True)
+else:
+    print("chromium is not here: the page is not opened")
+finish()
