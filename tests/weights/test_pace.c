@@ -29,6 +29,7 @@ TEST(test_schedule)
         assert_true((double)at <= even + 1 && (double)at >= even * 0.93 - 1);
         if (within < 1000000)
             continue; /* launches that are less than some ns apart */
+        assert_int_equal(dray__pace_due(count, within, within / 16 * 15 + 16), count);
         assert_true(dray__pace_due(count, within, at) > index);
         assert_true(index == 0 || dray__pace_due(count, within, at - 3) <= index);
     }

@@ -4,13 +4,17 @@
 #include "net/cells.h"
 #include "suite.h"
 #include "weights/internal.h"
+#include "weights/server/nccl.h"
 #include "weights/server/pull.h"
 #include "weights/server/shares.h"
 #include "weights/sources/remote.h"
 
+#include <errno.h>
+#include <poll.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 enum { RUN = 9, RECT_BYTES = 4 + 1 + 1 + 4 * 8, FLAGS_AT = 5 };
@@ -296,6 +300,54 @@ TEST_WITHIN(test_what_cannot_be_read_back, up, down)
     dray_region_free(file);
     close(fd);
     unlink(path);
+}
+
+/* Requests that a session for NCCL takes, one for each slot and no more, are answered in their
+ * order; who did not join, who asks for another slot and whose ticket never was one is refused. */
+TEST(test_nccl_answers_in_order)
+{
+    static const struct {
+        uint8_t what, slot;
+        int32_t status;
+    } cases[] = {{DRAY__NCCL_FETCH, 0, DRAY_EINVALID},
+                 {DRAY__NCCL_JOIN, 0, DRAY_EDEAD},
+                 {DRAY__NCCL_FETCH, DRAY__NCCL_SLOTS, DRAY_EINVALID},
+                 {9, 0, DRAY_EINVALID}};
+    enum { CASES = sizeof cases / sizeof *cases };
+    int wake = eventfd(0, EFD_NONBLOCK);
+    dray__nccl_session *s = dray__nccl_session_new(wake);
+    assert_non_null(s);
+    for (uint32_t round = 0, id = 1; round < 3; round++) {
+        for (uint32_t i = 0; i <= DRAY__NCCL_SLOTS; i++) {
+            dray__writer body = {0};
+            dray__put_u64(&body, 77);
+            dray__put_u64(&body, 1);
+            dray__put_u8(&body, cases[(id + i) % CASES].what);
+            dray__put_u8(&body, cases[(id + i) % CASES].slot);
+            const dray__data_request header = {
+                .type = DRAY__DATA_NCCL, .id = id + i, .body_bytes = (uint32_t)body.size};
+            assert_int_equal(dray__nccl_session_ask(s, &header, body.data),
+                             i == DRAY__NCCL_SLOTS ? -EPROTO : 0);
+            dray__writer_free(&body);
+        }
+        for (uint32_t i = 0; i < DRAY__NCCL_SLOTS; i++, id++) {
+            dray__writer out = {0};
+            dray__answer answer;
+            struct pollfd p = {.fd = wake, .events = POLLIN};
+            while (!dray__nccl_session_answer(s, &out)) {
+                uint64_t count;
+                assert_int_equal(poll(&p, 1, 20000), 1);
+                assert_int_equal(read(wake, &count, sizeof count), sizeof count);
+            }
+            assert_int_equal(dray__answer_get(out.data, &answer, NULL), 0);
+            assert_int_equal(answer.id, id);
+            assert_int_equal(answer.status, cases[id % CASES].status);
+            dray__writer_free(&out);
+        }
+    }
+    assert_false(dray__nccl_session_answered(s));
+    dray__nccl_session_free(s);
+    close(wake);
 }
 
 SUITE(NULL, NULL)
