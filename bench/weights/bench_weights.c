@@ -78,7 +78,7 @@ static const cmd_option options[] = {
               "direct (the default), bucket, parameter"),
     CMD_NUMBER(arguments, bucket, "bucket", 'b', 128 << 10, INT64_MAX, "BYTES",
                "The ceiling of staging memory (67108864)"),
-    CMD_NUMBER(arguments, nccl, "nccl", 'n', 1 << 20, INT64_MAX, "BYTES",
+    CMD_NUMBER(arguments, nccl, "nccl", 'N', 1 << 20, INT64_MAX, "BYTES",
                "Of memory cuda between hosts: the ceiling of what NCCL has (536870912)"),
     CMD_WORD(arguments, verify, "verify", 'v', switches, "--verify", "on|off",
              "Checksums, of what is published and of what was written (on); off: on neither side"),
