@@ -248,7 +248,8 @@ class TrainerRank(Rank):
             optimizer.zero_grad()
             self.finish()
             flow = FLOWS[version % len(FLOWS)]
-            self.all("trained")           # the engine decodes, and knows the flow
+            self.all("trained")
+            self.all("decoding")          # so many steps, which are timed before
             with Memory(self.device) as memory:
                 begun = time.monotonic()
                 if self.rank == 0:
@@ -289,6 +290,7 @@ class EngineRank(Rank):
             flow = FLOWS[version % len(FLOWS)]
             self.all("trained")
             before = [self.step() for _ in range(DECODED)]
+            self.all("decoding")
             with Memory(self.device) as memory:
                 while not self.agreed(self.told.value >= version):
                     self.step()
