@@ -10,10 +10,10 @@ from .lease import Lease
 from .weights import Block, Publisher, Subscriber
 
 __all__ = ["Batch", "Block", "Claim", "DrayError", "DrayTimeout", "Lease", "Publisher", "Queue", "Refill", "Role",
-           "RunEnded", "Server", "StreamDataLoader", "Subscriber", "Task", "__version__", "checkpoint", "gpu",
+           "RunEnded", "Server", "StreamDataLoader", "Subscriber", "Task", "__version__", "adapters", "checkpoint", "gpu",
            "library_path", "program", "serve", "trace", "version", "weights"]
 
-_MODULES = ("checkpoint",)
+_MODULES = ("adapters", "checkpoint")
 _LAZY = {"Queue": "queue", "Claim": "queue", "Refill": "queue", "Task": "queue",
          "StreamDataLoader": "loader", "Batch": "loader",
          "Role": "role", "RunEnded": "role",

@@ -54,6 +54,15 @@ class Server:
     def end_weight_update(self):
         return self._ask("end_weight_update", {})
 
+    def load_lora_adapter(self, revision) -> str:
+        """A Revision of dray.adapters, by SGLang's own path for adapters; the name that requests give as lora_path."""
+        _done(self, "load_lora_adapter", self._ask("load_lora_adapter", {"lora_name": revision.label,
+                                                                        "lora_path": str(revision.folder)}))
+        return revision.label
+
+    def unload_lora_adapter(self, revision) -> None:
+        _done(self, "unload_lora_adapter", self._ask("unload_lora_adapter", {"lora_name": revision.label}))
+
     def update_weights_from_tensor(self, named_tensors, load_format: str, flush_cache: bool, weight_version=None,
                                    selector: Optional[str] = None):
         if self._ranks is None:

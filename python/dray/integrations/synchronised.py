@@ -13,19 +13,18 @@ import select
 import socket
 import threading
 import time
-import zlib
 from dataclasses import dataclass
 from typing import Any, AsyncGenerator, Optional
 
 import torch
 
 from .. import _library as _l
+from .. import listed
 from .. import weights as _w
 from ..engine import _tensor
 from ..gpu import torch_dtype
 from ..parameters import Given, Part
 
-_LIST_BYTES = 1 << 20  # of the packed list of tensors
 _BUCKET = 1 << 20      # bytes of an update's bucket, at least
 _SLICE = 0.5           # seconds between two looks at who is still there
 
@@ -187,8 +186,8 @@ class Synchronised:
         self._publisher = _w.Publisher(self._latest, self.model, now.rank, now.world, context=self._context,
                                        config=shards.config, timeout=self.timeout)
         if now.rank == 0:
-            room = _w.empty((_LIST_BYTES,), dtype=torch.uint8)
-            room.copy_(_pack(shards.tensors or _tensors_of(self._publisher._layout)))
+            room = _w.empty((listed.BYTES,), dtype=torch.uint8)
+            room.copy_(listed.pack(shards.tensors or _tensors_of(self._publisher._layout)))
             self._list = _w.Publisher({"list": room}, f"{self.model}.tensors", 0, 1, context=self._context,
                                       timeout=self.timeout), room
 
@@ -250,14 +249,14 @@ class Synchronised:
         options = dict(group=now.groups[0], rank=now.rank, world=now.world, context=self._context, timeout=self.timeout)
         try:
             if self._list is None:
-                room = _w.empty((_LIST_BYTES,), dtype=torch.uint8)
+                room = _w.empty((listed.BYTES,), dtype=torch.uint8)
                 self._list = _w.Subscriber({"list": room}, f"{self.model}.tensors", **options), room
             self._take(self._list[0], now, update)
-            packed = _packed(self._list[1])
+            packed = listed.packed(self._list[1])
             if self._subscriber is None or packed != self._packed:
                 if self._subscriber is not None:
                     self._subscriber.close()
-                self._packed, self._subscriber, tensors = packed, None, _unpack(packed)
+                self._packed, self._subscriber, tensors = packed, None, listed.unpack(packed)[0]
                 self._count = len(tensors)
                 largest = max(math.prod(shape) * dtype.itemsize for shape, dtype in tensors.values())
                 self._subscriber = _w.Subscriber(load=lambda named: self._update.load(named), tensors=tensors,
@@ -328,23 +327,3 @@ def _tensors_of(layout):
     """{name: (shape, dtype)} of what a rank has announced."""
     found = (_tensor(layout.pointer, i) for i in range(_l.library().dray_layout_tensor_count(layout.pointer)))
     return {t.name.decode(): (tuple(t.shape[:t.ndim]), torch_dtype(t.dtype)) for t in found if t.alias_of < 0}
-
-
-def _pack(tensors):
-    """As bytes of a fixed number: an engine must know the size of what it receives."""
-    listed = [[name, str(dtype).rpartition(".")[2], list(shape)] for name, (shape, dtype) in tensors.items()]
-    packed = zlib.compress(json.dumps(listed).encode())
-    whole = len(packed).to_bytes(8, "little") + packed
-    if len(whole) > _LIST_BYTES:
-        raise ValueError(f"the model's {len(tensors)} tensors: a list of at most {_LIST_BYTES} bytes expected, found "
-                         f"{len(whole)}")
-    return torch.frombuffer(bytearray(whole.ljust(_LIST_BYTES, b"\0")), dtype=torch.uint8)
-
-
-def _packed(room):
-    whole = room.numpy()
-    return whole[8:8 + int.from_bytes(whole[:8].tobytes(), "little")].tobytes()
-
-
-def _unpack(packed):
-    return {name: (tuple(shape), getattr(torch, dtype)) for name, dtype, shape in json.loads(zlib.decompress(packed))}

@@ -1,0 +1,234 @@
+"""Adapters (LoRA) alone: their tensors are a layout of their own, published and committed beside the weights that they are for,
+bound to a version of these. Or merged into the weights on the way.
+
+    adapter = dray.adapters.Publisher(peft_model, "math")           # each rank of the trainer
+    adapter.publish(revision, base_version=step)
+
+    adapters = dray.adapters.Adapters(group="engine0")              # a process of the engine
+    taken = adapters.take("math", base_version=subscriber.version)
+    llm.generate(prompts, lora_request=taken.vllm())                # or sglang's: server.load_lora_adapter(taken)
+
+    dray.Publisher(dray.adapters.merged(peft_model))                # the engine knows of no adapter
+
+Several revisions of an adapter may be alive in an engine; each is a folder as PEFT writes it."""
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from typing import Any, Mapping, Optional
+
+import torch
+
+from . import _library as _l
+from . import listed
+from . import weights as _w
+from .merged import merged
+from .parameters import is_module
+
+__all__ = ["Adapters", "Publisher", "Revision", "merged"]
+
+BASE = "dray.base_version"  # a tensor of the layout: the adapter and what it is for are committed in one step
+
+
+def _model(model, name):
+    if not name or "/" in name or name in (".", ".."):
+        raise ValueError(f"an adapter's name, which is a folder's, too, expected, found {name!r}")
+    return f"{model}.adapter.{name}"
+
+
+def _of_peft(module, adapter):
+    """(named tensors, config) of a module of PEFT's, as its own files have them."""
+    if adapter not in getattr(module, "peft_config", {}):
+        raise ValueError(f"a module of PEFT's with the adapter {adapter} expected, found {type(module).__name__} with "
+                         f"{', '.join(getattr(module, 'peft_config', {})) or 'none'}")
+    config = module.peft_config[adapter]
+    if getattr(config, "peft_type", None) not in (None, "LORA") and str(config.peft_type).rpartition(".")[2] != "LORA":
+        raise _l.DrayError(_l.EUNSUPPORTED, f"adapter {adapter}: LoRA expected, found {config.peft_type}")
+    found = {}
+    for name, parameter in module.named_parameters():
+        before, mark, after = name.partition(f".{adapter}.")
+        if mark and ("lora_" in before or "modules_to_save" in before):
+            found[f"{before}.{after}".replace("modules_to_save.", "")] = parameter
+    return found, config.to_dict()
+
+
+def _plain(config):
+    """As JSON holds it: PEFT's settings have sets and enumerations."""
+    return json.loads(json.dumps(config, default=lambda each: sorted(each) if isinstance(each, (set, frozenset)) else
+                                 getattr(each, "value", str(each))))
+
+
+class Publisher:
+    """This rank's part of an adapter. given: a module of PEFT's (FSDP2's parameters go as they are cut), or (name, tensor)
+    pairs or a mapping, with the names of adapter_model.safetensors. config: of adapter_config.json; None: the module's.
+    adapter: its name in the module. Others: as of dray.Publisher."""
+
+    def __init__(self, given: Any, name: str, model: str = _w.MODEL, rank: Optional[int] = None, world: Optional[int] = None, *,
+                 config: Optional[Mapping] = None, adapter: str = "default", context: Optional[_w.Context] = None,
+                 timeout: float = 60.0):
+        if is_module(given):
+            tensors, found = _of_peft(given, adapter)
+            config = found if config is None else config
+        else:
+            tensors = dict(given.items() if hasattr(given, "items") else given)
+        if not tensors:
+            raise ValueError(f"adapter {name}: tensors expected, found none")
+        if config is None:
+            raise ValueError(f"adapter {name}: config expected, what adapter_config.json has")
+        rank, world = _w._place(rank, world)
+        of = _model(model, name)
+        self._base, self._publisher = _w.empty(1, dtype=torch.int64), None
+        options = dict(context=context, timeout=timeout)
+        own = {BASE: self._base} if rank == 0 else {}
+        self._publisher = _w.Publisher({**tensors, **own}, of, rank, world, **options)
+        self._list = None
+        if rank == 0:
+            room = _w.empty(listed.BYTES, dtype=torch.uint8)
+            room.copy_(listed.pack({n: (tuple(t.shape), t.dtype) for n, t in tensors.items()}, _plain(config)))
+            self._list = _w.Publisher({"list": room}, f"{of}.list", 0, 1, **options)
+            self._list.publish(1)
+
+    def publish(self, revision: int, base_version: int, stream: Any = None) -> None:
+        """This rank's part holds `revision` (greater than the last), which is for base_version of the weights. Returns at
+        once, once nobody reads the last one."""
+        self._publisher.wait()
+        self._base[0] = base_version
+        self._publisher.publish(revision, stream)
+
+    def deliver(self, revision: Optional[int] = None, groups: Any = 1, timeout: Optional[float] = None) -> None:
+        """As dray.Publisher's."""
+        self._publisher.deliver(revision, groups, timeout)
+
+    def wait(self, revision: Optional[int] = None, timeout: Optional[float] = None) -> int:
+        """Before the next write to the adapter: as dray.Publisher's."""
+        return self._publisher.wait(revision, timeout)
+
+    def close(self) -> None:
+        for each in (self._list, self._publisher):
+            if each is not None:
+                each.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+@dataclass(frozen=True)
+class Revision:
+    """Of an adapter: its number, the version of the weights that it is for, adapter_config.json, the tensors by their names, a
+    folder as PEFT writes it, and a number that no other revision of this process has."""
+    name: str
+    revision: int
+    base_version: int
+    config: dict = field(repr=False)
+    tensors: dict = field(repr=False)
+    folder: pathlib.Path
+    number: int
+
+    @property
+    def label(self) -> str:
+        """The name by which an engine tells revisions apart."""
+        return f"{self.name}@{self.revision}"
+
+    def vllm(self):
+        """For vLLM's lora_request=."""
+        from vllm.lora.request import LoRARequest
+        return LoRARequest(self.label, self.number, str(self.folder))
+
+
+class Adapters:
+    """What an engine has of adapters. group: its name. keep: how many revisions of an adapter are alive; of more, the oldest
+    is dropped. folder: for their files; None: one of its own in the host's memory, which ends with this. Others: as of
+    dray.Subscriber."""
+
+    def __init__(self, model: str = _w.MODEL, group: str = "engine", *, keep: int = 2, folder: Optional[os.PathLike] = None,
+                 context: Optional[_w.Context] = None, timeout: float = 60.0):
+        if keep < 1:
+            raise ValueError(f"keep: at least 1 expected, found {keep}")
+        self._model, self._options, self._keep, self._timeout = model, dict(group=group, rank=0, world=1), keep, timeout
+        self._context, self._known, self._alive, self._number = context, {}, {}, 0
+        self._own = folder is None
+        shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
+        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="dray-adapters-", dir=shared) if self._own else folder)
+
+    def _subscriber(self, name):
+        if name not in self._known:
+            of, options = _model(self._model, name), dict(self._options, context=self._context, timeout=self._timeout)
+            room = _w.empty(listed.BYTES, dtype=torch.uint8)
+            with _w.Subscriber({"list": room}, f"{of}.list", **options) as first:
+                first.update(timeout=self._timeout)
+            tensors, config = listed.unpack(listed.packed(room))
+            memory = {n: _w.empty(*shape, dtype=dtype) for n, (shape, dtype) in tensors.items()}
+            memory[BASE] = _w.empty(1, dtype=torch.int64)
+            self._known[name] = _w.Subscriber(memory, of, **options), memory, config
+        return self._known[name]
+
+    def take(self, name: str, revision: int = 0, *, base_version: Optional[int] = None,
+             timeout: Optional[float] = None) -> Revision:
+        """A revision of at least this number, waiting for it; 0: the newest. base_version: of the weights that the engine has:
+        DrayError (ESTALE), where the adapter is for other ones, and nothing changes."""
+        try:
+            subscriber, memory, config = self._subscriber(name)
+            found = subscriber.version  # taken, and refused for its base
+            if not revision or found < revision:
+                found = subscriber.update(min_version=revision, timeout=self._timeout if timeout is None else timeout)["version"]
+        except _l.DrayError as error:
+            if error.name == "EDEAD":  # the trainer's, which may come again with other tensors
+                self._forget(name)
+            raise
+        base = int(memory[BASE][0])
+        if base_version is not None and base != base_version:
+            raise _l.DrayError(_l.ESTALE, f"adapter {name}: revision {found} is for version {base} of {self._model}, the engine "
+                               f"has {base_version}")
+        alive = self._alive.setdefault(name, {})
+        if found not in alive:
+            self._number += 1
+            tensors = {n: t.clone() for n, t in memory.items() if n != BASE}
+            folder = self._write(name, found, tensors, config)
+            alive[found] = Revision(name, found, base, config, tensors, folder, self._number)
+            for old in sorted(alive)[:-self._keep]:
+                self.drop(alive[old])
+        return alive[found]
+
+    def _write(self, name, revision, tensors, config):
+        from safetensors.torch import save_file
+        folder, new = self._folder / f"{name}@{revision}", self._folder / f".{name}@{revision}"
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        save_file(tensors, new / "adapter_model.safetensors")
+        (new / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        new.rename(folder)
+        return folder
+
+    def alive(self, name: str) -> list:
+        """The revisions, oldest first."""
+        return [self._alive.get(name, {})[revision] for revision in sorted(self._alive.get(name, {}))]
+
+    def drop(self, revision: Revision) -> None:
+        """Its files go; an engine that has loaded them keeps what it has until it is told to unload it."""
+        if self._alive.get(revision.name, {}).pop(revision.revision, None) is not None:
+            shutil.rmtree(revision.folder, ignore_errors=True)
+
+    def _forget(self, name):
+        if name in self._known:
+            self._known.pop(name)[0].close()
+
+    def close(self) -> None:
+        for name in list(self._known):
+            self._forget(name)
+        if self._own:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._alive = {}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()

@@ -1,0 +1,181 @@
+"""Adapters alone, and merged on the way, from two ranks of FSDP2 whose modules are as PEFT's LoRA makes them (with PEFT itself and an
+engine: tests/frameworks/lora_real): tensors by their bits, several revisions alive, versions of the base."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+try:
+    import torch
+    import torch.distributed as dist
+    from safetensors.torch import load_file
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor, distribute_tensor
+except ImportError as missing:
+    print(missing)
+    sys.exit(77)
+
+sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import dray  # noqa: E402
+from served import refused  # noqa: E402
+
+RANKS, VERSIONS, R, ALPHA = 2, 4, 4, 8
+
+
+class Lora(nn.Module):
+    """As peft.tuners.lora.Linear has its parts."""
+
+    def __init__(self, columns, rows):
+        super().__init__()
+        self.base_layer = nn.Linear(columns, rows, bias=False, dtype=torch.bfloat16)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(columns, R, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(R, rows, bias=False)})
+        self.scaling, self.use_dora, self.lora_bias = {"default": ALPHA / R}, {"default": False}, {"default": False}
+
+
+class Config:
+    peft_type = "LORA"
+
+    def to_dict(self):
+        return {"peft_type": "LORA", "r": R, "lora_alpha": ALPHA, "target_modules": {"up", "down"}}
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.norm = Lora(16, 50), Lora(50, 16), nn.LayerNorm(16)
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(37, 16, dtype=torch.bfloat16)
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+
+
+class Peft(nn.Module):
+    """base_model.model.… as PEFT names what it wraps."""
+
+    def __init__(self):
+        super().__init__()
+        self.base_model = nn.Module()
+        self.base_model.model = Inner()
+        self.peft_config = {"default": Config()}
+
+
+def numbers(name, shape, dtype, version):
+    """The base has the same numbers in all versions."""
+    generator = torch.Generator().manual_seed(sum(map(ord, name)) + (100003 * version if "lora_" in name else 0))
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+@torch.no_grad()
+def write(model, version):
+    for name, p in model.named_parameters():
+        whole = numbers(name, p.shape, p.dtype, version)
+        if isinstance(p, DTensor):
+            p.to_local().copy_(distribute_tensor(whole, p.device_mesh, p.placements, src_data_rank=None).to_local())
+        else:
+            p.copy_(whole)
+
+
+def wanted(version):
+    """(the adapter's tensors, the merged checkpoint)"""
+    model = Peft()
+    write(model, version)
+    adapter = {n.replace(".default.", "."): p.detach() for n, p in model.named_parameters() if "lora_" in n}
+    plain = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Lora):
+            delta = module.lora_B["default"].weight @ module.lora_A["default"].weight * (ALPHA / R)
+            plain[name + ".weight"] = (module.base_layer.weight + delta).to(torch.bfloat16).detach()
+    for name, p in model.named_parameters():
+        if "lora_" not in name and "base_layer" not in name:
+            plain[name] = p.detach()
+    return adapter, {n.removeprefix("base_model.model."): t for n, t in plain.items()}
+
+
+def trainer(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
+    model = Peft()
+    for layer in model.base_model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    with dray.Publisher(dray.adapters.merged(model), "merged") as merged, dray.adapters.Publisher(model, "math") as adapter:
+        for version in range(1, VERSIONS + 1):
+            write(model, version)
+            base = {n: p.to_local().clone() for n, p in model.named_parameters()}
+            merged.publish(version)
+            adapter.publish(version, base_version=10 * version)
+            merged.deliver(groups="engine")
+            adapter.deliver(groups="engine")
+            dist.barrier()
+            merged.wait()
+            adapter.wait()
+            for n, p in model.named_parameters():  # the model and its adapters stay what they are
+                assert torch.equal(p.to_local(), base[n]), n
+    dist.destroy_process_group()
+
+
+def engine():
+    _, plain = wanted(1)
+    held = {n: torch.zeros_like(t) for n, t in plain.items()}
+    with dray.Subscriber(held, "merged") as subscriber, dray.adapters.Adapters() as adapters:
+        for version in range(1, VERSIONS + 1):
+            subscriber.update(min_version=version, timeout=200)
+            adapter, plain = wanted(version)
+            for name, tensor in plain.items():
+                assert torch.equal(held[name], tensor), (version, name)
+            if version == VERSIONS:  # what is for another base is refused, and changes nothing
+                error = refused(dray.DrayError, f"is for version {10 * version} of policy, the engine has 7",
+                                adapters.take, "math", version, base_version=7)
+                assert error.name == "ESTALE" and [r.revision for r in adapters.alive("math")] == [version - 2, version - 1]
+            taken = adapters.take("math", version, base_version=10 * version)
+            assert (taken.revision, taken.base_version, taken.label) == (version, 10 * version, f"math@{version}")
+            assert taken.tensors.keys() == adapter.keys() and all(torch.equal(taken.tensors[n], t) for n, t in adapter.items())
+            files = load_file(taken.folder / "adapter_model.safetensors")
+            assert files.keys() == adapter.keys() and all(torch.equal(files[n], t) for n, t in adapter.items())
+            config = json.loads((taken.folder / "adapter_config.json").read_text())
+            assert config == taken.config == {"peft_type": "LORA", "r": R, "lora_alpha": ALPHA, "target_modules": ["down", "up"]}
+        assert adapters.take("math", VERSIONS) is taken
+        alive = adapters.alive("math")  # two, each with its own numbers
+        assert [each.revision for each in alive] == [VERSIONS - 1, VERSIONS] and len({each.number for each in alive}) == 2
+        for each in alive:
+            assert all(torch.equal(each.tensors[n], t) for n, t in wanted(each.revision)[0].items())
+        assert sorted(path.name for path in alive[0].folder.parent.iterdir()) == [f"math@{v}" for v in (VERSIONS - 1, VERSIONS)]
+        adapters.drop(alive[0])
+        assert adapters.alive("math") == alive[1:] and not alive[0].folder.exists()
+        folder = alive[1].folder
+    assert not folder.exists()
+
+
+def errors():
+    model = Peft()
+    refused(ValueError, "with the adapter other expected", dray.adapters.Publisher, model, "a", adapter="other")
+    refused(ValueError, "config expected", dray.adapters.Publisher, {"a": torch.zeros(2)}, "a")
+    refused(ValueError, "tensors expected", dray.adapters.Publisher, {}, "a", config={})
+    refused(ValueError, "a/b", dray.adapters.Publisher, model, "a/b")
+    refused(ValueError, "found none in Linear", dray.adapters.merged, nn.Linear(2, 2))
+    model.base_model.model.layers[1].up.use_dora["default"] = True
+    error = refused(dray.DrayError, "layers.1.up: a plain LoRA of a linear layer expected, found DoRA", dray.adapters.merged, model)
+    assert error.name == "EUNSUPPORTED"
+
+
+def main():
+    if len(sys.argv) > 1:
+        return trainer(int(sys.argv[1]), sys.argv[2])
+    with dray.serve(), tempfile.TemporaryDirectory() as folder:
+        errors()
+        ranks = [subprocess.Popen([sys.executable, __file__, str(rank), folder]) for rank in range(RANKS)]
+        try:
+            engine()
+            assert [process.wait(120) for process in ranks] == [0] * RANKS
+        finally:
+            for process in ranks:
+                process.kill()
+
+
+main()
