@@ -43,8 +43,8 @@ struct piece {
 /* What goes through one slot. */
 struct chunk {
     enum { FREE, FILLED, ASKED, PLACING } state;
-    uint32_t count, id;      /* of the request */
-    bool arriving, answered; /* NCCL is to receive it; the data server has packed it */
+    uint32_t count, id; /* of the request */
+    bool arriving;      /* the data server has packed it, and NCCL is to receive it */
     uint64_t bytes;
     int64_t since_ns;
     struct piece pieces[DRAY__PULL_RECTS_MAX];
@@ -61,9 +61,9 @@ struct nccl_source {
     uint64_t left;     /* bytes that are not placed yet */
     uint64_t pieces;   /* as many slots as they fill */
     bool joining;      /* a request to join is out and not answered */
-    /* Chunks that were asked for, that NCCL is to receive, and that were answered: in turns, number
+    /* Chunks that were asked for, that were answered, and that NCCL is to receive: in turns, number
      * i goes through slot i % DRAY__NCCL_SLOTS. */
-    uint64_t asked, receiving, answered;
+    uint64_t asked, answered, receiving;
     struct chunk *chunks[DRAY__NCCL_SLOTS];
     int64_t began_ns;
     uint64_t wire_before;
@@ -231,7 +231,7 @@ static void ask(const struct dray__remote_nccl *n, struct nccl_source *s, uint32
     dray__pull_put_rects(w, c->rects, c->count);
     dray__request_end(w, begun);
     c->state = ASKED;
-    c->arriving = c->answered = false;
+    c->arriving = false;
     c->since_ns = dray__now();
     s->asked++;
 }
@@ -402,12 +402,13 @@ static int ask_next(struct dray__remote_nccl *n, struct nccl_source *s, dray_err
     return rc;
 }
 
-/* NCCL sends only to who receives, in the order in which it was asked for. */
+/* NCCL sends only to who receives, in the order in which it was asked for. What is not packed yet
+ * is not waited for: the GPU would do so with thread blocks that others want. */
 static int receive_next(struct nccl_source *s, dray_error *error)
 {
     uint32_t slot = s->receiving % DRAY__NCCL_SLOTS;
     struct chunk *c = s->chunks[slot];
-    if (s->receiving == s->asked)
+    if (s->receiving == s->answered)
         return DRAY_EAGAIN;
     int rc = dray__nccl_ready(s->link->pair, error);
     if (rc == DRAY_OK)
@@ -436,7 +437,6 @@ static int take_answer(struct nccl_source *s, dray_error *error)
         c->source_sums[i] = dray__get_u64(&in);
         c->sums[i] = dray__get_u64(&in);
     }
-    c->answered = true;
     s->answered++;
     return DRAY_OK;
 }
@@ -447,7 +447,7 @@ static int place(struct dray__remote_nccl *n, struct nccl_source *s, uint32_t sl
 {
     struct chunk *c = s->chunks[slot];
     int rc = DRAY_EAGAIN;
-    if (c->state == ASKED && c->arriving && c->answered) {
+    if (c->state == ASKED && c->arriving) {
         rc = dray__nccl_done(s->link->pair, slot, error);
         if (rc == DRAY_OK)
             rc = dray__cuda_job_start(s->link->jobs[slot], NULL, 0, error);
@@ -484,11 +484,11 @@ static int step_chunks(struct dray__remote_nccl *n, struct nccl_source *s, bool 
     if (rc == DRAY_EAGAIN)
         rc = dray__peer_send(s->link->peer, error);
     if (rc == DRAY_OK || rc == DRAY_EAGAIN)
-        rc = receive_next(s, error);
-    *moved |= rc == DRAY_OK;
-    if (rc == DRAY_OK || rc == DRAY_EAGAIN)
         while ((rc = take_answer(s, error)) == DRAY_OK)
             *moved = true;
+    if (rc == DRAY_EAGAIN)
+        rc = receive_next(s, error);
+    *moved |= rc == DRAY_OK;
     return rc == DRAY_EAGAIN ? check_silence(s, error) : rc;
 }
 
