@@ -27,6 +27,8 @@
     XX(study, "compare schedules of a job over seeds: what they learn, and how fast")              \
     XX(trace, "say where the time of a run went, and who waited for whom")                         \
     XX(report, "write a page that shows a run, or several side by side")                           \
+    XX(simulate, "predict step time, waits and staleness of a job from the trace of a run")        \
+    XX(size, "find the split of devices between engines and trainer that is fastest")              \
     XX(host, "")                                                                                   \
     XX(inspect, "print what a checkpoint holds, and whether it is complete")                       \
     XX(verify, "say whether two checkpoints or sessions hold the same weights")                    \

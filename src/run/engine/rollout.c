@@ -1,12 +1,18 @@
 #include "run/engine/rollout.h"
 
+#include "base/clock.h"
 #include "base/error.h"
+#include "base/io.h"
 #include "engine/sampler.h"
 #include "engine/tokenizer.h"
 #include "run/data/samples.h"
 #include "run/engine/calls.h"
 #include "run/fault.h"
+#include "run/paths.h"
+#include "run/report/spent.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,7 +26,9 @@ typedef struct claim {
     uint32_t rows, left; /* left: rows that have not gone yet */
     uint32_t *slots;     /* of the sampler; GONE: the row has left */
     uint64_t *lengths; /* of each row when it came: prompt, and response tokens of earlier claims */
+    uint32_t *prompts; /* tokens of each row's prompt */
     double *oldest;    /* version of those; -1: there are none */
+    int64_t began_ns;
 } claim;
 
 struct dray__rollout {
@@ -32,6 +40,7 @@ struct dray__rollout {
     uint64_t budget;      /* tokens that a claim gives a row; 0: all */
     claim *claims;
     uint32_t *going; /* for rows that leave together */
+    FILE *lengths;   /* of what was finished, for dray simulate; NULL: not on this rank */
     bool entered;    /* the span of what is under way: what the rank does meanwhile is within it */
     uint64_t finished;
 };
@@ -61,6 +70,14 @@ int dray__rollout_open(dray__host *host, dray__generator *generator, dray__rollo
                                            .seed = (uint64_t)job->seed,
                                            .temperature = job->rollout.temperature,
                                            .eos_token = dray__tokenizer_end(host->tokenizer)};
+    if (dray_trace_is_on() && dray__host_leads(host)) {
+        char path[4096], spans[4096];
+        dray__spans_path(host->options.folder, host->label, host->options.rank, host->options.epoch,
+                         spans, sizeof(spans));
+        dray__path(path, sizeof(path), "%.*s.lengths", (int)(strlen(spans) - strlen(".spans")),
+                   spans);
+        self->lengths = dray__open_stream(path, "w");
+    }
     self->going = malloc(((size_t)self->slots + 1) * sizeof(*self->going));
     int rc = self->going ? dray__sampler_open(generator, &options, &self->sampler, error)
                          : dray__nomem(error);
@@ -78,6 +95,7 @@ static void claim_free(claim *c)
 {
     free(c->slots);
     free(c->lengths);
+    free(c->prompts);
     free(c->oldest);
     free(c);
 }
@@ -92,6 +110,8 @@ void dray__rollout_close(dray__rollout *self)
             dray_batch_free(c->batch);
         claim_free(c);
     }
+    if (self->lengths)
+        fclose(self->lengths);
     dray__calls_close(self->calls);
     dray__sampler_close(self->sampler);
     free(self->going);
@@ -157,8 +177,10 @@ static int claim_new(dray_batch *batch, int64_t step, claim **out, dray_error *e
     c->step = step;
     c->slots = malloc(rows * sizeof(*c->slots));
     c->lengths = malloc(rows * sizeof(*c->lengths));
+    c->prompts = malloc(rows * sizeof(*c->prompts));
     c->oldest = malloc(rows * sizeof(*c->oldest));
-    if (!c->slots || !c->lengths || !c->oldest) {
+    c->began_ns = dray__now();
+    if (!c->slots || !c->lengths || !c->prompts || !c->oldest) {
         claim_free(c);
         return dray__nomem(error);
     }
@@ -173,9 +195,11 @@ static int claim_new(dray_batch *batch, int64_t step, claim **out, dray_error *e
 static int enter(dray__rollout *self, dray_batch *batch, claim *c, const dray__ragged *prompt,
                  const dray__ragged *begun, const dray__ragged *mask, dray_error *error)
 {
-    for (uint32_t i = 0; i < c->rows; i++)
-        c->lengths[i] = prompt->offsets[i + 1] - prompt->offsets[i] +
-                        (begun->offsets ? begun->offsets[i + 1] - begun->offsets[i] : 0);
+    for (uint32_t i = 0; i < c->rows; i++) {
+        uint64_t tokens = prompt->offsets[i + 1] - prompt->offsets[i];
+        c->prompts[i] = (uint32_t)tokens;
+        c->lengths[i] = tokens + (begun->offsets ? begun->offsets[i + 1] - begun->offsets[i] : 0);
+    }
     uint64_t *streams = dray__rollout_streams(batch, c->step);
     dray__sampler_rows rows = {
         .rows = {c->rows, dray__ragged_tokens(prompt), dray__ragged_tokens(begun)},
@@ -363,12 +387,28 @@ static int hand_over(const dray__rollout *self, leaving *l, dray_error *error)
     return rc;
 }
 
+/* A line for each row that is finished: step, place in it, tokens of prompt and response, when its
+ * (last) claim came, and when it left; nanoseconds. What cannot be written is left out. */
+static void write_lengths(const dray__rollout *self, const leaving *l)
+{
+    int64_t now = dray__now();
+    for (uint32_t i = 0; self->lengths && l->c->batch && i < l->count; i++) {
+        uint32_t row = l->rows[i];
+        dray__sampled made = look(self, l, i);
+        if (made.finish != DRAY__FINISH_NOT_YET)
+            fprintf(self->lengths, "%" PRId64 " %u %u %" PRIu64 " %" PRId64 " %" PRId64 "\n",
+                    l->c->step, dray_batch_row(l->c->batch, row)->slot, l->c->prompts[row],
+                    l->c->lengths[row] + made.count - l->c->prompts[row], l->c->began_ns, now);
+    }
+}
+
 static int leave(dray__rollout *self, claim *c, uint32_t count, dray_error *error)
 {
     leaving l = {.c = c, .rows = self->going, .count = count, .batch = c->batch};
     dray_trace_worked(count, (int64_t)tokens_of(self, &l));
     dray__fault_at("generated", c->step);
     int rc = c->batch ? hand_over(self, &l, error) : DRAY_OK;
+    write_lengths(self, &l);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t slot = c->slots[self->going[i]];
         if (self->calls)

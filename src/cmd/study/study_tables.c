@@ -1,4 +1,4 @@
-#include "cmd/study.h"
+#include "cmd/study/study.h"
 
 #include "base/json.h"
 

@@ -1,6 +1,6 @@
 /* The pictures and the page of a study: SVG written by hand, for a page that needs no other file.
  */
-#include "cmd/study.h"
+#include "cmd/study/study.h"
 
 #include "base/json.h"
 

@@ -4,7 +4,7 @@
 #include "base/json.h"
 
 #include "cmd/cmd.h"
-#include "cmd/study.h"
+#include "cmd/study/study.h"
 #include "run/paths.h"
 
 #include <stdlib.h>

@@ -1,4 +1,6 @@
-/* How the result of a study (study.json) is shown: tables for a terminal, a page with pictures. */
+/* src/cmd/study/: `dray study`.
+ *
+ * How the result of a study (study.json) is shown: tables for a terminal, a page with pictures. */
 #pragma once
 
 #include <jansson.h>

@@ -1,0 +1,137 @@
+/* dray simulate: how long the steps of a job would take, from the trace of a run. */
+#include "run/simulate/simulate.h"
+
+#include "base/json.h"
+#include "cmd/cmd.h"
+
+#include <dray/trace.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct arguments {
+    cmd_list job, settings;
+    cmd_list traces;
+    const char *device;
+    int64_t runs;
+    bool json;
+} arguments;
+
+static void check(const struct argp_state *state, const void *to)
+{
+    const arguments *a = to;
+    if (!a->traces.count == !a->device)
+        argp_error(state, "expected --trace RUN, the folder of a run of this job, or --device NAME "
+                          "for an estimate");
+}
+
+static const char *const causes[DRAY__SIM_CAUSES] = {"unknown", "samples",    "weights",  "readers",
+                                                     "ranks",   "admission",  "capacity", "tool",
+                                                     "restart", "controller", "lease"};
+
+static json_t *spread(const dray__spread *s)
+{
+    return json_pack("{s:f, s:f}", "mean", s->mean, "deviation", s->deviation);
+}
+
+static void print_json(const dray__job *job, const dray__services *services,
+                       const dray__prediction *p, int64_t runs)
+{
+    json_t *roles = json_object();
+    for (uint32_t i = 0; i < p->roles; i++) {
+        json_t *waits = json_object();
+        for (int c = 0; c < DRAY__SIM_CAUSES; c++)
+            if (p->one.idle[i][c] > 0)
+                dray__json_set(&waits, causes[c], json_real(p->one.idle[i][c]));
+        dray__json_set(&roles, job->roles[i].name,
+                       json_pack("{s:o, s:o, s:f}", "idle", spread(&p->waits[i]), "wait", waits,
+                                 "transfer", p->one.transfer[i]));
+    }
+    cmd_json_line(json_pack(
+        "{s:b, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o}", "estimated", services->estimated,
+        "runs", (json_int_t)runs, "first_step", (json_int_t)p->one.first, "last_step",
+        (json_int_t)p->one.last, "step_seconds", spread(&p->step_seconds), "samples_per_s",
+        spread(&p->samples_per_s), "staleness_mean", spread(&p->staleness_mean), "staleness_max",
+        spread(&p->staleness_max), "made_anew", spread(&p->made_anew), "roles", roles));
+}
+
+static void print_text(const dray__job *job, const dray__services *services,
+                       const dray__prediction *p, int64_t runs)
+{
+    static const char *const headings[] = {"role", ">waits %", ">+-", "for (%)", NULL};
+    printf("%s, steps %lld to %lld, %lld simulated runs%s\n\n", job->name, (long long)p->one.first,
+           (long long)p->one.last, (long long)runs,
+           services->estimated ? ": an ESTIMATE from a device's figures, not from a trace" : "");
+    printf("step        %s +- %s\n", dray__say_seconds(p->step_seconds.mean).s,
+           dray__say_seconds(p->step_seconds.deviation).s);
+    printf("samples/s   %.4g +- %.2g\n", p->samples_per_s.mean, p->samples_per_s.deviation);
+    printf("staleness   %.3f +- %.3f, at most %.0f\n", p->staleness_mean.mean,
+           p->staleness_mean.deviation, p->staleness_max.mean);
+    if (p->made_anew.mean > 0)
+        printf("made anew   %.2f samples a step, as they were too old\n", p->made_anew.mean);
+    printf("\n");
+    cmd_table *table = cmd_table_new(headings);
+    for (uint32_t i = 0; i < p->roles; i++) {
+        char text[256] = "";
+        size_t used = 0;
+        for (int c = 0; c < DRAY__SIM_CAUSES && used + 32 < sizeof(text); c++)
+            if (p->one.idle[i][c] >= 0.0005)
+                used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s %.1f",
+                                         used ? ", " : "", causes[c], 100 * p->one.idle[i][c]);
+        cmd_cell(table, "%s", job->roles[i].name);
+        cmd_cell(table, "%.1f", 100 * p->waits[i].mean);
+        cmd_cell(table, "%.1f", 100 * p->waits[i].deviation);
+        cmd_cell(table, "%s", text);
+    }
+    cmd_table_print(table, stdout);
+}
+
+int cmd_simulate(int argc, char **argv)
+{
+    static const cmd_option options[] = {
+        CMD_LIST(
+            arguments, traces, "trace", 't', "RUN",
+            "The folder of a run of the same job, under whatever schedule and split; given again, "
+            "their times are averaged"),
+        CMD_TEXT(
+            arguments, device, "device", 'd', "NAME",
+            "Without a trace: estimate from the model's shape and the figures of h100, h200 or "
+            "b200"),
+        CMD_LIST(arguments, settings, "set", 's', "KEY=VALUE",
+                 "Change a setting of the job, as in --set schedule=async"),
+        CMD_NUMBER(arguments, runs, "runs", 'n', 1, 1000, "N", "Simulated runs. Default: 10"),
+        CMD_FLAG(arguments, json, "json", 'j', "Print one object a line"),
+        CMD_END};
+    static const cmd_usage usage = {
+        .options = options,
+        .arguments = "JOB.yaml",
+        .words = "one job file",
+        .words_at = offsetof(arguments, job),
+        .least = 1,
+        .most = 1,
+        .check = check,
+        .doc = "Predicts how long the steps of a job take, who waits for what, and how old samples "
+               "get, with another schedule or other roles than those that were run.\vHow long "
+               "tasks take is fitted from the trace of a run of the same job. Nothing is run. Exit "
+               "status: 0 done, 1 the trace cannot be used, 2 wrong usage or a job that is "
+               "refused."};
+    arguments a = {.runs = DRAY__SIM_RUNS};
+    cmd_parse(&usage, argc, argv, &a);
+    dray__job *job = NULL;
+    dray__services services = {0};
+    dray__prediction made;
+    dray_error error;
+    if (dray__job_load(a.job.items[0], a.settings.items, a.settings.count, &job, NULL, &error))
+        return cmd_refuse_job("simulate", &error);
+    int rc = a.traces.count
+                 ? dray__services_fit_all(a.traces.items, a.traces.count, job, &services, &error)
+                 : dray__services_estimate(a.device, job, &services, &error);
+    if (!rc)
+        rc = dray__simulate(job, &services, (uint32_t)a.runs, &made, &error);
+    if (!rc && a.json)
+        print_json(job, &services, &made, a.runs);
+    else if (!rc)
+        print_text(job, &services, &made, a.runs);
+    dray__services_free(&services);
+    dray__job_free(job);
+    return rc ? cmd_refuse("simulate", &error) : CMD_OK;
+}

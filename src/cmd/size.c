@@ -1,0 +1,168 @@
+/* dray size: which split of the devices between a job's engines and its trainer would be fastest.
+ */
+#include "run/simulate/simulate.h"
+
+#include "base/json.h"
+#include "cmd/cmd.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct arguments {
+    cmd_list job, settings;
+    cmd_list traces;
+    const char *device;
+    int64_t devices;
+    double staleness; /* negative: any */
+    bool apply, json;
+} arguments;
+
+static void put_staleness(const struct argp_state *state, const cmd_option *option, void *to,
+                          const char *text)
+{
+    (void)option;
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text || *end || !(value >= 0 && value <= 64))
+        argp_error(state, "--staleness: expected a number from 0 to 64, found '%s'", text);
+    ((arguments *)to)->staleness = value;
+}
+
+static void check(const struct argp_state *state, const void *to)
+{
+    const arguments *a = to;
+    if (!a->traces.count == !a->device)
+        argp_error(state, "expected --trace RUN, the folder of a run of this job, or --device NAME "
+                          "for an estimate");
+    if (!a->devices)
+        argp_error(state, "expected --devices N: how many devices there are to split");
+}
+
+/* The role that waits least is what the others wait for. */
+static const char *bottleneck(const dray__job *job, const dray__sizing *s)
+{
+    uint32_t engine, trainer;
+    dray__size_roles(job, &engine, &trainer);
+    return s->made.waits[engine].mean < s->made.waits[trainer].mean ? job->roles[engine].name
+                                                                    : job->roles[trainer].name;
+}
+
+static void print_roles(const dray__job *job, const dray__sizing *s)
+{
+    uint32_t engine, trainer;
+    dray__size_roles(job, &engine, &trainer);
+    printf("roles:\n");
+    for (uint32_t i = 0; i < job->role_count; i++) {
+        const dray__job_role *r = &job->roles[i];
+        printf("  - name: %s\n    tasks: [", r->name);
+        for (uint32_t k = 0; k < r->task_count; k++)
+            printf("%s%s", k ? ", " : "", r->tasks[k]);
+        printf("]\n    ranks: %lld\n    instances: %lld\n",
+               (long long)(i == trainer ? s->ranks : r->ranks),
+               (long long)(i == engine ? s->instances : r->instances));
+        if (r->command[0]) {
+            json_t *command = json_string(r->command);
+            char *text = dray__json_text(command, JSON_ENCODE_ANY);
+            printf("    command: %s\n", text ? text : "");
+            free(text);
+            json_decref(command);
+        }
+    }
+}
+
+static void print_json(const arguments *a, const dray__job *job, const dray__sizing *splits,
+                       uint32_t count, double engine_more, double trainer_more, bool estimated)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const dray__sizing *s = &splits[i];
+        cmd_json_line(json_pack(
+            "{s:s, s:I, s:I, s:f, s:f, s:f, s:s, s:b}", "event", "split", "instances",
+            (json_int_t)s->instances, "ranks", (json_int_t)s->ranks, "samples_per_s",
+            s->made.samples_per_s.mean, "step_seconds", s->made.step_seconds.mean, "staleness_mean",
+            s->made.staleness_mean.mean, "bottleneck", bottleneck(job, s), "estimated", estimated));
+    }
+    cmd_json_line(json_pack("{s:s, s:I, s:f, s:f}", "event", "end", "devices",
+                            (json_int_t)a->devices, "engine_more", engine_more, "trainer_more",
+                            trainer_more));
+}
+
+static void print_text(const dray__job *job, const dray__sizing *splits, uint32_t count,
+                       double engine_more, double trainer_more, bool estimated)
+{
+    static const char *const headings[] = {
+        ">engines",        ">trainer ranks",   ">samples/s", ">step", ">staleness",
+        ">engines wait %", ">trainer waits %", "bottleneck", NULL};
+    uint32_t engine, trainer;
+    dray__size_roles(job, &engine, &trainer);
+    if (estimated)
+        printf("an ESTIMATE from a device's figures, not from a trace\n\n");
+    cmd_table *table = cmd_table_new(headings);
+    for (uint32_t i = 0; i < count; i++) {
+        const dray__prediction *p = &splits[i].made;
+        cmd_cell(table, "%lld", (long long)splits[i].instances);
+        cmd_cell(table, "%lld", (long long)splits[i].ranks);
+        cmd_cell(table, "%.4g", p->samples_per_s.mean);
+        cmd_cell(table, "%s", dray__say_seconds(p->step_seconds.mean).s);
+        cmd_cell(table, "%.2f", p->staleness_mean.mean);
+        cmd_cell(table, "%.1f", 100 * p->waits[engine].mean);
+        cmd_cell(table, "%.1f", 100 * p->waits[trainer].mean);
+        cmd_cell(table, "%s", bottleneck(job, &splits[i]));
+    }
+    cmd_table_print(table, stdout);
+    printf("\none more for the best split: %+.1f %% with another engine, %+.1f %% with "
+           "another trainer rank\n",
+           100 * (engine_more - 1), 100 * (trainer_more - 1));
+}
+
+int cmd_size(int argc, char **argv)
+{
+    static const cmd_option options[] = {
+        CMD_LIST(arguments, traces, "trace", 't', "RUN", "The folder of a run of the same job"),
+        CMD_TEXT(arguments, device, "device", 'd', "NAME",
+                 "Without a trace: estimate from the figures of h100, h200 or b200"),
+        CMD_NUMBER(arguments, devices, "devices", 'n', 2, 1024, "N",
+                   "Devices to split between engines and trainer"),
+        CMD_CALL(put_staleness, "staleness", 'm', "MAX",
+                 "Leave out splits whose mean staleness is more than that"),
+        CMD_LIST(arguments, settings, "set", 's', "KEY=VALUE", "Change a setting of the job"),
+        CMD_FLAG(arguments, apply, "apply", 'a', "Print the best split as roles: of a job file"),
+        CMD_FLAG(arguments, json, "json", 'j', "Print one object a line"),
+        CMD_END};
+    static const cmd_usage usage = {
+        .options = options,
+        .arguments = "JOB.yaml",
+        .words = "one job file",
+        .words_at = offsetof(arguments, job),
+        .least = 1,
+        .most = 1,
+        .check = check,
+        .doc = "Simulates all splits of the devices between the role that generates and the one "
+               "that trains, and prints the five with the most samples a second, what each is "
+               "bound by, and what one device more would bring.\vAn engine takes as many devices "
+               "as it has ranks, each rank of the trainer one. Nothing is run."};
+    arguments a = {.staleness = -1};
+    cmd_parse(&usage, argc, argv, &a);
+    dray__job *job = NULL;
+    dray__services services = {0};
+    dray__sizing splits[DRAY__SPLITS];
+    uint32_t count = 0;
+    double engine_more = 1, trainer_more = 1;
+    dray_error error;
+    if (dray__job_load(a.job.items[0], a.settings.items, a.settings.count, &job, NULL, &error))
+        return cmd_refuse_job("size", &error);
+    int rc = a.traces.count
+                 ? dray__services_fit_all(a.traces.items, a.traces.count, job, &services, &error)
+                 : dray__services_estimate(a.device, job, &services, &error);
+    if (!rc)
+        rc = dray__size(job, &services, a.devices, a.staleness, splits, &count, &engine_more,
+                        &trainer_more, &error);
+    if (!rc && a.apply)
+        print_roles(job, &splits[0]);
+    else if (!rc && a.json)
+        print_json(&a, job, splits, count, engine_more, trainer_more, services.estimated);
+    else if (!rc)
+        print_text(job, splits, count, engine_more, trainer_more, services.estimated);
+    dray__services_free(&services);
+    dray__job_free(job);
+    return rc ? cmd_refuse("size", &error) : CMD_OK;
+}

@@ -1,0 +1,108 @@
+/* src/run/simulate/: how long the steps of a job would take. services.c fits, from the trace of a
+ * run, how long each task takes, or estimates it from a model's shape and a device's figures;
+ * loop.c is a discrete-event model of the loop over the schedule's own rules (job/schedule.h,
+ * dray/steps.h); simulate.c runs it several times and adds up; size.c searches splits of devices.
+ *
+ * Times are seconds. */
+#pragma once
+
+#include "run/job/job.h"
+
+#include <dray/dray.h>
+#include <jansson.h>
+#include <stdbool.h>
+
+/* The tasks that rows go through, in the order of the built-in table. */
+typedef enum dray__sim_task {
+    DRAY__SIM_ROLLOUT = 0,
+    DRAY__SIM_REWARD,
+    DRAY__SIM_REFERENCE,
+    DRAY__SIM_OLD,
+    DRAY__SIM_ADVANTAGE,
+    DRAY__SIM_ACTOR,
+    DRAY__SIM_TASKS
+} dray__sim_task;
+extern const char *const dray__sim_names[DRAY__SIM_TASKS];
+
+enum { DRAY__SIM_CAUSES = 11 }; /* of waits: dray_wait_cause */
+
+/* What a batch of a task takes, from its claim to the end of its commit; and how much of that is a
+ * wait, by cause (the coordinator's answer, a tool, other ranks). */
+typedef struct dray__cost {
+    double fixed, row, token;
+    double wait[DRAY__SIM_CAUSES]; /* shares of the whole */
+} dray__cost;
+
+typedef struct dray__services {
+    dray__cost tasks[DRAY__SIM_TASKS]; /* rollout: `fixed` alone, a claim's */
+    double token_fixed, token_row;     /* a token of all rows that are generated side by side */
+    double step_end;                   /* from the last gradients to the published version */
+    double prefetch, take; /* of a version: until it may be taken, and the engine's pause */
+    double insert;         /* from a published version to the prompts of one more step */
+    /* Responses, in whole groups: the lengths of a prompt's samples belong together. */
+    uint32_t *lengths, groups, group;
+    int64_t engine_ranks, trainer_ranks; /* of what was fitted */
+    bool by_ranks;                       /* the trainer's work is divided among its ranks */
+    bool estimated;
+} dray__services;
+
+/* Fits services from the run in `folder` (a run's folder, or its trace.json) for the job.
+ * DRAY_EINVALID: it is of another job (names the first setting that differs), or its job has what
+ * is not modelled; DRAY_EFORMAT: truncated, too short or without tokens, with the file. */
+int dray__services_fit(const char *folder, const dray__job *job, dray__services *out,
+                       dray_error *error);
+/* The same from several runs, whose times are averaged. */
+int dray__services_fit_all(const char *const *folders, uint32_t count, const dray__job *job,
+                           dray__services *out, dray_error *error);
+/* From figures of a device ("h100", "h200", "b200") and the job's model alone. */
+int dray__services_estimate(const char *device, const dray__job *job, dray__services *out,
+                            dray_error *error);
+void dray__services_free(dray__services *services);
+
+/* One run of the loop. */
+typedef struct dray__simulated {
+    double step_seconds, staleness_mean, staleness_max, samples_per_s;
+    double made_anew; /* samples a step that got too old */
+    uint32_t roles;
+    double idle[16][DRAY__SIM_CAUSES], transfer[16]; /* by role: shares of its time */
+    int64_t first, last;                             /* the steps that it is of */
+} dray__simulated;
+
+/* steps: how many to simulate. seed: of the lengths that are drawn. DRAY_EINVALID: the job cannot
+ * go on (nothing moves), or has what is not modelled. */
+int dray__simulate_once(const dray__job *job, const dray__services *services, int64_t steps,
+                        uint64_t seed, dray__simulated *out, dray_error *error);
+
+/* Mean and deviation over several runs. */
+typedef struct dray__spread {
+    double mean, deviation;
+} dray__spread;
+
+typedef struct dray__prediction {
+    dray__spread step_seconds, samples_per_s, staleness_mean, staleness_max, made_anew;
+    uint32_t roles;
+    dray__spread waits[16]; /* by role */
+    dray__simulated one;    /* means of what has no spread here */
+} dray__prediction;
+
+enum { DRAY__SIM_RUNS = 10, DRAY__SIM_STEPS = 48 };
+int dray__simulate(const dray__job *job, const dray__services *services, uint32_t runs,
+                   dray__prediction *out, dray_error *error);
+
+/* ---- size.c ---------------------------------------------------------------------------------- */
+
+typedef struct dray__sizing {
+    int64_t instances, ranks; /* of the role that generates, of the one that trains */
+    dray__prediction made;
+} dray__sizing;
+
+enum { DRAY__SPLITS = 5 };
+/* The splits of `devices` between the job's engines and its trainer with the most samples a second,
+ * whose mean staleness is at most `staleness` (negative: any), the best first. *engine_more,
+ * *trainer_more: samples a second of the best one with one device more for that role, over without.
+ * DRAY_EINVALID: no split is possible. */
+int dray__size(const dray__job *job, const dray__services *services, int64_t devices,
+               double staleness, dray__sizing out[DRAY__SPLITS], uint32_t *count,
+               double *engine_more, double *trainer_more, dray_error *error);
+/* The roles of the job as they would be; indices into job->roles. */
+void dray__size_roles(const dray__job *job, uint32_t *engine, uint32_t *trainer);

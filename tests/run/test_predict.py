@@ -1,0 +1,80 @@
+"""dray simulate and dray size on traces: what they predict of runs that the trace is not of, how they refuse what they
+cannot use, and that what dray size prints is a job file's. Runs are short, so limits are wide: bench/simulate.py has the
+narrow ones."""
+from jobs import *
+
+CLOCK = ("clock.enabled=true", "clock.token_seconds=0.004", "clock.train_seconds=0.002", "clock.tokens=6",
+         "clock.variation=0.3", "rollout.max_new_tokens=26", "steps=12", "eval.every=0", "checkpoint.every=1000",
+         "roles.engine.ranks=1", "roles.trainer.ranks=1", "actor.optimiser_steps=1")
+
+
+def dray(verb, trace, settings, *more):
+    line = [PROGRAM, verb, str(job_file), "--trace", str(trace), *words(CLOCK + tuple(settings)), *more]
+    return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, cwd=work)
+
+
+def simulate(trace, *settings):
+    done = dray("simulate", trace, settings, "--json")
+    check(done.returncode == 0, f"simulate {settings}: {done.stderr}")
+    return json.loads(done.stdout)
+
+
+def measured(folder):
+    made = rows(folder)[3:-1]
+    return (sum(row["step_seconds"] for row in made) / len(made),
+            sum(row["staleness_mean"] for row in made) / len(made))
+
+
+trace = work / "trace"
+done = run(trace, *words(CLOCK))
+check(done.returncode == 0, done.stderr)
+for settings in (("schedule=one_step_async",), ("schedule=async", "roles.engine.instances=2")):
+    folder = work / settings[0]
+    done = run(folder, *words(CLOCK + settings))
+    check(done.returncode == 0, done.stderr)
+    seconds, staleness = measured(folder)
+    said = simulate(trace, *settings)
+    check(0.6 < said["step_seconds"]["mean"] / seconds < 1.5, f"{settings}: {said['step_seconds']}, took {seconds}")
+    check(abs(said["staleness_mean"]["mean"] - staleness) < 0.35, f"{settings}: {said['staleness_mean']}, {staleness}")
+    check(said["roles"]["engine"]["idle"]["mean"] < 1 and not said["estimated"], f"{settings}: {said}")
+same = simulate(trace)
+check(same == simulate(trace / "trace.json"), "a run's folder and its trace.json are two traces")
+check(same["step_seconds"]["deviation"] > 0 and same["runs"] == 10, f"no spread: {same}")
+
+done = dray("size", trace, ("schedule=async",), "--devices", "5", "--json")
+lines = [json.loads(line) for line in done.stdout.splitlines()]
+check(done.returncode == 0 and [line["event"] for line in lines] == ["split"] * 4 + ["end"], f"size: {done}")
+rates = [line["samples_per_s"] for line in lines[:-1]]
+check(all(a * 1.002 >= b for a, b in zip(rates, rates[1:])), f"size: not the best first: {rates}")
+check(all(line["instances"] + line["ranks"] == 5 for line in lines[:-1]), f"size: {lines}")
+done = dray("size", trace, ("schedule=async",), "--devices", "5", "--apply")
+applied = work / "applied.yaml"
+applied.write_text(TINY + done.stdout)
+done = subprocess.run([PROGRAM, "simulate", str(applied), "--trace", str(trace), "--json", *words(
+    setting for setting in CLOCK + ("schedule=async",) if not setting.startswith("roles"))],
+    capture_output=True, text=True)
+check(done.returncode == 0, f"applied: {done.stderr}")
+check(abs(json.loads(done.stdout)["samples_per_s"]["mean"] / rates[0] - 1) < 0.2, f"applied: {done.stdout}: {rates[0]}")
+done = dray("size", trace, ("schedule=async", "staleness=3", "clock.train_seconds=0.002"), "--devices", "5",
+            "--staleness", "0")
+check(done.returncode == 2 and "whose mean staleness is at most 0" in done.stderr, f"staleness: {done.stderr}")
+
+# What is no trace of this job, or no whole one, is refused by name, and says where.
+done = dray("simulate", trace, ("rollout.samples=2", "rollout.prompts=8"))
+check(done.returncode == 2 and "the trace is of another job: expected rollout.prompts 8, found 4" in done.stderr, done)
+for name, damage, expected in (
+        ("cut", lambda f: next(f.glob("trace/trainer*.spans")).write_bytes(
+            next(f.glob("trace/trainer*.spans")).read_bytes()[:-7]), "the file is truncated"),
+        ("half", lambda f: next(f.glob("trace/engine*.lengths")).write_text("1 0 3"), "truncated or damaged"),
+        ("silent", lambda f: next(f.glob("trace/engine*.lengths")).unlink(), "the trace has no tokens"),
+        ("none", lambda f: shutil.rmtree(f / "trace"), "files *.spans"),
+        ("early", lambda f: next(f.glob("trace/trainer*.spans")).unlink(), "too short, or truncated"),
+        ("config", lambda f: (f / "config.json").write_text("{"), "config.json")):
+    bad = work / name
+    shutil.copytree(trace, bad)
+    damage(bad)
+    for verb, more in (("simulate", ()), ("size", ("--devices", "4"))):
+        done = dray(verb, bad, (), *more)
+        check(done.returncode in (1, 2) and expected in done.stderr and str(bad) in done.stderr,
+              f"{verb} {name}: {done.returncode} {done.stderr}")
+finish()
