@@ -128,6 +128,8 @@ row "32B, 15 layers, commit of what lies in spare GPU memory" 0 limit --prefetch
     --layers 15 --from "fsdp:$half@$low" --to "engine:tp=$half@$high"
 row "32B, 15 layers, commit of what lies in pinned memory" 1.15 limit --prefetch pinned --model $m32 \
     --layers 15 --from "fsdp:$gpus@$all" --to "engine:tp=$gpus@$all"
+row "commit by exchange, 32B TP4 (16.4 GB a GPU)" 0 limit --prefetch device --model $m32 --layers $((16 * half)) \
+    --from "fsdp:$half@$low" --to "engine:tp=$half@$high"
 beside="--prefetch device --decode 4 --model $m32 --layers 24 --from fsdp:$half@$low --to engine:tp=$half@$high"
 row "commit, prefetched beside decoding by copy engines" 0 limit --copy-engines --ctas 16 $beside
 row "commit, prefetched beside decoding by 16 thread blocks" 0 limit --ctas 16 $beside

@@ -15,6 +15,7 @@ import sys
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NUMBERS = {2: "two", 4: "four", 8: "eight"}
+PAUSE_MS = 3  # of a commit by exchange
 FLOWS = (("m2n_ms", "NCCL M2N", ("m2n",)), ("gather_ms", "gather and slice", ("broadcast", "ipc")),
          ("packed_ms", "packed buckets", ("packed",)), ("server_ms", "ParameterServer", ("server",)))
 
@@ -60,6 +61,11 @@ def notes(run):
                "(32B apart; target 5 %).")
     for r in run["rows"]:
         d = r.get("bench", {}).get("decoding")
+        if "by exchange" in r["row"] and "bench" in r:
+            said = r["bench"]["report"]
+            yield (f"{r['row']}: pause {r['bench']['pause_seconds'] * 1e3:.2f} ms (target {PAUSE_MS} ms), of "
+                   f"{said['bytes'] / 1e9:.1f} GB {said['exchanged_bytes'] / 1e9:.1f} were exchanged, spare memory "
+                   f"{said['spare_bytes'] / 1e9:.1f} GB, {said['spare_waste_bytes'] / 1e6:.1f} MB of it unused.")
         if d and d["steps"]:
             yield (f"{r['row']}: steps of {d['step_before_seconds'] * 1e3:.2f} ms took "
                    f"{d['step_seconds'] * 1e3:.2f} ms (+{100 * (d['slowdown'] - 1):.1f} %), p99 of "

@@ -285,6 +285,10 @@ dray_update_report bench_cluster_report(const bench_cluster *c)
         all.device_ns = longest(all.device_ns, r->device_ns);
         all.commit_ns = longest(all.commit_ns, r->commit_ns);
         all.total_ns = longest(all.total_ns, r->total_ns);
+        all.pause_ns = longest(all.pause_ns, r->pause_ns);
+        all.exchanged_bytes += r->exchanged_bytes;
+        all.spare_bytes += r->spare_bytes;
+        all.spare_waste_bytes += r->spare_waste_bytes;
         all.fanned_bytes += r->fanned_bytes;
         all.steps += r->steps;
         all.step_ns = longest(all.step_ns, r->step_ns);

@@ -148,12 +148,19 @@ typedef struct dray_update_report {
     uint64_t steps;
     int64_t step_ns, step_before_ns;
     uint64_t nccl_bytes; /* part of wire_bytes that NCCL moved */
+    /* The time that the engine could not run: of an update from the moment when its memory may
+     * change to the group's decision, of a commit all of the call up to that; of a prefetch 0. */
+    int64_t pause_ns;
+    uint64_t exchanged_bytes; /* part of `bytes` that a commit did not copy: it exchanged memory */
+    /* Spare memory for prefetches, also as part of peak_extra_bytes; what of it no block of this
+     * engine needs, because memory is exchanged in whole chunks. */
+    uint64_t spare_bytes, spare_waste_bytes;
 } dray_update_report;
 
 #define DRAY_UPDATE_REPORT_INIT                                                                    \
     {                                                                                              \
         sizeof(dray_update_report), 0, 0, 0, 0, 0, 0, {0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  \
-            0, 0, 0, 0, 0, 0, 0, {0}, 0, 0, 0, 0, 0                                                \
+            0, 0, 0, 0, 0, 0, 0, {0}, 0, 0, 0, 0, 0, 0, 0, 0, 0                                    \
     }
 
 /* Writes the report as one line of JSON, without newline but terminated, to `out` of `capacity`
@@ -202,9 +209,11 @@ int dray_prefetch_start(dray_subscriber *subscriber, const dray_update_options *
                         dray_error *error);
 int dray_prefetch_weights(dray_subscriber *subscriber, const dray_update_options *options,
                           dray_update_report *report, dray_error *error);
-/* Of the options only min_version, lease_ns and timeout_ns are used. The copy is verified with the
- * checksums of the prefetch. DRAY_ENOENT: the group has no prefetched version, or one that is older
- * than min_version; other errors as of dray_update_weights. */
+/* Of the options only min_version, lease_ns and timeout_ns are used. GPU memory in chunks of an
+ * arena, or of dray_region_alloc, is exchanged with the prefetched one under the same addresses,
+ * and not read again; nothing on the GPU may use it until the call returns. The rest is copied, and
+ * the copy is verified with the checksums of the prefetch. DRAY_ENOENT: the group has no prefetched
+ * version, or one that is older than min_version; other errors as of dray_update_weights. */
 int dray_commit_start(dray_subscriber *subscriber, const dray_update_options *options,
                       dray_error *error);
 int dray_commit_weights(dray_subscriber *subscriber, const dray_update_options *options,

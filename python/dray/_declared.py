@@ -430,7 +430,9 @@ class UpdateReport(Sized):
                 ("wire_bytes", c.c_uint64), ("source", c.c_int32), ("fanned_bytes", c.c_uint64),
                 ("held_ns", c.c_int64), ("held_by", c.c_char * 128), ("device_ns", c.c_int64),
                 ("steps", c.c_uint64), ("step_ns", c.c_int64), ("step_before_ns", c.c_int64),
-                ("nccl_bytes", c.c_uint64)]
+                ("nccl_bytes", c.c_uint64), ("pause_ns", c.c_int64),
+                ("exchanged_bytes", c.c_uint64), ("spare_bytes", c.c_uint64),
+                ("spare_waste_bytes", c.c_uint64)]
 
 
 class Gpu(Sized):

@@ -15,10 +15,11 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-/* The memory of a region: a chunk, an arena or an opening; none of them where another allocator
- * owns the memory. */
+/* The memory of a region: a chunk, lent or its own, an arena or an opening; none of them where
+ * another allocator owns the memory. */
 struct dray__cuda_memory {
     dray__cuda_chunk *chunk; /* the region's own */
+    dray__cuda_chunk *lent;  /* somebody else's, which outlives the region */
     dray_arena *arena;       /* held */
     dray__cuda_opening *opening;
     dray__cuda_storage storage; /* as it was when the region was made */
@@ -292,7 +293,7 @@ static int check(const dray_region *region, dray_error *error)
 {
     const dray__cuda_memory *memory = region->cuda;
     dray__cuda_storage now;
-    if (memory->chunk || memory->opening || same_allocation(region))
+    if (memory->chunk || memory->lent || memory->opening || same_allocation(region))
         return DRAY_OK;
     const dray__cuda_storage *then = &memory->storage;
     int rc = storage_at(memory->arena, region->device_address, &now, error);
@@ -364,6 +365,7 @@ static int export_memory(const dray_region *region, dray_error *error)
         return export_foreign(memory, error);
     int rc = dray__chunk_export(memory->chunk, error);
     memcpy(memory->key, memory->chunk->name, sizeof memory->key);
+    memory->storage.allocation = memory->chunk->allocation; /* another one after an exchange */
     return rc;
 }
 
@@ -544,6 +546,44 @@ static int transfer(const dray_region *region, uint64_t offset, void *data, uint
                            write ? "writing" : "reading", (unsigned long long)bytes);
 }
 
+/* ---- for exchanges -----------------------------------------------------------------------------
+ */
+
+dray__cuda_chunk *dray__region_chunk(const dray_region *region)
+{
+    return region->cuda ? region->cuda->chunk : NULL;
+}
+
+dray_arena *dray__region_arena(const dray_region *region)
+{
+    return region->cuda ? region->cuda->arena : NULL;
+}
+
+bool dray__region_exported(const dray_region *region)
+{
+    pthread_mutex_lock(&exports_lock);
+    bool exported = region->cuda && region->cuda->exported;
+    pthread_mutex_unlock(&exports_lock);
+    return exported;
+}
+
+int dray__region_over_chunk(dray__cuda_chunk *chunk, uint64_t offset, uint64_t bytes,
+                            const char *name, dray_region **out, dray_error *error)
+{
+    dray_region *region = dray__region_new(&dray__region_cuda, name, bytes, true, error);
+    dray__cuda_memory *memory = region ? new_memory(region, error) : NULL;
+    if (!memory) {
+        dray_region_free(region);
+        return DRAY_ENOMEM;
+    }
+    memory->lent = chunk;
+    memory->storage =
+        (dray__cuda_storage){chunk->device, chunk->address, chunk->bytes, 0, DRAY_CUDA_FORM_NONE};
+    set_device(region, chunk->device, chunk->address + offset);
+    *out = region;
+    return DRAY_OK;
+}
+
 /* ---- from other GPUs --------------------------------------------------------------------------
  */
 
@@ -574,8 +614,8 @@ int dray__region_reach(const dray_region *region, dray__cuda_device *device, dra
         return dray__opening_reach(memory->opening, device, error);
     if (memory->arena)
         return dray__gpu_arena_reach(memory->arena, region->device_address, device, error);
-    if (memory->chunk)
-        return dray__chunk_reach(memory->chunk, device, error);
+    if (memory->chunk || memory->lent)
+        return dray__chunk_reach(memory->chunk ? memory->chunk : memory->lent, device, error);
     return enable_peer(region, device, error);
 }
 

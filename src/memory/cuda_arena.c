@@ -456,3 +456,32 @@ int dray__gpu_arena_reach(dray_arena *a, CUdeviceptr address, dray__cuda_device 
     pthread_mutex_unlock(&a->lock);
     return rc;
 }
+
+/* ---- exchange ----------------------------------------------------------------------------------
+ */
+
+void dray__gpu_arena_lock(dray_arena *arena)
+{
+    pthread_mutex_lock(&arena->lock);
+}
+
+void dray__gpu_arena_unlock(dray_arena *arena)
+{
+    pthread_mutex_unlock(&arena->lock);
+}
+
+dray__cuda_chunk *dray__gpu_arena_chunk(const dray_arena *arena, CUdeviceptr address,
+                                        const dray__extents **used)
+{
+    dray__arena_part *part = part_of(arena, address);
+    if (!part || !part->chunk.resident)
+        return NULL;
+    if (used)
+        *used = &part->used;
+    return &part->chunk;
+}
+
+uint64_t dray__gpu_arena_base(const dray_arena *arena)
+{
+    return arena->base;
+}

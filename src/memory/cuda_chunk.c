@@ -2,6 +2,7 @@
 #include "memory/cuda_memory.h"
 
 #include "base/error.h"
+#include "base/hook.h"
 
 #include <errno.h>
 #include <string.h>
@@ -93,6 +94,7 @@ int dray__chunk_back(dray__cuda_chunk *chunk, dray_error *error)
     chunk->allocation = atomic_fetch_add(&last_allocation, 1) + 1;
     chunk->reach = 1ull << chunk->device->index;
     chunk->resident = true;
+    chunk->aliased = false;
     chunk->fd = -1;
     return DRAY_OK;
 }
@@ -148,4 +150,134 @@ int dray__chunk_reach(dray__cuda_chunk *chunk, dray__cuda_device *device, dray_e
                                chunk->device->name);
     chunk->reach |= bit;
     return DRAY_OK;
+}
+
+/* ---- exchange ----------------------------------------------------------------------------------
+ */
+
+/* Neighbours that the same GPUs can access are mapped, and let go, in one call. */
+static uint32_t run_end(dray__cuda_chunk *const *chunks, uint32_t count, uint32_t from,
+                        uint64_t *bytes)
+{
+    uint32_t end = from + 1;
+    *bytes = chunks[from]->bytes;
+    while (end < count && chunks[end]->address == chunks[from]->address + *bytes &&
+           chunks[end]->device == chunks[from]->device && chunks[end]->reach == chunks[from]->reach)
+        *bytes += chunks[end++]->bytes;
+    return end;
+}
+
+/* All that could. */
+static CUresult allow_again(const dray__cuda *cuda, const dray__cuda_chunk *chunk, uint64_t bytes)
+{
+    CUmemAccessDesc access[64];
+    size_t count = 0;
+    dray__cuda_device *device;
+    for (int i = 0; i < 64 && dray__cuda_device_at(i, &device, NULL) == DRAY_OK; i++)
+        if (chunk->reach & 1ull << i)
+            access[count++] =
+                (CUmemAccessDesc){.location = {CU_MEM_LOCATION_TYPE_DEVICE, device->ordinal},
+                                  .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    return cuda->cuMemSetAccess(chunk->address, bytes, access, count);
+}
+
+static CUresult unmap_live(const dray__cuda *cuda, dray__cuda_chunk *const *live, uint32_t count,
+                           uint32_t *unmapped)
+{
+    CUresult result = CUDA_SUCCESS;
+    for (uint64_t bytes; *unmapped < count && !result;) {
+        uint32_t end = run_end(live, count, *unmapped, &bytes);
+        result = cuda->cuMemUnmap(live[*unmapped]->address, bytes);
+        *unmapped = result ? *unmapped : end;
+    }
+    return result;
+}
+
+static CUresult map_spare(const dray__cuda *cuda, dray__cuda_chunk *const *live,
+                          dray__cuda_chunk *const *spare, uint32_t count, uint32_t *mapped)
+{
+    CUresult result = CUDA_SUCCESS;
+    while (*mapped < count && !result) {
+        result = cuda->cuMemMap(live[*mapped]->address, live[*mapped]->bytes, 0,
+                                spare[*mapped]->handle, 0);
+        *mapped += !result;
+    }
+    for (uint32_t i = 0; i < count && !result;) {
+        uint64_t bytes;
+        uint32_t end = run_end(live, count, i, &bytes);
+        result = allow_again(cuda, live[i], bytes);
+        i = end;
+    }
+    return result;
+}
+
+/* false: a chunk has no memory any more. */
+static bool map_back(const dray__cuda *cuda, dray__cuda_chunk *const *live, uint32_t unmapped,
+                     uint32_t mapped)
+{
+    bool all = true;
+    for (uint32_t i = 0; i < unmapped; i++) {
+        if (i < mapped)
+            cuda->cuMemUnmap(live[i]->address, live[i]->bytes);
+        CUresult result = cuda->cuMemMap(live[i]->address, live[i]->bytes, 0, live[i]->handle, 0);
+        if (!result)
+            result = allow_again(cuda, live[i], live[i]->bytes);
+        live[i]->resident = !result;
+        all = all && !result;
+    }
+    return all;
+}
+
+/* The memory, and what names it. */
+static void trade(dray__cuda_chunk *live, dray__cuda_chunk *spare)
+{
+    const dray__cuda_chunk was = *live;
+    live->handle = spare->handle;
+    live->allocation = spare->allocation;
+    live->fd = spare->fd;
+    live->exports = spare->exports;
+    memcpy(live->name, spare->name, sizeof live->name);
+    spare->handle = was.handle;
+    spare->allocation = was.allocation;
+    spare->fd = was.fd;
+    spare->exports = was.exports;
+    memcpy(spare->name, was.name, sizeof spare->name);
+    spare->aliased = !spare->aliased;
+}
+
+int dray__chunks_swap(dray__cuda_chunk *const *live, dray__cuda_chunk *const *spare, uint32_t count,
+                      dray_error *error)
+{
+    const dray__cuda *cuda = dray__cuda_get(error);
+    uint32_t unmapped = 0, mapped = 0;
+    if (!cuda)
+        return DRAY_EUNSUPPORTED;
+    CUresult result = unmap_live(cuda, live, count, &unmapped);
+    dray__hook_step("unmapped");
+    if (!result)
+        result = map_spare(cuda, live, spare, count, &mapped);
+    if (result && !map_back(cuda, live, unmapped, mapped))
+        return dray__fail_cuda(error, result,
+                               "exchanging memory of %s: its addresses have no memory any more",
+                               live[0]->device->name);
+    if (result)
+        return dray__fail_cuda(error, result, "exchanging memory of %s", live[0]->device->name);
+    for (uint32_t i = 0; i < count; i++)
+        trade(live[i], spare[i]);
+    return DRAY_OK;
+}
+
+int dray__chunk_settle(dray__cuda_chunk *chunk, dray_error *error)
+{
+    const dray__cuda *cuda = dray__cuda_get(error);
+    if (!cuda || !chunk->aliased)
+        return cuda ? DRAY_OK : DRAY_EUNSUPPORTED;
+    CUresult result = cuda->cuMemUnmap(chunk->address, chunk->bytes);
+    if (!result)
+        result = cuda->cuMemMap(chunk->address, chunk->bytes, 0, chunk->handle, 0);
+    if (!result)
+        result = allow_again(cuda, chunk, chunk->bytes);
+    chunk->aliased = result != CUDA_SUCCESS;
+    return dray__fail_cuda(error, result, "%llu bytes of spare memory of %s",
+                           (unsigned long long)chunk->bytes, chunk->device->name);
 }

@@ -22,6 +22,7 @@ typedef struct dray__cuda_chunk {
     uint8_t name[64];    /* random name of its physical memory, for other processes */
     int fd;              /* the exported descriptor; -1: not exported */
     uint32_t exports;    /* regions over it that other processes may have mapped */
+    bool aliased;        /* its address still shows the memory that it gave in an exchange */
 } dray__cuda_chunk;
 
 /* The unit of sizes of physical memory. 0: it failed, and *error is set. */
@@ -34,6 +35,16 @@ void dray__chunk_drop(dray__cuda_chunk *chunk);
 int dray__chunk_export(dray__cuda_chunk *chunk, dray_error *error);
 void dray__chunk_unexport(dray__cuda_chunk *chunk);
 int dray__chunk_reach(dray__cuda_chunk *chunk, dray__cuda_device *device, dray_error *error);
+/* Puts the physical memory of each spare chunk under the addresses of the live one at the same
+ * place, which are sorted, and gives it that one's; what names physical memory goes along. Nothing
+ * on a GPU may use the live addresses meanwhile. The addresses of spare chunks are of no use before
+ * dray__chunk_settle, but swapping once more is fine. After an error everything is as it was; where
+ * the driver does not even give that back, a chunk is no longer resident, and the message says so.
+ */
+int dray__chunks_swap(dray__cuda_chunk *const *live, dray__cuda_chunk *const *spare, uint32_t count,
+                      dray_error *error);
+/* Brings the chunk's own memory under its addresses. */
+int dray__chunk_settle(dray__cuda_chunk *chunk, dray_error *error);
 
 /* ---- openings: what others exported, mapped here
  * ------------------------------------------------- The same allocation of the same owner is opened
@@ -96,6 +107,24 @@ void dray__gpu_arena_unexport(dray_arena *arena, CUdeviceptr address, uint64_t a
 int dray__gpu_arena_fd(dray_arena *arena, CUdeviceptr address, uint64_t allocation); /* -1: gone */
 int dray__gpu_arena_reach(dray_arena *arena, CUdeviceptr address, dray__cuda_device *device,
                           dray_error *error);
+
+/* For an exchange. The chunk at the address, and what is allocated in it (offsets in the chunk,
+ * borrowed); NULL: nothing is resident there. With the arena's lock, which these two take and give
+ * back. */
+void dray__gpu_arena_lock(dray_arena *arena);
+void dray__gpu_arena_unlock(dray_arena *arena);
+struct dray__extents;
+dray__cuda_chunk *dray__gpu_arena_chunk(const dray_arena *arena, CUdeviceptr address,
+                                        const struct dray__extents **used);
+uint64_t dray__gpu_arena_base(const dray_arena *arena); /* by which several are locked in order */
+
+/* What a region's memory is of: a chunk of its own, or an arena, borrowed; NULL: neither. */
+dray__cuda_chunk *dray__region_chunk(const dray_region *region);
+dray_arena *dray__region_arena(const dray_region *region);
+bool dray__region_exported(const dray_region *region);
+/* A region over `bytes` from `offset` on of somebody else's chunk, which outlives it. */
+int dray__region_over_chunk(dray__cuda_chunk *chunk, uint64_t offset, uint64_t bytes,
+                            const char *name, dray_region **out, dray_error *error);
 
 /* Lets another GPU of this process touch a region's memory (kernels and copies that run there).
  * DRAY_EUNSUPPORTED: there is no way between the two. */

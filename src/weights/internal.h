@@ -363,6 +363,9 @@ typedef struct dray__transfer_options {
     /* For each destination tensor: will the coordinator compare it as a whole with what publishers
      * announced? NULL: none. Borrowed until close. */
     const bool *compared;
+    /* For each destination block: it is in place already, and nothing is to be moved. NULL: none
+     * is. Borrowed until close. */
+    const bool *in_place;
     /* What this rank holds as a whole, of the incarnation that it reads: what deltas build on. */
     bool has_base;
     uint64_t incarnation, base, version;

@@ -56,7 +56,12 @@ enum dray__source_kind {
 };
 /* What a rank says of its own memory in a vote: nothing, the same bits under the same names as it
  * read, or sums of their own. */
-enum dray__held { DRAY__HELD_UNKNOWN = 0, DRAY__HELD_AS_READ = 1, DRAY__HELD_OWN = 2 };
+enum dray__held {
+    DRAY__HELD_UNKNOWN = 0,
+    DRAY__HELD_AS_READ = 1,
+    DRAY__HELD_OWN = 2,
+    DRAY__HELD_MOVED = 3 /* what was staged, in other memory: the handles of its regions are void */
+};
 
 /* PUBLISHER_OPEN (without group), SUBSCRIBER_OPEN (without slot_bytes). */
 typedef struct dray__enrolling {

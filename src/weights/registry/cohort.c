@@ -125,7 +125,8 @@ const struct set *dray__reg_cohort_make(dray__registry *r, struct model *model,
             free(cohort);
             return &known->set;
         }
-    cohort->set = (struct set){r->next_id++, members, members, entries};
+    cohort->set =
+        (struct set){.id = r->next_id++, .world = members, .present = members, .entries = entries};
     cohort->next = model->cohorts;
     model->cohorts = cohort;
     return &cohort->set;

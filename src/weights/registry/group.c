@@ -73,7 +73,7 @@ static void adopt(struct group *group)
     group->decided = true;
     group->state = same ? first->state : DRAY_GROUP_TORN;
     if (ids && !dray__reg_set_taken(group->model, first->set))
-        group->set.id = first->set;
+        group->set.id = first->set; /* its memory may have moved: others import it anew */
     if (group->state == DRAY_GROUP_WHOLE)
         group->now = (struct holding){
             .version = first->version, .incarnation = first->incarnation, .mode = first->mode};
@@ -108,7 +108,7 @@ int dray__reg_group_join(dray__registry *r, struct entry *entry, const char *nam
         group_drop_if_empty(group);
         return rc;
     }
-    group->set.id = r->next_id++;
+    group->set.id = group->set.memory = r->next_id++;
     entry->group = group;
     adopt(group);
     return DRAY_OK;
@@ -223,6 +223,7 @@ static void commit(dray__registry *r, struct group *group)
         group->leaving = false;
         dray__reg_delivered(group);
     }
+    dray__reg_rehouse(r, group);
     update_over(group);
     for (uint32_t i = 0; i < group->set.world; i++) {
         struct entry *entry = group->set.entries[i];
@@ -246,7 +247,7 @@ void dray__reg_group_leave(dray__registry *r, struct entry *entry, const char *w
     dray__reg_pending_refuse(r, entry, NULL, &error);
     dray__reg_set_leave(&group->set, entry);
     entry->group = NULL;
-    group->set.id = r->next_id++;
+    group->set.id = group->set.memory = r->next_id++;
     group->epoch++;
     drop_staged(group);
     if (!group->decided && entry->claim.given && entry->claim.state != DRAY_GROUP_EMPTY)
@@ -469,7 +470,7 @@ static bool all_prepared(const struct group *group, const struct set *sources)
     for (uint32_t i = 0; i < group->set.world; i++) {
         const struct begin *begin = &group->set.entries[i]->begin;
         if (group->purpose != DRAY__COMMIT &&
-            (!sources || begin->wish.ready_source != sources->id ||
+            (!sources || begin->wish.ready_source != dray__reg_source_id(sources) ||
              begin->wish.ready_group != group->set.id))
             return false;
     }
@@ -487,7 +488,7 @@ static dray__update_begun begun(const struct group *group, const struct set *sou
                                .compared =
                                    group->verify &&
                                    (group->peer || (group->reading && !group->reading->unchecked)),
-                               .source_set = sources ? sources->id : 0,
+                               .source_set = sources ? dray__reg_source_id(sources) : 0,
                                .sources = sources ? sources->world : 0,
                                .group_set = group->set.id,
                                .ranks = group->set.world,

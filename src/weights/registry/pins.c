@@ -68,10 +68,13 @@ void dray__reg_release_answer(dray__registry *r, const struct entry *entry, void
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-/* What was exported is not handed out any more; those who have it mapped are to let it go. */
-static void take_back(dray__registry *r, struct entry *entry)
+/* What was exported is not handed out any more; those who have it mapped are to let it go. How many
+ * regions that were. */
+static uint32_t void_handles(dray__registry *r, struct entry *entry)
 {
+    uint32_t count = 0;
     for (uint32_t i = 0; i < entry->region_count; i++) {
+        count += entry->regions[i].handle != NULL;
         free(entry->regions[i].handle);
         if (entry->regions[i].fd >= 0)
             close(entry->regions[i].fd);
@@ -79,6 +82,32 @@ static void take_back(dray__registry *r, struct entry *entry)
     }
     for (struct pin *pin = r->pins; pin; pin = pin->next)
         pin->revoked |= pin->owner == entry->key;
+    return count;
+}
+
+uint64_t dray__reg_source_id(const struct set *sources)
+{
+    return sources->memory ? sources->memory : sources->id;
+}
+
+void dray__reg_rehouse(dray__registry *r, struct group *group)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < group->set.world; i++) {
+        struct entry *entry = group->set.entries[i];
+        if (!entry || entry->vote.held != DRAY__HELD_MOVED)
+            continue;
+        entry->regions_missing += void_handles(r, entry);
+        dray__reg_cohort_leave(group->model, entry);
+        any = true;
+    }
+    if (any)
+        group->set.memory = r->next_id++;
+}
+
+static void take_back(dray__registry *r, struct entry *entry)
+{
+    void_handles(r, entry);
     dray__reg_gang_withdraw(entry);
     entry->gang->set.id = r->next_id++;
     entry->released = true;

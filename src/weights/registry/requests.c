@@ -254,7 +254,7 @@ static int find_set(const struct model *model, uint64_t id, uint32_t index, cons
         if (gang->set.id == id && !gang->broken)
             set = &gang->set;
     for (const struct group *group = model->groups; group && !set; group = group->next)
-        if (group->set.id == id)
+        if (group->set.id == id || group->set.memory == id)
             set = &group->set;
     if (!set)
         set = dray__reg_cohort_set(model, id);

@@ -67,6 +67,7 @@ struct entry {
 /* Ranks that belong together, under an id that changes when any of them does. */
 struct set {
     uint64_t id;
+    uint64_t memory; /* of groups: by which others know their memory; changes when that moves */
     uint32_t world, present;
     struct entry **entries;
 };
@@ -391,6 +392,10 @@ bool dray__reg_pinned(const dray__registry *r, const struct entry *owner);
 void dray__reg_release_answer(dray__registry *r, const struct entry *entry, void *ticket);
 /* All of the entry's, on either side. */
 void dray__reg_pins_forget(dray__registry *r, const struct entry *entry);
+/* By which readers know what they have imported of a set. */
+uint64_t dray__reg_source_id(const struct set *sources);
+/* Of ranks that voted so: their regions are elsewhere, and are to be put again. */
+void dray__reg_rehouse(dray__registry *r, struct group *group);
 /* gang.c: the versions that can no longer be read, and who still does. */
 void dray__reg_gang_withdraw(const struct entry *entry); /* those that have this rank's part */
 void dray__reg_gang_drop_readers(dray__registry *r, struct gang *gang, uint64_t number);

@@ -47,15 +47,16 @@ static json_t *group_row(const struct group *group)
     static const char *const states[] = {"empty", "whole", "torn"};
     json_t *report = group->report ? json_loads(group->report, 0, NULL) : NULL;
     json_t *row = json_pack(
-        "{s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:b, s:b, s:o, s:I, s:I, s:o, s:o, s:o, s:o}", "model",
-        group->model->name, "name", group->name, "ranks", (json_int_t)group->set.present, "world",
-        (json_int_t)group->set.world, "version", (json_int_t)group->now.version, "incarnation",
-        (json_int_t)group->now.incarnation, "state", states[group->state], "serving",
+        "{s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:b, s:b, s:o, s:I, s:I, s:o, s:o, s:o, s:o, s:o}",
+        "model", group->model->name, "name", group->name, "ranks", (json_int_t)group->set.present,
+        "world", (json_int_t)group->set.world, "version", (json_int_t)group->now.version,
+        "incarnation", (json_int_t)group->now.incarnation, "state", states[group->state], "serving",
         dray__reg_serving(group), "leaving", group->leaving, "staged",
         group->has_staged ? json_integer((json_int_t)group->staged.version) : json_null(),
         "readers", (json_int_t)group->readers, "epoch", (json_int_t)group->epoch, "mode",
         figure(report, "mode"), "strategy", figure(report, "strategy"), "update_bytes",
-        figure(report, "bytes"), "update_seconds", figure(report, "total_seconds"));
+        figure(report, "bytes"), "update_seconds", figure(report, "total_seconds"), "pause_seconds",
+        figure(report, "pause_seconds"));
     json_decref(report);
     return row;
 }

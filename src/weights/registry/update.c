@@ -48,7 +48,8 @@ static int get_vote(dray__reg_call *c, struct vote *out, dray_error *error)
     out->held = dray__get_u8(c->in);
     stored = stored && dray__sums_get(c->in, &out->resident, forms);
     int rc = stored ? dray__reg_finish(c, error) : dray__nomem(error);
-    if (rc == DRAY_OK && out->held > DRAY__HELD_OWN)
+    bool commits = c->entry->group->purpose == DRAY__COMMIT;
+    if (rc == DRAY_OK && out->held > (commits ? DRAY__HELD_MOVED : DRAY__HELD_OWN))
         rc = dray__fail(error, DRAY_EINVALID, "a vote that holds %d", out->held);
     return rc;
 }

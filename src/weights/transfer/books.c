@@ -149,7 +149,7 @@ int dray__transfer_compare(const dray__transfer *h, const uint64_t *sums, dray_e
 {
     const dray_layout *layout = h->destination->layout;
     for (uint32_t b = 0; sums && h->found && b < dray_layout_block_count(layout); b++)
-        if (sums[b] != h->found[b])
+        if (sums[b] != h->found[b] && !(h->options.in_place && h->options.in_place[b]))
             return dray__fail(
                 error, DRAY_ECHECKSUM,
                 "tensor %s: block %" PRIu32 " holds %016" PRIx64 " after the commit's copy, "

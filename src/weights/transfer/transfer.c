@@ -83,6 +83,20 @@ static int order_by_round(dray__transfer *h, dray_error *error)
     return h->by_round ? DRAY_OK : dray__nomem(error);
 }
 
+/* Without those of blocks that are in place already: as a round of its own. */
+static int leave_out(dray__transfer *h, dray_error *error)
+{
+    const dray__sources *s = h->sources;
+    h->by_round = calloc((size_t)s->op_count + 1, sizeof *h->by_round);
+    h->round_first = calloc(2, sizeof *h->round_first);
+    if (!h->by_round || !h->round_first)
+        return dray__nomem(error);
+    for (uint64_t i = 0; i < s->op_count; i++)
+        if (!h->options.in_place[s->ops[i].block])
+            h->by_round[h->round_first[1]++] = i;
+    return DRAY_OK;
+}
+
 /* How many ops there are to deal now, and which the i-th is. */
 static uint64_t dealt_count(const dray__transfer *h)
 {
@@ -311,6 +325,8 @@ static int transfer_init(dray__transfer *h, dray_error *error)
         if (rc == DRAY_OK)
             rc = order_by_round(h, error);
     }
+    if (rc == DRAY_OK && h->options.in_place)
+        rc = leave_out(h, error);
     if (rc == DRAY_OK)
         rc = deal(h, error);
     return rc ? rc : open_lanes(h, error);

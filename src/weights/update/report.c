@@ -44,7 +44,8 @@ int dray_update_report_json(const dray_update_report *given, char *out, size_t c
         return rc;
     json_t *object = json_pack(
         "{s:I, s:I, s:s, s:s, s:I, s:I, s:o, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, "
-        "s:I, s:b, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:f, s:s, s:f, s:I, s:f, s:f, s:I}",
+        "s:I, s:b, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:f, s:s, s:f, s:I, s:f, s:f, s:I, s:f, "
+        "s:I, s:I, s:I}",
         "version", (json_int_t)report->version, "incarnation", (json_int_t)report->incarnation,
         "mode", name_of(modes, 4, report->mode), "strategy",
         name_of(strategies, 3, report->strategy), "bytes", (json_int_t)report->bytes,
@@ -62,7 +63,10 @@ int dray_update_report_json(const dray_update_report *given, char *out, size_t c
         "held_seconds", seconds(report->held_ns), "held_by", report->held_by, "device_seconds",
         seconds(report->device_ns), "steps", (json_int_t)report->steps, "step_seconds",
         seconds(report->step_ns), "step_before_seconds", seconds(report->step_before_ns),
-        "nccl_bytes", (json_int_t)report->nccl_bytes);
+        "nccl_bytes", (json_int_t)report->nccl_bytes, "pause_seconds", seconds(report->pause_ns),
+        "exchanged_bytes", (json_int_t)report->exchanged_bytes, "spare_bytes",
+        (json_int_t)report->spare_bytes, "spare_waste_bytes",
+        (json_int_t)report->spare_waste_bytes);
     char *text = object ? dray__json_text(object, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
     json_decref(object);
     if (!text)

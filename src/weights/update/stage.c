@@ -1,6 +1,8 @@
 /* A version that waits beside the one that is served: staging with the layout of the destination,
  * allocated once. A commit is an update whose only source it is. */
+#include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "memory/region.h"
 #include "mover/cuda/cuda.h"
 #include "weights/update/subscriber.h"
@@ -18,6 +20,8 @@ void dray__stage_drop(dray_subscriber *s)
     else
         free(s->staging);
     free(s->staged_sums);
+    dray__exchange_free(s->exchange);
+    s->exchange = NULL;
     s->staged = NULL;
     s->staging = NULL;
     s->staged_sums = NULL;
@@ -51,8 +55,14 @@ int dray__stage_open(dray_subscriber *s, dray_error *error)
         return DRAY_OK;
     s->staging = calloc((size_t)count + DRAY__EXTRA_REGIONS, sizeof(dray_region *));
     int rc = s->staging ? DRAY_OK : dray__nomem(error);
+    if (rc == DRAY_OK && s->stage_kind != DRAY_REGION_PINNED)
+        rc = dray__exchange_new(layout, s->destination.regions, &s->exchange, error);
+    s->staging_bytes = dray__exchange_spare_bytes(s->exchange);
     for (uint32_t i = 0; i < count && rc == DRAY_OK; i++) {
         uint64_t bytes = dray_layout_region(layout, i)->bytes;
+        rc = dray__exchange_region(s->exchange, i, &s->staging[i], error);
+        if (rc || s->staging[i])
+            continue;
         rc = stage_region(s, i, bytes, &s->staging[i], error);
         s->staging_bytes += bytes;
     }
@@ -72,8 +82,52 @@ int dray__stage_commit(dray_subscriber *s, dray_error *error)
         /* What a kernel moves it reads back in the same pass; copy engines do better with PCIe. */
         .copy_engines = s->stage_kind == DRAY_REGION_PINNED ? 0 : DRAY__NO_COPY_ENGINES,
         .attempt = s->attempt};
+    s->exchanges = s->exchange && dray__exchange_possible(s->exchange);
+    options.in_place = s->exchanges ? dray__exchange_blocks(s->exchange) : NULL;
     s->sources = s->staged;
     s->target = s->destination;
     int rc = dray__transfer_open(s->sources, &s->target, &options, &s->transfer, error);
     return rc ? rc : dray__waker_add(&s->waker, dray__transfer_fd(s->transfer), error);
+}
+
+/* ---- exchange ----------------------------------------------------------------------------------
+ */
+
+int dray__stage_exchange(dray_subscriber *s, dray_error *error)
+{
+    int rc = dray__exchange_swap(s->exchange, s->deadline_ns, error);
+    if (rc == DRAY_OK)
+        s->exchanged = !s->exchanged;
+    return rc;
+}
+
+static void *after(void *user)
+{
+    dray_subscriber *s = user;
+    dray_error error;
+    dray__hook_step("settling");
+    s->after_rc = dray__exchange_settle(s->exchange, &error);
+    if (s->after_rc)
+        dray__log(DRAY_LOG_WARN, "after a commit of group %s: %s", s->group, error.message);
+    /* Where the connection broke, they are offered when this rank comes back. */
+    if (dray__channel_alive(s->channel) &&
+        dray__subscriber_put(s, dray__context_deadline(s->context, s->timeout_ns), &error))
+        dray__log(DRAY_LOG_WARN, "after a commit of group %s, its memory: %s", s->group,
+                  error.message);
+    dray__hook_step("settled");
+    return NULL;
+}
+
+void dray__stage_after(dray_subscriber *s)
+{
+    if (dray__thread_start(&s->after, after, s, "spare memory after a commit", NULL))
+        after(s);
+}
+
+void dray__stage_join(dray_subscriber *s)
+{
+    dray__thread_join(&s->after);
+    if (s->after_rc && !s->has_staged)
+        dray__stage_drop(s); /* the next prefetch takes other memory */
+    s->after_rc = 0;
 }

@@ -92,6 +92,18 @@ static void put_claim(const dray_subscriber *s, dray__writer *w)
     dray__put_fields(w, &dray__subscriber_claim_fields, &claim);
 }
 
+int dray__subscriber_put(dray_subscriber *s, int64_t deadline_ns, dray_error *error)
+{
+    uint32_t regions =
+        dray_layout_region_count(s->destination.layout) + (s->destination.progress != NULL);
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < regions && rc == DRAY_OK; i++)
+        if (offered(s, i))
+            rc = dray__region_put(s->channel, s->context, s->key, i, region_of(s, i), NULL,
+                                  deadline_ns, error);
+    return rc;
+}
+
 static int register_rank(dray_subscriber *s, int64_t deadline, dray_error *error)
 {
     const char *endpoint = ""; /* nobody reads what went to load_weights */
@@ -126,16 +138,13 @@ static int register_rank(dray_subscriber *s, int64_t deadline, dray_error *error
     s->returns = returns;
     dray__sums_forms_clear(&s->sent);
     rc = dray__reader_finish(&reply.payload, "SUBSCRIBER_OPEN", error);
-    for (uint32_t i = 0; i < regions && rc == DRAY_OK; i++)
-        if (offered(s, i))
-            rc = dray__region_put(s->channel, s->context, s->key, i, region_of(s, i), NULL,
-                                  deadline, error);
-    return rc;
+    return rc ? rc : dray__subscriber_put(s, deadline, error);
 }
 
 int dray__subscriber_ensure(dray_subscriber *s, int64_t deadline_ns, dray_error *error)
 {
     dray__channel *channel;
+    dray__stage_join(s);
     if (dray__channel_alive(s->channel))
         return DRAY_OK;
     int rc = dray__channel_open_until(s->context, deadline_ns, &channel, error);
@@ -231,6 +240,7 @@ void dray_subscriber_close(dray_subscriber *s)
 {
     if (!s)
         return;
+    dray__stage_join(s);
     if (s->channel && s->key)
         dray__ask(s->channel, DRAY__MSG_WEIGHTS_CLOSE, &dray__u64_fields, &s->key,
                   dray__deadline(5 * DRAY__SECOND), NULL, NULL, NULL, NULL);
@@ -280,6 +290,7 @@ int dray_subscriber_release_mappings(dray_subscriber *s, dray_error *error)
 {
     if (!s)
         return dray__fail(error, DRAY_EINVALID, "subscriber must be given");
+    dray__stage_join(s);
     if (s->phase != PHASE_IDLE || (!s->live && dray__channel_alive(s->channel)))
         return DRAY_OK; /* the update in progress ends first; without a plan nothing is mapped */
     int64_t deadline = dray__context_deadline(s->context, s->timeout_ns);
@@ -356,6 +367,7 @@ int dray_subscriber_version(dray_subscriber *s, uint64_t *version, uint64_t *inc
     if (!s)
         return dray__fail(error, DRAY_EINVALID, "subscriber must be given");
     dray__group_told told;
+    dray__stage_join(s);
     int rc = ask_state(s, &told, error);
     if (rc)
         return rc;
@@ -382,6 +394,7 @@ int dray_subscriber_verify(dray_subscriber *s, dray_error *error)
         return dray__fail(error, DRAY_ENOENT,
                           "group %s, rank %" PRIu32 ": no update was committed and verified here",
                           s->group, s->destination.rank);
+    dray__stage_join(s);
     const dray_layout *layout = s->destination.layout;
     uint32_t wrong = 0, first = 0;
     uint64_t first_sum = 0;

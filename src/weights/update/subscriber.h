@@ -7,9 +7,11 @@
 /* An engine rank and its update in progress; shared by subscriber.c and update.c. */
 #pragma once
 
+#include "base/thread.h"
 #include "base/waker.h"
 #include "weights/internal.h"
 #include "weights/registry/registry.h"
+#include "weights/update/exchange.h"
 #include "weights/update/steps.h"
 
 enum update_phase {
@@ -60,6 +62,10 @@ struct dray_subscriber {
     uint64_t staging_bytes, *staged_sums;
     uint64_t staged_version, staged_incarnation;
     bool has_staged;
+    dray__exchange *exchange;  /* of the staging; NULL: all of it is copied by a commit */
+    bool exchanges, exchanged; /* this commit does; and has */
+    dray__thread after;        /* an exchange: has the subscriber until it is joined */
+    int after_rc;              /* what it came to */
 
     /* the update in progress */
     enum dray__purpose purpose;
@@ -71,6 +77,7 @@ struct dray_subscriber {
     dray_update_options options;
     char *path;
     int64_t deadline_ns, answer_by_ns, started_ns, mark_ns; /* answer_by_ns: of what was asked */
+    int64_t pause_ns; /* since then the engine's memory may change, or it waits for a commit */
     uint64_t attempt, source_set, group_set;
     uint32_t source_count, cohort_count;
     uint64_t cohort_set, run, last; /* last: the member that published last */
@@ -100,3 +107,13 @@ int dray__stage_open(dray_subscriber *subscriber, dray_error *error);
 void dray__stage_drop(dray_subscriber *subscriber);
 /* Begins to move what is staged to the destination. */
 int dray__stage_commit(dray_subscriber *subscriber, dray_error *error);
+/* Exchanges what this commit exchanges; a second time: takes it back. */
+int dray__stage_exchange(dray_subscriber *subscriber, dray_error *error);
+/* The commit is decided: what comes after an exchange is done by a thread, while the engine goes
+ * on.
+ */
+void dray__stage_after(dray_subscriber *subscriber);
+/* Waits for that thread, before anything else of the subscriber is touched. */
+void dray__stage_join(dray_subscriber *subscriber);
+/* subscriber.c. Offers this rank's regions to other members. */
+int dray__subscriber_put(dray_subscriber *subscriber, int64_t deadline_ns, dray_error *error);

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "weights/checkpoint/overlay.h"
 #include "weights/sources/upload.h"
 #include "weights/transfer/transfer.h"
@@ -86,6 +87,9 @@ static int end(dray_subscriber *s, const dray_error *outcome)
 {
     if (outcome && s->cohort_set && s->destination.progress)
         dray__progress_end(s->destination.progress, s->run);
+    if (outcome && s->exchanged && dray__stage_exchange(s, NULL))
+        dray__log(DRAY_LOG_WARN, "group %s: a commit that failed could not be taken back",
+                  s->group);
     if (outcome && s->writing)
         forget_written(s);
     if (outcome && outcome->code == DRAY_ETORN)
@@ -105,7 +109,9 @@ static int end(dray_subscriber *s, const dray_error *outcome)
                    "group %s is torn (bytes may be overwritten already): %.300s", s->group,
                    outcome->message);
     s->phase = PHASE_DONE;
-    s->report.total_ns = dray__now() - s->started_ns - s->report.wait_ns;
+    int64_t now = dray__now();
+    s->report.total_ns = now - s->started_ns - s->report.wait_ns;
+    s->report.pause_ns = s->pause_ns ? now - s->pause_ns : 0;
     return DRAY_OK;
 }
 
@@ -120,6 +126,8 @@ static uint8_t held(dray_subscriber *s, dray__sums *resident)
 {
     dray_error error;
     bool as_read = false;
+    if (commits(s) && s->exchanged)
+        return DRAY__HELD_MOVED;
     if (!s->transfer || s->load || commits(s) ||
         dray__transfer_resident(s->transfer, &as_read, resident, &error))
         return DRAY__HELD_UNKNOWN;
@@ -326,9 +334,17 @@ static int ask_to_write(dray_subscriber *s)
     return DRAY_OK;
 }
 
-static int start_move(dray_subscriber *s)
+/* From here on the engine's memory may change. */
+static void begin_pause(dray_subscriber *s)
 {
     s->writing = true;
+    if (s->purpose == DRAY__UPDATE)
+        s->pause_ns = dray__now();
+}
+
+static int start_move(dray_subscriber *s)
+{
+    begin_pause(s);
     if (s->local && s->purpose != DRAY__PREFETCH)
         dray__local_revoke(s->token, s->attempt); /* readers before this update are over */
     s->phase = PHASE_MOVE;
@@ -361,7 +377,7 @@ static int on_ask(dray_subscriber *s)
     if (!answered(s, &reply, &rc))
         return rc;
     s->report.prepare_ns += dray__now() - s->mark_ns;
-    s->writing = true;
+    begin_pause(s);
     s->phase = PHASE_MOVE;
     dray__waker_at(&s->waker, s->deadline_ns); /* a lane may wait for longer */
     dray__hook_step("writing");
@@ -390,7 +406,10 @@ static int on_move(dray_subscriber *s)
     }
     if (!s->moved_any)
         dray__steps_begin(&s->steps, dray__now());
-    int rc = dray__transfer_step(s->transfer, SLICE_NS, &error);
+    int rc = s->exchanges && !s->exchanged ? dray__stage_exchange(s, &error) : DRAY_OK;
+    if (rc)
+        return vote(s, &error);
+    rc = dray__transfer_step(s->transfer, SLICE_NS, &error);
     if (!s->moved_any)
         dray__hook_step("moving");
     s->moved_any = true;
@@ -406,6 +425,10 @@ static int on_move(dray_subscriber *s)
     note_wait(s);
     dray__steps_end(&s->steps, &s->report);
     s->report.peak_extra_bytes += s->staging_bytes;
+    s->report.spare_bytes = s->staging_bytes;
+    s->report.spare_waste_bytes = dray__exchange_waste_bytes(s->exchange);
+    s->report.exchanged_bytes = s->exchanged ? dray__exchange_bytes(s->exchange) : 0;
+    s->report.bytes += s->report.exchanged_bytes;
     dray__hook_step("verified");
     return vote(s, rc ? &error : NULL);
 }
@@ -457,6 +480,11 @@ static int on_vote(dray_subscriber *s)
     } else {
         free(s->block_sums);
         s->block_sums = dray__transfer_take_blocks(s->transfer);
+        for (uint32_t b = 0;
+             s->exchanged && s->block_sums && b < dray_layout_block_count(s->destination.layout);
+             b++)
+            if (dray__exchange_blocks(s->exchange)[b])
+                s->block_sums[b] = s->staged_sums[b];
         s->held_incarnation = s->report.incarnation;
         s->held_version = s->report.version;
         s->held_disk = 0;
@@ -478,6 +506,9 @@ static int on_vote(dray_subscriber *s)
     end(s, NULL);
     if (s->destination.rank == 0)
         tell(s);
+    if (s->exchanged)
+        dray__stage_after(s);
+    s->exchanged = false;
     return DRAY_OK;
 }
 
@@ -573,6 +604,7 @@ static int start(dray_subscriber *s, enum dray__purpose purpose, const dray_upda
                           "group %s: the coordinator left an earlier request unanswered; open the "
                           "subscriber again",
                           s->group);
+    dray__stage_join(s);
     s->options = *options;
     s->path = strdup(options->path ? options->path : "");
     if (!s->path)
@@ -586,6 +618,8 @@ static int start(dray_subscriber *s, enum dray__purpose purpose, const dray_upda
     s->report.strategy = options->strategy;
     s->announced = s->writing = s->failed = s->moved_any = false;
     s->retried = s->granted = s->interrupted = false;
+    s->exchanges = s->exchanged = false;
+    s->pause_ns = purpose == DRAY__COMMIT ? s->started_ns : 0;
     s->purpose = purpose;
     s->source = DRAY__FROM_PUBLISHERS;
     rc = dray__subscriber_ensure(
@@ -711,6 +745,7 @@ int dray_prefetch_drop(dray_subscriber *s, dray_error *error)
         return dray__fail(error, DRAY_EINVALID, "subscriber must be given");
     if (s->phase != PHASE_IDLE)
         return dray__fail(error, DRAY_EBUSY, "an update of group %s is in progress", s->group);
+    dray__stage_join(s);
     dray__stage_drop(s);
     int64_t deadline = dray__context_deadline(s->context, s->timeout_ns);
     int rc = dray__subscriber_ensure(s, deadline, error);

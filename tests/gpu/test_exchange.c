@@ -1,0 +1,341 @@
+/* gpu: commits that exchange physical memory instead of copying: right bytes at the same addresses,
+ * other things in the same chunks untouched, nothing lost when the driver fails half way, and
+ * others who read the engine's memory follow it. */
+#include "gpu/scene.h"
+
+static uint32_t rounds(void)
+{
+    const char *scale = getenv("DRAY_TEST_SCALE");
+    return gpu_is_real() ? 1000 : scale ? 10 * (uint32_t)atoi(scale) : 10;
+}
+
+/* ---- an engine in an arena --------------------------------------------------------------------
+ */
+
+typedef struct housed {
+    engine e;
+    dray_arena *arena;
+    uint64_t weights, other,
+        other_bytes; /* addresses: of the layout's region, of what is beside it */
+} housed;
+
+static void put(uint64_t address, const void *data, uint64_t bytes, dray_region *beside)
+{
+    const dray__cuda *cuda = dray__cuda_get(NULL);
+    MUST(dray__cuda_enter(beside->device, error));
+    CHECK(cuda->cuMemcpyHtoD(address, data, bytes) == CUDA_SUCCESS);
+    CHECK(cuda->cuCtxSynchronize() == CUDA_SUCCESS);
+    dray__cuda_leave();
+}
+
+static void get(uint64_t address, void *data, uint64_t bytes, dray_region *beside)
+{
+    const dray__cuda *cuda = dray__cuda_get(NULL);
+    MUST(dray__cuda_enter(beside->device, error));
+    CHECK(cuda->cuMemcpyDtoH(data, address, bytes) == CUDA_SUCCESS);
+    dray__cuda_leave();
+}
+
+/* Its region lies in a chunk of an arena, behind something else of `other` bytes. */
+static void open_housed(housed *h, const scene *s, const char *group, uint64_t other)
+{
+    choose(s, s->engine_gpus[0]);
+    memset(h, 0, sizeof *h);
+    engine *e = &h->e;
+    e->tied = s->config.tied;
+    e->from = (int)s->from;
+    e->context = fixture_open_at(f.unix_address, group, "engine", 0);
+    dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
+    spec.dtype = (int32_t)s->to;
+    spec.kind = DRAY_REGION_CUDA;
+    MUST(dray_layout_engine(&s->config, &spec, &e->layout, error));
+    dray_arena_options options = DRAY_ARENA_OPTIONS_INIT;
+    options.address_bytes = (uint64_t)1 << 30;
+    options.chunk_bytes = 4 << 20;
+    MUST(dray_arena_open(&options, &h->arena, error));
+    uint64_t bytes = dray_layout_region(e->layout, 0)->bytes;
+    MUST(dray_arena_alloc(h->arena, other, &h->other, error));
+    MUST(dray_arena_alloc(h->arena, bytes, &h->weights, error));
+    h->other_bytes = other;
+    MUST(dray_region_wrap_cuda(h->weights, bytes, "weights", &e->region[0], error));
+    gpu_poison(e->region[0]);
+    dray_subscriber_options subscriber = DRAY_SUBSCRIBER_OPTIONS_INIT;
+    subscriber.regions = e->region;
+    subscriber.group = group;
+    MUST(dray_subscriber_open(e->context, MODEL, e->layout, &subscriber, &e->subscriber, error));
+}
+
+static void close_housed(housed *h)
+{
+    engine_close(&h->e);
+    dray_arena_close(h->arena);
+}
+
+static void publish(trainer *t, uint64_t version, uint64_t seed)
+{
+    gpu_fill(t->layout, t->region[0], t->tied, seed);
+    MUST(dray_publisher_publish(t->publisher, version, NULL, error));
+}
+
+static void open_source(trainer *t, const scene *s)
+{
+    gpu_trainer_open(t, f.unix_address, &s->config, s->from, 0, 1, s->seed, DRAY_REGION_CUDA, 0);
+}
+
+/* All of what is served was exchanged, and is right. */
+static dray_update_report commit_one(engine *e, uint64_t version, uint64_t seed)
+{
+    dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    uint64_t address = dray_region_device_address(e->region[0]);
+    options.min_version = version;
+    MUST(dray_prefetch_weights(e->subscriber, &options, &report, error));
+    CHECK(report.pause_ns == 0 && report.exchanged_bytes == 0);
+    report = (dray_update_report)DRAY_UPDATE_REPORT_INIT;
+    MUST(dray_commit_weights(e->subscriber, NULL, &report, error));
+    CHECK(gpu_engine_wrong(e, seed) == 0);
+    CHECK(report.version == version && dray_region_device_address(e->region[0]) == address);
+    CHECK(report.pause_ns > 0 && report.pause_ns <= report.total_ns + report.wait_ns);
+    return report;
+}
+
+static void many_rounds(void *user)
+{
+    scene *s = user;
+    trainer t;
+    housed h;
+    uint8_t beside[1024], then[1024];
+    int64_t pauses = 0;
+    uint64_t unused = 0, after = 0;
+    open_housed(&h, s, "engine", sizeof beside);
+    open_source(&t, s);
+    memset(beside, 0x5C, sizeof beside);
+    for (uint64_t version = 1; version <= rounds(); version++) {
+        beside[version % sizeof beside]++;
+        put(h.other, beside, sizeof beside, h.e.region[0]);
+        publish(&t, version, s->seed + version);
+        dray_update_report report = commit_one(&h.e, version, s->seed + version);
+        CHECK(report.exchanged_bytes && report.exchanged_bytes == report.bytes);
+        CHECK(report.spare_bytes >= 4 << 20 && report.spare_waste_bytes);
+        MUST(dray_subscriber_verify(h.e.subscriber, error));
+        get(h.other, then, sizeof then, h.e.region[0]);
+        CHECK(memcmp(beside, then, sizeof then) == 0);
+        MUST(dray_publisher_wait(t.publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
+        pauses += report.pause_ns;
+        MUST(dray_gpu_memory(0, version == 2 ? &unused : &after, NULL, error));
+        CHECK(version < 3 || !gpu_is_real() || after + (64 << 20) >= unused);
+    }
+    fprintf(stderr, "%u exchanges in an arena, the pause %.2f ms on average\n", rounds(),
+            (double)pauses * 1e-6 / rounds());
+    trainer_close(&t);
+    close_housed(&h);
+}
+
+CLUSTER_TEST(test_many_exchanges)
+{
+    scene s = plain(81);
+    must_end_well(spawn(many_rounds, &s));
+}
+
+/* Too much else in the chunk: the weights are copied. So are they once others have exported it. */
+static void copied(void *user)
+{
+    scene *s = user;
+    trainer t;
+    housed h;
+    open_housed(&h, s, "engine", 3 << 20);
+    open_source(&t, s);
+    publish(&t, 1, s->seed + 1);
+    dray_update_report report = commit_one(&h.e, 1, s->seed + 1);
+    CHECK(report.exchanged_bytes == 0 && report.spare_waste_bytes == 0);
+    close_housed(&h);
+    open_housed(&h, s, "other", 1024);
+    dray_region *exported;
+    dray_handle handle = DRAY_HANDLE_INIT;
+    MUST(dray_region_wrap_cuda(h.weights, 512, "exported", &exported, error));
+    for (uint64_t version = 2; version <= 4; version++) {
+        MUST(dray_publisher_wait(t.publisher, version - 1, DRAY_WAIT_DEFAULT, NULL, error));
+        publish(&t, version, s->seed + version);
+        if (version == 3)
+            MUST(dray_handle_describe(exported, &handle, error));
+        report = commit_one(&h.e, version, s->seed + version);
+        CHECK((report.exchanged_bytes == 0) == (version == 3));
+        dray_region_unexport(exported);
+    }
+    dray_region_free(exported);
+    trainer_close(&t);
+    close_housed(&h);
+}
+
+CLUSTER_TEST(test_what_is_copied)
+{
+    scene s = plain(82);
+    must_end_well(spawn(copied, &s));
+}
+
+/* ---- the driver fails --------------------------------------------------------------------------
+ */
+
+static void failing_driver(void *user)
+{
+    static const char *const calls[] = {"cuMemUnmap", "cuMemMap", "cuMemSetAccess"};
+    scene *s = user;
+    trainer t;
+    engine e;
+    uint64_t version = 1, held = 0;
+    uint32_t failed = 0;
+    open_source(&t, s);
+    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "engine", 0, 1,
+                    DRAY_REGION_CUDA);
+    for (int i = 0; i < 9; i++, version++) {
+        char spec[64];
+        dray_error said;
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        publish(&t, version, s->seed + version);
+        options.min_version = version;
+        MUST(dray_prefetch_weights(e.subscriber, &options, NULL, error));
+        snprintf(spec, sizeof spec, "%s:%d:999", calls[i % 3], 1 + i / 3);
+        CHECK(gpu_fail(spec));
+        int rc = dray_commit_weights(e.subscriber, NULL, NULL, &said);
+        /* what comes after a commit may meet the failure as well: the next call sees to it */
+        int32_t state;
+        MUST(dray_subscriber_version(e.subscriber, NULL, NULL, &state, error));
+        gpu_fail(NULL);
+        CHECK(rc == DRAY_OK || rc == DRAY_ETORN);
+        CHECK((state == DRAY_GROUP_WHOLE) == (rc == DRAY_OK));
+        failed += rc != DRAY_OK;
+        if (rc == DRAY_OK)
+            held = version;
+        /* one version or the other, as a whole */
+        if (held)
+            CHECK(gpu_engine_wrong(&e, s->seed + held) == 0);
+        if (rc)
+            MUST(dray_update_weights(e.subscriber, &options, NULL, error));
+        held = version;
+        CHECK(gpu_engine_wrong(&e, s->seed + version) == 0);
+        MUST(dray_publisher_wait(t.publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
+    }
+    CHECK(failed >= 3);
+    engine_close(&e);
+    trainer_close(&t);
+}
+
+CLUSTER_TEST(test_driver_fails_half_way)
+{
+    if (gpu_is_real())
+        return;
+    scene s = plain(83);
+    must_end_well(spawn(failing_driver, &s));
+}
+
+/* A rank that has exchanged, while another one could not, has its old version again. */
+static void one_of_two(void *user)
+{
+    scene *s = user;
+    engine e;
+    dray_error said;
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    choose(s, s->rank);
+    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "engine", s->rank, 2,
+                    DRAY_REGION_CUDA);
+    MUST(dray_update_weights(e.subscriber, NULL, NULL, error));
+    MUST(dray_barrier(e.context, "held", 3, DRAY_WAIT_DEFAULT, error));
+    options.min_version = 2;
+    MUST(dray_prefetch_weights(e.subscriber, &options, NULL, error));
+    if (s->rank == 1)
+        CHECK(gpu_fail("cuMemMap:1:999"));
+    CHECK(dray_commit_weights(e.subscriber, NULL, NULL, &said) == DRAY_ETORN);
+    gpu_fail(NULL);
+    CHECK(strstr(said.message, "exchanging memory"));
+    CHECK(gpu_engine_wrong(&e, s->seed + 1) == 0);
+    MUST(dray_barrier(e.context, "torn", 2, DRAY_WAIT_DEFAULT, error));
+    MUST(dray_update_weights(e.subscriber, &options, NULL, error));
+    CHECK(gpu_engine_wrong(&e, s->seed + 2) == 0);
+    MUST(dray_barrier(e.context, "over", 3, DRAY_WAIT_DEFAULT, error));
+    engine_close(&e);
+}
+
+static void trainer_of_two(void *user)
+{
+    scene *s = user;
+    trainer t;
+    open_source(&t, s);
+    publish(&t, 1, s->seed + 1);
+    MUST(dray_barrier(t.context, "held", 3, DRAY_WAIT_DEFAULT, error));
+    MUST(dray_publisher_wait(t.publisher, 1, DRAY_WAIT_DEFAULT, NULL, error));
+    publish(&t, 2, s->seed + 2);
+    MUST(dray_barrier(t.context, "over", 3, DRAY_WAIT_DEFAULT, error));
+    trainer_close(&t);
+}
+
+CLUSTER_TEST(test_other_rank_fails)
+{
+    if (gpu_is_real())
+        return;
+    scene s = plain(85);
+    pid_t pids[3];
+    pids[2] = spawn(trainer_of_two, &s);
+    for (s.rank = 0; s.rank < 2; s.rank++)
+        pids[s.rank] = spawn(one_of_two, &s);
+    for (int i = 0; i < 3; i++)
+        must_end_well(pids[i]);
+}
+
+/* ---- others read the engine --------------------------------------------------------------------
+ */
+
+static void exchanging_peer(void *user)
+{
+    scene *s = user;
+    trainer t;
+    engine e;
+    choose(s, 0);
+    open_source(&t, s);
+    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "peer", 0, 1, DRAY_REGION_CUDA);
+    for (uint64_t version = 1; version <= 3; version++) {
+        publish(&t, version, s->seed + version);
+        dray_update_report report = commit_one(&e, version, s->seed + version);
+        CHECK(report.exchanged_bytes == report.bytes);
+        MUST(dray_publisher_wait(t.publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
+        MUST(
+            dray_subscriber_release_mappings(e.subscriber, error)); /* its memory is offered anew */
+        MUST(dray_barrier(e.context, "held", 2, DRAY_WAIT_DEFAULT, error));
+        MUST(dray_barrier(e.context, "read", 2, DRAY_WAIT_DEFAULT, error));
+    }
+    engine_close(&e);
+    trainer_close(&t);
+}
+
+static void joiner(void *user)
+{
+    scene *s = user;
+    engine e;
+    choose(s, 1);
+    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "joiner", 0, 1,
+                    DRAY_REGION_CUDA);
+    for (uint64_t version = 1; version <= 3; version++) {
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        MUST(dray_barrier(e.context, "held", 2, DRAY_WAIT_DEFAULT, error));
+        options.min_version = version;
+        MUST(dray_update_weights(e.subscriber, &options, &report, error));
+        CHECK(report.source == DRAY_SOURCE_PEERS && report.retries == 0);
+        CHECK(gpu_engine_wrong(&e, s->seed + version) == 0);
+        MUST(dray_barrier(e.context, "read", 2, DRAY_WAIT_DEFAULT, error));
+    }
+    engine_close(&e);
+}
+
+CLUSTER_TEST(test_peers_follow)
+{
+    scene s = plain(84);
+    pid_t a = spawn(exchanging_peer, &s), b = spawn(joiner, &s);
+    must_end_well(a);
+    must_end_well(b);
+}
+
+int main(void)
+{
+    scenes_begin();
+    return cluster_run();
+}
