@@ -79,7 +79,7 @@ static const cmd_option options[] = {
     CMD_NUMBER(arguments, bucket, "bucket", 'b', 128 << 10, INT64_MAX, "BYTES",
                "The ceiling of staging memory (67108864)"),
     CMD_NUMBER(arguments, nccl, "nccl", 'N', 1 << 20, INT64_MAX, "BYTES",
-               "Of memory cuda between hosts: the ceiling of what NCCL has (536870912)"),
+               "Of memory cuda between hosts: the ceiling of what NCCL has (1073741824)"),
     CMD_WORD(arguments, verify, "verify", 'v', switches, "--verify", "on|off",
              "Checksums, of what is published and of what was written (on); off: on neither side"),
     CMD_GROUP(4, NULL),

@@ -86,7 +86,7 @@ typedef struct dray_update_options {
     int32_t copy_engines;
     /* Most GPU memory, beside bucket_bytes, for what comes over NCCL: as many bytes lie on the GPUs
      * of the publishers that it comes from, together. Kept from one update to the next. >= 1 MiB;
-     * 0: 512 MiB. */
+     * 0: 1 GiB. */
     uint64_t nccl_bytes;
     /* Of dray_prefetch_weights: how long it may take. What moves between GPUs then comes in small
      * pieces that are spread over this time, so that inference beside it has the memory and the

@@ -734,7 +734,7 @@ class Subscriber(_Opened):
         the group; the report. mode: auto, tensor (trainers of this host), distributed (of others,
         too), or disk (the checkpoint at `path`, which holds path_version). Beside inference: ctas
         bounds the thread blocks that move on this GPU, copy_engines spares them. nccl_bytes: GPU memory
-        for what comes over NCCL, beside bucket_bytes; 0: 512 MiB. Raises DrayError;
+        for what comes over NCCL, beside bucket_bytes; 0: 1 GiB. Raises DrayError;
         ETORN: bytes had been overwritten, the next update repairs it; else all is as it was."""
         return self._run("dray_update_weights",
                          self._options(mode, strategy, min_version, path, path_version, bucket_bytes,

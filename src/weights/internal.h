@@ -380,7 +380,7 @@ typedef struct dray__transfer_options {
 #define DRAY__BUCKET_DEFAULT ((uint64_t)64 << 20)
 #define DRAY__WITHIN_MAX 3600 /* seconds */
 #define DRAY__NCCL_MIN ((uint64_t)1 << 20)
-#define DRAY__NCCL_DEFAULT ((uint64_t)512 << 20)
+#define DRAY__NCCL_DEFAULT ((uint64_t)1 << 30)
 
 /* Sources and destination are borrowed until close. */
 int dray__transfer_open(dray__sources *sources, const dray__destination *destination,

@@ -439,6 +439,7 @@ typedef struct peer_case {
 static void run_peer_case(void *user)
 {
     const peer_case *c = user;
+    setenv("DRAY_NCCL_LIBRARY", "", 1); /* which has all of it under way at once */
     f = (coordinator_fixture){0};
     fixture_fork(&f, dray__registry_add);
     scene s = {.config = wide_config(), .from = DRAY_F32, .board = board_new()};

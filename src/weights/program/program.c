@@ -551,7 +551,7 @@ int dray__program_finish(dray__compiler *c, dray_error *error)
         dray__draft *d = &c->drafts[i];
         dray__program_job *job = &p->jobs[i];
         dray__cuda_job_options options = {.sums = d->sums,
-                                          .ctas = p->ctas,
+                                          .ctas = p->paced && !p->ctas ? DRAY__PACE_CTAS : p->ctas,
                                           .paced = p->paced,
                                           .launch_bytes = p->paced ? dray__pace_bytes(p->bytes) : 0,
                                           .engine_bytes = p->copy_engines > 0   ? ENGINE_RUN

@@ -1,7 +1,8 @@
-/* A data server's end of NCCL's pairs (nccl.h). Its thread takes one request after the other: has
- * the GPU pack the rectangles into the slot that the request names, and NCCL send it as soon as it
- * is packed, for which the GPU waits, not the thread; once that is so, the request is answered with
- * the sums. Meanwhile the next ones are packed into other slots. */
+/* A data server's end of NCCL's pairs (nccl.h). Its thread takes one request after the other and
+ * has the GPU pack the rectangles into the slot that the request names. NCCL, which takes its time
+ * to be told, sends one after the other as soon as it is packed, for which the GPU waits, not the
+ * thread; once that is so, the request is answered with the sums. Meanwhile the next ones are
+ * packed into other slots. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
@@ -27,6 +28,7 @@ struct entry {
     /* The thread's: */
     dray__local *local; /* held while its memory is read */
     uint32_t slot, count;
+    uint64_t turn; /* of its send */
 };
 
 struct dray__nccl_session {
@@ -41,6 +43,13 @@ struct dray__nccl_session {
     uint64_t slot_bytes;
     bool used[DRAY__NCCL_SLOTS]; /* something was sent out of it */
     dray__cuda_job *jobs[DRAY__NCCL_SLOTS];
+    /* What is to be sent, in turns. */
+    struct {
+        uint32_t slot;
+        uint64_t bytes;
+    } sends[DRAY__NCCL_SLOTS];
+    bool waits[DRAY__NCCL_SLOTS]; /* the slot is among those that are not sent yet */
+    uint64_t to_send, sent;
 };
 
 dray__cuda_device *dray__nccl_device_of(const dray_region *region)
@@ -79,7 +88,9 @@ static void end_pair(dray__nccl_session *s)
         s->jobs[i] = NULL;
     }
     s->pair = NULL;
+    s->to_send = s->sent;
     memset(s->used, 0, sizeof s->used);
+    memset(s->waits, 0, sizeof s->waits);
 }
 
 /* A job for each slot, whose items change with each request. */
@@ -132,7 +143,7 @@ static int join(dray__nccl_session *s, const dray__local *local, dray__reader *i
 static bool is_idle(const dray__nccl_session *s)
 {
     for (uint32_t i = 0; i < DRAY__NCCL_SLOTS; i++)
-        if (s->used[i] && dray__nccl_done(s->pair, i, NULL))
+        if (s->waits[i] || (s->used[i] && dray__nccl_done(s->pair, i, NULL)))
             return false;
     return true;
 }
@@ -169,7 +180,7 @@ static int hold(uint64_t token, uint64_t attempt, dray__local **out, dray_error 
     return rc;
 }
 
-/* The GPU packs, and then NCCL sends. */
+/* The GPU packs, and then NCCL is to send. */
 static int begin_packing(dray__nccl_session *s, struct entry *e, dray__reader *in,
                          dray_error *error)
 {
@@ -190,21 +201,41 @@ static int begin_packing(dray__nccl_session *s, struct entry *e, dray__reader *i
         rc = dray__cuda_job_start(s->jobs[e->slot], NULL, 0, error);
     if (rc)
         return rc;
-    rc = dray__nccl_begin(s->pair, e->slot, bytes, true, dray__cuda_job_moved(s->jobs[e->slot]),
-                          error);
-    s->used[e->slot] = rc == DRAY_OK;
-    if (rc)
-        end_pair(s);
-    return rc;
+    e->turn = s->to_send++;
+    s->sends[e->turn % DRAY__NCCL_SLOTS].slot = e->slot;
+    s->sends[e->turn % DRAY__NCCL_SLOTS].bytes = bytes;
+    s->waits[e->slot] = true;
+    return DRAY_OK;
 }
 
 /* Can the slot be packed into? DRAY_EAGAIN: not yet. */
 static int slot_is_free(dray__nccl_session *s, uint32_t slot, dray_error *error)
 {
-    int rc = dray__nccl_ready(s->pair, error);
-    if (rc == DRAY_OK && s->used[slot])
-        rc = dray__nccl_done(s->pair, slot, error);
-    return rc;
+    if (s->waits[slot])
+        return DRAY_EAGAIN;
+    return s->used[slot] ? dray__nccl_done(s->pair, slot, error) : DRAY_OK;
+}
+
+/* Tells NCCL of the next one. false: there is none, or it is still busy with the one before. */
+static bool send_next(dray__nccl_session *s)
+{
+    uint32_t slot = s->sends[s->sent % DRAY__NCCL_SLOTS].slot;
+    if (!s->pair || s->sent == s->to_send)
+        return false;
+    int rc = dray__nccl_ready(s->pair, NULL);
+    if (rc == DRAY_OK)
+        rc = dray__nccl_begin(s->pair, slot, s->sends[s->sent % DRAY__NCCL_SLOTS].bytes, true,
+                              dray__cuda_job_moved(s->jobs[slot]), NULL);
+    if (rc == DRAY_EAGAIN)
+        return false;
+    if (rc) {
+        end_pair(s);
+        return true;
+    }
+    s->used[slot] = true;
+    s->waits[slot] = false;
+    s->sent++;
+    return true;
 }
 
 /* Who closes or revokes the memory waits for those who hold it: so nobody holds it while waiting
@@ -303,8 +334,10 @@ static bool end_oldest(dray__nccl_session *s)
         return false;
     if (e->local) {
         dray__cuda_job *job = s->jobs[e->slot];
+        if (job && s->sent <= e->turn)
+            return false;
         int rc = job ? dray__cuda_job_poll(job, &error)
-                     : dray__fail(&error, DRAY_ECLOSED, "what was sent before it failed");
+                     : dray__fail(&error, DRAY_ECLOSED, "NCCL failed, or what it sent before");
         if (rc == DRAY_EAGAIN)
             return false;
         dray__local_release(e->local);
@@ -339,7 +372,8 @@ static void *run(void *user)
     pthread_mutex_lock(&s->worker.lock);
     while (!s->worker.ending) {
         pthread_mutex_unlock(&s->worker.lock);
-        bool moved = end_oldest(s);
+        bool moved = send_next(s);
+        moved |= end_oldest(s);
         moved |= begin_next(s);
         pthread_mutex_lock(&s->worker.lock);
         if (!moved)

@@ -32,7 +32,7 @@ enum {
 #define PAUSE_MAX_NS DRAY__SECOND
 #define TICK_NS (100 * DRAY__MILLISECOND)
 #define BLIND_NS DRAY__MILLISECOND
-#define NCCL_NS (DRAY__MILLISECOND / 20)
+#define NCCL_NS (DRAY__MILLISECOND / 40)
 #define NOT_YET_NS (5 * DRAY__MILLISECOND)
 #define PATIENCE_NS (5 * DRAY__SECOND) /* with a member of the cohort that brings nothing */
 

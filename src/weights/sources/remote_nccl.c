@@ -617,7 +617,7 @@ static int open_link(struct dray__remote_nccl *n, struct nccl_source *s, uint64_
         return rc;
     s->link = link;
     /* Thread blocks are shared by the pairs of this rank; few are left for the rest otherwise. */
-    uint32_t most = n->transfer->options.ctas ? n->transfer->options.ctas : DRAY__NCCL_CTAS / 2;
+    uint32_t most = n->transfer->options.ctas ? n->transfer->options.ctas : DRAY__NCCL_CTAS;
     uint32_t ctas = most / n->count > 1 ? most / n->count : 1;
     ctas = ctas > DRAY__NCCL_CTAS ? DRAY__NCCL_CTAS : ctas;
     if (link->pair && (link->slot_bytes != slot || link->ctas != ctas ||
