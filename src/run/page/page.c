@@ -15,6 +15,7 @@ static const char mark[] = "\"DATA\"";
 /* As much of a run as fits where several stand beside each other. */
 enum { POINTS = 5000, INTERVALS = 120000, BYTES_MOST = 1900000, POINTS_LEAST = 200 };
 
+/* intervals 0: without timelines, as that of a run that goes on would be read for long. */
 static int collect(const char *const *folders, uint32_t count, uint32_t points, uint32_t intervals,
                    json_t **out, dray_error *error)
 {
@@ -23,7 +24,7 @@ static int collect(const char *const *folders, uint32_t count, uint32_t points, 
     for (uint32_t i = 0; i < count && !rc; i++) {
         json_t *run = NULL, *timeline = NULL;
         rc = dray__page_run(folders[i], points, &run, error);
-        if (!rc)
+        if (!rc && intervals)
             rc = dray__page_timeline(folders[i], intervals / count, &timeline, error);
         if (!rc && timeline)
             dray__json_set(&run, "timeline", timeline);
@@ -65,7 +66,7 @@ int dray__page_write(const char *const *folders, uint32_t count, bool live, FILE
                      dray_error *error)
 {
     const char *page = (const char *)dray__page_html, *at = strstr(page, mark);
-    uint32_t points = POINTS, intervals = INTERVALS;
+    uint32_t points = POINTS, intervals = live ? 0 : INTERVALS;
     char *text = NULL;
     int rc = at ? DRAY_OK : dray__fail(error, DRAY_EINTERNAL, "page.html has no place for data");
     while (!rc) {

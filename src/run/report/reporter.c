@@ -8,6 +8,7 @@
 #include "control/channel.h"
 #include "control/reports.h"
 #include "run/job/tasks.h"
+#include "run/report/live.h"
 #include "run/report/units.h"
 
 #include <errno.h>
@@ -30,6 +31,7 @@ struct dray__reporter {
     dray_error failure; /* code 0: none */
     int64_t drawn_ns, depth_ns;
     FILE *events; /* events.jsonl */
+    dray__live *live;
     _Atomic int64_t heard_ns;
     _Atomic uint64_t progress;
     _Atomic bool ready, stopping;
@@ -106,6 +108,7 @@ static void take(dray__reporter *self, json_t *report)
     json_array_foreach(done, i, row)
     {
         dray__view_row(&self->view, &self->rows, row);
+        dray__live_row(self->live, row);
         rows++;
     }
     if (rows)
@@ -203,8 +206,9 @@ static void *watch(void *user)
 /* ---- from the supervisor's thread ------------------------------------------------------------ */
 
 int dray__reporter_start(const dray__folder *folder, const dray__job *job, const char *address,
-                         bool json, dray__reporter **out, dray_error *error)
+                         bool json, dray__reporter **out, const char **url, dray_error *error)
 {
+    *url = NULL;
     dray__reporter *self = calloc(1, sizeof(*self));
     if (!self)
         return dray__nomem(error);
@@ -227,6 +231,9 @@ int dray__reporter_start(const dray__folder *folder, const dray__job *job, const
         rc = dray_open(&options, &self->context, error);
     if (!rc)
         rc = dray__channel_open(self->context, &self->channel, error);
+    /* A run goes on without its page. */
+    if (!rc && dray__live_start(folder->path, &self->live, url, error))
+        *url = NULL;
     if (!rc)
         rc = dray__thread_start(&self->thread, watch, self, "the supervisor", error);
     if (rc)
@@ -240,6 +247,8 @@ int dray__reporter_stop(dray__reporter *self, dray_error *error)
 {
     atomic_store(&self->stopping, true);
     dray__thread_join(&self->thread);
+    dray__live_stop(self->live);
+    self->live = NULL;
     dray__view_clear(&self->view);
     int rc = dray__rows_end(&self->rows, error);
     return self->failure.code ? dray__reporter_failed(self, error) : rc;
@@ -249,6 +258,7 @@ void dray__reporter_free(dray__reporter *self)
 {
     if (!self)
         return;
+    dray__live_stop(self->live);
     dray_queue_close(self->queue);
     dray__channel_close(self->channel);
     dray_close(self->context);
@@ -294,7 +304,7 @@ void dray__reporter_say(dray__reporter *self, const char *event, const char *for
     va_end(arguments);
     pthread_mutex_lock(&self->lock);
     dray__view_say(&self->view, event, message);
-    if (strcmp(event, "start") != 0)
+    if (strcmp(event, "start") != 0 && strcmp(event, "page") != 0)
         note(self, event, json_pack("{s:s}", "message", message));
     pthread_mutex_unlock(&self->lock);
 }

@@ -1,7 +1,7 @@
 /* src/run/report/: what a run says of itself. reporter.c receives what roles report, rows.c makes
  * rows of metrics.jsonl of it, spent.c adds where the time went, and view.c shows the run to a
  * person. prometheus.c writes a coordinator's status as metrics, and metrics.c serves them over
- * HTTP.
+ * HTTP (http.c), as live.c serves the page of the run.
  *
  * The supervisor's second thread: watches the reports of the roles, writes metrics.jsonl, and keeps
  * what a person sees up to date. */
@@ -14,9 +14,10 @@ typedef struct dray__reporter dray__reporter;
 /* Of the reporter: the row of a step is on its way to metrics.jsonl, and outlives a kill. */
 #define DRAY__REPORT_ROW "row"
 
-/* address: the coordinator's, which must be up. */
+/* address: the coordinator's, which must be up. *url: of the live page, valid until the stop; NULL:
+ * there is none. */
 int dray__reporter_start(const dray__folder *folder, const dray__job *job, const char *address,
-                         bool json, dray__reporter **out, dray_error *error);
+                         bool json, dray__reporter **out, const char **url, dray_error *error);
 /* Takes in what was still posted (if the coordinator lives), writes what is pending, ends the
  * thread. The numbers of *rows for the summary stay valid until dray__reporter_free. */
 int dray__reporter_stop(dray__reporter *reporter, dray_error *error);

@@ -10,7 +10,6 @@
 #include "run/job/settings.h"
 #include "run/job/tasks.h"
 #include "run/page/page.h"
-#include "run/page/page.h"
 #include "run/process.h"
 #include "run/run.h"
 #include "run/trainer/checkpoint.h"
@@ -404,6 +403,7 @@ static int open_queue(supervisor *s, dray_error *error)
 
 static int start_all(supervisor *s, dray_error *error)
 {
+    const char *page = NULL;
     int rc = start_coordinator(s, error);
     if (!rc)
         rc = wait_for_coordinator(s, start_limit(s), error);
@@ -411,7 +411,7 @@ static int start_all(supervisor *s, dray_error *error)
         rc = begin_beside(s, error);
     if (!rc)
         rc = dray__reporter_start(&s->folder, s->job, s->address, s->options->json, &s->reporter,
-                                  error);
+                                  &page, error);
     if (!rc)
         rc = open_queue(s, error);
     if (!rc)
@@ -421,6 +421,8 @@ static int start_all(supervisor *s, dray_error *error)
                            s->folder.resumed ? "going on with" : "job", s->job->name,
                            (long long)s->job->steps, (long long)s->folder.first_step,
                            s->folder.path);
+    if (!rc && page)
+        dray__reporter_say(s->reporter, "page", "watch it at %s", page);
     return rc ? rc : dray__roles_advance(s, error);
 }
 

@@ -1,0 +1,38 @@
+/* A small server of HTTP/1.1: GET alone, a request and its answer, or a stream of events to a
+ * reader that stays. */
+#pragma once
+
+#include <dray/dray.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+struct event_base;
+typedef struct dray__http dray__http;
+
+/* The answer to a path; what is not set is "404 Not Found". body: malloc'ed, or NULL. stream: more
+ * comes with dray__http_push. */
+typedef struct dray__http_answer {
+    const char *status, *type;
+    char *body;
+    size_t size;
+    bool stream;
+} dray__http_answer;
+
+typedef struct dray__http_options {
+    const char *path; /* of the address that is told: "/metrics" */
+    void (*answer)(void *user, const char *path, dray__http_answer *out);
+    void *user;
+    bool check_host; /* answer those alone that ask by the address, or by localhost */
+} dray__http_options;
+
+/* Listens at "PORT" or "127.0.0.1:PORT" (port 0: any), "HOST:PORT", "[V6]:PORT", on base's loop.
+ * HTTP is neither encrypted nor proven: beyond loopback only those on networks that are named as
+ * trusted ($DRAY_TRUSTED_NETWORKS) are answered, and without any it does not listen there
+ * (DRAY_EPERM). options: borrowed. url: where it listens. */
+int dray__http_new(struct event_base *base, const char *address, const dray__http_options *options,
+                   dray__http **out, const char **url, dray_error *error);
+/* Sends this to all that read a stream. On the loop's thread. */
+void dray__http_push(dray__http *http, const char *data, size_t size);
+/* Whether `address` is one. DRAY_EINVALID */
+int dray__http_check(const char *address, dray_error *error);
+void dray__http_free(dray__http *http); /* NULL is fine */
