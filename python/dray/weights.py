@@ -802,7 +802,8 @@ class Subscriber(_Opened):
         return self._run("dray_prefetch_weights", self._options(**options))
 
     def commit(self, min_version: int = 0, timeout: float = 60.0) -> dict:
-        """What was prefetched becomes what the engine serves: a local copy, verified."""
+        """What was prefetched becomes what the engine serves: memory of an arena, or of dray's own, is exchanged, the rest
+        copied and verified. Nothing on the GPU may use the weights meanwhile. pause_seconds: all of it."""
         return self._run("dray_commit_weights", self._options(min_version=min_version, timeout=timeout))
 
     def drop_prefetched(self) -> None:
