@@ -167,6 +167,52 @@ static void copied(void *user)
     close_housed(&h);
 }
 
+/* Between a prefetch and its commit something else is allocated in the chunk: it stays, and the
+ * next prefetch counts with it. So does a commit after the arena was released and resumed. */
+static void later(void *user)
+{
+    scene *s = user;
+    trainer t;
+    housed h;
+    uint64_t added = 0;
+    uint8_t beside[512], then[512];
+    open_housed(&h, s, "engine", 1024);
+    open_source(&t, s);
+    memset(beside, 0x3A, sizeof beside);
+    for (uint64_t version = 1; version <= 4; version++) {
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        publish(&t, version, s->seed + version);
+        options.min_version = version;
+        if (version == 4) {
+            MUST(dray_subscriber_release_mappings(h.e.subscriber, error));
+            dray_region_unexport(h.e.region[0]);
+            MUST(dray_arena_release("weights", NULL, NULL, error));
+            MUST(dray_arena_resume("weights", NULL, NULL, error));
+        }
+        MUST(dray_prefetch_weights(h.e.subscriber, &options, NULL, error));
+        if (version == 2) {
+            MUST(dray_arena_alloc(h.arena, sizeof beside, &added, error));
+            put(added, beside, sizeof beside, h.e.region[0]);
+        }
+        MUST(dray_commit_weights(h.e.subscriber, NULL, &report, error));
+        CHECK((report.exchanged_bytes == 0) == (version == 2));
+        CHECK(gpu_engine_wrong(&h.e, s->seed + version) == 0);
+        if (added)
+            get(added, then, sizeof then, h.e.region[0]);
+        CHECK(!added || memcmp(beside, then, sizeof then) == 0);
+        MUST(dray_publisher_wait(t.publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
+    }
+    trainer_close(&t);
+    close_housed(&h);
+}
+
+CLUSTER_TEST(test_what_came_later_stays)
+{
+    scene s = plain(86);
+    must_end_well(spawn(later, &s));
+}
+
 CLUSTER_TEST(test_what_is_copied)
 {
     scene s = plain(82);

@@ -24,8 +24,9 @@ typedef struct chunk {         /* of the engine's */
     dray_arena *arena;         /* of the regions; NULL: a region's own */
     const dray_region *region; /* the first in it */
     uint64_t address, bytes, allocation;
-    uint64_t needed; /* bytes of our regions in it */
-    uint32_t number; /* before they were sorted */
+    uint64_t needed;    /* bytes of our regions in it */
+    uint32_t number;    /* before they were sorted */
+    dray__extents used; /* what was allocated in it; an arena's */
     dray__cuda_chunk spare;
     span *filled, *gaps; /* by blocks; allocated otherwise */
     uint64_t filled_count, filled_capacity, gap_count, gap_capacity;
@@ -233,6 +234,7 @@ static void chunk_end(chunk *c)
     }
     free(c->filled);
     free(c->gaps);
+    dray__extents_free(&c->used);
     *c = (chunk){0};
 }
 
@@ -277,7 +279,7 @@ static int prepare_chunk(dray__exchange *x, uint32_t number, dray_error *error)
     const dray__extents *used = NULL;
     lock(c);
     bool fine = live_of(c, &used) != NULL;
-    bool found = fine && find_gaps(c, used);
+    bool found = fine && find_gaps(c, used) && (!used || dray__extents_copy(&c->used, used));
     unlock(c);
     if (fine && !found)
         return dray__nomem(error);
@@ -417,21 +419,34 @@ static void lock_all(const dray__exchange *x, bool take)
     }
 }
 
-/* With the locks. own: exports of our regions count for nothing. */
-static int look(dray__exchange *x, bool own, dray__cuda_chunk **live, dray__cuda_chunk **spare,
-                uint32_t *count)
+/* Is the same allocated in it? What came later would be lost. */
+static bool same_use(const chunk *c, const dray__extents *used)
+{
+    if (!used)
+        return true;
+    return used->count == c->used.count &&
+           memcmp(used->list, c->used.list, used->count * sizeof *used->list) == 0;
+}
+
+/* Whose exports of a chunk count: everybody's, those of other regions than ours, nobody's. */
+enum exports { ALL, OTHERS, NONE };
+
+/* With the locks. */
+static int look(dray__exchange *x, enum exports counts, dray__cuda_chunk **live,
+                dray__cuda_chunk **spare, uint32_t *count)
 {
     *count = 0;
     for (uint32_t i = 0; i < x->count; i++) {
         chunk *c = &x->chunks[i];
         if (!c->bytes)
             continue;
-        dray__cuda_chunk *found = live_of(c, NULL);
-        uint32_t others = found ? found->exports : 0;
-        for (uint32_t r = 0; own && r < dray_layout_region_count(x->layout); r++)
+        const dray__extents *used = NULL;
+        dray__cuda_chunk *found = live_of(c, &used);
+        uint32_t others = found && counts != NONE ? found->exports : 0;
+        for (uint32_t r = 0; counts == OTHERS && r < dray_layout_region_count(x->layout); r++)
             if (x->chunk_of[r] == i && c->arena && others && dray__region_exported(x->regions[r]))
                 others--;
-        if (!found || found->allocation != c->allocation || others)
+        if (!found || found->allocation != c->allocation || others || !same_use(c, used))
             return DRAY_ESTALE;
         if (live) {
             live[*count] = found;
@@ -446,9 +461,18 @@ bool dray__exchange_possible(dray__exchange *x)
 {
     uint32_t count;
     lock_all(x, true);
-    int rc = look(x, true, NULL, NULL, &count);
+    int rc = look(x, OTHERS, NULL, NULL, &count);
     lock_all(x, false);
     return rc == DRAY_OK && count;
+}
+
+bool dray__exchange_fits(dray__exchange *x)
+{
+    uint32_t count;
+    lock_all(x, true);
+    int rc = look(x, NONE, NULL, NULL, &count);
+    lock_all(x, false);
+    return rc == DRAY_OK;
 }
 
 static int copy_gaps(dray__exchange *x, int64_t deadline_ns, dray_error *error)
@@ -481,7 +505,7 @@ static int swap_all(dray__exchange *x, dray_error *error)
     int rc = live && spare ? DRAY_OK : dray__nomem(error);
     if (rc == DRAY_OK) {
         lock_all(x, true);
-        rc = look(x, false, live, spare, &count);
+        rc = look(x, ALL, live, spare, &count);
         if (rc)
             dray__fail(error, rc,
                        "the memory that is to be exchanged was freed, released or exported");

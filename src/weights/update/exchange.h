@@ -25,8 +25,9 @@ uint64_t dray__exchange_spare_bytes(const dray__exchange *exchange);
 uint64_t dray__exchange_waste_bytes(const dray__exchange *exchange);
 uint64_t dray__exchange_bytes(const dray__exchange *exchange);     /* of the blocks */
 const bool *dray__exchange_blocks(const dray__exchange *exchange); /* which blocks those are */
-/* Are the chunks still those that spare memory was taken for, exported by nobody but these regions?
- */
+/* Are the chunks still those that spare memory was taken for, with the same allocations in them? */
+bool dray__exchange_fits(dray__exchange *exchange);
+/* And exported by nobody but these regions? */
 bool dray__exchange_possible(dray__exchange *exchange);
 /* Exchanges; a second time: back. The regions' exports end. Whoever uses the engine's memory on a
  * GPU must have ended. After an error all is as it was. */

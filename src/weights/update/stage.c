@@ -51,6 +51,8 @@ int dray__stage_open(dray_subscriber *s, dray_error *error)
 {
     const dray_layout *layout = s->destination.layout;
     uint32_t count = dray_layout_region_count(layout);
+    if (s->exchange && !dray__exchange_fits(s->exchange))
+        dray__stage_drop(s); /* an arena was resumed, or has other allocations */
     if (s->staged)
         return DRAY_OK;
     s->staging = calloc((size_t)count + DRAY__EXTRA_REGIONS, sizeof(dray_region *));
