@@ -39,8 +39,9 @@ typedef struct dray__compiler {
     dray__local **held;    /* one a source */
     dray__filling filling; /* of the bucket */
     /* Rounds, in each of which this rank reads from one other GPU. */
-    uint32_t turn;   /* the source of the first */
-    uint32_t rounds; /* 0: all at once */
+    uint32_t turn;    /* the source of the first */
+    uint32_t rounds;  /* 0: all at once */
+    uint64_t *pushed; /* destination bytes by source, of what sources push; NULL: nothing yet */
 } dray__compiler;
 
 /* The draft for this GPU, these sums and this step; NULL: out of memory. */

@@ -301,6 +301,25 @@ static uint32_t round_of(const dray__compiler *c, const dray_copy *copy)
     return c->rounds ? (copy->source + count - c->turn) % count : 0;
 }
 
+/* What a source pushes is cut into steps, so that what came in one is read back beside the next:
+ * this many, of all sources together. */
+enum { PUSH_STEPS = 8 };
+
+/* The step in which the next copy out of a source is pushed; -1: out of memory. */
+static int64_t push_step(dray__compiler *c, const dray__ends *ends, const dray_copy *copy)
+{
+    uint32_t sources = c->transfer->sources->count;
+    uint64_t parts = sources < PUSH_STEPS ? PUSH_STEPS / sources : 1;
+    uint64_t quota = c->program->bytes / (parts * sources) + 1;
+    if (!c->pushed)
+        c->pushed = calloc(sources, sizeof *c->pushed);
+    if (!c->pushed)
+        return -1;
+    uint64_t part = c->pushed[copy->source] / quota;
+    c->pushed[copy->source] += dray__copy_bytes(copy);
+    return (int64_t)(ends->lane * parts + (part < parts ? part : parts - 1));
+}
+
 static int compile_op(dray__compiler *c, uint64_t index, dray_error *error)
 {
     const dray__transfer *h = c->transfer;
@@ -312,15 +331,18 @@ static int compile_op(dray__compiler *c, uint64_t index, dray_error *error)
         return rc;
     dray__cuda_device *pusher = shrinks(&op->copy) ? dray__pusher_of(&ends) : NULL;
     bool pushed;
+    int64_t step = pusher ? push_step(c, &ends, &op->copy) : 0;
+    if (step < 0)
+        return dray__nomem(error);
     if (pusher) {
         dray__cuda_item item = item_of(&ends, &op->copy);
         dray__entry entry = entry_of(h, op, DRAY__ENTRY_UNCHECKED);
         if (h->options.verify)
             entry.kind = DRAY__ENTRY_SENT;
-        pushed = dray__draft_push(dray__draft_of(c, pusher, sums_of[entry.kind], ends.lane), &item,
-                                  &entry) &&
+        pushed = dray__draft_push(dray__draft_of(c, pusher, sums_of[entry.kind], (uint32_t)step),
+                                  &item, &entry) &&
                  (!h->options.verify ||
-                  dray__draft_read_back(c, &ends, &op->copy, op->block, ends.lane + 1)) &&
+                  dray__draft_read_back(c, &ends, &op->copy, op->block, (uint32_t)step + 1)) &&
                  dray__draft_read_again(c, pusher, &item, &entry, 0);
     } else {
         bool host = dray_region_get_kind(ends.from) == DRAY_REGION_PINNED ||
@@ -592,7 +614,9 @@ void dray__drafts_free(dray__compiler *c)
             free(c->drafts[i].lists[list].entries);
         }
     free(c->drafts);
+    free(c->pushed);
     c->drafts = NULL;
+    c->pushed = NULL;
     c->count = 0;
 }
 

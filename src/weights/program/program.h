@@ -9,8 +9,8 @@
  *
  * The destination's GPU pulls. What becomes smaller on the way (a cast, quantisation) is pushed by
  * the source's GPU, where this process sees it, so that the link carries the result: one source
- * after the other, each rank beginning with another one, and the destination's GPU reads back what
- * came in the step before. */
+ * after the other, each rank beginning with another one, in several steps, and the destination's
+ * GPU reads back what came in the step before. */
 #pragma once
 
 #include "mover/cuda/cuda.h"
