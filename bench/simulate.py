@@ -1,13 +1,15 @@
 """What dray simulate and dray size predict of the clock job, and what runs of it take.
 
     bench/simulate.py [--slower F] [--runs N] [--out DIR] [--set KEY=VALUE ...] [--json] [--quick] [--strict] [--size N]
+                      [ENTRY...]
 
 Services are fitted on one run of `sync` and one of `one_step_async` with one engine and one trainer. Then each entry,
 which was not fitted on, is run N times (10) with seeds of its own, one after the other, and simulated: printed are the
 seconds of a step, the mean staleness and the idle time of engines and trainer, predicted and measured, and their
 differences. Limits: 5 % of the step, 0.1 of the staleness, 2 points of the idle time.
 
---size N: all splits of N devices are run once, with `async`, and the fastest is compared with that of dray size (5 %).
+ENTRY: these alone (their names, below). --size N: instead, all splits of N devices are run once, with `async`, and the
+fastest is compared with that of dray size (5 %).
 --slower: all sleeps are that many times as long, for a machine that does other things, too. --quick: 2 runs each.
 --strict: exit status 1 where a limit is missed.
 """
@@ -94,7 +96,7 @@ def sizes(out, traces, settings, devices, a):
 
 
 def main():
-    a = jobs.options(__doc__, slower=1.0, runs=10, out="", size=0).parse_args()
+    a = jobs.options(__doc__, slower=1.0, runs=10, out="", size=0, entries=[]).parse_args()
     made = None if a.out else tempfile.TemporaryDirectory(prefix="dray-simulate-")
     out = pathlib.Path(a.out or made.name)
     settings = pace(a.slower) + a.set
@@ -102,7 +104,8 @@ def main():
     for trace in traces:
         run(trace, settings + [f"schedule={trace.name}"], 1)
     kept = True
-    for name, more in ENTRIES.items():
+    for name in [] if a.size else a.entries or ENTRIES:
+        more = ENTRIES[name]
         line = ask("simulate", traces, settings + more)[0]
         predicted = {"step": line["step_seconds"]["mean"], "staleness": line["staleness_mean"]["mean"],
                      **{role: line["roles"][role]["idle"]["mean"] for role in ROLES}}

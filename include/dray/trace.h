@@ -93,9 +93,9 @@ int dray_trace_flush(dray_error *error);
 /* Merges the files *.spans of `folder` into one file of Chrome's trace-event format in JSON, which
  * Perfetto and chrome://tracing open: a process for each file, and complete events with cat "busy",
  * "wait" or "transfer" and args.step. Flow events, which viewers draw as arrows, lead from the
- * commits of the task "rollout" to the claims of "actor" that took their rows; the claims of a
- * partition count as taking its rows in the order in which they came. Times count from the first
- * span. Unfinished records of a killed process and damaged files are skipped, and the log says so.
+ * commits of the task "rollout" to the commits of "actor" that trained their rows; a partition's
+ * rows count as trained in the order in which they came. Times count from the first span.
+ * Unfinished records of a killed process and damaged files are skipped, and the log says so.
  * out_path is replaced in one step. DRAY_ENOENT: there is no such folder. DRAY_ESYS, DRAY_ENOMEM.
  * Threads: any. Blocks for the files. */
 int dray_trace_merge(const char *folder, const char *out_path, dray_error *error);

@@ -331,6 +331,14 @@ class Role:
         if self.rank == 0:
             self._any()._beside("dray_report_post", _l.text(kind), json.dumps(_plain(numbers)).encode())
 
+    def metrics(self, tensorboard: Any = False, wandb: Any = False) -> Any:
+        """A context in which a thread gives the rows of metrics.jsonl, as they come, to TensorBoard (True: in the run's
+        folder; or a folder) and Weights & Biases (True: offline; or a dict of what wandb.init takes): see dray.metrics.
+        Of several ranks rank 0's does."""
+        from .metrics import Following, sinks
+        wanted = self.rank == 0
+        return Following(self.folder, lambda: sinks(self.folder, wanted and tensorboard, wanted and wandb))
+
     # ---- shared devices
 
     @contextmanager

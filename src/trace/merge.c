@@ -1,7 +1,7 @@
 /* Many files of spans into one file of Chrome's trace-event format ("Trace Event Format", Google;
  * its JSON Object Format): a process row per file, its threads below it, complete events ("X"),
  * times in microseconds from the first span on; and flow events ("s", "f") from the commits of
- * samples to the claims of the step that trains them. */
+ * samples to those of the step that trained them. */
 #include "base/array.h"
 #include "base/error.h"
 #include "base/hash.h"
@@ -18,13 +18,13 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Of rows: a commit of `rollout`, or a claim of `actor`. */
+/* Of rows: a commit of `rollout`, or one of `actor`. */
 typedef struct moved {
     uint64_t partition; /* the hash of its name */
     int64_t ns, rows;
     size_t process;
     uint32_t thread;
-    bool claimed;
+    bool trained;
 } moved;
 
 typedef struct merge {
@@ -139,21 +139,20 @@ static int open_spans(const merge *m, size_t i, dray__spans **out, dray_error *e
     return status;
 }
 
-/* For arrows from samples to the steps that trained them. A claim is over when it has its rows. */
+/* For arrows from samples to the steps that trained them. */
 static bool note_moved(merge *m, size_t i, const dray__span *span)
 {
-    if (!span->partition || !span->task || span->rows <= 0)
+    if (!span->partition || !span->task || span->rows <= 0 ||
+        strcmp(span->name, "queue commit") != 0)
         return true;
-    bool committed = strcmp(span->name, "queue commit") == 0 && strcmp(span->task, "rollout") == 0,
-         claimed = strcmp(span->name, "queue claim") == 0 && strcmp(span->task, "actor") == 0;
-    return (!committed && !claimed) ||
-           DRAY__PUSH(m->moved, m->moved_count, m->moved_room,
-                      (moved){.partition = dray__name_hash(span->partition),
-                              .ns = committed ? span->begin_ns : span->end_ns,
-                              .rows = span->rows,
-                              .process = i + 1,
-                              .thread = span->thread + 1,
-                              .claimed = claimed});
+    bool made = strcmp(span->task, "rollout") == 0, trained = strcmp(span->task, "actor") == 0;
+    return (!made && !trained) || DRAY__PUSH(m->moved, m->moved_count, m->moved_room,
+                                             (moved){.partition = dray__name_hash(span->partition),
+                                                     .ns = span->begin_ns,
+                                                     .rows = span->rows,
+                                                     .process = i + 1,
+                                                     .thread = span->thread + 1,
+                                                     .trained = trained});
 }
 
 static int find_origin(merge *m, size_t i, dray_error *error)
@@ -246,8 +245,8 @@ static int by_partition(const void *a, const void *b)
     const moved *x = a, *y = b;
     if (x->partition != y->partition)
         return x->partition < y->partition ? -1 : 1;
-    if (x->claimed != y->claimed)
-        return x->claimed ? 1 : -1;
+    if (x->trained != y->trained)
+        return x->trained ? 1 : -1;
     return (x->ns > y->ns) - (x->ns < y->ns);
 }
 
@@ -259,8 +258,8 @@ static void write_arrow(merge *m, char kind, const moved *at, int64_t ns, uint64
                kind == 'f' ? ",\"bp\":\"e\"" : "");
 }
 
-/* From each commit to the claims that took its rows: the claims of a partition take its rows in the
- * order in which they came. An arrow begins and ends within its span. */
+/* From each commit of samples to the commits of the step that trained them, which takes a
+ * partition's rows in the order in which they came. An arrow begins and ends within its span. */
 static void write_arrows(merge *m)
 {
     uint64_t number = 0;
@@ -268,16 +267,16 @@ static void write_arrows(merge *m)
         qsort(m->moved, m->moved_count, sizeof *m->moved, by_partition);
     for (uint64_t from = 0, to; from < m->moved_count; from++) {
         uint64_t partition = m->moved[from].partition;
-        for (to = from; to < m->moved_count && !m->moved[to].claimed;)
+        for (to = from; to < m->moved_count && !m->moved[to].trained;)
             to++;
         for (; to < m->moved_count && m->moved[to].partition == partition;) {
             moved *is = &m->moved[from], *was = &m->moved[to];
-            if (is->claimed || is->partition != partition)
+            if (is->trained || is->partition != partition)
                 break;
             int64_t take = is->rows < was->rows ? is->rows : was->rows;
             if (is->ns < was->ns) {
                 write_arrow(m, 's', is, is->ns, ++number);
-                write_arrow(m, 'f', was, was->ns - 1, number);
+                write_arrow(m, 'f', was, was->ns, number);
             }
             is->rows -= take;
             was->rows -= take;

@@ -2,6 +2,7 @@
 parser where it is installed), against what was put, claimed, committed and refused."""
 import json
 import os
+import pathlib
 import re
 import socket
 import subprocess
@@ -87,6 +88,21 @@ with tempfile.TemporaryDirectory() as folder:
                 {(n, frozenset(l)): v for (n, l), v in samples.items()}
         except ImportError:
             print("prometheus_client is not here")
+
+        # What the dashboard asks for is what there is: names, and labels of them.
+        known = {name: set() for name in re.findall(r"# TYPE (\S+)", text)}
+        for name, labels in samples:
+            known[re.sub("_(bucket|sum|count)$", "", name) if name not in known else name] |= dict(labels).keys()
+        dashboard = json.loads((pathlib.Path(os.environ["DRAY_SOURCE_DIR"]) / "examples/grafana/dray.json").read_text())
+        for panel in dashboard["panels"]:
+            for target in panel["targets"]:
+                asked = re.findall(r"dray_[a-z_]+", target["expr"])
+                assert asked, target
+                for name in asked:
+                    base = re.sub("_bucket$", "", name)
+                    assert base in known, name
+                    wanted = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+                    assert not known[base] or wanted - {"error"} <= known[base] | {"error"}, (target, known[base])
 
         def value(name, *labels):
             return samples[name, (("queue", "samples"), *labels)]

@@ -104,12 +104,18 @@ def check_events(name, folder):
     def around(e):
         return [s for s in threads.get((e["pid"], e["tid"]), []) if s["ts"] <= e["ts"] <= s["ts"] + s["dur"]]
 
+    made, trained = ({(e["pid"], e["tid"], e["ts"]) for spans in threads.values() for e in spans
+                      if e["name"] == "queue commit" and e["args"].get("task") == task
+                      and e["args"].get("partition", "").startswith("step-")} for task in ("rollout", "actor"))
+    for what, commits, side in (("made", made, begins), ("trained", trained, ends)):
+        at = {(e["pid"], e["tid"], e["ts"]) for e in side.values()}
+        check(at == commits, f"{name}: of {len(commits)} commits of samples that were {what} {len(at)} have arrows")
     check(begins.keys() == ends.keys() and begins, f"{name}: {len(begins)} flows begin, {len(ends)} end")
     for number, e in begins.items():
         check(e["ts"] < ends[number]["ts"], f"{name}: flow {number} ends before it begins")
         check(any(s["name"] == "queue commit" and s["args"]["task"] == "rollout" for s in around(e)),
               f"{name}: flow {number} begins in {around(e)}")
-        check(any(s["name"] == "queue claim" and s["args"]["task"] == "actor" for s in around(ends[number])),
+        check(any(s["name"] == "queue commit" and s["args"]["task"] == "actor" for s in around(ends[number])),
               f"{name}: flow {number} ends in {around(ends[number])}")
 
 

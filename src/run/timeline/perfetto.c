@@ -11,8 +11,8 @@
 
 /* ---- flows ----------------------------------------------------------------------------------- */
 
-/* Rows of a partition, in the order in which the commits have them and the claims take them: what
- * is there first is taken first. */
+/* Rows of a partition, in the order in which the commits of rollout have them: what is there first
+ * is trained first. */
 typedef struct rows {
     dray__tl_mark *items;
     uint32_t count;
@@ -24,30 +24,20 @@ static const dray__tl_span *span_of(const dray__timeline *t, const dray__tl_mark
     return &t->tracks[mark->track].spans[mark->span];
 }
 
-static int by_time(const void *a, const void *b)
+/* The commits of the task that trains. */
+static int find_trained(const dray__timeline *t, rows *out, dray_error *error)
 {
-    const dray__tl_mark *x = a, *y = b;
-    return (x->ns > y->ns) - (x->ns < y->ns);
-}
-
-/* The claims of the task that trains: spans of "queue claim" with its name. */
-static int find_claims(const dray__timeline *t, rows *out, dray_error *error)
-{
-    uint32_t claim = dray__tl_find(t, "queue claim"), actor = dray__tl_find(t, "actor");
-    for (uint32_t i = 0; i < t->track_count; i++)
-        for (uint32_t k = 0; k < t->tracks[i].count; k++) {
-            const dray__tl_span *s = &t->tracks[i].spans[k];
-            if (s->name == claim && s->task == actor && actor != DRAY__TL_NONE && s->rows > 0 &&
-                !DRAY__PUSH(out->items, out->count, out->room,
-                            (dray__tl_mark){.ns = s->end_ns, .track = i, .span = k}))
-                return dray__nomem(error);
-        }
-    if (out->count)
-        qsort(out->items, out->count, sizeof(*out->items), by_time);
+    uint32_t actor = dray__tl_find(t, "actor");
+    for (uint32_t i = 0; i < t->commits.count; i++) {
+        const dray__tl_span *s = span_of(t, &t->commits.items[i]);
+        if (s->task == actor && actor != DRAY__TL_NONE && s->rows > 0 &&
+            !DRAY__PUSH(out->items, out->count, out->room, t->commits.items[i]))
+            return dray__nomem(error);
+    }
     return DRAY_OK;
 }
 
-/* What is left of a partition's commits that no claim has taken yet. */
+/* What is left of a partition's commits that no step has trained yet. */
 typedef struct open_rows {
     uint32_t commit; /* place among the commits */
     int64_t left;    /* rows of it */
@@ -56,22 +46,22 @@ typedef struct open_rows {
 int dray__tl_flows(const dray__timeline *timeline, dray__tl_flow **out, uint32_t *count,
                    dray_error *error)
 {
-    rows claims = {0};
+    rows trained = {0};
     uint64_t room = 0;
     uint32_t rollout = dray__tl_find(timeline, "rollout");
     open_rows *at = calloc(timeline->text_count + (size_t)1, sizeof(*at)); /* by partition */
     *out = NULL;
     *count = 0;
-    int rc = at ? find_claims(timeline, &claims, error) : dray__nomem(error);
-    for (uint32_t i = 0; i < claims.count && !rc; i++) {
-        const dray__tl_span *claim = span_of(timeline, &claims.items[i]);
-        int64_t want = claim->rows;
-        if (claim->partition == DRAY__TL_NONE)
+    int rc = at ? find_trained(timeline, &trained, error) : dray__nomem(error);
+    for (uint32_t i = 0; i < trained.count && !rc; i++) {
+        const dray__tl_span *by = span_of(timeline, &trained.items[i]);
+        int64_t want = by->rows;
+        if (by->partition == DRAY__TL_NONE)
             continue;
-        for (open_rows *o = &at[claim->partition]; want > 0;) {
+        for (open_rows *o = &at[by->partition]; want > 0;) {
             while (!o->left && o->commit < timeline->commits.count) {
                 const dray__tl_span *s = span_of(timeline, &timeline->commits.items[o->commit++]);
-                if (s->partition == claim->partition && s->task == rollout && s->rows > 0)
+                if (s->partition == by->partition && s->task == rollout && s->rows > 0)
                     o->left = s->rows;
             }
             if (!o->left)
@@ -80,16 +70,16 @@ int dray__tl_flows(const dray__timeline *timeline, dray__tl_flow **out, uint32_t
             int64_t take = want < o->left ? want : o->left;
             want -= take;
             o->left -= take;
-            if (from->ns < claims.items[i].ns &&
+            if (from->ns < trained.items[i].ns &&
                 !DRAY__PUSH(*out, *count, room,
-                            (dray__tl_flow){.from = *from, .to = claims.items[i]})) {
+                            (dray__tl_flow){.from = *from, .to = trained.items[i]})) {
                 rc = dray__nomem(error);
                 break;
             }
         }
     }
     free(at);
-    free(claims.items);
+    free(trained.items);
     return rc;
 }
 

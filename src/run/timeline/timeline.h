@@ -158,7 +158,7 @@ int dray__tl_bubbles(const dray__timeline *timeline, int64_t begin_ns, int64_t e
  * replaced in one step. */
 int dray__tl_write_perfetto(const dray__timeline *timeline, const char *path, dray_error *error);
 
-/* An arrow from the commit of rows to the claim that took them. */
+/* An arrow from the commit of samples to that of the step that trained them. */
 typedef struct dray__tl_flow {
     dray__tl_mark from, to;
 } dray__tl_flow;
