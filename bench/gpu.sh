@@ -118,6 +118,14 @@ row "32B apart, block FP8" 0.65 "32B apart" --model $m32 --from "fsdp:$half@$low
     --to "engine:tp=$half,quant=fp8-block@$high"
 row "30B-A3B apart, block FP8, EP" 0.65 "30B-A3B apart" --model $m30 --from "fsdp:$half@$low" \
     --to "engine:tp=$half,ep=$half,quant=fp8-block@$high"
+for format in fp8-deepgemm mxfp8 mxfp4 nvfp4 int4 int4-zero; do
+    most=0.45
+    case $format in *8 | fp8*) most=0.65 ;; esac
+    row "32B apart, $format" $most "32B apart" --model $m32 --from "fsdp:$half@$low" \
+        --to "engine:tp=$half,quant=$format@$high"
+    row "30B-A3B apart, $format, EP" $most "30B-A3B apart" --model $m30 --from "fsdp:$half@$low" \
+        --to "engine:tp=$half,ep=$half,quant=$format@$high"
+done
 row "32B apart, f32 FSDP1 to bf16" 1.3 limit --model $m32 --from "fsdp1:$half,dtype=f32@$low" \
     --to "engine:tp=$half@$high"
 row "32B, 15 layers, offloaded in pinned memory" 1.15 limit --source pinned --model $m32 \

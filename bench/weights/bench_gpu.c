@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "bench/parts/bench_model.h"
+#include "bench/weights/bench_formats.h"
 #include "bench/weights/bench_gpu_kernels.h"
 #include "bench/weights/bench_values.h"
 #include "memory/cuda_library.h"
@@ -416,6 +417,17 @@ int bench_gpu_poison(dray_region *region, int value, dray_error *error)
     return result ? dray__fail_cuda(error, result, "poisoning region %s", region->name) : DRAY_OK;
 }
 
+typedef struct gpu_reader {
+    const dray__cuda *cuda;
+    dray_region *const *regions;
+} gpu_reader;
+
+static bool read_gpu(void *user, uint32_t region, uint64_t offset, uint64_t bytes, uint64_t *bits)
+{
+    const gpu_reader *r = user;
+    return r->cuda->cuMemcpyDtoH(bits, r->regions[region]->device_address + offset, bytes) == 0;
+}
+
 int bench_gpu_wrong(const dray_layout *layout, dray_region *const *regions, bool tied,
                     dray_layout *const *sources, uint32_t source_count, uint64_t *wrong,
                     const char **first, dray_error *error)
@@ -449,6 +461,10 @@ int bench_gpu_wrong(const dray_layout *layout, dray_region *const *regions, bool
         rc = result ? dray__fail_cuda(error, result, "looking at a GPU's memory") : DRAY_OK;
         *wrong = found[0];
         *first = found[0] ? dray_layout_tensor(layout, tensors[found[1]])->name : NULL;
+        gpu_reader reader = {cuda, regions};
+        if (!rc)
+            *wrong +=
+                bench_formats_wrong(layout, tied, sources, source_count, read_gpu, &reader, first);
     }
     free(blocks);
     free(tensors);

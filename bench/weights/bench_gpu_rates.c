@@ -230,6 +230,21 @@ static amount amount_of(const dray_copy *copy, int32_t dtype)
     return (amount){.read = from, .carried = from < to ? from : to, .written = to};
 }
 
+/* The same of what a transform reads: of what is packed an element stands for several. Where the
+ * largest element alone is looked for, nothing is carried. */
+static amount made_of(const dray_copy *read, const dray_transform *transform)
+{
+    static const double per[] = {[DRAY_QUANT_MXFP4] = 2,
+                                 [DRAY_QUANT_NVFP4] = 2,
+                                 [DRAY_QUANT_INT4] = 8,
+                                 [DRAY_QUANT_INT4_ZERO] = 8};
+    bool packed = transform->quant_kind >= DRAY_QUANT_MXFP4;
+    amount bytes = amount_of(read, transform->quant_dtype);
+    bytes.written /= packed ? per[transform->quant_kind] : 1;
+    bytes.carried = bytes.read < bytes.written ? bytes.read : bytes.written;
+    return bytes;
+}
+
 static void enter(const bench_cluster_options *o, traffic *of, uint32_t source, uint32_t to,
                   amount bytes)
 {
@@ -259,7 +274,7 @@ static void enter_plan(const bench_cluster_options *o, const dray_plan *plan, ui
         const dray_transform *transform = &dray_plan_transforms(plan)[t];
         for (uint64_t r = 0; r < transform->reads; r++) {
             const dray_copy *read = &reads[transform->first_read + r];
-            enter(o, of, read->source, to, amount_of(read, transform->quant_dtype));
+            enter(o, of, read->source, to, made_of(read, transform));
         }
     }
 }

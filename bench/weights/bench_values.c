@@ -1,6 +1,7 @@
 /* Random weights, and the slow copy that results are compared with. */
 #include "bench/weights/bench_values.h"
 
+#include "bench/weights/bench_formats.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,6 +70,16 @@ static double value_of(dray_dtype dtype, uint64_t bits)
     }
     memcpy(&f, &word, sizeof f);
     return (double)f;
+}
+
+double bench_value_of(dray_dtype dtype, uint64_t bits)
+{
+    return value_of(dtype, bits);
+}
+
+double bench_value_at(uint64_t hash, uint64_t index, dray_dtype dtype)
+{
+    return value_of(dtype, bits_of(dtype, mixed(hash, index)));
 }
 
 /* To the nearest of a format with `digits` bits after the first and a least exponent, ties to
@@ -293,8 +304,17 @@ bool *bench_scales_of(const dray_layout *layout)
         const dray_quant *quant = dray_layout_quant(layout, t);
         if (quant)
             scales[quant->scales] = true;
+        if (bench_is_formatted(layout, t))
+            scales[quant->values] = scales[quant->second ? quant->second : quant->scales] = true;
     }
     return scales;
+}
+
+static bool read_host(void *user, uint32_t region, uint64_t offset, uint64_t bytes, uint64_t *bits)
+{
+    dray_region *const *regions = user;
+    memcpy(bits, (const uint8_t *)dray_region_base(regions[region]) + offset, bytes);
+    return true;
 }
 
 uint64_t bench_wrong(const dray_layout *layout, dray_region *const *regions, bool tied,
@@ -329,5 +349,7 @@ uint64_t bench_wrong(const dray_layout *layout, dray_region *const *regions, boo
     free(starts);
     free(blocks);
     free(scales);
+    wrong += bench_formats_wrong(layout, tied, sources, count, read_host,
+                                 (void *)(uintptr_t)regions, first);
     return wrong;
 }

@@ -23,11 +23,16 @@ uint64_t bench_wrong(const dray_layout *layout, dray_region *const *regions, boo
 
 /* What a tensor's values are made from, with the global index of each. */
 uint64_t bench_hash_of(const char *name, bool tied);
+/* The value of that index, as a source of this dtype holds it. */
+double bench_value_at(uint64_t hash, uint64_t index, dray_dtype dtype);
+/* Of the bits of F64, F32, BF16 and F16. */
+double bench_value_of(dray_dtype dtype, uint64_t bits);
 /* In which dtype the sources have it. */
 dray_dtype bench_source_dtype(const dray_tensor_info *tensor, bool tied,
                               dray_layout *const *sources, uint32_t count);
 /* The blocks of each tensor: those of tensor t are [first[t]] to [first[t + 1] - 1] of what is
  * returned. The caller frees both. */
 uint32_t *bench_blocks_by_tensor(const dray_layout *layout, uint32_t **first);
-/* For each tensor: does it hold another one's scales? The caller frees it. */
+/* For each tensor: does it hold another one's scales, or is it a part of one that bench_formats.h
+ * looks at? The caller frees it. */
 bool *bench_scales_of(const dray_layout *layout);

@@ -98,21 +98,50 @@ typedef enum dray_quant_kind {
     DRAY_QUANT_NONE = 0,
     DRAY_QUANT_BLOCK, /* one scale for each block[0] x block[1] elements of the last two dimensions
                        */
-    DRAY_QUANT_TENSOR /* one scale for the tensor */
+    DRAY_QUANT_TENSOR, /* one scale for the tensor */
+    DRAY_QUANT_DEEPGEMM,
+    DRAY_QUANT_MXFP8,
+    DRAY_QUANT_MXFP4,
+    DRAY_QUANT_NVFP4,
+    DRAY_QUANT_INT4,
+    DRAY_QUANT_INT4_ZERO
 } dray_quant_kind;
+
+/* What each kind is made of, as its tensors' names end (docs/formats.md has the arithmetic).
+ *
+ *   BLOCK      the tensor itself in F8E4M3 or F8E5M2; "_scale_inv": F32, one for each block
+ *   TENSOR     the same; "_scale": F32, one
+ *   DEEPGEMM   the tensor itself in F8E4M3; "_scale_inv": U8, the exponents of powers of two, one
+ *              for each row and block[1] columns, equal in the block[0] rows that share it
+ *   MXFP8      the tensor itself in F8E4M3; "_scale": U8 (E8M0), for each 32 elements of a row
+ *   MXFP4      "_packed": U8, two E2M1 each; "_scale": U8 (E8M0), for each 32 elements of a row
+ *   NVFP4      "_packed": U8, two E2M1 each; "_scale": F8E4M3, for each 16 elements of a row;
+ *              "_global_scale": F32, one for the tensor and those that it is fused with
+ *   INT4       "_packed": I32, eight 4-bit numbers each; "_scale": a float's dtype, for each
+ *              block[1] elements of a row
+ *   INT4_ZERO  the same; "_zero_point": I32, those of eight rows each */
 
 typedef enum dray_scale_format {
     DRAY_SCALE_F32 = 0, /* any f32 */
     DRAY_SCALE_UE8M0    /* a power of two, rounded up, stored as f32 */
 } dray_scale_format;
 
-/* How a tensor is quantised: value = quantised * scale, computed in f32. The last blocks of rows
- * and columns may be smaller than the others. */
+/* How a tensor is quantised: of BLOCK and TENSOR value = quantised * scale, computed in f32. The
+ * last blocks of rows and columns may be smaller than the others. A tensor whose elements are
+ * packed into those of another one has no memory of its own: it stands in the layout for its name
+ * and shape, with the dtype of the floats that it is made of. */
 typedef struct dray_quant {
     int32_t kind;         /* dray_quant_kind */
-    int32_t scale_format; /* dray_scale_format */
+    int32_t scale_format; /* dray_scale_format: of BLOCK and TENSOR; else ignored and stored as 0 */
     uint32_t scales;      /* index, in the same layout, of the tensor that holds the scales */
-    int64_t block[2];     /* BLOCK: rows and columns, both > 0; TENSOR: ignored and stored as 0 */
+    /* BLOCK, DEEPGEMM: rows and columns, both > 0; INT4, INT4_ZERO: 1 and the columns of a group, a
+     * multiple of 8; else ignored and stored as 0 */
+    int64_t block[2];
+    uint32_t values; /* MXFP4, NVFP4, INT4...: index of the packed tensor; else ignored */
+    uint32_t second; /* NVFP4: of the global scale; INT4_ZERO: of the zero points; else ignored */
+    /* NVFP4: index of a tensor: all that name the same one, which names itself and comes first,
+     * share the global scale of their largest element; else ignored */
+    uint32_t shared;
 } dray_quant;
 
 typedef struct dray_layout dray_layout;
@@ -149,10 +178,13 @@ int dray_layout_add_dense(dray_layout *layout, uint32_t tensor, uint32_t region,
                           dray_error *error);
 
 /* Declares how a tensor is quantised; kind NONE withdraws the declaration. The tensor is F8E4M3 or
- * F8E5M2, and of kind BLOCK it has two or more dimensions. quant->scales is an F32 tensor of the
- * same layout. For kind BLOCK its shape is the tensor's with the last two sizes divided by the
- * block's and rounded up; for kind TENSOR it has one element. Neither tensor is an alias, and
- * scales belong to one tensor only. DRAY_EINVALID: one of these does not hold; the message says
+ * F8E5M2 (F8E4M3 of DEEPGEMM and MXFP8), or, where it is packed into another one, F32, BF16 or F16
+ * and without blocks. All kinds but TENSOR want two or more dimensions, and those from MXFP8 on a
+ * last one that is a multiple of the elements that share a scale. quant->scales, values and second
+ * are tensors of the same layout, of the dtypes that dray_quant_kind says, and their shape is the
+ * tensor's with its last two sizes divided by what one of their elements stands for, rounded up;
+ * the scale of TENSOR and the global one of NVFP4 have one element. None of them is an alias, and
+ * each belongs to one tensor only. DRAY_EINVALID: one of these does not hold; the message says
  * which. */
 int dray_layout_set_quant(dray_layout *layout, uint32_t tensor, const dray_quant *quant,
                           dray_error *error);

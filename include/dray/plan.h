@@ -77,15 +77,18 @@ typedef struct dray_copy {
 
 typedef enum dray_transform_kind {
     DRAY_TRANSFORM_QUANTISE = 1, /* floats become a quantised tensor and its scales */
-    DRAY_TRANSFORM_DEQUANTISE    /* a quantised tensor and its scales become floats */
+    DRAY_TRANSFORM_DEQUANTISE,   /* a quantised tensor and its scales become floats */
+    DRAY_TRANSFORM_MOST          /* NVFP4: the largest of all elements of a tensor is found; the last
+                                    of those that share a global scale writes it */
 } dray_transform_kind;
 
 /* A box of one tensor whose elements are converted together. Elements that share a scale form a
  * cell. Cells begin at multiples of `cell` and are smaller at the tensor's edge. QUANTISE reads
  * whole cells, also where the destination holds a part of one, because the largest element of a
- * cell decides its scale. The arithmetic is that of DeepGEMM's per_block_cast_to_fp8: scale =
- * max(amax, 1e-4) / largest, where largest is 448 (E4M3) or 57344 (E5M2), rounded up to a power of
- * two for UE8M0; quantised = x * (1 / scale), rounded to nearest even. */
+ * cell decides its scale. Of FP8 in blocks and by tensor the arithmetic is that of DeepGEMM's
+ * per_block_cast_to_fp8: scale = max(amax, 1e-4) / largest, where largest is 448 (E4M3) or 57344
+ * (E5M2), rounded up to a power of two for UE8M0; quantised = x * (1 / scale), rounded to nearest
+ * even. docs/formats.md has that of the other kinds. */
 typedef struct dray_transform {
     int32_t kind;                  /* dray_transform_kind */
     uint32_t tensor;               /* the destination's tensor: index within its layout */
@@ -96,8 +99,11 @@ typedef struct dray_transform {
     int64_t cell[DRAY_MAX_DIMS];   /* elements that share a scale, along each dimension */
     /* Ranges of dray_plan_reads, which has the elements (each once), and for DEQUANTISE the scales
      * of all cells that the box touches (each once); of dray_plan_writes, which has the elements
-     * and, for QUANTISE, the scales that the destination holds. */
+     * and, for QUANTISE, the scales and other parts that the destination holds. */
     uint64_t first_read, reads, first_scale_read, scale_reads, first_write, writes;
+    int32_t quant_kind; /* dray_quant_kind of the quantised side */
+    uint32_t most; /* QUANTISE of NVFP4: 1 + the number of the last MOST transform that it waits for
+                      (which are before it); else 0 */
 } dray_transform;
 
 typedef struct dray_plan dray_plan;

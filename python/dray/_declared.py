@@ -76,6 +76,12 @@ REGION_FILE = 5
 QUANT_NONE = 0
 QUANT_BLOCK = 1
 QUANT_TENSOR = 2
+QUANT_DEEPGEMM = 3
+QUANT_MXFP8 = 4
+QUANT_MXFP4 = 5
+QUANT_NVFP4 = 6
+QUANT_INT4 = 7
+QUANT_INT4_ZERO = 8
 SCALE_F32 = 0
 SCALE_UE8M0 = 1
 MODEL_DENSE_WORDS = 8
@@ -116,6 +122,7 @@ LINK_FILE = 4
 LINK_COUNT = 5
 TRANSFORM_QUANTISE = 1
 TRANSFORM_DEQUANTISE = 2
+TRANSFORM_MOST = 3
 MODE_AUTO = 0
 MODE_TENSOR = 1
 MODE_DISTRIBUTED = 2
@@ -257,7 +264,8 @@ class Block(c.Structure):
 
 class Quant(c.Structure):
     _fields_ = [("kind", c.c_int32), ("scale_format", c.c_int32), ("scales", c.c_uint32),
-                ("block", c.c_int64 * 2)]
+                ("block", c.c_int64 * 2), ("values", c.c_uint32), ("second", c.c_uint32),
+                ("shared", c.c_uint32)]
 
 
 class ModelConfig(c.Structure):
@@ -399,7 +407,8 @@ class Transform(c.Structure):
                 ("scale_format", c.c_int32), ("start", c.c_int64 * 4), ("extent", c.c_int64 * 4),
                 ("cell", c.c_int64 * 4), ("first_read", c.c_uint64), ("reads", c.c_uint64),
                 ("first_scale_read", c.c_uint64), ("scale_reads", c.c_uint64),
-                ("first_write", c.c_uint64), ("writes", c.c_uint64)]
+                ("first_write", c.c_uint64), ("writes", c.c_uint64), ("quant_kind", c.c_int32),
+                ("most", c.c_uint32)]
 
 
 class SubscriberOptions(Sized):

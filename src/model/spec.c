@@ -39,9 +39,12 @@ enum {
 };
 #define KEY(key) (1u << (key))
 
-enum { MOST_RANKS = 4096, MOST_VOCAB = 1 << 30, MOST_SLOTS = 1 << 20, MOST_CHOICES = 4 };
+enum { MOST_RANKS = 4096, MOST_VOCAB = 1 << 30, MOST_SLOTS = 1 << 20, MOST_CHOICES = 9 };
 
-static const char *const quants[MOST_CHOICES] = {"none", "fp8-block", "fp8-tensor"};
+/* By the numbers of dray_quant_kind; the names are those of model/layout/formats.c. */
+static const char *const quants[MOST_CHOICES] = {"none",  "fp8-block", "fp8-tensor",
+                                                 "fp8-deepgemm", "mxfp8", "mxfp4",
+                                                 "nvfp4", "int4",      "int4-zero"};
 static const char *const drafts[MOST_CHOICES] = {"shared", "copies", "none"};
 static const char *const expert_forms[MOST_CHOICES] = {"grouped", "packed", "sequential"};
 static const char *const engines[MOST_CHOICES] = {"sglang", "vllm"};
@@ -68,7 +71,8 @@ static const struct {
     [LAST] = {"last", 1, 1 << 16, "a number of layers from 1 to 65536", NULL},
     [EXPERTS] = {"experts", 0, 0, "grouped, packed or sequential", expert_forms},
     [VOCAB] = {"vocab", 1, MOST_VOCAB, "a multiple from 1 to 2^30", NULL},
-    [QUANT] = {"quant", 0, 0, "none, fp8-block or fp8-tensor", quants},
+    [QUANT] = {"quant", 0, 0, "none, fp8-block, fp8-tensor, fp8-deepgemm, mxfp8, mxfp4, nvfp4, int4 or int4-zero",
+               quants},
     [BLOCK] = {"block", 1, 1 << 20, "a size from 1 to 2^20", NULL},
     [TRANSPOSED] = {"transposed", SWITCH},
     [REDUNDANT] = {"redundant", 0, MOST_SLOTS, "a number of slots from 0 to 2^20", NULL},
@@ -166,7 +170,8 @@ static int make_engine(const dray_model_config *model, const settings *s, uint32
     spec.engine = (int32_t)s->number[LIKE];
     spec.w13_order = (int32_t)s->number[W13];
     quant.kind = (int32_t)s->number[QUANT];
-    quant.block[0] = quant.block[1] = s->number[BLOCK];
+    quant.block[0] = quant.kind < DRAY_QUANT_INT4 ? s->number[BLOCK] : 1;
+    quant.block[1] = s->number[BLOCK];
     spec.quant = quant.kind ? &quant : NULL;
     return dray_layout_engine(model, &spec, out, error);
 }

@@ -46,10 +46,10 @@ typedef struct dray__hit {
     uint64_t load;  /* of its least loaded holder; set where the order of hits matters */
 } dray__hit;
 
-/* A block of a quantised tensor, or of scales, that is to be made of floats. */
+/* A block of a part of a quantised tensor that is to be made of floats. */
 typedef struct dray__pending {
     uint32_t tensor; /* the quantised one */
-    bool scales;     /* the block is of its scales */
+    int part;        /* DRAY__PART_... */
     const dray_block *block;
 } dray__pending;
 

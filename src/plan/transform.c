@@ -25,6 +25,14 @@ static bool quantised_alike(const dray_quant *from, const dray_quant *to)
            (from->scale_format == to->scale_format || to->scale_format == DRAY_SCALE_F32);
 }
 
+/* How the tensor that this one belongs to is quantised; NULL: it is a part of none. */
+static const dray_quant *quant_of_part(const dray_layout *layout, uint32_t tensor)
+{
+    int part;
+    return dray__layout_part_of(layout, tensor, &tensor, &part) ? dray_layout_quant(layout, tensor)
+                                                                : NULL;
+}
+
 bool dray__plan_accepts(const planner *p, const dray__plan_holder *holder)
 {
     const dray_layout *layout = p->index->sources[holder->source].layout;
@@ -36,9 +44,10 @@ bool dray__plan_accepts(const planner *p, const dray__plan_holder *holder)
         return can_be_quantised(dtype);
     if (p->reading == DRAY__AS_QUANTISED)
         return from && dtype == p->wanted_dtype && quantised_alike(from, p->wanted);
-    const dray_quant *to = dray_layout_quant(p->destination->layout, p->block->tensor);
+    const dray_quant *to = quant_of_part(p->destination->layout, p->block->tensor);
+    const dray_quant *of = quant_of_part(layout, holder->tensor);
     if (to) /* a checkpoint does not say how its tensors of this dtype are quantised */
-        return dtype == p->tensor->dtype && (!from || quantised_alike(from, to));
+        return dtype == p->tensor->dtype && (!of || quantised_alike(of, to));
     return !from || !can_be_quantised(p->tensor->dtype);
 }
 
@@ -56,14 +65,17 @@ static bool floats_held(const planner *p, uint32_t tensor)
     return false;
 }
 
-/* The first who holds the tensor at hand quantised; NULL: nobody. */
+/* The first who holds the tensor at hand as floats can be made of it; NULL: nobody. */
 static const dray__plan_holder *quantised_holder(const planner *p)
 {
     const dray__plan_holder *holders;
     size_t count = dray__plan_holders(p->index, p->tensor->name, &holders);
-    for (size_t i = 0; i < count; i++)
-        if (dray_layout_quant(p->index->sources[holders[i].source].layout, holders[i].tensor))
+    for (size_t i = 0; i < count; i++) {
+        const dray_quant *quant =
+            dray_layout_quant(p->index->sources[holders[i].source].layout, holders[i].tensor);
+        if (quant && quant->kind <= DRAY_QUANT_TENSOR)
             return &holders[i];
+    }
     return NULL;
 }
 
@@ -173,6 +185,7 @@ static int dequantise_box(planner *p, const dray_block *block, const dray__plan_
                         .tensor = block->tensor,
                         .quant_dtype = dray_layout_tensor(source, like->tensor)->dtype,
                         .scale_format = quant->scale_format,
+                        .quant_kind = quant->kind,
                         .first_write = p->plan->writes.count};
     memcpy(t.start, box->start, sizeof t.start);
     memcpy(t.extent, box->extent, sizeof t.extent);
@@ -217,10 +230,10 @@ static int dequantise_open(planner *p, dray_error *error)
 
 /* ---- quantised tensors from floats ----------------------------------------------------------- */
 
-static bool remember(planner *p, uint32_t tensor, bool scales)
+static bool remember(planner *p, uint32_t tensor, int part)
 {
     return DRAY__PUSH(p->pending, p->pending_count, p->pending_capacity,
-                      (dray__pending){tensor, scales, p->block});
+                      (dray__pending){tensor, part, p->block});
 }
 
 /* Takes back the copies from `from` on. */
@@ -241,17 +254,37 @@ int dray__plan_fill_quant(planner *p, dray_error *error)
     const dray_layout *layout = p->destination->layout;
     size_t from = p->plan->copies.count;
     uint32_t tensor = p->block->tensor;
-    bool scales = dray__layout_scales_of(layout, tensor, &tensor);
+    int part;
+    bool of_quantised = dray__layout_part_of(layout, tensor, &tensor, &part);
     int rc = dray__plan_fill(p, error);
     if (rc || !p->open.count || !p->cast_quant)
         return rc;
-    if (!scales && !dray_layout_quant(layout, tensor))
+    if (!of_quantised)
         return can_be_quantised(p->tensor->dtype) ? dequantise_open(p, error) : DRAY_OK;
     if (!floats_held(p, tensor))
         return DRAY_OK;
     forget(p, from);
     p->open.count = 0;
-    return remember(p, tensor, scales) ? DRAY_OK : dray__nomem(error);
+    return remember(p, tensor, part) ? DRAY_OK : dray__nomem(error);
+}
+
+/* The number of the last transform that looks for the largest element of those that share it; 0:
+ * none does. */
+static uint32_t most_of(const planner *p, uint32_t shared)
+{
+    for (size_t i = p->plan->transform_count; i-- > 0;) {
+        const dray_transform *t = &p->plan->transforms[i];
+        if (t->kind == DRAY_TRANSFORM_MOST &&
+            dray_layout_quant(p->destination->layout, t->tensor)->shared == shared)
+            return (uint32_t)i + 1;
+    }
+    return 0;
+}
+
+/* One for all of a tensor, which has a transform of its own: not of the cells of a box. */
+static bool is_global(const dray_quant *quant, int part)
+{
+    return quant->kind == DRAY_QUANT_NVFP4 && part == DRAY__PART_SECOND;
 }
 
 static int quantise_box(planner *p, const dray__pending *of, size_t count, const dray__rect *box,
@@ -262,17 +295,25 @@ static int quantise_box(planner *p, const dray__pending *of, size_t count, const
     const dray_quant *quant = dray_layout_quant(layout, of->tensor);
     dray_transform t = {.kind = DRAY_TRANSFORM_QUANTISE,
                         .tensor = of->tensor,
-                        .quant_dtype = info->dtype,
+                        .quant_dtype = dray_layout_tensor(layout, quant->values)->dtype,
                         .scale_format = quant->scale_format,
+                        .quant_kind = quant->kind,
                         .first_write = p->plan->writes.count};
     memcpy(t.start, box->start, sizeof t.start);
     memcpy(t.extent, box->extent, sizeof t.extent);
     dray__quant_cell(info, quant, t.cell);
-    dray__rect cells = cells_of(box, t.cell);
+    if (quant->kind == DRAY_QUANT_NVFP4)
+        t.most = most_of(p, quant->shared);
     int rc = read_box(p, of->tensor, info, box, DRAY__AS_FLOATS, &t.first_read, &t.reads, error);
-    for (size_t i = 0; !rc && i < count; i++)
-        if (!write_box(p, of[i].block, of[i].scales ? &cells : box))
+    for (size_t i = 0; !rc && i < count; i++) {
+        int64_t cell[DRAY_MAX_DIMS];
+        if (is_global(quant, of[i].part))
+            continue;
+        dray__quant_part_cell(info, quant, of[i].part, cell);
+        dray__rect part = cells_of(box, cell);
+        if (!write_box(p, of[i].block, &part))
             rc = dray__nomem(error);
+    }
     dray_transform *slot = rc ? NULL : transform_next(p->plan);
     if (!slot)
         return rc ? rc : dray__nomem(error);
@@ -306,14 +347,18 @@ static int quantise_tensor(planner *p, const dray__pending *of, size_t count, dr
 {
     const dray_layout *layout = p->destination->layout;
     const dray_tensor_info *info = dray_layout_tensor(layout, of->tensor);
-    int64_t cell[DRAY_MAX_DIMS];
-    dray__quant_cell(info, dray_layout_quant(layout, of->tensor), cell);
+    const dray_quant *quant = dray_layout_quant(layout, of->tensor);
+    int64_t cell[DRAY_MAX_DIMS], own[DRAY_MAX_DIMS];
+    dray__quant_cell(info, quant, cell);
     dray__rects boxes = {0};
     int rc = DRAY_OK;
     for (size_t i = 0; !rc && i < count; i++) {
         dray__rect box = dray__block_rect(of[i].block);
-        if (!of[i].scales)
-            box = cells_of(&box, cell);
+        if (is_global(quant, of[i].part))
+            continue;
+        dray__quant_part_cell(info, quant, of[i].part, own);
+        box = elements_of(&box, own, info);
+        box = cells_of(&box, cell);
         if (!add_new(&boxes, &box))
             rc = dray__nomem(error);
     }
@@ -323,6 +368,51 @@ static int quantise_tensor(planner *p, const dray__pending *of, size_t count, dr
     }
     dray__rects_free(&boxes);
     return rc;
+}
+
+/* The global scales of all tensors that share one: written when the last of them was read. */
+static int write_globals(planner *p, uint32_t shared, dray_error *error)
+{
+    const dray_layout *layout = p->destination->layout;
+    dray_transform *last = &p->plan->transforms[p->plan->transform_count - 1];
+    const dray__rect one = {.extent = {1, 1, 1, 1}};
+    last->first_write = p->plan->writes.count;
+    for (size_t i = 0; i < p->pending_count; i++) {
+        const dray_quant *quant = dray_layout_quant(layout, p->pending[i].tensor);
+        if (is_global(quant, p->pending[i].part) && quant->shared == shared &&
+            !write_box(p, p->pending[i].block, &one))
+            return dray__nomem(error);
+    }
+    last->writes = p->plan->writes.count - last->first_write;
+    return DRAY_OK;
+}
+
+/* All tensors that share a global scale are read as a whole: wherever the largest element is, it
+ * decides for all. */
+static int find_most(planner *p, uint32_t shared, dray_error *error)
+{
+    const dray_layout *layout = p->destination->layout;
+    for (uint32_t i = shared; i < dray_layout_tensor_count(layout); i++) {
+        const dray_tensor_info *info = dray_layout_tensor(layout, i);
+        const dray_quant *quant = info->alias_of < 0 ? dray_layout_quant(layout, i) : NULL;
+        if (!quant || quant->kind != DRAY_QUANT_NVFP4 || quant->shared != shared)
+            continue;
+        dray_transform t = {.kind = DRAY_TRANSFORM_MOST,
+                            .tensor = i,
+                            .quant_kind = DRAY_QUANT_NVFP4,
+                            .first_write = p->plan->writes.count,
+                            .extent = {1, 1, 1, 1},
+                            .cell = {1, 1, 1, 1}};
+        dray__rect whole = {.extent = {1, 1, 1, 1}};
+        memcpy(whole.extent, info->shape, info->ndim * sizeof *info->shape);
+        memcpy(t.extent, whole.extent, sizeof t.extent);
+        int rc = read_box(p, i, info, &whole, DRAY__AS_FLOATS, &t.first_read, &t.reads, error);
+        dray_transform *slot = rc ? NULL : transform_next(p->plan);
+        if (!slot)
+            return rc ? rc : dray__nomem(error);
+        *slot = t;
+    }
+    return write_globals(p, shared, error);
 }
 
 static int compare_pending(const void *x, const void *y)
@@ -335,13 +425,18 @@ static int compare_pending(const void *x, const void *y)
 
 int dray__plan_quantise(planner *p, dray_error *error)
 {
+    const dray_layout *layout = p->destination->layout;
     int rc = DRAY_OK;
     if (p->pending_count)
         qsort(p->pending, p->pending_count, sizeof *p->pending, compare_pending);
     for (size_t i = 0, n; !rc && i < p->pending_count; i += n) {
+        const dray_quant *quant = dray_layout_quant(layout, p->pending[i].tensor);
         for (n = 1; i + n < p->pending_count && p->pending[i + n].tensor == p->pending[i].tensor;)
             n++;
-        rc = quantise_tensor(p, &p->pending[i], n, error);
+        if (quant->kind == DRAY_QUANT_NVFP4 && !most_of(p, quant->shared))
+            rc = find_most(p, quant->shared, error);
+        if (!rc)
+            rc = quantise_tensor(p, &p->pending[i], n, error);
     }
     return rc;
 }
@@ -364,17 +459,25 @@ static dray_link read_link(const planner *p, const dray_copy *read)
     return (dray_link)p->plan->source_link[read->source];
 }
 
-/* What is written of the elements that one read brings; scales with the read of their first one. */
-static uint64_t written_of(const dray_transform *t, const dray_copy *read, const dray_copy *write)
+/* What is written of the elements that one read brings; what stands for several elements with the
+ * read of their first one. */
+static uint64_t written_of(const planner *p, const dray_transform *t, const dray_copy *read,
+                           const dray_copy *write)
 {
+    const dray_layout *layout = p->destination->layout;
     dray__rect from = copy_box(read), to = copy_box(write), both;
     size_t size = dray_dtype_size((dray_dtype)write->destination_dtype);
-    if (write->tensor == t->tensor)
-        return dray__rect_cross(&from, &to, &both) ? dray__rect_elements(&both) * size : 0;
-    /* The cells whose first element is in the read. */
+    int64_t cell[DRAY_MAX_DIMS] = {1, 1, 1, 1};
+    uint32_t tensor;
+    int part;
+    if (t->kind == DRAY_TRANSFORM_MOST)
+        memcpy(cell, t->extent, sizeof cell);
+    else if (dray__layout_part_of(layout, write->tensor, &tensor, &part))
+        dray__quant_part_cell(dray_layout_tensor(layout, tensor),
+                              dray_layout_quant(layout, tensor), part, cell);
     for (int d = 0; d < DRAY_MAX_DIMS; d++) {
-        int64_t first = (from.start[d] + t->cell[d] - 1) / t->cell[d];
-        int64_t last = (from.start[d] + from.extent[d] - 1) / t->cell[d];
+        int64_t first = (from.start[d] + cell[d] - 1) / cell[d];
+        int64_t last = (from.start[d] + from.extent[d] - 1) / cell[d];
         if (last < first)
             return 0;
         from.start[d] = first;
@@ -390,7 +493,7 @@ static void total_transform(const planner *p, const dray_transform *t)
     uint64_t written = 0;
     for (uint64_t r = t->first_read; r < t->first_read + t->reads; r++)
         for (uint64_t w = t->first_write; w < t->first_write + t->writes; w++) {
-            uint64_t bytes = written_of(t, &reads[r], &writes[w]);
+            uint64_t bytes = written_of(p, t, &reads[r], &writes[w]);
             plan->link_bytes[read_link(p, &reads[r])] += bytes;
             written += bytes;
         }

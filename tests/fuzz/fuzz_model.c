@@ -233,11 +233,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 static void put_layouts(fuzz_put put, void *user)
 {
-    static const char *const specs[] = {"fsdp:8", "engine:tp=4,ep=2,quant=fp8-block,transposed=1"};
+    static const char *const specs[] = {"fsdp:8", "engine:tp=4,ep=2,quant=fp8-block,transposed=1",
+                                        "engine:tp=2,ep=2,quant=nvfp4",
+                                        "engine:tp=2,ep=2,quant=int4-zero,block=16"};
     dray_model_config small;
     MUST(dray_model_config_load("qwen2.5-0.5b", &small, NULL) == 0);
     small.layers = 1;
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
         dray_layout **layouts;
         uint32_t count;
         void *packed;

@@ -56,7 +56,7 @@ static void make_layout(void)
     MUST(dray_layout_add_block(w.layout, &vector, NULL) == 0);
     memset(memory + vector.offset, 0, ROWS * 4);
     const int64_t square[2] = {16, 16}, scales[2] = {2, 2};
-    const dray_quant quant = {DRAY_QUANT_BLOCK, DRAY_SCALE_F32, 3, {8, 8}};
+    const dray_quant quant = {.kind = DRAY_QUANT_BLOCK, .scales = 3, .block = {8, 8}};
     dray_block held = {.tensor = 2, .offset = 7000, .extent = {16, 16}, .stride = {24, 1}};
     dray_block scale = {.tensor = 3, .offset = 7600, .extent = {2, 2}, .stride = {8, 4}};
     MUST(dray_layout_add_tensor(w.layout, "fp8", DRAY_F8E4M3, 2, square, NULL, NULL) == 0);

@@ -134,7 +134,7 @@ static dray_layout *make_layout(bool engine, dray_region_kind kind)
     add_block(l, 2, 0, 12, NARROWED, 70 / (engine ? 2 : 1) / 4 * 4);
     add_block(l, 3, 0, 32, QUANTISED, engine ? 72 : 136);
     if (engine) {
-        const dray_quant quant = {DRAY_QUANT_BLOCK, DRAY_SCALE_F32, 4, {8, 8}};
+        const dray_quant quant = {.kind = DRAY_QUANT_BLOCK, .scales = 4, .block = {8, 8}};
         add_tensor(l, "scales", DRAY_F32, 4, 8);
         add_block(l, 4, 0, 4, SCALES, 40);
         MUST(dray_layout_set_quant(l, 3, &quant, NULL) == 0);

@@ -8,7 +8,7 @@ import unittest
 from pathlib import Path
 
 SOURCE = Path(os.environ["DRAY_SOURCE_DIR"])
-KERNELS = ("cuda_delta.h", "cuda_device.h", "cuda_quant.h")  # a program of their own: a GPU's
+KERNELS = ("cuda_delta.h", "cuda_device.h", "floats.h", "formats.h", "cuda_groups.h", "cuda_quant.h")  # a program of their own: a GPU's
 
 
 def without_comments(text):

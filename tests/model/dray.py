@@ -52,7 +52,8 @@ class Mesh(c.Structure):
 
 class Quant(c.Structure):
     _fields_ = [("kind", c.c_int32), ("scale_format", c.c_int32), ("scales", c.c_uint32),
-                ("block", c.c_int64 * 2)]
+                ("block", c.c_int64 * 2), ("values", c.c_uint32), ("second", c.c_uint32),
+                ("shared", c.c_uint32)]
 
 
 class ExpertMap(c.Structure):

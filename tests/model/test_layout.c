@@ -78,11 +78,14 @@ static dray_layout *quantised(void)
         dray_layout_add_tensor(l, "stack", DRAY_F8E4M3, 3, (int64_t[]){4, 300, 128}, &t, NULL), 0);
     assert_int_equal(
         dray_layout_add_tensor(l, "stack_s", DRAY_F32, 3, (int64_t[]){4, 3, 1}, &s, NULL), 0);
-    dray_quant quant = {DRAY_QUANT_BLOCK, DRAY_SCALE_UE8M0, s, {128, 128}};
+    dray_quant quant = {.kind = DRAY_QUANT_BLOCK,
+                        .scale_format = DRAY_SCALE_UE8M0,
+                        .scales = s,
+                        .block = {128, 128}};
     assert_int_equal(dray_layout_set_quant(l, t, &quant, NULL), DRAY_OK);
     assert_int_equal(dray_layout_add_tensor(l, "one_s", DRAY_F32, 0, NULL, &s, NULL), 0);
     assert_int_equal(dray_layout_add_tensor(l, "one", DRAY_F8E5M2, 1, (int64_t[]){7}, &t, NULL), 0);
-    quant = (dray_quant){DRAY_QUANT_TENSOR, DRAY_SCALE_F32, s, {9, 9}};
+    quant = (dray_quant){.kind = DRAY_QUANT_TENSOR, .scales = s, .block = {9, 9}};
     assert_int_equal(dray_layout_set_quant(l, t, &quant, NULL), DRAY_OK);
     assert_int_equal(dray_layout_add_alias(l, "one_too", t, NULL, NULL), DRAY_OK);
     return l;
@@ -106,13 +109,14 @@ TEST(layout_keeps_quantisation)
     assert_null(dray_layout_quant(l, 0));
     assert_null(dray_layout_quant(l, 99));
 
-    const dray_quant right = {DRAY_QUANT_BLOCK, DRAY_SCALE_F32, scales, {100, 128}};
+    const dray_quant right = {.kind = DRAY_QUANT_BLOCK, .scales = scales, .block = {100, 128}};
     static const struct {
         const char *tensor;
         dray_quant change; /* of `right`: what is not 0 */
         const char *says;
     } wrong[] = {
-        {"stack", {.kind = 3}, "kind"},
+        {"stack", {.kind = 99}, "kind"},
+        {"stack", {.kind = DRAY_QUANT_DEEPGEMM}, "[4, 300, 1] expected"},
         {"stack", {.scale_format = 2}, "scale format"},
         {"stack", {.block = {99, 0}}, "[4, 4, 1] expected"},
         {"stack", {.block = {-1, 0}}, "sizes > 0"},
@@ -143,6 +147,108 @@ TEST(layout_keeps_quantisation)
     assert_int_equal(dray_layout_set_quant(l, stack, &(dray_quant){0}, NULL), DRAY_OK);
     assert_null(dray_layout_quant(l, stack));
     assert_int_equal(dray_layout_set_quant(l, stack, &right, NULL), DRAY_OK); /* scales are free */
+    dray_layout_free(l);
+}
+
+/* A weight whose elements are packed: its name, then its parts. */
+enum { NAMED, PACKED, SCALES, GLOBAL, ZEROS, GROUPS, SHORT, FORMATTED };
+
+static dray_layout *formatted(void)
+{
+    static const struct {
+        const char *name;
+        dray_dtype dtype;
+        uint32_t ndim;
+        int64_t shape[2];
+    } tensors[FORMATTED] = {[NAMED] = {"w", DRAY_BF16, 2, {20, 64}},
+                            [PACKED] = {"w_packed", DRAY_U8, 2, {20, 32}},
+                            [SCALES] = {"w_scale", DRAY_F8E4M3, 2, {20, 4}},
+                            [GLOBAL] = {"w_global_scale", DRAY_F32, 1, {1}},
+                            [ZEROS] = {"w_zero_point", DRAY_I32, 2, {3, 2}},
+                            [GROUPS] = {"w_groups", DRAY_F16, 2, {20, 2}},
+                            [SHORT] = {"short", DRAY_BF16, 2, {20, 56}}};
+    dray_region_info region = {.kind = DRAY_REGION_HOST, .bytes = 1 << 16, .name = "memory"};
+    dray_layout *l;
+    assert_int_equal(dray_layout_new(&l, NULL), DRAY_OK);
+    assert_int_equal(dray_layout_add_region(l, &region, NULL, NULL), DRAY_OK);
+    for (uint32_t i = 0; i < FORMATTED; i++)
+        assert_int_equal(dray_layout_add_tensor(l, tensors[i].name, tensors[i].dtype,
+                                                tensors[i].ndim, tensors[i].shape, NULL, NULL),
+                         DRAY_OK);
+    return l;
+}
+
+TEST(layout_keeps_formats)
+{
+    dray_layout *l = formatted(), *back;
+    const dray_quant right = {.kind = DRAY_QUANT_NVFP4,
+                              .scales = SCALES,
+                              .values = PACKED,
+                              .second = GLOBAL,
+                              .block = {7, 7}};
+    static const struct {
+        uint32_t tensor;
+        dray_quant quant;
+        const char *says;
+    } wrong[] = {
+        {NAMED,
+         {.kind = DRAY_QUANT_NVFP4, .scales = SCALES, .values = 99, .second = GLOBAL},
+         "values (tensor 99)"},
+        {NAMED,
+         {.kind = DRAY_QUANT_NVFP4, .scales = SCALES, .values = PACKED, .second = SCALES},
+         "its scales and its second"},
+        {NAMED,
+         {.kind = DRAY_QUANT_NVFP4,
+          .scales = SCALES,
+          .values = PACKED,
+          .second = GLOBAL,
+          .shared = PACKED},
+         "no NVFP4 tensor before it"},
+        {NAMED, {.kind = DRAY_QUANT_MXFP4, .scales = SCALES, .values = PACKED}, "[20, 2] expected"},
+        {NAMED, {.kind = DRAY_QUANT_MXFP8, .scales = SCALES}, "quantised ones are F8_E4M3"},
+        {NAMED,
+         {.kind = DRAY_QUANT_INT4, .scales = GROUPS, .values = PACKED, .block = {1, 32}},
+         "[20, 8] expected"},
+        {NAMED,
+         {.kind = DRAY_QUANT_INT4, .scales = GROUPS, .values = PACKED, .block = {1, 36}},
+         "a multiple of 8"},
+        {NAMED,
+         {.kind = DRAY_QUANT_INT4, .scales = GROUPS, .values = PACKED, .block = {2, 32}},
+         "a multiple of 8"},
+        {SHORT,
+         {.kind = DRAY_QUANT_NVFP4, .scales = SCALES, .values = PACKED, .second = GLOBAL},
+         "are not whole groups of 16"},
+        {PACKED,
+         {.kind = DRAY_QUANT_NVFP4, .scales = SCALES, .values = NAMED, .second = GLOBAL},
+         "F32, BF16 or F16"},
+    };
+    dray_error e;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        assert_int_equal(dray_layout_set_quant(l, wrong[i].tensor, &wrong[i].quant, &e),
+                         DRAY_EINVALID);
+        if (!strstr(e.message, wrong[i].says))
+            fail_msg("case %zu: %s", i, e.message);
+        assert_null(dray_layout_quant(l, wrong[i].tensor));
+    }
+    assert_int_equal(dray_layout_set_quant(l, NAMED, &right, NULL), DRAY_OK);
+    assert_int_equal(dray_layout_set_quant(l, SHORT, &wrong[0].quant, &e), DRAY_EINVALID);
+    void *packed;
+    size_t size;
+    assert_int_equal(dray_layout_pack(l, &packed, &size, NULL), DRAY_OK);
+    assert_int_equal(dray_layout_unpack(packed, size, &back, NULL), DRAY_OK);
+    const dray_quant *q = dray_layout_quant(back, NAMED);
+    assert_memory_equal(q, dray_layout_quant(l, NAMED), sizeof *q);
+    assert_int_equal(q->values, PACKED);
+    assert_int_equal(q->second, GLOBAL);
+    assert_int_equal(q->block[0], 0); /* of no meaning: not kept */
+    free(packed);
+    dray_layout_free(back);
+    assert_int_equal(dray_layout_set_quant(l, NAMED, &(dray_quant){0}, NULL), DRAY_OK);
+    /* What has memory of its own is not packed into another tensor. */
+    const int64_t zero[2] = {0}, one[2] = {1, 1};
+    assert_int_equal(dray_layout_add_dense(l, NAMED, 0, zero, one, 0, NULL), DRAY_OK);
+    assert_int_equal(dray_layout_set_quant(l, NAMED, &right, &e), DRAY_EINVALID);
+    assert_non_null(strstr(e.message, "has blocks"));
     dray_layout_free(l);
 }
 

@@ -44,7 +44,8 @@ lib.dray_region_device_address.argtypes = [c.c_void_p]
 
 class Quant(c.Structure):
     _fields_ = [("kind", c.c_int32), ("scale_format", c.c_int32), ("scales", c.c_uint32),
-                ("block", c.c_int64 * 2)]
+                ("block", c.c_int64 * 2), ("values", c.c_uint32), ("second", c.c_uint32),
+                ("shared", c.c_uint32)]
 
 
 class Options(c.Structure):
@@ -592,4 +593,5 @@ def main():
             server.wait()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -129,7 +129,8 @@ typedef struct building {
     dray_layout *layout;
     const dray__unit *unit;
     const dray__pattern *pattern;
-    held *held; /* of the unit's layer, by expert */
+    held *held;      /* of the unit's layer, by expert */
+    uint32_t *named; /* of each quantised row of the unit, or expert: its tensor */
     dray_error *error;
 } building;
 
@@ -157,32 +158,86 @@ static int add_block(const building *b, const dray__row_part *piece, bool transp
     return dray_layout_add_block(b->layout, &block, b->error);
 }
 
-static int add_slot(const building *b, const dray__row *row, const uint32_t *tensors, uint32_t slot)
+/* Exponents of DeepGEMM: columns of four bytes, one block each. */
+static int add_fours(const building *b, const dray__row_part *piece, uint32_t tensor, uint32_t slot)
 {
-    int status = add_block(b, &row->weight, row->transposed, tensors[0], slot);
-    if (!status && row->quantised)
-        status = add_block(b, &row->scales, row->transposed, tensors[1], slot);
+    int64_t column = 4 * piece->total;
+    dray_block block = {.tensor = tensor, .stride = {4, 1}};
+    int status = DRAY_OK;
+    for (int64_t i = 0; i < piece->fours && !status; i++) {
+        int64_t left = piece->extent[1] - 4 * i;
+        block.offset = b->unit->offset + piece->offset +
+                       (uint64_t)((slot * piece->fours + i) * column + 4 * piece->before);
+        block.start[0] = piece->start[0];
+        block.start[1] = piece->start[1] + 4 * i;
+        block.extent[0] = piece->extent[0];
+        block.extent[1] = left < 4 ? left : 4;
+        status = dray_layout_add_block(b->layout, &block, b->error);
+    }
     return status;
 }
 
-/* Adds the tensor of a row and that of its scales: tensors[0] and [1]. */
-static int add_tensors(const building *b, const dray__row *row, const char *name, uint32_t *tensors)
+/* The tensors of a row: the one that stands for its name and shape, and its parts. */
+typedef struct row_tensors {
+    uint32_t named, parts[DRAY__QUANT_PARTS];
+} row_tensors;
+
+static int add_slot(const building *b, const dray__row *row, const row_tensors *tensors,
+                    uint32_t slot)
 {
-    const dray__row_part *w = &row->weight, *s = &row->scales;
+    int status = DRAY_OK;
+    for (int part = 0; part < DRAY__QUANT_PARTS && !status; part++) {
+        const dray__row_part *piece = &row->parts[part];
+        if (part != DRAY__PART_VALUES && !(row->quantised && dray__engine_suffix(b->e, part)))
+            continue;
+        status = piece->fours ? add_fours(b, piece, tensors->parts[part], slot)
+                              : add_block(b, piece, row->transposed, tensors->parts[part], slot);
+    }
+    return status;
+}
+
+/* The first of the rows that are fused with row i. */
+static uint32_t first_fused(const dray__engine *e, uint64_t used, uint32_t i)
+{
+    const dray__parameter *table = e->family->parameters;
+    for (uint32_t j = 0; j < i; j++)
+        if ((used >> j & 1) &&
+            strcmp(dray__engine_name(&table[i]), dray__engine_name(&table[j])) == 0)
+            return j;
+    return i;
+}
+
+/* Adds the tensors of row i. */
+static int add_tensors(const building *b, uint32_t i, const char *name, row_tensors *tensors)
+{
+    const dray__row *row = &b->pattern->rows[i];
+    const dray__row_part *w = &row->parts[DRAY__PART_VALUES];
     const dray_engine_quant *q = &b->e->quant;
-    char scales[DRAY__PARAMETER_NAME + 16];
-    int status =
-        dray_layout_add_tensor(b->layout, name, w->dtype, w->ndim, w->shape, &tensors[0], b->error);
+    bool packed = row->quantised && dray__engine_suffix(b->e, DRAY__PART_VALUES)[0];
+    int status = dray_layout_add_tensor(b->layout, name, packed ? b->e->dtype : w->dtype, w->ndim,
+                                        packed ? row->shape : w->shape, &tensors->named, b->error);
+    tensors->parts[DRAY__PART_VALUES] = tensors->named;
+    for (int part = packed ? 0 : 1; part < DRAY__QUANT_PARTS && row->quantised && !status; part++) {
+        const dray__row_part *p = &row->parts[part];
+        const char *suffix = dray__engine_suffix(b->e, part);
+        char own[DRAY__PARAMETER_NAME + 16];
+        if (!suffix)
+            continue;
+        snprintf(own, sizeof own, "%s%s", name, suffix);
+        status = dray_layout_add_tensor(b->layout, own, p->dtype, p->ndim, p->shape,
+                                        &tensors->parts[part], b->error);
+    }
     if (status || !row->quantised)
         return status;
-    snprintf(scales, sizeof scales, "%s%s", name, dray__engine_scales_suffix(b->e));
-    status = dray_layout_add_tensor(b->layout, scales, s->dtype, s->ndim, s->shape, &tensors[1],
-                                    b->error);
+    b->named[i] = tensors->named;
     dray_quant quant = {.kind = q->kind,
                         .scale_format = q->scale_format,
-                        .scales = tensors[1],
+                        .values = tensors->parts[DRAY__PART_VALUES],
+                        .scales = tensors->parts[DRAY__PART_SCALES],
+                        .second = tensors->parts[DRAY__PART_SECOND],
+                        .shared = b->named[first_fused(b->e, b->pattern->used, i)],
                         .block = {q->block[0], q->block[1]}};
-    return status ? status : dray_layout_set_quant(b->layout, tensors[0], &quant, b->error);
+    return dray_layout_set_quant(b->layout, tensors->named, &quant, b->error);
 }
 
 /* A row of which this rank has one part: all but experts. */
@@ -191,21 +246,22 @@ static int add_row(const building *b, uint32_t i)
     const dray__parameter *p = &b->e->family->parameters[i];
     const dray__row *row = &b->pattern->rows[i];
     char name[DRAY__PARAMETER_NAME];
-    uint32_t tensors[2];
+    row_tensors tensors = {0};
     dray__parameter_name(p->name, b->unit->layer, 0, name);
     if (dray__parameter_tied(p, b->e->config)) {
-        int status = dray_layout_find(b->layout, p->tied, &tensors[0], b->error);
+        uint32_t *named = &tensors.parts[DRAY__PART_VALUES];
+        int status = dray_layout_find(b->layout, p->tied, named, b->error);
         if (!status)
-            status = dray_layout_add_alias(b->layout, name, tensors[0], NULL, b->error);
+            status = dray_layout_add_alias(b->layout, name, *named, NULL, b->error);
         bool copied = !(b->pattern->aliases >> i & 1);
-        const dray_tensor_info *info = dray_layout_tensor(b->layout, tensors[0]);
+        const dray_tensor_info *info = dray_layout_tensor(b->layout, *named);
         if (!status && info->alias_of >= 0)
-            tensors[0] = (uint32_t)info->alias_of;
-        return status || !copied ? status : add_slot(b, row, tensors, 0);
+            *named = (uint32_t)info->alias_of;
+        return status || !copied ? status : add_slot(b, row, &tensors, 0);
     }
-    bool fused = row->part == DRAY__SHARED && row->weight.slots;
-    int status = add_tensors(b, row, name, tensors);
-    return status ? status : add_slot(b, row, tensors, fused ? (uint32_t)b->e->local_slots : 0);
+    bool fused = row->part == DRAY__SHARED && row->parts[DRAY__PART_VALUES].slots;
+    int status = add_tensors(b, i, name, &tensors);
+    return status ? status : add_slot(b, row, &tensors, fused ? (uint32_t)b->e->local_slots : 0);
 }
 
 static int by_expert(const void *a, const void *b)
@@ -230,12 +286,12 @@ static int add_experts(const building *b, uint32_t first, uint32_t end)
             next++;
         for (uint32_t i = first; i < end; i++) {
             const dray__row *row = &b->pattern->rows[i];
-            uint32_t tensors[2];
+            row_tensors tensors = {0};
             dray__parameter_name(e->family->parameters[i].name, b->unit->layer, b->held[h].expert,
                                  name);
-            int status = add_tensors(b, row, name, tensors);
+            int status = add_tensors(b, i, name, &tensors);
             for (uint32_t k = h; k < next && !status; k++)
-                status = add_slot(b, row, tensors, b->held[k].slot);
+                status = add_slot(b, row, &tensors, b->held[k].slot);
             if (status)
                 return status;
         }
@@ -270,6 +326,8 @@ static int add_all(const dray__engine *e, dray_layout *layout, dray_error *error
     if (e->spec.experts)
         snprintf(name, sizeof name, "weights, expert map %" PRIu64, e->map.version);
     building b = {.e = e, .layout = layout, .error = error};
+    uint32_t named[DRAY__MOST_PARAMETERS] = {0};
+    b.named = named;
     b.held = calloc((size_t)e->local_slots + 1, sizeof *b.held);
     int status = b.held ? DRAY_OK : dray__nomem(error);
     if (!status)
@@ -325,7 +383,7 @@ static bool matches(const char *pattern, const char *name, int64_t layers, int64
     return true;
 }
 
-/* The shape in memory: [slots,] rows, columns. */
+/* The shape in memory: [slots,] rows, columns; of DeepGEMM's exponents columns of four, rows, 4. */
 static uint32_t shape_of(const dray__row_part *piece, bool transposed, int64_t *shape)
 {
     uint32_t ndim = 0;
@@ -333,6 +391,10 @@ static uint32_t shape_of(const dray__row_part *piece, bool transposed, int64_t *
         shape[ndim++] = piece->slots;
     if (piece->slots && piece->ndim == 0 && piece->total == 1)
         return ndim; /* one scale a slot */
+    if (piece->fours) {
+        memcpy(shape + ndim, (int64_t[3]){piece->fours, piece->total, 4}, 3 * sizeof *shape);
+        return ndim + 3;
+    }
     transposed = transposed && piece->ndim == 2;
     shape[ndim] = transposed ? piece->columns : piece->total;
     if (piece->ndim < 2)
@@ -349,13 +411,25 @@ static const dray__unit *unit_of(const dray__engine *e, int64_t layer)
     return NULL;
 }
 
+/* The part whose name ends so; NULL: the row has none. */
+static const dray__row_part *find_part(const dray__engine *e, const dray__row *row,
+                                       const char *tail)
+{
+    for (int part = 0; part < DRAY__QUANT_PARTS; part++) {
+        const char *suffix = row->quantised ? dray__engine_suffix(e, part) : part ? NULL : "";
+        if (suffix && strcmp(suffix, tail) == 0)
+            return &row->parts[part];
+    }
+    return NULL;
+}
+
 /* The unit, row and piece that `name` says; false: there are none on this rank. */
 static bool find_parameter(const dray__engine *e, const char *name, const dray__unit **unit,
                            const dray__row **row, const dray__row_part **piece)
 {
     const dray__parameter *table = e->family->parameters;
     int64_t layers = e->config->layers + e->config->mtp_layers, layer = 0;
-    const char *tail, *suffix = dray__engine_scales_suffix(e);
+    const char *tail;
     bool behind = false;
     for (uint32_t i = 0; i < e->family->count; i++) {
         bool inside = dray__parameter_in_layer(&table[i]);
@@ -367,10 +441,9 @@ static bool find_parameter(const dray__engine *e, const char *name, const dray__
             continue;
         const dray__pattern *pattern = &e->patterns[(*unit)->pattern];
         *row = &pattern->rows[i];
-        bool scales = (*row)->quantised && strcmp(tail, suffix) == 0;
-        *piece = scales ? &(*row)->scales : &(*row)->weight;
-        bool in_slots = (*row)->part == DRAY__SHARED && (*piece)->slots;
-        if (!(pattern->used >> i & 1) || (*tail && !scales) || in_slots)
+        *piece = find_part(e, *row, tail);
+        bool in_slots = (*row)->part == DRAY__SHARED && *piece && (*piece)->slots;
+        if (!(pattern->used >> i & 1) || !*piece || in_slots)
             continue;
         if (!(pattern->aliases >> i & 1))
             return true;

@@ -14,6 +14,7 @@
 #pragma once
 
 #include "model/families/family.h"
+#include "model/layout/layout.h"
 
 #include "base/hash.h"
 
@@ -35,7 +36,7 @@ typedef struct dray__cut_group {
     uint32_t size, rank;
 } dray__cut_group;
 
-/* A row's part of a parameter, of weights or of their scales. */
+/* A row's part of a parameter, of weights or of a part of a quantised one (layout.h). */
 typedef struct dray__row_part {
     uint32_t ndim; /* of the checkpoint tensor: 0 to 2 */
     dray_dtype dtype;
@@ -45,13 +46,15 @@ typedef struct dray__row_part {
     int64_t before, total;       /* rows of the parameter in front of this part, and of all */
     int64_t slots;               /* of stacked experts; 0: not stacked */
     uint64_t offset;             /* of the parameter, from the unit's start */
+    int64_t fours;               /* DeepGEMM's exponents: columns of four; else 0 */
 } dray__row_part;
 
 typedef struct dray__row {
     dray__part part;
     bool transposed;
-    bool quantised; /* has scales */
-    dray__row_part weight, scales;
+    bool quantised;
+    int64_t shape[2]; /* of the checkpoint tensor; parts may be packed */
+    dray__row_part parts[DRAY__QUANT_PARTS]; /* where it is not quantised, values alone */
 } dray__row;
 
 /* Bit i of a mask is row i of the family's table. */
@@ -107,11 +110,12 @@ int dray__engine_quant_read(dray__engine *e, dray_error *error);
 /* Which of the rows of a unit are quantised. */
 int dray__engine_quantised(const dray__engine *e, uint64_t used, int64_t layer, uint64_t *mask,
                            dray_error *error);
-/* What is appended to a weight's name to name its scales. */
-const char *dray__engine_scales_suffix(const dray__engine *e);
-/* The part of a tensor's scales that belongs to a part of the tensor. */
-int dray__engine_scales(const dray__engine *e, const dray__parameter *parameter,
-                        const dray__row *row, dray__row_part *scales, dray_error *error);
+/* What is appended to a weight's name to name a part of it; NULL: it has no such part. "" where a
+ * part has its name. */
+const char *dray__engine_suffix(const dray__engine *e, int part);
+/* Makes the parts of a quantised row of what is cut of the weight. */
+int dray__engine_parts(const dray__engine *e, const dray__parameter *parameter,
+                       const dray__row_part *weight, dray__row *row, dray_error *error);
 
 /* engine_pattern.c. Fills rows, parameters and bytes of a pattern whose masks are set. */
 int dray__engine_pattern(const dray__engine *e, dray__pattern *pattern, dray_error *error);

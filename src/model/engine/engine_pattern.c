@@ -110,7 +110,7 @@ static int cut_row(const cutting *c)
 static int make_row(const dray__engine *e, const dray__parameter *p, bool quantised, dray__row *row,
                     dray_error *error)
 {
-    dray__row_part *w = &row->weight;
+    dray__row_part *w = &row->parts[DRAY__PART_VALUES];
     row->part = dray__engine_part(p);
     w->ndim = dray__parameter_shape(p, e->config, w->shape);
     memcpy(w->extent, w->shape, sizeof w->shape);
@@ -120,12 +120,14 @@ static int make_row(const dray__engine *e, const dray__parameter *p, bool quanti
     if (status)
         return status;
     w->columns = w->ndim == 2 ? w->extent[1] : 1;
-    w->dtype = quantised ? DRAY_F8E4M3 : dray__parameter_dtype(p, e->dtype);
+    w->dtype = dray__parameter_dtype(p, e->dtype);
     w->slots = row->part == DRAY__EXPERTS ? e->local_slots + (e->spec.fuse_shared != 0) : 0;
     row->transposed =
         w->ndim == 2 && row->part < DRAY__EMBED && (e->spec.transposed >> row->part & 1);
     row->quantised = quantised;
-    return quantised ? dray__engine_scales(e, p, row, &row->scales, error) : DRAY_OK;
+    memcpy(row->shape, w->shape, sizeof row->shape);
+    dray__row_part weight = *w;
+    return quantised ? dray__engine_parts(e, p, &weight, row, error) : DRAY_OK;
 }
 
 static bool has(uint64_t mask, uint32_t row)
@@ -140,38 +142,35 @@ static bool together(const dray__engine *e, uint32_t i, uint32_t j)
     return strcmp(dray__engine_name(&table[i]), dray__engine_name(&table[j])) == 0;
 }
 
-static dray__row_part *piece_of(dray__row *row, bool scales)
-{
-    return scales ? &row->scales : &row->weight;
-}
-
 /* Has the parameter the rows of the family's table in reverse? Scales that are one a matrix keep
  * their order: vLLM and SGLang load them by the matrix's number. */
-static bool up_first(const dray__engine *e, const dray__row *row, bool scales)
+static bool up_first(const dray__engine *e, const dray__row *row, int part)
 {
     return e->spec.w13_order == DRAY_W13_UP_GATE && row->part == DRAY__EXPERTS &&
-           !(scales && e->quant.kind == DRAY_QUANT_TENSOR);
+           !(part != DRAY__PART_VALUES && row->parts[part].ndim < 2);
 }
 
 /* Puts row i and the rows that are fused with it behind each other, and the parameter at the
  * pattern's end. */
-static int place(const dray__engine *e, dray__pattern *pattern, uint32_t i, bool scales,
+static int place(const dray__engine *e, dray__pattern *pattern, uint32_t i, int part,
                  dray_error *error)
 {
     int64_t total = 0;
-    const dray__row_part *first = piece_of(&pattern->rows[i], scales);
-    bool reverse = up_first(e, &pattern->rows[i], scales);
+    const dray__row_part *first = &pattern->rows[i].parts[part];
+    bool reverse = up_first(e, &pattern->rows[i], part);
     for (uint32_t k = 0; k < e->family->count; k++) {
         uint32_t j = reverse ? e->family->count - 1 - k : k;
         if (j >= i && has(pattern->used & ~pattern->aliases, j) && together(e, i, j)) {
-            piece_of(&pattern->rows[j], scales)->before = total;
-            total += piece_of(&pattern->rows[j], scales)->rows;
+            pattern->rows[j].parts[part].before = total;
+            total += pattern->rows[j].parts[part].rows;
         }
     }
+    if (first->fours)
+        total = (total + 3) / 4 * 4;
     for (uint32_t j = i; j < e->family->count; j++)
         if (has(pattern->used & ~pattern->aliases, j) && together(e, i, j)) {
-            piece_of(&pattern->rows[j], scales)->total = total;
-            piece_of(&pattern->rows[j], scales)->offset = pattern->bytes;
+            pattern->rows[j].parts[part].total = total;
+            pattern->rows[j].parts[part].offset = pattern->bytes;
         }
     int64_t shape[] = {first->slots ? first->slots : 1, total, first->columns};
     if (!dray__dense_end(first->dtype, 3, shape, &pattern->bytes))
@@ -211,9 +210,10 @@ int dray__engine_pattern(const dray__engine *e, dray__pattern *pattern, dray_err
             continue;
         for (uint32_t j = i; j < e->family->count; j++)
             done |= (uint64_t)together(e, i, j) << j;
-        status = place(e, pattern, i, false, error);
-        if (!status && pattern->rows[i].quantised)
-            status = place(e, pattern, i, true, error);
+        for (int part = 0; part < DRAY__QUANT_PARTS && !status; part++)
+            if (part == DRAY__PART_VALUES ||
+                (pattern->rows[i].quantised && dray__engine_suffix(e, part)))
+                status = place(e, pattern, i, part, error);
     }
     if (!status)
         fuse_shared(e, pattern, shared);

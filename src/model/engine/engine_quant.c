@@ -46,23 +46,32 @@ int dray__engine_quant_read(dray__engine *e, dray_error *error)
     int status = DRAY__OPTIONS_READ(dray_engine_quant, ignore_count, q, e->spec.quant, error);
     if (status)
         return status;
-    if (q->kind != DRAY_QUANT_BLOCK && q->kind != DRAY_QUANT_TENSOR)
+    const dray__quant_format *format = dray__quant_format_of(q->kind);
+    if (!format)
         return dray__fail(error, DRAY_EINVALID, "engine: unknown quantisation %d", q->kind);
+    bool groups = format->parts[DRAY__PART_VALUES].suffix && !format->columns;
     for (int d = 0; d < 2; d++) {
-        q->block[d] = q->block[d] ? q->block[d] : 128;
+        q->block[d] = q->block[d] ? q->block[d] : groups && d == 0 ? 1 : 128;
         if (q->block[d] < 1 || q->block[d] > 1 << 20)
             return dray__fail(error, DRAY_EINVALID,
                               "engine: quantised in blocks of %" PRId64 " x %" PRId64, q->block[0],
                               q->block[1]);
     }
+    if (q->kind > DRAY_QUANT_TENSOR && e->spec.transposed)
+        return dray__fail(error, DRAY_EUNSUPPORTED,
+                          "engine: %s of weights that are stored [in, out]: scales and packed "
+                          "elements are along rows",
+                          format->name);
     for (uint32_t i = 0; i < q->ignore_count && !status; i++)
         status = ignore(&e->ignored, q->ignore[i], error);
     return status;
 }
 
-const char *dray__engine_scales_suffix(const dray__engine *e)
+const char *dray__engine_suffix(const dray__engine *e, int part)
 {
-    return e->quant.kind == DRAY_QUANT_BLOCK ? "_scale_inv" : "_scale";
+    const dray__quant_format *format = dray__quant_format_of(e->quant.kind);
+    const char *suffix = format ? format->parts[part].suffix : NULL;
+    return suffix || part != DRAY__PART_VALUES ? suffix : "";
 }
 
 /* ---- which rows ------------------------------------------------------------------------------ */
@@ -129,31 +138,71 @@ static bool is_followed(const dray__engine *e, const dray__parameter *p)
     return false;
 }
 
-int dray__engine_scales(const dray__engine *e, const dray__parameter *parameter,
-                        const dray__row *row, dray__row_part *scales, dray_error *error)
+/* Cuts must be at the edge of what is quantised together, and rows of groups whole ones. */
+static int check_cut(const dray__engine *e, const dray__parameter *parameter,
+                     const dray__row_part *w, const int64_t *cell, dray_error *error)
 {
-    const dray__row_part *w = &row->weight;
-    *scales =
-        (dray__row_part){.ndim = 0, .dtype = DRAY_F32, .rows = 1, .columns = 1, .slots = w->slots};
-    if (e->quant.kind == DRAY_QUANT_TENSOR)
-        return DRAY_OK;
-    scales->ndim = 2;
     for (int d = 0; d < 2; d++) {
-        int64_t block = e->quant.block[d];
-        bool cut = w->extent[d] < w->shape[d] || (d == 0 && is_followed(e, parameter));
-        if (cut && w->extent[d] % block)
+        bool cut = w->extent[d] < w->shape[d] || (d == 0 && is_followed(e, parameter)) ||
+                   (d == 1 && e->quant.kind >= DRAY_QUANT_MXFP8);
+        if (cut && w->extent[d] % cell[d])
             return dray__fail(error, DRAY_EINVALID,
                               "%s: %s: %" PRId64 " of %" PRId64 " %s on a rank are not a multiple "
                               "of the quantised block of %" PRId64,
                               dray__engine_name(parameter), parameter->name, w->extent[d],
-                              w->shape[d], d ? "columns" : "rows", block);
-        scales->shape[d] = blocks(w->shape[d], block);
-        scales->start[d] = w->start[d] / block;
-        scales->extent[d] = blocks(w->extent[d], block);
+                              w->shape[d], d ? "columns" : "rows", cell[d]);
     }
-    scales->rows = scales->extent[0];
-    scales->columns = scales->extent[1];
     return DRAY_OK;
+}
+
+/* DeepGEMM's exponents lie in columns of four, each as long as all rows of the parameter, rounded
+ * up to 16 bytes (get_mn_major_tma_aligned_packed_ue8m0_tensor). */
+static void pack_exponents(dray__row_part *scales)
+{
+    scales->fours = blocks(scales->extent[1], 4);
+    scales->columns = 4 * scales->fours;
+}
+
+int dray__engine_parts(const dray__engine *e, const dray__parameter *parameter,
+                       const dray__row_part *w, dray__row *row, dray_error *error)
+{
+    const dray__quant_format *format = dray__quant_format_of(e->quant.kind);
+    dray_tensor_info info = {.ndim = 2, .shape = {w->shape[0], w->shape[1]}};
+    dray_quant quant = {.kind = e->quant.kind, .block = {e->quant.block[0], e->quant.block[1]}};
+    int64_t cell[DRAY_MAX_DIMS];
+    dray__quant_cell(&info, &quant, cell);
+    int status =
+        e->quant.kind == DRAY_QUANT_TENSOR ? DRAY_OK : check_cut(e, parameter, w, cell, error);
+    for (int part = 0; part < DRAY__QUANT_PARTS && !status; part++) {
+        dray__row_part *p = &row->parts[part];
+        const struct dray__quant_part *of = &format->parts[part];
+        if (!dray__quant_part_cell(&info, &quant, part, cell))
+            continue;
+        *p = *w;
+        p->dtype = part ? e->dtype : DRAY_F8E4M3;
+        if (of->dtype != DRAY_DTYPE_NONE)
+            p->dtype = (dray_dtype)of->dtype;
+        if (of->rows < 0) { /* one for all of it */
+            *p = (dray__row_part){.dtype = p->dtype,
+                                  .ndim = part == DRAY__PART_SECOND, /* a scalar, or [1] */
+                                  .shape = {1},
+                                  .extent = {1},
+                                  .rows = 1,
+                                  .columns = 1,
+                                  .slots = w->slots};
+            continue;
+        }
+        for (int d = 0; d < 2; d++) {
+            p->shape[d] = blocks(w->shape[d], cell[d]);
+            p->start[d] = w->start[d] / cell[d];
+            p->extent[d] = blocks(w->extent[d], cell[d]);
+        }
+        p->rows = p->extent[0];
+        p->columns = p->extent[1];
+        if (e->quant.kind == DRAY_QUANT_DEEPGEMM && part == DRAY__PART_SCALES)
+            pack_exponents(p);
+    }
+    return status;
 }
 
 /* ---- config.json ----------------------------------------------------------------------------- */

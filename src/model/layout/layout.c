@@ -509,7 +509,8 @@ int dray_layout_find(const dray_layout *layout, const char *name, uint32_t *inde
 
 typedef struct quant_slot {
     dray_quant quant; /* kind NONE: not quantised */
-    uint32_t owner;   /* of scales: 1 + the tensor that they belong to; else 0 */
+    uint32_t owner;   /* of a part: 1 + the tensor that it belongs to; else 0 */
+    int32_t part;
 } quant_slot;
 
 static quant_slot *slot_of(const dray_layout *layout, uint32_t tensor)
@@ -526,19 +527,31 @@ const dray_quant *dray_layout_quant(const dray_layout *layout, uint32_t tensor)
     return slot && slot->quant.kind != DRAY_QUANT_NONE ? &slot->quant : NULL;
 }
 
-bool dray__layout_scales_of(const dray_layout *layout, uint32_t scales, uint32_t *tensor)
+bool dray__layout_part_of(const dray_layout *layout, uint32_t index, uint32_t *tensor, int *part)
 {
-    const quant_slot *slot = slot_of(layout, scales);
+    const quant_slot *slot = slot_of(layout, index);
     if (!slot || !slot->owner)
         return false;
     *tensor = slot->owner - 1;
+    *part = slot->part;
     return true;
+}
+
+/* Says of all parts of a quantised tensor whose they are, or that they are nobody's. */
+static void own_parts(dray_layout *layout, uint32_t tensor, bool owned)
+{
+    int64_t cell[DRAY_MAX_DIMS];
+    uint32_t index;
+    for (int part = 0; part < DRAY__QUANT_PARTS; part++)
+        if (dray__quant_part(layout, tensor, part, &index, cell)) {
+            slot_of(layout, index)->owner = owned ? tensor + 1 : 0;
+            slot_of(layout, index)->part = part;
+        }
 }
 
 bool dray__layout_put_quant(dray_layout *layout, uint32_t tensor, const dray_quant *quant)
 {
-    uint32_t last = quant && quant->scales > tensor ? quant->scales : tensor;
-    while (quant && layout->quants.count <= last) {
+    while (quant && layout->quants.count < layout->tensors.count) {
         quant_slot *next = array_next(&layout->quants, sizeof *next);
         if (!next)
             return false;
@@ -548,11 +561,9 @@ bool dray__layout_put_quant(dray_layout *layout, uint32_t tensor, const dray_qua
     quant_slot *slot = slot_of(layout, tensor);
     if (!slot)
         return true;
-    if (slot->quant.kind != DRAY_QUANT_NONE)
-        slot_of(layout, slot->quant.scales)->owner = 0;
+    own_parts(layout, tensor, false);
     slot->quant = quant ? *quant : (dray_quant){0};
-    if (quant)
-        slot_of(layout, quant->scales)->owner = tensor + 1;
+    own_parts(layout, tensor, true);
     return true;
 }
 

@@ -28,10 +28,45 @@ bool dray__dense_end(dray_dtype dtype, uint32_t ndim, const int64_t *extent, uin
 void dray__dense_strides(dray_dtype dtype, uint32_t ndim, const int64_t *extent, int64_t *stride);
 /* "[3, 4]" in `out` of DRAY__SHAPE_TEXT bytes, which it returns. */
 char *dray__shape_text(uint32_t ndim, const int64_t *shape, char *out);
-/* Elements that share one scale: how many along each of DRAY_MAX_DIMS dimensions, at least 1. */
+/* Elements that are quantised together: how many along each of DRAY_MAX_DIMS dimensions, at least
+ * 1. Of all kinds but INT4_ZERO, those that share a scale. */
 void dray__quant_cell(const dray_tensor_info *tensor, const dray_quant *quant, int64_t *cell);
-/* Whether the tensor holds another one's scales; *tensor is that one. */
-bool dray__layout_scales_of(const dray_layout *layout, uint32_t scales, uint32_t *tensor);
+
+/* formats.c: what quantised tensors are made of. */
+enum { DRAY__PART_VALUES, DRAY__PART_SCALES, DRAY__PART_SECOND, DRAY__QUANT_PARTS };
+typedef struct dray__quant_format {
+    const char *name; /* as SPEC strings have it */
+    /* For how many rows and columns an element of each part stands; 0: block[] of the quant, -1:
+     * all. dtype NONE: of values the tensor's own, of scales any float's. suffix NULL: there is no
+     * such part, or, of values, they are the tensor itself. */
+    struct dray__quant_part {
+        const char *suffix;
+        int32_t dtype;
+        int32_t rows, columns;
+    } parts[DRAY__QUANT_PARTS];
+    int32_t rows, columns; /* that are quantised together: as above */
+} dray__quant_format;
+/* NULL: unknown, or NONE. */
+const dray__quant_format *dray__quant_format_of(int32_t kind);
+/* DRAY_QUANT_NONE: there is no such name. */
+int32_t dray__quant_named(const char *name);
+/* Tensor that is a part of the quantised tensor `tensor`; false: it has no such part. cell: the
+ * elements that one of the part's stands for. */
+bool dray__quant_part(const dray_layout *layout, uint32_t tensor, int part, uint32_t *index,
+                      int64_t cell[DRAY_MAX_DIMS]);
+/* The same without a layout: of a tensor that is to be quantised in this way. */
+bool dray__quant_part_cell(const dray_tensor_info *tensor, const dray_quant *quant, int part,
+                           int64_t cell[DRAY_MAX_DIMS]);
+/* The dtype in which a quantised tensor's scales are computed; NONE: it is that of the elements. */
+int32_t dray__quant_as(const dray_layout *layout, uint32_t tensor);
+/* Are its elements in another tensor, packed? */
+bool dray__quant_is_packed(const dray_quant *quant);
+/* Is it a tensor whose elements are in another one, packed? It stands for a name and a shape alone:
+ * no file has it. */
+bool dray__layout_name_only(const dray_layout *layout, uint32_t tensor);
+/* Whether the tensor is a part of a quantised one: *tensor is that one, *part which part. A
+ * quantised tensor that holds its own elements is its own part. */
+bool dray__layout_part_of(const dray_layout *layout, uint32_t index, uint32_t *tensor, int *part);
 /* False: no tensor is quantised. */
 bool dray__layout_quantised(const dray_layout *layout);
 /* Keeps it as it is (NULL: not quantised); false: out of memory. */

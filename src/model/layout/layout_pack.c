@@ -6,7 +6,9 @@
  *                        u8 dtype, u8 ndim, i64 shape[ndim] }
  *         u32 blocks   { u32 tensor, u32 region, u64 offset, i64 start[ndim], i64 extent[ndim],
  *                        u8 dense; unless dense: i64 stride[ndim] }
- *         u32 quants   { u32 tensor, u8 kind, u8 scale format, u32 scales; BLOCK: i64 block[2] }
+ *         u32 quants   { u32 tensor, u8 kind, u8 scale format, u32 scales; of kinds whose cells the
+ *                        quant says: i64 block[2]; of packed ones: u32 values; of those with one
+ *                        more part: u32 second; NVFP4: u32 shared }
  *
  * Reading goes through dray_layout_add_...: what is refused there is refused here. */
 #include "model/layout/layout.h"
@@ -91,8 +93,15 @@ static void put_quants(dray__writer *w, const dray_layout *layout)
         dray__put_u8(w, (uint8_t)quant->kind);
         dray__put_u8(w, (uint8_t)quant->scale_format);
         dray__put_u32(w, quant->scales);
-        if (quant->kind == DRAY_QUANT_BLOCK)
+        const dray__quant_format *format = dray__quant_format_of(quant->kind);
+        if (!format->columns)
             put_i64s(w, quant->block, 2);
+        if (format->parts[DRAY__PART_VALUES].suffix)
+            dray__put_u32(w, quant->values);
+        if (format->parts[DRAY__PART_SECOND].suffix)
+            dray__put_u32(w, quant->second);
+        if (quant->kind == DRAY_QUANT_NVFP4)
+            dray__put_u32(w, quant->shared);
     }
 }
 
@@ -200,8 +209,18 @@ static int read_quant(dray__reader *r, dray_layout *layout, dray_error *error)
     dray_quant quant = {.kind = dray__get_u8(r)};
     quant.scale_format = dray__get_u8(r);
     quant.scales = dray__get_u32(r);
-    if (quant.kind == DRAY_QUANT_BLOCK)
+    const dray__quant_format *format = dray__quant_format_of(quant.kind);
+    if (!r->failed && !format)
+        return dray__fail(error, DRAY_EFORMAT, "tensor %u: quant kind %d is unknown", tensor,
+                          quant.kind);
+    if (format && !format->columns)
         get_i64s(r, quant.block, 2);
+    if (format && format->parts[DRAY__PART_VALUES].suffix)
+        quant.values = dray__get_u32(r);
+    if (format && format->parts[DRAY__PART_SECOND].suffix)
+        quant.second = dray__get_u32(r);
+    if (quant.kind == DRAY_QUANT_NVFP4)
+        quant.shared = dray__get_u32(r);
     if (r->failed)
         return DRAY_OK;
     if (quant.kind == DRAY_QUANT_NONE || dray_layout_quant(layout, tensor))

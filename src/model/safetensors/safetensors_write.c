@@ -148,7 +148,7 @@ static int assign_files(const dray_layout *like, writing *w, dray_error *error)
     for (uint32_t i = 0; i < count; i++) {
         const dray_tensor_info *info = dray_layout_tensor(like, i);
         int64_t bytes = 0;
-        if (info->alias_of >= 0)
+        if (info->alias_of >= 0 || dray__layout_name_only(like, i))
             continue;
         if (strcmp(info->name, "__metadata__") == 0)
             return dray__fail(error, DRAY_EINVALID, "a tensor cannot be called __metadata__");

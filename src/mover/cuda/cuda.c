@@ -86,7 +86,7 @@ static int make_memory(dray__cuda_job *job, uint64_t reserve, dray_error *error)
 {
     uint64_t most = job->sums_at > reserve ? job->sums_at : reserve;
     uint64_t rest = job->stop_at + 256 - job->sums_at; /* sums and what follows them */
-    uint64_t back = job->stop_word_at + 256;
+    uint64_t back = job->stop_word_at + 256 + job->program.given_most * sizeof(uint32_t);
     if (reserve) { /* other rectangles need other room for their sums */
         rest = rest > reserve / 2 ? rest : reserve / 2;
         back = back > reserve / 2 ? back : reserve / 2;
@@ -442,6 +442,17 @@ static void make_unreadable(const dray__cuda_job *job)
         ;
 }
 
+/* Behind the stop word. */
+static uint64_t most_given_at(const dray__cuda_job *job)
+{
+    return job->stop_word_at + 256;
+}
+
+void dray__cuda_job_set_most(dray__cuda_job *job, const uint32_t *most)
+{
+    memcpy(job->back->host + most_given_at(job), most, job->program.given_most * sizeof *most);
+}
+
 static CUresult begin(dray__cuda_job *job, const CUevent *events, uint32_t event_count)
 {
     const dray__cuda *cuda = job->gpu->cuda;
@@ -452,6 +463,10 @@ static CUresult begin(dray__cuda_job *job, const CUevent *events, uint32_t event
         result = cuda->cuStreamWaitEvent(stream, events[i], 0);
     if (!result) /* sums, largest elements, the stop word */
         result = cuda->cuMemsetD32Async(job->memory->device + job->sums_at, 0, words, stream);
+    if (!result && job->program.given_most)
+        result = cuda->cuMemcpyHtoDAsync(job->memory->device + job->most_at,
+                                         job->back->host + most_given_at(job),
+                                         job->program.given_most * sizeof(uint32_t), stream);
     return result ? result : cuda->cuEventRecord(job->events[BEGUN], stream);
 }
 

@@ -58,9 +58,24 @@ typedef struct dray__cuda_quant {
     uint64_t scales; /* address of the scale (F32) of the first cell that the box touches */
     int64_t scale_stride[DRAY_MAX_DIMS]; /* bytes, from cell to cell */
     uint32_t lane, phase;
+    /* dray_quant_kind of what is quantised in another way than by scales of cells in F32: of
+     * DEEPGEMM scales are bytes, by row and cell; of kinds from MXFP8 on a cell is a group of a
+     * row, of INT4_ZERO of eight. Of those the source's rows, and the values, may have any strides;
+     * the first element and the first scale are aligned as their dtypes. */
+    int32_t quant_kind;
+    int32_t as;      /* NVFP4, INT4...: dtype in which scales are computed */
+    uint64_t second; /* INT4_ZERO: address of the zero points */
+    int64_t second_stride[DRAY_MAX_DIMS];
+    uint32_t global; /* NVFP4: the number that dray__cuda_job_set_most knows it by, from 0 on */
+    /* kind MOST: the largest magnitude of the box, as the bits of an f32, becomes its sum MOST.
+     * kind GLOBAL: the global scale of number `global` is written to `destination`, its sum is
+     * WRITTEN; it has no source, and one element. */
 } dray__cuda_quant;
 
+enum { DRAY__CUDA_GLOBAL = 100 }; /* a kind beside dray_transform_kind's */
 enum { DRAY__CUDA_CELL = 128 * 128 };
+/* Can groups of so many elements be quantised? */
+bool dray__cuda_groups(int64_t group);
 
 /* A block whose changes are found, or (a part of) one that is brought up to date by what others
  * found (weights/delta/delta.h has the format). FIND compares with the bits that it keeps, dense,
@@ -101,7 +116,7 @@ enum {
      * used, of all cells that the box touches. */
     DRAY__CUDA_SUM_SCALES = 8,
     /* Of quants that QUANTISE: of the bits in which the largest were looked for; where cells are
-     * read once, those are the bits read. */
+     * read once, those are the bits read. Of groups, which are read once: of the zero points. */
     DRAY__CUDA_SUM_MOST = 16
 };
 
@@ -113,6 +128,7 @@ typedef struct dray__cuda_job_options {
     uint64_t launch_bytes; /* of one launch; 0: what takes well below 2 ms */
     const dray__cuda_quant *quants; /* more to do, in the same phases */
     uint64_t quant_count;
+    uint32_t most_count;            /* NVFP4: numbers that quants name as `global` */
     const dray__cuda_delta *deltas; /* and these */
     uint64_t delta_count;
     uint64_t reserve_bytes; /* of GPU and pinned memory, for what remake will want; 0: it is not
@@ -148,6 +164,9 @@ int dray__cuda_job_release(dray__cuda_job *job, uint64_t count, dray_error *erro
 /* Of a job that is under way: complete when copy engines have moved all that is theirs, or where
  * they have nothing, all is moved. What looks at it may still go on. Borrowed. */
 CUevent dray__cuda_job_moved(const dray__cuda_job *job);
+/* The largest magnitudes, as bits of f32, that runs from now on make global scales of: as many as
+ * the options said. The job is not under way. */
+void dray__cuda_job_set_most(dray__cuda_job *job, const uint32_t *most);
 /* DRAY_EAGAIN: not yet; DRAY_OK: done, the sums are there; DRAY_ECANCELED: it was told to stop,
  * and did: what is moved is undefined; else what the GPU says, which then is of no more use. */
 int dray__cuda_job_poll(dray__cuda_job *job, dray_error *error);

@@ -76,11 +76,12 @@ static int fail_compile(const nvrtc *n, nvrtc_program program, int result, dray_
 
 int dray__gpu_cubin(int arch, void **out, size_t *size, dray_error *error)
 {
-    static const char *const names[] = {"mover/cuda/cuda_device.h", "mover/cuda/cuda_delta.h",
-                                        "mover/cuda/cuda_quant.h", "mover/cuda/cuda_kernels.h"};
-    const char *headers[] = {
-        (const char *)dray__gpu_source_device, (const char *)dray__gpu_source_delta,
-        (const char *)dray__gpu_source_quant, (const char *)dray__gpu_source_header};
+#define XX(variable, name) name,
+    static const char *const names[] = {DRAY__GPU_HEADERS(XX)};
+#undef XX
+#define XX(variable, name) (const char *)variable,
+    const char *headers[] = {DRAY__GPU_HEADERS(XX)};
+#undef XX
     char target[32];
     const char *options[] = {target, "--std=c++17", "-fmad=false"};
     nvrtc n = {0};
@@ -119,13 +120,10 @@ typedef struct kept {
 
 static uint64_t key_of(const dray__cuda *cuda, int arch)
 {
+#define XX(variable, name) dray__hash(variable, variable##_size),
     uint64_t parts[] = {dray__hash(dray__gpu_source, dray__gpu_source_size),
-                        dray__hash(dray__gpu_source_device, dray__gpu_source_device_size),
-                        dray__hash(dray__gpu_source_delta, dray__gpu_source_delta_size),
-                        dray__hash(dray__gpu_source_quant, dray__gpu_source_quant_size),
-                        dray__hash(dray__gpu_source_header, dray__gpu_source_header_size),
-                        (uint64_t)cuda->version,
-                        (uint64_t)arch};
+                        DRAY__GPU_HEADERS(XX)(uint64_t) cuda->version, (uint64_t)arch};
+#undef XX
     return dray__hash(parts, sizeof parts);
 }
 

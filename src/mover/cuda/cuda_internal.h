@@ -85,6 +85,7 @@ typedef struct dray__gpu_program {
     dray__gpu_step *steps;
     dray__gpu_run *runs; /* phase by phase, their lanes taking turns */
     uint64_t piece_count, quant_count, delta_count, tile_count, step_count, run_count, most_count;
+    uint64_t given_most; /* of most_count, the first ones: given by dray__cuda_job_set_most */
     uint32_t phases;
     uint64_t kernel_bytes, engine_bytes;
 } dray__gpu_program;

@@ -9,6 +9,7 @@
  */
 #include "mover/cuda/cuda_device.h"
 #include "mover/cuda/cuda_delta.h"
+#include "mover/cuda/cuda_groups.h"
 #include "mover/cuda/cuda_quant.h"
 
 /* Loads under way in a thread before the first of them is used. */

@@ -24,9 +24,11 @@ enum {
     DRAY__GPU_THREADS = 256,     /* of a block */
     DRAY__GPU_ROWS = 512,        /* of a tile, at most */
     DRAY__GPU_CELL = 1 << 14,    /* elements of a cell that is read once */
+    DRAY__GPU_GROUP = 256,       /* of a row, that share a scale, at most; 8 times a power of two */
     DRAY__GPU_CHANGED = 1 << 13, /* entries of a slice of a delta, at most */
     DRAY__GPU_SPARSE = 8, /* slices of which more than one in so many changed go as a whole */
     DRAY__GPU_SLOT = 16,  /* bytes of a slot of a delta's table */
+    DRAY__GPU_BYTES = 2,  /* a scale format: the exponent in a byte, for each row of a cell */
     DRAY__GPU_SUMS = 5    /* kinds of sums: source, written, back, scales, most */
 };
 
@@ -62,8 +64,18 @@ typedef struct dray__gpu_quant {
     uint32_t strips; /* tiles of a cell: ranges of its rows */
     uint32_t sum;
     uint16_t from, to;     /* dray_dtype */
-    uint16_t scale_format; /* dray_scale_format */
+    uint16_t scale_format; /* dray_scale_format, or DRAY__GPU_BYTES */
     uint16_t word;         /* elements that are moved at once: 8 or 1 */
+    /* Of groups (cuda_groups.h): */
+    uint64_t second; /* zero points */
+    int64_t second_stride[4];
+    uint32_t tile_rows; /* of a tile: of all dimensions but the last; whole words of zero points */
+    uint16_t format;    /* dray_quant_kind; 0: cells */
+    uint16_t as;        /* dtype in which scales are computed */
+    uint16_t scale_size;
+    uint16_t packed; /* values are stored eight elements at once */
+    uint16_t flat;   /* rows are those of one matrix */
+    uint16_t reserved;
 } dray__gpu_quant;
 
 /* A block whose changes are found, or (part of) one that is brought up to date
@@ -107,7 +119,7 @@ typedef struct dray__gpu_launch {
 /* words: rows of 16-byte words, nothing converted. bytes: the same, whose elements are bytes. sum:
  * both, summed alone. narrow: the same in
  * smaller words. cast: rows of elements, 8 at once. any: one element at a time, any strides. turn:
- * through shared memory. most, quantise, dequantise: boxes. */
+ * through shared memory. most, quantise, dequantise, groups, largest, globals: boxes. */
 #define DRAY__GPU_KERNELS(XX)                                                                      \
     XX(dray_words)                                                                                 \
     XX(dray_bytes)                                                                                 \
@@ -119,6 +131,9 @@ typedef struct dray__gpu_launch {
     XX(dray_most)                                                                                  \
     XX(dray_quantise)                                                                              \
     XX(dray_dequantise)                                                                            \
+    XX(dray_groups)                                                                                \
+    XX(dray_largest)                                                                               \
+    XX(dray_globals)                                                                               \
     XX(dray_delta_find)                                                                            \
     XX(dray_delta_apply)
 

@@ -184,9 +184,16 @@ static int check_quant(const dray__cuda_quant *q, const dray_tensor_info *tensor
                        uint64_t number, dray_error *error)
 {
     unsigned long long n = number;
-    bool known = q->kind == DRAY_TRANSFORM_QUANTISE || q->kind == DRAY_TRANSFORM_DEQUANTISE;
+    bool known = q->kind == DRAY_TRANSFORM_QUANTISE || q->kind == DRAY_TRANSFORM_DEQUANTISE ||
+                 q->kind == DRAY_TRANSFORM_MOST || q->kind == DRAY__CUDA_GLOBAL;
+    bool groups = q->quant_kind >= DRAY_QUANT_MXFP8 && q->kind != DRAY_TRANSFORM_MOST;
+    if (q->kind == DRAY__CUDA_GLOBAL && q->destination && q->ndim == 1)
+        return DRAY_OK;
     if (!known || q->ndim < 1 || q->ndim > DRAY_MAX_DIMS ||
-        !dray__quant_known(q->dtype, q->quant_dtype))
+        (groups
+             ? q->kind != DRAY_TRANSFORM_QUANTISE || !dray__format_known(q->dtype, q->quant_kind) ||
+                   !dray__cuda_groups(q->cell[q->ndim - 1])
+             : !dray__quant_known(q->dtype, q->quant_dtype)))
         return dray__fail(error, DRAY_EINVALID, "transform %llu: kind %d of dtypes %d and %d", n,
                           (int)q->kind, (int)q->dtype, (int)q->quant_dtype);
     if (sums && (!tensor || q->ndim != (tensor->ndim ? tensor->ndim : 1)))
@@ -226,9 +233,45 @@ static bool eight(const dray__gpu_quant *g, uint64_t in, uint64_t out)
            g->start[3] % 8 == 0 && g->extent[3] % 8 == 0 && g->cell[3] % 8 == 0;
 }
 
+bool dray__cuda_groups(int64_t group)
+{
+    return group >= 8 && group <= DRAY__GPU_GROUP && (group & (group - 1)) == 0;
+}
+
+/* What a box of groups has besides. */
+static void group_box(const dray__cuda_quant *q, dray__gpu_quant *g)
+{
+    uint64_t rows = g->extent[0] * g->extent[1] * g->extent[2], in, align = 4, out = 1, per = 4;
+    uint64_t together = g->cell[2], tile = DRAY__GPU_CELL / g->extent[3];
+    in = dray_dtype_size((dray_dtype)g->from);
+    g->format = (uint16_t)q->quant_kind;
+    g->as = (uint16_t)q->as;
+    g->second = q->second;
+    g->flat = g->extent[0] == 1 && g->extent[1] == 1;
+    g->scale_size = (uint16_t)(g->format == DRAY_QUANT_INT4 || g->format == DRAY_QUANT_INT4_ZERO
+                                   ? dray_dtype_size((dray_dtype)q->as)
+                                   : 1);
+    if (g->format == DRAY_QUANT_MXFP8)
+        align = per = 8;
+    else if (g->format >= DRAY_QUANT_INT4)
+        out = 4, per = 1;
+    g->packed = g->destination % align == 0 && g->destination_stride[3] == (int64_t)out;
+    g->word = g->source % 16 == 0 && g->source_stride[3] == (int64_t)in ? 8 : 1;
+    for (int d = 0; d < 3; d++) {
+        if (g->extent[d] > 1 && (uint64_t)g->source_stride[d] % 16 != 0)
+            g->word = 1;
+        if (g->extent[d] > 1 && (uint64_t)g->destination_stride[d] % align != 0)
+            g->packed = 0;
+    }
+    tile = tile > 1 ? tile : 1;
+    tile = (tile + together - 1) / together * together;
+    g->tile_rows = (uint32_t)(tile < rows ? tile : rows);
+    g->strips = (uint32_t)((rows + g->tile_rows - 1) / g->tile_rows);
+}
+
 static dray__gpu_quant box_of(const dray__cuda_quant *q, const dray_tensor_info *tensor)
 {
-    bool quantise = q->kind == DRAY_TRANSFORM_QUANTISE;
+    bool quantise = q->kind != DRAY_TRANSFORM_DEQUANTISE;
     int32_t from = quantise ? q->dtype : q->quant_dtype, to = quantise ? q->quant_dtype : q->dtype;
     dray__gpu_quant g = {.source = q->source,
                          .destination = q->destination,
@@ -236,6 +279,8 @@ static dray__gpu_quant box_of(const dray__cuda_quant *q, const dray_tensor_info 
                          .from = (uint16_t)from,
                          .to = (uint16_t)to,
                          .scale_format = (uint16_t)q->scale_format};
+    if (q->quant_kind == DRAY_QUANT_DEEPGEMM)
+        g.scale_format = DRAY__GPU_BYTES;
     for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++) {
         uint32_t front = DRAY_MAX_DIMS - q->ndim;
         bool used = d >= front;
@@ -243,6 +288,7 @@ static dray__gpu_quant box_of(const dray__cuda_quant *q, const dray_tensor_info 
         g.source_stride[d] = used ? q->source_stride[i] : 0;
         g.destination_stride[d] = used ? q->destination_stride[i] : 0;
         g.scale_stride[d] = used ? q->scale_stride[i] : 0;
+        g.second_stride[d] = used ? q->second_stride[i] : 0;
         g.start[d] = used ? (uint64_t)q->start[i] : 0;
         g.extent[d] = used ? (uint64_t)q->extent[i] : 1;
         g.cell[d] = used ? (uint64_t)q->cell[i] : 1;
@@ -250,7 +296,11 @@ static dray__gpu_quant box_of(const dray__cuda_quant *q, const dray_tensor_info 
         g.scale_shape[d] = (g.shape[d] - 1) / g.cell[d] + 1;
         g.cells[d] = (g.start[d] + g.extent[d] - 1) / g.cell[d] + 1 - g.start[d] / g.cell[d];
     }
-    g.word = eight(&g, dray_dtype_size((dray_dtype)from), dray_dtype_size((dray_dtype)to)) ? 8 : 1;
+    if (q->quant_kind >= DRAY_QUANT_MXFP8 && q->kind == DRAY_TRANSFORM_QUANTISE)
+        group_box(q, &g);
+    else
+        g.word =
+            eight(&g, dray_dtype_size((dray_dtype)from), dray_dtype_size((dray_dtype)to)) ? 8 : 1;
     return g;
 }
 
@@ -269,16 +319,62 @@ static uint64_t cell_elements(const dray__gpu_quant *g, uint64_t *rows)
     return *rows * columns;
 }
 
+/* What goes on with a global scale: its number is written, tile by tile nothing else. */
+static bool add_global(builder *b, const dray__cuda_quant *q, uint64_t number)
+{
+    dray__gpu_program *p = b->program;
+    work w = {.phase = q->phase,
+              .lane = q->lane,
+              .index = (uint32_t)p->quant_count,
+              .kernel = DRAY__GPU_dray_globals,
+              .tiles = 1,
+              .bytes = sizeof(float),
+              .weight = FAR};
+    p->quants[p->quant_count++] = (dray__gpu_quant){.destination = q->destination,
+                                                    .first_most = q->global,
+                                                    .sum = (uint32_t)number,
+                                                    .as = (uint16_t)q->as};
+    if (q->phase >= p->phases)
+        p->phases = q->phase + 1;
+    return add_work(b, &w);
+}
+
+/* Groups are in one row, which is read once. */
+static bool add_groups(builder *b, const dray__cuda_quant *q, dray__gpu_quant *g, uint64_t number)
+{
+    dray__gpu_program *p = b->program;
+    uint64_t elements = g->extent[0] * g->extent[1] * g->extent[2] * g->extent[3];
+    g->sum = (uint32_t)number;
+    g->first_most = q->global;
+    work w = {.phase = q->phase,
+              .lane = q->lane,
+              .index = (uint32_t)p->quant_count,
+              .kernel = DRAY__GPU_dray_groups,
+              .tiles = g->strips,
+              .bytes = g->format == DRAY_QUANT_MXFP8 ? elements : elements / 2,
+              .weight = FAR};
+    p->kernel_bytes += w.bytes;
+    p->quants[p->quant_count++] = *g;
+    if (q->phase >= p->phases)
+        p->phases = q->phase + 1;
+    return add_work(b, &w);
+}
+
 static bool add_box(builder *b, const dray__cuda_quant *q, const dray_tensor_info *tensor,
                     uint64_t number)
 {
     dray__gpu_program *p = b->program;
+    if (q->kind == DRAY__CUDA_GLOBAL)
+        return add_global(b, q, number);
     dray__gpu_quant g = box_of(q, tensor);
+    if (g.format)
+        return add_groups(b, q, &g, number);
     uint64_t rows, elements = cell_elements(&g, &rows);
     uint64_t cells = g.cells[0] * g.cells[1] * g.cells[2] * g.cells[3];
     uint64_t in = dray_dtype_size((dray_dtype)g.from), out = dray_dtype_size((dray_dtype)g.to);
     uint64_t strips = (elements + DRAY__GPU_CELL - 1) / DRAY__GPU_CELL;
     bool quantise = q->kind == DRAY_TRANSFORM_QUANTISE;
+    bool most = q->kind == DRAY_TRANSFORM_MOST;
     g.strips = (uint32_t)(strips < rows ? strips : rows);
     /* One row that is too long to stage is read twice, too. */
     if (quantise && elements > DRAY__GPU_CELL && g.strips < 2)
@@ -299,7 +395,9 @@ static bool add_box(builder *b, const dray__cuda_quant *q, const dray_tensor_inf
     } else if (quantise) {
         w.shared = (uint32_t)(elements * (g.word == 8 ? in : sizeof(uint32_t)));
     }
-    w.kernel = quantise ? DRAY__GPU_dray_quantise : DRAY__GPU_dray_dequantise;
+    w.kernel = quantise ? DRAY__GPU_dray_quantise
+               : most   ? DRAY__GPU_dray_largest
+                        : DRAY__GPU_dray_dequantise;
     w.bytes = g.extent[0] * g.extent[1] * g.extent[2] * g.extent[3] * out;
     p->kernel_bytes += w.bytes;
     p->quants[p->quant_count++] = g;
@@ -556,6 +654,7 @@ int dray__gpu_compile(const dray_layout *layout, const dray__cuda_item *items, u
         return dray__fail(error, DRAY_EINVALID, "checksums need the destination's layout");
     if (count + options->quant_count + options->delta_count >= UINT32_MAX)
         return dray__fail(error, DRAY_EINVALID, "more than %u rectangles", UINT32_MAX);
+    out->most_count = out->given_most = options->most_count;
     out->quants = calloc(options->quant_count + 1, sizeof *out->quants);
     out->deltas = calloc(options->delta_count + 1, sizeof *out->deltas);
     if (!out->quants || !out->deltas)

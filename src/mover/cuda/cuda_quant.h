@@ -4,9 +4,11 @@
 #define DRAY_MOVER_CUDA_CUDA_QUANT_H
 
 #include "mover/cuda/cuda_device.h"
+#include "mover/kernels/formats.h"
 
 /* Loads under way in a thread before the first of them is used. */
 #define STRIP_BATCH 4
+#define BYTES DRAY__GPU_BYTES
 
 /* A strip of a cell: some of its rows, which are all dimensions but the last. */
 typedef struct strip {
@@ -41,7 +43,9 @@ INLINE strip strip_of(const dray__gpu_quant *q, u32 index)
         s.extent[d] = (u32)((high < end ? high : end) - s.start[d]);
         s.source += (s.start[d] - q->start[d]) * (u64)q->source_stride[d];
         s.destination += (s.start[d] - q->start[d]) * (u64)q->destination_stride[d];
-        s.scale += at[d] * (u64)q->scale_stride[d];
+        /* Bytes are by row: they begin with the cell's first. */
+        s.scale += (q->scale_format == BYTES && d < 3 ? s.start[d] - q->start[d] : at[d]) *
+                   (u64)q->scale_stride[d];
         if (d < 3)
             s.scale_row = s.scale_row * q->scale_shape[d] + number;
         else
@@ -118,7 +122,7 @@ INLINE u32 scale_of(u32 most, u32 to, u32 format)
     u32 bits = FLOAT_BITS(scale);
     if ((bits & 0x7FFFFFFF) > 0x7F800000)
         bits = 0x7FC00000;
-    if (format == UE8M0) {
+    if (format != 0) {
         u32 exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0);
         exponent = exponent < 1 ? 1 : exponent > 254 ? 254 : exponent;
         bits = exponent << 23;
@@ -296,6 +300,62 @@ KERNEL(2) dray_most(LAUNCH l)
         flush(&l, &t, NOBODY);
 }
 
+/* The exponent of a cell's scale, for each row of the strip. */
+INLINE void put_exponents(const dray__gpu_launch *l, const dray__gpu_quant *q, const strip *s,
+                          u32 scale, totals *t)
+{
+    u32 exponent = scale >> 23;
+    for (u32 r = s->first + THREAD; r < s->last; r += THREADS) {
+        u32 k = r % s->extent[2], i = r / s->extent[2] % s->extent[1];
+        u32 j = r / s->extent[2] / s->extent[1];
+        AT(uint8_t, s->scale + j * (u64)q->scale_stride[0] + i * (u64)q->scale_stride[1] +
+                        k * (u64)q->scale_stride[2]) = (uint8_t)exponent;
+        if (l->wanted & SCALES)
+            t->of[3] +=
+                row_factor(line_of(q, s, r).row) * column_factor(s->scale_column) * exponent;
+    }
+}
+
+/* The largest magnitude of a box, which is one cell, as the bits of an f32: into its sum MOST. */
+KERNEL(2) dray_largest(LAUNCH l)
+{
+    SHARED u32 room[DRAY__GPU_THREADS];
+    totals t = {{0, 0, 0, 0, 0}, NOBODY};
+    dray__gpu_launch quiet = l;
+    quiet.wanted = 0;
+    for (u32 i = BLOCK; i < l.count; i += BLOCKS) {
+        const dray__gpu_quant *q = &l.quants[l.tiles[i].piece];
+        strip s = strip_of(q, l.tiles[i].index);
+        u32 most, fast = q->word == 8 && (q->from == BF16 || q->from == F32);
+        if (SYNC_OR((int)stopped(&l)))
+            break;
+        if (fast && q->from == BF16)
+            most = read_strip(&quiet, q, &s, 0, &t, BF16, 8);
+        else if (fast)
+            most = read_strip(&quiet, q, &s, 0, &t, F32, 8);
+        else
+            most = read_strip(&quiet, q, &s, 0, &t, q->from, 1);
+        most = block_most(most, room);
+        if (THREAD == 0)
+            MOST_TO((u32 *)&l.sums[4 * l.sum_count + q->sum], most);
+        SYNC(); /* before `room` is used again */
+    }
+}
+
+/* The global scale of what was found, to where a tensor's is. */
+KERNEL(1) dray_globals(LAUNCH l)
+{
+    for (u32 i = BLOCK; i < l.count; i += BLOCKS) {
+        const dray__gpu_quant *q = &l.quants[l.tiles[i].piece];
+        if (THREAD != 0)
+            continue;
+        u32 scale = global_scale_of(l.most[q->first_most], q->as);
+        AT(u32, q->destination) = scale;
+        if (l.wanted & WRITTEN)
+            ADD_TO(&l.sums[1 * l.sum_count + q->sum], row_factor(0) * column_factor(0) * scale);
+    }
+}
+
 KERNEL(3) dray_quantise(LAUNCH l)
 {
     SHARED u32 room[DRAY__GPU_THREADS];
@@ -319,7 +379,9 @@ KERNEL(3) dray_quantise(LAUNCH l)
             most = block_most(read_strip(&l, q, &s, 1, &t, q->from, 1), room);
         u32 scale = scale_of(most, to, q->scale_format);
         float factor = 1.0f / BITS_FLOAT(scale);
-        if (THREAD == 0 && s.first == 0) {
+        if (q->scale_format == BYTES) {
+            put_exponents(&l, q, &s, scale, &t);
+        } else if (THREAD == 0 && s.first == 0) {
             AT(u32, s.scale) = scale;
             if (l.wanted & SCALES)
                 t.of[3] += row_factor(s.scale_row) * column_factor(s.scale_column) * scale;

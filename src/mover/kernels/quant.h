@@ -1,6 +1,6 @@
-/* Quantisation to 8-bit floats with scales, of dense boxes in memory.
+/* Quantisation with scales, of dense boxes in memory.
  *
- * The arithmetic, all of it in f32 and rounded to nearest even after every step:
+ * The arithmetic of FP8 in blocks, all of it in f32 and rounded to nearest even after every step:
  *
  *     amax  = the largest |x| among the elements that share a scale (a NaN is the largest)
  *     scale = max(amax, 1e-4) / largest       largest: 448 for F8E4M3, 57344 for F8E5M2
@@ -25,6 +25,8 @@ typedef struct dray__quant_box {
     int64_t start[DRAY_MAX_DIMS];  /* global coordinates */
     int64_t extent[DRAY_MAX_DIMS]; /* unused dimensions: 1 */
     int64_t cell[DRAY_MAX_DIMS];   /* elements that share a scale, counted from the origin */
+    int32_t kind;                  /* dray_quant_kind, where it is not of FP8 in blocks */
+    int32_t as; /* NVFP4, INT4...: the dtype in which the scales are computed (F32, BF16, F16) */
 } dray__quant_box;
 
 /* Can floats of this dtype be quantised to, and made of, the other? */
@@ -44,3 +46,16 @@ void dray__quantise(const dray__quant_box *box, const void *values, const float 
                     uint8_t *quantised);
 void dray__dequantise(const dray__quant_box *box, const uint8_t *quantised, const float *scales,
                       void *values);
+
+/* ---- formats.c: kinds from MXFP8 on (model/layout/formats.c), with the arithmetic of
+ * mover/kernels/formats.h. Boxes are whole cells. */
+
+bool dray__format_known(int32_t dtype, int32_t kind);
+/* The global scale for NVFP4 as bits, of the bits of |x| of the largest element, as an f32's. */
+uint32_t dray__format_global(uint32_t most, int32_t as);
+/* amax of one cell (dray__quant_most) as the bits of an f32. */
+uint32_t dray__format_most(int32_t dtype, uint32_t amax);
+/* parts: dense, in C order, of what the box is of each part in the part's own coordinates; those
+ * that the kind does not have, and NVFP4's global scale, are not looked at. */
+void dray__format_quantise(const dray__quant_box *box, const void *values, uint32_t global,
+                           void *const parts[3]);

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/io.h"
 #include "base/json.h"
+#include "model/layout/layout.h"
 #include "model/safetensors/safetensors.h"
 #include "weights/checkpoint/overlay.h"
 
@@ -204,7 +205,7 @@ char **dray__values_later(const dray_layout *layout)
     bool ok = true;
     for (uint32_t t = 0; t < dray_layout_tensor_count(layout) && ok; t++) {
         const dray_tensor_info *info = dray_layout_tensor(layout, t);
-        int64_t elements = info->alias_of < 0;
+        int64_t elements = info->alias_of < 0 && !dray__layout_name_only(layout, t);
         for (uint32_t d = 0; d < info->ndim && elements; d++)
             elements = info->shape[d] > 0;
         ok = !elements || dray__sums_add(&zeros, info->name, info->dtype, 0, 0);

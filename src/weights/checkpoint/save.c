@@ -16,6 +16,7 @@
 #include "weights/checkpoint/save.h"
 #include "base/error.h"
 #include "base/io.h"
+#include "model/layout/layout.h"
 #include "weights/checkpoint/overlay.h"
 
 #include <errno.h>
@@ -265,7 +266,7 @@ static int merge(dray_layout *all, const dray_layout *layout, uint32_t rank, dra
         const dray_tensor_info *info = dray_layout_tensor(layout, t);
         uint32_t index;
         int rc = DRAY_OK;
-        if (info->alias_of >= 0)
+        if (info->alias_of >= 0 || dray__layout_name_only(layout, t))
             continue;
         if (dray_layout_find(all, info->name, &index, NULL))
             rc = dray_layout_add_tensor(all, info->name, (dray_dtype)info->dtype, info->ndim,

@@ -9,6 +9,7 @@
 #include "base/arena.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "model/layout/layout.h"
 #include "mover/kernels/quant.h"
 #include "weights/placements/wired.h"
 #include "weights/transfer/transfer.h"
@@ -39,16 +40,18 @@ struct quant_lane {
     uint64_t op_capacity, gather_bytes;
     dray__waker waker;
 
-    /* values | result | scales, each in the form that the transform has */
+    /* values | what becomes of them | scales | other parts, each in the form that the transform has
+     */
     dray_region *staging;
-    uint64_t staging_bytes, result_at, scales_at;
+    uint64_t staging_bytes, part_at[DRAY__QUANT_PARTS];
     uint32_t *amax;
     uint64_t amax_bytes;
+    uint32_t *most; /* NVFP4: by tensor, the bits of the largest element of those that share it */
 
     /* The transform at hand. */
     bool in_transform, in_cell, second;
     int32_t values_dtype, result_dtype;
-    uint64_t most;       /* elements of a box */
+    uint64_t box_elements; /* of a box, at most */
     dray__rects left;    /* what is to be gathered, in cells or elements as below */
     dray__slicer cells;  /* QUANTISE: boxes of cells; DEQUANTISE: of elements */
     dray__slicer slices; /* of a cell that is too large */
@@ -151,6 +154,7 @@ static void lane_close(void *state)
     free(q->mine);
     dray_region_free(q->staging);
     free(q->amax);
+    free(q->most);
     dray__rects_free(&q->left);
     dray__waker_close(&q->waker);
 }
@@ -165,9 +169,11 @@ static int lane_open(dray__lane *lane, dray_error *error)
     q->transforms = dray_plan_transforms(s->plan);
     q->count = dray_plan_transform_count(s->plan);
     q->mine = calloc((size_t)q->count + 1, sizeof *q->mine);
+    q->most = calloc((size_t)dray_layout_tensor_count(lane->transfer->destination->layout) + 1,
+                     sizeof *q->most);
     for (uint64_t i = 0; q->mine && i < lane->count; i++)
         q->mine[s->ops[lane->ops[i]].transform - 1] = true;
-    return q->mine ? lane_init(q, error) : dray__nomem(error);
+    return q->mine && q->most ? lane_init(q, error) : dray__nomem(error);
 }
 
 /* ---- a transform ----------------------------------------------------------------------------- */
@@ -244,25 +250,46 @@ static uint64_t most_scales(const struct quant_lane *q, const dray_transform *t)
             tile = (tile - 1) / t->cell[d] + (tile > 1 ? 2 : 1); /* may begin within a cell */
         scales *= (uint64_t)tile;
     }
-    return scales;
+    return t->kind == DRAY_TRANSFORM_MOST ? 1 : scales;
+}
+
+/* Bytes of a part that a box of the present slicer needs at most. */
+static uint64_t most_bytes(const struct quant_lane *q, const dray_transform *t, int part)
+{
+    const dray_layout *layout = q->transfer->destination->layout;
+    uint64_t bytes = most_scales(q, t) * sizeof(float);
+    int64_t cell[DRAY_MAX_DIMS];
+    uint32_t tensor;
+    if (t->kind != DRAY_TRANSFORM_QUANTISE)
+        return part == DRAY__PART_SCALES ? bytes : 0;
+    if (!dray__quant_part(layout, t->tensor, part, &tensor, cell))
+        return 0;
+    for (int d = 0; d < DRAY_MAX_DIMS; d++) /* of most formats a cell has one of each part */
+        bytes *= (uint64_t)((t->cell[d] - 1) / cell[d] + 1);
+    return bytes;
 }
 
 /* Boxes as large as they can be, cut from `whole`, which counts pieces of `piece` elements. */
 static void share_staging(struct quant_lane *q, const dray__rect *whole, uint64_t piece)
 {
     const dray_transform *t = &q->transforms[q->next];
-    uint64_t values = dray_dtype_size((dray_dtype)q->values_dtype);
-    uint64_t result = dray_dtype_size((dray_dtype)q->result_dtype), scales, gaps = 128;
-    q->most = (q->staging_bytes - gaps) / (values + result);
-    for (;; q->most -= q->most / 8 + 1) {
-        dray__slicer_start(&q->cells, whole, piece, q->most);
-        scales = most_scales(q, t) * sizeof(float);
-        if (q->most * (values + result) + scales + gaps <= q->staging_bytes &&
-            scales <= q->amax_bytes)
+    uint64_t values = dray_dtype_size((dray_dtype)q->values_dtype), gaps = 192;
+    uint64_t result = dray_dtype_size((dray_dtype)q->result_dtype), scales, second;
+    if (t->kind == DRAY_TRANSFORM_QUANTISE)
+        result = 1; /* or less */
+    q->box_elements = (q->staging_bytes - gaps) / (values + result);
+    for (;; q->box_elements -= q->box_elements / 8 + 1) {
+        dray__slicer_start(&q->cells, whole, piece, q->box_elements);
+        scales = most_bytes(q, t, DRAY__PART_SCALES);
+        second = most_bytes(q, t, DRAY__PART_SECOND);
+        if (q->box_elements * (values + result) + scales + second + gaps <= q->staging_bytes &&
+            most_scales(q, t) * sizeof(float) <= q->amax_bytes)
             break;
     }
-    q->result_at = (q->most * values + 63) & ~(uint64_t)63;
-    q->scales_at = (q->result_at + q->most * result + 63) & ~(uint64_t)63;
+    q->part_at[DRAY__PART_VALUES] = (q->box_elements * values + 63) & ~(uint64_t)63;
+    q->part_at[DRAY__PART_SCALES] =
+        (q->part_at[DRAY__PART_VALUES] + q->box_elements * result + 63) & ~(uint64_t)63;
+    q->part_at[DRAY__PART_SECOND] = (q->part_at[DRAY__PART_SCALES] + scales + 63) & ~(uint64_t)63;
 }
 
 /* What the remote lane does not bring of the cells, or elements. */
@@ -302,7 +329,7 @@ static int begin_transform(struct quant_lane *q, dray_error *error)
     const dray_tensor_info *scales = NULL;
     uint64_t count;
     const dray__op *ops = transform_ops(q, &count);
-    bool quantise = t->kind == DRAY_TRANSFORM_QUANTISE;
+    bool quantise = t->kind != DRAY_TRANSFORM_DEQUANTISE;
     q->names[VALUES] = q->transfer->sources->names[t->tensor];
     q->compared[VALUES] = q->transfer->options.compared && q->transfer->options.compared[t->tensor];
     if (!quantise) {
@@ -337,13 +364,13 @@ static bool next_box(struct quant_lane *q)
         dray__rect whole = dray__transform_rect(t);
         q->box = t->kind == DRAY_TRANSFORM_QUANTISE ? dray__cells_elements(t->cell, &whole, &cells)
                                                     : cells;
-        if (dray__rect_elements(&q->box) <= q->most)
+        if (dray__rect_elements(&q->box) <= q->box_elements)
             return true;
         q->in_cell = true;
         q->second = false;
         q->cell_amax = 0;
         q->sum_first = q->sum_second = 0;
-        dray__slicer_start(&q->slices, &q->box, 1, q->most);
+        dray__slicer_start(&q->slices, &q->box, 1, q->box_elements);
     }
     return dray__slicer_peek(&q->slices, &q->box);
 }
@@ -351,9 +378,11 @@ static bool next_box(struct quant_lane *q)
 static dray__quant_box quant_box(const struct quant_lane *q)
 {
     const dray_transform *t = &q->transforms[q->next];
-    dray__quant_box box = {.dtype = t->kind == DRAY_TRANSFORM_QUANTISE ? q->values_dtype
-                                                                       : q->result_dtype,
-                           .quant_dtype = t->quant_dtype};
+    dray__quant_box box = {
+        .dtype = t->kind == DRAY_TRANSFORM_DEQUANTISE ? q->result_dtype : q->values_dtype,
+        .quant_dtype = t->quant_dtype,
+        .kind = t->quant_kind,
+        .as = dray__quant_as(q->transfer->destination->layout, t->tensor)};
     memcpy(box.start, q->box.start, sizeof box.start);
     memcpy(box.extent, q->box.extent, sizeof box.extent);
     memcpy(box.cell, t->cell, sizeof box.cell);
@@ -396,7 +425,7 @@ static int begin_gathering(struct quant_lane *q, dray_error *error)
     for (uint64_t i = 0; i < count; i++)
         if (!push_part(q, &ops[i], ops[i].scales ? &cells : &q->box,
                        ops[i].scales ? DRAY_F32 : q->values_dtype,
-                       ops[i].scales ? q->scales_at : 0))
+                       ops[i].scales ? q->part_at[DRAY__PART_SCALES] : 0))
             return dray__nomem(error);
     dray__transfer_options options = q->transfer->options;
     options.strategy = DRAY_STRATEGY_DIRECT;
@@ -436,21 +465,68 @@ static int end_gathering(struct quant_lane *q, dray_error *error)
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-/* Writes what this rank holds of the box at hand, or of its scales. */
-static int write_box(struct quant_lane *q, bool scales, const dray__rect *box, dray_error *error)
+/* Writes what this rank holds of a part's box, which lies in the staging. */
+static int write_part(struct quant_lane *q, int part, const dray__rect *box, dray_error *error)
 {
-    return dray__transform_write(q->transfer, &q->transforms[q->next], scales, q->staging, box,
-                                 scales ? q->scales_at : q->result_at, error);
+    return dray__transform_write(q->transfer, &q->transforms[q->next], part, q->staging, box,
+                                 q->part_at[part], error);
 }
 
-static int quantise(struct quant_lane *q, dray_error *error)
+/* The exponents of the cells' scales, for each row of the box: dense. */
+static void spread_exponents(const struct quant_lane *q, const dray__rect *rows,
+                             const int64_t *part_cell, const float *scales, uint8_t *out)
+{
+    const dray_transform *t = &q->transforms[q->next];
+    dray__rect cells = touched_cells(q);
+    int64_t at[DRAY_MAX_DIMS] = {0};
+    for (uint64_t i = 0; i < dray__rect_elements(rows); i++) {
+        uint64_t cell = 0;
+        uint32_t bits;
+        for (int d = 0; d < DRAY_MAX_DIMS; d++) {
+            int64_t element = (rows->start[d] + at[d]) * part_cell[d]; /* the first of its own */
+            cell = cell * (uint64_t)cells.extent[d] +
+                   (uint64_t)(element / t->cell[d] - cells.start[d]);
+        }
+        memcpy(&bits, &scales[cell], sizeof bits);
+        out[i] = (uint8_t)(bits >> 23);
+        for (int d = DRAY_MAX_DIMS - 1; d >= 0 && ++at[d] == rows->extent[d]; d--)
+            at[d] = 0;
+    }
+}
+
+/* The scales of FP8, by cell or by row and cell, behind the elements. */
+static int write_scales(struct quant_lane *q, const float *scales, dray_error *error)
+{
+    const dray_transform *t = &q->transforms[q->next];
+    uint8_t *base = dray_region_base(q->staging);
+    dray__rect cells = touched_cells(q);
+    bool first = memcmp(q->box.start, q->slices.whole.start, sizeof q->box.start) == 0;
+    int64_t cell[DRAY_MAX_DIMS];
+    uint32_t tensor;
+    if (t->quant_kind != DRAY_QUANT_DEEPGEMM) {
+        memcpy(base + q->part_at[DRAY__PART_SCALES], scales,
+               dray__rect_elements(&cells) * sizeof *scales);
+        /* The scale of a cell in slices is written with its first. */
+        return q->in_cell && !first ? DRAY_OK : write_part(q, DRAY__PART_SCALES, &cells, error);
+    }
+    dray__quant_part(q->transfer->destination->layout, t->tensor, DRAY__PART_SCALES, &tensor, cell);
+    dray__rect rows = dray__cells_touched(cell, &q->box);
+    uint32_t last = dray_layout_tensor(q->transfer->destination->layout, t->tensor)->ndim - 1;
+    if (q->in_cell && q->box.start[last] != q->slices.whole.start[last])
+        return DRAY_OK;
+    spread_exponents(q, &rows, cell, scales, base + q->part_at[DRAY__PART_SCALES]);
+    return write_part(q, DRAY__PART_SCALES, &rows, error);
+}
+
+static int quantise_cells(struct quant_lane *q, dray_error *error)
 {
     const dray_transform *t = &q->transforms[q->next];
     dray__quant_box box = quant_box(q);
     dray__rect cells = touched_cells(q);
     uint8_t *base = dray_region_base(q->staging);
-    float *scales = (float *)(void *)(base + q->scales_at);
+    float *scales = (float *)(void *)q->amax;
     uint64_t count = dray__rect_elements(&cells);
+    bool bytes = t->quant_kind == DRAY_QUANT_DEEPGEMM;
     memset(q->amax, 0, count * sizeof *q->amax);
     if (q->in_cell)
         q->amax[0] = q->cell_amax;
@@ -460,24 +536,92 @@ static int quantise(struct quant_lane *q, dray_error *error)
         q->cell_amax = q->amax[0];
     if (q->in_cell && !q->second) /* more of the cell is to come */
         return DRAY_OK;
-    for (uint64_t i = 0; i < count; i++)
-        scales[i] = dray__quant_scale(&box, q->amax[i], t->scale_format);
-    dray__quantise(&box, base, scales, base + q->result_at);
-    int rc = write_box(q, false, &q->box, error);
-    /* The scale of a cell in slices is written with its first. */
-    if (rc == DRAY_OK &&
-        (!q->in_cell || memcmp(q->box.start, q->slices.whole.start, sizeof q->box.start) == 0))
-        rc = write_box(q, true, &cells, error);
+    for (uint64_t i = 0; i < count; i++) {
+        float scale =
+            dray__quant_scale(&box, q->amax[i], bytes ? DRAY_SCALE_UE8M0 : t->scale_format);
+        memcpy(&scales[i], &scale, sizeof scale);
+    }
+    dray__quantise(&box, base, scales, base + q->part_at[DRAY__PART_VALUES]);
+    dray__rect elements = q->box;
+    int rc = write_part(q, DRAY__PART_VALUES, &elements, error);
+    return rc ? rc : write_scales(q, scales, error);
+}
+
+/* A tensor whose largest element is looked for: all of it is one cell. */
+static int find_most(struct quant_lane *q)
+{
+    const dray_layout *layout = q->transfer->destination->layout;
+    uint32_t tensor = q->transforms[q->next].tensor, amax = 0, *most;
+    most = &q->most[dray_layout_quant(layout, tensor)->shared];
+    dray__quant_box box = quant_box(q);
+    for (int d = 0; d < DRAY_MAX_DIMS; d++)
+        box.cell[d] = INT64_MAX;
+    dray__quant_most(&box, dray_region_base(q->staging), &amax);
+    amax = dray__format_most(q->values_dtype, amax);
+    *most = amax > *most ? amax : *most;
+    return DRAY_OK;
+}
+
+static uint32_t global_of(const struct quant_lane *q, int32_t as)
+{
+    const dray_layout *layout = q->transfer->destination->layout;
+    const dray_quant *quant = dray_layout_quant(layout, q->transforms[q->next].tensor);
+    return dray__format_global(q->most[quant->shared], as);
+}
+
+/* Behind the last transform of those that share it. */
+static int write_global(struct quant_lane *q, dray_error *error)
+{
+    const dray_transform *t = &q->transforms[q->next];
+    const dray__rect one = {.extent = {1, 1, 1, 1}};
+    if (t->kind != DRAY_TRANSFORM_MOST || !t->writes)
+        return DRAY_OK;
+    uint32_t global = global_of(q, dray__quant_as(q->transfer->destination->layout, t->tensor));
+    memcpy((uint8_t *)dray_region_base(q->staging) + q->part_at[DRAY__PART_SECOND], &global,
+           sizeof global);
+    return write_part(q, DRAY__PART_SECOND, &one, error);
+}
+
+/* Formats whose groups are rows of cells: each box in one go. */
+static int quantise_groups(struct quant_lane *q, dray_error *error)
+{
+    const dray_layout *layout = q->transfer->destination->layout;
+    const dray_transform *t = &q->transforms[q->next];
+    dray__quant_box box = quant_box(q);
+    uint8_t *base = dray_region_base(q->staging);
+    void *parts[DRAY__QUANT_PARTS];
+    uint32_t tensor, global = t->quant_kind == DRAY_QUANT_NVFP4 ? global_of(q, box.as) : 0;
+    int64_t cell[DRAY_MAX_DIMS];
+    int rc = DRAY_OK;
+    for (int part = 0; part < DRAY__QUANT_PARTS; part++)
+        parts[part] = base + q->part_at[part];
+    dray__format_quantise(&box, base, global, parts);
+    for (int part = 0; part < DRAY__QUANT_PARTS && rc == DRAY_OK; part++) {
+        if (!dray__quant_part(layout, t->tensor, part, &tensor, cell) ||
+            (part == DRAY__PART_SECOND && t->quant_kind == DRAY_QUANT_NVFP4))
+            continue;
+        dray__rect of_part = dray__cells_touched(cell, &q->box);
+        rc = write_part(q, part, &of_part, error);
+    }
     return rc;
+}
+
+static int quantise(struct quant_lane *q, dray_error *error)
+{
+    const dray_transform *t = &q->transforms[q->next];
+    if (t->kind == DRAY_TRANSFORM_MOST)
+        return find_most(q);
+    return t->quant_kind < DRAY_QUANT_MXFP8 ? quantise_cells(q, error) : quantise_groups(q, error);
 }
 
 static int dequantise(struct quant_lane *q, dray_error *error)
 {
     dray__quant_box box = quant_box(q);
     uint8_t *base = dray_region_base(q->staging);
-    const float *scales = (const float *)(const void *)(base + q->scales_at);
-    dray__dequantise(&box, base, scales, base + q->result_at);
-    return write_box(q, false, &q->box, error);
+    const float *scales = (const float *)(const void *)(base + q->part_at[DRAY__PART_SCALES]);
+    dray__dequantise(&box, base, scales, base + q->part_at[DRAY__PART_VALUES]);
+    dray__rect elements = q->box;
+    return write_part(q, DRAY__PART_VALUES, &elements, error);
 }
 
 /* ---- the lane -------------------------------------------------------------------------------- */
@@ -494,7 +638,7 @@ static int advance(struct quant_lane *q, dray_error *error)
         return DRAY_OK;
     if (!q->second) {
         dray__rect whole = q->slices.whole;
-        dray__slicer_start(&q->slices, &whole, 1, q->most);
+        dray__slicer_start(&q->slices, &whole, 1, q->box_elements);
         q->second = true;
         return DRAY_OK;
     }
@@ -512,8 +656,8 @@ static int convert(struct quant_lane *q, dray_error *error)
     int64_t begin = dray__now();
     int rc = end_gathering(q, error);
     if (rc == DRAY_OK)
-        rc = q->transforms[q->next].kind == DRAY_TRANSFORM_QUANTISE ? quantise(q, error)
-                                                                    : dequantise(q, error);
+        rc = q->transforms[q->next].kind == DRAY_TRANSFORM_DEQUANTISE ? dequantise(q, error)
+                                                                      : quantise(q, error);
     q->transfer->move_ns += dray__now() - begin;
     return rc ? rc : advance(q, error);
 }
@@ -529,6 +673,9 @@ static int step(struct quant_lane *q, int64_t until_ns, dray_error *error)
         return rc;
     if (!q->gathering) {
         if (!next_box(q)) {
+            rc = write_global(q, error);
+            if (rc)
+                return rc;
             end_transform(q);
             q->next++;
             return DRAY_EAGAIN;

@@ -1,5 +1,6 @@
 #include "weights/placements/wired.h"
 
+#include "model/layout/layout.h"
 #include "mover/mover.h"
 #include "weights/server/pull_quant.h"
 
@@ -62,7 +63,7 @@ uint32_t dray__wired_cut(const dray__sources *s, const dray_transform *t, uint64
 {
     dray__rect whole = dray__copy_rect(&op->copy), part, sides[DRAY__RECT_SIDES];
     out[0] = *op;
-    if (t->kind != DRAY_TRANSFORM_QUANTISE || op->scales ||
+    if (t->kind != DRAY_TRANSFORM_QUANTISE || t->quant_kind > DRAY_QUANT_TENSOR || op->scales ||
         !dray__source_remote(&s->sources[op->copy.source], op->copy.source_region, host) ||
         !find_part(s, t, op, &part))
         return 1;
@@ -157,17 +158,27 @@ dray__rect dray__wired_aligned(const dray__transfer *h, const dray__op *op, cons
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-int dray__transform_write(dray__transfer *h, const dray_transform *t, bool scales,
+/* Which part of a quantised tensor a write is of; of floats, values. */
+static int part_of_write(const dray__transfer *h, const dray_copy *write)
+{
+    uint32_t tensor;
+    int part;
+    return dray__layout_part_of(h->destination->layout, write->tensor, &tensor, &part)
+               ? part
+               : DRAY__PART_VALUES;
+}
+
+int dray__transform_write(dray__transfer *h, const dray_transform *t, int part,
                           const dray_region *from, const dray__rect *box, uint64_t at,
                           dray_error *error)
 {
     const dray_copy *writes = dray_plan_writes(h->sources->plan);
     bool verify = h->options.verify;
     for (uint64_t w = t->first_write; w < t->first_write + t->writes; w++) {
-        dray__rect held = dray__copy_rect(&writes[w]), part;
-        if ((writes[w].tensor != t->tensor) != scales || !dray__rect_cross(&held, box, &part))
+        dray__rect held = dray__copy_rect(&writes[w]), cross;
+        if (part_of_write(h, &writes[w]) != part || !dray__rect_cross(&held, box, &cross))
             continue;
-        dray_copy copy = dray__copy_cut(&writes[w], &part);
+        dray_copy copy = dray__copy_cut(&writes[w], &cross);
         dray__copy_from_box(&copy, box, copy.destination_dtype, at);
         dray_region *region = h->destination->regions[copy.destination_region];
         dray__move_options options = {.layout = h->destination->layout};
@@ -192,10 +203,10 @@ int dray__wired_place(dray__transfer *h, const dray__op *op, const dray__rect *r
 {
     const dray_transform *t = transform_of(h, op);
     dray__rect cells = dray__wired_cells(h, op, rect);
-    int rc = dray__transform_write(h, t, false, from, rect, at, error);
+    int rc = dray__transform_write(h, t, DRAY__PART_VALUES, from, rect, at, error);
     return rc ? rc
-              : dray__transform_write(h, t, true, from, &cells, at + dray__rect_elements(rect),
-                                      error);
+              : dray__transform_write(h, t, DRAY__PART_SCALES, from, &cells,
+                                      at + dray__rect_elements(rect), error);
 }
 
 /* What the source can quantise comes to be copied, too. */

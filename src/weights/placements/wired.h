@@ -51,8 +51,8 @@ uint64_t dray__wired_sum(const dray__transfer *transfer, const dray__op *op, con
 int dray__wired_place(dray__transfer *transfer, const dray__op *op, const dray__rect *rect,
                       const dray_region *from, uint64_t at, dray_error *error);
 
-/* Writes what this rank holds of a dense box of the tensor of a transform, or of its scales, that
- * lies at `at` of `from`. */
-int dray__transform_write(dray__transfer *transfer, const dray_transform *transform, bool scales,
+/* Writes what this rank holds of a dense box of a part (DRAY__PART_...) of the tensor of a
+ * transform, in the part's coordinates, that lies at `at` of `from`. */
+int dray__transform_write(dray__transfer *transfer, const dray_transform *transform, int part,
                           const dray_region *from, const dray__rect *box, uint64_t at,
                           dray_error *error);

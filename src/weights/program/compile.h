@@ -36,7 +36,9 @@ typedef struct dray__compiler {
     dray__draft *drafts;
     uint32_t count;
     uint64_t capacity;
-    dray__local **held;    /* one a source */
+    dray__local **held; /* one a source */
+    uint32_t
+        *most_numbers; /* NVFP4: by tensor, of those that share a global scale: 1 + its number */
     dray__filling filling; /* of the bucket */
     /* Rounds, in each of which this rank reads from one other GPU. */
     uint32_t turn;    /* the source of the first */

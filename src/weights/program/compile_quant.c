@@ -3,18 +3,24 @@
  * gathered on the destination's GPU first, through its bucket. Transforms that are more involved
  * are left to placements/convert.c. */
 #include "base/error.h"
+#include "model/layout/layout.h"
 #include "mover/kernels/quant.h"
 #include "weights/program/compile.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* Cells so large are not gathered. */
 #define GATHERED_CELL ((uint64_t)64 << 10)
 
-/* What a transform writes: its elements, and their scales, each to one place. */
-struct target {
-    const dray_copy *elements, *scales;
-    uint32_t block, scale_block;
+/* What a box of whole cells becomes, and where: a write of the plan for each part. */
+struct piece {
+    const dray_transform *t;
+    const dray_copy *writes[DRAY__QUANT_PARTS]; /* NULL: the format has no such part */
+    uint32_t blocks[DRAY__QUANT_PARTS];
+    dray__rect rect;                     /* elements */
+    dray__rect parts[DRAY__QUANT_PARTS]; /* in the parts' own coordinates */
+    bool owned, twice, gathered;
 };
 
 static bool is_gpu_region(const dray_region *region)
@@ -23,58 +29,122 @@ static bool is_gpu_region(const dray_region *region)
                       dray_region_get_kind(region) == DRAY_REGION_PINNED);
 }
 
-static bool find_target(const dray__transfer *h, const dray_transform *t, struct target *out)
-{
-    const dray_copy *writes = dray_plan_writes(h->sources->plan);
-    *out = (struct target){0};
-    for (uint64_t w = t->first_write; w < t->first_write + t->writes; w++) {
-        bool scales = writes[w].tensor != t->tensor;
-        if (scales ? out->scales != NULL : out->elements != NULL)
-            return false;
-        if (!is_gpu_region(h->destination->regions[writes[w].destination_region]))
-            return false;
-        if (scales) {
-            out->scales = &writes[w];
-            out->scale_block = h->sources->write_blocks[w];
-        } else {
-            out->elements = &writes[w];
-            out->block = h->sources->write_blocks[w];
-        }
-    }
-    return out->elements && out->scales && out->scales->destination_dtype == DRAY_F32;
-}
-
 static dray__rect all_cells(const dray_transform *t)
 {
     dray__rect whole = dray__transform_rect(t);
     return dray__cells_touched(t->cell, &whole);
 }
 
-/* Are scales by cell, in the tensor's own dimensions? Else there is one for all. */
-static bool by_cell(const dray__transfer *h, const dray_transform *t, const dray_copy *scales)
+static bool is_groups(const dray_transform *t)
 {
-    return scales->ndim == dray_layout_tensor(h->destination->layout, t->tensor)->ndim;
+    return t->quant_kind >= DRAY_QUANT_MXFP8;
 }
 
-bool dray__transform_fits(const dray__transfer *h, const dray_transform *t)
+static bool is_inside(const dray__rect *outer, const dray__rect *inner)
+{
+    for (int d = 0; d < DRAY_MAX_DIMS; d++)
+        if (inner->start[d] < outer->start[d] ||
+            inner->start[d] + inner->extent[d] > outer->start[d] + outer->extent[d])
+            return false;
+    return true;
+}
+
+/* The write that holds all of a part's rectangle; false: there is none in GPU memory. */
+static bool find_write(const dray__transfer *h, const dray_transform *t, uint32_t tensor,
+                       const dray__rect *rect, const dray_copy **write, uint32_t *block)
+{
+    const dray_copy *writes = dray_plan_writes(h->sources->plan);
+    for (uint64_t w = t->first_write; w < t->first_write + t->writes; w++) {
+        dray__rect held = dray__copy_rect(&writes[w]);
+        if (writes[w].tensor != tensor || !is_inside(&held, rect) ||
+            !is_gpu_region(h->destination->regions[writes[w].destination_region]))
+            continue;
+        *write = &writes[w];
+        *block = h->sources->write_blocks[w];
+        return true;
+    }
+    return false;
+}
+
+/* Of the tensor's dimensions. */
+static uint32_t last_dimension(const dray__transfer *h, const dray_transform *t)
+{
+    uint32_t ndim = dray_layout_tensor(h->destination->layout, t->tensor)->ndim;
+    return ndim ? ndim - 1 : 0;
+}
+
+/* Fills in what becomes of the elements of `rect`. */
+static bool find_piece(const dray__transfer *h, const dray__rect *rect, struct piece *p)
+{
+    const dray_layout *layout = h->destination->layout;
+    p->rect = *rect;
+    for (int part = 0; part < DRAY__QUANT_PARTS; part++) {
+        int64_t cell[DRAY_MAX_DIMS];
+        uint32_t tensor;
+        p->writes[part] = NULL;
+        if (!dray__quant_part(layout, p->t->tensor, part, &tensor, cell) ||
+            (part == DRAY__PART_SECOND && p->t->quant_kind == DRAY_QUANT_NVFP4))
+            continue; /* a global scale is written by itself */
+        p->parts[part] = dray__cells_touched(cell, rect);
+        if (!find_write(h, p->t, tensor, &p->parts[part], &p->writes[part], &p->blocks[part]))
+            return false;
+    }
+    return true;
+}
+
+/* Boxes of cells whose scales are in one write: those of DeepGEMM lie in columns of four. */
+static dray__rect next_cells(const dray__transfer *h, const dray_transform *t,
+                             const dray__rect *cells, int64_t done)
+{
+    const dray_copy *writes = dray_plan_writes(h->sources->plan);
+    const dray_quant *quant = dray_layout_quant(h->destination->layout, t->tensor);
+    uint32_t last = last_dimension(h, t);
+    dray__rect some = *cells;
+    some.start[last] += done;
+    some.extent[last] -= done;
+    if (t->quant_kind != DRAY_QUANT_DEEPGEMM)
+        return some;
+    for (uint64_t w = t->first_write; w < t->first_write + t->writes; w++) {
+        int64_t end = writes[w].start[last] + writes[w].extent[last];
+        int64_t left = end - some.start[last];
+        if (writes[w].tensor == quant->scales && writes[w].start[last] <= some.start[last] &&
+            left > 0 && left < some.extent[last])
+            some.extent[last] = left;
+    }
+    return some;
+}
+
+/* Is there one write of each part for each of the boxes that the transform is cut into? */
+static bool has_writes(const dray__transfer *h, const dray_transform *t)
+{
+    dray__rect whole = dray__transform_rect(t), cells = all_cells(t), some;
+    uint32_t last = last_dimension(h, t);
+    struct piece p = {.t = t};
+    if (t->quant_kind == DRAY_QUANT_TENSOR && dray__rect_elements(&cells) != 1)
+        return false;
+    for (int64_t done = 0; done < cells.extent[last]; done += some.extent[last]) {
+        some = next_cells(h, t, &cells, done);
+        dray__rect rect = dray__cells_elements(t->cell, &whole, &some);
+        if (!find_piece(h, &rect, &p))
+            return false;
+    }
+    return true;
+}
+
+/* Can its groups be quantised by the kernel? */
+static bool groups_fit(const dray_layout *layout, const dray_transform *t)
+{
+    uint32_t ndim = dray_layout_tensor(layout, t->tensor)->ndim;
+    int64_t matrices = 1;
+    for (uint32_t d = 0; d + 2 < ndim; d++)
+        matrices *= t->extent[d];
+    bool whole = t->extent[ndim - 2] % t->cell[ndim - 2] == 0;
+    return dray__cuda_groups(t->cell[ndim - 1]) && (whole || matrices == 1);
+}
+
+static bool reads_gpus(const dray__transfer *h, const dray_transform *t)
 {
     const dray_copy *reads = dray_plan_reads(h->sources->plan) + t->first_read;
-    struct target target;
-    uint64_t cell = sizeof(float);
-    if (t->kind != DRAY_TRANSFORM_QUANTISE || !t->reads || !find_target(h, t, &target))
-        return false;
-    dray__rect whole = dray__transform_rect(t), held = dray__copy_rect(target.elements);
-    dray__rect cells = all_cells(t);
-    dray__rect scales = dray__copy_rect(target.scales);
-    if (memcmp(&whole, &held, sizeof whole) != 0 ||
-        (by_cell(h, t, target.scales) ? memcmp(&scales, &cells, sizeof scales) != 0
-                                      : dray__rect_elements(&cells) != 1))
-        return false;
-    for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++) {
-        if (t->start[d] % t->cell[d] != 0)
-            return false;
-        cell *= (uint64_t)(t->cell[d] < t->extent[d] ? t->cell[d] : t->extent[d]);
-    }
     for (uint64_t r = 0; r < t->reads; r++) {
         const dray__source *source = &h->sources->sources[reads[r].source];
         int32_t kind = dray_layout_region(source->layout, reads[r].source_region)->kind;
@@ -82,20 +152,42 @@ bool dray__transform_fits(const dray__transfer *h, const dray_transform *t)
             dray__source_remote(source, reads[r].source_region, h->sources->host))
             return false;
     }
-    return dray__quant_known(reads->source_dtype, t->quant_dtype) &&
-           (t->reads == 1 || cell <= GATHERED_CELL);
+    return t->reads > 0;
+}
+
+static bool most_fits(const dray__transfer *h, const dray_transform *t)
+{
+    const dray_copy *writes = dray_plan_writes(h->sources->plan);
+    for (uint64_t w = t->first_write; w < t->first_write + t->writes; w++)
+        if (!is_gpu_region(h->destination->regions[writes[w].destination_region]))
+            return false;
+    const dray_layout *layout = h->destination->layout;
+    const dray_block *values =
+        dray__layout_first_block(layout, dray_layout_quant(layout, t->tensor)->values);
+    return values && is_gpu_region(h->destination->regions[values->region]) && reads_gpus(h, t);
+}
+
+bool dray__transform_fits(const dray__transfer *h, const dray_transform *t)
+{
+    const dray_copy *reads = dray_plan_reads(h->sources->plan) + t->first_read;
+    uint64_t cell = sizeof(float);
+    if (t->kind == DRAY_TRANSFORM_MOST)
+        return most_fits(h, t);
+    if (t->kind != DRAY_TRANSFORM_QUANTISE || !reads_gpus(h, t) || !has_writes(h, t))
+        return false;
+    for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++) {
+        if (t->start[d] % t->cell[d] != 0)
+            return false;
+        cell *= (uint64_t)(t->cell[d] < t->extent[d] ? t->cell[d] : t->extent[d]);
+    }
+    bool known = is_groups(t) ? dray__format_known(reads->source_dtype, t->quant_kind) &&
+                                    groups_fit(h->destination->layout, t)
+                              : dray__quant_known(reads->source_dtype, t->quant_dtype);
+    return known && (t->reads == 1 || cell <= GATHERED_CELL);
 }
 
 /* ---- boxes -------------------------------------------------------------------------------------
  */
-
-/* What a box of cells becomes, and where. */
-struct piece {
-    const dray_transform *t;
-    const struct target *target;
-    dray__rect rect, cells;
-    bool owned, twice, gathered;
-};
 
 /* The sums of a job that quantises. */
 static uint32_t sums_of(const dray__transfer *h)
@@ -105,39 +197,80 @@ static uint32_t sums_of(const dray__transfer *h)
                              : 0;
 }
 
-static dray_copy elements_copy(const struct piece *p)
+/* A part of the piece. */
+static dray_copy part_copy(const struct piece *p, int part)
 {
-    return dray__copy_cut(p->target->elements, &p->rect);
+    return dray__copy_cut(p->writes[part], &p->parts[part]);
 }
 
-static dray_copy scales_copy(const dray__transfer *h, const struct piece *p)
+static uint64_t address_of(const dray__transfer *h, const dray_copy *copy)
 {
-    return by_cell(h, p->t, p->target->scales) ? dray__copy_cut(p->target->scales, &p->cells)
-                                               : *p->target->scales;
+    return h->destination->regions[copy->destination_region]->device_address +
+           copy->destination_offset;
 }
 
 /* The destination's side of it. */
 static dray__cuda_quant quant_of(const dray__transfer *h, const struct piece *p, int32_t dtype)
 {
-    dray_copy elements = elements_copy(p), scales = scales_copy(h, p);
-    const dray_region *to = h->destination->regions[elements.destination_region];
-    const dray_region *scales_to = h->destination->regions[scales.destination_region];
+    const dray_layout *layout = h->destination->layout;
+    dray_copy values = part_copy(p, DRAY__PART_VALUES), scales = part_copy(p, DRAY__PART_SCALES);
+    uint32_t ndim = dray_layout_tensor(layout, p->t->tensor)->ndim;
+    bool by_cell = p->t->quant_kind != DRAY_QUANT_TENSOR;
     dray__cuda_quant q = {.kind = DRAY_TRANSFORM_QUANTISE,
                           .dtype = dtype,
                           .quant_dtype = p->t->quant_dtype,
                           .scale_format = p->t->scale_format,
                           .tensor = p->t->tensor,
-                          .ndim = elements.ndim,
-                          .destination = to->device_address + elements.destination_offset,
-                          .scales = scales_to->device_address + scales.destination_offset};
-    for (uint32_t d = 0; d < elements.ndim; d++) {
+                          .ndim = ndim ? ndim : 1,
+                          .destination = address_of(h, &values),
+                          .scales = address_of(h, &scales),
+                          .quant_kind = p->t->quant_kind,
+                          .as = dray__quant_as(layout, p->t->tensor)};
+    for (uint32_t d = 0; d < q.ndim; d++) {
         q.start[d] = p->rect.start[d];
         q.extent[d] = p->rect.extent[d];
         q.cell[d] = p->t->cell[d];
-        q.destination_stride[d] = elements.destination_stride[d];
-        q.scale_stride[d] = by_cell(h, p->t, p->target->scales) ? scales.destination_stride[d] : 0;
+        q.destination_stride[d] = values.destination_stride[d];
+        q.scale_stride[d] = by_cell ? scales.destination_stride[d] : 0;
+    }
+    if (p->writes[DRAY__PART_SECOND]) {
+        dray_copy second = part_copy(p, DRAY__PART_SECOND);
+        q.second = address_of(h, &second);
+        memcpy(q.second_stride, second.destination_stride, sizeof q.second_stride);
     }
     return q;
+}
+
+/* The number of what the transform's tensor shares its global scale by. */
+static bool number_of(dray__compiler *c, const dray_transform *t, uint32_t *number)
+{
+    const dray_layout *layout = c->transfer->destination->layout;
+    if (!c->most_numbers)
+        c->most_numbers =
+            calloc((size_t)dray_layout_tensor_count(layout) + 1, sizeof *c->most_numbers);
+    if (!c->most_numbers)
+        return false;
+    uint32_t *known = &c->most_numbers[dray_layout_quant(layout, t->tensor)->shared];
+    if (!*known)
+        *known = ++c->program->most_count;
+    *number = *known - 1;
+    return true;
+}
+
+/* What NVFP4 quantises, a step after the largest elements are found; what else does, in the first.
+ */
+static uint32_t first_step(const dray_transform *t)
+{
+    return t->quant_kind == DRAY_QUANT_NVFP4;
+}
+
+static uint8_t entry_kind(const dray__transfer *h, const struct piece *p)
+{
+    if (!h->options.verify)
+        return DRAY__ENTRY_UNCHECKED;
+    if (is_groups(p->t))
+        return p->gathered ? DRAY__ENTRY_REGROUPED : DRAY__ENTRY_GROUPED;
+    return p->gathered ? DRAY__ENTRY_REQUANTISED : DRAY__ENTRY_QUANTISED;
 }
 
 /* Enters the box in a job, and what reads it back in the step after. */
@@ -145,42 +278,46 @@ static bool push_piece(dray__compiler *c, const struct piece *p, const dray__end
                        dray__cuda_device *device, const dray__cuda_quant *q, uint32_t step)
 {
     const dray__transfer *h = c->transfer;
-    bool verify = h->options.verify;
     uint32_t sums = sums_of(h);
     dray__entry entry = {.elements = dray__rect_elements(&p->rect),
-                         .block = p->target->block,
-                         .scale_block = p->target->scale_block,
+                         .block = p->blocks[DRAY__PART_VALUES],
+                         .scale_block = p->blocks[DRAY__PART_SCALES],
+                         .second_block = p->blocks[DRAY__PART_SECOND],
                          .tensor = p->t->tensor,
                          .dtype = (uint8_t)q->dtype,
-                         .kind = !verify       ? DRAY__ENTRY_UNCHECKED
-                                 : p->gathered ? DRAY__ENTRY_REQUANTISED
-                                               : DRAY__ENTRY_QUANTISED,
+                         .kind = entry_kind(h, p),
                          .owned = p->owned,
                          .twice = p->twice};
-    dray_copy elements = elements_copy(p), scales = scales_copy(h, p);
-    dray__ends scale_ends = *ends;
-    scale_ends.to = h->destination->regions[scales.destination_region];
-    c->program->bytes += dray__copy_bytes(&elements) + dray__copy_bytes(&scales);
     if (!dray__draft_add(dray__draft_of(c, device, sums, step), DRAY__DRAFT_QUANTS, q, &entry))
         return false;
-    return !verify ||
-           (dray__draft_read_back(c, ends, &elements, p->target->block, step + 1) &&
-            dray__draft_read_back(c, &scale_ends, &scales, p->target->scale_block, step + 1));
+    for (int part = 0; part < DRAY__QUANT_PARTS; part++) {
+        if (!p->writes[part])
+            continue;
+        dray_copy copy = part_copy(p, part);
+        dray__ends to = *ends;
+        to.to = h->destination->regions[copy.destination_region];
+        c->program->bytes += dray__copy_bytes(&copy);
+        if (h->options.verify && !dray__draft_read_back(c, &to, &copy, p->blocks[part], step + 1))
+            return false;
+    }
+    return true;
 }
 
 /* Cells that lie in one block of one source. */
-static int compile_cells(dray__compiler *c, const dray_transform *t, const struct target *target,
-                         uint64_t index, const dray__rect *cells, dray_error *error)
+static int compile_cells(dray__compiler *c, const dray_transform *t, uint64_t index,
+                         const dray__rect *cells, dray_error *error)
 {
     const dray__transfer *h = c->transfer;
     const dray__op *op = &h->sources->ops[index];
-    struct piece p = {.t = t, .target = target, .owned = op->owned, .twice = dray__op_alone(h, op)};
+    struct piece p = {.t = t, .owned = op->owned, .twice = dray__op_alone(h, op)};
     dray__ends ends;
     dray__rect whole = dray__transform_rect(t);
-    p.rect = dray__cells_elements(t->cell, &whole, cells);
-    p.cells = *cells;
-    int rc = dray__ends_of(
-        c, &op->copy, h->destination->regions[target->elements->destination_region], &ends, error);
+    dray__rect rect = dray__cells_elements(t->cell, &whole, cells);
+    if (!find_piece(h, &rect, &p))
+        return dray__fail(error, DRAY_EINTERNAL, "a box that no write holds");
+    int rc = dray__ends_of(c, &op->copy,
+                           h->destination->regions[p.writes[DRAY__PART_VALUES]->destination_region],
+                           &ends, error);
     if (rc)
         return rc;
     dray_copy from = dray__copy_cut(&op->copy, &p.rect);
@@ -189,19 +326,21 @@ static int compile_cells(dray__compiler *c, const dray_transform *t, const struc
     q.source = ends.from->device_address + from.source_offset;
     q.lane = ends.lane;
     memcpy(q.source_stride, from.source_stride, from.ndim * sizeof *from.source_stride);
-    dray__entry entry = {.block = target->block, .twice = p.twice};
+    dray__entry entry = {.block = p.blocks[DRAY__PART_VALUES], .twice = p.twice};
     dray__cuda_item item = {
         .copy = from, .source_base = ends.from->device_address, .lane = ends.lane};
     dray__cuda_device *mover = pusher ? pusher : ends.device;
-    return push_piece(c, &p, &ends, mover, &q, pusher ? ends.lane : 0) &&
+    if (t->quant_kind == DRAY_QUANT_NVFP4 && !number_of(c, t, &q.global))
+        return dray__nomem(error);
+    return push_piece(c, &p, &ends, mover, &q, first_step(t) + (pusher ? ends.lane : 0)) &&
                    dray__draft_read_again(c, mover, &item, &entry, 0)
                ? DRAY_OK
                : dray__nomem(error);
 }
 
 /* The parts of a box, from all who have some of it, into the bucket, dense. */
-static int gather(dray__compiler *c, const struct target *target, const dray__rect *rect,
-                  uint64_t first, uint64_t end, const dray__filling *f, dray_error *error)
+static int gather(dray__compiler *c, uint32_t block, const dray__rect *rect, uint64_t first,
+                  uint64_t end, uint32_t step, const dray__filling *f, dray_error *error)
 {
     const dray__transfer *h = c->transfer;
     bool verify = h->options.verify;
@@ -222,34 +361,37 @@ static int gather(dray__compiler *c, const struct target *target, const dray__re
                                 .lane = ends.lane,
                                 .phase = f->group};
         dray__copy_to_box(&item.copy, rect, item.copy.source_dtype, f->used);
-        dray__entry entry = {.block = target->block,
+        dray__entry entry = {.block = block,
                              .tensor = item.copy.tensor,
                              .dtype = (uint8_t)item.copy.source_dtype,
                              .owned = op->owned,
                              .twice = dray__op_alone(h, op),
                              .kind = verify ? DRAY__ENTRY_SENT : DRAY__ENTRY_UNCHECKED};
-        if (!dray__draft_push(dray__draft_of(c, f->device, sums, 0), &item, &entry) ||
-            !dray__draft_read_again(c, f->device, &item, &entry, 0))
+        if (!dray__draft_push(dray__draft_of(c, f->device, sums, step), &item, &entry) ||
+            !dray__draft_read_again(c, f->device, &item, &entry, step))
             return dray__nomem(error);
     }
     return DRAY_OK;
 }
 
 /* Cells that nobody has alone. */
-static int compile_gathered(dray__compiler *c, uint64_t index, const struct target *target,
-                            const dray__rect *cells, dray_error *error)
+static int compile_gathered(dray__compiler *c, uint64_t index, const dray__rect *cells,
+                            dray_error *error)
 {
     const dray__transfer *h = c->transfer;
     const dray__sources *s = h->sources;
     const dray_transform *t = &dray_plan_transforms(s->plan)[index];
     uint64_t first = s->transform_ops[index], end = s->transform_ops[index + 1];
     const dray_copy *any = &s->ops[first].copy;
-    struct piece p = {.t = t, .target = target, .cells = *cells, .gathered = true};
+    struct piece p = {.t = t, .gathered = true};
     dray__ends ends;
     dray__filling *f;
     dray__rect whole = dray__transform_rect(t);
-    p.rect = dray__cells_elements(t->cell, &whole, cells);
-    int rc = dray__ends_of(c, any, h->destination->regions[target->elements->destination_region],
+    dray__rect rect = dray__cells_elements(t->cell, &whole, cells);
+    if (!find_piece(h, &rect, &p))
+        return dray__fail(error, DRAY_EINTERNAL, "a box that no write holds");
+    int rc = dray__ends_of(c, any,
+                           h->destination->regions[p.writes[DRAY__PART_VALUES]->destination_region],
                            &ends, error);
     if (rc == DRAY_OK)
         rc = dray__bucket_of(c, ends.device, &f, error);
@@ -261,7 +403,7 @@ static int compile_gathered(dray__compiler *c, uint64_t index, const struct targ
         f->group++;
         f->used = 0;
     }
-    rc = gather(c, target, &p.rect, first, end, f, error);
+    rc = gather(c, p.blocks[DRAY__PART_VALUES], &p.rect, first, end, first_step(t), f, error);
     if (rc)
         return rc;
     dray__cuda_quant q = quant_of(h, &p, any->source_dtype);
@@ -271,25 +413,131 @@ static int compile_gathered(dray__compiler *c, uint64_t index, const struct targ
     for (uint32_t d = q.ndim; d-- > 0; size *= (uint64_t)p.rect.extent[d])
         q.source_stride[d] = (int64_t)size;
     f->used = (f->used + bytes + DRAY__BUCKET_ALIGN - 1) / DRAY__BUCKET_ALIGN * DRAY__BUCKET_ALIGN;
-    return push_piece(c, &p, &ends, ends.device, &q, 0) ? DRAY_OK : dray__nomem(error);
+    if (t->quant_kind == DRAY_QUANT_NVFP4 && !number_of(c, t, &q.global))
+        return dray__nomem(error);
+    return push_piece(c, &p, &ends, ends.device, &q, first_step(t)) ? DRAY_OK : dray__nomem(error);
 }
 
 /* In pieces that a half of the bucket holds. */
-static int compile_left(dray__compiler *c, uint64_t index, const struct target *target,
-                        const dray__rects *left, dray_error *error)
+static int compile_left(dray__compiler *c, uint64_t index, const dray__rects *left,
+                        dray_error *error)
 {
     const dray_transform *t = &dray_plan_transforms(c->transfer->sources->plan)[index];
+    uint32_t last = last_dimension(c->transfer, t);
     uint64_t cell = sizeof(float), half = c->program->ceiling / 2 - DRAY__BUCKET_ALIGN;
     int rc = DRAY_OK;
     for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++)
         cell *= (uint64_t)t->cell[d];
     for (size_t i = 0; i < left->count && rc == DRAY_OK; i++) {
-        dray__rect slice;
-        dray__slicer slicer;
-        dray__slicer_start(&slicer, &left->items[i], cell, half);
-        for (; rc == DRAY_OK && dray__slicer_peek(&slicer, &slice); dray__slicer_next(&slicer))
-            rc = compile_gathered(c, index, target, &slice, error);
+        dray__rect some, slice;
+        for (int64_t done = 0; done < left->items[i].extent[last] && rc == DRAY_OK;
+             done += some.extent[last]) {
+            dray__slicer slicer;
+            some = next_cells(c->transfer, t, &left->items[i], done);
+            dray__slicer_start(&slicer, &some, cell, half);
+            for (; rc == DRAY_OK && dray__slicer_peek(&slicer, &slice); dray__slicer_next(&slicer))
+                rc = compile_gathered(c, index, &slice, error);
+        }
     }
+    return rc;
+}
+
+/* What whole cells one op reads, box by box. */
+static int compile_op(dray__compiler *c, const dray_transform *t, uint64_t index,
+                      const dray__rect *cells, dray_error *error)
+{
+    uint32_t last = last_dimension(c->transfer, t);
+    dray__rect some;
+    int rc = DRAY_OK;
+    for (int64_t done = 0; done < cells->extent[last] && rc == DRAY_OK; done += some.extent[last]) {
+        some = next_cells(c->transfer, t, cells, done);
+        rc = compile_cells(c, t, index, &some, error);
+    }
+    return rc;
+}
+
+/* ---- the largest elements ----------------------------------------------------------------------
+ */
+
+/* One op, by the GPU that has its memory, if it is seen here. */
+static int compile_largest(dray__compiler *c, const dray_transform *t, const dray__op *op,
+                           const dray_region *to, dray_error *error)
+{
+    const dray_layout *layout = c->transfer->destination->layout;
+    const dray_tensor_info *info = dray_layout_tensor(layout, t->tensor);
+    dray__ends ends;
+    int rc = dray__ends_of(c, &op->copy, to, &ends, error);
+    if (rc)
+        return rc;
+    dray__entry entry = {.kind = DRAY__ENTRY_MOST};
+    dray__cuda_quant q = {.kind = DRAY_TRANSFORM_MOST,
+                          .dtype = op->copy.source_dtype,
+                          .quant_dtype = DRAY_F8E4M3,
+                          .tensor = t->tensor,
+                          .ndim = info->ndim,
+                          .lane = ends.lane,
+                          .source = ends.from->device_address + op->copy.source_offset};
+    for (uint32_t d = 0; d < info->ndim; d++) {
+        q.start[d] = op->copy.start[d];
+        q.extent[d] = op->copy.extent[d];
+        q.cell[d] = 1 << 30;
+        q.source_stride[d] = op->copy.source_stride[d];
+    }
+    q.destination_stride[info->ndim - 1] = 1;
+    dray__cuda_device *pusher = dray__pusher_of(&ends);
+    dray__draft *draft = dray__draft_of(c, pusher ? pusher : ends.device, DRAY__CUDA_SUM_MOST, 0);
+    return number_of(c, t, &entry.scale_block) &&
+                   dray__draft_add(draft, DRAY__DRAFT_QUANTS, &q, &entry)
+               ? DRAY_OK
+               : dray__nomem(error);
+}
+
+/* A global scale, by the destination's GPU, once the largest element is known. */
+static bool push_global(dray__compiler *c, const dray_transform *t, uint64_t write,
+                        const dray__ends *ends)
+{
+    const dray__transfer *h = c->transfer;
+    const dray_copy *copy = &dray_plan_writes(h->sources->plan)[write];
+    uint32_t block = h->sources->write_blocks[write], sums = 0;
+    dray__entry entry = {.block = block, .kind = DRAY__ENTRY_UNCHECKED, .tensor = t->tensor};
+    dray__cuda_quant q = {.kind = DRAY__CUDA_GLOBAL,
+                          .ndim = 1,
+                          .tensor = t->tensor,
+                          .destination = address_of(h, copy),
+                          .as = dray__quant_as(h->destination->layout, t->tensor)};
+    dray__ends to = *ends;
+    to.to = h->destination->regions[copy->destination_region];
+    c->program->bytes += sizeof(float);
+    if (h->options.verify) {
+        sums = DRAY__CUDA_SUM_WRITTEN;
+        entry.kind = DRAY__ENTRY_GROUPED;
+        entry.scale_block = entry.second_block = block;
+    }
+    return number_of(c, t, &q.global) &&
+           dray__draft_add(dray__draft_of(c, ends->device, sums, 1), DRAY__DRAFT_QUANTS, &q,
+                           &entry) &&
+           (!h->options.verify || dray__draft_read_back(c, &to, copy, block, 2));
+}
+
+static int compile_most(dray__compiler *c, uint64_t index, dray_error *error)
+{
+    const dray__transfer *h = c->transfer;
+    const dray__sources *s = h->sources;
+    const dray_layout *layout = h->destination->layout;
+    const dray_transform *t = &dray_plan_transforms(s->plan)[index];
+    uint64_t first = s->transform_ops[index], end = s->transform_ops[index + 1];
+    const dray_block *values =
+        dray__layout_first_block(layout, dray_layout_quant(layout, t->tensor)->values);
+    const dray_region *to = h->destination->regions[values->region];
+    dray__ends ends;
+    int rc = DRAY_OK;
+    for (uint64_t i = first; i < end && rc == DRAY_OK; i++)
+        rc = compile_largest(c, t, &s->ops[i], to, error);
+    if (rc == DRAY_OK && t->writes)
+        rc = dray__ends_of(c, &s->ops[first].copy, to, &ends, error);
+    for (uint64_t w = t->first_write; w < t->first_write + t->writes && rc == DRAY_OK; w++)
+        if (!push_global(c, t, w, &ends))
+            rc = dray__nomem(error);
     return rc;
 }
 
@@ -297,24 +545,23 @@ int dray__compile_transform(dray__compiler *c, uint64_t index, dray_error *error
 {
     const dray__sources *s = c->transfer->sources;
     const dray_transform *t = &dray_plan_transforms(s->plan)[index];
-    struct target target;
     dray__rects left = {0};
+    if (t->kind == DRAY_TRANSFORM_MOST)
+        return compile_most(c, index, error);
     dray__rect cells = all_cells(t);
-    if (!find_target(c->transfer, t, &target))
-        return dray__fail(error, DRAY_EINTERNAL, "a transform that GPUs cannot carry out");
     int rc = dray__rects_add(&left, &cells) ? DRAY_OK : dray__nomem(error);
     for (uint64_t i = s->transform_ops[index]; i < s->transform_ops[index + 1] && rc == DRAY_OK;
          i++) {
         dray__rect whole = dray__transform_rect(t), rect = dray__copy_rect(&s->ops[i].copy);
         if (!dray__cells_inside(t->cell, &whole, &rect, &cells))
             continue;
-        rc = compile_cells(c, t, &target, i, &cells, error);
+        rc = compile_op(c, t, i, &cells, error);
         if (rc == DRAY_OK && !dray__rects_take(&left, &cells))
             rc = dray__nomem(error);
     }
     /* What is quantised whole counts in the source's sums; what lies around it is gathered. */
     if (rc == DRAY_OK)
-        rc = compile_left(c, index, &target, &left, error);
+        rc = compile_left(c, index, &left, error);
     dray__rects_free(&left);
     return rc;
 }

@@ -36,11 +36,33 @@ static struct programs *programs_of(const dray__transfer *h)
     return dray__kept_make(&h->sources->kept, forget, sizeof(struct programs));
 }
 
+/* Of NVFP4, all that share a global scale: it is found by GPUs and used by them, or neither. */
+static bool takes_shared(const dray__transfer *h, uint32_t index, uint8_t *known)
+{
+    const dray_transform *t = dray_plan_transforms(h->sources->plan);
+    const dray_layout *layout = h->destination->layout;
+    uint64_t count = dray_plan_transform_count(h->sources->plan);
+    uint32_t shared = dray_layout_quant(layout, t[index].tensor)->shared;
+    bool fits = true;
+    for (int pass = 0; pass < 2; pass++)
+        for (uint64_t i = 0; i < count && (pass || fits); i++) {
+            if (t[i].quant_kind != DRAY_QUANT_NVFP4 ||
+                dray_layout_quant(layout, t[i].tensor)->shared != shared)
+                continue;
+            if (pass)
+                known[i] = fits ? 1 : 2;
+            else
+                fits = dray__transform_fits(h, &t[i]);
+        }
+    return fits;
+}
+
 /* Transforms as a whole, which looks at each once. */
 static bool takes_transform(const dray__transfer *h, uint32_t index)
 {
     struct programs *programs = programs_of(h);
     const dray_plan *plan = h->sources->plan;
+    const dray_transform *t = &dray_plan_transforms(plan)[index];
     if (h->options.strategy != DRAY_STRATEGY_DIRECT || !programs)
         return false;
     if (!programs->transforms)
@@ -48,11 +70,10 @@ static bool takes_transform(const dray__transfer *h, uint32_t index)
     if (!programs->transforms)
         return false;
     uint8_t *known = &programs->transforms[index];
+    if (!*known && t->quant_kind == DRAY_QUANT_NVFP4)
+        return takes_shared(h, index, programs->transforms);
     if (!*known)
-        *known = dray__transform_fits(h, &dray_plan_transforms(plan)[index]) ||
-                         dray__dequant_fits(h, index)
-                     ? 1
-                     : 2;
+        *known = dray__transform_fits(h, t) || dray__dequant_fits(h, index) ? 1 : 2;
     return *known == 1;
 }
 
@@ -500,6 +521,7 @@ void dray__program_free(dray__program *p)
     }
     dray__waker_close(&p->waker);
     free(p->jobs);
+    free(p->most);
     free(p->ops);
     free(p->serials);
     free(p);
@@ -566,7 +588,8 @@ int dray__program_finish(dray__compiler *c, dray_error *error)
 {
     dray__program *p = c->program;
     p->jobs = calloc((size_t)c->count + 1, sizeof *p->jobs);
-    int rc = p->jobs ? dray__waker_open(&p->waker, true, error) : dray__nomem(error);
+    p->most = calloc((size_t)p->most_count + 1, sizeof *p->most);
+    int rc = p->jobs && p->most ? dray__waker_open(&p->waker, true, error) : dray__nomem(error);
     if (rc)
         return rc;
     for (uint32_t i = 0; i < c->count; i++) {
@@ -579,6 +602,7 @@ int dray__program_finish(dray__compiler *c, dray_error *error)
                                           .engine_bytes = p->copy_engines > 0   ? ENGINE_RUN
                                                           : p->copy_engines < 0 ? UINT64_MAX
                                                                                 : 0,
+                                          .most_count = p->most_count,
                                           .quants = d->lists[DRAY__DRAFT_QUANTS].work,
                                           .quant_count = d->lists[DRAY__DRAFT_QUANTS].count,
                                           .deltas = d->lists[DRAY__DRAFT_DELTAS].work,
@@ -632,6 +656,7 @@ static int compile(const dray__transfer *h, dray__program *p, dray_error *error)
     if (rc == DRAY_OK)
         rc = dray__program_finish(&c, error);
     dray__drafts_free(&c);
+    free(c.most_numbers);
     dray__sources_release(h->sources, c.held);
     free(c.held);
     return rc;

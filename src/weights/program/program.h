@@ -27,6 +27,9 @@ enum dray__entry_kind {
     DRAY__ENTRY_AGAIN,       /* the source, read a second time */
     DRAY__ENTRY_QUANTISED,   /* elements and scales written */
     DRAY__ENTRY_REQUANTISED, /* the same of what was gathered */
+    DRAY__ENTRY_GROUPED,     /* elements, scales of groups and their zero points written */
+    DRAY__ENTRY_REGROUPED,   /* the same of what was gathered */
+    DRAY__ENTRY_MOST,        /* the largest magnitude: scale_block is its number */
     DRAY__ENTRY_DEQUANTISED, /* as SUMMED; the scales that were used, too */
     DRAY__ENTRY_SCALES,      /* those, read by themselves */
     DRAY__ENTRY_PATCHED,     /* brought up to date by a delta */
@@ -36,7 +39,7 @@ enum dray__entry_kind {
 /* All that the books need, so that entering sums touches nothing else. */
 typedef struct dray__entry {
     uint64_t elements;
-    uint32_t block, scale_block; /* of the destination */
+    uint32_t block, scale_block, second_block; /* of the destination */
     uint32_t tensor;
     uint8_t dtype; /* of what is read */
     uint8_t kind;
@@ -57,9 +60,10 @@ typedef struct dray__program {
     struct dray__program *next;
     dray__program_job *jobs;
     uint32_t job_count, steps;
-    uint64_t bytes;      /* destination bytes of one run */
-    uint64_t held_bytes; /* staging on GPUs */
-    dray__waker waker;   /* when one of the jobs is worth a poll, and at look_from */
+    uint32_t *most, most_count; /* NVFP4: of tensors that share a global scale, as bits of f32 */
+    uint64_t bytes;             /* destination bytes of one run */
+    uint64_t held_bytes;        /* staging on GPUs */
+    dray__waker waker;          /* when one of the jobs is worth a poll, and at look_from */
     /* When the step that runs will probably end, as the last one did: being woken takes longer than
      * looking. 0: not known. */
     int64_t look_from_ns, look_until_ns;
@@ -114,6 +118,9 @@ int dray__program_keep_pace(const dray__program *program, uint32_t step, int64_t
 
 /* DRAY_EAGAIN until all jobs of the step are done. */
 int dray__program_poll(const dray__program *program, uint32_t step, dray_error *error);
+/* The largest magnitudes that a step found, for those behind it; whoever starts the first step sets
+ * them to 0. */
+void dray__program_take_most(const dray__program *program, uint32_t step);
 /* What they found, into the books. */
 void dray__program_enter(dray__transfer *transfer, const dray__program *program, uint32_t step);
 /* Stops what is under way: jobs look at their abort word between tiles, this takes milliseconds. */

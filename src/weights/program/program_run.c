@@ -24,6 +24,8 @@ static int start_after(const dray__program *p, uint32_t step, const CUevent *eve
         dray__program_job *job = &p->jobs[i];
         if (job->step != step)
             continue;
+        if (p->most_count)
+            dray__cuda_job_set_most(job->job, p->most);
         int rc = dray__cuda_job_start(job->job, events, count, error);
         if (rc)
             return rc;
@@ -110,6 +112,7 @@ static const struct effect {
     int8_t read, written, back, scales, most; /* so often they count in what is expected */
     uint8_t found, own; /* which is what was found, and which the source's bits */
     bool by_cell;       /* the scales are expected in a block of their own */
+    bool second;        /* so are zero points, whose sum is MOST */
 } effects[] = {
     [DRAY__ENTRY_UNCHECKED] = {0},
     [DRAY__ENTRY_READ_BACK] = {.back = 1, .found = BACK, .own = BACK},
@@ -121,6 +124,9 @@ static const struct effect {
     [DRAY__ENTRY_QUANTISED] = {.read = -1, .written = 1, .most = 1, .own = READ, .by_cell = true},
     /* Was out of the bucket read what was written into it? */
     [DRAY__ENTRY_REQUANTISED] = {.read = -2, .written = 1, .most = 1, .by_cell = true},
+    [DRAY__ENTRY_GROUPED] = {.written = 1, .own = READ, .by_cell = true, .second = true},
+    [DRAY__ENTRY_REGROUPED] = {.read = -1, .written = 1, .by_cell = true, .second = true},
+    [DRAY__ENTRY_MOST] = {0},
     [DRAY__ENTRY_DEQUANTISED] = {.written = 1, .scales = -1, .found = BACK, .own = READ},
     [DRAY__ENTRY_SCALES] = {.read = 1},
     [DRAY__ENTRY_PATCHED] = {0},
@@ -148,6 +154,8 @@ static void enter(dray__transfer *h, const dray__entry *e, uint64_t read, uint64
                              times(f->most, most) - (twice ? read : 0);
     if (f->by_cell)
         h->expected[e->scale_block] += scales;
+    if (f->second)
+        h->expected[e->second_block] += most;
     h->found[e->block] += which[f->found];
     struct dray__tensor_sum of = {e->dtype, false, e->elements, which[f->own]};
     if (f->own && e->owned)
@@ -167,8 +175,22 @@ static void enter_job(dray__transfer *h, const dray__program_job *job)
             h->told.delta_bytes += read[i];
             h->told.delta_covered_bytes += written[i];
             h->misplaced += back[i];
-        } else if (e->kind != DRAY__ENTRY_UNCHECKED) {
+        } else if (e->kind != DRAY__ENTRY_UNCHECKED && e->kind != DRAY__ENTRY_MOST) {
             enter(h, e, at(read, i), at(written, i), at(back, i), at(scales, i), at(most, i));
+        }
+    }
+}
+
+/* The largest magnitudes that a step found, for the steps behind it. */
+void dray__program_take_most(const dray__program *p, uint32_t step)
+{
+    for (uint32_t i = 0; i < p->job_count; i++) {
+        const dray__program_job *job = &p->jobs[i];
+        const uint64_t *found = dray__cuda_job_sums(job->job, DRAY__CUDA_SUM_MOST);
+        for (uint64_t k = 0; job->step == step && found && k < job->count; k++) {
+            uint32_t *most = &p->most[job->entries[k].scale_block];
+            if (job->entries[k].kind == DRAY__ENTRY_MOST && found[k] > *most)
+                *most = (uint32_t)found[k];
         }
     }
 }

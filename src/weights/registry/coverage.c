@@ -228,6 +228,29 @@ void dray__names_resolve(const dray_layout *layout, dray__find_name find, const 
             names[t] = dray_layout_tensor(layout, t)->name;
 }
 
+/* The elements that a block holds; packed: those that its own stand for. */
+static bool push_elements(builder *b, const dray_layout *layout, const dray_block *block,
+                          bool packed, uint32_t item)
+{
+    uint32_t tensor;
+    int part;
+    if (!push(b, block, item))
+        return false;
+    if (!packed || !dray__layout_part_of(layout, block->tensor, &tensor, &part))
+        return true;
+    const dray_tensor_info *info = dray_layout_tensor(layout, tensor);
+    box *last = &b->boxes[b->count - 1];
+    int64_t cell[DRAY_MAX_DIMS];
+    dray__quant_part_cell(info, dray_layout_quant(layout, tensor), part, cell);
+    for (uint32_t d = 0; d < info->ndim; d++) { /* a block lies in its tensor: no overflow */
+        int64_t end = last->start[d] + last->extent[d];
+        last->start[d] *= cell[d];
+        end = end == (info->shape[d] - 1) / cell[d] + 1 ? info->shape[d] : end * cell[d];
+        last->extent[d] = end - last->start[d];
+    }
+    return true;
+}
+
 static bool add_rank(builder *b, const dray_layout *layout)
 {
     const char **names = calloc((size_t)dray_layout_tensor_count(layout) + 1, sizeof *names);
@@ -239,10 +262,14 @@ static bool add_rank(builder *b, const dray_layout *layout)
         const dray_block *block = dray_layout_block(layout, i);
         int32_t dtype = dray_layout_tensor(layout, block->tensor)->dtype;
         uint32_t item;
-        if (dray__layout_scales_of(layout, block->tensor, &item) &&
-            !dray__map_get(&b->names, names[block->tensor], &item))
-            continue; /* scales that no source has are computed, not read */
-        added = item_of(b->out, names[block->tensor], dtype, &item) && push(b, block, item);
+        uint32_t of = block->tensor;
+        int part;
+        bool computed = dray__layout_part_of(layout, block->tensor, &of, &part) &&
+                        !dray__map_get(&b->names, names[block->tensor], &item);
+        if (computed && part != DRAY__PART_VALUES)
+            continue; /* what no source has is computed, not read */
+        added = item_of(b->out, names[computed ? of : block->tensor], dtype, &item) &&
+                push_elements(b, layout, block, computed, item);
     }
     free(names);
     return added;

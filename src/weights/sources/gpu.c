@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct cuda_lane {
     dray__transfer *transfer;
@@ -99,6 +100,8 @@ static int start(struct cuda_lane *l, dray_error *error)
 {
     l->began_ns = dray__now();
     l->running = true;
+    if (l->step == 0 && l->program->most_count)
+        memset(l->program->most, 0, l->program->most_count * sizeof *l->program->most);
     int rc = dray__program_start(l->program, l->step, error);
     if (!l->program->paced)
         dray__program_expect(l->program, l->step, l->began_ns);
@@ -113,6 +116,8 @@ static int end_step(struct cuda_lane *l, dray_error *error)
     h->device_ns += dray__program_device_ns(l->program, l->step);
     l->running = false;
     dray__program_expect_nothing(l->program);
+    if (l->program->most_count)
+        dray__program_take_most(l->program, l->step);
     if (h->options.verify || l->program->patches)
         dray__program_enter(h, l->program, l->step);
     if (h->misplaced)

@@ -102,6 +102,22 @@ static int cut_copy(const dray_layout *layout, const dray__pieces *pieces, const
     return DRAY_OK;
 }
 
+/* The elements that a piece of a block stands for: of packed ones more than it has of its own. */
+static dray__rect elements_of_piece(const dray_layout *layout, const dray_block *block,
+                                    const dray__rect *piece)
+{
+    dray__rect whole = {.extent = {1, 1, 1, 1}};
+    int64_t cell[DRAY_MAX_DIMS];
+    uint32_t tensor;
+    int part;
+    if (!dray__layout_part_of(layout, block->tensor, &tensor, &part))
+        return *piece;
+    const dray_tensor_info *info = dray_layout_tensor(layout, tensor);
+    dray__quant_part_cell(info, dray_layout_quant(layout, tensor), part, cell);
+    memcpy(whole.extent, info->shape, info->ndim * sizeof *info->shape);
+    return dray__cells_elements(cell, &whole, piece);
+}
+
 /* Takes what is owned of the blocks out of the rectangle: what is left goes on, slab by slab; what
  * is taken is an op. Blocks: `block` alone, or it and those behind it. */
 static int split_read(const dray_layout *layout, const dray__pieces *pieces,
@@ -117,7 +133,8 @@ static int split_read(const dray_layout *layout, const dray__pieces *pieces,
             for (uint64_t i = 0; pieces->items[p].owned && i < left.count && rc == DRAY_OK; i++) {
                 dray__op op = left.items[i], taken = op;
                 dray__rect rest = dray__copy_rect(&op.copy), cross;
-                if (!dray__rect_cross(&rest, &pieces->items[p].rect, &cross))
+                dray__rect piece = elements_of_piece(layout, block, &pieces->items[p].rect);
+                if (!dray__rect_cross(&rest, &piece, &cross))
                     continue;
                 taken.copy = dray__copy_cut(&op.copy, &cross);
                 taken.owned = true;
@@ -187,8 +204,12 @@ static int make_transform_ops(dray__sources *s, const dray_layout *layout,
     for (uint64_t i = 0; i < count && rc == DRAY_OK; i++) {
         /* Dequantising is of one block: another may overlap it. */
         bool alone = t[i].kind == DRAY_TRANSFORM_DEQUANTISE;
-        const dray_block *of = alone ? dray_layout_block(layout, s->write_blocks[t[i].first_write])
-                                     : dray__layout_first_block(layout, t[i].tensor);
+        const dray_quant *quant = dray_layout_quant(layout, t[i].tensor);
+        const dray_block *of = NULL; /* of MOST none: what is only looked at counts elsewhere */
+        if (alone)
+            of = dray_layout_block(layout, s->write_blocks[t[i].first_write]);
+        else if (t[i].kind == DRAY_TRANSFORM_QUANTISE)
+            of = dray__layout_first_block(layout, quant->values);
         dray__op op = {.transform = (uint32_t)i + 1};
         s->transform_ops[i] = list->count;
         for (uint64_t r = 0; r < t[i].reads && rc == DRAY_OK; r++) {
