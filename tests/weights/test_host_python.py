@@ -176,7 +176,7 @@ def fused(folder, trainer, engines):
         p.publish(2)
     taken = {n: torch.zeros_like(t) for n, t in w.items()}
     with Subscriber(taken, "fused", "swap", context=engines[0]) as swap:
-        swap.prefetch(min_version=2)
+        swap.prefetch(min_version=2, prefetch_seconds=0.1)
         assert not any(t.any() for t in taken.values())
         assert swap.commit()["source"] == "staging"
         assert all(torch.equal(taken[n], w[n] + 1) for n in w)
