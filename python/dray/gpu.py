@@ -358,3 +358,13 @@ class _Bytes:
         self._keep = keep
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "version": 3,
                                          "data": (address, False), "strides": None}
+
+
+def bytes_at(address, size):
+    """A tensor over memory of the current GPU, which is another one's."""
+    return _torch().as_tensor(_Bytes(address, size, None), device="cuda")
+
+
+def finish():
+    """Until the current GPU has done what it was given."""
+    _torch().cuda.synchronize()

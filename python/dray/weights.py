@@ -573,8 +573,9 @@ class Subscriber(_Opened):
     replaced since the last update (.to(), load_state_dict(assign=True)) is laid out anew by the next
     one: of a module, and of Blocks whose tensor is a function; tensors and views that are not their
     parameters' memory any more are refused as far as that can be seen (DrayError, ESTALE).
-    load: instead, the engine's load_weights: called with a list of (name, tensor), whole tensors in
-    host memory that are good until it returns, bucket by bucket, at most bucket_bytes of them.
+    load: instead, the engine's load_weights: called with a list of (name, tensor), whole tensors that are good until it
+    returns, bucket by bucket, at most bucket_bytes of them. load_device: "cuda": they come into memory of the GPU that
+    is current, without a stop in the host's; "cpu": into the host's.
     tensors: which it takes, {name: (shape, dtype)} or {name: tensor}, as tensors("qwen3-8b") or a
     meta-device state dict give them.
     One thread at a time, but for note_step; close(), too, is refused while another one's call is under way (EBUSY)."""
@@ -585,8 +586,11 @@ class Subscriber(_Opened):
                  context: Optional[Context] = None, timeout: float = 60.0,
                  load: Optional[Callable[[list], Any]] = None,
                  tensors: Optional[Mapping[str, Any]] = None, bucket_bytes: int = 512 << 20,
-                 buffers: bool = False):
+                 buffers: bool = False, load_device: str = "cpu"):
         _no_context("Subscriber", blocks)
+        _l.check_word("load_device", load_device, ("cpu", "cuda"))
+        if load_device == "cuda" and load is None:
+            raise TypeError("load_device: only with load=")
         rank, world = _place(rank, world)
         context = context or _session("engine")
         self._context, self._failure = context, None
@@ -609,7 +613,8 @@ class Subscriber(_Opened):
                     shape, dtype = of if isinstance(of, tuple) else (of.shape, of.dtype)
                     shapes[name] = tuple(shape)
                     layout.add_tensor(name, dtype, shapes[name])
-                self._load = _l.LoadOptions(load=self._callback(load, shapes), bucket_bytes=bucket_bytes)
+                self._load = _l.LoadOptions(load=self._callback(load, shapes, load_device == "cuda"),
+                                            bucket_bytes=bucket_bytes, memory=_g.CUDA if load_device == "cuda" else 0)
                 self._open(layout, None, load=c.pointer(self._load))
 
     def _lay_out(self):
@@ -674,11 +679,13 @@ class Subscriber(_Opened):
         if name := self._elsewhere():
             raise _p.stale(name, f"lies elsewhere than {what}: the next update lays it out anew")
 
-    def _callback(self, load, shapes):
+    def _callback(self, load, shapes, cuda):
         """`load` as the library calls it. What it raises is the cause of the update's error."""
         def called(_, bucket, error):
             try:
-                load([(name, tensor.view(shapes[name])) for name, tensor in _bucket(bucket.contents)])
+                load([(name, tensor.view(shapes[name])) for name, tensor in _bucket(bucket.contents, cuda)])
+                if cuda:
+                    _g.finish()  # what it has put into streams reads the bucket
                 return 0
             except BaseException as failure:  # none may pass through C
                 self._failure = failure
@@ -842,12 +849,14 @@ class Subscriber(_Opened):
         self._call("dray_subscriber_leave", _l.nanoseconds(timeout), None)
 
 
-def _bucket(bucket):
+def _bucket(bucket, cuda):
     """(name, tensor) of what is in a bucket."""
     torch = _g._torch()
     found = []
-    memory = (c.c_ubyte * max(1, bucket.bytes)).from_address(bucket.data)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    if cuda:
+        whole = _g.bytes_at(bucket.data, bucket.bytes)
+    else:
+        whole = torch.frombuffer((c.c_ubyte * max(1, bucket.bytes)).from_address(bucket.data), dtype=torch.uint8)
     for i in range(bucket.count):
         t = bucket.tensors[i]
         found.append((t.name.decode(), whole[t.start:t.end].view(_g.torch_dtype(t.dtype))
