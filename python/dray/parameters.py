@@ -230,6 +230,11 @@ class Given:
         """After each update: what it does not do by bytes."""
 
 
+    def aliases(self):
+        """(other name, name) of parameters that are one."""
+        return []
+
+
 class _Module(Given):
     """A module's parameters by their names, and with buffers those that its state_dict() has (True), or those of
     the names given."""
@@ -266,6 +271,16 @@ class _Module(Given):
             if name not in self._names and place(parameter) not in there:
                 raise stale(name, "was none of the module's parameters, or tied to another: tie it "
                             "again, or open this anew")
+        return found
+
+    def aliases(self):
+        if self._names is None:
+            self.pairs()
+        first, found = {}, []
+        for name, parameter in clean(self._walk(remove_duplicate=False)):
+            known = first.setdefault(id(parameter), name)
+            if name not in self._names and known in self._names:
+                found.append((name, known))
         return found
 
 

@@ -186,6 +186,13 @@ class Layout:
                  len(shape), sizes, c.byref(index))
         return index.value
 
+    def add_alias(self, alias, name):
+        """Another name of a tensor, where the layout has none of either from its configuration."""
+        index = c.c_uint32()
+        find = library().dray_layout_find
+        if find(self.pointer, alias.encode(), c.byref(index), None) and not find(self.pointer, name.encode(), c.byref(index), None):
+            call("dray_layout_add_alias", self.pointer, alias.encode(), index, c.byref(index))
+
     def add_parameter(self, name, parameter):
         """A parameter of this rank: whole, or a DTensor's shard. Where nothing of it is here, only
         the name is added."""
@@ -398,6 +405,7 @@ class Publisher(_Opened):
         self._open_as(f"publisher {model}")
         pairs = self._given.pairs()
         self._kinds = {name: _p.kind(parameter) for name, parameter in pairs}
+        self._aliases = self._given.aliases()
         self._layout, self._known = self._build(pairs), _p.places(pairs)
         self._published = None
         self._timeout = timeout
@@ -418,6 +426,8 @@ class Publisher(_Opened):
                 layout.add_block(parameter)
             else:
                 layout.add_parameter(name, parameter)
+        for alias, name in self._aliases:
+            layout.add_alias(alias, name)
         return layout
 
     def _now(self):

@@ -97,7 +97,7 @@ def environment(part, wheel, log):
     python, stamp, has = folder / "venv/bin/python", folder / "made", folder / "has"
 
     def pip(*arguments):
-        command = [python, "-m", "pip", "install", "-q", "--retries", "2", *arguments]
+        command = [python, "-m", "pip", "install", "-q", "--no-compile", "--retries", "2", *arguments]  # what is imported, compiles itself
         if run(command, log, SETTING_UP) != 0:
             raise Failed(f"pip install {arguments[-1]}")
 

@@ -30,7 +30,6 @@ UNBOUND = {  # a function, or the beginning of several: why Python does without
     "dray_gpu_library": "`dray doctor` prints it",
     "dray_gpu_measure": "`dray bench gpu` measures",
     "dray_gpu_memory": "torch.cuda.mem_get_info",
-    "dray_layout_add_alias": "tied names are found by the module's own parameters",
     "dray_layout_add_flat": "FlatPart adds ranges of FSDP1's flat parameters",
     "dray_layout_bytes": "a report has bytes",
     "dray_layout_fsdp": "plans without a model: `dray plan`",

@@ -22,7 +22,7 @@ except ImportError as missing:
 UPSTREAM = pathlib.Path(os.environ.get("DRAY_UPSTREAM", "/nowhere"), "slime")
 if UPSTREAM.is_dir():
     sys.path.insert(0, str(UPSTREAM))
-    for package in ("sglang_router", "ray", "httpx"):
+    for package in ("sglang_router", "ray"):
         try:
             __import__(package)
         except ImportError:

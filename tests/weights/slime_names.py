@@ -24,7 +24,7 @@ ARGS = argparse.Namespace(
 
 class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Modules that have everything."""
-    NAMES = ("megatron", "sglang", "ray", "torch_memory_saver", "transformer_engine", "sglang_router", "wandb", "httpx",
+    NAMES = ("megatron", "sglang", "ray", "torch_memory_saver", "transformer_engine", "sglang_router", "wandb",
              "triton", "omegaconf", "datasets", "pyarrow", "aiohttp", "requests", "pylatexenc", "qwen_vl_utils", "blobfile",
              "polars", "psutil", "ring_flash_attn", "flash_attn", "tensorboard", "mbridge", "IPython", "PIL")
 

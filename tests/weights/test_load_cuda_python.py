@@ -52,7 +52,7 @@ rng = random.Random(SEED)
 generator = torch.Generator().manual_seed(SEED)
 tensors = {f"t{i}": torch.randn([rng.randrange(1, 300) for _ in range(rng.randrange(0, 3))], generator=generator)
            .to(rng.choice([torch.float32, torch.bfloat16])) for i in range(30)}
-tensors.update({f"large{i}": torch.randn(rng.randrange(250, 400), 300, generator=generator) for i in range(4)})
+tensors.update({f"large{i}": torch.randn(rng.randrange(250, 320), 300, generator=generator) for i in range(4)})
 came = {}
 
 

@@ -1,9 +1,13 @@
-"""dray.weights.record_source with mbridge's own converters of Megatron-Core's parameters: tensor-parallel ranks' blocks, put together,
-against what the converters make of whole tensors, all bytes; and, of the families that dray has, the checkpoint's names and shapes."""
+"""dray.weights.record_source with mbridge's own converters of Megatron-Core's parameters, and with slime's, where $DRAY_UPSTREAM has
+slime: tensor-parallel ranks' blocks, put together, against what the converters make of whole tensors, all bytes; and, of the families
+that dray has, the checkpoint's names and shapes."""
+import importlib
 import json
+import os
 import pathlib
 import sys
 import tempfile
+import types
 
 import torch
 import transformers
@@ -57,6 +61,26 @@ def bridge_of(kind, config, padded):
     return made
 
 
+def slime_of(name, config):
+    """slime's conversion of a family; None: it has none, or slime is not here."""
+    folder = pathlib.Path(os.environ.get("DRAY_UPSTREAM", "/nowhere"), "slime")
+    if not folder.is_dir() or name == "mixtral":
+        return None
+    for package in ("slime", "slime.backends", "slime.backends.megatron_utils"):  # without what they begin with
+        if package not in sys.modules:
+            sys.modules[package] = made = types.ModuleType(package)
+            made.__path__ = [str(folder / package.replace(".", "/"))]
+    to_hf = importlib.import_module("slime.backends.megatron_utils.megatron_to_hf").convert_to_hf
+    args = types.SimpleNamespace(hidden_size=config.hidden_size, num_attention_heads=config.num_attention_heads,
+                                 num_query_groups=config.num_key_value_heads, kv_channels=config.head_dim,
+                                 vocab_size=config.vocab_size, q_lora_rank=None)
+
+    def convert(named):
+        for each, tensor in named:
+            yield from to_hf(args, name, f"module.module.{each}", tensor)
+    return convert
+
+
 def tried(name, kind, config, sizes):
     torch.manual_seed(7)
     config = config(**sizes)
@@ -79,19 +103,20 @@ def tried(name, kind, config, sizes):
                 yield from zip(*bridge._weight_to_hf_format(each, tensor))
         wanted = dict(convert(whole.items()))
         assert {n: tuple(t.shape) for n, t in wanted.items()} == {n: tuple(of[0]) for n, of in wanted_names.items()}
-        made = {n: torch.full_like(t, 7) for n, t in wanted.items()}
-        for rank in range(tp):
-            held = {each: part(each, tensor, tp, rank) for each, tensor in whole.items()}
-            for each, parameter in held.items():  # the shapes that dray's own tables have for this rank
-                assert tuple(parameter.shape) == tuple(listed[tp][each][0]), (each, parameter.shape, listed[tp][each])
-            source = record_source(convert, megatron_shards(held.items(), tp, rank))
-            assert not source.computed, source.computed
-            for block in [block for _, block in source.pairs()]:
-                view = block.tensor
-                made[block.name][tuple(slice(s, s + n) for s, n in zip(block.start or (0,) * view.dim(), view.shape))] = view
-            counts.append(len(source.pairs()))
-        for each, tensor in wanted.items():
-            assert torch.equal(made[each], tensor), f"{name} TP{tp}: {each}"
+        for what in filter(None, (convert, slime_of(name, config))):
+            made = {n: torch.full_like(t, 7) for n, t in wanted.items()}
+            for rank in range(tp):
+                held = {each: part(each, tensor, tp, rank) for each, tensor in whole.items()}
+                for each, parameter in held.items():  # the shapes that dray's own tables have for this rank
+                    assert tuple(parameter.shape) == tuple(listed[tp][each][0]), (each, parameter.shape, listed[tp][each])
+                source = record_source(what, megatron_shards(held.items(), tp, rank))
+                assert not source.computed, source.computed
+                for block in [block for _, block in source.pairs()]:
+                    view = block.tensor
+                    made[block.name][tuple(slice(s, s + n) for s, n in zip(block.start or (0,) * view.dim(), view.shape))] = view
+                counts.append(len(source.pairs()))
+            for each, tensor in wanted.items():
+                assert torch.equal(made[each], tensor), f"{name} TP{tp}: {each}"
     return len(wanted), sum(counts)
 
 
@@ -99,9 +124,11 @@ def main():
     seen = []
     for name, (kind, config, sizes) in MODELS.items():
         tensors, blocks = tried(name, kind, config, sizes)
-        print(f"{name}: {tensors} tensors, {blocks} blocks of 7 ranks", flush=True)
+        print(f"{name}: {tensors} tensors, {blocks} blocks of 7 ranks{', and of slime' if 'slime' in sys.modules and name != 'mixtral' else ''}",
+              flush=True)
         seen.append(name)
-    print(f"mbridge's converters of {', '.join(seen)} recorded at TP1, 2 and 4: blocks equal what they convert, and dray's own names and shapes")
+    slime = f"; slime's of {', '.join(n for n in seen if n != 'mixtral')}, too" if "slime" in sys.modules else ""
+    print(f"mbridge's converters of {', '.join(seen)} recorded at TP1, 2 and 4: blocks equal what they convert, and dray's own names and shapes{slime}")
 
 
 main()
