@@ -4,6 +4,7 @@ that compares every tensor by its bits. Two replicas, one of two workers; 20 ste
 steps and in the middle of one."""
 import os
 import pathlib
+import re
 import sys
 import time
 
@@ -162,7 +163,21 @@ def dead(replica):
         return True
 
 
+def recipe():
+    """The options of examples/verl_vllm.sh are options of this verl, and what its separate_async trainer asks of them holds."""
+    text = (pathlib.Path(os.environ["DRAY_SOURCE_DIR"]) / "examples/verl_vllm.sh").read_text()
+    given = dict(re.findall(r"(?:^|\s)([a-z_0-9.]+)=(\S+)", text[text.index("verl.trainer.main_ppo"):]))
+    config = OmegaConf.load(pathlib.Path(verl.__file__).parent / "trainer/config/_generated_ppo_trainer.yaml")
+    for key in given:
+        parent, _, last = key.rpartition(".")
+        assert last in OmegaConf.select(config, parent), f"examples/verl_vllm.sh: verl has no {key}"
+    assert len(given) > 20
+    assert int(given["data.train_batch_size"]) == int(given["trainer.v1.separate_async.parameter_sync_step"]) * \
+        int(given["actor_rollout_ref.actor.ppo_mini_batch_size"])
+
+
 def main():
+    recipe()
     assert CheckpointEngineRegistry.get("dray") is integration.DrayCheckpointEngine  # found by the entry point
     seen = []
     with dray.serve():
