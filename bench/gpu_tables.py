@@ -58,7 +58,7 @@ def notes(run):
     """What is said beside the table, a sentence each."""
     if run["verification"] is not None:
         yield (f"Verification, on both sides, costs {100 * run['verification']:.1f} % of an update "
-               "(32B apart; target 5 %).")
+               "(32B apart; target 3 %).")
     for r in run["rows"]:
         d = r.get("bench", {}).get("decoding")
         if "by exchange" in r["row"] and "bench" in r:
@@ -142,7 +142,7 @@ def readme(run):
         cells = [row["limit_ms"], row["ms"], row["m2n_ms"], gathering]
         return "| " + " | ".join([what] + [ms(c) + " ms" if c is not None else "-" for c in cells]) + " |"
     table = "\n".join(line(name, what) for name, what in names)
-    return f"""dray's time counts from `dray_publisher_publish`, whose checksums are part of it, to the last engine's commit:
+    return f"""dray's time counts from `dray_publisher_publish` to the last engine's commit, which waits for the publishers' checksums:
 
 ![The links allow {ms(first['limit_ms'])} ms for Qwen2.5-32B, dray takes {ms(first['ms'])}; \
 the table has all](docs/updates.svg)
