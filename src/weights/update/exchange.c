@@ -26,6 +26,7 @@ typedef struct chunk {         /* of the engine's */
     uint64_t address, bytes, allocation;
     uint64_t needed;    /* bytes of our regions in it */
     uint32_t number;    /* before they were sorted */
+    uint32_t ours;      /* exports of it by our regions */
     dray__extents used; /* what was allocated in it; an arena's */
     dray__cuda_chunk spare;
     span *filled, *gaps; /* by blocks; allocated otherwise */
@@ -443,9 +444,8 @@ static int look(dray__exchange *x, enum exports counts, dray__cuda_chunk **live,
         const dray__extents *used = NULL;
         dray__cuda_chunk *found = live_of(c, &used);
         uint32_t others = found && counts != NONE ? found->exports : 0;
-        for (uint32_t r = 0; counts == OTHERS && r < dray_layout_region_count(x->layout); r++)
-            if (x->chunk_of[r] == i && c->arena && others && dray__region_exported(x->regions[r]))
-                others--;
+        if (counts == OTHERS)
+            others -= others < c->ours ? others : c->ours;
         if (!found || found->allocation != c->allocation || others || !same_use(c, used))
             return DRAY_ESTALE;
         if (live) {
@@ -457,9 +457,22 @@ static int look(dray__exchange *x, enum exports counts, dray__cuda_chunk **live,
     return DRAY_OK;
 }
 
+/* How many of our regions are exported, which arenas count: before their locks are taken. */
+static void count_ours(dray__exchange *x)
+{
+    for (uint32_t i = 0; i < x->count; i++)
+        x->chunks[i].ours = 0;
+    for (uint32_t r = 0; r < dray_layout_region_count(x->layout); r++) {
+        chunk *c = x->chunk_of[r] == NOWHERE ? NULL : &x->chunks[x->chunk_of[r]];
+        if (c && c->arena)
+            c->ours += dray__region_exported(x->regions[r]);
+    }
+}
+
 bool dray__exchange_possible(dray__exchange *x)
 {
     uint32_t count;
+    count_ours(x);
     lock_all(x, true);
     int rc = look(x, OTHERS, NULL, NULL, &count);
     lock_all(x, false);
