@@ -1,6 +1,7 @@
 """Roles that are programs of the job's own: they are told what they are by their environment, start in
 order, end with the queue, and are named when they die, hang or leave too early."""
 import http.server
+import re
 import shlex
 import threading
 
@@ -85,6 +86,8 @@ else:
     print("no numpy: the grader in Python is not tried")
 
 # ---- what a process is told --------------------------------------------------------------------------
+table = (SOURCE / "docs/roles.md").read_text().split("## What a process is told")[1].split("##")[0]
+PAGE = {name for line in table.splitlines() if line.startswith("| `") for name in re.findall(r"`([A-Z_]+)`", line.split("|")[1])}
 show = (f"env >{work}/env.$DRAY_ROLE.$DRAY_INSTANCE.$DRAY_RANK; ls /proc/self/fd >{work}/fds; "
         f"pwd >{work}/pwd; nice >{work}/nice; exec {work}/grade")
 (work / "there").mkdir()
@@ -101,7 +104,7 @@ for instance in (0, 1):
                     (work / f"env.grader.{instance}.{rank}").read_text().splitlines() if "=" in line)
         wanted = {"DRAY_RUN": str(work / "told"), "DRAY_CONFIG": str(work / "told/config.json"),
                   "DRAY_QUEUE": "samples", "DRAY_TASK": "reward", "DRAY_ROLE": "grader",
-                  "DRAY_INSTANCE": str(instance), "DRAY_EPOCH": "1", "DRAY_STEP": "0",
+                  "DRAY_INSTANCE": str(instance), "DRAY_EPOCH": "1", "DRAY_STEP": "0", "DRAY_EVAL_FROM": "0",
                   "DRAY_RANK": str(rank), "DRAY_DEVICES": "cpu:0", "RANK": str(rank), "WORLD_SIZE": "2",
                   "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                   "TORCHELASTIC_RUN_ID": f"tiny/grader.{instance}", "TORCHELASTIC_RESTART_COUNT": "0",
@@ -109,6 +112,9 @@ for instance in (0, 1):
         wrong = {k: told.get(k) for k, v in wanted.items() if told.get(k) != v}
         check(not wrong, f"environment of {instance}, {rank}: {wrong}")
         check(told["DRAY_ADDRESS"].startswith("unix:/"), told["DRAY_ADDRESS"])
+        missing, unknown = PAGE - set(told), {n for n in told if n.startswith("DRAY_")} - set(os.environ) - PAGE
+        check(missing == {"DRAY_LEASES", "DRAY_TOKEN_FILE"}, f"on the page, and not told: {missing}")
+        check(not unknown, f"told, and not on the page: {unknown}")
         check(not {"DRAY_TOKEN", "DRAY_REDIS_PASSWORD", "DRAY_GROUP_FD"} & set(told), "secrets are told")
         ports.add(told["MASTER_PORT"])
     check(len(ports) == 1 and ports.pop() > "0", f"ports: {ports}")

@@ -1,6 +1,7 @@
 #include "run/job/job_roles.h"
 
 #include "base/error.h"
+#include "base/wire.h"
 #include "base/words.h"
 #include "run/job/columns.h"
 #include "run/job/contract.h"
@@ -354,10 +355,35 @@ static const dray__task_view *writer_of(const columns *c, const char *column, ui
     return NULL;
 }
 
+/* Of what the task needs (`key` needs) or writes: names that the queue takes, each once. */
+static int check_names(const dray__task_view *t, const char *key, const char *const *names,
+                       uint32_t count, const dray__places *at, dray_error *error)
+{
+    char keys[128];
+    snprintf(keys, sizeof(keys), "tasks.%.64s.%s", t->name, key);
+    for (uint32_t i = 0; i < count; i++) {
+        size_t length = strlen(names[i]);
+        if (!length || length > 255 || !dray__utf8_plain(names[i], length))
+            return dray__setting_fail(at, keys, error,
+                                      "column '%.64s': expected 1 to 255 bytes of UTF-8 without "
+                                      "control characters",
+                                      names[i]);
+        for (uint32_t j = 0; j < i; j++)
+            if (strcmp(names[i], names[j]) == 0)
+                return dray__setting_fail(at, keys, error, "column %.64s is there twice", names[i]);
+    }
+    return DRAY_OK;
+}
+
 static int check_writes(columns *c, uint32_t task, const dray__places *at, dray_error *error)
 {
     char keys[256];
     const dray__task_view *t = &c->tasks[task];
+    int rc = check_names(t, "needs", t->needs, t->need_count, at, error);
+    if (!rc)
+        rc = check_names(t, "writes", t->writes, t->write_count, at, error);
+    if (rc)
+        return rc;
     for (uint32_t j = 0; j < t->write_count; j++) {
         const dray__task_view *other = writer_of(c, t->writes[j], task);
         snprintf(keys, sizeof(keys), "tasks.%.64s.writes tasks.%.64s.writes", t->name,
@@ -370,24 +396,61 @@ static int check_writes(columns *c, uint32_t task, const dray__places *at, dray_
     return DRAY_OK;
 }
 
+static int check_needs(const columns *c, const dray__task_view *t, const dray__places *at,
+                       dray_error *error)
+{
+    char keys[256], hint[96];
+    snprintf(keys, sizeof(keys), "tasks.%.64s.needs tasks", t->name);
+    for (uint32_t j = 0; j < t->need_count; j++)
+        if (!writer_of(c, t->needs[j], c->count))
+            return dray__setting_fail(
+                at, keys, error, "column %.64s is written by no task%s", t->needs[j],
+                dray__word_hint(t->needs[j], c->written, c->written_count, hint, sizeof(hint)));
+    return DRAY_OK;
+}
+
+/* The first column that the task needs and that no task in `ready` (a bit each) writes. */
+static const char *awaited(const columns *c, uint32_t task, uint64_t ready)
+{
+    const dray__task_view *t = &c->tasks[task];
+    for (uint32_t j = 0; j < t->need_count; j++)
+        if (!(ready >> (writer_of(c, t->needs[j], c->count) - c->tasks) & 1))
+            return t->needs[j];
+    return NULL;
+}
+
+/* Tasks that need what they write, or what is written after it, would never begin. */
+static int check_order(const columns *c, const dray__places *at, dray_error *error)
+{
+    char keys[128];
+    uint64_t ready = 0;
+    uint32_t task = 0;
+    for (uint32_t i = 0; i < c->count * c->count; i++)
+        if (!awaited(c, i % c->count, ready))
+            ready |= UINT64_C(1) << i % c->count;
+    while (task < c->count && ready >> task & 1)
+        task++;
+    if (task == c->count)
+        return DRAY_OK;
+    for (uint32_t i = 0; i < c->count; i++) /* from one that waits to one that waits for itself */
+        task = (uint32_t)(writer_of(c, awaited(c, task, ready), c->count) - c->tasks);
+    snprintf(keys, sizeof(keys), "tasks.%.64s.needs tasks", c->tasks[task].name);
+    return dray__setting_fail(at, keys, error,
+                              "task %.64s would never begin: column %.64s, which it needs, is "
+                              "written after what it writes",
+                              c->tasks[task].name, awaited(c, task, ready));
+}
+
 int dray__rule_columns(const dray__job *job, const dray__places *at, dray_error *error)
 {
     columns c = {.written_count = 0};
-    char keys[256], hint[96];
     int rc = DRAY_OK;
     c.count = dray__job_tasks(job, c.tasks);
     for (uint32_t i = 0; i < c.count && !rc; i++)
         rc = check_writes(&c, i, at, error);
     for (uint32_t i = 0; i < c.count && !rc; i++)
-        for (uint32_t j = 0; j < c.tasks[i].need_count && !rc; j++) {
-            const char *column = c.tasks[i].needs[j];
-            snprintf(keys, sizeof(keys), "tasks.%.64s.needs tasks", c.tasks[i].name);
-            if (!writer_of(&c, column, c.count))
-                rc = dray__setting_fail(
-                    at, keys, error, "column %.64s is written by no task%s", column,
-                    dray__word_hint(column, c.written, c.written_count, hint, sizeof(hint)));
-        }
-    return rc;
+        rc = check_needs(&c, &c.tasks[i], at, error);
+    return rc ? rc : check_order(&c, at, error);
 }
 
 /* ---- is it there? ---------------------------------------------------------------------------- */

@@ -138,8 +138,8 @@ static const dray__setting role_settings[] = {
     TEXTS(env, env_count, "", 0, 64, "`NAME=VALUE`, over the environment of `dray run`"),
     PATH(cwd, "", "folder of the command; without one, where `dray run` was typed"),
     TEXT(ready, "",
-         "the role can be used once this file is there (below the run's folder), or this "
-         "`http://HOST:PORT/PATH` answers"),
+         "the role can be used once this file is there (a relative path: below the run's "
+         "folder), or this `http://HOST:PORT/PATH` answers"),
     TEXTS(after, after_count, "", 0, 16, "roles that must be ready before this one starts"),
     WORD(on_death, restart, on_deaths,
          "`restart`: the instance is started anew; `end`: the run ends, and can be resumed. Where "
