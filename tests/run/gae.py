@@ -56,13 +56,15 @@ def begun(folder, *arguments, **options):
     return recorded(folder, *DATA, *arguments, job=gae_file, **options)
 
 
-def check_both(folder, what, bounds):
+def check_both(folder, what, bounds, tasks=("critic", "value")):
     """What the last checkpoint of each model is made of: the same samples in each step, which had their values from
-    the version that the step began with. Returns whether a step had samples of several steps' prompts."""
+    the version that the step began with. Returns whether a step had samples of several steps' prompts.
+
+    tasks: without `value` where a queue keeps values of steps that are made again, from the same samples."""
     check_lineage(folder, what, bounds)
     last, mixed = newest(folder), False
     actor = lineage(folder, last)
-    for task in ("critic", "value"):
+    for task in tasks:
         other = lineage(folder, last, task)
         check(sorted(other) == sorted(actor), f"{what}: {task} in steps {sorted(other)}")
         for step in actor:

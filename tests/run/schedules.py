@@ -4,7 +4,7 @@ end all that was trained is checked, whatever happened on the way. Used by the t
 import re
 import shlex
 
-from lineage import *
+from gae import *
 
 SLOWER = 8 if "asan" in PROGRAM or "tsan" in PROGRAM else 1
 STOPPED = 3 * SLOWER  # seconds that a process is stopped
@@ -16,6 +16,8 @@ POINTS = {"engine": EVERY + ("generated", "updating", "updated"),
           "desk": EVERY + DRIVER + ("rewarded", "scored"),
           "trainer": EVERY + ("after_warmup", "after_backward", "after_step", "after_publish", "after_commit",
                               "in_checkpoint", "checkpoint_named", "after_checkpoint", "covered")}
+POINTS["critic"] = tuple(point for point in POINTS["trainer"] if point not in ("after_warmup", "covered"))
+TRAINERS = ("trainer", "critic")  # with them the run ends
 CLOCK = ["clock.enabled=true", "clock.tokens=4", "clock.variation=0.7", "clock.correlation=0.5", "clock.tail=4",
          "clock.tail_share=0.1", "clock.token_seconds=1e-3", "clock.train_seconds=1e-3",
          "clock.log_prob_seconds=2e-4", "clock.reward_seconds=1e-4", "rollout.max_new_tokens=20"]
@@ -43,8 +45,9 @@ class Case:
         self.clock = r.random() < 0.5
         staleness = self.draw_schedule()
         self.bounds = Bounds(self.schedule, staleness)
-        self.settings += [f"limits.wait_seconds={self.wait}", f"checkpoint.every={r.choice([1, 2, 3])}",
-                          f"queue.durability={r.choice(['none', 'checkpoint', 'journal'])}",
+        every, self.durability = r.choice([1, 2, 3]), r.choice(["none", "checkpoint", "journal"])
+        self.settings += [f"limits.wait_seconds={self.wait}", f"checkpoint.every={every}",
+                          f"queue.durability={self.durability}",
                           f"weights.mode={r.choice(['tensor', 'tensor', 'disk'])}"]
         self.settings += CLOCK if self.clock else []
         self.policy = r.choice(["ordered"] * 4 + ["group", "token_balanced", "oldest_version", "fifo"]
@@ -53,6 +56,10 @@ class Case:
         # What the trainer computes; the rest of the settings changes no bit.
         self.computed = [one for one in ("actor.epochs=2", "actor.old_log_prob=rollout", "reference.enabled=false",
                                          "advantage.method=rloo") if r.random() < 0.15]
+        self.critic_ranks = r.choice([1, 2]) if r.random() < 0.2 else 0  # 0: no value model
+        if self.critic_ranks:
+            self.computed = [one for one in self.computed if "advantage" not in one]
+            self.computed += ["advantage.method=gae", "critic.micro_batch=8"]
         self.settings += self.computed
         self.draw_roles()
         self.settings.append("roles=" + json.dumps(self.roles))
@@ -92,6 +99,8 @@ class Case:
         if apart:
             self.add("judge", ["eval"], "engine")
         self.add("trainer", ["old_log_prob", "actor"], "trainer", self.trainer_ranks)
+        if self.critic_ranks:
+            self.add("critic", ["value", "critic"], "critic", self.critic_ranks)
         desk = r.choice(["one", "one", "apart", "own"])
         if desk == "one":
             self.add("desk", ["driver", "reward", "reference", "advantage"], "desk")
@@ -117,8 +126,8 @@ class Case:
             points.append(f"{label}:{rank}:{point}:{r.randrange(STEPS + 1)}:"
                           f"{r.choice(['kill', 'kill', 'kill', 'exit', 'stop'])}")
         for _ in range(r.choice([0, 1, 1, 2]) if points else r.choice([1, 2])):
-            who = r.choice(["supervisor", "--coordinator", "role trainer"] +
-                           2 * [f"role {role['name']}" for role in self.roles if role["name"] != "trainer"])
+            who = r.choice(["supervisor", "--coordinator", *(f"role {role['name']}" for role in self.roles),
+                            *(f"role {role['name']}" for role in self.roles if role["name"] not in TRAINERS)])
             what = r.choice([signal.SIGKILL] * 3 + [signal.SIGSTOP] +
                             ([signal.SIGINT] if who == "supervisor" else []))
             moments.append((r.uniform(0, 0.6 if self.clock else 0.5) * SLOWER, who, what, r.random()))
@@ -128,10 +137,10 @@ class Case:
         """Whether what is drawn for a start may end the run: else it goes on to its end."""
         points, moments = start
         patient = self.wait > 4 * STOPPED
-        fatal = any(point.startswith("trainer:") and not point.endswith(":stop") for point in points.split(","))
+        fatal = any(point.split(":")[0] in TRAINERS and not point.endswith(":stop") for point in points.split(","))
         stops = "stop" in points or any(what == signal.SIGSTOP for _, _, what, _ in moments)
         return fatal or (stops and not patient) or any(
-            who in ("supervisor", "--coordinator", "role trainer") and what != signal.SIGSTOP
+            who.removeprefix("role ") in ("supervisor", "--coordinator", *TRAINERS) and what != signal.SIGSTOP
             for _, who, what, _ in moments)
 
     def same_bits(self):
@@ -139,7 +148,7 @@ class Case:
         if not self.bounds.exact or self.continuous or self.policy != "ordered":
             return None
         return "-".join([self.schedule, str(self.clock), str(self.engine_ranks), str(self.trainer_ranks),
-                         *self.computed])
+                         str(self.critic_ranks), *self.computed])
 
     def arguments(self):
         return [*DATA, *words(self.settings)]
@@ -226,6 +235,14 @@ def check_rows(folder, case):
               for row in due), f"{case}: evaluations: {due}")
 
 
+def check_models(folder, case):
+    if not case.critic_ranks:
+        check_lineage(folder, str(case), case.bounds)
+        return
+    kept = case.durability != "none" and case.schedule != "async"
+    check_both(folder, str(case), case.bounds, ("critic",) if kept else ("critic", "value"))
+
+
 wholes = {}
 
 
@@ -233,13 +250,18 @@ def check_bits(folder, case):
     key = case.same_bits()
     if key and key not in wholes:
         wholes[key] = whole = work / f"whole-{key}"
-        layout = [f"roles.engine.ranks={case.engine_ranks}", f"roles.trainer.ranks={case.trainer_ranks}",
-                  f"schedule={case.schedule}", *case.computed, *(CLOCK if case.clock else [])]
+        roles = [{"name": "engine", "tasks": ["rollout", "eval"], "ranks": case.engine_ranks},
+                 *(role for role in case.roles if role["name"] in TRAINERS),
+                 {"name": "desk", "tasks": ["driver", "reward", "reference", "advantage"]}]
+        layout = [f"roles={json.dumps(roles)}", f"schedule={case.schedule}", *case.computed,
+                  *(CLOCK if case.clock else [])]
         done = recorded(whole, *DATA, *words(layout))
         check(done.returncode == 0, f"{case}: undisturbed: {done.stderr}")
     if key:
         a, b = (checkpoint(f, STEPS) for f in (wholes[key], folder))
         check(same_folder(a / "optimizer", b / "optimizer"), f"{case}: other bits than the undisturbed run's")
+        check(not case.critic_ranks or same_folder(critic(wholes[key], STEPS), critic(folder, STEPS)),
+              f"{case}: another value model than the undisturbed run's")
         check(lineage(wholes[key], STEPS) == lineage(folder, STEPS), f"{case}: other samples than the undisturbed run's")
 
 
@@ -255,7 +277,7 @@ def run_case(case):
         check(status != 1 or f"dray run --resume {folder}" in text, f"no advice: {what}")
         seen[f"status {status}"] += 1
         if newest(folder) > 0:
-            check_lineage(folder, str(case), case.bounds)
+            check_models(folder, case)
         if len(failures) > before or status == 0:
             break
     if len(failures) == before:
@@ -265,7 +287,7 @@ def run_case(case):
     for log in folder.rglob("logs/*.log"):
         for fault in re.findall(r"^fault: (\w+) at (\w+) of", log.read_text(errors="replace"), re.M):
             seen[" at ".join(fault)] += 1
-    seen[f"schedule {case.schedule}"] += 1
+    seen[f"schedule {case.schedule}{' with a value model' if case.critic_ranks else ''}"] += 1
     good = len(failures) == before
     if good:
         shutil.rmtree(folder)
