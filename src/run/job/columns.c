@@ -22,13 +22,14 @@ static uint32_t copy_used(const dray__job *job, const char *to[DRAY__TASK_COLUMN
     return count;
 }
 
-static void view(const dray__job *job, const dray__task_kind *kind, dray__task_view *out)
+dray__task_view dray__task_built_in(const dray__job *job, const dray__task_kind *kind)
 {
-    *out = (dray__task_view){.name = kind->name, .kind = kind};
-    out->need_count = copy_used(job, out->needs, kind->needs);
-    out->write_count = copy_used(job, out->writes, kind->writes);
+    dray__task_view out = {.name = kind->name, .kind = kind};
+    out.need_count = copy_used(job, out.needs, kind->needs);
+    out.write_count = copy_used(job, out.writes, kind->writes);
     if (strcmp(kind->name, "driver") == 0)
-        out->write_count = copy(out->writes, inserted, sizeof(inserted) / sizeof(*inserted));
+        out.write_count = copy(out.writes, inserted, sizeof(inserted) / sizeof(*inserted));
+    return out;
 }
 
 static void lay_over(dray__task_view *task, const dray__job_task *given)
@@ -45,8 +46,8 @@ uint32_t dray__job_tasks(const dray__job *job, dray__task_view out[DRAY__JOB_TAS
     uint32_t count = 0;
     for (uint32_t i = 0; i < DRAY__TASK_COUNT; i++)
         if (dray__task_used(job, &dray__tasks[i]))
-            view(job, &dray__tasks[i], &out[count++]);
-    view(job, &dray__task_score, &out[count++]);
+            out[count++] = dray__task_built_in(job, &dray__tasks[i]);
+    out[count++] = dray__task_built_in(job, &dray__task_score);
     for (uint32_t i = 0; i < job->task_count; i++) {
         const dray__job_task *given = &job->tasks[i];
         dray__task_view *found = NULL;

@@ -16,5 +16,7 @@ typedef struct dray__task_view {
 /* The tasks that the job has; returns how many. The driver is one of them: it writes the columns
  * that samples begin with. */
 uint32_t dray__job_tasks(const dray__job *job, dray__task_view out[DRAY__JOB_TASKS]);
+/* What the built-in program reads and writes for it in this job, whatever the job's `tasks` say. */
+dray__task_view dray__task_built_in(const dray__job *job, const dray__task_kind *kind);
 /* Whether it claims rows. (The driver inserts.) */
 bool dray__task_claims(const dray__task_view *task);

@@ -409,6 +409,52 @@ static int check_needs(const columns *c, const dray__task_view *t, const dray__p
     return DRAY_OK;
 }
 
+static bool is_among(const char *name, const char *const *names, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (strcmp(names[i], name) == 0)
+            return true;
+    return false;
+}
+
+static bool is_run_built_in(const dray__job *job, const char *task)
+{
+    for (uint32_t i = 0; i < job->role_count; i++)
+        if (is_builtin(&job->roles[i]) && dray__role_has(&job->roles[i], task))
+            return true;
+    return false;
+}
+
+/* A built-in program reads and writes what it does, whatever `tasks` say. It may be told to wait
+ * for more. */
+static int check_built_in(const dray__job *job, const dray__task_view *t, const dray__places *at,
+                          dray_error *error)
+{
+    char needs[128], writes[128];
+    if (!t->kind || !is_run_built_in(job, t->name))
+        return DRAY_OK;
+    dray__task_view own = dray__task_built_in(job, t->kind);
+    snprintf(needs, sizeof(needs), "tasks.%.64s.needs", t->name);
+    snprintf(writes, sizeof(writes), "tasks.%.64s.writes", t->name);
+    for (uint32_t i = 0; i < own.need_count; i++)
+        if (!is_among(own.needs[i], t->needs, t->need_count))
+            return dray__setting_fail(at, needs, error,
+                                      "column %s is missing, which the built-in %s begins with (a "
+                                      "role of the job's own may do without)",
+                                      own.needs[i], t->name);
+    for (uint32_t i = 0; i < own.write_count; i++)
+        if (!is_among(own.writes[i], t->writes, t->write_count))
+            return dray__setting_fail(at, writes, error,
+                                      "column %s is missing, which the built-in %s writes",
+                                      own.writes[i], t->name);
+    for (uint32_t i = 0; i < t->write_count; i++)
+        if (!is_among(t->writes[i], own.writes, own.write_count))
+            return dray__setting_fail(at, writes, error,
+                                      "column %.64s is not written by the built-in %s",
+                                      t->writes[i], t->name);
+    return DRAY_OK;
+}
+
 /* The first column that the task needs and that no task in `ready` (a bit each) writes. */
 static const char *awaited(const columns *c, uint32_t task, uint64_t ready)
 {
@@ -448,6 +494,8 @@ int dray__rule_columns(const dray__job *job, const dray__places *at, dray_error 
     c.count = dray__job_tasks(job, c.tasks);
     for (uint32_t i = 0; i < c.count && !rc; i++)
         rc = check_writes(&c, i, at, error);
+    for (uint32_t i = 0; i < c.count && !rc; i++)
+        rc = check_built_in(job, &c.tasks[i], at, error);
     for (uint32_t i = 0; i < c.count && !rc; i++)
         rc = check_needs(&c, &c.tasks[i], at, error);
     return rc ? rc : check_order(&c, at, error);

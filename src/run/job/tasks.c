@@ -85,6 +85,9 @@ const dray__task_kind *dray__task_find(const char *name)
 static bool has_versions(const dray__job *job)
 {
     bool has = true;
+    for (uint32_t i = 0; i < job->role_count; i++)
+        if (!job->roles[i].command[0] && dray__role_has(&job->roles[i], "rollout"))
+            return true;
     for (uint32_t i = 0; i < job->task_count; i++) {
         const dray__job_task *given = &job->tasks[i];
         bool writes = false;

@@ -386,6 +386,15 @@ static void check_idle(dray__process *p, int64_t now, bool busy)
         dray__role_label(p->instance->role, p->instance->number, label), p->rank, how);
 }
 
+/* Where many share a machine, a process may get less of a core than one that sleeps takes, though
+ * it wants one all the time. */
+static bool computes(const dray__process *p, const dray__vital *v, int64_t elapsed)
+{
+    int64_t ticks = (int64_t)(v->ticks - p->ticks), wanted = (int64_t)(v->wanted_ns - p->wanted_ns);
+    bool ran = ticks > 0 && ticks * BUSY_MS * DRAY__MILLISECOND >= elapsed;
+    return ran || v->on_disk || 2 * wanted >= elapsed;
+}
+
 /* A process that computes is slow, one that is stopped is gone: it will not answer. (A session
  * of a remote process ends by its own rules, docs/security.md; its role's rows are claimed again.)
  */
@@ -397,12 +406,12 @@ static void check_life(dray__process *p, const void *with)
     dray__vital v;
     if (p->child.pid <= 0 || !dray__vital_of(p->child.pid, &v))
         return;
-    bool busy = v.ticks > p->ticks &&
-                (int64_t)(v.ticks - p->ticks) * BUSY_MS * DRAY__MILLISECOND >= now - s->looked_ns;
+    bool busy = computes(p, &v, now - s->looked_ns);
     if (busy)
         s->moved_ns = now;
     check_idle(p, now, busy || v.stopped);
     p->ticks = v.ticks;
+    p->wanted_ns = v.wanted_ns;
     if (!v.stopped) {
         p->stopped_ns = 0;
         return;

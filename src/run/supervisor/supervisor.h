@@ -32,6 +32,7 @@ typedef struct dray__process {
     int64_t left_ns;    /* when */
     int64_t stopped_ns; /* since when it has been seen stopped; 0: it is not */
     uint64_t ticks;     /* CPU time, in clock ticks */
+    uint64_t wanted_ns; /* of which it had a core, or waited for one */
     /* Since when it has held the same claims, used no CPU and said no wait; 0: it does not. */
     int64_t idle_ns;
     uint64_t claims;

@@ -1,5 +1,6 @@
 #include "run/supervisor/vital.h"
 
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,21 +16,51 @@ static bool read_line(const char *path, char *out, size_t capacity)
     return ok;
 }
 
-/* proc(5): PID (COMM) STATE PPID ..., utime and stime are fields 14 and 15. COMM may hold anything.
- */
+/* proc(5): PID (COMM) STATE ...; COMM may hold anything. NULL: no such line. */
+static const char *state_in(const char *path, char *line, size_t capacity)
+{
+    const char *behind = read_line(path, line, capacity) ? strrchr(line, ')') : NULL;
+    return behind && behind[1] == ' ' ? behind + 2 : NULL;
+}
+
+/* Linux, Documentation/scheduler/sched-stats.rst: time on a core, and in a queue for one, in ns. */
+static void add_thread(pid_t pid, const char *thread, dray__vital *out)
+{
+    char path[320], line[1024];
+    unsigned long long ran, waited;
+    snprintf(path, sizeof(path), "/proc/%ld/task/%s/stat", (long)pid, thread);
+    const char *state = state_in(path, line, sizeof(line));
+    out->on_disk = out->on_disk || (state && *state == 'D');
+    snprintf(path, sizeof(path), "/proc/%ld/task/%s/schedstat", (long)pid, thread);
+    if (read_line(path, line, sizeof(line)) && sscanf(line, "%llu %llu", &ran, &waited) == 2)
+        out->wanted_ns += ran + waited;
+}
+
+static void add_threads(pid_t pid, dray__vital *out)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%ld/task", (long)pid);
+    DIR *threads = opendir(path);
+    for (struct dirent *at; threads && (at = readdir(threads));)
+        if (at->d_name[0] != '.')
+            add_thread(pid, at->d_name, out);
+    if (threads)
+        closedir(threads);
+}
+
+/* utime and stime are fields 14 and 15 of proc(5). */
 static bool add_one(pid_t pid, dray__vital *out)
 {
     char path[64], line[1024], state;
     unsigned long long user, kernel;
     snprintf(path, sizeof(path), "/proc/%ld/stat", (long)pid);
-    if (!read_line(path, line, sizeof(line)))
-        return false;
-    const char *behind = strrchr(line, ')');
-    if (!behind || sscanf(behind + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu",
-                          &state, &user, &kernel) != 3)
+    const char *at = state_in(path, line, sizeof(line));
+    if (!at || sscanf(at, "%c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu", &state, &user,
+                      &kernel) != 3)
         return false;
     out->stopped = out->stopped || state == 'T';
     out->ticks += user + kernel;
+    add_threads(pid, out);
     return true;
 }
 

@@ -7,7 +7,11 @@
 
 typedef struct dray__vital {
     bool stopped;   /* one of them is (SIGSTOP); a debugger's hold does not count */
+    bool on_disk;   /* a thread of theirs waits for a disk just now (uninterruptible sleep) */
     uint64_t ticks; /* of the CPU, all together */
+    /* In which their threads had a core or waited in a queue for one; 0: the kernel does not count.
+     */
+    uint64_t wanted_ns;
 } dray__vital;
 
 /* false: it is gone. */
