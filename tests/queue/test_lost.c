@@ -226,10 +226,10 @@ TEST(test_closed_chunk_is_told)
     OK(dray_queue_clear(worker, "0", &error));
     assert_true(free_bytes(worker) >= 3 << 20); /* both are known to be free */
     insert_ints(queue, "1", 4, 1);
-    uint64_t count = worker->storage.count;
+    uint64_t count = worker->holder.storage.count;
     first = claim_of(worker, "rollout", "1", 4);
     set_large(first);
-    assert_int_equal(worker->storage.count, count);
+    assert_int_equal(worker->holder.storage.count, count);
     dray_batch_free(first);
     dray_queue_close(worker);
     leave(queue, context);
@@ -259,7 +259,7 @@ TEST(test_chunk_in_a_lost_answer)
     kill(f.coordinator_pid, SIGCONT);
     worker->timeout_ns = timeout;
     set_large(batch);
-    assert_int_equal(worker->storage.count, 1);
+    assert_int_equal(worker->holder.storage.count, 1);
     COMMIT(batch);
     dray_queue_close(worker);
     leave(queue, context);

@@ -1,5 +1,5 @@
 /* A batch: its columns read in place, its outputs written, committed or given back. */
-#include "queue/client/bytes.h"
+#include "queue/client/client.h"
 
 #include "base/arena.h"
 #include "base/clock.h"
@@ -146,7 +146,7 @@ struct dray__batch_extent *dray__batch_extent_of(const dray_batch *batch,
  * then it says what is left. Another host's ends with its session. */
 static bool keeper_may_return(const dray_queue *queue)
 {
-    if (queue->home)
+    if (queue->holder.home)
         return false;
     return dray__channel_alive(queue->channel) ||
            (queue->durability == DRAY_DURABILITY_JOURNAL && !dray__channel_ended(queue->channel));
@@ -155,11 +155,11 @@ static bool keeper_may_return(const dray_queue *queue)
 static int get_mapping(dray_queue *queue, uint64_t chunk, dray__mapping **out, dray_error *error)
 {
     int64_t deadline = dray__context_deadline(queue->context, queue->timeout_ns);
-    int rc = dray__mapping_get(&queue->keeper, chunk, out, error);
+    int rc = dray__mapping_get(&queue->holder.keeper, chunk, out, error);
     while (rc == DRAY_ECLOSED && keeper_may_return(queue) && dray__now() < deadline &&
            !dray__interrupted()) {
         poll(NULL, 0, 5);
-        rc = dray__mapping_get(&queue->keeper, chunk, out, error);
+        rc = dray__mapping_get(&queue->holder.keeper, chunk, out, error);
     }
     return rc;
 }
@@ -315,7 +315,7 @@ static int join(dray_batch *batch, const dray__batch_column *column,
 static bool any_elsewhere(const dray_batch *batch, const dray__batch_column *column)
 {
     for (uint32_t put = 0; put < batch->put_count; put++)
-        if (dray__bytes_elsewhere(batch->queue, dray__batch_extent_of(batch, column, put)))
+        if (dray__batch_elsewhere(batch->queue, dray__batch_extent_of(batch, column, put)))
             return true;
     return false;
 }
@@ -548,7 +548,7 @@ int dray_batch_set(dray_batch *batch, const dray_column_data *column, dray_error
     if (rc)
         return rc;
     if (output->name)
-        batch->queue->bytes->done(batch->queue, &output->span, false, output->sent);
+        batch->queue->holder.kind->done(&batch->queue->holder, &output->span, false, output->sent);
     fresh.spec = spec;
     fresh.name = batch->task->writes[output - batch->outputs];
     *output = fresh;
@@ -619,7 +619,8 @@ static void outputs_done(dray_batch *batch, bool given_up)
     for (uint32_t i = 0; batch->task && batch->outputs && i < batch->task->writes_count; i++) {
         dray__batch_output *output = &batch->outputs[i];
         if (output->name)
-            batch->queue->bytes->done(batch->queue, &output->span, !given_up, output->sent);
+            batch->queue->holder.kind->done(&batch->queue->holder, &output->span, !given_up,
+                                            output->sent);
         output->name = NULL;
     }
 }
@@ -663,8 +664,9 @@ void dray__batch_commit_done(dray_batch *batch, int rc, dray__reader *reply)
     /* Superseded: nobody refers to the outputs. Other errors leave the batch as it was. */
     if (rc == DRAY_ESTALE || rc == DRAY_EGONE)
         outputs_done(batch, true);
-    if (rc == DRAY_EGONE && batch->queue->bytes->move) /* they are set again, elsewhere */
-        batch->queue->bytes->move(batch->queue, NULL);
+    dray__values_holder *holder = &batch->queue->holder;
+    if (rc == DRAY_EGONE && holder->kind->move) /* they are set again, elsewhere */
+        holder->kind->move(holder, NULL);
     if (rc)
         return;
     dray__queue_read_dropped(batch->queue, reply);
@@ -678,7 +680,7 @@ int dray_batch_commit(dray_batch *batch, dray_error *error)
         return DRAY_OK;
     int rc = dray__batch_put_commit(batch, dray__queue_begin(batch->queue), error);
     if (rc) {
-        dray__storage_untell(&batch->queue->storage, false);
+        dray__storage_untell(&batch->queue->holder.storage, false);
         return rc;
     }
     dray__reply reply;
@@ -738,7 +740,8 @@ void dray_batch_free(dray_batch *batch)
     if (!batch)
         return;
     outputs_done(batch, true);
-    if (batch->queue->storage.pid == dray__channel_pid()) /* a fork shares no mappings to count */
+    if (batch->queue->holder.storage.pid ==
+        dray__channel_pid()) /* a fork shares no mappings to count */
         for (uint32_t i = 0; i < batch->mapping_count; i++)
             dray__mapping_put(batch->mappings[i]);
     if (batch->buffers)

@@ -262,7 +262,7 @@ static int put_request(dray_queue *queue, dray_batch *batch, const dray_claim_op
     if (!rc)
         rc = put_claim(queue, options, count, deadline, error);
     if (rc)
-        dray__storage_untell(&queue->storage, false);
+        dray__storage_untell(&queue->holder.storage, false);
     return rc;
 }
 
@@ -337,7 +337,7 @@ static int claim_now(dray_queue *queue, dray_batch *batch, const dray_claim_opti
     if (rc == DRAY_ETIMEDOUT) /* the answer may be on its way, */
         dray__queue_release(queue, ticket);
     if (rc == DRAY_ETIMEDOUT && batch) /* with chunks that nobody takes */
-        dray__storage_untell(&queue->storage, true);
+        dray__storage_untell(&queue->holder.storage, true);
     if (!rc)
         rc = (batch ? read_next : read_claim)(queue, ticket, count, &reply, which, &next, error);
     leave_claim(rc ? NULL : next, error);
@@ -375,7 +375,7 @@ static int send_start(dray_queue *queue, dray_batch *batch, const dray_claim_opt
     rc = dray__call_start(queue->channel, batch ? DRAY__MSG_QUEUE_NEXT : DRAY__MSG_QUEUE_CLAIM,
                           &queue->out, NULL, 0, error);
     if (rc)
-        dray__storage_untell(&queue->storage, false);
+        dray__storage_untell(&queue->holder.storage, false);
     return rc;
 }
 
@@ -416,7 +416,7 @@ int dray_queue_claim_poll(dray_queue *queue, uint32_t *which, dray_batch **out, 
     if (batch)
         dray__batch_commit_done(batch, rc, &reply.payload);
     if (batch && rc) /* as ask_once does, for what comes with a commit's answer */
-        dray__storage_untell(&queue->storage, true);
+        dray__storage_untell(&queue->holder.storage, true);
     if (rc)
         return rc;
     rc = (batch ? read_next : read_claim)(queue, ticket, count, &reply, which, &next, error);

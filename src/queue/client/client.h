@@ -12,15 +12,11 @@
 #include "base/arena.h"
 #include "control/channel.h"
 #include "queue/messages.h"
-#include "queue/storage/backend.h"
-#include "queue/storage/distant.h"
-#include "queue/storage/storage.h"
+#include "queue/storage/holder.h"
 #include "queue/table/table.h"
 #include "trace/tracing.h"
 
 #include <dray/queue.h>
-
-typedef struct dray__bytes dray__bytes;
 
 /* What the numbers in replies mean. */
 typedef struct dray__names {
@@ -36,19 +32,9 @@ typedef struct dray__names {
 struct dray_queue {
     dray_context *context;
     dray__channel *channel;
-    dray__keeper_link keeper;
-    dray__storage storage;
-    const dray__bytes *bytes; /* who holds what is put (bytes.h) */
-    dray__backend *store;     /* objects.c */
-    uint32_t home;            /* the keeper that our chunks go to; DRAY__NONE: there is none here */
-    bool at_home;             /* home is known */
-    dray__distant *distant;   /* what reads from other hosts; NULL: nothing was read yet */
-    dray__tls_key samples;    /* shown to their data servers */
-    dray__stream_keys keys;   /* with it */
-    uint32_t objects;         /* written so far */
-    dray__chunk_wish *given_up;
-    uint32_t given_up_count;
-    uint64_t given_up_capacity;
+    dray__values_holder holder; /* of the bytes of columns */
+    dray__tls_key samples;      /* shown to data servers of other hosts */
+    dray__stream_keys keys;     /* with it */
     char *name;
     uint32_t id;
     int64_t timeout_ns;
@@ -179,6 +165,25 @@ static inline const dray__column_spec *dray__batch_spec(const dray__batch_column
     return extent && extent->own ? extent->own : &column->spec;
 }
 
+/* Can what is there not be mapped here? extent: NULL: of what we put ourselves. */
+static inline bool dray__batch_elsewhere(const dray_queue *queue,
+                                         const struct dray__batch_extent *extent)
+{
+    const dray__values_holder *holder = &queue->holder;
+    return !holder->kind->is_elsewhere ||
+           holder->kind->is_elsewhere(holder, extent ? extent->home : holder->home);
+}
+
+/* chunks.c: what a holder (queue/storage/holder.h) has its queue do. */
+extern const dray__holder_uses dray__queue_uses;
+/* Tells the controller of chunks that were closed, if there are any. */
+void dray__chunks_tell(dray_queue *queue);
+/* read.c: gets what the batch's rows have of the column where it cannot be mapped: afterwards every
+ * extent that they are in has its mapping, in which that much is filled in. What was got already is
+ * got again, with its row. DRAY_EGONE: its holder has lost it; the controller was told which rows.
+ */
+int dray__batch_get(dray_batch *batch, dray__batch_column *column, dray_error *error);
+void dray__buffers_free(dray__buffer *buffers);
 /* Begins a request in queue->out: the head. */
 dray__writer *dray__queue_begin(dray_queue *queue);
 /* The controller is gone: waits for the one that goes on with the queue. DRAY_ECLOSED: none will.
@@ -206,7 +211,7 @@ void dray__queue_let_go(dray_queue *queue, uint32_t ticket, bool committed);
 void dray__queue_read_dropped(dray_queue *queue, dray__reader *r);
 int dray__queue_check_fork(const dray_queue *queue, dray_error *error); /* DRAY_ECLOSED */
 int dray__queue_task(const dray_queue *queue, const char *name, uint32_t *task, dray_error *error);
-/* Copies a column's values for `items` items into a chunk. The span is then the caller's. */
+/* Puts a column's values for `items` items with the holder. The room is then the caller's. */
 int dray__queue_write(dray_queue *queue, const dray_column_data *column,
                       const dray__column_spec *spec, uint64_t items, dray__extent *extent,
                       dray__storage_room *span, dray_error *error);

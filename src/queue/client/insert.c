@@ -1,10 +1,9 @@
-/* Making rows: columns' values are put where bytes are held (bytes.h), and the controller is told.
- */
+/* Making rows: columns' values go to who holds bytes, and the controller is told. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/options.h"
 #include "base/words.h"
-#include "queue/client/bytes.h"
+#include "queue/client/client.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +34,7 @@ static int measure_column(const dray_column_data *column, const dray__column_spe
     int rc = DRAY_OK;
     if (spec->ragged) {
         rc = check_offsets(column, items, unit, &bytes, &end, error);
-        head = ((items + 1) * 8 + DRAY__ALIGN - 1) / DRAY__ALIGN * DRAY__ALIGN;
+        head = dray__aligned((items + 1) * 8);
     } else if (__builtin_mul_overflow(items, unit, &bytes) || bytes > INT64_MAX) {
         rc = dray__fail(error, DRAY_EINVALID, "column %s: %llu rows of %llu bytes overflow",
                         column->name, (unsigned long long)items, (unsigned long long)unit);
@@ -49,7 +48,15 @@ static int measure_column(const dray_column_data *column, const dray__column_spe
                         (unsigned long long)given);
     if (!rc && (__builtin_add_overflow(head, bytes, &room) || room > INT64_MAX))
         rc = dray__fail(error, DRAY_EINVALID, "column %s: sizes overflow", column->name);
-    *out = (dray__values){column, items, unit, head, bytes, room};
+    uint64_t first = spec->ragged ? column->offsets[0] : 0;
+    *out = (dray__values){.column = column->name,
+                          .offsets = spec->ragged ? column->offsets : NULL,
+                          .first = first,
+                          .items = items,
+                          .values = bytes ? (const uint8_t *)column->values + first * unit : NULL,
+                          .head = head,
+                          .bytes = bytes,
+                          .room = room};
     return rc;
 }
 
@@ -61,14 +68,7 @@ int dray__queue_write(dray_queue *queue, const dray_column_data *column,
     int rc = dray__queue_check_fork(queue, error);
     if (!rc)
         rc = measure_column(column, spec, items, &values, error);
-    return rc ? rc : queue->bytes->put(queue, &values, extent, room, error);
-}
-
-void dray__values_offsets(const dray__values *values, uint64_t *to)
-{
-    const uint64_t *offsets = values->column->offsets;
-    for (uint64_t i = 0; i <= values->items; i++)
-        to[i] = offsets[i] - offsets[0];
+    return rc ? rc : queue->holder.kind->put(&queue->holder, &values, extent, room, error);
 }
 
 /* ---- insert ---------------------------------------------------------------------------------- */
@@ -221,8 +221,9 @@ static int send_insert(dray_queue *queue, const dray__new_rows *rows, int64_t de
  * none. */
 static int ask_room(dray_queue *queue, inserted *in, int64_t deadline, dray_error *error)
 {
-    int rc = queue->bytes->ahead
-                 ? queue->bytes->ahead(queue, in->rooms, in->rows.content.column_count,
+    dray__values_holder *holder = &queue->holder;
+    int rc = holder->kind->ahead
+                 ? holder->kind->ahead(holder, in->rooms, in->rows.content.column_count,
                                        &in->rows.bytes, error)
                  : DRAY_OK;
     if (rc || !in->rows.bytes || in->rows.refill)
@@ -257,12 +258,12 @@ static int write_columns(dray_queue *queue, const dray_insert_options *o, uint32
     int rc = DRAY_OK;
     for (*done = 0; !rc && *done < o->column_count; *done += rc == DRAY_OK) {
         dray__new_column *column = &in->columns[*done];
-        queue->storage.rooms = in->rooms + *done;
-        queue->storage.room_count = o->column_count - *done;
+        queue->holder.storage.rooms = in->rooms + *done;
+        queue->holder.storage.room_count = o->column_count - *done;
         rc = dray__queue_write(queue, &o->columns[*done], &column->spec, items, &column->extent,
                                &in->spans[*done], error);
     }
-    queue->storage.room_count = 0;
+    queue->holder.storage.room_count = 0;
     return rc;
 }
 
@@ -299,7 +300,7 @@ static int insert_once(dray_queue *queue, const dray_insert_options *o, inserted
     bool given_up = rc && !(sent && (rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED ||
                                      rc == DRAY_EFULL || rc == DRAY_ESYS || rc == DRAY_ENOMEM));
     for (uint32_t i = 0; i < done; i++)
-        queue->bytes->done(queue, &in->spans[i], rc == DRAY_OK, !given_up);
+        queue->holder.kind->done(&queue->holder, &in->spans[i], rc == DRAY_OK, !given_up);
     return rc;
 }
 
@@ -313,7 +314,8 @@ int dray__queue_produce(dray_queue *queue, const dray_insert_options *o, const d
     in.rows.ticket = dray__queue_ticket(queue);
     if (!rc)
         rc = insert_once(queue, o, &in, deadline, error);
-    if (rc == DRAY_EGONE && queue->bytes->move && queue->bytes->move(queue, NULL) == DRAY_OK)
+    dray__values_holder *holder = &queue->holder;
+    if (rc == DRAY_EGONE && holder->kind->move && holder->kind->move(holder, NULL) == DRAY_OK)
         rc = insert_once(queue, o, &in, deadline, error);
     while (rc == DRAY_ECLOSED && !how->once && dray__queue_come_back(queue) == DRAY_OK)
         rc = insert_once(queue, o, &in, deadline, error);

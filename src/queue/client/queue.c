@@ -9,7 +9,7 @@
 #include "base/options.h"
 #include "base/words.h"
 #include "control/context.h"
-#include "queue/client/bytes.h"
+#include "queue/client/client.h"
 
 #include <dray/trace.h>
 #include <poll.h>
@@ -26,7 +26,7 @@ dray__writer *dray__queue_begin(dray_queue *queue)
     dray__writer_reset(w);
     dray__put_u32(w, queue->id);
     dray__put_u64(w, queue->drops_seen);
-    dray__storage_put_closed(&queue->storage, w);
+    dray__storage_put_closed(&queue->holder.storage, w);
     queue->head = w->size;
     queue->known_at = 0;
     return w;
@@ -78,7 +78,7 @@ static int ask_once(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray_
     for (uint32_t i = 0; !rc && i < reply->fd_count; i++)
         close(reply->fds[i]); /* none is ever expected */
     if (rc)                   /* what was not sent was not told */
-        dray__storage_untell(&queue->storage, had_chunks(queue, type, rc));
+        dray__storage_untell(&queue->holder.storage, had_chunks(queue, type, rc));
     return rc;
 }
 
@@ -119,13 +119,13 @@ void dray__queue_release(dray_queue *queue, uint32_t ticket)
     dray__writer *w = dray__queue_begin(queue);
     dray__put_u32(w, ticket);
     if (dray__notify(queue->channel, DRAY__MSG_QUEUE_RELEASE, w, NULL))
-        dray__storage_untell(&queue->storage, false);
+        dray__storage_untell(&queue->holder.storage, false);
 }
 
 void dray__queue_let_go(dray_queue *queue, uint32_t ticket, bool committed)
 {
     uint32_t frees = DRAY__WANT_BYTES | (committed ? 0 : DRAY__WANT_ROWS);
-    bool ours = queue->storage.pid == dray__channel_pid(); /* a fork has the page, too */
+    bool ours = queue->holder.storage.pid == dray__channel_pid(); /* a fork has the page, too */
     /* A commit that is still on its way must come first. */
     bool in_turn = !queue->unanswered && !queue->riding;
     if (!ours || !in_turn || !dray__releases_write(queue->releases, ticket, frees))
@@ -134,10 +134,10 @@ void dray__queue_let_go(dray_queue *queue, uint32_t ticket, bool committed)
 
 int dray__queue_check_fork(const dray_queue *queue, dray_error *error)
 {
-    if (queue->storage.pid == dray__channel_pid())
+    if (queue->holder.storage.pid == dray__channel_pid())
         return DRAY_OK;
     return dray__fail(error, DRAY_ECLOSED, "queue %s belongs to process %d, this is its fork",
-                      queue->name, (int)queue->storage.pid);
+                      queue->name, (int)queue->holder.storage.pid);
 }
 
 void dray__queue_read_dropped(dray_queue *queue, dray__reader *r)
@@ -148,7 +148,7 @@ void dray__queue_read_dropped(dray_queue *queue, dray__reader *r)
     for (uint32_t i = 0; i < count; i++) {
         uint64_t id = dray__get_u64(r);
         dray__mapping_drop(id);
-        dray__storage_dropped(&queue->storage, id);
+        dray__storage_dropped(&queue->holder.storage, id);
     }
     if (r->failed)
         return;
@@ -320,6 +320,14 @@ static int read_welcome(dray_queue *queue, dray__reader *r, dray__arena *arena, 
     return DRAY_OK;
 }
 
+static int open_bytes(dray_queue *queue, const dray__welcome *welcome, dray_error *error)
+{
+    queue->holder.owner = queue->id;
+    queue->holder.storage.capacity = welcome->capacity_bytes;
+    return dray__holder_open(&queue->holder, welcome->backend, welcome->address, welcome->space,
+                             error);
+}
+
 static int read_table(dray_queue *queue, dray__reader *r, dray_error *error)
 {
     dray__welcome welcome;
@@ -329,19 +337,20 @@ static int read_table(dray_queue *queue, dray__reader *r, dray_error *error)
     queue->durability = welcome.durability;
     queue->tasks = welcome.tasks;
     queue->task_count = welcome.task_count;
-    return dray__bytes_open(queue, 0, &welcome, error);
+    return open_bytes(queue, &welcome, error);
 }
 
 /* The new controller has reset the keeper, but not what came there afterwards and had been told to
  * the old one. */
 static void forget_chunks(dray_queue *queue)
 {
-    dray__chunk_key *pairs = calloc(queue->storage.count + 1, sizeof *pairs);
+    dray__chunk_key *pairs = calloc(queue->holder.storage.count + 1, sizeof *pairs);
     uint32_t count = 0;
-    for (const dray__written *chunk = queue->storage.chunks; pairs && chunk; chunk = chunk->next)
+    for (const dray__written *chunk = queue->holder.storage.chunks; pairs && chunk;
+         chunk = chunk->next)
         pairs[count++] = (dray__chunk_key){chunk->id, chunk->key};
     if (count)
-        dray__keeper_forget(&queue->keeper, pairs, count, NULL);
+        dray__keeper_forget(&queue->holder.keeper, pairs, count, NULL);
     free(pairs);
 }
 
@@ -349,15 +358,15 @@ static void forget_chunks(dray_queue *queue)
  * committed of our chunks, and drops the rest itself. */
 static void forget_controller(dray_queue *queue, bool same)
 {
-    dray__keeper_link_break(&queue->keeper);
+    dray__keeper_link_break(&queue->holder.keeper);
     if (!same)
         forget_chunks(queue);
-    dray__storage_lose(&queue->storage);
+    dray__storage_lose(&queue->holder.storage);
     dray__mapping_drop_unused();
     names_retire(&queue->names);
     queue->drops_seen = 0;
     queue->started = 0;
-    queue->at_home = false;
+    queue->holder.at_home = false;
 }
 
 /* The queue is there again under its name, and this is another client of it: chunks, claims and
@@ -386,9 +395,11 @@ static int enter_again(dray_queue *queue, int64_t deadline_ns, dray_error *error
     dray__welcome welcome; /* it had a journal, or was not there again */
     rc = read_welcome(queue, &reply.payload, &arena, &welcome, error);
     if (!rc) {
-        bool same = queue->era == before;
+        bool same = queue->era == before; /* what we had put there is its own to keep or drop */
         forget_controller(queue, same);
-        rc = dray__bytes_open(queue, same ? 0 : former, &welcome, error);
+        if (!same) /* what was put there after the new controller had cleaned it */
+            dray__holder_sweep(&queue->holder, former);
+        rc = open_bytes(queue, &welcome, error);
     }
     dray__arena_free(&arena);
     return rc;
@@ -398,7 +409,7 @@ int dray__queue_come_back(dray_queue *queue)
 {
     dray_error error;
     int64_t deadline_ns = dray__context_deadline(queue->context, queue->timeout_ns);
-    if (queue->durability != DRAY_DURABILITY_JOURNAL || queue->storage.pid != getpid())
+    if (queue->durability != DRAY_DURABILITY_JOURNAL || queue->holder.storage.pid != getpid())
         return DRAY_ECLOSED;
     int rc = enter_again(queue, deadline_ns, &error);
     while (rc == DRAY_ECLOSED && dray__now() < deadline_ns &&
@@ -475,14 +486,10 @@ static int open_queue(dray_queue *queue, const char *name, const dray_queue_opti
 static void queue_free(dray_queue *queue)
 {
     dray__queue_close_saved(queue);
-    if (queue->bytes->close)
-        queue->bytes->close(queue);
-    dray__distant_free(queue->distant);
-    dray__channel_close(queue->channel);
-    dray__keeper_link_free(&queue->keeper);
-    if (queue->storage.pid == getpid())
+    if (queue->holder.storage.pid == getpid())
         dray__mapping_drop_unused(); /* no queue may be left to hear which chunks are gone */
-    dray__storage_free(&queue->storage);
+    dray__holder_free(&queue->holder);
+    dray__channel_close(queue->channel);
     dray__names_free(&queue->names);
     dray__arena_free(&queue->opened);
     dray__releases_free(queue->releases);
@@ -519,14 +526,14 @@ int dray_queue_open(dray_context *context, const char *name, const dray_queue_op
     }
     queue->context = context;
     queue->timeout_ns = o.timeout_ns ? o.timeout_ns : DRAY_WAIT_DEFAULT;
-    queue->storage.pid = getpid();
     queue->passed = -1;
-    queue->bytes = &dray__bytes_chunks;
     queue->name = strdup(name);
-    rc = queue->name ? DRAY_OK : dray__nomem(error);
     int64_t patience = dray__context_deadline(context, queue->timeout_ns) - dray__now();
-    if (!rc)
-        rc = dray__keeper_link_init(&queue->keeper, dray__context_keeper(context), patience, error);
+    rc = dray__holder_init(&queue->holder, &dray__queue_uses, queue, dray__context_keeper(context),
+                           patience, error);
+    queue->holder.queue = queue->name;
+    if (!rc && !queue->name)
+        rc = dray__nomem(error);
     if (!rc)
         rc = open_queue(queue, name, &o, error);
     if (rc)
@@ -540,8 +547,8 @@ void dray_queue_close(dray_queue *queue)
 {
     if (!queue)
         return;
-    if (queue->bytes->close)
-        queue->bytes->close(queue);
+    if (queue->holder.kind->close)
+        queue->holder.kind->close(&queue->holder);
     dray__queue_command(queue, DRAY__MSG_QUEUE_CLOSE, NULL, NULL, NULL, NULL);
     queue_free(queue);
 }

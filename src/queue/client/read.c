@@ -1,7 +1,7 @@
 /* Reading columns that cannot be mapped, from a store or another host, into buffers that are kept
  * and used again. */
 #include "base/error.h"
-#include "queue/client/bytes.h"
+#include "queue/client/client.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -111,7 +111,7 @@ static struct dray__batch_extent *extent_of(const reading *r, uint32_t put)
 
 static bool is_elsewhere(const reading *r, uint32_t put)
 {
-    return dray__bytes_elsewhere(r->batch->queue, extent_of(r, put));
+    return dray__batch_elsewhere(r->batch->queue, extent_of(r, put));
 }
 
 static int list_cells(reading *r, dray_error *error)
@@ -152,11 +152,6 @@ static bool first_of_put(const reading *r, uint32_t i)
     return !i || r->cells[i].put != r->cells[i - 1].put;
 }
 
-static uint64_t padded(uint64_t bytes)
-{
-    return (bytes + DRAY__ALIGN - 1) / DRAY__ALIGN * DRAY__ALIGN;
-}
-
 /* What is got of an extent begins with its offsets, or values: an object does, too. false: its
  * sizes are impossible. */
 static bool extent_size(struct dray__batch_extent *found, const dray__column_spec *spec,
@@ -193,7 +188,7 @@ static int map_extents(reading *r, dray_error *error)
             return dray__fail(error, DRAY_EFORMAT, "column %s: impossible sizes", r->column->name);
         int rc = dray__extent_check(&found->extent, dray__batch_spec(r->column, found), put->items,
                                     size, r->column->name, error);
-        if (!rc && __builtin_add_overflow(total, padded(size), &total))
+        if (!rc && __builtin_add_overflow(total, dray__aligned(size), &total))
             rc = dray__fail(error, DRAY_EFULL, "column %s: more bytes than can be addressed",
                             r->column->name);
         if (rc)
@@ -216,7 +211,7 @@ static int map_extents(reading *r, dray_error *error)
         size = dray__batch_spec(r->column, found)->ragged && head > size ? head : size;
         *mapping = (dray__mapping){.id = found->extent.chunk, .base = base, .size = size};
         found->mapping = mapping;
-        base += padded(size);
+        base += dray__aligned(size);
     }
     return DRAY_OK;
 }
@@ -250,7 +245,7 @@ static int get_ranges(reading *r, int64_t deadline, dray_error *error)
     dray_queue *queue = r->batch->queue;
     int rc = DRAY_OK;
     if (r->range_count)
-        rc = queue->bytes->get(queue, r->ranges, r->range_count, deadline, error);
+        rc = queue->holder.kind->get(&queue->holder, r->ranges, r->range_count, deadline, error);
     for (uint32_t i = 0; !rc && i < r->range_count; i++)
         r->lost[r->puts[i]] |= r->ranges[i].lost;
     r->range_count = 0;
@@ -309,8 +304,8 @@ static int report_lost(reading *r, dray_error *error)
         return DRAY_OK;
     for (uint32_t i = 0; i < r->count; i++) /* read again, they are looked for again */
         extent_of(r, r->cells[i].put)->mapping = NULL;
-    snprintf(reason, sizeof reason, "%s lost the bytes of column %.100s",
-             queue->store ? queue->store->kind->name : queue->bytes->holder, r->column->name);
+    snprintf(reason, sizeof reason, "%s lost the bytes of column %.100s", queue->holder.name,
+             r->column->name);
     if (batch->ticket) {
         const dray__failing message = {
             .ticket = batch->ticket, .items = rows, .count = count, .reason = reason};
@@ -320,7 +315,7 @@ static int report_lost(reading *r, dray_error *error)
     return dray__fail(error, DRAY_EGONE,
                       "partition %s: %u of %u rows (the first: %u) are lost: %s%s",
                       batch->partition, count, batch->row_count, batch->rows[rows[0]].slot, reason,
-                      queue->bytes->lost);
+                      queue->holder.kind->lost);
 }
 
 static int read_cells(reading *r, dray_error *error)
@@ -344,8 +339,9 @@ int dray__batch_get(dray_batch *batch, dray__batch_column *column, dray_error *e
 {
     reading r = {.batch = batch, .column = column};
     int rc = dray__queue_check_fork(batch->queue, error);
-    if (!rc && batch->queue->bytes->prepare)
-        rc = batch->queue->bytes->prepare(batch->queue, error);
+    dray__values_holder *holder = &batch->queue->holder;
+    if (!rc && holder->kind->prepare)
+        rc = holder->kind->prepare(holder, error);
     if (!rc)
         rc = list_cells(&r, error);
     if (!rc && r.count)

@@ -470,14 +470,14 @@ static void ledger_free(dray__ledger *ledger)
 
 void dray__ledger_reach(dray__ledger *ledger, dray__homes *homes)
 {
-    ledger->bytes.homes = homes;
+    dray__placer_reach(&ledger->bytes, homes);
 }
 
 /* While a journal is read: nothing else drops what is freed meanwhile. */
 static void drop_now(void *user, uint32_t home, uint64_t chunk, uint64_t key)
 {
     const dray__ledger *ledger = user;
-    dray__backend *store = ledger->own.store;
+    dray__backend *store = ledger->own.holder.store;
     dray__object object = {.id = chunk, .size = key};
     (void)home;
     if (store->kind->drop(store, &object, 1, dray__deadline(DROP_PATIENCE), NULL))

@@ -526,7 +526,7 @@ int dray__replay_begin(dray__ledger *ledger, dray_error *error)
     ledger->reader = dray__client_new(ledger->table, 0, "journal", error);
     if (!ledger->reader)
         return DRAY_ENOMEM;
-    ledger->own.client = ledger->reader->id;
+    ledger->own.holder.owner = ledger->reader->id;
     ledger->own.made = add_chunk;
     ledger->own.filled = close_chunk;
     ledger->own.user = ledger;

@@ -186,11 +186,11 @@ static void set_away(dray__table *table)
 static int prepare(dray__ledger *ledger, struct dray__restoring *self, dray_error *error)
 {
     const dray__table *table = ledger->table;
-    const dray__keeper_link *link = &ledger->own.link;
+    const dray__keeper_link *link = &ledger->own.holder.keeper;
     const char *path = link->address ? link->address + strlen("unix:") : NULL;
     int rc =
         dray__placer_open(&self->placer, &table->settings, table->space, path, link->era, error);
-    self->placer.client = ++ledger->table->client_ids;
+    self->placer.holder.owner = ++ledger->table->client_ids;
     self->placer.made = note_made;
     self->placer.user = self;
     return rc;
@@ -268,7 +268,6 @@ static void apply(void *user, dray__put *put)
         if (!column->chunk || !column->chunk->lost)
             continue;
         whole = want->bytes[i] == column->extent.bytes &&
-                (table->objects || dray__idmap_get(&table->chunks, want->extents[i].chunk)) &&
                 dray__put_move(table, put, i, &want->extents[i], NULL) == DRAY_OK;
         if (whole)
             want->bytes[i] = UINT64_MAX; /* it is the table's */

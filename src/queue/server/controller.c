@@ -170,6 +170,7 @@ static int serve(dray__controller *self, dray__table *table, dray_error *error)
     q->gets.last = &q->gets.first;
     q->held.last = &q->held.first;
     q->hold_due = INT64_MAX;
+    q->bytes = &dray__served_chunks;
     table->drop = drop_chunk;
     table->user = self;
     if (dray__store_use(q, error)) {
@@ -550,8 +551,8 @@ void dray__end_client(dray__controller *self, dray__client *client, bool died, c
     uint32_t id = client->id;
     dray__page_remove(q, client);
     dray__client_end(q->table, client, died, reason);
-    if (died && q->cleaner)
-        dray__store_sweep(q, id);
+    if (died)
+        q->bytes->died(q, id);
 }
 
 static void handle(void *user, dray__request *request)

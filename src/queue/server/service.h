@@ -18,6 +18,7 @@
 
 typedef struct dray__controller dray__controller;
 typedef struct dray__waiter dray__waiter;
+typedef struct dray__served dray__served;
 
 typedef struct dray__line { /* waiters in order of arrival */
     dray__waiter *first, **last;
@@ -32,12 +33,25 @@ typedef struct dray__page {
     uint32_t read;
 } dray__page;
 
-typedef struct dray__served { /* a queue */
-    struct dray__served *next;
+/* What the service does beside the table for the bytes that clients put. */
+typedef struct dray__served_bytes {
+    /* The client asks for a chunk, or names objects that it put and does not know to be committed:
+     * those that are not are dropped. */
+    int (*wish)(dray__served *queue, dray__client *client, const dray__storing *message,
+                dray__stored *out, dray_error *error);
+    /* The client died. */
+    void (*died)(dray__served *queue, uint32_t client);
+} dray__served_bytes;
+
+extern const dray__served_bytes dray__served_chunks;
+
+struct dray__served { /* a queue */
+    dray__served *next;
     dray__controller *controller;
     dray__table *table;
-    uint64_t space; /* of the queue's objects, where a store holds them */
-    dray__cleaner *cleaner;
+    const dray__served_bytes *bytes;
+    uint64_t space;         /* of the queue's objects, where a store holds them */
+    dray__cleaner *cleaner; /* of them */
     dray__line claims, inserts, waits, refills, gets;
     dray__line held;    /* answers to what is not safe in the journal yet */
     struct event *safe; /* the journal has gone on */
@@ -46,7 +60,7 @@ typedef struct dray__served { /* a queue */
     dray__waits waited; /* for answers so far */
     dray__page pages[DRAY__PAGES];
     uint32_t page_count, wanted; /* what they say */
-} dray__served;
+};
 
 struct dray__controller {
     struct event_base *base;
@@ -107,11 +121,6 @@ int dray__store_former(const dray__controller *self, const dray__table *table, d
 int dray__store_use(dray__served *queue, dray_error *error);
 /* Drops what coordinators before this one left in stores, killed at whatever moment. */
 int dray__store_clean(dray__controller *self, dray_error *error);
-void dray__store_sweep(dray__served *queue, uint32_t client);
-/* The client wrote the object and does not know what became of it: nothing, if it is unknown here,
- * and then it is dropped. */
-void dray__object_abandoned(dray__served *queue, const dray__client *client, uint64_t id,
-                            uint64_t size);
 void dray__end_client(dray__controller *self, dray__client *client, bool died, const char *reason);
 dray__waiting dray__count_waiting(const dray__served *queue);
 

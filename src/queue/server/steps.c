@@ -161,25 +161,34 @@ static int do_hold(step *s, const void *message, dray_error *error)
     return rc;
 }
 
+static int ask_chunk(dray__served *q, dray__client *client, const dray__storing *m,
+                     dray__stored *out, dray_error *error)
+{
+    dray__chunk_wish wish = m->wishes[0];
+    wish.home = m->home;
+    if (!dray__homes_alive(&q->controller->homes, m->home))
+        return dray__fail(error, DRAY_EGONE, "the keeper of samples number %u is gone", m->home);
+    if (m->wish_count > 1)
+        return dray__fail(error, DRAY_EINVALID, "one chunk at once expected, found %u",
+                          m->wish_count);
+    return dray__chunk_ask(q->table, client, &wish, &out->given, &out->size, error);
+}
+
+/* Its chunks say themselves who put what. */
+static void forget_nothing(dray__served *q, uint32_t client)
+{
+    (void)q, (void)client;
+}
+
+const dray__served_bytes dray__served_chunks = {ask_chunk, forget_nothing};
+
 /* What the client gives up it has given up, also when there is no place for a new one. */
 static int do_chunk(step *s, const void *message, dray_error *error)
 {
     const dray__storing *m = message;
     dray__stored stored = {0};
-    int rc = DRAY_OK;
-    if (m->wish_count && !dray__homes_alive(&s->queue->controller->homes, m->home))
-        rc = dray__fail(error, DRAY_EGONE, "the keeper of samples number %u is gone", m->home);
-    if (!rc && m->wish_count > 1 && !s->queue->cleaner)
-        rc =
-            dray__fail(error, DRAY_EINVALID, "one chunk at once expected, found %u", m->wish_count);
-    for (uint32_t i = 0; i < m->wish_count && !rc; i++) {
-        dray__chunk_wish wish = m->wishes[i];
-        wish.home = m->home;
-        if (s->queue->cleaner)
-            dray__object_abandoned(s->queue, s->client, wish.id, wish.size);
-        else
-            rc = dray__chunk_ask(s->table, s->client, &wish, &stored.given, &stored.size, error);
-    }
+    int rc =
+        m->wish_count ? s->queue->bytes->wish(s->queue, s->client, m, &stored, error) : DRAY_OK;
     for (uint32_t i = 0; i < m->given_up_count; i++) {
         int discarded = dray__chunk_discard(s->table, s->client, m->given_up[i], rc ? NULL : error);
         rc = rc ? rc : discarded;

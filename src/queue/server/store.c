@@ -10,14 +10,44 @@
 #include <string.h>
 #include <sys/random.h>
 
+/* The client wrote objects and does not know what became of them: nothing, if they are unknown
+ * here. */
+static int drop_abandoned(dray__served *q, dray__client *client, const dray__storing *m,
+                          dray__stored *out, dray_error *error)
+{
+    (void)out, (void)error;
+    for (uint32_t i = 0; i < m->wish_count; i++) {
+        const dray__chunk_wish *object = &m->wishes[i];
+        if (object->id >> 32 == client->id && object->size <= DRAY__OBJECT_MAX &&
+            !dray__idmap_get(&q->table->chunks, object->id))
+            dray__cleaner_drop(q->cleaner, 0, object->id, object->size);
+    }
+    return DRAY_OK;
+}
+
+/* What a client wrote and never committed. */
+static void sweep(dray__served *q, uint32_t client)
+{
+    const dray__idmap *objects = &q->table->chunks;
+    uint64_t *keep = malloc((objects->count + 1) * sizeof *keep);
+    uint32_t count = 0;
+    for (size_t i = 0; keep && i < objects->capacity; i++)
+        if (objects->entries[i].key >> 32 == client)
+            keep[count++] = objects->entries[i].key;
+    if (keep) /* else it goes with the queue */
+        dray__cleaner_sweep(q->cleaner, client, keep, count);
+}
+
 /* Where a store holds the bytes: a space of its own there, and who drops what is not needed. */
 int dray__store_use(dray__served *q, dray_error *error)
 {
+    static const dray__served_bytes objects = {drop_abandoned, sweep};
     const dray__backend_kind *kind = NULL;
     const dray__settings *settings = &q->table->settings;
     int rc = dray__backend_find(settings->backend, &kind, error);
     if (rc || !kind)
         return rc;
+    q->bytes = &objects;
     q->space = q->table->space;
     rc = dray__cleaner_new(kind, settings->backend_address, q->space, &q->cleaner, error);
     if (rc)
@@ -157,24 +187,4 @@ static bool is_used(void *user, uint64_t space)
 int dray__store_clean(dray__controller *self, dray_error *error)
 {
     return dray__stores_clean(self->cleaned, is_used, is_listed, self, error);
-}
-
-void dray__object_abandoned(dray__served *q, const dray__client *client, uint64_t id, uint64_t size)
-{
-    if (id >> 32 == client->id && size <= DRAY__OBJECT_MAX &&
-        !dray__idmap_get(&q->table->chunks, id))
-        dray__cleaner_drop(q->cleaner, 0, id, size);
-}
-
-/* What a client wrote and never committed. */
-void dray__store_sweep(dray__served *q, uint32_t client)
-{
-    const dray__idmap *objects = &q->table->chunks;
-    uint64_t *keep = malloc((objects->count + 1) * sizeof *keep);
-    uint32_t count = 0;
-    for (size_t i = 0; keep && i < objects->capacity; i++)
-        if (objects->entries[i].key >> 32 == client)
-            keep[count++] = objects->entries[i].key;
-    if (keep) /* else it goes with the queue */
-        dray__cleaner_sweep(q->cleaner, client, keep, count);
 }

@@ -292,11 +292,6 @@ static dray__written **find(dray__storage *storage, uint64_t id)
     return at;
 }
 
-static uint64_t aligned(uint64_t bytes)
-{
-    return bytes / DRAY__ALIGN * DRAY__ALIGN + (bytes % DRAY__ALIGN ? DRAY__ALIGN : 0);
-}
-
 /* Of all chunks, a small part: many producers may have one that is not full. */
 static uint64_t part_of(uint64_t capacity, uint64_t parts)
 {
@@ -332,7 +327,7 @@ static void set_current(dray__storage *storage, dray__written *chunk)
 bool dray__storage_take(dray__storage *storage, uint64_t bytes, dray__storage_room *out)
 {
     dray__written *chunk = storage->current;
-    uint64_t room = aligned(bytes);
+    uint64_t room = dray__aligned(bytes);
     if (!chunk || room > chunk->size - chunk->used)
         return false;
     *out = (dray__storage_room){
@@ -362,7 +357,7 @@ static uint64_t next_bytes(const dray__storage *storage, const uint64_t *rooms, 
 {
     uint64_t most = part_of(storage->capacity, 16), bytes = 0;
     for (*taken = 0; *taken < count; ++*taken) {
-        uint64_t room = aligned(rooms[*taken]);
+        uint64_t room = dray__aligned(rooms[*taken]);
         if (*taken && (room > most || bytes > most - room))
             break;
         bytes += room;
@@ -377,7 +372,7 @@ void dray__storage_size(const dray__storage *storage, uint64_t bytes, uint64_t *
     uint32_t taken;
     uint64_t most = part_of(storage->capacity, 64), standard = most < CHUNK_MIN ? most : CHUNK_MIN;
     *least = next_bytes(storage, storage->rooms, storage->room_count, &taken);
-    *least = *least < aligned(bytes) ? aligned(bytes) : *least;
+    *least = *least < dray__aligned(bytes) ? dray__aligned(bytes) : *least;
     while (standard < most && standard < storage->bytes / 8)
         standard *= 2;
     *size = standard;
@@ -395,10 +390,10 @@ int dray__storage_ahead(dray__storage *storage, const uint64_t *rooms, uint32_t 
     uint32_t fits = 0;
     *bytes = 0;
     for (uint32_t i = 0; i < count; i++)
-        if (__builtin_add_overflow(all, aligned(rooms[i]), &all) || all > INT64_MAX)
+        if (__builtin_add_overflow(all, dray__aligned(rooms[i]), &all) || all > INT64_MAX)
             return dray__fail(error, DRAY_EINVALID, "column %u: sizes overflow", i);
-    for (; fits < count && aligned(rooms[fits]) <= left; fits++)
-        left -= aligned(rooms[fits]);
+    for (; fits < count && dray__aligned(rooms[fits]) <= left; fits++)
+        left -= dray__aligned(rooms[fits]);
     if (fits == count)
         return DRAY_OK;
     if (!fits || all > storage->capacity / 4) { /* what it has is worth less than its memory */
@@ -406,7 +401,7 @@ int dray__storage_ahead(dray__storage *storage, const uint64_t *rooms, uint32_t 
         fits = 0;
     }
     for (; fits < count; fits++)
-        *bytes += aligned(rooms[fits]);
+        *bytes += dray__aligned(rooms[fits]);
     *bytes += !*bytes;
     return DRAY_OK;
 }

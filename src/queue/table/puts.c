@@ -1,5 +1,5 @@
-/* Where committed bytes lie: puts, the chunks that hold them, what is still needed, what is free.
- */
+/* Puts: what one insert or commit brought, where its bytes are (chunks.c), and which of them are
+ * still needed. */
 #include "queue/table/table_inside.h"
 
 #include "base/error.h"
@@ -10,171 +10,8 @@
 
 #define PUT_COLUMNS_MAX 512u
 #define TAGS_MAX (1u << 26) /* of a put; what is of every row is kept for each */
-#define CHUNKS_MAX 65536u
-#define CHUNK_BYTES_MAX (UINT64_C(1) << 40) /* sums of bytes cannot overflow */
-
-/* ---- chunks ---------------------------------------------------------------------------------- */
-
-int dray__chunk_add(dray__table *table, dray__client *client, uint32_t home, uint64_t id,
-                    uint64_t key, uint64_t size, dray_error *error)
-{
-    if (!id || !size || size > CHUNK_BYTES_MAX)
-        return dray__fail(error, DRAY_EINVALID, "chunk %016llx of %llu bytes: impossible",
-                          (unsigned long long)id, (unsigned long long)size);
-    if (dray__idmap_get(&table->chunks, id))
-        return dray__fail(error, DRAY_EEXIST, "chunk %016llx is registered already",
-                          (unsigned long long)id);
-    if (table->chunks.count >= CHUNKS_MAX)
-        return dray__fail(error, DRAY_EFULL, "queue %s: more than %u chunks", table->name,
-                          CHUNKS_MAX);
-    dray__chunk *chunk = malloc(sizeof *chunk);
-    if (!chunk || !dray__idmap_set(&table->chunks, id, chunk)) {
-        free(chunk);
-        return dray__nomem(error);
-    }
-    *chunk = (dray__chunk){.id = id, .key = key, .size = size, .home = home, .owner = client};
-    table->chunk_bytes += size;
-    return DRAY_OK;
-}
-
-void dray__chunk_forget(dray__table *table, dray__chunk *chunk)
-{
-    table->freed = true;
-    dray__idmap_remove(&table->chunks, chunk->id);
-    table->chunk_bytes -= chunk->size;
-    if (!table->objects)
-        table->drops[table->drop_count++ % DRAY__DROPS] = chunk->id;
-    if (table->drop)
-        table->drop(table->user, chunk->home, chunk->id, chunk->key);
-    free(chunk);
-}
-
-static void chunk_check_free(dray__table *table, dray__chunk *chunk)
-{
-    if (chunk->live || chunk->parked || (chunk->owner && !chunk->closed))
-        return;
-    if (!chunk->owner || chunk->retired || chunk->lost) {
-        dray__chunk_forget(table, chunk);
-        return;
-    }
-    dray__chunk_park(table, chunk);
-}
-
-static int own_chunk(const dray__table *table, const dray__client *client, uint64_t id,
-                     dray__chunk **out, dray_error *error)
-{
-    dray__chunk *chunk = dray__idmap_get(&table->chunks, id);
-    if (!chunk || chunk->owner != client)
-        return dray__fail(error, DRAY_EINVALID, "chunk %016llx is none of this producer's",
-                          (unsigned long long)id);
-    *out = chunk;
-    return DRAY_OK;
-}
-
-int dray__chunk_close(dray__table *table, dray__client *client, uint64_t id, dray_error *error)
-{
-    dray__chunk *chunk = dray__idmap_get(&table->chunks, id);
-    if (!chunk) /* told again, and dropped since the first time */
-        return DRAY_OK;
-    int rc = own_chunk(table, client, id, &chunk, error);
-    if (rc)
-        return rc;
-    chunk->closed = true;
-    chunk_check_free(table, chunk);
-    return DRAY_OK;
-}
-
-int dray__chunk_discard(dray__table *table, dray__client *client, uint64_t id, dray_error *error)
-{
-    dray__chunk *chunk = NULL;
-    int rc = own_chunk(table, client, id, &chunk, error);
-    if (rc)
-        return rc;
-    if (chunk->live || chunk->parked)
-        return dray__fail(error, DRAY_EBUSY, "chunk %016llx holds committed values",
-                          (unsigned long long)id);
-    dray__chunk_forget(table, chunk);
-    return DRAY_OK;
-}
-
-void dray__chunks_orphan(dray__table *table, dray__client *client)
-{
-    for (dray__chunk *chunk; (chunk = dray__chunk_unpark(table, client)) != NULL;)
-        dray__chunk_forget(table, chunk);
-    for (size_t i = 0; i < table->chunks.capacity; i++) {
-        dray__chunk *chunk = table->chunks.entries[i].key ? table->chunks.entries[i].value : NULL;
-        if (!chunk || chunk->owner != client)
-            continue;
-        chunk->owner = NULL;
-        if (chunk->live)
-            continue;
-        dray__chunk_forget(table, chunk);
-        i--; /* what probed past the entry has moved, and may lie here now */
-    }
-}
-
-void dray__chunks_lose(dray__table *table, uint32_t home)
-{
-    for (dray__client *client = table->clients; client; client = client->next) {
-        dray__chunk *parked = client->recycled, *next; /* those of other homes are parked again */
-        while (dray__chunk_unpark(table, client))
-            ;
-        for (dray__chunk *chunk = parked; chunk; chunk = next) {
-            next = chunk->next;
-            chunk->lost |= chunk->home == home;
-            chunk_check_free(table, chunk);
-        }
-    }
-    for (size_t i = 0; i < table->chunks.capacity; i++) {
-        dray__chunk *chunk = table->chunks.entries[i].key ? table->chunks.entries[i].value : NULL;
-        if (!chunk || chunk->home != home || chunk->lost)
-            continue;
-        chunk->lost = true;
-        if (chunk->live || !chunk->closed)
-            continue;
-        dray__chunk_forget(table, chunk);
-        i--; /* what probed past the entry has moved, and may lie here now */
-    }
-}
 
 /* ---- puts ------------------------------------------------------------------------------------ */
-
-/* Of a table of objects: one that is not there yet, of this client, holding the column alone. */
-static int check_object(const dray__table *table, const dray__client *client,
-                        const dray__new_column *column, uint64_t *size, dray_error *error)
-{
-    const dray__extent *e = &column->extent;
-    if (e->chunk >> 32 != client->id || !(uint32_t)e->chunk)
-        return dray__fail(error, DRAY_EINVALID, "column %s: object %016llx is none of client %u",
-                          column->name, (unsigned long long)e->chunk, client->id);
-    if (dray__idmap_get(&table->chunks, e->chunk))
-        return dray__fail(error, DRAY_EEXIST, "column %s: object %016llx is committed already",
-                          column->name, (unsigned long long)e->chunk);
-    if (__builtin_add_overflow(e->values, e->bytes, size) || *size > DRAY__OBJECT_MAX)
-        return dray__fail(error, DRAY_EINVALID, "column %s: an object of impossible size",
-                          column->name);
-    return DRAY_OK;
-}
-
-static int check_place(const dray__table *table, const dray__client *client,
-                       const dray__new_column *column, uint64_t *size, dray_error *error)
-{
-    dray__chunk *chunk = NULL;
-    if (table->objects)
-        return check_object(table, client, column, size, error);
-    int rc = own_chunk(table, client, column->extent.chunk, &chunk, error);
-    if (rc)
-        return dray__fail_prefix(error, rc, "column %s: ", column->name);
-    if (chunk->lost)
-        return dray__fail(error, DRAY_EGONE,
-                          "column %s: the keeper of this host ended, and its values with it",
-                          column->name);
-    if (chunk->closed)
-        return dray__fail(error, DRAY_EINVALID, "column %s: chunk %016llx is closed", column->name,
-                          (unsigned long long)chunk->id);
-    *size = chunk->size;
-    return DRAY_OK;
-}
 
 static int check_column(const dray__table *table, const dray__client *client, int writer,
                         const dray__new_column *column, uint32_t items, uint64_t *bytes,
@@ -200,29 +37,13 @@ static int check_column(const dray__table *table, const dray__client *client, in
         return writer < 0 ? rc
                           : dray__fail_prefix(error, rc, "task %s: ", table->tasks[writer].name);
     uint64_t size = 0;
-    rc = check_place(table, client, column, &size, error);
+    rc = table->bytes->check(table, client, column, &size, error);
     if (!rc)
         rc = dray__extent_check(&column->extent, &column->spec, items, size, column->name, error);
     if (!rc && __builtin_add_overflow(
                    *bytes, dray__extent_bytes(&column->extent, &column->spec, items), bytes))
         rc = dray__fail(error, DRAY_EINVALID, "column %s: sizes overflow", column->name);
     return rc;
-}
-
-/* What lives in a chunk cannot be more than the chunk: values do not overlap. */
-static int check_chunk(const dray__table *table, const dray__new_column *columns, uint32_t count,
-                       uint32_t at, uint32_t items, dray_error *error)
-{
-    uint64_t id = columns[at].extent.chunk;
-    const dray__chunk *chunk = dray__idmap_get(&table->chunks, id);
-    uint64_t bytes = chunk->live_bytes;
-    for (uint32_t i = 0; i < count; i++)
-        if (columns[i].extent.chunk == id)
-            bytes += dray__extent_bytes(&columns[i].extent, &columns[i].spec, items);
-    if (bytes <= chunk->size)
-        return DRAY_OK;
-    return dray__fail(error, DRAY_EINVALID, "column %s: %llu bytes in a chunk of %llu",
-                      columns[at].name, (unsigned long long)bytes, (unsigned long long)chunk->size);
 }
 
 static int check_tags(const dray__content *content, int writer, uint32_t items, dray_error *error)
@@ -261,12 +82,9 @@ int dray__put_check(const dray__table *table, const dray__client *client, int wr
             if (strcmp(columns[i].name, columns[j].name) == 0)
                 return dray__fail(error, DRAY_EINVALID, "column %s is given twice",
                                   columns[i].name);
-            else if (table->objects && columns[i].extent.chunk == columns[j].extent.chunk)
-                return dray__fail(error, DRAY_EINVALID, "columns %s and %s are one object",
-                                  columns[j].name, columns[i].name);
     }
-    for (uint32_t i = 0; !table->objects && i < column_count; i++) {
-        int rc = check_chunk(table, columns, column_count, i, items, error);
+    for (uint32_t i = 0; i < column_count; i++) {
+        int rc = table->bytes->check_beside(table, columns, column_count, i, items, error);
         if (rc)
             return rc;
     }
@@ -333,22 +151,6 @@ static int prepare_tags(dray__table *table, dray__put *put, const dray__content 
     return rc;
 }
 
-/* An object of the put: it is dropped with its column. */
-static int add_object(dray__table *table, const dray__extent *extent, dray__chunk **out,
-                      dray_error *error)
-{
-    dray__chunk *chunk = malloc(sizeof *chunk);
-    if (!chunk || !dray__idmap_set(&table->chunks, extent->chunk, chunk)) {
-        free(chunk);
-        return dray__nomem(error);
-    }
-    uint64_t size = extent->values + extent->bytes;
-    *chunk = (dray__chunk){.id = extent->chunk, .key = size, .size = size};
-    table->chunk_bytes += size;
-    *out = chunk;
-    return DRAY_OK;
-}
-
 static int prepare_column(dray__table *table, dray__partition *p, const dray__new_column *column,
                           dray__put_column *out, dray_error *error)
 {
@@ -366,10 +168,7 @@ static int prepare_column(dray__table *table, dray__partition *p, const dray__ne
     if (!rc && !p->columns[c])
         rc = dray__grow(&p->columns[c], 0, dray__bit_words(p->row_capacity), 8, error);
     *out = (dray__put_column){.column = c, .extent = column->extent};
-    if (!rc && table->objects)
-        return add_object(table, &column->extent, &out->chunk, error);
-    out->chunk = dray__idmap_get(&table->chunks, column->extent.chunk);
-    return rc;
+    return rc ? rc : table->bytes->take(table, &column->extent, &out->chunk, error);
 }
 
 static int prepare_places(dray__partition *p, int writer, dray_error *error)
@@ -435,13 +234,9 @@ void dray__put_discard(dray__table *table, dray__put *put)
 {
     if (!put)
         return;
-    for (uint32_t i = 0; table->objects && i < put->column_count; i++) {
-        dray__chunk *chunk = put->columns ? put->columns[i].chunk : NULL;
-        if (!chunk) /* freed */
-            continue;
-        table->chunk_bytes -= chunk->size; /* never committed: its writer drops it */
-        free(dray__idmap_remove(&table->chunks, chunk->id));
-    }
+    for (uint32_t i = 0; put->columns && i < put->column_count; i++)
+        if (put->columns[i].chunk) /* NULL: freed */
+            table->bytes->discard(table, put->columns[i].chunk);
     for (uint32_t i = 0; put->cells && i < put->column_count; i++)
         free((void *)(uintptr_t)put->columns[i].spec);
     free(put->cells);
@@ -486,16 +281,16 @@ static void free_column(dray__table *table, dray__put *put, dray__put_column *co
     column->chunk = NULL;
     chunk->live--;
     chunk->live_bytes -= bytes;
-    chunk_check_free(table, chunk);
+    dray__chunk_check_free(table, chunk);
 }
 
 int dray__put_move(dray__table *table, dray__put *put, uint32_t column, const dray__extent *to,
                    dray_error *error)
 {
     dray__put_column *c = &put->columns[column];
-    dray__chunk *chunk = dray__idmap_get(&table->chunks, to->chunk), *old = c->chunk;
+    dray__chunk *chunk, *old = c->chunk;
     uint64_t bytes = column_bytes(table, put, c);
-    int rc = table->objects ? add_object(table, to, &chunk, error) : DRAY_OK;
+    int rc = table->bytes->take(table, to, &chunk, error);
     if (rc)
         return rc;
     c->extent = *to;
@@ -504,7 +299,7 @@ int dray__put_move(dray__table *table, dray__put *put, uint32_t column, const dr
     chunk->live_bytes += bytes;
     old->live--;
     old->live_bytes -= bytes;
-    chunk_check_free(table, old);
+    dray__chunk_check_free(table, old);
     return DRAY_OK;
 }
 
@@ -545,10 +340,7 @@ static int prepare_keyed_column(dray__table *table, const dray__new_column *colu
     *spec = column->spec;
     *out = (dray__put_column){.extent = column->extent, .spec = spec};
     int rc = dray__table_column(table, column->name, &out->column, error);
-    if (!rc && table->objects)
-        return add_object(table, &column->extent, &out->chunk, error);
-    out->chunk = dray__idmap_get(&table->chunks, column->extent.chunk);
-    return rc;
+    return rc ? rc : table->bytes->take(table, &column->extent, &out->chunk, error);
 }
 
 int dray__put_prepare_keyed(dray__table *table, const dray__content *content, uint32_t items,

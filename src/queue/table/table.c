@@ -202,6 +202,7 @@ int dray__table_new(const char *name, const dray__task_names *tasks, uint32_t ta
     s->backend_address = strdup(settings->backend_address ? settings->backend_address : "");
     s->backend = s->backend ? s->backend : DRAY_BACKEND_BUILTIN;
     table->objects = s->backend != DRAY_BACKEND_BUILTIN;
+    table->bytes = table->objects ? &dray__bytes_objects : &dray__bytes_chunks;
     s->capacity_rows = s->capacity_rows ? s->capacity_rows : DRAY__CAPACITY_ROWS;
     s->capacity_bytes = s->capacity_bytes ? s->capacity_bytes : DRAY__CAPACITY_BYTES;
     s->max_attempts = s->max_attempts ? s->max_attempts : 3;

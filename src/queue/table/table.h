@@ -1,8 +1,8 @@
 /* src/queue/table/: the state of a queue. A table is partitions of rows by columns, tasks, claims,
  * puts and the chunks that they lie in (table.h). partitions.c inserts rows and clears partitions,
- * puts.c keeps where columns lie, ready.c says which rows are ready, policy.c picks among them,
- * claims.c and commits.c are a consumer's two steps, rounds.c divides a claim among DP ranks, and
- * loss.c replaces samples that are lost. */
+ * puts.c keeps what inserts and commits brought, chunks.c where its bytes are, ready.c says which
+ * rows are ready, policy.c picks among them, claims.c and commits.c are a consumer's two steps,
+ * rounds.c divides a claim among DP ranks, and loss.c replaces samples that are lost. */
 
 /* The queue's state machine: partitions of rows, columns' committed bits, tasks' taken and done
  * bits, claims, puts and chunks. It knows no socket, no clock and no thread: the controller
@@ -333,7 +333,8 @@ struct dray__table {
     uint32_t claim_count, put_count;
 
     dray__settings settings;
-    bool objects; /* a store holds the bytes: chunks are objects, made by the put that names them */
+    const struct dray__bytes_kind *bytes; /* chunks, or objects of a store (table_inside.h) */
+    bool objects;                         /* a store's */
     dray__admission admission;
     dray__ledger *ledger; /* where changes are written down; NULL: nowhere */
     uint32_t restarts;    /* controllers that took the queue over */

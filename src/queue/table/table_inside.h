@@ -84,6 +84,29 @@ void dray__put_settled(dray__table *table, dray__partition *p, uint32_t task, ui
 void dray__put_unpin(dray__table *table, dray__put *put, bool retire);
 /* The partition is going: its puts are freed, or hidden until their last unpin. */
 void dray__puts_clear(dray__table *table, dray__partition *p);
+
+/* ---- what holds bytes (chunks.c) ---- */
+
+typedef struct dray__bytes_kind {
+    /* May the client put the column where it says? *size: of the chunk, or object. */
+    int (*check)(const dray__table *table, const dray__client *client,
+                 const dray__new_column *column, uint64_t *size, dray_error *error);
+    /* May column `at` be there beside the others of its put, each of which was checked? */
+    int (*check_beside)(const dray__table *table, const dray__new_column *columns, uint32_t count,
+                        uint32_t at, uint32_t items, dray_error *error);
+    /* What a put's column, which was checked, is in. */
+    int (*take)(dray__table *table, const dray__extent *extent, dray__chunk **out,
+                dray_error *error);
+    /* The put that took it never came to be. */
+    void (*discard)(dray__table *table, dray__chunk *chunk);
+    /* Clients are told where they have to know that it is gone. */
+    void (*forget)(dray__table *table, const dray__chunk *chunk);
+} dray__bytes_kind;
+
+extern const dray__bytes_kind dray__bytes_chunks, dray__bytes_objects;
+
+/* Frees the chunk if nothing is in it and nothing will be put there any more. */
+void dray__chunk_check_free(dray__table *table, dray__chunk *chunk);
 void dray__chunks_orphan(dray__table *table, dray__client *client);
 
 /* The row's tag of that key, as committed last. false: it has none. */
