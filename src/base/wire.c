@@ -232,7 +232,7 @@ bool dray__utf8_valid(const void *data, size_t size)
 
 /* ---- tables of fields ------------------------------------------------------------------------ */
 
-static const uint8_t widths[] = {1, 1, 4, 4, 8, 8, 8}; /* of numbers, by kind */
+static const uint8_t widths[] = {1, 1, 2, 4, 4, 8, 8, 8}; /* of numbers, by kind */
 
 typedef struct name_item {
     const char *name;
@@ -288,6 +288,7 @@ size_t dray__fields_least(const dray__fields *of)
 
 static inline void put_number(dray__writer *w, uint8_t kind, const uint8_t *from)
 {
+    uint16_t tiny;
     uint32_t small;
     uint64_t large;
     switch (kind) {
@@ -295,6 +296,10 @@ static inline void put_number(dray__writer *w, uint8_t kind, const uint8_t *from
     case DRAY__FIELD_I32:
         memcpy(&small, from, sizeof small);
         dray__put_u32(w, small);
+        break;
+    case DRAY__FIELD_U16:
+        memcpy(&tiny, from, sizeof tiny);
+        dray__put_u16(w, tiny);
         break;
     case DRAY__FIELD_U8:
     case DRAY__FIELD_BOOL:
@@ -356,6 +361,7 @@ void dray__put_fields(dray__writer *w, const dray__fields *of, const void *from)
 
 static inline void get_number(dray__reader *r, uint8_t kind, uint8_t *to)
 {
+    uint16_t tiny;
     uint32_t small;
     uint64_t large;
     uint8_t byte;
@@ -364,6 +370,10 @@ static inline void get_number(dray__reader *r, uint8_t kind, uint8_t *to)
     case DRAY__FIELD_I32:
         small = dray__get_u32(r);
         memcpy(to, &small, sizeof small);
+        break;
+    case DRAY__FIELD_U16:
+        tiny = dray__get_u16(r);
+        memcpy(to, &tiny, sizeof tiny);
         break;
     case DRAY__FIELD_U8:
     case DRAY__FIELD_BOOL:

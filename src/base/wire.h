@@ -103,6 +103,7 @@ bool dray__utf8_plain(const void *data, size_t size);
 typedef enum dray__field_kind {
     DRAY__FIELD_U8,
     DRAY__FIELD_BOOL,
+    DRAY__FIELD_U16,
     DRAY__FIELD_U32,
     DRAY__FIELD_I32,
     DRAY__FIELD_U64,
@@ -137,7 +138,8 @@ struct dray__fields {
     _Generic((lvalue), bool                                                                        \
              : DRAY__FIELD_BOOL, char                                                              \
              : DRAY__FIELD_U8, uint8_t                                                             \
-             : DRAY__FIELD_U8, uint32_t                                                            \
+             : DRAY__FIELD_U8, uint16_t                                                            \
+             : DRAY__FIELD_U16, uint32_t                                                           \
              : DRAY__FIELD_U32, int32_t                                                            \
              : DRAY__FIELD_I32, uint64_t                                                           \
              : DRAY__FIELD_U64, int64_t                                                            \

@@ -11,38 +11,21 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Offsets in the header (protocol.h). */
 enum {
-    AT_MAGIC = 0,
-    AT_TYPE = 4,
-    AT_FDS = 6,
-    AT_ID = 8,
-    AT_SIZE = 16,
-    AT_FLAGS = 20,
+    AT_SIZE = 16, /* in the header */
     AT_SUM = 24,
     READ_AHEAD = 16 << 10, /* smallest space offered to recvmsg */
     KEEP = 1 << 20         /* a buffer larger than this is freed when it is empty */
 };
 
-static uint16_t load16(const uint8_t *at)
-{
-    uint16_t value;
-    memcpy(&value, at, sizeof value);
-    return le16toh(value);
-}
+const dray__fields dray__frame_header_fields =
+    DRAY__FIELDS(dray__frame_header,
+                 DRAY__NUMBERS(dray__frame_header, magic, type, fd_count, id, size, flags, sum));
 
-static uint32_t load32(const uint8_t *at)
+static uint32_t payload_size(const uint8_t *header)
 {
-    uint32_t value;
-    memcpy(&value, at, sizeof value);
-    return le32toh(value);
-}
-
-static uint64_t load64(const uint8_t *at)
-{
-    uint64_t value;
-    memcpy(&value, at, sizeof value);
-    return le64toh(value);
+    dray__reader r = dray__reader_of(header + AT_SIZE, sizeof(uint32_t));
+    return dray__get_u32(&r);
 }
 
 int dray__frame_put(dray__writer *out, const dray__frame *frame, dray_error *error)
@@ -54,13 +37,13 @@ int dray__frame_put(dray__writer *out, const dray__frame *frame, dray_error *err
         return dray__fail(error, DRAY_EINVALID, "message %s: %u descriptors, at most %u expected",
                           dray__message_name(frame->type), frame->fd_count, DRAY__FRAME_FDS);
     size_t start = out->size;
-    dray__put_u32(out, DRAY__FRAME_MAGIC);
-    dray__put_u16(out, frame->type);
-    dray__put_u16(out, frame->fd_count);
-    dray__put_u64(out, frame->id);
-    dray__put_u32(out, frame->size);
-    dray__put_u32(out, frame->flags);
-    dray__put_u64(out, 0);
+    const dray__frame_header header = {.magic = DRAY__FRAME_MAGIC,
+                                       .type = frame->type,
+                                       .fd_count = frame->fd_count,
+                                       .id = frame->id,
+                                       .size = frame->size,
+                                       .flags = frame->flags};
+    dray__put_fields(out, &dray__frame_header_fields, &header);
     dray__put_bytes(out, frame->payload, frame->size);
     if (out->failed)
         return dray__nomem(error);
@@ -154,7 +137,7 @@ static int make_room(dray__inbox *inbox, dray_error *error)
         }
     }
     if (have >= DRAY__FRAME_HEADER) {
-        size_t whole = DRAY__FRAME_HEADER + (size_t)load32(inbox->data + inbox->begin + AT_SIZE);
+        size_t whole = DRAY__FRAME_HEADER + (size_t)payload_size(inbox->data + inbox->begin);
         size_t rest = whole > have ? whole - have : 0;
         if (rest > want)
             want = rest < have ? rest : (have > want ? have : want);
@@ -208,7 +191,7 @@ static size_t readable(const dray__inbox *inbox)
         return room;
     size_t whole = DRAY__FRAME_HEADER;
     if (have >= DRAY__FRAME_HEADER)
-        whole += load32(inbox->data + inbox->begin + AT_SIZE);
+        whole += payload_size(inbox->data + inbox->begin);
     size_t rest = whole > have ? whole - have : room;
     return rest < room ? rest : room;
 }
@@ -275,16 +258,20 @@ int dray__inbox_fill(dray__inbox *inbox, int socket, dray_error *error)
 }
 
 static int check_header(const dray__inbox *inbox, const uint8_t *at, dray__frame *frame,
-                        dray_error *error)
+                        uint64_t *sum, dray_error *error)
 {
-    if (load32(at + AT_MAGIC) != DRAY__FRAME_MAGIC)
+    dray__frame_header header;
+    dray__reader r = dray__reader_of(at, DRAY__FRAME_HEADER);
+    dray__get_fields(&r, NULL, &dray__frame_header_fields, &header);
+    if (header.magic != DRAY__FRAME_MAGIC)
         return dray__fail(error, DRAY_EPROTO, "not a dray frame: expected magic %08x, found %08x",
-                          DRAY__FRAME_MAGIC, load32(at + AT_MAGIC));
-    frame->type = load16(at + AT_TYPE);
-    frame->fd_count = load16(at + AT_FDS);
-    frame->id = load64(at + AT_ID);
-    frame->size = load32(at + AT_SIZE);
-    frame->flags = load32(at + AT_FLAGS);
+                          DRAY__FRAME_MAGIC, header.magic);
+    *sum = header.sum;
+    frame->type = header.type;
+    frame->fd_count = header.fd_count;
+    frame->id = header.id;
+    frame->size = header.size;
+    frame->flags = header.flags;
     uint32_t most = inbox->most ? inbox->most : DRAY__FRAME_MAX;
     if (frame->size > most)
         return dray__fail(error, DRAY_EPROTO, "frame of %u bytes, at most %u expected", frame->size,
@@ -308,12 +295,12 @@ int dray__inbox_take(dray__inbox *inbox, dray__frame *frame, int fds[DRAY__FRAME
         return DRAY_EAGAIN;
     }
     uint8_t *at = inbox->data + inbox->begin;
-    int status = check_header(inbox, at, frame, error);
+    uint64_t sum = 0;
+    int status = check_header(inbox, at, frame, &sum, error);
     if (status)
         return status;
     if (have - DRAY__FRAME_HEADER < frame->size)
         return DRAY_EAGAIN;
-    uint64_t sum = load64(at + AT_SUM);
     memset(at + AT_SUM, 0, sizeof sum);
     if (dray__hash(at, DRAY__FRAME_HEADER + (size_t)frame->size) != sum)
         return dray__fail(error, DRAY_ECHECKSUM, "frame %s: its checksum does not match its bytes",

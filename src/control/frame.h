@@ -12,6 +12,16 @@
 
 enum { DRAY__FRAME_REPLY = 1, DRAY__FRAME_ERROR = 2 }; /* flags */
 
+typedef struct dray__frame_header {
+    uint32_t magic;
+    uint16_t type, fd_count;
+    uint64_t id;
+    uint32_t size, flags;
+    uint64_t sum; /* XXH3 of the header, with 0 here, and the payload */
+} dray__frame_header;
+
+extern const dray__fields dray__frame_header_fields;
+
 typedef struct dray__frame {
     uint16_t type;
     uint16_t fd_count;

@@ -5,13 +5,15 @@
 
 #include <string.h>
 
+const dray__fields dray__data_request_fields = DRAY__FIELDS(
+    dray__data_request, DRAY__NUMBERS(dray__data_request, magic, version, type, id, body_bytes));
+const dray__fields dray__answer_fields = DRAY__FIELDS(
+    dray__answer, DRAY__NUMBERS(dray__answer, magic, status, id, head_bytes, data_bytes));
+
 size_t dray__request_begin(dray__writer *w, uint16_t type, uint32_t id)
 {
-    dray__put_u32(w, DRAY__DATA_MAGIC);
-    dray__put_u16(w, DRAY__DATA_VERSION);
-    dray__put_u16(w, type);
-    dray__put_u32(w, id);
-    dray__put_u32(w, 0);
+    const dray__data_request header = {DRAY__DATA_MAGIC, DRAY__DATA_VERSION, type, id, 0};
+    dray__put_fields(w, &dray__data_request_fields, &header);
     return w->size;
 }
 
@@ -25,12 +27,8 @@ int dray__answer_get(const uint8_t header[DRAY__ANSWER_HEADER], dray__answer *ou
                      dray_error *error)
 {
     dray__reader r = dray__reader_of(header, DRAY__ANSWER_HEADER);
-    uint32_t magic = dray__get_u32(&r);
-    out->status = (int32_t)dray__get_u32(&r);
-    out->id = dray__get_u32(&r);
-    out->head_bytes = dray__get_u32(&r);
-    out->data_bytes = dray__get_u64(&r);
-    if (magic != DRAY__DATA_MAGIC || out->status > 0 || out->head_bytes > DRAY__HEAD_MAX ||
+    dray__get_fields(&r, NULL, &dray__answer_fields, out);
+    if (out->magic != DRAY__DATA_MAGIC || out->status > 0 || out->head_bytes > DRAY__HEAD_MAX ||
         out->data_bytes > DRAY__DATA_MAX)
         return dray__fail(error, DRAY_EPROTO, "what came is no data server's answer");
     return DRAY_OK;
@@ -56,17 +54,13 @@ int dray__request_get(const uint8_t header[DRAY__REQUEST_HEADER], dray__data_req
                       dray_error *error)
 {
     dray__reader r = dray__reader_of(header, DRAY__REQUEST_HEADER);
-    uint32_t magic = dray__get_u32(&r);
-    uint16_t version = dray__get_u16(&r);
-    out->type = dray__get_u16(&r);
-    out->id = dray__get_u32(&r);
-    out->body_bytes = dray__get_u32(&r);
-    if (magic != DRAY__DATA_MAGIC || out->body_bytes > DRAY__REQUEST_MAX)
+    dray__get_fields(&r, NULL, &dray__data_request_fields, out);
+    if (out->magic != DRAY__DATA_MAGIC || out->body_bytes > DRAY__REQUEST_MAX)
         return dray__fail(error, DRAY_EPROTO, "what came is no request to a data server");
-    if (version != DRAY__DATA_VERSION || !kind_of(out->type))
+    if (out->version != DRAY__DATA_VERSION || !kind_of(out->type))
         return dray__fail(error, DRAY_EVERSION,
                           "message %u of data protocol %u; version %d is spoken here", out->type,
-                          version, DRAY__DATA_VERSION);
+                          out->version, DRAY__DATA_VERSION);
     if (dray__request_asks(out->type) != (out->body_bytes > 0))
         return dray__fail(error, DRAY_EPROTO, "message %u with a body of %u bytes", out->type,
                           out->body_bytes);
@@ -75,11 +69,8 @@ int dray__request_get(const uint8_t header[DRAY__REQUEST_HEADER], dray__data_req
 
 void dray__answer_put(dray__writer *w, int status, uint32_t id, uint32_t head, uint64_t data)
 {
-    dray__put_u32(w, DRAY__DATA_MAGIC);
-    dray__put_u32(w, (uint32_t)status);
-    dray__put_u32(w, id);
-    dray__put_u32(w, head);
-    dray__put_u64(w, data);
+    const dray__answer header = {DRAY__DATA_MAGIC, status, id, head, data};
+    dray__put_fields(w, &dray__answer_fields, &header);
 }
 
 void dray__answer_refuse(dray__writer *w, uint32_t id, const dray_error *error)

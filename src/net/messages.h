@@ -1,9 +1,6 @@
 /* What readers say to data servers, and what they answer. Answers come in the order of the
- * requests.
- *
- *  request  u32 magic, u16 version, u16 type, u32 id, u32 body bytes; then the body
- *  answer   u32 magic, i32 status, u32 id, u32 head bytes, u64 data bytes; then the head, which is
- * a string where the status is not 0, and the data */
+ * requests. A request is a header (dray__data_request) and its body. An answer is a header
+ * (dray__answer), a head, which is a string that says why where the status is not 0, and data. */
 #pragma once
 
 #include "base/wire.h"
@@ -41,16 +38,20 @@ enum {
 #undef XX
 };
 
-typedef struct dray__data_request {
-    uint16_t type;
+typedef struct dray__data_request { /* its header */
+    uint32_t magic;
+    uint16_t version, type;
     uint32_t id, body_bytes;
 } dray__data_request;
 
-typedef struct dray__answer {
+typedef struct dray__answer { /* its header */
+    uint32_t magic;
     int32_t status;
     uint32_t id, head_bytes;
     uint64_t data_bytes;
 } dray__answer;
+
+extern const dray__fields dray__data_request_fields, dray__answer_fields;
 
 /* ---- the reader's side */
 

@@ -1,11 +1,11 @@
 /* UCX as a carrier: over a socket that both sides have already they agree to go on over UCX, and
- * exchange the addresses of its workers. Four messages over the socket, each u32 magic, i32 status,
- * u32 bytes, and so many; a status other than 0: refused, and the body is a string that says why.
+ * exchange the addresses of its workers. Four messages over the socket, each a header and so many
+ * bytes; a status other than 0: refused, and the body is a string that says why.
  *
- *  greeting  of the reader: 16 random bytes, u8 1: it wants one-sided reads
- *  greeting  back: 16 random bytes, u8 1: both want them, and UCX is opened for them
- *  offer     of the reader: u32 major, u32 minor, u32 release of its UCX, u64 the number that
- *            messages to it carry, its address, 32 bytes of proof
+ *  greeting  of the reader: random bytes, and whether it wants one-sided reads
+ *  greeting  back: random bytes, and whether both want them, and UCX is opened for them
+ *  offer     of the reader: the version of its UCX, u64 the number that messages to it carry, its
+ *            address, 32 bytes of proof
  *  answer    u64 number, its address, 32 bytes of proof
  *
  * A proof is HMAC-SHA256 with the session's data key over the name of the side that gives it, the
@@ -53,14 +53,21 @@ static int allowed(const dray__stream_keys *keys, bool trusted, dray_error *erro
     return DRAY_OK;
 }
 
+const dray__fields dray__ucx_header_fields =
+    DRAY__FIELDS(dray__ucx_header, DRAY__NUMBERS(dray__ucx_header, magic, status, size));
+const dray__fields dray__ucx_greeting_fields =
+    DRAY__FIELDS(dray__ucx_greeting, DRAY__FIELD_ARRAY(dray__ucx_greeting, random),
+                 DRAY__NUMBERS(dray__ucx_greeting, reads));
+const dray__fields dray__ucx_version_fields =
+    DRAY__FIELDS(dray__ucx_version, DRAY__NUMBERS(dray__ucx_version, major, minor, release));
+
 #ifdef DRAY_HAVE_UCX
 
 enum {
     MAGIC = 0x31584355, /* "UCX1" */
     HEADER = 12,
-    RANDOM = 16,
+    RANDOM = DRAY__UCX_RANDOM,
     PROOF = 32,
-    GREETING = RANDOM + 1,
     OFFER_ADDRESS_AT = 20, /* behind the versions and the number */
     ANSWER_ADDRESS_AT = 8,
     BODY_MAX = OFFER_ADDRESS_AT + DRAY__UCX_ADDRESS_MAX + PROOF,
@@ -121,9 +128,7 @@ static int may_read(const dray__stream_keys *keys, bool trusted, dray_error *err
 static void begin_message(talk *t, int status)
 {
     dray__writer_reset(&t->out);
-    dray__put_u32(&t->out, MAGIC);
-    dray__put_u32(&t->out, (uint32_t)status);
-    dray__put_u32(&t->out, 0);
+    dray__put_fields(&t->out, &dray__ucx_header_fields, &(dray__ucx_header){MAGIC, status, 0});
 }
 
 static int finish_message(talk *t, dray_error *error)
@@ -199,16 +204,20 @@ static int greet(talk *t, uint8_t random[RANDOM], bool reads, dray_error *error)
 {
     int rc = draw(random, error);
     begin_message(t, 0);
-    dray__put_bytes(&t->out, random, RANDOM);
-    dray__put_u8(&t->out, reads);
+    dray__ucx_greeting said = {.reads = reads};
+    memcpy(said.random, random, RANDOM);
+    dray__put_fields(&t->out, &dray__ucx_greeting_fields, &said);
     return rc ? rc : finish_message(t, error);
 }
 
-static int check_greeting(const uint8_t *body, uint32_t size, dray_error *error)
+static int take_greeting(const uint8_t *body, uint32_t size, dray__ucx_greeting *out,
+                         dray_error *error)
 {
-    return size == GREETING && body[RANDOM] <= 1
-               ? DRAY_OK
-               : dray__fail(error, DRAY_EPROTO, "a greeting of %" PRIu32 " bytes", size);
+    dray__reader in = dray__reader_of(body, size);
+    dray__get_fields(&in, NULL, &dray__ucx_greeting_fields, out);
+    return in.failed || in.at != in.size || out->reads > 1
+               ? dray__fail(error, DRAY_EPROTO, "a greeting of %" PRIu32 " bytes", size)
+               : DRAY_OK;
 }
 
 /* Of the reader: it was greeted back. UCX is opened for what was agreed on, and offered. */
@@ -217,20 +226,19 @@ static int on_greeted(dray__stream *stream, const uint8_t *body, uint32_t size, 
     dray__ucx_state *s = stream->state;
     talk *t = s->talk;
     dray__ucx_version v = {0};
-    int rc = check_greeting(body, size, error);
+    dray__ucx_greeting said;
+    int rc = take_greeting(body, size, &said, error);
     if (rc)
         return rc;
-    memcpy(t->server_random, body, RANDOM);
-    t->reads = body[RANDOM];
+    memcpy(t->server_random, said.random, RANDOM);
+    t->reads = said.reads;
     rc = dray__ucx_open(stream->socket, t->reads, &s->ucx, error);
     if (rc == DRAY_OK)
         rc = dray__ucx_find(&v, error);
     if (rc)
         return rc;
     begin_message(t, 0);
-    dray__put_u32(&t->out, v.major);
-    dray__put_u32(&t->out, v.minor);
-    dray__put_u32(&t->out, v.release);
+    dray__put_fields(&t->out, &dray__ucx_version_fields, &v);
     put_address(t, s->ucx);
     return finish_proven(stream, t, error);
 }
@@ -251,15 +259,16 @@ static int on_greeting(dray__stream *stream, const uint8_t *body, uint32_t size,
 {
     talk *t = ((dray__ucx_state *)stream->state)->talk;
     const char *transport = stream->keys->transport;
+    dray__ucx_greeting said = {0};
     int rc = allowed(stream->keys, stream->trusted, error);
     if (rc == DRAY_OK && transport && strcmp(transport, stream->carrier->transport) != 0)
         rc = dray__fail(error, DRAY_EUNSUPPORTED, "its transport is set to %s", transport);
     if (rc == DRAY_OK)
-        rc = check_greeting(body, size, error);
+        rc = take_greeting(body, size, &said, error);
     if (rc)
         return rc;
-    memcpy(t->reader_random, body, RANDOM);
-    t->reads = body[RANDOM] && wants_reads();
+    memcpy(t->reader_random, said.random, RANDOM);
+    t->reads = said.reads && wants_reads();
     return greet(t, t->server_random, t->reads, error);
 }
 
@@ -273,9 +282,7 @@ static int on_offer(dray__stream *stream, const uint8_t *body, uint32_t size, dr
     if (rc)
         return rc;
     dray__reader in = dray__reader_of(body, size);
-    other.major = dray__get_u32(&in);
-    other.minor = dray__get_u32(&in);
-    other.release = dray__get_u32(&in);
+    dray__get_fields(&in, NULL, &dray__ucx_version_fields, &other);
     uint64_t number = dray__get_u64(&in);
     if (own.major != other.major || own.minor != other.minor || own.release != other.release)
         return dray__fail(error, DRAY_EVERSION,
@@ -314,17 +321,15 @@ static int push(const dray__stream *stream, talk *t, dray_error *error)
 }
 
 /* A whole message of the other side. */
-static int pull(dray__stream *stream, talk *t, int32_t *status, uint32_t *size, dray_error *error)
+static int pull(dray__stream *stream, talk *t, dray__ucx_header *out, dray_error *error)
 {
     for (size_t need = HEADER;;) {
         if (t->have >= HEADER) {
             dray__reader in = dray__reader_of(t->in, HEADER);
-            uint32_t magic = dray__get_u32(&in);
-            *status = (int32_t)dray__get_u32(&in);
-            *size = dray__get_u32(&in);
-            if (magic != MAGIC || *status > 0 || *size > BODY_MAX)
+            dray__get_fields(&in, NULL, &dray__ucx_header_fields, out);
+            if (out->magic != MAGIC || out->status > 0 || out->size > BODY_MAX)
                 return dray__fail(error, DRAY_EPROTO, "what came does not agree on UCX");
-            need = HEADER + *size;
+            need = HEADER + out->size;
         }
         if (t->have == need)
             break;
@@ -351,19 +356,18 @@ static int refused(const talk *t, int status, uint32_t size, dray_error *error)
 /* One message of the other side, and what is said to it. */
 static int step(dray__stream *stream, talk *t, dray_error *error)
 {
-    int32_t status = 0;
-    uint32_t size = 0;
+    dray__ucx_header header = {0};
     int rc = push(stream, t, error);
     if (rc == DRAY_OK && t->refused.code)
         *error = t->refused;
     if (rc || t->refused.code || t->step == STEPS)
         return rc ? rc : t->refused.code;
-    rc = pull(stream, t, &status, &size, error);
-    if (rc == DRAY_OK && status)
-        return refused(t, status, size, error);
+    rc = pull(stream, t, &header, error);
+    if (rc == DRAY_OK && header.status)
+        return refused(t, header.status, header.size, error);
     if (rc)
         return rc;
-    rc = steps[stream->server][t->step++](stream, t->in + HEADER, size, error);
+    rc = steps[stream->server][t->step++](stream, t->in + HEADER, header.size, error);
     if (rc == DRAY_OK || !stream->server)
         return rc;
     t->refused = *error;

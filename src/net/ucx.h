@@ -11,13 +11,28 @@
  * link or a stopped peer shows as silence, which is for the caller to time. */
 #pragma once
 
+#include "base/wire.h"
 #include "net/carrier.h"
 
 typedef struct dray__ucx_version {
     uint32_t major, minor, release;
 } dray__ucx_version;
 
-enum { DRAY__UCX_ADDRESS_MAX = 8 << 10 };
+enum { DRAY__UCX_ADDRESS_MAX = 8 << 10, DRAY__UCX_RANDOM = 16 };
+
+/* What is said over the socket (ucx.c). */
+typedef struct dray__ucx_header {
+    uint32_t magic;
+    int32_t status;
+    uint32_t size;
+} dray__ucx_header;
+
+typedef struct dray__ucx_greeting {
+    uint8_t random[DRAY__UCX_RANDOM], reads;
+} dray__ucx_greeting;
+
+extern const dray__fields dray__ucx_header_fields, dray__ucx_greeting_fields,
+    dray__ucx_version_fields;
 
 extern const dray__carrier dray__carrier_ucx_reads, dray__carrier_ucx;
 

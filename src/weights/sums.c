@@ -78,15 +78,20 @@ static bool same_form(const dray__sums *sums, const dray__sums_form *form)
     return true;
 }
 
+/* What two tables of the same tensors share. */
+static const dray__fields form_item_fields =
+    DRAY__FIELDS(dray__named_sum, DRAY__FIELD_TEXT(dray__named_sum, name, DRAY__TENSOR_NAME_MAX),
+                 DRAY__NUMBERS(dray__named_sum, dtype, mixed, elements));
+const dray__fields dray__named_sum_fields =
+    DRAY__FIELDS(dray__named_sum, DRAY__FIELD_TEXT(dray__named_sum, name, DRAY__TENSOR_NAME_MAX),
+                 DRAY__NUMBERS(dray__named_sum, dtype, mixed, elements, sum));
+
 static uint64_t number_of(const dray__sums *sums)
 {
     dray__writer w = {0};
     for (uint32_t i = 0; i < sums->count; i++) {
         const dray__named_sum *item = &sums->items[i];
-        dray__put_string(&w, item->name);
-        dray__put_u32(&w, (uint32_t)item->dtype);
-        dray__put_u8(&w, item->mixed);
-        dray__put_u64(&w, item->elements);
+        dray__put_fields(&w, &form_item_fields, item);
     }
     uint64_t number = w.failed ? 0 : dray__hash(w.data, w.size);
     dray__writer_free(&w);
@@ -399,12 +404,9 @@ void dray__sums_put(dray__writer *w, const dray__sums *sums)
     dray__put_u32(w, sums->count);
     const dray__named_sum *items = sums->form ? sums->form->items : sums->items;
     for (uint32_t i = 0; i < sums->count; i++) {
-        const dray__named_sum *item = &items[i];
-        dray__put_string(w, item->name);
-        dray__put_u32(w, (uint32_t)item->dtype);
-        dray__put_u8(w, item->mixed);
-        dray__put_u64(w, item->elements);
-        dray__put_u64(w, dray__sums_at(sums, i));
+        dray__named_sum item = items[i];
+        item.sum = dray__sums_at(sums, i);
+        dray__put_fields(w, &dray__named_sum_fields, &item);
     }
 }
 
@@ -425,19 +427,16 @@ void dray__sums_put_known(dray__writer *w, dray__sums *sums, dray__sums_forms *s
 
 static bool get_whole(dray__reader *r, dray__sums *sums)
 {
-    uint32_t count = dray__get_count(r, 25);
-    for (uint32_t i = 0; i < count && !r->failed; i++) {
-        char *name = dray__get_string(r, DRAY__TENSOR_NAME_MAX);
-        dray__named_sum item = {.name = name, .dtype = (int32_t)dray__get_u32(r)};
-        item.mixed = dray__get_u8(r) != 0;
-        item.elements = dray__get_u64(r);
-        item.sum = dray__get_u64(r);
-        bool added = r->failed || !name || dray__sums_add_item(sums, &item);
-        free(name);
-        if (!added)
-            return false;
+    uint32_t count = dray__get_count(r, dray__fields_least(&dray__named_sum_fields));
+    bool added = true;
+    dray__arena names = {0};
+    for (uint32_t i = 0; i < count && added && !r->failed; i++) {
+        dray__named_sum item;
+        dray__get_fields(r, &names, &dray__named_sum_fields, &item);
+        added = r->failed || dray__sums_add_item(sums, &item);
     }
-    return true;
+    dray__arena_free(&names);
+    return added;
 }
 
 static bool get_known(dray__reader *r, dray__sums *sums, const dray__sums_forms *known)

@@ -27,6 +27,8 @@ typedef struct dray__named_sum {
     uint64_t sum;
 } dray__named_sum;
 
+extern const dray__fields dray__named_sum_fields;
+
 typedef struct dray__sums {
     dray__named_sum *items; /* NULL: not made yet (dray__sums_items), but `plain` */
     uint64_t *plain;        /* the sums alone, in the order of the form */

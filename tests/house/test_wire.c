@@ -1,11 +1,17 @@
 /* docs/wire.md lists the fields of messages and records as their tables say.
  * `house_test_wire PAGE` writes the list into the page, between its two marks. */
+#include "control/frame.h"
 #include "control/messages.h"
 #include "net/cells.h"
+#include "net/messages.h"
+#include "net/ucx.h"
 #include "queue/client/client.h"
+#include "queue/journal/record.h"
 #include "queue/journal/records.h"
 #include "suite.h"
 #include "weights/messages.h"
+#include "weights/server/pull.h"
+#include "weights/sums.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -17,6 +23,7 @@ typedef struct message {
 } message;
 
 static const message sessions[] = {
+    {"every frame's header", &dray__frame_header_fields},
     {"HELLO, first; RETURN, first", &dray__spoken_fields},
     {"HELLO, then; RETURN, then", &dray__hello_fields},
     {"RETURN, last", &dray__return_fields},
@@ -36,6 +43,7 @@ static const message sessions[] = {
 };
 
 static const message weights[] = {
+    {"of n sums, each", &dray__named_sum_fields},
     {"PUBLISHER_OPEN", &dray__publisher_open_fields},
     {"PUBLISHER_OPEN of one that comes back, then; then sums", &dray__publisher_claim_fields},
     {"SUBSCRIBER_OPEN", &dray__subscriber_open_fields},
@@ -111,12 +119,23 @@ static const message queue[] = {
     {"answer of HOME_WAIT; KEEPER_DROP", &dray__chunk_keys_fields},
     {"KEEPER_PUT", &dray__keeping_fields},
     {"KEEPER_GET and its answer, KEEPER_RESET; VERSION, DECLINE", &dray__u64_fields},
-    {"CELLS, to a data server", &dray__cells_fields},
     {0},
 };
 
-static const char *const types[] = {"u8",  "bool", "u32", "i32",  "u64", "i64",
-                                    "f64", "str",  "str", "blob", "bool"};
+static const message data[] = {
+    {"a request's header", &dray__data_request_fields},
+    {"an answer's header", &dray__answer_fields},
+    {"CELLS", &dray__cells_fields},
+    {"all others, first", &dray__pull_ticket_fields},
+    {"RECTS with a base: of it", &dray__pull_base_fields},
+    {"UCX: a message's header", &dray__ucx_header_fields},
+    {"UCX: a greeting", &dray__ucx_greeting_fields},
+    {"UCX: an offer, first", &dray__ucx_version_fields},
+    {0},
+};
+
+static const char *const types[] = {"u8",  "bool", "u16", "u32", "i32",  "u64",
+                                    "i64", "f64",  "str", "str", "blob", "bool"};
 
 static void say(FILE *out, const dray__fields *of, bool first)
 {
@@ -160,7 +179,13 @@ static char *list(void)
     say_all(out, "message of sessions", sessions);
     say_all(out, "message of weights", weights);
     say_all(out, "message of the queue", queue);
+    say_all(out, "between readers and data servers", data);
     fputs("\n| record | fields |\n| --- | --- |\n", out);
+    fputs("| the file's head | ", out);
+    say(out, &dray__file_head_fields, true);
+    fputs(" |\n| every record's header | ", out);
+    say(out, &dray__record_fields, true);
+    fputs(" |\n", out);
     for (size_t i = 0; i < DRAY__RECORD_KINDS; i++) {
         if (!dray__record_kinds[i].fields)
             continue;

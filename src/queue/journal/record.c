@@ -69,10 +69,17 @@ const dray__journal_files dray__journal_real_files = {.write = write_all, .sync 
 
 /* ---- heads ----------------------------------------------------------------------------------- */
 
-static void put_u64_at(uint8_t *at, uint64_t value)
+const dray__fields dray__file_head_fields =
+    DRAY__FIELDS(dray__file_head, DRAY__NUMBERS(dray__file_head, magic, format, salt, zero, sum));
+const dray__fields dray__record_fields =
+    DRAY__FIELDS(dray__record, DRAY__NUMBERS(dray__record, magic, kind, format, size, seq, safe,
+                                             owner, flags, sum));
+
+/* Into `room` bytes, which it fits into. */
+static void put_at(uint8_t *at, size_t room, const dray__fields *of, const void *from)
 {
-    value = htole64(value);
-    memcpy(at, &value, sizeof value);
+    dray__writer w = {.data = at, .capacity = room};
+    dray__put_fields(&w, of, from);
 }
 
 int dray__head_write(const dray__journal_files *files, int fd, const char *path, uint64_t *salt,
@@ -83,9 +90,10 @@ int dray__head_write(const dray__journal_files *files, int fd, const char *path,
     if (getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random)
         return dray__fail_errno(error, errno, "getrandom");
     random |= !random;
-    put_u64_at(head, FILE_MAGIC | (uint64_t)FORMAT << 32);
-    put_u64_at(head + 8, random);
-    put_u64_at(head + 24, dray__hash(head, 24));
+    dray__file_head said = {.magic = FILE_MAGIC, .format = FORMAT, .salt = random};
+    put_at(head, sizeof head, &dray__file_head_fields, &said);
+    said.sum = dray__hash(head, 24);
+    put_at(head, sizeof head, &dray__file_head_fields, &said);
     if (files->write(fd, head, sizeof head, 0) < 0)
         return dray__file_failed(path, errno, "write", error);
     *salt = random;
@@ -120,19 +128,17 @@ int dray__head_read(int fd, const char *path, uint64_t *salt, dray_error *error)
     if (dray__read_at(fd, head, size, 0) < 0)
         return dray__fail_errno(error, errno, "journal %s", path);
     dray__reader r = dray__reader_of(head, sizeof head);
-    uint32_t magic = dray__get_u32(&r), format = dray__get_u32(&r);
-    uint64_t found = dray__get_u64(&r);
-    dray__get_u64(&r);
-    uint64_t sum = dray__get_u64(&r);
-    if (magic == MAGIC)
+    dray__file_head found;
+    dray__get_fields(&r, NULL, &dray__file_head_fields, &found);
+    if (found.magic == MAGIC)
         return dray__fail(error, DRAY_EVERSION, "journal %s: format %u expected, found %u", path,
-                          FORMAT, format >> 16);
-    if (magic != FILE_MAGIC || sum != dray__hash(head, 24) || !found)
+                          FORMAT, found.format >> 16);
+    if (found.magic != FILE_MAGIC || found.sum != dray__hash(head, 24) || !found.salt)
         return check_empty(fd, path, file, error);
-    if (format != FORMAT)
+    if (found.format != FORMAT)
         return dray__fail(error, DRAY_EVERSION, "journal %s: format %u expected, found %u", path,
-                          FORMAT, format);
-    *salt = found;
+                          FORMAT, found.format);
+    *salt = found.salt;
     return DRAY_OK;
 }
 
@@ -142,17 +148,10 @@ int dray__head_read(int fd, const char *path, uint64_t *salt, dray_error *error)
 static bool read_header(const uint8_t *at, uint64_t room, dray__record *out)
 {
     static const uint8_t magic[] = {'D', 'R', 'J', 'R'};
-    if (memcmp(at, magic, sizeof magic) != 0)
+    if (memcmp(at, magic, sizeof magic) != 0) /* of most bytes of a file that is searched */
         return false;
-    dray__reader r = dray__reader_of(at + 4, DRAY__RECORD_HEAD - 4);
-    out->kind = dray__get_u16(&r);
-    out->format = dray__get_u16(&r);
-    out->size = dray__get_u64(&r);
-    out->seq = dray__get_u64(&r);
-    out->safe = dray__get_u64(&r);
-    out->owner = dray__get_u32(&r);
-    out->flags = dray__get_u32(&r);
-    out->sum = dray__get_u64(&r);
+    dray__reader r = dray__reader_of(at, DRAY__RECORD_HEAD);
+    dray__get_fields(&r, NULL, &dray__record_fields, out);
     return out->size <= room && dray__record_bytes(out) <= room;
 }
 
@@ -425,16 +424,17 @@ static int begin(dray__output *out, uint64_t *header, dray_error *error)
 static int end(dray__output *out, uint64_t header, const dray__record *record, dray_error *error)
 {
     static const uint8_t zeros[8];
-    uint8_t head[DRAY__RECORD_HEAD] = {0};
-    put_u64_at(head, MAGIC | (uint64_t)record->kind << 32 | (uint64_t)FORMAT << 48);
-    put_u64_at(head + 8, record->size);
-    put_u64_at(head + 16, record->seq);
-    put_u64_at(head + 24, record->safe);
-    put_u64_at(head + 32, record->owner | (uint64_t)record->flags << 32);
+    uint8_t head[DRAY__RECORD_HEAD];
+    dray__record said = *record;
+    said.magic = MAGIC;
+    said.format = FORMAT;
+    said.sum = 0;
+    put_at(head, sizeof head, &dray__record_fields, &said);
     add_to_sum(out);
     out->in_record = false;
     XXH3_64bits_update(&out->sum->state, head, sizeof head);
-    put_u64_at(head + SUM_AT, XXH3_64bits_digest(&out->sum->state));
+    said.sum = XXH3_64bits_digest(&out->sum->state);
+    put_at(head, sizeof head, &dray__record_fields, &said);
     int rc = put(out, zeros, dray__record_bytes(record) - DRAY__RECORD_HEAD - record->size, error);
     if (rc)
         return rc;

@@ -20,11 +20,20 @@ enum {
     DRAY__RECORD_MISSING = 1 /* a flag */
 };
 
-typedef struct dray__record {
+typedef struct dray__record { /* its header */
+    uint32_t magic;
     uint16_t kind, format;
+    uint64_t size, seq, safe;
     uint32_t owner, flags;
-    uint64_t size, seq, safe, sum;
+    uint64_t sum;
 } dray__record;
+
+typedef struct dray__file_head {
+    uint32_t magic, format;
+    uint64_t salt, zero, sum;
+} dray__file_head;
+
+extern const dray__fields dray__record_fields, dray__file_head_fields;
 
 /* In the file, with its header. */
 uint64_t dray__record_bytes(const dray__record *record);

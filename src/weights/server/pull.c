@@ -13,6 +13,11 @@
 #include <string.h>
 #include <unistd.h>
 
+const dray__fields dray__pull_ticket_fields =
+    DRAY__FIELDS(dray__pull_ticket, DRAY__NUMBERS(dray__pull_ticket, token, attempt));
+const dray__fields dray__pull_base_fields =
+    DRAY__FIELDS(dray__pull_base, DRAY__NUMBERS(dray__pull_base, incarnation, base, version));
+
 /* ---- the reader's side ----------------------------------------------------------------------- */
 
 void dray__pull_put_rects(dray__writer *w, const dray__pull_rect *rects, uint32_t count)
@@ -37,8 +42,7 @@ size_t dray__pull_begin(dray__writer *w, uint16_t type, uint32_t id, uint64_t to
                         uint64_t attempt)
 {
     size_t begun = dray__request_begin(w, type, id);
-    dray__put_u64(w, token);
-    dray__put_u64(w, attempt);
+    dray__put_fields(w, &dray__pull_ticket_fields, &(dray__pull_ticket){token, attempt});
     return begun;
 }
 
@@ -48,11 +52,8 @@ void dray__pull_put_request(dray__writer *w, uint32_t id, uint16_t options, uint
 {
     size_t begun = dray__pull_begin(w, DRAY__DATA_RECTS, id, token, attempt);
     dray__put_u16(w, (uint16_t)(options | (base ? DRAY__PULL_BASE : 0)));
-    if (base) {
-        dray__put_u64(w, base->incarnation);
-        dray__put_u64(w, base->base);
-        dray__put_u64(w, base->version);
-    }
+    if (base)
+        dray__put_fields(w, &dray__pull_base_fields, base);
     dray__pull_put_rects(w, rects, count);
     dray__request_end(w, begun);
 }
@@ -67,13 +68,16 @@ uint32_t dray__pull_head_bytes(bool sums, bool base)
 uint64_t dray__pull_token(const dray__data_reader *reader)
 {
     dray__reader in = dray__reader_of(reader->body, reader->request.body_bytes);
-    return dray__get_u64(&in);
+    dray__pull_ticket said;
+    dray__get_fields(&in, NULL, &dray__pull_ticket_fields, &said);
+    return said.token;
 }
 
 uint16_t dray__pull_options(const dray__data_request *request, const uint8_t *body)
 {
     dray__reader in = dray__reader_of(body, request->body_bytes);
-    dray__get_bytes(&in, 16);
+    dray__pull_ticket said;
+    dray__get_fields(&in, NULL, &dray__pull_ticket_fields, &said);
     return dray__get_u16(&in);
 }
 
@@ -276,13 +280,6 @@ static void shorten(dray__packer *p, const dray__delta_view *view, const dray__p
     p->data_bytes = to;
 }
 
-static void get_base(dray__reader *in, dray__pull_base *out)
-{
-    out->incarnation = dray__get_u64(in);
-    out->base = dray__get_u64(in);
-    out->version = dray__get_u64(in);
-}
-
 /* Sums of a rectangle that came in other pieces: of what lies here, which is as it came. */
 static int sum_cut(dray__packer *p, dray__shares *shares, const dray_layout *layout, uint32_t i,
                    dray_error *error)
@@ -380,7 +377,8 @@ bool dray__pull_quantises(const dray__packer *p)
 static int read_request(dray__packer *p, dray__reader in, uint16_t *options, dray_region *staging,
                         dray_error *error)
 {
-    uint64_t token = dray__get_u64(&in), attempt = dray__get_u64(&in);
+    dray__pull_ticket said;
+    dray__get_fields(&in, NULL, &dray__pull_ticket_fields, &said);
     *options = dray__get_u16(&in);
     bool sums = *options & DRAY__PULL_SUMS, has_base = *options & DRAY__PULL_BASE;
     bool mapped = *options & DRAY__PULL_MAPPED;
@@ -389,11 +387,11 @@ static int read_request(dray__packer *p, dray__reader in, uint16_t *options, dra
         (mapped && *options != (DRAY__PULL_MAPPED | DRAY__PULL_SUMS | DRAY__PULL_COHORT)))
         return dray__fail(error, DRAY_EVERSION, "a request with the options %x", *options);
     if (has_base)
-        get_base(&in, &base);
+        dray__get_fields(&in, NULL, &dray__pull_base_fields, &base);
     const dray_copy *copies;
     uint32_t count;
     uint64_t bytes;
-    dray__local *local = dray__local_hold(token);
+    dray__local *local = dray__local_hold(said.token);
     if (!local)
         return dray__fail(error, DRAY_EDEAD, "it closed, or this ticket never was one");
     dray__shares *shares;
@@ -401,7 +399,7 @@ static int read_request(dray__packer *p, dray__reader in, uint16_t *options, dra
         dray__local_release(local);
         return dray__fail(error, DRAY_EINVALID, "it has no staging arena");
     }
-    int rc = may_read(local, *options & DRAY__PULL_COHORT, attempt, &shares, error);
+    int rc = may_read(local, *options & DRAY__PULL_COHORT, said.attempt, &shares, error);
     p->held = shares != NULL;
     if (rc == DRAY_OK)
         rc = dray__pull_get_rects(p, &in, dray_region_bytes(staging), dray__local_layout(local),

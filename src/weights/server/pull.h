@@ -67,6 +67,12 @@ typedef struct dray__pull_base {
     uint64_t incarnation, base, version;
 } dray__pull_base;
 
+typedef struct dray__pull_ticket { /* all requests but CELLS begin with it */
+    uint64_t token, attempt;
+} dray__pull_ticket;
+
+extern const dray__fields dray__pull_ticket_fields, dray__pull_base_fields;
+
 /* ---- the reader's side */
 void dray__pull_put_request(dray__writer *w, uint32_t id, uint16_t options, uint64_t token,
                             uint64_t attempt, const dray__pull_base *base,
