@@ -34,11 +34,13 @@ typedef struct dray_loader_options {
      * from it. Its max_hold_ns counts from when a batch is returned; a batch that was taken back
      * before is left out. */
     const dray_claim_options *claim;
-    uint32_t ahead;       /* batches that may wait to be handed out; 0: 1 */
-    uint32_t ahead_rows;  /* no claim ahead where these would be exceeded; 0: no bound. Less than */
-    uint64_t ahead_bytes; /* one batch: none ahead. Bytes are those of the columns that the task
-                             needs, the next batch taken to be as large as the last */
-    int32_t micro;        /* 1: hands out micro-batches, one after the other */
+    uint32_t ahead; /* batches that may wait to be handed out; 0: 1 */
+    uint32_t
+        ahead_rows; /* no claim ahead where it would exceed these; 0: no bound. With less than */
+    uint64_t
+        ahead_bytes; /* one batch no claim is made ahead. Bytes are those of the columns that the
+                        task needs; the next batch is assumed to be as large as the last one */
+    int32_t micro;   /* 1: hands out micro-batches, one after the other */
 } dray_loader_options;
 
 #define DRAY_LOADER_OPTIONS_INIT                                                                   \
@@ -62,7 +64,7 @@ typedef struct dray_load {
 
 /* queue: borrowed, until dray_loader_close; only one loader of a queue, and no
  * dray_queue_claim_start beside it. Claims nothing yet. DRAY_EINVALID, DRAY_ENOENT: as
- * dray_queue_claim would say. Owner: the caller. Does not block. */
+ * dray_queue_claim. Owner: the caller. Does not block. */
 int dray_loader_open(dray_queue *queue, const dray_loader_options *options, dray_loader **out,
                      dray_error *error);
 /* Commits what the loop has finished, gives the rest back, and ends a claim that is under way. Call
@@ -71,10 +73,10 @@ int dray_loader_open(dray_queue *queue, const dray_loader_options *options, dray
 void dray_loader_close(dray_loader *loader);
 
 /* The next load. Waits for one up to timeout_ns (DRAY_WAIT_DEFAULT: the claim's); 0: DRAY_EAGAIN
- * where there is none yet, ask again when dray_queue_fd is readable. DRAY_ETIMEDOUT says what the
- * claim waits for; it goes on, and the next call may succeed. DRAY_EEND: as of a claim, and
- * everything that the loop had finished is committed; a partition ends only when the loop has
- * finished what it got.
+ * where there is none yet, ask again when dray_queue_fd is readable. DRAY_ETIMEDOUT: the message
+ * says what the claim waits for; the claim goes on, and the next call may succeed. DRAY_EEND: as of
+ * a claim; everything that the loop had finished is committed. A partition ends only when the loop
+ * has finished all of its loads.
  *
  * DRAY_ESTALE, DRAY_EGONE: a batch that the loop had finished could not be committed, because its
  * rows were taken back or cleared. Its outputs are dropped (another attempt makes them again), and
@@ -82,24 +84,24 @@ void dray_loader_close(dray_loader *loader);
  * partition that was cleared) and its other errors come with every further call. DRAY_ECLOSED: the
  * connection is gone; what was not committed is given back. */
 int dray_loader_next(dray_loader *loader, int64_t timeout_ns, dray_load *out, dray_error *error);
-/* The loop has finished the load. With its last load a batch is ready to be committed: that rides
- * on the next claim, which this sends if one is due, or the next call of dray_loader_next does. Of
- * peers (lockstep) only the first commits. DRAY_EINVALID: it is none of the loader's, or was done
- * before; or, with the last load, an output was not set (the load is then still the loop's). Does
- * not wait for an answer. */
+/* Says that the loop has finished the load. When the last load of a batch is finished, the batch is
+ * committed in the message of the next claim, which this call sends if a claim is due, and
+ * otherwise the next dray_loader_next. Of peers (lockstep) only the first commits. DRAY_EINVALID:
+ * the load is none of this loader's, or was finished before; or, with the last load, an output was
+ * not set (the loop still has the load then). Does not wait for an answer. */
 int dray_loader_done(dray_loader *loader, const dray_load *load, dray_error *error);
-/* The loop could not do the load: its rows are given back as a failed attempt, as by
- * dray_batch_fail. The others of the batch are committed as usual. Blocks for one answer. */
+/* Says that the loop could not process the load: its rows are given back as a failed attempt, as by
+ * dray_batch_fail. The batch's other rows are committed as usual. Blocks for one answer. */
 int dray_loader_fail(dray_loader *loader, const dray_load *load, const char *reason,
                      dray_error *error);
-/* Keeps what the load's batch reads in place until as many dray_loader_unhold, although it is done:
- * for arrays that others may still look at. What is held when the loader is closed is from there on
- * the holder's, to be ended with dray_batch_free, before the queue is closed. DRAY_EINVALID: as of
- * dray_loader_done. Both do not block. */
+/* dray_loader_hold keeps the memory that the load's batch reads mapped after the load is finished,
+ * for arrays that still point there; each call needs one dray_loader_unhold. Batches that are held
+ * when the loader is closed belong to the caller, who ends them with dray_batch_free before the
+ * queue is closed. DRAY_EINVALID: as of dray_loader_done. Both do not block. */
 int dray_loader_hold(dray_loader *loader, const dray_load *load, dray_error *error);
 void dray_loader_unhold(dray_loader *loader, const dray_batch *batch);
-/* Commits now what the loop has finished. Errors as of dray_loader_next. Blocks for an answer a
- * batch. */
+/* Commits the batches that the loop has finished. Errors as of dray_loader_next. Blocks for one
+ * answer a batch. */
 int dray_loader_flush(dray_loader *loader, dray_error *error);
 
 typedef struct dray_loader_counts {

@@ -102,20 +102,20 @@ typedef struct dray_queue_options {
      * they have read is kept, and resuming undoes them. They write no columns. */
     uint32_t provisional_count;
     const char *const *provisional;
-    /* What the job needs, 0: not said. Opening is refused (DRAY_EFULL, with the arithmetic) where
-     *     (open_batches + checkpoint_batches - 1) * batch_rows
-     * rows, or as many times row_bytes, do not fit: batches open at once (staleness + 1), and those
-     * that wait for a checkpoint (batches from one checkpoint to the next; 0: 1). */
+    /* What the job needs; 0: not known. Opening fails with DRAY_EFULL, which shows the arithmetic,
+     * where (open_batches + checkpoint_batches - 1) * batch_rows rows, or row_bytes times as many
+     * bytes, exceed the capacity. open_batches are open at once (staleness + 1). checkpoint_batches
+     * come between two checkpoints (0: 1) and wait for the second. */
     uint32_t batch_rows, open_batches, checkpoint_batches;
     uint64_t row_bytes;
     int32_t durability; /* dray_durability */
-    /* What dray_queue_checkpoint wrote, named as there: what is in it, if the queue is not there
-     * already. Its tasks and limits must be these. NULL: an empty queue. DRAY_ENOENT: there is no
-     * checkpoint of the name. DRAY_ESYS: the file cannot be opened. DRAY_EUNSUPPORTED: a path, over
-     * TCP. */
+    /* A checkpoint that dray_queue_checkpoint wrote, named as there. A queue that does not exist
+     * yet begins with its contents; tasks and limits must equal those in it. NULL: the queue begins
+     * empty. DRAY_ENOENT: there is no checkpoint of this name. DRAY_ESYS: the file cannot be
+     * opened. DRAY_EUNSUPPORTED: a path was given, and the session is over TCP. */
     const char *restore;
-    int32_t backend;             /* dray_queue_backend: who holds the bytes of columns */
-    const char *backend_address; /* of it; borrowed for the call. NULL or "": it has none */
+    int32_t backend;             /* dray_queue_backend: where the bytes of columns are */
+    const char *backend_address; /* the backend's; borrowed for the call. NULL or "": none */
 } dray_queue_options;
 
 #define DRAY_QUEUE_OPTIONS_INIT                                                                    \
@@ -127,30 +127,31 @@ typedef struct dray_queue_options {
  * 0.1. */
 int dray_queue_backend_built(int32_t backend);
 
-/* Opens the queue `name`, creating it if it is not there. Tasks may be given by everybody who
- * opens, and must then be equal (DRAY_EEXIST says what differs; DRAY_EGONE: a task that the queue
- * was made without, whose samples may be freed already; limits that are 0 are not compared);
- * task_count 0 attaches to a queue that exists, waiting for it up to the timeout. At most 64 tasks.
- * DRAY_EINVALID: a column is written by two tasks, or needed and written by one. DRAY_EPERM: the
- * backend's address is not in the coordinator's list. Where the
- * coordinator dies meanwhile, the next one is waited for, up to the timeout, unless it said that it
- * ends: DRAY_ECLOSED. Owner: the caller, until dray_queue_close; the context must outlive it. */
+/* Opens the queue `name`, and creates it if it does not exist. Every caller may give the tasks, of
+ * which there are at most 64; they must equal those that the queue was created with. Limits that
+ * are 0 are not compared. With task_count 0 the call attaches to a queue that exists, and waits for
+ * it up to the timeout. Where the coordinator dies during the call, the call waits for the next one
+ * up to the timeout; it returns DRAY_ECLOSED where the coordinator had announced its end.
+ * DRAY_EEXIST: the message says what differs. DRAY_EGONE: the queue was created without this task,
+ * and may have freed samples of it. DRAY_EINVALID: two tasks write one column, or one task needs
+ * and writes it. DRAY_EPERM: the backend's address is not in the coordinator's list. Owner: the
+ * caller, until dray_queue_close; the context must outlive it. */
 int dray_queue_open(dray_context *context, const char *name, const dray_queue_options *options,
                     dray_queue **out, dray_error *error);
-/* Saves the queue as it is now, whole or not at all, in a file of mode 0600; options.restore makes
- * a queue of it, whatever holds the bytes then. Claims are not saved.
- * file: a name ("step-7": 1 to 200 bytes of UTF-8, which do not begin with '.'), of a file in the
- * coordinator's own folder (dray serve --journal); or, where it has a '/', a path ("./step-7") of
- * this host, which this process opens and hands over: over a Unix socket alone.
- * DRAY_EUNSUPPORTED: the queue's durability is none, there is no such folder, or a path over TCP.
- * DRAY_EINVALID (no name), DRAY_EBUSY (one is being saved), DRAY_EFULL, DRAY_ESYS. Blocks until it
- * is on the disk. Since 0.1. */
+/* Saves the queue as it is now, whole or not at all, in a file of mode 0600. options.restore
+ * creates a queue from it, with any backend. Claims are not saved. file: a name ("step-7": 1 to 200
+ * bytes of UTF-8, which do not begin with '.'), of a file in the coordinator's own folder (dray
+ * serve --journal); or, where it has a '/', a path ("./step-7") of this host, which this process
+ * opens and hands over: over a Unix socket alone. DRAY_EUNSUPPORTED: the queue's durability is
+ * none, the coordinator has no folder, or a path was given over TCP. DRAY_EINVALID: this is no
+ * name. DRAY_EBUSY: the queue is being saved. DRAY_EFULL, DRAY_ESYS: the disk. Blocks until the
+ * file is on the disk. Since 0.1. */
 int dray_queue_checkpoint(dray_queue *queue, const char *file, dray_error *error);
 /* Ends this use of the queue; the queue itself lives as long as the coordinator. Rows that are
  * still claimed through it are given back. Its batches must be freed first. NULL is fine. */
 void dray_queue_close(dray_queue *queue);
-/* A descriptor that polls readable when a started claim has an answer. The queue's; do not read
- * from it or close it. Does not block. */
+/* A descriptor that polls readable when a started claim has an answer. The queue owns it: do not
+ * read or close it. Does not block. */
 int dray_queue_fd(const dray_queue *queue);
 
 /* ---- columns --------------------------------------------------------------------------------- */
@@ -174,8 +175,8 @@ typedef struct dray_column_data {
     int64_t shape[DRAY_MAX_DIMS]; /* of one row; shape[0] ignored where ragged */
     const uint64_t *offsets;      /* count + 1, in units of shape[1..] slices; NULL: fixed shape */
     const void *values;
-    uint64_t bytes; /* how many are at `values`, so that offsets that lead behind them are refused;
-                       0: not said, the caller vouches for them */
+    uint64_t bytes; /* bytes at `values`: offsets that lead behind them are refused; 0: this is not
+                       checked */
 } dray_column_data;
 
 typedef struct dray_tag {
@@ -234,13 +235,15 @@ typedef struct dray_insert_options {
             NULL, 0, 0                                                                             \
     }
 
-/* Makes rows at the end of the partition (created if it is not there), all visible or none.
- * first_slot: gets the slot of the first; may be NULL. Waits for capacity, in order of arrival:
- * DRAY_ETIMEDOUT (timeout_ns 0: DRAY_EFULL) says what is missing; DRAY_EFULL at once for what can
- * never fit. DRAY_EEXIST: at_slot names a row that is there already, or a partition that was
- * cleared: the insert was done before. DRAY_EINVALID: sealed, a gap, a column that a task writes,
- * or with known_only that none has. DRAY_EEND: a new partition after dray_queue_end. After
- * DRAY_ETIMEDOUT or DRAY_ECLOSED without an answer, at_slot makes it safe to try again. */
+/* Appends rows to the partition, which is created if it does not exist. All rows become visible, or
+ * none. *first_slot gets the slot of the first row; it may be NULL. Inserts wait for capacity in
+ * the order of their arrival. After DRAY_ETIMEDOUT or DRAY_ECLOSED the rows may have been inserted:
+ * at_slot makes it safe to try again.
+ * DRAY_ETIMEDOUT (with timeout_ns 0: DRAY_EFULL): the message says what is missing. DRAY_EFULL, at
+ * once: the rows can never fit. DRAY_EEXIST: at_slot is taken, or the partition was cleared, so the
+ * insert was done before. DRAY_EINVALID: the partition is sealed, at_slot would leave a gap, a task
+ * writes the column, or (known_only) no task has it. DRAY_EEND: a new partition after
+ * dray_queue_end. */
 int dray_queue_insert(dray_queue *queue, const dray_insert_options *options, uint32_t *first_slot,
                       dray_error *error);
 
@@ -272,28 +275,31 @@ typedef struct dray_refill {
         }                                                                                          \
     }
 
-/* Waits until a slot wants another sample, oldest first; each is told to one producer, and to
- * another when that one's use of the queue ends before it answered. Asking again before answering
- * gives the same one. Answer with dray_queue_insert, whose `refill` is the id: it takes exactly
- * `rows` rows, needs no capacity, and works in sealed partitions, also after dray_queue_end.
- * DRAY_EEXIST there: it was answered, or its partition cleared. DRAY_ETIMEDOUT; DRAY_EEND: the
- * queue has ended and everything is settled. Blocks up to timeout_ns. */
+/* Waits until slots need another sample, those that lost theirs first come first. One producer at a
+ * time is asked for each refill; when it closes the queue or dies without an answer, another one is
+ * asked. A second call before the answer returns the same refill. The answer is dray_queue_insert
+ * with options.refill = id: it takes exactly `rows` rows, needs no capacity, and works in sealed
+ * partitions and after dray_queue_end. It returns DRAY_EEXIST where the refill was answered before,
+ * or its partition was cleared.
+ * DRAY_EEND: the queue has ended, and every row is settled. Blocks up to timeout_ns. */
 int dray_queue_refill_wait(dray_queue *queue, int64_t timeout_ns, dray_refill *out,
                            dray_error *error);
-/* There is no other sample: the rows are dead. Repeating it succeeds. */
+/* Says that there is no other sample: the rows are dead. A second call succeeds. */
 int dray_queue_refill_decline(dray_queue *queue, uint64_t id, dray_error *error);
 
-/* Fixes the partition's number of rows. DRAY_EINVALID when it holds another number; DRAY_ENOENT.
- * Repeating it succeeds. */
+/* Fixes the partition's number of rows. DRAY_EINVALID: it has another number. DRAY_ENOENT: there is
+ * no such partition. A second call succeeds. */
 int dray_queue_seal(dray_queue *queue, const char *partition, uint32_t rows, dray_error *error);
-/* Hides the partition's rows now, frees them after the last pin. One with provisional commits that
- * no checkpoint covers stays until one does, and is kept if they are undone. Sealed or not; claims
- * on it end (their commits: DRAY_EGONE). DRAY_ENOENT: there never was one. Repeating it succeeds.
- * The name may be used again, for rows of another generation. */
+/* Hides the partition's rows now, and frees them when the last batch that uses them is freed. The
+ * partition need not be sealed. Claims on it end: their commits return DRAY_EGONE. A partition with
+ * provisional commits is freed when a checkpoint covers them, and returns where they are undone.
+ * Afterwards the name may be used again, for rows of another generation. DRAY_ENOENT: there never
+ * was such a partition. A second call succeeds. */
 int dray_queue_clear(dray_queue *queue, const char *partition, dray_error *error);
-/* Waits until `task` (NULL: all tasks) is done with a sealed partition: every row committed,
- * dropped or dead. Also for a partition that is not there yet. timeout_ns 0 asks without waiting.
- * DRAY_ETIMEDOUT says how far it is; DRAY_EGONE: it was cleared before. */
+/* Waits until the partition is sealed, and `task` (NULL: every task) has committed or dropped each
+ * of its rows that is not dead. The partition need not exist yet. timeout_ns 0 asks without
+ * waiting. DRAY_ETIMEDOUT: the message says how far the task is. DRAY_EGONE: it was cleared before.
+ */
 int dray_queue_wait(dray_queue *queue, const char *partition, const char *task, int64_t timeout_ns,
                     dray_error *error);
 /* No more partitions will come: claims that can never be filled end with DRAY_EEND. */
@@ -322,7 +328,8 @@ typedef struct dray_admission {
 /* Sets the queue's admission, or changes it. DRAY_EINVALID: a version that goes back without
  * resume. */
 int dray_queue_admit(dray_queue *queue, const dray_admission *admission, dray_error *error);
-/* The trainer has reached the version: more may be rolled out. DRAY_EINVALID: it goes back. */
+/* Says that the trainer has reached the version, so that more may be rolled out. DRAY_EINVALID: the
+ * version is lower than the last one. */
 int dray_queue_version(dray_queue *queue, uint64_t version, dray_error *error);
 
 /* Checkpoints of provisional tasks. A trainer takes a cursor when it has committed what its state
@@ -332,36 +339,40 @@ int dray_queue_version(dray_queue *queue, uint64_t version, dray_error *error);
 /* What provisional tasks have committed so far. *out is malloc'ed. */
 int dray_queue_cursor(dray_queue *queue, uint64_t version, void **out, size_t *size,
                       dray_error *error);
-/* A checkpoint with the cursor is safe: what those commits kept is freed, partitions that were
- * cleared before are gone now. Repeating it succeeds. DRAY_ESTALE: a resume has undone some of
- * them; DRAY_EFORMAT, DRAY_ECHECKSUM: this is no cursor; DRAY_EINVALID: it is of another queue. */
+/* Says that a checkpoint with this cursor is safe. The queue frees what it kept for those commits,
+ * and partitions that were cleared before. A second call succeeds. DRAY_ESTALE: a resume has undone
+ * some of the commits. DRAY_EFORMAT, DRAY_ECHECKSUM: this is no cursor. DRAY_EINVALID: it is
+ * another queue's. */
 int dray_queue_covered(dray_queue *queue, const void *cursor, size_t size, dray_error *error);
-/* The run goes on from the cursor's checkpoint: later commits of provisional tasks are undone,
- * their rows are ready again; claims of those tasks are void; rows of versions after the cursor's
- * are lost as on_loss says, and commits of such versions by claims made before get DRAY_ESTALE; the
- * queue's admission goes back to the version, and it has not ended (dray_queue_end). *epoch: the
- * run's, raised by one; may be NULL. Errors as above. */
+/* Takes the queue back to the cursor's checkpoint:
+ *  - later commits of provisional tasks are undone: their rows are ready again, and claims of those
+ *    tasks are void
+ *  - rows of later versions are lost, as on_loss says, and claims made before cannot commit such
+ *    versions (DRAY_ESTALE)
+ *  - the admission's version is the cursor's again, and dray_queue_end is undone
+ * *epoch: the run's epoch, raised by one; may be NULL. Errors as of
+ * dray_queue_covered. */
 int dray_queue_resume(dray_queue *queue, const void *cursor, size_t size, uint32_t *epoch,
                       dray_error *error);
 
 /* ---- rows with keys -------------------------------------------------------------------------- */
 
-/* A keyed partition is beside those above, and has a name of its own: its rows are put, read and
- * cleared by whoever likes, without the queue's tasks and without claims.
+/* A keyed partition has rows that every user of the queue may put, read and clear, without tasks
+ * and claims. Its name differs from those of partitions above.
  *
- * A row has a key, one string within its partition, or none; a slot and a generation, which are its
- * address (dray_row; attempt: its version, that is, how often it was put); a tag of bytes, which
- * nobody but the caller reads; and one value in each column that was put. Columns are made at their
- * first put. Each put of a column says dtype and shape anew, so a column may have rows of several.
- * A row stays until it is cleared, whoever has read it. A partition is there as long as it has
- * rows; then its name may be used for anything.
+ * A row has: a key, which is a string that no other row of the partition has, or no key; an
+ * address, which is a slot and a generation (dray_row; its `attempt` is the row's version: how
+ * often it was put); a tag of bytes, which the queue does not read; one value in each column that
+ * was put. The first put of a column creates it. Each put of a column gives dtype and shape, so
+ * rows of one column may differ. A row stays until it is cleared, however often it is read. A
+ * partition ends with its last row; then its name is free.
  *
- * A put is visible in one step: who reads at the same time gets all of its values and tags, or
- * those from before. What was read stays as it is until dray_batch_free. Of two puts of one key the
- * later one counts, column by column; what no row has any more is freed after its last reader.
+ * A put is visible in one step: a reader gets all of its values and tags, or none of them. What was
+ * read stays unchanged until dray_batch_free. Of two puts of one key the later one counts, column
+ * by column; replaced values are freed after their last reader.
  *
- * Consumers (`task` of dray_get_options) are names that begin with their first use, at most 64 of a
- * partition. They are not the tasks that the queue was opened with. */
+ * Consumers (`task` of dray_get_options) are names that need no declaration: at most 64 in a
+ * partition. They have nothing to do with the tasks that the queue was opened with. */
 
 /* Bytes that the caller owns. */
 typedef struct dray_blob {
@@ -415,13 +426,12 @@ typedef struct dray_get_options {
     const char *const *columns;
     uint32_t column_count;
     uint32_t all_columns; /* 1: instead, every column that the partition has */
-    /* 1: keys and addresses that are not there are left out, and rows may lack columns: then
-     * dray_batch_cell, and what reads such a column as a whole, say DRAY_ENOENT. 0: they are waited
-     * for. */
+    /* 1: the call leaves out keys and addresses that do not exist, and rows may lack columns:
+     * dray_batch_cell, and functions that read such a column whole, then return DRAY_ENOENT. 0: the
+     * call waits for them. */
     uint32_t partial;
-    /* NULL: who has read the rows does not count. Else rows that this consumer has consumed are
-     * left out, or where they were named, refused (DRAY_ESTALE), and those that it gets are
-     * consumed, in the same step. */
+    /* The consumer. Rows that it consumed before are left out, or refused where they are named
+     * (DRAY_ESTALE); it consumes the rows that it gets, in the same step. NULL: no consumer. */
     const char *task;
     uint32_t peek;      /* 1: with task: nothing is consumed */
     uint32_t count;     /* with task, of the partition's rows: so many; 0: all that are ready */
@@ -434,23 +444,24 @@ typedef struct dray_get_options {
         sizeof(dray_get_options), NULL, 0, NULL, NULL, NULL, 0, 0, 0, NULL, 0, 0, 0, 0             \
     }
 
-/* Reads rows of a keyed partition: the batch has them in the order in which they were named, else
- * by slot; never empty. It is read as the batch of a claim is, and let go of by dray_batch_free;
- * there is nothing to commit (DRAY_EPERM), and it cannot be exported (DRAY_EUNSUPPORTED).
- * DRAY_EAGAIN, or with a timeout DRAY_ETIMEDOUT, says what is missing: the partition, a key, a
- * row's column, rows that the consumer has not consumed. Waits, woken, never polling. DRAY_ESTALE:
- * an address whose row was cleared. DRAY_EEND: it waits for a partition after dray_queue_end.
- * DRAY_EFULL: the answer would be too large, or the batches that nobody has let go of take what the
- * coordinator allows (its limit table-bytes). DRAY_EGONE: bytes died with their keeper.
+/* Reads rows of a keyed partition. The batch has them in the order in which they were named, or by
+ * slot; it is never empty. It is read as the batch of a claim, and ended with dray_batch_free. It
+ * cannot be committed (DRAY_EPERM) or exported (DRAY_EUNSUPPORTED). The call sleeps until an answer
+ * wakes it.
+ * DRAY_EAGAIN, or with a timeout DRAY_ETIMEDOUT: the message says what is missing: the partition, a
+ * key, a row's column, or rows that the consumer has not consumed. DRAY_ESTALE: a named row was
+ * cleared. DRAY_EEND: the partition does not exist, and dray_queue_end was called. DRAY_EFULL: the
+ * answer would be too large, or batches that were not freed take all that the coordinator's limit
+ * table-bytes allows. DRAY_EGONE: the keeper that held the bytes is gone.
  * Owner: the caller; the queue must outlive it. Since 0.2 */
 int dray_queue_get(dray_queue *queue, const dray_get_options *options, dray_batch **out,
                    dray_error *error);
-/* Clears rows of a keyed partition by their keys, or (keys NULL) by their addresses: all that are
- * there, in one step; others are skipped. dray_queue_clear clears a whole one. Since 0.2 */
+/* Clears rows of a keyed partition, named by keys or (keys NULL) by addresses, in one step. Rows
+ * that do not exist are skipped. dray_queue_clear clears a whole partition. Since 0.2 */
 int dray_queue_clear_rows(dray_queue *queue, const char *partition, const char *const *keys,
                           const dray_row *at, uint32_t rows, dray_error *error);
-/* The consumer (NULL: each one) has consumed none of the partition's rows. One that is not known,
- * and a partition that is not there, are no error. Since 0.2 */
+/* Forgets which of the partition's rows the consumer (NULL: every consumer) has consumed. An
+ * unknown consumer or partition is no error. Since 0.2 */
 int dray_queue_reset(dray_queue *queue, const char *partition, const char *task, dray_error *error);
 
 /* ---- consumers ------------------------------------------------------------------------------- */
@@ -478,10 +489,10 @@ typedef enum dray_policy {
 } dray_policy;
 
 typedef enum dray_fresh {
-    DRAY_FRESH_ANY = 0, /* they are taken as others are */
-    DRAY_FRESH_DROP,    /* they are dropped, and lost as on_loss says */
-    DRAY_FRESH_LEFT     /* they, and groups that have one, are left for other claims; for
-                           DRAY_POLICY_FIFO and DRAY_POLICY_GROUP. Since 0.2 */
+    DRAY_FRESH_ANY = 0, /* claims take them as any other row */
+    DRAY_FRESH_DROP,    /* claims drop them: they are lost, as on_loss says */
+    DRAY_FRESH_LEFT     /* the claim leaves them, and groups that have one, to other claims; for
+                           DRAY_POLICY_FIFO     and DRAY_POLICY_GROUP. Since 0.2 */
 } dray_fresh;
 
 typedef struct dray_claim_options {
@@ -516,12 +527,13 @@ typedef struct dray_claim_options {
             0, 0, NULL, 0, 0, 0, 0, 0                                                              \
     }
 
-/* Takes rows for a task. Waits, woken, never polling. Claims that wait are tried in the order of
- * their arrival; one that cannot be filled does not hold up those behind it.
- * DRAY_ETIMEDOUT says what there is; DRAY_EEND when the named partition is finished for the task,
- * or (no partition named) the queue has ended and nothing can become ready; DRAY_EGONE: the named
- * partition was cleared before it was finished; DRAY_ENOENT: no such task.
- * Owner: the caller, until dray_batch_free; the queue must outlive it. Blocks up to timeout_ns. */
+/* Takes rows for a task. The call sleeps until an answer wakes it. Claims that wait are tried in
+ * the order of their arrival; one that cannot be filled does not delay those behind it.
+ * DRAY_ETIMEDOUT: the message says how many rows are ready. DRAY_EEND: the task is done with the
+ * named partition, or (no partition named) the queue has ended and no row can become ready.
+ * DRAY_EGONE: the named partition was cleared before the task was done with it. DRAY_ENOENT: no
+ * such task. Owner: the caller, until dray_batch_free; the queue must outlive it. Blocks up to
+ * timeout_ns. */
 int dray_queue_claim(dray_queue *queue, const dray_claim_options *options, dray_batch **out,
                      dray_error *error);
 /* The first of several claims that can be filled, tried in the order given. *which is its index;
@@ -534,7 +546,8 @@ int dray_queue_claim_start(dray_queue *queue, const dray_claim_options *options,
                            dray_error *error);
 int dray_queue_claim_poll(dray_queue *queue, uint32_t *which, dray_batch **out, dray_error *error);
 
-/* What a batch holds. Valid until dray_batch_free; do not block. */
+/* The number of rows, and the partition that they are of. Valid until dray_batch_free; do not
+ * block. */
 uint32_t dray_batch_rows(const dray_batch *batch);
 const char *dray_batch_partition(const dray_batch *batch);
 /* What the claim waited for last: DRAY_CAUSE_ADMISSION, when more rows were ready than the queue's
@@ -543,14 +556,14 @@ const char *dray_batch_partition(const dray_batch *batch);
  * with dray_trace_waited_for. A claim whose time is over says the same in its error: origin
  * DRAY_ORIGIN_WAIT, raw the cause. Threads: any. Since 0.1. */
 dray_wait_cause dray_batch_waited_for(const dray_batch *batch);
-/* NULL: out of range. The rows behind it follow it in memory. */
+/* The address of a row. NULL: there is no such row. The batch's rows are an array in this order. */
 const dray_row *dray_batch_row(const dray_batch *batch, uint32_t index);
 /* The micro-batches that the policy made of the batch (other policies: one), in row order. */
 uint32_t dray_batch_micros(const dray_batch *batch);
 int dray_batch_micro(const dray_batch *batch, uint32_t index, uint32_t *first, uint32_t *rows,
                      dray_error *error);
-/* 0: the row is padding, a copy of some row that another batch may hold: it must not count, and is
- * not committed with the batch (its outputs are ignored). Else 1. */
+/* 0: the row is padding: a copy of a row of this or another batch, which must not count in a loss,
+ * and whose outputs are ignored. Otherwise 1. */
 double dray_batch_weight(const dray_batch *batch, uint32_t index);
 /* Of `rows` rows from `first` on. DRAY_EINVALID: there are not so many. Since 0.1. */
 int dray_batch_weights(const dray_batch *batch, uint32_t first, uint32_t rows, double *weights,
@@ -565,8 +578,8 @@ int dray_batch_tag(const dray_batch *batch, uint32_t index, const char *key, dou
 int dray_batch_tags(const dray_batch *batch, const char *key, uint32_t first, uint32_t rows,
                     double *values, dray_error *error);
 
-/* A column of all rows of the batch, read in place: cells[i] points into mapped memory that stays
- * as it is until dray_batch_free, whatever becomes of the claim. */
+/* A column of all rows of the batch, read in place: cells[i] points into mapped memory, which stays
+ * unchanged until dray_batch_free, also where the claim ends before. */
 typedef struct dray_column {
     int32_t dtype, content;
     uint32_t ndim;
@@ -680,8 +693,9 @@ int dray_batch_split(dray_batch *batch, const uint32_t *rows, uint32_t row_count
 /* Renews a claim with max_hold: it is taken back after this many ns from now; 0: it lives as the
  * session. DRAY_ESTALE: too late. */
 int dray_batch_hold(dray_batch *batch, int64_t max_hold_ns, dray_error *error);
-/* Unpins: what dray_batch_column pointed to may go. A batch neither committed nor failed gives its
- * rows back, not counted as an attempt. NULL is fine. Does not wait for an answer. */
+/* Ends the batch: pointers from dray_batch_column are invalid now. A batch that was neither
+ * committed nor failed gives its rows back, which counts as no attempt. NULL is fine. Does not wait
+ * for an answer. */
 void dray_batch_free(dray_batch *batch);
 /* For the other ranks of a group: describe the batch here, open it read-only there (columns, rows
  * and tags; no commit). *out is malloc'ed. The exporter's batch must outlive the import's reads. */
