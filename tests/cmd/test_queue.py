@@ -2,17 +2,13 @@
 own json and struct say what they must be."""
 import json
 import os
-import random
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
-import time
 
-seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 2**32))
-print("seed", seed)
-rng = random.Random(seed)
+from begin import rng, seed
+
 program = os.environ["DRAY_PROGRAM"]
 
 

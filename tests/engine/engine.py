@@ -2,26 +2,20 @@
 
 import json
 import os
-import random
 import subprocess
-import sys
 import tempfile
 
-try:
+from begin import needs, rng, scale as SCALE, seed as SEED
+
+with needs:
     import torch
     import transformers
     from safetensors.torch import load_file
-except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
 
 HELPER = os.path.join(os.environ["DRAY_BUILD_DIR"], "engine_helper_engine")
-SEED = int(os.environ.get("DRAY_TEST_SEED", random.randrange(1 << 31)))
-SCALE = int(os.environ.get("DRAY_TEST_SCALE", "1"))
 
 torch.set_num_threads(1)
 torch.manual_seed(SEED)
-rng = random.Random(SEED)
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 

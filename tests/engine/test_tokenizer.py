@@ -5,26 +5,19 @@ import copy
 import glob
 import json
 import os
-import random
 import subprocess
-import sys
 import tempfile
 import unicodedata
 
-try:
+from begin import needs, rng, scale as SCALE
+
+with needs:
     import tokenizers
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
     from tokenizers import pre_tokenizers, processors, trainers
-except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
 
 HELPER = os.path.join(os.environ["DRAY_BUILD_DIR"], "engine_helper_tokenizer")
 SOURCE = os.environ["DRAY_SOURCE_DIR"]
-SEED = int(os.environ.get("DRAY_TEST_SEED", random.randrange(1 << 31)))
-SCALE = int(os.environ.get("DRAY_TEST_SCALE", "1"))
-print(f"DRAY_TEST_SEED={SEED}")
-rng = random.Random(SEED)
 
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
           r"|\s*[\r\n]+|\s+(?!\S)|\s+")

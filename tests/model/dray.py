@@ -1,131 +1,28 @@
 """The library's model part through ctypes, for the tests that compare it with other libraries."""
 
 import ctypes as c
+import importlib.util
 import os
 import sys
 
 MAX_DIMS = 4
 
 
-class Error(c.Structure):
-    _fields_ = [("code", c.c_int32), ("origin", c.c_int32), ("raw", c.c_int64),
-                ("message", c.c_char * 496)]
+def _declared():
+    """The package's table of what the headers declare, without the package; its structs are filled in as ctypes' are."""
+    path = os.path.join(os.environ["DRAY_SOURCE_DIR"], "python", "dray", "_declared.py")
+    spec = importlib.util.spec_from_file_location("declared", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.Sized.__init__ = c.Structure.__init__
+    return module
 
 
-class RegionInfo(c.Structure):
-    _fields_ = [("kind", c.c_int32), ("bytes", c.c_uint64), ("name", c.c_char_p),
-                ("device", c.c_uint8 * 16)]
+declared = _declared()
 
 
-class TensorInfo(c.Structure):
-    _fields_ = [("name", c.c_char_p), ("dtype", c.c_int32), ("ndim", c.c_uint32),
-                ("shape", c.c_int64 * MAX_DIMS), ("alias_of", c.c_int32)]
-
-
-class Block(c.Structure):
-    _fields_ = [("tensor", c.c_uint32), ("region", c.c_uint32), ("start", c.c_int64 * MAX_DIMS),
-                ("extent", c.c_int64 * MAX_DIMS), ("offset", c.c_uint64),
-                ("stride", c.c_int64 * MAX_DIMS)]
-
-
-class ModelConfig(c.Structure):
-    _fields_ = [("family", c.c_char * 32)] + [
-        (n, c.c_int64) for n in ("vocab_size", "hidden_size", "intermediate_size", "layers",
-                                 "heads", "kv_heads", "head_dim", "max_positions")] + [
-        ("rms_norm_eps", c.c_double), ("rope_theta", c.c_double)] + [
-        (n, c.c_int32) for n in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm", "tied", "dtype")] + [
-        (n, c.c_int64) for n in ("experts", "moe_intermediate_size", "shared_experts",
-                                 "first_k_dense", "sparse_step")] + [
-        ("dense_layers", c.c_uint64 * 8)] + [
-        (n, c.c_int64) for n in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
-                                 "qk_rope_head_dim", "v_head_dim", "mtp_layers", "labels")] + [
-        ("own", c.c_int64 * 32), ("kind_layers", c.c_uint64 * 8 * 3)]
-
-
-class Placement(c.Structure):
-    _fields_ = [("kind", c.c_int32), ("dim", c.c_int32), ("split_factor", c.c_int64)]
-
-
-class Mesh(c.Structure):
-    _fields_ = [("ndim", c.c_uint32), ("shape", c.c_int64 * 8), ("placements", Placement * 8)]
-
-
-class Quant(c.Structure):
-    _fields_ = [("kind", c.c_int32), ("scale_format", c.c_int32), ("scales", c.c_uint32),
-                ("block", c.c_int64 * 2), ("values", c.c_uint32), ("second", c.c_uint32),
-                ("shared", c.c_uint32)]
-
-
-class ExpertMap(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("version", c.c_uint64), ("layers", c.c_uint32),
-                ("slots", c.c_uint32), ("experts", c.POINTER(c.c_int32))]
-
-
-class EngineQuant(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("kind", c.c_int32), ("scale_format", c.c_int32),
-                ("block", c.c_int64 * 2), ("ignore", c.POINTER(c.c_char_p)),
-                ("ignore_count", c.c_uint32)]
-
-
-class EngineSpec(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("tp", c.c_uint32), ("tp_rank", c.c_uint32),
-                ("dtype", c.c_int32), ("vocab_multiple", c.c_int64), ("kind", c.c_int32),
-                ("pp_layers", c.POINTER(c.c_uint32)), ("experts", c.POINTER(ExpertMap)),
-                ("quant", c.POINTER(EngineQuant)), ("pp", c.c_uint32), ("pp_rank", c.c_uint32),
-                ("ep", c.c_uint32), ("dp", c.c_uint32), ("engine", c.c_int32),
-                ("draft", c.c_int32), ("dense_tp", c.c_uint32), ("shared_tp", c.c_uint32),
-                ("embed_tp", c.c_uint32), ("head_tp", c.c_uint32), ("fuse_shared", c.c_int32),
-                ("redundant", c.c_uint32), ("transposed", c.c_uint32), ("w13_order", c.c_int32)]
-
-
-class PlanMember(c.Structure):
-    _fields_ = [("layout", c.c_void_p), ("member", c.c_uint64), ("name", c.c_char_p),
-                ("host", c.c_uint64), ("process", c.c_uint64), ("device", c.c_uint64)]
-
-
-class Copy(c.Structure):
-    _fields_ = [(n, c.c_uint32) for n in ("source", "source_region", "destination_region", "tensor",
-                                          "ndim")] + [
-        ("source_dtype", c.c_int32), ("destination_dtype", c.c_int32),
-        ("start", c.c_int64 * MAX_DIMS), ("extent", c.c_int64 * MAX_DIMS),
-        ("source_offset", c.c_uint64), ("destination_offset", c.c_uint64),
-        ("source_stride", c.c_int64 * MAX_DIMS), ("destination_stride", c.c_int64 * MAX_DIMS)]
-
-
-class FlatPiece(c.Structure):
-    _fields_ = [("name", c.c_char_p), ("ndim", c.c_uint32), ("shape", c.c_int64 * MAX_DIMS),
-                ("offset", c.c_int64), ("first", c.c_int64), ("last", c.c_int64)]
-
-
-class FlatParameter(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("dtype", c.c_int32), ("prefix", c.c_char_p),
-                ("numel", c.c_int64), ("padding", c.c_int64), ("pieces", c.POINTER(FlatPiece)),
-                ("count", c.c_uint32), ("config", c.POINTER(ModelConfig))]
-
-
-class Fsdp1Spec(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("rank", c.c_uint32), ("world", c.c_uint32)] + [
-        (n, c.c_int32) for n in ("dtype", "use_orig_params", "compute_dtype", "kind")]
-
-
-class MegatronSpec(c.Structure):
-    _fields_ = [("size", c.c_size_t)] + [
-        (n, c.c_uint32) for n in ("tp", "cp", "ep", "etp", "dp", "pp", "vpp", "tp_rank", "ep_rank",
-                                  "etp_rank", "pp_rank")] + [
-        (n, c.c_int32) for n in ("experts", "dtype", "kind")] + [
-        (n, c.c_int64) for n in ("vocab_multiple", "first_stage_layers", "last_stage_layers")] + [
-        (n, c.c_int32) for n in ("embedding_in_split", "loss_in_split")]
-
-
-class MegatronParameter(c.Structure):
-    _fields_ = [("name", c.c_char * 192), ("vp_stage", c.c_uint32), ("dtype", c.c_int32),
-                ("ndim", c.c_uint32), ("shape", c.c_int64 * MAX_DIMS), ("offset", c.c_uint64)]
-
-
-class SafetensorsOptions(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("max_file_bytes", c.c_uint64),
-                ("metadata_json", c.c_char_p), ("values_key", c.c_char_p),
-                ("tensor_values", c.POINTER(c.c_char_p))]
+def __getattr__(name):
+    return getattr(declared, name)
 
 
 class DrayError(Exception):
@@ -143,10 +40,10 @@ def _open():
     lib.dray_dtype_size.restype = c.c_size_t
     lib.dray_dtype_name.restype = c.c_char_p
     lib.dray_layout_bytes.restype = c.c_uint64
-    lib.dray_layout_tensor.restype = c.POINTER(TensorInfo)
-    lib.dray_layout_region.restype = c.POINTER(RegionInfo)
-    lib.dray_layout_block.restype = c.POINTER(Block)
-    lib.dray_layout_quant.restype = c.POINTER(Quant)
+    lib.dray_layout_tensor.restype = c.POINTER(declared.TensorInfo)
+    lib.dray_layout_region.restype = c.POINTER(declared.RegionInfo)
+    lib.dray_layout_block.restype = c.POINTER(declared.Block)
+    lib.dray_layout_quant.restype = c.POINTER(declared.Quant)
     lib.dray_model_name.restype = c.c_char_p
     lib.dray_plan_count.restype = c.c_uint64
     lib.dray_plan_copies.restype = c.c_void_p
@@ -159,7 +56,7 @@ _libc.free.argtypes = [c.c_void_p]
 
 
 def call(function, *args):
-    error = Error()
+    error = declared.Error()
     if function(*args, c.byref(error)) != 0:
         raise DrayError(error)
 
@@ -183,7 +80,7 @@ class Layout:
     def add_region(self, size, kind=1, name=b"r"):
         index = c.c_uint32()
         call(lib.dray_layout_add_region, self.handle,
-             c.byref(RegionInfo(kind=kind, bytes=size, name=name)), c.byref(index))
+             c.byref(declared.RegionInfo(kind=kind, bytes=size, name=name)), c.byref(index))
         return index.value
 
     def add_tensor(self, name, dtype, shape):
@@ -196,10 +93,10 @@ class Layout:
         call(lib.dray_layout_add_alias, self.handle, name.encode(), target, None)
 
     def add_dtensor(self, tensor, region, offset, mesh_shape, placements, coordinate):
-        mesh = Mesh(ndim=len(mesh_shape))
+        mesh = declared.Mesh(ndim=len(mesh_shape))
         mesh.shape[:len(mesh_shape)] = mesh_shape
         for i, p in enumerate(placements):
-            mesh.placements[i] = Placement(*p)
+            mesh.placements[i] = declared.Placement(*p)
         local = (c.c_int64 * MAX_DIMS)()
         call(lib.dray_layout_add_dtensor, self.handle, tensor, region, c.c_uint64(offset),
              c.byref(mesh), i64s(coordinate), local)
@@ -250,13 +147,13 @@ def packed(layout):
 
 def plan(sources, destination):
     """The copies (Copy) that fill the destination's layout from those of the sources."""
-    members = (PlanMember * len(sources))(
-        *[PlanMember(s.handle, i, None, 1, i + 1, 0) for i, s in enumerate(sources)])
-    to, handle = PlanMember(destination.handle, 1 << 20, None, 1, 1 << 20, 0), c.c_void_p()
+    members = (declared.PlanMember * len(sources))(
+        *[declared.PlanMember(s.handle, i, None, 1, i + 1, 0) for i, s in enumerate(sources)])
+    to, handle = declared.PlanMember(destination.handle, 1 << 20, None, 1, 1 << 20, 0), c.c_void_p()
     call(lib.dray_plan_new, members, len(sources), c.byref(to), None, c.byref(handle))
     try:
-        copies = c.cast(lib.dray_plan_copies(handle), c.POINTER(Copy))
-        return [Copy.from_buffer_copy(copies[i]) for i in range(lib.dray_plan_count(handle))]
+        copies = c.cast(lib.dray_plan_copies(handle), c.POINTER(declared.Copy))
+        return [declared.Copy.from_buffer_copy(copies[i]) for i in range(lib.dray_plan_count(handle))]
     finally:
         lib.dray_plan_free(handle)
 
@@ -270,7 +167,7 @@ def safetensors_layout(path):
 def safetensors_begin(directory, like, max_file_bytes=0, metadata=None, values=None):
     """values: (key, one text or None for each tensor)"""
     handle = c.c_void_p()
-    options = SafetensorsOptions(c.sizeof(SafetensorsOptions), max_file_bytes,
+    options = declared.SafetensorsOptions(c.sizeof(declared.SafetensorsOptions), max_file_bytes,
                                  metadata and metadata.encode())
     if values:
         texts = [v and v.encode() for v in values[1]]

@@ -111,11 +111,14 @@ class Case:
         for key, value in self.over.items():
             setattr(s, key, value)
         if self.pp_layers:
-            s.pp_layers = (c.c_uint32 * self.pp)(*self.pp_layers)
+            layers = (c.c_uint32 * self.pp)(*self.pp_layers)
+            s.pp_layers = c.addressof(layers)
+            keep.append(layers)
         if self.map or self.slots != self.config.experts + self.redundant:
             flat = [e for row in self.map for e in row]
             experts = (c.c_int32 * max(1, len(flat)))(*flat)
-            m = dray.ExpertMap(c.sizeof(dray.ExpertMap), 7, len(self.map), self.slots, experts)
+            m = dray.ExpertMap(c.sizeof(dray.ExpertMap), 7, len(self.map), self.slots,
+                               c.addressof(experts))
             s.experts = c.pointer(m)
             keep += [experts, m]
         if self.quant:

@@ -1,18 +1,11 @@
 """20,000 seeds of test_reshard.py."""
+from begin import needs, seed as SEED
 
-import os
-import sys
-import time
 
-try:
+with needs:
     import numpy  # noqa: F401
-except ImportError as missing:
-    print("skipped:", missing)
-    sys.exit(77)
 
 import dray  # noqa: F401 (skips without the library)
 import reshard
 
-SEED = int(os.environ.get("DRAY_TEST_SEED", time.time()))
-print("seed", SEED)
 reshard.run(20000, SEED)

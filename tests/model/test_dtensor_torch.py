@@ -6,11 +6,12 @@ import os
 import random
 import sys
 import tempfile
-import time
 import traceback
 import warnings
 
-try:
+from begin import needs, scale as SCALE, seed as SEED
+
+with needs:
     import numpy as np
     import torch
     import torch.distributed as dist
@@ -22,14 +23,9 @@ try:
         parallelize_module
     from torch.distributed.tensor.placement_types import _StridedShard
     from torch.testing._internal.distributed.fake_pg import FakeStore
-except ImportError as missing:
-    print("skipped:", missing)
-    sys.exit(77)
 
 import dray
 
-SEED = int(os.environ.get("DRAY_TEST_SEED", time.time()))
-SCALE = int(os.environ.get("DRAY_TEST_SCALE", 1))
 RANKS = 4
 warnings.filterwarnings("ignore")
 torch.set_num_threads(1)

@@ -4,26 +4,15 @@ must, too. Every element carries its own number, and goes through dray's planner
 into the engine's memory."""
 
 import ctypes as c
-import os
-import random
-import sys
-import time
 
-try:
+from begin import needs, rng, scale as SCALE
+
+with needs:
     import numpy as np
-except ImportError as missing:
-    print("skipped:", missing)
-    sys.exit(77)
 
 import dray
 import engines
 from engines import BF16, BLOCK, PADDING, TENSOR
-
-SEED = int(os.environ.get("DRAY_TEST_SEED", time.time()))
-SCALE = int(os.environ.get("DRAY_TEST_SCALE", 1))
-
-rng = random.Random(SEED)
-print("seed", SEED)
 
 
 # ---- random cases ------------------------------------------------------------------------------

@@ -4,25 +4,16 @@ VocabParallelEmbedding each copy, with narrow(), from a full checkpoint tensor i
 Random configurations, tensor-parallel sizes and ranks; every element carries its own number."""
 
 import ctypes as c
-import os
-import random
-import sys
-import time
 
-try:
+from begin import needs, rng, scale as SCALE
+
+with needs:
     import numpy as np
-except ImportError as missing:
-    print("skipped:", missing)
-    sys.exit(77)
 
 import dray
 
-SEED = int(os.environ.get("DRAY_TEST_SEED", time.time()))
-SCALE = int(os.environ.get("DRAY_TEST_SCALE", 1))
 I64 = 7
 PADDING = -1
-rng = random.Random(SEED)
-print("seed", SEED)
 
 
 def random_config():

@@ -5,27 +5,19 @@ that this transformers has not got are named and left out."""
 import ctypes as c
 import math
 import os
-import random
-import sys
 import tempfile
-import time
+
+from begin import needs, rng
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-try:
+with needs:
     import torch
     import transformers
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-except ImportError as missing:
-    print("skipped:", missing)
-    sys.exit(77)
 
 import dray
-
-SEED = int(os.environ.get("DRAY_TEST_SEED", time.time()))
-rng = random.Random(SEED)
-print("seed", SEED)
 
 
 def n(low, high, step=1):

@@ -7,13 +7,13 @@ model; ranges of random shapes against one element at a time; ShardedTensor chun
 import ctypes as c
 import os
 import random
-import sys
 import tempfile
-import time
 import traceback
 import warnings
 
-try:
+from begin import needs, scale as SCALE, seed as SEED
+
+with needs:
     import numpy as np
     import torch
     import torch.distributed as dist
@@ -22,14 +22,9 @@ try:
         ShardedStateDictConfig, ShardingStrategy, StateDictType
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
     import transformers
-except ImportError as missing:
-    print("skipped:", missing)
-    sys.exit(77)
 
 import dray
 
-SEED = int(os.environ.get("DRAY_TEST_SEED", time.time()))
-SCALE = int(os.environ.get("DRAY_TEST_SCALE", 1))
 RANKS = 3
 F32, BF16, I64 = 2, 3, 7
 PADDING = -1

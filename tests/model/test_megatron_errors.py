@@ -3,25 +3,15 @@ they do not; shapes say what was expected and found; a name that the model does 
 entry, whatever it looks like; and what is refused changes nothing."""
 
 import ctypes as c
-import os
-import random
 import re
-import sys
-import time
 
-try:
+from begin import needs, rng, scale as SCALE
+
+with needs:
     import numpy  # noqa: F401
-except ImportError as missing:
-    print("skipped:", missing)
-    sys.exit(77)
 
 import dray
 import reshard
-
-SEED = int(os.environ.get("DRAY_TEST_SEED", time.time()))
-SCALE = int(os.environ.get("DRAY_TEST_SCALE", 1))
-rng = random.Random(SEED)
-print("seed", SEED)
 
 
 def spec_of(**sizes):

@@ -7,27 +7,19 @@ against the names in the authors' checkpoints."""
 import ctypes as c
 import json
 import os
-import random
-import sys
 import tempfile
-import time
+
+from begin import needs, rng, scale as SCALE
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-try:
+with needs:
     import torch
     from transformers import (AutoModelForCausalLM, AutoModelForTokenClassification, DeepseekV3Config, Glm4MoeConfig, LlamaConfig,
                               MixtralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig)
     from transformers.core_model_loading import revert_weight_conversion
-except ImportError as missing:
-    print("skipped:", missing)
-    sys.exit(77)
 
 import dray
 
-SEED = int(os.environ.get("DRAY_TEST_SEED", time.time()))
-SCALE = int(os.environ.get("DRAY_TEST_SCALE", 1))
-rng = random.Random(SEED)
-print("seed", SEED)
 DTYPES = {"float32": 2, "bfloat16": 3, "float16": 4}
 
 

@@ -6,12 +6,12 @@ and one that does not; every rank of random meshes and placements."""
 import ctypes as c
 import os
 import random
-import sys
-import time
 import warnings
 
+from begin import needs, scale as SCALE, seed as SEED
+
 os.environ["HF_HUB_OFFLINE"] = "1"
-try:
+with needs:
     import numpy as np
     import torch
     import torch.distributed as dist
@@ -21,18 +21,12 @@ try:
     from transformers import (AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, MixtralConfig,
                               Qwen3Config, Qwen3MoeConfig)
     from transformers.core_model_loading import revert_weight_conversion
-except ImportError as missing:
-    print("skipped:", missing)
-    sys.exit(77)
 
 import dray
 
-SEED = int(os.environ.get("DRAY_TEST_SEED", time.time()))
-SCALE = int(os.environ.get("DRAY_TEST_SCALE", 1))
 F32 = 2
 warnings.filterwarnings("ignore")
 torch.set_num_threads(1)
-print("seed", SEED)
 
 
 def random_config(rng):

@@ -4,25 +4,19 @@ empty tensors, odd names, one file and several with an index."""
 import json
 import os
 import random
-import sys
 import tempfile
-import time
 
-try:
+from begin import needs, scale as SCALE, seed as SEED
+
+with needs:
     import torch
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
-except ImportError as missing:
-    print("skipped:", missing)
-    sys.exit(77)
 
 import dray
 
-SEED = int(os.environ.get("DRAY_TEST_SEED", time.time()))
-SCALE = int(os.environ.get("DRAY_TEST_SCALE", 1))
 random.seed(SEED)
 torch.manual_seed(SEED)
-print("seed", SEED)
 
 DTYPES = {1: torch.float64, 2: torch.float32, 3: torch.bfloat16, 4: torch.float16,
           5: torch.float8_e4m3fn, 6: torch.float8_e5m2, 7: torch.int64, 8: torch.int32,

@@ -2,11 +2,11 @@
 import contextlib
 import os
 import subprocess
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
-import dray  # noqa: E402
+import begin  # noqa: F401
+
+import dray
 
 program = os.environ["DRAY_PROGRAM"]
 

@@ -2,18 +2,16 @@
 deliveries beside them. Tensors of batches: jagged, moved, pinned, as a TensorDict's."""
 import asyncio
 import os
-import sys
 import time
 
-try:
+from begin import needs
+
+with needs:
     import numpy as np
     import torch
     from tensordict import TensorDict
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
-from python_fixture import coordinator, dray, wrong  # noqa: E402
+from python_fixture import coordinator, dray, wrong
 
 
 async def ticks(until):
@@ -83,7 +81,6 @@ def defaults():
         assert again._context is not session
     wrong(TypeError, "context=", dray.Publisher, session)
     wrong(TypeError, "both", dray.Publisher, {"w": torch.ones(2)}, "m", 0)
-
 
 
 def tensors(queue):

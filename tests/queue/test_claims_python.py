@@ -1,25 +1,19 @@
 """Claims from Python: freed and dropped ones give their rows back at once, peers' end without a word,
 one thread at a time uses a queue, and messages say what is missing."""
 import gc
-import os
-import random
 import subprocess
 import sys
 import threading
 import time
 
-try:
+from begin import needs, rng
+
+with needs:
     import numpy as np
     import torch
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
-from python_fixture import coordinator, dray, refused, wrong  # noqa: E402
+from python_fixture import coordinator, dray, refused, wrong
 
-seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 2**32))
-print("seed", seed)
-rng = random.Random(seed)
 TASKS = {"read": (["x"], []), "again": (["x"], []), "write": (["x"], ["y"])}
 
 

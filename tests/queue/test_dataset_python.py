@@ -1,18 +1,15 @@
 """StreamDataLoader in torch's DataLoader: every row once, with four workers and with none; its length;
 what comes out of a worker."""
-import os
-import sys
 import time
 
-try:
+from begin import needs
+
+with needs:
     import numpy as np
     import torch
     from torch.utils.data import DataLoader, IterableDataset
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
-from python_fixture import coordinator, dray, refused, wrong  # noqa: E402
+from python_fixture import coordinator, dray, refused, wrong
 
 ROWS, COUNT = 50, 4
 TASKS = {"train": (["x", "text"], []), "other": (["x"], []), "write": (["x"], ["y"])}

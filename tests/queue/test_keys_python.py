@@ -1,15 +1,12 @@
 """Rows with keys from Python: what is put comes out, with tags and addresses, in numpy's arrays and torch's."""
-import sys
+from begin import needs
 
-try:
+with needs:
     import numpy as np
     import torch
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
-from python_fixture import coordinator, dray, refused, wrong  # noqa: E402
-from dray.values import Objects  # noqa: E402
+from python_fixture import coordinator, dray, refused, wrong
+from dray.values import Objects
 
 
 def check_put_and_get(queue):

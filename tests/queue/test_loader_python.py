@@ -3,26 +3,19 @@ copied where rows follow each other; arrays that outlive their batch; balanced r
 import collections
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 
-try:
+from begin import needs, rng
+
+with needs:
     import numpy as np
     import torch
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
-sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
-import dray  # noqa: E402
+import dray
 
-seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 2**32))
-print("seed", seed)
-rng = random.Random(seed)
 program = os.environ["DRAY_PROGRAM"]
 ROWS, CAP = 61, 96
 tokens = [[rng.randrange(-2**31, 2**31) for _ in range(rng.randrange(1, 30))] for _ in range(ROWS)]
@@ -30,7 +23,7 @@ scores = [rng.uniform(-1e9, 1e9) for _ in range(ROWS)]
 
 
 without = subprocess.run([sys.executable, "-c", "import dray; dray.version()"], capture_output=True,
-                         text=True, env=dict(os.environ, DRAY_LIBRARY="nowhere.so", PYTHONPATH=sys.path[0]))
+                         text=True, env=dict(os.environ, DRAY_LIBRARY="nowhere.so", PYTHONPATH=os.path.join(os.environ["DRAY_SOURCE_DIR"], "python")))
 assert "nowhere.so" in without.stderr and "$DRAY_LIBRARY" in without.stderr, without.stderr
 
 

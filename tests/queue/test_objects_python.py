@@ -1,21 +1,16 @@
 """Python's objects as bytes without pickle: they come back as they were, what is not kept is refused, and bytes that were
 changed are refused or are another value."""
-import os
 import random
-import sys
 import unittest
 
-try:
+from begin import needs, seed as SEED
+
+with needs:
     import numpy as np
     import torch
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
-sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
-from dray import objects  # noqa: E402
+from dray import objects
 
-SEED = int(os.environ.get("DRAY_TEST_SEED", random.randrange(1 << 30)))
 DRAW = random.Random(SEED)
 
 

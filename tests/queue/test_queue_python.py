@@ -2,25 +2,17 @@
 context managers commit, or fail; arrays outlive their claim and their queue."""
 import json
 import os
-import random
 import subprocess
-import sys
 import tempfile
-import time
 
-try:
+from begin import needs, rng, seed
+
+with needs:
     import numpy as np
     import torch
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
-sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
-import dray  # noqa: E402
+import dray
 
-seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 2**32))
-print("seed", seed)
-rng = random.Random(seed)
 program = os.environ["DRAY_PROGRAM"]
 ROWS = 24
 WORDS = ["", "4", "héllo", "日本語", "x" * 300]

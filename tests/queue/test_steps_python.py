@@ -14,13 +14,12 @@ import time
 
 import numpy as np
 
+from begin import needs
+
 from python_fixture import coordinator, dray, wrong
 
-try:
+with needs:
     import torch
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
 ROWS, GROUP = 12, 2
 TRAINER = """

@@ -1,24 +1,19 @@
 """What insert and set take from Python: values come out as they were given, or are refused; never
 bytes from beside an array."""
-import os
 import random
 import subprocess
 import sys
-import time
 
-try:
+from begin import needs, seed
+
+with needs:
     import numpy as np
     import torch
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
-from python_fixture import coordinator, dray, refused, wrong  # noqa: E402
-from dray.values import Values  # noqa: E402
+from python_fixture import coordinator, dray, refused, wrong
+from dray.values import Values
 
 TASKS = {"read": (["x"], []), "write": (["x"], ["y"])}
-seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 2**32))
-print("seed", seed)
 
 
 def back(values, rows=None, framework="numpy"):

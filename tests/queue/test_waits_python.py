@@ -3,18 +3,16 @@ call was about to get stays in the queue, and the object can be used again."""
 import math
 import os
 import signal
-import sys
 import threading
 import time
 
-try:
+from begin import needs
+
+with needs:
     import numpy as np
     import torch
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
-from python_fixture import coordinator, dray, refused, wrong  # noqa: E402
+from python_fixture import coordinator, dray, refused, wrong
 
 TASKS = {"read": (["x"], []), "write": (["x"], ["y"])}
 

@@ -1,20 +1,14 @@
 """Advantages are those of the papers' formulas, written with PyTorch in float64, for random rewards."""
 import json
 import os
-import random
 import subprocess
-import sys
 
-try:
+from begin import needs, rng, scale as SCALE, seed as SEED
+
+with needs:
     import torch
-except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
 
 HELPER = os.path.join(os.environ["DRAY_BUILD_DIR"], "run_helper_advantages")
-SEED = int(os.environ.get("DRAY_TEST_SEED", random.randrange(1 << 31)))
-SCALE = int(os.environ.get("DRAY_TEST_SCALE", "1"))
-rng = random.Random(SEED)
 torch.manual_seed(SEED)
 print(f"seed {SEED}")
 

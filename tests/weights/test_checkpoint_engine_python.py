@@ -6,16 +6,14 @@ import sys
 import tempfile
 import types
 
-try:
-    import torch
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
+from begin import needs
 
-sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
+with needs:
+    import torch
+
 sys.modules.setdefault("zmq", types.ModuleType("zmq"))  # nothing is sent here
-import dray  # noqa: E402
-from dray.integrations import checkpoint_engine as plugin  # noqa: E402
+import dray
+from dray.integrations import checkpoint_engine as plugin
 
 
 def refused(what, words):

@@ -2,19 +2,16 @@
 happened, and folders are whole, kept and named as the run's are."""
 import json
 import os
-import sys
 import tempfile
 
-try:
+from begin import needs
+
+with needs:
     import torch
     from safetensors.torch import load_file
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
-sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
-import dray  # noqa: E402
-from served import refused  # noqa: E402
+import dray
+from served import refused
 
 torch.manual_seed(1)
 

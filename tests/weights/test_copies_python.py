@@ -1,25 +1,16 @@
 """Publishers of generators: tensors that are gone when the next one comes are copied, each rank keeps its share of the rows, and
 engines get what was generated; what is not as it was first given is refused by name, and what was published stays."""
-import os
-import random
-import sys
-import time
 import weakref
 
-try:
+from begin import needs, rng, seed
+
+with needs:
     import torch
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
-sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
-import dray  # noqa: E402
-from dray.weights import Context, Publisher, Subscriber  # noqa: E402
-from served import coordinator, refused  # noqa: E402
+import dray
+from dray.weights import Context, Publisher, Subscriber
+from served import coordinator, refused
 
-seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 2**32))
-print("seed", seed)
-rng = random.Random(seed)
 SHAPES = {"scalar": ((), torch.float32), "norm": ((5,), torch.bfloat16), "one": ((1, 7), torch.float32), "conv": ((6, 3, 2, 2, 2), torch.float32),
           **{f"layer.{i}": ((rng.randrange(1, 40), rng.randrange(1, 9)), rng.choice([torch.float32, torch.bfloat16])) for i in range(8)}}
 alive, most = 0, 0

@@ -1,12 +1,10 @@
 """Parameters of five dimensions and more, as vision models' convolutions have them: published whole, as FSDP2's shards and as
 Blocks, received whole, cut, by load= and from a checkpoint; what the library cannot say of them is refused by name."""
-import os
-import random
-import sys
 import tempfile
-import time
 
-try:
+from begin import needs, rng, seed
+
+with needs:
     import torch
     import torch.distributed as dist
     import transformers
@@ -14,19 +12,12 @@ try:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
-sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
-import dray  # noqa: E402
-from dray.weights import Block, Context, Publisher, Subscriber, record  # noqa: E402
-from served import coordinator, refused  # noqa: E402
+import dray
+from dray.weights import Block, Context, Publisher, Subscriber, record
+from served import coordinator, refused
 
-seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 2**32))
-print("seed", seed)
 torch.manual_seed(seed)
-rng = random.Random(seed)
 
 
 class Vision(torch.nn.Module):

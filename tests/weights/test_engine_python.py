@@ -5,22 +5,17 @@ before it."""
 import json
 import os
 import sys
-import time
 
-try:
+from begin import needs, seed
+
+with needs:
     import torch
     from safetensors.torch import save_file
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
-sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
-import dray  # noqa: E402
-from dray.weights import Block, Context, Publisher, Subscriber, engine_blocks, tensors  # noqa: E402
-from served import coordinator, refused  # noqa: E402
+import dray
+from dray.weights import Block, Context, Publisher, Subscriber, engine_blocks, tensors
+from served import coordinator, refused
 
-seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 2**32))
-print("seed", seed)
 torch.manual_seed(seed)
 EXPERTS, LAYERS, TP = 4, 3, 2  # layer 0 is dense
 CONFIG = {"model_type": "qwen3_moe", "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48,

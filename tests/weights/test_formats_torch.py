@@ -91,7 +91,7 @@ def hold(rng, members, t):
         found = m.parts[t.name]
         named = found.get("") if "" in found else m.add(t.name, TORCH[t.engine], t.shape)
         second = found.get(SUFFIXES[t.kind][-1], 0)
-        q = base.Quant(t.kind, 0, found[SUFFIXES[t.kind][1]], (c.c_int64 * 2)(*t.block),
+        q = dray.Quant(t.kind, 0, found[SUFFIXES[t.kind][1]], (c.c_int64 * 2)(*t.block),
                        found.get("_packed", named), second, named)
         dray.call(lib.dray_layout_set_quant, m.layout.handle, named, c.byref(q))
 

@@ -4,24 +4,19 @@ Everything is compared with slices that are written out here."""
 import json
 import multiprocessing
 import os
-import sys
 import time
 
-try:
+from begin import needs, seed
+
+with needs:
     import torch
     from safetensors.torch import save_file
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
-sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
-import dray  # noqa: E402
-from dray.weights import (Block, Context, Publisher, Subscriber, empty, engine_blocks,  # noqa: E402
+import dray
+from dray.weights import (Block, Context, Publisher, Subscriber, empty, engine_blocks,
                           share, tensors)
-from served import coordinator, refused  # noqa: E402
+from served import coordinator, refused
 
-seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 2**32))
-print("seed", seed)
 torch.manual_seed(seed)
 H, HEADS, KV, D, FFN, VOCAB, EXPERTS, TP = 32, 4, 2, 8, 48, 128, 4, 2
 SMALL = {"vocab_size": VOCAB, "hidden_size": H, "intermediate_size": FFN, "num_hidden_layers": 1,

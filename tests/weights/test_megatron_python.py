@@ -2,19 +2,16 @@
 received whole, bit for bit; the list of engines meanwhile."""
 import json
 import os
-import sys
 import tempfile
 
-try:
+from begin import needs, seed
+
+with needs:
     import torch
     from torch import nn
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
-sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
-from served import coordinator, refused  # noqa: E402
-from dray.weights import Context, Engines, Publisher, Subscriber, megatron, megatron_parameters, tensors  # noqa: E402
+from served import coordinator, refused
+from dray.weights import Context, Engines, Publisher, Subscriber, megatron, megatron_parameters, tensors
 
 CONFIG = {"model_type": "qwen2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
           "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100, "rms_norm_eps": 1e-6,
@@ -135,7 +132,6 @@ def bad(context, path):
     refused(ValueError, "experts", megatron, chunk_of(there), path, experts="loose")
 
 
-seed = int(os.environ.get("DRAY_TEST_SEED", int.from_bytes(os.urandom(4), "little")))
 print(f"DRAY_TEST_SEED={seed}", flush=True)
 torch.manual_seed(seed)
 with coordinator(), tempfile.TemporaryDirectory() as folder:

@@ -3,32 +3,22 @@ for bit; dray reads the same; what is missing, changed, cut or forged is refused
 import ctypes as c
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
 
-try:
+from begin import needs, seed as SEED
+
+with needs:
     import numpy as np
     from safetensors.numpy import load_file
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "model"))
-import dray  # noqa: E402
+import dray
 
-SEED = int(os.environ.get("DRAY_TEST_SEED", random.randrange(1 << 32)))
-print("DRAY_TEST_SEED=%d" % SEED)
 rng = np.random.default_rng(SEED)
 DTYPES = {1: np.float64, 2: np.float32, 4: np.float16, 14: np.uint8}
-
-
-class Options(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("version", c.c_uint64), ("keep", c.c_uint32),
-                ("rank", c.c_uint32), ("world", c.c_uint32), ("name", c.c_char_p),
-                ("config", c.c_char_p), ("timeout", c.c_int64), ("deltas", c.c_uint32)]
 
 
 def with_memory(state, work, fill=True):
@@ -55,7 +45,7 @@ def with_memory(state, work, fill=True):
 
 
 def save(folder, state, version, deltas, keep):
-    options = Options(size=c.sizeof(Options), version=version, keep=keep, deltas=deltas)
+    options = dray.CheckpointOptions(size=c.sizeof(dray.CheckpointOptions), version=version, keep=keep, deltas=deltas)
     with_memory(state, lambda layout, regions: dray.call(
         dray.lib.dray_checkpoint_save, None, os.fsencode(folder), layout.handle, regions,
         c.byref(options)))

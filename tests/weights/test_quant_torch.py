@@ -10,22 +10,18 @@ import sys
 import tempfile
 import threading
 
-try:
+from begin import needs, scale as SCALE, seed as SEED
+
+with needs:
     import numpy as np
     import torch
     from safetensors import safe_open
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "model"))
-import dray  # noqa: E402
+import dray
 
-SEED = int(os.environ.get("DRAY_TEST_SEED", random.randrange(1 << 32)))
-SCALE = int(os.environ.get("DRAY_TEST_SCALE", "1"))
 ROUNDS = 6 * SCALE
 SMALL_ROUNDS, SMALL = 8 * SCALE, 64  # 512 placements
-print("DRAY_TEST_SEED=%d" % SEED)
 
 SHARED, CUDA = 2, 4
 KIND = CUDA if os.environ.get("DRAY_TEST_KIND") == "cuda" else SHARED
@@ -40,45 +36,6 @@ lib = dray.lib
 lib.dray_region_base.restype = c.c_void_p
 lib.dray_region_device_address.restype = c.c_uint64
 lib.dray_region_device_address.argtypes = [c.c_void_p]
-
-
-class Quant(c.Structure):
-    _fields_ = [("kind", c.c_int32), ("scale_format", c.c_int32), ("scales", c.c_uint32),
-                ("block", c.c_int64 * 2), ("values", c.c_uint32), ("second", c.c_uint32),
-                ("shared", c.c_uint32)]
-
-
-class Options(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("address", c.c_char_p), ("name", c.c_char_p),
-                ("role", c.c_char_p), ("host", c.c_char_p), ("rank", c.c_uint32),
-                ("timeout_ns", c.c_int64), ("trusted_networks", c.c_char_p)]
-
-
-class PublisherOptions(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("regions", c.c_void_p), ("rank", c.c_uint32),
-                ("world", c.c_uint32), ("checksum", c.c_int32), ("timeout_ns", c.c_int64),
-                ("delta", c.c_int32)]
-
-
-class SubscriberOptions(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("regions", c.c_void_p), ("group", c.c_char_p),
-                ("rank", c.c_uint32), ("world", c.c_uint32), ("timeout_ns", c.c_int64)]
-
-
-class UpdateOptions(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("mode", c.c_int32), ("strategy", c.c_int32),
-                ("min_version", c.c_uint64), ("path", c.c_char_p), ("path_version", c.c_uint64),
-                ("bucket_bytes", c.c_uint64), ("verify", c.c_int32), ("timeout_ns", c.c_int64)]
-
-
-class Report(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("version", c.c_uint64), ("incarnation", c.c_uint64),
-                ("mode", c.c_int32), ("strategy", c.c_int32), ("bytes", c.c_uint64),
-                ("source_bytes", c.c_uint64), ("link_bytes", c.c_uint64 * 5),
-                ("copies", c.c_uint64), ("times", c.c_int64 * 7), ("bytes_per_s", c.c_double),
-                ("peak_extra_bytes", c.c_uint64), ("retries", c.c_uint32), ("planned", c.c_int32),
-                ("verified_tensors", c.c_uint64), ("verified_bytes", c.c_uint64),
-                ("delta_bytes", c.c_uint64 * 2), ("wire_bytes", c.c_uint64)]
 
 
 class Driver:
@@ -216,7 +173,7 @@ class Member:
         return index
 
     def quant(self, tensor, scales, t):
-        q = Quant(t.kind, t.format, scales, (c.c_int64 * 2)(*t.block))
+        q = dray.Quant(t.kind, t.format, scales, (c.c_int64 * 2)(*t.block))
         dray.call(lib.dray_layout_set_quant, self.layout.handle, tensor, c.byref(q))
 
     def allocate(self):
@@ -331,7 +288,7 @@ def start_session(folder):
 
 
 def open_context(address, name, role, rank, host):
-    options = Options(c.sizeof(Options), address.encode(), name.encode(), role, host, rank,
+    options = dray.Options(c.sizeof(dray.Options), address.encode(), name.encode(), role, host, rank,
                       60 * SECOND)
     context = c.c_void_p()
     dray.call(lib.dray_open, c.byref(options), c.byref(context))
@@ -364,25 +321,25 @@ def run_update(address, model, sources, group, hosts, runs, what, most_wire=None
         contexts.append(open_context(address, "%s-%d" % (role.decode(), rank), role, rank, host))
     for i, m in enumerate(sources):
         m.fill()
-        o = PublisherOptions(c.sizeof(PublisherOptions), c.addressof(m.memory), i, len(sources))
+        o = dray.PublisherOptions(c.sizeof(dray.PublisherOptions), m.memory, i, len(sources))
         p = c.c_void_p()
         dray.call(lib.dray_publisher_open, contexts[i], model, m.layout.handle, c.byref(o),
                   c.byref(p))
         publishers.append(p)
     for i, m in enumerate(group):
-        o = SubscriberOptions(c.sizeof(SubscriberOptions), c.addressof(m.memory), b"engine", i,
+        o = dray.SubscriberOptions(c.sizeof(dray.SubscriberOptions), m.memory, b"engine", i,
                               len(group), 60 * SECOND)
         s = c.c_void_p()
         dray.call(lib.dray_subscriber_open, contexts[len(sources) + i], model, m.layout.handle,
                   c.byref(o), c.byref(s))
         subscribers.append(s)
-    reports = [Report(c.sizeof(Report)) for _ in group]
+    reports = [dray.UpdateReport(c.sizeof(dray.UpdateReport)) for _ in group]
     for version, (strategy, bucket, verify) in enumerate(runs, 1):
         together([lambda p=p: dray.call(lib.dray_publisher_publish, p, c.c_uint64(version), None)
                   for p in publishers])
         for m in group:
             m.poison()
-        options = UpdateOptions(c.sizeof(UpdateOptions), 3 if path else 0, strategy, version,
+        options = dray.UpdateOptions(c.sizeof(dray.UpdateOptions), 3 if path else 0, strategy, version,
                                 path and os.fsencode(path), version if path else 0, bucket, verify,
                                 60 * SECOND)
         together([lambda s=s, r=r: dray.call(lib.dray_update_weights, s, c.byref(options),

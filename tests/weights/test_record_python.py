@@ -3,7 +3,6 @@ what the same load_weights makes of real tensors. Loaders fuse, cut, pad, stack 
 write into what they are given, ask for values, call operators of their own, and derive after loading."""
 import concurrent.futures
 import copy
-import os
 import queue
 import random
 import sys
@@ -12,22 +11,16 @@ import time
 import traceback
 from functools import reduce as reduce_
 
-try:
+from begin import needs, rng, scale, seed
+
+with needs:
     import torch
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
-sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
-import dray  # noqa: E402
-from dray.weights import Block, Context, Publisher, Subscriber, record  # noqa: E402
-from served import coordinator, refused  # noqa: E402
+import dray
+from dray.weights import Block, Context, Publisher, Subscriber, record
+from served import coordinator, refused
 
-seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 2**32))
-scale = int(os.environ.get("DRAY_TEST_SCALE", 1))
-print("seed", seed)
 torch.manual_seed(seed)
-rng = random.Random(seed)
 H, HEAD, HEADS, KV, FFN, VOCAB, EXPERTS, TP = 32, 8, 4, 2, 48, 101, 3, 2
 BF16, F32 = torch.bfloat16, torch.float32
 ROWS = -(-VOCAB // (8 * TP)) * 8  # of the vocabulary on each rank, padding with it

@@ -1,27 +1,19 @@
 """A trainer's side recorded: conversions of Megatron-Core's parameters, of the kind that slime and mbridge have, against the
 same functions run on whole tensors: fused and interleaved attention, gate and up, experts, vocabularies that are padded,
 casts, numbers added; ranks that hold a part each publish, an engine's rank receives all."""
-import os
-import random
-import sys
 import time
 
-try:
+from begin import needs, rng, seed
+
+with needs:
     import torch
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
-sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
-import dray  # noqa: E402
-from dray.record.tensors import NotRecorded  # noqa: E402
-from dray.weights import Block, Context, Publisher, Subscriber, megatron_shards, record_source  # noqa: E402
-from served import coordinator, refused  # noqa: E402
+import dray
+from dray.record.tensors import NotRecorded
+from dray.weights import Block, Context, Publisher, Subscriber, megatron_shards, record_source
+from served import coordinator, refused
 
-seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 2**32))
-print("seed", seed)
 torch.manual_seed(seed)
-rng = random.Random(seed)
 H, HEAD, GROUPS, PER, FFN, VOCAB, PADDED, EXPERTS, LAYERS = 24, 4, 4, 3, 16, 21, 32, 3, 2
 BF16, F32 = torch.bfloat16, torch.float32
 ROWS = GROUPS * (PER + 2) * HEAD

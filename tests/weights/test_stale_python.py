@@ -1,22 +1,19 @@
 """Modules that replace their parameters: what is published is what the module has now, what is updated
 is what the engine has now, and where that cannot be known, or what was given is gone, there is
 DRAY_ESTALE and the parameter's name. Never is memory read or written that the module has no more."""
-import os
 import sys
 
-try:
+from begin import needs
+
+with needs:
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
-sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
-import dray  # noqa: E402
-from dray.weights import Block, Context, Publisher, Subscriber, fsdp1_parameters  # noqa: E402
-from served import coordinator, refused  # noqa: E402
+import dray
+from dray.weights import Block, Context, Publisher, Subscriber, fsdp1_parameters
+from served import coordinator, refused
 
 SHAPES = {"embed.weight": (6, 4), "linear.weight": (4, 4), "linear.bias": (4,)}
 

@@ -7,19 +7,16 @@ import random
 import sys
 import tempfile
 
-try:
+from begin import needs, seed as SEED
+
+with needs:
     import numpy as np
     from safetensors import safe_open
     from safetensors.numpy import load_file, save_file
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "model"))
-import dray  # noqa: E402
+import dray
 
-SEED = int(os.environ.get("DRAY_TEST_SEED", random.randrange(1 << 32)))
-print("DRAY_TEST_SEED=%d" % SEED)
 rng = np.random.default_rng(SEED)
 DTYPES = {1: np.float64, 2: np.float32, 4: np.float16, 14: np.uint8}
 MASK = (1 << 64) - 1

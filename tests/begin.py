@@ -1,0 +1,32 @@
+"""What Python tests begin with. The package is found in the tree; random cases are drawn from `seed`, which is said; and where
+this machine lacks a module, the test is skipped:
+
+    from begin import needs, rng, seed
+
+    with needs:
+        import torch
+"""
+import os
+import random
+import sys
+import time
+
+sys.path.insert(1, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))  # behind the test's own folder
+
+seed = int(os.environ.get("DRAY_TEST_SEED") or time.time_ns() % 2**31)
+scale = int(os.environ.get("DRAY_TEST_SCALE", 1))
+rng = random.Random(seed)
+print(f"DRAY_TEST_SEED={seed}", file=sys.stderr)
+
+
+class Needs:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, missing, trace):
+        if kind and issubclass(kind, ImportError):
+            print("skipped:", missing)
+            sys.exit(77)
+
+
+needs = Needs()
