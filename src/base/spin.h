@@ -1,7 +1,7 @@
 /* Looking for what is about to come, instead of sleeping for it: where the other side runs on
  * another CPU that costs less, for both, than to be put to sleep and woken. Where it does not come
- * in time, or came only because whoever looked was put off the CPU for it, the next looks are left
- * out: twice as many each time, so that what they take is next to nothing. */
+ * in time, or came only because the looking thread was put off the CPU for it, the next looks are
+ * left out: twice as many each time, so that what they take is next to nothing. */
 #pragma once
 
 #include <stdbool.h>

@@ -17,7 +17,7 @@ typedef struct barrier {
     uint32_t count, entered;
     uint64_t capacity;
     dray__request **requests;
-    uint64_t *awaited; /* members; NULL: whoever comes */
+    uint64_t *awaited; /* members; NULL: any */
     uint32_t awaited_count;
 } barrier;
 

@@ -27,8 +27,8 @@ typedef struct dray__reply {
 
 /* A channel of the context's session. */
 int dray__channel_open(dray_context *context, dray__channel **out, dray_error *error);
-/* The same, with a deadline of its own. Where the coordinator is gone, and whoever comes after it
- * takes members back, both wait for it: the session then goes on under its ids, and what the
+/* The same, with a deadline of its own. Where the coordinator is gone, and the one that comes after
+ * it takes members back, both wait for it: the session then goes on under its ids, and what the
  * channel's owner had registered must be registered again (dray__context_returns). */
 int dray__channel_open_until(dray_context *context, int64_t deadline_ns, dray__channel **out,
                              dray_error *error);

@@ -298,7 +298,7 @@ static int take_welcome(dray_context *context, dray__reader *r, dray_error *erro
     return status;
 }
 
-/* Who talks goes on with the session at whoever listens there now. */
+/* The session goes on with the coordinator that listens there now. */
 static int return_once(dray_context *context, int64_t deadline_ns, bool *again, dray_error *error)
 {
     dray__channel *channel;

@@ -190,7 +190,7 @@ static int start(dray__coordinator *coordinator, const dray__coordinator_options
     return status;
 }
 
-/* Only now: whoever finds the address taken leaves the state alone. */
+/* Only now: a coordinator that finds the address taken leaves the state as it is. */
 static int take_state(dray__coordinator *coordinator, dray_error *error)
 {
     int status = dray__token_state(coordinator->state_path, &coordinator->state,

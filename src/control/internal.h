@@ -28,7 +28,7 @@ struct dray__session {
     int64_t pid, told_pid; /* by the kernel; by the client */
     int64_t since_ns;
     uint32_t may;               /* DRAY__MAY_... */
-    uint8_t token[DRAY__TOKEN]; /* whoever knows it may attach */
+    uint8_t token[DRAY__TOKEN]; /* a connection that shows it may attach */
     bool ended;
 };
 

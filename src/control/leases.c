@@ -149,7 +149,7 @@ static void grant(leases *self, turn *t)
             wake_at_next_chance(p->turn);
 }
 
-/* Whoever it held up has its turn. */
+/* Requests that waited for it are tried. */
 static void leave(leases *self, turn *t)
 {
     turn *next[DRAY_LEASE_NAMES], **link = &self->turns;

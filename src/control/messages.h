@@ -38,7 +38,7 @@ typedef struct dray__meeting { /* BARRIER; its answer: the members who were ther
     const char *name;
     uint32_t count, member_count;
     int64_t timeout_ns;
-    const uint64_t *members; /* who are waited for; none: whoever comes */
+    const uint64_t *members; /* that are waited for; none: any members */
 } dray__meeting;
 
 typedef struct dray__posting { /* REPORT_POST */

@@ -116,7 +116,7 @@ enum {
     DRAY__MAY_WORKER = DRAY__MAY_TRAINER | DRAY__MAY_ENGINE | DRAY__MAY_TASK,
     DRAY__MAY_ANY = DRAY__MAY_WORKER | DRAY__MAY_TOOL,
     DRAY__MAY_USER = 128, /* no role's */
-    DRAY__MAY_ALL = 255   /* the master's, and whoever comes over the Unix socket */
+    DRAY__MAY_ALL = 255   /* the master's, and everyone over the Unix socket */
 };
 
 const char *dray__message_name(uint16_t type); /* "UPDATE_BEGIN"; "?" */

@@ -1,4 +1,4 @@
-/* Reports: JSON objects that anybody posts (dray_report_post) and whoever wants watches. The
+/* Reports: JSON objects that any session posts (dray_report_post) and any session may watch. The
  * coordinator keeps the last 8 MiB, so that a watcher that asks again and again from its cursor
  * loses nothing in practice; when it does, it is told how many. */
 #pragma once

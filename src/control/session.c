@@ -221,7 +221,7 @@ static dray__session *find_session(const dray__coordinator *coordinator, uint64_
     return NULL;
 }
 
-/* Whoever shows another token had this number at a coordinator that is gone. */
+/* A client that shows another token had this number at a coordinator that is gone. */
 static int attach(void *self, dray__request *request, const void *message, dray_error *error)
 {
     const dray__session_claim *m = message;

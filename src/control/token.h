@@ -1,6 +1,6 @@
 /* Tokens: what a connection over TCP shows to prove what it may do. A coordinator has a master
  * token; those of roles are derived from it (HMAC-SHA256), so the coordinator keeps no list, and
- * whoever holds an engine's token cannot make a trainer's.
+ * the holder of an engine's token cannot make a trainer's.
  *
  * As text, in a file of mode 0600 or $DRAY_TOKEN:  dray1.SESSION.ROLE.KEY
  * SESSION are 16 hexadecimal digits that say whose it is, KEY 64. All but the key is the identity

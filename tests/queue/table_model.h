@@ -76,7 +76,7 @@ typedef struct world {
     struct {
         char name[16];
         unsigned finished;
-    } graves[NAMES];
+    } former[NAMES];
     model_put puts[PUTS];
     uint32_t put_count;
     model_claim claims[CLAIMS];

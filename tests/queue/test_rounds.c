@@ -145,7 +145,8 @@ TEST(test_groups_are_forgotten)
         assert_int_equal(dray__table_claim(table, client, 2, &none, &claim, NULL), DRAY_EAGAIN);
     }
     uint32_t count = 0;
-    for (const dray__crew *crew = table->crews; crew; crew = crew->next)
+    for (const dray__consumer_group *consumers = table->consumer_groups; consumers;
+         consumers = consumers->next)
         count++;
     assert_int_equal(count, DRAY__CREWS_MAX);
     want.group_epoch = 4;

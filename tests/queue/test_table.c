@@ -64,15 +64,15 @@ static void put_row(model_put *put, const model_partition *p, uint32_t slot)
 static int expect_insert(world *w, const model_partition *p, const dray__new_rows *rows,
                          uint64_t bytes)
 {
-    bool buried = false;
+    bool was_there = false;
     for (int i = 0; i < NAMES; i++)
-        buried |= strcmp(w->graves[i].name, rows->partition) == 0;
+        was_there |= strcmp(w->former[i].name, rows->partition) == 0;
     uint32_t held = p ? p->rows : 0;
     if (rows->rows % rows->group_size)
         return DRAY_EINVALID;
     if (rows->at_slot && rows->at_slot - 1 < held)
         return DRAY_EEXIST;
-    if (!p && rows->at_slot && buried)
+    if (!p && rows->at_slot && was_there)
         return DRAY_EEXIST;
     if (p && p->sealed)
         return DRAY_EINVALID;
@@ -124,8 +124,8 @@ static void step_insert(world *w)
         CHECK(generation == ++w->generations);
         p->group = size;
         for (int i = 0; i < NAMES; i++)
-            if (strcmp(w->graves[i].name, name) == 0)
-                w->graves[i].name[0] = 0;
+            if (strcmp(w->former[i].name, name) == 0)
+                w->former[i].name[0] = 0;
     }
     CHECK(first == p->rows && generation == p->generation);
     CHECK(p->rows + rows.rows <= ROWS);
@@ -193,8 +193,8 @@ static int expect_claim(world *w, const dray__want *want, model_partition **out,
     if (want->partition) {
         *out = find(w, want->partition);
         for (int i = 0; !*out && i < NAMES; i++)
-            if (strcmp(w->graves[i].name, want->partition) == 0)
-                return w->graves[i].finished >> t & 1 ? DRAY_EEND : DRAY_EGONE;
+            if (strcmp(w->former[i].name, want->partition) == 0)
+                return w->former[i].finished >> t & 1 ? DRAY_EEND : DRAY_EGONE;
         if (!*out)
             return w->ended ? DRAY_EEND : DRAY_EAGAIN;
         return finished(*out, t) ? DRAY_EEND : expect_rows(*out, want, count);
@@ -595,11 +595,11 @@ static void step_clear(world *w)
     for (uint32_t i = w->demand_count; i-- > 0;)
         if (w->demands[i].generation == p->generation)
             model_forget_demand(w, i);
-    int grave = 0;
-    while (w->graves[grave].name[0])
-        grave++;
-    memcpy(w->graves[grave].name, p->name, sizeof p->name);
-    w->graves[grave].finished = mask;
+    int former = 0;
+    while (w->former[former].name[0])
+        former++;
+    memcpy(w->former[former].name, p->name, sizeof p->name);
+    w->former[former].finished = mask;
     for (uint32_t k = 0; k < w->put_count; k++)
         w->puts[k].cleared |= w->puts[k].generation == p->generation;
     for (int i = 0; i < CLAIMS; i++) {
@@ -626,8 +626,8 @@ static void step_wait(world *w)
     if (p && (done & mask) == mask)
         expected = DRAY_OK;
     for (int i = 0; !p && i < NAMES; i++)
-        if (strcmp(w->graves[i].name, name) == 0)
-            expected = (w->graves[i].finished & mask) == mask ? DRAY_OK : DRAY_EGONE;
+        if (strcmp(w->former[i].name, name) == 0)
+            expected = (w->former[i].finished & mask) == mask ? DRAY_OK : DRAY_EGONE;
     CHECK(dray__table_wait(w->table, name, task == TASKS ? DRAY__NONE : task, NULL) == expected);
 }
 

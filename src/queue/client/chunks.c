@@ -165,8 +165,7 @@ static int abandon(void *user, const dray__chunk_wish *objects, uint32_t count)
 
 void dray__chunks_tell(dray_queue *queue)
 {
-    if (dray__storage_has_news(&queue->holder.storage))
-        tell_storage(queue, NULL, 0, NULL, NULL, NULL);
+    tell_storage(queue, NULL, 0, NULL, NULL, NULL);
 }
 
 const dray__holder_uses dray__queue_uses = {

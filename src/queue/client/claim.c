@@ -391,7 +391,7 @@ int dray__claim_start_after(dray_queue *queue, dray_batch *batch, const dray_cla
         return rc;
     queue->started = queue->tickets;
     queue->started_count = count;
-    queue->riding = batch;
+    queue->committing = batch;
     return DRAY_OK;
 }
 
@@ -406,13 +406,13 @@ int dray_queue_claim_poll(dray_queue *queue, uint32_t *which, dray_batch **out, 
     if (!queue->started)
         return dray__fail(error, DRAY_EINVALID, "no claim of queue %s is started", queue->name);
     dray__reply reply;
-    dray_batch *next, *batch = queue->riding;
+    dray_batch *next, *batch = queue->committing;
     int rc = dray__call_poll(queue->channel, &reply, error);
     if (rc == DRAY_EAGAIN)
         return rc;
     uint32_t ticket = queue->started, count = queue->started_count;
     queue->started = 0;
-    queue->riding = NULL;
+    queue->committing = NULL;
     if (batch)
         dray__batch_commit_done(batch, rc, &reply.payload);
     if (batch && rc) /* as ask_once does, for what comes with a commit's answer */

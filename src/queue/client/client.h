@@ -46,7 +46,7 @@ struct dray_queue {
     dray__releases *releases;        /* shared with the controller; NULL: it reads none of ours */
     bool unanswered;                 /* the last request was, for all we know */
     uint32_t started, started_count; /* ticket and choices of dray_queue_claim_start; 0: none */
-    dray_batch *riding;              /* whose commit went with it; NULL: none */
+    dray_batch *committing;          /* whose commit went with it; NULL: none */
     dray__arena spare;               /* of a batch that is gone, for the next one */
     dray__arena opened;              /* tasks */
     dray__writer out, sent;          /* sent: a copy, to be sent again */
@@ -176,7 +176,7 @@ static inline bool dray__batch_elsewhere(const dray_queue *queue,
 
 /* chunks.c: what a holder (queue/storage/holder.h) has its queue do. */
 extern const dray__holder_uses dray__queue_uses;
-/* Tells the controller of chunks that were closed, if there are any. */
+/* Tells the controller of chunks that were closed. */
 void dray__chunks_tell(dray_queue *queue);
 /* read.c: gets what the batch's rows have of the column where it cannot be mapped: afterwards every
  * extent that they are in has its mapping, in which that much is filled in. What was got already is

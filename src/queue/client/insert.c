@@ -322,7 +322,7 @@ int dray__queue_produce(dray_queue *queue, const dray_insert_options *o, const d
     if (rc == DRAY_ECLOSED && how->once) /* the next one finds who goes on */
         dray__queue_come_back(queue);
     inserted_free(&in);
-    if (!rc) /* what is read may be free before long */
+    if (!rc && dray__storage_has_news(&queue->holder.storage)) /* it may be free before long */
         dray__chunks_tell(queue);
     return rc;
 }

@@ -35,7 +35,7 @@ struct dray_loader {
     uint64_t ahead_bytes, last_bytes;
     bool micro;
     list ready, open, finished, held;
-    item *riding; /* whose commit is on its way with the claim */
+    item *committing; /* whose commit is on its way with the claim */
     uint64_t ready_rows, ready_bytes;
     dray_error over;   /* the claim's last answer: there will be no more; code 0: there may be */
     dray_error broken; /* a commit that failed: told once */
@@ -134,8 +134,8 @@ static void loader_free(dray_loader *loader)
     list_free(&loader->open);
     list_free(&loader->finished);
     list_free(&loader->held);
-    if (loader->riding)
-        leave(loader->riding);
+    if (loader->committing)
+        leave(loader->committing);
     free(loader->task);
     free(loader->partition);
     free(loader->group);
@@ -252,8 +252,8 @@ static void take_answer(dray_loader *loader)
     int rc = dray_queue_claim_poll(loader->queue, NULL, &batch, &error);
     if (rc == DRAY_EAGAIN)
         return;
-    item *rode = loader->riding;
-    loader->riding = NULL;
+    item *rode = loader->committing;
+    loader->committing = NULL;
     if (rode) {
         bool done = rode->batch->committed;
         int commit = done ? DRAY_OK : rc;
@@ -299,7 +299,7 @@ static void send_claim(dray_loader *loader)
     }
     if (rides) {
         take(&loader->finished, rides);
-        loader->riding = rides;
+        loader->committing = rides;
     }
 }
 
@@ -548,7 +548,8 @@ int dray_loader_hold(dray_loader *loader, const dray_load *load, dray_error *err
 void dray_loader_unhold(dray_loader *loader, const dray_batch *batch)
 {
     const list *lists[] = {&loader->open, &loader->finished, &loader->held};
-    item *one = loader->riding && loader->riding->batch == batch ? loader->riding : NULL;
+    item *one =
+        loader->committing && loader->committing->batch == batch ? loader->committing : NULL;
     for (size_t i = 0; !one && i < sizeof lists / sizeof *lists; i++)
         for (one = lists[i]->first; one && one->batch != batch;)
             one = one->next;
@@ -585,8 +586,8 @@ void dray_loader_close(dray_loader *loader)
         while (loader->finished.first && loader->broken.code != DRAY_ECLOSED)
             commit_first(loader);
     }
-    if (loader->riding)
-        loader->queue->riding = NULL; /* no answer came: nobody looks at it any more */
+    if (loader->committing)
+        loader->queue->committing = NULL; /* no answer came: nobody looks at it any more */
     loader_free(loader);
 }
 

@@ -82,7 +82,8 @@ static int ask_once(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray_
     return rc;
 }
 
-/* What names chunks of the past is its caller's to write again; whoever closes need not come back.
+/* Messages that name chunks are written again by their callers, because the chunks are new ones
+ * then. A queue that is being closed does not come back.
  */
 static bool can_repeat(uint16_t type)
 {
@@ -127,7 +128,7 @@ void dray__queue_let_go(dray_queue *queue, uint32_t ticket, bool committed)
     uint32_t frees = DRAY__WANT_BYTES | (committed ? 0 : DRAY__WANT_ROWS);
     bool ours = queue->holder.storage.pid == dray__channel_pid(); /* a fork has the page, too */
     /* A commit that is still on its way must come first. */
-    bool in_turn = !queue->unanswered && !queue->riding;
+    bool in_turn = !queue->unanswered && !queue->committing;
     if (!ours || !in_turn || !dray__releases_write(queue->releases, ticket, frees))
         dray__queue_release(queue, ticket);
 }

@@ -287,7 +287,8 @@ static bool row_is_lost(const reading *r, uint32_t row)
     return lost;
 }
 
-/* Tells the controller, so that what needs them again is asked for, and whoever reads the batch. */
+/* Tells the controller, which asks for other samples where they are needed, and the reader of the
+ * batch. */
 static int report_lost(reading *r, dray_error *error)
 {
     dray_batch *batch = r->batch;

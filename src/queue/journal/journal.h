@@ -39,7 +39,7 @@ typedef int (*dray__journal_each)(void *user, const dray__journal_record *record
 typedef struct dray__copy {
     int fd;
     char *label;          /* for messages */
-    int folder;           /* -1: whoever opened the file gives it its name; else */
+    int folder;           /* -1: the process that opened the file names it; otherwise */
     char *partial, *name; /* what it is called in there, before and once it is whole */
 } dray__copy;
 

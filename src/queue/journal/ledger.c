@@ -278,7 +278,7 @@ static void put_state(dray__writer *w, const dray__table *table)
                                 .ended = table->ended,
                                 .admission = table->admission,
                                 .columns = calloc(table->defined_count + 1u, sizeof *state.columns),
-                                .cleared = calloc(DRAY__GRAVES, sizeof *state.cleared),
+                                .cleared = calloc(DRAY__FORMER, sizeof *state.cleared),
                                 .space = table->space};
     dray__arena arena = {0};
     state.kept = dray__keyed_state(table, &arena, &state.kept_count);
@@ -289,10 +289,11 @@ static void put_state(dray__writer *w, const dray__table *table)
         state.columns[state.column_count] =
             (dray__known_column){.name = column->name, .spec = column->spec};
     }
-    for (uint32_t i = 0; room && i < DRAY__GRAVES; i++) {
-        const dray__grave *grave = &table->graves[(table->grave_at + i) % DRAY__GRAVES];
-        if (grave->name)
-            state.cleared[state.cleared_count++] = (dray__cleared){grave->name, grave->finished};
+    for (uint32_t i = 0; room && i < DRAY__FORMER; i++) {
+        const dray__former_partition *former =
+            &table->former[(table->former_at + i) % DRAY__FORMER];
+        if (former->name)
+            state.cleared[state.cleared_count++] = (dray__cleared){former->name, former->finished};
     }
     dray__put_fields(w, dray__record_kinds[DRAY__RECORD_STATE].fields, &state);
     free(state.columns);

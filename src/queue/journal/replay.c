@@ -347,7 +347,7 @@ static int do_state(replay *p, const void *body, dray_error *error)
         const dray__cleared *cleared = &state->cleared[i];
         rc = dray__name_check(cleared->name, "cleared partition", error);
         if (!rc)
-            rc = dray__table_bury(table, cleared->name, cleared->finished, error);
+            rc = dray__table_add_former(table, cleared->name, cleared->finished, error);
     }
     if (!rc)
         rc = dray__keyed_restore(table, state->kept, state->kept_count, state->generations, error);

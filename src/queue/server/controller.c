@@ -99,7 +99,7 @@ static void on_timer(evutil_socket_t fd, short what, void *user)
     dray__arm_timer(self);
 }
 
-/* A step of each queue's, then whoever asks meanwhile. */
+/* One step of each queue's work; then requests that came meanwhile are answered. */
 static void on_work(evutil_socket_t fd, short what, void *user)
 {
     (void)fd, (void)what;
@@ -392,8 +392,8 @@ static int check_insert(dray__waiter *w, dray_error *error)
     return DRAY_OK;
 }
 
-/* Whoever waits already comes first; but a refill is what they may be waiting for, and so are the
- * rows of whoever has the memory for them. */
+/* Requests that wait already come first. They may wait for a refill, though, or for rows whose
+ * memory is there: those do not queue up behind them. */
 static bool insert_waits(dray__waiter *w)
 {
     const dray__waiter *before = w->queue->inserts.first;

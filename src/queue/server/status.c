@@ -232,7 +232,7 @@ json_t *dray__table_json(dray__table *table, const dray__waiting *waiting)
         (json_int_t)table->epoch, "admission", admission(table), "waiters",
         waiter_counts(table, waiting), "partitions", partitions, "totals", totals(table),
         "columns_in", columns_in(table), "tasks_out", tasks_out(table), "waited",
-        waits(table, waiting->waited), "free_chunk_bytes", (json_int_t)table->parked_bytes,
+        waits(table, waiting->waited), "free_chunk_bytes", (json_int_t)table->spare_bytes,
         "held_by", holder, "holders", holders(table), "keyed", all_keyed(table), "keyed_bytes",
         (json_int_t)table->kept, "columns", column_forms(table));
 }

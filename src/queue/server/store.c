@@ -66,7 +66,8 @@ static int add_store(dray__controller *self, const char *text, dray_error *error
         colon ? dray__backend_named(text, (size_t)(colon - text)) : NULL;
     dray__backend *probe;
     if (!kind)
-        return dray__fail(error, DRAY_EINVALID, "store '%.200s': redis:ADDRESS expected", text);
+        return dray__fail(error, DRAY_EINVALID, "store '%.200s': " DRAY__STORE_WORDS "expected",
+                          text);
     int rc = kind->open(colon + 1, 0, &probe, error); /* which connects to nothing */
     if (rc)
         return dray__fail_prefix(error, rc, "store '%.200s': ", text);

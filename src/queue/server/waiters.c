@@ -48,7 +48,7 @@ static void line_remove(dray__waiter *w)
     else
         w->line->last = w->link;
     if (w->queue && w->line == &w->queue->inserts)
-        w->queue->table->freed = true; /* whoever waited behind it comes next */
+        w->queue->table->freed = true; /* the requests behind it come next */
     w->line = NULL;
 }
 
@@ -419,7 +419,7 @@ static bool touches(const dray__waiter *w, uint64_t dirty)
     return false;
 }
 
-/* Wakes whoever can go on, until nothing changes any more. */
+/* Wakes requests that can go on, until none is left. */
 static void settle_all(dray__served *q)
 {
     dray__table *table = q->table;

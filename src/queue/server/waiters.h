@@ -55,7 +55,7 @@ bool dray__waiter_settle(dray__waiter *w, dray__try_fn attempt);
 int dray__waiter_keep(dray__waiter *w, dray__line *at);
 void dray__waiter_timed_out(dray__waiter *w, dray_error *error);
 
-/* Wakes whoever can go on, in all queues. */
+/* Wakes the requests of all queues that can go on. */
 void dray__pump_all(dray__controller *self);
 /* What is safe in the journal is answered, in order; what cannot be written gets to know it. */
 void dray__release_held(dray__served *q);

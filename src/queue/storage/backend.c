@@ -32,7 +32,8 @@ int dray__backend_default(int32_t *backend, const char **address, dray_error *er
         return DRAY_OK;
     }
     return dray__fail(error, DRAY_EINVALID,
-                      "$DRAY_QUEUE_BACKEND: builtin or redis:ADDRESS expected, found %.100s", text);
+                      "$DRAY_QUEUE_BACKEND: builtin or " DRAY__STORE_WORDS "expected, found %.100s",
+                      text);
 }
 
 int dray_queue_backend_built(int32_t backend)

@@ -65,7 +65,7 @@ struct dray__backend { /* begins every backend's own struct */
 int dray__backend_find(int32_t backend, const dray__backend_kind **out, dray_error *error);
 /* The store of this name, which need not end there. NULL: this build has none. */
 const dray__backend_kind *dray__backend_named(const char *name, size_t length);
-/* What DRAY_BACKEND_DEFAULT means to whoever makes a queue: builtin, or what $DRAY_QUEUE_BACKEND
+/* What DRAY_BACKEND_DEFAULT means where a queue is created: builtin, or what $DRAY_QUEUE_BACKEND
  * says, "redis:unix:/path". address: borrowed from the environment. DRAY_EINVALID. */
 int dray__backend_default(int32_t *backend, const char **address, dray_error *error);
 const char *dray__backend_name(int32_t backend);
@@ -76,3 +76,6 @@ const char *dray__backend_name(int32_t backend);
 #define XX(number, name) extern const dray__backend_kind dray__backend_##name;
 DRAY__STORE_MAP(XX)
 #undef XX
+/* What messages expect as the name of one: "redis:ADDRESS ". */
+#define DRAY__STORE_WORD(number, name) #name ":ADDRESS "
+#define DRAY__STORE_WORDS DRAY__STORE_MAP(DRAY__STORE_WORD)

@@ -12,8 +12,6 @@ void dray__values_head(const dray__values *v, void *to)
 {
     uint8_t *at = to;
     uint64_t offset;
-    if (!v->head)
-        return;
     for (uint64_t i = 0; i <= v->items; i++, at += sizeof offset) {
         memcpy(&offset, (const uint8_t *)v->offsets + i * sizeof offset, sizeof offset);
         offset -= v->first;

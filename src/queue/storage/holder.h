@@ -21,7 +21,7 @@ typedef struct dray__values {
     uint64_t head, bytes, room; /* room: both */
 } dray__values;
 
-/* Writes the offsets and what aligns the values: values->head bytes. */
+/* Writes the offsets and what aligns the values: values->head bytes, which are not 0. */
 void dray__values_head(const dray__values *values, void *to);
 
 typedef struct dray__holder_kind {

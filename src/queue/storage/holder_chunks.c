@@ -47,7 +47,8 @@ static int put(dray__values_holder *self, const dray__values *v, dray__extent *e
                              .values = room->offset + v->head,
                              .bytes = v->bytes,
                              .offsets = v->head ? room->offset : 0};
-    dray__values_head(v, room->at);
+    if (v->head)
+        dray__values_head(v, room->at);
     if (v->bytes)
         memcpy(room->at + v->head, v->values, v->bytes);
     dray__hook_step("wrote");

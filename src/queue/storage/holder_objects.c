@@ -59,7 +59,8 @@ static int put(dray__values_holder *self, const dray__values *v, dray__extent *e
     void *head = v->head ? malloc(v->head) : NULL;
     if (v->head && !head)
         return dray__nomem(error);
-    dray__values_head(v, head);
+    if (head)
+        dray__values_head(v, head);
     const struct iovec parts[2] = {{head, v->head}, {(void *)(uintptr_t)v->values, v->bytes}};
     uint64_t object = (uint64_t)self->owner << 32 | ++self->objects;
     tell_given_up(self);

@@ -202,7 +202,7 @@ static dray__mapping *find_mapping(uint64_t id)
     return mapping;
 }
 
-/* Whoever was faster wins. */
+/* Of two threads that map the same chunk, the first one's mapping stays. */
 static dray__mapping *publish(dray__mapping *mapping)
 {
     pthread_mutex_lock(&lock);

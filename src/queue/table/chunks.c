@@ -44,13 +44,13 @@ void dray__chunk_forget(dray__table *table, dray__chunk *chunk)
 
 void dray__chunk_check_free(dray__table *table, dray__chunk *chunk)
 {
-    if (chunk->live || chunk->parked || (chunk->owner && !chunk->closed))
+    if (chunk->live || chunk->spare || (chunk->owner && !chunk->closed))
         return;
     if (!chunk->owner || chunk->retired || chunk->lost) {
         dray__chunk_forget(table, chunk);
         return;
     }
-    dray__chunk_park(table, chunk);
+    dray__chunk_set_spare(table, chunk);
 }
 
 static int own_chunk(const dray__table *table, const dray__client *client, uint64_t id,
@@ -83,7 +83,7 @@ int dray__chunk_discard(dray__table *table, dray__client *client, uint64_t id, d
     int rc = own_chunk(table, client, id, &chunk, error);
     if (rc)
         return rc;
-    if (chunk->live || chunk->parked)
+    if (chunk->live || chunk->spare)
         return dray__fail(error, DRAY_EBUSY, "chunk %016llx holds committed values",
                           (unsigned long long)id);
     dray__chunk_forget(table, chunk);
@@ -92,7 +92,7 @@ int dray__chunk_discard(dray__table *table, dray__client *client, uint64_t id, d
 
 void dray__chunks_orphan(dray__table *table, dray__client *client)
 {
-    for (dray__chunk *chunk; (chunk = dray__chunk_unpark(table, client)) != NULL;)
+    for (dray__chunk *chunk; (chunk = dray__chunk_take_spare(table, client)) != NULL;)
         dray__chunk_forget(table, chunk);
     for (size_t i = 0; i < table->chunks.capacity; i++) {
         dray__chunk *chunk = table->chunks.entries[i].key ? table->chunks.entries[i].value : NULL;
@@ -109,10 +109,10 @@ void dray__chunks_orphan(dray__table *table, dray__client *client)
 void dray__chunks_lose(dray__table *table, uint32_t home)
 {
     for (dray__client *client = table->clients; client; client = client->next) {
-        dray__chunk *parked = client->recycled, *next; /* those of other homes are parked again */
-        while (dray__chunk_unpark(table, client))
+        dray__chunk *spare = client->recycled, *next; /* those of other homes are spare again */
+        while (dray__chunk_take_spare(table, client))
             ;
-        for (dray__chunk *chunk = parked; chunk; chunk = next) {
+        for (dray__chunk *chunk = spare; chunk; chunk = next) {
             next = chunk->next;
             chunk->lost |= chunk->home == home;
             dray__chunk_check_free(table, chunk);

@@ -125,7 +125,7 @@ static void claim_free(dray__table *table, dray__claim *claim, bool retire)
     free(claim);
 }
 
-/* Whoever lets go of a share of a lockstep round before it is committed ends the round. */
+/* Freeing a share of a lockstep round before its commit ends the round. */
 static bool ends_round(const dray__claim *claim)
 {
     return claim->lockstep && claim->state == DRAY__CLAIM_ACTIVE &&
@@ -139,11 +139,11 @@ void dray__client_end(dray__table *table, dray__client *client, bool died, const
         next = claim->next;
         if (claim->client != client)
             continue;
-        dray__crew *crew = ends_round(claim) ? claim->crew : NULL;
+        dray__consumer_group *consumers = ends_round(claim) ? claim->consumers : NULL;
         give_back_all(table, claim, died, reason);
         claim_free(table, claim, died);
-        if (crew)
-            dray__crew_void(table, crew);
+        if (consumers)
+            dray__consumers_void(table, consumers);
     }
     dray__demands_let_go(table, client);
     dray__promise_end(table, client);
@@ -498,7 +498,7 @@ static int claim_share(dray__table *table, dray__client *client, uint32_t ticket
                         .partition = round->partition,
                         .count = share->count,
                         .hold_until = want->hold_until,
-                        .crew = round->crew,
+                        .consumers = round->consumers,
                         .lockstep = round->lockstep,
                         .follower = want->peer != 0,
                         .slots = copy_of(share->slots, share->count),
@@ -699,10 +699,10 @@ int dray__claim_fail(dray__table *table, dray__client *client, uint32_t ticket,
     if (rc)
         return rc;
     if (!count && !*reason) {
-        dray__crew *crew = ends_round(claim) ? claim->crew : NULL;
+        dray__consumer_group *consumers = ends_round(claim) ? claim->consumers : NULL;
         give_back_all(table, claim, false, "");
-        if (crew)
-            dray__crew_void(table, crew);
+        if (consumers)
+            dray__consumers_void(table, consumers);
         return DRAY_OK;
     }
     uint32_t all = count ? count : claim->count;
@@ -764,11 +764,11 @@ bool dray__claim_release(dray__table *table, dray__client *client, uint32_t tick
     dray__claim *claim = dray__table_find_claim(table, client, ticket);
     if (!claim)
         return false;
-    dray__crew *crew = ends_round(claim) && claim->active ? claim->crew : NULL;
+    dray__consumer_group *consumers = ends_round(claim) && claim->active ? claim->consumers : NULL;
     give_back_all(table, claim, false, "");
     claim_free(table, claim, false);
-    if (crew)
-        dray__crew_void(table, crew);
+    if (consumers)
+        dray__consumers_void(table, consumers);
     return true;
 }
 
@@ -784,11 +784,11 @@ int64_t dray__table_expire(dray__table *table, int64_t now)
         }
         char reason[DRAY__REASON_MAX];
         snprintf(reason, sizeof reason, "held too long by %s", claim->client->name);
-        dray__crew *crew = ends_round(claim) ? claim->crew : NULL;
+        dray__consumer_group *consumers = ends_round(claim) ? claim->consumers : NULL;
         give_back_all(table, claim, true, reason);
         claim->state = DRAY__CLAIM_STALE;
-        if (crew)
-            dray__crew_void(table, crew);
+        if (consumers)
+            dray__consumers_void(table, consumers);
     }
     return next;
 }

@@ -90,7 +90,7 @@ int dray__claim_split(dray__table *table, dray__client *client, uint32_t ticket,
     int rc = dray__claim_active(table, client, ticket, &claim, error);
     if (rc)
         return rc;
-    if (claim->state == DRAY__CLAIM_COMMITTED || claim->crew || !count || !part ||
+    if (claim->state == DRAY__CLAIM_COMMITTED || claim->consumers || !count || !part ||
         dray__table_find_claim(table, client, part))
         return dray__fail(
             error, DRAY_EINVALID,

@@ -1,9 +1,9 @@
 /* How much shared memory a queue may take, and holds: its capacity counts chunks, whole ones,
  * whatever lies in them, as long as anybody needs something of them.
  *
- * Chunks that are free again are parked: their producer gets one back when it asks for memory, and
+ * Chunks that are free again are spare: their producer gets one back when it asks for memory, and
  * when the memory is needed otherwise they are dropped. Insert asks before it writes (ROOM); what
- * it was promised it takes chunk by chunk (CHUNK). Whoever commits takes without asking: what would
+ * it was promised it takes chunk by chunk (CHUNK). A commit takes memory without asking: what would
  * free memory is never blocked. */
 #include "base/error.h"
 #include "queue/table/table.h"
@@ -12,7 +12,7 @@
 
 #define LIMIT_MIN (UINT64_C(1) << 20) /* of smaller capacities only the values are counted */
 #define UNASKED (UINT64_C(64) << 10)  /* the least that a commit gets at once */
-#define PATIENCE 64u                  /* requests for memory, until a parked chunk is too old */
+#define PATIENCE 64u                  /* requests for memory, until a spare chunk is too old */
 
 static uint64_t limit(const dray__table *table)
 {
@@ -23,45 +23,45 @@ static uint64_t limit(const dray__table *table)
 /* Of chunks that are needed, or will be. */
 static uint64_t held(const dray__table *table)
 {
-    return table->chunk_bytes - table->parked_bytes + table->promised;
+    return table->chunk_bytes - table->spare_bytes + table->promised;
 }
 
-/* ---- parked chunks --------------------------------------------------------------------------- */
+/* ---- spare chunks --------------------------------------------------------------------------- */
 
-void dray__chunk_park(dray__table *table, dray__chunk *chunk)
+void dray__chunk_set_spare(dray__table *table, dray__chunk *chunk)
 {
-    chunk->parked = true;
+    chunk->spare = true;
     chunk->next = NULL;
-    chunk->parked_at = table->asked;
+    chunk->spare_since = table->asked;
     *chunk->owner->recycled_tail = chunk;
     chunk->owner->recycled_tail = &chunk->next;
-    table->parked_bytes += chunk->size;
+    table->spare_bytes += chunk->size;
     table->freed = true;
 }
 
 /* Takes the chunk out of its owner's list. */
-static dray__chunk *unpark(dray__table *table, dray__client *owner, dray__chunk **at)
+static dray__chunk *take_spare(dray__table *table, dray__client *owner, dray__chunk **at)
 {
     dray__chunk *chunk = *at;
     *at = chunk->next;
     if (owner->recycled_tail == &chunk->next)
         owner->recycled_tail = at;
-    chunk->parked = false;
-    table->parked_bytes -= chunk->size;
+    chunk->spare = false;
+    table->spare_bytes -= chunk->size;
     return chunk;
 }
 
-dray__chunk *dray__chunk_unpark(dray__table *table, dray__client *client)
+dray__chunk *dray__chunk_take_spare(dray__table *table, dray__client *client)
 {
-    return client->recycled ? unpark(table, client, &client->recycled) : NULL;
+    return client->recycled ? take_spare(table, client, &client->recycled) : NULL;
 }
 
-/* Drops parked chunks, the client's own first, until `bytes` more are no more than the limit. */
+/* Drops spare chunks, the client's own first, until `bytes` more are no more than the limit. */
 static void make_room(dray__table *table, dray__client *client, uint64_t bytes)
 {
     dray__client *next = table->clients;
-    while (table->parked_bytes && table->chunk_bytes + bytes > limit(table)) {
-        dray__chunk *chunk = dray__chunk_unpark(table, client);
+    while (table->spare_bytes && table->chunk_bytes + bytes > limit(table)) {
+        dray__chunk *chunk = dray__chunk_take_spare(table, client);
         if (chunk) {
             dray__chunk_forget(table, chunk);
             continue;
@@ -73,10 +73,10 @@ static void make_room(dray__table *table, dray__client *client, uint64_t bytes)
     }
 }
 
-/* The smallest of the client's parked chunks that is large enough, unless it takes memory that was
+/* The smallest of the client's spare chunks that is large enough, unless it takes memory that was
  * promised to others, or is much too large while there is memory for a better one. */
-static dray__chunk **find_parked(const dray__table *table, dray__client *client,
-                                 const dray__chunk_wish *wish, uint64_t promised)
+static dray__chunk **find_spare(const dray__table *table, dray__client *client,
+                                const dray__chunk_wish *wish, uint64_t promised)
 {
     dray__chunk **best = NULL;
     for (dray__chunk **at = &client->recycled; *at; at = &(*at)->next)
@@ -114,8 +114,8 @@ static void forget_old(dray__table *table, dray__client *client)
 {
     uint64_t patience = PATIENCE + 2 * (uint64_t)table->chunks.count;
     table->asked++;
-    while (client->recycled && table->asked - client->recycled->parked_at > patience)
-        dray__chunk_forget(table, dray__chunk_unpark(table, client));
+    while (client->recycled && table->asked - client->recycled->spare_since > patience)
+        dray__chunk_forget(table, dray__chunk_take_spare(table, client));
 }
 
 int dray__chunk_ask(dray__table *table, dray__client *client, const dray__chunk_wish *wish,
@@ -127,9 +127,9 @@ int dray__chunk_ask(dray__table *table, dray__client *client, const dray__chunk_
     uint64_t promised = promised_of(client, least);
     *given = *size = 0;
     forget_old(table, client);
-    dray__chunk **parked = find_parked(table, client, wish, promised);
-    if (parked) {
-        dray__chunk *chunk = unpark(table, client, parked);
+    dray__chunk **spare = find_spare(table, client, wish, promised);
+    if (spare) {
+        dray__chunk *chunk = take_spare(table, client, spare);
         chunk->closed = false;
         *given = chunk->id;
         use_promise(table, client, promised);
@@ -203,7 +203,7 @@ static uint64_t idle_bytes(const dray__table *table, const dray__client *client)
     for (size_t i = 0; i < table->chunks.capacity; i++) {
         const dray__chunk *chunk =
             table->chunks.entries[i].key ? table->chunks.entries[i].value : NULL;
-        if (chunk && chunk->owner == client && !chunk->live && !chunk->parked)
+        if (chunk && chunk->owner == client && !chunk->live && !chunk->spare)
             bytes += chunk->size;
     }
     return bytes;

@@ -582,7 +582,7 @@ int dray__keyed_drop(dray__table *table, const char *partition, const dray__name
         dray__keyed_drop_row(table, p, slots[i]);
     free(slots);
     if (!count)
-        rc = dray__table_bury(table, partition, 0, error);
+        rc = dray__table_add_former(table, partition, 0, error);
     if (!count || !p->row_count)
         dray__keyed_end(table, p);
     else if (found)

@@ -15,7 +15,7 @@ int dray__named_check(const char *what, const char *partition, const dray__named
 void dray__keyed_count(dray__table *table, dray__keyed *p, int64_t bytes);
 /* What its arrays take with room for so many. */
 uint64_t dray__keyed_arrays(const dray__keyed *p, uint64_t rows, uint64_t keys, uint64_t columns);
-/* Whoever waits for its rows looks again. */
+/* Requests that wait for its rows are tried again. */
 void dray__keyed_changed(dray__table *table, dray__keyed *p);
 /* In the slot, or (NONE) where there is room. key NULL: none. */
 int dray__keyed_add_row(dray__table *table, dray__keyed *p, uint32_t slot, const char *key,

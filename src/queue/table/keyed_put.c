@@ -96,7 +96,7 @@ static uint64_t memory_for(const dray__keyed *p, const dray__putting *m, uint32_
            (uint64_t)made * DRAY__WORD_MAX + cells * sizeof(dray__keyed_cell) + notes_memory(m);
 }
 
-/* `made` rows are new. Nobody waits for rows here: whoever clears them does not know of it. */
+/* `made` rows are new. Puts do not wait for rows: clearing rows wakes no put. */
 static int check_room(const dray__table *table, const dray__putting *m, const putting *x,
                       uint32_t made, uint64_t bytes, dray_error *error)
 {

@@ -85,13 +85,13 @@ dray__partition *dray__table_partition(const dray__table *table, const char *nam
     return NULL;
 }
 
-static dray__grave *find_grave(const dray__table *table, const char *name)
+static dray__former_partition *find_former(const dray__table *table, const char *name)
 {
     uint64_t hash = dray__hash(name, strlen(name));
-    for (uint32_t g = 0; g < DRAY__GRAVES; g++)
-        if (table->graves[g].name && table->graves[g].hash == hash &&
-            strcmp(table->graves[g].name, name) == 0)
-            return &table->graves[g];
+    for (uint32_t g = 0; g < DRAY__FORMER; g++)
+        if (table->former[g].name && table->former[g].hash == hash &&
+            strcmp(table->former[g].name, name) == 0)
+            return &table->former[g];
     return NULL;
 }
 
@@ -230,7 +230,7 @@ static int check_place(const dray__table *table, const dray__partition *p,
                           "insert into %s: a partition whose rows are claimed expected, found one "
                           "of rows with keys (take another name)",
                           rows->partition);
-    if (!p && rows->at_slot && find_grave(table, rows->partition))
+    if (!p && rows->at_slot && find_former(table, rows->partition))
         return dray__fail(error, DRAY_EEXIST,
                           "insert into %s at slot %llu: the partition was there and is cleared",
                           rows->partition, (unsigned long long)rows->at_slot - 1);
@@ -300,10 +300,10 @@ static int link_partition(dray__table *table, dray__partition *p, dray_error *er
         return rc;
     table->partitions[table->partition_count++] = p;
     p->generation = dray__ledger_number(table);
-    dray__grave *grave = find_grave(table, p->name);
-    if (grave) {
-        free(grave->name);
-        *grave = (dray__grave){0};
+    dray__former_partition *former = find_former(table, p->name);
+    if (former) {
+        free(former->name);
+        *former = (dray__former_partition){0};
     }
     return DRAY_OK;
 }
@@ -486,24 +486,25 @@ int dray__table_seal(dray__table *table, const char *partition, uint32_t rows, d
     return DRAY_OK;
 }
 
-static dray__grave *bury(dray__table *table, char *name)
+static dray__former_partition *add_former(dray__table *table, char *name)
 {
-    dray__grave *grave = &table->graves[table->grave_at];
-    free(grave->name);
-    *grave = (dray__grave){.name = name, .hash = dray__hash(name, strlen(name))};
-    table->grave_at = (table->grave_at + 1) % DRAY__GRAVES;
-    return grave;
+    dray__former_partition *former = &table->former[table->former_at];
+    free(former->name);
+    *former = (dray__former_partition){.name = name, .hash = dray__hash(name, strlen(name))};
+    table->former_at = (table->former_at + 1) % DRAY__FORMER;
+    return former;
 }
 
-int dray__table_bury(dray__table *table, const char *name, uint64_t finished, dray_error *error)
+int dray__table_add_former(dray__table *table, const char *name, uint64_t finished,
+                           dray_error *error)
 {
-    if (dray__table_partition(table, name) || find_grave(table, name))
+    if (dray__table_partition(table, name) || find_former(table, name))
         return DRAY_OK;
     char *copy = strdup(name);
     if (!copy)
         return dray__nomem(error);
-    dray__grave *grave = bury(table, copy);
-    grave->finished = finished;
+    dray__former_partition *former = add_former(table, copy);
+    former->finished = finished;
     return DRAY_OK;
 }
 
@@ -512,7 +513,7 @@ int dray__table_clear(dray__table *table, const char *partition, dray_error *err
     dray__partition *p = dray__table_partition(table, partition);
     if (!p && dray__table_keyed(table, partition))
         return dray__keyed_drop(table, partition, &(dray__named){0}, error);
-    if (!p && find_grave(table, partition))
+    if (!p && find_former(table, partition))
         return DRAY_OK;
     if (!p)
         return dray__fail(error, DRAY_ENOENT, "clear: queue %s has no partition %s", table->name,
@@ -523,13 +524,13 @@ int dray__table_clear(dray__table *table, const char *partition, dray_error *err
         dray__ledger_clear(table->ledger, p);
     if (p->clearing) /* dray__table_cover comes back to it */
         return DRAY_OK;
-    dray__grave *grave = bury(table, p->name);
+    dray__former_partition *former = add_former(table, p->name);
     p->name = NULL;
     dray__demands_clear(table, p);
     dray__rounds_clear(table, p);
     for (uint32_t t = 0; t < table->task_count; t++)
         if (dray__finished(p, t))
-            grave->finished |= UINT64_C(1) << t;
+            former->finished |= UINT64_C(1) << t;
     for (dray__claim *claim = table->claims; claim; claim = claim->next) {
         if (claim->partition != p)
             continue;
@@ -584,10 +585,10 @@ int dray__table_wait(const dray__table *table, const char *partition, uint32_t t
     uint64_t asked = task == DRAY__NONE ? all : UINT64_C(1) << task;
     const dray__partition *p = dray__table_partition(table, partition);
     if (!p) {
-        const dray__grave *grave = find_grave(table, partition);
-        if (grave && (grave->finished & asked) == asked)
+        const dray__former_partition *former = find_former(table, partition);
+        if (former && (former->finished & asked) == asked)
             return DRAY_OK;
-        if (grave)
+        if (former)
             return dray__fail(error, DRAY_EGONE, "partition %s was cleared before it finished",
                               partition);
         return dray__fail(error, DRAY_EAGAIN, "there is no partition %s yet", partition);
@@ -608,10 +609,10 @@ int dray__table_wait(const dray__table *table, const char *partition, uint32_t t
 int dray__table_cleared(const dray__table *table, const char *partition, uint32_t task,
                         dray_error *error)
 {
-    const dray__grave *grave = find_grave(table, partition);
-    if (!grave)
+    const dray__former_partition *former = find_former(table, partition);
+    if (!former)
         return DRAY_OK;
-    if (grave->finished >> task & 1)
+    if (former->finished >> task & 1)
         return dray__fail(error, DRAY_EEND, "task %s has finished partition %s",
                           table->tasks[task].name, partition);
     return dray__fail(error, DRAY_EGONE, "partition %s was cleared", partition);

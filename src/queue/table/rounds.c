@@ -12,49 +12,53 @@
 /* ---- consumer groups ------------------------------------------------------------------------- */
 
 /* Of the groups that nobody is in, and none of whose rows wait, the one that came first. */
-static void forget_crew(dray__table *table)
+static void forget_consumers(dray__table *table)
 {
-    dray__crew **oldest = NULL;
-    for (dray__crew *crew = table->crews; crew; crew = crew->next)
-        crew->in_use = false;
+    dray__consumer_group **oldest = NULL;
+    for (dray__consumer_group *consumers = table->consumer_groups; consumers;
+         consumers = consumers->next)
+        consumers->in_use = false;
     for (const dray__round *round = table->rounds; round; round = round->next)
-        round->crew->in_use = true;
+        round->consumers->in_use = true;
     for (const dray__claim *claim = table->claims; claim; claim = claim->next)
-        if (claim->crew)
-            claim->crew->in_use = true;
-    for (dray__crew **at = &table->crews; *at; at = &(*at)->next)
+        if (claim->consumers)
+            claim->consumers->in_use = true;
+    for (dray__consumer_group **at = &table->consumer_groups; *at; at = &(*at)->next)
         if (!(*at)->in_use)
             oldest = at;
     if (!oldest)
         return;
-    dray__crew *crew = *oldest;
-    *oldest = crew->next;
-    free(crew->name);
-    free(crew);
+    dray__consumer_group *consumers = *oldest;
+    *oldest = consumers->next;
+    free(consumers->name);
+    free(consumers);
 }
 
-static int find_crew(dray__table *table, const dray__want *want, dray__crew **out,
-                     dray_error *error)
+static int find_consumers(dray__table *table, const dray__want *want, dray__consumer_group **out,
+                          dray_error *error)
 {
     const char *asked = want->group ? want->group : "";
     uint32_t count = 0;
-    for (dray__crew *crew = table->crews; crew; crew = crew->next, count++)
-        if (crew->task == want->task && strcmp(crew->name, asked) == 0) {
-            *out = crew;
+    for (dray__consumer_group *consumers = table->consumer_groups; consumers;
+         consumers = consumers->next, count++)
+        if (consumers->task == want->task && strcmp(consumers->name, asked) == 0) {
+            *out = consumers;
             return DRAY_OK;
         }
     if (count >= DRAY__CREWS_MAX)
-        forget_crew(table);
-    dray__crew *crew = calloc(1, sizeof *crew);
+        forget_consumers(table);
+    dray__consumer_group *consumers = calloc(1, sizeof *consumers);
     char *name = strdup(asked);
-    if (!crew || !name) {
-        free(crew);
+    if (!consumers || !name) {
+        free(consumers);
         free(name);
         return dray__nomem(error);
     }
-    *crew = (dray__crew){
-        .name = name, .task = want->task, .epoch = want->group_epoch, .next = table->crews};
-    *out = table->crews = crew;
+    *consumers = (dray__consumer_group){.name = name,
+                                        .task = want->task,
+                                        .epoch = want->group_epoch,
+                                        .next = table->consumer_groups};
+    *out = table->consumer_groups = consumers;
     return DRAY_OK;
 }
 
@@ -86,28 +90,29 @@ static void dissolve(dray__table *table, dray__round *round)
     for (uint32_t r = 0; r < round->size; r++) {
         const dray__share *share = &round->shares[r];
         for (uint32_t i = 0; !(share->given & 1) && i < share->own; i++)
-            dray__untake_row(table, round->partition, round->crew->task, share->slots[i]);
+            dray__untake_row(table, round->partition, round->consumers->task, share->slots[i]);
     }
     round_free(table, round);
 }
 
-static void dissolve_all(dray__table *table, const dray__crew *crew)
+static void dissolve_all(dray__table *table, const dray__consumer_group *consumers)
 {
     for (dray__round *round = table->rounds, *next; round; round = next) {
         next = round->next;
-        if (round->crew == crew)
+        if (round->consumers == consumers)
             dissolve(table, round);
     }
 }
 
-void dray__crew_void(dray__table *table, dray__crew *crew)
+void dray__consumers_void(dray__table *table, dray__consumer_group *consumers)
 {
-    dissolve_all(table, crew);
+    dissolve_all(table, consumers);
     for (dray__claim *claim = table->claims; claim; claim = claim->next)
-        if (claim->crew == crew && claim->lockstep)
+        if (claim->consumers == consumers && claim->lockstep)
             dray__claim_void(table, claim);
-    crew->voided = true;
-    table->dirty |= UINT64_C(1) << crew->task; /* who waits for the next round must hear of it */
+    consumers->voided = true;
+    table->dirty |=
+        UINT64_C(1) << consumers->task; /* who waits for the next round must hear of it */
 }
 
 void dray__rounds_clear(dray__table *table, const dray__partition *p)
@@ -121,11 +126,11 @@ void dray__rounds_clear(dray__table *table, const dray__partition *p)
         *at = round->next;
         round_free(table, round);
     }
-    while (!p && table->crews) {
-        dray__crew *crew = table->crews;
-        table->crews = crew->next;
-        free(crew->name);
-        free(crew);
+    while (!p && table->consumer_groups) {
+        dray__consumer_group *consumers = table->consumer_groups;
+        table->consumer_groups = consumers->next;
+        free(consumers->name);
+        free(consumers);
     }
 }
 
@@ -153,12 +158,12 @@ static bool holds(const dray__round *round, uint32_t slot)
 void dray__rounds_lose(dray__table *table, const dray__partition *p, uint32_t task, uint32_t slot)
 {
     for (dray__round *round = table->rounds; round;) {
-        if (round->partition != p || round->crew->task != task || !holds(round, slot)) {
+        if (round->partition != p || round->consumers->task != task || !holds(round, slot)) {
             round = round->next;
             continue;
         }
         if (round->lockstep)
-            dray__crew_void(table, round->crew);
+            dray__consumers_void(table, round->consumers);
         else
             dissolve(table, round); /* its rows are balanced again, without this one */
         round = table->rounds;      /* the list is another */
@@ -167,24 +172,24 @@ void dray__rounds_lose(dray__table *table, const dray__partition *p, uint32_t ta
 
 /* ---- asking ---------------------------------------------------------------------------------- */
 
-static int check_crew(dray__table *table, dray__crew *crew, const dray__want *want, bool lockstep,
-                      dray_error *error)
+static int check_consumers(dray__table *table, dray__consumer_group *consumers,
+                           const dray__want *want, bool lockstep, dray_error *error)
 {
-    if (want->group_epoch > crew->epoch) { /* formed anew: what its older self held is free */
-        dray__crew_void(table, crew);
-        crew->epoch = want->group_epoch;
-        crew->next_round = 0;
-        crew->voided = false;
+    if (want->group_epoch > consumers->epoch) { /* formed anew: what its older self held is free */
+        dray__consumers_void(table, consumers);
+        consumers->epoch = want->group_epoch;
+        consumers->next_round = 0;
+        consumers->voided = false;
     }
-    const char *task = table->tasks[crew->task].name;
-    if (want->group_epoch < crew->epoch)
+    const char *task = table->tasks[consumers->task].name;
+    if (want->group_epoch < consumers->epoch)
         return dray__fail(error, DRAY_ESTALE, "group %s of task %s is in epoch %llu, found %llu",
-                          crew->name, task, (unsigned long long)crew->epoch,
+                          consumers->name, task, (unsigned long long)consumers->epoch,
                           (unsigned long long)want->group_epoch);
-    if (lockstep && crew->voided)
+    if (lockstep && consumers->voided)
         return dray__fail(error, DRAY_ESTALE,
                           "group %s of task %s lost a member or rows: its epoch, %llu, must rise",
-                          crew->name, task, (unsigned long long)crew->epoch);
+                          consumers->name, task, (unsigned long long)consumers->epoch);
     return DRAY_OK;
 }
 
@@ -192,22 +197,22 @@ static int check_shape(const dray__round *round, const dray__want *want, dray_er
 {
     if (round->size == want->dp_size && round->peers == want->peers)
         return DRAY_OK;
-    return dray__fail(error, DRAY_EINVALID,
-                      "group %s: %u ranks of %u peers expected, found %u of %u", round->crew->name,
-                      round->size, round->peers, want->dp_size, want->peers);
+    return dray__fail(
+        error, DRAY_EINVALID, "group %s: %u ranks of %u peers expected, found %u of %u",
+        round->consumers->name, round->size, round->peers, want->dp_size, want->peers);
 }
 
 int dray__round_find(dray__table *table, const dray__want *want, bool lockstep, dray__round **out,
                      dray_error *error)
 {
-    dray__crew *crew = NULL;
-    int rc = find_crew(table, want, &crew, error);
+    dray__consumer_group *consumers = NULL;
+    int rc = find_consumers(table, want, &consumers, error);
     if (!rc)
-        rc = check_crew(table, crew, want, lockstep, error);
+        rc = check_consumers(table, consumers, want, lockstep, error);
     if (rc)
         return rc;
     for (dray__round *round = table->rounds; round; round = round->next) {
-        if (round->crew != crew || (lockstep && round->number != want->round))
+        if (round->consumers != consumers || (lockstep && round->number != want->round))
             continue;
         rc = check_shape(round, want, error);
         if (rc || !(round->shares[want->dp_rank].given >> want->peer & 1)) {
@@ -215,10 +220,10 @@ int dray__round_find(dray__table *table, const dray__want *want, bool lockstep, 
             return rc;
         }
     }
-    if (lockstep && want->round < crew->next_round)
+    if (lockstep && want->round < consumers->next_round)
         return dray__fail(error, DRAY_ESTALE, "group %s: round %llu is over, the next is %llu",
-                          crew->name, (unsigned long long)want->round,
-                          (unsigned long long)crew->next_round);
+                          consumers->name, (unsigned long long)want->round,
+                          (unsigned long long)consumers->next_round);
     return DRAY_EAGAIN;
 }
 
@@ -435,7 +440,7 @@ int dray__round_new(dray__table *table, dray__partition *p, const dray__want *wa
 {
     dray__round *round = calloc(1, sizeof *round);
     division d = {.want = want, .slots = slots, .count = count};
-    int rc = round ? find_crew(table, want, &round->crew, error) : dray__nomem(error);
+    int rc = round ? find_consumers(table, want, &round->consumers, error) : dray__nomem(error);
     if (!rc) {
         round->number = want->round;
         round->partition = p;
@@ -463,7 +468,7 @@ int dray__round_new(dray__table *table, dray__partition *p, const dray__want *wa
     while (*at)
         at = &(*at)->next;
     *at = round;
-    round->crew->next_round = want->round + 1;
+    round->consumers->next_round = want->round + 1;
     dray__take_rows(table, p, want->task, slots, count);
     table->dirty |= UINT64_C(1) << want->task; /* the other ranks wait for their shares */
     *out = round;

@@ -196,7 +196,7 @@ int dray__table_new(const char *name, const dray__task_names *tasks, uint32_t ta
         return dray__nomem(error);
     table->name = strdup(name);
     table->tasks = calloc(task_count, sizeof *table->tasks);
-    table->graves = calloc(DRAY__GRAVES, sizeof *table->graves);
+    table->former = calloc(DRAY__FORMER, sizeof *table->former);
     dray__settings *s = &table->settings;
     *s = *settings;
     s->backend_address = strdup(settings->backend_address ? settings->backend_address : "");
@@ -209,7 +209,7 @@ int dray__table_new(const char *name, const dray__task_names *tasks, uint32_t ta
     s->on_loss = s->on_loss ? s->on_loss : DRAY_ON_LOSS_REFILL;
     table->demands_tail = &table->demands;
     table->admission.task = DRAY__NONE;
-    rc = table->name && table->tasks && table->graves && s->backend_address ? DRAY_OK
+    rc = table->name && table->tasks && table->former && s->backend_address ? DRAY_OK
                                                                             : dray__nomem(error);
     if (!rc)
         rc = dray__table_key(table, DRAY_TAG_VERSION, &table->version_key, error);
@@ -368,8 +368,8 @@ void dray__table_free(dray__table *table)
         free(table->columns[c].name);
     for (uint32_t k = 0; k < table->key_count; k++)
         free(table->keys[k]);
-    for (uint32_t g = 0; table->graves && g < DRAY__GRAVES; g++)
-        free(table->graves[g].name);
+    for (uint32_t g = 0; table->former && g < DRAY__FORMER; g++)
+        free(table->former[g].name);
     free((void *)(uintptr_t)table->settings.backend_address);
     dray__map_free(&table->column_names);
     dray__map_free(&table->key_names);
@@ -380,7 +380,7 @@ void dray__table_free(dray__table *table)
     free(table->defined);
     free(table->keys);
     free(table->partitions);
-    free(table->graves);
+    free(table->former);
     free(table->name);
     free(table);
 }

@@ -53,7 +53,7 @@ typedef struct dray__client dray__client;
 typedef struct dray__partition dray__partition;
 typedef struct dray__put dray__put;
 typedef struct dray__round dray__round;
-typedef struct dray__crew dray__crew;
+typedef struct dray__consumer_group dray__consumer_group;
 typedef struct dray__keyed dray__keyed;
 typedef struct dray__ledger dray__ledger;
 typedef struct dray__told dray__told;
@@ -183,16 +183,16 @@ struct dray__partition {
 
 typedef struct dray__chunk {
     uint64_t id, key, size;
-    uint32_t home;       /* the keeper that holds it (homes.h) */
-    dray__client *owner; /* NULL: gone, nobody writes it again */
-    uint32_t live;       /* extents that are not freed, */
-    uint64_t live_bytes; /* and their bytes: at most size */
-    bool closed;         /* its owner will put nothing more in before it got it back */
-    bool parked;         /* free: in the owner's list, which gets it when it asks for memory */
-    uint64_t parked_at;  /* table->asked */
-    bool named;          /* while dray__claim_mark_lost looks for it */
-    bool retired;        /* must never be rewritten */
-    bool lost;           /* its keeper is gone, and its bytes */
+    uint32_t home;        /* the keeper that holds it (homes.h) */
+    dray__client *owner;  /* NULL: gone, nobody writes it again */
+    uint32_t live;        /* extents that are not freed, */
+    uint64_t live_bytes;  /* and their bytes: at most size */
+    bool closed;          /* its owner will put nothing more in before it got it back */
+    bool spare;           /* free: in the owner's list, which gets it when it asks for memory */
+    uint64_t spare_since; /* table->asked */
+    bool named;           /* while dray__claim_mark_lost looks for it */
+    bool retired;         /* must never be rewritten */
+    bool lost;            /* its keeper is gone, and its bytes */
     struct dray__chunk *next;
 } dray__chunk;
 
@@ -270,13 +270,13 @@ typedef struct dray__claim {
     uint32_t generation;
     uint32_t *slots; /* DRAY__NONE: given back as failed, or another claim's */
     uint32_t count, active;
-    int64_t hold_until;      /* INT64_MAX: as long as the session */
-    uint64_t restores;       /* of the table when it was made */
-    uint64_t newest;         /* versions beyond it no longer exist; UINT64_MAX: all do */
-    dray__crew *crew;        /* whose rank's share it is; NULL: nobody's */
-    bool read;               /* rows with keys: nothing is held but puts */
-    uint64_t memory;         /* that it takes of the table's, for as long as it is there */
-    bool lockstep, follower; /* all of a round or none; the leader commits */
+    int64_t hold_until;              /* INT64_MAX: as long as the session */
+    uint64_t restores;               /* of the table when it was made */
+    uint64_t newest;                 /* versions beyond it no longer exist; UINT64_MAX: all do */
+    dray__consumer_group *consumers; /* whose rank's share it is; NULL: nobody's */
+    bool read;                       /* rows with keys: nothing is held but puts */
+    uint64_t memory;                 /* that it takes of the table's, for as long as it is there */
+    bool lockstep, follower;         /* all of a round or none; the leader commits */
     uint32_t *reads; /* what it reads: with padding, which is not its to commit; NULL: slots */
     uint32_t *micro_ends, micro_count; /* micro-batches, as items of the claim; NULL: one */
     dray__put **pins;
@@ -284,11 +284,11 @@ typedef struct dray__claim {
     struct dray__claim *next, *prev;
 } dray__claim;
 
-typedef struct dray__grave { /* a partition that was cleared */
+typedef struct dray__former_partition { /* a partition that was cleared */
     char *name;
     uint64_t hash;
     uint64_t finished; /* tasks that had finished it */
-} dray__grave;
+} dray__former_partition;
 
 typedef struct dray__quota { /* of those who show one token */
     char who[32];
@@ -297,7 +297,7 @@ typedef struct dray__quota { /* of those who show one token */
     struct dray__quota *next;
 } dray__quota;
 
-#define DRAY__GRAVES 4096u
+#define DRAY__FORMER 4096u
 #define DRAY__DROPS 1024u
 
 struct dray__table {
@@ -316,16 +316,16 @@ struct dray__table {
     dray__partition **partitions; /* in order of creation */
     uint32_t partition_count, partition_capacity;
     uint32_t generations;
-    dray__keyed *keyed;  /* partitions whose rows have keys (keyed.h) */
-    dray__grave *graves; /* a ring */
-    uint32_t grave_at;
+    dray__keyed *keyed;             /* partitions whose rows have keys (keyed.h) */
+    dray__former_partition *former; /* a ring */
+    uint32_t former_at;
     bool ended;
 
     dray__client *clients;
     uint32_t client_ids;
     dray__demand *demands, **demands_tail; /* oldest first */
     dray__round *rounds;                   /* with shares that nobody has asked for yet */
-    dray__crew *crews;
+    dray__consumer_group *consumer_groups;
     dray__claim *claims;
     dray__idmap claim_ids;
     dray__idmap chunks;
@@ -342,14 +342,14 @@ struct dray__table {
     uint64_t commit_seq,
         resumed_seq; /* of provisional commits; that the last resume went back to */
     uint32_t priority_key;
-    uint32_t version_key;           /* of the tag that says which weights made a row */
-    uint64_t rows, charged, hidden; /* hidden: cleared but pinned */
-    uint64_t kept;                  /* bytes of keyed partitions */
-    uint64_t chunk_bytes, parked_bytes, promised; /* of all chunks; of those that are parked; of
+    uint32_t version_key;                        /* of the tag that says which weights made a row */
+    uint64_t rows, charged, hidden;              /* hidden: cleared but pinned */
+    uint64_t kept;                               /* bytes of keyed partitions */
+    uint64_t chunk_bytes, spare_bytes, promised; /* of all chunks; of those that are spare; of
                                                      those that will be added */
-    uint64_t asked;                               /* how often somebody wanted a chunk */
-    uint64_t memory;                              /* of all partitions, bytes */
-    dray__quota *quota;                           /* NULL: nothing limits it but its capacity */
+    uint64_t asked;                              /* how often somebody wanted a chunk */
+    uint64_t memory;                             /* of all partitions, bytes */
+    dray__quota *quota;                          /* NULL: nothing limits it but its capacity */
     dray__table *quota_next;
     uint64_t restores; /* how often bytes were read from the journal again */
     uint64_t space;    /* of its objects, where a store holds the bytes; 0: not known yet */
@@ -409,9 +409,9 @@ void dray__promise_end(dray__table *table, dray__client *client);
 /* Who holds most of the memory, in words; "": nobody holds any. */
 void dray__describe_holder(dray__table *table, char *out, size_t size);
 /* The chunk is free. */
-void dray__chunk_park(dray__table *table, dray__chunk *chunk);
+void dray__chunk_set_spare(dray__table *table, dray__chunk *chunk);
 /* Takes the chunk that is free longest; NULL: none is. */
-dray__chunk *dray__chunk_unpark(dray__table *table, dray__client *client);
+dray__chunk *dray__chunk_take_spare(dray__table *table, dray__client *client);
 void dray__chunk_forget(dray__table *table, dray__chunk *chunk);
 
 /* ---- limits (quota.c) ---- */
@@ -423,7 +423,7 @@ typedef struct dray__quota_use {
 dray__quota_use dray__quota_used(const dray__quota *quota);
 void dray__quota_join(dray__quota *quota, dray__table *table);
 void dray__quota_leave(dray__table *table);
-/* Whoever waits in one of its queues may go on. */
+/* Requests that wait in any of its queues are tried again. */
 void dray__quota_freed(dray__table *table);
 /* DRAY_EAGAIN: not now; DRAY_EFULL: never. */
 int dray__quota_rows(const dray__table *table, uint64_t rows, uint64_t memory, dray_error *error);

@@ -30,7 +30,8 @@ int dray__table_key(dray__table *table, const char *key, uint32_t *out, dray_err
 /* The column has this spec, from a put whose rows are gone. */
 int dray__table_define(dray__table *table, const dray__new_column *column, dray_error *error);
 /* A partition of that name was there. */
-int dray__table_bury(dray__table *table, const char *name, uint64_t finished, dray_error *error);
+int dray__table_add_former(dray__table *table, const char *name, uint64_t finished,
+                           dray_error *error);
 /* Finds or adds. */
 int dray__table_column(dray__table *table, const char *name, uint32_t *out, dray_error *error);
 /* Checks columns and tags of a put before anything changes. bytes: of all extents. */
@@ -136,23 +137,23 @@ typedef struct dray__share { /* of one DP rank */
 
 struct dray__round {
     uint64_t number;
-    dray__crew *crew;
+    dray__consumer_group *consumers;
     dray__partition *partition;
     dray__share *shares;
     uint32_t size, peers;
     bool lockstep;
-    dray__put **pins; /* what padding reads, whoever commits that row first */
+    dray__put **pins; /* what padding reads, whichever batch commits that row first */
     uint32_t pin_count;
     dray__round *next;
 };
 
-struct dray__crew { /* a consumer group of a task */
+struct dray__consumer_group { /* a consumer group of a task */
     char *name;
     uint32_t task;
     uint64_t epoch, next_round;
     bool voided; /* a member of a lockstep group is gone: its epoch must rise */
     bool in_use; /* while some are forgotten */
-    dray__crew *next;
+    dray__consumer_group *next;
 };
 
 /* The share that is waiting for who asks. DRAY_EAGAIN: a round has to be made first; DRAY_ESTALE:
@@ -165,8 +166,9 @@ int dray__round_new(dray__table *table, dray__partition *p, const dray__want *wa
 /* The peer has its share: frees the round once everybody has. */
 void dray__round_given(dray__table *table, dray__round *round, const dray__want *want);
 /* Shares that nobody has are given back; in lockstep, so are those that are claimed. */
-void dray__crew_void(dray__table *table, dray__crew *crew);
-void dray__rounds_clear(dray__table *table, const dray__partition *p); /* NULL: all, and crews */
+void dray__consumers_void(dray__table *table, dray__consumer_group *consumers);
+void dray__rounds_clear(dray__table *table,
+                        const dray__partition *p); /* NULL: all, and consumer_groups */
 /* The row is lost: so are the rounds with shares that have it, and that nobody has asked for. Of
  * others the peers that have not asked yet get nothing: they would read another sample. */
 void dray__rounds_lose(dray__table *table, const dray__partition *p, uint32_t task, uint32_t slot);
