@@ -37,9 +37,9 @@ static inline dray__generator *open_filled(dray__group *group)
 {
     dray_model_config config = small_config();
     dray__generator *g;
-    dray_error error;
-    if (dray__generator_open(&config, group, &g, &error) != DRAY_OK)
-        fail_msg("%s", error.message);
+    dray_error why;
+    if (dray__generator_open(&config, group, &g, &why) != DRAY_OK)
+        fail_msg("%s", why.message);
     fill(g);
     return g;
 }
@@ -70,7 +70,7 @@ typedef struct generating {
     }
 
 static inline int generate(dray__generator *g, const generating *o, dray__generation *out,
-                           dray_error *error)
+                           dray_error *why)
 {
-    return dray__generate(g, &o->how, &o->what, out, error);
+    return dray__generate(g, &o->how, &o->what, out, why);
 }

@@ -32,9 +32,12 @@ typedef struct queue_fixture {
     void (*prepare)(bool keeper); /* called first in each server; NULL: nothing */
 } queue_fixture;
 
-static inline void die(const char *what, const dray_error *error)
+/* Of the last call, in this thread: OK and FAILS say it. */
+__attribute__((unused)) static _Thread_local dray_error error;
+
+static inline void die(const char *what, const dray_error *said)
 {
-    fprintf(stderr, "%s: %s\n", what, error ? error->message : "");
+    fprintf(stderr, "%s: %s\n", what, said ? said->message : "");
     abort();
 }
 
@@ -46,7 +49,6 @@ static inline void fixture_term(evutil_socket_t fd, short what, void *base)
 
 static inline void fixture_serve(const queue_fixture *f, bool keeper, int ready)
 {
-    dray_error error;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (f->prepare)
         f->prepare(keeper);
@@ -171,7 +173,6 @@ static inline void fixture_restart(queue_fixture *f)
 
 static inline dray_context *fixture_context(const queue_fixture *f, const char *name)
 {
-    dray_error error;
     dray_context *context;
     dray_options options = DRAY_OPTIONS_INIT;
     options.address = f->address;
@@ -182,11 +183,11 @@ static inline dray_context *fixture_context(const queue_fixture *f, const char *
     return context;
 }
 
-static inline void ok_at(int rc, const dray_error *error, const char *file, int line)
+static inline void ok_at(int rc, const dray_error *said, const char *file, int line)
 {
     if (!rc)
         return;
-    fprintf(stderr, "%s:%d: %s: %s\n", file, line, dray_error_name(rc), error->message);
+    fprintf(stderr, "%s:%d: %s: %s\n", file, line, dray_error_name(rc), said->message);
     abort(); /* also in children, which cmocka does not know */
 }
 

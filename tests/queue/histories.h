@@ -57,7 +57,6 @@ static inline void require(bool condition, const char *what, int64_t number)
 
 static inline dray_queue *open_history(dray_context *context)
 {
-    dray_error error;
     dray_queue *queue;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = history_tasks;
@@ -71,7 +70,6 @@ static inline dray_queue *open_history(dray_context *context)
 static inline void check_pieces(dray_batch *batch, uint32_t row, const int64_t *marks,
                                 int64_t number)
 {
-    dray_error error;
     dray_piece tokens[64], attempts[64];
     uint32_t count, other;
     OK(dray_batch_pieces(batch, "tokens", row, tokens, 64, &count, &error));
@@ -89,7 +87,6 @@ static inline void check_pieces(dray_batch *batch, uint32_t row, const int64_t *
 /* The rows' numbers and, where they have tokens, how many. */
 static inline void check_rows(dray_batch *batch, int task, int64_t *numbers, uint64_t *lengths)
 {
-    dray_error error;
     dray_column prompt, tokens, marks, score = {0};
     OK(dray_batch_column(batch, "prompt", &prompt, &error));
     int rc = dray_batch_column(batch, "tokens", &tokens, &error);
@@ -120,7 +117,6 @@ static inline void check_rows(dray_batch *batch, int task, int64_t *numbers, uin
 static inline void set_outputs(dray_batch *batch, int task, random_state *r, const int64_t *numbers,
                                const uint64_t *lengths)
 {
-    dray_error error;
     uint32_t rows = dray_batch_rows(batch);
     int64_t tokens[BATCH * 3], marks[BATCH * 3];
     uint64_t offsets[BATCH + 1] = {0};
@@ -148,7 +144,6 @@ static inline void set_outputs(dray_batch *batch, int task, random_state *r, con
 static inline void commit_some(dray_batch *batch, int task, random_state *r, const int64_t *numbers,
                                const uint64_t *lengths, const bool *failed)
 {
-    dray_error error;
     uint32_t open[BATCH], open_count = 0;
     bool stays[BATCH] = {false};
     set_outputs(batch, task, r, numbers, lengths);
@@ -171,7 +166,6 @@ static inline void commit_some(dray_batch *batch, int task, random_state *r, con
 
 static inline void work_on(dray_batch *batch, int task, random_state *r)
 {
-    dray_error error;
     int64_t numbers[BATCH];
     uint64_t lengths[BATCH];
     bool failed[BATCH] = {false};
@@ -200,7 +194,6 @@ static inline void work(void *argument)
 {
     static const int32_t policies[] = {DRAY_POLICY_FIFO, DRAY_POLICY_GROUP,
                                        DRAY_POLICY_OLDEST_VERSION, DRAY_POLICY_TOKEN_BALANCED};
-    dray_error error;
     random_state r = *(const random_state *)argument;
     dray_context *context = fixture_context(&f, "worker");
     dray_queue *queue = open_history(context);
@@ -253,7 +246,6 @@ static inline void start_worker(driver *d, int i)
 static inline void insert_samples(driver *d, uint32_t partition, uint32_t rows, uint32_t group,
                                   uint64_t refill)
 {
-    dray_error error;
     int64_t numbers[BATCH];
     char name[16];
     for (uint32_t i = 0; i < rows; i++) {
@@ -279,7 +271,6 @@ static inline void insert_samples(driver *d, uint32_t partition, uint32_t rows, 
 
 static inline void answer_refills(driver *d)
 {
-    dray_error error;
     dray_refill refill = DRAY_REFILL_INIT;
     int rc;
     while ((rc = dray_queue_refill_wait(d->queue, 0, &refill, &error)) == DRAY_OK)
@@ -292,7 +283,6 @@ static inline void answer_refills(driver *d)
  * trained. Rarely it goes as it is. */
 static inline bool finish_one(driver *d)
 {
-    dray_error error;
     char name[16];
     uint32_t at = d->cleared % OPEN;
     snprintf(name, sizeof name, "%u", d->cleared);
@@ -337,7 +327,6 @@ static inline void torment(driver *d)
 
 static inline void run_histories(uint64_t operations)
 {
-    dray_error error;
     base_seed = test_seed();
     book = mmap(NULL, sizeof *book, PROT_READ | PROT_WRITE,
                 MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

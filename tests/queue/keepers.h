@@ -13,7 +13,6 @@ typedef struct keeper_of {
 
 static inline void serve_keeper(const keeper_of *k, int ready)
 {
-    dray_error error;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     struct event_base *base = event_base_new();
     struct event *term = evsignal_new(base, SIGTERM, fixture_term, base);
@@ -65,7 +64,6 @@ static inline void keeper_down(keeper_of *k, int signal)
 
 static inline dray_context *context_of(const char *host, const char *name)
 {
-    dray_error error;
     dray_context *context;
     dray_options options = DRAY_OPTIONS_INIT;
     options.address = f.address;

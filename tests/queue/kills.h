@@ -96,9 +96,9 @@ static inline bool journal_path(char *out, size_t size)
     return out[0] != 0;
 }
 
-static inline int count_records(void *user, const dray__journal_record *record, dray_error *error)
+static inline int count_records(void *user, const dray__journal_record *record, dray_error *said)
 {
-    (void)error;
+    (void)said;
     *(uint64_t *)user += record->seq != 0;
     return DRAY_OK;
 }
@@ -195,7 +195,7 @@ static inline const char *checkpoint_path(void)
 }
 
 static inline int open_queue(dray_context *of, const char *restore, dray_queue **out,
-                             dray_error *error)
+                             dray_error *said)
 {
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
     o.tasks = tasks;
@@ -203,7 +203,7 @@ static inline int open_queue(dray_context *of, const char *restore, dray_queue *
     o.max_attempts = 1000000; /* nothing is lost for having been tried often */
     o.durability = how.durability;
     o.restore = restore;
-    return dray_queue_open(of, "samples", &o, out, error);
+    return dray_queue_open(of, "samples", &o, out, said);
 }
 
 static inline dray_claim_options want(const char *task, uint32_t count, int64_t timeout_ns)
@@ -235,15 +235,15 @@ static inline uint64_t prompt_length(void)
 }
 
 /* For workers: errors that the death of another process explains end them; others are failures. */
-static inline void over_or(int rc, const dray_error *error, int line)
+static inline void over_or(int rc, const dray_error *said, int line)
 {
     bool queue_ends = how.victim == CONTROLLER && how.durability != DRAY_DURABILITY_JOURNAL;
     if (!rc)
         return;
     if ((queue_ends && rc == DRAY_ECLOSED) || how.victim == KEEPER)
         _exit(OVER);
-    fprintf(stderr, "kills.h:%d: %s: %s\n", line, dray_error_name(rc), error->message);
-    require_at(false, "an error that nobody expects", -1, line);
+    fprintf(stderr, "kills.h:%d: %s: %s\n", line, dray_error_name(rc), said->message);
+    require_at(false, "an said that nobody expects", -1, line);
 }
 
 #define GO(call) over_or((call), &error, __LINE__)
@@ -251,7 +251,6 @@ static inline void over_or(int rc, const dray_error *error, int line)
 /* The coordinator may die while we introduce ourselves, and come back. */
 static inline dray_context *worker_open(const char *name, dray_queue **out)
 {
-    dray_error error;
     dray_context *mine;
     dray_options options = DRAY_OPTIONS_INIT;
     options.address = f.address;
@@ -278,7 +277,6 @@ static inline void ask(int n, int deed)
 
 static inline void insert(dray_queue *q, int partition)
 {
-    dray_error error;
     uint64_t length = prompt_length(), offsets[ROWS + 1];
     int32_t *values = malloc(ROWS * length * sizeof *values);
     for (uint64_t i = 0; i < ROWS * length; i++)
@@ -311,7 +309,6 @@ static inline void acknowledged(int n, int deed)
 /* false: there will be nothing more to do. */
 static inline bool roll_out(dray_queue *q, int64_t timeout_ns)
 {
-    dray_error error;
     dray_batch *batch;
     int32_t values[2 * ROWS];
     dray_claim_options o = want("rollout", 1 + draw(3), timeout_ns);
@@ -344,7 +341,6 @@ static inline bool roll_out(dray_queue *q, int64_t timeout_ns)
 
 static inline void clear_if_done(dray_queue *q, int partition)
 {
-    dray_error error;
     if (partition < 0 || atomic_load(&book->acked.cleared[partition]))
         return;
     if (!atomic_load(&book->asked.cleared[partition])) {
@@ -365,7 +361,6 @@ static inline void copy_marks(marks *to, const marks *from)
 
 static inline void save(dray_queue *q)
 {
-    dray_error error;
     static marks least;
     if (how.durability == DRAY_DURABILITY_NONE || how.large)
         return;
@@ -384,7 +379,6 @@ static inline void save(dray_queue *q)
 static inline void produce(void *argument)
 {
     (void)argument;
-    dray_error error;
     dray_queue *q;
     be(PRODUCER);
     dray_context *mine = worker_open("producer", &q);
@@ -429,7 +423,6 @@ static inline void check_row(dray_batch *batch, uint32_t row, const dray_column 
 static inline void consume(void *argument)
 {
     (void)argument;
-    dray_error error;
     dray_queue *q;
     dray_batch *batch;
     be(CONSUMER);
@@ -474,7 +467,6 @@ static inline void consume(void *argument)
 static inline void look(int partition, const char *task, bool read, bool found[ROWS],
                         int32_t values[ROWS])
 {
-    dray_error error;
     dray_batch *batch;
     dray_claim_options o = want(task, ROWS, 0);
     o.partition = name_of(partition);
@@ -615,7 +607,6 @@ static inline void end_workers(void)
 
 static inline void open_examiner(const char *restore)
 {
-    dray_error error;
     context = fixture_context(&f, "examiner");
     OK(open_queue(context, restore, &queue, &error));
 }
@@ -630,7 +621,6 @@ static inline void close_examiner(void)
 /* Everything is given up: no chunk may be left. */
 static inline void account_for_memory(void)
 {
-    dray_error error;
     for (int p = 0; p < PARTITIONS; p++) {
         int rc = dray_queue_clear(queue, name_of(p), &error);
         if (rc != DRAY_ENOENT)

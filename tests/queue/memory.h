@@ -24,7 +24,6 @@ static const char *const column_names[COLUMNS] = {"c0", "c1", "c2", "c3", "c4", 
 
 static inline dray_queue *memory_open(memory_test *t, dray_context *context)
 {
-    dray_error error;
     dray_queue *queue;
     static const char *const done[] = {"done"};
     dray_queue_task tasks[] = {{.name = "train",
@@ -84,7 +83,7 @@ static inline uint64_t kept_bytes(memory_test *t)
 
 /* One row of `count` columns with these many bytes, in a partition of its own. */
 static inline int memory_insert(memory_test *t, const uint64_t *bytes, uint32_t count,
-                                int64_t timeout_ns, dray_error *error)
+                                int64_t timeout_ns, dray_error *said)
 {
     char name[16];
     dray_column_data columns[COLUMNS];
@@ -105,7 +104,7 @@ static inline int memory_insert(memory_test *t, const uint64_t *bytes, uint32_t 
     o.columns = columns;
     o.column_count = count;
     o.timeout_ns = timeout_ns;
-    int rc = dray_queue_insert(t->queue, &o, NULL, error);
+    int rc = dray_queue_insert(t->queue, &o, NULL, said);
     t->partitions += !rc;
     kept_bytes(t);
     return rc;
@@ -113,7 +112,6 @@ static inline int memory_insert(memory_test *t, const uint64_t *bytes, uint32_t 
 
 static inline dray_batch *memory_claim(memory_test *t, int partition)
 {
-    dray_error error;
     dray_batch *batch;
     char name[16];
     snprintf(name, sizeof name, "%d", partition);
@@ -127,7 +125,6 @@ static inline dray_batch *memory_claim(memory_test *t, int partition)
 
 static inline void memory_clear(memory_test *t, int partition)
 {
-    dray_error error;
     char name[16];
     snprintf(name, sizeof name, "%d", partition);
     OK(dray_queue_clear(t->reader, name, &error));
@@ -139,7 +136,6 @@ static inline void memory_rounds(uint64_t capacity, int rounds, uint64_t seed)
 {
     enum { OPEN = 6 };
     memory_test t;
-    dray_error error;
     dray_batch *held[OPEN] = {0};
     int partition[OPEN], refused = 0;
     uint64_t random = seed;

@@ -18,7 +18,6 @@ static const dray_queue_task two_tasks[] = {
 
 static inline dray_queue *open_two(dray_context *context, const char *name)
 {
-    dray_error error;
     dray_queue *queue;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = two_tasks;
@@ -32,7 +31,6 @@ static inline dray_queue *open_two(dray_context *context, const char *name)
 static inline void put_and_stop(void *argument)
 {
     (void)argument;
-    dray_error error;
     dray_context *context = fixture_context(&f, "stopped");
     dray_queue *queue = open_two(context, "stopped");
     dray_claim_options o = want("rollout", 2);
@@ -55,7 +53,6 @@ static inline void put_and_stop(void *argument)
 /* One attempt's columns in every row, whoever was first: rounds times. */
 static inline void supersede(int rounds)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "successor");
     dray_queue *queue = open_two(context, "stopped");
     dray_claim_options o = want("rollout", 2), check = want("reward", 2);

@@ -57,7 +57,6 @@ static dray_claim_options want_of(const char *task, uint32_t count)
 
 static void open_run(run *r)
 {
-    dray_error error;
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
     o.tasks = tasks;
     o.task_count = 2;
@@ -72,7 +71,6 @@ static void open_run(run *r)
 
 static void insert_all(run *r, uint32_t rows, uint32_t group_size)
 {
-    dray_error error;
     int32_t values[ROWS] = {0};
     const dray_column_data column = {.name = "prompts", .dtype = DRAY_I32, .values = values};
     dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
@@ -87,7 +85,6 @@ static void insert_all(run *r, uint32_t rows, uint32_t group_size)
 
 static void admit(run *r, uint32_t staleness)
 {
-    dray_error error;
     dray_admission admission = DRAY_ADMISSION_INIT;
     r->staleness = admission.staleness = staleness;
     admission.task = "rollout";
@@ -123,7 +120,6 @@ static void claim(run *r)
 {
     static const int32_t policies[] = {DRAY_POLICY_FIFO, DRAY_POLICY_ORDERED,
                                        DRAY_POLICY_OLDEST_VERSION, DRAY_POLICY_GROUP};
-    dray_error error;
     int at = 0;
     while (at < HELD && r->held[at])
         at++;
@@ -153,7 +149,6 @@ static void claim(run *r)
 /* A token a row. */
 static void set_responses(dray_batch *batch)
 {
-    dray_error error;
     uint64_t offsets[17] = {0};
     int32_t values[16] = {0};
     for (uint32_t i = 0; i < dray_batch_rows(batch); i++)
@@ -166,7 +161,6 @@ static void set_responses(dray_batch *batch)
 /* Some rows are finished, others cut. */
 static void commit(run *r, dray_batch *batch)
 {
-    dray_error error;
     uint32_t rows = dray_batch_rows(batch), open[16], open_count = 0;
     for (uint32_t i = 0; i < rows; i++) {
         uint32_t slot = dray_batch_row(batch, i)->slot;
@@ -185,7 +179,6 @@ static void commit(run *r, dray_batch *batch)
 
 static void let_go(run *r)
 {
-    dray_error error;
     uint32_t at = draw(r, HELD), how = draw(r, 5);
     dray_batch *batch = r->held[at];
     if (!batch)
@@ -203,7 +196,6 @@ static void let_go(run *r)
 /* Samples that were lost are replaced: others, that nobody has begun. */
 static void refill(run *r)
 {
-    dray_error error;
     const int32_t value = 0;
     const dray_column_data column = {.name = "prompts", .dtype = DRAY_I32, .values = &value};
     dray_refill lost = DRAY_REFILL_INIT;
@@ -222,7 +214,6 @@ static void refill(run *r)
 
 static void train(run *r)
 {
-    dray_error error;
     dray_batch *batch;
     dray_claim_options o = want_of("actor", 1 + draw(r, 3));
     o.fresh = DRAY_FRESH_DROP;
@@ -242,7 +233,6 @@ static void train(run *r)
 
 static void save(run *r)
 {
-    dray_error error;
     free(r->cursor);
     OK(dray_queue_cursor(r->queue, r->version, &r->cursor, &r->cursor_size, &error));
     OK(dray_queue_covered(r->queue, r->cursor, r->cursor_size, &error));
@@ -253,7 +243,6 @@ static void save(run *r)
 /* Those in hands are freed: what they hold may be void. */
 static void resume(run *r)
 {
-    dray_error error;
     if (!r->cursor)
         return;
     OK(dray_queue_resume(r->queue, r->cursor, r->cursor_size, NULL, &error));
@@ -283,7 +272,6 @@ static void restart(run *r)
 /* Nothing is held: what is cut can be claimed although nothing may be begun. */
 static void finish(run *r)
 {
-    dray_error error;
     dray_claim_options o = want_of("rollout", ROWS);
     uint32_t cut = 0, again = 0;
     for (int i = 0; i < HELD; i++)
@@ -346,7 +334,6 @@ TEST(test_bound)
  * are finished: they are not a whole group. */
 TEST(test_rest_of_a_group)
 {
-    dray_error error;
     run scene = {.seed = 0}, *r = &scene;
     fixture_up(&f);
     r->context = fixture_context(&f, "run");

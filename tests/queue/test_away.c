@@ -3,7 +3,6 @@
 
 static dray_queue *open_with(dray_context *context, int32_t durability)
 {
-    dray_error error;
     dray_queue *queue;
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
     o.tasks = three_tasks;
@@ -23,7 +22,6 @@ typedef struct outage {
 static void read_in_outage(void *argument)
 {
     const outage *o = argument;
-    dray_error error;
     dray_column column;
     dray_batch *batch;
     char byte;

@@ -248,7 +248,7 @@ static void write_script(script *s)
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-static int make(void *user, dray__reader *opening, dray__table **out, dray_error *error)
+static int make(void *user, dray__reader *opening, dray__table **out, dray_error *said)
 {
     static const char *const prompts[] = {"prompts"}, *const responses[] = {"responses"};
     static const dray__task_names tasks[] = {
@@ -263,14 +263,13 @@ static int make(void *user, dray__reader *opening, dray__table **out, dray_error
     (void)user, (void)opening;
     dray__settings settings = {
         .capacity_rows = 100, .capacity_bytes = 4096, .provisional = 1 << ACTOR};
-    return dray__table_new("samples", tasks, 3, &settings, out, error);
+    return dray__table_new("samples", tasks, 3, &settings, out, said);
 }
 
 static char path[128];
 
 static void write_journal(const script *s)
 {
-    dray_error error;
     dray__journal *journal;
     dray__journal_options options = {.path = path};
     unlink(path);
@@ -289,18 +288,18 @@ static void write_journal(const script *s)
     }
 }
 
-static int read_journal(dray__table **out, dray_error *error)
+static int read_journal(dray__table **out, dray_error *said)
 {
     dray__ledger_options options = {.path = path, .keeper_path = f.keeper};
-    return dray__ledger_recover(&options, make, NULL, out, error);
+    return dray__ledger_recover(&options, make, NULL, out, said);
 }
 
-static int read_script(const script *s, dray_error *error)
+static int read_script(const script *s, dray_error *said)
 {
     dray__table *table = NULL;
-    *error = (dray_error){0};
+    *said = (dray_error){0};
     write_journal(s);
-    int rc = read_journal(&table, error);
+    int rc = read_journal(&table, said);
     assert_true(!rc == (table != NULL));
     dray__table_free(table);
     return rc;
@@ -329,7 +328,6 @@ FIXTURE(down)
 TEST_WITHIN(test_as_written, up, down)
 {
     script s;
-    dray_error error;
     dray__table *table;
     write_script(&s);
     write_journal(&s);
@@ -485,7 +483,6 @@ static void set(line *l, const struct crafted *c)
 
 static int expect_refused(const script *s, const char *what, const char *expected)
 {
-    dray_error error;
     int rc = read_script(s, &error);
     bool says = rc && strstr(error.message, expected) && strstr(error.message, path) &&
                 strstr(error.message, "at byte ");
@@ -541,7 +538,6 @@ TEST_WITHIN(test_random, up, down)
     uint64_t seed = test_seed(), random = seed;
     for (int i = 0; i < 400 * test_scale(); i++) {
         script s;
-        dray_error error;
         write_script(&s);
         for (int changes = 0; changes < 1 + i % 3; changes++) {
             random = random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
@@ -610,7 +606,6 @@ TEST_WITHIN(test_images, up, down)
     int wrong = 0;
     for (size_t i = 0; i < sizeof images / sizeof *images; i++) {
         script s;
-        dray_error error;
         dray__image image = images[i].image;
         const dray__state_record body = {.generations = 6,
                                          .epoch = 1,
@@ -636,7 +631,6 @@ TEST_WITHIN(test_images, up, down)
 /* A bit of no task would be looked up in every partition when the run goes back. */
 TEST(test_provisional)
 {
-    dray_error error;
     dray__table *table = NULL;
     static const dray__task_names tasks[] = {{.name = "actor"}};
     dray__settings settings = {.provisional = 2};
@@ -653,7 +647,6 @@ typedef struct numbers { /* of a record */
 /* Records of one word each; *broken: the one of these whose body is changed then, from 1. */
 static void write_records(const numbers *records, uint32_t count, uint32_t broken)
 {
-    dray_error error;
     dray__output out;
     uint64_t salt, at = 0;
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
@@ -675,19 +668,19 @@ static void write_records(const numbers *records, uint32_t count, uint32_t broke
     close(fd);
 }
 
-static int count_record(void *user, const dray__journal_record *record, dray_error *error)
+static int count_record(void *user, const dray__journal_record *record, dray_error *said)
 {
-    (void)record, (void)error;
+    (void)record, (void)said;
     ++*(uint32_t *)user;
     return DRAY_OK;
 }
 
 /* How many records are read before the end, or what is wrong. */
-static int read_records(uint32_t *count, dray_error *error)
+static int read_records(uint32_t *count, dray_error *said)
 {
     uint64_t end, last;
     *count = 0;
-    return dray__journal_read(path, count_record, count, &end, &last, error);
+    return dray__journal_read(path, count_record, count, &end, &last, said);
 }
 
 TEST_WITHIN(test_numbers_go_up, up, down)
@@ -695,7 +688,6 @@ TEST_WITHIN(test_numbers_go_up, up, down)
     static const numbers again[] = {{1, 0}, {2, 0}, {2, 0}}, back[] = {{1, 0}, {3, 0}, {2, 0}},
                          gap[] = {{1, 0}, {3, 0}, {7, 0}};
     uint32_t count;
-    dray_error error;
     (void)state;
     write_records(gap, 3, 0);
     OK(read_records(&count, &error));
@@ -712,7 +704,6 @@ TEST_WITHIN(test_safe_records_are_whole, up, down)
 {
     static const numbers unsafe[] = {{1, 0}, {2, 0}, {3, 1}}, safe[] = {{1, 0}, {2, 0}, {3, 2}};
     uint32_t count;
-    dray_error error;
     (void)state;
     write_records(unsafe, 3, 2);
     OK(read_records(&count, &error));

@@ -16,7 +16,6 @@ static dray_queue_options trainer_options(void)
 
 static void make_partition(dray_queue *queue, const char *name, uint32_t rows)
 {
-    dray_error error;
     insert_ints(queue, name, rows, 1);
     OK(dray_queue_seal(queue, name, rows, &error));
 }
@@ -25,7 +24,6 @@ static void make_partition(dray_queue *queue, const char *name, uint32_t rows)
 static void commit_all(dray_queue *queue, const char *task, const char *output,
                        const char *partition, double version)
 {
-    dray_error error;
     dray_claim_options o = want(task, 64);
     o.partition = partition;
     dray_batch *batch;
@@ -56,7 +54,6 @@ static void name_of(int step, char name[16])
 
 static void insert_at_once(dray_queue *queue, int step)
 {
-    dray_error error;
     char name[16];
     int32_t values[BATCH] = {0};
     dray_column_data column = int_column("prompts", values);
@@ -76,7 +73,6 @@ static void insert_at_once(dray_queue *queue, int step)
  * every three steps. */
 static void run_steps(dray_queue *queue)
 {
-    dray_error error;
     for (int step = 0; step < OPEN; step++)
         insert_at_once(queue, step);
     for (int step = 0; step < STEPS; step++) {
@@ -98,7 +94,6 @@ static void run_steps(dray_queue *queue)
 
 TEST_WITHIN(test_minimum_capacity, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "capacity");
     dray_queue_options options = trainer_options();
     options.batch_rows = BATCH;
@@ -125,7 +120,6 @@ TEST_WITHIN(test_minimum_capacity, up, down)
 
 TEST_WITHIN(test_rows_are_kept, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "kept");
     dray_queue_options options = trainer_options();
     dray_queue *queue;
@@ -176,7 +170,6 @@ TEST_WITHIN(test_rows_are_kept, up, down)
 
 static dray_batch *hold(dray_queue *queue, const char *task, const char *partition, uint32_t rows)
 {
-    dray_error error;
     dray_claim_options o = want(task, rows);
     o.partition = partition;
     dray_batch *batch;
@@ -186,7 +179,6 @@ static dray_batch *hold(dray_queue *queue, const char *task, const char *partiti
 
 TEST_WITHIN(test_resume, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "resume");
     dray_queue_options options = trainer_options();
     dray_queue *queue;
@@ -246,7 +238,6 @@ TEST_WITHIN(test_resume, up, down)
  * begun them. */
 TEST_WITHIN(test_tags_are_undone, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "tags");
     dray_queue_options options = trainer_options();
     dray_queue *queue;
@@ -277,7 +268,6 @@ TEST_WITHIN(test_tags_are_undone, up, down)
 /* A run that goes back to before its end has steps to make again. */
 TEST_WITHIN(test_an_end_is_undone, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "end");
     dray_queue_options options = trainer_options();
     dray_queue *queue;
@@ -303,7 +293,6 @@ TEST_WITHIN(test_an_end_is_undone, up, down)
 
 TEST_WITHIN(test_refusals, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "refusals");
     static const char *const writer[] = {"reward"}, *const nobody[] = {"nobody"};
     dray_queue_options options = trainer_options();

@@ -11,7 +11,6 @@ enum { ROWS = 8 };
 
 static dray_queue *open_queue(dray_context *context, const char *name)
 {
-    dray_error error;
     dray_queue *queue;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = tasks;
@@ -23,7 +22,6 @@ static dray_queue *open_queue(dray_context *context, const char *name)
 
 static void insert(dray_queue *queue, uint32_t rows)
 {
-    dray_error error;
     int64_t values[ROWS] = {0, 1, 2, 3, 4, 5, 6, 7};
     dray_column_data column = {.name = "prompts", .dtype = DRAY_I64, .values = values};
     dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
@@ -38,7 +36,6 @@ static void insert(dray_queue *queue, uint32_t rows)
 static int claim(dray_queue *queue, const char *task, uint32_t count, int64_t hold_ns,
                  dray_batch **out)
 {
-    static dray_error error;
     dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
     o.task = task;
     o.count = count;
@@ -49,7 +46,6 @@ static int claim(dray_queue *queue, const char *task, uint32_t count, int64_t ho
 
 static void set(dray_batch *batch, int64_t base)
 {
-    dray_error error;
     int64_t values[ROWS];
     for (uint32_t i = 0; i < dray_batch_rows(batch); i++)
         values[i] = base + dray_batch_row(batch, i)->slot;
@@ -68,7 +64,6 @@ typedef struct worker {
 static void work(void *argument)
 {
     worker *w = argument;
-    dray_error error;
     dray_context *context = fixture_context(&f, "worker");
     dray_queue *queue = open_queue(context, w->queue);
     if (w->insert)
@@ -111,7 +106,6 @@ static void stop(worker *w)
 
 static void check_responses(dray_queue *queue, int64_t base)
 {
-    dray_error error;
     dray_batch *batch;
     int64_t values[ROWS];
     assert_int_equal(claim(queue, "reward", ROWS, 0, &batch), DRAY_OK);
@@ -123,7 +117,6 @@ static void check_responses(dray_queue *queue, int64_t base)
 
 TEST(test_committed_survives)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "main");
     dray_queue *queue = open_queue(context, "survives");
     worker w = {.queue = "survives", .base = 100, .commit = true, .insert = true};
@@ -138,7 +131,6 @@ TEST(test_committed_survives)
 
 TEST(test_uncommitted_comes_back)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "main");
     dray_queue *queue = open_queue(context, "back");
     insert(queue, ROWS);
@@ -168,7 +160,6 @@ TEST(test_uncommitted_comes_back)
 
 TEST(test_held_too_long)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "main");
     dray_queue *queue = open_queue(context, "held");
     insert(queue, ROWS);
@@ -197,7 +188,6 @@ TEST(test_held_too_long)
 
 TEST(test_hold_is_renewed)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "main");
     dray_queue *queue = open_queue(context, "renewed");
     insert(queue, ROWS);
@@ -221,7 +211,6 @@ TEST(test_hold_is_renewed)
 
 TEST(test_deaths_count_as_attempts)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "main");
     dray_queue *queue = open_queue(context, "deaths");
     insert(queue, ROWS);
@@ -248,7 +237,6 @@ TEST(test_deaths_count_as_attempts)
 static void read_and_die(void *argument)
 {
     const char *name = argument;
-    dray_error error;
     dray_context *context = fixture_context(&f, "reader");
     dray_queue *queue = open_queue(context, name);
     dray_batch *batch;
@@ -261,7 +249,6 @@ static void read_and_die(void *argument)
 
 TEST(test_pins_end_with_the_session)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "main");
     dray_queue *queue = open_queue(context, "pins");
     insert(queue, ROWS);
@@ -279,7 +266,6 @@ TEST(test_keeper_is_gone)
     if (elsewhere()) /* this is of chunks */
         skip();
     (void)state;
-    dray_error error;
     queue_fixture own = {0};
     fixture_up(&own);
     dray_context *context = fixture_context(&own, "main");

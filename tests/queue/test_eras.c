@@ -12,7 +12,6 @@ static int told[2], go[2]; /* pipes: the producer has told; it may go on */
 
 static dray_queue *open_durable(dray_context *context)
 {
-    dray_error error;
     dray_queue *queue;
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
     o.tasks = three_tasks;
@@ -84,7 +83,6 @@ TEST(test_producer_dies)
 /* It goes on with the controller that is there, and its rows are in the queue once. */
 TEST(test_producer_lives)
 {
-    dray_error error;
     pass_a_controller(false);
     wait_for_chunks(&f, 1);
     dray_context *context = fixture_context(&f, "consumer");

@@ -45,7 +45,6 @@ static const dray_queue_task tasks[TASKS] = {
 
 static dray_queue *open_samples(dray_context *context)
 {
-    dray_error error;
     dray_queue *queue;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = tasks;
@@ -119,7 +118,6 @@ static const char *verdict_of(const sample *s)
 
 static void set_text(dray_batch *batch, const char *name, text_fn text)
 {
-    dray_error error;
     uint32_t rows = dray_batch_rows(batch);
     uint64_t offsets[CLAIM + 1] = {0};
     for (uint32_t i = 0; i < rows; i++)
@@ -141,7 +139,6 @@ static void set_text(dray_batch *batch, const char *name, text_fn text)
 /* A number a word of the solution. */
 static void set_floats(dray_batch *batch, const char *name, float base)
 {
-    dray_error error;
     uint32_t rows = dray_batch_rows(batch);
     uint64_t offsets[CLAIM + 1] = {0};
     for (uint32_t i = 0; i < rows; i++)
@@ -158,7 +155,6 @@ static void set_floats(dray_batch *batch, const char *name, float base)
 
 static void check_text(dray_batch *batch, const char *name, text_fn text)
 {
-    dray_error error;
     dray_column column;
     OK(dray_batch_column(batch, name, &column, &error));
     for (uint32_t i = 0; i < dray_batch_rows(batch); i++) {
@@ -170,7 +166,6 @@ static void check_text(dray_batch *batch, const char *name, text_fn text)
 
 static void check_floats(dray_batch *batch, const char *name, float base)
 {
-    dray_error error;
     dray_column column;
     OK(dray_batch_column(batch, name, &column, &error));
     for (uint32_t i = 0; i < dray_batch_rows(batch); i++) {
@@ -185,7 +180,6 @@ static void check_floats(dray_batch *batch, const char *name, float base)
 
 static void roll_out(dray_batch *batch)
 {
-    dray_error error;
     check_text(batch, "question", question_of);
     set_text(batch, "response", solution_of);
     set_floats(batch, "log_prob", 1);
@@ -222,7 +216,6 @@ static void (*const works[TASKS])(dray_batch *) = {roll_out, score, refer, train
 
 static void count_micros(const dray_batch *batch, seen *out)
 {
-    dray_error error;
     for (uint32_t m = 0; m < dray_batch_micros(batch); m++) {
         uint32_t first, rows;
         double sum = 0;
@@ -243,7 +236,6 @@ static void count_micros(const dray_batch *batch, seen *out)
 static void consume(void *argument)
 {
     const int *who = argument; /* task, rank */
-    dray_error error;
     dray_context *context = fixture_context(&f, tasks[who[0]].name);
     dray_queue *queue = open_samples(context);
     dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
@@ -269,7 +261,6 @@ static void consume(void *argument)
 /* Rows one by one: each has tokens of its own. */
 static void insert_all(dray_queue *queue)
 {
-    dray_error error;
     for (uint32_t i = 0; i < sample_count; i++) {
         const sample *s = &samples[i];
         uint64_t question[2] = {0, strlen(s->question)}, truth[2] = {0, strlen(s->truth)};
@@ -293,7 +284,6 @@ static void insert_all(dray_queue *queue)
 
 TEST_WITHIN(test_balanced_ranks, up, down)
 {
-    dray_error error;
     ledger = mmap(NULL, TASKS * sizeof *ledger, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
                   -1, 0);
     int who[TASKS * RANKS][2];

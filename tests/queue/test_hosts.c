@@ -10,7 +10,6 @@ static keeper_of kept[2] = {{.host = "b"}, {.host = "c"}};
 /* Rows made on b, answered on c, scored on the coordinator's host, which keeps nothing. */
 TEST(test_rows_cross_hosts)
 {
-    dray_error error;
     dray_context *at_b = context_of("b", "producer"), *at_c = context_of("c", "answers");
     dray_queue *b = open_queue(at_b, "hosts", 0, 0), *c = open_queue(at_c, "hosts", 0, 0);
     insert_ints(b, "0", 60, 1);
@@ -62,7 +61,6 @@ static uint8_t ragged_byte(uint32_t r, size_t at)
 
 static void insert_ragged(dray_queue *queue, const char *partition, uint32_t rows)
 {
-    dray_error error;
     uint64_t *offsets = calloc(rows + 1, sizeof *offsets);
     for (uint32_t r = 0; r < rows; r++)
         offsets[r + 1] = offsets[r] + ragged_size(r);
@@ -89,7 +87,6 @@ static void insert_ragged(dray_queue *queue, const char *partition, uint32_t row
 
 static void check_ragged(dray_batch *batch)
 {
-    dray_error error;
     dray_column column;
     OK(dray_batch_column(batch, "prompts", &column, &error));
     for (uint32_t r = 0; r < dray_batch_rows(batch); r++) {
@@ -105,7 +102,6 @@ static void check_ragged(dray_batch *batch)
  * chunk is freed and written again. */
 TEST(test_ragged_cells)
 {
-    dray_error error;
     dray_context *at_b = context_of("b", "producer"), *here = fixture_context(&f, "reader");
     dray_queue *b = open_queue(at_b, "ragged", 0, 0), *a = open_queue(here, "ragged", 0, 0);
     insert_ragged(b, "0", 4000); /* 6 MB */
@@ -141,7 +137,6 @@ TEST(test_ragged_cells)
  * on with the next one. */
 TEST(test_host_dies)
 {
-    dray_error error;
     dray_context *at_b = context_of("b", "producer b"), *at_c = context_of("c", "producer c");
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = three_tasks;
@@ -183,7 +178,6 @@ TEST(test_host_dies)
 /* The second keeper of a host is refused, and a host without one can read, but not put. */
 TEST(test_refused)
 {
-    dray_error error;
     struct event_base *base = event_base_new();
     dray__keeper *keeper;
     dray__join *join = NULL;

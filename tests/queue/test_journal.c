@@ -38,9 +38,9 @@ static void restart(void)
     fixture_restart(&f);
 }
 
-static int count_records(void *user, const dray__journal_record *record, dray_error *error)
+static int count_records(void *user, const dray__journal_record *record, dray_error *said)
 {
-    (void)error;
+    (void)said;
     *(uint64_t *)user += record->seq != 0;
     return DRAY_OK;
 }
@@ -49,14 +49,12 @@ static int count_records(void *user, const dray__journal_record *record, dray_er
 static off_t journal_end(const char *path)
 {
     uint64_t end, last, count = 0;
-    dray_error error;
     OK(dray__journal_read(path, count_records, &count, &end, &last, &error));
     return (off_t)end;
 }
 
 static dray_queue *open_with(dray_context *context, int32_t durability, const char *restore)
 {
-    dray_error error;
     dray_queue *queue;
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
     o.tasks = tasks;
@@ -82,7 +80,7 @@ static int64_t value_of(int partition, uint32_t slot, uint32_t k)
 }
 
 static int insert(dray_queue *queue, int partition, uint32_t rows, uint32_t *first,
-                  dray_error *error)
+                  dray_error *said)
 {
     char name[16];
     uint64_t offsets[65] = {0};
@@ -105,11 +103,11 @@ static int insert(dray_queue *queue, int partition, uint32_t rows, uint32_t *fir
     o.column_count = 1;
     o.tags = &tag;
     o.tag_count = 1;
-    return dray_queue_insert(queue, &o, first, error);
+    return dray_queue_insert(queue, &o, first, said);
 }
 
 static int claim(dray_queue *queue, const char *task, int partition, uint32_t count,
-                 dray_batch **out, dray_error *error)
+                 dray_batch **out, dray_error *said)
 {
     char name[16];
     snprintf(name, sizeof name, "%d", partition);
@@ -119,12 +117,11 @@ static int claim(dray_queue *queue, const char *task, int partition, uint32_t co
     o.up_to = 1;
     o.partition = name;
     o.timeout_ns = 0;
-    return dray_queue_claim(queue, &o, out, error);
+    return dray_queue_claim(queue, &o, out, said);
 }
 
 static void check_prompts(dray_batch *batch, int partition)
 {
-    dray_error error;
     dray_column column;
     double step;
     OK(dray_batch_column(batch, "prompts", &column, &error));
@@ -140,7 +137,6 @@ static void check_prompts(dray_batch *batch, int partition)
 
 static void set_responses(dray_batch *batch, int partition)
 {
-    dray_error error;
     int64_t values[64];
     for (uint32_t i = 0; i < dray_batch_rows(batch); i++)
         values[i] = -value_of(partition, dray_batch_row(batch, i)->slot, 0);
@@ -150,7 +146,6 @@ static void set_responses(dray_batch *batch, int partition)
 
 static void check_responses(dray_batch *batch, int partition)
 {
-    dray_error error;
     int64_t values[64];
     OK(dray_batch_gather(batch, "responses", values, sizeof values, NULL, &error));
     for (uint32_t i = 0; i < dray_batch_rows(batch); i++)
@@ -160,7 +155,6 @@ static void check_responses(dray_batch *batch, int partition)
 /* Rolls out `rows` rows and commits them. */
 static void roll_out(dray_queue *queue, int partition, uint32_t rows)
 {
-    dray_error error;
     dray_batch *batch;
     OK(claim(queue, "rollout", partition, rows, &batch, &error));
     assert_int_equal(dray_batch_rows(batch), rows);
@@ -171,7 +165,6 @@ static void roll_out(dray_queue *queue, int partition, uint32_t rows)
 
 TEST(test_goes_on)
 {
-    dray_error error;
     up();
     dray_context *context = fixture_context(&f, "main");
     dray_queue *queue = open_queue(context);
@@ -238,7 +231,6 @@ static char *state_of(dray_queue *queue)
     static const char *const passing[] = {
         "chunks",     "chunk_bytes", "claims", "clients", "waiters", "totals",
         "columns_in", "tasks_out",   "waited", "holders", "held_by", "free_chunk_bytes"};
-    dray_error error;
     char *text;
     OK(dray_queue_status(queue, &text, &error));
     json_t *json = json_loads(text, 0, NULL);
@@ -272,7 +264,6 @@ static int some_partition(history *h)
 
 static void change_rows(history *h)
 {
-    dray_error error;
     int p = draw(&h->random, 3) || h->last == h->first ? h->last : some_partition(h);
     uint32_t rows = GROUP * (1 + (uint32_t)draw(&h->random, 3));
     if (p == h->last && h->last - h->first >= PARTITIONS)
@@ -287,7 +278,6 @@ static void change_rows(history *h)
 
 static void change_claim(history *h, const char *task)
 {
-    dray_error error;
     dray_batch *batch;
     int p = some_partition(h);
     int rc = claim(h->queue, task, p, 1 + (uint32_t)draw(&h->random, 6), &batch, &error);
@@ -311,7 +301,6 @@ static void change_claim(history *h, const char *task)
 
 static void change_refill(history *h)
 {
-    dray_error error;
     dray_refill refill = {.size = sizeof refill};
     if (dray_queue_refill_wait(h->queue, 0, &refill, &error))
         return;
@@ -336,7 +325,6 @@ static void change_refill(history *h)
 
 static void change_cursor(history *h)
 {
-    dray_error error;
     if (h->cursor && draw(&h->random, 4) == 0)
         OK(dray_queue_resume(h->queue, h->cursor, h->cursor_size, NULL, &error));
     else if (h->cursor && draw(&h->random, 2))
@@ -351,7 +339,6 @@ static void change_cursor(history *h)
 /* Bounds nothing, but counts. */
 static void change_admission(history *h)
 {
-    dray_error error;
     dray_admission a = DRAY_ADMISSION_INIT;
     a.task = "rollout";
     a.batch_rows = GROUP;
@@ -364,7 +351,6 @@ static void change_admission(history *h)
 
 static void change(history *h)
 {
-    dray_error error;
     char name[16];
     uint64_t what = h->last == h->first ? 0 : draw(&h->random, 17);
     if (what < 3) {
@@ -442,7 +428,6 @@ TEST(test_power_cut)
             if (i)
                 change(&h);
             /* The controller answers what comes after a loss that nobody waits for. */
-            dray_error error;
             FAILS(DRAY_ENOENT, dray_queue_seal(h.queue, "nowhere", 1, &error));
             moments[i].state = state_of(h.queue);
             moments[i].size = journal_end(path);
@@ -463,7 +448,6 @@ TEST(test_power_cut)
         /* A bit of the last record is as good as none of it; of one that was safe, an error. */
         off_t last = moments[CHANGES].size;
         uint64_t end, number, count = 0;
-        dray_error error;
         fixture_end(f.coordinator_pid, SIGKILL);
         copy_to(saved, path, last, last - 20);
         OK(dray__journal_read(path, count_records, &count, &end, &number, &error));
@@ -491,7 +475,6 @@ static void limit_files(rlim_t bytes)
 
 TEST(test_disk_full)
 {
-    dray_error error;
     up();
     char path[200];
     dray_batch *batch;
@@ -538,7 +521,6 @@ typedef struct client_pipe {
 static void be_client(void *argument)
 {
     client_pipe *c = argument;
-    dray_error error;
     dray_context *context = fixture_context(&f, "client");
     dray_queue *queue = open_queue(context);
     OK(insert(queue, c->number, STEPS, NULL, &error));
@@ -564,7 +546,6 @@ static void be_client(void *argument)
 
 TEST(test_eight_clients)
 {
-    dray_error error;
     up();
     int pipes[2];
     assert_int_equal(pipe(pipes), 0);
@@ -612,7 +593,6 @@ TEST(test_checkpoint)
     static dray_context *context; /* seen by the leak checker of a coordinator forked meanwhile */
     static dray_queue *queue;
     for (int32_t to = DRAY_DURABILITY_NONE; to <= DRAY_DURABILITY_JOURNAL; to++) {
-        dray_error error;
         up();
         char path[200];
         dray_batch *batch;
@@ -655,7 +635,6 @@ TEST(test_checkpoint)
 
 TEST(test_compaction)
 {
-    dray_error error;
     up();
     enum { BYTES = 4 << 20 };
     uint8_t *values = malloc(BYTES);
@@ -700,7 +679,6 @@ TEST(test_compaction)
 /* Columns of one insert are put back into chunks of which none has room for all. */
 TEST(test_columns_of_several_chunks)
 {
-    dray_error error;
     up();
     enum { BYTES = 200 << 10, COLUMNS = 3 };
     static uint8_t values[BYTES];

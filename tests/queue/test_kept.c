@@ -20,7 +20,6 @@ static const queue_fixture durable = {.durable = true};
 static dray_queue *open_kept(dray_context *context, int32_t durability, bool in_redis,
                              const char *restore)
 {
-    dray_error error;
     dray_queue *queue;
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
     o.tasks = three_tasks;
@@ -45,7 +44,6 @@ static dray_queue *begin(dray_context **context)
 static dray_batch *read_again(dray_queue *queue, const char *task, const char *column_name,
                               uint32_t rows, dray_column *column)
 {
-    dray_error error;
     for (int tries = 0; tries < 5; tries++) {
         dray_claim_options o = want(task, rows);
         dray_batch *batch;
@@ -79,7 +77,6 @@ static void nothing_lost(dray_queue *queue)
 static void test_keeper_dies(void **state)
 {
     (void)state;
-    dray_error error;
     dray_column column;
     f = durable;
     fixture_up(&f);
@@ -130,7 +127,6 @@ static void test_own_keeper_restarts(void **state)
     (void)state;
     const int32_t durabilities[] = {DRAY_DURABILITY_NONE, DRAY_DURABILITY_JOURNAL};
     for (size_t i = 0; i < 2; i++) {
-        dray_error error;
         dray_column column;
         dray_batch *batch, *working;
         f = durable;
@@ -214,7 +210,6 @@ static void prepare_server(bool keeper)
 static void test_others_go_on(void **state)
 {
     (void)state;
-    dray_error error;
     dray_column column;
     dray_batch *batch, *claimed;
     reading =
@@ -280,7 +275,6 @@ static void test_others_go_on(void **state)
 static void test_gone_before_kept(void **state)
 {
     (void)state;
-    dray_error error;
     f = durable;
     fixture_up(&f);
     keeper_up(&kept);
@@ -338,7 +332,6 @@ typedef struct doomed {
 static void insert_doomed(void *argument)
 {
     const doomed *d = argument;
-    dray_error error;
     char byte = 0;
     dray_context *context = context_of("b", d->partition);
     dray_queue *queue = open_kept(context, DRAY_DURABILITY_JOURNAL, false, NULL);
@@ -360,7 +353,6 @@ static void insert_doomed(void *argument)
 static void commit_doomed(void *argument)
 {
     const doomed *d = argument;
-    dray_error error;
     char byte = 0;
     dray_context *context = context_of("b", d->partition);
     dray_queue *queue = open_kept(context, DRAY_DURABILITY_JOURNAL, false, NULL);
@@ -379,7 +371,6 @@ static void commit_doomed(void *argument)
 
 static bool all_waiting(dray_queue *queue)
 {
-    dray_error error;
     char *text;
     OK(dray_queue_status(queue, &text, &error));
     bool there = strstr(text, "\"inserted\":28") && strstr(text, "\"claims\":{\"rollout\":1");
@@ -423,7 +414,6 @@ static void test_all_gone_before_kept(void **state)
     for (int i = 0; i < WORKERS; i++)
         join(pids[i]);
     for (uint32_t rows = 0; rows < 4 * WORKERS;) { /* the others are in the journal */
-        dray_error error;
         dray_refill refill = DRAY_REFILL_INIT;
         OK(dray_queue_refill_wait(queue, 10 * DRAY__SECOND, &refill, &error));
         assert_int_equal(refill.cause, DRAY_LOSS_BYTES);
@@ -444,7 +434,6 @@ static void test_all_gone_before_kept(void **state)
 static void test_redis_outlives_controller(void **state)
 {
     (void)state;
-    dray_error error;
     dray_column column;
     dray_context *context;
     dray_queue *queue = begin(&context);
@@ -513,7 +502,6 @@ static long other_spaces(void)
 static void test_killed_while_recovering(void **state)
 {
     (void)state;
-    dray_error error;
     dray_column column;
     uint64_t random = test_seed();
     dray_context *context;
@@ -575,7 +563,6 @@ static void test_ends_with_its_coordinator(void **state)
 static void test_redis_restarts(void **state)
 {
     (void)state;
-    dray_error error;
     dray_column column;
     dray_context *context;
     dray_queue *queue = begin(&context);
@@ -609,7 +596,6 @@ static void test_redis_restarts(void **state)
 static void test_checkpoint(void **state)
 {
     (void)state;
-    dray_error error;
     dray_column column;
     char path[160];
     f = durable;
@@ -646,7 +632,6 @@ static void test_checkpoint(void **state)
 static void test_disk_full(void **state)
 {
     (void)state;
-    dray_error error;
     dray_column column;
     dray_context *context;
     dray_queue *queue = begin(&context);

@@ -4,8 +4,6 @@
 
 #include <stdint.h>
 
-static dray_error error;
-
 enum { MANY = 12 };
 
 static const char *const names[MANY] = {"k0", "k1", "k2", "k3", "k4",  "k5",

@@ -8,7 +8,6 @@
 #include <stdint.h>
 
 static queue_fixture f;
-static dray_error error;
 static uint64_t base_seed, draws;
 
 enum { KEYS = 10, ROWS = 24, COLUMNS = 4, TASKS = 2, NOTE = 40, LARGE = 256 << 10 };

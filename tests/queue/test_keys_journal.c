@@ -10,7 +10,6 @@
 #include <sys/stat.h>
 
 static queue_fixture f;
-static dray_error error;
 
 enum { LARGE = 4 << 20, PUTS = 6 }; /* so many make it be written anew */
 

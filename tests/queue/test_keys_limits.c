@@ -5,7 +5,6 @@
 #include <stdint.h>
 
 static queue_fixture f;
-static dray_error error;
 
 static dray_queue *open_queue(dray_context *context)
 {

@@ -14,7 +14,7 @@ static void up(const char *limits)
     fixture_up(&f);
 }
 
-static int open_named(dray_context *context, const char *name, dray_queue **out, dray_error *error)
+static int open_named(dray_context *context, const char *name, dray_queue **out, dray_error *said)
 {
     static const char *const needs[] = {"x"};
     static const dray_queue_task tasks[] = {
@@ -27,11 +27,11 @@ static int open_named(dray_context *context, const char *name, dray_queue **out,
     o.task_count = 3;
     o.capacity_rows = UINT64_C(1) << 40; /* the client's own */
     o.capacity_bytes = UINT64_C(1) << 50;
-    return dray_queue_open(context, name, &o, out, error);
+    return dray_queue_open(context, name, &o, out, said);
 }
 
 static int insert_within(int64_t timeout_ns, dray_queue *queue, const char *partition,
-                         uint32_t rows, uint64_t bytes, dray_error *error)
+                         uint32_t rows, uint64_t bytes, dray_error *said)
 {
     uint8_t *values = calloc(rows, bytes ? bytes : 1);
     dray_column_data column = {
@@ -42,15 +42,15 @@ static int insert_within(int64_t timeout_ns, dray_queue *queue, const char *part
     o.columns = &column;
     o.column_count = bytes != 0;
     o.timeout_ns = timeout_ns;
-    int rc = dray_queue_insert(queue, &o, NULL, error);
+    int rc = dray_queue_insert(queue, &o, NULL, said);
     free(values);
     return rc;
 }
 
 static int insert(dray_queue *queue, const char *partition, uint32_t rows, uint64_t bytes,
-                  dray_error *error)
+                  dray_error *said)
 {
-    return insert_within(0, queue, partition, rows, bytes, error);
+    return insert_within(0, queue, partition, rows, bytes, said);
 }
 
 static uint64_t resident(pid_t pid)
@@ -68,7 +68,6 @@ static uint64_t resident(pid_t pid)
 /* A message of some dozens of bytes, and gigabytes of tables. */
 TEST(test_tiny_insert)
 {
-    dray_error error;
     dray_queue *queue;
     up("table-bytes=64MiB");
     dray_context *context = fixture_context(&f, "tiny");
@@ -94,7 +93,6 @@ static json_int_t number(const json_t *json, const char *name)
 
 TEST(test_quotas)
 {
-    dray_error error;
     dray_queue *first, *second, *third;
     up("queues=2,rows=100,bytes=1MiB,sessions=3");
     dray_context *context = fixture_context(&f, "quotas");
@@ -143,7 +141,6 @@ enum { MANY = 1 << 21 };
 
 static void insert_many(void *partition)
 {
-    dray_error error;
     dray_queue *queue;
     dray_context *context = fixture_context(&f, "many");
     OK(open_named(context, "samples", &queue, &error));
@@ -154,7 +151,6 @@ static void insert_many(void *partition)
 /* How many rows there are; *inserts: that wait, or are worked off. */
 static json_int_t rows_of(dray_queue *queue, json_int_t *inserts)
 {
-    dray_error error;
     char *text;
     OK(dray_queue_status(queue, &text, &error));
     json_t *json = json_loads(text, 0, NULL);
@@ -179,7 +175,6 @@ static void wait_for_work(dray_queue *queue, pid_t pid)
 /* Others are answered between its steps; all of its rows are there at once, or none is. */
 TEST(test_many_rows)
 {
-    dray_error error;
     dray_queue *queue;
     up(NULL);
     dray_context *context = fixture_context(&f, "asking");
@@ -217,7 +212,6 @@ TEST(test_many_rows)
 
 TEST(test_parse)
 {
-    dray_error error;
     dray__limits limits;
     OK(dray__limits_parse("rows=7,table-bytes=2GiB", &limits, &error));
     assert_int_equal(limits.rows, 7);

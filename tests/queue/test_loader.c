@@ -7,7 +7,6 @@
 static dray_loader *open_loader(dray_queue *queue, const dray_claim_options *claim,
                                 dray_loader_options o)
 {
-    dray_error error;
     dray_loader *loader;
     o.claim = claim;
     OK(dray_loader_open(queue, &o, &loader, &error));
@@ -16,7 +15,6 @@ static dray_loader *open_loader(dray_queue *queue, const dray_claim_options *cla
 
 static dray_loader_counts counts_of(const dray_loader *loader)
 {
-    dray_error error;
     dray_loader_counts counts = DRAY_LOADER_COUNTS_INIT;
     OK(dray_loader_count(loader, &counts, &error));
     return counts;
@@ -25,7 +23,6 @@ static dray_loader_counts counts_of(const dray_loader *loader)
 /* What another use of the queue finds there: started claims are sent, but not waited for. */
 static void wait_for(dray_queue *queue, const char *text)
 {
-    dray_error error;
     char *status = NULL;
     for (int i = 0; i < 2000; i++) {
         free(status);
@@ -42,7 +39,6 @@ static void wait_for(dray_queue *queue, const char *text)
 
 TEST_WITHIN(test_to_the_end, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "loader");
     dray_queue *queue = open_queue(context, "loader", 0, 0);
     dray_queue *other = open_queue(context, "loader", 0, 0);
@@ -95,7 +91,6 @@ TEST_WITHIN(test_to_the_end, up, down)
 /* How many rows a loader takes before the second batch is asked for. */
 static void takes_ahead(dray_loader_options o, const char *name, const char *taken, uint32_t ready)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, name);
     dray_queue *queue = open_queue(context, name, 0, 0), *other = open_queue(context, name, 0, 0);
     insert_ints(queue, "0", 64, 1);
@@ -135,7 +130,6 @@ TEST_WITHIN(test_bounds, up, down)
 
 TEST_WITHIN(test_waiting, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "waiting");
     dray_queue *queue = open_queue(context, "waiting", 0, 0);
     dray_queue *other = open_queue(context, "waiting", 0, 0);
@@ -174,7 +168,6 @@ TEST_WITHIN(test_waiting, up, down)
 
 TEST_WITHIN(test_lost_batches, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "lost");
     dray_queue *queue = open_queue(context, "lost", 0, 0),
                *other = open_queue(context, "lost", 0, 0);
@@ -246,7 +239,6 @@ static uint32_t length_of(uint32_t row)
 
 static void insert_ragged(dray_queue *queue)
 {
-    dray_error error;
     for (uint32_t i = 0; i < ROWS; i++) {
         int32_t values[64];
         uint64_t offsets[2] = {0, length_of(i)};
@@ -270,7 +262,6 @@ static void insert_ragged(dray_queue *queue)
 /* One round of one rank: how many micro-batches, each within the cap. */
 static uint32_t take_round(dray_loader *loader, bool leader, uint32_t seen[ROWS], bool *over)
 {
-    dray_error error;
     dray_load load = DRAY_LOAD_INIT;
     uint32_t micros = 0;
     do {
@@ -305,7 +296,6 @@ static uint32_t take_round(dray_loader *loader, bool leader, uint32_t seen[ROWS]
  * everywhere, and each row once. */
 TEST_WITHIN(test_ranks_in_lockstep, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "ranks");
     dray_queue *queues[RANKS * PEERS];
     dray_loader *loaders[RANKS * PEERS];
@@ -354,7 +344,6 @@ TEST_WITHIN(test_ranks_in_lockstep, up, down)
  * outlives the loader. */
 TEST_WITHIN(test_held, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "held");
     dray_queue *queue = open_queue(context, "held", 0, 0),
                *other = open_queue(context, "held", 0, 0);
@@ -394,7 +383,6 @@ TEST_WITHIN(test_held, up, down)
 
 TEST_WITHIN(test_refusals, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "refusals");
     dray_queue *queue = open_queue(context, "refusals", 0, 0);
     dray_loader *loader;

@@ -3,7 +3,6 @@
 
 static dray_queue *open_losing(dray_context *context, const char *name, int32_t on_loss)
 {
-    dray_error error;
     dray_queue *queue;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = three_tasks;
@@ -15,7 +14,6 @@ static dray_queue *open_losing(dray_context *context, const char *name, int32_t 
 
 static dray_batch *claim_some(dray_queue *queue, const char *task, uint32_t count, int32_t policy)
 {
-    dray_error error;
     dray_batch *batch;
     dray_claim_options o = want(task, count);
     o.up_to = 1;
@@ -34,7 +32,6 @@ enum { B = 12, CRASHES = 50 };
 static void roll_out(void *argument)
 {
     (void)argument;
-    dray_error error;
     dray_context *context = fixture_context(&f, "rollout");
     dray_queue *queue = open_losing(context, "crash", 0);
     dray_batch *batch;
@@ -52,7 +49,6 @@ static void roll_out(void *argument)
 static void reward_until_crash(void *argument)
 {
     (void)argument;
-    dray_error error;
     dray_context *context = fixture_context(&f, "reward");
     dray_queue *queue = open_losing(context, "crash", 0);
     dray_batch *batch;
@@ -82,7 +78,6 @@ static void reward_restarted(void *argument)
 
 TEST_WITHIN(test_reward_crashes_on_one_prompt, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "driver");
     dray_queue *queue = open_losing(context, "crash", 0);
     insert_ints(queue, "0", B, 1); /* prompts 0, 10, ... 110: one of them is 50 */
@@ -131,7 +126,6 @@ TEST_WITHIN(test_reward_crashes_on_one_prompt, up, down)
 
 static void fail_one(dray_queue *queue, uint32_t count, uint32_t slot)
 {
-    dray_error error;
     for (int attempt = 0; attempt < 3; attempt++) {
         dray_batch *batch = claim_some(queue, "rollout", count, DRAY_POLICY_FIFO);
         for (uint32_t i = 0; i < dray_batch_rows(batch); i++)
@@ -145,7 +139,6 @@ static void fail_one(dray_queue *queue, uint32_t count, uint32_t slot)
  * of it commits the other rows only. */
 TEST_WITHIN(test_group_is_refilled, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "groups");
     dray_queue *queue = open_losing(context, "groups", DRAY_ON_LOSS_REFILL);
     insert_ints(queue, "0", 8, 4);
@@ -195,7 +188,6 @@ TEST_WITHIN(test_group_is_refilled, up, down)
 
 TEST_WITHIN(test_group_is_dropped_or_shrunk, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "drop");
     const struct {
         const char *name;
@@ -223,7 +215,6 @@ TEST_WITHIN(test_group_is_dropped_or_shrunk, up, down)
 static void ask_and_die(void *argument)
 {
     (void)argument;
-    dray_error error;
     dray_context *context = fixture_context(&f, "asker");
     dray_queue *queue = open_losing(context, "decline", 0);
     dray_refill refill = DRAY_REFILL_INIT;
@@ -233,7 +224,6 @@ static void ask_and_die(void *argument)
 
 TEST_WITHIN(test_refill_is_declined, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "decline");
     dray_queue *queue = open_losing(context, "decline", 0);
     insert_ints(queue, "0", 4, 1);

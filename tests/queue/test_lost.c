@@ -11,7 +11,6 @@
 /* A queue whose calls give up soon, though not sooner than a busy machine's Redis answers. */
 static dray_queue *open_hasty(dray_context *context, const char *name)
 {
-    dray_error error;
     dray_queue *queue;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = three_tasks;
@@ -25,7 +24,6 @@ static dray_queue *open_hasty(dray_context *context, const char *name)
 static dray_batch *claim_of(dray_queue *queue, const char *task, const char *partition,
                             uint32_t rows)
 {
-    dray_error error;
     dray_batch *batch;
     dray_claim_options o = want(task, rows);
     o.partition = partition;
@@ -36,7 +34,6 @@ static dray_batch *claim_of(dray_queue *queue, const char *task, const char *par
 
 static void check_ints(dray_queue *queue, const char *partition, int32_t base)
 {
-    dray_error error;
     int32_t values[4];
     dray_batch *batch = claim_of(queue, "reward", partition, 4);
     OK(dray_batch_gather(batch, "responses", values, sizeof values, NULL, &error));
@@ -48,14 +45,12 @@ static void check_ints(dray_queue *queue, const char *partition, int32_t base)
 /* The coordinator stands still while a commit is sent: the client cannot know that it happened. */
 static void commit_without_answer(dray_batch *batch)
 {
-    dray_error error;
     kill(f.coordinator_pid, SIGSTOP);
     FAILS(DRAY_ETIMEDOUT, dray_batch_commit(batch, &error));
 }
 
 TEST(test_commit_without_answer)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "commit");
     dray_queue *queue = open_queue(context, "commit", 0, 0),
                *worker = open_hasty(context, "commit");
@@ -86,7 +81,6 @@ TEST(test_commit_without_answer)
 /* An insert that its client gave up must not happen later, when its memory may be in use again. */
 TEST(test_insert_without_answer)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "insert");
     dray_queue *queue = open_queue(context, "insert", 4, 0);
     insert_ints(queue, "0", 4, 1);
@@ -116,7 +110,6 @@ typedef struct waiting {
 static void insert_and_wait(void *argument)
 {
     const waiting *w = argument;
-    dray_error error;
     dray_context *context = fixture_context(&f, "large");
     dray_queue *queue = open_queue(context, w->queue, 8, 0);
     dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
@@ -129,7 +122,6 @@ static void insert_and_wait(void *argument)
 
 static void wait_for_waiter(dray_queue *queue)
 {
-    dray_error error;
     for (int i = 0; i < 4000; i++) {
         char *text;
         OK(dray_queue_status(queue, &text, &error));
@@ -144,7 +136,6 @@ static void wait_for_waiter(dray_queue *queue)
 
 TEST(test_insert_behind_another)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "behind");
     dray_queue *queue = open_queue(context, "behind", 8, 0);
     insert_ints(queue, "0", 4, 1);
@@ -176,25 +167,23 @@ TEST(test_insert_behind_another)
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
 
-static int try_large(dray_batch *batch, dray_error *error)
+static int try_large(dray_batch *batch, dray_error *said)
 {
     static int32_t values[3 << 18];
     uint64_t offsets[5] = {0, 1, 2, 3, 3 << 18};
     dray_column_data column = int_column("responses", values);
     column.ndim = 1;
     column.offsets = offsets;
-    return dray_batch_set(batch, &column, error);
+    return dray_batch_set(batch, &column, said);
 }
 
 static void set_large(dray_batch *batch)
 {
-    dray_error error;
     OK(try_large(batch, &error));
 }
 
 static json_int_t free_bytes(dray_queue *queue)
 {
-    dray_error error;
     char *text;
     OK(dray_queue_status(queue, &text, &error));
     json_t *json = json_loads(text, 0, NULL);
@@ -209,7 +198,6 @@ TEST(test_closed_chunk_is_told)
 {
     if (elsewhere()) /* this is of chunks */
         return;
-    dray_error error;
     dray_context *context = fixture_context(&f, "closed");
     dray_queue *queue = open_queue(context, "closed", 0, 0);
     dray_queue *worker = open_queue(context, "closed", 0, 0);
@@ -241,7 +229,6 @@ TEST(test_chunk_in_a_lost_answer)
 {
     if (elsewhere()) /* this is of chunks */
         return;
-    dray_error error;
     dray_context *context = fixture_context(&f, "answer");
     dray_queue *queue = open_queue(context, "answer", 0, 0);
     dray_queue *worker = open_queue(context, "answer", 0, 0);
@@ -268,7 +255,6 @@ TEST(test_chunk_in_a_lost_answer)
 /* The controller has a chunk dropped that the keeper reads of only later. */
 TEST(test_drop_comes_first)
 {
-    dray_error error;
     int fd;
     queue_fixture own = {0};
     fixture_up(&own);
@@ -331,7 +317,6 @@ TEST(test_mappings_end_with_the_queue)
     if (elsewhere()) /* this is of chunks */
         skip();
     (void)state;
-    dray_error error;
     dray_context *context = fixture_context(&f, "maps");
     int before = mapped_chunks();
     dray_queue *queue = open_queue(context, "maps", 0, 0);

@@ -5,7 +5,6 @@
 TEST(test_columns)
 {
     memory_test t;
-    dray_error error;
     memory_up(&t, 64 * MIB);
     for (int round = 0; round < 12; round++) {
         static const uint64_t mib[][COLUMNS] = {{40}, {8, 8, 8, 8, 8, 8}, {20, 20}, {33, 12}};
@@ -29,7 +28,6 @@ TEST(test_columns)
 TEST(test_refused)
 {
     memory_test t;
-    dray_error error;
     memory_up(&t, 16 * MIB);
     t.values = realloc(t.values, 64 * MIB);
     uint64_t much = 64 * MIB, half = 10 * MIB;
@@ -51,7 +49,6 @@ TEST(test_refused)
 TEST(test_holder)
 {
     memory_test t;
-    dray_error error;
     memory_up(&t, 16 * MIB);
     uint64_t half = 10 * MIB;
     OK(memory_insert(&t, &half, 1, 0, &error));
@@ -81,7 +78,6 @@ TEST(test_holder)
 TEST(test_two_producers)
 {
     memory_test t;
-    dray_error error;
     memory_up(&t, 64 * MIB);
     dray_context *context = fixture_context(&t.f, "other");
     dray_queue *other = memory_open(&t, context), *first = t.queue;

@@ -6,7 +6,6 @@
 
 TEST_WITHIN(test_commit_rides, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "next");
     dray_queue *queue = open_queue(context, "next", 0, 0);
     insert_ints(queue, "0", 64, 1);
@@ -52,7 +51,6 @@ TEST_WITHIN(test_commit_rides, up, down)
 /* A commit that is refused claims nothing. */
 TEST_WITHIN(test_refused_commit, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "refused");
     dray_queue *queue = open_queue(context, "refused", 0, 0);
     insert_ints(queue, "0", 8, 1);
@@ -72,7 +70,6 @@ TEST_WITHIN(test_refused_commit, up, down)
 
 TEST_WITHIN(test_broken_connection, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "broken");
     dray_queue *queue = open_queue(context, "broken", 0, 0), *other;
     insert_ints(queue, "0", 4, 1);
@@ -98,7 +95,6 @@ TEST_WITHIN(test_broken_connection, up, down)
 
 TEST_WITHIN(test_late_task, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "late");
     dray_queue *queue = open_queue(context, "late", 0, 0), *other;
     dray_queue_task tasks[4];
@@ -117,7 +113,6 @@ TEST_WITHIN(test_late_task, up, down)
 /* A column is freed when those that need it are done, before its rows are. */
 TEST_WITHIN(test_columns_are_freed_early, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "early");
     dray_queue *queue = open_queue(context, "early", 0, 0);
     insert_ints(queue, "0", 4, 1);

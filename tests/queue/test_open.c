@@ -43,7 +43,6 @@ static void hook(bool keeper)
 
 static dray_queue *open_queue(dray_context *context, int32_t durability)
 {
-    dray_error error;
     dray_queue *queue;
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
     o.tasks = tasks;
@@ -57,7 +56,6 @@ static dray_queue *open_queue(dray_context *context, int32_t durability)
 static void insert(dray_queue *queue)
 {
     static const int32_t values[ROWS] = {1, 2, 3, 4, 5, 6};
-    dray_error error;
     dray_column_data column = {.name = "prompts", .dtype = DRAY_I32, .values = values};
     dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
     o.partition = "p";
@@ -106,7 +104,6 @@ static void keep_up(pid_t *openers)
 
 static void open_through_deaths(bool keeps_sessions)
 {
-    dray_error error;
     dray_batch *batch;
     f = (queue_fixture){.durable = true, .keeps_sessions = keeps_sessions};
     fixture_up(&f);
@@ -168,7 +165,6 @@ TEST(test_number_of_another)
 /* Nobody comes after it: an error within the deadline, and at once where it said so. */
 TEST(test_nobody_comes)
 {
-    dray_error error;
     dray_queue *queue;
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
     o.tasks = tasks;

@@ -15,7 +15,6 @@ static const dray_queue_task pieces_tasks[] = {
 
 static dray_queue *open_pieces(dray_context *context, const char *name)
 {
-    dray_error error;
     dray_queue *queue;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = pieces_tasks;
@@ -26,7 +25,6 @@ static dray_queue *open_pieces(dray_context *context, const char *name)
 
 static dray_batch *claim_rows(dray_queue *queue, const char *task, uint32_t count, int32_t policy)
 {
-    dray_error error;
     dray_batch *batch;
     dray_claim_options o = want(task, count);
     o.policy = policy;
@@ -38,7 +36,6 @@ static dray_batch *claim_rows(dray_queue *queue, const char *task, uint32_t coun
  * log-probs. */
 static void generate(dray_batch *batch, const uint64_t *lengths, int32_t first, double version)
 {
-    dray_error error;
     int32_t tokens[256];
     float log_probs[256];
     uint64_t offsets[17] = {0};
@@ -62,7 +59,6 @@ static void generate(dray_batch *batch, const uint64_t *lengths, int32_t first, 
 
 static void check_value(dray_batch *batch, uint32_t row, uint64_t length)
 {
-    dray_error error;
     dray_column tokens, log_probs;
     OK(dray_batch_column(batch, "responses", &tokens, &error));
     OK(dray_batch_column(batch, "log_probs", &log_probs, &error));
@@ -77,7 +73,6 @@ static void check_value(dray_batch *batch, uint32_t row, uint64_t length)
 
 TEST_WITHIN(test_rows_in_pieces, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "pieces");
     dray_queue *queue = open_pieces(context, "pieces");
     insert_ints(queue, "0", 4, 1);
@@ -160,7 +155,6 @@ TEST_WITHIN(test_rows_in_pieces, up, down)
 /* The row of the oldest version first, whatever order they were committed in; whole groups, too. */
 TEST_WITHIN(test_oldest_first, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "oldest");
     dray_queue *queue = open_pieces(context, "oldest");
     insert_ints(queue, "0", 8, 2);
@@ -194,7 +188,6 @@ TEST_WITHIN(test_oldest_first, up, down)
 /* Columns of a fixed shape cannot be appended to, nor rows be open for who writes nothing. */
 TEST_WITHIN(test_what_cannot_be_partial, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "cannot");
     dray_queue *queue = open_queue(context, "cannot", 0, 0);
     insert_ints(queue, "0", 2, 1);

@@ -43,7 +43,6 @@ static int64_t proc_number(pid_t pid, const char *file, const char *key)
 
 static dray_batch *claim_one(dray_queue *queue, const char *task)
 {
-    dray_error error;
     dray_batch *batch;
     dray_claim_options o = want(task, 1);
     OK(dray_queue_claim(queue, &o, &batch, &error));
@@ -63,7 +62,6 @@ static void wait_for_a_row(void *argument)
 
 static void ask_for_too_much(dray_queue *queue)
 {
-    dray_error error;
     dray_batch *none;
     dray_claim_options o = want("rollout", 9); /* a shortfall */
     o.timeout_ns = 0;
@@ -82,7 +80,6 @@ static void ask_for_too_much(dray_queue *queue)
 /* Whatever a client sends, it alone hears of it: who waits is served when its row comes. */
 TEST_WITHIN(test_a_bad_request_kills_the_controller, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "bad"), *noisy;
     dray_queue *queue = open_queue(context, "bad", 0, 0), *other;
     insert_ints(queue, "0", 4, 1);
@@ -135,7 +132,6 @@ enum { GROUP = 4, GROUPS = 4 };
 
 static void one_group(dray_queue *queue, const uint32_t *done)
 {
-    dray_error error;
     dray_batch *batch;
     dray_claim_options o = want("reward", GROUP);
     o.policy = DRAY_POLICY_GROUP;
@@ -162,7 +158,6 @@ static void one_group(dray_queue *queue, const uint32_t *done)
  * given when it is whole, and with nobody else's samples. */
 TEST_WITHIN(test_groups_mix_prompts, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "groups");
     dray_queue *queue = open_queue(context, "groups", 0, 0);
     for (int round = 0; round < 20 * test_scale(); round++) {
@@ -198,7 +193,6 @@ enum { TAGGED = 40 };
 static void compare_tags(void *argument)
 {
     const char *policy = argument;
-    dray_error error;
     dray_context *context = fixture_context(&f, "compares");
     dray_queue *queue = open_queue(context, "tags", 0, 0);
     dray_claim_options o = want("reward", TAGGED);
@@ -223,7 +217,6 @@ static void compare_tags(void *argument)
 
 TEST_WITHIN(test_tags_are_visible_after_the_data, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "tags");
     dray_queue *queue = open_queue(context, "tags", 0, 0);
     pid_t readers[] = {child(compare_tags, "fifo"), child(compare_tags, "token_balanced")};
@@ -257,7 +250,6 @@ TEST_WITHIN(test_tags_are_visible_after_the_data, up, down)
 
 static void commit_to_nobody(dray_queue *queue)
 {
-    dray_error error;
     dray_batch *batch;
     dray_claim_options o = want("rollout", 4);
     insert_ints(queue, "2", 4, 1);
@@ -276,7 +268,6 @@ TEST_WITHIN(test_a_lost_acknowledgement_is_success, up, down)
 {
     static dray_context *context; /* seen by the leak checker of what is forked below */
     static dray_queue *queue, *hasty;
-    dray_error error;
     context = fixture_context(&f, "acknowledged");
     queue = open_queue(context, "acks", 0, 0);
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
@@ -317,7 +308,6 @@ TEST_WITHIN(test_a_lost_acknowledgement_is_success, up, down)
  * its first life are kept: they lead to what they led to, or to an error. */
 TEST_WITHIN(test_a_stale_address_reads_another_sample, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "stale");
     dray_queue *queue = open_queue(context, "stale", 0, 0);
     insert_ints(queue, "p", 8, 1);
@@ -422,7 +412,6 @@ enum { MOST = 60 };
 static void check_shares(dray_queue *queue, dray_claim_options *o, const double *tokens,
                          uint32_t rows, const char *name)
 {
-    dray_error error;
     uint32_t seen[MOST] = {0}, micros = 0;
     dray_batch *batches[8];
     for (uint32_t rank = 0; rank < o->dp_size; rank++) {
@@ -459,7 +448,6 @@ static void check_shares(dray_queue *queue, dray_claim_options *o, const double 
 /* Any lengths, ranks and caps, also fewer samples than ranks and one sample as long as the cap. */
 TEST_WITHIN(test_the_balancer_makes_bad_micro_batches, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "balance");
     for (int round = 0; round < 60 * test_scale(); round++) {
         char name[16];
@@ -510,7 +498,6 @@ static void on_one_processor(void)
 static void start_and_work(void *argument)
 {
     const starter *s = argument;
-    dray_error error;
     on_one_processor();
     dray_context *context = fixture_context(&f, s->task);
     dray_queue *queue;
@@ -529,7 +516,6 @@ static void start_and_work(void *argument)
  * wait for each other, and get through. Who waits for a queue that nobody makes is told so. */
 TEST_WITHIN(test_starting_up_deadlocks, up, down)
 {
-    dray_error error;
     pid_t pids[PROCESSES];
     starter starters[3] = {
         {"actor", NULL, 4}, {"reward", "rewards", 4}, {"rollout", "responses", 4}};
@@ -590,7 +576,6 @@ TEST_WITHIN(test_a_put_doubles_the_memory, up, down)
 {
     if (elsewhere()) /* this is of chunks */
         skip();
-    dray_error error;
     dray_context *context = fixture_context(&f, "puts");
     dray_queue *queue = open_queue(context, "memory", 0, 0);
     uint8_t *values = mmap(NULL, PUT_ROWS * PUT_CELL, PROT_READ | PROT_WRITE,

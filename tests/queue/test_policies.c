@@ -11,7 +11,6 @@ static dray_queue *open_named(dray_context *context, const char *name)
 /* Rows come out of the first task with a tag; with several, one value a row. */
 static void roll_out(dray_queue *queue, uint32_t rows, const char *key, const double *values)
 {
-    dray_error error;
     dray_batch *batch;
     dray_claim_options o = want("rollout", rows);
     o.policy = DRAY_POLICY_ORDERED;
@@ -24,7 +23,6 @@ static void roll_out(dray_queue *queue, uint32_t rows, const char *key, const do
 
 static void check_order(dray_queue *queue, int32_t policy, const uint32_t *slots, uint32_t count)
 {
-    dray_error error;
     dray_batch *batch;
     for (uint32_t size = count; size > 0; size = size / 2) { /* any number: the best of them */
         dray_claim_options o = want("reward", size);
@@ -54,7 +52,6 @@ TEST_WITHIN(test_by_version_and_priority, up, down)
 /* 10 sealed rows, exactly 4 at once: 4, 4, 2, and the end. */
 TEST_WITHIN(test_exact_to_the_end, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "exact");
     static const int32_t policies[] = {DRAY_POLICY_FIFO,     DRAY_POLICY_ORDERED,
                                        DRAY_POLICY_GROUP,    DRAY_POLICY_OLDEST_VERSION,
@@ -86,7 +83,6 @@ TEST_WITHIN(test_exact_to_the_end, up, down)
 /* In order: nothing behind a row that is not ready, however far. */
 TEST_WITHIN(test_ordered_has_no_gaps, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "ordered");
     dray_queue *queue = open_named(context, "ordered");
     dray_batch *batch, *open;
@@ -131,7 +127,6 @@ static const double lengths[ROWS] = {90, 10, 20, 30, 80, 5, 100, 60, 45, 33};
 
 static void insert_lengths(dray_queue *queue, const char *partition)
 {
-    dray_error error;
     insert_ints(queue, partition, ROWS, 1);
     OK(dray_queue_seal(queue, partition, ROWS, &error));
     roll_out(queue, ROWS, DRAY_TAG_TOKENS, lengths);
@@ -140,7 +135,6 @@ static void insert_lengths(dray_queue *queue, const char *partition)
 /* Every micro-batch has rows, and no more tokens than it may; own rows are counted in `seen`. */
 static double check_micros(const dray_batch *batch, int *seen)
 {
-    dray_error error;
     double total = 0;
     for (uint32_t m = 0; m < dray_batch_micros(batch); m++) {
         uint32_t first, rows;
@@ -161,7 +155,6 @@ static double check_micros(const dray_batch *batch, int *seen)
 
 TEST_WITHIN(test_lockstep, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "lockstep");
     dray_queue *queue = open_named(context, "lockstep");
     insert_lengths(queue, "0");
@@ -193,7 +186,6 @@ TEST_WITHIN(test_lockstep, up, down)
 /* Rows that cannot be divided evenly: what is missing is padding, which nobody commits. */
 TEST_WITHIN(test_padding, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "padding");
     dray_queue *queue = open_named(context, "padding");
     insert_ints(queue, "0", 4, 1);
@@ -228,7 +220,6 @@ TEST_WITHIN(test_padding, up, down)
 
 TEST_WITHIN(test_peers, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "peers");
     dray_queue *leader = open_named(context, "peers"), *peer = open_named(context, "peers");
     insert_lengths(leader, "0");
@@ -257,7 +248,6 @@ TEST_WITHIN(test_peers, up, down)
 static void die_in_step(void *argument)
 {
     (void)argument;
-    dray_error error;
     dray_context *context = fixture_context(&f, "member");
     dray_queue *queue = open_named(context, "death");
     dray_claim_options o = in_step(1, 0, 0);
@@ -268,7 +258,6 @@ static void die_in_step(void *argument)
 
 TEST_WITHIN(test_death_voids_the_round, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "death");
     dray_queue *queue = open_named(context, "death"), *other = open_named(context, "death");
     insert_lengths(queue, "0");
@@ -312,7 +301,6 @@ TEST_WITHIN(test_death_voids_the_round, up, down)
 /* What one rank has not asked for waits for it, also for the process that takes its place. */
 TEST_WITHIN(test_token_balanced, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "balanced");
     dray_queue *queue = open_named(context, "balanced");
     enum { MANY = 60 };

@@ -8,7 +8,6 @@
 
 TEST(test_rows_flow)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "flow");
     dray_queue *queue = open_queue(context, "flow", 0, 0);
     insert_ints(queue, "0", 10, 1);
@@ -91,7 +90,6 @@ TEST(test_reads_in_place)
     if (elsewhere()) /* this is of chunks */
         skip();
     (void)state;
-    dray_error error;
     dray_context *context = fixture_context(&f, "place"), *other = fixture_context(&f, "other");
     dray_queue *queue = open_queue(context, "place", 0, 0);
     dray_queue *reader = open_queue(other, "place", 0, 0);
@@ -202,7 +200,6 @@ static dray_column_data hop_column(int hop, int kind, const uint64_t *offsets, c
 
 static void check_hop(dray_batch *batch, int hop)
 {
-    dray_error error;
     for (int kind = 0; kind < KINDS; kind++) {
         dray_column column;
         OK(dray_batch_column(batch, hop_names[hop][kind], &column, &error));
@@ -235,7 +232,6 @@ static void hop_values(int kind, uint32_t rows, const uint32_t *slots, uint64_t 
 
 static dray_queue *open_hops(dray_context *context)
 {
-    dray_error error;
     dray_queue *queue;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = hops;
@@ -248,7 +244,6 @@ static dray_queue *open_hops(dray_context *context)
 static void hop(void *argument)
 {
     int from = *(int *)argument;
-    dray_error error;
     dray_context *context = fixture_context(&f, hops[from].name);
     dray_queue *queue = open_hops(context);
     dray_claim_options o = want(hops[from].name, HOP_MICRO);
@@ -276,7 +271,6 @@ static void hop(void *argument)
 
 TEST(test_every_dtype)
 {
-    dray_error error;
     int froms[] = {0, 1, 2, 1};
     pid_t pids[4];
     for (int i = 0; i < 4; i++)
@@ -318,7 +312,6 @@ TEST(test_every_dtype)
 
 TEST(test_whole_groups)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "groups");
     dray_queue *queue = open_queue(context, "groups", 0, 0);
     int32_t prompts_of[3] = {70, 71, 72};
@@ -378,7 +371,6 @@ TEST(test_whole_groups)
 
 TEST(test_attempts)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "attempts");
     dray_queue *queue = open_queue(context, "attempts", 0, 0);
     insert_ints(queue, "0", 4, 1);
@@ -426,7 +418,6 @@ TEST(test_attempts)
 static void clear_later(void *argument)
 {
     (void)argument;
-    dray_error error;
     dray_context *context = fixture_context(&f, "clearer");
     dray_queue *queue = open_queue(context, "capacity", 0, 0);
     for (;;) { /* until the other's insert waits */
@@ -444,7 +435,6 @@ static void clear_later(void *argument)
 
 TEST(test_capacity)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "capacity");
     dray_queue *queue = open_queue(context, "capacity", 10, 4096);
     insert_ints(queue, "0", 8, 1);
@@ -477,7 +467,6 @@ TEST(test_capacity)
 static void insert_later(void *argument)
 {
     const char *queue_name = argument;
-    dray_error error;
     dray_context *context = fixture_context(&f, "inserter");
     dray_queue *queue = open_queue(context, queue_name, 0, 0);
     usleep(20000);
@@ -489,7 +478,6 @@ static void insert_later(void *argument)
 
 TEST(test_waiters_are_woken)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "waiter");
     dray_queue *queue = open_queue(context, "wake", 0, 0);
     pid_t pid = child(insert_later, "wake");
@@ -506,7 +494,6 @@ TEST(test_waiters_are_woken)
 
 TEST(test_choices_and_polling)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "choices");
     dray_queue *queue = open_queue(context, "choices", 0, 0);
     dray_queue *other = open_queue(context, "choices", 0, 0);
@@ -541,7 +528,6 @@ TEST(test_choices_and_polling)
 
 TEST(test_ordered)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "ordered");
     dray_queue *queue = open_queue(context, "ordered", 0, 0);
     insert_ints(queue, "0", 6, 1);
@@ -585,7 +571,6 @@ typedef struct exported {
 static void import_there(void *argument)
 {
     exported *e = argument;
-    dray_error error;
     dray_context *context = fixture_context(&f, "rank1");
     dray_queue *queue = open_queue(context, "export", 0, 0);
     dray_batch *batch;
@@ -612,7 +597,6 @@ static void import_there(void *argument)
 
 TEST(test_export)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "rank0");
     dray_queue *queue = open_queue(context, "export", 0, 0);
     insert_ints(queue, "0", 4, 1);
@@ -639,7 +623,6 @@ static void *thread_of(void *argument)
     static const char *const outputs[] = {"responses", "rewards", NULL};
     dray_context *context = ((void **)argument)[0];
     int t = *(int *)((void **)argument)[1];
-    dray_error error;
     dray_queue *queue = open_queue(context, "threads", 0, 0);
     dray_claim_options o = want(three_tasks[t].name, 3);
     dray_batch *batch;
@@ -661,7 +644,6 @@ static void *thread_of(void *argument)
 
 TEST(test_threads)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "threads");
     dray_queue *queue = open_queue(context, "threads", 0, 0);
     pthread_t threads[6];
@@ -693,7 +675,6 @@ TEST(test_threads)
 /* Tags of single rows beside those of the whole insert, of rows and of groups. */
 TEST(test_row_tags)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "tags");
     dray_queue *queue = open_queue(context, "tags", 0, 0);
     static const int32_t values[8] = {0};

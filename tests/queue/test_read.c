@@ -13,7 +13,6 @@ static float score[ROWS];
 
 static void insert_rows(dray_queue *queue, uint32_t first, uint32_t rows)
 {
-    dray_error error;
     uint64_t offsets[ROWS + 1];
     for (uint32_t i = 0; i <= rows; i++)
         offsets[i] = ends[first + i] - ends[first];
@@ -34,7 +33,6 @@ static void insert_rows(dray_queue *queue, uint32_t first, uint32_t rows)
 
 static dray_batch *claim_all(dray_context *context, dray_queue **queue)
 {
-    dray_error error;
     dray_batch *batch;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = tasks;
@@ -54,7 +52,6 @@ static dray_batch *claim_all(dray_context *context, dray_queue **queue)
 
 static void check_part(dray_batch *batch, uint32_t first, uint32_t rows, size_t capacity)
 {
-    dray_error error;
     dray_column_part part;
     int64_t offsets[ROWS + 2];
     int32_t room[20];
@@ -99,7 +96,6 @@ TEST_WITHIN(test_parts, up, down)
 
 TEST_WITHIN(test_fixed_and_refused, up, down)
 {
-    dray_error error;
     dray_column_part part;
     float room[ROWS];
     int64_t offsets[ROWS + 1] = {UNTOUCHED};

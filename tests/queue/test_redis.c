@@ -18,7 +18,6 @@ static const dray_queue_task tasks[] = {
 
 static dray_queue *open_named(dray_context *context, const char *name, const char *address)
 {
-    dray_error error;
     dray_queue *queue;
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
     o.tasks = tasks;
@@ -46,7 +45,7 @@ static uint8_t byte_of(uint32_t row, uint64_t i)
 }
 
 static int insert_rows(dray_queue *queue, const char *partition, uint32_t rows, uint32_t bytes,
-                       uint64_t refill, dray_error *error)
+                       uint64_t refill, dray_error *said)
 {
     uint64_t *offsets = calloc(rows + 1, 8), total = 3;
     offsets[0] = 3; /* not from the beginning of the values */
@@ -74,7 +73,7 @@ static int insert_rows(dray_queue *queue, const char *partition, uint32_t rows, 
     o.columns = columns;
     o.column_count = 2;
     o.refill = refill;
-    int rc = dray_queue_insert(queue, &o, NULL, error);
+    int rc = dray_queue_insert(queue, &o, NULL, said);
     free(offsets);
     free(prompts);
     free(extra);
@@ -82,19 +81,18 @@ static int insert_rows(dray_queue *queue, const char *partition, uint32_t rows, 
 }
 
 static int claim(dray_queue *queue, const char *task, uint32_t count, dray_batch **out,
-                 dray_error *error)
+                 dray_error *said)
 {
     dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
     o.task = task;
     o.count = count;
     o.up_to = 1;
     o.timeout_ns = 10 * DRAY__SECOND;
-    return dray_queue_claim(queue, &o, out, error);
+    return dray_queue_claim(queue, &o, out, said);
 }
 
 static void check_prompts(dray_batch *batch)
 {
-    dray_error error;
     dray_column prompts;
     OK(dray_batch_column(batch, "prompts", &prompts, &error));
     for (uint32_t i = 0; i < dray_batch_rows(batch); i++) {
@@ -109,7 +107,6 @@ static void check_prompts(dray_batch *batch)
 
 static void check_extra(dray_batch *batch, uint32_t bytes)
 {
-    dray_error error;
     dray_column extra;
     OK(dray_batch_column(batch, "extra", &extra, &error));
     for (uint32_t i = 0; i < dray_batch_rows(batch); i++) {
@@ -121,7 +118,7 @@ static void check_extra(dray_batch *batch, uint32_t bytes)
 }
 
 /* Answers rows with doubles that begin at an odd place of the value. */
-static int answer(dray_batch *batch, dray_error *error)
+static int answer(dray_batch *batch, dray_error *said)
 {
     uint32_t rows = dray_batch_rows(batch);
     uint64_t *offsets = calloc(rows + 1, 8);
@@ -134,15 +131,14 @@ static int answer(dray_batch *batch, dray_error *error)
     }
     dray_column_data column = {
         .name = "answers", .dtype = DRAY_F64, .ndim = 1, .offsets = offsets, .values = values};
-    int rc = dray_batch_set(batch, &column, error);
+    int rc = dray_batch_set(batch, &column, said);
     free(offsets);
     free(values);
-    return rc ? rc : dray_batch_commit(batch, error);
+    return rc ? rc : dray_batch_commit(batch, said);
 }
 
 static void check_answers(dray_batch *batch)
 {
-    dray_error error;
     dray_column answers;
     OK(dray_batch_column(batch, "answers", &answers, &error));
     for (uint32_t i = 0; i < dray_batch_rows(batch); i++) {
@@ -155,7 +151,6 @@ static void check_answers(dray_batch *batch)
 
 static void run_tasks(dray_queue *queue, uint32_t rows, uint32_t at_once, uint32_t bytes)
 {
-    dray_error error;
     dray_batch *batch;
     for (uint32_t done = 0; done < rows; dray_batch_free(batch)) {
         OK(claim(queue, "answer", at_once, &batch, &error));
@@ -177,7 +172,6 @@ static void round_trip_with(const char *address, redis_server *servers, int coun
 {
     char store[420];
     queue_fixture f = {.without_keeper = true, .stores = {store}};
-    dray_error error;
     snprintf(store, sizeof store, "redis:%s", address);
     fixture_up(&f);
     dray_context *context = fixture_context(&f, "worker");
@@ -245,7 +239,6 @@ TEST(what_redis_lost_is_refilled)
 {
     redis_server r;
     queue_fixture f = {.without_keeper = true};
-    dray_error error;
     dray_batch *batch;
     dray_column column;
     dray_context *context;
@@ -284,7 +277,6 @@ TEST(with_its_log_nothing_is_lost)
 {
     redis_server r;
     queue_fixture f = {.without_keeper = true};
-    dray_error error;
     dray_context *context;
     dray_queue *queue = begin(&r, with_log, &f, &context);
     for (int i = 0; i < 3; i++) {
@@ -313,7 +305,6 @@ TEST(calls_wait_for_a_server_that_comes_back)
 {
     redis_server r;
     queue_fixture f = {.without_keeper = true};
-    dray_error error;
     dray_context *context;
     dray_queue *queue = begin(&r, NULL, &f, &context);
     OK(insert_rows(queue, "a", 4, 100, 0, &error));
@@ -334,7 +325,6 @@ TEST(nothing_hangs_past_its_deadline)
 {
     redis_server r;
     queue_fixture f = {.without_keeper = true, .stores = {r.store}};
-    dray_error error;
     dray_batch *batch;
     dray_column column;
     redis_up(&r, NULL);
@@ -374,7 +364,6 @@ TEST(a_full_server_is_an_error_and_passes)
 {
     redis_server r;
     queue_fixture f = {.without_keeper = true};
-    dray_error error;
     static const char *const small[] = {"--maxmemory", "12mb", "--maxmemory-policy", "noeviction",
                                         NULL};
     dray_context *context;
@@ -403,7 +392,6 @@ TEST(passwords_are_asked_for)
 {
     redis_server r;
     queue_fixture f = {.without_keeper = true, .stores = {r.store}};
-    dray_error error;
     char path[128];
     static const char *const locked[] = {"--requirepass", "open sesame", NULL};
     redis_up(&r, locked);
@@ -450,7 +438,6 @@ typedef struct producer {
 static void produce_and_wait(void *argument)
 {
     const producer *p = argument;
-    dray_error error;
     dray_batch *batch;
     dray_context *context = fixture_context(p->f, "producer");
     dray_queue *queue = open_queue(context, p->address);
@@ -468,7 +455,6 @@ TEST(what_a_dead_producer_left_goes)
 {
     redis_server r;
     queue_fixture f = {.without_keeper = true};
-    dray_error error;
     int ready[2];
     char byte;
     dray_context *context;
@@ -491,7 +477,6 @@ TEST(what_a_dead_producer_left_goes)
 TEST(bad_backends_are_refused)
 {
     queue_fixture f = {.without_keeper = true, .stores = {"redis:unix:/nonexistent/socket"}};
-    dray_error error;
     dray_queue *queue, *other;
     fixture_up(&f);
     dray_context *context = fixture_context(&f, "worker");

@@ -7,7 +7,6 @@
 static void use_after_fork(void *argument)
 {
     dray_queue *queue = argument;
-    dray_error error;
     char *text;
     dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
     int32_t value = 1;
@@ -34,7 +33,6 @@ TEST(test_forks_are_refused)
 
 TEST(test_bad_arguments)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "bad");
     dray_queue *queue = open_queue(context, "bad", 0, 0), *no = NULL;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
@@ -122,7 +120,6 @@ TEST(test_bad_arguments)
 /* Random bytes as payload of every message: errors, and the queue lives on. */
 TEST(test_bad_messages)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "noise");
     dray_queue *queue = open_queue(context, "noise", 0, 0);
     insert_ints(queue, "0", 4, 1);
@@ -164,7 +161,6 @@ TEST(test_broken_producers)
     if (elsewhere()) /* this is of chunks */
         skip();
     (void)state;
-    dray_error error;
     dray_context *context = fixture_context(&f, "broken");
     dray_queue *queue = open_queue(context, "broken", 0, 0);
     insert_ints(queue, "0", 3, 1);
@@ -221,7 +217,6 @@ TEST(test_broken_producers)
 
 TEST(test_no_descriptors_are_left)
 {
-    dray_error error;
     int mine = 0, coordinator = 0, keeper = 0, before = kept_chunks(&f); /* of earlier tests */
     for (int round = 0; round < 6; round++) {
         dray_context *context = fixture_context(&f, "descriptors");
@@ -257,7 +252,6 @@ TEST(test_no_keeper)
     if (elsewhere()) /* this is of chunks */
         skip();
     (void)state;
-    dray_error error;
     queue_fixture own = {.without_keeper = true};
     fixture_up(&own);
     dray_context *context = fixture_context(&own, "alone");

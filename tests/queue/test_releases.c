@@ -12,7 +12,6 @@ static const dray_queue_task reading[] = {{.name = "read", .needs = prompts, .ne
 /* A queue of one reader that holds ROWS rows' bytes and no more. */
 static dray_queue *open_small(dray_context *context, const char *name, int32_t durability)
 {
-    dray_error error;
     dray_queue *queue;
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
     o.tasks = reading;
@@ -27,7 +26,6 @@ static dray_queue *open_small(dray_context *context, const char *name, int32_t d
 
 static dray_batch *take(dray_queue *queue, const char *partition, uint32_t rows)
 {
-    dray_error error;
     dray_batch *batch;
     dray_claim_options o = want("read", rows);
     o.partition = partition;
@@ -88,7 +86,6 @@ static void produce(void *argument)
 
 TEST_WITHIN(test_bytes_for_who_waits, up, down)
 {
-    dray_error error;
     char name[16];
     turns t = turns_new("bytes");
     dray_context *context = fixture_context(&f, "reader");
@@ -161,7 +158,6 @@ static dray_queue *open_filled(dray_context *context, const char *name)
 /* The last reader of what was cleared lets go: the keeper hears of it though nobody asks. */
 TEST_WITHIN(test_cleared_bytes, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "reader");
     dray_queue *queue = open_filled(context, "cleared");
     dray_batch *batch = take(queue, "0", ROWS);
@@ -178,7 +174,6 @@ TEST_WITHIN(test_cleared_bytes, up, down)
 /* Nobody asks, nobody waits: what no task needs any more goes all the same. */
 TEST_WITHIN(test_bytes_that_nobody_asks_for, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "reader");
     dray_queue *queue = open_filled(context, "idle");
     dray_batch *batch = take(queue, "0", ROWS);
@@ -230,7 +225,6 @@ TEST_WITHIN(test_death_after_release, up, down)
  * those, and releases are read again. */
 TEST(test_release_after_a_restart)
 {
-    dray_error error;
     f = (queue_fixture){.durable = true};
     fixture_up(&f);
     dray_context *context = fixture_context(&f, "reader"), *second = fixture_context(&f, "other");
@@ -268,7 +262,6 @@ TEST_WITHIN(test_more_than_there_are_pages, up, down)
     insert_ints(one, "0", 64, 1);
     insert_ints(one, "1", 64, 1);
     for (int i = 0; i < CLIENTS; i += CLIENTS - 1) {
-        dray_error error;
         dray_batch *batches[BATCHES];
         dray_claim_options o = want("rollout", 1);
         for (int b = 0; b < BATCHES; b++)
@@ -288,7 +281,6 @@ TEST_WITHIN(test_more_than_there_are_pages, up, down)
 /* Whatever a client writes on its page, others' claims and the controller are as they were. */
 TEST_WITHIN(test_lies_on_the_page, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "liar"), *honest = fixture_context(&f, "honest");
     dray_queue *liar = open_queue(context, "lies", 0, 0), *queue = open_queue(honest, "lies", 0, 0);
     insert_ints(queue, "0", ROWS, 1);

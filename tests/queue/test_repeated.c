@@ -13,7 +13,6 @@
 
 static dray_queue *open_durable(dray_context *context)
 {
-    dray_error error;
     dray_queue *queue;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = three_tasks;
@@ -53,7 +52,6 @@ static void end_cut(pthread_t thread)
 
 TEST(test_counts_once)
 {
-    dray_error error;
     int fd;
     pthread_t thread;
     f = (queue_fixture){.durable = true};
@@ -94,7 +92,6 @@ TEST(test_counts_once)
  * on. */
 TEST(test_puts_count_once)
 {
-    dray_error error;
     int fd;
     pthread_t thread;
     f = (queue_fixture){.durable = true};

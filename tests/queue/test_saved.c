@@ -19,7 +19,7 @@ static const char *const text[] = {"text"};
 static const dray_queue_task tasks[] = {{.name = "train", .needs = text, .needs_count = 1}};
 
 static int open_saved(dray_context *context, const char *restore, dray_queue **out,
-                      dray_error *error)
+                      dray_error *said)
 {
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
     o.tasks = tasks;
@@ -27,12 +27,11 @@ static int open_saved(dray_context *context, const char *restore, dray_queue **o
     o.backend = DRAY_BACKEND_BUILTIN;
     o.durability = DRAY_DURABILITY_CHECKPOINT;
     o.restore = restore;
-    return dray_queue_open(context, "samples", &o, out, error);
+    return dray_queue_open(context, "samples", &o, out, said);
 }
 
 static dray_queue *open_filled(dray_context *context)
 {
-    dray_error error;
     dray_queue *queue;
     const int32_t values[4] = {1, 2, 3, 4};
     const dray_column_data column = {.name = "text", .dtype = DRAY_I32, .values = values};
@@ -49,7 +48,6 @@ static dray_queue *open_filled(dray_context *context)
 
 static void has_rows(dray_queue *queue)
 {
-    dray_error error;
     dray_batch *batch;
     dray_claim_options c = DRAY_CLAIM_OPTIONS_INIT;
     c.task = "train";
@@ -61,17 +59,17 @@ static void has_rows(dray_queue *queue)
 }
 
 /* QUEUE_CHECKPOINT as any session can send it. */
-static int send_checkpoint(dray_queue *queue, const char *what, int fd, dray_error *error)
+static int send_checkpoint(dray_queue *queue, const char *what, int fd, dray_error *said)
 {
     dray__writer *w = dray__queue_begin(queue);
     dray__reply reply;
     dray__put_string(w, what);
     return dray__call(queue->channel, DRAY__MSG_QUEUE_CHECKPOINT, w, &fd, fd >= 0,
-                      dray__deadline(20 * DRAY__SECOND), &reply, error);
+                      dray__deadline(20 * DRAY__SECOND), &reply, said);
 }
 
 /* QUEUE_OPEN of a queue that is not there, from a file. */
-static int send_restore(dray_queue *queue, const char *what, dray_error *error)
+static int send_restore(dray_queue *queue, const char *what, dray_error *said)
 {
     dray__writer w = {0};
     dray__reply reply;
@@ -87,7 +85,7 @@ static int send_restore(dray_queue *queue, const char *what, dray_error *error)
     dray__put_string(&w, what);
     dray__put_i64(&w, 0);
     int rc = dray__call(queue->channel, DRAY__MSG_QUEUE_OPEN, &w, NULL, 0,
-                        dray__deadline(20 * DRAY__SECOND), &reply, error);
+                        dray__deadline(20 * DRAY__SECOND), &reply, said);
     dray__writer_free(&w);
     return rc;
 }
@@ -102,7 +100,7 @@ static void make_file(const char *path, const char *content)
 
 TEST(test_no_paths)
 {
-    dray_error error, other;
+    dray_error other;
     fixture_up(&f);
     dray_context *context = fixture_context(&f, "task");
     dray_queue *queue = open_filled(context);
@@ -133,7 +131,6 @@ TEST(test_no_paths)
 
 TEST(test_names)
 {
-    dray_error error;
     struct stat st;
     char path[160], outside[128], left[160];
     dray_context *context;
@@ -172,7 +169,6 @@ TEST(test_names)
 /* A file that the client may write to, and nothing else. */
 TEST(test_descriptors)
 {
-    dray_error error;
     char path[128], folder[128];
     int pipes[2];
     dray_queue *queue;

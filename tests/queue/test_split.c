@@ -4,7 +4,6 @@
 
 static dray_batch *claim_all(dray_queue *queue, uint32_t count)
 {
-    dray_error error;
     dray_batch *batch;
     dray_claim_options o = want("rollout", count);
     OK(dray_queue_claim(queue, &o, &batch, &error));
@@ -14,7 +13,6 @@ static dray_batch *claim_all(dray_queue *queue, uint32_t count)
 
 static dray_batch *split(dray_batch *batch, const uint32_t *rows, uint32_t count)
 {
-    dray_error error;
     dray_batch *part;
     OK(dray_batch_split(batch, rows, count, &part, &error));
     assert_int_equal(dray_batch_rows(part), count);
@@ -27,14 +25,12 @@ static dray_batch *split(dray_batch *batch, const uint32_t *rows, uint32_t count
 
 static void commit(dray_batch *batch, int32_t base)
 {
-    dray_error error;
     set_ints(batch, "responses", base);
     OK(dray_batch_commit(batch, &error));
 }
 
 TEST_WITHIN(test_parts_are_committed_by_themselves, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "parts");
     dray_queue *queue = open_queue(context, "parts", 0, 0);
     insert_ints(queue, "0", 8, 1);
@@ -85,7 +81,6 @@ TEST_WITHIN(test_parts_are_committed_by_themselves, up, down)
 /* Rows that were given back, were split off before, or have failed are nobody's part. */
 TEST_WITHIN(test_rows_come_back, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "back");
     dray_queue *queue = open_queue(context, "back", 0, 0);
     insert_ints(queue, "0", 4, 1);
@@ -114,7 +109,6 @@ TEST_WITHIN(test_rows_come_back, up, down)
 
 TEST_WITHIN(test_a_death_gives_back_every_part, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "death");
     dray_queue *queue = open_queue(context, "death", 0, 0);
     insert_ints(queue, "0", 4, 1);
@@ -139,7 +133,6 @@ TEST_WITHIN(test_a_death_gives_back_every_part, up, down)
 
 TEST_WITHIN(test_parts_end_as_claims_do, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "end");
     dray_queue *queue = open_queue(context, "end", 0, 0);
     insert_ints(queue, "0", 4, 1);
@@ -166,7 +159,6 @@ TEST_WITHIN(test_parts_end_as_claims_do, up, down)
 
 TEST_WITHIN(test_what_is_not_split, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "refused");
     dray_queue *queue = open_queue(context, "refused", 0, 0);
     insert_ints(queue, "0", 8, 1);

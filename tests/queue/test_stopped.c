@@ -10,7 +10,6 @@ TEST_WITHIN(test_superseded_producer, up, down)
 static void read_stop_read(void *argument)
 {
     (void)argument;
-    dray_error error;
     dray_context *context = fixture_context(&f, "reader");
     dray_queue *queue = open_two(context, "mapped");
     dray_claim_options o = want("rollout", 64);
@@ -30,7 +29,6 @@ static void read_stop_read(void *argument)
 
 TEST_WITHIN(test_stopped_reader, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "writer");
     dray_queue *queue = open_two(context, "mapped");
     insert_ints(queue, "0", 64, 1);

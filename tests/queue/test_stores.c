@@ -127,7 +127,7 @@ static void make_folder(char folder[96])
 }
 
 static int open_in(dray_context *context, const char *name, int32_t durability, const char *address,
-                   dray_queue **out, dray_error *error)
+                   dray_queue **out, dray_error *said)
 {
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
     o.tasks = tasks;
@@ -135,7 +135,7 @@ static int open_in(dray_context *context, const char *name, int32_t durability, 
     o.durability = durability;
     o.backend = DRAY_BACKEND_REDIS;
     o.backend_address = address;
-    return dray_queue_open(context, name, &o, out, error);
+    return dray_queue_open(context, name, &o, out, said);
 }
 
 static void know_password(bool keeper)
@@ -174,7 +174,6 @@ TEST(the_password_goes_nowhere_else)
     queue_fixture f = {.without_keeper = true, .durable = true, .prepare = know_password};
     store mine;
     listener theirs;
-    dray_error error;
     dray_queue *queue;
     bool said;
     char lines[300], at[96];
@@ -210,16 +209,16 @@ TEST(the_password_goes_nowhere_else)
 }
 
 /* Begins a coordinator of the folder in this process. */
-static int begin_at(const queue_fixture *f, const char *const *stores, dray_error *error)
+static int begin_at(const queue_fixture *f, const char *const *stores, dray_error *said)
 {
     char socket[128];
     struct event_base *base = event_base_new();
     dray__coordinator *coordinator;
     snprintf(socket, sizeof socket, "%s/other", f->folder);
     const dray__coordinator_options options = {.unix_path = socket};
-    int rc = dray__coordinator_new(base, &options, &coordinator, error);
+    int rc = dray__coordinator_new(base, &options, &coordinator, said);
     if (!rc) {
-        rc = dray__queue_add(coordinator, base, NULL, f->journals, stores, error);
+        rc = dray__queue_add(coordinator, base, NULL, f->journals, stores, said);
         dray__coordinator_free(coordinator);
     }
     event_base_free(base);
@@ -230,7 +229,6 @@ static int begin_at(const queue_fixture *f, const char *const *stores, dray_erro
 TEST(journals_name_no_other_store)
 {
     queue_fixture f = {.without_keeper = true, .durable = true};
-    dray_error error;
     dray_queue *queue;
     store s;
     const char *stores[2] = {NULL, NULL}, *const wrong[] = {"redis:nowhere", NULL};
@@ -306,7 +304,6 @@ static bool is_listed(void *user, const char *kind, const char *address)
 
 static void clean(const dray__stores_options *options, const asked *a)
 {
-    dray_error error;
     dray__stores *stores;
     OK(dray__stores_new(options, &stores, &error));
     OK(dray__stores_clean(stores, is_used, is_listed, (void *)(uintptr_t)a, &error));
@@ -320,7 +317,6 @@ static void clean(const dray__stores_options *options, const asked *a)
 TEST(they_are_given_up)
 {
     queue_fixture f = {.without_keeper = true};
-    dray_error error;
     listener l;
     bool said;
     make_folder(f.journals);

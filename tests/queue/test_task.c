@@ -6,7 +6,6 @@
 /* A program of a job: everything from the environment. */
 TEST(test_task)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "job");
     dray_queue *queue = open_queue(context, "job", 0, 0);
     static const char *const reads[] = {"prompts", NULL}, *const made[] = {"responses", NULL};
@@ -43,7 +42,6 @@ TEST(test_task)
 /* A tag that two tasks set has the value of the later commit. */
 TEST(test_tags)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "tags");
     dray_queue *queue = open_queue(context, "tags", 0, 0);
     insert_ints(queue, "0", 3, 1);

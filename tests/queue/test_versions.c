@@ -11,7 +11,6 @@ enum { B = 4, STEPS = 8, ETA = 1 };
 
 static dray_queue *open_refilling(dray_context *context, const char *name)
 {
-    dray_error error;
     dray_queue *queue;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = three_tasks;
@@ -22,7 +21,6 @@ static dray_queue *open_refilling(dray_context *context, const char *name)
 
 static void set_version(dray_batch *batch, uint64_t version)
 {
-    dray_error error;
     for (uint32_t i = 0; i < dray_batch_rows(batch); i++)
         OK(dray_batch_set_tag(batch, i, DRAY_TAG_VERSION, (double)version, &error));
 }
@@ -37,7 +35,6 @@ typedef struct engine {
 static void roll_out(void *argument)
 {
     const engine *e = argument;
-    dray_error error;
     dray_context *context = fixture_context(&f, e->freezes ? "frozen" : "engine");
     dray_queue *queue = open_refilling(context, "frozen");
     dray_claim_options o = want("rollout", B);
@@ -63,7 +60,6 @@ static void roll_out(void *argument)
 static void score(void *argument)
 {
     (void)argument;
-    dray_error error;
     dray_context *context = fixture_context(&f, "reward");
     dray_queue *queue = open_refilling(context, "frozen");
     dray_claim_options o = want("reward", B);
@@ -81,7 +77,6 @@ static void score(void *argument)
 static void answer_refills(void *argument)
 {
     (void)argument;
-    dray_error error;
     dray_context *context = fixture_context(&f, "producer");
     dray_queue *queue = open_refilling(context, "frozen");
     dray_refill refill = DRAY_REFILL_INIT;
@@ -96,7 +91,6 @@ static void answer_refills(void *argument)
 
 TEST_WITHIN(test_frozen_engine, up, down)
 {
-    dray_error error;
     atomic_ullong *version =
         mmap(NULL, sizeof *version, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     dray_context *context = fixture_context(&f, "trainer");
@@ -153,7 +147,6 @@ TEST_WITHIN(test_frozen_engine, up, down)
 static uint32_t claim_newest(dray_queue *queue, const char *task, int32_t policy, uint64_t version,
                              bool left)
 {
-    dray_error error;
     dray_claim_options o = want(task, 8);
     o.up_to = 1;
     o.timeout_ns = 0;
@@ -176,7 +169,6 @@ static uint32_t claim_newest(dray_queue *queue, const char *task, int32_t policy
  * has an old member. */
 TEST_WITHIN(test_older_rows_are_left, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "left");
     dray_queue *queue = open_refilling(context, "left");
     insert_ints(queue, "0", 8, 2);
@@ -219,7 +211,6 @@ TEST_WITHIN(test_older_rows_are_left, up, down)
 
 static uint32_t roll_out_some(dray_queue *queue, uint64_t version)
 {
-    dray_error error;
     dray_claim_options o = want("rollout", 64);
     o.up_to = 1;
     o.timeout_ns = 0;
@@ -239,7 +230,6 @@ static uint32_t roll_out_some(dray_queue *queue, uint64_t version)
 
 TEST_WITHIN(test_admission, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "admission");
     dray_queue *queue = open_refilling(context, "admission");
     FAILS(DRAY_EINVALID, dray_queue_version(queue, 1, &error));
@@ -289,7 +279,6 @@ TEST_WITHIN(test_admission, up, down)
 /* A row that died in the engine's hands was never accepted: its commit takes nobody's place. */
 TEST_WITHIN(test_dead_rows_are_not_accepted, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "dead");
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = three_tasks;
@@ -322,7 +311,6 @@ TEST_WITHIN(test_dead_rows_are_not_accepted, up, down)
 /* Returns when one claim of rollout waits at the coordinator. */
 static void await_claim(dray_queue *queue)
 {
-    dray_error error;
     char *status = NULL;
     do {
         free(status);
@@ -335,7 +323,6 @@ static void await_claim(dray_queue *queue)
 static void reach_version(void *argument)
 {
     (void)argument;
-    dray_error error;
     dray_context *context = fixture_context(&f, "trainer");
     dray_queue *queue = open_refilling(context, "causes");
     await_claim(queue);
@@ -346,7 +333,6 @@ static void reach_version(void *argument)
 /* The answer to a claim that waited says for what: that of a commit with a claim, too. */
 TEST_WITHIN(test_claims_say_what_they_waited_for, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "causes");
     dray_queue *queue = open_refilling(context, "causes"),
                *other = open_refilling(context, "causes");
@@ -386,16 +372,15 @@ TEST_WITHIN(test_claims_say_what_they_waited_for, up, down)
     leave(queue, context);
 }
 
-static void check_cause(const dray_error *error, dray_wait_cause cause)
+static void check_cause(const dray_error *said, dray_wait_cause cause)
 {
-    assert_int_equal(error->origin, DRAY_ORIGIN_WAIT);
-    assert_int_equal(error->raw, cause);
+    assert_int_equal(said->origin, DRAY_ORIGIN_WAIT);
+    assert_int_equal(said->raw, cause);
 }
 
 /* So does that of a claim whose time was over, however it was made; and the span knows it. */
 TEST_WITHIN(test_claims_in_vain_say_what_they_waited_for, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "vain");
     dray_queue *queue = open_refilling(context, "vain");
     dray_admission a = DRAY_ADMISSION_INIT;
@@ -444,7 +429,6 @@ TEST_WITHIN(test_claims_in_vain_say_what_they_waited_for, up, down)
 /* Producers that insert whole samples are bounded at insert. */
 TEST_WITHIN(test_admission_of_inserts, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "inserts");
     dray_queue *queue = open_refilling(context, "inserts");
     dray_admission a = DRAY_ADMISSION_INIT;
@@ -465,7 +449,6 @@ TEST_WITHIN(test_admission_of_inserts, up, down)
 
 TEST_WITHIN(test_bad_versions, up, down)
 {
-    dray_error error;
     dray_context *context = fixture_context(&f, "bad");
     dray_queue *queue = open_refilling(context, "bad");
     insert_ints(queue, "0", 1, 1);

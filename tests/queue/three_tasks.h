@@ -17,7 +17,6 @@ static const dray_queue_task three_tasks[] = {
 static inline dray_queue *open_queue(dray_context *context, const char *name, uint64_t rows,
                                      uint64_t bytes)
 {
-    dray_error error;
     dray_queue *queue;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = three_tasks;
@@ -37,7 +36,6 @@ static inline dray_column_data int_column(const char *name, const int32_t *value
 static inline void insert_ints(dray_queue *queue, const char *partition, uint32_t rows,
                                uint32_t group)
 {
-    dray_error error;
     int32_t values[64];
     for (int i = 0; i < 64; i++)
         values[i] = i * 10;
@@ -61,7 +59,6 @@ static inline dray_claim_options want(const char *task, uint32_t count)
 
 static inline void set_ints(dray_batch *batch, const char *name, int32_t base)
 {
-    dray_error error;
     int32_t values[64];
     for (uint32_t i = 0; i < dray_batch_rows(batch); i++)
         values[i] = base + (int32_t)dray_batch_row(batch, i)->slot;
@@ -72,7 +69,6 @@ static inline void set_ints(dray_batch *batch, const char *name, int32_t base)
 static inline void all_rows(dray_queue *queue, const char *task, const char *output, int32_t base,
                             uint32_t count)
 {
-    dray_error error;
     dray_batch *batch;
     dray_claim_options o = want(task, count);
     OK(dray_queue_claim(queue, &o, &batch, &error));
@@ -84,7 +80,6 @@ static inline void all_rows(dray_queue *queue, const char *task, const char *out
 
 static inline bool status_has(dray_queue *queue, const char *text)
 {
-    dray_error error;
     char *status;
     OK(dray_queue_status(queue, &status, &error));
     bool found = strstr(status, text) != NULL;
@@ -97,7 +92,6 @@ static inline bool status_has(dray_queue *queue, const char *text)
 /* Answers a demand with prompts that all have one value. */
 static inline void refill_ints(dray_queue *queue, const dray_refill *refill, int32_t value)
 {
-    dray_error error;
     dray_column_data column = int_column("prompts", &value);
     dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
     o.partition = refill->partition;

@@ -33,7 +33,6 @@ typedef struct scene {
 
 static void insert_prompts(scene *s)
 {
-    dray_error error;
     dray_column_data prompt = {.name = "prompt",
                                .dtype = DRAY_I32,
                                .ndim = 1,
@@ -55,7 +54,6 @@ static void insert_prompts(scene *s)
 static void scene_open_with(scene *s, const char *name, int32_t batching, int64_t partial,
                             const dray__job_tool *tool)
 {
-    dray_error error;
     uint32_t columns = tool ? 4 : 3;
     const dray_queue_task two_tasks[] = {
         {.name = "rollout",
@@ -113,7 +111,6 @@ static void scene_close(scene *s)
 /* Claims what there is room for; false: nothing is ready. */
 static bool claim_and_take(scene *s, dray_batch **batch)
 {
-    dray_error error;
     dray_claim_options o;
     uint32_t room = dray__rollout_room(s->rollout);
     if (!room)
@@ -131,7 +128,6 @@ static bool claim_and_take(scene *s, dray_batch **batch)
 /* One turn of what the host's loop does; false: nothing is left to do. */
 static bool continuous_turn(scene *s)
 {
-    dray_error error;
     dray_batch *batch;
     while (claim_and_take(s, &batch)) {
     }
@@ -143,7 +139,6 @@ static bool continuous_turn(scene *s)
 
 static bool closed_batch(scene *s)
 {
-    dray_error error;
     dray_batch *batch;
     if (!claim_and_take(s, &batch))
         return false;
@@ -163,7 +158,6 @@ static void generate_all(scene *s)
 /* All rows as the next task reads them, by slot. */
 static dray_batch *read_all(scene *s, dray_column columns[3])
 {
-    dray_error error;
     dray_batch *batch;
     dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
     o.task = "reader";
@@ -252,7 +246,6 @@ static void change_weights(dray__generator *g)
 static void check_versions(scene *s, uint32_t *mixed)
 {
     dray_column columns[3];
-    dray_error error;
     dray_batch *batch = read_all(s, columns);
     *mixed = 0;
     for (uint32_t i = 0; i < ROWS; i++) {
@@ -312,7 +305,6 @@ TEST(cut_rows_go_on_with_other_weights)
 TEST(cuts_are_pieces)
 {
     scene s;
-    dray_error error;
     dray_column columns[3];
     scene_open(&s, "pieces", DRAY__BATCHING_CLOSED, 5);
     generate_all(&s);
@@ -335,7 +327,6 @@ TEST(cuts_are_pieces)
 TEST(what_is_under_way_is_given_back)
 {
     scene s;
-    dray_error error;
     scene_open(&s, "back", DRAY__BATCHING_CONTINUOUS, 4);
     for (int round = 0; round < 5; round++) { /* more often than a row may fail */
         for (int i = 0; i < 2; i++)
@@ -354,7 +345,6 @@ TEST(what_is_under_way_is_given_back)
 TEST(rows_leave_when_they_are_through)
 {
     scene s;
-    dray_error error;
     dray_batch *batch;
     uint32_t claims = 0, turn = 0, left[ROWS] = {0}, found = 0;
     uint64_t lengths[ROWS] = {0};
@@ -456,7 +446,6 @@ TEST(rows_call_a_tool)
                                .max_seconds = cases[i].seconds};
         scene s;
         dray_column columns[4];
-        dray_error error;
         scene_open_with(&s, cases[i].name, cases[i].batching, cases[i].partial, &tool);
         generate_all(&s);
         dray_batch *batch = read_all(&s, columns);
@@ -528,7 +517,6 @@ TEST(calls_outlive_cuts)
     for (int anew = 0; anew < 2; anew++) {
         asked a;
         scene s;
-        dray_error error;
         dray_column columns[4];
         dray__job_tool tool = asked_open(&a, "");
         scene_open_with(&s, anew ? "anew" : "cut", DRAY__BATCHING_CONTINUOUS, 0, &tool);
@@ -559,7 +547,6 @@ TEST(calls_outlive_cuts)
 /* Rows that can be read by the next task, which takes them. */
 static uint32_t read_some(scene *s)
 {
-    dray_error error;
     dray_batch *batch;
     dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
     o.task = "reader";
