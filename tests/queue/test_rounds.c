@@ -138,7 +138,7 @@ TEST(test_groups_are_forgotten)
     insert_rows(table, client, 4);
     want.group_epoch = 5;
     OK(dray__table_claim(table, client, 1, &want, &claim, &error));
-    for (uint32_t i = 0; i < DRAY__CREWS_MAX + 100; i++) {
+    for (uint32_t i = 0; i < DRAY__CONSUMER_GROUPS_MAX + 100; i++) {
         dray__want none = want_of(4);
         snprintf(name, sizeof name, "%u", i);
         none.group = name;
@@ -148,7 +148,7 @@ TEST(test_groups_are_forgotten)
     for (const dray__consumer_group *consumers = table->consumer_groups; consumers;
          consumers = consumers->next)
         count++;
-    assert_int_equal(count, DRAY__CREWS_MAX);
+    assert_int_equal(count, DRAY__CONSUMER_GROUPS_MAX);
     want.group_epoch = 4;
     assert_int_equal(dray__table_claim(table, client, 2, &want, &claim, NULL), DRAY_ESTALE);
     OK(dray__claim_commit(table, client, 1, 1, &(dray__outputs){0}, &error));

@@ -45,7 +45,7 @@ static int find_consumers(dray__table *table, const dray__want *want, dray__cons
             *out = consumers;
             return DRAY_OK;
         }
-    if (count >= DRAY__CREWS_MAX)
+    if (count >= DRAY__CONSUMER_GROUPS_MAX)
         forget_consumers(table);
     dray__consumer_group *consumers = calloc(1, sizeof *consumers);
     char *name = strdup(asked);
