@@ -22,6 +22,27 @@ const dray__fields dray__frame_header_fields =
     DRAY__FIELDS(dray__frame_header,
                  DRAY__NUMBERS(dray__frame_header, magic, type, fd_count, id, size, flags, sum));
 
+/* Every message has one: where it lies in memory as on the wire, it is copied at once. */
+static void put_header(dray__writer *out, const dray__frame_header *header)
+{
+    _Static_assert(sizeof *header == DRAY__FRAME_HEADER, "it has no gaps");
+    if (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__)
+        dray__put_bytes(out, header, sizeof *header);
+    else
+        dray__put_fields(out, &dray__frame_header_fields, header);
+}
+
+static dray__frame_header get_header(const uint8_t at[DRAY__FRAME_HEADER])
+{
+    dray__frame_header header;
+    dray__reader r = dray__reader_of(at, sizeof header);
+    if (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__)
+        memcpy(&header, at, sizeof header);
+    else
+        dray__get_fields(&r, NULL, &dray__frame_header_fields, &header);
+    return header;
+}
+
 static uint32_t payload_size(const uint8_t *header)
 {
     dray__reader r = dray__reader_of(header + AT_SIZE, sizeof(uint32_t));
@@ -43,7 +64,7 @@ int dray__frame_put(dray__writer *out, const dray__frame *frame, dray_error *err
                                        .id = frame->id,
                                        .size = frame->size,
                                        .flags = frame->flags};
-    dray__put_fields(out, &dray__frame_header_fields, &header);
+    put_header(out, &header);
     dray__put_bytes(out, frame->payload, frame->size);
     if (out->failed)
         return dray__nomem(error);
@@ -260,9 +281,7 @@ int dray__inbox_fill(dray__inbox *inbox, int socket, dray_error *error)
 static int check_header(const dray__inbox *inbox, const uint8_t *at, dray__frame *frame,
                         uint64_t *sum, dray_error *error)
 {
-    dray__frame_header header;
-    dray__reader r = dray__reader_of(at, DRAY__FRAME_HEADER);
-    dray__get_fields(&r, NULL, &dray__frame_header_fields, &header);
+    const dray__frame_header header = get_header(at);
     if (header.magic != DRAY__FRAME_MAGIC)
         return dray__fail(error, DRAY_EPROTO, "not a dray frame: expected magic %08x, found %08x",
                           DRAY__FRAME_MAGIC, header.magic);

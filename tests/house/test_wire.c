@@ -232,6 +232,31 @@ TEST(test_the_page_lists_all_fields)
     free(expected);
 }
 
+/* Frames are written and read without the table, where memory has the order of the wire. */
+TEST(test_a_frame_is_as_its_table_says)
+{
+    const dray__frame frame = {.type = 0x1234,
+                               .flags = DRAY__FRAME_ERROR,
+                               .id = UINT64_C(0x0102030405060708),
+                               .payload = (const uint8_t *)"four",
+                               .size = 4};
+    dray__writer w = {0}, by_table = {0};
+    dray__frame_header header;
+    assert_int_equal(dray__frame_put(&w, &frame, NULL), 0);
+    dray__reader r = dray__reader_of(w.data, w.size);
+    dray__get_fields(&r, NULL, &dray__frame_header_fields, &header);
+    assert_false(r.failed);
+    assert_int_equal(header.magic, DRAY__FRAME_MAGIC);
+    assert_int_equal(header.type, 0x1234);
+    assert_int_equal(header.id, UINT64_C(0x0102030405060708));
+    assert_int_equal(header.size, 4);
+    dray__put_fields(&by_table, &dray__frame_header_fields, &header);
+    assert_int_equal(by_table.size, DRAY__FRAME_HEADER);
+    assert_memory_equal(by_table.data, w.data, by_table.size);
+    dray__writer_free(&by_table);
+    dray__writer_free(&w);
+}
+
 static int rewrite(const char *path)
 {
     char *end, *page = page_of(path), *begin = inside(page, &end), *text = list();
