@@ -96,8 +96,8 @@ typedef struct dray_block {
 /* How a tensor is quantised. */
 typedef enum dray_quant_kind {
     DRAY_QUANT_NONE = 0,
-    DRAY_QUANT_BLOCK, /* one scale for each block[0] x block[1] elements of the last two dimensions
-                       */
+    DRAY_QUANT_BLOCK,  /* one scale for each block[0] x block[1] elements of the last two dimensions
+                        */
     DRAY_QUANT_TENSOR, /* one scale for the tensor */
     DRAY_QUANT_DEEPGEMM,
     DRAY_QUANT_MXFP8,
@@ -531,7 +531,8 @@ typedef struct dray_engine_quant {
     }
 
 /* Reads the quantization_config of a config.json, or of the folder that has one: quant_method fp8,
- * weight_block_size, scale_fmt and modules_to_not_convert. *out is freed with
+ * weight_block_size, scale_fmt and modules_to_not_convert; or compressed-tensors, with one group of
+ * weights in one of the formats that dray makes (docs/formats.md), and ignore. *out is freed with
  * dray_engine_quant_free; it is NULL where the model is not quantised. DRAY_EUNSUPPORTED: another
  * quant_method. */
 int dray_engine_quant_load(const char *path, dray_engine_quant **out, dray_error *error);

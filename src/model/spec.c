@@ -274,7 +274,7 @@ static int set_dtype(settings *s, const char *value, dray_error *error)
 
 static int set_key(settings *s, int key, const char *value, dray_error *error)
 {
-    char expected[80];
+    char expected[128];
     if (s->given[key])
         return bad(s, "given twice:", keys[key].name, "", error);
     s->given[key] = true;

@@ -46,6 +46,48 @@ TEST(reads_quantization_config)
     dray_engine_quant_free(q);
 }
 
+#define PACKED                                                                                     \
+    "{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"ignore\": "            \
+    "[\"lm_head\"], "
+#define GROUP "\"config_groups\": {\"group_0\": {\"targets\": [\"Linear\"], \"weights\": {"
+
+TEST(reads_compressed_tensors_config)
+{
+    static const struct {
+        const char *text;
+        int32_t kind;
+        int64_t group;
+    } configs[] = {
+        {PACKED
+         "\"format\": \"nvfp4-pack-quantized\", " GROUP
+         "\"num_bits\": 4, \"type\": \"float\", \"group_size\": 16, \"symmetric\": true}}}}}",
+         DRAY_QUANT_NVFP4, 16},
+        {PACKED "\"format\": \"mxfp4-pack-quantized\", " GROUP
+                "\"num_bits\": 4, \"type\": \"float\", \"group_size\": 32}}}}}",
+         DRAY_QUANT_MXFP4, 32},
+        {PACKED "\"format\": \"mxfp8-quantized\", " GROUP
+                "\"num_bits\": 8, \"type\": \"float\", \"group_size\": 32}}}}}",
+         DRAY_QUANT_MXFP8, 32},
+        {PACKED "\"format\": \"pack-quantized\", " GROUP
+                "\"num_bits\": 4, \"type\": \"int\", \"group_size\": 64}}}}}",
+         DRAY_QUANT_INT4, 64},
+        {PACKED
+         "\"format\": \"pack-quantized\", " GROUP
+         "\"num_bits\": 4, \"type\": \"int\", \"group_size\": 128, \"symmetric\": false}}}}}",
+         DRAY_QUANT_INT4_ZERO, 128},
+    };
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
+        dray_engine_quant *q = NULL;
+        dray_error e = {0};
+        if (dray_engine_quant_load(config_file(configs[i].text), &q, &e))
+            fail_msg("case %zu: %s", i, e.message);
+        assert_int_equal(q->kind, configs[i].kind);
+        assert_int_equal(q->block[1], configs[i].group);
+        assert_int_equal(q->ignore_count, 1);
+        dray_engine_quant_free(q);
+    }
+}
+
 TEST(refuses_other_quantisation)
 {
     static const struct {
@@ -57,6 +99,16 @@ TEST(refuses_other_quantisation)
         {"{\"quantization_config\": {}}", DRAY_EUNSUPPORTED, "quant_method ''"},
         {"{\"quantization_config\": 4}", DRAY_EFORMAT, "an object"},
         {FP8 ", \"fmt\": \"e5m2\"}}", DRAY_EUNSUPPORTED, "e5m2"},
+        {PACKED "\"format\": \"pack-quantized\"}}", DRAY_EUNSUPPORTED, "one group of weights"},
+        {PACKED "\"format\": \"pack-quantized\", " GROUP
+                "\"num_bits\": 8, \"type\": \"int\", \"group_size\": 64}}}}}",
+         DRAY_EUNSUPPORTED, "in 4 bits"},
+        {PACKED "\"format\": \"nvfp4-pack-quantized\", " GROUP
+                "\"num_bits\": 4, \"type\": \"float\", \"group_size\": 32}}}}}",
+         DRAY_EUNSUPPORTED, "'nvfp4-pack-quantized'"},
+        {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"ignore\": "
+         "[\"re:.*gate$\"]}}",
+         DRAY_EUNSUPPORTED, "is a pattern"},
         {FP8 ", \"weight_block_size\": [128]}}", DRAY_EFORMAT, "two sizes"},
         {FP8 ", \"weight_block_size\": [128, 0]}}", DRAY_EFORMAT, "two sizes"},
         {FP8 ", \"weight_block_size\": 128}}", DRAY_EFORMAT, "two sizes"},
@@ -177,7 +229,7 @@ TEST(refuses_what_does_not_fit)
         {"qwen3-30b-a3b", "engine:tp=16,quant=fp8-block", "48 of 768 rows on a rank"},
         {"deepseek-v3", "engine:tp=128,ep=128,dp=1,quant=fp8-block", "192 of 24576 rows"},
         {"deepseek-v3", "engine:tp=2,pp=2,draft=copies", "one of 2 pipeline stages"},
-        {"deepseek-v3", "engine:tp=2,quant=fp4", "expected none, fp8-block or fp8-tensor, found"},
+        {"deepseek-v3", "engine:tp=2,quant=fp4", "int4 or int4-zero, found"},
         {"deepseek-v3", "engine:tp=2,like=trt", "expected sglang or vllm, found 'trt'"},
         {"deepseek-v3", "engine:tp=2,transposed=2", "expected 0 or 1, found '2'"},
         {"deepseek-v3", "engine:tp=2,w13=up_gate", "expected gate-up or up-gate, found 'up_gate'"},

@@ -255,17 +255,79 @@ static int copy_names(const char *path, const char *key, const json_t *list,
     return DRAY_OK;
 }
 
+/* What compressed-tensors calls the formats, and the weights that it says so of. */
+static const struct packed {
+    const char *format, *type;
+    int bits, symmetric, kind;
+    int group; /* 0: the config says */
+} packed_formats[] = {
+    {"mxfp8-quantized", "float", 8, 1, DRAY_QUANT_MXFP8, 32},
+    {"mxfp4-pack-quantized", "float", 4, 1, DRAY_QUANT_MXFP4, 32},
+    {"nvfp4-pack-quantized", "float", 4, 1, DRAY_QUANT_NVFP4, 16},
+    {"pack-quantized", "int", 4, 1, DRAY_QUANT_INT4, 0},
+    {"pack-quantized", "int", 4, 0, DRAY_QUANT_INT4_ZERO, 0},
+};
+
+/* The `weights` of the only one of config_groups; NULL: there are several, or none. */
+static const json_t *only_weights(const json_t *config)
+{
+    const json_t *groups = json_object_get(config, "config_groups");
+    void *first =
+        json_object_size(groups) == 1 ? json_object_iter((json_t *)(uintptr_t)groups) : NULL;
+    return first ? json_object_get(json_object_iter_value(first), "weights") : NULL;
+}
+
+static bool is_packed_so(const struct packed *p, const char *format, const json_t *weights)
+{
+    const char *type = json_string_value(json_object_get(weights, "type"));
+    const json_t *symmetric = json_object_get(weights, "symmetric");
+    json_int_t group = json_integer_value(json_object_get(weights, "group_size"));
+    return strcmp(p->format, format) == 0 && type && strcmp(p->type, type) == 0 &&
+           json_integer_value(json_object_get(weights, "num_bits")) == p->bits &&
+           p->symmetric == !json_is_false(symmetric) && (p->group ? group == p->group : group > 0);
+}
+
+/* quantization_config as compressed-tensors writes it (its QuantizationConfig). */
+static int read_packed(const char *path, const json_t *config, const json_t *ignored,
+                       dray_engine_quant *q, dray_error *error)
+{
+    const char *format = json_string_value(json_object_get(config, "format"));
+    const json_t *weights = only_weights(config);
+    const size_t count = sizeof packed_formats / sizeof *packed_formats;
+    size_t at = 0;
+    for (size_t i = 0; i < json_array_size(ignored); i++)
+        if (strncmp(json_string_value(json_array_get(ignored, i)), "re:", 3) == 0)
+            return dray__fail(error, DRAY_EUNSUPPORTED,
+                              "%.200s: quantization_config: ignore: '%.80s' is a pattern: modules' "
+                              "names expected",
+                              path, json_string_value(json_array_get(ignored, i)));
+    while (at < count && !(format && is_packed_so(&packed_formats[at], format, weights)))
+        at++;
+    if (at == count)
+        return dray__fail(
+            error, DRAY_EUNSUPPORTED,
+            "%.200s: quantization_config: compressed-tensors, format '%.40s': expected "
+            "one group of weights that are mxfp8-quantized, mxfp4-pack-quantized, "
+            "nvfp4-pack-quantized, or pack-quantized in 4 bits and groups",
+            path, format ? format : "");
+    q->kind = packed_formats[at].kind;
+    q->block[0] = 1;
+    q->block[1] = json_integer_value(json_object_get(weights, "group_size"));
+    return DRAY_OK;
+}
+
 static int read_quant(const char *path, const json_t *config, dray_engine_quant **out,
                       dray_error *error)
 {
     static const char *const lists[] = {"modules_to_not_convert", "ignored_layers", "ignore"};
     const char *method = json_string_value(json_object_get(config, "quant_method"));
     const char *format = json_string_value(json_object_get(config, "fmt"));
-    if (!method || strcmp(method, "fp8") || (format && strcmp(format, "e4m3")))
+    bool packed = method && strcmp(method, "compressed-tensors") == 0;
+    if (!packed && (!method || strcmp(method, "fp8") || (format && strcmp(format, "e4m3"))))
         return dray__fail(
             error, DRAY_EUNSUPPORTED,
             "%.200s: quantization_config: quant_method '%.40s', fmt '%.40s': expected "
-            "fp8, e4m3",
+            "fp8, e4m3, or compressed-tensors",
             path, method ? method : "", format ? format : "");
     const json_t *list = NULL;
     const char *key = lists[0];
@@ -281,7 +343,8 @@ static int read_quant(const char *path, const json_t *config, dray_engine_quant 
         return status;
     const char *scales = json_string_value(json_object_get(config, "scale_fmt"));
     q->scale_format = scales && strcmp(scales, "ue8m0") == 0 ? DRAY_SCALE_UE8M0 : DRAY_SCALE_F32;
-    status = read_block(path, config, q, error);
+    status =
+        packed ? read_packed(path, config, list, q, error) : read_block(path, config, q, error);
     if (status)
         free(q);
     else

@@ -291,17 +291,19 @@ static bool is_set(const json_t *value)
     return value && !json_is_null(value) && !json_is_false(value);
 }
 
-/* FP8 keeps the model's tensors and puts scales beside them. */
+/* FP8 keeps the model's tensors and puts scales beside them; of compressed-tensors' formats the
+ * model is the one that was compressed. */
 static int check_quantisation(const reading *r)
 {
     const json_t *quant = json_object_get(r->json, "quantization_config");
     const char *method = json_string_value(json_object_get(quant, "quant_method"));
-    if (!is_set(quant) || (method && strcmp(method, "fp8") == 0))
+    if (!is_set(quant) ||
+        (method && (strcmp(method, "fp8") == 0 || strcmp(method, "compressed-tensors") == 0)))
         return DRAY_OK;
     return dray__fail(
         r->error, DRAY_EUNSUPPORTED,
         "%.300s: quantization_config: quant_method '%.40s' changes the model's tensors "
-        "and is not supported; fp8 is",
+        "and is not supported; fp8 and compressed-tensors are",
         r->path, method ? method : "");
 }
 
