@@ -32,6 +32,9 @@ pack() {
         esac
     done <"$here/suites.txt"
     cp "$here"/../mover/test_kernels_python.py "$to/tests/mover/"
+    mkdir -p "$to/tests/model"
+    cp "$here"/../weights/{formats,test_formats_torch,test_quant_torch}.py "$to/tests/weights/"
+    cp "$here"/../model/dray.py "$to/tests/model/"
     cp -L "$build/dray" "$build/libdray.so" "$build/mover_helper_cuda" "$to/bin/"
     for program in "$to"/bin/*; do
         strip -g "$program"
