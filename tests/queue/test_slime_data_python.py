@@ -91,6 +91,14 @@ def dies(folder):
     os.kill(os.getpid(), 9)
 
 
+def wait(queue, count):
+    """Until so many prompts may be claimed."""
+    end = time.monotonic() + 60
+    while (ready := queue.status()["partitions"][0]["tasks"]["rollout"]["ready"]) < count:
+        assert time.monotonic() < end, f"{ready} prompts may be claimed, {count} expected"
+        time.sleep(0.01)
+
+
 def main(folder):
     queue = dray.Queue("samples", tasks={"rollout": (["prompt", "label", "metadata"], []), "other": (["label"], []),
                                          "chat": (["messages"], [])})
@@ -101,8 +109,7 @@ def main(folder):
     died = subprocess.run([sys.executable, __file__, folder], stdout=subprocess.PIPE, text=True, timeout=120)
     assert died.returncode == -9 and died.stdout.strip() == "['p0', 'p1']", died
 
-    while queue.status()["partitions"][0]["tasks"]["rollout"]["ready"] < 8:
-        time.sleep(0.01)
+    wait(queue, 8)
     source = slime.DataSource(args(save=folder, load=folder))
     source.load(0)  # before the first checkpoint
     assert len(source) == 8
@@ -124,8 +131,7 @@ def main(folder):
     later = source.get_samples(3)
     assert prompts(later)[:2] == handed[1:] and later[0][0].response == "half" and later[2][0].group_index == 3
     source._queue.close()  # this one ends behind its checkpoint: the last is the queue's again, the first is not
-    while queue.status()["partitions"][0]["tasks"]["rollout"]["ready"] < 5:
-        time.sleep(0.01)
+    wait(queue, 5)
 
     again = slime.DataSource(args(save=folder, load=folder))
     again.load(7)
