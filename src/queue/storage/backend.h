@@ -1,15 +1,17 @@
-/* src/queue/storage/: who holds the bytes of samples. Chunks of shared memory: storage.c makes and
- * maps them and fills a client's own, keeper.c holds them beyond the process that wrote
- * them, homes.c knows the keepers of all hosts, join.c is a keeper's session with the coordinator,
- * distant.c reads from the keepers of other hosts. Stores of objects: backend.c names them,
- * backend_redis.c is one, cleaner.c and stores.c drop what is not needed any more. */
+/* src/queue/storage/: who holds the bytes of samples. holder.h is the one interface to them, for
+ * clients and journals: holder_chunks.c is of chunks of shared memory, holder_objects.c of stores
+ * of objects. Chunks: storage.c makes and maps them and fills a client's own, keeper.c holds them
+ * beyond the process that wrote them, homes.c knows the keepers of all hosts, join.c is a keeper's
+ * session with the coordinator, distant.c reads from the keepers of other hosts. Stores of objects:
+ * backend.c names them, backend_redis.c is one, cleaner.c and stores.c drop what is not needed any
+ * more. */
 
 /* Who holds the bytes of columns.
  *
- * builtin: chunks of shared memory, which readers map (storage.h): it needs nothing from
- * here. Any other backend is a store of objects, each written whole and once, read in ranges of
- * bytes, and dropped: one kind below. An object is one column of one put: for ragged columns u64
- * offsets[items + 1], then from the next multiple of DRAY__ALIGN the values.
+ * builtin: chunks of shared memory, which readers map (storage.h). Any other backend is a store of
+ * objects, each written whole and once, read in ranges of bytes, and dropped: one kind below. An
+ * object is one column of one put: for ragged columns u64 offsets[items + 1], then from the next
+ * multiple of DRAY__ALIGN the values.
  *
  * The controller keeps where everything lies, as for chunks: an object becomes known with the
  * commit that names it, and is dropped when nothing refers to it any more (cleaner.h). Ids are

@@ -44,9 +44,9 @@
 
 #define DRAY__CAPACITY_ROWS UINT64_C(1000000) /* where none is given */
 #define DRAY__CAPACITY_BYTES (UINT64_C(4) << 30)
-#define DRAY__RANKS_MAX 1024u /* of a consumer group */
+#define DRAY__RANKS_MAX 1024u           /* of a consumer group */
 #define DRAY__CONSUMER_GROUPS_MAX 4096u /* consumer groups that are known */
-#define DRAY__CAUSES 4u       /* of dray_loss_cause */
+#define DRAY__CAUSES 4u                 /* of dray_loss_cause */
 
 typedef struct dray__table dray__table;
 typedef struct dray__client dray__client;
