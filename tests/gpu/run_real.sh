@@ -35,6 +35,7 @@ pack() {
     mkdir -p "$to/tests/model"
     cp "$here"/../weights/{formats,test_formats_torch,test_quant_torch}.py "$to/tests/weights/"
     cp "$here"/../model/dray.py "$to/tests/model/"
+    cp "$here"/../begin.py "$to/tests/"
     cp -L "$build/dray" "$build/libdray.so" "$build/mover_helper_cuda" "$to/bin/"
     for program in "$to"/bin/*; do
         strip -g "$program"
@@ -54,7 +55,7 @@ one() {
     memcheck | racecheck)
         program=("$sanitizer" --tool "$name" --error-exitcode 1 "$DRAY_BUILD_DIR/mover_test_cuda")
         ;;
-    *.py) program=(python3 "$DRAY_SOURCE_DIR/tests/${name%%_*}/${name#*_}") ;;
+    *.py) program=(env "PYTHONPATH=$DRAY_SOURCE_DIR/tests" python3 "$DRAY_SOURCE_DIR/tests/${name%%_*}/${name#*_}") ;;
     *.sh) program=(bash "$DRAY_SOURCE_DIR/tests/${name%%_*}/${name#*_}") ;;
     esac
     if [ "$needs" -gt "$gpus" ]; then
