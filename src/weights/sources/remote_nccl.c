@@ -595,6 +595,18 @@ static int take_parts(struct dray__remote_nccl *n, struct source *publisher, dra
     return pushed ? DRAY_OK : dray__nomem(error);
 }
 
+/* Thread blocks of a pair. All pairs of a GPU share what one would have: this rank's with its
+ * publishers, and those of a publisher with all ranks of this group, so that kernels that wait for
+ * their other side leave room for those that it waits for. */
+static uint32_t blocks_of(const struct dray__remote_nccl *n)
+{
+    const dray__transfer *h = n->transfer;
+    uint32_t most = h->options.ctas ? h->options.ctas : DRAY__NCCL_CTAS;
+    uint32_t pairs = n->count > h->destination->world ? n->count : h->destination->world;
+    uint32_t each = pairs > 1 ? most / pairs : most;
+    return each < 1 ? 1 : each > DRAY__NCCL_CTAS ? DRAY__NCCL_CTAS : each;
+}
+
 static int open_link(struct dray__remote_nccl *n, struct nccl_source *s, uint64_t slot,
                      dray_error *error)
 {
@@ -616,10 +628,7 @@ static int open_link(struct dray__remote_nccl *n, struct nccl_source *s, uint64_
     if (rc)
         return rc;
     s->link = link;
-    /* Thread blocks are shared by the pairs of this rank; few are left for the rest otherwise. */
-    uint32_t most = n->transfer->options.ctas ? n->transfer->options.ctas : DRAY__NCCL_CTAS;
-    uint32_t ctas = most / n->count > 1 ? most / n->count : 1;
-    ctas = ctas > DRAY__NCCL_CTAS ? DRAY__NCCL_CTAS : ctas;
+    uint32_t ctas = blocks_of(n);
     if (link->pair && (link->slot_bytes != slot || link->ctas != ctas ||
                        link->verify != n->transfer->options.verify))
         drop_link(link); /* it holds more than this update may, or less, or sums other things */
