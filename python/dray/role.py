@@ -436,6 +436,33 @@ class Role:
         """The next batch, on all ranks; None: there is none."""
         return self._follow(how) if self.rank else self._lead(options, how, at_once)
 
+    def _claim_whole(self, options: list, how: _How, columns: Sequence[str], at_once: bool = True) -> Optional[Batch]:
+        """The next batch whose columns are read, on all ranks. One whose bytes went with another host's keeper is
+        left out: its rows are made again."""
+        while (batch := self._claim(options, how, at_once)) is not None:
+            if self._read(batch, columns):
+                return batch
+            self.lost += batch.rows
+            batch.free()
+        return None
+
+    def _read(self, batch, columns):
+        there = 1
+        try:
+            for name in columns:
+                batch[name]
+        except DrayError as error:
+            if error.code != _l.EGONE:
+                raise
+            there = 0
+        if self.world > 1 and self._has_config and self.config.get("listen"):
+            import torch
+            import torch.distributed as dist
+            all_there = torch.tensor([there])
+            dist.all_reduce(all_there, dist.ReduceOp.MIN, group=self._gloo())
+            there = int(all_there)
+        return there == 1
+
     def _lead(self, options, how, at_once):
         found = self._wait(options, at_once)
         if self.world == 1:
@@ -504,10 +531,8 @@ class Role:
     def _batches(self, options, columns, how):
         self._drop()
         self._does("loop")
-        while (batch := self._claim(options, how)) is not None:
+        while (batch := self._claim_whole(options, how, columns)) is not None:
             self._hand.append(batch)
-            for name in columns:
-                batch[name]
             rows = batch.rows
             self._does(batch.task)
             yield batch

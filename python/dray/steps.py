@@ -231,7 +231,7 @@ class Step:
     def _take(self) -> bool:
         """Claims the next batch; False: there is none."""
         role, plan = self._role, self._plan
-        batch = self._next = role._claim(self._options(), plan.how, not self.rows)
+        batch = self._next = role._claim_whole(self._options(), plan.how, plan.columns, not self.rows)
         if batch is None:
             return False
         role._hand.append(batch)
@@ -240,8 +240,6 @@ class Step:
         versions = np.full(batch.whole, np.nan)
         role.queue._pins.call("dray_batch_tags", batch._batch, b"version", 0, batch.whole, versions.ctypes.data)
         self._versions += versions[~np.isnan(versions)].astype(int).tolist()
-        for name in plan.columns:
-            batch[name]
         return True
 
     def __iter__(self) -> Iterator:

@@ -29,6 +29,7 @@
     XX(report, "write a page that shows a run, or several side by side")                           \
     XX(simulate, "predict step time, waits and staleness of a job from the trace of a run")        \
     XX(size, "find the split of devices between engines and trainer that is fastest")              \
+    XX(join, "take part in a run that another host began")                                         \
     XX(host, "")                                                                                   \
     XX(inspect, "print what a checkpoint holds, and whether it is complete")                       \
     XX(verify, "say whether two checkpoints or sessions hold the same weights")                    \

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 typedef struct arguments {
-    const char *address, *keeper, *journal, *metrics, *command;
+    const char *address, *listen, *master, *keeper, *journal, *metrics, *command;
     cmd_list stores;
     int64_t parent;
     bool coordinator;
@@ -51,6 +51,8 @@ int cmd_host(int argc, char **argv)
     static const cmd_option options[] = {
         CMD_TEXT(arguments, address, "address", 0, "ADDRESS",
                  "The coordinator's (with --coordinator)"),
+        CMD_TEXT(arguments, listen, "listen", 0, "HOST:PORT", "The coordinator's, for other hosts"),
+        CMD_TEXT(arguments, master, "master", 0, "FILE", "Of the master token (with --listen)"),
         CMD_NUMBER(arguments, parent, "parent", 0, 1, INT32_MAX, "PID",
                    "The process that this one ends with"),
         CMD_FLAG(arguments, coordinator, "coordinator", 0,
@@ -83,7 +85,10 @@ int cmd_host(int argc, char **argv)
                                  .keeper_path = a.keeper,
                                  .journal = a.journal,
                                  .stores = a.stores.items,
-                                 .metrics = a.metrics};
+                                 .metrics = a.metrics,
+                                 .tcp_address = a.listen,
+                                 .token_path = a.master,
+                                 .hosts = a.listen != NULL};
     int rc = a.coordinator ? dray__serve(&serve, &error) : dray__contract_read(&host, &error);
     if (!rc && !a.coordinator)
         rc = dray__host_main(&host, &error);

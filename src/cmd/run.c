@@ -3,6 +3,7 @@
 
 #include "cmd/cmd.h"
 #include "run/job/settings.h"
+#include "run/join/manifest.h"
 #include "run/supervisor/spawn.h"
 
 #include <stdlib.h>
@@ -14,6 +15,8 @@ typedef struct arguments {
     cmd_list job, settings;
     char seed[32];
     bool settings_only;
+    const char *image;
+    int print;      /* one of `prints`; -1: none */
     int64_t parent; /* 0: none that this process would end with */
 } arguments;
 
@@ -29,6 +32,10 @@ static void check(const struct argp_state *state, const void *to)
         argp_error(state, "--settings prints what job files may say, and runs none");
     if (!a->settings_only && !a->run.resume && !job)
         argp_error(state, "expected a job file, as in: dray run examples/reverse.yaml");
+    if (a->print >= 0 && a->run.resume)
+        argp_error(state, "--print takes a job file, and no run to go on with");
+    if (a->image && a->print != 1)
+        argp_error(state, "--image is for --print k8s");
     if (a->run.resume && (job || a->run.out || a->settings.count))
         argp_error(state, "--resume goes on with the run as it is: no job file, --set, --seed or "
                           "--out beside it");
@@ -60,6 +67,26 @@ static int print_settings(bool json)
                                               : cmd_failf("run", "the settings cannot be printed");
 }
 
+static const char *const prints[] = {"job", "k8s", NULL};
+
+static int print_job(const arguments *a)
+{
+    dray_error error;
+    json_t *made = NULL;
+    const dray__manifest_options options = {.job = a->run.job,
+                                            .settings = a->run.settings,
+                                            .setting_count = a->run.setting_count,
+                                            .out = a->run.out,
+                                            .image = a->image ? a->image : "dray"};
+    int rc = a->print ? dray__manifest_k8s(&options, &made, &error)
+                      : dray__manifest_job(&options, &made, &error);
+    if (rc)
+        return cmd_refuse_job("run", &error);
+    bool whole = json_dumpf(made, stdout, JSON_INDENT(2)) == 0 && putchar('\n') >= 0;
+    json_decref(made);
+    return whole ? CMD_OK : cmd_failf("run", "the job cannot be printed");
+}
+
 int cmd_run(int argc, char **argv)
 {
     static const cmd_option options[] = {
@@ -72,6 +99,11 @@ int cmd_run(int argc, char **argv)
         CMD_FLAG(arguments, settings_only, "settings", 'l',
                  "Print all settings of a job file with their defaults, as Markdown, and run "
                  "nothing; with --json one object a line"),
+        CMD_WORD(arguments, print, "print", 'p', prints, "form", "FORM",
+                 "Print the job, and run nothing: `job`: as resolved, in JSON; `k8s`: a JobSet for "
+                 "Kubernetes, for kubectl apply -f -"),
+        CMD_TEXT(arguments, image, "image", 'i', "IMAGE",
+                 "Of the containers of --print k8s, with dray and what the roles need"),
         CMD_TEXT(arguments, run.resume, "resume", 'r', "DIR",
                  "Go on with the run in DIR from its last checkpoint"),
         /* The process of the study that this run ends with. */
@@ -89,13 +121,15 @@ int cmd_run(int argc, char **argv)
                "status: 0 done, 1 failed, 2 wrong usage or a job that is refused, 130 stopped by "
                "Ctrl-C.",
         .help = help};
-    arguments a = {0};
+    arguments a = {.print = -1};
     cmd_parse(&usage, argc, argv, &a);
     a.run.job = a.job.items[0];
     a.run.settings = a.settings.items;
     a.run.setting_count = a.settings.count;
     if (a.settings_only)
         return print_settings(a.run.json);
+    if (a.print >= 0)
+        return print_job(&a);
     dray__run_end end = DRAY__RUN_DONE;
     dray_error error;
     if (a.parent && dray__child_follow((pid_t)a.parent, &error))

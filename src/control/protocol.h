@@ -98,7 +98,11 @@
     /* control/leases.c */                                                                         \
     XX(LEASE_TAKE, 0x0501, WORKER)                                                                 \
     XX(LEASE_CHECK, 0x0502, WORKER)                                                                \
-    XX(LEASE_GIVE, 0x0503, WORKER)
+    XX(LEASE_GIVE, 0x0503, WORKER)                                                                 \
+    /* control/relay.c: hosts that join a run */                                                   \
+    XX(HOST_ASK, 0x0601, WORKER)                                                                   \
+    XX(HOST_NEXT, 0x0602, USER)                                                                    \
+    XX(HOST_CLOCK, 0x0603, ANY)
 
 enum {
 #define XX(name, value, who) DRAY__MSG_##name = value,

@@ -226,6 +226,21 @@ int dray__token_write(const char *path, const dray__token *token, dray_error *er
     return code ? dray__fail_errno(error, code, "token file %s", path) : DRAY_OK;
 }
 
+int dray__token_keep(const char *path, dray_error *error)
+{
+    const char *text = getenv("DRAY_TOKEN");
+    dray__token token;
+    if (!text || !text[0])
+        return DRAY_OK;
+    int status = dray__token_parse(text, "$DRAY_TOKEN", &token, error);
+    if (!status && unlink(path) < 0 && errno != ENOENT)
+        status = dray__fail_errno(error, errno, "%s", path);
+    if (!status)
+        status = dray__token_write(path, &token, error);
+    dray__forget_bytes(&token, sizeof token);
+    return status;
+}
+
 int dray__token_master(const char *path, dray__token *out, dray_error *error)
 {
     dray__token token;

@@ -45,6 +45,9 @@ char *dray__token_print(const dray__token *token, char out[DRAY__TOKEN_TEXT]); /
 int dray__token_read(const char *path, dray__token *out, dray_error *error);
 /* Writes the file, mode 0600, whole or not at all. DRAY_EEXIST; DRAY_ESYS. */
 int dray__token_write(const char *path, const dray__token *token, dray_error *error);
+/* Writes what $DRAY_TOKEN holds, if it is set, into the file, in the place of what is there: for
+ * schedulers that pass secrets in the environment to programs that want files. */
+int dray__token_keep(const char *path, dray_error *error);
 /* A server's: reads the file, or makes it. DRAY_EINVALID: it holds the token of a role. */
 int dray__token_master(const char *path, dray__token *out, dray_error *error);
 

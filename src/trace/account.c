@@ -24,7 +24,7 @@ struct dray__account {
 };
 
 _Static_assert(DRAY__ACCOUNT_AT + sizeof(dray__account) <= DRAY__SPANS_HEAD, "the head has room");
-_Static_assert(DRAY__ACCOUNT_AT >= 20 + DRAY__SPAN_NAME_MAX, "the label is before it");
+_Static_assert(DRAY__SPANS_CLOCK_AT >= 20 + DRAY__SPAN_NAME_MAX, "the label is before them");
 
 const char *dray__cause_name(dray_wait_cause cause)
 {
@@ -148,14 +148,21 @@ static bool read_label(const uint8_t *head, char *out, size_t capacity)
     return true;
 }
 
-/* Plain numbers of the account, as one read has them; damaged ones are as good as none. */
-static void take(const dray__account *from, int64_t now, dray__accounted *out)
+/* A time of the process's clock, as this host's has it; 0: there was none. */
+static int64_t here(int64_t ns, int64_t clock_ns)
 {
-    out->first_ns = atomic_load(&from->first_ns);
-    out->ended_ns = atomic_load(&from->ended_ns);
+    return ns ? (int64_t)((uint64_t)ns + (uint64_t)clock_ns) : 0;
+}
+
+/* Plain numbers of the account, as one read has them; damaged ones are as good as none. */
+static void take(const dray__account *from, int64_t clock_ns, int64_t now, dray__accounted *out)
+{
+    out->first_ns = here(atomic_load(&from->first_ns), clock_ns);
+    out->ended_ns = here(atomic_load(&from->ended_ns), clock_ns);
     if (out->ended_ns && out->ended_ns < now)
         now = out->ended_ns;
-    int64_t since = atomic_load(&from->since_ns), runs = now > since ? now - since : 0;
+    int64_t since = here(atomic_load(&from->since_ns), clock_ns),
+            runs = now > since ? now - since : 0;
     int32_t state = atomic_load(&from->state), name = atomic_load(&from->name);
     uint32_t names = atomic_load(&from->names);
     out->state = state;
@@ -183,7 +190,9 @@ bool dray__account_read(const char *path, int64_t now, dray__accounted *out)
     *out = (dray__accounted){.first_ns = 0};
     if (!good || !read_label(head, out->label, sizeof out->label))
         return false;
-    take((const dray__account *)(const void *)(head + DRAY__ACCOUNT_AT), now, out);
+    int64_t clock_ns;
+    memcpy(&clock_ns, head + DRAY__SPANS_CLOCK_AT, sizeof clock_ns);
+    take((const dray__account *)(const void *)(head + DRAY__ACCOUNT_AT), clock_ns, now, out);
     return out->first_ns > 0;
 }
 
@@ -191,10 +200,13 @@ void dray__account_end(const char *path, int64_t now)
 {
     dray__accounted is;
     int file =
-        dray__account_read(path, now, &is) ? open(path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW) : -1;
+        dray__account_read(path, now, &is) ? open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW) : -1;
     if (file < 0)
         return;
+    int64_t clock_ns = 0; /* it is read as a time of the process's clock */
     off_t at = DRAY__ACCOUNT_AT + (off_t)offsetof(dray__account, ended_ns);
+    bool known = pread(file, &clock_ns, sizeof clock_ns, DRAY__SPANS_CLOCK_AT) == sizeof clock_ns;
+    now -= known ? clock_ns : 0;
     ssize_t n = is.ended_ns ? 0 : pwrite(file, &now, sizeof now, at);
     (void)n; /* where it cannot be written, its last state counts on */
     close(file);

@@ -205,16 +205,29 @@ static void write_restart(merge *m, size_t i)
                                  .queued_ns = -1});
 }
 
+/* Of a process of a joined host. */
+static void write_clock(merge *m, size_t process, const dray__spans *spans)
+{
+    int64_t error_ns, clock_ns = dray__spans_clock(spans, &error_ns);
+    if (!clock_ns && !error_ns)
+        return;
+    begin_event(m, 'M', process, 0);
+    write_text(m->out,
+               ",\"ts\":0,\"name\":\"clock\",\"args\":{\"added_ns\":%" PRId64
+               ",\"error_ns\":%" PRId64 "}}",
+               clock_ns, error_ns);
+}
+
 static void write_names(merge *m, size_t process, const dray__spans *spans)
 {
     char labels[32];
     snprintf(labels, sizeof labels, "pid %u", dray__spans_pid(spans));
     write_metadata(m, process, 0, "process_name", "name", dray__spans_label(spans));
     write_metadata(m, process, 0, "process_labels", "labels", labels);
+    write_clock(m, process, spans);
     for (uint32_t i = 0; i < dray__spans_thread_count(spans); i++)
         write_metadata(m, process, i + 1, "thread_name", "name", dray__spans_thread_name(spans, i));
 }
-
 static int write_file(merge *m, size_t i, dray_error *error)
 {
     dray__spans *spans;

@@ -30,6 +30,7 @@ struct dray__spans {
     names names, threads;
     uint64_t lost;
     size_t unread;
+    int64_t clock_ns, clock_error_ns; /* of another host's process */
 };
 
 const char *dray__span_kind_name(dray_span_kind kind)
@@ -90,6 +91,9 @@ static int read_header(dray__spans *spans, const char *path, dray_error *error)
     spans->label = dray__get_prose(r, DRAY__SPAN_NAME_MAX);
     if (r->failed || spans->size < DRAY__SPANS_HEAD)
         return dray__fail(error, DRAY_EFORMAT, "%s: truncated header", path);
+    r->at = DRAY__SPANS_CLOCK_AT;
+    spans->clock_ns = dray__get_i64(r);
+    spans->clock_error_ns = dray__get_i64(r);
     r->at = DRAY__SPANS_HEAD;
     return DRAY_OK;
 }
@@ -187,7 +191,9 @@ int dray__spans_next(dray__spans *spans, dray__span *out, dray_error *error)
     spans->left--;
     if (partition > spans->names.count || task > spans->names.count || kind > DRAY_SPAN_TRANSFER ||
         cause >= DRAY__WAIT_CAUSES || name >= spans->names.count ||
-        out->thread >= spans->threads.count || out->begin_ns < 0 || out->end_ns < out->begin_ns)
+        out->thread >= spans->threads.count || out->begin_ns < 0 || out->end_ns < out->begin_ns ||
+        __builtin_add_overflow(out->begin_ns, spans->clock_ns, &out->begin_ns) ||
+        __builtin_add_overflow(out->end_ns, spans->clock_ns, &out->end_ns) || out->begin_ns < 0)
         return dray__fail(error, DRAY_EFORMAT, "%s: malformed span", spans->label);
     out->kind = (dray_span_kind)kind;
     out->cause = (dray_wait_cause)cause;
@@ -205,6 +211,12 @@ const char *dray__spans_label(const dray__spans *spans)
 uint32_t dray__spans_pid(const dray__spans *spans)
 {
     return spans->pid;
+}
+
+int64_t dray__spans_clock(const dray__spans *spans, int64_t *error_ns)
+{
+    *error_ns = spans->clock_error_ns;
+    return spans->clock_ns;
 }
 
 uint32_t dray__spans_thread_count(const dray__spans *spans)

@@ -5,12 +5,13 @@
 
 /* The format of *.spans files, and how to read them.
  *
- * A head of 8 KiB (magic "DRAYSPAN", u32 version, u32 pid, label; from byte 2048 on the account of
- * the process, account.h), then chunks, each appended with one
- * write: u32 magic, u32 size of the body, u64 XXH3 of the body, body. What a killed process left
- * unfinished fails its checksum, and everything before it is good. A body has, in base/wire.h's
- * encoding: new names (ids count on from the last chunk's), new threads (likewise), the number of
- * spans lost so far, spans. */
+ * A head of 8 KiB (magic "DRAYSPAN", u32 version, u32 pid, label; at byte 1984 the clock of a
+ * process of another host, i64 nanoseconds that are added to its times, i64 by how much that may be
+ * wrong; from byte 2048 on the account of the process, account.h), then chunks, each appended with
+ * one write: u32 magic, u32 size of the body, u64 XXH3 of the body, body. What a killed process
+ * left unfinished fails its checksum, and everything before it is good. A body has, in
+ * base/wire.h's encoding: new names (ids count on from the last chunk's), new threads (likewise),
+ * the number of spans lost so far, spans. */
 #pragma once
 
 #include "base/wire.h"
@@ -20,6 +21,7 @@
 
 #define DRAY__SPANS_VERSION 4u
 #define DRAY__SPANS_CHUNK 0x4B4E4843u /* "CHNK" */
+enum { DRAY__SPANS_CLOCK_AT = 1984 };
 enum { DRAY__SPAN_BYTES = 2 + 4 + 4 + 3 * 8 + 4 + 4 + 4 * 8, DRAY__SPAN_NAME_MAX = 1024 };
 
 typedef struct dray__span {
@@ -37,6 +39,9 @@ typedef struct dray__spans dray__spans;
 /* Opens a file. DRAY_EFORMAT: it is none of these; DRAY_EVERSION; DRAY_ENOENT; DRAY_ESYS. */
 int dray__spans_open(const char *path, dray__spans **out, dray_error *error);
 void dray__spans_close(dray__spans *spans); /* NULL is fine */
+/* What was added to the times of a process of another host, to get this host's, and by how much
+ * that may be wrong; 0 of this host's own. */
+int64_t dray__spans_clock(const dray__spans *spans, int64_t *error_ns);
 /* The next span; its name lives as long as `spans`. DRAY_EEND: there are no more good ones.
  * DRAY_EFORMAT: a chunk whose checksum is right is malformed. */
 int dray__spans_next(dray__spans *spans, dray__span *out, dray_error *error);

@@ -1,6 +1,7 @@
 /* control: what a token of each role can do. The table in docs/security.md is tried, message by
  * message and role by role, at a coordinator with all its services; it has a line for each. */
 #include "control/fixture.h"
+#include "control/relay.h"
 #include "suite.h"
 
 #include "control/channel.h"
@@ -20,6 +21,8 @@ static int add_services(dray__coordinator *coordinator, dray_error *error)
     int rc = dray__registry_add(coordinator, error);
     if (!rc)
         rc = dray__leases_add(coordinator, error);
+    if (!rc)
+        rc = dray__relay_add(coordinator, error);
     return rc ? rc : dray__queue_add(coordinator, f.base, NULL, NULL, NULL, error);
 }
 

@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "control/internal.h"
+#include "control/relay.h"
 #include "queue/server/controller.h"
 #include "weights/registry/registry.h"
 
@@ -77,7 +78,8 @@ static void start_coordinator(void)
     if (dray__coordinator_new(w.base, &options, &w.coordinator, &error) ||
         dray__reports_add(w.coordinator, &error) || dray__registry_add(w.coordinator, &error) ||
         dray__leases_add(w.coordinator, &error) ||
-        dray__queue_add(w.coordinator, w.base, w.keeper, folder, NULL, &error)) {
+        dray__queue_add(w.coordinator, w.base, w.keeper, folder, NULL, &error) ||
+        dray__relay_add(w.coordinator, &error)) {
         fprintf(stderr, "a coordinator cannot begin: %s\n", error.message);
         abort();
     }

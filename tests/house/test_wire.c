@@ -2,6 +2,7 @@
  * `house_test_wire PAGE` writes the list into the page, between its two marks. */
 #include "control/frame.h"
 #include "control/messages.h"
+#include "control/relay.h"
 #include "net/cells.h"
 #include "net/messages.h"
 #include "net/ucx.h"
@@ -40,6 +41,12 @@ static const message sessions[] = {
     {"answer of LEASE_CHECK", &dray__u32_fields},
     {"an error reply", &dray__error_told_fields},
     {0},
+};
+
+static const message hosts[] = {
+    {"HOST_ASK", &dray__host_ask_fields},        {"answer of HOST_ASK", &dray__host_told_fields},
+    {"HOST_NEXT", &dray__host_next_fields},      {"answer of HOST_NEXT", &dray__host_asks_fields},
+    {"answer of HOST_CLOCK", &dray__u64_fields}, {0},
 };
 
 static const message weights[] = {
@@ -177,6 +184,7 @@ static char *list(void)
     FILE *out = open_memstream(&text, &size);
     assert_non_null(out);
     say_all(out, "message of sessions", sessions);
+    say_all(out, "message of hosts that join", hosts);
     say_all(out, "message of weights", weights);
     say_all(out, "message of the queue", queue);
     say_all(out, "between readers and data servers", data);

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import struct
 import sys
 import tempfile
 import threading
@@ -56,6 +57,9 @@ def process(dray, path, label, threads, kill):
         os._exit(1)
 
 
+CLOCK_AT, CLOCK = 1984, (7 * 10**9, 1000)  # added, and by how much that may be wrong
+
+
 def make_names(rng):
     names = ["forward", "größe", 'with "quotes"', "back\\slash", "new\nline", "tab\t\x01", "日本"]
     names += ["name %d" % rng.randrange(1000) for _ in range(5)]
@@ -82,7 +86,7 @@ def check_event(event):
         assert isinstance(event["dur"], (int, float)) and event["dur"] >= 0, event
         assert event["cat"] in KINDS.values(), event
     else:
-        assert event["name"] in ("process_name", "process_labels", "thread_name"), event
+        assert event["name"] in ("process_name", "process_labels", "thread_name", "clock"), event
 
 
 def main():
@@ -107,6 +111,12 @@ def main():
         # One that was killed in the middle of its last write.
         data = open(os.path.join(folder, "1.spans"), "rb").read()
         open(os.path.join(folder, "1.spans"), "ab").write(data[-40:-7])
+        # One of another host, whose clock is 7 s behind: the head of its file says so (src/trace/spans.h).
+        with open(os.path.join(folder, "2.spans"), "r+b") as file:
+            file.seek(CLOCK_AT)
+            file.write(struct.pack("<qq", *CLOCK))
+        expected["task 2 ü"] = [[(k, n, b + CLOCK[0], e + CLOCK[0], s) for k, n, b, e, s in spans]
+                                for spans in expected["task 2 ü"]]
         merged = os.path.join(folder, "trace.json")
         error = ctypes.create_string_buffer(1024)
         assert dray.dray_trace_merge(folder.encode(), merged.encode(), error) == 0, error.raw
@@ -123,6 +133,8 @@ def check(trace, expected):
     origin = trace["otherData"]["origin_ns"]
     labels = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert sorted(labels.values()) == sorted(expected), labels
+    clocks = {labels[e["pid"]]: e["args"] for e in events if e["name"] == "clock"}
+    assert clocks == {"task 2 ü": {"added_ns": CLOCK[0], "error_ns": CLOCK[1]}}, clocks
     for pid, label in labels.items():
         rows = {}
         for event in events:

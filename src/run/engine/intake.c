@@ -152,7 +152,8 @@ static void update_options(const dray__intake *self, int64_t version, dray_updat
 {
     const dray__job_weights *weights = &self->host->job->weights;
     *out = (dray_update_options)DRAY_UPDATE_OPTIONS_INIT;
-    out->mode = weights->mode;
+    bool elsewhere = self->host->job->listen[0] && weights->mode == DRAY_MODE_TENSOR;
+    out->mode = elsewhere ? DRAY_MODE_AUTO : weights->mode; /* the trainer's host may be another */
     out->strategy = weights->strategy;
     out->min_version = (uint64_t)version;
     out->bucket_bytes = (uint64_t)weights->bucket_bytes;

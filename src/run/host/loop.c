@@ -6,12 +6,14 @@
 #include "run/data/samples.h"
 #include "run/fault.h"
 #include "run/host/host.h"
+#include "run/job/columns.h"
 #include "run/job/contract.h"
 #include "run/job/schedule.h"
 #include "run/process.h"
 #include "run/report/spent.h"
 
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +36,32 @@ enum {
     IDLE_MS = 100,
     PUT_BACK_MS = 2
 };
+
+/* ---- SIGTERM ---------------------------------------------------------------------------------
+ *
+ * The process takes no more rows, commits what is whole or may be committed in part, and ends. Rank
+ * 0 decides for all ranks. */
+
+static volatile sig_atomic_t leaving;
+static volatile sig_atomic_t claiming_now; /* a wait that SIGTERM ends */
+
+static void on_leave(int number)
+{
+    (void)number;
+    leaving = 1;
+}
+
+static int ask_whether_leaving(void)
+{
+    return leaving && claiming_now;
+}
+
+static void watch_leave(void)
+{
+    struct sigaction action = {.sa_handler = on_leave};
+    sigaction(SIGTERM, &action, NULL);
+    dray_set_interrupt(ask_whether_leaving);
+}
 
 /* ---- claims ---------------------------------------------------------------------------------- */
 
@@ -99,6 +127,8 @@ typedef struct loop {
     const dray__program_kind *program;
     const dray__task_kind *tasks[TASKS];
     const dray__task_work *works[TASKS];
+    dray__task_view views[DRAY__JOB_TASKS]; /* of the job's tasks, with their columns */
+    uint32_t view_count;
     uint32_t count;
     uint32_t of_option[TASKS]; /* of the claim made last: the task of each option */
     bool claiming;             /* it was started between two turns, and has no answer yet */
@@ -173,7 +203,7 @@ static int answer_of(loop *l, int64_t timeout_ns, uint32_t *which, dray_batch **
     dray_trace_wait_briefly(DRAY_CAUSE_SAMPLES, "queue claim", -1);
     while ((rc = dray_queue_claim_poll(l->host->queue, which, out, error)) == DRAY_EAGAIN) {
         int64_t left = deadline - dray__now();
-        if (left <= 0)
+        if (left <= 0 || leaving)
             break;
         ppoll(&fd, 1,
               &(struct timespec){.tv_sec = left / DRAY__SECOND, .tv_nsec = left % DRAY__SECOND},
@@ -224,13 +254,17 @@ static int claim_any(loop *l, const dray_claim_options *options, uint32_t count,
 {
     int64_t deadline = dray__deadline(l->host->wait_ns);
     int rc;
+    claiming_now = 1;
     while ((rc = dray_queue_claim_any(l->host->queue, options, count, which, out, error)) ==
                DRAY_EGONE &&
            dray__now() < deadline) {
+        claiming_now = 0;
         if (queue_ended(l->host->queue))
             return DRAY_EEND;
         nanosleep(&(struct timespec){.tv_nsec = AGAIN_MS * DRAY__MILLISECOND}, NULL);
+        claiming_now = 1;
     }
+    claiming_now = 0;
     return rc;
 }
 
@@ -282,6 +316,8 @@ static int claim_alone(loop *l, uint32_t *which, dray_batch **out, dray_error *e
 static int claim(loop *l, bool busy, uint32_t *task, dray_batch **out, dray_error *error)
 {
     uint32_t which = 0;
+    if (leaving)
+        return DRAY_EEND;
     int rc = busy ? claim_between(l, &which, out, error) : claim_alone(l, &which, out, error);
     if (!rc)
         *task = l->of_option[which];
@@ -373,6 +409,26 @@ static int claim_ahead(loop *l, uint32_t task, dray_error *error)
     return rc;
 }
 
+/* Where other hosts take part, the bytes of a batch may go with one of them: rank 0 reads all
+ * columns before any rank begins. Rows that are lost then are made again, and the batch is put
+ * aside. */
+static bool is_whole(const loop *l, uint32_t task, dray_batch *batch)
+{
+    dray_column column;
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; l->host->job->listen[0] && i < l->view_count; i++) {
+        const dray__task_view *view = &l->views[i];
+        if (strcmp(view->name, l->tasks[task]->name) != 0)
+            continue;
+        for (uint32_t c = 0; c < view->need_count && rc != DRAY_EGONE; c++)
+            rc = dray_batch_column(batch, view->needs[c], &column, NULL);
+        /* What is there of a sample that goes on. */
+        for (uint32_t c = 0; c < view->write_count && rc != DRAY_EGONE; c++)
+            rc = dray_batch_column(batch, view->writes[c], &column, NULL);
+    }
+    return rc != DRAY_EGONE;
+}
+
 static int lead_once(loop *l, bool *ended, dray_error *error)
 {
     dray_batch *batch = NULL;
@@ -391,7 +447,7 @@ static int lead_once(loop *l, bool *ended, dray_error *error)
     int64_t step = 0;
     if (!rc)
         rc = dray__batch_step(batch, &step, error);
-    if (!rc && saw_all(l, task, batch, step)) {
+    if (!rc && (saw_all(l, task, batch, step) || !is_whole(l, task, batch))) {
         dray_batch_free(batch);
         return DRAY_OK;
     }
@@ -472,6 +528,7 @@ static int run_loop(dray__host *host, const dray__program_kind *program, dray_er
 {
     loop l = {.host = host, .program = program, .flushed_ns = dray__now()};
     l.count = dray__tasks_of(host->job, host->spec, l.tasks);
+    l.view_count = dray__job_tasks(host->job, l.views);
     for (uint32_t i = 0; i < l.count; i++)
         l.works[i] = work_of(program, l.tasks[i]->name);
     bool ended = false;
@@ -586,6 +643,7 @@ int dray__host_main(const dray__host_options *options, dray_error *error)
     dray__host host = {.options = *options};
     dray__job *job = NULL;
     dray__process_begin();
+    watch_leave();
     /* Each rank computes on one core. OpenBLAS's threads would look for memory for ever where there
      * is little. */
     setenv("OPENBLAS_NUM_THREADS", "1", 1);

@@ -141,6 +141,8 @@ static void add_own(list *l, const dray__orders *o)
         add(l, "DRAY_LEASES=%s", o->leases);
     if (o->group_fd >= 0)
         add(l, "DRAY_GROUP_FD=%d", o->group_fd);
+    if (o->token_file)
+        add(l, "DRAY_TOKEN_FILE=%s", o->token_file);
 }
 
 static void add_visible(list *l, const dray__orders *o)
@@ -158,21 +160,21 @@ static void add_visible(list *l, const dray__orders *o)
     add(l, "CUDA_VISIBLE_DEVICES=%s", visible);
 }
 
-/* The ranks are all on one host, and are the only group of their role. */
+/* The ranks are the only group of their role; those of this host are counted from its first. */
 static void add_torch(list *l, const dray__orders *o)
 {
     unsigned ranks = (unsigned)o->role->ranks;
     char label[DRAY__LABEL_BYTES];
     add(l, "RANK=%u", o->rank);
     add(l, "WORLD_SIZE=%u", ranks);
-    add(l, "LOCAL_RANK=%u", o->rank);
-    add(l, "LOCAL_WORLD_SIZE=%u", ranks);
+    add(l, "LOCAL_RANK=%u", o->rank - o->first);
+    add(l, "LOCAL_WORLD_SIZE=%u", o->here);
     add(l, "GROUP_RANK=0");
     add(l, "GROUP_WORLD_SIZE=1");
     add(l, "ROLE_NAME=%s", o->role->name);
     add(l, "ROLE_RANK=%u", o->rank);
     add(l, "ROLE_WORLD_SIZE=%u", ranks);
-    add(l, "MASTER_ADDR=127.0.0.1");
+    add(l, "MASTER_ADDR=%s", o->master ? o->master : "127.0.0.1");
     add(l, "MASTER_PORT=%u", o->port);
     add(l, "TORCHELASTIC_RUN_ID=%s/%s", o->job, dray__role_label(o->role, o->instance, label));
     add(l, "TORCHELASTIC_RESTART_COUNT=%u", o->epoch - 1);

@@ -21,9 +21,12 @@ typedef struct dray__orders {
     uint32_t instance, rank, epoch, restarts;
     int64_t first_step;
     int64_t eval_from;
-    bool redis;    /* holds the samples: whoever claims them needs its password */
-    int group_fd;  /* as the process has it; -1: none */
-    uint16_t port; /* free: the ranks may meet there */
+    bool redis;             /* holds the samples: whoever claims them needs its password */
+    int group_fd;           /* as the process has it; -1: none */
+    uint16_t port;          /* free: the ranks may meet there, */
+    const char *master;     /* at this host; NULL: this one */
+    uint32_t first, here;   /* ranks of the instance that are on this host */
+    const char *token_file; /* of the role, where the coordinator is on another host; NULL: none */
 } dray__orders;
 
 /* Ours without secrets, the role's `env` over it, the contract over both; ended by NULL. One block

@@ -21,6 +21,24 @@ bool dray__role_has(const dray__job_role *role, const char *task)
     return false;
 }
 
+int64_t dray__role_places(const dray__job_role *role)
+{
+    return role->spread ? role->ranks : role->instances;
+}
+
+const char *dray__role_token(const dray__job_role *role)
+{
+    static const char *const trainers[] = {"actor", "critic"}, *const engines[] = {"rollout",
+                                                                                   "eval"};
+    for (size_t i = 0; i < 2; i++)
+        if (dray__role_has(role, trainers[i]))
+            return "trainer";
+    for (size_t i = 0; i < 2; i++)
+        if (dray__role_has(role, engines[i]))
+            return "engine";
+    return role->task_count ? "task" : "engine"; /* a server's ranks subscribe */
+}
+
 int64_t dray__job_batch(const dray__job *job)
 {
     return job->rollout.prompts * job->rollout.samples;

@@ -169,6 +169,7 @@ typedef struct dray__job_limits {
     double wait_seconds; /* the longest that anything waits for anything */
     double step_seconds; /* the longest that a step may take; 0: as long as it takes */
     int64_t restarts;    /* starts in a row without progress before the run ends */
+    double join_seconds; /* the longest that the run waits for hosts that it cannot do without */
 } dray__job_limits;
 
 typedef enum dray__on_death { DRAY__ON_DEATH_RESTART = 0, DRAY__ON_DEATH_END } dray__on_death;
@@ -179,6 +180,8 @@ typedef struct dray__job_role {
     uint32_t task_count;
     char *command; /* of a shell; "": the built-in program */
     int64_t ranks, instances;
+    bool spread;   /* ranks may be on several hosts */
+    int64_t local; /* places (instances, or ranks where they are spread) of the run's own host */
     char *devices;
     char **env; /* "NAME=VALUE" */
     uint32_t env_count;
@@ -201,6 +204,7 @@ typedef struct dray__job_task {
 
 typedef struct dray__job {
     char *name;
+    char *listen; /* where other hosts join; "": none do */
     int64_t seed, steps;
     int32_t schedule; /* of schedule.h */
     bool stream;      /* tasks take samples as they come, not a step's all at once */
@@ -243,6 +247,11 @@ void dray__job_free(dray__job *job);
 /* The role that runs `task`; NULL when none does. */
 const dray__job_role *dray__job_role_of(const dray__job *job, const char *task);
 bool dray__role_has(const dray__job_role *role, const char *task);
+/* Instances; ranks where they are spread. */
+int64_t dray__role_places(const dray__job_role *role);
+/* What an engine's, a trainer's or another program's token is called: "engine", "trainer", "task".
+ */
+const char *dray__role_token(const dray__job_role *role);
 /* Is it one for a role, a task or a reward: 1 to 32 letters, digits, `_` or `-`? */
 bool dray__job_name_ok(const char *name);
 int64_t dray__job_batch(const dray__job *job);       /* samples a step */

@@ -1,6 +1,7 @@
 /* Job files: read over the defaults, and their settings checked against each other. */
 #include "run/job/job.h"
 
+#include "base/error.h"
 #include "base/io.h"
 #include "engine/policy.h"
 #include "run/data/data.h"
@@ -372,6 +373,20 @@ static int read_layers(const char *path, const char *const *settings, uint32_t s
     return rc;
 }
 
+/* Where a scheduler says which host the run is on, it says so in the environment. */
+static int settle_listen(dray__job *job, dray_error *error)
+{
+    const char *given = getenv("DRAY_LISTEN");
+    char *copy = given && given[0] ? strdup(given) : NULL;
+    if (given && given[0] && !copy)
+        return dray__nomem(error);
+    if (copy) {
+        free(job->listen);
+        job->listen = copy;
+    }
+    return DRAY_OK;
+}
+
 /* What is not said of the value model is the policy's. */
 static void settle_critic(dray__job *job, const dray__places *at)
 {
@@ -391,6 +406,8 @@ int dray__job_load(const char *path, const char *const *settings, uint32_t setti
         rc = dray__settings_default(&job, error);
     if (!rc)
         rc = read_layers(path, settings, setting_count, job, places, error);
+    if (!rc)
+        rc = settle_listen(job, error);
     if (!rc)
         settle_critic(job, places);
     /* The default is the family's: of those that the engine computes, Qwen2 alone has biases. */

@@ -3,12 +3,14 @@
 #include "base/error.h"
 #include "base/wire.h"
 #include "base/words.h"
+#include "net/address.h"
 #include "run/job/columns.h"
 #include "run/job/contract.h"
 #include "run/job/devices.h"
 #include "run/job/schedule.h"
 #include "run/supervisor/probe.h"
 
+#include <dray/weights.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,6 +82,8 @@ int dray__roles_settle(dray__job *job, const dray__places *at, dray_error *error
         snprintf(key, sizeof(key), "roles.%.64s.on_death", role->name);
         if (!dray__setting_given(at, key))
             role->on_death = trains(role) ? DRAY__ON_DEATH_END : DRAY__ON_DEATH_RESTART;
+        if (role->local > dray__role_places(role))
+            role->local = dray__role_places(role);
     }
     return settle_score(job, error);
 }
@@ -189,6 +193,60 @@ static int check_role(const dray__job *job, const dray__job_role *role, const dr
     return rc;
 }
 
+/* Of a role that other hosts have a part in. */
+static int check_elsewhere(const dray__job *job, const dray__job_role *role, const dray__places *at,
+                           dray_error *error)
+{
+    /* Whose built-in programs read and write the run's folder. */
+    static const char *const home[] = {"driver", "actor", "critic", "reference"};
+    if (!job->listen[0])
+        return refuse(at, role, "local", error,
+                      "expected %lld, or `listen`, where other hosts join, found %lld",
+                      (long long)dray__role_places(role), (long long)role->local);
+    for (size_t i = 0; i < sizeof(home) / sizeof(home[0]) && is_builtin(role); i++)
+        if (dray__role_has(role, home[i]))
+            return refuse(at, role, "local", error,
+                          "expected %lld: the built-in %s works in the run's folder, found %lld",
+                          (long long)dray__role_places(role), home[i], (long long)role->local);
+    if (dray__role_has(role, "rollout") && job->weights.mode == DRAY_MODE_DISK)
+        return dray__setting_fail(at, "weights.mode", error,
+                                  "expected tensor, found disk: role %s is on other hosts, too",
+                                  role->name);
+    return DRAY_OK;
+}
+
+static int check_spread(const dray__job_role *role, const dray__places *at, dray_error *error)
+{
+    if (is_builtin(role))
+        return refuse(at, role, "spread", error,
+                      "expected false: the ranks of a built-in program share memory");
+    if (role->instances != 1)
+        return refuse(at, role, "spread", error, "expected one instance, found %lld",
+                      (long long)role->instances);
+    if (role->on_death != DRAY__ON_DEATH_END)
+        return refuse(at, role, "on_death", error,
+                      "expected end with spread, where no host can start all ranks anew");
+    return DRAY_OK;
+}
+
+static int rule_hosts(const dray__job *job, const dray__places *at, dray_error *error)
+{
+    int rc = DRAY_OK;
+    dray_error inner;
+    dray__address address;
+    if (job->listen[0] && (strncmp(job->listen, "tcp:", 4) != 0 ||
+                           dray__address_parse(job->listen, &address, &inner) == DRAY_EINVALID))
+        return dray__setting_fail(at, "listen", error, "expected tcp:HOST:PORT, found '%.100s'",
+                                  job->listen);
+    for (uint32_t i = 0; i < job->role_count && !rc; i++) {
+        if (job->roles[i].spread)
+            rc = check_spread(&job->roles[i], at, error);
+        if (!rc && job->roles[i].local < dray__role_places(&job->roles[i]))
+            rc = check_elsewhere(job, &job->roles[i], at, error);
+    }
+    return rc;
+}
+
 int dray__rule_roles(const dray__job *job, const dray__places *at, dray_error *error)
 {
     for (uint32_t i = 0; i < job->role_count; i++) {
@@ -204,7 +262,7 @@ int dray__rule_roles(const dray__job *job, const dray__places *at, dray_error *e
         if (rc)
             return rc;
     }
-    return DRAY_OK;
+    return rule_hosts(job, at, error);
 }
 
 /* ---- the built-in programs ------------------------------------------------------------------- */
@@ -568,21 +626,25 @@ static int check_devices(const dray__job_role *role, const dray__places *at, dra
     return DRAY_OK;
 }
 
+int dray__role_there(const dray__job_role *role, const dray__places *at, dray_error *error)
+{
+    char word[WORD_BYTES];
+    struct stat st;
+    if (role->cwd[0] && (stat(role->cwd, &st) || !S_ISDIR(st.st_mode)))
+        return refuse(at, role, "cwd", error, "no folder '%.200s' is there", role->cwd);
+    if (!is_builtin(role) && is_missing(role->cwd, role->command, word))
+        return refuse(at, role, "command", error, "no program '%s' is there", word);
+    return check_devices(role, at, error);
+}
+
 int dray__rule_there(const dray__job *job, const dray__places *at, dray_error *error)
 {
     char word[WORD_BYTES];
     int rc = DRAY_OK;
     if (job->reward.rule == DRAY__RULE_COMMAND && is_missing("", job->reward.command, word))
         rc = dray__setting_fail(at, "reward.command", error, "no program '%s' is there", word);
-    for (uint32_t i = 0; i < job->role_count && !rc; i++) {
-        const dray__job_role *role = &job->roles[i];
-        struct stat st;
-        if (role->cwd[0] && (stat(role->cwd, &st) || !S_ISDIR(st.st_mode)))
-            rc = refuse(at, role, "cwd", error, "no folder '%.200s' is there", role->cwd);
-        if (!rc && !is_builtin(role) && is_missing(role->cwd, role->command, word))
-            rc = refuse(at, role, "command", error, "no program '%s' is there", word);
-        if (!rc)
-            rc = check_devices(role, at, error);
-    }
+    for (uint32_t i = 0; i < job->role_count && !rc; i++)
+        if (job->roles[i].local)
+            rc = dray__role_there(&job->roles[i], at, error);
     return rc;
 }

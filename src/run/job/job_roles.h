@@ -11,5 +11,7 @@ int dray__rule_programs(const dray__job *job, const dray__places *at, dray_error
 int dray__rule_tasks(const dray__job *job, const dray__places *at, dray_error *error);
 int dray__rule_columns(const dray__job *job, const dray__places *at, dray_error *error);
 
-/* Of a run that is about to start: are the role's command, folder and devices there? */
+/* Are the role's command, folder and devices on this host? */
+int dray__role_there(const dray__job_role *role, const dray__places *at, dray_error *error);
+/* Of a run that is about to start: are they, of all roles that it runs here? */
 int dray__rule_there(const dray__job *job, const dray__places *at, dray_error *error);

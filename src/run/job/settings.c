@@ -132,6 +132,13 @@ static const dray__setting role_settings[] = {
         "processes of an instance, which start, end and die together; of the built-in `driver`, "
         "`reward`, `reference`, `advantage`: 1"),
     INT(instances, 1, 1, 1024, "each is started anew by itself when it dies"),
+    INT(local, 1024, 0, 1024,
+        "with `listen`: how many of its instances `dray run` starts on its own host (as many as "
+        "there are, where it is not given); the others are for hosts that join "
+        "([hosts](hosts.md))"),
+    BOOL(spread, false,
+         "`true`: the ranks of a command may be on several hosts, and `local` and `dray join` "
+         "count ranks; they meet at `MASTER_ADDR`"),
     TEXT(devices, "",
          "`cpu:0`, `cuda:0-1`, `cuda:0,2`; GPUs become `CUDA_VISIBLE_DEVICES`, divided evenly "
          "among the instances; roles that share one take [turns](roles.md#devices-in-turns)"),
@@ -183,6 +190,10 @@ static const dray__setting_record dray__job_task_record = {sizeof(dray__job_task
 #define STRUCT dray__job
 const dray__setting dray__settings[] = {
     TEXT(name, "job", "the folder's name without `--out`: no `/`, and no `.` at its beginning"),
+    TEXT(
+        listen, "",
+        "`tcp:HOST:PORT`: other hosts may join there with `dray join` ([hosts](hosts.md)); HOST is "
+        "this host's, as others reach it"),
     INT(seed, 1, 0, 9007199254740992.0, "of all random numbers"),
     WORD(schedule, sync, schedules, "which version makes the samples of a step (above)"),
     BOOL(stream, true,
@@ -416,6 +427,8 @@ const dray__setting dray__settings[] = {
     REAL(limits.step_seconds, 0, 0, 1e7,
          "the longest that a step may take; 0: as long as it takes"),
     INT(limits.restarts, 5, 1, 1000, "starts of an instance in a row without a finished step"),
+    REAL(limits.join_seconds, 600, 0.1, 1e7,
+         "the longest that the run waits for hosts to join where it cannot go on without them"),
 
     RECORDS(roles, role_count, dray__job_role, 1, 16,
             "who runs the tasks; `--set roles.engine.ranks=1` changes one of an entry"),

@@ -4,6 +4,7 @@
 #include "base/network.h"
 #include "base/thread.h"
 #include "control/coordinator.h"
+#include "control/relay.h"
 #include "control/token.h"
 #include "queue/server/controller.h"
 #include "queue/storage/join.h"
@@ -211,6 +212,8 @@ static int add_services(dray__coordinator *coordinator, struct event_base *base,
     if (!status)
         status = dray__queue_add(coordinator, base, options->keeper_path, options->journal,
                                  options->stores, error);
+    if (!status && options->hosts)
+        status = dray__relay_add(coordinator, error);
     return status;
 }
 

@@ -15,6 +15,7 @@ typedef struct dray__serve_options {
     const char *const *stores; /* of queues' bytes (queue/server/controller.h); NULL: none */
     const char *limits;        /* control/limits.h; NULL: $DRAY_LIMITS, or the defaults */
     const char *metrics; /* where to answer GET /metrics (run/report/metrics.h); NULL: nowhere */
+    bool hosts;          /* others may join the run (control/relay.h) */
     bool sandbox;        /* write nowhere but in its own folders (run/supervisor/sandbox.h) */
     bool start_keeper;   /* run it here, in a thread; else another process runs it */
     /* Called once when everything listens. An address is NULL where there is none. */

@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -88,16 +89,24 @@ static int make_default(dray__folder *folder, const char *name, dray_error *erro
     return rc ? rc : dray__fail(error, DRAY_EEXIST, "runs/%s: too many runs", name);
 }
 
-static int make_inside(const dray__folder *folder, dray_error *error)
+static const char *const guest_names[] = {"weights", "logs", "trace"};
+
+static int make_folders_of(const dray__folder *folder, const char *const *names, size_t count,
+                           dray_error *error)
 {
-    static const char *const names[] = {"checkpoints", "weights", "logs", "trace"};
     char path[PATH_MAX];
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+    for (size_t i = 0; i < count; i++) {
         dray__folder_path(folder, names[i], path);
         if (mkdir(path, 0777) < 0 && errno != EEXIST)
             return dray__fail_errno(error, errno, "%s", path);
     }
     return DRAY_OK;
+}
+
+static int make_inside(const dray__folder *folder, dray_error *error)
+{
+    static const char *const names[] = {"checkpoints", "weights", "logs", "trace"};
+    return make_folders_of(folder, names, sizeof(names) / sizeof(names[0]), error);
 }
 
 /* A socket's path holds at most 107 bytes. */
@@ -340,6 +349,50 @@ static int write_json(const dray__folder *folder, const dray__job *job, dray_err
     return rc;
 }
 
+/* Which run a host joins, and which start of it: what a host had of an earlier one is none of this
+ * one's. */
+static int identify(dray__folder *folder, const dray__job *job, dray_error *error)
+{
+    char path[PATH_MAX];
+    const char *launch = getenv("DRAY_LAUNCH");
+    json_t *known = NULL;
+    uint64_t drawn;
+    dray__folder_path(folder, "run.json", path);
+    if (dray__json_load(path, 4096, &known, NULL) == DRAY_OK && dray__json_string(known, "id")) {
+        snprintf(folder->id, sizeof folder->id, "%.16s", dray__json_string(known, "id"));
+        folder->epoch = dray__json_integer(known, "epoch");
+    } else if (getrandom(&drawn, sizeof drawn, 0) == (ssize_t)sizeof drawn) {
+        snprintf(folder->id, sizeof folder->id, "%016" PRIx64, drawn);
+    } else {
+        return dray__fail_errno(error, errno, "getrandom");
+    }
+    json_decref(known);
+    folder->epoch++;
+    known = json_pack("{s:s, s:I, s:s, s:s}", "id", folder->id, "epoch", (json_int_t)folder->epoch,
+                      "listen", job->listen, "launch", launch ? launch : "");
+    char *text = known ? json_dumps(known, JSON_INDENT(2)) : NULL;
+    int rc = text ? dray__write_text(folder->path, "run.json", text, error) : dray__nomem(error);
+    free(text);
+    json_decref(known);
+    return rc;
+}
+
+int dray__folder_of_guest(dray__folder *out, const char *path, const dray__job *job,
+                          const char *resolved, dray_error *error)
+{
+    *out = (dray__folder){.lock = -1};
+    int rc = take_path(out, path, error);
+    if (!rc)
+        rc = dray__lock_folder(out->path, "a host of a run", &out->lock, error);
+    if (!rc)
+        rc = make_folders_of(out, guest_names, sizeof(guest_names) / sizeof(*guest_names), error);
+    if (!rc)
+        rc = dray__write_text(out->path, "config.yaml", resolved, error);
+    if (!rc)
+        rc = write_json(out, job, error);
+    return rc ? rc : place_sockets(out, error);
+}
+
 int dray__folder_open(const dray__run_options *options, dray__folder *out, dray__job **job,
                       dray_error *error)
 {
@@ -349,6 +402,8 @@ int dray__folder_open(const dray__run_options *options, dray__folder *out, dray_
                              : open_new(options, &folder, job, error);
     if (!rc)
         rc = write_json(&folder, *job, error);
+    if (!rc && (*job)->listen[0])
+        rc = identify(&folder, *job, error);
     if (!rc)
         rc = place_sockets(&folder, error);
     if (rc) {

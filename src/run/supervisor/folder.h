@@ -7,6 +7,8 @@
  *   weights/       versions for engines that update from disk
  *   logs/          one file a process
  *   trace/, trace.json
+ *   run.json       where other hosts join: which run it is, and how often it was started
+ *   tokens/        the same: those of roles, and the master's
  *   .lock, *.socket while it runs */
 #pragma once
 
@@ -22,6 +24,8 @@ typedef struct dray__folder {
     bool own_sockets;
     int lock;
     int64_t first_step; /* 0, or the checkpoint that is resumed from */
+    char id[20];        /* of the run; "": no other hosts join it */
+    int64_t epoch;      /* how often it was started */
     bool resumed;
     int64_t eval_from; /* held-out accuracy of versions from this one on is still to be measured */
     json_t *rows;      /* resumed: rows of metrics.jsonl that stay, as an array */
@@ -33,6 +37,9 @@ typedef struct dray__folder {
 int dray__folder_open(const dray__run_options *options, dray__folder *out, dray__job **job,
                       dray_error *error);
 void dray__folder_close(dray__folder *folder);
+/* A joined host's own folder: config.yaml, config.json, logs/ and trace/. path: it is there. */
+int dray__folder_of_guest(dray__folder *out, const char *path, const dray__job *job,
+                          const char *resolved, dray_error *error);
 /* Path below the folder. */
 void dray__folder_path(const dray__folder *folder, const char *name, char out[PATH_MAX]);
 /* The checkpoint that a run goes on from: the newest one. DRAY_ENOENT: there is none. */

@@ -97,17 +97,28 @@ static int start_rank(dray__supervisor *s, dray__instance *i, const dray__orders
     return rc;
 }
 
+/* Where the ranks of a role meet that are spread over hosts. */
+static int find_master(dray__supervisor *s, const dray__job_role *role, char master[64],
+                       dray__orders *orders, dray_error *error)
+{
+    bool found = s->link ? dray__uplink_master(s->link, role, master, &orders->port)
+                         : s->hosts && dray__hosts_master(s->hosts, role, master, &orders->port);
+    orders->master = master;
+    return found ? DRAY_OK
+                 : dray__fail(error, DRAY_EINTERNAL, "role %s: rank 0 has no host", role->name);
+}
+
 static int start_instance(dray__supervisor *s, dray__instance *i, dray_error *error)
 {
     int group = -1, rc = DRAY_OK;
-    char config[PATH_MAX], leases[DRAY__LEASES_BYTES];
+    char config[PATH_MAX], leases[DRAY__LEASES_BYTES], master[64];
     const dray__job_role *role = i->role;
     i->epoch++;
     i->asked_ns = 0;
-    i->progress = dray__reporter_progress(s->reporter);
+    i->progress = dray__supervisor_progress(s);
     dray__folder_path(&s->folder, "config.json", config);
     dray__devices_leases(s->job, role, i->number, leases);
-    if (role->ranks > 1)
+    if (role->ranks > 1 && !role->spread)
         rc = dray__group_create((uint32_t)role->ranks, 0, &group, error);
     dray__orders orders = {.role = role,
                            .job = s->job->name,
@@ -122,8 +133,14 @@ static int start_instance(dray__supervisor *s, dray__instance *i, dray_error *er
                            .eval_from = s->folder.eval_from,
                            .redis = s->job->queue.backend > DRAY_BACKEND_BUILTIN,
                            .group_fd = group < 0 ? -1 : DRAY__CHILD_FD,
+                           .rank = i->first,
+                           .first = i->first,
+                           .here = i->count,
+                           .token_file = s->link ? dray__uplink_token(s->link, role) : NULL,
                            .port = dray__free_port()};
-    for (; orders.rank < role->ranks && !rc; orders.rank++)
+    if (!rc && role->spread)
+        rc = find_master(s, role, master, &orders, error);
+    for (; orders.rank < i->first + i->count && !rc; orders.rank++)
         rc = start_rank(s, i, &orders, group, error);
     if (group >= 0)
         close(group);
@@ -138,15 +155,25 @@ static int start_role(dray__supervisor *s, dray__role_state *r, dray_error *erro
     r->started = true;
     r->ready = !r->role->ready[0];
     for (uint32_t i = 0; i < r->role->instances && !rc; i++)
-        rc = start_instance(s, &r->instances[i], error);
+        if (r->instances[i].count)
+            rc = start_instance(s, &r->instances[i], error);
     return rc;
+}
+
+static bool is_here(const dray__role_state *r)
+{
+    for (uint32_t i = 0; i < r->role->instances; i++)
+        if (r->instances[i].count)
+            return true;
+    return false;
 }
 
 static bool may_start(const dray__supervisor *s, const dray__job_role *role)
 {
     for (uint32_t i = 0; i < role->after_count; i++)
         for (uint32_t r = 0; r < s->job->role_count; r++)
-            if (strcmp(s->roles[r].role->name, role->after[i]) == 0 && !s->roles[r].ready)
+            if (strcmp(s->roles[r].role->name, role->after[i]) == 0 && !s->roles[r].ready &&
+                is_here(&s->roles[r]))
                 return false;
     return true;
 }
@@ -169,7 +196,7 @@ int dray__roles_advance(dray__supervisor *s, dray_error *error)
         again = false;
         for (uint32_t i = 0; i < s->job->role_count && !rc; i++) {
             dray__role_state *r = &s->roles[i];
-            if (!r->started && may_start(s, r->role)) {
+            if (!r->started && is_here(r) && may_start(s, r->role)) {
                 rc = start_role(s, r, error);
                 again = true;
             } else if (r->started && !r->ready) {
@@ -185,7 +212,7 @@ int dray__roles_advance(dray__supervisor *s, dray_error *error)
 
 static bool instance_done(const dray__instance *i)
 {
-    for (uint32_t rank = 0; rank < i->role->ranks; rank++)
+    for (uint32_t rank = i->first; rank < i->first + i->count; rank++)
         if (!i->ranks[rank].done)
             return false;
     return true;
@@ -202,19 +229,25 @@ static bool all_done(const dray__supervisor *s, bool servers)
     return true;
 }
 
+/* Joined hosts end their processes themselves, and leave. */
+void dray__roles_check_end(dray__supervisor *s)
+{
+    if ((s->ended_ns || s->leaving) && !s->elsewhere.count && all_done(s, true))
+        dray__supervisor_end(s);
+}
+
 static void mark_done(dray__supervisor *s, dray__instance *i)
 {
-    for (uint32_t rank = 0; rank < i->role->ranks; rank++)
+    for (uint32_t rank = i->first; rank < i->first + i->count; rank++)
         i->ranks[rank].done = true;
-    if (all_done(s, true))
-        dray__supervisor_end(s);
+    dray__roles_check_end(s);
 }
 
 /* From here on the ranks wait to be started anew. */
 static void end_accounts(const dray__supervisor *s, const dray__instance *i, const char *label)
 {
     char path[PATH_MAX];
-    for (uint32_t rank = 0; rank < i->role->ranks; rank++) {
+    for (uint32_t rank = i->first; rank < i->first + i->count; rank++) {
         dray__spans_path(s->folder.path, label, rank, i->epoch, path, sizeof(path));
         dray__account_end(path, dray__now());
     }
@@ -226,17 +259,32 @@ static void restart(dray__supervisor *s, dray__instance *i, uint32_t rank, const
     char label[DRAY__LABEL_BYTES];
     dray__role_label(i->role, i->number, label);
     end_accounts(s, i, label);
-    i->deaths = dray__reporter_progress(s->reporter) > i->progress ? 1 : i->deaths + 1;
+    i->deaths = dray__supervisor_progress(s) > i->progress ? 1 : i->deaths + 1;
     if (i->deaths >= (uint32_t)s->job->limits.restarts) {
         dray__supervisor_fail(s, DRAY_EDEAD,
                               "%s died %u times in a row without a step done; last: rank %u %s",
                               label, i->deaths, rank, how);
         return;
     }
-    dray__reporter_say(s->reporter, "restart", "%s rank %u %s: starting %s anew", label, rank, how,
-                       label);
-    if (start_instance(s, i, &error))
+    dray__supervisor_say(s, "restart", "%s rank %u %s: starting %s anew", label, rank, how, label);
+    i->held = s->link && !dray__uplink_fresh(s->link);
+    if (!i->held && start_instance(s, i, &error))
         dray__supervisor_fail(s, error.code, "%s", error.message);
+}
+
+/* A link that is down ends processes, too: they are started again when it is up. */
+static void start_held(dray__supervisor *s)
+{
+    dray_error error;
+    for (uint32_t r = 0; s->link && dray__uplink_fresh(s->link) && r < s->job->role_count; r++)
+        for (uint32_t i = 0; i < s->roles[r].role->instances; i++) {
+            dray__instance *instance = &s->roles[r].instances[i];
+            if (!instance->held || s->leaving)
+                continue;
+            instance->held = false;
+            if (start_instance(s, instance, &error))
+                dray__supervisor_fail(s, error.code, "%s", error.message);
+        }
 }
 
 /* All ranks of an instance end with the first one. Once the queue has ended nothing is lost with a
@@ -248,12 +296,14 @@ static void died(dray__process *p, const char *how)
     char label[DRAY__LABEL_BYTES], advice[DRAY__ADVICE_BYTES];
     uint32_t rank = p->rank;
     dray__role_label(i->role, i->number, label);
-    for (uint32_t r = 0; r < i->role->ranks; r++)
+    for (uint32_t r = i->first; r < i->first + i->count; r++)
         process_end(&i->ranks[r]);
-    if (s->ended_ns && (i->asked_ns || i->role->on_death == DRAY__ON_DEATH_RESTART)) {
+    if (s->leaving) {
+        mark_done(s, i);
+    } else if (s->ended_ns && (i->asked_ns || i->role->on_death == DRAY__ON_DEATH_RESTART)) {
         if (!i->asked_ns)
-            dray__reporter_say(s->reporter, "warning", "%s rank %u %s, after the queue's end",
-                               label, rank, how);
+            dray__supervisor_say(s, "warning", "%s rank %u %s, after the queue's end", label, rank,
+                                 how);
         mark_done(s, i);
     } else if (i->role->on_death == DRAY__ON_DEATH_END) {
         dray__supervisor_fail(s, DRAY_EDEAD, "%s rank %u %s; %s", label, rank, how,
@@ -278,7 +328,11 @@ static void take_end(dray__process *p)
     if (p->instance && WIFEXITED(status) && WEXITSTATUS(status) == 0) {
         p->left = true;
         p->left_ns = dray__now();
-        dray__watch_look(s->watch);
+        if (s->watch)
+            dray__watch_look(s->watch);
+        if (s->leaving)
+            p->done = true;
+        dray__roles_check_end(s);
         return;
     }
     process_describe(p, status, how, sizeof(how));
@@ -291,12 +345,18 @@ static void take_end(dray__process *p)
 
 typedef void (*process_fn)(dray__process *p, const void *with);
 
+static void each_rank(dray__instance *i, process_fn call, const void *with)
+{
+    for (uint32_t rank = i->first; rank < i->first + i->count; rank++)
+        if (!i->ranks[rank].owner || !i->ranks[rank].owner->code)
+            call(&i->ranks[rank], with);
+}
+
 static void each_process(dray__supervisor *s, process_fn call, const void *with)
 {
     for (uint32_t r = 0; r < s->job->role_count; r++)
         for (uint32_t i = 0; s->roles[r].started && i < s->roles[r].role->instances; i++)
-            for (uint32_t rank = 0; rank < s->roles[r].role->ranks && !s->code; rank++)
-                call(&s->roles[r].instances[i].ranks[rank], with);
+            each_rank(&s->roles[r].instances[i], call, with);
 }
 
 static void take_killed(dray__process *p, const void *with)
@@ -336,8 +396,7 @@ void dray__roles_judge(dray__supervisor *s, const dray__sight *sight)
         s->ended_ns = dray__now();
     if (sight->begun_ns)
         each_process(s, judge, sight);
-    if (s->ended_ns && all_done(s, true))
-        dray__supervisor_end(s);
+    dray__roles_check_end(s);
 }
 
 /* ---- who is stopped, and who does not end ---------------------------------------------------- */
@@ -371,7 +430,7 @@ static void check_idle(dray__process *p, int64_t now, bool busy)
 {
     dray__supervisor *s = p->owner;
     char how[400], label[DRAY__LABEL_BYTES];
-    uint64_t claims = busy ? 0 : dray__watch_claims(s->watch, p->child.pid);
+    uint64_t claims = busy || !s->watch ? 0 : dray__watch_claims(s->watch, p->child.pid);
     if (!claims || claims != p->claims || p->idle_ns < s->awake_ns || waits_for_others(p)) {
         p->idle_ns = now;
         p->named = false;
@@ -381,9 +440,9 @@ static void check_idle(dray__process *p, int64_t now, bool busy)
         return;
     p->named = true;
     describe_idle(p, now, how, sizeof(how));
-    dray__reporter_say(
-        s->reporter, "warning", "%s rank %u %s: it hangs, or waits for a device or a server",
-        dray__role_label(p->instance->role, p->instance->number, label), p->rank, how);
+    dray__supervisor_say(s, "warning", "%s rank %u %s: it hangs, or waits for a device or a server",
+                         dray__role_label(p->instance->role, p->instance->number, label), p->rank,
+                         how);
 }
 
 /* Where many share a machine, a process may get less of a core than one that sleeps takes, though
@@ -419,7 +478,10 @@ static void check_life(dray__process *p, const void *with)
     p->stopped_ns = p->stopped_ns > s->awake_ns ? p->stopped_ns : now;
     if (now - p->stopped_ns < limit)
         return;
-    dray__watch_holds(s->watch, p->child.pid, holds, sizeof(holds));
+    if (s->watch)
+        dray__watch_holds(s->watch, p->child.pid, holds, sizeof(holds));
+    else
+        snprintf(holds, sizeof(holds), "rows that the run knows of");
     snprintf(how, sizeof(how), "has been stopped for %.1f s (limits.wait_seconds), and holds %s",
              (double)(now - p->stopped_ns) / (double)DRAY__SECOND, holds);
     died(p, how);
@@ -460,19 +522,19 @@ static void end_late(dray__supervisor *s, dray__instance *i, int64_t now)
     char label[DRAY__LABEL_BYTES];
     if (!i->asked_ns && (server ? all_done(s, false) : now > s->ended_ns + grace)) {
         i->asked_ns = now;
-        for (uint32_t rank = 0; rank < i->role->ranks; rank++)
+        for (uint32_t rank = i->first; rank < i->first + i->count; rank++)
             dray__child_signal(&i->ranks[rank].child, SIGTERM);
     } else if (i->asked_ns && now > i->asked_ns + grace) {
         dray__role_label(i->role, i->number, label);
-        if (i->role->on_death == DRAY__ON_DEATH_END) {
+        if (i->role->on_death == DRAY__ON_DEATH_END && !s->leaving) {
             dray__supervisor_fail(
                 s, DRAY_ETIMEDOUT,
                 "%s did not end within twice its grace_seconds (%g) of the queue's end", label,
                 i->role->grace_seconds);
             return;
         }
-        dray__reporter_say(s->reporter, "warning", "%s did not end on SIGTERM: killed", label);
-        for (uint32_t rank = 0; rank < i->role->ranks; rank++)
+        dray__supervisor_say(s, "warning", "%s did not end on SIGTERM: killed", label);
+        for (uint32_t rank = i->first; rank < i->first + i->count; rank++)
             process_end(&i->ranks[rank]);
         mark_done(s, i);
     }
@@ -481,14 +543,15 @@ static void end_late(dray__supervisor *s, dray__instance *i, int64_t now)
 void dray__roles_tick(dray__supervisor *s, int64_t now)
 {
     dray_error error;
-    if (!s->ended_ns && dray__roles_advance(s, &error))
+    if (!s->ended_ns && !s->leaving && dray__roles_advance(s, &error))
         dray__supervisor_fail(s, error.code, "%s", error.message);
+    start_held(s);
     int64_t every = dray__job_wait_ns(s->job) / 10, most = LOOK_MS * DRAY__MILLISECOND;
     if (now - s->looked_ns >= (every < most ? every : most)) {
         each_process(s, check_life, &now);
         s->looked_ns = now;
     }
-    for (uint32_t r = 0; s->ended_ns && r < s->job->role_count; r++)
+    for (uint32_t r = 0; (s->ended_ns || s->leaving) && r < s->job->role_count; r++)
         for (uint32_t i = 0; s->roles[r].started && i < s->roles[r].role->instances; i++)
             if (!s->code && !instance_done(&s->roles[r].instances[i]))
                 end_late(s, &s->roles[r].instances[i], now);
@@ -508,6 +571,44 @@ static int open_instance(dray__instance *i, const dray__job_role *role, uint32_t
     return DRAY_OK;
 }
 
+/* The places that a run's own host has: the first ones. */
+static void place_own(dray__supervisor *s)
+{
+    for (uint32_t r = 0; r < s->job->role_count; r++)
+        for (uint32_t i = 0; i < s->job->roles[r].local; i++)
+            dray__roles_place(s, r, i, 0);
+}
+
+void dray__roles_place(dray__supervisor *s, uint32_t role, uint32_t place, uint32_t epoch)
+{
+    dray__role_state *at = &s->roles[role];
+    bool spread = at->role->spread;
+    dray__instance *i = &at->instances[spread ? 0 : place];
+    i->first = spread && !i->count ? place : i->first;
+    i->count = spread ? place + 1 - i->first : (uint32_t)at->role->ranks;
+    i->epoch = epoch;
+}
+
+void dray__roles_leave(dray__supervisor *s)
+{
+    s->leaving = true;
+    for (uint32_t r = 0; r < s->job->role_count; r++)
+        for (uint32_t i = 0; s->roles[r].started && i < s->roles[r].role->instances; i++) {
+            dray__instance *instance = &s->roles[r].instances[i];
+            instance->asked_ns = dray__now();
+            for (uint32_t k = instance->first; k < instance->first + instance->count; k++) {
+                dray__process *p = &instance->ranks[k];
+                p->done = p->done || p->left || p->child.pid <= 0;
+                dray__child_signal(&p->child, SIGTERM);
+            }
+        }
+}
+
+bool dray__roles_gone(const dray__supervisor *s)
+{
+    return all_done(s, true);
+}
+
 int dray__roles_open(dray__supervisor *s, dray_error *error)
 {
     s->roles = calloc(s->job->role_count, sizeof(*s->roles));
@@ -521,6 +622,8 @@ int dray__roles_open(dray__supervisor *s, dray_error *error)
         for (uint32_t i = 0; i < at->role->instances && !rc; i++)
             rc = open_instance(&at->instances[i], at->role, i, error);
     }
+    if (!rc && !s->link)
+        place_own(s);
     return rc;
 }
 

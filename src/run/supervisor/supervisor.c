@@ -4,14 +4,18 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
+#include "control/token.h"
+#include "net/address.h"
 #include "queue/storage/backend.h"
 #include "run/desk/desk.h"
 #include "run/job/schedule.h"
 #include "run/job/settings.h"
 #include "run/job/tasks.h"
 #include "run/page/page.h"
+#include "run/paths.h"
 #include "run/process.h"
 #include "run/run.h"
+#include "run/supervisor/coordinator.h"
 #include "run/trainer/checkpoint.h"
 
 #include <dirent.h>
@@ -24,6 +28,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -36,6 +41,7 @@ enum {
     DEATH_MS = 100,
     CONNECT_SECONDS = 20,
     STOP_SECONDS = 10,
+    HOSTS_SECONDS = 10, /* for joined hosts to hear of the end, and to bring home what is left */
     FILES_LEAST = 64
 };
 
@@ -60,8 +66,30 @@ void dray__supervisor_fail(supervisor *s, int code, const char *format, ...)
     dray__supervisor_end(s);
 }
 
+void dray__supervisor_say(supervisor *s, const char *event, const char *format, ...)
+{
+    char text[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof(text), format, arguments);
+    va_end(arguments);
+    if (s->reporter)
+        dray__reporter_say(s->reporter, event, "%s", text);
+    else
+        dray__uplink_say(s->link, event, text);
+}
+
+uint64_t dray__supervisor_progress(const supervisor *s)
+{
+    return s->reporter ? dray__reporter_progress(s->reporter) : dray__uplink_progress(s->link);
+}
+
 char *dray__supervisor_advice(const supervisor *s, char out[DRAY__ADVICE_BYTES])
 {
+    if (s->link) {
+        snprintf(out, DRAY__ADVICE_BYTES, "logs: %s/logs", s->folder.path);
+        return out;
+    }
     bool any = dray__folder_checkpoint(&s->folder, &(int64_t){0}, NULL) == DRAY_OK;
     snprintf(out, DRAY__ADVICE_BYTES, "%s: dray run --resume %s",
              any ? "go on from the last checkpoint" : "no checkpoint yet; from the beginning again",
@@ -70,6 +98,16 @@ char *dray__supervisor_advice(const supervisor *s, char out[DRAY__ADVICE_BYTES])
 }
 
 /* ---- the coordinator ------------------------------------------------------------------------- */
+
+/* The master token's file: the person's, or the run's own. */
+static const char *master_path(const supervisor *s, char out[PATH_MAX])
+{
+    const char *given = getenv("DRAY_TOKEN_FILE");
+    if (given && given[0])
+        return given;
+    dray__folder_path(&s->folder, "tokens/master.token", out);
+    return out;
+}
 
 static int start_coordinator(supervisor *s, dray_error *error)
 {
@@ -82,7 +120,7 @@ static int start_coordinator(supervisor *s, dray_error *error)
     int rc = dray__keeper_new(s->base, s->keeper_path, 0, &s->keeper, error);
     if (rc)
         return rc;
-    const char *arguments[14] = {"host", parent,     "--coordinator", "--address",
+    const char *arguments[20] = {"host", parent,     "--coordinator", "--address",
                                  path,   "--keeper", s->keeper_path};
     int count = 7;
     char journal[PATH_MAX], store[PATH_MAX];
@@ -100,6 +138,13 @@ static int start_coordinator(supervisor *s, dray_error *error)
     if (s->job->queue.metrics[0]) {
         arguments[count++] = "--metrics";
         arguments[count++] = s->job->queue.metrics;
+    }
+    char master[PATH_MAX];
+    if (s->job->listen[0]) {
+        arguments[count++] = "--listen";
+        arguments[count++] = s->job->listen + strlen("tcp:");
+        arguments[count++] = "--master";
+        arguments[count++] = master_path(s, master);
     }
     dray__process *p = &s->coordinator;
     p->owner = s;
@@ -225,6 +270,135 @@ static int64_t start_limit(const supervisor *s)
     return journal ? dray__job_wait_ns(s->job) : CONNECT_SECONDS * DRAY__SECOND;
 }
 
+/* ---- other hosts ----------------------------------------------------------------------------- */
+
+/* This host's address as others reach it, numeric; what this host keeps and publishes is read
+ * there, though its own processes reach the coordinator by its Unix socket. */
+static int find_own_address(const supervisor *s, char out[64], dray_error *error)
+{
+    dray__address address;
+    const char *data = getenv("DRAY_DATA_ADDRESS");
+    int rc =
+        dray__address_parse(data && data[0] ? "tcp:127.0.0.1:0" : s->job->listen, &address, error);
+    if (rc)
+        return rc;
+    if (data && data[0])
+        snprintf(out, 64, "%s", data);
+    else
+        dray__address_host(&address.socket, out, 64, NULL);
+    if (strcmp(out, "0.0.0.0") == 0 || strcmp(out, "::") == 0)
+        return dray__fail(error, DRAY_EINVALID,
+                          "listen: %s: expected this host's address, as others reach it, or it in "
+                          "$DRAY_DATA_ADDRESS",
+                          s->job->listen);
+    setenv("DRAY_DATA_ADDRESS", out, 0);
+    return DRAY_OK;
+}
+
+/* Whole or not at all, for processes that wait for them. */
+static int make_tokens(const supervisor *s, dray_error *error)
+{
+    static const char *const roles[] = {"trainer", "engine", "task"};
+    char master[PATH_MAX], name[64], path[PATH_MAX], made[PATH_MAX];
+    for (size_t i = 0; i < sizeof(roles) / sizeof(*roles); i++) {
+        snprintf(name, sizeof(name), "tokens/%s.token", roles[i]);
+        dray__folder_path(&s->folder, name, path);
+        dray__path(made, sizeof(made), "%.*s.new", PATH_MAX - 8, path);
+        unlink(made);
+        int rc = dray__make_token(master_path(s, master), roles[i], made, NULL, error);
+        if (!rc && rename(made, path) < 0) /* over one of another master token, perhaps */
+            rc = dray__fail_errno(error, errno, "%s", path);
+        if (rc)
+            return rc;
+    }
+    return DRAY_OK;
+}
+
+static int make_token_folder(const supervisor *s, dray_error *error)
+{
+    char path[PATH_MAX];
+    dray__folder_path(&s->folder, "tokens", path);
+    if (mkdir(path, 0700) < 0 && errno != EEXIST)
+        return dray__fail_errno(error, errno, "%s", path);
+    dray__folder_path(&s->folder, "tokens/master.token", path);
+    return dray__token_keep(path, error);
+}
+
+static int take_hosts(supervisor *s, dray_error *error)
+{
+    char own[64];
+    int rc = find_own_address(s, own, error);
+    if (!rc)
+        rc = make_tokens(s, error);
+    if (!rc)
+        rc = dray__settings_yaml(s->job, &s->text, error);
+    const dray__join_options join = {
+        .address = s->address, .path = s->keeper_path, .listen = own, .own = true, .later = true};
+    if (!rc && s->job->queue.backend == DRAY_BACKEND_BUILTIN)
+        rc = dray__join_start(s->keeper, &join, &s->join, error);
+    const dray__hosts_options hosts = {.folder = &s->folder,
+                                       .job = s->job,
+                                       .text = s->text,
+                                       .address = s->address,
+                                       .listen = own,
+                                       .reporter = s->reporter};
+    return rc ? rc : dray__hosts_start(&hosts, &s->hosts, error);
+}
+
+/* Places that the run cannot do without are waited for longer than anything else. */
+static void wait_for_hosts(supervisor *s, int64_t now)
+{
+    const dray__hosts_sight *sight = &s->elsewhere;
+    double waited = (double)(now - sight->missing_ns) / (double)DRAY__SECOND;
+    if (!sight->missing_ns) {
+        s->waiting_said = false;
+        return;
+    }
+    s->moved_ns = now;
+    s->step_ns = now;
+    if (!s->waiting_said)
+        dray__supervisor_say(s, "waiting",
+                             "waiting for hosts: %s (on a host: dray join %s --job "
+                             "FILE --roles ROLE:COUNT --token FILE; tokens: %s/tokens)",
+                             sight->missing, s->job->listen, s->folder.path);
+    s->waiting_said = true;
+    if (waited > s->job->limits.join_seconds)
+        dray__supervisor_fail(s, DRAY_ETIMEDOUT,
+                              "no host has joined for %.0f s (limits.join_seconds): %s", waited,
+                              sight->missing);
+}
+
+/* Their processes end as this host's do, and they bring home what is left. */
+static int64_t leave_limit(const supervisor *s)
+{
+    double most = 0;
+    for (uint32_t r = 0; r < s->job->role_count; r++)
+        most = s->job->roles[r].grace_seconds > most ? s->job->roles[r].grace_seconds : most;
+    return (int64_t)(2 * most * (double)DRAY__SECOND) + HOSTS_SECONDS * DRAY__SECOND;
+}
+
+static void look_at_hosts(supervisor *s, int64_t now)
+{
+    char advice[DRAY__ADVICE_BYTES];
+    if (!s->hosts)
+        return;
+    dray__hosts_look(s->hosts, &s->elsewhere);
+    if (s->elsewhere.failure.code)
+        dray__supervisor_fail(s, s->elsewhere.failure.code, "%s; %s", s->elsewhere.failure.message,
+                              dray__supervisor_advice(s, advice));
+    if (s->elsewhere.moved_ns > s->moved_ns)
+        s->moved_ns = s->elsewhere.moved_ns;
+    if (s->ended_ns)
+        dray__hosts_queue_ended(s->hosts);
+    else
+        wait_for_hosts(s, now);
+    if (s->ended_ns && s->elsewhere.count && now - s->ended_ns > leave_limit(s)) {
+        dray__supervisor_say(s, "warning", "not waited for any longer: %s", s->elsewhere.described);
+        s->elsewhere.count = 0;
+    }
+    dray__roles_check_end(s);
+}
+
 /* ---- signals and time ------------------------------------------------------------------------ */
 
 /* The driver looks for this file before each step. */
@@ -299,8 +473,9 @@ static void check_standstill(supervisor *s, int64_t now)
     dray__watch_all_held(s->watch, held, sizeof(held));
     dray__supervisor_fail(s, DRAY_ETIMEDOUT,
                           "nothing moved for %.0f s: no rows come or go, and nobody computes or "
-                          "reports (limits.wait_seconds; logs: %s/logs); held: %s; %s",
+                          "reports (limits.wait_seconds; logs: %s/logs); held: %s%s%s; %s",
                           (double)quiet / (double)DRAY__SECOND, s->folder.path, held,
+                          s->elsewhere.count ? "; " : "", s->elsewhere.described,
                           dray__supervisor_advice(s, advice));
 }
 
@@ -335,6 +510,7 @@ static void on_tick(evutil_socket_t fd, short what, void *user)
     if (now - s->ticked_ns > LATE_MS * DRAY__MILLISECOND)
         s->awake_ns = now; /* this process was stopped, and so was who listens to the others */
     s->ticked_ns = now;
+    look_at_hosts(s, now);
     dray__roles_tick(s, now);
     if (!s->code && !s->ended_ns) {
         check_step(s, now);
@@ -369,7 +545,8 @@ static int prepare(supervisor *s, dray_error *error)
     if (!s->base)
         return dray__nomem(error);
     remove_stop(s);
-    return dray__roles_open(s, error);
+    int rc = s->job->listen[0] ? make_token_folder(s, error) : DRAY_OK;
+    return rc ? rc : dray__roles_open(s, error);
 }
 
 /* Of a run that ended well nothing is left to go on with. */
@@ -412,6 +589,8 @@ static int start_all(supervisor *s, dray_error *error)
     if (!rc)
         rc = dray__reporter_start(&s->folder, s->job, s->address, s->options->json, &s->reporter,
                                   &page, error);
+    if (!rc && s->job->listen[0])
+        rc = take_hosts(s, error);
     if (!rc)
         rc = open_queue(s, error);
     if (!rc)
@@ -494,6 +673,11 @@ static void end_all(supervisor *s)
 {
     dray_error late;
     dray__roles_free(s);
+    dray__hosts_end(s->hosts, s->code ? s->failure.message : "",
+                    dray__deadline(HOSTS_SECONDS * DRAY__SECOND));
+    dray__hosts_free(s->hosts);
+    if (s->join)
+        dray__join_leave(s->join);
     if (s->reporter && dray__reporter_stop(s->reporter, &late))
         dray__supervisor_fail(s, late.code, "%s", late.message);
     for (int i = 0; i < 3; i++)
@@ -517,7 +701,9 @@ static void end_all(supervisor *s)
     end_coordinator(s);
     if (!s->code && s->job && s->interrupts < 2)
         remove_journal(s);
+    dray__join_free(s->join);
     dray__keeper_free(s->keeper);
+    free(s->text);
     if (s->base)
         event_base_free(s->base);
     end_orphans();

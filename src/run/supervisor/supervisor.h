@@ -8,7 +8,10 @@
  * share. */
 #pragma once
 
+#include "queue/storage/join.h"
 #include "queue/storage/keeper.h"
+#include "run/join/hosts.h"
+#include "run/join/uplink.h"
 #include "run/report/reporter.h"
 #include "run/supervisor/folder.h"
 #include "run/supervisor/probe.h"
@@ -43,9 +46,11 @@ struct dray__instance {
     const dray__job_role *role;
     uint32_t number, epoch;
     dray__process *ranks;
-    uint32_t deaths;   /* in a row without progress */
-    uint64_t progress; /* when it was started */
-    int64_t asked_ns;  /* SIGTERM was sent, after the queue's end; 0: not */
+    uint32_t first, count; /* the ranks that are this host's; count 0: the instance is not here */
+    bool held;             /* it is started when the run can be reached again */
+    uint32_t deaths;       /* in a row without progress */
+    uint64_t progress;     /* when it was started */
+    int64_t asked_ns;      /* SIGTERM was sent, after the queue's end; 0: not */
 };
 
 typedef struct dray__role_state {
@@ -65,14 +70,21 @@ struct dray__supervisor {
     dray__keeper *keeper;
     dray__process coordinator;
     dray__role_state *roles;
-    dray__watch *watch;
-    dray__reporter *reporter;
+    dray__watch *watch;       /* NULL: this is a joined host */
+    dray__reporter *reporter; /* the same */
+    dray__hosts *hosts;       /* that have joined; NULL: none may */
+    dray__hosts_sight elsewhere;
+    dray__join *join;   /* by which other hosts read what this one keeps; NULL: none */
+    dray__uplink *link; /* of a joined host; NULL: the run's own */
+    bool waiting_said;  /* for hosts */
+    char *text; /* of the job as resolved, which hosts that join must have, too; NULL: none may */
     char address[128], keeper_path[112];
     struct event *signals[3], *tick, *sight;
     int64_t ticked_ns, awake_ns; /* the last tick; since when ticks have come in time */
     int64_t looked_ns;           /* at processes */
     int64_t moved_ns, step_ns;   /* when something was seen to move; when the step began */
     int64_t ended_ns;            /* when the queue's end was seen; 0: not yet */
+    bool leaving;                /* this host leaves the run: what ends is not started again */
     uint64_t progress;
     int interrupts;
     bool over; /* the loop is to end */
@@ -86,6 +98,10 @@ void dray__supervisor_end(dray__supervisor *s); /* the loop */
 /* The run fails; the first call says why. */
 void dray__supervisor_fail(dray__supervisor *s, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* A line for people, on the run's own host. */
+void dray__supervisor_say(dray__supervisor *s, const char *event, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+uint64_t dray__supervisor_progress(const dray__supervisor *s); /* steps that the run has done */
 /* "dray run --resume FOLDER", as the person may type it. */
 enum { DRAY__ADVICE_BYTES = PATH_MAX + 96 };
 char *dray__supervisor_advice(const dray__supervisor *s, char out[DRAY__ADVICE_BYTES]);
@@ -96,7 +112,17 @@ char *dray__supervisor_advice(const dray__supervisor *s, char out[DRAY__ADVICE_B
 int dray__process_start(dray__supervisor *s, dray__process *p, dray__child_start start,
                         dray_error *error);
 
+/* The processes that are this host's: of a run's own host all that its roles do not leave to
+ * others; of a joined host none, before dray__roles_place. */
 int dray__roles_open(dray__supervisor *s, dray_error *error);
+/* A joined host has got this place of the role: its instance, or a rank. Starts are counted from
+ * `epoch` on. */
+void dray__roles_place(dray__supervisor *s, uint32_t role, uint32_t place, uint32_t epoch);
+/* Asks all processes of this host to end. */
+void dray__roles_leave(dray__supervisor *s);
+bool dray__roles_gone(const dray__supervisor *s); /* none runs any more */
+/* The run is over where the queue has ended, and all processes have. */
+void dray__roles_check_end(dray__supervisor *s);
 /* Starts the roles whose `after` is ready. */
 int dray__roles_advance(dray__supervisor *s, dray_error *error);
 /* Every tick: who is stopped, who is late. */

@@ -1,0 +1,53 @@
+/* The service of 0x0600..0x06FF: hosts that join a run ask (HOST_ASK), and the run's supervisor
+ * takes what they ask and answers it (HOST_NEXT), so that all that is decided about hosts is
+ * decided in one place (run/join/hosts.c). HOST_CLOCK is answered with the time here. */
+#pragma once
+
+#include "control/coordinator.h"
+
+enum {
+    DRAY__HOST_ASK_MOST = 8 << 20, /* bytes of a request, */
+    DRAY__HOST_JSON_MOST = 4 << 20 /* and of those the JSON */
+};
+
+typedef struct dray__host_ask { /* HOST_ASK; its answer: a blob of JSON */
+    const char *what;           /* "join", "pulse", "leave" */
+    const void *json, *bytes;
+    size_t json_size, size;
+} dray__host_ask;
+
+typedef struct dray__host_answer { /* to a request of this number */
+    uint64_t number;
+    int32_t code; /* 0, or an error */
+    const char *message;
+    const void *json;
+    size_t json_size;
+} dray__host_answer;
+
+typedef struct dray__host_next { /* HOST_NEXT: answers, and until when to wait for requests */
+    int64_t timeout_ns;
+    const dray__host_answer *answers;
+    uint32_t count;
+} dray__host_next;
+
+typedef struct dray__host_asked {
+    uint64_t number, member; /* number 0: the session of the member, which had asked, has ended */
+    const char *token;       /* the role of its token */
+    dray__host_ask ask;
+} dray__host_asked;
+
+typedef struct dray__host_asks { /* the answer of HOST_NEXT */
+    const dray__host_asked *items;
+    uint32_t count;
+} dray__host_asks;
+
+extern const dray__fields dray__host_ask_fields, dray__host_told_fields, dray__host_next_fields,
+    dray__host_asks_fields;
+
+typedef struct dray__host_told { /* the answer of HOST_ASK */
+    const void *json;
+    size_t json_size;
+} dray__host_told;
+
+/* A run's coordinator has it; one of `dray serve` does not. */
+int dray__relay_add(dray__coordinator *coordinator, dray_error *error);

@@ -1,0 +1,64 @@
+/* A joined host's connection with the run: a session of its own. It joins, and then a thread tells
+ * the run once a second that the host is alive, and what it has to say; brings files home; and
+ * hears how far the run is. Each time it compares clocks: of a question that left at a, was
+ * answered there at r and was back at b, r − (a + b) / 2 is how far the run's clock is ahead, and
+ * (b − a) / 2 by how much that may be wrong (Cristian, "Probabilistic clock synchronization",
+ * 1989). The question that was answered fastest counts, with 50 ns more for each ms since then, by
+ * which quartz clocks may drift apart. */
+#pragma once
+
+#include "run/job/job.h"
+
+#include <jansson.h>
+
+typedef struct dray__uplink dray__uplink;
+
+typedef struct dray__uplink_options {
+    const dray__job *job;
+    const char *text;          /* the resolved job file */
+    const char *address;       /* "tcp:HOST:PORT" */
+    const char *name;          /* of this host, for people */
+    const char *const *tokens; /* files; none: $DRAY_TOKEN_FILE */
+    uint32_t token_count;
+    json_t *roles;      /* {"rollout": 2}; borrowed */
+    const char *folder; /* what logs and spans are brought home from */
+    void (*say)(const char *event, const char *text); /* prints a line for people */
+    int64_t wait_ns; /* how long a coordinator, and places, are waited for */
+} dray__uplink_options;
+
+typedef struct dray__uplink_sight {
+    uint64_t progress;   /* steps that the run has done */
+    int64_t answered_ns; /* when the run answered last */
+    int64_t asked_ns;    /* when what it answered to was asked */
+    bool ended;          /* the queue has */
+    bool over;           /* the run is */
+    bool lost;           /* the session has ended */
+    char why[DRAY_ERROR_MESSAGE_MAX];
+} dray__uplink_sight;
+
+/* Looks for the tokens that the roles need. DRAY_ENOENT, DRAY_EPERM: which one is missing. */
+int dray__uplink_open(const dray__uplink_options *options, dray__uplink **out, dray_error *error);
+void dray__uplink_close(dray__uplink *link); /* NULL is fine */
+
+/* Opens the session and asks for places, until they are there or the time is over. After a session
+ * that was lost it is called again, and takes the same run alone. What the run said stays the
+ * link's. */
+int dray__uplink_join(dray__uplink *link, const json_t **told, dray_error *error);
+/* Starts the thread. */
+int dray__uplink_begin(dray__uplink *link, dray_error *error);
+void dray__uplink_look(dray__uplink *link, dray__uplink_sight *out);
+/* Does the run answer? Where it does not, what dies may have died of that. */
+bool dray__uplink_fresh(dray__uplink *link);
+uint64_t dray__uplink_progress(dray__uplink *link);
+/* Here and at the run. */
+void dray__uplink_say(dray__uplink *link, const char *event, const char *text);
+void dray__uplink_busy(dray__uplink *link); /* processes of this host compute */
+/* The thread is to end: brings home what is left, tells what failed (NULL: nothing), and leaves. */
+void dray__uplink_leave(dray__uplink *link, const char *failed, int64_t deadline_ns);
+/* Ends the thread and the session. */
+void dray__uplink_end(dray__uplink *link);
+
+/* The file of the token that the role's processes show. */
+const char *dray__uplink_token(const dray__uplink *link, const dray__job_role *role);
+bool dray__uplink_master(const dray__uplink *link, const dray__job_role *role, char address[64],
+                         uint16_t *port);
