@@ -39,6 +39,7 @@ class Part:
 PARTS = [
     Part("wheel", 240, 1200, "the wheel in machines that have nothing: doctor, imports, examples/weights.py"),
     Part("verl_real", 480, 2400, "verl's manager, trainer and workers with checkpoint engine dray: bits, steps, deaths"),
+    Part("ray_real", 480, 480, "dray.ray in a cluster of three nodes: one removed and one added, rewards as undisturbed"),
     Part("ce_real", 120, 120, "checkpoint-engine's protocol: its own update_weights_from_ipc, and dray's end"),
     Part("formats_real", 120, 600, "torchao, compressed-tensors and DeepGEMM's formulas: the formats that engines load, bit for bit"),
     Part("record_real", 360, 1800, "dray.weights.record with vLLM's models and loaders, by bytes"),
