@@ -78,8 +78,8 @@ typedef struct dray_copy {
 typedef enum dray_transform_kind {
     DRAY_TRANSFORM_QUANTISE = 1, /* floats become a quantised tensor and its scales */
     DRAY_TRANSFORM_DEQUANTISE,   /* a quantised tensor and its scales become floats */
-    DRAY_TRANSFORM_MOST          /* NVFP4: the largest of all elements of a tensor is found; the last
-                                    of those that share a global scale writes it */
+    DRAY_TRANSFORM_MOST /* NVFP4: the largest of all elements of a tensor is found; the last
+                           of those that share a global scale writes it */
 } dray_transform_kind;
 
 /* A box of one tensor whose elements are converted together. Elements that share a scale form a

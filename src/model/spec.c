@@ -42,9 +42,9 @@ enum {
 enum { MOST_RANKS = 4096, MOST_VOCAB = 1 << 30, MOST_SLOTS = 1 << 20, MOST_CHOICES = 9 };
 
 /* By the numbers of dray_quant_kind; the names are those of model/layout/formats.c. */
-static const char *const quants[MOST_CHOICES] = {"none",  "fp8-block", "fp8-tensor",
-                                                 "fp8-deepgemm", "mxfp8", "mxfp4",
-                                                 "nvfp4", "int4",      "int4-zero"};
+static const char *const quants[MOST_CHOICES] = {"none",         "fp8-block", "fp8-tensor",
+                                                 "fp8-deepgemm", "mxfp8",     "mxfp4",
+                                                 "nvfp4",        "int4",      "int4-zero"};
 static const char *const drafts[MOST_CHOICES] = {"shared", "copies", "none"};
 static const char *const expert_forms[MOST_CHOICES] = {"grouped", "packed", "sequential"};
 static const char *const engines[MOST_CHOICES] = {"sglang", "vllm"};
@@ -71,7 +71,8 @@ static const struct {
     [LAST] = {"last", 1, 1 << 16, "a number of layers from 1 to 65536", NULL},
     [EXPERTS] = {"experts", 0, 0, "grouped, packed or sequential", expert_forms},
     [VOCAB] = {"vocab", 1, MOST_VOCAB, "a multiple from 1 to 2^30", NULL},
-    [QUANT] = {"quant", 0, 0, "none, fp8-block, fp8-tensor, fp8-deepgemm, mxfp8, mxfp4, nvfp4, int4 or int4-zero",
+    [QUANT] = {"quant", 0, 0,
+               "none, fp8-block, fp8-tensor, fp8-deepgemm, mxfp8, mxfp4, nvfp4, int4 or int4-zero",
                quants},
     [BLOCK] = {"block", 1, 1 << 20, "a size from 1 to 2^20", NULL},
     [TRANSPOSED] = {"transposed", SWITCH},

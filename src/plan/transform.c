@@ -473,8 +473,8 @@ static uint64_t written_of(const planner *p, const dray_transform *t, const dray
     if (t->kind == DRAY_TRANSFORM_MOST)
         memcpy(cell, t->extent, sizeof cell);
     else if (dray__layout_part_of(layout, write->tensor, &tensor, &part))
-        dray__quant_part_cell(dray_layout_tensor(layout, tensor),
-                              dray_layout_quant(layout, tensor), part, cell);
+        dray__quant_part_cell(dray_layout_tensor(layout, tensor), dray_layout_quant(layout, tensor),
+                              part, cell);
     for (int d = 0; d < DRAY_MAX_DIMS; d++) {
         int64_t first = (from.start[d] + cell[d] - 1) / cell[d];
         int64_t last = (from.start[d] + from.extent[d] - 1) / cell[d];

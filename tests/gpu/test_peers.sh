@@ -28,7 +28,9 @@ case "$*" in
     exit
     ;;
 esac
-echo "{\"value\": $value, \"limit\": 0.150, \"engine_seconds\": 0.160}"
+echo "{\"value\": $value, \"limit\": 0.150, \"engine_seconds\": 0.160, \"pause_seconds\": 0.002," \
+    '"report": {"bytes": 16400000000, "exchanged_bytes": 16400000000, "spare_bytes": 16400000000,' \
+    '"spare_waste_bytes": 1000000}}'
 S2
 # M2N refuses whatever is no matrix.
 cat >"$work/m2n" <<'S2'

@@ -53,7 +53,7 @@ typedef struct dray__row {
     dray__part part;
     bool transposed;
     bool quantised;
-    int64_t shape[2]; /* of the checkpoint tensor; parts may be packed */
+    int64_t shape[2];                        /* of the checkpoint tensor; parts may be packed */
     dray__row_part parts[DRAY__QUANT_PARTS]; /* where it is not quantised, values alone */
 } dray__row;
 

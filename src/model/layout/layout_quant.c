@@ -77,7 +77,8 @@ static int check_cells(const dray_tensor_info *tensor, const dray_quant *quant, 
     bool groups = format->columns == 0 && format->parts[DRAY__PART_VALUES].suffix;
     if (format->rows < 0)
         return DRAY_OK;
-    if (tensor->ndim < 2 || (format->columns == 0 && (quant->block[0] <= 0 || quant->block[1] <= 0)))
+    if (tensor->ndim < 2 ||
+        (format->columns == 0 && (quant->block[0] <= 0 || quant->block[1] <= 0)))
         return dray__fail(error, DRAY_EINVALID,
                           "tensor %.200s: blocks of %" PRId64 " x %" PRId64
                           " do not cut %u dimensions: two or more, and sizes > 0, expected",
@@ -144,7 +145,8 @@ static int check_quant(const dray_layout *layout, uint32_t index, const dray_qua
     const dray_quant *head = NULL;
     if (!status && quant->kind == DRAY_QUANT_NVFP4 && quant->shared != index) {
         head = dray_layout_quant(layout, quant->shared);
-        if (!head || quant->shared > index || head->kind != DRAY_QUANT_NVFP4 || head->shared != quant->shared)
+        if (!head || quant->shared > index || head->kind != DRAY_QUANT_NVFP4 ||
+            head->shared != quant->shared)
             status = dray__fail(error, DRAY_EINVALID,
                                 "tensor %.200s: it shares the global scale of tensor %u, which is "
                                 "no NVFP4 tensor before it that names itself",

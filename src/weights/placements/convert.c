@@ -52,9 +52,9 @@ struct quant_lane {
     bool in_transform, in_cell, second;
     int32_t values_dtype, result_dtype;
     uint64_t box_elements; /* of a box, at most */
-    dray__rects left;    /* what is to be gathered, in cells or elements as below */
-    dray__slicer cells;  /* QUANTISE: boxes of cells; DEQUANTISE: of elements */
-    dray__slicer slices; /* of a cell that is too large */
+    dray__rects left;      /* what is to be gathered, in cells or elements as below */
+    dray__slicer cells;    /* QUANTISE: boxes of cells; DEQUANTISE: of elements */
+    dray__slicer slices;   /* of a cell that is too large */
     dray__rect box;
     uint64_t sum_first, sum_second; /* of what was read of such a cell, in each pass */
     uint32_t cell_amax;
@@ -378,11 +378,11 @@ static bool next_box(struct quant_lane *q)
 static dray__quant_box quant_box(const struct quant_lane *q)
 {
     const dray_transform *t = &q->transforms[q->next];
-    dray__quant_box box = {
-        .dtype = t->kind == DRAY_TRANSFORM_DEQUANTISE ? q->result_dtype : q->values_dtype,
-        .quant_dtype = t->quant_dtype,
-        .kind = t->quant_kind,
-        .as = dray__quant_as(q->transfer->destination->layout, t->tensor)};
+    dray__quant_box box = {.dtype = t->kind == DRAY_TRANSFORM_DEQUANTISE ? q->result_dtype
+                                                                         : q->values_dtype,
+                           .quant_dtype = t->quant_dtype,
+                           .kind = t->quant_kind,
+                           .as = dray__quant_as(q->transfer->destination->layout, t->tensor)};
     memcpy(box.start, q->box.start, sizeof box.start);
     memcpy(box.extent, q->box.extent, sizeof box.extent);
     memcpy(box.cell, t->cell, sizeof box.cell);
