@@ -241,7 +241,7 @@ bool dray__cuda_groups(int64_t group)
 /* What a box of groups has besides. */
 static void group_box(const dray__cuda_quant *q, dray__gpu_quant *g)
 {
-    uint64_t rows = g->extent[0] * g->extent[1] * g->extent[2], in, align = 4, out = 1, per = 4;
+    uint64_t rows = g->extent[0] * g->extent[1] * g->extent[2], in, align = 4, out = 1;
     uint64_t together = g->cell[2], tile = DRAY__GPU_CELL / g->extent[3];
     in = dray_dtype_size((dray_dtype)g->from);
     g->format = (uint16_t)q->quant_kind;
@@ -252,9 +252,9 @@ static void group_box(const dray__cuda_quant *q, dray__gpu_quant *g)
                                    ? dray_dtype_size((dray_dtype)q->as)
                                    : 1);
     if (g->format == DRAY_QUANT_MXFP8)
-        align = per = 8;
+        align = 8;
     else if (g->format >= DRAY_QUANT_INT4)
-        out = 4, per = 1;
+        out = 4;
     g->packed = g->destination % align == 0 && g->destination_stride[3] == (int64_t)out;
     g->word = g->source % 16 == 0 && g->source_stride[3] == (int64_t)in ? 8 : 1;
     for (int d = 0; d < 3; d++) {
