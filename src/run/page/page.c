@@ -48,7 +48,9 @@ static char *text_of(json_t *runs, bool live)
     json_t *all = json_pack("{s:s, s:b, s:O}", "dray", dray_version(), "live", live, "runs", runs);
     char *text = dray__json_text(all, JSON_COMPACT | JSON_REAL_PRECISION(9) | JSON_ENSURE_ASCII);
     json_decref(all);
-    for (char *at = text; at && (at = strstr(at, "</"));)
+    if (!text)
+        return NULL;
+    for (char *at = text; (at = strstr(at, "</"));)
         *at = '\x01'; /* no JSON text has it: written below as \u003c */
     return text;
 }
