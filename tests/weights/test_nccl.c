@@ -303,6 +303,47 @@ TEST_WITHIN(test_close_does_not_wait, start, stop)
     must_end_well(publisher);
 }
 
+/* A rank of TP2 on one host, whose communicators take longer than a silent member is waited for. */
+static void run_slow_joiner(void *user)
+{
+    uint32_t rank = *(uint32_t *)user;
+    engine e;
+    fixture_host = "there";
+    setenv("FAKE_CUDA_HOST", "there", 1);
+    setenv("CUDA_VISIBLE_DEVICES", "0", 1);
+    setenv("FAKE_NCCL_INIT_MS", "5500", 1);
+    await_flag(s.board, PUBLISHED);
+    await_flag(s.board, PUBLISHED + 4);
+    engine_open(&e, f.unix_address, &s.config, s.from, s.to, "engine", rank, 2);
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    options.timeout_ns = LONG;
+    MUST(dray_update_weights(e.subscriber, &options, &report, error));
+    CHECK(report.retries == 0);
+    CHECK(report.nccl_bytes > 0 && report.link_bytes[DRAY_LINK_HOST] > 0);
+    CHECK(report.verified_tensors > 0 && engine_wrong(&e, 5) == 0);
+    engine_close(&e);
+}
+
+/* Ranks that take from each other what each fetches over NCCL wait until communicators are made. */
+TEST_WITHIN(test_cohort_waits_for_communicators, start, stop)
+{
+    uint32_t ranks[] = {0, 1};
+    if (gpu_is_real())
+        skip();
+    pid_t trainers[2], engines[2];
+    for (int i = 0; i < 2; i++) {
+        trainers[i] = spawn(run_trainer, &ranks[i]);
+        engines[i] = spawn(run_slow_joiner, &ranks[i]);
+    }
+    for (int i = 0; i < 2; i++)
+        must_end_well(engines[i]);
+    raise_flag(s.board, RETRY);
+    raise_flag(s.board, OVER);
+    for (int i = 0; i < 2; i++)
+        must_end_well(trainers[i]);
+}
+
 int main(int argc, char **argv)
 {
     cluster_kind = DRAY_REGION_CUDA;

@@ -24,6 +24,7 @@
 #include "weights/sources/remote.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "mover/cuda/nccl.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -139,6 +140,20 @@ static int check_answer(const struct remote_lane *l, const struct source *s,
     return fits ? DRAY_OK : not_due(s, error);
 }
 
+/* For how long a member of the cohort may bring nothing new. It says itself that it has nothing
+ * yet, so it is alive; what it fetches from GPU memory comes after a communicator is made. */
+static int64_t patience(const struct remote_lane *l)
+{
+    int version;
+    bool gpus = false;
+    for (uint32_t i = 0; i < l->publishers && !gpus; i++) {
+        const dray_layout *layout = l->sources[i].of->layout;
+        for (uint32_t k = 0; k < dray_layout_region_count(layout) && !gpus; k++)
+            gpus = dray_layout_region(layout, k)->kind == DRAY_REGION_CUDA;
+    }
+    return PATIENCE_NS + (gpus && dray__nccl_find(&version, NULL) == DRAY_OK ? JOIN_NS : 0);
+}
+
 /* The member of the cohort has not got it yet: asked again in a moment. */
 static int not_yet(struct remote_lane *l, struct source *s, dray_error *error)
 {
@@ -150,7 +165,7 @@ static int not_yet(struct remote_lane *l, struct source *s, dray_error *error)
     s->again.last = &request->next;
     s->probing = true;
     s->asleep_ns = dray__now() + NOT_YET_NS;
-    if (s->asleep_ns - s->brought_ns > PATIENCE_NS)
+    if (s->asleep_ns - s->brought_ns > PATIENCE_NS && s->asleep_ns - s->brought_ns > patience(l))
         return dray__fail(error, DRAY_ETIMEDOUT, "%s has had nothing new for a while", s->of->name);
     return DRAY_EAGAIN;
 }

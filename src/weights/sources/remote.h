@@ -35,6 +35,7 @@ enum {
 #define NCCL_NS (DRAY__MILLISECOND / 40)
 #define NOT_YET_NS (5 * DRAY__MILLISECOND)
 #define PATIENCE_NS (5 * DRAY__SECOND) /* with a member of the cohort that brings nothing */
+#define JOIN_NS (30 * DRAY__SECOND)    /* a communicator takes a second, or some */
 
 /* A part of an op that lies in one block of its source. */
 struct part {

@@ -19,7 +19,6 @@
 #include <string.h>
 
 #define SILENCE_NS (10 * DRAY__SECOND) /* nothing came over NCCL */
-#define JOIN_NS (30 * DRAY__SECOND)    /* a communicator takes a second, or some */
 
 struct link {
     dray__peer *peer;

@@ -4,6 +4,7 @@
  *   FAKE_NCCL_FAIL=WHAT:N    "init:N", "send:N": call N fails; "hang:N": transfer N never ends;
  *                            "enter:N": the group that begins transfer N is never entered;
  *                            "flip:N": what transfer N received arrives with a bit changed
+ *   FAKE_NCCL_INIT_MS=N      every communicator takes so long to be made
  *   FAKE_NCCL_LOG=FILE       a line for each group: communicator, operations, bytes of all
  *
  * As the real one, it refuses two ranks on one GPU, and calls while one is still being entered. A
@@ -225,8 +226,11 @@ static bool meet(nccl_comm *c)
 static int make(nccl_comm *c)
 {
     uint8_t theirs[16];
+    const char *takes = getenv("FAKE_NCCL_INIT_MS");
     if (!meet(c))
         return SYSTEM;
+    for (int left = takes ? atoi(takes) : 0; left > 0 && !atomic_load(&c->aborts); left -= 10)
+        usleep(10000);
     if (send(c->socket, c->uuid, 16, MSG_NOSIGNAL) != 16 || !readable(c, c->socket) ||
         recv(c->socket, theirs, 16, MSG_WAITALL) != 16)
         return REMOTE;
