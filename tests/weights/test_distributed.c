@@ -48,10 +48,19 @@ static void run_trainer(void *user)
     trainer_close(&t);
 }
 
+/* Why something was asked for again. */
+static void see_line(void *user, dray_log_level level, const char *line)
+{
+    (void)user;
+    if (level <= DRAY_LOG_WARN || strstr(line, "is asked again") || strstr(line, "is left"))
+        fprintf(stderr, "%s\n", line);
+}
+
 static void run_engine(void *user)
 {
     const scene *s = user;
     engine e;
+    dray_set_log(see_line, NULL, DRAY_LOG_INFO);
     fixture_host = s->hosts == 1 ? "elsewhere" : host_of(s, s->rank + 1);
     engine_open(&e, f.unix_address, &s->config, s->from, s->to, "engine", s->rank, s->tp);
     for (uint64_t version = 1; version <= 3; version++) {

@@ -265,6 +265,8 @@ static int break_off(struct remote_lane *l, struct source *s, const dray_error *
                      dray_error *error)
 {
     int64_t now = dray__now();
+    dray__log(DRAY_LOG_INFO, "%s is asked again over a new connection: %s", s->of->name,
+              why->message);
     dray__peer_drop(s->link);
     s->watched = false;
     free_slots(l, s);
