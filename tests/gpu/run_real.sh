@@ -72,7 +72,8 @@ one() {
         "$([ $said = FAILED ] && echo ", status $rc")"
     if [ $said = FAILED ]; then
         echo x >>"$logs/failed"
-        grep -vE '^\[ (RUN|      OK)' "$log" | tail -n 12 | cut -c1-400
+        grep -vE '^\[ (RUN|      OK)' "$log" | awk '{line[NR] = substr($0, 1, 400)}
+            END {for (i = 1; i <= NR; i++) if (i > NR - 12 || line[i] ~ /^DRAY_TEST_SEED/) print line[i]}'
     fi
 }
 

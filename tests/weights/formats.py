@@ -28,6 +28,12 @@ def canonical(x):
     return torch.where(torch.isnan(x), torch.full_like(x, NAN), x)
 
 
+def saturated(x):
+    """F8E4M3 of floats, infinities as 448. PyTorch 2.13 converts them so, too; 2.11 makes NaNs of them (its pull
+    request 178817)."""
+    return x.clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
 def e2m1(x):
     """Codes of f32 numbers, to nearest even; without signs."""
     a = x.abs()
@@ -48,7 +54,7 @@ def deepgemm(x, block=(128, 128)):
     bits = (amax.clamp(1e-4) / 448.0).view(torch.int)
     exponent = ((bits >> 23) + ((bits & 0x7FFFFF) != 0)).clamp(1, 254)
     scale = (exponent << 23).view(torch.float)
-    q = (view * (1.0 / scale)).to(torch.float8_e4m3fn).flatten(-4, -3).flatten(-2, -1)
+    q = saturated(view * (1.0 / scale)).flatten(-4, -3).flatten(-2, -1)
     exponents = exponent.to(torch.uint8).flatten(-4, -3).flatten(-2, -1)
     exponents = exponents.repeat_interleave(block[0], -2)[..., :rows, :]
     return {"": q[..., :rows, :columns].contiguous(), "_scale_inv": exponents.contiguous()}

@@ -28,5 +28,7 @@ if not os.path.exists(fake):
 with tempfile.TemporaryDirectory() as cache, tempfile.NamedTemporaryFile(dir="/dev/shm") as state:
     environment.update(DRAY_CUDA_LIBRARY=fake, DRAY_NVRTC_LIBRARY=fake, FAKE_CUDA_STATE=state.name,
                        FAKE_CUDA_DEVICES="2", XDG_CACHE_HOME=cache)
+    if os.environ.get("DRAY_FAKE_NCCL"):  # machines with GPUs have NCCL, too
+        environment.setdefault("DRAY_NCCL_LIBRARY", os.environ["DRAY_FAKE_NCCL"])
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     sys.exit(run())
