@@ -5,6 +5,7 @@
 #include "base/hook.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -141,15 +142,20 @@ int dray__chunk_reach(dray__cuda_chunk *chunk, dray__cuda_device *device, dray_e
     const dray__cuda *cuda = dray__cuda_get(error);
     if (!cuda)
         return DRAY_EUNSUPPORTED;
+    /* Several threads of a process may read one region for their GPUs: the driver refuses to be
+     * asked twice at once. */
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     uint64_t bit = 1ull << device->index;
-    if (chunk->reach & bit)
-        return DRAY_OK;
-    CUresult result = allow(cuda, chunk, device);
+    int rc = DRAY_OK;
+    pthread_mutex_lock(&lock);
+    CUresult result = chunk->reach & bit ? CUDA_SUCCESS : allow(cuda, chunk, device);
     if (result)
-        return dray__fail_cuda(error, result, "access of %s to memory of %s", device->name,
-                               chunk->device->name);
-    chunk->reach |= bit;
-    return DRAY_OK;
+        rc = dray__fail_cuda(error, result, "access of %s to memory of %s", device->name,
+                             chunk->device->name);
+    else
+        chunk->reach |= bit;
+    pthread_mutex_unlock(&lock);
+    return rc;
 }
 
 /* ---- exchange ----------------------------------------------------------------------------------

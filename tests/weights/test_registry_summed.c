@@ -96,7 +96,7 @@ TEST_WITHIN(test_other_sums_tear, setup, teardown)
 
 TEST_WITHIN(test_no_sums_tear, setup, teardown)
 {
-    ticket v[2], t;
+    static ticket v[2], t; /* what waits at the end is refused by the teardown */
     uint64_t version;
     both_voted(11, v);
     assert_int_equal(tell_sums(1, pub, 6, DRAY_ESYS, 0, 0), 0);
