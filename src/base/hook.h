@@ -14,12 +14,13 @@
 #pragma once
 
 typedef void (*dray__hook_fn)(void *user, const char *step);
-void dray__hook_set(dray__hook_fn fn, void *user); /* before threads start */
-extern dray__hook_fn dray__hooked;
-extern void *dray__hook_user;
+void dray__hook_set(dray__hook_fn fn, void *user);
+extern _Atomic(dray__hook_fn) dray__hooked; /* the library's own threads look, too */
+extern _Atomic(void *) dray__hook_user;
 /* A macro, so that nothing is called where nobody looks. */
 #define dray__hook_step(step)                                                                      \
-    do                                                                                             \
-        if (dray__hooked)                                                                          \
-            dray__hooked(dray__hook_user, step);                                                   \
-    while (0)
+    do {                                                                                           \
+        dray__hook_fn hooked = dray__hooked;                                                       \
+        if (hooked)                                                                                \
+            hooked(dray__hook_user, step);                                                         \
+    } while (0)
