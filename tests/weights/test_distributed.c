@@ -564,6 +564,7 @@ static void run_joiner(void *user)
     CHECK(report.verified_tensors > 0);
     s->board->number[s->rank] = (int64_t)report.wire_bytes;
     s->board->number[JOINERS + s->rank] = (int64_t)report.bytes;
+    s->board->number[2 * JOINERS + s->rank] = (int64_t)report.retries;
     /* who is through early stays for the others */
     MUST(dray_barrier(e.context, "joined", JOINERS - (s->tp == 2), DRAY_WAIT_DEFAULT, error));
     engine_close(&e);
@@ -585,17 +586,22 @@ CLUSTER_TEST(test_joiners)
         await_flag(s.board, 0);
         for (s.rank = 0; s.rank < JOINERS; s.rank++)
             pids[s.rank] = spawn(run_joiner, &s);
-        int64_t wire = 0;
+        int64_t wire = 0, left = 0; /* neighbours that had nothing new for seconds */
         for (uint32_t k = 0; k < JOINERS; k++) {
             if (i == 3 && k == 3)
                 assert_true(WIFSIGNALED(end_of(pids[k])));
             else
                 must_end_well(pids[k]);
             wire += s.board->number[k];
+            left += s.board->number[2 * JOINERS + k];
         }
+#ifndef __SANITIZE_THREAD__ /* which is slow enough for that, where others have the cores */
+        left = 0;
+#endif
         int64_t one = s.board->number[JOINERS];
         fprintf(stderr, "%.2f times one engine's bytes\n", (double)wire / (double)one);
-        if (s.hosts == 1 && i != 3 && !(cluster_gpus && gpu_is_real())) /* they begin together */
+        if (s.hosts == 1 && i != 3 && !left &&
+            !(cluster_gpus && gpu_is_real())) /* they begin together */
             assert_true((double)wire < 1.2 * (double)one);
         raise_flag(s.board, 1);
         must_end_well(trainer_pid);
