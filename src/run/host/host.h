@@ -34,10 +34,11 @@ struct dray__host {
     dray__pace paced;
     const dray__pace *pace; /* with clock.enabled: paced; NULL: work is computed */
     /* Set by a task's run, on all ranks. */
-    bool put_back;  /* the batch is given back as it was */
-    bool kept;      /* rank 0's batch is the program's now, which commits and frees it later */
-    int64_t saving; /* the checkpoint that is being written; -1: none (checkpoint.c) */
-    void *state;    /* the program's */
+    bool put_back; /* the batch is given back as it was */
+    bool kept;     /* rank 0's batch is the program's now, which commits and frees it later */
+    _Atomic int64_t saving; /* the checkpoint that is being written; -1: none (checkpoint.c). Steps
+                               of all threads are looked at */
+    void *state;            /* the program's */
 };
 
 /* What a program does for one of its tasks. */
