@@ -7,7 +7,7 @@
 #include "weights/registry/registry.h"
 
 static coordinator_fixture f;
-static const char *silent_from;
+static const char *_Atomic silent_from;
 
 static void silence(void *user, const char *step)
 {
