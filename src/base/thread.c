@@ -57,12 +57,17 @@ void dray__worker_pause(dray__worker *worker, int64_t ns)
         dray__cond_wait(&worker->wake, &worker->lock, until);
 }
 
-void dray__worker_end(dray__worker *worker)
+void dray__worker_stop(dray__worker *worker)
 {
     pthread_mutex_lock(&worker->lock);
     worker->ending = true;
     pthread_cond_signal(&worker->wake);
     pthread_mutex_unlock(&worker->lock);
+}
+
+void dray__worker_end(dray__worker *worker)
+{
+    dray__worker_stop(worker);
     dray__thread_join(&worker->thread);
     pthread_cond_destroy(&worker->wake);
     pthread_mutex_destroy(&worker->lock);

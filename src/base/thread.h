@@ -35,5 +35,7 @@ typedef struct dray__worker {
 void dray__worker_init(dray__worker *worker);
 /* In the thread, with the lock: until so much time has passed, or the thread must end. */
 void dray__worker_pause(dray__worker *worker, int64_t ns);
-/* Waits for the thread's end, if it was started. */
+/* Tells the thread to end, and does not wait. */
+void dray__worker_stop(dray__worker *worker);
+/* Tells the thread to end, and waits for that, if it was started. */
 void dray__worker_end(dray__worker *worker);

@@ -559,7 +559,10 @@ static void run_joiner(void *user)
         kill(getpid(), SIGKILL);
     }
     dray_error said = {0};
-    CHECK(finish_with(&e, &report, &said) == DRAY_OK);
+    int rc = finish_with(&e, &report, &said);
+    if (rc != DRAY_OK)
+        fprintf(stderr, "%s: %s: %s\n", group, dray_error_name(rc), said.message);
+    CHECK(rc == DRAY_OK);
     CHECK(engine_wrong(&e, 7) == 0);
     CHECK(report.verified_tensors > 0);
     s->board->number[s->rank] = (int64_t)report.wire_bytes;
@@ -570,42 +573,53 @@ static void run_joiner(void *user)
     engine_close(&e);
 }
 
-/* On one host every byte comes over the network once; one that dies owes the others nothing. */
+/* Bytes over the network in relation to what one joiner reads; *left: how often a joiner asked the
+ * publisher for what a neighbour had not brought for seconds. */
+static double joined(int i, int64_t *left)
+{
+    scene s = {.config = wide_config(),
+               .board = board_new(),
+               .from = i % 2 ? DRAY_BF16 : DRAY_F32,
+               .to = DRAY_BF16,
+               .hosts = i == 2 ? 4 : 1,
+               .tp = i == 3 ? 2 : 1};
+    pid_t trainer_pid = spawn(run_awaited_trainer, &s), pids[JOINERS];
+    await_flag(s.board, 0);
+    for (s.rank = 0; s.rank < JOINERS; s.rank++)
+        pids[s.rank] = spawn(run_joiner, &s);
+    int64_t wire = 0;
+    *left = 0;
+    for (uint32_t k = 0; k < JOINERS; k++) {
+        if (i == 3 && k == 3)
+            assert_true(WIFSIGNALED(end_of(pids[k])));
+        else
+            must_end_well(pids[k]);
+        wire += s.board->number[k];
+        *left += s.board->number[2 * JOINERS + k];
+    }
+    double times = (double)wire / (double)s.board->number[JOINERS];
+    fprintf(stderr, "%.2f times one engine's bytes\n", times);
+    raise_flag(s.board, 1);
+    must_end_well(trainer_pid);
+    munmap(s.board, sizeof(board));
+    return times;
+}
+
+/* On one host every byte comes over the network once; one that dies owes the others nothing. Where
+ * others have the cores, a joiner may be silent for so long that its neighbours do without it: they
+ * begin once more. */
 CLUSTER_TEST(test_joiners)
 {
     for (int i = 0; i < 4; i++) {
+        int64_t left = 1;
+        double times = 0;
+        bool together = i < 2; /* on one host, all to the end */
         if (cluster_skips((size_t)i))
             continue;
-        scene s = {.config = wide_config(),
-                   .board = board_new(),
-                   .from = i % 2 ? DRAY_BF16 : DRAY_F32,
-                   .to = DRAY_BF16,
-                   .hosts = i == 2 ? 4 : 1,
-                   .tp = i == 3 ? 2 : 1};
-        pid_t trainer_pid = spawn(run_awaited_trainer, &s), pids[JOINERS];
-        await_flag(s.board, 0);
-        for (s.rank = 0; s.rank < JOINERS; s.rank++)
-            pids[s.rank] = spawn(run_joiner, &s);
-        int64_t wire = 0, left = 0; /* neighbours that had nothing new for seconds */
-        for (uint32_t k = 0; k < JOINERS; k++) {
-            if (i == 3 && k == 3)
-                assert_true(WIFSIGNALED(end_of(pids[k])));
-            else
-                must_end_well(pids[k]);
-            wire += s.board->number[k];
-            left += s.board->number[2 * JOINERS + k];
-        }
-#ifndef __SANITIZE_THREAD__ /* which is slow enough for that, where others have the cores */
-        left = 0;
-#endif
-        int64_t one = s.board->number[JOINERS];
-        fprintf(stderr, "%.2f times one engine's bytes\n", (double)wire / (double)one);
-        if (s.hosts == 1 && i != 3 && !left &&
-            !(cluster_gpus && gpu_is_real())) /* they begin together */
-            assert_true((double)wire < 1.2 * (double)one);
-        raise_flag(s.board, 1);
-        must_end_well(trainer_pid);
-        munmap(s.board, sizeof(board));
+        for (int tries = 0; tries < (together ? 4 : 1) && left; tries++)
+            times = joined(i, &left);
+        if (together && !(cluster_gpus && gpu_is_real()))
+            assert_true(times < 1.2);
     }
 }
 

@@ -3,11 +3,13 @@
  * over the stream instead; what fails fails the update, and the next one is well. */
 #include "weights/cluster.h"
 
+#include "gpu/spin.h"
 #include "mover/cuda/nccl.h"
+#include "weights/server/nccl.h"
 
 #define LONG (60 * DRAY__SECOND)
 
-enum { PUBLISHED, ASKED, RETRY, OVER = 8 };
+enum { PUBLISHED, ASKED, RETRY, OVER = 8, AGAIN = 9 }; /* PUBLISHED + 4, AGAIN + 1: of rank 1 */
 
 typedef struct scene {
     dray_model_config config;
@@ -55,6 +57,7 @@ static void run_trainer(void *user)
     MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
     fill(t.layout, t.region, t.tied, 6);
     MUST(dray_publisher_publish(t.publisher, 2, NULL, error));
+    raise_flag(s.board, AGAIN + (int)rank);
     await_flag(s.board, OVER);
     trainer_close(&t);
 }
@@ -339,9 +342,51 @@ TEST_WITHIN(test_cohort_waits_for_communicators, start, stop)
     for (int i = 0; i < 2; i++)
         must_end_well(engines[i]);
     raise_flag(s.board, RETRY);
+    for (int i = 0; i < 2; i++)
+        await_flag(s.board, AGAIN + i);
     raise_flag(s.board, OVER);
     for (int i = 0; i < 2; i++)
         must_end_well(trainers[i]);
+}
+
+/* ---- threads that must not wait for transfers ------------------------------------------------ */
+
+/* The spinning kernel stands for a transfer whose reader receives only once it was told something
+ * by the thread that copies here. */
+static void run_copy_beside_a_transfer(void *user)
+{
+    (void)user;
+    dray_region *region;
+    uint8_t id[DRAY__NCCL_ID], first[64], second[64];
+    dray__nccl_pair *pair;
+    CUstream stream;
+    const int64_t extent = sizeof first, stride = 1;
+    const dray__cuda_place place = {
+        .dtype = DRAY_U8, .ndim = 1, .extent = &extent, .stride = &stride};
+    MUST(dray_region_alloc(DRAY_REGION_CUDA, 1 << 20, "copied", &region, error));
+    for (size_t i = 0; i < sizeof first; i++)
+        first[i] = (uint8_t)(3 * i);
+    memory_put(region, 0, first, sizeof first);
+    dray__cuda_device *device = dray__nccl_device_of(region);
+    CHECK(device);
+    MUST(dray__nccl_id(id, error));
+    MUST(dray__nccl_open(device, id, 0, DRAY__NCCL_SLOT_MIN, 1, &pair, error));
+    const dray__cuda *cuda = memory_enter(region);
+    CHECK(cuda->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    dray__cuda_leave();
+    spin(cuda, device, stream, 3000);
+    int64_t begun = dray__now();
+    MUST(dray__cuda_bounce(region, &place, second, false, error));
+    CHECK(dray__now() - begun < 2 * DRAY__SECOND);
+    CHECK(memcmp(first, second, sizeof first) == 0);
+    dray__nccl_close(pair);
+    dray_region_free(region);
+}
+
+/* A pair has allocated what copies by the CPU need: an allocation would wait for the GPU. */
+TEST_WITHIN(test_copies_beside_transfers, start, stop)
+{
+    must_end_well(spawn(run_copy_beside_a_transfer, NULL));
 }
 
 int main(int argc, char **argv)

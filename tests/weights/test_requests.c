@@ -346,7 +346,10 @@ TEST(test_nccl_answers_in_order)
         }
     }
     assert_false(dray__nccl_session_answered(s));
-    dray__nccl_session_free(s);
+    dray__nccl_session *ending = NULL;
+    dray__nccl_session_leave(s, &ending);
+    dray__nccl_sessions_free(&ending, true);
+    assert_null(ending);
     close(wake);
 }
 

@@ -207,6 +207,9 @@ typedef struct dray__cuda_place {
 } dray__cuda_place;
 int dray__cuda_bounce(const dray_region *region, const dray__cuda_place *place, void *dense,
                       bool to_gpu, dray_error *error);
+/* Allocates all that dray__cuda_bounce and dray__cuda_sum need on this GPU, which they do at their
+ * first call otherwise: an allocation may wait for all that the GPU has to do. */
+int dray__cuda_bounce_reserve(dray__cuda_device *device, dray_error *error);
 
 /* dray__sum_region (mover.h) of memory that the CPU cannot address. */
 int dray__cuda_sum(const dray_region *region, uint64_t offset, const dray__sum_of *of,

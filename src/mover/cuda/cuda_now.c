@@ -53,6 +53,15 @@ static void end(dray__gpu *gpu)
     dray__cuda_leave();
 }
 
+int dray__cuda_bounce_reserve(dray__cuda_device *device, dray_error *error)
+{
+    dray__gpu *gpu;
+    int rc = begin(device, &gpu, error);
+    if (rc == DRAY_OK)
+        end(gpu);
+    return rc;
+}
+
 /* Uploads `tiles` of them and lets `kernel` do them. */
 static int launch(dray__gpu *gpu, int kernel, uint32_t tiles, bool summed, dray_error *error)
 {

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/library.h"
 #include "memory/gpu_library.h"
+#include "mover/cuda/cuda.h"
 
 #include <limits.h>
 #include <pthread.h>
@@ -169,7 +170,10 @@ int dray__nccl_open(dray__cuda_device *device, const uint8_t id[DRAY__NCCL_ID], 
     if (!p)
         return dray__nomem(error);
     *p = (dray__nccl_pair){.cuda = cuda, .device = device, .slot_bytes = slot_bytes, .rank = rank};
-    rc = dray__cuda_enter(device, error);
+    /* Later, an allocation would wait for transfers, and some wait for threads that copy so. */
+    rc = dray__cuda_bounce_reserve(device, error);
+    if (rc == DRAY_OK)
+        rc = dray__cuda_enter(device, error);
     if (rc == DRAY_OK) {
         rc = make_memory(p, error);
         if (rc == DRAY_OK)

@@ -32,8 +32,12 @@ typedef struct dray__nccl_session dray__nccl_session;
 
 /* wake: an eventfd that is written to when an answer is there; the caller's. */
 dray__nccl_session *dray__nccl_session_new(int wake); /* NULL: no memory, or no thread */
-/* Aborts what is under way. NULL is fine. */
-void dray__nccl_session_free(dray__nccl_session *session);
+/* Has the session's thread abort what is under way and end, and puts the session into the list of
+ * those that end. Ending frees GPU memory, for which the driver waits for the GPU, and so for what
+ * other readers are to receive: a thread that serves them must not wait for that. NULL is fine. */
+void dray__nccl_session_leave(dray__nccl_session *session, dray__nccl_session **ending);
+/* Frees those of the list that have ended; all: waits for the others, too. */
+void dray__nccl_sessions_free(dray__nccl_session **ending, bool all);
 /* Hands a request over; they are answered in their order. -ENOMEM; -EPROTO: more are under way than
  * there are slots. */
 int dray__nccl_session_ask(dray__nccl_session *session, const dray__data_request *header,

@@ -32,12 +32,16 @@ struct entry {
 };
 
 struct dray__nccl_session {
-    dray__worker worker; /* its lock is of the entries' states, and of what follows to the blank */
+    dray__worker worker; /* its lock guards the entries' states and what follows up to `next` */
     struct entry entries[REQUESTS];
     uint64_t asked, answered; /* requests that were asked, whose answers were taken */
+    int wake;                 /* -1: nobody is told of answers any more */
+    bool ended;               /* the thread does nothing more */
 
-    int wake;
-    uint64_t begun, packed; /* requests, the thread's */
+    struct dray__nccl_session *next; /* of those that end; the caller's */
+
+    /* The thread's: */
+    uint64_t begun, packed; /* requests */
     dray__packer *packer;
     dray__nccl_pair *pair;
     uint64_t slot_bytes;
@@ -279,8 +283,8 @@ static void set_state(dray__nccl_session *s, struct entry *e, int state)
     uint64_t one = 1;
     pthread_mutex_lock(&s->worker.lock);
     e->state = state;
+    ssize_t written = state == ANSWERED && s->wake >= 0 ? write(s->wake, &one, sizeof one) : 0;
     pthread_mutex_unlock(&s->worker.lock);
-    ssize_t written = state == ANSWERED ? write(s->wake, &one, sizeof one) : 0;
     (void)written; /* full: it is readable then */
 }
 
@@ -381,7 +385,25 @@ static void *run(void *user)
     }
     pthread_mutex_unlock(&s->worker.lock);
     end_pair(s);
+    for (uint32_t i = 0; i < REQUESTS; i++) {
+        dray__local_release(s->entries[i].local);
+        s->entries[i].local = NULL;
+    }
+    pthread_mutex_lock(&s->worker.lock);
+    s->ended = true;
+    pthread_mutex_unlock(&s->worker.lock);
     return NULL;
+}
+
+static void free_session(dray__nccl_session *s)
+{
+    dray__worker_end(&s->worker);
+    dray__packer_free(s->packer);
+    for (uint32_t i = 0; i < REQUESTS; i++) {
+        dray__writer_free(&s->entries[i].answer);
+        free(s->entries[i].body);
+    }
+    free(s);
 }
 
 dray__nccl_session *dray__nccl_session_new(int wake)
@@ -393,24 +415,38 @@ dray__nccl_session *dray__nccl_session_new(int wake)
     s->packer = dray__packer_new();
     dray__worker_init(&s->worker);
     if (!s->packer || dray__thread_start(&s->worker.thread, run, s, "NCCL", NULL)) {
-        dray__nccl_session_free(s);
+        free_session(s);
         return NULL;
     }
     return s;
 }
 
-void dray__nccl_session_free(dray__nccl_session *s)
+void dray__nccl_session_leave(dray__nccl_session *s, dray__nccl_session **ending)
 {
     if (!s)
         return;
-    dray__worker_end(&s->worker);
-    dray__packer_free(s->packer);
-    for (uint32_t i = 0; i < REQUESTS; i++) {
-        dray__local_release(s->entries[i].local);
-        dray__writer_free(&s->entries[i].answer);
-        free(s->entries[i].body);
+    pthread_mutex_lock(&s->worker.lock);
+    s->wake = -1;
+    pthread_mutex_unlock(&s->worker.lock);
+    dray__worker_stop(&s->worker);
+    s->next = *ending;
+    *ending = s;
+}
+
+void dray__nccl_sessions_free(dray__nccl_session **ending, bool all)
+{
+    while (*ending) {
+        dray__nccl_session *s = *ending;
+        pthread_mutex_lock(&s->worker.lock);
+        bool over = s->ended || all;
+        pthread_mutex_unlock(&s->worker.lock);
+        if (over) {
+            *ending = s->next;
+            free_session(s);
+        } else {
+            ending = &s->next;
+        }
     }
-    free(s);
 }
 
 int dray__nccl_session_ask(dray__nccl_session *s, const dray__data_request *header,

@@ -36,6 +36,7 @@ struct state {
 struct serving {
     dray__server *server;
     dray__packer *packer;
+    dray__nccl_session *ending; /* of readers that have left */
     uint64_t last_place;
 };
 
@@ -53,11 +54,12 @@ static void give_slot(struct held *held)
 
 static void end(void *user, dray__data_reader *r)
 {
+    struct serving *all = user;
     struct state *s = state_of(r);
-    (void)user;
     for (size_t i = 0; i < DRAY__ARENA_HELD; i++)
         give_slot(&s->held[i]);
-    dray__nccl_session_free(s->nccl);
+    dray__nccl_session_leave(s->nccl, &all->ending);
+    dray__nccl_sessions_free(&all->ending, false);
     dray__export_free(s->export);
 }
 
@@ -241,6 +243,7 @@ static void serving_free(void *serving)
 {
     struct serving *s = serving;
     dray__server_free(s->server);
+    dray__nccl_sessions_free(&s->ending, true);
     dray__packer_free(s->packer);
     free(s);
 }
