@@ -75,57 +75,60 @@ struct cmd_option {
     cmd_put *put;             /* NULL: a heading, `doc`, which may be NULL, of a new group */
     size_t at;                /* of the member */
     int64_t min, max;         /* of a number; of a group: its place in --help */
-    const char *what;         /* of words: what they are, for messages */
+    const char *what;         /* of words: what they are, for messages; of a real number: "above" */
     const char *const *words; /* ended by NULL */
 };
 
-cmd_put cmd_put_text, cmd_put_flag, cmd_put_number, cmd_put_word, cmd_put_words, cmd_put_list;
+cmd_put cmd_put_text, cmd_put_flag, cmd_put_number, cmd_put_real, cmd_put_word, cmd_put_words,
+    cmd_put_list, cmd_put_seed;
 
-/* Rows of a table of options, for these members: const char *; bool; int64_t; int, the word's place
- * among the words; unsigned, a bit for each of the words, which have commas between them; cmd_list.
- * CMD_CALL: the function gets the command's whole struct. */
+/* The settings of a job that --set changes, and --seed, which is the setting `seed`. */
+typedef struct cmd_settings {
+    cmd_list list;
+    char seed[32];
+} cmd_settings;
+
+/* Rows of a table of options, for these members: const char *; bool; int64_t; double, from min to
+ * max or (CMD_ABOVE) above min and up to max; int, the word's place among the words; unsigned, a
+ * bit for each of the words, which have commas between them; cmd_list. CMD_JSON is a bool, CMD_SET
+ * a cmd_list, CMD_SEED a cmd_settings. CMD_CALL: the function gets the command's whole struct. */
+#define CMD_ROW(at, name, key, value, doc, put, min, max, what, words)                             \
+    {                                                                                              \
+        name, key, value, doc, put, at, min, max, what, words                                      \
+    }
 #define CMD_TEXT(type, member, name, key, value, doc)                                              \
-    {                                                                                              \
-        name, key, value, doc, cmd_put_text, offsetof(type, member), 0, 0, NULL, NULL              \
-    }
+    CMD_ROW(offsetof(type, member), name, key, value, doc, cmd_put_text, 0, 0, NULL, NULL)
 #define CMD_FLAG(type, member, name, key, doc)                                                     \
-    {                                                                                              \
-        name, key, NULL, doc, cmd_put_flag, offsetof(type, member), 0, 0, NULL, NULL               \
-    }
+    CMD_ROW(offsetof(type, member), name, key, NULL, doc, cmd_put_flag, 0, 0, NULL, NULL)
 #define CMD_NUMBER(type, member, name, key, min, max, value, doc)                                  \
-    {                                                                                              \
-        name, key, value, doc, cmd_put_number, offsetof(type, member), min, max, NULL, NULL        \
-    }
+    CMD_ROW(offsetof(type, member), name, key, value, doc, cmd_put_number, min, max, NULL, NULL)
+#define CMD_REAL(type, member, name, key, min, max, value, doc)                                    \
+    CMD_ROW(offsetof(type, member), name, key, value, doc, cmd_put_real, min, max, NULL, NULL)
+#define CMD_ABOVE(type, member, name, key, min, max, value, doc)                                   \
+    CMD_ROW(offsetof(type, member), name, key, value, doc, cmd_put_real, min, max, "above", NULL)
 #define CMD_WORD(type, member, name, key, words, what, value, doc)                                 \
-    {                                                                                              \
-        name, key, value, doc, cmd_put_word, offsetof(type, member), 0, 0, what, words             \
-    }
+    CMD_ROW(offsetof(type, member), name, key, value, doc, cmd_put_word, 0, 0, what, words)
 #define CMD_WORDS(type, member, name, key, words, what, value, doc)                                \
-    {                                                                                              \
-        name, key, value, doc, cmd_put_words, offsetof(type, member), 0, 0, what, words            \
-    }
+    CMD_ROW(offsetof(type, member), name, key, value, doc, cmd_put_words, 0, 0, what, words)
 #define CMD_LIST(type, member, name, key, value, doc)                                              \
-    {                                                                                              \
-        name, key, value, doc, cmd_put_list, offsetof(type, member), 0, CMD_LIST_MAX, NULL, NULL   \
-    }
+    CMD_ROW(offsetof(type, member), name, key, value, doc, cmd_put_list, 0, CMD_LIST_MAX, NULL,    \
+            NULL)
+#define CMD_JSON(type, member) CMD_FLAG(type, member, "json", 'j', "Print one object a line")
+#define CMD_SET(type, member, doc) CMD_LIST(type, member, "set", 's', "KEY=VALUE", doc)
+#define CMD_SEED(type, member)                                                                     \
+    CMD_ROW(offsetof(type, member), "seed", 'S', "N", "The same as --set seed=N", cmd_put_seed, 0, \
+            INT64_C(1) << 53, NULL, NULL)
 #define CMD_CALL(function, name, key, value, doc)                                                  \
-    {                                                                                              \
-        name, key, value, doc, function, 0, 0, 0, NULL, NULL                                       \
-    }
-#define CMD_GROUP(number, heading)                                                                 \
-    {                                                                                              \
-        NULL, 0, NULL, heading, NULL, 0, number, 0, "", NULL                                       \
-    }
-#define CMD_END                                                                                    \
-    {                                                                                              \
-        NULL, 0, NULL, NULL, NULL, 0, 0, 0, NULL, NULL                                             \
-    }
+    CMD_ROW(0, name, key, value, doc, function, 0, 0, NULL, NULL)
+#define CMD_GROUP(number, heading) CMD_ROW(0, NULL, 0, NULL, heading, NULL, number, 0, "", NULL)
+#define CMD_END CMD_ROW(0, NULL, 0, NULL, NULL, NULL, 0, 0, NULL, NULL)
 
 /* What a command takes. */
 typedef struct cmd_usage {
     const cmd_option *options;
-    const struct cmd_usage *also; /* another one's options, of the same struct; NULL: none */
-    const char *arguments, *doc;  /* as args_doc of an argp, and its doc */
+    /* Another one's options, of the same struct, with other names and letters; NULL: none. */
+    const struct cmd_usage *also;
+    const char *arguments, *doc; /* as args_doc of an argp, and its doc */
     /* The arguments that are no options: what is expected, for messages; the place of their
      * cmd_list; how many there may be, 0: none. */
     const char *words;

@@ -98,6 +98,18 @@ void cmd_put_number(const struct argp_state *state, const cmd_option *option, vo
     *(int64_t *)at = cmd_number(state, option->name, text, option->min, option->max);
 }
 
+void cmd_put_real(const struct argp_state *state, const cmd_option *option, void *at,
+                  const char *text)
+{
+    char *end = NULL;
+    double value = strtod(text, &end), min = (double)option->min, max = (double)option->max;
+    bool above = option->what != NULL, low = above ? value > min : value >= min;
+    if (end == text || *end || !low || !(value <= max))
+        argp_error(state, "--%s: expected a number %s %.0f %s %.0f, found '%s'", option->name,
+                   above ? "above" : "from", min, above ? "and up to" : "to", max, text);
+    *(double *)at = value;
+}
+
 void cmd_put_word(const struct argp_state *state, const cmd_option *option, void *at,
                   const char *text)
 {
@@ -131,6 +143,15 @@ void cmd_put_list(const struct argp_state *state, const cmd_option *option, void
     if (list->count == CMD_LIST_MAX)
         argp_error(state, "--%s '%s': at most %d expected", option->name, text, CMD_LIST_MAX);
     list->items[list->count++] = text;
+}
+
+void cmd_put_seed(const struct argp_state *state, const cmd_option *option, void *at,
+                  const char *text)
+{
+    cmd_settings *settings = at;
+    snprintf(settings->seed, sizeof(settings->seed), "seed=%lld",
+             (long long)cmd_number(state, option->name, text, option->min, option->max));
+    cmd_put_list(state, option, &settings->list, settings->seed);
 }
 
 /* An argument that is no option. */
@@ -190,6 +211,21 @@ static void collect(const cmd_usage *usage, parsing *p, struct argp_option *out)
         }
 }
 
+/* A table that has a name or a letter of another one beside it would take the other's value. */
+static void refuse_clash(const parsing *p, const char *program)
+{
+    for (size_t i = 0; i < p->count; i++)
+        for (size_t k = 0; k < i; k++) {
+            const cmd_option *a = p->options[k], *b = p->options[i];
+            bool letter = a->key && a->key == b->key;
+            if (!a->name || !b->name || (!letter && strcmp(a->name, b->name) != 0))
+                continue;
+            fprintf(stderr, "%s: --%s and --%s: expected two options, found one %s\n", program,
+                    a->name, b->name, letter ? "letter" : "name");
+            exit(CMD_FAILED);
+        }
+}
+
 void cmd_parse(const cmd_usage *usage, int argc, char **argv, void *to)
 {
     static char help_option[] = "--help";
@@ -199,6 +235,7 @@ void cmd_parse(const cmd_usage *usage, int argc, char **argv, void *to)
     collect(usage, &p, options);
     for (size_t i = 0; i < 2; i++)
         p.options[p.count++] = &own[i];
+    refuse_clash(&p, argv[0]);
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
         const char *word = argv[i];
         if (word[0] != '-' || !word[1])

@@ -360,7 +360,7 @@ typedef struct settings {
 int cmd_doctor(int argc, char **argv)
 {
     static const cmd_option options[] = {
-        CMD_FLAG(settings, json, "json", 'j', "Print one object a line"),
+        CMD_JSON(settings, json),
         CMD_FLAG(settings, measure, "measure", 'm',
                  "Measure the links of GPUs, too: a few seconds, 256 MiB each"),
         CMD_END};

@@ -283,7 +283,7 @@ static int inspect(checkpoint *c, const arguments *a)
 int cmd_inspect(int argc, char **argv)
 {
     static const cmd_option options[] = {
-        CMD_FLAG(arguments, json, "json", 'j', "Print one object a line"),
+        CMD_JSON(arguments, json),
         CMD_FLAG(arguments, tensors, "tensors", 't',
                  "Print every tensor with dtype, shape, bytes and file"),
         CMD_END};

@@ -12,21 +12,12 @@
 
 typedef struct arguments {
     dray__guest_options guest;
-    cmd_list address, settings, roles, tokens;
+    cmd_list address, roles, tokens;
+    cmd_settings settings;
     const char *lead;
-    char seed[32];
     int64_t wait;
     bool led; /* this process was the run */
 } arguments;
-
-static void put_seed(const struct argp_state *state, const cmd_option *option, void *to,
-                     const char *text)
-{
-    arguments *a = to;
-    snprintf(a->seed, sizeof(a->seed), "seed=%lld",
-             (long long)cmd_number(state, option->name, text, 0, INT64_C(1) << 53));
-    cmd_put_list(state, option, &a->settings, a->seed);
-}
 
 /* Several, with commas between them, or the option several times. */
 static void put_roles(const struct argp_state *state, const cmd_option *option, void *to,
@@ -53,12 +44,13 @@ static int be_the_run(arguments *a, const dray__launcher *launcher)
 {
     dray_error error;
     json_t *job = NULL;
-    dray__manifest_options which = {
-        .job = a->guest.job, .settings = a->settings.items, .setting_count = a->settings.count};
+    dray__manifest_options which = {.job = a->guest.job,
+                                    .settings = a->settings.list.items,
+                                    .setting_count = a->settings.list.count};
     char config[4200];
     dray__run_options run = {.job = a->guest.job,
-                             .settings = a->settings.items,
-                             .setting_count = a->settings.count,
+                             .settings = a->settings.list.items,
+                             .setting_count = a->settings.list.count,
                              .out = a->lead,
                              .json = a->guest.json};
     snprintf(config, sizeof(config), "%.4096s/config.yaml", a->lead);
@@ -93,16 +85,16 @@ int cmd_join(int argc, char **argv)
         CMD_TEXT(arguments, guest.job, "job", 'J', "FILE",
                  "This host's own job file. It must say what the run's does: only its commands are "
                  "run here"),
-        {"roles", 'r', "ROLE:COUNT,...",
-         "What this host runs: so many instances of a role, or, where its ranks are spread over "
-         "hosts, so many ranks",
-         put_roles, 0, 0, CMD_LIST_MAX, NULL, NULL},
+        CMD_CALL(
+            put_roles, "roles", 'r', "ROLE:COUNT,...",
+            "What this host runs: so many instances of a role, or, where its ranks are spread over "
+            "hosts, so many ranks"),
         CMD_LIST(arguments, tokens, "token", 't', "FILE",
                  "A token of the run, of the role that the programs have (engine, trainer, task); "
                  "may be given again. Default: $DRAY_TOKEN_FILE"),
-        CMD_LIST(arguments, settings, "set", 's', "KEY=VALUE",
-                 "Change a setting of the job, as the run was started with"),
-        CMD_CALL(put_seed, "seed", 'S', "N", "The same as --set seed=N"),
+        CMD_SET(arguments, settings.list,
+                "Change a setting of the job, as the run was started with"),
+        CMD_SEED(arguments, settings),
         CMD_TEXT(arguments, guest.name, "name", 'n', "NAME",
                  "What the run calls this host. Default: its hostname"),
         CMD_TEXT(
@@ -118,7 +110,7 @@ int cmd_join(int argc, char **argv)
         CMD_NUMBER(arguments, wait, "wait", 'w', 0, 1000000, "SECONDS",
                    "How long the run, a free place or a link that is down is waited for (default: "
                    "60)"),
-        CMD_FLAG(arguments, guest.json, "json", 'j', "Print one object a line"),
+        CMD_JSON(arguments, guest.json),
         CMD_END};
     static const cmd_usage usage = {
         .options = options,
@@ -137,8 +129,8 @@ int cmd_join(int argc, char **argv)
     arguments a = {.wait = 60};
     cmd_parse(&usage, argc, argv, &a);
     a.guest.address = a.address.items[0];
-    a.guest.settings = a.settings.items;
-    a.guest.setting_count = a.settings.count;
+    a.guest.settings = a.settings.list.items;
+    a.guest.setting_count = a.settings.list.count;
     a.guest.roles = a.roles.items;
     a.guest.role_count = a.roles.count;
     a.guest.tokens = a.tokens.items;

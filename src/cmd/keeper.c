@@ -43,7 +43,7 @@ int cmd_keeper(int argc, char **argv)
             "Default: $DRAY_DATA_ADDRESS, or the address from which the coordinator is reached"),
         CMD_NUMBER(arguments, max_bytes, "max-bytes", 'm', 1, INT64_MAX, "N",
                    "Hold no more than this. Default: what memory there is"),
-        CMD_FLAG(arguments, json, "json", 'j', "Print one object a line"), CMD_END};
+        CMD_JSON(arguments, json), CMD_END};
     static const cmd_usage usage = {
         .options = options,
         .doc = "Holds the samples that processes of this host put into queues, for the coordinator "

@@ -16,7 +16,7 @@ int cmd_report(int argc, char **argv)
     static const cmd_option options[] = {
         CMD_TEXT(arguments, out, "out", 'o', "FILE",
                  "The page. Default: report.html in DIR, or of several here"),
-        CMD_FLAG(arguments, json, "json", 'j', "Print one object a line"), CMD_END};
+        CMD_JSON(arguments, json), CMD_END};
     static const cmd_usage usage = {
         .options = options,
         .arguments = "DIR [DIR...]",

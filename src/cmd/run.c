@@ -12,8 +12,8 @@ enum { INTERRUPTED = 130 };
 
 typedef struct arguments {
     dray__run_options run;
-    cmd_list job, settings;
-    char seed[32];
+    cmd_list job;
+    cmd_settings settings;
     bool settings_only;
     const char *image;
     int print;      /* one of `prints`; -1: none */
@@ -28,7 +28,7 @@ static void check(const struct argp_state *state, const void *to)
     for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++)
         if (given[i] && !given[i][0])
             argp_error(state, "expected a path, found an empty one");
-    if (a->settings_only && (a->run.resume || job || a->run.out || a->settings.count))
+    if (a->settings_only && (a->run.resume || job || a->run.out || a->settings.list.count))
         argp_error(state, "--settings prints what job files may say, and runs none");
     if (!a->settings_only && !a->run.resume && !job)
         argp_error(state, "expected a job file, as in: dray run examples/reverse.yaml");
@@ -36,18 +36,9 @@ static void check(const struct argp_state *state, const void *to)
         argp_error(state, "--print takes a job file, and no run to go on with");
     if (a->image && a->print != 1)
         argp_error(state, "--image is for --print k8s");
-    if (a->run.resume && (job || a->run.out || a->settings.count))
+    if (a->run.resume && (job || a->run.out || a->settings.list.count))
         argp_error(state, "--resume goes on with the run as it is: no job file, --set, --seed or "
                           "--out beside it");
-}
-
-static void put_seed(const struct argp_state *state, const cmd_option *option, void *to,
-                     const char *text)
-{
-    arguments *a = to;
-    snprintf(a->seed, sizeof(a->seed), "seed=%lld",
-             (long long)cmd_number(state, option->name, text, 0, INT64_C(1) << 53));
-    cmd_put_list(state, option, &a->settings, a->seed);
 }
 
 /* The keys of a job file follow the text of --help. */
@@ -90,12 +81,10 @@ static int print_job(const arguments *a)
 int cmd_run(int argc, char **argv)
 {
     static const cmd_option options[] = {
-        CMD_LIST(arguments, settings, "set", 's', "KEY=VALUE",
-                 "Change a setting of the job, as in --set actor.lr=1e-3"),
+        CMD_SET(arguments, settings.list, "Change a setting of the job, as in --set actor.lr=1e-3"),
         CMD_TEXT(arguments, run.out, "out", 'o', "DIR",
                  "The run's folder. Default: runs/NAME, or runs/NAME-2, ..."),
-        CMD_CALL(put_seed, "seed", 'S', "N", "The same as --set seed=N"),
-        CMD_FLAG(arguments, run.json, "json", 'j', "Print one object a line"),
+        CMD_SEED(arguments, settings), CMD_JSON(arguments, run.json),
         CMD_FLAG(arguments, settings_only, "settings", 'l',
                  "Print all settings of a job file with their defaults, as Markdown, and run "
                  "nothing; with --json one object a line"),
@@ -124,8 +113,8 @@ int cmd_run(int argc, char **argv)
     arguments a = {.print = -1};
     cmd_parse(&usage, argc, argv, &a);
     a.run.job = a.job.items[0];
-    a.run.settings = a.settings.items;
-    a.run.setting_count = a.settings.count;
+    a.run.settings = a.settings.list.items;
+    a.run.setting_count = a.settings.list.count;
     if (a.settings_only)
         return print_settings(a.run.json);
     if (a.print >= 0)

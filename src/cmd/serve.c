@@ -81,7 +81,7 @@ int cmd_serve(int argc, char **argv)
             "commas, of sessions (default 4096), queues (1024), rows (134217728), bytes of "
             "samples (this host's memory), table-bytes of the coordinator's own for rows (an "
             "eighth of it) and leases (1024). Default: $DRAY_LIMITS. `dray status` shows them"),
-        CMD_FLAG(arguments, json, "json", 'j', "Print one object a line"),
+        CMD_JSON(arguments, json),
         CMD_END};
     static const cmd_usage usage = {
         .options = options,

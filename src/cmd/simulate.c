@@ -1,28 +1,15 @@
 /* dray simulate: how long the steps of a job would take, from the trace of a run. */
-#include "run/simulate/simulate.h"
-
 #include "base/json.h"
-#include "cmd/cmd.h"
+#include "cmd/predict.h"
 
 #include <dray/trace.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct arguments {
-    cmd_list job, settings;
-    cmd_list traces;
-    const char *device;
+    cmd_predict with;
     int64_t runs;
-    bool json;
 } arguments;
-
-static void check(const struct argp_state *state, const void *to)
-{
-    const arguments *a = to;
-    if (!a->traces.count == !a->device)
-        argp_error(state, "expected --trace RUN, the folder of a run of this job, or --device NAME "
-                          "for an estimate");
-}
 
 static const char *const causes[DRAY__SIM_CAUSES] = {"unknown", "samples",    "weights",  "readers",
                                                      "ranks",   "admission",  "capacity", "tool",
@@ -88,27 +75,17 @@ static void print_text(const dray__job *job, const dray__services *services,
 int cmd_simulate(int argc, char **argv)
 {
     static const cmd_option options[] = {
-        CMD_LIST(
-            arguments, traces, "trace", 't', "RUN",
-            "The folder of a run of the same job, under whatever schedule and split; given again, "
-            "their times are averaged"),
-        CMD_TEXT(
-            arguments, device, "device", 'd', "NAME",
-            "Without a trace: estimate from the model's shape and the figures of h100, h200 or "
-            "b200"),
-        CMD_LIST(arguments, settings, "set", 's', "KEY=VALUE",
-                 "Change a setting of the job, as in --set schedule=async"),
         CMD_NUMBER(arguments, runs, "runs", 'n', 1, 1000, "N", "Simulated runs. Default: 10"),
-        CMD_FLAG(arguments, json, "json", 'j', "Print one object a line"),
         CMD_END};
     static const cmd_usage usage = {
         .options = options,
+        .also = &cmd_predict_usage,
         .arguments = "JOB.yaml",
         .words = "one job file",
-        .words_at = offsetof(arguments, job),
+        .words_at = offsetof(arguments, with.job),
         .least = 1,
         .most = 1,
-        .check = check,
+        .check = cmd_predict_check,
         .doc = "Predicts how long the steps of a job take, who waits for what, and how old samples "
                "get, with another schedule or other roles than those that were run.\vHow long "
                "tasks take is fitted from the trace of a run of the same job. Nothing is run. Exit "
@@ -120,14 +97,11 @@ int cmd_simulate(int argc, char **argv)
     dray__services services = {0};
     dray__prediction made;
     dray_error error;
-    if (dray__job_load(a.job.items[0], a.settings.items, a.settings.count, &job, NULL, &error))
-        return cmd_refuse_job("simulate", &error);
-    int rc = a.traces.count
-                 ? dray__services_fit_all(a.traces.items, a.traces.count, job, &services, &error)
-                 : dray__services_estimate(a.device, job, &services, &error);
-    if (!rc)
-        rc = dray__simulate(job, &services, (uint32_t)a.runs, &made, &error);
-    if (!rc && a.json)
+    int status = cmd_predict_load("simulate", &a.with, &job, &services);
+    if (status != CMD_OK)
+        return status;
+    int rc = dray__simulate(job, &services, (uint32_t)a.runs, &made, &error);
+    if (!rc && a.with.json)
         print_json(job, &services, &made, a.runs);
     else if (!rc)
         print_text(job, &services, &made, a.runs);

@@ -1,39 +1,22 @@
 /* dray size: which split of the devices between a job's engines and its trainer would be fastest.
  */
-#include "run/simulate/simulate.h"
-
 #include "base/json.h"
-#include "cmd/cmd.h"
+#include "cmd/predict.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct arguments {
-    cmd_list job, settings;
-    cmd_list traces;
-    const char *device;
+    cmd_predict with;
     int64_t devices;
     double staleness; /* negative: any */
-    bool apply, json;
+    bool apply;
 } arguments;
-
-static void put_staleness(const struct argp_state *state, const cmd_option *option, void *to,
-                          const char *text)
-{
-    (void)option;
-    char *end;
-    double value = strtod(text, &end);
-    if (end == text || *end || !(value >= 0 && value <= 64))
-        argp_error(state, "--staleness: expected a number from 0 to 64, found '%s'", text);
-    ((arguments *)to)->staleness = value;
-}
 
 static void check(const struct argp_state *state, const void *to)
 {
     const arguments *a = to;
-    if (!a->traces.count == !a->device)
-        argp_error(state, "expected --trace RUN, the folder of a run of this job, or --device NAME "
-                          "for an estimate");
+    cmd_predict_check(state, to);
     if (!a->devices)
         argp_error(state, "expected --devices N: how many devices there are to split");
 }
@@ -117,22 +100,18 @@ static void print_text(const dray__job *job, const dray__sizing *splits, uint32_
 int cmd_size(int argc, char **argv)
 {
     static const cmd_option options[] = {
-        CMD_LIST(arguments, traces, "trace", 't', "RUN", "The folder of a run of the same job"),
-        CMD_TEXT(arguments, device, "device", 'd', "NAME",
-                 "Without a trace: estimate from the figures of h100, h200 or b200"),
         CMD_NUMBER(arguments, devices, "devices", 'n', 2, 1024, "N",
                    "Devices to split between engines and trainer"),
-        CMD_CALL(put_staleness, "staleness", 'm', "MAX",
+        CMD_REAL(arguments, staleness, "staleness", 'm', 0, 64, "MAX",
                  "Leave out splits whose mean staleness is more than that"),
-        CMD_LIST(arguments, settings, "set", 's', "KEY=VALUE", "Change a setting of the job"),
         CMD_FLAG(arguments, apply, "apply", 'a', "Print the best split as roles: of a job file"),
-        CMD_FLAG(arguments, json, "json", 'j', "Print one object a line"),
         CMD_END};
     static const cmd_usage usage = {
         .options = options,
+        .also = &cmd_predict_usage,
         .arguments = "JOB.yaml",
         .words = "one job file",
-        .words_at = offsetof(arguments, job),
+        .words_at = offsetof(arguments, with.job),
         .least = 1,
         .most = 1,
         .check = check,
@@ -148,17 +127,14 @@ int cmd_size(int argc, char **argv)
     uint32_t count = 0;
     double engine_more = 1, trainer_more = 1;
     dray_error error;
-    if (dray__job_load(a.job.items[0], a.settings.items, a.settings.count, &job, NULL, &error))
-        return cmd_refuse_job("size", &error);
-    int rc = a.traces.count
-                 ? dray__services_fit_all(a.traces.items, a.traces.count, job, &services, &error)
-                 : dray__services_estimate(a.device, job, &services, &error);
-    if (!rc)
-        rc = dray__size(job, &services, a.devices, a.staleness, splits, &count, &engine_more,
+    int status = cmd_predict_load("size", &a.with, &job, &services);
+    if (status != CMD_OK)
+        return status;
+    int rc = dray__size(job, &services, a.devices, a.staleness, splits, &count, &engine_more,
                         &trainer_more, &error);
     if (!rc && a.apply)
         print_roles(job, &splits[0]);
-    else if (!rc && a.json)
+    else if (!rc && a.with.json)
         print_json(&a, job, splits, count, engine_more, trainer_more, services.estimated);
     else if (!rc)
         print_text(job, splits, count, engine_more, trainer_more, services.estimated);

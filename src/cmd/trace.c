@@ -324,7 +324,7 @@ static int look(report *r, dray_error *error)
 int cmd_trace(int argc, char **argv)
 {
     static const cmd_option options[] = {
-        CMD_FLAG(arguments, json, "json", 'j', "Print one object a line"),
+        CMD_JSON(arguments, json),
         CMD_NUMBER(arguments, from, "from", 'f', 1, INT32_MAX, "STEP",
                    "Look at this step and those after it. Default: from the first span on"),
         CMD_NUMBER(arguments, to, "to", 't', 1, INT32_MAX, "STEP",

@@ -19,17 +19,6 @@ typedef struct arguments {
     bool json;
 } arguments;
 
-static void put_share(const struct argp_state *state, const cmd_option *option, void *to,
-                      const char *text)
-{
-    (void)option;
-    char *end;
-    double value = strtod(text, &end);
-    if (end == text || *end || !(value > 0 && value <= 1))
-        argp_error(state, "--accuracy: expected a number above 0 and up to 1, found '%s'", text);
-    ((arguments *)to)->study.accuracy = value;
-}
-
 static void check(const struct argp_state *state, const void *to)
 {
     const arguments *a = to;
@@ -178,12 +167,12 @@ int cmd_study(int argc, char **argv)
                  "sync,async:staleness=2. The first is the one that others are compared with"),
         CMD_NUMBER(arguments, seeds, "seeds", 'n', 1, SEEDS_MAX, "N",
                    "Runs of each: with the job's seed, and those after it"),
-        CMD_LIST(arguments, settings, "set", 's', "KEY=VALUE", "Change a setting of all runs"),
-        CMD_CALL(put_share, "accuracy", 'a', "A",
-                 "Held-out accuracy to which steps are counted. Default: 0.9"),
+        CMD_SET(arguments, settings, "Change a setting of all runs"),
+        CMD_ABOVE(arguments, study.accuracy, "accuracy", 'a', 0, 1, "A",
+                  "Held-out accuracy to which steps are counted. Default: 0.9"),
         CMD_TEXT(arguments, study.out, "out", 'o', "DIR",
                  "The study's folder. Default: studies/NAME"),
-        CMD_FLAG(arguments, json, "json", 'j', "Print one object a line"),
+        CMD_JSON(arguments, json),
         CMD_END};
     static const cmd_usage usage = {
         .options = options,

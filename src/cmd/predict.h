@@ -1,0 +1,23 @@
+/* The arguments that `dray simulate` and `dray size` share, and the loading of what they name. */
+#pragma once
+
+#include "run/simulate/simulate.h"
+
+#include "cmd/cmd.h"
+
+/* A command's struct begins with it. */
+typedef struct cmd_predict {
+    cmd_list job, settings, traces;
+    const char *device;
+    bool json;
+} cmd_predict;
+
+/* --trace, --device, --set and --json. */
+extern const cmd_usage cmd_predict_usage;
+
+/* A usage error unless there is a trace or a device, and not both. */
+void cmd_predict_check(const struct argp_state *state, const void *to);
+/* Loads the job, and how long its tasks take. Returns CMD_OK, or an exit status after it has
+ * printed the error. The caller frees the job and the services after CMD_OK. */
+int cmd_predict_load(const char *name, const cmd_predict *p, dray__job **job,
+                     dray__services *services);
