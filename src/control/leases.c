@@ -21,15 +21,15 @@ typedef struct turn turn;
 typedef struct line line;
 
 /* A turn's place in the queue of one of its names. */
-typedef struct place {
+typedef struct line_place {
     turn *turn;
     line *line;
-    struct place *next, **at;
-} place;
+    struct line_place *next, **at;
+} line_place;
 
 struct line {
     line *next;
-    place *first, **last;
+    line_place *first, **last;
     char name[];
 };
 
@@ -42,7 +42,7 @@ struct turn {
     int64_t term_ns, since_ns;
     int64_t until_ns; /* of a holder that is silent */
     uint32_t count;
-    place places[];
+    line_place places[];
 };
 
 typedef struct leases {
@@ -90,14 +90,14 @@ static void drop_lane_if_empty(leases *self, const line *empty)
     free(gone);
 }
 
-static void enqueue(place *p)
+static void enqueue(line_place *p)
 {
     p->at = p->line->last;
     *p->at = p;
     p->line->last = &p->next;
 }
 
-static void dequeue(place *p)
+static void dequeue(line_place *p)
 {
     *p->at = p->next;
     if (p->next)
@@ -108,7 +108,7 @@ static void dequeue(place *p)
 
 /* The first place in whose queue another turn comes before; NULL: the turn holds all of its names,
  * or may. */
-static const place *behind(const turn *t)
+static const line_place *behind(const turn *t)
 {
     for (uint32_t i = 0; i < t->count; i++)
         if (t->places[i].line->first != &t->places[i])
@@ -145,7 +145,7 @@ static void grant(leases *self, turn *t)
     dray__request_answer(t->request, &dray__u64_fields, &t->number);
     t->request = NULL;
     for (uint32_t i = 0; t->term_ns && i < t->count; i++)
-        for (const place *p = t->places[i].next; p; p = p->next)
+        for (const line_place *p = t->places[i].next; p; p = p->next)
             wake_at_next_chance(p->turn);
 }
 
@@ -176,10 +176,10 @@ static void refuse(leases *self, turn *t, const dray_error *error)
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-typedef struct names {
+typedef struct lease_names {
     const char *const *text;
     uint32_t count;
-} names;
+} lease_names;
 
 /* Is `role` in "engine+trainer/..."? */
 static bool lists_role(const char *name, const char *role)
@@ -194,7 +194,7 @@ static bool lists_role(const char *name, const char *role)
     return false;
 }
 
-static int check_names(const names *n, const dray__session *session, dray_error *error)
+static int check_names(const lease_names *n, const dray__session *session, dray_error *error)
 {
     const char *token = dray__session_token(session);
     if (!n->count || n->count > DRAY_LEASE_NAMES)
@@ -216,7 +216,7 @@ static int check_names(const names *n, const dray__session *session, dray_error 
     return DRAY_OK;
 }
 
-static int check_limit(const leases *self, const names *n, const dray__session *session,
+static int check_limit(const leases *self, const lease_names *n, const dray__session *session,
                        dray_error *error)
 {
     const char *token = dray__session_token(session);
@@ -231,12 +231,12 @@ static int check_limit(const leases *self, const names *n, const dray__session *
                                       n->text[0], token, count, most);
 }
 
-static int check_own(const leases *self, const names *n, const dray__session *session,
+static int check_own(const leases *self, const lease_names *n, const dray__session *session,
                      dray_error *error)
 {
     for (uint32_t i = 0; i < n->count; i++) {
         const line *at = find_line(self, n->text[i]);
-        for (const place *p = at ? at->first : NULL; p; p = p->next)
+        for (const line_place *p = at ? at->first : NULL; p; p = p->next)
             if (p->turn->session == session)
                 return dray__fail(error, DRAY_EBUSY, "lease '%.256s': this session %s it", at->name,
                                   p->turn->request ? "waits for" : "holds");
@@ -245,7 +245,7 @@ static int check_own(const leases *self, const names *n, const dray__session *se
 }
 
 /* In all queues, at their ends. */
-static turn *add_turn(leases *self, const names *n, dray__request *request)
+static turn *add_turn(leases *self, const lease_names *n, dray__request *request)
 {
     turn *t = calloc(1, sizeof *t + n->count * sizeof *t->places);
     if (!t)
@@ -256,7 +256,7 @@ static turn *add_turn(leases *self, const names *n, dray__request *request)
     t->next = self->turns;
     self->turns = t;
     for (bool whole = true; whole && t->count < n->count;) {
-        place *p = &t->places[t->count];
+        line_place *p = &t->places[t->count];
         p->turn = t;
         p->line = find_or_make_line(self, n->text[t->count]);
         whole = p->line != NULL;
@@ -270,7 +270,7 @@ static turn *add_turn(leases *self, const names *n, dray__request *request)
     return NULL;
 }
 
-static int take_turn(leases *self, dray__request *request, const names *n, int64_t timeout_ns,
+static int take_turn(leases *self, dray__request *request, const lease_names *n, int64_t timeout_ns,
                      int64_t term_ns, dray_error *error)
 {
     const dray__session *session = dray__request_session(request);
@@ -304,7 +304,7 @@ static int take_turn(leases *self, dray__request *request, const names *n, int64
 static int take(void *self, dray__request *request, const void *message, dray_error *error)
 {
     const dray__lease_wish *m = message;
-    const names n = {m->names, m->count};
+    const lease_names n = {m->names, m->count};
     return take_turn(self, request, &n, m->timeout_ns, m->term_ns, error);
 }
 
@@ -328,7 +328,7 @@ static uint32_t count_waiting(const turn *t)
     uint32_t most = 0;
     for (uint32_t i = 0; i < t->count; i++) {
         uint32_t count = 0;
-        for (const place *p = t->places[i].next; p; p = p->next)
+        for (const line_place *p = t->places[i].next; p; p = p->next)
             count++;
         most = count > most ? count : most;
     }
@@ -337,7 +337,7 @@ static uint32_t count_waiting(const turn *t)
 
 /* Of a coordinator before this one, which knew its member as this one does: nobody else has asked
  * since. */
-static int take_back(leases *self, dray__request *request, const names *n, uint64_t number,
+static int take_back(leases *self, dray__request *request, const lease_names *n, uint64_t number,
                      turn **out, dray_error *error)
 {
     const dray__session *session = dray__request_session(request);
@@ -361,7 +361,7 @@ static int take_back(leases *self, dray__request *request, const names *n, uint6
 static int check(void *self, dray__request *request, const void *message, dray_error *error)
 {
     const dray__lease_held *m = message;
-    const names n = {m->names, m->count};
+    const lease_names n = {m->names, m->count};
     turn *t = held_by(self, dray__request_session(request), m->number);
     int status = t         ? DRAY_OK
                  : m->back ? take_back(self, request, &n, m->number, &t, error)
@@ -409,7 +409,7 @@ static void time_out(leases *self, turn *t)
 {
     char who[WHO];
     dray_error error;
-    const place *at = behind(t);
+    const line_place *at = behind(t);
     const turn *holder = at->line->first->turn;
     if (holder->request)
         dray__fail(&error, DRAY_ETIMEDOUT, "lease '%.160s': %s came before, and waits",
@@ -471,7 +471,7 @@ static json_t *name_json(const line *l, int64_t now)
     char who[WHO];
     const turn *holder = l->first->turn;
     json_t *waiting = json_array();
-    for (const place *p = holder->request ? l->first : l->first->next; p; p = p->next)
+    for (const line_place *p = holder->request ? l->first : l->first->next; p; p = p->next)
         json_array_append_new(waiting, json_string(who_is(p->turn->session, who)));
     if (holder->request) /* it waits for another of its names */
         return json_pack("{s:s, s:n, s:n, s:n, s:n, s:o}", "name", l->name, "holder", "member",

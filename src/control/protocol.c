@@ -2,14 +2,14 @@
 
 #include <stddef.h>
 
-typedef struct message {
+typedef struct message_row {
     uint16_t type, senders;
     const char *name;
-} message;
+} message_row;
 
-static const message *find(uint16_t type)
+static const message_row *find(uint16_t type)
 {
-    static const message messages[] = {
+    static const message_row messages[] = {
 #define XX(name, value, who) {value, DRAY__MAY_##who, #name},
         DRAY__MESSAGE_MAP(XX)
 #undef XX
@@ -22,12 +22,12 @@ static const message *find(uint16_t type)
 
 const char *dray__message_name(uint16_t type)
 {
-    const message *found = find(type);
+    const message_row *found = find(type);
     return found ? found->name : "?";
 }
 
 uint32_t dray__message_senders(uint16_t type)
 {
-    const message *found = find(type);
+    const message_row *found = find(type);
     return found ? found->senders : DRAY__MAY_ANY;
 }

@@ -27,12 +27,12 @@ typedef struct report {
     char text[];
 } report;
 
-typedef struct watcher {
-    struct watcher *next;
+typedef struct report_watcher {
+    struct report_watcher *next;
     dray__request *request;
     uint64_t cursor;         /* the number wanted next */
     char kind[KIND_MAX + 1]; /* "": all */
-} watcher;
+} report_watcher;
 
 /* Numbers are given one by one, so a report's place follows from its number: who watches looks at
  * what is new to him alone. */
@@ -41,7 +41,7 @@ typedef struct reports {
     uint32_t room;         /* a power of two */
     uint64_t oldest, next; /* numbers from 1: the first one that is kept, and the next one given */
     size_t bytes;
-    watcher *watchers;
+    report_watcher *watchers;
 } reports;
 
 static report **at(const reports *self, uint64_t number)
@@ -115,14 +115,14 @@ static int append(reports *self, json_t *object, const char *kind, const dray__s
 
 /* ---- watching -------------------------------------------------------------------------------- */
 
-static bool wanted(const watcher *w, const report *r)
+static bool wanted(const report_watcher *w, const report *r)
 {
     return !w->kind[0] || strcmp(w->kind, r->kind) == 0;
 }
 
 /* Answers when there is something to say (reports, or that some were lost), or when it must: then
  * with nothing but the cursor, moved beyond what does not match. */
-static bool answer(reports *self, watcher *w, bool must)
+static bool answer(reports *self, report_watcher *w, bool must)
 {
     uint64_t lost = w->cursor < self->oldest ? self->oldest - w->cursor : 0;
     dray__reports_told said = {.cursor = self->next, .lost = lost};
@@ -157,8 +157,8 @@ static bool answer(reports *self, watcher *w, bool must)
 
 static void serve_watchers(reports *self)
 {
-    for (watcher **link = &self->watchers; *link;) {
-        watcher *w = *link;
+    for (report_watcher **link = &self->watchers; *link;) {
+        report_watcher *w = *link;
         if (answer(self, w, false)) {
             *link = w->next;
             free(w);
@@ -201,10 +201,10 @@ static int post(void *self, dray__request *request, const void *message, dray_er
     return status;
 }
 
-static watcher *new_watcher(reports *self, dray__request *request, const char *kind,
-                            uint64_t cursor)
+static report_watcher *new_watcher(reports *self, dray__request *request, const char *kind,
+                                   uint64_t cursor)
 {
-    watcher *w = calloc(1, sizeof *w);
+    report_watcher *w = calloc(1, sizeof *w);
     if (!w)
         return NULL;
     w->request = request;
@@ -218,7 +218,7 @@ static int watch(void *user, dray__request *request, const void *message, dray_e
 {
     reports *self = user;
     const dray__report_wish *m = message;
-    watcher *w = new_watcher(self, request, m->kind, m->cursor);
+    report_watcher *w = new_watcher(self, request, m->kind, m->cursor);
     if (!w)
         return dray__nomem(error);
     if (answer(self, w, false)) {
@@ -238,7 +238,7 @@ static void expired(void *user, dray__request *request, int channel_gone)
 {
     (void)channel_gone; /* an answer to nobody is dropped */
     reports *self = user;
-    watcher *w = dray__request_data(request), **link = &self->watchers;
+    report_watcher *w = dray__request_data(request), **link = &self->watchers;
     while (*link != w)
         link = &(*link)->next;
     *link = w->next;
@@ -258,7 +258,7 @@ static void add_status(void *user, json_t *object)
 {
     const reports *self = user;
     uint32_t watchers = 0;
-    for (const watcher *w = self->watchers; w; w = w->next)
+    for (const report_watcher *w = self->watchers; w; w = w->next)
         watchers++;
     json_object_set_new(object, "reports",
                         json_pack("{s:I, s:I, s:I}", "posted", (json_int_t)(self->next - 1),

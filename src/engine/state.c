@@ -20,20 +20,21 @@ enum { PARTS_MOST = 2 /* the optimiser's, and one of the caller's */ };
 static const char *const prefixes[KINDS] = {"", "exp_avg.", "exp_avg_sq."};
 
 /* A layout over plain memory, and its regions. */
-typedef struct memory {
+typedef struct state_memory {
     dray_layout *layout;
     dray_region *regions[KINDS + 1];
     uint32_t count;
-} memory;
+} state_memory;
 
-static void memory_free(memory *m)
+static void memory_free(state_memory *m)
 {
     for (uint32_t i = 0; i < m->count; i++)
         dray_region_free(m->regions[i]);
     dray_layout_free(m->layout);
 }
 
-static int add_region(memory *m, void *base, uint64_t bytes, uint32_t *index, dray_error *error)
+static int add_region(state_memory *m, void *base, uint64_t bytes, uint32_t *index,
+                      dray_error *error)
 {
     dray_region_info info = {.kind = DRAY_REGION_HOST, .bytes = bytes, .name = "trainer"};
     int code = DRAY_OK;
@@ -50,7 +51,7 @@ static int add_region(memory *m, void *base, uint64_t bytes, uint32_t *index, dr
 enum { WHOLE, TRUNK /* without a value model's head */ };
 
 /* Adds this rank's pieces of the parameters under `prefix`, which are at `base` like its shards. */
-static int add_parameters(const dray__trainer *t, memory *m, const char *prefix, float *base,
+static int add_parameters(const dray__trainer *t, state_memory *m, const char *prefix, float *base,
                           int which, dray_error *error)
 {
     uint32_t region = 0;
@@ -83,7 +84,7 @@ static int add_parameters(const dray__trainer *t, memory *m, const char *prefix,
     return code;
 }
 
-static int add_step(memory *m, int64_t *step, dray_error *error)
+static int add_step(state_memory *m, int64_t *step, dray_error *error)
 {
     uint32_t region, index;
     int64_t none[DRAY_MAX_DIMS] = {0};
@@ -96,8 +97,8 @@ static int add_step(memory *m, int64_t *step, dray_error *error)
 }
 
 /* The moments and the step, as the ranks have them. */
-static int add_optimizer(const dray__trainer *t, memory *m, float *const *pieces, int64_t *step,
-                         dray_error *error)
+static int add_optimizer(const dray__trainer *t, state_memory *m, float *const *pieces,
+                         int64_t *step, dray_error *error)
 {
     int code = DRAY_OK;
     for (int kind = MOMENT; code == DRAY_OK && kind < KINDS; kind++)
@@ -115,7 +116,7 @@ int dray__trainer_save(dray__trainer *t, dray_context *context, const char *dire
     uint32_t count = how->part_count < PARTS_MOST ? how->part_count : PARTS_MOST - 1;
     float *const pieces[KINDS] = {t->shard, t->moment, t->moment_square};
     int64_t step = (int64_t)t->steps;
-    memory m = {0};
+    state_memory m = {0};
     char *config = NULL;
     int code = dray__engine_config_json(&t->config, t->options.eos_token, &config, error);
     if (code == DRAY_OK && optimizer)
@@ -144,7 +145,7 @@ int dray__trainer_save(dray__trainer *t, dray_context *context, const char *dire
 static int read_pieces(dray__trainer *t, const char *directory, float *const *to, int which,
                        int64_t *step, dray_error *error)
 {
-    memory m = {0};
+    state_memory m = {0};
     char path[PATH_MAX];
     int length = snprintf(path, sizeof path, "%s%s", directory, step ? "/" OPTIMIZER : "");
     if (length < 0 || length >= (int)sizeof path)

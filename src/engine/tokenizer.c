@@ -96,9 +96,9 @@ static int tokens_add(dray__token_list *list, int32_t token, dray_error *error)
 enum { NONE = -1 };
 
 /* A part of a word: a token, and its neighbours' places. */
-typedef struct part {
+typedef struct word_part {
     int32_t id, before, after; /* id NONE: it is part of the one before */
-} part;
+} word_part;
 
 /* A merge that may be done: still, if the two parts are what they were. */
 typedef struct candidate {
@@ -109,7 +109,7 @@ typedef struct candidate {
 
 typedef struct merging {
     const dray__tokenizer *t;
-    part *parts;
+    word_part *parts;
     candidate *heap; /* the first has the lowest rank; of equal ones, the one to the left */
     size_t count;
 } merging;
@@ -149,7 +149,7 @@ static uint64_t pair_key(int32_t left, int32_t right)
 
 static void consider(merging *m, int32_t at)
 {
-    const part *left = &m->parts[at];
+    const word_part *left = &m->parts[at];
     if (at == NONE || left->after == NONE)
         return;
     int32_t right = m->parts[left->after].id;
@@ -164,10 +164,10 @@ static void merge_all(merging *m, int32_t count)
         consider(m, i);
     while (m->count) {
         candidate c = pop(m);
-        part *left = &m->parts[c.at];
+        word_part *left = &m->parts[c.at];
         if (left->id != c.left || left->after == NONE || m->parts[left->after].id != c.right)
             continue;
-        part *right = &m->parts[left->after];
+        word_part *right = &m->parts[left->after];
         left->id = c.id;
         right->id = NONE;
         left->after = right->after;
@@ -220,13 +220,13 @@ static int take_word(void *user, const char *word, size_t size, dray_error *erro
         return take_token(e, whole, error);
     /* Each merge takes one part away and brings two candidates at most. */
     merging m = {.t = e->t,
-                 .parts = malloc((size + 1) * sizeof(part)),
+                 .parts = malloc((size + 1) * sizeof(word_part)),
                  .heap = malloc((3 * size + 1) * sizeof(candidate))};
     if (!rc && (!m.parts || !m.heap))
         rc = dray__nomem(error);
     for (size_t i = 0; i < size && !rc; i++)
-        m.parts[i] = (part){e->t->byte_ids[(uint8_t)word[i]], (int32_t)i - 1,
-                            i + 1 < size ? (int32_t)i + 1 : NONE};
+        m.parts[i] = (word_part){e->t->byte_ids[(uint8_t)word[i]], (int32_t)i - 1,
+                                 i + 1 < size ? (int32_t)i + 1 : NONE};
     if (!rc)
         merge_all(&m, (int32_t)size);
     for (size_t i = 0; i < size && !rc; i++)

@@ -37,8 +37,8 @@ static int wait_event(sleep_call *c, CUevent event, const char *what, dray_error
     }
 }
 
-typedef CUresult copy_fn(const dray__cuda *cuda, CUdeviceptr device, uint8_t *host, uint64_t bytes,
-                         CUstream stream);
+typedef CUresult sleep_copy_fn(const dray__cuda *cuda, CUdeviceptr device, uint8_t *host,
+                               uint64_t bytes, CUstream stream);
 
 static CUresult to_host(const dray__cuda *cuda, CUdeviceptr device, uint8_t *host, uint64_t bytes,
                         CUstream stream)
@@ -53,7 +53,7 @@ static CUresult to_device(const dray__cuda *cuda, CUdeviceptr device, uint8_t *h
 }
 
 /* `bytes` of the device's memory from or to the pieces, of which they begin at `at`. */
-static CUresult copy_run(const sleep_call *c, const dray_arena *a, copy_fn *copy,
+static CUresult copy_run(const sleep_call *c, const dray_arena *a, sleep_copy_fn *copy,
                          CUdeviceptr device, uint64_t at, uint64_t bytes)
 {
     CUresult result = CUDA_SUCCESS;
@@ -75,7 +75,7 @@ static CUresult copy_run(const sleep_call *c, const dray_arena *a, copy_fn *copy
 
 /* All that is kept of a part. Neighbours go in one copy. */
 static int copy_part(sleep_call *c, const dray_arena *a, const dray__arena_part *part,
-                     copy_fn *copy, dray_error *error)
+                     sleep_copy_fn *copy, dray_error *error)
 {
     uint64_t at = part->kept_from;
     for (uint32_t i = 0; i < part->kept.count;) {

@@ -14,15 +14,15 @@
 
 #define THREADS 8
 
-typedef struct share {
+typedef struct page_share {
     uint8_t *base;
     uint64_t bytes;
-} share;
+} page_share;
 
 /* Kernels before 5.14 cannot: then registering makes the pages. */
 static void *populate(void *user)
 {
-    const share *s = user;
+    const page_share *s = user;
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -39,9 +39,9 @@ void dray__populate(void *memory, uint64_t bytes)
     uint32_t most = cores < THREADS ? cores : THREADS;
     uint64_t each = (bytes / most + DRAY__HUGE_PAGE) / DRAY__HUGE_PAGE * DRAY__HUGE_PAGE;
     dray__thread threads[THREADS];
-    share shares[THREADS];
+    page_share shares[THREADS];
     for (uint64_t at = 0; at < bytes && count < most; at += each, count++) {
-        shares[count] = (share){base + at, bytes - at < each ? bytes - at : each};
+        shares[count] = (page_share){base + at, bytes - at < each ? bytes - at : each};
         dray__thread_start(&threads[count], populate, &shares[count], "pinned memory", NULL);
     }
     for (uint32_t i = 0; i < count; i++)

@@ -16,22 +16,22 @@
 
 enum { THREADS = 6 };
 
-typedef struct list {
+typedef struct io_list {
     dray__io *first, **last;
-} list;
+} io_list;
 
 struct dray__disk {
     bool uring;
     int event;
     size_t under_way;
-    list waiting; /* not begun yet; with threads under the lock */
+    io_list waiting; /* not begun yet; with threads under the lock */
 
     /* threads */
     dray__thread threads[THREADS];
     pthread_mutex_t lock;
     pthread_cond_t more;
     bool ends;
-    list finished;
+    io_list finished;
 
     /* io_uring: all in the caller's thread */
     struct io_uring ring;
@@ -53,20 +53,20 @@ void dray__disk_prefer(dray__disk_way way)
     preferred = way;
 }
 
-static void list_init(list *l)
+static void list_init(io_list *l)
 {
     l->first = NULL;
     l->last = &l->first;
 }
 
-static void list_add(list *l, dray__io *io)
+static void list_add(io_list *l, dray__io *io)
 {
     io->next = NULL;
     *l->last = io;
     l->last = &io->next;
 }
 
-static dray__io *list_take(list *l)
+static dray__io *list_take(io_list *l)
 {
     dray__io *io = l->first;
     if (io && !(l->first = io->next))

@@ -63,15 +63,15 @@ void dray__plan_merge(dray__copies *copies, size_t from)
     copies->count = from + count;
 }
 
-typedef struct place {
+typedef struct copy_place {
     uint32_t source, region;
     uint64_t offset, destination;
     size_t index;
-} place;
+} copy_place;
 
 static int compare_places(const void *x, const void *y)
 {
-    const place *a = x, *b = y;
+    const copy_place *a = x, *b = y;
     if (a->source != b->source)
         return a->source < b->source ? -1 : 1;
     if (a->region != b->region)
@@ -84,7 +84,7 @@ static int compare_places(const void *x, const void *y)
 }
 
 /* Along each cycle of the order: no memory is needed for a second list. */
-static void put_in_order(dray_copy *items, place *places, size_t count)
+static void put_in_order(dray_copy *items, copy_place *places, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         size_t at = i, from = places[i].index;
@@ -106,13 +106,13 @@ int dray__plan_sort(dray__copies *copies, dray_error *error)
     size_t count = copies->count;
     if (!count)
         return DRAY_OK;
-    place *places = malloc(count * sizeof *places);
+    copy_place *places = malloc(count * sizeof *places);
     if (!places)
         return dray__nomem(error);
     for (size_t i = 0; i < count; i++) {
         const dray_copy *c = &copies->items[i];
         places[i] =
-            (place){c->source, c->source_region, c->source_offset, c->destination_offset, i};
+            (copy_place){c->source, c->source_region, c->source_offset, c->destination_offset, i};
     }
     qsort(places, count, sizeof *places, compare_places);
     put_in_order(copies->items, places, count);

@@ -14,7 +14,6 @@
 
 #define DEFAULT_STRIPE ((uint64_t)4 << 20)
 
-typedef dray__planner planner;
 typedef dray__hit hit;
 
 const char *dray_link_name(dray_link link)

@@ -80,6 +80,7 @@ typedef struct dray__planner {
     const dray__plan_holder **near; /* holders of one hit in the present class */
     size_t near_capacity;
 } dray__planner;
+typedef dray__planner planner; /* in the .c files of src/plan */
 
 /* Fills what is open from all who hold it under any of the tensor's names. The open rest is the
  * caller's to judge. */

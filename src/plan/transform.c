@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef dray__planner planner;
-
 /* ---- whose elements are read ----------------------------------------------------------------- */
 
 static bool can_be_quantised(int32_t dtype)

@@ -510,19 +510,19 @@ int64_t dray_trace_now(void)
 
 /* ---- flushing: under the lock ---------------------------------------------------------------- */
 
-typedef struct chunk {
+typedef struct drained {
     dray__writer threads, spans;
     uint32_t thread_count, span_count;
     uint64_t lost;
-} chunk;
+} drained;
 
-static void free_chunk(chunk *c)
+static void free_chunk(drained *c)
 {
     dray__writer_free(&c->threads);
     dray__writer_free(&c->spans);
 }
 
-static void drain(chunk *c, ring *r)
+static void drain(drained *c, ring *r)
 {
     uint32_t tail = atomic_load_explicit(&r->tail, memory_order_relaxed);
     uint32_t head = atomic_load_explicit(&r->head, memory_order_acquire);
@@ -563,7 +563,7 @@ static int write_all(const char *what, const void *data, size_t size, dray_error
     return dray__fail_errno(error, n < 0 ? errno : ENOSPC, "%s", what);
 }
 
-static int write_chunk(const chunk *c, dray_error *error)
+static int write_chunk(const drained *c, dray_error *error)
 {
     static const uint8_t later[16] = {0};
     dray__writer out = {0};
@@ -593,7 +593,7 @@ static int write_chunk(const chunk *c, dray_error *error)
 /* Where a chunk could not be written, later ones would be unreadable: recording ends. */
 static int flush(dray_error *error)
 {
-    chunk c = {.lost = lost};
+    drained c = {.lost = lost};
     end_running();
     if (owner) /* the first thread of the file */
         drain(&c, owner);

@@ -45,14 +45,14 @@ static const char *name_of(const dray__holder *holder, uint32_t tensor)
 
 /* The blocks of all members up to self, sorted by tensor (counting sort: members and blocks stay in
  * order), for the tensors that self has. */
-struct held {
+struct held_block {
     uint32_t member, block;
 };
 
 struct index {
     dray__map ids;
     uint32_t *first; /* of each id in `held` */
-    struct held *held;
+    struct held_block *held;
 };
 
 static void index_free(struct index *index)
@@ -84,7 +84,7 @@ static bool index_make(const dray__holder *members, uint32_t self, struct index 
                 if (pass == 0)
                     index->first[id + 2]++;
                 else
-                    index->held[index->first[id + 1]++] = (struct held){m, b};
+                    index->held[index->first[id + 1]++] = (struct held_block){m, b};
             }
         if (pass == 1)
             break;
@@ -113,7 +113,7 @@ static bool cut(const dray__holder *members, uint32_t self, const struct index *
             return false;
         dray__map_get(&index->ids, name_of(&members[self], dray_layout_block(own, b)->tensor), &id);
         for (uint32_t i = index->first[id]; i < index->first[id + 1]; i++) {
-            struct held held = index->held[i];
+            struct held_block held = index->held[i];
             if (held.member == self && held.block >= b)
                 break;
             dray__rect other = dray__rect_of(members[held.member].layout, held.block), cross;

@@ -23,14 +23,14 @@ static const dray__envelope form = {"list of handles", 0x4c595244u /* "DRYL" */,
 
 enum { FORMAT_MAX = 255, HANDLE_ROOM = 1024, RANKS_MAX = 1 << 16 };
 
-typedef struct entry { /* of one rank */
+typedef struct rank_entry { /* of one rank */
     dray_handle handle;
     uint32_t fd; /* index into the list's */
-} entry;
+} rank_entry;
 
 typedef struct tensor {
     char *name;
-    entry *entries;
+    rank_entry *entries;
 } tensor;
 
 struct dray_tensor_list {
@@ -112,14 +112,14 @@ static bool same_storage(const dray_handle *a, const dray_handle *b)
 }
 
 /* Descriptors of one storage travel once: the previous tensor's entry is nearly always the one. */
-static int place_fd(dray_tensor_list *l, entry *e, int fd, uint32_t rank, dray_error *error)
+static int place_fd(dray_tensor_list *l, rank_entry *e, int fd, uint32_t rank, dray_error *error)
 {
     e->fd = NO_FD;
     if (fd < 0)
         return DRAY_OK;
     for (uint32_t i = l->count; i-- > 0;)
         for (uint32_t r = 0; r < l->ranks; r++) {
-            const entry *known = &l->tensors[i].entries[(rank + r) % l->ranks];
+            const rank_entry *known = &l->tensors[i].entries[(rank + r) % l->ranks];
             if (known->fd != NO_FD && same_storage(&known->handle, &e->handle)) {
                 e->fd = known->fd;
                 return DRAY_OK;
@@ -132,7 +132,7 @@ static int place_fd(dray_tensor_list *l, entry *e, int fd, uint32_t rank, dray_e
     return DRAY_OK;
 }
 
-static int take_entry(dray_tensor_list *l, entry *e, const dray_handle *given, int fd,
+static int take_entry(dray_tensor_list *l, rank_entry *e, const dray_handle *given, int fd,
                       uint32_t rank, dray_error *error)
 {
     uint8_t packed[HANDLE_ROOM];
@@ -218,7 +218,7 @@ int dray_tensor_list_pack(const dray_tensor_list *l, void **out, size_t *size, c
     return DRAY_OK;
 }
 
-static int get_entry(dray__reader *r, uint32_t fd_count, entry *e, dray_error *error)
+static int get_entry(dray__reader *r, uint32_t fd_count, rank_entry *e, dray_error *error)
 {
     e->fd = dray__get_u32(r);
     const void *packed = dray__get_bytes(r, dray_handle_packed_size());
@@ -342,7 +342,8 @@ int32_t dray_tensor_list_flush_cache(const dray_tensor_list *l)
 }
 
 /* Index of the storage behind an entry, opened once. */
-static int open_storage(dray_tensor_list *l, const entry *e, uint32_t *index, dray_error *error)
+static int open_storage(dray_tensor_list *l, const rank_entry *e, uint32_t *index,
+                        dray_error *error)
 {
     for (uint32_t i = l->storage_count; i-- > 0;)
         if (same_storage(&l->storages[i].handle, &e->handle)) {
@@ -361,8 +362,8 @@ static int open_storage(dray_tensor_list *l, const entry *e, uint32_t *index, dr
     return rc;
 }
 
-static int entry_of(const dray_tensor_list *l, uint32_t index, uint32_t rank, const entry **out,
-                    dray_error *error)
+static int entry_of(const dray_tensor_list *l, uint32_t index, uint32_t rank,
+                    const rank_entry **out, dray_error *error)
 {
     if (!l || index >= l->count || rank >= l->ranks)
         return dray__fail(error, DRAY_EINVALID,
@@ -376,7 +377,7 @@ static int entry_of(const dray_tensor_list *l, uint32_t index, uint32_t rank, co
 int dray_tensor_list_open(dray_tensor_list *l, uint32_t index, uint32_t rank, const char **name,
                           dray_handle *handle, dray_region **region, dray_error *error)
 {
-    const entry *e = NULL;
+    const rank_entry *e = NULL;
     uint32_t storage = 0;
     int rc = entry_of(l, index, rank, &e, error);
     if (rc == DRAY_OK && handle)
@@ -400,7 +401,7 @@ int dray_tensor_list_open(dray_tensor_list *l, uint32_t index, uint32_t rank, co
 static int add_source(dray_tensor_list *l, uint32_t index, uint32_t rank, dray_layout *source,
                       dray_error *error)
 {
-    const entry *e = &l->tensors[index].entries[rank];
+    const rank_entry *e = &l->tensors[index].entries[rank];
     uint32_t storage = 0, tensor_index;
     int rc = open_storage(l, e, &storage, error);
     while (rc == DRAY_OK && dray_layout_region_count(source) < l->storage_count) {

@@ -1,5 +1,5 @@
-"""A type has one name, and a name is of one type: of those that headers declare, and of all that begin
-with dray__, as they are the library's. What a .c file keeps to itself may be called as it likes."""
+"""A type has one name, and a name is of one type: in all folders of src but those of the program and the loop,
+where this holds of what headers declare and of names that begin with dray__ (every command has its own `arguments`)."""
 
 import collections
 import os
@@ -31,11 +31,12 @@ def types(text):
 
 
 def twice(files):
-    """Of {path: text}: the names that are defined in several files."""
+    """Of {path: text}: the names that are defined in several files. What a .c file of the program or the loop keeps to
+    itself does not count."""
     where = collections.defaultdict(set)
     for path, text in files.items():
         for name in types(text):
-            if path.endswith(".h") or name.startswith("dray__"):
+            if path.endswith(".h") or name.startswith("dray__") or not path.startswith(("src/cmd/", "src/run/")):
                 where[name].add(path)
     return sorted(f"{name}: {', '.join(sorted(paths))}" for name, paths in where.items() if len(paths) > 1)
 
@@ -58,8 +59,10 @@ struct dray__f {
 """
         self.assertEqual(types(text), {"dray__a", "dray__c", "dray__d", "dray__e", "dray__f"})
         one, other = "struct dray__a {\n};\nstruct own {\n};\n", "struct own {\n};\n"
-        self.assertEqual(twice({"x.c": one, "y.c": one}), ["dray__a: x.c, y.c"])
-        self.assertEqual(twice({"x.h": one, "y.c": other}), [])
+        self.assertEqual(twice({"src/run/x.c": one, "src/run/y.c": one}), ["dray__a: src/run/x.c, src/run/y.c"])
+        self.assertEqual(twice({"src/run/x.c": one, "src/run/y.c": other}), [])
+        self.assertEqual(twice({"src/net/x.c": one, "src/run/y.c": other}), [])
+        self.assertEqual(twice({"src/net/x.c": one, "src/plan/y.c": other}), ["own: src/net/x.c, src/plan/y.c"])
         self.assertEqual(twice({"x.h": one, "y.h": other}), ["own: x.h, y.h"])
 
 

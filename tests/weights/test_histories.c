@@ -89,7 +89,7 @@ static uint64_t newest_committed(uint64_t incarnation)
 
 static void check_delivered(const ticket *t)
 {
-    for (const struct entry *e = r->entries; e; e = e->next)
+    for (const struct registrant *e = r->entries; e; e = e->next)
         if (e->gang && e->key == t->key)
             assert_true(newest_committed(e->gang->incarnation) >= t->delivers);
 }
@@ -405,7 +405,7 @@ static void new_registry(void)
 /* Publishers know their incarnation once they have published. */
 static void note_incarnations(void)
 {
-    for (const struct entry *e = r->entries; e; e = e->next)
+    for (const struct registrant *e = r->entries; e; e = e->next)
         for (uint32_t i = 0; i < PUBLISHERS; i++)
             if (e->gang && e->key == publisher_key[i] && !e->gang->broken && published[i])
                 known_incarnation[i] = e->gang->incarnation;

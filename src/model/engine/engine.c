@@ -118,10 +118,10 @@ static int engine_init(dray__engine *e, const dray_model_config *config,
 /* ---- the layout ------------------------------------------------------------------------------ */
 
 /* A slot of this rank and its expert. */
-typedef struct held {
+typedef struct held_expert {
     int32_t expert;
     uint32_t slot;
-} held;
+} held_expert;
 
 /* What is being built. */
 typedef struct building {
@@ -129,8 +129,8 @@ typedef struct building {
     dray_layout *layout;
     const dray__unit *unit;
     const dray__pattern *pattern;
-    held *held;      /* of the unit's layer, by expert */
-    uint32_t *named; /* of each quantised row of the unit, or expert: its tensor */
+    held_expert *held; /* of the unit's layer, by expert */
+    uint32_t *named;   /* of each quantised row of the unit, or expert: its tensor */
     dray_error *error;
 } building;
 
@@ -266,7 +266,7 @@ static int add_row(const building *b, uint32_t i)
 
 static int by_expert(const void *a, const void *b)
 {
-    const held *x = a, *y = b;
+    const held_expert *x = a, *y = b;
     if (x->expert != y->expert)
         return x->expert < y->expert ? -1 : 1;
     return x->slot < y->slot ? -1 : 1;
@@ -279,7 +279,8 @@ static int add_experts(const building *b, uint32_t first, uint32_t end)
     uint32_t count = (uint32_t)e->local_slots, next;
     char name[DRAY__PARAMETER_NAME];
     for (uint32_t slot = 0; slot < count; slot++)
-        b->held[slot] = (held){dray__engine_expert(e, b->unit->layer, e->first_slot + slot), slot};
+        b->held[slot] =
+            (held_expert){dray__engine_expert(e, b->unit->layer, e->first_slot + slot), slot};
     qsort(b->held, count, sizeof *b->held, by_expert);
     for (uint32_t h = 0; h < count; h = next) {
         for (next = h; next < count && b->held[next].expert == b->held[h].expert;)

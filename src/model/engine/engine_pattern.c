@@ -11,16 +11,16 @@
 #include <string.h>
 
 /* A row that is being cut. */
-typedef struct cutting {
+typedef struct row_cutting {
     const dray__engine *e;
     const dray__parameter *p;
     dray__part part;
     dray__cut_group group;
     dray__row_part *piece;
     dray_error *error;
-} cutting;
+} row_cutting;
 
-static int indivisible(const cutting *c, const char *what, int64_t value)
+static int indivisible(const row_cutting *c, const char *what, int64_t value)
 {
     char text[48];
     return dray__fail(c->error, DRAY_EINVALID, "%s: %s %" PRId64 " is not divisible by %s",
@@ -29,7 +29,7 @@ static int indivisible(const cutting *c, const char *what, int64_t value)
 }
 
 /* KV heads: neighbouring ranks share one where there are fewer heads than ranks. */
-static int cut_kv(const cutting *c)
+static int cut_kv(const row_cutting *c)
 {
     int64_t heads = c->e->config->kv_heads, dim = c->e->config->head_dim, size = c->group.size;
     char text[48];
@@ -45,7 +45,7 @@ static int cut_kv(const cutting *c)
     return DRAY_OK;
 }
 
-static int cut_vocab(const cutting *c)
+static int cut_vocab(const row_cutting *c)
 {
     int64_t multiple = c->e->spec.vocab_multiple, size = c->e->config->vocab_size;
     int64_t padded = (size + multiple - 1) / multiple * multiple;
@@ -65,7 +65,7 @@ static int cut_vocab(const cutting *c)
 }
 
 /* This rank's equal part of dimension d; `count` is what must be divisible (heads, or elements). */
-static int cut_even(const cutting *c, uint32_t d, const char *what, int64_t count)
+static int cut_even(const row_cutting *c, uint32_t d, const char *what, int64_t count)
 {
     if (count % c->group.size)
         return indivisible(c, what, count);
@@ -76,7 +76,7 @@ static int cut_even(const cutting *c, uint32_t d, const char *what, int64_t coun
 }
 
 /* The dimension that an MLP is cut along. */
-static int cut_inner(const cutting *c, uint32_t d)
+static int cut_inner(const row_cutting *c, uint32_t d)
 {
     static const char *const names[DRAY__PARTS] = {[DRAY__EXPERTS] = "moe_intermediate_size",
                                                    [DRAY__SHARED] =
@@ -85,7 +85,7 @@ static int cut_inner(const cutting *c, uint32_t d)
                     c->piece->shape[d]);
 }
 
-static int cut_row(const cutting *c)
+static int cut_row(const row_cutting *c)
 {
     int64_t heads = c->e->config->heads;
     switch (c->p->cut) {
@@ -115,7 +115,7 @@ static int make_row(const dray__engine *e, const dray__parameter *p, bool quanti
     w->ndim = dray__parameter_shape(p, e->config, w->shape);
     memcpy(w->extent, w->shape, sizeof w->shape);
     w->rows = w->shape[0];
-    cutting c = {e, p, row->part, e->groups[row->part], w, error};
+    row_cutting c = {e, p, row->part, e->groups[row->part], w, error};
     int status = cut_row(&c);
     if (status)
         return status;

@@ -18,12 +18,12 @@
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
 /* The public table; sizes as in the models' config.json at huggingface.co. */
-typedef struct known {
+typedef struct known_model {
     const char *name, *family;
     int64_t vocab, hidden, intermediate, layers, heads, kv_heads, head_dim, positions;
     double eps, theta;
     int tied;
-} known;
+} known_model;
 
 /* What more there is to say of models with experts. */
 typedef struct sparse {
@@ -33,7 +33,7 @@ typedef struct sparse {
     int64_t q_lora, kv_lora, nope, rope, value;
 } sparse;
 
-static const known models[] = {
+static const known_model models[] = {
     {"qwen2.5-0.5b", "qwen2", 151936, 896, 4864, 24, 14, 2, 64, 32768, 1e-6, 1e6, 1},
     {"qwen2.5-1.5b", "qwen2", 151936, 1536, 8960, 28, 12, 2, 128, 131072, 1e-6, 1e6, 1},
     {"qwen2.5-3b", "qwen2", 151936, 2048, 11008, 36, 16, 2, 128, 32768, 1e-6, 1e6, 1},
@@ -73,7 +73,7 @@ const char *dray_model_name(uint32_t index)
     return index < COUNT(models) ? models[index].name : NULL;
 }
 
-static int from_table(const known *m, dray_model_config *out, dray_error *error)
+static int from_table(const known_model *m, dray_model_config *out, dray_error *error)
 {
     static const sparse none;
     const dray__family *family;
@@ -121,13 +121,13 @@ static int from_table(const known *m, dray_model_config *out, dray_error *error)
 }
 
 /* config.json being read; the first error stays. */
-typedef struct reading {
+typedef struct config_reading {
     const char *path;
     json_t *json;
     const json_t *within; /* what is looked into first; NULL: nothing */
     int status;
     dray_error *error;
-} reading;
+} config_reading;
 
 static const char *type_name(const json_t *value)
 {
@@ -145,7 +145,7 @@ static json_t *get(const json_t *json, const char *key)
 
 /* The value of a key, in the family's own object of the file where it is there; of "a.b" and ".b"
  * only as written. */
-static json_t *find(const reading *r, const char *key)
+static json_t *find(const config_reading *r, const char *key)
 {
     char outer[64];
     const char *dot = strchr(key, '.');
@@ -156,13 +156,14 @@ static json_t *find(const reading *r, const char *key)
     return json_object_get(*outer ? json_object_get(r->json, outer) : r->json, dot + 1);
 }
 
-static json_t *found(const reading *r, const char *key)
+static json_t *found(const config_reading *r, const char *key)
 {
     json_t *value = find(r, key);
     return json_is_null(value) ? NULL : value;
 }
 
-static void wrong_type(reading *r, const char *key, const char *expected, const json_t *found)
+static void wrong_type(config_reading *r, const char *key, const char *expected,
+                       const json_t *found)
 {
     if (!r->status)
         r->status = dray__fail(r->error, DRAY_EFORMAT, "%.300s: %s: expected %s, found %s", r->path,
@@ -170,7 +171,7 @@ static void wrong_type(reading *r, const char *key, const char *expected, const 
 }
 
 /* absent: the value where the key is missing; negative: it must be there. */
-static int64_t integer(reading *r, const char *key, int64_t absent)
+static int64_t integer(config_reading *r, const char *key, int64_t absent)
 {
     const json_t *value = found(r, key);
     if (value && json_is_integer(value))
@@ -182,7 +183,7 @@ static int64_t integer(reading *r, const char *key, int64_t absent)
     return absent;
 }
 
-static double number(reading *r, const json_t *json, const char *key, double absent)
+static double number(config_reading *r, const json_t *json, const char *key, double absent)
 {
     const json_t *value = get(json, key);
     if (!value)
@@ -193,7 +194,7 @@ static double number(reading *r, const json_t *json, const char *key, double abs
     return absent;
 }
 
-static bool boolean(reading *r, const char *key, bool absent)
+static bool boolean(config_reading *r, const char *key, bool absent)
 {
     const json_t *value = found(r, key);
     if (!value)
@@ -203,7 +204,7 @@ static bool boolean(reading *r, const char *key, bool absent)
     return json_is_true(value);
 }
 
-static const char *string(reading *r, const char *key)
+static const char *string(config_reading *r, const char *key)
 {
     const json_t *value = found(r, key);
     if (value && !json_is_string(value))
@@ -212,7 +213,7 @@ static const char *string(reading *r, const char *key)
 }
 
 /* transformers 5 nests it, in one object or in one for each kind of layer. */
-static double rope_theta(reading *r, const dray__family *family)
+static double rope_theta(config_reading *r, const dray__family *family)
 {
     const double absent = family->default_theta;
     double theta =
@@ -232,7 +233,7 @@ static double rope_theta(reading *r, const dray__family *family)
     return number(r, nested, "rope_theta", theta);
 }
 
-static dray_dtype checkpoint_dtype(reading *r)
+static dray_dtype checkpoint_dtype(config_reading *r)
 {
     const char *key = found(r, "dtype") ? "dtype" : "torch_dtype";
     const char *name = string(r, key);
@@ -293,7 +294,7 @@ static bool is_set(const json_t *value)
 
 /* FP8 keeps the model's tensors and puts scales beside them; of compressed-tensors' formats the
  * model is the one that was compressed. */
-static int check_quantisation(const reading *r)
+static int check_quantisation(const config_reading *r)
 {
     const json_t *quant = json_object_get(r->json, "quantization_config");
     const char *method = json_string_value(json_object_get(quant, "quant_method"));
@@ -307,7 +308,7 @@ static int check_quantisation(const reading *r)
         r->path, method ? method : "");
 }
 
-static int check_keys(const reading *r, const dray__family *family)
+static int check_keys(const config_reading *r, const dray__family *family)
 {
     const char *refused = NULL;
     for (size_t i = 0; i < COUNT(changes_tensors) && !refused; i++)
@@ -331,7 +332,7 @@ static int check_keys(const reading *r, const dray__family *family)
 }
 
 /* How many labels the head scores; 0: it is a language model's. transformers' default is 2. */
-static int read_head(const reading *r, const dray__family *family, int64_t *labels)
+static int read_head(const config_reading *r, const dray__family *family, int64_t *labels)
 {
     const json_t *names = json_object_get(r->json, "architectures");
     const json_t *of = json_object_get(r->json, "id2label");
@@ -350,7 +351,7 @@ static int read_head(const reading *r, const dray__family *family, int64_t *labe
     return DRAY_OK;
 }
 
-static int read_family(reading *r, const dray__family **family)
+static int read_family(config_reading *r, const dray__family **family)
 {
     const char *type = string(r, "model_type");
     if (r->status)
@@ -366,7 +367,7 @@ static int read_family(reading *r, const dray__family **family)
 }
 
 /* Sets layer's bit; there are numbers of many layers only in files that somebody made up. */
-static void set_layer(reading *r, const char *key, uint64_t *layers, json_int_t layer)
+static void set_layer(config_reading *r, const char *key, uint64_t *layers, json_int_t layer)
 {
     enum { MOST = DRAY_MODEL_DENSE_WORDS * 64 };
     if (layer >= 0 && layer < MOST)
@@ -377,7 +378,7 @@ static void set_layer(reading *r, const char *key, uint64_t *layers, json_int_t 
                        r->path, key, (long long)layer, MOST - 1);
 }
 
-static const json_t *list_of(reading *r, const char *key)
+static const json_t *list_of(config_reading *r, const char *key)
 {
     const json_t *list = key ? found(r, key) : NULL;
     if (list && !json_is_array(list))
@@ -386,7 +387,8 @@ static const json_t *list_of(reading *r, const char *key)
 }
 
 /* Sets the bits of the layers that a list names, or of all others. */
-static void read_numbers(reading *r, const char *key, bool others, int64_t layers, uint64_t *out)
+static void read_numbers(config_reading *r, const char *key, bool others, int64_t layers,
+                         uint64_t *out)
 {
     uint64_t named[DRAY_MODEL_DENSE_WORDS] = {0};
     const json_t *list = list_of(r, key), *item;
@@ -410,7 +412,7 @@ static bool is_word(const char *text, const char *word)
     return *word == '!' ? strcmp(text, word + 1) != 0 : strcmp(text, word) == 0;
 }
 
-static void wrong_length(reading *r, const char *key, int64_t layers, size_t found)
+static void wrong_length(config_reading *r, const char *key, int64_t layers, size_t found)
 {
     if ((int64_t)found != layers && !r->status)
         r->status = dray__fail(r->error, DRAY_EFORMAT,
@@ -419,7 +421,7 @@ static void wrong_length(reading *r, const char *key, int64_t layers, size_t fou
 }
 
 /* A list of words or a text of signs; true: there is one. */
-static bool read_words(reading *r, const dray__kind *kind, int64_t layers, uint64_t *out)
+static bool read_words(config_reading *r, const dray__kind *kind, int64_t layers, uint64_t *out)
 {
     const json_t *words = list_of(r, kind->each), *item;
     const char *signs = kind->signs && !words ? string(r, kind->signs) : NULL;
@@ -440,7 +442,8 @@ static bool read_words(reading *r, const dray__kind *kind, int64_t layers, uint6
     return words || signs;
 }
 
-static void read_kind(reading *r, const dray__family *family, uint32_t i, dray_model_config *c)
+static void read_kind(config_reading *r, const dray__family *family, uint32_t i,
+                      dray_model_config *c)
 {
     const dray__kind *kind = &family->kinds[i];
     bool is_dense = i == DRAY__DENSE_KIND;
@@ -459,7 +462,7 @@ static void read_kind(reading *r, const dray__family *family, uint32_t i, dray_m
             set_layer(r, kind->every, out, layer);
 }
 
-static void read_value(reading *r, const dray__config_rule *rule, dray_model_config *c)
+static void read_value(config_reading *r, const dray__config_rule *rule, dray_model_config *c)
 {
     const char *key = rule->keys[0];
     int64_t value = 0;
@@ -481,7 +484,7 @@ static void read_value(reading *r, const dray__config_rule *rule, dray_model_con
     dray__value_set(c, rule->value, value);
 }
 
-static int read_config(reading *r, dray_model_config *out)
+static int read_config(config_reading *r, dray_model_config *out)
 {
     const dray__family *family = NULL;
     if (!json_is_object(r->json))
@@ -529,7 +532,7 @@ int dray__config_path(const char *path, char *out, dray_error *error)
 static int load_file(const char *path, dray_model_config *out, dray_error *error)
 {
     enum { LARGEST = 16 << 20 };
-    reading r = {.path = path, .error = error};
+    config_reading r = {.path = path, .error = error};
     int status = dray__json_load(path, LARGEST, &r.json, error);
     if (!status)
         status = read_config(&r, out);

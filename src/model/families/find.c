@@ -18,18 +18,18 @@
 enum { MOST_NAMES = 96, MOST_DEPTH = 6, LARGEST_FILE = 1 << 20 };
 
 /* What was read, by name and by the folder that DRAY_FAMILIES named then. */
-typedef struct known {
-    struct known *next;
+typedef struct known_family {
+    struct known_family *next;
     dray__arena arena;
     json_t *json;
     char path[PATH_MAX], folder[PATH_MAX];
     dray__family family;
     char name[sizeof((dray_model_config *)0)->family];
-} known;
+} known_family;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static json_t *built_in; /* of all built-in files: name without ".json" -> contents */
-static known *families;
+static known_family *families;
 
 static int load_built_in(dray_error *error)
 {
@@ -166,9 +166,9 @@ static int load(const char *name, const char *folder, uint32_t depth, char path[
     return status;
 }
 
-static int make(const char *name, const char *folder, known **out, dray_error *error)
+static int make(const char *name, const char *folder, known_family **out, dray_error *error)
 {
-    known *k = calloc(1, sizeof *k);
+    known_family *k = calloc(1, sizeof *k);
     if (!k)
         return dray__nomem(error);
     snprintf(k->name, sizeof k->name, "%s", name);
@@ -195,10 +195,10 @@ int dray__family_find(const char *name, const dray__family **out, dray_error *er
     const char *given = getenv("DRAY_FAMILIES");
     const char *folder = given ? given : "";
     int status = DRAY_OK;
-    if (strlen(name) >= sizeof((known *)0)->name || strlen(folder) >= PATH_MAX)
+    if (strlen(name) >= sizeof((known_family *)0)->name || strlen(folder) >= PATH_MAX)
         return dray__fail(error, DRAY_EUNSUPPORTED, "model_type '%.60s' is not supported", name);
     pthread_mutex_lock(&lock);
-    known *k = families;
+    known_family *k = families;
     while (k && (strcmp(k->name, name) != 0 || strcmp(k->folder, folder) != 0))
         k = k->next;
     if (!k) {

@@ -40,14 +40,14 @@ static unsigned storage_rank(int32_t dtype)
 }
 
 /* One tensor on its way into a file. */
-typedef struct item {
+typedef struct file_tensor {
     const dray_tensor_info *info;
     uint32_t tensor; /* index in the new layout */
     uint32_t file;
     uint64_t bytes;
     uint64_t at;       /* from the end of the header */
     const char *value; /* NULL: none */
-} item;
+} file_tensor;
 
 typedef struct writing {
     char folder[PATH_MAX];
@@ -55,7 +55,7 @@ typedef struct writing {
     const char *values_key; /* NULL: none */
     const char *const *values;
     uint64_t max_file_bytes;
-    item *items;
+    file_tensor *items;
     uint32_t count, files;
     uint32_t created; /* files that exist as partials: removed when begin fails */
     dray_layout *layout;
@@ -162,8 +162,8 @@ static int assign_files(const dray_layout *like, writing *w, dray_error *error)
             used = fixed;
         }
         used += more;
-        w->items[w->count++] =
-            (item){.info = info, .file = w->files - 1, .bytes = (uint64_t)bytes, .value = value};
+        w->items[w->count++] = (file_tensor){
+            .info = info, .file = w->files - 1, .bytes = (uint64_t)bytes, .value = value};
     }
     if (w->files > 99999)
         return dray__fail(error, DRAY_EINVALID, "%u files are too many: raise max_file_bytes",
@@ -173,7 +173,7 @@ static int assign_files(const dray_layout *like, writing *w, dray_error *error)
 
 static int by_storage(const void *a, const void *b)
 {
-    const item *x = a, *y = b;
+    const file_tensor *x = a, *y = b;
     if (x->file != y->file)
         return x->file < y->file ? -1 : 1;
     unsigned i = storage_rank(x->info->dtype), j = storage_rank(y->info->dtype);
@@ -182,7 +182,7 @@ static int by_storage(const void *a, const void *b)
     return strcmp(x->info->name, y->info->name);
 }
 
-static json_t *header_entry(const item *it)
+static json_t *header_entry(const file_tensor *it)
 {
     json_t *shape = json_array();
     for (uint32_t d = 0; d < it->info->ndim; d++)
@@ -292,7 +292,7 @@ static int begin_file(writing *w, uint32_t file, uint32_t first, uint32_t end, d
         status = dray_layout_add_region(w->layout, &info, &region, error);
     for (uint32_t i = first; i < end && !status; i++) {
         const int64_t zero[DRAY_MAX_DIMS] = {0};
-        item *it = &w->items[i];
+        file_tensor *it = &w->items[i];
         status = dray_layout_add_tensor(w->layout, it->info->name, (dray_dtype)it->info->dtype,
                                         it->info->ndim, it->info->shape, &it->tensor, error);
         if (!status && it->bytes > 0)

@@ -428,14 +428,14 @@ static int tensor_index(const adding *a, const dray__parameter *t, int64_t exper
 
 /* Rows [first, first + rows) and columns [column, column + columns) of a tensor, at `offset` of the
  * parameter, rows `row_stride` and columns `column_stride` bytes apart. */
-typedef struct piece {
+typedef struct tensor_piece {
     uint32_t tensor;
     int64_t first, rows, column, columns;
     uint64_t offset;
     int64_t row_stride, column_stride;
-} piece;
+} tensor_piece;
 
-static int add_piece(const adding *a, const piece *r)
+static int add_piece(const adding *a, const tensor_piece *r)
 {
     dray_block block = {.tensor = r->tensor,
                         .region = a->site->region,
@@ -456,7 +456,7 @@ static int add_plain(const adding *a)
 {
     const dray__megatron_parameter *p = a->p;
     int64_t full[DRAY_MAX_DIMS] = {0, 1}, at = part(a->m, p);
-    piece one = {.rows = p->shape[0], .columns = p->shape[1], .column_stride = element(a)};
+    tensor_piece one = {.rows = p->shape[0], .columns = p->shape[1], .column_stride = element(a)};
     one.row_stride = p->shape[1] * element(a);
     dray__parameter_shape(p->tensors[0], a->m->config, full);
     if (p->row->cut == DRAY__MEGATRON_ROW || p->row->cut == DRAY__MEGATRON_HEADS_ROW)
@@ -475,12 +475,12 @@ static int add_gated(const adding *a)
     const dray__megatron_parameter *p = a->p;
     int64_t rows = p->shape[0] / 2, stride = p->shape[1] * element(a);
     for (uint32_t i = 0; i < 2; i++) {
-        piece half = {.first = part(a->m, p) * rows,
-                      .rows = rows,
-                      .columns = p->shape[1],
-                      .offset = i * (uint64_t)(rows * stride),
-                      .row_stride = stride,
-                      .column_stride = element(a)};
+        tensor_piece half = {.first = part(a->m, p) * rows,
+                             .rows = rows,
+                             .columns = p->shape[1],
+                             .offset = i * (uint64_t)(rows * stride),
+                             .row_stride = stride,
+                             .column_stride = element(a)};
         int status = tensor_index(a, p->tensors[i], a->site->expert, &half.tensor);
         if (!status)
             status = add_piece(a, &half);
@@ -507,13 +507,13 @@ static int add_qkv(const adding *a)
         for (uint32_t i = 0; i < p->count; i++) {
             int64_t rows = per_group[i] * c->head_dim;
             int64_t from = at > start ? at : start, to = at + rows < end ? at + rows : end;
-            piece one = {.tensor = tensors[i],
-                         .first = group * rows + from - at,
-                         .rows = to - from,
-                         .columns = p->shape[1],
-                         .offset = (uint64_t)((from - start) * stride),
-                         .row_stride = stride,
-                         .column_stride = element(a)};
+            tensor_piece one = {.tensor = tensors[i],
+                                .first = group * rows + from - at,
+                                .rows = to - from,
+                                .columns = p->shape[1],
+                                .offset = (uint64_t)((from - start) * stride),
+                                .row_stride = stride,
+                                .column_stride = element(a)};
             int status = add_piece(a, &one);
             if (status)
                 return status;
@@ -531,12 +531,12 @@ static int add_packed_in(const adding *a)
     int64_t rows = p->shape[1] / experts / 2, stride = rows * 2 * element(a);
     for (int64_t e = 0; e < experts; e++)
         for (uint32_t i = 0; i < 2; i++) {
-            piece half = {.first = part(a->m, p) * rows,
-                          .rows = rows,
-                          .columns = hidden,
-                          .offset = (uint64_t)(e * hidden * stride + i * rows * element(a)),
-                          .row_stride = element(a),
-                          .column_stride = stride};
+            tensor_piece half = {.first = part(a->m, p) * rows,
+                                 .rows = rows,
+                                 .columns = hidden,
+                                 .offset = (uint64_t)(e * hidden * stride + i * rows * element(a)),
+                                 .row_stride = element(a),
+                                 .column_stride = stride};
             int status = tensor_index(a, p->tensors[i], a->site->expert + e, &half.tensor);
             if (!status)
                 status = add_piece(a, &half);
@@ -553,12 +553,12 @@ static int add_packed_out(const adding *a)
     int64_t experts = dray__megatron_local_experts(a->m), hidden = p->shape[1];
     int64_t columns = p->shape[0] / experts, stride = hidden * element(a);
     for (int64_t e = 0; e < experts; e++) {
-        piece one = {.rows = hidden,
-                     .column = part(a->m, p) * columns,
-                     .columns = columns,
-                     .offset = (uint64_t)(e * columns * stride),
-                     .row_stride = element(a),
-                     .column_stride = stride};
+        tensor_piece one = {.rows = hidden,
+                            .column = part(a->m, p) * columns,
+                            .columns = columns,
+                            .offset = (uint64_t)(e * columns * stride),
+                            .row_stride = element(a),
+                            .column_stride = stride};
         int status = tensor_index(a, p->tensors[0], a->site->expert + e, &one.tensor);
         if (!status)
             status = add_piece(a, &one);

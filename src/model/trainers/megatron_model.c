@@ -21,16 +21,16 @@ typedef struct visit {
     dray__megatron_site site;
 } visit;
 
-typedef struct model {
+typedef struct megatron_building {
     dray__megatron m;
     dray__megatron_parameter parameters[MOST_ROWS];
     bool has[MOST_ROWS];
     uint64_t end; /* of the region so far */
-    int (*each)(struct model *, const visit *, dray_error *);
+    int (*each)(struct megatron_building *, const visit *, dray_error *);
     dray_layout *layout;           /* what add works on */
     dray_megatron_parameter *list; /* what list works on */
     uint32_t count;
-} model;
+} megatron_building;
 
 static bool builds(const dray__megatron *m, const dray__megatron_row *row)
 {
@@ -44,10 +44,10 @@ static bool builds(const dray__megatron *m, const dray__megatron_row *row)
     return built[row->form];
 }
 
-static int model_init(model *w, const dray_model_config *config, const dray_megatron_spec *spec,
-                      dray_error *error)
+static int model_init(megatron_building *w, const dray_model_config *config,
+                      const dray_megatron_spec *spec, dray_error *error)
 {
-    *w = (model){.end = 0};
+    *w = (megatron_building){.end = 0};
     int status = dray__megatron_init(&w->m, config, spec, error);
     for (uint32_t i = 0; i < dray__megatron_count && !status; i++) {
         const dray__megatron_row *row = &dray__megatron_rows[i];
@@ -59,7 +59,7 @@ static int model_init(model *w, const dray_model_config *config, const dray_mega
 }
 
 /* Visits one parameter, at the end of the region so far. */
-static int visit_one(model *w, visit *v, dray_error *error)
+static int visit_one(megatron_building *w, visit *v, dray_error *error)
 {
     const dray__megatron_parameter *p = v->parameter;
     v->site.dtype = dray__parameter_dtype(p->tensors[0], w->m.dtype);
@@ -70,7 +70,7 @@ static int visit_one(model *w, visit *v, dray_error *error)
 }
 
 /* A row is one parameter, or one for each local expert. */
-static int visit_row(model *w, visit *v, dray_error *error)
+static int visit_row(megatron_building *w, visit *v, dray_error *error)
 {
     bool starred = strchr(v->parameter->row->name, '*') != NULL;
     int64_t count = starred ? dray__megatron_local_experts(&w->m) : 1, first = 0;
@@ -87,7 +87,8 @@ static int visit_row(model *w, visit *v, dray_error *error)
 
 /* All rows of a scope that the layer has. Where the embedding is in the same chunk as a head that
  * is tied to it, the head is the embedding itself, else a copy of it. */
-static int visit_scope(model *w, dray__megatron_scope scope, visit *v, dray_error *error)
+static int visit_scope(megatron_building *w, dray__megatron_scope scope, visit *v,
+                       dray_error *error)
 {
     bool is_first = v->vp_stage == 0 && w->m.spec.pp_rank == 0;
     for (uint32_t i = 0; i < dray__megatron_count; i++) {
@@ -105,7 +106,7 @@ static int visit_scope(model *w, dray__megatron_scope scope, visit *v, dray_erro
     return DRAY_OK;
 }
 
-static int visit_mtp(model *w, visit *v, dray_error *error)
+static int visit_mtp(megatron_building *w, visit *v, dray_error *error)
 {
     int status = DRAY_OK;
     for (v->layer = 0; v->layer < w->m.config->mtp_layers && !status; v->layer++) {
@@ -117,7 +118,7 @@ static int visit_mtp(model *w, visit *v, dray_error *error)
     return status;
 }
 
-static int visit_chunk(model *w, uint32_t vp_stage, dray_error *error)
+static int visit_chunk(megatron_building *w, uint32_t vp_stage, dray_error *error)
 {
     const dray_megatron_spec *s = &w->m.spec;
     bool is_first = vp_stage == 0 && s->pp_rank == 0;
@@ -140,7 +141,9 @@ static int visit_chunk(model *w, uint32_t vp_stage, dray_error *error)
 }
 
 /* Visits all parameters; their places are the same each time. */
-static int visit_all(model *w, int (*each)(model *, const visit *, dray_error *), dray_error *error)
+static int visit_all(megatron_building *w,
+                     int (*each)(megatron_building *, const visit *, dray_error *),
+                     dray_error *error)
 {
     int status = DRAY_OK;
     w->each = each;
@@ -150,7 +153,7 @@ static int visit_all(model *w, int (*each)(model *, const visit *, dray_error *)
     return status;
 }
 
-static int add_visited(model *w, const visit *v, dray_error *error)
+static int add_visited(megatron_building *w, const visit *v, dray_error *error)
 {
     return dray__megatron_add(&w->m, v->parameter, &v->site, w->layout, error);
 }
@@ -158,7 +161,7 @@ static int add_visited(model *w, const visit *v, dray_error *error)
 int dray_layout_megatron(const dray_model_config *config, const dray_megatron_spec *spec,
                          dray_layout **out, dray_error *error)
 {
-    model w;
+    megatron_building w;
     int status = model_init(&w, config, spec, error);
     if (!status)
         status = visit_all(&w, NULL, error);
@@ -175,7 +178,7 @@ int dray_layout_megatron(const dray_model_config *config, const dray_megatron_sp
 
 /* ---- the parameters' names ------------------------------------------------------------------- */
 
-static int count_visited(model *w, const visit *v, dray_error *error)
+static int count_visited(megatron_building *w, const visit *v, dray_error *error)
 {
     (void)v, (void)error;
     w->count++;
@@ -196,7 +199,7 @@ static void full_name(const visit *v, bool mtp, char *out, size_t capacity)
                  mtp ? "transformer_layer." : "", within);
 }
 
-static int list_visited(model *w, const visit *v, dray_error *error)
+static int list_visited(megatron_building *w, const visit *v, dray_error *error)
 {
     (void)error;
     dray_megatron_parameter *p = &w->list[w->count++];
@@ -212,7 +215,7 @@ static int list_visited(model *w, const visit *v, dray_error *error)
 int dray_megatron_parameters(const dray_model_config *config, const dray_megatron_spec *spec,
                              dray_megatron_parameter **out, uint32_t *count, dray_error *error)
 {
-    model w;
+    megatron_building w;
     int status = model_init(&w, config, spec, error);
     if (!status)
         status = visit_all(&w, count_visited, error);

@@ -21,17 +21,17 @@ typedef struct found {
     int64_t shape[DRAY_MAX_DIMS]; /* the module's */
 } found;
 
-typedef struct adding {
+typedef struct module_adding {
     dray_layout *layout;
     const dray_model_config *config;
     const dray__family *family;
     const char *name;
     dray_dtype dtype;
     dray_error *error;
-} adding;
+} module_adding;
 
 /* The row that the name follows, in a layer and of an expert that the model has. */
-static const dray__parameter *find_row(const adding *a, const char *name, int64_t *numbers)
+static const dray__parameter *find_row(const module_adding *a, const char *name, int64_t *numbers)
 {
     const dray_model_config *c = a->config;
     for (uint32_t i = 0; i < a->family->count; i++) {
@@ -50,7 +50,7 @@ static const dray__parameter *find_row(const adding *a, const char *name, int64_
 }
 
 /* The module's shape from its pieces': experts outermost, rows one below the other. */
-static void set_shape(const adding *a, found *f)
+static void set_shape(const module_adding *a, found *f)
 {
     int64_t shape[DRAY_MAX_DIMS];
     f->ndim = dray__parameter_shape(f->pieces[0], a->config, f->shape);
@@ -63,7 +63,7 @@ static void set_shape(const adding *a, found *f)
     f->ndim++;
 }
 
-static bool find_module(const adding *a, const dray__module *module, found *f)
+static bool find_module(const module_adding *a, const dray__module *module, found *f)
 {
     int64_t numbers[2] = {0}, of[2];
     char name[DRAY__PARAMETER_NAME];
@@ -81,7 +81,7 @@ static bool find_module(const adding *a, const dray__module *module, found *f)
 }
 
 /* What the name means, once the configuration is checked. */
-static int find(adding *a, found *f)
+static int find(module_adding *a, found *f)
 {
     int64_t numbers[2];
     int status = dray__config_check(a->config, &a->family, a->error);
@@ -106,7 +106,7 @@ static int find(adding *a, found *f)
 }
 
 /* The piece's tensor in the layout: there already, or added. */
-static int tensor_of(const adding *a, const found *f, uint32_t piece, int64_t expert,
+static int tensor_of(const module_adding *a, const found *f, uint32_t piece, int64_t expert,
                      uint32_t *tensor)
 {
     char name[DRAY__PARAMETER_NAME];
@@ -118,7 +118,8 @@ static int tensor_of(const adding *a, const found *f, uint32_t piece, int64_t ex
 }
 
 /* Expert `expert`'s part of a block of the packed parameter. */
-static int add_expert(const adding *a, const found *f, const dray_block *block, int64_t expert)
+static int add_expert(const module_adding *a, const found *f, const dray_block *block,
+                      int64_t expert)
 {
     int64_t rows = f->shape[1] / f->count, end = block->start[1] + block->extent[1];
     for (uint32_t piece = 0; piece < f->count; piece++) {
@@ -143,7 +144,8 @@ static int add_expert(const adding *a, const found *f, const dray_block *block, 
     return DRAY_OK;
 }
 
-static int add_packed(const adding *a, const found *f, const dray_layout *shard, uint32_t region)
+static int add_packed(const module_adding *a, const found *f, const dray_layout *shard,
+                      uint32_t region)
 {
     for (uint32_t b = 0; b < dray_layout_block_count(shard); b++) {
         dray_block block = *dray_layout_block(shard, b);
@@ -158,7 +160,7 @@ static int add_packed(const adding *a, const found *f, const dray_layout *shard,
 }
 
 /* The module's parameter as if it were a tensor, in a layout of its own. */
-static int place_shard(const adding *a, const found *f, uint32_t region, uint64_t offset,
+static int place_shard(const module_adding *a, const found *f, uint32_t region, uint64_t offset,
                        const dray_mesh *mesh, const int64_t *coordinate, int64_t *local_shape,
                        dray_layout **out)
 {
@@ -186,7 +188,7 @@ static int place_shard(const adding *a, const found *f, uint32_t region, uint64_
 }
 
 /* Another name of what must be in the layout already, or comes with its own call. */
-static int add_tied(const adding *a, const dray__parameter *p)
+static int add_tied(const module_adding *a, const dray__parameter *p)
 {
     uint32_t target, there;
     if (dray_layout_find(a->layout, a->name, &there, NULL) == DRAY_OK)
@@ -195,7 +197,8 @@ static int add_tied(const adding *a, const dray__parameter *p)
     return status ? status : dray_layout_add_alias(a->layout, a->name, target, NULL, a->error);
 }
 
-static int add_shard(const adding *a, const found *f, const dray_layout *shard, uint32_t region)
+static int add_shard(const module_adding *a, const found *f, const dray_layout *shard,
+                     uint32_t region)
 {
     if (f->packed)
         return add_packed(a, f, shard, region);
@@ -214,7 +217,7 @@ static int add_shard(const adding *a, const found *f, const dray_layout *shard, 
 
 /* The part of the range that is in elements [begin, begin + numel) of the parameter, which are
  * the whole of a tensor. */
-static int add_part(const adding *a, uint32_t tensor, const dray__module_range *range,
+static int add_part(const module_adding *a, uint32_t tensor, const dray__module_range *range,
                     uint32_t region, uint64_t offset, int64_t begin, int64_t numel)
 {
     int64_t end = range->first + range->count, to = begin + numel < end ? begin + numel : end;
@@ -226,7 +229,7 @@ static int add_part(const adding *a, uint32_t tensor, const dray__module_range *
                                  a->error);
 }
 
-static int add_parts(const adding *a, const found *f, const dray__module_range *range,
+static int add_parts(const module_adding *a, const found *f, const dray__module_range *range,
                      uint32_t region, uint64_t offset)
 {
     int64_t experts = f->packed ? f->shape[0] : 1, numel = 1;
@@ -250,7 +253,7 @@ int dray__layout_add_module_range(dray_layout *layout, const dray_model_config *
                                   const dray__module_range *range, uint32_t region, uint64_t offset,
                                   dray_error *error)
 {
-    adding a = {layout, config, NULL, range->name, range->dtype, error};
+    module_adding a = {layout, config, NULL, range->name, range->dtype, error};
     found f;
     char here[DRAY__SHAPE_TEXT], there[DRAY__SHAPE_TEXT];
     int status = find(&a, &f);
@@ -276,7 +279,7 @@ int dray_layout_add_module(dray_layout *layout, const dray_model_config *config,
 {
     static const dray_mesh whole = {.ndim = 1, .shape = {1}, .placements = {{0}}};
     static const int64_t origin[1] = {0};
-    adding a = {layout, config, NULL, name, dtype, error};
+    module_adding a = {layout, config, NULL, name, dtype, error};
     found f;
     dray_layout *shard = NULL;
     int64_t local[DRAY_MAX_DIMS];

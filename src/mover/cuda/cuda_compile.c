@@ -114,9 +114,9 @@ int dray__gpu_cubin(int arch, void **out, size_t *size, dray_error *error)
  */
 
 /* In front of a cubin: what it was made of, and whether it is whole. */
-typedef struct kept {
+typedef struct kept_cubin {
     uint64_t key, bytes, hash;
-} kept;
+} kept_cubin;
 
 static uint64_t key_of(const dray__cuda *cuda, int arch)
 {
@@ -152,7 +152,7 @@ static bool cache_read(const char *path, uint64_t key, void **out, size_t *size)
 {
     enum { MOST = 64 << 20 };
     struct stat status;
-    kept head;
+    kept_cubin head;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     bool fine = fd >= 0 && fstat(fd, &status) == 0 && status.st_uid == geteuid() &&
                 dray__read_at(fd, &head, sizeof head, 0) == 0 && head.key == key &&
@@ -173,7 +173,7 @@ static bool cache_read(const char *path, uint64_t key, void **out, size_t *size)
 /* What cannot be kept is made again. */
 static void cache_write(const char *path, uint64_t key, const void *cubin, size_t size)
 {
-    kept head = {key, size, dray__hash(cubin, size)};
+    kept_cubin head = {key, size, dray__hash(cubin, size)};
     char name[PATH_MAX];
     int n = snprintf(name, sizeof name, "%s.XXXXXX", path);
     int fd = n > 0 && (size_t)n < sizeof name ? mkostemp(name, O_CLOEXEC) : -1;

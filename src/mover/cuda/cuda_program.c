@@ -33,20 +33,20 @@ static uint32_t weight_of(int kernel, const dray__cuda_item *item, bool back)
     return item->host && !back ? HOST_FAR : slow * (item->near || back ? NEAR : FAR);
 }
 
-typedef struct builder {
+typedef struct program_builder {
     dray__gpu_program *program;
     const dray__cuda_job_options *options;
     work *works;
     uint64_t count, work_capacity, piece_capacity, run_capacity;
-} builder;
+} program_builder;
 
-static bool add_work(builder *b, const work *w)
+static bool add_work(program_builder *b, const work *w)
 {
     return DRAY__PUSH(b->works, b->count, b->work_capacity, *w);
 }
 
-static bool add_pieces(builder *b, const dray__cuda_item *item, const dray_tensor_info *tensor,
-                       uint64_t number, bool back)
+static bool add_pieces(program_builder *b, const dray__cuda_item *item,
+                       const dray_tensor_info *tensor, uint64_t number, bool back)
 {
     dray__gpu_program *p = b->program;
     dray__gpu_piece pieces[3];
@@ -93,7 +93,7 @@ static uint64_t run_of(const dray__cuda_item *item, dray_copy *left)
     return run;
 }
 
-static bool for_engine(const builder *b, const dray__cuda_item *item, bool one_lane)
+static bool for_engine(const program_builder *b, const dray__cuda_item *item, bool one_lane)
 {
     dray_copy left;
     uint64_t least = b->options->engine_bytes;
@@ -105,7 +105,7 @@ static bool for_engine(const builder *b, const dray__cuda_item *item, bool one_l
     return run_of(item, &left) >= least;
 }
 
-static bool add_runs(builder *b, const dray__cuda_item *item)
+static bool add_runs(program_builder *b, const dray__cuda_item *item)
 {
     dray__gpu_program *p = b->program;
     dray_copy left;
@@ -144,7 +144,7 @@ static dray__cuda_item back_item(const dray__cuda_item *item)
     return back;
 }
 
-static int add_items(builder *b, const dray_layout *layout, const dray__cuda_item *items,
+static int add_items(program_builder *b, const dray_layout *layout, const dray__cuda_item *items,
                      uint64_t count, dray_error *error)
 {
     const uint32_t of_quants = DRAY__CUDA_SUM_SCALES | DRAY__CUDA_SUM_MOST;
@@ -320,7 +320,7 @@ static uint64_t cell_elements(const dray__gpu_quant *g, uint64_t *rows)
 }
 
 /* What goes on with a global scale: its number is written, tile by tile nothing else. */
-static bool add_global(builder *b, const dray__cuda_quant *q, uint64_t number)
+static bool add_global(program_builder *b, const dray__cuda_quant *q, uint64_t number)
 {
     dray__gpu_program *p = b->program;
     work w = {.phase = q->phase,
@@ -340,7 +340,8 @@ static bool add_global(builder *b, const dray__cuda_quant *q, uint64_t number)
 }
 
 /* Groups are in one row, which is read once. */
-static bool add_groups(builder *b, const dray__cuda_quant *q, dray__gpu_quant *g, uint64_t number)
+static bool add_groups(program_builder *b, const dray__cuda_quant *q, dray__gpu_quant *g,
+                       uint64_t number)
 {
     dray__gpu_program *p = b->program;
     uint64_t elements = g->extent[0] * g->extent[1] * g->extent[2] * g->extent[3];
@@ -360,7 +361,7 @@ static bool add_groups(builder *b, const dray__cuda_quant *q, dray__gpu_quant *g
     return add_work(b, &w);
 }
 
-static bool add_box(builder *b, const dray__cuda_quant *q, const dray_tensor_info *tensor,
+static bool add_box(program_builder *b, const dray__cuda_quant *q, const dray_tensor_info *tensor,
                     uint64_t number)
 {
     dray__gpu_program *p = b->program;
@@ -406,7 +407,8 @@ static bool add_box(builder *b, const dray__cuda_quant *q, const dray_tensor_inf
     return add_work(b, &w);
 }
 
-static int add_boxes(builder *b, const dray_layout *layout, uint64_t items, dray_error *error)
+static int add_boxes(program_builder *b, const dray_layout *layout, uint64_t items,
+                     dray_error *error)
 {
     const dray__cuda_job_options *o = b->options;
     for (uint64_t i = 0; i < o->quant_count; i++) {
@@ -423,7 +425,7 @@ static int add_boxes(builder *b, const dray_layout *layout, uint64_t items, dray
 
 /* ---- deltas ---------------------------------------------------------------------------------- */
 
-static int add_deltas(builder *b, uint64_t before, dray_error *error)
+static int add_deltas(program_builder *b, uint64_t before, dray_error *error)
 {
     const dray__cuda_job_options *o = b->options;
     dray__gpu_program *p = b->program;
@@ -503,7 +505,8 @@ static bool add_step(dray__gpu_program *p, const dray__gpu_step *step, uint64_t 
 }
 
 /* All tiles of works[0..count), which one kernel does: launches of bounded size. */
-static bool add_tiles(builder *b, const work *works, uint64_t count, uint64_t *step_capacity)
+static bool add_tiles(program_builder *b, const work *works, uint64_t count,
+                      uint64_t *step_capacity)
 {
     dray__gpu_program *p = b->program;
     uint64_t lanes = 0;
@@ -544,7 +547,7 @@ static bool add_tiles(builder *b, const work *works, uint64_t count, uint64_t *s
     return fine;
 }
 
-static int add_all_tiles(builder *b, dray_error *error)
+static int add_all_tiles(program_builder *b, dray_error *error)
 {
     dray__gpu_program *p = b->program;
     uint64_t tiles = 0, step_capacity = 0;
@@ -647,7 +650,7 @@ int dray__gpu_compile(const dray_layout *layout, const dray__cuda_item *items, u
                       const dray__cuda_job_options *options, dray__gpu_program *out,
                       dray_error *error)
 {
-    builder b = {.program = out, .options = options};
+    program_builder b = {.program = out, .options = options};
     int rc = DRAY_OK;
     *out = (dray__gpu_program){0};
     if (options->sums && !layout)

@@ -38,11 +38,11 @@ uint64_t dray__quant_cells(const dray__quant_box *box, int64_t *start, int64_t *
 }
 
 /* What is in one cell: rows along the dimension before the last. */
-typedef struct piece {
+typedef struct cell_piece {
     size_t element; /* the first, counted in the box */
     size_t cell;    /* counted among those that the box touches */
     dray__patch patch;
-} piece;
+} cell_piece;
 
 typedef struct pieces {
     dray__quant_box box;
@@ -76,7 +76,7 @@ static int64_t to_end_of_cell(const pieces *p, int d)
     return count < left ? count : left;
 }
 
-static bool next_piece(pieces *p, piece *out)
+static bool next_piece(pieces *p, cell_piece *out)
 {
     enum { COLUMN = DRAY_MAX_DIMS - 1, ROW = COLUMN - 1 };
     const dray__quant_box *box = &p->box;
@@ -89,7 +89,7 @@ static bool next_piece(pieces *p, piece *out)
         element = element * (size_t)box->extent[d] + (size_t)p->at[d];
     }
     int64_t rows = to_end_of_cell(p, ROW), count = to_end_of_cell(p, COLUMN);
-    *out = (piece){element, cell, {(size_t)rows, (size_t)count, (size_t)box->extent[COLUMN]}};
+    *out = (cell_piece){element, cell, {(size_t)rows, (size_t)count, (size_t)box->extent[COLUMN]}};
     p->at[COLUMN] += count;
     for (int d = COLUMN; d > 0 && p->at[d] == box->extent[d]; d--) {
         p->at[d] = 0;
@@ -104,7 +104,7 @@ void dray__quant_most(const dray__quant_box *box, const void *values, uint32_t *
     size_t size = dray_dtype_size((dray_dtype)box->dtype);
     uint32_t (*most)(const void *, dray__patch, uint32_t) = size == 2 ? k->most2 : k->most4;
     pieces p = pieces_of(box);
-    for (piece one; next_piece(&p, &one);)
+    for (cell_piece one; next_piece(&p, &one);)
         amax[one.cell] =
             most((const uint8_t *)values + one.element * size, one.patch, amax[one.cell]);
 }
@@ -141,7 +141,7 @@ void dray__quantise(const dray__quant_box *box, const void *values, const float 
     dray__quantise_fn convert = quantiser(box);
     size_t size = dray_dtype_size((dray_dtype)box->dtype);
     pieces p = pieces_of(box);
-    for (piece one; next_piece(&p, &one);)
+    for (cell_piece one; next_piece(&p, &one);)
         convert((const uint8_t *)values + one.element * size, quantised + one.element, one.patch,
                 1.0f / scales[one.cell]);
 }
@@ -152,7 +152,7 @@ void dray__dequantise(const dray__quant_box *box, const uint8_t *quantised, cons
     dray__dequantise_fn convert = dequantiser(box);
     size_t size = dray_dtype_size((dray_dtype)box->dtype);
     pieces p = pieces_of(box);
-    for (piece one; next_piece(&p, &one);)
+    for (cell_piece one; next_piece(&p, &one);)
         convert(quantised + one.element, (uint8_t *)values + one.element * size, one.patch,
                 scales[one.cell]);
 }

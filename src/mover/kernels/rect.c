@@ -271,7 +271,7 @@ typedef uint64_t (*dot_fn)(const uint32_t *columns, const void *data, size_t cou
 typedef uint64_t (*copy_fn)(const uint32_t *columns, const void *data, void *out, size_t count);
 
 /* How the elements of a row go from one side to the other. */
-typedef struct way {
+typedef struct row_way {
     size_t from_size, to_size, from_words, to_words; /* words: columns that an element counts as */
     int64_t source_stride, destination_stride;
     dray__cast_fn cast; /* NULL: the bits as they are */
@@ -283,24 +283,24 @@ typedef struct way {
     void (*four)(const uint32_t *columns, const void *data, int64_t stride, size_t count,
                  uint64_t sums[4]);
     int64_t ahead; /* from what is read now to what is read soon, in bytes */
-} way;
+} row_way;
 
 /* Of one strip of columns; the same twice where elements count alike on both sides. */
 typedef struct factors {
     const uint32_t *from, *to;
 } factors;
 
-static way way_of(const dray__rect_copy *rect, bool sinks, int64_t source_stride,
-                  int64_t destination_stride)
+static row_way way_of(const dray__rect_copy *rect, bool sinks, int64_t source_stride,
+                      int64_t destination_stride)
 {
     const dray__kernels *k = dray__kernels_get();
     const dot_fn dots[] = {[1] = k->dot1, [2] = k->dot2, [4] = k->dot4, [8] = k->dot4};
     const copy_fn copies[] = {[1] = k->copy1, [2] = k->copy2, [4] = k->copy4, [8] = k->copy4};
-    way w = {.from_size = dray_dtype_size((dray_dtype)rect->from),
-             .to_size = dray_dtype_size((dray_dtype)rect->to),
-             .sinks = sinks,
-             .source_stride = source_stride,
-             .destination_stride = destination_stride};
+    row_way w = {.from_size = dray_dtype_size((dray_dtype)rect->from),
+                 .to_size = dray_dtype_size((dray_dtype)rect->to),
+                 .sinks = sinks,
+                 .source_stride = source_stride,
+                 .destination_stride = destination_stride};
     w.from_words = w.from_size == 8 ? 2 : 1;
     w.to_words = w.to_size == 8 ? 2 : 1;
     w.from_dot = dots[w.from_size];
@@ -316,8 +316,8 @@ static way way_of(const dray__rect_copy *rect, bool sinks, int64_t source_stride
 }
 
 /* At most CHUNK elements, through buffers that stay in the first cache. */
-static void chunk(const way *w, factors f, const uint8_t *source, uint8_t *destination, size_t n,
-                  uint64_t sums[2])
+static void chunk(const row_way *w, factors f, const uint8_t *source, uint8_t *destination,
+                  size_t n, uint64_t sums[2])
 {
     uint64_t gathered[CHUNK], converted[CHUNK]; /* room for elements of 8 bytes */
     if (w->source_stride != (int64_t)w->from_size) {
@@ -343,8 +343,8 @@ static void chunk(const way *w, factors f, const uint8_t *source, uint8_t *desti
 }
 
 /* A piece of a row. */
-static void piece(const way *w, factors f, const uint8_t *source, uint8_t *destination, size_t n,
-                  uint64_t sums[2])
+static void piece(const row_way *w, factors f, const uint8_t *source, uint8_t *destination,
+                  size_t n, uint64_t sums[2])
 {
     bool dense = w->source_stride == (int64_t)w->from_size;
     if (dense && w->sinks) {
@@ -402,7 +402,7 @@ static int64_t ahead_of(const rows *r, size_t row_bytes)
     return r->from[2] * (int64_t)(row_bytes < AHEAD ? AHEAD / row_bytes : 1);
 }
 
-static void strip(const way *w, factors f, const rows *r, const uint8_t *source,
+static void strip(const row_way *w, factors f, const rows *r, const uint8_t *source,
                   uint8_t *destination, size_t n, uint64_t sums[2])
 {
     for (int64_t i = 0; i < r->count[0]; i++)
@@ -527,7 +527,7 @@ static void move_summed(const dray__rect_copy *rect, const dray__rect_place *pla
 {
     const dray__kernels *kernels = dray__kernels_get();
     uint32_t last = place->ndim ? place->ndim - 1 : 0;
-    way w = way_of(rect, sinks, rect->source_stride[last], rect->destination_stride[last]);
+    row_way w = way_of(rect, sinks, rect->source_stride[last], rect->destination_stride[last]);
     rows r = rows_of(rect, place);
     uint64_t first = place->ndim ? (uint64_t)place->start[last] : 0;
     uint64_t count = place->ndim ? (uint64_t)rect->extent[last] : 1;

@@ -15,16 +15,16 @@
 #define FILE_NAME "feed.json"
 
 /* A step of which some groups are trained. */
-typedef struct entry {
+typedef struct feed_step {
     int64_t step;
     uint32_t *holds, count; /* groups by their places; NULL: all */
     bool *trained;          /* [prompts], by group */
-} entry;
+} feed_step;
 
 struct dray__feed {
     const dray_steps_rules *rules;
     int64_t first;
-    entry *entries;
+    feed_step *entries;
     uint32_t count;
     uint64_t room;
 };
@@ -51,7 +51,7 @@ int64_t dray__partition_step(const char *kind, const char *name)
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-static entry *find(const dray__feed *self, int64_t step)
+static feed_step *find(const dray__feed *self, int64_t step)
 {
     for (uint32_t i = 0; i < self->count; i++)
         if (self->entries[i].step == step)
@@ -59,7 +59,7 @@ static entry *find(const dray__feed *self, int64_t step)
     return NULL;
 }
 
-static int add(dray__feed *self, int64_t step, entry **out, dray_error *error)
+static int add(dray__feed *self, int64_t step, feed_step **out, dray_error *error)
 {
     bool *trained = calloc(prompts_of(self), sizeof(*trained));
     *out = trained ? dray__append(&self->entries, sizeof **out, self->count, &self->room) : NULL;
@@ -68,7 +68,7 @@ static int add(dray__feed *self, int64_t step, entry **out, dray_error *error)
         return dray__nomem(error);
     }
     self->count++;
-    **out = (entry){.step = step, .trained = trained};
+    **out = (feed_step){.step = step, .trained = trained};
     return DRAY_OK;
 }
 
@@ -93,7 +93,7 @@ static int read_entry(dray__feed *self, const json_t *object, dray_error *error)
 {
     const json_t *holds = json_object_get(object, "holds"),
                  *trained = json_object_get(object, "trained");
-    entry *e = NULL;
+    feed_step *e = NULL;
     uint32_t group = 0;
     int rc = add(self, json_integer_value(json_object_get(object, "step")), &e, error);
     if (!rc && json_is_array(holds) &&
@@ -164,7 +164,7 @@ int dray__feed_open(const dray_steps_rules *rules, const char *folder, int64_t f
     return rc;
 }
 
-static void entry_free(entry *e)
+static void entry_free(feed_step *e)
 {
     free(e->holds);
     free(e->trained);
@@ -186,7 +186,7 @@ int64_t dray__feed_first(const dray__feed *self)
 
 uint32_t dray__feed_groups(const dray__feed *self, int64_t step, const uint32_t **groups)
 {
-    const entry *e = find(self, step);
+    const feed_step *e = find(self, step);
     *groups = e ? e->holds : NULL;
     return *groups ? e->count : prompts_of(self);
 }
@@ -220,7 +220,7 @@ int dray__feed_trained(dray__feed *self, int64_t step, uint32_t at, dray_error *
 {
     forget(self, step);
     uint32_t group = dray__feed_group(self, step, at);
-    entry *e = find(self, step);
+    feed_step *e = find(self, step);
     int rc = e ? DRAY_OK : add(self, step, &e, error);
     if (!rc && (group >= prompts_of(self) || e->trained[group]))
         rc = dray__fail(error, DRAY_EINTERNAL, "group %u of step %lld came to be trained twice",
@@ -230,7 +230,7 @@ int dray__feed_trained(dray__feed *self, int64_t step, uint32_t at, dray_error *
     return rc;
 }
 
-static json_t *entry_card(const dray__feed *self, const entry *e)
+static json_t *entry_card(const dray__feed *self, const feed_step *e)
 {
     json_t *holds = json_array(), *trained = json_array();
     for (uint32_t i = 0; e->holds && i < e->count; i++)
@@ -269,7 +269,7 @@ static bool in_queue(const json_t *state, int64_t step)
 }
 
 /* What is not in the queue any more is put in again without what was trained. */
-static int leave_out(const dray__feed *self, entry *e, dray_error *error)
+static int leave_out(const dray__feed *self, feed_step *e, dray_error *error)
 {
     const uint32_t *groups;
     uint32_t had = dray__feed_groups(self, e->step, &groups), count = 0;

@@ -4,14 +4,15 @@
 
 #include <string.h>
 
-typedef struct rows {
+typedef struct gathered_rows {
     dray_column column;
     uint32_t first, end;
     size_t unit, bytes; /* of one element; of all values */
-} rows;
+} gathered_rows;
 
 /* Of a batch that was got with `partial` a row may have no value: nothing stands for it. */
-static int check_whole(dray_batch *batch, const char *name, const rows *of, dray_error *error)
+static int check_whole(dray_batch *batch, const char *name, const gathered_rows *of,
+                       dray_error *error)
 {
     dray_column_part part;
     for (uint32_t row = of->first; batch->keys && row < of->end; row++) {
@@ -26,8 +27,8 @@ static int check_whole(dray_batch *batch, const char *name, const rows *of, dray
     return DRAY_OK;
 }
 
-static int find_rows(dray_batch *batch, const char *name, uint32_t first, uint32_t count, rows *out,
-                     dray_error *error)
+static int find_rows(dray_batch *batch, const char *name, uint32_t first, uint32_t count,
+                     gathered_rows *out, dray_error *error)
 {
     int rc = dray__batch_check_rows(batch, first, count, error);
     if (!rc)
@@ -48,7 +49,7 @@ static int find_rows(dray_batch *batch, const char *name, uint32_t first, uint32
     return DRAY_OK;
 }
 
-static void copy(const rows *of, uint8_t *at)
+static void copy(const gathered_rows *of, uint8_t *at)
 {
     for (uint32_t row = of->first; row < of->end; row++) {
         size_t size = of->column.lengths[row] * of->unit;
@@ -67,7 +68,7 @@ int dray_batch_gather(dray_batch *batch, const char *name, void *out, size_t cap
 int dray_batch_gather_rows(dray_batch *batch, const char *name, uint32_t first, uint32_t count,
                            void *out, size_t capacity, size_t *bytes, dray_error *error)
 {
-    rows found;
+    gathered_rows found;
     int rc = find_rows(batch, name, first, count, &found, error);
     if (rc)
         return rc;
@@ -81,7 +82,7 @@ int dray_batch_gather_rows(dray_batch *batch, const char *name, uint32_t first, 
 }
 
 /* Where the values lie back to back; NULL: nowhere, or they are empty. */
-static const void *lie_together(const rows *of)
+static const void *lie_together(const gathered_rows *of)
 {
     const uint8_t *begin = NULL, *end = NULL;
     for (uint32_t row = of->first; row < of->end; row++) {
@@ -97,7 +98,7 @@ static const void *lie_together(const rows *of)
     return begin;
 }
 
-static void put_offsets(const rows *of, int64_t *offsets)
+static void put_offsets(const gathered_rows *of, int64_t *offsets)
 {
     uint64_t slice = 1, at = 0;
     for (uint32_t d = 1; d < of->column.ndim; d++)
@@ -113,7 +114,7 @@ int dray_batch_read(dray_batch *batch, const char *name, uint32_t first, uint32_
                     dray_column_part *out, int64_t *offsets, void *room, size_t capacity,
                     dray_error *error)
 {
-    rows found;
+    gathered_rows found;
     int rc = find_rows(batch, name, first, count, &found, error);
     if (rc)
         return rc;

@@ -22,10 +22,10 @@ typedef struct item {
     bool *closed; /* [part]: done or failed */
 } item;
 
-typedef struct list {
+typedef struct item_list {
     item *first, **last;
     uint32_t count;
-} list;
+} item_list;
 
 struct dray_loader {
     dray_queue *queue;
@@ -34,7 +34,7 @@ struct dray_loader {
     uint32_t ahead, ahead_rows;
     uint64_t ahead_bytes, last_bytes;
     bool micro;
-    list ready, open, finished, held;
+    item_list ready, open, finished, held;
     item *committing; /* whose commit is on its way with the claim */
     uint64_t ready_rows, ready_bytes;
     dray_error over;   /* the claim's last answer: there will be no more; code 0: there may be */
@@ -45,7 +45,7 @@ struct dray_loader {
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
-static void append(list *to, item *one)
+static void append(item_list *to, item *one)
 {
     one->next = NULL;
     *to->last = one;
@@ -53,7 +53,7 @@ static void append(list *to, item *one)
     to->count++;
 }
 
-static void take(list *from, const item *one)
+static void take(item_list *from, const item *one)
 {
     item **at = &from->first;
     while (*at != one)
@@ -90,14 +90,14 @@ static void leave(item *one)
     item_free(one);
 }
 
-static void list_free(list *from)
+static void list_free(item_list *from)
 {
     while (from->first) {
         item *one = from->first;
         from->first = one->next;
         leave(one);
     }
-    *from = (list){.last = &from->first};
+    *from = (item_list){.last = &from->first};
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -547,7 +547,7 @@ int dray_loader_hold(dray_loader *loader, const dray_load *load, dray_error *err
 
 void dray_loader_unhold(dray_loader *loader, const dray_batch *batch)
 {
-    const list *lists[] = {&loader->open, &loader->finished, &loader->held};
+    const item_list *lists[] = {&loader->open, &loader->finished, &loader->held};
     item *one =
         loader->committing && loader->committing->batch == batch ? loader->committing : NULL;
     for (size_t i = 0; !one && i < sizeof lists / sizeof *lists; i++)

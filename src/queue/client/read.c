@@ -81,14 +81,14 @@ void dray__buffers_free(dray__buffer *buffers)
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-typedef struct cell { /* an item that some row of the batch has, and that cannot be mapped */
+typedef struct wanted_cell { /* an item that some row of the batch has, and that cannot be mapped */
     uint32_t put, item;
-} cell;
+} wanted_cell;
 
 typedef struct reading {
     dray_batch *batch;
     const dray__batch_column *column;
-    cell *cells;
+    wanted_cell *cells;
     uint32_t count;
     dray__range *ranges;
     uint32_t *puts; /* [range] */
@@ -98,7 +98,7 @@ typedef struct reading {
 
 static int by_place(const void *a, const void *b)
 {
-    const cell *x = a, *y = b;
+    const wanted_cell *x = a, *y = b;
     if (x->put != y->put)
         return (x->put > y->put) - (x->put < y->put);
     return (x->item > y->item) - (x->item < y->item);
@@ -131,13 +131,13 @@ static int list_cells(reading *r, dray_error *error)
     uint32_t count = 0;
     for (uint32_t row = 0; row < batch->row_count; row++)
         if (places[row].put != UINT32_MAX && is_elsewhere(r, places[row].put))
-            r->cells[count++] = (cell){places[row].put, places[row].item};
+            r->cells[count++] = (wanted_cell){places[row].put, places[row].item};
     for (uint32_t i = 0; i < batch->pieces_count; i++)
         for (uint32_t k = 0;
              batch->pieces[i].place == r->column->place && k < batch->pieces[i].count; k++) {
             dray__batch_place at = batch->pieces[i].items[k].at;
             if (is_elsewhere(r, at.put))
-                r->cells[count++] = (cell){at.put, at.item};
+                r->cells[count++] = (wanted_cell){at.put, at.item};
         }
     if (count)
         qsort(r->cells, count, sizeof *r->cells, by_place);

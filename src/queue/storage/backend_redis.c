@@ -134,7 +134,7 @@ static int open_redis(const char *address, uint64_t space, dray__backend **out, 
 
 enum { KEY = 64 };
 
-struct work { /* commands for each server, in the order in which they were added */
+struct redis_work { /* commands for each server, in the order in which they were added */
     dray__redis_command *commands;
     uint32_t *servers; /* [command] */
     void **users;
@@ -142,7 +142,7 @@ struct work { /* commands for each server, in the order in which they were added
     uint64_t capacity[3]; /* of each */
 };
 
-static void plan_free(struct work *plan)
+static void plan_free(struct redis_work *plan)
 {
     free(plan->commands);
     free(plan->servers);
@@ -170,7 +170,7 @@ static void key_of(const redis *self, uint64_t object, uint64_t piece, char out[
 }
 
 /* NULL: out of memory. */
-static dray__redis_command *add(redis *self, struct work *plan, const char *key, void *user)
+static dray__redis_command *add(redis *self, struct redis_work *plan, const char *key, void *user)
 {
     if (!dray__append(&plan->commands, sizeof *plan->commands, plan->count, &plan->capacity[0]) ||
         !dray__append(&plan->servers, sizeof *plan->servers, plan->count, &plan->capacity[1]) ||
@@ -181,7 +181,7 @@ static dray__redis_command *add(redis *self, struct work *plan, const char *key,
     return &plan->commands[plan->count++];
 }
 
-static int swap(struct work *plan, uint32_t a, uint32_t b)
+static int swap(struct redis_work *plan, uint32_t a, uint32_t b)
 {
     dray__redis_command command = plan->commands[a];
     uint32_t server = plan->servers[a];
@@ -196,7 +196,7 @@ static int swap(struct work *plan, uint32_t a, uint32_t b)
 }
 
 /* One server after the other. */
-static int run(redis *self, struct work *plan, int64_t deadline, dray_error *error)
+static int run(redis *self, struct redis_work *plan, int64_t deadline, dray_error *error)
 {
     uint32_t from = 0;
     for (uint32_t server = 0; server < self->count && from < plan->count; server++) {
@@ -241,7 +241,7 @@ static int put(dray__backend *backend, uint64_t object, const struct iovec *part
                int64_t deadline, dray_error *error)
 {
     redis *self = (redis *)backend;
-    struct work plan = {0};
+    struct redis_work plan = {0};
     uint64_t size = 0;
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < count; i++)
@@ -267,7 +267,7 @@ static int put(dray__backend *backend, uint64_t object, const struct iovec *part
     return rc;
 }
 
-static int add_gets(redis *self, struct work *plan, dray__range *range)
+static int add_gets(redis *self, struct redis_work *plan, dray__range *range)
 {
     uint8_t *to = range->at;
     uint64_t end = range->offset + range->bytes;
@@ -295,7 +295,7 @@ static int get(dray__backend *backend, dray__range *ranges, uint32_t count, int6
                dray_error *error)
 {
     redis *self = (redis *)backend;
-    struct work plan = {0};
+    struct redis_work plan = {0};
     int rc = DRAY_OK;
     for (uint32_t i = 0; !rc && i < count; i++) {
         ranges[i].lost = false;
@@ -313,7 +313,7 @@ static int drop(dray__backend *backend, const dray__object *objects, uint32_t co
                 int64_t deadline, dray_error *error)
 {
     redis *self = (redis *)backend;
-    struct work plan = {0};
+    struct redis_work plan = {0};
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < count && !rc; i++)
         for (uint64_t piece = 0; piece * PIECE < objects[i].size && !rc; piece++) {
@@ -348,7 +348,7 @@ static int unlink_keys(redis *self, dray__redis_link *link, const redisReply *ke
                        const uint64_t *keep, uint32_t keep_count, int64_t deadline,
                        dray_error *error)
 {
-    struct work plan = {0};
+    struct redis_work plan = {0};
     int rc = DRAY_OK;
     for (size_t i = 0; i < keys->elements && !rc; i++) {
         const char *key = keys->element[i]->type == REDIS_REPLY_STRING ? keys->element[i]->str : "";

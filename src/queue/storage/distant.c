@@ -24,24 +24,24 @@ enum {
 };
 #define SILENT_NS (10 * DRAY__SECOND) /* then the connection is made again */
 
-typedef struct piece {
+typedef struct range_piece {
     uint32_t range;
     uint64_t at, bytes; /* within the range */
-} piece;
+} range_piece;
 
-typedef struct asked { /* a request under way: pieces first to end */
+typedef struct pulling { /* a request under way: pieces first to end */
     uint32_t first, end;
-} asked;
+} pulling;
 
 typedef struct host {
     uint32_t home;
     char endpoint[DRAY__STREAM_ADDRESS];
     dray__peer *peer;
     uint8_t *buffer;
-    piece *pieces; /* of this call */
+    range_piece *pieces; /* of this call */
     uint32_t piece_count, next;
     uint64_t capacity;
-    asked window[WINDOW];
+    pulling window[WINDOW];
     uint32_t oldest, flying;
     bool in_data; /* the head of the oldest answer is here, its data are coming */
     dray__answer header;
@@ -110,7 +110,7 @@ static int add_piece(host *h, uint32_t range, uint64_t at, uint64_t bytes, dray_
 {
     if (!dray__append(&h->pieces, sizeof *h->pieces, h->piece_count, &h->capacity))
         return dray__nomem(error);
-    h->pieces[h->piece_count++] = (piece){range, at, bytes};
+    h->pieces[h->piece_count++] = (range_piece){range, at, bytes};
     return DRAY_OK;
 }
 
@@ -169,7 +169,7 @@ static void ask(host *h, const dray__range *ranges)
         h->window[slot].first = h->next;
         while (h->next < h->piece_count && count < PIECES &&
                bytes + h->pieces[h->next].bytes <= DATA) {
-            const piece *p = &h->pieces[h->next++];
+            const range_piece *p = &h->pieces[h->next++];
             const dray__range *range = &ranges[p->range];
             cells[count++] = (dray__cell){range->object, range->offset + p->at, p->bytes};
             bytes += p->bytes;
@@ -184,7 +184,7 @@ static void ask(host *h, const dray__range *ranges)
 
 static int take_head(host *h, dray_error *error)
 {
-    const asked *a = &h->window[h->oldest];
+    const pulling *a = &h->window[h->oldest];
     uint32_t count = a->end - a->first;
     dray__arrival arrival;
     int rc = dray__peer_recv_head(h->peer, &arrival, error);
@@ -214,8 +214,8 @@ static int take_head(host *h, dray_error *error)
 
 static int take_data(host *h, dray__range *ranges, dray_error *error)
 {
-    const asked *a = &h->window[h->oldest];
-    const piece *first = &h->pieces[a->first];
+    const pulling *a = &h->window[h->oldest];
+    const range_piece *first = &h->pieces[a->first];
     bool alone = a->end - a->first == 1 && !h->gone[0];
     uint8_t *data = alone ? (uint8_t *)ranges[first->range].at + first->at : h->buffer;
     int rc = dray__peer_recv_data(h->peer, data, error);
@@ -224,7 +224,7 @@ static int take_data(host *h, dray__range *ranges, dray_error *error)
     if (dray__hash(data, h->header.data_bytes) != h->sum)
         return dray__fail(error, DRAY_ECHECKSUM, "%s: bytes were altered on the way", h->endpoint);
     for (uint32_t i = a->first; i < a->end; i++) {
-        const piece *p = &h->pieces[i];
+        const range_piece *p = &h->pieces[i];
         dray__range *range = &ranges[p->range];
         range->lost |= h->gone[i - a->first] != 0;
         if (alone || h->gone[i - a->first])

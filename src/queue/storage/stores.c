@@ -38,18 +38,18 @@ struct dray__stores {
 
 /* One line a space: the backend's name, the space in hexadecimal, +N where N coordinators have
  * tried in vain to clean it, the store's address. */
-typedef struct line {
+typedef struct store_line {
     const char *kind, *address;
     size_t kind_size;
     unsigned long long number;
     unsigned failures;
-} line;
+} store_line;
 
 /* false: a power cut tore it, so that its space has no objects. */
-static bool parse(const char *text, line *out)
+static bool parse(const char *text, store_line *out)
 {
     int name = 0, end = 0, more = 0;
-    *out = (line){.kind = text};
+    *out = (store_line){.kind = text};
     if (sscanf(text, "%*s%n %16llx%n", &name, &out->number, &end) != 1 || !end)
         return false;
     if (sscanf(text + end, "+%u%n", &out->failures, &more) == 1)
@@ -102,7 +102,7 @@ static int replace(const dray__stores *self, const void *text, size_t size, dray
     return rc;
 }
 
-static const space *find(const dray__stores *self, const line *l)
+static const space *find(const dray__stores *self, const store_line *l)
 {
     for (const space *s = self->spaces; s; s = s->next)
         if (s->number == l->number && strcmp(s->address, l->address) == 0)
@@ -114,7 +114,7 @@ static const space *find(const dray__stores *self, const line *l)
 static void keep(const dray__stores *self, const char *text, dray__writer *out)
 {
     char counted[64];
-    line l;
+    store_line l;
     if (!parse(text, &l))
         return;
     const space *s = find(self, &l); /* NULL: it is used, or new */
@@ -222,7 +222,7 @@ static void *work(void *user)
     return NULL;
 }
 
-static int add_space(dray__stores *self, const line *l, bool listed, dray_error *error)
+static int add_space(dray__stores *self, const store_line *l, bool listed, dray_error *error)
 {
     size_t size = strlen(l->address) + 1;
     space *s = calloc(1, sizeof *s + size);
@@ -248,7 +248,7 @@ int dray__stores_clean(dray__stores *self, bool (*used)(void *, uint64_t),
     size_t capacity = 0;
     int rc = DRAY_OK;
     FILE *file = fopen(self->path, "re");
-    line l;
+    store_line l;
     while (file && !rc && getline(&row, &capacity, file) > 0) {
         row[strcspn(row, "\n")] = 0;
         if (!parse(row, &l) || used(user, l.number) || find(self, &l))

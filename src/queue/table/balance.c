@@ -150,14 +150,14 @@ int dray__balance(const uint64_t *costs, uint32_t count, uint32_t bins, uint32_t
 
 /* ---- packing --------------------------------------------------------------------------------- */
 
-typedef struct item {
+typedef struct cost_item {
     uint64_t cost;
     uint32_t index;
-} item;
+} cost_item;
 
 static int costliest_first(const void *a, const void *b)
 {
-    const item *x = a, *y = b;
+    const cost_item *x = a, *y = b;
     if (x->cost != y->cost)
         return x->cost < y->cost ? 1 : -1;
     return (x->index > y->index) - (x->index < y->index);
@@ -166,12 +166,12 @@ static int costliest_first(const void *a, const void *b)
 int dray__pack(const uint64_t *costs, uint32_t count, uint64_t cap, uint32_t rows, uint32_t *of,
                uint32_t *bins, dray_error *error)
 {
-    item *items = malloc((count ? count : 1) * sizeof *items);
+    cost_item *items = malloc((count ? count : 1) * sizeof *items);
     uint64_t *sums = calloc(count ? count : 1, sizeof *sums);
     uint32_t *held = calloc(count ? count : 1, sizeof *held), used = 0;
     int rc = items && sums && held ? DRAY_OK : dray__nomem(error);
     for (uint32_t i = 0; !rc && i < count; i++)
-        items[i] = (item){costs[i], i};
+        items[i] = (cost_item){costs[i], i};
     if (!rc)
         qsort(items, count, sizeof *items, costliest_first);
     for (uint32_t i = 0, open = 0; !rc && i < count; i++) {

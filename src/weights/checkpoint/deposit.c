@@ -26,14 +26,14 @@ typedef struct stretch {
     size_t bytes;
 } stretch;
 
-typedef struct slot {
+typedef struct deposit_slot {
     uint64_t base; /* in the staging */
     size_t used;
     uint32_t file, count, ios, under_way;
     uint32_t tensor; /* for messages */
     stretch stretches[STRETCHES];
     dray__io io[3 * STRETCHES];
-} slot;
+} deposit_slot;
 
 typedef struct deposit {
     const dray_layout *files;
@@ -44,9 +44,9 @@ typedef struct deposit {
     dray__disk *disk;
     dray__disk_file *targets;
     dray_region *staging;
-    slot *slots[SLOTS];
+    deposit_slot *slots[SLOTS];
     uint32_t free_count;
-    slot *free_slots[SLOTS];
+    deposit_slot *free_slots[SLOTS];
 } deposit;
 
 static int by_place(const void *a, const void *b, void *user)
@@ -65,7 +65,7 @@ static int by_place(const void *a, const void *b, void *user)
 static int take_back(deposit *d, bool wait, dray_error *error)
 {
     for (dray__io *io; (io = dray__disk_take(d->disk));) {
-        slot *s = io->user;
+        deposit_slot *s = io->user;
         int rc = dray__io_result(io, error);
         if (rc)
             return dray__fail_prefix(
@@ -80,7 +80,7 @@ static int take_back(deposit *d, bool wait, dray_error *error)
     return DRAY_OK;
 }
 
-static void add_io(deposit *d, slot *s, uint64_t offset, uint64_t at, size_t bytes)
+static void add_io(deposit *d, deposit_slot *s, uint64_t offset, uint64_t at, size_t bytes)
 {
     if (!bytes)
         return;
@@ -93,7 +93,7 @@ static void add_io(deposit *d, slot *s, uint64_t offset, uint64_t at, size_t byt
 }
 
 /* A stretch as one range, or its ragged ends and what is between them. */
-static void add_stretch(deposit *d, slot *s, const stretch *part)
+static void add_stretch(deposit *d, deposit_slot *s, const stretch *part)
 {
     uint64_t up = DRAY__IO_ALIGN - 1, end = part->offset + part->bytes;
     uint64_t from = (part->offset + up) & ~up, to = end & ~up;
@@ -106,7 +106,7 @@ static void add_stretch(deposit *d, slot *s, const stretch *part)
     add_io(d, s, to, part->at + (to - part->offset), (size_t)(end - to));
 }
 
-static void write_out(deposit *d, slot *s)
+static void write_out(deposit *d, deposit_slot *s)
 {
     s->ios = 0;
     for (uint32_t i = 0; i < s->count; i++)
@@ -118,14 +118,14 @@ static void write_out(deposit *d, slot *s)
         d->free_slots[d->free_count++] = s;
 }
 
-static int free_slot(deposit *d, slot **out, dray_error *error)
+static int free_slot(deposit *d, deposit_slot **out, dray_error *error)
 {
     while (!d->free_count) {
         int rc = take_back(d, true, error);
         if (rc)
             return rc;
     }
-    slot *s = d->free_slots[--d->free_count];
+    deposit_slot *s = d->free_slots[--d->free_count];
     s->count = 0;
     s->used = 0;
     *out = s;
@@ -135,7 +135,7 @@ static int free_slot(deposit *d, slot **out, dray_error *error)
 /* ---- filling slots --------------------------------------------------------------------------- */
 
 /* Room for `bytes` that belong at `offset` of the slot's file; false: none. */
-static bool room_for(slot *s, uint64_t offset, size_t bytes, uint64_t *at)
+static bool room_for(deposit_slot *s, uint64_t offset, size_t bytes, uint64_t *at)
 {
     stretch *last = s->count ? &s->stretches[s->count - 1] : NULL;
     if (last && last->offset + last->bytes == offset) {
@@ -157,10 +157,10 @@ static bool room_for(slot *s, uint64_t offset, size_t bytes, uint64_t *at)
 }
 
 /* The next slot, beginning with what is ragged at the end of the one before when that goes on. */
-static int next_slot(deposit *d, slot **current, uint32_t file, uint64_t offset, uint32_t tensor,
-                     dray_error *error)
+static int next_slot(deposit *d, deposit_slot **current, uint32_t file, uint64_t offset,
+                     uint32_t tensor, dray_error *error)
 {
-    slot *before = *current, *s;
+    deposit_slot *before = *current, *s;
     int rc = free_slot(d, &s, error);
     if (rc)
         return rc;
@@ -204,12 +204,12 @@ static int sum_of(const deposit *d, const dray_copy *copy, uint64_t *sum, dray_e
                             error);
 }
 
-static int put_slice(deposit *d, slot **current, const dray_copy *copy, dray_error *error)
+static int put_slice(deposit *d, deposit_slot **current, const dray_copy *copy, dray_error *error)
 {
     dray__rect rect = dray__copy_rect(copy);
     uint64_t elements = dray__rect_elements(&rect), at = 0, sum = 0;
     size_t bytes = elements * dray_dtype_size((dray_dtype)copy->destination_dtype);
-    slot *s = *current;
+    deposit_slot *s = *current;
     if (!s || s->file != copy->destination_region ||
         !room_for(s, copy->destination_offset, bytes, &at)) {
         int rc = next_slot(d, current, copy->destination_region, copy->destination_offset,
@@ -236,7 +236,7 @@ static int put_slice(deposit *d, slot **current, const dray_copy *copy, dray_err
     return rc;
 }
 
-static int put_copy(deposit *d, slot **current, const dray_copy *copy, dray_error *error)
+static int put_copy(deposit *d, deposit_slot **current, const dray_copy *copy, dray_error *error)
 {
     dray__rect whole = dray__copy_rect(copy), slice;
     dray__slicer slicer;
@@ -271,7 +271,7 @@ static int prepare(deposit *d, const dray_plan *plan, uint32_t self, dray_error 
             d->order[d->count++] = i;
     qsort_r(d->order, d->count, sizeof *d->order, by_place, (void *)d->copies);
     for (uint32_t i = 0; i < SLOTS; i++) {
-        if (!(d->slots[i] = calloc(1, sizeof(slot))))
+        if (!(d->slots[i] = calloc(1, sizeof(deposit_slot))))
             return dray__nomem(error);
         d->slots[i]->base = (uint64_t)i * SLOT_BYTES;
         d->free_slots[d->free_count++] = d->slots[i];
@@ -298,7 +298,7 @@ int dray__deposit(const dray_plan *plan, uint32_t self, dray_region *const *regi
                   dray_error *error)
 {
     deposit d = {.files = files, .regions = regions, .opened = opened, .sums = sums};
-    slot *current = NULL;
+    deposit_slot *current = NULL;
     int rc = prepare(&d, plan, self, error);
     for (uint64_t i = 0; i < d.count && !rc; i++)
         rc = put_copy(&d, &current, &d.copies[d.order[i]], error);

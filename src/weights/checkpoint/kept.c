@@ -31,16 +31,16 @@ static bool parse_step(const char *name, uint64_t *version, unsigned *again)
     return strcmp(text, name) == 0;
 }
 
-typedef struct step {
+typedef struct kept_step {
     struct timespec made;
     uint64_t version;
     unsigned again;
     char name[64];
-} step;
+} kept_step;
 
 static int by_age(const void *a, const void *b)
 {
-    const step *x = a, *y = b;
+    const kept_step *x = a, *y = b;
     if (x->made.tv_sec != y->made.tv_sec)
         return x->made.tv_sec < y->made.tv_sec ? -1 : 1;
     if (x->made.tv_nsec != y->made.tv_nsec)
@@ -49,7 +49,8 @@ static int by_age(const void *a, const void *b)
 }
 
 /* Whole checkpoints, the oldest first. With `clear`, what writers that died left is removed. */
-static int list_steps(const char *folder, bool clear, step **out, size_t *count, dray_error *error)
+static int list_steps(const char *folder, bool clear, kept_step **out, size_t *count,
+                      dray_error *error)
 {
     char path[PATH_MAX];
     uint64_t capacity = 0;
@@ -61,7 +62,7 @@ static int list_steps(const char *folder, bool clear, step **out, size_t *count,
         return dray__fail_errno(error, errno, "%.300s", folder);
     errno = 0;
     for (struct dirent *entry; !rc && (entry = readdir(dir)); errno = 0) {
-        step one;
+        kept_step one;
         struct stat st;
         snprintf(path, sizeof path, "%.*s/%.80s", PATH_MAX - DRAY__SAVE_ROOM, folder,
                  entry->d_name);
@@ -99,7 +100,7 @@ static int point_at(const char *folder, const char *name, dray_error *error)
 }
 
 /* Gives a whole folder a name of its own. */
-static int name_it(const dray__save *s, const step *steps, size_t count, char *name,
+static int name_it(const dray__save *s, const kept_step *steps, size_t count, char *name,
                    size_t capacity, dray_error *error)
 {
     char path[PATH_MAX];
@@ -136,7 +137,7 @@ static int base_of(const char *folder, const char *name, char base[64], uint32_t
 }
 
 /* By age and number alone, the new one being the newest. */
-static bool stays(const dray__save *s, const step *steps, size_t count, size_t i)
+static bool stays(const dray__save *s, const kept_step *steps, size_t count, size_t i)
 {
     size_t kept = 2; /* the new one, and this */
     for (uint32_t k = 0; k < s->options.stay_count; k++)
@@ -166,7 +167,7 @@ static bool builds_on(const dray__save *s, const char *name, const char *other)
 }
 
 /* Do the new one, or one that stays, need it? */
-static bool needed(const dray__save *s, const step *steps, size_t count, size_t at)
+static bool needed(const dray__save *s, const kept_step *steps, size_t count, size_t at)
 {
     bool is = strcmp(s->base, steps[at].name) == 0 ||
               (s->base[0] && builds_on(s, s->base, steps[at].name));
@@ -186,7 +187,7 @@ static bool has_sums(const dray__save *s, const char *name)
 
 /* The newest step but the one that is replaced, unless as many deltas as may be end with it. What
  * is wrong with an earlier one stops no later one: it is whole then. */
-static void choose_base(dray__save *s, const step *steps, size_t count)
+static void choose_base(dray__save *s, const kept_step *steps, size_t count)
 {
     char base[64];
     uint32_t number = 0;
@@ -207,7 +208,8 @@ static void choose_base(dray__save *s, const step *steps, size_t count)
 }
 
 /* Of its own number one that was named, and that nobody was led to: its writer died before. */
-static int forget_unpublished(const dray__save *s, step *steps, size_t *count, dray_error *error)
+static int forget_unpublished(const dray__save *s, kept_step *steps, size_t *count,
+                              dray_error *error)
 {
     char *newest = NULL;
     uint64_t version = 0;
@@ -228,7 +230,7 @@ static int forget_unpublished(const dray__save *s, step *steps, size_t *count, d
 
 int dray__save_publish(const dray__save *s, dray_error *error)
 {
-    step *steps;
+    kept_step *steps;
     size_t count;
     char name[64];
     int rc = list_steps(s->folder, false, &steps, &count, error);
@@ -250,7 +252,7 @@ int dray__save_publish(const dray__save *s, dray_error *error)
 
 int dray__save_clear(dray__save *s, dray_error *error)
 {
-    step *steps;
+    kept_step *steps;
     size_t count;
     int rc = list_steps(s->folder, true, &steps, &count, error);
     if (!rc)

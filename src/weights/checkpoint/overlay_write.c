@@ -29,7 +29,7 @@ typedef struct change {
     const dray_block *block;         /* of the new files; NULL: no elements */
 } change;
 
-typedef struct writing {
+typedef struct overlay_writing {
     const char *folder;
     const dray_layout *files, *base;
     dray__overlay *overlay; /* of the base; NULL: it is whole */
@@ -39,7 +39,7 @@ typedef struct writing {
     int spool;
     uint64_t spooled;
     uint8_t *was, *is, *out, *values;
-} writing;
+} overlay_writing;
 
 static int read_range(const dray_region *file, void *data, uint64_t bytes, uint64_t at,
                       dray_error *error)
@@ -51,7 +51,7 @@ static int read_range(const dray_region *file, void *data, uint64_t bytes, uint6
 }
 
 /* Gaps and values of a slice, at w->out. */
-static size_t encode(writing *w, uint64_t count, size_t size, uint32_t table[2])
+static size_t encode(overlay_writing *w, uint64_t count, size_t size, uint32_t table[2])
 {
     uint32_t gaps = 0, entries = 0;
     uint64_t next = 0;
@@ -71,7 +71,7 @@ static size_t encode(writing *w, uint64_t count, size_t size, uint32_t table[2])
 }
 
 /* Into the spool, unless it comes to more than half of the tensor. */
-static int compare(writing *w, change *c, const dray_region *old, const dray_block *was,
+static int compare(overlay_writing *w, change *c, const dray_region *old, const dray_block *was,
                    uint64_t elements, size_t size, dray_error *error)
 {
     const dray_region *new = w->opened[c->block->region];
@@ -102,7 +102,7 @@ static int compare(writing *w, change *c, const dray_region *old, const dray_blo
     return DRAY_OK;
 }
 
-static int compare_tensor(writing *w, uint32_t tensor, dray_error *error)
+static int compare_tensor(overlay_writing *w, uint32_t tensor, dray_error *error)
 {
     const dray_tensor_info *info = dray_layout_tensor(w->files, tensor);
     change *c = &w->changes[tensor];
@@ -133,7 +133,7 @@ static int add(dray_layout *like, const char *name, const char *tail, dray_dtype
     return rc;
 }
 
-static int list_changes(const writing *w, dray_layout *like, dray_error *error)
+static int list_changes(const overlay_writing *w, dray_layout *like, dray_error *error)
 {
     int rc = DRAY_OK;
     for (uint32_t t = 0; t < dray_layout_tensor_count(w->files) && !rc; t++) {
@@ -160,8 +160,8 @@ static int write_at(const dray_region *to, const void *data, uint64_t bytes, uin
     return DRAY_OK;
 }
 
-static int copy_range(writing *w, int from, uint64_t at, uint64_t bytes, const dray_region *to,
-                      uint64_t offset, dray_error *error)
+static int copy_range(overlay_writing *w, int from, uint64_t at, uint64_t bytes,
+                      const dray_region *to, uint64_t offset, dray_error *error)
 {
     uint8_t *buffer = w->is; /* SLICE * 8 bytes */
     for (uint64_t done = 0, n; done < bytes; done += n) {
@@ -176,8 +176,8 @@ static int copy_range(writing *w, int from, uint64_t at, uint64_t bytes, const d
 }
 
 /* One tensor of the delta's files: a whole one, a table, or data. */
-static int fill(writing *w, const dray_layout *made, dray_region *const *regions, uint32_t block,
-                dray_error *error)
+static int fill(overlay_writing *w, const dray_layout *made, dray_region *const *regions,
+                uint32_t block, dray_error *error)
 {
     const dray_block *b = dray_layout_block(made, block);
     const dray_tensor_info *info = dray_layout_tensor(made, b->tensor);
@@ -202,7 +202,7 @@ static int fill(writing *w, const dray_layout *made, dray_region *const *regions
     return write_at(to, c->table, bytes, b->offset, error);
 }
 
-static int write_files(writing *w, dray_error *error)
+static int write_files(overlay_writing *w, dray_error *error)
 {
     dray_layout *like, *made = NULL;
     int rc = dray_layout_new(&like, error);
@@ -226,8 +226,8 @@ static int write_files(writing *w, dray_error *error)
     return rc;
 }
 
-static int write_json(const writing *w, const char *base, uint32_t number, uint64_t base_sum,
-                      const dray__sums *sums, dray_error *error)
+static int write_json(const overlay_writing *w, const char *base, uint32_t number,
+                      uint64_t base_sum, const dray__sums *sums, dray_error *error)
 {
     char text[32];
     snprintf(text, sizeof text, "%016" PRIx64, base_sum);
@@ -252,7 +252,7 @@ static int write_json(const writing *w, const char *base, uint32_t number, uint6
     return rc;
 }
 
-static int compare_all(writing *w, dray_error *error)
+static int compare_all(overlay_writing *w, dray_error *error)
 {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%.*s/.spool", PATH_MAX - 16, w->folder);
@@ -273,7 +273,7 @@ static int compare_all(writing *w, dray_error *error)
     return rc;
 }
 
-static void end(writing *w)
+static void end(overlay_writing *w)
 {
     for (uint32_t t = 0; w->changes && t < dray_layout_tensor_count(w->files); t++)
         free(w->changes[t].table);
@@ -295,12 +295,12 @@ int dray__overlay_write(const char *folder, const char *base, uint32_t number,
     int rc = dray__checkpoint_layout(base, &old, &overlay, error);
     if (rc)
         return rc;
-    writing w = {.folder = folder,
-                 .files = files,
-                 .base = old,
-                 .overlay = overlay,
-                 .opened = opened,
-                 .spool = -1};
+    overlay_writing w = {.folder = folder,
+                         .files = files,
+                         .base = old,
+                         .overlay = overlay,
+                         .opened = opened,
+                         .spool = -1};
     rc = dray__overlay_result_sum(base, &base_sum, error);
     if (!rc)
         rc = compare_all(&w, error);

@@ -17,12 +17,12 @@ struct head {
     uint32_t dtype, blocks;
 };
 
-struct slot {
+struct delta_slot {
     uint64_t offset;
     uint32_t count, zero;
 };
 
-_Static_assert(sizeof(struct head) == 56 && sizeof(struct slot) == 16, "the format's sizes");
+_Static_assert(sizeof(struct head) == 56 && sizeof(struct delta_slot) == 16, "the format's sizes");
 
 /* ---- slices of a layout ---------------------------------------------------------------------- */
 
@@ -113,7 +113,7 @@ static void size_up(dray__delta *delta, uint64_t *base_bytes, uint64_t *store_by
         entries += bytes / 2 + 16 * (delta->first[b + 1] - delta->first[b]);
     }
     *base_bytes = base;
-    *store_bytes = sizeof(struct head) + delta->first[blocks] * sizeof(struct slot) + entries;
+    *store_bytes = sizeof(struct head) + delta->first[blocks] * sizeof(struct delta_slot) + entries;
 }
 
 static int make(dray__delta *delta, dray_error *error)
@@ -264,18 +264,18 @@ static uint32_t differ_sized(const uint8_t *base, const uint8_t *now, uint64_t c
 
 /* Appends the slice's entries at *used, and makes the kept bits those of now. */
 static void compare(dray__delta *delta, uint8_t *kept, const uint8_t *now, uint64_t elements,
-                    size_t size, uint64_t *used, struct slot *slot)
+                    size_t size, uint64_t *used, struct delta_slot *slot)
 {
     uint32_t most = (uint32_t)most_entries(elements, size);
     uint8_t *store = dray_region_base(delta->store);
     uint16_t *positions = (uint16_t *)(store + *used);
     uint32_t count = differ_sized(kept, now, elements, size, most, positions);
     if (count > most) {
-        *slot = (struct slot){.count = DRAY__DELTA_FULL};
+        *slot = (struct delta_slot){.count = DRAY__DELTA_FULL};
         memcpy(kept, now, elements * size);
         return;
     }
-    *slot = (struct slot){.offset = *used, .count = count};
+    *slot = (struct delta_slot){.offset = *used, .count = count};
     uint8_t *values = store + *used + up8(count * sizeof *positions);
     for (uint32_t i = 0; i < count; i++) {
         memcpy(values + i * size, now + positions[i] * size, size);
@@ -286,8 +286,8 @@ static void compare(dray__delta *delta, uint8_t *kept, const uint8_t *now, uint6
 
 static int compare_block(dray__delta *delta, uint32_t b, uint64_t *used, dray_error *error)
 {
-    struct slot *table =
-        (struct slot *)((uint8_t *)dray_region_base(delta->store) + sizeof(struct head)) +
+    struct delta_slot *table =
+        (struct delta_slot *)((uint8_t *)dray_region_base(delta->store) + sizeof(struct head)) +
         delta->first[b];
     uint8_t *kept = (uint8_t *)dray_region_base(delta->base) + delta->base_at[b];
     size_t size = dray_dtype_size((dray_dtype)dray__delta_dtype(delta->layout, b, delta->dtype));
@@ -297,7 +297,7 @@ static int compare_block(dray__delta *delta, uint32_t b, uint64_t *used, dray_er
          dray__slicer_next(&slicer)) {
         uint64_t elements = dray__rect_elements(&slice);
         const uint8_t *now;
-        *table = (struct slot){.count = DRAY__DELTA_FULL};
+        *table = (struct delta_slot){.count = DRAY__DELTA_FULL};
         if (in_memory(delta, b)) {
             int rc = bits_now(delta, b, &slice, &now, error);
             if (rc)
@@ -319,7 +319,7 @@ int dray__delta_publish(dray__delta *delta, uint64_t incarnation, uint64_t versi
     struct head *head = dray_region_base(delta->store);
     bool follows = delta->has_base && delta->incarnation == incarnation;
     head->incarnation = 0; /* leads nowhere, should this fail half-way */
-    uint64_t used = sizeof *head + head->slices * sizeof(struct slot);
+    uint64_t used = sizeof *head + head->slices * sizeof(struct delta_slot);
     uint64_t by_gpu = 0;
     int rc = delta->gpu ? dray__delta_gpu_find(delta->gpu, &by_gpu, error) : DRAY_OK;
     for (uint32_t b = 0; b < head->blocks && rc == DRAY_OK; b++)
@@ -345,7 +345,7 @@ struct dray__delta_view {
     const dray_layout *layout;
     const uint8_t *data;
     const struct head *head;
-    const struct slot *table;
+    const struct delta_slot *table;
     uint64_t *first;
     uint64_t bytes;
     int32_t dtype;
@@ -368,7 +368,7 @@ int dray__delta_open(const dray_layout *layout, const dray_region *region, dray_
     if (rc == DRAY_OK && !dray__delta_is(region))
         rc = dray__fail(error, DRAY_EFORMAT, "region %s holds no delta", dray_region_name(region));
     if (rc == DRAY_OK && (head->blocks != blocks || head->slices != first[blocks] ||
-                          bytes < sizeof *head + first[blocks] * sizeof(struct slot)))
+                          bytes < sizeof *head + first[blocks] * sizeof(struct delta_slot)))
         rc = dray__fail(error, DRAY_EFORMAT,
                         "a delta of %" PRIu64 " slices of %" PRIu32 " blocks in %" PRIu64
                         " bytes: %" PRIu64 " of %" PRIu32 " expected",
@@ -381,7 +381,7 @@ int dray__delta_open(const dray_layout *layout, const dray_region *region, dray_
     *view = (dray__delta_view){.layout = layout,
                                .data = (const uint8_t *)head,
                                .head = head,
-                               .table = (const struct slot *)(head + 1),
+                               .table = (const struct delta_slot *)(head + 1),
                                .first = first,
                                .bytes = bytes,
                                .dtype = (int32_t)head->dtype};
@@ -404,7 +404,7 @@ void dray__delta_forget(void *view)
 
 uint64_t dray__delta_slot(const dray__delta_view *view, uint32_t block)
 {
-    return sizeof(struct head) + view->first[block] * sizeof(struct slot);
+    return sizeof(struct head) + view->first[block] * sizeof(struct delta_slot);
 }
 
 bool dray__delta_leads(const dray__delta_view *view, uint64_t incarnation, uint64_t base,
@@ -457,7 +457,7 @@ bool dray__delta_grid_next(dray__delta_walk *walk, dray__rect *out)
 static int part_at(const dray__delta_view *view, uint32_t block, uint64_t index,
                    dray__delta_part *out, dray_error *error)
 {
-    struct slot slot = view->table[index];
+    struct delta_slot slot = view->table[index];
     size_t size = dray_dtype_size((dray_dtype)dray__delta_dtype(view->layout, block, view->dtype));
     out->full = slot.count == DRAY__DELTA_FULL;
     out->count = out->full ? 0 : slot.count;
@@ -482,17 +482,18 @@ int dray__delta_next(dray__delta_walk *walk, dray__delta_part *out, dray_error *
 }
 
 /* A row of the slice: where its elements go. */
-struct row {
+struct delta_row {
     uint32_t begin, end; /* positions of the slice */
     uint32_t from, to;   /* of these, the ones that lie in the rectangle that was asked for */
     size_t at;           /* where the one at `from` goes */
 };
 
-static struct row row_of(const dray__delta_part *part, const dray_copy *copy, uint32_t position)
+static struct delta_row row_of(const dray__delta_part *part, const dray_copy *copy,
+                               uint32_t position)
 {
     uint32_t inner = copy->ndim - 1, length = (uint32_t)part->slice.extent[inner];
     uint32_t rest = position / length;
-    struct row row = {.begin = rest * length, .end = rest * length + length};
+    struct delta_row row = {.begin = rest * length, .end = rest * length + length};
     bool inside = true;
     row.at = copy->destination_offset;
     for (uint32_t d = inner; d-- > 0;) {
@@ -516,7 +517,7 @@ static inline int apply(const dray__delta_part *part, const dray_copy *copy, uin
 {
     uint64_t elements = dray__rect_elements(&part->slice);
     size_t stride = (size_t)copy->destination_stride[copy->ndim - 1];
-    struct row row = {0};
+    struct delta_row row = {0};
     int64_t last = -1;
     for (uint32_t i = 0; i < part->count; i++) {
         uint32_t position = part->positions[i];

@@ -16,18 +16,18 @@ enum { ALIGNMENT = 64 }; /* of tensors in the bucket: at least every dtype's */
 #define STAGING_MOST ((uint64_t)4 << 20)
 
 /* A tensor, or a slice of its rows, in a round. */
-typedef struct item {
+typedef struct load_item {
     uint32_t tensor; /* of our layout */
     int64_t first_row, rows;
     uint64_t offset, bytes;
-} item;
+} load_item;
 
 struct dray__load {
     int32_t kind; /* of the bucket */
     dray_load_fn fn;
     void *user;
     uint64_t ceiling, staging, capacity; /* capacity: of the bucket, from ceiling and staging */
-    item *items;                         /* round by round */
+    load_item *items;                    /* round by round */
     uint32_t item_count;
     uint64_t item_capacity, round_capacity;
     uint32_t *first; /* of each round, one more than rounds */
@@ -122,7 +122,7 @@ static int put(dray__load *l, uint32_t tensor, int64_t first_row, int64_t rows, 
                dray_error *error)
 {
     if (!DRAY__PUSH(l->items, l->item_count, l->item_capacity,
-                    (item){tensor, first_row, rows, l->used, bytes}))
+                    (load_item){tensor, first_row, rows, l->used, bytes}))
         return dray__nomem(error);
     l->used += aligned(bytes);
     l->largest = l->used > l->largest ? l->used : l->largest;
@@ -235,7 +235,7 @@ static int add_blocks(const dray__load *l, dray_layout *layout, dray_error *erro
         dray_region_info info = {.kind = l->kind, .bytes = l->largest, .name = "bucket"};
         rc = dray_layout_add_region(layout, &info, NULL, error);
         for (uint32_t i = l->first[r]; i < l->first[r + 1] && rc == DRAY_OK; i++) {
-            const item *it = &l->items[i];
+            const load_item *it = &l->items[i];
             const dray_tensor_info *tensor = dray_layout_tensor(layout, it->tensor);
             int64_t start[DRAY_MAX_DIMS] = {it->first_row}, extent[DRAY_MAX_DIMS];
             memcpy(extent, tensor->shape, sizeof extent);
@@ -367,7 +367,7 @@ int dray__load_deliver(dray__load *l, const dray__destination *destination, uint
                                .index = round,
                                .buckets = l->rounds};
     for (uint32_t i = 0; i < bucket.count; i++) {
-        const item *it = &l->items[l->first[round] + i];
+        const load_item *it = &l->items[l->first[round] + i];
         const dray_tensor_info *tensor = dray_layout_tensor(destination->layout, it->tensor);
         dray_load_tensor *t = &l->told[i];
         *t = (dray_load_tensor){.name = tensor->name,

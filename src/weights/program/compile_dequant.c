@@ -37,7 +37,7 @@ bool dray__dequant_fits(const dray__transfer *h, uint64_t index)
 }
 
 /* A box in the making. */
-struct box {
+struct dequant_box {
     const dray_transform *t;
     const dray_copy *write;
     const dray__op *values, *scales;
@@ -46,14 +46,14 @@ struct box {
     uint32_t block;
 };
 
-static bool by_cell(const dray__transfer *h, const struct box *b)
+static bool by_cell(const dray__transfer *h, const struct dequant_box *b)
 {
     return b->scales->copy.ndim == dray_layout_tensor(h->destination->layout, b->t->tensor)->ndim &&
            !(b->scales->copy.ndim == 1 && b->t->cell[0] >= b->t->start[0] + b->t->extent[0]);
 }
 
 /* What the op has of elements whose scales the other one has; false: nothing. */
-static bool cross(struct box *b)
+static bool cross(struct dequant_box *b)
 {
     dray__rect held = dray__copy_rect(&b->scales->copy), read = dray__copy_rect(&b->values->copy);
     for (uint32_t d = 0; d < DRAY_MAX_DIMS && b->by_cell; d++) {
@@ -69,7 +69,7 @@ static bool cross(struct box *b)
     return true;
 }
 
-static dray__cuda_quant quant_of(const dray__compiler *c, const struct box *b,
+static dray__cuda_quant quant_of(const dray__compiler *c, const struct dequant_box *b,
                                  const dray__ends *ends, const dray_copy *from,
                                  const dray_copy *scales)
 {
@@ -97,7 +97,7 @@ static dray__cuda_quant quant_of(const dray__compiler *c, const struct box *b,
 }
 
 /* The source's tensor of scales, which the destination does not have. */
-static const dray_tensor_info *scales_tensor(const dray__transfer *h, const struct box *b)
+static const dray_tensor_info *scales_tensor(const dray__transfer *h, const struct dequant_box *b)
 {
     const dray_layout *layout = h->sources->sources[b->scales->copy.source].layout;
     uint32_t tensor;
@@ -107,7 +107,7 @@ static const dray_tensor_info *scales_tensor(const dray__transfer *h, const stru
     return quant ? dray_layout_tensor(layout, quant->scales) : NULL;
 }
 
-static int push_box(dray__compiler *c, const struct box *b, dray_error *error)
+static int push_box(dray__compiler *c, const struct dequant_box *b, dray_error *error)
 {
     const dray__transfer *h = c->transfer;
     dray__ends ends;
@@ -156,7 +156,7 @@ int dray__compile_dequant(dray__compiler *c, uint64_t index, dray_error *error)
 {
     const dray__sources *s = c->transfer->sources;
     uint64_t first = s->transform_ops[index], end = s->transform_ops[index + 1];
-    struct box b = {.t = &dray_plan_transforms(s->plan)[index]};
+    struct dequant_box b = {.t = &dray_plan_transforms(s->plan)[index]};
     b.write = &dray_plan_writes(s->plan)[b.t->first_write];
     b.block = s->write_blocks[b.t->first_write];
     int rc = DRAY_OK;

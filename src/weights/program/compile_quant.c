@@ -14,7 +14,7 @@
 #define GATHERED_CELL ((uint64_t)64 << 10)
 
 /* What a box of whole cells becomes, and where: a write of the plan for each part. */
-struct piece {
+struct quant_piece {
     const dray_transform *t;
     const dray_copy *writes[DRAY__QUANT_PARTS]; /* NULL: the format has no such part */
     uint32_t blocks[DRAY__QUANT_PARTS];
@@ -74,7 +74,7 @@ static uint32_t last_dimension(const dray__transfer *h, const dray_transform *t)
 }
 
 /* Fills in what becomes of the elements of `rect`. */
-static bool find_piece(const dray__transfer *h, const dray__rect *rect, struct piece *p)
+static bool find_piece(const dray__transfer *h, const dray__rect *rect, struct quant_piece *p)
 {
     const dray_layout *layout = h->destination->layout;
     p->rect = *rect;
@@ -119,7 +119,7 @@ static bool has_writes(const dray__transfer *h, const dray_transform *t)
 {
     dray__rect whole = dray__transform_rect(t), cells = all_cells(t), some;
     uint32_t last = last_dimension(h, t);
-    struct piece p = {.t = t};
+    struct quant_piece p = {.t = t};
     if (t->quant_kind == DRAY_QUANT_TENSOR && dray__rect_elements(&cells) != 1)
         return false;
     for (int64_t done = 0; done < cells.extent[last]; done += some.extent[last]) {
@@ -198,7 +198,7 @@ static uint32_t sums_of(const dray__transfer *h)
 }
 
 /* A part of the piece. */
-static dray_copy part_copy(const struct piece *p, int part)
+static dray_copy part_copy(const struct quant_piece *p, int part)
 {
     return dray__copy_cut(p->writes[part], &p->parts[part]);
 }
@@ -210,7 +210,8 @@ static uint64_t address_of(const dray__transfer *h, const dray_copy *copy)
 }
 
 /* The destination's side of it. */
-static dray__cuda_quant quant_of(const dray__transfer *h, const struct piece *p, int32_t dtype)
+static dray__cuda_quant quant_of(const dray__transfer *h, const struct quant_piece *p,
+                                 int32_t dtype)
 {
     const dray_layout *layout = h->destination->layout;
     dray_copy values = part_copy(p, DRAY__PART_VALUES), scales = part_copy(p, DRAY__PART_SCALES);
@@ -264,7 +265,7 @@ static uint32_t first_step(const dray_transform *t)
     return t->quant_kind == DRAY_QUANT_NVFP4;
 }
 
-static uint8_t entry_kind(const dray__transfer *h, const struct piece *p)
+static uint8_t entry_kind(const dray__transfer *h, const struct quant_piece *p)
 {
     if (!h->options.verify)
         return DRAY__ENTRY_UNCHECKED;
@@ -274,7 +275,7 @@ static uint8_t entry_kind(const dray__transfer *h, const struct piece *p)
 }
 
 /* Enters the box in a job, and what reads it back in the step after. */
-static bool push_piece(dray__compiler *c, const struct piece *p, const dray__ends *ends,
+static bool push_piece(dray__compiler *c, const struct quant_piece *p, const dray__ends *ends,
                        dray__cuda_device *device, const dray__cuda_quant *q, uint32_t step)
 {
     const dray__transfer *h = c->transfer;
@@ -309,7 +310,7 @@ static int compile_cells(dray__compiler *c, const dray_transform *t, uint64_t in
 {
     const dray__transfer *h = c->transfer;
     const dray__op *op = &h->sources->ops[index];
-    struct piece p = {.t = t, .owned = op->owned, .twice = dray__op_alone(h, op)};
+    struct quant_piece p = {.t = t, .owned = op->owned, .twice = dray__op_alone(h, op)};
     dray__ends ends;
     dray__rect whole = dray__transform_rect(t);
     dray__rect rect = dray__cells_elements(t->cell, &whole, cells);
@@ -383,7 +384,7 @@ static int compile_gathered(dray__compiler *c, uint64_t index, const dray__rect 
     const dray_transform *t = &dray_plan_transforms(s->plan)[index];
     uint64_t first = s->transform_ops[index], end = s->transform_ops[index + 1];
     const dray_copy *any = &s->ops[first].copy;
-    struct piece p = {.t = t, .gathered = true};
+    struct quant_piece p = {.t = t, .gathered = true};
     dray__ends ends;
     dray__filling *f;
     dray__rect whole = dray__transform_rect(t);

@@ -17,7 +17,7 @@ static void cohort_free(struct cohort *cohort)
     free(cohort);
 }
 
-void dray__reg_cohort_leave(struct model *model, const struct entry *entry)
+void dray__reg_cohort_leave(struct model *model, const struct registrant *entry)
 {
     for (struct cohort **at = &model->cohorts; *at;) {
         struct cohort *cohort = *at;
@@ -85,7 +85,7 @@ bool dray__reg_cohort_waits(dray__registry *r, struct group *group)
     return others;
 }
 
-bool dray__reg_cohort_gathered(dray__registry *r, struct entry *entry)
+bool dray__reg_cohort_gathered(dray__registry *r, struct registrant *entry)
 {
     struct group *group = entry->group;
     if (!group->gathering || group->gathered || dray__now() >= entry->begin.deadline_ns)
@@ -95,9 +95,10 @@ bool dray__reg_cohort_gathered(dray__registry *r, struct entry *entry)
     return true;
 }
 
-static bool same_members(const struct set *a, struct entry *const *entries, uint32_t count)
+static bool same_members(const struct set *a, struct registrant *const *entries, uint32_t count)
 {
-    return a->world == count && memcmp(a->entries, entries, count * sizeof(struct entry *)) == 0;
+    return a->world == count &&
+           memcmp(a->entries, entries, count * sizeof(struct registrant *)) == 0;
 }
 
 const struct set *dray__reg_cohort_make(dray__registry *r, struct model *model,
@@ -108,7 +109,7 @@ const struct set *dray__reg_cohort_make(dray__registry *r, struct model *model,
         members += groups[i]->set.world;
     if (members < 2 || members > DRAY__COHORT_MAX)
         return NULL;
-    struct entry **entries = calloc(members, sizeof *entries);
+    struct registrant **entries = calloc(members, sizeof *entries);
     struct cohort *cohort = calloc(1, sizeof *cohort);
     if (!entries || !cohort) { /* everybody reads for himself */
         free(entries);

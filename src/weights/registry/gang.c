@@ -52,12 +52,12 @@ static void gang_drop_if_empty(dray__registry *r, struct gang *gang)
     gang_free(r, gang);
 }
 
-static void gang_break(dray__registry *r, struct gang *gang, const struct entry *entry,
+static void gang_break(dray__registry *r, struct gang *gang, const struct registrant *entry,
                        const char *why);
 
 /* A rank that comes back finds that others opened anew, or the other way round: what was before the
  * restart is over. */
-static int gang_over(dray__registry *r, struct gang *gang, const struct entry *entry,
+static int gang_over(dray__registry *r, struct gang *gang, const struct registrant *entry,
                      uint64_t claimed, dray_error *error)
 {
     if (gang->incarnation || (claimed && claimed < gang->claimed) || (claimed && !gang->claimed))
@@ -72,8 +72,8 @@ static int gang_over(dray__registry *r, struct gang *gang, const struct entry *e
 
 /* The gang that a newly opened rank belongs to: the one that is forming, unless a whole one lives
  * (then its rank is taken). */
-static int gang_for(dray__registry *r, struct entry *entry, uint64_t claimed, struct gang **out,
-                    dray_error *error)
+static int gang_for(dray__registry *r, struct registrant *entry, uint64_t claimed,
+                    struct gang **out, dray_error *error)
 {
     for (struct gang *gang = entry->model->gangs; gang; gang = gang->next) {
         if (gang->broken)
@@ -99,12 +99,12 @@ static int gang_for(dray__registry *r, struct entry *entry, uint64_t claimed, st
     return DRAY_OK;
 }
 
-static int announce(dray__registry *r, struct gang *gang, struct entry *entry, uint64_t number,
+static int announce(dray__registry *r, struct gang *gang, struct registrant *entry, uint64_t number,
                     uint8_t checked, dray__sums *sums, struct version **out, dray_error *error);
 
 /* What a rank published before the restart stays readable, once all of them are back. Of the ids
  * that ranks know of their set the largest is the last one. */
-static int take_claim(dray__registry *r, struct gang *gang, struct entry *entry,
+static int take_claim(dray__registry *r, struct gang *gang, struct registrant *entry,
                       dray__rank_claim *claim, dray_error *error)
 {
     struct version *version;
@@ -120,7 +120,7 @@ static int take_claim(dray__registry *r, struct gang *gang, struct entry *entry,
     return rc;
 }
 
-int dray__reg_gang_join(dray__registry *r, struct entry *entry, uint32_t world,
+int dray__reg_gang_join(dray__registry *r, struct registrant *entry, uint32_t world,
                         dray__rank_claim *claim, dray_error *error)
 {
     struct gang *gang;
@@ -151,7 +151,7 @@ void dray__reg_gang_complete(dray__registry *r, struct gang *gang)
         gang->set.id = gang->claimed_set;
 }
 
-static void gang_break(dray__registry *r, struct gang *gang, const struct entry *entry,
+static void gang_break(dray__registry *r, struct gang *gang, const struct registrant *entry,
                        const char *why)
 {
     gang->broken = true;
@@ -166,7 +166,7 @@ static void gang_break(dray__registry *r, struct gang *gang, const struct entry 
             dray__reg_abort(r, group, &error);
 }
 
-void dray__reg_gang_leave(dray__registry *r, struct entry *entry, const char *why)
+void dray__reg_gang_leave(dray__registry *r, struct registrant *entry, const char *why)
 {
     struct gang *gang = entry->gang;
     dray_error error;
@@ -228,7 +228,7 @@ static void prune(dray__registry *r, struct gang *gang)
     }
 }
 
-int dray__reg_publish(dray__registry *r, struct entry *entry, uint64_t number, uint8_t checked,
+int dray__reg_publish(dray__registry *r, struct registrant *entry, uint64_t number, uint8_t checked,
                       dray__sums *sums, dray_error *error)
 {
     struct gang *gang = entry->gang;
@@ -266,7 +266,7 @@ static struct version *version_new(const struct gang *gang, uint64_t number)
     return NULL;
 }
 
-static int announce(dray__registry *r, struct gang *gang, struct entry *entry, uint64_t number,
+static int announce(dray__registry *r, struct gang *gang, struct registrant *entry, uint64_t number,
                     uint8_t checked, dray__sums *sums, struct version **out, dray_error *error)
 {
     /* This rank's memory holds `number` now: nothing older can be read as a whole. */
@@ -319,14 +319,14 @@ static uint64_t oldest_attempt(const dray__registry *r, const struct gang *gang)
 }
 
 /* What other ranks have announced beyond it waits for this rank still: it is not touched. */
-void dray__reg_gang_withdraw(const struct entry *entry)
+void dray__reg_gang_withdraw(const struct registrant *entry)
 {
     struct version *version = entry->gang->versions;
     for (; version; version = version->next)
         version->withdrawn |= entry->has_published && version->number <= entry->published;
 }
 
-void dray__reg_wait_answer(dray__registry *r, const struct entry *entry, uint64_t number,
+void dray__reg_wait_answer(dray__registry *r, const struct registrant *entry, uint64_t number,
                            void *ticket)
 {
     dray__drained answer = {.names = "", .oldest_attempt = oldest_attempt(r, entry->gang)};

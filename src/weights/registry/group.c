@@ -83,8 +83,8 @@ static void adopt(struct group *group)
                                          .incarnation = first->staged_incarnation};
 }
 
-int dray__reg_group_join(dray__registry *r, struct entry *entry, const char *name, uint32_t world,
-                         dray_error *error)
+int dray__reg_group_join(dray__registry *r, struct registrant *entry, const char *name,
+                         uint32_t world, dray_error *error)
 {
     struct group *group = entry->model->groups;
     while (group && strcmp(group->name, name) != 0)
@@ -120,7 +120,7 @@ static void begin_clear(struct begin *begin)
     *begin = (struct begin){0};
 }
 
-static void begin_refuse(dray__registry *r, struct entry *entry, const dray_error *error)
+static void begin_refuse(dray__registry *r, struct registrant *entry, const dray_error *error)
 {
     void *ticket = entry->begin.ticket;
     begin_clear(&entry->begin);
@@ -155,14 +155,14 @@ static void drop_staged(struct group *group)
     group->has_staged = false;
 }
 
-void dray__reg_prefetch_drop(struct entry *entry)
+void dray__reg_prefetch_drop(struct registrant *entry)
 {
     drop_staged(entry->group);
 }
 
 /* The rank may write. A prefetch overwrites staging, and what was staged; else the group's bytes
  * are no longer those of its version. */
-void dray__reg_grant_writing(struct entry *entry)
+void dray__reg_grant_writing(struct registrant *entry)
 {
     entry->writing = true;
     if (entry->group->purpose == DRAY__PREFETCH)
@@ -189,7 +189,7 @@ void dray__reg_abort(dray__registry *r, struct group *group, const dray_error *r
     dray__log(DRAY_LOG_WARN, "%s", group->abort_error.message);
     update_over(group);
     for (uint32_t i = 0; i < group->set.world; i++) {
-        struct entry *entry = group->set.entries[i];
+        struct registrant *entry = group->set.entries[i];
         if (!entry)
             continue;
         void *ticket = entry->vote_ticket;
@@ -226,7 +226,7 @@ static void commit(dray__registry *r, struct group *group)
     dray__reg_rehouse(r, group);
     update_over(group);
     for (uint32_t i = 0; i < group->set.world; i++) {
-        struct entry *entry = group->set.entries[i];
+        struct registrant *entry = group->set.entries[i];
         void *ticket = entry->vote_ticket;
         entry->vote_ticket = NULL;
         if (ticket)
@@ -235,7 +235,7 @@ static void commit(dray__registry *r, struct group *group)
     }
 }
 
-void dray__reg_group_leave(dray__registry *r, struct entry *entry, const char *why)
+void dray__reg_group_leave(dray__registry *r, struct registrant *entry, const char *why)
 {
     struct group *group = entry->group;
     dray_error error;
@@ -259,7 +259,8 @@ void dray__reg_group_leave(dray__registry *r, struct entry *entry, const char *w
     group_drop_if_empty(group);
 }
 
-int dray__reg_begin(dray__registry *r, struct entry *entry, struct begin *begin, dray_error *error)
+int dray__reg_begin(dray__registry *r, struct registrant *entry, struct begin *begin,
+                    dray_error *error)
 {
     struct group *group = entry->group;
     if (entry->begin.ticket) {
@@ -517,7 +518,7 @@ static void start(dray__registry *r, struct group *group, const struct set *coho
     if (group->peer)
         group->peer->readers++;
     for (uint32_t i = 0; i < group->set.world; i++) {
-        struct entry *entry = group->set.entries[i];
+        struct registrant *entry = group->set.entries[i];
         void *ticket = entry->begin.ticket;
         begin_clear(&entry->begin);
         if (said.granted)
@@ -596,7 +597,7 @@ void dray__reg_groups_settle(dray__registry *r)
 }
 
 /* Is this the update in progress? If not, why it ended. */
-static int current(const struct entry *entry, uint64_t attempt, dray_error *error)
+static int current(const struct registrant *entry, uint64_t attempt, dray_error *error)
 {
     const struct group *group = entry->group;
     if (group->phase == ATTEMPT_MOVING && group->attempt == attempt)
@@ -610,7 +611,7 @@ static int current(const struct entry *entry, uint64_t attempt, dray_error *erro
                       attempt);
 }
 
-int dray__reg_may_write(const struct entry *entry, uint64_t attempt, dray_error *error)
+int dray__reg_may_write(const struct registrant *entry, uint64_t attempt, dray_error *error)
 {
     int rc = current(entry, attempt, error);
     if (rc == DRAY_OK && entry->voted) /* what it said that it holds must stay */
@@ -710,7 +711,7 @@ void dray__reg_decide(dray__registry *r, struct group *group)
         commit(r, group);
 }
 
-int dray__reg_vote(dray__registry *r, struct entry *entry, uint64_t attempt,
+int dray__reg_vote(dray__registry *r, struct registrant *entry, uint64_t attempt,
                    const dray_error *verdict, struct vote *vote, void *ticket, dray_error *error)
 {
     struct group *group = entry->group;
@@ -740,7 +741,7 @@ static void missing(const struct group *group, bool vote, char *out, size_t capa
 {
     out[0] = 0;
     for (uint32_t i = 0; i < group->set.world; i++) {
-        const struct entry *entry = group->set.entries[i];
+        const struct registrant *entry = group->set.entries[i];
         if (entry && (vote ? entry->voted : entry->begin.ticket != NULL))
             continue;
         size_t used = strlen(out);
@@ -766,7 +767,7 @@ static void no_version(const struct group *group, uint64_t min, dray_error *erro
                group->name, min, group->model->name);
 }
 
-bool dray__reg_group_expired(dray__registry *r, struct entry *entry, void *ticket, bool gone)
+bool dray__reg_group_expired(dray__registry *r, struct registrant *entry, void *ticket, bool gone)
 {
     struct group *group = entry->group;
     dray_error error;

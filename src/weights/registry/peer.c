@@ -11,7 +11,7 @@
 /* ---- which peer ------------------------------------------------------------------------------ */
 
 /* By shared memory on the same host, else through its data server. */
-static bool reaches(const struct entry *reader, const struct entry *entry)
+static bool reaches(const struct registrant *reader, const struct registrant *entry)
 {
     return reader->host == entry->host ? entry->shared && !entry->regions_missing
                                        : entry->endpoint[0] != 0;

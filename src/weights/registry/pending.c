@@ -236,7 +236,7 @@ bool dray__reg_pending_expired(dray__registry *r, void *ticket, bool gone)
     return true;
 }
 
-void dray__reg_pending_refuse(dray__registry *r, const struct entry *entry,
+void dray__reg_pending_refuse(dray__registry *r, const struct registrant *entry,
                               const struct pending_kind *kind, const dray_error *error)
 {
     for (struct pending **at = &r->pending; *at;) {

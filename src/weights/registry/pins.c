@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-int dray__reg_pin(dray__registry *r, struct entry *reader, const struct entry *owner, uint64_t set,
-                  uint64_t bytes, dray_error *error)
+int dray__reg_pin(dray__registry *r, struct registrant *reader, const struct registrant *owner,
+                  uint64_t set, uint64_t bytes, dray_error *error)
 {
     for (struct pin *pin = r->pins; pin; pin = pin->next)
         if (pin->reader == reader && pin->owner == owner->key && pin->set == set) {
@@ -25,7 +25,7 @@ int dray__reg_pin(dray__registry *r, struct entry *reader, const struct entry *o
 }
 
 /* reader NULL: anybody; set 0: any; owner 0: any. */
-static void forget(dray__registry *r, const struct entry *reader, uint64_t set, uint64_t owner)
+static void forget(dray__registry *r, const struct registrant *reader, uint64_t set, uint64_t owner)
 {
     for (struct pin **at = &r->pins; *at;) {
         struct pin *pin = *at;
@@ -39,13 +39,13 @@ static void forget(dray__registry *r, const struct entry *reader, uint64_t set, 
     }
 }
 
-void dray__reg_pins_forget(dray__registry *r, const struct entry *entry)
+void dray__reg_pins_forget(dray__registry *r, const struct registrant *entry)
 {
     forget(r, entry, 0, 0);
     forget(r, NULL, 0, entry->key);
 }
 
-bool dray__reg_pinned(const dray__registry *r, const struct entry *owner)
+bool dray__reg_pinned(const dray__registry *r, const struct registrant *owner)
 {
     for (const struct pin *pin = r->pins; pin; pin = pin->next)
         if (pin->owner == owner->key)
@@ -53,7 +53,7 @@ bool dray__reg_pinned(const dray__registry *r, const struct entry *owner)
     return false;
 }
 
-void dray__reg_release_answer(dray__registry *r, const struct entry *entry, void *ticket)
+void dray__reg_release_answer(dray__registry *r, const struct registrant *entry, void *ticket)
 {
     dray__pins_told answer = {0};
     for (const struct pin *pin = r->pins; pin; pin = pin->next)
@@ -70,7 +70,7 @@ void dray__reg_release_answer(dray__registry *r, const struct entry *entry, void
 
 /* What was exported is not handed out any more; those who have it mapped are to let it go. How many
  * regions that were. */
-static uint32_t void_handles(dray__registry *r, struct entry *entry)
+static uint32_t void_handles(dray__registry *r, struct registrant *entry)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < entry->region_count; i++) {
@@ -94,7 +94,7 @@ void dray__reg_rehouse(dray__registry *r, struct group *group)
 {
     bool any = false;
     for (uint32_t i = 0; i < group->set.world; i++) {
-        struct entry *entry = group->set.entries[i];
+        struct registrant *entry = group->set.entries[i];
         if (!entry || entry->vote.held != DRAY__HELD_MOVED)
             continue;
         entry->regions_missing += void_handles(r, entry);
@@ -105,7 +105,7 @@ void dray__reg_rehouse(dray__registry *r, struct group *group)
         group->set.memory = r->next_id++;
 }
 
-static void take_back(dray__registry *r, struct entry *entry)
+static void take_back(dray__registry *r, struct registrant *entry)
 {
     void_handles(r, entry);
     dray__reg_gang_withdraw(entry);
@@ -114,7 +114,7 @@ static void take_back(dray__registry *r, struct entry *entry)
 }
 
 /* The blocks lie otherwise in regions that are as many as may be; none of them is there yet. */
-static int move_blocks(struct entry *entry, uint32_t regions, const void *layout, size_t size,
+static int move_blocks(struct registrant *entry, uint32_t regions, const void *layout, size_t size,
                        dray_error *error)
 {
     dray_layout *checked;
@@ -128,7 +128,7 @@ static int move_blocks(struct entry *entry, uint32_t regions, const void *layout
 static int regions_move(dray__reg_call *c, const void *message, dray_error *error)
 {
     const dray__moving *m = message;
-    struct entry *entry = c->entry;
+    struct registrant *entry = c->entry;
     if ((!m->layout_size && m->regions != entry->region_count) || m->to_put > m->regions ||
         m->regions > DRAY__REGIONS_MAX)
         return dray__fail(error, DRAY_EINVALID,

@@ -16,7 +16,7 @@
 
 /* ---- entries --------------------------------------------------------------------------------- */
 
-static void entry_free(struct entry *entry)
+static void entry_free(struct registrant *entry)
 {
     for (uint32_t i = 0; i < entry->region_count; i++) {
         free(entry->regions[i].handle);
@@ -33,10 +33,11 @@ static void entry_free(struct entry *entry)
 }
 
 /* Not yet in the registry's list. */
-static struct entry *entry_new(dray__registry *r, const dray__party *party, struct model *model,
-                               uint32_t rank, uint64_t token, const char *endpoint)
+static struct registrant *entry_new(dray__registry *r, const dray__party *party,
+                                    struct model *model, uint32_t rank, uint64_t token,
+                                    const char *endpoint)
 {
-    struct entry *entry = calloc(1, sizeof *entry);
+    struct registrant *entry = calloc(1, sizeof *entry);
     if (!entry)
         return NULL;
     entry->name = strdup(party->name ? party->name : "");
@@ -55,7 +56,7 @@ static struct entry *entry_new(dray__registry *r, const dray__party *party, stru
     return entry;
 }
 
-static void entry_add(dray__registry *r, struct entry *entry)
+static void entry_add(dray__registry *r, struct registrant *entry)
 {
     entry->next = r->entries;
     r->entries = entry;
@@ -74,9 +75,9 @@ static void model_drop_if_unused(dray__registry *r, struct model *model)
         }
 }
 
-static void entry_end(dray__registry *r, struct entry *entry, const char *why)
+static void entry_end(dray__registry *r, struct registrant *entry, const char *why)
 {
-    for (struct entry **at = &r->entries; *at; at = &(*at)->next)
+    for (struct registrant **at = &r->entries; *at; at = &(*at)->next)
         if (*at == entry) {
             *at = entry->next;
             break;
@@ -163,7 +164,7 @@ static int open_entry(call *c, const dray__enrolling *m, dray__rank_claim *claim
     struct model *model = dray__reg_model(c->r, m->model, true);
     if (!model)
         return dray__nomem(error);
-    struct entry *entry = entry_new(c->r, c->party, model, m->rank, m->token, m->endpoint);
+    struct registrant *entry = entry_new(c->r, c->party, model, m->rank, m->token, m->endpoint);
     rc = entry ? dray__reg_lay_out(entry, m->regions, m->layout, m->layout_size, error)
                : dray__nomem(error);
     if (rc == DRAY_OK) {
@@ -220,7 +221,7 @@ static int region_put(call *c, const void *message, dray_error *error)
     const dray__region_given *m = message;
     uint32_t index = m->region;
     size_t size = m->handle_size;
-    struct entry *entry = c->entry;
+    struct registrant *entry = c->entry;
     if (index >= entry->region_count || entry->regions[index].handle || !entry->regions_missing)
         return dray__fail(error, DRAY_EINVALID,
                           "region %" PRIu32 " of %" PRIu32 " was put already or does not exist",
@@ -267,7 +268,7 @@ static int find_set(const struct model *model, uint64_t id, uint32_t index, cons
 }
 
 /* Were its regions put? Descriptors pass over Unix sockets only. */
-static bool can_be_mapped(const struct entry *entry)
+static bool can_be_mapped(const struct registrant *entry)
 {
     for (uint32_t i = 0; i < entry->region_count; i++)
         if (entry->regions[i].handle)
@@ -284,7 +285,7 @@ static int answer_members(const call *c, const struct set *set, uint32_t index)
         bytes += set->entries[end++]->layout_size;
     dray__member_told *items = calloc(end - index + 1u, sizeof *items);
     for (uint32_t i = index; items && i < end; i++) {
-        const struct entry *rank = set->entries[i];
+        const struct registrant *rank = set->entries[i];
         items[i - index] = (dray__member_told){.key = rank->key,
                                                .member = rank->member,
                                                .host = rank->host,
@@ -306,7 +307,7 @@ static int answer_members(const call *c, const struct set *set, uint32_t index)
 static int update_sources(call *c, const void *message, dray_error *error)
 {
     const dray__sources_asked *m = message;
-    struct entry *entry = c->entry;
+    struct registrant *entry = c->entry;
     const struct set *set = NULL;
     if (m->what != DRAY__SOURCES_GANG) {
         int rc = find_set(entry->model, m->set, m->index, &set, error);
@@ -334,12 +335,12 @@ static int region_get(call *c, const void *message, dray_error *error)
 {
     const dray__region_asked *m = message;
     uint32_t index = m->index, number = m->region;
-    struct entry *entry = c->entry;
+    struct registrant *entry = c->entry;
     const struct set *set = NULL;
     int rc = find_set(entry->model, m->set, index, &set, error);
     if (rc)
         return rc;
-    const struct entry *rank = set->entries[index];
+    const struct registrant *rank = set->entries[index];
     if (number >= rank->region_count || !rank->regions[number].handle)
         return dray__fail(error, DRAY_ENOENT,
                           "region %" PRIu32 " of %s, rank %" PRIu32 " (%s), cannot be reached from "
@@ -385,7 +386,7 @@ static int publish_sums(call *c, const void *message, dray_error *error)
     return rc ? rc : dray__reg_done(c);
 }
 
-static int check_published(const struct entry *entry, uint64_t number, dray_error *error)
+static int check_published(const struct registrant *entry, uint64_t number, dray_error *error)
 {
     if (entry->has_published && number <= entry->published)
         return DRAY_OK;
@@ -547,15 +548,15 @@ void dray__registry_expired(dray__registry *r, void *ticket, int gone)
 {
     bool found =
         dray__reg_pending_expired(r, ticket, gone != 0) || dray__reg_watch_expired(r, ticket);
-    for (struct entry *entry = r->entries; entry && !found; entry = entry->next)
+    for (struct registrant *entry = r->entries; entry && !found; entry = entry->next)
         found = entry->group && dray__reg_group_expired(r, entry, ticket, gone != 0);
     settle(r);
 }
 
 void dray__registry_member_ended(dray__registry *r, uint64_t member)
 {
-    for (struct entry *entry = r->entries; entry;) {
-        struct entry *next = entry->next;
+    for (struct registrant *entry = r->entries; entry;) {
+        struct registrant *next = entry->next;
         if (entry->member == member) {
             entry_end(r, entry, "died");
             next = r->entries; /* ending one may not end others, but costs little to be sure */

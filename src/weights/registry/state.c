@@ -62,7 +62,7 @@ struct model *dray__reg_model(dray__registry *r, const char *name, bool make)
     return model;
 }
 
-int dray__reg_set_join(struct set *set, struct entry *entry, uint32_t world, const char *what,
+int dray__reg_set_join(struct set *set, struct registrant *entry, uint32_t world, const char *what,
                        dray_error *error)
 {
     if (world == 0 || world > DRAY__WORLD_MAX || entry->rank >= world)
@@ -75,13 +75,13 @@ int dray__reg_set_join(struct set *set, struct entry *entry, uint32_t world, con
                           " ranks, those that are there say %" PRIu32,
                           what, entry->model->name, entry->rank, world, set->world);
     if (set->present && set->entries[entry->rank]) {
-        const struct entry *holder = set->entries[entry->rank];
+        const struct registrant *holder = set->entries[entry->rank];
         return dray__fail(error, DRAY_EEXIST,
                           "%s of %s: rank %" PRIu32 " is taken by %s, member %" PRIu64, what,
                           entry->model->name, entry->rank, holder->name, holder->member);
     }
     if (!set->present) {
-        struct entry **entries = calloc(world, sizeof(struct entry *));
+        struct registrant **entries = calloc(world, sizeof(struct registrant *));
         if (!entries)
             return dray__nomem(error);
         free(set->entries);
@@ -93,13 +93,13 @@ int dray__reg_set_join(struct set *set, struct entry *entry, uint32_t world, con
     return DRAY_OK;
 }
 
-void dray__reg_set_leave(struct set *set, struct entry *entry)
+void dray__reg_set_leave(struct set *set, struct registrant *entry)
 {
     set->entries[entry->rank] = NULL;
     set->present--;
 }
 
-int dray__reg_lay_out(struct entry *entry, uint32_t regions, const void *layout, size_t size,
+int dray__reg_lay_out(struct registrant *entry, uint32_t regions, const void *layout, size_t size,
                       dray_error *error)
 {
     if (regions > DRAY__REGIONS_MAX)
@@ -124,10 +124,10 @@ int dray__reg_lay_out(struct entry *entry, uint32_t regions, const void *layout,
     return DRAY_OK;
 }
 
-int dray__reg_entry(const dray__reg_call *c, uint64_t key, enum dray__side side, struct entry **out,
-                    dray_error *error)
+int dray__reg_entry(const dray__reg_call *c, uint64_t key, enum dray__side side,
+                    struct registrant **out, dray_error *error)
 {
-    struct entry *entry = c->r->entries;
+    struct registrant *entry = c->r->entries;
     while (entry && entry->key != key)
         entry = entry->next;
     if (!entry || entry->member != c->party->member)

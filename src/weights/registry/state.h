@@ -35,8 +35,8 @@ struct vote {
 };
 
 /* One opened publisher or subscriber: exactly one of gang and group is set. */
-struct entry {
-    struct entry *next;
+struct registrant {
+    struct registrant *next;
     uint64_t key, member, host, token;
     int64_t pid;
     char *name, *endpoint;
@@ -69,7 +69,7 @@ struct set {
     uint64_t id;
     uint64_t memory; /* of groups: by which others know their memory; changes when that moves */
     uint32_t world, present;
-    struct entry **entries;
+    struct registrant **entries;
 };
 
 /* Sums of one rank. */
@@ -171,7 +171,7 @@ struct pending {
     struct pending *next;
     const struct pending_kind *kind;
     void *ticket; /* NULL: answered */
-    struct entry *entry;
+    struct registrant *entry;
     uint32_t revoked;          /* readers that were */
     uint64_t number;           /* of the version that it is about, */
     uint32_t count;            /* and the groups: `count` names, */
@@ -191,7 +191,7 @@ struct pending_kind {
 /* Memory of one entry that another has imported. */
 struct pin {
     struct pin *next;
-    struct entry *reader;
+    struct registrant *reader;
     uint64_t owner, set; /* key; as the set was called then */
     uint64_t bytes;
     bool revoked;
@@ -217,7 +217,7 @@ struct dray__registry {
     uint64_t next_id, next_incarnation;
     uint64_t first_id, first_incarnation; /* smaller ones are of coordinators before */
     struct model *models;
-    struct entry *entries;
+    struct registrant *entries;
     struct pending *pending;
     struct watcher *watchers;
     struct pin *pins;
@@ -234,19 +234,19 @@ void dray__reg_answer_list(dray__registry *r, void *ticket, const dray__fields *
 void dray__reg_refuse(dray__registry *r, void *ticket, const dray_error *error);
 struct model *dray__reg_model(dray__registry *r, const char *name, bool make);
 /* Takes the set's place `rank`; world is fixed by the first. */
-int dray__reg_set_join(struct set *set, struct entry *entry, uint32_t world, const char *what,
+int dray__reg_set_join(struct set *set, struct registrant *entry, uint32_t world, const char *what,
                        dray_error *error);
-void dray__reg_set_leave(struct set *set, struct entry *entry);
+void dray__reg_set_leave(struct set *set, struct registrant *entry);
 /* A request that is being carried out. */
 typedef struct dray__reg_call {
     dray__registry *r;
     const dray__party *party;
     dray__reader *in;
     void *ticket;
-    int fd;              /* taken over by setting it to -1 */
-    const char *name;    /* of the message */
-    struct entry *entry; /* whose key the request began with; NULL: it has none */
-    dray__arena texts;   /* of the message; taken over by emptying it */
+    int fd;                   /* taken over by setting it to -1 */
+    const char *name;         /* of the message */
+    struct registrant *entry; /* whose key the request began with; NULL: it has none */
+    dray__arena texts;        /* of the message; taken over by emptying it */
 } dray__reg_call;
 
 /* A message, its fields, and who carries it out: answers or keeps the ticket, or returns an error
@@ -264,11 +264,11 @@ extern const dray__reg_message dray__reg_update_messages[], dray__reg_pins_messa
 
 /* Its layout, a copy, and as many regions, none of which is there yet, in the place of those
  * before. */
-int dray__reg_lay_out(struct entry *entry, uint32_t regions, const void *layout, size_t size,
+int dray__reg_lay_out(struct registrant *entry, uint32_t regions, const void *layout, size_t size,
                       dray_error *error);
 int dray__reg_finish(const dray__reg_call *call, dray_error *error);
 int dray__reg_entry(const dray__reg_call *call, uint64_t key, enum dray__side side,
-                    struct entry **out, dray_error *error);
+                    struct registrant **out, dray_error *error);
 int dray__reg_done(const dray__reg_call *call);
 /* The ticket is answered at the latest after so long. */
 void dray__reg_expire(dray__registry *r, void *ticket, int64_t timeout_ns);
@@ -287,16 +287,16 @@ void dray__reg_pending_settle(dray__registry *r);
 /* true: the ticket was such a request; answered. */
 bool dray__reg_pending_expired(dray__registry *r, void *ticket, bool gone);
 /* Ends those of an entry with an error. kind NULL: any. */
-void dray__reg_pending_refuse(dray__registry *r, const struct entry *entry,
+void dray__reg_pending_refuse(dray__registry *r, const struct registrant *entry,
                               const struct pending_kind *kind, const dray_error *error);
 
 /* ---- gang.c: publishers and their versions */
-int dray__reg_gang_join(dray__registry *r, struct entry *entry, uint32_t world,
+int dray__reg_gang_join(dray__registry *r, struct registrant *entry, uint32_t world,
                         dray__rank_claim *claim, dray_error *error);
-void dray__reg_gang_leave(dray__registry *r, struct entry *entry, const char *why);
+void dray__reg_gang_leave(dray__registry *r, struct registrant *entry, const char *why);
 void dray__reg_gang_complete(dray__registry *r, struct gang *gang); /* forms it when all is there */
 /* Takes the sums over. */
-int dray__reg_publish(dray__registry *r, struct entry *entry, uint64_t number, uint8_t checked,
+int dray__reg_publish(dray__registry *r, struct registrant *entry, uint64_t number, uint8_t checked,
                       dray__sums *sums, dray_error *error);
 /* The living gang's newest version that can be read; NULL. */
 struct version *dray__reg_newest(const struct model *model, uint64_t min, struct gang **gang);
@@ -311,7 +311,7 @@ int dray__reg_take_sums(struct version *version, uint32_t rank, dray__sums *sums
 void dray__reg_parts_free(struct version *version);
 /* PUBLISH_SUMS: the last of them decides the updates that wait for it. A verdict: they could not be
  * taken, and nobody may commit the version. */
-int dray__reg_summed(dray__registry *r, const struct entry *entry, uint64_t number,
+int dray__reg_summed(dray__registry *r, const struct registrant *entry, uint64_t number,
                      const dray_error *verdict, dray__sums *sums, dray_error *error);
 /* Are all there, or will there be none? */
 bool dray__reg_is_summed(const struct version *version);
@@ -330,37 +330,38 @@ void dray__reg_delivered_free(struct gang *gang);
 
 /* ---- cohort.c: groups that update together */
 bool dray__reg_all_began(const struct group *group); /* and it does not update already */
-void dray__reg_cohort_leave(struct model *model, const struct entry *entry);
+void dray__reg_cohort_leave(struct model *model, const struct registrant *entry);
 bool dray__reg_set_taken(const struct model *model, uint64_t id);
 const struct set *dray__reg_cohort_set(const struct model *model, uint64_t id); /* NULL: none */
 /* A group that could start: should it wait a moment for others? */
 bool dray__reg_cohort_waits(dray__registry *r, struct group *group);
 /* The deadline of an entry's begin: true when it was the moment that is over. */
-bool dray__reg_cohort_gathered(dray__registry *r, struct entry *entry);
+bool dray__reg_cohort_gathered(dray__registry *r, struct registrant *entry);
 /* Of groups that start together; NULL: there is nobody to share with. */
 const struct set *dray__reg_cohort_make(dray__registry *r, struct model *model,
                                         struct group *const *groups, uint32_t count);
 
 /* ---- group.c: subscribers and their updates */
-int dray__reg_group_join(dray__registry *r, struct entry *entry, const char *name, uint32_t world,
-                         dray_error *error);
+int dray__reg_group_join(dray__registry *r, struct registrant *entry, const char *name,
+                         uint32_t world, dray_error *error);
 /* Some ranks came back after a restart, others did not yet: nobody knows what the group holds. */
 bool dray__reg_group_returning(const struct group *group);
-void dray__reg_group_leave(dray__registry *r, struct entry *entry, const char *why);
+void dray__reg_group_leave(dray__registry *r, struct registrant *entry, const char *why);
 /* Takes the begin over, also where it fails. */
-int dray__reg_begin(dray__registry *r, struct entry *entry, struct begin *begin, dray_error *error);
+int dray__reg_begin(dray__registry *r, struct registrant *entry, struct begin *begin,
+                    dray_error *error);
 /* May the rank ask whether it may write in this update? */
-int dray__reg_may_write(const struct entry *entry, uint64_t attempt, dray_error *error);
+int dray__reg_may_write(const struct registrant *entry, uint64_t attempt, dray_error *error);
 /* Takes the vote's sums over. */
-int dray__reg_vote(dray__registry *r, struct entry *entry, uint64_t attempt,
+int dray__reg_vote(dray__registry *r, struct registrant *entry, uint64_t attempt,
                    const dray_error *verdict, struct vote *vote, void *ticket, dray_error *error);
 void dray__vote_free(struct vote *vote);
-void dray__reg_prefetch_drop(struct entry *entry);
+void dray__reg_prefetch_drop(struct registrant *entry);
 dray__packed_layout *dray__reg_layouts(const struct set *set);
 /* What the group holds of what the set's ranks hold; counted once for the same ranks. */
 int dray__reg_cover(struct group *group, const struct set *sources, dray_error *error);
 /* true: the ticket was a begin or a vote of the entry; answered. */
-bool dray__reg_group_expired(dray__registry *r, struct entry *entry, void *ticket, bool gone);
+bool dray__reg_group_expired(dray__registry *r, struct registrant *entry, void *ticket, bool gone);
 /* Commits or ends the update in progress once all ranks have voted and all sums are there. */
 void dray__reg_decide(dray__registry *r, struct group *group);
 /* Ends the update in progress: torn when a rank was writing. */
@@ -376,7 +377,7 @@ struct group *dray__reg_peer(struct group *group, uint64_t min, const struct gan
 /* Are all ranks of both on one host? */
 bool dray__reg_near(const struct group *group, const struct group *peer);
 /* The rank may write. */
-void dray__reg_grant_writing(struct entry *entry);
+void dray__reg_grant_writing(struct registrant *entry);
 /* Takes the memory of the group from all who read it. */
 uint32_t dray__reg_revoke(dray__registry *r, struct group *group, int code, const char *why);
 bool dray__reg_serving(const struct group *group);
@@ -386,20 +387,20 @@ void dray__reg_watchers_settle(dray__registry *r);
 bool dray__reg_watch_expired(dray__registry *r, void *ticket);
 
 /* ---- pins.c: who has mapped what */
-int dray__reg_pin(dray__registry *r, struct entry *reader, const struct entry *owner, uint64_t set,
-                  uint64_t bytes, dray_error *error);
-bool dray__reg_pinned(const dray__registry *r, const struct entry *owner);
-void dray__reg_release_answer(dray__registry *r, const struct entry *entry, void *ticket);
+int dray__reg_pin(dray__registry *r, struct registrant *reader, const struct registrant *owner,
+                  uint64_t set, uint64_t bytes, dray_error *error);
+bool dray__reg_pinned(const dray__registry *r, const struct registrant *owner);
+void dray__reg_release_answer(dray__registry *r, const struct registrant *entry, void *ticket);
 /* All of the entry's, on either side. */
-void dray__reg_pins_forget(dray__registry *r, const struct entry *entry);
+void dray__reg_pins_forget(dray__registry *r, const struct registrant *entry);
 /* By which readers know what they have imported of a set. */
 uint64_t dray__reg_source_id(const struct set *sources);
 /* Of ranks that voted so: their regions are elsewhere, and are to be put again. */
 void dray__reg_rehouse(dray__registry *r, struct group *group);
 /* gang.c: the versions that can no longer be read, and who still does. */
-void dray__reg_gang_withdraw(const struct entry *entry); /* those that have this rank's part */
+void dray__reg_gang_withdraw(const struct registrant *entry); /* those that have this rank's part */
 void dray__reg_gang_drop_readers(dray__registry *r, struct gang *gang, uint64_t number);
 bool dray__reg_gang_read(const struct gang *gang, uint64_t number); /* it, or an older one */
 /* Answers who waited for readers of the version: who was dropped, which attempts may go on. */
-void dray__reg_wait_answer(dray__registry *r, const struct entry *entry, uint64_t number,
+void dray__reg_wait_answer(dray__registry *r, const struct registrant *entry, uint64_t number,
                            void *ticket);

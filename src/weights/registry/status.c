@@ -13,7 +13,7 @@ static void add_publishers(json_t *list, const struct gang *gang)
 {
     const char *state = gang->broken ? "broken" : gang->incarnation ? "whole" : "forming";
     for (uint32_t i = 0; i < gang->set.world && gang->set.entries; i++) {
-        const struct entry *entry = gang->set.entries[i];
+        const struct registrant *entry = gang->set.entries[i];
         if (entry)
             add(list,
                 json_pack("{s:s, s:I, s:s, s:I, s:I, s:s, s:I, s:o}", "model", gang->model->name,
@@ -64,7 +64,7 @@ static json_t *group_row(const struct group *group)
 static void add_subscribers(json_t *list, const struct group *group)
 {
     for (uint32_t i = 0; i < group->set.world; i++) {
-        const struct entry *entry = group->set.entries[i];
+        const struct registrant *entry = group->set.entries[i];
         if (!entry)
             continue;
         const char *doing = entry->begin.ticket ? "waits" : "idle";

@@ -56,7 +56,7 @@ void dray__reg_unsummed(const struct group *group, dray_error *error)
     char who[160] = "";
     const struct version *version = group->reading;
     for (uint32_t i = 0; version && version->parts && i < version->world; i++) {
-        const struct entry *entry = group->gang->set.entries[i];
+        const struct registrant *entry = group->gang->set.entries[i];
         size_t used = strlen(who);
         if (!version->parts[i].given)
             snprintf(who + used, sizeof who - used, "%srank %" PRIu32 " (%s)", used ? ", " : "", i,
@@ -86,7 +86,7 @@ static void decide_readers(dray__registry *r, struct gang *gang, const struct ve
             dray__reg_decide(r, group);
 }
 
-int dray__reg_summed(dray__registry *r, const struct entry *entry, uint64_t number,
+int dray__reg_summed(dray__registry *r, const struct registrant *entry, uint64_t number,
                      const dray_error *verdict, dray__sums *sums, dray_error *error)
 {
     struct gang *gang = entry->gang;

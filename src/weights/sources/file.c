@@ -31,7 +31,7 @@ enum {
     ENTRY_SLICE = 4 << 20 /* so many bytes that a column's rows share the entries that are read */
 };
 
-typedef struct slot {
+typedef struct file_slot {
     dray__io io;
     uint8_t *data;
     uint64_t begin, end; /* in the file: aligned; of the last byte that is wanted */
@@ -44,7 +44,7 @@ typedef struct slot {
     uint32_t level;
     uint64_t first, past, skip; /* skip: bytes before them */
     bool last;                  /* of the slice's levels */
-} slot;
+} file_slot;
 
 struct opened {
     struct opened *next;
@@ -65,7 +65,7 @@ typedef struct file_lane {
     dray_region *staging; /* of what is copied */
     uint64_t slot_bytes;
     uint32_t slot_count;
-    slot **slots;
+    file_slot **slots;
     uint32_t busy, oldest; /* entries are applied in the order in which they were asked for */
     dray__batch batch;
     /* The slice whose entries are being asked for, and the next level; 0: of the next slice */
@@ -121,11 +121,11 @@ static uint64_t wanted_bytes(const file_lane *l)
 
 static int make_slots(file_lane *l, dray_error *error)
 {
-    l->slots = calloc((size_t)l->slot_count + 1, sizeof(slot *));
+    l->slots = calloc((size_t)l->slot_count + 1, sizeof(file_slot *));
     if (!l->slots)
         return dray__nomem(error);
     for (uint32_t i = 0; i < l->slot_count; i++) {
-        l->slots[i] = calloc(1, sizeof(slot));
+        l->slots[i] = calloc(1, sizeof(file_slot));
         if (!l->slots[i])
             return dray__nomem(error);
         if (l->staging)
@@ -282,7 +282,7 @@ static size_t aligned_bytes(uint64_t begin, uint64_t end)
     return (size_t)(end - begin + DRAY__IO_ALIGN - 1) & ~(size_t)(DRAY__IO_ALIGN - 1);
 }
 
-static int ask(file_lane *l, slot *s, const dray_region *region, dray_error *error)
+static int ask(file_lane *l, file_slot *s, const dray_region *region, dray_error *error)
 {
     s->io = (dray__io){.data = s->data,
                        .offset = s->begin,
@@ -301,7 +301,7 @@ static const dray_region *region_of(const file_lane *l, const dray_copy *copy)
 }
 
 /* Does the slice come with those that the slot has? */
-static bool goes_along(const file_lane *l, const slot *s, const dray_copy *copy, bool owned)
+static bool goes_along(const file_lane *l, const file_slot *s, const dray_copy *copy, bool owned)
 {
     return s->count < SLICES && region_of(l, &s->ops[0]->copy) == region_of(l, copy) &&
            s->owned == owned && copy->source_offset >= s->begin &&
@@ -310,7 +310,7 @@ static bool goes_along(const file_lane *l, const slot *s, const dray_copy *copy,
 }
 
 /* Gives the slot the next range and asks for it. */
-static int fill(file_lane *l, slot *s, dray_error *error)
+static int fill(file_lane *l, file_slot *s, dray_error *error)
 {
     dray_copy copy;
     uint64_t base = (uint64_t)(s->data - (uint8_t *)dray_region_base(l->staging));
@@ -342,7 +342,7 @@ static const dray__overlay *overlay_of(const file_lane *l, const dray_copy *copy
 }
 
 /* Asks for what one more level has for a slice, which may be nothing. */
-static int fill_entries(file_lane *l, slot *s, dray_error *error)
+static int fill_entries(file_lane *l, file_slot *s, dray_error *error)
 {
     if ((l->held && l->held >= l->lane->ceiling / 2) || (l->level == 0 && !peek(l, &l->piece)))
         return DRAY_OK;
@@ -406,7 +406,7 @@ static void place(void *user, uint64_t position, const uint8_t *value)
 }
 
 /* Writes what came; after the last level the slice is in its place. */
-static int apply(file_lane *l, slot *s, dray_error *error)
+static int apply(file_lane *l, file_slot *s, dray_error *error)
 {
     dray__transfer *h = l->transfer;
     const dray_copy *piece = &s->copies[0];
@@ -438,7 +438,7 @@ static int apply(file_lane *l, slot *s, dray_error *error)
 
 /* The next slices, about DRAY__SLICE_BYTES, that go to one region. What is read twice is compared
  * with itself the first time, and counts the second. */
-static int move_some(file_lane *l, slot *s, dray_error *error)
+static int move_some(file_lane *l, file_slot *s, dray_error *error)
 {
     dray__transfer *h = l->transfer;
     dray__batch *b = &l->batch;
@@ -464,7 +464,7 @@ static int move_some(file_lane *l, slot *s, dray_error *error)
     return DRAY_OK;
 }
 
-static int read_result(const file_lane *l, const slot *s, dray_error *error)
+static int read_result(const file_lane *l, const file_slot *s, dray_error *error)
 {
     int rc = dray__io_result(&s->io, error);
     const dray_region *file = region_of(l, &s->ops[0]->copy);
@@ -477,7 +477,7 @@ static int read_result(const file_lane *l, const slot *s, dray_error *error)
 }
 
 /* Some of what a slot has; after its last slice it is read once more, or free. */
-static int copy_some(file_lane *l, slot *s, dray_error *error)
+static int copy_some(file_lane *l, file_slot *s, dray_error *error)
 {
     int rc = move_some(l, s, error);
     if (rc || s->at < s->count)
@@ -496,7 +496,7 @@ static int copy_some(file_lane *l, slot *s, dray_error *error)
 
 /* ---- the lane -------------------------------------------------------------------------------- */
 
-static slot *free_slot(const file_lane *l)
+static file_slot *free_slot(const file_lane *l)
 {
     if (l->patches && l->busy < l->slot_count)
         return l->slots[(l->oldest + l->busy) % l->slot_count];
@@ -507,11 +507,11 @@ static slot *free_slot(const file_lane *l)
 }
 
 /* One that came, of entries the oldest. */
-static slot *ready_slot(const file_lane *l)
+static file_slot *ready_slot(const file_lane *l)
 {
     uint32_t count = l->patches ? 1 : l->slot_count;
     for (uint32_t i = 0; i < count; i++) {
-        slot *s = l->slots[l->oldest + i];
+        file_slot *s = l->slots[l->oldest + i];
         if (s->count && s->came)
             return s;
     }
@@ -520,7 +520,7 @@ static slot *ready_slot(const file_lane *l)
 
 static int ask_ahead(file_lane *l, dray_error *error)
 {
-    slot *s;
+    file_slot *s;
     int rc = DRAY_OK;
     while (rc == DRAY_OK && (s = free_slot(l))) {
         rc = l->patches ? fill_entries(l, s, error) : fill(l, s, error);
@@ -537,10 +537,10 @@ static int lane_step(dray__lane *lane, int64_t until_ns, dray_error *error)
     for (;;) {
         int rc = ask_ahead(l, error);
         for (dray__io *io; rc == DRAY_OK && (io = dray__disk_take(l->disk));) {
-            ((slot *)io->user)->came = true;
+            ((file_slot *)io->user)->came = true;
             rc = read_result(l, io->user, error);
         }
-        slot *s = rc ? NULL : ready_slot(l);
+        file_slot *s = rc ? NULL : ready_slot(l);
         if (s)
             rc = l->patches ? apply(l, s, error) : copy_some(l, s, error);
         if (rc || (!s && !l->busy))
@@ -555,7 +555,7 @@ static void lane_explain(const void *state, dray_error *error)
 {
     const file_lane *l = state;
     for (uint32_t i = 0; i < l->slot_count; i++) {
-        const slot *s = l->slots[i];
+        const file_slot *s = l->slots[i];
         if (s->count && !s->came && error) {
             dray__fail_prefix(error, error->code,
                               "%.200s did not give its bytes: ", s->io.file->name);

@@ -73,7 +73,7 @@ static enum news look_for(const dray_region *region, uint64_t run, uint32_t roun
 /* ---- sharing out ----------------------------------------------------------------------------- */
 
 /* What is taken from one member in one round. */
-struct turn {
+struct upload_turn {
     uint32_t member, round, step; /* step: of the program */
     uint64_t bytes;
 };
@@ -82,7 +82,7 @@ struct turn {
  * turn has one of its own. */
 struct shared_program {
     dray__program *program;
-    struct turn *turns;
+    struct upload_turn *turns;
     uint32_t turn_count;
     bool covers; /* all that others expect of this rank is uploaded */
 };
@@ -217,7 +217,7 @@ static bool reaches(const dray__transfer *h, const dray__op *op, const dray__pla
 
 /* ---- compiling ------------------------------------------------------------------------------- */
 
-struct making {
+struct upload_making {
     dray__compiler c;
     dray__upload *uploads;
     const bool *instead; /* NULL: everything */
@@ -225,7 +225,7 @@ struct making {
     uint64_t covered; /* elements that others may take from here */
 };
 
-static int upload(struct making *m, const dray__op *op, const dray_copy *copy, uint32_t step,
+static int upload(struct upload_making *m, const dray__op *op, const dray_copy *copy, uint32_t step,
                   dray_error *error)
 {
     const dray_region *to = m->c.transfer->destination->regions[copy->destination_region];
@@ -237,7 +237,7 @@ static int upload(struct making *m, const dray__op *op, const dray_copy *copy, u
 }
 
 /* The member's memory, from where its block has the rectangle. NULL: it cannot be reached. */
-static const dray_region *out_of_member(const struct making *m, const struct stripe *s,
+static const dray_region *out_of_member(const struct upload_making *m, const struct stripe *s,
                                         dray_copy *copy)
 {
     const dray__source *member = &m->uploads->sources->cohort[s->member];
@@ -245,8 +245,8 @@ static const dray_region *out_of_member(const struct making *m, const struct str
     return member->regions ? member->regions[copy->source_region] : NULL;
 }
 
-static int take(struct making *m, const dray__op *op, const struct stripe *s, const dray_copy *part,
-                dray_error *error)
+static int take(struct upload_making *m, const dray__op *op, const struct stripe *s,
+                const dray_copy *part, dray_error *error)
 {
     const dray_region *to = m->c.transfer->destination->regions[part->destination_region];
     uint32_t turn = turn_of(s->member, s->round);
@@ -260,7 +260,7 @@ static int take(struct making *m, const dray__op *op, const struct stripe *s, co
                                                                        : dray__nomem(error);
 }
 
-static int compile_stripe(struct making *m, const dray__op *op, const struct stripe *s,
+static int compile_stripe(struct upload_making *m, const dray__op *op, const struct stripe *s,
                           const dray__rect *cross, dray_error *error)
 {
     dray_copy part = dray__copy_cut(&op->copy, cross);
@@ -281,7 +281,7 @@ static bool is_plain(const dray__op *op)
     return op->copy.source_dtype == op->copy.destination_dtype;
 }
 
-static int compile_op(struct making *m, const dray__op *op, dray_error *error)
+static int compile_op(struct upload_making *m, const dray__op *op, dray_error *error)
 {
     const dray__cohort *cohort = m->uploads->cohort;
     dray__rect whole = dray__copy_rect(&op->copy), cross;
@@ -296,8 +296,8 @@ static int compile_op(struct making *m, const dray__op *op, dray_error *error)
     return rc;
 }
 
-static int compile(struct making *m, const uint64_t *ops, uint64_t count, dray__program **out,
-                   dray_error *error)
+static int compile(struct upload_making *m, const uint64_t *ops, uint64_t count,
+                   dray__program **out, dray_error *error)
 {
     const dray__transfer *h = m->c.transfer;
     dray__program *p = dray__program_new(h, ops, count, 0);
@@ -347,7 +347,7 @@ static int find_program(dray__upload *f, const dray__transfer *h, const uint64_t
         return DRAY_OK;
     }
     forget_program(f);
-    struct making m = {
+    struct upload_making m = {
         .c.transfer = h, .uploads = f, .turn_bytes = calloc(most, sizeof *m.turn_bytes)};
     f->made.turns = calloc(most, sizeof *f->made.turns);
     int rc = m.turn_bytes && f->made.turns ? compile(&m, ops, count, &f->made.program, error)
@@ -355,7 +355,7 @@ static int find_program(dray__upload *f, const dray__transfer *h, const uint64_t
     for (uint32_t t = 0; rc == DRAY_OK && t < most; t++)
         if (m.turn_bytes[t])
             f->made.turns[f->made.turn_count++] =
-                (struct turn){t / ROUNDS, t % ROUNDS, ROUNDS + t, m.turn_bytes[t]};
+                (struct upload_turn){t / ROUNDS, t % ROUNDS, ROUNDS + t, m.turn_bytes[t]};
     f->made.covers = m.covered == expected(f, h);
     free(m.turn_bytes);
     if (rc)
@@ -371,7 +371,7 @@ static int upload_instead(dray__upload *f, const dray__transfer *h, const uint64
                           uint64_t count, const bool *instead, dray__program **out,
                           dray_error *error)
 {
-    struct making m = {.c.transfer = h, .uploads = f, .instead = instead};
+    struct upload_making m = {.c.transfer = h, .uploads = f, .instead = instead};
     return compile(&m, ops, count, out, error);
 }
 
@@ -545,7 +545,7 @@ static int give_up(struct upload_lane *l, uint32_t member, dray_error *error)
     dray__program *p = NULL;
     int rc = instead ? DRAY_OK : dray__nomem(error);
     for (uint32_t i = 0; i < l->made->turn_count && rc == DRAY_OK; i++) {
-        const struct turn *turn = &l->made->turns[i];
+        const struct upload_turn *turn = &l->made->turns[i];
         if (turn->member != member || l->states[i] != WAITING)
             continue;
         instead[turn_of(turn->member, turn->round)] = true;
@@ -570,7 +570,7 @@ static bool is_late(const struct upload_lane *l, const struct member *m, int64_t
 
 static int look_at(struct upload_lane *l, uint32_t index, int64_t now, dray_error *error)
 {
-    const struct turn *turn = &l->made->turns[index];
+    const struct upload_turn *turn = &l->made->turns[index];
     struct member *m = &l->members[turn->member];
     if (l->states[index] == TAKING) {
         int rc = dray__program_poll(l->made->program, turn->step, error);

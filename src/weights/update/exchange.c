@@ -20,7 +20,7 @@ typedef struct span {
     uint64_t from, to; /* bytes of the chunk */
 } span;
 
-typedef struct chunk {         /* of the engine's */
+typedef struct arena_chunk {   /* of the engine's */
     dray_arena *arena;         /* of the regions; NULL: a region's own */
     const dray_region *region; /* the first in it */
     uint64_t address, bytes, allocation;
@@ -31,12 +31,12 @@ typedef struct chunk {         /* of the engine's */
     dray__cuda_chunk spare;
     span *filled, *gaps; /* by blocks; allocated otherwise */
     uint64_t filled_count, filled_capacity, gap_count, gap_capacity;
-} chunk;
+} arena_chunk;
 
 struct dray__exchange {
     const dray_layout *layout;
     dray_region *const *regions;
-    chunk *chunks; /* by address */
+    arena_chunk *chunks; /* by address */
     uint32_t count;
     uint64_t capacity;
     uint32_t *chunk_of; /* each region's; NOWHERE: it is copied */
@@ -50,7 +50,7 @@ struct dray__exchange {
  */
 
 /* The live chunk; with the arena's lock. NULL: it is no longer what it was. */
-static dray__cuda_chunk *live_of(const chunk *c, const dray__extents **used)
+static dray__cuda_chunk *live_of(const arena_chunk *c, const dray__extents **used)
 {
     dray__cuda_chunk *live = c->arena ? dray__gpu_arena_chunk(c->arena, c->address, used)
                                       : dray__region_chunk(c->region);
@@ -58,23 +58,23 @@ static dray__cuda_chunk *live_of(const chunk *c, const dray__extents **used)
     return same ? live : NULL;
 }
 
-static void lock(const chunk *c)
+static void lock(const arena_chunk *c)
 {
     if (c->arena)
         dray__gpu_arena_lock(c->arena);
 }
 
-static void unlock(const chunk *c)
+static void unlock(const arena_chunk *c)
 {
     if (c->arena)
         dray__gpu_arena_unlock(c->arena);
 }
 
 /* Where the region's memory is; false: in nothing that can be exchanged. */
-static bool find_chunk(const dray_region *region, chunk *out)
+static bool find_chunk(const dray_region *region, arena_chunk *out)
 {
     const dray__cuda_chunk *own = dray__region_chunk(region);
-    *out = (chunk){.arena = own ? NULL : dray__region_arena(region), .region = region};
+    *out = (arena_chunk){.arena = own ? NULL : dray__region_arena(region), .region = region};
     if (!own && !out->arena)
         return false;
     lock(out);
@@ -92,7 +92,7 @@ static bool find_chunk(const dray_region *region, chunk *out)
 
 static int add_region(dray__exchange *x, uint32_t index, dray_error *error)
 {
-    chunk found;
+    arena_chunk found;
     const dray_region *region = x->regions[index];
     x->chunk_of[index] = NOWHERE;
     if (dray_region_get_kind(region) != DRAY_REGION_CUDA || !find_chunk(region, &found))
@@ -110,7 +110,7 @@ static int add_region(dray__exchange *x, uint32_t index, dray_error *error)
 
 static int by_address(const void *left, const void *right)
 {
-    const chunk *a = left, *b = right;
+    const arena_chunk *a = left, *b = right;
     return a->address < b->address ? -1 : a->address > b->address;
 }
 
@@ -140,7 +140,7 @@ static bool fill_block(dray__exchange *x, uint32_t number)
     const dray_tensor_info *tensor = dray_layout_tensor(x->layout, block->tensor);
     if (x->chunk_of[block->region] == NOWHERE)
         return true;
-    chunk *c = &x->chunks[x->chunk_of[block->region]];
+    arena_chunk *c = &x->chunks[x->chunk_of[block->region]];
     uint64_t begin = x->regions[block->region]->device_address - c->address + block->offset;
     uint64_t run = dray_dtype_size((dray_dtype)tensor->dtype);
     int64_t at[DRAY_MAX_DIMS] = {0};
@@ -170,7 +170,7 @@ static int by_from(const void *left, const void *right)
 }
 
 /* What is allocated and not filled. */
-static bool find_gaps(chunk *c, const dray__extents *used)
+static bool find_gaps(arena_chunk *c, const dray__extents *used)
 {
     const struct dray__extent own = {c->region->device_address - c->address, c->region->bytes};
     const struct dray__extent *list = used ? used->list : &own;
@@ -207,7 +207,7 @@ static uint64_t bytes_of(const span *spans, uint64_t count)
 /* ---- spare memory ------------------------------------------------------------------------------
  */
 
-static int take_spare(chunk *c, dray_error *error)
+static int take_spare(arena_chunk *c, dray_error *error)
 {
     const dray__cuda *cuda = dray__cuda_get(error);
     int rc = cuda ? dray__cuda_enter(c->spare.device, error) : DRAY_EUNSUPPORTED;
@@ -225,7 +225,7 @@ static int take_spare(chunk *c, dray_error *error)
     return rc;
 }
 
-static void chunk_end(chunk *c)
+static void chunk_end(arena_chunk *c)
 {
     const dray__cuda *cuda = dray__cuda_get(NULL);
     if (cuda && c->spare.address && dray__cuda_enter(c->spare.device, NULL) == DRAY_OK) {
@@ -236,12 +236,12 @@ static void chunk_end(chunk *c)
     free(c->filled);
     free(c->gaps);
     dray__extents_free(&c->used);
-    *c = (chunk){0};
+    *c = (arena_chunk){0};
 }
 
 /* The kernel that copies the gaps from the live memory to the spare one: by addresses, which stay.
  */
-static int make_gap_job(const chunk *c, dray__cuda_job **out, dray_error *error)
+static int make_gap_job(const arena_chunk *c, dray__cuda_job **out, dray_error *error)
 {
     dray__cuda_item *items = calloc((size_t)c->gap_count + 1, sizeof *items);
     if (!items)
@@ -276,7 +276,7 @@ static void leave_out(dray__exchange *x, uint32_t number)
 
 static int prepare_chunk(dray__exchange *x, uint32_t number, dray_error *error)
 {
-    chunk *c = &x->chunks[number];
+    arena_chunk *c = &x->chunks[number];
     const dray__extents *used = NULL;
     lock(c);
     bool fine = live_of(c, &used) != NULL;
@@ -409,7 +409,7 @@ static void lock_all(const dray__exchange *x, bool take)
 {
     const dray_arena *last = NULL;
     for (uint32_t i = 0; i < x->count; i++) {
-        const chunk *c = &x->chunks[i];
+        const arena_chunk *c = &x->chunks[i];
         if (!c->bytes || !c->arena || c->arena == last)
             continue;
         last = c->arena;
@@ -421,7 +421,7 @@ static void lock_all(const dray__exchange *x, bool take)
 }
 
 /* Is the same allocated in it? What came later would be lost. */
-static bool same_use(const chunk *c, const dray__extents *used)
+static bool same_use(const arena_chunk *c, const dray__extents *used)
 {
     if (!used)
         return true;
@@ -438,7 +438,7 @@ static int look(dray__exchange *x, enum exports counts, dray__cuda_chunk **live,
 {
     *count = 0;
     for (uint32_t i = 0; i < x->count; i++) {
-        chunk *c = &x->chunks[i];
+        arena_chunk *c = &x->chunks[i];
         if (!c->bytes)
             continue;
         const dray__extents *used = NULL;
@@ -463,7 +463,7 @@ static void count_ours(dray__exchange *x)
     for (uint32_t i = 0; i < x->count; i++)
         x->chunks[i].ours = 0;
     for (uint32_t r = 0; r < dray_layout_region_count(x->layout); r++) {
-        chunk *c = x->chunk_of[r] == NOWHERE ? NULL : &x->chunks[x->chunk_of[r]];
+        arena_chunk *c = x->chunk_of[r] == NOWHERE ? NULL : &x->chunks[x->chunk_of[r]];
         if (c && c->arena)
             c->ours += dray__region_exported(x->regions[r]);
     }
@@ -554,7 +554,7 @@ int dray__exchange_settle(dray__exchange *x, dray_error *error)
 {
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < x->count && rc == DRAY_OK; i++) {
-        chunk *c = &x->chunks[i];
+        arena_chunk *c = &x->chunks[i];
         if (!c->bytes || (rc = dray__cuda_enter(c->spare.device, error)))
             continue;
         rc = dray__chunk_settle(&c->spare, error);
