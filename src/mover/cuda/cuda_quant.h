@@ -177,6 +177,16 @@ INLINE u32 read_strip(const dray__gpu_launch *l, const dray__gpu_quant *q, const
     return most;
 }
 
+/* The same with the types known where eight elements are read at once (fast), else one by one. */
+INLINE u32 strip_most(const dray__gpu_launch *l, const dray__gpu_quant *q, const strip *s, u32 keep,
+                      totals *t, u32 fast)
+{
+    if (fast)
+        return q->from == BF16 ? read_strip(l, q, s, keep, t, BF16, 8)
+                               : read_strip(l, q, s, keep, t, F32, 8);
+    return read_strip(l, q, s, keep, t, q->from, 1);
+}
+
 INLINE u32 quantised(u32 bits, float factor, u32 to)
 {
     u32 e = narrow(FLOAT_BITS(BITS_FLOAT(bits) * factor), to);
@@ -282,17 +292,11 @@ KERNEL(2) dray_most(LAUNCH l)
     for (u32 i = BLOCK; i < l.count; i += BLOCKS) {
         const dray__gpu_quant *q = &l.quants[l.tiles[i].piece];
         strip s = strip_of(q, l.tiles[i].index);
-        u32 most, fast = q->word == 8 && (q->from == BF16 || q->from == F32);
+        u32 fast = q->word == 8 && (q->from == BF16 || q->from == F32);
         if (SYNC_OR((int)stopped(&l)))
             break;
         flush(&l, &t, q->sum);
-        if (fast && q->from == BF16)
-            most = read_strip(&l, q, &s, 0, &t, BF16, 8);
-        else if (fast)
-            most = read_strip(&l, q, &s, 0, &t, F32, 8);
-        else
-            most = read_strip(&l, q, &s, 0, &t, q->from, 1);
-        most = block_most(most, room);
+        u32 most = block_most(strip_most(&l, q, &s, 0, &t, fast), room);
         if (THREAD == 0)
             MOST_TO(&l.most[q->first_most + s.cell], most);
     }
@@ -326,16 +330,10 @@ KERNEL(2) dray_largest(LAUNCH l)
     for (u32 i = BLOCK; i < l.count; i += BLOCKS) {
         const dray__gpu_quant *q = &l.quants[l.tiles[i].piece];
         strip s = strip_of(q, l.tiles[i].index);
-        u32 most, fast = q->word == 8 && (q->from == BF16 || q->from == F32);
+        u32 fast = q->word == 8 && (q->from == BF16 || q->from == F32);
         if (SYNC_OR((int)stopped(&l)))
             break;
-        if (fast && q->from == BF16)
-            most = read_strip(&quiet, q, &s, 0, &t, BF16, 8);
-        else if (fast)
-            most = read_strip(&quiet, q, &s, 0, &t, F32, 8);
-        else
-            most = read_strip(&quiet, q, &s, 0, &t, q->from, 1);
-        most = block_most(most, room);
+        u32 most = block_most(strip_most(&quiet, q, &s, 0, &t, fast), room);
         if (THREAD == 0)
             MOST_TO((u32 *)&l.sums[4 * l.sum_count + q->sum], most);
         SYNC(); /* before `room` is used again */
@@ -371,12 +369,8 @@ KERNEL(3) dray_quantise(LAUNCH l)
         flush(&l, &t, q->sum);
         if (!once)
             most = l.most[q->first_most + s.cell];
-        else if (fast)
-            most = block_most(q->from == BF16 ? read_strip(&l, q, &s, 1, &t, BF16, 8)
-                                              : read_strip(&l, q, &s, 1, &t, F32, 8),
-                              room);
         else
-            most = block_most(read_strip(&l, q, &s, 1, &t, q->from, 1), room);
+            most = block_most(strip_most(&l, q, &s, 1, &t, fast), room);
         u32 scale = scale_of(most, to, q->scale_format);
         float factor = 1.0f / BITS_FLOAT(scale);
         if (q->scale_format == BYTES) {

@@ -309,6 +309,15 @@ static int get(dray__backend *backend, dray__range *ranges, uint32_t count, int6
     return rc;
 }
 
+static int add_unlink(redis *self, struct redis_work *plan, const char *key, dray_error *error)
+{
+    dray__redis_command *command = add(self, plan, key, NULL);
+    if (!command)
+        return dray__nomem(error);
+    dray__redis_command_begin(command, (const char *const[]){"UNLINK", key}, 2, -1);
+    return DRAY_OK;
+}
+
 static int drop(dray__backend *backend, const dray__object *objects, uint32_t count,
                 int64_t deadline, dray_error *error)
 {
@@ -319,11 +328,7 @@ static int drop(dray__backend *backend, const dray__object *objects, uint32_t co
         for (uint64_t piece = 0; piece * PIECE < objects[i].size && !rc; piece++) {
             char key[KEY];
             key_of(self, objects[i].id, piece, key);
-            dray__redis_command *command = add(self, &plan, key, NULL);
-            if (command)
-                dray__redis_command_begin(command, (const char *const[]){"UNLINK", key}, 2, -1);
-            else
-                rc = dray__nomem(error);
+            rc = add_unlink(self, &plan, key, error);
         }
     if (!rc)
         rc = run(self, &plan, deadline, error);
@@ -352,13 +357,8 @@ static int unlink_keys(redis *self, dray__redis_link *link, const redisReply *ke
     int rc = DRAY_OK;
     for (size_t i = 0; i < keys->elements && !rc; i++) {
         const char *key = keys->element[i]->type == REDIS_REPLY_STRING ? keys->element[i]->str : "";
-        if (strlen(key) >= KEY || kept(key, keep, keep_count))
-            continue;
-        dray__redis_command *command = add(self, &plan, key, NULL);
-        if (command)
-            dray__redis_command_begin(command, (const char *const[]){"UNLINK", key}, 2, -1);
-        else
-            rc = dray__nomem(error);
+        if (strlen(key) < KEY && !kept(key, keep, keep_count))
+            rc = add_unlink(self, &plan, key, error);
     }
     if (!rc)
         rc = dray__redis_run(link, plan.commands, plan.count, deadline, error);
