@@ -1,8 +1,10 @@
 """Ours: what TransferQueue's tests do not ask, and the commands of docs/transfer-queue.md."""
+import multiprocessing
 import os
 import pathlib
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,7 +16,8 @@ import dray
 
 SEED = int(os.environ.get("DRAY_TEST_SEED", random.randrange(1 << 30)))
 DRAW = random.Random(SEED)
-print(f"seed {SEED}")
+PROCESSES = multiprocessing.get_context("forkserver")  # torch is imported once for all of them
+PROCESSES.set_forkserver_preload(["dray.compat.transfer_queue", "tensordict"])
 
 
 def same(a, b):
@@ -64,53 +67,65 @@ def rows_come_back(tq):
     tq.get_client().clear_partition("model")
 
 
-FETCHER = """
-import os, sys
-import dray.compat.transfer_queue as tq
-tq.init()
-meta = tq.get_client().get_meta(["x"], 4, "acked", task_name="t", ack=True)
-print(meta.size, sorted(tq.get_client().get_data(meta)["x"].tolist()), flush=True)
-if sys.argv[1] == "settle":
-    tq.get_client().ack(meta)
-elif sys.argv[1] == "die":
-    os.kill(os.getpid(), 9)
-"""
+def fetcher(pipe, what):
+    tq = client_module()
+    meta = tq.get_client().get_meta(["x"], 4, "acked", task_name="t", ack=True)
+    pipe.send((meta.size, sorted(tq.get_client().get_data(meta)["x"].tolist())))
+    if what == "settle":
+        tq.get_client().ack(meta)
+    elif what == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def client_module():
+    """For a process of this test: the queue that the first one made."""
+    import dray.compat.transfer_queue as tq
+    tq.init()
+    return tq
+
+
+def started(what, *arguments):
+    """A process, and where it says what it found."""
+    pipe, there = PROCESSES.Pipe()
+    process = PROCESSES.Process(target=what, args=(there, *arguments))
+    process.start()
+    there.close()
+    return process, pipe
 
 
 def fetch(what):
-    done = subprocess.run([sys.executable, "-c", FETCHER, what], stdout=subprocess.PIPE, text=True, timeout=120)
-    assert done.returncode == (-9 if what == "die" else 0), done
-    return done.stdout.strip()
+    process, pipe = started(fetcher, what)
+    found = pipe.recv()
+    process.join(120)
+    assert process.exitcode == (-signal.SIGKILL if what == "die" else 0), process
+    return found
 
 
 def dead_fetchers(tq):
     """What a killed process had fetched with ack=True is fetched again, once, and what was acknowledged is not."""
     tq.get_client().put(TensorDict({"x": torch.arange(8)}, batch_size=8), partition_id="acked")
     first = fetch("die")
-    assert first == "4 [0, 1, 2, 3]", first
+    assert first == (4, [0, 1, 2, 3]), first
     assert fetch("settle") == first
-    assert fetch("settle") == "4 [4, 5, 6, 7]"
+    assert fetch("settle") == (4, [4, 5, 6, 7])
     assert tq.get_client().check_consumption_status("t", "acked")
     assert tq.get_client().get_meta(["x"], 4, "acked", task_name="t", ack=True).size == 0
     tq.get_client().clear_partition("acked")
 
 
-RANK = """
-import sys
-import dray.compat.transfer_queue as tq
-tq.init()
-data = tq.StreamingDataset(None, 4, 2, ["x"], "ranks", "t", int(sys.argv[1]))
-parts = iter(tq.StreamingDataLoader(data))
-print([sorted(value for _ in range(2) for value in next(parts)[0]["x"].tolist()) for _ in range(2)])
-"""
+def rank(pipe, dp_rank):
+    tq = client_module()
+    parts = iter(tq.StreamingDataLoader(tq.StreamingDataset(None, 4, 2, ["x"], "ranks", "t", dp_rank)))
+    pipe.send([sorted(value for _ in range(2) for value in next(parts)[0]["x"].tolist()) for _ in range(2)])
 
 
 def ranks(tq):
     """Processes of one dp_rank get the same batches, those of others different ones: RankAwareSampler's state is shared."""
     tq.get_client().put(TensorDict({"x": torch.arange(16)}, batch_size=16), partition_id="ranks")
-    processes = [subprocess.Popen([sys.executable, "-c", RANK, str(rank)], stdout=subprocess.PIPE, text=True)
-                 for rank in (0, 0, 1, 1)]
-    found = [eval(process.communicate(timeout=120)[0]) for process in processes]
+    processes = [started(rank, dp_rank) for dp_rank in (0, 0, 1, 1)]
+    found = [pipe.recv() for _, pipe in processes]
+    for process, _ in processes:
+        process.join(120)
     assert found[0] == found[1] and found[2] == found[3], found
     assert sorted(sum(found[0] + found[2], [])) == list(range(16)), found
 
@@ -153,6 +168,7 @@ def documentation():
 
 
 def main():
+    print(f"seed {SEED}")
     documentation()
     with dray.serve():
         import dray.compat.transfer_queue as tq
@@ -165,4 +181,5 @@ def main():
     assert not [name for name in sys.modules if name in ("ray", "zmq", "transfer_queue")]
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -75,7 +75,7 @@ def main():
     for name, reason in EXCEPTIONS["with_backend"].items():
         print(f"exception with the backend: {name}: {reason}")
     assert total >= 200 and passed >= 0.98 * total, (passed, total)
-    subprocess.run([sys.executable, HERE / "own.py"], check=True, timeout=200)
+    subprocess.run([sys.executable, HERE / "own.py"], check=True, timeout=400)
     print(f"dray.compat.transfer_queue {shim}; storage_backend Dray {backend}")
 
 
