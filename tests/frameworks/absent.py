@@ -1,5 +1,6 @@
 """For pytest (-p absent): stand-ins for packages, those that $ABSENT names, which a repository's modules import and the tests that are run
 do not use, where they are not here."""
+import importlib
 import importlib.abc
 import importlib.machinery
 import os
@@ -31,6 +32,7 @@ class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return unittest.mock.MagicMock(name=name)
 
 
-import torch  # noqa: E402, F401  (they look for what is not here, and find it not)
-import transformers  # noqa: E402, F401
+for name in ("torch", "transformers"):  # they look for what is not here, and find it not
+    if name not in NAMES:
+        importlib.import_module(name)
 sys.meta_path.append(Absent())  # behind all others: what is here is taken

@@ -8,7 +8,7 @@ import sys
 SOURCE, UPSTREAM = pathlib.Path(os.environ["DRAY_SOURCE_DIR"]), pathlib.Path(os.environ["DRAY_UPSTREAM"], "nemo-rl")
 HERE = pathlib.Path(__file__).resolve().parents[1]
 ABSENT = ("vllm,uvicorn,fastapi,starlette,pynvml,openai,megatron,nemo_automodel,wandb,mlflow,swanlab,tensorboard,nixl,cupy,hydra,"
-          "omegaconf,datasets,torchdata,accelerate,peft,aiohttp,psutil,matplotlib,plotly,decord,requests,math_verify,debugpy,nvtx")
+          "omegaconf,datasets,torchdata,accelerate,peft,aiohttp,psutil,matplotlib,plotly,decord,requests,math_verify,debugpy,nvtx,prometheus_client")
 variables = {**os.environ, "PYTHONPATH": f"{UPSTREAM}:{HERE}", "ABSENT": ABSENT, "PYTHONDONTWRITEBYTECODE": "1"}
 subprocess.run([sys.executable, SOURCE / "tests/weights/test_nemo_rl_python.py"], check=True, env=variables, timeout=200)
 done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "absent", "--noconftest", "-k",

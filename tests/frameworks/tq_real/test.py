@@ -1,6 +1,6 @@
 """TransferQueue's own tests, which are in its wheel: with its values in dray (storage_backend Dray), and with
 dray.compat.transfer_queue in its place, where neither Ray nor TransferQueue is imported. Then our own, and the commands of
-docs/transfer-queue.md."""
+docs/transfer-queue.md. Where $DRAY_UPSTREAM has verl, its test of ReplayBuffer, too."""
 import importlib.metadata
 import os
 import pathlib
@@ -37,12 +37,12 @@ def upstream():
     return pathlib.Path(found)
 
 
-def run(name, folder, files, seconds, paths=()):
+def run(name, folder, files, seconds, paths=(), options=()):
     """(passed, failed names, skipped) of pytest with the plug-in `name`."""
     result = WORK / f"{name}.xml"
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (HERE, *paths))), "PYTHONDONTWRITEBYTECODE": "1",
                  "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # on a busy machine workers would starve
-    subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", name, "-p", "no:cacheprovider", f"--junitxml={result}",
+    subprocess.run([sys.executable, "-m", "pytest", "-q", *options, "-p", name, "-p", "no:cacheprovider", f"--junitxml={result}",
                     *(str(folder / file) for file in files)], env=variables, cwd=WORK, timeout=seconds)
     passed, failed, skipped = 0, [], 0
     for case in ET.parse(result).iter("testcase"):
@@ -66,6 +66,19 @@ def compare(name, files, seconds, paths=()):
     return passed, total, f"{passed} of {total} ({skipped} skipped, {len(failed)} exceptions)"
 
 
+def of_verl():
+    """verl's own test of what its trainers' loop keeps in TransferQueue, with dray in its place."""
+    test = pathlib.Path(os.environ.get("DRAY_UPSTREAM", "/nowhere"), "verl/tests/trainer/ppo/v1/test_replay_buffer_on_cpu.py")
+    if not test.is_file():
+        return "verl's ReplayBuffer skipped, $DRAY_UPSTREAM has no verl"
+    os.environ["ABSENT"] = "transformers,peft,accelerate,ray"
+    passed, failed, skipped = run("with_verl", test.parent, [test.name], 300, [HERE.parent, test.parents[4]],
+                                  ["-p", "absent", "--noconftest"])
+    if failed or not passed:
+        sys.exit(f"verl's ReplayBuffer: {passed} tests passed, failed: {failed}")
+    return f"verl's ReplayBuffer {passed} of {passed + len(failed)} ({skipped} skipped)"
+
+
 def main():
     passed, total, shim = compare("with_shim", (*UNIT, LIFECYCLE, KV, CHECKPOINT), 300, [HERE / "no_ray"])
     assert total >= 200 and passed >= 0.98 * total, (passed, total)
@@ -76,7 +89,7 @@ def main():
         print(f"exception with the backend: {name}: {reason}")
     assert total >= 200 and passed >= 0.98 * total, (passed, total)
     subprocess.run([sys.executable, HERE / "own.py"], check=True, timeout=400)
-    print(f"dray.compat.transfer_queue {shim}; storage_backend Dray {backend}")
+    print(f"dray.compat.transfer_queue {shim}; storage_backend Dray {backend}; {of_verl()}")
 
 
 main()
