@@ -401,9 +401,12 @@ static const char *field_text(dray__reader *r, dray__arena *arena, const dray__f
 
 static void get_list(dray__reader *r, dray__arena *arena, const dray__field *f, uint8_t *to)
 {
+    static max_align_t none; /* an arena that lives long would grow with every empty list */
     size_t size = f->of->size, flat = flat_bytes(f->of);
     uint32_t count = dray__get_count(r, flat ? flat : dray__fields_least(f->of));
-    uint8_t *items = r->failed ? NULL : dray__arena_get(arena, count ? count * size : 1);
+    uint8_t *items = r->failed ? NULL
+                     : count   ? dray__arena_get(arena, count * size)
+                               : (void *)&none;
     r->failed |= !items;
     count = items ? count : 0;
     memcpy(to + f->at, &items, sizeof items);

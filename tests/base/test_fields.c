@@ -133,6 +133,30 @@ TEST(test_read_again)
     dray__writer_free(&w);
 }
 
+typedef struct list {
+    const uint64_t *numbers;
+    uint32_t number_count;
+} list;
+
+static const dray__fields list_fields =
+    DRAY__FIELDS(list, DRAY__FIELD_LIST(list, numbers, number_count, dray__u64_fields));
+
+/* An arena into which one message after the other is read, most of them with nothing new, does not
+ * grow. */
+TEST(test_empty_list)
+{
+    dray__writer w = {0};
+    dray__arena arena = {0};
+    list read = {0};
+    dray__put_fields(&w, &list_fields, &read);
+    dray__reader r = dray__reader_of(w.data, w.size);
+    dray__get_fields(&r, &arena, &list_fields, &read);
+    assert_int_equal(dray__reader_finish(&r, "list", NULL), DRAY_OK);
+    assert_int_equal(read.number_count, 0);
+    assert_null(arena.chunks);
+    dray__writer_free(&w);
+}
+
 /* Any beginning of it is short, and leaves nothing that would be followed. */
 TEST(test_short)
 {
