@@ -9,7 +9,7 @@ SEED = int(os.environ.get("DRAY_TEST_SEED", time.time()))
 print("seed", SEED)
 random.seed(SEED)
 SHARED = devices(engine="cpu:0", trainer="cpu:0")
-STEPS, KILLS = 200, 25
+STEPS, KILLS = 400, 25
 
 
 def kill_engines(folder, process, killed):
