@@ -94,6 +94,53 @@ TEST(a_family_of_ones_own)
     dray_layout_free(layout);
 }
 
+#define SIGNED                                                                                     \
+    "{\"like\": \"llama\", "                                                                       \
+    "\"kinds\": "                                                                                  \
+    "{\"far\": {\"each\": \"types\", \"is\": \"far\", \"signs\": \"ratios\", \"sign\": \"128\"}, " \
+    "\"early\": {\"each\": \"types\", \"is\": \"early\", \"first\": \"n_early\", \"default\": "    \
+    "1}}, "                                                                                        \
+    "\"rows\": [\"embedding\", {\"name\": \"@layers.*.far\", \"shape\": [1], \"layers\": "         \
+    "\"far\"}, "                                                                                   \
+    "{\"name\": \"@layers.*.early\", \"shape\": [1], \"layers\": \"early\"}, \"head\"]}"
+
+TEST(kinds_by_numbers_and_of_the_first_layers)
+{
+    static const struct {
+        const char *config;
+        const char *there[2], *refused; /* there: besides embedding, norm and head */
+    } cases[] = {
+        {", \"ratios\": [4, 128]", {"model.layers.1.far", "model.layers.0.early"}, NULL},
+        {", \"ratios\": [128, 4, 128], \"n_early\": 0", {"model.layers.0.far"}, NULL},
+        {", \"n_early\": 9", {"model.layers.0.early", "model.layers.1.early"}, NULL},
+        {", \"types\": [\"early\", \"far\"], \"ratios\": [128, 0], \"n_early\": 9",
+         {"model.layers.0.early", "model.layers.1.far"},
+         NULL},
+        {", \"ratios\": [4]", {0}, "ratios: expected one for each of 2 layers, found 1"},
+        {", \"ratios\": [4, \"128\"]", {0}, "a list of integers"},
+        {", \"ratios\": 4", {0}, "a string"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        dray_model_config c;
+        dray_layout *layout;
+        dray_error e = {0};
+        int status = load(SIGNED, cases[i].config, &c, &e);
+        if (cases[i].refused) {
+            if (!status || !strstr(e.message, cases[i].refused))
+                fail_msg("case %zu: '%s' expected, found '%s'", i, cases[i].refused, e.message);
+            continue;
+        }
+        if (status)
+            fail_msg("case %zu: %s", i, e.message);
+        assert_int_equal(dray_layout_full(&c, DRAY_F32, DRAY_REGION_HOST, &layout, NULL), DRAY_OK);
+        uint32_t there = 0;
+        for (uint32_t k = 0; k < 2 && cases[i].there[k]; k++, there++)
+            assert_non_null(shape_of(layout, cases[i].there[k]));
+        assert_int_equal(dray_layout_tensor_count(layout), 3 + there);
+        dray_layout_free(layout);
+    }
+}
+
 TEST(builders_that_do_not_know_a_family_say_so)
 {
     dray_model_config c;
@@ -151,6 +198,10 @@ TEST(bad_files_are_refused)
         {ROW("\"shape\": [\"4000000 * 4000000\"]"), {"expected 1 to"}},
         {ROW("\"shape\": [1], \"each\": \"0 - 1\""), {"0 - 1 is -1"}},
         {ROW("\"shape\": [1], \"each\": \"100000\""), {"expected 0 to 65536"}},
+        {ROWS("{\"name\": "
+              "\"@12345678901234567890123456789012345678901234567890123456789012345678901234"
+              "5678901234567890\", \"shape\": [1]}"),
+         {"a text of at most 95 bytes with its prefix"}},
         {ROW("\"shape\": [1], \"cut\": \"rows\""), {"a.*: cut", "did you mean 'row'"}},
         {ROW("\"shape\": [1], \"cut\": \"row\""), {"a.*", "two sizes"}},
         {ROW("\"shape\": [1], \"layers\": \"odd\""), {"a.*: layers", "found 'odd'"}},

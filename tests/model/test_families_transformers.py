@@ -107,6 +107,17 @@ def without(sizes, key):
     return {k: v for k, v in sizes.items() if k != key}
 
 
+def deepseek_v4():
+    groups, layers = n(1, 3), n(1, 5)
+    sizes = dict(core((layers, layers + 1)), num_attention_heads=groups * n(1, 4), num_key_value_heads=1, q_lora_rank=n(3, 9),
+                 o_groups=groups, o_lora_rank=n(1, 9), index_n_heads=n(1, 4), index_head_dim=n(3, 9, 2), hc_mult=n(1, 5),
+                 n_shared_experts=1, compress_rates={"compressed_sparse_attention": n(1, 9), "heavily_compressed_attention": n(9, 20)},
+                 layer_types=[rng.choice(["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"])
+                              for _ in range(layers)],
+                 mlp_layer_types=[rng.choice(["hash_moe", "moe"]) for _ in range(layers)], **experts("n_routed_experts"))
+    return without(sizes, "intermediate_size")
+
+
 def deepstack():
     return dict(deepstack_visual_indexes=[0] * n(0, 3), num_position_embeddings=n(1, 9))
 
@@ -121,6 +132,7 @@ FAMILIES = {
     "qwen3_5_text": linear,
     "qwen3_5_moe_text": lambda: linear(**SHARED, **experts()),
     "deepseek_v32": lambda: latent(index_n_heads=n(1, 4), index_head_dim=n(3, 9, 2)),
+    "deepseek_v4": deepseek_v4,
     "glm_moe_dsa": lambda: latent(index_n_heads=n(1, 4), index_head_dim=n(3, 9, 2)),
     "glm4_moe_lite": latent,
     "llama4_text": llama4,
@@ -164,7 +176,7 @@ for family, sizes in FAMILIES.items():
             got, aliases = mine(folder)
         want = theirs(config)
         assert got == want, (family, config, [x for x in got if x not in want], [x for x in want if x not in got])
-        head = [name for name, _ in want if name.endswith("lm_head.weight")]
+        head = [name for name, _ in want if name.endswith("lm_head.weight") or name == "head.weight"]
         embedding = [name for name, _ in want if name.endswith(("embed_tokens.weight", "embeddings.weight"))]
         assert aliases == (dict(zip(head, embedding)) if tied else {}), (family, aliases)
 print(len(FAMILIES), "families")

@@ -18,8 +18,8 @@ with needs:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
     from torch.testing._internal.distributed.fake_pg import FakeStore
-    from transformers import (AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, MixtralConfig,
-                              Qwen3Config, Qwen3MoeConfig)
+    from transformers import (AutoModelForCausalLM, DeepseekV3Config, DeepseekV4Config, Glm4MoeConfig,
+                              MixtralConfig, Qwen3Config, Qwen3MoeConfig)
     from transformers.core_model_loading import revert_weight_conversion
 
 import dray
@@ -36,7 +36,7 @@ def random_config(rng):
                  intermediate_size=rng.randrange(3, 9), num_hidden_layers=rng.randrange(1, 3),
                  num_attention_heads=heads, num_key_value_heads=2, num_experts_per_tok=1,
                  tie_word_embeddings=rng.random() < 0.5)
-    kind = rng.choice([MixtralConfig, Qwen3Config, Qwen3MoeConfig, DeepseekV3Config, Glm4MoeConfig])
+    kind = rng.choice([MixtralConfig, Qwen3Config, Qwen3MoeConfig, DeepseekV3Config, DeepseekV4Config, Glm4MoeConfig])
     if kind is Qwen3Config:
         sizes["head_dim"] = 4
     if kind is MixtralConfig:
@@ -49,6 +49,13 @@ def random_config(rng):
     if kind is DeepseekV3Config:
         sizes.update(q_lora_rank=rng.choice([None, 4]), kv_lora_rank=4, qk_nope_head_dim=4,
                      qk_rope_head_dim=2, v_head_dim=4)
+    if kind is DeepseekV4Config:  # hashed layers have tables of integers
+        del sizes["intermediate_size"]
+        layers = sizes["num_hidden_layers"]
+        sizes.update(n_routed_experts=experts, moe_intermediate_size=expert, head_dim=4, num_key_value_heads=1, q_lora_rank=3,
+                     o_groups=2, o_lora_rank=3, index_n_heads=2, index_head_dim=4, hc_mult=2, tie_word_embeddings=False,
+                     layer_types=[rng.choice(["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"])
+                                  for _ in range(layers)], mlp_layer_types=["moe"] * layers)
     return kind(**sizes)
 
 

@@ -420,11 +420,37 @@ static void wrong_length(config_reading *r, const char *key, int64_t layers, siz
                                r->path, key, (long long)layers, found);
 }
 
-/* A list of words or a text of signs; true: there is one. */
-static bool read_words(config_reading *r, const dray__kind *kind, int64_t layers, uint64_t *out)
+/* A list of numbers that stand for signs; those behind the last layer are multi-token prediction's.
+ */
+static void read_signs(config_reading *r, const dray__kind *kind, const json_t *signs,
+                       const dray_model_config *c, uint64_t *out)
+{
+    const json_t *item;
+    size_t n;
+    json_array_foreach(signs, n, item)
+    {
+        char text[24];
+        snprintf(text, sizeof text, "%" JSON_INTEGER_FORMAT, json_integer_value(item));
+        if (!json_is_integer(item))
+            wrong_type(r, kind->signs, "a list of integers", item);
+        else if ((int64_t)n < c->layers && is_word(text, kind->sign))
+            set_layer(r, kind->signs, out, (json_int_t)n);
+    }
+    if ((int64_t)json_array_size(signs) < c->layers)
+        wrong_length(r, kind->signs, c->layers, json_array_size(signs));
+}
+
+/* A list of words, or a text or a list of signs; true: there is one. */
+static bool read_words(config_reading *r, const dray__kind *kind, const dray_model_config *c,
+                       uint64_t *out)
 {
     const json_t *words = list_of(r, kind->each), *item;
-    const char *signs = kind->signs && !words ? string(r, kind->signs) : NULL;
+    const json_t *listed = kind->signs && !words ? found(r, kind->signs) : NULL;
+    if (json_is_array(listed)) {
+        read_signs(r, kind, listed, c, out);
+        return true;
+    }
+    const char *signs = listed ? string(r, kind->signs) : NULL;
     size_t n;
     json_array_foreach(words, n, item)
     {
@@ -437,7 +463,7 @@ static bool read_words(config_reading *r, const dray__kind *kind, int64_t layers
         if (is_word((char[]){signs[n], 0}, kind->sign))
             set_layer(r, kind->signs, out, (json_int_t)n);
     if (words || signs)
-        wrong_length(r, words ? kind->each : kind->signs, layers,
+        wrong_length(r, words ? kind->each : kind->signs, c->layers,
                      words ? json_array_size(words) : n);
     return words || signs;
 }
@@ -452,14 +478,17 @@ static void read_kind(config_reading *r, const dray__family *family, uint32_t i,
         read_numbers(r, kind->numbers, false, c->layers, out);
     if (kind->others)
         read_numbers(r, kind->others, true, c->layers, out);
-    bool said = read_words(r, kind, c->layers, out);
+    bool said = read_words(r, kind, c, out);
     /* a list says all: what the older keys say of dense layers does not count */
     if (is_dense && (said || (kind->others && found(r, kind->others))))
         c->first_k_dense = c->sparse_step = 0;
-    int64_t every = kind->every && !said ? integer(r, kind->every, kind->every_absent) : 0;
+    int64_t every = kind->every && !said ? integer(r, kind->every, kind->absent) : 0;
     for (int64_t layer = 0; every > 0 && layer < c->layers && !r->status; layer++)
         if ((layer + 1) % every)
             set_layer(r, kind->every, out, layer);
+    int64_t first = kind->first && !said ? integer(r, kind->first, kind->absent) : 0;
+    for (int64_t layer = 0; layer < first && layer < c->layers && !r->status; layer++)
+        set_layer(r, kind->first, out, layer);
 }
 
 static void read_value(config_reading *r, const dray__config_rule *rule, dray_model_config *c)

@@ -85,9 +85,10 @@ typedef struct dray__kind {
     const char *name;
     const char *numbers, *others; /* a list of their numbers; of those of all other layers */
     const char *each, *is; /* a list of one word a layer, and the word; it counts before `every` */
-    const char *signs, *sign; /* a text of one sign a layer, and the sign */
+    const char *signs, *sign; /* a text of one sign a layer, or a list of numbers, and the one */
     const char *every;        /* N: all but layers N - 1, 2N - 1, ... */
-    int64_t every_absent;
+    const char *first;        /* N: layers 0 to N - 1 */
+    int64_t absent;           /* N where neither key is there */
 } dray__kind;
 
 enum { DRAY__DENSE_KIND = DRAY_MODEL_KINDS, DRAY__MOST_KINDS };

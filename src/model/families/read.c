@@ -10,7 +10,7 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-enum { MOST_VALUES = 64, MOST_DEPTH = 6 };
+enum { MOST_VALUES = 64, MOST_DEPTH = 6, LONGEST_NAME = 95 };
 
 /* A family being read. The first error stays; what is read behind it does not matter. */
 typedef struct reader {
@@ -120,11 +120,12 @@ static const char *text_of(reader *r, const char *where, const json_t *value)
         bad(r, where, "a text", value);
         return "";
     }
-    if (strlen(text) >= DRAY__PARAMETER_NAME / 2) {
-        bad(r, where, "a text of at most 63 bytes", value);
+    int length =
+        snprintf(whole, sizeof whole, "%s%s", *text == '@' ? prefix : "", text + (*text == '@'));
+    if (length > LONGEST_NAME) {
+        bad(r, where, "a text of at most 95 bytes with its prefix", value);
         return "";
     }
-    snprintf(whole, sizeof whole, "%s%s", *text == '@' ? prefix : "", text + (*text == '@'));
     char *copy = r->status ? NULL : dray__arena_text(r->arena, whole);
     if (!copy && !r->status)
         r->status = dray__nomem(r->error);
@@ -367,8 +368,8 @@ static void read_rules(reader *r, const json_t *config)
 
 static void read_kinds(reader *r, const json_t *kinds)
 {
-    static const char *const keys[] = {"numbers", "others", "each",  "is",
-                                       "signs",   "sign",   "every", "default"};
+    static const char *const keys[] = {"numbers", "others", "each",  "is",     "signs",
+                                       "sign",    "every",  "first", "default"};
     const char *name;
     json_t *value;
     uint32_t own = 0;
@@ -387,14 +388,14 @@ static void read_kinds(reader *r, const json_t *kinds)
             bad(r, where, "an object", value);
         check_members(r, where, value, keys, COUNT(keys));
         dray__kind *kind = &r->family.kinds[i];
-        const char **texts[] = {&kind->numbers, &kind->others, &kind->each, &kind->is,
-                                &kind->signs,   &kind->sign,   &kind->every};
+        const char **texts[] = {&kind->numbers, &kind->others, &kind->each,  &kind->is,
+                                &kind->signs,   &kind->sign,   &kind->every, &kind->first};
         kind->name = name;
         for (size_t k = 0; k < COUNT(texts); k++) {
             const json_t *text = json_object_get(value, keys[k]);
             *texts[k] = text ? text_of(r, where, text) : NULL;
         }
-        kind->every_absent = dray__json_integer(value, "default");
+        kind->absent = dray__json_integer(value, "default");
         if (!kind->each != !kind->is || !kind->signs != !kind->sign ||
             (!kind->each && !kind->signs && !kind->numbers && !kind->others))
             bad(r, where, "numbers, others, each and is, or signs and sign", value);
