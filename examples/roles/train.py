@@ -1,7 +1,5 @@
 """A trainer: FSDP2 (fully_shard) over gloo, PPO's loss. `dray run examples/roles/job.yaml` starts two
-ranks of it. A new run's model first learns right answers, until one sample in ten is right."""
-import random
-
+ranks of it. A new run's model first learns right answers (warmup.py)."""
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -9,49 +7,9 @@ from torch.distributed.fsdp import fully_shard
 
 import dray
 from model import config_json, log_probs, make_model
-from text import BEGIN, END, encode, held_out
+from warmup import warm_up
 
 torch.set_num_threads(1)
-
-
-def answers(rng, count, digits):
-    """Prompts and right answers; none is held out."""
-    found = []
-    while len(found) < count:
-        number = rng.randrange(10 ** digits)
-        if not held_out(number):
-            text = f"{number:0{digits}d}"
-            found.append(([BEGIN] + encode(text + "="), encode(text[::-1]) + [END]))
-    return [prompt for prompt, _ in found], [answer for _, answer in found]
-
-
-def probability(model, prompts, responses):
-    """Of the right answer, on average: what samples would get."""
-    with torch.no_grad():
-        found, there = log_probs(model, prompts, responses)
-        return float((found * there).sum(1).exp().mean())
-
-
-def warm_up(role, model):
-    """The same on all ranks: the seed is the job's, and nothing is shared out. Its optimiser is forgotten."""
-    settings, digits = role.config["warmup"], role.config["data"]["digits"]
-    rng = random.Random(role.config["seed"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings["lr"], betas=(0.9, 0.95), weight_decay=0)
-    probe = answers(rng, 256, digits)
-    for step in range(settings["max_steps"] + 1):
-        if step % settings["check_every"] == 0:
-            reward = probability(model, *probe)
-            role.report("warmup", warmup_step=step, reward_mean=reward, done=reward >= settings["reward"])
-            if reward >= settings["reward"]:
-                return reward
-        found, there = log_probs(model, *answers(rng, settings["batch"], digits))
-        (-(found * there).sum() / there.sum()).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1)
-        optimizer.step()
-        optimizer.zero_grad()
-    if settings["max_steps"]:
-        raise RuntimeError(f"warmup: reward {reward:.3f} after {step} steps, {settings['reward']} wanted")
-    return reward
 
 
 def loss_of(model, batch, job):
@@ -81,7 +39,7 @@ def rate(actor, step, steps):
 def main(role):
     job, actor = role.config, role.config["actor"]
     model = make_model(job)
-    reward = warm_up(role, model) if role.step == 0 else 0.0
+    reward = warm_up(role, model, log_probs) if role.step == 0 else 0.0
     mesh = init_device_mesh("cpu", (role.world,))
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)

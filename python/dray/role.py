@@ -118,7 +118,7 @@ class Role:
     goes on from, 0 in a new run. tasks: the names in $DRAY_TASK. config: the job as resolved, a dict.
     folder: the run's. timeout: seconds that single calls may take (None: the job's limits.wait_seconds, or
     60); samples are waited for as long as the run goes on. lost: rows that were finished, but had been taken
-    back or cleared meanwhile."""
+    back or cleared meanwhile. ended: claim() found the queue's end."""
 
     def __init__(self, timeout: Optional[float] = None):
         self._get("DRAY_ADDRESS")
@@ -128,7 +128,7 @@ class Role:
         self.rank = _number("DRAY_RANK", _number("RANK", 0))
         self.world, self.step = _number("WORLD_SIZE", 1), _number("DRAY_STEP", 0)
         self._config = self._queue = self._group = self._kept = None
-        self._hand, self._contexts, self.lost = [], {}, 0
+        self._hand, self._contexts, self.lost, self.ended = [], {}, 0, False
         self._flushed, self._traced = time.monotonic(), False
         self._stopping = self._waiting = False
         if timeout is None:
@@ -544,6 +544,34 @@ class Role:
                     raise
                 self.lost += batch.rows
             self._flush()
+
+    def claim(self, task: Union[None, str, Sequence[str]] = None, count: Union[int, Mapping[str, int]] = 1, *,
+              wait: bool = True, policy: str = "fifo", framework: str = "numpy", copy: Optional[bool] = None,
+              **claim: Any) -> Optional[Batch]:
+        """At most `count` rows, for a loop of one's own that has several batches in hand, as continuous batching has:
+        it calls commit() and free() of each by itself. Of several tasks the first one that has rows. None: there is
+        nothing now (wait=False), the queue has ended (`ended`), or SIGTERM came. Of a role of one rank."""
+        if self.world > 1:
+            raise DrayError(_l.EUNSUPPORTED, f"role {self.name}: one rank expected, found {self.world} (use batches())")
+        options, how = self._options(task, count, policy, True, claim), _How(framework, copy, False, False)
+        self._flush()
+        if wait:
+            found = self._wait(options, True)
+            self.ended = found is None and not self._stopping
+        else:
+            found = self._there(options)
+        return found and self._made(found[0], options[found[1]].task.decode(), how)
+
+    def _there(self, options):
+        try:
+            return None if self._stopping else self.queue._claim_any(options, 0)
+        except DrayTimeout:
+            return None
+        except DrayError as error:
+            if error.code != _l.EEND:
+                raise
+            self.ended = True
+            return None
 
     def _settle(self):
         """Commits the loop's batch, when all ranks are through with it."""

@@ -6,6 +6,7 @@ import ctypes as c
 import json
 import os
 import pathlib
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Mapping, Optional
@@ -20,6 +21,7 @@ from .checkpoint import load as load_checkpoint
 from .lease import Lease
 
 _ROWS = "metrics.jsonl", ".metrics.pending"  # as in src/run/supervisor/folder.h
+_SLICE = 0.5      # seconds of a wait in a thread, which may be asked to end
 _PATIENCE = 0.02  # seconds for which an engine has rows that wait for a version
 CURSOR, CARD = "queue.cursor", "dray.json"  # files of a checkpoint: the queue's cursor and the checkpoint's description
 
@@ -325,13 +327,14 @@ class Kept:
 
 class Weights:
     """What Role.weights gives: the versions that the run's schedule wants of this engine. version: that it has; -1:
-    none yet."""
+    none yet. report: of the last update. One thread at a time; close() before the role ends, where prefetch() was called."""
 
     def __init__(self, role, blocks: Any, model: str, **options: Any):
-        self._role, self._rules, self.version = role, role.rules or Rules(rows=1), -1
+        self._role, self._rules, self.version, self.report = role, role.rules or Rules(rows=1), -1, None
         kept = self._rules.kept
         self._subscribers = [role.subscriber(blocks, model if kept == 1 else f"{model}-{i}", **options)
                              for i in range(kept)]
+        self._ahead = None
 
     def take(self, batch: Any) -> Optional[int]:
         """Takes the weights that the batch, rows of one step, is to be made by, and returns their version: exactly
@@ -343,8 +346,17 @@ class Weights:
             time.sleep(_PATIENCE)
             batch.free()
         elif wanted != self.version:
-            self._update(wanted)
+            self.update(wanted)
         return None if wanted is None else self.version
+
+    def wanted(self, batch: Any) -> Optional[int]:
+        """The version that take() would take for the batch, or None, for an engine whose boundary comes later."""
+        return self._choose(batch)
+
+    def newest(self) -> int:
+        """That engines may take at any time, as the queue was told: in `rolling` and `async`; elsewhere version."""
+        reached = (self._role.queue.status().get("admission") or {}).get("version", 0)
+        return self.version if self._rules.exact else max(reached, self.version)
 
     def _choose(self, batch):
         oldest, newest = c.c_uint64(), c.c_uint64()
@@ -354,8 +366,7 @@ class Weights:
             oldest.value = newest.value = int(batch.tag("step")[0])
         if self._rules.exact:
             return newest.value
-        reached = (self._role.queue.status().get("admission") or {}).get("version", 0)
-        found = max(reached, self.version)
+        found = self.newest()
         # Where steps take any prompts, the version that is wanted may wait for these very rows.
         return found if found >= oldest.value or self._rules.first_complete else None
 
@@ -365,15 +376,37 @@ class Weights:
         with _t.span("wait for a turn", kind="wait", cause="weights"):
             return Lease(role.context("engine"), f"{role.name}/weights-0", timeout=_l.FOR_EVER)
 
-    def _update(self, wanted):
+    def prefetch(self, version: int) -> None:
+        """Begins to bring the version, which may be still to come, into spare memory while the engine serves the one that it has;
+        update() swaps. Of several ranks all call it. Nothing where that version is on its way, or there."""
+        if self._ahead is None or self._ahead.wanted < version or self._ahead.failed:
+            self._forget()
+            self._ahead = _Ahead(self._subscribers[version % self._rules.kept], version, self._rules.kept == 1)
+
+    @property
+    def ready(self) -> int:
+        """The version that prefetch() has brought; -1: none, or not yet."""
+        return self._ahead.version if self._ahead else -1
+
+    def _forget(self):
+        ahead, self._ahead = self._ahead, None
+        if ahead:
+            ahead.stop()
+
+    def update(self, wanted: int) -> dict:
+        """Takes the version: what was prefetched, or from the trainer, which is waited for. Nothing may use the weights
+        meanwhile."""
         role, kept = self._role, self._rules.kept
+        ahead, self._ahead = self._ahead, None
+        brought = ahead.wait(wanted, lambda: role.stopping) if ahead else -1
         held = self._turn() if self._rules.in_turns and role.rank == 0 else None
+        subscriber = self._subscribers[wanted % kept]
         try:
             report = None
             while report is None:
                 try:
-                    report = self._subscribers[wanted % kept].update(min_version=wanted, peers=kept == 1,
-                                                                     timeout=role.timeout)
+                    report = subscriber.commit(timeout=role.timeout) if brought >= wanted else subscriber.update(
+                        min_version=wanted, peers=kept == 1, timeout=role.timeout)
                 except DrayTimeout:  # whether the run stands still is for the run to say
                     if role.stopping:
                         raise
@@ -382,11 +415,51 @@ class Weights:
                 held.release()
         if self._rules.exact and report["version"] != wanted:
             raise DrayError(_l.ENOENT, f"weights: version {wanted} expected, found {report['version']}")
-        self.version = report["version"]
-        role.report("engine_update", role=role.group, version=self.version, bytes=report["bytes"],
-                    seconds=report["total_seconds"], wait_seconds=report["wait_seconds"],
-                    pause_seconds=report["total_seconds"] - report["wait_seconds"])
+        self.version, self.report = report["version"], report
+        pause = report["pause_seconds"] if brought >= wanted else report["total_seconds"] - report["wait_seconds"]
+        role.report("engine_update", role=role.group, version=self.version, bytes=report["bytes"] or ahead.report["bytes"],
+                    seconds=report["total_seconds"], wait_seconds=report["wait_seconds"], pause_seconds=pause)
+        return report
 
     def close(self) -> None:
+        self._forget()
         for subscriber in self._subscribers:
             subscriber.close()
+
+
+class _Ahead:
+    """A prefetch, in a thread of its own. version: that it has brought, -1 before; report: of it."""
+
+    def __init__(self, subscriber, wanted, peers):
+        self.wanted, self.version, self.report = wanted, -1, None
+        self._subscriber, self._peers, self._stopped = subscriber, peers, False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        while self.report is None and not self._stopped:
+            try:
+                self.report = self._subscriber.prefetch(min_version=self.wanted, peers=self._peers, timeout=_SLICE)
+                self.version = self.report["version"]
+            except DrayTimeout:  # it is still to come
+                continue
+            except DrayError:  # the update will say why
+                return
+
+    @property
+    def failed(self):
+        return self.report is None and not self._thread.is_alive()
+
+    def stop(self):
+        self._stopped = True
+        self._thread.join()
+
+    def wait(self, wanted, given_up):
+        """Until it is there, which is not before its trainer is; what was brought, if that is what is wanted."""
+        if self.wanted > wanted:
+            self.stop()
+        with _t.span("wait for weights", wanted, "wait", "weights"):
+            while self._thread.is_alive() and not given_up():
+                self._thread.join(_SLICE)
+        self.stop()
+        return self.version
