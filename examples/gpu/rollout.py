@@ -1,0 +1,239 @@
+"""Rollout with continuous batching: rows are claimed one by one as slots become free, and committed as they are finished.
+`dray run examples/gpu/job.yaml` starts it; each instance is an engine of its own.
+
+An update, between two tokens: the engine pauses; what was prefetched beside decoding is committed; the caches of the requests
+under way are computed anew (--pause abort: they go on from the prefix that they have) or kept (--pause keep); it goes on.
+When, the job says: `update: boundary` waits until all requests are finished, `in_flight` does not, `anew` begins them again."""
+import argparse
+import collections
+import contextlib
+import time
+
+import numpy as np
+import torch
+
+import dray
+from engine import Engine, Request
+from lm import arena, arguments, config_json, make, turn
+from text import END
+
+LOOK = 0.02   # seconds between two looks for a newer version
+AGAIN = 0.005  # seconds after which samples are asked for again beside decoding, when there were none
+
+
+def so_far(batch, column):
+    """What a row has that was cut before."""
+    try:
+        return batch.list(column)[0].tolist()
+    except dray.DrayError as error:
+        if error.name != "ENOENT":
+            raise
+        return []
+
+
+class Work:
+    """A claim, and its requests: one sample, or the prompts of an evaluation."""
+
+    def __init__(self, batch, requests):
+        self.batch, self.requests = batch, requests
+        self.begun = [len(request.tokens) for request in requests]
+        self.left = len(requests)
+
+
+class Rollout:
+    def __init__(self, role, engine, weights, options):
+        self.role, self.engine, self.weights, self.job = role, engine, weights, role.config
+        self.exact, self.keep = role.rules.exact, options.pause == "keep"
+        self.ahead = role.rules.kept > 1  # the next version is made while this one's samples are
+        self.device, self.lengths = options.device, None
+        if options.lengths:
+            self.lengths = np.loadtxt(options.lengths, dtype=int, ndmin=1)
+        self.backlog, self.works = collections.deque(), {}  # requests without a slot; {id of a request: its work}
+        self.head = self.target = None  # a claim that waits for a version; the version that is to be taken
+        self.looked = self.asked = 0.0  # when, for a version and for samples
+        self.mine = None                # its turn on the device
+
+    # ---- claims
+
+    def claim(self):
+        """Rows for the free slots; False: there will be none."""
+        if self.engine.under_way and time.monotonic() < self.asked + AGAIN:
+            return True
+        while self.head is None and not self.backlog and self.target is None and self.engine.free:
+            tasks = self.role.tasks if self.exact else sorted(self.role.tasks)  # eval before rollout
+            count = {"rollout": 1, "eval": self.job["eval"]["prompts"]}
+            batch = self.role.claim(tasks, count, wait=False)
+            if batch is None and not self.engine.under_way and not self.role.ended:
+                self.rest()
+                batch = self.role.claim(tasks, count)
+            if batch is None:
+                self.asked = time.monotonic()
+                return bool(self.works) or not (self.role.ended or self.role.stopping)
+            self.head = batch
+            self.place()
+        return True
+
+    def place(self):
+        """Begins the claim that waits, if the engine has its version."""
+        wanted = self.weights.wanted(self.head)
+        if wanted is None:  # what it wants may wait for others that were lost
+            self.head, batch = None, self.head
+            batch.free()
+            time.sleep(LOOK)
+        elif wanted == self.weights.version:
+            self.head, batch = None, self.head
+            self.begin(batch)
+        else:
+            self.target = wanted
+
+    def begin(self, batch):
+        evaluates, rollout = batch.task == "eval", self.job["rollout"]
+        requests = []
+        for i, prompt in enumerate(batch.list("eval_prompt" if evaluates else "prompt")):
+            request = Request(prompt.tolist(), rollout["max_new_tokens"], 0.0 if evaluates else rollout["temperature"],
+                              at_least=None if evaluates else self.weights.version,
+                              exactly=self.weights.version if evaluates else None)
+            if evaluates and self.lengths is not None:
+                request.most = 1
+            if not evaluates:
+                request.tokens, request.log_probs, request.versions = (
+                    so_far(batch, name) for name in ("response", "rollout_log_prob", "response_version"))
+                self.bound(request, batch, i)
+            requests.append(request)
+        work = Work(batch, requests)
+        self.works.update((id(request), work) for request in requests)
+        self.backlog.extend(requests)
+
+    def bound(self, request, batch, i):
+        """How long it becomes: --lengths says so for each sample of each step, whoever makes it."""
+        if self.lengths is not None:
+            at = (int(batch.tag("step")[i]) - 1) * self.role.rules.rows + int(batch.slots[i])
+            request.most, request.forced = min(int(self.lengths[at % len(self.lengths)]), request.most), True
+        if self.job["rollout"]["partial_tokens"]:
+            request.stop = len(request.tokens) + self.job["rollout"]["partial_tokens"]
+
+    # ---- versions
+
+    def follow(self):
+        """Whether there is a newer version to be taken, and may be taken now; takes it."""
+        if not self.exact and self.target is None and time.monotonic() > self.looked + LOOK:
+            self.looked, newest = time.monotonic(), self.weights.newest()
+            self.target = newest if newest > self.weights.version >= 0 else None
+        if self.target is None:
+            return
+        busy = bool(self.engine.under_way or self.backlog)
+        if not self.exact and self.weights.version >= 0:
+            self.weights.prefetch(self.target)
+            busy = busy and (self.weights.ready < self.target or self.job["update"] == "boundary" or
+                             any(request.exactly is not None for request in self.engine.under_way))
+        if not busy:
+            self.update()
+
+    def update(self):
+        if not self.engine.under_way:
+            self.rest()
+        self.weights.update(self.target)
+        self.target = None
+        if self.job["update"] == "anew":
+            for request in self.engine.under_way:
+                request.tokens, request.log_probs, request.versions = [], [], []
+        self.engine.changed(self.weights.version, self.keep and self.job["update"] != "anew")
+        if self.ahead and self.weights.version + 1 < self.job["steps"]:
+            self.weights.prefetch(self.weights.version + 1)
+        if self.head is not None:
+            self.place()
+
+    # ---- tokens
+
+    def rest(self):
+        """Who waits for samples, or for a version, has no turn."""
+        mine, self.mine = self.mine, None
+        if mine:
+            mine.close()
+
+    def step(self):
+        while self.backlog and self.engine.free:
+            self.engine.add(self.backlog.popleft())
+        if self.engine.under_way:
+            if self.mine is None:
+                self.mine = contextlib.ExitStack()
+                self.mine.enter_context(turn(self.role, self.device, "kv_cache", drop=True))
+                self.engine.forget()
+            with dray.trace.span("rollout"):
+                for request in self.engine.step():
+                    self.finish(request)
+
+    def finish(self, request):
+        work = self.works.pop(id(request))
+        work.left -= 1
+        if not work.left:
+            self.commit(work)
+
+    def commit(self, work):
+        batch, requests = work.batch, work.requests
+        oldest = [min(request.versions) for request in requests]
+        batch.set_tag("version", oldest)
+        if batch.task == "eval":
+            batch.set("eval_response", [np.array(request.tokens, np.int32) for request in requests])
+        else:
+            for name, of, dtype in (("response", "tokens", np.int32), ("rollout_log_prob", "log_probs", np.float32),
+                                    ("response_version", "versions", np.int32)):
+                batch.set(name, [np.array(getattr(request, of)[begun:], dtype)
+                                 for request, begun in zip(requests, work.begun)])
+            batch.set_tag("tokens", [len(request.prompt) + len(request.tokens) for request in requests])
+            if not all(request.done for request in requests):
+                batch.leave_open()
+        try:
+            batch.commit()
+        except dray.DrayError as error:
+            if error.name not in ("ESTALE", "EGONE"):  # taken back, or too old, meanwhile
+                raise
+            self.role.lost += batch.rows
+        batch.free()
+
+    def leave(self):
+        """SIGTERM: samples are cut, for others to go on with; evaluations are given back."""
+        self.engine.cut()
+        for work in {id(work): work for work in self.works.values()}.values():
+            if work.batch.task == "rollout" and len(work.requests[0].tokens) > work.begun[0]:
+                self.commit(work)
+            else:
+                work.batch.free()
+
+    def run(self):
+        while self.claim() and not self.role.stopping:
+            self.follow()
+            self.step()
+        self.leave()
+        self.rest()
+
+
+def own(role, options, seed):
+    """The engine of engine.py, and its weights."""
+    model = make(role.config, options, options.dtype).eval()
+    engine = Engine(model, options.slots, role.config["model"]["max_positions"], END, seed,
+                    memory=lambda: arena(options.device, "kv_cache"))
+    return engine, role.weights(model)
+
+
+def vllm(role, options, seed):
+    """vLLM, and its worker's weights."""
+    import vllm_engine
+    with torch.device("meta"):
+        model = make(role.config, argparse.Namespace(model=options.model, device=torch.device("meta")), options.dtype)
+    folder = role.folder / "vllm"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(config_json(model))
+    engine = vllm_engine.Engine(options.model or folder, options.slots, role.config["model"]["max_positions"], END, seed,
+                                str(options.dtype).rpartition(".")[2])
+    return engine, vllm_engine.Weights(role, engine, model.named_parameters())
+
+
+options = arguments(__doc__, slots=(64, "requests at a time"), lengths=("", "a file of numbers: tokens of each sample"),
+                    pause=("abort", "what an update does to the caches of requests under way: abort or keep"),
+                    engine=("own", "own or vllm"))
+with dray.Role() as role:
+    engine, weights = {"own": own, "vllm": vllm}[options.engine](
+        role, options, role.config["seed"] + 1000 * role.instance + role.epoch)
+    with contextlib.closing(weights):
+        Rollout(role, engine, weights, options).run()

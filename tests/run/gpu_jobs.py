@@ -1,0 +1,67 @@
+"""What the tests of examples/gpu share: its job with one more role, which writes down every sample; and what each token's
+log-prob is by the weights of the version that is recorded for it, in one forward pass over the whole response."""
+from python_roles import *
+
+import torch
+import transformers
+
+transformers.utils.logging.disable_progress_bar()
+GPU = SOURCE / "examples" / "gpu"
+sys.path.insert(0, str(GPU))
+LOOK = """
+import json
+import dray
+
+with dray.Role() as role, open(role.folder / "look.jsonl", "a") as out:
+    for batch in role.batches():
+        for i, (prompt, response, log_probs, versions) in enumerate(zip(*(batch.list(name) for name in (
+                "prompt", "response", "rollout_log_prob", "response_version")))):
+            out.write(json.dumps(dict(start=role.step, step=int(batch.tag("step")[i]), slot=int(batch.slots[i]),
+                                      prompt=prompt.tolist(), response=response.tolist(), log_probs=log_probs.tolist(),
+                                      versions=versions.tolist())) + "\\n")
+        out.flush()
+"""
+
+
+def looked_at(example="job", **replaced):
+    """The job file of an example, with that role. replaced: words in it."""
+    (work / "look.py").write_text(LOOK)
+    text = (GPU / f"{example}.yaml").read_text().replace("cwd: .", f"cwd: {GPU}")
+    for old, new in replaced.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    text = text.replace("tasks:", "tasks:\n  - {name: look, needs: [prompt, response, rollout_log_prob, response_version]}", 1)
+    path = work / f"{example}.yaml"
+    path.write_text(text + f"  - {{name: look, tasks: [look], command: exec python3 {work / 'look.py'}}}\n")
+    return path
+
+
+def samples(folder):
+    return [json.loads(line) for line in (folder / "look.jsonl").read_text().splitlines()]
+
+
+@torch.no_grad()
+def gaps(folder, found):
+    """The largest distance of a recorded log-prob, of tokens whose version is their response's first, and of others."""
+    plain = continued = 0.0
+    for version in sorted({version for sample in found for version in sample["versions"]}):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder / "checkpoints" / f"step-{version:06d}", dtype=torch.float32).eval()
+        for sample in found:
+            if version not in sample["versions"]:
+                continue
+            prompt, response = sample["prompt"], sample["response"]
+            scores = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1:-1].log_softmax(-1)
+            for i, (token, said, by) in enumerate(zip(response, sample["log_probs"], sample["versions"])):
+                if by != version:
+                    continue
+                gap = abs(float(scores[i, token]) - said)
+                if by == sample["versions"][0]:
+                    plain = max(plain, gap)
+                else:
+                    continued = max(continued, gap)
+    return plain, continued
+
+
+def mixed(found):
+    """Samples whose tokens are of several versions."""
+    return [sample for sample in found if len(set(sample["versions"])) > 1]

@@ -1,0 +1,62 @@
+"""examples/gpu on CPUs: samples that several versions made, in pieces, also of an engine that is asked to end, have the
+log-probs that the recorded versions' weights give; forced lengths; the next version is prefetched; turns on one device.
+soak_gpu_job has the run that learns."""
+from gpu_jobs import *
+
+ROLLOUT = "exec python3 rollout.py"
+# Decay changes the weights, as an untrained model has no rewards to learn from.
+COMMON = dict(warmup__max_steps=0, rollout__prompts=4, rollout__samples=4, actor__optimiser_steps=1, actor__weight_decay=1,
+              actor__lr=0.01, actor__warmup_steps=0, eval__prompts=8, eval__every=2, checkpoint__every=1,
+              checkpoint__keep=100)
+
+
+def ended(process, folder, what):
+    out, errors = process.communicate(timeout=PATIENCE)
+    check(process.returncode == 0, f"{what}: status {process.returncode}: {out}{errors}")
+    check_nothing_left(folder)
+    return out
+
+
+# ---- async: versions in the middle of responses, pieces, an engine that is asked to end --------------
+folder, job = work / "pieces", looked_at()
+process = start(folder, *settings(**COMMON, steps=6, rollout__max_new_tokens=24, rollout__partial_tokens=9,
+                                  roles__rollout__instances=2,
+                                  roles__rollout__command=f"{ROLLOUT} --slots 4"), job=job)
+if reached(folder, 2, process):
+    found = ranks_of(folder, "rollout")
+    os.kill(found["1"][0], signal.SIGTERM)
+ended(process, folder, "pieces")
+found = samples(folder)
+check(len({(s["step"], s["slot"]) for s in found}) >= 6 * 16, f"pieces: {len(found)} samples")
+check(all(s["versions"] == sorted(s["versions"]) and len(s["versions"]) == len(s["response"]) for s in found), "versions")
+check(mixed(found), "pieces: no sample of two versions")
+plain, continued = gaps(folder, found)
+print(f"log-probs: {plain:.2e}, of {len(mixed(found))} continued responses {continued:.2e}")
+check(plain < 1e-4 and continued < 1e-4, f"log-probs differ by {plain} and {continued}")
+check(all(row["staleness_max"] <= 1 for row in rows(folder)), f"pieces: {rows(folder)}")
+
+# ---- one_step_async: forced lengths, prefetched versions ---------------------------------------------
+LENGTHS = [3, 11, 7, 2, 19]
+(work / "lengths.txt").write_text("# five\n" + "\n".join(map(str, LENGTHS)) + "\n")
+folder = work / "ahead"
+process = start(folder, *settings(**COMMON, schedule="one_step_async", staleness=0, update="boundary", steps=5,
+                                  rollout__max_new_tokens=16, roles__trainer__ranks=2,
+                                  roles__rollout__command=f"{ROLLOUT} --slots 8 --lengths {work / 'lengths.txt'}"), job=job)
+ended(process, folder, "ahead")
+found = samples(folder)
+check(len(found) == 5 * 16, f"ahead: {len(found)} samples")
+for s in found:
+    wanted = min(16, LENGTHS[((s["step"] - 1) * 16 + s["slot"]) % 5])
+    check(len(s["response"]) == wanted, f"ahead: step {s['step']}, slot {s['slot']}: {wanted} tokens, not {len(s['response'])}")
+    check(set(s["versions"]) == {max(0, s["step"] - 2)}, f"ahead: step {s['step']}: versions {s['versions']}")
+check(max(gaps(folder, found)) < 1e-4, "ahead: log-probs")
+check('"weights commit"' in (folder / "trace.json").read_text(), "ahead: nothing was prefetched")
+
+# ---- sync in turns on one device ---------------------------------------------------------------------
+folder = work / "turns"
+process = start(folder, *settings(**COMMON, schedule="sync", staleness=0, update="boundary", steps=3,
+                                  roles__trainer__devices="cpu:0", roles__rollout__devices="cpu:0"), job=job)
+ended(process, folder, "turns")
+check_samples(folder, 3, 16)
+check(max(gaps(folder, samples(folder))) < 1e-4, "turns: log-probs")
+finish()
