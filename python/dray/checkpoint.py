@@ -21,11 +21,35 @@ from .weights import Context, Layout
 __all__ = ["latest", "load", "load_optimizer", "optimizer_tensors", "save"]
 
 
+def _on_gpu(tensor):
+    return getattr(tensor, "is_cuda", False)
+
+
+class _OnHost:
+    """This rank's part of a DTensor of a GPU, as a copy in host memory."""
+
+    def __init__(self, local, parameter):
+        self._local, self.shape = local, parameter.shape
+        self.device_mesh, self.placements = parameter.device_mesh, parameter.placements
+
+    def detach(self):
+        return self
+
+    def to_local(self):
+        return self._local
+
+
 def _layout(tensors):
-    layout = Layout()
+    """The layout, and (tensor of a GPU, its copy in host memory, which is in the layout) for each that is there."""
+    layout, copies = Layout(), []
     for name, tensor in _p.given(tensors, False).pairs():
+        local, mesh, _ = _p.local(tensor)
+        if _on_gpu(local):
+            copy = local.to("cpu", copy=True)
+            copies.append((local, copy))
+            tensor = copy if mesh is None else _OnHost(copy, tensor)
         layout.add_parameter(name, tensor)
-    return layout
+    return layout, copies
 
 
 def save(folder: Union[str, os.PathLike], version: int, tensors: Any, *, context: Optional[Context] = None,
@@ -33,13 +57,13 @@ def save(folder: Union[str, os.PathLike], version: int, tensors: Any, *, context
          files: Optional[Mapping[str, bytes]] = None, config: Optional[str] = None, keep: int = 0,
          stay: Iterable[int] = (), timeout: Optional[float] = None) -> None:
     """Writes a version: of each rank what it has of the tensors (a module, (name, tensor) pairs or a mapping;
-    whole, or DTensors; of the host). context: by which the ranks meet; None where there is one.
+    whole, or DTensors; those of a GPU by a copy in host memory). context: by which the ranks meet; None where there is one.
 
     parts: {name: tensors} beside the model's, a folder each; files: {name: bytes}, rank 0's; config: rank
     0's config.json. All of it is there, or nothing. keep: how many versions stay, the newest ones (0: all),
     and those of `stay`."""
     parts, files, stay = dict(parts or {}), dict(files or {}), list(stay)
-    layouts = [_layout(tensors)] + [_layout(part) for part in parts.values()]
+    layouts = [_layout(each)[0] for each in (tensors, *parts.values())]
     lives = [layout.live() for layout in layouts]
     kept = (c.c_uint64 * max(1, len(stay)))(*stay)
     try:
@@ -62,9 +86,11 @@ def save(folder: Union[str, os.PathLike], version: int, tensors: Any, *, context
 
 def load(path: Union[str, os.PathLike], tensors: Any) -> None:
     """Reads a checkpoint, or a part of one, into tensors of this rank, each what it has of it."""
-    layout = _layout(tensors)
+    layout, copies = _layout(tensors)
     try:
         call("dray_checkpoint_read", os.fspath(path).encode(), layout.pointer, layout.live())
+        for local, copy in copies:
+            local.copy_(copy)
     finally:
         layout.close()
 

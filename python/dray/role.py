@@ -665,7 +665,7 @@ class Role:
         return queue.get("durability", "journal")
 
     def saver(self, model: Any, optimizer: Any = None, config: Optional[str] = None) -> Callable:
-        """For steps(save=): the model's parameters, torch's optimizer's state (of the host, whole or
+        """For steps(save=): the model's parameters, torch's optimizer's state (whole or
         DTensors, each rank its part) and the files, as a checkpoint that `dray run --resume` goes on from.
         config: the model's config.json."""
         def save(number, files):

@@ -3,6 +3,7 @@ happened, and folders are whole, kept and named as the run's are."""
 import json
 import os
 import tempfile
+import unittest.mock
 
 from begin import needs
 
@@ -89,4 +90,23 @@ with tempfile.TemporaryDirectory() as top:
     train(model, optimizer, 2)
     train(other, its, 2)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters()))
+
+    # Of a GPU by copies in host memory: here of tensors that are said to be one's, whole and FSDP2's.
+    from torch.distributed.fsdp import fully_shard
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    with unittest.mock.patch.object(dray.checkpoint, "_on_gpu", lambda tensor: True):
+        for shard in (lambda model: None, fully_shard):
+            (model, optimizer), (other, its) = trainer(), trainer()
+            shard(model)
+            shard(other)
+            train(model, optimizer, 3)
+            write(f"{top}/gpu-{shard.__name__}", 3, model, optimizer)
+            path = dray.checkpoint.latest(f"{top}/gpu-{shard.__name__}")[1]
+            dray.checkpoint.load(path, other)
+            dray.checkpoint.load_optimizer(path, other, its)
+            train(model, optimizer, 2)
+            train(other, its, 2)
+            same = zip(model.state_dict().values(), other.state_dict().values())
+            assert all(torch.equal(*(getattr(t, "_local_tensor", t) for t in pair)) for pair in same)
+    torch.distributed.destroy_process_group()
 print("ok")
