@@ -1,30 +1,33 @@
-/* Connections that a listener took: one rule for all listeners, so that nobody keeps others out by
- * connecting. A connection is a stranger's until its listener says that it is known: who is there
- * was proven, or a first request has come whole. Strangers have a fixed time for that, whatever
- * they send meanwhile, and there may be few of them: the oldest one ends for the newest. There may
- * be more of the known, and there the one that was silent longest ends. Both numbers are far below
- * what the process may open (RLIMIT_NOFILE), as other things want descriptors, too. */
+/* Connections that a listener accepted. All listeners share one rule, so that nobody can keep
+ * others out by connecting. A connection is a stranger until its listener says that it is known:
+ * it has proven its identity, or its first request has arrived whole. Strangers have a fixed
+ * time for that, whatever they send in the meantime, and there may be few of them: a new one
+ * replaces the oldest. There may be more known connections; when there are too many, the one
+ * that was silent longest is closed. Both limits are far below the number of descriptors that
+ * the process may open (RLIMIT_NOFILE), as other parts need descriptors, too. */
 #pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* One connection, a part of what its listener keeps of it. */
+/* One connection, as a member of the listener's own struct. */
 typedef struct dray__caller {
-    struct dray__caller *next, *before; /* of its list; NULL: in none */
+    struct dray__caller *next, *before; /* the list that it is in; NULL when it is in none */
     void *owner;                        /* the listener's */
-    int64_t since_ns;                   /* a stranger: it connected; known: it was last heard */
+    /* When a stranger connected, or when a known connection last sent something. */
+    int64_t since_ns;
     bool known;
-    bool busy; /* the listener's to set: it is known, and must not end to make room */
+    /* The listener sets it: the connection is known, and must not be closed to make room. */
+    bool busy;
 } dray__caller;
 
 typedef struct dray__callers {
-    dray__caller strangers, known; /* rings, the oldest first */
+    dray__caller strangers, known; /* rings that begin with the oldest connection */
     uint32_t stranger_count, known_count;
     const char *name; /* for the log */
-    uint32_t part;    /* the known may have 1 / part of the descriptors */
+    uint32_t part;    /* known connections may use 1 / part of the descriptors */
     int64_t patience_ns, told_ns;
-    /* Ends a connection, which has left the list: now, or soon. */
+    /* Closes a connection that has left the list, now or soon. */
     void (*end)(void *user, dray__caller *caller);
     void *user;
 } dray__callers;
@@ -40,14 +43,14 @@ enum {
 void dray__callers_init(dray__callers *callers, const char *name, uint32_t part,
                         int64_t patience_ns, void (*end)(void *user, dray__caller *caller),
                         void *user);
-/* A connection has come: others may end for it. false: all that are there are busy, and this one
- * cannot be served. */
+/* Adds a new connection, for which others may be closed. Returns false when all others are busy
+ * and this one cannot be served. */
 bool dray__callers_enter(dray__callers *callers, dray__caller *caller, void *owner);
-/* It is known from now on, or heard again. */
+/* The connection is known from now on, or has sent something again. */
 void dray__callers_heard(dray__callers *callers, dray__caller *caller);
 void dray__callers_leave(dray__callers *callers, dray__caller *caller);
-/* Ends the strangers whose time is over. To be called every few seconds at least. */
+/* Closes the strangers whose time is over. Call it every few seconds at least. */
 void dray__callers_sweep(dray__callers *callers);
-/* There are no descriptors left: the oldest stranger ends, else the one that was silent longest.
- * false: there is none. */
+/* No descriptors are left: closes the oldest stranger, else the connection that was silent
+ * longest. Returns false when there is none. */
 bool dray__callers_make_room(dray__callers *callers);

@@ -14,17 +14,18 @@
 #include <sys/socket.h>
 
 enum {
-    RECORD = 16 << 10,  /* plain bytes of a TLS record, at most */
-    OVERHEAD = 256 + 5, /* and what a record adds (RFC 8446 section 5.2) */
+    RECORD = 16 << 10,  /* the most plain bytes of a TLS record */
+    OVERHEAD = 256 + 5, /* the bytes that a record adds (RFC 8446 section 5.2) */
     BUFFER = 64 << 10,
-    /* How often the other side may change keys before a MiB came: each change costs more than the
-     * few bytes that ask for it, and an answer, which waits here while nobody reads it. */
+    /* How often the other side may change keys before a MiB has arrived. Each change costs more
+     * than the few bytes that ask for it, and needs an answer, which waits here until the other
+     * side reads it. */
     CHANGES = 32,
     CHANGES_PER = 1 << 20
 };
 
-/* Ciphertext between OpenSSL and the socket. What was encrypted once must go out as it is, so it is
- * kept here, and the caller may forget or change what it gave. */
+/* The ciphertext between OpenSSL and the socket. Bytes that were encrypted must be sent as they
+ * are, so they are kept here, and the caller may change the bytes that it passed. */
 typedef struct stream {
     uint8_t *data;
     size_t begin, end, capacity;
@@ -34,12 +35,12 @@ struct dray__tls {
     SSL *ssl;
     int fd;
     bool server, ready, ended;
-    int broken; /* errno's value that every further call returns */
+    int broken; /* the errno value that every further call returns */
     dray__tls_key key;
     dray__tls_find find;
     void *user;
     stream in, out;
-    size_t chunk, came; /* came: bytes since `changes` was 0 */
+    size_t chunk, came; /* came: the bytes since `changes` was 0 */
     uint32_t changes;   /* of keys */
 };
 
@@ -75,8 +76,8 @@ static bool reserve(stream *s, size_t more)
     return true;
 }
 
-/* Never refuses: what is produced is bounded by dray__tls_send, which takes nothing new while
- * something is here, and by what a handshake says. */
+/* It never refuses bytes. Their number is bounded by dray__tls_send, which takes no new bytes
+ * while some are here, and by the size of a handshake. */
 static int on_write(BIO *bio, const char *data, int size)
 {
     dray__tls *tls = BIO_get_data(bio);
@@ -129,14 +130,14 @@ static void on_message(int write, int version, int type, const void *data, size_
     dray__tls *tls = SSL_get_app_data(ssl);
     if (!write && type == SSL3_RT_HANDSHAKE && size &&
         *(const uint8_t *)data == SSL3_MT_KEY_UPDATE && ++tls->changes > CHANGES)
-        tls->broken = EPROTO; /* nothing more is read (on_read) */
+        tls->broken = EPROTO; /* Nothing more is read (on_read). */
 }
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
 static const unsigned char AES_128_GCM_SHA256[] = {0x13, 0x01};
 
-/* OpenSSL takes an external key as the secret of a session that never was. */
+/* OpenSSL takes an external key as the secret of an earlier session, which never existed. */
 static SSL_SESSION *session_of(SSL *ssl, const dray__tls_key *key)
 {
     SSL_SESSION *session = SSL_SESSION_new();
@@ -153,7 +154,7 @@ static int use_key(SSL *ssl, const EVP_MD *md, const unsigned char **id, size_t 
 {
     dray__tls *tls = SSL_get_app_data(ssl);
     *session = NULL;
-    if (md && !EVP_MD_is_a(md, "SHA256")) /* the server asked for another hash */
+    if (md && !EVP_MD_is_a(md, "SHA256")) /* The server asked for another hash. */
         return 1;
     *id = (const unsigned char *)tls->key.identity;
     *size = strlen(tls->key.identity);
@@ -167,7 +168,8 @@ static int find_key(SSL *ssl, const unsigned char *id, size_t size, SSL_SESSION 
     dray__tls_key key = {{0}, {0}};
     *session = NULL;
     if (!size || size >= sizeof key.identity || memchr(id, 0, size))
-        return 1; /* unknown: without a certificate the handshake ends there */
+        /* The identity is unknown. The handshake ends here, as there is no certificate. */
+        return 1;
     memcpy(key.identity, id, size);
     if (!tls->find(tls->user, &key))
         return 1;
@@ -197,7 +199,8 @@ static SSL_CTX *new_context(bool server)
     if (server) {
         SSL_CTX_set_psk_find_session_callback(context, find_key);
     } else {
-        /* No certificate is known: a server that shows one instead of the key is refused. */
+        /* This side knows no certificates, so it refuses a server that shows one instead of the
+         * key. */
         SSL_CTX_set_verify(context, SSL_VERIFY_PEER, NULL);
         SSL_CTX_set_psk_use_session_callback(context, use_key);
     }
@@ -310,7 +313,8 @@ int dray__tls_buffer(dray__tls *tls, size_t bytes, dray_error *error)
 
 /* ---- the handshake --------------------------------------------------------------------------- */
 
-enum { ALERTS = SSL_AD_REASON_OFFSET }; /* reasons from here on are alerts of the other side */
+/* Reasons from this number on are alerts of the other side. */
+enum { ALERTS = SSL_AD_REASON_OFFSET };
 
 static int handshake_failed(dray__tls *tls, int reason, dray_error *error)
 {
@@ -319,7 +323,7 @@ static int handshake_failed(dray__tls *tls, int reason, dray_error *error)
     const char *text = code ? ERR_reason_error_string(code) : NULL;
     bool ended = tls->ended && !code;
     ERR_clear_error();
-    flush(tls); /* the alert that tells the other side */
+    flush(tls); /* This alert informs the other side. */
     tls->broken = EPERM;
     if (reason == SSL_ERROR_SYSCALL || reason == SSL_ERROR_ZERO_RETURN || ended ||
         why == SSL_R_UNEXPECTED_EOF_WHILE_READING) {
@@ -331,7 +335,7 @@ static int handshake_failed(dray__tls *tls, int reason, dray_error *error)
                           "TLS: the other side does not take the token '%s' (%s): is it of this "
                           "session, and unchanged?",
                           tls->key.identity, text ? text : "alert");
-    /* What a server says to an identity that it does not know, and to a wrong key. */
+    /* The server's alerts for an unknown identity and for a wrong key. */
     if (tls->server && (why == SSL_R_NO_SUITABLE_SIGNATURE_ALGORITHM ||
                         why == SSL_R_NO_SHARED_CIPHER || why == SSL_R_BINDER_DOES_NOT_VERIFY))
         return dray__fail(error, DRAY_EPERM, "TLS: the client shows %s (%s)",
@@ -371,7 +375,7 @@ const char *dray__tls_identity(const dray__tls *tls)
     return tls->ready ? tls->key.identity : "";
 }
 
-/* For reading and writing: 0 when they may go on. */
+/* Returns 0 when reading and writing may go on. */
 static int be_ready(dray__tls *tls)
 {
     if (tls->broken)
@@ -402,7 +406,7 @@ ssize_t dray__tls_send(dray__tls *tls, const void *data, size_t size)
     if (code)
         return code;
     size_t most = tls->chunk, taken = 0;
-    /* Room for all of its records at once: growing would copy. */
+    /* Reserves room for all records at once, because growing would copy. */
     if (tls->out.capacity < most + (most / RECORD + 1) * OVERHEAD &&
         !reserve(&tls->out, most + (most / RECORD + 1) * OVERHEAD))
         return -ENOMEM;
@@ -444,12 +448,12 @@ ssize_t dray__tls_recv(dray__tls *tls, void *data, size_t size)
         size_t n;
         if (SSL_read_ex(tls->ssl, (uint8_t *)data + got, size - got, &n) == 1) {
             got += n;
-            if (!dray__tls_pending(tls)) /* what is on the socket comes at the next call */
+            if (!dray__tls_pending(tls)) /* The next call reads what is on the socket. */
                 break;
             continue;
         }
         int reason = SSL_get_error(tls->ssl, 0);
-        flush(tls); /* an alert, or the answer to a change of keys */
+        flush(tls); /* It is an alert, or the answer to a change of keys. */
         if (got || reason == SSL_ERROR_WANT_READ || reason == SSL_ERROR_WANT_WRITE)
             break;
         return recv_failed(tls, reason);

@@ -29,31 +29,33 @@
 enum { RETRY_MS = 50 };
 
 struct dray__channel {
-    dray__channel *next, **link; /* in the list of all */
+    dray__channel *next, **link; /* its place in the list of all channels */
     int fd;
     dray__tls *tls; /* NULL over a Unix socket */
-    char role[64];  /* of the token; "" over a Unix socket */
+    char role[64];  /* the role of the token; "" over a Unix socket */
     pid_t pid;
     char *address;
     int64_t timeout_ns; /* of dray__notify */
     uint64_t last_id;
-    dray_error broken; /* code 0: usable */
-    bool ended;        /* the server said so */
+    dray_error broken; /* why the channel is unusable; code 0 while it is usable */
+    bool ended;        /* the server announced its end */
     dray__writer out;  /* the frame that is being sent, */
-    size_t out_at;     /* and how much of it was */
+    size_t out_at;     /* and how many of its bytes were sent */
     dray__inbox inbox;
 
-    /* The request of dray__call_start. Its reply is put aside when another call finds it. */
+    /* The request of dray__call_start. When another call receives its reply, it is put aside
+     * here. */
     uint64_t started; /* 0: none */
     bool put_aside;
     dray__frame aside;
     uint8_t *aside_payload;
     int aside_fds[DRAY__FRAME_FDS];
-    uint8_t *reply_payload; /* what the last call_poll returned from there */
+    uint8_t *reply_payload; /* the payload in `aside` that call_poll last returned */
 
-    dray__spin looks; /* for what comes within microseconds */
+    dray__spin looks; /* how long to poll for a reply that arrives within microseconds */
 
-    /* For those who wait: an epoll of the socket and of an event that says "put aside". */
+    /* For callers that wait: an epoll of the socket and of an event that says that a reply was
+     * put aside. */
     int waiting, event;
     bool waits_output, event_set;
 };
@@ -147,7 +149,7 @@ static int connect_until(const char *text, bool known, int64_t deadline_ns, int 
     }
 }
 
-/* Over TCP: both sides prove that they know the token. */
+/* Over TCP both sides prove that they know the token. */
 static int secure(dray__channel *channel, int64_t deadline_ns, dray_error *error)
 {
     dray__address address;
@@ -252,7 +254,7 @@ void dray__channel_close(dray__channel *channel)
     if (!channel)
         return;
     list_remove(channel);
-    if (channel->fd >= 0) /* -1 when it broke, and in a fork */
+    if (channel->fd >= 0) /* -1 after the connection broke, and in a forked child */
         dray__tls_goodbye(channel->tls);
     dray__tls_free(channel->tls);
     close_descriptors(channel);
@@ -289,7 +291,7 @@ bool dray__channel_broken(const dray__channel *channel)
     return usable(channel, NULL) != DRAY_OK;
 }
 
-/* Whatever made the connection unusable, later calls say it again. */
+/* Remembers what made the connection unusable. Later calls return the same error. */
 static int break_off(dray__channel *channel, dray_error *error)
 {
     char reason[DRAY_ERROR_MESSAGE_MAX];
@@ -299,7 +301,7 @@ static int break_off(dray__channel *channel, dray_error *error)
     return dray__fail(error, DRAY_ECLOSED, "%s", channel->broken.message);
 }
 
-/* Makes the descriptor of dray__channel_fd say what there is to wait for. */
+/* Makes the descriptor of dray__channel_fd show what there is to wait for. */
 static void update_waiting(dray__channel *channel)
 {
     if (channel->waiting < 0)
@@ -310,7 +312,7 @@ static void update_waiting(dray__channel *channel)
         epoll_ctl(channel->waiting, EPOLL_CTL_MOD, channel->fd, &wanted);
         channel->waits_output = unsent;
     }
-    /* A closed socket leaves the epoll by itself: its end must be seen all the same. */
+    /* A closed socket leaves the epoll by itself, but its end must still be noticed. */
     bool came = channel->tls && channel->started && dray__tls_pending(channel->tls);
     bool ready = channel->put_aside || channel->broken.code || came;
     if (ready != channel->event_set) {
@@ -352,7 +354,7 @@ int dray__channel_fd(dray__channel *channel)
     return channel->waiting;
 }
 
-/* What the server said last is worth more than how sending failed. */
+/* The server's last message explains more than the error of sending. */
 static int broke_sending(dray__channel *channel, int code, dray_error *error)
 {
     dray__frame frame;
@@ -370,7 +372,7 @@ static int broke_sending(dray__channel *channel, int code, dray_error *error)
 
 /* ---- sending --------------------------------------------------------------------------------- */
 
-/* Sends what the socket takes. DRAY_EAGAIN: some is left. */
+/* Sends as much as the socket takes. Returns DRAY_EAGAIN when some of it is left. */
 static int push(dray__channel *channel, const int *fds, uint32_t fd_count, dray_error *error)
 {
     while (channel->out_at < channel->out.size) {
@@ -404,7 +406,7 @@ static int fill(dray__channel *channel, dray_error *error)
     return break_off(channel, error);
 }
 
-/* Looks a moment for what comes at once. DRAY_EAGAIN: it did not. */
+/* Polls for a short time for a reply that arrives at once. Returns DRAY_EAGAIN when none did. */
 static int look(dray__channel *channel, int64_t deadline_ns, dray_error *error)
 {
     int status;
@@ -417,8 +419,8 @@ static int look(dray__channel *channel, int64_t deadline_ns, dray_error *error)
     return status;
 }
 
-/* Waits for the socket: to take more of what is unsent, or to have something for us. What comes is
- * read in any case, so that two full buffers never wait for each other. */
+/* Waits until the socket takes more of the unsent bytes, or has something to read. It reads in
+ * any case, so that two full buffers never wait for each other. */
 static int wait_for(dray__channel *channel, int64_t deadline_ns, dray_error *error)
 {
     if (channel->tls && dray__tls_pending(channel->tls)) {
@@ -526,7 +528,8 @@ static int put_aside(dray__channel *channel, const dray__frame *frame, int *fds,
     return DRAY_OK;
 }
 
-/* Takes the reply to `id` out of what has arrived; others are put aside or dropped. DRAY_EAGAIN. */
+/* Takes the reply to `id` from what has arrived. Other replies are put aside or dropped. Returns
+ * DRAY_EAGAIN when it has not arrived. */
 static int take(dray__channel *channel, uint64_t id, dray__frame *frame, int *fds,
                 dray_error *error)
 {
@@ -534,7 +537,7 @@ static int take(dray__channel *channel, uint64_t id, dray__frame *frame, int *fd
         int status = dray__inbox_take(&channel->inbox, frame, fds, &channel->broken);
         if (status == DRAY_EAGAIN)
             return status;
-        if (!status && frame->id == 0) { /* the server tells why it closes the connection */
+        if (!status && frame->id == 0) { /* The server says why it closes the connection. */
             dray__frame_get_error(dray__reader_of(frame->payload, frame->size), &channel->broken);
             channel->ended = channel->broken.code == DRAY_ECLOSED;
             dray__close_fds(fds, frame->fd_count);
@@ -555,8 +558,9 @@ static int take(dray__channel *channel, uint64_t id, dray__frame *frame, int *fd
     }
 }
 
-/* What came together with a reply may be the one to a started request, which whoever waits on
- * dray__channel_fd must hear of. Nothing is read: the reply's payload stays where it is. */
+/* The reply to a started request may have arrived together with this reply, and a caller that
+ * waits on dray__channel_fd must notice it. This reads nothing, so the reply's payload stays
+ * where it is. */
 static void look_behind(dray__channel *channel)
 {
     dray__frame frame;
@@ -591,7 +595,7 @@ bool dray__channel_alive(dray__channel *channel)
     int fds[DRAY__FRAME_FDS], status = usable(channel, NULL);
     while (!status)
         status = fill(channel, NULL);
-    /* what the server said last is worth more than how the connection broke */
+    /* The server's last message explains more than the error of the connection. */
     if (channel->pid == getpid() && (!channel->broken.code || !channel->ended)) {
         int taken = take(channel, UINT64_MAX, &frame, fds, NULL);
         status = status == DRAY_EAGAIN ? taken : status;
@@ -648,7 +652,7 @@ int dray__ask(dray__channel *channel, uint16_t type, const dray__fields *of, con
     dray__writer_free(&w);
     if (rc || !answer_of)
         return rc;
-    dray__close_fds(reply.fds, reply.fd_count); /* none is ever expected */
+    dray__close_fds(reply.fds, reply.fd_count); /* The reply to such a request is never expected. */
     dray__get_fields(&reply.payload, texts, answer_of, answer);
     return dray__reader_finish(&reply.payload, dray__message_name(type), error);
 }
@@ -685,7 +689,7 @@ int dray__call_start(dray__channel *channel, uint16_t type, dray__writer *payloa
     if (!status)
         status = push(channel, fds, fd_count, error);
     if (status == DRAY_EAGAIN && channel->out_at)
-        status = DRAY_OK; /* the rest is sent by call_poll */
+        status = DRAY_OK; /* call_poll sends the rest. */
     if (status && !channel->out_at)
         dray__writer_reset(&channel->out);
     if (status == DRAY_EAGAIN)

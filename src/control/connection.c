@@ -15,9 +15,10 @@
 #include <unistd.h>
 
 enum {
-    KEPT_REQUESTS = 4096,    /* unanswered requests of one connection */
-    KEPT_BYTES = 256 << 20,  /* and their payloads */
-    STRANGER_BYTES = 4 << 10 /* of a message over TCP before it said who it is */
+    KEPT_REQUESTS = 4096,   /* the most unanswered requests of one connection, */
+    KEPT_BYTES = 256 << 20, /* and the most bytes of their payloads */
+    /* The most bytes of a message over TCP before the sender has proven its identity. */
+    STRANGER_BYTES = 4 << 10
 };
 
 struct timeval dray__interval(int64_t ns)
@@ -45,7 +46,8 @@ static void free_outgoing(dray__outgoing *frame)
     free(frame);
 }
 
-/* What TLS took, but the socket did not yet. true: nothing is left. */
+/* Sends the bytes that TLS has produced and the socket has not taken yet. Returns true when none
+ * are left. */
 static bool flush_tls(dray__connection *connection)
 {
     int code = connection->tls ? dray__tls_flush(connection->tls) : 0;
@@ -85,7 +87,7 @@ static void flush(dray__connection *connection)
         event_del(connection->writable);
 }
 
-/* Keeps what could not be sent. The descriptors are still the caller's: ours are copies. */
+/* Keeps the frame that could not be sent. The caller keeps its descriptors: these are copies. */
 static int enqueue(dray__connection *connection, const uint8_t *data, size_t size, const int *fds,
                    uint32_t fd_count)
 {
@@ -131,7 +133,7 @@ static void send_bytes(dray__connection *connection, const uint8_t *data, size_t
             return;
         }
     }
-    /* One frame may always wait, whatever its size. */
+    /* One frame may always wait, whatever its size is. */
     if (connection->out && connection->out_bytes + size > connection->coordinator->unread_bytes) {
         dray__log(DRAY_LOG_WARN, "control: closing a connection that leaves %zu bytes unread",
                   connection->out_bytes + size);
@@ -250,7 +252,8 @@ static void dispatch(dray__connection *connection, const dray__frame *frame, int
         dray__callers_heard(&connection->listener->callers, &connection->caller);
 }
 
-/* The stream cannot be read any further: say why, as far as the socket takes it, and close. */
+/* The stream cannot be read any further. Sends the reason, as far as the socket takes it, and
+ * closes the connection. */
 static void give_up(dray__connection *connection, const dray__frame *frame, const dray_error *error)
 {
     dray__log(DRAY_LOG_WARN, "control: closing a connection: %s", error->message);
@@ -264,7 +267,8 @@ static bool find_key(void *user, dray__tls_key *key)
     return dray__token_answer(&connection->coordinator->master, key);
 }
 
-/* Over TCP nothing is read before the other side has proven who it is. true: it has. */
+/* Over TCP nothing is read before the other side has proven its identity. Returns true when it
+ * has. */
 static bool proven(dray__connection *connection)
 {
     dray_error error;
@@ -311,7 +315,7 @@ static void on_readable(evutil_socket_t fd, short what, void *user)
         else if (status != DRAY_EAGAIN)
             give_up(connection, &frame, &error);
     }
-    /* TLS has read further: go on with it after the others' turn. */
+    /* TLS has read further than this. The connection goes on after the turn of the others. */
     if (!connection->doomed && connection->tls && dray__tls_pending(connection->tls))
         event_active(connection->readable, EV_READ, 0);
 }
@@ -325,7 +329,8 @@ static void on_writable(evutil_socket_t fd, short what, void *user)
 
 /* ---- connections ----------------------------------------------------------------------------- */
 
-/* Tells the owners of everything that the connection still waits for, and frees it. */
+/* Tells the services about the end of each request that the connection still waits for, and
+ * frees it. */
 void dray__connection_close(dray__connection *connection)
 {
     dray__coordinator *coordinator = connection->coordinator;
@@ -421,7 +426,7 @@ void dray__connection_doom(void *listener, dray__caller *caller)
     doom(caller->owner);
 }
 
-/* Only the user who runs the coordinator, and root, may talk to it over a Unix socket. */
+/* Only the user who runs the coordinator, and root, may connect to it over a Unix socket. */
 static int check_peer(int fd, int64_t *pid)
 {
     struct ucred peer;
@@ -447,7 +452,7 @@ static void free_connection(dray__connection *connection)
     free(connection);
 }
 
-/* What a connection needs besides its memory; -1: it cannot be served. */
+/* Makes the descriptors that a connection needs. Returns -1 when it cannot be served. */
 static int prepare(dray__connection *connection)
 {
     struct event_base *base = connection->coordinator->base;
@@ -471,7 +476,7 @@ static int prepare(dray__connection *connection)
                : -1;
 }
 
-/* Who is not taken hears why, as far as the socket takes it. */
+/* Sends the reason to a connection that is refused, as far as the socket takes it. */
 static void refuse(dray__coordinator *coordinator, int fd)
 {
     dray_error error;

@@ -15,22 +15,22 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-/* The memory of a region: a chunk, lent or its own, an arena or an opening; none of them where
- * another allocator owns the memory. */
+/* The memory of a region: a chunk of its own or of another owner, an arena, or an opening. All
+ * are NULL when another allocator owns the memory. */
 struct dray__cuda_memory {
     dray__cuda_chunk *chunk; /* the region's own */
-    dray__cuda_chunk *lent;  /* somebody else's, which outlives the region */
+    dray__cuda_chunk *lent;  /* another owner's chunk, which outlives the region */
     dray_arena *arena;       /* held */
     dray__cuda_opening *opening;
-    dray__cuda_storage storage; /* as it was when the region was made */
-    /* Exported: under exports_lock. */
+    dray__cuda_storage storage; /* the allocation when the region was made */
+    /* For exported memory; exports_lock guards these. */
     dray__cuda_memory *next;
     bool exported;
-    int fd; /* of somebody else's VMM allocation */
+    int fd; /* the descriptor of another owner's VMM allocation */
     uint8_t key[64];
 };
 
-/* What is exported now: how a process knows its own handles. */
+/* The exports that exist now, by which a process recognises its own handles. */
 static pthread_mutex_t exports_lock = PTHREAD_MUTEX_INITIALIZER;
 static dray__cuda_memory *exports;
 
@@ -46,7 +46,7 @@ static int form_of(const dray__cuda *cuda, CUdeviceptr address)
         cuda->cuPointerGetAttribute(&allowed, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, address);
     if (!result && allowed & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
         CUmemGenericAllocationHandle handle;
-        /* A pool may allow descriptors, too, but its memory has no handle of its own. */
+        /* A pool may allow descriptors, too, but memory from a pool has no handle of its own. */
         if (cuda->cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)address) == 0) {
             cuda->cuMemRelease(handle);
             return DRAY_CUDA_FORM_VMM;
@@ -80,7 +80,7 @@ static int ask_storage(CUdeviceptr address, dray__cuda_storage *s, dray_error *e
     return DRAY_OK;
 }
 
-/* Memory that is no arena's. DRAY_EINVALID: not of a GPU. */
+/* Describes memory outside arenas. Fails with DRAY_EINVALID when it is not GPU memory. */
 static int cuda_storage_of(CUdeviceptr address, dray__cuda_storage *out, dray_error *error)
 {
     dray__cuda_storage s = {0};
@@ -162,7 +162,7 @@ static void set_device(dray_region *region, dray__cuda_device *device, CUdevicep
     memcpy(region->device_uuid, device->uuid, sizeof region->device_uuid);
 }
 
-/* Physical memory of the region alone, zeroed. */
+/* Gives the region physical memory of its own, which is zeroed. */
 static int back(dray_region *region, dray__cuda_chunk *chunk, dray_error *error)
 {
     const dray__cuda *cuda = dray__cuda_get(NULL);
@@ -236,7 +236,7 @@ int dray__region_alloc_cuda(const uint8_t uuid[16], uint64_t bytes, const char *
     return rc;
 }
 
-/* A region over memory that this process has at the address. */
+/* Makes a region over memory that this process has at the address. */
 static int lay_over(dray_region *region, CUdeviceptr address, dray_error *error)
 {
     dray__cuda_memory *memory = new_memory(region, error);
@@ -277,8 +277,8 @@ int dray_region_wrap_cuda(uint64_t address, uint64_t bytes, const char *name, dr
     return rc;
 }
 
-/* One question to the driver, for publishers ask of thousands of regions: a number is never given
- * twice, and its allocation never moves or grows. */
+/* Asks the driver once per region, as publishers have thousands of regions. A number is never
+ * given twice, and its allocation never moves or grows. */
 static bool same_allocation(const dray_region *region)
 {
     unsigned long long id = 0;
@@ -297,8 +297,8 @@ static int check(const dray_region *region, dray_error *error)
         return DRAY_OK;
     const dray__cuda_storage *then = &memory->storage;
     int rc = storage_at(memory->arena, region->device_address, &now, error);
-    /* An arena that was resumed has other memory at the same addresses: as good as before, but for
-     * who got the old memory's handle. */
+    /* A resumed arena has other memory at the same addresses. That is no difference, except to a
+     * process that has a handle of the old memory. */
     bool same = rc == DRAY_OK && now.base == then->base && now.bytes == then->bytes &&
                 (now.allocation == then->allocation || (memory->arena && !memory->exported));
     if (same)
@@ -312,7 +312,7 @@ static int check(const dray_region *region, dray_error *error)
 /* ---- exporting --------------------------------------------------------------------------------
  */
 
-/* Part of the names of this process's exports. */
+/* A part of the names of this process's exports. */
 static uint8_t nonce[16];
 static pthread_once_t nonce_once = PTHREAD_ONCE_INIT;
 
@@ -320,7 +320,7 @@ static void make_nonce(void)
 {
     if (getrandom(nonce, sizeof nonce, 0) != (ssize_t)sizeof nonce)
         nonce[0] = (uint8_t)getpid();
-    nonce[0] |= 1; /* a name is never all zero */
+    nonce[0] |= 1; /* A name is never all zeros. */
 }
 
 static int export_foreign(dray__cuda_memory *memory, dray_error *error)
@@ -344,7 +344,8 @@ static int export_foreign(dray__cuda_memory *memory, dray_error *error)
                 &memory->fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
             cuda->cuMemRelease(handle);
         }
-        /* Its name: unlike an IPC handle, the descriptor says nothing. */
+        /* Sends its name along: unlike an IPC handle, the descriptor does not identify the
+         * memory. */
         pthread_once(&nonce_once, make_nonce);
         memset(memory->key, 0, sizeof memory->key);
         memcpy(memory->key, nonce, sizeof nonce);
@@ -365,7 +366,8 @@ static int export_memory(const dray_region *region, dray_error *error)
         return export_foreign(memory, error);
     int rc = dray__chunk_export(memory->chunk, error);
     memcpy(memory->key, memory->chunk->name, sizeof memory->key);
-    memory->storage.allocation = memory->chunk->allocation; /* another one after an exchange */
+    /* It is another allocation after an exchange. */
+    memory->storage.allocation = memory->chunk->allocation;
     return rc;
 }
 
@@ -449,9 +451,9 @@ static int descriptor(const dray_region *region)
 /* ---- importing --------------------------------------------------------------------------------
  */
 
-/* The address of the allocation that this process exported under the handle's name; 0: it exported
- * none. *chunk: the allocation is a region's own, of which the driver has another number than the
- * handle. */
+/* Returns the address of the allocation that this process exported under the handle's name, or 0
+ * when it exported none. *chunk says that the allocation is a region's own; then the driver's
+ * number for it differs from the handle's. */
 static CUdeviceptr own_export(const dray_handle *h, bool *chunk)
 {
     CUdeviceptr base = 0;
@@ -521,8 +523,8 @@ static void release(dray_region *region)
     free(memory);
 }
 
-/* The synchronous copy returns while the bytes are still on their way, and streams that do not wait
- * for the default one would not see them. */
+/* The synchronous copy returns while the bytes are still on their way, and streams that do not
+ * wait for the default stream would not see them. */
 static CUresult write_all(const dray__cuda *cuda, CUdeviceptr at, const void *data, uint64_t bytes)
 {
     CUresult result = cuda->cuMemcpyHtoD(at, data, bytes);
@@ -593,7 +595,7 @@ static int enable_peer(const dray_region *region, dray__cuda_device *device, dra
     int rc = cuda ? dray__cuda_enter(region->device, error) : DRAY_EUNSUPPORTED;
     if (rc)
         return rc;
-    dray__cuda_leave(); /* its context is there now */
+    dray__cuda_leave(); /* Its context exists now. */
     rc = dray__cuda_enter(device, error);
     if (rc)
         return rc;

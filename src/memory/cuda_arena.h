@@ -1,5 +1,5 @@
-/* Inside arenas: shared by what allocates (cuda_arena.c) and what releases and resumes
- * (cuda_sleep.c). */
+/* The inside of arenas, which allocating (cuda_arena.c) and releasing and resuming
+ * (cuda_sleep.c) share. */
 #pragma once
 
 #include "memory/cuda_memory.h"
@@ -7,8 +7,8 @@
 
 #include <pthread.h>
 
-/* Pinned host memory, in pieces, each registered alone: taking more of it never moves what is
- * there, and copies of the first run while the next is pinned. */
+/* Pinned host memory in pieces that are registered one by one. Growing never moves the pieces
+ * that are there, and copies of the first piece run while the next one is pinned. */
 #define DRAY__PINNED_PIECE ((uint64_t)1 << 30)
 
 typedef struct dray__pinned_pieces {
@@ -21,21 +21,22 @@ typedef struct dray__pinned_pieces {
     uint64_t bytes; /* of all */
 } dray__pinned_pieces;
 
-/* Room for at least `bytes`: an error leaves what was there. */
+/* Makes room for at least `bytes`. After an error the pieces are as before. */
 int dray__pinned_pieces_grow(dray__pinned_pieces *p, uint64_t bytes, dray_error *error);
 void dray__pinned_pieces_free(dray__pinned_pieces *p);
 
 typedef struct dray__arena_part { /* a chunk, and what is allocated in it */
     dray__cuda_chunk chunk;
     dray__extents used; /* offsets in the chunk */
-    dray__extents kept; /* released with content: what of it, one after the other in the pieces */
-    uint64_t kept_from; /* where in the arena's pieces */
-    uint64_t reach;     /* released: who could touch it */
+    /* When released with content: the parts of it that lie one after the other in the pieces. */
+    dray__extents kept;
+    uint64_t kept_from; /* where in the arena's pieces these begin */
+    uint64_t reach;     /* when released: the GPUs that could access it */
     bool released;
 } dray__arena_part;
 
 struct dray_arena {
-    dray_arena *next; /* under the list's lock, as refs */
+    dray_arena *next; /* the list's lock guards `next` and `refs` */
     uint32_t refs;
     pthread_mutex_t lock; /* all below */
     dray__cuda_device *device;
@@ -50,12 +51,13 @@ struct dray_arena {
     uint32_t allocations;
     bool released;
     dray__pinned_pieces pinned;
-    CUstream stream; /* of its copies; NULL: not yet */
+    CUstream stream; /* the stream of its copies; NULL before the first copy */
 };
 
-/* The open arenas with the tag (NULL: all), held; *out: to be freed. DRAY_ENOENT: none. */
+/* Lists the open arenas with the tag (NULL: all), and holds them. The caller frees *out. Fails
+ * with DRAY_ENOENT when there are none. */
 int dray__gpu_arenas(const char *tag, dray_arena ***out, uint32_t *count, dray_error *error);
-/* Backs a chunk and lets everybody reach it who shall. */
+/* Puts memory under a chunk, and gives access to all GPUs that should have it. */
 int dray__arena_back(const dray_arena *arena, dray__arena_part *part, dray_error *error);
-/* Takes a part out and frees it; its memory was dropped. */
+/* Removes a part and frees it. Its memory must have been dropped before. */
 void dray__arena_remove(dray_arena *arena, uint32_t index);

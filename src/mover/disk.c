@@ -1,5 +1,5 @@
-/* The queue, its two ways, and what is common to both: what is direct, what a short answer means.
- */
+/* The queue of reads and writes of files, its two implementations, and what both share: when a
+ * file is read directly, and how a short answer is handled. */
 #include "mover/disk.h"
 
 #include "base/error.h"
@@ -24,7 +24,7 @@ struct dray__disk {
     bool uring;
     int event;
     size_t under_way;
-    io_list waiting; /* not begun yet; with threads under the lock */
+    io_list waiting; /* the operations that have not begun; the threads take them under the lock */
 
     /* threads */
     dray__thread threads[THREADS];
@@ -33,7 +33,7 @@ struct dray__disk {
     bool ends;
     io_list finished;
 
-    /* io_uring: all in the caller's thread */
+    /* io_uring: all of it runs in the caller's thread */
     struct io_uring ring;
     unsigned in_ring;
 };
@@ -80,7 +80,7 @@ void dray__disk_file_open(dray__disk_file *file, int fd, bool writable, const ch
 {
     char path[64];
     *file = (dray__disk_file){.fd = fd, .name = name};
-    /* The open file itself, whatever has its name by now. */
+    /* Opens the file itself again, whatever file has its name by now. */
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     file->direct = open(path, (writable ? O_RDWR : O_RDONLY) | O_DIRECT | O_CLOEXEC);
 }
@@ -107,12 +107,12 @@ static int descriptor(dray__io *io)
     return io->direct ? io->file->direct : io->file->fd;
 }
 
-/* After an answer of `n` bytes or -errno; true: there is nothing more to do. */
+/* Handles an answer of `n` bytes or -errno. Returns true when there is nothing more to do. */
 static bool account(dray__io *io, int64_t n)
 {
     if (n == -EINTR || n == -EAGAIN)
         return false;
-    if (n == -EINVAL && io->direct) { /* not with this alignment, or not on this file system */
+    if (n == -EINVAL && io->direct) { /* This alignment, or this file system, does not allow it. */
         io->direct = false;
         return false;
     }
@@ -123,7 +123,8 @@ static bool account(dray__io *io, int64_t n)
     return io->code || n == 0 || io->done >= io->bytes;
 }
 
-/* What a test wants to go wrong; 0 bytes of work: nothing. */
+/* Returns how many bytes to read or write at once. A test can ask for a failure here; then it is
+ * 0. */
 static size_t portion(dray__io *io)
 {
     size_t left = io->bytes - io->done;
@@ -161,7 +162,7 @@ static void tell(const dray__disk *disk)
 {
     uint64_t one = 1;
     ssize_t n = write(disk->event, &one, sizeof one);
-    (void)n; /* full: it is readable already */
+    (void)n; /* The event is full, so it is readable already. */
 }
 
 static void *run(void *user)
@@ -215,7 +216,8 @@ static int start_ring(dray__disk *disk, dray_error *error)
     return dray__fail(error, DRAY_EUNSUPPORTED, "io_uring: without reading, writing or events");
 }
 
-/* Puts what waits into the ring. What a test lets fail is done here and now, by the plain way. */
+/* Submits waiting operations to the ring. An operation that a test lets fail is done at once in
+ * the plain way. */
 static void feed(dray__disk *disk)
 {
     while (disk->waiting.first && disk->in_ring < DRAY__IO_DEPTH) {
@@ -241,8 +243,8 @@ static void feed(dray__disk *disk)
     io_uring_submit(&disk->ring);
 }
 
-/* Takes answers out of the ring; what was refused or came short goes on by the plain way: it is
- * rare, and mostly the end of a file. */
+/* Takes answers from the ring. Operations that were refused or came back short go on in the
+ * plain way, which is rare and happens mostly at the end of a file. */
 static void drain(dray__disk *disk)
 {
     struct io_uring_cqe *cqe;
@@ -310,7 +312,7 @@ dray__io *dray__disk_take(dray__disk *disk)
         pthread_mutex_lock(&disk->lock);
     }
     dray__io *io = list_take(&disk->finished);
-    if (!io) { /* whoever finishes one from here on sets it again */
+    if (!io) { /* An operation that finishes from here on sets it again. */
         ssize_t n = read(disk->event, &count, sizeof count);
         (void)n;
         if (disk->uring) {

@@ -1,4 +1,5 @@
-/* The move: checks its rectangles, cuts them into tiles, sums what was written. */
+/* The move: checks the rectangles, cuts them into tiles, and sums the elements that were
+ * written. */
 #include "mover/mover.h"
 
 #include "base/error.h"
@@ -11,7 +12,7 @@
 
 enum { MEMORY_TILE = 256 << 10, FILE_TILE = DRAY__MOVE_STAGING };
 
-/* The first that takes a pair is its mover. */
+/* The first mover of the table that accepts a pair of regions moves between them. */
 #define HOST dray__kind_bit(DRAY_REGION_HOST)
 #define MEMORY (HOST | dray__kind_bit(DRAY_REGION_SHARED) | dray__kind_bit(DRAY_REGION_PINNED))
 #define CUDA dray__kind_bit(DRAY_REGION_CUDA)
@@ -65,7 +66,7 @@ static bool inside(uint64_t offset, const dray_copy *copy, const int64_t *stride
     return end <= bytes;
 }
 
-/* Both rectangles must be inside their regions. */
+/* Checks that both rectangles are inside their regions. */
 static int check_copy(const dray__move *move, uint64_t number, dray_error *error)
 {
     const dray_copy *copy = &move->copies[number];
@@ -134,7 +135,7 @@ bool dray__copy_turn_tile(const dray_copy *copy, uint64_t elements, int64_t *til
     return true;
 }
 
-/* The largest piece from the cursor on that is a rectangle and has at most `elements`. */
+/* Returns the largest rectangle of at most `elements` elements from the cursor on. */
 static void cut(const dray__move *move, uint64_t elements, dray__tile *tile)
 {
     const dray_copy *copy = &move->copies[move->at];
@@ -144,7 +145,7 @@ static void cut(const dray__move *move, uint64_t elements, dray__tile *tile)
     rect->ndim = copy->ndim;
     rect->from = copy->source_dtype;
     rect->to = copy->destination_dtype;
-    bool whole = true; /* all inner dimensions are */
+    bool whole = true; /* All inner dimensions are whole. */
     int64_t tiles[DRAY_MAX_DIMS];
     bool memory = move->source->base && move->destination->base;
     bool turns = memory && dray__copy_turn_tile(copy, elements, tiles);
@@ -169,7 +170,7 @@ static void cut(const dray__move *move, uint64_t elements, dray__tile *tile)
         rect->destination = move->destination->base + tile->destination_offset;
 }
 
-/* Where the tile is in its tensor. */
+/* Returns the tile's position in its tensor. */
 static dray__rect_place place_of(const dray__move *move)
 {
     const dray_copy *copy = &move->copies[move->at];
@@ -202,7 +203,7 @@ void dray__tile_sum(dray__tile *tile, const uint8_t *data, const int64_t *stride
     tile->sums[0] = tile->sums[1] = dray__sum(&of);
 }
 
-/* Past the tile: the cursor's digits, the tile's innermost unfinished dimension first. */
+/* Moves the cursor past the tile. The tile's innermost unfinished dimension advances first. */
 static void advance(dray__move *move, const int64_t *extent)
 {
     const dray_copy *copy = &move->copies[move->at];
@@ -224,7 +225,7 @@ void dray__mover_faults(dray__fault_fn fn, void *user)
     ask_user = user;
 }
 
-/* The tile by its mover, or, in tests, wrong. */
+/* Moves the tile, or, in tests, moves it wrongly. */
 static int carry_out(dray__move *move, dray__tile *tile, dray_error *error)
 {
     const dray_layout *layout = move->options.layout;

@@ -22,15 +22,19 @@ enum { BUFFERS_MAX = 64, EVENTS = 64, TICK_MS = 1000 };
 #define STUCK_NS (30 * DRAY__SECOND) /* in the middle of a request or an answer */
 
 struct connection {
-    dray__data_reader reader; /* first: the service's view of it */
+    /* The service's view of the connection; it must be the first member. */
+    dray__data_reader reader;
     dray__caller caller;
-    uint8_t *in; /* header and body of the request that is being read, and the next header */
+    /* The header and body of the request that is being read, and then the next header. */
+    uint8_t *in;
     size_t in_have;
     uint64_t out_at;
-    size_t ahead;               /* bytes of the next header, read behind a request in the line */
-    bool full, answering;       /* a whole request is here; its answer is being sent */
-    int64_t moved_ns, began_ns; /* began: the request that is being read */
-    int fd;                     /* that the epoll has */
+    /* The bytes of the next header that were read behind a request that waits in line. */
+    size_t ahead;
+    /* `full`: a whole request has arrived; `answering`: its answer is being sent. */
+    bool full, answering;
+    int64_t moved_ns, began_ns; /* when the request that is being read began */
+    int fd;                     /* the epoll watches it for `events` */
     short events;
 };
 
@@ -45,7 +49,7 @@ struct dray__server {
     uint32_t free_buffers, made_buffers;
     const dray__stream_keys *keys;
     dray__data_service service;
-    bool deaf; /* the listener is not watched until the next tick: no descriptors were left */
+    bool deaf; /* Descriptors ran out: the listener is not watched until the next tick. */
 };
 
 static struct connection *connection_of(dray__data_reader *reader)
@@ -85,7 +89,7 @@ static void end(dray__server *s, struct connection *c)
     give_buffer(s, r->data);
     if (s->service.end)
         s->service.end(s->service.user, r);
-    dray__stream_close(r->stream); /* leaves the epoll with its descriptor */
+    dray__stream_close(r->stream); /* Closing the descriptor removes it from the epoll. */
     dray__writer_free(&r->head);
     free(r->state);
     free(c->in);
@@ -130,7 +134,8 @@ static void accept_all(dray__server *s)
     int rc;
     while ((rc = dray__stream_accept(s->listener, s->keys, &stream, NULL)) == DRAY_OK)
         begin(s, stream);
-    /* Who comes stays in the backlog, and the listener readable: do not spin on it. */
+    /* The new connection stays in the backlog, so the listener stays readable. The loop must not
+     * spin on it. */
     if (rc != DRAY_EAGAIN)
         dray__callers_make_room(&s->callers);
     if (rc != DRAY_EAGAIN && epoll_ctl(s->poll, EPOLL_CTL_DEL, s->listener, NULL) == 0)
@@ -139,7 +144,8 @@ static void accept_all(dray__server *s)
 
 /* ---- one request ----------------------------------------------------------------------------- */
 
-/* Below, 0: go on; -EAGAIN: not now; another -errno: the connection is over. */
+/* The functions below return 0 to go on, -EAGAIN when they have to wait, or another -errno when
+ * the connection is over. */
 
 static int take_told(const dray__server *s, struct connection *c, const dray__data_request *told)
 {
@@ -147,7 +153,7 @@ static int take_told(const dray__server *s, struct connection *c, const dray__da
     return s->service.told ? s->service.told(s->service.user, &c->reader, told) : -EPROTO;
 }
 
-/* While a request waits in a line: what is told meanwhile. */
+/* Reads messages that need no answer while a request waits in line. */
 static int read_ahead(const dray__server *s, struct connection *c)
 {
     uint8_t *next = c->in + c->in_have;
@@ -163,7 +169,7 @@ static int read_ahead(const dray__server *s, struct connection *c)
         if (dray__request_get(next, &request, NULL))
             return -EPROTO;
         if (dray__request_asks(request.type))
-            break; /* looked at in its turn */
+            break; /* It is handled in its turn. */
         int rc = take_told(s, c, &request);
         if (rc)
             return rc;
@@ -185,7 +191,7 @@ static int receive(const dray__server *s, struct connection *c)
         c->full = c->in_have == need && need > DRAY__REQUEST_HEADER;
         if (c->full)
             break;
-        if (c->in_have == need) { /* all of it is here, and it asks for nothing */
+        if (c->in_have == need) { /* The whole message has arrived, and it needs no answer. */
             int rc = take_told(s, c, request);
             if (rc)
                 return rc;
@@ -253,7 +259,7 @@ static int answer(const dray__server *s, struct connection *c)
     return 0;
 }
 
-/* The answer of the oldest request that was taken, if it is there. */
+/* Sends the answer of the oldest request that the service took, if it is ready. */
 static int answer_taken(const dray__server *s, struct connection *c)
 {
     dray__data_reader *r = &c->reader;
@@ -289,7 +295,7 @@ static int transmit(dray__server *s, struct connection *c)
     return 0;
 }
 
-/* One request at most, so that all connections have their turn. */
+/* Handles at most one request, so that every connection gets its turn. */
 static int work(dray__server *s, struct connection *c)
 {
     int rc = c->answering ? transmit(s, c) : 0;
@@ -312,7 +318,7 @@ static int work(dray__server *s, struct connection *c)
     return rc;
 }
 
-/* What the connection waits for. */
+/* The events that the connection waits for. */
 static bool arm(const dray__server *s, struct connection *c)
 {
     const int waits = c->reader.waits;
@@ -359,7 +365,7 @@ static void turn(dray__server *s, struct connection *c)
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
-/* Has something to do that its descriptor does not show? */
+/* Says whether the connection has work that its descriptor does not show. */
 static bool ready(const dray__server *s, struct connection *c)
 {
     if (c->reader.taken && !c->answering && s->service.ready(s->service.user, &c->reader))
@@ -371,8 +377,8 @@ static bool ready(const dray__server *s, struct connection *c)
     return !c->answering && dray__stream_pending(c->reader.stream);
 }
 
-/* Those that wait for the server, or whose next request is in a carrier's own buffer. true: some
- * may have more. */
+/* Serves connections that wait for the server, or whose next request is already in a carrier's
+ * own buffer. Returns true when some may have more work. */
 static bool others(dray__server *s)
 {
     bool more = false;
@@ -413,7 +419,7 @@ static void drain(int fd)
 {
     uint64_t count;
     ssize_t n = read(fd, &count, sizeof count);
-    (void)n; /* nothing: somebody was quicker */
+    (void)n; /* There is no connection: another process accepted it first. */
 }
 
 static void *serve(void *user)
@@ -428,11 +434,14 @@ static void *serve(void *user)
             if (events[i].data.ptr == &s->stop)
                 return NULL;
             if (events[i].data.ptr == &s->listener)
-                come = true; /* for whom others may end, of whom there may be events here */
+                /* Other connections may be closed for the new one, and this batch may hold
+                 * events of those. */
+                come = true;
             else if (events[i].data.ptr == &s->wake)
                 drain(s->wake);
             else if (events[i].events & (EPOLLHUP | EPOLLERR))
-                end(s, events[i].data.ptr); /* who waits for a buffer would not see it */
+                /* A connection that waits for a buffer would not notice it. */
+                end(s, events[i].data.ptr);
             else
                 turn(s, events[i].data.ptr);
         }
@@ -454,7 +463,7 @@ void dray__server_free(dray__server *s)
 {
     if (!s)
         return;
-    bool own = s->pid == getpid(); /* a forked child has no such thread */
+    bool own = s->pid == getpid(); /* A forked child does not have this thread. */
     uint64_t one = 1;
     if (own && s->thread.begun && write(s->stop, &one, sizeof one) == (ssize_t)sizeof one)
         dray__thread_join(&s->thread);

@@ -20,7 +20,7 @@ typedef struct dray__ucx_version {
 
 enum { DRAY__UCX_ADDRESS_MAX = 8 << 10, DRAY__UCX_RANDOM = 16 };
 
-/* What is said over the socket (ucx.c). */
+/* The messages over the socket (ucx.c). */
 typedef struct dray__ucx_header {
     uint32_t magic;
     int32_t status;
@@ -36,7 +36,7 @@ extern const dray__fields dray__ucx_header_fields, dray__ucx_greeting_fields,
 
 extern const dray__carrier dray__carrier_ucx_reads, dray__carrier_ucx;
 
-/* A test hook: pretends that another version was found; NULL: the true one. */
+/* A test hook that pretends that another version was found; NULL means the true version. */
 void dray__ucx_pretend(const dray__ucx_version *version);
 
 #ifdef DRAY_HAVE_UCX
@@ -79,20 +79,22 @@ typedef struct dray__ucx_library {
     const char *(*status_string)(ucs_status_t status);
 } dray__ucx_library;
 
-const dray__ucx_library *dray__ucx_library_get(void); /* NULL: dray__ucx_find says why */
-/* The library's version. DRAY_EUNSUPPORTED, with what to do: it is missing, or too old. Looks for
- * it once. */
+/* Returns NULL when there is none; dray__ucx_find then says why. */
+const dray__ucx_library *dray__ucx_library_get(void);
+/* Finds UCX's library once, and its version. Fails with DRAY_EUNSUPPORTED when it is missing or
+ * too old; the message says what to do. */
 int dray__ucx_find(dray__ucx_version *version, dray_error *error);
-/* The transports that a connection would use: "tcp", "tcp,rc,ud,dc". */
+/* The transports that a connection would use, such as "tcp" or "tcp,rc,ud,dc". */
 const char *dray__ucx_transports(void);
-bool dray__ucx_has_rdma(void); /* does this machine have RDMA devices? */
+bool dray__ucx_has_rdma(void); /* Says whether this machine has RDMA devices. */
 int dray__ucx_fail(dray_error *error, ucs_status_t status, const char *what);
 
-/* A UCX context for one set of network devices ("eth0", "eth0,mlx5_0:1"), with one-sided reads or
- * without, shared by those who use the same, and gone with the last: with it goes UCX's own thread,
- * so that a process may fork. */
+/* A UCX context for one set of network devices ("eth0", "eth0,mlx5_0:1"), with or without one-
+ * sided reads. All connections with the same settings share it. The last one frees it, and with
+ * it UCX's own thread, so that the process may fork. */
 int dray__ucx_context_get(const char *devices, bool reads, ucp_context_h *out, dray_error *error);
-void dray__ucx_context_hold(ucp_context_h context); /* once more, to be put */
+/* Takes one more reference, which the caller puts back. */
+void dray__ucx_context_hold(ucp_context_h context);
 void dray__ucx_context_put(ucp_context_h context);
 
 /* ---- ucx_endpoint.c: of a stream that has gone over, as carrier.h has them */
@@ -102,17 +104,17 @@ typedef struct dray__ucx dray__ucx;
 typedef struct dray__ucx_state { /* of a stream */
     struct talk *talk;           /* ucx.c's; NULL: the two have agreed */
     dray__ucx *ucx;
-    int both; /* readable when UCX's descriptor is, or the socket */
+    int both; /* Readable when UCX's descriptor or the socket is. */
 } dray__ucx_state;
 
-/* One end of a connection, on the network device that the connected socket `fd` uses. reads: for
- * one-sided reads, too; both sides must say the same. */
+/* Makes one end of a connection on the network device that the connected socket `fd` uses.
+ * `reads` asks for one-sided reads; both sides must ask for the same. */
 int dray__ucx_open(int fd, bool reads, dray__ucx **out, dray_error *error);
-void dray__ucx_close(dray__ucx *ucx); /* by force, whatever is under way; NULL is fine */
-/* What the other side needs to know: the worker's address, and the number that its messages must
- * carry. */
+void dray__ucx_close(dray__ucx *ucx); /* Closes by force, whatever is under way. NULL is allowed. */
+/* The data that the other side needs: the worker's address, and the number that its messages
+ * must carry. */
 const void *dray__ucx_address(const dray__ucx *ucx, size_t *size, uint64_t *number);
-/* Connects to the other side's. Once. */
+/* Connects to the other side's address. May be called once. */
 int dray__ucx_connect(dray__ucx *ucx, const void *address, uint64_t number, dray_error *error);
 int dray__ucx_fd(const dray__ucx *ucx);
 

@@ -1,5 +1,5 @@
-/* The planner: walks the destination's blocks, keeps for each the rectangles that nobody fills yet,
- * and takes them from the nearest holders, the least loaded first. */
+/* The planner. It walks the destination's blocks, keeps the rectangles of each that are not
+ * filled yet, and takes them from the nearest holders, the least loaded first. */
 #include "base/arena.h"
 #include "base/array.h"
 #include "base/error.h"
@@ -107,7 +107,8 @@ static bool emit(planner *p, const dray__rect *box, const dray__plan_holder *hol
     return true;
 }
 
-/* Less loaded first; among equals the order of sources as this destination's rotation sees it. */
+/* Less loaded sources come first. Equal ones keep the order in which this destination's rotation
+ * sees them. */
 static bool before(const planner *p, const dray__plan_holder *a, const dray__plan_holder *b)
 {
     if (p->load[a->source] != p->load[b->source])
@@ -117,7 +118,7 @@ static bool before(const planner *p, const dray__plan_holder *a, const dray__pla
     return x != y ? x < y : a->block < b->block;
 }
 
-/* The outermost dimension that can be cut into `parts`; else the longest. */
+/* Returns the outermost dimension that can be cut into `parts`, else the longest one. */
 static int stripe_dimension(const dray__rect *box, size_t parts)
 {
     int longest = 0;
@@ -130,7 +131,8 @@ static int stripe_dimension(const dray__rect *box, size_t parts)
     return longest;
 }
 
-/* Takes one open rectangle from equal holders: from the least loaded, or striped over several. */
+/* Takes one open rectangle from equal holders: from the least loaded one, or striped over
+ * several. */
 static bool take(planner *p, const dray__rect *box, const dray__plan_holder **near, size_t count)
 {
     uint64_t bytes = dray__rect_elements(box) * dray_dtype_size((dray_dtype)p->tensor->dtype);
@@ -140,7 +142,7 @@ static bool take(planner *p, const dray__rect *box, const dray__plan_holder **ne
     int64_t extent = box->extent[dim];
     if ((uint64_t)extent < parts)
         parts = (size_t)extent;
-    for (size_t i = 0; i < parts; i++) { /* the `parts` first of the order, selected in place */
+    for (size_t i = 0; i < parts; i++) { /* Selects the first `parts` of the order in place. */
         size_t best = i;
         for (size_t j = i + 1; j < count; j++)
             if (before(p, near[j], near[best]))
@@ -160,7 +162,7 @@ static bool take(planner *p, const dray__rect *box, const dray__plan_holder **ne
 
 /* ---- one destination block ------------------------------------------------------------------- */
 
-/* Where nothing is quantised everybody is. */
+/* When nothing is quantised, every holder is acceptable. */
 static bool usable(const planner *p, const dray__plan_holder *holder)
 {
     return !p->quants || dray__plan_accepts(p, holder);
@@ -196,8 +198,8 @@ static bool add_hit(planner *p, const dray__plan_holder *first, size_t count, co
     return DRAY__PUSH(p->hits, p->hit_count, p->hit_capacity, (hit){first, count, *box, 0});
 }
 
-/* Everybody who holds a part of the block, equal rectangles as one hit. Which links there are goes
- * to *links, as bits. */
+/* Finds all holders of a part of the block, and joins equal rectangles into one hit. *links
+ * receives the links that occur, as bits. */
 static int find_hits(planner *p, const dray__plan_holder *holders, size_t count, unsigned *links,
                      dray_error *error)
 {
@@ -208,7 +210,7 @@ static int find_hits(planner *p, const dray__plan_holder *holders, size_t count,
         for (n = 1; i + n < count && dray__same_box(holders[i].block, holders[i + n].block);)
             n++;
         if (holders[i].block->start[0] >= block.start[0] + block.extent[0])
-            break; /* sorted by start: all others are behind */
+            break; /* Hits are sorted by start, so all others lie behind. */
         dray__rect box = dray__block_rect(holders[i].block);
         if (!dray__rect_cross(&box, &block, &box))
             continue;
@@ -228,7 +230,8 @@ static int find_hits(planner *p, const dray__plan_holder *holders, size_t count,
     return DRAY_OK;
 }
 
-/* The holders of a hit behind one link, in p->near; 0 as well when out of memory (*failed). */
+/* Puts the holders of a hit with one link into p->near. The count is 0 also when memory is out
+ * (*failed). */
 static size_t near_holders(planner *p, const hit *h, int32_t link, bool *failed)
 {
     if (h->count > p->near_capacity) {
@@ -272,7 +275,7 @@ static bool fill_from_hit(planner *p, const hit *h, int32_t link)
     return true;
 }
 
-/* The load of a hit's least loaded holder behind the link; UINT64_MAX when it has none. */
+/* Returns the load of a hit's least loaded holder with the link, or UINT64_MAX when it has none. */
 static uint64_t hit_load(const planner *p, const hit *h, int32_t link)
 {
     uint64_t least = UINT64_MAX;
@@ -283,7 +286,7 @@ static uint64_t hit_load(const planner *p, const hit *h, int32_t link)
     return least;
 }
 
-/* Whether different rectangles behind one link overlap each other: then their order matters. */
+/* Says whether different rectangles with one link overlap each other. Then their order matters. */
 static bool hits_overlap(const planner *p, int32_t link)
 {
     dray__rect block = dray__block_rect(p->block);
@@ -304,7 +307,8 @@ static int compare_hits(const void *a, const void *b)
 
 static bool fill_from_link(planner *p, int32_t link)
 {
-    if (hits_overlap(p, link)) { /* the least loaded first; equal loads in the order of position */
+    /* The least loaded come first. Equal loads keep the order of position. */
+    if (hits_overlap(p, link)) {
         for (size_t i = 0; i < p->hit_count; i++)
             p->hits[i].load = hit_load(p, &p->hits[i], link);
         qsort(p->hits, p->hit_count, sizeof *p->hits, compare_hits);
@@ -331,7 +335,7 @@ int dray__plan_fill_from_name(planner *p, const char *name, dray_error *error)
 
 /* ---- holes ----------------------------------------------------------------------------------- */
 
-/* Elements between two ranges, summed over the dimensions. */
+/* Returns the distance between two ranges in elements, summed over the dimensions. */
 static uint64_t distance(const dray__rect *a, const dray__rect *b)
 {
     uint64_t sum = 0;
@@ -343,7 +347,7 @@ static uint64_t distance(const dray__rect *a, const dray__rect *b)
     return sum;
 }
 
-/* No source knows the name: what the first one calls its most similar tensors. */
+/* No source knows the name. Finds the most similar name in the first source. */
 static void unknown_text(const planner *p, char *out, size_t capacity)
 {
     dray_error error = {0};
@@ -355,7 +359,7 @@ static void unknown_text(const planner *p, char *out, size_t capacity)
     snprintf(out, capacity, "no member has a tensor of that name%s", hint ? hint : "");
 }
 
-/* The holders of the elements nearest to the hole, for the message. */
+/* Lists the holders of the elements nearest to the hole, for the message. */
 static void nearest_text(const planner *p, const dray__rect *hole, char *out, size_t capacity)
 {
     const dray__plan_holder *holders, *best = NULL;
@@ -385,7 +389,8 @@ static void nearest_text(const planner *p, const dray__rect *hole, char *out, si
              same > 1 ? others : " holds", dray__rect_text(&box, p->tensor->ndim, text));
 }
 
-/* Who holds it, but as what nothing can be made of; NULL: nobody, or others hold it right. */
+/* Returns a holder that has it in a form that cannot be converted, or NULL when there is none or
+ * another holder has it in a usable form. */
 static const dray__plan_holder *refused_holder(const planner *p)
 {
     const dray__plan_holder *holders;
@@ -432,7 +437,8 @@ int dray__plan_fill(planner *p, dray_error *error)
 {
     const dray_layout *layout = p->destination->layout;
     int rc = dray__plan_fill_from_name(p, p->tensor->name, error);
-    /* What nobody holds under its own name may be there under another one of the tensor. */
+    /* Elements that no source holds under their own name may exist under another name of the
+     * tensor. */
     for (uint32_t t = 0; !rc && p->open.count && t < dray_layout_tensor_count(layout); t++) {
         const dray_tensor_info *alias = dray_layout_tensor(layout, t);
         if (alias->alias_of >= 0 && (uint32_t)alias->alias_of == p->block->tensor)

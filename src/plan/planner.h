@@ -30,25 +30,25 @@ struct dray_plan {
 
 /* ---- plan.c: filling rectangles ------------------------------------------------------------- */
 
-/* As what the source's elements are taken; others are passed over. */
+/* How the source's elements are used. Holders whose elements cannot be used so are skipped. */
 typedef enum dray__reading {
-    DRAY__AS_THEY_ARE,  /* copied, or cast */
-    DRAY__AS_FLOATS,    /* to be quantised */
-    DRAY__AS_QUANTISED, /* to be made floats of */
+    DRAY__AS_THEY_ARE,  /* they are copied or cast */
+    DRAY__AS_FLOATS,    /* they are floats that are to be quantised */
+    DRAY__AS_QUANTISED, /* they are quantised, and are to be converted to floats */
     DRAY__AS_SCALES     /* for these */
 } dray__reading;
 
-/* Holders of one rectangle that overlaps the destination block. */
+/* The holders of one rectangle that overlaps the destination block. */
 typedef struct dray__hit {
     const dray__plan_holder *first;
     size_t count;
     dray__rect box; /* the overlap */
-    uint64_t load;  /* of its least loaded holder; set where the order of hits matters */
+    uint64_t load;  /* the load of its least loaded holder; set when the order of hits matters */
 } dray__hit;
 
-/* A block of a part of a quantised tensor that is to be made of floats. */
+/* A block of a part of a quantised tensor that is to be made from floats. */
 typedef struct dray__pending {
-    uint32_t tensor; /* the quantised one */
+    uint32_t tensor; /* the quantised tensor */
     int part;        /* DRAY__PART_... */
     const dray_block *block;
 } dray__pending;
@@ -58,58 +58,61 @@ typedef struct dray__planner {
     const dray_plan_member *destination;
     uint64_t stripe_bytes;
     bool cast_floats, cast_quant;
-    bool quants; /* somebody has quantised tensors */
+    bool quants; /* some source has quantised tensors */
     dray_plan *plan;
-    uint64_t *load;    /* bytes asked of each source so far */
-    uint32_t rotation; /* among equals each destination begins with another source */
+    uint64_t *load;    /* the bytes asked of each source so far */
+    uint32_t rotation; /* among equal sources each destination begins with another one */
     dray__pending *pending;
     size_t pending_count, pending_capacity;
-    /* Of the destination block at hand. */
+    /* The fields below describe the current destination block. */
     const dray_block *block;
-    dray_block own; /* where it is no block of the layout */
+    dray_block own; /* it stands for the block when that is not in the layout */
     const dray_tensor_info *tensor;
     dray__reading reading;
-    const dray_quant *wanted;      /* AS_QUANTISED: all must be quantised like this */
-    int32_t wanted_dtype;          /* and have this dtype */
-    dray__copies *sink;            /* where copies go */
-    const dray_block **last_block; /* per source: the last block that it gave a piece of */
+    const dray_quant *wanted;      /* with AS_QUANTISED: the form that all sources must have */
+    int32_t wanted_dtype;          /* and their dtype */
+    dray__copies *sink;            /* the list that copies are added to */
+    const dray_block **last_block; /* per source: the last block of which it gave a piece */
     bool repeated;                 /* a source gave more than one piece of this block */
-    dray__rects open, left;        /* not filled; not filled after the present hit */
+    /* The rectangles that are not filled; those that the current hit leaves. */
+    dray__rects open, left;
     dray__hit *hits;
     size_t hit_count, hit_capacity;
-    const dray__plan_holder **near; /* holders of one hit in the present class */
+    const dray__plan_holder **near; /* the holders of one hit with the current link */
     size_t near_capacity;
 } dray__planner;
-typedef dray__planner planner; /* in the .c files of src/plan */
+typedef dray__planner planner; /* the short name in the .c files of src/plan */
 
-/* Fills what is open from all who hold it under any of the tensor's names. The open rest is the
- * caller's to judge. */
+/* Fills the open rectangles from all holders of the tensor under any of its names. The caller
+ * judges what stays open. */
 int dray__plan_fill(dray__planner *planner, dray_error *error);
-/* The same, from those who hold it under this name. */
+/* Fills them from holders under this name only. */
 int dray__plan_fill_from_name(dray__planner *planner, const char *name, dray_error *error);
-/* The error of the first open rectangle: held by nobody, or as nothing that can be converted. */
+/* Makes the error for the first open rectangle: no source holds it, or none holds it in a form
+ * that can be converted. */
 int dray__plan_hole(const dray__planner *planner, dray_error *error);
 
 /* ---- transform.c: quantised tensors --------------------------------------------------------- */
 
-/* Of a holder, with the planner's tensor and reading: is it one to read? */
+/* Says whether the planner may read from a holder, given its current tensor and reading. */
 bool dray__plan_accepts(const dray__planner *planner, const dray__plan_holder *holder);
-/* Fills the planner's block, whose rectangle is open, where quantised tensors are about: what must
- * be made of floats is remembered in `pending`. */
+/* Fills the planner's block, whose rectangle is open, where some tensors are quantised. Blocks
+ * that must be made from floats are added to `pending`. */
 int dray__plan_fill_quant(dray__planner *planner, dray_error *error);
-/* Makes what is pending. */
+/* Makes the pending blocks. */
 int dray__plan_quantise(dray__planner *planner, dray_error *error);
-/* The transforms' share of the plan's totals. */
+/* Adds the transforms to the plan's totals. */
 void dray__plan_total_transforms(dray__planner *planner);
 
-/* DRAY_EOVERLAP when two blocks of the layout, or one with itself, write the same bytes. */
+/* Fails with DRAY_EOVERLAP when two blocks of the layout, or one block twice, write the same
+ * bytes. */
 int dray__plan_check_memory(const dray_plan_member *destination, dray_error *error);
 
-/* Joins the copies from index `from` on, all of one destination block, where two of them are one
+/* Joins copies of one destination block, from index `from` on, where two of them are one
  * rectangle in both memories. */
 void dray__plan_merge(dray__copies *copies, size_t from);
-/* Source, then source region, then source offset, then destination. */
+/* Sorts copies by source, then source region, source offset and destination. */
 int dray__plan_sort(dray__copies *copies, dray_error *error);
 
-/* "trainer-3" or "member 3". */
+/* Writes the member's name, such as "trainer-3" or "member 3". */
 const char *dray__member_text(const dray_plan_member *member, char *out, size_t capacity);

@@ -1,5 +1,5 @@
-/* Quantised tensors: what cannot be copied is made of floats, or floats of it, in boxes of whole
- * cells (elements that share a scale), each of which is read once. */
+/* Quantised tensors. Elements that cannot be copied are quantised from floats, or converted to
+ * floats, in boxes of whole cells (elements that share a scale). Each box is read once. */
 #include "base/arena.h"
 #include "base/array.h"
 #include "base/error.h"
@@ -16,14 +16,15 @@ static bool can_be_quantised(int32_t dtype)
     return dtype == DRAY_F32 || dtype == DRAY_BF16 || dtype == DRAY_F16;
 }
 
-/* A scale that is a power of two is any f32, too. */
+/* An f32 can hold any scale that is a power of two. */
 static bool quantised_alike(const dray_quant *from, const dray_quant *to)
 {
     return from->kind == to->kind && memcmp(from->block, to->block, sizeof to->block) == 0 &&
            (from->scale_format == to->scale_format || to->scale_format == DRAY_SCALE_F32);
 }
 
-/* How the tensor that this one belongs to is quantised; NULL: it is a part of none. */
+/* Returns how the tensor to which this one belongs is quantised, or NULL when it is part of no
+ * quantised tensor. */
 static const dray_quant *quant_of_part(const dray_layout *layout, uint32_t tensor)
 {
     int part;
@@ -49,7 +50,7 @@ bool dray__plan_accepts(const planner *p, const dray__plan_holder *holder)
     return !from || !can_be_quantised(p->tensor->dtype);
 }
 
-/* Whether anybody holds the tensor as floats. */
+/* Says whether any source holds the tensor as floats. */
 static bool floats_held(const planner *p, uint32_t tensor)
 {
     const dray__plan_holder *holders;
@@ -63,7 +64,7 @@ static bool floats_held(const planner *p, uint32_t tensor)
     return false;
 }
 
-/* The first who holds the tensor at hand as floats can be made of it; NULL: nobody. */
+/* Returns the first holder from which floats of the current tensor can be made, or NULL. */
 static const dray__plan_holder *quantised_holder(const planner *p)
 {
     const dray__plan_holder *holders;
@@ -101,7 +102,8 @@ static dray__rect elements_of(const dray__rect *cells, const int64_t *cell,
     dray__rect elements;
     for (int d = 0; d < DRAY_MAX_DIMS; d++) {
         int64_t last = cells->start[d] + cells->extent[d] - 1, begin = last * cell[d];
-        int64_t left = shape_of(tensor, d) - begin; /* of the last cell: no overflow */
+        /* The end of the last cell; it cannot overflow. */
+        int64_t left = shape_of(tensor, d) - begin;
         elements.start[d] = cells->start[d] * cell[d];
         elements.extent[d] = begin + (left < cell[d] ? left : cell[d]) - elements.start[d];
     }
@@ -146,7 +148,8 @@ static int read_box(planner *p, uint32_t tensor, const dray_tensor_info *info,
     return rc;
 }
 
-/* The part of a destination block that is in the box, both in the block's own coordinates. */
+/* Returns the part of a destination block that is in the box, both in the block's own
+ * coordinates. */
 static bool write_box(planner *p, const dray_block *block, const dray__rect *box)
 {
     dray__rect whole = dray__block_rect(block), part;
@@ -206,7 +209,7 @@ static int dequantise_box(planner *p, const dray_block *block, const dray__plan_
     return DRAY_OK;
 }
 
-/* What is open of the block at hand, from those who hold it quantised. */
+/* Fills the open rectangles of the current block from holders that have it quantised. */
 static int dequantise_open(planner *p, dray_error *error)
 {
     const dray_block *block = p->block;
@@ -234,7 +237,7 @@ static bool remember(planner *p, uint32_t tensor, int part)
                       (dray__pending){tensor, part, p->block});
 }
 
-/* Takes back the copies from `from` on. */
+/* Removes the copies from index `from` on. */
 static void forget(planner *p, size_t from)
 {
     dray__copies *copies = &p->plan->copies;
@@ -266,8 +269,8 @@ int dray__plan_fill_quant(planner *p, dray_error *error)
     return remember(p, tensor, part) ? DRAY_OK : dray__nomem(error);
 }
 
-/* The number of the last transform that looks for the largest element of those that share it; 0:
- * none does. */
+/* Returns the number of the last transform that looks for the largest element of the tensors
+ * that share it, or 0. */
 static uint32_t most_of(const planner *p, uint32_t shared)
 {
     for (size_t i = p->plan->transform_count; i-- > 0;) {
@@ -279,7 +282,8 @@ static uint32_t most_of(const planner *p, uint32_t shared)
     return 0;
 }
 
-/* One for all of a tensor, which has a transform of its own: not of the cells of a box. */
+/* A scale for the whole tensor has a transform of its own, and does not belong to the cells of a
+ * box. */
 static bool is_global(const dray_quant *quant, int part)
 {
     return quant->kind == DRAY_QUANT_NVFP4 && part == DRAY__PART_SECOND;
@@ -320,7 +324,7 @@ static int quantise_box(planner *p, const dray__pending *of, size_t count, const
     return DRAY_OK;
 }
 
-/* Adds what of the box is in none of the first `known` ones. */
+/* Adds the parts of the box that are in none of the first `known` boxes. */
 static bool add_new(dray__rects *boxes, const dray__rect *box)
 {
     size_t known = boxes->count, from = known;
@@ -340,7 +344,7 @@ static bool add_new(dray__rects *boxes, const dray__rect *box)
     return true;
 }
 
-/* All of one tensor. */
+/* Handles all blocks of one tensor. */
 static int quantise_tensor(planner *p, const dray__pending *of, size_t count, dray_error *error)
 {
     const dray_layout *layout = p->destination->layout;
@@ -368,7 +372,7 @@ static int quantise_tensor(planner *p, const dray__pending *of, size_t count, dr
     return rc;
 }
 
-/* The global scales of all tensors that share one: written when the last of them was read. */
+/* Writes the global scales of all tensors that share one, when the last of them was read. */
 static int write_globals(planner *p, uint32_t shared, dray_error *error)
 {
     const dray_layout *layout = p->destination->layout;
@@ -385,8 +389,8 @@ static int write_globals(planner *p, uint32_t shared, dray_error *error)
     return DRAY_OK;
 }
 
-/* All tensors that share a global scale are read as a whole: wherever the largest element is, it
- * decides for all. */
+/* All tensors that share a global scale are read whole, because the largest element of any of
+ * them decides the scale. */
 static int find_most(planner *p, uint32_t shared, dray_error *error)
 {
     const dray_layout *layout = p->destination->layout;
@@ -457,8 +461,8 @@ static dray_link read_link(const planner *p, const dray_copy *read)
     return (dray_link)p->plan->source_link[read->source];
 }
 
-/* What is written of the elements that one read brings; what stands for several elements with the
- * read of their first one. */
+/* Writes the parts of the elements that one read brings. A part that stands for several elements
+ * is written with the read of the first of them. */
 static uint64_t written_of(const planner *p, const dray_transform *t, const dray_copy *read,
                            const dray_copy *write)
 {

@@ -11,7 +11,7 @@
 
 enum {
     DRAY__WAIT_CAUSES = DRAY_CAUSE_LEASE + 1,
-    /* busy, transfer, and a state for each cause of waits */
+    /* one state for busy, one for transfer, and one for each cause of waits */
     DRAY__STATE_BUSY = 0,
     DRAY__STATE_TRANSFER = 1,
     DRAY__STATE_WAIT = 2,
@@ -19,7 +19,7 @@ enum {
     DRAY__ACCOUNT_NAMES = 64,
     DRAY__ACCOUNT_NAME = 32,
     DRAY__ACCOUNT_AT = 2048, /* in the file */
-    DRAY__SPANS_HEAD = 8192  /* bytes of the file before its chunks */
+    DRAY__SPANS_HEAD = 8192  /* the bytes of the file before its chunks */
 };
 
 static inline int dray__state_of(dray_span_kind kind, dray_wait_cause cause)
@@ -35,14 +35,14 @@ const char *dray__cause_name(dray_wait_cause cause); /* "samples" */
 
 typedef struct dray__account dray__account;
 
-/* In the file's head. NULL: there is none, as the file cannot be mapped. */
+/* Opens the account in the file's head. Returns NULL when the file cannot be mapped. */
 dray__account *dray__account_map(int file);
-void dray__account_unmap(dray__account *account); /* NULL is fine */
-/* The state that ran until `now` is over, and had so much CPU time; from here on it is this one,
- * with `name` of what is done (static storage). NULL: nothing runs. */
+void dray__account_unmap(dray__account *account); /* NULL is allowed. */
+/* Ends the state that ran until `now` and used so much CPU time, and begins this one. `name`
+ * says what is being done (static storage); NULL when nothing runs. */
 void dray__account_switch(dray__account *account, int64_t now, int64_t cpu_ns, int state,
                           const char *name);
-/* What runs is, and was since it began, this state. */
+/* Changes the state that runs, as of its beginning. */
 void dray__account_restate(dray__account *account, int state);
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -54,17 +54,17 @@ typedef struct dray__account_sum {
 
 typedef struct dray__accounted {
     char label[64];
-    int64_t first_ns; /* when the account began; 0: it has not */
-    int64_t ended_ns; /* when the process was seen to be dead; 0: it was not */
+    int64_t first_ns; /* when the account began; 0 when it has not */
+    int64_t ended_ns; /* when the process was found dead; 0 when it was not */
     int64_t state_ns[DRAY__STATES];
-    int64_t cpu_ns; /* of all states */
-    int state;      /* that runs; -1: none */
+    int64_t cpu_ns; /* the number of all states */
+    int state;      /* the state that runs; -1 for none */
     dray__account_sum named[DRAY__ACCOUNT_NAMES];
     uint32_t named_count;
 } dray__accounted;
 
-/* What the file's process has done until `now`, or until it was dead. false: nothing that can be
- * read. */
+/* Reads the account of the file's process until `now`, or until its death. Returns false when
+ * nothing can be read. */
 bool dray__account_read(const char *path, int64_t now, dray__accounted *out);
-/* The file's process is dead. Best effort: a program that keeps no account has none to end. */
+/* Records that the file's process is dead. A program that keeps no account has none to end. */
 void dray__account_end(const char *path, int64_t now);

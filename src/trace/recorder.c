@@ -31,53 +31,56 @@ typedef struct record {
     uint32_t opening;
     int64_t begin_ns, end_ns, step, rows, tokens, cpu_ns, queued_ns;
     uint16_t kind, cause;
-    bool brief; /* a wait that is no piece of its own where it is short */
+    bool brief; /* a wait that becomes no piece of its own when it is short */
 } record;
 
-/* What the clocks of a thread say at once. */
+/* The readings of a thread's clocks at one moment. */
 typedef struct moment {
-    int64_t ns, cpu_ns, queued_ns; /* queued_ns: -1: it is not looked at */
+    int64_t ns, cpu_ns, queued_ns; /* queued_ns is -1 when nobody asked for it */
 } moment;
 
 typedef struct ring {
     struct ring *next;
-    _Atomic uint32_t head; /* the thread's: written so far */
-    _Atomic uint32_t tail; /* the flush's: read so far */
+    _Atomic uint32_t head; /* the number of spans that the thread has written */
+    _Atomic uint32_t tail; /* the number of spans that the flush has read */
     _Atomic uint64_t lost;
-    atomic_bool over; /* its thread has ended */
-    uint32_t number;  /* in this file; UINT32_MAX: not there yet */
+    atomic_bool over; /* the thread has ended */
+    uint32_t number;  /* the thread's number in this file; UINT32_MAX while it has none */
     char name[THREAD_NAME];
-    /* The thread's alone: what it has entered, and when the piece on top began. */
+    /* Only the thread uses these: the stack of spans that it has entered, and when the piece of
+     * the top one began. */
     record entered[DEPTH];
-    uint32_t depth;   /* may be more than DEPTH: what is deeper is not recorded */
-    uint32_t opening; /* of which file */
+    uint32_t depth;   /* May be more than DEPTH; spans deeper than that are not recorded. */
+    uint32_t opening; /* the file that the stack belongs to */
     moment piece;
     bool
         unsettled; /* a brief wait is on top, and the piece before it has not ended yet: it began */
     moment before;
-    uint32_t watched;                   /* from this depth on queued_ns is looked at; 0: nowhere */
-    int schedstat;                      /* what says it, where it is */
-    int64_t counted_ns, counted_cpu_ns; /* up to where the account is */
-    dray__account *account;             /* NULL: another thread's, or none */
+    /* Queued_ns is read from this depth on; 0 when it is not read. */
+    uint32_t watched;
+    int schedstat;                      /* the descriptor of the file with queued_ns */
+    int64_t counted_ns, counted_cpu_ns; /* the moment up to which the account is complete */
+    dray__account *account;             /* NULL when another thread has the account, or nobody */
     record records[RING];
 } ring;
 
 atomic_bool dray__tracing;
-static _Atomic uint32_t openings; /* of files: what was entered before the last one is forgotten */
+/* The number of files opened so far. Spans that were entered before the last one are forgotten. */
+static _Atomic uint32_t openings;
 static _Thread_local ring *mine;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all that follows */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards everything below */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t ended; /* its destructor runs when a thread with a ring ends */
 static ring *rings;
 static int file = -1;
 static dray__map names;        /* -> number in the file */
-static dray__writer new_names; /* that are not in the file yet */
+static dray__writer new_names; /* the names that are not in the file yet */
 static uint32_t new_count;
 static uint32_t name_count, thread_count; /* in the file */
-static uint64_t lost;                     /* of rings that are gone */
+static uint64_t lost;                     /* the spans that rings lost that are freed now */
 static dray__account *account;
-static ring *owner; /* of the account: the thread that opened the file */
+static ring *owner; /* the ring of the thread that opened the file, whose time is accounted for */
 
 /* ---- recording ------------------------------------------------------------------------------- */
 
@@ -98,7 +101,7 @@ static void after_fork(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* The file is the parent's; a child that wants to record opens one of its own. */
+/* The file belongs to the parent. A child that wants to record opens a file of its own. */
 static void in_child(void)
 {
     atomic_store(&dray__tracing, false);
@@ -136,8 +139,9 @@ static void watch_no_more(ring *r)
     r->watched = 0;
 }
 
-/* Under the lock: that of a thread of this name that has ended, where most of it is free. Threads
- * that follow each other are one line of the timeline, and take the memory of one. */
+/* Takes the ring of an ended thread of the same name, if most of it is free. The caller holds
+ * the lock. Threads that follow each other then share one line of the timeline, and the memory
+ * of one ring. */
 static ring *take_ring(const char *name)
 {
     for (ring *r = rings; r; r = r->next)
@@ -149,7 +153,7 @@ static ring *take_ring(const char *name)
             atomic_store(&r->over, false);
             return r;
         }
-    ring *r = calloc(1, sizeof *r); /* its pages are touched as spans come */
+    ring *r = calloc(1, sizeof *r); /* The kernel adds its pages as spans are written. */
     if (!r)
         return NULL;
     r->number = UINT32_MAX;
@@ -190,7 +194,7 @@ static void add(const record *span)
 
 /* ---- names: under the lock ------------------------------------------------------------------- */
 
-/* Text that readers take: cut where it is long, bytes that are no UTF-8 replaced. */
+/* Puts text for readers: long text is cut, and bytes that are not UTF-8 are replaced. */
 static void put_text(dray__writer *w, const char *text)
 {
     char copy[DRAY__SPAN_NAME_MAX];
@@ -216,7 +220,8 @@ static uint32_t name_id(const char *name)
     return id;
 }
 
-/* Those of partitions come and go: once there were many they are forgotten, and get new numbers. */
+/* Names of partitions come and go. When there are too many, all names are forgotten and get new
+ * numbers. */
 static void names_written(void)
 {
     dray__writer_free(&new_names);
@@ -242,7 +247,7 @@ static int64_t cpu_now(void)
     return (int64_t)t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
-/* How long the thread has waited for a core, where that is looked at: the second number of its
+/* How long the thread has waited for a core, if that is recorded: the second number of its
  * schedstat ("sched-stats", Linux's documentation of its scheduler). */
 static int64_t queued_now(const ring *r)
 {
@@ -260,7 +265,7 @@ static moment moment_now(const ring *r)
     return (moment){.ns = dray__now(), .cpu_ns = cpu_now(), .queued_ns = queued_now(r)};
 }
 
-/* The calling thread's ring; NULL: recording is off. */
+/* Returns the calling thread's ring, or NULL when recording is off. */
 static ring *of_thread(void)
 {
     if (!atomic_load_explicit(&dray__tracing, memory_order_acquire))
@@ -309,7 +314,7 @@ static void put_piece(record *span, const moment *begin, const moment *end)
     span->rows = span->tokens = -1; /* said once */
 }
 
-/* The wait on top is worth a piece: so the piece before it ended when it began. */
+/* The wait on top is long enough for a piece, so the piece before it ended when the wait began. */
 static void settle(ring *r)
 {
     if (r->unsettled)
@@ -317,7 +322,7 @@ static void settle(ring *r)
     r->unsettled = false;
 }
 
-/* What the thread does from now on is another span's: that of `depth`, which is `span` if it is
+/* From now on the thread's time belongs to the span at `depth`, which is `span` when one is
  * entered. */
 static void turn_to(ring *r, uint32_t depth, const record *span)
 {
@@ -340,7 +345,7 @@ static void turn_to(ring *r, uint32_t depth, const record *span)
     account_for(r, now.ns, now.cpu_ns, top_of(r));
 }
 
-/* What runs in the calling thread ends here, and goes on in a new piece. */
+/* Ends the calling thread's current piece, and begins a new one for the same span. */
 static void end_running(void)
 {
     ring *r = mine ? of_thread() : NULL;
@@ -445,8 +450,8 @@ void dray_trace_samples(const char *partition, const char *task, int64_t rows)
     add_to(&top->rows, rows);
 }
 
-/* A moment within a piece. Its CPU time, and its time without a core, are divided as its time is:
- * when the thread had them, nobody looked. */
+/* Interpolates a moment within a piece. CPU time and time without a core are divided in
+ * proportion to the time, as nobody recorded when the thread had them. */
 static moment between(const moment *begin, const moment *end, int64_t ns)
 {
     double part = (double)(ns - begin->ns) / (double)(end->ns - begin->ns);
@@ -459,7 +464,7 @@ static moment between(const moment *begin, const moment *end, int64_t ns)
                              : -1};
 }
 
-/* A span that is over is cut out of the piece that runs. */
+/* Cuts a span that is over out of the current piece. */
 static void cut_out(ring *r, record *span)
 {
     settle(r);
@@ -532,7 +537,7 @@ static void drain(drained *c, ring *r)
     }
     for (; tail != head; tail++) {
         const record *span = &r->records[tail % RING];
-        bool known = span->opening == atomic_load(&openings); /* by this file */
+        bool known = span->opening == atomic_load(&openings); /* the names belong to this file */
         dray__put_u8(&c->spans,
                      (uint8_t)(span->kind > DRAY_SPAN_TRANSFER ? DRAY_SPAN_BUSY : span->kind));
         dray__put_u8(&c->spans, (uint8_t)(span->cause < DRAY__WAIT_CAUSES ? span->cause : 0));
@@ -590,7 +595,7 @@ static int write_chunk(const drained *c, dray_error *error)
     return status;
 }
 
-/* Where a chunk could not be written, later ones would be unreadable: recording ends. */
+/* When a chunk could not be written, later chunks would be unreadable, so recording ends. */
 static int flush(dray_error *error)
 {
     drained c = {.lost = lost};
@@ -667,7 +672,7 @@ static int close_file(dray_error *error)
     if (file >= 0)
         close(file);
     file = -1;
-    if (owner && owner == mine) { /* another thread may be writing there */
+    if (owner && owner == mine) { /* Another thread may be writing there. */
         owner->account = NULL;
         dray__account_unmap(account);
     }
@@ -683,7 +688,7 @@ static int close_file(dray_error *error)
     return status;
 }
 
-/* The calling thread is the one whose time is accounted for. */
+/* The calling thread becomes the one whose time is accounted for. */
 static void own_account(void)
 {
     ring *r = mine ? mine : make_ring();

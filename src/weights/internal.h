@@ -40,6 +40,8 @@ struct dray__event *dray__local_mark(const dray__local *local);
 void dray__local_remove(uint64_t token);
 /* While it is held the publisher cannot close. NULL: not (or no longer) of this process. */
 dray__local *dray__local_hold(uint64_t token);
+/* The same for a reader's ticket. DRAY_EDEAD where dray__local_hold gives NULL. */
+int dray__local_hold_ticket(uint64_t token, dray__local **out, dray_error *error);
 void dray__local_release(dray__local *local);
 dray_region *dray__local_region(const dray__local *local, uint32_t index);
 const struct dray__delta_view *dray__local_delta(const dray__local *local);

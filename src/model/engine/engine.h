@@ -36,17 +36,20 @@ typedef struct dray__cut_group {
     uint32_t size, rank;
 } dray__cut_group;
 
-/* A row's part of a parameter, of weights or of a part of a quantised one (layout.h). */
+/* One row's part of a parameter: of plain weights, or of one part of a quantised weight
+ * (layout.h). */
 typedef struct dray__row_part {
     uint32_t ndim; /* of the checkpoint tensor: 0 to 2 */
     dray_dtype dtype;
-    int64_t shape[2];            /* of the checkpoint tensor */
-    int64_t start[2], extent[2]; /* this rank's part of it; extent[0] may be 0 (only padding) */
-    int64_t rows, columns;       /* in memory, padding included; vectors have one column */
-    int64_t before, total;       /* rows of the parameter in front of this part, and of all */
-    int64_t slots;               /* of stacked experts; 0: not stacked */
-    uint64_t offset;             /* of the parameter, from the unit's start */
-    int64_t fours;               /* DeepGEMM's exponents: columns of four; else 0 */
+    int64_t shape[2]; /* of the checkpoint tensor */
+    /* This rank's part of it; extent[0] is 0 when the rank has only padding. */
+    int64_t start[2], extent[2];
+    int64_t rows, columns; /* the size in memory, padding included; vectors have one column */
+    /* The rows of the parameter in front of this part, and all its rows. */
+    int64_t before, total;
+    int64_t slots;   /* the number of stacked experts; 0: not stacked */
+    uint64_t offset; /* the offset of the parameter from the unit's start */
+    int64_t fours;   /* with DeepGEMM's exponents: columns of four; else 0 */
 } dray__row_part;
 
 typedef struct dray__row {
@@ -54,7 +57,7 @@ typedef struct dray__row {
     bool transposed;
     bool quantised;
     int64_t shape[2];                        /* of the checkpoint tensor; parts may be packed */
-    dray__row_part parts[DRAY__QUANT_PARTS]; /* where it is not quantised, values alone */
+    dray__row_part parts[DRAY__QUANT_PARTS]; /* only `values` is used when it is not quantised */
 } dray__row;
 
 /* Bit i of a mask is row i of the family's table. */
@@ -77,15 +80,16 @@ typedef struct dray__engine {
     const dray__family *family;
     dray_engine_spec spec;
     dray_engine_quant quant; /* kind NONE: not quantised */
-    dray_expert_map map;     /* without rows where none was given */
+    dray_expert_map map;     /* it has no rows when none was given */
     dray_dtype dtype;
     dray_region_kind kind;
     dray__cut_group groups[DRAY__PARTS];
-    uint32_t expert_group;           /* of `ep` */
-    int64_t first_layer, end_layer;  /* of this stage */
-    int64_t all_slots;               /* of all groups */
-    int64_t first_slot, local_slots; /* of this rank's; shared experts are not counted */
-    dray__map ignored;               /* modules, without "model." in front */
+    uint32_t expert_group;          /* of `ep` */
+    int64_t first_layer, end_layer; /* of this stage */
+    int64_t all_slots;              /* the slots of all groups */
+    /* The slots of this rank's group; shared experts are not counted. */
+    int64_t first_slot, local_slots;
+    dray__map ignored; /* names of modules, without "model." in front */
     dray__pattern *patterns;
     uint32_t pattern_count;
     uint64_t pattern_capacity;
@@ -98,22 +102,22 @@ typedef struct dray__engine {
 int dray__engine_read(dray__engine *e, const dray_model_config *config,
                       const dray_engine_spec *spec, dray_error *error);
 dray__part dray__engine_part(const dray__parameter *parameter);
-/* "tp 8", or "4 (tp 8 / 2)": what a class is cut over, in `out` of 48 bytes. */
+/* Writes the ranks over which a class is cut into `out` of 48 bytes: "tp 8", or "4 (tp 8 / 2)". */
 const char *dray__engine_group_text(const dray__engine *e, dray__part part, char *out);
-/* The expert in a slot, counted over all groups. */
+/* Returns the expert in a slot, counted over all groups. */
 int32_t dray__engine_expert(const dray__engine *e, int64_t layer, int64_t slot);
 /* The engine's name of a row's parameter. */
 const char *dray__engine_name(const dray__parameter *parameter);
 
 /* engine_quant.c */
 int dray__engine_quant_read(dray__engine *e, dray_error *error);
-/* Which of the rows of a unit are quantised. */
+/* Returns the rows of a unit that are quantised, as a mask. */
 int dray__engine_quantised(const dray__engine *e, uint64_t used, int64_t layer, uint64_t *mask,
                            dray_error *error);
-/* What is appended to a weight's name to name a part of it; NULL: it has no such part. "" where a
- * part has its name. */
+/* Returns what is appended to a weight's name to name one of its parts; NULL when it has no such
+ * part, "" when the part has the weight's name. */
 const char *dray__engine_suffix(const dray__engine *e, int part);
-/* Makes the parts of a quantised row of what is cut of the weight. */
+/* Makes the parts of a quantised row from this rank's part of the weight. */
 int dray__engine_parts(const dray__engine *e, const dray__parameter *parameter,
                        const dray__row_part *weight, dray__row *row, dray_error *error);
 

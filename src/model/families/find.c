@@ -1,6 +1,6 @@
-/* Files of families: built in (families_embedded.c is made of src/model/families/ NAME.json), and
- * those of the folder that DRAY_FAMILIES names. A file is read when its family is first named, and
- * kept until the process ends. */
+/* Files of families: the built-in ones (families_embedded.c is made from src/model/families/
+ * NAME.json), and those in the folder that DRAY_FAMILIES names. A file is read when its family
+ * is first named, and kept until the process ends. */
 #include "model/families/embedded.h"
 #include "model/families/read.h"
 
@@ -17,7 +17,7 @@
 
 enum { MOST_NAMES = 96, MOST_DEPTH = 6, LARGEST_FILE = 1 << 20 };
 
-/* What was read, by name and by the folder that DRAY_FAMILIES named then. */
+/* A family that was read, by its name and by the folder that DRAY_FAMILIES named then. */
 typedef struct known_family {
     struct known_family *next;
     dray__arena arena;
@@ -28,7 +28,7 @@ typedef struct known_family {
 } known_family;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static json_t *built_in; /* of all built-in files: name without ".json" -> contents */
+static json_t *built_in; /* all built-in files: name without ".json" -> contents */
 static known_family *families;
 
 static int load_built_in(dray_error *error)
@@ -45,7 +45,7 @@ static bool is_name(const char *name)
                                        "0123456789_-")];
 }
 
-/* The names of all families, which json_decref frees. */
+/* Returns the names of all families, which json_decref frees. */
 static json_t *all_names(const char *folder)
 {
     json_t *names = json_object();
@@ -88,7 +88,7 @@ static int unknown(const char *name, const char *folder, dray_error *error)
     return status;
 }
 
-/* One file as it is. */
+/* Reads one file as it is. */
 static int load_one(const char *name, const char *folder, char path[PATH_MAX], json_t **out,
                     dray_error *error)
 {
@@ -113,8 +113,9 @@ static int load_one(const char *name, const char *folder, char path[PATH_MAX], j
     return DRAY_OK;
 }
 
-/* What one says over what the other says; of "config" value by value. Rows of its own are nothing
- * that engines and Megatron-Core are known to hold. NULL: out of memory. */
+/* Merges two files: the values of the first replace those of the second, and in "config" each value
+ * replaces one. A family with rows of its own inherits nothing about engines and Megatron-Core.
+ * Returns NULL when memory is out. */
 static json_t *laid_over(const json_t *base, const json_t *own)
 {
     json_t *all = json_copy((json_t *)base);
@@ -136,7 +137,7 @@ static json_t *laid_over(const json_t *base, const json_t *own)
     return NULL;
 }
 
-/* A file over what it is like; what is like none, over what parts.json says of "config". */
+/* Merges a file with the family that it is based on, or else with the "config" of parts.json. */
 static int load(const char *name, const char *folder, uint32_t depth, char path[PATH_MAX],
                 json_t **out, dray_error *error)
 {

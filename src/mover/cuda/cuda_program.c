@@ -1,5 +1,5 @@
-/* A list of items becomes the tiles that a GPU is told to work off, in an order in which all links
- * are busy at once, and the runs that its copy engines move. */
+/* Turns a list of items into tiles for a GPU's kernels, in an order in which all links are busy
+ * at once, and into runs for its copy engines. */
 #include "base/array.h"
 #include "base/error.h"
 #include "mover/cuda/cuda_internal.h"
@@ -11,18 +11,19 @@
 enum { TILE = 32 << 10, SUM_TILE = 128 << 10, ENGINE_MIN = 4 << 20, HOST_MIN = 64 << 10 };
 #define LAUNCH ((uint64_t)512 << 20)
 
-/* A piece, or box, whose tiles are to be given out. */
+/* A piece or a box whose tiles are still to be distributed. */
 typedef struct work {
     uint32_t phase, lane, index;
     int kernel;
     bool back;
-    uint64_t behind;       /* what is read back: runs with smaller numbers wrote it */
+    uint64_t behind;       /* for reading back: the runs with smaller numbers wrote it */
     uint64_t tiles, bytes; /* of all tiles */
     uint32_t shared;
-    uint32_t weight; /* how long a byte takes, of what NEAR takes for one of whole words */
+    /* How long a byte takes, in units of what NEAR takes for a byte of whole words. */
+    uint32_t weight;
 } work;
 
-/* Over PCIe all is slow; over NVLink, slower than within a GPU. */
+/* Over PCIe everything is slow. NVLink is slower than memory within a GPU. */
 enum { NEAR = 1, FAR = 4, HOST_FAR = 32 };
 static const uint32_t weights[DRAY__GPU_KERNEL_COUNT] = {
     [DRAY__GPU_dray_narrow] = 2, [DRAY__GPU_dray_any] = 4, [DRAY__GPU_dray_turn] = 2};
@@ -77,7 +78,7 @@ static bool add_pieces(program_builder *b, const dray__cuda_item *item,
 
 /* ---- copy engines ---------------------------------------------------------------------------- */
 
-/* Bytes that are beside each other on both sides, and how many such there are. */
+/* Returns the bytes that are adjacent on both sides, and the number of such runs. */
 static uint64_t run_of(const dray__cuda_item *item, dray_copy *left)
 {
     const dray_copy *c = &item->copy;
@@ -100,7 +101,7 @@ static bool for_engine(const program_builder *b, const dray__cuda_item *item, bo
     if (!item->destination_base || item->copy.source_dtype != item->copy.destination_dtype ||
         (b->options->sums & (DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN)))
         return false;
-    if (!least) /* engines that read from several GPUs at once are slower than the kernel */
+    if (!least) /* Copy engines that read from several GPUs at once are slower than the kernel. */
         least = item->host ? HOST_MIN : one_lane ? ENGINE_MIN : UINT64_MAX;
     return run_of(item, &left) >= least;
 }
@@ -133,7 +134,7 @@ static bool add_runs(program_builder *b, const dray__cuda_item *item)
     }
 }
 
-/* What engines wrote is read back where it is. */
+/* Bytes that copy engines wrote are read back where they lie. */
 static dray__cuda_item back_item(const dray__cuda_item *item)
 {
     dray__cuda_item back = *item;
@@ -216,8 +217,8 @@ static int check_quant(const dray__cuda_quant *q, const dray_tensor_info *tensor
     return DRAY_OK;
 }
 
-/* Whether eight elements beside each other may be moved at once: what the kernels know, where it is
- * aligned. */
+/* Says whether eight adjacent elements may be moved at once: the kernels can do so for these
+ * types when everything is aligned. */
 static bool eight(const dray__gpu_quant *g, uint64_t in, uint64_t out)
 {
     uint16_t floats = in == 1 ? g->to : g->from, bits = in == 1 ? g->from : g->to;
@@ -238,7 +239,7 @@ bool dray__cuda_groups(int64_t group)
     return group >= 8 && group <= DRAY__GPU_GROUP && (group & (group - 1)) == 0;
 }
 
-/* What a box of groups has besides. */
+/* Fills the fields that only boxes of groups have. */
 static void group_box(const dray__cuda_quant *q, dray__gpu_quant *g)
 {
     uint64_t rows = g->extent[0] * g->extent[1] * g->extent[2], in, align = 4, out = 1;
@@ -304,7 +305,7 @@ static dray__gpu_quant box_of(const dray__cuda_quant *q, const dray_tensor_info 
     return g;
 }
 
-/* Elements of the largest cell of the box, and its rows. */
+/* Counts the elements of the largest cell of the box, and its rows. */
 static uint64_t cell_elements(const dray__gpu_quant *g, uint64_t *rows)
 {
     *rows = 1;
@@ -319,7 +320,7 @@ static uint64_t cell_elements(const dray__gpu_quant *g, uint64_t *rows)
     return *rows * columns;
 }
 
-/* What goes on with a global scale: its number is written, tile by tile nothing else. */
+/* Adds the work of writing a global scale, which is one number. */
 static bool add_global(program_builder *b, const dray__cuda_quant *q, uint64_t number)
 {
     dray__gpu_program *p = b->program;
@@ -339,7 +340,7 @@ static bool add_global(program_builder *b, const dray__cuda_quant *q, uint64_t n
     return add_work(b, &w);
 }
 
-/* Groups are in one row, which is read once. */
+/* The elements of a group are in one row, which is read once. */
 static bool add_groups(program_builder *b, const dray__cuda_quant *q, dray__gpu_quant *g,
                        uint64_t number)
 {
@@ -377,7 +378,7 @@ static bool add_box(program_builder *b, const dray__cuda_quant *q, const dray_te
     bool quantise = q->kind == DRAY_TRANSFORM_QUANTISE;
     bool most = q->kind == DRAY_TRANSFORM_MOST;
     g.strips = (uint32_t)(strips < rows ? strips : rows);
-    /* One row that is too long to stage is read twice, too. */
+    /* One row that is too long for the staging is read twice, too. */
     if (quantise && elements > DRAY__GPU_CELL && g.strips < 2)
         g.strips = 2;
     g.sum = (uint32_t)number;
@@ -477,14 +478,14 @@ static bool same_step(const work *a, const work *b)
     return a->phase == b->phase && a->back == b->back && a->kernel == b->kernel;
 }
 
-/* What is left of a lane: all are to end at the same time. */
+/* The rest of a lane. The lanes' rests are interleaved so that all lanes end at the same time. */
 typedef struct lane {
     const work *at, *end;
     uint64_t tile;       /* of *at */
     uint64_t given, all; /* bytes */
 } lane;
 
-/* The lane that is the furthest behind. */
+/* Returns the lane that is the furthest behind. */
 static lane *next_lane(lane *lanes, uint64_t count)
 {
     lane *best = NULL;
@@ -504,7 +505,7 @@ static bool add_step(dray__gpu_program *p, const dray__gpu_step *step, uint64_t 
     return DRAY__PUSH(p->steps, p->step_count, *capacity, *step);
 }
 
-/* All tiles of works[0..count), which one kernel does: launches of bounded size. */
+/* Adds all tiles of works[0..count), which use the same kernel, as launches of bounded size. */
 static bool add_tiles(program_builder *b, const work *works, uint64_t count,
                       uint64_t *step_capacity)
 {
@@ -582,7 +583,7 @@ static int by_phase(const void *left, const void *right)
     return a->number < b->number ? -1 : 1;
 }
 
-/* Within a phase one run of each lane after the other. */
+/* Within a phase the lanes take turns, one run each. */
 static bool order_runs(dray__gpu_program *p)
 {
     dray__gpu_run *sorted = malloc((p->run_count + 1) * sizeof *sorted);
@@ -627,11 +628,12 @@ static int by_need(const void *left, const void *right)
     return a->first < b->first ? -1 : 1;
 }
 
-/* What is read back, is so as soon as the runs that wrote it have ended, in their order: numbers of
- * runs become places among them. */
+/* Reading back begins as soon as the runs that wrote the bytes have ended, in their order. The
+ * numbers of runs become places in that order. */
 static bool order_steps(dray__gpu_program *p)
 {
-    uint64_t *places = calloc(p->run_count + 1, sizeof *places); /* behind all of smaller numbers */
+    /* Behind all runs with smaller numbers. */
+    uint64_t *places = calloc(p->run_count + 1, sizeof *places);
     if (!places)
         return false;
     for (uint64_t i = 0; i < p->run_count; i++)

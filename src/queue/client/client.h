@@ -18,22 +18,22 @@
 
 #include <dray/queue.h>
 
-/* What the numbers in replies mean. */
+/* The names that numbers in replies stand for. */
 typedef struct dray__names {
-    dray__known_column *columns; /* by the controller's index; name NULL: not known */
+    dray__known_column *columns; /* by the controller's index; name is NULL when it is not known */
     uint32_t column_count, columns_known;
     uint64_t column_capacity, key_capacity;
     const char **keys;
     uint32_t key_count;
     dray__arena arena;        /* of the names */
-    struct dray__names *past; /* of a controller that is gone: batches refer to them */
+    struct dray__names *past; /* the names of a former controller, to which batches still refer */
 } dray__names;
 
 struct dray_queue {
     dray_context *context;
     dray__channel *channel;
     dray__values_holder holder; /* of the bytes of columns */
-    dray__tls_key samples;      /* shown to data servers of other hosts */
+    dray__tls_key samples;      /* the key that is shown to data servers of other hosts */
     dray__stream_keys keys;     /* with it */
     char *name;
     uint32_t id;
@@ -43,20 +43,24 @@ struct dray_queue {
     dray__names names;
     uint64_t drops_seen;
     uint32_t tickets;
-    dray__releases *releases;        /* shared with the controller; NULL: it reads none of ours */
-    bool unanswered;                 /* the last request was, for all we know */
-    uint32_t started, started_count; /* ticket and choices of dray_queue_claim_start; 0: none */
-    dray_batch *committing;          /* whose commit went with it; NULL: none */
-    dray__arena spare;               /* of a batch that is gone, for the next one */
-    dray__arena opened;              /* tasks */
-    dray__writer out, sent;          /* sent: a copy, to be sent again */
-    int passed;                      /* a checkpoint's file, which goes with messages; -1: none */
+    /* The page that is shared with the controller; NULL: the controller reads none of ours. */
+    dray__releases *releases;
+    bool unanswered; /* as far as we know, the last request has no answer */
+    /* The ticket and the choices of dray_queue_claim_start; ticket 0: none. */
+    uint32_t started, started_count;
+    dray_batch *committing; /* the batch whose commit went with it; NULL: none */
+    dray__arena spare;      /* the memory of a batch that was freed, for the next one */
+    dray__arena opened;     /* tasks */
+    dray__writer out, sent; /* sent: a copy of the request, to send it again */
+    /* The file of a checkpoint, which goes with messages; -1: none. */
+    int passed;
     size_t sent_head, sent_known;
-    size_t head;       /* bytes of out that say who asks */
-    size_t known_at;   /* where out says how many columns and keys are known; 0: nowhere */
-    uint64_t identity; /* of this use of the queue, whatever controller serves it */
+    size_t head;       /* the bytes of `out` that say which client asks */
+    size_t known_at;   /* where `out` says how many columns and keys are known; 0: nowhere */
+    uint64_t identity; /* the number of this use of the queue, whatever controller serves it */
     int32_t durability;
-    uint64_t era, refused_era; /* of its controller; the last one that the keeper did not take */
+    /* The number of its controller, and that of the last one that the keeper refused. */
+    uint64_t era, refused_era;
 };
 
 typedef struct dray__buffer dray__buffer;
@@ -66,9 +70,10 @@ typedef struct dray__batch_put {
     struct dray__batch_extent {
         uint32_t column, home;
         dray__extent extent;
-        uint64_t shift;               /* taken off the extent: what was got begins there */
-        const dray__column_spec *own; /* of rows with keys; NULL: as the column */
-        dray__mapping *mapping;       /* once it was read */
+        /* This is subtracted from the extent: the fetched bytes begin there. */
+        uint64_t shift;
+        const dray__column_spec *own; /* of rows with keys; NULL: the same as the column's */
+        dray__mapping *mapping;       /* set once it was read */
     } * extents;
 } dray__batch_put;
 
@@ -76,7 +81,7 @@ typedef struct dray__batch_place {
     uint32_t put, item;
 } dray__batch_place;
 
-typedef struct dray__batch_pieces { /* of one row and place, first to last */
+typedef struct dray__batch_pieces { /* the pieces of one row and place, first to last */
     uint32_t place, row, count;
     struct dray__batch_piece {
         dray__batch_place at;
@@ -88,8 +93,9 @@ typedef struct dray__batch_column {
     uint32_t column, place;
     const char *name;
     dray__column_spec spec;
-    const dray__column_spec *other; /* that some of its rows have; NULL: all are alike */
-    const void **cells;             /* NULL: not read yet */
+    /* The specs that some of its rows have; NULL: all rows have the same. */
+    const dray__column_spec *other;
+    const void **cells; /* NULL: not read yet */
     uint64_t *lengths;
 } dray__batch_column;
 
@@ -103,7 +109,7 @@ typedef struct dray__batch_output {
     dray__column_spec spec;
     dray__extent extent;
     dray__storage_room span;
-    bool sent; /* with a commit that got no answer: it may have been committed */
+    bool sent; /* put with a commit that got no answer, so that it may have been committed */
 } dray__batch_output;
 
 struct dray_batch {
@@ -119,17 +125,19 @@ struct dray_batch {
     uint32_t put_count;
     dray__batch_column *columns;
     uint32_t column_count;
-    dray__batch_place *places; /* of each place, all rows; cell_count in all */
+    /* The places of all rows, one place after the other; cell_count in all. */
+    dray__batch_place *places;
     uint32_t place_count, cell_count;
     dray__batch_pieces *pieces;
     uint32_t pieces_count;
-    uint32_t *micro_ends, micro_count; /* count 0: all rows are one */
-    uint8_t *own;                      /* [row]; with micro_count only: no padding */
+    uint32_t *micro_ends, micro_count; /* count 0: all rows are one micro-batch */
+    uint8_t *own;                      /* [row]; with micro_count only: the row is no padding */
     uint32_t own_count;
-    bool bounded;   /* it came late because of the queue's admission */
-    uint32_t *open; /* rows that the commit leaves open */
+    bool bounded;   /* the claim waited for the queue's admission */
+    uint32_t *open; /* the rows that the commit leaves open */
     uint32_t open_count;
-    struct dray__batch_numbered { /* tags as they came: ascending rows, keys by number */
+    /* The tags as they arrived: rows in ascending order, keys by number. */
+    struct dray__batch_numbered {
         uint32_t row, key;
         double value;
     } * numbered;
@@ -146,16 +154,16 @@ struct dray_batch {
     dray__mapping **mappings;
     uint32_t mapping_count;
     uint64_t mapping_capacity;
-    dray__buffer *buffers; /* what was got from a store */
-    uint8_t *body;         /* as it came, for dray_batch_export */
+    dray__buffer *buffers; /* the bytes that were fetched from a store */
+    uint8_t *body;         /* the answer as it arrived, for dray_batch_export */
     size_t body_size;
-    const char **keys; /* of rows with keys; NULL: it is of a claim */
+    const char **keys; /* set for rows with keys; NULL: the batch is of a claim */
     dray_blob *notes;
 };
 
 dray__batch_place dray__batch_place_of(const dray_batch *batch, const dray__batch_column *column,
                                        uint32_t row);
-/* The put's extent of the column; NULL: it has none. */
+/* Returns the put's extent of the column, or NULL when the put has none. */
 struct dray__batch_extent *dray__batch_extent_of(const dray_batch *batch,
                                                  const dray__batch_column *column, uint32_t put);
 
@@ -165,7 +173,8 @@ static inline const dray__column_spec *dray__batch_spec(const dray__batch_column
     return extent && extent->own ? extent->own : &column->spec;
 }
 
-/* Can what is there not be mapped here? extent: NULL: of what we put ourselves. */
+/* Says whether the bytes at the extent cannot be mapped here. extent NULL: bytes that this
+ * client put. */
 static inline bool dray__batch_elsewhere(const dray_queue *queue,
                                          const struct dray__batch_extent *extent)
 {
@@ -174,80 +183,81 @@ static inline bool dray__batch_elsewhere(const dray_queue *queue,
            holder->kind->is_elsewhere(holder, extent ? extent->home : holder->home);
 }
 
-/* chunks.c: what a holder (queue/storage/holder.h) has its queue do. */
+/* chunks.c: the functions that a holder (queue/storage/holder.h) calls for its queue. */
 extern const dray__holder_uses dray__queue_uses;
-/* Tells the controller of chunks that were closed. */
+/* Tells the controller about chunks that were closed. */
 void dray__chunks_tell(dray_queue *queue);
-/* read.c: gets what the batch's rows have of the column where it cannot be mapped: afterwards every
- * extent that they are in has its mapping, in which that much is filled in. What was got already is
- * got again, with its row. DRAY_EGONE: its holder has lost it; the controller was told which rows.
- */
+/* read.c: fetches the column's values of the batch's rows where they cannot be mapped.
+ * Afterwards each of their extents has a mapping, in which these values are filled in. Values
+ * that were fetched before are fetched again, with their row. Fails with DRAY_EGONE when the
+ * holder has lost them; the controller was then told about the rows. */
 int dray__batch_get(dray_batch *batch, dray__batch_column *column, dray_error *error);
 void dray__buffers_free(dray__buffer *buffers);
-/* Begins a request in queue->out: the head. */
+/* Begins a request in queue->out with its head. */
 dray__writer *dray__queue_begin(dray_queue *queue);
-/* The controller is gone: waits for the one that goes on with the queue. DRAY_ECLOSED: none will.
- */
+/* The controller is gone: waits for its successor. Fails with DRAY_ECLOSED when there will be
+ * none. */
 int dray__queue_come_back(dray_queue *queue);
-uint32_t dray__queue_ticket(dray_queue *queue); /* the next; never 0 */
-/* Sends it and takes the reply. timeout_ns: how long the controller may wait. */
+uint32_t dray__queue_ticket(dray_queue *queue); /* the next ticket, never 0 */
+/* Sends the request and takes the reply. timeout_ns is how long the controller may wait. */
 int dray__queue_call(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray__reply *reply,
                      dray_error *error);
-/* Opens a checkpoint to be restored where it is a path: then it is passed, else named. *name: what
- * the message says of it. */
+/* Opens the checkpoint to be restored if it is a path; then its descriptor is passed, else its
+ * name. *name is what the message says of it. */
 int dray__queue_open_saved(dray_queue *queue, const char *restore, const char **name,
                            dray_error *error);
 void dray__queue_close_saved(dray_queue *queue);
 int dray__queue_check_passing(const dray_queue *queue, dray_error *error); /* DRAY_EUNSUPPORTED */
-/* The same, with its beginning and these fields (NULL: none), for requests that the controller
- * answers at once. */
+/* The same, with the request's beginning and these fields (NULL: none), for requests that the
+ * controller answers at once. */
 int dray__queue_command(dray_queue *queue, uint16_t type, const dray__fields *of,
                         const void *message, dray__reply *reply, dray_error *error);
-/* Tells the controller to forget a claim, or a request for one; waits for no answer. */
+/* Tells the controller to forget a claim, or a request for one. It waits for no answer. */
 void dray__queue_release(dray_queue *queue, uint32_t ticket);
-/* The same of a claim that was answered, without a message where nobody waits for what it holds:
- * bytes, and unless it is committed, rows. */
+/* The same for a claim that was answered. It sends no message when nobody waits for the bytes
+ * that the claim holds or, unless it is committed, for its rows. */
 void dray__queue_let_go(dray_queue *queue, uint32_t ticket, bool committed);
 void dray__queue_read_dropped(dray_queue *queue, dray__reader *r);
 int dray__queue_check_fork(const dray_queue *queue, dray_error *error); /* DRAY_ECLOSED */
 int dray__queue_task(const dray_queue *queue, const char *name, uint32_t *task, dray_error *error);
-/* Puts a column's values for `items` items with the holder. The room is then the caller's. */
+/* Puts a column's values for `items` items with the holder. The caller then owns the room. */
 int dray__queue_write(dray_queue *queue, const dray_column_data *column,
                       const dray__column_spec *spec, uint64_t items, dray__extent *extent,
                       dray__storage_room *span, dray_error *error);
-/* insert.c: what a producer's request says besides the columns, which are written before it goes:
- * each with its place. `rows` is the request of an insert. */
+/* insert.c: the parts of a producer's request besides the columns, which are written first, each
+ * with its place. `rows` is the request of an insert. */
 typedef int dray__send_fn(dray_queue *queue, const dray__new_rows *rows, int64_t deadline,
                           void *user, dray_error *error);
 typedef struct dray__sending {
     dray__send_fn *send;
     void *user;
-    bool memory; /* no rows are asked for, memory alone */
-    bool once;   /* it cannot be told from another one like it */
+    bool memory; /* the request is for memory alone, not for rows */
+    bool once;   /* the server cannot tell it from another request like it */
 } dray__sending;
 int dray__queue_produce(dray_queue *queue, const dray_insert_options *o, const dray__sending *how,
                         dray_error *error);
-/* queue.c: reads news (messages.h) into names. */
+/* queue.c: reads the new names of a reply (messages.h). */
 int dray__names_read(dray__names *names, dray__reader *r, dray_error *error);
 void dray__names_free(dray__names *names);
-/* The span of a commit that counted, begun at begin_ns. */
-/* Leaves a span of the trace, which is about the batch. */
+/* Records the span of a commit that counted and that began at begin_ns. */
+/* Leaves a span of the trace that is about the batch. */
 void dray__batch_leave_span(const dray_batch *batch);
-/* The parts of the request that commits and claims. put_commit checks that all is set; commit_done
- * takes the answer: rc, and where it is DRAY_OK the reply. */
+/* The parts of the request that commits and claims. put_commit checks that every column is set.
+ * commit_done takes the answer: rc, and the reply when rc is DRAY_OK. */
 int dray__batch_put_commit(dray_batch *batch, dray__writer *w, dray_error *error);
 void dray__batch_commit_done(dray_batch *batch, int rc, dray__reader *reply);
 /* dray_queue_claim_start, with the commit of a batch (NULL: none) in the same message. The batch
- * must live until dray_queue_claim_poll has answered: then batch->committed tells whose error it
- * was. */
+ * must live until dray_queue_claim_poll has answered. batch->committed then says which of the
+ * two an error belongs to. */
 int dray__claim_start_after(dray_queue *queue, dray_batch *batch, const dray_claim_options *options,
                             uint32_t count, dray_error *error);
-/* DRAY_EPERM, DRAY_EINVALID: nothing can be written to it any more, by the function `what`. */
+/* Fails with DRAY_EPERM or DRAY_EINVALID when nothing can be written to the batch any more;
+ * `what` is the function that tried. */
 int dray__batch_check_open(const dray_batch *batch, const char *what, dray_error *error);
-/* DRAY_EINVALID: the batch has not that many rows from `first` on. */
+/* Fails with DRAY_EINVALID when the batch has fewer rows from `first` on. */
 int dray__batch_check_rows(const dray_batch *batch, uint32_t first, uint32_t rows,
                            dray_error *error);
-/* What a claim's answer says of a batch. */
+/* The part of a claim's answer that describes a batch. */
 extern const dray__fields dray__body_fields;
 int dray__batch_read(dray_queue *queue, const dray__names *names, uint32_t ticket, dray__reader *r,
                      dray_batch **out, dray_error *error);

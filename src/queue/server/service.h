@@ -20,11 +20,12 @@ typedef struct dray__controller dray__controller;
 typedef struct dray__waiter dray__waiter;
 typedef struct dray__served dray__served;
 
-typedef struct dray__line { /* waiters in order of arrival */
+typedef struct dray__line { /* a queue of waiters, in order of arrival */
     dray__waiter *first, **last;
 } dray__line;
 
-/* So many of a queue's clients have pages of releases: all are looked at for every request. */
+/* At most this many of a queue's clients have pages of releases, because all of their pages are
+ * read at every request. */
 #define DRAY__PAGES 64u
 
 typedef struct dray__page {
@@ -33,10 +34,10 @@ typedef struct dray__page {
     uint32_t read;
 } dray__page;
 
-/* What the service does beside the table for the bytes that clients put. */
+/* The work of the service, besides the table's, for the bytes that clients put. */
 typedef struct dray__served_bytes {
-    /* The client asks for a chunk, or names objects that it put and does not know to be committed:
-     * those that are not are dropped. */
+    /* The client asks for a chunk, or names objects that it put without knowing whether they are
+     * committed. Those that are not committed are dropped. */
     int (*wish)(dray__served *queue, dray__client *client, const dray__storing *message,
                 dray__stored *out, dray_error *error);
     /* The client died. */
@@ -50,14 +51,14 @@ struct dray__served { /* a queue */
     dray__controller *controller;
     dray__table *table;
     const dray__served_bytes *bytes;
-    uint64_t space;         /* of the queue's objects, where a store holds them */
+    uint64_t space;         /* the space of the queue's objects, where a store holds them */
     dray__cleaner *cleaner; /* of them */
     dray__line claims, inserts, waits, refills, gets;
-    dray__line held;    /* answers to what is not safe in the journal yet */
-    struct event *safe; /* the journal has gone on */
-    bool bytes_gone;    /* of a record, before they were in the journal */
-    int64_t hold_due;   /* when the next claim is held too long */
-    dray__waits waited; /* for answers so far */
+    dray__line held;    /* answers about changes that are not safe in the journal yet */
+    struct event *safe; /* fires when the journal has progressed */
+    bool bytes_gone;    /* a record's bytes were lost before they were in the journal */
+    int64_t hold_due;   /* when the next claim will have been held too long */
+    dray__waits waited; /* what answers have waited for so far */
     dray__page pages[DRAY__PAGES];
     uint32_t page_count, wanted; /* what they say */
 };
@@ -65,20 +66,20 @@ struct dray__served { /* a queue */
 struct dray__controller {
     struct event_base *base;
     struct event *timer;
-    struct event *work;  /* the next step of what takes long */
-    struct event *sweep; /* nobody asked anything since: pages are read all the same */
-    int64_t sweep_ns;    /* when it comes, after the last time; 0: it does not */
+    struct event *work;  /* the next step of work that is done in steps */
+    struct event *sweep; /* the timer that reads the pages when no requests arrive */
+    int64_t sweep_ns;    /* the time until it fires, after the last time; 0: it does not */
     dray__served *queues;
     dray__idmap clients; /* id -> dray__client, whose owner is the queue */
     uint32_t client_ids;
-    dray__line opens; /* attaching to queues that are not there yet */
+    dray__line opens; /* clients that attach to queues that do not exist yet */
     dray__drops drops;
     dray__homes homes;
     const dray__coordinator *coordinator;
-    dray__quota *quotas; /* by token; the first one's is "master" */
+    dray__quota *quotas; /* by token; the first token's name is "master" */
     dray__refusals refusals;
     dray__writer out;
-    char **stores; /* "redis:unix:/path": who may hold queues' bytes, and nobody else */
+    char **stores; /* "redis:unix:/path": the only stores that may hold queues' bytes */
     uint32_t store_count;
     uint64_t store_capacity;
     dray__stores *cleaned; /* NULL: there is no folder */
@@ -87,62 +88,63 @@ struct dray__controller {
     char *keeper_path;     /* NULL: none */
 };
 
-/* Reads the head of every request but OPEN: finds the client, closes chunks. */
+/* Reads the head of every request but OPEN: it finds the client and closes chunks. */
 int dray__read_head(dray__controller *self, dray__request *request, dray__client **client,
                     uint64_t *drops_seen, dray_error *error);
 int dray__finish_reading(const dray__request *request, dray_error *error);
-/* Replies, at once or when what the queue has written down is safe. record: the request's own in
- * the journal; 0: none. */
+/* Sends the reply, at once or when the changes of the queue are safe in the journal. `record` is
+ * the request's own record in the journal; 0: none. */
 void dray__answer(dray__served *queue, dray__request *request, dray__writer *out, uint64_t record);
-/* The record that was added since the last one was `before`; 0: none. */
+/* Returns the record that was added when the last one before was `before`; 0: none. */
 uint64_t dray__own_record(const dray__ledger *ledger, uint64_t before);
-/* Answers a request of steps.c. An error is the caller's to send. */
+/* Answers a request of steps.c. The caller sends the error, if there is one. */
 int dray__step(dray__controller *self, dray__request *request, dray_error *error);
-/* There is work that is done in steps. */
+/* Starts the work that is done in steps. */
 void dray__work_soon(dray__controller *self);
-/* Sets the timer to the next claim that is held too long. */
+/* Sets the timer to the moment when the next claim has been held too long. */
 void dray__arm_timer(dray__controller *self);
-/* What the client waits for ends with DRAY_ECANCELED; ticket DRAY__NONE: all of it. */
+/* Ends the client's waiting requests with DRAY_ECANCELED; ticket DRAY__NONE: all of them. */
 void dray__cancel_waiting(dray__served *queue, const dray__client *client, uint32_t ticket);
-/* Takes over the list of stores ("redis:ADDRESS", NULL at the end), and adds what
- * $DRAY_QUEUE_BACKEND says. DRAY_EINVALID: no store's address. */
+/* Takes over the list of stores ("redis:ADDRESS", NULL at the end), and adds the store in
+ * $DRAY_QUEUE_BACKEND. Fails with DRAY_EINVALID when one is not the address of a store. */
 int dray__store_list(dray__controller *self, const char *const *stores, dray_error *error);
 void dray__store_list_free(dray__controller *self);
-/* What a client, a journal or a checkpoint says of a store must be in the list; an address that was
- * not said becomes the list's, if that is one. DRAY_EPERM, DRAY_EINVALID. */
+/* Checks that a store named by a client, a journal or a checkpoint is in the list. When no
+ * address was given, the list's only store is taken. Fails with DRAY_EPERM or DRAY_EINVALID. */
 int dray__store_settle(const dray__controller *self, dray__settings *settings, const char *queue,
                        dray_error *error);
-/* Where the table's settings name a store: a space of its own there, which is noted in the folder
- * before anything is put there. */
+/* When the table's settings name a store, makes a space of its own there. The space is noted in
+ * the folder before anything is put there. */
 int dray__store_draw(const dray__controller *self, dray__table *table, dray_error *error);
-/* Notes the space that its journal names, too, which may have come from elsewhere. */
+/* Notes also the space that its journal names, which may come from another coordinator. */
 int dray__store_former(const dray__controller *self, const dray__table *table, dray_error *error);
-/* The queue that has such a table gets a cleaner. */
+/* Gives a cleaner to the queue that has such a table. */
 int dray__store_use(dray__served *queue, dray_error *error);
-/* Drops what coordinators before this one left in stores, killed at whatever moment. */
+/* Drops the objects that killed coordinators left in stores. */
 int dray__store_clean(dray__controller *self, dray_error *error);
 void dray__end_client(dray__controller *self, dray__client *client, bool died, const char *reason);
 dray__waiting dray__count_waiting(const dray__served *queue);
 
 /* ---- collect.c ---- */
 
-/* The client's page, if the descriptor is of one and there is room. The descriptor stays the
- * caller's. */
+/* Takes the client's page, if the descriptor is a page and there is room. The caller keeps the
+ * descriptor. */
 bool dray__page_add(dray__served *queue, dray__client *client, int fd);
-/* Reads what the client released last, if it has a page, and forgets it. */
+/* Reads the client's last releases from its page, if it has one, and forgets the page. */
 void dray__page_remove(dray__served *queue, const dray__client *client);
 void dray__pages_free(dray__served *queue);
-/* Releases what clients have written on their pages. true: there was something. */
+/* Applies the releases that clients have written on their pages. Returns true when there were
+ * some. */
 bool dray__collect(dray__served *queue);
-/* Says on the pages what is waited for now. true: that released something. */
+/* Writes on the pages what the queue waits for now. Returns true when that led to releases. */
 bool dray__collect_wanted(dray__served *queue);
-/* A request was handled: pages are read soon, and then less and less often until the next one. */
+/* A request was handled: pages are read soon, and then less often until the next request. */
 void dray__sweep_soon(dray__controller *self);
 int dray__sweep_init(dray__controller *self, dray_error *error);
 
 /* ---- durable.c ---- */
 
-/* The queue's table, as its durability wants it: new, or of the checkpoint that is named. */
+/* Makes the queue's table as its durability requires: new, or from the checkpoint that is named. */
 int dray__durable_new(dray__controller *self, const dray__opening *o, dray__request *request,
                       dray__table **out, dray_error *error);
 /* Saves the queue in the file that the request names (messages.h). */

@@ -1,4 +1,5 @@
-/* One-sided reads of a member's regions, given and taken (exports.h). */
+/* One-sided reads of a member's regions: how readers get access, and how it is revoked
+ * (exports.h). */
 #include "weights/server/exports.h"
 
 #include "base/error.h"
@@ -15,8 +16,9 @@ struct dray__export {
     dray__writer said; /* what readers are told */
 };
 
-/* Of the list and all that is in it, and held while a connection with an export works: a
- * carrier may emulate one-sided reads, and then who is read carries them out. */
+/* Guards the list and the exports in it. A connection with an export holds it while it works,
+ * because a carrier may emulate one-sided reads, and then the process that is read carries them
+ * out. */
 static pthread_mutex_t lock;
 static dray__export *list;
 
@@ -103,16 +105,18 @@ static int export_new(dray__stream *stream, uint64_t token, const dray__local *l
 int dray__export_give(dray__export **export, dray__stream *stream, uint64_t token, uint64_t attempt,
                       size_t room, dray__writer *out, dray_error *error)
 {
-    dray__local *local = dray__local_hold(token);
-    if (!local)
-        return dray__fail(error, DRAY_EDEAD, "it closed, or this ticket never was one");
+    dray__local *local;
+    int rc = dray__local_hold_ticket(token, &local, error);
+    if (rc)
+        return rc;
     acquire();
     if (*export && ((*export)->token != token || (*export)->revoked)) {
         dray__export_free(*export);
         *export = NULL;
     }
-    /* Held, and not revoked yet: who revokes from here on finds it in the list. */
-    int rc = dray__local_check(local, attempt, error);
+    /* This holds the member, and its access is not revoked yet. A later revocation finds the
+     * export in the list. */
+    rc = dray__local_check(local, attempt, error);
     dray__local_export(local);
     if (rc == DRAY_OK && !*export)
         rc = export_new(stream, token, local, export, error);

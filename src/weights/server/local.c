@@ -1,6 +1,6 @@
-/* What the members of this very process hold: a subscriber here reads their regions as they are,
- * private memory included, and so does the data server for readers on other hosts. Found by a
- * random token that travels with the member's description. */
+/* The members of this process. A subscriber of the same process reads their regions directly,
+ * private memory included. The data server reads them for other hosts. Members are found by a
+ * random token that travels with their description. */
 #include "base/error.h"
 #include "weights/server/exports.h"
 #include "weights/server/shares.h"
@@ -14,11 +14,12 @@
 struct dray__local {
     dray__local *next;
     uint64_t token;
-    pid_t pid; /* a forked child has the list, but not the memory as it is now */
+    /* A forked child inherits the list, but its memory differs from the parent's from then on. */
+    pid_t pid;
     uint32_t readers;
-    uint64_t floor; /* attempts below it are revoked */
+    uint64_t floor; /* attempts below this number are revoked */
     dray__shares *shares;
-    uint64_t run; /* the newest that began */
+    uint64_t run; /* the newest attempt that has begun */
     const dray_layout *layout;
     dray_region *const *regions;
     uint32_t count;
@@ -29,7 +30,8 @@ struct dray__local {
     bool exported;
 };
 
-static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* of the list and its readers */
+/* Guards the list and the counts of readers. */
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t released = PTHREAD_COND_INITIALIZER;
 static dray__local *list;
 
@@ -42,7 +44,7 @@ uint64_t dray__local_token(void)
     return token;
 }
 
-/* A child that is forked while another thread holds the lock must not find it locked for ever. */
+/* Takes the lock before a fork, so that a child never inherits it locked by another thread. */
 static void before_fork(void)
 {
     pthread_mutex_lock(&list_lock);
@@ -81,7 +83,7 @@ int dray__local_add(uint64_t token, const dray_layout *layout, dray_region *cons
     return DRAY_OK;
 }
 
-/* With the lock. */
+/* The caller holds the lock. */
 static dray__local *find(uint64_t token)
 {
     dray__local *local = list;
@@ -142,7 +144,7 @@ void dray__local_depart(dray__guest *guest)
     pthread_mutex_unlock(&list_lock);
 }
 
-/* Ends the reading of those whose attempts are older. */
+/* Ends the reading of older attempts. */
 static void see_off(dray__local *local, uint64_t attempt)
 {
     for (dray__guest *guest = local ? local->guests : NULL, *next; guest; guest = next) {
@@ -164,7 +166,8 @@ void dray__local_remove(uint64_t token)
             *at = local->next;
             break;
         }
-    while (local && local->readers) /* no more can come; those inside copy one slice, and leave */
+    /* No new readers can enter. Those inside copy one slice each and leave. */
+    while (local && local->readers)
         pthread_cond_wait(&released, &list_lock);
     see_off(local, UINT64_MAX);
     pthread_mutex_unlock(&list_lock);
@@ -185,6 +188,16 @@ dray__local *dray__local_hold(uint64_t token)
         found->readers++;
     pthread_mutex_unlock(&list_lock);
     return found;
+}
+
+int dray__local_hold_ticket(uint64_t token, dray__local **out, dray_error *error)
+{
+    if ((*out = dray__local_hold(token)))
+        return DRAY_OK;
+    return dray__fail(error, DRAY_EDEAD,
+                      "ticket %#" PRIx64 ": not known to this server (the publisher closed, or the "
+                      "ticket is not its own)",
+                      token);
 }
 
 void dray__local_release(dray__local *local)
@@ -223,7 +236,7 @@ void dray__local_revoke(uint64_t token, uint64_t attempt)
     dray__local *local = find(token);
     if (local && local->floor < attempt)
         local->floor = attempt;
-    while (local && local->readers) /* those inside were let in before: they leave soon */
+    while (local && local->readers) /* These readers entered before, and leave soon. */
         pthread_cond_wait(&released, &list_lock);
     see_off(local, attempt);
     bool exported = local && local->exported;

@@ -84,16 +84,18 @@ uint16_t dray__pull_options(const dray__data_request *request, const uint8_t *bo
 struct dray__packer {
     dray_copy copies[DRAY__PULL_RECTS_MAX];
     bool twice[DRAY__PULL_RECTS_MAX], quantised[DRAY__PULL_RECTS_MAX];
-    bool held;                              /* what is asked for quantised is so already: */
-    dray_copy scales[DRAY__PULL_RECTS_MAX]; /* where its scales lie */
+    /* True: the tensor is stored quantised already, and is not quantised for the answer. */
+    bool held;
+    dray_copy scales[DRAY__PULL_RECTS_MAX]; /* where the scales of each rectangle lie */
     dray__pull_quant quants[DRAY__PULL_RECTS_MAX];
     uint32_t blocks[DRAY__PULL_RECTS_MAX], sizes[DRAY__PULL_RECTS_MAX];
     uint64_t sums[DRAY__PULL_RECTS_MAX], source_sums[DRAY__PULL_RECTS_MAX];
     uint32_t count;
-    uint64_t data_bytes, room; /* room: of the staging */
+    uint64_t data_bytes, room; /* room: the bytes that the staging has */
     uint8_t *scratch;
     dray__delta_coder *coder;
-    dray_region *floats; /* to be quantised; NULL: none were yet */
+    /* The region for elements that are to be quantised; NULL before the first one. */
+    dray_region *floats;
 };
 
 dray__packer *dray__packer_new(void)
@@ -182,7 +184,8 @@ static int get_rect(dray__packer *p, const dray_layout *layout, dray__reader *in
     return DRAY_OK;
 }
 
-/* The source's bits, read a second time by another way than the mover's. */
+/* Reads the source's bits a second time, in another way than the mover does, and compares the
+ * sums. */
 static int read_again(const dray__packer *p, uint32_t i, const dray_layout *layout,
                       const dray_region *region, dray_error *error)
 {
@@ -204,7 +207,8 @@ static int read_again(const dray__packer *p, uint32_t i, const dray_layout *layo
                       tensor->name);
 }
 
-/* The scales of what an update brought quantised, behind its elements, and the sum of both. */
+/* Copies the scales of a tensor that an update brought quantised behind its elements, and
+ * computes the sum of both. */
 static int pack_scales(dray__packer *p, uint32_t i, const dray__shares *shares,
                        const dray_layout *layout, bool sums, dray_region *staging,
                        dray_error *error)
@@ -220,7 +224,7 @@ static int pack_scales(dray__packer *p, uint32_t i, const dray__shares *shares,
     return rc;
 }
 
-/* Moves the rectangles into staging, those of one region together. */
+/* Moves the rectangles into staging. Rectangles of one region are moved together. */
 static int pack(dray__packer *p, const dray__local *local, const dray__shares *shares,
                 const dray_layout *layout, bool sums, dray_region *staging, dray_error *error)
 {
@@ -254,8 +258,8 @@ static int pack(dray__packer *p, const dray__local *local, const dray__shares *s
     return DRAY_OK;
 }
 
-/* Replaces what is dense in staging by what changed since the base, where that is less. What is
- * left moves up. */
+/* Replaces the dense elements in staging by the changes since the base where those take fewer
+ * bytes. The rest of the data moves up. */
 static void shorten(dray__packer *p, const dray__delta_view *view, const dray__pull_base *base,
                     dray_region *staging)
 {
@@ -280,7 +284,8 @@ static void shorten(dray__packer *p, const dray__delta_view *view, const dray__p
     p->data_bytes = to;
 }
 
-/* Sums of a rectangle that came in other pieces: of what lies here, which is as it came. */
+/* Computes the sums of a rectangle that arrived in other pieces. They are sums of the bytes
+ * here, which are as they arrived. */
 static int sum_cut(dray__packer *p, dray__shares *shares, const dray_layout *layout, uint32_t i,
                    dray_error *error)
 {
@@ -294,8 +299,9 @@ static int sum_cut(dray__packer *p, dray__shares *shares, const dray_layout *lay
     return rc ? rc : dray__shares_intact(shares, layout, p->blocks[i], &rect, error);
 }
 
-/* What an update brought is sent with the publisher's own sums, once all of it is here and as it
- * was when it came. after: it was read; mapped: the reader does that himself. */
+/* Finds the publisher's own sums of the rectangles. They are sent once all bytes of the update
+ * are here and unchanged since they arrived. `after`: the memory has been read. `mapped`: the
+ * reader reads the memory itself. */
 static int find_shares(dray__packer *p, dray__shares *shares, const dray_layout *layout, bool after,
                        bool mapped, bool sums, dray_error *error)
 {
@@ -330,7 +336,8 @@ static int find_shares(dray__packer *p, dray__shares *shares, const dray_layout 
     return DRAY_OK;
 }
 
-/* shares: what is read is what an update brings; NULL: the member's memory itself. */
+/* Says whether the reader may read. *shares is the part of the update that this member has
+ * received, or NULL when the reader reads the member's memory itself. */
 static int may_read(const dray__local *local, bool cohort, uint64_t attempt, dray__shares **shares,
                     dray_error *error)
 {
@@ -391,15 +398,16 @@ static int read_request(dray__packer *p, dray__reader in, uint16_t *options, dra
     const dray_copy *copies;
     uint32_t count;
     uint64_t bytes;
-    dray__local *local = dray__local_hold(said.token);
-    if (!local)
-        return dray__fail(error, DRAY_EDEAD, "it closed, or this ticket never was one");
+    dray__local *local;
+    int rc = dray__local_hold_ticket(said.token, &local, error);
+    if (rc)
+        return rc;
     dray__shares *shares;
     if (*options & DRAY__PULL_ARENA && !dray__local_arena(local)) {
         dray__local_release(local);
         return dray__fail(error, DRAY_EINVALID, "it has no staging arena");
     }
-    int rc = may_read(local, *options & DRAY__PULL_COHORT, said.attempt, &shares, error);
+    rc = may_read(local, *options & DRAY__PULL_COHORT, said.attempt, &shares, error);
     p->held = shares != NULL;
     if (rc == DRAY_OK)
         rc = dray__pull_get_rects(p, &in, dray_region_bytes(staging), dray__local_layout(local),
@@ -424,10 +432,10 @@ static int read_request(dray__packer *p, dray__reader in, uint16_t *options, dra
 
 int dray__pull_regions(uint64_t token, size_t room, dray__writer *out, dray_error *error)
 {
-    int rc = DRAY_OK;
-    dray__local *local = dray__local_hold(token);
-    if (!local)
-        return dray__fail(error, DRAY_EDEAD, "it closed, or this ticket never was one");
+    dray__local *local;
+    int rc = dray__local_hold_ticket(token, &local, error);
+    if (rc)
+        return rc;
     uint32_t count = dray_layout_region_count(dray__local_layout(local));
     dray__put_u64(out, (uint64_t)getpid());
     dray__put_u32(out, count);

@@ -47,10 +47,11 @@ enum {
     DRAY__PULL_QUANTISED = 2
 };
 
-/* How a rectangle is to be quantised. */
+/* How a reader wants a rectangle to be quantised. */
 typedef struct dray__pull_quant {
     int32_t dtype, scale_format;
-    int64_t cell[DRAY_MAX_DIMS]; /* elements that share a scale; 1 in unused dimensions */
+    /* The number of elements that share a scale in each dimension; 1 in unused dimensions. */
+    int64_t cell[DRAY_MAX_DIMS];
 } dray__pull_quant;
 
 typedef struct dray__pull_rect {
@@ -61,13 +62,13 @@ typedef struct dray__pull_rect {
     dray__rect rect;
 } dray__pull_rect;
 
-/* What the reader holds, and what it wants to hold: then a rectangle may be answered by what
- * changed since (delta.h). */
+/* The version that the reader holds, and the version that it wants. With both, a rectangle may
+ * be answered by the changes since then (delta.h). */
 typedef struct dray__pull_base {
     uint64_t incarnation, base, version;
 } dray__pull_base;
 
-typedef struct dray__pull_ticket { /* all requests but CELLS begin with it */
+typedef struct dray__pull_ticket { /* Every request but CELLS begins with a ticket. */
     uint64_t token, attempt;
 } dray__pull_ticket;
 
@@ -77,33 +78,37 @@ extern const dray__fields dray__pull_ticket_fields, dray__pull_base_fields;
 void dray__pull_put_request(dray__writer *w, uint32_t id, uint16_t options, uint64_t token,
                             uint64_t attempt, const dray__pull_base *base,
                             const dray__pull_rect *rects, uint32_t count);
-/* A request of a type that begins with token and attempt, as all but CELLS do: dray__request_end
- * gets what this returned. */
+/* Begins a request of a type that starts with token and attempt, as all but CELLS do. Pass the
+ * returned value to dray__request_end. */
 size_t dray__pull_begin(dray__writer *w, uint16_t type, uint32_t id, uint64_t token,
                         uint64_t attempt);
 void dray__pull_put_rects(dray__writer *w, const dray__pull_rect *rects, uint32_t count);
-/* What the head of an answer holds of each rectangle. */
+/* The part of an answer's head that describes one rectangle. */
 uint32_t dray__pull_head_bytes(bool sums, bool base);
 
 /* ---- the server's side */
 
-uint64_t dray__pull_token(const dray__data_reader *reader); /* of its request; 0: it has none */
+/* The token of the reader's request; 0 when it has none. */
+uint64_t dray__pull_token(const dray__data_reader *reader);
 uint16_t dray__pull_options(const dray__data_request *request, const uint8_t *body);
-/* Reads what the body asks for into `staging`, and puts header and head of the answer. arena_at: of
- * a request into the arena, where in it that lies. What is wrong with the request becomes the
- * answer, with no data: *data_bytes is 0. false: out of memory. `packer` is the server's own. */
+/* Reads what the body asks for into `staging`, and puts the header and the head of the answer.
+ * arena_at says where in the arena the data of a request into the arena lie. An error in the
+ * request becomes the answer, without data: *data_bytes is then 0. Returns false when memory is
+ * out. `packer` is the server's own. */
 typedef struct dray__packer dray__packer;
 dray__packer *dray__packer_new(void);
 void dray__packer_free(dray__packer *packer);
 bool dray__pull_answer(dray__packer *packer, const dray__data_request *request, const uint8_t *body,
                        dray_region *staging, uint64_t arena_at, dray__writer *out,
                        uint64_t *data_bytes);
-/* The data of an answer to a request for regions; at most `room` bytes. DRAY_EDEAD,
- * DRAY_EUNSUPPORTED. */
+/* Puts the data of the answer to a request for regions, at most `room` bytes. Fails with
+ * DRAY_EDEAD or DRAY_EUNSUPPORTED. */
 int dray__pull_regions(uint64_t token, size_t room, dray__writer *out, dray_error *error);
-/* The rectangles of a request, checked against a layout, as copies to one dense buffer of `room`
- * bytes; `bytes`: how many they fill. copies: until the next call. */
+/* Checks the rectangles of a request against a layout, and returns them as copies to one dense
+ * buffer of `room` bytes. `bytes` is the number of bytes that they fill. The copies are valid
+ * until the next call. */
 int dray__pull_get_rects(dray__packer *packer, dray__reader *in, uint64_t room,
                          const dray_layout *layout, const dray_copy **copies, uint32_t *count,
                          uint64_t *bytes, dray_error *error);
-bool dray__pull_quantises(const dray__packer *packer); /* is any of those to be quantised? */
+/* Says whether any of these rectangles is to be quantised. */
+bool dray__pull_quantises(const dray__packer *packer);

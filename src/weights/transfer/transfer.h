@@ -22,7 +22,7 @@
 #include "base/waker.h"
 #include "weights/internal.h"
 
-/* For which ops it is, whatever brings them. */
+/* The ops that a placement takes, whatever source brings them. */
 typedef struct dray__placement {
     const char *name;
     bool (*takes)(const dray__transfer *transfer, const dray__op *op);
@@ -33,34 +33,38 @@ typedef struct dray__placement {
 extern const dray__placement dray__place_copy, dray__place_patch, dray__place_convert,
     dray__place_compiled;
 
-/* What a pair has running. */
+/* The running work of a pair of source and placement. */
 typedef struct dray__lane {
     dray__transfer *transfer;
-    const struct dray__source_type *source; /* NULL: nothing is for it */
+    const struct dray__source_type *source; /* NULL: no ops are for it */
     const dray__placement *placement;
     const uint64_t *ops; /* indices into the sources' ops, in the plan's order */
     uint64_t count;
-    uint64_t ceiling; /* bytes of staging that it may hold; the strategy direct has none */
+    uint64_t ceiling; /* the bytes of staging that it may use; the strategy direct has none */
     /* The source's: */
     void *state;
-    int fd;        /* readable when a lane that waits can go on, from open on; -1: it never waits */
-    uint64_t held; /* bytes of staging, at most */
-    bool waits;    /* nothing can be done until fd is readable; false before each step */
+    /* Readable when a lane that waits can go on; set from `open` on; -1: it never waits. */
+    int fd;
+    uint64_t held; /* the bytes of staging, at most */
+    bool waits;    /* nothing can be done before fd is readable; false before each step */
     bool done;
 } dray__lane;
 
 typedef struct dray__source_type {
     const char *name;
-    size_t bytes; /* of a lane's state, which is zeroed before it is opened */
-    /* Can it bring what the op reads, as this placement wants it? */
+    size_t bytes; /* the size of a lane's state, which is zeroed before `open` */
+    /* Says whether the source can bring the elements that the op reads, in the form that the
+     * placement wants. */
     bool (*reaches)(const dray__transfer *transfer, const dray__op *op,
                     const dray__placement *placement);
-    int (*open)(dray__lane *lane, dray_error *error); /* it is closed when this fails, too */
-    /* Works until about until_ns. DRAY_OK: all its ops are done. DRAY_EAGAIN: more is left. */
+    int (*open)(dray__lane *lane, dray_error *error); /* `close` is called also when this fails */
+    /* Works until about until_ns. Returns DRAY_OK when all its ops are done, or DRAY_EAGAIN when
+     * more is left. */
     int (*step)(dray__lane *lane, int64_t until_ns, dray_error *error);
-    /* Adds what is only known in the end, the rest is in the transfer's `told`; NULL: nothing. */
+    /* Adds the figures that are known only at the end; the others are in the transfer's `told`.
+     * NULL: there are none. */
     void (*report)(const void *state, dray_update_report *report);
-    /* Puts in front of an error at the deadline who did not do his part; NULL: nothing to say. */
+    /* Adds to an error at the deadline which member did not do its part. NULL: nothing to add. */
     void (*explain)(const void *state, dray_error *error);
     void (*close)(void *state); /* what the state holds */
 } dray__source_type;
@@ -75,42 +79,45 @@ struct dray__transfer {
     dray__sources *sources;
     const dray__destination *destination;
     dray__transfer_options options;
-    struct dray__deal *own; /* who brings what, where that is of this round alone */
-    /* Of a load_weights engine: the ops by round, which are transferred one after the other. */
+    struct dray__deal *own; /* the ops' division among ranks, if it is of this round only */
+    /* For a load_weights engine: the ops by round. The rounds are transferred one after the
+     * other. */
     uint64_t *by_round, *round_first; /* NULL: all ops at once */
     uint32_t round;
-    bool loading;            /* its bucket is there */
-    uint64_t held_most;      /* by the lanes of the rounds that are over */
-    dray_update_report told; /* what lanes add to a report */
-    dray__lane *lanes;       /* one a pair of transfer.c's table */
+    bool loading;            /* the round's bucket is there */
+    uint64_t held_most;      /* the most that lanes of finished rounds held */
+    dray_update_report told; /* the figures that lanes add to a report */
+    dray__lane *lanes;       /* one for each pair of transfer.c's table */
     uint32_t lane_count;
-    dray__waker waker; /* when a waiting lane can go on; closed: none ever waits */
+    dray__waker waker; /* readable when a waiting lane can go on; closed: no lane ever waits */
     uint32_t turn;
-    /* Sources whose fence has not come yet; nothing moves before. NULL: none. */
+    /* The sources whose fence has not passed. Nothing is moved before. NULL: none. */
     bool *held_by;
-    uint32_t held_count, held_last; /* held_last: the one that came last, or not yet */
+    /* `held_last`: the source whose fence passed last, or has not passed yet. */
+    uint32_t held_count, held_last;
     int64_t opened_ns, held_ns;
 
     /* the books */
     struct dray__tensor_sum *tensors;
     uint64_t *expected, *found; /* one a destination block */
     uint64_t bytes;
-    uint64_t misplaced; /* entries of deltas on GPUs that lead outside */
+    uint64_t misplaced; /* entries of deltas on GPUs that lead outside their block */
     int64_t move_ns, verify_ns;
     int64_t device_ns; /* of move_ns, by the clocks of GPUs */
 };
 
-/* A source's name, and its GPU's. */
+/* Writes the name of a source and of its GPU. */
 void dray__source_who(const dray__source *source, char *out, size_t size);
 
-/* patch.c: does the source say what changed of what the op reads since the version that this
- * rank holds? Only of what is compared with the announced sums in the end: nothing else tells
- * whether the memory held what the delta builds on. */
+/* patch.c: says whether the source knows which of the op's elements changed since the version
+ * that this rank holds. It is asked only for tensors that are compared with the announced sums
+ * at the end, as nothing else shows whether the memory held the delta's base. */
 bool dray__delta_offered(const dray__transfer *transfer, const dray__op *op);
-/* The same of a checkpoint that is a delta on what this rank holds. */
+/* The same for a checkpoint that is a delta on the version that this rank holds. */
 bool dray__overlay_offered(const dray__transfer *transfer, const dray__op *op);
 #define DRAY__DELTA_NO_BLOCK UINT32_MAX
-/* The source's block that holds all of what the op reads; DRAY__DELTA_NO_BLOCK: several do. */
+/* Returns the source's block that holds everything that the op reads, or DRAY__DELTA_NO_BLOCK
+ * when several blocks do. */
 uint32_t dray__delta_block(const dray__transfer *transfer, const dray__op *op);
 
 /* ---- the books ------------------------------------------------------------------------------- */
@@ -119,23 +126,23 @@ const dray_tensor_info *dray__transfer_tensor(const dray__transfer *transfer,
                                               const dray_copy *copy);
 /* Destination bytes. */
 uint64_t dray__copy_bytes(const dray_copy *copy);
-/* The sum of the source's bits of a part of an op, which counts in the group's if the op is owned.
- */
+/* Adds the sum of the source's bits of a part of an op. It counts in the group's sum if this
+ * rank owns the op. */
 void dray__transfer_own(dray__transfer *transfer, const dray__op *op, const dray_copy *copy,
                         uint64_t sum);
-/* Sums of such bits, taken elsewhere. */
+/* Adds sums of such bits that were computed elsewhere. */
 void dray__transfer_add(dray__transfer *transfer, uint32_t tensor,
                         const struct dray__tensor_sum *sum);
-/* The sum of what lies at the destination of a copy now. Of a GPU's memory that cannot be read any
- * more: none that anything else has. */
+/* Returns the sum of the bytes that lie at the destination of a copy now. For a GPU's memory
+ * that can no longer be read, returns a value that no other memory has. */
 uint64_t dray__transfer_read_back(const dray__transfer *transfer, const dray_region *region,
                                   const dray_copy *copy);
-/* Of a part of an op that was moved: the sums of what was read, as the source has it, and of what
- * was meant to be written. */
+/* For a part of an op that was moved: the sums of the source's elements that were read, and of
+ * the elements that were to be written. */
 void dray__transfer_written(dray__transfer *transfer, const dray__op *op, const dray_copy *copy,
                             uint64_t read, uint64_t written);
-/* It is in its place: reads it back. counts: what lies there is also what was meant,
- * and what the source has; nothing else said so. */
+/* Reads back a part that is in its place. `counts`: the elements there are also the ones that
+ * were meant, and the source's, as nothing else has said so. */
 void dray__transfer_arrived(dray__transfer *transfer, const dray__op *op, const dray_copy *copy,
                             bool counts);
 
@@ -144,18 +151,18 @@ enum { DRAY__BATCH = 64 };
 typedef struct dray__batch {
     uint32_t count;
     const dray__op *ops[DRAY__BATCH];
-    dray_copy copies[DRAY__BATCH];                    /* from where they lie */
-    uint64_t read[DRAY__BATCH], written[DRAY__BATCH]; /* sums that the mover took */
-    void *scratch;                                    /* of dray__move_options; NULL: none */
+    dray_copy copies[DRAY__BATCH];                    /* the copies, from where the slices lie */
+    uint64_t read[DRAY__BATCH], written[DRAY__BATCH]; /* the sums that the mover computed */
+    void *scratch;                                    /* as in dray__move_options; NULL: none */
     size_t scratch_bytes;
 } dray__batch;
 
-/* Moves `count` slices to one region, with sums or without. */
+/* Moves `count` slices to one region, with or without sums. */
 int dray__batch_move(dray__transfer *transfer, dray__batch *batch, uint32_t first, uint32_t count,
                      const dray_region *from, dray_region *to, bool sums, dray_error *error);
-/* Does the region hold what was written? DRAY_ECHECKSUM. */
+/* Checks that the region holds what was written. Fails with DRAY_ECHECKSUM. */
 int dray__batch_compare(const dray__transfer *transfer, const dray__batch *batch,
                         const dray_region *to, dray_error *error);
-/* With the sums that the mover took. */
+/* The same, with the sums that the mover computed. */
 void dray__batch_written(dray__transfer *transfer, const dray__batch *batch);
 void dray__batch_arrived(dray__transfer *transfer, const dray__batch *batch, bool counts);
