@@ -19,6 +19,8 @@ UPSTREAM = Upstream(
         (_RELOAD, "initialize_layerwise_reload"): ["model"],
         (f"{_RELOAD}.layerwise", "get_layerwise_info"): ["layer"],
         (f"{_RELOAD}.layerwise", "finalize_layerwise_processing"): ["model", "model_config"],
+        (_BASE, "WeightTransferEngine.set_weight_update_target"): ["self", "model", "model_config"],
+        ("vllm.distributed.weight_transfer.clients", "HTTPVLLMWeightSyncClient._post"): ["self", "path", "json"],
         ("vllm.model_executor.model_loader.mtp_validation", "disable_mtp_completeness_check"): [],
     },
     abstract={

@@ -25,7 +25,8 @@ _log = logging.getLogger("vllm.dray")
 
 @dataclass
 class DrayInitInfo(Handshake, WeightTransferInitInfo):
-    """What the trainer tells the workers once."""
+    """What the trainer tells the workers once. draft: it is the draft model's trainer."""
+    draft: bool = False
 
 
 @dataclass
@@ -74,14 +75,15 @@ def whole_modules(recorded) -> None:
 
 
 class DrayEngine(WeightTransferEngine[DrayInitInfo, DrayUpdateInfo]):
-    """Backend "dray". report: of the last update; left: why tensors go by load_weights, by their names ("": all)."""
+    """Backend "dray". The draft model, where vLLM has one, is a group of its own. report: of the last update of the model
+    itself; left: why tensors go by load_weights, by their names ("": all)."""
     init_info_cls = DrayInitInfo
     update_info_cls = DrayUpdateInfo
-    supports_draft_weight_update = False
+    supports_draft_weight_update = True
 
     def __init__(self, config, vllm_config, device, model) -> None:
         super().__init__(config, vllm_config, device, model)
-        self._rank = None
+        self._rank = self._draft = self._draft_told = None
 
     report = property(lambda self: self._rank and self._rank.report)
     left = property(lambda self: self._rank.left if self._rank else {})
@@ -89,39 +91,60 @@ class DrayEngine(WeightTransferEngine[DrayInitInfo, DrayUpdateInfo]):
     # ---- the handshake -----------------------------------------------------------------------
 
     def init_transfer_engine(self, init_info: DrayInitInfo) -> None:
-        self.shutdown()
+        if init_info.draft:  # vLLM shows the draft model when its first update begins
+            self._close("_draft")
+            self._draft_told = init_info
+        else:
+            self._close("_rank")
+            self._rank = self._joined(init_info, self.model, self.model_config, "")
+
+    def _joined(self, told, model, config, suffix):
+        """This worker as a rank of the group that takes the model's weights."""
         parallel = self.parallel_config
-        group = init_info.group or f"vllm-{self.vllm_config.instance_id}"
+        group = told.group or f"vllm-{self.vllm_config.instance_id}{suffix}"
         if parallel.data_parallel_size > 1:
             group = f"{group}-dp{parallel.data_parallel_index}"
-        self._rank = Rank(init_info, self.model, self.load_weights, framework="vLLM", log=_log, group=group,
-                          rank=parallel.rank, world=parallel.world_size, why_not=kept_elsewhere(self.model),
-                          begin=lambda: initialize_layerwise_reload(self.model), end=self._reloaded,
-                          within=lambda: set_current_vllm_config(self.vllm_config), settle=whole_modules)
 
-    def load_weights(self, named):
-        """The model's own, of a part of the checkpoint."""
-        with disable_mtp_completeness_check():
-            self.model.load_weights(named)
+        def load_weights(named):
+            """The model's own, of a part of the checkpoint."""
+            with disable_mtp_completeness_check():
+                model.load_weights(named)
 
-    def _reloaded(self):
-        finalize_layerwise_processing(self.model, self.model_config)
-        pack_experts(self.model, self.device)
+        def reloaded():
+            finalize_layerwise_processing(model, config)
+            pack_experts(model, self.device)
+
+        return Rank(told, model, load_weights, framework="vLLM", log=_log, group=group, rank=parallel.rank,
+                    world=parallel.world_size, why_not=kept_elsewhere(model), begin=lambda: initialize_layerwise_reload(model),
+                    end=reloaded, within=lambda: set_current_vllm_config(self.vllm_config), settle=whole_modules)
 
     # ---- an update ---------------------------------------------------------------------------
 
+    def _is_draft(self):
+        return self.model is not self._default_model
+
     def start_weight_update(self) -> None:
-        """Nothing: vLLM's reload begins with the first bytes, so that a trainer that is late or gone costs nothing."""
+        """Nothing but a draft's first handshake: vLLM's reload begins with the first bytes, so that a trainer that is late
+        or gone costs nothing."""
+        if self._is_draft() and self._draft is None and self._draft_told is not None:
+            self._draft = self._joined(self._draft_told, self.model, self.model_config, "-draft")
 
     def receive_weights(self, update_info: DrayUpdateInfo) -> None:
-        if self._rank is None:
-            raise RuntimeError('weight transfer backend "dray": init_weight_transfer_engine is to be called first')
-        self._rank.update(update_info.version)
+        rank = self._draft if self._is_draft() else self._rank
+        if rank is None:
+            what = "with draft=True " if self._is_draft() else ""
+            raise RuntimeError(f'weight transfer backend "dray": init_weight_transfer_engine is to be called {what}first')
+        rank.update(update_info.version)
 
     def finish_weight_update(self) -> None:
         """Nothing is left to do: an update is whole, or raised."""
 
     def shutdown(self) -> None:
-        rank, self._rank = self._rank, None
+        self._close("_rank")
+        self._close("_draft")
+
+    def _close(self, which) -> None:
+        rank = getattr(self, which)
+        setattr(self, which, None)
         if rank is not None:
             rank.close()

@@ -2,30 +2,50 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Optional
+from typing import Any, ClassVar, Optional
 
 from .vllm import UPSTREAM
 
 UPSTREAM.check()
 
 from vllm.distributed.weight_transfer.base import ModuleSource, TrainerInitInfo, TrainerWeightTransferEngine
+from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient, RayVLLMWeightSyncClient
 
 from .published import Options, Published
 
 
 @dataclass
 class DrayTrainerInitInfo(Options, TrainerInitInfo):
-    """rank: of the trainer (rank 0 speaks to vLLM); and published.Options."""
+    """rank: of the trainer (rank 0 speaks to vLLM); draft: it trains vLLM's draft model; and published.Options, of which
+    model is another name for a draft."""
     backend: ClassVar[str] = "dray"
+    draft: bool = False
+
+    def __post_init__(self):
+        if self.draft and self.model == Options.model:
+            self.model += "-draft"
+
+
+def start_draft(client: Any) -> None:
+    """vLLM's start_draft_weight_update; its own clients have no method for it."""
+    if hasattr(client, "start_draft_weight_update"):
+        client.start_draft_weight_update()
+    elif isinstance(client, HTTPVLLMWeightSyncClient):
+        client._post("start_draft_weight_update")
+    elif isinstance(client, RayVLLMWeightSyncClient):
+        import ray
+        ray.get([handle.start_draft_weight_update.remote() for handle in client.handles])
+    else:
+        raise TypeError(f"draft=True: a client with start_draft_weight_update expected, found {type(client).__name__}")
 
 
 class DrayTrainer(TrainerWeightTransferEngine[DrayTrainerInitInfo]):
     """Backend "dray". version: the last that was sent."""
     init_info_cls = DrayTrainerInitInfo
 
-    def __init__(self, *, client, source, is_sender, published) -> None:
+    def __init__(self, *, client, source, is_sender, published, draft=False) -> None:
         super().__init__(client=client, source=source, is_sender=is_sender)
-        self.version, self._published = 0, published
+        self.version, self._published, self._draft = 0, published, draft
 
     @classmethod
     def trainer_init(cls, init_info: DrayTrainerInitInfo, *, client, source=None) -> "DrayTrainer":
@@ -33,7 +53,8 @@ class DrayTrainer(TrainerWeightTransferEngine[DrayTrainerInitInfo]):
         given = source._module if isinstance(source, ModuleSource) else source
         published = Published(given, init_info.rank, init_info, "vllm")
         try:
-            made = cls(client=client, source=source, is_sender=init_info.is_sender, published=published)
+            made = cls(client=client, source=source, is_sender=init_info.is_sender, published=published,
+                       draft=init_info.draft)
             made.init_engine()
         except BaseException:
             published.close()
@@ -43,7 +64,8 @@ class DrayTrainer(TrainerWeightTransferEngine[DrayTrainerInitInfo]):
     def init_engine(self, client=None) -> None:
         """Tells an engine what is published: each that joins later, or again, once. client: of that one."""
         if self.is_sender:
-            (client or self.client).init_weight_transfer_engine(self._published.handshake())
+            told = self._published.handshake()
+            (client or self.client).init_weight_transfer_engine({**told, "draft": True} if self._draft else told)
 
     def send_weights(self, version: Optional[int] = None) -> None:
         """On every rank: publishes (version: the last one's successor), has the engines take it, and returns when
@@ -51,9 +73,9 @@ class DrayTrainer(TrainerWeightTransferEngine[DrayTrainerInitInfo]):
         self.version = version = self.version + 1 if version is None else version
 
         def take():
-            self.client.start_weight_update()
+            start_draft(self.client) if self._draft else self.client.start_weight_update()
             self.client.update_weights({"version": version})
-            self.client.finish_weight_update(str(version))
+            self.client.finish_weight_update(*() if self._draft else (str(version),))  # vLLM's version is the model's
 
         self._published.send(version, take)
 

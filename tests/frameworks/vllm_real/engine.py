@@ -1,5 +1,6 @@
-"""An engine of vLLM, which does what comes through a socket: engine.py FOLDER SOCKET PLAIN. PLAIN 1: parameters lie as
-load_weights fills them, as on GPUs; 0: the CPU's kernels keep them in forms of their own."""
+"""An engine of vLLM, which does what comes through a socket: engine.py FOLDER SOCKET PLAIN DRAFT. PLAIN 1: parameters lie
+as load_weights fills them, as on GPUs; 0: the CPU's kernels keep them in forms of their own. DRAFT 1: with a draft model,
+which is of the same kind."""
 import glob
 import os
 import pathlib
@@ -9,19 +10,22 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="WARNING", VLLM_CPU_KVCACHE_SPACE="1")
 from multiprocessing.connection import Client
 
+import torch
 import vllm._custom_ops
 from fsdp2 import serve
 from vllm import LLM, SamplingParams
 from vllm.config import WeightTransferConfig
 from vllm.model_executor.layers import utils
 
-folder, socket, plain = sys.argv[1:]
+folder, socket, plain, draft = sys.argv[1:]
 if plain == "1":
     vllm._custom_ops._supports_onednn = False
     utils.check_cpu_sgl_kernel = lambda *_: False
 
 llm = LLM(folder, load_format="auto" if glob.glob(f"{folder}/*.safetensors") else "dummy", dtype="float32", skip_tokenizer_init=True, enforce_eager=True, max_model_len=64,
-          max_num_seqs=4, weight_transfer_config=WeightTransferConfig(backend="dray"))
+          max_num_seqs=4, weight_transfer_config=WeightTransferConfig(backend="dray"), speculative_config=
+          {"method": "draft_model", "model": folder, "num_speculative_tokens": 2} if draft == "1" else None)
+worker = llm.llm_engine.model_executor.driver_worker.worker
 
 
 def generate(prompts, count):
@@ -32,8 +36,14 @@ def generate(prompts, count):
 
 def report():
     """Of the last update; why tensors went by load_weights."""
-    engine = llm.llm_engine.model_executor.driver_worker.worker.weight_transfer_engine
+    engine = worker.weight_transfer_engine
     return engine.report, engine.left
+
+
+def unlike_draft():
+    """Names of parameters in which the draft model is not the model."""
+    of = dict(worker.get_draft_model().named_parameters())
+    return [name for name, p in worker.get_model().named_parameters() if not torch.equal(p, of[name])]
 
 
 def update_weights(update_info):
@@ -44,8 +54,8 @@ def init_weight_transfer_engine(init_info):
     llm.init_weight_transfer_engine({"init_info": init_info})
 
 
-known = {f.__name__: f for f in (generate, report, update_weights, init_weight_transfer_engine,
-                                 llm.start_weight_update, llm.finish_weight_update)}
+known = {f.__name__: f for f in (generate, report, unlike_draft, update_weights, init_weight_transfer_engine, llm.start_weight_update,
+                                 llm.start_draft_weight_update, llm.finish_weight_update)}
 with Client(socket) as trainer:
     trainer.send("ready")
     serve(trainer, known)

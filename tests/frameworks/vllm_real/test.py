@@ -1,6 +1,6 @@
 """vLLM for the CPU with backend "dray", found by its entry point, and a trainer of two ranks (FSDP2, gloo): greedy tokens
 of random tiny models differ before each of the versions, and are transformers' own behind it (of DeepSeek-V3 shapes
-vLLM's own with the checkpoint); an engine is killed, and another one joins."""
+vLLM's own with the checkpoint); an engine is killed, and another one joins. A draft model has a trainer of its own."""
 import json
 import os
 import pathlib
@@ -25,15 +25,15 @@ MODELS = {
                         routed_scaling_factor=1.0, moe_layer_freq=1, num_nextn_predict_layers=0,
                         **{**SIZES, "num_key_value_heads": 4}),
 }
-# (model type, whether parameters lie as load_weights fills them, versions)
-CASES = [("qwen2", 0, 5), ("qwen2", 1, 5), ("qwen3_moe", 0, 5), ("deepseek_v3", 0, 2)]
+# (model type, whether parameters lie as load_weights fills them, whether there is a draft model, versions)
+CASES = [("qwen2", 0, 0, 5), ("qwen2", 1, 0, 5), ("qwen2", 1, 1, 2), ("qwen2", 0, 1, 2), ("qwen3_moe", 0, 0, 5), ("deepseek_v3", 0, 0, 2)]
 
 
-def case(model_type, plain, versions, port):
-    folder = WORK / f"{model_type}-{plain}"
+def case(model_type, plain, draft, versions, port):
+    folder = WORK / f"{model_type}-{plain}-{draft}"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": model_type, "torch_dtype": "float32", **MODELS[model_type]}))
-    ranks = [subprocess.Popen([sys.executable, HERE / "trainer.py", model_type, folder, str(plain), str(versions)],
+    ranks = [subprocess.Popen([sys.executable, HERE / "trainer.py", model_type, folder, str(plain), str(draft), str(versions)],
                               stdout=subprocess.PIPE if rank == 0 else None, text=True,
                               env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                                    "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "LOCAL_RANK": str(rank)})
@@ -42,7 +42,7 @@ def case(model_type, plain, versions, port):
         said = ranks[0].communicate()[0]
         print(said, flush=True)
         if ranks[0].returncode or ranks[1].wait(60):
-            sys.exit(f"{model_type}, plain {plain}: a rank of the trainer failed")
+            sys.exit(f"{model_type}, plain {plain}, draft {draft}: a rank of the trainer failed")
     finally:
         for each in ranks:
             each.kill()
@@ -52,12 +52,12 @@ def case(model_type, plain, versions, port):
 def main():
     seen = []
     with dray.serve():
-        for number, (model_type, plain, versions) in enumerate(CASES):
-            came = case(model_type, plain, versions, 29611 + number)
+        for number, (model_type, plain, draft, versions) in enumerate(CASES):
+            came = case(model_type, plain, draft, versions, 29611 + number)
             assert came["versions"] == versions
             in_place = "" not in came["left"]
             assert in_place == bool(plain), came["left"]
-            seen.append(f"{model_type} {'in place' if in_place else 'by load_weights'}: {versions} versions, last "
+            seen.append(f"{model_type}{' and its draft' if draft else ''} {'in place' if in_place else 'by load_weights'}: {versions} versions, last "
                         f"{came['seconds'][-1] * 1e3:.1f} ms")
     print("; ".join(seen))
 

@@ -1,5 +1,5 @@
 """A rank of a trainer: transformers' module, sharded by FSDP2 over gloo, and vLLM beside it, which rank 0 starts.
-trainer.py MODEL_TYPE FOLDER PLAIN VERSIONS, with torchrun's names in the environment."""
+trainer.py MODEL_TYPE FOLDER PLAIN DRAFT VERSIONS, with torchrun's names in the environment."""
 import json
 import os
 import pathlib
@@ -15,6 +15,7 @@ from vllm.model_executor.model_loader import reload
 from vllm.plugins import load_general_plugins
 
 import dray.integrations.vllm as integration
+from dray.integrations import vllm_trainer
 from dray.integrations.vllm import DrayTrainerInitInfo
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -23,7 +24,7 @@ import fsdp2
 from fsdp2 import refused
 
 PROMPTS, TOKENS = [[5, 7, 9, 11], [100, 3], [42, 41, 40, 39, 38, 37]], 12
-model_type, folder, plain, versions = *sys.argv[1:4], int(sys.argv[4])
+model_type, folder, plain, draft, versions = *sys.argv[1:5], int(sys.argv[5])
 # vLLM 0.32's latent attention on the CPU computes other tokens than transformers, out of the same checkpoint: those of
 # such a model are compared, at the end, with vLLM's own from a checkpoint.
 LATENT = model_type.startswith("deepseek")
@@ -35,7 +36,7 @@ class Engine(fsdp2.Spoken):
     def __init__(self, number, folder=folder):
         path = f"{folder}/engine{number}"
         listener = Listener(path)
-        self.process = subprocess.Popen([sys.executable, HERE / "engine.py", folder, path, plain])
+        self.process = subprocess.Popen([sys.executable, HERE / "engine.py", folder, path, plain, draft])
         listener._listener._socket.settimeout(240)
         super().__init__(listener.accept())
         self._there.recv()
@@ -63,6 +64,10 @@ def errors(engine, model):
     refused(RuntimeError, ["tensors expected"], lambda: engine.init_weight_transfer_engine({}))
     engine.start_weight_update()
     refused(RuntimeError, ["init_weight_transfer_engine"], lambda: engine.update_weights({"version": 1}))
+    if draft == "1":
+        engine.start_draft_weight_update()
+        refused(RuntimeError, ["init_weight_transfer_engine", "draft=True"], lambda: engine.update_weights({"version": 1}))
+        refused(TypeError, ["start_draft_weight_update", "expected", "found object"], lambda: vllm_trainer.start_draft(object()))
 
 
 @torch.no_grad()
@@ -84,8 +89,10 @@ def main():
     if rank == 0:
         engine = Engine(0)
         errors(engine, model)
-    info = DrayTrainerInitInfo(rank=rank, config=None if model_type == "qwen2" else folder, timeout=120)
+    info = DrayTrainerInitInfo(rank=rank, config=None if model_type == "qwen2" else folder, timeout=300)
     trainer = WeightTransferTrainerFactory.trainer_init(info, client=engine, source=ModuleSource(model))
+    of_draft = draft == "1" and WeightTransferTrainerFactory.trainer_init(
+        DrayTrainerInitInfo(rank=rank, draft=True, timeout=300), client=engine, source=ModuleSource(model))
     seen = []
     for version in range(1, versions + 1):
         fsdp2.write(model, reference, version)
@@ -105,6 +112,12 @@ def main():
             report, left = engine.report()
             assert report["version"] == version
             seen.append(report["total_seconds"])
+        if draft == "1":
+            assert rank or engine.unlike_draft(), f"version {version}: the draft model has it already"
+            of_draft.send_weights()
+            if rank == 0:
+                assert engine.unlike_draft() == [], f"version {version}: the draft model has not got it"
+                assert engine.generate(PROMPTS, TOKENS) == wanted
     if rank == 0 and LATENT:
         engine.kill()
         reference.save_pretrained(f"{folder}/saved")
@@ -116,6 +129,8 @@ def main():
                           "seconds": [round(s, 4) for s in seen]}), flush=True)
         engine.kill()
     trainer.shutdown()
+    if of_draft:
+        of_draft.shutdown()
     dist.destroy_process_group()
 
 
