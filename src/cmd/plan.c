@@ -1,5 +1,5 @@
-/* dray plan: what an update would move, from whom to whom, and how long it would take. Nothing is
- * moved. */
+/* dray plan: what an update would move, between which members, and how long it would take.
+ * Nothing is moved. */
 #include "cmd/cmd.h"
 
 #include <dray/plan.h>
@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a rate means when --rate does not say it: 8 x H200 in one host, NVLink between GPUs, one
- * 400 Gb/s adapter a GPU, a local NVMe drive. */
+/* The rates that are used without --rate: 8 x H200 in one host, with NVLink between GPUs, one
+ * 400 Gb/s adapter a GPU and a local NVMe drive. */
 static const double default_rates[DRAY_LINK_COUNT] = {
     [DRAY_LINK_PROCESS] = 1870e9, [DRAY_LINK_DEVICE] = 1870e9, [DRAY_LINK_HOST] = 397e9,
     [DRAY_LINK_NETWORK] = 50e9,   [DRAY_LINK_FILE] = 2.9e9,
@@ -25,18 +25,19 @@ typedef struct arguments {
 static const char *const places[] = {"host", "network", "device", "process", NULL};
 enum { MOST_COLUMNS = 12, MOST_ROWS = 40 };
 
-/* Both sides as the planner sees them, and what it said. */
+/* Both sides as the planner sees them, and the plans. */
 typedef struct update {
     dray_layout **layouts[2]; /* from, to */
     uint32_t counts[2];
     dray_plan_member *members[2];
-    dray_plan **plans; /* one a destination; NULL where --rank leaves it out */
-    uint64_t *pairs;   /* destination bytes, source · destinations + destination */
+    dray_plan **plans; /* one a destination; NULL when --rank leaves it out */
+    /* Bytes at the destination; the index is source · destinations + destination. */
+    uint64_t *pairs;
     uint64_t links[DRAY_LINK_COUNT];
     uint64_t bytes, source_bytes, copies, transforms, largest;
     double layout_seconds, plan_seconds;
     double predicted; /* seconds */
-    int busiest_side; /* of whom the prediction speaks */
+    int busiest_side; /* the member that the prediction is about */
     uint32_t busiest;
     uint64_t busiest_bytes;
 } update;
@@ -102,7 +103,7 @@ static int make_layouts(const arguments *a, update *u, dray_error *error)
     return rc;
 }
 
-/* Where --place puts the members: rank i of both sides on GPU i + 1, or apart. */
+/* Places the members as --place says: rank i of both sides on GPU i + 1, or on different GPUs. */
 static void place_member(const arguments *a, int side, uint32_t rank, dray_plan_member *m)
 {
     const char *place = places[a->place];
@@ -177,7 +178,8 @@ static void add_plan(update *u, uint32_t d)
             copy_elements(&copies[i]) * dray_dtype_size((dray_dtype)copies[i].destination_dtype);
     const dray_transform *t = dray_plan_transforms(plan);
     const dray_copy *reads = dray_plan_reads(plan);
-    for (uint64_t i = 0; i < dray_plan_transform_count(plan); i++) /* read as they are */
+    /* The source's elements are read as they are. */
+    for (uint64_t i = 0; i < dray_plan_transform_count(plan); i++)
         for (uint64_t r = 0; r < t[i].reads; r++) {
             const dray_copy *read = &reads[t[i].first_read + r];
             u->pairs[(size_t)read->source * u->counts[1] + d] +=
@@ -194,7 +196,8 @@ static void add_plan(update *u, uint32_t d)
         u->largest = dray_plan_largest_copy(plan);
 }
 
-/* The member that takes longest to send or to receive its bytes, every link at its rate. */
+/* Returns the member that takes longest to send or to receive its bytes, with every link at its
+ * rate. */
 static void predict(const arguments *a, update *u)
 {
     for (int side = 0; side < 2; side++)
@@ -252,7 +255,7 @@ static void print_pairs(const arguments *a, const update *u)
     cmd_table_print(table, stdout);
 }
 
-/* Too many columns for a screen: what the pairs have in common. */
+/* There are too many columns for a screen, so only what the pairs have in common is printed. */
 static void print_pair_range(const update *u)
 {
     uint64_t used = 0, least = UINT64_MAX, most = 0;

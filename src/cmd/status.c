@@ -20,7 +20,7 @@ static bool ends_with(const char *text, const char *end)
     return length >= tail && strcmp(text + length - tail, end) == 0;
 }
 
-/* An array of objects, or an object of objects: a table of its own. */
+/* Says whether the value needs a table of its own: an array of objects, or an object of objects. */
 static bool is_table(json_t *value)
 {
     if (json_is_array(value))
@@ -37,7 +37,8 @@ static bool is_empty(const json_t *value)
            (json_is_object(value) && json_object_size(value) == 0);
 }
 
-/* In words: "prompts=32 responses=20", "0, 1", "yes"; what is in another is in parentheses. */
+/* Writes a value in words: "prompts=32 responses=20", "0, 1", "yes". A value inside another one
+ * is in parentheses. */
 static void put_words(FILE *out, json_t *value, bool inner)
 {
     const char *key, *between = "";
@@ -95,7 +96,7 @@ static void print_cell(cmd_table *table, const char *key, json_t *value)
     }
 }
 
-/* "age_seconds" is headed "age": its cells say the unit. */
+/* "age_seconds" gets the heading "age", as its cells show the unit. */
 static void make_heading(char *out, size_t capacity, const char *key, const json_t *value)
 {
     size_t length = strlen(key);
@@ -111,7 +112,7 @@ enum { COLUMNS = 24 };
 
 static void print_list(const char *title, json_t *list);
 
-/* What the row holds that needs a table: "queues samples, partitions". */
+/* Writes the names of the row's values that need a table: "queues samples, partitions". */
 static void print_inner(const char *title, json_t *row)
 {
     const char *key, *name = dray__json_string(row, "name");
@@ -149,7 +150,7 @@ static void print_array(const char *title, json_t *list)
     json_array_foreach(list, i, row) print_inner(title, row);
 }
 
-/* The objects of an object get their key as a name. */
+/* Objects inside an object get their key as a name. */
 static void print_list(const char *title, json_t *list)
 {
     if (json_is_array(list)) {
@@ -186,7 +187,7 @@ static int ask(const char *address, json_t **out, dray_error *error)
     options.address = address;
     options.name = "dray status";
     options.role = "tool";
-    options.timeout_ns = 2000000000; /* whoever asks wants to know whether it is there now */
+    options.timeout_ns = 2000000000; /* The user wants to know whether it is there now. */
     dray_context *context;
     char *text = NULL;
     int status = dray_open(&options, &context, error);

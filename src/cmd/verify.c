@@ -15,11 +15,11 @@ typedef struct arguments {
     bool json;
 } arguments;
 
-/* One of the two. */
+/* One of the two sides. */
 typedef struct side {
     dray_checksums *sums;
-    dray_layout *layout; /* of a checkpoint: its shapes; else NULL */
-    uint32_t compared;   /* of a checkpoint: tensors whose sums its files carry */
+    dray_layout *layout; /* of a checkpoint: the layout with its shapes; else NULL */
+    uint32_t compared;   /* of a checkpoint: the number of tensors whose sums its files carry */
 } side;
 
 typedef struct entry {
@@ -39,8 +39,8 @@ static int read_checkpoint(const char *path, side *out, dray_error *error)
     return dray_checksums_of_checkpoint(path, &out->compared, &out->sums, error);
 }
 
-/* ADDRESS#MODEL or ADDRESS#MODEL@GROUP. Names of models may hold slashes and "@": the group is what
- * follows the last one, when the coordinator knows no such model. */
+/* Reads ADDRESS#MODEL or ADDRESS#MODEL@GROUP. Names of models may contain slashes and "@". When
+ * the coordinator knows no such model, the group is the part behind the last "@". */
 static int read_session(const char *text, side *out, dray_error *error)
 {
     char *address = strdup(text);
@@ -52,7 +52,7 @@ static int read_session(const char *text, side *out, dray_error *error)
     options.address = address;
     options.name = "dray verify";
     options.role = "tool";
-    options.timeout_ns = 2000000000; /* a running session answers at once */
+    options.timeout_ns = 2000000000; /* A running session answers at once. */
     dray_context *context;
     int status = dray_open(&options, &context, error);
     if (status) {
@@ -166,7 +166,7 @@ static void compare_entry(const entry *a, const entry *b, json_t *list)
     }
 }
 
-/* The differences, by name; *common gets the number of tensors on both sides. */
+/* Lists the differences by name. *common receives the number of tensors that are on both sides. */
 static json_t *compare(const side *left, const side *right, uint64_t *common)
 {
     uint32_t counts[2], i = 0, j = 0;
@@ -216,7 +216,7 @@ static void print_text(const arguments *a, const json_t *list, uint64_t common)
     cmd_table_print(table, stdout);
 }
 
-/* One checkpoint against what its own files say. */
+/* Compares one checkpoint with the sums in its own files. */
 static int verify_alone(const arguments *a)
 {
     side s = {0};

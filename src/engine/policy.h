@@ -43,10 +43,10 @@ typedef enum dray__aggregate {
 
 /* DRAY_EINVALID: no constant length with DRAY__AGGREGATE_LENGTH. */
 int dray__aggregate_check(int32_t aggregate, double length, dray_error *error);
-/* The factor `a` of a row's tokens. */
+/* Returns the factor `a` of a row's tokens. */
 double dray__aggregate_share(int32_t aggregate, const dray__sequences *sequences, uint32_t row);
-/* What the sums of these rows are to be divided by, and how many response tokens count. masked: one
- * a row; NULL: none is. */
+/* Returns the number by which the sums of these rows are divided, and how many response tokens
+ * count. `masked` has one flag a row; NULL: no row is masked. */
 double dray__aggregate_divisor(int32_t aggregate, const dray__sequences *sequences,
                                const bool *masked, double length, uint64_t *tokens);
 
@@ -54,7 +54,7 @@ double dray__aggregate_divisor(int32_t aggregate, const dray__sequences *sequenc
  * Rows count that have tokens and are not masked. */
 typedef struct dray__policy_batch {
     dray__sequences sequences;
-    double temperature;        /* that the responses were sampled at; 0: 1 */
+    double temperature;        /* the temperature at which the responses were sampled; 0: 1 */
     const float *advantages;   /* one a row; or, with token_advantages, one a response token */
     int32_t token_advantages;  /* 1: advantages are per response token */
     const float *old_logprobs; /* per response token, of π_prox; NULL: the present policy's (r = 1,
@@ -79,15 +79,16 @@ typedef struct dray__policy_sums {
 
 void dray__policy_sums_add(dray__policy_sums *to, const dray__policy_sums *from);
 
-/* *out: the batch with its defaults in place. DRAY_EINVALID: what is wrong with it. */
+/* Fills *out with the batch and its defaults. Fails with DRAY_EINVALID, which says what is wrong
+ * with the batch. */
 int dray__policy_check(const dray__policy_batch *batch, dray__policy_batch *out, dray_error *error);
 
-/* Derivatives of the loss by a response token's log-prob and entropy. */
+/* The derivatives of the loss by a response token's log-prob and entropy. */
 typedef struct dray__slopes {
     double logprob, entropy;
 } dray__slopes;
 
-/* The loss of one response token, whose log-prob and entropy under π are these, goes into the sums.
- * policy: checked. */
+/* Adds the loss of one response token, which has this log-prob and entropy under π, to the sums.
+ * `policy` must have been checked. */
 dray__slopes dray__policy_token(const dray__policy_batch *policy, uint64_t token, uint32_t row,
                                 double logprob, double entropy, dray__policy_sums *sums);

@@ -19,60 +19,63 @@
 typedef struct dray__sampler dray__sampler;
 
 typedef struct dray__sampler_options {
-    uint32_t slots; /* rows at once */
+    uint32_t slots; /* the most rows at once */
     uint64_t seed;
     double temperature; /* 0: greedy */
     int32_t eos_token;  /* -1: none */
 } dray__sampler_options;
 
-/* Its rows take no memory before they are there. The generator must outlive it. */
+/* Rows take no memory before they are added. The generator must outlive the sampler. */
 int dray__sampler_open(dray__generator *generator, const dray__sampler_options *options,
                        dray__sampler **out, dray_error *error);
 void dray__sampler_close(dray__sampler *sampler);
 
 typedef struct dray__sampler_rows {
-    dray__sequences rows; /* response.offsets NULL: no row has response tokens yet */
-    /* One for each row: names its random numbers. NULL: the row's index. */
+    dray__sequences rows; /* response.offsets is NULL when no row has response tokens yet */
+    /* One number for each row, which selects its random numbers. NULL: the row's index. */
     const uint64_t *streams;
-    /* Of the response, with the tokens that are there already; the model's positions end it
-     * earlier. */
+    /* The most tokens of a response, with those that are there already. The model's positions
+     * may end it earlier. */
     uint32_t max_new_tokens;
-    const uint32_t *row_max_new_tokens; /* one for each row instead; NULL: max_new_tokens for all */
+    /* One for each row instead; NULL: max_new_tokens for all rows. */
+    const uint32_t *row_max_new_tokens;
 } dray__sampler_rows;
 
-/* Adds all rows or none; slots[i] gets the slot of row i. Their tokens are computed with the next
- * step's. DRAY_EFULL: fewer slots are free. DRAY_EINVALID names the row that is empty, ended or
- * full. */
+/* Adds all rows or none. slots[i] receives the slot of row i. Their tokens are computed in the
+ * next step. Fails with DRAY_EFULL when fewer slots are free, and with DRAY_EINVALID, which
+ * names the row, when a row is empty, ended or full. */
 int dray__sampler_add(dray__sampler *sampler, const dray__sampler_rows *rows, uint32_t *slots,
                       dray_error *error);
 
-/* One more token for each row that is not finished; without such rows nothing is done. */
+/* Computes one more token for each row that is not finished. Does nothing when there are none. */
 int dray__sampler_step(dray__sampler *sampler, dray_error *error);
 
-/* Takes a row that is not finished out of the steps, until it is given tokens. Its slot and its
- * cache stay its own. */
+/* Excludes a row that is not finished from the steps until it is given tokens. It keeps its slot
+ * and its cache. */
 void dray__sampler_hold(dray__sampler *sampler, uint32_t slot);
-/* A row that is held goes on behind these tokens, which were not sampled: their log-prob is 0,
- * their version -1. Those that it has no room for are left out, and it ends. */
+/* Continues a row that is held after these tokens, which were not sampled: their log-prob is 0
+ * and their version -1. Tokens for which the row has no room are left out, and the row ends. */
 void dray__sampler_give(dray__sampler *sampler, uint32_t slot, const int32_t *tokens,
                         uint64_t count);
 
-/* The weights are those of `version` from now on. What the cache holds of the rows' tokens is of
- * the weights before: it is computed anew with the next step. A new sampler has version 0. */
+/* Says that the weights are those of `version` from now on. The cache was computed with the
+ * former weights, so the next step computes it anew. A new sampler has version 0. */
 void dray__sampler_renew(dray__sampler *sampler, int32_t version);
 
-/* The row, finished or not, begins anew behind what it had when it was added. */
+/* Resets the row, finished or not, to the tokens that it had when it was added. */
 void dray__sampler_restart(dray__sampler *sampler, uint32_t slot);
 
 uint32_t dray__sampler_free_slots(const dray__sampler *sampler);
-/* Rows that are not finished, and not held. */
+/* Returns the number of rows that are neither finished nor held. */
 uint32_t dray__sampler_running(const dray__sampler *sampler);
 
-/* What a row has got since it was added. Borrowed until the next step, or until it is removed. */
+/* The tokens of a row since it was added. They are borrowed until the next step, or until the
+ * row is removed. */
 typedef struct dray__sampled {
-    const int32_t *tokens;   /* eos included */
-    const float *logprobs;   /* as dray__generation's */
-    const int32_t *versions; /* of the weights that made each token; -1: it was given */
+    const int32_t *tokens; /* eos included */
+    const float *logprobs; /* as dray__generation's */
+    /* The version of the weights that made each token; -1: the token was given. */
+    const int32_t *versions;
     uint64_t count;
     uint8_t finish; /* dray__finish */
 } dray__sampled;
@@ -80,12 +83,11 @@ typedef struct dray__sampled {
 dray__sampled dray__sampler_look(const dray__sampler *sampler, uint32_t slot);
 /* Frees the slot. */
 void dray__sampler_remove(dray__sampler *sampler, uint32_t slot);
-/* All that rows have got, copied; *out is the caller's: end it with dray__generation_free. */
+/* Copies the tokens of all rows. The caller frees *out with dray__generation_free. */
 int dray__sampler_collect(const dray__sampler *sampler, const uint32_t *slots, uint32_t rows,
                           dray__generation *out, dray_error *error);
 
-/* Samples a continuation for every row, with a sampler of its own, which takes all rows
- * at once: `slots` of the options does not count. *out is the caller's: end it with
- * dray__generation_free. */
+/* Samples a continuation for every row, with a sampler of its own that takes all rows at once;
+ * `slots` of the options is ignored. The caller frees *out with dray__generation_free. */
 int dray__generate(dray__generator *generator, const dray__sampler_options *options,
                    const dray__sampler_rows *rows, dray__generation *out, dray_error *error);

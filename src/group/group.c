@@ -22,7 +22,7 @@
 #define VERSION 1
 #define DEFAULT_SCRATCH (UINT64_C(1) << 20)
 #define DEFAULT_TIMEOUT (60 * DRAY__SECOND)
-/* How often a sleeper looks after its peers: a death is found within this and a little. */
+/* How often a sleeper checks its peers. A death is found within this time and a little more. */
 #define WATCH_NS (40 * DRAY__MILLISECOND)
 #define SPIN_MAX 2000u
 #define SPIN_MIN 32u
@@ -74,8 +74,8 @@ int dray__group_create(uint32_t world, uint64_t scratch_bytes, int *fd, dray_err
     return DRAY_OK;
 }
 
-/* Start time of a process in clock ticks (proc(5), field 22 of stat): with the pid it names one
- * process for good. 0: there is no such process. */
+/* Returns the start time of a process in clock ticks (proc(5), field 22 of stat). With the pid
+ * it identifies one process for good. Returns 0 when there is no such process. */
 static uint64_t process_start(pid_t pid)
 {
     char path[64], text[1024];
@@ -88,7 +88,7 @@ static uint64_t process_start(pid_t pid)
     if (n <= 0)
         return 0;
     text[n] = 0;
-    char *at = strrchr(text, ')'); /* the name before it may hold anything */
+    char *at = strrchr(text, ')'); /* The name before it may contain any character. */
     for (int field = 2; at && field < 22; field++)
         at = strchr(at + 1, ' ');
     return at ? strtoull(at + 1, NULL, 10) : 0;
@@ -208,8 +208,7 @@ uint32_t dray__group_world(const dray__group *group)
 
 /* ---- aborting -------------------------------------------------------------------------------- */
 
-/* The first abort counts. `rank` is whom it is about: the dead one, or the one whose text says why.
- */
+/* Only the first abort counts. `rank` is the dead rank, or the rank whose text gives the reason. */
 static void abort_group(dray__group *group, int code, uint32_t rank)
 {
     uint64_t none = 0;
@@ -231,7 +230,7 @@ void dray__group_abort(dray__group *group, const char *why)
     abort_with_text(group, DRAY_ECANCELED, why);
 }
 
-/* The error of a group that is dead; DRAY_OK for one that is not. */
+/* Returns the error of a group that was aborted, or DRAY_OK. */
 static int aborted(const dray__group *group, dray_error *error)
 {
     uint64_t word = atomic_load(&group->shared->aborted);
@@ -257,7 +256,7 @@ unsigned char *dray__group_half(dray__group *group, uint32_t rank, uint64_t roun
     return group->scratch + (2 * (uint64_t)rank + (round & 1)) * group->shared->half_bytes;
 }
 
-/* The first rank that has not entered `round`; world when all have. */
+/* Returns the first rank that has not entered `round`, or world when all have. */
 static uint32_t missing(const dray__group *group, uint64_t round)
 {
     uint32_t rank = 0;
@@ -270,7 +269,7 @@ static bool peer_is_dead(dray__group *group, uint32_t rank)
 {
     const dray__group_slot *slot = &group->shared->slots[rank];
     pid_t pid = (pid_t)atomic_load(&slot->pid);
-    if (pid == 0 || pid == getpid()) /* not joined yet; or a thread of ours */
+    if (pid == 0 || pid == getpid()) /* It has not joined yet, or it is a thread of this process. */
         return false;
     if (group->pidfd[rank] < 0) {
         int fd = (int)syscall(SYS_pidfd_open, pid, 0);
@@ -278,20 +277,20 @@ static bool peer_is_dead(dray__group *group, uint32_t rank)
             return errno == ESRCH;
         group->pidfd[rank] = fd;
         uint64_t said = atomic_load(&slot->start_time), found = process_start(pid);
-        if (said != 0 && found != said) /* the number went to another process */
+        if (said != 0 && found != said) /* Another process has the number now. */
             return true;
     }
     struct pollfd poller = {.fd = group->pidfd[rank], .events = POLLIN};
     return poll(&poller, 1, 0) == 1;
 }
 
-/* Aborts the group if a rank that we wait for will not come. */
+/* Aborts the group if a rank that we wait for cannot come any more. */
 static void watch_peers(dray__group *group, uint64_t round)
 {
     for (uint32_t rank = 0; rank < group->world; rank++) {
         dray__group_slot *slot = &group->shared->slots[rank];
         bool gone = rank != group->rank && (atomic_load(&slot->left) || peer_is_dead(group, rank));
-        /* It may have entered the round just before it went: then it did its part. */
+        /* It may have entered the round just before it left. Then it has done its part. */
         if (gone && atomic_load(&slot->arrived) < round)
             abort_group(group, DRAY_EDEAD, rank);
     }
@@ -306,8 +305,8 @@ static void pause_core(void)
 #endif
 }
 
-/* Spins as long as spinning has been worth it: the budget halves with every failure, so that ranks
- * which share cores go to sleep at once, and is tried again now and then. */
+/* Spins as long as spinning has paid off. The budget halves with every failure, so that ranks
+ * that share cores sleep at once, and it is tried again now and then. */
 static bool spin(dray__group *group, uint64_t round)
 {
     uint32_t budget = group->spin;
@@ -328,8 +327,8 @@ static bool spin(dray__group *group, uint64_t round)
 static void sleep_until_woken(dray__group *group, uint64_t round, int64_t timeout_ns)
 {
     dray__group_header *shared = group->shared;
-    atomic_fetch_add(&shared->sleepers,
-                     1); /* before the look: the last to come sees it or we him */
+    /* This comes before the look, so that either the last rank sees it, or we see that rank. */
+    atomic_fetch_add(&shared->sleepers, 1);
     uint32_t seen = atomic_load(&shared->wake);
     if (missing(group, round) < group->world && atomic_load(&shared->aborted) == 0) {
         struct timespec span = {timeout_ns / DRAY__SECOND, timeout_ns % DRAY__SECOND};
@@ -346,7 +345,8 @@ static int wait_for_all(dray__group *group, dray__group_operation operation, uin
     int64_t watch = dray__now() + WATCH_NS;
     for (;;) {
         uint32_t rank = missing(group, round);
-        if (rank == group->world) /* first: what all entered is whole, whatever came after */
+        /* This comes first: a round that all ranks entered is whole, whatever came later. */
+        if (rank == group->world)
             return DRAY_OK;
         int code = aborted(group, error);
         if (code != DRAY_OK)
@@ -369,7 +369,7 @@ static int wait_for_all(dray__group *group, dray__group_operation operation, uin
     }
 }
 
-/* All ranks are in the same call, or the group is aborted. */
+/* Checks that all ranks are in the same operation, and aborts the group when they are not. */
 static int same_call(dray__group *group, uint64_t round, dray_error *error)
 {
     const dray__group_call *own = &group->shared->slots[group->rank].call[round & 1];
@@ -399,7 +399,7 @@ int dray__group_meet(dray__group *group, dray__group_operation operation, uint64
     slot->call[round & 1] = (dray__group_call){operation, size};
     atomic_store(&slot->arrived, round);
     if (missing(group, round) == group->world && atomic_load(&group->shared->sleepers) > 0)
-        wake_all(group); /* the last one wakes the others */
+        wake_all(group); /* The last rank wakes the others. */
     code = wait_for_all(group, operation, round, deadline_ns, error);
     return code == DRAY_OK ? same_call(group, round, error) : code;
 }

@@ -41,17 +41,18 @@ void dray__group_close(dray__group *group);
 uint32_t dray__group_rank(const dray__group *group);
 uint32_t dray__group_world(const dray__group *group);
 
-/* Aborts the group for all ranks: `why` (at most 200 bytes kept) is in everybody's message, the
- * code is DRAY_ECANCELED. For a rank that failed and cannot take part any more. */
+/* Aborts the group for all ranks with DRAY_ECANCELED. `why` (at most 200 bytes are kept) becomes
+ * part of every rank's message. A rank that failed and cannot take part any more calls it. */
 void dray__group_abort(dray__group *group, const char *why);
 
-/* timeout_ns of the operations below: DRAY_WAIT_DEFAULT for the group's. They return DRAY_OK,
- * DRAY_EDEAD, DRAY_ETIMEDOUT, DRAY_ECANCELED, DRAY_EPROTO (ranks are in different calls: the group
- * is aborted), or DRAY_EINVALID (arguments; nothing was done). */
+/* timeout_ns of the operations below may be DRAY_WAIT_DEFAULT for the group's default. They
+ * return DRAY_OK, DRAY_EDEAD, DRAY_ETIMEDOUT, DRAY_ECANCELED, DRAY_EPROTO when ranks are in
+ * different operations (the group is aborted), or DRAY_EINVALID for wrong arguments (nothing was
+ * done). */
 int dray__group_barrier(dray__group *group, int64_t timeout_ns, dray_error *error);
 
-/* `bytes` of `data` at rank `root` become everybody's. Any size: goes through the scratch in
- * pieces. */
+/* Copies `bytes` of `data` at rank `root` to all other ranks. Any size is allowed, as the bytes
+ * go through the scratch in pieces. */
 int dray__group_broadcast(dray__group *group, uint32_t root, void *data, uint64_t bytes,
                           int64_t timeout_ns, dray_error *error);
 
@@ -63,7 +64,7 @@ int dray__group_all_gather(dray__group *group, const void *in, const uint64_t *b
 int dray__group_all_gather_equal(dray__group *group, const void *in, uint64_t bytes, void *out,
                                  int64_t timeout_ns, dray_error *error);
 
-/* data[i] = sum over ranks of data[i], added in rank order. */
+/* Replaces data[i] on all ranks by the sum of data[i] over the ranks, added in rank order. */
 int dray__group_all_reduce_f32(dray__group *group, float *data, uint64_t count, int64_t timeout_ns,
                                dray_error *error);
 /* `in` is cut in pieces of counts[0], counts[1], ... floats (the same array on all ranks);

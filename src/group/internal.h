@@ -15,26 +15,27 @@ typedef enum dray__group_operation {
     DRAY__GROUP_REDUCE_SCATTER
 } dray__group_operation;
 
-/* What a rank says it is doing, so that ranks which call different things find out. */
+/* The operation that a rank is in, so that ranks in different operations notice it. */
 typedef struct dray__group_call {
     uint64_t operation, size;
 } dray__group_call;
 
 typedef struct dray__group_slot {
-    _Alignas(64) _Atomic uint64_t arrived; /* rounds that this rank has entered */
-    _Atomic uint32_t pid;                  /* 0: not joined */
+    _Alignas(64) _Atomic uint64_t arrived; /* the number of rounds that this rank has entered */
+    _Atomic uint32_t pid;                  /* 0 before it has joined */
     _Atomic uint32_t left;
-    _Atomic uint64_t start_time; /* of the process, in clock ticks since boot; 0: not said */
-    dray__group_call call[2];    /* by parity of the round */
-    _Alignas(64) char text[DRAY__GROUP_TEXT]; /* why this rank aborted the group */
+    _Atomic uint64_t start_time; /* the process's start in clock ticks since boot; 0: not known */
+    dray__group_call call[2];    /* the operation of the round, by the round's parity */
+    _Alignas(64) char text[DRAY__GROUP_TEXT]; /* the reason why this rank aborted the group */
 } dray__group_slot;
 
 typedef struct dray__group_header {
     uint64_t magic;
     uint32_t version, world;
-    uint64_t half_bytes;                /* a rank's scratch is two halves used in turns */
-    uint64_t total_bytes;               /* of the whole descriptor */
-    _Alignas(64) _Atomic uint32_t wake; /* futex: moves when sleepers have something to look at */
+    uint64_t half_bytes;  /* a rank's scratch is two halves that are used in turns */
+    uint64_t total_bytes; /* the size of the whole descriptor */
+    /* A futex that changes when sleepers have something to look at. */
+    _Alignas(64) _Atomic uint32_t wake;
     _Atomic uint32_t sleepers;
     _Alignas(64) _Atomic uint64_t aborted; /* 0, or -code << 32 | rank */
     dray__group_slot slots[];
@@ -44,15 +45,16 @@ struct dray__group {
     dray__group_header *shared;
     unsigned char *scratch; /* world × 2 halves */
     uint32_t rank, world;
-    uint64_t round; /* rounds entered; all ranks count alike */
+    uint64_t round; /* the number of rounds entered, which is the same on all ranks */
     int64_t timeout_ns;
-    uint32_t spin, spin_max, sleeps;      /* pauses before sleeping: grows when it helped */
+    /* How many pauses to spin before sleeping; it grows when spinning helped. */
+    uint32_t spin, spin_max, sleeps;
     int32_t pidfd[DRAY__GROUP_MAX_WORLD]; /* -1: not opened */
 };
 
-/* Begins a round: this rank's half of the scratch for it. */
+/* Begins a round. Returns this rank's half of the scratch for it. */
 unsigned char *dray__group_half(dray__group *group, uint32_t rank, uint64_t round);
-/* Enters round group->round + 1 (what this rank wrote into its half is visible to all who leave it)
- * and waits until every rank has. Fails as group.h says. */
+/* Enters round group->round + 1, and waits until every rank has entered it. All ranks that leave
+ * it see what this rank wrote into its half. Fails as group.h says. */
 int dray__group_meet(dray__group *group, dray__group_operation operation, uint64_t size,
                      int64_t deadline_ns, dray_error *error);

@@ -36,22 +36,24 @@ typedef struct dray__span {
 
 typedef struct dray__spans dray__spans;
 
-/* Opens a file. DRAY_EFORMAT: it is none of these; DRAY_EVERSION; DRAY_ENOENT; DRAY_ESYS. */
+/* Opens a file. Fails with DRAY_EFORMAT when it is no file of spans, and with DRAY_EVERSION,
+ * DRAY_ENOENT or DRAY_ESYS. */
 int dray__spans_open(const char *path, dray__spans **out, dray_error *error);
 void dray__spans_close(dray__spans *spans); /* NULL is fine */
-/* What was added to the times of a process of another host, to get this host's, and by how much
- * that may be wrong; 0 of this host's own. */
+/* Returns the difference that was added to the times of another host's process to get this
+ * host's time, and how wrong it may be. Both are 0 for this host's own processes. */
 int64_t dray__spans_clock(const dray__spans *spans, int64_t *error_ns);
-/* The next span; its name lives as long as `spans`. DRAY_EEND: there are no more good ones.
- * DRAY_EFORMAT: a chunk whose checksum is right is malformed. */
+/* Reads the next span. Its name lives as long as `spans`. Returns DRAY_EEND when there are no
+ * more good spans, and DRAY_EFORMAT when a chunk with a right checksum is malformed. */
 int dray__spans_next(dray__spans *spans, dray__span *out, dray_error *error);
 
 const char *dray__spans_label(const dray__spans *spans);
 uint32_t dray__spans_pid(const dray__spans *spans);
-/* Known after the last span: */
+/* The values below are known after the last span. */
 uint32_t dray__spans_thread_count(const dray__spans *spans);
 const char *dray__spans_thread_name(const dray__spans *spans, uint32_t thread);
-uint64_t dray__spans_lost(const dray__spans *spans); /* rings that were full */
-size_t dray__spans_unread(const dray__spans *spans); /* bytes of an unfinished end */
+/* The number of spans that full rings dropped. */
+uint64_t dray__spans_lost(const dray__spans *spans);
+size_t dray__spans_unread(const dray__spans *spans); /* the bytes of an unfinished end */
 
 const char *dray__span_kind_name(dray_span_kind kind); /* "busy" */

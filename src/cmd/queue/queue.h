@@ -2,7 +2,7 @@
  * queue_trainer.c do what each part says, queue_claim.c claims and commits rows, and queue_json.c
  * makes rows of JSON and JSON of rows. */
 
-/* What the options of `dray queue` say, and what its parts do. */
+/* The values of the options of `dray queue`, and the functions of its parts. */
 #pragma once
 
 #include "cmd/queue/queue_json.h"
@@ -15,24 +15,25 @@ typedef struct queue_arguments {
     cmd_dtype dtypes[CMD_LIST_MAX];
     uint32_t dtype_count;
     int64_t rows;  /* --rows, --count; -1: not given */
-    int64_t fresh; /* the version that consumes; -1: not given */
+    int64_t fresh; /* the version of the weights that the consumer uses; -1: not given */
     int64_t staleness;
     int64_t group_size, hold_s, timeout_s, max_attempts, capacity_rows, capacity_bytes;
     int64_t refill, decline, version; /* 0: not given */
     int64_t epoch, round, rank, ranks, peer, peers, token_cap, micro_rows;
     int policy, on_loss, durability;
     bool up_to, seal, json, open;
-    json_t *input; /* rows that insert and load put */
+    json_t *input; /* the rows that insert and load put */
 } queue_arguments;
 
-/* Each does its part, prints the result to stdout, and returns DRAY_OK or what *error says. queue:
- * the one that --queue names; NULL for parts that open it themselves, or use a claim. */
+/* Each part does its work, prints the result to stdout, and returns DRAY_OK or the code of
+ * *error. `queue` is the queue that --queue names; it is NULL for parts that open it themselves
+ * or use a claim. */
 typedef int cmd_queue_part(const queue_arguments *a, struct dray_queue *queue, dray_error *error);
 cmd_queue_part cmd_queue_open, cmd_queue_insert, cmd_queue_load, cmd_queue_seal, cmd_queue_clear,
     cmd_queue_end, cmd_queue_wait, cmd_queue_claim, cmd_queue_read, cmd_queue_commit,
     cmd_queue_fail, cmd_queue_release, cmd_queue_refill, cmd_queue_cursor, cmd_queue_cover,
     cmd_queue_resume, cmd_queue_stat;
 
-/* Calls a part with the queue; options: what it is made with, NULL: it is there already. */
+/* Calls a part with the queue. `options` says how the queue is made; NULL: it exists already. */
 int cmd_queue_with(const queue_arguments *a, const struct dray_queue_options *options,
                    cmd_queue_part *part, dray_error *error);

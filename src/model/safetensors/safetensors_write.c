@@ -1,6 +1,7 @@
-/* Writes safetensors checkpoints in two steps: begin lays out the files and creates them with their
- * headers, somebody fills them, finish makes them the folder's checkpoint. At every moment a reader
- * that opens the folder finds the old checkpoint or the new one: never files of both. */
+/* Writes safetensors checkpoints in two steps: begin lays out the files and creates them with
+ * their headers, the caller fills them, and finish makes them the folder's checkpoint. At every
+ * moment a reader that opens the folder finds the old checkpoint or the new one, never files of
+ * both. */
 #include "model/layout/layout.h"
 #include "model/safetensors/safetensors.h"
 
@@ -24,8 +25,8 @@
 #define PARTIAL ".partial"
 #define DEFAULT_FILE_BYTES (UINT64_C(5) << 30)
 
-/* Order of the data in a file, as the reference implementation sorts them (its Dtype enum, largest
- * alignment first, then names), so that every tensor is aligned to its element. */
+/* The order of the data in a file is that of the reference implementation (its Dtype enum,
+ * largest alignment first, then names), so that every tensor is aligned to its element. */
 static const dray_dtype storage_order[] = {
     DRAY_U64, DRAY_I64, DRAY_F64,    DRAY_F32,    DRAY_U32, DRAY_I32, DRAY_BF16, DRAY_F16,
     DRAY_U16, DRAY_I16, DRAY_F8E4M3, DRAY_F8E5M2, DRAY_I8,  DRAY_U8,  DRAY_BOOL,
@@ -39,7 +40,7 @@ static unsigned storage_rank(int32_t dtype)
     return i;
 }
 
-/* One tensor on its way into a file. */
+/* One tensor that is to be written into a file. */
 typedef struct file_tensor {
     const dray_tensor_info *info;
     uint32_t tensor; /* index in the new layout */
@@ -57,12 +58,12 @@ typedef struct writing {
     uint64_t max_file_bytes;
     file_tensor *items;
     uint32_t count, files;
-    uint32_t created; /* files that exist as partials: removed when begin fails */
+    uint32_t created; /* the files that exist as partials, which are removed when begin fails */
     dray_layout *layout;
 } writing;
 
-/* What the names of shards begin with: the one that the folder's present index does not use, so
- * that old and new shards are beside each other until the index is replaced. */
+/* The possible beginnings of shards' names. The one that the folder's present index does not use
+ * is taken, so that old and new shards lie side by side until the index is replaced. */
 static const char *const stems[] = {"model", "model-b"};
 enum { STEMS = sizeof stems / sizeof *stems };
 
@@ -119,7 +120,7 @@ static int open_folder(const char *directory, writing *w, dray_error *error)
     return dray__sync_folder(parent, error);
 }
 
-/* At least the bytes of the tensor's entry in the header. */
+/* Returns an upper bound of the bytes of the tensor's entry in the header. */
 static uint64_t entry_bytes(const char *name)
 {
     enum { FIXED = 160 }; /* keys, a dtype, two offsets and four sizes of at most 19 digits */
@@ -129,8 +130,8 @@ static uint64_t entry_bytes(const char *name)
     return bytes;
 }
 
-/* Fills files one after the other, in the layout's order. A tensor that is larger than a file may
- * be gets one of its own. */
+/* Fills files one after the other, in the layout's order. A tensor that is larger than a file
+ * may be gets a file of its own. */
 static int assign_files(const dray_layout *like, writing *w, dray_error *error)
 {
     uint32_t count = dray_layout_tensor_count(like);
@@ -155,7 +156,7 @@ static int assign_files(const dray_layout *like, writing *w, dray_error *error)
         dray__dense_bytes((dray_dtype)info->dtype, info->ndim, info->shape, &bytes);
         const char *value = w->values ? w->values[i] : NULL;
         uint64_t more = (uint64_t)bytes + entry_bytes(info->name);
-        if (value) /* quoted twice: an object in a string */
+        if (value) /* It is quoted twice, as an object in a string. */
             more += 2 * (entry_bytes(info->name) + entry_bytes(value));
         if (used > fixed && (used > w->max_file_bytes || more > w->max_file_bytes - used)) {
             w->files++;
@@ -192,7 +193,7 @@ static json_t *header_entry(const file_tensor *it)
                      "shape", shape, "data_offsets", (json_int_t)it->at, (json_int_t)end);
 }
 
-/* The metadata of the file whose items are [first, end); NULL: out of memory. */
+/* Returns the metadata of the file whose items are [first, end), or NULL when memory is out. */
 static json_t *file_metadata(const writing *w, uint32_t first, uint32_t end)
 {
     if (!w->values_key)
@@ -211,8 +212,8 @@ static json_t *file_metadata(const writing *w, uint32_t first, uint32_t end)
     return metadata;
 }
 
-/* The header of the file whose items are [first, end), length in front, padded to 8 bytes. Sets the
- * items' places. */
+/* Writes the header of the file whose items are [first, end), with its length in front, padded
+ * to 8 bytes. Sets the items' places. */
 static int make_header(writing *w, uint32_t first, uint32_t end, dray__writer *out,
                        dray_error *error)
 {
@@ -247,8 +248,8 @@ static int make_header(writing *w, uint32_t first, uint32_t end, dray__writer *o
     return dray__writer_check(out, error);
 }
 
-/* Allocates the file's blocks, so that a full disk shows now; where the file system cannot, only
- * the size is set. */
+/* Allocates the file's blocks, so that a full disk is noticed now. Where the file system cannot
+ * do so, only the size is set. */
 static int set_size(int fd, uint64_t bytes)
 {
     if (fallocate(fd, 0, 0, (off_t)bytes) == 0)
@@ -259,7 +260,7 @@ static int set_size(int fd, uint64_t bytes)
 static int create_file(writing *w, const char *path, const dray__writer *header, uint64_t bytes,
                        dray_error *error)
 {
-    if (unlink(path) < 0 && errno != ENOENT) /* left by one that died */
+    if (unlink(path) < 0 && errno != ENOENT) /* A killed writer left this file. */
         return dray__fail_errno(error, errno, "%.300s", path);
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0)
@@ -273,7 +274,7 @@ static int create_file(writing *w, const char *path, const dray__writer *header,
     return status;
 }
 
-/* Creates file number `file` and adds its region, tensors and blocks. */
+/* Creates file number `file`, and adds its region, tensors and blocks. */
 static int begin_file(writing *w, uint32_t file, uint32_t first, uint32_t end, dray_error *error)
 {
     char path[PATH_MAX];
@@ -369,8 +370,8 @@ static int sync_fd(int fd, const char *path, dray_error *error)
     return fsync(fd) < 0 ? dray__fail_errno(error, errno, "%.300s: fsync", path) : DRAY_OK;
 }
 
-/* A partial must still be what begin made: same place, same size, same tensors. Its bytes are then
- * forced to the disk, and its tensors put into the index. */
+/* Checks that a partial is still as begin made it: same place, same size, same tensors. Its
+ * bytes are then forced to the disk, and its tensors are put into the index. */
 static int finish_partial(finishing *f, uint32_t file, dray_error *error)
 {
     char name[64], path[PATH_MAX];
@@ -449,9 +450,8 @@ static int remove_index(const finishing *f, dray_error *error)
     return sync_fd(f->fd, f->folder, error);
 }
 
-/* The stem and numbers of a shard's name, "model-00001-of-00002.safetensors"; NULL: not one of
- * ours.
- */
+/* Reads the stem and the numbers of a shard's name, "model-00001-of-00002.safetensors". Returns
+ * NULL when it is not one of ours. */
 static const char *stem_of(const char *name, unsigned *number, unsigned *count)
 {
     size_t tail = strlen("-00001-of-00002.safetensors"), length = strlen(name);
@@ -463,8 +463,8 @@ static const char *stem_of(const char *name, unsigned *number, unsigned *count)
     return NULL;
 }
 
-/* Takes the first stem of which the present index names no file, or NULL where it names files of
- * all. An index that cannot be read is no checkpoint: nothing is lost with its files. */
+/* Takes the first stem of which the present index names no file, or NULL when it names files of
+ * every stem. An index that cannot be read is no checkpoint, so nothing is lost with its files. */
 static int choose_stem(finishing *f, dray_error *error)
 {
     char path[PATH_MAX];
@@ -493,7 +493,7 @@ static int choose_stem(finishing *f, dray_error *error)
     return DRAY_OK;
 }
 
-/* Files of an earlier checkpoint of ours, which the new one does not speak of. */
+/* Removes files of an earlier checkpoint of ours that the new one does not mention. */
 static int remove_stale(const finishing *f, dray_error *error)
 {
     int copy = openat(f->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -515,21 +515,23 @@ static int remove_stale(const finishing *f, dray_error *error)
         const char *stem = stem_of(name, &number, &count);
         bool single = strcmp(name, DRAY__SAFETENSORS_SINGLE) == 0;
         if (partial && strcmp(name, DRAY__SAFETENSORS_INDEX) == 0)
-            unlinkat(f->fd, entry->d_name, 0); /* of a writer that died */
+            unlinkat(f->fd, entry->d_name, 0); /* A killed writer left it. */
         if (!stem && !single)
             continue;
         file_name(f->stem, stem ? number - 1 : 0, f->files, ours, sizeof ours);
         bool keep = !partial && (f->files == 1 ? single : stem && count == f->files);
         if (!keep || strcmp(name, ours) != 0)
-            unlinkat(f->fd, entry->d_name, 0); /* what cannot go does no harm: nobody reads it */
+            /* A file that cannot be removed does no harm, as nobody reads it. */
+            unlinkat(f->fd, entry->d_name, 0);
     }
     closedir(dir);
     return sync_fd(f->fd, f->folder, error);
 }
 
-/* The order makes the change: one file replaces model.safetensors atomically and only then an older
- * index goes; shards are put in place beside an older model.safetensors or the older index and its
- * shards, and become visible with their index. */
+/* The order of these steps makes the change atomic. A single file replaces model.safetensors,
+ * and only then an older index is removed. Shards are put in place beside an older
+ * model.safetensors, or beside the older index and its shards, and become visible with their
+ * index. */
 static int put_in_place(const finishing *f, dray_error *error)
 {
     int status = DRAY_OK;
