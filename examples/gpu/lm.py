@@ -2,6 +2,7 @@
 scratch; and what both of its programs share."""
 import argparse
 import contextlib
+import json
 import os
 import pathlib
 import sys
@@ -13,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import dray
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "roles"))
-from model import config_json, make_model  # noqa: E402, F401 (of the demo)
+from model import make_model  # noqa: E402 (of the demo)
 
 
 def arguments(doc, **more):
@@ -45,6 +46,11 @@ def make(job, options, dtype):
     torch.manual_seed(job["seed"])
     with options.device:
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=dtype).to(dtype)
+
+
+def config_json(model):
+    kind = type(model).__name__.removeprefix("FSDP")
+    return json.dumps(dict(model.config.to_dict(), architectures=[kind], torch_dtype="float32"))
 
 
 def layers(model):

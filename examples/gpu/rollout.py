@@ -7,6 +7,7 @@ When, the job says: `update: boundary` waits until all requests are finished, `i
 import argparse
 import collections
 import contextlib
+import json
 import time
 
 import numpy as np
@@ -221,12 +222,14 @@ def vllm(role, options, seed):
     import vllm_engine
     with torch.device("meta"):
         model = make(role.config, argparse.Namespace(model=options.model, device=torch.device("meta")), options.dtype)
+    # vLLM's reload leaves a tied head as it was: here it has one of its own, which the trainer publishes by that name, too.
+    config = dict(json.loads(config_json(model)), tie_word_embeddings=False)
     folder = role.folder / "vllm"
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(config_json(model))
-    engine = vllm_engine.Engine(options.model or folder, options.slots, role.config["model"]["max_positions"], END, seed,
+    (folder / "config.json").write_text(json.dumps(config))
+    engine = vllm_engine.Engine(folder, options.slots, role.config["model"]["max_positions"], END, seed,
                                 str(options.dtype).rpartition(".")[2])
-    return engine, vllm_engine.Weights(role, engine, model.named_parameters())
+    return engine, vllm_engine.Weights(role, engine, model.named_parameters(remove_duplicate=False))
 
 
 options = arguments(__doc__, slots=(64, "requests at a time"), lengths=("", "a file of numbers: tokens of each sample"),

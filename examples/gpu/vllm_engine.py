@@ -1,7 +1,6 @@
 """vLLM in the place of engine.py: the same requests, and weights by dray's plug-in (docs/vllm.md), whose worker subscribes to
 what the trainer publishes. `rollout.py --engine vllm`, with the Python that has vLLM. Of schedules that keep one version."""
 import os
-import pathlib
 import time
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # steps are taken here, one by one
@@ -21,8 +20,7 @@ class Engine:
         register()  # where this process has dray on its path alone
         self.slots, self.room, self.end, self.version, self._count = {}, room, end, -1, 0
         self._most = slots
-        kind = "auto" if any(pathlib.Path(folder).glob("*.safetensors")) else "dummy"
-        self.llm = LLM(str(folder), load_format=kind, dtype=dtype, skip_tokenizer_init=True, max_model_len=room,
+        self.llm = LLM(str(folder), load_format="dummy", dtype=dtype, skip_tokenizer_init=True, max_model_len=room,
                        max_num_seqs=slots, seed=seed, async_scheduling=False, logprobs_mode="processed_logprobs",
                        enforce_eager=os.environ.get("VLLM_EAGER", "1") == "1",
                        weight_transfer_config=WeightTransferConfig(backend="dray"))
