@@ -24,52 +24,56 @@ struct dray__host {
     const dray__job *job;
     const dray__job_role *spec;
     dray__host_options options;
-    char label[48]; /* of the instance (contract.h) */
+    char label[48]; /* the name of the instance (contract.h) */
     dray_context *context;
     dray_queue *queue;
     dray__group *group;
-    dray__turn *turn; /* NULL: it shares no device (turn.h) */
+    dray__turn *turn; /* NULL when it shares no device (turn.h) */
     dray__tokenizer *tokenizer;
     int64_t wait_ns;
     dray__pace paced;
-    const dray__pace *pace; /* with clock.enabled: paced; NULL: work is computed */
-    /* Set by a task's run, on all ranks. */
-    bool put_back; /* the batch is given back as it was */
-    bool kept;     /* rank 0's batch is the program's now, which commits and frees it later */
+    const dray__pace *pace; /* &paced with clock.enabled; NULL: the work is computed */
+    /* A task's run sets these on all ranks. */
+    bool put_back; /* the batch is given back unchanged */
+    bool kept;     /* the program owns rank 0's batch now, and commits and frees it later */
     _Atomic int64_t saving; /* the checkpoint that is being written; -1: none (checkpoint.c). Steps
                                of all threads are looked at */
     void *state;            /* the program's */
 };
 
-/* What a program does for one of its tasks. */
+/* The functions of a program for one of its tasks. */
 typedef struct dray__task_work {
-    const char *task; /* NULL: the end of a program's */
-    /* Rows to claim now; 0: none. Asked on rank 0. NULL: the task claims nothing (driver). */
+    const char *task; /* NULL at the end of a program's list */
+    /* Returns how many rows to claim now; 0: none. Called on rank 0. NULL: the task claims
+     * nothing (driver). */
     uint32_t (*count)(const dray__host *host);
-    /* The version that consumes: older samples are dropped (queue.staleness). NULL: none are. */
+    /* Returns the version that consumes; older samples are dropped (queue.staleness). NULL: none
+     * are dropped. */
     int64_t (*version)(const dray__host *host);
-    /* Samples of that version alone are claimed, and older ones left. NULL: never. */
+    /* Returns the only version whose samples are claimed; older samples are left. NULL: samples
+     * of all versions are claimed. */
     bool (*newest)(const dray__host *host);
-    /* The partition that is claimed from; NULL, or one that returns NULL: any. */
+    /* Returns the partition to claim from. NULL, or a returned NULL, means any partition. */
     const char *(*partition)(const dray__host *host);
-    /* What needs no turn on the role's devices (turn.h): before that is waited for, on all ranks.
-     * NULL: nothing. */
+    /* Does the work that needs no turn on the role's devices (turn.h), on all ranks, before the
+     * turn is awaited. NULL: there is none. */
     int (*prepare)(dray__host *host, dray_batch *batch, int64_t step, dray_error *error);
-    /* Computes the batch's outputs, on all ranks; rank 0 sets them. The loop commits. */
+    /* Computes the batch's outputs on all ranks; rank 0 sets them. The loop commits the batch. */
     int (*run)(dray__host *host, dray_batch *batch, int64_t step, dray_error *error);
-    bool spanned; /* the timeline gets a span of the task's name around each run */
-    /* Whether what may be claimed next depends on this commit, or on what follows it. NULL: no. */
+    bool spanned; /* The timeline receives a span with the task's name for each run. */
+    /* Says whether the next claim depends on this commit, or on what follows it. NULL: it does
+     * not. */
     bool (*commits_alone)(const dray__host *host);
-    /* After the commit, on all ranks; NULL: nothing to do. */
+    /* Runs after the commit, on all ranks. NULL: nothing to do. */
     int (*after)(dray__host *host, dray_error *error);
 } dray__task_work;
 
 enum { DRAY__TURN_LAST = -2 };
 
-/* What engine.c, trainer.c and desk.c give the loop. */
+/* The programs of engine.c, trainer.c and desk.c, as the loop sees them. */
 typedef struct dray__program_kind {
     int (*open)(dray__host *host, dray_error *error);
-    /* Nothing more will come; NULL: nothing to do. On all ranks. */
+    /* No more batches will come; runs on all ranks. NULL: nothing to do. */
     int (*finish)(dray__host *host, dray_error *error);
     /* Where tasks keep batches: whether there are any, and a piece of the work on all of them, on
      * all ranks. The loop claims more between two turns. NULL: no task does. `decide`, on rank 0,
@@ -86,10 +90,10 @@ typedef struct dray__program_kind {
 extern const dray__program_kind dray__engine_program, dray__trainer_program, dray__critic_program,
     dray__desk_program;
 
-/* Runs until the queue ends. DRAY_OK: it ended. */
+/* Runs until the queue ends, and then returns DRAY_OK. */
 int dray__host_main(const dray__host_options *options, dray_error *error);
 
-/* What is claimed next for the task: `rows` rows. */
+/* Describes the next claim for the task: `rows` rows. */
 void dray__task_claim(const dray__host *host, const dray__task_kind *kind,
                       const dray__task_work *work, uint32_t rows, dray_claim_options *out);
 
@@ -100,27 +104,28 @@ static inline bool dray__host_leads(const dray__host *host)
     return host->options.rank == 0;
 }
 
-/* One number a response token of the batch, into a column of this name: on all ranks; rank 0 sets
- * the column. */
+/* Puts one number for each response token of the batch into a column of this name. Called on all
+ * ranks; rank 0 sets the column. */
 typedef int dray__score_fn(dray__host *host, const dray__sequences *sequences, float *out,
                            dray_error *error);
 int dray__host_score(dray__host *host, dray_batch *batch, const char *column, dray__score_fn *score,
                      dray_error *error);
-/* Takes `object`; NULL is DRAY_ENOMEM. */
+/* Takes `object`; NULL fails with DRAY_ENOMEM. */
 int dray__host_report(dray__host *host, const char *kind, json_t *object, dray_error *error);
-/* The same, where the coordinator's answer is not waited for. */
+/* The same, without waiting for the coordinator's answer. */
 int dray__host_tell(dray__host *host, const char *kind, json_t *object, dray_error *error);
-/* Barrier and gathering among the ranks of the instance; the trace says what this one waited. */
+/* Barrier and gathering among the ranks of the instance. The trace records how long this rank
+ * waited. */
 int dray__host_meet(dray__host *host, dray_error *error);
 int dray__host_gather(dray__host *host, const void *in, uint64_t bytes, void *out,
                       dray_error *error);
-/* Rank 0's, on all ranks. */
+/* Copies rank 0's value to all ranks. */
 int dray__host_broadcast(dray__host *host, void *data, uint64_t bytes, int64_t timeout_ns,
                          dray_error *error);
-/* Path below the run's folder. */
+/* Makes a path below the run's folder. */
 void dray__host_path(const dray__host *host, char *out, size_t capacity, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
-/* Until a file or folder is there that another trainer renames into place when it is whole. */
+/* Waits until a file or folder exists that another trainer renames into place once it is whole. */
 int dray__host_wait_file(const dray__host *host, const char *path, dray_error *error);
-/* The run is to end after the step that is made: there is a file `stop` in its folder. */
+/* Says whether the run is to end after the current step, because its folder has a file `stop`. */
 bool dray__host_stopping(const dray__host *host);

@@ -17,48 +17,48 @@ typedef struct dray__uplink_options {
     const dray__job *job;
     const char *text;          /* the resolved job file */
     const char *address;       /* "tcp:HOST:PORT" */
-    const char *name;          /* of this host, for people */
-    const char *const *tokens; /* files; none: $DRAY_TOKEN_FILE */
+    const char *name;          /* the name of this host, for people */
+    const char *const *tokens; /* files of tokens; none: $DRAY_TOKEN_FILE */
     uint32_t token_count;
     json_t *roles;      /* {"rollout": 2}; borrowed */
-    const char *folder; /* what logs and spans are brought home from */
+    const char *folder; /* the folder whose logs and spans are sent to the run */
     void (*say)(const char *event, const char *text); /* prints a line for people */
-    int64_t wait_ns; /* how long a coordinator, and places, are waited for */
+    int64_t wait_ns; /* how long to wait for a coordinator and for places */
 } dray__uplink_options;
 
 typedef struct dray__uplink_sight {
-    uint64_t progress;   /* steps that the run has done */
-    int64_t answered_ns; /* when the run answered last */
-    int64_t asked_ns;    /* when what it answered to was asked */
-    bool ended;          /* the queue has */
-    bool over;           /* the run is */
+    uint64_t progress;   /* the number of steps that the run has done */
+    int64_t answered_ns; /* when the run last answered */
+    int64_t asked_ns;    /* when the question of that answer was asked */
+    bool ended;          /* the queue has ended */
+    bool over;           /* the run has ended */
     bool lost;           /* the session has ended */
     char why[DRAY_ERROR_MESSAGE_MAX];
 } dray__uplink_sight;
 
-/* Looks for the tokens that the roles need. DRAY_ENOENT, DRAY_EPERM: which one is missing. */
+/* Finds the tokens that the roles need. Fails with DRAY_ENOENT or DRAY_EPERM, which name the
+ * missing one. */
 int dray__uplink_open(const dray__uplink_options *options, dray__uplink **out, dray_error *error);
-void dray__uplink_close(dray__uplink *link); /* NULL is fine */
+void dray__uplink_close(dray__uplink *link); /* NULL is allowed. */
 
-/* Opens the session and asks for places, until they are there or the time is over. After a session
- * that was lost it is called again, and takes the same run alone. What the run said stays the
- * link's. */
+/* Opens the session and asks for places, until it has them or the time is over. After a lost
+ * session it is called again, and accepts only the same run. The run's answer stays the link's. */
 int dray__uplink_join(dray__uplink *link, const json_t **told, dray_error *error);
 /* Starts the thread. */
 int dray__uplink_begin(dray__uplink *link, dray_error *error);
 void dray__uplink_look(dray__uplink *link, dray__uplink_sight *out);
-/* Does the run answer? Where it does not, what dies may have died of that. */
+/* Says whether the run answers. When it does not, a process may have died because of that. */
 bool dray__uplink_fresh(dray__uplink *link);
 uint64_t dray__uplink_progress(dray__uplink *link);
-/* Here and at the run. */
+/* Prints a line here and at the run. */
 void dray__uplink_say(dray__uplink *link, const char *event, const char *text);
 void dray__uplink_busy(dray__uplink *link); /* processes of this host compute */
-/* The thread is to end: brings home what is left, tells what failed (NULL: nothing), and leaves. */
+/* Ends the thread: it sends the last files, reports what failed (NULL: nothing), and leaves. */
 void dray__uplink_leave(dray__uplink *link, const char *failed, int64_t deadline_ns);
 /* Ends the thread and the session. */
 void dray__uplink_end(dray__uplink *link);
 
-/* The file of the token that the role's processes show. */
+/* Returns the file of the token that the role's processes show. */
 const char *dray__uplink_token(const dray__uplink *link, const dray__job_role *role);
 bool dray__uplink_master(const dray__uplink *link, const dray__job_role *role, char address[64],
                          uint16_t *port);
