@@ -138,6 +138,10 @@ typedef struct cmd_usage {
     char *(*help)(int key, const char *text, void *input);         /* as help_filter */
 } cmd_usage;
 
+/* The fields of a usage whose argument is a job file. */
+#define CMD_ONE_JOB(type, member)                                                                  \
+    .words = "one job file", .words_at = offsetof(type, member), .most = 1
+
 /* Reads the arguments into a struct, with the nearest right word for an unknown option, and -h for
  * --help. Does not come back from --help (exit 0) and usage errors (exit 2, on stderr). argv[0] is
  * "dray <name>". */

@@ -100,9 +100,7 @@ int cmd_run(int argc, char **argv)
     static const cmd_usage usage = {
         .options = options,
         .arguments = "JOB.yaml\n--resume DIR\n--settings",
-        .words = "one job file",
-        .words_at = offsetof(arguments, job),
-        .most = 1,
+        CMD_ONE_JOB(arguments, job),
         .check = check,
         .doc = "Runs an RL job: rollout, rewards and training on this machine, samples through the "
                "queue, weights back to the engine.\vCtrl-C stops after the step and a checkpoint; "

@@ -81,10 +81,8 @@ int cmd_simulate(int argc, char **argv)
         .options = options,
         .also = &cmd_predict_usage,
         .arguments = "JOB.yaml",
-        .words = "one job file",
-        .words_at = offsetof(arguments, with.job),
         .least = 1,
-        .most = 1,
+        CMD_ONE_JOB(arguments, with.job),
         .check = cmd_predict_check,
         .doc = "Predicts how long the steps of a job take, who waits for what, and how old samples "
                "get, with another schedule or other roles than those that were run.\vHow long "

@@ -110,10 +110,8 @@ int cmd_size(int argc, char **argv)
         .options = options,
         .also = &cmd_predict_usage,
         .arguments = "JOB.yaml",
-        .words = "one job file",
-        .words_at = offsetof(arguments, with.job),
         .least = 1,
-        .most = 1,
+        CMD_ONE_JOB(arguments, with.job),
         .check = check,
         .doc = "Simulates all splits of the devices between the role that generates and the one "
                "that trains, and prints the five with the most samples a second, what each is "

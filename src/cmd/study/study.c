@@ -177,9 +177,7 @@ int cmd_study(int argc, char **argv)
     static const cmd_usage usage = {
         .options = options,
         .arguments = "JOB.yaml",
-        .words = "one job file",
-        .words_at = offsetof(arguments, job),
-        .most = 1,
+        CMD_ONE_JOB(arguments, job),
         .check = check,
         .doc = "Runs a job under several schedules with several seeds, one run after the other, "
                "and compares what they learn and how fast.\vMeans come with 95 % bootstrap "
