@@ -18,13 +18,17 @@ from model import make_model  # noqa: E402 (of the demo)
 
 
 def arguments(doc, **more):
-    """--name VALUE each, beside those that both programs have."""
+    """--name VALUE each, (default, or all choices, what it is), beside those that both programs have."""
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--model", help="a folder with a config.json; weights that are not there are random")
     parser.add_argument("--dtype", help="of what is computed; bfloat16 on a GPU, float32 on a CPU")
     parser.add_argument("--threads", type=int, default=1, help="on a CPU")
     for name, (default, about) in more.items():
-        kind = {"action": "store_true"} if default is False else {"type": type(default), "default": default}
+        kind = {"type": type(default), "default": default}
+        if default is False:
+            kind = {"action": "store_true"}
+        elif isinstance(default, tuple):
+            kind = {"choices": default, "default": default[0]}
         parser.add_argument("--" + name.replace("_", "-"), help=about, **kind)
     made = parser.parse_args()
     made.device = torch.device("cpu")

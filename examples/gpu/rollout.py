@@ -233,8 +233,8 @@ def vllm(role, options, seed):
 
 
 options = arguments(__doc__, slots=(64, "requests at a time"), lengths=("", "a file of numbers: tokens of each sample"),
-                    pause=("abort", "what an update does to the caches of requests under way: abort or keep"),
-                    engine=("own", "own or vllm"))
+                    pause=(("abort", "keep"), "what an update does to the caches of requests under way"),
+                    engine=(("own", "vllm"), "who generates: engine.py, or vLLM"))
 with dray.Role() as role:
     engine, weights = {"own": own, "vllm": vllm}[options.engine](
         role, options, role.config["seed"] + 1000 * role.instance + role.epoch)

@@ -417,7 +417,8 @@ class Weights:
             raise DrayError(_l.ENOENT, f"weights: version {wanted} expected, found {report['version']}")
         self.version, self.report = report["version"], report
         pause = report["pause_seconds"] if brought >= wanted else report["total_seconds"] - report["wait_seconds"]
-        role.report("engine_update", role=role.group, version=self.version, bytes=report["bytes"] or ahead.report["bytes"],
+        moved = ahead.report["bytes"] if brought >= wanted else report["bytes"]
+        role.report("engine_update", role=role.group, version=self.version, bytes=moved,
                     seconds=report["total_seconds"], wait_seconds=report["wait_seconds"], pause_seconds=pause)
         return report
 
