@@ -136,8 +136,9 @@ class Rollout:
         self.weights.update(self.target)
         self.target = None
         if self.job["update"] == "anew":
-            for request in self.engine.under_way:
-                request.tokens, request.log_probs, request.versions = [], [], []
+            for request in self.engine.under_way:  # behind what was committed of it
+                begun = self.works[id(request)].begun[0]
+                del request.tokens[begun:], request.log_probs[begun:], request.versions[begun:]
         self.engine.changed(self.weights.version, self.keep and self.job["update"] != "anew")
         if self.ahead and self.weights.version + 1 < self.job["steps"]:
             self.weights.prefetch(self.weights.version + 1)
