@@ -209,6 +209,10 @@ class Rows(dict):
         if not self._live:
             raise DrayError(-15, "this batch was let go of")
 
+    def __bool__(self) -> bool:
+        """A batch is a batch before one of its columns is read, too, as in `if batch:`."""
+        return True
+
     def __missing__(self, name: str):
         self[name] = self._read(name)
         return self[name]

@@ -23,6 +23,7 @@ def check_free(queue, other):
 
     def back():
         with other.claim("read", 4, "free", timeout=5) as batch:
+            assert batch and not len(batch)  # nothing is read yet
             assert batch["x"][0].tolist() == [0, 1, 2, 3]
             batch.free()
     first = queue.claim("read", 4, "free")

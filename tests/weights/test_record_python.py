@@ -196,6 +196,43 @@ def updates():
         s.close()
 
 
+class Tied(torch.nn.Module):
+    """Two names of one parameter, twice: as it comes, and computed of what comes."""
+
+    def __init__(self):
+        super().__init__()
+        for first, second in (("head", "embed"), ("norm", "other_norm")):
+            parameter = torch.nn.Parameter(torch.randn(5, 8), requires_grad=False)
+            self.register_parameter(first, parameter)
+            self.register_parameter(second, parameter)
+
+    def load(self, named):
+        for name, values in named:
+            if name == "embed":
+                self.embed.data.copy_(values)
+            else:
+                values += 1
+                self.norm.data.copy_(values)
+
+
+def tied():
+    """What is one tensor under two names is filled once."""
+    checkpoint = {"embed": ((5, 8), F32), "norm": ((5, 8), F32)}
+    weights, model = random_weights(checkpoint), Tied()
+    publisher = Publisher(weights, "tied", context=trainer)
+    subscriber = Subscriber(record(model.load, checkpoint, model), "tied", "tied engine", context=engines[0])
+    for version in (1, 2, 3):
+        publisher.wait()
+        for t in weights.values():
+            t.copy_(torch.randn(t.shape))
+        publisher.publish(version)
+        assert subscriber.update(min_version=version)["version"] == version
+        assert torch.equal(model.head, weights["embed"]) and torch.equal(model.embed, weights["embed"])
+        assert torch.equal(model.other_norm, weights["norm"] + 1)
+    subscriber.close()
+    publisher.close()
+
+
 def faults():
     """One element off, wherever it is planted, is found by bytes."""
     engine = Engine(1)
@@ -556,7 +593,7 @@ def random_ways():
     assert in_place > 0.9 * total
 
 
-CASES = [nothing_changes, updates, faults, derived, elements, what_is_not_understood, custom_operators, random_ways]
+CASES = [nothing_changes, updates, tied, faults, derived, elements, what_is_not_understood, custom_operators, random_ways]
 failed = []
 with coordinator() as folder:
     with Context(role="trainer", timeout=20) as trainer, Context(role="engine", timeout=20) as one, \

@@ -52,12 +52,18 @@ def kept_elsewhere(model) -> str:
     return ""
 
 
-def pack_experts(model, device) -> None:
-    """What vLLM 0.32.0 does on CPUs when it first loads experts, and leaves out when it reloads them."""
-    if device.type == "cpu":
-        for module in model.modules():
-            if type(module).__name__ == "RoutedExperts":
-                module.quant_method.moe_kernel.fused_experts.process_weights_after_loading(module)
+def pack_again(model, device) -> None:
+    """What vLLM 0.32.0 does on CPUs when it first loads a model, and leaves out when it reloads it: it packs experts, and
+    heads whose weight is the embedding's, which are given nothing to load."""
+    if device.type != "cpu":
+        return
+    shared = {module.weight.data_ptr() for module in model.modules() if type(module).__name__ == "VocabParallelEmbedding"}
+    for module in model.modules():
+        kind = type(module).__name__
+        if kind == "RoutedExperts":
+            module.quant_method.moe_kernel.fused_experts.process_weights_after_loading(module)
+        elif kind == "ParallelLMHead" and module.weight.data_ptr() in shared:
+            module.quant_method.process_weights_after_loading(module)
 
 
 def whole_modules(recorded) -> None:
@@ -112,7 +118,7 @@ class DrayEngine(WeightTransferEngine[DrayInitInfo, DrayUpdateInfo]):
 
         def reloaded():
             finalize_layerwise_processing(model, config)
-            pack_experts(model, self.device)
+            pack_again(model, self.device)
 
         return Rank(told, model, load_weights, framework="vLLM", log=_log, group=group, rank=parallel.rank,
                     world=parallel.world_size, why_not=kept_elsewhere(model), begin=lambda: initialize_layerwise_reload(model),

@@ -225,9 +225,18 @@ class Recorded(Given):
                               "record it anew")
         return tensor.detach()
 
+    def _filled(self, now):
+        """(name, what was found of it), but for what is the memory of a tensor before it: a head that is tied."""
+        seen = set()
+        for name, p in self._found.items():
+            at = place(self._now(name, now)) if p.parts else name
+            if at not in seen:
+                seen.add(at)
+                yield name, p
+
     def _blocks(self):
         now = tensors_of(self._into)
-        for name, p in self._found.items():
+        for name, p in self._filled(now):
             tensor = self._now(name, now) if p.parts else None
             for i, part in enumerate(p.parts):
                 view = part.view(tensor) if part.steps is None else self._held(name, i, part)
@@ -263,7 +272,7 @@ class Recorded(Given):
     def fill(self):
         """What the blocks' bytes alone are not: constants, and what is computed of elements."""
         now = tensors_of(self._into)
-        for name, p in self._found.items():
+        for name, p in self._filled(now):
             for i, part in enumerate(p.parts):
                 if part.steps is not None:
                     part.view(self._now(name, now)).copy_(part.made(self._held(name, i, part)))

@@ -15,6 +15,7 @@ SIZES = dict(vocab_size=199, hidden_size=128, num_hidden_layers=2, num_attention
              max_position_embeddings=64, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, pad_token_id=0)
 MODELS = {
     "qwen2": dict(architectures=["Qwen2ForCausalLM"], intermediate_size=256, **SIZES),
+    "qwen2-tied": dict(architectures=["Qwen2ForCausalLM"], intermediate_size=256, **{**SIZES, "tie_word_embeddings": True}),
     "qwen3_moe": dict(architectures=["Qwen3MoeForCausalLM"], intermediate_size=256, moe_intermediate_size=64, head_dim=32,
                       num_experts=4, num_experts_per_tok=2, decoder_sparse_step=1, norm_topk_prob=True, **SIZES),
     # vLLM's kernels of latent attention know these ranks and sizes of heads alone.
@@ -26,13 +27,14 @@ MODELS = {
                         **{**SIZES, "num_key_value_heads": 4}),
 }
 # (model type, whether parameters lie as load_weights fills them, whether there is a draft model, versions)
-CASES = [("qwen2", 0, 0, 5), ("qwen2", 1, 0, 5), ("qwen2", 1, 1, 2), ("qwen2", 0, 1, 2), ("qwen3_moe", 0, 0, 5), ("deepseek_v3", 0, 0, 2)]
+CASES = [("qwen2", 0, 0, 5), ("qwen2", 1, 0, 5), ("qwen2", 1, 1, 2), ("qwen2", 0, 1, 2), ("qwen2-tied", 0, 0, 2), ("qwen2-tied", 1, 0, 2),
+         ("qwen3_moe", 0, 0, 5), ("deepseek_v3", 0, 0, 2)]
 
 
 def case(model_type, plain, draft, versions, port):
     folder = WORK / f"{model_type}-{plain}-{draft}"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": model_type, "torch_dtype": "float32", **MODELS[model_type]}))
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type.partition("-")[0], "torch_dtype": "float32", **MODELS[model_type]}))
     ranks = [subprocess.Popen([sys.executable, HERE / "trainer.py", model_type, folder, str(plain), str(draft), str(versions)],
                               stdout=subprocess.PIPE if rank == 0 else None, text=True,
                               env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
