@@ -668,10 +668,11 @@ TEST_WITHIN(test_layouts_change_with_memory, start, cluster_stop)
     dray_layout_free(less);
     engine_close(&e);
     for (int i = 0; i < 2; i++) {
-        for (uint32_t r = 1; r < dray_layout_region_count(t[i].layout); r++)
-            dray_region_free(regions[i][r]);
+        uint32_t count = dray_layout_region_count(t[i].layout);
         t[i].region[0] = regions[i][0];
-        trainer_close(&t[i]);
+        trainer_close(&t[i]); /* it may still sum what was published last */
+        for (uint32_t r = 1; r < count; r++)
+            dray_region_free(regions[i][r]);
     }
 }
 
