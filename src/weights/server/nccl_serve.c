@@ -173,10 +173,11 @@ static int remake_job(dray__nccl_session *s, const dray__local *local, const dra
 /* The member's memory, of which the reader may read this update's. */
 static int hold(uint64_t token, uint64_t attempt, dray__local **out, dray_error *error)
 {
-    dray__local *local = dray__local_hold(token);
-    if (!local)
-        return dray__fail(error, DRAY_EDEAD, "it closed, or this ticket never was one");
-    int rc = dray__local_check(local, attempt, error);
+    dray__local *local = NULL;
+    int rc = dray__local_hold_ticket(token, &local, error);
+    if (rc)
+        return rc;
+    rc = dray__local_check(local, attempt, error);
     if (rc)
         dray__local_release(local);
     else
