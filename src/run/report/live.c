@@ -41,14 +41,14 @@ static char *page_of(const dray__live *live, size_t *size)
     return NULL;
 }
 
-/* Those from number `from` on, as far as they are there; under the lock. */
-static char *events_from(const dray__live *live, uint64_t from, size_t *size)
+/* Those from number `from` on, up to `to`, as far as they are there; under the lock. */
+static char *events_of(const dray__live *live, uint64_t from, uint64_t to, size_t *size)
 {
     char *text = NULL;
     FILE *out = open_memstream(&text, size);
     if (live->count > RECENT && from < live->count - RECENT)
         from = live->count - RECENT;
-    for (; out && from < live->count; from++)
+    for (; out && from < to; from++)
         fputs(live->recent[from % RECENT], out);
     if (out && fclose(out) == 0)
         return text;
@@ -68,7 +68,7 @@ static void answer(void *user, const char *path, dray__http_answer *out)
         out->type = "text/event-stream";
         out->status = "200 OK";
         out->stream = true;
-        out->body = events_from(live, 0, &out->size);
+        out->body = events_of(live, 0, live->sent, &out->size); /* the others are pushed */
         pthread_mutex_unlock(&live->lock);
     }
 }
@@ -81,7 +81,7 @@ static void on_look(evutil_socket_t fd, short what, void *user)
     size_t size = 0;
     bool last = atomic_load(&live->stopping);
     pthread_mutex_lock(&live->lock);
-    char *text = live->sent < live->count ? events_from(live, live->sent, &size) : NULL;
+    char *text = live->sent < live->count ? events_of(live, live->sent, live->count, &size) : NULL;
     live->sent = live->count;
     pthread_mutex_unlock(&live->lock);
     if (text && size)
@@ -89,6 +89,7 @@ static void on_look(evutil_socket_t fd, short what, void *user)
     free(text);
     if (!last)
         return;
+    event_del(live->look); /* there is one end */
     dray__http_push(live->http, end, sizeof(end) - 1);
     event_base_loopexit(live->base, &(struct timeval){.tv_usec = LOOK_MS * 1000});
 }
