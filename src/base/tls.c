@@ -448,7 +448,7 @@ ssize_t dray__tls_recv(dray__tls *tls, void *data, size_t size)
         size_t n;
         if (SSL_read_ex(tls->ssl, (uint8_t *)data + got, size - got, &n) == 1) {
             got += n;
-            if (!dray__tls_pending(tls)) /* The next call reads what is on the socket. */
+            if (!dray__tls_pending(tls)) /* The next call reads the socket. */
                 break;
             continue;
         }

@@ -133,7 +133,7 @@ static void send_bytes(dray__connection *connection, const uint8_t *data, size_t
             return;
         }
     }
-    /* One frame may always wait, whatever its size is. */
+    /* One frame of any size may always wait. */
     if (connection->out && connection->out_bytes + size > connection->coordinator->unread_bytes) {
         dray__log(DRAY_LOG_WARN, "control: closing a connection that leaves %zu bytes unread",
                   connection->out_bytes + size);

@@ -100,9 +100,9 @@ int dray__blas_open(dray_error *error)
     if (!dray__blas_config())
         return dray__fail(
             error, DRAY_ENOENT,
-            "the built-in engine and trainer need OpenBLAS (`apt-get install libopenblas0`, or "
-            "`pip "
-            "install scipy-openblas32`), found none: %s; roles with a `command` do without",
+            "the built-in engine and trainer need OpenBLAS (`apt-get install libopenblas0`, "
+            "or `pip install scipy-openblas32`), found none: %s; "
+            "roles with a `command` do without",
             trouble);
     dray__gemm_nt(SIZE, SIZE, SIZE, 1, a, SIZE, b, SIZE, 0, c, SIZE);
     return DRAY_OK;

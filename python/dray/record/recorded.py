@@ -225,19 +225,19 @@ class Recorded(Given):
                               "record it anew")
         return tensor.detach()
 
-    def _filled(self, now):
-        """(name, what was found of it), but for what is the memory of a tensor before it: a head that is tied."""
-        seen = set()
+    def _filled(self, wanted):
+        """(name, tensor now, what was found of it) where that is wanted, but for what is the memory of a tensor before
+        it: a head that is tied."""
+        now, seen = tensors_of(self._into), set()
         for name, p in self._found.items():
-            at = place(self._now(name, now)) if p.parts else name
-            if at not in seen:
-                seen.add(at)
-                yield name, p
+            if wanted(p):
+                tensor = self._now(name, now)
+                if place(tensor) not in seen:
+                    seen.add(place(tensor))
+                    yield name, tensor, p
 
     def _blocks(self):
-        now = tensors_of(self._into)
-        for name, p in self._filled(now):
-            tensor = self._now(name, now) if p.parts else None
+        for name, tensor, p in self._filled(lambda p: p.parts):
             for i, part in enumerate(p.parts):
                 view = part.view(tensor) if part.steps is None else self._held(name, i, part)
                 yield part.name, Block(part.name, self.tensors[part.name][0], view, part.start)
@@ -271,13 +271,11 @@ class Recorded(Given):
 
     def fill(self):
         """What the blocks' bytes alone are not: constants, and what is computed of elements."""
-        now = tensors_of(self._into)
-        for name, p in self._filled(now):
+        for name, tensor, p in self._filled(lambda p: p.fills or any(part.steps is not None for part in p.parts)):
             for i, part in enumerate(p.parts):
                 if part.steps is not None:
-                    part.view(self._now(name, now)).copy_(part.made(self._held(name, i, part)))
+                    part.view(tensor).copy_(part.made(self._held(name, i, part)))
             for offset, sizes, strides, value in p.fills:
-                tensor = self._now(name, now)
                 tensor.as_strided(sizes, strides, tensor.storage_offset() + offset).fill_(value)
 
     def certificate(self):
