@@ -77,7 +77,8 @@ int dray__fail(dray_error *error, int code, const char *format, ...)
     return code;
 }
 
-/* What sets the limit that was met, so far as it is one of this process. */
+/* Names the limits of this process that may have been met. EAGAIN comes from a fork or a new thread;
+ * glibc says it, too, when a thread's stack finds no memory. */
 static void add_limit(int errnum, char *out, size_t capacity)
 {
     static const struct {
@@ -87,13 +88,19 @@ static void add_limit(int errnum, char *out, size_t capacity)
         rlim_t unit;
     } limits[] = {{EMFILE, RLIMIT_NOFILE, "n", 1},
                   {EFBIG, RLIMIT_FSIZE, "f", 1024},
-                  {ENOMEM, RLIMIT_AS, "v", 1024}};
+                  {ENOMEM, RLIMIT_AS, "v", 1024},
+                  {EAGAIN, RLIMIT_AS, "v", 1024},
+                  {EAGAIN, RLIMIT_NPROC, "u", 1}};
     struct rlimit now;
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
         if (limits[i].errnum == errnum && getrlimit(limits[i].limit, &now) == 0 &&
-            now.rlim_cur != RLIM_INFINITY)
+            now.rlim_cur != RLIM_INFINITY) {
             snprintf(out, capacity, " (ulimit -%s is %llu)", limits[i].option,
                      (unsigned long long)(now.rlim_cur / limits[i].unit));
+            size_t used = strlen(out);
+            out += used;
+            capacity -= used;
+        }
     if (errnum == ELOOP)
         snprintf(out, capacity, " (a symbolic link, which is not followed here)");
 }

@@ -5,7 +5,7 @@
 
 #include <stdatomic.h>
 
-#define DRAY__GROUP_TEXT 200
+#define DRAY__GROUP_TEXT DRAY_ERROR_MESSAGE_MAX
 
 typedef enum dray__group_operation {
     DRAY__GROUP_BARRIER = 1,

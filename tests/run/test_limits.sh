@@ -56,8 +56,10 @@ for files in 20 24; do
     run "files-$files" "-n $files"
     says "files-$files" 'ulimit -n'
 done
-run memory '-v 100000'
-[ $status = 0 ] || says memory 'ulimit -v'
+for memory in 70000 85000 100000 115000 130000; do
+    run "memory-$memory" "-v $memory"
+    [ $status = 0 ] || says "memory-$memory" 'ulimit -v'
+done
 DRAY_OPENBLAS_LIBRARY=$work/none run blas '-n 1024'
 says blas 'need OpenBLAS' "$work/none" 'pip install scipy-openblas32'
 
