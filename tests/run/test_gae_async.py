@@ -22,18 +22,26 @@ def whole(name, settings):
 
 
 def behind():
-    """A policy's trainer that is behind: nothing is bound to a step before both models have made the one before."""
+    """A policy's trainer that is behind: nothing is bound to a step before both models have made the one before. In
+    the meantime an engine that was late delivers samples of an older step, which are the next that a task claims."""
     folder = work / "slow"
-    environment = dict(os.environ, **begin_record(folder), DRAY_FAULT="trainer:0:claimed:2:stop")
+    environment = dict(os.environ, **begin_record(folder),
+                       DRAY_FAULT="trainer:0:claimed:2:stop,engine.1:0:generated:1:stop")
     with open(work / "slow.out", "w") as out:
         process = subprocess.Popen(command(folder, *DATA, *words(LATE), job=gae_file), env=environment, cwd=work,
                                    stdout=out, stderr=out)
+        alone = 0  # how often the engine was seen stopped, and not yet the trainer
         while process.poll() is None:
             time.sleep(0.1)
-            stopped = [pid for pid, line in processes_of(folder) if "role trainer" in line and state_of(pid) == "T"]
-            if stopped:
-                time.sleep(1)
-                os.kill(stopped[0], signal.SIGCONT)
+            stopped = {line.split("role ")[1].split()[0]: pid for pid, line in processes_of(folder)
+                       if state_of(pid) == "T"}
+            alone = alone + 1 if stopped and "trainer" not in stopped else 0
+            if "trainer" in stopped or alone == 50:  # it may hold what the trainer waits for
+                if "engine" in stopped:
+                    os.kill(stopped["engine"], signal.SIGCONT)
+                time.sleep(2)
+            if "trainer" in stopped:
+                os.kill(stopped["trainer"], signal.SIGCONT)
     check(process.returncode == 0, f"a slow trainer: {(work / 'slow.out').read_text()}")
     check_both(folder, "a slow trainer", bounds)
 
