@@ -3,7 +3,7 @@
     bench/simulate.py [--slower F] [--runs N] [--out DIR] [--set KEY=VALUE ...] [--json] [--quick] [--strict] [--size N]
                       [ENTRY...]
 
-Services are fitted on one run of `sync` and one of `one_step_async` with one engine and one trainer. Then each entry,
+Services are fitted on one run of `sync` and one of `one_step_async`, of twice as many steps, with one engine and one trainer. Then each entry,
 which was not fitted on, is run N times (10) with seeds of its own, one after the other, and simulated: printed are the
 seconds of a step, the mean staleness and the idle time of engines and trainer, predicted and measured, and their
 differences. Limits: 5 % of the step, 0.1 of the staleness, 2 points of the idle time.
@@ -22,6 +22,7 @@ import tempfile
 import jobs
 
 WARMUP, STEPS = 4, 24
+FIT_SEED = 101
 ROLES = ("engine", "trainer")
 ENTRIES = {
     "rolling, 3 engines": ["schedule=rolling", "roles.engine.instances=3"],
@@ -101,8 +102,8 @@ def main():
     out = pathlib.Path(a.out or made.name)
     settings = pace(a.slower) + a.set
     traces = [out / schedule for schedule in ("sync", "one_step_async")]
-    for trace in traces:
-        run(trace, settings + [f"schedule={trace.name}"], 1)
+    for number, trace in enumerate(traces):  # other lengths in each, and many of them: the fit knows no others
+        run(trace, settings + [f"schedule={trace.name}", f"steps={2 * STEPS}"], FIT_SEED + number)
     kept = True
     for name in [] if a.size else a.entries or ENTRIES:
         more = ENTRIES[name]

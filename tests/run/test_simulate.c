@@ -105,6 +105,39 @@ TEST(schedules_take_what_closed_forms_say)
     }
 }
 
+static double idle_of(const dray__simulated *is, int role)
+{
+    double sum = 0;
+    for (int c = 0; c < DRAY__SIM_CAUSES; c++)
+        sum += is->idle[role][c];
+    return sum;
+}
+
+/* Whoever is faster waits for the rest of each step. Of a job with more steps than are simulated,
+ * engines have work behind the last of them; of one with as many the last step does not count. */
+TEST(the_faster_one_waits_for_the_slower_one)
+{
+    static const double pairs[][2] = {{0.05, 0.1}, {0.03, 0.1}, {0.1, 0.05}, {0.1, 0.08}};
+    static const char *const schedules[] = {"one_step_async", "async"};
+    for (size_t i = 0; i < 2 * sizeof(pairs) / sizeof(pairs[0]); i++) {
+        double r = pairs[i / 2][0], t = pairs[i / 2][1], step = fmax(r, t);
+        dray__services s = services_of(r, t);
+        dray__job *job = job_of(schedules[i % 2], i % 2 ? MORE("staleness=2") : NONE);
+        const double wanted[] = {1 - r / step, 1 - t / step}; /* of the engine, of the trainer */
+        for (int64_t steps = 14; steps <= 40; steps += 26) {
+            if (i % 2 && steps == 40) /* its engines are through two steps before the trainer */
+                continue;
+            dray__simulated is = simulated(job, &s, steps);
+            for (int role = 0; role < 2; role++)
+                if (fabs(idle_of(&is, role) - wanted[role]) > 0.01)
+                    fail_msg("%s, %g and %g s: role %d idle for %g of its time, expected %g",
+                             schedules[i % 2], r, t, role, idle_of(&is, role), wanted[role]);
+        }
+        dray__job_free(job);
+        free(s.lengths);
+    }
+}
+
 /* R + T + U, with an update that takes U: its publication, and the engine's pause. */
 TEST(updates_are_on_the_path_of_sync)
 {

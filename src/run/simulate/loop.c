@@ -59,7 +59,7 @@ typedef struct sim {
     bool continuous;
     dray__cost costs[DRAY__SIM_TASKS];
     double token_fixed, token_row;
-    int64_t steps;
+    int64_t steps, total; /* that are simulated; whose prompts there are */
     uint64_t seed;
     partition *partitions; /* of step i + 1 */
     uint32_t made, low;    /* partitions that were inserted; those before `low` are trained */
@@ -76,13 +76,19 @@ typedef struct sim {
     bool reopened;   /* rows are to be made anew: engines may begin them */
     double deferred; /* seconds of gradients that wait for the last rows */
     double stale_sum, stale_tokens, stale_max, counted_tokens, anew;
-    double idle[ROLES][DRAY__SIM_CAUSES], transfer[ROLES], from;
-    int64_t first;
+    double idle[ROLES][DRAY__SIM_CAUSES], transfer[ROLES];
+    int64_t first, last; /* the steps that count */
 } sim;
 
 static uint8_t bit(int task)
 {
     return (uint8_t)(1U << task);
+}
+
+/* Engines have less to do in the last step: nothing comes behind it. */
+static bool counts(const sim *s)
+{
+    return s->step >= s->first && s->step <= s->last;
 }
 
 static double cost_of(const dray__cost *c, double rows, double tokens)
@@ -104,7 +110,7 @@ static void insert(sim *s)
     for (uint32_t p = s->low; p < s->made; p++)
         open += s->partitions[p].trained < s->batch;
     const dray__services *of = s->services;
-    for (; open < (uint32_t)s->rules.open && s->made < (uint64_t)s->steps; s->made++, open++) {
+    for (; open < (uint32_t)s->rules.open && s->made < (uint64_t)s->total; s->made++, open++) {
         partition *p = &s->partitions[s->made];
         for (uint32_t i = 0; i < s->batch; i++) {
             uint32_t group = i / s->rules.group;
@@ -200,7 +206,7 @@ static void make_anew(sim *s, partition *p, uint32_t first)
         p->rows[i].claimed = p->rows[i].done = 0;
         p->rows[i].version = -1;
         s->begun--;
-        s->anew++;
+        s->anew += counts(s);
     }
     for (int task = 0; task < DRAY__SIM_TASKS; task++)
         p->next[task] = first < p->next[task] ? first : p->next[task];
@@ -275,7 +281,7 @@ static bool begin_actor(sim *s, server *v)
     for (uint32_t i = 0; i < rows; i++) {
         const row *r = &s->partitions[v->claimed[i].partition].rows[v->claimed[i].row];
         double stale = (double)(s->step - 1 - r->version);
-        if (s->step >= s->first && s->step < s->steps) {
+        if (counts(s)) {
             s->stale_sum += stale * r->length;
             s->stale_tokens += r->length;
             s->stale_max = fmax(s->stale_max, stale);
@@ -298,12 +304,6 @@ static void end_step(sim *s)
     s->version = (int32_t)s->step;
     s->published[s->step] = s->now;
     s->insert_at = s->now + s->services->insert;
-    if (s->step + 1 == s->first) { /* from here on it counts */
-        s->from = s->now;
-        memset(s->idle, 0, sizeof(s->idle));
-        memset(s->transfer, 0, sizeof(s->transfer));
-        s->anew = 0;
-    }
     while (s->low < s->made && s->partitions[s->low].trained == s->batch)
         s->low++;
     s->step++;
@@ -543,11 +543,11 @@ static void complete(sim *s, server *v)
     double took = v->until - v->began;
     v->busy = IDLE;
     if (task == TAKING) {
-        s->transfer[v->role] += took;
+        s->transfer[v->role] += counts(s) ? took : 0;
         v->last = s->now;
         return;
     }
-    for (int c = 0; c < DRAY__SIM_CAUSES; c++)
+    for (int c = 0; c < DRAY__SIM_CAUSES && counts(s); c++)
         s->idle[v->role][c] += took * s->costs[task].wait[c];
     for (uint32_t i = 0; i < v->count; i++) {
         partition *p = &s->partitions[v->claimed[i].partition];
@@ -594,7 +594,7 @@ static int run(sim *s, dray_error *error)
                               "the job stands still in step %lld: no task has rows that it may "
                               "take",
                               (long long)s->step);
-        for (uint32_t i = 0; i < s->server_count; i++)
+        for (uint32_t i = 0; i < s->server_count && counts(s); i++)
             if (!works(s, &s->servers[i]))
                 s->idle[s->servers[i].role][s->servers[i].cause] += next - s->now;
         s->now = next;
@@ -705,16 +705,20 @@ static int open_sim(sim *s, dray_error *error)
     const dray__job *job = s->job;
     s->schedule = dray__schedule_of(job);
     s->rules = dray__schedule_rules(job);
-    s->rules.last = s->steps;
+    /* Engines find work behind the last step that is simulated, if the job goes on. */
+    s->total = s->steps + (int64_t)s->rules.open;
+    s->total = s->total < job->steps ? s->total : job->steps;
+    s->total = s->total > s->steps ? s->total : s->steps;
     s->batch = (uint32_t)dray__job_batch(job);
     s->continuous = job->rollout.batching == DRAY__BATCHING_CONTINUOUS;
     s->step = 1;
     s->first = 1 + (s->steps > 2 * WARMUP ? WARMUP : s->steps / 2);
-    s->partitions = calloc((size_t)s->steps + 1, sizeof(*s->partitions));
+    s->last = s->steps > s->first ? s->steps - 1 : s->steps;
+    s->partitions = calloc((size_t)s->total + 1, sizeof(*s->partitions));
     s->published = calloc((size_t)s->steps + 2, sizeof(*s->published));
     if (!s->partitions || !s->published)
         return dray__nomem(error);
-    for (int64_t i = 0; i < s->steps; i++)
+    for (int64_t i = 0; i < s->total; i++)
         if (!(s->partitions[i].rows = calloc(s->batch, sizeof(row))))
             return dray__nomem(error);
     int rc = add_servers(s, add_needs(s), error);
@@ -727,7 +731,7 @@ static int open_sim(sim *s, dray_error *error)
 
 static void close_sim(sim *s)
 {
-    for (int64_t i = 0; s->partitions && i < s->steps; i++)
+    for (int64_t i = 0; s->partitions && i < s->total; i++)
         free(s->partitions[i].rows);
     for (uint32_t i = 0; i < s->server_count; i++) {
         free(s->servers[i].claimed);
@@ -740,11 +744,10 @@ static void close_sim(sim *s)
 
 static void add_up(const sim *s, dray__simulated *out)
 {
-    int64_t last = s->steps > s->first ? s->steps - 1 : s->steps;
-    double whole = s->now - s->from, counted = (double)(s->steps - s->first + 1);
-    *out = (dray__simulated){.first = s->first, .last = last, .roles = s->job->role_count};
-    double begin = s->first > 1 ? s->published[s->first - 1] : 0;
-    out->step_seconds = (s->published[last] - begin) / (double)(last - s->first + 1);
+    double whole = s->published[s->last] - s->published[s->first - 1],
+           counted = (double)(s->last - s->first + 1);
+    *out = (dray__simulated){.first = s->first, .last = s->last, .roles = s->job->role_count};
+    out->step_seconds = whole / counted;
     out->samples_per_s = s->batch / out->step_seconds;
     out->staleness_mean = s->stale_tokens > 0 ? s->stale_sum / s->stale_tokens : 0;
     out->staleness_max = s->stale_max;
