@@ -341,6 +341,33 @@ def elements():
     assert torch.equal(engine.x, values.float()) and torch.equal(engine.y, (values + 1).float())
 
 
+def parts_of_parts():
+    """A part of no elements has no place in what it is of: read, joined, written and filled, it changes nothing. And one
+    element stands in many places."""
+    def two(x):
+        return torch.stack([x, x.flip(0)], 1)
+
+    def joined(x, d):
+        return torch.cat([x, x.narrow(d, 0, 0)], d)
+
+    def through(x):
+        whole = torch.full((6, 2, 3), 2.0, dtype=x.dtype)
+        whole.copy_(two(x))
+        whole[:, :0].copy_(two(x)[:, :0])
+        whole[:, :, 3:].fill_(x[0, 0])
+        return whole
+    for way in (lambda x: joined(two(x), 2), lambda x: joined(two(x), 1).transpose(0, 1), through,
+                lambda x: torch.nn.functional.pad(joined(x, 1), (0, 2), value=0.0)):
+        for columns in (1, 3):
+            values = torch.randn(6, columns)
+            wanted = way(values)
+            engine = Plain(lambda e, w, way=way: e.x.copy_(way(w["a"])), x=tuple(wanted.shape))
+            recorded = record(engine.load_weights, {"a": values})
+            assert list(recorded.in_place) == ["x"], recorded.by_loader
+            fill(recorded, {"a": values})
+            assert torch.equal(engine.x, wanted), (engine.x, wanted)
+
+
 def what_is_not_understood():
     """Is left to the loader, or refused; nothing is written."""
     tensors = {"a": ((4, 4), F32), "b": ((4, 4), F32)}
@@ -543,7 +570,40 @@ def steps(random_):
             return whole
         return through
 
-    ways = [narrow, split, flatten, order, select, pick, every, joined, stacked, padded, buffered,
+    def spread(t):
+        d = random_.randrange(t.dim() + 1)
+
+        def through(x):
+            whole = torch.full((*x.shape[:d], 3, *x.shape[d:]), 2.0, dtype=x.dtype)
+            whole.copy_(x.unsqueeze(d))
+            return whole
+        return through
+
+    def overwritten(t):
+        d, e = random_.randrange(t.dim()), random_.randrange(t.dim())
+        n, m = (random_.randrange(t.shape[k] + 1) for k in (d, e))
+        to, at = random_.randrange(t.shape[d] - n + 1), random_.randrange(t.shape[d] - n + 1)
+
+        def through(x):
+            whole = x.clone()
+            whole.narrow(d, to, n).copy_(x.narrow(d, at, n))
+            whole.narrow(e, 0, m).fill_(-3.0)
+            whole.narrow(d, at, n)[:1].copy_(x.narrow(d, to, n)[:1])
+            return whole
+        return through
+
+    def interleaved(t):
+        d = random_.randrange(t.dim())
+
+        def through(x):
+            whole = torch.zeros([n * (2 if i == d else 1) for i, n in enumerate(x.shape)], dtype=x.dtype)
+            even, odd = whole.unflatten(d, (-1, 2)).unbind(d + 1)
+            even.copy_(x)
+            odd.copy_(x.flip(d))
+            return whole
+        return through
+
+    ways = [narrow, split, spread, overwritten, interleaved, flatten, order, select, pick, every, joined, stacked, padded, buffered,
             lambda t: lambda x: x.clone(), lambda t: lambda x: x.contiguous(),
             lambda t: lambda x: x.float(), lambda t: lambda x: x + 1, lambda t: lambda x: -x.exp().clamp(max=50), lambda t: lambda x: x.repeat(*[1] * (x.dim() - 1), 2)]
     return random_.choice(ways)
@@ -593,7 +653,7 @@ def random_ways():
     assert in_place > 0.9 * total
 
 
-CASES = [nothing_changes, updates, tied, faults, derived, elements, what_is_not_understood, custom_operators, random_ways]
+CASES = [nothing_changes, updates, tied, faults, derived, elements, parts_of_parts, what_is_not_understood, custom_operators, random_ways]
 failed = []
 with coordinator() as folder:
     with Context(role="trainer", timeout=20) as trainer, Context(role="engine", timeout=20) as one, \

@@ -119,6 +119,8 @@ class Recording:
     def read(self, tensor, place=None):
         """Pieces of a tensor, as its dtype sees them."""
         place, store = place or place_of(tensor), self.store_of(tensor)
+        if not place.count:  # the places of what was written are no parts of it
+            return []
         if store is None:
             return self._literal(tensor, place)
         if tensor.dtype.itemsize != store.dtype.itemsize:
@@ -269,7 +271,7 @@ class Recording:
         if name == "copy_":
             self._copy(into[0], arguments[1])
         elif name in ("fill_", "zero_", "full_"):
-            self.write(into[0], [self._filled(into[0], arguments[1] if name == "fill_" else 0)])
+            self.write(into[0], self._filled(into[0], arguments[1] if name == "fill_" else 0))
         elif name in ("uniform_", "normal_", "random_", "exponential_", "bernoulli_"):
             self.write(into[0], [self._computed(f"random numbers ({name})", [], into[0].shape)])
         elif name in INTO and (codes := self._on_codes(function, arguments, keywords)) is not None:
@@ -307,19 +309,18 @@ class Recording:
         sizes = tuple(tensor.shape)
         if isinstance(value, torch.Tensor):
             if self.store_of(value) is not None and self._is_written(value) or isinstance(value, Recorded):
-                strides = (0,) * len(sizes)
-                piece = self.read(value, Place(value.storage_offset(), sizes, strides))[0]
-                return self.cast([piece._replace(sizes=sizes)], value.dtype, tensor.dtype)[0]
+                pieces = self.read(value, Place(value.storage_offset(), sizes, (0,) * len(sizes)))
+                return self.cast(self._spread(pieces, sizes), value.dtype, tensor.dtype)
             value = value.item()
         if isinstance(value, float) and abs(value) > MARK / 2 and value not in (float("inf"), -float("inf")):
             mark = round((value - MARK) / MARKS)
             if 0 <= mark < len(self.marks) and value == MARK + mark * MARKS:
                 variant, offset, dtype = self.marks[mark]
                 piece = Piece(None, sizes, Rect(variant, offset, (0,) * len(sizes)))
-                return self.cast([piece], dtype, tensor.dtype)[0]
-            return Piece(None, sizes, Computed("a number computed from elements", frozenset(
-                self.book.variants[v].source for v, _, _ in self.marks)))
-        return Piece(None, sizes, Fill(value))
+                return self.cast([piece], dtype, tensor.dtype)
+            return [Piece(None, sizes, Computed("a number computed from elements", frozenset(
+                self.book.variants[v].source for v, _, _ in self.marks)))]
+        return [Piece(None, sizes, Fill(value))]
 
     def _asked(self, name, function, arguments, keywords, known):
         """The loader asks for values, which it is not told: but a number that stands for an element."""

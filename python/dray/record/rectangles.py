@@ -128,8 +128,7 @@ def apart(a: Place, b: Place) -> bool:
     if step and (a.offset - b.offset) % step:
         return True
     # Both as rectangles of rows of the longest stride that they have in common.
-    common = {s for n, s in zip(a.sizes, a.strides) if n > 1} | {s for n, s in zip(b.sizes, b.strides)
-                                                                  if n > 1}
+    common = {s for p in (a, b) for n, s in zip(p.sizes, p.strides) if n > 1 and s}
     for width in common:
         spans = []
         for p in (a, b):
