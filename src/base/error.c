@@ -77,8 +77,8 @@ int dray__fail(dray_error *error, int code, const char *format, ...)
     return code;
 }
 
-/* Names the limits of this process that may have been met. EAGAIN comes from a fork or a new thread;
- * glibc says it, too, when a thread's stack finds no memory. */
+/* Names the limits of this process that may have been met. EAGAIN comes from a fork or a new
+ * thread; glibc says it, too, when a thread's stack finds no memory. */
 static void add_limit(int errnum, char *out, size_t capacity)
 {
     static const struct {
