@@ -33,8 +33,8 @@ const dray__fields dray__handle_told_fields =
     DRAY__FIELDS(dray__region_given, DRAY__FIELD_BLOB(dray__region_given, handle, handle_size));
 const dray__fields dray__sources_asked_fields = DRAY__FIELDS(
     dray__sources_asked, DRAY__NUMBERS(dray__sources_asked, key, what, timeout_ns, set, index));
-const dray__fields dray__gang_told_fields =
-    DRAY__FIELDS(dray__gang_told, DRAY__NUMBERS(dray__gang_told, incarnation, set, world));
+const dray__fields dray__trainer_told_fields =
+    DRAY__FIELDS(dray__trainer_told, DRAY__NUMBERS(dray__trainer_told, incarnation, set, world));
 static const dray__fields member_fields = DRAY__FIELDS(
     dray__member_told, DRAY__NUMBERS(dray__member_told, key, member, host, pid, token),
     DRAY__FIELD_TEXT(dray__member_told, endpoint, NAME_BYTES),

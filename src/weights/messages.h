@@ -1,37 +1,37 @@
-/* The messages of weights, as publishers, subscribers and the registry write and read them: a
- * struct each, and a table of its fields (messages.c), which docs/wire.md lists. Sums
- * (weights/sums.h) follow some of them. Timeouts are relative, nanoseconds. Messages of an opened
- * publisher or subscriber begin with its key, which its opening answers; WEIGHTS_CLOSE,
- * GROUP_STATE, PREFETCH_DROP (this rank's staging is gone) and REGIONS_REVOKED are a key alone.
+/* The messages of weights, which publishers, subscribers and the registry write and read: a struct
+ * for each, and a table of its fields (messages.c), which docs/wire.md lists. Sums (weights/sums.h)
+ * follow some of them. Timeouts are relative, in nanoseconds. Messages of an opened publisher or
+ * subscriber begin with its key, which the answer to its opening has. WEIGHTS_CLOSE, GROUP_STATE,
+ * PREFETCH_DROP (this rank's staging is freed) and REGIONS_REVOKED are a key alone. A message is
+ * "kept" when its answer waits for an event.
  *
- *  REGION_PUT         comes with one descriptor; CUDA: or none
- *  UPDATE_SOURCES     GANG: of a publisher's own gang; kept until all ranks are there.
- *                     MEMBERS: the set's ranks from `index` on, as many as go into 1 MiB, at least
- *                     one
- *  REGION_GET         answers with the descriptor, too
- *  PUBLISH_SUMS       the sums of a version that PUBLISH announced before they were taken; no group
- *                     commits it before those of all ranks are there
- *  PUBLISHER_WAIT     answers when no reader has the version or an older one, or at the deadline,
- *                     at which readers are dropped
- *  PUBLISHER_DELIVER  kept until `count` groups (those that are named, or any) have committed the
- *                     version, or a newer one
- *  UPDATE_BEGIN       kept until all ranks began and a version is there
+ *  REGION_PUT         has one descriptor; that of GPU memory may have none
+ *  UPDATE_SOURCES     TRAINER: of a publisher's own trainer; kept until all ranks are there.
+ *                     MEMBERS: the set's ranks from `index` on, as many as fit 1 MiB, at least one
+ *  REGION_GET         the answer has the descriptor, too
+ *  PUBLISH_SUMS       the sums of a version that PUBLISH announced without them; no group commits
+ *                     the version before the sums of all ranks are there
+ *  PUBLISHER_WAIT     kept until no reader has the version or an older one; at the deadline,
+ *                     readers are dropped
+ *  PUBLISHER_DELIVER  kept until `count` groups (of these names, or any) have committed the version
+ *                     or a newer one
+ *  UPDATE_BEGIN       kept until all ranks have begun and a version is there
  *  UPDATE_WRITING     bytes are about to be overwritten; kept while other groups read them, at most
  *                     for the lease
- *  UPDATE_VOTE        is followed by the sums read, the sums expected (rank 0 of a disk update:
- * what the checkpoint says of itself), u8 held (enum dray__held), and the sums held (if it says so:
- * of what lies in memory now, by the rank's own names and dtypes); kept until all voted. Its
- * answer: committed. Errors: aborted (the group keeps what it had) or DRAY_ETORN. UPDATE_REPORT a
- * notice; the registry keeps it, and posts it as a report "update" CHECKSUMS_GET      group "": of
- * the publishers. The answer is followed by the sums SUBSCRIBER_LEAVE   the group leaves the
- * router; then it is kept while others read its memory, who are revoked at the deadline
- *  ENGINES_WATCH      kept until there is a newer sequence or the deadline
- *  REGIONS_MOVE       the publisher's memory is elsewhere; what it published is withdrawn, the set
- *                     has a new id, which is the answer. layout: of no bytes: as before
- *  REGIONS_RELEASE    the regions are taken back: kept until no group reads and no member has them
- *                     mapped, or the deadline, at which readers are dropped
- *  REGIONS_DROP       what was imported of the set is unmapped
- *  REGIONS_REVOKED    answers with the sets that this rank has imported and that were taken back
+ *  UPDATE_VOTE        is followed by the sums read, the sums expected (rank 0 of a disk update: the
+ *                     sums in the checkpoint's files), u8 held (enum dray__held), and, if that is
+ *                     OWN, the sums of the rank's memory by its own names and dtypes. Kept until
+ * all ranks have voted. The answer says that the update is committed; errors: aborted (the group
+ * keeps its version) or DRAY_ETORN UPDATE_REPORT      has no answer; the registry keeps it, and
+ * posts it as a report "update" CHECKSUMS_GET      group "": of the publishers. The sums follow the
+ * answer SUBSCRIBER_LEAVE   the group leaves the router's list; kept while other groups read its
+ * memory, whose leases end at the deadline ENGINES_WATCH      kept until the list has a newer
+ * sequence number, or the deadline REGIONS_MOVE       the publisher's memory has moved. Its
+ * versions are withdrawn; the answer is the new id of the set. A layout without bytes: the layout
+ * is the same REGIONS_RELEASE    takes the regions back: kept until no group reads them and no
+ * member has them mapped, or until the deadline, at which readers are dropped REGIONS_DROP the
+ * reader has unmapped the regions that it imported of the set REGIONS_REVOKED    the answer has the
+ * sets that this rank has imported and that were taken back
  */
 #pragma once
 
@@ -43,10 +43,10 @@
 #define DRAY__WORLD_MAX 65536u /* ranks of a publisher, or of a group */
 #define DRAY__COHORT_MAX 64u   /* members of one cohort */
 
-enum { DRAY__SOURCES_GANG = 0, DRAY__SOURCES_MEMBERS = 1 };
+enum { DRAY__SOURCES_TRAINER = 0, DRAY__SOURCES_MEMBERS = 1 };
 
-/* What an update is for: PREFETCH fills the ranks' staging and leaves what they hold alone, COMMIT
- * copies the staging. */
+/* The purpose of an update: PREFETCH fills the ranks' staging and leaves their weights unchanged,
+ * COMMIT puts the staging in their place. */
 enum dray__purpose { DRAY__UPDATE = 0, DRAY__PREFETCH = 1, DRAY__COMMIT = 2 };
 enum dray__source_kind {
     DRAY__FROM_PUBLISHERS = 0,
@@ -54,27 +54,28 @@ enum dray__source_kind {
     DRAY__FROM_DISK = 2,
     DRAY__FROM_STAGING = 3
 };
-/* What a rank says of its own memory in a vote: nothing, the same bits under the same names as it
- * read, or sums of their own. */
+/* The statement of a vote about the rank's memory: none, the bits and names that it has read, or
+ * sums that follow. */
 enum dray__held {
     DRAY__HELD_UNKNOWN = 0,
     DRAY__HELD_AS_READ = 1,
     DRAY__HELD_OWN = 2,
-    DRAY__HELD_MOVED = 3 /* what was staged, in other memory: the handles of its regions are void */
+    DRAY__HELD_MOVED = 3 /* the staged version, in other memory: old handles are void */
 };
 
 /* PUBLISHER_OPEN (without group), SUBSCRIBER_OPEN (without slot_bytes). */
 typedef struct dray__enrolling {
     const char *model, *group, *endpoint; /* endpoint: of its data server; "": it has none */
     uint32_t rank, world, regions;
-    uint32_t to_put; /* of the regions; all of a subscriber's: other groups may read this one */
+    uint32_t to_put; /* the regions that will be put; a subscriber whose group others may read puts
+                        all */
     uint64_t token;
     uint64_t slot_bytes; /* of its staging arena, which is the last region then; 0: it has none */
     const void *layout;
     size_t layout_size;
 } dray__enrolling;
 
-/* What a rank that comes back after a restart says that it was: it follows its opening. */
+/* The earlier state of a rank that registers again after a restart. It follows the opening. */
 typedef struct dray__rank_claim {
     bool given;
     uint64_t set, version, incarnation; /* of publishers: the one it published last, if any */
@@ -99,10 +100,10 @@ typedef struct dray__sources_asked { /* UPDATE_SOURCES */
     uint32_t index;
 } dray__sources_asked;
 
-typedef struct dray__gang_told { /* its answers */
+typedef struct dray__trainer_told { /* its answers */
     uint64_t incarnation, set;
     uint32_t world;
-} dray__gang_told;
+} dray__trainer_told;
 
 typedef struct dray__member_told {
     uint64_t key, member, host, token, slot_bytes;
@@ -124,9 +125,7 @@ typedef struct dray__region_asked { /* REGION_GET */
     uint32_t index, region;
 } dray__region_asked;
 
-/* What PUBLISH says of the version's sums: there are none, they follow, they come with
- * PUBLISH_SUMS.
- */
+/* The sums of a PUBLISH: there are none, they follow it, or PUBLISH_SUMS will have them. */
 enum dray__checked { DRAY__UNCHECKED = 0, DRAY__CHECKED = 1, DRAY__CHECKED_LATER = 2 };
 
 typedef struct dray__announcing { /* PUBLISH; sums follow */
@@ -263,7 +262,7 @@ typedef struct dray__sets_told { /* the answer to REGIONS_REVOKED */
 
 extern const dray__fields dray__publisher_open_fields, dray__publisher_claim_fields,
     dray__subscriber_open_fields, dray__subscriber_claim_fields, dray__region_given_fields,
-    dray__handle_told_fields, dray__sources_asked_fields, dray__gang_told_fields,
+    dray__handle_told_fields, dray__sources_asked_fields, dray__trainer_told_fields,
     dray__members_told_fields, dray__region_asked_fields, dray__announcing_fields,
     dray__summing_fields, dray__draining_fields, dray__drained_fields, dray__delivering_fields,
     dray__update_wish_fields, dray__update_begun_fields, dray__writing_fields, dray__voting_fields,

@@ -62,7 +62,7 @@ static const message weights[] = {
     {"REGION_GET", &dray__region_asked_fields},
     {"answer of REGION_GET", &dray__handle_told_fields},
     {"UPDATE_SOURCES", &dray__sources_asked_fields},
-    {"answer of UPDATE_SOURCES, gang", &dray__gang_told_fields},
+    {"answer of UPDATE_SOURCES, trainer", &dray__trainer_told_fields},
     {"answer of UPDATE_SOURCES, members", &dray__members_told_fields},
     {"PUBLISH, then sums", &dray__announcing_fields},
     {"PUBLISH_SUMS, then sums", &dray__summing_fields},

@@ -90,8 +90,8 @@ static uint64_t newest_committed(uint64_t incarnation)
 static void check_delivered(const ticket *t)
 {
     for (const struct registrant *e = r->entries; e; e = e->next)
-        if (e->gang && e->key == t->key)
-            assert_true(newest_committed(e->gang->incarnation) >= t->delivers);
+        if (e->trainer && e->key == t->key)
+            assert_true(newest_committed(e->trainer->incarnation) >= t->delivers);
 }
 
 static void answer(void *user, void *at, const dray_error *error, dray__writer *payload, int fd)
@@ -407,8 +407,8 @@ static void note_incarnations(void)
 {
     for (const struct registrant *e = r->entries; e; e = e->next)
         for (uint32_t i = 0; i < PUBLISHERS; i++)
-            if (e->gang && e->key == publisher_key[i] && !e->gang->broken && published[i])
-                known_incarnation[i] = e->gang->incarnation;
+            if (e->trainer && e->key == publisher_key[i] && !e->trainer->broken && published[i])
+                known_incarnation[i] = e->trainer->incarnation;
 }
 
 static void restart(void)
@@ -445,8 +445,8 @@ static void check(uint64_t seed)
 {
     uint32_t readers = 0, leases = 0;
     for (const struct model *m = r->models; m; m = m->next) {
-        for (const struct gang *gang = m->gangs; gang; gang = gang->next)
-            for (const struct version *v = gang->versions; v; v = v->next)
+        for (const struct trainer *trainer = m->trainers; trainer; trainer = trainer->next)
+            for (const struct version *v = trainer->versions; v; v = v->next)
                 leases += v->readers;
         for (const struct group *g = m->groups; g; g = g->next) {
             readers += g->phase == ATTEMPT_MOVING && g->reading;
@@ -455,7 +455,7 @@ static void check(uint64_t seed)
             newest_committed(g->now.incarnation);
             for (const struct pending *d = r->pending; d; d = d->next)
                 assert_false(d->kind == &dray__reg_for_groups &&
-                             g->now.incarnation == d->entry->gang->incarnation &&
+                             g->now.incarnation == d->entry->trainer->incarnation &&
                              g->now.version >= d->number);
             bool writing = false;
             for (uint32_t i = 0; i < g->set.world; i++)

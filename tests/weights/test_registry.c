@@ -1,4 +1,5 @@
-/* weights: the registry as a state machine: gangs, versions, the publisher's wait, bad requests. */
+/* weights: the registry as a state machine: trainers, versions, the publisher's wait, bad requests.
+ */
 #include "seed.h"
 #include "weights/registry_client.h"
 
@@ -78,8 +79,8 @@ TEST_WITHIN(test_same_number_of_a_new_incarnation, setup, teardown)
     assert_true(again.incarnation > first.incarnation);
 }
 
-/* A rank of a whole gang dies: its version is gone, survivors must open again. */
-TEST_WITHIN(test_gang_breaks, setup, teardown)
+/* A rank of a whole trainer dies: its version is gone, survivors must open again. */
+TEST_WITHIN(test_trainer_breaks, setup, teardown)
 {
     dray__registry_member_ended(r, 1);
     uint64_t a = publisher(10, 0, 2), b = publisher(11, 1, 2);
@@ -192,7 +193,7 @@ TEST_WITHIN(test_regions_pass_on_descriptors, setup, teardown)
 {
     dray__registry_member_ended(r, 1);
     dray__writer w = {0};
-    ticket t, gang;
+    ticket t, trainer;
     dray__put_string(&w, "m");
     dray__put_u32(&w, 0);
     dray__put_u32(&w, 1);
@@ -205,20 +206,20 @@ TEST_WITHIN(test_regions_pass_on_descriptors, setup, teardown)
     send(1, DRAY__MSG_PUBLISHER_OPEN, &w, &t);
     uint64_t key = first_u64(&t);
     dray__put_u64(&w, key);
-    dray__put_u8(&w, DRAY__SOURCES_GANG);
+    dray__put_u8(&w, DRAY__SOURCES_TRAINER);
     dray__put_i64(&w, 1000000);
     dray__put_u64(&w, 0);
     dray__put_u32(&w, 0);
-    send(1, DRAY__MSG_UPDATE_SOURCES, &w, &gang);
-    assert_int_equal(gang.answered, 0); /* region 1 is not there yet */
+    send(1, DRAY__MSG_UPDATE_SOURCES, &w, &trainer);
+    assert_int_equal(trainer.answered, 0); /* region 1 is not there yet */
     int fd = open("/dev/null", O_RDONLY);
     dray__put_u64(&w, key);
     dray__put_u32(&w, 1);
     dray__put_blob(&w, "handle", 6);
     send_fd(1, DRAY__MSG_REGION_PUT, &w, fd, &t);
     assert_int_equal(t.code, 0);
-    assert_int_equal(gang.answered, 1);
-    dray__reader in = dray__reader_of(gang.data, gang.size);
+    assert_int_equal(trainer.answered, 1);
+    dray__reader in = dray__reader_of(trainer.data, trainer.size);
     dray__get_u64(&in);
     uint64_t set = dray__get_u64(&in);
     for (uint32_t region = 0; region < 2; region++) {

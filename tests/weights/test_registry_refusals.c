@@ -160,8 +160,8 @@ static int members_of(uint64_t set)
     return t.code;
 }
 
-/* The survivors of a gang that lost a rank are nobody's source any more. */
-TEST_WITHIN(test_a_broken_gang_is_no_source, setup, teardown)
+/* The survivors of a trainer that lost a rank are nobody's source any more. */
+TEST_WITHIN(test_a_broken_trainer_is_no_source, setup, teardown)
 {
     dray__registry_member_ended(r, 1);
     uint64_t a = publisher(10, 0, 2), b = publisher(11, 1, 2);

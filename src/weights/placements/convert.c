@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "model/layout/layout.h"
 #include "mover/kernels/quant.h"
-#include "weights/placements/wired.h"
+#include "weights/placements/prequantised.h"
 #include "weights/transfer/transfer.h"
 
 #include <inttypes.h>
@@ -64,7 +64,7 @@ struct quant_lane {
 
 static bool takes(const dray__transfer *transfer, const dray__op *op)
 {
-    return op->transform != 0 && !dray__wired(transfer, op);
+    return op->transform != 0 && !dray__prequantised(transfer, op);
 }
 
 const dray__placement dray__place_convert = {"convert", takes};
@@ -299,10 +299,10 @@ static int find_left(struct quant_lane *q, const dray__rect *whole, const dray__
     q->left.count = 0;
     bool kept = dray__rects_add(&q->left, whole);
     for (uint64_t i = 0; i < count && kept; i++) {
-        if (!dray__wired(q->transfer, &ops[i]))
+        if (!dray__prequantised(q->transfer, &ops[i]))
             continue;
         dray__rect taken = dray__copy_rect(&ops[i].copy);
-        taken = dray__wired_cells(q->transfer, &ops[i], &taken);
+        taken = dray__prequantised_cells(q->transfer, &ops[i], &taken);
         kept = dray__rects_take(&q->left, &taken);
     }
     return kept ? DRAY_OK : dray__nomem(error);

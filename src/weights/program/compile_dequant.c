@@ -30,7 +30,7 @@ bool dray__dequant_fits(const dray__transfer *h, uint64_t index)
         return false;
     for (uint64_t i = s->transform_ops[index]; i < s->transform_ops[index + 1] && fits; i++) {
         const dray__op *op = &s->ops[i];
-        fits = on_gpu(h, &op->copy) && !op->wired &&
+        fits = on_gpu(h, &op->copy) && !op->prequantised &&
                op->copy.source_dtype == (op->scales ? DRAY_F32 : t->quant_dtype);
     }
     return fits;

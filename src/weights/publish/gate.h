@@ -1,5 +1,5 @@
-/* What a stream waits for until readers have released a version: a word of pinned memory that a
- * thread of the publisher's sets. The trainer's host goes on meanwhile. */
+/* A gate stops a GPU's stream until readers have released a version, without stopping the trainer's
+ * thread: the stream waits for a word of pinned memory, which a thread of the publisher sets. */
 #pragma once
 
 #include "base/thread.h"
@@ -10,7 +10,7 @@ typedef int dray__gate_fn(void *user, uint64_t version, int64_t timeout_ns, dray
 
 typedef struct dray__gate {
     dray_region *word; /* NULL: not needed yet */
-    uint32_t value;    /* that opens it */
+    uint32_t value;    /* the value that opens it */
     dray__thread thread;
     dray__gate_fn *wait;
     void *user;
@@ -19,9 +19,9 @@ typedef struct dray__gate {
     dray_error outcome;
 } dray__gate;
 
-/* The stream, of the device, goes no further until `wait` has returned, whatever that says. */
+/* Stops the stream, of the device, until `wait` has returned, with success or an error. */
 int dray__gate_close(dray__gate *gate, dray__cuda_device *device, CUstream stream,
                      dray_error *error);
-/* Waits for the thread, if there is one. What it came to, once. */
+/* Waits for the thread, if there is one. Returns the result of `wait` at the first call. */
 int dray__gate_join(dray__gate *gate, dray_error *error);
 void dray__gate_free(dray__gate *gate); /* joins; no stream may wait any more */

@@ -300,14 +300,14 @@ int dray_publisher_open(dray_context *context, const char *model, const dray_lay
 
 /* Waits for the other ranks, then learns what they hold: an element that several ranks hold is
  * summed by the first. */
-static int meet_gang(dray_publisher *p, int64_t deadline_ns, dray_error *error)
+static int meet_trainer(dray_publisher *p, int64_t deadline_ns, dray_error *error)
 {
     const dray__sources_asked asked = {
-        .key = p->key, .what = DRAY__SOURCES_GANG, .timeout_ns = deadline_ns - dray__now()};
-    dray__gang_told told;
-    int rc =
-        dray__ask(p->channel, DRAY__MSG_UPDATE_SOURCES, &dray__sources_asked_fields, &asked,
-                  dray__answer_deadline(deadline_ns), NULL, &dray__gang_told_fields, &told, error);
+        .key = p->key, .what = DRAY__SOURCES_TRAINER, .timeout_ns = deadline_ns - dray__now()};
+    dray__trainer_told told;
+    int rc = dray__ask(p->channel, DRAY__MSG_UPDATE_SOURCES, &dray__sources_asked_fields, &asked,
+                       dray__answer_deadline(deadline_ns), NULL, &dray__trainer_told_fields, &told,
+                       error);
     if (rc)
         return rc;
     p->incarnation = told.incarnation;
@@ -344,7 +344,7 @@ static int meet_and_cut(dray_publisher *p, int64_t deadline_ns, dray_error *erro
     int rc = make_pieces(p, deadline_ns, error);
     for (uint64_t met = 0; rc == DRAY_ESTALE && met != p->set && dray__now() < deadline_ns;) {
         met = p->set;
-        rc = meet_gang(p, deadline_ns, error);
+        rc = meet_trainer(p, deadline_ns, error);
         if (rc == DRAY_OK)
             rc = make_pieces(p, deadline_ns, error);
     }
@@ -446,7 +446,7 @@ static int publish(dray_publisher *p, uint64_t version, int64_t deadline, dray_e
     int rc = check_regions(p, error);
     if (rc == DRAY_OK &&
         (!p->incarnation_known || !p->pieces_made)) /* another rank may have moved */
-        rc = meet_gang(p, deadline, error);
+        rc = meet_trainer(p, deadline, error);
     if (rc == DRAY_OK && p->origin)
         rc = take_snapshot(p, deadline, error);
     if (rc == DRAY_OK && p->checksum && !p->pieces_made)

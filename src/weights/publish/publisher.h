@@ -4,7 +4,7 @@
  * stream of a GPU (gate.c). publisher_deliver.c waits until groups have committed a version;
  * publisher_move.c is for memory that moves or is taken back. */
 
-/* A publisher as the files that make it up see it. */
+/* The structure of a publisher, and the functions that its files share. */
 #pragma once
 
 #include "weights/delta/delta.h"
@@ -23,7 +23,7 @@ typedef struct dray__summing_up {
     atomic_bool closing;
     dray__patience patience;
     uint64_t version;
-    dray__sums_form *form; /* they will probably be of */
+    dray__sums_form *form; /* the form of the last version's sums, probably of these, too */
     dray_error outcome;
 } dray__summing_up;
 
@@ -35,80 +35,79 @@ struct dray_publisher {
     uint64_t key, token, incarnation, set;
     uint32_t rank, world;
     bool checksum, local, pieces_made, incarnation_known;
-    bool relaid; /* the coordinator is still to be told the layout */
+    bool relaid; /* the layout has changed, and the coordinator does not have it yet */
     int64_t timeout_ns;
     dray__pieces pieces;
     dray__source_sums *gpu_sums; /* of the pieces that GPUs sum; NULL: none, or not yet compiled */
-    CUevent fence;               /* of the publish that goes on; NULL: none */
+    CUevent fence;               /* the fence of the current publish; NULL: none */
     dray__mark *mark;            /* NULL: not needed yet */
-    bool marked;                 /* readers wait for it: publish never does */
+    bool marked;                 /* readers wait for the mark, so that publish need not wait */
     dray__gate gate;             /* of dray_publisher_wait_stream */
-    dray__delta *delta;          /* NULL: not asked for */
+    dray__delta *delta;          /* NULL: the publisher makes no deltas */
     dray__delta_view *delta_view;
-    dray__staging *arena; /* NULL: not asked for */
-    uint64_t published;   /* the newest version, any number, */
-    bool has_published;   /* if there is one */
-    bool withdrawn;       /* its readers were asked to go: no other one may begin */
-    bool drained;         /* and they went */
-    /* Of the caller's regions, to see that they are still those; with a snapshot `regions` are its
-     * own, and the caller's are only read. */
+    dray__staging *arena; /* NULL: there is none */
+    uint64_t published;   /* the newest version, valid with has_published */
+    bool has_published;
+    bool withdrawn; /* no other reader of that version may begin */
+    bool drained;   /* and all of its readers have ended */
+    /* The numbers of the caller's regions, to notice when one was freed. */
     uint64_t *serials;
-    dray_region **origin; /* NULL: no snapshot */
+    dray_region **origin; /* the caller's regions if `regions` are a snapshot; NULL: no snapshot */
     bool released;
-    /* What another coordinator is told when the session goes on with it. */
+    /* What this rank registers at the next coordinator when the session continues there. */
     char *model;
     dray__writer packed; /* the layout */
-    dray__sums sums;     /* of what was published last; while they are taken none */
+    dray__sums sums;     /* of the last version; empty while they are computed */
     dray__sums_forms sent;
-    uint64_t returns; /* of the context, when this rank registered */
+    uint64_t returns; /* the context's number of returns when this rank registered */
     dray__summing_up summing;
 };
 
-/* From now, for a timeout of the caller's. */
+/* Returns the deadline of a call with this timeout. */
 int64_t dray__publisher_deadline(const dray_publisher *p, int64_t timeout_ns);
-/* Those of the layout, behind them the delta's, then the staging arena's. */
+/* Returns the number of its regions: the layout's, then the delta's, then the staging arena's. */
 uint32_t dray__publisher_regions(const dray_publisher *p);
-/* How many of them readers of this host can map, */
+/* Returns the number of regions that readers of this host can map. */
 uint32_t dray__publisher_shared(const dray_publisher *p);
-/* which the coordinator gets. */
+/* Sends the handles of these regions to the coordinator. */
 int dray__publisher_put(dray_publisher *p, int64_t deadline_ns, dray_error *error);
-/* Where the connection broke: a new one, and where the session goes on with another coordinator,
- * the same registration there. The gang is met again: it may have got another incarnation. */
+/* Connects again if the connection broke. When the session continues at another coordinator,
+ * registers there with the same ids, and learns its incarnation, which may be a new one. */
 int dray__publisher_ensure(dray_publisher *p, int64_t deadline, dray_error *error);
-/* Can a request that ended so be made again with the next coordinator? */
+/* Returns true when a request that ended with rc can be repeated with the next coordinator. */
 bool dray__publisher_again(const dray_publisher *p, int rc, int64_t deadline);
-/* publisher_fence.c. Will readers be held back by the mark? endpoint: of the data server; NULL:
- * nobody reads through it. Before regions are put. */
+/* publisher_fence.c. Decides whether readers wait for the mark. endpoint: the data server; NULL:
+ * there is none. To be called before regions are put. */
 int dray__publisher_marked(dray_publisher *p, const char *endpoint, dray_error *error);
-/* What goes along with regions; NULL: nothing. */
+/* Returns the handle of the event that is sent with regions; NULL: there is none. */
 const uint8_t *dray__publisher_event_of(dray_publisher *p);
-/* Before the version is announced. */
+/* Waits for the caller's fence, or records the mark behind it. Called before the version is
+ * announced. */
 int dray__publisher_fence(dray_publisher *p, const dray_fence *fence, int64_t deadline_ns,
                           dray_error *error);
-/* publisher_sums.c. GPUs begin, as soon as the fence of the publish has come; the rest is still to
- * be done. */
+/* publisher_sums.c. Starts the sums of GPU memory, which are computed after the publish's fence. */
 int dray__publisher_sums_start(dray_publisher *p, uint64_t version, int64_t deadline_ns,
                                dray_error *error);
-/* The version is announced: the sums are taken, and told, by a thread, which has the publisher
- * until it is waited for. */
+/* Called after the announcement. Starts a thread that computes the sums and sends them to the
+ * coordinator. Until it is waited for, only that thread may use the publisher. */
 void dray__publisher_sums_go(dray_publisher *p);
-/* Waits for that. At the deadline: DRAY_ETIMEDOUT, and it goes on, */
+/* Waits for that thread. Fails with DRAY_ETIMEDOUT at the deadline, and the thread continues. */
 int dray__publisher_sums_wait(dray_publisher *p, int64_t deadline_ns, dray_error *error);
-/* or it is given up: DRAY_ECANCELED. Else what it came to, once. */
+/* Waits for that thread, and stops it at the deadline (DRAY_ECANCELED). Otherwise returns the
+ * thread's result, once. */
 int dray__publisher_sums_end(dray_publisher *p, int64_t deadline_ns, dray_error *error);
-/* Tells that nobody can commit the version whose sums were given up. */
+/* Tells the coordinator that no group can commit the version, because its sums were given up. */
 void dray__publisher_sums_forgo(dray_publisher *p, int64_t deadline_ns);
 void dray__publisher_sums_init(dray_publisher *p);
 void dray__publisher_sums_free(dray_publisher *p);
-/* Joins the stream that waits. DRAY_EINVALID: an argument, or this rank did not publish that
- * version.
- */
+/* Checks the arguments of a call about a version, and that this rank has published it. Waits for
+ * the thread of dray_publisher_wait_stream, if there is one. */
 int dray__publisher_check(dray_publisher *p, uint64_t version, int64_t timeout_ns,
                           dray_error *error);
-/* Waits until nobody reads the version, or an older one, any more. */
+/* Waits until no group reads the version, or an older one. */
 int dray__publisher_drain(dray_publisher *p, uint64_t version, int64_t timeout_ns,
                           uint32_t *dropped, dray_error *error);
-/* Remembers which regions the caller gave. */
+/* Notes the numbers of the caller's regions. */
 int dray__publisher_note(dray_publisher *p, dray_region *const *regions, dray_error *error);
 /* Offers this rank's memory to readers of this process and to its data server. */
 int dray__publisher_offer(dray_publisher *p, dray_error *error);

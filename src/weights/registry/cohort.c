@@ -36,8 +36,8 @@ void dray__reg_cohort_leave(struct model *model, const struct registrant *entry)
 bool dray__reg_set_taken(const struct model *model, uint64_t id)
 {
     bool taken = dray__reg_cohort_set(model, id) != NULL;
-    for (const struct gang *gang = model->gangs; gang; gang = gang->next)
-        taken |= gang->set.id == id;
+    for (const struct trainer *trainer = model->trainers; trainer; trainer = trainer->next)
+        taken |= trainer->set.id == id;
     for (const struct group *group = model->groups; group; group = group->next)
         taken |= group->set.id == id;
     return taken;

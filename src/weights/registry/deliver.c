@@ -14,21 +14,21 @@ static void delivered_free(struct delivered *delivered)
     free(delivered);
 }
 
-void dray__reg_delivered_free(struct gang *gang)
+void dray__reg_delivered_free(struct trainer *trainer)
 {
-    for (struct delivered *next; gang->delivered; gang->delivered = next) {
-        next = gang->delivered->next;
-        delivered_free(gang->delivered);
+    for (struct delivered *next; trainer->delivered; trainer->delivered = next) {
+        next = trainer->delivered->next;
+        delivered_free(trainer->delivered);
     }
 }
 
 /* Nobody asks for versions older than all that are kept. */
-static void forget_old(struct gang *gang)
+static void forget_old(struct trainer *trainer)
 {
     uint64_t oldest = 0;
-    for (const struct version *v = gang->versions; v; v = v->next)
+    for (const struct version *v = trainer->versions; v; v = v->next)
         oldest = v->number;
-    for (struct delivered **at = &gang->delivered; *at;) {
+    for (struct delivered **at = &trainer->delivered; *at;) {
         struct delivered *delivered = *at;
         if (delivered->version >= oldest) {
             at = &delivered->next;
@@ -40,9 +40,9 @@ static void forget_old(struct gang *gang)
 }
 
 /* Without memory for it, it is found again as long as the group holds it. */
-static void note(struct gang *gang, const struct group *group)
+static void note(struct trainer *trainer, const struct group *group)
 {
-    struct delivered *delivered = gang->delivered;
+    struct delivered *delivered = trainer->delivered;
     while (delivered && strcmp(delivered->group, group->name) != 0)
         delivered = delivered->next;
     if (delivered && delivered->version < group->now.version)
@@ -56,22 +56,22 @@ static void note(struct gang *gang, const struct group *group)
         free(name);
         return;
     }
-    *delivered = (struct delivered){gang->delivered, name, group->now.version};
-    gang->delivered = delivered;
+    *delivered = (struct delivered){trainer->delivered, name, group->now.version};
+    trainer->delivered = delivered;
 }
 
 void dray__reg_delivered(struct group *group)
 {
-    for (struct gang *gang = group->model->gangs; gang; gang = gang->next)
-        if (gang->incarnation && gang->incarnation == group->now.incarnation) {
-            forget_old(gang);
-            note(gang, group);
+    for (struct trainer *trainer = group->model->trainers; trainer; trainer = trainer->next)
+        if (trainer->incarnation && trainer->incarnation == group->now.incarnation) {
+            forget_old(trainer);
+            note(trainer, group);
         }
 }
 
-static bool has(const struct gang *gang, const char *name, uint64_t number)
+static bool has(const struct trainer *trainer, const char *name, uint64_t number)
 {
-    const struct delivered *delivered = gang->delivered;
+    const struct delivered *delivered = trainer->delivered;
     while (delivered && strcmp(delivered->group, name) != 0)
         delivered = delivered->next;
     return delivered && delivered->version >= number;
@@ -80,15 +80,15 @@ static bool has(const struct gang *gang, const char *name, uint64_t number)
 /* How many of those that it waits for have it. */
 uint32_t dray__reg_arrived(const struct pending *d)
 {
-    struct gang *gang = d->entry->gang;
+    struct trainer *trainer = d->entry->trainer;
     uint32_t count = 0;
-    for (const struct group *group = gang->model->groups; group; group = group->next)
+    for (const struct group *group = trainer->model->groups; group; group = group->next)
         if (group->state == DRAY_GROUP_WHOLE && group->set.present == group->set.world &&
-            gang->incarnation && group->now.incarnation == gang->incarnation)
-            note(gang, group); /* it came back with it after a restart */
+            trainer->incarnation && group->now.incarnation == trainer->incarnation)
+            note(trainer, group); /* it came back with it after a restart */
     for (uint32_t i = 0; d->groups && i < d->count; i++)
-        count += has(gang, d->groups[i], d->number);
-    for (const struct delivered *a = gang->delivered; a && !d->groups; a = a->next)
+        count += has(trainer, d->groups[i], d->number);
+    for (const struct delivered *a = trainer->delivered; a && !d->groups; a = a->next)
         count += a->version >= d->number;
     return count;
 }
@@ -114,17 +114,17 @@ static void add_missing(char *text, size_t capacity, const char *name, const str
 
 void dray__reg_missing(const struct pending *d, char *text, size_t capacity)
 {
-    const struct gang *gang = d->entry->gang;
+    const struct trainer *trainer = d->entry->trainer;
     const struct group *group;
     text[0] = 0;
     for (uint32_t i = 0; d->groups && i < d->count; i++) {
-        for (group = gang->model->groups; group && strcmp(group->name, d->groups[i]) != 0;)
+        for (group = trainer->model->groups; group && strcmp(group->name, d->groups[i]) != 0;)
             group = group->next;
-        if (!has(gang, d->groups[i], d->number))
+        if (!has(trainer, d->groups[i], d->number))
             add_missing(text, capacity, d->groups[i], group);
     }
-    for (group = gang->model->groups; group && !d->groups; group = group->next)
-        if (!has(gang, group->name, d->number))
+    for (group = trainer->model->groups; group && !d->groups; group = group->next)
+        if (!has(trainer, group->name, d->number))
             add_missing(text, capacity, group->name, group);
     if (!text[0])
         snprintf(text, capacity, "no other group is open");

@@ -137,7 +137,7 @@ static void update_over(struct group *group)
     if (group->peer)
         group->peer->readers--;
     group->reading = NULL;
-    group->gang = NULL;
+    group->trainer = NULL;
     group->peer = NULL;
     holding_free(&group->goal);
     dray__sums_free(&group->expected);
@@ -309,25 +309,25 @@ static int agree(const struct group *group, uint64_t *min, dray_error *error)
     return DRAY_OK;
 }
 
-static bool same_host(const struct gang *gang, const struct group *group)
+static bool same_host(const struct trainer *trainer, const struct group *group)
 {
     uint64_t host = group->set.entries[0]->host;
     for (uint32_t i = 0; i < group->set.world; i++)
         if (group->set.entries[i]->host != host)
             return false;
-    for (uint32_t i = 0; i < gang->set.world; i++)
-        if (gang->set.entries[i]->host != host)
+    for (uint32_t i = 0; i < trainer->set.world; i++)
+        if (trainer->set.entries[i]->host != host)
             return false;
     return true;
 }
 
 /* Has every publisher that some rank cannot map a data server? */
-static bool served(const struct gang *gang, const struct group *group)
+static bool served(const struct trainer *trainer, const struct group *group)
 {
-    for (uint32_t i = 0; i < gang->set.world; i++)
+    for (uint32_t i = 0; i < trainer->set.world; i++)
         for (uint32_t k = 0; k < group->set.world; k++)
-            if (gang->set.entries[i]->host != group->set.entries[k]->host &&
-                !gang->set.entries[i]->endpoint[0])
+            if (trainer->set.entries[i]->host != group->set.entries[k]->host &&
+                !trainer->set.entries[i]->endpoint[0])
                 return false;
     return true;
 }
@@ -375,18 +375,18 @@ static int choose_staged(struct group *group, uint64_t min, dray_error *error)
     return DRAY_OK;
 }
 
-static int read_publishers(struct group *group, struct gang *gang, struct version *version,
+static int read_publishers(struct group *group, struct trainer *trainer, struct version *version,
                            dray_error *error)
 {
     if (group->verify && !version->unchecked) {
-        int rc = dray__reg_cover(group, &gang->set, error);
+        int rc = dray__reg_cover(group, &trainer->set, error);
         if (rc)
             return rc;
     }
-    group->gang = gang;
+    group->trainer = trainer;
     group->reading = version;
     group->goal.version = version->number;
-    group->goal.incarnation = gang->incarnation;
+    group->goal.incarnation = trainer->incarnation;
     return DRAY_OK;
 }
 
@@ -398,7 +398,7 @@ static int choose(struct group *group, dray_error *error)
     int rc = agree(group, &min, error);
     if (rc)
         return rc;
-    struct gang *gang = NULL;
+    struct trainer *trainer = NULL;
     struct version *version = NULL;
     bool peers = first->mode != DRAY_MODE_DISK;
     for (uint32_t i = 0; i < group->set.world; i++)
@@ -409,11 +409,11 @@ static int choose(struct group *group, dray_error *error)
     if (group->purpose == DRAY__COMMIT)
         return choose_staged(group, min, error);
     if (first->mode != DRAY_MODE_DISK)
-        version = dray__reg_newest(group->model, min, &gang);
-    bool near = version && same_host(gang, group);
-    struct group *peer = peers ? dray__reg_peer(group, min, gang, version, near) : NULL;
+        version = dray__reg_newest(group->model, min, &trainer);
+    bool near = version && same_host(trainer, group);
+    struct group *peer = peers ? dray__reg_peer(group, min, trainer, version, near) : NULL;
     if (first->mode == DRAY_MODE_AUTO && first->path[0] && !near && !peer &&
-        !(version && served(gang, group)))
+        !(version && served(trainer, group)))
         group->goal.mode = DRAY_MODE_DISK;
     if (group->goal.mode == DRAY_MODE_DISK) {
         group->goal.version = first->path_version;
@@ -441,7 +441,7 @@ static int choose(struct group *group, dray_error *error)
             group->name, group->model->name);
     if (group->goal.mode == DRAY_MODE_AUTO)
         group->goal.mode = near ? DRAY_MODE_TENSOR : DRAY_MODE_DISTRIBUTED;
-    return read_publishers(group, gang, version, error);
+    return read_publishers(group, trainer, version, error);
 }
 
 /* The names of what the group holds in part, as many as there are. */
@@ -459,7 +459,7 @@ static uint8_t source_kind(const struct group *group)
 {
     return group->purpose == DRAY__COMMIT ? DRAY__FROM_STAGING
            : group->peer                  ? DRAY__FROM_PEERS
-           : group->gang                  ? DRAY__FROM_PUBLISHERS
+           : group->trainer               ? DRAY__FROM_PUBLISHERS
                                           : DRAY__FROM_DISK;
 }
 
@@ -505,9 +505,9 @@ static dray__update_begun begun(const struct group *group, const struct set *sou
 
 static void start(dray__registry *r, struct group *group, const struct set *cohort, uint64_t run)
 {
-    const struct set *sources = group->gang   ? &group->gang->set
-                                : group->peer ? &group->peer->set
-                                              : NULL;
+    const struct set *sources = group->trainer ? &group->trainer->set
+                                : group->peer  ? &group->peer->set
+                                               : NULL;
     group->attempt = r->next_id++;
     dray__update_begun said = begun(group, sources, cohort, run);
     group->phase = ATTEMPT_MOVING;
@@ -532,7 +532,7 @@ static void start(dray__registry *r, struct group *group, const struct set *coho
 static void unchoose(struct group *group)
 {
     holding_free(&group->goal);
-    group->gang = NULL;
+    group->trainer = NULL;
     group->reading = NULL;
     group->peer = NULL;
 }
@@ -542,8 +542,8 @@ static void unchoose(struct group *group)
 static bool is_shared(const struct group *group)
 {
     bool pinned = false;
-    for (uint32_t i = 0; group->gang && i < group->gang->set.world; i++)
-        pinned |= group->gang->set.entries[i] && group->gang->set.entries[i]->pinned;
+    for (uint32_t i = 0; group->trainer && i < group->trainer->set.world; i++)
+        pinned |= group->trainer->set.entries[i] && group->trainer->set.entries[i]->pinned;
     return group->reading && (group->goal.mode == DRAY_MODE_DISTRIBUTED ||
                               (group->goal.mode == DRAY_MODE_TENSOR && pinned));
 }
@@ -752,15 +752,15 @@ static void missing(const struct group *group, bool vote, char *out, size_t capa
 /* There was none, or it went before the group began. */
 static void no_version(const struct group *group, uint64_t min, dray_error *error)
 {
-    for (const struct gang *gang = group->model->gangs; gang; gang = gang->next)
-        for (const struct version *v = gang->versions; v; v = v->next) {
-            if (v->number < min || v->published < gang->set.world)
+    for (const struct trainer *trainer = group->model->trainers; trainer; trainer = trainer->next)
+        for (const struct version *v = trainer->versions; v; v = v->next) {
+            if (v->number < min || v->published < trainer->set.world)
                 continue;
             dray__fail(error, DRAY_ETIMEDOUT,
                        "group %s: version %" PRIu64 " of %s was published and withdrawn%s%s before "
                        "the group could read it (dray_publisher_deliver waits for groups)",
-                       group->name, v->number, group->model->name, gang->broken ? ": " : "",
-                       gang->broken ? gang->reason : "");
+                       group->name, v->number, group->model->name, trainer->broken ? ": " : "",
+                       trainer->broken ? trainer->reason : "");
             return;
         }
     dray__fail(error, DRAY_ETIMEDOUT, "group %s: no version >= %" PRIu64 " of %s was published",

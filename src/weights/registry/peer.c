@@ -93,7 +93,7 @@ static bool better(const struct group *group, const struct group *peer, const st
     return near == dray__reg_near(group, best) ? peer->readers < best->readers : near;
 }
 
-struct group *dray__reg_peer(struct group *group, uint64_t min, const struct gang *gang,
+struct group *dray__reg_peer(struct group *group, uint64_t min, const struct trainer *trainer,
                              const struct version *version, bool near)
 {
     struct group *best = NULL;
@@ -101,9 +101,9 @@ struct group *dray__reg_peer(struct group *group, uint64_t min, const struct gan
     for (struct group *peer = group->model->groups; peer; peer = peer->next) {
         if (peer == group || !steady(peer) || peer->now.version < min || !reachable(group, peer))
             continue;
-        if (version
-                ? peer->now.version != version->number || peer->now.incarnation != gang->incarnation
-                : group->state == DRAY_GROUP_WHOLE && !newer(&peer->now, &group->now))
+        if (version ? peer->now.version != version->number ||
+                          peer->now.incarnation != trainer->incarnation
+                    : group->state == DRAY_GROUP_WHOLE && !newer(&peer->now, &group->now))
             continue;
         bool close = dray__reg_near(group, peer);
         if (!close && (near || tensor))

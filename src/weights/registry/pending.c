@@ -17,35 +17,37 @@ static void answer_empty(dray__registry *r, struct pending *p)
     dray__reg_reply(r, p->ticket, NULL, -1);
 }
 
-/* ---- UPDATE_SOURCES(GANG) -------------------------------------------------------------------- */
+/* ---- UPDATE_SOURCES(TRAINER) --------------------------------------------------------------------
+ */
 
-static bool gang_formed(const dray__registry *r, const struct pending *p)
+static bool trainer_formed(const dray__registry *r, const struct pending *p)
 {
     (void)r;
-    return p->entry->gang->incarnation || p->entry->gang->broken;
+    return p->entry->trainer->incarnation || p->entry->trainer->broken;
 }
 
 static void refuse_broken(dray__registry *r, struct pending *p)
 {
     dray_error error;
-    dray__fail(&error, DRAY_ESTALE, "%s: open the publisher again", p->entry->gang->reason);
+    dray__fail(&error, DRAY_ESTALE, "%s: open the publisher again", p->entry->trainer->reason);
     refuse(r, p, &error);
 }
 
-static void answer_gang(dray__registry *r, struct pending *p)
+static void answer_trainer(dray__registry *r, struct pending *p)
 {
-    const struct gang *gang = p->entry->gang;
-    if (gang->broken)
+    const struct trainer *trainer = p->entry->trainer;
+    if (trainer->broken)
         refuse_broken(r, p);
     else
-        dray__reg_answer(r, p->ticket, &dray__gang_told_fields,
-                         &(dray__gang_told){gang->incarnation, gang->set.id, gang->set.world});
+        dray__reg_answer(
+            r, p->ticket, &dray__trainer_told_fields,
+            &(dray__trainer_told){trainer->incarnation, trainer->set.id, trainer->set.world});
 }
 
-static void expire_gang(dray__registry *r, struct pending *p, bool gone)
+static void expire_trainer(dray__registry *r, struct pending *p, bool gone)
 {
     (void)gone;
-    const struct set *set = &p->entry->gang->set;
+    const struct set *set = &p->entry->trainer->set;
     dray_error error;
     dray__fail(&error, DRAY_ETIMEDOUT,
                "publisher of %s: %" PRIu32 " of %" PRIu32 " ranks opened in time",
@@ -53,14 +55,14 @@ static void expire_gang(dray__registry *r, struct pending *p, bool gone)
     refuse(r, p, &error);
 }
 
-const struct pending_kind dray__reg_for_gang = {gang_formed, answer_gang, expire_gang};
+const struct pending_kind dray__reg_for_trainer = {trainer_formed, answer_trainer, expire_trainer};
 
 /* ---- PUBLISHER_WAIT -------------------------------------------------------------------------- */
 
 static bool readers_gone(const dray__registry *r, const struct pending *p)
 {
     (void)r;
-    return !dray__reg_gang_read(p->entry->gang, p->number);
+    return !dray__reg_trainer_read(p->entry->trainer, p->number);
 }
 
 static void answer_wait(dray__registry *r, struct pending *p)
@@ -71,7 +73,7 @@ static void answer_wait(dray__registry *r, struct pending *p)
 static void drop_readers(dray__registry *r, struct pending *p, bool gone)
 {
     (void)gone;
-    dray__reg_gang_drop_readers(r, p->entry->gang, p->number);
+    dray__reg_trainer_drop_readers(r, p->entry->trainer, p->number);
 }
 
 const struct pending_kind dray__reg_for_readers = {readers_gone, answer_wait, drop_readers};
@@ -81,7 +83,7 @@ const struct pending_kind dray__reg_for_readers = {readers_gone, answer_wait, dr
 static bool groups_have_it(const dray__registry *r, const struct pending *p)
 {
     (void)r;
-    return dray__reg_arrived(p) >= p->count || p->entry->gang->broken;
+    return dray__reg_arrived(p) >= p->count || p->entry->trainer->broken;
 }
 
 static void answer_deliver(dray__registry *r, struct pending *p)

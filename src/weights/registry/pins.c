@@ -108,8 +108,8 @@ void dray__reg_rehouse(dray__registry *r, struct group *group)
 static void take_back(dray__registry *r, struct registrant *entry)
 {
     void_handles(r, entry);
-    dray__reg_gang_withdraw(entry);
-    entry->gang->set.id = r->next_id++;
+    dray__reg_trainer_withdraw(entry);
+    entry->trainer->set.id = r->next_id++;
     entry->released = true;
 }
 
@@ -135,8 +135,9 @@ static int regions_move(dray__reg_call *c, const void *message, dray_error *erro
                           "%" PRIu32 " regions, %" PRIu32 " of them to put; %" PRIu32
                           " were registered",
                           m->regions, m->to_put, entry->region_count);
-    if (entry->gang->broken)
-        return dray__fail(error, DRAY_ESTALE, "%s: open the publisher again", entry->gang->reason);
+    if (entry->trainer->broken)
+        return dray__fail(error, DRAY_ESTALE, "%s: open the publisher again",
+                          entry->trainer->reason);
     take_back(c->r, entry);
     int rc =
         m->layout_size ? move_blocks(entry, m->regions, m->layout, m->layout_size, error) : DRAY_OK;
@@ -145,7 +146,7 @@ static int regions_move(dray__reg_call *c, const void *message, dray_error *erro
     entry->released = false;
     entry->token = m->token;
     entry->regions_missing = m->to_put;
-    dray__reg_answer(c->r, c->ticket, &dray__u64_fields, &entry->gang->set.id);
+    dray__reg_answer(c->r, c->ticket, &dray__u64_fields, &entry->trainer->set.id);
     return DRAY_OK;
 }
 

@@ -64,7 +64,7 @@ static void entry_add(dray__registry *r, struct registrant *entry)
 
 static void model_drop_if_unused(dray__registry *r, struct model *model)
 {
-    if (model->gangs || model->groups)
+    if (model->trainers || model->groups)
         return;
     for (struct model **at = &r->models; *at; at = &(*at)->next)
         if (*at == model) {
@@ -83,8 +83,8 @@ static void entry_end(dray__registry *r, struct registrant *entry, const char *w
             break;
         }
     dray__reg_pins_forget(r, entry);
-    if (entry->gang)
-        dray__reg_gang_leave(r, entry, why);
+    if (entry->trainer)
+        dray__reg_trainer_leave(r, entry, why);
     if (entry->group)
         dray__reg_group_leave(r, entry, why);
     struct model *model = entry->model;
@@ -175,7 +175,7 @@ static int open_entry(call *c, const dray__enrolling *m, dray__rank_claim *claim
         entry->claim = *claim;
         entry->claim.sums = (dray__sums){0};
         rc = m->group ? dray__reg_group_join(c->r, entry, m->group, m->world, error)
-                      : dray__reg_gang_join(c->r, entry, m->world, claim, error);
+                      : dray__reg_trainer_join(c->r, entry, m->world, claim, error);
     }
     if (rc) {
         if (entry)
@@ -241,8 +241,8 @@ static int region_put(call *c, const void *message, dray_error *error)
     region->fd = c->fd;
     c->fd = -1;
     entry->regions_missing--;
-    if (entry->gang)
-        dray__reg_gang_complete(c->r, entry->gang);
+    if (entry->trainer)
+        dray__reg_trainer_complete(c->r, entry->trainer);
     return dray__reg_done(c);
 }
 
@@ -251,9 +251,9 @@ static int find_set(const struct model *model, uint64_t id, uint32_t index, cons
                     dray_error *error)
 {
     const struct set *set = NULL;
-    for (const struct gang *gang = model->gangs; gang && !set; gang = gang->next)
-        if (gang->set.id == id && !gang->broken)
-            set = &gang->set;
+    for (const struct trainer *trainer = model->trainers; trainer && !set; trainer = trainer->next)
+        if (trainer->set.id == id && !trainer->broken)
+            set = &trainer->set;
     for (const struct group *group = model->groups; group && !set; group = group->next)
         if (group->set.id == id || group->set.memory == id)
             set = &group->set;
@@ -309,14 +309,14 @@ static int update_sources(call *c, const void *message, dray_error *error)
     const dray__sources_asked *m = message;
     struct registrant *entry = c->entry;
     const struct set *set = NULL;
-    if (m->what != DRAY__SOURCES_GANG) {
+    if (m->what != DRAY__SOURCES_TRAINER) {
         int rc = find_set(entry->model, m->set, m->index, &set, error);
         return rc ? rc : answer_members(c, set, m->index);
     }
     int rc = dray__reg_entry(c, entry->key, DRAY__PUBLISHER, &entry, error);
     if (rc)
         return rc;
-    struct pending p = {.kind = &dray__reg_for_gang, .ticket = c->ticket, .entry = entry};
+    struct pending p = {.kind = &dray__reg_for_trainer, .ticket = c->ticket, .entry = entry};
     return dray__reg_pend(c->r, &p, m->timeout_ns, error);
 }
 
@@ -405,7 +405,7 @@ static int publisher_wait(call *c, const void *message, dray_error *error)
     int rc = check_published(c->entry, p.number, error);
     if (rc)
         return rc;
-    for (struct version *version = c->entry->gang->versions; version; version = version->next)
+    for (struct version *version = c->entry->trainer->versions; version; version = version->next)
         version->withdrawn |= version->number <= p.number;
     return dray__reg_pend(c->r, &p, m->timeout_ns, error);
 }
@@ -460,8 +460,8 @@ static int checksums_get(call *c, const void *message, dray_error *error)
         if (rc)
             return rc;
     } else {
-        const struct gang *gang;
-        const struct version *newest = dray__reg_latest(model, &gang);
+        const struct trainer *trainer;
+        const struct version *newest = dray__reg_latest(model, &trainer);
         if (!newest)
             return dray__fail(error, DRAY_ENOENT, "model %s: no version was published", m->model);
         if (!dray__reg_is_summed(newest))
@@ -470,7 +470,7 @@ static int checksums_get(call *c, const void *message, dray_error *error)
                               newest->number,
                               newest->failed ? "could not be computed" : "are not all here yet");
         sums = &newest->sums;
-        answer = (dray__sums_told){newest->number, gang->incarnation};
+        answer = (dray__sums_told){newest->number, trainer->incarnation};
     }
     dray__writer w = {0};
     dray__put_fields(&w, &dray__sums_told_fields, &answer);

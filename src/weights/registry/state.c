@@ -133,7 +133,7 @@ int dray__reg_entry(const dray__reg_call *c, uint64_t key, enum dray__side side,
     if (!entry || entry->member != c->party->member)
         return dray__fail(error, DRAY_ENOENT, "member %" PRIu64 " opened nothing with key %" PRIu64,
                           c->party->member, key);
-    if ((side == DRAY__PUBLISHER && !entry->gang) || (side == DRAY__SUBSCRIBER && !entry->group))
+    if ((side == DRAY__PUBLISHER && !entry->trainer) || (side == DRAY__SUBSCRIBER && !entry->group))
         return dray__fail(error, DRAY_EINVALID, "key %" PRIu64 " is no %s", key,
                           side == DRAY__PUBLISHER ? "publisher" : "subscriber");
     *out = entry;

@@ -12,7 +12,7 @@
 #define DRAY__REGIONS_MAX 65536u
 
 struct model;
-struct gang;
+struct trainer;
 struct group;
 struct dray__reg_call;
 
@@ -38,14 +38,14 @@ struct vote {
     uint8_t held;        /* enum dray__held */
 };
 
-/* One opened publisher or subscriber: exactly one of gang and group is set. */
+/* One opened publisher or subscriber: exactly one of trainer and group is set. */
 struct registrant {
     struct registrant *next;
     uint64_t key, member, host, token;
     int64_t pid;
     char *name, *endpoint;
     struct model *model;
-    struct gang *gang;
+    struct trainer *trainer;
     struct group *group;
     uint32_t rank;
     void *layout;
@@ -98,9 +98,9 @@ struct version {
     char dropped_names[256];   /* the names of these groups */
 };
 
-/* The ranks of a publisher that opened together. */
-struct gang {
-    struct gang *next;
+/* A trainer: the ranks of a publisher that opened together. */
+struct trainer {
+    struct trainer *next;
     struct model *model;
     struct set set;
     uint64_t incarnation;     /* 0: some of its ranks have not registered yet */
@@ -113,8 +113,8 @@ struct gang {
     struct delivered *delivered;
 };
 
-/* The newest version of a gang that a group of that name has committed. It is kept after the group
- * has ended. */
+/* The newest version of a trainer that a group of that name has committed. It is kept after the
+ * group has ended. */
 struct delivered {
     struct delivered *next;
     char *group;
@@ -153,7 +153,7 @@ struct group {
     bool gathering, gathered; /* it waits, or has waited, for other groups to begin with it */
     uint64_t attempt;
     uint8_t purpose;
-    struct gang *gang;       /* the publishers of the version that is read; NULL: none */
+    struct trainer *trainer; /* the publishers of the version that is read; NULL: none */
     struct version *reading; /* the version that the group has a lease on */
     struct group *peer;      /* the group that is read instead; its `readers` count the lease */
     struct holding goal;     /* the state after the commit; the ranks' votes fill it */
@@ -218,7 +218,7 @@ struct watcher {
 struct model {
     struct model *next;
     char *name;
-    struct gang *gangs; /* newest first */
+    struct trainer *trainers; /* newest first */
     struct group *groups;
     struct cohort *cohorts;
 };
@@ -288,10 +288,10 @@ int dray__reg_done(const dray__reg_call *call);
 void dray__reg_expire(dray__registry *r, void *ticket, int64_t timeout_ns);
 
 /* ---- pending.c */
-/* for_gang waits until all ranks of a gang have registered; for_readers until a version has no
- * readers; for_groups until groups have a version; for_pins until no other entry has the entry's
+/* for_trainer waits until all ranks of a trainer have registered; for_readers until a version has
+ * no readers; for_groups until groups have a version; for_pins until no other entry has the entry's
  * memory mapped; to_write and to_leave until no group reads this group's memory. */
-extern const struct pending_kind dray__reg_for_gang, dray__reg_for_readers, dray__reg_for_groups,
+extern const struct pending_kind dray__reg_for_trainer, dray__reg_for_readers, dray__reg_for_groups,
     dray__reg_for_pins, dray__reg_to_write, dray__reg_to_leave;
 /* Keeps a request until it can be answered. Fails with DRAY_EBUSY when the entry has a request of
  * that kind already. Takes over p->texts, also when it fails. */
@@ -305,21 +305,22 @@ bool dray__reg_pending_expired(dray__registry *r, void *ticket, bool gone);
 void dray__reg_pending_refuse(dray__registry *r, const struct registrant *entry,
                               const struct pending_kind *kind, const dray_error *error);
 
-/* ---- gang.c: publishers and their versions */
-int dray__reg_gang_join(dray__registry *r, struct registrant *entry, uint32_t world,
-                        dray__rank_claim *claim, dray_error *error);
-void dray__reg_gang_leave(dray__registry *r, struct registrant *entry, const char *why);
-/* Gives the gang its incarnation once all its ranks and their regions are there. */
-void dray__reg_gang_complete(dray__registry *r, struct gang *gang);
+/* ---- trainer.c: publishers and their versions */
+int dray__reg_trainer_join(dray__registry *r, struct registrant *entry, uint32_t world,
+                           dray__rank_claim *claim, dray_error *error);
+void dray__reg_trainer_leave(dray__registry *r, struct registrant *entry, const char *why);
+/* Gives the trainer its incarnation once all its ranks and their regions are there. */
+void dray__reg_trainer_complete(dray__registry *r, struct trainer *trainer);
 /* Records that the rank published a version. Takes over the sums. */
 int dray__reg_publish(dray__registry *r, struct registrant *entry, uint64_t number, uint8_t checked,
                       dray__sums *sums, dray_error *error);
-/* Returns the newest version from `min` on that can be read, and its gang, or NULL. */
-struct version *dray__reg_newest(const struct model *model, uint64_t min, struct gang **gang);
-/* Returns the newest version of the newest gang that all its ranks published, for status reports.
+/* Returns the newest version from `min` on that can be read, and its trainer, or NULL. */
+struct version *dray__reg_newest(const struct model *model, uint64_t min, struct trainer **trainer);
+/* Returns the newest version of the newest trainer that all its ranks published, for status
+ * reports.
  */
-const struct version *dray__reg_latest(const struct model *model, const struct gang **gang);
-bool dray__reg_ready(const struct gang *gang, const struct version *version);
+const struct version *dray__reg_latest(const struct model *model, const struct trainer **trainer);
+bool dray__reg_ready(const struct trainer *trainer, const struct version *version);
 
 /* ---- summed.c: the sums of a version, which may arrive after its announcement */
 /* Records the sums of one rank, and takes them over. */
@@ -345,14 +346,14 @@ void dray__reg_delivered(struct group *group);
 uint32_t dray__reg_arrived(const struct pending *p);
 /* Writes the names of the groups without the version. */
 void dray__reg_missing(const struct pending *p, char *text, size_t capacity);
-void dray__reg_delivered_free(struct gang *gang);
+void dray__reg_delivered_free(struct trainer *trainer);
 
 /* ---- cohort.c: groups that update together */
 /* Returns true when all ranks of the group wait in UPDATE_BEGIN, and no update is in progress. */
 bool dray__reg_all_began(const struct group *group);
 /* Forgets the cohorts that the entry is a rank of. */
 void dray__reg_cohort_leave(struct model *model, const struct registrant *entry);
-/* Returns true when a gang, a group or a cohort has this id. */
+/* Returns true when a trainer, a group or a cohort has this id. */
 bool dray__reg_set_taken(const struct model *model, uint64_t id);
 const struct set *dray__reg_cohort_set(const struct model *model, uint64_t id); /* NULL: none */
 /* Called for a group that could start. Returns true when it should wait some milliseconds, because
@@ -399,7 +400,7 @@ void dray__reg_groups_settle(dray__registry *r);
 /* Returns a group whose memory is the better source for an update of `group` than the publishers,
  * or NULL. version: the publishers' version that could be read; NULL: there is none. near: all
  * publishers of it are on the group's host. */
-struct group *dray__reg_peer(struct group *group, uint64_t min, const struct gang *gang,
+struct group *dray__reg_peer(struct group *group, uint64_t min, const struct trainer *trainer,
                              const struct version *version, bool near);
 /* Returns true when all ranks of both groups are on one host. */
 bool dray__reg_near(const struct group *group, const struct group *peer);
@@ -427,13 +428,13 @@ uint64_t dray__reg_source_id(const struct set *sources);
  */
 void dray__reg_rehouse(dray__registry *r, struct group *group);
 
-/* ---- gang.c: the end of versions */
+/* ---- trainer.c: the end of versions */
 /* Withdraws the versions that this rank has published. */
-void dray__reg_gang_withdraw(const struct registrant *entry);
+void dray__reg_trainer_withdraw(const struct registrant *entry);
 /* Ends the leases of all readers of the versions up to this one. */
-void dray__reg_gang_drop_readers(dray__registry *r, struct gang *gang, uint64_t number);
+void dray__reg_trainer_drop_readers(dray__registry *r, struct trainer *trainer, uint64_t number);
 /* Returns true when the version, or an older one, has readers. */
-bool dray__reg_gang_read(const struct gang *gang, uint64_t number);
+bool dray__reg_trainer_read(const struct trainer *trainer, uint64_t number);
 /* Answers a request that waited for the readers of the version: with the groups that were dropped,
  * and the attempts that may go on. */
 void dray__reg_wait_answer(dray__registry *r, const struct registrant *entry, uint64_t number,

@@ -9,30 +9,30 @@ static void add(json_t *list, json_t *row)
         json_array_append_new(list, row);
 }
 
-static void add_publishers(json_t *list, const struct gang *gang)
+static void add_publishers(json_t *list, const struct trainer *trainer)
 {
-    const char *state = gang->broken ? "broken" : gang->incarnation ? "whole" : "forming";
-    for (uint32_t i = 0; i < gang->set.world && gang->set.entries; i++) {
-        const struct registrant *entry = gang->set.entries[i];
+    const char *state = trainer->broken ? "broken" : trainer->incarnation ? "whole" : "forming";
+    for (uint32_t i = 0; i < trainer->set.world && trainer->set.entries; i++) {
+        const struct registrant *entry = trainer->set.entries[i];
         if (entry)
             add(list,
-                json_pack("{s:s, s:I, s:s, s:I, s:I, s:s, s:I, s:o}", "model", gang->model->name,
-                          "incarnation", (json_int_t)gang->incarnation, "state", state, "rank",
-                          (json_int_t)i, "world", (json_int_t)gang->set.world, "name", entry->name,
-                          "member", (json_int_t)entry->member, "published",
+                json_pack("{s:s, s:I, s:s, s:I, s:I, s:s, s:I, s:o}", "model", trainer->model->name,
+                          "incarnation", (json_int_t)trainer->incarnation, "state", state, "rank",
+                          (json_int_t)i, "world", (json_int_t)trainer->set.world, "name",
+                          entry->name, "member", (json_int_t)entry->member, "published",
                           entry->has_published ? json_integer((json_int_t)entry->published)
                                                : json_null()));
     }
 }
 
-static void add_versions(json_t *list, const struct gang *gang)
+static void add_versions(json_t *list, const struct trainer *trainer)
 {
-    for (const struct version *v = gang->versions; v; v = v->next)
-        add(list, json_pack("{s:s, s:I, s:I, s:I, s:b, s:b, s:I, s:I}", "model", gang->model->name,
-                            "incarnation", (json_int_t)gang->incarnation, "version",
-                            (json_int_t)v->number, "ranks", (json_int_t)v->published, "ready",
-                            dray__reg_ready(gang, v), "withdrawn", v->withdrawn, "readers",
-                            (json_int_t)v->readers, "dropped", (json_int_t)v->dropped));
+    for (const struct version *v = trainer->versions; v; v = v->next)
+        add(list, json_pack("{s:s, s:I, s:I, s:I, s:b, s:b, s:I, s:I}", "model",
+                            trainer->model->name, "incarnation", (json_int_t)trainer->incarnation,
+                            "version", (json_int_t)v->number, "ranks", (json_int_t)v->published,
+                            "ready", dray__reg_ready(trainer, v), "withdrawn", v->withdrawn,
+                            "readers", (json_int_t)v->readers, "dropped", (json_int_t)v->dropped));
 }
 
 /* A figure of the last update's report; null before the first. */
@@ -81,9 +81,9 @@ void dray__registry_status(dray__registry *r, json_t *object)
     json_t *publishers = json_array(), *versions = json_array();
     json_t *groups = json_array(), *subscribers = json_array();
     for (const struct model *model = r->models; model; model = model->next) {
-        for (const struct gang *gang = model->gangs; gang; gang = gang->next) {
-            add_publishers(publishers, gang);
-            add_versions(versions, gang);
+        for (const struct trainer *trainer = model->trainers; trainer; trainer = trainer->next) {
+            add_publishers(publishers, trainer);
+            add_versions(versions, trainer);
         }
         for (const struct group *group = model->groups; group; group = group->next) {
             add(groups, group_row(group));

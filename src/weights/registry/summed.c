@@ -56,7 +56,7 @@ void dray__reg_unsummed(const struct group *group, dray_error *error)
     char who[160] = "";
     const struct version *version = group->reading;
     for (uint32_t i = 0; version && version->parts && i < version->world; i++) {
-        const struct registrant *entry = group->gang->set.entries[i];
+        const struct registrant *entry = group->trainer->set.entries[i];
         size_t used = strlen(who);
         if (!version->parts[i].given)
             snprintf(who + used, sizeof who - used, "%srank %" PRIu32 " (%s)", used ? ", " : "", i,
@@ -70,18 +70,19 @@ void dray__reg_unsummed(const struct group *group, dray_error *error)
 }
 
 /* Nobody commits it any more. */
-static void fail_version(dray__registry *r, struct gang *gang, struct version *version,
+static void fail_version(dray__registry *r, struct trainer *trainer, struct version *version,
                          const dray_error *reason)
 {
     version->withdrawn = version->failed = true;
-    for (struct group *group = gang->model->groups; group; group = group->next)
+    for (struct group *group = trainer->model->groups; group; group = group->next)
         if (group->phase == ATTEMPT_MOVING && group->reading == version)
             dray__reg_abort(r, group, reason);
 }
 
-static void decide_readers(dray__registry *r, struct gang *gang, const struct version *version)
+static void decide_readers(dray__registry *r, struct trainer *trainer,
+                           const struct version *version)
 {
-    for (struct group *group = gang->model->groups; group; group = group->next)
+    for (struct group *group = trainer->model->groups; group; group = group->next)
         if (group->phase == ATTEMPT_MOVING && group->reading == version)
             dray__reg_decide(r, group);
 }
@@ -89,12 +90,12 @@ static void decide_readers(dray__registry *r, struct gang *gang, const struct ve
 int dray__reg_summed(dray__registry *r, const struct registrant *entry, uint64_t number,
                      const dray_error *verdict, dray__sums *sums, dray_error *error)
 {
-    struct gang *gang = entry->gang;
+    struct trainer *trainer = entry->trainer;
     if (!entry->has_published || number > entry->published)
         return dray__fail(error, DRAY_EINVALID,
                           "publisher of %s: rank %" PRIu32 " did not publish version %" PRIu64,
-                          gang->model->name, entry->rank, number);
-    struct version *version = gang->versions;
+                          trainer->model->name, entry->rank, number);
+    struct version *version = trainer->versions;
     while (version && version->number != number)
         version = version->next;
     if (!version)
@@ -105,14 +106,14 @@ int dray__reg_summed(dray__registry *r, const struct registrant *entry, uint64_t
         dray__fail(&reason, verdict->code,
                    "version %" PRIu64 " of %s: publisher rank %" PRIu32
                    " (%s) has no checksums of it: %.300s",
-                   number, gang->model->name, entry->rank, entry->name, verdict->message);
+                   number, trainer->model->name, entry->rank, entry->name, verdict->message);
     else if ((rc = dray__reg_take_sums(version, entry->rank, sums, &reason)) && error)
         *error = reason;
     if (reason.code) {
         dray__log(DRAY_LOG_WARN, "%s", reason.message);
-        fail_version(r, gang, version, &reason);
+        fail_version(r, trainer, version, &reason);
     } else if (dray__reg_is_summed(version)) {
-        decide_readers(r, gang, version);
+        decide_readers(r, trainer, version);
     }
     return rc;
 }

@@ -1,6 +1,6 @@
-/* What data servers let readers read one-sidedly (net/carrier.h): the registered regions of a
- * member, for the update of one reader, over one connection. Revoked when that update may not read
- * any more: the regions are unmapped, and the connection is over. */
+/* Exports: regions of a member that a reader may read one-sidedly (net/carrier.h). An export is
+ * for the update of one reader, over one connection. When that update may not read any more, the
+ * export is revoked: its regions are unmapped, and the connection ends. */
 #pragma once
 
 #include "base/wire.h"
@@ -9,20 +9,22 @@
 
 typedef struct dray__export dray__export;
 
-/* Lets a reader's update read the member's regions through `stream`, and puts what it needs for
- * that: u32 count, of each region of the layout u64 address, u64 bytes, a blob: its key (empty:
- * this one is not read so). Regions that *export has registered for the same member stay so.
- * DRAY_EDEAD, DRAY_ESTALE; DRAY_EUNSUPPORTED: its keys have more than `room` bytes. */
+/* Lets a reader's update read the member's regions through `stream`, and writes their addresses and
+ * keys to `out`: u32 count, and for each region of the layout u64 address, u64 bytes, blob key
+ * (empty: the region cannot be read one-sidedly). Regions that *export has registered for the same
+ * member are used again. Fails with DRAY_EDEAD, DRAY_ESTALE, or with DRAY_EUNSUPPORTED when the
+ * keys have more than `room` bytes. */
 int dray__export_give(dray__export **export, dray__stream *stream, uint64_t token, uint64_t attempt,
                       size_t room, dray__writer *out, dray_error *error);
-/* The update that it was given for is over: it revokes nothing any more. */
+/* Ends the update that the export was given for. Revoking that update has no effect any more. */
 void dray__export_done(dray__export *export);
 void dray__export_free(dray__export *export); /* NULL is fine */
 
-/* Holds revocation off while the connection works; false: it is revoked. NULL is fine. */
+/* Keeps the export from being revoked until dray__export_leave. Returns false, and keeps nothing,
+ * when it is revoked already. NULL is fine. */
 bool dray__export_enter(const dray__export *export);
 void dray__export_leave(void);
 
-/* Takes from updates older than `attempt` what they were given; UINT64_MAX: from all that ever
- * were: the memory goes away. Any thread. */
+/* Revokes the member's exports of updates older than `attempt`. UINT64_MAX: revokes all of its
+ * exports, because the memory is about to be freed. Threads: any. */
 void dray__exports_revoke(uint64_t token, uint64_t attempt);

@@ -1,35 +1,45 @@
-/* What a reader asks a data server, and what it answers. A request names rectangles of the blocks
- * of one registered layout and the dtype that each is wanted in; its answer is their elements,
- * dense, one after the other, with two checksums of each: of the source's bits, and of what was
- * sent. So nobody needs to trust a network's own checksum, and nothing outside a registered block
- * can be asked for.
+/* Requests of readers to a data server, and its answers. A request names rectangles of the blocks
+ * of one registered layout, and the dtype that each is wanted in. The answer has their elements,
+ * dense, one rectangle after the other, with two checksums of each: of the source's bits, and of
+ * the bits that were sent. So the checksums do not depend on the network's, and nothing outside a
+ * registered block can be read.
  *
- *  RECTS    u64 token, u64 attempt, u16 options (1: with sums, 2: with a base, 4: of what an update
- *           in progress has brought; attempt: its run; 8: into the staging arena; 16: with 1 and 4:
- *           the sums alone, the reader has the regions mapped), with a base u64 incarnation, u64
- *           base, u64 version, u32 count, of each rectangle: u32 block, u8 dtype, u8 flags (1: read
- *           the source again and compare; 2: quantise it), for each dimension of its tensor i64
- *           start, i64 extent (global coordinates), and, of what is to be quantised, i64 elements
- *           of a cell in each dimension, u8 scale format
- *  answer   head: u64 where the data lie in the arena (into the arena), of each rectangle u64
- * source sum, u64 sum of it as it is wanted (with sums; of what was quantised the elements' and the
- * scales' together), u32 bytes that it takes of the data (with a base: fewer than its elements take
- * are entries of a delta, delta.h); then the data, or, into the arena, none; what was quantised is
- * followed by its scales TAKEN    what the answer of this id put into the arena is copied out.
- *  REGIONS  u64 token, u64 0: how to reach a member's shared regions from another process of this
- *           host. Answer, as data: u64 process, u32 count, of each region of its layout u32
- *           descriptor, in that process (all ones: it is not shared), blob handle. Who may not look
- *           into that process cannot open them.
- *  NCCL     u64 token, u64 attempt, u8 what. 0, join: u32 version of the reader's NCCL, u64 bytes
- * of a slot, u32 thread blocks of NCCL's kernels, 128 bytes id: the server becomes rank 1 of a
- * communicator whose rank 0 the reader is. 1, fetch: u8 slot, u32 count, of each rectangle what a
- * request says: their elements go to the reader over it, dense, one after the other, by way of that
- * slot; answered, with both sums of each as above, once they are packed. One request for each slot
- * may be under way. Not over encrypted connections, for NCCL encrypts nothing.
+ *  RECTS    request: u64 token, u64 attempt, u16 options,
+ *           with a base: u64 incarnation, u64 base, u64 version,
+ *           u32 count, and for each rectangle:
+ *             u32 block, u8 dtype,
+ *             u8 flags (1: read the source again and compare; 2: quantise it),
+ *             for each dimension of its tensor i64 start, i64 extent (global coordinates),
+ *             if it is to be quantised: for each dimension i64 elements of a cell; u8 scale format
+ *           options: 1: with sums; 2: with a base; 4: read what an update in progress has received
+ *           (attempt is its run); 8: put the data into the staging arena; 16 (with 1 and 4): the
+ *           sums alone, because the reader has the regions mapped
+ *           answer: into the arena: u64 offset of the data in the arena;
+ *           for each rectangle:
+ *             with sums: u64 source sum, u64 sum of the bits as they are wanted (of a quantised
+ *             rectangle: of elements and scales together),
+ *             with a base: u32 bytes of its data (fewer than its elements take: entries of a
+ *             delta, delta.h);
+ *           then the data, unless they are in the arena; the elements of a quantised rectangle are
+ *           followed by its scales
+ *  TAKEN    the reader has copied the data of this id's answer out of the arena
+ *  REGIONS  request: u64 token, u64 0: asks how a process of this host can map a member's shared
+ *           regions. Answer, as data: u64 process, u32 count, and for each region of the layout u32
+ *           descriptor in that process (all ones: the region is not shared), blob handle. A reader
+ *           that may not trace that process cannot open them.
+ *  NCCL     request: u64 token, u64 attempt, u8 kind.
+ *           0, join: u32 version of the reader's NCCL, u64 bytes of a slot, u32 thread blocks of
+ *           NCCL's kernels, 128 bytes id. The server becomes rank 1 of a communicator in which the
+ *           reader is rank 0.
+ *           1, fetch: u8 slot, u32 count, and for each rectangle the same as in RECTS. The elements
+ *           are packed into that slot, dense, one rectangle after the other, and sent to the reader
+ *           over the communicator. The answer, with both sums of each rectangle as above, is sent
+ *           once they are packed. One request for each slot may be without an answer. NCCL encrypts
+ *           nothing, so that it is refused on encrypted connections.
  *
- * Of answers into the arena (arena.h) a reader has one on its way, and one besides that it has not
- * taken yet; the server reads on behind a request that waits for a slot, for what has been taken
- * meanwhile. */
+ * Of answers into the arena (arena.h), a reader has at most one on its way, and one more that it
+ * has not taken yet. While a request waits for a slot, the server reads further messages, because a
+ * TAKEN among them frees one. */
 #pragma once
 
 #include "net/server.h"

@@ -73,7 +73,7 @@ static int take(struct remote_lane *l, struct source *s, const uint8_t *head, dr
         return break_off(l, s, &why, error);
     }
     s->wrong = 0;
-    rc = dray__remote_place_wired(l, s, request, error);
+    rc = dray__remote_place_prequantised(l, s, request, error);
     if (rc)
         return rc;
     dray__remote_enter(l, s, request, head);

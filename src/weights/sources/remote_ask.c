@@ -1,7 +1,7 @@
 /* Asking of the source of data servers (remote.h): which slices a request names, and
  * how many requests are under way. */
 #include "base/error.h"
-#include "weights/placements/wired.h"
+#include "weights/placements/prequantised.h"
 #include "weights/sources/remote.h"
 
 #include <stdlib.h>
@@ -35,8 +35,8 @@ uint64_t dray__remote_bytes(const struct remote_lane *l, const struct source *s,
                             const dray__rect *rect)
 {
     const dray_copy *copy = &op->copy;
-    if (op->wired)
-        return dray__wired_bytes(l->transfer, op, rect);
+    if (op->prequantised)
+        return dray__prequantised_bytes(l->transfer, op, rect);
     return dray__rect_elements(rect) * dray_dtype_size((dray_dtype)dray__remote_dtype(s, copy));
 }
 
@@ -45,7 +45,7 @@ static bool takes_deltas(const struct remote_lane *l, const struct source *s, co
 {
     const dray_copy *copy = &op->copy;
     const dray_region *to =
-        op->wired ? NULL : l->transfer->destination->regions[copy->destination_region];
+        op->prequantised ? NULL : l->transfer->destination->regions[copy->destination_region];
     return to && dray_region_base(to) && !s->cohort && s->of->has_delta && l->coder_bytes &&
            dray__remote_dtype(s, copy) == copy->destination_dtype &&
            DRAY__DELTA_SLICE * dray_dtype_size((dray_dtype)dray__remote_dtype(s, copy)) <=
@@ -57,9 +57,10 @@ static void start_part(struct remote_lane *l, struct source *s, const struct par
 {
     s->in_part = true;
     s->has_ahead = takes_deltas(l, s, op);
-    if (op->wired) {
-        dray__rect cells = dray__wired_cells(l->transfer, op, &part->rect);
-        dray__slicer_start(&s->slicer, &cells, dray__wired_cell_bytes(l->transfer, op), s->segment);
+    if (op->prequantised) {
+        dray__rect cells = dray__prequantised_cells(l->transfer, op, &part->rect);
+        dray__slicer_start(&s->slicer, &cells, dray__prequantised_cell_bytes(l->transfer, op),
+                           s->segment);
     } else if (s->has_ahead) {
         dray__delta_grid(s->of->layout, part->block, &part->rect, &s->walk);
         dray__delta_grid_next(&s->walk, &s->ahead);
@@ -83,8 +84,8 @@ bool dray__remote_next_slice(struct remote_lane *l, struct source *s, uint64_t r
         out->rect = s->ahead;
     else
         dray__slicer_peek(&s->slicer, &out->rect);
-    if (op->wired)
-        out->rect = dray__wired_elements(l->transfer, op, &out->rect);
+    if (op->prequantised)
+        out->rect = dray__prequantised_elements(l->transfer, op, &out->rect);
     if (dray__remote_bytes(l, s, op, &out->rect) > room)
         return false;
     out->part = s->next;
@@ -191,9 +192,9 @@ static void put_request(const struct remote_lane *l, struct source *s,
         const dray__op *op = dray__remote_op(l, s, slice);
         rects[i] = dray__remote_rect(s, slice, &op->copy);
         rects[i].twice = !s->cohort && twice(l, op);
-        if (op->wired) {
+        if (op->prequantised) {
             rects[i].quantised = true;
-            rects[i].quant = dray__wired_quant(l->transfer, op);
+            rects[i].quant = dray__prequantised_quant(l->transfer, op);
             rects[i].dtype = rects[i].quant.dtype;
         }
     }

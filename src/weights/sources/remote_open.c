@@ -2,7 +2,7 @@
  * hold it, and dealt to publishers and to the members of the cohort; the slots; the connections. */
 #include "base/array.h"
 #include "base/error.h"
-#include "weights/placements/wired.h"
+#include "weights/placements/prequantised.h"
 #include "weights/sources/remote.h"
 
 #include <inttypes.h>
@@ -25,7 +25,7 @@ bool dray__remote_block(const dray__transfer *h, const dray__op *op, const dray_
                         uint32_t *block)
 {
     *block = op->block;
-    return !op->wired || dray__wired_block(h, op, rect, block);
+    return !op->prequantised || dray__prequantised_block(h, op, rect, block);
 }
 
 /* Deals a part to the publisher, or, stripe by stripe, to the members of the cohort. */
@@ -39,8 +39,8 @@ static bool deal_part(struct remote_lane *l, struct source *publisher, const str
     for (uint32_t i = 0; i < dray__cohort_stripes(l->cohort, block); i++) {
         struct part piece = *part;
         dray__rect stripe = dray__cohort_stripe(l->cohort, block, i);
-        if (op->wired) /* whole cells */
-            stripe = dray__wired_aligned(l->transfer, op, &stripe);
+        if (op->prequantised) /* whole cells */
+            stripe = dray__prequantised_aligned(l->transfer, op, &stripe);
         if (!dray__rect_cross(&part->rect, &stripe, &piece.rect))
             continue;
         uint32_t member = dray__cohort_from(l->cohort, block, i, publisher->of->host, &piece.block);

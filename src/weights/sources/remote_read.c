@@ -160,9 +160,10 @@ bool dray__remote_reads(const struct remote_lane *l, const struct source *s,
     const dray_block *block = dray_layout_block(s->of->layout, part->block);
     const dray_tensor_info *tensor = dray_layout_tensor(s->of->layout, block->tensor);
     if (s->keys == KEYS_HERE && s->cohort)
-        return !op->wired && s->maps[block->region] != NULL;
-    if (s->keys != KEYS_HERE || op->wired || !op->owned || !compared || !compared[copy->tensor] ||
-        dray__remote_dtype(s, copy) != tensor->dtype || !s->key_of[block->region].key)
+        return !op->prequantised && s->maps[block->region] != NULL;
+    if (s->keys != KEYS_HERE || op->prequantised || !op->owned || !compared ||
+        !compared[copy->tensor] || dray__remote_dtype(s, copy) != tensor->dtype ||
+        !s->key_of[block->region].key)
         return false;
     uint32_t outer;
     size_t size = dray_dtype_size((dray_dtype)tensor->dtype);

@@ -1,6 +1,6 @@
 /* Taking of the source of data servers (remote.h): from where an answer landed to its
  * place, and into the books. */
-#include "weights/placements/wired.h"
+#include "weights/placements/prequantised.h"
 #include "weights/sources/remote.h"
 
 /* From the slot, where the slice lies dense at `offset`, to its place. */
@@ -76,7 +76,7 @@ static void look(struct remote_lane *l, const struct source *s, const struct req
                 ? dray__remote_out_of_map(s, &s->parts[slice->part], &op->copy, &slice->rect)
                 : out_of_slot(s, &op->copy, &slice->rect, offset);
         l->sparse[i] = bytes < dray__remote_bytes(l, s, op, &slice->rect);
-        l->wired[i] = op->wired;
+        l->prequantised[i] = op->prequantised;
         l->at[i] = offset;
         l->batch.ops[i] = op;
         l->batch.written[i] = l->batch.read[i] = 0;
@@ -110,12 +110,12 @@ int dray__remote_place(struct remote_lane *l, struct source *s, const struct req
     for (uint32_t i = 0, end; i < request->count; i = end) {
         uint32_t region = l->batch.copies[i].destination_region;
         end = i + 1;
-        if (l->wired[i]) { /* placed when all of the answer is known to be right */
+        if (l->prequantised[i]) { /* placed when all of the answer is known to be right */
             const uint8_t *data = dray_region_base(landing(s, request, &l->batch.copies[i]));
             const struct slice *slice = &request->slices[i];
             if (verify)
-                l->batch.read[i] = dray__wired_sum(l->transfer, dray__remote_op(l, s, slice),
-                                                   &slice->rect, data + l->at[i]);
+                l->batch.read[i] = dray__prequantised_sum(l->transfer, dray__remote_op(l, s, slice),
+                                                          &slice->rect, data + l->at[i]);
             continue;
         }
         if (l->sparse[i]) {
@@ -124,7 +124,7 @@ int dray__remote_place(struct remote_lane *l, struct source *s, const struct req
                 return rc;
             continue;
         }
-        while (end < request->count && !l->sparse[end] && !l->wired[end] &&
+        while (end < request->count && !l->sparse[end] && !l->prequantised[end] &&
                l->batch.copies[end].destination_region == region &&
                l->batch.copies[end].source_region == l->batch.copies[i].source_region)
             end++;
@@ -137,15 +137,15 @@ int dray__remote_place(struct remote_lane *l, struct source *s, const struct req
     return DRAY_OK;
 }
 
-int dray__remote_place_wired(struct remote_lane *l, struct source *s, const struct request *request,
-                             dray_error *error)
+int dray__remote_place_prequantised(struct remote_lane *l, struct source *s,
+                                    const struct request *request, dray_error *error)
 {
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < request->count && rc == DRAY_OK; i++)
-        if (l->wired[i])
-            rc = dray__wired_place(l->transfer, dray__remote_op(l, s, &request->slices[i]),
-                                   &request->slices[i].rect,
-                                   landing(s, request, &l->batch.copies[i]), l->at[i], error);
+        if (l->prequantised[i])
+            rc = dray__prequantised_place(
+                l->transfer, dray__remote_op(l, s, &request->slices[i]), &request->slices[i].rect,
+                landing(s, request, &l->batch.copies[i]), l->at[i], error);
     return rc;
 }
 
@@ -157,7 +157,7 @@ bool dray__remote_unchanged(const struct remote_lane *l, const struct source *s,
     for (uint32_t i = 0; i < request->count; i++) {
         struct told told = told_of(l, s, request, head, i);
         const dray_copy *copy = &dray__remote_op(l, s, &request->slices[i])->copy;
-        bool as_it_is = !l->wired[i] && dray__remote_dtype(s, copy) == copy->source_dtype;
+        bool as_it_is = !l->prequantised[i] && dray__remote_dtype(s, copy) == copy->source_dtype;
         if (told.sum != l->batch.read[i] || (as_it_is && told.source_sum != told.sum))
             return false;
     }
@@ -182,8 +182,8 @@ void dray__remote_enter(struct remote_lane *l, struct source *s, const struct re
         const dray__rect *rect = &request->slices[i].rect;
         dray_copy origin = dray__copy_cut(&op->copy, rect);
         uint64_t read = told_of(l, s, request, head, i).source_sum;
-        uint64_t sum = l->wired[i] ? l->batch.read[i] : l->batch.written[i];
-        if (l->wired[i]) { /* what was written of it is in the books */
+        uint64_t sum = l->prequantised[i] ? l->batch.read[i] : l->batch.written[i];
+        if (l->prequantised[i]) { /* what was written of it is in the books */
             if (h->options.verify)
                 dray__transfer_own(h, op, &origin, read);
         } else {

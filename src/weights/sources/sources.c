@@ -6,7 +6,7 @@
 #include "weights/checkpoint/overlay.h"
 #include "weights/delta/delta.h"
 #include "weights/mark.h"
-#include "weights/placements/wired.h"
+#include "weights/placements/prequantised.h"
 #include "weights/registry/coverage.h"
 #include "weights/registry/registry.h"
 #include "weights/server/nccl.h"

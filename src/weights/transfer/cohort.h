@@ -1,9 +1,10 @@
-/* Who fetches what, in a cohort: ranks, of one engine or of several, that update to the same
- * version at the same time. The blocks of all, whatever their shapes, cut each other into cells
- * that have the same holders everywhere; a cell that several hold is cut into stripes, dealt
- * evenly: each stripe crosses the publisher's link once, to the rank that fetches it; the other
- * hosts take it from that rank, once each; and the other ranks of a host from the one that did.
- * Every rank derives the same from the layouts alone. */
+/* The division of an update's bytes in a cohort. A cohort is the ranks, of one engine or of
+ * several, that update to the same version at the same time. The boundaries of all ranks' blocks
+ * cut the tensors into cells, so that all of a cell is held by the same ranks. A cell that several
+ * ranks hold is cut into stripes, which are divided evenly among them. Each stripe crosses the
+ * publisher's link once, to the rank that fetches it. Each other host reads it from that rank
+ * once, and the other ranks of a host read it from the rank of their host that has it. Every rank
+ * computes the same division from the layouts alone. */
 #pragma once
 
 #include "weights/internal.h"
@@ -12,25 +13,28 @@ typedef struct dray__cohort dray__cohort;
 
 #define DRAY__FROM_PUBLISHER UINT32_MAX
 
-/* Does a member of sources->cohort take part, this rank too? The same for all who ask. */
+/* Returns true when a member of sources->cohort, which may be this rank, takes part. All ranks must
+ * get the same result. */
 typedef bool dray__cohort_fn(const dray__source *member, const dray__destination *destination);
 
-/* sources->cohort are the members; both are borrowed until free. DRAY_ENOENT: this rank is not
- * among them. */
+/* sources->cohort are the members. sources and destination are borrowed until dray__cohort_free.
+ * Fails with DRAY_ENOENT when this rank is not a member. */
 int dray__cohort_new(const dray__sources *sources, const dray__destination *destination,
                      dray__cohort_fn *takes_part, dray__cohort **out, dray_error *error);
 void dray__cohort_free(dray__cohort *cohort); /* NULL is fine */
 
-/* Is the block held by others, too? */
+/* Returns true when other members hold elements of the block, too. */
 bool dray__cohort_shared(const dray__cohort *cohort, uint32_t block);
 uint32_t dray__cohort_stripes(const dray__cohort *cohort, uint32_t block);
 dray__rect dray__cohort_stripe(const dray__cohort *cohort, uint32_t block, uint32_t stripe);
-/* Whom this rank takes a stripe from: a member (its index, and its block) or the publisher, which
- * is on `publisher_host`; members on that host do not share, they reach it without a network. */
+/* Returns the source of a stripe for this rank: a member (its index, and its block), or
+ * DRAY__FROM_PUBLISHER. Members on publisher_host do not share, as they reach the publisher without
+ * a network. */
 uint32_t dray__cohort_from(const dray__cohort *cohort, uint32_t block, uint32_t stripe,
                            uint64_t publisher_host, uint32_t *from_block);
-/* The same where no network lies between: the member (and its block) whose turn the stripe is,
- * maybe this one. round: below `rounds`, the same for all; each has about as much of each. */
+/* Returns the same for members without a network between them: the member (and its block) that
+ * fetches the stripe, which may be this rank. *round: the stripe's round, below `rounds` and the
+ * same for all members; each member has about the same number of bytes in each round. */
 uint32_t dray__cohort_turn(const dray__cohort *cohort, uint32_t block, uint32_t stripe,
                            uint32_t rounds, uint32_t *from_block, uint32_t *round,
                            uint32_t *holders);

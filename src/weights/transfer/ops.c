@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "model/layout/layout.h"
 #include "weights/internal.h"
-#include "weights/placements/wired.h"
+#include "weights/placements/prequantised.h"
 #include "weights/registry/coverage.h"
 
 #include <inttypes.h>
@@ -170,12 +170,12 @@ static uint32_t write_block(const dray_layout *layout, const dray_copy *write)
 }
 
 /* Of the ops from `from` on, what the source can quantise is an op of its own. */
-static int cut_wired(const dray__sources *s, const dray_transform *t, uint64_t from,
-                     struct op_list *list, dray_error *error)
+static int cut_prequantised(const dray__sources *s, const dray_transform *t, uint64_t from,
+                            struct op_list *list, dray_error *error)
 {
     for (uint64_t i = from, end = list->count; i < end; i++) {
-        dray__op parts[DRAY__WIRED_PARTS], op = list->items[i];
-        uint32_t count = dray__wired_cut(s, t, s->host, &op, parts);
+        dray__op parts[DRAY__PREQUANTISED_PARTS], op = list->items[i];
+        uint32_t count = dray__prequantised_cut(s, t, s->host, &op, parts);
         list->items[i] = parts[0];
         for (uint32_t p = 1; p < count; p++)
             if (!op_push(list, &parts[p]))
@@ -217,7 +217,7 @@ static int make_transform_ops(dray__sources *s, const dray_layout *layout,
             rc = split_read(layout, pieces, of, alone, &op, list, error);
         }
         if (rc == DRAY_OK)
-            rc = cut_wired(s, &t[i], s->transform_ops[i], list, error);
+            rc = cut_prequantised(s, &t[i], s->transform_ops[i], list, error);
         op.scales = true;
         for (uint64_t r = 0; r < t[i].scale_reads && rc == DRAY_OK; r++) {
             op.copy = reads[t[i].first_scale_read + r];

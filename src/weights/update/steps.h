@@ -1,5 +1,5 @@
-/* How long an engine's own steps (of decoding) take, while nothing moves and beside what moves: by
- * how much an update, or a prefetch, slows it down. Noted by any thread. */
+/* The duration of an engine's decoding steps, without and with an update or prefetch beside them.
+ * The difference shows how much an update slows the engine down. Any thread may note a step. */
 #pragma once
 
 #include <dray/weights.h>
@@ -10,18 +10,19 @@ enum { DRAY__STEPS_KEPT = 64 };
 
 typedef struct dray__steps {
     pthread_mutex_t lock;
-    int64_t before[DRAY__STEPS_KEPT]; /* the last ones with nothing beside them */
+    int64_t before[DRAY__STEPS_KEPT]; /* the durations of the last steps without an update */
     uint64_t before_count;
-    bool moving;
+    bool moving; /* an update or prefetch is moving bytes */
     int64_t began_ns;
-    uint32_t count; /* beside what moves */
-    int64_t sum_ns;
+    uint32_t count; /* the steps since it began */
+    int64_t sum_ns; /* their durations */
 } dray__steps;
 
 void dray__steps_init(dray__steps *steps);
 void dray__steps_destroy(dray__steps *steps);
-/* A step ended at now_ns. It counts for the time in which its middle lies. */
+/* Notes a step that ended at now_ns. It counts as a step beside an update if its middle lies in the
+ * time of one. */
 void dray__steps_note(dray__steps *steps, int64_t took_ns, int64_t now_ns);
 void dray__steps_begin(dray__steps *steps, int64_t now_ns);
-/* Nothing moves any more; what was seen goes into the report (NULL: nowhere). */
+/* Ends the time of an update, and writes the figures into the report (NULL: none). */
 void dray__steps_end(dray__steps *steps, dray_update_report *report);

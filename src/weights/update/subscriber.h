@@ -28,8 +28,8 @@ enum update_phase {
 struct dray_subscriber {
     dray_context *context;
     dray__channel *channel;
-    bool interrupted;   /* the update under way: as if its deadline had passed */
-    bool channel_stuck; /* a started request was left without its answer */
+    bool interrupted;   /* the current update ends as if its deadline had passed */
+    bool channel_stuck; /* a request was sent whose answer was not read */
     dray__destination destination;
     uint64_t key, token;
     bool local;              /* known to this process's data server */
@@ -38,34 +38,36 @@ struct dray_subscriber {
     int64_t timeout_ns;
     dray__waker waker;
     int event_fd;
-    /* What another coordinator is told when the session goes on with it. */
+    /* What this rank registers at the next coordinator when the session continues there. */
     dray__writer packed; /* the layout */
-    uint64_t returns;    /* of the context, when this rank registered */
-    int32_t state, mode; /* dray_group_state as far as this rank knows */
+    uint64_t returns;    /* the context's number of returns when this rank registered */
+    int32_t state, mode; /* state: dray_group_state as far as this rank knows */
     uint64_t version, incarnation;
     bool event_set;
 
-    dray__sources *live, *disk; /* plans of the last update of either kind */
-    uint64_t *block_sums;       /* of the version that this rank holds; NULL: unknown */
-    dray__sums_form *read_form, *resident_form; /* of the last vote */
+    dray__sources *live, *disk; /* the plans of the last update from publishers and from disk */
+    uint64_t *block_sums;       /* the sums of the version that this rank holds; NULL: unknown */
+    dray__sums_form *read_form, *resident_form; /* the forms of the last vote's sums */
     dray__sums_forms sent;
-    /* What this rank's memory holds, as a whole; incarnation 0: nothing that is known, or a
-     * checkpoint's. */
+    /* The version that this rank's memory holds as a whole. incarnation 0: none, or that of a
+     * checkpoint. */
     uint64_t held_incarnation, held_version;
     uint64_t held_disk; /* the sums of the checkpoint that is held as a whole; 0: unknown */
 
-    /* A version beside it; staging: regions like the destination's, NULL until the first prefetch
-     */
+    /* The prefetched version. staging: regions like the destination's; NULL until the first
+     * prefetch. */
     int32_t stage_kind; /* as in dray_subscriber_options */
     dray_region **staging;
-    dray__sources *staged; /* the same as what a commit reads; has the regions */
+    dray__sources *staged; /* the staging as the source of a commit; it owns the regions */
     uint64_t staging_bytes, *staged_sums;
     uint64_t staged_version, staged_incarnation;
     bool has_staged;
-    dray__exchange *exchange;  /* of the staging; NULL: all of it is copied by a commit */
-    bool exchanges, exchanged; /* this commit does; and has */
-    dray__thread after;        /* an exchange: has the subscriber until it is joined */
-    int after_rc;              /* what it came to */
+    dray__exchange *exchange; /* NULL: a commit copies everything */
+    bool exchanges;           /* the current commit exchanges memory, */
+    bool exchanged;           /* and has done so */
+    dray__thread after;       /* runs after an exchange; until it is joined, it alone may use the
+                                 subscriber */
+    int after_rc;             /* the result of that thread */
 
     /* the update in progress */
     enum dray__purpose purpose;
@@ -76,44 +78,44 @@ struct dray_subscriber {
     enum update_phase phase;
     dray_update_options options;
     char *path;
-    int64_t deadline_ns, answer_by_ns, started_ns, mark_ns; /* answer_by_ns: of what was asked */
-    int64_t pause_ns; /* since then the engine's memory may change, or it waits for a commit */
+    int64_t deadline_ns, started_ns, mark_ns;
+    int64_t answer_by_ns; /* the deadline of the request that has no answer yet */
+    int64_t pause_ns;     /* since then the engine's memory may change, or it waits for a commit */
     uint64_t attempt, source_set, group_set;
     uint32_t source_count, cohort_count;
     uint64_t cohort_set, run, last; /* last: the member that published last */
-    dray__map partial; /* tensors that the group holds in part: compared with nothing */
-    bool *compared;    /* for each tensor; NULL: none is */
+    dray__map partial; /* tensors that the group holds in part, and therefore does not compare */
+    bool *compared;    /* [tensor]: its sums are compared; NULL: no tensor's are */
     bool announced, writing, failed, moved_any;
     dray__sources *sources; /* live, disk or staged */
     dray__transfer *transfer;
     dray_update_report report;
-    dray__steps steps;  /* of the engine's, by any thread */
+    dray__steps steps;  /* the engine's decoding steps, noted by any thread */
     dray_error outcome; /* code 0: committed */
 };
 
-/* Where the connection broke: a new one, and where the session goes on with another coordinator,
- * the same registration there. */
+/* Connects again if the connection broke. When the session continues at another coordinator,
+ * registers there with the same ids. */
 int dray__subscriber_ensure(dray_subscriber *subscriber, int64_t deadline_ns, dray_error *error);
-/* The sources of an update, and what is compared. DRAY_EAGAIN until the coordinator has answered
- * what it is asked. */
+/* Finds the sources of the update, and the tensors that are compared. Returns DRAY_EAGAIN until the
+ * coordinator has answered. */
 int dray__update_plan(dray_subscriber *subscriber, dray_error *error);
-/* Ends what an update holds but its outcome. */
+/* Frees everything that belongs to the update except its outcome. */
 void dray__update_release(dray_subscriber *subscriber);
-/* Makes the poll descriptor readable, or not. */
+/* Makes the poll descriptor readable (ready), or not readable. */
 void dray__subscriber_signal(dray_subscriber *subscriber, bool ready);
 
 /* stage.c. Allocates the staging, once. */
 int dray__stage_open(dray_subscriber *subscriber, dray_error *error);
 void dray__stage_drop(dray_subscriber *subscriber);
-/* Begins to move what is staged to the destination. */
+/* Begins to move the prefetched version to the destination. */
 int dray__stage_commit(dray_subscriber *subscriber, dray_error *error);
-/* Exchanges what this commit exchanges; a second time: takes it back. */
+/* Exchanges the memory of this commit. A second call undoes the first. */
 int dray__stage_exchange(dray_subscriber *subscriber, dray_error *error);
-/* The commit is decided: what comes after an exchange is done by a thread, while the engine goes
- * on.
- */
+/* Called when the commit is decided. Starts the thread that does the rest of an exchange, so that
+ * the engine need not wait for it. */
 void dray__stage_after(dray_subscriber *subscriber);
-/* Waits for that thread, before anything else of the subscriber is touched. */
+/* Waits for that thread. To be called before anything else of the subscriber is used. */
 void dray__stage_join(dray_subscriber *subscriber);
 /* subscriber.c. Offers this rank's regions to other members. */
 int dray__subscriber_put(dray_subscriber *subscriber, int64_t deadline_ns, dray_error *error);

@@ -1,4 +1,4 @@
-#include "weights/placements/wired.h"
+#include "weights/placements/prequantised.h"
 
 #include "model/layout/layout.h"
 #include "mover/mover.h"
@@ -28,7 +28,7 @@ static uint64_t cell_bytes(const dray_transform *t, const dray_tensor_info *tens
         if (__builtin_mul_overflow(elements, (uint64_t)most, &elements))
             return UINT64_MAX;
     }
-    return elements > DRAY__WIRED_CELL ? UINT64_MAX : elements + sizeof(float);
+    return elements > DRAY__PREQUANTISED_CELL ? UINT64_MAX : elements + sizeof(float);
 }
 
 /* Whole cells that the op reads of one block. */
@@ -41,7 +41,7 @@ static bool find_part(const dray__sources *s, const dray_transform *t, const dra
     if (dray_layout_find(layout, s->names[t->tensor], &tensor, NULL))
         return false;
     const dray_tensor_info *info = dray_layout_tensor(layout, tensor);
-    if (cell_bytes(t, info) > DRAY__WIRED_CELL)
+    if (cell_bytes(t, info) > DRAY__PREQUANTISED_CELL)
         return false;
     dray__blocks held = dray__blocks_of(layout, tensor, &whole);
     while (dray__blocks_next(&held))
@@ -58,8 +58,8 @@ static dray__op part_of(const dray__op *op, const dray__rect *rect)
     return part;
 }
 
-uint32_t dray__wired_cut(const dray__sources *s, const dray_transform *t, uint64_t host,
-                         const dray__op *op, dray__op out[DRAY__WIRED_PARTS])
+uint32_t dray__prequantised_cut(const dray__sources *s, const dray_transform *t, uint64_t host,
+                                const dray__op *op, dray__op out[DRAY__PREQUANTISED_PARTS])
 {
     dray__rect whole = dray__copy_rect(&op->copy), part, sides[DRAY__RECT_SIDES];
     out[0] = *op;
@@ -68,40 +68,43 @@ uint32_t dray__wired_cut(const dray__sources *s, const dray_transform *t, uint64
         !find_part(s, t, op, &part))
         return 1;
     out[0] = part_of(op, &part);
-    out[0].wired = true;
+    out[0].prequantised = true;
     uint32_t count = dray__rect_rest(&whole, &part, sides);
     for (uint32_t i = 0; i < count; i++)
         out[i + 1] = part_of(op, &sides[i]);
     return count + 1;
 }
 
-/* ---- of a wired op --------------------------------------------------------------------------- */
+/* ---- of a prequantised op
+ * --------------------------------------------------------------------------- */
 
 static const dray_transform *transform_of(const dray__transfer *h, const dray__op *op)
 {
     return &dray_plan_transforms(h->sources->plan)[op->transform - 1];
 }
 
-bool dray__wired(const dray__transfer *h, const dray__op *op)
+bool dray__prequantised(const dray__transfer *h, const dray__op *op)
 {
     const dray__source *source = &h->sources->sources[op->copy.source];
-    return op->wired && !source->staged && h->options.bucket_bytes >= DRAY__WIRED_BUCKET &&
+    return op->prequantised && !source->staged &&
+           h->options.bucket_bytes >= DRAY__PREQUANTISED_BUCKET &&
            dray__source_remote(source, op->copy.source_region, h->destination->host);
 }
 
-dray__rect dray__wired_cells(const dray__transfer *h, const dray__op *op, const dray__rect *rect)
+dray__rect dray__prequantised_cells(const dray__transfer *h, const dray__op *op,
+                                    const dray__rect *rect)
 {
     return dray__cells_touched(transform_of(h, op)->cell, rect);
 }
 
-dray__rect dray__wired_elements(const dray__transfer *h, const dray__op *op,
-                                const dray__rect *cells)
+dray__rect dray__prequantised_elements(const dray__transfer *h, const dray__op *op,
+                                       const dray__rect *cells)
 {
     dray__rect whole = dray__copy_rect(&op->copy);
     return dray__cells_elements(transform_of(h, op)->cell, &whole, cells);
 }
 
-dray__pull_quant dray__wired_quant(const dray__transfer *h, const dray__op *op)
+dray__pull_quant dray__prequantised_quant(const dray__transfer *h, const dray__op *op)
 {
     const dray_transform *t = transform_of(h, op);
     dray__pull_quant quant = {.dtype = t->quant_dtype, .scale_format = t->scale_format};
@@ -109,27 +112,28 @@ dray__pull_quant dray__wired_quant(const dray__transfer *h, const dray__op *op)
     return quant;
 }
 
-uint64_t dray__wired_bytes(const dray__transfer *h, const dray__op *op, const dray__rect *rect)
+uint64_t dray__prequantised_bytes(const dray__transfer *h, const dray__op *op,
+                                  const dray__rect *rect)
 {
-    dray__rect cells = dray__wired_cells(h, op, rect);
+    dray__rect cells = dray__prequantised_cells(h, op, rect);
     return dray__rect_elements(rect) + dray__rect_elements(&cells) * sizeof(float);
 }
 
-uint64_t dray__wired_cell_bytes(const dray__transfer *h, const dray__op *op)
+uint64_t dray__prequantised_cell_bytes(const dray__transfer *h, const dray__op *op)
 {
     return cell_bytes(transform_of(h, op),
                       dray_layout_tensor(h->destination->layout, op->copy.tensor));
 }
 
-uint64_t dray__wired_sum(const dray__transfer *h, const dray__op *op, const dray__rect *rect,
-                         const void *data)
+uint64_t dray__prequantised_sum(const dray__transfer *h, const dray__op *op, const dray__rect *rect,
+                                const void *data)
 {
-    dray__pull_quant quant = dray__wired_quant(h, op);
+    dray__pull_quant quant = dray__prequantised_quant(h, op);
     return dray__pull_quant_sum(dray__transfer_tensor(h, &op->copy), &quant, rect, data);
 }
 
-bool dray__wired_block(const dray__transfer *h, const dray__op *op, const dray__rect *rect,
-                       uint32_t *block)
+bool dray__prequantised_block(const dray__transfer *h, const dray__op *op, const dray__rect *rect,
+                              uint32_t *block)
 {
     const dray_transform *t = transform_of(h, op);
     const dray_copy *writes = dray_plan_writes(h->sources->plan);
@@ -144,7 +148,8 @@ bool dray__wired_block(const dray__transfer *h, const dray__op *op, const dray__
     return false;
 }
 
-dray__rect dray__wired_aligned(const dray__transfer *h, const dray__op *op, const dray__rect *rect)
+dray__rect dray__prequantised_aligned(const dray__transfer *h, const dray__op *op,
+                                      const dray__rect *rect)
 {
     const dray_transform *t = transform_of(h, op);
     dray__rect out;
@@ -198,11 +203,11 @@ int dray__transform_write(dray__transfer *h, const dray_transform *t, int part,
     return DRAY_OK;
 }
 
-int dray__wired_place(dray__transfer *h, const dray__op *op, const dray__rect *rect,
-                      const dray_region *from, uint64_t at, dray_error *error)
+int dray__prequantised_place(dray__transfer *h, const dray__op *op, const dray__rect *rect,
+                             const dray_region *from, uint64_t at, dray_error *error)
 {
     const dray_transform *t = transform_of(h, op);
-    dray__rect cells = dray__wired_cells(h, op, rect);
+    dray__rect cells = dray__prequantised_cells(h, op, rect);
     int rc = dray__transform_write(h, t, DRAY__PART_VALUES, from, rect, at, error);
     return rc ? rc
               : dray__transform_write(h, t, DRAY__PART_SCALES, from, &cells,
@@ -213,7 +218,7 @@ int dray__wired_place(dray__transfer *h, const dray__op *op, const dray__rect *r
 static bool takes(const dray__transfer *transfer, const dray__op *op)
 {
     (void)transfer;
-    return !op->transform || op->wired;
+    return !op->transform || op->prequantised;
 }
 
 const dray__placement dray__place_copy = {"copy", takes};
