@@ -482,7 +482,7 @@ static void refuse(dray__coordinator *coordinator, int fd)
     dray_error error;
     dray__writer payload = {0};
     dray__writer_reset(&coordinator->scratch);
-    dray__fail_errno(&error, EMFILE, "it takes no more connections");
+    dray__fail_errno(&error, EMFILE, "coordinator: the largest number of connections is reached");
     dray__frame_put_error(&payload, &error);
     dray__frame frame = {.flags = DRAY__FRAME_REPLY | DRAY__FRAME_ERROR,
                          .payload = payload.data,

@@ -40,7 +40,7 @@ static void load(void)
         library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         const char *why = dlerror();
-        snprintf(trouble, sizeof(trouble), "%s", why ? why : "it cannot be opened");
+        snprintf(trouble, sizeof(trouble), "%s", why ? why : "the dynamic linker gave no reason");
         return;
     }
     const char *prefix = dlsym(library, "scipy_cblas_sgemm") ? "scipy_" : "";

@@ -379,7 +379,7 @@ static int same_call(dray__group *group, uint64_t round, dray_error *error)
             continue;
         char text[DRAY__GROUP_TEXT];
         snprintf(text, sizeof text,
-                 "it is in %s of %" PRIu64 ", rank %" PRIu32 " in %s of %" PRIu64,
+                 "%s of %" PRIu64 " expected, found rank %" PRIu32 " in %s of %" PRIu64,
                  operation_name(own->operation), own->size, rank, operation_name(call->operation),
                  call->size);
         abort_with_text(group, DRAY_EPROTO, text);

@@ -14,8 +14,8 @@ static int may(const dray__stream_keys *keys, bool trusted, dray_error *error)
         return dray__fail(error, DRAY_EUNSUPPORTED, "bytes need no encryption there");
     return keys->key->identity[0] ? DRAY_OK
                                   : dray__fail(error, DRAY_EPERM,
-                                               "it is in no trusted network, and this session has "
-                                               "no key to encrypt with");
+                                               "peer: an address in a trusted network expected, as "
+                                               "this session has no key to encrypt with");
 }
 
 static bool find_key(void *user, dray__tls_key *key)

@@ -328,7 +328,8 @@ static int pull(dray__stream *stream, talk *t, dray__ucx_header *out, dray_error
             dray__reader in = dray__reader_of(t->in, HEADER);
             dray__get_fields(&in, NULL, &dray__ucx_header_fields, out);
             if (out->magic != MAGIC || out->status > 0 || out->size > BODY_MAX)
-                return dray__fail(error, DRAY_EPROTO, "what came does not agree on UCX");
+                return dray__fail(error, DRAY_EPROTO,
+                                  "peer: an answer about UCX expected, found other bytes");
             need = HEADER + out->size;
         }
         if (t->have == need)
@@ -337,7 +338,8 @@ static int pull(dray__stream *stream, talk *t, dray__ucx_header *out, dray_error
         if (n == -EAGAIN)
             return DRAY_EAGAIN;
         if (n <= 0)
-            return dray__fail(error, DRAY_ECLOSED, "it closed the connection, asked for UCX");
+            return dray__fail(error, DRAY_ECLOSED,
+                              "peer: an answer about UCX expected, found a closed connection");
         t->have += (size_t)n;
     }
     t->have = 0;
@@ -348,7 +350,8 @@ static int refused(const talk *t, int status, uint32_t size, dray_error *error)
 {
     dray__reader in = dray__reader_of(t->in + HEADER, size);
     char *message = dray__get_prose(&in, BODY_MAX);
-    int rc = dray__fail(error, status, "%s", message ? message : "it refused UCX");
+    int rc = dray__fail(error, status, "%s",
+                        message ? message : "peer: UCX was refused without a reason");
     free(message);
     return rc;
 }

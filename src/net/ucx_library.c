@@ -60,14 +60,15 @@ static void open_library(void)
     if (!missing)
         missing = dray__symbols_load(ucs, &text, 1, &library);
     if (missing) {
-        snprintf(trouble, sizeof trouble, "it has no %s: 1.13 or newer is needed", missing);
+        snprintf(trouble, sizeof trouble,
+                 "libucp: 1.13 or newer expected, found a library without %s", missing);
         return;
     }
     quieten(ucs);
     library.ucp_get_version(&version.major, &version.minor, &version.release);
     opened = version.major == 1 && version.minor >= 13;
     if (!opened)
-        snprintf(trouble, sizeof trouble, "it is %u.%u.%u: 1.13 or a later 1.x is needed",
+        snprintf(trouble, sizeof trouble, "libucp: 1.13 or a later 1.x expected, found %u.%u.%u",
                  version.major, version.minor, version.release);
 }
 

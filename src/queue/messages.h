@@ -4,37 +4,38 @@
  * shared memory that keepers hold on to, or in Redis (storage/). In this folder: what both halves
  * share, which is columns and their places, messages (messages.h), and pages of releases. */
 
-/* The queue's messages, as client and controller both write and read them: a struct each, and a
- * table of its fields (messages.c), which docs/wire.md lists.
+/* The queue's messages, which client and controller write and read: a struct for each, and a table
+ * of its fields (messages.c), which docs/wire.md lists.
  *
  * Every request but OPEN begins with a head:
  *     u32 client, u64 drops seen, u32 n, n * u64 chunks that the client closes
  * Answers to INSERT, ROOM, COMMIT, CHUNK, CLAIM, PUT, GET and TAKE begin with
  *     u64 drops so far, u8 forget all, u32 n, n * u64 chunks dropped since
  *
- * OPEN comes with the descriptor of a page of releases (below), or none, and that of the
- * checkpoint to restore, where that is not named. ROOM comes before values are written; the INSERT
- * that follows it comes before others. INSERT's answer: u32 first slot, u32 generation; RESUME's:
- * u32 epoch; STATUS's: str JSON. REFILL says i64 timeout, DECLINE u64 id, VERSION u64, CLEAR str
- * partition. END, CURSOR, STATUS and CLOSE have a head alone.
+ * OPEN has the descriptor of a page of releases (below), or none, and the descriptor of the
+ * checkpoint to restore, unless that is given by name. ROOM is sent before values are written; the
+ * INSERT that follows it is served before other inserts. The answer to INSERT: u32 first slot, u32
+ * generation; to RESUME: u32 epoch; to STATUS: str JSON. REFILL has i64 timeout, DECLINE u64 id,
+ * VERSION u64, CLEAR str partition. END, CURSOR, STATUS and CLOSE have a head alone.
  *
- * CLAIM's answer: u32 which choice, u8 1 if it waited for the queue's admission (rows were ready,
- * and more of them than may be begun, when it was tried last before), news of columns and keys, and
- * the batch (client.h). Pieces are of rows that have several, first to last; marks of padding are
- * there with micro-batches only. NEXT is as COMMIT, then as CLAIM; its answer as COMMIT's, then u32
- * 0 and as CLAIM's, or an error as in error replies (control/frame.h). A claim whose time is over
- * is answered with an error of DRAY_ORIGIN_WAIT. RELEASE says u32 ticket, of a claim, or of a CLAIM
- * that still waits; no answer is wanted.
+ * The answer to CLAIM: u32 index of the choice that was met; u8 1 if the claim waited for the
+ * queue's admission (when it was tried last, more rows were ready than may be begun); new names of
+ * columns and keys; the batch (client.h). Pieces are listed, first to last, for rows that have
+ * several. Marks of padding are there only with micro-batches. NEXT has the fields of COMMIT, then
+ * those of CLAIM. Its answer is that of COMMIT, then either u32 0 and the answer to CLAIM, or an
+ * error as in error replies (control/frame.h). A claim whose time is over is answered with an error
+ * of DRAY_ORIGIN_WAIT. RELEASE has u32 ticket, of a claim or of a CLAIM that still waits; it has no
+ * answer.
  *
- * FAIL without items and reason gives everything back, which counts as no attempt. LOST: who holds
- * bytes of these rows has lost them; without chunks it is not known which. CHUNK: at most one wish,
- * but of a store's objects all that were not committed, or maybe were. CHECKPOINT says a name in
- * the coordinator's folder, or DRAY__PASSED: the message's last descriptor, of a regular file. No
- * client says a path.
+ * FAIL without items and reason gives all rows back, without counting an attempt. LOST names rows
+ * whose bytes their holder has lost; without chunks, it is not known which chunks. CHUNK has at
+ * most one wish; with a store's objects it names all objects that were not committed, or may not
+ * have been. CHECKPOINT has the name of a file in the coordinator's folder, or DRAY__PASSED: the
+ * file is the message's last descriptor, of a regular file. No message has a path.
  *
- * PUT, GET, TAKE, DROP and RESET are of rows with keys. PUT's answer begins as INSERT's, then u32
- * n, n * an address, in the order of the request; GET's and TAKE's as CLAIM's. ROOM without rows
- * asks for memory alone. */
+ * PUT, GET, TAKE, DROP and RESET are for rows with keys. The answer to PUT begins as INSERT's, then
+ * u32 n and n addresses in the order of the request. The answers to GET and TAKE are those of
+ * CLAIM. ROOM without rows asks for memory alone. */
 #pragma once
 
 #include "base/tls.h"
@@ -49,7 +50,7 @@
 
 /* ---- columns and their places ---------------------------------------------------------------- */
 
-/* What a column holds, and where a put of it lies: the words that client and controller share. */
+/* The description of a column, and the place of a put of it. */
 
 #define DRAY__WORD_MAX 255u /* bytes of a queue's, partition's, task's, column's or tag's name */
 #define DRAY__TASKS_MAX 64u /* of a queue: one bit each in a u64 */
@@ -77,7 +78,8 @@ typedef struct dray__extent {
     uint64_t offsets;       /* offset in the chunk; ragged only, else 0 */
 } dray__extent;
 
-/* From what a caller gave; refuses unknown dtypes, contents and impossible shapes. */
+/* Makes the description of a caller's column. Refuses unknown dtypes and contents, and impossible
+ * shapes. */
 int dray__spec_of(const dray_column_data *column, dray__column_spec *out, dray_error *error);
 int dray__spec_check(const dray__column_spec *spec, const char *name, dray_error *error);
 /* DRAY_EDTYPE or DRAY_ESHAPE, naming both. */
@@ -98,7 +100,7 @@ extern const dray__fields dray__spec_fields, dray__extent_fields;
 /* A name is 1..DRAY__WORD_MAX bytes of UTF-8. `what` is for the message. */
 int dray__name_check(const char *name, const char *what, dray_error *error);
 
-/* ---- what several messages and records have -------------------------------------------------- */
+/* ---- parts of several messages and records --------------------------------------------------- */
 
 typedef struct dray__new_column {
     const char *name;
@@ -112,7 +114,7 @@ typedef struct dray__new_tag {
     double value;
 } dray__new_tag;
 
-/* What a put brings. */
+/* The columns and tags of a put. */
 typedef struct dray__content {
     const dray__new_column *columns;
     const char *const *keys; /* each once */
@@ -128,7 +130,7 @@ typedef struct dray__admission {
     uint64_t version, accepted;
 } dray__admission;
 
-typedef struct dray__settings { /* as opened; 0: the default, or when comparing, whatever it is */
+typedef struct dray__settings { /* as opened; 0: the default, or in a comparison: any */
     uint64_t capacity_rows, capacity_bytes;
     uint32_t max_attempts;
     int32_t on_loss;      /* dray_on_loss */
@@ -160,7 +162,7 @@ typedef struct dray__opening {
     const dray__task_names *tasks;
     uint32_t task_count;
     dray__settings settings;
-    uint64_t identity;   /* of who opens, for as long as it has the queue open */
+    uint64_t identity;   /* of the client that opens, for as long as it has the queue open */
     const char *restore; /* a checkpoint; "": none */
     int64_t timeout_ns;
 } dray__opening;
@@ -221,7 +223,7 @@ typedef struct dray__want {
     int32_t fresh;      /* dray_fresh */
     uint32_t staleness;
     uint64_t version;
-    /* token_balanced and lockstep: who of which consumer group asks, for what share. */
+    /* token_balanced and lockstep: the consumer group, the rank that claims, and its share. */
     const char *group, *cost; /* cost: the tag that says how many tokens a row has */
     uint64_t group_epoch, round, token_cap;
     uint32_t dp_rank, dp_size, peer, peers, micro_rows;
@@ -230,7 +232,7 @@ typedef struct dray__want {
 typedef struct dray__choice {
     dray__want want; /* hold_until is set at each try */
     int64_t hold_ns;
-    bool ranked; /* want has a group, and what follows it */
+    bool ranked; /* want has a group, and the fields after it */
 } dray__choice;
 
 typedef struct dray__claiming {
@@ -399,7 +401,8 @@ typedef struct dray__home_wait { /* HOME_WAIT; answered again until they were se
 typedef struct dray__home_told {
     uint32_t number;             /* NONE: there is no keeper on its host */
     const char *path, *endpoint; /* HOME_FIND */
-    const char *identity;        /* and key: what data servers of samples and readers share */
+    const char
+        *identity; /* and key: the key that data servers of samples and their readers share */
     const void *key;
     size_t key_size;
     uint64_t era; /* HOME_JOIN */
@@ -432,25 +435,28 @@ extern const dray__fields dray__content_fields, dray__task_fields, dray__setting
 /* Takes the key that samples are read with. */
 int dray__home_key(const dray__home_told *told, const char *what, dray__tls_key *out,
                    dray_error *error);
-/* Reads an opening, and checks what no table does. */
+/* Reads an opening, and checks the values that its table of fields does not check. */
 int dray__opening_read(dray__reader *r, dray__arena *arena, dray__opening *out, dray_error *error);
-/* A checkpoint's name: what can be one of a file that lies in a folder. DRAY_EINVALID. */
+/* Checks a checkpoint's name, which must be that of a file in a folder. Fails with DRAY_EINVALID.
+ */
 int dray__saved_name_check(const char *name, dray_error *error);
 
 /* ---- releases -------------------------------------------------------------------------------- */
 
-/* Releases that nobody waits for need no message: the client writes the ticket onto a page of
- * memory that it shares with the controller. The controller reads the pages of a queue's clients
- * before it looks at any request of the queue's, and a client's before that client ends: so
- * everybody sees what they would see if a message had come at once, but nobody is woken for it.
- * While nobody asks, it reads them now and then, so that memory goes.
- * While somebody waits for what releases free, the pages say so, and clients send messages.
+/* A release that no other client waits for needs no message: the client writes the ticket onto a
+ * page of memory that it shares with the controller. The controller reads the pages of a queue's
+ * clients before it handles any request of the queue, and a client's page before that client ends.
+ * So the result is the same as if a message had been sent, but the controller is not woken for it.
+ * Without requests, the controller reads the pages at intervals, so that memory is freed.
+ * While a request waits for rows or memory that a release would free, the pages say so, and clients
+ * send messages.
  *
- * A page has one writer, and neither side trusts it further than its own releases. */
+ * The client is the only writer of its page, and the controller trusts nothing on it except the
+ * client's own releases. */
 
 #define DRAY__RELEASES 64u /* tickets on a page; where it is full, a message has it read */
 
-/* What is waited for: */
+/* The things that requests may wait for: */
 #define DRAY__WANT_BYTES 1u /* bytes that are pinned */
 #define DRAY__WANT_ROWS 2u  /* rows that are claimed */
 
@@ -468,10 +474,13 @@ dray__releases *dray__releases_new(int *fd);
 dray__releases *dray__releases_map(int fd);
 void dray__releases_free(dray__releases *page); /* NULL is fine */
 
-/* Writes a ticket. false: send a message instead, or (which does no harm) as well, as there is no
- * page (NULL), or no room, or what the release frees (`frees`: of the above) is waited for. */
+/* Writes a ticket. Returns false when the caller must send a message, because there is no page
+ * (NULL), no room on it, or a request waits for something that the release frees (`frees`: of the
+ * above). The ticket may be on the page, too, which does no harm. */
 bool dray__releases_write(dray__releases *page, uint32_t ticket, uint32_t frees);
-/* What was written after the first *read tickets, which then are as many more. */
+/* Returns the tickets that were written after the first *read ones, and adds their number to *read.
+ */
 uint32_t dray__releases_read(dray__releases *page, uint32_t *read, uint32_t out[DRAY__RELEASES]);
-/* Says what is waited for. What is written later is told by a message; read the page after it. */
+/* Writes on the page what requests wait for. Releases after that are sent as messages; the caller
+ * reads the page once more after this call. */
 void dray__releases_want(dray__releases *page, uint32_t wanted);

@@ -375,7 +375,7 @@ TEST(a_full_server_is_an_error_and_passes)
         rc = insert_rows(queue, name, 4, 500000, 0, &error);
     }
     FAILS(DRAY_EFULL, rc);
-    assert_non_null(strstr(error.message, "out of memory (maxmemory)"));
+    assert_non_null(strstr(error.message, "out of memory (raise maxmemory)"));
     for (int i = 0; i < parts - 1; i++) {
         snprintf(name, sizeof name, "p%d", i);
         OK(dray_queue_clear(queue, name, &error));
@@ -405,7 +405,7 @@ TEST(passwords_are_asked_for)
     dray_context *context = fixture_context(&f, "worker");
     dray_queue *queue = open_queue(context, r.address);
     FAILS(DRAY_EPERM, insert_rows(queue, "p", 4, 100, 0, &error));
-    assert_non_null(strstr(error.message, "it wants a password"));
+    assert_non_null(strstr(error.message, "a password is needed"));
     dray_queue_close(queue);
     setenv("DRAY_REDIS_PASSWORD", "sesame", 1);
     queue = open_queue(context, r.address);

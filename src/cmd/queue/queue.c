@@ -2,6 +2,7 @@
  * (queue_claim.h). */
 #include "cmd/queue/queue.h"
 
+#include "queue/policies.h"
 #include "run/supervisor/coordinator.h"
 
 #include <dray/queue.h>
@@ -100,7 +101,7 @@ static void check(const struct argp_state *state, const void *to)
 {
     const queue_arguments *a = to;
     const verb *v = a->verb;
-    bool balanced = a->policy == DRAY_POLICY_TOKEN_BALANCED || a->policy == DRAY_POLICY_LOCKSTEP;
+    bool balanced = dray__policy_traits(a->policy) & DRAY__POLICY_ROUNDS;
     if (v->run == cmd_queue_claim && !balanced && (a->consumers || a->ranks > 1 || a->token_cap))
         argp_error(
             state,
@@ -114,8 +115,8 @@ static void check(const struct argp_state *state, const void *to)
 }
 
 /* In the order of the enums. */
-static const char *const policies[] = {"fifo",     "ordered",        "group",    "oldest_version",
-                                       "priority", "token_balanced", "lockstep", NULL};
+#define NAME(number, name, pick, traits, refused) #name,
+static const char *const policies[] = {DRAY__POLICY_MAP(NAME) NULL};
 static const char *const losses[] = {"default", "refill", "shrink_group", "drop_group", NULL};
 static const char *const durabilities[] = {"default", "none", "checkpoint", "journal", NULL};
 
@@ -124,6 +125,8 @@ static const char *const durabilities[] = {"default", "none", "checkpoint", "jou
 #define NUMBER(member, ...) CMD_NUMBER(queue_arguments, member, __VA_ARGS__)
 #define WORD(member, ...) CMD_WORD(queue_arguments, member, __VA_ARGS__)
 #define LIST(member, ...) CMD_LIST(queue_arguments, member, __VA_ARGS__)
+
+#define WORD_OF(number, name, pick, traits, refused) " " #name
 
 /* All options, with the letter by which verbs list them; 0: every verb has it. */
 static const struct option_of {
@@ -149,9 +152,8 @@ static const struct option_of {
     {'k', TEXT(task, "task", 't', "NAME", "The task")},
     {'c', NUMBER(rows, "count", 'n', 0, INT32_MAX, "N", "Rows to take (1)")},
     {'u', FLAG(up_to, "up-to", 'u', "Take fewer where fewer are ready")},
-    {'o',
-     WORD(policy, "policy", 'o', policies, "policy", "POLICY",
-          "fifo (default), ordered, group, oldest_version, priority, token_balanced or lockstep")},
+    {'o', WORD(policy, "policy", 'o', policies, "policy", "POLICY",
+               "How rows are chosen, fifo without it:" DRAY__POLICY_MAP(WORD_OF))},
     {'B', TEXT(consumers, "consumers", 0, "NAME",
                "Balanced: the group of consumers among whose ranks rows are divided")},
     {'B',

@@ -128,7 +128,7 @@ static int read_lines(FILE *file, const char *where, json_t *rows, dray_error *e
         json_t *row = json_loads(line, JSON_REJECT_DUPLICATES, &why);
         if (!json_is_object(row)) {
             if (row)
-                snprintf(why.text, sizeof why.text, "it is another kind of value");
+                snprintf(why.text, sizeof why.text, "an object expected, found another value");
             rc = bad_json(error, where, number, &why);
             json_decref(row);
         } else if (json_array_append_new(rows, row)) {

@@ -80,9 +80,10 @@ static void open_library(void)
     const char *absent =
         dray__symbols_load(library, symbols, sizeof symbols / sizeof *symbols, &nccl);
     if (absent)
-        snprintf(trouble, sizeof trouble, "it has no %s: 2.18 or newer is needed", absent);
+        snprintf(trouble, sizeof trouble, "2.18 or newer expected, found a library without %s",
+                 absent);
     else if (nccl.ncclGetVersion(&version) || version < OLDEST)
-        snprintf(trouble, sizeof trouble, "it is version %d: 2.18 or newer is needed", version);
+        snprintf(trouble, sizeof trouble, "2.18 or newer expected, found version %d", version);
     else
         found_version = version;
 }

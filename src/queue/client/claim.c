@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/options.h"
 #include "control/frame.h"
+#include "queue/policies.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -175,9 +176,9 @@ static int make_choice(const dray_queue *queue, const dray_claim_options *o, dra
         rc = dray__name_check(o->cost, "tag", error);
     if (!rc && !o->count)
         rc = dray__fail(error, DRAY_EINVALID, "claim for %s: at least one row expected", o->task);
-    bool leaves = o->policy == DRAY_POLICY_FIFO || o->policy == DRAY_POLICY_GROUP;
-    if (!rc &&
-        (o->fresh < 0 || o->fresh > DRAY_FRESH_LEFT || (o->fresh == DRAY_FRESH_LEFT && !leaves)))
+    unsigned traits = dray__policy_traits(o->policy);
+    if (!rc && (o->fresh < 0 || o->fresh > DRAY_FRESH_LEFT ||
+                (o->fresh == DRAY_FRESH_LEFT && !(traits & DRAY__POLICY_LEAVES))))
         rc = dray__fail(error, DRAY_EINVALID,
                         "claim for %s: fresh %d with policy %d: expected 0, 1, or with fifo and "
                         "group 2",
@@ -187,9 +188,8 @@ static int make_choice(const dray_queue *queue, const dray_claim_options *o, dra
                         (long long)o->max_hold_ns);
     if (rc)
         return rc;
-    bool ranked = o->policy == DRAY_POLICY_TOKEN_BALANCED || o->policy == DRAY_POLICY_LOCKSTEP;
     *out = (dray__choice){.hold_ns = o->max_hold_ns,
-                          .ranked = ranked,
+                          .ranked = traits & DRAY__POLICY_ROUNDS,
                           .want = {.task = task,
                                    .count = o->count,
                                    .partition = o->partition,

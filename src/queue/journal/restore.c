@@ -56,7 +56,8 @@ static int place(struct dray__restoring *self, wanted *want, const dray__journal
                                        ? &body.insert.rows.content
                                        : &body.commit.outputs.content;
     int rc = r.failed || content->column_count != want->count
-                 ? dray__fail(error, DRAY_EFORMAT, "it is of other columns")
+                 ? dray__fail(error, DRAY_EFORMAT, "record: %u columns expected, found %u",
+                              want->count, r.failed ? 0 : content->column_count)
                  : DRAY_OK;
     for (uint32_t i = 0; i < want->count && !rc; i++) {
         dray__new_column column = content->columns[i];
@@ -65,7 +66,9 @@ static int place(struct dray__restoring *self, wanted *want, const dray__journal
             dray__get_bytes(&r, head);
             dray__get_bytes(&r, column.extent.bytes);
         } else if (column.extent.bytes != want->bytes[i]) {
-            rc = dray__fail(error, DRAY_EFORMAT, "it is of other bytes");
+            rc = dray__fail(error, DRAY_EFORMAT, "column %s: %llu bytes expected, found %llu",
+                            column.name, (unsigned long long)want->bytes[i],
+                            (unsigned long long)column.extent.bytes);
         } else {
             rc = dray__place_column(&self->placer, &r, &column, want->items, error);
             want->extents[i] = column.extent;

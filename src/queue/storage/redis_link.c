@@ -96,13 +96,13 @@ static int refused(dray__redis_link *link, const char *text, dray_error *error)
     } known[] = {
         {"LOADING", BROKEN, NULL}, /* it reads its file back: soon */
         {"BUSY", BROKEN, NULL},
-        {"OOM", DRAY_EFULL, "it is out of memory (maxmemory): "},
+        {"OOM", DRAY_EFULL, "out of memory (raise maxmemory): "},
         {"NOAUTH", DRAY_EPERM,
-         "it wants a password ($DRAY_REDIS_PASSWORD_FILE or $DRAY_REDIS_PASSWORD): "},
+         "a password is needed (set $DRAY_REDIS_PASSWORD_FILE or $DRAY_REDIS_PASSWORD): "},
         {"WRONGPASS", DRAY_EPERM, "wrong password: "},
         {"ERR invalid password", DRAY_EPERM, "wrong password: "},
-        {"ERR AUTH", DRAY_EPERM, "it knows no password, and was shown one: "},
-        {"ERR Client sent AUTH", DRAY_EPERM, "it knows no password, and was shown one: "},
+        {"ERR AUTH", DRAY_EPERM, "no password expected, found one (unset it): "},
+        {"ERR Client sent AUTH", DRAY_EPERM, "no password expected, found one (unset it): "},
         {"NOPERM", DRAY_EPERM, "not permitted: "},
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
@@ -242,7 +242,7 @@ static int receive_some(dray__redis_link *link, pipeline *p, dray_error *error)
     if (n < 0)
         return errno == EAGAIN || errno == EINTR ? 0 : broken(link, "%s", strerror(errno));
     if (n == 0)
-        return broken(link, "it closed the connection");
+        return broken(link, "the server closed the connection");
     if (redisReaderFeed(link->reader, bytes, (size_t)n) != REDIS_OK) {
         disconnect(link);
         return dray__nomem(error);

@@ -233,8 +233,8 @@ static int add_space(dray__stores *self, const store_line *l, bool listed, dray_
     s->kind = listed ? dray__backend_named(l->kind, l->kind_size) : NULL;
     if (!s->kind)
         dray__fail(&s->why, DRAY_EPERM,
-                   listed ? "this build does not know its backend"
-                          : "it is not in this coordinator's list (dray serve --store)");
+                   listed ? "this build does not have the store's backend"
+                          : "the store is not in this coordinator's list (dray serve --store)");
     s->next = self->spaces;
     self->spaces = s;
     return DRAY_OK;

@@ -1,5 +1,6 @@
 /* Claims: rows that a client holds for a task, until it commits them, gives them back, holds them
  * too long, or dies. */
+#include "queue/policies.h"
 #include "queue/table/table_inside.h"
 
 #include "base/error.h"
@@ -208,13 +209,18 @@ void dray__describe(const dray__table *table, const dray__want *want, char *out,
         missing(table, p, want->task, out + at, size - (size_t)at);
 }
 
-/* Whether what the policy picked fills the claim. */
+static bool has(const dray__want *want, enum dray__policy_trait trait)
+{
+    return dray__policy_traits(want->policy) & trait;
+}
+
+/* Returns true when the rows that the policy picked are enough for the claim. */
 static bool fills(const dray__partition *p, const dray__want *want, const dray__pick *pick)
 {
     if (!pick->count)
         return false;
     bool last = p->sealed && pick->count == dray__open_rows(p, want->task);
-    if (dray__policy_find(want->policy)->rounds && pick->count < want->dp_size && !last)
+    if (has(want, DRAY__POLICY_ROUNDS) && pick->count < want->dp_size && !last)
         return false; /* no rank is left without rows while there will be more */
     return want->up_to || pick->weight == want->count || last;
 }
@@ -223,10 +229,10 @@ static bool fills(const dray__partition *p, const dray__want *want, const dray__
  * every policy picks less, and whole groups still, which count with the members that are settled.
  */
 static void pick_admitted(const dray__table *table, const dray__partition *p,
-                          const dray__want *want, const dray__policy_fn *policy, dray__pick *pick)
+                          const dray__want *want, dray__pick *pick)
 {
     int64_t room = dray__admission_room(table), most = p->tracks[want->task].cut_count;
-    most *= policy->by_group ? p->group_size : 1;
+    most *= has(want, DRAY__POLICY_BY_GROUP) ? p->group_size : 1;
     int64_t limit = want->count, over;
     room = room < 0 ? 0 : room;
     if (room < limit - most)
@@ -234,7 +240,7 @@ static void pick_admitted(const dray__table *table, const dray__partition *p,
     do {
         pick->count = pick->weight = 0;
         if (limit > 0)
-            policy->pick(table, p, want, (uint32_t)limit, pick);
+            dray__policy_find(want->policy)(table, p, want, (uint32_t)limit, pick);
         over = -room;
         for (uint32_t i = 0; i < pick->count; i++)
             over += !dray__is_partial(p, want->task, pick->slots[i]);
@@ -243,9 +249,9 @@ static void pick_admitted(const dray__table *table, const dray__partition *p,
 }
 
 static int pick_rows(dray__table *table, dray__partition *p, const dray__want *want,
-                     const dray__policy_fn *policy, dray__pick *pick, dray_error *error)
+                     dray__pick *pick, dray_error *error)
 {
-    if (policy->by_group && want->count % p->group_size)
+    if (has(want, DRAY__POLICY_BY_GROUP) && want->count % p->group_size)
         return dray__fail(error, DRAY_EINVALID,
                           "claim of %u rows by group: partition %s has groups of %u", want->count,
                           p->name, p->group_size);
@@ -253,16 +259,15 @@ static int pick_rows(dray__table *table, dray__partition *p, const dray__want *w
     if (want->fresh == DRAY_FRESH_DROP)
         dray__drop_stale(table, p, want);
     if (table->admission.task == want->task)
-        pick_admitted(table, p, want, policy, pick);
+        pick_admitted(table, p, want, pick);
     else
-        policy->pick(table, p, want, want->count, pick);
+        dray__policy_find(want->policy)(table, p, want, want->count, pick);
     return fills(p, want, pick) ? DRAY_OK : DRAY_EAGAIN;
 }
 
 static int choose(dray__table *table, const dray__want *want, dray__pick *pick,
                   dray__partition **out, dray_error *error)
 {
-    const dray__policy_fn *policy = dray__policy_find(want->policy);
     if (want->partition) {
         dray__partition *p = dray__table_partition(table, want->partition);
         if (!p) {
@@ -276,7 +281,7 @@ static int choose(dray__table *table, const dray__want *want, dray__pick *pick,
             return dray__fail(error, DRAY_EEND, "task %s has finished partition %s",
                               table->tasks[want->task].name, p->name);
         *out = p;
-        return pick_rows(table, p, want, policy, pick, error);
+        return pick_rows(table, p, want, pick, error);
     }
     bool finished = table->ended;
     for (uint32_t i = 0; i < table->partition_count; i++) {
@@ -285,10 +290,10 @@ static int choose(dray__table *table, const dray__want *want, dray__pick *pick,
             continue;
         finished = false;
         *out = p;
-        int rc = pick_rows(table, p, want, policy, pick, error);
+        int rc = pick_rows(table, p, want, pick, error);
         if (rc != DRAY_EAGAIN)
             return rc;
-        if (policy->in_order && !(p->sealed && !dray__open_rows(p, want->task)))
+        if (has(want, DRAY__POLICY_IN_ORDER) && !(p->sealed && !dray__open_rows(p, want->task)))
             return DRAY_EAGAIN;
     }
     if (finished)
@@ -391,7 +396,7 @@ static int check_want(const dray__table *table, const dray__client *client, uint
     if (!ticket || dray__table_find_claim(table, client, ticket))
         return dray__fail(error, DRAY_EINVALID, "claim for %s: ticket %u is in use",
                           table->tasks[want->task].name, ticket);
-    if (dray__policy_find(want->policy)->rounds &&
+    if (has(want, DRAY__POLICY_ROUNDS) &&
         (!want->dp_size || want->dp_size > DRAY__RANKS_MAX || want->dp_rank >= want->dp_size ||
          !want->peers || want->peers > 64 || want->peer >= want->peers))
         return dray__fail(error, DRAY_EINVALID,
@@ -478,15 +483,14 @@ static int claim_share(dray__table *table, dray__client *client, uint32_t ticket
                        const dray__want *want, dray__pick *pick, dray__claim **out,
                        dray_error *error)
 {
-    const dray__policy_fn *policy = dray__policy_find(want->policy);
+    bool lockstep = has(want, DRAY__POLICY_LOCKSTEP);
     dray__round *round = NULL;
     dray__partition *p = NULL;
-    int rc = dray__round_find(table, want, policy->lockstep, &round, error);
+    int rc = dray__round_find(table, want, lockstep, &round, error);
     if (rc == DRAY_EAGAIN) {
         rc = choose(table, want, pick, &p, error);
         if (!rc)
-            rc = dray__round_new(table, p, want, policy->lockstep, pick->slots, pick->count, &round,
-                                 error);
+            rc = dray__round_new(table, p, want, lockstep, pick->slots, pick->count, &round, error);
     }
     if (rc)
         return rc;
@@ -541,7 +545,7 @@ int dray__table_claim(dray__table *table, dray__client *client, uint32_t ticket,
     dray__partition *p = NULL;
     if (!pick.slots)
         return dray__nomem(error);
-    if (dray__policy_find(want->policy)->rounds) {
+    if (has(want, DRAY__POLICY_ROUNDS)) {
         rc = claim_share(table, client, ticket, want, &pick, out, error);
         free(pick.slots);
         return rc;

@@ -1,5 +1,6 @@
-/* The policies: which ready rows a claim gets. Each is one function over one partition,
- * deterministic in the order of requests. A new one is a function and a line of the table. */
+/* The policies: the ready rows that a claim gets. Each is one function over one partition,
+ * deterministic in the order of requests. The table is policies.h. */
+#include "queue/policies.h"
 #include "queue/table/table_inside.h"
 
 static void fifo(const dray__table *table, const dray__partition *p, const dray__want *want,
@@ -155,24 +156,13 @@ static void priority(const dray__table *table, const dray__partition *p, const d
 
 /* ---------------------------------------------------------------------------------------------- */
 
-static const dray__policy_fn policies[] = {
-    [DRAY_POLICY_FIFO] = {.name = "fifo", .pick = fifo},
-    [DRAY_POLICY_ORDERED] = {.name = "ordered", .pick = ordered, .in_order = true},
-    [DRAY_POLICY_GROUP] = {.name = "group", .pick = group, .by_group = true},
-    [DRAY_POLICY_OLDEST_VERSION] = {.name = "oldest_version", .pick = oldest_version},
-    [DRAY_POLICY_PRIORITY] = {.name = "priority", .pick = priority},
-    [DRAY_POLICY_TOKEN_BALANCED] = {.name = "token_balanced",
-                                    .pick = oldest_version,
-                                    .rounds = true},
-    [DRAY_POLICY_LOCKSTEP] = {.name = "lockstep",
-                              .pick = oldest_version,
-                              .rounds = true,
-                              .lockstep = true},
-};
+#define XX(number, name, pick, traits, refused) [DRAY_POLICY_##number] = pick,
+static dray__policy_fn *const policies[] = {DRAY__POLICY_MAP(XX)};
+#undef XX
 
-const dray__policy_fn *dray__policy_find(int32_t policy)
+dray__policy_fn *dray__policy_find(int32_t policy)
 {
     if (policy < 0 || (size_t)policy >= sizeof policies / sizeof *policies)
         return NULL;
-    return &policies[policy];
+    return policies[policy];
 }

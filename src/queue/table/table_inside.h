@@ -196,13 +196,6 @@ typedef struct dray__pick {
     uint32_t count;
     uint32_t weight; /* count, and the settled members of groups that were picked */
 } dray__pick;
-typedef struct dray__policy_fn {
-    const char *name;
-    void (*pick)(const dray__table *table, const dray__partition *p, const dray__want *want,
-                 uint32_t limit, dray__pick *out);
-    bool in_order; /* a partition is used only when earlier ones have no rows left */
-    bool by_group; /* the count must be a multiple of the group's size */
-    bool rounds;   /* the rows are divided among the ranks of a consumer group */
-    bool lockstep; /* and every rank gets the same number of micro-batches */
-} dray__policy_fn;
-const dray__policy_fn *dray__policy_find(int32_t policy); /* NULL: there is no such policy */
+typedef void dray__policy_fn(const dray__table *table, const dray__partition *p,
+                             const dray__want *want, uint32_t limit, dray__pick *out);
+dray__policy_fn *dray__policy_find(int32_t policy); /* NULL: there is no such policy */

@@ -2,6 +2,7 @@
 #include "run/job/settings.h"
 
 #include "engine/policy.h"
+#include "queue/policies.h"
 #include "queue/storage/backend.h"
 #include "run/desk/advantage.h"
 #include "run/job/schedule.h"
@@ -65,17 +66,8 @@ static const dray__word losses[] = {{"refill", DRAY_ON_LOSS_REFILL, NULL},
                                     {"shrink_group", 0, FIXED_COUNT},
                                     {"drop_group", 0, FIXED_COUNT},
                                     {NULL, 0, NULL}};
-static const dray__word policies[] = {
-    {"ordered", DRAY_POLICY_ORDERED, NULL},
-    {"fifo", DRAY_POLICY_FIFO, NULL},
-    {"oldest_version", DRAY_POLICY_OLDEST_VERSION, NULL},
-    {"token_balanced", DRAY_POLICY_TOKEN_BALANCED, NULL},
-    {"group", DRAY_POLICY_GROUP, NULL},
-    {"priority", 0, "is not for runs, where nothing gives samples the tag priority"},
-    {"lockstep", 0,
-     "is not for runs, where rank 0 of the trainer claims for all its ranks, which cannot get "
-     "unequal counts"},
-    {NULL, 0, NULL}};
+#define POLICY(number, name, pick, traits, refused) {#name, DRAY_POLICY_##number, refused},
+static const dray__word policies[] = {DRAY__POLICY_MAP(POLICY){NULL, 0, NULL}};
 #define STORE(number, name) {#name, DRAY_BACKEND_##number, NULL},
 static const dray__word backends[] = {{"builtin", DRAY_BACKEND_BUILTIN, NULL},
                                       DRAY__STORE_MAP(STORE){NULL, 0, NULL}};

@@ -81,7 +81,9 @@ static int device_of(const dray__local *local, dray__cuda_device **out, dray_err
                               "region %u is not memory of the one GPU that the others are of", i);
         *out = device;
     }
-    return *out ? DRAY_OK : dray__fail(error, DRAY_EUNSUPPORTED, "it has no regions");
+    return *out ? DRAY_OK
+                : dray__fail(error, DRAY_EUNSUPPORTED,
+                             "member: regions in GPU memory expected, found none");
 }
 
 static void end_pair(dray__nccl_session *s)
@@ -194,7 +196,9 @@ static int begin_packing(dray__nccl_session *s, struct entry *e, dray__reader *i
     dray__cuda_device *device;
     int rc = device_of(e->local, &device, error); /* it may be another member than who joined */
     if (rc == DRAY_OK && device != dray__nccl_device(s->pair))
-        rc = dray__fail(error, DRAY_EINVALID, "it lies on another GPU than what was joined for");
+        rc = dray__fail(
+            error, DRAY_EINVALID,
+            "member: memory of the GPU of this communicator expected, found another GPU's");
     if (rc == DRAY_OK)
         rc = dray__pull_get_rects(s->packer, in, s->slot_bytes, dray__local_layout(e->local),
                                   &copies, &e->count, &bytes, error);

@@ -347,7 +347,10 @@ static int may_read(const dray__local *local, bool cohort, uint64_t attempt, dra
     if (*shares && dray__shares_run(*shares) == attempt)
         return DRAY_OK;
     return dray__local_has_begun(local, attempt)
-               ? dray__fail(error, DRAY_ESTALE, "it is not in this update, or not any more")
+               ? dray__fail(error, DRAY_ESTALE,
+                            "member: run %llu expected, found that the member takes no part in it "
+                            "(any more)",
+                            (unsigned long long)attempt)
                : dray__fail(error, DRAY_EAGAIN, "its update has not begun yet");
 }
 
@@ -405,7 +408,7 @@ static int read_request(dray__packer *p, dray__reader in, uint16_t *options, dra
     dray__shares *shares;
     if (*options & DRAY__PULL_ARENA && !dray__local_arena(local)) {
         dray__local_release(local);
-        return dray__fail(error, DRAY_EINVALID, "it has no staging arena");
+        return dray__fail(error, DRAY_EINVALID, "member: a staging arena expected, found none");
     }
     rc = may_read(local, *options & DRAY__PULL_COHORT, said.attempt, &shares, error);
     p->held = shares != NULL;

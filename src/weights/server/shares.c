@@ -152,7 +152,9 @@ int dray__shares_intact(dray__shares *s, const dray_layout *layout, uint32_t ind
             continue;
         rc = dray__sum_rect(layout, s->regions, index, &item.rect, &scratch, &sum, error);
         if (rc == DRAY_OK && sum != item.sum)
-            rc = dray__fail(error, DRAY_ESTALE, "it was changed after it came here");
+            rc = dray__fail(
+                error, DRAY_ESTALE,
+                "rectangle: unchanged memory expected, found other bits than were received");
     }
     dray_region_free(scratch);
     return rc;
