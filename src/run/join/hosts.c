@@ -5,6 +5,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/thread.h"
+#include "base/wire.h"
 #include "base/words.h"
 #include "control/channel.h"
 #include "control/relay.h"
@@ -24,6 +25,7 @@ enum {
     NAME = 64,
     KEY = 40,
     ADDRESS = 64,
+    SAID = 900,            /* bytes of what a host says: with its name it is an event's message */
     EPOCHS_A_PLACE = 1000, /* a host counts its own starts of a place from a range of its own */
     SLICE_MS = 500,
     SILENT_SECONDS = 5,
@@ -65,6 +67,29 @@ struct dray__hosts {
     bool queue_ended, over;
     char why[DRAY_ERROR_MESSAGE_MAX];
 };
+
+/* ---- what hosts write ------------------------------------------------------------------------ */
+
+/* Copies a host's text in whole characters, as far as there is room, and without what commands
+ * terminals: it becomes a line for people, and part of JSON. */
+static char *take_text(char *out, size_t capacity, const char *text)
+{
+    size_t length = text ? strnlen(text, capacity - 1) : 0;
+    while (length && !dray__utf8_valid(text, length))
+        length--;
+    for (size_t i = 0; i < length; i++) {
+        unsigned char c = (unsigned char)text[i],
+                      next = i + 1 < length ? (unsigned char)text[i + 1] : 0;
+        bool wide = c == 0xc2 && next < 0xa0; /* U+0080 to U+009F */
+        out[i] = c < 0x20 || c == 0x7f ? ' ' : text[i];
+        if (wide) {
+            out[i] = ' ';
+            out[++i] = ' ';
+        }
+    }
+    out[length] = 0;
+    return out;
+}
 
 /* ---- places ---------------------------------------------------------------------------------- */
 
@@ -375,10 +400,11 @@ static json_t *masters_json(const dray__hosts *self)
 static void name_guest(const dray__hosts *self, guest *g, const char *name)
 {
     bool used = true;
+    char given[49];
+    take_text(given, sizeof given, name && *name ? name : "host");
     for (int n = 1; used; n++) {
         used = false;
-        snprintf(g->name, sizeof g->name, n == 1 ? "%.48s" : "%.48s-%d",
-                 name && *name ? name : "host", n);
+        snprintf(g->name, sizeof g->name, n == 1 ? "%s" : "%s-%d", given, n);
         for (const guest *other = self->guests; other; other = other->next)
             used = used || strcmp(other->name, g->name) == 0;
     }
@@ -388,11 +414,11 @@ static int take_join(dray__hosts *self, const dray__host_asked *from, const json
                      json_t **told, dray_error *error)
 {
     json_t *wanted = json_object_get(asked, "roles"), *given = json_array();
-    const char *key = dray__json_string(asked, "key"), *at = dray__json_string(asked, "address");
-    char has[256];
+    char has[256], key[KEY];
+    take_text(key, sizeof key, dray__json_string(asked, "key"));
     int rc = check_run(self, asked, error);
     /* The same process again, whose last session the coordinator has not missed yet. */
-    for (guest *g = self->guests, *next; g && !rc && key; g = next) {
+    for (guest *g = self->guests, *next; g && !rc && *key; g = next) {
         next = g->next;
         if (strcmp(g->key, key) == 0)
             take_gone(self, g->member);
@@ -409,8 +435,8 @@ static int take_join(dray__hosts *self, const dray__host_asked *from, const json
     }
     g->member = from->member;
     g->heard_ns = self->moved_ns = dray__now();
-    snprintf(g->key, sizeof g->key, "%s", key ? key : "");
-    snprintf(g->address, sizeof g->address, "%s", at ? at : "");
+    snprintf(g->key, sizeof g->key, "%s", key);
+    take_text(g->address, sizeof g->address, dray__json_string(asked, "address"));
     name_guest(self, g, dray__json_string(asked, "name"));
     give_places(self, wanted, g, (uint16_t)dray__json_integer(asked, "port"), given);
     g->next = self->guests;
@@ -480,8 +506,10 @@ static void take_said(dray__hosts *self, const guest *g, const json_t *said)
     json_array_foreach(said, i, one)
     {
         const char *event = dray__json_string(one, "event"), *text = dray__json_string(one, "text");
+        char kind[NAME], line[SAID];
         if (event && text)
-            dray__reporter_say(self->o.reporter, event, "host %s: %s", g->name, text);
+            dray__reporter_say(self->o.reporter, take_text(kind, sizeof kind, event), "host %s: %s",
+                               g->name, take_text(line, sizeof line, text));
     }
 }
 
@@ -489,15 +517,17 @@ static int take_pulse(dray__hosts *self, guest *g, const json_t *asked, const dr
                       json_t **told, dray_error *error)
 {
     const char *failed = dray__json_string(asked, "failed");
+    char line[SAID];
+    take_text(line, sizeof line, failed);
     g->heard_ns = dray__now();
     g->silent = false;
     if (dray__json_true(asked, "busy"))
         self->moved_ns = g->heard_ns;
     take_said(self, g, json_object_get(asked, "say"));
     if (failed && !self->over && vital_role(self, g))
-        fail(self, "host %s: %s", g->name, failed);
+        fail(self, "host %s: %s", g->name, line);
     else if (failed && !self->over)
-        dray__reporter_say(self->o.reporter, "warning", "host %s leaves: %s", g->name, failed);
+        dray__reporter_say(self->o.reporter, "warning", "host %s leaves: %s", g->name, line);
     int rc = bring_home(self, g, json_object_get(asked, "files"), ask, error);
     if (!rc)
         *told = json_pack("{s:I, s:b, s:b, s:s}", "progress",
