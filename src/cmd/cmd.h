@@ -1,13 +1,15 @@
-/* src/cmd/: the program `dray`. Each subcommand is one file, which reads its options, calls the
- * library through its public headers or run's entry points, and prints results for people or as
- * JSON. Nothing that a program other than this one would want is here; what `dray bench` measures
- * is in bench/. */
+/* src/cmd/: the program `dray`. Each subcommand is one file, or a folder, that reads its options,
+ * calls the library through its public headers or run's entry points, and prints results for people
+ * or as JSON. Code that other programs could use is not here. The benchmarks of `dray bench` are in
+ * bench/. */
 
-/* The program's subcommands, and what they share: errors, usage, numbers, JSON lines, tables.
+/* The program's subcommands, and the functions that they share: errors, usage, numbers, JSON lines,
+ * tables.
  *
- * A subcommand is one file src/cmd/<name>.c with one function, and one line in CMD_MAP below. It
- * reads its options with cmd_parse, uses the public headers, prints results to stdout and
- * everything else to stderr, and returns CMD_OK, CMD_FAILED or CMD_USAGE. */
+ * A subcommand is one file src/cmd/<name>.c (or a folder, if it needs several) with one function,
+ * and one line in CMD_MAP below. It reads its options with cmd_parse, uses the public headers,
+ * prints results to stdout and everything else to stderr, and returns CMD_OK, CMD_FAILED or
+ * CMD_USAGE. */
 #pragma once
 
 #include "run/report/units.h"

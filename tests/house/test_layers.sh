@@ -25,7 +25,8 @@ for folders in \
     mover/kernels mover/cuda mover \
     weights weights/registry weights/delta weights/server weights/checkpoint weights/publish \
     weights/transfer+weights/program+weights/placements+weights/sources weights/update \
-    queue queue/storage queue/table+queue/journal queue/server queue/client cmd cmd/study cmd/queue; do
+    queue queue/storage queue/table+queue/journal queue/server queue/client cmd cmd/doctor cmd/predict cmd/study \
+    cmd/queue; do
     above="$above$(echo "$folders" | tr + '|')|"
     for folder in $(echo "$folders" | tr + ' '); do
         report "src/$folder/ includes a folder beside it that stands below it:" \

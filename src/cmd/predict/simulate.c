@@ -1,6 +1,6 @@
 /* dray simulate: how long the steps of a job would take, from the trace of a run. */
 #include "base/json.h"
-#include "cmd/predict.h"
+#include "cmd/predict/predict.h"
 
 #include <dray/trace.h>
 #include <stdlib.h>

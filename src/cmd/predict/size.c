@@ -1,7 +1,7 @@
 /* dray size: which split of the devices between a job's engines and its trainer would be fastest.
  */
 #include "base/json.h"
-#include "cmd/predict.h"
+#include "cmd/predict/predict.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* What `dray doctor` says of GPUs, behind its own checks. Nothing where there is none. */
+/* src/cmd/doctor/: the checks of `dray doctor` (doctor.c), and its tables about GPUs, which follow
+ * the checks on a machine with GPUs (doctor_gpu.c). */
 #pragma once
 
 #include <stdbool.h>

@@ -1,6 +1,6 @@
 /* dray doctor: the GPUs, how they reach each other, and how fast. */
 #include "cmd/cmd.h"
-#include "cmd/doctor.h"
+#include "cmd/doctor/doctor.h"
 
 #include <dray/gpu.h>
 

@@ -1,4 +1,5 @@
-/* The arguments that `dray simulate` and `dray size` share, and the loading of what they name. */
+/* src/cmd/predict/: `dray simulate` and `dray size`, which predict a job's steps. Both have the
+ * arguments that are declared here, and load the job and the trace that these name. */
 #pragma once
 
 #include "run/simulate/simulate.h"

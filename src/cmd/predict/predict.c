@@ -1,5 +1,5 @@
 /* What `dray simulate` and `dray size` share; predict.h says what each function is for. */
-#include "cmd/predict.h"
+#include "cmd/predict/predict.h"
 
 static const cmd_option options[] = {
     CMD_LIST(cmd_predict, traces, "trace", 't', "RUN",

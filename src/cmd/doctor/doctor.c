@@ -1,6 +1,6 @@
 /* dray doctor: looks for everything that dray can use on this machine and says what does not work
  * without it. Only what dray cannot run without makes it fail. */
-#include "cmd/doctor.h"
+#include "cmd/doctor/doctor.h"
 #include "cmd/cmd.h"
 #include "run/job/model.h"
 #include "run/supervisor/sandbox.h"
