@@ -480,8 +480,3 @@ dray__cuda_chunk *dray__gpu_arena_chunk(const dray_arena *arena, CUdeviceptr add
         *used = &part->used;
     return &part->chunk;
 }
-
-uint64_t dray__gpu_arena_base(const dray_arena *arena)
-{
-    return arena->base;
-}

@@ -123,8 +123,6 @@ void dray__gpu_arena_unlock(dray_arena *arena);
 struct dray__extents;
 dray__cuda_chunk *dray__gpu_arena_chunk(const dray_arena *arena, CUdeviceptr address,
                                         const struct dray__extents **used);
-/* Several arenas are locked in the order of their bases. */
-uint64_t dray__gpu_arena_base(const dray_arena *arena);
 
 /* Return the memory that a region uses, borrowed: a chunk of its own, or an arena. NULL when it
  * uses none. */

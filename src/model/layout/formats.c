@@ -46,14 +46,6 @@ const dray__quant_format *dray__quant_format_of(int32_t kind)
     return kind > DRAY_QUANT_NONE && kind < COUNT ? &formats[kind] : NULL;
 }
 
-int32_t dray__quant_named(const char *name)
-{
-    for (int32_t kind = 1; kind < COUNT; kind++)
-        if (strcmp(formats[kind].name, name) == 0)
-            return kind;
-    return DRAY_QUANT_NONE;
-}
-
 bool dray__quant_is_packed(const dray_quant *quant)
 {
     const dray__quant_format *format = dray__quant_format_of(quant->kind);

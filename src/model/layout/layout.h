@@ -48,8 +48,6 @@ typedef struct dray__quant_format {
 } dray__quant_format;
 /* NULL: unknown, or NONE. */
 const dray__quant_format *dray__quant_format_of(int32_t kind);
-/* DRAY_QUANT_NONE: there is no such name. */
-int32_t dray__quant_named(const char *name);
 /* Tensor that is a part of the quantised tensor `tensor`; false: it has no such part. cell: the
  * elements that one of the part's stands for. */
 bool dray__quant_part(const dray_layout *layout, uint32_t tensor, int part, uint32_t *index,

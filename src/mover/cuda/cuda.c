@@ -651,8 +651,7 @@ void dray__cuda_job_times_of(const dray__cuda_job *job, dray__cuda_job_times *ou
     *out = (dray__cuda_job_times){.device_ns = job->device_ns,
                                   .kernel_bytes = job->program.kernel_bytes,
                                   .engine_bytes = job->program.engine_bytes,
-                                  .launches = job->launches,
-                                  .device_bytes = job->memory->bytes};
+                                  .launches = job->launches};
 }
 
 static void end_streams(dray__cuda_job *job)

@@ -186,7 +186,6 @@ typedef struct dray__cuda_job_times {
     int64_t device_ns;                   /* of the last run, from its first launch to its end */
     uint64_t kernel_bytes, engine_bytes; /* written by each, of one run */
     uint32_t launches;
-    uint64_t device_bytes; /* of GPU memory that the descriptors take */
 } dray__cuda_job_times;
 void dray__cuda_job_times_of(const dray__cuda_job *job, dray__cuda_job_times *out);
 /* Aborts what is under way and waits for it. NULL is fine. */

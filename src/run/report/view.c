@@ -16,8 +16,7 @@ void dray__view_open(dray__view *view, bool json)
     *view =
         (dray__view){.json = json,
                      .live = !json && isatty(STDOUT_FILENO) && term && strcmp(term, "dumb") != 0,
-                     .began_ns = dray__now(),
-                     .drawn_step = -1};
+                     .began_ns = dray__now()};
 }
 
 void dray__view_event(dray__view *view, const char *event, json_t *object)

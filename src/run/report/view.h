@@ -1,4 +1,4 @@
-/* What a person sees while a job runs: a picture redrawn in place on a terminal, lines elsewhere,
+/* The view of a running job: a picture that is redrawn in place on a terminal, lines elsewhere,
  * objects with --json. */
 #pragma once
 
@@ -8,7 +8,6 @@ typedef struct dray__view {
     bool json, live;
     uint32_t lines; /* of the picture that stand on the terminal */
     int64_t began_ns;
-    int64_t drawn_step;
 } dray__view;
 
 void dray__view_open(dray__view *view, bool json);

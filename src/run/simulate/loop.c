@@ -75,7 +75,7 @@ typedef struct sim {
     uint32_t taken, old;
     bool reopened;   /* rows are to be made anew: engines may begin them */
     double deferred; /* seconds of gradients that wait for the last rows */
-    double stale_sum, stale_tokens, stale_max, counted_tokens, anew;
+    double stale_sum, stale_tokens, stale_max, anew;
     double idle[ROLES][DRAY__SIM_CAUSES], transfer[ROLES];
     int64_t first, last; /* the steps that count */
 } sim;

@@ -604,11 +604,6 @@ void dray__roles_leave(dray__supervisor *s)
         }
 }
 
-bool dray__roles_gone(const dray__supervisor *s)
-{
-    return all_done(s, true);
-}
-
 int dray__roles_open(dray__supervisor *s, dray_error *error)
 {
     s->roles = calloc(s->job->role_count, sizeof(*s->roles));

@@ -120,7 +120,6 @@ int dray__roles_open(dray__supervisor *s, dray_error *error);
 void dray__roles_place(dray__supervisor *s, uint32_t role, uint32_t place, uint32_t epoch);
 /* Asks all processes of this host to end. */
 void dray__roles_leave(dray__supervisor *s);
-bool dray__roles_gone(const dray__supervisor *s); /* none runs any more */
 /* The run is over where the queue has ended, and all processes have. */
 void dray__roles_check_end(dray__supervisor *s);
 /* Starts the roles whose `after` is ready. */
