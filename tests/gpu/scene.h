@@ -85,18 +85,7 @@ static inline engine scene_engine(const scene *s)
 
 static inline void run_scene(scene *s, void (*engine_body)(void *scene))
 {
-    pid_t pids[16];
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < s->world; i++) {
-        s->rank = i;
-        pids[count++] = spawn(run_trainer, s);
-    }
-    for (uint32_t i = 0; i < s->tp * s->groups; i++) {
-        s->rank = i;
-        pids[count++] = spawn(engine_body, s);
-    }
-    for (uint32_t i = 0; i < count; i++)
-        must_end_well(pids[i]);
+    RUN_ROLES(s, &s->rank, {run_trainer, s->world}, {engine_body, s->tp * s->groups});
 }
 
 static inline scene plain(uint64_t seed)
@@ -119,13 +108,7 @@ static inline scene plain(uint64_t seed)
 /* Two trainers and this engine's ranks. */
 static inline void run_with_trainers(scene *s, uint32_t ranks, void (*engine_body)(void *scene))
 {
-    pid_t pids[8];
-    for (uint32_t i = 0; i < s->world + ranks; i++) {
-        s->rank = i < s->world ? i : i - s->world;
-        pids[i] = spawn(i < s->world ? run_trainer : engine_body, s);
-    }
-    for (uint32_t i = 0; i < s->world + ranks; i++)
-        must_end_well(pids[i]);
+    RUN_ROLES(s, &s->rank, {run_trainer, s->world}, {engine_body, ranks});
 }
 
 /* The processes of cmocka's tests: those of the fake driver see six GPUs. */

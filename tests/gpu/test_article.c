@@ -131,8 +131,7 @@ static void run_all(void)
         ranks[i].number = i < TRAINERS ? i : i - TRAINERS;
         pids[i] = spawn(i < TRAINERS ? run_trainer : run_engine, &ranks[i]);
     }
-    for (uint32_t i = 0; i < TRAINERS + ENGINES; i++)
-        must_end_well(pids[i]);
+    all_end_well(pids, TRAINERS + ENGINES);
     fixture_stop(&f);
 }
 

@@ -316,12 +316,7 @@ CLUSTER_TEST(test_other_rank_fails)
     if (gpu_is_real())
         return;
     scene s = plain(85);
-    pid_t pids[3];
-    pids[2] = spawn(trainer_of_two, &s);
-    for (s.rank = 0; s.rank < 2; s.rank++)
-        pids[s.rank] = spawn(one_of_two, &s);
-    for (int i = 0; i < 3; i++)
-        must_end_well(pids[i]);
+    RUN_ROLES(&s, &s.rank, {trainer_of_two, 1}, {one_of_two, 2});
 }
 
 /* ---- others read the engine --------------------------------------------------------------------

@@ -200,8 +200,7 @@ static void run_failing(uint64_t seed, const char *step, int number)
         s.rank = i < 2 ? i : i - 2;
         pids[i] = spawn(i < 2 ? patient_trainer : failing_engine, &s);
     }
-    for (int i = 0; i < 4; i++)
-        must_end_well(pids[i]);
+    all_end_well(pids, 4);
     if (bad_signal) {
         kill(pids[5], SIGKILL);
         end_of(pids[5]);

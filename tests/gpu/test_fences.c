@@ -123,22 +123,14 @@ static void held_engine(void *user)
 
 static void run_late(scene *s)
 {
-    pid_t pids[4];
-    for (uint32_t i = 0; i < 4; i++) {
-        s->rank = i % 2;
-        pids[i] = spawn(i < 2 ? late_trainer : held_engine, s);
-    }
-    for (int i = 0; i < 4; i++)
-        must_end_well(pids[i]);
+    RUN_ROLES(s, &s->rank, {late_trainer, 2}, {held_engine, 2});
 }
 
 /* One of each. */
 static void run_pair(scene *s, void (*trainer_body)(void *scene), void (*engine_body)(void *scene))
 {
     s->rank = 0;
-    pid_t a = spawn(trainer_body, s), b = spawn(engine_body, s);
-    must_end_well(b);
-    must_end_well(a);
+    RUN_ROLES(s, NULL, {trainer_body, 1}, {engine_body, 1});
 }
 
 /* Each process sees one GPU alone, or all. */

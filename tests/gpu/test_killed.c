@@ -197,8 +197,7 @@ static void engine_dies(const char *step, bool ipc)
     pid_t trainer_pid = spawn(bereft_trainer, NULL);
     await_flag(p.board, PUBLISHED);
     pid_t other = spawn(survivor, NULL);
-    int status = end_of(spawn(victim, NULL));
-    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    must_be_killed(spawn(victim, NULL));
     raise_flag(p.board, DEAD);
     must_end_well(trainer_pid);
     must_end_well(other);

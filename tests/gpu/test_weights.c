@@ -268,15 +268,7 @@ CLUSTER_TEST(test_fence)
         s.world = 1;
         s.engine_gpus[0] = 1;
         s.versions = 3;
-        s.rank = 0;
-        pid_t pids[3];
-        pids[0] = spawn(fenced_trainer, &s);
-        for (uint32_t i = 0; i < 2; i++) {
-            s.rank = i;
-            pids[1 + i] = spawn(run_engine, &s);
-        }
-        for (int i = 0; i < 3; i++)
-            must_end_well(pids[i]);
+        RUN_ROLES(&s, &s.rank, {fenced_trainer, 1}, {run_engine, 2});
     }
 }
 
@@ -369,15 +361,7 @@ CLUSTER_TEST(test_moved)
     s.world = 1;
     s.versions = 50;
     s.board = board_new();
-    pid_t pids[3];
-    s.rank = 0;
-    pids[0] = spawn(moving_trainer, &s);
-    for (uint32_t i = 0; i < 2; i++) {
-        s.rank = i;
-        pids[1 + i] = spawn(following_engine, &s);
-    }
-    for (int i = 0; i < 3; i++)
-        must_end_well(pids[i]);
+    RUN_ROLES(&s, &s.rank, {moving_trainer, 1}, {following_engine, 2});
     munmap(s.board, sizeof(board));
 }
 
@@ -454,8 +438,7 @@ CLUSTER_TEST(test_killed)
         pids[0] = spawn(bereft_trainer, &s);
         pids[1] = spawn(survivor, &s);
         pids[2] = spawn(victim, &s);
-        int status = end_of(pids[2]);
-        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        must_be_killed(pids[2]);
         raise_flag(s.board, KILLED);
         must_end_well(pids[0]);
         must_end_well(pids[1]);

@@ -433,6 +433,43 @@ static inline void must_end_well(pid_t pid)
     }
 }
 
+static inline void all_end_well(const pid_t *pids, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        must_end_well(pids[i]);
+}
+
+static inline void must_be_killed(pid_t pid)
+{
+    int status = end_of(pid);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+}
+
+/* A role of a scene: `ranks` processes that run the body. */
+typedef struct scene_role {
+    void (*body)(void *user);
+    uint32_t ranks;
+} scene_role;
+
+/* Runs all ranks of all roles, each as a process, until all have ended well. *rank (NULL: none) is
+ * the rank within the role when a process starts. */
+static inline void run_roles(void *user, uint32_t *rank, const scene_role *roles, size_t count)
+{
+    pid_t pids[16];
+    uint32_t started = 0;
+    for (size_t r = 0; r < count; r++)
+        for (uint32_t i = 0; i < roles[r].ranks; i++) {
+            CHECK(started < sizeof pids / sizeof *pids);
+            if (rank)
+                *rank = i;
+            pids[started++] = spawn(roles[r].body, user);
+        }
+    all_end_well(pids, started);
+}
+#define RUN_ROLES(user, rank, ...)                                                                 \
+    run_roles(user, rank, (const scene_role[]){__VA_ARGS__},                                       \
+              sizeof((const scene_role[]){__VA_ARGS__}) / sizeof(scene_role))
+
 /* ---- ranks ---------------------------------------------------------------------------------- */
 
 typedef struct trainer {

@@ -85,8 +85,7 @@ TEST_WITHIN(test_no_version_is_lost, start, stop)
         usleep((useconds_t)(mix(version) % 3000)); /* it generates, and comes late */
         take(&e, version);
     }
-    for (int i = 0; i < 2; i++)
-        must_end_well(trainers[i]);
+    all_end_well(trainers, 2);
     engine_close(&e);
 }
 
@@ -222,8 +221,7 @@ TEST_WITHIN(test_engine_that_dies, start, stop)
     rank = 0;
     open_rank(&t, 1);
     MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
-    int status = end_of(spawn(dying_engine, NULL));
-    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    must_be_killed(spawn(dying_engine, NULL));
     assert_int_equal(dray_publisher_deliver(t.publisher, 1, engine_name, 1, SHORT, &said),
                      DRAY_ETIMEDOUT);
     assert_non_null(strstr(said.message, "engine (not there)"));
@@ -307,8 +305,7 @@ static void restart_with(bool early)
         raise_flag(b, DELIVERS);
     else
         take(&e, 1);
-    for (int i = 0; i < 2; i++)
-        must_end_well(trainers[i]);
+    all_end_well(trainers, 2);
     engine_close(&e);
     munmap(b, sizeof *b);
     restartable_stop(restarted);

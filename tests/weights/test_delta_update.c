@@ -137,8 +137,7 @@ static void run(dray_dtype from, dray_dtype to, dray_dtype sent, bool apart)
         scenes[i] = (scene){config_of(), from, to, sent, trains ? i : i - TRAINERS, apart};
         pids[i] = spawn(trains ? run_trainer : run_engine, &scenes[i]);
     }
-    for (uint32_t i = 0; i < TRAINERS + ENGINES; i++)
-        must_end_well(pids[i]);
+    all_end_well(pids, TRAINERS + ENGINES);
 }
 
 CLUSTER_TEST(test_bf16)

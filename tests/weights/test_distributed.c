@@ -110,14 +110,7 @@ CLUSTER_TEST(test_random_hosts)
             s.hosts = 1;                                /* else both may be on one */
         if ((x >> 50 & 1) && !getenv("DRAY_TRANSPORT")) /* which wants plain ones */
             setenv("DRAY_DATA_ENCRYPT", "always", 1);
-        pid_t pids[16];
-        uint32_t count = 0;
-        for (s.rank = 0; s.rank < s.world; s.rank++)
-            pids[count++] = spawn(run_trainer, &s);
-        for (s.rank = 0; s.rank < s.tp; s.rank++)
-            pids[count++] = spawn(run_engine, &s);
-        for (uint32_t k = 0; k < count; k++)
-            must_end_well(pids[k]);
+        RUN_ROLES(&s, &s.rank, {run_trainer, s.world}, {run_engine, s.tp});
         unsetenv("DRAY_DATA_ENCRYPT");
     }
 }

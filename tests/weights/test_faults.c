@@ -216,8 +216,7 @@ TEST_WITHIN(test_engine_rank_dies, start, stop)
             trainers[s.rank] = spawn(steady_trainer, NULL);
         survivor = spawn(surviving_engine, NULL);
         victim = spawn(dying_engine, NULL);
-        int status = end_of(victim);
-        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        must_be_killed(victim);
         raise_flag(s.board, VICTIM_DEAD);
         await_flag(s.board, ENGINE_DONE);
         bool before_writing = i < 3;
@@ -317,8 +316,7 @@ static void trainer_dies_at(const char *step, bool engine_kills)
         await_flag(s.board, STOPPED);
         kill(victim, SIGKILL);
     }
-    int status = end_of(victim);
-    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    must_be_killed(victim);
     raise_flag(s.board, TRAINER_DEAD);
     await_flag(s.board, ENGINE_DONE);
     await_flag(s.board, ENGINE_DONE + 1);

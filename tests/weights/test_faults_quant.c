@@ -142,8 +142,7 @@ TEST(test_killed_while_quantising)
     pid_t trains = spawn(run_trainer, NULL);
     await_flag(shared, PUBLISHED);
     pid_t survivor = spawn(run_survivor, NULL), victim = spawn(run_victim, NULL);
-    int status = end_of(victim);
-    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    must_be_killed(victim);
     raise_flag(shared, VICTIM_DEAD);
     pid_t successor = spawn(run_successor, NULL);
     must_end_well(successor);

@@ -166,8 +166,7 @@ TEST_WITHIN(test_rank_dies_in_prefetch_or_commit, start, stop)
         s.step = i < 2 * all ? steps[i / 2] : exchange_steps[i - 2 * all];
         pid_t publisher = spawn(run_trainer, NULL);
         pid_t one = spawn(survivor, NULL), other = spawn(victim, NULL);
-        int status = end_of(other);
-        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        must_be_killed(other);
         await_flag(s.board, SURVIVED);
         pid_t second = spawn(replacement, NULL);
         must_end_well(one);

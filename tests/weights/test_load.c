@@ -328,8 +328,7 @@ static void load_from(bool remote)
         strcpy(s[i].folder, folder);
         pids[i] = spawn(i < WORLD ? run_trainer : run_loader, &s[i]);
     }
-    for (uint32_t i = 0; i < WORLD + RANKS; i++)
-        must_end_well(pids[i]);
+    all_end_well(pids, WORLD + RANKS);
     snprintf(command, sizeof command, "rm -r %s", folder);
     CHECK(system(command) == 0);
 }

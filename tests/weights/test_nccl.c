@@ -114,8 +114,7 @@ static void run_all(void)
         trainers[i] = spawn(run_trainer, &ranks[i]);
     must_end_well(spawn(run_engine, NULL));
     raise_flag(s.board, OVER);
-    for (int i = 0; i < 2; i++)
-        must_end_well(trainers[i]);
+    all_end_well(trainers, 2);
 }
 
 /* Over the data server's connections went requests and sums alone. */
@@ -301,9 +300,7 @@ TEST_WITHIN(test_close_does_not_wait, start, stop)
 {
     if (gpu_is_real())
         skip();
-    pid_t publisher = spawn(run_closing_trainer, NULL), reader = spawn(run_asking_engine, NULL);
-    must_end_well(reader);
-    must_end_well(publisher);
+    RUN_ROLES(NULL, NULL, {run_closing_trainer, 1}, {run_asking_engine, 1});
 }
 
 /* A rank of TP2 on one host, whose communicators take longer than a silent member is waited for. */
@@ -339,14 +336,12 @@ TEST_WITHIN(test_cohort_waits_for_communicators, start, stop)
         trainers[i] = spawn(run_trainer, &ranks[i]);
         engines[i] = spawn(run_slow_joiner, &ranks[i]);
     }
-    for (int i = 0; i < 2; i++)
-        must_end_well(engines[i]);
+    all_end_well(engines, 2);
     raise_flag(s.board, RETRY);
     for (int i = 0; i < 2; i++)
         await_flag(s.board, AGAIN + i);
     raise_flag(s.board, OVER);
-    for (int i = 0; i < 2; i++)
-        must_end_well(trainers[i]);
+    all_end_well(trainers, 2);
 }
 
 /* ---- threads that must not wait for transfers ------------------------------------------------ */

@@ -130,8 +130,7 @@ static void run(dray_dtype dtype)
         scenes[i] = (scene){i, dtype};
         pids[i] = spawn(run_engine, &scenes[i]);
     }
-    for (uint32_t i = 0; i < ENGINES; i++)
-        must_end_well(pids[i]);
+    all_end_well(pids, ENGINES);
 }
 
 TEST_WITHIN(test_same_dtype, start, stop)

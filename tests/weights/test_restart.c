@@ -158,13 +158,7 @@ static void killed_at(const char *step, int purpose)
     s.step = step;
     s.purpose = purpose;
     s.seed += 10;
-    pid_t ranks[4];
-    for (s.rank = 0; s.rank < 2; s.rank++) {
-        ranks[s.rank] = spawn(trainer_rank, NULL);
-        ranks[2 + s.rank] = spawn(engine_rank, NULL);
-    }
-    for (int i = 0; i < 4; i++)
-        must_end_well(ranks[i]);
+    RUN_ROLES(NULL, &s.rank, {trainer_rank, 2}, {engine_rank, 2});
 }
 
 static const char *const steps[] = {"begin", "plan",     "import", "writing",  "moving",
@@ -257,9 +251,7 @@ TEST(test_stopped_then_killed)
                 .seed = 7,
                 .address = restarted->unix_address,
                 .step = ""};
-    pid_t from = spawn(lone_trainer, NULL), to = spawn(lone_engine, NULL);
-    must_end_well(to);
-    must_end_well(from);
+    RUN_ROLES(NULL, NULL, {lone_trainer, 1}, {lone_engine, 1});
     munmap(b, sizeof *b);
     restartable_stop(restarted);
 }
@@ -295,8 +287,7 @@ TEST(test_eight_come_back_at_once)
             await_flag(b, i);
         restartable_restart(restarted);
         raise_flag(b, 15);
-        for (int i = 0; i < 8; i++)
-            must_end_well(members[i]);
+        all_end_well(members, 8);
         munmap(b, sizeof *b);
         restartable_stop(restarted);
         unsetenv("DRAY_TOKEN_FILE");

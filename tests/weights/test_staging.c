@@ -179,8 +179,7 @@ TEST_WITHIN(several_engines, start, cluster_stop)
         source = spawn(run_trainer, &s);
         for (int e = 0; e < ENGINES; e++)
             readers[e] = start_engine(&s, e);
-        for (int e = 0; e < ENGINES; e++)
-            must_end_well(readers[e]);
+        all_end_well(readers, ENGINES);
         end_scene(&s, source);
     }
 }

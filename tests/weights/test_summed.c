@@ -136,9 +136,7 @@ TEST_WITHIN(test_change_between_read_and_sums, start, stop)
 {
     if (cluster_kind == DRAY_REGION_CUDA) /* whose GPU sums at once */
         return;
-    pid_t a = spawn(changing_trainer, NULL), b = spawn(deceived_engine, NULL);
-    must_end_well(b);
-    must_end_well(a);
+    RUN_ROLES(NULL, NULL, {changing_trainer, 1}, {deceived_engine, 1});
 }
 
 /* At any time: the engine has what was summed, or says that it has nothing. */
@@ -185,9 +183,7 @@ TEST_WITHIN(test_change_at_any_time, start, stop)
 #if defined(__SANITIZE_THREAD__) /* which finds what the test does on purpose */
     return;
 #endif
-    pid_t a = spawn(restless_trainer, NULL), b = spawn(watchful_engine, NULL);
-    must_end_well(b);
-    must_end_well(a);
+    RUN_ROLES(NULL, NULL, {restless_trainer, 1}, {watchful_engine, 1});
 }
 
 /* ---- sums that do not come --------------------------------------------------------------------
@@ -306,9 +302,7 @@ static void dropped_engine(void *user)
 
 TEST_WITHIN(test_taken_back_before_it_is_summed, start, stop)
 {
-    pid_t a = spawn(hurried_trainer, NULL), b = spawn(dropped_engine, NULL);
-    must_end_well(b);
-    must_end_well(a);
+    RUN_ROLES(NULL, NULL, {hurried_trainer, 1}, {dropped_engine, 1});
 }
 
 /* Closing is not held up by sums that nobody needs any more. */

@@ -145,14 +145,7 @@ CLUSTER_TEST(test_random_clusters)
                 dray_dtype_name(s.from), dray_dtype_name(s.to), s.config.tied ? ", tied" : "");
         snprintf(s.folder, sizeof s.folder, "%s/checkpoint", f.folder);
         write_checkpoint(&s);
-        pid_t pids[16];
-        uint32_t count = 0;
-        for (s.rank = 0; s.rank < s.world; s.rank++)
-            pids[count++] = spawn(run_trainer, &s);
-        for (s.rank = 0; s.rank < s.tp; s.rank++)
-            pids[count++] = spawn(run_engine, &s);
-        for (uint32_t k = 0; k < count; k++)
-            must_end_well(pids[k]);
+        RUN_ROLES(&s, &s.rank, {run_trainer, s.world}, {run_engine, s.tp});
         remove_folder(s.folder);
     }
 }
