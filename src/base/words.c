@@ -2,6 +2,7 @@
 #include "base/words.h"
 
 #include "base/error.h"
+#include "base/wire.h"
 
 #include <ctype.h>
 #include <stdbool.h>
@@ -105,4 +106,20 @@ bool dray__ends_with(const char *text, const char *end)
 {
     size_t size = strlen(text), tail = strlen(end);
     return size >= tail && strcmp(text + size - tail, end) == 0;
+}
+
+char *dray__take_line(char *out, size_t capacity, const char *text)
+{
+    size_t length = text ? strnlen(text, capacity - 1) : 0;
+    while (length && !dray__utf8_valid(text, length))
+        length--;
+    for (size_t i = 0; i < length; i++) {
+        unsigned char c = (unsigned char)text[i];
+        bool wide = c == 0xc2 && (unsigned char)text[i + 1] < 0xa0; /* U+0080 to U+009F */
+        out[i] = wide || c < 0x20 || c == 0x7f ? ' ' : text[i];
+        if (wide)
+            out[++i] = ' ';
+    }
+    out[length] = 0;
+    return out;
 }

@@ -1,4 +1,4 @@
-/* The nearest right word, for messages. */
+/* The nearest right word, for messages; lines of strangers. */
 #pragma once
 
 #include <dray/dray.h>
@@ -22,6 +22,10 @@ char *dray__word_hint_or_all(const char *word, const char *const *words, size_t 
  * *out is NULL. DRAY_EINVALID. */
 int dray__word_of_variable(const char *variable, const char *const *words, const char **out,
                            dray_error *error);
+
+/* Copies a stranger's text (NULL: none) in whole characters, as far as there is room, with spaces
+ * for what commands terminals: a line for people, and for JSON. Returns out. */
+char *dray__take_line(char *out, size_t capacity, const char *text);
 
 /* Whether the text ends with `end`. */
 bool dray__ends_with(const char *text, const char *end);

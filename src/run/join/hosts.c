@@ -5,7 +5,6 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/thread.h"
-#include "base/wire.h"
 #include "base/words.h"
 #include "control/channel.h"
 #include "control/relay.h"
@@ -67,29 +66,6 @@ struct dray__hosts {
     bool queue_ended, over;
     char why[DRAY_ERROR_MESSAGE_MAX];
 };
-
-/* ---- what hosts write ------------------------------------------------------------------------ */
-
-/* Copies a host's text in whole characters, as far as there is room, and without what commands
- * terminals: it becomes a line for people, and part of JSON. */
-static char *take_text(char *out, size_t capacity, const char *text)
-{
-    size_t length = text ? strnlen(text, capacity - 1) : 0;
-    while (length && !dray__utf8_valid(text, length))
-        length--;
-    for (size_t i = 0; i < length; i++) {
-        unsigned char c = (unsigned char)text[i],
-                      next = i + 1 < length ? (unsigned char)text[i + 1] : 0;
-        bool wide = c == 0xc2 && next < 0xa0; /* U+0080 to U+009F */
-        out[i] = c < 0x20 || c == 0x7f ? ' ' : text[i];
-        if (wide) {
-            out[i] = ' ';
-            out[++i] = ' ';
-        }
-    }
-    out[length] = 0;
-    return out;
-}
 
 /* ---- places ---------------------------------------------------------------------------------- */
 
@@ -401,7 +377,7 @@ static void name_guest(const dray__hosts *self, guest *g, const char *name)
 {
     bool used = true;
     char given[49];
-    take_text(given, sizeof given, name && *name ? name : "host");
+    dray__take_line(given, sizeof given, name && *name ? name : "host");
     for (int n = 1; used; n++) {
         used = false;
         snprintf(g->name, sizeof g->name, n == 1 ? "%s" : "%s-%d", given, n);
@@ -415,7 +391,7 @@ static int take_join(dray__hosts *self, const dray__host_asked *from, const json
 {
     json_t *wanted = json_object_get(asked, "roles"), *given = json_array();
     char has[256], key[KEY];
-    take_text(key, sizeof key, dray__json_string(asked, "key"));
+    dray__take_line(key, sizeof key, dray__json_string(asked, "key"));
     int rc = check_run(self, asked, error);
     /* The same process again, whose last session the coordinator has not missed yet. */
     for (guest *g = self->guests, *next; g && !rc && *key; g = next) {
@@ -436,7 +412,7 @@ static int take_join(dray__hosts *self, const dray__host_asked *from, const json
     g->member = from->member;
     g->heard_ns = self->moved_ns = dray__now();
     snprintf(g->key, sizeof g->key, "%s", key);
-    take_text(g->address, sizeof g->address, dray__json_string(asked, "address"));
+    dray__take_line(g->address, sizeof g->address, dray__json_string(asked, "address"));
     name_guest(self, g, dray__json_string(asked, "name"));
     give_places(self, wanted, g, (uint16_t)dray__json_integer(asked, "port"), given);
     g->next = self->guests;
@@ -508,8 +484,8 @@ static void take_said(dray__hosts *self, const guest *g, const json_t *said)
         const char *event = dray__json_string(one, "event"), *text = dray__json_string(one, "text");
         char kind[NAME], line[SAID];
         if (event && text)
-            dray__reporter_say(self->o.reporter, take_text(kind, sizeof kind, event), "host %s: %s",
-                               g->name, take_text(line, sizeof line, text));
+            dray__reporter_say(self->o.reporter, dray__take_line(kind, sizeof kind, event),
+                               "host %s: %s", g->name, dray__take_line(line, sizeof line, text));
     }
 }
 
@@ -518,7 +494,7 @@ static int take_pulse(dray__hosts *self, guest *g, const json_t *asked, const dr
 {
     const char *failed = dray__json_string(asked, "failed");
     char line[SAID];
-    take_text(line, sizeof line, failed);
+    dray__take_line(line, sizeof line, failed);
     g->heard_ns = dray__now();
     g->silent = false;
     if (dray__json_true(asked, "busy"))
