@@ -10,6 +10,7 @@ import os
 import random
 import sys
 import time
+import traceback
 
 sys.path.insert(1, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))  # behind the test's own folder
 
@@ -30,3 +31,25 @@ class Needs:
 
 
 needs = Needs()
+
+
+def forked(body, *arguments):
+    """The pid of a fork that calls body; its exit status is 1 when that raises."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            body(*arguments)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    return pid
+
+
+def end_well(pids):
+    """Waits for the processes, all of which must end with exit status 0."""
+    ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    assert not any(ended), ended

@@ -6,10 +6,9 @@ import os
 import random
 import sys
 import tempfile
-import traceback
 import warnings
 
-from begin import needs, scale as SCALE, seed as SEED
+from begin import end_well, forked, needs, scale as SCALE, seed as SEED
 
 with needs:
     import numpy as np
@@ -211,21 +210,7 @@ def one_rank(rank, folder, count):
 
 def over_gloo(count):
     with tempfile.TemporaryDirectory() as folder:
-        children = []
-        for rank in range(RANKS):
-            pid = os.fork()
-            if pid == 0:
-                status = 1
-                try:
-                    one_rank(rank, folder, count)
-                    status = 0
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    os._exit(status)
-            children.append(pid)
-        failed = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
-    assert not any(failed), failed
+        end_well([forked(one_rank, rank, folder, count) for rank in range(RANKS)])
     print(f"ok {count} real shardings and fully_shard with tensor parallelism, {RANKS} processes")
 
 

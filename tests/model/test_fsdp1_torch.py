@@ -8,10 +8,9 @@ import ctypes as c
 import os
 import random
 import tempfile
-import traceback
 import warnings
 
-from begin import needs, scale as SCALE, seed as SEED
+from begin import end_well, forked, needs, scale as SCALE, seed as SEED
 
 with needs:
     import numpy as np
@@ -229,6 +228,7 @@ def whole_models(rank, folder, count):
 
 
 def one_rank(rank, folder):
+    torch.manual_seed(SEED)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
                             world_size=RANKS)
     real_shards(rank, 10 * SCALE)
@@ -239,22 +239,7 @@ def one_rank(rank, folder):
 
 def over_gloo():
     with tempfile.TemporaryDirectory() as folder:
-        children = []
-        for rank in range(RANKS):
-            pid = os.fork()
-            if pid == 0:
-                status = 1
-                try:
-                    torch.manual_seed(SEED)
-                    one_rank(rank, folder)
-                    status = 0
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    os._exit(status)
-            children.append(pid)
-        failed = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
-    assert not any(failed), failed
+        end_well([forked(one_rank, rank, folder) for rank in range(RANKS)])
     print(f"ok {RANKS} processes")
 
 

@@ -2,6 +2,8 @@
  * to its end, or up to filter_size bytes where one process answers many requests. */
 #pragma once
 
+#include "mover/kernels/quant.h"
+
 #include <dray/model.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -33,4 +35,18 @@ static inline uint32_t filter_numbers(const char *text, int64_t *out)
     for (; *text && n < DRAY_MAX_DIMS; text = *end ? end + 1 : end)
         out[n++] = strtoll(text, &end, 10);
     return n;
+}
+
+/* The box of the words dtype, dtype of quantised elements, format of scales, start, extent, cell.
+ */
+static inline dray__quant_box filter_box(char **words, uint32_t *ndim)
+{
+    dray__quant_box box = {.dtype = (int32_t)dray_dtype_parse(words[0]),
+                           .quant_dtype = (int32_t)dray_dtype_parse(words[1])};
+    *ndim = filter_numbers(words[3], box.start);
+    filter_numbers(words[4], box.extent);
+    filter_numbers(words[5], box.cell);
+    for (uint32_t d = *ndim; d < DRAY_MAX_DIMS; d++)
+        box.extent[d] = box.cell[d] = 1;
+    return box;
 }

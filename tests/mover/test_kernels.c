@@ -418,13 +418,8 @@ static int run_sum(char **arguments)
 
 static int run_quantise(char **arguments)
 {
-    dray__quant_box box = {.dtype = (int32_t)dray_dtype_parse(arguments[0]),
-                           .quant_dtype = (int32_t)dray_dtype_parse(arguments[1])};
-    uint32_t ndim = filter_numbers(arguments[3], box.start);
-    filter_numbers(arguments[4], box.extent);
-    filter_numbers(arguments[5], box.cell);
-    for (uint32_t d = ndim; d < DRAY_MAX_DIMS; d++)
-        box.extent[d] = box.cell[d] = 1;
+    uint32_t ndim;
+    dray__quant_box box = filter_box(arguments, &ndim);
     int64_t first[DRAY_MAX_DIMS], count[DRAY_MAX_DIMS];
     size_t cells = dray__quant_cells(&box, first, count), size;
     uint8_t *values = filter_read(&size);

@@ -1,34 +1,4 @@
-"""test_quant_torch.py with tensors in GPU memory: quantised, and made floats of, by GPUs; with the
-fake driver, where DRAY_TEST_CUDA=real does not ask for the GPUs' own."""
-import ctypes
-import os
-import subprocess
-import sys
-import tempfile
+"""test_quant_torch.py with tensors in GPU memory: quantised, and made floats of, by GPUs."""
+from on_gpu import run_on_gpu
 
-environment = dict(os.environ, DRAY_TEST_KIND="cuda")
-script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "test_quant_torch.py")
-
-
-def run():
-    return subprocess.run([sys.executable, script], env=environment).returncode
-
-
-if os.environ.get("DRAY_TEST_CUDA") == "real":
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError as missing:
-        print(missing)
-        sys.exit(77)
-    sys.exit(run())
-fake = os.environ.get("DRAY_FAKE_CUDA", "")
-if not os.path.exists(fake):
-    print("no fake driver")
-    sys.exit(77)
-with tempfile.TemporaryDirectory() as cache, tempfile.NamedTemporaryFile(dir="/dev/shm") as state:
-    environment.update(DRAY_CUDA_LIBRARY=fake, DRAY_NVRTC_LIBRARY=fake, FAKE_CUDA_STATE=state.name,
-                       FAKE_CUDA_DEVICES="2", XDG_CACHE_HOME=cache)
-    if os.environ.get("DRAY_FAKE_NCCL"):  # machines with GPUs have NCCL, too
-        environment.setdefault("DRAY_NCCL_LIBRARY", os.environ["DRAY_FAKE_NCCL"])
-    environment.pop("CUDA_VISIBLE_DEVICES", None)
-    sys.exit(run())
+run_on_gpu("test_quant_torch.py")
