@@ -52,6 +52,12 @@ def make(job, options, dtype):
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=dtype).to(dtype)
 
 
+def described(job, options):
+    """The model without its numbers."""
+    with torch.device("meta"):
+        return make(job, argparse.Namespace(model=options.model, device=torch.device("meta")), options.dtype)
+
+
 def config_json(model):
     kind = type(model).__name__.removeprefix("FSDP")
     return json.dumps(dict(model.config.to_dict(), architectures=[kind], torch_dtype="float32"))

@@ -15,7 +15,8 @@ import torch
 
 import dray
 from engine import Engine, Request
-from lm import arena, arguments, config_json, make, turn
+from lm import arena, arguments, config_json, described, make, turn
+from served import Gone
 from text import END
 
 LOOK = 0.02   # seconds between two looks for a newer version
@@ -50,7 +51,8 @@ class Rollout:
         if options.lengths:
             self.lengths = np.loadtxt(options.lengths, dtype=int, ndmin=1)
         self.backlog, self.works = collections.deque(), {}  # requests without a slot; {id of a request: its work}
-        self.head = self.target = None  # a claim that waits for a version; the version that is to be taken
+        self.heads, self.waiting = collections.deque(), []  # claims that are to be begun; that ask for a version to come
+        self.target = None                                  # the version that is to be taken
         self.looked = self.asked = 0.0  # when, for a version and for samples
         self.mine = None                # its turn on the device
 
@@ -58,42 +60,59 @@ class Rollout:
 
     def claim(self):
         """Rows for the free slots; False: there will be none."""
-        if self.engine.under_way and time.monotonic() < self.asked + AGAIN:
+        if self.engine.under_way and not self.heads and time.monotonic() < self.asked + AGAIN:
             return True
-        while self.head is None and not self.backlog and self.target is None and self.engine.free:
-            tasks = self.role.tasks if self.exact else sorted(self.role.tasks)  # eval before rollout
-            count = {"rollout": 1, "eval": self.job["eval"]["prompts"]}
-            batch = self.role.claim(tasks, count, wait=False)
-            if batch is None and not self.engine.under_way and not self.role.ended:
-                self.rest()
-                batch = self.role.claim(tasks, count)
+        while self.target is None and not self.backlog and self.engine.free:
+            batch = self.heads.popleft() if self.heads else self.look()
             if batch is None:
                 self.asked = time.monotonic()
-                return bool(self.works) or not (self.role.ended or self.role.stopping)
-            self.head = batch
-            self.place()
+                return bool(self.works or self.waiting) or not (self.role.ended or self.role.stopping)
+            self.place(batch)
         return True
 
-    def place(self):
-        """Begins the claim that waits, if the engine has its version."""
-        wanted = self.weights.wanted(self.head)
+    def look(self):
+        """A claim, or None: there is nothing now."""
+        tasks = self.role.tasks if self.exact else sorted(self.role.tasks)  # eval before rollout
+        count = {"rollout": 1, "eval": self.job["eval"]["prompts"]}
+        batch = self.role.claim(tasks, count, wait=False)
+        if batch is None and not self.engine.under_way and not self.role.ended:
+            self.rest()
+            if self.waiting:
+                time.sleep(LOOK)
+            else:
+                batch = self.role.claim(tasks, count)
+        return batch
+
+    def asks(self, batch):
+        """The oldest version that the row asks for, and the one that it asks for exactly (None: none): its tags."""
+        least, exactly = (float(batch.tag(name, -1)[0]) for name in ("at_least", "exactly"))
+        return int(max(least, exactly, 0)), int(exactly) if exactly >= 0 else None
+
+    def place(self, batch):
+        """Begins the claim, if the engine has its version."""
+        wanted, has = self.weights.wanted(batch), self.weights.version
+        least, exactly = self.asks(batch) if batch.task == "rollout" else (0, None)
         if wanted is None:  # what it wants may wait for others that were lost
-            self.head, batch = None, self.head
             batch.free()
             time.sleep(LOOK)
-        elif wanted == self.weights.version:
-            self.head, batch = None, self.head
+        elif exactly is not None and exactly < wanted and (self.exact or exactly != has) or self.exact and least > wanted:
+            batch.fail(f"version {least}{'' if exactly is not None else ' or a newer one'} expected, engines take {wanted}")
+            batch.free()
+        elif least > wanted:
+            self.waiting.append(batch)
+        elif has in (wanted, exactly):
             self.begin(batch)
         else:
+            self.heads.appendleft(batch)
             self.target = wanted
 
     def begin(self, batch):
         evaluates, rollout = batch.task == "eval", self.job["rollout"]
-        requests = []
+        requests, asked = [], self.weights.version if evaluates else self.asks(batch)[1]
         for i, prompt in enumerate(batch.list("eval_prompt" if evaluates else "prompt")):
             request = Request(prompt.tolist(), rollout["max_new_tokens"], 0.0 if evaluates else rollout["temperature"],
                               at_least=None if evaluates else self.weights.version,
-                              exactly=self.weights.version if evaluates else None)
+                              exactly=asked)
             if evaluates and self.lengths is not None:
                 request.most = 1
             if not evaluates:
@@ -142,8 +161,8 @@ class Rollout:
         self.engine.changed(self.weights.version, self.keep and self.job["update"] != "anew")
         if self.ahead and self.weights.version + 1 < self.job["steps"]:
             self.weights.prefetch(self.weights.version + 1)
-        if self.head is not None:
-            self.place()
+        self.heads.extend(self.waiting)
+        self.waiting = []
 
     # ---- tokens
 
@@ -152,6 +171,29 @@ class Rollout:
         mine, self.mine = self.mine, None
         if mine:
             mine.close()
+
+    def again(self):
+        """The engine's server is gone: another one takes the newest weights, and goes on with what there is of the samples.
+        Evaluations are given back, as each is of one version."""
+        self.rest()
+        while not self.role.stopping:
+            with contextlib.suppress(Gone):
+                if not self.engine.lost(lambda: self.role.stopping):
+                    return
+                self.give_back("eval")
+                self.weights.again()
+                self.target = self.weights.version if self.exact else self.weights.newest()
+                if self.target >= 0:
+                    self.update()
+                return
+
+    def give_back(self, task):
+        for work in {id(work): work for work in self.works.values() if work.batch.task == task}.values():
+            for request in work.requests:
+                if self.works.pop(id(request), None):
+                    self.engine.give_up(request)
+            self.backlog = collections.deque(request for request in self.backlog if id(request) in self.works)
+            work.batch.free()
 
     def step(self):
         while self.backlog and self.engine.free:
@@ -201,11 +243,16 @@ class Rollout:
                 self.commit(work)
             else:
                 work.batch.free()
+        for batch in (*self.heads, *self.waiting):
+            batch.free()
 
     def run(self):
         while self.claim() and not self.role.stopping:
-            self.follow()
-            self.step()
+            try:
+                self.follow()
+                self.step()
+            except Gone:
+                self.again()
         self.leave()
         self.rest()
 
@@ -220,6 +267,7 @@ def own(role, options, seed):
 
 def vllm(role, options, seed):
     """vLLM, and its worker's weights."""
+    import plugged
     import vllm_engine
     with torch.device("meta"):
         model = make(role.config, argparse.Namespace(model=options.model, device=torch.device("meta")), options.dtype)
@@ -230,14 +278,31 @@ def vllm(role, options, seed):
     (folder / "config.json").write_text(json.dumps(config))
     engine = vllm_engine.Engine(folder, options.slots, role.config["model"]["max_positions"], END, seed,
                                 str(options.dtype).rpartition(".")[2])
-    return engine, vllm_engine.Weights(role, engine, model.named_parameters(remove_duplicate=False))
+    return engine, plugged.Weights(role, engine, model.named_parameters(remove_duplicate=False))
+
+
+def served(role, options, seed):
+    """A server's engine, and what its ranks take."""
+    import plugged
+    import served as behind
+    if options.engine == "own":
+        raise ValueError("--server: --engine vllm or sglang expected")
+    server = {"vllm": behind.Vllm, "sglang": behind.Sglang}[options.engine](options.server, role.timeout)
+    engine = behind.Engine(server, options.slots, role.config["model"]["max_positions"], END,
+                           options.pause == "keep" and role.config["update"] != "anew")
+    while not server.alive():  # it is being started anew
+        if role.stopping:
+            raise SystemExit
+        time.sleep(behind.AGAIN)
+    return engine, plugged.Weights(role, engine, described(role.config, options).named_parameters())
 
 
 options = arguments(__doc__, slots=(64, "requests at a time"), lengths=("", "a file of numbers: tokens of each sample"),
                     pause=(("abort", "keep"), "what an update does to the caches of requests under way"),
-                    engine=(("own", "vllm"), "who generates: engine.py, or vLLM"))
+                    engine=(("own", "vllm", "sglang"), "who generates: engine.py, vLLM, or SGLang (a server alone)"),
+                    server=("", "where a server of this engine is, http://HOST:PORT: it generates"))
 with dray.Role() as role:
-    engine, weights = {"own": own, "vllm": vllm}[options.engine](
+    engine, weights = (served if options.server or options.engine == "sglang" else {"own": own, "vllm": vllm}[options.engine])(
         role, options, role.config["seed"] + 1000 * role.instance + role.epoch)
     with contextlib.closing(weights):
         Rollout(role, engine, weights, options).run()

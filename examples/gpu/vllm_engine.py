@@ -1,7 +1,6 @@
 """vLLM in the place of engine.py: the same requests, and weights by dray's plug-in (docs/vllm.md), whose worker subscribes to
 what the trainer publishes. `rollout.py --engine vllm`, with the Python that has vLLM. Of schedules that keep one version."""
 import os
-import time
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # steps are taken here, one by one
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -9,7 +8,6 @@ from vllm import LLM, SamplingParams  # noqa: E402
 from vllm.config import WeightTransferConfig  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
-import dray  # noqa: E402
 from dray.integrations.vllm import register  # noqa: E402
 
 
@@ -60,6 +58,15 @@ class Engine:
         self.slots = {}
         return found
 
+    def handshake(self, told):
+        self.llm.init_weight_transfer_engine({"init_info": {"address": os.environ["DRAY_ADDRESS"], **told}})
+
+    def take(self, version, newer):
+        self.llm.start_weight_update()
+        self.llm.update_weights({"update_info": {"version": version, "newer": newer}})
+        self.llm.finish_weight_update()
+        return self.llm.llm_engine.model_executor.driver_worker.worker.weight_transfer_engine.report
+
     def forget(self):
         """vLLM keeps its caches."""
 
@@ -78,36 +85,3 @@ class Engine:
             if made.finished:
                 left.append(self.slots.pop(made.request_id))
         return left
-
-
-class Weights(dray.steps.Weights):
-    """As role.weights gives them: the worker takes what is wanted, at once. tensors: (name, tensor) of the checkpoint."""
-
-    def __init__(self, role, engine, tensors):
-        if role.rules.kept > 1:
-            raise ValueError(f"--engine vllm: a schedule that keeps one version expected, found {role.config['schedule']}")
-        self._role, self._rules, self.version, self.report, self._ahead = role, role.rules, -1, None, None
-        self._subscribers, self._llm = [], engine.llm
-        listed = [[name, str(tensor.dtype).rpartition(".")[2], list(tensor.shape)] for name, tensor in tensors]
-        self._llm.init_weight_transfer_engine({"init_info": {
-            "tensors": listed, "address": os.environ["DRAY_ADDRESS"], "group": role.group, "timeout": role.timeout}})
-
-    def prefetch(self, version):
-        """vLLM's backends have none."""
-
-    @property
-    def ready(self):
-        return self.newest()
-
-    def update(self, wanted):
-        began = time.monotonic()
-        with dray.trace.span("weights update", wanted, "transfer"):
-            self._llm.start_weight_update()
-            self._llm.update_weights({"update_info": {"version": wanted}})
-            self._llm.finish_weight_update()
-        worker = self._llm.llm_engine.model_executor.driver_worker.worker
-        self.version, self.report = wanted, worker.weight_transfer_engine.report
-        self._role.report("engine_update", role=self._role.group, version=wanted, bytes=self.report["bytes"],
-                          seconds=self.report["total_seconds"], wait_seconds=self.report["wait_seconds"],
-                          pause_seconds=time.monotonic() - began - self.report["wait_seconds"])
-        return self.report

@@ -50,7 +50,7 @@ PARTS = [
     Part("miles_contract", 120, 300, "dray's transfer protocol with miles' own", "miles"),
     Part("megatron_real", 180, 600, "mbridge's converters of Megatron-Core's parameters, recorded: blocks by bytes"),
     Part("vllm_real", 480, 1200, "vLLM for the CPU with backend dray, and an FSDP2 trainer: tokens as transformers'"),
-    Part("gpu_job_real", 480, 600, "examples/gpu with vLLM for the CPU: log-probs of each token by its version's weights"),
+    Part("gpu_job_real", 600, 1800, "examples/gpu with vLLM for the CPU, in the process and as a server that dies: log-probs by version"),
     Part("lora_real", 300, 600, "adapters alone, PEFT's, by vLLM's own path for them; and merged on the way"),
     Part("sglang_real", 480, 1200, "SGLang's weight updates by dray, and an FSDP2 trainer: bytes as SGLang's own loading has them"),
     Part("seen_real", 120, 120, "Perfetto's classes, TensorBoard's and Weights & Biases' readers: what they read of a run"),

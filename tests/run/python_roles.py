@@ -22,7 +22,8 @@ def settings(**given):
 
 
 def ranks_of(folder, role, rank="0"):
-    """{instance: (process, its environment)} of a role's rank that runs now."""
+    """{instance: (process, its environment)} of a role's rank that runs now: the one that began first, as its children have its
+    environment."""
     found = {}
     for entry in pathlib.Path("/proc").iterdir():
         try:
@@ -31,7 +32,8 @@ def ranks_of(folder, role, rank="0"):
         except (OSError, ValueError):
             continue
         if env.get("DRAY_RUN") == str(folder) and env.get("DRAY_ROLE") == role and \
-                env.get("DRAY_RANK") == rank and state != "Z":
+                env.get("DRAY_RANK") == rank and state != "Z" and \
+                int(entry.name) < found.get(env["DRAY_INSTANCE"], (1 << 62,))[0]:
             found[env["DRAY_INSTANCE"]] = int(entry.name), env
     return found
 

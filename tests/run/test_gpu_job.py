@@ -35,6 +35,40 @@ print(f"log-probs: {plain:.2e}, of {len(mixed(found))} continued responses {cont
 check(plain < 1e-4 and continued < 1e-4, f"log-probs differ by {plain} and {continued}")
 check(all(row["staleness_max"] <= 1 for row in rows(folder)), f"pieces: {rows(folder)}")
 
+# ---- versions that rows ask for ----------------------------------------------------------------------
+ASK = """
+import numpy as np
+import dray
+
+once = {(4, 2)}  # asks for a version that is gone, until a new sample takes the place of the lost one
+with dray.Role() as role:
+    for batch in role.batches():
+        rows = [(int(step), int(slot)) for step, slot in zip(batch.tag("step"), batch.slots)]
+        batch.set_tag("exactly", [0 if row in once else row[0] - 1 if row[1] % 4 == 0 else -1 for row in rows])
+        batch.set_tag("at_least", [row[0] - 1 if row[1] % 4 == 1 else -1 for row in rows])
+        batch.set("asked", np.ones(len(rows), np.int32))
+        once -= set(rows)
+"""
+(work / "ask.py").write_text(ASK)
+text = job.read_text().replace("tasks:", "tasks:\n  - {name: ask, needs: [prompt], writes: [asked]}\n"
+                               "  - {name: rollout, needs: [prompt, asked]}", 1)
+asking = work / "asking.yaml"
+asking.write_text(text + f"  - {{name: ask, tasks: [ask], command: exec python3 {work / 'ask.py'}}}\n")
+folder = work / "asked"
+process = start(folder, *settings(**COMMON, steps=5, rollout__max_new_tokens=16,
+                                  roles__rollout__command=f"{ROLLOUT} --slots 4"), job=asking)
+ended(process, folder, "asked")
+found = samples(folder)
+check(len({(s["step"], s["slot"]) for s in found}) >= 5 * 16, f"asked: {len(found)} samples")
+for s in found:
+    if s["slot"] % 4 == 0:
+        check(set(s["versions"]) == {s["step"] - 1}, f"asked: exactly {s['step'] - 1}: {s['versions']}")
+    elif s["slot"] % 4 == 1:
+        check(min(s["versions"]) >= s["step"] - 1, f"asked: {s['step'] - 1} at least: {s['versions']}")
+check(any(s["slot"] % 4 > 1 and min(s["versions"]) < s["step"] - 1 for s in found), "asked: all samples are of the newest versions")
+check("version 0 expected, engines take" in (folder / "events.jsonl").read_text(), "asked: nobody was told of version 0")
+check(max(gaps(folder, found)) < 1e-4, "asked: log-probs")
+
 # ---- one_step_async: forced lengths, prefetched versions ---------------------------------------------
 LENGTHS = [3, 11, 7, 2, 19]
 (work / "lengths.txt").write_text("# five\n" + "\n".join(map(str, LENGTHS)) + "\n")

@@ -146,8 +146,8 @@ class Rank:
         with self._loading() as load:
             load(list(named))
 
-    def update(self, version: int) -> dict:
-        """Brings this version, exactly, together with the other ranks; the report."""
+    def update(self, version: int, newer: bool = False) -> dict:
+        """Brings this version (newer: or one behind it), together with the other ranks; the report."""
         options = dict(min_version=version, timeout=self._timeout)
         first = self._recorded is not None and not self._recorded.certified
         with self._load or contextlib.nullcontext():
@@ -157,7 +157,7 @@ class Rank:
             self.left = self._recorded.by_loader
             for name, why in self.left.items():
                 self._log.info("dray: %s goes by load_weights: %s", name, why)
-        if report["version"] != version:
+        if report["version"] != version and not newer:
             raise RuntimeError(f"version {version} expected, the trainer is at {report['version']} already")
         self.report = report
         self._log.info("dray: version %d, %.1f MB in %.3f s (%s)", report["version"], report["bytes"] / 1e6,

@@ -31,8 +31,9 @@ class DrayInitInfo(Handshake, WeightTransferInitInfo):
 
 @dataclass
 class DrayUpdateInfo(WeightTransferUpdateInfo):
-    """version: that the worker is to hold afterwards, exactly."""
+    """version: that the worker is to hold afterwards, exactly; newer: or one behind it, if that is what there is."""
     version: int
+    newer: bool = False
 
 
 def kept_elsewhere(model) -> str:
@@ -78,6 +79,13 @@ def whole_modules(recorded) -> None:
                 recorded.leave(name, "another tensor of its module is left to the loader")
             elif given.intersection(sources):
                 recorded.leave(name, f"the loader is given {min(given.intersection(sources))} for another module")
+
+
+class Reports:
+    """--worker-extension-cls, for those that speak to a server: what the last update was, by /collective_rpc."""
+
+    def dray_report(self) -> dict:
+        return self.weight_transfer_engine.report
 
 
 class DrayEngine(WeightTransferEngine[DrayInitInfo, DrayUpdateInfo]):
@@ -140,7 +148,7 @@ class DrayEngine(WeightTransferEngine[DrayInitInfo, DrayUpdateInfo]):
         if rank is None:
             what = "with draft=True " if self._is_draft() else ""
             raise RuntimeError(f'weight transfer backend "dray": init_weight_transfer_engine is to be called {what}first')
-        rank.update(update_info.version)
+        rank.update(update_info.version, update_info.newer)
 
     def finish_weight_update(self) -> None:
         """Nothing is left to do: an update is whole, or raised."""
