@@ -18,6 +18,15 @@ uint64_t dray__name_hash(const char *name)
     return dray__hash(name, strlen(name));
 }
 
+/* Returns the entry at which the search for a key begins: the finaliser of SplitMix64 (Steele, Lea,
+ * Flood, OOPSLA 2014), in which every bit reaches every bit. */
+static size_t first_place(const dray__idmap *map, uint64_t key)
+{
+    key = (key ^ (key >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    key = (key ^ (key >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return (size_t)(key ^ (key >> 31)) & (map->capacity - 1);
+}
+
 /* ---- non-zero 64-bit numbers ----------------------------------------------------------------- */
 
 typedef struct dray__idmap_entry entry_t;
@@ -25,7 +34,7 @@ typedef struct dray__idmap_entry entry_t;
 /* The entry of the key, or the free one where it belongs. The table is never full. */
 static entry_t *find(const dray__idmap *map, uint64_t key)
 {
-    for (size_t i = dray__idmap_first(map, key);; i = (i + 1) & (map->capacity - 1)) {
+    for (size_t i = first_place(map, key);; i = (i + 1) & (map->capacity - 1)) {
         entry_t *entry = &map->entries[i];
         if (!entry->key || entry->key == key)
             return entry;
@@ -49,7 +58,7 @@ void *dray__idmap_get(const dray__idmap *map, uint64_t key)
 /* The first free entry from where the key is looked for first. */
 static entry_t *free_of(const dray__idmap *map, uint64_t key)
 {
-    size_t i = dray__idmap_first(map, key);
+    size_t i = first_place(map, key);
     while (map->entries[i].key)
         i = (i + 1) & (map->capacity - 1);
     return &map->entries[i];
@@ -92,7 +101,7 @@ static void drop(dray__idmap *map, size_t hole)
     map->count--;
     /* Backward-shift deletion: what probed past the hole moves into it. */
     for (size_t i = (hole + 1) & mask; map->entries[i].key; i = (i + 1) & mask) {
-        size_t home = dray__idmap_first(map, map->entries[i].key);
+        size_t home = first_place(map, map->entries[i].key);
         if (((i - home) & mask) >= ((i - hole) & mask)) {
             map->entries[hole] = map->entries[i];
             map->entries[i] = (entry_t){0};

@@ -26,15 +26,6 @@ void *dray__idmap_get(const dray__idmap *map, uint64_t key); /* NULL: not there 
 bool dray__idmap_set(dray__idmap *map, uint64_t key, void *value);
 void *dray__idmap_remove(dray__idmap *map, uint64_t key); /* what was there, or NULL */
 
-/* Where the key is looked for first: the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014),
- * in which every bit reaches every bit. */
-static inline size_t dray__idmap_first(const dray__idmap *map, uint64_t key)
-{
-    key = (key ^ (key >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    key = (key ^ (key >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return (size_t)(key ^ (key >> 31)) & (map->capacity - 1);
-}
-
 /* ---- things that are in an array ------------------------------------------------------------- */
 
 /* Finds the place of a thing in somebody's array, whose things are added one behind the other. A

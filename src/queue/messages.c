@@ -1,6 +1,7 @@
 #include "queue/messages.h"
 
 #include "base/error.h"
+#include "queue/policies.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -8,6 +9,16 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+/* ---- policies -------------------------------------------------------------------------------- */
+
+unsigned dray__policy_traits(int32_t policy)
+{
+#define XX(number, name, pick, traits, refused) [DRAY_POLICY_##number] = (traits),
+    static const unsigned char all[] = {DRAY__POLICY_MAP(XX)};
+#undef XX
+    return policy >= 0 && (size_t)policy < sizeof all ? all[policy] : 0;
+}
 
 /* ---- columns and their places ---------------------------------------------------------------- */
 

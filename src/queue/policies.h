@@ -28,10 +28,4 @@ enum dray__policy_trait {
        "unequal counts")
 
 /* Returns the traits of a policy; 0 for a number that is none. */
-static inline unsigned dray__policy_traits(int32_t policy)
-{
-#define XX(number, name, pick, traits, refused) [DRAY_POLICY_##number] = (traits),
-    static const unsigned char all[] = {DRAY__POLICY_MAP(XX)};
-#undef XX
-    return policy >= 0 && (size_t)policy < sizeof all ? all[policy] : 0;
-}
+unsigned dray__policy_traits(int32_t policy); /* messages.c */

@@ -142,6 +142,19 @@ struct dray__batch_extent *dray__batch_extent_of(const dray_batch *batch,
     return NULL;
 }
 
+const dray__column_spec *dray__batch_spec(const dray__batch_column *column,
+                                          const struct dray__batch_extent *extent)
+{
+    return extent && extent->own ? extent->own : &column->spec;
+}
+
+bool dray__batch_elsewhere(const dray_queue *queue, const struct dray__batch_extent *extent)
+{
+    const dray__values_holder *holder = &queue->holder;
+    return !holder->kind->is_elsewhere ||
+           holder->kind->is_elsewhere(holder, extent ? extent->home : holder->home);
+}
+
 /* The coordinator's own keeper may come back, as the coordinator may where there is a journal:
  * then it says what is left. Another host's ends with its session. */
 static bool keeper_may_return(const dray_queue *queue)

@@ -167,21 +167,12 @@ dray__batch_place dray__batch_place_of(const dray_batch *batch, const dray__batc
 struct dray__batch_extent *dray__batch_extent_of(const dray_batch *batch,
                                                  const dray__batch_column *column, uint32_t put);
 
-static inline const dray__column_spec *dray__batch_spec(const dray__batch_column *column,
-                                                        const struct dray__batch_extent *extent)
-{
-    return extent && extent->own ? extent->own : &column->spec;
-}
-
+/* Returns the spec of the values at the extent: its own, or the column's. */
+const dray__column_spec *dray__batch_spec(const dray__batch_column *column,
+                                          const struct dray__batch_extent *extent);
 /* Says whether the bytes at the extent cannot be mapped here. extent NULL: bytes that this
  * client put. */
-static inline bool dray__batch_elsewhere(const dray_queue *queue,
-                                         const struct dray__batch_extent *extent)
-{
-    const dray__values_holder *holder = &queue->holder;
-    return !holder->kind->is_elsewhere ||
-           holder->kind->is_elsewhere(holder, extent ? extent->home : holder->home);
-}
+bool dray__batch_elsewhere(const dray_queue *queue, const struct dray__batch_extent *extent);
 
 /* chunks.c: the functions that a holder (queue/storage/holder.h) calls for its queue. */
 extern const dray__holder_uses dray__queue_uses;

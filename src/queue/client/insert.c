@@ -34,7 +34,7 @@ static int measure_column(const dray_column_data *column, const dray__column_spe
     int rc = DRAY_OK;
     if (spec->ragged) {
         rc = check_offsets(column, items, unit, &bytes, &end, error);
-        head = dray__aligned((items + 1) * 8);
+        head = dray__round_up((items + 1) * 8, DRAY__ALIGN);
     } else if (__builtin_mul_overflow(items, unit, &bytes) || bytes > INT64_MAX) {
         rc = dray__fail(error, DRAY_EINVALID, "column %s: %llu rows of %llu bytes overflow",
                         column->name, (unsigned long long)items, (unsigned long long)unit);

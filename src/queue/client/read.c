@@ -188,7 +188,7 @@ static int map_extents(reading *r, dray_error *error)
             return dray__fail(error, DRAY_EFORMAT, "column %s: impossible sizes", r->column->name);
         int rc = dray__extent_check(&found->extent, dray__batch_spec(r->column, found), put->items,
                                     size, r->column->name, error);
-        if (!rc && __builtin_add_overflow(total, dray__aligned(size), &total))
+        if (!rc && __builtin_add_overflow(total, dray__round_up(size, DRAY__ALIGN), &total))
             rc = dray__fail(error, DRAY_EFULL, "column %s: more bytes than can be addressed",
                             r->column->name);
         if (rc)
@@ -211,7 +211,7 @@ static int map_extents(reading *r, dray_error *error)
         size = dray__batch_spec(r->column, found)->ragged && head > size ? head : size;
         *mapping = (dray__mapping){.id = found->extent.chunk, .base = base, .size = size};
         found->mapping = mapping;
-        base += dray__aligned(size);
+        base += dray__round_up(size, DRAY__ALIGN);
     }
     return DRAY_OK;
 }

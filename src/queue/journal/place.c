@@ -25,7 +25,7 @@ static int more(void *user, uint64_t bytes, dray_error *error)
     dray__placer *placer = user;
     uint64_t id, key, size = placer->size ? 2 * placer->size : CHUNK_MIN;
     size = size > CHUNK_MAX ? CHUNK_MAX : size;
-    size = size < bytes ? dray__aligned(bytes) : size;
+    size = size < bytes ? dray__round_up(bytes, DRAY__ALIGN) : size;
     dray__place_close(placer);
     int rc = dray__storage_name(&id, &key, error);
     if (!rc)
@@ -82,7 +82,7 @@ int dray__place_column(dray__placer *placer, dray__reader *r, dray__new_column *
     const void *offsets = dray__get_bytes(r, head), *values = dray__get_bytes(r, bytes);
     if (r->failed)
         return dray__fail(error, DRAY_EFORMAT, "column %s: its bytes are missing", column->name);
-    head = dray__aligned(head);
+    head = dray__round_up(head, DRAY__ALIGN);
     const dray__values of = {.column = column->name,
                              .offsets = offsets,
                              .items = items,

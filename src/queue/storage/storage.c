@@ -327,7 +327,7 @@ static void set_current(dray__storage *storage, dray__written *chunk)
 bool dray__storage_take(dray__storage *storage, uint64_t bytes, dray__storage_room *out)
 {
     dray__written *chunk = storage->current;
-    uint64_t room = dray__aligned(bytes);
+    uint64_t room = dray__round_up(bytes, DRAY__ALIGN);
     if (!chunk || room > chunk->size - chunk->used)
         return false;
     *out = (dray__storage_room){
@@ -357,7 +357,7 @@ static uint64_t next_bytes(const dray__storage *storage, const uint64_t *rooms, 
 {
     uint64_t most = part_of(storage->capacity, 16), bytes = 0;
     for (*taken = 0; *taken < count; ++*taken) {
-        uint64_t room = dray__aligned(rooms[*taken]);
+        uint64_t room = dray__round_up(rooms[*taken], DRAY__ALIGN);
         if (*taken && (room > most || bytes > most - room))
             break;
         bytes += room;
@@ -372,7 +372,8 @@ void dray__storage_size(const dray__storage *storage, uint64_t bytes, uint64_t *
     uint32_t taken;
     uint64_t most = part_of(storage->capacity, 64), standard = most < CHUNK_MIN ? most : CHUNK_MIN;
     *least = next_bytes(storage, storage->rooms, storage->room_count, &taken);
-    *least = *least < dray__aligned(bytes) ? dray__aligned(bytes) : *least;
+    *least =
+        *least < dray__round_up(bytes, DRAY__ALIGN) ? dray__round_up(bytes, DRAY__ALIGN) : *least;
     while (standard < most && standard < storage->bytes / 8)
         standard *= 2;
     *size = standard;
@@ -390,10 +391,11 @@ int dray__storage_ahead(dray__storage *storage, const uint64_t *rooms, uint32_t 
     uint32_t fits = 0;
     *bytes = 0;
     for (uint32_t i = 0; i < count; i++)
-        if (__builtin_add_overflow(all, dray__aligned(rooms[i]), &all) || all > INT64_MAX)
+        if (__builtin_add_overflow(all, dray__round_up(rooms[i], DRAY__ALIGN), &all) ||
+            all > INT64_MAX)
             return dray__fail(error, DRAY_EINVALID, "column %u: sizes overflow", i);
-    for (; fits < count && dray__aligned(rooms[fits]) <= left; fits++)
-        left -= dray__aligned(rooms[fits]);
+    for (; fits < count && dray__round_up(rooms[fits], DRAY__ALIGN) <= left; fits++)
+        left -= dray__round_up(rooms[fits], DRAY__ALIGN);
     if (fits == count)
         return DRAY_OK;
     if (!fits || all > storage->capacity / 4) { /* what it has is worth less than its memory */
@@ -401,7 +403,7 @@ int dray__storage_ahead(dray__storage *storage, const uint64_t *rooms, uint32_t 
         fits = 0;
     }
     for (; fits < count; fits++)
-        *bytes += dray__aligned(rooms[fits]);
+        *bytes += dray__round_up(rooms[fits], DRAY__ALIGN);
     *bytes += !*bytes;
     return DRAY_OK;
 }

@@ -10,12 +10,6 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-/* Up to the next multiple of DRAY__ALIGN. */
-static inline uint64_t dray__aligned(uint64_t bytes)
-{
-    return bytes / DRAY__ALIGN * DRAY__ALIGN + (bytes % DRAY__ALIGN ? DRAY__ALIGN : 0);
-}
-
 /* Makes a memfd of `bytes`, maps it writable here (pages there already, not inherited by forks),
  * then seals it: nobody can map it writable again, shrink it or grow it. */
 int dray__segment_new(uint64_t bytes, void **base, int *fd, dray_error *error);
