@@ -176,9 +176,10 @@ static int send_text(dray__command *command, const char *text, size_t size, doub
         if (rc)
             return rc;
         ssize_t n = write(command->to, text + done, size - done);
+        if (n < 0 && errno == EPIPE) /* it ended: what it said before is read first, then the end */
+            return DRAY_OK;
         if (n < 0 && errno != EAGAIN && errno != EINTR)
-            return errno == EPIPE ? it_ended(command, error)
-                                  : dray__fail_errno(error, errno, "%s: write", command->setting);
+            return dray__fail_errno(error, errno, "%s: write", command->setting);
         done += n > 0 ? (size_t)n : 0;
     }
     return DRAY_OK;

@@ -18,7 +18,8 @@ enum {
     REPUBLISHED,
     PUBLISHED,
     ENGINE_DONE = 8,
-    VICTIM_DEAD
+    VICTIM_DEAD = 10,
+    DEATH_SEEN /* by the coordinator */
 };
 
 typedef struct scene {
@@ -249,6 +250,7 @@ static void surviving_trainer(void *user)
     for (uint64_t version = 2; version < 1000 && rc == DRAY_OK; version++, usleep(1000))
         rc = dray_publisher_publish(t.publisher, version, NULL, &said);
     CHECK(rc == DRAY_ESTALE && strstr(said.message, "rank 1"));
+    raise_flag(s.board, DEATH_SEEN);
     if (first == DRAY_OK)
         MUST(dray_publisher_wait(t.publisher, 1, SHORT, NULL, error));
     trainer_close(&t);
@@ -286,7 +288,7 @@ static void engine_of_dead_trainer(void *user)
     s.board->number[s.rank] = updates_until(TRAINER_DEAD, &e);
     dray__hook_set(NULL, NULL);
     raise_flag(s.board, ENGINE_DONE + (int)s.rank);
-    await_flag(s.board, RETRY); /* what the dead one published is over */
+    await_flag(s.board, DEATH_SEEN); /* what the dead one published is over */
     last_update(&e, s.seed + 1000, 2 * s.round);
     MUST(dray_barrier(e.context, "over", 2, LONG, error));
     engine_close(&e);
