@@ -18,78 +18,76 @@ struct dray__stream {
     bool connecting, started, open;
     bool trusted; /* the network in between: bytes may go in the clear */
     bool unfit;   /* the carrier failed, not the network */
-    void *state;  /* a pointer of the carrier */
+    void *state;  /* the carrier's */
 };
 
-/* Memory that was registered for one-sided reads. Each carrier's own struct begins with this. */
+/* Memory that was registered for one-sided reads; each carrier's has more. */
 typedef struct dray__net_memory {
     const dray__carrier *carrier;
 } dray__net_memory;
 typedef struct dray__net_key dray__net_key;
 
-/* Reads that belong together. The struct must stay at its address until none of them is pending, or
- * the connection is closed. */
+/* Reads that belong together. Stays where it is until none is pending, or the connection closed. */
 typedef struct dray__net_reads {
     uint32_t pending;
     bool failed;
 } dray__net_reads;
 
 struct dray__carrier {
-    const char *name;      /* the carrier's name, which no other has */
-    const char *transport; /* the word by which users choose it and similar ones */
-    const char *scheme;    /* the scheme of its endpoints: "tcp", "unix" */
-    uint8_t first;         /* the first byte of its connections, for servers; 0: any other byte */
+    const char *name;      /* of one carrier */
+    const char *transport; /* the word by which users ask for it and its like */
+    const char *scheme;    /* what endpoints begin with that it leads to: "tcp", "unix" */
+    uint8_t first;         /* byte of its connections, by which servers know it; 0: any other */
     bool encrypts;
     bool blind; /* dray__stream_blind */
 
-    /* Checks that this process can use the carrier. detail gets its version. The message of
-     * DRAY_EUNSUPPORTED says how to make it usable. NULL: every process can use it. */
+    /* Can this process use it? detail: its version. DRAY_EUNSUPPORTED says what to do. NULL: every
+     * process can. */
     int (*find)(char *detail, size_t size, dray_error *error);
-    /* Checks the carrier's environment variables. NULL: it has none. */
+    /* Is what the environment says of it right? NULL: it says nothing. */
     int (*check)(dray_error *error);
-    /* Checks that it may carry bytes between two ends with these keys, over a network that is
-     * trusted or not. Fails with DRAY_EPERM or DRAY_EUNSUPPORTED. */
+    /* May it carry bytes between two ends, over a network that is trusted or not, with these keys?
+     * DRAY_EPERM, DRAY_EUNSUPPORTED. */
     int (*may)(const dray__stream_keys *keys, bool trusted, dray_error *error);
 
     /* Begin on a connected socket, at the reader's end and at the data server's (stream->server).
      */
     int (*connect)(dray__stream *stream, dray_error *error);
     int (*accept)(dray__stream *stream, dray_error *error);
-    /* Carries out the handshake with the other end. Returns DRAY_OK, DRAY_EAGAIN, or the error with
-     * which the connection failed. NULL: there is no handshake. */
+    /* Comes to an agreement with the other side: DRAY_OK, DRAY_EAGAIN, or the connection failed.
+     * NULL: there is nothing to agree on. */
     int (*ready)(dray__stream *stream, dray_error *error);
-    /* These do the work of dray__stream_send and the functions after it. */
+    /* As dray__stream_send and its neighbours. */
     ssize_t (*send)(dray__stream *stream, const void *data, size_t size, bool more);
     ssize_t (*recv)(dray__stream *stream, void *data, size_t size);
     int (*flush)(dray__stream *stream); /* NULL: nothing is kept */
     short (*events)(const dray__stream *stream, short wanted);
     bool (*pending)(const dray__stream *stream); /* NULL: never */
     int (*fd)(const dray__stream *stream);       /* NULL: the socket */
-    /* Ends the carrier's work, also in the middle of it. The socket is closed afterwards. NULL:
-     * there is no state. */
+    /* Whatever is under way; the socket is closed after it. NULL: there is no state. */
     void (*close)(dray__stream *stream);
 
-    /* One-sided reads: one process reads memory that another has registered, without the other's
-     * help. All NULL: the carrier has none. */
+    /* One-sided reads: memory that its owner registered, read without him. All NULL: it has none.
+     */
 
-    /* Registers memory for the connections that share this one's devices. Any thread may unregister
-     * it, also after the connection was closed. remote: the other end may read it; otherwise reads
-     * write into it. */
+    /* Registers memory for the connections that share this one's devices; unregistered by any
+     * thread, also after the connection was closed. remote: that the other side may read; else that
+     * reads land in. */
     int (*map)(const dray__stream *stream, void *base, size_t bytes, bool remote,
                dray__net_memory **out, dray_error *error);
     void (*unmap)(dray__net_memory *memory);
-    /* Returns the key with which the other end reads it, in `*out`, which the caller frees. */
+    /* What the other side needs to read it, in `*out`, which the caller frees. */
     int (*pack_key)(const dray__net_memory *memory, void **out, size_t *size, dray_error *error);
-    /* Makes such a key usable on this connection, which owns it until it is closed or forgets its
-     * keys. */
+    /* Such a key, for use on this connection; the connection's, until it is closed or forgets all,
+     * while no read is under way. */
     int (*unpack_key)(dray__stream *stream, const void *packed, size_t size, dray__net_key **out,
                       dray_error *error);
-    void (*forget_keys)(dray__stream *stream); /* no read may be under way */
+    void (*forget_keys)(dray__stream *stream);
     /* Begins to read the other side's memory at `address` into `at`, which is in `into`. */
     int (*get)(dray__stream *stream, const dray__net_key *key, uint64_t address,
                const dray__net_memory *into, void *at, size_t bytes, dray__net_reads *reads,
                dray_error *error);
-    /* Works on the reads. Returns 0 when none is pending, -EAGAIN when some are, or -errno. */
+    /* Lets it work: 0: none is pending; -EAGAIN; -errno. */
     int (*read)(dray__stream *stream, const dray__net_reads *reads);
 };
 
@@ -97,28 +95,27 @@ struct dray__carrier {
 
 enum { DRAY__CARRIERS_MAX = 16 };
 
-/* Returns the carrier at a place of the table, which is in the order in which carriers are tried;
- * NULL: the table has no such place. */
+/* In the order in which they are tried; NULL: there are no more. */
 const dray__carrier *dray__carrier_at(uint32_t index);
-/* Finds the first carrier of this scheme that may carry the bytes and whose bit in `avoid` is not
- * set. Fails with the error of the last one that was tried. */
+/* Looks in the table from *index on for one that may carry bytes of this scheme, and that `avoid`
+ * does not name. Fails as the last one that was asked does. */
 int dray__carrier_choose(const char *scheme, const dray__stream_keys *keys, bool trusted,
                          uint32_t avoid, uint32_t *index, dray_error *error);
-/* Returns the carrier whose connections begin with this byte; NULL: there is none. */
+/* Whose connections begin with this byte; NULL: nobody's. */
 const dray__carrier *dray__carrier_of(const char *scheme, uint8_t first);
-/* Does the same as dray_transport_find. *out gets the transport of this name; NULL for "auto". */
+/* As dray_transport_find; the transport of this name goes into *out, NULL for "auto". */
 int dray__transport_find(const char *name, const char **out, char *detail, size_t size,
                          dray_error *error);
-/* Checks the environment variables of all carriers. */
+/* Is what the environment says of carriers right? */
 int dray__carriers_check(dray_error *error);
-/* Returns true when a carrier has one-sided reads with these keys. */
+/* May one-sided reads be had with these keys? */
 bool dray__carriers_read(const dray__stream_keys *keys);
 
-/* ---- plain sockets, which several carriers use: tcp.c */
+/* ---- plain sockets, of which more than one carrier is made: tcp.c */
 #define DRAY__CARRIER_PLAIN                                                                        \
     .connect = dray__plain_begin, .accept = dray__plain_begin, .send = dray__plain_send,           \
     .recv = dray__plain_recv, .events = dray__plain_events
-int dray__plain_begin(dray__stream *stream, dray_error *error); /* calls `may` */
+int dray__plain_begin(dray__stream *stream, dray_error *error); /* where it may */
 ssize_t dray__plain_send(dray__stream *stream, const void *data, size_t size, bool more);
 ssize_t dray__plain_recv(dray__stream *stream, void *data, size_t size);
 short dray__plain_events(const dray__stream *stream, short wanted);

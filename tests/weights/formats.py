@@ -161,6 +161,18 @@ def quantise(kind, x, dtype=torch.bfloat16, block=(128, 128), shared=None):
     return (mxfp8 if kind == MXFP8 else mxfp4)(x)
 
 
+def near_ties(kind, shape, group, generator):
+    """f32 numbers whose quotients by their group's scale are a few units in the last place from where the code
+    changes: what takes products with the inverse of a scale for quotients gets some of them wrong."""
+    most = 1 + torch.rand([], generator=generator)  # of every group, so that all have one scale
+    edges = torch.arange(0.5, 7) if kind == INT4 else torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5])
+    by = most / 7.5 if kind == INT4 else 448 / global_scale([most], torch.float32)
+    x = by * edges[torch.randint(0, len(edges), shape, generator=generator)]
+    x = (x.view(torch.int32) + torch.randint(-2, 3, shape, generator=generator, dtype=torch.int32)).view(torch.float32)
+    x[..., ::group] = most
+    return x * (torch.randint(0, 2, shape, generator=generator) * 2 - 1)
+
+
 def special(x):
     """Rows of numbers at the edges; x: [rows, columns], at least 8 x 32."""
     x = x.clone()

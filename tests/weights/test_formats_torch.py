@@ -41,9 +41,9 @@ def cells(kind, suffix, block):
 
 
 class Tensor:
-    """A random tensor, and what it becomes in a format."""
+    """A random tensor, and what it becomes in a format. numbers: "random", "edges" or "ties"."""
 
-    def __init__(self, rng, index, kind, edges):
+    def __init__(self, rng, index, kind, numbers):
         self.name, self.kind = "layer.%d.weight" % index, kind
         self.block = [rng.choice([128, 32]), rng.choice([128, 40])]
         group = {formats.MXFP8: 32, formats.MXFP4: 32, formats.NVFP4: 16}.get(kind)
@@ -56,10 +56,14 @@ class Tensor:
             self.shape = [rng.randint(1, 4)] + self.shape
         self.dtype = rng.choice([torch.float32, torch.bfloat16, torch.bfloat16, torch.float16])
         self.engine = rng.choice([torch.bfloat16, torch.bfloat16, torch.float16, torch.float32])
-        x = torch.randn(self.shape, generator=torch.Generator().manual_seed(rng.getrandbits(32)))
+        generator = torch.Generator().manual_seed(rng.getrandbits(32))
+        x = torch.randn(self.shape, generator=generator)
         self.x = (x * 10.0 ** rng.uniform(-5, 2)).to(self.dtype)
-        if edges and len(self.shape) == 2:
+        if numbers == "edges" and len(self.shape) == 2:
             self.x = formats.special(self.x)
+        elif numbers == "ties":
+            self.dtype = self.engine = torch.float32
+            self.x = formats.near_ties(kind, self.shape, group, generator)
         self.parts = formats.quantise(kind, self.x, self.engine, self.block)
         self.ndim = len(self.shape)
 
@@ -106,8 +110,9 @@ def members(count):
 def round_of(rng, address, number):
     hosts = 1 if base.driver else rng.choice([1, 1, 3])
     sources, group = members(rng.randint(1, 4)), members(rng.randint(1, 3))
-    kinds = list(SUFFIXES) + rng.choices(list(SUFFIXES), k=3)
-    tensors = [Tensor(rng, i, kind, i >= len(SUFFIXES)) for i, kind in enumerate(kinds)]
+    kinds = [(kind, "random") for kind in SUFFIXES] + [(kind, "edges") for kind in rng.choices(list(SUFFIXES), k=3)]
+    kinds += [(formats.NVFP4, "ties"), (formats.INT4, "ties")]
+    tensors = [Tensor(rng, i, *kind) for i, kind in enumerate(kinds)]
     for t in tensors:
         base.hold_floats(rng, sources, t, t.x, TORCH[t.dtype], True)
         hold(rng, group, t)

@@ -202,6 +202,7 @@ static int check_quant(const dray__cuda_quant *q, const dray_tensor_info *tensor
                           "transform %llu: is of tensor %u with %u dimensions, which the layout "
                           "lacks",
                           n, (unsigned)q->tensor, (unsigned)q->ndim);
+    uint64_t rows = 1;
     for (uint32_t d = 0; d < q->ndim; d++) {
         int64_t end = q->start[d] + q->extent[d];
         bool whole =
@@ -213,6 +214,11 @@ static int check_quant(const dray__cuda_quant *q, const dray_tensor_info *tensor
                               "of %lld",
                               n, d, (long long)q->extent[d], (long long)q->start[d],
                               (long long)q->cell[d]);
+        rows *= d + 1 < q->ndim ? (uint64_t)q->extent[d] : 1;
+        if (groups && rows > UINT32_MAX)
+            return dray__fail(error, DRAY_EINVALID,
+                              "transform %llu: expected at most %u rows, found %llu", n, UINT32_MAX,
+                              (unsigned long long)rows);
     }
     return DRAY_OK;
 }
@@ -239,11 +245,14 @@ bool dray__cuda_groups(int64_t group)
     return group >= 8 && group <= DRAY__GPU_GROUP && (group & (group - 1)) == 0;
 }
 
+/* Elements of a tile of groups: as many as make little of what a thread does once for a tile. */
+enum { GROUP_TILE = 4 * DRAY__GPU_CELL };
+
 /* Fills the fields that only boxes of groups have. */
 static void group_box(const dray__cuda_quant *q, dray__gpu_quant *g)
 {
     uint64_t rows = g->extent[0] * g->extent[1] * g->extent[2], in, align = 4, out = 1;
-    uint64_t together = g->cell[2], tile = DRAY__GPU_CELL / g->extent[3];
+    uint64_t together = g->cell[2], tile = GROUP_TILE / g->extent[3];
     in = dray_dtype_size((dray_dtype)g->from);
     g->format = (uint16_t)q->quant_kind;
     g->as = (uint16_t)q->as;

@@ -93,25 +93,6 @@ INLINE u32 block_most(u32 value, u32 *room)
     return value;
 }
 
-INLINE u32 group_most(const group *g, u32 from, u32 elements)
-{
-    u32 most = 0;
-    if (from == BF16 && elements == 8) {
-        UNROLL
-        for (u32 i = 0; i < 4; i++)
-            most = MOST_OF_HALVES(most, g->v[i] & 0x7FFF7FFF);
-        return most >> 16 > (most & 0xFFFF) ? most & 0xFFFF0000 : most << 16;
-    }
-    UNROLL
-    for (u32 i = 0; i < 8; i++) {
-        if (i >= elements)
-            break;
-        u32 a = widen(pick(g, i, size_of(from)), from) & 0x7FFFFFFF;
-        most = a > most ? a : most;
-    }
-    return most;
-}
-
 /* mover/kernels/quant.h has the arithmetic. */
 INLINE u32 scale_of(u32 most, u32 to, u32 format)
 {

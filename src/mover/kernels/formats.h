@@ -62,12 +62,14 @@ INLINE void add_extreme(extremes *e, u32 bits)
 /* ---- elements --------------------------------------------------------------------------------
  */
 
-/* To nearest even among 0, 0.5, 1, 1.5, 2, 3, 4, 6; what is larger becomes 6. */
+/* To nearest even among 0, 0.5, 1, 1.5, 2, 3, 4, 6; what is larger becomes 6. From 1 on the code is
+ * the exponent and one bit of the fraction, below it a multiple of 0.5. */
 INLINE u32 e2m1_magnitude(u32 a)
 {
-    return (u32)(a > 0x3E800000) + (u32)(a >= 0x3F400000) + (u32)(a > 0x3FA00000) +
-           (u32)(a >= 0x3FE00000) + (u32)(a > 0x40200000) + (u32)(a >= 0x40600000) +
-           (u32)(a > 0x40A00000);
+    u32 below = FLOAT_BITS(BITS_FLOAT(a) + 6291456.0f) & 7; /* 1.5 * 2^22: in units of 0.5 */
+    u32 above = ((a + 0x1FFFFF + (a >> 22 & 1)) >> 22) - 2 * 127 + 2;
+    u32 code = a < 0x3F800000 ? below : above;
+    return code < 7 ? code : 7;
 }
 
 /* A number within -8 to 7 to the nearest, ties to even; plus 8. */
@@ -77,25 +79,62 @@ INLINE u32 four_bits(float x)
     return (FLOAT_BITS(x + 12582912.0f) + 8) & 15; /* 1.5 * 2^23: the last bits are the number */
 }
 
-INLINE u32 format_element(u32 format, u32 bits, const format_scale *s, u32 as)
+/* The bits that are stored of a number that was multiplied with the scale or divided by it. */
+INLINE u32 format_code(u32 format, u32 f, const format_scale *s, u32 as)
 {
+    u32 a = f & 0x7FFFFFFF;
     if (format == MXFP8) {
-        u32 e = narrow(FLOAT_BITS(BITS_FLOAT(bits) * BITS_FLOAT(s->by)), E4M3);
+        u32 e = narrow(f, E4M3);
         return (e & 0x7F) == 0x7F ? 0x7F : e;
     }
-    if (format == MXFP4) {
-        u32 f = FLOAT_BITS(BITS_FLOAT(bits) * BITS_FLOAT(s->by)), a = f & 0x7FFFFFFF;
+    if (format == MXFP4)
         return a > INFINITE ? 3 : e2m1_magnitude(a) | f >> 31 << 3;
-    }
-    bits = round_as(bits, as);
-    if (format == NVFP4) {
-        u32 f = FLOAT_BITS(BITS_FLOAT(bits) / BITS_FLOAT(s->by)), a = f & 0x7FFFFFFF;
+    if (format == NVFP4)
         return a > INFINITE || a == 0 ? 0 : e2m1_magnitude(a) | f >> 31 << 3;
-    }
-    u32 f = quotient(bits, s->by, as);
+    f = round_as(f, as);
     if (format == INT4_ZERO)
         f = round_as(FLOAT_BITS(BITS_FLOAT(f) + s->zero), as);
     return (f & 0x7FFFFFFF) > INFINITE ? 8 : four_bits(BITS_FLOAT(f));
+}
+
+INLINE u32 format_element(u32 format, u32 bits, const format_scale *s, u32 as)
+{
+    float by = BITS_FLOAT(s->by);
+    u32 f = format <= MXFP4 ? FLOAT_BITS(BITS_FLOAT(bits) * by)
+                            : FLOAT_BITS(BITS_FLOAT(round_as(bits, as)) / by);
+    return format_code(format, f, s, as);
+}
+
+/* ---- elements without a division each ----------------------------------------------------------
+ *
+ * A product with the inverse is within three units in the last place of the rounded quotient. Both
+ * have the same code unless a number at which the code changes is as near: these are the numbers
+ * whose last bits, those of `mask`, are `tie`. Where that is so, or the inverse is not exact
+ * enough, the quotient itself must be taken. */
+typedef struct format_inverse {
+    u32 by; /* 0: divide */
+    u32 mask, tie;
+} format_inverse;
+
+INLINE format_inverse format_inverse_of(u32 format, const format_scale *s, u32 as)
+{
+    u32 normal = s->by - 0x00800000 < 0x7E800000 - 0x00800000; /* 2^-126 to 2^126 */
+    format_inverse v = {normal ? FLOAT_BITS(1.0f / BITS_FLOAT(s->by)) : 0, 0xFFFFF, 0};
+    if (format >= INT4 && as != F32) { /* codes change where numbers of `as` do */
+        v.mask = as == BF16 ? 0xFFFF : 0x1FFF;
+        v.tie = as == BF16 ? 0x8000 : 0x1000;
+    }
+    if (format == INT4_ZERO && as == F32) /* what a zero point is added to rounds anywhere */
+        v.by = 0;
+    return v;
+}
+
+/* May the quotient have another code than `product`? Of NVFP4's smallest numbers, zero and its sign
+ * must be the quotient's own. */
+INLINE u32 format_may_differ(u32 format, u32 product, const format_inverse *v)
+{
+    u32 small = format == NVFP4 && 2 * product - 1 < 0x1B000000;
+    return ((product - v->tie + 4) & v->mask) <= 8 || small;
 }
 
 /* ---- scales ----------------------------------------------------------------------------------

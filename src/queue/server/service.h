@@ -3,8 +3,8 @@
  * collect.c reads the pages of releases. durable.c starts and saves journals, store.c knows the
  * stores of a coordinator, drops.c tells keepers what to drop, and status.c tells people. */
 
-/* The structures and functions that controller.c, waiters.c (requests that wait) and steps.c
- * (requests that are answered at once) share. */
+/* What controller.c, waiters.c (requests that wait) and steps.c (requests that are answered at
+ * once) share. */
 #pragma once
 
 #include "control/coordinator.h"
@@ -58,9 +58,9 @@ struct dray__served { /* a queue */
     struct event *safe; /* fires when the journal has progressed */
     bool bytes_gone;    /* a record's bytes were lost before they were in the journal */
     int64_t hold_due;   /* when the next claim will have been held too long */
-    dray__waits waited; /* how long answers have waited so far, by kind of request */
+    dray__waits waited; /* what answers have waited for so far */
     dray__page pages[DRAY__PAGES];
-    uint32_t page_count, wanted; /* wanted: the causes of waiting that stand on the pages */
+    uint32_t page_count, wanted; /* what they say */
 };
 
 struct dray__controller {
@@ -136,8 +136,7 @@ void dray__pages_free(dray__served *queue);
 /* Applies the releases that clients have written on their pages. Returns true when there were
  * some. */
 bool dray__collect(dray__served *queue);
-/* Writes on the pages the things that the queue's requests wait for now. Returns true when that led
- * to releases. */
+/* Writes on the pages what the queue waits for now. Returns true when that led to releases. */
 bool dray__collect_wanted(dray__served *queue);
 /* A request was handled: pages are read soon, and then less often until the next request. */
 void dray__sweep_soon(dray__controller *self);

@@ -30,7 +30,6 @@ SMALL = {"hidden_size": 64, "n_embd": 64, "d_model": 64, "intermediate_size": 12
          "moe_topk": 2, "moe_k": 2, "expert_ffn_hidden_size": 32, "num_experts_per_token": 2,
          "shared_intermediate_size": 64, "n_shared_experts": 1, "layer_types": None,
          "num_shared_experts": 1, "dense_intermediate_size": 128, "embedding_size": 64,
-         "vocab_size_per_layer_input": 199, "hidden_size_per_layer_input": 16, "laurel_rank": 16,
          # Of what sees and hears.
          "depth": 2, "embed_dim": 64, "num_heads": 4, "out_hidden_size": 64, "image_size": 56, "projection_dim": 64,
          "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
@@ -42,7 +41,7 @@ YARN = {"rope_type": "yarn", "type": "yarn", "rope_theta": 1e4, "factor": 2.0, "
         "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1}
 MORE = {  # {model type: what its configuration needs else}
     "deepseek_v2": {"rope_parameters": YARN, "rope_scaling": YARN, "moe_layer_freq": 1, "n_group": 1,
-                    "topk_group": 1, "num_experts_per_tok": 2, "scoring_func": "softmax"},
+                    "topk_group": 1},
     "deepseek_v3": {"topk_method": "noaux_tc", "moe_layer_freq": 1, "scoring_func": "sigmoid", "rope_parameters": YARN, "rope_scaling": YARN},
     "olmoe": {"num_key_value_heads": 4}, "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
     "afmoe": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
@@ -53,46 +52,24 @@ MORE = {  # {model type: what its configuration needs else}
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "nemotron_h": {"layers_block_type": ["mamba", "attention"]},
     "mimo_v2_flash": {"layer_types": ["full_attention", "sliding_attention"]},
-    "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 0},
-    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), {"layer_types": ["linear_attention", "full_attention"]}),
-    "falcon_h1": {"mamba_d_ssm": 128},
-    "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid", "hybrid"]},
-    "cohere2_moe": {"mlp_layer_types": ["dense", "sparse"], "prefix_dense_intermediate_size": 128,
-                    "layer_types": ["sliding_attention", "full_attention"]},
-    "gemma3": {"vision_config": {"vision_use_head": False}}, "clip_vision_model": {"image_size": 64},
+    "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"]},
 }
 
-# What published config.json files say and transformers' classes do not write: engines read it. By the model type of a
-# configuration, or of one within it.
+# What published config.json files say and transformers' classes do not write: engines read it.
 PUBLISHED = {
     "gemma2": {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"},
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), {"full_attention_interval": 2}),
-    "qwen2_vl_vision": {"in_chans": 3}, "nemotron_h": {"layers_block_type": ["mamba", "attention"]},
-    "hunyuan_v1_moe": {"moe_intermediate_size": [128, 128], "use_qk_norm": True,
+    "qwen3_next": {"full_attention_interval": 2}, "hunyuan_v1_moe": {"moe_intermediate_size": [128, 128], "use_qk_norm": True,
                        "use_mixed_mlp_moe": True, "num_shared_expert": [1, 1]},
     "hunyuan_v1_dense": {"use_qk_norm": True}, "exaone4": {"sliding_window_pattern": "LG"},
     "exaone_moe": {"is_moe_layer": [False, True]},
     "bert": {"position_embedding_type": "absolute"}, "xlm-roberta": {"position_embedding_type": "absolute"},
     "mamba2": {"intermediate_size": 128, "rms_norm": True},
 }
-# Names in published checkpoints where transformers writes others.
-NAMES = {"gemma3": ("vision_tower.", "vision_tower.vision_model.")}
-# Published in the other order than transformers writes it: (expert, in, out).
-TURNED = {"qwen3_vl_moe": (".experts.gate_up_proj", ".experts.down_proj")}
-
-
-def published(written):
-    """A config.json as it is published, in place."""
-    for inner in list(written.values()):
-        if isinstance(inner, dict):
-            published(inner)
-    written.update(PUBLISHED.get(written.get("model_type"), {}))
 
 
 def small(kind, more):
     """The configuration of a class, made small, those within it, too; more: what it needs else."""
     plain = kind()
-    plain.allow_global_per_layer_attribute_access = True
     known = {k: v for k, v in SMALL.items() if hasattr(plain, k) and
              not (k != "layer_types" and getattr(plain, k) is None and k.endswith("_id"))}
     known = {k: v for k, v in known.items() if k == "layer_types" or getattr(plain, k) is not None
@@ -112,10 +89,8 @@ def small(kind, more):
 def checkpoint(model_type, name, folder, seed):
     """Writes config.json of a class of transformers', and gives its name as it is written there and {name: tensor} of
     random numbers."""
-    kind, of = getattr(transformers, name), CONFIG_MAPPING[model_type]
-    if kind.config_class in of.sub_configs.values():  # the part of a model that reads and writes
-        of, model_type = kind.config_class, kind.config_class.model_type
-    config = small(of, MORE.get(model_type, {}))
+    config = small(CONFIG_MAPPING[model_type], MORE.get(model_type, {}))
+    kind = getattr(transformers, name)
     with torch.device("meta"):
         model = kind._from_config(config, dtype=torch.bfloat16)
     count = sum(p.numel() for p in model.parameters())
@@ -134,13 +109,9 @@ def checkpoint(model_type, name, folder, seed):
     for path in sorted(glob.glob(os.path.join(folder, "*.safetensors"))):
         tensors.update(load_file(path))
         os.unlink(path)
-    before, after = NAMES.get(model_type, ("", ""))
-    tensors = {n if after in n else n.replace(before, after): t.transpose(1, 2).contiguous() if n.endswith(TURNED.get(model_type, ())) else t
-               for n, t in tensors.items()}
     path = os.path.join(folder, "config.json")
     with open(path, encoding="utf-8") as file:
-        written = json.load(file)
-    published(written)
+        written = {**json.load(file), **PUBLISHED.get(model_type, {})}
     with open(path, "w", encoding="utf-8") as file:
         json.dump(written, file)
     return written["architectures"][0], tensors

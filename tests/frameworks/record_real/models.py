@@ -18,19 +18,7 @@ import checkpoints
 import compare  # noqa: E402
 
 ranks = engine_of.Ranks(tp, rank)
-totals = {"equal": 0, "in_place": 0, "written": 0, "failed": 0, "not_built": 0, "unexplained": []}
-reasons = getattr(engine_of, "NOT_HERE", None)  # of classes that this engine does not build here
-
-
-def not_built(model_type, name, why, error):
-    totals["not_built"] += 1
-    if reasons is not None and name not in reasons:
-        totals["unexplained"].append(name)
-    print(f"{model_type} {name}: {why}: {type(error).__name__} {str(error)[:160]!r}", (reasons or {}).get(name, ""), flush=True)
-    if os.environ.get("TRACE"):
-        traceback.print_exc()
-
-
+totals = {"equal": 0, "in_place": 0, "written": 0, "failed": 0, "not_built": 0}
 begun, built = time.monotonic(), set()
 for model_type, name in checkpoints.architectures(getattr(engine_of, "TASKS", ("FOR_CAUSAL_LM_MAPPING",))):
     if wanted and not {model_type, name} & set(wanted) or not engine_of.knows(name):
@@ -39,7 +27,9 @@ for model_type, name in checkpoints.architectures(getattr(engine_of, "TASKS", ("
         try:
             name, tensors = checkpoints.checkpoint(model_type, name, folder, 7)
         except Exception as error:
-            not_built(model_type, name, "no checkpoint", error)
+            print(f"{model_type} {name}: no checkpoint: {type(error).__name__} {str(error)[:150]!r}", flush=True)
+            if os.environ.get("TRACE"):
+                traceback.print_exc()
             continue
         if name in built:
             continue
@@ -51,7 +41,11 @@ for model_type, name in checkpoints.architectures(getattr(engine_of, "TASKS", ("
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
-            not_built(model_type, name, "not loaded by the engine", error)
+            totals["not_built"] += 1
+            print(f"{model_type} {name}: not loaded by the engine: {type(error).__name__} {str(error)[:160]!r}",
+                  flush=True)
+            if os.environ.get("TRACE"):
+                traceback.print_exc()
             continue
         try:
             with engine_of.around(config):

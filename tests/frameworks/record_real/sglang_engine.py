@@ -62,30 +62,6 @@ _group = dist.new_group
 # Transformers' lists of classes that SGLang knows some of.
 TASKS = ("FOR_CAUSAL_LM_MAPPING", "FOR_IMAGE_TEXT_TO_TEXT_MAPPING", "FOR_SEQUENCE_CLASSIFICATION_MAPPING", "MAPPING")
 
-_CUDA = "asks for a CUDA device when it is built"
-_PADS = "SGLang pads its rows for ranks on CPUs, and does not take this model's"
-_DRAFT = "a draft of another model, whose sizes it takes"
-_OTHER = "SGLang looks for what its own configuration of this model has, and transformers' class does not write"
-# Transformers' classes that SGLang 0.5.23 has and that are not tried on a CPU (some at two ranks and more), with the reason.
-NOT_HERE = {
-    "DeepseekV32ForCausalLM": _CUDA, "GlmMoeDsaForCausalLM": _CUDA, "HYV4ForCausalLM": _CUDA,
-    "DeepseekV4ForCausalLM": _OTHER, "KimiLinearForCausalLM": _OTHER, "LongcatFlashForCausalLM": _OTHER, "MiMoV2FlashForCausalLM": _OTHER,
-    "Cohere2VisionForConditionalGeneration": _OTHER, "Step3p7ForConditionalGeneration": _OTHER, "PixtralVisionModel": _OTHER,
-    "MiniMaxM3SparseForConditionalGeneration": _OTHER,
-    "FalconH1ForCausalLM": _PADS, "GraniteMoeHybridForCausalLM": _PADS,
-    "Gemma4AssistantForCausalLM": _DRAFT, "Gemma4UnifiedAssistantForCausalLM": _DRAFT,
-    "MiniCPM3ForCausalLM": "its loader deletes kv_b_proj, and can load once only",
-    "LlavaForConditionalGeneration": "SGLang runs transformers' own module for it",
-    "Gemma4ForCausalLM": "SGLang reads the head_dim of all layers together, which transformers 5.19 refuses",
-    "Gemma4ForConditionalGeneration": "transformers' configuration has nothing for images unless it is told",
-    "Gemma3nForConditionalGeneration": "transformers wants the package timm for its images",
-    **dict.fromkeys(("FalconMambaForCausalLM", "MambaForCausalLM"), "its file imports kernels for the GPU"),
-    "InklingForConditionalGeneration": "its file imports cutlass",
-    **dict.fromkeys(("DbrxForCausalLM", "ZayaForCausalLM", "Cosmos3EdgeForConditionalGeneration", "DiffusionGemmaForBlockDiffusion",
-                     "Ernie4_5_VLMoeForConditionalGeneration", "Glm5NextForConditionalGeneration", "NemotronH_Omni_Reasoning_V3"),
-                    "transformers' own class checks its sizes against each other, and the test makes no small one"),
-}
-
 
 class Ranks:
     """`tp` ranks, of which this process is one."""
@@ -135,9 +111,6 @@ class Ranks:
         for name in ("linear_num_key_heads", "linear_num_value_heads"):  # on CPUs it pads them where ranks need it
             if hasattr(config.hf_text_config, name):
                 setattr(config.hf_text_config, f"{name}_cpu", getattr(config.hf_text_config, name))
-        for name, before in (("num_attention_heads", "original_num_attention_heads"), ("num_key_value_heads", "original_total_num_kv_heads")):
-            if hasattr(config.hf_text_config, name):
-                setattr(config.hf_text_config, before, getattr(config.hf_text_config, name))
         torch.set_default_dtype(torch.bfloat16)
         try:
             model = _initialize_model(config, LoadConfig(load_format="dummy"))
