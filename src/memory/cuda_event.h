@@ -1,6 +1,6 @@
-/* Events of GPUs that other processes can wait for: what was put into a stream before one is
- * complete when it is. An event that was never recorded counts as complete, for the driver: so none
- * is handed out before. Threads: one at a time. */
+/* Events of GPUs that other processes can wait for. When an event is complete, so is all work that
+ * was put into its stream before it was recorded. The driver takes an event that was never recorded
+ * for complete; therefore such an event is not given to others. Threads: one at a time. */
 #pragma once
 
 #include "memory/cuda_library.h"
@@ -15,9 +15,10 @@ void dray__event_free(dray__event *event); /* NULL is fine */
 int dray__event_record(dray__event *event, void *stream, dray_error *error);
 /* Borrowed from the event. NULL: it was never recorded. */
 CUevent dray__event_handle(const dray__event *event);
-/* What another process opens it by. DRAY_EINVALID: it was never recorded. */
+/* Returns the handle with which another process opens it. DRAY_EINVALID: it was never recorded. */
 int dray__event_export(const dray__event *event, uint8_t handle[64], dray_error *error);
 int dray__event_import(const uint8_t uuid[16], const uint8_t handle[64], dray__event **out,
                        dray_error *error);
-/* The caller waits. DRAY_ETIMEDOUT; DRAY_EINVALID: it was never recorded. */
+/* Waits for the event. Fails with DRAY_ETIMEDOUT, or with DRAY_EINVALID when it was never recorded.
+ */
 int dray__event_sync(dray__event *event, int64_t timeout_ns, dray_error *error);

@@ -1,10 +1,11 @@
-/* A data server that hands out ranges of bytes of what its process keeps by number (the queue's
- * keeper: chunks of samples), by requests of the type CELLS (messages.h).
+/* A data server for memory that has numbers, such as the chunks of samples of the queue's keeper.
+ * It answers requests of the type CELLS (messages.h) for ranges of bytes of this memory.
  *
- *  answer   status 0: head u64 XXH3 of the data, of each range u8 (1: it is not here, and no bytes
- *           of it are in the data), else a string; then the ranges' bytes, one after the other
+ *  answer   status 0: head u64 XXH3 of the data, for each range u8 (1: the range is not here, and
+ *           the data have no bytes of it); then the ranges' bytes, one after the other.
+ *           Other status: a string
  *
- * A number is drawn at random and told to those alone who may read it. */
+ * Numbers are drawn at random, and only processes that may read the memory are told its number. */
 #pragma once
 
 #include "net/server.h"
@@ -18,18 +19,18 @@ typedef struct dray__cell {
 /* ---- the server's side */
 
 typedef struct dray__cells {
-    /* Copies the range to `out`. DRAY_EGONE: there is no such number, or it is shorter. Called in
-     * the server's thread. */
+    /* Copies the range to `out`. DRAY_EGONE: there is no such number, or its memory is shorter.
+     * Called in the server's thread. */
     int (*read)(void *user, const dray__cell *cell, void *out);
     void *user;
 } dray__cells;
 
-/* Listens at `address` ("10.0.0.1", "0.0.0.0:7001"). keys, cells: borrowed until the end.
- * *endpoint: "tcp:ADDRESS:PORT", the server's. */
+/* Listens at `address` ("10.0.0.1", "0.0.0.0:7001"). keys and cells are borrowed until the server
+ * is closed. *endpoint: "tcp:ADDRESS:PORT", owned by the server. */
 int dray__cells_serve(const char *address, const dray__stream_keys *keys, const dray__cells *cells,
                       dray__server **out, const char **endpoint, dray_error *error);
-/* Reads what the body asks for into `staging`, and puts header and head of the answer. What is
- * wrong with the request becomes the answer, with no data. */
+/* Copies the ranges of the request into `staging`, and writes header and head of the answer. An
+ * error in the request becomes the answer, without data. */
 void dray__cells_answer(const dray__cells *cells, const dray__data_request *request,
                         const uint8_t *body, dray_region *staging, dray__writer *out,
                         uint64_t *data_bytes);

@@ -1,6 +1,7 @@
-/* The controller's hand in a backend that is a store (backend.h): drops objects that nobody refers
- * to any more, in a thread of its own, so that a store that stands still holds nobody up. What it
- * could not drop yet it tries again; what is left when the queue ends it tries for a moment. */
+/* A cleaner drops the objects of a store (backend.h) that no row refers to any more. It does so in
+ * a thread of its own, so that a store that does not answer does not stop the controller. Drops
+ * that failed are tried again. When the queue ends, the remaining ones are tried for a few seconds.
+ */
 #pragma once
 
 #include "queue/storage/backend.h"
@@ -11,8 +12,9 @@ int dray__cleaner_new(const dray__backend_kind *kind, const char *address, uint6
                       dray__cleaner **out, dray_error *error);
 /* Drops everything of the space, waiting a few seconds for the store at most. NULL is fine. */
 void dray__cleaner_free(dray__cleaner *cleaner);
-/* The table's `drop`: key is the object's size, home always 0. */
+/* The function `drop` of a table. key is the object's size; home is always 0. */
 void dray__cleaner_drop(void *cleaner, uint32_t home, uint64_t object, uint64_t size);
-/* The owner is gone: drops what it wrote, but not `keep` (any order; then the cleaner's). */
+/* Drops the objects of an owner that is gone, except those in `keep` (in any order), which is taken
+ * over. */
 void dray__cleaner_sweep(dray__cleaner *cleaner, uint32_t owner, uint64_t *keep,
                          uint32_t keep_count);
