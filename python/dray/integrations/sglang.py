@@ -73,11 +73,19 @@ def _around(original, updater, named_tensors, load_format=None, **more):
         if LOADER not in known:
             updater = dataclasses.replace(updater, custom_weight_loaders=[*known, LOADER])
         try:
-            return original(updater, named_tensors, load_format=load_format, **more)
+            done = original(updater, named_tensors, load_format=load_format, **more)
+            return (True, _said(updater, named_tensors)) if done[0] else done
         except Exception as failure:
             _log.exception("dray: an update failed")
             return False, f"{type(failure).__name__}: {failure}"
     return original(updater, named_tensors, load_format=load_format, **more)
+
+
+def _said(updater, named_tensors) -> str:
+    """What an update's answer says: the report, as JSON, of one that took a version."""
+    rank = _ranks.get(id(updater.get_model()), (None, None))[1]
+    took = any("version" in json.loads(name[len(_MARK):]) for name, _ in named_tensors)
+    return json.dumps(rank.report) if took and rank else "Success"
 
 
 def load(model, named_tensors) -> None:
@@ -94,7 +102,7 @@ def load(model, named_tensors) -> None:
             if rank is None:
                 raise RuntimeError("dray: this engine has had no handshake: the trainer's init_engine() is to be called "
                                    "first, and again for an engine that has started anew")
-            rank.update(told["version"])
+            rank.update(told["version"], told.get("newer", False))
 
 
 def _handshake(model, told) -> None:

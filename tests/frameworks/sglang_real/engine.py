@@ -147,6 +147,7 @@ class Manager(TokenizerControlMixin):
         self.is_pause, self.is_pause_cond, self.model_update_lock = False, asyncio.Condition(), RWLock()
         self.begin_weight_update_communicator = self.end_weight_update_communicator = \
             self.update_weights_from_tensor_communicator = self._all
+        self.update_weight_version_communicator = self._told
         self.server_args = ranks.arguments(folder)
         self.startup_time = 0
 
@@ -164,6 +165,9 @@ class Manager(TokenizerControlMixin):
 
     def _update_weight_version_if_provided(self, version):
         events.append(f"weights {version}")
+
+    async def _told(self, request):
+        """The scheduler counts tokens from here on as of another version: there are none."""
 
     async def _all(self, request):
         return await asyncio.get_running_loop().run_in_executor(None, self.all, "ask", request)

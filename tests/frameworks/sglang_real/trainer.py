@@ -141,6 +141,25 @@ class Run:
         self.look(False, "retract")
         return known["trainer"]
 
+    def of_the_example(self, trainer):
+        """A version behind the one that is asked for will do, and the server is told which came."""
+        sys.path.append(str(pathlib.Path(os.environ["DRAY_SOURCE_DIR"], "examples/gpu")))
+        from served import Gone, Sglang
+        server = Sglang(self.engine.client.url, 120)
+        refused(Gone, ["http://127.0.0.1:9", "refused"], lambda: Sglang("http://127.0.0.1:9", 5).go_on())
+        server.handshake({**trainer.handshake(), "group": "served", "timeout": 120})
+        refused(RuntimeError, ["status 200 expected", f"version {self.version - 1} expected"],
+                lambda: server.take(self.version - 1, newer=False))
+        self.engine.taken()
+        server.pause(abort=True)
+        report = server.take(self.version - 1, newer=True)
+        server.go_on()
+        assert report["version"] == self.version, report
+        taken = self.engine.taken()
+        assert taken == ["pause abort", "begin_weight_update", "update_weights_from_tensor", "flush", "end_weight_update",
+                         f"weights {self.version}", "continue"], taken
+        assert all(served == [] for served, _ in self.engine.compare(self.checkpoint))
+
 
 def main():
     run = Run(*fsdp2.trainer(folder, getattr(torch, dtype)))
@@ -174,6 +193,9 @@ def main():
     trainer._published.send(run.version, lambda: run.engine.receive({**trainer.handshake(), "group": None}, run.version))
     if rank == 0:
         assert all(served == [] for served, _ in run.engine.compare(run.checkpoint))
+    run.step()  # as the rollout of examples/gpu has its server take it
+    trainer._published.send(run.version, lambda: run.of_the_example(trainer))
+    if rank == 0:
         run.engine.kill()
         print(json.dumps({"versions": len(run.seconds), "left": run.left, "calls": run.calls,
                           "bytes": run.report["bytes"], "seconds": run.seconds}), flush=True)
