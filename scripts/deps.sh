@@ -19,6 +19,7 @@ liburing-dev   pc:liburing           files, read and written many ranges at once
 libzstd-dev    pc:libzstd            what changed between two versions, compressed on the wire
 libhiredis-dev pc:hiredis            queues whose bytes Redis holds
 libopenblas0   so:libopenblas.so.0   matrix products of the reference engine, at run time
+libcurl4       so:libcurl.so.4       checkpoints in object stores, at run time
 libpcre2-dev   pc:libpcre2-8         patterns by which tokenizers cut text
 libutf8proc-dev pc:libutf8proc       normal forms of Unicode text, for tokenizers
 libyaml-dev    pc:yaml-0.1           job files

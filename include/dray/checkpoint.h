@@ -1,5 +1,13 @@
 /* checkpoint.h - writes and reads checkpoints in Hugging Face's form, and keeps the checkpoints of
- * a run in a folder. Regions must be memory. Since 0.1. */
+ * a run in a folder, or in a bucket of an object store. Regions must be memory. Since 0.1.
+ *
+ * Where a path is read, and where dray_checkpoint_save writes, "s3://BUCKET/PREFIX" is a folder,
+ * too: of the server and with the keys that the environment names (AWS_ENDPOINT_URL, AWS_REGION,
+ * AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN), through libcurl. Then functions
+ * return DRAY_EUNSUPPORTED: libcurl is not there; DRAY_EPERM: there are no keys, or the server
+ * refused them; DRAY_EINVALID: there is no such bucket, or no server is named; DRAY_ENOENT: no such
+ * object; DRAY_ECHECKSUM: the bytes are not those that were written; DRAY_ESTALE: an object was
+ * replaced while it was read; DRAY_ESYS: the server failed several times. docs/objects.md. */
 #ifndef DRAY_CHECKPOINT_H
 #define DRAY_CHECKPOINT_H
 
@@ -76,14 +84,22 @@ typedef struct dray_checkpoint_options {
         sizeof(dray_checkpoint_options), 0, 0, 0, 0, NULL, NULL, 0, 0, NULL, NULL, 0, 0, NULL, 0   \
     }
 
+/* Checks that checkpoints can lie in a store ("s3"). detail gets a text of at most `size` bytes
+ * that describes what reaches it, such as "libcurl/7.88.1 OpenSSL/3.0.19". DRAY_EUNSUPPORTED: they
+ * cannot; the message says what to do. DRAY_EINVALID: the name is another one. Threads: any. Does
+ * not block. */
+int dray_store_find(const char *store, char *detail, size_t size, dray_error *error);
+
 /* Writes a version. Each rank writes blocks that it holds; a block that several ranks hold is
  * written by one. The version's folder gets its name when all ranks have finished. `directory` must
- * be on a file system that all ranks share. context: the ranks wait for each other through it; NULL
- * where world is 1. DRAY_EHOLE: an element is in no rank's blocks. DRAY_EINVALID: a name of a part
- * or file is malformed, is given twice, or is one of the model's. DRAY_EBUSY: another process
- * writes in `directory`. DRAY_ECANCELED: another rank failed; the message names it. DRAY_EDEAD,
- * DRAY_ETIMEDOUT: a rank died or did not come. DRAY_ESYS: the message names the file and the
- * tensor. Threads: one version of a folder at a time. Blocks for the disk and the other ranks. */
+ * be on a file system that all ranks share, or "s3://BUCKET/PREFIX": then $DRAY_CACHE must be, in
+ * which the version is written first, and rank 0 uploads it. context: the ranks wait for each other
+ * through it; NULL where world is 1. DRAY_EHOLE: an element is in no rank's blocks. DRAY_EINVALID:
+ * a name of a part or file is malformed, is given twice, or is one of the model's. DRAY_EBUSY:
+ * another process writes in `directory`. DRAY_ECANCELED: another rank failed; the message names it.
+ * DRAY_EDEAD, DRAY_ETIMEDOUT: a rank died or did not come. DRAY_ESYS: the message names the file
+ * and the tensor. Threads: one version of a folder at a time. Blocks for the disk and the other
+ * ranks. */
 int dray_checkpoint_save(dray_context *context, const char *directory, const dray_layout *layout,
                          dray_region *const *regions, const dray_checkpoint_options *options,
                          dray_error *error);
@@ -92,6 +108,11 @@ int dray_checkpoint_save(dray_context *context, const char *directory, const dra
  * may be NULL. DRAY_ENOENT: there is no checkpoint. */
 int dray_checkpoint_latest(const char *directory, uint64_t *version, char **path,
                            dray_error *error);
+
+/* Reads one file of a checkpoint, such as one that the options of dray_checkpoint_save named. *data
+ * is freed with dray_free. DRAY_ENOENT, DRAY_ESYS. Blocks for the disk or the server. */
+int dray_checkpoint_get(const char *path, const char *file, void **data, size_t *bytes,
+                        dray_error *error);
 
 #ifdef __cplusplus
 }

@@ -18,7 +18,7 @@ from . import parameters as _p
 from ._library import call, text
 from .weights import Context, Layout
 
-__all__ = ["latest", "load", "load_optimizer", "optimizer_tensors", "save"]
+__all__ = ["latest", "load", "load_optimizer", "optimizer_tensors", "read_file", "save"]
 
 
 def _on_gpu(tensor):
@@ -55,20 +55,21 @@ def _layout(tensors):
 def save(folder: Union[str, os.PathLike], version: int, tensors: Any, *, context: Optional[Context] = None,
          rank: int = 0, world: int = 1, parts: Optional[Mapping[str, Any]] = None,
          files: Optional[Mapping[str, bytes]] = None, config: Optional[str] = None, keep: int = 0,
-         stay: Iterable[int] = (), timeout: Optional[float] = None) -> None:
+         stay: Iterable[int] = (), deltas: int = 0, timeout: Optional[float] = None) -> None:
     """Writes a version: of each rank what it has of the tensors (a module, (name, tensor) pairs or a mapping;
     whole, or DTensors; those of a GPU by a copy in host memory). context: by which the ranks meet; None where there is one.
 
     parts: {name: tensors} beside the model's, a folder each; files: {name: bytes}, rank 0's; config: rank
     0's config.json. All of it is there, or nothing. keep: how many versions stay, the newest ones (0: all),
-    and those of `stay`."""
+    and those of `stay`. deltas: how many versions in a row are kept as what changed since the one before them.
+    folder: of a file system that all ranks share, or "s3://bucket/prefix"."""
     parts, files, stay = dict(parts or {}), dict(files or {}), list(stay)
     layouts = [_layout(each)[0] for each in (tensors, *parts.values())]
     lives = [layout.live() for layout in layouts]
     kept = (c.c_uint64 * max(1, len(stay)))(*stay)
     try:
         options = _l.CheckpointOptions(
-            version=version, keep=keep, rank=rank, world=world, config_json=text(config),
+            version=version, keep=keep, deltas=deltas, rank=rank, world=world, config_json=text(config),
             timeout_ns=0 if timeout is None else _l.nanoseconds(timeout), part_count=len(parts),
             parts=(_l.CheckpointPart * max(1, len(parts)))(*(
                 _l.CheckpointPart(text(name), layout.pointer, live)
@@ -96,10 +97,18 @@ def load(path: Union[str, os.PathLike], tensors: Any) -> None:
 
 
 def latest(folder: Union[str, os.PathLike]) -> tuple:
-    """(version, path) of the newest one. Raises DrayError (ENOENT)."""
+    """(version, path) of the newest one; path: of a bucket a str. Raises DrayError (ENOENT)."""
     version, path = c.c_uint64(), c.c_void_p()
     call("dray_checkpoint_latest", os.fspath(folder).encode(), c.byref(version), c.byref(path))
-    return version.value, pathlib.Path(_l.take(path).decode())
+    found = _l.take(path).decode()
+    return version.value, found if found.startswith("s3://") else pathlib.Path(found)
+
+
+def read_file(path: Union[str, os.PathLike], name: str) -> bytes:
+    """One of the `files` of a checkpoint, wherever it lies."""
+    data, size = c.c_void_p(), c.c_size_t()
+    call("dray_checkpoint_get", os.fspath(path).encode(), name.encode(), c.byref(data), c.byref(size))
+    return _l.take(data, size.value)
 
 
 # ---- optimisers ----------------------------------------------------------------------------------
@@ -122,10 +131,10 @@ def load_optimizer(path: Union[str, os.PathLike], model: Any, optimizer: Any,
     """What optimizer_tensors gave, from a checkpoint with it as the part "optimizer" and the file
     "optimizer.json"; tensors: those of the optimizer's kind, AdamW's where it is not said."""
     import torch
-    numbers = json.loads((pathlib.Path(path) / "optimizer.json").read_text(encoding="utf-8"))
+    numbers = json.loads(read_file(path, "optimizer.json"))
     if not numbers:
         return
     for name, parameter in model.named_parameters():
         state = optimizer.state[parameter] = {key: torch.zeros_like(parameter) for key in tensors}
         state.update((key, torch.tensor(value)) for key, value in numbers[name].items())
-    load(pathlib.Path(path) / "optimizer", optimizer_tensors(model, optimizer)[0])
+    load(f"{os.fspath(path)}/optimizer", optimizer_tensors(model, optimizer)[0])

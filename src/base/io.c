@@ -157,6 +157,23 @@ int dray__remove_tree(const char *path, dray_error *error)
     return DRAY_OK;
 }
 
+bool dray__cache_folder(char *out, size_t size)
+{
+    const char *own = getenv("DRAY_CACHE"), *base = getenv("XDG_CACHE_HOME"),
+               *home = getenv("HOME");
+    bool given = own && *own == '/', cache = base && *base == '/';
+    if (!given && !cache && !(home && *home == '/'))
+        return false;
+    int n = given ? snprintf(out, size, "%s", own)
+                  : snprintf(out, size, "%s%s", cache ? base : home, cache ? "" : "/.cache");
+    if (n < 0 || (size_t)n + 8 > size || (mkdir(out, 0700) && errno != EEXIST))
+        return false;
+    if (given)
+        return true;
+    strcat(out, "/dray");
+    return mkdir(out, 0700) == 0 || errno == EEXIST;
+}
+
 int dray__sync_folder(const char *path, dray_error *error)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);

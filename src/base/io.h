@@ -32,5 +32,8 @@ FILE *dray__begin_file(const char *path);
 int dray__end_file(FILE *file, bool written, const char *path, dray_error *error);
 /* Removes a folder and everything in it. Succeeds when the folder does not exist. */
 int dray__remove_tree(const char *path, dray_error *error);
+/* The folder for what can be made or fetched again: $DRAY_CACHE, else dray in $XDG_CACHE_HOME or in
+ * ~/.cache; made if it is not there. false: there is no place for it. */
+bool dray__cache_folder(char *out, size_t size);
 /* Returns when the folder's entries are on the disk. */
 int dray__sync_folder(const char *path, dray_error *error);

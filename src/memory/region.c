@@ -4,6 +4,7 @@
 #include "base/arena.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "store/store.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -150,7 +151,9 @@ int dray_region_open(const char *path, int writable, dray_region **out, dray_err
 {
     if (!path || !*path)
         return dray__fail(error, DRAY_EINVALID, "file region: path is empty");
-    dray_region *region = dray__region_new(&dray__region_file, path, 0, writable != 0, error);
+    const dray__region_ops *ops =
+        dray__store_is_local(path) ? &dray__region_file : &dray__region_object;
+    dray_region *region = dray__region_new(ops, path, 0, writable != 0, error);
     if (!region)
         return DRAY_ENOMEM;
     return finish(region->ops->open(region, error), region, out);

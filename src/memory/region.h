@@ -7,6 +7,8 @@
  * them. */
 #pragma once
 
+#include "store/store.h"
+
 #include <dray/memory.h>
 #include <stdbool.h>
 
@@ -33,6 +35,7 @@ struct dray_region {
                  dray_error *error);
     const void *patch_user;
     uint32_t patch_index;
+    dray__store_file stored; /* a file of another store than this machine's (object.c) */
 };
 
 /* Every operation gets a region whose name, bytes and writable are set, with base NULL and fd -1.
@@ -60,7 +63,12 @@ struct dray__region_ops {
 };
 
 extern const dray__region_ops dray__region_host, dray__region_shared, dray__region_pinned,
-    dray__region_cuda, dray__region_file;
+    dray__region_cuda, dray__region_file, dray__region_object;
+
+/* A file region's bytes that are read as dray_region_read reads them, giving up when *stop (may be
+ * NULL) becomes true. */
+int dray__region_object_read(const dray_region *region, uint64_t offset, void *data, uint64_t bytes,
+                             const atomic_bool *stop, dray_error *error);
 
 /* Maps `bytes` of fd (-1: anonymous memory) so that large mappings begin at a huge page's boundary
  * and asks for huge pages; sets base and mapped_bytes. Unmapped by dray__region_unmap. */

@@ -4,17 +4,19 @@
 
 #include "base/error.h"
 #include "base/thread.h"
+#include "memory/region.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <liburing.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { THREADS = 6 };
+enum { THREADS = 8 };
 
 typedef struct io_list {
     dray__io *first, **last;
@@ -30,7 +32,7 @@ struct dray__disk {
     dray__thread threads[THREADS];
     pthread_mutex_t lock;
     pthread_cond_t more;
-    bool ends;
+    atomic_bool ends; /* what waits for a server gives up */
     io_list finished;
 
     /* io_uring: all of it runs in the caller's thread */
@@ -85,6 +87,12 @@ void dray__disk_file_open(dray__disk_file *file, int fd, bool writable, const ch
     file->direct = open(path, (writable ? O_RDWR : O_RDONLY) | O_DIRECT | O_CLOEXEC);
 }
 
+void dray__disk_file_object(dray__disk_file *file, const dray_region *region)
+{
+    *file = (dray__disk_file){
+        .fd = -1, .direct = -1, .name = dray_region_name(region), .object = region};
+}
+
 void dray__disk_file_close(dray__disk_file *file)
 {
     if (file->direct >= 0)
@@ -134,9 +142,24 @@ static size_t portion(dray__io *io)
     return fault > 0 ? 0 : (fault < 0 && left > 1 ? left / 2 : left);
 }
 
-static void work(dray__io *io)
+/* As much as there is of it: what is behind the object's end is missing, as of a file. */
+static void work_on_object(dray__io *io, const atomic_bool *ends)
+{
+    uint64_t bytes = dray_region_bytes(io->file->object);
+    size_t left = io->offset >= bytes ? 0 : (size_t)(bytes - io->offset);
+    left = left < io->bytes ? left : io->bytes;
+    io->object_code =
+        dray__region_object_read(io->file->object, io->offset, io->data, left, ends, io->why);
+    io->done = io->object_code ? 0 : left;
+}
+
+static void work(dray__io *io, const atomic_bool *ends)
 {
     bool refused = false;
+    if (io->file->object) {
+        work_on_object(io, ends);
+        return;
+    }
     for (;;) {
         size_t bytes = portion(io);
         if (!bytes)
@@ -171,14 +194,14 @@ static void *run(void *user)
     pthread_mutex_lock(&disk->lock);
     for (;;) {
         dray__io *io = list_take(&disk->waiting);
-        if (!io && disk->ends)
+        if (!io && atomic_load(&disk->ends))
             break;
         if (!io) {
             pthread_cond_wait(&disk->more, &disk->lock);
             continue;
         }
         pthread_mutex_unlock(&disk->lock);
-        work(io);
+        work(io, &disk->ends);
         pthread_mutex_lock(&disk->lock);
         bool first = !disk->finished.first;
         list_add(&disk->finished, io);
@@ -224,7 +247,7 @@ static void feed(dray__disk *disk)
         dray__io *io = list_take(&disk->waiting);
         struct io_uring_sqe *sqe = ask ? NULL : io_uring_get_sqe(&disk->ring);
         if (!sqe) {
-            work(io);
+            work(io, &disk->ends);
             list_add(&disk->finished, io);
             tell(disk);
             continue;
@@ -254,7 +277,7 @@ static void drain(dray__disk *disk)
         io_uring_cqe_seen(&disk->ring, cqe);
         disk->in_ring--;
         if (!account(io, answer) && (io->write || io->done < io->least || answer < 0))
-            work(io);
+            work(io, &disk->ends);
         list_add(&disk->finished, io);
     }
     feed(disk);
@@ -289,7 +312,7 @@ int dray__disk_open(dray__disk_way way, dray__disk **out, dray_error *error)
 void dray__disk_submit(dray__disk *disk, dray__io *io)
 {
     io->done = 0;
-    io->code = 0;
+    io->code = io->object_code = 0;
     disk->under_way++;
     if (disk->uring) {
         list_add(&disk->waiting, io);
@@ -339,6 +362,11 @@ int dray__disk_fd(const dray__disk *disk)
 int dray__io_result(const dray__io *io, dray_error *error)
 {
     const char *what = io->write ? "writing" : "reading";
+    if (io->object_code) {
+        if (error && io->why)
+            *error = *io->why;
+        return io->object_code;
+    }
     if (io->code)
         return dray__fail_errno(error, io->code, "%s %zu bytes at %llu of %.300s", what,
                                 io->bytes - io->done, (unsigned long long)(io->offset + io->done),
@@ -354,13 +382,13 @@ void dray__disk_close(dray__disk *disk)
 {
     if (!disk)
         return;
+    atomic_store(&disk->ends, true);
     while (disk->under_way && (disk->uring || disk->threads[0].begun)) {
         struct pollfd p = {.fd = disk->event, .events = POLLIN};
         if (!dray__disk_take(disk))
             poll(&p, 1, 1000);
     }
     pthread_mutex_lock(&disk->lock);
-    disk->ends = true;
     pthread_cond_broadcast(&disk->more);
     pthread_mutex_unlock(&disk->lock);
     for (unsigned i = 0; i < THREADS; i++)

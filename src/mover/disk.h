@@ -6,7 +6,7 @@
  * all on file systems without direct I/O (tmpfs, some overlays), through the page cache. */
 #pragma once
 
-#include <dray/dray.h>
+#include <dray/memory.h>
 #include <stdbool.h>
 
 enum { DRAY__IO_ALIGN = 4096, DRAY__IO_DEPTH = 64 };
@@ -19,10 +19,13 @@ typedef struct dray__disk_file {
     int direct; /* the same file past the page cache; -1: not possible. Only the disk's threads ask
                  */
     const char *name;
+    const dray_region *object; /* not a file of this machine: read through its store; NULL: fd is */
 } dray__disk_file;
 
 /* name is borrowed. Never fails: where direct I/O is not possible, there is none. */
 void dray__disk_file_open(dray__disk_file *file, int fd, bool writable, const char *name);
+/* Of a region of another store. Such files are for disks with threads (DRAY__DISK_THREADS). */
+void dray__disk_file_object(dray__disk_file *file, const dray_region *region);
 void dray__disk_file_close(dray__disk_file *file);
 
 typedef struct dray__io {
@@ -36,7 +39,9 @@ typedef struct dray__io {
     /* the disk's */
     size_t done;
     bool direct;
-    int code; /* errno; 0: done */
+    int code;        /* errno; 0: done */
+    int object_code; /* of an object: what went wrong, and the words for it */
+    dray_error *why; /* the caller's room for them; NULL: there is none */
     struct dray__io *next;
 } dray__io;
 

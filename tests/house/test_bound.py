@@ -59,6 +59,7 @@ UNBOUND = {  # a function, or the beginning of several: why Python does without
     "dray_trace_samples": "the queue's calls say so of their spans",
     "dray_trace_wait_briefly": "a Python span takes longer than what it would leave out",
     "dray_trace_waited_for": "dray.trace.wait_and_transfer says it",
+    "dray_store_find": "`dray doctor` prints it",
     "dray_transport_find": "`dray doctor` prints it"}
 
 

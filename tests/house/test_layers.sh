@@ -11,7 +11,7 @@ report()
 }
 
 above=
-for folder in base trace model plan memory net mover control queue weights group engine run; do
+for folder in base store trace model plan memory net mover control queue weights group engine run; do
     above="$above$folder|"
     report "src/$folder/ includes a folder below it (it may: ${above%|}):" \
         "$(grep -rnE --include='*.[ch]' '^#include "' "src/$folder" 2>/dev/null |

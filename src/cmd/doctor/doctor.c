@@ -5,6 +5,7 @@
 #include "run/job/model.h"
 #include "run/supervisor/sandbox.h"
 
+#include <dray/checkpoint.h>
 #include <dray/gpu.h>
 #include <dray/queue.h>
 #include <errno.h>
@@ -261,6 +262,16 @@ static void look_ucx(finding *f)
         found(f, "%s", detail);
 }
 
+static void look_curl(finding *f)
+{
+    char detail[sizeof f->detail];
+    dray_error error;
+    if (dray_store_find("s3", detail, sizeof detail, &error))
+        missing(f, "%s", error.message);
+    else
+        found(f, "%s", detail);
+}
+
 /* ---- the table ------------------------------------------------------------------------------- */
 
 typedef enum need { FACT, REQUIRED, OPTIONAL } need;
@@ -301,6 +312,7 @@ static const check checks[] = {
     {"NCCL", look_nccl, OPTIONAL, NULL, "no transfers between GPUs of different hosts by NCCL"},
     {"UCX", look_ucx, OPTIONAL, NULL,
      "no RDMA between hosts: TCP streams; DRAY_TRANSPORT=ucx fails"},
+    {"libcurl", look_curl, OPTIONAL, NULL, "no checkpoints in object stores (s3://...)"},
 };
 
 enum { CHECKS = sizeof(checks) / sizeof(checks[0]) };

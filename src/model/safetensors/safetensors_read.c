@@ -7,11 +7,10 @@
 #include "base/io.h"
 #include "base/json.h"
 #include "base/words.h"
+#include "store/store.h"
 
-#include <dirent.h>
 #include <endian.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -23,21 +22,17 @@
 enum { MOST_DIMS = 8 }; /* in a file */
 
 /* The header's text; *size its bytes, *bytes the file's. */
-static int read_header(int fd, const char *path, char **text, uint64_t *size, uint64_t *bytes,
-                       dray_error *error)
+static int read_header(const dray__store_file *file, const char *path, char **text, uint64_t *size,
+                       uint64_t *bytes, dray_error *error)
 {
-    struct stat st;
-    if (fstat(fd, &st) < 0)
-        return dray__fail_errno(error, errno, "%.300s", path);
-    if (!S_ISREG(st.st_mode))
-        return dray__fail(error, DRAY_EFORMAT, "%.300s: not a regular file", path);
-    *bytes = (uint64_t)st.st_size;
+    *bytes = file->bytes;
     if (*bytes < 8)
         return dray__fail(error, DRAY_EFORMAT,
                           "%.300s: %" PRIu64 " bytes, too short for a safetensors header", path,
                           *bytes);
-    if (dray__read_at(fd, size, 8, 0) < 0)
-        return dray__fail_errno(error, errno, "%.300s", path);
+    int rc = file->store->read(file, size, 8, 0, NULL, error);
+    if (rc)
+        return rc;
     *size = le64toh(*size);
     if (*size > DRAY__SAFETENSORS_HEADER_MAX || *size > *bytes - 8)
         return dray__fail(error, DRAY_EFORMAT,
@@ -47,8 +42,9 @@ static int read_header(int fd, const char *path, char **text, uint64_t *size, ui
     *text = malloc(*size + 1);
     if (!*text)
         return dray__nomem(error);
-    if (dray__read_at(fd, *text, *size, 8) < 0)
-        return dray__fail_errno(error, errno, "%.300s", path);
+    rc = file->store->read(file, *text, *size, 8, NULL, error);
+    if (rc)
+        return rc;
     if (*size < 1 || **text != '{')
         return dray__fail(error, DRAY_EFORMAT, "%.300s: the header does not begin with '{'", path);
     return DRAY_OK;
@@ -216,17 +212,15 @@ static int read_tensors(const char *path, dray__stored_file *file, uint64_t data
 
 int dray__safetensors_read(const char *path, dray__stored_file *out, dray_error *error)
 {
-    /* O_NONBLOCK: a FIFO of that name must not hold us. */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 && errno == ENOENT)
-        return dray__fail(error, DRAY_ENOENT, "%.300s: no such file", path);
-    if (fd < 0)
-        return dray__fail_errno(error, errno, "%.300s", path);
+    dray__store_file stored;
     dray__stored_file file = {0};
     char *text = NULL;
     uint64_t size = 0;
-    int status = read_header(fd, path, &text, &size, &file.bytes, error);
-    close(fd);
+    int status = dray__store_of(path)->open(path, &stored, error);
+    if (status)
+        return status;
+    status = read_header(&stored, path, &text, &size, &file.bytes, error);
+    stored.store->close(&stored);
     if (!status)
         status = dray__json_parse(text, size, path, &file.header, error);
     free(text);
@@ -340,10 +334,14 @@ static int add_index(dray_layout *layout, const char *folder, const char *name, 
     char path[PATH_MAX];
     json_t *json = NULL;
     const char **files = NULL;
-    size_t count = 0;
+    char *text = NULL;
+    size_t count = 0, size;
     int status = dray__safetensors_path(folder, name, "", path, error);
     if (!status)
-        status = dray__json_load(path, DRAY__SAFETENSORS_INDEX_MAX, &json, error);
+        status = dray__store_text(path, DRAY__SAFETENSORS_INDEX_MAX, &text, &size, error);
+    if (!status)
+        status = dray__json_parse(text, size, path, &json, error);
+    free(text);
     const json_t *weight_map = json_object_get(json, "weight_map");
     if (!status)
         status = index_files(path, weight_map, &files, &count, error);
@@ -366,23 +364,32 @@ static int add_index(dray_layout *layout, const char *folder, const char *name, 
     return status;
 }
 
+typedef struct choosing {
+    bool index, single;
+    unsigned others;
+    char *out;
+    size_t capacity;
+} choosing;
+
+static void look_at_name(void *user, const char *name)
+{
+    choosing *c = user;
+    c->index |= strcmp(name, DRAY__SAFETENSORS_INDEX) == 0;
+    c->single |= strcmp(name, DRAY__SAFETENSORS_SINGLE) == 0;
+    if (dray__ends_with(name, ".safetensors") && c->others++ == 0)
+        snprintf(c->out, c->capacity, "%s", name);
+}
+
 /* The checkpoint file of a folder: the index, else model.safetensors, else the only one. */
 static int choose_file(const char *folder, char *out, size_t capacity, dray_error *error)
 {
-    DIR *dir = opendir(folder);
-    if (!dir)
-        return dray__fail_errno(error, errno, "%.300s", folder);
-    bool index = false, single = false;
-    unsigned others = 0;
-    for (struct dirent *entry; (entry = readdir(dir));) {
-        index |= strcmp(entry->d_name, DRAY__SAFETENSORS_INDEX) == 0;
-        single |= strcmp(entry->d_name, DRAY__SAFETENSORS_SINGLE) == 0;
-        if (dray__ends_with(entry->d_name, ".safetensors") && others++ == 0)
-            snprintf(out, capacity, "%s", entry->d_name);
-    }
-    closedir(dir);
-    if (index || single) {
-        snprintf(out, capacity, "%s", index ? DRAY__SAFETENSORS_INDEX : DRAY__SAFETENSORS_SINGLE);
+    choosing c = {.out = out, .capacity = capacity};
+    int rc = dray__store_of(folder)->names(folder, look_at_name, &c, error);
+    if (rc)
+        return rc;
+    unsigned others = c.others;
+    if (c.index || c.single) {
+        snprintf(out, capacity, "%s", c.index ? DRAY__SAFETENSORS_INDEX : DRAY__SAFETENSORS_SINGLE);
         return DRAY_OK;
     }
     if (others == 0)
@@ -399,10 +406,24 @@ static int choose_file(const char *folder, char *out, size_t capacity, dray_erro
     return DRAY_OK;
 }
 
+/* In stores without folders a name's ending tells files from folders. */
+static int split_object(const char *path, char *folder, char *name, dray_error *error)
+{
+    int rc = dray__store_of(path)->resolve(path, folder, error);
+    char *slash = rc ? NULL : strrchr(folder, '/');
+    if (rc || (!dray__ends_with(folder, ".safetensors") && !dray__ends_with(folder, ".json")))
+        return rc ? rc : choose_file(folder, name, NAME_MAX + 1, error);
+    snprintf(name, NAME_MAX + 1, "%s", slash + 1);
+    *slash = 0;
+    return DRAY_OK;
+}
+
 /* Splits a path into the folder, absolute, and the file's name. */
 static int split_path(const char *path, char *folder, char *name, dray_error *error)
 {
     struct stat st;
+    if (!dray__store_is_local(path))
+        return split_object(path, folder, name, error);
     if (stat(path, &st) < 0)
         return errno == ENOENT || errno == ENOTDIR
                    ? dray__fail(error, DRAY_ENOENT, "%.300s: no such file or folder", path)

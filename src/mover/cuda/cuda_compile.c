@@ -130,21 +130,10 @@ static uint64_t key_of(const dray__cuda *cuda, int arch)
 /* False: there is no place for it. Makes the folder. */
 static bool cache_path(uint64_t key, int arch, char *out, size_t size)
 {
-    const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     char folder[PATH_MAX];
-    int n;
-    if (base && *base == '/')
-        n = snprintf(folder, sizeof folder, "%s", base);
-    else if (home && *home == '/')
-        n = snprintf(folder, sizeof folder, "%s/.cache", home);
-    else
+    if (!dray__cache_folder(folder, sizeof folder))
         return false;
-    if (n < 0 || (size_t)n + 8 > sizeof folder || (mkdir(folder, 0700) && errno != EEXIST))
-        return false;
-    strcat(folder, "/dray");
-    if (mkdir(folder, 0700) && errno != EEXIST)
-        return false;
-    n = snprintf(out, size, "%s/kernels-%016" PRIx64 "-sm%d.cubin", folder, key, arch);
+    int n = snprintf(out, size, "%s/kernels-%016" PRIx64 "-sm%d.cubin", folder, key, arch);
     return n > 0 && (size_t)n < size;
 }
 

@@ -1,35 +1,12 @@
 /* The folders of a run's checkpoints: which are whole, which is the newest, which stay (save.c). */
-#include "base/array.h"
 #include "base/error.h"
-#include "base/io.h"
 #include "weights/checkpoint/overlay.h"
 #include "weights/checkpoint/save.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-/* ---- folders --------------------------------------------------------------------------------- */
-
-/* The version and the repetition of "step-000007.2"; false: another name. */
-static bool parse_step(const char *name, uint64_t *version, unsigned *again)
-{
-    char rest[16] = "", text[64];
-    *again = 1;
-    if (sscanf(name, "step-%" SCNu64 "%15s", version, rest) < 1)
-        return false;
-    if (rest[0] && (sscanf(rest, ".%u", again) != 1 || *again < 2))
-        return false;
-    int n = snprintf(text, sizeof text, "step-%06" PRIu64, *version);
-    if (rest[0])
-        snprintf(text + n, sizeof text - (size_t)n, ".%u", *again);
-    return strcmp(text, name) == 0;
-}
 
 typedef struct kept_step {
     struct timespec made;
@@ -45,65 +22,43 @@ static int by_age(const void *a, const void *b)
         return x->made.tv_sec < y->made.tv_sec ? -1 : 1;
     if (x->made.tv_nsec != y->made.tv_nsec)
         return x->made.tv_nsec < y->made.tv_nsec ? -1 : 1;
-    return x->version < y->version ? -1 : x->version > y->version;
+    if (x->version != y->version)
+        return x->version < y->version ? -1 : 1;
+    return (x->again > y->again) - (x->again < y->again);
 }
 
 /* Whole checkpoints, the oldest first. With `clear`, what writers that died left is removed. */
-static int list_steps(const char *folder, bool clear, kept_step **out, size_t *count,
+static int list_steps(const dray__save *s, bool clear, kept_step **out, size_t *count,
                       dray_error *error)
 {
-    char path[PATH_MAX];
-    uint64_t capacity = 0;
-    int rc = DRAY_OK;
-    DIR *dir = opendir(folder);
+    dray__store_step *found;
+    size_t n;
     *out = NULL;
     *count = 0;
-    if (!dir)
-        return dray__fail_errno(error, errno, "%.300s", folder);
-    errno = 0;
-    for (struct dirent *entry; !rc && (entry = readdir(dir)); errno = 0) {
-        kept_step one;
-        struct stat st;
-        snprintf(path, sizeof path, "%.*s/%.80s", PATH_MAX - DRAY__SAVE_ROOM, folder,
-                 entry->d_name);
-        if (clear && strncmp(entry->d_name, ".step-", 6) == 0)
-            rc = dray__remove_tree(path, error);
-        if (rc || strlen(entry->d_name) >= sizeof one.name ||
-            !parse_step(entry->d_name, &one.version, &one.again) || stat(path, &st) ||
-            !S_ISDIR(st.st_mode))
-            continue;
-        one.made = st.st_mtim;
-        strcpy(one.name, entry->d_name);
-        if (!DRAY__PUSH(*out, *count, capacity, one)) {
-            rc = dray__nomem(error);
-            break;
-        }
+    int rc = s->store->steps(s->folder, clear, &found, &n, error);
+    if (rc)
+        return rc;
+    kept_step *steps = calloc(n + 1, sizeof *steps);
+    for (size_t i = 0; i < n && steps; i++) {
+        steps[i].made = found[i].made;
+        strcpy(steps[i].name, found[i].name);
+        dray__store_step_parse(found[i].name, &steps[i].version, &steps[i].again);
     }
-    if (!rc && errno) /* of half a list, what the rest needs would be removed */
-        rc = dray__fail_errno(error, errno, "%.300s", folder);
-    closedir(dir);
-    if (!rc && *count)
-        qsort(*out, *count, sizeof **out, by_age);
-    return rc;
+    free(found);
+    if (!steps)
+        return dray__nomem(error);
+    qsort(steps, n, sizeof *steps, by_age);
+    *out = steps;
+    *count = n;
+    return DRAY_OK;
 }
 
 /* ---- publishing ------------------------------------------------------------------------------ */
-
-static int point_at(const char *folder, const char *name, dray_error *error)
-{
-    char link[PATH_MAX], path[PATH_MAX];
-    snprintf(link, sizeof link, "%s/.step-latest", folder);
-    snprintf(path, sizeof path, "%s/latest", folder);
-    if ((unlink(link) && errno != ENOENT) || symlink(name, link) || rename(link, path))
-        return dray__fail_errno(error, errno, "%.300s", path);
-    return dray__sync_folder(folder, error);
-}
 
 /* Gives a whole folder a name of its own. */
 static int name_it(const dray__save *s, const kept_step *steps, size_t count, char *name,
                    size_t capacity, dray_error *error)
 {
-    char path[PATH_MAX];
     unsigned again = 0;
     for (size_t i = 0; i < count; i++)
         if (steps[i].version == s->options.version && steps[i].again > again)
@@ -111,21 +66,7 @@ static int name_it(const dray__save *s, const kept_step *steps, size_t count, ch
     int n = snprintf(name, capacity, "step-%06" PRIu64, s->options.version);
     if (again)
         snprintf(name + n, capacity - (size_t)n, ".%u", again + 1);
-    snprintf(path, sizeof path, "%s/%.64s", s->folder, name);
-    if (rename(s->partial, path))
-        return dray__fail_errno(error, errno, "%.300s", path);
-    return dray__sync_folder(s->folder, error);
-}
-
-/* Under another name first: nobody finds half of it. */
-static int retire(const char *folder, const char *name, dray_error *error)
-{
-    char path[PATH_MAX], gone[PATH_MAX];
-    snprintf(path, sizeof path, "%s/%.64s", folder, name);
-    snprintf(gone, sizeof gone, "%s/.%.64s.gone", folder, name);
-    if (rename(path, gone))
-        return errno == ENOENT ? DRAY_OK : dray__fail_errno(error, errno, "%.300s", path);
-    return dray__remove_tree(gone, error);
+    return s->store->place(s->folder, name, s->partial, error);
 }
 
 static int base_of(const char *folder, const char *name, char base[64], uint32_t *number,
@@ -223,7 +164,7 @@ static int forget_unpublished(const dray__save *s, kept_step *steps, size_t *cou
         if (steps[i].version != s->options.version || needed(s, steps, *count, i))
             steps[left++] = steps[i];
         else
-            rc = retire(s->folder, steps[i].name, error);
+            rc = s->store->retire(s->folder, steps[i].name, error);
     *count = left;
     return rc;
 }
@@ -233,20 +174,31 @@ int dray__save_publish(const dray__save *s, dray_error *error)
     kept_step *steps;
     size_t count;
     char name[64];
-    int rc = list_steps(s->folder, false, &steps, &count, error);
-    if (!rc)
+    int rc = list_steps(s, false, &steps, &count, error);
+    /* In a bucket no name is given twice, as readers may know what was there. */
+    if (!rc && s->store == &dray__store_files)
         rc = forget_unpublished(s, steps, &count, error);
     if (!rc)
         rc = name_it(s, steps, count, name, sizeof name, error);
     dray__hook_step("save named");
     if (!rc)
-        rc = point_at(s->folder, name, error);
+        rc = s->store->lead(s->folder, name, error);
     dray__hook_step("save published");
     /* The new one is not in the list. Of its own number the older ones go, too. */
     for (size_t i = 0; i < count && !rc; i++)
         if (!stays(s, steps, count, i) && !needed(s, steps, count, i))
-            rc = retire(s->folder, steps[i].name, error);
+            rc = s->store->retire(s->folder, steps[i].name, error);
     free(steps);
+    return rc;
+}
+
+/* What is written on this machine first, by a writer that died. */
+static int clear_stage(const dray__save *s, dray_error *error)
+{
+    dray__store_step *none = NULL;
+    size_t count;
+    int rc = dray__store_files.steps(s->stage, true, &none, &count, error);
+    free(none);
     return rc;
 }
 
@@ -254,29 +206,43 @@ int dray__save_clear(dray__save *s, dray_error *error)
 {
     kept_step *steps;
     size_t count;
-    int rc = list_steps(s->folder, true, &steps, &count, error);
+    int rc = list_steps(s, true, &steps, &count, error);
+    if (!rc && s->store != &dray__store_files) /* of the stage */
+        rc = clear_stage(s, error);
     if (!rc)
         choose_base(s, steps, count);
     free(steps);
     return rc;
 }
 
+int dray_checkpoint_get(const char *path, const char *file, void **data, size_t *bytes,
+                        dray_error *error)
+{
+    char full[PATH_MAX], *text;
+    if (!path || !file || !data || !bytes)
+        return dray__fail(error, DRAY_EINVALID, "path, file, data and bytes must be given");
+    if (snprintf(full, sizeof full, "%s/%s", path, file) >= (int)sizeof full)
+        return dray__fail(error, DRAY_EINVALID, "%.300s...: path too long", path);
+    int rc = dray__store_text(full, SIZE_MAX - 1, &text, bytes, error);
+    if (!rc)
+        *data = text;
+    return rc;
+}
+
 int dray_checkpoint_latest(const char *directory, uint64_t *version, char **path, dray_error *error)
 {
-    char link[PATH_MAX], real[PATH_MAX];
+    char real[PATH_MAX];
     unsigned again;
     uint64_t found;
     if (!directory || !path)
         return dray__fail(error, DRAY_EINVALID, "directory and path must be given");
-    if (snprintf(link, sizeof link, "%s/latest", directory) >= (int)sizeof link)
-        return dray__fail(error, DRAY_EINVALID, "%.300s...: path too long", directory);
-    if (!realpath(link, real))
-        return errno == ENOENT ? dray__fail(error, DRAY_ENOENT, "%.300s: no checkpoint", directory)
-                               : dray__fail_errno(error, errno, "%.300s", link);
+    int rc = dray__store_of(directory)->led(directory, real, error);
+    if (rc)
+        return rc;
     const char *name = strrchr(real, '/') + 1;
-    if (!parse_step(name, &found, &again))
-        return dray__fail(error, DRAY_EFORMAT, "%.300s: leads to %.100s, not to a step", link,
-                          name);
+    if (!dray__store_step_parse(name, &found, &again))
+        return dray__fail(error, DRAY_EFORMAT, "%.300s/latest: leads to %.100s, not to a step",
+                          directory, name);
     *path = strdup(real);
     if (!*path)
         return dray__nomem(error);

@@ -52,15 +52,16 @@ struct dray__overlay {
 /* DRAY_OK and *out NULL: a whole checkpoint. */
 static int load(const char *folder, json_t **out, dray_error *error)
 {
-    char path[PATH_MAX];
-    struct stat st;
+    char path[PATH_MAX], *text;
+    size_t size;
     *out = NULL;
     if (snprintf(path, sizeof path, "%s/" DRAY__OVERLAY_FILE, folder) >= (int)sizeof path)
         return DRAY_OK;
-    if (stat(path, &st))
-        return errno == ENOENT || errno == ENOTDIR ? DRAY_OK
-                                                   : dray__fail_errno(error, errno, "%.300s", path);
-    int rc = dray__json_load(path, JSON_MAX, out, error);
+    int rc = dray__store_text(path, JSON_MAX, &text, &size, error);
+    if (rc)
+        return rc == DRAY_ENOENT ? DRAY_OK : rc;
+    rc = dray__json_parse(text, size, path, out, error);
+    free(text);
     if (rc)
         return rc;
     const char *base = json_string_value(json_object_get(*out, "base"));
@@ -180,9 +181,10 @@ static int read_table(const joining *j, patch *p, dray_error *error)
     p->data = calloc(slices + 1, sizeof *p->data);
     if (!p->table || !p->data)
         return dray__nomem(error);
-    if (dray__read_at(j->o->files[table->region]->fd, p->table, 2 * slices * sizeof *p->table,
-                      (off_t)table->offset))
-        return dray__fail_errno(error, errno, "%.300s", j->o->files[table->region]->name);
+    rc = dray_region_read(j->o->files[table->region], table->offset, p->table,
+                          2 * slices * sizeof *p->table, error);
+    if (rc)
+        return rc;
     p->file = j->o->files[data->region];
     p->data[0] = data->offset;
     for (uint64_t s = 0; s < slices; s++) {
@@ -320,10 +322,13 @@ int dray__checkpoint_layout(const char *path, dray_layout **layout, dray__overla
     char folder[PATH_MAX];
     json_t *json = NULL;
     *overlay = NULL;
-    bool found = realpath(path, folder);
-    if (!found && errno == ENOMEM) /* what a delta lies on would be forgotten */
-        return dray__nomem(error);
-    int rc = found ? load(folder, &json, error) : DRAY_OK;
+    int rc = dray__store_of(path)->resolve(path, folder, error);
+    if (rc == DRAY_ENOMEM) /* what a delta lies on would be forgotten */
+        return rc;
+    bool local = dray__store_is_local(path);
+    if (rc && !local)
+        return rc;
+    rc = rc ? DRAY_OK : load(folder, &json, error);
     if (rc || !json)
         return rc ? rc : dray_layout_safetensors(path, layout, error);
     dray__overlay *o = calloc(1, sizeof *o);
@@ -509,8 +514,8 @@ static int read_each(const patch *p, uint64_t first, uint64_t end, dray__overlay
     place_of(p, first, end, &at, &size);
     uint8_t *data = malloc((size_t)size + 1);
     int rc = data ? DRAY_OK : dray__nomem(error);
-    if (!rc && dray__read_at(p->file->fd, data, (size_t)size, (off_t)at))
-        rc = dray__fail_errno(error, errno, "%.300s", p->file->name);
+    if (!rc)
+        rc = dray_region_read(p->file, at, data, size, error);
     if (!rc)
         rc = each(p, first, end, data, fn, user, error);
     free(data);
@@ -597,7 +602,8 @@ void dray__overlay_attach(dray__overlay *o, uint32_t index, dray_region *region)
         return;
     for (dray__overlay *level = o; level && !level->advised; level = level->inner) {
         for (uint32_t i = 0; i < dray_layout_region_count(level->changes); i++)
-            posix_fadvise(level->files[i]->fd, 0, 0, POSIX_FADV_WILLNEED);
+            if (level->files[i]->fd >= 0)
+                posix_fadvise(level->files[i]->fd, 0, 0, POSIX_FADV_WILLNEED);
         level->advised = true;
     }
     region->patch = patch_range;

@@ -83,7 +83,8 @@ int dray__overlay_base_name(const char *folder, char out[64], uint32_t *number, 
 
 /* ---- overlay_write.c */
 /* Writes to `folder` how `files` (a layout of whole tensors in opened files, whose sums are given)
- * differ from what `base`, beside `folder`'s place, results in. */
-int dray__overlay_write(const char *folder, const char *base, uint32_t number,
+ * differ from what `base`, beside `folder`'s place, results in. held: where that may lie whole, and
+ * is read if its sums say so; NULL: nowhere. */
+int dray__overlay_write(const char *folder, const char *base, const char *held, uint32_t number,
                         const dray_layout *files, dray_region *const *opened,
                         const dray__sums *sums, dray_error *error);

@@ -32,7 +32,8 @@ typedef struct change {
 typedef struct overlay_writing {
     const char *folder;
     const dray_layout *files, *base;
-    dray__overlay *overlay; /* of the base; NULL: it is whole */
+    dray__overlay *overlay; /* of what is read; NULL: it is whole */
+    bool chained;           /* the base is a delta itself */
     dray_region *const *opened;
     dray_region **old;
     change *changes; /* by tensor of the new files */
@@ -44,8 +45,9 @@ typedef struct overlay_writing {
 static int read_range(const dray_region *file, void *data, uint64_t bytes, uint64_t at,
                       dray_error *error)
 {
-    if (dray__read_at(dray_region_fd(file), data, (size_t)bytes, (off_t)at))
-        return dray__fail_errno(error, errno, "%.300s", dray_region_name(file));
+    int rc = dray_region_read(file, at, data, bytes, error);
+    if (rc)
+        return rc;
     return file->patch ? file->patch(file->patch_user, file->patch_index, data, at, bytes, error)
                        : DRAY_OK;
 }
@@ -232,7 +234,7 @@ static int write_json(const overlay_writing *w, const char *base, uint32_t numbe
     char text[32];
     snprintf(text, sizeof text, "%016" PRIx64, base_sum);
     json_t *tensors = json_object();
-    json_t *json = json_pack("{s:i, s:s, s:s, s:i, s:I}", "version", w->overlay ? 2 : 1, "base",
+    json_t *json = json_pack("{s:i, s:s, s:s, s:i, s:I}", "version", w->chained ? 2 : 1, "base",
                              strrchr(base, '/') + 1, "base_sum", text, "slice", SLICE, "number",
                              (json_int_t)number);
     bool kept = true; /* one that is missing here would be none of the result's */
@@ -285,25 +287,32 @@ static void end(overlay_writing *w)
         close(w->spool);
 }
 
-int dray__overlay_write(const char *folder, const char *base, uint32_t number,
+int dray__overlay_write(const char *folder, const char *base, const char *held, uint32_t number,
                         const dray_layout *files, dray_region *const *opened,
                         const dray__sums *sums, dray_error *error)
 {
     dray_layout *old;
     dray__overlay *overlay;
-    uint64_t base_sum = 0;
-    int rc = dray__checkpoint_layout(base, &old, &overlay, error);
+    uint64_t base_sum = 0, held_sum;
+    char name[64];
+    int rc = dray__overlay_result_sum(base, &base_sum, error);
+    if (!rc)
+        rc = dray__overlay_base_name(base, name, NULL, error);
+    if (rc)
+        return rc;
+    bool is_held =
+        held && dray__overlay_result_sum(held, &held_sum, NULL) == DRAY_OK && held_sum == base_sum;
+    rc = dray__checkpoint_layout(is_held ? held : base, &old, &overlay, error);
     if (rc)
         return rc;
     overlay_writing w = {.folder = folder,
                          .files = files,
                          .base = old,
                          .overlay = overlay,
+                         .chained = name[0] != 0,
                          .opened = opened,
                          .spool = -1};
-    rc = dray__overlay_result_sum(base, &base_sum, error);
-    if (!rc)
-        rc = compare_all(&w, error);
+    rc = compare_all(&w, error);
     if (!rc)
         rc = write_files(&w, error);
     if (!rc)

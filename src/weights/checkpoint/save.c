@@ -187,9 +187,9 @@ static int meet(dray__save *s, int status, dray_error *error)
 static int make_partial(dray__save *s, dray_error *error)
 {
     char parts[PATH_MAX];
-    s->lock = open(s->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    s->lock = open(s->stage, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (s->lock < 0)
-        return dray__fail_errno(error, errno, "%.300s", s->folder);
+        return dray__fail_errno(error, errno, "%.300s", s->stage);
     if (flock(s->lock, LOCK_EX | LOCK_NB)) {
         int why = errno;
         close(s->lock);
@@ -412,18 +412,42 @@ static int finish_whole(const dray__save *s, const dray__save_part *part, dray_e
     return rc ? rc : dray_safetensors_finish(whole, part->files, error);
 }
 
+/* Where the newest version of a bucket stays whole on this machine: the next one is compared with
+ * it, and not with what would have to be fetched. */
+static const char *held_path(const dray__save *s, char out[PATH_MAX])
+{
+    snprintf(out, PATH_MAX, "%.*s/held", PATH_MAX - 16, s->stage);
+    return s->store == &dray__store_files ? NULL : out;
+}
+
 static int finish_delta(const dray__save *s, const dray__save_part *part, dray_error *error)
 {
-    char whole[PATH_MAX], base[PATH_MAX];
+    char whole[PATH_MAX], base[PATH_MAX], held[PATH_MAX];
     whole_path(s, part, whole);
     snprintf(base, sizeof base, "%s/%.63s", s->folder, s->base);
     int rc;
     dray_region **opened = dray__files_open(part->files, 0, &rc, error);
     if (!rc)
-        rc = dray__overlay_write(s->partial, base, s->number, part->files, opened, &part->sums,
-                                 error);
+        rc = dray__overlay_write(s->partial, base, held_path(s, held), s->number, part->files,
+                                 opened, &part->sums, error);
     dray__files_close(opened, part->files);
-    return rc ? rc : dray__remove_tree(whole, error);
+    if (rc)
+        return rc;
+    return s->store == &dray__store_files ? dray__remove_tree(whole, error)
+                                          : finish_whole(s, part, error);
+}
+
+/* After a version of a bucket has its place: what is left of it here. */
+static int hold(const dray__save *s, dray_error *error)
+{
+    char held[PATH_MAX], whole[PATH_MAX];
+    if (!held_path(s, held))
+        return DRAY_OK;
+    int rc = dray__remove_tree(held, error);
+    whole_path(s, s->parts, whole);
+    if (!rc && s->options.deltas && rename(whole, held))
+        rc = dray__fail_errno(error, errno, "%.300s", held);
+    return rc ? rc : dray__remove_tree(s->partial, error);
 }
 
 static int finish_part(const dray__save *s, dray__save_part *part, dray_error *error)
@@ -461,7 +485,9 @@ static int finish(dray__save *s, dray_error *error)
         rc = dray__remove_tree(parts, error);
     if (!rc)
         rc = dray__sync_folder(s->partial, error);
-    return rc ? rc : dray__save_publish(s, error);
+    if (!rc)
+        rc = dray__save_publish(s, error);
+    return rc ? rc : hold(s, error);
 }
 
 static int run(dray__save *s, dray_error *error)
@@ -560,15 +586,18 @@ static int check_options(dray__save *s, dray_error *error)
 
 static int find_folder(dray__save *s, const char *directory, dray_error *error)
 {
-    char real[PATH_MAX];
-    if (mkdir(directory, 0777) && errno != EEXIST)
-        return dray__fail_errno(error, errno, "%.300s", directory);
-    if (!realpath(directory, real))
-        return dray__fail_errno(error, errno, "%.300s", directory);
-    if (strlen(real) >= sizeof s->folder)
+    char stage[PATH_MAX], real[PATH_MAX];
+    s->store = dray__store_of(directory);
+    int rc = s->store->stage(directory, stage, error);
+    if (!rc)
+        rc = s->store->resolve(directory, real, error);
+    if (rc)
+        return rc;
+    if (strlen(real) >= sizeof s->folder || strlen(stage) >= sizeof s->stage)
         return dray__fail(error, DRAY_EINVALID, "%.300s...: path too long", directory);
     strcpy(s->folder, real);
-    snprintf(s->partial, sizeof s->partial, "%s/.step-%06" PRIu64 ".partial", s->folder,
+    strcpy(s->stage, stage);
+    snprintf(s->partial, sizeof s->partial, "%s/.step-%06" PRIu64 ".partial", s->stage,
              s->options.version);
     return DRAY_OK;
 }

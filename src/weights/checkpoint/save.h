@@ -8,6 +8,7 @@
 #pragma once
 
 #include "control/channel.h"
+#include "store/store.h"
 #include "weights/checkpoint/deposit.h"
 
 #include <dray/weights.h>
@@ -31,11 +32,13 @@ typedef struct dray__save {
     dray_checkpoint_options options;
     dray__save_part *parts; /* the model first */
     uint32_t part_count;
+    const dray__store *store;
     char folder[PATH_MAX - DRAY__SAVE_ROOM]; /* DIR */
+    char stage[PATH_MAX - DRAY__SAVE_ROOM];  /* on this machine: where versions are written first */
     char partial[PATH_MAX];
     uint32_t number;      /* which delta after it */
     char base[64];        /* rank 0's: the step that this one is a delta on; "": none */
-    int lock;             /* rank 0's, on DIR */
+    int lock;             /* rank 0's, on the stage */
     uint32_t meetings;    /* so far */
     dray__party_of party; /* who came */
 } dray__save;

@@ -33,6 +33,7 @@ enum {
 
 typedef struct file_slot {
     dray__io io;
+    dray_error why;
     uint8_t *data;
     uint64_t begin, end; /* in the file: aligned; of the last byte that is wanted */
     bool owned, again;   /* again: the second time */
@@ -170,6 +171,14 @@ static void file_close(void *state)
     dray_region_free(l->staging);
 }
 
+/* A checkpoint lies in one store. */
+static bool any_object(const file_lane *l)
+{
+    const dray__sources *sources = l->transfer->sources;
+    const char *name = l->count ? sources->sources[copy_of(l, 0)->source].name : NULL;
+    return !dray__store_is_local(name);
+}
+
 static int file_open(dray__lane *lane, dray_error *error)
 {
     file_lane *l = lane->state;
@@ -188,7 +197,7 @@ static int file_open(dray__lane *lane, dray_error *error)
     if (rc == DRAY_OK)
         rc = make_slots(l, error);
     if (rc == DRAY_OK)
-        rc = dray__disk_open(DRAY__DISK_ANY, &l->disk, error);
+        rc = dray__disk_open(any_object(l) ? DRAY__DISK_THREADS : DRAY__DISK_ANY, &l->disk, error);
     lane->fd = rc ? -1 : dray__disk_fd(l->disk);
     return rc;
 }
@@ -269,7 +278,11 @@ static int file_of(file_lane *l, const dray_region *region, dray__disk_file **ou
         if (!file)
             return dray__nomem(error);
         *file = (struct opened){.next = l->files, .region = region};
-        dray__disk_file_open(&file->file, dray_region_fd(region), false, dray_region_name(region));
+        if (dray__store_is_local(dray_region_name(region)))
+            dray__disk_file_open(&file->file, dray_region_fd(region), false,
+                                 dray_region_name(region));
+        else
+            dray__disk_file_object(&file->file, region);
         l->files = file;
     }
     *out = &file->file;
@@ -288,6 +301,7 @@ static int ask(file_lane *l, file_slot *s, const dray_region *region, dray_error
                        .offset = s->begin,
                        .least = (size_t)(s->end - s->begin),
                        .bytes = aligned_bytes(s->begin, s->end),
+                       .why = &s->why,
                        .user = s};
     int rc = file_of(l, region, &s->io.file, error);
     if (rc == DRAY_OK)

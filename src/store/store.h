@@ -1,0 +1,79 @@
+/* src/store/: where checkpoints lie: in folders of this machine (files.c), or in a bucket of an
+ * object store (s3.c and s3_*.c, over libcurl, curl.c). What reads checkpoints opens and lists them
+ * through a store's table, and what writes them places a finished folder in one: a store is one
+ * file with one table, and a line in the list of store.c. blocks.c keeps what was fetched. */
+#pragma once
+
+#include <dray/dray.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <time.h>
+
+typedef struct dray__store dray__store;
+
+/* A file of a store, open for reading. */
+typedef struct dray__store_file {
+    const dray__store *store;
+    const char *name; /* the caller's path */
+    int fd;           /* of a file of this machine; else -1 */
+    void *object;     /* another store's own */
+    uint64_t bytes;
+} dray__store_file;
+
+/* A version in a run's folder that is whole. */
+typedef struct dray__store_step {
+    char name[64];
+    struct timespec made;
+} dray__store_step;
+
+typedef void (*dray__store_name_fn)(void *user, const char *name);
+
+struct dray__store {
+    const char *scheme; /* what its paths begin with; "": all others */
+    /* DRAY_ENOENT: it is not there. */
+    int (*open)(const char *path, dray__store_file *out, dray_error *error);
+    /* All of the bytes, which must be in the file. stop (may be NULL): when it becomes true, what
+     * waits for a server gives up. Any thread. */
+    int (*read)(const dray__store_file *file, void *data, uint64_t bytes, uint64_t at,
+                const atomic_bool *stop, dray_error *error);
+    void (*close)(dray__store_file *file);
+    /* Each name in a folder. */
+    int (*names)(const char *folder, dray__store_name_fn fn, void *user, dray_error *error);
+    /* The path without links, in `out` of PATH_MAX bytes. DRAY_ENOENT: there is nothing. */
+    int (*resolve)(const char *path, char *out, dray_error *error);
+    /* ---- of a run's folder (checkpoint/save.c) */
+    /* A folder of this machine in which versions are written before they are placed, made if it is
+     * not there; in `out` of PATH_MAX bytes. Of files: the folder itself. */
+    int (*stage)(const char *folder, char *out, dray_error *error);
+    /* What is whole, in no order. clear: what writers that died left is removed. *out: to be freed
+     * with free. */
+    int (*steps)(const char *folder, bool clear, dray__store_step **out, size_t *count,
+                 dray_error *error);
+    /* Gives a finished folder of the stage its name, at once: before that no reader finds any of
+     * it. */
+    int (*place)(const char *folder, const char *name, const char *finished, dray_error *error);
+    /* Leads readers to it; and where they are led: the step's path, in `out` of PATH_MAX bytes.
+     * DRAY_ENOENT: nowhere. */
+    int (*lead)(const char *folder, const char *name, dray_error *error);
+    int (*led)(const char *folder, char *out, dray_error *error);
+    /* Removes a step: no reader finds half of it. One that is not there is fine. */
+    int (*retire)(const char *folder, const char *name, dray_error *error);
+};
+
+extern const dray__store dray__store_files, dray__store_s3;
+
+/* The store of a path, which never is NULL. */
+const dray__store *dray__store_of(const char *path);
+static inline bool dray__store_is_local(const char *path)
+{
+    return dray__store_of(path) == &dray__store_files;
+}
+/* A file of at most `most` bytes, with a 0 behind them. *text: to be freed with free. DRAY_ENOENT,
+ * DRAY_EFORMAT: it is larger. */
+int dray__store_text(const char *path, size_t most, char **text, size_t *size, dray_error *error);
+
+/* Whether the name is a step's, "step-000007" or "step-000007.2": its version, and the repetition,
+ * which is 1 for the first one. */
+bool dray__store_step_parse(const char *name, uint64_t *version, unsigned *again);
