@@ -7,7 +7,6 @@ When, the job says: `update: boundary` waits until all requests are finished, `i
 import argparse
 import collections
 import contextlib
-import json
 import time
 
 import numpy as np
@@ -271,14 +270,12 @@ def vllm(role, options, seed):
     import vllm_engine
     with torch.device("meta"):
         model = make(role.config, argparse.Namespace(model=options.model, device=torch.device("meta")), options.dtype)
-    # vLLM's reload leaves a tied head as it was: here it has one of its own, which the trainer publishes by that name, too.
-    config = dict(json.loads(config_json(model)), tie_word_embeddings=False)
     folder = role.folder / "vllm"
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(config_json(model))
     engine = vllm_engine.Engine(folder, options.slots, role.config["model"]["max_positions"], END, seed,
                                 str(options.dtype).rpartition(".")[2])
-    return engine, plugged.Weights(role, engine, model.named_parameters(remove_duplicate=False))
+    return engine, plugged.Weights(role, engine, model.named_parameters())
 
 
 def served(role, options, seed):
