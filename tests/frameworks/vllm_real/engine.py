@@ -46,6 +46,42 @@ def unlike_draft():
     return [name for name, p in worker.get_model().named_parameters() if not torch.equal(p, of[name])]
 
 
+class Sleep:
+    """What vLLM's worker for GPUs does in its sleep, where the one for CPUs ignores it: at level 2 the weights' memory is lost,
+    and only buffers are kept."""
+
+    def __init__(self):
+        self.kept = None
+        worker.sleep, worker.wake_up = self.sleep, self.wake_up
+
+    @torch.no_grad()
+    def sleep(self, level=1):
+        if level == 2:
+            model = worker.get_model()
+            self.kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+            for lost in (*model.parameters(), *model.buffers()):
+                lost.fill_(torch.nan if lost.is_floating_point() else 0)
+
+    @torch.no_grad()
+    def wake_up(self, tags=None):
+        if self.kept and (tags is None or "weights" in tags):
+            for name, buffer in worker.get_model().named_buffers():
+                buffer.copy_(self.kept[name])
+            self.kept = None
+
+
+Sleep()
+
+
+def is_lost():
+    return all(p.isnan().all() for p in worker.get_model().parameters())
+
+
+def sleep(level):
+    llm.sleep(level=level)
+    return llm.llm_engine.is_sleeping()
+
+
 def update_weights(update_info):
     llm.update_weights({"update_info": update_info})
 
@@ -54,7 +90,7 @@ def init_weight_transfer_engine(init_info):
     llm.init_weight_transfer_engine({"init_info": init_info})
 
 
-known = {f.__name__: f for f in (generate, report, unlike_draft, update_weights, init_weight_transfer_engine, llm.start_weight_update,
+known = {f.__name__: f for f in (generate, report, unlike_draft, is_lost, sleep, llm.wake_up, update_weights, init_weight_transfer_engine, llm.start_weight_update,
                                  llm.start_draft_weight_update, llm.finish_weight_update)}
 with Client(socket) as trainer:
     trainer.send("ready")
