@@ -53,6 +53,7 @@ PARTS = [
     Part("gpu_job_real", 600, 1800, "examples/gpu with vLLM for the CPU, in the process and as a server that dies: log-probs by version"),
     Part("lora_real", 300, 600, "adapters alone, PEFT's, by vLLM's own path for them; and merged on the way"),
     Part("sglang_real", 480, 1200, "SGLang's weight updates by dray, and an FSDP2 trainer: bytes as SGLang's own loading has them"),
+    Part("swift_real", 120, 120, "checkpoints in a bucket of OpenStack Swift, which verifies signatures: bits; a wrong key is refused"),
     Part("seen_real", 120, 120, "Perfetto's classes, TensorBoard's and Weights & Biases' readers: what they read of a run"),
     Part("tq_real", 900, 1800, "TransferQueue's own tests: dray as its storage, and in its place"),
 ]
