@@ -98,6 +98,8 @@ static struct timespec read_time(const char *text)
     return (struct timespec){.tv_sec = timegm(&tm), .tv_nsec = (long)millis * 1000000};
 }
 
+enum { PAGES_MAX = 10000 };
+
 static int each_listed(const char *text, size_t size, const char *prefix, dray__s3_list_fn fn,
                        void *user, dray_error *error)
 {
@@ -121,6 +123,7 @@ int dray__s3_list(const dray__s3_place *folder, bool flat, dray__s3_list_fn fn, 
 {
     dray__s3_place bucket = {0}, prefix;
     char token[1024] = "", next[1024];
+    unsigned pages = 0; /* of 1,000 objects: a server that never ends is not listened to for ever */
     int rc = dray__s3_beneath(folder, "", &prefix, error);
     memcpy(bucket.bucket, folder->bucket, sizeof bucket.bucket);
     for (bool more = true; more && !rc;) {
@@ -141,7 +144,7 @@ int dray__s3_list(const dray__s3_place *folder, bool flat, dray__s3_list_fn fn, 
         at = r.text;
         more = strcmp(cut, "true") == 0;
         bool told = !more || dray__s3_tag(&at, end, "NextContinuationToken", next, sizeof next);
-        if (!cut[0] || !told || (more && strcmp(next, token) == 0))
+        if (!cut[0] || !told || (more && (strcmp(next, token) == 0 || ++pages == PAGES_MAX)))
             rc = dray__fail(error, DRAY_EPROTO,
                             "s3://%s/%.200s: the server's list does not say whether it ends, or "
                             "where it goes on",
