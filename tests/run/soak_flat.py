@@ -2,6 +2,8 @@
 as good as none, 32 rows a step in five tasks. Of every process (supervisor, coordinator, roles) the third quarter of the
 run is compared with the second, the last with the third, and the last quarter's second half with its first: what grows
 each time is not flat (caches and rings fill up once); of the run's folder the files are counted, and what is appended a step is bounded.
+Of the queue's shared memory the chunks are counted, which are taken when they are needed and then used again: a process's own share
+grows for as long as it meets pages of them for the first time, which with checkpoints far apart takes thousands of steps.
 
 DRAY_TEST_STEPS: steps of each run (20,000). DRAY_TEST_SCHEDULES: some of the names below."""
 import statistics
@@ -25,15 +27,36 @@ SLACK_KB, SLACK = 384, 0.01
 METRICS_BYTES, SPANS_BYTES = 2048, 32768  # a step, at most
 
 
+def share_of_queue(maps):
+    """Its share of the memory that the queue's rows lie in, in KiB."""
+    whole, within = 0, False
+    for line in maps.splitlines():
+        if line[0] in "0123456789abcdef":
+            within = "/memfd:dray-samples" in line
+        elif within and line.startswith("Pss:"):
+            whole += int(line.split()[1])
+    return whole
+
+
 def numbers(process):
-    """Its own memory and its share of shared memory in KiB, descriptors, mappings; None: the process has ended."""
+    """Its own memory and its share of shared memory but the queue's in KiB, descriptors, mappings; None: the process
+    has ended."""
     entry = pathlib.Path("/proc") / str(process)
     try:
         parts = (line.split() for line in (entry / "smaps_rollup").read_text().splitlines())
         memory = sum(int(part[1]) for part in parts if part[0] in ("Pss_Anon:", "Pss_Shmem:"))
+        memory -= share_of_queue((entry / "smaps").read_text())
         return (memory, len(list((entry / "fd").iterdir())), len((entry / "maps").read_text().splitlines()))
     except OSError:
         return None
+
+
+def chunks_of(folder):
+    """Of the queue; None: nobody is there to ask, or not any more."""
+    done = subprocess.run([PROGRAM, "status", "--json", "--connect", f"unix:{folder}/coordinator.socket"],
+                          capture_output=True, text=True)
+    queues = json.loads(done.stdout)["queues"] if done.returncode == 0 else []
+    return queues[0]["chunks"] if queues else None
 
 
 def look(folder):
@@ -69,7 +92,9 @@ def watch(name, settings):
         time.sleep(EVERY)
         step = step_of(folder)
         if 0 < step < STEPS:  # behind the last the timeline is put together, once
-            looks.append((step, look(folder), len(files(folder)), queue_bytes(folder)))
+            chunks = chunks_of(folder)
+            if chunks is not None:
+                looks.append((step, look(folder), len(files(folder)), queue_bytes(folder), chunks))
     error = process.communicate()[1]
     check(process.returncode == 0, f"{name}: ends with {process.returncode}: {error}")
     took, usage = time.monotonic() - begun, os.times()
@@ -107,6 +132,7 @@ def check_flat(name, folder, looks):
             check(bool(parts[-1]), f"{name}: {process} is another one in the end")
     compare(name, "files", [[l[2] for l in part] for part in quarters], lambda a: 0)
     compare(name, "bytes of the journal", [[l[3] for l in part] for part in quarters], lambda a: 16 << 20)
+    compare(name, "chunks of the queue", [[l[4] for l in part] for part in quarters], lambda a: 1, of=max)
     for what, pattern, most in (("metrics", "metrics.jsonl", METRICS_BYTES), ("spans", "trace/*.spans", SPANS_BYTES)):
         size = sum(path.stat().st_size for path in folder.glob(pattern))
         print(f"  {what}: {size / STEPS:.0f} bytes a step", flush=True)
