@@ -144,7 +144,9 @@ static void set(int kind, const void *data, size_t size)
     dray__writer *to = kind < 2 ? &s.latest : kind == 2 ? &s.manifest : &s.list;
     dray__put_bytes(to, data, size);
     if (kind == 1) {
-        char *name = strndup(data, size);
+        char *name = calloc(1, size + 1);
+        MUST(name);
+        memcpy(name, data, size);
         put_digits(&s.latest, dray__name_hash(name), " ");
         free(name);
     } else if (kind == 2) {
