@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#define LONG (30 * DRAY__SECOND)
+#define LONG (120 * DRAY__SECOND)
 
 enum { PUBLISHED, VICTIM_DEAD, END };
 
@@ -16,7 +16,7 @@ static dray_model_config wide_config(void)
     dray_model_config c = {.vocab_size = 128,
                            .hidden_size = 512,
                            .intermediate_size = 1024,
-                           .layers = 4,
+                           .layers = 2,
                            .heads = 8,
                            .kv_heads = 8,
                            .head_dim = 64,
