@@ -191,8 +191,8 @@ class Rollout:
             for request in work.requests:
                 if self.works.pop(id(request), None):
                     self.engine.give_up(request)
-            self.backlog = collections.deque(request for request in self.backlog if id(request) in self.works)
             work.batch.free()
+        self.backlog = collections.deque(request for request in self.backlog if id(request) in self.works)
 
     def step(self):
         while self.backlog and self.engine.free:

@@ -142,7 +142,7 @@ static size_t portion(dray__io *io)
     return fault > 0 ? 0 : (fault < 0 && left > 1 ? left / 2 : left);
 }
 
-/* As much as there is of it: what is behind the object's end is missing, as of a file. */
+/* Reads as many bytes as the object has: those behind its end are missing, as of a file. */
 static void work_on_object(dray__io *io, const atomic_bool *ends)
 {
     uint64_t bytes = dray_region_bytes(io->file->object);

@@ -176,7 +176,7 @@ static int send_text(dray__command *command, const char *text, size_t size, doub
         if (rc)
             return rc;
         ssize_t n = write(command->to, text + done, size - done);
-        if (n < 0 && errno == EPIPE) /* it ended: what it said before is read first, then the end */
+        if (n < 0 && errno == EPIPE) /* the command ended: its last words are read before its end */
             return DRAY_OK;
         if (n < 0 && errno != EAGAIN && errno != EINTR)
             return dray__fail_errno(error, errno, "%s: write", command->setting);

@@ -77,7 +77,8 @@ static int by_use(const void *a, const void *b)
     return (x->used.tv_nsec > y->used.tv_nsec) - (x->used.tv_nsec < y->used.tv_nsec);
 }
 
-/* Removes what was used longest ago, until three quarters of `most` are left. Returns what is. */
+/* Removes the blocks that were used longest ago until three quarters of `most` are left. Returns
+ * the bytes that are left. */
 static uint64_t make_room(const char *folder, uint64_t most)
 {
     kept_block *all = NULL;

@@ -51,7 +51,7 @@ enum {
 
 typedef struct dray__curl_list dray__curl_list; /* struct curl_slist */
 
-/* XX(function, what it returns, its arguments) */
+/* XX(function, its result's type, its arguments) */
 #define DRAY__CURL_FUNCTIONS(XX)                                                                   \
     XX(global_init, int, (long flags))                                                             \
     XX(version, char *, (void))                                                                    \

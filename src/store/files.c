@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { ROOM = 256 }; /* what is appended to a folder's path */
+enum { ROOM = 256 }; /* bytes for the name that is appended to a folder's path */
 
 static int files_open(const char *path, dray__store_file *out, dray_error *error)
 {

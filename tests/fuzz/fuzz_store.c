@@ -26,6 +26,12 @@ static struct server {
     uint8_t object[OBJECT];
 } s = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+static void fill(uint8_t object[OBJECT])
+{
+    for (size_t i = 0; i < OBJECT; i++)
+        object[i] = (uint8_t)(i * 37 + 1);
+}
+
 /* ---- the server ------------------------------------------------------------------------------ */
 
 static void send_all(int fd, const void *data, size_t size)
@@ -109,8 +115,7 @@ static void begin(void)
     socklen_t size = sizeof name;
     char endpoint[64];
     pthread_t thread;
-    for (size_t i = 0; i < OBJECT; i++)
-        s.object[i] = (uint8_t)(i * 37 + 1);
+    fill(s.object);
     s.listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     MUST(bind(s.listener, (const struct sockaddr *)&name, sizeof name) == 0);
     MUST(listen(s.listener, 16) == 0);
@@ -194,8 +199,7 @@ void fuzz_seeds(fuzz_put put, void *user)
 {
     uint8_t object[OBJECT];
     char manifest[512];
-    for (size_t i = 0; i < OBJECT; i++)
-        object[i] = (uint8_t)(i * 37 + 1);
+    fill(object);
     snprintf(manifest, sizeof manifest,
              "{\"version\":1,\"block\":4194304,\"objects\":{\"model.safetensors\":"
              "{\"bytes\":100,\"sums\":[\"%016llx\"]},\"config.json\":{\"bytes\":0,\"sums\":[]}}}",

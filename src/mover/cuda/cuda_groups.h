@@ -32,18 +32,30 @@ typedef struct grouped {
     u64 row;                        /* in the tensor, flattened */
 } grouped;
 
+/* A row's place in each of the three dimensions that rows have. */
+typedef struct row_place {
+    u32 j, i, k;
+} row_place;
+
 /* `row` counts all dimensions but the last. Rows fit 32 bits (cuda_program.c sees to it): a
  * division of 64 bits takes a GPU as long as all else that it does with eight elements. */
-INLINE grouped grouped_row(const dray__gpu_quant *q, u32 row)
+INLINE row_place place_of_row(const dray__gpu_quant *q, u32 row)
 {
-    u32 k = row, i = 0, j = 0;
-    grouped g;
+    row_place p = {0, 0, row};
     if (!q->flat) {
         u32 rest = row / (u32)q->extent[2];
-        j = rest / (u32)q->extent[1];
-        i = rest - j * (u32)q->extent[1];
-        k = row - rest * (u32)q->extent[2];
+        p.j = rest / (u32)q->extent[1];
+        p.i = rest - p.j * (u32)q->extent[1];
+        p.k = row - rest * (u32)q->extent[2];
     }
+    return p;
+}
+
+INLINE grouped grouped_row(const dray__gpu_quant *q, u32 row)
+{
+    const row_place p = place_of_row(q, row);
+    const u32 k = p.k, i = p.i, j = p.j;
+    grouped g;
     g.source = q->source + k * (u64)q->source_stride[2];
     g.destination = q->destination + k * (u64)q->destination_stride[2];
     g.scale = q->scales + k * (u64)q->scale_stride[2];
@@ -60,8 +72,8 @@ INLINE grouped grouped_row(const dray__gpu_quant *q, u32 row)
 /* A word of zero points: those of eight rows from `row` on, or of those up to the tensor's edge. */
 INLINE u64 zero_place(const dray__gpu_quant *q, u32 row, u64 column, u64 *sum_row)
 {
-    u32 extent2 = (u32)q->extent[2], extent1 = (u32)q->extent[1];
-    u32 k = row % extent2 / 8, rest = row / extent2, i = rest % extent1, j = rest / extent1;
+    const row_place p = place_of_row(q, row);
+    const u32 k = p.k / 8, i = p.i, j = p.j;
     *sum_row = ((q->start[0] + j) * q->shape[1] + q->start[1] + i) * ((q->shape[2] - 1) / 8 + 1) +
                q->start[2] / 8 + k;
     return q->second + j * (u64)q->second_stride[0] + i * (u64)q->second_stride[1] +

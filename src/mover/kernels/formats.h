@@ -62,8 +62,8 @@ INLINE void add_extreme(extremes *e, u32 bits)
 /* ---- elements --------------------------------------------------------------------------------
  */
 
-/* To nearest even among 0, 0.5, 1, 1.5, 2, 3, 4, 6; what is larger becomes 6. From 1 on the code is
- * the exponent and one bit of the fraction, below it a multiple of 0.5. */
+/* Rounds to nearest even among 0, 0.5, 1, 1.5, 2, 3, 4, 6; larger numbers become 6. From 1 on the
+ * code is the exponent and one bit of the fraction, below 1 it is a multiple of 0.5. */
 INLINE u32 e2m1_magnitude(u32 a)
 {
     u32 below = FLOAT_BITS(BITS_FLOAT(a) + 6291456.0f) & 7; /* 1.5 * 2^22: in units of 0.5 */
