@@ -267,6 +267,50 @@ static void quantised(int gpu, CUdeviceptr from, CUdeviceptr to, const char *wha
     row(what, "FP8 in blocks -> bf16, all sums, bytes written", rate(&w), limit, 0.85);
 }
 
+/* Quantised in groups of a row's elements, with all sums that an update takes. */
+static void grouped(int gpu, CUdeviceptr from, CUdeviceptr to, const char *what, double limit)
+{
+    static const struct {
+        const char *name;
+        int32_t kind;
+        int64_t group, size, elements; /* of what is written: its size, and elements in each */
+        int64_t scale;                 /* bytes */
+    } kinds[] = {{"bf16 -> MXFP8, all sums", DRAY_QUANT_MXFP8, 32, 1, 1, 1},
+                 {"bf16 -> MXFP4, all sums", DRAY_QUANT_MXFP4, 32, 1, 2, 1},
+                 {"bf16 -> NVFP4, all sums", DRAY_QUANT_NVFP4, 16, 1, 2, 1},
+                 {"bf16 -> INT4, all sums", DRAY_QUANT_INT4, 128, 4, 8, 2},
+                 {"bf16 -> INT4 with zero points, all sums", DRAY_QUANT_INT4_ZERO, 128, 4, 8, 2}};
+    static const uint32_t most[1] = {0x3F800000}; /* 1.0 */
+    int64_t columns = 8192, lines = (int64_t)at.bytes / 2 / columns;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        int64_t row_bytes = columns / kinds[i].elements * kinds[i].size;
+        int64_t scale_row = columns / kinds[i].group * kinds[i].scale;
+        dray__cuda_quant q = {
+            .kind = DRAY_TRANSFORM_QUANTISE,
+            .dtype = DRAY_BF16,
+            .quant_dtype = DRAY_U8,
+            .quant_kind = kinds[i].kind,
+            .as = DRAY_BF16,
+            .ndim = 2,
+            .extent = {lines, columns},
+            .cell = {kinds[i].kind == DRAY_QUANT_INT4_ZERO ? 8 : 1, kinds[i].group},
+            .source = from,
+            .destination = to,
+            .source_stride = {2 * columns, 2},
+            .destination_stride = {row_bytes, kinds[i].size},
+            .scales = to + at.bytes,
+            .scale_stride = {scale_row, kinds[i].scale},
+            .second = to + at.bytes + (uint64_t)(lines * scale_row),
+            .second_stride = {columns / kinds[i].group * 4, 4}};
+        dray__cuda_job_options options = {
+            .quants = &q, .quant_count = 1, .sums = 31, .most_count = 1};
+        work w = {.bytes = at.bytes};
+        make(&w, gpu, 0, &options);
+        dray__cuda_job_set_most(w.jobs[0], most);
+        row(what, kinds[i].name, rate(&w), limit, 0.5);
+    }
+}
+
 static void sums_alone(void)
 {
     dray__cuda_job_options options = {.sums = DRAY__CUDA_SUM_SOURCE};
@@ -392,6 +436,7 @@ int main(int argc, char **argv)
         summed(0, a->from, a->to, "on one GPU", local);
         converted(0, a->from, a->to, "on one GPU", local);
         quantised(0, a->from, a->to, "on one GPU", local);
+        grouped(0, a->from, a->to, "on one GPU", local);
         sums_alone();
     }
     double link = at.count > 1 ? limit_of(0, b->from, a->to) : 0;
@@ -405,6 +450,7 @@ int main(int argc, char **argv)
         converted(0, b->from, a->to, "pulled", link);
         converted(0, a->from, b->to, "pushed", link);
         quantised(0, a->from, b->to, "pushed", link);
+        grouped(0, a->from, b->to, "pushed", link);
         batches(0, b->from, a->to, link);
     }
     if (at.count > 1 && (!only || strcmp(only, "many") == 0)) {

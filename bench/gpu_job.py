@@ -140,7 +140,7 @@ def main():
     parser = jobs.options(__doc__, "json", gpus=2, trainer=1, steps=10, warm=2, rounds=1, scale=1.0, slots=64, micro=4,
                           threads=1, model="qwen2.5-1.5b", keep="", entries=[])
     options = parser.parse_args()
-    if options.gpus and not 0 < options.trainer < options.gpus:
+    if options.gpus and options.entries != ["turns"] and not 0 < options.trainer < options.gpus:
         parser.error(f"--trainer: 1 to {options.gpus - 1} of {options.gpus} GPUs expected, found {options.trainer}")
     entries = options.entries or list(SETTINGS)
     for name in entries:

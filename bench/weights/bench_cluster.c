@@ -297,6 +297,8 @@ dray_update_report bench_cluster_report(const bench_cluster *c)
         all.spare_bytes += r->spare_bytes;
         all.spare_waste_bytes += r->spare_waste_bytes;
         all.fanned_bytes += r->fanned_bytes;
+        all.delta_covered_bytes += r->delta_covered_bytes;
+        all.delta_bytes += r->delta_bytes;
         all.steps += r->steps;
         all.step_ns = longest(all.step_ns, r->step_ns);
         all.step_before_ns = longest(all.step_before_ns, r->step_before_ns);

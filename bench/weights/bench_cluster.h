@@ -30,10 +30,12 @@ typedef struct bench_cluster_options {
     /* Not 0: the trainers' weights are in private memory, and pass through a staging arena of so
      * many bytes. */
     uint64_t staging;
-    bool cuda;     /* both sides are memory of GPUs, */
-    bool pinned;   /* but the trainers' is pinned host memory */
-    bool unsummed; /* publishers take no checksums */
-    double decode; /* seconds of a step of what engines on GPUs do meanwhile; 0: nothing */
+    bool cuda;      /* both sides are memory of GPUs, */
+    bool pinned;    /* but the trainers' is pinned host memory */
+    bool unsummed;  /* publishers take no checksums */
+    uint64_t every; /* not 0: one of so many elements changes from version to version, and
+                       publishers send deltas; destinations are not poisoned between updates */
+    double decode;  /* seconds of a step of what engines on GPUs do meanwhile; 0: nothing */
     dray_region_kind prefetch_into; /* where engines on GPUs prefetch to; 0: spare GPU memory */
     const char *checkpoint; /* folder: engines read it, and there are no trainers; NULL: none */
 } bench_cluster_options;

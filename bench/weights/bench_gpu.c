@@ -224,6 +224,7 @@ static bool block_for(const dray_layout *layout, dray_region *const *regions, ui
                           .ndim = (int32_t)(t->ndim ? t->ndim : 1),
                           .dtype = t->dtype,
                           .from = (int32_t)from};
+    bench_values_now(&out->version, &out->every);
     for (uint32_t d = 0; d < (t->ndim ? t->ndim : 1); d++) {
         out->shape[d] = t->ndim ? t->shape[d] : 1;
         out->start[d] = t->ndim ? block->start[d] : 0;

@@ -6,7 +6,7 @@
 /* A block as the kernels bench_fill(blocks, count) and bench_check(blocks, count, wrong) see it;
  * `block` in the source. wrong: elements, and the first block that has one. */
 typedef struct bench_gpu_block {
-    uint64_t at, hash, scales;
+    uint64_t at, hash, scales, version, every;
     int64_t shape[4], start[4], extent[4], stride[4];
     int64_t cell[2], scale_start[2], scale_stride[2];
     int32_t ndim, dtype, from, quantised;

@@ -157,20 +157,31 @@ static dray_region **wrapped(bench_cluster *c, const dray_layout *layout, dray_r
     return out;
 }
 
+/* The values of the version that is to be published. */
+static void fill(bench_cluster *c, const dray_layout *layout, dray_region **regions)
+{
+    const bench_cluster_options *o = c->options;
+    dray_error error;
+    bench_values_at((uint64_t)c->shared->version, o->every);
+    if (o->cuda)
+        must(c, bench_gpu_fill(layout, regions, o->tied, &error), "trainer", &error);
+    else
+        bench_fill(layout, regions, o->tied);
+}
+
 /* The trainer's own memory, that nobody else is given by the parent: private, or a GPU's. */
 static void take_memory(bench_cluster *c, uint32_t rank, dray_layout **layout,
                         dray_region ***regions)
 {
     const bench_cluster_options *o = c->options;
-    dray_error error;
     if (o->cuda) {
         bench_gpu_choose(bench_gpu_of(&o->from, rank, o->from.count));
         *layout = relaid(c, *layout, o->pinned ? DRAY_REGION_PINNED : DRAY_REGION_CUDA);
         *regions = own_regions(c, *layout);
-        must(c, bench_gpu_fill(*layout, *regions, o->tied, &error), "trainer", &error);
+        fill(c, *layout, *regions);
         return;
     }
-    bench_fill(*layout, *regions, o->tied);
+    fill(c, *layout, *regions);
     if (!o->staging)
         return;
     *layout = relaid(c, *layout, DRAY_REGION_HOST);
@@ -216,6 +227,7 @@ void bench_run_trainer(bench_cluster *c, uint32_t rank)
     options.world = side->count;
     options.staging_bytes = c->options->staging;
     options.no_checksums = c->options->unsummed;
+    options.delta = c->options->every != 0;
     must(c, dray_publisher_open(context, MODEL, layout, &options, &publisher, &error), "trainer",
          &error);
     must(c, dray_publisher_publish(publisher, 1, NULL, &error), "publish", &error);
@@ -228,6 +240,8 @@ void bench_run_trainer(bench_cluster *c, uint32_t rank)
         if (work == WORK_PUBLISH)
             must(c, dray_publisher_wait(publisher, b->version - 1, DRAY_WAIT_DEFAULT, NULL, &error),
                  "publisher wait", &error);
+        if (work == WORK_PUBLISH && c->options->every)
+            fill(c, layout, regions);
         s->begin = bench_now();
         if (work == WORK_PUBLISH)
             must(c, dray_publisher_publish(publisher, b->version, NULL, &error), "publish", &error);
@@ -357,6 +371,7 @@ static void check(bench_cluster *c, const engine *e, bench_result *s)
 {
     const char *first = NULL;
     dray_error error;
+    bench_values_at((uint64_t)c->shared->version, c->options->every);
     if (c->options->cuda)
         must(c,
              bench_gpu_wrong(e->layout, e->regions, c->options->tied, c->options->from.layouts,
@@ -373,7 +388,8 @@ static void work_engine(bench_cluster *c, const engine *e, enum bench_work work,
     s->begin = bench_now();
     switch (work) {
     case WORK_POISON:
-        poison(c, e);
+        if (!c->options->every) /* what did not change stays */
+            poison(c, e);
         break;
     case WORK_UPDATE:
         update(c, e, dray_update_weights, &s->report);

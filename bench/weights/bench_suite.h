@@ -19,6 +19,7 @@ typedef struct bench_job {
     unsigned modes, strategies; /* bit sets */
     bool unverified;            /* as no_verify of dray_update_options */
     uint64_t bucket, nccl;      /* as in dray_update_options */
+    uint64_t every;             /* one of so many elements changes in each version; 0: none does */
     uint64_t staging;           /* staging: not 0: weights are offloaded */
     uint32_t engines;
     bool cuda, pinned; /* memory of GPUs; but the trainers' pinned host memory */

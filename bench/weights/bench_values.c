@@ -16,11 +16,34 @@ uint64_t bench_hash_of(const char *name, bool tied)
     return hash;
 }
 
-static uint64_t mixed(uint64_t hash, uint64_t index)
+/* The version whose values are meant, and how many elements there are for each that changes. */
+static struct {
+    uint64_t version, every;
+} now;
+
+void bench_values_at(uint64_t version, uint64_t every)
 {
-    uint64_t x = hash + (index + 1) * 0x9E3779B97F4A7C15u;
+    now.version = version;
+    now.every = every;
+}
+
+void bench_values_now(uint64_t *version, uint64_t *every)
+{
+    *version = now.version;
+    *every = now.every;
+}
+
+static uint64_t scrambled(uint64_t x)
+{
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
     return x ^ x >> 31;
+}
+
+static uint64_t mixed(uint64_t hash, uint64_t index)
+{
+    uint64_t x = scrambled(hash + (index + 1) * 0x9E3779B97F4A7C15u);
+    uint64_t changes = now.every ? (now.version + x % now.every) / now.every : 0;
+    return changes ? scrambled(x + changes * 0x9E3779B97F4A7C15u) : x;
 }
 
 /* An f32 between 2^-27 and 2^22, of either sign. */

@@ -7,6 +7,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Which values are meant from here on, in this process: those of `version`, where one of `every`
+ * elements is another one in each version, by chance. every 0: all versions have the same. */
+void bench_values_at(uint64_t version, uint64_t every);
+/* The version and the number that were given. */
+void bench_values_now(uint64_t *version, uint64_t *every);
+
 /* Random values in all blocks, never zeros; of floats finite ones of moderate size. tied: the head
  * is another name of the embedding. */
 void bench_fill(const dray_layout *layout, dray_region *const *regions, bool tied);

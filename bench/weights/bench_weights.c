@@ -24,7 +24,7 @@ enum { MODES = 4, STRATEGIES = 3, OFFLOADED = 1, CUDA, PINNED = 1, OFF = 0 };
 typedef struct arguments {
     bench_update of;
     unsigned modes, strategies; /* bit sets */
-    int64_t layers, engines, bucket, nccl, decode_ms, within_ms, ctas;
+    int64_t layers, engines, bucket, nccl, decode_ms, within_ms, ctas, every;
     int memory, origin, verify;
     int prefetch, suite; /* -1: not given */
     bool copy_engines;
@@ -80,6 +80,10 @@ static const cmd_option options[] = {
                "The ceiling of staging memory (67108864)"),
     CMD_NUMBER(arguments, nccl, "nccl", 'N', 1 << 20, INT64_MAX, "BYTES",
                "Of memory cuda between hosts: the ceiling of what NCCL has (1073741824)"),
+    CMD_NUMBER(
+        arguments, every, "changed", 'c', 2, 1 << 20, "N",
+        "One of N elements changes from version to version, by chance (100: 1 %); publishers "
+        "send deltas"),
     CMD_WORD(arguments, verify, "verify", 'v', switches, "--verify", "on|off",
              "Checksums, of what is published and of what was written (on); off: on neither side"),
     CMD_GROUP(4, NULL),
@@ -326,6 +330,7 @@ void bench_run(bench *b, const bench_job *given)
                                .cuda = job.cuda,
                                .pinned = job.pinned,
                                .unsummed = job.unverified,
+                               .every = job.every,
                                .prefetch_into = job.prefetch_into,
                                .decode = job.decode};
     bench_side_open(b, &job.config, job.from, &o.from);
@@ -381,6 +386,7 @@ int bench_weights(int argc, char **argv)
                      .unverified = a.verify == OFF,
                      .bucket = (uint64_t)a.bucket,
                      .nccl = (uint64_t)a.nccl,
+                     .every = (uint64_t)a.every,
                      .within = (double)a.within_ms * 1e-3,
                      .staging = a.memory == OFFLOADED ? STAGING : 0,
                      .cuda = a.memory == CUDA,

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 GRAPH = 128  # positions: caches are read up to a multiple of this, so that there are few graphs
 
@@ -38,15 +41,33 @@ class Request:
             raise ValueError(f"request: version {wanted} expected, the engine has {version}")
 
 
+def attend(module, query, key, value, mask, scaling=None, **more):
+    """Attention of one new token a row, to keys and values that are not repeated for each query head of their group: transformers'
+    own copies them, which takes longer than all else of a step. Anything else is transformers' own."""
+    rows, heads, new, size = query.shape
+    if new != 1 or more.get("dropout") or more.get("softcap") or more.get("s_aux") is not None:
+        return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **more)
+    grouped = query.reshape(rows, key.shape[1], -1, size)
+    scores = (grouped @ key.transpose(2, 3)).float() * (size ** -0.5 if scaling is None else scaling)
+    if mask is not None:
+        scores = scores + mask
+    found = scores.softmax(-1).to(value.dtype) @ value
+    return found.reshape(rows, 1, heads, size), None
+
+
+AttentionInterface.register("grouped", attend)
+AttentionMaskInterface.register("grouped", sdpa_mask)
+
+
 class SlotCache:
-    """Keys and values, (slots, positions, heads, size) a layer, as transformers' attention asks for them. The position
+    """Keys and values, (slots, heads, positions, size) a layer, as transformers' attention asks for them. The position
     behind the last one takes what padding writes."""
 
     def __init__(self, model, slots, room):
         config, parameter = model.config.get_text_config(), next(model.parameters())
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (config.num_hidden_layers, 2, slots, room + 1, heads, size)
+        shape = (config.num_hidden_layers, 2, slots, heads, room + 1, size)
         self.held = torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
         self.rows = self.at = self.read = None
 
@@ -59,8 +80,8 @@ class SlotCache:
     def update(self, keys, values, layer, *_, **__):
         made = []
         for held, new in zip(self.held[layer], (keys, values)):
-            held[self.rows, self.at] = new.transpose(1, 2)
-            made.append(new if self.read is None else held[:new.shape[0], :self.read].transpose(1, 2))
+            held[self.rows, :, self.at] = new.transpose(1, 2)
+            made.append(new if self.read is None else held[:new.shape[0], :, :self.read])
         return made
 
     def get_seq_length(self, *_):
@@ -71,6 +92,8 @@ class Engine:
     """version: of the weights, to be set by whoever changes them (changed()). room: positions of a slot."""
 
     def __init__(self, model, slots, room, end=None, seed=0, graphs=None, prefill=16384, memory=contextlib.nullcontext):
+        if model.config._attn_implementation == "sdpa":
+            model.set_attn_implementation("grouped")
         self.model, self.slots, self.room, self.end, self.version = model, [None] * slots, room, end, -1
         self.device = next(model.parameters()).device
         self.prefill = prefill  # tokens at once

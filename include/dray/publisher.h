@@ -25,9 +25,10 @@ typedef struct dray_publisher_options {
      * another dtype get them whole. An f32 trainer of bf16 engines says BF16: half the memory, and
      * most small steps change nothing. */
     int32_t delta_dtype;
-    /* 1: readers read a copy of the regions in shared memory, which this publisher allocates.
-     * dray_publisher_publish first waits up to timeout_ns for readers of the previous copy, drops
-     * those that are left, and fills the copy. dray_publisher_wait then returns at once. */
+    /* 1: readers read a copy of the regions, which this publisher allocates: of a GPU's memory in
+     * memory of that GPU, of all other memory in shared memory. dray_publisher_publish first waits
+     * up to timeout_ns for readers of the previous copy, drops those that are left, and fills the
+     * copy. dray_publisher_wait then returns at once. */
     int32_t snapshot;
     /* Size of a staging arena in shared memory, for weights that are in private host memory or in a
      * file. Engines on this host read them through the arena, converted where that makes them

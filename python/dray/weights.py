@@ -386,7 +386,7 @@ class Publisher(_Opened):
     staging_bytes: of shared memory, through which engines of this host get what is in private host
     memory; None: 16 MiB where something does (share() makes a model's parameters shared).
     checksum: announce what engines compare with. delta: tell engines which elements changed, compared
-    and sent in delta_dtype. snapshot: engines read a copy, the trainer goes on at once.
+    and sent in delta_dtype. snapshot: engines read a copy (of a GPU's memory, on that GPU), the trainer goes on at once.
     One thread at a time; close(), too, is refused while another one's call is under way (EBUSY)."""
     _frees = "dray_publisher_close"
 

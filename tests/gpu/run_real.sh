@@ -33,7 +33,7 @@ pack() {
     done <"$here/suites.txt"
     cp "$here"/../mover/test_kernels_python.py "$to/tests/mover/"
     mkdir -p "$to/tests/model"
-    cp "$here"/../weights/{formats,served,test_formats_torch,test_quant_torch}.py "$to/tests/weights/"
+    cp "$here"/../weights/{formats,on_gpu,served,test_formats_torch,test_quant_torch}.py "$to/tests/weights/"
     cp "$here"/../model/dray.py "$to/tests/model/"
     cp "$here"/../begin.py "$to/tests/"
     cp -L "$build/dray" "$build/libdray.so" "$build/mover_helper_cuda" "$to/bin/"

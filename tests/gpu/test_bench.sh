@@ -26,6 +26,8 @@ run() {
 run --from fsdp:2@0-1 --to engine:tp=2@0-1
 grep -q '"engine_seconds":' "$work/out"
 run --from fsdp:2@0-1 --to engine:tp=2@0-1 --verify off
+run --from fsdp:2@0-1 --to engine:tp=2@2-3 --changed 100
+grep -q '"delta_bytes":[1-9]' "$work/out"
 run --from fsdp:2@0-1 --to engine:tp=1@0-1 --engines 2
 run --from fsdp:2,dtype=f32@0-1 --to engine:tp=2@2-3
 run --from fsdp:2@0-1 --to engine:tp=2,ep=2,quant=fp8-block@2-3

@@ -1,5 +1,6 @@
 """The engine of examples/gpu: greedy tokens are those of transformers' generate, and log-probs those of one forward pass,
 whoever shares the batch; also of responses that are cut and go on, and whose caches are computed anew or kept."""
+import copy
 import os
 import sys
 
@@ -71,7 +72,7 @@ for attention in ("eager", "sdpa"):
         config = configuration(**SIZES)
         config._attn_implementation = attention
         model = kind(config).eval()
-        engine = Engine(model, 4, 60, end=END, seed=rng.randrange(1 << 30), prefill=60)
+        engine = Engine(copy.deepcopy(model), 4, 60, end=END, seed=rng.randrange(1 << 30), prefill=60)
         engine.changed(0)
         done = run(engine, requests(20))
         assert len(done) == 20

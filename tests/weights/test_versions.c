@@ -423,7 +423,8 @@ static void open_snapshot_trainer(trainer *t, uint64_t seed)
     memset(t, 0, sizeof *t);
     t->tied = config.tied;
     t->context = fixture_open_at(f.unix_address, "trainer-0", "trainer", 0);
-    MUST(dray_layout_fsdp(&config, DRAY_F32, 0, 1, DRAY_REGION_HOST, &t->layout, error));
+    MUST(dray_layout_fsdp(&config, DRAY_F32, 0, 1, cluster_kind_or(DRAY_REGION_HOST), &t->layout,
+                          error));
     MUST(dray_regions_for_layout(t->layout, 1, t->region, error));
     fill(t->layout, t->region, t->tied, seed);
     dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
@@ -457,9 +458,22 @@ TEST_WITHIN(test_snapshot_lets_the_trainer_go_on, start, cluster_stop)
     MUST(dray_publisher_publish(t.publisher, 4, NULL, error));
     MUST(dray_update_weights(late.subscriber, NULL, NULL, error));
     assert_int_equal(engine_wrong(&late, 4), 0);
+    /* the trainer's memory moves to the host, not to where there is less of it */
+    uint64_t bytes = dray_layout_region(t.layout, 0)->bytes;
+    dray_region *smaller[1], *elsewhere[1];
+    MUST(dray_region_alloc(DRAY_REGION_HOST, bytes - 1, "smaller", smaller, error));
+    MUST(dray_region_alloc(DRAY_REGION_HOST, bytes, "elsewhere", elsewhere, error));
+    assert_int_equal(dray_publisher_move(t.publisher, smaller, NULL), DRAY_EINVALID);
+    fill(t.layout, elsewhere, t.tied, 5);
+    MUST(dray_publisher_move(t.publisher, elsewhere, error));
+    MUST(dray_publisher_publish(t.publisher, 5, NULL, error));
+    MUST(dray_update_weights(late.subscriber, NULL, NULL, error));
+    assert_int_equal(engine_wrong(&late, 5), 0);
     engine_close(&late);
     engine_close(&e);
     trainer_close(&t);
+    dray_region_free(smaller[0]);
+    dray_region_free(elsewhere[0]);
 }
 
 enum { PUBLISHED, MAPPED, TAKEN_BACK, UPDATED, OVER };

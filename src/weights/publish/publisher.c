@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "memory/region.h"
-#include "mover/mover.h"
+#include "weights/publish/snapshot.h"
 #include "weights/server/serve.h"
 
 #include <inttypes.h>
@@ -203,22 +203,6 @@ static int take_regions(dray_publisher *p, const dray_layout *layout, dray_regio
                       : dray__nomem(error);
 }
 
-/* Publishes from shared memory of its own, of the same layout. */
-static int open_snapshot(dray_publisher *p, const dray_layout *layout, dray_region *const *regions,
-                         dray__writer *packed, dray_error *error)
-{
-    dray_layout *shared = NULL;
-    int rc = dray__layout_in(layout, DRAY_REGION_SHARED, NULL, &shared, error);
-    if (rc == DRAY_OK)
-        rc = dray__layout_copy(shared, NULL, &p->layout, packed, error);
-    dray_layout_free(shared);
-    p->origin = dray__regions_copy(layout, regions);
-    p->regions = calloc((size_t)dray_layout_region_count(layout) + 2, sizeof(dray_region *));
-    if (rc == DRAY_OK && (!p->origin || !p->regions))
-        rc = dray__nomem(error);
-    return rc ? rc : dray_regions_for_layout(p->layout, 1, p->regions, error);
-}
-
 int dray__publisher_note(dray_publisher *p, dray_region *const *regions, dray_error *error)
 {
     uint32_t count = dray_layout_region_count(p->layout);
@@ -277,7 +261,7 @@ int dray_publisher_open(dray_context *context, const char *model, const dray_lay
     p->token = dray__local_token();
     p->model = strdup(model);
     rc = !p->model           ? dray__nomem(error)
-         : options->snapshot ? open_snapshot(p, layout, options->regions, &p->packed, error)
+         : options->snapshot ? dray__snapshot_open(p, layout, options->regions, &p->packed, error)
                              : take_regions(p, layout, options->regions, &p->packed, error);
     if (rc == DRAY_OK)
         rc = dray__publisher_note(p, options->regions, error);
@@ -408,20 +392,6 @@ int dray__publisher_check(dray_publisher *p, uint64_t version, int64_t timeout_n
                             p->model, p->rank, version);
 }
 
-/* The last snapshot gives way to this one, once its readers released it. */
-static int take_snapshot(dray_publisher *p, int64_t deadline_ns, dray_error *error)
-{
-    int64_t left = (int64_t)dray__left(deadline_ns);
-    int rc = p->has_published ? dray__publisher_drain(p, p->published, left, NULL, error) : DRAY_OK;
-    for (uint32_t b = 0; rc == DRAY_OK && b < dray_layout_block_count(p->layout); b++) {
-        dray_copy copy = dray__block_copy(p->layout, b);
-        dray__move_options options = {.layout = p->layout};
-        rc = dray__move_all(p->origin[copy.source_region], p->regions[copy.destination_region],
-                            &copy, 1, &options, error);
-    }
-    return rc;
-}
-
 static int announce(dray_publisher *p, uint64_t version, int64_t deadline, dray_error *error)
 {
     dray__sums none = {0};
@@ -448,7 +418,7 @@ static int publish(dray_publisher *p, uint64_t version, int64_t deadline, dray_e
         (!p->incarnation_known || !p->pieces_made)) /* another rank may have moved */
         rc = meet_trainer(p, deadline, error);
     if (rc == DRAY_OK && p->origin)
-        rc = take_snapshot(p, deadline, error);
+        rc = dray__snapshot_take(p, deadline, error);
     if (rc == DRAY_OK && p->checksum && !p->pieces_made)
         rc = meet_and_cut(p, deadline, error);
     /* The delta of a version that may still be read must stay: then this one has none, and the next
@@ -538,11 +508,8 @@ void dray_publisher_close(dray_publisher *p)
     dray__delta_close(p->delta_view);
     dray__delta_free(p->delta);
     dray__arena_release(p->arena);
-    bool own = p->origin && p->regions && p->layout; /* a snapshot's */
-    for (uint32_t i = 0; own && i < dray_layout_region_count(p->layout); i++)
-        dray_region_free(p->regions[i]);
+    dray__snapshot_close(p);
     dray_layout_free(p->layout);
-    free(p->origin);
     free(p->serials);
     free(p->regions);
     free(p);

@@ -1,8 +1,9 @@
 /* src/weights/publish/: the trainer's end of an update. A publisher registers its blocks,
  * announces each version before the bytes are there (publisher_fence.c), sums it while readers
  * begin (publisher_sums.c), and waits for both before the trainer writes again, on the host or on a
- * stream of a GPU (gate.c). publisher_deliver.c waits until groups have committed a version;
- * publisher_move.c is for memory that moves or is taken back. */
+ * stream of a GPU (gate.c). snapshot.c fills the copy that readers read where the trainer goes on
+ * at once. publisher_deliver.c waits until groups have committed a version; publisher_move.c is for
+ * memory that moves or is taken back. */
 
 /* The structure of a publisher, and the functions that its files share. */
 #pragma once
@@ -26,6 +27,8 @@ typedef struct dray__summing_up {
     dray__sums_form *form; /* the form of the last version's sums, probably of these, too */
     dray_error outcome;
 } dray__summing_up;
+
+typedef struct dray__snapshot_gpu dray__snapshot_gpu;
 
 struct dray_publisher {
     dray_context *context;
@@ -53,6 +56,7 @@ struct dray_publisher {
     /* The numbers of the caller's regions, to notice when one was freed. */
     uint64_t *serials;
     dray_region **origin; /* the caller's regions if `regions` are a snapshot; NULL: no snapshot */
+    dray__snapshot_gpu *snapshot_gpus; /* what copies it (snapshot.c); NULL: not compiled yet */
     bool released;
     /* What this rank registers at the next coordinator when the session continues there. */
     char *model;

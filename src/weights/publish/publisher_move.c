@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "memory/region.h"
 #include "weights/publish/publisher.h"
+#include "weights/publish/snapshot.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -52,7 +53,7 @@ static int show_anew(dray_publisher *p, dray_error *error)
 {
     forget_sums(p);
     p->token = dray__local_token();
-    int rc = p->origin ? dray_regions_for_layout(p->layout, 1, p->regions, error)
+    int rc = p->origin ? dray__snapshot_make_regions(p, error)
                        : dray__publisher_note(p, p->regions, error);
     if (rc == DRAY_OK)
         rc = dray__publisher_offer(p, error);
@@ -80,9 +81,9 @@ int dray_publisher_move(dray_publisher *p, dray_region *const *regions, dray_err
         return rc;
     uint32_t count = dray_layout_region_count(p->layout);
     if (p->origin) { /* what readers map is the snapshot, which stays */
-        for (uint32_t i = 0; i < count; i++)
-            p->origin[i] = regions[i];
-        rc = dray__publisher_note(p, regions, error);
+        rc = dray__snapshot_move(p, regions, error);
+        if (rc == DRAY_OK)
+            rc = dray__publisher_note(p, regions, error);
         return rc || !p->released ? rc : show_anew(p, error);
     }
     hide(p);
@@ -223,10 +224,8 @@ int dray_publisher_release(dray_publisher *p, int64_t timeout_ns, dray_pin *pins
     for (uint32_t i = 0; !found && i < dray_layout_region_count(p->layout); i++)
         dray_region_unexport(p->regions[i]);
     hide(p); /* readers of this process leave within a slice */
-    for (uint32_t i = 0; p->origin && i < dray_layout_region_count(p->layout); i++) {
-        dray_region_free(p->regions[i]);
-        p->regions[i] = NULL;
-    }
+    if (p->origin)
+        dray__snapshot_free_regions(p);
     if (count)
         *count = found;
     return found ? dray__fail(error, DRAY_ETIMEDOUT, "%" PRIu32 " members have it mapped still",
