@@ -489,6 +489,10 @@ class Copies(Given):
     def pairs(self):
         return [(name, block) for name, (_, _, block) in self._held.items() if block is not None]
 
+    def listed(self):
+        """Of all ranks' rows: [name, dtype, shape] each, as JSON can hold it."""
+        return [[name, str(dtype).rpartition(".")[2], list(shape)] for name, (shape, dtype, _) in self._held.items()]
+
     def refresh(self, tensors=None):
         if tensors is None and not self._fresh:
             if self._again is None:

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import os
 import pathlib
+import pkgutil
 import subprocess
 import sys
 import tempfile
@@ -63,7 +64,7 @@ def install():
     module("miles.backends.sglang_utils.sglang_api_client", SGLangApiClient=object)
     module("miles.backends.training_utils.parallel", ParallelState=object)
     module("miles.backends.training_utils.weight_update.hf_weight_iterator", WeightUpdatePlacement=argparse.Namespace)
-    module("miles.utils.function_registry", function_registry=None, load_function=None)
+    module("miles.utils.function_registry", function_registry={}, load_function=pkgutil.resolve_name)
     spec = importlib.util.spec_from_file_location(AT, FILE)
     made = module(AT)
     spec.loader.exec_module(made)
@@ -95,8 +96,11 @@ def rank_main(rank, folder):
     sglang._has_updater = lambda: False
     from sglang_stand_in import Engine
 
-    args, stage, share = argparse.Namespace(), rank % STAGES, rank // STAGES
-    protocol = miles.protocol(args)
+    stage, share = rank % STAGES, rank // STAGES
+    args = argparse.Namespace(colocate=False, update_weight_transfer_mode="external",
+                              custom_weight_transfer_protocol_path="dray.integrations.miles.protocol")
+    make = upstream.get_weight_transfer_protocol if hasattr(upstream, "_load_external_protocol") else miles.protocol
+    protocol = make(args)
     assert isinstance(protocol, upstream.WeightTransferProtocol)
     engines = {"http://a": Engine(numbers(0)), "http://b": Engine(numbers(0))}
 
@@ -115,7 +119,8 @@ def rank_main(rank, folder):
 
     def connect():
         given = dict(rollout_engines=told, engine_gpu_counts=[1, 1], engine_gpu_offsets=[0, 1], engine_cell_ids=["0", "1"],
-                     parallel_state=state, placement=None, selector="all", rollout_engine_lock=None)
+                     parallel_state=state, placement=None, selector="all", rollout_engine_lock=None,
+                     engines=[argparse.Namespace(api_client=each) for each in told])
         import inspect
         names = list(inspect.signature(upstream.WeightTransferProtocol.connect).parameters)[1:]
         protocol.connect(*(given[name] for name in names))  # by position, as miles does
@@ -152,6 +157,10 @@ def rank_main(rank, folder):
         assert engines["http://a"].model.differs(numbers(5)) == [] and engines["http://b"].model.differs(numbers(4)) == []
     refused(dray.DrayError, ["did not come"], lambda: synchronise(6, leave_out=2))
     dist.barrier()
+    kept = upstream.WeightTransferProtocol.connect
+    upstream.WeightTransferProtocol.connect = lambda self, engines, parallel_state, placement, selector: None
+    connect()  # as versions have it that describe their engines
+    upstream.WeightTransferProtocol.connect = kept
     synchronise(7)
     for engine in engines.values() if rank == 0 else ():
         assert engine.model.differs(numbers(7)) == []
@@ -164,7 +173,6 @@ def rank_main(rank, folder):
     told[0] = object()
     state.indep_dp = one
     refused(RuntimeError, ["server_url", "object"], connect)
-    kept = upstream.WeightTransferProtocol.connect
     upstream.WeightTransferProtocol.connect = lambda self, engines, state: None
     refused(RuntimeError, ["connect takes engines"], lambda: miles.protocol(args))
     upstream.WeightTransferProtocol.connect = kept

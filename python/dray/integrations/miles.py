@@ -21,7 +21,7 @@ from .upstream import Upstream
 _PROTOCOL = "miles.backends.training_utils.weight_update.protocol"
 TIMEOUT = 600.0
 UPSTREAM = Upstream(
-    "miles", "miles", "0274e4f (its protocol of August 2026)",
+    "miles", "miles", "0274e4f, and later ones (its protocol since August 2026)",
     methods={
         (_PROTOCOL, "WeightTransferProtocol.__init__"): ["self", "args"],
         (_PROTOCOL, "WeightTransferProtocol.begin_sync"): ["self", "weight_version", "iter_buckets"],
@@ -32,7 +32,8 @@ UPSTREAM = Upstream(
     },
     abstract={(_PROTOCOL, "WeightTransferProtocol"): {"connect", "send_bucket"}})
 # What connect is given, by the names that miles has had for it.
-_CONNECT = {"self", "rollout_engines", "rollout_engine_lock", "engine_gpu_counts", "engine_gpu_offsets", "engine_cell_ids",
+_ENGINES = {"rollout_engines": lambda client: client, "engines": lambda engine: engine.api_client}
+_CONNECT = {"self", *_ENGINES, "rollout_engine_lock", "engine_gpu_counts", "engine_gpu_offsets", "engine_cell_ids",
             "parallel_state", "placement", "selector"}
 
 
@@ -88,7 +89,8 @@ def _class(base):
 
         def connect(self, *arguments, **named) -> None:
             told = inspect.signature(base.connect).bind(self, *arguments, **named).arguments
-            self.rollout_engines, self._selector = told["rollout_engines"], told["selector"]
+            self.rollout_engines = [client_of(each) for name, client_of in _ENGINES.items() for each in told.get(name, ())]
+            self._selector = told["selector"]
             share, ranks = _share(told["parallel_state"])
             if self._buckets is None:
                 self._buckets = Buckets(share, ranks)
@@ -118,12 +120,11 @@ def _class(base):
                                                     context=self._context, timeout=TIMEOUT)
             self._publisher.publish(weight_version)
             tensors: list = [None] * dist.get_world_size()
-            dist.all_gather_object(tensors, {name: (shape, str(dtype).rpartition(".")[2]) for name, (shape, dtype, _)
-                                             in self._buckets._held.items()}, group=_gloo())
+            dist.all_gather_object(tensors, self._buckets.listed(), group=_gloo())
             failure = [None]
             if dist.get_rank() == 0:
                 try:
-                    self._take(weight_version, {name: of for each in tensors for name, of in each.items()})
+                    self._take(weight_version, list({name: [name, *of] for each in tensors for name, *of in each}.values()))
                 except Exception as error:  # told to all ranks
                     failure = [f"{type(error).__name__}: {error}"]
             dist.broadcast_object_list(failure, src=0, group=_gloo())
@@ -134,8 +135,7 @@ def _class(base):
 
         def _take(self, version, tensors) -> None:
             from .sglang import message
-            told = {"tensors": [[name, dtype, list(shape)] for name, (shape, dtype) in tensors.items()],
-                    "model": weights.MODEL, "address": os.environ["DRAY_ADDRESS"], "in_place": True, "timeout": TIMEOUT}
+            told = {"tensors": tensors, "model": weights.MODEL, "address": os.environ["DRAY_ADDRESS"], "in_place": True, "timeout": TIMEOUT}
 
             def one(url):
                 client = self._clients[url] or _server(url)
@@ -184,7 +184,7 @@ def protocol(args: Any):
     UPSTREAM.check()
     from miles.backends.training_utils.weight_update.protocol import WeightTransferProtocol
     given = set(inspect.signature(WeightTransferProtocol.connect).parameters)
-    if not given <= _CONNECT or not {"rollout_engines", "parallel_state", "selector"} <= given:
+    if not given <= _CONNECT or not {"parallel_state", "selector"} <= given or not given & _ENGINES.keys():
         raise RuntimeError(f"dray's plug-in was tried with miles {UPSTREAM.tried}; here WeightTransferProtocol.connect takes "
                            f"{', '.join(sorted(given))}, expected are some of {', '.join(sorted(_CONNECT))}")
     if not os.environ.get("DRAY_ADDRESS"):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Optional
 
 from .. import weights
+from ..parameters import Copies
 
 
 @dataclass
@@ -25,7 +26,8 @@ class Options:
 
 
 class Published:
-    """source: a module (FSDP2's, with its shards), or anything else that dray.Publisher takes."""
+    """source: a module (FSDP2's, with its shards), or anything else that dray.Publisher takes; or Copies, of which each
+    version is given to send."""
 
     def __init__(self, source, rank: int, options: Options, framework: str):
         if source is None:
@@ -47,7 +49,13 @@ class Published:
     def handshake(self) -> dict:
         """rank.Handshake, as a dict that JSON can hold."""
         options = self._options
-        tensors = options.tensors
+        return {"tensors": self._listed(), "model": options.model, "address": self._address, "group": options.group,
+                "in_place": options.in_place, "timeout": options.timeout}
+
+    def _listed(self) -> list:
+        options, tensors = self._options, self._options.tensors
+        if isinstance(self._source, Copies):
+            return self._source.listed()
         if tensors is None and options.config is not None:
             tensors = weights.tensors(options.config)
         if tensors is None:
@@ -58,13 +66,12 @@ class Published:
         for name, of in pairs:
             shape, dtype = of if isinstance(of, tuple) else (of.shape, of.dtype)
             listed.append([name, str(dtype).rpartition(".")[2], list(shape)])
-        return {"tensors": listed, "model": options.model, "address": self._address, "group": options.group,
-                "in_place": options.in_place, "timeout": options.timeout}
+        return listed
 
-    def send(self, version: int, take: Callable[[], Any]) -> None:
-        """On every rank: publishes; on rank 0: take() has the engines take it; returns when nobody reads any more.
-        What take() raises, rank 0 raises; the other ranks return."""
-        self.publisher.publish(version)
+    def send(self, version: int, take: Callable[[], Any], tensors: Any = None) -> None:
+        """On every rank: publishes (tensors: of Copies); on rank 0: take() has the engines take it; returns when nobody
+        reads any more. What take() raises, rank 0 raises; the other ranks return."""
+        self.publisher.publish(version, tensors=tensors)
         try:
             if self.rank == 0:
                 take()

@@ -1,16 +1,17 @@
 """A rank of a trainer that hands its weights to vLLM as they lie: nothing is gathered."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Optional
 
 from .vllm import UPSTREAM
 
 UPSTREAM.check()
 
-from vllm.distributed.weight_transfer.base import ModuleSource, TrainerInitInfo, TrainerWeightTransferEngine
+from vllm.distributed.weight_transfer.base import ModuleSource, TrainerInitInfo, TrainerWeightTransferEngine, WeightSource
 from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient, RayVLLMWeightSyncClient
 
+from ..parameters import Copies
 from .published import Options, Published
 
 
@@ -39,22 +40,35 @@ def start_draft(client: Any) -> None:
         raise TypeError(f"draft=True: a client with start_draft_weight_update expected, found {type(client).__name__}")
 
 
+def _gather(source) -> None:
+    """This rank's part in what another one is given."""
+    for _ in source:
+        pass
+
+
 class DrayTrainer(TrainerWeightTransferEngine[DrayTrainerInitInfo]):
     """Backend "dray". version: the last that was sent."""
     init_info_cls = DrayTrainerInitInfo
 
-    def __init__(self, *, client, source, is_sender, published, draft=False) -> None:
+    def __init__(self, *, client, source, is_sender, published, draft=False, copies=False) -> None:
         super().__init__(client=client, source=source, is_sender=is_sender)
-        self.version, self._published, self._draft = 0, published, draft
+        self.version, self._published, self._draft, self._copies = 0, published, draft, copies
 
     @classmethod
     def trainer_init(cls, init_info: DrayTrainerInitInfo, *, client, source=None) -> "DrayTrainer":
-        """source: a module (FSDP2's, with its shards), its ModuleSource, or anything else that dray.Publisher takes."""
+        """source: a module (FSDP2's, with its shards), its ModuleSource, or anything else that dray.Publisher takes. Or
+        another WeightSource, as SkyRL's: all ranks gather with it, tensor by tensor, and rank 0 keeps what it gives."""
         given = source._module if isinstance(source, ModuleSource) else source
-        published = Published(given, init_info.rank, init_info, "vllm")
+        options = init_info
+        if isinstance(given, WeightSource):
+            if not init_info.is_sender:
+                _gather(source)
+                return cls(client=client, source=source, is_sender=False, published=None, draft=init_info.draft)
+            given, options = Copies(source, 0, 1), replace(init_info, world=1)
+        published = Published(given, init_info.rank, options, "vllm")
         try:
             made = cls(client=client, source=source, is_sender=init_info.is_sender, published=published,
-                       draft=init_info.draft)
+                       draft=init_info.draft, copies=isinstance(given, Copies))
             made.init_engine()
         except BaseException:
             published.close()
@@ -77,7 +91,11 @@ class DrayTrainer(TrainerWeightTransferEngine[DrayTrainerInitInfo]):
             self.client.update_weights({"version": version})
             self.client.finish_weight_update(*() if self._draft else (str(version),))  # vLLM's version is the model's
 
-        self._published.send(version, take)
+        if self._published is None:
+            _gather(self.source)
+        else:
+            self._published.send(version, take, self.source if self._copies else None)
 
     def shutdown(self) -> None:
-        self._published.close()
+        if self._published is not None:
+            self._published.close()

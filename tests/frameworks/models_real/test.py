@@ -102,7 +102,7 @@ def received(name):
     """Versions, one after the other, into a module that held other numbers."""
     reference, engine, copies = made(name), made(name), 0
     tied = MODELS[name][2]
-    with dray.Subscriber(engine, name, buffers=True) as subscriber:
+    with dray.Subscriber(engine, name, buffers=True, timeout=110) as subscriber:  # the ranks import transformers meanwhile
         for version in range(1, VERSIONS + 1):
             fsdp2.write(reference, None, version)
             wanted = reference.state_dict()
