@@ -61,7 +61,7 @@ class Rollout:
         """Rows for the free slots; False: there will be none."""
         if self.engine.under_way and not self.heads and time.monotonic() < self.asked + AGAIN:
             return True
-        while self.target is None and not self.backlog and self.engine.free:
+        while self.target is None and len(self.backlog) < self.engine.free:
             batch = self.heads.popleft() if self.heads else self.look()
             if batch is None:
                 self.asked = time.monotonic()
