@@ -31,7 +31,7 @@ struct dray_region {
     dray__cuda_memory *cuda;   /* CUDA: the memory (cuda.c) */
     /* Of a file that is read together with changes to it: applies the changes to bytes that were
      * read. NULL: there are no changes. */
-    int (*patch)(const void *user, uint32_t index, void *data, uint64_t offset, uint64_t bytes,
+    int (*patch)(const dray_region *file, void *data, uint64_t offset, uint64_t bytes,
                  dray_error *error);
     const void *patch_user;
     uint32_t patch_index;

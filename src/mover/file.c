@@ -12,9 +12,7 @@ static int read_at(const dray_region *file, void *out, uint64_t bytes, uint64_t 
                    dray_error *error)
 {
     int rc = dray_region_read(file, offset, out, bytes, error);
-    return rc || !file->patch
-               ? rc
-               : file->patch(file->patch_user, file->patch_index, out, offset, bytes, error);
+    return rc || !file->patch ? rc : file->patch(file, out, offset, bytes, error);
 }
 
 /* A rectangle as its file sees it: its longest runs, and the strides that it has once the runs are

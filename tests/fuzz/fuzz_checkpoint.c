@@ -67,12 +67,13 @@ typedef struct seen {
     uint64_t elements, count;
 } seen;
 
-static void see(void *user, uint64_t position, const uint8_t *value)
+static void see(void *user, uint64_t position, const dray__change *change)
 {
     seen *s = user;
-    volatile uint8_t last = value[dray_dtype_size((dray_dtype)s->tensor->dtype) - 1];
-    (void)last;
-    MUST(position < s->elements);
+    uint8_t element[8] = {0};
+    size_t size = dray_dtype_size((dray_dtype)s->tensor->dtype);
+    dray__change_put(element, change, size, s->tensor->dtype);
+    MUST(position < s->elements && change->step >= -127);
     s->count++;
 }
 
@@ -89,11 +90,11 @@ static void apply(const dray__overlay *overlay, const dray_tensor_info *tensor)
     if (!from)
         return;
     uint8_t *data = malloc(bytes);
-    MUST(data && bytes <= 9 * s.elements + 9);
+    MUST(data && bytes <= 10 * s.elements + 10);
     MUST(pread(dray_region_fd(from), data, bytes, (off_t)at) == (ssize_t)bytes);
     int rc = dray__overlay_each(overlay, 0, tensor->name, 0, s.elements, data, see, &s, NULL);
     MUST(rc == DRAY_OK || rc == DRAY_EFORMAT);
-    MUST(s.count <= s.elements);
+    MUST(s.count <= s.elements && (rc == DRAY_OK || !s.count));
     free(data);
 }
 
@@ -155,7 +156,8 @@ static void save(const char *folder, uint64_t version)
     memset(dray_region_base(region), 0, info.bytes);
     if (version > 1)
         for (uint32_t i = 0; i < ROWS; i += 3777)
-            ((uint16_t *)dray_region_base(region))[i] = (uint16_t)i;
+            ((uint16_t *)dray_region_base(region))[i] =
+                (uint16_t)(i > 65536 ? i : i / 3777 % 9 * 21); /* whole values, and codes */
     options.version = version;
     options.deltas = 2;
     MUST(dray_checkpoint_save(NULL, folder, layout, &region, &options, NULL) == 0);

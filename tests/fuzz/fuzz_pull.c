@@ -8,7 +8,8 @@
  *  7       the answer to a request for regions
  *
  * All blocks hold zeros, and what lies between them does not: an answer that is no zero has read
- * what nobody registered. What a delta writes stays in its rectangle. */
+ * what nobody registered. What a delta writes stays in its rectangle, and is all of it or nothing.
+ */
 #include "fuzz/fuzz.h"
 
 #include "weights/delta/delta.h"
@@ -183,7 +184,7 @@ static void decode(const uint8_t *data, size_t size, dray_dtype dtype)
     int rc = dray__delta_decode(coder, data, size, &copy, to, NULL);
     MUST(rc == 0 || rc == DRAY_EFORMAT || rc == DRAY_ENOMEM);
     for (int row = 0; row < ROWS; row++)
-        for (size_t i = COLUMNS * element; i < (size_t)stride; i++)
+        for (size_t i = rc ? 0 : COLUMNS * element; i < (size_t)stride; i++)
             MUST(to[row * stride + (int64_t)i] == 0xEE);
     dray__delta_coder_free(coder);
     free(to);
@@ -284,13 +285,17 @@ static void put_answers(fuzz_put put, void *user)
     uint8_t handle[400] = {0};
     dray__put_blob(&body, handle, sizeof handle);
     fuzz_put_kind(put, user, 7, &body);
-    for (uint8_t kind = 5; kind <= 6; kind++) {
-        static const uint8_t gaps[] = {0, 3, 255, 10, 70};
+    for (int i = 0; i < 4; i++) {
+        static const uint8_t gaps[] = {0, 3, 255, 10, 70}, codes[] = {0x3d, 0x02, 0, 0, 0, 0, 0, 0};
+        uint8_t kind = (uint8_t)(5 + i % 2);
         dray__writer_reset(&body);
-        dray__put_u32(&body, 4);
+        dray__put_u32(&body, i < 2 ? 4 : UINT32_C(1) << 30 | 4);
         dray__put_u32(&body, sizeof gaps);
         dray__put_bytes(&body, gaps, sizeof gaps);
-        dray__put_bytes(&body, handle, kind == 5 ? 8 : 16);
+        dray__put_bytes(&body, i < 2 ? handle : codes,
+                        i < 2       ? (kind == 5 ? 8 : 16)
+                        : kind == 5 ? 4
+                                    : 6);
         fuzz_put_kind(put, user, kind, &body);
     }
     dray__writer_free(&body);

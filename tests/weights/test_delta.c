@@ -8,6 +8,7 @@
 #include "seed.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -104,13 +105,14 @@ static void end(struct world *w)
     free(w->reader);
 }
 
-/* Changes about `share` of 1000 of all bytes' elements. */
+/* Changes about `share` of 1000 of all bytes' elements, to any values, or by a few steps. */
 static void change(struct world *w, uint64_t share)
 {
     uint8_t *data = w->data;
+    bool few = below(2);
     for (uint64_t i = 0; i + w->size <= dray_region_bytes(w->region); i += w->size)
         if (below(1000) < share)
-            data[i + below(w->size)] ^= (uint8_t)(1 + below(255));
+            data[i + (few ? 0 : below(w->size))] ^= (uint8_t)(1 + below(few && below(9) ? 3 : 255));
     memory_put(w->region, 0, data, dray_region_bytes(w->region));
 }
 
@@ -275,8 +277,10 @@ static uint64_t send_all(struct world *w, const dray__delta_view *view, dray__de
             same(&piece, true);
             continue;
         }
+        uint8_t *before = malloc(w->reader_bytes);
         for (int i = 0; forge && i < 20; i++) {
             uint8_t *copy = malloc(size); /* where a sanitizer sees its end */
+            memcpy(before, w->reader, w->reader_bytes);
             size_t cut = below(4) ? size : below(size + 1);
             memcpy(copy, wire, size);
             copy[below(size)] ^= (uint8_t)(1 + below(255));
@@ -284,8 +288,10 @@ static uint64_t send_all(struct world *w, const dray__delta_view *view, dray__de
                 copy = realloc(copy, cut + 1);
             int rc = dray__delta_decode(reader, copy, cut, &piece.copy, w->reader, NULL);
             assert_true(rc == 0 || rc == DRAY_EFORMAT);
+            assert_true(rc == 0 || memcmp(before, w->reader, w->reader_bytes) == 0);
             free(copy);
         }
+        free(before);
         assert_int_equal(dray__delta_decode(reader, wire, size, &piece.copy, w->reader, NULL), 0);
         bytes += size;
         *covered += dense;
@@ -328,10 +334,105 @@ TEST(test_wire)
     dray__delta_coder_free(reader);
 }
 
-/* 1 % of bf16: a byte for the gap and two for the value, less where values can be foreseen. */
+/* Codes by the words of entries.h, bit by bit. */
+TEST(test_codes)
+{
+    static const int8_t steps[] = {1, -1, 2, -3, 127, -127, 0, 5};
+    static const uint8_t values[2 * 8] = {[12] = 0x5a, [13] = 0xc3};
+    static const char text[] = "10"
+                               "11"
+                               "0100"
+                               "0111"
+                               "00000011111110"
+                               "00000011111111"
+                               "0000000"
+                               "0101101011000011"
+                               "001100";
+    uint8_t wanted[16] = {0}, found[16] = {0};
+    dray__change change;
+    (void)state;
+    for (size_t i = 0; text[i]; i++)
+        wanted[i / 8] |= (uint8_t)((text[i] - '0') << i % 8);
+    size_t bytes = dray__codes_bytes(steps, 8, 2);
+    assert_int_equal(bytes, (sizeof text - 1 + 7) / 8);
+    dray__codes_put(found, steps, values, 8, 2);
+    assert_memory_equal(found, wanted, sizeof found);
+    dray__codes codes = {.data = found, .bytes = bytes};
+    for (int i = 0; i < 8; i++) {
+        assert_false(dray__codes_ended(&codes));
+        assert_true(dray__codes_next(&codes, 2, &change));
+        assert_int_equal(change.step, steps[i]);
+        assert_int_equal(change.bits, i == 6 ? 0xc35a : 0);
+    }
+    assert_true(dray__codes_ended(&codes));
+    found[bytes - 1] |= 0x80; /* behind the last one */
+    codes = (dray__codes){.data = found, .bytes = bytes};
+    for (int i = 0; i < 8; i++)
+        assert_true(dray__codes_next(&codes, 2, &change));
+    assert_false(dray__codes_ended(&codes));
+    for (size_t cut = 0; cut < bytes; cut++) {
+        codes = (dray__codes){.data = wanted, .bytes = cut};
+        int i = 0;
+        while (i < 8 && dray__codes_next(&codes, 2, &change))
+            i++;
+        assert_true(i < 8);
+    }
+}
+
+/* A step leads to the next value: of floats as nextafter says. */
+TEST(test_steps)
+{
+    (void)state;
+    for (int round = 0; round < 20000; round++) {
+        uint32_t bits = (uint32_t)dray__random_u64(seed, 1, (uint64_t)round);
+        float was, now, other;
+        memcpy(&was, &bits, sizeof was);
+        if (was != was || was == 0)
+            continue;
+        now = was;
+        dray__change_put(&now, &(dray__change){.step = 1}, 4, DRAY_F32);
+        other = nextafterf(was, INFINITY);
+        assert_true(was == INFINITY ? now != now : now == other);
+        if (now == 0)
+            continue;
+        assert_int_equal(dray__step_of(&was, &now, 4, DRAY_F32), 1);
+        assert_int_equal(dray__step_of(&now, &was, 4, DRAY_F32), -1);
+    }
+    static const struct {
+        int32_t dtype;
+        uint64_t was, now;
+        int step;
+    } cases[] = {
+        {DRAY_BF16, 0x0000, 0x8000, -1},   {DRAY_BF16, 0x8001, 0x0000, 2},
+        {DRAY_BF16, 0x3f80, 0x3fff, 127},  {DRAY_BF16, 0x3f80, 0x4000, 0},
+        {DRAY_BF16, 0xbf80, 0xbfff, -127}, {DRAY_BF16, 0x7fff, 0xffff, 1},
+        {DRAY_I8, 0x00, 0xff, -1},         {DRAY_I8, 0x7f, 0x80, 1},
+        {DRAY_I8, 0x00, 0x80, 0},          {DRAY_F8E4M3, 0x80, 0x00, 1},
+        {DRAY_F8E4M3, 0x81, 0x82, -1},     {DRAY_U16, 0xffff, 0x0001, 2},
+        {DRAY_I64, 5, UINT64_MAX, -6},     {DRAY_F64, UINT64_C(1) << 63, 1, 2},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        size_t size = dray_dtype_size((dray_dtype)cases[i].dtype);
+        uint64_t element = cases[i].was;
+        assert_int_equal(dray__step_of(&cases[i].was, &cases[i].now, size, cases[i].dtype),
+                         cases[i].step);
+        if (!cases[i].step)
+            continue;
+        dray__change_put(&element, &(dray__change){.step = (int8_t)cases[i].step}, size,
+                         cases[i].dtype);
+        assert_true(element == cases[i].now);
+    }
+}
+
+/* 1 % of bf16: a byte for the gap and two for the value, less where values can be foreseen, and a
+ * quarter of a byte where all move by one step. */
 TEST(test_wire_bytes)
 {
-    for (int foreseen = 0; foreseen < 2; foreseen++) {
+    static const struct {
+        const char *name;
+        uint64_t permille_most; /* of the bytes, times 10 */
+    } kinds[] = {{"random", 170}, {"foreseen", 80}, {"steps", 72}};
+    for (int kind_of = 0; kind_of < 3; kind_of++) {
         struct world w;
         make_line(&w, 140000, INT64_MAX);
         dray_region *const regions[] = {w.region};
@@ -339,20 +440,25 @@ TEST(test_wire_bytes)
         dray__delta_view *view;
         dray__delta_coder *server = dray__delta_coder_new(), *reader = dray__delta_coder_new();
         assert_int_equal(dray__delta_new(w.layout, regions, 0, &delta, NULL), 0);
+        uint16_t *data = (uint16_t *)(void *)w.data;
+        for (uint64_t i = 0; i < dray_region_bytes(w.region) / 2; i++)
+            data[i] = (uint16_t)below(65536);
+        memory_put(w.region, 0, data, dray_region_bytes(w.region));
         assert_int_equal(dray__delta_publish(delta, 1, 1, NULL), 0);
         assert_int_equal(dray__delta_open(w.layout, dray__delta_region(delta), &view, NULL), 0);
         same(&w, true);
-        uint16_t *data = (uint16_t *)(void *)w.data;
         for (uint64_t i = 0; i < dray_region_bytes(w.region) / 2; i++)
             if (below(100) == 0)
-                data[i] = foreseen ? 0x3f80 : (uint16_t)below(65536);
+                data[i] = kind_of == 0   ? (uint16_t)below(65536)
+                          : kind_of == 1 ? 0x3f80
+                                         : (uint16_t)(data[i] + (below(2) ? 1 : -1));
         memory_put(w.region, 0, data, dray_region_bytes(w.region));
         assert_int_equal(dray__delta_publish(delta, 1, 2, NULL), 0);
         uint64_t covered = 0, bytes = send_all(&w, view, server, reader, false, &covered);
-        fprintf(stderr, "%s values: %.2f %% of %" PRIu64 " bytes\n",
-                foreseen ? "foreseen" : "random", 100 * (double)bytes / (double)covered, covered);
+        fprintf(stderr, "%s: %.2f %% of %" PRIu64 " bytes\n", kinds[kind_of].name,
+                100 * (double)bytes / (double)covered, covered);
         assert_true(covered > 250000 && same(&w, false));
-        assert_true(bytes * 1000 <= covered * (foreseen ? 8 : 17));
+        assert_true(bytes * 10000 <= covered * kinds[kind_of].permille_most);
         dray__delta_coder_free(server);
         dray__delta_coder_free(reader);
         dray__delta_close(view);

@@ -18,7 +18,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "model"))
 import dray
 
 rng = np.random.default_rng(SEED)
-DTYPES = {1: np.float64, 2: np.float32, 4: np.float16, 14: np.uint8}
+DTYPES = {1: np.float64, 2: np.float32, 4: np.float16, 10: np.int8, 13: np.uint16, 14: np.uint8}
 
 
 def with_memory(state, work, fill=True):
@@ -56,6 +56,35 @@ def read(path, state):
         dray.lib.dray_checkpoint_read, os.fsencode(path), layout.handle, regions), fill=False)
 
 
+def moved(element, steps, dtype):
+    """The element's bits, so many values of its dtype further."""
+    bits = 8 * dtype.itemsize
+    sign, whole = 1 << bits - 1, 1 << bits
+    if dtype.kind != "f":
+        return (element + steps) % whole
+    number = whole - 1 - element if element & sign else element + sign
+    number = (number + steps) % whole
+    return number - sign if number & sign else whole - 1 - number
+
+
+def decode(data, elements, dtype):
+    """What became of elements that held these bits: codes of the documented format."""
+    text = "".join(format(byte, "08b")[::-1] for byte in data)
+    at = 0
+    for element in elements:
+        zeros = 0
+        while zeros < 7 and text[at] == "0":
+            zeros, at = zeros + 1, at + 1
+        if zeros == 7:
+            yield int(text[at:at + 8 * dtype.itemsize][::-1], 2)
+            at += 8 * dtype.itemsize
+            continue
+        steps = (1 << zeros) + int("0" + text[at + 1:at + 1 + zeros][::-1], 2)
+        yield moved(element, -steps if text[at + 1 + zeros] == "1" else steps, dtype)
+        at += 2 + zeros
+    assert len(text) - at < 8 and "1" not in text[at:]
+
+
 def rebuild(path):
     """By the documented format alone."""
     own = load_file(os.path.join(path, "model.safetensors"))
@@ -74,16 +103,20 @@ def rebuild(path):
             flat, at = array.reshape(-1), 0
             data = own[name + ".dray_delta.data"].tobytes()
             for s, (entries, gaps) in enumerate(own[name + ".dray_delta.table"]):
-                position, found = s * said["slice"] - 1, []
-                for byte in data[at:at + gaps]:
-                    position += byte
-                    if byte < 255:
+                position, found, end = s * said["slice"] - 1, [], at + int(gaps)
+                coded, entries = entries >> 31, int(entries) & 0x7fffffff
+                assert not coded or said["version"] == 3
+                while len(found) < entries if coded else at < end:
+                    position += data[at]
+                    if data[at] < 255:
                         position += 1
                         found.append(position)
-                at += gaps
+                    at += 1
                 assert len(found) == entries
-                size = int(entries) * array.itemsize
-                flat[found] = np.frombuffer(data[at:at + size], array.dtype)
+                bits = flat.view("u%d" % array.itemsize)
+                size = end - at if coded else entries * array.itemsize
+                bits[found] = (list(decode(data[at:at + size], bits[found].tolist(), array.dtype)) if coded
+                               else np.frombuffer(data[at:at + size], bits.dtype))
                 at += size
             assert at == len(data)
         result[name] = array
@@ -93,7 +126,11 @@ def rebuild(path):
 def change(array, share):
     array = array.copy()
     bits = array.reshape(-1).view("u%d" % array.itemsize)
-    bits[rng.random(bits.size) < share] += 1
+    chosen = rng.random(bits.size) < share
+    few = rng.integers(-200, 201, bits.size) if rng.random() < 0.5 else np.where(rng.random(bits.size) < 0.5, -1, 1)
+    if rng.random() < 0.3:
+        few = rng.integers(0, 1 << 62, bits.size)
+    bits[chosen] += few[chosen].astype(np.int64).astype(bits.dtype)
     return array
 
 
@@ -137,7 +174,9 @@ def forge(root, path, state, base):
         (lambda: edit("tensors", {"nowhere": "0" * 16}), "nowhere"),
         (lambda: shutil.rmtree(base), os.path.basename(base)),
         (lambda: shutil.rmtree(os.path.join(root, "step-000001")), "step-000001"),
-        (lambda: edit("version", 1), "delta"),
+        (lambda: edit("version", 1), ""),
+        (lambda: edit("version", 2), ""),
+        (lambda: edit("version", 4), "version 1 to 3"),
         (lambda: edit("number", 2), "delta"),
         (lambda: edit("base", os.path.basename(path)), "delta"),
     ]
@@ -177,7 +216,9 @@ def main(root):
             forge(root, path, state, os.path.join(root, "step-000003"))
         state = {name: change(array, rng.choice([0, 0.001, 0.01, 0.1, 1]))
                  for name, array in state.items()}
-        state["t.6"] = change(state["t.6"], 0.01)
+        if version == 3: # what is forged has codes
+            state["t.7"] = state["t.7"].copy()
+            state["t.7"].view(np.uint64)[::2, ::50] += 1
 
 
 with tempfile.TemporaryDirectory() as temporary:

@@ -212,16 +212,33 @@ INLINE void keep_all(const dray__gpu_delta *d, const slice *s)
     }
 }
 
+/* Where entries have what: positions, values, steps (weights/delta/delta.h). */
+typedef struct listing {
+    u64 positions, values, steps, end;
+} listing;
+
+INLINE listing listing_of(u64 at, u32 count, u32 size)
+{
+    listing l;
+    l.positions = at;
+    l.values = at + ((2 * (u64)count + 7) & ~(u64)7);
+    l.steps = l.values + (((u64)count * size + 7) & ~(u64)7);
+    l.end = l.steps + count;
+    return l;
+}
+
 /* The entries of a slice go behind those that others entered; its kept bits become those of now. */
 INLINE void put_entries(const dray__gpu_delta *d, const slice *s, const uint16_t *positions,
                         u32 count, u64 offset)
 {
-    u64 at = d->store + offset, values = at + ((2 * (u64)count + 7) & ~(u64)7);
+    listing l = listing_of(d->store + offset, count, d->out);
     for (u32 i = THREAD; i < count; i += THREADS) {
-        u64 bits = bits_of(d, s, positions[i]);
-        store_element(at + 2 * (u64)i, positions[i], 2);
-        store_element(values + (u64)i * d->out, bits, d->out);
-        store_element(s->base + (u64)positions[i] * d->out, bits, d->out);
+        u64 bits = bits_of(d, s, positions[i]), kept = s->base + (u64)positions[i] * d->out;
+        int8_t step = step_between(load_element(kept, d->out), bits, d->out, d->to);
+        store_element(l.positions + 2 * (u64)i, positions[i], 2);
+        store_element(l.values + (u64)i * d->out, bits, d->out);
+        store_element(l.steps + i, (uint8_t)step, 1);
+        store_element(kept, bits, d->out);
     }
 }
 
@@ -246,7 +263,7 @@ KERNEL(4) dray_delta_find(LAUNCH l)
             continue;
         }
         if (THREAD == 0 && found) {
-            u64 bytes = ((2 * (u64)found + 7) & ~(u64)7) + (((u64)found * d->out + 7) & ~(u64)7);
+            u64 bytes = (listing_of(0, found, d->out).end + 7) & ~(u64)7;
             offset = d->begin + TAKE_MORE(&l.sums[d->sum], bytes);
         }
         SYNC();
@@ -312,10 +329,10 @@ INLINE void copy_crossing(const dray__gpu_delta *d, const crossing *c)
 INLINE u32 apply_entries(const dray__gpu_delta *d, const slice *s, const crossing *c, u64 offset,
                          u32 count)
 {
-    u64 at = d->store + offset, values = at + ((2 * (u64)count + 7) & ~(u64)7);
+    listing l = listing_of(d->store + offset, count, d->out);
     u32 bad = 0, place[4];
     for (u32 i = THREAD; i < count; i += THREADS) {
-        u32 position = (u32)load_element(at + 2 * (u64)i, 2), inside = 1;
+        u32 position = (u32)load_element(l.positions + 2 * (u64)i, 2), inside = 1;
         if (position >= s->elements) {
             bad++;
             continue;
@@ -328,8 +345,12 @@ INLINE u32 apply_entries(const dray__gpu_delta *d, const slice *s, const crossin
             inside &= here >= c->low[k] && here - c->low[k] < c->extent[k];
             to += (u64)((int64_t)here - d->low[k]) * (u64)d->destination_stride[k];
         }
-        if (inside)
-            store_element(to, load_element(values + (u64)i * d->out, d->out), d->out);
+        if (!inside)
+            continue;
+        int8_t step = d->stepping ? (int8_t)load_element(l.steps + i, 1) : (int8_t)0;
+        u64 bits = step ? stepped(load_element(to, d->out), step, d->out, d->to)
+                        : load_element(l.values + (u64)i * d->out, d->out);
+        store_element(to, bits, d->out);
     }
     return bad;
 }
@@ -337,7 +358,7 @@ INLINE u32 apply_entries(const dray__gpu_delta *d, const slice *s, const crossin
 /* Are the entries within the store? */
 INLINE u32 in_store(const dray__gpu_delta *d, const slice *s, u64 offset, u32 count)
 {
-    u64 bytes = ((2 * (u64)count + 7) & ~(u64)7) + (u64)count * d->out;
+    u64 bytes = listing_of(0, count, d->out).end;
     return count <= s->elements && offset % 8 == 0 && offset <= d->store_bytes &&
            bytes <= d->store_bytes - offset;
 }

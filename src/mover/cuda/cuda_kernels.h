@@ -11,6 +11,7 @@
 
 #if defined(__CUDACC_RTC__)
 typedef unsigned char uint8_t;
+typedef signed char int8_t;
 typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
 typedef int int32_t;
@@ -94,7 +95,7 @@ typedef struct dray__gpu_delta {
     uint16_t from, to; /* dray_dtype: as it is stored, as it is sent */
     uint16_t in, out;  /* their bytes */
     uint16_t word; /* finding: elements at once, 8, 4 or 1; else bytes that are copied at once */
-    uint16_t reserved;
+    uint16_t stepping; /* applying: elements with a step other than 0 are moved by it */
 } dray__gpu_delta;
 
 /* A part of a piece or box: the tile of that number. */

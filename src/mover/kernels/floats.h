@@ -127,4 +127,40 @@ INLINE u64 convert(u64 bits, u32 from, u32 to)
     return to == F64 ? double_of(f) : narrow(f, to);
 }
 
+/* ---- steps: from one value of a dtype to another, in its values' order ------------------------
+ */
+
+/* The bits of an element of `size` bytes as a number that grows with the value. Integers are in
+ * order as they are, but for where they begin; differences are taken modulo their bits. */
+INLINE u64 in_order(u64 bits, u32 size, u32 dtype)
+{
+    u64 sign = (u64)1 << (8 * size - 1), all = sign | (sign - 1);
+    if (dtype > E5M2)
+        return bits;
+    return bits & sign ? ~bits & all : bits | sign;
+}
+
+INLINE u64 out_of_order(u64 number, u32 size, u32 dtype)
+{
+    u64 sign = (u64)1 << (8 * size - 1), all = sign | (sign - 1);
+    if (dtype > E5M2)
+        return number;
+    return number & sign ? number ^ sign : ~number & all;
+}
+
+/* How many values up or down `now` lies from `was`; 0: it is the same, or more than 127. */
+INLINE int8_t step_between(u64 was, u64 now, u32 size, u32 dtype)
+{
+    u64 sign = (u64)1 << (8 * size - 1), all = sign | (sign - 1);
+    u64 up = (in_order(now, size, dtype) - in_order(was, size, dtype)) & all, down = (0 - up) & all;
+    return (int8_t)(up <= 127 ? (int)up : down <= 127 ? -(int)down : 0);
+}
+
+INLINE u64 stepped(u64 was, int8_t step, u32 size, u32 dtype)
+{
+    u64 sign = (u64)1 << (8 * size - 1), all = sign | (sign - 1);
+    u64 number = (in_order(was, size, dtype) + (u64)(int64_t)step) & all;
+    return out_of_order(number, size, dtype);
+}
+
 #endif

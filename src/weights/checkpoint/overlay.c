@@ -9,7 +9,6 @@
 #include "base/wire.h"
 #include "memory/region.h"
 #include "model/layout/layout.h"
-#include "weights/delta/delta.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -28,6 +27,7 @@ typedef struct patch {
     char *name;
     uint32_t region; /* of the layout */
     uint64_t at, elements, size;
+    int32_t dtype;
     uint32_t *table; /* NULL: unchanged */
     uint64_t *data;  /* where each slice's begins, and the end: within the file */
     dray_region *file;
@@ -66,7 +66,7 @@ static int load(const char *folder, json_t **out, dray_error *error)
         return rc;
     const char *base = json_string_value(json_object_get(*out, "base"));
     json_int_t version = json_integer_value(json_object_get(*out, "version"));
-    if ((version == 1 || version == 2) && base && base[0] && strlen(base) < 64 && base[0] != '.' &&
+    if (version >= 1 && version <= 3 && base && base[0] && strlen(base) < 64 && base[0] != '.' &&
         !strchr(base, '/') && json_integer_value(json_object_get(*out, "slice")) == SLICE &&
         json_integer_value(json_object_get(*out, "number")) > 0 &&
         json_integer_value(json_object_get(*out, "number")) < UINT32_MAX &&
@@ -77,7 +77,7 @@ static int load(const char *folder, json_t **out, dray_error *error)
     *out = NULL;
     return dray__fail(
         error, DRAY_EFORMAT,
-        "%.300s: expected version 1 or 2, base, base_sum, slice %d, number and tensors", path,
+        "%.300s: expected version 1 to 3, base, base_sum, slice %d, number and tensors", path,
         SLICE);
 }
 
@@ -162,6 +162,20 @@ static int find_change(const joining *j, const char *name, const char *tail,
     return *block ? DRAY_OK : bad(j->o, name, "an empty table or data", error);
 }
 
+/* A row of a tensor's table, of a slice of so many elements: the bytes of its data; UINT64_MAX: it
+ * cannot be. */
+static uint64_t bytes_of(const dray__overlay *o, const patch *p, uint64_t slice, uint64_t in)
+{
+    uint64_t entries = p->table[2 * slice] & ~DRAY__OVERLAY_CODES, bytes = p->table[2 * slice + 1];
+    bool codes = p->table[2 * slice] & DRAY__OVERLAY_CODES;
+    uint64_t least = entries + (codes ? dray__codes_least(entries) : 0);
+    uint64_t most = entries + in / 255 + (codes ? dray__codes_most(entries, p->size) : 0);
+    if (entries > in || bytes < least || bytes > most ||
+        (codes && json_integer_value(json_object_get(o->json, "version")) < 3))
+        return UINT64_MAX;
+    return bytes + (codes ? 0 : entries * p->size);
+}
+
 /* Reads a tensor's table, and finds where each slice lies. */
 static int read_table(const joining *j, patch *p, dray_error *error)
 {
@@ -189,10 +203,14 @@ static int read_table(const joining *j, patch *p, dray_error *error)
     p->data[0] = data->offset;
     for (uint64_t s = 0; s < slices; s++) {
         uint64_t in = s + 1 < slices ? SLICE : p->elements - s * SLICE;
-        uint32_t entries = p->table[2 * s], gaps = p->table[2 * s + 1];
-        if (entries > in || gaps < entries || gaps > entries + in / 255)
-            return bad(j->o, p->name, "a table that cannot be", error);
-        p->data[s + 1] = p->data[s] + gaps + entries * p->size;
+        uint64_t bytes = bytes_of(j->o, p, s, in);
+        if (bytes == UINT64_MAX)
+            return dray__fail(error, DRAY_EFORMAT,
+                              "%.200s: tensor %.160s: slice %" PRIu64 " of its table: %" PRIx32
+                              ", %" PRIu32 " cannot be",
+                              dray_layout_region(j->o->changes, 0)->name, p->name, s,
+                              p->table[2 * s], p->table[2 * s + 1]);
+        p->data[s + 1] = p->data[s] + bytes;
     }
     return p->data[slices] - p->data[0] == dray__tensor_elements(data_info)
                ? DRAY_OK
@@ -225,7 +243,8 @@ static int join_tensor(joining *j, const char *name, dray_error *error)
                  .region = region,
                  .at = block->offset,
                  .elements = dray__tensor_elements(info),
-                 .size = dray_dtype_size((dray_dtype)info->dtype)};
+                 .size = dray_dtype_size((dray_dtype)info->dtype),
+                 .dtype = info->dtype};
     if (!p->name)
         return dray__nomem(error);
     o->count++;
@@ -287,11 +306,11 @@ static int open_base(dray__overlay *o, const char *folder, dray_layout **out, dr
     snprintf(o->base, sizeof o->base, "%.*s/%s", (int)(slash - folder), folder,
              json_string_value(json_object_get(o->json, "base")));
     uint32_t number, own = (uint32_t)json_integer_value(json_object_get(o->json, "number"));
-    bool chained = json_integer_value(json_object_get(o->json, "version")) == 2;
+    bool chained = json_integer_value(json_object_get(o->json, "version")) > 1;
     int rc = dray__overlay_base_name(o->base, name, &number, error);
     if (!rc && name[0] && (!chained || number != own - 1 || own > DRAY__OVERLAY_CHAIN))
         rc = dray__fail(error, DRAY_EFORMAT, "delta %u on %s, below delta %u of version %d", number,
-                        name, own, chained ? 2 : 1);
+                        name, own, (int)json_integer_value(json_object_get(o->json, "version")));
     if (!rc) /* numbers go down: it ends */
         rc = dray__checkpoint_layout(o->base, out, &o->inner, error);
     dray__sums sums = {0};
@@ -467,25 +486,42 @@ dray__overlay_way dray__overlay_way_of(const dray__overlay *o, const char *tenso
 static int torn(const patch *p, uint64_t slice, dray_error *error)
 {
     return dray__fail(error, DRAY_EFORMAT,
-                      "%.200s: tensor %.160s: the gaps of slice %" PRIu64 " are not what its table "
-                      "says",
+                      "%.200s: tensor %.160s: the entries of slice %" PRIu64
+                      " are not what its table says",
                       p->file->name, p->name, slice);
 }
 
-/* The entries of one slice. */
+/* Where the gaps of so many entries end. */
+static size_t gaps_end(const uint8_t *data, size_t bytes, uint32_t entries)
+{
+    size_t at = 0;
+    for (; entries && at < bytes; at++)
+        entries -= data[at] != 255;
+    return at;
+}
+
+/* The entries of one slice; fn NULL: looks whether they are right. */
 static int each_in_slice(const patch *p, uint64_t slice, const uint8_t *data, uint64_t first,
                          uint64_t end, dray__overlay_fn fn, void *user, dray_error *error)
 {
-    uint32_t entries = p->table[2 * slice], bytes = p->table[2 * slice + 1];
-    dray__gaps gaps = {.data = data, .bytes = bytes, .next = slice * SLICE};
+    uint32_t entries = p->table[2 * slice] & ~DRAY__OVERLAY_CODES;
+    bool coded = p->table[2 * slice] & DRAY__OVERLAY_CODES;
+    size_t bytes = p->table[2 * slice + 1], begin = coded ? gaps_end(data, bytes, entries) : bytes;
+    dray__gaps gaps = {.data = data, .bytes = begin, .next = slice * SLICE};
+    dray__codes codes = {.data = data + begin, .bytes = bytes - begin};
     uint64_t last = gaps.next + SLICE < p->elements ? gaps.next + SLICE : p->elements, position;
     for (uint32_t i = 0; i < entries; i++) {
-        if (!dray__gaps_next(&gaps, last, &position))
+        dray__change change = {0};
+        if (!dray__gaps_next(&gaps, last, &position) ||
+            (coded && !dray__codes_next(&codes, p->size, &change)))
             return torn(p, slice, error);
-        if (position >= first && position < end)
-            fn(user, position, data + bytes + (size_t)i * p->size);
+        if (!fn || position < first || position >= end)
+            continue;
+        if (!coded)
+            memcpy(&change.bits, data + bytes + (size_t)i * p->size, p->size);
+        fn(user, position, &change);
     }
-    return gaps.at == bytes ? DRAY_OK : torn(p, slice, error);
+    return gaps.at == begin && dray__codes_ended(&codes) ? DRAY_OK : torn(p, slice, error);
 }
 
 /* Where in its file the entries of some elements lie. */
@@ -500,8 +536,10 @@ static int each(const patch *p, uint64_t first, uint64_t end, const uint8_t *dat
 {
     uint64_t from = first / SLICE, to = (end + SLICE - 1) / SLICE;
     int rc = DRAY_OK;
-    for (uint64_t s = from; s < to && !rc; s++)
-        rc = each_in_slice(p, s, data + (p->data[s] - p->data[from]), first, end, fn, user, error);
+    for (int look = 1; look >= 0; look--)
+        for (uint64_t s = from; s < to && !rc; s++)
+            rc = each_in_slice(p, s, data + (p->data[s] - p->data[from]), first, end,
+                               look ? NULL : fn, user, error);
     return rc;
 }
 
@@ -552,27 +590,50 @@ int dray__overlay_each(const dray__overlay *o, uint32_t level, const char *tenso
 /* ---- ranges of the base's files -------------------------------------------------------------- */
 
 typedef struct range {
+    const dray__overlay *overlay;
+    const dray_region *file;
     uint8_t *data;
     uint64_t begin, end; /* in the file */
     const patch *patch;
+    int rc; /* of reading elements that the range has a part of */
+    dray_error *error;
 } range;
 
-/* The range may begin and end inside an element. */
-static void put(void *user, uint64_t position, const uint8_t *value)
+static int patch_level(const dray__overlay *o, const dray_region *file, void *data, uint64_t offset,
+                       uint64_t bytes, dray_error *error);
+
+/* Of an element that the range begins or ends in, all of what it was is read for once. */
+static void put_part(range *r, uint64_t at, const dray__change *change)
 {
-    const range *r = user;
-    uint64_t at = r->patch->at + position * r->patch->size;
-    for (uint64_t i = 0; i < r->patch->size; i++)
+    uint8_t element[8];
+    const patch *p = r->patch;
+    r->rc = dray_region_read(r->file, at, element, p->size, r->error);
+    if (!r->rc && r->overlay->inner)
+        r->rc = patch_level(r->overlay->inner, r->file, element, at, p->size, r->error);
+    if (r->rc)
+        return;
+    dray__change_put(element, change, p->size, p->dtype);
+    for (uint64_t i = 0; i < p->size; i++)
         if (at + i >= r->begin && at + i < r->end)
-            r->data[at + i - r->begin] = value[i];
+            r->data[at + i - r->begin] = element[i];
 }
 
-static int patch_range(const void *user, uint32_t index, void *data, uint64_t offset,
+static void put(void *user, uint64_t position, const dray__change *change)
+{
+    range *r = user;
+    uint64_t at = r->patch->at + position * r->patch->size;
+    if (at >= r->begin && at + r->patch->size <= r->end)
+        dray__change_put(r->data + (at - r->begin), change, r->patch->size, r->patch->dtype);
+    else if (!r->rc)
+        put_part(r, at, change);
+}
+
+static int patch_level(const dray__overlay *o, const dray_region *file, void *data, uint64_t offset,
                        uint64_t bytes, dray_error *error)
 {
-    const dray__overlay *o = user;
+    uint32_t index = file->patch_index;
     uint64_t end = offset + bytes;
-    int inner = o->inner ? patch_range(o->inner, index, data, offset, bytes, error) : DRAY_OK;
+    int inner = o->inner ? patch_level(o->inner, file, data, offset, bytes, error) : DRAY_OK;
     if (inner)
         return inner;
     uint32_t low = 0, high = o->count;
@@ -587,13 +648,19 @@ static int patch_range(const void *user, uint32_t index, void *data, uint64_t of
     for (; low < o->count && o->patches[low].region == index && o->patches[low].at < end; low++) {
         const patch *p = &o->patches[low];
         uint64_t last = (end - p->at + p->size - 1) / p->size;
-        range r = {data, offset, end, p};
+        range r = {o, file, data, offset, end, p, DRAY_OK, error};
         int rc = read_each(p, offset > p->at ? (offset - p->at) / p->size : 0,
                            last < p->elements ? last : p->elements, put, &r, error);
-        if (rc)
-            return rc;
+        if (rc || r.rc)
+            return rc ? rc : r.rc;
     }
     return DRAY_OK;
+}
+
+static int patch_range(const dray_region *file, void *data, uint64_t offset, uint64_t bytes,
+                       dray_error *error)
+{
+    return patch_level(file->patch_user, file, data, offset, bytes, error);
 }
 
 void dray__overlay_attach(dray__overlay *o, uint32_t index, dray_region *region)

@@ -1,29 +1,29 @@
 /* A checkpoint that is written as what changed since an earlier one beside it, whole or a delta.
  *
- *   step-000008/delta.json      an object: version (of this format: 2; 1 where the base is whole),
- *                               base (the folder's name, beside this one), base_sum (16 hexadecimal
- *                               digits: XXH3 over the "name=sum\n" of what the base results in, in
- *                               the order of names), slice (65536), number (1 more than its base's;
- *                               a whole one has 0; at most DRAY__OVERLAY_CHAIN),
- *                               tensors (each tensor of the result -> its checksum, 16 digits)
+ *   step-000008/delta.json      an object: version (of this format: 3 where there are codes; else
+ * 2, or 1 where the base is whole), base (the folder's name, beside this one), base_sum (16
+ * hexadecimal digits: XXH3 over the "name=sum\n" of what the base results in, in the order of
+ * names), slice (65536), number (1 more than its base's; a whole one has 0; at most
+ * DRAY__OVERLAY_CHAIN), tensors (each tensor of the result -> its checksum, 16 digits)
  *   step-000008/model...        per tensor NAME of the result: nothing, when its bits are the
  *                               base's; NAME itself, when too much changed; else
- *     NAME.dray_delta.table     U32 [slices, 2]: entries, and bytes of their gaps
- *     NAME.dray_delta.data      U8 [n]: slice by slice gaps, then values
+ *     NAME.dray_delta.table     U32 [slices, 2]: entries, and bytes of their gaps; or, where the
+ *                               entries' highest bit is set, of gaps and codes together
+ *     NAME.dray_delta.data      U8 [n]: slice by slice gaps, then values, or codes
  *
- * A slice is 65536 elements of the flattened tensor (C order), the last one what is left. A gap is
- * the number of elements between a changed element and the changed one before it (or the slice's
- * beginning): as many bytes 255 as it has 255s, and a byte for the rest. Values are little-endian,
- * of the tensor's dtype.
+ * A slice is 65536 elements of the flattened tensor (C order), the last one what is left. Gaps and
+ * codes are as weights/delta/entries.h says. Values are little-endian, of the tensor's dtype.
  *
  * Readers see the base's files through the delta: an overlay patches each range as it is read. */
 #pragma once
 
+#include "weights/delta/entries.h"
 #include "weights/internal.h"
 
 #define DRAY__OVERLAY_FILE "delta.json"
 #define DRAY__OVERLAY_TABLE ".dray_delta.table"
 #define DRAY__OVERLAY_DATA ".dray_delta.data"
+#define DRAY__OVERLAY_CODES ((uint32_t)1 << 31)
 enum { DRAY__OVERLAY_SLICE = 1 << 16, DRAY__OVERLAY_CHAIN = 64 };
 
 typedef struct dray__overlay dray__overlay;
@@ -66,8 +66,9 @@ dray__overlay_way dray__overlay_way_of(const dray__overlay *overlay, const char 
 const dray_region *dray__overlay_place(const dray__overlay *overlay, uint32_t level,
                                        const char *tensor, uint64_t first, uint64_t end,
                                        uint64_t *at, uint64_t *bytes);
-/* data: read from there. Calls fn for each of these elements that changed, ascending. */
-typedef void (*dray__overlay_fn)(void *user, uint64_t position, const uint8_t *value);
+/* data: read from there. Calls fn for each of these elements that changed, ascending; not once when
+ * any of them is wrong. */
+typedef void (*dray__overlay_fn)(void *user, uint64_t position, const dray__change *change);
 int dray__overlay_each(const dray__overlay *overlay, uint32_t level, const char *tensor,
                        uint64_t first, uint64_t end, const uint8_t *data, dray__overlay_fn fn,
                        void *user, dray_error *error);

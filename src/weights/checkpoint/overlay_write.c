@@ -8,7 +8,6 @@
 #include "memory/region.h"
 #include "model/layout/layout.h"
 #include "weights/checkpoint/deposit.h"
-#include "weights/delta/delta.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -39,7 +38,9 @@ typedef struct overlay_writing {
     change *changes; /* by tensor of the new files */
     int spool;
     uint64_t spooled;
+    bool has_codes;
     uint8_t *was, *is, *out, *values;
+    int8_t *steps;
 } overlay_writing;
 
 static int read_range(const dray_region *file, void *data, uint64_t bytes, uint64_t at,
@@ -48,12 +49,12 @@ static int read_range(const dray_region *file, void *data, uint64_t bytes, uint6
     int rc = dray_region_read(file, at, data, bytes, error);
     if (rc)
         return rc;
-    return file->patch ? file->patch(file->patch_user, file->patch_index, data, at, bytes, error)
-                       : DRAY_OK;
+    return file->patch ? file->patch(file, data, at, bytes, error) : DRAY_OK;
 }
 
-/* Gaps and values of a slice, at w->out. */
-static size_t encode(overlay_writing *w, uint64_t count, size_t size, uint32_t table[2])
+/* Gaps, and values or codes, of a slice, at w->out. */
+static size_t encode(overlay_writing *w, uint64_t count, size_t size, int32_t dtype,
+                     uint32_t table[2])
 {
     uint32_t gaps = 0, entries = 0;
     uint64_t next = 0;
@@ -63,8 +64,17 @@ static size_t encode(overlay_writing *w, uint64_t count, size_t size, uint32_t t
             continue;
         dray__gap_put(w->out + gaps, i - next);
         gaps += (uint32_t)dray__gap_bytes(i - next);
+        w->steps[entries] = dray__step_of(w->was + i * size, now, size, dtype);
         memcpy(w->values + entries++ * size, now, size);
         next = i + 1;
+    }
+    size_t codes = dray__codes_bytes(w->steps, entries, size);
+    if (codes < entries * size) {
+        dray__codes_put(w->out + gaps, w->steps, w->values, entries, size);
+        table[0] = entries | DRAY__OVERLAY_CODES;
+        table[1] = gaps + (uint32_t)codes;
+        w->has_codes = true;
+        return table[1];
     }
     memcpy(w->out + gaps, w->values, entries * size);
     table[0] = entries;
@@ -74,8 +84,9 @@ static size_t encode(overlay_writing *w, uint64_t count, size_t size, uint32_t t
 
 /* Into the spool, unless it comes to more than half of the tensor. */
 static int compare(overlay_writing *w, change *c, const dray_region *old, const dray_block *was,
-                   uint64_t elements, size_t size, dray_error *error)
+                   uint64_t elements, int32_t dtype, dray_error *error)
 {
+    size_t size = dray_dtype_size((dray_dtype)dtype);
     const dray_region *new = w->opened[c->block->region];
     c->slices = (elements + SLICE - 1) / SLICE;
     c->spooled = w->spooled;
@@ -92,7 +103,7 @@ static int compare(overlay_writing *w, change *c, const dray_region *old, const 
             return rc;
         if (memcmp(w->was, w->is, count * size) == 0)
             continue;
-        size_t bytes = encode(w, count, size, c->table + 2 * s);
+        size_t bytes = encode(w, count, size, dtype, c->table + 2 * s);
         if (dray__write_all(w->spool, w->out, bytes) < 0)
             return dray__fail_errno(error, errno, "%.300s: spool", w->folder);
         w->spooled += bytes;
@@ -118,8 +129,7 @@ static int compare_tensor(overlay_writing *w, uint32_t tensor, dray_error *error
         return DRAY_OK;
     }
     const dray_block *was = dray__layout_first_block(w->base, old);
-    return compare(w, c, w->old[was->region], was, dray__tensor_elements(info),
-                   dray_dtype_size((dray_dtype)info->dtype), error);
+    return compare(w, c, w->old[was->region], was, dray__tensor_elements(info), info->dtype, error);
 }
 
 /* ---- the files ------------------------------------------------------------------------------- */
@@ -232,11 +242,12 @@ static int write_json(const overlay_writing *w, const char *base, uint32_t numbe
                       uint64_t base_sum, const dray__sums *sums, dray_error *error)
 {
     char text[32];
+    int version = w->has_codes ? 3 : w->chained ? 2 : 1;
     snprintf(text, sizeof text, "%016" PRIx64, base_sum);
     json_t *tensors = json_object();
-    json_t *json = json_pack("{s:i, s:s, s:s, s:i, s:I}", "version", w->chained ? 2 : 1, "base",
-                             strrchr(base, '/') + 1, "base_sum", text, "slice", SLICE, "number",
-                             (json_int_t)number);
+    json_t *json =
+        json_pack("{s:i, s:s, s:s, s:i, s:I}", "version", version, "base", strrchr(base, '/') + 1,
+                  "base_sum", text, "slice", SLICE, "number", (json_int_t)number);
     bool kept = true; /* one that is missing here would be none of the result's */
     for (uint32_t t = 0; t < dray_layout_tensor_count(w->files) && kept; t++) {
         const char *name = dray_layout_tensor(w->files, t)->name;
@@ -265,8 +276,9 @@ static int compare_all(overlay_writing *w, dray_error *error)
     w->was = malloc(SLICE * 8);
     w->is = malloc(SLICE * 8);
     w->values = malloc(SLICE * 8);
+    w->steps = malloc(SLICE);
     w->out = malloc(ROOM);
-    if (!w->changes || !w->was || !w->is || !w->values || !w->out)
+    if (!w->changes || !w->was || !w->is || !w->values || !w->steps || !w->out)
         return dray__nomem(error);
     int rc;
     w->old = dray__overlay_open(w->overlay, w->base, &rc, error);
@@ -280,7 +292,7 @@ static void end(overlay_writing *w)
     for (uint32_t t = 0; w->changes && t < dray_layout_tensor_count(w->files); t++)
         free(w->changes[t].table);
     dray__files_close(w->old, w->base);
-    void *all[] = {w->changes, w->was, w->is, w->out, w->values};
+    void *all[] = {w->changes, w->was, w->is, w->out, w->values, w->steps};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
     if (w->spool >= 0)

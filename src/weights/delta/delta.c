@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAGIC UINT64_C(0x31746c6479617264) /* "draydlt1" */
+#define MAGIC UINT64_C(0x32746c6479617264) /* "draydlt2" */
 
 struct head {
     uint64_t magic, base, version, incarnation, slices, used;
@@ -90,8 +90,8 @@ static bool in_memory(const dray__delta *delta, uint32_t block)
     return dray_region_base(delta->regions[dray_layout_block(delta->layout, block)->region]);
 }
 
-/* Entries of a slice take at most half of what its elements take: from there on, reading them all
- * is as cheap. */
+/* Positions and values of a slice take at most half of what its elements take: from there on,
+ * reading them all is as cheap. */
 static uint64_t most_entries(uint64_t elements, uint64_t size)
 {
     return elements * size / 2 / (size + sizeof(uint16_t));
@@ -110,7 +110,8 @@ static void size_up(dray__delta *delta, uint64_t *base_bytes, uint64_t *store_by
             dray_dtype_size((dray_dtype)dray__delta_dtype(delta->layout, b, delta->dtype));
         uint64_t bytes = dray__rect_elements(&rect) * size;
         base += up8(bytes);
-        entries += bytes / 2 + 16 * (delta->first[b + 1] - delta->first[b]);
+        entries += bytes / 2 + most_entries(dray__rect_elements(&rect), size) +
+                   24 * (delta->first[b + 1] - delta->first[b]);
     }
     *base_bytes = base;
     *store_bytes = sizeof(struct head) + delta->first[blocks] * sizeof(struct delta_slot) + entries;
@@ -264,8 +265,9 @@ static uint32_t differ_sized(const uint8_t *base, const uint8_t *now, uint64_t c
 
 /* Appends the slice's entries at *used, and makes the kept bits those of now. */
 static void compare(dray__delta *delta, uint8_t *kept, const uint8_t *now, uint64_t elements,
-                    size_t size, uint64_t *used, struct delta_slot *slot)
+                    int32_t dtype, uint64_t *used, struct delta_slot *slot)
 {
+    size_t size = dray_dtype_size((dray_dtype)dtype);
     uint32_t most = (uint32_t)most_entries(elements, size);
     uint8_t *store = dray_region_base(delta->store);
     uint16_t *positions = (uint16_t *)(store + *used);
@@ -277,11 +279,14 @@ static void compare(dray__delta *delta, uint8_t *kept, const uint8_t *now, uint6
     }
     *slot = (struct delta_slot){.offset = *used, .count = count};
     uint8_t *values = store + *used + up8(count * sizeof *positions);
+    int8_t *steps = (int8_t *)values + up8(count * size);
     for (uint32_t i = 0; i < count; i++) {
+        steps[i] =
+            dray__step_of(kept + positions[i] * size, now + positions[i] * size, size, dtype);
         memcpy(values + i * size, now + positions[i] * size, size);
         memcpy(kept + positions[i] * size, now + positions[i] * size, size);
     }
-    *used = (uint64_t)(values - store) + up8(count * size);
+    *used = (uint64_t)((uint8_t *)steps - store) + up8(count);
 }
 
 static int compare_block(dray__delta *delta, uint32_t b, uint64_t *used, dray_error *error)
@@ -290,7 +295,8 @@ static int compare_block(dray__delta *delta, uint32_t b, uint64_t *used, dray_er
         (struct delta_slot *)((uint8_t *)dray_region_base(delta->store) + sizeof(struct head)) +
         delta->first[b];
     uint8_t *kept = (uint8_t *)dray_region_base(delta->base) + delta->base_at[b];
-    size_t size = dray_dtype_size((dray_dtype)dray__delta_dtype(delta->layout, b, delta->dtype));
+    int32_t dtype = dray__delta_dtype(delta->layout, b, delta->dtype);
+    size_t size = dray_dtype_size((dray_dtype)dtype);
     dray__slicer slicer;
     dray__rect slice;
     for (dray__delta_cut(delta->layout, b, &slicer); dray__slicer_peek(&slicer, &slice);
@@ -303,7 +309,7 @@ static int compare_block(dray__delta *delta, uint32_t b, uint64_t *used, dray_er
             if (rc)
                 return rc;
             if (delta->has_base)
-                compare(delta, kept, now, elements, size, used, table);
+                compare(delta, kept, now, elements, dtype, used, table);
             else
                 memcpy(kept, now, elements * size);
         }
@@ -461,15 +467,18 @@ static int part_at(const dray__delta_view *view, uint32_t block, uint64_t index,
     size_t size = dray_dtype_size((dray_dtype)dray__delta_dtype(view->layout, block, view->dtype));
     out->full = slot.count == DRAY__DELTA_FULL;
     out->count = out->full ? 0 : slot.count;
-    uint64_t positions = up8(out->count * sizeof(uint16_t)), values = out->count * size;
+    uint64_t positions = up8(out->count * sizeof(uint16_t)), values = up8(out->count * size);
+    uint64_t all = positions + values + out->count;
     if (out->count > dray__rect_elements(&out->slice) || slot.offset % 8 ||
-        slot.offset > view->bytes || positions + values > view->bytes - slot.offset)
+        slot.offset > view->bytes || all > view->bytes - slot.offset)
         return dray__fail(error, DRAY_EFORMAT,
                           "delta: %" PRIu32 " entries of slice %" PRIu64 " at %" PRIu64
                           " of %" PRIu64 " bytes",
                           slot.count, index, slot.offset, view->bytes);
     out->positions = (const uint16_t *)(view->data + slot.offset);
     out->values = view->data + slot.offset + positions;
+    out->steps = (const int8_t *)out->values + values;
+    out->stepping = false;
     return DRAY_OK;
 }
 
@@ -528,9 +537,14 @@ static inline int apply(const dray__delta_part *part, const dray_copy *copy, uin
         last = position;
         if (position >= row.end)
             row = row_of(part, copy, position);
-        if (position >= row.from && position < row.to)
-            memcpy(base + row.at + (position - row.from) * stride, part->values + (size_t)i * size,
-                   size);
+        if (position < row.from || position >= row.to)
+            continue;
+        uint8_t *at = base + row.at + (position - row.from) * stride;
+        if (part->stepping && part->steps[i])
+            dray__change_put(at, &(dray__change){.step = part->steps[i]}, size,
+                             copy->destination_dtype);
+        else
+            memcpy(at, part->values + (size_t)i * size, size);
     }
     return DRAY_OK;
 }

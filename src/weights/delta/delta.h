@@ -1,6 +1,7 @@
 /* src/weights/delta/: what changed between two versions of a publisher's blocks. delta.c finds the
  * elements that changed, lists them in a region of shared memory, and applies such a list;
- * delta_gpu.c does the same for blocks in GPU memory; delta_wire.c encodes a list for the network.
+ * delta_gpu.c does the same for blocks in GPU memory; entries.c has the codes of a list on the wire
+ * and on disk; delta_wire.c encodes a list for the network.
  * Checkpoints that are written as deltas are in weights/checkpoint/, since their format is another
  * one. */
 
@@ -15,7 +16,9 @@
  *     table    a slot for each slice, block by block: u64 offset of its entries, u32 how many;
  *              DRAY__DELTA_FULL many: too much changed, read the block itself
  *     entries  of each slice: u16 positions (flattened, C order within the slice, ascending) and,
- *              from the next multiple of 8, the new values
+ *              each from the next multiple of 8, the new values, and i8 steps from the old ones
+ *              (entries.h; 0: more than 127), which readers here do without: only a code on its way
+ *              to another host is made of them
  *
  * Of blocks in GPU memory, GPUs find and apply it, and the region is pinned (delta_gpu.h).
  *
@@ -24,9 +27,8 @@
  */
 #pragma once
 
+#include "weights/delta/entries.h"
 #include "weights/internal.h"
-
-#include <string.h>
 
 #define DRAY__DELTA_SLICE ((uint64_t)1 << 16)
 #define DRAY__DELTA_FULL UINT32_MAX
@@ -82,6 +84,8 @@ typedef struct dray__delta_part {
     uint32_t count; /* entries of the slice */
     const uint16_t *positions;
     const uint8_t *values;
+    const int8_t *steps;
+    bool stepping; /* elements with a step other than 0 have no value, and are moved by it */
 } dray__delta_part;
 
 /* Walks the slices of a block that cross `rect`. */
@@ -114,42 +118,14 @@ bool dray__delta_slice(const dray__delta_view *view, uint32_t block, const dray_
 /* Is a block sent as this dtype? */
 bool dray__delta_sends(const dray__delta_view *view, uint32_t block, int32_t dtype);
 
-/* ---- gaps: positions as they are on the wire and on disk: of each the elements between it and the
- * one before it (or the beginning), as many bytes 255 as it has 255s, and a byte for the rest */
-typedef struct dray__gaps {
-    const uint8_t *data;
-    size_t at, bytes;
-    uint64_t next; /* the first position that may come */
-} dray__gaps;
-/* The next one; false: there is none before `end`. */
-static inline bool dray__gaps_next(dray__gaps *gaps, uint64_t end, uint64_t *position)
-{
-    for (; gaps->at < gaps->bytes && gaps->data[gaps->at] == 255; gaps->at++)
-        gaps->next += 255;
-    if (gaps->at == gaps->bytes || gaps->next + gaps->data[gaps->at] >= end)
-        return false;
-    *position = gaps->next + gaps->data[gaps->at++];
-    gaps->next = *position + 1;
-    return true;
-}
-static inline size_t dray__gap_bytes(uint64_t gap)
-{
-    return gap / 255 + 1;
-}
-/* Puts dray__gap_bytes of them. */
-static inline void dray__gap_put(uint8_t *to, uint64_t gap)
-{
-    memset(to, 255, gap / 255);
-    to[gap / 255] = (uint8_t)(gap % 255);
-}
-
 /* ---- over a network (delta_wire.c): the entries that lie in a rectangle of one slice, with
- * positions within the rectangle, u32 each:
+ * positions within the rectangle (entries.h):
  *
- *     count     of entries; its highest bit: what follows `gaps` is a zstd frame
- *     gaps      bytes of the gaps
- *     gaps      as above
- *     values    in planes: first the first byte of each, then the second of each, ...
+ *     u32 count  of entries; bit 31: what follows the two numbers is a zstd frame; bit 30: codes
+ *     u32 gaps   bytes of the gaps
+ *     gaps
+ *     codes, to the end, or
+ *     values     in planes: first the first byte of each, then the second of each, ...
  *
  * A coder keeps what compression needs, and gives it a rest where it does not pay. */
 typedef struct dray__delta_coder dray__delta_coder;
@@ -162,6 +138,7 @@ size_t dray__delta_coder_bytes(size_t piece);
  * several slices, or what is sent is not of this dtype. */
 size_t dray__delta_encode(dray__delta_coder *coder, const dray__delta_view *view, uint32_t block,
                           const dray__rect *rect, int32_t dtype, uint8_t *out, size_t limit);
-/* copy: the rectangle's way to its place, as for dray__delta_apply. DRAY_EFORMAT. */
+/* copy: the rectangle's way to its place, as for dray__delta_apply. DRAY_EFORMAT: nothing was
+ * written. */
 int dray__delta_decode(dray__delta_coder *coder, const uint8_t *data, size_t size,
                        const dray_copy *copy, void *base, dray_error *error);

@@ -29,8 +29,9 @@ uint64_t dray__delta_gpu_room(const dray_layout *layout, dray_region *const *reg
             continue;
         uint64_t size = dray_dtype_size((dray_dtype)dray__delta_dtype(layout, b, dtype));
         dray__rect rect = dray__rect_of(layout, b);
-        room += dray__rect_elements(&rect) / DRAY__DELTA_GPU_SPARSE * (size + sizeof(uint16_t)) +
-                16 * dray__delta_slices(layout, b);
+        room += dray__rect_elements(&rect) / DRAY__DELTA_GPU_SPARSE *
+                    (sizeof(uint16_t) + size + sizeof(int8_t)) +
+                24 * dray__delta_slices(layout, b);
     }
     return room;
 }

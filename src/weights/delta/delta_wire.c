@@ -1,8 +1,9 @@
-/* Deltas over a network (delta.h): positions as gaps, values in planes, both compressed where that
- * pays. */
+/* Deltas over a network (delta.h): positions as gaps, and codes or, in planes, values; both
+ * compressed where that pays. */
 #include "base/error.h"
 #include "weights/delta/delta.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <zstd.h>
@@ -17,6 +18,7 @@ enum {
     REST_MAX = 64             /* or so many pieces are not tried then, at most */
 };
 #define PACKED ((uint32_t)1 << 31)
+#define CODED ((uint32_t)1 << 30)
 
 struct dray__delta_coder {
     ZSTD_CCtx *compressor;
@@ -76,37 +78,65 @@ static uint32_t within(const dray__delta_part *part, uint32_t position)
     return at;
 }
 
-/* Entries of the part that lie in its rectangle; *gaps: the bytes of their gaps. */
-static uint32_t count_entries(const dray__delta_part *part, bool whole, size_t *gaps)
+/* The part's entries that lie in its rectangle, as they are sent. */
+struct outgoing {
+    const dray__delta_part *part;
+    size_t size;
+    bool whole; /* the rectangle is the slice */
+    uint32_t count;
+    size_t gaps;     /* bytes of them */
+    uint8_t *values; /* of those that are not whole: their values, dense, then their steps */
+    int8_t *steps;
+};
+
+static uint32_t place_in(const struct outgoing *s, uint32_t i)
 {
-    uint32_t count = 0, next = 0;
-    *gaps = 0;
-    for (uint32_t i = 0; i < part->count; i++) {
-        uint32_t at = whole ? part->positions[i] : within(part, part->positions[i]);
-        if (at == UINT32_MAX)
-            continue;
-        *gaps += dray__gap_bytes(at - next);
-        next = at + 1;
-        count++;
-    }
-    return count;
+    return s->whole ? s->part->positions[i] : within(s->part, s->part->positions[i]);
 }
 
-static void put_entries(const dray__delta_part *part, bool whole, size_t size, uint32_t count,
-                        uint8_t *gaps, uint8_t *values)
+static bool gather(dray__delta_coder *coder, const dray__delta_part *part, size_t size,
+                   struct outgoing *s)
 {
-    uint32_t next = 0, k = 0;
+    *s = (struct outgoing){.part = part, .size = size};
+    s->whole = memcmp(&part->slice, &part->cross, sizeof part->slice) == 0;
+    if (!s->whole && !reserve(coder, part->count * (size + 1)))
+        return false;
+    s->values = s->whole ? (uint8_t *)part->values : coder->buffer;
+    s->steps = s->whole ? (int8_t *)part->steps : (int8_t *)coder->buffer + part->count * size;
+    uint32_t next = 0;
     for (uint32_t i = 0; i < part->count; i++) {
-        uint32_t at = whole ? part->positions[i] : within(part, part->positions[i]);
+        uint32_t at = place_in(s, i);
         if (at == UINT32_MAX)
             continue;
-        dray__gap_put(gaps, at - next);
-        gaps += dray__gap_bytes(at - next);
+        if (!s->whole) {
+            memcpy(s->values + s->count * size, part->values + (size_t)i * size, size);
+            s->steps[s->count] = part->steps[i];
+        }
+        s->gaps += dray__gap_bytes(at - next);
         next = at + 1;
-        for (size_t b = 0; b < size; b++)
-            values[b * count + k] = part->values[(size_t)i * size + b];
-        k++;
+        s->count++;
     }
+    return true;
+}
+
+static void put_gaps(const struct outgoing *s, uint8_t *to)
+{
+    uint32_t next = 0;
+    for (uint32_t i = 0; i < s->part->count; i++) {
+        uint32_t at = place_in(s, i);
+        if (at == UINT32_MAX)
+            continue;
+        dray__gap_put(to, at - next);
+        to += dray__gap_bytes(at - next);
+        next = at + 1;
+    }
+}
+
+static void put_planes(const struct outgoing *s, uint8_t *to)
+{
+    for (uint32_t i = 0; i < s->count; i++)
+        for (size_t b = 0; b < s->size; b++)
+            to[b * s->count + i] = s->values[(size_t)i * s->size + b];
 }
 
 /* Compresses what lies at `data`, where that pays; returns its new size. Values whose bits nobody
@@ -142,20 +172,24 @@ size_t dray__delta_encode(dray__delta_coder *coder, const dray__delta_view *view
                           const dray__rect *rect, int32_t dtype, uint8_t *out, size_t limit)
 {
     dray__delta_part part;
-    size_t size = dray_dtype_size((dray_dtype)dtype), gaps;
+    struct outgoing s;
+    size_t size = dray_dtype_size((dray_dtype)dtype);
     if (!dray__delta_sends(view, block, dtype) || !dray__delta_slice(view, block, rect, &part) ||
-        part.full)
+        part.full || !gather(coder, &part, size, &s))
         return 0;
-    bool whole = memcmp(&part.slice, &part.cross, sizeof part.slice) == 0, packed;
-    uint32_t count = count_entries(&part, whole, &gaps), gaps_said = (uint32_t)gaps;
-    if (HEAD + gaps + count * size >= limit)
+    size_t values = s.count * size, codes = dray__codes_bytes(s.steps, s.count, size);
+    bool coded = codes < values, packed;
+    size_t body = s.gaps + (coded ? codes : values);
+    if (HEAD + body >= limit)
         return 0;
-    put_entries(&part, whole, size, count, out + HEAD, out + HEAD + gaps);
-    size_t bytes = HEAD + squeeze(coder, out + HEAD, gaps + count * size, &packed);
-    if (packed)
-        count |= PACKED;
-    memcpy(out, &count, sizeof count);
-    memcpy(out + 4, &gaps_said, sizeof gaps_said);
+    put_gaps(&s, out + HEAD);
+    if (coded)
+        dray__codes_put(out + HEAD + s.gaps, s.steps, s.values, s.count, size);
+    else
+        put_planes(&s, out + HEAD + s.gaps);
+    size_t bytes = HEAD + squeeze(coder, out + HEAD, body, &packed);
+    uint32_t head[2] = {s.count | (packed ? PACKED : 0) | (coded ? CODED : 0), (uint32_t)s.gaps};
+    memcpy(out, head, sizeof head);
     return bytes;
 }
 
@@ -167,47 +201,125 @@ static int bad(size_t size, uint32_t count, dray_error *error)
                       count);
 }
 
-/* Writes entries, a chunk after the other. */
-static int apply_entries(const uint8_t *data, uint32_t count, size_t gaps, size_t size,
-                         const dray_copy *copy, void *base, dray_error *error)
+/* A message whose head is right: what it says of each element, a chunk after the other. */
+struct incoming {
+    uint32_t count, done;
+    size_t size, bytes; /* of an element; of the message, for errors */
+    uint64_t elements;
+    bool coded;
+    dray__gaps gaps;
+    dray__codes codes;
+    const uint8_t *planes;
+};
+
+/* At most `most` of them: positions, and what became of the elements. */
+static int next_chunk(struct incoming *r, uint32_t most, uint16_t *positions, uint8_t *values,
+                      int8_t *steps, uint32_t *count, dray_error *error)
+{
+    *count = r->count - r->done < most ? r->count - r->done : most;
+    for (uint32_t i = 0; i < *count; i++, r->done++) {
+        uint64_t position;
+        dray__change change = {0};
+        if (!dray__gaps_next(&r->gaps, r->elements, &position) ||
+            (r->coded && !dray__codes_next(&r->codes, r->size, &change)))
+            return dray__fail(error, DRAY_EFORMAT,
+                              "entry %" PRIu32 " of a delta of %" PRIu32
+                              ": expected one of %" PRIu64 " elements and what it became",
+                              r->done, r->count, r->elements);
+        positions[i] = (uint16_t)position;
+        steps[i] = change.step;
+        if (r->coded)
+            memcpy(values + i * r->size, &change.bits, r->size);
+        else
+            for (size_t b = 0; b < r->size; b++)
+                values[i * r->size + b] = r->planes[b * r->count + r->done];
+    }
+    if (r->done == r->count && (r->gaps.at < r->gaps.bytes || !dray__codes_ended(&r->codes)))
+        return bad(r->bytes, r->count, error);
+    return DRAY_OK;
+}
+
+/* Looks at all entries first, then writes them. */
+static int apply_entries(const struct incoming *all, const dray_copy *copy, void *base,
+                         dray_error *error)
 {
     uint16_t positions[CHUNK];
     uint8_t values[CHUNK * 8];
+    int8_t steps[CHUNK];
     dray__delta_part part = {.slice = dray__copy_rect(copy),
                              .cross = dray__copy_rect(copy),
                              .positions = positions,
-                             .values = values};
-    uint64_t elements = dray__rect_elements(&part.slice), position, bytes = 0;
-    const uint8_t *planes = data + gaps;
-    dray__gaps from = {.data = data, .bytes = gaps};
-    for (uint32_t done = 0; done < count; done += part.count) {
-        part.count = count - done < CHUNK ? count - done : CHUNK;
-        for (uint32_t i = 0; i < part.count; i++) {
-            if (!dray__gaps_next(&from, elements, &position))
-                return bad(gaps, count, error);
-            positions[i] = (uint16_t)position;
-            for (size_t b = 0; b < size; b++)
-                values[i * size + b] = planes[b * count + done + i];
-        }
-        int rc = dray__delta_apply(&part, copy, base, &bytes, error);
+                             .values = values,
+                             .steps = steps,
+                             .stepping = all->coded};
+    uint64_t bytes = 0;
+    int rc = DRAY_OK;
+    for (int look = 1; look >= 0; look--) {
+        struct incoming r = *all;
+        do {
+            rc = next_chunk(&r, CHUNK, positions, values, steps, &part.count, error);
+            if (!rc && !look)
+                rc = dray__delta_apply(&part, copy, base, &bytes, error);
+        } while (!rc && r.done < r.count);
         if (rc)
             return rc;
     }
-    return from.at == gaps ? DRAY_OK : bad(gaps, count, error);
+    return DRAY_OK;
 }
 
-static int unpack(dray__delta_coder *coder, const uint8_t **data, size_t size, size_t wanted,
-                  dray_error *error)
+static int unpack(dray__delta_coder *coder, const uint8_t **data, size_t *size, size_t least,
+                  size_t most, dray_error *error)
 {
+    unsigned long long wanted = ZSTD_getFrameContentSize(*data, *size);
+    if (wanted == 0 || wanted > most || wanted < least) /* or it is not known */
+        return dray__fail(error, DRAY_EFORMAT,
+                          "a compressed delta: expected one of %zu to %zu bytes, found %lld", least,
+                          most, (long long)wanted);
     if (!coder->decompressor)
         coder->decompressor = ZSTD_createDCtx();
-    if (!coder->decompressor || !reserve(coder, wanted))
+    if (!coder->decompressor || !reserve(coder, (size_t)wanted))
         return dray__nomem(error);
-    size_t found = ZSTD_decompressDCtx(coder->decompressor, coder->buffer, wanted, *data, size);
+    size_t found =
+        ZSTD_decompressDCtx(coder->decompressor, coder->buffer, (size_t)wanted, *data, *size);
     if (ZSTD_isError(found) || found != wanted)
-        return dray__fail(error, DRAY_EFORMAT, "a compressed delta: %zu bytes expected (%s)",
-                          wanted, ZSTD_isError(found) ? ZSTD_getErrorName(found) : "fewer came");
+        return dray__fail(error, DRAY_EFORMAT, "a compressed delta: expected %llu bytes, found %s",
+                          wanted, ZSTD_isError(found) ? ZSTD_getErrorName(found) : "fewer");
     *data = coder->buffer;
+    *size = found;
+    return DRAY_OK;
+}
+
+/* Judges the head of a message, and unpacks it. */
+static int begin_reading(dray__delta_coder *coder, const uint8_t *data, size_t size,
+                         uint64_t elements, size_t element, struct incoming *out, dray_error *error)
+{
+    uint32_t head[2] = {0, 0}, bytes = (uint32_t)size;
+    if (size >= HEAD)
+        memcpy(head, data, sizeof head);
+    uint32_t count = head[0] & ~(PACKED | CODED), gaps = head[1];
+    bool coded = head[0] & CODED;
+    if (size < HEAD || elements > DRAY__DELTA_SLICE || count > elements || gaps < count ||
+        gaps > count + elements / 255)
+        return bad(size, count, error);
+    size_t values = count * element;
+    size_t least = gaps + (coded ? (size_t)dray__codes_least(count) : values);
+    size_t most = gaps + values; /* codes would not have been sent then */
+    data += HEAD;
+    size -= HEAD;
+    int rc = head[0] & PACKED ? unpack(coder, &data, &size, least, most, error) : DRAY_OK;
+    if (rc)
+        return rc;
+    if (size < least || size > most)
+        return bad(bytes, count, error);
+    *out = (struct incoming){.count = count,
+                             .size = element,
+                             .bytes = bytes,
+                             .elements = elements,
+                             .coded = coded,
+                             .gaps = {.data = data, .bytes = gaps},
+                             .planes = data + gaps};
+    if (coded)
+        out->codes = (dray__codes){.data = data + gaps, .bytes = size - gaps};
     return DRAY_OK;
 }
 
@@ -215,23 +327,8 @@ int dray__delta_decode(dray__delta_coder *coder, const uint8_t *data, size_t siz
                        const dray_copy *copy, void *base, dray_error *error)
 {
     dray__rect rect = dray__copy_rect(copy);
-    uint64_t elements = dray__rect_elements(&rect);
-    size_t element = dray_dtype_size((dray_dtype)copy->destination_dtype);
-    uint32_t count = 0, gaps = 0;
-    if (size >= HEAD) {
-        memcpy(&count, data, sizeof count);
-        memcpy(&gaps, data + 4, sizeof gaps);
-    }
-    bool packed = count & PACKED;
-    count &= ~PACKED;
-    if (size < HEAD || elements > DRAY__DELTA_SLICE || count > elements || gaps < count ||
-        gaps > count + elements / 255)
-        return bad(size, count, error);
-    size_t wanted = gaps + count * element;
-    data += HEAD;
-    size -= HEAD;
-    if (packed ? !wanted : size != wanted)
-        return bad(size, count, error);
-    int rc = packed ? unpack(coder, &data, size, wanted, error) : DRAY_OK;
-    return rc ? rc : apply_entries(data, count, gaps, element, copy, base, error);
+    struct incoming in;
+    int rc = begin_reading(coder, data, size, dray__rect_elements(&rect),
+                           dray_dtype_size((dray_dtype)copy->destination_dtype), &in, error);
+    return rc ? rc : apply_entries(&in, copy, base, error);
 }

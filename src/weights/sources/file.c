@@ -404,7 +404,7 @@ typedef struct placing {
     size_t size;
 } placing;
 
-static void place(void *user, uint64_t position, const uint8_t *value)
+static void place(void *user, uint64_t position, const dray__change *change)
 {
     const placing *p = user;
     uint8_t *at = p->base + p->copy->destination_offset;
@@ -416,7 +416,7 @@ static void place(void *user, uint64_t position, const uint8_t *value)
             return;
         at += here * p->copy->destination_stride[d];
     }
-    memcpy(at, value, p->size);
+    dray__change_put(at, change, p->size, p->copy->destination_dtype);
 }
 
 /* Writes what came; after the last level the slice is in its place. */
@@ -483,8 +483,7 @@ static int read_result(const file_lane *l, const file_slot *s, dray_error *error
     int rc = dray__io_result(&s->io, error);
     const dray_region *file = region_of(l, &s->ops[0]->copy);
     if (!rc && file->patch && !l->patches)
-        rc = file->patch(file->patch_user, file->patch_index, s->io.data, s->begin, s->io.least,
-                         error);
+        rc = file->patch(file, s->io.data, s->begin, s->io.least, error);
     return rc ? dray__fail_prefix(error, rc, "tensor %s: ",
                                   dray__transfer_tensor(l->transfer, &s->copies[0])->name)
               : DRAY_OK;

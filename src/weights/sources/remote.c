@@ -68,6 +68,7 @@ static int take(struct remote_lane *l, struct source *s, const uint8_t *head, dr
     }
     if (too_late(s, request)) {
         dray_error why;
+        request->plain = true; /* what changed is in its place already: steps lead further */
         dray__fail(&why, DRAY_ETIMEDOUT, "what %s put into its arena was not copied out in %d s",
                    s->of->name, (int)(DRAY__ARENA_LEASE_NS / DRAY__SECOND));
         return break_off(l, s, &why, error);
