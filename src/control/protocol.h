@@ -80,9 +80,9 @@
     XX(QUEUE_LOST, 0x0318, WORKER)                                                                 \
     XX(QUEUE_NEXT, 0x0316, WORKER)                                                                 \
     XX(QUEUE_CHECKPOINT, 0x0317, WORKER)                                                           \
-    XX(QUEUE_HOME_JOIN, 0x0319, WORKER)                                                            \
-    XX(QUEUE_HOME_WAIT, 0x031A, WORKER)                                                            \
-    XX(QUEUE_HOME_FIND, 0x031B, WORKER)                                                            \
+    XX(QUEUE_KEEPER_JOIN, 0x0319, WORKER)                                                          \
+    XX(QUEUE_KEEPER_WAIT, 0x031A, WORKER)                                                          \
+    XX(QUEUE_KEEPER_FIND, 0x031B, WORKER)                                                          \
     XX(QUEUE_ROOM, 0x031C, WORKER)                                                                 \
     XX(QUEUE_SPLIT, 0x031D, WORKER)                                                                \
     XX(QUEUE_PUT, 0x031E, WORKER)                                                                  \

@@ -265,7 +265,7 @@ const dray__fields dray__holding_fields =
 static const dray__fields wish_fields =
     DRAY__FIELDS(dray__chunk_wish, DRAY__NUMBERS(dray__chunk_wish, id, key, size, least));
 const dray__fields dray__storing_fields =
-    DRAY__FIELDS(dray__storing, DRAY__NUMBERS(dray__storing, home),
+    DRAY__FIELDS(dray__storing, DRAY__NUMBERS(dray__storing, keeper),
                  DRAY__FIELD_LIST(dray__storing, wishes, wish_count, wish_fields),
                  DRAY__FIELD_LIST(dray__storing, given_up, given_up_count, dray__u64_fields));
 const dray__fields dray__saving_fields =
@@ -308,7 +308,7 @@ const dray__fields dray__got_row_fields =
                  DRAY__FIELD_TEXT(dray__got_row, key, DRAY__WORD_MAX),
                  DRAY__FIELD_STRUCT(dray__got_row, note, dray__note_fields));
 static const dray__fields got_column_fields =
-    DRAY__FIELDS(dray__got_column, DRAY__NUMBERS(dray__got_column, column, home),
+    DRAY__FIELDS(dray__got_column, DRAY__NUMBERS(dray__got_column, column, keeper),
                  DRAY__FIELD_STRUCT(dray__got_column, extent, dray__extent_fields),
                  DRAY__FIELD_STRUCT(dray__got_column, spec, dray__spec_fields));
 static const dray__fields got_put_fields =
@@ -334,25 +334,25 @@ const dray__fields dray__chunk_keys_fields = DRAY__FIELDS(
     dray__chunk_keys, DRAY__FIELD_LIST(dray__chunk_keys, items, count, chunk_key_fields));
 const dray__fields dray__keeping_fields =
     DRAY__FIELDS(dray__keeping, DRAY__NUMBERS(dray__keeping, id, key, bytes, era));
-const dray__fields dray__home_join_fields =
-    DRAY__FIELDS(dray__home_join, DRAY__FIELD_TEXT(dray__home_join, path, DRAY__LINES_MAX),
-                 DRAY__FIELD_TEXT(dray__home_join, endpoint, DRAY__LINES_MAX),
-                 DRAY__NUMBERS(dray__home_join, own));
-const dray__fields dray__home_wait_fields =
-    DRAY__FIELDS(dray__home_wait, DRAY__NUMBERS(dray__home_wait, number, seen, timeout_ns));
-#define HOME_KEY                                                                                   \
-    DRAY__FIELD_TEXT(dray__home_told, identity, DRAY__WORD_MAX),                                   \
-        DRAY__FIELD_BLOB(dray__home_told, key, key_size)
-const dray__fields dray__home_joined_fields =
-    DRAY__FIELDS(dray__home_told, DRAY__NUMBERS(dray__home_told, number), HOME_KEY,
-                 DRAY__NUMBERS(dray__home_told, era));
-const dray__fields dray__home_found_fields =
-    DRAY__FIELDS(dray__home_told, DRAY__NUMBERS(dray__home_told, number),
-                 DRAY__FIELD_TEXT(dray__home_told, path, DRAY__LINES_MAX),
-                 DRAY__FIELD_TEXT(dray__home_told, endpoint, DRAY__LINES_MAX), HOME_KEY);
+const dray__fields dray__keeper_join_fields =
+    DRAY__FIELDS(dray__keeper_join, DRAY__FIELD_TEXT(dray__keeper_join, path, DRAY__LINES_MAX),
+                 DRAY__FIELD_TEXT(dray__keeper_join, endpoint, DRAY__LINES_MAX),
+                 DRAY__NUMBERS(dray__keeper_join, own));
+const dray__fields dray__keeper_wait_fields =
+    DRAY__FIELDS(dray__keeper_wait, DRAY__NUMBERS(dray__keeper_wait, number, seen, timeout_ns));
+#define KEEPER_KEY                                                                                 \
+    DRAY__FIELD_TEXT(dray__keeper_told, identity, DRAY__WORD_MAX),                                 \
+        DRAY__FIELD_BLOB(dray__keeper_told, key, key_size)
+const dray__fields dray__keeper_joined_fields =
+    DRAY__FIELDS(dray__keeper_told, DRAY__NUMBERS(dray__keeper_told, number), KEEPER_KEY,
+                 DRAY__NUMBERS(dray__keeper_told, era));
+const dray__fields dray__keeper_found_fields =
+    DRAY__FIELDS(dray__keeper_told, DRAY__NUMBERS(dray__keeper_told, number),
+                 DRAY__FIELD_TEXT(dray__keeper_told, path, DRAY__LINES_MAX),
+                 DRAY__FIELD_TEXT(dray__keeper_told, endpoint, DRAY__LINES_MAX), KEEPER_KEY);
 
-int dray__home_key(const dray__home_told *told, const char *what, dray__tls_key *out,
-                   dray_error *error)
+int dray__keeper_key(const dray__keeper_told *told, const char *what, dray__tls_key *out,
+                     dray_error *error)
 {
     if (told->key_size != sizeof out->bytes || strlen(told->identity) >= sizeof out->identity)
         return dray__fail(error, DRAY_EPROTO, "%s: a key of %zu bytes", what, told->key_size);

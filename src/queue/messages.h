@@ -272,7 +272,7 @@ typedef struct dray__holding {
 
 typedef struct dray__chunk_wish { /* `least` bytes are enough */
     uint64_t id, key, size, least;
-    uint32_t home;
+    uint32_t keeper;
 } dray__chunk_wish;
 
 typedef struct dray__saving { /* CHECKPOINT */
@@ -280,7 +280,7 @@ typedef struct dray__saving { /* CHECKPOINT */
 } dray__saving;
 
 typedef struct dray__storing { /* CHUNK */
-    uint32_t home;             /* of the new one (homes.h) */
+    uint32_t keeper;           /* of the new one (keepers.h) */
     const dray__chunk_wish *wishes;
     const uint64_t *given_up;
     uint32_t wish_count, given_up_count;
@@ -337,7 +337,7 @@ typedef struct dray__got_row {
 } dray__got_row;
 
 typedef struct dray__got_column { /* column: of the answer's */
-    uint32_t column, home;
+    uint32_t column, keeper;
     dray__extent extent;
     dray__column_spec spec;
 } dray__got_column;
@@ -368,14 +368,15 @@ typedef struct dray__resetting {  /* RESET */
     const char *partition, *task; /* task "": all */
 } dray__resetting;
 
-/* ---- keepers (storage/keeper.h) and homes (storage/homes.h) ------------------------------------
+/* ---- keepers (storage/keeper.h) and keepers (storage/keepers.h)
+ * ------------------------------------
  */
 
 typedef struct dray__chunk_key {
     uint64_t id, key;
 } dray__chunk_key;
 
-typedef struct dray__chunk_keys { /* KEEPER_DROP; HOME_WAIT's answer: not needed any more */
+typedef struct dray__chunk_keys { /* KEEPER_DROP; KEEPER_WAIT's answer: not needed any more */
     const dray__chunk_key *items;
     uint32_t count;
 } dray__chunk_keys;
@@ -384,29 +385,30 @@ typedef struct dray__keeping { /* KEEPER_PUT. KEEPER_GET: its id, answered by it
     uint64_t id, key, bytes, era;
 } dray__keeping;
 
-typedef struct dray__home_join { /* HOME_JOIN */
-    const char *path;            /* of its socket, for clients of its host */
+typedef struct dray__keeper_join { /* KEEPER_JOIN */
+    const char *path;              /* of its socket, for clients of its host */
     const char *endpoint; /* of its data server, where "0.0.0.0" or "::" stands for the address at
                            * which the reader finds the coordinator */
-    bool own;             /* it is home 0 */
-} dray__home_join;
+    bool own;             /* it is keeper 0 */
+} dray__keeper_join;
 
-typedef struct dray__home_wait { /* HOME_WAIT; answered again until they were seen */
+typedef struct dray__keeper_wait { /* KEEPER_WAIT; answered again until they were seen */
     uint32_t number;
     uint64_t seen; /* pairs so far */
     int64_t timeout_ns;
-} dray__home_wait;
+} dray__keeper_wait;
 
-/* The answers to HOME_JOIN and HOME_FIND (u32 number; NONE: where this session's samples go). */
-typedef struct dray__home_told {
+/* The answers to KEEPER_JOIN and KEEPER_FIND (u32 number; NONE: where this session's samples go).
+ */
+typedef struct dray__keeper_told {
     uint32_t number;             /* NONE: there is no keeper on its host */
-    const char *path, *endpoint; /* HOME_FIND */
+    const char *path, *endpoint; /* KEEPER_FIND */
     const char
         *identity; /* and key: the key that data servers of samples and their readers share */
     const void *key;
     size_t key_size;
-    uint64_t era; /* HOME_JOIN */
-} dray__home_told;
+    uint64_t era; /* KEEPER_JOIN */
+} dray__keeper_told;
 
 typedef struct dray__known_column {
     uint32_t index;
@@ -429,12 +431,12 @@ extern const dray__fields dray__content_fields, dray__task_fields, dray__setting
     dray__putting_fields, dray__getting_fields, dray__row_at_fields, dray__got_fields,
     dray__got_row_fields, dray__named_fields, dray__note_fields, dray__dropping_fields,
     dray__resetting_fields, dray__news_fields, dray__tag_fields, dray__saving_fields,
-    dray__chunk_keys_fields, dray__keeping_fields, dray__home_join_fields, dray__home_joined_fields,
-    dray__home_wait_fields, dray__home_found_fields;
+    dray__chunk_keys_fields, dray__keeping_fields, dray__keeper_join_fields,
+    dray__keeper_joined_fields, dray__keeper_wait_fields, dray__keeper_found_fields;
 
 /* Takes the key that samples are read with. */
-int dray__home_key(const dray__home_told *told, const char *what, dray__tls_key *out,
-                   dray_error *error);
+int dray__keeper_key(const dray__keeper_told *told, const char *what, dray__tls_key *out,
+                     dray_error *error);
 /* Reads an opening, and checks the values that its table of fields does not check. */
 int dray__opening_read(dray__reader *r, dray__arena *arena, dray__opening *out, dray_error *error);
 /* Checks a checkpoint's name, which must be that of a file in a folder. Fails with DRAY_EINVALID.

@@ -95,8 +95,8 @@ static const struct {
     {DRAY__MSG_QUEUE_NEXT, "h001N"},
     {DRAY__MSG_QUEUE_NEXT, "h0001N"},
     {DRAY__MSG_QUEUE_CHECKPOINT, "hN"},
-    {DRAY__MSG_QUEUE_HOME_JOIN, "N"},
-    {DRAY__MSG_QUEUE_HOME_JOIN, "sN"},
+    {DRAY__MSG_QUEUE_KEEPER_JOIN, "N"},
+    {DRAY__MSG_QUEUE_KEEPER_JOIN, "sN"},
 };
 
 static void put(dray__writer *w, char field, const char *name)

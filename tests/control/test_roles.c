@@ -177,7 +177,7 @@ static int join_as_own(const char *role, dray_error *error)
     dray__put_string(&w, "/tmp/keeper");
     dray__put_string(&w, "tcp:127.0.0.1:1");
     dray__put_u8(&w, 1);
-    int rc = dray__call(channel, DRAY__MSG_QUEUE_HOME_JOIN, &w, NULL, 0,
+    int rc = dray__call(channel, DRAY__MSG_QUEUE_KEEPER_JOIN, &w, NULL, 0,
                         dray__deadline(20 * DRAY__SECOND), NULL, error);
     dray__writer_free(&w);
     dray__channel_close(channel);

@@ -30,7 +30,7 @@ files='src/base/network.c src/base/tls.c src/base/fields.c src/base/wire.c src/c
     src/weights/registry/*.c src/weights/sums.c src/memory/handle.c src/model/families/config.c
     src/model/layout/layout_pack.c src/model/safetensors/safetensors_read.c src/queue/storage/backend_redis.c src/queue/table/claims.c
     src/queue/server/collect.c src/queue/table/commits.c src/queue/server/controller.c src/queue/table/cursor.c
-    src/queue/messages.c src/queue/storage/homes.c src/queue/client/insert.c src/queue/storage/keeper.c src/queue/table/loss.c
+    src/queue/messages.c src/queue/storage/keepers.c src/queue/client/insert.c src/queue/storage/keeper.c src/queue/table/loss.c
     src/queue/table/partitions.c src/queue/journal/place.c src/queue/table/puts.c src/queue/journal/record.c
     src/queue/storage/redis_link.c src/queue/releases.c src/queue/journal/replay.c src/queue/table/rounds.c
     src/queue/schema.c src/queue/storage/segment.c src/queue/server/steps.c src/queue/storage/stores.c src/queue/table/versions.c

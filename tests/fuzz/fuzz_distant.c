@@ -39,9 +39,9 @@ static void *serve(void *user)
     return user;
 }
 
-static int find(void *user, uint32_t home, char *endpoint, size_t size, dray_error *error)
+static int find(void *user, uint32_t keeper, char *endpoint, size_t size, dray_error *error)
 {
-    (void)user, (void)home, (void)error;
+    (void)user, (void)keeper, (void)error;
     snprintf(endpoint, size, "%s", s.endpoint);
     return DRAY_OK;
 }
@@ -70,7 +70,7 @@ static void get(void)
     memset(bytes, 0xEE, sizeof bytes);
     for (uint32_t i = 0; i < RANGES; i++)
         ranges[i] = (dray__range){
-            .object = 7 + i, .offset = i, .bytes = BYTES - i, .at = bytes[i], .home = 1};
+            .object = 7 + i, .offset = i, .bytes = BYTES - i, .at = bytes[i], .keeper = 1};
     MUST(dray__distant_new(&keys, find, NULL, &distant, NULL) == 0);
     dray__distant_get(distant, ranges, RANGES, dray__deadline(5 * DRAY__MILLISECOND), &error);
     for (uint32_t i = 0; i < RANGES; i++)

@@ -174,7 +174,7 @@ static void read_answers(dray__reader *r)
         a->size = a->size < r->size - r->at ? a->size : r->size - r->at;
         a->payload = dray__get_bytes(r, a->size);
         a->size = a->payload ? a->size : 0;
-        a->used = a->type == DRAY__MSG_QUEUE_HOME_FIND; /* nobody reads far away */
+        a->used = a->type == DRAY__MSG_QUEUE_KEEPER_FIND; /* nobody reads far away */
     }
 }
 

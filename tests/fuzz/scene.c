@@ -164,7 +164,7 @@ void scene_put_answer(dray__writer *w, const dray__frame *frame, const char *kee
     dray__reader r = dray__reader_of(frame->payload, frame->size);
     size_t length;
     bool hello = frame->type == DRAY__MSG_HELLO;
-    bool says = hello || frame->type == DRAY__MSG_QUEUE_HOME_FIND;
+    bool says = hello || frame->type == DRAY__MSG_QUEUE_KEEPER_FIND;
     dray__get_bytes(&r, hello ? 4 + 8 + 8 : 4);
     if (hello)
         dray__get_blob(&r, &length);

@@ -496,21 +496,21 @@ static void move_and_release(hand *h, uint64_t from, uint64_t to, uint64_t set)
     ask(h, DRAY__MSG_REGIONS_MOVE, -1);
 }
 
-static void find_homes(hand *h)
+static void find_keepers(hand *h)
 {
     dray__put_string(&h->w, "/nowhere/keeper");
     dray__put_string(&h->w, "tcp:127.0.0.1:9");
     dray__put_u8(&h->w, 0);
-    ask(h, DRAY__MSG_QUEUE_HOME_JOIN, -1);
+    ask(h, DRAY__MSG_QUEUE_KEEPER_JOIN, -1);
     dray__reader r = h->reply.payload;
     uint32_t number = dray__get_u32(&r);
     dray__put_u32(&h->w, number);
-    ask(h, DRAY__MSG_QUEUE_HOME_FIND, -1);
+    ask(h, DRAY__MSG_QUEUE_KEEPER_FIND, -1);
     dray__put_u32(&h->w, number);
     dray__put_u64(&h->w, 0);
     dray__put_i64(&h->w, DRAY__MILLISECOND);
     h->t->strict = false; /* nothing comes */
-    ask(h, DRAY__MSG_QUEUE_HOME_WAIT, -1);
+    ask(h, DRAY__MSG_QUEUE_KEEPER_WAIT, -1);
 }
 
 bool scene_by_hand(const char *address, const char *name, bool strict)
@@ -539,7 +539,7 @@ bool scene_by_hand(const char *address, const char *name, bool strict)
         ask(&h, DRAY__MSG_WEIGHTS_CLOSE, -1);
         dray__put_bytes(&h.w, "echo", 4);
         ask(&h, DRAY__MSG_PING, -1);
-        find_homes(&h);
+        find_keepers(&h);
     }
     dray__channel_close(h.channel);
     dray__writer_free(&h.w);

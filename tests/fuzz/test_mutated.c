@@ -301,7 +301,7 @@ static dray__reader ask(dray__channel *channel, uint16_t type, dray__writer *w)
 }
 
 /* The keeper joins when it finds the coordinator. */
-static dray__reader find_home(dray__channel *channel)
+static dray__reader find_keeper(dray__channel *channel)
 {
     dray__writer w = {0};
     dray__reply reply;
@@ -309,7 +309,7 @@ static dray__reader find_home(dray__channel *channel)
     int rc = DRAY_EUNSUPPORTED;
     for (int i = 0; rc == DRAY_EUNSUPPORTED && i < 4000; i++) {
         dray__put_u32(&w, 0);
-        rc = dray__call(channel, DRAY__MSG_QUEUE_HOME_FIND, &w, NULL, 0,
+        rc = dray__call(channel, DRAY__MSG_QUEUE_KEEPER_FIND, &w, NULL, 0,
                         dray__deadline(20 * DRAY__SECOND), &reply, &error);
         if (rc)
             poll(NULL, 0, 5);
@@ -324,7 +324,7 @@ static dray__reader find_home(dray__channel *channel)
 static void find_samples(dray__channel *channel, const dray__networks *trusted, data_server *out)
 {
     char path[512];
-    dray__reader r = find_home(channel);
+    dray__reader r = find_keeper(channel);
     dray__get_u32(&r);
     get_text(&r, path, sizeof path);
     get_text(&r, out->endpoint, sizeof out->endpoint);

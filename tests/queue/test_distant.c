@@ -53,9 +53,9 @@ static void *serve(void *user)
     return NULL;
 }
 
-static int find(void *user, uint32_t home, char *endpoint, size_t size, dray_error *error)
+static int find(void *user, uint32_t keeper, char *endpoint, size_t size, dray_error *error)
 {
-    (void)home, (void)error;
+    (void)keeper, (void)error;
     snprintf(endpoint, size, "%s", ((const server *)user)->endpoint);
     return DRAY_OK;
 }
@@ -72,7 +72,8 @@ static int get(uint32_t count, size_t altered, uint8_t out[BYTES], dray_error *e
     pthread_t thread;
     uint64_t each = BYTES / count;
     for (uint32_t i = 0; i < count; i++)
-        ranges[i] = (dray__range){.object = 7 + i, .bytes = each, .at = out + i * each, .home = 1};
+        ranges[i] =
+            (dray__range){.object = 7 + i, .bytes = each, .at = out + i * each, .keeper = 1};
     assert_int_equal(dray__stream_listen("127.0.0.1", s.endpoint, &s.listener, NULL), 0);
     assert_int_equal(fcntl(s.listener, F_SETFL, 0), 0);
     assert_int_equal(pthread_create(&thread, NULL, serve, &s), 0);

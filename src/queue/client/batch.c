@@ -152,14 +152,14 @@ bool dray__batch_elsewhere(const dray_queue *queue, const struct dray__batch_ext
 {
     const dray__values_holder *holder = &queue->holder;
     return !holder->kind->is_elsewhere ||
-           holder->kind->is_elsewhere(holder, extent ? extent->home : holder->home);
+           holder->kind->is_elsewhere(holder, extent ? extent->keeper : holder->keeper_number);
 }
 
 /* The coordinator's own keeper may come back, as the coordinator may where there is a journal:
  * then it says what is left. Another host's ends with its session. */
 static bool keeper_may_return(const dray_queue *queue)
 {
-    if (queue->holder.home)
+    if (queue->holder.keeper_number)
         return false;
     return dray__channel_alive(queue->channel) ||
            (queue->durability == DRAY_DURABILITY_JOURNAL && !dray__channel_ended(queue->channel));

@@ -1,5 +1,5 @@
 /* What the holder of bytes has its queue do: which keeper is this host's and where those of others
- * are (homes.h), chunks that the controller has to know of, objects that it has to drop. */
+ * are (keepers.h), chunks that the controller has to know of, objects that it has to drop. */
 #include "base/error.h"
 #include "base/hook.h"
 #include "control/context.h"
@@ -13,31 +13,31 @@
 /* ---- whose they are -------------------------------------------------------------------------- */
 
 /* `texts` has those of the answer. */
-static int ask(dray_queue *queue, uint32_t number, dray__arena *texts, dray__home_told *out,
+static int ask(dray_queue *queue, uint32_t number, dray__arena *texts, dray__keeper_told *out,
                dray_error *error)
 {
-    return dray__ask(queue->channel, DRAY__MSG_QUEUE_HOME_FIND, &dray__u32_fields, &number,
+    return dray__ask(queue->channel, DRAY__MSG_QUEUE_KEEPER_FIND, &dray__u32_fields, &number,
                      dray__context_deadline(queue->context, queue->timeout_ns), texts,
-                     &dray__home_found_fields, out, error);
+                     &dray__keeper_found_fields, out, error);
 }
 
 /* Our chunks go to this keeper. */
-static int go_to(dray_queue *queue, const dray__home_told *own, dray_error *error)
+static int go_to(dray_queue *queue, const dray__keeper_told *own, dray_error *error)
 {
     char *address = NULL;
-    int rc = dray__home_key(own, "HOME_FIND", &queue->samples, error);
+    int rc = dray__keeper_key(own, "KEEPER_FIND", &queue->samples, error);
     if (!rc && own->path[0] && asprintf(&address, "unix:%s", own->path) < 0)
         rc = dray__nomem(error);
     if (rc)
         return rc;
-    if (own->number != queue->holder.home || !queue->holder.at_home || own->path[0])
+    if (own->number != queue->holder.keeper_number || !queue->holder.keeper_known || own->path[0])
         dray__keeper_link_break(&queue->holder.keeper);
     if (own->path[0]) { /* else it is the one that the coordinator named */
         free(queue->holder.keeper.address);
         queue->holder.keeper.address = address;
     }
-    queue->holder.home = own->number;
-    queue->holder.at_home = true;
+    queue->holder.keeper_number = own->number;
+    queue->holder.keeper_known = true;
     queue->keys = *dray__context_keys(queue->context);
     queue->keys.key = &queue->samples;
     queue->holder.keys = &queue->keys;
@@ -48,9 +48,9 @@ static int go_to(dray_queue *queue, const dray__home_told *own, dray_error *erro
 static int settle(void *user, bool again, dray_error *error)
 {
     dray_queue *queue = user;
-    dray__home_told own;
+    dray__keeper_told own;
     dray__arena texts = {0};
-    if (!again && queue->holder.at_home)
+    if (!again && queue->holder.keeper_known)
         return DRAY_OK;
     int rc = ask(queue, DRAY__NONE, &texts, &own, error);
     while (rc == DRAY_ECLOSED && dray__queue_come_back(queue) == DRAY_OK)
@@ -79,7 +79,7 @@ static void fill_address(const dray_queue *queue, const char *endpoint, char *ou
 
 static int find(void *user, uint32_t number, char *endpoint, size_t size, dray_error *error)
 {
-    dray__home_told found;
+    dray__keeper_told found;
     dray__arena texts = {0};
     int rc = ask(user, number, &texts, &found, error);
     if (!rc)
@@ -95,7 +95,7 @@ static int find(void *user, uint32_t number, char *endpoint, size_t size, dray_e
 static int tell_storage(dray_queue *queue, const dray__chunk_wish *wishes, uint32_t count,
                         const uint64_t *give_up, dray__stored *out, dray_error *error)
 {
-    const dray__storing message = {.home = queue->holder.home,
+    const dray__storing message = {.keeper = queue->holder.keeper_number,
                                    .wishes = wishes,
                                    .wish_count = count,
                                    .given_up = give_up,
@@ -138,7 +138,7 @@ static int more(void *user, uint64_t bytes, dray_error *error)
     dray__chunk_wish wish = {0};
     dray__stored answer = {0};
     int rc = settle(queue, false, error);
-    if (!rc && queue->holder.home == DRAY__NONE)
+    if (!rc && queue->holder.keeper_number == DRAY__NONE)
         rc = dray__fail(error, DRAY_EUNSUPPORTED,
                         "queue %s: there is no keeper on this host to hold samples: start one, "
                         "dray keeper",

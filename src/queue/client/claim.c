@@ -13,9 +13,9 @@
 /* What a claim's answer says of the batch. */
 static const dray__fields row_fields =
     DRAY__FIELDS(dray_row, DRAY__NUMBERS(dray_row, slot, generation, attempt, group));
-static const dray__fields extent_fields =
-    DRAY__FIELDS(struct dray__batch_extent, DRAY__NUMBERS(struct dray__batch_extent, column, home),
-                 DRAY__FIELD_STRUCT(struct dray__batch_extent, extent, dray__extent_fields));
+static const dray__fields extent_fields = DRAY__FIELDS(
+    struct dray__batch_extent, DRAY__NUMBERS(struct dray__batch_extent, column, keeper),
+    DRAY__FIELD_STRUCT(struct dray__batch_extent, extent, dray__extent_fields));
 static const dray__fields put_fields =
     DRAY__FIELDS(dray__batch_put, DRAY__NUMBERS(dray__batch_put, items),
                  DRAY__FIELD_LIST(dray__batch_put, extents, count, extent_fields));

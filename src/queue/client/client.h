@@ -68,7 +68,7 @@ typedef struct dray__buffer dray__buffer;
 typedef struct dray__batch_put {
     uint32_t items, count;
     struct dray__batch_extent {
-        uint32_t column, home;
+        uint32_t column, keeper;
         dray__extent extent;
         /* This is subtracted from the extent: the fetched bytes begin there. */
         uint64_t shift;

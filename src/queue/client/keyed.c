@@ -181,7 +181,7 @@ static bool take_puts(dray_batch *batch, const dray__got *got)
             return false;
         for (uint32_t c = 0; c < put->column_count; c++)
             extents[c] = (struct dray__batch_extent){.column = put->columns[c].column,
-                                                     .home = put->columns[c].home,
+                                                     .keeper = put->columns[c].keeper,
                                                      .extent = put->columns[c].extent,
                                                      .own = &put->columns[c].spec};
         batch->puts[i] = (dray__batch_put){put->items, put->column_count, extents};

@@ -367,7 +367,7 @@ static void forget_controller(dray_queue *queue, bool same)
     names_retire(&queue->names);
     queue->drops_seen = 0;
     queue->started = 0;
-    queue->holder.at_home = false;
+    queue->holder.keeper_known = false;
 }
 
 /* The queue is there again under its name, and this is another client of it: chunks, claims and

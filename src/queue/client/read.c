@@ -237,7 +237,7 @@ static void want(reading *r, uint32_t put, uint64_t offset, uint64_t bytes)
                                                 .offset = offset,
                                                 .bytes = bytes,
                                                 .at = at,
-                                                .home = extent->home};
+                                                .keeper = extent->keeper};
 }
 
 static int get_ranges(reading *r, int64_t deadline, dray_error *error)

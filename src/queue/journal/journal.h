@@ -20,7 +20,7 @@ typedef struct dray__journal dray__journal;
 /* Bytes of a record that are fetched when it is written, from where they cannot change place. */
 typedef struct dray__journal_piece {
     uint64_t source, offset, bytes;
-    uint32_t home;
+    uint32_t keeper;
 } dray__journal_piece;
 
 typedef struct dray__journal_record {

@@ -159,13 +159,13 @@ static void add_pieces(const dray__ledger *ledger, dray__journal_entry *entry,
     for (uint32_t i = 0; i < content->column_count && entry->pieces; i++) {
         const dray__extent *e = &content->columns[i].extent;
         const dray__chunk *chunk = dray__idmap_get(&ledger->table->chunks, e->chunk);
-        uint32_t home = chunk ? chunk->home : 0;
+        uint32_t keeper = chunk ? chunk->keeper : 0;
         if (content->columns[i].spec.ragged)
             entry->pieces[entry->piece_count++] =
-                (dray__journal_piece){e->chunk, e->offsets, ((uint64_t)items + 1) * 8, home};
+                (dray__journal_piece){e->chunk, e->offsets, ((uint64_t)items + 1) * 8, keeper};
         if (e->bytes)
             entry->pieces[entry->piece_count++] =
-                (dray__journal_piece){e->chunk, e->values, e->bytes, home};
+                (dray__journal_piece){e->chunk, e->values, e->bytes, keeper};
     }
 }
 
@@ -452,7 +452,7 @@ static int fetch(void *user, const dray__journal_piece *piece, void *out, dray_e
                          .offset = piece->offset,
                          .bytes = piece->bytes,
                          .at = out,
-                         .home = piece->home};
+                         .keeper = piece->keeper};
     return dray__placer_get(&ledger->bytes, &range, error);
 }
 
@@ -469,18 +469,18 @@ static void ledger_free(dray__ledger *ledger)
     free(ledger);
 }
 
-void dray__ledger_reach(dray__ledger *ledger, dray__homes *homes)
+void dray__ledger_reach(dray__ledger *ledger, dray__keepers *keepers)
 {
-    dray__placer_reach(&ledger->bytes, homes);
+    dray__placer_reach(&ledger->bytes, keepers);
 }
 
 /* While a journal is read: nothing else drops what is freed meanwhile. */
-static void drop_now(void *user, uint32_t home, uint64_t chunk, uint64_t key)
+static void drop_now(void *user, uint32_t keeper, uint64_t chunk, uint64_t key)
 {
     const dray__ledger *ledger = user;
     dray__backend *store = ledger->own.holder.store;
     dray__object object = {.id = chunk, .size = key};
-    (void)home;
+    (void)keeper;
     if (store->kind->drop(store, &object, 1, dray__deadline(DROP_PATIENCE), NULL))
         dray__log(DRAY_LOG_WARN, "queue %s: object %016llx is left in its store",
                   ledger->table->name, (unsigned long long)chunk);

@@ -117,7 +117,7 @@ uint64_t dray__ledger_added(const dray__ledger *ledger);
 /* The number that must be safe before an answer may go; 0: it may. NULL is fine. */
 uint64_t dray__ledger_pending(const dray__ledger *ledger);
 /* From now on its thread can read what keepers of other hosts hold. */
-void dray__ledger_reach(dray__ledger *ledger, dray__homes *homes);
+void dray__ledger_reach(dray__ledger *ledger, dray__keepers *keepers);
 /* Puts bytes that are lost (dray__chunk.lost) back from the journal, where they can be. That reads
  * the whole journal, beside everything else; until `restored` rows that wait for it are neither
  * ready nor lost. NULL is fine. */

@@ -39,10 +39,10 @@ static int more(void *user, uint64_t bytes, dray_error *error)
     return rc;
 }
 
-static int find(void *user, uint32_t home, char *endpoint, size_t size, dray_error *error)
+static int find(void *user, uint32_t keeper, char *endpoint, size_t size, dray_error *error)
 {
     const dray__placer *placer = user;
-    return dray__homes_endpoint(placer->homes, home, endpoint, size, error);
+    return dray__keepers_endpoint(placer->keepers, keeper, endpoint, size, error);
 }
 
 int dray__placer_open(dray__placer *placer, const dray__settings *settings, uint64_t space,
@@ -52,7 +52,7 @@ int dray__placer_open(dray__placer *placer, const dray__settings *settings, uint
     *placer = (dray__placer){0};
     int rc = dray__holder_init(&placer->holder, &uses, placer, keeper_path, DRAY__KEEPER_PATIENCE,
                                error);
-    placer->holder.at_home = true; /* it is the coordinator's own */
+    placer->holder.keeper_known = true; /* it is the coordinator's own */
     placer->holder.keeper.era = era;
     placer->holder.patience_ns = PUT_PATIENCE;
     placer->holder.storage.capacity = INT64_MAX;
@@ -67,10 +67,10 @@ void dray__placer_free(dray__placer *placer)
     dray__holder_free(&placer->holder);
 }
 
-void dray__placer_reach(dray__placer *placer, dray__homes *homes)
+void dray__placer_reach(dray__placer *placer, dray__keepers *keepers)
 {
-    placer->homes = homes;
-    placer->holder.keys = &homes->keys;
+    placer->keepers = keepers;
+    placer->holder.keys = &keepers->keys;
 }
 
 int dray__place_column(dray__placer *placer, dray__reader *r, dray__new_column *column,

@@ -6,14 +6,14 @@
 #include "base/clock.h"
 #include "queue/messages.h"
 #include "queue/storage/holder.h"
-#include "queue/storage/homes.h"
+#include "queue/storage/keepers.h"
 
 #define DRAY__KEEPER_PATIENCE (5 * DRAY__SECOND)
 
 typedef struct dray__placer {
     dray__values_holder holder;
-    dray__homes *homes; /* keepers of other hosts; NULL: there are none */
-    uint64_t size;      /* of the last chunk; 0: there was none */
+    dray__keepers *keepers; /* keepers of other hosts; NULL: there are none */
+    uint64_t size;          /* of the last chunk; 0: there was none */
     /* A chunk that the keeper has; it is filled, and nothing more is put in. NULL: nothing. */
     int (*made)(void *user, uint64_t id, uint64_t key, uint64_t size, dray_error *error);
     void (*filled)(void *user, uint64_t id);
@@ -26,7 +26,7 @@ int dray__placer_open(dray__placer *placer, const dray__settings *settings, uint
                       const char *keeper_path, uint64_t era, dray_error *error);
 void dray__placer_free(dray__placer *placer);
 /* Bytes of other hosts can be got, too. */
-void dray__placer_reach(dray__placer *placer, dray__homes *homes);
+void dray__placer_reach(dray__placer *placer, dray__keepers *keepers);
 /* Takes the column's bytes from the record; the column's extent says where they are now. */
 int dray__place_column(dray__placer *placer, dray__reader *r, dray__new_column *column,
                        uint64_t items, dray_error *error);

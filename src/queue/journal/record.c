@@ -391,7 +391,7 @@ static int put_piece(dray__output *out, const dray__journal_piece *piece,
         int rc = find_room(out, piece->bytes - done, &room, error);
         if (rc)
             return rc;
-        dray__journal_piece part = {piece->source, piece->offset + done, room, piece->home};
+        dray__journal_piece part = {piece->source, piece->offset + done, room, piece->keeper};
         uint8_t *at = out->block + out->used;
         rc = *missing ? DRAY_EGONE : from->fetch(from->user, &part, at, error);
         if (rc && rc != DRAY_EGONE)

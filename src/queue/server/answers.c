@@ -72,7 +72,7 @@ static void put_puts(dray__writer *w, const dray__table *table, const dray__clai
             if (!reads(table, put, claim->task, put->columns[c].column))
                 continue;
             dray__put_u32(w, put->columns[c].column);
-            dray__put_u32(w, put->columns[c].chunk ? put->columns[c].chunk->home : 0);
+            dray__put_u32(w, put->columns[c].chunk ? put->columns[c].chunk->keeper : 0);
             const dray__extent *extent = &put->columns[c].extent;
             dray__put_u64(w, extent->chunk);
             dray__put_u64(w, extent->values);
@@ -264,7 +264,7 @@ static int list_columns(const dray__put *put, const uint32_t *wanted, dray__aren
         const dray__put_column *column = &put->columns[c];
         if (column->chunk && wanted[column->column])
             columns[out->column_count++] = (dray__got_column){.column = wanted[column->column] - 1,
-                                                              .home = column->chunk->home,
+                                                              .keeper = column->chunk->keeper,
                                                               .extent = column->extent,
                                                               .spec = *column->spec};
     }

@@ -129,14 +129,14 @@ static dray__served *find_queue(const dray__controller *self, const char *name)
 }
 
 /* The controller forgets the chunk, and so does this process, which read it for the journal. */
-static void drop_chunk(void *user, uint32_t home, uint64_t chunk, uint64_t key)
+static void drop_chunk(void *user, uint32_t keeper, uint64_t chunk, uint64_t key)
 {
     dray__controller *self = user;
     dray__mapping_drop(chunk);
-    if (home)
-        dray__homes_drop(&self->homes, home, chunk, key);
+    if (keeper)
+        dray__keepers_drop(&self->keepers, keeper, chunk, key);
     else
-        dray__drops_add(&self->drops, home, chunk, key);
+        dray__drops_add(&self->drops, keeper, chunk, key);
 }
 
 /* The table is then the queue's, also when this fails. */
@@ -158,7 +158,7 @@ static int serve(dray__controller *self, dray__table *table, dray_error *error)
     q->table = table;
     q->controller = self;
     if (table->ledger) {
-        dray__ledger_reach(table->ledger, &self->homes);
+        dray__ledger_reach(table->ledger, &self->keepers);
         table->ledger->gone = dray__bytes_gone;
         table->ledger->user = q;
     }
@@ -292,7 +292,7 @@ static void put_welcome(dray__writer *w, const dray__served *q, const dray__clie
     }
     dray__welcome welcome = {.client = client->id,
                              .durability = table->settings.durability,
-                             .era = q->controller->homes.era,
+                             .era = q->controller->keepers.era,
                              .paged = paged,
                              .backend = table->settings.backend,
                              .address = table->settings.backend_address,
@@ -563,8 +563,8 @@ static void handle(void *user, dray__request *request)
     const struct kept *kind = find_kept(type);
     dray__hook_step("handling");
     int rc;
-    if (type >= DRAY__MSG_QUEUE_HOME_JOIN && type <= DRAY__MSG_QUEUE_HOME_FIND)
-        rc = dray__homes_request(&self->homes, request, &error);
+    if (type >= DRAY__MSG_QUEUE_KEEPER_JOIN && type <= DRAY__MSG_QUEUE_KEEPER_FIND)
+        rc = dray__keepers_request(&self->keepers, request, &error);
     else if (type == DRAY__MSG_QUEUE_OPEN)
         rc = on_open(self, request, &error);
     else
@@ -583,8 +583,8 @@ static void expired(void *user, dray__request *request, int channel_gone)
     dray__controller *self = user;
     dray_error error;
     dray__waiter *w = dray__request_data(request);
-    if (dray__request_type(request) == DRAY__MSG_QUEUE_HOME_WAIT) {
-        dray__homes_expired(&self->homes, request);
+    if (dray__request_type(request) == DRAY__MSG_QUEUE_KEEPER_WAIT) {
+        dray__keepers_expired(&self->keepers, request);
         return;
     }
     if (channel_gone)
@@ -611,11 +611,11 @@ static void channel_ended(void *user, uint64_t channel)
     }
 }
 
-static void home_lost(void *user, uint32_t home)
+static void keeper_lost(void *user, uint32_t keeper)
 {
     dray__controller *self = user;
     for (dray__served *q = self->queues; q; q = q->next) {
-        dray__chunks_lose(q->table, home);
+        dray__chunks_lose(q->table, keeper);
         dray__ledger_restore(q->table->ledger);
         dray__table_lose_bytes(q->table);
     }
@@ -636,7 +636,7 @@ static void session_ended(void *user, dray__session *session)
                 dray__end_client(self, client, true, reason);
         }
     }
-    dray__homes_ended(&self->homes, member, home_lost, self);
+    dray__keepers_ended(&self->keepers, member, keeper_lost, self);
     dray__pump_all(self);
 }
 
@@ -686,7 +686,7 @@ static void controller_free(void *user)
         event_free(self->sweep);
     dray__idmap_free(&self->clients);
     dray__drops_free(&self->drops);
-    dray__homes_free(&self->homes);
+    dray__keepers_free(&self->keepers);
     dray__writer_free(&self->out);
     dray__stores_free(self->cleaned);
     dray__store_list_free(self);
@@ -719,16 +719,16 @@ int dray__queue_add(dray__coordinator *coordinator, struct event_base *base,
     self->opens.last = &self->opens.first;
     self->timer = evtimer_new(base, on_timer, self);
     self->work = evtimer_new(base, on_work, self);
-    int rc = dray__homes_init(&self->homes, coordinator, error);
+    int rc = dray__keepers_init(&self->keepers, coordinator, error);
     if (!rc)
         rc = dray__store_list(self, stores, error);
     if (!rc)
         rc = dray__sweep_init(self, error);
     if (!rc && (!self->timer || !self->work || !find_quota(self, "master")))
         rc = dray__nomem(error);
-    if (!rc && folder && getrandom(&self->homes.era, sizeof self->homes.era, 0) < 0)
+    if (!rc && folder && getrandom(&self->keepers.era, sizeof self->keepers.era, 0) < 0)
         rc = dray__fail_errno(error, errno, "getrandom");
-    self->homes.era |= folder != NULL;
+    self->keepers.era |= folder != NULL;
     if (!rc && keeper_path && asprintf(&self->drops.address, "unix:%s", keeper_path) < 0) {
         self->drops.address = NULL;
         rc = dray__nomem(error);

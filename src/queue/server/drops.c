@@ -6,10 +6,10 @@
 #include <event2/event.h>
 #include <stdlib.h>
 
-void dray__drops_add(void *user, uint32_t home, uint64_t chunk, uint64_t key)
+void dray__drops_add(void *user, uint32_t keeper, uint64_t chunk, uint64_t key)
 {
     dray__drops *drops = user;
-    if (home || !drops->address)
+    if (keeper || !drops->address)
         return;
     dray__chunk_key *pair =
         dray__append(&drops->pairs, sizeof *pair, drops->count, &drops->capacity);

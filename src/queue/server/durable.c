@@ -180,7 +180,7 @@ static int restore_from(dray__controller *self, const dray__opening *o, int from
 {
     dray__ledger_options options = {.path = path ? path : label,
                                     .keeper_path = self->keeper_path,
-                                    .era = self->homes.era,
+                                    .era = self->keepers.era,
                                     .sync = o->settings.durability == DRAY_DURABILITY_JOURNAL,
                                     .kept = path != NULL,
                                     .from = path ? NULL : &from};
@@ -234,7 +234,7 @@ static int begin_ledger(dray__controller *self, const dray__opening *o, dray__re
     const dray__reader *opening = dray__request_payload(request);
     dray__ledger_options options = {.path = path,
                                     .keeper_path = self->keeper_path,
-                                    .era = self->homes.era,
+                                    .era = self->keepers.era,
                                     .sync = o->settings.durability == DRAY_DURABILITY_JOURNAL,
                                     .kept = true};
     return dray__ledger_new(table, &options, opening->data, opening->size, error);
@@ -275,7 +275,7 @@ static int recover_file(dray__controller *self, const char *path,
 {
     dray__ledger_options options = {.path = path,
                                     .keeper_path = self->keeper_path,
-                                    .era = self->homes.era,
+                                    .era = self->keepers.era,
                                     .sync = true,
                                     .kept = true};
     dray__table *table = NULL;
@@ -308,7 +308,7 @@ int dray__durable_recover(dray__controller *self,
         return rc;
     dray__keeper_link link;
     rc = dray__keeper_link_init(&link, self->keeper_path, DRAY__KEEPER_PATIENCE, error);
-    link.era = self->homes.era;
+    link.era = self->keepers.era;
     if (!rc && self->keeper_path) /* what it holds is of a controller that is gone */
         rc = dray__keeper_reset(&link, error);
     dray__keeper_link_free(&link);

@@ -26,7 +26,7 @@ typedef struct dray__drops {
     uint32_t count;
 } dray__drops;
 
-void dray__drops_add(void *drops, uint32_t home, uint64_t chunk, uint64_t key);
+void dray__drops_add(void *drops, uint32_t keeper, uint64_t chunk, uint64_t key);
 void dray__drops_flush(dray__drops *drops);
 void dray__drops_free(dray__drops *drops);
 

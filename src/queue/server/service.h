@@ -13,7 +13,7 @@
 #include "queue/server/counts.h"
 #include "queue/server/internal.h"
 #include "queue/storage/cleaner.h"
-#include "queue/storage/homes.h"
+#include "queue/storage/keepers.h"
 #include "queue/storage/stores.h"
 
 typedef struct dray__controller dray__controller;
@@ -74,7 +74,7 @@ struct dray__controller {
     uint32_t client_ids;
     dray__line opens; /* clients that attach to queues that do not exist yet */
     dray__drops drops;
-    dray__homes homes;
+    dray__keepers keepers;
     const dray__coordinator *coordinator;
     dray__quota *quotas; /* by token; the first token's name is "master" */
     dray__refusals refusals;

@@ -165,9 +165,9 @@ static int ask_chunk(dray__served *q, dray__client *client, const dray__storing 
                      dray__stored *out, dray_error *error)
 {
     dray__chunk_wish wish = m->wishes[0];
-    wish.home = m->home;
-    if (!dray__homes_alive(&q->controller->homes, m->home))
-        return dray__fail(error, DRAY_EGONE, "the keeper of samples number %u is gone", m->home);
+    wish.keeper = m->keeper;
+    if (!dray__keepers_alive(&q->controller->keepers, m->keeper))
+        return dray__fail(error, DRAY_EGONE, "the keeper of samples number %u is gone", m->keeper);
     if (m->wish_count > 1)
         return dray__fail(error, DRAY_EINVALID, "one chunk at once expected, found %u",
                           m->wish_count);

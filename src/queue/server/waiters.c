@@ -467,7 +467,7 @@ void dray__pump_all(dray__controller *self)
     for (dray__served *q = self->queues; q; q = q->next)
         pump(q);
     dray__drops_flush(&self->drops);
-    dray__homes_flush(&self->homes);
+    dray__keepers_flush(&self->keepers);
 }
 
 static int fail_gone(const dray__waiter *w, dray_error *error)

@@ -1,10 +1,10 @@
 /* src/queue/storage/: who holds the bytes of samples. holder.h is the one interface to them, for
  * clients and journals: holder_chunks.c is of chunks of shared memory, holder_objects.c of stores
  * of objects. Chunks: storage.c makes and maps them and fills a client's own, keeper.c holds them
- * beyond the process that wrote them, homes.c knows the keepers of all hosts, join.c is a keeper's
- * session with the coordinator, distant.c reads from the keepers of other hosts. Stores of objects:
- * backend.c names them, backend_redis.c is one, cleaner.c and stores.c drop what is not needed any
- * more. */
+ * beyond the process that wrote them, keepers.c knows the keepers of all hosts, join.c is a
+ * keeper's session with the coordinator, distant.c reads from the keepers of other hosts. Stores of
+ * objects: backend.c names them, backend_redis.c is one, cleaner.c and stores.c drop what is not
+ * needed any more. */
 
 /* Who holds the bytes of columns.
  *
@@ -30,9 +30,9 @@ typedef struct dray__object {
 
 typedef struct dray__range {
     uint64_t object, offset, bytes;
-    void *at;      /* where they go */
-    bool lost;     /* set by get: the store does not have them (any more) */
-    uint32_t home; /* builtin: the keeper that has them (homes.h) */
+    void *at;        /* where they go */
+    bool lost;       /* set by get: the store does not have them (any more) */
+    uint32_t keeper; /* builtin: the keeper that has them (keepers.h) */
 } dray__range;
 
 /* Every function but open waits for the store until the deadline, connecting again as often as it

@@ -132,9 +132,9 @@ void dray__cleaner_free(dray__cleaner *self)
     free(self);
 }
 
-void dray__cleaner_drop(void *cleaner, uint32_t home, uint64_t object, uint64_t size)
+void dray__cleaner_drop(void *cleaner, uint32_t keeper, uint64_t object, uint64_t size)
 {
-    (void)home;
+    (void)keeper;
     dray__cleaner *self = cleaner;
     pthread_mutex_lock(&self->worker.lock);
     if (dray__append(&self->objects, sizeof *self->objects, self->count, &self->capacity))

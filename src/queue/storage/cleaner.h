@@ -12,8 +12,8 @@ int dray__cleaner_new(const dray__backend_kind *kind, const char *address, uint6
                       dray__cleaner **out, dray_error *error);
 /* Drops everything of the space, waiting a few seconds for the store at most. NULL is fine. */
 void dray__cleaner_free(dray__cleaner *cleaner);
-/* The function `drop` of a table. key is the object's size; home is always 0. */
-void dray__cleaner_drop(void *cleaner, uint32_t home, uint64_t object, uint64_t size);
+/* The function `drop` of a table. key is the object's size; keeper is always 0. */
+void dray__cleaner_drop(void *cleaner, uint32_t keeper, uint64_t object, uint64_t size);
 /* Drops the objects of an owner that is gone, except those in `keep` (in any order), which is taken
  * over. */
 void dray__cleaner_sweep(dray__cleaner *cleaner, uint32_t owner, uint64_t *keep,

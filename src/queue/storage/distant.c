@@ -34,7 +34,7 @@ typedef struct pulling { /* a request under way: pieces first to end */
 } pulling;
 
 typedef struct host {
-    uint32_t home;
+    uint32_t keeper;
     char endpoint[DRAY__STREAM_ADDRESS];
     dray__peer *peer;
     uint8_t *buffer;
@@ -85,10 +85,10 @@ void dray__distant_free(dray__distant *distant)
 
 /* ---- pieces ---------------------------------------------------------------------------------- */
 
-static int host_of(dray__distant *distant, uint32_t home, host **out, dray_error *error)
+static int host_of(dray__distant *distant, uint32_t keeper, host **out, dray_error *error)
 {
     for (host *h = distant->hosts; h; h = h->other)
-        if (h->home == home) {
+        if (h->keeper == keeper) {
             *out = h;
             return DRAY_OK;
         }
@@ -99,7 +99,7 @@ static int host_of(dray__distant *distant, uint32_t home, host **out, dray_error
         free(buffer);
         return dray__nomem(error);
     }
-    h->home = home;
+    h->keeper = keeper;
     h->buffer = buffer;
     h->other = distant->hosts;
     *out = distant->hosts = h;
@@ -120,7 +120,7 @@ static int cut(dray__distant *distant, dray__range *ranges, uint32_t count, dray
         h->piece_count = h->next = 0;
     for (uint32_t i = 0; i < count; i++) {
         host *h = NULL;
-        int rc = host_of(distant, ranges[i].home, &h, error);
+        int rc = host_of(distant, ranges[i].keeper, &h, error);
         ranges[i].lost = false;
         for (uint64_t at = 0; !rc && at < ranges[i].bytes; at += DATA) {
             uint64_t left = ranges[i].bytes - at;
@@ -148,7 +148,7 @@ static void drop(host *h)
 static int open_host(dray__distant *distant, host *h, dray_error *error)
 {
     char endpoint[DRAY__STREAM_ADDRESS];
-    int rc = distant->find(distant->user, h->home, endpoint, sizeof endpoint, error);
+    int rc = distant->find(distant->user, h->keeper, endpoint, sizeof endpoint, error);
     if (!rc && h->peer && strcmp(endpoint, h->endpoint) != 0) {
         dray__peer_free(h->peer);
         h->peer = NULL;
@@ -306,7 +306,7 @@ int dray__distant_get(dray__distant *distant, dray__range *ranges, uint32_t coun
             uint32_t before = h->next + h->oldest;
             int one = work(distant, h, ranges, &found);
             idle = h->next + h->oldest != before ? 0 : idle;
-            if (one == DRAY_EGONE) /* the home is dead */
+            if (one == DRAY_EGONE) /* the keeper is dead */
                 lose_rest(h, ranges);
             else if (one == DRAY_EAGAIN)
                 busy = true;

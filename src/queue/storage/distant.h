@@ -10,7 +10,7 @@ typedef struct dray__distant dray__distant;
 
 /* Returns the address of a keeper's data server: "tcp:ADDRESS:PORT". DRAY_EGONE: the keeper is
  * dead, and its bytes are lost. */
-typedef int (*dray__distant_find)(void *user, uint32_t home, char *endpoint, size_t size,
+typedef int (*dray__distant_find)(void *user, uint32_t keeper, char *endpoint, size_t size,
                                   dray_error *error);
 
 /* keys and user are borrowed until dray__distant_free. */

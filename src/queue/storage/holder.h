@@ -40,7 +40,7 @@ typedef struct dray__holder_kind {
     /* Runs before anything is read. NULL: nothing is to be done. */
     int (*prepare)(dray__values_holder *self, dray_error *error);
     /* Says whether the bytes must be fetched because they cannot be mapped here. NULL: always. */
-    bool (*is_elsewhere)(const dray__values_holder *self, uint32_t home);
+    bool (*is_elsewhere)(const dray__values_holder *self, uint32_t keeper);
     /* Fetches ranges as a backend's `get` does. Either all ranges are elsewhere or none is. */
     int (*get)(dray__values_holder *self, dray__range *ranges, uint32_t count, int64_t deadline_ns,
                dray_error *error);
@@ -54,7 +54,8 @@ typedef struct dray__holder_kind {
 typedef struct dray__holder_uses {
     /* For chunks: makes a chunk with room for `bytes` the current one (dray__holder_chunk). */
     int (*more)(void *user, uint64_t bytes, dray_error *error);
-    /* Finds this host's keeper; `again`: asks although it is known. NULL: `home` is known. */
+    /* Finds this host's keeper; `again`: asks although it is known. NULL: the number is known
+     * already. */
     int (*settle)(void *user, bool again, dray_error *error);
     dray__distant_find find; /* NULL: there are no other hosts */
     /* For objects: tells the controller of objects that were put and may not be committed, which
@@ -72,8 +73,8 @@ struct dray__values_holder {
     /* chunks */
     dray__keeper_link keeper; /* of this host */
     dray__storage storage;    /* what we put */
-    uint32_t home;            /* the keeper's number; DRAY__NONE when this host has none */
-    bool at_home;             /* home is known */
+    uint32_t keeper_number;   /* DRAY__NONE when this host has none */
+    bool keeper_known;        /* keeper_number is known */
     /* The keys for data servers of other hosts; NULL: there are none. */
     const dray__stream_keys *keys;
     dray__distant *distant; /* NULL until something was read from there */

@@ -78,12 +78,12 @@ static int move(dray__values_holder *self, dray_error *error)
 
 static int prepare(dray__values_holder *self, dray_error *error)
 {
-    return self->at_home ? DRAY_OK : self->uses->settle(self->user, false, error);
+    return self->keeper_known ? DRAY_OK : self->uses->settle(self->user, false, error);
 }
 
-static bool is_elsewhere(const dray__values_holder *self, uint32_t home)
+static bool is_elsewhere(const dray__values_holder *self, uint32_t keeper)
 {
-    return !self->at_home || home != self->home;
+    return !self->keeper_known || keeper != self->keeper_number;
 }
 
 static int copy_range(dray__values_holder *self, const dray__range *range, dray_error *error)
@@ -105,7 +105,7 @@ static int get(dray__values_holder *self, dray__range *ranges, uint32_t count, i
                dray_error *error)
 {
     int rc = prepare(self, error);
-    if (!rc && self->keys && is_elsewhere(self, ranges->home)) {
+    if (!rc && self->keys && is_elsewhere(self, ranges->keeper)) {
         if (!self->distant)
             rc = dray__distant_new(self->keys, self->uses->find, self->user, &self->distant, error);
         return rc ? rc : dray__distant_get(self->distant, ranges, count, deadline_ns, error);

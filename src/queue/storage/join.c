@@ -66,14 +66,14 @@ static int serve(dray__join *j, dray_error *error)
 /* Tells the controller; what it learns is the key, which nobody shows before. */
 static int introduce(dray__join *j, dray_error *error)
 {
-    const dray__home_join message = {j->path, j->endpoint, j->own};
-    dray__home_told told;
+    const dray__keeper_join message = {j->path, j->endpoint, j->own};
+    dray__keeper_told told;
     dray__arena texts = {0};
-    int rc = dray__ask(j->channel, DRAY__MSG_QUEUE_HOME_JOIN, &dray__home_join_fields, &message,
+    int rc = dray__ask(j->channel, DRAY__MSG_QUEUE_KEEPER_JOIN, &dray__keeper_join_fields, &message,
                        dray__context_deadline(j->context, DRAY_WAIT_DEFAULT), &texts,
-                       &dray__home_joined_fields, &told, error);
+                       &dray__keeper_joined_fields, &told, error);
     if (!rc)
-        rc = dray__home_key(&told, "HOME_JOIN", &j->key, error);
+        rc = dray__keeper_key(&told, "KEEPER_JOIN", &j->key, error);
     if (!rc) {
         j->number = told.number;
         j->seen = 0;
@@ -106,10 +106,10 @@ static int enter(dray__join *j, dray_error *error)
 
 static int drop_some(dray__join *j, dray_error *error)
 {
-    const dray__home_wait message = {j->number, j->seen, WAIT_MS * DRAY__MILLISECOND};
+    const dray__keeper_wait message = {j->number, j->seen, WAIT_MS * DRAY__MILLISECOND};
     dray__chunk_keys told;
     dray__arena items = {0};
-    int rc = dray__ask(j->channel, DRAY__MSG_QUEUE_HOME_WAIT, &dray__home_wait_fields, &message,
+    int rc = dray__ask(j->channel, DRAY__MSG_QUEUE_KEEPER_WAIT, &dray__keeper_wait_fields, &message,
                        dray__deadline(2 * WAIT_MS * DRAY__MILLISECOND), &items,
                        &dray__chunk_keys_fields, &told, error);
     for (uint32_t i = 0; !rc && i < told.count; i++)

@@ -1,6 +1,6 @@
 /* A keeper that other hosts can read: it has a session with the coordinator, whose end is its own,
  * and a data server (net/cells.h); what nobody needs any more it hears of from the
- * controller (homes.h). All this in a thread beside the keeper's loop. */
+ * controller (keepers.h). All this in a thread beside the keeper's loop. */
 #pragma once
 
 #include "queue/storage/keeper.h"

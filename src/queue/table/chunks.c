@@ -9,7 +9,7 @@
 #define CHUNKS_MAX 65536u
 #define CHUNK_BYTES_MAX (UINT64_C(1) << 40) /* sums of bytes cannot overflow */
 
-int dray__chunk_add(dray__table *table, dray__client *client, uint32_t home, uint64_t id,
+int dray__chunk_add(dray__table *table, dray__client *client, uint32_t keeper, uint64_t id,
                     uint64_t key, uint64_t size, dray_error *error)
 {
     if (!id || !size || size > CHUNK_BYTES_MAX)
@@ -26,7 +26,7 @@ int dray__chunk_add(dray__table *table, dray__client *client, uint32_t home, uin
         free(chunk);
         return dray__nomem(error);
     }
-    *chunk = (dray__chunk){.id = id, .key = key, .size = size, .home = home, .owner = client};
+    *chunk = (dray__chunk){.id = id, .key = key, .size = size, .keeper = keeper, .owner = client};
     table->chunk_bytes += size;
     return DRAY_OK;
 }
@@ -38,7 +38,7 @@ void dray__chunk_forget(dray__table *table, dray__chunk *chunk)
     table->chunk_bytes -= chunk->size;
     table->bytes->forget(table, chunk);
     if (table->drop)
-        table->drop(table->user, chunk->home, chunk->id, chunk->key);
+        table->drop(table->user, chunk->keeper, chunk->id, chunk->key);
     free(chunk);
 }
 
@@ -106,21 +106,21 @@ void dray__chunks_orphan(dray__table *table, dray__client *client)
     }
 }
 
-void dray__chunks_lose(dray__table *table, uint32_t home)
+void dray__chunks_lose(dray__table *table, uint32_t keeper)
 {
     for (dray__client *client = table->clients; client; client = client->next) {
-        dray__chunk *spare = client->recycled, *next; /* those of other homes are spare again */
+        dray__chunk *spare = client->recycled, *next; /* those of other keepers are spare again */
         while (dray__chunk_take_spare(table, client))
             ;
         for (dray__chunk *chunk = spare; chunk; chunk = next) {
             next = chunk->next;
-            chunk->lost |= chunk->home == home;
+            chunk->lost |= chunk->keeper == keeper;
             dray__chunk_check_free(table, chunk);
         }
     }
     for (size_t i = 0; i < table->chunks.capacity; i++) {
         dray__chunk *chunk = table->chunks.entries[i].key ? table->chunks.entries[i].value : NULL;
-        if (!chunk || chunk->home != home || chunk->lost)
+        if (!chunk || chunk->keeper != keeper || chunk->lost)
             continue;
         chunk->lost = true;
         if (chunk->live || !chunk->closed)

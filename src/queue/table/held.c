@@ -80,7 +80,7 @@ static dray__chunk **find_spare(const dray__table *table, dray__client *client,
 {
     dray__chunk **best = NULL;
     for (dray__chunk **at = &client->recycled; *at; at = &(*at)->next)
-        if ((*at)->home == wish->home && (*at)->size >= wish->least &&
+        if ((*at)->keeper == wish->keeper && (*at)->size >= wish->least &&
             (!best || (*at)->size < (*best)->size))
             best = at;
     if (!best || held(table) - promised + (*best)->size > limit(table))
@@ -142,7 +142,7 @@ int dray__chunk_ask(dray__table *table, dray__client *client, const dray__chunk_
     int rc = dray__quota_bytes(table, bytes, error);
     if (rc)
         return dray__fail_prefix(error, rc, "queue %s: ", table->name);
-    rc = dray__chunk_add(table, client, wish->home, wish->id, wish->key, bytes, error);
+    rc = dray__chunk_add(table, client, wish->keeper, wish->id, wish->key, bytes, error);
     if (!rc) {
         use_promise(table, client, promised);
         *size = bytes;

@@ -188,7 +188,7 @@ struct dray__partition {
 
 typedef struct dray__chunk {
     uint64_t id, key, size;
-    uint32_t home;        /* the keeper that holds it (homes.h) */
+    uint32_t keeper;      /* the keeper that holds it (keepers.h) */
     dray__client *owner;  /* the client that writes it; NULL: that client has ended */
     uint32_t live;        /* the number of extents that are not freed */
     uint64_t live_bytes;  /* the bytes of these extents, at most size */
@@ -367,7 +367,7 @@ struct dray__table {
 
     uint64_t drops[DRAY__DROPS]; /* ids of chunks that are gone, a ring */
     uint64_t drop_count;
-    void (*drop)(void *user, uint32_t home, uint64_t chunk, uint64_t key); /* may be NULL */
+    void (*drop)(void *user, uint32_t keeper, uint64_t chunk, uint64_t key); /* may be NULL */
     void *user;
 
     /* Changes since the controller cleared these, which it does when it has tried the requests
@@ -400,7 +400,7 @@ void dray__client_end(dray__table *table, dray__client *client, bool died, const
 
 /* ---- storage ---- */
 
-int dray__chunk_add(dray__table *table, dray__client *client, uint32_t home, uint64_t id,
+int dray__chunk_add(dray__table *table, dray__client *client, uint32_t keeper, uint64_t id,
                     uint64_t key, uint64_t size, dray_error *error);
 /* Closes a chunk, into which its owner puts nothing more. Closing it again gives the chunk back
  * again, as the first answer may have been lost. Ids of chunks that are gone are ignored. Fails
@@ -408,7 +408,7 @@ int dray__chunk_add(dray__table *table, dray__client *client, uint32_t home, uin
 int dray__chunk_close(dray__table *table, dray__client *client, uint64_t id, dray_error *error);
 /* Marks the chunks of a keeper that is gone as lost. Nothing can be put into them any more
  * (DRAY_EGONE), and their bytes are lost (dray__table_lose_bytes). */
-void dray__chunks_lose(dray__table *table, uint32_t home);
+void dray__chunks_lose(dray__table *table, uint32_t keeper);
 /* Drops a free chunk that its owner does not want back. */
 int dray__chunk_discard(dray__table *table, dray__client *client, uint64_t id, dray_error *error);
 
