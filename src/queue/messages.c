@@ -165,7 +165,8 @@ uint64_t dray__extent_bytes(const dray__extent *extent, const dray__column_spec 
     return extent->bytes + (spec->ragged ? (items + 1) * 8 : 0);
 }
 
-/* ---- what several messages and records have -------------------------------------------------- */
+/* ---- parts of several messages and records -----------------------------------------------------
+ */
 
 static const dray__fields column_fields =
     DRAY__FIELDS(dray__new_column, DRAY__FIELD_TEXT(dray__new_column, name, DRAY__WORD_MAX),
@@ -446,7 +447,7 @@ uint32_t dray__releases_read(dray__releases *page, uint32_t *read, uint32_t out[
     uint32_t written = __atomic_load_n(&page->written, __ATOMIC_SEQ_CST), count = written - *read;
     if (!count)
         return 0;
-    if (count > DRAY__RELEASES) /* a client that lies */
+    if (count > DRAY__RELEASES) /* a client that does not keep to the protocol */
         count = DRAY__RELEASES;
     for (uint32_t i = 0; i < count; i++)
         out[i] = __atomic_load_n(&page->tickets[(written - count + i) % DRAY__RELEASES],

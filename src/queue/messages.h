@@ -1,8 +1,8 @@
 /* src/queue/: the queue of samples. Its server half runs in the coordinator: the table of rows and
  * columns (table/), the requests to it (server/) and its journal (journal/). Its client half is in
  * the processes that produce and consume samples (client/). The bytes of samples are in chunks of
- * shared memory that keepers hold on to, or in Redis (storage/). In this folder: what both halves
- * share, which is columns and their places, messages (messages.h), and pages of releases. */
+ * shared memory that keepers hold, or in Redis (storage/). This folder has the parts that both
+ * halves share: columns and their places, messages (messages.h), and pages of releases. */
 
 /* The queue's messages, which client and controller write and read: a struct for each, and a table
  * of its fields (messages.c), which docs/wire.md lists.
@@ -88,7 +88,8 @@ int dray__spec_same(const dray__column_spec *column, const dray__column_spec *fo
 /* Elements and bytes of one row's value (ragged: of one slice of it). Checked specs only. */
 uint64_t dray__spec_elements(const dray__column_spec *spec);
 uint64_t dray__spec_bytes(const dray__column_spec *spec);
-/* That the extent holds `items` items and lies within a chunk of `size` bytes. DRAY_EFORMAT. */
+/* Returns 0 when the extent holds `items` items and lies within a chunk of `size` bytes, else
+ * DRAY_EFORMAT. */
 int dray__extent_check(const dray__extent *extent, const dray__column_spec *spec, uint64_t items,
                        uint64_t size, const char *name, dray_error *error);
 /* Bytes of the extent's offsets and values. Checked extents only. */
@@ -97,7 +98,8 @@ uint64_t dray__extent_bytes(const dray__extent *extent, const dray__column_spec 
 
 extern const dray__fields dray__spec_fields, dray__extent_fields;
 
-/* A name is 1..DRAY__WORD_MAX bytes of UTF-8. `what` is for the message. */
+/* Checks that a name is 1..DRAY__WORD_MAX bytes of UTF-8. `what` is the object's kind, for the
+ * message. */
 int dray__name_check(const char *name, const char *what, dray_error *error);
 
 /* ---- parts of several messages and records --------------------------------------------------- */
@@ -124,19 +126,19 @@ typedef struct dray__content {
 
 /* How much asynchronous rollout may be under way. */
 typedef struct dray__admission {
-    uint32_t batch; /* rows of a step; 0: rollout is not bounded */
-    uint32_t task;  /* NONE: rows are counted as they are inserted */
+    uint32_t batch; /* rows of a step; 0 when rollout is not bounded */
+    uint32_t task;  /* NONE when rows are counted as they are inserted */
     uint32_t staleness, concurrency;
     uint64_t version, accepted;
 } dray__admission;
 
-typedef struct dray__settings { /* as opened; 0: the default, or in a comparison: any */
+typedef struct dray__settings { /* as opened; 0 is the default, or in a comparison any value */
     uint64_t capacity_rows, capacity_bytes;
     uint32_t max_attempts;
     int32_t on_loss;      /* dray_on_loss */
     uint64_t provisional; /* tasks */
-    /* What the job will need: rows of a batch, batches open at once, batches from one checkpoint to
-     * the next, bytes of a row. */
+    /* The job's needs: rows of a batch, batches open at once, batches from one checkpoint to the
+     * next, bytes of a row. */
     uint32_t batch_rows, open_batches, checkpoint_batches;
     uint64_t row_bytes;
     int32_t durability;          /* dray_durability */
@@ -184,10 +186,10 @@ typedef struct dray__new_rows {
     uint32_t rows, group_size;
     bool per_group;
     uint64_t at_slot, row_bytes;
-    uint64_t refill; /* id of the demand that the rows answer; 0: none */
-    uint32_t ticket; /* of the client's request; 0: none */
+    uint64_t refill; /* id of the demand that the rows answer; 0 when there is none */
+    uint32_t ticket; /* of the client's request; 0 when it has none */
     int64_t timeout_ns;
-    uint64_t values, bytes; /* ROOM: of the rows' values; of new chunks for them */
+    uint64_t values, bytes; /* ROOM: bytes of the rows' values, and of new chunks for them */
     dray__content content;  /* INSERT */
 } dray__new_rows;
 
@@ -216,7 +218,7 @@ typedef struct dray__admitting {
 
 typedef struct dray__want {
     uint32_t task, count;
-    const char *partition; /* NULL: any */
+    const char *partition; /* NULL means any */
     bool up_to;
     int32_t policy;
     int64_t hold_until; /* INT64_MAX: as long as the session */
@@ -224,7 +226,7 @@ typedef struct dray__want {
     uint32_t staleness;
     uint64_t version;
     /* token_balanced and lockstep: the consumer group, the rank that claims, and its share. */
-    const char *group, *cost; /* cost: the tag that says how many tokens a row has */
+    const char *group, *cost; /* cost is the tag with the number of tokens of a row */
     uint64_t group_epoch, round, token_cap;
     uint32_t dp_rank, dp_size, peer, peers, micro_rows;
 } dray__want;
@@ -309,7 +311,7 @@ typedef struct dray__note { /* a row's tag of bytes */
     size_t size;
 } dray__note;
 
-typedef struct dray__putting { /* PUT; its answer says addresses, as many as rows */
+typedef struct dray__putting { /* PUT; its answer has an address for each row */
     const char *partition;
     uint32_t rows, ticket;
     dray__named named;
@@ -326,7 +328,7 @@ typedef struct dray__getting { /* GET; TAKE, which consumes */
     uint32_t column_count;
     bool all_columns, partial, up_to;
     const char *task; /* "": nobody */
-    uint32_t count;   /* 0: all */
+    uint32_t count;   /* 0 means all */
     int64_t timeout_ns;
 } dray__getting;
 
@@ -381,7 +383,7 @@ typedef struct dray__chunk_keys { /* KEEPER_DROP; KEEPER_WAIT's answer: not need
     uint32_t count;
 } dray__chunk_keys;
 
-typedef struct dray__keeping { /* KEEPER_PUT. KEEPER_GET: its id, answered by its bytes */
+typedef struct dray__keeping { /* KEEPER_PUT. KEEPER_GET has the id, and its answer the bytes */
     uint64_t id, key, bytes, era;
 } dray__keeping;
 
@@ -398,10 +400,10 @@ typedef struct dray__keeper_wait { /* KEEPER_WAIT; answered again until they wer
     int64_t timeout_ns;
 } dray__keeper_wait;
 
-/* The answers to KEEPER_JOIN and KEEPER_FIND (u32 number; NONE: where this session's samples go).
- */
+/* The answers to KEEPER_JOIN and KEEPER_FIND (u32 number; NONE asks for the keeper of this
+ * session's host). */
 typedef struct dray__keeper_told {
-    uint32_t number;             /* NONE: there is no keeper on its host */
+    uint32_t number;             /* NONE when its host has no keeper */
     const char *path, *endpoint; /* KEEPER_FIND */
     const char
         *identity; /* and key: the key that data servers of samples and their readers share */
@@ -469,10 +471,11 @@ typedef struct dray__releases {
     uint32_t wanted;
 } dray__releases;
 
-/* The client's page, and its descriptor for the controller, which is the caller's to close. NULL:
- * the system gives none, and messages do as well. */
+/* Returns the client's page, and its descriptor for the controller, which the caller closes.
+ * Returns NULL when the system gives none; messages do the same work then. */
 dray__releases *dray__releases_new(int *fd);
-/* The controller's view of it; the descriptor stays the caller's. NULL: it is no such page. */
+/* Returns the controller's view of the page, or NULL when the descriptor is of no such page. The
+ * descriptor stays the caller's. */
 dray__releases *dray__releases_map(int fd);
 void dray__releases_free(dray__releases *page); /* NULL is fine */
 

@@ -1,5 +1,5 @@
-/* The policies by which claims get rows (dray/queue.h): their names and properties, for all who
- * read or show a policy. */
+/* The policies by which claims get rows (dray/queue.h): their names and properties, for all code
+ * that reads or shows a policy. */
 #pragma once
 
 #include <dray/queue.h>

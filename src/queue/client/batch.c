@@ -155,8 +155,8 @@ bool dray__batch_elsewhere(const dray_queue *queue, const struct dray__batch_ext
            holder->kind->is_elsewhere(holder, extent ? extent->keeper : holder->keeper_number);
 }
 
-/* The coordinator's own keeper may come back, as the coordinator may where there is a journal:
- * then it says what is left. Another host's ends with its session. */
+/* The coordinator's own keeper may come back, as the coordinator may when it has a journal. The
+ * controller then says which chunks are left. The keeper of another host ends with its session. */
 static bool keeper_may_return(const dray_queue *queue)
 {
     if (queue->holder.keeper_number)
@@ -195,8 +195,8 @@ static int map_chunk(dray_batch *batch, uint64_t chunk, dray__mapping **out, dra
     return rc;
 }
 
-/* The keeper of this host has another life, without the chunk: the controller hears which rows of
- * the batch lie there. */
+/* The keeper of this host was started again without the chunk. Tells the controller which rows of
+ * the batch were in the chunk. */
 static void report_gone(dray_batch *batch, const dray__batch_column *column, uint64_t chunk)
 {
     dray_queue *queue = batch->queue;
@@ -278,7 +278,8 @@ static int piece_cell(dray_batch *batch, const dray__batch_column *column, dray_
     return rc ? rc : ragged_cell(extent, column, at.item, cell, length, error);
 }
 
-/* The pieces of one row as one value: in place where they lie side by side, else copied. */
+/* Returns the pieces of one row as one value. Pieces that are adjacent are used in place, others
+ * are copied. */
 static int join(dray_batch *batch, const dray__batch_column *column,
                 const dray__batch_pieces *pieces, const void **cell, uint64_t *length,
                 dray_error *error)
@@ -324,7 +325,8 @@ static int join(dray_batch *batch, const dray__batch_column *column,
     return DRAY_OK;
 }
 
-/* Must some of the column be got, or is it not known yet what can be mapped here? */
+/* Returns true when some of the column must be fetched, or when it is not known yet which keepers'
+ * memory can be mapped here. */
 static bool any_elsewhere(const dray_batch *batch, const dray__batch_column *column)
 {
     for (uint32_t put = 0; put < batch->put_count; put++)
@@ -671,10 +673,12 @@ int dray__batch_put_commit(dray_batch *batch, dray__writer *w, dray_error *error
 
 void dray__batch_commit_done(dray_batch *batch, int rc, dray__reader *reply)
 {
-    /* Without an answer the commit may have happened: what it holds must stay as it is. */
+    /* Without an answer the commit may have happened, so the outputs' bytes must stay as they are.
+     */
     for (uint32_t i = 0; i < batch->task->writes_count; i++)
         batch->outputs[i].sent |= rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED;
-    /* Superseded: nobody refers to the outputs. Other errors leave the batch as it was. */
+    /* The commit was superseded, so nothing refers to the outputs. Other errors leave the batch as
+     * it was. */
     if (rc == DRAY_ESTALE || rc == DRAY_EGONE)
         outputs_done(batch, true);
     dray__values_holder *holder = &batch->queue->holder;

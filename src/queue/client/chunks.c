@@ -1,5 +1,6 @@
-/* What the holder of bytes has its queue do: which keeper is this host's and where those of others
- * are (keepers.h), chunks that the controller has to know of, objects that it has to drop. */
+/* The functions that a holder of bytes calls for its queue. They find this host's keeper and those
+ * of other hosts (keepers.h), tell the controller of new chunks, and tell it of objects that are to
+ * be dropped. */
 #include "base/error.h"
 #include "base/hook.h"
 #include "control/context.h"
@@ -10,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- whose they are -------------------------------------------------------------------------- */
+/* ---- keepers --------------------------------------------------------------------------------- */
 
 /* `texts` has those of the answer. */
 static int ask(dray_queue *queue, uint32_t number, dray__arena *texts, dray__keeper_told *out,
@@ -90,8 +91,9 @@ static int find(void *user, uint32_t number, char *endpoint, size_t size, dray_e
 
 /* ---- ours ------------------------------------------------------------------------------------ */
 
-/* Tells the controller of a chunk that we would add, which it may replace by one of ours that is
- * free, or make smaller, or of objects; and of a chunk that we give up; NULL: of none. */
+/* Tells the controller of a chunk that the client would add, or of objects. The controller may make
+ * the chunk smaller, or answer with a spare chunk of the client's instead. give_up names a chunk
+ * that the client gives up; NULL when there is none. */
 static int tell_storage(dray_queue *queue, const dray__chunk_wish *wishes, uint32_t count,
                         const uint64_t *give_up, dray__stored *out, dray_error *error)
 {
@@ -129,9 +131,9 @@ static int make_chunk(dray_queue *queue, const dray__chunk_wish *wish, dray_erro
     return rc;
 }
 
-/* The controller learns of a chunk before there is memory for it, and before the keeper gets it:
- * whenever we die, one of them forgets it for both. The keeper takes none that was told to a
- * controller of the past. */
+/* The controller learns of a chunk before it has memory, and before the keeper gets it. When the
+ * client dies at any point, one of the two forgets the chunk for both. The keeper takes no chunk
+ * that was announced to an earlier controller. */
 static int more(void *user, uint64_t bytes, dray_error *error)
 {
     dray_queue *queue = user;

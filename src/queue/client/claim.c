@@ -1,4 +1,4 @@
-/* Claiming: requests for rows, and what a reply says about a batch. */
+/* Claims: requests for rows, and the batch that a reply describes. */
 #include "queue/client/client.h"
 
 #include "base/clock.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a claim's answer says of the batch. */
+/* The batch in the answer to a claim. */
 static const dray__fields row_fields =
     DRAY__FIELDS(dray_row, DRAY__NUMBERS(dray_row, slot, generation, attempt, group));
 static const dray__fields extent_fields = DRAY__FIELDS(
@@ -107,7 +107,7 @@ static bool check_places(const dray_batch *batch)
     return batch->own_count == (batch->micro_count ? batch->row_count : 0);
 }
 
-/* Checks what the numbers of the body mean. */
+/* Checks the numbers of the body against each other. */
 static bool check_body(dray_batch *batch, const dray__names *names)
 {
     if (!batch->row_count || batch->cell_count % batch->row_count) /* nobody gets an empty batch */
@@ -290,7 +290,7 @@ static int read_claim(dray_queue *queue, uint32_t ticket, uint32_t count, dray__
     return rc;
 }
 
-/* The wait for rows is over; NULL: without any. */
+/* Ends the wait for rows. batch is NULL when the claim got none. */
 static void leave_claim(const dray_batch *batch, const dray_error *error)
 {
     if (batch) {
@@ -415,7 +415,7 @@ int dray_queue_claim_poll(dray_queue *queue, uint32_t *which, dray_batch **out, 
     queue->committing = NULL;
     if (batch)
         dray__batch_commit_done(batch, rc, &reply.payload);
-    if (batch && rc) /* as ask_once does, for what comes with a commit's answer */
+    if (batch && rc) /* as ask_once does, for the claim in a commit's answer */
         dray__storage_untell(&queue->holder.storage, true);
     if (rc)
         return rc;

@@ -4,9 +4,9 @@
  * does so ahead of time, task.c is the loop of a task, training.c and feed.c are a trainer's steps.
  */
 
-/* What the client's files share: queue.c (opening), chunks.c (which host), insert.c, commands.c,
- * claim.c (claiming, reading replies), batch.c (reading and writing a batch's columns, committing),
- * gather.c (rows of a column together). */
+/* The declarations that the client's files share: queue.c (opening), chunks.c (keepers), insert.c,
+ * commands.c, claim.c (claiming, reading replies), batch.c (reading and writing a batch's columns,
+ * committing), gather.c (rows of a column together). */
 #pragma once
 
 #include "base/arena.h"
@@ -43,12 +43,13 @@ struct dray_queue {
     dray__names names;
     uint64_t drops_seen;
     uint32_t tickets;
-    /* The page that is shared with the controller; NULL: the controller reads none of ours. */
+    /* The page that is shared with the controller; NULL when the controller reads none of this
+     * client. */
     dray__releases *releases;
     bool unanswered; /* as far as we know, the last request has no answer */
     /* The ticket and the choices of dray_queue_claim_start; ticket 0: none. */
     uint32_t started, started_count;
-    dray_batch *committing; /* the batch whose commit went with it; NULL: none */
+    dray_batch *committing; /* the batch whose commit went with it; NULL when there is none */
     dray__arena spare;      /* the memory of a batch that was freed, for the next one */
     dray__arena opened;     /* tasks */
     dray__writer out, sent; /* sent: a copy of the request, to send it again */
@@ -56,8 +57,10 @@ struct dray_queue {
     int passed;
     size_t sent_head, sent_known;
     size_t head;       /* the bytes of `out` that say which client asks */
-    size_t known_at;   /* where `out` says how many columns and keys are known; 0: nowhere */
-    uint64_t identity; /* the number of this use of the queue, whatever controller serves it */
+    size_t known_at;   /* the place in `out` of the numbers of known columns and keys; 0 when it has
+                        * none */
+    uint64_t identity; /* the number of this use of the queue, the same for all controllers that
+                        * serve it */
     int32_t durability;
     /* The number of its controller, and that of the last one that the keeper refused. */
     uint64_t era, refused_era;
@@ -72,7 +75,7 @@ typedef struct dray__batch_put {
         dray__extent extent;
         /* This is subtracted from the extent: the fetched bytes begin there. */
         uint64_t shift;
-        const dray__column_spec *own; /* of rows with keys; NULL: the same as the column's */
+        const dray__column_spec *own; /* of rows with keys; NULL when it is the column's */
         dray__mapping *mapping;       /* set once it was read */
     } * extents;
 } dray__batch_put;
@@ -93,9 +96,9 @@ typedef struct dray__batch_column {
     uint32_t column, place;
     const char *name;
     dray__column_spec spec;
-    /* The specs that some of its rows have; NULL: all rows have the same. */
+    /* The specs that some of its rows have; NULL when all rows have the same. */
     const dray__column_spec *other;
-    const void **cells; /* NULL: not read yet */
+    const void **cells; /* NULL until they are read */
     uint64_t *lengths;
 } dray__batch_column;
 
@@ -105,7 +108,7 @@ typedef struct dray__batch_tag {
 } dray__batch_tag;
 
 typedef struct dray__batch_output {
-    const char *name; /* NULL: not set yet */
+    const char *name; /* NULL until it is set */
     dray__column_spec spec;
     dray__extent extent;
     dray__storage_room span;
@@ -115,7 +118,7 @@ typedef struct dray__batch_output {
 struct dray_batch {
     dray_queue *queue;
     dray__arena arena;
-    uint32_t ticket; /* 0: imported */
+    uint32_t ticket; /* 0 for an imported batch */
     bool committed;
     const dray__task_names *task;
     const char *partition;
@@ -157,7 +160,7 @@ struct dray_batch {
     dray__buffer *buffers; /* the bytes that were fetched from a store */
     uint8_t *body;         /* the answer as it arrived, for dray_batch_export */
     size_t body_size;
-    const char **keys; /* set for rows with keys; NULL: the batch is of a claim */
+    const char **keys; /* for rows with keys; NULL when the batch is of a claim */
     dray_blob *notes;
 };
 
@@ -170,8 +173,8 @@ struct dray__batch_extent *dray__batch_extent_of(const dray_batch *batch,
 /* Returns the spec of the values at the extent: its own, or the column's. */
 const dray__column_spec *dray__batch_spec(const dray__batch_column *column,
                                           const struct dray__batch_extent *extent);
-/* Says whether the bytes at the extent cannot be mapped here. extent NULL: bytes that this
- * client put. */
+/* Returns true when the bytes at the extent cannot be mapped here. extent is NULL for bytes that
+ * this client put. */
 bool dray__batch_elsewhere(const dray_queue *queue, const struct dray__batch_extent *extent);
 
 /* chunks.c: the functions that a holder (queue/storage/holder.h) calls for its queue. */
@@ -193,8 +196,8 @@ uint32_t dray__queue_ticket(dray_queue *queue); /* the next ticket, never 0 */
 /* Sends the request and takes the reply. timeout_ns is how long the controller may wait. */
 int dray__queue_call(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray__reply *reply,
                      dray_error *error);
-/* Opens the checkpoint to be restored if it is a path; then its descriptor is passed, else its
- * name. *name is what the message says of it. */
+/* Opens the checkpoint to be restored when it is a path, and then passes its descriptor instead of
+ * the name. *name is the name for the message. */
 int dray__queue_open_saved(dray_queue *queue, const char *restore, const char **name,
                            dray_error *error);
 void dray__queue_close_saved(dray_queue *queue);
@@ -242,8 +245,8 @@ void dray__batch_commit_done(dray_batch *batch, int rc, dray__reader *reply);
  * two an error belongs to. */
 int dray__claim_start_after(dray_queue *queue, dray_batch *batch, const dray_claim_options *options,
                             uint32_t count, dray_error *error);
-/* Fails with DRAY_EPERM or DRAY_EINVALID when nothing can be written to the batch any more;
- * `what` is the function that tried. */
+/* Returns 0, or DRAY_EPERM or DRAY_EINVALID when nothing can be written to the batch any more.
+ * `what` is the name of the calling function, for the message. */
 int dray__batch_check_open(const dray_batch *batch, const char *what, dray_error *error);
 /* Fails with DRAY_EINVALID when the batch has fewer rows from `first` on. */
 int dray__batch_check_rows(const dray_batch *batch, uint32_t first, uint32_t rows,

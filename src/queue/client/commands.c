@@ -1,5 +1,5 @@
-/* What is one request each: sealing, clearing and waiting for partitions, admission, the cursor of
- * checkpoints, refills, status. */
+/* The operations that are one request each: sealing, clearing and waiting for partitions,
+ * admission, the cursor of checkpoints, refills, status. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
@@ -108,7 +108,7 @@ int dray_queue_cursor(dray_queue *queue, uint64_t version, void **out, size_t *s
     return dray__envelope_end(&w, rc, out, size, error);
 }
 
-/* Sends what the cursor says. */
+/* Sends a change of the cursor. */
 static int send_cursor(dray_queue *queue, uint16_t type, const dray__fields *of, const void *data,
                        size_t size, dray__reply *reply, dray_error *error)
 {

@@ -17,7 +17,7 @@
 /* A step of which some groups are trained. */
 typedef struct feed_step {
     int64_t step;
-    uint32_t *holds, count; /* groups by their places; NULL: all */
+    uint32_t *holds, count; /* groups by their places; NULL means all */
     bool *trained;          /* [prompts], by group */
 } feed_step;
 
@@ -199,7 +199,7 @@ uint32_t dray__feed_group(const dray__feed *self, int64_t step, uint32_t at)
 
 /* ---- training -------------------------------------------------------------------------------- */
 
-/* Steps whose prompts had to be trained before those of a step that is in the queue. */
+/* Forgets the steps whose prompts had to be trained before those of a step that is in the queue. */
 static void forget(dray__feed *self, int64_t newest)
 {
     int64_t first = newest - self->rules->open + 1;
@@ -268,7 +268,8 @@ static bool in_queue(const json_t *state, int64_t step)
     return false;
 }
 
-/* What is not in the queue any more is put in again without what was trained. */
+/* Leaves out the trained groups of a step that is not in the queue any more and is inserted again.
+ */
 static int leave_out(const dray__feed *self, feed_step *e, dray_error *error)
 {
     const uint32_t *groups;

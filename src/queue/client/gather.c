@@ -1,4 +1,4 @@
-/* Rows of a column together: described, copied, or where they lie. */
+/* Rows of a column together: described, copied, or read in place. */
 #include "base/error.h"
 #include "queue/client/client.h"
 
@@ -81,7 +81,8 @@ int dray_batch_gather_rows(dray_batch *batch, const char *name, uint32_t first, 
     return DRAY_OK;
 }
 
-/* Where the values lie back to back; NULL: nowhere, or they are empty. */
+/* Returns the place where the values lie back to back; NULL when there is none, or when they are
+ * empty. */
 static const void *lie_together(const gathered_rows *of)
 {
     const uint8_t *begin = NULL, *end = NULL;

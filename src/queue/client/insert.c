@@ -1,4 +1,5 @@
-/* Making rows: columns' values go to who holds bytes, and the controller is told. */
+/* Inserting rows: the holder of bytes gets the columns' values, and the controller gets the
+ * request. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/options.h"
@@ -92,7 +93,8 @@ static void inserted_free(inserted *in)
     free(in->tags);
 }
 
-/* The message, but for what becomes known when its values are written. */
+/* Makes the message, without the places of the values, which are known once the values are written.
+ */
 static int make_insert(const dray_insert_options *o, inserted *out, dray_error *error)
 {
     uint32_t tags = o->tag_count + o->row_tag_count, keys = o->tag_count;
@@ -159,7 +161,8 @@ static int check_insert(const dray_insert_options *o, dray_error *error)
     return rc;
 }
 
-/* What no task has nobody would ever read: where that is asked for, it is a mistake. */
+/* A column that no task has would never be read. Where the caller asks for this check, such a
+ * column is a mistake. */
 static int check_column(const dray_queue *queue, const char *name, dray_error *error)
 {
     int rc = dray__name_check(name, "column", error);
@@ -185,7 +188,7 @@ static int check_column(const dray_queue *queue, const char *name, dray_error *e
                            name, dray__word_hint_or_all(name, known, count, hint, sizeof hint));
 }
 
-/* INSERT or ROOM; its answer begins with what was dropped. */
+/* Sends INSERT or ROOM. The answer begins with the list of dropped chunks. */
 static int send_rows(dray_queue *queue, uint16_t type, const dray__fields *of,
                      const dray__new_rows *rows, int64_t deadline, dray__reply *reply,
                      dray_error *error)
@@ -217,8 +220,8 @@ static int send_insert(dray_queue *queue, const dray__new_rows *rows, int64_t de
     return rc;
 }
 
-/* Memory is asked for before it is written, all at once. What fits into the current chunk needs
- * none. */
+/* Asks for the memory of all values at once, before they are written. Values that fit into the
+ * current chunk need none. */
 static int ask_room(dray_queue *queue, inserted *in, int64_t deadline, dray_error *error)
 {
     dray__values_holder *holder = &queue->holder;
@@ -235,7 +238,7 @@ static int ask_room(dray_queue *queue, inserted *in, int64_t deadline, dray_erro
     return rc ? rc : dray__reader_finish(&reply.payload, "QUEUE_ROOM", error);
 }
 
-/* All columns' sizes first: of their values without what aligns them. */
+/* Measures all columns first: the sizes of their values without alignment. */
 static int measure_columns(const dray_insert_options *o, uint32_t items, inserted *in,
                            dray_error *error)
 {
@@ -295,8 +298,8 @@ static int insert_once(dray_queue *queue, const dray_insert_options *o, inserted
         rc = in->how->send(queue, &in->rows, deadline, in->how->user, error);
         leave_span(o);
     }
-    /* Without an answer the rows may be there or not: what they hold must stay as it is. So must
-     * what is done, but not in the journal yet. */
+    /* Without an answer the rows may be there or not, so their bytes must stay as they are. The
+     * same holds for rows that are inserted but not in the journal yet. */
     bool given_up = rc && !(sent && (rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED ||
                                      rc == DRAY_EFULL || rc == DRAY_ESYS || rc == DRAY_ENOMEM));
     for (uint32_t i = 0; i < done; i++)
@@ -319,7 +322,7 @@ int dray__queue_produce(dray_queue *queue, const dray_insert_options *o, const d
         rc = insert_once(queue, o, &in, deadline, error);
     while (rc == DRAY_ECLOSED && !how->once && dray__queue_come_back(queue) == DRAY_OK)
         rc = insert_once(queue, o, &in, deadline, error);
-    if (rc == DRAY_ECLOSED && how->once) /* the next one finds who goes on */
+    if (rc == DRAY_ECLOSED && how->once) /* the next attempt finds the next controller */
         dray__queue_come_back(queue);
     inserted_free(&in);
     if (!rc && dray__storage_has_news(&queue->holder.storage)) /* it may be free before long */

@@ -50,7 +50,7 @@ static dray_row row_of(const dray__row_at *at)
 
 typedef struct put_call {
     dray__putting message;
-    dray_row *rows; /* the caller's; NULL: it does not want them */
+    dray_row *rows; /* the caller's; NULL when it does not want them */
 } put_call;
 
 static int read_rows(const put_call *p, dray__reply *reply, dray_error *error)
@@ -190,7 +190,7 @@ static bool take_puts(dray_batch *batch, const dray__got *got)
     return batch->puts != NULL;
 }
 
-/* What is read is checked as what a producer writes. */
+/* The specs that a GET answers are checked in the same way as those that a producer writes. */
 static int check_specs(const dray__got *got, dray_error *error)
 {
     int rc = DRAY_OK;
@@ -205,7 +205,7 @@ static int check_specs(const dray__got *got, dray_error *error)
     return rc;
 }
 
-/* The column's spec is its first row's, whatever others have. */
+/* The column's spec is that of its first row, also when other rows have others. */
 static void take_column(dray_batch *batch, const dray__got *got, uint32_t c)
 {
     dray__batch_column *column = &batch->columns[c];
@@ -329,7 +329,8 @@ static int ask(dray_queue *queue, const dray__getting *message, bool take, int64
     bool unkept = rc == DRAY_EFULL || rc == DRAY_ESYS || rc == DRAY_ENOMEM || rc == DRAY_EDEAD;
     if (rc == DRAY_ETIMEDOUT || (take && unkept))
         dray__queue_release(queue, message->ticket);
-    if (rc == DRAY_ECLOSED && take) /* rows may be consumed; the next one finds who goes on */
+    if (rc == DRAY_ECLOSED && take) /* rows may be consumed; the next call finds the next controller
+                                     */
         dray__queue_come_back(queue);
     if (rc)
         return rc;

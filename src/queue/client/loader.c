@@ -35,11 +35,11 @@ struct dray_loader {
     uint64_t ahead_bytes, last_bytes;
     bool micro;
     item_list ready, open, finished, held;
-    item *committing; /* whose commit is on its way with the claim */
+    item *committing; /* the item whose commit was sent with the claim */
     uint64_t ready_rows, ready_bytes;
     dray_error over;   /* the claim's last answer: there will be no more; code 0: there may be */
-    dray_error broken; /* a commit that failed: told once */
-    dray_error late;   /* what the claim said when its time was over */
+    dray_error broken; /* the error of a commit that failed; reported once */
+    dray_error late;   /* the claim's error when its time was over */
     dray_loader_counts counts;
 };
 
@@ -82,7 +82,7 @@ static void part_from(dray_loader *loader, item *one)
         item_free(one);
 }
 
-/* What is held is the holder's to free now. */
+/* Leaves the item. The holder of its batch frees the batch from now on. */
 static void leave(item *one)
 {
     if (one->holds)
@@ -173,7 +173,8 @@ int dray_loader_open(dray_queue *queue, const dray_loader_options *options, dray
 
 /* ---- commits --------------------------------------------------------------------------------- */
 
-/* The batch's commit has an answer. What was superseded is told once; what failed otherwise too. */
+/* Takes note of the answer to the batch's commit. An error is reported once, also when the commit
+ * was superseded. */
 static void committed(dray_loader *loader, item *one, int rc, const dray_error *error)
 {
     loader->counts.committed += !rc;
@@ -267,7 +268,7 @@ static void take_answer(dray_loader *loader)
         rc = add_ready(loader, batch, &error);
     if (rc == DRAY_ETIMEDOUT)
         loader->late = error;
-    else if (rc && rc != DRAY_ECLOSED) /* else sending it again tells */
+    else if (rc && rc != DRAY_ECLOSED) /* when the commit is sent again, its error is reported */
         loader->over = error;
 }
 
@@ -303,7 +304,7 @@ static void send_claim(dray_loader *loader)
     }
 }
 
-/* What can be done without waiting for rows. */
+/* Does the work that needs no wait for rows. */
 static void advance(dray_loader *loader, bool asked)
 {
     take_answer(loader);
@@ -319,7 +320,7 @@ int dray_loader_flush(dray_loader *loader, dray_error *error)
     while (!rc && loader->finished.first)
         commit_first(loader);
     if (!rc)
-        advance(loader, false); /* what it can claim ahead by now */
+        advance(loader, false); /* claims ahead as far as it can by now */
     return rc ? rc : tell_broken(loader, error);
 }
 
@@ -347,7 +348,7 @@ static int hand_over(dray_loader *loader, dray_error *error)
     return DRAY_OK;
 }
 
-/* The open batch with loads that were not handed out; NULL: none. */
+/* Returns the open batch with loads that were not handed out; NULL when there is none. */
 static item *with_more(const dray_loader *loader)
 {
     item *one = loader->open.first;
@@ -390,7 +391,7 @@ static bool wait_until(const dray_loader *loader, int64_t deadline)
     return dray__wait(&fd, fd.fd >= 0, deadline) != 0;
 }
 
-/* Until a batch is ready, or an error is to be told. */
+/* Waits until a batch is ready or an error is to be reported. */
 static int wait_ready(dray_loader *loader, int64_t timeout_ns, dray_error *error)
 {
     int64_t begin = dray__now(), deadline = dray__deadline(timeout_ns);
@@ -565,7 +566,7 @@ void dray_loader_unhold(dray_loader *loader, const dray_batch *batch)
 
 /* ---- ending ---------------------------------------------------------------------------------- */
 
-/* The claim that is on its way: it is told to be forgotten, and its answer is waited for. */
+/* Gives up the claim that was sent: asks the controller to forget it, and waits for its answer. */
 static void give_up_claim(dray_loader *loader)
 {
     int64_t deadline = dray__context_deadline(loader->queue->context, loader->queue->timeout_ns);

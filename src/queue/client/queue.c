@@ -32,7 +32,8 @@ dray__writer *dray__queue_begin(dray_queue *queue)
     return w;
 }
 
-/* The same request, as who came back. It knows no columns yet. */
+/* Sends the same request again from a client that has come back. Its controller knows no columns
+ * yet. */
 static int begin_again(dray_queue *queue, dray_error *error)
 {
     size_t head = queue->sent_head, known = queue->sent_known;
@@ -77,7 +78,7 @@ static int ask_once(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray_
     queue->unanswered = rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED;
     for (uint32_t i = 0; !rc && i < reply->fd_count; i++)
         close(reply->fds[i]); /* none is ever expected */
-    if (rc)                   /* what was not sent was not told */
+    if (rc)                   /* news that were not sent are sent with the next message */
         dray__storage_untell(&queue->holder.storage, had_chunks(queue, type, rc));
     return rc;
 }
@@ -171,7 +172,8 @@ int dray__queue_command(dray_queue *queue, uint16_t type, const dray__fields *of
     return rc;
 }
 
-/* ---- what the numbers of columns and keys stand for ------------------------------------------ */
+/* ---- the meaning of columns' and keys' numbers -------------------------------------------------
+ */
 
 /* Makes the column's place, and those before it. */
 static int grow_columns(dray__names *names, uint32_t index, dray_error *error)
@@ -216,7 +218,7 @@ int dray__names_read(dray__names *names, dray__reader *r, dray_error *error)
     return rc;
 }
 
-/* Forgets what the numbers mean; the names stay. */
+/* Forgets the meaning of the numbers. The names stay. */
 static void names_retire(dray__names *names)
 {
     dray__names *past = malloc(sizeof *past);
@@ -341,8 +343,8 @@ static int read_table(dray_queue *queue, dray__reader *r, dray_error *error)
     return open_bytes(queue, &welcome, error);
 }
 
-/* The new controller has reset the keeper, but not what came there afterwards and had been told to
- * the old one. */
+/* The new controller has reset the keeper. Chunks that came to the keeper afterwards, and were
+ * announced to the old controller, are forgotten here. */
 static void forget_chunks(dray_queue *queue)
 {
     dray__chunk_key *pairs = calloc(queue->holder.storage.count + 1, sizeof *pairs);
@@ -355,8 +357,9 @@ static void forget_chunks(dray_queue *queue)
     free(pairs);
 }
 
-/* What the queue knew of its controller, which may be the same: that one still needs what was
- * committed of our chunks, and drops the rest itself. */
+/* Forgets the state that the queue had of its controller. The next controller may be the same one.
+ * That one still needs the committed bytes in this client's chunks, and drops the other chunks
+ * itself. */
 static void forget_controller(dray_queue *queue, bool same)
 {
     dray__keeper_link_break(&queue->holder.keeper);
@@ -396,9 +399,10 @@ static int enter_again(dray_queue *queue, int64_t deadline_ns, dray_error *error
     dray__welcome welcome; /* it had a journal, or was not there again */
     rc = read_welcome(queue, &reply.payload, &arena, &welcome, error);
     if (!rc) {
-        bool same = queue->era == before; /* what we had put there is its own to keep or drop */
+        bool same = queue->era == before; /* the same controller keeps or drops this client's chunks
+                                           * itself */
         forget_controller(queue, same);
-        if (!same) /* what was put there after the new controller had cleaned it */
+        if (!same) /* chunks that were put after the new controller had reset the keeper */
             dray__holder_sweep(&queue->holder, former);
         rc = open_bytes(queue, &welcome, error);
     }
@@ -467,8 +471,9 @@ static int open_once(dray_queue *queue, const char *name, const dray_queue_optio
     return rc;
 }
 
-/* Opening says the same however often it is asked: where the coordinator dies meanwhile, the next
- * one is asked. None is waited for where it said that it ends. */
+/* Opening a queue has the same effect however often it is sent. When the coordinator dies
+ * meanwhile, the request goes to the next one. The client does not wait for a next one when the
+ * coordinator said that it ends. */
 static int open_queue(dray_queue *queue, const char *name, const dray_queue_options *options,
                       dray_error *error)
 {

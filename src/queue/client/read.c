@@ -152,8 +152,8 @@ static bool first_of_put(const reading *r, uint32_t i)
     return !i || r->cells[i].put != r->cells[i - 1].put;
 }
 
-/* What is got of an extent begins with its offsets, or values: an object does, too. false: its
- * sizes are impossible. */
+/* Computes the size of an extent, which begins with its offsets or else its values, as an object
+ * does. Returns false when its sizes are impossible. */
 static bool extent_size(struct dray__batch_extent *found, const dray__column_spec *spec,
                         uint32_t items, uint64_t *size)
 {
@@ -171,7 +171,8 @@ static bool extent_size(struct dray__batch_extent *found, const dray__column_spe
     return *size <= INT64_MAX / 2;
 }
 
-/* Room for the extents, each as large as it is: what nobody asks for is never touched. */
+/* Reserves room for the extents at their full sizes. Pages that are never fetched are never
+ * touched. */
 static int map_extents(reading *r, dray_error *error)
 {
     uint64_t total = 0;
@@ -287,8 +288,8 @@ static bool row_is_lost(const reading *r, uint32_t row)
     return lost;
 }
 
-/* Tells the controller, which asks for other samples where they are needed, and the reader of the
- * batch. */
+/* Reports the loss to the controller, which asks for other samples where they are needed, and to
+ * the reader of the batch. */
 static int report_lost(reading *r, dray_error *error)
 {
     dray_batch *batch = r->batch;

@@ -1,5 +1,6 @@
-/* A client's end of checkpoints: what has a '/' is a path, which is opened here, with the rights of
- * this process; the coordinator gets the descriptor. Anything else is a name in its folder. */
+/* A client's side of checkpoints. A name with a '/' is a path, which is opened here with the rights
+ * of this process, and the coordinator gets the descriptor. Any other name is a file in the
+ * coordinator's folder. */
 #include "base/error.h"
 #include "queue/client/client.h"
 #include "queue/journal/journal_inside.h"
@@ -44,7 +45,7 @@ void dray__queue_close_saved(dray_queue *queue)
     queue->passed = -1;
 }
 
-/* Two who save at the same place would write into each other's file. */
+/* Two processes that save at the same place would write into each other's file. */
 static int open_partial(const char *partial, int *out, dray_error *error)
 {
     struct stat ours, there;

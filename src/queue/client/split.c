@@ -18,7 +18,7 @@ static int check(const dray_batch *batch, const uint32_t *rows, uint32_t row_cou
     return rc;
 }
 
-/* What the other batch has of these rows that is not read from the queue. */
+/* Copies the other batch's state of these rows that is not read from the queue. */
 static bool fill(dray_batch *part, const dray_batch *batch, const uint32_t *rows)
 {
     uint32_t count = part->row_count, writes = part->task->writes_count;

@@ -1,4 +1,4 @@
-/* A task of a running job, in four calls. What it needs comes from the environment. */
+/* A task of a running job, in four calls. The environment has its settings. */
 #include <dray/task.h>
 
 #include "base/error.h"

@@ -14,7 +14,7 @@ struct dray_steps {
     int64_t number;
     char partition[DRAY__PARTITION_BYTES];
     uint32_t taken, old; /* rows of the step; those of older versions than the newest */
-    dray__feed *feed;    /* NULL: steps take their own prompts */
+    dray__feed *feed;    /* NULL when steps take their own prompts */
 };
 
 static int64_t at_least_0(int64_t number)
@@ -112,7 +112,8 @@ static uint32_t old_left(const dray_steps_rules *rules, uint32_t old)
     return most > old ? most - old : 0;
 }
 
-/* The last steps get what is left: no prompts come that newer weights could answer. */
+/* The last steps get the remaining samples, because no prompts follow that newer weights could
+ * answer. */
 static bool shares(const dray_steps_rules *rules, int64_t step)
 {
     return rules->fresh && (!rules->last || step + rules->oldest - 1 <= rules->last);
@@ -166,7 +167,8 @@ uint32_t dray_steps_claim(const dray_steps *self, uint32_t most, dray_claim_opti
     return claim->count;
 }
 
-/* ---- what is taken --------------------------------------------------------------------------- */
+/* ---- checks of the samples that a step takes ---------------------------------------------------
+ */
 
 static int check_version(const dray_steps_rules *rules, int64_t step, const dray_batch *batch,
                          uint32_t row, dray_error *error)

@@ -1,5 +1,5 @@
-/* What the library and the built-in programs share of a trainer's steps (dray/steps.h): pure
- * functions of the rules. */
+/* The rules of a trainer's steps (dray/steps.h) that the library and the built-in programs share,
+ * as pure functions. */
 #pragma once
 
 #include "queue/client/feed.h"
@@ -7,7 +7,7 @@
 #include <dray/steps.h>
 #include <stdbool.h>
 
-/* Of what versions samples of the step are. */
+/* The oldest and newest version that the step's samples may have. */
 int64_t dray__rules_oldest(const dray_steps_rules *rules, int64_t step);
 int64_t dray__rules_newest(const dray_steps_rules *rules, int64_t step);
 /* Samples that are too old for the step are dropped by the claim; or left, and so are all but those
@@ -15,15 +15,16 @@ int64_t dray__rules_newest(const dray_steps_rules *rules, int64_t step);
 void dray__rules_consume(const dray_steps_rules *rules, int64_t step, dray_claim_options *claim);
 void dray__rules_leave_old(dray_claim_options *claim);
 
-/* Where a step takes what is complete first: rows to claim now, in whole groups, at most `most`, of
- * `left` that it still takes. bind: of which some must be of the newest version, and `old` that it
- * has are of older ones; newest_only: no more of those. */
+/* For steps that take complete groups first. groups returns the number of rows to claim now, in
+ * whole groups: at most `most`, of the `left` that the step still takes. bind does the same for a
+ * step that must have some rows of the newest version, and has `old` rows of older ones.
+ * newest_only returns true when the step may take no more older ones. */
 uint32_t dray__rules_groups(const dray_steps_rules *rules, uint32_t most, uint32_t left);
 uint32_t dray__rules_bind(const dray_steps_rules *rules, int64_t step, uint32_t old, uint32_t most,
                           uint32_t left);
 bool dray__rules_newest_only(const dray_steps_rules *rules, int64_t step, uint32_t old);
 
-/* DRAY_EINTERNAL: rows of versions that are not the step's. */
+/* Returns 0, or DRAY_EINTERNAL when rows have versions that the step may not have. */
 int dray__rules_check(const dray_steps_rules *rules, int64_t step, const dray_batch *batch,
                       dray_error *error);
 /* Rows that are of older versions than the newest that the step may have. */

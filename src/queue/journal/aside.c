@@ -1,6 +1,7 @@
-/* What a journal does beside its writing, in a thread that lives as long as there is such work:
- * writing the file anew, copying it to another, reading it again. Each of what was in the file when
- * it was asked for, once that is safe; so nothing of it is written any more meanwhile. */
+/* Work of a journal beside its writing, in a thread that lives as long as there is such work:
+ * writing the file anew, copying it to another, reading it again. Each job covers the records that
+ * were in the file when it was asked for, and starts once they are safe. So nothing of that range
+ * is written any more meanwhile. */
 #include "queue/journal/journal_inside.h"
 
 #include "base/array.h"
@@ -20,16 +21,16 @@
 enum {
     CATCH_UP_BYTES = 1 << 20, /* no more than that is copied while nobody else may write */
     CATCH_UPS = 16,           /* or as many tries were made */
-    SPARE_BYTES = 256 << 20   /* what is kept of the file before, at most */
+    SPARE_BYTES = 256 << 20   /* bytes of the replaced file that are kept, at most */
 };
 
 typedef struct job {
     dray__journal *journal;
     dray__journal_entry *entry;
-    int from; /* the file, and what it was summed with */
+    int from; /* the file, and the salt of its sums */
     uint64_t salt, end;
     char *path;    /* of the other one */
-    uint64_t kept; /* where what is kept ends there, and the entry */
+    uint64_t kept; /* the ends in it of the kept records, and of the entry */
     int to;
     dray__output out;
 } job;
@@ -61,7 +62,8 @@ static int copy_records(job *self, uint64_t at, uint64_t end, bool all, dray_err
         bool kept =
             all || bsearch(&r.owner, entry->keep, entry->keep_count, 4, dray__by_u32) != NULL;
         any |= kept;
-        /* The first says what the journal is of; an earlier state is of rows that may be gone. */
+        /* The first record says whose journal it is. An earlier state is of rows that may be gone.
+         */
         bool old = r.kind == DRAY__RECORD_STATE;
         if (kept || (!r.owner && !old && (any || at == DRAY__FILE_HEAD)))
             rc = dray__output_copy(&self->out, self->from, self->journal->path, self->salt, at, &r,
@@ -81,7 +83,7 @@ static int sync_copy(job *self, dray_error *error)
     return rc;
 }
 
-/* What is kept, and the entry, into the file that was opened for it. */
+/* Writes the kept records and the entry to the file that was opened for them. */
 static int write_anew(job *self, dray_error *error)
 {
     dray__journal *j = self->journal;
@@ -106,7 +108,7 @@ static int fail_rename(const char *path, dray_error *error)
     return dray__fail_errno(error, errno, "journal %s: rename", path);
 }
 
-/* What was in the other file before is of no use, whatever becomes of it now. */
+/* The previous content of the other file is of no use, however this job ends. */
 static int copy_to_other(job *self, dray_error *error)
 {
     dray__copy *copy = self->entry->copy;
@@ -148,7 +150,7 @@ static void be_alone_no_more(dray__journal *j)
     pthread_mutex_unlock(&j->lock);
 }
 
-/* What was added since, until there is little of it. */
+/* Copies the records that were added since, until few are left. */
 static int catch_up(job *self, uint64_t *at, dray_error *error)
 {
     dray__journal *j = self->journal;

@@ -87,7 +87,7 @@ int dray__journal_sync_folder(const char *path)
     return rc;
 }
 
-/* What the file was that it replaced; it may be there or not. */
+/* Removes the replaced file. It may be missing. */
 static void journal_drop_spare(const dray__journal *journal)
 {
     char *spare = NULL;
@@ -104,8 +104,8 @@ static bool is_job(const dray__journal_entry *entry)
     return entry->compact || entry->each;
 }
 
-/* The file ends behind what was written: syncing the next records is then no matter of its size. A
- * disk that has no room for that may have some for them. */
+/* Extends the file beyond the last written record, so that syncing the next records does not change
+ * its size. A disk that has no room for the extension may still have room for the records. */
 static void go_ahead(dray__journal *j)
 {
     static const uint8_t zeros[1 << 16];
@@ -156,7 +156,7 @@ static void note_failure(dray__journal *j, const dray_error *error)
     dray__journal_wake(j);
 }
 
-/* What comes next: one job, or records up to the next one, or enough of them. */
+/* Takes the next work: one job, or the records up to the next job, or a full group of them. */
 static dray__journal_entry *take_group(dray__journal *j)
 {
     dray__journal_entry *group = j->waiting.first, *last = group;
@@ -212,7 +212,7 @@ static void write_waiting(dray__journal *j)
     wake_others(j);
 }
 
-/* Hands over what is safe. */
+/* Hands over the entries that are safe. */
 static void report(dray__journal *j)
 {
     while (j->unsafe.first && j->unsafe.first->seq <= j->safe) {
@@ -254,7 +254,7 @@ static void sync_written(dray__journal *j)
     wake_others(j);
 }
 
-/* Nothing of what is not safe counts; it is written again, from the same place. */
+/* Records that are not safe do not count. They are written again from the same place. */
 static void start_over(dray__journal *j)
 {
     if (ftruncate(j->fd, (off_t)j->end) < 0)
@@ -270,7 +270,8 @@ static void start_over(dray__journal *j)
     wake_others(j);
 }
 
-/* Who was answered often has more at once, and waking a thread takes as long as half a sync. */
+/* A client that was answered often has its next request at once, and waking a thread takes as long
+ * as half a sync. */
 static bool spin(dray__journal *j)
 {
     uint64_t before = j->added;
@@ -435,7 +436,8 @@ int dray__journal_fd(const dray__journal *journal)
 
 uint64_t dray__journal_added(const dray__journal *journal)
 {
-    return journal->added; /* who adds asks: no lock is needed */
+    return journal->added; /* the thread that adds records is the one that asks, so no lock is
+                            * needed */
 }
 
 dray__journal_entry *dray__journal_done(dray__journal *journal, uint64_t *safe, int *code,

@@ -1,16 +1,15 @@
-/* A journal: one file of checked records (record.h), to which threads of its own append. Whoever
- * adds a record goes on at once; two threads take turns: while one waits for the disk to say that
- * what was written is safe, the other fetches, sums and writes what has come meanwhile. One sync
- * answers for everything that was written before it began (dray__journal_fd). A third writes the
- * file anew, or reads it, beside them (aside.c). The journal knows nothing of queues.
+/* A journal: one file of checked records (record.h), to which threads of its own append. A caller
+ * that adds a record goes on at once. Two threads take turns: while one waits until the disk has
+ * the written records, the other fetches, sums and writes the records that have come meanwhile. One
+ * sync answers for everything that was written before it began (dray__journal_fd). A third thread
+ * writes the file anew, or reads it, beside them (aside.c). The journal knows nothing of queues.
  *
- * What a crash left at the end of the file (a record that is not whole, though none after it was
- * known to be safe) is cut off. A broken record before that is DRAY_ECHECKSUM: it was
- * acknowledged.
+ * A crash may leave an incomplete record at the end of the file, which was never reported as safe.
+ * It is cut off. A broken record before that is DRAY_ECHECKSUM, because it was acknowledged.
  *
  * Blocks of a file that were written before are written again twice as fast as new ones, and synced
- * without the file system's own journal. So the file is longer than what is in it, and the one that
- * it replaces when it is written anew is kept beside it, as PATH.new, for the next time. */
+ * without the file system's own journal. So the file is longer than its records, and the file that
+ * a new one replaces is kept beside it, as PATH.new, for the next time. */
 #pragma once
 
 #include "base/wire.h"
@@ -40,7 +39,7 @@ typedef struct dray__copy {
     int fd;
     char *label;          /* for messages */
     int folder;           /* -1: the process that opened the file names it; otherwise */
-    char *partial, *name; /* what it is called in there, before and once it is whole */
+    char *partial, *name; /* its names in there, before and after it is complete */
 } dray__copy;
 
 void dray__copy_free(dray__copy *copy); /* closes the file; NULL is fine */
@@ -50,28 +49,31 @@ typedef struct dray__journal_entry {
     uint64_t seq; /* set when it is added */
     uint64_t at;  /* the journal's own */
     uint16_t kind;
-    uint32_t owner; /* whose it is: what compaction keeps or drops; 0: nobody's */
+    uint32_t owner; /* the owner, by which compaction keeps or drops it; 0 when it has none */
     dray__writer body;
     dray__journal_piece *pieces; /* they follow the body */
     uint32_t piece_count;
     void *user;
     bool
         missing; /* set when it is given back: its pieces could not be fetched, and never will be */
-    /* The file is written anew: records of owners in `keep` (sorted), those of nobody that come
-     * after the first of them, this one, and what was added since. copy: to another file, which
-     * ends with this one, and the journal itself goes on as it is. What came of it is in `error`.
-     * The entry is given back when it is done, which may be long after its number was safe. */
+    /* With compact, the file is written anew: records of owners in `keep` (sorted), records without
+     * an owner that come after the first of them, this entry, and all that was added since. With
+     * copy, these go to another file, which ends with this entry, and the journal itself is not
+     * changed. The result is in `error`. The entry is given back when the job is done, which may be
+     * long after its number was safe. */
     bool compact;
     uint32_t *keep, keep_count;
     dray__copy *copy;
     dray_error error;
-    /* Instead: `each` is called, in a thread of the journal's, for every record before this one. */
+    /* With each, the function is called, in a thread of the journal, for every record before this
+     * one. */
     dray__journal_each each;
 } dray__journal_entry;
 
 void dray__entry_free(dray__journal_entry *entry);
 
-/* What its threads do to files, so that tests can lose power in it. NULL: pwrite, fdatasync. */
+/* The journal's calls on files, so that tests can lose power in them. NULL means pwrite and
+ * fdatasync. */
 typedef struct dray__journal_files {
     /* 0, or -1 with errno. */
     int (*write)(int fd, const void *data, size_t size, int64_t at);
@@ -81,8 +83,8 @@ typedef struct dray__journal_files {
 typedef struct dray__journal_options {
     const char *path;
     bool sync; /* every group; false: never */
-    /* Fetches a piece, or a part of one. Called by one thread at a time. DRAY_EGONE: it is not
-     * there any more; another error is tried again. */
+    /* Fetches a piece, or a part of one. Called by one thread at a time. Returns 0, or DRAY_EGONE
+     * when the bytes do not exist any more. The journal tries again after any other error. */
     int (*fetch)(void *user, const dray__journal_piece *piece, void *out, dray_error *error);
     void *user;
     const dray__journal_files *files;
@@ -94,20 +96,22 @@ int dray__journal_read(const char *path, dray__journal_each each, void *user, ui
 /* The same of a file that is open; label: for messages. */
 int dray__journal_read_open(int fd, const char *label, dray__journal_each each, void *user,
                             uint64_t *end, uint64_t *last, dray_error *error);
-/* Starts a journal, mode 0600. end: what dray__journal_read said of the file, which is cut off
- * there; 0: there must be none (DRAY_EEXIST). last: its last sequence number. DRAY_EBUSY: another
- * process has it open. */
+/* Starts a journal with mode 0600. end is the end that dray__journal_read found; the file is cut
+ * off there. With 0, no such file may exist. last is its last sequence number. Returns 0,
+ * DRAY_EEXIST when a file exists that should not, or DRAY_EBUSY when another process has it open.
+ */
 int dray__journal_start(const dray__journal_options *options, uint64_t end, uint64_t last,
                         dray__journal **out, dray_error *error);
 /* Adds a record; the entry is the journal's until dray__journal_done gives it back. */
 void dray__journal_add(dray__journal *journal, dray__journal_entry *entry);
 /* Readable when something became safe, or failed. The journal's. */
 int dray__journal_fd(const dray__journal *journal);
-/* Entries that are safe, in order (NULL: none), and up to which number all is. An error: the
- * journal cannot be written now (DRAY_EFULL, DRAY_ESYS); it tries again by itself, and what waits
- * is kept. */
+/* Returns the entries that are safe, in order (NULL when there are none). *safe is the last number
+ * up to which all records are safe. *code is an error while the journal cannot be written
+ * (DRAY_EFULL, DRAY_ESYS). The journal tries again by itself, and keeps the waiting entries. */
 dray__journal_entry *dray__journal_done(dray__journal *journal, uint64_t *safe, int *code,
                                         dray_error *error);
 uint64_t dray__journal_added(const dray__journal *journal); /* the last number */
-/* Writes what waits, unless that fails. Returns what was never given back. NULL is fine. */
+/* Writes the waiting records, unless that fails. Returns the entries that were never given back.
+ * NULL is fine. */
 dray__journal_entry *dray__journal_stop(dray__journal *journal);

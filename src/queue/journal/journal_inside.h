@@ -1,4 +1,4 @@
-/* What journal.c and aside.c share. */
+/* The declarations that journal.c and aside.c share. */
 #pragma once
 
 #include "base/thread.h"
@@ -21,7 +21,7 @@ struct dray__journal {
     dray__thread hands[DRAY__JOURNAL_HANDS];
     pthread_mutex_t lock;
     pthread_cond_t work; /* for hands */
-    pthread_cond_t idle; /* for who works aside, or waits for that */
+    pthread_cond_t idle; /* for the thread that works aside, and for callers that wait for it */
     bool writing, syncing;
     bool alone;    /* somebody wants both roles, or has them */
     bool broken;   /* a write or sync failed: all that is not safe is written again */
@@ -29,7 +29,8 @@ struct dray__journal {
     bool stop;
     int64_t retry_at;
     uint64_t size;                        /* of the file, as far as it was written */
-    uint64_t written, end;                /* of what is written, and of what is safe, too */
+    uint64_t written, end;                /* the ends of the written records, and of the safe ones
+                                           */
     uint64_t added, taken, safe;          /* numbers: the last one; those written; those safe */
     uint64_t spun;                        /* the last number after which a hand looked for more */
     uint64_t most_taken;                  /* before something had to be written again, maybe */
@@ -41,10 +42,10 @@ struct dray__journal {
 };
 
 void dray__entries_add(dray__entries *to, dray__journal_entry *first);
-/* Under the lock: what becomes readable. */
+/* Under the lock: makes the descriptor readable. */
 void dray__journal_wake(const dray__journal *journal);
 int dray__journal_sync_folder(const char *path);
 
-/* aside.c. Under the lock: what is in `jobs` will be done. */
+/* Both are called under the lock. After begin, the entries in `jobs` will be done (aside.c). */
 void dray__aside_begin(dray__journal *journal);
 void dray__aside_end(dray__journal *journal);

@@ -36,7 +36,8 @@ void dray__ledger_uncount(dray__ledger *ledger, uint32_t owner)
     ledger->dead += held;
 }
 
-/* ---- what clients may ask again -------------------------------------------------------------- */
+/* ---- requests that clients may repeat ----------------------------------------------------------
+ */
 
 static uint64_t told_key(uint64_t identity, uint32_t ticket)
 {
@@ -181,7 +182,7 @@ static void write_put(dray__ledger *ledger, dray__journal_entry *entry, const vo
         put->record = dray__journal_added(ledger->journal);
 }
 
-/* NULL: nothing is written. */
+/* Returns NULL when nothing is written. */
 static dray__journal_entry *put_entry(dray__ledger *ledger, uint16_t kind, uint32_t owner,
                                       dray__put *put)
 {
@@ -301,7 +302,8 @@ static void put_state(dray__writer *w, const dray__table *table)
     dray__arena_free(&arena);
 }
 
-/* Whose records are needed, ascending: partitions are in order of creation. */
+/* Lists the owners whose records are needed, ascending, because partitions are in order of
+ * creation. */
 static uint32_t *list_owners(dray__table *table, uint32_t *count)
 {
     uint32_t puts = 0, at = 0, *numbers = dray__keyed_numbers(table, &puts);
@@ -474,7 +476,7 @@ void dray__ledger_reach(dray__ledger *ledger, dray__keepers *keepers)
     dray__placer_reach(&ledger->bytes, keepers);
 }
 
-/* While a journal is read: nothing else drops what is freed meanwhile. */
+/* While a journal is read, nothing else drops the chunks that are freed. */
 static void drop_now(void *user, uint32_t keeper, uint64_t chunk, uint64_t key)
 {
     const dray__ledger *ledger = user;
@@ -591,7 +593,7 @@ static int take_record(void *user, const dray__journal_record *record, dray_erro
     return where(r, record, dray__replay_record(r->table->ledger, record, error), error);
 }
 
-/* The journal goes on where what was read of it ends. */
+/* The journal continues at the end of the records that were read. */
 static int go_on(dray__ledger *ledger, const dray__ledger_options *options, uint64_t end,
                  uint64_t last, dray_error *error)
 {

@@ -1,11 +1,11 @@
-/* src/queue/journal/: what a durable queue keeps of its table. journal.c appends records to a file
- * in threads of its own, record.c is the file's format, aside.c writes it anew. ledger.c makes a
- * record of each change of the table, replay.c makes a table of records again, restore.c puts lost
- * bytes back from them, and place.c puts such bytes where readers find them. */
+/* src/queue/journal/: the record that a durable queue keeps of its table. journal.c appends records
+ * to a file in threads of its own, record.c is the file's format, aside.c writes it anew. ledger.c
+ * makes a record of each change of the table, replay.c makes a table of records again, restore.c
+ * puts lost bytes back from them, and place.c puts such bytes where readers find them. */
 
-/* What a durable queue keeps of its table: every change as a record of a journal (ledger.c), and
- * how a table is made of the records again (replay.c). The table calls these where it changes, with
- * a ledger that may be NULL: then nothing is kept. */
+/* A ledger keeps every change of a queue's table as a record of a journal (ledger.c), and makes a
+ * table of the records again (replay.c). The table calls these functions where it changes, with a
+ * ledger that may be NULL. Then nothing is kept. */
 #pragma once
 
 #include "base/clock.h"
@@ -18,15 +18,15 @@ enum { DRAY__LEFT = 4096 };
 
 struct dray__ledger {
     dray__table *table;
-    dray__journal *journal; /* NULL: while it is being read */
+    dray__journal *journal; /* NULL while it is being read */
     dray__placer bytes;     /* of the journal's thread, which reads them; */
     dray__placer own;       /* the controller's */
-    uint64_t former_space;  /* of the controller before, as the journal says; 0: none */
-    /* Told by dray__ledger_poll of a record whose bytes were gone before they were kept. NULL:
-     * nobody is. */
+    uint64_t former_space;  /* the previous controller's, from the journal; 0 when there was none */
+    /* Called by dray__ledger_poll for a record whose bytes were gone before they were kept. May be
+     * NULL. */
     void (*gone)(void *user, uint64_t record);
     void *user;
-    char *path;    /* NULL: it has no name */
+    char *path;    /* NULL when it has no name */
     bool sync;     /* answers wait until it is safe */
     uint64_t safe; /* up to this number */
     int failed;    /* the journal cannot be written now, and why */
@@ -34,23 +34,25 @@ struct dray__ledger {
     dray__idmap sizes;   /* partition's generation -> bytes of its records */
     uint64_t live, dead; /* bytes of all records: compaction would drop the dead ones */
     bool compacting;
-    struct dray__restoring *restoring; /* bytes are being put back; NULL: none are */
-    bool restored;                     /* since the controller looked; what is lost now stays so */
+    struct dray__restoring *restoring; /* while bytes are being put back; else NULL */
+    bool restored;                     /* set when bytes were put back since the controller looked;
+                                        * bytes that are lost now stay lost */
     bool lost; /* a change could not be written down: nothing more is kept */
     bool copying;
-    dray_error copied; /* what came of the last dray__ledger_copy */
+    dray_error copied; /* the result of the last dray__ledger_copy */
 
     /* While it is being read: */
     bool replaying;
     uint64_t record;      /* its number */
-    uint32_t number;      /* the next generation number; 0: as the table counts */
+    uint32_t number;      /* the next generation number; 0 when the table counts */
     dray__client *reader; /* owns the chunks that bytes are put into; */
     uint64_t *filled;     /* of them those that get no more, closed when the record is replayed */
     uint32_t filled_count;
     uint64_t filled_capacity;
 
-    /* What clients that are gone asked for: key of (identity, ticket) -> dray__told. Of those that
-     * this controller saw go the last requests of the last ones, whose keys are in `left`. */
+    /* The requests of clients that are gone: key of (identity, ticket) -> dray__told. Only the last
+     * requests of the last clients that this controller saw leave are kept. Their keys are in
+     * `left`. */
     dray__idmap told;
     uint64_t left[DRAY__LEFT];
     uint32_t left_count;
@@ -78,7 +80,8 @@ void dray__ledger_uncount(dray__ledger *ledger, uint32_t owner);
 void dray__ledger_lose(dray__ledger *ledger);
 /* The generation number that a partition or a demand gets. */
 uint32_t dray__ledger_number(dray__table *table);
-/* What became of a request whose client has come back since; NULL: it did not count. */
+/* Returns the result of a request whose client has come back since; NULL when the request did not
+ * count. */
 const dray__told *dray__ledger_told(const dray__ledger *ledger, uint64_t identity, uint32_t ticket);
 /* The client is gone, but may come back and ask again. */
 void dray__ledger_left(dray__ledger *ledger, const dray__client *client);
@@ -92,7 +95,7 @@ typedef struct dray__ledger_options {
     bool sync;
     bool kept; /* the journal goes on; false: it is only read */
     const int
-        *from; /* an open file to be read instead, which `path` says the name of; NULL: none */
+        *from; /* an open file to be read instead, whose name is `path`; NULL when there is none */
     const dray__journal_files *files;
 } dray__ledger_options;
 
@@ -105,30 +108,33 @@ typedef int (*dray__ledger_make)(void *user, dray__reader *opening, dray__table 
 /* *out is NULL where the file holds nothing yet. */
 int dray__ledger_recover(const dray__ledger_options *options, dray__ledger_make make, void *user,
                          dray__table **out, dray_error *error);
-/* Writes what waits and frees; the table is left without. */
+/* Writes the waiting records and frees the ledger. The table has none afterwards. */
 void dray__ledger_end_of(dray__table *table);
 int dray__ledger_fd(const dray__ledger *ledger);
-/* Takes note of what became safe, or failed. Puts are unpinned. Compacts when it is worth it. */
+/* Takes note of records that became safe, or failed. Unpins their puts. Compacts the journal when
+ * that is worth it. */
 void dray__ledger_poll(dray__ledger *ledger);
 /* Changes are refused while they could not be kept: DRAY_EFULL, DRAY_ESYS. NULL is fine. */
 int dray__ledger_check(const dray__ledger *ledger, dray_error *error);
 /* The number of the last record. NULL is fine: 0. */
 uint64_t dray__ledger_added(const dray__ledger *ledger);
-/* The number that must be safe before an answer may go; 0: it may. NULL is fine. */
+/* Returns the number that must be safe before an answer may be sent; 0 when it may be sent now.
+ * NULL is fine. */
 uint64_t dray__ledger_pending(const dray__ledger *ledger);
-/* From now on its thread can read what keepers of other hosts hold. */
+/* From now on the ledger's thread can read from keepers of other hosts. */
 void dray__ledger_reach(dray__ledger *ledger, dray__keepers *keepers);
-/* Puts bytes that are lost (dray__chunk.lost) back from the journal, where they can be. That reads
- * the whole journal, beside everything else; until `restored` rows that wait for it are neither
- * ready nor lost. NULL is fine. */
+/* Puts lost bytes (dray__chunk.lost) back from the journal where that is possible. This reads the
+ * whole journal, in the background. Until `restored`, rows that wait for it are neither ready nor
+ * lost. NULL is fine. */
 void dray__ledger_restore(dray__ledger *ledger);
-/* Writes the table's records to another file; done once the last number that was added is safe, and
- * `copied` says how. DRAY_EBUSY: it is being done already. Takes `copy` over. */
+/* Writes the table's records to another file. This is done once the last number that was added is
+ * safe, and `copied` has the result. Takes `copy` over. Returns 0, or DRAY_EBUSY when a copy is
+ * under way already. */
 int dray__ledger_copy(dray__ledger *ledger, dray__copy *copy, dray_error *error);
 
 /* ---- between ledger.c and replay.c ----------------------------------------------------------- */
 
-/* The first that is told of a request stays. */
+/* Of several results for one request, the first stays. */
 int dray__ledger_remember(dray__ledger *ledger, uint64_t identity, const dray__told *told,
                           dray_error *error);
 void dray__ledger_count(dray__ledger *ledger, uint32_t owner, uint64_t bytes);

@@ -1,6 +1,7 @@
-/* Where the bytes of a journal's records come from, and where they are put when it is read: a
- * holder of bytes (queue/storage/holder.h) that no client has. Not bound to the table's thread: a
- * thread has a placer of its own, and who made it says what becomes of its chunks. */
+/* A placer fetches the bytes of a journal's records, and puts them into memory when the journal is
+ * read. It is a holder of bytes (queue/storage/holder.h) without a client. It is not bound to the
+ * table's thread: each thread has a placer of its own, and the placer's owner decides about its
+ * chunks. */
 #pragma once
 
 #include "base/clock.h"
@@ -12,25 +13,26 @@
 
 typedef struct dray__placer {
     dray__values_holder holder;
-    dray__keepers *keepers; /* keepers of other hosts; NULL: there are none */
-    uint64_t size;          /* of the last chunk; 0: there was none */
-    /* A chunk that the keeper has; it is filled, and nothing more is put in. NULL: nothing. */
+    dray__keepers *keepers; /* keepers of other hosts; NULL when there are none */
+    uint64_t size;          /* of the last chunk; 0 when there was none */
+    /* made: the keeper has a new chunk. filled: nothing more is put into the chunk. Both may be
+     * NULL. */
     int (*made)(void *user, uint64_t id, uint64_t key, uint64_t size, dray_error *error);
     void (*filled)(void *user, uint64_t id);
     void *user;
 } dray__placer;
 
-/* As the settings say, whose space is not 0 where a store holds the bytes. keeper_path: NULL: there
- * is none. To be freed in any case. */
+/* Opens a placer by the settings, whose space is not 0 when a store holds the bytes. keeper_path is
+ * NULL when there is no keeper. The caller frees the placer in any case. */
 int dray__placer_open(dray__placer *placer, const dray__settings *settings, uint64_t space,
                       const char *keeper_path, uint64_t era, dray_error *error);
 void dray__placer_free(dray__placer *placer);
 /* Bytes of other hosts can be got, too. */
 void dray__placer_reach(dray__placer *placer, dray__keepers *keepers);
-/* Takes the column's bytes from the record; the column's extent says where they are now. */
+/* Takes the column's bytes from the record. Afterwards the column's extent says where they are. */
 int dray__place_column(dray__placer *placer, dray__reader *r, dray__new_column *column,
                        uint64_t items, dray_error *error);
-/* What is placed later comes into another chunk. */
+/* Later columns are placed into another chunk. */
 void dray__place_close(dray__placer *placer);
-/* DRAY_EGONE: its holder has lost it. */
+/* Returns 0, or DRAY_EGONE when the holder has lost the bytes. */
 int dray__placer_get(dray__placer *placer, dray__range *range, dray_error *error);

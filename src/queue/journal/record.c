@@ -22,14 +22,14 @@ enum {
     FORMAT = 2, /* 1 had no head */
     SUM_AT = 40,
     BLOCK = 512 << 10,
-    START_BYTES = 8 << 20 /* of which the disk is told at once */
+    START_BYTES = 8 << 20 /* bytes that the disk starts to write at once */
 };
 
 struct dray__sum {
     XXH3_state_t state;
 };
 
-/* What is in a state already is believed, where the seed in it is the same. */
+/* XXH3 keeps a state's previous content when its seed is the same. */
 static void begin_sum(XXH3_state_t *state, uint64_t salt)
 {
     XXH3_INITSTATE(state);
@@ -100,7 +100,7 @@ int dray__head_write(const dray__journal_files *files, int fd, const char *path,
     return DRAY_OK;
 }
 
-/* A file in whose beginning there was no time to write anything. */
+/* Checks a file into which the process had no time to write anything. */
 static int check_empty(int fd, const char *path, uint64_t file, dray_error *error)
 {
     uint8_t block[1 << 16];
@@ -166,8 +166,8 @@ int dray__record_at(int fd, const char *path, uint64_t at, uint64_t end, dray__r
     return DRAY_OK;
 }
 
-/* The record at `at`, whole and right, in *data (malloc'ed; the caller's); NULL: there is none.
- * What could not be read is an error, and no record less. */
+/* Reads the whole and correct record at `at` into *data (malloc'ed; the caller's). *data is NULL
+ * when there is no record. A failed read is an error, never a missing record. */
 static int read_record(int fd, const char *path, uint64_t salt, uint64_t at, uint64_t file,
                        dray__record *h, uint8_t **data, dray_error *error)
 {
@@ -199,7 +199,7 @@ static int read_record(int fd, const char *path, uint64_t salt, uint64_t at, uin
     return DRAY_OK;
 }
 
-/* Fails where a later record says that number `seq`, which is broken, had been safe. */
+/* Fails when a later record says that number `seq`, which is broken, had been safe. */
 static int check_not_safe(int fd, const char *path, uint64_t salt, uint64_t at, uint64_t file,
                           uint64_t seq, dray_error *error)
 {
@@ -304,7 +304,7 @@ int dray__journal_read(const char *path, dray__journal_each each, void *user, ui
 
 int dray__output_init(dray__output *out, const dray__journal_files *files, dray_error *error)
 {
-    void *sum = NULL; /* its type wants to lie at a multiple of 64 */
+    void *sum = NULL; /* its type must be aligned to 64 bytes */
     *out = (dray__output){.files = files, .fd = -1, .block = malloc(BLOCK)};
     if (posix_memalign(&sum, 64, sizeof *out->sum) == 0)
         out->sum = sum;
@@ -343,7 +343,8 @@ static void add_to_sum(dray__output *out)
     out->summed = out->used;
 }
 
-/* The disk begins early with what is much: it writes while the next bytes are fetched. */
+/* Large records are handed to the disk early, so that it writes while the next bytes are fetched.
+ */
 int dray__output_flush(dray__output *out, dray_error *error)
 {
     add_to_sum(out);
@@ -354,7 +355,7 @@ int dray__output_flush(dray__output *out, dray_error *error)
     if (out->at - out->started < START_BYTES)
         return DRAY_OK;
     sync_file_range(out->fd, (off_t)out->started, (off_t)(out->at - out->started),
-                    SYNC_FILE_RANGE_WRITE); /* if that fails, fdatasync says why */
+                    SYNC_FILE_RANGE_WRITE); /* if that fails, fdatasync returns the reason */
     out->started = out->at;
     return DRAY_OK;
 }

@@ -37,7 +37,8 @@ extern const dray__fields dray__record_fields, dray__file_head_fields;
 
 /* In the file, with its header. */
 uint64_t dray__record_bytes(const dray__record *record);
-/* The header at `at`; DRAY_EFORMAT: there is none that fits before `end`. */
+/* Reads the header at `at`. Returns 0, or DRAY_EFORMAT when there is no header that fits before
+ * `end`. */
 int dray__record_at(int fd, const char *path, uint64_t at, uint64_t end, dray__record *out,
                     dray_error *error);
 /* Calls `each` for the records of [from, file). *end: where the last whole one ends. */
@@ -55,14 +56,14 @@ extern const dray__journal_files dray__journal_real_files;
 /* DRAY_EFULL where the disk is. */
 int dray__file_failed(const char *path, int errnum, const char *what, dray_error *error);
 
-/* What is written to a file, through a block of memory that stays in the processor's cache. */
+/* Output to a file, through a block of memory that stays in the processor's cache. */
 typedef struct dray__output {
     const dray__journal_files *files;
     const char *path; /* borrowed */
     int fd;
     uint64_t salt;
     uint64_t at;      /* of the block in the file */
-    uint64_t started; /* up to there the disk was told to write */
+    uint64_t started; /* the disk was told to write up to there */
     uint8_t *block;
     size_t used, summed;
     bool in_record;
@@ -75,10 +76,10 @@ void dray__output_free(dray__output *out);
 void dray__output_to(dray__output *out, int fd, const char *path, uint64_t salt, uint64_t at);
 /* Where the next byte goes. */
 uint64_t dray__output_end(const dray__output *out);
-/* entry->missing says whether its pieces were there. */
+/* Sets entry->missing when its pieces were gone. */
 int dray__output_entry(dray__output *out, dray__journal_entry *entry, uint64_t safe,
                        const dray__journal_options *from, dray_error *error);
-/* A record of another file, whose sum is checked. */
+/* Copies a record of another file, and checks its sum. */
 int dray__output_copy(dray__output *out, int from, const char *path, uint64_t salt, uint64_t at,
                       const dray__record *record, dray_error *error);
 int dray__output_flush(dray__output *out, dray_error *error);

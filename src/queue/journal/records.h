@@ -9,7 +9,7 @@
 enum {
     DRAY__RECORD_OPEN = 1, /* a QUEUE_OPEN message */
     DRAY__RECORD_START,    /* a controller has taken the queue over */
-    DRAY__RECORD_STATE,    /* what does not follow from the records that compaction keeps */
+    DRAY__RECORD_STATE,    /* state that does not follow from the records that compaction keeps */
     DRAY__RECORD_INSERT,
     DRAY__RECORD_SEAL,
     DRAY__RECORD_COMMIT,
@@ -48,7 +48,7 @@ typedef struct dray__commit_record {
 typedef struct dray__loss_record {
     uint32_t slot, generation, task, failures, cause;
     const char *reason;
-    uint64_t demand; /* 0: none */
+    uint64_t demand; /* 0 when there is none */
 } dray__loss_record;
 
 typedef struct dray__cleared { /* a partition */
@@ -72,7 +72,7 @@ typedef struct dray__image_row {
     uint64_t consumed; /* consumers, one bit each */
 } dray__image_row;
 
-typedef struct dray__image { /* a keyed partition, but for what puts brought */
+typedef struct dray__image { /* a keyed partition, without its puts */
     const char *name;
     uint32_t generation;
     const char *const *tasks;
@@ -108,7 +108,7 @@ typedef union dray__record_body {
 
 typedef struct dray__record_kind {
     const char *name;
-    const dray__fields *fields; /* NULL: none */
+    const dray__fields *fields; /* NULL when it has none */
     bool bytes;                 /* come behind them */
 } dray__record_kind;
 

@@ -16,7 +16,7 @@ typedef struct replay {
     dray__ledger *ledger;
     dray__table *table;
     const dray__journal_record *record;
-    dray__partition *partition; /* of the record's owner; NULL: there is none */
+    dray__partition *partition; /* of the record's owner; NULL when there is none */
     dray__reader r;
     dray__arena arena;
 } replay;
@@ -29,8 +29,8 @@ static int add_chunk(void *user, uint64_t id, uint64_t key, uint64_t size, dray_
     return dray__chunk_add(ledger->table, ledger->reader, 0, id, key, size, error);
 }
 
-/* Not before the put is there whose first columns it holds: the table takes nothing into a chunk
- * that is closed. */
+/* The chunk is closed only after the put exists whose first columns it holds, because the table
+ * takes nothing into a closed chunk. */
 static void close_chunk(void *user, uint64_t id)
 {
     dray__ledger *ledger = user;
@@ -59,7 +59,7 @@ static int place_columns(replay *p, const dray__content *content, uint64_t items
     return rc ? rc : dray__reader_finish(&p->r, "record", error);
 }
 
-/* What the record should hold was gone before it was written: its rows are lost. */
+/* The record's bytes were gone before they were written, so its rows are lost. */
 static void note_missing(const replay *p, const dray__partition *partition)
 {
     const dray__put *put = partition->put_count ? partition->puts[partition->put_count - 1] : NULL;
@@ -213,7 +213,7 @@ static int do_commit(replay *p, const void *body, dray_error *error)
     return rc ? rc : dray__ledger_remember(p->ledger, record->identity, &told, error);
 }
 
-/* What the task has lost before, or settled, it cannot lose. */
+/* A task cannot lose a row that it has lost or settled before. */
 static int check_loss(const replay *p, uint32_t slot, uint32_t task, uint32_t cause,
                       uint64_t demand, dray_error *error)
 {
@@ -268,7 +268,7 @@ static int do_clear(replay *p, const void *body, dray_error *error)
         return dray__fail(error, DRAY_EFORMAT,
                           "a partition of generation 1 to %u expected, found %u",
                           p->table->generations, p->record->owner);
-    if (!p->partition) /* what a checkpoint covered was cleared with it */
+    if (!p->partition) /* commits that a checkpoint covered were cleared with it */
         return DRAY_OK;
     return dray__table_clear(p->table, p->partition->name, error);
 }
@@ -315,7 +315,7 @@ static int define(dray__table *table, const dray__known_column *known, dray_erro
     return rc ? rc : dray__table_define(table, &column, error);
 }
 
-/* What a table counts never goes back. */
+/* The counts of a table never go back. */
 static int check_state(const dray__table *table, const dray__state_record *state, dray_error *error)
 {
     uint32_t generations = state->generations, epoch = state->epoch;
@@ -402,7 +402,8 @@ static int do_put(replay *p, const void *body, dray_error *error)
     return dray__ledger_remember(p->ledger, record->identity, &told, error);
 }
 
-/* What was dropped, consumed or forgotten of a keyed partition, which is the record's owner. */
+/* Rows that were dropped, consumed or forgotten of a keyed partition, which is the record's owner.
+ */
 static int do_used(replay *p, const void *body, dray_error *error)
 {
     const dray__used_record *record = body;
@@ -442,7 +443,8 @@ static int do_open(replay *p, const void *body, dray_error *error)
                       p->table->name);
 }
 
-/* What a record's owner is: nobody, a partition that is there, or one that may be made or gone. */
+/* The owner of a record: none, a partition that exists, or one that may not exist yet or any more.
+ */
 enum { NOBODY, PARTITION, ANY_PARTITION };
 
 static const struct {

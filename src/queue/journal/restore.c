@@ -1,6 +1,6 @@
-/* Putting bytes that are lost back from the journal, beside everything else: a thread of the
- * journal's reads it and places what is wanted; the table learns where that is when it has ended.
- * Until then the rows are away: nobody can claim them, and they are not lost. */
+/* Puts lost bytes back from the journal in the background. A thread of the journal reads it and
+ * places the wanted bytes. The table learns of their places when the thread has ended. Until then
+ * nobody can claim the rows, and they are not lost. */
 #include "queue/journal/ledger.h"
 
 #include "base/arena.h"
@@ -14,7 +14,8 @@
 typedef struct wanted { /* the put of a record, as it was when the reading began */
     uint64_t record;
     uint32_t items, count;
-    uint64_t *bytes; /* [count]: of values of a column that is lost; UINT64_MAX: it is not */
+    uint64_t *bytes; /* [count]: bytes of the values of a lost column; UINT64_MAX when it is not
+                      * lost */
     dray__extent *extents;
     bool placed;
 } wanted;
@@ -336,7 +337,7 @@ void dray__restore_done(dray__ledger *ledger, dray__journal_entry *entry)
     ledger->restored = true;
     if (again)
         dray__ledger_restore(ledger);
-    if (!ledger->restoring) /* what waits for nothing any more is lost */
+    if (!ledger->restoring) /* rows that no longer wait for their bytes are lost */
         for_lost(table, stop_waiting, NULL);
     set_away(table);
 }

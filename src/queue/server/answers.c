@@ -1,4 +1,4 @@
-/* Writing replies: what a claim got, what storage came free. */
+/* Writing replies: the rows that a claim got, and the chunks that were freed. */
 #include "base/error.h"
 #include "control/protocol.h"
 #include "queue/server/internal.h"
@@ -47,7 +47,7 @@ static void put_news(dray__writer *w, const dray__table *table, uint32_t columns
         dray__put_string(w, table->keys[i]);
 }
 
-/* What the claim reads, padding too. */
+/* The slot of the i-th row that the claim reads, padding included. */
 static uint32_t slot_of(const dray__claim *claim, uint32_t i)
 {
     return claim->reads ? claim->reads[i] : claim->slots[i];
@@ -82,7 +82,7 @@ static void put_puts(dray__writer *w, const dray__table *table, const dray__clai
     }
 }
 
-/* Rows that the task has begun: it reads what it wrote. */
+/* Returns true for rows that the task has begun. It reads its own earlier output. */
 static bool goes_on(const dray__claim *claim)
 {
     const dray__partition *p = claim->partition;

@@ -186,7 +186,7 @@ static int serve(dray__controller *self, dray__table *table, dray_error *error)
     return DRAY_OK;
 }
 
-/* A journal does not say whose it was. */
+/* A journal does not name its token. */
 static int serve_again(dray__controller *self, dray__table *table, dray_error *error)
 {
     int rc = serve(self, table, error);
@@ -195,7 +195,7 @@ static int serve_again(dray__controller *self, dray__table *table, dray_error *e
     return rc;
 }
 
-/* Of a token; NULL: out of memory. */
+/* Returns the quota of a token; NULL when out of memory. */
 static dray__quota *find_quota(dray__controller *self, const char *who)
 {
     dray__quota **at = &self->quotas;
@@ -251,8 +251,8 @@ static json_t *quotas_json(const dray__controller *self)
     return list;
 }
 
-/* Who comes back over another connection is not there over the one before any more, whether that
- * one's end was seen or not. */
+/* A client that comes back over another connection has left the one before, also when the end of
+ * that one was not seen. */
 static void supersede(dray__served *q, uint64_t identity)
 {
     char reason[DRAY__REASON_MAX];
@@ -392,8 +392,8 @@ static int check_insert(dray__waiter *w, dray_error *error)
     return DRAY_OK;
 }
 
-/* Requests that wait already come first. They may wait for a refill, though, or for rows whose
- * memory is there: those do not queue up behind them. */
+/* Requests that wait already come first. The exceptions are refills, and rows whose memory was
+ * promised by ROOM. */
 static bool insert_waits(dray__waiter *w)
 {
     const dray__waiter *before = w->queue->inserts.first;
@@ -427,7 +427,7 @@ static int check_claim(dray__waiter *w, dray_error *error)
                       w->claim.count);
 }
 
-/* A commit, and the claim that follows it. The commit counts whatever becomes of the claim. */
+/* A commit, and the claim that follows it. The commit counts also when the claim fails. */
 static int check_next(dray__waiter *w, dray_error *error)
 {
     dray__table *table = w->queue->table;
@@ -493,7 +493,8 @@ static const struct kept {
     uint16_t type;
     const dray__fields *fields;
     int (*check)(dray__waiter *w, dray_error *error);
-    bool (*waits)(dray__waiter *w); /* for those before it; NULL: it is tried at once */
+    bool (*waits)(dray__waiter *w); /* whether earlier requests must be served first; NULL when it
+                                     * is tried at once */
     dray__try_fn attempt;
     size_t line; /* of dray__served */
 } kept[] = {

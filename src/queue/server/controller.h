@@ -6,13 +6,14 @@
 
 struct event_base;
 
-/* Adds the queue's controller to a coordinator. base: the coordinator's loop (it gets a timer for
- * claims with max_hold). keeper_path: the keeper's socket, copied, where chunks that nobody needs
- * any more are dropped; NULL: there is none, chunks live as long as their keeper would have.
- * folder: where durable queues are kept; those that are there are served again, and the keeper
- * forgets what it holds. NULL: queues cannot be durable. stores: "redis:ADDRESS" each, NULL at the
- * end, where queues may have their bytes besides what $DRAY_QUEUE_BACKEND names; NULL: none. No
- * other address is ever connected to, whatever a client, a journal or a checkpoint says. */
+/* Adds the queue's controller to a coordinator. base is the coordinator's loop (it gets a timer for
+ * claims with max_hold). keeper_path is the keeper's socket (copied), where unused chunks are
+ * dropped. It is NULL when there is no keeper; chunks then live as long as their keeper. folder is
+ * where durable queues are kept. Those that are there are served again, and the keeper forgets its
+ * chunks. It is NULL when queues cannot be durable. stores are strings "redis:ADDRESS", with NULL
+ * at the end, or NULL when there are none. Queues may have their bytes in these stores and in the
+ * one that $DRAY_QUEUE_BACKEND names. The coordinator never connects to any other address, even
+ * when a client, a journal or a checkpoint names one. */
 int dray__queue_add(dray__coordinator *coordinator, struct event_base *base,
                     const char *keeper_path, const char *folder, const char *const *stores,
                     dray_error *error);

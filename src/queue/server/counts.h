@@ -1,5 +1,5 @@
-/* What a queue has done since its controller began, for people and Prometheus: sums that only grow
- * (the table's are in table.h, with what they count), and how long requests waited. */
+/* The counters of a queue since its controller began, for people and Prometheus: sums that only
+ * grow (the table's are in table.h, with their meanings), and how long requests waited. */
 #pragma once
 
 #include "queue/messages.h"

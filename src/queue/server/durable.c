@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* A journal is found again by its ending; what only checkpoints are made of is not. */
+/* A journal is found again by its ending. A file for checkpoints alone is not. */
 static const char *const endings[] = {
     [DRAY_DURABILITY_CHECKPOINT] = "scratch", [DRAY_DURABILITY_JOURNAL] = "journal"};
 
@@ -47,7 +47,7 @@ static int make_table(void *user, dray__reader *opening, dray__table **out, dray
         rc = dray__table_new(o.name, o.tasks, o.task_count, &o.settings, out, error);
     if (!rc)
         rc = dray__store_draw(self, *out, error);
-    if (!rc) { /* chunks that are dropped meanwhile are told to the keeper afterwards */
+    if (!rc) { /* chunks that are dropped meanwhile are reported to the keeper afterwards */
         (*out)->drop = dray__drops_add;
         (*out)->user = &self->drops;
     }
@@ -282,12 +282,13 @@ static int recover_file(dray__controller *self, const char *path,
     int rc = dray__ledger_recover(&options, make_table, self, &table, error);
     if (rc)
         return rc;
-    if (table) { /* what opened it may have been a checkpoint's queue, and this goes on from one */
+    if (table) { /* the queue may have been opened from a checkpoint, from which this one goes on */
         table->settings.durability = DRAY_DURABILITY_JOURNAL;
         rc = serve(self, table, error);
         return rc ? rc : dray__store_former(self, self->queues->table, error);
     }
-    /* Not even the queue's opening got into it, so nobody was told that there is such a queue. */
+    /* Not even the queue's opening is in it, so no client has been told that there is such a queue.
+     */
     dray__log(DRAY_LOG_INFO, "queue: journal %s holds nothing: removed", path);
     unlink(path);
     return DRAY_OK;
@@ -309,7 +310,7 @@ int dray__durable_recover(dray__controller *self,
     dray__keeper_link link;
     rc = dray__keeper_link_init(&link, self->keeper_path, DRAY__KEEPER_PATIENCE, error);
     link.era = self->keepers.era;
-    if (!rc && self->keeper_path) /* what it holds is of a controller that is gone */
+    if (!rc && self->keeper_path) /* the keeper's chunks are of a controller that is gone */
         rc = dray__keeper_reset(&link, error);
     dray__keeper_link_free(&link);
     DIR *dir = rc ? NULL : opendir(self->folder);

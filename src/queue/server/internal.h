@@ -1,5 +1,5 @@
-/* What the controller's files share: controller.c (requests), waiters.c, answers.c (replies),
- * status.c (JSON), drops.c (telling the keeper). */
+/* The declarations that the controller's files share: controller.c (requests), waiters.c, answers.c
+ * (replies), status.c (JSON), drops.c (messages to the keeper). */
 #pragma once
 
 #include "control/channel.h"
@@ -16,7 +16,7 @@ struct event_base;
 
 typedef struct dray__drops {
     struct event_base *base;
-    char *address; /* NULL: there is no keeper */
+    char *address; /* NULL when there is no keeper */
     dray__channel *channel;
     struct event *answered;
     bool outstanding;
@@ -35,7 +35,7 @@ void dray__answer_dropped(dray__writer *w, const dray__table *table, uint64_t se
 void dray__answer_claim(dray__writer *w, const dray__table *table, const dray__claim *claim,
                         uint32_t which, bool bounded, uint32_t columns_known, uint32_t keys_known);
 
-/* Of rows with keys, whose puts are pinned. */
+/* For rows with keys, whose puts are pinned. */
 int dray__answer_rows(dray__writer *w, const dray__table *table, const dray__picked *picked,
                       dray__arena *arena, dray_error *error);
 void dray__answer_demand(dray__writer *w, const dray__demand *demand);

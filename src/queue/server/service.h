@@ -1,10 +1,11 @@
 /* src/queue/server/: the queue's service in the coordinator. controller.c takes requests, steps.c
  * answers those that never wait, waiters.c keeps those that may, answers.c writes replies, and
  * collect.c reads the pages of releases. durable.c starts and saves journals, store.c knows the
- * stores of a coordinator, drops.c tells keepers what to drop, and status.c tells people. */
+ * stores of a coordinator, drops.c sends keepers the chunks to be dropped, and status.c makes the
+ * status. */
 
-/* What controller.c, waiters.c (requests that wait) and steps.c (requests that are answered at
- * once) share. */
+/* The declarations that controller.c, waiters.c (requests that wait) and steps.c (requests that are
+ * answered at once) share. */
 #pragma once
 
 #include "control/coordinator.h"
@@ -58,9 +59,9 @@ struct dray__served { /* a queue */
     struct event *safe; /* fires when the journal has progressed */
     bool bytes_gone;    /* a record's bytes were lost before they were in the journal */
     int64_t hold_due;   /* when the next claim will have been held too long */
-    dray__waits waited; /* what answers have waited for so far */
+    dray__waits waited; /* the waits of the answered requests so far */
     dray__page pages[DRAY__PAGES];
-    uint32_t page_count, wanted; /* what they say */
+    uint32_t page_count, wanted; /* the number of pages, and the bits that are written on them */
 };
 
 struct dray__controller {
@@ -68,7 +69,8 @@ struct dray__controller {
     struct event *timer;
     struct event *work;  /* the next step of work that is done in steps */
     struct event *sweep; /* the timer that reads the pages when no requests arrive */
-    int64_t sweep_ns;    /* the time until it fires, after the last time; 0: it does not */
+    int64_t sweep_ns;    /* the time after which it fires, counted from the last time; 0 when it is
+                          * off */
     dray__served *queues;
     dray__idmap clients; /* id -> dray__client, whose owner is the queue */
     uint32_t client_ids;
@@ -82,10 +84,10 @@ struct dray__controller {
     char **stores; /* "redis:unix:/path": the only stores that may hold queues' bytes */
     uint32_t store_count;
     uint64_t store_capacity;
-    dray__stores *cleaned; /* NULL: there is no folder */
-    char *folder;          /* of journals and checkpoints; NULL: none */
+    dray__stores *cleaned; /* NULL when there is no folder */
+    char *folder;          /* of journals and checkpoints; NULL when there is none */
     int folder_fd;         /* -1: none */
-    char *keeper_path;     /* NULL: none */
+    char *keeper_path;     /* NULL when there is no keeper */
 };
 
 /* Reads the head of every request but OPEN: it finds the client and closes chunks. */
@@ -93,9 +95,9 @@ int dray__read_head(dray__controller *self, dray__request *request, dray__client
                     uint64_t *drops_seen, dray_error *error);
 int dray__finish_reading(const dray__request *request, dray_error *error);
 /* Sends the reply, at once or when the changes of the queue are safe in the journal. `record` is
- * the request's own record in the journal; 0: none. */
+ * the request's own record in the journal; 0 when it has none. */
 void dray__answer(dray__served *queue, dray__request *request, dray__writer *out, uint64_t record);
-/* Returns the record that was added when the last one before was `before`; 0: none. */
+/* Returns the record that was added when the last one before was `before`; 0 when none was. */
 uint64_t dray__own_record(const dray__ledger *ledger, uint64_t before);
 /* Answers a request of steps.c. The caller sends the error, if there is one. */
 int dray__step(dray__controller *self, dray__request *request, dray_error *error);
@@ -136,7 +138,8 @@ void dray__pages_free(dray__served *queue);
 /* Applies the releases that clients have written on their pages. Returns true when there were
  * some. */
 bool dray__collect(dray__served *queue);
-/* Writes on the pages what the queue waits for now. Returns true when that led to releases. */
+/* Writes on the pages which releases the queue waits for now. Returns true when that led to
+ * releases. */
 bool dray__collect_wanted(dray__served *queue);
 /* A request was handled: pages are read soon, and then less often until the next request. */
 void dray__sweep_soon(dray__controller *self);

@@ -83,7 +83,7 @@ static json_t *waiter_counts(const dray__table *table, const dray__waiting *wait
                      (json_int_t)waiting->refills, "gets", (json_int_t)waiting->gets);
 }
 
-/* What the first put of a column has fixed. */
+/* The dtype, shape and content of a column, which its first put fixed. */
 static json_t *column_forms(const dray__table *table)
 {
     static const char *const contents[] = {
@@ -108,7 +108,7 @@ static json_t *column_forms(const dray__table *table)
     return object;
 }
 
-/* What was done so far; it only grows. */
+/* The counts of the finished work, which only grow. */
 static json_t *columns_in(const dray__table *table)
 {
     json_t *object = json_object();
@@ -165,7 +165,7 @@ static json_t *admission(const dray__table *table)
                      (json_int_t)a->accepted, "room", (json_int_t)dray__admission_room(table));
 }
 
-/* Claims that are neither answered nor given back, and whose they are. */
+/* The claims that are neither committed nor given back, and their clients. */
 static json_t *holders(const dray__table *table)
 {
     json_t *array = json_array();

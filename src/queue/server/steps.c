@@ -119,8 +119,8 @@ static int do_fail(step *s, const void *message, dray_error *error)
     return dray__claim_fail(s->table, s->client, f->ticket, f->items, f->count, f->reason, error);
 }
 
-/* What a journal has is put back before it is lost. Where chunks are named, all that lies in them
- * is lost, whoever has claimed it. */
+/* Bytes that a journal has are put back instead of being lost. When chunks are named, all bytes in
+ * them are lost, including those of other clients' claims. */
 static int do_lost(step *s, const void *message, dray_error *error)
 {
     const dray__failing *f = message;
@@ -174,7 +174,7 @@ static int ask_chunk(dray__served *q, dray__client *client, const dray__storing 
     return dray__chunk_ask(q->table, client, &wish, &out->given, &out->size, error);
 }
 
-/* Its chunks say themselves who put what. */
+/* A chunk itself names the client that put it. */
 static void forget_nothing(dray__served *q, uint32_t client)
 {
     (void)q, (void)client;
@@ -182,7 +182,7 @@ static void forget_nothing(dray__served *q, uint32_t client)
 
 const dray__served_bytes dray__served_chunks = {ask_chunk, forget_nothing};
 
-/* What the client gives up it has given up, also when there is no place for a new one. */
+/* A chunk that the client gives up is given up also when there is no room for a new one. */
 static int do_chunk(step *s, const void *message, dray_error *error)
 {
     const dray__storing *m = message;
@@ -234,7 +234,7 @@ static int do_close(step *s, const void *message, dray_error *error)
 
 static const struct handler {
     uint16_t type;
-    const dray__fields *fields; /* NULL: none */
+    const dray__fields *fields; /* NULL when it has none */
     int (*action)(step *, const void *message, dray_error *);
 } handlers[] = {
     {DRAY__MSG_QUEUE_SEAL, &dray__sealing_fields, do_seal},
@@ -261,7 +261,7 @@ static const struct handler {
     {DRAY__MSG_QUEUE_RESET, &dray__resetting_fields, do_reset},
 };
 
-/* What a message of these fields says. */
+/* The decoded message of these fields. */
 typedef union message {
     dray__sealing sealing;
     dray__committing committing;

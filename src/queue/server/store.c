@@ -10,8 +10,8 @@
 #include <string.h>
 #include <sys/random.h>
 
-/* The client wrote objects and does not know what became of them: nothing, if they are unknown
- * here. */
+/* The client wrote objects and does not know the outcome. Objects that are unknown here were not
+ * committed. */
 static int drop_abandoned(dray__served *q, dray__client *client, const dray__storing *m,
                           dray__stored *out, dray_error *error)
 {
@@ -25,7 +25,7 @@ static int drop_abandoned(dray__served *q, dray__client *client, const dray__sto
     return DRAY_OK;
 }
 
-/* What a client wrote and never committed. */
+/* Drops the objects that a client wrote and never committed. */
 static void sweep(dray__served *q, uint32_t client)
 {
     const dray__idmap *objects = &q->table->chunks;
@@ -38,7 +38,8 @@ static void sweep(dray__served *q, uint32_t client)
         dray__cleaner_sweep(q->cleaner, client, keep, count);
 }
 
-/* Where a store holds the bytes: a space of its own there, and who drops what is not needed. */
+/* Prepares a queue whose bytes are in a store: it gets a space of its own there, and a cleaner that
+ * drops unused objects. */
 int dray__store_use(dray__served *q, dray_error *error)
 {
     static const dray__served_bytes objects = {drop_abandoned, sweep};

@@ -1,4 +1,4 @@
-/* Waiters: how they are kept, tried and answered. */
+/* Waiters: requests that wait are kept, tried and answered here. */
 #include "queue/server/waiters.h"
 
 #include "base/clock.h"
@@ -110,7 +110,7 @@ void dray__answer(dray__served *q, dray__request *request, dray__writer *out, ui
     line_add(&q->held, w);
 }
 
-/* How long the request waited, whatever the answer. */
+/* Counts how long the request waited, whether it succeeded or not. */
 static void count_wait(const dray__waiter *w)
 {
     uint32_t kind = DRAY__WAIT_INSERT;
@@ -454,7 +454,7 @@ static void settle_all(dray__served *q)
     }
 }
 
-/* Who waits then, waits for what others let go, too. */
+/* Requests that still wait afterwards wait for releases, too. */
 static void pump(dray__served *q)
 {
     do
@@ -508,7 +508,7 @@ void dray__release_held(dray__served *q)
             rc = dray__ledger_check(ledger, &error);
         if (w->number > ledger->safe && !rc)
             return;
-        if (copy && ledger->copying && !rc) /* what comes after it need not wait for that */
+        if (copy && ledger->copying && !rc) /* requests after it need not wait for it */
             continue;
         if (!rc && copy && ledger->copied.code) {
             error = ledger->copied;

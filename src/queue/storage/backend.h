@@ -1,21 +1,21 @@
-/* src/queue/storage/: who holds the bytes of samples. holder.h is the one interface to them, for
- * clients and journals: holder_chunks.c is of chunks of shared memory, holder_objects.c of stores
- * of objects. Chunks: storage.c makes and maps them and fills a client's own, keeper.c holds them
- * beyond the process that wrote them, keepers.c knows the keepers of all hosts, join.c is a
+/* src/queue/storage/: the holders of the bytes of samples. holder.h is the one interface to them,
+ * for clients and journals: holder_chunks.c is of chunks of shared memory, holder_objects.c of
+ * stores of objects. Chunks: storage.c makes and maps them and fills a client's own, keeper.c holds
+ * them beyond the process that wrote them, keepers.c knows the keepers of all hosts, join.c is a
  * keeper's session with the coordinator, distant.c reads from the keepers of other hosts. Stores of
- * objects: backend.c names them, backend_redis.c is one, cleaner.c and stores.c drop what is not
- * needed any more. */
+ * objects: backend.c names them, backend_redis.c is one, cleaner.c and stores.c drop unused
+ * objects. */
 
-/* Who holds the bytes of columns.
+/* The backends that hold the bytes of columns.
  *
  * builtin: chunks of shared memory, which readers map (storage.h). Any other backend is a store of
  * objects, each written whole and once, read in ranges of bytes, and dropped: one kind below. An
  * object is one column of one put: for ragged columns u64 offsets[items + 1], then from the next
  * multiple of DRAY__ALIGN the values.
  *
- * The controller keeps where everything lies, as for chunks: an object becomes known with the
- * commit that names it, and is dropped when nothing refers to it any more (cleaner.h). Ids are
- * owner << 32 | number: the owner is the client of the queue that wrote it. */
+ * The controller keeps the places of all bytes, in objects as in chunks. An object becomes known
+ * with the commit that names it, and is dropped when nothing refers to it any more (cleaner.h). Ids
+ * are owner << 32 | number: the owner is the client of the queue that wrote it. */
 #pragma once
 
 #include <dray/dray.h>
@@ -35,14 +35,16 @@ typedef struct dray__range {
     uint32_t keeper; /* builtin: the keeper that has them (keepers.h) */
 } dray__range;
 
-/* Every function but open waits for the store until the deadline, connecting again as often as it
- * must; DRAY_ETIMEDOUT says what stood in the way. DRAY_EPERM: the store refuses us; DRAY_EFULL: it
- * has no room. Repeating any of them does no harm. One thread at a time. */
+/* Every function but open waits for the store until the deadline, and connects again as often as it
+ * must. Functions return 0, DRAY_ETIMEDOUT with the last obstacle in the message, DRAY_EPERM when
+ * the store refuses this client, or DRAY_EFULL when it has no room. Repeating any of them does no
+ * harm. One thread at a time may call them. */
 typedef struct dray__backend_kind {
     const char *name;
-    const char *missing; /* what this build is without, and then all else is NULL */
-    /* space: which queue's objects; two queues of one store never see each other's. Connects to
-     * nothing yet. DRAY_EINVALID: the address. */
+    const char *missing; /* the library that this build lacks; then all else is NULL */
+    /* Opens a backend without connecting to it. space is the number of the queue's objects: two
+     * queues of one store never see each other's. Returns 0, or DRAY_EINVALID when the address is
+     * wrong. */
     int (*open)(const char *address, uint64_t space, dray__backend **out, dray_error *error);
     void (*close)(dray__backend *self);
     /* The object is the parts, back to back. After an error some of it may be there. */
@@ -62,13 +64,15 @@ struct dray__backend { /* begins every backend's own struct */
     const dray__backend_kind *kind;
 };
 
-/* By dray_queue_backend. *out NULL: the builtin one. DRAY_EINVALID: there is no such backend;
- * DRAY_EUNSUPPORTED: this build is without it. */
+/* Finds a backend by its dray_queue_backend. *out is NULL for the builtin one. Returns 0,
+ * DRAY_EINVALID when there is no such backend, or DRAY_EUNSUPPORTED when this build lacks it. */
 int dray__backend_find(int32_t backend, const dray__backend_kind **out, dray_error *error);
-/* The store of this name, which need not end there. NULL: this build has none. */
+/* Returns the store whose name is the first `length` bytes of `name`; NULL when this build has
+ * none. */
 const dray__backend_kind *dray__backend_named(const char *name, size_t length);
-/* What DRAY_BACKEND_DEFAULT means where a queue is created: builtin, or what $DRAY_QUEUE_BACKEND
- * says, "redis:unix:/path". address: borrowed from the environment. DRAY_EINVALID. */
+/* Finds the meaning of DRAY_BACKEND_DEFAULT where a queue is created: builtin, or the value of
+ * $DRAY_QUEUE_BACKEND, "redis:unix:/path". address is borrowed from the environment. Returns 0, or
+ * DRAY_EINVALID when that value is wrong. */
 int dray__backend_default(int32_t *backend, const char **address, dray_error *error);
 const char *dray__backend_name(int32_t backend);
 
@@ -78,6 +82,6 @@ const char *dray__backend_name(int32_t backend);
 #define XX(number, name) extern const dray__backend_kind dray__backend_##name;
 DRAY__STORE_MAP(XX)
 #undef XX
-/* What messages expect as the name of one: "redis:ADDRESS ". */
+/* The form of a store's name in messages: "redis:ADDRESS ". */
 #define DRAY__STORE_WORD(number, name) #name ":ADDRESS "
 #define DRAY__STORE_WORDS DRAY__STORE_MAP(DRAY__STORE_WORD)

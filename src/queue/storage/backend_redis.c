@@ -169,7 +169,7 @@ static void key_of(const redis *self, uint64_t object, uint64_t piece, char out[
              (uint32_t)(object >> 32), (uint32_t)object, (unsigned long long)piece);
 }
 
-/* NULL: out of memory. */
+/* Returns NULL when out of memory. */
 static dray__redis_command *add(redis *self, struct redis_work *plan, const char *key, void *user)
 {
     if (!dray__append(&plan->commands, sizeof *plan->commands, plan->count, &plan->capacity[0]) ||
@@ -377,7 +377,7 @@ static int sweep_server(redis *self, dray__redis_link *link, const char *pattern
             -1);
         scan.keep = true;
         int rc = dray__redis_run(link, &scan, 1, deadline, error);
-        if (rc) { /* of what came after the answer, maybe */
+        if (rc) { /* the bytes after the answer may be wrong, too */
             freeReplyObject(scan.reply);
             return rc;
         }

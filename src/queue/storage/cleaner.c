@@ -49,7 +49,8 @@ static int drop_some(dray__cleaner *self, dray_error *error)
     int rc = self->backend->kind->drop(self->backend, some, count, dray__deadline(TRY), error);
     pthread_mutex_lock(&self->worker.lock);
     for (uint32_t i = 0; rc && i < count && self->count < self->capacity; i++)
-        self->objects[self->count++] = some[i]; /* what found no place goes with the last sweep */
+        self->objects[self->count++] = some[i]; /* objects without a place here are dropped by the
+                                                 * last sweep */
     free(some);
     return rc;
 }

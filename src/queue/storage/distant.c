@@ -1,6 +1,6 @@
-/* Ranges from other hosts (distant.h). Of each host the ranges are cut into pieces, the pieces are
- * put into requests of at most DATA bytes, WINDOW requests are under way, and what comes is copied
- * to where it belongs; a request of one piece is received there. */
+/* Ranges from other hosts (distant.h). The ranges of each host are cut into pieces, the pieces are
+ * put into requests of at most DATA bytes, and WINDOW requests are under way. Received bytes are
+ * copied to their places. The bytes of a request of one piece are received in place. */
 #include "queue/storage/distant.h"
 
 #include "base/arena.h"
@@ -19,7 +19,7 @@ enum {
     DATA = 256 << 10, /* bytes of an answer */
     WINDOW = 16,
     PIECES = 256, /* of a request */
-    SPINS = 200,  /* looks at what cannot be waited for before its reader sleeps */
+    SPINS = 200,  /* polls of a carrier without a descriptor before its reader sleeps */
     RETRY_MS = 20
 };
 #define SILENT_NS (10 * DRAY__SECOND) /* then the connection is made again */
@@ -134,7 +134,7 @@ static int cut(dray__distant *distant, dray__range *ranges, uint32_t count, dray
 
 /* ---- one host -------------------------------------------------------------------------------- */
 
-/* What was under way is asked for again. */
+/* Requests that were under way are sent again. */
 static void drop(host *h)
 {
     if (h->flying)
@@ -238,7 +238,8 @@ static int take_data(host *h, dray__range *ranges, dray_error *error)
     return DRAY_OK;
 }
 
-/* Goes on as far as it can without waiting: DRAY_EAGAIN. DRAY_OK: it has all. */
+/* Goes on as far as it can without waiting. Returns DRAY_OK when it has all bytes, or DRAY_EAGAIN.
+ */
 static int work(dray__distant *distant, host *h, dray__range *ranges, dray_error *error)
 {
     while (h->flying || h->next < h->piece_count) {
@@ -268,7 +269,7 @@ static void lose_rest(host *h, dray__range *ranges)
         ranges[h->pieces[h->next].range].lost = true;
 }
 
-/* What cannot be helped by trying again. */
+/* Returns true for errors that trying again cannot help. */
 static bool is_final(int rc)
 {
     return rc == DRAY_EPERM || rc == DRAY_ENOMEM || rc == DRAY_EINVALID ||

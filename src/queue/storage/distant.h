@@ -8,8 +8,8 @@
 
 typedef struct dray__distant dray__distant;
 
-/* Returns the address of a keeper's data server: "tcp:ADDRESS:PORT". DRAY_EGONE: the keeper is
- * dead, and its bytes are lost. */
+/* Finds the address of a keeper's data server: "tcp:ADDRESS:PORT". Returns 0, or DRAY_EGONE when
+ * the keeper is dead, and its bytes are lost. */
 typedef int (*dray__distant_find)(void *user, uint32_t keeper, char *endpoint, size_t size,
                                   dray_error *error);
 

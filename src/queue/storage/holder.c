@@ -1,4 +1,4 @@
-/* What both kinds of holders share (holder.h). */
+/* The functions that both kinds of holders share (holder.h). */
 #include "queue/storage/holder.h"
 
 #include "base/clock.h"
@@ -52,7 +52,8 @@ int dray__holder_open(dray__values_holder *holder, int32_t backend, const char *
                       uint64_t space, dray_error *error)
 {
     const dray__backend_kind *kind = NULL;
-    holder->given_up_count = 0; /* what was put as who we were, the controller drops */
+    holder->given_up_count = 0; /* objects that were put under the previous client's number are
+                                 * dropped by the controller */
     close_kind(holder);
     int rc = dray__backend_find(backend, &kind, error);
     if (rc || !kind)

@@ -14,7 +14,7 @@ typedef struct dray__values_holder dray__values_holder;
  * values, then `bytes` bytes. */
 typedef struct dray__values {
     const char *column;
-    const void *offsets; /* u64[items + 1] at any address; NULL: all items have one size */
+    const void *offsets; /* u64[items + 1] at any address; NULL when all items have one size */
     uint64_t first;      /* this is subtracted from each offset */
     uint64_t items;
     const void *values;
@@ -31,20 +31,22 @@ typedef struct dray__holder_kind {
     /* Ends the work on the column that was put, whether it was committed or not. */
     void (*done)(dray__values_holder *self, const dray__storage_room *room, bool committed,
                  bool maybe);
-    /* Returns how many bytes of new memory columns of these sizes need. NULL: none. */
+    /* Returns how many bytes of new memory columns of these sizes need. NULL when none is ever
+     * needed. */
     int (*ahead)(dray__values_holder *self, const uint64_t *rooms, uint32_t count, uint64_t *bytes,
                  dray_error *error);
-    /* The bytes that were put are lost: finds the holder of the next ones. NULL: nothing is to
+    /* The bytes that were put are lost: finds the holder of the next ones. NULL when nothing is to
      * be found. */
     int (*move)(dray__values_holder *self, dray_error *error);
-    /* Runs before anything is read. NULL: nothing is to be done. */
+    /* Runs before anything is read. NULL when nothing is to be done. */
     int (*prepare)(dray__values_holder *self, dray_error *error);
-    /* Says whether the bytes must be fetched because they cannot be mapped here. NULL: always. */
+    /* Returns true when the bytes must be fetched because they cannot be mapped here. NULL means
+     * always. */
     bool (*is_elsewhere)(const dray__values_holder *self, uint32_t keeper);
     /* Fetches ranges as a backend's `get` does. Either all ranges are elsewhere or none is. */
     int (*get)(dray__values_holder *self, dray__range *ranges, uint32_t count, int64_t deadline_ns,
                dray_error *error);
-    /* Gives up the objects; NULL: nothing is to be done. */
+    /* Gives up the objects; NULL when nothing is to be done. */
     void (*close)(dray__values_holder *self);
     /* The way in which bytes may have been lost, for messages. */
     const char *lost;
@@ -54,12 +56,12 @@ typedef struct dray__holder_kind {
 typedef struct dray__holder_uses {
     /* For chunks: makes a chunk with room for `bytes` the current one (dray__holder_chunk). */
     int (*more)(void *user, uint64_t bytes, dray_error *error);
-    /* Finds this host's keeper; `again`: asks although it is known. NULL: the number is known
-     * already. */
+    /* Finds this host's keeper. With `again`, asks the controller although the keeper is known.
+     * NULL when the number is known already. */
     int (*settle)(void *user, bool again, dray_error *error);
-    dray__distant_find find; /* NULL: there are no other hosts */
-    /* For objects: tells the controller of objects that were put and may not be committed, which
-     * it then drops. NULL: nobody needs to know. */
+    dray__distant_find find; /* NULL when there are no other hosts */
+    /* For objects: reports objects that were put and may not be committed to the controller, which
+     * then drops them. NULL when nobody needs to know. */
     int (*abandon)(void *user, const dray__chunk_wish *objects, uint32_t count);
 } dray__holder_uses;
 
@@ -72,10 +74,10 @@ struct dray__values_holder {
     int64_t patience_ns;
     /* chunks */
     dray__keeper_link keeper; /* of this host */
-    dray__storage storage;    /* what we put */
+    dray__storage storage;    /* this client's chunks */
     uint32_t keeper_number;   /* DRAY__NONE when this host has none */
     bool keeper_known;        /* keeper_number is known */
-    /* The keys for data servers of other hosts; NULL: there are none. */
+    /* The keys for data servers of other hosts; NULL when there are none. */
     const dray__stream_keys *keys;
     dray__distant *distant; /* NULL until something was read from there */
     /* objects */

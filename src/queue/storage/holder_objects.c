@@ -11,8 +11,8 @@
 
 #define GIVEN_UP_MAX 65536u
 
-/* Whether what was given up was committed after all, only the controller knows: it drops the rest.
- */
+/* Only the controller knows whether an object that was given up was committed after all. It drops
+ * the rest. */
 static void tell_given_up(dray__values_holder *self)
 {
     if (self->given_up_count && self->uses->abandon &&
@@ -33,7 +33,7 @@ static void leave(dray__values_holder *self)
     self->given_up_capacity = 0;
 }
 
-/* What finds no place is dropped when the queue ends. */
+/* Objects without a place in the list are dropped when the queue ends. */
 static void give_up(dray__values_holder *self, uint64_t object, uint64_t size)
 {
     if (self->given_up_count < GIVEN_UP_MAX &&

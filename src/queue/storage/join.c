@@ -32,7 +32,7 @@ struct dray__join {
     dray__tls_key key;
     dray__stream_keys keys;
     uint32_t number;
-    uint64_t seen; /* pairs that it was told to drop */
+    uint64_t seen; /* number of pairs that it has been told to drop */
 };
 
 static bool leaving(const dray__join *j)
@@ -63,7 +63,7 @@ static int serve(dray__join *j, dray_error *error)
     return dray__cells_serve(address, &j->keys, &j->cells, &j->server, &j->endpoint, error);
 }
 
-/* Tells the controller; what it learns is the key, which nobody shows before. */
+/* Joins the controller, and learns the key that readers must show from now on. */
 static int introduce(dray__join *j, dray_error *error)
 {
     const dray__keeper_join message = {j->path, j->endpoint, j->own};
@@ -119,7 +119,7 @@ static int drop_some(dray__join *j, dray_error *error)
     return rc;
 }
 
-/* The coordinator that comes next knows nothing of what is kept here. */
+/* The next coordinator knows nothing of the chunks that are kept here. */
 static void come_back(dray__join *j)
 {
     dray_error error;

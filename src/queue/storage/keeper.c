@@ -1,6 +1,7 @@
-/* The keeper's service: descriptors by chunk id, nothing else. It speaks the coordinator's frames,
- * on a socket of its own, without sessions: who put a chunk may be long dead. What other hosts read
- * of a chunk is copied from a mapping of it, made when the first of them asks (join.c). */
+/* The keeper's service: descriptors by chunk id, nothing else. It uses the coordinator's frames on
+ * a socket of its own, without sessions, because the process that put a chunk may be long dead.
+ * Bytes for other hosts are copied from a mapping of the chunk, which is made at the first request
+ * (join.c). */
 #include "queue/storage/keeper.h"
 
 #include "base/error.h"
@@ -19,7 +20,7 @@
 typedef struct kept {
     uint64_t key, bytes;
     int fd;
-    uint8_t *base;  /* NULL: no other host has read it */
+    uint8_t *base;  /* NULL until another host reads it */
     uint32_t users; /* copying from it */
     bool gone;      /* its last user frees it */
 } kept;
@@ -34,7 +35,7 @@ enum { TOMBS = 1024 };
 
 struct dray__keeper {
     dray__coordinator *server;
-    pthread_mutex_t lock; /* of what follows */
+    pthread_mutex_t lock; /* of the fields below */
     dray__idmap chunks;
     uint64_t bytes, max_bytes, era;
     tomb tombs[TOMBS]; /* a ring */
@@ -223,7 +224,7 @@ void dray__keeper_free(dray__keeper *keeper)
 
 /* ---- for other hosts ------------------------------------------------------------------------- */
 
-/* Under the lock. NULL: the range is not here. */
+/* Call it under the lock. Returns NULL when the range is not here. */
 static kept *mapped(dray__keeper *self, uint64_t id, uint64_t offset, uint64_t bytes)
 {
     kept *chunk = dray__idmap_get(&self->chunks, id);

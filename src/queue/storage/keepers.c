@@ -141,7 +141,7 @@ static int join(void *self, dray__request *request, const void *message, dray_er
 
 /* ---- dropping -------------------------------------------------------------------------------- */
 
-/* Pairs are kept until the keeper says that it has them. */
+/* Pairs are kept until the keeper has confirmed them. */
 static void forget_told(dray__known_keeper *keeper, uint64_t seen)
 {
     uint64_t told = seen - keeper->told;

@@ -26,7 +26,8 @@ typedef struct dray__known_keeper {
 } dray__known_keeper;
 
 typedef struct dray__keepers {
-    pthread_mutex_t lock; /* of items and what they hold, for other threads than the controller's */
+    pthread_mutex_t lock; /* of the items and their fields, for threads other than the controller's
+                           */
     dray__known_keeper **items;
     uint32_t count, numbers;
     uint64_t capacity;

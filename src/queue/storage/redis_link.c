@@ -16,7 +16,7 @@
 #define WINDOW_BYTES (UINT64_C(8) << 20) /* of answers that the server may have to keep for us */
 #define WINDOW_COMMANDS 512u
 
-enum { BROKEN = 1 }; /* what was not answered is sent again on another connection */
+enum { BROKEN = 1 }; /* commands that were not answered are sent again on another connection */
 
 int dray__redis_link_init(dray__redis_link *link, const char *address, const char *password,
                           dray_error *error)
@@ -86,7 +86,7 @@ static int late(dray__redis_link *link, dray_error *error)
                       link->why[0] ? link->why : "the deadline passed");
 }
 
-/* What the server says instead of an answer. */
+/* The server's error instead of an answer. */
 static int refused(dray__redis_link *link, const char *text, dray_error *error)
 {
     static const struct {
@@ -124,7 +124,7 @@ typedef struct pipeline {
     dray__redis_command *commands;
     uint32_t count, sent, done; /* sent: whole commands */
     size_t sent_bytes;          /* of the next one */
-    uint64_t expected;          /* bytes of answers to what was sent */
+    uint64_t expected;          /* bytes of the answers to the sent commands */
 } pipeline;
 
 static bool may_send(const pipeline *p)
@@ -145,7 +145,7 @@ static size_t command_size(const dray__redis_command *command)
     return size;
 }
 
-/* What is left of the next commands, as far as the window allows. */
+/* The unsent rest of the next commands, as far as the window allows. */
 static uint32_t gather(const pipeline *p, struct iovec *out, uint32_t capacity)
 {
     uint32_t count = 0, at = p->sent;
@@ -337,7 +337,7 @@ int dray__redis_run(dray__redis_link *link, dray__redis_command *commands, uint3
     while (p.done < p.count) {
         int rc = DRAY_OK;
         if (link->fd < 0) {
-            p.sent = p.done; /* what had no answer is sent again */
+            p.sent = p.done; /* commands without an answer are sent again */
             p.sent_bytes = p.expected = 0;
             rc = pause_before(link, deadline, error);
             if (!rc)

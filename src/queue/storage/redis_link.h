@@ -1,7 +1,7 @@
-/* A connection to one Redis server: commands in a pipeline, sent from where their values lie,
- * replies read by hiredis (RESP2). It connects when first needed and again when it broke, waiting
- * longer after each failure, until the caller's deadline: commands are such that sending one again
- * does no harm. */
+/* A connection to one Redis server. Commands are sent in a pipeline, from the memory of their
+ * values. Replies are read by hiredis (RESP2). It connects when first needed, and again when it
+ * broke, waiting longer after each failure, until the caller's deadline. Sending one of its
+ * commands again does no harm. */
 #pragma once
 
 #include "net/address.h"
@@ -33,7 +33,7 @@ typedef struct dray__redis_link {
     char why[200]; /* it failed last */
 } dray__redis_link;
 
-/* password: borrowed; NULL: none. */
+/* password is borrowed; NULL when there is none. */
 int dray__redis_link_init(dray__redis_link *link, const char *address, const char *password,
                           dray_error *error);
 void dray__redis_link_free(dray__redis_link *link);

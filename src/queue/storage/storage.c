@@ -273,7 +273,7 @@ void dray__mapping_drop_unused(void)
         if (!mapping || mapping->users)
             continue;
         mapping_end(dray__idmap_remove(&mappings, mapping->id));
-        i--; /* what probed past the entry has moved, and may lie here now */
+        i--; /* an entry that was probed past this one has moved, and may be here now */
     }
     pthread_mutex_unlock(&lock);
 }
@@ -398,7 +398,7 @@ int dray__storage_ahead(dray__storage *storage, const uint64_t *rooms, uint32_t 
         left -= dray__round_up(rooms[fits], DRAY__ALIGN);
     if (fits == count)
         return DRAY_OK;
-    if (!fits || all > storage->capacity / 4) { /* what it has is worth less than its memory */
+    if (!fits || all > storage->capacity / 4) { /* its room is worth less than its memory */
         set_current(storage, NULL);
         fits = 0;
     }
@@ -473,7 +473,7 @@ void dray__storage_done(dray__storage *storage, const dray__storage_room *span, 
         chunk->used = 0; /* nothing in it was ever committed */
     else if (chunk == storage->current && !chunk->pending &&
              (chunk->used == chunk->size || chunk->size > part_of(storage->capacity, 16)))
-        set_current(storage, NULL); /* much memory waits for nobody who may come */
+        set_current(storage, NULL); /* much memory would wait for rows that may never come */
     if (chunk->state == DRAY__WRITTEN_FULL)
         close_if_done(storage, chunk);
     if (chunk->state == DRAY__WRITTEN_LOST && !chunk->pending)

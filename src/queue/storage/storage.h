@@ -19,10 +19,10 @@ int dray__segment_check(int fd, uint64_t bytes, dray_error *error);
 
 /* A connection to the keeper, made when first needed. One thread at a time. */
 typedef struct dray__keeper_link {
-    char *address; /* "unix:..."; NULL: the coordinator named none */
+    char *address; /* "unix:..."; NULL when the coordinator named none */
     dray__channel *channel;
     int64_t timeout_ns;
-    uint64_t era; /* of the controller that chunks are put for; 0: not known */
+    uint64_t era; /* of the controller that chunks are put for; 0 until it is known */
 } dray__keeper_link;
 
 int dray__keeper_link_init(dray__keeper_link *link, const char *path, int64_t timeout_ns,
@@ -30,13 +30,13 @@ int dray__keeper_link_init(dray__keeper_link *link, const char *path, int64_t ti
 void dray__keeper_link_free(dray__keeper_link *link);
 /* The keeper may be another one by now. */
 void dray__keeper_link_break(dray__keeper_link *link);
-/* DRAY_ECLOSED: the controller of this era is gone, and another has come. */
+/* Returns 0, or DRAY_ECLOSED when the controller of this era is gone, and another has come. */
 int dray__keeper_put(dray__keeper_link *link, uint64_t id, uint64_t key, uint64_t bytes, int fd,
                      dray_error *error);
-/* Tells it to forget some chunks. */
+/* Tells the keeper to forget some chunks. */
 int dray__keeper_forget(dray__keeper_link *link, const dray__chunk_key *chunks, uint32_t count,
                         dray_error *error);
-/* Tells the keeper to forget all chunks, and that from now on only those of the link's era come. */
+/* Tells the keeper to forget all chunks, and to take only chunks of the link's era from now on. */
 int dray__keeper_reset(dray__keeper_link *link, dray_error *error);
 
 /* A chunk as this process reads it: mapped once, shared by all queues and threads. */
@@ -57,10 +57,10 @@ void dray__mapping_drop_unused(void);
 
 /* ---- chunks that this process writes --------------------------------------------------------- */
 
-/* A producer's chunks: where its outputs are written before a commit refers to them. A chunk is
+/* A producer's chunks, to which outputs are written before a commit refers to them. A chunk is
  * filled from its beginning (current), then set aside until nothing uncommitted is left in it, and
- * closed (told to the controller with the next message). When all rows in it are freed and nobody
- * has it pinned, the controller may give it back when we ask for memory. */
+ * closed (reported to the controller with the next message). When all its rows are freed and no
+ * batch has it pinned, the controller may give it back at the next request for memory. */
 
 typedef enum dray__written_state {
     DRAY__WRITTEN_CURRENT,
@@ -70,12 +70,13 @@ typedef enum dray__written_state {
 } dray__written_state;
 
 typedef struct dray__written {
-    uint64_t id, key, size, used; /* key: what one must know to have it dropped */
+    uint64_t id, key, size, used; /* key: a secret that is needed to have it dropped */
     uint8_t *base;
     uint32_t pending; /* values set and neither committed nor given up */
     dray__written_state state;
     bool kept;     /* something in it was committed, or may have been */
-    uint64_t told; /* CLOSED: by which message (storage.messages) it was told; 0: by none */
+    uint64_t told; /* CLOSED: the number of the message (storage.messages) that reported it; 0 when
+                    * none has */
     struct dray__written *next;
 } dray__written;
 
@@ -86,7 +87,7 @@ typedef struct dray__storage {
     uint64_t capacity; /* of the queue */
     uint64_t messages; /* that said which chunks are closed */
     const uint64_t *rooms;
-    uint32_t room_count; /* bytes of the columns that are written next; 0: not known */
+    uint32_t room_count; /* bytes of the columns that are written next; 0 when not known */
 } dray__storage;
 
 typedef struct dray__storage_room { /* room for values, of a chunk */
@@ -102,11 +103,12 @@ bool dray__storage_take(dray__storage *storage, uint64_t bytes, dray__storage_ro
 bool dray__storage_reuse(dray__storage *storage, uint64_t id);
 /* Nothing more is put into the current chunk. */
 void dray__storage_set_aside(dray__storage *storage);
-/* How large a new chunk for `bytes` and what comes next should be, and must be at least. */
+/* Computes the size of a new chunk for `bytes` and later values, and the least size that it must
+ * have. */
 void dray__storage_size(const dray__storage *storage, uint64_t bytes, uint64_t *least,
                         uint64_t *size);
-/* How many bytes of new chunks such columns need, at least; 0: they fit into the current one, which
- * may be set aside otherwise. */
+/* Computes how many bytes of new chunks such columns need, at least; 0 when they fit into the
+ * current chunk. The current chunk may be set aside by this. */
 int dray__storage_ahead(dray__storage *storage, const uint64_t *rooms, uint32_t count,
                         uint64_t *bytes, dray_error *error);
 /* An id and a key for a new chunk. */
@@ -121,11 +123,12 @@ void dray__storage_done(dray__storage *storage, const dray__storage_room *span, 
 void dray__storage_dropped(dray__storage *storage, uint64_t id);
 /* "u32 n, n * u64": chunks that were closed since the last time. */
 void dray__storage_put_closed(dray__storage *storage, dray__writer *w);
-/* The last message was not sent: what it said is said again. all: so is what earlier ones said, for
- * a chunk may have been given back by an answer that never came. */
+/* Call it when the last message was not sent: its reports are repeated. With all, those of earlier
+ * messages are repeated, too, because a chunk may have been given back by an answer that never
+ * came. */
 void dray__storage_untell(dray__storage *storage, bool all);
 /* The controller that knew the chunks is gone. */
 void dray__storage_lose(dray__storage *storage);
-/* Is a chunk closed that was not told yet? */
+/* Returns true when a closed chunk was not reported yet. */
 bool dray__storage_has_news(const dray__storage *storage);
 void dray__storage_free(dray__storage *storage);

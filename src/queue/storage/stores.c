@@ -18,7 +18,7 @@ enum { TRIES = 5, STARTS = 5 };
 
 typedef struct space {
     struct space *next;
-    const dray__backend_kind *kind; /* NULL: nobody may look there */
+    const dray__backend_kind *kind; /* NULL when looking there is not allowed */
     uint64_t number;
     bool done;   /* its line goes */
     bool failed; /* the last try */
@@ -117,7 +117,7 @@ static void keep(const dray__stores *self, const char *text, dray__writer *out)
     store_line l;
     if (!parse(text, &l))
         return;
-    const space *s = find(self, &l); /* NULL: it is used, or new */
+    const space *s = find(self, &l); /* NULL when it is in use, or new */
     if (!s || (!s->done && self->worker.ending)) {
         dray__put_bytes(out, text, strlen(text));
         dray__put_u8(out, '\n');
@@ -138,7 +138,7 @@ static void keep(const dray__stores *self, const char *text, dray__writer *out)
     }
 }
 
-/* What was noted meanwhile stays. */
+/* Spaces that were noted meanwhile stay. */
 static int write_back(dray__stores *self, dray_error *error)
 {
     dray__writer text = {0};

@@ -13,7 +13,7 @@
 
 typedef struct bin {
     uint64_t sum;
-    uint32_t head, tail; /* its items; NONE: empty */
+    uint32_t head, tail; /* its items; NONE when it is empty */
 } bin;
 
 typedef struct differencing {

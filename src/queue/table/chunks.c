@@ -1,4 +1,4 @@
-/* What holds committed bytes: chunks, which their producers add before they put into them, or
+/* The memory of committed bytes: chunks, which their producers add before they put into them, or
  * objects of a store, which the put that names them adds. */
 #include "queue/table/table_inside.h"
 
@@ -67,7 +67,7 @@ static int own_chunk(const dray__table *table, const dray__client *client, uint6
 int dray__chunk_close(dray__table *table, dray__client *client, uint64_t id, dray_error *error)
 {
     dray__chunk *chunk = dray__idmap_get(&table->chunks, id);
-    if (!chunk) /* told again, and dropped since the first time */
+    if (!chunk) /* reported again, and dropped since the first time */
         return DRAY_OK;
     int rc = own_chunk(table, client, id, &chunk, error);
     if (rc)
@@ -102,7 +102,7 @@ void dray__chunks_orphan(dray__table *table, dray__client *client)
         if (chunk->live)
             continue;
         dray__chunk_forget(table, chunk);
-        i--; /* what probed past the entry has moved, and may lie here now */
+        i--; /* an entry that was probed past this one has moved, and may be here now */
     }
 }
 
@@ -126,11 +126,12 @@ void dray__chunks_lose(dray__table *table, uint32_t keeper)
         if (chunk->live || !chunk->closed)
             continue;
         dray__chunk_forget(table, chunk);
-        i--; /* what probed past the entry has moved, and may lie here now */
+        i--; /* an entry that was probed past this one has moved, and may be here now */
     }
 }
 
-/* ---- what a put says of chunks --------------------------------------------------------------- */
+/* ---- checks of the chunks that a put names ------------------------------------------------------
+ */
 
 static int check_chunk(const dray__table *table, const dray__client *client,
                        const dray__new_column *column, uint64_t *size, dray_error *error)
@@ -150,7 +151,7 @@ static int check_chunk(const dray__table *table, const dray__client *client,
     return DRAY_OK;
 }
 
-/* What lives in a chunk cannot be more than the chunk: values do not overlap. */
+/* The bytes that live in a chunk cannot be more than the chunk, because values do not overlap. */
 static int check_room(const dray__table *table, const dray__new_column *columns, uint32_t count,
                       uint32_t at, uint32_t items, dray_error *error)
 {
@@ -175,7 +176,7 @@ static int take_chunk(dray__table *table, const dray__extent *extent, dray__chun
                              (unsigned long long)extent->chunk);
 }
 
-/* What never came to be leaves its chunk as it was. */
+/* A put that failed leaves its chunk as it was. */
 static void discard_nothing(dray__table *table, dray__chunk *chunk)
 {
     (void)table, (void)chunk;

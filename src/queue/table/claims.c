@@ -1,5 +1,5 @@
-/* Claims: rows that a client holds for a task, until it commits them, gives them back, holds them
- * too long, or dies. */
+/* Claims: rows that a client holds for a task, until the client commits them, gives them back,
+ * holds them too long, or dies. */
 #include "queue/policies.h"
 #include "queue/table/table_inside.h"
 
@@ -71,7 +71,7 @@ static void give_back(dray__table *table, dray__claim *claim, uint32_t item, boo
         dray__refresh(table, p, claim->task, slot / 64, true);
 }
 
-/* All rows of the claim, in its order; what is ready is found anew once for neighbours. */
+/* Gives back all rows of the claim, in its order. Ready rows are found anew once for neighbours. */
 static void untake_all(dray__table *table, dray__claim *claim)
 {
     dray__partition *p = claim->partition;
@@ -301,7 +301,7 @@ static int choose(dray__table *table, const dray__want *want, dray__pick *pick,
     return DRAY_EAGAIN;
 }
 
-/* What the task reads of an item of the put. false: nothing. */
+/* Adds the bytes that the task reads of an item of the put. Returns false when it reads none. */
 static bool reads_any(const dray__table *table, const dray__put *put, uint32_t task,
                       uint64_t *bytes)
 {
@@ -454,7 +454,7 @@ static int add_claim(dray__table *table, dray__client *client, uint32_t ticket,
     return DRAY_OK;
 }
 
-/* A peer that asks late may find what it would read freed, or lost. */
+/* When a peer asks late, some of its rows' bytes may be freed or lost. */
 static bool all_there(const dray__table *table, const dray__claim *claim)
 {
     const dray__partition *p = claim->partition;
@@ -478,7 +478,8 @@ static uint32_t *copy_of(const uint32_t *items, uint32_t count)
     return copy && count ? memcpy(copy, items, count * sizeof *copy) : copy;
 }
 
-/* The rank's share of a round, which is made of what the policy picked if it is not there yet. */
+/* Takes the rank's share of a round. The round is made of the rows that the policy picked if it is
+ * not there yet. */
 static int claim_share(dray__table *table, dray__client *client, uint32_t ticket,
                        const dray__want *want, dray__pick *pick, dray__claim **out,
                        dray_error *error)
@@ -649,7 +650,8 @@ dray__claim *dray__table_find_claim(const dray__table *table, const dray__client
     return dray__idmap_get(&table->claim_ids, (uint64_t)client->id << 32 | ticket);
 }
 
-/* ---- what becomes of a claim ----------------------------------------------------------------- */
+/* ---- ends of a claim ---------------------------------------------------------------------------
+ */
 
 int dray__claim_active(const dray__table *table, const dray__client *client, uint32_t ticket,
                        dray__claim **out, dray_error *error)

@@ -1,4 +1,4 @@
-/* Commits: what a claim's outputs and its acknowledgement change, in one step. */
+/* Commits: the changes by a claim's outputs and its acknowledgement, in one step. */
 #include "base/error.h"
 #include "queue/journal/ledger.h"
 #include "queue/table/table_inside.h"
@@ -127,7 +127,7 @@ int dray__claim_split(dray__table *table, dray__client *client, uint32_t ticket,
     return DRAY_OK;
 }
 
-/* A run that went back to a checkpoint has no use for what newer weights made. */
+/* A run that went back to a checkpoint has no use for rows of newer weights. */
 static int check_versions(const dray__claim *claim, const dray__content *content, dray_error *error)
 {
     for (uint32_t i = 0; claim->newest != UINT64_MAX && i < content->tag_count; i++) {

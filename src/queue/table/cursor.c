@@ -1,5 +1,5 @@
-/* Provisional commits: what a trainer has consumed is kept until a checkpoint holds what it made of
- * it, and can be consumed again by a run that goes back to one. */
+/* Provisional commits: the rows that a trainer has consumed are kept until a checkpoint covers the
+ * step that they made. A run that goes back to an earlier checkpoint can consume them again. */
 #include "queue/table/table_inside.h"
 
 #include "base/error.h"
@@ -109,7 +109,7 @@ int dray__table_cover(dray__table *table, const dray__cursor *cursor, dray_error
     return DRAY_OK;
 }
 
-/* The task has never begun the row: what it said of it (tags, for it writes no columns) goes. */
+/* The task has never begun the row: its tags of the row are dropped (it writes no columns). */
 static void undo_row(dray__table *table, dray__partition *p, uint32_t task, uint32_t slot)
 {
     dray__track *track = &p->tracks[task];
@@ -129,7 +129,7 @@ static void undo_row(dray__table *table, dray__partition *p, uint32_t task, uint
     dray__refresh(table, p, task, slot / 64, true);
 }
 
-/* Rows that weights made which no longer exist, unless the checkpoint holds what became of them. */
+/* Loses rows of versions that no longer exist, unless the checkpoint covers their use. */
 static void lose_newer(dray__table *table, dray__partition *p, uint64_t version)
 {
     uint32_t task = (uint32_t)__builtin_ctzll(table->settings.provisional);
@@ -170,12 +170,13 @@ int dray__table_resume(dray__table *table, const dray__cursor *cursor, dray_erro
     bool again = table->ledger && table->ledger->replaying; /* the losses follow, one by one */
     for (uint32_t i = 0; i < table->partition_count && !again; i++)
         lose_newer(table, table->partitions[i], version);
-    table->ended = false; /* who ended it had done so behind the cursor, or ends it again */
+    table->ended = false; /* the task that ended it had done so after the cursor, or ends it again
+                           */
     table->resumed_seq = seq;
     if (seq > table->commit_seq) /* a table that was made anew */
         table->commit_seq = seq;
     table->epoch = (epoch > table->epoch ? epoch : table->epoch) + 1;
-    table->admission.version = version; /* accepted is what it was, less what was lost */
+    table->admission.version = version; /* accepted stays as it is, less the lost rows */
     table->dirty = ~UINT64_C(0);
     table->freed = true;
     dray__clear_covered(table);

@@ -1,10 +1,10 @@
-/* How much shared memory a queue may take, and holds: its capacity counts chunks, whole ones,
- * whatever lies in them, as long as anybody needs something of them.
+/* The shared memory that a queue may take, and the part that it holds. Its capacity counts whole
+ * chunks, whatever part of them is used, as long as something in them is needed.
  *
- * Chunks that are free again are spare: their producer gets one back when it asks for memory, and
- * when the memory is needed otherwise they are dropped. Insert asks before it writes (ROOM); what
- * it was promised it takes chunk by chunk (CHUNK). A commit takes memory without asking: what would
- * free memory is never blocked. */
+ * Chunks that are free again are spare. Their producer gets one back when it asks for memory. When
+ * the memory is needed otherwise, they are dropped. An insert asks for memory before it writes
+ * (ROOM), and takes the promised memory chunk by chunk (CHUNK). A commit takes memory without
+ * asking, because work that frees memory is never blocked. */
 #include "base/error.h"
 #include "queue/table/table.h"
 
@@ -98,7 +98,7 @@ void dray__promise_end(dray__table *table, dray__client *client)
     client->promised = 0;
 }
 
-/* Of what was promised to the client, at most `bytes`. */
+/* At most `bytes` of the memory that was promised to the client. */
 static uint64_t promised_of(const dray__client *client, uint64_t bytes)
 {
     return bytes < client->promised ? bytes : client->promised;
@@ -173,7 +173,8 @@ int dray__table_room(dray__table *table, dray__client *client, const dray__new_r
     return DRAY_OK;
 }
 
-/* ---- who holds it ---------------------------------------------------------------------------- */
+/* ---- the clients that hold memory ---------------------------------------------------------------
+ */
 
 static uint64_t pinned_bytes(dray__table *table, const dray__client *client,
                              const dray__claim **largest)

@@ -1,4 +1,4 @@
-/* Keyed partitions: their rows, and what is read of them, consumed and dropped. */
+/* Keyed partitions: their rows, and the requests that read, consume and drop them. */
 #include "queue/table/keyed_inside.h"
 
 #include "base/error.h"
@@ -56,7 +56,7 @@ void dray__keyed_count(dray__table *table, dray__keyed *p, int64_t bytes)
     table->memory += (uint64_t)bytes;
 }
 
-/* What a row takes here before anything is put into it. */
+/* The memory that a row takes here before anything is put into it. */
 static uint64_t row_memory(const char *key)
 {
     return key ? strlen(key) + 1 : 0;
@@ -221,7 +221,7 @@ void dray__keyed_link(dray__table *table, dray__keyed *p)
     *at = p;
 }
 
-/* The column's number in the partition. NONE: it has none of the table's number. */
+/* The column's number in the partition; NONE when the partition lacks the table's column. */
 static uint32_t find_column(const dray__keyed *p, uint32_t column)
 {
     uint32_t c = 0;
@@ -353,7 +353,7 @@ static int pick_all(const dray__getting *m, uint32_t task, dray__picked *out, dr
 {
     const dray__keyed *p = out->partition;
     uint32_t missing = 0, ready = 0;
-    bool chooses = *m->task != 0; /* a consumer's rows; else what is missing is */
+    bool chooses = *m->task != 0; /* true for a consumer's rows; else rows may be missing */
     for (uint32_t slot = 0; slot < p->end; slot++) {
         if (!p->rows[slot].generation ||
             (task != DRAY__NONE && (p->rows[slot].consumed >> task & 1)))
@@ -576,7 +576,7 @@ int dray__keyed_drop(dray__table *table, const char *partition, const dray__name
     }
     if (found || !count) {
         write_used(table, p, DRAY__RECORD_DROP, "", slots, found);
-        dray__keyed_changed(table, p); /* what is left may be what somebody waits for */
+        dray__keyed_changed(table, p); /* a waiting request may ask for the remaining rows */
     }
     for (uint32_t i = 0; i < found; i++)
         dray__keyed_drop_row(table, p, slots[i]);

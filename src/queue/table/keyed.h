@@ -16,19 +16,19 @@
 #include "queue/table/table.h"
 
 typedef struct dray__keyed_cell {
-    dray__put *put;        /* NULL: the row has no value */
+    dray__put *put;        /* NULL when the row has no value */
     uint32_t item, column; /* the put's item, and the index among its columns */
 } dray__keyed_cell;
 
 typedef struct dray__keyed_row {
-    char *key; /* NULL: the row has no key */
+    char *key; /* NULL when the row has no key */
     uint64_t hash;
-    uint32_t next; /* the row whose key has the same hash; of a free slot: the next free one */
-    uint32_t generation; /* the number of the put that made it; 0: the slot is free */
+    uint32_t next;       /* the row whose key has the same hash; in a free slot the next free one */
+    uint32_t generation; /* the number of the put that made it; 0 when the slot is free */
     uint32_t version;
     uint64_t consumed; /* the consumers that have had the row, one bit each */
     uint64_t mark;     /* the number (table->marks) of the last request that named the row */
-    uint8_t *note;     /* NULL: no put gave one */
+    uint8_t *note;     /* NULL when no put gave one */
     uint32_t note_size;
     uint32_t cell_count;
     dray__keyed_cell *cells; /* in the order of the partition's columns */
@@ -40,7 +40,8 @@ struct dray__keyed {
     uint32_t generation;
     dray__keyed_row *rows;
     uint32_t row_count, end, capacity; /* end: the number of slots that were ever used */
-    uint32_t free;                     /* the first free slot before the end; DRAY__NONE: none */
+    uint32_t free;                     /* the first free slot before the end; DRAY__NONE when there
+                                        * is none */
     dray__idmap keys;                  /* hash -> slot + 1 */
     uint32_t *columns;                 /* the numbers of its columns in the table */
     uint32_t *column_rows;             /* [column]: the number of rows that have a value in it */
@@ -56,12 +57,14 @@ struct dray__keyed {
 typedef struct dray__picked {
     dray__keyed *partition;
     uint32_t *slots, count;
-    uint32_t *columns, column_count; /* indices of the partition's columns; NONE: it lacks one */
+    uint32_t *columns, column_count; /* indices of the partition's columns; NONE for one that it
+                                      * lacks */
     const char **names;              /* the names of the columns */
     dray__claim *claim; /* the claim that pins their puts; mark_index of a put is its pin */
 } dray__picked;
 
-dray__keyed *dray__table_keyed(const dray__table *table, const char *name); /* NULL: none */
+dray__keyed *dray__table_keyed(const dray__table *table, const char *name); /* NULL when there is
+                                                                             * none */
 /* Returns a number that changes whenever a get of the partition may have another result. */
 uint64_t dray__keyed_change(const dray__table *table, const char *name);
 /* Puts rows. out: an address for each row. */
@@ -94,9 +97,9 @@ int dray__keyed_again(dray__table *table, dray__client *reader, const dray__keye
                       uint32_t number, dray_error *error);
 /* Lists the free slots after the last record, because the records chose the slots of their rows. */
 void dray__keyed_list_free(dray__table *table);
-/* Returns the numbers of the puts that have cells, and their count. NULL: out of memory. */
+/* Returns the numbers of the puts that have cells, and their count; NULL when out of memory. */
 uint32_t *dray__keyed_numbers(dray__table *table, uint32_t *count);
-/* Returns the state of all keyed partitions, in the arena. NULL: out of memory. */
+/* Returns the state of all keyed partitions, in the arena; NULL when out of memory. */
 dray__image *dray__keyed_state(const dray__table *table, dray__arena *arena, uint32_t *count);
 /* Sets the rows to a state that was read, with generations up to `most`. Their cells are there
  * already, from the puts. */

@@ -26,7 +26,7 @@ void dray__keyed_drop_row(dray__table *table, dray__keyed *p, uint32_t slot);
 int dray__keyed_add_column(dray__table *table, dray__keyed *p, uint32_t column, uint32_t *out,
                            dray_error *error);
 int dray__keyed_add_task(dray__keyed *p, const char *task, uint32_t *out, dray_error *error);
-/* Makes a partition, which is not in a table yet. NULL: out of memory. */
+/* Makes a partition, which is not in a table yet. Returns NULL when out of memory. */
 dray__keyed *dray__keyed_new(const char *name);
 /* Adds a partition to the table. */
 void dray__keyed_link(dray__table *table, dray__keyed *p);

@@ -1,4 +1,4 @@
-/* Keyed partitions as a journal keeps them: what it needs of its puts, and what it has besides. */
+/* Keyed partitions in a journal: the puts that it needs, and the rest of their state. */
 #include "queue/table/keyed_inside.h"
 
 #include "base/array.h"
@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The row of the record, where it is now; what is older and in its way is dropped. mark: of the
- * rows of this record; most: of generations. */
+/* Finds or adds the row of the record at its slot. Older rows at the slot or with its key are
+ * dropped. `mark` is set on the rows of this record; `most` is the largest generation. */
 int dray__keyed_place(dray__table *table, dray__keyed *p, const dray__row_at *at, const char *key,
                       uint64_t mark, uint32_t most, dray_error *error)
 {
@@ -190,7 +190,7 @@ int dray__keyed_restore(dray__table *table, const dray__image *kept, uint32_t co
         if (rc)
             return rc;
     }
-    for (dray__keyed *p = table->keyed, *next; p; p = next) { /* what was dropped */
+    for (dray__keyed *p = table->keyed, *next; p; p = next) { /* the partitions that were dropped */
         next = p->next;
         for (uint32_t slot = 0; slot < p->end; slot++)
             if (p->rows[slot].generation && p->rows[slot].mark != mark)

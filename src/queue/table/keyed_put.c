@@ -19,7 +19,7 @@ typedef struct putting {
     uint32_t *slots, *columns; /* [rows]; [columns] of the partition */
     bool *new;                 /* [rows] */
     uint8_t **notes;           /* [rows] */
-    dray__put *put;            /* NULL: there are no columns */
+    dray__put *put;            /* NULL when there are no columns */
 } putting;
 
 static void putting_free(putting *x)
@@ -85,7 +85,7 @@ static uint64_t capacity_for(uint64_t count, uint64_t least)
     return least;
 }
 
-/* What the put may take at most besides its bytes, of which `made` rows are new. */
+/* The memory that the put may take at most besides its bytes, when `made` of its rows are new. */
 static uint64_t memory_for(const dray__keyed *p, const dray__putting *m, uint32_t made)
 {
     uint64_t rows = capacity_for((uint64_t)p->row_count + made, p->capacity ? p->capacity : 64);
@@ -245,7 +245,7 @@ static int begin(const dray__table *table, const dray__putting *m, putting *x, d
                                                                         : dray__nomem(error);
 }
 
-/* What is left of it cannot fail. */
+/* The rest of the put cannot fail. */
 static void apply(dray__table *table, const dray__putting *m, putting *x, dray__row_at *out)
 {
     dray__keyed *p = x->partition;

@@ -39,7 +39,7 @@ static void kill_row(dray__table *table, dray__partition *p, uint32_t task, uint
     dray__refresh_all_tasks(table, p, slot / 64, true);
 }
 
-/* Claims that hold the row hold it no longer: what they commit for it is of the old sample. */
+/* The row leaves the claims that hold it: their commits for it would be of the old sample. */
 static void take_from_claims(dray__table *table, dray__partition *p, uint32_t slot)
 {
     uint64_t holders = 0;
@@ -113,8 +113,8 @@ static void vacate_row(dray__table *table, dray__partition *p, uint32_t slot)
     dray__refresh_all_tasks(table, p, slot / 64, true);
 }
 
-/* Whether the row shares the fate of a row of its group that `task` lost: what the task has
- * committed is counted already, and stays. */
+/* Returns true when the row shares the fate of a row of its group that `task` lost. Rows that the
+ * task has committed are counted already, and stay. */
 static bool shares_fate(const dray__partition *p, uint32_t task, uint32_t slot)
 {
     return !dray__bit_get(p->tracks[task].done, slot) && !dray__bit_get(p->dead, slot) &&
@@ -157,7 +157,7 @@ static void ask(dray__table *table, dray__partition *p, dray__demand *demand)
         vacate_row(table, p, demand->slots[i]);
 }
 
-/* What rollout had accepted is not there any more. */
+/* A row that rollout had accepted is gone. */
 static void note_drop(dray__table *table, const dray__partition *p, uint32_t slot)
 {
     uint32_t task = table->admission.task;
@@ -275,7 +275,7 @@ int dray__table_decline(dray__table *table, uint64_t id, dray_error *error)
     if (!id || id > table->generations)
         return dray__fail(error, DRAY_ENOENT, "refill %llu: there never was one",
                           (unsigned long long)id);
-    if (!*at) /* told again, or its partition is gone */
+    if (!*at) /* reported again, or its partition is gone */
         return DRAY_OK;
     dray__partition *p = (*at)->partition;
     dray__ledger_write(table->ledger, DRAY__RECORD_DECLINE, p->generation, &id);
@@ -308,7 +308,8 @@ static int check_refill(const dray__table *table, const dray__demand *demand,
     return DRAY_OK;
 }
 
-/* Capacity is not asked: the rows are counted, and what lets a partition finish is not blocked. */
+/* Capacity is not checked: the rows are counted, and a request that lets a partition finish is not
+ * blocked. */
 int dray__table_refill(dray__table *table, dray__client *client, const dray__new_rows *rows,
                        uint32_t *first_slot, uint32_t *generation, dray_error *error)
 {
@@ -406,7 +407,8 @@ void dray__table_lose_bytes(dray__table *table)
     }
 }
 
-/* What the task reads of the row, in puts that its claim met. named: in chunks that are. */
+/* Marks the chunks from which the task reads the row as lost, unless their put was restored since
+ * the claim. With `named`, only named chunks count. */
 static void mark_row(const dray__table *table, const dray__claim *claim, uint32_t slot, bool named)
 {
     const dray__partition *p = claim->partition;
@@ -424,7 +426,7 @@ static void mark_row(const dray__table *table, const dray__claim *claim, uint32_
     }
 }
 
-/* Rows with keys: what lies in chunks that are named. */
+/* Marks the named chunks of a put of rows with keys as lost. */
 static void mark_named(const dray__put *put)
 {
     for (uint32_t c = 0; c < put->column_count; c++)

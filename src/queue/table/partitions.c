@@ -1,4 +1,4 @@
-/* The table's partitions: making, sealing, clearing, and what is known of those that are gone. */
+/* The table's partitions: making, sealing and clearing them, and the memory of cleared ones. */
 #include "base/error.h"
 #include "queue/journal/ledger.h"
 #include "queue/table/keyed.h"
@@ -95,8 +95,8 @@ static dray__former_partition *find_former(const dray__table *table, const char 
     return NULL;
 }
 
-/* Arrays of a partition that grow together. Those that grew before a failure keep their size; what
- * all of them have the partition says. */
+/* Arrays of a partition that grow together. Those that grew before a failure keep their size. The
+ * partition's capacity is that of all of them. */
 typedef struct growth {
     uint32_t old, capacity;
     int rc;
@@ -265,7 +265,8 @@ static int check_capacity(const dray__table *table, const dray__partition *p,
         return dray__fail(error, DRAY_EFULL, "insert into %s: %llu bytes can never fit into %llu",
                           rows->partition, (unsigned long long)bytes,
                           (unsigned long long)table->settings.capacity_bytes);
-    /* What is read again had room then; rows of puts may be there that were dropped since. */
+    /* Rows that are read again had room when they were inserted. There may be rows of puts that
+     * were dropped since. */
     bool again = table->ledger && table->ledger->replaying;
     if (!again && table->rows + rows->rows > table->settings.capacity_rows)
         return dray__fail(error, DRAY_EAGAIN, "insert into %s: %llu rows + %u > %llu",

@@ -1,5 +1,5 @@
-/* Puts: what one insert or commit brought, where its bytes are (chunks.c), and which of them are
- * still needed. */
+/* Puts: the columns of one insert or commit, the places of their bytes (chunks.c), and which of
+ * them are still needed. */
 #include "queue/table/table_inside.h"
 
 #include "base/error.h"
@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define PUT_COLUMNS_MAX 512u
-#define TAGS_MAX (1u << 26) /* of a put; what is of every row is kept for each */
+#define TAGS_MAX (1u << 26) /* of a put; a tag of all rows is kept for each */
 
 /* ---- puts ------------------------------------------------------------------------------------ */
 
@@ -235,7 +235,7 @@ void dray__put_discard(dray__table *table, dray__put *put)
     if (!put)
         return;
     for (uint32_t i = 0; put->columns && i < put->column_count; i++)
-        if (put->columns[i].chunk) /* NULL: freed */
+        if (put->columns[i].chunk) /* NULL when freed */
             table->bytes->discard(table, put->columns[i].chunk);
     for (uint32_t i = 0; put->cells && i < put->column_count; i++)
         free((void *)(uintptr_t)put->columns[i].spec);

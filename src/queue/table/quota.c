@@ -1,4 +1,4 @@
-/* What the queues of one token hold together, against the coordinator's limits. */
+/* The memory that the queues of one token hold together, against the coordinator's limits. */
 #include "base/error.h"
 #include "queue/table/table.h"
 
@@ -39,7 +39,8 @@ void dray__quota_freed(dray__table *table)
         t->freed = true;
 }
 
-/* What the arrays of partitions.c take at most for so many rows, whatever is committed for them. */
+/* The memory that the arrays of partitions.c take at most for so many rows, with all columns
+ * committed. */
 uint64_t dray__rows_memory(const dray__table *table, uint32_t rows, uint32_t group)
 {
     uint64_t capacity = 64, tasks = table->task_count, writers = 1, bits, each;
@@ -56,7 +57,7 @@ uint64_t dray__rows_memory(const dray__table *table, uint32_t rows, uint32_t gro
            groups * (sizeof(dray__group_range) + tasks * (sizeof(dray__link) + 1));
 }
 
-/* Tags of every row are kept for each, where there are others beside them. */
+/* When some tags are of single rows, tags of all rows are kept for each row, too. */
 uint64_t dray__tags_memory(const dray__content *content, uint32_t items)
 {
     uint64_t common = 0, count = content->tag_count;

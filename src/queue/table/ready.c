@@ -13,13 +13,14 @@ uint32_t dray__open_rows(const dray__partition *p, uint32_t task)
     return p->rows - track->settled_count - (track->taken_count - track->taken_dead);
 }
 
-/* What the task has begun comes before what it has not, oldest version first. 0: not begun. */
+/* Rows that the task has begun come before others, oldest version first. Returns 0 when the row is
+ * not begun. */
 static uint64_t begun(const dray__partition *p, uint32_t task, uint32_t slot)
 {
     return !dray__is_partial(p, task, slot) ? 0 : p->oldest ? p->oldest[slot] + 1 : 1;
 }
 
-/* The row that the slot comes before; NONE: it is the last. */
+/* The row that the slot comes before; NONE when it is the last. */
 static uint32_t place_in_list(const dray__partition *p, uint32_t task, uint32_t slot)
 {
     const dray__track *track = &p->tracks[task];
@@ -52,7 +53,7 @@ static void list_remove(dray__track *track, uint32_t slot)
     track->ready_count--;
 }
 
-/* Of the members that the task has begun, the oldest; 0: none is. */
+/* The oldest of the members that the task has begun; 0 when none is. */
 static uint64_t group_begun(const dray__partition *p, uint32_t task, uint32_t g)
 {
     uint64_t oldest = 0;

@@ -1,5 +1,5 @@
 /* Rounds: one claim of many rows, divided among the ranks of a consumer group. Rows of a share that
- * nobody has asked for yet are taken, by no claim. */
+ * no rank has asked for yet are taken, by no claim. */
 #include "queue/table/balance.h"
 #include "queue/table/table_inside.h"
 
@@ -11,7 +11,7 @@
 
 /* ---- consumer groups ------------------------------------------------------------------------- */
 
-/* Of the groups that nobody is in, and none of whose rows wait, the one that came first. */
+/* Forgets the oldest consumer group without members and without waiting rows. */
 static void forget_consumers(dray__table *table)
 {
     dray__consumer_group **oldest = NULL;
@@ -112,7 +112,7 @@ void dray__consumers_void(dray__table *table, dray__consumer_group *consumers)
             dray__claim_void(table, claim);
     consumers->voided = true;
     table->dirty |=
-        UINT64_C(1) << consumers->task; /* who waits for the next round must hear of it */
+        UINT64_C(1) << consumers->task; /* requests for the next round must be tried again */
 }
 
 void dray__rounds_clear(dray__table *table, const dray__partition *p)
@@ -175,7 +175,8 @@ void dray__rounds_lose(dray__table *table, const dray__partition *p, uint32_t ta
 static int check_consumers(dray__table *table, dray__consumer_group *consumers,
                            const dray__want *want, bool lockstep, dray_error *error)
 {
-    if (want->group_epoch > consumers->epoch) { /* formed anew: what its older self held is free */
+    if (want->group_epoch > consumers->epoch) { /* the group was formed anew, so the rows of the
+                                                 * earlier one are free */
         dray__consumers_void(table, consumers);
         consumers->epoch = want->group_epoch;
         consumers->next_round = 0;
@@ -353,7 +354,8 @@ static uint32_t cheapest(const division *d)
     return d->slots[found];
 }
 
-/* micros: how many the rank must have; what it lacks is one row of padding each, at the end. */
+/* Makes the share of a rank with `micros` micro-batches. Each one that the rank lacks is one row of
+ * padding, at the end. */
 static int make_share(division *d, uint32_t rank, uint32_t micros, uint32_t padding,
                       dray__share *share, dray_error *error)
 {

@@ -248,7 +248,8 @@ static bool same_names(const dray__table *table, const uint32_t *columns, uint32
 
 #define STORE_WORD(number, name) [DRAY_BACKEND_##number] = #name,
 
-/* A setting of the queue, and what somebody who opens it says that it is; 0: does not say. */
+/* A setting of the queue, and the value that an opening request has for it; 0 when the request
+ * leaves it open. */
 typedef struct setting {
     const char *name;
     uint64_t own, found;

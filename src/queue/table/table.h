@@ -9,8 +9,8 @@
  * (controller.c) calls it for each request, and then reads which parts of it have changed.
  *
  * One bit of its column says that a cell is committed. For a row and a task there are the bits
- * taken (a claim holds the row) and done (the task has committed it), and for a row the bit dead.
- * A row is ready for a task when all the columns that the task needs are committed and the row is
+ * taken (a claim holds the row) and done (the task has committed it), and for a row the bit dead. A
+ * row is ready for a task when all the columns that the task needs are committed and the row is
  * neither taken, done nor dead:
  *     ready = AND of columns' words AND NOT (taken OR done OR dead)
  * dray__refresh computes this a word at a time, for words that changed, so that a claim looks only
@@ -103,7 +103,7 @@ typedef struct dray__track { /* the state of a partition for one task */
     uint32_t taken_dead; /* rows that died while the task had taken them; they are settled, too */
     uint32_t cut_count;  /* rows with a partial commit that no claim holds */
     uint32_t open_from;  /* no row before it is open (neither taken nor settled) */
-    uint64_t floor;      /* no open row has an older version; UINT64_MAX: none has a version */
+    uint64_t floor;      /* no open row has an older version; UINT64_MAX when none has a version */
     /* The groups whose members are all ready or settled, at least one of them ready, in the order
      * in which they became so. */
     uint64_t *whole;
@@ -118,7 +118,7 @@ typedef struct dray__place { /* the place of the columns that one writer committ
 /* A commit of a row to which the same task has appended another commit. */
 typedef struct dray__segment {
     dray__place place;
-    uint32_t previous; /* index in partition->segments; NONE: it is the first */
+    uint32_t previous; /* index in partition->segments; NONE for the first */
 } dray__segment;
 
 typedef struct dray__group_range {
@@ -139,7 +139,7 @@ typedef struct dray__demand {
     uint32_t *slots;
     uint32_t count, task, failures;
     int32_t cause;
-    dray__client *holder; /* the producer that was told of the demand; NULL: none is there */
+    dray__client *holder; /* the producer that has the demand; NULL when none has it */
     char reason[DRAY__REASON_MAX + 1];
     struct dray__demand *next;
 } dray__demand;
@@ -163,12 +163,12 @@ struct dray__partition {
     uint64_t *oldest, *newest; /* [row]: 1 + the version of its oldest and newest token; 0: not
                                   known; NULL: no row has a version */
     uint32_t lost[DRAY__CAUSES], refilled; /* rows, since the partition was made */
-    uint64_t **columns;                    /* [column]: committed bits; NULL: none */
+    uint64_t **columns;                    /* [column]: committed bits; NULL when there are none */
     uint32_t *committed;
     uint32_t column_capacity;
     dray__track *tracks;  /* [task] */
-    dray__place **places; /* [1 + task], [0] = insert; NULL: the writer has put nothing */
-    uint32_t **earlier;   /* [task][row]: its last segment but one; NULL: no row has two */
+    dray__place **places; /* [1 + task], [0] = insert; NULL when the writer has put nothing */
+    uint32_t **earlier;   /* [task][row]: its last segment but one; NULL when no row has two */
     dray__segment *segments;
     uint32_t segment_count, segment_capacity;
     uint32_t *group_of;
@@ -189,7 +189,7 @@ struct dray__partition {
 typedef struct dray__chunk {
     uint64_t id, key, size;
     uint32_t keeper;      /* the keeper that holds it (keepers.h) */
-    dray__client *owner;  /* the client that writes it; NULL: that client has ended */
+    dray__client *owner;  /* the client that writes it; NULL when that client has ended */
     uint32_t live;        /* the number of extents that are not freed */
     uint64_t live_bytes;  /* the bytes of these extents, at most size */
     bool closed;          /* its owner puts nothing into it until it gets it back */
@@ -204,12 +204,12 @@ typedef struct dray__chunk {
 typedef struct dray__put_column {
     uint32_t column;
     dray__extent extent;
-    dray__chunk *chunk;            /* NULL: its bytes are freed */
-    const dray__column_spec *spec; /* the spec of a keyed put; NULL: that of the column */
+    dray__chunk *chunk;            /* NULL when its bytes are freed */
+    const dray__column_spec *spec; /* the spec of a keyed put; NULL when it is that of the column */
 } dray__put_column;
 
 typedef struct dray__put_tag {
-    uint32_t item; /* DRAY__NONE: the tag is of every item */
+    uint32_t item; /* DRAY__NONE when the tag is of every item */
     uint32_t key;
     double value;
 } dray__put_tag;
@@ -217,11 +217,13 @@ typedef struct dray__put_tag {
 struct dray__put {
     uint64_t seq;
     uint32_t index;             /* its index in partition->puts */
-    uint64_t record;            /* the record of the journal that has its bytes; 0: none */
+    uint64_t record;            /* the record of the journal that has its bytes; 0 when there is
+                                 * none */
     uint64_t restored;          /* table->restores when its bytes were read from there again */
     bool restoring;             /* its bytes are being read from there, or will be */
-    dray__partition *partition; /* NULL: cleared, or keyed */
-    uint32_t *cells;     /* keyed: [column] the rows whose value lies here; NULL: not keyed */
+    dray__partition *partition; /* NULL when it was cleared, or is keyed */
+    uint32_t *cells;     /* keyed: [column] the number of rows whose value lies here; NULL when not
+                          * keyed */
     uint64_t cell_count; /* the sum of `cells` */
     uint32_t number;     /* keyed: the put's number, the generation of the rows that it made */
     uint32_t items;
@@ -232,7 +234,7 @@ struct dray__put {
     dray__put_column *columns;
     uint32_t column_count;
     dray__put_tag *tags; /* by item; the tags of every item come last */
-    uint32_t *tag_start; /* [items + 1]; NULL: all tags are of every item */
+    uint32_t *tag_start; /* [items + 1]; NULL when all tags are of every item */
     uint32_t tag_count;
     uint64_t mark;       /* the number of the claim that met it last */
     uint64_t mark_bytes; /* the bytes that this claim reads of an item */
@@ -247,7 +249,7 @@ struct dray__client {
     uint64_t channel;    /* its connection */
     uint64_t identity;   /* stays the same when the client attaches again */
     struct dray__told {  /* the last of its requests that changed the queue, if there is a ledger */
-        uint32_t ticket; /* 0: there is none */
+        uint32_t ticket; /* 0 when there is none */
         uint32_t first_slot, generation;
     } told;
     char *name;
@@ -273,19 +275,21 @@ typedef struct dray__claim {
     dray__claim_state state;
     dray__partition *partition; /* NULL once GONE */
     uint32_t generation;
-    uint32_t *slots; /* DRAY__NONE: the row was given back as failed, or has moved to a claim */
+    uint32_t *slots; /* DRAY__NONE when the row was given back as failed, or has moved to a claim */
     uint32_t count, active;
     int64_t hold_until;              /* INT64_MAX: until the session ends */
     uint64_t restores;               /* table->restores when it was made */
-    uint64_t newest;                 /* newer versions no longer exist; UINT64_MAX: all exist */
-    dray__consumer_group *consumers; /* the group whose rank's share it is; NULL: none */
+    uint64_t newest;                 /* newer versions no longer exist; UINT64_MAX when all exist */
+    dray__consumer_group *consumers; /* the group whose rank's share it is; NULL when there is none
+                                      */
     bool read;                       /* it is a get of rows with keys, and holds only puts */
     uint64_t memory;                 /* its bytes of table->memory, until it is released */
     bool lockstep;   /* the claims of its round are committed together or not at all */
     bool follower;   /* another rank, the leader, commits the rows */
     uint32_t *reads; /* the rows that it reads: its own, and padding, which it does not commit;
                         NULL: the same as slots */
-    uint32_t *micro_ends, micro_count; /* the micro-batches, as items of the claim; NULL: one */
+    uint32_t *micro_ends, micro_count; /* the micro-batches, as items of the claim; NULL when there
+                                        * is one */
     dray__put **pins;
     uint32_t pin_count;
     struct dray__claim *next, *prev;
@@ -343,7 +347,7 @@ struct dray__table {
     const struct dray__bytes_kind *bytes; /* chunks, or objects of a store (table_inside.h) */
     bool objects;                         /* a store holds the bytes, as objects */
     dray__admission admission;
-    dray__ledger *ledger; /* the journal of changes; NULL: none */
+    dray__ledger *ledger; /* the journal of changes; NULL when there is none */
     uint32_t restarts;    /* how many controllers have taken the queue over */
     uint32_t epoch;       /* raised by every resume */
     uint64_t commit_seq;  /* the number of the last provisional commit */
@@ -359,10 +363,11 @@ struct dray__table {
     uint64_t promised;    /* bytes of chunks that clients may still take */
     uint64_t asked;       /* how often clients have asked for a chunk */
     uint64_t memory;      /* bytes of the coordinator's memory, of all partitions */
-    dray__quota *quota;   /* NULL: the capacity is its only limit */
+    dray__quota *quota;   /* NULL when the capacity is its only limit */
     dray__table *quota_next;
     uint64_t restores; /* how often bytes were read from the journal again */
-    uint64_t space;    /* the space of its objects in the store; 0: not known yet, or no store */
+    uint64_t space;    /* the space of its objects in the store; 0 when not known yet, or without a
+                        * store */
     uint64_t inserted, refilled, lost[DRAY__CAUSES]; /* rows so far */
 
     uint64_t drops[DRAY__DROPS]; /* ids of chunks that are gone, a ring */
@@ -424,7 +429,7 @@ void dray__promise_end(dray__table *table, dray__client *client);
 void dray__describe_holder(dray__table *table, char *out, size_t size);
 /* Adds a free chunk to its owner's spare ones. */
 void dray__chunk_set_spare(dray__table *table, dray__chunk *chunk);
-/* Takes the client's chunk that has been spare longest; NULL: there is none. */
+/* Takes the client's chunk that has been spare longest; NULL when there is none. */
 dray__chunk *dray__chunk_take_spare(dray__table *table, dray__client *client);
 /* Removes the chunk from the table, and tells its keeper and its readers to drop it. */
 void dray__chunk_forget(dray__table *table, dray__chunk *chunk);
@@ -499,8 +504,8 @@ int dray__table_wait(const dray__table *table, const char *partition, uint32_t t
 void dray__lose(dray__table *table, dray__partition *p, uint32_t task, uint32_t slot, int32_t cause,
                 const char *reason);
 /* Returns the oldest demand that the client holds, else the oldest that no client holds, which the
- * client then holds. DRAY_EAGAIN: there is none; DRAY_EEND: the queue has ended, and there will be
- * none. */
+ * client then holds. Returns 0, DRAY_EAGAIN when there is none, or DRAY_EEND when the queue has
+ * ended, and there will be none. */
 int dray__table_demand(dray__table *table, dray__client *client, dray__demand **out,
                        dray_error *error);
 /* Answers a demand without another sample: the rows die. Repeating the call succeeds. */
@@ -566,8 +571,8 @@ int dray__admission_check(const dray__table *table, const dray__admission *a, dr
 int dray__table_admit(dray__table *table, const dray__admission *admission, bool resume,
                       dray_error *error);
 int dray__table_version(dray__table *table, uint64_t version, dray_error *error);
-/* Returns the number of further rows that may be begun; INT64_MAX: any number. Rows that are begun
- * already may be claimed again. */
+/* Returns the number of further rows that may be begun; INT64_MAX when any number may. Rows that
+ * are begun already may be claimed again. */
 int64_t dray__admission_room(const dray__table *table);
 /* Returns the number of rows that are begun and not finished: those in claims, and those with a
  * partial commit. */

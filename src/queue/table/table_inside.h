@@ -56,9 +56,9 @@ void dray__put_leave(dray__table *table, dray__put *put, uint32_t column);
  */
 int dray__put_move(dray__table *table, dray__put *put, uint32_t column, const dray__extent *to,
                    dray_error *error);
-/* Records the put for rows: places, columns' bits, bytes. Row i is slots[i] (DRAY__NONE: skipped),
- * or first + i when slots is NULL; its values are item i / divisor. stays[i]: the row's columns are
- * not complete yet; NULL: all rows' are. Cannot fail. */
+/* Records the put for rows: places, columns' bits, bytes. Row i is slots[i] (DRAY__NONE is
+ * skipped), or first + i when slots is NULL; its values are item i / divisor. stays[i] is true when
+ * the row's columns are not complete yet; NULL when all rows' are. Cannot fail. */
 void dray__put_apply(dray__table *table, dray__partition *p, int writer, dray__put *put,
                      const uint32_t *slots, uint32_t first, uint32_t count, uint32_t divisor,
                      const bool *stays);
@@ -172,7 +172,7 @@ void dray__round_given(dray__table *table, dray__round *round, const dray__want 
 /* Gives back the rows of shares that no rank has claimed; in lockstep, those of claimed shares,
  * too. */
 void dray__consumers_void(dray__table *table, dray__consumer_group *consumers);
-/* Frees the rounds of a partition. NULL: all rounds, and the consumer groups. */
+/* Frees the rounds of a partition. With NULL, frees all rounds, and the consumer groups. */
 void dray__rounds_clear(dray__table *table, const dray__partition *p);
 /* Called when a row is lost. Ends the rounds with a share that has the row and that its leader has
  * not claimed. When the leader has claimed such a share, the peers that have not claimed it get no
@@ -198,4 +198,4 @@ typedef struct dray__pick {
 } dray__pick;
 typedef void dray__policy_fn(const dray__table *table, const dray__partition *p,
                              const dray__want *want, uint32_t limit, dray__pick *out);
-dray__policy_fn *dray__policy_find(int32_t policy); /* NULL: there is no such policy */
+dray__policy_fn *dray__policy_find(int32_t policy); /* NULL when there is no such policy */

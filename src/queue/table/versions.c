@@ -1,5 +1,5 @@
-/* Which versions of the weights made a row: dropping what is too old, and admitting no more rollout
- * than can still be young enough (AReaL's rule: capacity = min(concurrency - running,
+/* The versions of the weights that made a row: dropping rows that are too old, and admitting no
+ * more rollout than can still be young enough (AReaL's rule: capacity = min(concurrency - running,
  * (staleness + version + 1) * batch - (accepted + running))). */
 #include "queue/table/table_inside.h"
 
