@@ -86,7 +86,8 @@ uint8_t *dray__map_aligned(uint64_t bytes, int prot)
     return base;
 }
 
-/* ---- what ends with something else ----------------------------------------------------------- */
+/* ---- memory that ends with another object ------------------------------------------------------
+ */
 
 void *dray__kept_find(const dray__kept *kept, dray__forget_fn *forget)
 {

@@ -1,5 +1,6 @@
 /* Arenas: memory for names and small records that is freed all at once, and whose addresses stay
- * the same while arrays grow. Mappings of whole pages. And lists of things that end together. */
+ * the same while arrays grow. Also mappings of whole pages, and lists of objects that end together.
+ */
 #pragma once
 
 #include <dray/dray.h>
@@ -29,23 +30,25 @@ static inline uint64_t dray__round_up(uint64_t value, uint64_t unit)
 }
 
 #define DRAY__HUGE_PAGE ((uint64_t)2 << 20)
-/* Anonymous private memory of `bytes`, which are whole pages: from DRAY__HUGE_PAGE bytes on it
- * begins at a multiple of them. Kernels before 6.7 do not align large mappings on their own, and an
- * unaligned one gets no huge page at its ends. NULL: errno. */
+/* Maps `bytes` of anonymous private memory, which are whole pages. From DRAY__HUGE_PAGE bytes on,
+ * it begins at a multiple of them: kernels before 6.7 do not align large mappings on their own, and
+ * an unaligned one gets no huge page at its ends. Returns NULL with errno on failure. */
 uint8_t *dray__map_aligned(uint64_t bytes, int prot);
 
-/* What a file keeps with what is another's: opaque to all others, found by the function that ends
- * it, and ended with the rest. */
+/* Private data that a file attaches to another file's object. It is opaque to all others, found by
+ * the function that ends it, and ended with the object. */
 typedef void dray__forget_fn(void *kept);
 typedef struct dray__kept {
     struct dray__kept *next;
     dray__forget_fn *forget;
     void *what;
 } dray__kept;
-void *dray__kept_find(const dray__kept *kept, dray__forget_fn *forget); /* NULL: nothing */
+void *dray__kept_find(const dray__kept *kept, dray__forget_fn *forget); /* NULL when there is none
+                                                                         */
 /* Takes it over, also where it fails: DRAY_ENOMEM. */
 int dray__kept_add(dray__kept **kept, dray__forget_fn *forget, void *what, dray_error *error);
-/* The same of `size` zeroed bytes, unless they are there already. NULL: out of memory. */
+/* Returns the same data, or makes `size` zeroed bytes when there are none. Returns NULL when out of
+ * memory. */
 void *dray__kept_make(dray__kept **kept, dray__forget_fn *forget, size_t size);
 void dray__kept_end(dray__kept **kept, dray__forget_fn *forget); /* forget NULL: all */
 
@@ -54,14 +57,15 @@ void dray__kept_end(dray__kept **kept, dray__forget_fn *forget); /* forget NULL:
 /* Room for `least` items: a capacity that is too small is doubled, at least. items: the address of
  * the pointer to the first, NULL at first. false: out of memory, and the array is as it was. */
 bool dray__array_room(void *items, size_t size, uint64_t least, uint64_t *capacity);
-/* The place of one more item behind `count` items of `size` bytes. items: the address of the
- * pointer to the first, NULL at first, freed with free. NULL: out of memory, and the array is as it
- * was. The place is not written. In the header: a plan appends hundreds of thousands. */
+/* Returns the place of one more item behind `count` items of `size` bytes. items is the address of
+ * the pointer to the first one, which is NULL at first and freed with free. The place is not
+ * written. Returns NULL when out of memory, with the array unchanged. It is in the header because a
+ * plan appends hundreds of thousands of items. */
 static inline void *dray__append(void *items, size_t size, uint64_t count, uint64_t *capacity)
 {
     if (count >= *capacity && !dray__array_room(items, size, count + 1, capacity))
         return NULL;
     unsigned char *first;
-    memcpy(&first, items, sizeof first); /* whatever it points to */
+    memcpy(&first, items, sizeof first); /* for any type of pointer */
     return first + count * size;
 }

@@ -17,14 +17,15 @@ uint64_t dray__left(int64_t deadline_ns);
 int dray__left_ms(int64_t deadline_ns);
 
 /* ---- waiting ---------------------------------------------------------------------------------
+ *
  * Waiting for descriptors until a deadline, or until the program interrupts it
- * (dray_set_interrupt). What a call does then is what it does when its deadline passes. */
+ * (dray_set_interrupt). A call that is interrupted does the same as when its deadline passes. */
 
 /* The longest time between two questions. */
 #define DRAY__SLICE_MS 200
 
-/* As poll(2), which goes on after signals. Positive: something is ready; 0: the deadline passed, or
- * the wait was interrupted; negative: errno. */
+/* As poll(2), and goes on after signals. Returns a positive number when something is ready, 0 when
+ * the deadline passed or the wait was interrupted, -errno on failure. */
 int dray__wait(struct pollfd *fds, nfds_t count, int64_t deadline_ns);
 /* Asks the program. false in every thread but the one that wants to be asked. */
 bool dray__interrupted(void);

@@ -1,7 +1,7 @@
-/* src/base/: what every other folder uses and what knows nothing of dray: errors, the log, the
- * clock, arenas and growable arrays, hashing and hash tables, JSON, options, sockets, TLS, waiting
- * with a deadline, and the encoding of messages. A function belongs here if a program that has
- * nothing to do with weights or samples could use it as it is. Nothing here starts a thread or
+/* src/base/: the parts that every other folder uses and that know nothing of dray: errors, the log,
+ * the clock, arenas and growable arrays, hashing and hash tables, JSON, options, sockets, TLS,
+ * waiting with a deadline, and the encoding of messages. A function belongs here if a program that
+ * has nothing to do with weights or samples could use it as it is. Nothing here starts a thread or
  * keeps state between calls, except the log, the clock and the random numbers' seeds. */
 
 /* Filling the caller's dray_error. Each function returns the code, so that a failure is one line:

@@ -99,7 +99,7 @@ static void drop(dray__idmap *map, size_t hole)
     size_t mask = map->capacity - 1;
     map->entries[hole] = (entry_t){0};
     map->count--;
-    /* Backward-shift deletion: what probed past the hole moves into it. */
+    /* Backward-shift deletion: an entry that was probed past the hole moves into it. */
     for (size_t i = (hole + 1) & mask; map->entries[i].key; i = (i + 1) & mask) {
         size_t home = first_place(map, map->entries[i].key);
         if (((i - home) & mask) >= ((i - hole) & mask)) {

@@ -14,25 +14,25 @@ uint64_t dray__name_hash(const char *name);
 
 typedef struct dray__idmap {
     struct dray__idmap_entry {
-        uint64_t key; /* 0: free */
+        uint64_t key; /* 0 in a free slot */
         void *value;
     } * entries;
     size_t capacity, count;
 } dray__idmap;
 
 void dray__idmap_free(dray__idmap *map);
-void *dray__idmap_get(const dray__idmap *map, uint64_t key); /* NULL: not there */
+void *dray__idmap_get(const dray__idmap *map, uint64_t key); /* NULL when it is not there */
 /* Adds or replaces. false: out of memory (nothing changed). */
 bool dray__idmap_set(dray__idmap *map, uint64_t key, void *value);
-void *dray__idmap_remove(dray__idmap *map, uint64_t key); /* what was there, or NULL */
+void *dray__idmap_remove(dray__idmap *map, uint64_t key); /* the removed value, or NULL */
 
 /* ---- things that are in an array ------------------------------------------------------------- */
 
-/* Finds the place of a thing in somebody's array, whose things are added one behind the other. A
- * layout has many thousands of names: so 4 bytes a slot, and not an entry of a map. */
+/* Finds items by name in a caller's array that only grows. A layout has many thousands of names, so
+ * a slot takes 4 bytes instead of an entry of a map. */
 typedef struct dray__index {
     uint64_t *hashes; /* [place] */
-    uint32_t *slots;  /* place + 1, from where the low bits of its hash say; 0: free */
+    uint32_t *slots;  /* place + 1, probed from the low bits of the hash on; 0 in a free slot */
     uint32_t count, slot_count;
     uint64_t capacity;
 } dray__index;

@@ -64,7 +64,7 @@ int dray__open_beneath(int folder, const char *name, int flags, mode_t mode)
     if (fd >= 0 || (errno != ENOSYS && errno != EPERM))
         return (int)fd;
     if (strchr(name, '/') || strcmp(name, "..") == 0) {
-        errno = EXDEV; /* as openat2 says it */
+        errno = EXDEV; /* the errno of openat2 for this */
         return -1;
     }
     return openat(folder, name, flags, mode);

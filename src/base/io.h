@@ -20,20 +20,21 @@ int dray__open_beneath(int folder, const char *name, int flags, mode_t mode);
 /* fopen of "r", "w" or "a", close-on-exec. It fails with ELOOP where the path ends in a symbolic
  * link, so that links that others put into our folders are not followed. */
 FILE *dray__open_stream(const char *path, const char *mode);
-/* Reads the rest of a stream and closes it; `path` is its name for messages. When `file` is
- * NULL, errno says why it was not opened (DRAY_ENOENT, DRAY_ESYS). *out is malloc'ed and ends
- * with a zero. Fails with DRAY_EFORMAT when there are more than `most` bytes. */
+/* Reads the rest of a stream and closes it; `path` is its name for messages. When `file` is NULL,
+ * errno is the reason (DRAY_ENOENT, DRAY_ESYS). *out is malloc'ed and ends with a zero. Fails with
+ * DRAY_EFORMAT when there are more than `most` bytes. */
 int dray__read_stream(FILE *file, const char *path, size_t most, char **out, size_t *size,
                       dray_error *error);
 /* Replaces a file by a new one that is whole and on the disk, or leaves the old one.
  * dray__begin_file opens a file beside it, or returns NULL with errno. dray__end_file puts it in
- * place; `written` says whether all of it was written. Fails with DRAY_ESYS. */
+ * place; `written` is true when all of it was written. Fails with DRAY_ESYS. */
 FILE *dray__begin_file(const char *path);
 int dray__end_file(FILE *file, bool written, const char *path, dray_error *error);
 /* Removes a folder and everything in it. Succeeds when the folder does not exist. */
 int dray__remove_tree(const char *path, dray_error *error);
-/* The folder for what can be made or fetched again: $DRAY_CACHE, else dray in $XDG_CACHE_HOME or in
- * ~/.cache; made if it is not there. false: there is no place for it. */
+/* Finds the folder for files that can be made or fetched again: $DRAY_CACHE, else dray in
+ * $XDG_CACHE_HOME or in ~/.cache. It is made if it is not there. Returns false when there is no
+ * place for it. */
 bool dray__cache_folder(char *out, size_t size);
 /* Returns when the folder's entries are on the disk. */
 int dray__sync_folder(const char *path, dray_error *error);

@@ -39,7 +39,7 @@ int dray__json_parse(const char *text, size_t size, const char *what, json_t **o
 
 int dray__json_load(const char *path, size_t max_bytes, json_t **out, dray_error *error)
 {
-    /* O_NONBLOCK: a FIFO of that name must not hold us. */
+    /* With O_NONBLOCK, a FIFO of that name does not block the call. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 && errno == ENOENT)
         return dray__fail(error, DRAY_ENOENT, "%s: no such file", path);

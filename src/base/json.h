@@ -5,7 +5,8 @@
 #include <jansson.h>
 #include <stdbool.h>
 
-/* `what` (a path or a name) is put into the message with the line. DRAY_EFORMAT. */
+/* Parses JSON. `what` (a path or a name) is put into the message with the line. Returns 0, or
+ * DRAY_EFORMAT. */
 int dray__json_parse(const char *text, size_t size, const char *what, json_t **out,
                      dray_error *error);
 /* Reads a file of at most max_bytes. DRAY_ENOENT, DRAY_ESYS, DRAY_EFORMAT. */
@@ -34,6 +35,6 @@ static inline bool dray__json_true(const json_t *object, const char *key)
  * end. Neither json_pack nor json_dumps makes anything of NULL. */
 void dray__json_set(json_t **object, const char *key, json_t *value);
 void dray__json_append(json_t **array, json_t *value);
-/* As json_dumps, which writes on where memory ran out within a key. NULL: out of memory, or no
- * value. */
+/* As json_dumps, which goes on writing when memory runs out within a key. Returns NULL when out of
+ * memory, or when there is no value. */
 char *dray__json_text(const json_t *json, size_t flags);

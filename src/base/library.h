@@ -11,6 +11,6 @@ typedef struct dray__symbol {
     bool optional; /* the pointer is NULL where the library lacks it */
 } dray__symbol;
 
-/* Fills `out`, the struct, from what dlopen returned. Returns NULL, or the name of the first symbol
- * that the library lacks and that is not optional. */
+/* Fills `out`, the struct, from a library that dlopen returned. Returns NULL, or the name of the
+ * first symbol that the library lacks and that is not optional. */
 const char *dray__symbols_load(void *library, const dray__symbol *symbols, size_t count, void *out);

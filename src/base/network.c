@@ -58,7 +58,7 @@ static bool parse_one(const char *text, dray__network *out)
             return false;
         out->bits = first + (uint32_t)bits;
     }
-    /* What is beyond the prefix. */
+    /* The bits beyond the prefix must be zero. */
     for (uint32_t i = out->bits; i < BITS; i++)
         if (out->address[i / 8] >> (7 - i % 8) & 1)
             return false;

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { MOST = 4096 }; /* no struct is as large: what is larger is no size */
+enum { MOST = 4096 }; /* no struct is as large as this */
 
 static size_t size_of(const void *given)
 {

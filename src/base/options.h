@@ -10,10 +10,10 @@
 /* Where the struct ended in its first version: past this member, which every caller has. */
 #define dray__end_of(type, member) (offsetof(type, member) + sizeof(((type *)0)->member))
 
-/* Overwrites *out (`size` bytes, initialised with the defaults) with what was given; out's own size
- * stays. given NULL: the defaults. first: dray__end_of. name: the struct's, for messages.
- * DRAY_EINVALID: a size smaller than `first`, or absurd; DRAY_EVERSION: something is set that this
- * library does not know. */
+/* Overwrites *out (`size` bytes, initialised with the defaults) with the given struct; out's own
+ * size stays. given may be NULL for the defaults. first: dray__end_of. name is the struct's, for
+ * messages. Returns 0, DRAY_EINVALID when the given size is smaller than `first`, or absurd, or
+ * DRAY_EVERSION when a member is set that this library does not know. */
 int dray__options_read(void *out, size_t size, size_t first, const void *given, const char *name,
                        dray_error *error);
 /* The same for a struct of `type` whose first version ended with member `last`. */
@@ -23,6 +23,6 @@ int dray__options_read(void *out, size_t size, size_t first, const void *given, 
 int dray__options_check(const void *given, size_t first, const char *name, dray_error *error);
 #define DRAY__OPTIONS_CHECK(type, last, given, error)                                              \
     dray__options_check(given, dray__end_of(type, last), #type, error)
-/* Fills the caller's struct, as far as it goes, with `filled` of `size` bytes, and what is beyond
- * with zeros; the caller's size stays. It was checked before. */
+/* Fills the caller's struct, as far as it goes, with `filled` of `size` bytes, and the rest with
+ * zeros. The caller's size stays; it was checked before. */
 void dray__options_fill(void *given, const void *filled, size_t size);

@@ -1,6 +1,6 @@
 /* Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as
- * 1, 2, 3", SC11). A value depends only on its key and counter, never on who drew before, so that a
- * resumed run draws what an undisturbed one would. */
+ * 1, 2, 3", SC11). A value depends only on its key and counter, never on earlier draws, so that a
+ * resumed run draws the same values as an undisturbed one. */
 #pragma once
 
 #include <stdint.h>

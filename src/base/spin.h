@@ -21,5 +21,5 @@ typedef struct dray__spin {
 bool dray__spin_begin(dray__spin *spin, int64_t deadline_ns);
 /* Called after a look that found nothing. Returns false when the caller should stop looking. */
 bool dray__spin_again(dray__spin *spin);
-/* Ends the looking. found_ns: when the answer was found; 0: it was not. */
+/* Ends the looking. found_ns is the time when the answer was found; 0 when it was not. */
 void dray__spin_end(dray__spin *spin, int64_t found_ns);

@@ -13,18 +13,18 @@ typedef struct dray__thread { /* zero: there is none */
     pid_t process; /* which began it: a fork's child has no such thread */
 } dray__thread;
 
-/* what: the thread is for, in an error's message. */
+/* what: the purpose of the thread, for an error's message. */
 int dray__thread_start(dray__thread *thread, void *(*run)(void *), void *user, const char *what,
                        dray_error *error);
 /* Waits for the thread's end, if there is one: afterwards there is none. */
 void dray__thread_join(dray__thread *thread);
 
-/* A condition whose deadlines are clock.h's. */
+/* Makes a condition that uses the clock of clock.h's deadlines. */
 void dray__cond_init(pthread_cond_t *cond);
 /* Until it is signalled, or the deadline has passed; it may also return before. */
 void dray__cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t deadline_ns);
 
-/* A thread that does work until it is told to end, with the lock of what it shares. */
+/* A thread that works until it is told to end, with the lock of its shared fields. */
 typedef struct dray__worker {
     pthread_mutex_t lock;
     pthread_cond_t wake;

@@ -14,7 +14,8 @@
 
 enum { DRAY__TLS_KEY = 32, DRAY__TLS_IDENTITY = 128 };
 
-/* What one side shows, and what both must know. The identity travels in the clear. */
+/* One side's key: the identity that it shows, and the secret that both sides must know. The
+ * identity travels in the clear. */
 typedef struct dray__tls_key {
     char identity[DRAY__TLS_IDENTITY];
     uint8_t bytes[DRAY__TLS_KEY];
@@ -31,18 +32,21 @@ int dray__tls_accept(int fd, dray__tls_find find, void *user, dray__tls **out, d
 void dray__tls_goodbye(dray__tls *tls); /* as far as the socket takes it. NULL is fine */
 void dray__tls_free(dray__tls *tls);    /* leaves the socket alone. NULL is fine */
 
-/* DRAY_OK: done; DRAY_EAGAIN; DRAY_EPERM: the other side does not know our key, or shows a wrong
- * one; DRAY_EPROTO: it speaks no TLS 1.3 with keys; DRAY_ECLOSED: it went away. Reading and writing
- * finish the handshake by themselves. */
+/* Goes on with the handshake. Returns DRAY_OK when done, DRAY_EAGAIN while it is not, DRAY_EPERM
+ * when the other side does not know this key, or shows a wrong one, DRAY_EPROTO when it does not
+ * use TLS 1.3 with keys, or DRAY_ECLOSED when it went away. Reading and writing finish the
+ * handshake by themselves. */
 int dray__tls_handshake(dray__tls *tls, dray_error *error);
 const char *dray__tls_identity(const dray__tls *tls); /* the client's; "" before it is proven */
 
-/* Takes up to `size` bytes to be sent: how many (at least 1), or -EAGAIN: none, because the socket
- * takes nothing now; -EPROTO, -EPERM, -ECONNRESET, ... What was taken may still be here: it goes
- * out with the next call, or dray__tls_flush. */
+/* Takes up to `size` bytes to be sent. Returns their number (at least 1), -EAGAIN when the socket
+ * takes nothing now, or another -errno (-EPROTO, -EPERM, -ECONNRESET). Taken bytes may still be
+ * here: the next call, or dray__tls_flush, sends them. */
 ssize_t dray__tls_send(dray__tls *tls, const void *data, size_t size);
-int dray__tls_flush(dray__tls *tls); /* 0: all is out; -EAGAIN; another -errno */
-/* Bytes received (at least 1); 0: the other side is done, or gone; -EAGAIN; another -errno. */
+int dray__tls_flush(dray__tls *tls); /* Returns 0 when all bytes are sent, -EAGAIN while they are
+                                      * not, -errno on failure */
+/* Receives bytes. Returns their number (at least 1), 0 when the other side is done or gone, -EAGAIN
+ * while there are none, -errno on failure. */
 ssize_t dray__tls_recv(dray__tls *tls, void *data, size_t size);
 
 short dray__tls_events(const dray__tls *tls); /* POLLIN, and POLLOUT while bytes wait to be sent */
@@ -56,7 +60,7 @@ int dray__tls_buffer(dray__tls *tls, size_t bytes, dray_error *error);
 /* HMAC-SHA256(key, text): keys that one key is the source of. false: out of memory. */
 bool dray__derive_key(const uint8_t key[DRAY__TLS_KEY], const char *text,
                       uint8_t out[DRAY__TLS_KEY]);
-/* The same of any bytes: a proof of them that only who knows the key can give. */
+/* The same of any bytes: a proof of them that only a holder of the key can give. */
 bool dray__keyed_hash(const uint8_t key[DRAY__TLS_KEY], const void *data, size_t size,
                       uint8_t out[DRAY__TLS_KEY]);
 /* Takes the same time for every wrong one. */

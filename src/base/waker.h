@@ -14,7 +14,7 @@ typedef struct dray__waker {
 int dray__waker_open(dray__waker *waker, bool timer, dray_error *error);
 /* Until it is closed. Opens the waker where it is not. -1: nothing. */
 int dray__waker_add(dray__waker *waker, int fd, dray_error *error);
-/* The timer, in so long a time or at that time of the monotonic clock. 0: not any more. */
+/* The timer fires after this time, or at this time of the monotonic clock. 0 turns it off. */
 void dray__waker_after(const dray__waker *waker, int64_t ns);
 void dray__waker_at(const dray__waker *waker, int64_t at_ns);
 void dray__waker_close(dray__waker *waker);

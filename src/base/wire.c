@@ -258,8 +258,8 @@ size_t dray__field_bytes(const dray__field *of)
     return (size_t)widths[of->kind] * of->times;
 }
 
-/* Bytes of numbers that lie in memory as on the wire, from the struct's beginning on: they are
- * copied at once. 0: they do not. */
+/* The number of bytes at the struct's beginning that are numbers with the same form in memory as on
+ * the wire, which are copied at once. */
 static size_t flat_bytes(const dray__fields *of)
 {
     size_t at = 0;

@@ -1,9 +1,9 @@
 /* Growing byte buffers and the little-endian encoding of everything that leaves the process:
  * messages, packed layouts, batch descriptions.
  *
- * Writing: errors stick to the writer (out of memory), asked once at the end.
- * Reading: errors stick to the reader (short or malformed input); values read after one are zero.
- */
+ * Writing: an error stays with the writer (out of memory) and is checked once at the end. Reading:
+ * an error stays with the reader (short or malformed input); values that are read after one are
+ * zero. */
 #pragma once
 
 #include "base/arena.h"
@@ -35,7 +35,7 @@ typedef struct dray__reader {
     const uint8_t *data;
     size_t size, at;
     bool failed;
-    const char *why; /* it failed; NULL: short or malformed */
+    const char *why; /* the reason of the failure; NULL when the input is short or malformed */
 } dray__reader;
 
 dray__reader dray__reader_of(const void *data, size_t size);
@@ -78,7 +78,8 @@ const void *dray__get_blob(dray__reader *r, size_t *size); /* borrowed */
 /* A count of items that take at least `item_bytes` each: fails when they cannot be there, so that a
  * forged count never sizes an allocation. */
 uint32_t dray__get_count(dray__reader *r, size_t item_bytes);
-/* DRAY_EFORMAT naming `what` when the input was short, malformed, or has bytes left over. */
+/* Returns 0, or DRAY_EFORMAT naming `what` when the input was short, malformed, or has bytes left
+ * over. */
 int dray__reader_finish(const dray__reader *r, const char *what, dray_error *error);
 
 bool dray__utf8_valid(const void *data, size_t size);
@@ -87,8 +88,8 @@ bool dray__utf8_plain(const void *data, size_t size);
 
 /* ---- tables of fields ------------------------------------------------------------------------ */
 
-/* What leaves the process as tables of fields: one table says how a struct is written in
- * base/wire.h's encoding, how it is read again, and what docs/wire.md lists. Numbers are
+/* Messages and records as tables of fields: one table tells how a struct is written in
+ * base/wire.h's encoding, how it is read again, and how docs/wire.md lists it. Numbers are
  * little-endian; a text is u32 bytes and the bytes; a list is u32 items and the items.
  *
  *     typedef struct point {
@@ -98,7 +99,7 @@ bool dray__utf8_plain(const void *data, size_t size);
  *     static const dray__fields point_fields =
  *         DRAY__FIELDS(point, DRAY__NUMBERS(point, x, y), DRAY__FIELD_TEXT(point, name, 255));
  *
- * Reading checks lengths, counts and texts; what numbers mean is the caller's to check. */
+ * Reading checks lengths, counts and texts. The caller checks the values of numbers. */
 
 typedef enum dray__field_kind {
     DRAY__FIELD_U8,
@@ -111,16 +112,16 @@ typedef enum dray__field_kind {
     DRAY__FIELD_F64,
     DRAY__FIELD_TEXT_KIND,  /* const char *: one line */
     DRAY__FIELD_PROSE_KIND, /* const char *: may have lines */
-    DRAY__FIELD_BLOB_KIND,  /* const void *, and a size_t that says how many bytes there are */
+    DRAY__FIELD_BLOB_KIND,  /* const void *, and a size_t with the number of bytes */
     DRAY__FIELD_GUARD_KIND, /* bool: where it is false, the struct's other fields are not there */
     DRAY__FIELD_STRUCT_KIND,
-    DRAY__FIELD_LIST_KIND /* a pointer, and a uint32_t that says how many items there are */
+    DRAY__FIELD_LIST_KIND /* a pointer, and a uint32_t with the number of items */
 } dray__field_kind;
 
 typedef struct dray__fields dray__fields;
 
 typedef struct dray__field {
-    const char *name; /* NULL: the end of the table */
+    const char *name; /* NULL at the end of the table */
     uint8_t kind;
     uint16_t times;         /* so many numbers, one behind the other */
     uint32_t most;          /* bytes of a text */
@@ -214,17 +215,18 @@ extern const dray__fields dray__u8_fields, dray__u32_fields, dray__u64_fields; /
 extern const dray__fields dray__name_fields; /* and names of at most 255 bytes */
 
 void dray__put_fields(dray__writer *w, const dray__fields *of, const void *from);
-/* Fills *to; texts and lists are in the arena (NULL: there are none), blobs where they were read.
- * Malformed input, and a lack
- * of memory, stick to the reader: then what was not read is zero, and its lists are empty. What a
- * guard keeps out is left as it was: zero in items of lists. */
+/* Fills *to. Texts and lists are in the arena (NULL when there are none), blobs stay in the input.
+ * Malformed input, and a lack of memory, make the reader fail: fields that were not read are then
+ * zero, and their lists are empty. A field that a guard leaves out is not written; in items of
+ * lists it is zero. */
 void dray__get_fields(dray__reader *r, dray__arena *arena, const dray__fields *of, void *to);
 /* Bytes that such a struct takes at least; that a number, or several, do. */
 size_t dray__fields_least(const dray__fields *of);
 size_t dray__field_bytes(const dray__field *of);
 
-/* ---- envelopes: what is kept, or handed on, by itself ------------------------------------------
- * u32 magic, u32 version, what it holds, and u64 XXH3 of all before it. */
+/* ---- envelopes of data that is kept, or handed on, by itself ------------------------------------
+ *
+ * u32 magic, u32 version, the content, and u64 XXH3 of all before it. */
 
 typedef struct dray__envelope {
     const char *what; /* in messages */
@@ -233,8 +235,8 @@ typedef struct dray__envelope {
 
 void dray__envelope_begin(const dray__envelope *envelope, dray__writer *w);
 void dray__envelope_sum(dray__writer *w);
-/* Adds the sum, and gives what the writer has away, malloc'ed. rc: not DRAY_OK: what was to be put
- * failed. The writer is freed on failure, which is returned. */
+/* Adds the sum, and hands over the writer's bytes, malloc'ed. rc is the result of writing the
+ * content. When it is not DRAY_OK, it is returned. The writer is freed on failure. */
 int dray__envelope_end(dray__writer *w, int rc, void **out, size_t *size, dray_error *error);
 /* out: stands behind the version, and ends before the sum. DRAY_EFORMAT, DRAY_EVERSION,
  * DRAY_ECHECKSUM. */

@@ -7,8 +7,8 @@
 
 enum { DRAY__WORD_FAR = 255 };
 
-/* Damerau-Levenshtein distance (optimal string alignment), case ignored; DRAY__WORD_FAR: one of
- * them is too long for it. */
+/* Damerau-Levenshtein distance (optimal string alignment), case ignored. Returns DRAY__WORD_FAR
+ * when a word is too long for it. */
 size_t dray__word_distance(const char *a, const char *b);
 /* Index of the word nearest to `word`, or -1 when none is near enough to be meant. */
 long dray__word_nearest(const char *word, const char *const *words, size_t count);
@@ -23,8 +23,9 @@ char *dray__word_hint_or_all(const char *word, const char *const *words, size_t 
 int dray__word_of_variable(const char *variable, const char *const *words, const char **out,
                            dray_error *error);
 
-/* Copies a stranger's text (NULL: none) in whole characters, as far as there is room, with spaces
- * for what commands terminals: a line for people, and for JSON. Returns out. */
+/* Copies a stranger's text (NULL is empty) in whole characters, as far as there is room, with
+ * spaces instead of characters that control terminals. The result is a line for people, and for
+ * JSON. Returns out. */
 char *dray__take_line(char *out, size_t capacity, const char *text);
 
 /* Whether the text ends with `end`. */

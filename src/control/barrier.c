@@ -1,8 +1,8 @@
 /* Barriers: kept requests under a name, all answered when the last one comes, or when a member that
  * had entered dies. A barrier is forgotten when it opens, so its name can be used again at once.
  *
- * Who was there is told, so that those who meet again can say with whom: then one that died
- * meanwhile is missed at once, not at the deadline. */
+ * The answer lists the members, so that members that meet again can name each other. A member that
+ * died meanwhile is then missed at once, not at the deadline. */
 #include "base/array.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -17,7 +17,7 @@ typedef struct barrier {
     uint32_t count, entered;
     uint64_t capacity;
     dray__request **requests;
-    uint64_t *awaited; /* members; NULL: any */
+    uint64_t *awaited; /* members; NULL when any may come */
     uint32_t awaited_count;
 } barrier;
 
@@ -97,7 +97,7 @@ static void fail_all(dray__barriers *barriers, barrier *b, const dray_error *err
     forget(barriers, b);
 }
 
-/* Tells all who was there. */
+/* Answers all requests with the list of members. */
 static void open_barrier(dray__barriers *barriers, barrier *b)
 {
     uint64_t *members = calloc(b->count, sizeof *members);
@@ -115,7 +115,7 @@ static void open_barrier(dray__barriers *barriers, barrier *b)
     forget(barriers, b);
 }
 
-/* Whom the first one that knows it says that he waits for. */
+/* Takes the list of awaited members from the first request that has one. */
 static int take_awaited(barrier *b, const dray__meeting *m, dray_error *error)
 {
     if (!m->member_count || b->awaited)

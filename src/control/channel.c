@@ -45,7 +45,7 @@ struct dray__channel {
 
     /* The request of dray__call_start. When another call receives its reply, it is put aside
      * here. */
-    uint64_t started; /* 0: none */
+    uint64_t started; /* 0 when there is none */
     bool put_aside;
     dray__frame aside;
     uint8_t *aside_payload;
@@ -54,7 +54,7 @@ struct dray__channel {
 
     dray__spin looks; /* how long to poll for a reply that arrives within microseconds */
 
-    /* For callers that wait: an epoll of the socket and of an event that says that a reply was
+    /* For callers that wait: an epoll of the socket and of an event, which is set when a reply was
      * put aside. */
     int waiting, event;
     bool waits_output, event_set;
@@ -291,7 +291,7 @@ bool dray__channel_broken(const dray__channel *channel)
     return usable(channel, NULL) != DRAY_OK;
 }
 
-/* Remembers what made the connection unusable. Later calls return the same error. */
+/* Remembers the error that made the connection unusable. Later calls return the same error. */
 static int break_off(dray__channel *channel, dray_error *error)
 {
     char reason[DRAY_ERROR_MESSAGE_MAX];
@@ -301,7 +301,7 @@ static int break_off(dray__channel *channel, dray_error *error)
     return dray__fail(error, DRAY_ECLOSED, "%s", channel->broken.message);
 }
 
-/* Makes the descriptor of dray__channel_fd show what there is to wait for. */
+/* Makes the descriptor of dray__channel_fd poll for the present needs. */
 static void update_waiting(dray__channel *channel)
 {
     if (channel->waiting < 0)
@@ -490,8 +490,8 @@ static int prepare(dray__channel *channel, uint16_t type, dray__writer *payload,
     return status;
 }
 
-/* Sends a request. At the deadline, what was not begun is taken back; a frame that was begun is
- * finished by the next call. */
+/* Sends a request. At the deadline, a frame that was not begun is taken back. A frame that was
+ * begun is finished by the next call. */
 static int send_request(dray__channel *channel, uint16_t type, dray__writer *payload,
                         const int *fds, uint32_t fd_count, int64_t deadline_ns, uint64_t id,
                         dray_error *error)
@@ -537,7 +537,7 @@ static int take(dray__channel *channel, uint64_t id, dray__frame *frame, int *fd
         int status = dray__inbox_take(&channel->inbox, frame, fds, &channel->broken);
         if (status == DRAY_EAGAIN)
             return status;
-        if (!status && frame->id == 0) { /* The server says why it closes the connection. */
+        if (!status && frame->id == 0) { /* The server's reason for closing the connection. */
             dray__frame_get_error(dray__reader_of(frame->payload, frame->size), &channel->broken);
             channel->ended = channel->broken.code == DRAY_ECLOSED;
             dray__close_fds(fds, frame->fd_count);

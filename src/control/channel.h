@@ -63,12 +63,13 @@ void dray__tell(dray__channel *channel, uint16_t type, const dray__fields *of, c
 const char *dray__channel_role(const dray__channel *channel);
 /* Every further call fails with DRAY_ECLOSED. */
 bool dray__channel_broken(const dray__channel *channel);
-/* Reads what has arrived, so that a connection that broke in the meantime is noticed. */
+/* Returns false when the connection is broken. Reads the bytes that have arrived first, so that a
+ * break in the meantime is noticed. */
 bool dray__channel_alive(dray__channel *channel);
-/* Says whether the server announced its end. */
+/* Returns true when the server announced its end. */
 bool dray__channel_ended(const dray__channel *channel);
 int dray__channel_socket(const dray__channel *channel); /* borrowed */
-/* Says whether the channel is a Unix socket. Descriptors cannot be passed over TCP. */
+/* Returns true when the channel is a Unix socket. Descriptors cannot be passed over TCP. */
 bool dray__channel_passes_fds(const dray__channel *channel);
 /* A descriptor that is readable when dray__call_poll is worth a try, also when another call put
  * its reply aside. The first call makes it. Returns -1 when the process has no descriptors left. */
@@ -88,13 +89,13 @@ int dray__meet(dray_context *context, const char *name, uint32_t count, int64_t 
 
 /* The context's default deadline for a timeout argument (DRAY_WAIT_DEFAULT = the context's). */
 int64_t dray__context_deadline(const dray_context *context, int64_t timeout_ns);
-/* The deadline for the answer to a request that was sent with this deadline: one second later.
- * The server answers DRAY_ETIMEDOUT at the deadline itself, and so decides what has happened. */
+/* The deadline for the answer to a request that was sent with this deadline: one second later. The
+ * server answers DRAY_ETIMEDOUT at the deadline itself, and so decides the result. */
 int64_t dray__answer_deadline(int64_t deadline_ns);
-/* Says whether the coordinator announced that it ends without a successor, or whether this is a
- * forked child. */
+/* Returns true when the coordinator announced that it ends without a successor, and in a forked
+ * child. */
 bool dray__context_ended(dray_context *context);
-/* Says whether the coordinator's successor knows the session. */
+/* Returns true when the coordinator's successor knows the session. */
 bool dray__context_takes_back(const dray_context *context);
 /* The number of times that the session went on with another coordinator. */
 uint64_t dray__context_returns(const dray_context *context);

@@ -329,8 +329,8 @@ static void on_writable(evutil_socket_t fd, short what, void *user)
 
 /* ---- connections ----------------------------------------------------------------------------- */
 
-/* Tells the services about the end of each request that the connection still waits for, and
- * frees it. */
+/* Calls `expired` of the services for each request that the connection still waits for, and frees
+ * it. */
 void dray__connection_close(dray__connection *connection)
 {
     dray__coordinator *coordinator = connection->coordinator;

@@ -35,8 +35,8 @@ static uint64_t this_host(void)
     return dray__hash(identity, strlen(identity));
 }
 
-/* Reads the answer to HELLO or RETURN. *data: what members show each other; empty for those who do
- * not move weights. */
+/* Reads the answer to HELLO or RETURN. *data is the key that members show each other; empty for
+ * sessions that do not move weights. */
 static int read_hello(dray__reader *r, dray__arena *texts, dray__hello_told *out,
                       dray__tls_key *data, dray_error *error)
 {
@@ -110,7 +110,7 @@ static int say_hello(dray_context *context, dray__channel *channel, int64_t dead
                     told.version > DRAY__PROTOCOL_VERSION || told.version < DRAY__PROTOCOL_OLDEST))
         status = dray__fail(error, DRAY_EPROTO, "HELLO: version %u and a token of %zu bytes",
                             told.version, told.claim.token_size);
-    /* What a first session learned stays where it is: other threads read it. */
+    /* The answer to the first session stays in place, because other threads read it. */
     if (!status && !context->keeper && !(context->keeper = strdup(told.keeper)))
         status = dray__nomem(error);
     dray__arena_free(&texts);
@@ -154,7 +154,7 @@ static int check_options(const dray_options *options, dray_error *error)
     return DRAY_OK;
 }
 
-/* NULL: every one that may be used; else the transport must be usable. */
+/* *out is NULL when every transport may be used. A transport that is named must be usable. */
 static int get_transport(const dray_options *options, const char **out, dray_error *error)
 {
     const char *given = options->transport ? options->transport : getenv("DRAY_TRANSPORT");
@@ -249,7 +249,8 @@ void dray_close(dray_context *context)
     free(context);
 }
 
-/* ---- whose turn it is ------------------------------------------------------------------------ */
+/* ---- turns on the session's connection ---------------------------------------------------------
+ */
 
 /* Over the session's own connection one thread talks at a time; the others wait until their own
  * deadlines, which the one that talks need not know. The lock is held for moments only. */
@@ -260,7 +261,7 @@ static int begin_talk(dray_context *context, int64_t deadline_ns, dray_error *er
     while (context->talking && !over && dray__now() < deadline_ns) {
         int64_t slice = dray__deadline(DRAY__SLICE_MS * DRAY__MILLISECOND);
         dray__cond_wait(&context->quiet, &context->lock, slice < deadline_ns ? slice : deadline_ns);
-        pthread_mutex_unlock(&context->lock); /* who is asked may take long */
+        pthread_mutex_unlock(&context->lock); /* the answer may take long */
         over = dray__interrupted();
         pthread_mutex_lock(&context->lock);
     }
@@ -283,7 +284,7 @@ static void end_talk(dray_context *context)
 
 /* ---- coming back ----------------------------------------------------------------------------- */
 
-/* What the next coordinator says must be what the session is. */
+/* The welcome of the next coordinator must be of the same session. */
 static int take_welcome(dray_context *context, dray__reader *r, dray_error *error)
 {
     dray__tls_key data = {{0}, {0}};
@@ -320,7 +321,8 @@ static int return_once(dray_context *context, int64_t deadline_ns, bool *again, 
     return DRAY_OK;
 }
 
-/* For who talks. Is the session's own connection there, and if not, can it be made again? */
+/* For the thread whose turn it is. Returns 0 when the session's own connection is there, or can be
+ * made again. */
 static int main_there(dray_context *context, int64_t deadline_ns, dray_error *error)
 {
     if (dray__channel_alive(context->main))
@@ -542,7 +544,8 @@ void dray_free(void *memory)
     free(memory);
 }
 
-/* ---- what the context knows ------------------------------------------------------------------ */
+/* ---- the context's properties -------------------------------------------------------------------
+ */
 
 uint64_t dray_context_member(const dray_context *context)
 {

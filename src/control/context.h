@@ -13,14 +13,15 @@
 
 enum { DRAY__SPARE_CHANNELS = 4 };
 
-/* $DRAY_DATA_ENCRYPT. DRAY_EINVALID: a word that it does not have, as nobody should take what goes
- * in the clear for encrypted. */
+/* Reads $DRAY_DATA_ENCRYPT. Returns 0, or DRAY_EINVALID for an unknown word, because bytes in the
+ * clear must not be taken for encrypted ones. */
 int dray__data_encrypt(bool *always, dray_error *error);
 
 struct dray_context {
-    pthread_mutex_t lock; /* of what follows up to the blank line; nobody waits while holding it */
+    pthread_mutex_t lock; /* of the fields up to the blank line; no thread waits while holding it */
     pthread_cond_t quiet; /* nobody talks over main any more */
-    bool talking;         /* who does may change main; all others only look at it under the lock */
+    bool talking;         /* the thread that set it may change main; all others only read it under
+                           * the lock */
     dray__channel *main;  /* its connection is the session's life */
     dray__channel *spare[DRAY__SPARE_CHANNELS];
     uint32_t spare_count;
@@ -38,7 +39,7 @@ struct dray_context {
     dray__stream_keys keys; /* both, as the data plane wants them */
     int64_t timeout_ns;
     bool host_named; /* by the options: not this machine's own identity */
-    /* What a layer above keeps with the context, and ends it with: its data server. */
+    /* The data server that a layer above attaches to the context, and that ends with it. */
     void *server;
     void (*server_free)(void *server);
 };
@@ -49,7 +50,7 @@ struct dray_context {
 int dray__context_return_to(dray_context *context, int64_t deadline_ns, bool *returned,
                             dray_error *error);
 
-/* A channel of the session as it is; DRAY_ECLOSED: it is over. */
+/* Opens a channel of the session as it is. Returns 0, or DRAY_ECLOSED when the session is over. */
 int dray__channel_attach(dray_context *context, int64_t deadline_ns, dray__channel **out,
                          dray_error *error);
 

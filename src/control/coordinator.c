@@ -1,5 +1,5 @@
-/* The coordinator: where it listens, what it is made of, what it remembers between two lives.
- * Connections are connection.c, requests request.c. */
+/* The coordinator: its sockets, its parts, and the state that the next one needs. Connections are
+ * in connection.c, requests in request.c. */
 #include "control/coordinator.h"
 
 #include "base/clock.h"

@@ -26,12 +26,12 @@ typedef struct dray__coordinator dray__coordinator;
 typedef struct dray__session dray__session;
 typedef struct dray__request dray__request;
 
-/* What a service does with the messages of a type. */
+/* A service's function for the messages of a type. */
 typedef struct dray__handler {
-    uint16_t type;              /* 0: the end of the table */
-    const dray__fields *fields; /* NULL: it reads the payload itself, if there is one */
-    /* Answers the request now, or keeps it and answers later; an error refuses it. What the message
-     * points at is valid until this returns. */
+    uint16_t type;              /* 0 at the end of the table */
+    const dray__fields *fields; /* NULL when it reads the payload itself, or there is none */
+    /* Answers the request now, or keeps it and answers later. An error refuses it. The message's
+     * pointers are valid until this returns. */
     int (*handle)(void *self, dray__request *request, const void *message, dray_error *error);
 } dray__handler;
 
@@ -43,12 +43,13 @@ typedef struct dray__service {
      * later. Every request is answered exactly once. Payload and descriptors are valid until then.
      */
     void (*handle)(void *self, dray__request *request);
-    /* A kept request whose deadline passed or whose channel is gone. The service must forget it;
-     * after a deadline it must answer (usually DRAY_ETIMEDOUT), for a gone channel the answer is
-     * dropped but must still be given, to free it. NULL: for services that keep no request. */
+    /* Called for a kept request whose deadline passed or whose channel is gone. The service must
+     * forget it. After a deadline it must answer (usually DRAY_ETIMEDOUT). For a channel that is
+     * gone the answer is dropped, but must still be given to free the request. NULL for services
+     * that keep no request. */
     void (*expired)(void *self, dray__request *request, int channel_gone);
-    /* A connection ended while its session, if it had one, lives on; after `expired` of what it had
-     * kept. May be NULL. */
+    /* A connection ended while its session, if it had one, lives on. Called after `expired` of the
+     * requests that it had kept. May be NULL. */
     void (*channel_ended)(void *self, uint64_t channel);
     /* Comes after `expired` of everything that the session had kept; the session is then freed.
      * May be NULL, like status and free. */
@@ -59,22 +60,22 @@ typedef struct dray__service {
 } dray__service;
 
 typedef struct dray__coordinator_options {
-    const char *unix_path;   /* socket to listen at, mode 0600; NULL: none */
-    const char *tcp_address; /* "127.0.0.1:0", "[::]:7000"; NULL: none */
-    /* The master token's file: used when it is there, else made, and kept. NULL: a new one at
-     * dray__token_path, removed at the end. */
+    const char *unix_path;   /* socket to listen at, mode 0600; NULL when there is none */
+    const char *tcp_address; /* "127.0.0.1:0", "[::]:7000"; NULL when there is none */
+    /* The master token's file. It is used when it is there, else made, and kept. With NULL, a new
+     * one is made at dray__token_path, and removed at the end. */
     const char *token_path;
-    const char *keeper_path; /* told to clients at HELLO; NULL: none */
-    /* File by which the coordinator that comes after this one, should it be killed, knows its
-     * members again; removed at an orderly end. NULL: they have to open everything anew. */
+    const char *keeper_path; /* sent to clients in the answer to HELLO; NULL when there is none */
+    /* The file by which the next coordinator knows the members again, should this one be killed. It
+     * is removed at an orderly end. With NULL, members have to open everything anew. */
     const char *state_path;
-    /* Serve requests on connections without HELLO too (dray__channel_connect): their session is
-     * NULL. What the queue's keeper needs. */
+    /* Serve requests on connections without HELLO too (dray__channel_connect), as the queue's
+     * keeper needs it. Their session is NULL. */
     int sessionless;
-    const char *limits;  /* control/limits.h; NULL: the defaults */
-    size_t unread_bytes; /* replies that a client may leave unread; 0: 128 MiB */
+    const char *limits;  /* control/limits.h; NULL means the defaults */
+    size_t unread_bytes; /* replies that a client may leave unread; 0 means 128 MiB */
     int64_t hello_ns;    /* a connection without HELLO or ATTACH (sessionless: without a request) is
-                          * closed after it; 0: 30 s, and of TCP 10 s at most */
+                          * closed after it; 0 means 30 s, and at most 10 s for TCP */
 } dray__coordinator_options;
 
 /* base: the caller's event loop. */
@@ -87,22 +88,25 @@ void dray__coordinator_free(dray__coordinator *coordinator);
 /* "tcp:127.0.0.1:41234" with the port that was bound; NULL when there is none. */
 const char *dray__coordinator_tcp(const dray__coordinator *coordinator);
 
-/* A key of the coordinator's own for `use`, made from what members of its session show each other.
- * The same after a restart that keeps the session. false: out of memory. */
+/* Makes a key of the coordinator's own for `use`, from the key that members of its session show
+ * each other. It is the same after a restart that keeps the session. Returns false when out of
+ * memory. */
 bool dray__coordinator_key(const dray__coordinator *coordinator, const char *use,
                            dray__tls_key *out);
 
-/* What all services know, as STATUS answers it; the caller's. NULL: out of memory. */
+/* Returns the state of all services, as STATUS answers it; the caller's. Returns NULL when out of
+ * memory. */
 json_t *dray__coordinator_status(const dray__coordinator *coordinator);
 
-/* How many coordinators there were with this state, this one included; 0: it keeps none. */
+/* The number of coordinators with this state, this one included; 0 when it keeps none. */
 uint64_t dray__coordinator_generation(const dray__coordinator *coordinator);
 
 /* ---- for services ---------------------------------------------------------------------------- */
 
-/* NULL: a connection without HELLO (sessionless). */
+/* NULL for a connection without HELLO (sessionless). */
 dray__session *dray__request_session(const dray__request *request);
-uint64_t dray__request_channel(const dray__request *request); /* the connection's; 0: it is gone */
+uint64_t dray__request_channel(const dray__request *request); /* the connection's; 0 when it is gone
+                                                               */
 uint16_t dray__request_type(const dray__request *request);
 dray__reader *dray__request_payload(dray__request *request);
 uint32_t dray__request_fd_count(const dray__request *request);
@@ -124,7 +128,8 @@ void dray__request_answer(dray__request *request, const dray__fields *of, const 
 int dray__request_handle(dray__request *request, const dray__handler *handlers, void *self,
                          dray_error *error);
 
-/* "task": by whose token it is here; "master": by the master's, or as this user's. */
+/* The role of the session's token, such as "task". "master" for the master's token, and for this
+ * user's processes. */
 const char *dray__session_token(const dray__session *session);
 uint64_t dray__coordinator_sessions(const dray__coordinator *coordinator, const char *token);
 const dray__limits *dray__coordinator_limits(const dray__coordinator *coordinator);

@@ -22,7 +22,8 @@ const dray__fields dray__frame_header_fields =
     DRAY__FIELDS(dray__frame_header,
                  DRAY__NUMBERS(dray__frame_header, magic, type, fd_count, id, size, flags, sum));
 
-/* Every message has one: where it lies in memory as on the wire, it is copied at once. */
+/* Every message has a header. Where it has the same form in memory as on the wire, it is copied at
+ * once. */
 static void put_header(dray__writer *out, const dray__frame_header *header)
 {
     _Static_assert(sizeof *header == DRAY__FRAME_HEADER, "it has no gaps");

@@ -31,14 +31,15 @@ typedef struct dray__frame {
     uint32_t size;
 } dray__frame;
 
-/* Appends header and payload to `out` (whose failure sticks). DRAY_EINVALID: too large. */
+/* Appends header and payload to `out`, whose failure stays with it. Returns 0, or DRAY_EINVALID
+ * when the message is too large. */
 int dray__frame_put(dray__writer *out, const dray__frame *frame, dray_error *error);
-/* The payload of an error reply, and back. *error is filled by both, whatever the payload is. */
+/* Writes and reads the payload of an error reply. *error is filled whatever the payload is. */
 void dray__frame_put_error(dray__writer *payload, const dray_error *error);
 void dray__frame_get_error(dray__reader payload, dray_error *error);
 
-/* Sends what the socket takes now; descriptors travel with the first byte. Returns the bytes sent
- * (at least 1) or -errno (-EAGAIN: nothing was sent). Never raises SIGPIPE. */
+/* Sends as much as the socket takes now; descriptors travel with the first byte. Returns the bytes
+ * sent (at least 1), -EAGAIN when the socket took none, or another -errno. Never raises SIGPIPE. */
 ssize_t dray__frame_send(int socket, const uint8_t *data, size_t size, const int *fds,
                          uint32_t fd_count);
 /* The same over a connection that may be encrypted (tls not NULL): there nothing is begun before it
@@ -46,24 +47,24 @@ ssize_t dray__frame_send(int socket, const uint8_t *data, size_t size, const int
 ssize_t dray__link_send(int socket, dray__tls *tls, const uint8_t *data, size_t size,
                         const int *fds, uint32_t fd_count);
 
-/* What has arrived on one connection and was not taken yet. Zero-initialised. */
+/* The bytes that have arrived on one connection and were not taken yet. Zero-initialised. */
 typedef struct dray__inbox {
     uint8_t *data;
     size_t begin, end, capacity;
     int fds[DRAY__FRAME_FDS];
     uint32_t fd_count;
-    uint32_t most;  /* payload bytes of a frame; 0: DRAY__FRAME_MAX */
-    dray__tls *tls; /* where the bytes come through; NULL: the socket itself. The caller's */
+    uint32_t most;  /* payload bytes of a frame; 0 means DRAY__FRAME_MAX */
+    dray__tls *tls; /* the TLS connection of the bytes, the caller's; NULL for the socket itself */
 } dray__inbox;
 
 void dray__inbox_free(dray__inbox *inbox); /* closes the descriptors that nobody took */
-/* One recvmsg (or what TLS has). DRAY_OK: something arrived; DRAY_EAGAIN; DRAY_ECLOSED: the other
- * side closed, or the connection broke; DRAY_EPROTO: more descriptors than a frame may have;
- * DRAY_ENOMEM. */
+/* One recvmsg, or one read from TLS. Returns DRAY_OK when something arrived, DRAY_EAGAIN when
+ * nothing did, DRAY_ECLOSED when the other side closed or the connection broke, DRAY_EPROTO when
+ * there are more descriptors than a frame may have, or DRAY_ENOMEM. */
 int dray__inbox_fill(dray__inbox *inbox, int socket, dray_error *error);
 /* Takes the next whole frame and its descriptors (close-on-exec; now the caller's to close).
- * DRAY_EAGAIN: not there yet. Anything else (DRAY_EPROTO, DRAY_ECHECKSUM): the stream is unusable;
- * frame->id is then the request's where it could be read, else 0. */
+ * Returns 0, DRAY_EAGAIN while it is not there, or DRAY_EPROTO or DRAY_ECHECKSUM when the stream is
+ * unusable. frame->id is then the request's when it could be read, else 0. */
 int dray__inbox_take(dray__inbox *inbox, dray__frame *frame, int fds[DRAY__FRAME_FDS],
                      dray_error *error);
 

@@ -1,4 +1,4 @@
-/* What coordinator.c, connection.c, request.c, session.c and barrier.c share. */
+/* The declarations that coordinator.c, connection.c, request.c, session.c and barrier.c share. */
 #pragma once
 
 #include "base/callers.h"
@@ -48,8 +48,8 @@ struct dray__connection {
     dray__session *session; /* NULL before HELLO or ATTACH */
     uint64_t id;            /* never used again */
     int fd;
-    dray__tls *tls; /* NULL: a Unix socket */
-    uint32_t may;   /* DRAY__MAY_... of its token; 0: nothing is proven yet */
+    dray__tls *tls; /* NULL for a Unix socket */
+    uint32_t may;   /* DRAY__MAY_... of its token; 0 until it is proven */
     bool local, doomed;
     int64_t pid;
     struct event *readable, *writable;
@@ -61,7 +61,7 @@ struct dray__connection {
 };
 
 struct dray__request {
-    dray__connection *connection; /* NULL: gone */
+    dray__connection *connection; /* NULL when it is gone */
     dray__coordinator *coordinator;
     dray__session *session;
     dray__request *next, **link;
@@ -94,20 +94,21 @@ struct dray__listener {
     dray__callers callers;
     char text[128];  /* as clients write it */
     char path[4096]; /* the socket's, or of TCP the token's: removed at the end while it is ours */
-    uint64_t device, inode; /* 0: not ours */
+    uint64_t device, inode; /* 0 when the file is another's */
 };
 
 struct dray__coordinator {
     struct event_base *base;
     struct event *reaper; /* closes doomed connections outside everybody else's callbacks */
-    struct event *sweep;  /* ends those that never said who they are */
+    struct event *sweep;  /* ends connections that never sent their identity */
     dray__listener listeners[DRAY__LISTENERS];
     uint32_t listener_count;
     char *keeper_path, *token_path, *state_path;
-    dray__token state;   /* what members that come back are known by */
-    uint64_t generation; /* how often a coordinator began with this state; 0: it keeps none */
-    dray__token master;  /* whose tokens of roles get in over TCP */
-    dray__token data;    /* what members show each other */
+    dray__token state;   /* the state by which members that come back are known */
+    uint64_t generation; /* the number of coordinators that began with this state; 0 when it keeps
+                          * none */
+    dray__token master;  /* tokens of roles that are derived from it get in over TCP */
+    dray__token data;    /* the key that members show each other */
     bool sessionless;
     size_t unread_bytes;
     int64_t hello_ns;
@@ -120,7 +121,7 @@ struct dray__coordinator {
     int64_t since_ns;
     dray__registered services[DRAY__SERVICES];
     uint32_t service_count;
-    struct reports *reports; /* of reports.c; NULL: it has none */
+    struct reports *reports; /* of reports.c; NULL when it has none */
     dray__writer scratch;
 };
 

@@ -1,5 +1,5 @@
-/* dray/lease.h: the holder's end of a lease. A lease has a connection of its own, which says for
- * the coordinator that it is held; it is the context's before and after. */
+/* dray/lease.h: the holder's end of a lease. A held lease has a connection of its own, which keeps
+ * it held. Before and after, the connection is the context's. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/options.h"

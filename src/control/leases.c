@@ -2,8 +2,8 @@
  *
  * Each name has a queue of turns, in the order in which they were asked for. A turn is in the
  * queues of all of its names, and holds them when it is the first in each. It ends with its
- * session, and with the connection over which it was asked for: who gave up before the answer came
- * holds nothing. Numbers count from a range of each coordinator's own. */
+ * session, and with the connection over which it was asked for: a client that gave up before the
+ * answer came holds nothing. Each coordinator counts from a range of its own. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -35,7 +35,7 @@ struct line {
 
 struct turn {
     turn *next;
-    dray__request *request; /* NULL: it holds its names */
+    dray__request *request; /* NULL when it holds its names */
     const dray__session *session;
     uint64_t channel, number;
     int64_t deadline_ns; /* of waiting */
@@ -106,8 +106,8 @@ static void dequeue(line_place *p)
         p->line->last = p->at;
 }
 
-/* The first place in whose queue another turn comes before; NULL: the turn holds all of its names,
- * or may. */
+/* Returns the first place in whose queue another turn comes before. Returns NULL when the turn
+ * holds all of its names, or may. */
 static const line_place *behind(const turn *t)
 {
     for (uint32_t i = 0; i < t->count; i++)

@@ -1,5 +1,5 @@
-/* What a coordinator lets those take who show one token: all of a role's, or this user's processes
- * and the master's, which count as one. */
+/* The limits of a coordinator for the connections with one token: all of a role's, or this user's
+ * processes and the master's, which count as one. */
 #pragma once
 
 #include <dray/dray.h>
@@ -13,6 +13,6 @@ typedef struct dray__limits {
     uint64_t leases;      /* names that are held or waited for */
 } dray__limits;
 
-/* "rows=1000000,bytes=64GiB": what is not named is the default, as is all where text is NULL.
- * DRAY_EINVALID. */
+/* Parses "rows=1000000,bytes=64GiB". A limit that is not named has its default, as have all when
+ * text is NULL. Returns 0, or DRAY_EINVALID. */
 int dray__limits_parse(const char *text, dray__limits *out, dray_error *error);

@@ -1,24 +1,26 @@
 /* The messages of sessions, barriers, reports and leases, as both ends write and read them: a
  * struct each, and a table of its fields (messages.c), which docs/wire.md lists. PING is answered
- * with what it holds, STATUS with a text of JSON. Timeouts are relative, nanoseconds. */
+ * with its own payload, STATUS with a text of JSON. Timeouts are relative, nanoseconds. */
 #pragma once
 
 #include "base/wire.h"
 
 enum { DRAY__NAME_MAX = 256, DRAY__ROLE_MAX = 64, DRAY__REPORT_KIND_MAX = 64 };
 
-typedef struct dray__spoken { /* HELLO and RETURN begin with what every version understands */
+typedef struct dray__spoken { /* HELLO and RETURN begin with these fields, which every version
+                               * understands */
     uint32_t oldest, newest;
 } dray__spoken;
 
-typedef struct dray__hello { /* then say who comes */
+typedef struct dray__hello { /* then follow the fields of the member */
     const char *name, *role;
     uint32_t rank;
     uint64_t host;
     int64_t pid;
 } dray__hello;
 
-typedef struct dray__session_claim { /* RETURN: and who it was, and what it got then; ATTACH */
+typedef struct dray__session_claim { /* RETURN: the member's former session, and its secret; ATTACH
+                                      */
     uint64_t member, epoch;
     const void *token;
     size_t token_size;
@@ -34,7 +36,7 @@ typedef struct dray__hello_told { /* the answer */
     bool takes_back; /* so does the next coordinator */
 } dray__hello_told;
 
-typedef struct dray__meeting { /* BARRIER; its answer: the members who were there */
+typedef struct dray__meeting { /* BARRIER; its answer lists the members that met */
     const char *name;
     uint32_t count, member_count;
     int64_t timeout_ns;

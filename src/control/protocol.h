@@ -1,6 +1,6 @@
-/* What goes over a coordinator's connection: frames of a fixed little-endian header and a payload
- * in base/wire.h's encoding. Descriptors travel with the frame's first byte (SCM_RIGHTS; Unix
- * sockets only). */
+/* The bytes of a coordinator's connection: frames of a fixed little-endian header and a payload in
+ * base/wire.h's encoding. Descriptors travel with the frame's first byte (SCM_RIGHTS; Unix sockets
+ * only). */
 #pragma once
 
 #include <stdint.h>
@@ -15,11 +15,11 @@
 /* Header: u32 magic, u16 type, u16 descriptor count, u64 request id, u32 payload length,
  * u32 flags (1 = reply, 2 = error reply), u64 XXH3 of the header with this field 0 and payload. */
 
-/* The one table of messages: XX(name, value, who may send it). Each service has a range of its own.
- * Over TCP the role of the connection's token must be one of those (control/token.h); whoever comes
- * over the Unix socket, or shows the master token, may send everything. docs/security.md has the
- * same table for readers, with what a message does (tests/control/test_roles.c compares the two).
- */
+/* The one table of messages: XX(name, value, roles that may send it). Each service has a range of
+ * its own. Over TCP the role of the connection's token must be one of those (control/token.h).
+ * Connections over the Unix socket, and those with the master token, may send everything.
+ * docs/security.md has the same table for readers, with the effect of each message
+ * (tests/control/test_roles.c compares the two). */
 #define DRAY__MESSAGE_MAP(XX)                                                                      \
     /* control/session.c */                                                                        \
     XX(HELLO, 0x0001, ANY)                                                                         \
@@ -110,13 +110,13 @@ enum {
 #undef XX
 };
 
-/* What a session may do, as bits: the table's third column. */
+/* The rights of a session, as bits: the table's third column. */
 enum {
     DRAY__MAY_TRAINER = 1,
     DRAY__MAY_ENGINE = 2,
     DRAY__MAY_TASK = 4,
     DRAY__MAY_TOOL = 8,
-    DRAY__MAY_MEMBER = DRAY__MAY_TRAINER | DRAY__MAY_ENGINE, /* who holds weights */
+    DRAY__MAY_MEMBER = DRAY__MAY_TRAINER | DRAY__MAY_ENGINE, /* holders of weights */
     DRAY__MAY_WORKER = DRAY__MAY_TRAINER | DRAY__MAY_ENGINE | DRAY__MAY_TASK,
     DRAY__MAY_ANY = DRAY__MAY_WORKER | DRAY__MAY_TOOL,
     DRAY__MAY_USER = 128, /* no role's */

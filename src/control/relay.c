@@ -42,14 +42,16 @@ typedef struct asked {
 typedef struct relay {
     asked *first; /* the oldest first */
     uint64_t numbers;
-    dray__request *next; /* the supervisor waits; NULL: it does not */
+    dray__request *next; /* the supervisor's waiting request; NULL when it does not wait */
     uint64_t *members;   /* that have asked */
     uint64_t member_count, member_room;
-    uint64_t *gone; /* of those: whose session has ended, which the supervisor is not told yet */
+    uint64_t *gone; /* of those: members whose session has ended, which the supervisor has not been
+                     * told yet */
     uint64_t gone_count, gone_room;
 } relay;
 
-/* ---- what hosts ask -------------------------------------------------------------------------- */
+/* ---- requests of hosts -------------------------------------------------------------------------
+ */
 
 static void asked_free(asked *a)
 {
@@ -135,7 +137,7 @@ static int say_clock(void *user, dray__request *request, const void *message, dr
 
 enum { AT_ONCE = 256, BYTES_AT_ONCE = 24 << 20 };
 
-/* What has come and was not given yet, if the supervisor waits for it. */
+/* Sends the requests that were not given yet, if the supervisor waits for them. */
 static void tell_supervisor(relay *self)
 {
     static dray__host_asked items[AT_ONCE]; /* of the loop's one thread */
@@ -143,7 +145,7 @@ static void tell_supervisor(relay *self)
     size_t bytes = 0;
     if (!self->next)
         return;
-    /* Requests first: what a member asked came before its end. */
+    /* Requests first, because a member's request came before its end. */
     for (asked *a = self->first; a && count < AT_ONCE && bytes < BYTES_AT_ONCE; a = a->next) {
         if (a->given)
             continue;

@@ -1,6 +1,6 @@
-/* The service of 0x0600..0x06FF: hosts that join a run ask (HOST_ASK), and the run's supervisor
- * takes what they ask and answers it (HOST_NEXT), so that all that is decided about hosts is
- * decided in one place (run/join/hosts.c). HOST_CLOCK is answered with the time here. */
+/* The service of 0x0600..0x06FF. Hosts that join a run send requests (HOST_ASK), and the run's
+ * supervisor takes and answers them (HOST_NEXT), so that all decisions about hosts are made in one
+ * place (run/join/hosts.c). HOST_CLOCK is answered with the time here. */
 #pragma once
 
 #include "control/coordinator.h"
@@ -24,7 +24,7 @@ typedef struct dray__host_answer { /* to a request of this number */
     size_t json_size;
 } dray__host_answer;
 
-typedef struct dray__host_next { /* HOST_NEXT: answers, and until when to wait for requests */
+typedef struct dray__host_next { /* HOST_NEXT: answers, and a limit of the wait for requests */
     int64_t timeout_ns;
     const dray__host_answer *answers;
     uint32_t count;

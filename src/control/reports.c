@@ -34,8 +34,8 @@ typedef struct report_watcher {
     char kind[KIND_MAX + 1]; /* "": all */
 } report_watcher;
 
-/* Numbers are given one by one, so a report's place follows from its number: who watches looks at
- * what is new to him alone. */
+/* Numbers are given one by one, so a report's place follows from its number. A watcher reads only
+ * the reports that are new to it. */
 typedef struct reports {
     report **ring;
     uint32_t room;         /* a power of two */
@@ -120,8 +120,8 @@ static bool wanted(const report_watcher *w, const report *r)
     return !w->kind[0] || strcmp(w->kind, r->kind) == 0;
 }
 
-/* Answers when there is something to say (reports, or that some were lost), or when it must: then
- * with nothing but the cursor, moved beyond what does not match. */
+/* Answers when there are reports for the watcher, or when some were lost. With `must`, it answers
+ * in any case: then with only the cursor, moved beyond reports that do not match. */
 static bool answer(reports *self, report_watcher *w, bool must)
 {
     uint64_t lost = w->cursor < self->oldest ? self->oldest - w->cursor : 0;

@@ -166,7 +166,7 @@ static int begin_session(dray__coordinator *coordinator, dray__request *request,
     bool returns = request->type == DRAY__MSG_RETURN;
     session->first = request->connection;
     int status = read_hello(&request->reader, session, returns ? &given : NULL, error);
-    if (!status && !returns) /* those who come back were counted */
+    if (!status && !returns) /* members that come back were counted before */
         status = check_count(coordinator, session, error);
     if (!status)
         status = returns ? take_back(coordinator, session, &given, error)
@@ -369,7 +369,8 @@ int dray__sessions_add(dray__coordinator *coordinator, dray_error *error)
     return status;
 }
 
-/* ---- what services ask ----------------------------------------------------------------------- */
+/* ---- functions for services ---------------------------------------------------------------------
+ */
 
 uint64_t dray__session_member(const dray__session *session)
 {

@@ -82,7 +82,7 @@ int dray__token_data(dray__token *out, dray_error *error)
     return draw("data", out, error);
 }
 
-/* Fills the key of an identity whose role is one of those. */
+/* Fills the key of an identity whose role tokens can have. */
 static bool derive(const dray__token *master, dray__tls_key *key)
 {
     char text[DRAY__TLS_IDENTITY + 16];
@@ -217,7 +217,7 @@ int dray__token_write(const char *path, const dray__token *token, dray_error *er
     int code = dray__write_all(fd, text, strlen(text)) < 0 || fsync(fd) < 0 ? errno : 0;
     close(fd);
     dray__forget_bytes(text, sizeof text);
-    /* link() never replaces: of two who write at once, one finds the other's. */
+    /* link() never replaces: of two processes that write at once, one finds the other's file. */
     if (!code && link(temporary, path) < 0)
         code = errno;
     unlink(temporary);

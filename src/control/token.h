@@ -1,10 +1,11 @@
-/* Tokens: what a connection over TCP shows to prove what it may do. A coordinator has a master
- * token; those of roles are derived from it (HMAC-SHA256), so the coordinator keeps no list, and
- * the holder of an engine's token cannot make a trainer's.
+/* Tokens: proofs that a connection over TCP shows for its rights. A coordinator has a master token;
+ * those of roles are derived from it (HMAC-SHA256), so the coordinator keeps no list, and the
+ * holder of an engine's token cannot make a trainer's.
  *
  * As text, in a file of mode 0600 or $DRAY_TOKEN:  dray1.SESSION.ROLE.KEY
- * SESSION are 16 hexadecimal digits that say whose it is, KEY 64. All but the key is the identity
- * that TLS sends; the key is the one that both sides must know (base/tls.h).
+ *
+ * SESSION are 16 hexadecimal digits that name the coordinator's session, KEY 64. All but the key is
+ * the identity that TLS sends; the key is the one that both sides must know (base/tls.h).
  *
  * (A Unix socket's mode and SO_PEERCRED prove the user, who may do everything.) */
 #pragma once
@@ -13,24 +14,28 @@
 #include "control/protocol.h"
 #include "net/address.h"
 
-/* "trainer", "engine", "task", "tool", "master": its bits; 0: no role that tokens are made for. */
+/* The rights of "trainer", "engine", "task", "tool" or "master", as bits; 0 for a role without
+ * tokens. */
 uint32_t dray__role_bits(const char *role);
 
 typedef dray__tls_key dray__token;
 
-/* The part of an identity that says the role, borrowed from it; "" when it is none. */
+/* The role in an identity, borrowed from it; "" when it has none. */
 const char *dray__token_role_of(const char *identity);
 
 /* Draws a new master token. DRAY_ESYS. */
 int dray__token_draw(dray__token *out, dray_error *error);
-/* What members show each other: drawn anew whenever a coordinator starts. DRAY_ESYS. */
+/* Draws the key that members show each other, anew whenever a coordinator starts. Returns 0, or
+ * DRAY_ESYS. */
 int dray__token_data(dray__token *out, dray_error *error);
 /* The file by which a coordinator knows the members of those before it: a secret, and how many
  * coordinators began with it, this one counted. Made when it is not there. */
 int dray__token_state(const char *path, dray__token *out, uint64_t *generation, dray_error *error);
-/* What members show each other, the same for all of them. false: out of memory. */
+/* Derives the key that members show each other, the same for all coordinators of this state.
+ * Returns false when out of memory. */
 bool dray__token_data_of(const dray__token *state, dray__token *out);
-/* A role's. DRAY_EINVALID: not a role, or `master` is not a master's token; DRAY_ENOMEM. */
+/* Makes a role's token. Returns 0, DRAY_EINVALID when it is not a role, or `master` is not a
+ * master's token, or DRAY_ENOMEM. */
 int dray__token_derive(const dray__token *master, const char *role, dray__token *out,
                        dray_error *error);
 /* Fills the key that a client with key->identity must know: the master's, or one that was derived
@@ -41,18 +46,20 @@ int dray__token_parse(const char *text, const char *where, dray__token *out, dra
 enum { DRAY__TOKEN_TEXT = DRAY__TLS_IDENTITY + 2 * DRAY__TLS_KEY + 2 };
 char *dray__token_print(const dray__token *token, char out[DRAY__TOKEN_TEXT]); /* returns out */
 
-/* DRAY_ENOENT; DRAY_EPERM: somebody else's, or readable by others; DRAY_EFORMAT; DRAY_ESYS. */
+/* Reads a token's file. Returns 0, DRAY_ENOENT, DRAY_EPERM when the file is another user's, or
+ * readable by others, DRAY_EFORMAT, or DRAY_ESYS. */
 int dray__token_read(const char *path, dray__token *out, dray_error *error);
-/* Writes the file, mode 0600, whole or not at all. DRAY_EEXIST; DRAY_ESYS. */
+/* Writes the file, mode 0600, whole or not at all. Returns 0, DRAY_EEXIST, or DRAY_ESYS. */
 int dray__token_write(const char *path, const dray__token *token, dray_error *error);
-/* Writes what $DRAY_TOKEN holds, if it is set, into the file, in the place of what is there: for
- * schedulers that pass secrets in the environment to programs that want files. */
+/* Writes the token in $DRAY_TOKEN, if it is set, into the file, in place of the file's content.
+ * This is for schedulers that pass secrets in the environment to programs that want files. */
 int dray__token_keep(const char *path, dray_error *error);
-/* A server's: reads the file, or makes it. DRAY_EINVALID: it holds the token of a role. */
+/* For a server: reads the file, or makes it. Returns 0, or DRAY_EINVALID when it holds the token of
+ * a role. */
 int dray__token_master(const char *path, dray__token *out, dray_error *error);
 
-/* Where a server's token is when nobody says another place: dray-tcp-PORT.token in
- * $XDG_RUNTIME_DIR, into which nobody else can write. false: there is no such folder. */
+/* The default place of a server's token: dray-tcp-PORT.token in $XDG_RUNTIME_DIR, into which no
+ * other user can write. Returns false when there is no such folder. */
 bool dray__token_path(const dray__address *address, char *out, size_t capacity);
 /* The client's: $DRAY_TOKEN, else the file $DRAY_TOKEN_FILE, else the one at dray__token_path. */
 int dray__token_find(const dray__address *address, dray__token *out, dray_error *error);

@@ -64,7 +64,7 @@ static bool split(const char *text, char host[256], const char **port)
     return length > 0;
 }
 
-/* 0, or what getaddrinfo says. */
+/* Returns 0, or the error of getaddrinfo. */
 static int find_host(const char *host, const char *port, int flags, dray__address *out)
 {
     struct addrinfo *found = NULL,
@@ -86,7 +86,7 @@ static int parse_tcp(const char *text, dray__address *out, dray_error *error)
         return dray__fail(
             error, DRAY_EINVALID,
             "address tcp:%s: HOST:PORT or [IPV6]:PORT expected, the port at most 65535", text);
-    /* Not what this machine calls it: its own name may be another address. */
+    /* The machine's own name may be another address, so "localhost" is not looked up. */
     int code = find_host(strcmp(host, "localhost") == 0 ? "127.0.0.1" : host, port, 0, out);
     return code ? dray__fail(error, code == EAI_MEMORY ? DRAY_ENOMEM : DRAY_ENOENT,
                              "address tcp:%s: %s", text, gai_strerror(code))

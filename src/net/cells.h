@@ -19,8 +19,8 @@ typedef struct dray__cell {
 /* ---- the server's side */
 
 typedef struct dray__cells {
-    /* Copies the range to `out`. DRAY_EGONE: there is no such number, or its memory is shorter.
-     * Called in the server's thread. */
+    /* Copies the range to `out`, in the server's thread. Returns 0, or DRAY_EGONE when there is no
+     * such number, or its memory is shorter. */
     int (*read)(void *user, const dray__cell *cell, void *out);
     void *user;
 } dray__cells;

@@ -1,4 +1,4 @@
-/* Headers of what readers and data servers say (messages.h). */
+/* Headers of the messages between readers and data servers (messages.h). */
 #include "net/messages.h"
 
 #include "base/error.h"
@@ -34,7 +34,8 @@ int dray__answer_get(const uint8_t header[DRAY__ANSWER_HEADER], dray__answer *ou
     return DRAY_OK;
 }
 
-/* 0: there is no such message; 1: it has neither body nor answer; 2: it has both. */
+/* Returns 0 when there is no such message, 1 when it has neither body nor answer, 2 when it has
+ * both. */
 static int kind_of(uint16_t type)
 {
     static const uint8_t kinds[] = {

@@ -1,6 +1,6 @@
-/* What readers say to data servers, and what they answer. Answers come in the order of the
+/* The requests of readers to data servers, and their answers. Answers come in the order of the
  * requests. A request is a header (dray__data_request) and its body. An answer is a header
- * (dray__answer), a head, which is a string that says why where the status is not 0, and data. */
+ * (dray__answer), a head, which is a string with the reason when the status is not 0, and data. */
 #pragma once
 
 #include "base/wire.h"
@@ -18,8 +18,8 @@ enum {
     DRAY__DATA_MAX = 512 << 10    /* and of an answer's data */
 };
 
-/* The one table of messages: XX(name, value, is it a request with a body and an answer; else it has
- * neither). What their bodies and answers hold is said where they are answered. */
+/* The one table of messages: XX(name, value, true for a request with a body and an answer, false
+ * for one with neither). Bodies and answers are described where they are answered. */
 #define DRAY__DATA_MESSAGE_MAP(XX)                                                                 \
     /* weights/server/pull.h */                                                                    \
     XX(RECTS, 1, true)                                                                             \
@@ -55,16 +55,18 @@ extern const dray__fields dray__data_request_fields, dray__answer_fields;
 
 /* ---- the reader's side */
 
-/* Puts the header of a request; then its body, and dray__request_end with what this returned. */
+/* Puts the header of a request. The body follows, and then dray__request_end with the value that
+ * this returned. */
 size_t dray__request_begin(dray__writer *w, uint16_t type, uint32_t id);
 void dray__request_end(dray__writer *w, size_t begun);
-/* DRAY_EPROTO: not an answer, or larger than any can be. */
+/* Returns 0, or DRAY_EPROTO when it is not an answer, or larger than any can be. */
 int dray__answer_get(const uint8_t header[DRAY__ANSWER_HEADER], dray__answer *out,
                      dray_error *error);
 
 /* ---- the server's side */
 
-/* DRAY_EPROTO: no request, or larger than any can be; DRAY_EVERSION: none of this version's. */
+/* Returns 0, DRAY_EPROTO when it is no request, or larger than any can be, or DRAY_EVERSION when
+ * this version has no such request. */
 int dray__request_get(const uint8_t header[DRAY__REQUEST_HEADER], dray__data_request *out,
                       dray_error *error);
 bool dray__request_asks(uint16_t type); /* the table's third column */

@@ -138,7 +138,7 @@ dray__writer *dray__peer_out(dray__peer *peer)
     return &peer->out;
 }
 
-/* What a call of the stream means. */
+/* Turns a result of the stream into an error code. */
 static int moved(dray__peer *peer, ssize_t n, dray_error *error)
 {
     if (n == -EAGAIN)

@@ -18,15 +18,17 @@ bool dray__peer_is_open(const dray__peer *peer);
 /* Forgets the connection and all that was under way on it. */
 void dray__peer_drop(dray__peer *peer);
 int dray__peer_fd(const dray__peer *peer);       /* -1: not open */
-short dray__peer_events(const dray__peer *peer); /* what its descriptor should be polled for */
-/* Its descriptor shows its end alone: look every few moments for what came. */
+short dray__peer_events(const dray__peer *peer); /* the events to poll its descriptor for */
+/* Returns true when its descriptor shows only its end. The caller then looks for bytes every few
+ * moments. */
 bool dray__peer_is_blind(const dray__peer *peer);
 bool dray__peer_encrypts(const dray__peer *peer);
-/* It is connected, and known what carries the bytes. */
+/* Returns true when it is connected, and the carrier of its bytes is known. */
 bool dray__peer_settled(const dray__peer *peer);
-/* What one-sided reads go through, once that is settled; NULL: there are none. */
+/* The stream for one-sided reads, once that is settled; NULL when there are none. */
 dray__stream *dray__peer_reads(const dray__peer *peer);
-/* When it last made progress, or was touched: begins to owe something. */
+/* touch notes that the peer has something to do from now on. moved is the time when it last made
+ * progress, or was touched. */
 void dray__peer_touch(dray__peer *peer);
 int64_t dray__peer_moved(const dray__peer *peer);
 /* Bytes that were read of it one-sidedly. */
@@ -37,7 +39,8 @@ uint64_t dray__peer_wire_bytes(const dray__peer *peer);
 /* Where requests are put; sent by dray__peer_send. */
 dray__writer *dray__peer_out(dray__peer *peer);
 bool dray__peer_owes(const dray__peer *peer); /* not all of it is out */
-/* DRAY_OK: all is out; DRAY_EAGAIN; else the connection broke. */
+/* Returns DRAY_OK when all is sent, DRAY_EAGAIN while it is not, or an error when the connection
+ * broke. */
 int dray__peer_send(dray__peer *peer, dray_error *error);
 
 typedef struct dray__arrival {

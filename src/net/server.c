@@ -1,8 +1,8 @@
-/* The data server (server.h): one thread, an epoll, a state for each connection: a request is read,
- * answered into a buffer, sent, and only then is the next one looked at, but for requests that
- * their service takes. So a reader that does not
- * take its answers holds one buffer and its own socket, one that asks for much waits its turn
- * behind the others, and what the server needs is bounded whatever anybody sends. */
+/* The data server (server.h): one thread, an epoll, a state for each connection. A request is read,
+ * answered into a buffer, sent, and only then is the next one read, except for requests that their
+ * service takes. So a reader that does not take its answers holds one buffer and its own socket,
+ * one that asks for much waits its turn behind the others, and the server's memory is bounded
+ * whatever its clients send. */
 #include "net/server.h"
 
 #include "base/clock.h"
@@ -365,7 +365,7 @@ static void turn(dray__server *s, struct connection *c)
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
-/* Says whether the connection has work that its descriptor does not show. */
+/* Returns true when the connection has work that its descriptor does not show. */
 static bool ready(const dray__server *s, struct connection *c)
 {
     if (c->reader.taken && !c->answering && s->service.ready(s->service.user, &c->reader))

@@ -1,5 +1,5 @@
 /* A data server is one thread that answers the requests of readers (messages.h), in order within
- * each connection. The service decides what the answers contain. */
+ * each connection. The service makes the answers. */
 #pragma once
 
 #include "base/callers.h"
@@ -48,13 +48,13 @@ typedef struct dray__data_service {
     /* Handles a message that needs no answer, in order or while a request waits in line. Returns
      * 0 or -errno. */
     int (*told)(void *user, dray__data_reader *reader, const dray__data_request *told);
-    /* Says whether an answer that needs no buffer is ready. */
+    /* Returns true when an answer that needs no buffer is ready. */
     bool (*ready)(void *user, const dray__data_reader *reader);
-    /* Acquires what the service needs while the connection works. Returns false when the
-     * connection is over. */
+    /* Acquires the service's locks while the connection works. Returns false when the connection is
+     * over. */
     bool (*enter)(const dray__data_reader *reader);
     void (*leave)(void);
-    /* Says whether the connection has kept a resource for too long. */
+    /* Returns true when the connection has kept a resource for too long. */
     bool (*overdue)(const dray__data_reader *reader, int64_t now_ns);
     void (*end)(void *user, dray__data_reader *reader);
 } dray__data_service;

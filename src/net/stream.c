@@ -1,4 +1,4 @@
-/* Streams (stream.h): sockets, and the carriers that take over from there. */
+/* Streams (stream.h): sockets, and the carriers that take over after the connection. */
 #include "net/stream.h"
 
 #include "base/error.h"
@@ -142,7 +142,7 @@ static int connect_done(dray__stream *stream, dray_error *error)
     return failed ? dray__fail_errno(error, failed, "connecting") : DRAY_OK;
 }
 
-/* What an accepted connection begins with says what carries it. */
+/* The first bytes of an accepted connection tell its carrier. */
 static int recognise(dray__stream *stream, dray_error *error)
 {
     uint8_t first;
@@ -177,7 +177,7 @@ int dray__stream_ready(dray__stream *stream, dray_error *error)
     return rc;
 }
 
-/* The same, as those say it who send and receive. */
+/* The same with -errno, for sending and receiving. */
 static int get_ready(dray__stream *stream)
 {
     dray_error error;
@@ -203,7 +203,8 @@ bool dray__stream_avoid(const dray__stream *stream, bool worked, uint32_t *avoid
     return true;
 }
 
-/* ---- what it is ------------------------------------------------------------------------------ */
+/* ---- properties of a stream ---------------------------------------------------------------------
+ */
 
 const dray__carrier *dray__stream_carrier(const dray__stream *stream)
 {

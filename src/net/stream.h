@@ -23,45 +23,49 @@ typedef struct dray__stream_keys {
     const dray__tls_key *key; /* that both sides know; an empty identity: none, plain ones only */
     const dray__networks *trusted;
     bool always;           /* encrypt on trusted networks, too */
-    const char *transport; /* the carriers of this transport alone; NULL: all */
+    const char *transport; /* only the carriers of this transport; NULL means all */
 } dray__stream_keys;
 
 /* Listens at `address`, as dray__address_parse_data has it, or "unix:/path". endpoint: gets
  * "tcp:ADDRESS:PORT", or the path again. *out: a non-blocking, close-on-exec descriptor. */
 int dray__stream_listen(const char *address, char endpoint[DRAY__STREAM_ADDRESS], int *out,
                         dray_error *error);
-/* Removes what listening at a path left there. */
+/* Removes the files that listening at a path left there. */
 void dray__stream_unlisten(const char *endpoint);
-/* The next connection; DRAY_EAGAIN: none waits. */
+/* Takes the next connection. Returns 0, or DRAY_EAGAIN when none waits. */
 int dray__stream_accept(int listener, const dray__stream_keys *keys, dray__stream **out,
                         dray_error *error);
 /* Begins to connect to an endpoint. avoid: bits of carriers that do not lead there
- * (dray__stream_avoid). DRAY_EINVALID; DRAY_EPERM: not a trusted network, and no key;
- * DRAY_EUNSUPPORTED; DRAY_ESYS. */
+ * (dray__stream_avoid). Returns 0, DRAY_EINVALID, DRAY_EPERM when the network is not trusted and
+ * there is no key, DRAY_EUNSUPPORTED, or DRAY_ESYS. */
 int dray__stream_connect(const char *endpoint, const dray__stream_keys *keys, uint32_t avoid,
                          dray__stream **out, dray_error *error);
-/* DRAY_OK: it is connected, and bytes can go; DRAY_EAGAIN; else it failed. */
+/* Returns DRAY_OK when it is connected, and bytes can go, DRAY_EAGAIN while it is not, or an error
+ * when it failed. */
 int dray__stream_ready(dray__stream *stream, dray_error *error);
 /* Did the carrier fail, and may another one lead there? Then it is added to *avoid. worked: bytes
  * have come over it, so that one that was asked for by name is tried again. */
 bool dray__stream_avoid(const dray__stream *stream, bool worked, uint32_t *avoid);
 void dray__stream_close(dray__stream *stream); /* NULL is fine */
 
-const dray__carrier *dray__stream_carrier(const dray__stream *stream); /* NULL: not known yet */
+const dray__carrier *dray__stream_carrier(const dray__stream *stream); /* NULL until it is known */
 bool dray__stream_encrypts(const dray__stream *stream);
-/* Its descriptor may not be put into others, and its socket shows the end alone: look by the clock
- * for what comes. */
+/* Returns true when its descriptor cannot be polled with others, and its socket shows only its end.
+ * The caller then looks for bytes by the clock. */
 bool dray__stream_blind(const dray__stream *stream);
 int dray__stream_fd(const dray__stream *stream); /* changes when it gets ready */
 int dray__stream_socket(const dray__stream *stream);
-/* What the descriptor is to be polled for by who wants to receive (POLLIN) or to send (POLLOUT). */
+/* The events to poll the descriptor for, when the caller wants to receive (POLLIN) or to send
+ * (POLLOUT). */
 short dray__stream_events(const dray__stream *stream, short wanted);
 /* More bytes are here already, although the descriptor may not be readable. */
 bool dray__stream_pending(const dray__stream *stream);
 
-/* How many bytes were taken (at least 1), or -errno; -EAGAIN. more: others follow at once. */
+/* Returns how many bytes were taken (at least 1), -EAGAIN when none can be now, -errno on failure.
+ * more: others follow at once. */
 ssize_t dray__stream_send(dray__stream *stream, const void *data, size_t size, bool more);
-/* How many came (at least 1); 0: the other side closed; -errno; -EAGAIN. */
+/* Returns how many bytes came (at least 1), 0 when the other side closed, -EAGAIN while there are
+ * none, -errno on failure. */
 ssize_t dray__stream_recv(dray__stream *stream, void *data, size_t size);
 /* Bytes that the carrier took and that are not out: 0 when all are, -EAGAIN, -errno. */
 int dray__stream_flush(dray__stream *stream);

@@ -1,6 +1,6 @@
-/* UCX as a carrier: over a socket that both sides have already they agree to go on over UCX, and
- * exchange the addresses of its workers. Four messages over the socket, each a header and so many
- * bytes; a status other than 0: refused, and the body is a string that says why.
+/* UCX as a carrier. Both sides have a socket already. Over it they agree to go on over UCX, and
+ * exchange the addresses of its workers. There are four messages over the socket, each a header and
+ * its body. A status other than 0 refuses, and the body is then a string with the reason.
  *
  *  greeting  of the reader: random bytes, and whether it wants one-sided reads
  *  greeting  back: random bytes, and whether both want them, and UCX is opened for them
@@ -9,11 +9,11 @@
  *  answer    u64 number, its address, 32 bytes of proof
  *
  * A proof is HMAC-SHA256 with the session's data key over the name of the side that gives it, the
- * random bytes of both, what they agreed on, and all of the body before it: so each side knows that
- * the other is of the session, that it means what came, and that it says so now; what was recorded
- * earlier proves nothing. After the answer the bytes of the stream go over UCX, and the socket
- * stays, for its end to be noticed. UCX's versions do not speak with each other: they must be
- * equal. */
+ * random bytes of both, the agreement, and all of the body before it. So each side knows that the
+ * other is of the session, that the message is as it was sent, and that it was made now: a recorded
+ * message proves nothing later. After the answer the bytes of the stream go over UCX, and the
+ * socket stays, so that its end is noticed. UCX's versions do not understand each other: they must
+ * be equal. */
 #include "net/ucx.h"
 
 #include "base/error.h"
@@ -30,7 +30,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-/* What the environment says of it, which nobody could be told later. */
+/* Checks the environment's settings early, because later no caller could get the error. */
 static int check(dray_error *error)
 {
     static const char *const words[] = {"auto", "never", "always", NULL};
@@ -74,13 +74,14 @@ enum {
     STEPS = 2
 };
 
-/* What is said over the socket. */
+/* The state of the agreement over the socket. */
 typedef struct talk {
     bool reads;
     uint32_t step;
     dray__writer out;
     size_t out_at, have;
-    dray_error refused; /* what the server ends with once it has said so; code 0: nothing */
+    dray_error refused; /* the error with which the server ends after it has sent it; code 0 when
+                         * there is none */
     uint8_t reader_random[RANDOM], server_random[RANDOM];
     uint8_t in[HEADER + BODY_MAX];
 } talk;
@@ -97,9 +98,9 @@ static int find(char *detail, size_t size, dray_error *error)
     return rc;
 }
 
-/* "always" without RDMA is for tests: over TCP UCX only emulates reads, the process that is read
- * works for each of them at whatever address it is told, and UCX 1.13 ends it (abort) when a reader
- * is gone in the middle of one. */
+/* "always" without RDMA is for tests. Over TCP UCX only emulates reads: the process that is read
+ * works for each of them at any address that it is given, and UCX 1.13 ends it (abort) when a
+ * reader is gone in the middle of one. */
 static bool wants_reads(void)
 {
     const char *given = getenv("DRAY_UCX_READS");
@@ -124,7 +125,7 @@ static int may_read(const dray__stream_keys *keys, bool trusted, dray_error *err
                : dray__fail(error, DRAY_EUNSUPPORTED, "one-sided reads are of no use here");
 }
 
-/* Puts the header of a message whose body follows, and is to be finished. */
+/* Puts the header of a message. Its body follows, and the caller then finishes it. */
 static void begin_message(talk *t, int status)
 {
     dray__writer_reset(&t->out);
@@ -167,7 +168,8 @@ static int finish_proven(const dray__stream *stream, talk *t, dray_error *error)
     return finish_message(t, error);
 }
 
-/* Does what the other side said end with the proof of the rest, with an address behind `at`? */
+/* Checks that the other side's message ends with the proof of the rest, with an address behind
+ * `at`. */
 static int check_proof(const dray__stream *stream, bool server, const uint8_t *said, uint32_t size,
                        uint32_t at, dray_error *error)
 {
@@ -220,7 +222,7 @@ static int take_greeting(const uint8_t *body, uint32_t size, dray__ucx_greeting 
                : DRAY_OK;
 }
 
-/* Of the reader: it was greeted back. UCX is opened for what was agreed on, and offered. */
+/* For the reader, after the greeting came back: opens UCX as agreed, and offers it. */
 static int on_greeted(dray__stream *stream, const uint8_t *body, uint32_t size, dray_error *error)
 {
     dray__ucx_state *s = stream->state;
@@ -356,7 +358,7 @@ static int refused(const talk *t, int status, uint32_t size, dray_error *error)
     return rc;
 }
 
-/* One message of the other side, and what is said to it. */
+/* Handles one message of the other side, and puts the answer to it. */
 static int step(dray__stream *stream, talk *t, dray_error *error)
 {
     dray__ucx_header header = {0};

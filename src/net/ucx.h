@@ -1,14 +1,14 @@
-/* What the files of UCX's carrier share: ucx.c, which agrees with the other side and is the
- * carrier, ucx_endpoint.c, the bytes and one-sided reads of one connection, and ucx_library.c, the
- * library, which is opened at run time: its headers are for types only, and a build without them
- * has ucx.c alone, which says so.
+/* The declarations that the files of UCX's carrier share: ucx.c, which agrees with the other side
+ * and is the carrier, ucx_endpoint.c, the bytes and one-sided reads of one connection, and
+ * ucx_library.c, the library. It is opened at run time: its headers are for types only. A build
+ * without them has ucx.c alone, which refuses.
  *
  * A connection is between two processes that have found each other over a socket already, and
  * exchange each other's UCX addresses there. Each is a worker and an endpoint of its own, so that
- * closing one, by force, concerns no other; bytes go as active messages, in order. Over TCP or
- * RDMA, never UCX's shared memory, which does not notice a peer's death. UCX encrypts nothing and
- * asks nobody who he is: for trusted networks only. Nothing here has a deadline of its own: a cut
- * link or a stopped peer shows as silence, which is for the caller to time. */
+ * closing one, by force, concerns no other; bytes go as active messages, in order. They go over TCP
+ * or RDMA, never over UCX's shared memory, which does not notice a peer's death. UCX neither
+ * encrypts nor authenticates, so it is for trusted networks only. Nothing here has a deadline of
+ * its own: a cut link or a stopped peer shows as silence, which the caller times. */
 #pragma once
 
 #include "base/wire.h"
@@ -79,14 +79,14 @@ typedef struct dray__ucx_library {
     const char *(*status_string)(ucs_status_t status);
 } dray__ucx_library;
 
-/* Returns NULL when there is none; dray__ucx_find then says why. */
+/* Returns NULL when there is none; dray__ucx_find then has the reason. */
 const dray__ucx_library *dray__ucx_library_get(void);
-/* Finds UCX's library once, and its version. Fails with DRAY_EUNSUPPORTED when it is missing or
- * too old; the message says what to do. */
+/* Finds UCX's library once, and its version. Fails with DRAY_EUNSUPPORTED when it is missing or too
+ * old, with advice in the message. */
 int dray__ucx_find(dray__ucx_version *version, dray_error *error);
 /* The transports that a connection would use, such as "tcp" or "tcp,rc,ud,dc". */
 const char *dray__ucx_transports(void);
-bool dray__ucx_has_rdma(void); /* Says whether this machine has RDMA devices. */
+bool dray__ucx_has_rdma(void); /* Returns true when this machine has RDMA devices. */
 int dray__ucx_fail(dray_error *error, ucs_status_t status, const char *what);
 
 /* A UCX context for one set of network devices ("eth0", "eth0,mlx5_0:1"), with or without one-
@@ -102,7 +102,7 @@ void dray__ucx_context_put(ucp_context_h context);
 typedef struct dray__ucx dray__ucx;
 
 typedef struct dray__ucx_state { /* of a stream */
-    struct talk *talk;           /* ucx.c's; NULL: the two have agreed */
+    struct talk *talk;           /* ucx.c's; NULL when the two have agreed */
     dray__ucx *ucx;
     int both; /* Readable when UCX's descriptor or the socket is. */
 } dray__ucx_state;
@@ -110,7 +110,8 @@ typedef struct dray__ucx_state { /* of a stream */
 /* Makes one end of a connection on the network device that the connected socket `fd` uses.
  * `reads` asks for one-sided reads; both sides must ask for the same. */
 int dray__ucx_open(int fd, bool reads, dray__ucx **out, dray_error *error);
-void dray__ucx_close(dray__ucx *ucx); /* Closes by force, whatever is under way. NULL is allowed. */
+void dray__ucx_close(dray__ucx *ucx); /* Closes by force, also with reads and sends under way. NULL
+                                       * is fine. */
 /* The data that the other side needs: the worker's address, and the number that its messages
  * must carry. */
 const void *dray__ucx_address(const dray__ucx *ucx, size_t *size, uint64_t *number);

@@ -24,9 +24,9 @@ enum {
     QUEUE_MAX = 8 << 20, /* bytes that came and nobody has taken */
     QUIET_TURNS = 1000,  /* of progress, before a worker that cannot be armed is left alone */
     CLOSE_MS = 100,
-    /* UCX is not told how long a packed key is, and a key says itself how many pieces it has: one
-     * that is is read into zeros. A bit for each of 64 domains, of each a size in a byte and so
-     * many bytes, and what later versions add. */
+    /* UCX takes no length of a packed key: a key itself has the number of its pieces, so an
+     * incomplete one is read into zeros. It has a bit for each of 64 domains, for each domain a
+     * size in a byte and its bytes, and the additions of later versions. */
     KEY_ROOM = 40 << 10
 };
 
@@ -65,7 +65,7 @@ struct dray__ucx {
     struct sending sends[SENDS];
     struct arrived *first, **last;
     size_t queued;
-    uint8_t *want; /* where what comes belongs, while somebody takes it */
+    uint8_t *want; /* the place of the received bytes, while a caller receives */
     size_t want_size, want_have;
 };
 
@@ -104,7 +104,7 @@ static bool device_of(int fd, char *out, size_t size)
     return i != NULL;
 }
 
-/* Ports of RDMA devices, "mlx5_0:1", after what is there. */
+/* Appends the ports of RDMA devices, "mlx5_0:1", to `out`. */
 static void add_rdma(char *out, size_t size)
 {
     DIR *dir = opendir("/sys/class/infiniband");
@@ -123,7 +123,7 @@ static void peer_failed(void *user, ucp_ep_h endpoint, ucs_status_t status)
 {
     dray__ucx *x = user;
     (void)endpoint;
-    (void)status; /* "Endpoint timeout", whatever ended it */
+    (void)status; /* "Endpoint timeout", whatever the reason */
     x->failed = -ECONNRESET;
 }
 
@@ -149,7 +149,7 @@ static int keep(dray__ucx *x, const uint8_t *data, size_t size)
     return 0;
 }
 
-/* Anybody on the network can send to a worker: what does not carry its number is nobody's. */
+/* Anybody on the network can send to a worker. A message without its number is dropped. */
 static ucs_status_t came(void *user, const void *header, size_t header_size, void *data,
                          size_t size, const ucp_am_recv_param_t *param)
 {

@@ -23,8 +23,8 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* ---- the library ----------------------------------------------------------------------------- */
 
-/* UCX installs handlers for signals that are its host's, and prints to stdout what this library
- * reports as errors. */
+/* UCX installs handlers for signals, which belong to the program, and prints errors to stdout that
+ * this library reports. */
 static void quieten(void *ucs)
 {
     static const int signals[] = {SIGILL, SIGSEGV, SIGBUS, SIGFPE};
@@ -129,14 +129,15 @@ struct shared {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct shared *all;
-static atomic_int owner; /* whose they are; 0: there are none. A forked child lacks UCX's thread */
+static atomic_int owner; /* the process that owns the workers; 0 when there are none. A forked child
+                          * lacks UCX's thread */
 
 static ucs_status_t make(const char *devices, bool reads, ucp_context_h *out)
 {
-    /* One-sided reads only where they are the network card's: for what UCX emulates the other side
-     * reads whatever address it is told. Over TCP without zero-copy: UCX 1.13 ends the process
-     * (abort) when a connection breaks in the middle of such a send. With UCX's own 8 KiB segments
-     * TCP moves a third. */
+    /* One-sided reads only where the network card does them: UCX's emulation reads any address that
+     * the other side gives. Over TCP without zero-copy: UCX 1.13 ends the process (abort) when a
+     * connection breaks in the middle of such a send. With UCX's own 8 KiB segments TCP moves a
+     * third. */
     const char *const settings[][2] = {
         {"TLS", reads && dray__ucx_has_rdma() ? "self,rc,ud,dc" : dray__ucx_transports()},
         {"NET_DEVICES", devices},

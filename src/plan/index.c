@@ -18,7 +18,7 @@ static bool same_name(const void *names, uint32_t id, const void *tensor)
     return strcmp(((const char *const *)names)[id], ((const dray_tensor_info *)tensor)->name) == 0;
 }
 
-/* NONE: not there, or, with `add`, out of memory. */
+/* Returns NONE when the name is not there, or, with `add`, when out of memory. */
 static uint32_t name_id(dray_plan_index *index, const dray_tensor_info *of, uint64_t hash, bool add)
 {
     uint32_t id = dray__index_find(&index->names, hash, same_name, index->name, of);
@@ -60,9 +60,9 @@ static bool add_scales_of(dray_plan_index *index, const dray_layout *layout)
 
 /* ---- holders --------------------------------------------------------------------------------- */
 
-/* The ids of the names of all tensors of all sources, one source behind the other; NONE where `all`
- * is not wanted, and the index has no such name: of a tensor that nobody asks for no more is looked
- * at than the hash of its name. A rank of a large model has thousands. NULL: out of memory. */
+/* The ids of the names of all tensors of all sources, one source behind the other. Without `all`, a
+ * name that the index lacks is NONE: of a tensor that is not needed only the hash of its name is
+ * read. A rank of a large model has thousands. Returns NULL when out of memory. */
 static uint32_t *ids_of(dray_plan_index *index, bool all)
 {
     size_t count = 0, at = 0;

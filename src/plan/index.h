@@ -1,4 +1,5 @@
-/* Who holds what: all blocks of all sources, by tensor name, equal rectangles beside each other. */
+/* The holders of each tensor: all blocks of all sources, by tensor name, equal rectangles beside
+ * each other. */
 #pragma once
 
 #include "base/hash.h"

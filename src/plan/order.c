@@ -24,7 +24,8 @@ static bool continues(const dray_copy *a, const dray_copy *b, uint32_t d)
                a->destination_offset + (uint64_t)a->extent[d] * (uint64_t)a->destination_stride[d];
 }
 
-/* By source, then by position with dimension d last: what continues each other stands together. */
+/* By source, then by position with dimension d last, so that rectangles that continue each other
+ * are neighbours. */
 static int compare_along(const void *x, const void *y, void *dimension)
 {
     const dray_copy *a = x, *b = y;

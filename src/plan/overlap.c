@@ -1,12 +1,12 @@
-/* Whether two blocks of a destination write the same bytes. Blocks are sets of bytes
+/* Tells whether two blocks of a destination write the same bytes. Blocks are sets of bytes
  *
  *     offset + Σ i_k · stride_k,  0 <= i_k < extent_k,
  *
- * with the bytes of an element as the innermost dimension. All sets here are nested: what the inner
- * dimensions reach is less than one step of the next outer one. That makes the question exact and
+ * with the bytes of an element as the innermost dimension. All sets here are nested: the inner
+ * dimensions together reach less than one step of the next outer one. That makes the test exact and
  * cheap: at each dimension only the two steps around the wanted distance can reach it.
  *
- * Which pairs to ask about is found by sweeping over where blocks begin and end. Blocks that are
+ * The pairs to test are found by sweeping over the blocks' beginnings and ends. Blocks that are
  * between each other (columns of one matrix) all begin and end together; they are told apart by
  * their columns, the place within one step of the outermost stride. */
 #include "base/array.h"
@@ -23,8 +23,8 @@ typedef struct bytes {
     uint64_t offset, end; /* end: past the last byte */
     uint32_t levels;      /* the widest stride first */
     int64_t extent[LEVELS], stride[LEVELS];
-    int64_t inner[LEVELS]; /* what the levels inside each one reach */
-    uint64_t low, high;    /* what the sweep goes over: from offset to end, or columns */
+    int64_t inner[LEVELS]; /* the reach of the levels inside each one */
+    uint64_t low, high;    /* the range in the sweep: from offset to end, or columns */
 } bytes;
 
 /* False when the strides do not nest: elements of the block may then fall onto each other. */
@@ -196,7 +196,8 @@ static int sweep(const dray_plan_member *destination, const bytes *sets, uint32_
     return DRAY_OK;
 }
 
-/* Pairs whose [low, high) overlap: all, but for those of which one ends before the other begins. */
+/* The number of pairs whose [low, high) overlap: all pairs, minus those of which one ends before
+ * the other begins. */
 static uint64_t overlapping_pairs(uint64_t *low, uint64_t *high, uint32_t count)
 {
     qsort(low, count, sizeof *low, dray__by_u64);
@@ -239,7 +240,7 @@ static void turn(bytes *sets, uint32_t count, uint64_t *room)
     qsort(sets, count, sizeof *sets, compare_low);
 }
 
-/* Sorted by region and offset: goes from knot to knot, blocks whose ranges hang together. */
+/* The sets are sorted by region and offset. Checks each run of blocks whose ranges overlap. */
 static int check_knots(const dray_plan_member *destination, bytes *sets, uint32_t count,
                        dray_error *error)
 {

@@ -210,7 +210,7 @@ static int find_hits(planner *p, const dray__plan_holder *holders, size_t count,
         for (n = 1; i + n < count && dray__same_box(holders[i].block, holders[i + n].block);)
             n++;
         if (holders[i].block->start[0] >= block.start[0] + block.extent[0])
-            break; /* Hits are sorted by start, so all others lie behind. */
+            break; /* Hits are sorted by start, so all others come later. */
         dray__rect box = dray__block_rect(holders[i].block);
         if (!dray__rect_cross(&box, &block, &box))
             continue;
@@ -286,7 +286,8 @@ static uint64_t hit_load(const planner *p, const hit *h, int32_t link)
     return least;
 }
 
-/* Says whether different rectangles with one link overlap each other. Then their order matters. */
+/* Returns true when different rectangles with one link overlap each other. Then their order
+ * matters. */
 static bool hits_overlap(const planner *p, int32_t link)
 {
     dray__rect block = dray__block_rect(p->block);

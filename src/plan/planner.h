@@ -4,7 +4,7 @@
  * here, no clock and no global state, so that every rank derives the same plan from the same
  * layouts. */
 
-/* What the files of src/plan share. */
+/* The declarations that the files of src/plan share. */
 #pragma once
 
 #include "plan/index.h"
@@ -15,7 +15,7 @@ typedef struct dray__copies {
     size_t count, capacity;
 } dray__copies;
 
-dray_copy *dray__copies_next(dray__copies *copies); /* NULL: out of memory */
+dray_copy *dray__copies_next(dray__copies *copies); /* NULL when out of memory */
 
 struct dray_plan {
     dray__copies copies, reads, writes;
@@ -84,7 +84,7 @@ typedef struct dray__planner {
 typedef dray__planner planner; /* the short name in the .c files of src/plan */
 
 /* Fills the open rectangles from all holders of the tensor under any of its names. The caller
- * judges what stays open. */
+ * decides about rectangles that stay open. */
 int dray__plan_fill(dray__planner *planner, dray_error *error);
 /* Fills them from holders under this name only. */
 int dray__plan_fill_from_name(dray__planner *planner, const char *name, dray_error *error);
@@ -94,7 +94,7 @@ int dray__plan_hole(const dray__planner *planner, dray_error *error);
 
 /* ---- transform.c: quantised tensors --------------------------------------------------------- */
 
-/* Says whether the planner may read from a holder, given its current tensor and reading. */
+/* Returns true when the planner may read from a holder, given its current tensor and reading. */
 bool dray__plan_accepts(const dray__planner *planner, const dray__plan_holder *holder);
 /* Fills the planner's block, whose rectangle is open, where some tensors are quantised. Blocks
  * that must be made from floats are added to `pending`. */

@@ -26,7 +26,7 @@ typedef struct dray__rects {
 
 bool dray__rects_add(dray__rects *boxes, const dray__rect *box); /* false: out of memory */
 enum { DRAY__RECT_SIDES = 2 * DRAY_MAX_DIMS };
-/* What is left of `whole` without `part`, which is inside it. Returns of how many rectangles. */
+/* Cuts `whole` without `part`, which is inside it, into rectangles. Returns their number. */
 uint32_t dray__rect_rest(const dray__rect *whole, const dray__rect *part,
                          dray__rect out[DRAY__RECT_SIDES]);
 /* Adds those. */

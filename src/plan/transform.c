@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- whose elements are read ----------------------------------------------------------------- */
+/* ---- the dtypes of sources --------------------------------------------------------------------
+ */
 
 static bool can_be_quantised(int32_t dtype)
 {
@@ -50,7 +51,7 @@ bool dray__plan_accepts(const planner *p, const dray__plan_holder *holder)
     return !from || !can_be_quantised(p->tensor->dtype);
 }
 
-/* Says whether any source holds the tensor as floats. */
+/* Returns true when any source holds the tensor as floats. */
 static bool floats_held(const planner *p, uint32_t tensor)
 {
     const dray__plan_holder *holders;

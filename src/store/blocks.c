@@ -21,9 +21,10 @@
 enum { IN_MEMORY = 8 };
 #define DEFAULT_BYTES (UINT64_C(8) << 30)
 
-/* ---- in files -------------------------------------------------------------------------------- *
+/* ---- in files ----------------------------------------------------------------------------------
+ *
  * FOLDER/blocks/KEY-BLOCK: the bytes, and their XXH3. FOLDER/blocks/.used: u64, how many bytes the
- * files have together, changed under its lock. What is wrong here costs a fetch, and no more. */
+ * files have together, changed under its lock. An error here costs a fetch, and no more. */
 
 typedef struct kept_block {
     char name[48];
@@ -108,8 +109,9 @@ static uint64_t make_room(const char *folder, uint64_t most)
     return total;
 }
 
-/* Takes so many bytes of the bound. Whoever writes a block does it with the lock, which ends with
- * the descriptor: else room that is made meanwhile would not know of it. -1: there is no room. */
+/* Takes so many bytes of the bound. A block is written under the lock, which ends with the
+ * descriptor, so that room that is made meanwhile counts the block. Returns -1 when there is no
+ * room. */
 static int reserve(const char *folder, uint64_t bytes)
 {
     char path[PATH_MAX];
@@ -157,7 +159,7 @@ static void keep(uint64_t key, uint64_t block, const void *data, uint64_t size)
 
 typedef struct memory_block {
     uint64_t key, block, size, used;
-    uint8_t *data; /* NULL: it is being fetched */
+    uint8_t *data; /* NULL while it is being fetched */
     bool taken;
 } memory_block;
 
@@ -174,7 +176,7 @@ static memory_block *find(uint64_t key, uint64_t block, uint64_t size)
     return NULL;
 }
 
-/* The one that was used longest ago; NULL: all are being fetched. */
+/* The block that was used longest ago; NULL when all are being fetched. */
 static memory_block *oldest(void)
 {
     memory_block *best = NULL;

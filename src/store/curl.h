@@ -71,6 +71,6 @@ typedef struct dray__curl {
 #undef XX
 } dray__curl;
 
-/* Opened once for the process. DRAY_EUNSUPPORTED: it is not there, or too old; the message says
- * what to do. */
+/* Opens the library once for the process. Returns 0, or DRAY_EUNSUPPORTED when it is not there, or
+ * too old, with advice in the message. */
 int dray__curl_get(const dray__curl **out, dray_error *error);

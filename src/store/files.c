@@ -20,7 +20,7 @@ enum { ROOM = 256 }; /* bytes for the name that is appended to a folder's path *
 
 static int files_open(const char *path, dray__store_file *out, dray_error *error)
 {
-    /* O_NONBLOCK: a FIFO of that name must not hold us. */
+    /* With O_NONBLOCK, a FIFO of that name does not block the call. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat st;
     if (fd < 0)
@@ -111,7 +111,7 @@ static int files_steps(const char *folder, bool clear, dray__store_step **out, s
             break;
         }
     }
-    if (!rc && errno) /* of half a list, what the rest needs would be removed */
+    if (!rc && errno) /* with half a list, files that the rest needs would be removed */
         rc = dray__fail_errno(error, errno, "%.300s", folder);
     closedir(dir);
     return rc;

@@ -21,8 +21,8 @@ enum { TRIES = 3, LINE_MAX_BYTES = 128 };
 
 typedef struct object {
     dray__s3_place place;
-    uint64_t bytes, key; /* of its content, for what is kept of it */
-    uint64_t *sums;      /* of its blocks; NULL: another program wrote it */
+    uint64_t bytes, key; /* of its content, for the cache */
+    uint64_t *sums;      /* of its blocks; NULL when another program wrote it */
     char etag[128];      /* then: which one it is */
     dray__s3_manifest *manifest;
 } object;
@@ -122,7 +122,7 @@ typedef struct fetching {
     const atomic_bool *stop;
 } fetching;
 
-/* A block whose sum is another one is asked for again: what came wrong once may come right. */
+/* A block with a wrong sum is fetched again, because the transfer may have failed once. */
 static int fetch(void *user, uint64_t block, void *data, uint64_t bytes, dray_error *error)
 {
     const fetching *f = user;
@@ -221,7 +221,7 @@ static int s3_names(const char *folder, dray__store_name_fn fn, void *user, dray
     return rc || n.count ? rc : dray__fail(error, DRAY_ENOENT, "%.300s: no such folder", folder);
 }
 
-/* There are no links, and of a folder nothing but what is in it. */
+/* There are no links, and a folder has no entry of its own. */
 static int s3_resolve(const char *path, char *out, dray_error *error)
 {
     dray__s3_place place;
@@ -323,7 +323,7 @@ static int s3_steps(const char *folder, bool clear, dray__store_step **out, size
     return DRAY_OK;
 }
 
-/* All files beneath a folder of this machine, but those whose names begin with a dot. */
+/* All files beneath a folder of this machine, except those whose names begin with a dot. */
 static int upload_tree(const char *local, const dray__s3_place *step, const char *within,
                        json_t *objects, dray_error *error)
 {

@@ -1,4 +1,5 @@
-/* What the files of the store S3 share: places in buckets, requests, the objects of a version. */
+/* The declarations that the files of the store S3 share: places in buckets, requests, the objects
+ * of a version. */
 #pragma once
 
 #include "store/store.h"
@@ -7,9 +8,11 @@
 
 /* A version's folder in a bucket:
  *
- *   PREFIX/step-000007/objects.json     which objects it has, put last: it is whole then. JSON
- *                                       {version 1, block, objects: {name: {bytes, sums}}}, a
- *                                       newline, 16 hexadecimal digits (XXH3 of what is before the
+ *   PREFIX/step-000007/objects.json     the list of its objects, put last: the version is whole
+ *   then.
+ *                                       JSON {version 1, block, objects: {name: {bytes, sums}}}, a
+ *                                       newline, 16 hexadecimal digits (XXH3 of the bytes before
+ *                                       the
  *                                       newline), a newline. sums: XXH3 of each block's bytes
  *   PREFIX/step-000007/.partial         there while a version is written, or removed
  *   PREFIX/step-000007/model...         its files, as in a folder
@@ -27,7 +30,7 @@ typedef struct dray__s3_place {
 } dray__s3_place;
 
 int dray__s3_parse(const char *path, dray__s3_place *out, dray_error *error);
-/* The key, "/" and a name behind it. DRAY_EINVALID: it is too long. */
+/* Makes the key, "/" and a name behind it. Returns 0, or DRAY_EINVALID when it is too long. */
 int dray__s3_beneath(const dray__s3_place *place, const char *name, dray__s3_place *out,
                      dray_error *error);
 
@@ -40,25 +43,26 @@ typedef struct dray__s3_request {
     const dray__s3_place *place;
     /* name, value; by name, as they are signed; a name of NULL ends them */
     const char *query[DRAY__S3_QUERIES][2];
-    const void *body; /* NULL: none */
+    const void *body; /* NULL when there is none */
     size_t body_bytes;
     const char *type;        /* of the body */
-    const char *etag;        /* the object must be this one; NULL: any */
+    const char *etag;        /* the object must be this one; NULL means any */
     uint64_t from, range;    /* so many bytes from there; range 0: all of it */
     void *into;              /* where a range goes, all of it */
     const atomic_bool *stop; /* may be NULL */
     /* the answer */
-    char *text; /* what came, where `into` is NULL; with a 0 behind it; to be freed with free */
+    char *text; /* the answer when `into` is NULL, with a 0 behind it; to be freed with free */
     size_t size;
     uint64_t length; /* of the object: Content-Length */
     char answer_etag[128];
 } dray__s3_request;
 
-/* Asks until there is an answer: what may pass (no connection, 429, 500 to 504, an answer that
- * breaks off) is asked again, a few times. DRAY_ENOENT: no such object. DRAY_EINVALID: no such
- * bucket, or the environment does not say which server. DRAY_EPERM: the server refused the keys.
- * DRAY_ESTALE: the object is not `etag` any more. DRAY_ECANCELED: stop. DRAY_ESYS: all else. Every
- * message names the object. */
+/* Sends the request until there is an answer. After a failure that may pass (no connection, 429,
+ * 500 to 504, an answer that breaks off) it is sent again, a few times. Every message names the
+ * object. Returns 0, DRAY_ENOENT when there is no such object, DRAY_EINVALID when there is no such
+ * bucket, or the environment does not name the server, DRAY_EPERM when the server refused the keys,
+ * DRAY_ESTALE when the object is not `etag` any more, DRAY_ECANCELED on stop, or DRAY_ESYS for all
+ * else. */
 int dray__s3_do(dray__s3_request *request, dray_error *error);
 /* The text between <tag> and </tag> that comes first from *at on, before `end`; *at goes behind it.
  * false: there is none, or no room for it. Entities are decoded. */
@@ -83,7 +87,7 @@ int dray__s3_put(const dray__s3_place *place, const void *data, size_t size, con
 int dray__s3_delete(const dray__s3_place *place, dray_error *error);
 bool dray__s3_has(const dray__s3_place *place, int *rc, dray_error *error);
 
-/* ---- s3_manifest.c: the objects of a version, as its manifest says */
+/* ---- s3_manifest.c: the objects of a version, by its manifest */
 
 typedef struct dray__s3_manifest {
     json_t *json;
@@ -91,14 +95,14 @@ typedef struct dray__s3_manifest {
     uint32_t uses; /* under s3_manifest.c's lock */
 } dray__s3_manifest;
 
-/* Where a path lies within a version: the version's place and the name in it; false: in none. */
+/* Finds the version of a path, and the name in it. Returns false when the path is in none. */
 bool dray__s3_step_of(const dray__s3_place *place, dray__s3_place *step, const char **name);
-/* Fetched once for the process, and kept until it is forgotten. *out NULL: it is another program's.
- * DRAY_ENOENT: the version is not whole. */
+/* Fetches the manifest once for the process, and keeps it until it is forgotten. *out is NULL when
+ * the version is another program's. Returns 0, or DRAY_ENOENT when the version is not whole. */
 int dray__s3_manifest_get(const dray__s3_place *step, dray__s3_manifest **out, dray_error *error);
 void dray__s3_manifest_put(dray__s3_manifest *manifest); /* NULL is fine */
-/* What was read of it was not there or not right, or it is written: it is fetched anew the next
- * time. */
+/* Call it when an object was missing or wrong, or when the version is written: the manifest is then
+ * fetched anew the next time. */
 void dray__s3_manifest_forget(const dray__s3_place *step);
 /* Adds a file's object. sums: of its blocks. */
 int dray__s3_manifest_add(json_t *objects, const char *name, uint64_t bytes, const uint64_t *sums,

@@ -1,6 +1,5 @@
-/* Which objects a version has (s3.h has the format). What the manifest says of each block is what
- * is compared with the bytes that come, so that nothing of a version is read that its writer did
- * not write. */
+/* The objects of a version (s3.h has the format). The manifest's sum of each block is compared with
+ * the bytes that come, so that nothing of a version is read that its writer did not write. */
 #include "store/s3.h"
 
 #include "base/error.h"
@@ -106,7 +105,7 @@ static void keep(const dray__s3_place *step, dray__s3_manifest *m)
     pthread_mutex_unlock(&lock);
 }
 
-/* Its own sum, and the fields whose shape the reader relies on. */
+/* Checks its own sum, and the fields on whose shape the reader relies. */
 static int parse(const dray__s3_place *step, const char *text, size_t size, dray__s3_manifest *m,
                  dray_error *error)
 {
@@ -129,7 +128,8 @@ static int parse(const dray__s3_place *step, const char *text, size_t size, dray
     return rc;
 }
 
-/* DRAY_OK and *out NULL: there is none. What came wrong is asked for again. */
+/* Returns DRAY_OK with *out NULL when there is none. A manifest with a wrong sum is fetched again.
+ */
 static int fetch(const dray__s3_place *step, dray__s3_manifest **out, dray_error *error)
 {
     dray__s3_place place;

@@ -1,7 +1,7 @@
-/* One request to an S3 server, signed by libcurl (AWS Signature Version 4), and asked again where
+/* One request to an S3 server, signed by libcurl (AWS Signature Version 4), and sent again where
  * that may help. API: https://docs.aws.amazon.com/AmazonS3/latest/API/
  *
- * libcurl signs the path and the query as they are given: so they are encoded as the signature
+ * libcurl signs the path and the query as they are given, so they are encoded as the signature
  * wants it (unreserved characters as they are, all others as %XX, names of the query in order). */
 #include "store/s3.h"
 
@@ -26,7 +26,8 @@ enum {
     IDLE_HANDLES = 16
 };
 
-/* ---- what the environment says --------------------------------------------------------------- */
+/* ---- settings in the environment ---------------------------------------------------------------
+ */
 
 typedef struct account {
     const char *key, *secret, *token, *region, *endpoint;
@@ -180,7 +181,7 @@ typedef struct exchange {
     char code[64], message[200];
 } exchange;
 
-/* What is not a range that came right is text: small, or an error's words. */
+/* Data that is not a correct range is text: small, or an error's words. */
 static size_t on_data(char *data, size_t one, size_t count, void *user)
 {
     exchange *e = user;
@@ -375,12 +376,13 @@ static int exchange_once(const dray__curl *curl, exchange *e, const account *a, 
     return code;
 }
 
-/* ---- what came of it ------------------------------------------------------------------------- */
+/* ---- results of a request ----------------------------------------------------------------------
+ */
 
 static void read_refusal(exchange *e)
 {
     const dray__s3_request *r = e->request;
-    if (e->status / 100 == 2) /* what came is no refusal's text */
+    if (e->status / 100 == 2) /* the body is not an error's text */
         return;
     const char *end = r->text ? r->text + r->size : NULL, *at = r->text;
     if (!r->text || !dray__s3_tag(&at, end, "Code", e->code, sizeof e->code))
@@ -403,7 +405,7 @@ static bool passes(const exchange *e, int code)
            strcmp(e->code, "SlowDown") == 0;
 }
 
-/* An answer that says that all is well, and is what was asked for. */
+/* Returns true for a successful answer with the requested range. */
 static bool is_right(const exchange *e, int code)
 {
     const dray__s3_request *r = e->request;

@@ -1,7 +1,7 @@
 /* Writing files as objects: small ones at once, large ones in parts, several at a time. An upload
- * in parts is no object before it is completed. One that an earlier writer left is gone on with:
- * the server says which parts it has, and of those whose MD5 (their ETag) and size are this file's
- * nothing is sent again. */
+ * in parts is no object before it is completed. An upload that an earlier writer left is continued:
+ * the server lists its parts, and those whose MD5 (their ETag) and size are this file's are not
+ * sent again. */
 #include "store/s3.h"
 
 #include "base/error.h"
@@ -27,7 +27,7 @@ enum {
 };
 
 typedef struct sent_part {
-    char etag[80];  /* of what the server has; "": nothing */
+    char etag[80];  /* of the server's part; "" when it has none */
     uint64_t bytes; /* the server's */
 } sent_part;
 
@@ -51,11 +51,12 @@ static void number_text(uint32_t number, char out[16])
     snprintf(out, 16, "%" PRIu32, number);
 }
 
-/* ---- what an earlier writer left ------------------------------------------------------------- */
+/* ---- uploads that an earlier writer left --------------------------------------------------------
+ */
 
 typedef int (*pending_fn)(void *user, const char *key, const char *id, dray_error *error);
 
-/* Each upload in parts under way whose key begins so. */
+/* Calls fn for each upload in parts under way whose key begins so. */
 static int each_pending(const dray__s3_place *prefix, pending_fn fn, void *user, dray_error *error)
 {
     dray__s3_place bucket = {0};
@@ -279,7 +280,7 @@ static int begin_upload(upload *u, dray_error *error)
     return rc;
 }
 
-/* The answer may be of an error, though its status says that all is well. */
+/* The answer may have an error, although its status is a success. */
 static int complete_upload(const upload *u, dray_error *error)
 {
     size_t room = 64 + (size_t)u->parts * 160, n = 0;
@@ -309,7 +310,7 @@ static int complete_upload(const upload *u, dray_error *error)
                         u->place->bucket, u->place->key, code);
     free(r.text);
     free(text);
-    /* A try whose answer was lost may have completed it. */
+    /* An earlier attempt whose answer was lost may have completed it. */
     if (rc == DRAY_ENOENT) {
         r = (dray__s3_request){.method = "HEAD", .place = u->place};
         rc = dray__s3_do(&r, error);

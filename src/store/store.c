@@ -1,4 +1,4 @@
-/* The list of stores, and what is the same for all of them. */
+/* The list of stores, and the code that all of them share. */
 #include "store/store.h"
 
 #include "base/error.h"

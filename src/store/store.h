@@ -1,7 +1,7 @@
 /* src/store/: where checkpoints lie: in folders of this machine (files.c), or in a bucket of an
- * object store (s3.c and s3_*.c, over libcurl, curl.c). What reads checkpoints opens and lists them
- * through a store's table, and what writes them places a finished folder in one: a store is one
- * file with one table, and a line in the list of store.c. blocks.c keeps what was fetched. */
+ * object store (s3.c and s3_*.c, over libcurl, curl.c). Readers of checkpoints open and list them
+ * through a store's table, and writers place a finished folder in one. A store is one file with one
+ * table, and a line in the list of store.c. blocks.c keeps fetched blocks. */
 #pragma once
 
 #include <dray/dray.h>
@@ -31,31 +31,32 @@ typedef struct dray__store_step {
 typedef void (*dray__store_name_fn)(void *user, const char *name);
 
 struct dray__store {
-    const char *scheme; /* what its paths begin with; "": all others */
-    /* DRAY_ENOENT: it is not there. */
+    const char *scheme; /* the beginning of its paths; "" for all others */
+    /* Returns 0, or DRAY_ENOENT when it is not there. */
     int (*open)(const char *path, dray__store_file *out, dray_error *error);
-    /* All of the bytes, which must be in the file. stop (may be NULL): when it becomes true, what
-     * waits for a server gives up. Any thread. */
+    /* Reads all of the bytes, which must be in the file. When stop (may be NULL) becomes true, a
+     * wait for a server ends. Any thread may call it. */
     int (*read)(const dray__store_file *file, void *data, uint64_t bytes, uint64_t at,
                 const atomic_bool *stop, dray_error *error);
     void (*close)(dray__store_file *file);
     /* Each name in a folder. */
     int (*names)(const char *folder, dray__store_name_fn fn, void *user, dray_error *error);
-    /* The path without links, in `out` of PATH_MAX bytes. DRAY_ENOENT: there is nothing. */
+    /* Writes the path without links to `out` of PATH_MAX bytes. Returns 0, or DRAY_ENOENT when
+     * there is nothing. */
     int (*resolve)(const char *path, char *out, dray_error *error);
     /* ---- of a run's folder (checkpoint/save.c) */
     /* A folder of this machine in which versions are written before they are placed, made if it is
      * not there; in `out` of PATH_MAX bytes. Of files: the folder itself. */
     int (*stage)(const char *folder, char *out, dray_error *error);
-    /* What is whole, in no order. clear: what writers that died left is removed. *out: to be freed
-     * with free. */
+    /* Lists the whole steps, in no order. With clear, the files of writers that died are removed.
+     * *out is to be freed with free. */
     int (*steps)(const char *folder, bool clear, dray__store_step **out, size_t *count,
                  dray_error *error);
     /* Gives a finished folder of the stage its name, at once: before that no reader finds any of
      * it. */
     int (*place)(const char *folder, const char *name, const char *finished, dray_error *error);
-    /* Leads readers to it; and where they are led: the step's path, in `out` of PATH_MAX bytes.
-     * DRAY_ENOENT: nowhere. */
+    /* lead makes `latest` lead readers to the step. led writes the step's path to `out` of PATH_MAX
+     * bytes, and returns 0, or DRAY_ENOENT when there is none. */
     int (*lead)(const char *folder, const char *name, dray_error *error);
     int (*led)(const char *folder, char *out, dray_error *error);
     /* Removes a step: no reader finds half of it. One that is not there is fine. */
