@@ -86,8 +86,7 @@ uint8_t *dray__map_aligned(uint64_t bytes, int prot)
     return base;
 }
 
-/* ---- memory that ends with another object ------------------------------------------------------
- */
+/* ---- memory that ends with another object ---------------------------------------------------- */
 
 void *dray__kept_find(const dray__kept *kept, dray__forget_fn *forget)
 {

@@ -249,8 +249,7 @@ void dray_close(dray_context *context)
     free(context);
 }
 
-/* ---- turns on the session's connection ---------------------------------------------------------
- */
+/* ---- turns on the session's connection ------------------------------------------------------- */
 
 /* Over the session's own connection one thread talks at a time; the others wait until their own
  * deadlines, which the one that talks need not know. The lock is held for moments only. */
@@ -544,8 +543,7 @@ void dray_free(void *memory)
     free(memory);
 }
 
-/* ---- the context's properties -------------------------------------------------------------------
- */
+/* ---- the context's properties ---------------------------------------------------------------- */
 
 uint64_t dray_context_member(const dray_context *context)
 {

@@ -50,8 +50,7 @@ typedef struct relay {
     uint64_t gone_count, gone_room;
 } relay;
 
-/* ---- requests of hosts -------------------------------------------------------------------------
- */
+/* ---- requests of hosts ----------------------------------------------------------------------- */
 
 static void asked_free(asked *a)
 {

@@ -369,8 +369,7 @@ int dray__sessions_add(dray__coordinator *coordinator, dray_error *error)
     return status;
 }
 
-/* ---- functions for services ---------------------------------------------------------------------
- */
+/* ---- functions for services ------------------------------------------------------------------ */
 
 uint64_t dray__session_member(const dray__session *session)
 {

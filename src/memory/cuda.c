@@ -34,8 +34,7 @@ struct dray__cuda_memory {
 static pthread_mutex_t exports_lock = PTHREAD_MUTEX_INITIALIZER;
 static dray__cuda_memory *exports;
 
-/* ---- what is at an address -------------------------------------------------------------------
- */
+/* ---- what is at an address ------------------------------------------------------------------- */
 
 static int form_of(const dray__cuda *cuda, CUdeviceptr address)
 {
@@ -142,8 +141,7 @@ int dray__cuda_device_here(const uint8_t *uuid, dray__cuda_device **out, dray_er
     return dray__cuda_device_at(0, out, error);
 }
 
-/* ---- making -----------------------------------------------------------------------------------
- */
+/* ---- making ---------------------------------------------------------------------------------- */
 
 static dray__cuda_memory *new_memory(dray_region *region, dray_error *error)
 {
@@ -309,8 +307,7 @@ static int check(const dray_region *region, dray_error *error)
                       rc ? "freed, or its arena released" : "another allocation now");
 }
 
-/* ---- exporting --------------------------------------------------------------------------------
- */
+/* ---- exporting ------------------------------------------------------------------------------- */
 
 /* A part of the names of this process's exports. */
 static uint8_t nonce[16];
@@ -448,8 +445,7 @@ static int descriptor(const dray_region *region)
                            : memory->fd;
 }
 
-/* ---- importing --------------------------------------------------------------------------------
- */
+/* ---- importing ------------------------------------------------------------------------------- */
 
 /* Returns the address of the allocation that this process exported under the handle's name, or 0
  * when it exported none. *chunk says that the allocation is a region's own; then the driver's
@@ -548,8 +544,7 @@ static int transfer(const dray_region *region, uint64_t offset, void *data, uint
                            write ? "writing" : "reading", (unsigned long long)bytes);
 }
 
-/* ---- for exchanges -----------------------------------------------------------------------------
- */
+/* ---- for exchanges --------------------------------------------------------------------------- */
 
 dray__cuda_chunk *dray__region_chunk(const dray_region *region)
 {
@@ -586,8 +581,7 @@ int dray__region_over_chunk(dray__cuda_chunk *chunk, uint64_t offset, uint64_t b
     return DRAY_OK;
 }
 
-/* ---- from other GPUs --------------------------------------------------------------------------
- */
+/* ---- from other GPUs ------------------------------------------------------------------------- */
 
 static int enable_peer(const dray_region *region, dray__cuda_device *device, dray_error *error)
 {

@@ -457,8 +457,7 @@ int dray__gpu_arena_reach(dray_arena *a, CUdeviceptr address, dray__cuda_device 
     return rc;
 }
 
-/* ---- exchange ----------------------------------------------------------------------------------
- */
+/* ---- exchange -------------------------------------------------------------------------------- */
 
 void dray__gpu_arena_lock(dray_arena *arena)
 {

@@ -158,8 +158,7 @@ int dray__chunk_reach(dray__cuda_chunk *chunk, dray__cuda_device *device, dray_e
     return rc;
 }
 
-/* ---- exchange ----------------------------------------------------------------------------------
- */
+/* ---- exchange -------------------------------------------------------------------------------- */
 
 /* Neighbours that the same GPUs can access are mapped, and let go, in one call. */
 static uint32_t run_end(dray__cuda_chunk *const *chunks, uint32_t count, uint32_t from,

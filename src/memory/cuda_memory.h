@@ -81,8 +81,7 @@ void dray__populate(void *memory, uint64_t bytes);
  * current. */
 CUresult dray__host_register(void *memory, uint64_t bytes, bool writable, CUdeviceptr *address);
 
-/* ---- what is at an address -------------------------------------------------------------------
- */
+/* ---- what is at an address ------------------------------------------------------------------- */
 typedef struct dray__cuda_storage {
     dray__cuda_device *device;
     CUdeviceptr base;

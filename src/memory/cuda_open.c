@@ -12,8 +12,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static dray__cuda_opening *all;
 
-/* ---- by descriptor ----------------------------------------------------------------------------
- */
+/* ---- by descriptor --------------------------------------------------------------------------- */
 
 static CUresult allow(const dray__cuda *cuda, const dray__cuda_opening *o,
                       const dray__cuda_device *device, bool writable)
@@ -86,8 +85,7 @@ static void unmap_descriptor(const dray__cuda *cuda, const dray__cuda_opening *o
         cuda->cuMemRelease(o->handle);
 }
 
-/* ---- by IPC handle ----------------------------------------------------------------------------
- */
+/* ---- by IPC handle --------------------------------------------------------------------------- */
 
 static int open_handle(const dray__cuda *cuda, dray__cuda_opening *o, dray_error *error)
 {
@@ -119,8 +117,7 @@ static int open_handle(const dray__cuda *cuda, dray__cuda_opening *o, dray_error
     return DRAY_OK;
 }
 
-/* ---- both -------------------------------------------------------------------------------------
- */
+/* ---- both ------------------------------------------------------------------------------------ */
 
 static void end(dray__cuda_opening *o)
 {

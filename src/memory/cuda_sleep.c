@@ -19,8 +19,7 @@ typedef struct sleep_call {
     dray_arena_report report;
 } sleep_call;
 
-/* ---- waiting and copying ----------------------------------------------------------------------
- */
+/* ---- waiting and copying --------------------------------------------------------------------- */
 
 /* Looks again and again: the driver's own waits have no deadline. */
 static int wait_event(sleep_call *c, CUevent event, const char *what, dray_error *error)
@@ -112,8 +111,7 @@ static int record(const sleep_call *c, const dray_arena *a, CUevent event, dray_
     return dray__fail_cuda(error, result, "arena %s: an event", a->tag);
 }
 
-/* ---- release ----------------------------------------------------------------------------------
- */
+/* ---- release --------------------------------------------------------------------------------- */
 
 /* Which pieces of each part go where: behind what a release that failed half way has kept. */
 static int plan_content(dray_arena *a, bool drop, dray_error *error)
@@ -226,8 +224,7 @@ static int check_exports(const dray_arena *a, dray_error *error)
                    : DRAY_OK;
 }
 
-/* ---- resume -----------------------------------------------------------------------------------
- */
+/* ---- resume ---------------------------------------------------------------------------------- */
 
 static int resume_parts(sleep_call *c, dray_arena *a, CUevent done, dray_error *error)
 {
@@ -301,8 +298,7 @@ static int resume_arena(sleep_call *c, dray_arena *a, dray_error *error)
     return rc;
 }
 
-/* ---- calls ------------------------------------------------------------------------------------
- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 typedef int arena_fn(sleep_call *c, dray_arena *a, dray_error *error);
 

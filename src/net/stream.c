@@ -203,8 +203,7 @@ bool dray__stream_avoid(const dray__stream *stream, bool worked, uint32_t *avoid
     return true;
 }
 
-/* ---- properties of a stream ---------------------------------------------------------------------
- */
+/* ---- properties of a stream ------------------------------------------------------------------ */
 
 const dray__carrier *dray__stream_carrier(const dray__stream *stream)
 {

@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the dtypes of sources --------------------------------------------------------------------
- */
+/* ---- the dtypes of sources ------------------------------------------------------------------- */
 
 static bool can_be_quantised(int32_t dtype)
 {

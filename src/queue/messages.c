@@ -165,8 +165,7 @@ uint64_t dray__extent_bytes(const dray__extent *extent, const dray__column_spec 
     return extent->bytes + (spec->ragged ? (items + 1) * 8 : 0);
 }
 
-/* ---- parts of several messages and records -----------------------------------------------------
- */
+/* ---- parts of several messages and records --------------------------------------------------- */
 
 static const dray__fields column_fields =
     DRAY__FIELDS(dray__new_column, DRAY__FIELD_TEXT(dray__new_column, name, DRAY__WORD_MAX),

@@ -23,13 +23,14 @@ struct dray__command {
     const char *setting, *text;
     pid_t pid;
     int to, from;
-    char *line; /* what came and was not taken yet, behind `taken` bytes that were */
+    char *line; /* received bytes that were not taken yet, behind `taken` bytes that were */
     size_t filled, room, taken;
 };
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
-/* Ours without secrets; its strings are ours. NULL: no memory. */
+/* A copy of this process's environment without secrets, which borrows its strings. Returns NULL
+ * when out of memory. */
 static char **make_environment(void)
 {
     size_t count = 0, kept = 0;
@@ -144,7 +145,7 @@ static int64_t deadline_of(double timeout_seconds)
     return dray__deadline((int64_t)(timeout_seconds * (double)DRAY__SECOND));
 }
 
-/* DRAY_ETIMEDOUT: the deadline passed. */
+/* Returns DRAY_ETIMEDOUT when the deadline passed. */
 static int wait_for(const dray__command *command, int fd, short events, int64_t deadline,
                     dray_error *error)
 {
@@ -201,7 +202,7 @@ int dray__command_ask(dray__command *command, json_t *question, double timeout_s
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-/* Takes what was given away out, and makes room for at least one byte more. */
+/* Removes the taken bytes, and makes room for at least one byte more. */
 static int make_room(dray__command *command, dray_error *error)
 {
     command->filled -= command->taken;

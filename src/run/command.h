@@ -13,11 +13,13 @@ int dray__command_open(const char *setting, const char *text, dray__command **ou
                        dray_error *error);
 void dray__command_close(dray__command *command);
 
-/* Asks: takes `question` (NULL is DRAY_ENOMEM). Blocks until the command has read enough of it. */
+/* Sends a question: takes `question` over (NULL is DRAY_ENOMEM). Blocks until the command has read
+ * enough of it. */
 int dray__command_ask(dray__command *command, json_t *question, double timeout_seconds,
                       dray_error *error);
-/* The next line of its output, without its end; borrowed until the next call. DRAY_EAGAIN: none is
- * there yet; DRAY_ECLOSED: the command has ended; DRAY_EFORMAT: the line has no end. */
+/* Returns the next line of its output, without its end; borrowed until the next call. Returns 0,
+ * DRAY_EAGAIN while none is there, DRAY_ECLOSED when the command has ended, or DRAY_EFORMAT when
+ * the line has no end. */
 int dray__command_look(dray__command *command, char **line, dray_error *error);
 /* The same, waiting for it: DRAY_ETIMEDOUT. */
 int dray__command_wait(dray__command *command, double timeout_seconds, char **line,

@@ -6,14 +6,14 @@
 
 #include <dray/queue.h>
 
-/* Reads the variable. DRAY_EINVALID says what is wrong with it. */
+/* Reads the variable. Returns 0, or DRAY_EINVALID with the error in it. */
 int dray__fault_open(const char *role, uint32_t rank, uint32_t epoch, dray_error *error);
 /* The process is at `point` of `step`. */
 void dray__fault_at(const char *point, int64_t step);
-/* For tests that count samples: appends what was committed (of the batch these rows; NULL: all) as
- * a line to the file $DRAY_RECORD, an object {"task", "pid", "from", "step", "partition", "rows":
+/* For tests that count samples: appends the committed rows (of the batch these; NULL for all) as a
+ * line to the file $DRAY_RECORD, an object {"task", "pid", "from", "step", "partition", "rows":
  * [[slot, version, prompt, oldest, newest], ...]}. from: the step that the run went on from;
- * version: the tag, -1 where there is none; prompt: its tokens, for tasks that read them; oldest,
+ * version: the tag, -1 when there is none; prompt: its tokens, for tasks that read them; oldest,
  * newest: versions of the response's tokens, -1 for tasks that do not read them. */
 void dray__fault_record(const char *task, dray_batch *batch, const uint32_t *rows, uint32_t count,
                         int64_t step, int64_t from);

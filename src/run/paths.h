@@ -13,10 +13,11 @@ void dray__checkpoint_path(const char *folder, int64_t step, char *out, size_t c
 
 /* Makes a folder and those above it; those that are there stay. */
 int dray__make_folders(const char *path, dray_error *error);
-/* Holds the folder's lock until *lock is closed. DRAY_EBUSY: another process holds it; what: "a
- * run". */
+/* Holds the folder's lock until *lock is closed. `what` names the holder, such as "a run". Returns
+ * 0, or DRAY_EBUSY when another process holds it. */
 int dray__lock_folder(const char *folder, const char *what, int *lock, dray_error *error);
 /* Writes a file into the folder, whole or not at all. */
 int dray__write_text(const char *folder, const char *name, const char *text, dray_error *error);
-/* DRAY_EINVALID where the name of a job is none for a folder. what: "run". */
+/* Returns 0, or DRAY_EINVALID when the name of a job cannot name a folder. `what` is the kind of
+ * object: "run". */
 int dray__folder_name_check(const char *name, const char *what, dray_error *error);

@@ -1,6 +1,5 @@
-/* What every process of the program that lives long begins with: servers, keepers, and the
- * supervisor and roles of a run. The library changes nothing of the kind in its users' processes.
- */
+/* The start of every long-lived process of the program: servers, keepers, and the supervisor and
+ * roles of a run. The library changes nothing of the kind in its users' processes. */
 #pragma once
 
 #include <dray/dray.h>
@@ -9,5 +8,5 @@
  * write fails instead. The limit of open files is raised as far as it may be. To be called before
  * threads are started. */
 void dray__process_begin(void);
-/* DRAY_ESYS: this process may open fewer files. */
+/* Returns 0, or DRAY_ESYS when this process may open fewer files. */
 int dray__process_may_open(unsigned least, dray_error *error);

@@ -1,8 +1,8 @@
 /* src/run/: the loop of reinforcement learning that `dray run` carries out. A job file (job_load.c,
- * settings_read.c) says which roles there are and what they do; the supervisor starts a process
- * for each role, and starts it again where the job can go on without it. The tasks of the roles
- * generate samples, give rewards and train; schedule.h says in what order and with which versions
- * of the weights. */
+ * settings_read.c) lists the roles and their tasks. The supervisor starts a process for each role,
+ * and starts it again where the job can go on without it. The tasks of the roles generate samples,
+ * give rewards and train; schedule.h decides in which order and with which versions of the weights.
+ */
 
 /* `dray run`: one job from its file to its last checkpoint. */
 #pragma once
@@ -14,8 +14,8 @@ typedef struct dray__run_options {
     const char *job;             /* the job file; NULL with resume: the folder's config.yaml */
     const char *const *settings; /* "key=value" */
     uint32_t setting_count;
-    const char *out;    /* the run's folder; NULL: runs/NAME, or runs/NAME-2, ... */
-    const char *resume; /* the folder of an earlier run to go on with; NULL: a new run */
+    const char *out;    /* the run's folder; NULL for runs/NAME, or runs/NAME-2, ... */
+    const char *resume; /* the folder of an earlier run to go on with; NULL for a new run */
     bool json;          /* one object a line on stdout instead of text */
 } dray__run_options;
 
@@ -27,6 +27,6 @@ typedef enum dray__run_end {
 
 /* Supervises the job's processes until it ended; none of them outlives the call. Prints to stdout.
  * Takes over SIGINT, SIGTERM and SIGHUP while it runs. Call it on the main thread of a process that
- * has no other children. Errors: what is wrong with the job, or why the run ended, and how to go on
- * with it. */
+ * has no other children. Errors are those of the job, or the reason for the run's end with the way
+ * to go on with it. */
 int dray__run(const dray__run_options *options, dray__run_end *end, dray_error *error);

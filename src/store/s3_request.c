@@ -26,8 +26,7 @@ enum {
     IDLE_HANDLES = 16
 };
 
-/* ---- settings in the environment ---------------------------------------------------------------
- */
+/* ---- settings in the environment ------------------------------------------------------------- */
 
 typedef struct account {
     const char *key, *secret, *token, *region, *endpoint;
@@ -376,8 +375,7 @@ static int exchange_once(const dray__curl *curl, exchange *e, const account *a, 
     return code;
 }
 
-/* ---- results of a request ----------------------------------------------------------------------
- */
+/* ---- results of a request -------------------------------------------------------------------- */
 
 static void read_refusal(exchange *e)
 {

@@ -51,8 +51,7 @@ static void number_text(uint32_t number, char out[16])
     snprintf(out, 16, "%" PRIu32, number);
 }
 
-/* ---- uploads that an earlier writer left --------------------------------------------------------
- */
+/* ---- uploads that an earlier writer left ----------------------------------------------------- */
 
 typedef int (*pending_fn)(void *user, const char *key, const char *id, dray_error *error);
 

@@ -59,8 +59,7 @@ INLINE void add_extreme(extremes *e, u32 bits)
         e->up = larger(e->up, a);
 }
 
-/* ---- elements --------------------------------------------------------------------------------
- */
+/* ---- elements -------------------------------------------------------------------------------- */
 
 /* Rounds to nearest even among 0, 0.5, 1, 1.5, 2, 3, 4, 6; larger numbers become 6. From 1 on the
  * code is the exponent and one bit of the fraction, below 1 it is a multiple of 0.5. */
@@ -137,8 +136,7 @@ INLINE u32 format_may_differ(u32 format, u32 product, const format_inverse *v)
     return ((product - v->tie + 4) & v->mask) <= 8 || small;
 }
 
-/* ---- scales ----------------------------------------------------------------------------------
- */
+/* ---- scales ---------------------------------------------------------------------------------- */
 
 INLINE format_scale scale_of_mxfp8(u32 most)
 {

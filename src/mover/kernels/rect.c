@@ -572,8 +572,7 @@ uint64_t dray__sum(const dray__sum_of *r)
     return rect_sum(&rect, &place);
 }
 
-/* ---- checks ------------------------------------------------------------------------------------
- */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 int dray__copy_check(const dray_copy *copy, uint64_t number, dray_error *error)
 {

@@ -172,8 +172,7 @@ int dray__queue_command(dray_queue *queue, uint16_t type, const dray__fields *of
     return rc;
 }
 
-/* ---- the meaning of columns' and keys' numbers -------------------------------------------------
- */
+/* ---- the meaning of columns' and keys' numbers ----------------------------------------------- */
 
 /* Makes the column's place, and those before it. */
 static int grow_columns(dray__names *names, uint32_t index, dray_error *error)

@@ -167,8 +167,7 @@ uint32_t dray_steps_claim(const dray_steps *self, uint32_t most, dray_claim_opti
     return claim->count;
 }
 
-/* ---- checks of the samples that a step takes ---------------------------------------------------
- */
+/* ---- checks of the samples that a step takes ------------------------------------------------- */
 
 static int check_version(const dray_steps_rules *rules, int64_t step, const dray_batch *batch,
                          uint32_t row, dray_error *error)

@@ -36,8 +36,7 @@ void dray__ledger_uncount(dray__ledger *ledger, uint32_t owner)
     ledger->dead += held;
 }
 
-/* ---- requests that clients may repeat ----------------------------------------------------------
- */
+/* ---- requests that clients may repeat -------------------------------------------------------- */
 
 static uint64_t told_key(uint64_t identity, uint32_t ticket)
 {

@@ -130,8 +130,7 @@ void dray__chunks_lose(dray__table *table, uint32_t keeper)
     }
 }
 
-/* ---- checks of the chunks that a put names ------------------------------------------------------
- */
+/* ---- checks of the chunks that a put names --------------------------------------------------- */
 
 static int check_chunk(const dray__table *table, const dray__client *client,
                        const dray__new_column *column, uint64_t *size, dray_error *error)

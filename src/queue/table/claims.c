@@ -650,8 +650,7 @@ dray__claim *dray__table_find_claim(const dray__table *table, const dray__client
     return dray__idmap_get(&table->claim_ids, (uint64_t)client->id << 32 | ticket);
 }
 
-/* ---- ends of a claim ---------------------------------------------------------------------------
- */
+/* ---- ends of a claim ------------------------------------------------------------------------- */
 
 int dray__claim_active(const dray__table *table, const dray__client *client, uint32_t ticket,
                        dray__claim **out, dray_error *error)

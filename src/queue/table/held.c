@@ -173,8 +173,7 @@ int dray__table_room(dray__table *table, dray__client *client, const dray__new_r
     return DRAY_OK;
 }
 
-/* ---- the clients that hold memory ---------------------------------------------------------------
- */
+/* ---- the clients that hold memory ------------------------------------------------------------ */
 
 static uint64_t pinned_bytes(dray__table *table, const dray__client *client,
                              const dray__claim **largest)

@@ -27,7 +27,8 @@ bool dray__data_held_out(uint64_t number)
     return dray__random_u64(DRAY__SPLIT_SEED, DRAY__STREAM_SPLIT, number) % 8 == 0;
 }
 
-/* FNV-1a (Fowler, Noll and Vo) of a prompt: the number that says which split it belongs to. */
+/* FNV-1a (Fowler, Noll and Vo) of a prompt. The number decides to which split the prompt belongs.
+ */
 static uint64_t number_of(const char *prompt)
 {
     uint64_t hash = 14695981039346656037u;
@@ -111,7 +112,7 @@ int dray__data_check(const dray__job *job, dray_error *error)
     int rc = dray__job_tokenizer(job, &tokenizer, &inner);
     if (!rc)
         rc = dray__job_model_config(job, tokenizer, &config, &inner);
-    if (rc) /* whatever is wrong with the files, the job names the wrong ones */
+    if (rc) /* for any error in the files, the message names the wrong ones */
         rc = dray__fail(error, DRAY_EINVALID, "model.tokenizer: %s", inner.message);
     if (!rc && sources[job->data.source]->check)
         rc = dray__data_open(job, &data, error);

@@ -31,5 +31,6 @@ int dray__data_get(const dray__data *data, dray__split split, uint64_t index, ch
 typedef struct dray__data_bytes {
     int64_t prompt, answer;
 } dray__data_bytes;
-/* The longest prompt and answer that there can be; 0: the job's settings do not say. */
+/* The sizes of the longest prompt and answer that there can be; 0 when the job's settings do not
+ * limit them. */
 dray__data_bytes dray__data_longest(const dray__job *job);

@@ -1,6 +1,6 @@
-/* Data source arithmetic: "3+9-4=" is answered by the results on the way, "12 8": what a step adds
- * or takes away is a digit, and what comes out has one or two. Chains of `data.steps` steps at
- * most; short ones are more frequent, so that answers differ much in length. */
+/* Data source arithmetic: "3+9-4=" is answered by the intermediate results, "12 8". A step adds or
+ * takes away a digit, and each result has one or two. Chains have at most `data.steps` steps; short
+ * ones are more frequent, so that answers differ much in length. */
 #include "run/data/data_source.h"
 
 #include "base/random.h"

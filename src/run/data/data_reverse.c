@@ -10,7 +10,7 @@
 typedef struct reverse {
     uint64_t seed;
     uint32_t digits;
-    uint64_t *held; /* held-out numbers, shuffled; NULL: too many to list */
+    uint64_t *held; /* held-out numbers, shuffled; NULL when there are too many to list */
     uint64_t held_count;
 } reverse;
 

@@ -11,19 +11,20 @@ typedef void dray__chains_draw(uint64_t steps, uint64_t seed, uint64_t stream, u
                                char *prompt, char *answer);
 
 typedef struct dray__data_source {
-    /* Of a source of chains of `data.steps` steps at most, of which short ones are more frequent:
-     * all that it says. The size of the longest chain's texts, and: */
+    /* For sources of chains of at most `data.steps` steps, of which short ones are more frequent.
+     * They need only these two functions: the size of the longest chain's texts, and the draw of
+     * one chain. */
     dray__data_bytes (*longest_chain)(int64_t steps);
-    dray__chains_draw *draw; /* NULL: another kind of source, which says what follows */
+    dray__chains_draw *draw; /* NULL for other kinds of sources, which have the functions below */
     size_t size;             /* of its state, which begins as zeroes */
     int (*open)(void *state, const dray__job *job, dray_error *error);
-    void (*close)(void *state); /* NULL: nothing to do */
+    void (*close)(void *state); /* NULL when there is nothing to do */
     int (*get)(const void *state, dray__split split, uint64_t index, char **prompt, char **answer,
                dray_error *error);
-    /* What the job's settings say of the longest ones; NULL: nothing. */
+    /* The sizes of the longest texts by the job's settings; NULL when these do not limit them. */
     dray__data_bytes (*longest)(const dray__job *job);
-    /* Is all of it such as a job with this tokenizer, and so many positions, can train on? NULL:
-     * what the settings say is all. */
+    /* Checks that a job with this tokenizer, and so many positions, can train on all of it. NULL
+     * when the settings alone decide. */
     int (*check)(const void *state, const dray__job *job, const dray__tokenizer *tokenizer,
                  uint64_t positions, dray_error *error);
 } dray__data_source;
@@ -32,7 +33,7 @@ typedef struct dray__data_source {
 DRAY__SOURCES(SOURCE)
 #undef SOURCE
 
-/* Streams of random numbers. SPLIT_SEED says what is held out, whatever the job's seed. */
+/* Streams of random numbers. SPLIT_SEED decides which data are held out, for all seeds of jobs. */
 enum {
     DRAY__STREAM_TRAIN = 11,
     DRAY__STREAM_WARMUP = 12,

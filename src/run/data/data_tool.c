@@ -1,6 +1,6 @@
 /* Data source tool: "3+9+4=" is answered a sum at a time, "3+9=12+4=16". A model that asks the
- * calculator (tool.kind) for what follows each "=" has to copy digits, and to know when it is
- * through. Chains of `data.steps` sums at most; short ones are more frequent. */
+ * calculator (tool.kind) for the result after each "=" has to copy digits, and to know when it is
+ * through. Chains have at most `data.steps` sums; short ones are more frequent. */
 #include "run/data/data_source.h"
 
 #include "base/random.h"

@@ -36,7 +36,7 @@ uint64_t dray__mask_turns(const int32_t *mask, uint64_t count);
 /* The response ends without the end token: it was cut. */
 bool dray__response_cut(const dray__tokenizer *tokenizer, const dray__ragged *responses,
                         uint32_t row);
-/* One flag a row, for all rows; malloc'ed; NULL: no memory. */
+/* One flag a row, for all rows; malloc'ed. Returns NULL when out of memory. */
 bool *dray__responses_cut(const dray__tokenizer *tokenizer, const dray__ragged *responses);
 /* Decodes tokens into text without special tokens; terminated, malloc'ed. Of a response: those
  * before the end token. */

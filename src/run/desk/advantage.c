@@ -98,10 +98,10 @@ static void reinforce(const dray__rewarded *in, float *advantages, float *return
 
 /* Generalised advantage estimation (Schulman et al., "High-Dimensional Continuous Control Using
  * Generalized Advantage Estimation", 2016, eq. 11 to 16), for rewards that come with the last
- * token, after which nothing is worth anything: with δ(t) = r(t) + gamma · V(t + 1) - V(t), the
- * advantage of token t is the sum over l of (gamma · lambda)^l · δ(t + l). Tokens that the model
- * did not make are no steps: what is behind them follows what is before. They, and tokens of
- * excluded rows, get 0 and their own V. */
+ * token, after which all values are 0: with δ(t) = r(t) + gamma · V(t + 1) - V(t), the advantage of
+ * token t is the sum over l of (gamma · lambda)^l · δ(t + l). Tokens that the model did not make
+ * are no steps: the token after them follows the one before. They, and tokens of excluded rows, get
+ * 0 and their own V. */
 static void gae(const dray__rewarded *in, float *advantages, float *returns)
 {
     for (uint32_t row = 0; row < in->rows; row++) {

@@ -9,11 +9,11 @@ typedef struct dray__rewarded {
     uint32_t rows, group;
     const float *rewards;
     const uint64_t *offsets; /* [rows + 1] of the responses' tokens */
-    const bool *excluded;    /* these are in no mean, and get 0; NULL: none */
+    const bool *excluded;    /* rows that are in no mean, and get 0; NULL when there are none */
     bool divide;             /* by the group's standard deviation */
     const float *values;     /* of a method by the token: V, of the state a token is chosen in */
-    const int32_t
-        *mask; /* of such a method: 0 for tokens that the model did not make; NULL: none */
+    const int32_t *mask; /* for methods by the token: 0 for tokens that the model did not make; NULL
+                          * when there are none */
     double gamma, lambda; /* of such a method */
 } dray__rewarded;
 
@@ -23,8 +23,8 @@ typedef struct dray__advantage {
     bool whole;             /* all samples of a step at once */
     bool divides;           /* may divide by the group's deviation */
     bool by_token;          /* one a response token, from a value model's values */
-    /* advantages: one a row, or one a response token; returns: as many, of a method by the token:
-     * advantage + V, what the value model is to learn. */
+    /* advantages: one a row, or one a response token. returns: as many, for a method by the token:
+     * advantage + V, the value model's target. */
     void (*compute)(const dray__rewarded *in, float *advantages, float *returns);
 } dray__advantage;
 

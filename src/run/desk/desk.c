@@ -282,7 +282,7 @@ static int count_made(dray_batch *batch, dray__ragged *response, dray_error *err
     return DRAY_OK;
 }
 
-/* What the method is given, copied out of the batch, and what it gives. */
+/* The method's inputs, copied out of the batch, and its results. */
 typedef struct graded_rows {
     dray__ragged response, values, mask;
     bool *excluded;

@@ -3,7 +3,7 @@
  * gives rewards, advantage.c computes advantages by each of the methods, and desk.c has the tasks
  * that call them.
  *
- * What desk.c (tasks), driver.c and refill.c share. */
+ * This header has the declarations that desk.c (tasks), driver.c and refill.c share. */
 #pragma once
 
 #include "queue/client/training.h"
@@ -19,17 +19,17 @@ int dray__driver_start(dray__host *host, dray__driver **out, dray_error *error);
  * that, because the host has failed. NULL is fine. */
 void dray__driver_join(dray__driver *driver, bool now);
 
-/* Takes the queue back to a checkpoint's cursor (dray_queue_resume; NULL: there is none), before
- * any role claims. What is only prompts then, of steps that were made by weights which no longer
- * exist, or of evaluations, is put in again when its turn comes; all is where the checkpoint's
- * evaluation comes first (eval_first). Where the schedule is not exact, prompts are no weights' and
- * stay. */
+/* Takes the queue back to a checkpoint's cursor (dray_queue_resume; NULL when there is none),
+ * before any role claims. Steps and evaluations of which then only the prompts are left, and which
+ * were made by weights that no longer exist, are put in again when their turn comes. With
+ * eval_first all are, because the checkpoint's evaluation comes first. When the schedule is not
+ * exact, prompts do not belong to a version, and stay. */
 int dray__driver_resume(dray_queue *queue, const dray__job *job, const void *cursor, size_t size,
                         bool eval_first, dray_error *error);
 /* Admits rollout by the trainer's version, where the schedule is not exact. */
 int dray__driver_admit(dray_queue *queue, const dray__job *job, int64_t version, dray_error *error);
 
-/* *step: the newest step whose prompts are in the queue; -1: none is. */
+/* *step is the newest step whose prompts are in the queue; -1 when there is none. */
 int dray__driver_newest(dray_queue *queue, int64_t *step, dray_error *error);
 
 typedef struct dray__refiller dray__refiller;
@@ -38,6 +38,6 @@ typedef struct dray__refiller dray__refiller;
  * with an error when it cannot go on. data, feed: borrowed. */
 int dray__refiller_start(dray__host *host, const dray__data *data, const dray__feed *feed,
                          dray__refiller **out, dray_error *error);
-/* The oldest step that is not trained yet: what steps before it lost is forgotten. */
+/* Sets the oldest step that is not trained yet. Lost samples of earlier steps are forgotten. */
 void dray__refiller_oldest(dray__refiller *refiller, int64_t step);
 void dray__refiller_join(dray__refiller *refiller, bool now); /* as dray__driver_join */

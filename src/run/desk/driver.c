@@ -1,5 +1,5 @@
-/* The driver: makes the prompts of a step, watches the step finish, clears it. What is left to do
- * is read from the queue, so that a desk that was killed goes on where it was. */
+/* The driver: makes the prompts of a step, watches the step finish, clears it. It reads the
+ * remaining work from the queue, so that a new desk goes on where a killed one was. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/io.h"
@@ -46,18 +46,19 @@ struct dray__driver {
     dray__thread thread;
     atomic_bool abandoned; /* the host has failed */
     view now;              /* when it looked last */
-    /* Where evaluations are beside the steps (the schedule is not exact): the next one, and the one
-     * that is being made; -1: none is. */
+    /* For evaluations beside the steps (the schedule is not exact): the next one, and the one that
+     * is being made; -1 when there is none. */
     int64_t next_eval, evaluating;
 };
 
-/* Between looks at whether the run is to stop, or a sample was lost; and where evaluations are
- * beside the steps, at whether one is due. */
+/* The time between two checks whether the run is to stop, or a sample was lost. The short one is
+ * for evaluations beside the steps, which may be due. */
 enum { SLICE_MS = 500, SHORT_SLICE_MS = 100 };
 
 /* ---- making partitions ----------------------------------------------------------------------- */
 
-/* Prompts of the partition, and which. 0: all of the step's are trained already. */
+/* Returns the number of the partition's prompts, and lists them. Returns 0 when all of the step's
+ * are trained already. */
 static uint32_t prompts_of(const dray__driver *self, const dray__partition_kind *kind, int64_t step,
                            const uint32_t **groups)
 {
@@ -103,7 +104,7 @@ static int insert(dray__driver *self, const dray__partition_kind *kind, int64_t 
     options.timeout_ns = self->host->wait_ns;
     options.at_slot = 1;
     rc = dray_queue_insert(self->queue, &options, NULL, error);
-    if (rc == DRAY_EEXIST) { /* it was cleared, as what the run went back over */
+    if (rc == DRAY_EEXIST) { /* it was cleared when the run went back */
         options.at_slot = 0;
         rc = dray_queue_insert(self->queue, &options, NULL, error);
     }
@@ -252,7 +253,7 @@ static int abandoned(dray__driver *self, dray_error *error)
 
 static int evaluate_beside(dray__driver *self, int64_t version, dray_error *error);
 
-/* DRAY_EEND: the run was stopped meanwhile. */
+/* Returns DRAY_EEND when the run was stopped meanwhile. */
 static int look_around(dray__driver *self, dray_error *error)
 {
     int rc = abandoned(self, error);
@@ -331,8 +332,8 @@ static int wait_for_start(dray__driver *self, dray_error *error)
     return DRAY_OK;
 }
 
-/* Clears, once, what it saw last of steps that were trained, and of evaluations up to `step` that
- * an instance which was killed left; all: of any. */
+/* Clears, once, the trained steps that it saw last, and evaluations up to `step` that a killed
+ * instance left; with all, every evaluation. */
 static int tidy(dray__driver *self, int64_t step, bool all, dray_error *error)
 {
     json_t *partitions = json_object_get(self->now.status, "partitions"), *partition;
@@ -439,8 +440,8 @@ static int64_t next_due(const dray__job *job, int64_t version)
     return version;
 }
 
-/* One evaluation after the other, as soon as its version is there: it is made by that one or a
- * newer one (its row says which), and training goes on. */
+/* Evaluations follow each other, each as soon as its version is there. It is made by that version
+ * or a newer one (its row has the number), and training goes on. */
 static int evaluate_beside(dray__driver *self, int64_t version, dray_error *error)
 {
     char name[DRAY__PARTITION_BYTES];
@@ -512,10 +513,10 @@ static int wait_trained(dray__driver *self, int64_t step, dray_error *error)
     return rc;
 }
 
-/* May the prompts of one more step be put in? As many are open as the schedule says; more where a
- * step waits for samples of newer versions (fresh_share), which can only be made of prompts
- * that come: all that there are was made before, by versions that were the newest then. Admission
- * has room for them, as rows that it let in under the newest version are trained. */
+/* Returns true when the prompts of one more step may be put in. The schedule limits the number of
+ * open steps. There are more when a step waits for samples of newer versions (fresh_share), which
+ * can only be made of new prompts, because all present samples were made by earlier versions.
+ * Admission has room for them as rows of the newest version are trained. */
 static bool has_room(const dray__driver *self)
 {
     const dray__job *job = self->host->job;
@@ -547,9 +548,9 @@ static int await_room(dray__driver *self, dray_error *error)
     return rc;
 }
 
-/* Puts in one step's prompts after the other, as far ahead as the schedule says: *last is the
- * newest one. A step is cleared when another one that takes its place is there, so that one is
- * always there, and says where the run is. */
+/* Puts in one step's prompts after the other, as far ahead as the schedule allows: *last is the
+ * newest one. A step is cleared only when another one has taken its place. So there is always one,
+ * which shows how far the run is. */
 static int feed(dray__driver *self, int64_t *last, dray_error *error)
 {
     const dray__host *host = self->host;

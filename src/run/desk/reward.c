@@ -10,7 +10,7 @@
 
 struct dray__grader {
     const dray__job_reward *reward;
-    dray__command *command; /* NULL: not started */
+    dray__command *command; /* NULL until it is started */
 };
 
 float dray__exact_match(const char *answer, const char *response)

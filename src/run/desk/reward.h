@@ -1,4 +1,4 @@
-/* Rewards: a rule of the table, or a command that reads a line and answers with a number. */
+/* Rewards: by a rule of the table, or by a command that reads a line and answers with a number. */
 #pragma once
 
 #include "run/job/job.h"
@@ -8,7 +8,7 @@ float dray__exact_match(const char *answer, const char *response);
 
 typedef struct dray__grader dray__grader;
 
-/* reward: what it asks for; borrowed until close. */
+/* reward is borrowed until close. */
 int dray__grader_open(const dray__job_reward *reward, dray__grader **out, dray_error *error);
 void dray__grader_close(dray__grader *grader);
 /* command: writes {"prompt", "answer", "response"} as a line to the command's standard input and

@@ -19,11 +19,11 @@
 /* Numbers of a row's stream that tokens do not reach, and the clock job does not draw. */
 #define FIRST_DRAW (UINT64_C(2) << 20)
 
-/* What is known of a row; its slot is its place. */
+/* The known part of a row; its slot is its place. */
 typedef struct sample {
-    int32_t *prompt, *response; /* response: as far as it is known; NULL: the slot is free */
+    int32_t *prompt, *response; /* response: as far as it is known; NULL when the slot is free */
     uint64_t prompt_count, count;
-    uint64_t taken; /* of what the sampler has made of it */
+    uint64_t taken; /* how much of the sampler's output was taken */
     uint64_t stream, turns;
     uint64_t begun, begun_turns; /* of count and turns: when the row came */
     bool waits, came_waiting;
@@ -176,7 +176,7 @@ static void keep(dray__calls *self, const sample *s)
     self->kept_count++;
 }
 
-/* What the row has asked before it came here, and will not ask again. */
+/* Drops the row's calls from before it came here, which it will not repeat. */
 static void drop_kept(dray__calls *self, uint64_t stream)
 {
     for (uint32_t i = self->kept_count; i-- > 0;)
@@ -326,7 +326,8 @@ static void put_in_order(dray__calls *self, uint32_t count)
         }
 }
 
-/* The rows whose answers are taken now. False: one of them is not there yet. */
+/* Chooses the rows whose answers are taken now. Returns false when one of these is not there yet.
+ */
 static bool choose(dray__calls *self, uint32_t *count)
 {
     int64_t until = self->now_ns;
@@ -369,7 +370,7 @@ static int take_answer(dray__calls *self, uint32_t slot, uint32_t *count, dray_e
     return rc;
 }
 
-/* What comes now, on rank 0. */
+/* Gathers the rows and answers that come now, on rank 0. */
 static int gather(dray__calls *self, int64_t step, news *out, dray_error *error)
 {
     *out = (news){0};
@@ -399,7 +400,7 @@ static uint32_t world_of(const dray__host *host)
     return host->group ? dray__group_world(host->group) : 1;
 }
 
-/* Tells the other ranks. */
+/* Sends them to the other ranks. */
 static int share(dray__calls *self, int64_t step, news *now, dray_error *error)
 {
     dray__group *group = self->host->group;
@@ -425,7 +426,7 @@ static int share(dray__calls *self, int64_t step, news *now, dray_error *error)
     return rc;
 }
 
-/* What the sampler has made of the row since the last look. */
+/* Takes the tokens that the sampler has made of the row since the last look. */
 static void take_tokens(dray__calls *self, uint32_t slot)
 {
     sample *s = &self->samples[slot];
@@ -500,8 +501,8 @@ int dray__calls_generate(dray__host *host, dray__generator *generator,
     return rc;
 }
 
-/* The tokens [from, from + *count) are what the calculator answers to those before. *count 0: they
- * are not. */
+/* Finds the tokens [from, from + *count) that are the calculator's answer to those before. *count
+ * is 0 when they are not. */
 static int find_answer(const dray__job *job, const dray__tokenizer *tokenizer,
                        const int32_t *tokens, uint64_t all, uint64_t from, uint64_t *count,
                        dray_error *error)

@@ -1,13 +1,13 @@
-/* Rows of a sampler that call the job's tool: one whose newest token ends a call is held out of the
- * steps, and goes on behind the answer once that is there. Other rows go on meanwhile.
+/* Rows of a sampler that call the job's tool. A row whose newest token ends a call is held out of
+ * the steps, and goes on behind the answer once that is there. Other rows go on meanwhile.
  *
- * Ordered, rows come back in an order that is the same in every run, and so does every bit: a step
+ * Ordered, rows come back in an order that is the same in every run, and so does every bit. A step
  * of the sampler counts as a millisecond, an answer as the seconds that are drawn for it
- * (tool.min_seconds, tool.max_seconds), and what is due by that clock is waited for. Where nothing
- * is drawn, answers come when no row goes on without one, all at once. Not ordered, rows come back
- * as soon as they can.
+ * (tool.min_seconds, tool.max_seconds), and answers that are due by that clock are waited for. When
+ * no seconds are drawn, answers are taken when no row can go on without one, all at once. Not
+ * ordered, rows come back as soon as they can.
  *
- * All functions but the closing are called on all ranks; rank 0 asks the tool. */
+ * All functions except the closing are called on all ranks; rank 0 asks the tool. */
 #pragma once
 
 #include "engine/sampler.h"

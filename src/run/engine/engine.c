@@ -1,4 +1,4 @@
-/* The engine: rollout and eval on one generator, whose memory is a subscriber's. */
+/* The engine: rollout and eval on one generator, whose memory is that of a subscriber. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/generator.h"
@@ -63,9 +63,9 @@ static bool engine_busy(const dray__host *host)
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* The span is an engine's pause for an update: nothing is generated within it, and nothing fetched
- * that can be fetched before or after it. What the coordinator is told in it is not answered: each
- * answer would be a wait for a core, where there are more processes than cores. */
+/* The span is an engine's pause for an update. Nothing is generated within it, and nothing is
+ * fetched that can be fetched before or after it. Messages to the coordinator in it are not
+ * answered: each answer would be a wait for a core, where there are more processes than cores. */
 static int take_version(dray__host *host, int64_t version, dray_error *error)
 {
     engine *self = host->state;
@@ -86,8 +86,8 @@ static int take_version(dray__host *host, int64_t version, dray_error *error)
     return rc;
 }
 
-/* Rows under way are finished with the weights that they began with, or cut, or begun anew. Who
- * waits for weights lets others have the devices. */
+/* Rows under way are finished with the weights that they began with, or cut, or begun anew. An
+ * engine that waits for weights lets others have the devices. */
 static int change_version(dray__host *host, int64_t version, dray_error *error)
 {
     engine *self = host->state;
@@ -160,9 +160,9 @@ static int engine_turn(dray__host *host, int64_t version, dray_error *error)
 
 enum { PUT_BACK = -2, WAIT_MS = 20 };
 
-/* The version that comes next may wait for samples that were lost, and for those that are under way
- * here: whoever waits for it for long would keep them waiting, so the batch is put back now and
- * then, and at once where there are rows under way. */
+/* The next version may wait for samples that were lost, and for those that are under way here. A
+ * long wait for it would hold them up, so the batch is given back now and then, and at once when
+ * there are rows under way. */
 static int64_t wait_ready(dray__host *host, int64_t need)
 {
     engine *self = host->state;
@@ -177,9 +177,10 @@ static int64_t wait_ready(dray__host *host, int64_t need)
     return ready >= need ? ready : PUT_BACK;
 }
 
-/* Before rows of the step are begun: rank 0 chooses, as it alone knows what has come. What a step
- * may have at least is published, unless samples were lost and others admitted in their place: then
- * the engine goes on with the newest there is, as the lost ones may wait for it. */
+/* Before rows of the step are begun: rank 0 chooses the version, because only it knows which
+ * versions have come. The step's oldest permitted version is published, unless samples were lost
+ * and others admitted in their place. Then the engine goes on with the newest version, because the
+ * lost samples may wait for it. */
 static int choose(dray__host *host, const dray_batch *batch, int64_t step, int64_t *version,
                   dray_error *error)
 {

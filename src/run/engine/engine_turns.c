@@ -12,7 +12,7 @@ struct dray__engine_turns {
     dray__host *host;
     bool needed;
     uint32_t engines;
-    double made;            /* samples a second of this engine; 0: not known yet */
+    double made;            /* samples a second of this engine; 0 until it is measured */
     double trained;         /* of all of them together */
     int64_t version, at_ns; /* that was taken last; -1: none */
     dray_lease *lease;      /* of the turn that has begun */
@@ -55,7 +55,7 @@ void dray__engine_turns_made(dray__engine_turns *self, uint32_t samples, int64_t
         note(&self->made, samples * (double)DRAY__SECOND / (double)took_ns);
 }
 
-/* How many may be out at once, by what was measured. */
+/* How many engines may be out at once, by the measured rates. */
 static uint32_t engine_turns_most(const dray__engine_turns *self)
 {
     double all = self->made * self->engines;

@@ -159,7 +159,7 @@ static void update_options(const dray__intake *self, int64_t version, dray_updat
     out->bucket_bytes = (uint64_t)weights->bucket_bytes;
     out->no_verify = !weights->verify;
     out->timeout_ns = self->host->wait_ns;
-    /* What one subscriber has put into the memory another one may overwrite. */
+    /* Another subscriber may overwrite the memory that one has filled. */
     out->no_peers = self->count > 1;
 }
 
@@ -258,8 +258,8 @@ void dray__intake_close(dray__intake *self)
     free(self);
 }
 
-/* The engine goes back, for a sample that was lost: what is on its way would wait for a step that
- * waits for this sample. A subscriber that is closed gives its update up. */
+/* The engine goes back, for a sample that was lost. The update under way would wait for a step that
+ * waits for this sample. Closing its subscriber gives the update up. */
 static int give_up_ahead(dray__intake *self, dray_error *error)
 {
     uint32_t index = (uint32_t)(self->ahead.version % self->count);
@@ -290,7 +290,7 @@ static int settle_ahead(dray__intake *self, int64_t version, bool *ready, dray_e
 
 /* ---- taking ---------------------------------------------------------------------------------- */
 
-/* Of a run that goes on, what is older than its checkpoint is beside it. */
+/* In a resumed run, versions older than its checkpoint are beside it. */
 static void version_path(const dray__host *host, int64_t version, char *out, size_t capacity)
 {
     char checkpoint[4096];
@@ -339,14 +339,14 @@ static int await_written(const dray__intake *self, int64_t version, dray_error *
                             (long long)version, host->job->limits.wait_seconds);
 }
 
-/* What each rank has to say. */
+/* Gathers a number of each rank. */
 static int tell_all(const dray__intake *self, int64_t mine, int64_t *all, dray_error *error)
 {
     return dray__host_gather(self->host, &mine, sizeof(mine), all, error);
 }
 
-/* Any newer version will do, and the trainer, which goes on while one is read, removes what it has
- * written before: then all ranks take the newest one that there is. */
+/* Any newer version will do, and the trainer goes on while one is read, and removes versions that
+ * it wrote earlier. So all ranks take the newest version that there is. */
 static int update_from_newest(dray__intake *self, int64_t version, dray_update_report *report,
                               dray_error *error)
 {
@@ -382,7 +382,8 @@ static int update(dray__intake *self, int64_t version, dray_update_report *repor
                   : update_once(self, version, report, error);
 }
 
-/* What was prefetched takes its place; the report is that of the prefetch, but for the pause. */
+/* Puts the prefetched version in place. The report is that of the prefetch, except for the pause.
+ */
 static int swap(dray__intake *self, dray_update_report *report, int64_t *pause, dray_error *error)
 {
     int64_t version = self->ahead.version;

@@ -1,6 +1,7 @@
 /* The engine's end of the weights: brings the generator's memory to the version that samples need,
- * at a boundary that the engine chooses. Where trainer and engine do not take turns, the next
- * version is prefetched into staging beside the generation, and put in place at the boundary. */
+ * at a boundary that the engine chooses. When trainer and engine do not take turns, the next
+ * version is prefetched into staging memory during the generation, and put in place at the
+ * boundary. */
 #pragma once
 
 #include "run/host/host.h"

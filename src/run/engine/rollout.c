@@ -21,10 +21,10 @@ enum { GONE = UINT32_MAX };
 /* A batch that is under way. */
 typedef struct claim {
     struct claim *next;
-    dray_batch *batch; /* NULL: another rank has it */
+    dray_batch *batch; /* NULL when another rank has it */
     int64_t step;
     uint32_t rows, left; /* left: rows that have not gone yet */
-    uint32_t *slots;     /* of the sampler; GONE: the row has left */
+    uint32_t *slots;     /* of the sampler; GONE when the row has left */
     uint64_t *lengths; /* of each row when it came: prompt, and response tokens of earlier claims */
     uint32_t *prompts; /* tokens of each row's prompt */
     double *oldest;    /* version of those; -1: there are none */
@@ -34,14 +34,14 @@ typedef struct claim {
 struct dray__rollout {
     dray__host *host;
     dray__sampler *sampler;
-    dray__calls *calls; /* NULL: the job has no tool */
+    dray__calls *calls; /* NULL when the job has no tool */
     bool continuous;
     uint32_t slots, unit; /* rows at once; of a claim, with batching continuous */
-    uint64_t budget;      /* tokens that a claim gives a row; 0: all */
+    uint64_t budget;      /* tokens that a claim gives a row; 0 means all */
     claim *claims;
     uint32_t *going; /* for rows that leave together */
-    FILE *lengths;   /* of what was finished, for dray simulate; NULL: not on this rank */
-    bool entered;    /* the span of what is under way: what the rank does meanwhile is within it */
+    FILE *lengths;   /* of finished rows, for dray simulate; NULL on other ranks */
+    bool entered;    /* the span of the work under way, with all that the rank does meanwhile */
     uint64_t finished;
 };
 
@@ -50,7 +50,7 @@ typedef struct leaving {
     const claim *c;
     const uint32_t *rows; /* of the claim */
     uint32_t count;
-    dray_batch *batch; /* NULL: another rank has it */
+    dray_batch *batch; /* NULL when another rank has it */
 } leaving;
 
 int dray__rollout_open(dray__host *host, dray__generator *generator, dray__rollout **out,
@@ -156,7 +156,7 @@ uint64_t *dray__rollout_streams(const dray_batch *batch, int64_t step)
     return streams;
 }
 
-/* What the rows have of a column that this task writes. */
+/* Reads the rows' values of a column that this task writes. */
 static int read_begun(dray_batch *batch, const char *name, dray_dtype dtype, dray__ragged *out,
                       dray_error *error)
 {
@@ -360,7 +360,7 @@ static int set_outputs(const dray__rollout *self, const leaving *l, dray_error *
     return rc;
 }
 
-/* A run that is stopped clears what is under way: it is not needed any more. */
+/* A run that is stopped clears the rows under way, because they are not needed any more. */
 static int commit(const dray__rollout *self, const leaving *l, dray_error *error)
 {
     int rc = dray_batch_commit(l->batch, error);
@@ -387,8 +387,9 @@ static int hand_over(const dray__rollout *self, leaving *l, dray_error *error)
     return rc;
 }
 
-/* A line for each row that is finished: step, place in it, tokens of prompt and response, when its
- * (last) claim came, and when it left; nanoseconds. What cannot be written is left out. */
+/* Writes a line for each finished row: step, place in it, tokens of prompt and response, the times
+ * when its (last) claim came and when it left, in nanoseconds. Lines that cannot be written are
+ * left out. */
 static void write_lengths(const dray__rollout *self, const leaving *l)
 {
     int64_t now = dray__now();

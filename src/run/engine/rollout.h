@@ -1,16 +1,16 @@
 /* src/run/engine/: the built-in program that generates. engine.c decides which version of the
- * weights the next samples are made by, intake.c fetches it and puts it in place, engine_turns.c
- * asks whether this engine may be out for an update now, rollout.c moves rows through the sampler,
- * and calls.c lets rows call the job's tool (tool.c).
+ * weights makes the next samples, intake.c fetches it and puts it in place, engine_turns.c asks
+ * whether this engine may be out for an update now, rollout.c moves rows through the sampler, and
+ * calls.c lets rows call the job's tool (tool.c).
  *
  * Generation for the task `rollout`: the rows of claimed batches enter the engine's sampler, and
  * leave it as the outputs of their batch when all of them are finished, or have got as many tokens
- * as a claim may give them (rollout.partial_tokens): then the rows that are not finished are left
- * open, and are claimed again before new ones.
+ * as a claim may give them (rollout.partial_tokens). In the second case the rows that are not
+ * finished are left open, and are claimed again before new ones.
  *
- * Batching `closed` (rollout.batching): a batch is made from begin to end, and then the next. What
- * is computed together, and with it every bit, depends on the claims alone. `continuous`: rows are
- * claimed whenever there is room, while others go on. */
+ * Batching `closed` (rollout.batching): a batch is made from begin to end, and then the next. The
+ * rows that are computed together, and with them every bit, depend on the claims alone.
+ * `continuous`: rows are claimed whenever there is room, while others go on. */
 #pragma once
 
 #include "engine/generator.h"
@@ -21,7 +21,7 @@ typedef struct dray__rollout dray__rollout;
 /* The generator must outlive it. */
 int dray__rollout_open(dray__host *host, dray__generator *generator, dray__rollout **out,
                        dray_error *error);
-/* Gives back what is under way. */
+/* Gives back the rows under way. */
 void dray__rollout_close(dray__rollout *rollout);
 
 /* Rows to claim now. */

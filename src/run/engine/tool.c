@@ -12,7 +12,7 @@
 
 typedef struct call {
     char *prompt, *response; /* of a command: until one takes it */
-    char *answer;            /* NULL: there is none yet */
+    char *answer;            /* NULL until there is one */
     int64_t due_ns;          /* it comes no sooner */
     uint64_t number;         /* calls are asked in their order */
     bool waiting;            /* for a command that is free */
@@ -21,7 +21,7 @@ typedef struct call {
 
 /* One process of the command, which answers one call at a time. */
 typedef struct worker {
-    dray__command *command; /* NULL: not started */
+    dray__command *command; /* NULL until it is started */
     bool busy;
     uint64_t number; /* of its call; that may be forgotten */
     uint32_t id;
@@ -101,7 +101,7 @@ static bool take_number(const char **at, const char *end, int64_t *out)
     return true;
 }
 
-/* False: it is no expression, or its value is too large. */
+/* Returns false when it is no expression, or its value is too large. */
 static bool evaluate(const char *at, const char *end, int64_t *out)
 {
     int64_t sum = 0, product, number;

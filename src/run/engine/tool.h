@@ -13,9 +13,9 @@ void dray__tool_close(dray__tool *tool);
 
 /* Does the text end with a call? */
 bool dray__tool_called(const dray__job_tool *job, const char *text);
-/* What the calculator answers to a text that ends with a call: the value of the expression before
- * it, whole numbers with +, - and * (before the others), blanks between them or not. "": there is
- * none. */
+/* The calculator's answer to a text that ends with a call: the value of the expression before it,
+ * whole numbers with +, - and * (before the others), blanks between them or not. "" when there is
+ * no expression. */
 enum { DRAY__CALCULATED_BYTES = 24 };
 void dray__calculate(const dray__job_tool *job, const char *text, char out[DRAY__CALCULATED_BYTES]);
 
@@ -28,10 +28,11 @@ int dray__tool_ask(dray__tool *tool, uint32_t id, const char *prompt, const char
 void dray__tool_set_aside(dray__tool *tool, uint32_t id, bool aside);
 /* The answer is not needed any more; an id that is not open is fine. */
 void dray__tool_forget(dray__tool *tool, uint32_t id);
-/* Reads what commands have answered. DRAY_ETIMEDOUT, DRAY_ECLOSED (one ended), DRAY_EFORMAT. */
+/* Reads the answers of commands. Returns 0, DRAY_ETIMEDOUT, DRAY_ECLOSED when a command ended, or
+ * DRAY_EFORMAT. */
 int dray__tool_look(dray__tool *tool, dray_error *error);
-/* The answer, as far as dray__tool_look has seen, borrowed until the call is forgotten; "": none.
- * NULL: it is not there yet. */
+/* The answer, as far as dray__tool_look has read, borrowed until the call is forgotten; "" for an
+ * empty answer, NULL until it is there. */
 const char *dray__tool_answer(const dray__tool *tool, uint32_t id);
 /* Waits until an answer may have come, or `fd` (-1: none) is readable, or the time is over. */
 void dray__tool_wait(const dray__tool *tool, int fd, int64_t timeout_ns);

@@ -1,11 +1,11 @@
-/* src/run/host/: a process of a built-in program. loop.c opens what every program needs and claims
- * batches for its tasks, one after the other, on all ranks; host.c is what programs call, and
- * turn.c lets programs that share devices compute in turns. What a program does with a batch is in
- * desk/, engine/ and trainer/, as its dray__program_kind names it.
+/* src/run/host/: a process of a built-in program. loop.c opens the parts that every program needs
+ * and claims batches for its tasks, one after the other, on all ranks; host.c is what programs
+ * call, and turn.c lets programs that share devices compute in turns. The programs' work on a batch
+ * is in desk/, engine/ and trainer/, as their dray__program_kind names it.
  *
  * A host: one process of a built-in program (one rank of an instance of a role). `dray run` starts
- * it as `dray host`; what it is comes from the environment (contract.h), what it does from the
- * run's config.yaml. */
+ * it as `dray host`. Its role comes from the environment (contract.h), its settings from the run's
+ * config.yaml. */
 #pragma once
 
 #include "engine/engine.h"
@@ -32,7 +32,7 @@ struct dray__host {
     dray__tokenizer *tokenizer;
     int64_t wait_ns;
     dray__pace paced;
-    const dray__pace *pace; /* &paced with clock.enabled; NULL: the work is computed */
+    const dray__pace *pace; /* &paced with clock.enabled; NULL when the work is computed */
     /* A task's run sets these on all ranks. */
     bool put_back; /* the batch is given back unchanged */
     bool kept;     /* the program owns rank 0's batch now, and commits and frees it later */
@@ -44,27 +44,27 @@ struct dray__host {
 /* The functions of a program for one of its tasks. */
 typedef struct dray__task_work {
     const char *task; /* NULL at the end of a program's list */
-    /* Returns how many rows to claim now; 0: none. Called on rank 0. NULL: the task claims
-     * nothing (driver). */
+    /* Returns how many rows to claim now, or 0. Called on rank 0. NULL when the task claims nothing
+     * (driver). */
     uint32_t (*count)(const dray__host *host);
-    /* Returns the version that consumes; older samples are dropped (queue.staleness). NULL: none
-     * are dropped. */
+    /* Returns the version that consumes; older samples are dropped (queue.staleness). NULL when
+     * none are dropped. */
     int64_t (*version)(const dray__host *host);
-    /* Returns the only version whose samples are claimed; older samples are left. NULL: samples
+    /* Returns the only version whose samples are claimed; older samples are left. NULL when samples
      * of all versions are claimed. */
     bool (*newest)(const dray__host *host);
     /* Returns the partition to claim from. NULL, or a returned NULL, means any partition. */
     const char *(*partition)(const dray__host *host);
     /* Does the work that needs no turn on the role's devices (turn.h), on all ranks, before the
-     * turn is awaited. NULL: there is none. */
+     * wait for the turn. NULL when there is none. */
     int (*prepare)(dray__host *host, dray_batch *batch, int64_t step, dray_error *error);
     /* Computes the batch's outputs on all ranks; rank 0 sets them. The loop commits the batch. */
     int (*run)(dray__host *host, dray_batch *batch, int64_t step, dray_error *error);
     bool spanned; /* The timeline receives a span with the task's name for each run. */
-    /* Says whether the next claim depends on this commit, or on what follows it. NULL: it does
+    /* Returns true when the next claim depends on this commit, or on its effects. NULL when it does
      * not. */
     bool (*commits_alone)(const dray__host *host);
-    /* Runs after the commit, on all ranks. NULL: nothing to do. */
+    /* Runs after the commit, on all ranks. NULL when there is nothing to do. */
     int (*after)(dray__host *host, dray_error *error);
 } dray__task_work;
 
@@ -73,13 +73,13 @@ enum { DRAY__TURN_LAST = -2 };
 /* The programs of engine.c, trainer.c and desk.c, as the loop sees them. */
 typedef struct dray__program_kind {
     int (*open)(dray__host *host, dray_error *error);
-    /* No more batches will come; runs on all ranks. NULL: nothing to do. */
+    /* Called on all ranks when no more batches will come. NULL when there is nothing to do. */
     int (*finish)(dray__host *host, dray_error *error);
-    /* Where tasks keep batches: whether there are any, and a piece of the work on all of them, on
-     * all ranks. The loop claims more between two turns. NULL: no task does. `decide`, on rank 0,
-     * says what the others cannot know: its number, -1 where there is nothing to say, is what
-     * `turn` gets on all ranks; or TURN_LAST: the run was stopped, and does not need what is under
-     * way. */
+    /* For tasks that keep batches. busy returns true when there are any. turn does a piece of the
+     * work on all of them, on all ranks. The loop claims more between two turns. NULL when no task
+     * keeps batches. `decide`, on rank 0, returns a number that the other ranks cannot know, or -1.
+     * `turn` gets it on all ranks. `turn` gets TURN_LAST when the run was stopped, and does not
+     * need the work under way. */
     bool (*busy)(const dray__host *host);
     int64_t (*decide)(dray__host *host);
     int (*turn)(dray__host *host, int64_t decision, dray_error *error);
@@ -127,5 +127,6 @@ void dray__host_path(const dray__host *host, char *out, size_t capacity, const c
     __attribute__((format(printf, 4, 5)));
 /* Waits until a file or folder exists that another trainer renames into place once it is whole. */
 int dray__host_wait_file(const dray__host *host, const char *path, dray_error *error);
-/* Says whether the run is to end after the current step, because its folder has a file `stop`. */
+/* Returns true when the run is to end after the current step, because its folder has a file `stop`.
+ */
 bool dray__host_stopping(const dray__host *host);

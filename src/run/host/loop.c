@@ -37,10 +37,10 @@ enum {
     PUT_BACK_MS = 2
 };
 
-/* ---- SIGTERM ---------------------------------------------------------------------------------
+/* ---- SIGTERM -----------------------------------------------------------------------------------
  *
- * The process takes no more rows, commits what is whole or may be committed in part, and ends. Rank
- * 0 decides for all ranks. */
+ * The process takes no more rows, commits those that are whole or may be committed in part, and
+ * ends. Rank 0 decides for all ranks. */
 
 static volatile sig_atomic_t leaving;
 static volatile sig_atomic_t claiming_now; /* a wait that SIGTERM ends */
@@ -65,7 +65,7 @@ static void watch_leave(void)
 
 /* ---- claims ---------------------------------------------------------------------------------- */
 
-/* Advantages are of whole groups, whatever the order; so is what is trained first complete. */
+/* Advantages need whole groups, in any order. So do steps that train complete groups first. */
 static int32_t policy_of(const dray__job *job, const dray__task_kind *kind)
 {
     static const char *const whole[] = {"value", "advantage", "actor", "critic"};
@@ -107,9 +107,10 @@ void dray__task_claim(const dray__host *host, const dray__task_kind *kind,
 
 /* ---- the loop -------------------------------------------------------------------------------- */
 
-/* What the leader broadcasts before every batch, and every turn. */
+/* The leader's broadcast before every batch, and every turn. */
 typedef struct order {
-    uint32_t task; /* index; END: nothing more comes; IDLE: nothing came yet; TURN: no batch */
+    uint32_t task; /* index; END when nothing more comes; IDLE when nothing came yet; TURN without a
+                    * batch */
     uint32_t reserved;
     uint64_t bytes;   /* of the batch's description, which follows */
     int64_t decision; /* TURN */
@@ -132,17 +133,17 @@ typedef struct loop {
     uint32_t count;
     uint32_t of_option[TASKS]; /* of the claim made last: the task of each option */
     bool claiming;             /* it was started between two turns, and has no answer yet */
-    /* Without streaming: of the step whose samples are all there for the task, and how many are
-     * left. */
+    /* Without streaming: the step whose samples are all there for the task, and how many are left.
+     */
     int64_t whole[TASKS];
     uint32_t left[TASKS];
     int64_t flushed_ns;
     int64_t again_ns; /* nothing is claimed before, while there is other work: it was put back */
 } loop;
 
-/* How long a turn is put off for the answer to a claim: that there are rows is known sooner. And
- * how long devices that others wait for are kept, once there is nothing to do: what comes from this
- * program's own samples through a grader is there sooner. */
+/* ANSWER_NS: how long a turn is put off for the answer to a claim, as a claim of ready rows is
+ * answered sooner. KEEP_NS: how long idle devices are kept that others wait for, as rows of this
+ * program's own samples come back from a grader sooner. */
 #define ANSWER_NS (DRAY__MILLISECOND / 2)
 #define KEEP_NS (2 * DRAY__MILLISECOND)
 
@@ -170,7 +171,8 @@ static void note_done(loop *l, uint32_t task, uint32_t rows)
     l->left[task] -= rows < l->left[task] ? rows : l->left[task];
 }
 
-/* What may be claimed now; returns how many options. 0: nothing, or (busy) not for every task. */
+/* Fills in the claims that may be made now; returns their number. 0 when there are none, or (busy)
+ * when not every task may claim. */
 static uint32_t claims_of(loop *l, bool busy, dray_claim_options *options)
 {
     uint32_t count = 0;
@@ -193,7 +195,7 @@ static uint32_t claims_of(loop *l, bool busy, dray_claim_options *options)
     return count;
 }
 
-/* Waits for the answer to the claim that is started; DRAY_EAGAIN: there is none yet. */
+/* Waits for the answer to the claim that is started. Returns DRAY_EAGAIN when there is none yet. */
 static int answer_of(loop *l, int64_t timeout_ns, uint32_t *which, dray_batch **out,
                      dray_error *error)
 {
@@ -303,7 +305,7 @@ static int claim_alone(loop *l, uint32_t *which, dray_batch **out, dray_error *e
         return rc;
     if (l->claiming) {
         rc = answer_of(l, l->host->wait_ns, which, out, error);
-        if (rc != DRAY_EGONE && rc != DRAY_ECLOSED) /* what was started is asked for anew */
+        if (rc != DRAY_EGONE && rc != DRAY_ECLOSED) /* a claim that was started is sent again */
             return rc;
     }
     dray_trace_wait(DRAY_CAUSE_SAMPLES, "wait for samples", -1);
@@ -391,9 +393,10 @@ static int after(loop *l, uint32_t task, dray_error *error)
     return l->works[task]->after ? l->works[task]->after(l->host, error) : DRAY_OK;
 }
 
-/* The next claim is sent before the commit, whose answer is waited for: both are there after one
- * round trip. Not where what may be claimed depends on the commit, or on what follows it; nor by an
- * engine, whose batches take long: rows that it has claimed wait for it should it fall silent. */
+/* The next claim is sent before the wait for the commit's answer: both answers are there after one
+ * round trip. This is not done when the claim depends on the commit, or on its effects. Nor is it
+ * done by an engine, whose batches take long: rows that it has claimed would wait for it if it fell
+ * silent. */
 static int claim_ahead(loop *l, uint32_t task, dray_error *error)
 {
     dray__host *host = l->host;
@@ -422,7 +425,7 @@ static bool is_whole(const loop *l, uint32_t task, dray_batch *batch)
             continue;
         for (uint32_t c = 0; c < view->need_count && rc != DRAY_EGONE; c++)
             rc = dray_batch_column(batch, view->needs[c], &column, NULL);
-        /* What is there of a sample that goes on. */
+        /* The present values of a sample that goes on. */
         for (uint32_t c = 0; c < view->write_count && rc != DRAY_EGONE; c++)
             rc = dray_batch_column(batch, view->writes[c], &column, NULL);
     }
@@ -442,7 +445,7 @@ static int lead_once(loop *l, bool *ended, dray_error *error)
         return share(l, END, NULL, error);
     }
     if (rc == DRAY_ETIMEDOUT ||
-        rc == DRAY_EAGAIN) /* the supervisor says whether the run is stuck */
+        rc == DRAY_EAGAIN) /* the supervisor finds out whether the run is stuck */
         return share(l, IDLE, NULL, error);
     int64_t step = 0;
     if (!rc)
@@ -519,7 +522,7 @@ static void flush_trace(loop *l)
 static const dray__task_work *work_of(const dray__program_kind *program, const char *task)
 {
     const dray__task_work *work = program->works;
-    while (strcmp(work->task, task) != 0) /* the table of tasks says that it is the program's */
+    while (strcmp(work->task, task) != 0) /* by the table of tasks, the task is the program's */
         work++;
     return work;
 }
@@ -652,7 +655,7 @@ int dray__host_main(const dray__host_options *options, dray_error *error)
     if (!rc)
         rc = role->open(&host, error);
     dray_trace_leave();
-    dray_trace_enter(DRAY_SPAN_BUSY, "loop", -1); /* what is within no other span */
+    dray_trace_enter(DRAY_SPAN_BUSY, "loop", -1); /* time in no other span */
     if (!rc)
         rc = run_loop(&host, role, error);
     dray_trace_leave();

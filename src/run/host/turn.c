@@ -76,7 +76,7 @@ int dray__turn_end(dray__host *host, dray_error *error)
 
 /* ---- waiting for it -------------------------------------------------------------------------- */
 
-/* What rank 0 broadcasts. */
+/* Rank 0's broadcast. */
 typedef enum word { MINE = 0, WAITING } word;
 
 static int tell(const dray__host *host, word *what, dray_error *error)

@@ -19,9 +19,9 @@ int dray__turn_open(const char *leases, dray__turn **out, dray_error *error);
 /* Before the context is closed. */
 void dray__turn_close(dray__turn *turn);
 
-/* On all ranks, before they compute. Waits for the turn, where it is not this program's. step: of
- * the work that comes; where it is another than that of the work before, others go first. -1: of
- * what is under way. */
+/* On all ranks, before they compute. Waits for the turn when it is another program's. step is the
+ * step of the coming work, or -1 for work under way. When the step differs from that of the work
+ * before, others go first. */
 int dray__turn_begin(dray__host *host, int64_t step, dray_error *error);
 /* On all ranks, when none of them computes any more: others may. */
 int dray__turn_end(dray__host *host, dray_error *error);

@@ -8,7 +8,7 @@ enum { DRAY__JOB_TASKS = 32, DRAY__TASK_COLUMNS = 16 };
 
 typedef struct dray__task_view {
     const char *name;
-    const dray__task_kind *kind; /* NULL: the job's own */
+    const dray__task_kind *kind; /* NULL for the job's own */
     const char *needs[DRAY__TASK_COLUMNS], *writes[DRAY__TASK_COLUMNS];
     uint32_t need_count, write_count;
 } dray__task_view;
@@ -16,7 +16,8 @@ typedef struct dray__task_view {
 /* The tasks that the job has; returns how many. The driver is one of them: it writes the columns
  * that samples begin with. */
 uint32_t dray__job_tasks(const dray__job *job, dray__task_view out[DRAY__JOB_TASKS]);
-/* What the built-in program reads and writes for it in this job, whatever the job's `tasks` say. */
+/* The columns that the built-in program reads and writes for it in this job, without the job's
+ * `tasks`. */
 dray__task_view dray__task_built_in(const dray__job *job, const dray__task_kind *kind);
 /* Whether it claims rows. (The driver inserts.) */
 bool dray__task_claims(const dray__task_view *task);

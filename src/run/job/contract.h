@@ -6,11 +6,11 @@
 #include "run/job/job.h"
 
 enum { DRAY__LABEL_BYTES = 48 };
-/* What names an instance in logs and messages: "engine", or "engine.1" where there are several.
+/* The name of an instance in logs and messages: "engine", or "engine.1" where there are several.
  * Returns out. */
 char *dray__role_label(const dray__job_role *role, uint32_t instance, char out[DRAY__LABEL_BYTES]);
 
-/* What the variables say to one process. */
+/* The content of the variables for one process. */
 typedef struct dray__orders {
     const dray__job_role *role;
     const char *job;     /* its name */
@@ -21,22 +21,25 @@ typedef struct dray__orders {
     uint32_t instance, rank, epoch, restarts;
     int64_t first_step;
     int64_t eval_from;
-    bool redis;             /* holds the samples: whoever claims them needs its password */
+    bool redis;             /* a Redis server holds the samples: roles that claim them need its
+                             * password */
     int group_fd;           /* as the process has it; -1: none */
     uint16_t port;          /* free: the ranks may meet there, */
-    const char *master;     /* at this host; NULL: this one */
+    const char *master;     /* at this host; NULL means this one */
     uint32_t first, here;   /* ranks of the instance that are on this host */
-    const char *token_file; /* of the role, where the coordinator is on another host; NULL: none */
+    const char *token_file; /* of the role, when the coordinator is on another host; NULL when there
+                             * is none */
 } dray__orders;
 
-/* Ours without secrets, the role's `env` over it, the contract over both; ended by NULL. One block
- * to be freed with dray__environment_free. NULL: out of memory. */
+/* This process's environment without secrets, the role's `env` over it, the contract over both;
+ * ended by NULL. One block to be freed with dray__environment_free. Returns NULL when out of
+ * memory. */
 char **dray__contract_write(const dray__orders *orders);
 void dray__environment_free(char **environment);
 /* Is the variable ("NAME=...") one that the contract sets? */
 bool dray__contract_sets(const char *variable);
 
-/* What the variables say to this process. */
+/* The content of the variables for this process. */
 typedef struct dray__host_options {
     const char *folder;  /* the run's */
     const char *name;    /* of the role, as in the job file */
@@ -44,15 +47,16 @@ typedef struct dray__host_options {
     const char *leases;  /* of devices that other roles have, too; NULL, "": none */
     uint32_t instance, rank, epoch;
     int group_fd;       /* -1: one rank alone */
-    int64_t first_step; /* the step before the first one to make: 0, or what is resumed from */
+    int64_t first_step; /* the step before the first one to make: 0, or the resumed checkpoint's */
     int64_t eval_from;  /* held-out accuracy from this version on is still to be measured */
 } dray__host_options;
 
 /* Reads it; texts stay the environment's. DRAY_EINVALID names the variable. */
 int dray__contract_read(dray__host_options *out, dray_error *error);
 
-/* Variables that prove who we are, or name the file that does: not for commands of a job. */
+/* Returns true for variables that hold proofs of identity, or the names of their files. Commands of
+ * a job do not get them. */
 bool dray__is_secret(const char *variable);
 
-/* A free port of this host; 0: none. */
+/* A free port of this host; 0 when there is none. */
 uint16_t dray__free_port(void);

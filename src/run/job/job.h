@@ -1,12 +1,12 @@
-/* src/run/job/: what a run is to do. job_load.c loads a job file, by the table of settings
+/* src/run/job/: the description of a run. job_load.c loads a job file, by the table of settings
  * (settings.c, read by settings_read.c over the document of tree.c, written by settings_write.c);
  * job_roles.c checks the roles. tasks.c is the table of tasks, columns.c that table with the job's
  * own tasks, schedule.c the table of schedules, contract.c the variables of a role's process, and
  * devices.c how roles share devices. model.c and clock.c derive the model's sizes and the clock's
  * pace. */
 
-/* A job file: what `dray run` is to do, as plain values. The settings, their defaults and what each
- * accepts are in settings.c's table; docs/run.md is the reference for people. */
+/* A job file: the description of a run for `dray run`, as plain values. The settings, their
+ * defaults and their ranges are in settings.c's table; docs/run.md is the reference for people. */
 #pragma once
 
 #include <dray/dray.h>
@@ -58,7 +58,7 @@ typedef enum dray__update {
 
 typedef struct dray__job_rollout {
     int64_t prompts, samples, micro_batch, max_new_tokens;
-    int64_t partial_tokens; /* of a sample in one claim; 0: all */
+    int64_t partial_tokens; /* of a sample in one claim; 0 means all */
     int32_t batching;       /* dray__batching */
     double temperature;
 } dray__job_rollout;
@@ -72,7 +72,7 @@ typedef enum dray__tool_kind {
 typedef struct dray__job_tool {
     int32_t kind; /* dray__tool_kind */
     char *command;
-    char *call; /* what a response ends with where it calls the tool */
+    char *call; /* the end of a response that calls the tool */
     int64_t turns, processes;
     double timeout_seconds, min_seconds, max_seconds;
 } dray__job_tool;
@@ -128,7 +128,7 @@ typedef struct dray__job_actor {
     int32_t old_log_prob, overlong; /* dray__old, dray__overlong */
 } dray__job_actor;
 
-/* The value model's; what is not here is the actor's. */
+/* The value model's settings. All others are the actor's. */
 typedef struct dray__job_critic {
     double lr, clip;
     int64_t epochs, micro_batch;
@@ -167,7 +167,7 @@ typedef struct dray__job_queue {
 
 typedef struct dray__job_limits {
     double wait_seconds; /* the longest that anything waits for anything */
-    double step_seconds; /* the longest that a step may take; 0: as long as it takes */
+    double step_seconds; /* the longest that a step may take; 0 for no limit */
     int64_t restarts;    /* starts in a row without progress before the run ends */
     double join_seconds; /* the longest that the run waits for hosts that it cannot do without */
 } dray__job_limits;
@@ -186,7 +186,7 @@ typedef struct dray__job_role {
     char **env; /* "NAME=VALUE" */
     uint32_t env_count;
     char *cwd;
-    char *ready;  /* a URL, or a file, that says that the role can be used; "": at once */
+    char *ready;  /* a URL, or a file, that shows that the role can be used; "" for at once */
     char **after; /* roles that must be ready before this one starts */
     uint32_t after_count;
     int32_t on_death; /* dray__on_death */
@@ -194,8 +194,8 @@ typedef struct dray__job_role {
     int64_t nice; /* of its processes, over that of the supervisor */
 } dray__job_role;
 
-/* A task that the job adds, or changes: nothing that is given stands for what the built-in task
- * has. */
+/* A task that the job adds, or changes. Settings that are not given are those of the built-in task.
+ */
 typedef struct dray__job_task {
     char *name;
     char **needs, **writes;
@@ -237,9 +237,10 @@ typedef struct dray__job {
 } dray__job;
 
 /* Reads a job file, lays it over the defaults, and lays the settings ("actor.lr=1e-3") over both.
- * *resolved (may be NULL) gets the resolved job as YAML, itself a valid job file; malloc'ed.
- * Paths in the file are relative to its folder, and absolute when resolved.
- * DRAY_ENOENT, DRAY_EFORMAT and DRAY_EINVALID say file, line, key, what was expected and found. */
+ * *resolved (may be NULL) gets the resolved job as YAML, itself a valid job file; malloc'ed. Paths
+ * in the file are relative to its folder, and absolute when resolved. Returns 0, or DRAY_ENOENT,
+ * DRAY_EFORMAT or DRAY_EINVALID, whose message has file, line, key, the expected and the found
+ * value. */
 int dray__job_load(const char *path, const char *const *settings, uint32_t setting_count,
                    dray__job **out, char **resolved, dray_error *error);
 void dray__job_free(dray__job *job);
@@ -249,8 +250,7 @@ const dray__job_role *dray__job_role_of(const dray__job *job, const char *task);
 bool dray__role_has(const dray__job_role *role, const char *task);
 /* Instances; ranks where they are spread. */
 int64_t dray__role_places(const dray__job_role *role);
-/* What an engine's, a trainer's or another program's token is called: "engine", "trainer", "task".
- */
+/* The name of the token of an engine, a trainer or another program: "engine", "trainer", "task". */
 const char *dray__role_token(const dray__job_role *role);
 /* Is it one for a role, a task or a reward: 1 to 32 letters, digits, `_` or `-`? */
 bool dray__job_name_ok(const char *name);

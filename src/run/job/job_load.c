@@ -132,7 +132,7 @@ bool dray__job_name_ok(const char *name)
                length;
 }
 
-/* Several rewards: all that `reward` says of one is said of each. */
+/* With several rewards, the rules of `reward` hold for each. */
 static int rule_rewards(const dray__job *job, const dray__places *at, dray_error *error)
 {
     bool counts = job->reward_count == 0, command = job->reward.command[0] != 0;
@@ -217,9 +217,8 @@ static int rule_policy(const dray__job *job, const dray__places *at, dray_error 
     return DRAY_OK;
 }
 
-/* Whole groups are claimed: what is claimed at once, and what an optimiser step takes, must be
- * some.
- */
+/* Whole groups are claimed. So the rows of a claim, and those of an optimiser step, must be whole
+ * groups. */
 static int rule_groups(const dray__job *job, const dray__places *at, dray_error *error)
 {
     int64_t group = job->rollout.samples;
@@ -243,7 +242,7 @@ static int rule_groups(const dray__job *job, const dray__places *at, dray_error 
     return DRAY_OK;
 }
 
-/* Bytes of a sample that the driver reserves, as far as the job file says. */
+/* Bytes of a sample that the driver reserves, as far as the job file determines them. */
 static int64_t row_bytes(const dray__job *job)
 {
     dray__data_bytes most = dray__data_longest(job);
@@ -297,7 +296,7 @@ static int rule_capacity(const dray__job *job, const dray__places *at, dray_erro
     return DRAY_OK;
 }
 
-/* What the engine would refuse minutes later is refused here, with the line. */
+/* A model that the engine would refuse minutes later is refused here, with the line. */
 static int rule_model(const dray__job *job, const dray__places *at, dray_error *error)
 {
     dray_error inner = {0};
@@ -373,7 +372,7 @@ static int read_layers(const char *path, const char *const *settings, uint32_t s
     return rc;
 }
 
-/* Where a scheduler says which host the run is on, it says so in the environment. */
+/* A scheduler that chooses the run's host puts it into the environment. */
 static int settle_listen(dray__job *job, dray_error *error)
 {
     const char *given = getenv("DRAY_LISTEN");
@@ -387,7 +386,7 @@ static int settle_listen(dray__job *job, dray_error *error)
     return DRAY_OK;
 }
 
-/* What is not said of the value model is the policy's. */
+/* Settings that the value model lacks are the policy's. */
 static void settle_critic(dray__job *job, const dray__places *at)
 {
     if (!dray__setting_given(at, "critic.lr"))

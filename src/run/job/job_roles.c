@@ -36,7 +36,7 @@ static bool is_builtin(const dray__job_role *role)
     return !role->command[0];
 }
 
-/* ---- what is left out ------------------------------------------------------------------------ */
+/* ---- defaults -------------------------------------------------------------------------------- */
 
 static int add_task(dray__job_role *role, const char *task, dray_error *error)
 {
@@ -197,7 +197,7 @@ static int check_role(const dray__job *job, const dray__job_role *role, const dr
 static int check_elsewhere(const dray__job *job, const dray__job_role *role, const dray__places *at,
                            dray_error *error)
 {
-    /* Whose built-in programs read and write the run's folder. */
+    /* The tasks whose built-in programs read and write the run's folder. */
     static const char *const home[] = {"driver", "actor", "critic", "reference"};
     if (!job->listen[0])
         return refuse(at, role, "local", error,
@@ -290,7 +290,8 @@ static int check_program(const dray__job_role *role, const dray__places *at, dra
     return DRAY_OK;
 }
 
-/* What there is once: the built-in driver, and the built-in trainer with its tasks. */
+/* Refuses a second instance of roles that there is one of: the built-in driver, and the built-in
+ * trainer with its tasks. */
 static int check_single(const dray__job *job, const dray__job_role *role, const dray__places *at,
                         dray_error *error)
 {
@@ -413,7 +414,8 @@ static const dray__task_view *writer_of(const columns *c, const char *column, ui
     return NULL;
 }
 
-/* Of what the task needs (`key` needs) or writes: names that the queue takes, each once. */
+/* Checks the names that the task needs (`key` needs) or writes: the queue takes them, and each is
+ * there once. */
 static int check_names(const dray__task_view *t, const char *key, const char *const *names,
                        uint32_t count, const dray__places *at, dray_error *error)
 {
@@ -483,8 +485,7 @@ static bool is_run_built_in(const dray__job *job, const char *task)
     return false;
 }
 
-/* A built-in program reads and writes what it does, whatever `tasks` say. It may be told to wait
- * for more. */
+/* A built-in program's columns are fixed, also with `tasks`. It may be told to wait for more. */
 static int check_built_in(const dray__job *job, const dray__task_view *t, const dray__places *at,
                           dray_error *error)
 {
@@ -523,7 +524,7 @@ static const char *awaited(const columns *c, uint32_t task, uint64_t ready)
     return NULL;
 }
 
-/* Tasks that need what they write, or what is written after it, would never begin. */
+/* Tasks that need a column that they write, or that is written after them, would never begin. */
 static int check_order(const columns *c, const dray__places *at, dray_error *error)
 {
     char keys[128];
@@ -561,7 +562,7 @@ int dray__rule_columns(const dray__job *job, const dray__places *at, dray_error 
 
 /* ---- is it there? ---------------------------------------------------------------------------- */
 
-/* What a shell does itself; the rest is looked for as it looks for it. */
+/* The commands that are the shell's own. All others are looked up as the shell does it. */
 static bool is_shell_word(const char *word)
 {
     static const char *const words[] = {".",     ":",      "!",       "{",        "alias", "break",

@@ -1,9 +1,10 @@
-/* The roles and tasks of a job file: defaults that depend on each other, and what is refused. */
+/* The roles and tasks of a job file: defaults that depend on each other, and checks. */
 #pragma once
 
 #include "run/job/settings.h"
 
-/* Fills in what the job file leaves to its roles' tasks: on_death, and who grades evaluations. */
+/* Fills in the settings that follow from a role's tasks: on_death, and the grader of evaluations.
+ */
 int dray__roles_settle(dray__job *job, const dray__places *at, dray_error *error);
 /* Rules (job_load.c). */
 int dray__rule_roles(const dray__job *job, const dray__places *at, dray_error *error);

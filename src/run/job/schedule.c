@@ -7,7 +7,7 @@
 #define NAME(word, line) [line] = word,
 static const char *const names[] = {DRAY__SCHEDULE_WORDS(NAME)};
 
-/* `async`: what job.staleness says is added (schedule_of). */
+/* `async`: job.staleness is added (schedule_of). */
 static const dray__schedule schedules[] = {
     [DRAY__SCHEDULE_SYNC] = {.newest = 1, .oldest = 1, .open = 1, .kept = 1, .exact = true},
     [DRAY__SCHEDULE_ONE_STEP] = {.newest = 2, .oldest = 2, .open = 2, .kept = 2, .exact = true},

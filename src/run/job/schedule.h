@@ -1,6 +1,6 @@
 /* Schedules: how far apart generating and training may be. A schedule is one line of schedule.c's
- * table; everything that depends on it asks here, and no other file knows a schedule by its name.
- * v0 is the first version of the weights; step k makes v_k. */
+ * table. All code that depends on the schedule asks here, and no other file knows a schedule by its
+ * name. v0 is the first version of the weights; step k makes v_k. */
 #pragma once
 
 #include "run/job/job.h"
@@ -41,7 +41,7 @@ enum {
     DRAY__SCHEDULE_ASYNC
 };
 
-/* The job's, with what its settings say of it. */
+/* The job's schedule, with its settings. */
 dray__schedule dray__schedule_of(const dray__job *job);
 
 /* The same for trainers and engines, the user's too, and as an object of its numbers, the caller's
@@ -53,14 +53,15 @@ typedef struct dray__versions {
     int64_t oldest, newest;
 } dray__versions;
 
-/* The first step whose samples may be of the version: its evaluation comes before their prompts. */
+/* The first step whose samples may be of the version. The version's evaluation comes before the
+ * step's prompts. */
 int64_t dray__schedule_first_step(const dray__job *job, int64_t version);
 /* Which versions may make samples of the step. */
 dray__versions dray__schedule_versions(const dray__job *job, int64_t step);
 /* How many versions a sample may be behind the one that its step begins with. */
 int64_t dray__schedule_staleness(const dray__job *job);
-/* Steps whose prompts the queue has to have room for: as many as are open, and one more where a
- * step may wait for samples that only other prompts can bring (fresh_share). */
+/* The number of steps whose prompts the queue must have room for: the open ones, and one more when
+ * a step may wait for samples that only other prompts can bring (fresh_share). */
 int64_t dray__schedule_steps(const dray__job *job);
 /* Instances of roles that generate. */
 int64_t dray__schedule_engines(const dray__job *job);

@@ -86,9 +86,9 @@ static const dray__word durabilities[] = {{"none", DRAY_DURABILITY_NONE, NULL},
 #define LINE(member, kind, holds, value, means)                                                    \
     .key = #member, .type = DRAY__SETTING_##kind, AT(member, holds), .text = value, .meaning = means
 
-/* The default is written and read as in a job file. INT, REAL: from low
- * to high; ABOVE: a real number of more than low. TEXT's and PATH's default is a C string, and NULL
- * where the key must be there; so is that of TEXTS, with blanks between its entries. */
+/* The default is written and read as in a job file. INT, REAL: from low to high; ABOVE: a real
+ * number of more than low. TEXT's and PATH's default is a C string, and NULL when the key must be
+ * there; so is that of TEXTS, with blanks between its entries. */
 /* clang-format off */
 #define INT(member, value, from, to, means)                                                        \
     {LINE(member, INT, int64_t, #value, means), .low = (from), .high = (to)}

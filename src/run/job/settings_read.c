@@ -61,7 +61,7 @@ static int remember(dray__places *places, const char *key, const dray__node *nod
     return p->key ? DRAY_OK : dray__nomem(error);
 }
 
-/* The last place that counts, as in the job; NULL: it is not written anywhere. */
+/* The last place that counts, as in the job; NULL when it is not written anywhere. */
 static const place *place_of(const dray__places *places, const char *key, size_t length)
 {
     for (uint32_t i = places->count; i-- > 0;)
@@ -75,7 +75,7 @@ bool dray__setting_given(const dray__places *places, const char *key)
     return place_of(places, key, strlen(key)) != NULL;
 }
 
-/* Of the first of `keys` that was written, else of the first whose section was. */
+/* The place of the first of `keys` that was written, else of the first whose section was. */
 static place find_place(const dray__places *places, const char *keys)
 {
     const place *found = NULL;
@@ -117,7 +117,7 @@ int dray__setting_fail(const dray__places *places, const char *keys, dray_error 
 /* ---- one value ------------------------------------------------------------------------------- */
 
 typedef struct reading {
-    dray__places *places; /* NULL: defaults, which have no place */
+    dray__places *places; /* NULL for defaults, which have no place */
     dray_error *error;
 } reading;
 
@@ -160,7 +160,7 @@ static int read_int(const reading *r, const dray__setting *s, void *to, const dr
     int64_t value = strtoll(node->value, &end, 10);
     const char *digits = node->value + (node->value[0] == '-');
     bool plain = digits[0] >= '0' && digits[0] <= '9' &&
-                 !(digits[0] == '0' && digits[1]); /* octal in YAML 1.1: 010 is not what it seems */
+                 !(digits[0] == '0' && digits[1]); /* octal in YAML 1.1, where 010 is 8 */
     if (errno || *end || !plain)
         return refuse(r, node, key, "expected a whole number, found '%.64s'", node->value);
     memcpy(to, &value, sizeof(value));
@@ -300,8 +300,8 @@ static void free_values(const dray__setting *settings, void *base)
             free(*(char **)member(s, base));
 }
 
-/* An empty list of `length` in place of what was there; its entries are filled and counted later.
- */
+/* Makes an empty list of `length` in place of the earlier one. Its entries are filled and counted
+ * later. */
 static int new_list(const reading *r, const dray__setting *s, void *base, uint32_t length,
                     const dray__node *node, const char *key)
 {
@@ -343,7 +343,7 @@ static const dray__setting *find_setting(const dray__setting *settings, const ch
     return NULL;
 }
 
-/* What follows "section." in a key; NULL: another section. */
+/* The part behind "section." in a key; NULL for another section. */
 static const char *inside(const char *key, const char *section)
 {
     size_t length = strlen(section);

@@ -1,4 +1,5 @@
-/* From the values of a job to JSON and YAML, and from the table of settings to what people read. */
+/* From the values of a job to JSON and YAML, and from the table of settings to its forms for
+ * readers. */
 #include "run/job/settings.h"
 
 #include "base/error.h"

@@ -9,12 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Samples of a step are claimed in their order and in whole micro-batches, so that what is computed
- * together, and in which order it is summed, is the same in every run and after every restart.
+/* Samples of a step are claimed in their order and in whole micro-batches, so that the rows that
+ * are computed together, and the order of sums, are the same in every run and after every restart.
  * Evaluations become ready all at once and in order, so first come, first served is that order. */
 const dray__task_kind dray__tasks[DRAY__TASK_COUNT] = {
     {.name = "driver", .program = DRAY__PROGRAM_DESK},
-    /* Before what the next version makes: it is asked for when its version is the engine's. */
+    /* Before the samples of the next version: an evaluation is due when its version is the
+     * engine's. */
     {.name = "eval",
      .program = DRAY__PROGRAM_ENGINE,
      .needs = {"eval_prompt"},
@@ -101,7 +102,7 @@ static bool has_versions(const dray__job *job)
 }
 
 typedef struct sometimes {
-    const char *task, *column; /* the column of the task beside it, or of none */
+    const char *task, *column; /* the column of the task beside it, or of no task */
     const char *setting;
     bool (*here)(const dray__job *job);
 } sometimes;

@@ -9,8 +9,8 @@
 #include <dray/queue.h>
 #include <jansson.h>
 
-/* What the built-in program of a role holds: an engine, the policy's trainer, the value model's, or
- * neither. */
+/* The model that the built-in program of a role has: an engine, the policy's trainer, the value
+ * model's, or none. */
 typedef enum dray__role_program {
     DRAY__PROGRAM_ENGINE = 0,
     DRAY__PROGRAM_TRAINER,
@@ -23,20 +23,20 @@ typedef struct dray__task_kind {
     const char *name;
     int program;                       /* dray__role_program */
     const char *needs[12], *writes[6]; /* ended by NULL */
-    int32_t policy;                    /* dray_policy; ordered: unless the job says otherwise */
+    int32_t policy;                    /* dray_policy; `ordered` unless the job sets another */
     bool trains;                       /* its commits are provisional: a checkpoint covers them */
 } dray__task_kind;
 
 enum { DRAY__TASK_COUNT = 10 };
 extern const dray__task_kind dray__tasks[DRAY__TASK_COUNT];
-/* `score` grades what `eval` generated; where no role names it, the one with `reward` has it, or
- * the one with `driver`, where that is the built-in program. */
+/* `score` grades the outputs of `eval`. When no role names it, the one with `reward` has it, or the
+ * one with `driver`, when that is the built-in program. */
 extern const dray__task_kind dray__task_score;
 
-const dray__task_kind *dray__task_find(const char *name); /* NULL: none */
+const dray__task_kind *dray__task_find(const char *name); /* NULL when there is none */
 /* Has the job this task, or this column? Some only some jobs have. */
 bool dray__job_has(const dray__job *job, const char *name);
-/* The setting that says so; "": none does. */
+/* The name of the setting that adds it; "" when none does. */
 const char *dray__job_has_by(const char *name);
 /* Does the program train a model? There is one of each such program. */
 static inline bool dray__program_trains(int program)
@@ -57,7 +57,7 @@ uint32_t dray__tasks_of(const dray__job *job, const dray__job_role *role,
 #define DRAY__QUEUE_NAME "samples"
 int dray__job_queue_open(dray_context *context, const dray__job *job, dray_queue **out,
                          dray_error *error);
-/* The same as a checkpoint says that it was (dray_queue_options.restore); NULL: empty. */
+/* The same with a checkpoint's content (dray_queue_options.restore); NULL for an empty queue. */
 int dray__job_queue_restore(dray_context *context, const dray__job *job, const char *path,
                             dray_queue **out, dray_error *error);
 

@@ -133,7 +133,7 @@ static int convert_items(conversion *c, const yaml_node_t *from, int depth, dray
     return DRAY_OK;
 }
 
-/* key: NULL for what has none. */
+/* key is NULL for nodes without one. */
 static int convert(conversion *c, int index, const yaml_node_t *key, int depth, dray__node **out)
 {
     const yaml_node_t *from = yaml_document_get_node(c->document, index);
@@ -234,7 +234,7 @@ int dray__tree_setting(const char *setting, dray__node **out, dray_error *error)
         dray__tree_free(node);
         return dray__nomem(error);
     }
-    /* From the last part of the key to the first: each wraps what is there in a mapping. */
+    /* From the last part of the key to the first: each wraps the node so far in a mapping. */
     for (const char *end = equals; end;) {
         const char *begin = end;
         while (begin > setting && begin[-1] != '.')

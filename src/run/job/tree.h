@@ -1,5 +1,5 @@
-/* YAML documents as trees whose nodes know where they came from, so that a message about a value
- * names its line. */
+/* YAML documents as trees whose nodes know their lines, so that a message about a value names its
+ * line. */
 #pragma once
 
 #include <dray/dray.h>

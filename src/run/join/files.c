@@ -23,7 +23,7 @@ enum { AT_ONCE = 4 << 20 };
 typedef struct file {
     char *name; /* "trace/engine-0-1.spans" */
     int64_t sent, taken;
-    uint64_t head, head_taken; /* hash of what was sent last; 0: nothing */
+    uint64_t head, head_taken; /* hash of the head that was sent last; 0 when none was */
 } file;
 
 struct dray__host_files {
@@ -202,7 +202,7 @@ static int put_at(int fd, const void *bytes, size_t size, int64_t at)
     return 0;
 }
 
-/* Whoever reads the head meanwhile (account.c) sees an odd sequence before it changes, and the even
+/* A reader of the head meanwhile (account.c) sees an odd sequence before it changes, and the even
  * one after it. */
 static int put_head(int fd, const uint8_t *head)
 {

@@ -1,7 +1,7 @@
-/* What a joined host brings home: its logs, as they grow, and its files of spans. A file of spans
- * has the account of its process in its head, which changes all the time (trace/account.h); the
- * head goes home with it whenever it has changed, and says how far this host's clock is from the
- * run's. */
+/* The files that a joined host sends to the run: its logs, as they grow, and its files of spans. A
+ * file of spans has the account of its process in its head, which changes all the time
+ * (trace/account.h). The head is sent whenever it has changed, with the difference of this host's
+ * clock from the run's. */
 #pragma once
 
 #include <dray/dray.h>
@@ -21,16 +21,15 @@ typedef struct dray__host_files_part {
     bool more; /* there is more than was taken */
 } dray__host_files_part;
 
-/* What is new in logs/ and trace/, at most about 4 MiB. clock_ns: what is added to this host's
- * clock to get the run's; error_ns: by how much that may be wrong. `out` is zero, or what it was
- * the last time. What was taken counts as brought home when dray__host_files_took is called, else
- * it comes again. */
+/* Takes the new bytes in logs/ and trace/, at most about 4 MiB. clock_ns is added to this host's
+ * clock to get the run's; error_ns is its greatest error. `out` is zero, or the part of the last
+ * time. The bytes count as sent when dray__host_files_took is called, else they come again. */
 int dray__host_files_take(dray__host_files *files, int64_t clock_ns, int64_t error_ns,
                           dray__host_files_part *out, dray_error *error);
 void dray__host_files_took(dray__host_files *files);
 void dray__host_files_part_free(dray__host_files_part *part);
 
-/* At home: writes a part of a file of the run's folder. name: "logs/engine-0.log", checked by the
- * caller. */
+/* On the run's host: writes a part of a file of the run's folder. name: "logs/engine-0.log",
+ * checked by the caller. */
 int dray__host_files_put(const char *folder, const char *name, const void *bytes, size_t size,
                          int64_t at, dray_error *error);

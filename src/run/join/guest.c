@@ -47,7 +47,8 @@ typedef struct guest {
     const char *tokens[3];
 } guest;
 
-/* ---- what it says ---------------------------------------------------------------------------- */
+/* ---- output for people
+ * --------------------------------------------------------------------------- */
 
 static bool says_json; /* of the one guest that this process is */
 
@@ -191,7 +192,7 @@ static void on_signal(evutil_socket_t number, short what, void *user)
     dray__roles_check_end(&g->s);
 }
 
-/* What the supervisor of a run's own host sees in the queue, the run tells this one. */
+/* The run sends this supervisor the state of the queue that the run's own supervisor sees. */
 static void take_sight(guest *g, const dray__uplink_sight *sight)
 {
     dray__supervisor *s = &g->s;
@@ -348,7 +349,7 @@ static int serve_once(guest *g, dray_error *error)
         dray__uplink_leave(s->link, s->code && s->code != DRAY_ECLOSED ? s->failure.message : NULL,
                            dray__deadline(LEAVE_SECONDS * DRAY__SECOND));
     dray__uplink_end(s->link);
-    end_keeper(g); /* what it held is lost with its session */
+    end_keeper(g); /* its samples are lost with its session */
     return s->code;
 }
 

@@ -24,7 +24,8 @@ enum {
     NAME = 64,
     KEY = 40,
     ADDRESS = 64,
-    SAID = 900,            /* bytes of what a host says: with its name it is an event's message */
+    SAID = 900,            /* bytes of a host's text, so that with its name it is an event's message
+                            */
     EPOCHS_A_PLACE = 1000, /* a host counts its own starts of a place from a range of its own */
     SLICE_MS = 500,
     SILENT_SECONDS = 5,
@@ -40,7 +41,7 @@ typedef struct guest {
 } guest;
 
 typedef struct place {
-    guest *guest; /* NULL: it is free, or this host's */
+    guest *guest; /* NULL when it is free, or this host's */
     uint32_t taken;
     bool stale; /* its host is gone, and its processes may still have sessions */
 } place;
@@ -58,7 +59,7 @@ struct dray__hosts {
     uint64_t hash; /* of the job */
     dray_context *context;
     dray__channel *channel;
-    dray__worker worker; /* its lock is of what follows */
+    dray__worker worker; /* its lock protects the fields below */
     guest *guests;
     places *roles;
     dray_error failure;
@@ -103,7 +104,7 @@ static char *describe_places(const dray__hosts *self, const guest *of, char *out
     return out;
 }
 
-/* What a role cannot do without: one of its instances, or all ranks of a gang. */
+/* The places that a role cannot do without: one of its instances, or all of its ranks. */
 static void look_for_missing(dray__hosts *self, int64_t now)
 {
     for (uint32_t r = 0; r < self->o.job->role_count; r++) {
@@ -143,7 +144,7 @@ static void let_go(dray__hosts *self, const guest *of, bool gone)
             }
 }
 
-/* A role that the run ends with, of those that the host has; NULL: none. */
+/* A role of the host without which the run ends; NULL when there is none. */
 static const dray__job_role *vital_role(const dray__hosts *self, const guest *of)
 {
     for (uint32_t r = 0; r < self->o.job->role_count; r++)
@@ -185,7 +186,7 @@ static void remove_guest(dray__hosts *self, guest *g, bool gone)
     look_for_missing(self, dray__now());
 }
 
-/* Its session has ended: the process, the host or the link. What it claimed is claimed again. */
+/* The session has ended: of the process, the host or the link. Its rows are claimed again. */
 static void take_gone(dray__hosts *self, uint64_t member)
 {
     guest *g = find_guest(self, member);
@@ -552,7 +553,7 @@ static int handle(dray__hosts *self, const dray__host_asked *from, json_t **told
     return rc;
 }
 
-/* Who has not been heard for long is named, once. */
+/* Reports hosts that were silent for long, once each. */
 static void look_for_silence(dray__hosts *self, int64_t now)
 {
     char has[256];

@@ -1,8 +1,8 @@
-/* src/run/join/: hosts that join a run (`dray join`). hosts.c belongs to the supervisor: it
- * knows which hosts have joined, and which processes they run. guest.c is a joined host's own
- * supervisor, uplink.c is its connection with the run, and files.c copies its files to the run.
- * launcher.c reads what Slurm, torchrun and mpirun tell a process, and manifest.c writes a job
- * for others. Requests of hosts go through control/relay.h. */
+/* src/run/join/: hosts that join a run (`dray join`). hosts.c belongs to the supervisor: it knows
+ * which hosts have joined, and which processes they run. guest.c is a joined host's own supervisor,
+ * uplink.c is its connection with the run, and files.c copies its files to the run. launcher.c
+ * reads the variables of Slurm, torchrun and mpirun, and manifest.c writes a job for others.
+ * Requests of hosts go through control/relay.h. */
 
 /* The hosts that have joined a run, as its supervisor knows them. A thread takes their requests
  * from the coordinator (control/relay.h) and answers them; the supervisor's loop reads the
@@ -33,7 +33,8 @@ typedef struct dray__hosts_sight {
     dray_error failure; /* the run ends with it; code 0: there is no error */
     int64_t moved_ns;   /* when a process of a joined host last computed, or a host last joined */
     uint32_t count;     /* the number of hosts that are here */
-    /* Since when places are free without which the run cannot go on; 0: there are none. */
+    /* The time since which places are free without which the run cannot go on; 0 when there are
+     * none. */
     int64_t missing_ns;
     char missing[300];   /* which */
     char described[400]; /* the hosts, their processes, and when each was last heard of */
@@ -44,8 +45,8 @@ int dray__hosts_start(const dray__hosts_options *options, dray__hosts **out, dra
 void dray__hosts_look(dray__hosts *hosts, dray__hosts_sight *out);
 /* Tells hosts from now on that the queue has ended, so that their processes end. */
 void dray__hosts_queue_ended(dray__hosts *hosts);
-/* Tells hosts from now on that the run is over, and why. They send their last files and leave.
- * Waits for them until the deadline. */
+/* Tells hosts from now on that the run is over, with the reason. They send their last files and
+ * leave. Waits for them until the deadline. */
 void dray__hosts_end(dray__hosts *hosts, const char *why, int64_t deadline_ns);
 void dray__hosts_free(dray__hosts *hosts); /* NULL is allowed. */
 

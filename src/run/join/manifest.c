@@ -35,7 +35,7 @@ typedef struct manifest {
     char listen[200];
 } manifest;
 
-/* RFC 1123: what Kubernetes takes as a name. */
+/* RFC 1123: the form of names in Kubernetes. */
 static void dns_name(const char *text, char *out, size_t capacity)
 {
     size_t n = 0;

@@ -9,11 +9,11 @@ typedef struct dray__manifest_options {
     const char *job; /* the file */
     const char *const *settings;
     uint32_t setting_count;
-    const char *out;   /* the run's folder; NULL: runs/NAME beside the job file */
-    const char *image; /* of the containers, which has dray and what the roles need */
+    const char *out;   /* the run's folder; NULL for runs/NAME beside the job file */
+    const char *image; /* of the containers, which has dray and the programs of the roles */
 } dray__manifest_options;
 
-/* The resolved job: what config.json of its run would have. The caller's. */
+/* The resolved job, as in config.json of its run; the caller's. */
 int dray__manifest_job(const dray__manifest_options *options, json_t **out, dray_error *error);
 /* A JobSet (sigs.k8s.io/jobset, API version jobset.x-k8s.io/v1alpha2, its types of version 0.9): a
  * replicated job `run`, and one for each role that leaves places to other hosts, a Job a place.

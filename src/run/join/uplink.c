@@ -40,14 +40,14 @@ struct dray__uplink {
     token_file tokens[TOKENS];
     uint32_t token_count;
     char kept[PATH_MAX]; /* the file of a token that the environment holds */
-    char key[40];        /* who this process is, whatever its session */
-    json_t *told;        /* the answer to "join"; NULL: none yet */
+    char key[40];        /* the identity of this process, the same in all of its sessions */
+    json_t *told;        /* the answer to "join"; NULL until there is one */
     dray_context *context;
     dray__channel *channel;
     dray__host_files *files;
     dray__host_files_part part;
     int64_t clock_ns, clock_error_ns, clock_at_ns; /* the best comparison; at 0: none */
-    dray__worker worker;                           /* its lock is of what follows */
+    dray__worker worker;                           /* its lock protects the fields below */
     dray__uplink_sight sight;
     json_t *said;
     bool busy, leaving;
@@ -295,7 +295,7 @@ static json_t *take_said(dray__uplink *link, json_t *files)
     return json;
 }
 
-/* *more: there is more to bring home. */
+/* *more is true when there are more bytes to send. */
 static int pulse(dray__uplink *link, bool *more, dray_error *error)
 {
     json_t *told = NULL;
@@ -331,7 +331,7 @@ static void lose(dray__uplink *link, const dray_error *error)
     pthread_mutex_unlock(&link->worker.lock);
 }
 
-/* What came late is asked again; what the run refuses, and a session that is over, end it. */
+/* After a late answer the request is sent again. A refusal, and a session that is over, end it. */
 static bool goes_on(int rc)
 {
     return rc == DRAY_OK || rc == DRAY_ETIMEDOUT || rc == DRAY_EAGAIN;
@@ -354,7 +354,7 @@ static void *beat(void *user)
         pthread_mutex_unlock(&link->worker.lock);
     }
     bool leave = link->leaving && goes_on(rc);
-    if (leave) /* once more: what was written while the last part went home */
+    if (leave) /* once more, for bytes that were written while the last part was sent */
         rc = pulse(link, &more, &error);
     if (leave && !rc)
         rc = ask(link, "leave", json_object(), NULL, dray__deadline(ANSWER_SECONDS * DRAY__SECOND),

@@ -1,10 +1,10 @@
-/* A joined host's connection with the run: a session of its own. It joins, and then a thread tells
- * the run once a second that the host is alive, and what it has to say; brings files home; and
- * hears how far the run is. Each time it compares clocks: of a question that left at a, was
- * answered there at r and was back at b, r − (a + b) / 2 is how far the run's clock is ahead, and
- * (b − a) / 2 by how much that may be wrong (Cristian, "Probabilistic clock synchronization",
- * 1989). The question that was answered fastest counts, with 50 ns more for each ms since then, by
- * which quartz clocks may drift apart. */
+/* A joined host's connection with the run: a session of its own. It joins, and then a thread sends
+ * the run once a second a sign of life and the host's events, sends its files, and hears how far
+ * the run is. Each time it compares clocks: for a question that left at a, was answered there at r
+ * and was back at b, r − (a + b) / 2 is how far the run's clock is ahead, and (b − a) / 2 the
+ * greatest error (Cristian, "Probabilistic clock synchronization", 1989). The question that was
+ * answered fastest counts, with 50 ns more for each ms since then, by which quartz clocks may drift
+ * apart. */
 #pragma once
 
 #include "run/job/job.h"
@@ -47,13 +47,14 @@ int dray__uplink_join(dray__uplink *link, const json_t **told, dray_error *error
 /* Starts the thread. */
 int dray__uplink_begin(dray__uplink *link, dray_error *error);
 void dray__uplink_look(dray__uplink *link, dray__uplink_sight *out);
-/* Says whether the run answers. When it does not, a process may have died because of that. */
+/* Returns true when the run answers. When it does not, a process may have died because of that. */
 bool dray__uplink_fresh(dray__uplink *link);
 uint64_t dray__uplink_progress(dray__uplink *link);
 /* Prints a line here and at the run. */
 void dray__uplink_say(dray__uplink *link, const char *event, const char *text);
 void dray__uplink_busy(dray__uplink *link); /* processes of this host compute */
-/* Ends the thread: it sends the last files, reports what failed (NULL: nothing), and leaves. */
+/* Ends the thread: it sends the last files, reports the failure (NULL when there was none), and
+ * leaves. */
 void dray__uplink_leave(dray__uplink *link, const char *failed, int64_t deadline_ns);
 /* Ends the thread and the session. */
 void dray__uplink_end(dray__uplink *link);

@@ -1,5 +1,5 @@
-/* What a run left, as the page wants it: curves by row, events, updates of engines, the queue's
- * depth, and what its job changes of the defaults. */
+/* The data of a run for the page: curves by row, events, updates of engines, the queue's depth, and
+ * the settings of its job that differ from the defaults. */
 #include "base/array.h"
 #include "base/error.h"
 #include "base/hash.h"
@@ -166,7 +166,7 @@ static int take_row(void *user, json_t *row, const char *path, dray_error *error
 /* ---- events ---------------------------------------------------------------------------------- */
 
 typedef struct happened {
-    json_t *events;  /* what people read */
+    json_t *events;  /* events for readers */
     json_t *updates; /* "engine.0": a table, below */
     table *engines;
     char (*labels)[64];

@@ -12,7 +12,7 @@
 /* Where page.html has the data. */
 static const char mark[] = "\"DATA\"";
 
-/* As much of a run as fits where several stand beside each other. */
+/* The limits of a run's data, so that several runs fit on one page. */
 enum { POINTS = 5000, INTERVALS = 120000, BYTES_MOST = 1900000, POINTS_LEAST = 200 };
 
 /* intervals 0: without timelines, as that of a run that goes on would be read for long. */

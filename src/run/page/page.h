@@ -1,5 +1,5 @@
 /* src/run/page/: a page that shows runs: report.html of a run's folder, and `dray report`. data.c
- * reads what a run left (metrics.jsonl, events.jsonl, config.json), timeline.c its spans, encode.c
+ * reads a run's files (metrics.jsonl, events.jsonl, config.json), timeline.c its spans, encode.c
  * writes numbers so that 10,000 steps fit, page.html shows them, and page.c puts data into it. */
 #pragma once
 
@@ -10,8 +10,9 @@
 
 enum { DRAY__PAGE_RUNS = 16 };
 
-/* Writes the page of these runs. DRAY_ENOENT: a folder has no metrics.jsonl; DRAY_EFORMAT: file and
- * place. live: the page goes on with what the server that has it sends (report/live.c). */
+/* Writes the page of these runs. With live, the page goes on with the events of its server
+ * (report/live.c). Returns 0, DRAY_ENOENT when a folder has no metrics.jsonl, or DRAY_EFORMAT with
+ * file and place. */
 int dray__page_write(const char *const *folders, uint32_t count, bool live, FILE *out,
                      dray_error *error);
 /* The same into a file, which is replaced in one step. */

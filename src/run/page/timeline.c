@@ -13,11 +13,11 @@
 
 enum { CLASSES = 64, BUBBLES = 40, ENDS = 4000 };
 
-/* What a moment is shown as: a state, and the name of busy spans. */
+/* The form in which a moment is shown: a state, and the name of busy spans. */
 typedef struct class
 {
     int state;
-    uint32_t name; /* NONE: of waits */
+    uint32_t name; /* NONE for waits */
 } class;
 
 typedef struct bytes {
@@ -61,13 +61,13 @@ static uint8_t class_of(maker *m, const dray__tl_span *s)
     return (uint8_t)i;
 }
 
-/* Of one interval: how long, and what it is for most of the time. */
+/* One interval: its length, and the class that it has for most of the time. */
 typedef struct interval {
     int64_t begin_ns, end_ns, by_class[CLASSES];
 } interval;
 
-/* Interval: the time of its end in units, as the difference from the one before, and its class + 1;
- * 0: nothing is known. */
+/* An interval is the time of its end in units, as the difference from the one before, and its class
+ * + 1, or 0 when nothing is known. */
 static void end_interval(maker *m, interval *i, int64_t *told, bytes *out)
 {
     if (i->end_ns <= i->begin_ns)

@@ -32,7 +32,7 @@ typedef struct connection {
     int fd;
     char in[REQUEST_MAX];
     size_t have;
-    char *out; /* NULL: the request is not whole */
+    char *out; /* NULL while the request is not whole */
     size_t size, at;
 } connection;
 
@@ -45,12 +45,12 @@ struct dray__http {
     dray__callers callers;
     dray__networks trusted;
     uint32_t streams;
-    char url[96], host[96], name[32]; /* what a request's Host may be */
+    char url[96], host[96], name[32]; /* the permitted values of a request's Host */
 };
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-/* What a header says, cut behind it; NULL: it is not there. */
+/* The value of a header, cut behind it; NULL when it is not there. */
 static char *header_of(char *request, const char *name)
 {
     size_t length = strlen(name);
@@ -74,7 +74,7 @@ static bool knows_host(const connection *c, char *request)
            (host && (strcmp(host, c->owner->host) == 0 || strcmp(host, c->owner->name) == 0));
 }
 
-/* What there is to say, by the request. */
+/* Makes the answer to the request. */
 static void judge(connection *c, dray__http_answer *out)
 {
     static const char get[] = "GET ";
@@ -147,7 +147,7 @@ static void end_caller(void *http, dray__caller *caller)
     end(caller->owner);
 }
 
-/* What comes after the answer is thrown away until the other side has read it, and closes. */
+/* Bytes after the answer are thrown away until the other side has read it, and closes. */
 static void on_writable(evutil_socket_t fd, short what, void *user)
 {
     (void)what;
@@ -236,7 +236,7 @@ static void on_accept(evutil_socket_t listener, short what, void *user)
         begin(m, fd, (const struct sockaddr *)&from);
     } else if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
         dray__callers_make_room(&m->callers);
-        event_del(m->event); /* who comes stays in the backlog until the next sweep */
+        event_del(m->event); /* new connections stay in the backlog until the next sweep */
     }
 }
 

@@ -1,4 +1,4 @@
-/* A small server of HTTP/1.1: GET alone, a request and its answer, or a stream of events to a
+/* A small server of HTTP/1.1: only GET, with a request and its answer, or a stream of events to a
  * reader that stays. */
 #pragma once
 
@@ -9,8 +9,8 @@
 struct event_base;
 typedef struct dray__http dray__http;
 
-/* The answer to a path; what is not set is "404 Not Found". body: malloc'ed, or NULL. stream: more
- * comes with dray__http_push. */
+/* The answer to a path. With nothing set it is "404 Not Found". body is malloc'ed, or NULL. stream:
+ * more comes with dray__http_push. */
 typedef struct dray__http_answer {
     const char *status, *type;
     char *body;
@@ -19,16 +19,16 @@ typedef struct dray__http_answer {
 } dray__http_answer;
 
 typedef struct dray__http_options {
-    const char *path; /* of the address that is told: "/metrics" */
+    const char *path; /* of the printed address: "/metrics" */
     void (*answer)(void *user, const char *path, dray__http_answer *out);
     void *user;
     bool check_host; /* answer those alone that ask by the address, or by localhost */
 } dray__http_options;
 
-/* Listens at "PORT" or "127.0.0.1:PORT" (port 0: any), "HOST:PORT", "[V6]:PORT", on base's loop.
- * HTTP is neither encrypted nor proven: beyond loopback only those on networks that are named as
- * trusted ($DRAY_TRUSTED_NETWORKS) are answered, and without any it does not listen there
- * (DRAY_EPERM). options: borrowed. url: where it listens. */
+/* Listens at "PORT" or "127.0.0.1:PORT" (port 0 means any), "HOST:PORT", "[V6]:PORT", on base's
+ * loop. HTTP is neither encrypted nor authenticated. Beyond loopback, only readers on trusted
+ * networks ($DRAY_TRUSTED_NETWORKS) are answered. When there are none, it does not listen there
+ * (DRAY_EPERM). options is borrowed. url is the address at which it listens. */
 int dray__http_new(struct event_base *base, const char *address, const dray__http_options *options,
                    dray__http **out, const char **url, dray_error *error);
 /* Sends this to all that read a stream. On the loop's thread. */

@@ -24,7 +24,7 @@ struct dray__live {
     dray__http_options options;
     dray__thread thread;
     atomic_bool stopping;
-    pthread_mutex_t lock; /* of what follows */
+    pthread_mutex_t lock; /* of the fields below */
     char *recent[RECENT]; /* events; a ring */
     uint64_t count, sent;
 };

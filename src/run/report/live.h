@@ -10,7 +10,7 @@ typedef struct dray__live dray__live;
 
 /* folder: the run's; copied. *url: where it listens, the live page's. */
 int dray__live_start(const char *folder, dray__live **out, const char **url, dray_error *error);
-/* A row is in metrics.jsonl. Threads: any. */
+/* Call it when a row is in metrics.jsonl, from any thread. */
 void dray__live_row(dray__live *live, const json_t *row); /* live NULL is fine */
 /* Tells the readers that nothing more comes, and ends. */
 void dray__live_stop(dray__live *live); /* NULL is fine */

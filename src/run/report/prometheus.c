@@ -140,7 +140,7 @@ static void print_object(FILE *out, const struct metric *m, labels l, json_t *ob
     }
 }
 
-/* Of an array of requests: what was refused. */
+/* Prints the refused requests of an array. */
 static void print_refusals(FILE *out, const struct metric *m, json_t *status)
 {
     json_t *one;

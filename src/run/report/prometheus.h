@@ -4,5 +4,5 @@
 #include <jansson.h>
 #include <stdio.h>
 
-/* Prints what dray_context_status returns in the text format of Prometheus. */
+/* Prints the result of dray_context_status in the text format of Prometheus. */
 void dray__prometheus(json_t *status, FILE *out);

@@ -21,9 +21,9 @@ struct dray__reporter {
     const dray__job *job;
     dray_context *context;
     dray__channel *channel;
-    dray_queue *queue; /* for the picture; NULL: not drawn, or not there yet */
+    dray_queue *queue; /* for the picture; NULL when it is not drawn, or not there yet */
     dray__thread thread;
-    pthread_mutex_t lock; /* of what follows */
+    pthread_mutex_t lock; /* of the fields below */
     dray__rows rows;
     dray__view view;
     json_t *status;
@@ -41,8 +41,8 @@ enum { SLICE_MS = 200, DRAW_MS = 200, DEPTH_MS = 1000 };
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
-/* A line of events.jsonl, for the page: what metrics.jsonl has no row for. It takes `object`; what
- * cannot be written is left out, as the run goes on without it. */
+/* Writes a line of events.jsonl, for the page: an event without a row in metrics.jsonl. It takes
+ * `object`. Lines that cannot be written are left out, because the run goes on without them. */
 static void note(dray__reporter *self, const char *event, json_t *object)
 {
     if (object && self->events) {
@@ -184,7 +184,8 @@ static void *watch(void *user)
     dray__reporter *self = user;
     uint64_t cursor = 0;
     for (;;) {
-        /* Asked before the wait: what was posted before the end is still taken in. */
+        /* Read before the wait, so that reports that were posted before the end are still taken in.
+         */
         bool last = atomic_load(&self->stopping);
         json_t *reports = NULL, *report;
         size_t i;

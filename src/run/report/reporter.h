@@ -1,10 +1,10 @@
-/* src/run/report/: what a run says of itself. reporter.c receives what roles report, rows.c makes
- * rows of metrics.jsonl of it, spent.c adds where the time went, and view.c shows the run to a
+/* src/run/report/: the reports of a run. reporter.c receives the roles' reports, rows.c makes rows
+ * of metrics.jsonl of them, spent.c adds the seconds of each state, and view.c shows the run to a
  * person. prometheus.c writes a coordinator's status as metrics, and metrics.c serves them over
  * HTTP (http.c), as live.c serves the page of the run.
  *
  * The supervisor's second thread: watches the reports of the roles, writes metrics.jsonl, and keeps
- * what a person sees up to date. */
+ * the view of the run up to date. */
 #pragma once
 
 #include "run/report/view.h"
@@ -14,12 +14,12 @@ typedef struct dray__reporter dray__reporter;
 /* Of the reporter: the row of a step is on its way to metrics.jsonl, and outlives a kill. */
 #define DRAY__REPORT_ROW "row"
 
-/* address: the coordinator's, which must be up. *url: of the live page, valid until the stop; NULL:
- * there is none. */
+/* address is the coordinator's, which must be up. *url is the address of the live page, valid until
+ * the stop; NULL when there is none. */
 int dray__reporter_start(const dray__folder *folder, const dray__job *job, const char *address,
                          bool json, dray__reporter **out, const char **url, dray_error *error);
-/* Takes in what was still posted (if the coordinator lives), writes what is pending, ends the
- * thread. The numbers of *rows for the summary stay valid until dray__reporter_free. */
+/* Takes in the reports that were still posted (if the coordinator lives), writes the pending rows,
+ * ends the thread. The numbers of *rows for the summary stay valid until dray__reporter_free. */
 int dray__reporter_stop(dray__reporter *reporter, dray_error *error);
 void dray__reporter_free(dray__reporter *reporter); /* NULL is fine */
 
@@ -29,7 +29,7 @@ uint64_t dray__reporter_progress(dray__reporter *reporter); /* grows with every 
 bool dray__reporter_ready(dray__reporter *reporter);        /* the first version is there */
 void dray__reporter_say(dray__reporter *reporter, const char *event, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* What could not be written; DRAY_OK: nothing. */
+/* The error of a row that could not be written, or DRAY_OK. */
 int dray__reporter_failed(dray__reporter *reporter, dray_error *error);
 
 /* After stop: the last lines. */

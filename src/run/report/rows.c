@@ -85,7 +85,7 @@ static int64_t step_of(const json_t *row)
     return dray__json_integer(row, "step");
 }
 
-/* Has the row what the value model's trainer says, where there is one? */
+/* Returns true when the row has the report of the value model's trainer, or there is none. */
 static bool has_critic(const dray__rows *rows, const json_t *row)
 {
     return step_of(row) == 0 || !dray__job_has(rows->job, "critic") ||
@@ -173,7 +173,7 @@ static void drop_own(json_t *row)
         json_object_del(row, drop[i]);
 }
 
-/* What the value model's trainer said before. */
+/* Adds the earlier report of the value model's trainer. */
 static int add_critic(dray__rows *rows, json_t *row, dray_error *error)
 {
     char key[32];

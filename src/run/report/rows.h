@@ -43,9 +43,9 @@ int dray__rows_open(const dray__folder *folder, const dray__job *job, dray__rows
 /* Takes in one report. *done: the rows that it completed, in their order, borrowed until the next
  * call. */
 int dray__rows_take(dray__rows *rows, json_t *report, const json_t **done, dray_error *error);
-/* The step whose row has all that its trainers say, by this report; -1: none. */
+/* The step whose row has all of its trainers' reports with this one; -1 when there is none. */
 int64_t dray__rows_whole(const dray__rows *rows, const json_t *report);
-/* Nothing more comes. Writes what is pending without its evaluation: a resumed run completes it. */
+/* Ends the rows. Writes pending ones without their evaluation: a resumed run completes them. */
 int dray__rows_end(dray__rows *rows, dray_error *error);
 void dray__rows_free(dray__rows *rows);
-double dray__rows_median_update(const dray__rows *rows); /* seconds; 0: no update */
+double dray__rows_median_update(const dray__rows *rows); /* seconds; 0 when there was no update */

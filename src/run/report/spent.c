@@ -15,7 +15,7 @@
 
 struct dray__spent {
     char *folder;
-    int64_t looked_ns;     /* the last look; 0: there was none */
+    int64_t looked_ns;     /* the last look; 0 when there was none */
     json_t *roles, *named; /* sums by then, ns: {ROLE: {KEY: N}}, {NAME: N} */
 };
 
@@ -160,7 +160,8 @@ static void add_one(const dray__spent *self, const accounts *all, uint32_t i, in
         add(named, one->named[k].name, one->named[k].ns);
 }
 
-/* ---- what is between two looks ------------------------------------------------------------- */
+/* ---- differences of two looks
+ * -------------------------------------------------------------------- */
 
 static double since(const json_t *now, const json_t *before, const char *key)
 {
@@ -222,8 +223,8 @@ static int write_down(const dray__spent *self, json_t *roles, json_t *named, jso
 
 enum { TRIES = 8, QUICK_US = 500, FILE_US = 50 };
 
-/* An account that changes between `now` and its reading says more than there was by then: so all
- * are read quickly, if need be in another go. */
+/* An account that changes between `now` and its reading has later time in it. So all are read
+ * quickly, if need be in another go. */
 static int read_quickly(const dray__spent *self, accounts *all, int64_t *now, dray_error *error)
 {
     int rc = DRAY_OK;

@@ -1,5 +1,5 @@
-/* Where the time of a run's roles goes, from the accounts that their processes keep
- * (trace/account.h): what is between two looks, whatever step it was for. */
+/* The time of a run's roles by state, from the accounts that their processes keep
+ * (trace/account.h), between two looks, for whatever step it was. */
 #pragma once
 
 #include <dray/dray.h>
@@ -11,12 +11,12 @@ typedef struct dray__spent dray__spent;
 /* folder: the run's. */
 int dray__spent_open(const char *folder, dray__spent **out, dray_error *error);
 void dray__spent_close(dray__spent *spent); /* NULL is fine */
-/* Adds to `row` what was spent since the last look, in seconds:
+/* Adds to `row` the time since the last look, in seconds:
  *   "time": {ROLE: {"processes": N, "cpu": S, "busy": S, "transfer": S, "wait": {CAUSE: S}}}
  *     and "starting": S of processes that were not there at the last look;
- *   "seconds": {NAME: S}, by what the ranks 0 did, waits left out.
- * NULL: only looks. A role's processes that record no spans are not in it. *now_ns: the moment up
- * to which it is. */
+ *   "seconds": {NAME: S}, by the spans of the ranks 0, waits left out.
+ * With NULL it only looks. A role's processes that record no spans are not in it. *now_ns is the
+ * end of the time. */
 int dray__spent_look(dray__spent *spent, json_t *row, int64_t *now_ns, dray_error *error);
 
 /* The file of spans of a process of the run. */

@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* Three digits, whatever the size: 1.23, 12.3, 123. */
+/* Three digits for any size: 1.23, 12.3, 123. */
 static dray__units three_digits(double value, const char *unit)
 {
     dray__units text;

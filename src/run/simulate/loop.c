@@ -1,6 +1,6 @@
 /* The loop as discrete events. Servers (an instance of a role each) take batches of rows for their
- * tasks, as the built-in programs do: in the order of their places, or what is complete first;
- * which versions, how many rows and which prompts there may be is asked of the schedule's rules. */
+ * tasks, as the built-in programs do: in the order of their places, or complete groups first. The
+ * schedule's rules decide on versions, numbers of rows and prompts. */
 #include "base/array.h"
 #include "base/error.h"
 #include "base/random.h"
@@ -59,7 +59,7 @@ typedef struct sim {
     bool continuous;
     dray__cost costs[DRAY__SIM_TASKS];
     double token_fixed, token_row;
-    int64_t steps, total; /* that are simulated; whose prompts there are */
+    int64_t steps, total; /* simulated steps; steps with prompts */
     uint64_t seed;
     partition *partitions; /* of step i + 1 */
     uint32_t made, low;    /* partitions that were inserted; those before `low` are trained */
@@ -152,7 +152,7 @@ static void claim_in_order(const sim *s, server *v, int task, uint32_t p, uint32
         claim(v, p, i);
 }
 
-/* What is there, at most so many, and whole groups where the task needs them. */
+/* Claims present rows, at most so many, and in whole groups when the task needs them. */
 static void claim_what_is_there(const sim *s, server *v, int task, uint32_t most)
 {
     bool groups = task == DRAY__SIM_ADVANTAGE;
@@ -637,7 +637,7 @@ static void set_costs(sim *s)
     *advantage = (*advantage + group - 1) / group * group;
 }
 
-/* What a task needs, of the tasks that the job has. */
+/* Adds the needs of a task, among the tasks of the job. */
 static uint8_t add_needs(sim *s)
 {
     const dray__job *job = s->job;

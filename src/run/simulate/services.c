@@ -74,8 +74,8 @@ static double error_of(const sums *s, const double w[FEATURES])
     return error;
 }
 
-/* Nothing takes less than no time: of all choices of features whose weights are all positive, that
- * with the least error. */
+/* Times are not negative: of all choices of features whose weights are all positive, the one with
+ * the least error is taken. */
 static void fit(const sums *s, double out[FEATURES])
 {
     double best = DBL_MAX, w[FEATURES];
@@ -91,9 +91,10 @@ static void fit(const sums *s, double out[FEATURES])
     }
 }
 
-/* ---- whose trace it is ----------------------------------------------------------------------- */
+/* ---- the job of a trace
+ * -------------------------------------------------------------------------- */
 
-/* What makes samples and what they cost; all else may differ. */
+/* The settings that determine samples and their cost. All others may differ. */
 static const char *const sections[] = {"model",   "data",      "tool", "reward",
                                        "rewards", "reference", "clock"};
 static const char *const keys[] = {"prompts", "samples", "temperature", "max_new_tokens"};
@@ -202,7 +203,7 @@ static int by_group(const void *a, const void *b)
     return (x->slot > y->slot) - (x->slot < y->slot);
 }
 
-/* Whole groups of a step: what was made twice counts once. */
+/* Takes whole groups of a step. Rows that were made twice count once. */
 static int take_groups(responses *all, uint32_t group, dray__services *out, dray_error *error)
 {
     qsort(all->items, all->count, sizeof(*all->items), by_group);
@@ -254,7 +255,7 @@ static void fit_closed(responses *all, dray__services *out)
     out->token_row = w[2];
 }
 
-/* Rows that were under way beside one, on average over its time. */
+/* The number of rows under way beside one, on average over its time. */
 static double beside(const responses *all, uint32_t i)
 {
     const response *is = &all->items[i];
@@ -287,11 +288,11 @@ static void fit_continuous(responses *all, dray__services *out)
 
 /* ---- tasks ----------------------------------------------------------------------------------- */
 
-/* What is between two commits of a process that leads, by task. */
+/* The work between two commits of a process that leads, by task. */
 typedef struct worked {
     sums tasks[DRAY__SIM_TASKS];
     double waits[DRAY__SIM_TASKS][DRAY__SIM_CAUSES], seconds[DRAY__SIM_TASKS];
-    double overhead[DRAY__SIM_TASKS]; /* of rollout: what is around the generation */
+    double overhead[DRAY__SIM_TASKS]; /* of rollout: time around the generation */
     double ends, takes, prefetches;
     uint32_t end_count, take_count, prefetch_count;
 } worked;
@@ -412,8 +413,8 @@ static double mean(double sum, uint32_t count)
     return count ? sum / count : 0;
 }
 
-/* seconds = a + b tokens where that tells more than the rows do; where all batches have as many
- * rows, what is long is the rows' and what is short the batch's. */
+/* seconds = a + b tokens when that explains more than the rows do. When all batches have as many
+ * rows, long parts belong to the rows and short ones to the batch. */
 static void settle(const worked *w, int task, dray__cost *out)
 {
     const sums *s = &w->tasks[task];
@@ -470,7 +471,7 @@ static int fit_all(const dray__timeline *t, const json_t *config, responses *all
         fit_continuous(all, out);
     else
         fit_closed(all, out);
-    /* What is around the generation: reading, putting, claim and commit. */
+    /* Time around the generation: reading, putting, claim and commit. */
     out->tasks[DRAY__SIM_ROLLOUT].row = out->tasks[DRAY__SIM_ROLLOUT].token = 0;
     out->tasks[DRAY__SIM_ROLLOUT].fixed +=
         mean(w.overhead[DRAY__SIM_ROLLOUT], w.tasks[DRAY__SIM_ROLLOUT].count);
@@ -556,7 +557,7 @@ int dray__services_fit(const char *folder, const dray__job *job, dray__services 
                         folder, (long long)job->rollout.samples);
     out->engine_ranks = ranks_of(config, "rollout");
     out->trainer_ranks = ranks_of(config, "actor");
-    out->by_ranks = !job->clock.enabled; /* its sleeps are as long whatever the ranks */
+    out->by_ranks = !job->clock.enabled; /* its sleeps do not depend on the ranks */
     free(all.items);
     json_decref(config);
     dray__timeline_free(t);
@@ -672,7 +673,7 @@ static double parameters_of(const dray__job_model *m)
 
 /* Operations: 2 a parameter and token forwards, 6 with gradients (Kaplan et al. 2020, arXiv
  * 2001.08361, 2.1). A token of all rows reads all parameters once, or computes for as long as it
- * takes. Lengths are not known: all are half of what they may be. */
+ * takes. Lengths are not known: all are half of their limit. */
 int dray__services_estimate(const char *device, const dray__job *job, dray__services *out,
                             dray_error *error)
 {

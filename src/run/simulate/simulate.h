@@ -26,7 +26,7 @@ extern const char *const dray__sim_names[DRAY__SIM_TASKS];
 
 enum { DRAY__SIM_CAUSES = 11 }; /* of waits: dray_wait_cause */
 
-/* What a batch of a task takes, from its claim to the end of its commit; and how much of that is a
+/* The time of a batch of a task, from its claim to the end of its commit; and how much of that is a
  * wait, by cause (the coordinator's answer, a tool, other ranks). */
 typedef struct dray__cost {
     double fixed, row, token;
@@ -41,14 +41,15 @@ typedef struct dray__services {
     double insert;         /* from a published version to the prompts of one more step */
     /* Responses, in whole groups: the lengths of a prompt's samples belong together. */
     uint32_t *lengths, groups, group;
-    int64_t engine_ranks, trainer_ranks; /* of what was fitted */
+    int64_t engine_ranks, trainer_ranks; /* of the fitted run */
     bool by_ranks;                       /* the trainer's work is divided among its ranks */
     bool estimated;
 } dray__services;
 
-/* Fits services from the run in `folder` (a run's folder, or its trace.json) for the job.
- * DRAY_EINVALID: it is of another job (names the first setting that differs), or its job has what
- * is not modelled; DRAY_EFORMAT: truncated, too short or without tokens, with the file. */
+/* Fits services from the run in `folder` (a run's folder, or its trace.json) for the job. Returns
+ * 0, DRAY_EINVALID when it is of another job (names the first setting that differs), or when its
+ * job has a part that is not modelled, or DRAY_EFORMAT with the file when it is truncated, too
+ * short or without tokens. */
 int dray__services_fit(const char *folder, const dray__job *job, dray__services *out,
                        dray_error *error);
 /* The same from several runs, whose times are averaged. */
@@ -68,8 +69,8 @@ typedef struct dray__simulated {
     int64_t first, last;                             /* the steps that it is of */
 } dray__simulated;
 
-/* steps: how many to simulate. seed: of the lengths that are drawn. DRAY_EINVALID: the job cannot
- * go on (nothing moves), or has what is not modelled. */
+/* steps is the number of simulated steps. seed is for the lengths that are drawn. Returns 0, or
+ * DRAY_EINVALID when the job cannot go on (nothing moves), or has a part that is not modelled. */
 int dray__simulate_once(const dray__job *job, const dray__services *services, int64_t steps,
                         uint64_t seed, dray__simulated *out, dray_error *error);
 
@@ -82,7 +83,7 @@ typedef struct dray__prediction {
     dray__spread step_seconds, samples_per_s, staleness_mean, staleness_max, made_anew;
     uint32_t roles;
     dray__spread waits[16]; /* by role */
-    dray__simulated one;    /* means of what has no spread here */
+    dray__simulated one;    /* means of values without a spread here */
 } dray__prediction;
 
 enum { DRAY__SIM_RUNS = 10, DRAY__SIM_STEPS = 48 };
@@ -97,10 +98,10 @@ typedef struct dray__sizing {
 } dray__sizing;
 
 enum { DRAY__SPLITS = 5 };
-/* The splits of `devices` between the job's engines and its trainer with the most samples a second,
- * whose mean staleness is at most `staleness` (negative: any), the best first. *engine_more,
- * *trainer_more: samples a second of the best one with one device more for that role, over without.
- * DRAY_EINVALID: no split is possible. */
+/* Finds the splits of `devices` between the job's engines and its trainer with the most samples a
+ * second, whose mean staleness is at most `staleness` (negative means any), the best first.
+ * *engine_more, *trainer_more: samples a second of the best one with one device more for that role,
+ * over without. Returns 0, or DRAY_EINVALID when no split is possible. */
 int dray__size(const dray__job *job, const dray__services *services, int64_t devices,
                double staleness, dray__sizing out[DRAY__SPLITS], uint32_t *count,
                double *engine_more, double *trainer_more, dray_error *error);

@@ -30,7 +30,7 @@ static int try(const dray__job *job, const dray__services *services, dray__sizin
 static bool better(const dray__sizing *a, const dray__sizing *b)
 {
     double x = a->made.samples_per_s.mean, y = b->made.samples_per_s.mean;
-    /* As good as equal: rather the one whose samples are fresher. */
+    /* When both are nearly equal, the one with fresher samples comes first. */
     if (x > y * 0.999 && y > x * 0.999)
         return a->made.staleness_mean.mean < b->made.staleness_mean.mean;
     return x > y;

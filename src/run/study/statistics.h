@@ -1,5 +1,5 @@
-/* What a study computes from runs: means with their bootstrap intervals, and values read off
- * curves. Pure: the same numbers give the same answer, bit for bit. */
+/* The statistics of a study: means with their bootstrap intervals, and values read off curves.
+ * Pure: the same numbers give the same result, bit for bit. */
 #pragma once
 
 #include <dray/dray.h>
@@ -14,8 +14,8 @@ typedef struct dray__interval {
 enum { DRAY__RESAMPLES = 10000 };
 #define DRAY__CONFIDENCE 0.95
 
-/* The mean of n values (n > 0). below: of as many values, drawn together with the former: then the
- * ratio of the two means. NULL: none. DRAY_ENOMEM. */
+/* The mean of n values (n > 0). below has as many values, drawn together with the former: then the
+ * result is the ratio of the two means. NULL for none. Returns 0, or DRAY_ENOMEM. */
 int dray__bootstrap(const double *values, const double *below, uint32_t n, uint32_t resamples,
                     dray__interval *out, dray_error *error);
 
@@ -27,7 +27,7 @@ typedef struct dray__point {
     double x, y;
 } dray__point;
 
-/* NaN: x is outside the curve. */
+/* Returns NaN when x is outside the curve. */
 double dray__curve_at(const dray__point *points, uint32_t count, double x);
-/* The first x at which the curve is at y or above it; NaN: nowhere. */
+/* The first x at which the curve is at y or above it; NaN when there is none. */
 double dray__curve_reach(const dray__point *points, uint32_t count, double y);

@@ -76,7 +76,7 @@ static int start(const dray__study_entry *e, const dray__study_trial *t, const c
     return dray__child_begin(&start, child, error);
 }
 
-/* What ends badly is the trial's; an error is of the study itself. */
+/* A run that fails is a result of the trial. An error is of the study itself. */
 static int run_trial(dray__study_plan *plan, dray__study_entry *e, dray__study_trial *t,
                      dray_error *error)
 {

@@ -1,4 +1,4 @@
-/* Where the time of a run's roles went, from what its rows say of it. */
+/* The time of a run's roles by state, from its rows. */
 #include "run/study/study_read.h"
 
 #include "base/json.h"
@@ -38,7 +38,7 @@ void dray__study_add_time(json_t **sums, const json_t *row)
     }
 }
 
-/* What one key says of a role, as a share of the time of the role's processes. */
+/* Adds one key of a role, as a share of the time of the role's processes. */
 static void set_share(const json_t *sums, const char *key, json_t *measures)
 {
     char role[64], of[80];

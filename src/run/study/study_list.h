@@ -1,4 +1,4 @@
-/* The list of schedules of a study, and what the study is of. */
+/* The list of schedules of a study, and its job. */
 #pragma once
 
 #include "run/study/study.h"
@@ -27,11 +27,12 @@ typedef struct dray__study_plan {
     bool stopped;
 } dray__study_plan;
 
-/* Reads the list and the job of every entry; makes nothing. DRAY_EINVALID: the list; else as
- * dray__job_load. */
+/* Reads the list and the job of every entry; makes nothing. Returns 0, DRAY_EINVALID when the list
+ * is wrong, or the errors of dray__job_load. */
 int dray__study_plan_open(const dray__study_options *options, dray__study_plan *out,
                           dray_error *error);
-/* Makes the folders, or finds those of the same study. DRAY_EEXIST: they are of another job. */
+/* Makes the folders, or finds those of the same study. Returns 0, or DRAY_EEXIST when they are of
+ * another job. */
 int dray__study_plan_place(dray__study_plan *plan, dray_error *error);
 void dray__study_plan_close(dray__study_plan *plan);
 

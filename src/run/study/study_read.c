@@ -78,8 +78,8 @@ static void look_for_divergence(reading *r, const json_t *row)
                      keys[i], (long long)r->step);
 }
 
-/* An evaluation counts where its version was made, which may be a later step than the row's; one of
- * the same version as the last says nothing new. */
+/* An evaluation counts at the step of its version, which may be earlier than the row's. An
+ * evaluation of the same version as the last adds nothing. */
 static int add_point(reading *r, const json_t *row, double accuracy, dray_error *error)
 {
     dray__study_run *run = r->run;

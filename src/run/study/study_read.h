@@ -7,7 +7,7 @@
 #include <jansson.h>
 
 /* Held-out accuracy at one evaluation. seconds: sums of step_seconds, so without start, warm-up and
- * what was between a stop and going on. */
+ * the time between a stop and its resumption. */
 typedef struct dray__study_point {
     double step, samples, seconds, accuracy;
 } dray__study_point;
@@ -21,8 +21,8 @@ typedef struct dray__study_run {
     char diverged[96];       /* how it did; "": it did not */
 } dray__study_run;
 
-/* A folder that is not there, or whose run did not end, is no error. DRAY_EFORMAT: metrics.jsonl.
- */
+/* A folder that is not there, or whose run did not end, is no error. Returns 0, or DRAY_EFORMAT
+ * when metrics.jsonl is wrong. */
 int dray__study_read(const char *folder, const dray__job *job, dray__study_run *out,
                      dray_error *error);
 void dray__study_run_free(dray__study_run *run);

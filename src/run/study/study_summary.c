@@ -1,4 +1,4 @@
-/* What the runs of a study say together. */
+/* The summary of a study's runs. */
 #include "run/study/study_list.h"
 
 #include "base/error.h"
@@ -13,7 +13,7 @@ enum { GRID = 60, BAND_RESAMPLES = 1000 };
 
 typedef struct summary {
     const dray__study_plan *plan;
-    double samples, seconds; /* which all runs that ended have reached; 0: none has ended */
+    double samples, seconds; /* which all runs that ended have reached; 0 when none has ended */
     double *a, *b;           /* room for a value a seed */
     dray__point *points;     /* room for the longest curve */
     int rc;
@@ -95,7 +95,7 @@ static const json_t *value_of(const dray__study_trial *t, const char *name)
     return t->run.finished ? json_object_get(t->run.measures, name) : NULL;
 }
 
-/* What both schedules have of a seed, subtracted and divided. */
+/* The values that both schedules have for a seed, subtracted and divided. */
 static void compare(summary *s, const dray__study_entry *first, const dray__study_entry *e,
                     const char *name, json_t **o)
 {

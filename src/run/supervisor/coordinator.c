@@ -69,12 +69,12 @@ typedef struct keeper_thread {
     struct event_base *base;
     struct event *stop;
     dray__keeper *keeper;
-    dray__join *join; /* for other hosts; NULL: there are none */
+    dray__join *join; /* for other hosts; NULL when there are none */
     int wake;
     dray__thread thread;
 } keeper_thread;
 
-/* A descriptor or a signal says so. */
+/* Called for a descriptor or a signal. */
 static void on_stop(evutil_socket_t which, short what, void *base)
 {
     (void)which, (void)what;
@@ -131,7 +131,7 @@ static void own_addresses(const dray__serve_options *options, const char *tcp, c
         snprintf(address, size, "%s", tcp);
 }
 
-/* What its keeper holds can be read from other hosts. */
+/* Lets other hosts read the samples of its keeper. */
 static int join_keeper(keeper_thread *k, const dray__serve_options *options, const char *tcp,
                        dray_error *error)
 {
@@ -253,7 +253,7 @@ int dray__serve(const dray__serve_options *options, dray_error *error)
                                            .token_path = options->token_path,
                                            .keeper_path = options->keeper_path};
     listening.limits = options->limits ? options->limits : getenv("DRAY_LIMITS");
-    /* Beside what names the session: its socket, or its master token. */
+    /* Beside the file that names the session: its socket, or its master token. */
     char state[4200];
     const char *beside = options->unix_path ? options->unix_path : options->token_path;
     if (beside) {
@@ -268,7 +268,7 @@ int dray__serve(const dray__serve_options *options, dray_error *error)
         status = enter_sandbox(options, dray__coordinator_tcp(coordinator), error);
     if (!status && options->start_keeper && options->keeper_path)
         status = start_keeper(&keeper, options->keeper_path, error);
-    if (!status) /* what a journal holds goes to the keeper */
+    if (!status) /* the bytes in a journal are put into the keeper */
         status = add_services(coordinator, base, options, error);
     const char *tcp = status ? NULL : dray__coordinator_tcp(coordinator);
     if (tcp && keeper.keeper)

@@ -1,20 +1,22 @@
-/* A whole coordinator: the event loop with every service, listening, until it is stopped. What
- * `dray serve` is, and the process that `dray run` starts. */
+/* A whole coordinator: the event loop with every service, listening, until it is stopped. `dray
+ * serve` is one, and `dray run` starts one as a process. */
 #pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
 
 typedef struct dray__serve_options {
-    const char *unix_path;     /* socket to listen at; NULL: none */
-    const char *tcp_address;   /* "127.0.0.1:0"; NULL: none */
-    const char *token_path;    /* the master token's file, made when it is not there; NULL: one for
-                                * this time only, where clients of this host look for it */
-    const char *keeper_path;   /* the queue's keeper, told to clients; NULL: there is none */
-    const char *journal;       /* folder of durable queues, made when it is not there; NULL: none */
-    const char *const *stores; /* of queues' bytes (queue/server/controller.h); NULL: none */
-    const char *limits;        /* control/limits.h; NULL: $DRAY_LIMITS, or the defaults */
-    const char *metrics; /* where to answer GET /metrics (run/report/metrics.h); NULL: nowhere */
+    const char *unix_path;     /* socket to listen at; NULL when there is none */
+    const char *tcp_address;   /* "127.0.0.1:0"; NULL when there is none */
+    const char *token_path;    /* the master token's file, made when it is not there; NULL for a
+                                * token of this time only, where clients of this host look for it */
+    const char *keeper_path;   /* the queue's keeper, sent to clients; NULL when there is none */
+    const char *journal;       /* folder of durable queues, made when it is not there; NULL when
+                                * there is none */
+    const char *const *stores; /* of queues' bytes (queue/server/controller.h); NULL when there are
+                                * none */
+    const char *limits;        /* control/limits.h; NULL for $DRAY_LIMITS, or the defaults */
+    const char *metrics; /* where to answer GET /metrics (run/report/metrics.h); NULL for nowhere */
     bool hosts;          /* others may join the run (control/relay.h) */
     bool sandbox;        /* write nowhere but in its own folders (run/supervisor/sandbox.h) */
     bool start_keeper;   /* run it here, in a thread; else another process runs it */
@@ -30,9 +32,9 @@ int dray__serve(const dray__serve_options *options, dray_error *error);
 
 typedef struct dray__keep_options {
     const char *path;   /* of its socket, absolute */
-    const char *listen; /* of its data server; NULL: $DRAY_DATA_ADDRESS, or where it reaches the
-                           coordinator from */
-    uint64_t max_bytes; /* 0: no limit but memory */
+    const char *listen; /* of its data server; NULL for $DRAY_DATA_ADDRESS, or the address from
+                         * which it reaches the coordinator */
+    uint64_t max_bytes; /* 0 when only memory limits it */
     bool sandbox;       /* write nowhere but in its socket's folder (run/supervisor/sandbox.h) */
     void (*ready)(void *user, const char *endpoint);
     void *user;
@@ -41,16 +43,16 @@ typedef struct dray__keep_options {
 /* Keeps samples of this host for the coordinator at $DRAY_ADDRESS, until SIGINT or SIGTERM. */
 int dray__keep(const dray__keep_options *options, dray_error *error);
 
-/* The token of a role, made from the master token at `master` (NULL: $DRAY_TOKEN_FILE), which role
- * "master" draws anew instead. Written to `path` (mode 0600; it must not exist), or as text, to be
- * freed. DRAY_ENOENT: no master; DRAY_EINVALID: not a role, or the file is no master's; what
- * reading and writing files returns. */
+/* Makes the token of a role from the master token at `master` (NULL for $DRAY_TOKEN_FILE), or draws
+ * a new master token for role "master". Writes it to `path` (mode 0600; it must not exist), or
+ * returns it as text, to be freed. Returns 0, DRAY_ENOENT without a master, DRAY_EINVALID when it
+ * is not a role, or the file is no master's, or the errors of reading and writing files. */
 int dray__make_token(const char *master, const char *role, const char *path, char **text,
                      dray_error *error);
 
 /* Nobody but this machine reaches it. */
 bool dray__is_local_address(const char *text);
 
-/* Path of the socket that `dray serve` listens at, and `dray status` asks, when no option says
- * another: $XDG_RUNTIME_DIR/dray.socket, or /tmp/dray-<uid>.socket. Returns out. */
+/* The default path of the socket at which `dray serve` listens, and which `dray status` asks:
+ * $XDG_RUNTIME_DIR/dray.socket, or /tmp/dray-<uid>.socket. Returns out. */
 char *dray__default_socket(char *out, size_t capacity);

@@ -136,7 +136,7 @@ static int64_t last_of(const json_t *rows)
     return count ? step_of(json_array_get(rows, count - 1)) : -1;
 }
 
-/* The rows that are whole lines and steps in order; whatever is behind a bad line is lost work. */
+/* The rows that are whole lines and steps in order. All rows behind a bad line are lost. */
 static int read_rows(const dray__folder *folder, const char *name, json_t *rows, dray_error *error)
 {
     char path[PATH_MAX];
@@ -252,7 +252,7 @@ static void keep_timeline(const dray__folder *folder)
     dray__remove_tree(spans, NULL);
 }
 
-/* Versions that engines read from disk: what goes on writes them again. */
+/* Removes versions that engines read from disk. The resumed run writes them again. */
 static int forget_weights(const dray__folder *folder, dray_error *error)
 {
     char path[PATH_MAX];
@@ -349,8 +349,8 @@ static int write_json(const dray__folder *folder, const dray__job *job, dray_err
     return rc;
 }
 
-/* Which run a host joins, and which start of it: what a host had of an earlier one is none of this
- * one's. */
+/* The identity of a run that hosts join, and of its present start: a host's files of an earlier
+ * start are not this one's. */
 static int identify(dray__folder *folder, const dray__job *job, dray_error *error)
 {
     char path[PATH_MAX];

@@ -2,13 +2,13 @@
  *   config.yaml    the job as resolved, itself a job file
  *   config.json    the same, for programs
  *   metrics.jsonl  one object a step
- *   events.jsonl   what else happened, report.html a page of all
+ *   events.jsonl   other events; report.html is a page of both
  *   checkpoints/   step-N: a Hugging Face checkpoint with the trainer's state
  *   weights/       versions for engines that update from disk
  *   logs/          one file a process
  *   trace/, trace.json
- *   run.json       where other hosts join: which run it is, and how often it was started
- *   tokens/        the same: those of roles, and the master's
+ *   run.json       for hosts that join: the run's identity and address, and its number of starts
+ *   tokens/        for them, too: those of roles, and the master's
  *   .lock, *.socket while it runs */
 #pragma once
 
@@ -33,7 +33,8 @@ typedef struct dray__folder {
 } dray__folder;
 
 /* Makes a new folder, or opens an earlier run's: reads the job, chooses the checkpoint, cuts
- * metrics.jsonl behind it. DRAY_EEXIST: a run is there already; DRAY_EBUSY: it is running. */
+ * metrics.jsonl behind it. Returns 0, DRAY_EEXIST when a run is there already, or DRAY_EBUSY when
+ * it is running. */
 int dray__folder_open(const dray__run_options *options, dray__folder *out, dray__job **job,
                       dray_error *error);
 void dray__folder_close(dray__folder *folder);
@@ -42,7 +43,8 @@ int dray__folder_of_guest(dray__folder *out, const char *path, const dray__job *
                           const char *resolved, dray_error *error);
 /* Path below the folder. */
 void dray__folder_path(const dray__folder *folder, const char *name, char out[PATH_MAX]);
-/* The checkpoint that a run goes on from: the newest one. DRAY_ENOENT: there is none. */
+/* The checkpoint that a run goes on from: the newest one. Returns 0, or DRAY_ENOENT when there is
+ * none. */
 int dray__folder_checkpoint(const dray__folder *folder, int64_t *step, dray_error *error);
 /* Replaces a file of rows. */
 int dray__folder_write_rows(const dray__folder *folder, const char *name, const json_t *rows,

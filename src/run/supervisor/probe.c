@@ -101,7 +101,7 @@ static void ask(dray__probe *probe, const char *host, const char *path)
         dray__probe_end(probe);
 }
 
-/* A server may send its first line in pieces; what is not there yet is there at the next look. */
+/* A server may send its first line in pieces. The next look reads the rest. */
 static bool answered(dray__probe *probe)
 {
     char line[16] = "";

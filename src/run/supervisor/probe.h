@@ -13,7 +13,7 @@ typedef struct dray__probe {
     int64_t begun_ns;
 } dray__probe;
 
-/* DRAY_EINVALID: neither a file nor such a URL. "" is fine. */
+/* Returns 0, or DRAY_EINVALID when it is neither a file nor such a URL. "" is fine. */
 int dray__probe_check(const char *ready, dray_error *error);
 /* folder: the run's; since: when the role was started. */
 bool dray__probe_ask(dray__probe *probe, const char *ready, const char *folder,

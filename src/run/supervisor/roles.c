@@ -399,10 +399,11 @@ void dray__roles_judge(dray__supervisor *s, const dray__sight *sight)
     dray__roles_check_end(s);
 }
 
-/* ---- who is stopped, and who does not end ---------------------------------------------------- */
+/* ---- stopped processes, and processes that do not end
+ * -------------------------------------------- */
 
-/* Does it say itself that it waits for others of the run? What a program waits for outside of it
- * may never come. */
+/* Returns true when the process reports that it waits for others of the run. A wait for something
+ * outside the run may never end. */
 static bool waits_for_others(const dray__process *p)
 {
     const dray__instance *i = p->instance;
@@ -424,8 +425,8 @@ static void describe_idle(const dray__process *p, int64_t now, char *out, size_t
              (double)(now - p->idle_ns) / (double)DRAY__SECOND, holds);
 }
 
-/* Who holds rows and does nothing is named. It may wait for a GPU, or for a server that is none of
- * the run's: so it is not ended while others go on (check_standstill). */
+/* Reports a process that holds rows and does nothing. It may wait for a GPU, or for a server
+ * outside the run, so it is not ended while others go on (check_standstill). */
 static void check_idle(dray__process *p, int64_t now, bool busy)
 {
     dray__supervisor *s = p->owner;

@@ -27,7 +27,7 @@ static const uint64_t change = LANDLOCK_ACCESS_FS_WRITE_FILE | LANDLOCK_ACCESS_F
                                LANDLOCK_ACCESS_FS_REMOVE_DIR | LANDLOCK_ACCESS_FS_REMOVE_FILE |
                                LANDLOCK_ACCESS_FS_MAKE_DIR | LANDLOCK_ACCESS_FS_MAKE_REG;
 static const uint64_t serve = LANDLOCK_ACCESS_FS_MAKE_SOCK | LANDLOCK_ACCESS_FS_REMOVE_FILE;
-/* What is refused where no rule allows it. */
+/* The rights that are refused where no rule allows them. */
 static const uint64_t refused =
     LANDLOCK_ACCESS_FS_EXECUTE | LANDLOCK_ACCESS_FS_WRITE_FILE | LANDLOCK_ACCESS_FS_TRUNCATE |
     LANDLOCK_ACCESS_FS_REMOVE_DIR | LANDLOCK_ACCESS_FS_REMOVE_FILE | LANDLOCK_ACCESS_FS_MAKE_CHAR |
@@ -76,7 +76,7 @@ static int allow_folder_of(int rules, uint64_t what, const char *path, dray_erro
 static int add_rules(int rules, uint64_t mask, const char *work, const char *const *sockets,
                      size_t count, dray_error *error)
 {
-    /* Of what libraries open for writing: devices for one-sided reads, and nothing. */
+    /* Files that libraries open for writing: devices for one-sided reads, and /dev/null. */
     static const char *const devices[] = {"/dev/null", "/dev/infiniband"};
     int rc = DRAY_OK;
     if (work && mkdir(work, 0700) < 0 && errno != EEXIST)

@@ -45,8 +45,8 @@ static int set_up(posix_spawn_file_actions_t *actions, posix_spawnattr_t *attrib
     return problem;
 }
 
-/* A child's last line says why it ended, also where the disk is full by then: room is kept for it.
- */
+/* A child's last line has the reason of its end, also when the disk is full by then: room is kept
+ * for it. */
 static int reserve_log(const char *path, dray_error *error)
 {
     struct stat st;
@@ -90,7 +90,7 @@ int dray__child_begin(const dray__child_start *start, dray__child *out, dray_err
         dray__child_end(&child);
         return dray__fail_errno(error, problem, "pidfd_open");
     }
-    if (start->nice > 0) /* what it has started by now is of its group */
+    if (start->nice > 0) /* the processes that it has started by now are of its group */
         setpriority(PRIO_PGRP, (id_t)child.pid, getpriority(PRIO_PROCESS, 0) + start->nice);
     *out = child;
     return DRAY_OK;
@@ -121,7 +121,7 @@ int dray__child_ended(dray__child *child, int *status)
         return 0;
     if (got < 0)
         *status = SIGKILL;      /* another process reaped it: its real status is lost */
-    kill(-child->pid, SIGKILL); /* what it had started */
+    kill(-child->pid, SIGKILL); /* the processes that it had started */
     forget(child);
     return 1;
 }

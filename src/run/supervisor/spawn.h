@@ -9,14 +9,14 @@
 enum { DRAY__CHILD_FD = 3 }; /* where a descriptor that is handed down appears */
 
 typedef struct dray__child {
-    pid_t pid; /* 0: none */
+    pid_t pid; /* 0 when there is none */
     int pidfd;
 } dray__child;
 
 typedef struct dray__child_start {
     const char *const *arguments; /* of `dray`, without the program's name; ended by NULL */
-    char *const *environment;     /* NULL: ours */
-    const char *folder;           /* to start in; NULL: ours */
+    char *const *environment;     /* NULL for this process's */
+    const char *folder;           /* to start in; NULL for this process's */
     const char *log;              /* gets stdout and stderr, appended */
     int fd;                       /* handed down as DRAY__CHILD_FD; -1: none */
     int nice;                     /* added to our nice value, 0 to 19 */
@@ -30,10 +30,10 @@ void dray__child_signal(const dray__child *child, int number);
 int dray__child_ended(dray__child *child, int *status);
 /* Whether it was ended by a signal, and not reaped yet. */
 bool dray__child_was_killed(const dray__child *child);
-/* SIGKILLs it and what it started, and reaps it. */
+/* Sends SIGKILL to it and the processes that it started, and reaps it. */
 void dray__child_end(dray__child *child);
-/* For the child: asks the kernel to end this process with its parent. DRAY_EDEAD: the parent is
- * gone already. */
+/* For the child: asks the kernel to end this process with its parent. Returns 0, or DRAY_EDEAD when
+ * the parent is gone already. */
 int dray__child_follow(pid_t parent, dray_error *error);
 /* For a process that leads a group: forks, and returns in the child, which may start others. The
  * process itself ends as the child does, ignores SIGTERM and SIGINT, which are for the child, and

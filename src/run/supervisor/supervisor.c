@@ -41,7 +41,7 @@ enum {
     DEATH_MS = 100,
     CONNECT_SECONDS = 20,
     STOP_SECONDS = 10,
-    HOSTS_SECONDS = 10, /* for joined hosts to hear of the end, and to bring home what is left */
+    HOSTS_SECONDS = 10, /* for joined hosts to hear of the end, and to send their last files */
     FILES_LEAST = 64
 };
 
@@ -116,7 +116,7 @@ static int start_coordinator(supervisor *s, dray_error *error)
     snprintf(s->keeper_path, sizeof(s->keeper_path), "%s/keeper.socket", s->folder.sockets);
     snprintf(s->address, sizeof(s->address), "unix:%s", path);
     snprintf(parent, sizeof(parent), "--parent=%ld", (long)getpid());
-    unlink(path); /* of a run that was killed: the folder's lock says that none is alive */
+    unlink(path); /* of a run that was killed: the folder's lock shows that none is alive */
     int rc = dray__keeper_new(s->base, s->keeper_path, 0, &s->keeper, error);
     if (rc)
         return rc;
@@ -152,7 +152,8 @@ static int start_coordinator(supervisor *s, dray_error *error)
     return dray__process_start(s, p, (dray__child_start){.arguments = arguments, .fd = -1}, error);
 }
 
-/* What the checkpoint that the run goes on from says of the queue. NULL: nothing. */
+/* The path of the queue's part of the checkpoint from which the run goes on; NULL when there is
+ * none. */
 static const char *saved_queue(const supervisor *s, char path[PATH_MAX])
 {
     dray__checkpoint_queue(s->folder.path, s->folder.first_step, path, PATH_MAX);
@@ -160,8 +161,8 @@ static const char *saved_queue(const supervisor *s, char path[PATH_MAX])
     return saved && access(path, R_OK) == 0 ? path : NULL;
 }
 
-/* The queue as the run begins with it: of a run that goes on as its checkpoint says, and admitting
- * rollout by the version that the run begins with. */
+/* The queue at the run's start: a resumed run's is the checkpoint's. It admits rollout by the
+ * version with which the run begins. */
 static int begin_queue(const supervisor *s, dray_error *error)
 {
     dray_options options = DRAY_OPTIONS_INIT;
@@ -221,7 +222,7 @@ static void turn_loop(const supervisor *s, int64_t us)
     event_base_dispatch(s->base);
 }
 
-/* In a thread: the bytes of what is restored go into this process's keeper meanwhile. */
+/* In a thread, because the restored bytes go into this process's keeper meanwhile. */
 static int begin_beside(const supervisor *s, dray_error *error)
 {
     beginning g = {.s = s};
@@ -237,8 +238,8 @@ static int begin_beside(const supervisor *s, dray_error *error)
     return g.rc;
 }
 
-/* A coordinator listens within milliseconds, but one that reads a journal does not answer before it
- * is through, and puts what it reads into this process's keeper meanwhile. */
+/* A coordinator listens within milliseconds. One that reads a journal does not answer before it is
+ * through, and puts the bytes into this process's keeper meanwhile. */
 static int wait_for_coordinator(supervisor *s, int64_t timeout_ns, dray_error *error)
 {
     int64_t deadline = dray__deadline(timeout_ns), slice_ns = 20 * DRAY__MILLISECOND;
@@ -272,7 +273,7 @@ static int64_t start_limit(const supervisor *s)
 
 /* ---- other hosts ----------------------------------------------------------------------------- */
 
-/* This host's address as others reach it, numeric; what this host keeps and publishes is read
+/* This host's address as others reach it, numeric. Others read this host's samples and weights
  * there, though its own processes reach the coordinator by its Unix socket. */
 static int find_own_address(const supervisor *s, char out[64], dray_error *error)
 {
@@ -368,7 +369,7 @@ static void wait_for_hosts(supervisor *s, int64_t now)
                               sight->missing);
 }
 
-/* Their processes end as this host's do, and they bring home what is left. */
+/* The joined hosts' processes end as this host's do, and the hosts send their last files. */
 static int64_t leave_limit(const supervisor *s)
 {
     double most = 0;
@@ -508,7 +509,8 @@ static void on_tick(evutil_socket_t fd, short what, void *user)
     }
     int64_t now = dray__now();
     if (now - s->ticked_ns > LATE_MS * DRAY__MILLISECOND)
-        s->awake_ns = now; /* this process was stopped, and so was who listens to the others */
+        s->awake_ns = now; /* this process was stopped, and so was the thread that listens to the
+                            * others */
     s->ticked_ns = now;
     look_at_hosts(s, now);
     dray__roles_tick(s, now);
@@ -709,8 +711,8 @@ static void end_all(supervisor *s)
     end_orphans();
 }
 
-/* That the coordinator has died says more than that a connection to it broke, and is seen a moment
- * later. */
+/* The coordinator's death explains more than a broken connection to it, and is seen a moment later.
+ */
 static void note_failure(supervisor *s, int rc, const dray_error *error)
 {
     int64_t deadline = dray__deadline(DEATH_MS * DRAY__MILLISECOND);

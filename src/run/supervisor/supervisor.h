@@ -1,11 +1,11 @@
 /* src/run/supervisor/: the process that the user starts. supervisor.c takes a run from its start to
  * its end, roles.c starts the processes of the roles and starts them again, spawn.c makes a child,
- * watch.c looks at the queue, probe.c and vital.c say whether a role is ready and a process alive.
- * folder.c knows what is in a run's folder. coordinator.c is the process that every run and
- * `dray serve` need, sandbox.c what it may not do. */
+ * watch.c looks at the queue, probe.c and vital.c find out whether a role is ready and a process
+ * alive. folder.c knows the files of a run's folder. coordinator.c is the process that every run
+ * and `dray serve` need, sandbox.c restricts it. */
 
-/* What supervisor.c (a run from its start to its end) and roles.c (the processes of its roles)
- * share. */
+/* The declarations that supervisor.c (a run from its start to its end) and roles.c (the processes
+ * of its roles) share. */
 #pragma once
 
 #include "queue/storage/join.h"
@@ -24,7 +24,7 @@ typedef struct dray__supervisor dray__supervisor;
 typedef struct dray__instance dray__instance;
 
 typedef struct dray__process {
-    dray__instance *instance; /* NULL: the coordinator */
+    dray__instance *instance; /* NULL for the coordinator */
     dray__supervisor *owner;
     dray__child child;
     struct event *event; /* its end */
@@ -33,10 +33,11 @@ typedef struct dray__process {
     uint32_t rank;
     bool left, done;    /* ended with status 0; and that was right */
     int64_t left_ns;    /* when */
-    int64_t stopped_ns; /* since when it has been seen stopped; 0: it is not */
+    int64_t stopped_ns; /* the time since which it has been stopped; 0 when it is not */
     uint64_t ticks;     /* CPU time, in clock ticks */
     uint64_t wanted_ns; /* of which it had a core, or waited for one */
-    /* Since when it has held the same claims, used no CPU and said no wait; 0: it does not. */
+    /* The time since which it has held the same claims, used no CPU and reported no wait; 0 when it
+     * does not. */
     int64_t idle_ns;
     uint64_t claims;
     bool named; /* it was said to */
@@ -50,7 +51,7 @@ struct dray__instance {
     bool held;             /* it is started when the run can be reached again */
     uint32_t deaths;       /* in a row without progress */
     uint64_t progress;     /* when it was started */
-    int64_t asked_ns;      /* SIGTERM was sent, after the queue's end; 0: not */
+    int64_t asked_ns;      /* when SIGTERM was sent, after the queue's end; 0 until then */
 };
 
 typedef struct dray__role_state {
@@ -70,21 +71,24 @@ struct dray__supervisor {
     dray__keeper *keeper;
     dray__process coordinator;
     dray__role_state *roles;
-    dray__watch *watch;       /* NULL: this is a joined host */
+    dray__watch *watch;       /* NULL on a joined host */
     dray__reporter *reporter; /* the same */
-    dray__hosts *hosts;       /* that have joined; NULL: none may */
+    dray__hosts *hosts;       /* that have joined; NULL when none may */
     dray__hosts_sight elsewhere;
-    dray__join *join;   /* by which other hosts read what this one keeps; NULL: none */
-    dray__uplink *link; /* of a joined host; NULL: the run's own */
+    dray__join *join;   /* by which other hosts read this host's samples; NULL when there are none
+                         */
+    dray__uplink *link; /* of a joined host; NULL on the run's own */
     bool waiting_said;  /* for hosts */
-    char *text; /* of the job as resolved, which hosts that join must have, too; NULL: none may */
+    char *text; /* of the job as resolved, which hosts that join must have, too; NULL when none may
+                 */
     char address[128], keeper_path[112];
     struct event *signals[3], *tick, *sight;
     int64_t ticked_ns, awake_ns; /* the last tick; since when ticks have come in time */
     int64_t looked_ns;           /* at processes */
     int64_t moved_ns, step_ns;   /* when something was seen to move; when the step began */
-    int64_t ended_ns;            /* when the queue's end was seen; 0: not yet */
-    bool leaving;                /* this host leaves the run: what ends is not started again */
+    int64_t ended_ns;            /* when the queue's end was seen; 0 until then */
+    bool leaving;                /* this host leaves the run: processes that end are not started
+                                  * again */
     uint64_t progress;
     int interrupts;
     bool over; /* the loop is to end */
@@ -95,7 +99,7 @@ struct dray__supervisor {
 /* ---- supervisor.c ---------------------------------------------------------------------------- */
 
 void dray__supervisor_end(dray__supervisor *s); /* the loop */
-/* The run fails; the first call says why. */
+/* The run fails with this reason, unless it has one already. */
 void dray__supervisor_fail(dray__supervisor *s, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* A line for people, on the run's own host. */
@@ -124,7 +128,7 @@ void dray__roles_leave(dray__supervisor *s);
 void dray__roles_check_end(dray__supervisor *s);
 /* Starts the roles whose `after` is ready. */
 int dray__roles_advance(dray__supervisor *s, dray_error *error);
-/* Every tick: who is stopped, who is late. */
+/* Called at every tick: finds processes that are stopped, or late. */
 void dray__roles_tick(dray__supervisor *s, int64_t now);
 /* Nothing has moved for long: ends the processes that hold rows and do nothing. false: none does.
  */

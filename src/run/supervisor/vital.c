@@ -16,7 +16,8 @@ static bool read_line(const char *path, char *out, size_t capacity)
     return ok;
 }
 
-/* proc(5): PID (COMM) STATE ...; COMM may hold anything. NULL: no such line. */
+/* proc(5): PID (COMM) STATE ...; COMM may hold any characters. Returns NULL when there is no such
+ * line. */
 static const char *state_in(const char *path, char *line, size_t capacity)
 {
     const char *behind = read_line(path, line, capacity) ? strrchr(line, ')') : NULL;

@@ -1,4 +1,4 @@
-/* Is a process alive in more than name? From /proc, with what it has started itself. */
+/* Signs of life of a process, from /proc, including the processes that it has started itself. */
 #pragma once
 
 #include <stdbool.h>
@@ -9,8 +9,8 @@ typedef struct dray__vital {
     bool stopped;   /* one of them is (SIGSTOP); a debugger's hold does not count */
     bool on_disk;   /* a thread of theirs waits for a disk just now (uninterruptible sleep) */
     uint64_t ticks; /* of the CPU, all together */
-    /* In which their threads had a core or waited in a queue for one; 0: the kernel does not count.
-     */
+    /* The time in which their threads had a core or waited in a queue for one; 0 when the kernel
+     * does not count it. */
     uint64_t wanted_ns;
 } dray__vital;
 

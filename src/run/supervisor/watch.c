@@ -19,11 +19,11 @@ struct dray__watch {
     const dray__job *job;
     char *address;
     int fd;
-    dray__worker worker; /* its lock is of what follows */
+    dray__worker worker; /* its lock protects the fields below */
     bool asked;
     dray__sight sight;
-    json_t *status, *sessions, *leases; /* of the last look; NULL: none */
-    char *counts;                       /* what the queue had done by then, the thread's */
+    json_t *status, *sessions, *leases; /* of the last look; NULL when there was none */
+    char *counts;                       /* the queue's counts at that time; the thread's */
     dray_error failure;                 /* code 0: none */
 };
 
@@ -38,7 +38,7 @@ static json_t *parse(char *text, const char *what)
     return json;
 }
 
-/* What is claimed and given back has not moved. */
+/* Rows that are claimed and given back do not count as progress. */
 static bool has_moved(dray__watch *self, const json_t *status)
 {
     json_t *counts = json_pack("[O?, O?]", json_object_get(status, "totals"),
@@ -57,7 +57,7 @@ static bool has_moved(dray__watch *self, const json_t *status)
     return moved;
 }
 
-/* A look that fails says nothing: a coordinator that is gone is the supervisor's to see. */
+/* A look that fails is not reported: the supervisor itself notices a coordinator that is gone. */
 static void look(dray__watch *self, dray_context *context, dray_queue *queue)
 {
     char *text = NULL;
@@ -226,7 +226,7 @@ static void describe_leases(const dray__watch *self, long group, char *out, size
     }
 }
 
-/* group: of the processes that count; 0: all count, and are named. */
+/* group: of the processes that count; 0 when all count, and are named. */
 static void describe(dray__watch *self, long group, char *out, size_t capacity)
 {
     size_t i;

@@ -30,8 +30,8 @@ static void bounds(const dray__timeline *t, const dray__tl_process *p, int64_t *
     *end = p->ended_ns ? p->ended_ns : track ? track->spans[track->count - 1].end_ns : *begin;
 }
 
-/* What a killed process did after its spans were written last is in its account alone: how long, by
- * state, but not when. It counts where it lies between the two moments. */
+/* A killed process's time after its last written spans is in its account alone: by state, but
+ * without moments. It counts where it lies between the two moments. */
 static void add_tail(const dray__timeline *t, const dray__tl_process *p, int64_t begin, int64_t end,
                      dray__tl_sums *sums)
 {
@@ -81,7 +81,7 @@ static int by_time(const void *a, const void *b)
     return (x->first_ns > y->first_ns) - (x->first_ns < y->first_ns);
 }
 
-/* What was between the death of one process and the first span of that in its place. */
+/* Adds the time between the death of one process and the first span of its successor. */
 static void add_restart(const dray__timeline *t, const dray__tl_process *was,
                         const dray__tl_process *is, int64_t begin, int64_t end, dray__tl_sums *sums)
 {

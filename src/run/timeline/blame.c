@@ -1,6 +1,6 @@
-/* Who ended a wait. Waits are told with their cause; the process that removed the cause is found by
- * its own spans: the commit of the rows that were claimed, the publication of the version, the
- * engine that read last, the rank that came last. */
+/* Finds the process that ended a wait. Waits have their cause; the process that removed the cause
+ * is found by its own spans: the commit of the rows that were claimed, the publication of the
+ * version, the engine that read last, the rank that came last. */
 #include "run/job/tasks.h"
 #include "run/timeline/timeline.h"
 
@@ -42,7 +42,8 @@ static bool has(const char *const *names, size_t most, const char *name)
     return false;
 }
 
-/* Does the task `by` write what `task` needs? Tasks of the user's own may. */
+/* Returns true when the task `by` writes a column that `task` needs. Tasks of the user's own may.
+ */
 static bool feeds(const char *by, const char *task)
 {
     const dray__task_kind *from = dray__task_find(by), *to = dray__task_find(task);
@@ -55,8 +56,7 @@ static bool feeds(const char *by, const char *task)
 }
 
 /* The last commit of rows of the partition that the task could not do without, or their insertion
- * where it needs prompts alone. What waits for a task itself ("queue wait") waits for its commits.
- */
+ * when it needs prompts alone. A wait for a task itself ("queue wait") ends with its commits. */
 static dray__tl_blame of_samples(const dray__timeline *t, const dray__tl_span *wait)
 {
     const char *task = dray__tl_text(t, wait->task), *name = dray__tl_text(t, wait->name);
@@ -108,7 +108,7 @@ static int64_t last_end(const dray__tl_track *track, int64_t ns, int cause)
     return INT64_MIN;
 }
 
-/* Its own thread that prefetches, where that is what it waits for; else who publishes. */
+/* Its own thread that prefetches, when the wait is for that; else the publisher. */
 static dray__tl_blame of_weights(const dray__timeline *t, uint32_t track, const dray__tl_span *wait)
 {
     const char *name = dray__tl_text(t, wait->name);
@@ -130,7 +130,7 @@ static bool reads_weights(const char *name)
     return has(names, sizeof(names) / sizeof(names[0]), name);
 }
 
-/* Who read weights last. */
+/* The last reader of the weights. */
 static dray__tl_blame of_readers(const dray__timeline *t, uint32_t track, const dray__tl_span *wait)
 {
     dray__tl_blame found = {.track = DRAY__TL_NONE, .ns = wait->begin_ns};
@@ -165,7 +165,7 @@ static dray__tl_blame of_last(const dray__timeline *t, uint32_t track, const dra
         if (p == own || p->track == DRAY__TL_NONE || same != same_instance)
             continue;
         int64_t ns = last_end(&t->tracks[p->track], wait->end_ns, wait->cause);
-        if (!same_instance) { /* who had the device computed */
+        if (!same_instance) { /* the process that had the device computed */
             const dray__tl_track *other = &t->tracks[p->track];
             uint32_t k = dray__tl_at(other, wait->end_ns);
             while (k && (k == other->count || other->spans[k].begin_ns >= wait->end_ns ||

@@ -38,13 +38,14 @@ static void add(walk *w, uint32_t track, const dray__tl_span *span, int64_t begi
                                           .end_ns = end});
 }
 
-/* One span back from `*ns`, on the track or, behind a wait, on that of who ended it. */
+/* Goes one span back from `*ns`, on the track or, behind a wait, on that of the process that ended
+ * it. */
 static void back(walk *w, uint32_t *track, int64_t *ns, int64_t begin)
 {
     const dray__tl_track *on = &w->t->tracks[*track];
     uint32_t i = dray__tl_at(on, *ns - 1);
     const dray__tl_span *span = i < on->count && on->spans[i].begin_ns < *ns ? &on->spans[i] : NULL;
-    if (!span) { /* nothing is told of this moment */
+    if (!span) { /* this moment is in no span */
         int64_t to = i ? on->spans[i - 1].end_ns : begin;
         to = to > begin ? to : begin;
         add(w, *track, NULL, to, *ns);
@@ -101,7 +102,7 @@ int dray__tl_path(const dray__timeline *timeline, int64_t step, dray__tl_link **
 
 /* ---- bubbles --------------------------------------------------------------------------------- */
 
-/* What the track did for most of the time between two moments. */
+/* The state that the track had for most of the time between two moments. */
 static void look_at(const dray__timeline *t, uint32_t track, int64_t begin, int64_t end,
                     dray__tl_bubble *out)
 {

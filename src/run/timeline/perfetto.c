@@ -11,8 +11,8 @@
 
 /* ---- flows ----------------------------------------------------------------------------------- */
 
-/* Rows of a partition, in the order in which the commits of rollout have them: what is there first
- * is trained first. */
+/* Rows of a partition, in the order of rollout's commits, because the first ones are trained first.
+ */
 typedef struct rows {
     dray__tl_mark *items;
     uint32_t count;
@@ -37,7 +37,7 @@ static int find_trained(const dray__timeline *t, rows *out, dray_error *error)
     return DRAY_OK;
 }
 
-/* What is left of a partition's commits that no step has trained yet. */
+/* The rows of a partition's commits that no step has trained yet. */
 typedef struct open_rows {
     uint32_t commit; /* place among the commits */
     int64_t left;    /* rows of it */
@@ -83,8 +83,7 @@ int dray__tl_flows(const dray__timeline *timeline, dray__tl_flow **out, uint32_t
     return rc;
 }
 
-/* ---- protobuf: the encoding of Protocol Buffers (protobuf.dev/programming-guides/encoding) ----
- */
+/* ---- protobuf: the encoding of Protocol Buffers (protobuf.dev/programming-guides/encoding) --- */
 
 enum { VARINT = 0, FIXED64 = 1, LENGTH = 2 };
 
@@ -124,8 +123,7 @@ static void put_message(dray__writer *w, uint32_t field, const dray__writer *mes
     put_part(w, field, message->data, message->size);
 }
 
-/* ---- packets: field numbers of trace_packet.proto, track_event.proto, track_descriptor.proto ---
- */
+/* ---- packets: field numbers of trace_packet.proto, track_event.proto, track_descriptor.proto - */
 
 enum {
     TRACE_PACKET = 1,

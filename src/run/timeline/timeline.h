@@ -1,6 +1,7 @@
-/* src/run/timeline/: what the files of spans of a run say. timeline.c reads them, account.c adds
- * the time of each process up, blame.c says who ended a wait, path.c follows a step's critical path
- * backwards and lists the longest waits, and perfetto.c writes the timeline as Perfetto's protobuf.
+/* src/run/timeline/: the spans of a run. timeline.c reads their files, account.c adds the time of
+ * each process up, blame.c finds the process that ended a wait, path.c follows a step's critical
+ * path backwards and lists the longest waits, and perfetto.c writes the timeline as Perfetto's
+ * protobuf.
  *
  * The timeline of a run, in memory: a track for each thread of each process, with its spans in
  * their order. Times are CLOCK_MONOTONIC nanoseconds. */
@@ -18,7 +19,7 @@ typedef struct dray__tl_span {
     int64_t begin_ns, end_ns;
     int64_t tokens;                 /* -1: not said */
     int32_t step, rows;             /* -1: not said */
-    uint32_t name, partition, task; /* of timeline.texts; NONE: not said */
+    uint32_t name, partition, task; /* of timeline.texts; NONE when it has none */
     uint8_t kind, cause;            /* dray_span_kind, dray_wait_cause */
 } dray__tl_span;
 
@@ -34,8 +35,8 @@ typedef struct dray__tl_process {
     char *file;     /* its path */
     char label[64]; /* "engine.2 0": rank 0 of the third instance of the role engine */
     char role[48];
-    uint32_t instance, rank, pid, track; /* track: of its first thread; NONE: it has no spans */
-    int64_t first_ns, ended_ns;          /* of its account; 0: not known, or not seen dead */
+    uint32_t instance, rank, pid, track; /* track: of its first thread; NONE when it has no spans */
+    int64_t first_ns, ended_ns;          /* of its account; 0 when not known, or not seen dead */
     int64_t state_ns[DRAY__STATES];      /* the same; of a process that was seen dead */
     uint64_t lost;                       /* spans that found no room */
     size_t unread;                       /* bytes at the file's end that are no whole record */
@@ -77,9 +78,9 @@ typedef struct dray__timeline {
     uint32_t end_count;
 } dray__timeline;
 
-/* Reads the files *.spans of `folder`/trace, or of `folder` itself. Damaged files are an error that
- * names them (DRAY_EFORMAT) with `strict`, and else are left out with a line in the log.
- * DRAY_ENOENT: there are no files of spans. */
+/* Reads the files *.spans of `folder`/trace, or of `folder` itself. With `strict`, damaged files
+ * are an error that names them (DRAY_EFORMAT); else they are left out with a line in the log.
+ * Returns 0, or DRAY_ENOENT when there are no files of spans. */
 int dray__timeline_read(const char *folder, bool strict, dray__timeline **out, dray_error *error);
 void dray__timeline_free(dray__timeline *timeline); /* NULL is fine */
 
@@ -90,7 +91,7 @@ uint32_t dray__tl_find(const dray__timeline *timeline, const char *text);
 uint32_t dray__tl_at(const dray__tl_track *track, int64_t ns);
 /* The step of a partition "step-000012"; -1: it is another one. */
 int64_t dray__tl_step(const char *partition);
-/* When the step was over; NULL: it was not. */
+/* The end of the step; NULL when it did not end. */
 const dray__tl_end *dray__tl_step_end(const dray__timeline *timeline, int64_t step);
 
 /* ---- account.c ------------------------------------------------------------------------------- */
@@ -100,8 +101,8 @@ typedef struct dray__tl_sums {
     double seconds, states[DRAY__STATES];
 } dray__tl_sums;
 
-/* Where the time of a rank between two moments went. Processes that took each other's place are one
- * rank, and what was between them is a wait for the restart. */
+/* The time of a rank between two moments, by state. Processes that took each other's place are one
+ * rank, and the time between them is a wait for the restart. */
 typedef struct dray__tl_rank {
     const dray__tl_process *process; /* the first of them */
     uint32_t starts;
@@ -115,9 +116,9 @@ double dray__tl_told(const dray__tl_sums *sums); /* busy, transfer and waits tog
 
 /* ---- blame.c --------------------------------------------------------------------------------- */
 
-/* Who ended a wait: at this moment this track did what was waited for. */
+/* The end of a wait: at this moment this track ended it. */
 typedef struct dray__tl_blame {
-    uint32_t track; /* NONE: nobody of the run that is known */
+    uint32_t track; /* NONE when it is no known track of the run */
     int64_t ns;
 } dray__tl_blame;
 
@@ -141,7 +142,7 @@ int dray__tl_path(const dray__timeline *timeline, int64_t step, dray__tl_link **
 typedef struct dray__tl_bubble {
     uint32_t track;
     dray__tl_span span; /* the wait */
-    uint32_t by;        /* track of who ended it; NONE: not known */
+    uint32_t by;        /* the track that ended it; NONE when not known */
     uint32_t doing;     /* the span's name that `by` was busy with for most of the wait; or NONE */
     uint8_t doing_kind, doing_cause;
 } dray__tl_bubble;

@@ -67,8 +67,8 @@ static int wait_for_row(const dray__host *host, int64_t step, dray_error *error)
 #define CARD "dray.json"
 #define CARD_FEED "feed"
 
-/* What a checkpoint says of itself. Nothing that depends on time: resumed runs end with the same
- * bytes. */
+/* The card of a checkpoint. Nothing in it depends on time, so resumed runs end with the same bytes.
+ */
 static char *card(const dray__host *host, const dray__feed *feed, int64_t step)
 {
     json_t *object = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I}", "format", 1, "job",
@@ -86,7 +86,7 @@ static char *card(const dray__host *host, const dray__feed *feed, int64_t step)
 typedef struct beside {
     dray_checkpoint_file files[4];
     uint32_t count;
-    const dray__feed *feed; /* for the card; NULL: it says nothing of it */
+    const dray__feed *feed; /* for the card; NULL when it has none */
 } beside;
 
 /* As large as a tokenizer's file may be that is read. */
@@ -207,8 +207,8 @@ static void prune_queue(const dray__host *host)
         closedir(listing);
 }
 
-/* What the queue holds once the checkpoint is there: samples of the next step that its weights have
- * made meanwhile, for a run that goes on from it. */
+/* Saves the queue's samples once the checkpoint is there: those of the next step that its weights
+ * have made meanwhile, for a run that goes on from it. */
 static int save_queue(const dray__host *host, int64_t step, dray_error *error)
 {
     char path[PATH_MAX];
@@ -220,8 +220,8 @@ static int save_queue(const dray__host *host, int64_t step, dray_error *error)
     return rc;
 }
 
-/* The cursor is in the checkpoint before that is visible, and what it covers is let go once it is
- * the newest: a run that goes on from it finds the rest in the queue. */
+/* The cursor is in the checkpoint before that is visible. The commits that it covers are let go
+ * once the checkpoint is the newest. A run that goes on from it finds the rest in the queue. */
 static int save_with_cursor(dray__host *host, dray__trainer *trainer,
                             const dray__publication *publication, const dray__feed *feed,
                             int64_t step, dray_error *error)

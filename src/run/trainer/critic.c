@@ -7,7 +7,7 @@
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* It begins as the policy that training starts from, with a head that says 0. */
+/* It begins as the policy that training starts from, with a head of zeros. */
 static int begin(dray__host *host, dray_error *error)
 {
     dray__learner *self = host->state;

@@ -1,10 +1,9 @@
-/* The actor's steps where a step trains the samples that are complete first, in whole groups,
- * whichever step's prompts they answer. Samples are copied out of the queue and committed at once,
- * so that what else the queue holds is for the next step. What the step begins with is not known
- * before its samples are there, so the actor itself computes their log-probs by it, as they come:
- * the proximal policy of the decoupled objective (Hilton et al. 2022, arXiv 2110.00641; AReaL, Fu
- * et al. 2025, arXiv 2505.24298). So it does with advantages that are of all samples of the step,
- * once these are there.
+/* The actor's steps when a step trains the samples that are complete first, in whole groups of any
+ * step's prompts. Samples are copied out of the queue and committed at once, so that the rest of
+ * the queue is for the next step. The actor itself computes the samples' log-probs by the
+ * parameters with which the step begins, as the samples come: the proximal policy of the decoupled
+ * objective (Hilton et al. 2022, arXiv 2110.00641; AReaL, Fu et al. 2025, arXiv 2505.24298). It
+ * computes advantages over all samples of the step, too, once these are there.
  *
  * With a value model two learners train the same samples in a step. The task `value` claims them
  * first, as many as a step trains, and not before policy and value model have both made the step
@@ -48,7 +47,7 @@ static json_int_t count_of(const json_t *partition, const char *table, const cha
     return json_integer_value(json_is_object(entry) ? json_object_get(entry, "committed") : entry);
 }
 
-/* What is bound is asked of the queue, which knows what was lost, too. */
+/* The queue is asked for the bound samples, because it knows which were lost, too. */
 int dray__late_left(const dray__host *host, uint32_t *left, dray_error *error)
 {
     const dray__learner *self = host->state;
@@ -119,7 +118,7 @@ static bool computes_advantages(const dray__host *host)
     return dray__advantages[host->job->advantage.method].whole;
 }
 
-/* What the method is given, from all that is kept. */
+/* The method's inputs, from all kept micro-batches. */
 typedef struct whole_step {
     float *rewards, *advantages;
     uint64_t *offsets;
@@ -181,9 +180,9 @@ static int add_advantages(dray__host *host, dray_error *error)
     return rc;
 }
 
-/* Accumulates what is kept, and takes the optimiser's steps; before all is there only what comes
- * before the first one, as the log-probs of the others are of the parameters before it, and nothing
- * where advantages are of all. */
+/* Accumulates the kept micro-batches, and takes the optimiser's steps. Before all are there, only
+ * those before the first optimiser step are accumulated, because the log-probs of the others are of
+ * the parameters before it. Nothing is accumulated when advantages are over all samples. */
 static int learn(dray__host *host, dray_error *error)
 {
     dray__learner *self = host->state;

@@ -3,8 +3,8 @@
  * samples are not known before they come, warmup.c the steps before the first, and measure.c the
  * numbers of a step. publication.c publishes versions, checkpoint.c writes checkpoints.
  *
- * What trainer.c (a trainer: its tasks and their order), learn.c (one step of learning), critic.c
- * (what is the value model's) and warmup.c share. */
+ * This header has the declarations that trainer.c (a trainer: its tasks and their order), learn.c
+ * (one step of learning), critic.c (the value model's part) and warmup.c share. */
 #pragma once
 
 #include "engine/trainer.h"
@@ -51,24 +51,23 @@ typedef struct dray__step_sums {
     double values, returns, returns_square, errors, errors_square; /* errors: return - value */
 } dray__step_sums;
 
-/* What a trainer trains: the policy (trainer.c) or the value model (critic.c). */
+/* The model of a trainer: the policy (trainer.c) or the value model (critic.c). */
 typedef struct dray__learned {
     const char *task, *model;             /* that trains it, that it is published as */
     const char *optimiser, *publish;      /* its phases */
     double (*rate)(const dray__job *job); /* of learning, before warm-up and decay */
     int64_t (*epochs)(const dray__job *job);
-    /* What late.c adds to a micro-batch, by the parameters that the step begins with; NULL:
-     * nothing.
-     */
+    /* Completes a micro-batch by the parameters that the step begins with (late.c); NULL when there
+     * is nothing to add. */
     int (*complete)(dray__host *host, dray__micro *micro, dray_error *error);
     /* Adds the gradients of a micro-batch. masked: one a row, or NULL. */
     int (*accumulate)(dray__host *host, const dray__micro *micro, const bool *masked,
                       dray_error *error);
-    /* What the samples themselves say, before anything is learned from them. */
+    /* Measures the samples before anything is learned from them. */
     void (*measure)(dray__host *host, const dray__micro *micro);
     /* The step is made, and published: rank 0 reports it. */
     int (*tell)(dray__host *host, dray_error *error);
-    /* Writes the step's checkpoint, or begins to wait for what must be there before. */
+    /* Writes the step's checkpoint, or begins to wait for its prerequisites. */
     int (*checkpoint)(dray__host *host, int64_t step, dray_error *error);
     /* The same at the end of the run. */
     int (*last_checkpoint)(dray__host *host, int64_t step, dray_error *error);
@@ -93,7 +92,7 @@ typedef struct dray__learner {
     dray__micro *kept; /* the step's micro-batches: for several epochs, or until all are there */
     uint32_t kept_count;
     uint64_t kept_room;
-    /* Of a step that trains what is complete first (late.c). */
+    /* For steps that train the samples that are complete first (late.c). */
     bool late;
     dray__feed *feed; /* the policy's */
     uint32_t learned; /* of `kept`, accumulated */
@@ -131,23 +130,24 @@ int dray__critic_open(dray__host *host, dray_error *error);
 /* Takes the optimiser's step for the part that was accumulated. */
 int dray__learner_step(dray__host *host, dray_error *error);
 int dray__learner_accumulate(dray__host *host, const dray__micro *micro, dray_error *error);
-/* What the samples themselves say, before anything is learned from them. */
+/* Measures the samples before anything is learned from them. */
 void dray__learner_measure(dray__host *host, const dray__micro *micro);
 /* The policy's gradients: dray__learned.accumulate. */
 int dray__learner_accumulate_policy(dray__host *host, const dray__micro *micro, const bool *masked,
                                     dray_error *error);
-/* The sums of the step as a row for metrics.jsonl; NULL: out of memory. */
+/* The sums of the step as a row for metrics.jsonl; NULL when out of memory. */
 json_t *dray__learner_row(const dray__host *host);
-/* Of one number, which may be none that JSON has (null). False: out of memory. */
+/* Adds one number, or null when JSON cannot hold it. Returns false when out of memory. */
 bool dray__row_add(json_t *row, const char *key, double value);
-/* The other epochs over what was kept. */
+/* The other epochs over the kept micro-batches. */
 int dray__learner_repeat(dray__host *host, dray_error *error);
 
-/* Keeps a micro-batch until the step is made; takes what it has. */
+/* Keeps a micro-batch until the step is made; takes its arrays over. */
 int dray__learner_keep(dray__host *host, dray__micro *micro, dray_error *error);
 
-/* Steps that train the samples that are complete first (late.c). Who claims them first binds them
- * to the step: the actor, or, where there is a value model, the task `value`. Does this learner? */
+/* For steps that train the samples that are complete first (late.c). The first claim binds samples
+ * to the step: the actor's, or, with a value model, that of the task `value`. Returns true when
+ * this learner's does. */
 bool dray__late_binds(const dray__host *host);
 /* Samples to bind now: at most `most`, of `left` that the step has room for; and whether only those
  * of the newest version. */
@@ -156,10 +156,10 @@ bool dray__late_newest(const dray__host *host);
 /* Samples that the step has room for, besides those that are bound to it. */
 int dray__late_left(const dray__host *host, uint32_t *left, dray_error *error);
 void dray__late_bound(dray__learner *self, const dray_batch *batch);
-/* Samples for the actor, or the critic, to claim now, and what is done with a batch of them: the
- * policy's log-probs by the parameters that the step begins with are computed, and as much is
- * accumulated as the first optimiser step takes; the batch that completes the step takes all
- * optimiser steps of the first epoch. */
+/* count: samples for the actor, or the critic, to claim now. run: the work on a batch of them: the
+ * policy's log-probs by the parameters that the step begins with are computed, and the samples of
+ * the first optimiser step are accumulated. The batch that completes the step takes all optimiser
+ * steps of the first epoch. */
 uint32_t dray__late_count(const dray__host *host);
 int dray__late_run(dray__host *host, dray_batch *batch, dray_error *error);
 /* The policy's log-probs at the step's begin: dray__learned.complete. */

@@ -1,4 +1,5 @@
-/* What a step's samples and losses were, as a row of metrics.jsonl (docs/run.md has the table). */
+/* The measures of a step's samples and losses, as a row of metrics.jsonl (docs/run.md has the
+ * table). */
 #include "run/trainer/learn.h"
 
 #include <math.h>

@@ -12,7 +12,7 @@
 
 typedef struct place {
     dray_publisher *publisher;
-    dray_region **copy; /* NULL: the parameters themselves are published */
+    dray_region **copy; /* NULL when the parameters themselves are published */
     int64_t version;    /* published here; -1: none */
 } place;
 
@@ -118,7 +118,7 @@ static int announce(dray__publication *self, int64_t version, dray_error *error)
     return rc;
 }
 
-/* Waits for those that read what the copy held before. */
+/* Waits for the readers of the copy's earlier content. */
 static int empty(dray__publication *self, const place *at, dray_error *error)
 {
     if (at->version < 0)

@@ -23,8 +23,8 @@ void dray__publication_name(const dray__job *job, int64_t version,
  * newest version is kept. */
 #define DRAY__POLICY "policy"
 
-/* All of these are called on all ranks of the trainer. model: what its versions are published as;
- * phase: what that is called in reports. Both are borrowed. */
+/* All of these are called on all ranks of the trainer. model is the name of its versions; phase is
+ * the publication's name in reports. Both are borrowed. */
 int dray__publication_open(dray__host *host, dray__trainer *trainer, const char *model,
                            const char *phase, dray__publication **out, dray_error *error);
 void dray__publication_close(dray__publication *publication);

@@ -1,5 +1,5 @@
 /* A trainer host: on one sharded trainer old_log_prob and actor, or (critic.c) value and critic,
- * and what follows a step: publish the version, report, write checkpoints.
+ * and the work after a step: publish the version, report, write checkpoints.
  *
  * The order within a step. Old log-probs must be those of the version that the step began with, so
  * the parameters stay as they are until all of them are there; until then at most the first part of
@@ -8,7 +8,7 @@
  * are of the version that the step began with, too.
  *
  * Checkpoints of both models are of the same step, and the cursor of the policy's is where both
- * have trained that step and neither the next: the value model's is written first, and the policy's
+ * have trained that step and neither the next. The value model's is written first, and the policy's
  * waits for it; then the value model's trainer waits for the policy's. */
 #include "base/array.h"
 #include "base/clock.h"
@@ -71,7 +71,7 @@ static int begin(dray__host *host, dray_error *error)
     return rc;
 }
 
-/* Row 0 of the metrics: what samples of the first version would get. */
+/* Row 0 of the metrics: the rewards of samples of the first version. */
 static int tell_ready(dray__host *host, dray_error *error)
 {
     double reward = 0, length = 0;
@@ -189,7 +189,7 @@ static bool is_there(const dray__host *host)
            version >= self->awaited_version;
 }
 
-/* 1: what is awaited is there. */
+/* Returns 1 when the awaited checkpoint is there. */
 static int64_t trainer_decide(dray__host *host)
 {
     const dray__learner *self = host->state;
@@ -205,7 +205,7 @@ static int trainer_turn(dray__host *host, int64_t decision, dray_error *error)
 {
     dray__learner *self = host->state;
     int (*then)(dray__host *, dray_error *) = self->then;
-    int rc = dray__turn_end(host, error); /* who is waited for may need the device, files do not */
+    int rc = dray__turn_end(host, error); /* the other trainer may need the device, files do not */
     if (rc || decision != 1 || !then)
         return rc;
     self->then = NULL;

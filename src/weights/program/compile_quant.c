@@ -186,8 +186,7 @@ bool dray__transform_fits(const dray__transfer *h, const dray_transform *t)
     return known && (t->reads == 1 || cell <= GATHERED_CELL);
 }
 
-/* ---- boxes -------------------------------------------------------------------------------------
- */
+/* ---- boxes ----------------------------------------------------------------------------------- */
 
 /* The sums of a job that quantises. */
 static uint32_t sums_of(const dray__transfer *h)
@@ -457,8 +456,7 @@ static int compile_op(dray__compiler *c, const dray_transform *t, uint64_t index
     return rc;
 }
 
-/* ---- the largest elements ----------------------------------------------------------------------
- */
+/* ---- the largest elements -------------------------------------------------------------------- */
 
 /* One op, by the GPU that has its memory, if it is seen here. */
 static int compile_largest(dray__compiler *c, const dray_transform *t, const dray__op *op,

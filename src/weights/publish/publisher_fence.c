@@ -92,8 +92,7 @@ int dray__publisher_fence(dray_publisher *p, const dray_fence *fence, int64_t de
     return DRAY_OK;
 }
 
-/* ---- after readers -----------------------------------------------------------------------------
- */
+/* ---- after readers --------------------------------------------------------------------------- */
 
 static int drain(void *publisher, uint64_t version, int64_t timeout_ns, dray_error *error)
 {

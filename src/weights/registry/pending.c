@@ -17,8 +17,7 @@ static void answer_empty(dray__registry *r, struct pending *p)
     dray__reg_reply(r, p->ticket, NULL, -1);
 }
 
-/* ---- UPDATE_SOURCES(TRAINER) --------------------------------------------------------------------
- */
+/* ---- UPDATE_SOURCES(TRAINER) ----------------------------------------------------------------- */
 
 static bool trainer_formed(const dray__registry *r, const struct pending *p)
 {

@@ -46,8 +46,7 @@ struct dray__exchange {
     bool swapped;
 };
 
-/* ---- which chunks ------------------------------------------------------------------------------
- */
+/* ---- which chunks ---------------------------------------------------------------------------- */
 
 /* The live chunk; with the arena's lock. NULL: it is no longer what it was. */
 static dray__cuda_chunk *live_of(const arena_chunk *c, const dray__extents **used)
@@ -130,8 +129,7 @@ static int sort_chunks(dray__exchange *x, dray_error *error)
     return DRAY_OK;
 }
 
-/* ---- what of them is filled --------------------------------------------------------------------
- */
+/* ---- what of them is filled ------------------------------------------------------------------ */
 
 /* Every run of a block that lies in one piece. false: out of memory, or too many. */
 static bool fill_block(dray__exchange *x, uint32_t number)
@@ -204,8 +202,7 @@ static uint64_t bytes_of(const span *spans, uint64_t count)
     return bytes;
 }
 
-/* ---- spare memory ------------------------------------------------------------------------------
- */
+/* ---- spare memory ---------------------------------------------------------------------------- */
 
 static int take_spare(arena_chunk *c, dray_error *error)
 {
@@ -401,8 +398,7 @@ const bool *dray__exchange_blocks(const dray__exchange *x)
     return x->blocks;
 }
 
-/* ---- exchanging --------------------------------------------------------------------------------
- */
+/* ---- exchanging ------------------------------------------------------------------------------ */
 
 /* All arenas', in the order of their addresses: chunks are sorted by those. */
 static void lock_all(const dray__exchange *x, bool take)

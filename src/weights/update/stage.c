@@ -92,8 +92,7 @@ int dray__stage_commit(dray_subscriber *s, dray_error *error)
     return rc ? rc : dray__waker_add(&s->waker, dray__transfer_fd(s->transfer), error);
 }
 
-/* ---- exchange ----------------------------------------------------------------------------------
- */
+/* ---- exchange -------------------------------------------------------------------------------- */
 
 int dray__stage_exchange(dray_subscriber *s, dray_error *error)
 {
