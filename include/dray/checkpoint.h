@@ -19,7 +19,7 @@ extern "C" {
 
 /* Writes the blocks of a layout, which must hold all of the model, as a Hugging Face checkpoint:
  * safetensors files that are fsynced and renamed, the index last. config_json: written as
- * config.json; NULL: none. The metadata of each file has the checksums of its tensors
+ * config.json; may be NULL. The metadata of each file has the checksums of its tensors
  * ("dray.sums"), by which updates from disk and dray_checksums_of_checkpoint find changed files.
  * DRAY_EHOLE: an element is in no block. DRAY_ESYS. Blocks for the disk. */
 int dray_checkpoint_write(const char *directory, const dray_layout *layout,
@@ -39,9 +39,10 @@ int dray_checkpoint_read(const char *directory, const dray_layout *layout,
 int dray_checkpoint_layout(const char *path, dray_layout **out, char **base, dray_error *error);
 
 /* ---- a run's checkpoints ------------------------------------------------------------------------
+ *
  * Each version is a folder directory/step-000007/, and directory/latest is a link to the newest. A
- * folder gets its name only when it is complete and on the disk. What a writer that dies has left
- * is removed by the next one. */
+ * folder gets its name only when it is complete and on the disk. The next writer removes the files
+ * of one that died. */
 
 /* More tensors of a checkpoint, such as the state of an optimizer. They are a checkpoint in a
  * folder of the checkpoint's folder, which is always whole. */
@@ -61,11 +62,13 @@ typedef struct dray_checkpoint_file {
 typedef struct dray_checkpoint_options {
     size_t size;
     uint64_t version;        /* the folder's number; a folder that exists is replaced */
-    uint32_t keep;           /* how many of the newest versions stay; 0: all */
+    uint32_t keep;           /* how many of the newest versions stay; 0 means all */
     uint32_t rank, world;    /* of the ranks that write one checkpoint together; world 0: 1 */
-    const char *name;        /* name of the barrier at which the ranks wait; NULL: "checkpoint" */
-    const char *config_json; /* of rank 0, written as config.json; NULL: none */
-    int64_t timeout_ns; /* how long to wait for the other ranks at each step; 0: the context's */
+    const char *name;        /* name of the barrier at which the ranks wait; NULL means
+                              * "checkpoint" */
+    const char *config_json; /* of rank 0, written as config.json; may be NULL */
+    int64_t timeout_ns;      /* how long to wait for the other ranks at each step; 0 means the
+                              * context's */
     /* How many versions in a row are stored as deltas on the version before them, then the next is
      * whole; 0: all are whole; at most 64. Versions that a delta needs are kept. The ranks write
      * the whole version, and then wait while rank 0 compares it with the one before. */
@@ -84,10 +87,10 @@ typedef struct dray_checkpoint_options {
         sizeof(dray_checkpoint_options), 0, 0, 0, 0, NULL, NULL, 0, 0, NULL, NULL, 0, 0, NULL, 0   \
     }
 
-/* Checks that checkpoints can lie in a store ("s3"). detail gets a text of at most `size` bytes
- * that describes what reaches it, such as "libcurl/7.88.1 OpenSSL/3.0.19". DRAY_EUNSUPPORTED: they
- * cannot; the message says what to do. DRAY_EINVALID: the name is another one. Threads: any. Does
- * not block. */
+/* Checks that checkpoints can be kept in a store ("s3"). detail gets a text of at most `size` bytes
+ * that describes the store's library, such as "libcurl/7.88.1 OpenSSL/3.0.19". DRAY_EUNSUPPORTED:
+ * they cannot; the message says what to do. DRAY_EINVALID: the name is another one. Threads: any.
+ * Does not block. */
 int dray_store_find(const char *store, char *detail, size_t size, dray_error *error);
 
 /* Writes a version. Each rank writes blocks that it holds; a block that several ranks hold is
@@ -103,9 +106,9 @@ int dray_store_find(const char *store, char *detail, size_t size, dray_error *er
 int dray_checkpoint_save(dray_context *context, const char *directory, const dray_layout *layout,
                          dray_region *const *regions, const dray_checkpoint_options *options,
                          dray_error *error);
-/* Finds the folder of the newest version. *path is the resolved path, freed with dray_free, so that
- * all that is read through it is of one version, even if a newer one is written meanwhile. version
- * may be NULL. DRAY_ENOENT: there is no checkpoint. */
+/* Finds the folder of the newest version. *path is the resolved path, freed with dray_free. All
+ * files that are read through it are of one version, even if a newer one is written meanwhile.
+ * version may be NULL. DRAY_ENOENT: there is no checkpoint. */
 int dray_checkpoint_latest(const char *directory, uint64_t *version, char **path,
                            dray_error *error);
 

@@ -27,7 +27,7 @@ int dray_checksums_compute(const dray_layout *layout, dray_region *const *region
  * context's timeout, DRAY_ENOENT if they could not be computed. */
 int dray_checksums_fetch(dray_context *context, const char *model, uint64_t *version,
                          dray_checksums **out, dray_error *error);
-/* Gets the checksums of what a subscriber group read when it committed the version that it holds,
+/* Gets the checksums of the tensors that a subscriber group read for the version that it holds,
  * and that version's number. DRAY_ENOENT: the group holds no version as a whole. Asks the
  * coordinator. */
 int dray_checksums_fetch_group(dray_context *context, const char *model, const char *group,

@@ -67,14 +67,14 @@ typedef enum dray_status {
 #undef XX
 } dray_status;
 
-/* The library or system that reported an error; it decides what dray_error.raw means. */
+/* The library or system that reported an error; it decides the meaning of dray_error.raw. */
 typedef enum dray_origin {
     DRAY_ORIGIN_DRAY = 0, /* raw = 0 */
     DRAY_ORIGIN_ERRNO,    /* raw = errno */
     DRAY_ORIGIN_CUDA,     /* raw = CUresult */
     DRAY_ORIGIN_NCCL,     /* raw = ncclResult_t */
     DRAY_ORIGIN_UCX,      /* raw = ucs_status_t */
-    DRAY_ORIGIN_WAIT      /* raw = dray_wait_cause (trace.h): what the call waited for in vain */
+    DRAY_ORIGIN_WAIT      /* raw = dray_wait_cause (trace.h): the cause of a wait that timed out */
 } dray_origin;
 
 #define DRAY_ERROR_MESSAGE_MAX 496
@@ -134,12 +134,14 @@ typedef struct dray_context dray_context;
 
 typedef struct dray_options {
     size_t size;
-    const char *address; /* "unix:/path", "tcp:host:port", "tcp:[v6]:port"; NULL: $DRAY_ADDRESS */
-    const char *name;    /* shown in messages and in `dray status`; NULL: the program's name */
-    const char *role;    /* "trainer", "engine", "task", "tool"; NULL: the token's, or "task" */
-    const char *host;    /* NULL: $DRAY_HOST, or the machine's boot id + hostname */
+    const char *address; /* "unix:/path", "tcp:host:port", "tcp:[v6]:port"; NULL means
+                          * $DRAY_ADDRESS */
+    const char *name;    /* shown in messages and in `dray status`; NULL means the program's name */
+    const char *role;    /* "trainer", "engine", "task", "tool"; NULL means the token's, or
+                          * "task" */
+    const char *host;    /* NULL means $DRAY_HOST, or the machine's boot id + hostname */
     uint32_t rank;       /* rank within the role's group */
-    int64_t timeout_ns;  /* default deadline of every wait; 0: 60 s */
+    int64_t timeout_ns;  /* default deadline of every wait; 0 means 60 s */
     /* Networks in which weights may be sent unencrypted, such as "10.1.0.0/16, fd00::/8"; NULL:
      * $DRAY_TRUSTED_NETWORKS; "": none. */
     const char *trusted_networks;

@@ -26,7 +26,7 @@ extern "C" {
 
 typedef struct dray_gpu {
     size_t size;
-    uint8_t uuid[16];   /* the same in every process, whatever $CUDA_VISIBLE_DEVICES says */
+    uint8_t uuid[16];   /* the same in every process, with any $CUDA_VISIBLE_DEVICES */
     char uuid_text[48]; /* "GPU-2f4c..." */
     char name[128];
     char pci[32];    /* "0000:1b:00.0" */
@@ -95,9 +95,9 @@ int dray_gpu_storage_of(uint64_t address, dray_gpu_storage *out, dray_error *err
 /* Makes a region of `bytes` of GPU memory from `address` on, which another allocator (PyTorch,
  * cudaMalloc) or an arena has allocated and which must outlive the region. name is copied; NULL is
  * "". The caller frees *out with dray_region_free. DRAY_EINVALID: the bytes are not in one
- * allocation; the message says where it ends. Memory that the driver does not export
- * (cudaMallocAsync, managed memory, memory of another process) can be wrapped as well, but
- * dray_handle_describe refuses it and says what to do instead. */
+ * allocation; the message has its end. Memory that the driver does not export (cudaMallocAsync,
+ * managed memory, memory of another process) can be wrapped as well, but dray_handle_describe
+ * refuses it, with advice in the message. */
 int dray_region_wrap_cuda(uint64_t address, uint64_t bytes, const char *name, dray_region **out,
                           dray_error *error);
 
@@ -120,10 +120,11 @@ typedef struct dray_arena dray_arena;
 
 typedef struct dray_arena_options {
     size_t size;
-    const char *tag;        /* 1 to 63 bytes; NULL: "weights" */
+    const char *tag;        /* 1 to 63 bytes; NULL means "weights" */
     uint8_t uuid[16];       /* the GPU; zero: the GPU of the thread's context, else the first one */
-    uint64_t address_bytes; /* how many addresses are reserved; 0: four times the GPU's memory */
-    uint64_t chunk_bytes;   /* 0: 1 GiB. A larger allocation gets a chunk of its own */
+    uint64_t address_bytes; /* how many addresses are reserved; 0 means four times the GPU's
+                             * memory */
+    uint64_t chunk_bytes;   /* 0 means 1 GiB. A larger allocation gets a chunk of its own */
     int32_t peers;          /* not 0: the other GPUs of this process can use the memory as well */
 } dray_arena_options;
 
@@ -174,7 +175,7 @@ typedef struct dray_arena_release_options {
     /* The GPU's work that must be complete before the release: a CUDA event. NULL: the caller has
      * waited for it already. */
     const dray_fence *after;
-    int64_t timeout_ns; /* 0: 60 s */
+    int64_t timeout_ns; /* 0 means 60 s */
 } dray_arena_release_options;
 
 #define DRAY_ARENA_RELEASE_OPTIONS_INIT                                                            \
@@ -185,7 +186,7 @@ typedef struct dray_arena_release_options {
 typedef struct dray_arena_resume_options {
     size_t size;
     int32_t free_pinned; /* not 0: frees the pinned host memory; the next release pins it again */
-    int64_t timeout_ns;  /* 0: 60 s */
+    int64_t timeout_ns;  /* 0 means 60 s */
 } dray_arena_resume_options;
 
 #define DRAY_ARENA_RESUME_OPTIONS_INIT                                                             \

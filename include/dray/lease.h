@@ -45,8 +45,8 @@ int dray_lease_acquire(dray_context *context, const char *const *names, uint32_t
                        const dray_lease_options *options, dray_lease **out, dray_error *error);
 
 /* Returns the lease's number, which is greater than the numbers of all earlier leases of its names.
- * What the processes share can refuse a smaller number than it has seen: that of a process which
- * was stopped and does not know yet that it lost the lease. Does not block. */
+ * A shared resource can refuse a smaller number than it has seen: that of a process which was
+ * stopped and does not know yet that it lost the lease. Does not block. */
 uint64_t dray_lease_number(const dray_lease *lease);
 
 /* Asks the coordinator whether the session still holds the lease, and renews its term. *waiting

@@ -41,10 +41,9 @@ typedef struct dray_load_options {
     size_t size;
     dray_load_fn load;
     void *user;
-    uint64_t bucket_bytes; /* most memory that an update holds here, >= 512 KiB; 0: 64 MiB */
-    int32_t
-        slices; /* 1: a tensor that is larger than a bucket comes in slices of rows, in order; 0:
-                   opening fails with DRAY_EFULL, and the message says what the tensor needs */
+    uint64_t bucket_bytes; /* most memory that an update holds here, >= 512 KiB; 0 means 64 MiB */
+    int32_t slices; /* 1: a tensor that is larger than a bucket comes in slices of rows, in order;
+                     * 0: opening fails with DRAY_EFULL, and the message has the tensor's size */
     /* Tensors that must arrive in one call. An entry "a,b" says that tensors whose names are equal
      * but for ".a." and ".b." come together. NULL: "q_a_proj,kv_a_proj_with_mqa", which engines
      * fuse. A list with together_count 0: none. Borrowed for the call. */

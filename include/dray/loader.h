@@ -34,7 +34,7 @@ typedef struct dray_loader_options {
      * from it. Its max_hold_ns counts from when a batch is returned; a batch that was taken back
      * before is left out. */
     const dray_claim_options *claim;
-    uint32_t ahead; /* batches that may wait to be handed out; 0: 1 */
+    uint32_t ahead; /* batches that may wait to be handed out; 0 means 1 */
     uint32_t
         ahead_rows; /* no claim ahead where it would exceed these; 0: no bound. With less than */
     uint64_t
@@ -62,27 +62,27 @@ typedef struct dray_load {
         sizeof(dray_load), NULL, 0, 0, 0, 0, 0                                                     \
     }
 
-/* queue: borrowed, until dray_loader_close; only one loader of a queue, and no
+/* queue is borrowed until dray_loader_close. A queue has only one loader, and no
  * dray_queue_claim_start beside it. Claims nothing yet. DRAY_EINVALID, DRAY_ENOENT: as
  * dray_queue_claim. Owner: the caller. Does not block. */
 int dray_loader_open(dray_queue *queue, const dray_loader_options *options, dray_loader **out,
                      dray_error *error);
-/* Commits what the loop has finished, gives the rest back, and ends a claim that is under way. Call
- * dray_loader_flush before to learn of commits that fail. NULL is fine. Blocks for answers, up to
- * the queue's timeout. */
+/* Commits the loads that the loop has finished, gives the rest back, and ends a claim that is under
+ * way. Call dray_loader_flush before to learn of commits that fail. NULL is fine. Blocks for
+ * answers, up to the queue's timeout. */
 void dray_loader_close(dray_loader *loader);
 
-/* The next load. Waits for one up to timeout_ns (DRAY_WAIT_DEFAULT: the claim's); 0: DRAY_EAGAIN
- * where there is none yet, ask again when dray_queue_fd is readable. DRAY_ETIMEDOUT: the message
- * says what the claim waits for; the claim goes on, and the next call may succeed. DRAY_EEND: as of
- * a claim; everything that the loop had finished is committed. A partition ends only when the loop
- * has finished all of its loads.
+/* Returns the next load. Waits for one up to timeout_ns (DRAY_WAIT_DEFAULT: the claim's). With 0 it
+ * returns DRAY_EAGAIN while there is none; ask again when dray_queue_fd is readable.
+ * DRAY_ETIMEDOUT: the message has the cause of the claim's wait; the claim goes on, and the next
+ * call may succeed. DRAY_EEND: as of a claim; everything that the loop had finished is committed. A
+ * partition ends only when the loop has finished all of its loads.
  *
  * DRAY_ESTALE, DRAY_EGONE: a batch that the loop had finished could not be committed, because its
  * rows were taken back or cleared. Its outputs are dropped (another attempt makes them again), and
  * the loader goes on: call again. The same codes of a claim (a lockstep group that is void; a
  * partition that was cleared) and its other errors come with every further call. DRAY_ECLOSED: the
- * connection is gone; what was not committed is given back. */
+ * connection is gone; rows that were not committed are given back. */
 int dray_loader_next(dray_loader *loader, int64_t timeout_ns, dray_load *out, dray_error *error);
 /* Says that the loop has finished the load. When the last load of a batch is finished, the batch is
  * committed in the message of the next claim, which this call sends if a claim is due, and

@@ -56,7 +56,8 @@ const char *dray_region_name(const dray_region *region); /* borrowed; FILE: the 
  * a CUDA region there is one only after dray_handle_describe, and only where the handle's form is
  * VMM. */
 int dray_region_fd(const dray_region *region);
-/* The address at which the GPUs of this process reach the region (CUDA, PINNED); 0: they do not. */
+/* The address at which the GPUs of this process reach the region (CUDA, PINNED); 0 when they do
+ * not. */
 uint64_t dray_region_device_address(const dray_region *region);
 /* uuid gets the UUID of the GPU that has the memory. DRAY_EINVALID: the region is not of kind CUDA.
  */
@@ -78,9 +79,10 @@ int dray_region_write(dray_region *region, uint64_t offset, const void *data, ui
                       dray_error *error);
 
 /* ---- handles ------------------------------------------------------------------------------------
- * A handle says how another process reaches one tensor's storage. It holds what PyTorch passes to
- * rebuild_cuda_tensor (torch/multiprocessing/reductions.py), without pickle and without pointers.
- * Its packed form has a version and a checksum and is little-endian.
+ *
+ * A handle describes how another process reaches one tensor's storage. It holds the values that
+ * PyTorch passes to rebuild_cuda_tensor (torch/multiprocessing/reductions.py), without pickle and
+ * without pointers. Its packed form has a version and a checksum and is little-endian.
  *
  * Handles of SHARED and PINNED regions, and CUDA handles of form VMM, need a file descriptor, which
  * the caller sends along (SCM_RIGHTS). Handles of files, and CUDA handles of form IPC, need none. A
@@ -104,7 +106,7 @@ typedef struct dray_handle {
     uint64_t offset;               /* bytes from the storage's start to the first element */
     uint64_t storage_bytes;        /* size of the storage */
     uint8_t device[16];            /* UUID of the GPU; zero for other kinds */
-    uint64_t owner_member, owner_epoch; /* the session that owns the memory; 0: not said */
+    uint64_t owner_member, owner_epoch; /* the session that owns the memory; 0 when not known */
     /* SHARED, PINNED: st_dev and st_ino of the descriptor. FILE: st_ino. CUDA: the allocation's
      * name (form VMM), or its IPC handle (form IPC). */
     uint8_t key[64];

@@ -107,7 +107,7 @@ typedef enum dray_quant_kind {
     DRAY_QUANT_INT4_ZERO
 } dray_quant_kind;
 
-/* What each kind is made of, as its tensors' names end (docs/formats.md has the arithmetic).
+/* The tensors of each kind, by the ends of their names (docs/formats.md has the arithmetic).
  *
  *   BLOCK      the tensor itself in F8E4M3 or F8E5M2; "_scale_inv": F32, one for each block
  *   TENSOR     the same; "_scale": F32, one
@@ -179,17 +179,17 @@ int dray_layout_add_dense(dray_layout *layout, uint32_t tensor, uint32_t region,
 
 /* Declares how a tensor is quantised; kind NONE withdraws the declaration. The tensor is F8E4M3 or
  * F8E5M2 (F8E4M3 of DEEPGEMM and MXFP8), or, where it is packed into another one, F32, BF16 or F16
- * and without blocks. All kinds but TENSOR want two or more dimensions, and those from MXFP8 on a
- * last one that is a multiple of the elements that share a scale. quant->scales, values and second
- * are tensors of the same layout, of the dtypes that dray_quant_kind says, and their shape is the
- * tensor's with its last two sizes divided by what one of their elements stands for, rounded up;
- * the scale of TENSOR and the global one of NVFP4 have one element. None of them is an alias, and
- * each belongs to one tensor only. DRAY_EINVALID: one of these does not hold; the message says
- * which. */
+ * and without blocks. All kinds but TENSOR need two or more dimensions. The kinds from MXFP8 on
+ * need a last one that is a multiple of the elements that share a scale. quant->scales, values and
+ * second are tensors of the same layout, with the dtypes of dray_quant_kind. Their shape is the
+ * tensor's, with its last two sizes divided by the number of elements that one of theirs covers,
+ * rounded up; the scale of TENSOR and the global one of NVFP4 have one element. None of them is an
+ * alias, and each belongs to one tensor only. DRAY_EINVALID: one of these does not hold; the
+ * message names it. */
 int dray_layout_set_quant(dray_layout *layout, uint32_t tensor, const dray_quant *quant,
                           dray_error *error);
-/* Returns how the tensor is quantised, of an alias how its target is. NULL: it is not quantised, or
- * the index is out of range. The pointer is valid until the layout changes. */
+/* Returns the quantisation of the tensor, or of an alias' target. Returns NULL when it is not
+ * quantised, or the index is out of range. The pointer is valid until the layout changes. */
 const dray_quant *dray_layout_quant(const dray_layout *layout, uint32_t tensor);
 
 uint32_t dray_layout_tensor_count(const dray_layout *layout);
@@ -244,8 +244,8 @@ typedef struct dray_model_config {
      * (...ForTokenClassification; 1: a value model): its head is score.weight and score.bias, and
      * it has no lm_head. */
     int64_t labels;
-    /* What the family's file reads besides, in its order; and for each kind of layers that it names
-     * the layers of this kind, as in dense_layers. */
+    /* Further values that the family's file reads, in its order. For each kind of layers that the
+     * file names: the layers of this kind, as in dense_layers. */
     int64_t own[DRAY_MODEL_OWN];
     uint64_t kind_layers[DRAY_MODEL_KINDS][DRAY_MODEL_DENSE_WORDS];
 } dray_model_config;
@@ -253,18 +253,18 @@ typedef struct dray_model_config {
 /* Loads a model's configuration: a name of the built-in table, such as "qwen2.5-32b", in any case;
  * or the path of a config.json that transformers 4 or 5 wrote, or of its folder. Missing keys have
  * the defaults of transformers, num_nextn_predict_layers 0; sizes must be given. Keys that change
- * only what a model computes (rope_scaling, sliding_window, hidden_act) are ignored. So is a
+ * only the model's computation (rope_scaling, sliding_window, hidden_act) are ignored. So is a
  * quantization_config of fp8, which dray_engine_quant_load reads. DRAY_ENOENT: no such name or
  * file; the message has the nearest names. DRAY_EUNSUPPORTED: a key gives the model other tensors.
- * DRAY_EFORMAT, DRAY_EINVALID: a key's value; the message says what was found. */
+ * DRAY_EFORMAT, DRAY_EINVALID: a key's value; the message has the value that was found. */
 int dray_model_config_load(const char *name_or_path, dray_model_config *out, dray_error *error);
 /* Returns name `index` of the built-in table, NULL past its end. */
 const char *dray_model_name(uint32_t index);
-/* Builds the "full" layout, which is what a Hugging Face state dict holds: every tensor of the
+/* Builds the "full" layout, which is that of a Hugging Face state dict: every tensor of the
  * checkpoint as one dense block, in checkpoint order, each aligned to 256 bytes, in one region.
- * kind: the region's, a kind of memory; 0: SHARED. dtype NONE: the configuration's. A tied head is
- * an alias, and so are the embedding and head of layers of multi-token prediction. In all builders
- * a router's e_score_correction_bias is F32, whatever dtype is. */
+ * kind: the region's, a kind of memory; 0 means SHARED. dtype NONE means the configuration's. A
+ * tied head is an alias, and so are the embedding and head of layers of multi-token prediction. In
+ * all builders a router's e_score_correction_bias is F32, for any dtype. */
 int dray_layout_full(const dray_model_config *config, dray_dtype dtype, dray_region_kind kind,
                      dray_layout **out, dray_error *error);
 

@@ -21,9 +21,9 @@ typedef struct dray_publisher_options {
      * before which elements changed, for as long as few did. Costs as much memory again (in files
      * none), and half as much address space. */
     int32_t delta;
-    /* dray_dtype in which floats are kept and sent by deltas; NONE: as they are stored. Readers of
-     * another dtype get them whole. An f32 trainer of bf16 engines says BF16: half the memory, and
-     * most small steps change nothing. */
+    /* The dray_dtype in which deltas keep and send floats; NONE means as they are stored. Readers
+     * of another dtype get whole tensors. An f32 trainer of bf16 engines sets BF16: half the
+     * memory, and most small steps change nothing. */
     int32_t delta_dtype;
     /* 1: readers read a copy of the regions, which this publisher allocates: of a GPU's memory in
      * memory of that GPU, of all other memory in shared memory. dray_publisher_publish first waits
@@ -55,21 +55,21 @@ int dray_publisher_open(dray_context *context, const char *model, const dray_lay
 /* Announces that this rank's blocks hold `version`. Readers begin at once, while the checksums of
  * the memory are computed beside them: on GPUs those of GPU and pinned memory, in a thread of the
  * library those of other memory. No group commits the version before the checksums of all ranks are
- * there and equal those of what it has read. The memory must not change until dray_publisher_wait,
- * which waits for the checksums too, returns for this version. version: any number, 0 included,
- * that is greater than those before it in this incarnation. Publishing a version withdraws the
- * older ones. ready: a fence after the last write; NULL: the memory is host memory and written
- * already. For GPU memory that only this host reads, without deltas, the call does not wait for the
- * fence; readers and checksums do. Else it waits for the fence. The call blocks for one answer,
- * while it looks for changes (deltas) or copies (snapshot), and until the checksums of the version
- * before are complete; the first call also waits until all `world` ranks have opened. All of it
- * takes at most the publisher's timeout, after which the checksums are given up as well: the
- * version is withdrawn then, its readers' updates fail, and the publisher's next call returns
- * DRAY_ETIMEDOUT. It never waits for readers. DRAY_EINVALID: the version is not greater.
- * DRAY_ETIMEDOUT: the version was not announced and may be published again, or the coordinator did
- * not answer and may have announced it, or the checksums of the version before came too late; the
- * message says which. DRAY_ESTALE: another rank died or closed; close this publisher and open it
- * again. */
+ * there and equal those that the group has read. The memory must not change until
+ * dray_publisher_wait, which waits for the checksums too, returns for this version. version: any
+ * number, 0 included, that is greater than those before it in this incarnation. Publishing a
+ * version withdraws the older ones. ready: a fence after the last write; NULL: the memory is host
+ * memory and written already. For GPU memory that only this host reads, without deltas, the call
+ * does not wait for the fence; readers and checksums do. Else it waits for the fence. The call
+ * blocks for one answer, while it looks for changes (deltas) or copies (snapshot), and until the
+ * checksums of the version before are complete; the first call also waits until all `world` ranks
+ * have opened. All of it takes at most the publisher's timeout, after which the checksums are given
+ * up as well: the version is withdrawn then, its readers' updates fail, and the publisher's next
+ * call returns DRAY_ETIMEDOUT. It never waits for readers. DRAY_EINVALID: the version is not
+ * greater. DRAY_ETIMEDOUT: the version was not announced and may be published again, or the
+ * coordinator did not answer and may have announced it, or the checksums of the version before came
+ * too late; the message tells these apart. DRAY_ESTALE: another rank died or closed; close this
+ * publisher and open it again. */
 int dray_publisher_publish(dray_publisher *publisher, uint64_t version, const dray_fence *ready,
                            dray_error *error);
 /* Waits until subscriber groups have committed `version`, or a newer one of this incarnation, in
@@ -100,7 +100,7 @@ int dray_publisher_wait(dray_publisher *publisher, uint64_t version, int64_t tim
 int dray_publisher_wait_stream(dray_publisher *publisher, uint64_t version, void *stream,
                                int64_t timeout_ns, dray_error *error);
 /* Replaces the publisher's regions, after the memory behind the layout was offloaded and loaded, or
- * reallocated. The blocks have the same offsets in the new regions. Withdraws what was published;
+ * reallocated. The blocks have the same offsets in the new regions. Withdraws published versions;
  * readers make a new plan at their next update. Call it after dray_publisher_wait or
  * dray_publisher_release and before the next dray_publisher_publish, which refuses regions whose
  * memory was freed (DRAY_ESTALE). regions: in the layout's order, borrowed until close or the next

@@ -45,7 +45,7 @@ typedef struct dray_queue_task {
     uint32_t writes_count;
 } dray_queue_task;
 
-/* What happens to a row that is lost. */
+/* How a lost row is replaced. */
 typedef enum dray_on_loss {
     DRAY_ON_LOSS_DEFAULT = 0, /* refill */
     /* Its slot is emptied, and so are the slots of its group that the task has not committed. A
@@ -60,32 +60,32 @@ typedef enum dray_on_loss {
 typedef enum dray_durability {
     DRAY_DURABILITY_DEFAULT = 0, /* none */
     DRAY_DURABILITY_NONE,        /* nothing */
-    DRAY_DURABILITY_CHECKPOINT,  /* what dray_queue_checkpoint has saved */
+    DRAY_DURABILITY_CHECKPOINT,  /* the state that dray_queue_checkpoint saved last */
     /* Everything that was acknowledged, with its bytes. Answers wait until the journal is on the
      * disk. A coordinator that is started again with the same folder (dray serve --journal)
      * continues the queue. Calls wait for it up to their timeouts. Claims from before end: their
-     * commits return DRAY_ESTALE unless they had been counted, and reading what they had not read
-     * yet may return DRAY_EGONE. While the disk is full or fails, calls that change the queue
-     * return DRAY_EFULL or DRAY_ESYS with the file's name, and their effect may come later. When a
-     * backend loses bytes, they are restored from the journal: reading them returns DRAY_EGONE
-     * once, and the rows can be claimed again. Bytes that were lost before the journal had them
-     * make the call return DRAY_EDEAD, and the rows are lost (DRAY_LOSS_BYTES). */
+     * commits return DRAY_ESTALE unless they had been counted, and their unread columns may return
+     * DRAY_EGONE. While the disk is full or fails, calls that change the queue return DRAY_EFULL or
+     * DRAY_ESYS with the file's name, and their effect may come later. When a backend loses bytes,
+     * they are restored from the journal: reading them returns DRAY_EGONE once, and the rows can be
+     * claimed again. Bytes that were lost before the journal had them make the call return
+     * DRAY_EDEAD, and the rows are lost (DRAY_LOSS_BYTES). */
     DRAY_DURABILITY_JOURNAL
 } dray_durability;
 
 /* The backend, which holds the bytes of columns for all users of the queue. */
 typedef enum dray_queue_backend {
-    /* builtin; of a queue without durability what $DRAY_QUEUE_BACKEND says where it is set:
-     * "builtin", or "redis:" and an address */
+    /* builtin; for a queue without durability $DRAY_QUEUE_BACKEND may name another one: "builtin",
+     * or "redis:" and an address */
     DRAY_BACKEND_DEFAULT = 0,
     DRAY_BACKEND_BUILTIN, /* shared memory of the host, read in place */
     /* A Redis server: "unix:/path" or "tcp:HOST:PORT", or several, separated by commas, as the
-     * coordinator's list has it (dray serve --store); no address: the one in that list. Its
+     * coordinator's list has it (dray serve --store). Without an address, the one in that list. Its
      * password is the first line of the file $DRAY_REDIS_PASSWORD_FILE, or else
      * $DRAY_REDIS_PASSWORD, in the environment of every user and of the coordinator. Values are
-     * written before the call that gives them returns, and read when a column is first looked at.
-     * What the server loses is DRAY_EGONE for whoever reads it, and a loss of those rows
-     * (DRAY_LOSS_BYTES), unless a journal has it. */
+     * written before the inserting or committing call returns, and read when a column is first
+     * looked at. Values that the server loses are DRAY_EGONE for their readers, and a loss of those
+     * rows (DRAY_LOSS_BYTES), unless a journal has them. */
     DRAY_BACKEND_REDIS
 } dray_queue_backend;
 
@@ -93,19 +93,20 @@ typedef struct dray_queue_options {
     size_t size;
     const dray_queue_task *tasks; /* the closed set; borrowed for the call */
     uint32_t task_count;
-    uint64_t capacity_rows;  /* rows alive at once; 0: 1,000,000 */
-    uint64_t capacity_bytes; /* bytes of committed columns alive at once; 0: 4 GiB */
-    uint32_t max_attempts;   /* 0: 3 */
-    int64_t timeout_ns;      /* 0: the context's */
+    uint64_t capacity_rows;  /* rows alive at once; 0 means 1,000,000 */
+    uint64_t capacity_bytes; /* bytes of committed columns alive at once; 0 means 4 GiB */
+    uint32_t max_attempts;   /* 0 means 3 */
+    int64_t timeout_ns;      /* 0 means the context's */
     int32_t on_loss;         /* dray_on_loss */
-    /* Tasks whose commits are provisional until a checkpoint covers them (dray_queue_cursor): what
-     * they have read is kept, and resuming undoes them. They write no columns. */
+    /* Tasks whose commits are provisional until a checkpoint covers them (dray_queue_cursor): the
+     * rows that they have read are kept, and resuming undoes their commits. They write no
+     * columns. */
     uint32_t provisional_count;
     const char *const *provisional;
-    /* What the job needs; 0: not known. Opening fails with DRAY_EFULL, which shows the arithmetic,
+    /* The job's needs; 0 when not known. Opening fails with DRAY_EFULL, which shows the arithmetic,
      * where (open_batches + checkpoint_batches - 1) * batch_rows rows, or row_bytes times as many
      * bytes, exceed the capacity. open_batches are open at once (staleness + 1). checkpoint_batches
-     * come between two checkpoints (0: 1) and wait for the second. */
+     * come between two checkpoints (0 means 1) and wait for the second. */
     uint32_t batch_rows, open_batches, checkpoint_batches;
     uint64_t row_bytes;
     int32_t durability; /* dray_durability */
@@ -123,8 +124,8 @@ typedef struct dray_queue_options {
         sizeof(dray_queue_options), NULL, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, NULL, 0, NULL  \
     }
 
-/* 1: this library was built with the backend (a dray_queue_backend), else 0. Does not block. Since
- * 0.1. */
+/* Returns 1 when this library was built with the backend (a dray_queue_backend), else 0. Does not
+ * block. Since 0.1. */
 int dray_queue_backend_built(int32_t backend);
 
 /* Opens the queue `name`, and creates it if it does not exist. Every caller may give the tasks, of
@@ -132,10 +133,10 @@ int dray_queue_backend_built(int32_t backend);
  * are 0 are not compared. With task_count 0 the call attaches to a queue that exists, and waits for
  * it up to the timeout. Where the coordinator dies during the call, the call waits for the next one
  * up to the timeout; it returns DRAY_ECLOSED where the coordinator had announced its end.
- * DRAY_EEXIST: the message says what differs. DRAY_EGONE: the queue was created without this task,
- * and may have freed samples of it. DRAY_EINVALID: two tasks write one column, or one task needs
- * and writes it. DRAY_EPERM: the backend's address is not in the coordinator's list. Owner: the
- * caller, until dray_queue_close; the context must outlive it. */
+ * DRAY_EEXIST: the message names the difference. DRAY_EGONE: the queue was created without this
+ * task, and may have freed samples of it. DRAY_EINVALID: two tasks write one column, or one task
+ * needs and writes it. DRAY_EPERM: the backend's address is not in the coordinator's list. Owner:
+ * the caller, until dray_queue_close; the context must outlive it. */
 int dray_queue_open(dray_context *context, const char *name, const dray_queue_options *options,
                     dray_queue **out, dray_error *error);
 /* Saves the queue as it is now, whole or not at all, in a file of mode 0600. options.restore
@@ -170,13 +171,12 @@ typedef struct dray_column_data {
     const char *name;
     int32_t dtype;
     int32_t content; /* dray_content */
-    uint32_t ndim;   /* dimensions of one row's value; the first is ragged with offsets. 0: each
-                        row has one number; numpy and torch give their arrays of (rows) so */
+    uint32_t ndim;   /* dimensions of one row's value; the first is ragged with offsets. 0: each row
+                      * has one number, as in arrays of numpy and torch of shape (rows) */
     int64_t shape[DRAY_MAX_DIMS]; /* of one row; shape[0] ignored where ragged */
     const uint64_t *offsets;      /* count + 1, in units of shape[1..] slices; NULL: fixed shape */
     const void *values;
-    uint64_t bytes; /* bytes at `values`: offsets that lead behind them are refused; 0: this is not
-                       checked */
+    uint64_t bytes; /* bytes at `values`: offsets beyond them are refused; 0 turns this check off */
 } dray_column_data;
 
 typedef struct dray_tag {
@@ -210,19 +210,20 @@ typedef struct dray_insert_options {
     size_t size;
     const char *partition;
     uint32_t rows;
-    uint32_t group_size; /* rows of one prompt (GRPO's n), consecutive; 0: 1. rows % group_size = 0;
-                            the same for every insert into a partition */
+    uint32_t group_size; /* rows of one prompt (GRPO's n), consecutive; 0 means 1. rows % group_size
+                          * = 0; the same for every insert into a partition */
     int32_t once_per_group; /* columns and tags have one entry a group, not a row */
     const dray_column_data *columns;
     uint32_t column_count;
     const dray_tag *tags; /* tag_count tags, the same for every row of this insert */
     uint32_t tag_count;
     uint64_t row_bytes; /* declared worst case of all columns of a row, reserved now until the
-                           partition is cleared; 0: only what is committed counts */
+                         * partition is cleared; 0: only committed bytes count */
     int64_t timeout_ns; /* how long to wait for capacity; 0: DRAY_EFULL at once */
     uint64_t at_slot;   /* 0: append; n: the rows must start at slot n - 1 */
-    uint64_t refill; /* id of the dray_refill that the rows answer; 0: none. group_size, row_bytes
-                        and at_slot do not count then; once_per_group: one entry for all rows */
+    uint64_t refill;    /* id of the dray_refill that the rows answer; 0 when there is none.
+                         * group_size, row_bytes and at_slot do not count then; once_per_group: one
+                         * entry for all rows */
     /* Tags of single rows, or groups with once_per_group; of one key they count before `tags`. */
     const dray_row_tag *row_tags;
     uint32_t row_tag_count;
@@ -238,12 +239,11 @@ typedef struct dray_insert_options {
 /* Appends rows to the partition, which is created if it does not exist. All rows become visible, or
  * none. *first_slot gets the slot of the first row; it may be NULL. Inserts wait for capacity in
  * the order of their arrival. After DRAY_ETIMEDOUT or DRAY_ECLOSED the rows may have been inserted:
- * at_slot makes it safe to try again.
- * DRAY_ETIMEDOUT (with timeout_ns 0: DRAY_EFULL): the message says what is missing. DRAY_EFULL, at
- * once: the rows can never fit. DRAY_EEXIST: at_slot is taken, or the partition was cleared, so the
- * insert was done before. DRAY_EINVALID: the partition is sealed, at_slot would leave a gap, a task
- * writes the column, or (known_only) no task has it. DRAY_EEND: a new partition after
- * dray_queue_end. */
+ * at_slot makes it safe to try again. DRAY_ETIMEDOUT (with timeout_ns 0: DRAY_EFULL): the message
+ * has the missing rows or bytes. DRAY_EFULL, at once: the rows can never fit. DRAY_EEXIST: at_slot
+ * is taken, or the partition was cleared, so the insert was done before. DRAY_EINVALID: the
+ * partition is sealed, at_slot would leave a gap, a task writes the column, or (known_only) no task
+ * has it. DRAY_EEND: a new partition after dray_queue_end. */
 int dray_queue_insert(dray_queue *queue, const dray_insert_options *options, uint32_t *first_slot,
                       dray_error *error);
 
@@ -275,16 +275,16 @@ typedef struct dray_refill {
         }                                                                                          \
     }
 
-/* Waits until slots need another sample, those that lost theirs first come first. One producer at a
+/* Waits until slots need another sample. Slots that lost theirs first come first. One producer at a
  * time is asked for each refill; when it closes the queue or dies without an answer, another one is
  * asked. A second call before the answer returns the same refill. The answer is dray_queue_insert
  * with options.refill = id: it takes exactly `rows` rows, needs no capacity, and works in sealed
  * partitions and after dray_queue_end. It returns DRAY_EEXIST where the refill was answered before,
- * or its partition was cleared.
- * DRAY_EEND: the queue has ended, and every row is settled. Blocks up to timeout_ns. */
+ * or its partition was cleared. DRAY_EEND: the queue has ended, and every row is settled. Blocks up
+ * to timeout_ns. */
 int dray_queue_refill_wait(dray_queue *queue, int64_t timeout_ns, dray_refill *out,
                            dray_error *error);
-/* Says that there is no other sample: the rows are dead. A second call succeeds. */
+/* Answers a refill without a sample: the rows are dead. A second call succeeds. */
 int dray_queue_refill_decline(dray_queue *queue, uint64_t id, dray_error *error);
 
 /* Fixes the partition's number of rows. DRAY_EINVALID: it has another number. DRAY_ENOENT: there is
@@ -296,10 +296,10 @@ int dray_queue_seal(dray_queue *queue, const char *partition, uint32_t rows, dra
  * Afterwards the name may be used again, for rows of another generation. DRAY_ENOENT: there never
  * was such a partition. A second call succeeds. */
 int dray_queue_clear(dray_queue *queue, const char *partition, dray_error *error);
-/* Waits until the partition is sealed, and `task` (NULL: every task) has committed or dropped each
- * of its rows that is not dead. The partition need not exist yet. timeout_ns 0 asks without
- * waiting. DRAY_ETIMEDOUT: the message says how far the task is. DRAY_EGONE: it was cleared before.
- */
+/* Waits until the partition is sealed, and `task` (NULL: every task) has committed or dropped
+ * each of its rows that is not dead. The partition need not exist yet. timeout_ns 0 asks without
+ * waiting. DRAY_ETIMEDOUT: the message has the task's progress. DRAY_EGONE: it was cleared
+ * before. */
 int dray_queue_wait(dray_queue *queue, const char *partition, const char *task, int64_t timeout_ns,
                     dray_error *error);
 /* No more partitions will come: claims that can never be filled end with DRAY_EEND. */
@@ -328,21 +328,21 @@ typedef struct dray_admission {
 /* Sets the queue's admission, or changes it. DRAY_EINVALID: a version that goes back without
  * resume. */
 int dray_queue_admit(dray_queue *queue, const dray_admission *admission, dray_error *error);
-/* Says that the trainer has reached the version, so that more may be rolled out. DRAY_EINVALID: the
- * version is lower than the last one. */
+/* Tells the queue that the trainer has reached the version, so that more may be rolled out.
+ * DRAY_EINVALID: the version is lower than the last one. */
 int dray_queue_version(dray_queue *queue, uint64_t version, dray_error *error);
 
-/* Checkpoints of provisional tasks. A trainer takes a cursor when it has committed what its state
- * holds, stores it with the checkpoint of that version, and says when that is safe; `resume` takes
- * the queue back to it. */
+/* Checkpoints of provisional tasks. A trainer takes a cursor when it has committed the rows that
+ * its state contains, stores it with the checkpoint of that version, and calls dray_queue_covered
+ * when the checkpoint is safe; `resume` takes the queue back to it. */
 
-/* What provisional tasks have committed so far. *out is malloc'ed. */
+/* Makes a cursor of all commits of provisional tasks so far. *out is malloc'ed. */
 int dray_queue_cursor(dray_queue *queue, uint64_t version, void **out, size_t *size,
                       dray_error *error);
-/* Says that a checkpoint with this cursor is safe. The queue frees what it kept for those commits,
- * and partitions that were cleared before. A second call succeeds. DRAY_ESTALE: a resume has undone
- * some of the commits. DRAY_EFORMAT, DRAY_ECHECKSUM: this is no cursor. DRAY_EINVALID: it is
- * another queue's. */
+/* Tells the queue that a checkpoint with this cursor is safe. The queue frees the rows that it kept
+ * for those commits, and partitions that were cleared before. A second call succeeds. DRAY_ESTALE:
+ * a resume has undone some of the commits. DRAY_EFORMAT, DRAY_ECHECKSUM: this is no cursor.
+ * DRAY_EINVALID: it is another queue's. */
 int dray_queue_covered(dray_queue *queue, const void *cursor, size_t size, dray_error *error);
 /* Takes the queue back to the cursor's checkpoint:
  *  - later commits of provisional tasks are undone: their rows are ready again, and claims of those
@@ -367,16 +367,16 @@ int dray_queue_resume(dray_queue *queue, const void *cursor, size_t size, uint32
  * rows of one column may differ. A row stays until it is cleared, however often it is read. A
  * partition ends with its last row; then its name is free.
  *
- * A put is visible in one step: a reader gets all of its values and tags, or none of them. What was
- * read stays unchanged until dray_batch_free. Of two puts of one key the later one counts, column
- * by column; replaced values are freed after their last reader.
+ * A put is visible in one step: a reader gets all of its values and tags, or none of them. Values
+ * that were read stay unchanged until dray_batch_free. Of two puts of one key the later one counts,
+ * column by column; replaced values are freed after their last reader.
  *
  * Consumers (`task` of dray_get_options) are names that need no declaration: at most 64 in a
  * partition. They have nothing to do with the tasks that the queue was opened with. */
 
 /* Bytes that the caller owns. */
 typedef struct dray_blob {
-    const void *data; /* NULL: none were given */
+    const void *data; /* NULL when none were given */
     uint64_t size;
 } dray_blob;
 
@@ -391,8 +391,8 @@ typedef struct dray_put_options {
     /* Which ones, in the order of the values: */
     const char *const
         *keys;          /* [rows], different ones; a key that is not there makes a row. NULL: */
-    const dray_row *at; /* [rows], different ones that are there, of which slot and generation
-                           count; NULL: new rows without keys */
+    const dray_row *at; /* [rows], different ones that exist, of which slot and generation count;
+                         * NULL: new rows without keys */
     const dray_column_data *columns;
     uint32_t column_count;
     const dray_blob *tags; /* [rows]; data NULL: the row keeps the one that it has. NULL: all do */
@@ -404,12 +404,12 @@ typedef struct dray_put_options {
         sizeof(dray_put_options), NULL, 0, NULL, NULL, NULL, 0, NULL, DRAY_WAIT_DEFAULT            \
     }
 
-/* Puts values and tags into rows, all or none; the partition is made if it is not there. rows
+/* Puts values and tags into rows, all or none; the partition is made if it does not exist. rows
  * (room for options->rows; may be NULL) gets their addresses and versions. Everything is borrowed
  * for the call. The bytes go into shared memory, the names and places to the coordinator in one
- * round trip. DRAY_EINVALID: a key twice, no rows, more rows than one put may have, or a name that
- * a partition has whose rows are claimed; DRAY_ESTALE: `at` names a row that is not there any more;
- * DRAY_EFULL: no more rows or bytes fit (bytes are waited for, rows are not); DRAY_EEND: a new
+ * round trip. DRAY_EINVALID: a key twice, no rows, more rows than one put may have, or the name of
+ * a partition whose rows are claimed. DRAY_ESTALE: `at` names a row that no longer exists.
+ * DRAY_EFULL: no more rows or bytes fit (the call waits for bytes, not for rows). DRAY_EEND: a new
  * partition after dray_queue_end. After DRAY_ETIMEDOUT or DRAY_ECLOSED it may have counted: putting
  * the same under keys again is safe. Since 0.2 */
 int dray_queue_put(dray_queue *queue, const dray_put_options *options, dray_row *rows,
@@ -422,21 +422,23 @@ typedef struct dray_get_options {
                                 the partition's, by slot */
     const char *const *keys; /* [rows] */
     const dray_row *at;      /* [rows], of which slot and generation count */
-    /* What is read. Keys and tags come with every row. */
+    /* The columns to read. Keys and tags come with every row. */
     const char *const *columns;
     uint32_t column_count;
-    uint32_t all_columns; /* 1: instead, every column that the partition has */
+    uint32_t all_columns; /* 1: every column of the partition instead */
     /* 1: the call leaves out keys and addresses that do not exist, and rows may lack columns:
      * dray_batch_cell, and functions that read such a column whole, then return DRAY_ENOENT. 0: the
      * call waits for them. */
     uint32_t partial;
     /* The consumer. Rows that it consumed before are left out, or refused where they are named
-     * (DRAY_ESTALE); it consumes the rows that it gets, in the same step. NULL: no consumer. */
+     * (DRAY_ESTALE); it consumes the rows that it gets, in the same step. NULL means no
+     * consumer. */
     const char *task;
     uint32_t peek;      /* 1: with task: nothing is consumed */
-    uint32_t count;     /* with task, of the partition's rows: so many; 0: all that are ready */
+    uint32_t count;     /* with task, how many of the partition's rows; 0 means all that are
+                         * ready */
     uint32_t up_to;     /* 1: any number from 1 to count */
-    int64_t timeout_ns; /* how long to wait for what is not there; 0: DRAY_EAGAIN at once */
+    int64_t timeout_ns; /* how long to wait for missing rows and values; 0: DRAY_EAGAIN at once */
 } dray_get_options;
 
 #define DRAY_GET_OPTIONS_INIT                                                                      \
@@ -447,12 +449,11 @@ typedef struct dray_get_options {
 /* Reads rows of a keyed partition. The batch has them in the order in which they were named, or by
  * slot; it is never empty. It is read as the batch of a claim, and ended with dray_batch_free. It
  * cannot be committed (DRAY_EPERM) or exported (DRAY_EUNSUPPORTED). The call sleeps until an answer
- * wakes it.
- * DRAY_EAGAIN, or with a timeout DRAY_ETIMEDOUT: the message says what is missing: the partition, a
- * key, a row's column, or rows that the consumer has not consumed. DRAY_ESTALE: a named row was
- * cleared. DRAY_EEND: the partition does not exist, and dray_queue_end was called. DRAY_EFULL: the
- * answer would be too large, or batches that were not freed take all that the coordinator's limit
- * table-bytes allows. DRAY_EGONE: the keeper that held the bytes is gone.
+ * wakes it. DRAY_EAGAIN, or with a timeout DRAY_ETIMEDOUT: the message names the missing object:
+ * the partition, a key, a row's column, or rows that the consumer has not consumed. DRAY_ESTALE: a
+ * named row was cleared. DRAY_EEND: the partition does not exist, and dray_queue_end was called.
+ * DRAY_EFULL: the answer would be too large, or batches that were not freed take all that the
+ * coordinator's limit table-bytes allows. DRAY_EGONE: the keeper that held the bytes is gone.
  * Owner: the caller; the queue must outlive it. Since 0.2 */
 int dray_queue_get(dray_queue *queue, const dray_get_options *options, dray_batch **out,
                    dray_error *error);
@@ -476,9 +477,9 @@ typedef enum dray_policy {
     DRAY_POLICY_PRIORITY,       /* highest tag `priority` first (0 where there is none) */
     /* `count` rows, oldest version first, are divided among the dp_size ranks of the consumer group
      * so that their sums of tokens are nearly equal, and each rank's rows into micro-batches of at
-     * most token_cap tokens and micro_rows rows. A claim gets the next share of its rank; what
-     * other ranks have not asked for yet waits for them. No rank is left without rows: where there
-     * are too few, it gets padding. */
+     * most token_cap tokens and micro_rows rows. A claim gets the next share of its rank; shares
+     * that other ranks have not asked for yet wait for them. No rank is left without rows: where
+     * there are too few, it gets padding. */
     DRAY_POLICY_TOKEN_BALANCED,
     /* The same for collectives, in rounds that the ranks name: every rank gets the same number of
      * micro-batches, filled up with padding. Peers of a rank (tensor and pipeline parallel) share
@@ -504,21 +505,24 @@ typedef struct dray_claim_options {
                               partition has no other rows that are neither taken nor done */
     int32_t policy;        /* dray_policy */
     int64_t timeout_ns;
-    int64_t max_hold_ns; /* the claim is taken back after this; 0: it lives as the session */
-    int32_t fresh; /* dray_fresh: what becomes of ready rows whose oldest version + staleness <
-                      version; rows without a version are taken in any case */
+    int64_t max_hold_ns; /* the claim is taken back after this; 0: it lives as long as the
+                          * session */
+    int32_t fresh; /* dray_fresh: the treatment of ready rows whose oldest version + staleness <
+                    * version; rows without a version are taken in any case */
     uint32_t staleness;
     uint64_t version; /* of the trainer that consumes */
     /* For DRAY_POLICY_TOKEN_BALANCED and _LOCKSTEP; all members of a group give the same task,
      * count, dp_size, peers, token_cap and micro_rows. */
-    const char *group;    /* the consumer group; NULL: the task's only one */
-    uint64_t group_epoch; /* raised when the group is formed anew: what older ones hold is void */
+    const char *group;    /* the consumer group; NULL means the task's only one */
+    uint64_t group_epoch; /* raised when the group is formed anew: claims of older ones are void */
     uint64_t round;       /* lockstep: which, ascending */
-    uint64_t token_cap;   /* of a micro-batch; 0: none. DRAY_EFULL names a row that is longer */
-    const char *cost;     /* the tag with a row's tokens, 1 where it is missing; NULL: `tokens` */
+    uint64_t token_cap;   /* of a micro-batch; 0 for no cap. DRAY_EFULL names a row that is
+                           * longer */
+    const char *cost;     /* the tag with a row's tokens, 1 where it is missing; NULL means
+                           * `tokens` */
     uint32_t dp_rank, dp_size; /* size 0: 1; at most 1,024 */
     uint32_t peer, peers;      /* lockstep: of those that share the rank's rows; peers 0: 1 */
-    uint32_t micro_rows;       /* rows of a micro-batch; 0: any */
+    uint32_t micro_rows;       /* rows of a micro-batch; 0 means any */
 } dray_claim_options;
 
 #define DRAY_CLAIM_OPTIONS_INIT                                                                    \
@@ -550,22 +554,23 @@ int dray_queue_claim_poll(dray_queue *queue, uint32_t *which, dray_batch **out, 
  * block. */
 uint32_t dray_batch_rows(const dray_batch *batch);
 const char *dray_batch_partition(const dray_batch *batch);
-/* What the claim waited for last: DRAY_CAUSE_ADMISSION, when more rows were ready than the queue's
- * admission let the task begin; else DRAY_CAUSE_SAMPLES, also where it did not wait. The span of a
- * call that blocks says so by itself; one of the caller's, around dray_queue_claim_poll, is told
- * with dray_trace_waited_for. A claim whose time is over says the same in its error: origin
- * DRAY_ORIGIN_WAIT, raw the cause. Threads: any. Since 0.1. */
+/* Returns the last cause of the claim's wait: DRAY_CAUSE_ADMISSION, when more rows were ready than
+ * the queue's admission let the task begin; else DRAY_CAUSE_SAMPLES, also where it did not wait.
+ * The span of a call that blocks has the cause by itself; a span of the caller's, around
+ * dray_queue_claim_poll, gets it with dray_trace_waited_for. A claim whose time is over has the
+ * cause in its error: origin DRAY_ORIGIN_WAIT, raw the cause. Threads: any. Since 0.1. */
 dray_wait_cause dray_batch_waited_for(const dray_batch *batch);
-/* The address of a row. NULL: there is no such row. The batch's rows are an array in this order. */
+/* Returns the address of a row; NULL when there is no such row. The batch's rows are an array in
+ * this order. */
 const dray_row *dray_batch_row(const dray_batch *batch, uint32_t index);
 /* The micro-batches that the policy made of the batch (other policies: one), in row order. */
 uint32_t dray_batch_micros(const dray_batch *batch);
 int dray_batch_micro(const dray_batch *batch, uint32_t index, uint32_t *first, uint32_t *rows,
                      dray_error *error);
-/* 0: the row is padding: a copy of a row of this or another batch, which must not count in a loss,
- * and whose outputs are ignored. Otherwise 1. */
+/* Returns 0 for padding: a copy of a row of this or another batch, which must not count in a loss,
+ * and whose outputs are ignored. Returns 1 for other rows. */
 double dray_batch_weight(const dray_batch *batch, uint32_t index);
-/* Of `rows` rows from `first` on. DRAY_EINVALID: there are not so many. Since 0.1. */
+/* The weights of `rows` rows from `first` on. DRAY_EINVALID: there are not so many. Since 0.1. */
 int dray_batch_weights(const dray_batch *batch, uint32_t first, uint32_t rows, double *weights,
                        dray_error *error);
 /* Tags as they were committed when the batch was claimed; of one key, the last commit's.
@@ -610,25 +615,25 @@ typedef struct dray_column_part {
     int64_t shape[DRAY_MAX_DIMS]; /* of one row; shape[0] = -1 where ragged */
     uint64_t bytes;               /* of the values together */
     const void *values;           /* as cells of dray_column, where the values follow one another in
-                                   * mapped memory; NULL: they do not, or are empty */
+                                   * mapped memory; NULL where they do not, or are empty */
 } dray_column_part;
 
 /* dray_batch_column and dray_batch_gather_rows in one call, for languages where a call costs more
- * than what it does. offsets: room for rows + 1 of them; of a ragged column row i is found to be
- * from offsets[i] to offsets[i + 1], counted along the first dimension; left as it is for other
- * columns. The values are copied into `room` where they have `capacity` bytes or fewer; more is no
- * error. Both are the caller's. Waits and errors are those of dray_batch_gather; DRAY_EINVALID:
- * there are not so many rows. Since 0.1. */
+ * than its work. offsets: room for rows + 1 of them. Row i of a ragged column is from offsets[i] to
+ * offsets[i + 1], counted along the first dimension; for other columns the array is left as it is.
+ * The values are copied into `room` where they have `capacity` bytes or fewer; more is no error.
+ * Both are the caller's. Waits and errors are those of dray_batch_gather; DRAY_EINVALID: there are
+ * not so many rows. Since 0.1. */
 int dray_batch_read(dray_batch *batch, const char *name, uint32_t first, uint32_t rows,
                     dray_column_part *out, int64_t *offsets, void *room, size_t capacity,
                     dray_error *error);
-/* Of a batch of dray_queue_get; they do not block, and what they return is the batch's. The row's
- * key: "" where it has none, NULL of other batches and rows. Since 0.2 */
+/* For batches of dray_queue_get. Does not block; the string is the batch's. Returns the row's key:
+ * "" when it has none, NULL for other batches and rows. Since 0.2 */
 const char *dray_batch_key(const dray_batch *batch, uint32_t index);
 /* The row's tag of bytes; data NULL: it was never given one. Since 0.2 */
 dray_blob dray_batch_row_tag(const dray_batch *batch, uint32_t index);
-/* The columns that the batch can read, from 0 on; NULL: there are no more. Of any batch. Since 0.2
- */
+/* Returns the names of the columns that the batch can read, from 0 on; NULL when there are no more.
+ * For any batch. Since 0.2 */
 const char *dray_batch_column_name(const dray_batch *batch, uint32_t index);
 /* One row's value of a column, in place, with the dtype and shape that it was put with; shape[0] is
  * how long it is, also where the put was ragged. Of any batch. dray_batch_column and the functions
@@ -654,21 +659,22 @@ int dray_batch_set_tag(dray_batch *batch, uint32_t index, const char *key, doubl
 /* The same for `rows` rows from `first` on, a value each. Does not block. Since 0.1. */
 int dray_batch_set_tags(dray_batch *batch, const char *key, uint32_t first, uint32_t rows,
                         const double *values, dray_error *error);
-/* What the next commit writes for these rows (places in the batch; row_count 0: all) is a piece: it
- * is appended to what was committed for them before, and they stay open for the task, which claims
- * them again, before rows that it has not begun, those of the oldest version first, and can then
- * read the columns that it writes as far as they are. Others see them once a commit leaves them not
- * open. All columns that the task writes must be ragged. Calling it again replaces the list. Does
- * not block. */
+/* The next commit's values for these rows (places in the batch; row_count 0: all) are pieces: each
+ * is appended to those that were committed for its row before. The rows stay open for the task,
+ * which claims them again, before rows that it has not begun, those of the oldest version first. It
+ * can then read the columns that it writes as far as they are. Others see them once a commit leaves
+ * them not open. All columns that the task writes must be ragged. Calling it again replaces the
+ * list. Does not block. */
 int dray_batch_leave_open(dray_batch *batch, const uint32_t *rows, uint32_t row_count,
                           dray_error *error);
-/* Outputs, tags and the acknowledgement in one step: all or none. Repeating it succeeds, also after
- * DRAY_ETIMEDOUT. DRAY_ESTALE: the claim was superseded, its outputs are freed; DRAY_EGONE: the
- * partition was cleared; DRAY_EINVALID: a column in `writes` was not set; DRAY_EPERM: imported. */
+/* Commits outputs, tags and the acknowledgement in one step: all or none. Repeating it succeeds,
+ * also after DRAY_ETIMEDOUT. DRAY_ESTALE: the claim was superseded, its outputs are freed.
+ * DRAY_EGONE: the partition was cleared. DRAY_EINVALID: a column in `writes` was not set.
+ * DRAY_EPERM: imported. */
 int dray_batch_commit(dray_batch *batch, dray_error *error);
-/* The same, and a claim as dray_queue_claim_any, in one round trip. The commit's errors come first,
- * and then nothing is claimed; the claim's leave the batch committed, so that dray_batch_commit,
- * which does nothing then, tells which it was. The batch is still the caller's to free. Blocks as
+/* The same, and a claim as dray_queue_claim_any, in one round trip. After an error of the commit
+ * nothing is claimed. After an error of the claim the batch is committed, and dray_batch_commit,
+ * which does nothing then, tells the two apart. The batch is still the caller's to free. Blocks as
  * dray_queue_claim_any. */
 int dray_batch_commit_claim(dray_batch *batch, const dray_claim_options *options, uint32_t count,
                             uint32_t *which, dray_batch **out, dray_error *error);
@@ -677,9 +683,9 @@ int dray_batch_commit_claim(dray_batch *batch, const dray_claim_options *options
  * of the other rows; columns are still set for all. */
 int dray_batch_fail(dray_batch *batch, const uint32_t *rows, uint32_t row_count, const char *reason,
                     dray_error *error);
-/* Gives all rows back now, not counted as an attempt: what was read of them stays as it is until
- * dray_batch_free. As freeing it does, this ends a lockstep round. Blocks for one answer. Since
- * 0.1. */
+/* Gives all rows back now, not counted as an attempt. Their values that were read stay as they are
+ * until dray_batch_free. As freeing it does, this ends a lockstep round. Blocks for one answer.
+ * Since 0.1. */
 int dray_batch_give_back(dray_batch *batch, dray_error *error);
 /* Makes rows of the batch (places in it) a batch of their own, in this order, which is written,
  * committed, given back and freed by itself: rows that are through wait for no others. Their
@@ -690,8 +696,8 @@ int dray_batch_give_back(dray_batch *batch, dray_error *error);
  * caller. Since 0.2 */
 int dray_batch_split(dray_batch *batch, const uint32_t *rows, uint32_t row_count, dray_batch **out,
                      dray_error *error);
-/* Renews a claim with max_hold: it is taken back after this many ns from now; 0: it lives as the
- * session. DRAY_ESTALE: too late. */
+/* Renews a claim with max_hold: it is taken back after this many ns from now; 0: it lives as long
+ * as the session. DRAY_ESTALE: too late. */
 int dray_batch_hold(dray_batch *batch, int64_t max_hold_ns, dray_error *error);
 /* Ends the batch: pointers from dray_batch_column are invalid now. A batch that was neither
  * committed nor failed gives its rows back, which counts as no attempt. NULL is fine. Does not wait

@@ -20,9 +20,9 @@ typedef struct dray_steps_rules {
      * oldest)) to v(max(0, k - newest)). */
     int64_t oldest, newest;
     int64_t open; /* steps whose prompts are in the queue at a time, the step that is trained
-                     included */
+                   * included */
     int64_t kept; /* how many of the newest versions can be read */
-    int64_t last; /* the job's last step; 0: there is none */
+    int64_t last; /* the job's last step; 0 when there is none */
     uint32_t rows, group; /* samples of a step; samples of a prompt */
     uint32_t fresh;       /* samples of a step that must be of the newest version that it may use */
     /* 1: engines take exactly the version that a step's samples need. 0: engines take the newest
@@ -43,10 +43,10 @@ typedef struct dray_steps_rules {
 typedef struct dray_steps dray_steps;
 
 /* Begins the steps of a trainer after step `step`: 0, or the step of the checkpoint from which the
- * run resumes ($DRAY_STEP). folder: the run's folder, whose feed.json says which prompts are
- * trained already where first_complete is 1; NULL: none are. The caller ends *out with
- * dray_steps_close. DRAY_EINVALID: the rules contradict each other. DRAY_EFORMAT, DRAY_ESYS:
- * feed.json. Threads: one at a time. Blocks for the file. */
+ * run resumes ($DRAY_STEP). folder: the run's folder, whose feed.json lists the trained prompts
+ * where first_complete is 1; NULL: none are trained. The caller ends *out with dray_steps_close.
+ * DRAY_EINVALID: the rules contradict each other. DRAY_EFORMAT, DRAY_ESYS: feed.json. Threads: one
+ * at a time. Blocks for the file. */
 int dray_steps_open(const dray_steps_rules *rules, const char *folder, int64_t step,
                     dray_steps **out, dray_error *error);
 void dray_steps_close(dray_steps *steps); /* NULL is fine */

@@ -71,9 +71,9 @@ typedef struct dray_update_options {
     uint64_t min_version;  /* waits for a version >= this and takes the newest */
     const char *path;      /* DISK: checkpoint folder or file */
     uint64_t path_version; /* DISK: the version that the checkpoint holds */
-    uint64_t bucket_bytes; /* most staging memory, >= 128 KiB; 0: 64 MiB */
+    uint64_t bucket_bytes; /* most staging memory, >= 128 KiB; 0 means 64 MiB */
     int32_t no_verify;     /* 1: checksums of the written memory are not compared */
-    int64_t timeout_ns;    /* for the whole update; 0: the subscriber's */
+    int64_t timeout_ns;    /* for the whole update; 0 means the subscriber's */
     /* How long the update waits for other engines that read this engine's memory before it
      * overwrites the memory; their updates then fail. 0: 5 s */
     int64_t lease_ns;
@@ -84,11 +84,10 @@ typedef struct dray_update_options {
     /* 1: copy engines move runs of 64 KiB and more that need no conversion, so that kernels do
      * little more than verify. */
     int32_t copy_engines;
-    /* Most GPU memory, beside bucket_bytes, for what comes over NCCL: as many bytes lie on the GPUs
-     * of the publishers that it comes from, together. Kept from one update to the next. >= 1 MiB;
-     * 0: 1 GiB. */
+    /* Most GPU memory, beside bucket_bytes, for tensors that come over NCCL. The publishers' GPUs
+     * need as many bytes together. Kept from one update to the next. >= 1 MiB; 0 means 1 GiB. */
     uint64_t nccl_bytes;
-    /* Of dray_prefetch_weights: how long it may take. What moves between GPUs then comes in small
+    /* Of dray_prefetch_weights: how long it may take. Copies between GPUs are then made in small
      * pieces that are spread over this time, so that inference beside it has the memory and the
      * links nearly to itself. A prefetch that is late moves at full rate from then on, and ends as
      * soon as it can. 0: as fast as it can; at most 3600. */
@@ -122,9 +121,10 @@ typedef struct dray_update_report {
     uint64_t peak_extra_bytes; /* most staging memory at a time */
     uint32_t retries;
     int32_t planned; /* 1: a new plan was made; 0: it was cached */
-    /* What the group compared end to end: checksums of what its ranks read with those that were
-     * announced, or that the checkpoint carries. Tensors that the group holds in part are not
-     * compared. 0: verification was off on one side. Bytes are those that were published. */
+    /* The tensors that the group compared end to end: checksums of the tensors as its ranks read
+     * them with those that were announced, or that the checkpoint carries. Tensors that the group
+     * holds in part are not compared. 0: verification was off on one side. Bytes are those that
+     * were published. */
     uint64_t verified_tensors, verified_bytes;
     /* How many of `bytes` were not copied because a delta covers them, and how many bytes of deltas
      * were read instead. */
@@ -152,8 +152,8 @@ typedef struct dray_update_report {
      * change to the group's decision, of a commit all of the call up to that; of a prefetch 0. */
     int64_t pause_ns;
     uint64_t exchanged_bytes; /* part of `bytes` that a commit did not copy: it exchanged memory */
-    /* Spare memory for prefetches, also as part of peak_extra_bytes; what of it no block of this
-     * engine needs, because memory is exchanged in whole chunks. */
+    /* Spare memory for prefetches, also as part of peak_extra_bytes; and the part of it that no
+     * block of this engine needs, because memory is exchanged in whole chunks. */
     uint64_t spare_bytes, spare_waste_bytes;
 } dray_update_report;
 
@@ -173,8 +173,8 @@ int dray_update_report_json(const dray_update_report *report, char *out, size_t 
  * were overwritten already, the group is torn until a later update succeeds. options NULL: the
  * defaults. report may be NULL; its size is set by the caller, and it is filled on success. Blocks
  * up to the deadline and one second more for the answer. DRAY_ETORN: the group is torn; the message
- * says why. After any other error nothing was written. DRAY_ETIMEDOUT: there is no version, or
- * ranks are missing; the message names them. DRAY_EDEAD: a rank of the group or of the publisher
+ * has the reason. After any other error nothing was written. DRAY_ETIMEDOUT: there is no version,
+ * or ranks are missing; the message names them. DRAY_EDEAD: a rank of the group or of the publisher
  * died. DRAY_ESTALE: dray_publisher_wait dropped this group. DRAY_ESHAPE, DRAY_EHOLE, DRAY_EDTYPE:
  * the source cannot fill the layout. DRAY_EUNSUPPORTED: the source cannot be reached. */
 int dray_update_weights(dray_subscriber *subscriber, const dray_update_options *options,

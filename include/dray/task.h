@@ -14,9 +14,9 @@ typedef struct dray_task dray_task;
 
 typedef struct dray_task_options {
     size_t size;
-    const char *name;     /* NULL: $DRAY_TASK */
-    const char *queue;    /* NULL: $DRAY_QUEUE, else "samples" */
-    uint32_t micro_batch; /* rows a claim; 0: 32 */
+    const char *name;     /* NULL means $DRAY_TASK */
+    const char *queue;    /* NULL means $DRAY_QUEUE, else "samples" */
+    uint32_t micro_batch; /* rows a claim; 0 means 32 */
     int32_t exact;        /* 1: no fewer rows, as without up_to in dray_claim_options */
     int32_t policy;       /* dray_policy */
     int64_t timeout_ns;   /* of each dray_task_next, and of opening */
@@ -29,9 +29,9 @@ typedef struct dray_task_options {
 
 /* Opens a session, the queue and the task. reads, writes: NULL-terminated lists of columns,
  * borrowed for the call. They are compared with the queue's table: the task must need every column
- * that it reads, and write exactly the columns that the table says; NULL: not compared. options
- * NULL: all from the environment. The caller ends *out with dray_task_close. DRAY_EINVALID: the
- * columns differ; the message says how. One thread at a time. Blocks up to the timeout. */
+ * that it reads, and write exactly the columns of the table. A list that is NULL is not compared.
+ * options NULL: all from the environment. The caller ends *out with dray_task_close. DRAY_EINVALID:
+ * the columns differ; the message names them. One thread at a time. Blocks up to the timeout. */
 int dray_task_open(const char *const *reads, const char *const *writes,
                    const dray_task_options *options, dray_task **out, dray_error *error);
 /* Claims the next batch. The task owns it: the next call, or dray_task_close, frees it. DRAY_EEND:

@@ -22,7 +22,7 @@ typedef enum dray_span_kind {
     DRAY_SPAN_TRANSFER  /* moving bytes */
 } dray_span_kind;
 
-/* What a span of kind DRAY_SPAN_WAIT waits for: args.cause in the merged file. */
+/* The cause of a span of kind DRAY_SPAN_WAIT: args.cause in the merged file. */
 typedef enum dray_wait_cause {
     DRAY_CAUSE_UNKNOWN = 0, /* not said */
     DRAY_CAUSE_SAMPLES,     /* rows of another task */

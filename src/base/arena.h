@@ -1,6 +1,6 @@
 /* Arenas: memory for names and small records that is freed all at once, and whose addresses stay
- * the same while arrays grow. Also mappings of whole pages, and lists of objects that end together.
- */
+ * the same while arrays grow. Also mappings of whole pages, and lists of objects that end
+ * together. */
 #pragma once
 
 #include <dray/dray.h>
@@ -43,8 +43,8 @@ typedef struct dray__kept {
     dray__forget_fn *forget;
     void *what;
 } dray__kept;
-void *dray__kept_find(const dray__kept *kept, dray__forget_fn *forget); /* NULL when there is none
-                                                                         */
+void *dray__kept_find(const dray__kept *kept, dray__forget_fn *forget); /* NULL when there is
+                                                                         * none */
 /* Takes it over, also where it fails: DRAY_ENOMEM. */
 int dray__kept_add(dray__kept **kept, dray__forget_fn *forget, void *what, dray_error *error);
 /* Returns the same data, or makes `size` zeroed bytes when there are none. Returns NULL when out of

@@ -105,8 +105,8 @@ uint64_t dray__coordinator_generation(const dray__coordinator *coordinator);
 
 /* NULL for a connection without HELLO (sessionless). */
 dray__session *dray__request_session(const dray__request *request);
-uint64_t dray__request_channel(const dray__request *request); /* the connection's; 0 when it is gone
-                                                               */
+uint64_t dray__request_channel(const dray__request *request); /* the connection's; 0 when it is
+                                                               * gone */
 uint16_t dray__request_type(const dray__request *request);
 dray__reader *dray__request_payload(dray__request *request);
 uint32_t dray__request_fd_count(const dray__request *request);

@@ -19,8 +19,8 @@ typedef struct dray__hello { /* then follow the fields of the member */
     int64_t pid;
 } dray__hello;
 
-typedef struct dray__session_claim { /* RETURN: the member's former session, and its secret; ATTACH
-                                      */
+typedef struct dray__session_claim { /* RETURN: the member's former session, and its secret;
+                                      * ATTACH */
     uint64_t member, epoch;
     const void *token;
     size_t token_size;

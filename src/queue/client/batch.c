@@ -673,8 +673,8 @@ int dray__batch_put_commit(dray_batch *batch, dray__writer *w, dray_error *error
 
 void dray__batch_commit_done(dray_batch *batch, int rc, dray__reader *reply)
 {
-    /* Without an answer the commit may have happened, so the outputs' bytes must stay as they are.
-     */
+    /* Without an answer the commit may have happened, so the outputs' bytes must stay as they
+     * are. */
     for (uint32_t i = 0; i < batch->task->writes_count; i++)
         batch->outputs[i].sent |= rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED;
     /* The commit was superseded, so nothing refers to the outputs. Other errors leave the batch as

@@ -268,8 +268,8 @@ static bool in_queue(const json_t *state, int64_t step)
     return false;
 }
 
-/* Leaves out the trained groups of a step that is not in the queue any more and is inserted again.
- */
+/* Leaves out the trained groups of a step that is not in the queue any more and is inserted
+ * again. */
 static int leave_out(const dray__feed *self, feed_step *e, dray_error *error)
 {
     const uint32_t *groups;

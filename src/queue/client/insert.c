@@ -93,8 +93,8 @@ static void inserted_free(inserted *in)
     free(in->tags);
 }
 
-/* Makes the message, without the places of the values, which are known once the values are written.
- */
+/* Makes the message, without the places of the values, which are known once the values are
+ * written. */
 static int make_insert(const dray_insert_options *o, inserted *out, dray_error *error)
 {
     uint32_t tags = o->tag_count + o->row_tag_count, keys = o->tag_count;

@@ -329,8 +329,8 @@ static int ask(dray_queue *queue, const dray__getting *message, bool take, int64
     bool unkept = rc == DRAY_EFULL || rc == DRAY_ESYS || rc == DRAY_ENOMEM || rc == DRAY_EDEAD;
     if (rc == DRAY_ETIMEDOUT || (take && unkept))
         dray__queue_release(queue, message->ticket);
-    if (rc == DRAY_ECLOSED && take) /* rows may be consumed; the next call finds the next controller
-                                     */
+    if (rc == DRAY_ECLOSED && take) /* rows may be consumed; the next call finds the next
+                                     * controller */
         dray__queue_come_back(queue);
     if (rc)
         return rc;

@@ -62,8 +62,8 @@ static int copy_records(job *self, uint64_t at, uint64_t end, bool all, dray_err
         bool kept =
             all || bsearch(&r.owner, entry->keep, entry->keep_count, 4, dray__by_u32) != NULL;
         any |= kept;
-        /* The first record says whose journal it is. An earlier state is of rows that may be gone.
-         */
+        /* The first record says whose journal it is. An earlier state is of rows that may be
+         * gone. */
         bool old = r.kind == DRAY__RECORD_STATE;
         if (kept || (!r.owner && !old && (any || at == DRAY__FILE_HEAD)))
             rc = dray__output_copy(&self->out, self->from, self->journal->path, self->salt, at, &r,

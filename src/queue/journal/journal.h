@@ -98,8 +98,8 @@ int dray__journal_read_open(int fd, const char *label, dray__journal_each each, 
                             uint64_t *end, uint64_t *last, dray_error *error);
 /* Starts a journal with mode 0600. end is the end that dray__journal_read found; the file is cut
  * off there. With 0, no such file may exist. last is its last sequence number. Returns 0,
- * DRAY_EEXIST when a file exists that should not, or DRAY_EBUSY when another process has it open.
- */
+ * DRAY_EEXIST when a file exists that should not, or DRAY_EBUSY when another process has it
+ * open. */
 int dray__journal_start(const dray__journal_options *options, uint64_t end, uint64_t last,
                         dray__journal **out, dray_error *error);
 /* Adds a record; the entry is the journal's until dray__journal_done gives it back. */

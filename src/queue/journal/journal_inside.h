@@ -29,8 +29,8 @@ struct dray__journal {
     bool stop;
     int64_t retry_at;
     uint64_t size;                        /* of the file, as far as it was written */
-    uint64_t written, end;                /* the ends of the written records, and of the safe ones
-                                           */
+    uint64_t written, end;                /* the ends of the written records, and of the safe
+                                           * ones */
     uint64_t added, taken, safe;          /* numbers: the last one; those written; those safe */
     uint64_t spun;                        /* the last number after which a hand looked for more */
     uint64_t most_taken;                  /* before something had to be written again, maybe */

@@ -343,8 +343,8 @@ static void add_to_sum(dray__output *out)
     out->summed = out->used;
 }
 
-/* Large records are handed to the disk early, so that it writes while the next bytes are fetched.
- */
+/* Large records are handed to the disk early, so that it writes while the next bytes are
+ * fetched. */
 int dray__output_flush(dray__output *out, dray_error *error)
 {
     add_to_sum(out);

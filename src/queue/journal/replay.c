@@ -402,8 +402,8 @@ static int do_put(replay *p, const void *body, dray_error *error)
     return dray__ledger_remember(p->ledger, record->identity, &told, error);
 }
 
-/* Rows that were dropped, consumed or forgotten of a keyed partition, which is the record's owner.
- */
+/* Rows that were dropped, consumed or forgotten of a keyed partition, which is the record's
+ * owner. */
 static int do_used(replay *p, const void *body, dray_error *error)
 {
     const dray__used_record *record = body;
@@ -443,8 +443,8 @@ static int do_open(replay *p, const void *body, dray_error *error)
                       p->table->name);
 }
 
-/* The owner of a record: none, a partition that exists, or one that may not exist yet or any more.
- */
+/* The owner of a record: none, a partition that exists, or one that may not exist yet or any
+ * more. */
 enum { NOBODY, PARTITION, ANY_PARTITION };
 
 static const struct {

@@ -287,8 +287,8 @@ static int recover_file(dray__controller *self, const char *path,
         rc = serve(self, table, error);
         return rc ? rc : dray__store_former(self, self->queues->table, error);
     }
-    /* Not even the queue's opening is in it, so no client has been told that there is such a queue.
-     */
+    /* Not even the queue's opening is in it, so no client has been told that there is such a
+     * queue. */
     dray__log(DRAY_LOG_INFO, "queue: journal %s holds nothing: removed", path);
     unlink(path);
     return DRAY_OK;

@@ -64,9 +64,9 @@ void dray__release_held(dray__served *q);
 /* The bytes of the record (of user, a dray__served) were gone before they were in the journal: its
  * request must not be acknowledged, but answered with that. */
 void dray__bytes_gone(void *user, uint64_t record);
-/* A client has one blocking request at a time. A new request means that the client gave up the last
- * one, and will not read its answer. The chunks that a forgotten insert names may be written again.
- */
+/* A client has one blocking request at a time. A new request means that the client gave up the
+ * last one, and will not read its answer. The chunks that a forgotten insert names may be written
+ * again. */
 void dray__cancel_forgotten(dray__served *q, const dray__client *client);
 /* Claims and requests that only read change nothing that must be safe: a restart voids them. */
 bool dray__needs_journal(uint16_t type);

@@ -238,8 +238,8 @@ static int take_data(host *h, dray__range *ranges, dray_error *error)
     return DRAY_OK;
 }
 
-/* Goes on as far as it can without waiting. Returns DRAY_OK when it has all bytes, or DRAY_EAGAIN.
- */
+/* Goes on as far as it can without waiting. Returns DRAY_OK when it has all bytes, or
+ * DRAY_EAGAIN. */
 static int work(dray__distant *distant, host *h, dray__range *ranges, dray_error *error)
 {
     while (h->flying || h->next < h->piece_count) {
