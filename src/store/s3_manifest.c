@@ -128,8 +128,8 @@ static int parse(const dray__s3_place *step, const char *text, size_t size, dray
     return rc;
 }
 
-/* Returns DRAY_OK with *out NULL when there is none. A manifest with a wrong sum is fetched again.
- */
+/* Returns DRAY_OK with *out NULL when there is none. A manifest with a wrong sum is fetched
+ * again. */
 static int fetch(const dray__s3_place *step, dray__s3_manifest **out, dray_error *error)
 {
     dray__s3_place place;

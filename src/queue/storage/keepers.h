@@ -1,7 +1,7 @@
 /* The keepers of all hosts that hold samples, as the controller knows them. Keeper 0 is the
  * coordinator's own. Another keeper is added with the session of its process (join.h), gets a
- * number that is never used again, and is forgotten when that session ends: its samples are lost.
- */
+ * number that is never used again, and is forgotten when that session ends: its samples are
+ * lost. */
 #pragma once
 
 #include "base/tls.h"
@@ -26,8 +26,8 @@ typedef struct dray__known_keeper {
 } dray__known_keeper;
 
 typedef struct dray__keepers {
-    pthread_mutex_t lock; /* of the items and their fields, for threads other than the controller's
-                           */
+    pthread_mutex_t lock; /* of the items and their fields, for threads other than the
+                           * controller's */
     dray__known_keeper **items;
     uint32_t count, numbers;
     uint64_t capacity;

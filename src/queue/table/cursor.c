@@ -170,8 +170,8 @@ int dray__table_resume(dray__table *table, const dray__cursor *cursor, dray_erro
     bool again = table->ledger && table->ledger->replaying; /* the losses follow, one by one */
     for (uint32_t i = 0; i < table->partition_count && !again; i++)
         lose_newer(table, table->partitions[i], version);
-    table->ended = false; /* the task that ended it had done so after the cursor, or ends it again
-                           */
+    table->ended = false; /* the task that ended it had done so after the cursor, or ends it
+                           * again */
     table->resumed_seq = seq;
     if (seq > table->commit_seq) /* a table that was made anew */
         table->commit_seq = seq;

@@ -280,8 +280,8 @@ typedef struct dray__claim {
     int64_t hold_until;              /* INT64_MAX: until the session ends */
     uint64_t restores;               /* table->restores when it was made */
     uint64_t newest;                 /* newer versions no longer exist; UINT64_MAX when all exist */
-    dray__consumer_group *consumers; /* the group whose rank's share it is; NULL when there is none
-                                      */
+    dray__consumer_group *consumers; /* the group whose rank's share it is; NULL when there is
+                                      * none */
     bool read;                       /* it is a get of rows with keys, and holds only puts */
     uint64_t memory;                 /* its bytes of table->memory, until it is released */
     bool lockstep;   /* the claims of its round are committed together or not at all */

@@ -27,8 +27,8 @@ bool dray__data_held_out(uint64_t number)
     return dray__random_u64(DRAY__SPLIT_SEED, DRAY__STREAM_SPLIT, number) % 8 == 0;
 }
 
-/* FNV-1a (Fowler, Noll and Vo) of a prompt. The number decides to which split the prompt belongs.
- */
+/* FNV-1a (Fowler, Noll and Vo) of a prompt. The number decides to which split the prompt
+ * belongs. */
 static uint64_t number_of(const char *prompt)
 {
     uint64_t hash = 14695981039346656037u;

@@ -326,8 +326,8 @@ static void put_in_order(dray__calls *self, uint32_t count)
         }
 }
 
-/* Chooses the rows whose answers are taken now. Returns false when one of these is not there yet.
- */
+/* Chooses the rows whose answers are taken now. Returns false when one of these is not there
+ * yet. */
 static bool choose(dray__calls *self, uint32_t *count)
 {
     int64_t until = self->now_ns;

@@ -382,8 +382,8 @@ static int update(dray__intake *self, int64_t version, dray_update_report *repor
                   : update_once(self, version, report, error);
 }
 
-/* Puts the prefetched version in place. The report is that of the prefetch, except for the pause.
- */
+/* Puts the prefetched version in place. The report is that of the prefetch, except for the
+ * pause. */
 static int swap(dray__intake *self, dray_update_report *report, int64_t *pause, dray_error *error)
 {
     int64_t version = self->ahead.version;

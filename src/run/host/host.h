@@ -127,6 +127,6 @@ void dray__host_path(const dray__host *host, char *out, size_t capacity, const c
     __attribute__((format(printf, 4, 5)));
 /* Waits until a file or folder exists that another trainer renames into place once it is whole. */
 int dray__host_wait_file(const dray__host *host, const char *path, dray_error *error);
-/* Returns true when the run is to end after the current step, because its folder has a file `stop`.
- */
+/* Returns true when the run is to end after the current step, because its folder has a file
+ * `stop`. */
 bool dray__host_stopping(const dray__host *host);

@@ -133,8 +133,8 @@ typedef struct loop {
     uint32_t count;
     uint32_t of_option[TASKS]; /* of the claim made last: the task of each option */
     bool claiming;             /* it was started between two turns, and has no answer yet */
-    /* Without streaming: the step whose samples are all there for the task, and how many are left.
-     */
+    /* Without streaming: the step whose samples are all there for the task, and how many are
+     * left. */
     int64_t whole[TASKS];
     uint32_t left[TASKS];
     int64_t flushed_ns;

@@ -48,8 +48,8 @@ static bool is_password(const char *variable)
 }
 
 /* The second half are the variables of torchrun, so that torch.distributed.init_process_group()
- * works as it is (names: pytorch, torch/distributed/elastic/agent/server/local_elastic_agent.py).
- */
+ * works as it is (names: pytorch,
+ * torch/distributed/elastic/agent/server/local_elastic_agent.py). */
 static const char names[] =
     "DRAY_ADDRESS DRAY_RUN DRAY_CONFIG DRAY_QUEUE DRAY_TASK DRAY_ROLE DRAY_INSTANCE DRAY_EPOCH "
     "DRAY_STEP DRAY_EVAL_FROM DRAY_RANK DRAY_DEVICES DRAY_LEASES DRAY_GROUP_FD RANK WORLD_SIZE "

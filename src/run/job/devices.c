@@ -87,8 +87,8 @@ int dray__devices_look(const dray__devices *devices, dray_error *error)
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
-/* The rights of a role's programs at the coordinator. A server without tasks generates for others.
- */
+/* The rights of a role's programs at the coordinator. A server without tasks generates for
+ * others. */
 static uint32_t bits_of(const dray__job_role *role)
 {
     static const struct {

@@ -194,8 +194,8 @@ typedef struct dray__job_role {
     int64_t nice; /* of its processes, over that of the supervisor */
 } dray__job_role;
 
-/* A task that the job adds, or changes. Settings that are not given are those of the built-in task.
- */
+/* A task that the job adds, or changes. Settings that are not given are those of the built-in
+ * task. */
 typedef struct dray__job_task {
     char *name;
     char **needs, **writes;

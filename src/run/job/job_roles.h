@@ -3,8 +3,8 @@
 
 #include "run/job/settings.h"
 
-/* Fills in the settings that follow from a role's tasks: on_death, and the grader of evaluations.
- */
+/* Fills in the settings that follow from a role's tasks: on_death, and the grader of
+ * evaluations. */
 int dray__roles_settle(dray__job *job, const dray__places *at, dray_error *error);
 /* Rules (job_load.c). */
 int dray__rule_roles(const dray__job *job, const dray__places *at, dray_error *error);

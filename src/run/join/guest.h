@@ -1,7 +1,7 @@
 /* `dray join`: this host's part of a run that another host began. Its processes are started, and
  * started again, by a supervisor of this host's own (run/supervisor/roles.c), from this host's own
- * job file. The run decides which instances and ranks they are, and tells when the queue has ended.
- */
+ * job file. The run decides which instances and ranks they are, and tells when the queue has
+ * ended. */
 #pragma once
 
 #include <dray/dray.h>
@@ -26,6 +26,6 @@ typedef struct dray__guest_options {
 
 /* Runs until the run is over, or SIGTERM or SIGINT. After a signal it takes no more rows, commits
  * those that are whole or may be committed in part, and leaves; a second signal ends it at once.
- * *left is true after a signal. Call it on the main thread of a process that has no other children.
- */
+ * *left is true after a signal. Call it on the main thread of a process that has no other
+ * children. */
 int dray__guest(const dray__guest_options *options, bool *left, dray_error *error);

@@ -24,8 +24,8 @@ enum {
     NAME = 64,
     KEY = 40,
     ADDRESS = 64,
-    SAID = 900,            /* bytes of a host's text, so that with its name it is an event's message
-                            */
+    SAID = 900,            /* bytes of a host's text, so that with its name it is an event's
+                            * message */
     EPOCHS_A_PLACE = 1000, /* a host counts its own starts of a place from a range of its own */
     SLICE_MS = 500,
     SILENT_SECONDS = 5,

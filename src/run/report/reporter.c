@@ -184,8 +184,8 @@ static void *watch(void *user)
     dray__reporter *self = user;
     uint64_t cursor = 0;
     for (;;) {
-        /* Read before the wait, so that reports that were posted before the end are still taken in.
-         */
+        /* Read before the wait, so that reports that were posted before the end are still taken
+         * in. */
         bool last = atomic_load(&self->stopping);
         json_t *reports = NULL, *report;
         size_t i;

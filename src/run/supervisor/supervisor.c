@@ -711,8 +711,8 @@ static void end_all(supervisor *s)
     end_orphans();
 }
 
-/* The coordinator's death explains more than a broken connection to it, and is seen a moment later.
- */
+/* The coordinator's death explains more than a broken connection to it, and is seen a moment
+ * later. */
 static void note_failure(supervisor *s, int rc, const dray_error *error)
 {
     int64_t deadline = dray__deadline(DEATH_MS * DRAY__MILLISECOND);

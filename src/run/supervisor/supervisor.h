@@ -75,12 +75,12 @@ struct dray__supervisor {
     dray__reporter *reporter; /* the same */
     dray__hosts *hosts;       /* that have joined; NULL when none may */
     dray__hosts_sight elsewhere;
-    dray__join *join;   /* by which other hosts read this host's samples; NULL when there are none
-                         */
+    dray__join *join;   /* by which other hosts read this host's samples; NULL when there are
+                         * none */
     dray__uplink *link; /* of a joined host; NULL on the run's own */
     bool waiting_said;  /* for hosts */
-    char *text; /* of the job as resolved, which hosts that join must have, too; NULL when none may
-                 */
+    char *text; /* of the job as resolved, which hosts that join must have, too; NULL when none
+                 * may */
     char address[128], keeper_path[112];
     struct event *signals[3], *tick, *sight;
     int64_t ticked_ns, awake_ns; /* the last tick; since when ticks have come in time */

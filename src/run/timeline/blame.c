@@ -42,8 +42,8 @@ static bool has(const char *const *names, size_t most, const char *name)
     return false;
 }
 
-/* Returns true when the task `by` writes a column that `task` needs. Tasks of the user's own may.
- */
+/* Returns true when the task `by` writes a column that `task` needs. Tasks of the user's own
+ * may. */
 static bool feeds(const char *by, const char *task)
 {
     const dray__task_kind *from = dray__task_find(by), *to = dray__task_find(task);

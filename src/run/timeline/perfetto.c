@@ -11,8 +11,8 @@
 
 /* ---- flows ----------------------------------------------------------------------------------- */
 
-/* Rows of a partition, in the order of rollout's commits, because the first ones are trained first.
- */
+/* Rows of a partition, in the order of rollout's commits, because the first ones are trained
+ * first. */
 typedef struct rows {
     dray__tl_mark *items;
     uint32_t count;

@@ -67,8 +67,8 @@ static int wait_for_row(const dray__host *host, int64_t step, dray_error *error)
 #define CARD "dray.json"
 #define CARD_FEED "feed"
 
-/* The card of a checkpoint. Nothing in it depends on time, so resumed runs end with the same bytes.
- */
+/* The card of a checkpoint. Nothing in it depends on time, so resumed runs end with the same
+ * bytes. */
 static char *card(const dray__host *host, const dray__feed *feed, int64_t step)
 {
     json_t *object = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I}", "format", 1, "job",
