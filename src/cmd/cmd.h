@@ -48,7 +48,7 @@
 CMD_MAP(XX)
 #undef XX
 
-/* Exit statuses. FAILED also says "no" where the answer of a command is yes or no (verify). */
+/* Exit statuses. FAILED is also the answer "no" of a command whose answer is yes or no (verify). */
 enum { CMD_OK = 0, CMD_FAILED = 1, CMD_USAGE = 2 };
 
 #define CMD_SECOND INT64_C(1000000000)
@@ -63,21 +63,22 @@ typedef struct cmd_list {
     uint32_t count;
 } cmd_list;
 
-/* An option of a command: how it is typed, what --help says, and which member of the command's
- * struct takes its value. */
+/* An option of a command: its name and letter, its text in --help, and the member of the command's
+ * struct that takes its value. */
 typedef struct cmd_option cmd_option;
 /* Puts a value where it belongs. Wrong ones are reported with argp_error or cmd_bad_word. */
 typedef void cmd_put(const struct argp_state *state, const cmd_option *option, void *at,
                      const char *text);
 struct cmd_option {
     const char *name;         /* NULL with `put` NULL: the end */
-    int key;                  /* the letter; 0: it has none */
-    const char *value;        /* what --help calls the value; NULL: it takes none */
-    const char *doc;          /* NULL: --help does not show the option */
-    cmd_put *put;             /* NULL: a heading, `doc`, which may be NULL, of a new group */
+    int key;                  /* the letter; 0 when it has none */
+    const char *value;        /* the name of the value in --help; NULL when it takes none */
+    const char *doc;          /* NULL when --help does not show the option */
+    cmd_put *put;             /* NULL for a heading, `doc` (may be NULL), of a new group */
     size_t at;                /* of the member */
     int64_t min, max;         /* of a number; of a group: its place in --help */
-    const char *what;         /* of words: what they are, for messages; of a real number: "above" */
+    const char *what;         /* of words: the kind of object, for messages; of a real number:
+                               * "above" */
     const char *const *words; /* ended by NULL */
 };
 
@@ -125,14 +126,15 @@ typedef struct cmd_settings {
 #define CMD_GROUP(number, heading) CMD_ROW(0, NULL, 0, NULL, heading, NULL, number, 0, "", NULL)
 #define CMD_END CMD_ROW(0, NULL, 0, NULL, NULL, NULL, 0, 0, NULL, NULL)
 
-/* What a command takes. */
+/* The options and arguments of a command. */
 typedef struct cmd_usage {
     const cmd_option *options;
-    /* Another one's options, of the same struct, with other names and letters; NULL: none. */
+    /* Another usage's options, of the same struct, with other names and letters; NULL when there is
+     * none. */
     const struct cmd_usage *also;
     const char *arguments, *doc; /* as args_doc of an argp, and its doc */
-    /* The arguments that are no options: what is expected, for messages; the place of their
-     * cmd_list; how many there may be, 0: none. */
+    /* The arguments that are no options: their description for messages, the place of their
+     * cmd_list, and their greatest number, 0 when there may be none. */
     const char *words;
     size_t words_at;
     uint32_t least, most;
@@ -152,8 +154,8 @@ void cmd_parse(const cmd_usage *usage, int argc, char **argv, void *to);
  * the words. */
 void cmd_bad_word(const struct argp_state *state, const char *what, const char *word,
                   const char *const *words, size_t count);
-/* Of a command with parts, for a first argument that is none: says so on stderr, with the nearest
- * right word. Returns CMD_USAGE. */
+/* For a command with parts, when the first argument is none of them: prints the error to stderr,
+ * with the nearest right word. Returns CMD_USAGE. */
 int cmd_bad_part(const char *command, const char *word, const char *const *parts, size_t count);
 /* A whole decimal number from min to max. A usage error that names the option otherwise. */
 int64_t cmd_number(const struct argp_state *state, const char *option, const char *text,
@@ -162,13 +164,13 @@ int64_t cmd_number(const struct argp_state *state, const char *option, const cha
 /* ---- errors: one line on stderr, "dray NAME: message"; they return CMD_FAILED ---------------- */
 
 int cmd_fail(const char *name, const dray_error *error);
-/* The same, but CMD_USAGE where an argument is what is wrong: DRAY_EINVALID. */
+/* The same, but returns CMD_USAGE for DRAY_EINVALID, when an argument is wrong. */
 int cmd_refuse(const char *name, const dray_error *error);
-/* The same of a job file, whose syntax is an argument too: DRAY_EFORMAT. */
+/* The same for a job file, whose syntax is an argument too: DRAY_EFORMAT. */
 int cmd_refuse_job(const char *name, const dray_error *error);
 int cmd_failf(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Fills *error and returns its code: for what a command finds wrong itself. */
+/* Fills *error and returns its code, for errors that a command finds itself. */
 int cmd_error(dray_error *error, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

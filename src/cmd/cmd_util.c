@@ -1,4 +1,4 @@
-/* What the subcommands share; cmd.h says what each function is for. */
+/* The functions that the subcommands share; cmd.h describes them. */
 #include "base/words.h"
 #include "cmd/cmd.h"
 
@@ -19,7 +19,7 @@ int64_t cmd_now(void)
 
 enum { OPTIONS_MAX = 64, KEY_FIRST = 256 /* of the options without a letter */ };
 
-/* What argp's parser is given: the usage, and all options of it. */
+/* The data of argp's parser: the usage, and all options of it. */
 typedef struct parsing {
     const cmd_usage *usage;
     const cmd_option *options[OPTIONS_MAX];
@@ -27,7 +27,8 @@ typedef struct parsing {
     char *to;
 } parsing;
 
-/* The option that `word` ("--name" or "--name=value") names whole or begins; NULL: none. */
+/* The option that `word` ("--name" or "--name=value") names whole or begins; NULL when there is
+ * none. */
 static const cmd_option *match_long(const parsing *p, const char *word, size_t length)
 {
     const cmd_option *begun = NULL;

@@ -34,8 +34,9 @@ static void log_line(void *user, dray_log_level level, const char *line)
     fprintf(stderr, "%s %s\n", names[level], line);
 }
 
-/* A program that the job names (a role's command, reward.command), whose life is tied to ours. What
- * it is not told is contract.c's to say; of our descriptors it has the standard ones alone. */
+/* A program that the job names (a role's command, reward.command), whose life is tied to this
+ * process's. contract.c removes the variables that it must not see. It has only the standard
+ * descriptors. */
 static int become(const char *command)
 {
     syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, 0); /* a function of glibc since 2.34 only */

@@ -1,5 +1,5 @@
-/* dray inspect: what a checkpoint holds, and whether it is complete: its files fit together, and
- * where a config.json is beside them, all tensors of that model are there. */
+/* dray inspect: the contents of a checkpoint, and whether it is complete: its files fit together,
+ * and when a config.json is beside them, all tensors of that model are there. */
 #include "cmd/cmd.h"
 
 #include "base/json.h"
@@ -21,16 +21,17 @@ typedef struct sums {
     uint64_t tensors, elements, bytes;
 } sums;
 
-/* What is known about one checkpoint. */
+/* One checkpoint. */
 typedef struct checkpoint {
     dray_layout *layout;
-    char *base;       /* the folder that it is a delta on; NULL: it is whole */
-    uint32_t *region; /* of each tensor; UINT32_MAX: no elements, so in no region */
+    char *base;       /* the folder that it is a delta on; NULL when it is whole */
+    uint32_t *region; /* of each tensor; UINT32_MAX for tensors without elements, which are in no
+                       * region */
     uint64_t *offset;
     sums dtypes[MOST_DTYPES], all;
     bool has_config;
     dray_model_config config;
-    json_t *problems; /* what the configuration expects and the files lack, or hold otherwise */
+    json_t *problems; /* tensors that the files lack, or hold otherwise than the configuration */
 } checkpoint;
 
 static uint64_t elements_of(const dray_tensor_info *tensor)
@@ -122,7 +123,7 @@ static int compare_model(checkpoint *c, dray_error *error)
     return DRAY_OK;
 }
 
-/* The config.json beside the checkpoint; there need not be one. */
+/* Reads the config.json beside the checkpoint, if there is one. */
 static int load_config(checkpoint *c, const char *path, dray_error *error)
 {
     struct stat st;

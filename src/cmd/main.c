@@ -170,8 +170,8 @@ static void close_stdout(void)
     _Exit(CMD_FAILED);
 }
 
-/* Where a standard stream is closed, the next file that is opened would get its number, and what is
- * printed. Its place is taken by one that refuses. */
+/* When a standard stream is closed, the next file that is opened would get its number, and the
+ * printed text. A descriptor that refuses takes its place. */
 static void open_standard_streams(void)
 {
     had_stdout = fcntl(STDOUT_FILENO, F_GETFD) >= 0;
@@ -184,7 +184,7 @@ static void open_standard_streams(void)
 int main(int argc, char **argv)
 {
     open_standard_streams();
-    signal(SIGXFSZ, SIG_IGN); /* a write beyond the limit fails, and says where */
+    signal(SIGXFSZ, SIG_IGN); /* a write beyond the limit then fails, and names the file */
     atexit(close_stdout);
     argp_err_exit_status = CMD_USAGE;
     setenv("ARGP_HELP_FMT", "no-dup-args-note", 0);

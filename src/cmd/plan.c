@@ -1,5 +1,4 @@
-/* dray plan: what an update would move, between which members, and how long it would take.
- * Nothing is moved. */
+/* dray plan: the copies of an update, their members, and their time. Nothing is moved. */
 #include "cmd/cmd.h"
 
 #include <dray/plan.h>
@@ -255,7 +254,7 @@ static void print_pairs(const arguments *a, const update *u)
     cmd_table_print(table, stdout);
 }
 
-/* There are too many columns for a screen, so only what the pairs have in common is printed. */
+/* There are too many columns for a screen, so only the range of the pairs is printed. */
 static void print_pair_range(const update *u)
 {
     uint64_t used = 0, least = UINT64_MAX, most = 0;

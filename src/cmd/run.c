@@ -17,7 +17,7 @@ typedef struct arguments {
     bool settings_only;
     const char *image;
     int print;      /* one of `prints`; -1: none */
-    int64_t parent; /* 0: none that this process would end with */
+    int64_t parent; /* the process with which this one ends; 0 when there is none */
 } arguments;
 
 static void check(const struct argp_state *state, const void *to)

@@ -1,6 +1,6 @@
-/* dray status: what a coordinator knows. Each of its services adds lists of objects to the answer;
- * every list becomes a table, and every list within one a table below it, so that a new service
- * needs nothing here. */
+/* dray status: the state of a coordinator. Each of its services adds lists of objects to the
+ * answer; every list becomes a table, and every list within one a table below it, so that a new
+ * service needs nothing here. */
 #include "base/json.h"
 #include "cmd/cmd.h"
 #include "run/report/prometheus.h"
@@ -20,7 +20,8 @@ static bool ends_with(const char *text, const char *end)
     return length >= tail && strcmp(text + length - tail, end) == 0;
 }
 
-/* Says whether the value needs a table of its own: an array of objects, or an object of objects. */
+/* Returns true when the value needs a table of its own: an array of objects, or an object of
+ * objects. */
 static bool is_table(json_t *value)
 {
     if (json_is_array(value))

@@ -1,5 +1,5 @@
-/* dray trace: where the time of a run went, which spans decided how long its steps took, and who
- * waited for whom. */
+/* dray trace: the time of a run by state, the spans that decided how long its steps took, and the
+ * waits of processes for each other. */
 #include "base/json.h"
 #include "cmd/cmd.h"
 #include "run/timeline/timeline.h"
@@ -52,7 +52,7 @@ static const char *label_of(const report *r, uint32_t track)
     return track == DRAY__TL_NONE ? "" : r->t->processes[r->t->tracks[track].process].label;
 }
 
-/* "rollout", "wait for samples"; what no span tells is "untold". */
+/* "rollout", "wait for samples"; "untold" for time without a span. */
 static const char *say(const report *r, uint32_t name, uint8_t kind, uint8_t cause, char out[WHERE])
 {
     if (kind == DRAY_SPAN_WAIT && name != DRAY__TL_NONE)

@@ -1,6 +1,6 @@
 /* dray verify: do two holders of a model hold the same bits? Each is a checkpoint, or a model of a
- * running session: what its publishers announced, or what a group of engines committed. Checksums
- * are compared that do not depend on how either side is sharded. */
+ * running session: the version that its publishers announced, or that a group of engines committed.
+ * Checksums are compared that do not depend on how either side is sharded. */
 #include "cmd/cmd.h"
 
 #include "base/json.h"
@@ -19,14 +19,14 @@ typedef struct arguments {
 typedef struct side {
     dray_checksums *sums;
     dray_layout *layout; /* of a checkpoint: the layout with its shapes; else NULL */
-    uint32_t compared;   /* of a checkpoint: the number of tensors whose sums its files carry */
+    uint32_t compared;   /* of a checkpoint: the number of tensors with sums in its files */
 } side;
 
 typedef struct entry {
     const char *name;
     int32_t dtype;
     uint64_t elements, sum;
-    const dray_tensor_info *tensor; /* NULL: shape unknown */
+    const dray_tensor_info *tensor; /* NULL when its shape is not known */
 } entry;
 
 /* ---- reading -------------------------------------------------------------------------------- */

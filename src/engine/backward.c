@@ -123,7 +123,7 @@ static void position_backward(const dray__model *m, const dray__packed *batch, c
         }
 }
 
-/* dx: in: gradient of what leaves the layer; out: of what enters it. */
+/* dx is the gradient of the layer's output at first, and of its input afterwards. */
 static void layer_backward(const dray__model *m, const dray__packed *batch, const dray__layer *w,
                            const dray__layer_state *s, dray__layer *g, dray__backward *b)
 {

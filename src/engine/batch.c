@@ -84,7 +84,7 @@ void dray__chunk_free(dray__row_chunk *chunk)
     *chunk = (dray__row_chunk){0};
 }
 
-/* The rows from `row` that go into one chunk: their end, and what they need. */
+/* Returns the end of the rows from `row` on that go into one chunk, and fills in their needs. */
 static uint32_t measure(const dray__sequences *s, uint32_t row, uint32_t end,
                         dray__row_chunk *chunk)
 {

@@ -86,7 +86,7 @@ void dray__gemm_tn(int64_t m, int64_t n, int64_t k, float alpha, const float *a,
     gemm(TRANSPOSED, AS_IT_IS, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
-/* Of OpenBLAS 0.3 on x86-64 a thread's buffer, and something for what it begins besides. */
+/* A thread's buffer in OpenBLAS 0.3 on x86-64, and some room for its other allocations. */
 static const size_t BUFFER = (128 + 8) << 20;
 
 int dray__blas_open(dray_error *error)

@@ -5,12 +5,12 @@
 #include <dray/dray.h>
 #include <stdint.h>
 
-/* The configuration that OpenBLAS was built with; NULL: it is not there. $DRAY_OPENBLAS_LIBRARY
+/* The configuration that OpenBLAS was built with; NULL when it is not there. $DRAY_OPENBLAS_LIBRARY
  * names its file; without it, the system's is opened, once for the process. Thread-safe. */
 const char *dray__blas_config(void);
-/* Opens OpenBLAS, for which the functions below need. Lets it take the buffer that it works in:
- * where there is no memory for it, it would try for ever. DRAY_ENOMEM; DRAY_ENOENT: it is not
- * there. */
+/* Opens OpenBLAS, which the functions below need. Lets it take its work buffer now: when there is
+ * no memory for it, OpenBLAS would try for ever. Returns 0, DRAY_ENOMEM, or DRAY_ENOENT when it is
+ * not there. */
 int dray__blas_open(dray_error *error);
 /* A is m × k, B is n × k. */
 void dray__gemm_nt(int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda,

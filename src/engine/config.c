@@ -1,4 +1,5 @@
-/* What of a model's config.json the engine computes, and the config.json that it writes. */
+/* The part of a model's config.json that the engine computes, and the config.json that it writes.
+ */
 #include "engine/engine.h"
 
 #include "base/error.h"
@@ -14,7 +15,7 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* Keys that change what is computed and that the engine has no code for, with the only value that
+/* Keys that change the computation and that the engine has no code for, with the only value that
  * they may have besides being absent or null. */
 enum expected { ABSENT, FALSE, ZERO, ONE, SILU };
 

@@ -1,11 +1,12 @@
 /* src/engine/: a reference engine: a transformer with its generator, its trainer, tokenizer and
- * losses, on CPUs and in 32-bit floats. It is what tests and the runs of this project train with,
- * and what other engines' results can be compared with. It uses dray as any other engine would: a
+ * losses, on CPUs and in 32-bit floats. The tests and runs of this project train with it, and other
+ * engines' results can be compared with its own. It uses dray as any other engine would: a
  * generator's memory is filled by a subscriber, and a trainer's is published. */
 
-/* What generator and trainer share: ragged batches, and model configurations as the reference
- * engine takes them. The engine computes in float32 on one core a rank (OpenBLAS on one thread). It
- * is deterministic: the same calls with the same inputs on the same world give the same bits. */
+/* The types that generator and trainer share: ragged batches, and model configurations as the
+ * reference engine takes them. The engine computes in float32 on one core a rank (OpenBLAS on one
+ * thread). It is deterministic: the same calls with the same inputs on the same world give the same
+ * bits. */
 #pragma once
 
 #include <dray/model.h>
@@ -25,8 +26,8 @@ typedef struct dray__tokens {
 typedef struct dray__sequences {
     uint32_t rows;
     dray__tokens prompt, response;
-    /* Per response token: 0 where the model did not make it (a tool did): the token is then in no
-     * loss and in no count. NULL: the model made all of them. */
+    /* Per response token: 0 when the model did not make it (a tool did). The token is then in no
+     * loss and in no count. NULL when the model made all of them. */
     const int32_t *mask;
 } dray__sequences;
 

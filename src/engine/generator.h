@@ -1,13 +1,13 @@
 /* Inference of the reference engine: tensor parallel over a group, batched, with a KV cache.
  *
  * The parameters are in one SHARED region, laid out by dray_layout_engine (fused qkv_proj and
- * gate_up_proj, vocabulary-parallel embedding and head). Nothing is derived from them: whoever
- * writes into the region between two calls - a dray subscriber - has updated the model.
+ * gate_up_proj, vocabulary-parallel embedding and head). Nothing is derived from them: a dray
+ * subscriber that writes into the region between two calls has updated the model.
  *
  * All ranks of the group call the same functions with the same inputs and get the same results. A
  * generator belongs to one thread at a time. Functions that compute block; a dead peer or a passed
- * deadline ends them with the group's error (DRAY_EDEAD, DRAY_ETIMEDOUT), after which the
- * generator can only be closed. */
+ * deadline ends them with the group's error (DRAY_EDEAD, DRAY_ETIMEDOUT), after which the generator
+ * can only be closed. */
 #pragma once
 
 #include "engine/engine.h"
@@ -18,9 +18,9 @@
 
 typedef struct dray__generator dray__generator;
 
-/* group: its ranks are the TP ranks; borrowed until close; NULL: one rank alone. The parameters are
- * zero until loaded or subscribed. The model must be cut evenly by the world (dray_layout_engine
- * says what is not). */
+/* group: its ranks are the TP ranks; borrowed until close; NULL for one rank alone. The parameters
+ * are zero until loaded or subscribed. The model must be cut evenly by the world
+ * (dray_layout_engine names sizes that are not). */
 int dray__generator_open(const dray_model_config *config, dray__group *group, dray__generator **out,
                          dray_error *error);
 void dray__generator_close(dray__generator *generator);
@@ -43,7 +43,7 @@ typedef enum dray__finish {
     DRAY__FINISH_NOT_YET     /* of a sampler's row that goes on (sampler.h) */
 } dray__finish;
 
-/* What was generated, row by row in the order of the prompts. */
+/* The generated responses, row by row in the order of the prompts. */
 typedef struct dray__generation {
     uint32_t rows;
     uint64_t *offsets; /* rows + 1, from 0 */

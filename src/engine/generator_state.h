@@ -1,4 +1,4 @@
-/* What the generator's files share. */
+/* The declarations that the generator's files share. */
 #pragma once
 
 #include "engine/generator.h"

@@ -1,5 +1,5 @@
-/* The heads. Logits and what is read from them: log-probs and entropies over a vocabulary that may
- * are on several ranks. And values. */
+/* The heads: logits, and log-probs and entropies over a vocabulary that may be spread over several
+ * ranks. And values. */
 #include "engine/blas.h"
 #include "engine/model.h"
 
@@ -69,7 +69,7 @@ dray__summary dray__summary_join(const dray__summary *all, uint32_t world, int64
     return s;
 }
 
-/* What is computed for each response token of some rows. */
+/* The computed numbers for each response token of some rows. */
 typedef struct scoring {
     dray__model *model;
     dray__state *state;

@@ -110,7 +110,7 @@ int dray__trainer_values(dray__trainer *t, const dray__sequences *sequences, flo
 
 /* ---- losses ---------------------------------------------------------------------------------- */
 
-/* What a micro-batch is trained for: one of the two, or the responses as they are. */
+/* The objective of a micro-batch: one of the two, or the responses as they are. */
 typedef struct objective {
     const dray__sequences *sequences;
     const dray__policy_batch *policy;
@@ -161,7 +161,7 @@ static void differentiate(dray__trainer *t, const dray__row_chunk *chunk, const 
     }
 }
 
-/* What leaves the trunk where response tokens are chosen, and the gradient by it. */
+/* The trunk's output where response tokens are chosen, and the gradient by it. */
 typedef struct reached {
     int64_t count;
     float *hidden, *gradient; /* [count, hidden] */

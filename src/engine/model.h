@@ -1,9 +1,9 @@
-/* The transformer itself: what generator and trainer both compute with. A model is a set of
+/* The transformer itself, which generator and trainer both compute with. A model is a set of
  * pointers into parameters of the caller's in the engine layout (fused qkv_proj and gate_up_proj);
  * the trainer's is the case of one tensor-parallel rank.
  *
- * Batches are packed: the tokens of all rows back to back, one row of a matrix a token, no padding.
- */
+ * Batches are packed: the tokens of all rows back to back, one row of a matrix a token, no
+ * padding. */
 #pragma once
 
 #include "engine/engine.h"
@@ -32,16 +32,16 @@ typedef struct dray__weights {
 
 typedef struct dray__model {
     dray_model_config config;
-    dray__group *group; /* NULL: one rank */
+    dray__group *group; /* NULL for one rank */
     uint32_t rank, world;
-    /* what this rank holds */
+    /* this rank's sizes */
     int64_t q_heads, kv_heads, q_width, kv_width, qkv_width, ffn;
     int64_t vocab_share;             /* rows a rank, padding included */
     int64_t vocab_start, vocab_rows; /* true vocabulary, padding left out */
     float *cos, *sin;                /* [positions, head_dim / 2] */
     int64_t positions;               /* rows of the tables filled so far */
     dray__weights weights;
-    const dray__pace *pace; /* NULL: it computes */
+    const dray__pace *pace; /* NULL when it computes */
     const dray__arithmetic *kernels;
 } dray__model;
 
@@ -64,7 +64,7 @@ typedef struct dray__packed {
     int64_t tokens;
     const int32_t *ids;      /* [tokens] */
     const uint64_t *offsets; /* [rows + 1], from 0: the row's new tokens */
-    const uint64_t *past;    /* [rows]: tokens of the row that are in its cache; NULL: none */
+    const uint64_t *past;    /* [rows]: tokens of the row that are in its cache; NULL for none */
 } dray__packed;
 
 /* Of one row. */
@@ -73,10 +73,10 @@ typedef struct dray__cache {
     int64_t entries; /* tokens that it has room for */
 } dray__cache;
 
-/* What a forward pass computes. For a backward pass each layer has its own; else all layers share
+/* The values of a forward pass. For a backward pass each layer has its own; else all layers share
  * one set. */
 typedef struct dray__layer_state {
-    float *x;        /* [tokens, hidden]: what enters the layer */
+    float *x;        /* [tokens, hidden]: the layer's input */
     float *normed;   /* input_norm(x) */
     float *qkv;      /* [tokens, qkv_width], positions applied */
     float *raw;      /* q and k before their norms, for the backward pass; NULL without */
@@ -102,7 +102,7 @@ typedef struct dray__state {
 
 void dray__state_free(dray__state *state);
 /* Hidden states after the last norm of all tokens into state->hidden. caches: one a row, to which
- * new keys and values are added; NULL: none. Token ids must be within the vocabulary. */
+ * new keys and values are added; NULL for none. Token ids must be within the vocabulary. */
 int dray__forward(const dray__model *model, const dray__packed *batch, dray__cache *const *caches,
                   dray__state *state, dray_error *error);
 

@@ -1,7 +1,7 @@
-/* The reference engine without its arithmetic. It sleeps for as long as a table says that the
- * computation takes, and invents the results. Everything else is real: rows, slots, ends and
- * cuts of responses, gathered parameters, optimiser steps (with gradients of zero) and published
- * bytes. So schedules can be measured with more engines and trainers than there are cores. */
+/* The reference engine without its arithmetic. It sleeps for the time of the computation in a
+ * table, and invents the results. Everything else is real: rows, slots, ends and cuts of responses,
+ * gathered parameters, optimiser steps (with gradients of zero) and published bytes. So schedules
+ * can be measured with more engines and trainers than there are cores. */
 #pragma once
 
 #include <stdint.h>

@@ -113,7 +113,7 @@ dray__slopes dray__policy_token(const dray__policy_batch *p, uint64_t token, uin
         double difference = p->ref_logprobs[token] - logprob;
         double k3 = expm1(difference) - difference;
         sums->kl += k3;
-        if (p->kl_coefficient != 0) { /* what is only measured may be infinite */
+        if (p->kl_coefficient != 0) { /* a term that is only measured may be infinite */
             loss += p->kl_coefficient * k3;
             slope -= p->kl_coefficient * expm1(difference);
         }

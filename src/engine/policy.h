@@ -41,33 +41,34 @@ typedef enum dray__aggregate {
                                   "Understanding R1-Zero-Like Training", 2025) */
 } dray__aggregate;
 
-/* DRAY_EINVALID: no constant length with DRAY__AGGREGATE_LENGTH. */
+/* Returns 0, or DRAY_EINVALID for DRAY__AGGREGATE_LENGTH without a constant length. */
 int dray__aggregate_check(int32_t aggregate, double length, dray_error *error);
 /* Returns the factor `a` of a row's tokens. */
 double dray__aggregate_share(int32_t aggregate, const dray__sequences *sequences, uint32_t row);
 /* Returns the number by which the sums of these rows are divided, and how many response tokens
- * count. `masked` has one flag a row; NULL: no row is masked. */
+ * count. `masked` has one flag a row; NULL when no row is masked. */
 double dray__aggregate_divisor(int32_t aggregate, const dray__sequences *sequences,
                                const bool *masked, double length, uint64_t *tokens);
 
-/* One micro-batch of policy optimisation. Arrays per response token are as dray__sequences says.
+/* One micro-batch of policy optimisation. Arrays per response token are those of dray__sequences.
  * Rows count that have tokens and are not masked. */
 typedef struct dray__policy_batch {
     dray__sequences sequences;
-    double temperature;        /* the temperature at which the responses were sampled; 0: 1 */
+    double temperature;        /* the temperature at which the responses were sampled; 0 means 1 */
     const float *advantages;   /* one a row; or, with token_advantages, one a response token */
     int32_t token_advantages;  /* 1: advantages are per response token */
-    const float *old_logprobs; /* per response token, of π_prox; NULL: the present policy's (r = 1,
-                                  gradient of REINFORCE) */
-    const float *behaviour_logprobs; /* per response token, of π_behav; NULL: π_prox's */
-    const float *ref_logprobs;       /* per response token; NULL: no KL */
-    const bool *masked;              /* one a row: true leaves it out of all sums; NULL: none is */
+    const float *old_logprobs; /* per response token, of π_prox; NULL for the present policy's (r =
+                                * 1, gradient of REINFORCE) */
+    const float *behaviour_logprobs; /* per response token, of π_behav; NULL for π_prox's */
+    const float *ref_logprobs;       /* per response token; NULL for no KL */
+    const bool *masked;              /* one a row: true leaves it out of all sums; NULL when none is
+                                      */
     int32_t loss;                    /* dray__loss */
     int32_t aggregate;               /* dray__aggregate; the same for all batches of a step */
     double length;                   /* with DRAY__AGGREGATE_LENGTH: the constant */
-    double truncate;                 /* 0: weights are not truncated */
-    double clip_low, clip_high;      /* 0: 0.2 */
-    double dual_clip;                /* more than 1; 0: none */
+    double truncate;                 /* 0 when weights are not truncated */
+    double clip_low, clip_high;      /* 0 means 0.2 */
+    double dual_clip;                /* more than 1; 0 for none */
     double kl_coefficient, entropy_coefficient;
 } dray__policy_batch;
 
@@ -79,8 +80,8 @@ typedef struct dray__policy_sums {
 
 void dray__policy_sums_add(dray__policy_sums *to, const dray__policy_sums *from);
 
-/* Fills *out with the batch and its defaults. Fails with DRAY_EINVALID, which says what is wrong
- * with the batch. */
+/* Fills *out with the batch and its defaults. Fails with DRAY_EINVALID, whose message names the
+ * error. */
 int dray__policy_check(const dray__policy_batch *batch, dray__policy_batch *out, dray_error *error);
 
 /* The derivatives of the loss by a response token's log-prob and entropy. */

@@ -1,5 +1,5 @@
-/* Rows in slots: a step computes what the cache has not got of each row (all of a new one, in
- * packed chunks, else its newest token), and samples from the hidden state of its last token. */
+/* Rows in slots: a step computes the part of each row that is not in the cache (all of a new one,
+ * in packed chunks, else its newest token), and samples from the hidden state of its last token. */
 #include "engine/sampler.h"
 
 #include "base/error.h"
@@ -13,7 +13,7 @@
 
 typedef struct row {
     /* tokens[limit] is the sequence, of which [0, given) was there when it was added; logprobs and
-     * versions are alike. NULL: the slot is free. */
+     * versions are alike. NULL when the slot is free. */
     int32_t *tokens, *versions;
     float *logprobs;
     uint64_t prompt, given, length, limit;
@@ -502,8 +502,8 @@ static int sample(dray__sampler *s, dray_error *error)
     return DRAY_OK;
 }
 
-/* What a step takes without its arithmetic, and digits until the response is as long as its stream
- * draws. */
+/* Sleeps for the time of a step, and adds digits until the response is as long as its stream draws.
+ */
 static void pretend(dray__sampler *s)
 {
     const dray__pace *pace = s->g->model.pace;

@@ -1,13 +1,13 @@
 /* Generation a token at a time: a sampler holds rows in slots, and a step gives each of them its
  * next token. Rows may be added between two steps, as prompts or with the response tokens that they
- * have already, and looked at and removed at any time: one that is removed before it is finished is
- * cut, and goes on as if uncut where it is added again with what it had.
+ * have already, and looked at and removed at any time. A row that is removed before it is finished
+ * is cut. It goes on as if it had not been cut when it is added again with its tokens.
  *
  * The random number of a token is drawn from (seed, the row's stream, the token's position in the
  * sequence counted from the prompt's start): it does not depend on the other rows, on the order of
  * calls, on the world or on cuts. (The logits themselves differ in their last bits with the shape
- * of the batch, as matrix products do: a token can differ where its random number is that near to
- * a boundary. Rows that are added together to an empty sampler and run to their ends get the same
+ * of the batch, as matrix products do: a token can differ where its random number is that near to a
+ * boundary. Rows that are added together to an empty sampler and run to their ends get the same
  * bits every time.)
  *
  * A generator may have several samplers. All ranks of its group call the same functions with the
@@ -21,7 +21,7 @@ typedef struct dray__sampler dray__sampler;
 typedef struct dray__sampler_options {
     uint32_t slots; /* the most rows at once */
     uint64_t seed;
-    double temperature; /* 0: greedy */
+    double temperature; /* 0 for greedy sampling */
     int32_t eos_token;  /* -1: none */
 } dray__sampler_options;
 
@@ -32,12 +32,12 @@ void dray__sampler_close(dray__sampler *sampler);
 
 typedef struct dray__sampler_rows {
     dray__sequences rows; /* response.offsets is NULL when no row has response tokens yet */
-    /* One number for each row, which selects its random numbers. NULL: the row's index. */
+    /* One number for each row, which selects its random numbers. NULL for the row's index. */
     const uint64_t *streams;
     /* The most tokens of a response, with those that are there already. The model's positions
      * may end it earlier. */
     uint32_t max_new_tokens;
-    /* One for each row instead; NULL: max_new_tokens for all rows. */
+    /* One for each row instead; NULL when max_new_tokens is for all rows. */
     const uint32_t *row_max_new_tokens;
 } dray__sampler_rows;
 
@@ -58,7 +58,7 @@ void dray__sampler_hold(dray__sampler *sampler, uint32_t slot);
 void dray__sampler_give(dray__sampler *sampler, uint32_t slot, const int32_t *tokens,
                         uint64_t count);
 
-/* Says that the weights are those of `version` from now on. The cache was computed with the
+/* Call it when the weights are those of `version` from now on. The cache was computed with the
  * former weights, so the next step computes it anew. A new sampler has version 0. */
 void dray__sampler_renew(dray__sampler *sampler, int32_t version);
 

@@ -1,6 +1,6 @@
 /* The trainer's state on disk: Hugging Face checkpoints, and beside them, in optimizer/, the
  * optimiser's moments as tensors "exp_avg.NAME" and "exp_avg_sq.NAME" (torch.optim.AdamW's words)
- * and "step". Each rank writes its own pieces; what is written can be read in any world. */
+ * and "step". Each rank writes its own pieces; a state can be read in any world. */
 #include "engine/trainer_state.h"
 
 #include "base/error.h"

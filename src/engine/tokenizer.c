@@ -100,7 +100,7 @@ typedef struct word_part {
     int32_t id, before, after; /* id NONE: it is part of the one before */
 } word_part;
 
-/* A merge that may be done: still, if the two parts are what they were. */
+/* A possible merge: it is still possible if its two parts have not changed. */
 typedef struct candidate {
     uint32_t rank;
     int32_t at, left, right;

@@ -17,14 +17,14 @@ enum {
 
 typedef struct dray__tokenizer dray__tokenizer;
 
-/* path: a tokenizer.json, or the folder that has one; NULL or "": bytes. Whatever the file asks for
- * and is not done here (another model than BPE, another normalizer than NFC, ...) is
+/* path: a tokenizer.json, or the folder that has one; NULL or "" for bytes. Settings of the file
+ * that are not supported here (another model than BPE, another normalizer than NFC, ...) are
  * DRAY_EUNSUPPORTED and named. The end token is that of `tokenizer_config.json` in the same folder
  * (eos_token), if there is one. Once open, it may be used by many threads. */
 int dray__tokenizer_open(const char *path, dray__tokenizer **out, dray_error *error);
 void dray__tokenizer_close(dray__tokenizer *tokenizer); /* NULL is fine */
 
-/* DRAY_EINVALID: no token is this text. */
+/* Returns 0, or DRAY_EINVALID when no token is this text. */
 int dray__tokenizer_set_end(dray__tokenizer *tokenizer, const char *text, dray_error *error);
 
 /* All ids are below it. */

@@ -85,8 +85,8 @@ static bool is_set(const json_t *object, const char *key)
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
 
-/* What decoding gives for a token: its bytes, if all of its characters stand for one; else itself.
- */
+/* Sets the decoded form of a token: its bytes, if each of its characters stands for one; else
+ * itself. */
 static int set_text(dray__tokenizer *t, int64_t id, const char *written, bool special,
                     dray_error *error)
 {

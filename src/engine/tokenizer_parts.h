@@ -11,7 +11,7 @@
 
 /* The text of a token. */
 typedef struct dray__token_text {
-    char *bytes; /* malloc'ed; NULL: no token has this id */
+    char *bytes; /* malloc'ed; NULL when no token has this id */
     uint32_t size;
     bool special; /* not part of decoded text */
 } dray__token_text;

@@ -142,7 +142,7 @@ static int cut(const cutting *c, uint32_t step, const char *text, size_t size, d
 
 /* ---- added tokens ---------------------------------------------------------------------------- */
 
-/* The longest that begins at `text`; NULL: none does. */
+/* The longest that begins at `text`; NULL when none does. */
 static const dray__added_token *added_at(const dray__tokenizer *t, bool normalized,
                                          const char *text, size_t size)
 {

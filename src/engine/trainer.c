@@ -409,7 +409,8 @@ int dray__trainer_step(dray__trainer *t, const dray__step_options *options, dray
         code = total(t, &sums, &squares, error);
     if (code != DRAY_OK)
         return code;
-    double divisor = t->divisor > 0 ? t->divisor : 1; /* 0: all rows are masked, all sums 0 */
+    double divisor = t->divisor > 0 ? t->divisor : 1; /* 0 when all rows are masked, and all sums
+                                                       * are 0 */
     double norm = sqrt(squares) / divisor, scale = 1 / divisor;
     if (!isfinite(norm)) {
         dray__trainer_discard(t);

@@ -4,8 +4,8 @@
  * Each rank owns the Shard(0) piece of every parameter (float32) in one SHARED region laid out by
  * dray_layout_fsdp, with its AdamW moments beside it. For computing, the ranks gather the
  * parameters, each takes its part of the rows of a batch, and the summed gradients are scattered
- * back to the pieces. What is gathered is all of the model at once, not a layer at a time: each
- * rank keeps whole parameters and whole gradients from open to close.
+ * back to the pieces. All of the model is gathered at once, not a layer at a time: each rank keeps
+ * whole parameters and whole gradients from open to close.
  *
  * All ranks of the group call the same functions with the same inputs; results that are handed out
  * are the same on all ranks. A trainer belongs to one thread at a time. Functions that compute
@@ -29,16 +29,15 @@
 typedef struct dray__trainer dray__trainer;
 
 typedef struct dray__trainer_options {
-    double beta1, beta2; /* AdamW; 0: 0.9 and 0.95 */
-    double epsilon;      /* 0: 1e-8 */
+    double beta1, beta2; /* AdamW; 0 means 0.9 and 0.95 */
+    double epsilon;      /* 0 means 1e-8 */
     double weight_decay; /* decoupled, on every parameter, as torch.optim.AdamW; default 0 */
     int32_t eos_token;   /* written to checkpoints' config.json; -1: none */
 } dray__trainer_options;
 
 /* config: of a language model; with labels 1 of a value model, whose head gives each token one
- * number.
- * group: its ranks are the FSDP ranks; borrowed until close; NULL: one rank alone. The parameters
- * are zero until _init, _load or _restore. */
+ * number. group: its ranks are the FSDP ranks; borrowed until close; NULL for one rank alone. The
+ * parameters are zero until _init, _load or _restore. */
 int dray__trainer_open(const dray_model_config *config, dray__group *group,
                        const dray__trainer_options *options, dray__trainer **out,
                        dray_error *error);
@@ -86,12 +85,12 @@ int dray__trainer_accumulate_policy(dray__trainer *trainer, const dray__policy_b
 int dray__trainer_accumulate_value(dray__trainer *trainer, const dray__value_batch *batch,
                                    dray_error *error);
 
-/* Forgets what was accumulated since the last step. */
+/* Forgets the sums that were accumulated since the last step. */
 void dray__trainer_discard(dray__trainer *trainer);
 
 typedef struct dray__step_options {
     double learning_rate;
-    double max_norm; /* global gradient norm is clipped to this; 0: not */
+    double max_norm; /* global gradient norm is clipped to this; 0 for no clipping */
 } dray__step_options;
 
 /* Means over the accumulated response tokens of all ranks, without those of masked rows. */
@@ -110,15 +109,15 @@ typedef struct dray__step_stats {
                                                                square; 1 without behaviour */
 } dray__step_stats;
 
-/* Divides the accumulated sums as the batches' `aggregate` says (supervised: by the tokens), clips,
- * and takes one AdamW step. Because sums are accumulated, cutting a batch into micro-batches in
- * another way gives the same step up to rounding. Nothing accumulated is DRAY_EINVALID; where all
- * rows were masked, the gradient is 0. A gradient that is not finite is DRAY_EINVALID too:
- * parameters and optimiser stay, the accumulated is forgotten. stats may be NULL. */
+/* Divides the accumulated sums by the batches' `aggregate` (supervised: by the tokens), clips, and
+ * takes one AdamW step. Because sums are accumulated, cutting a batch into micro-batches in another
+ * way gives the same step up to rounding. Without accumulated sums it returns DRAY_EINVALID; when
+ * all rows were masked, the gradient is 0. A gradient that is not finite is DRAY_EINVALID too:
+ * parameters and optimiser stay, and the sums are forgotten. stats may be NULL. */
 int dray__trainer_step(dray__trainer *trainer, const dray__step_options *options,
                        dray__step_stats *stats, dray_error *error);
 
-/* Forgets the optimiser's state, and what was accumulated; the parameters stay. */
+/* Forgets the optimiser's state, and the accumulated sums; the parameters stay. */
 void dray__trainer_forget(dray__trainer *trainer);
 
 /* Writes a version into DIRECTORY (dray_checkpoint_save): the parameters as a Hugging Face
@@ -128,6 +127,6 @@ void dray__trainer_forget(dray__trainer *trainer);
  * how: ranks, config and parts are the trainer's to say. context: NULL for one rank. */
 int dray__trainer_save(dray__trainer *trainer, dray_context *context, const char *directory,
                        const dray_checkpoint_options *how, bool optimizer, dray_error *error);
-/* Goes on from what _save wrote (the version's folder), in any world; in the same world
+/* Goes on from the state that _save wrote (the version's folder), in any world; in the same world
  * bit-identically. */
 int dray__trainer_restore(dray__trainer *trainer, const char *directory, dray_error *error);

@@ -1,4 +1,4 @@
-/* What the trainer's files share. */
+/* The declarations that the trainer's files share. */
 #pragma once
 
 #include "engine/model.h"
@@ -16,7 +16,7 @@ typedef struct dray__shard_piece {
 struct dray__trainer {
     dray_model_config config;
     dray__trainer_options options;
-    dray__group *group; /* NULL: one rank */
+    dray__group *group; /* NULL for one rank */
     uint32_t rank, world;
 
     dray_layout *layout; /* the shards */
@@ -29,7 +29,7 @@ struct dray__trainer {
     dray_region *whole_region;
     float *whole_gradient;
     uint64_t whole_floats;
-    bool gathered; /* the whole holds what the shards hold */
+    bool gathered; /* the whole equals the shards */
 
     dray__shard_piece *pieces;
     uint32_t piece_count;
@@ -50,5 +50,5 @@ struct dray__trainer {
 bool dray__is_score(const char *name);
 /* Makes `whole` (whole_floats long) of shards laid out like t->shard. */
 int dray__trainer_gather(dray__trainer *t, const float *shard, float *whole, dray_error *error);
-/* Makes all ranks return alike: the first rank that failed says what. */
+/* Makes all ranks return alike, with the error of the first rank that failed. */
 int dray__trainer_agree(dray__trainer *t, int code, dray_error *error);

@@ -5,27 +5,27 @@
  *
  *     a · ½ · max((V - R)², (min(max(V, V_old - clip), V_old + clip) - R)²)
  *
- * with R the return, V the value under the present parameters and V_old what it was when the batch
+ * with R the return, V the value under the present parameters and V_old its value when the batch
  * was scored: Schulman et al. (2017), eq. 9, with the clipped values of OpenAI's baselines
  * (ppo2/model.py), as verl (compute_value_loss) and TRL (PPOTrainer) have it. Without clip, (V -
- * R)². `a`, and what a step divides the sum by, are those of the policy's loss (policy.h:
+ * R)². `a`, and the divisor of a step's sum, are those of the policy's loss (policy.h:
  * dray__aggregate), and so are the tokens that count. */
 #pragma once
 
 #include "engine/policy.h"
 
-/* One micro-batch. Arrays per response token are as dray__sequences says. */
+/* One micro-batch. Arrays per response token are those of dray__sequences. */
 typedef struct dray__value_batch {
     dray__sequences sequences;
     const float *returns; /* per response token */
-    const float *values;  /* V_old; NULL: no clip */
+    const float *values;  /* V_old; NULL for no clip */
     const bool *masked;   /* as dray__policy_batch has it, and so are aggregate and length */
     int32_t aggregate;
     double length;
-    double clip; /* 0: none */
+    double clip; /* 0 for none */
 } dray__value_batch;
 
-/* DRAY_EINVALID: what is wrong with the batch. */
+/* Returns 0, or DRAY_EINVALID with the batch's error. */
 int dray__value_check(const dray__value_batch *batch, dray_error *error);
 /* The loss of one response token, which has this value, goes into the sums (loss, clipped); returns
  * its derivative by the value. batch: checked. */

@@ -1,8 +1,7 @@
 /* The collectives. Each goes through the ranks' scratch in rounds: every rank writes its half of
  * the scratch, all meet, and everyone reads. The halves are used in turns, so that one meeting a
- * round is enough: who writes half h of round n + 2 has met, in round n + 1, all readers of round
- * n.
- */
+ * round is enough: a rank that writes half h of round n + 2 has met, in round n + 1, all readers of
+ * round n. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "group/internal.h"

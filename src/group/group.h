@@ -30,10 +30,10 @@ typedef struct dray__group dray__group;
  * may close it once every rank has opened. */
 int dray__group_create(uint32_t world, uint64_t scratch_bytes, int *fd, dray_error *error);
 
-/* Joins as `rank`. The descriptor is borrowed: the group keeps its own mapping. timeout_ns: the
- * default deadline of every operation; 0: 60 s. Does not wait for the other ranks: operations do.
- * DRAY_EINVALID (not a group, another world, rank outside it), DRAY_EEXIST (the rank is taken),
- * DRAY_EDEAD (the group was aborted). */
+/* Joins as `rank`. The descriptor is borrowed: the group keeps its own mapping. timeout_ns is the
+ * default deadline of every operation; 0 means 60 s. Does not wait for the other ranks: operations
+ * do. Returns 0, DRAY_EINVALID (not a group, another world, rank outside it), DRAY_EEXIST (the rank
+ * is taken), or DRAY_EDEAD (the group was aborted). */
 int dray__group_open(int fd, uint32_t rank, uint32_t world, int64_t timeout_ns, dray__group **out,
                      dray_error *error);
 /* Leaves. Peers that still wait for this rank get DRAY_EDEAD. NULL is fine. */

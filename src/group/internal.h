@@ -24,7 +24,8 @@ typedef struct dray__group_slot {
     _Alignas(64) _Atomic uint64_t arrived; /* the number of rounds that this rank has entered */
     _Atomic uint32_t pid;                  /* 0 before it has joined */
     _Atomic uint32_t left;
-    _Atomic uint64_t start_time; /* the process's start in clock ticks since boot; 0: not known */
+    _Atomic uint64_t start_time; /* the process's start in clock ticks since boot; 0 when not known
+                                  */
     dray__group_call call[2];    /* the operation of the round, by the round's parity */
     _Alignas(64) char text[DRAY__GROUP_TEXT]; /* the reason why this rank aborted the group */
 } dray__group_slot;
@@ -54,7 +55,7 @@ struct dray__group {
 
 /* Begins a round. Returns this rank's half of the scratch for it. */
 unsigned char *dray__group_half(dray__group *group, uint32_t rank, uint64_t round);
-/* Enters round group->round + 1, and waits until every rank has entered it. All ranks that leave
- * it see what this rank wrote into its half. Fails as group.h says. */
+/* Enters round group->round + 1, and waits until every rank has entered it. All ranks that leave it
+ * see what this rank wrote into its half. Fails as described in group.h. */
 int dray__group_meet(dray__group *group, dray__group_operation operation, uint64_t size,
                      int64_t deadline_ns, dray_error *error);

@@ -89,7 +89,7 @@ typedef struct settings {
     const char *spec; /* for messages */
     bool given[KEYS];
     int64_t number[NUMBERS]; /* 0 where not given */
-    dray_dtype dtype;        /* NONE: the model's */
+    dray_dtype dtype;        /* NONE for the model's */
     const char *path;
 } settings;
 

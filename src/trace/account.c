@@ -18,7 +18,8 @@ typedef struct sum {
 struct dray__account {
     _Atomic uint32_t sequence, names;
     _Atomic int64_t ended_ns, first_ns, since_ns;
-    _Atomic int32_t state, name; /* what runs; -1: nothing, and a name that has no place */
+    _Atomic int32_t state, name; /* the running state, and its name; -1 for none, and for a name
+                                  * that has no place */
     sum states[DRAY__STATES], named[DRAY__ACCOUNT_NAMES];
     char texts[DRAY__ACCOUNT_NAMES][DRAY__ACCOUNT_NAME];
 };
@@ -148,7 +149,7 @@ static bool read_label(const uint8_t *head, char *out, size_t capacity)
     return true;
 }
 
-/* A time of the process's clock, as this host's has it; 0: there was none. */
+/* Converts a time of the process's clock to this host's; 0 when there was none. */
 static int64_t here(int64_t ns, int64_t clock_ns)
 {
     return ns ? (int64_t)((uint64_t)ns + (uint64_t)clock_ns) : 0;

@@ -1,9 +1,9 @@
-/* Where a process's time has gone so far: sums by state and, but for waits, by the name of the
- * span, which it keeps in the head of its file of spans, in shared memory. Others read them while
- * it runs, and after it was killed: what runs now counts up to the moment that is asked for.
+/* The time of a process so far: sums by state and, except for waits, by the name of the span, which
+ * it keeps in the head of its file of spans, in shared memory. Others read them while it runs, and
+ * after it was killed. The running state counts up to the moment of reading.
  *
- * The time is that of the thread that opened the file (dray_trace_open). Numbers are there as the
- * machine has them: they are for this host, and for now. */
+ * The time is that of the thread that opened the file (dray_trace_open). Numbers have this
+ * machine's byte order, because they are read only on this host, while the run lasts. */
 #pragma once
 
 #include <dray/trace.h>
@@ -38,8 +38,8 @@ typedef struct dray__account dray__account;
 /* Opens the account in the file's head. Returns NULL when the file cannot be mapped. */
 dray__account *dray__account_map(int file);
 void dray__account_unmap(dray__account *account); /* NULL is allowed. */
-/* Ends the state that ran until `now` and used so much CPU time, and begins this one. `name`
- * says what is being done (static storage); NULL when nothing runs. */
+/* Ends the state that ran until `now` and used so much CPU time, and begins this one. `name` names
+ * the work (static storage); NULL when nothing runs. */
 void dray__account_switch(dray__account *account, int64_t now, int64_t cpu_ns, int state,
                           const char *name);
 /* Changes the state that runs, as of its beginning. */

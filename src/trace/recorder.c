@@ -1,8 +1,8 @@
 /* Recording spans: a ring per thread, which that thread alone fills and dray_trace_flush alone
- * empties, so that writing one is a few stores. A full ring drops what is new, and counts it.
+ * empties, so that writing one is a few stores. A full ring drops new spans, and counts them.
  *
- * What a thread has entered is a stack. One piece runs at a time: that of the span on top. It ends,
- * and goes into the ring, when a span is entered or left. */
+ * The entered spans of a thread are a stack. One piece runs at a time: that of the span on top. It
+ * ends, and goes into the ring, when a span is entered or left. */
 #include <dray/trace.h>
 
 #include "base/clock.h"
@@ -27,7 +27,7 @@ enum { RING = 1 << 15, THREAD_NAME = 16, DEPTH = 16, BRIEF_NS = 100000, NAMES_MO
 
 typedef struct record {
     const char *name;
-    uint32_t partition, task; /* numbers of names of the file `opening`, from 1; 0: none */
+    uint32_t partition, task; /* numbers of names of the file `opening`, from 1; 0 for none */
     uint32_t opening;
     int64_t begin_ns, end_ns, step, rows, tokens, cpu_ns, queued_ns;
     uint16_t kind, cause;
@@ -238,7 +238,8 @@ static void forget_names(void)
     name_count = new_count = 0;
 }
 
-/* ---- what a thread has entered --------------------------------------------------------------- */
+/* ---- entered spans of a thread
+ * ------------------------------------------------------------------- */
 
 static int64_t cpu_now(void)
 {

@@ -1,14 +1,14 @@
-/* src/trace/: how a process records what its threads do, as spans with a beginning and an end, in
- * a file that survives the process. The files of all processes of a run are merged into one
+/* src/trace/: how a process records the work of its threads, as spans with a beginning and an end,
+ * in a file that survives the process. The files of all processes of a run are merged into one
  * timeline that trace viewers can show. account.h adds the spans up while the process runs.
  * Recording costs a few instructions where tracing is off. */
 
 /* The format of *.spans files, and how to read them.
  *
  * A head of 8 KiB (magic "DRAYSPAN", u32 version, u32 pid, label; at byte 1984 the clock of a
- * process of another host, i64 nanoseconds that are added to its times, i64 by how much that may be
- * wrong; from byte 2048 on the account of the process, account.h), then chunks, each appended with
- * one write: u32 magic, u32 size of the body, u64 XXH3 of the body, body. What a killed process
+ * process of another host, i64 nanoseconds that are added to its times, i64 their greatest error;
+ * from byte 2048 on the account of the process, account.h), then chunks, each appended with one
+ * write: u32 magic, u32 size of the body, u64 XXH3 of the body, body. A chunk that a killed process
  * left unfinished fails its checksum, and everything before it is good. A body has, in
  * base/wire.h's encoding: new names (ids count on from the last chunk's), new threads (likewise),
  * the number of spans lost so far, spans. */
@@ -30,7 +30,7 @@ typedef struct dray__span {
     const char *name;
     uint32_t thread; /* from 0, in the order of their first spans */
     int64_t begin_ns, end_ns, step;
-    const char *partition, *task;            /* NULL: none */
+    const char *partition, *task;            /* NULL when there is none */
     int64_t rows, tokens, cpu_ns, queued_ns; /* -1: not said */
 } dray__span;
 

@@ -1,5 +1,5 @@
-/* dray doctor: looks for everything that dray can use on this machine and says what does not work
- * without it. Only what dray cannot run without makes it fail. */
+/* dray doctor: looks for everything that dray can use on this machine and reports what does not
+ * work without it. It fails only when a part is missing that dray cannot run without. */
 #include "cmd/doctor/doctor.h"
 #include "cmd/cmd.h"
 #include "run/job/model.h"
@@ -280,7 +280,7 @@ typedef struct check {
     const char *name;
     void (*look)(finding *f);
     need need;
-    const char *unit; /* of the finding's value; NULL: none */
+    const char *unit; /* of the finding's value; NULL when it has none */
     const char *without;
 } check;
 

@@ -7,7 +7,7 @@
 typedef struct path {
     int32_t from, to; /* -1: pinned host memory */
     const char *kind;
-    double rate;      /* 0: not measured */
+    double rate;      /* 0 when not measured */
     dray_error error; /* code 0: none */
 } path;
 

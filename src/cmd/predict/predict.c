@@ -1,4 +1,4 @@
-/* What `dray simulate` and `dray size` share; predict.h says what each function is for. */
+/* The functions that `dray simulate` and `dray size` share; predict.h describes them. */
 #include "cmd/predict/predict.h"
 
 static const cmd_option options[] = {

@@ -21,7 +21,7 @@ static void check(const struct argp_state *state, const void *to)
         argp_error(state, "expected --devices N: how many devices there are to split");
 }
 
-/* The role that waits least is what the others wait for. */
+/* The others wait for the role that waits least. */
 static const char *bottleneck(const dray__job *job, const dray__sizing *s)
 {
     uint32_t engine, trainer;

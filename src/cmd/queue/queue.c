@@ -128,7 +128,7 @@ static const char *const durabilities[] = {"default", "none", "checkpoint", "jou
 
 #define WORD_OF(number, name, pick, traits, refused) " " #name
 
-/* All options, with the letter by which verbs list them; 0: every verb has it. */
+/* All options, with the letter by which verbs list them; 0 for those of every verb. */
 static const struct option_of {
     char letter;
     cmd_option option;

@@ -1,6 +1,6 @@
 /* src/cmd/queue/: `dray queue`. queue.c reads the options that its parts share, queue_parts.c and
- * queue_trainer.c do what each part says, queue_claim.c claims and commits rows, and queue_json.c
- * makes rows of JSON and JSON of rows. */
+ * queue_trainer.c have the parts themselves, queue_claim.c claims and commits rows, and
+ * queue_json.c makes rows of JSON and JSON of rows. */
 
 /* The values of the options of `dray queue`, and the functions of its parts. */
 #pragma once
@@ -18,7 +18,7 @@ typedef struct queue_arguments {
     int64_t fresh; /* the version of the weights that the consumer uses; -1: not given */
     int64_t staleness;
     int64_t group_size, hold_s, timeout_s, max_attempts, capacity_rows, capacity_bytes;
-    int64_t refill, decline, version; /* 0: not given */
+    int64_t refill, decline, version; /* 0 when not given */
     int64_t epoch, round, rank, ranks, peer, peers, token_cap, micro_rows;
     int policy, on_loss, durability;
     bool up_to, seal, json, open;
@@ -34,6 +34,6 @@ cmd_queue_part cmd_queue_open, cmd_queue_insert, cmd_queue_load, cmd_queue_seal,
     cmd_queue_fail, cmd_queue_release, cmd_queue_refill, cmd_queue_cursor, cmd_queue_cover,
     cmd_queue_resume, cmd_queue_stat;
 
-/* Calls a part with the queue. `options` says how the queue is made; NULL: it exists already. */
+/* Calls a part with the queue. `options` creates the queue; NULL when it exists already. */
 int cmd_queue_with(const queue_arguments *a, const struct dray_queue_options *options,
                    cmd_queue_part *part, dray_error *error);

@@ -352,7 +352,7 @@ static void hold(const cmd_claim_request *request, int tell)
 {
     holder h = {.listening = -1};
     dray_error error = {0};
-    signal(SIGPIPE, SIG_IGN); /* whoever asked may be gone when the answer is there */
+    signal(SIGPIPE, SIG_IGN); /* the client may be gone when the answer is there */
     int rc = holder_claim(&h, request, &error);
     int64_t deadline = cmd_now() + request->claim.max_hold_ns;
     if (rc == DRAY_OK)

@@ -18,8 +18,8 @@ typedef struct cmd_claim_request {
  * caller's. */
 int cmd_claim_start(const cmd_claim_request *request, json_t **out, dray_error *error);
 
-/* Asks a holder: {"do": "read", "columns": [...]}, {"do": "commit", "rows": [...], "dtypes":
- * {...}, "tags": {key: [...]}, "open": ...}, {"do": "fail", "reason": ...}, {"do": "release"}.
- * Takes `request`. *out: its answer, for `read` {"rows": [...]}. DRAY_EGONE: there is no such claim
- * (any more). */
+/* Sends a request to a holder: {"do": "read", "columns": [...]}, {"do": "commit", "rows": [...],
+ * "dtypes": {...}, "tags": {key: [...]}, "open": ...}, {"do": "fail", "reason": ...}, {"do":
+ * "release"}. Takes `request`. *out is its answer, for `read` {"rows": [...]}. Returns 0, or
+ * DRAY_EGONE when there is no such claim (any more). */
 int cmd_claim_ask(const char *path, json_t *request, json_t **out, dray_error *error);

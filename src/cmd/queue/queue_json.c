@@ -11,7 +11,7 @@
 
 static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/* Returns the bytes, at most text's length * 3 / 4; SIZE_MAX: not base64. */
+/* Returns the bytes, at most text's length * 3 / 4; SIZE_MAX when it is not base64. */
 static size_t decode64(const char *text, size_t length, uint8_t *out)
 {
     size_t bytes = 0;
@@ -51,7 +51,7 @@ static json_t *encode64(const uint8_t *data, size_t size)
     return object;
 }
 
-/* ---- what a column's values are -------------------------------------------------------------- */
+/* ---- the types of columns -------------------------------------------------------------------- */
 
 enum shape { SHAPE_NONE, SHAPE_TEXT, SHAPE_BYTES, SHAPE_ONE, SHAPE_LIST };
 
@@ -74,7 +74,7 @@ static const json_t *bytes_of(const json_t *value)
     return json_object_size(value) == 1 && json_is_string(text) ? text : NULL;
 }
 
-/* Adds one number to what is known; false: it is none. */
+/* Adds one number to the type; false when the value is no number. */
 static bool add_number(struct type *type, const json_t *value, bool first)
 {
     bool truth = json_is_boolean(value);
@@ -206,7 +206,7 @@ static size_t elements_of(const json_t *value, enum shape shape)
     return shape == SHAPE_LIST ? json_array_size(value) : 1;
 }
 
-/* Returns the elements written; SIZE_MAX: a value that cannot be stored. */
+/* Returns the elements written; SIZE_MAX for a value that cannot be stored. */
 static size_t put_value(const json_t *value, enum shape shape, dray_dtype dtype, uint8_t *out)
 {
     size_t size = dray_dtype_size(dtype);

@@ -16,13 +16,13 @@
 #include <dray/queue.h>
 #include <jansson.h>
 
-/* "tokens=i32": what the values of a column are stored as. */
+/* "tokens=i32": the dtype in which the values of a column are stored. */
 typedef struct cmd_dtype {
     char column[64];
     dray_dtype dtype;
 } cmd_dtype;
 
-/* What the columns of an array of rows are. */
+/* The types of the columns of an array of rows. */
 typedef struct cmd_types cmd_types;
 
 /* Looks at all rows: objects that have the same keys. DRAY_EFORMAT names row (counted from 1) and
@@ -41,5 +41,5 @@ int cmd_columns_of(const cmd_types *types, size_t first, size_t count, cmd_colum
                    dray_error *error);
 void cmd_columns_free(cmd_columns *columns);
 
-/* Row i of a column as it was read; NULL: out of memory. */
+/* Row i of a column as it was read; NULL when out of memory. */
 json_t *cmd_cell_json(const dray_column *column, uint32_t index);

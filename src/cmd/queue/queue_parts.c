@@ -152,7 +152,7 @@ static int read_file(const char *path, json_t *rows, dray_error *error)
     return rc;
 }
 
-/* A line on stderr for what takes longer than two seconds. */
+/* A line on stderr for work that takes longer than two seconds. */
 typedef struct progress {
     int64_t next_ns;
     bool shown;
@@ -415,7 +415,7 @@ int cmd_queue_read(const queue_arguments *a, dray_queue *queue, dray_error *erro
     return DRAY_OK;
 }
 
-/* Prints what a claim answered, or nothing. */
+/* Prints a claim's answer, if it has one. */
 static int tell(const queue_arguments *a, json_t *request, dray_error *error)
 {
     json_t *answer;

@@ -1,5 +1,5 @@
-/* The parts of `dray queue` for those who produce what was lost, and for trainers with checkpoints.
- */
+/* The parts of `dray queue` for producers that replace lost samples, and for trainers with
+ * checkpoints. */
 #include "cmd/queue/queue.h"
 
 #include <dray/queue.h>

@@ -9,8 +9,8 @@
 
 enum { WIDTH = 760, LEFT = 56, RIGHT = 20, TOP = 16, PLOT = 300, BELOW = 44, LINE = 20 };
 
-/* Of Okabe and Ito ("Color Universal Design", 2008), which people who see few colours tell apart,
- * and then dashed. */
+/* Of Okabe and Ito ("Color Universal Design", 2008), which colour-blind people can tell apart, and
+ * then dashed. */
 static const char *const colours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
                                       "#e69f00", "#56b4e9", "#000000", "#8c6d31"};
 enum { COLOURS = sizeof(colours) / sizeof(colours[0]) };

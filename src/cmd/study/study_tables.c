@@ -16,7 +16,7 @@ typedef enum form_kind { SHARE = 0, PERCENT, NUMBER } form_kind;
 /* A column: a measure itself, or how it differs from that of the first schedule. Columns that no
  * schedule has a value for are not shown. */
 typedef struct column {
-    const char *heading; /* %s: what is measured against */
+    const char *heading; /* %s is the base of the comparison */
     const char *measure;
     const char *part; /* NULL, "difference" or "ratio" */
     form_kind form;
@@ -241,7 +241,7 @@ static int by_share(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* "wait for samples 21.3 %, wait for weights 3.0 %": what takes half a percent or more. */
+/* "wait for samples 21.3 %, wait for weights 3.0 %": the waits of half a percent or more. */
 static void causes_text(const json_t *measures, const char *role, char out[CELL])
 {
     char prefix[CELL];

@@ -4,7 +4,7 @@
  * table, one function in body.h.
  *
  * Matrices are row-major floats. Backward functions add to weight gradients and to inputs'
- * gradients where the comment says "adds", else they overwrite. */
+ * gradients where the comment has the word "adds", else they overwrite. */
 #pragma once
 
 #include <stdint.h>
@@ -14,8 +14,8 @@ typedef struct dray__arithmetic {
     const char *name; /* "portable", "avx2", "avx512" */
 
     /* y = x · scale · weight with scale = 1 / sqrt(mean(x²) + epsilon), row by row (Zhang and
-     * Sennrich 2019). stride: floats between rows of x and of y. scales: one a row; NULL: not kept.
-     */
+     * Sennrich 2019). stride: floats between rows of x and of y. scales: one a row; NULL when they
+     * are not kept. */
     void (*rms_norm)(const float *x, const float *weight, float *y, int64_t rows, int64_t width,
                      int64_t x_stride, int64_t y_stride, float epsilon, float *scales);
     /* Adds to dx and to dweight. dy has the stride of dx. */

@@ -123,7 +123,7 @@ typedef struct held_expert {
     uint32_t slot;
 } held_expert;
 
-/* What is being built. */
+/* The layout while it is built. */
 typedef struct building {
     const dray__engine *e;
     dray_layout *layout;
@@ -361,8 +361,8 @@ int dray_layout_engine(const dray_model_config *config, const dray_engine_spec *
 
 /* ---- parameters ------------------------------------------------------------------------------ */
 
-/* Does `name` follow the pattern? *layer is the number in place of its star; *tail is what is
- * behind the pattern. */
+/* Returns true when `name` follows the pattern. *layer is the number in place of its star; *tail is
+ * the part behind the pattern. */
 static bool matches(const char *pattern, const char *name, int64_t layers, int64_t *layer,
                     const char **tail)
 {
@@ -412,7 +412,7 @@ static const dray__unit *unit_of(const dray__engine *e, int64_t layer)
     return NULL;
 }
 
-/* The part whose name ends so; NULL: the row has none. */
+/* The part whose name ends so; NULL when the row has none. */
 static const dray__row_part *find_part(const dray__engine *e, const dray__row *row,
                                        const char *tail)
 {
@@ -424,7 +424,7 @@ static const dray__row_part *find_part(const dray__engine *e, const dray__row *r
     return NULL;
 }
 
-/* The unit, row and piece that `name` says; false: there are none on this rank. */
+/* Finds the unit, row and piece of `name`; false when there are none on this rank. */
 static bool find_parameter(const dray__engine *e, const char *name, const dray__unit **unit,
                            const dray__row **row, const dray__row_part **piece)
 {

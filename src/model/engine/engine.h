@@ -1,12 +1,13 @@
 /* src/model/engine/: the layouts of inference engines, as vLLM and SGLang hold a model: parameters
  * fused, cut over tensor, pipeline and expert parallel ranks, and quantised. engine_spec.c reads
- * what the engine says of itself, engine_pattern.c places the parameters of one layer, engine.c
- * repeats that for all layers, and engine_quant.c reads quantisation's configuration. */
+ * the engine's specification, engine_pattern.c places the parameters of one layer, engine.c repeats
+ * that for all layers, and engine_quant.c reads quantisation's configuration. */
 
-/* What the files of the engine builder share. A layout is made of units (what is before the layers,
- * each layer, what is behind them, the layers of multi-token prediction). Units that have the same
- * rows of the family's table, quantised in the same way, follow one pattern: the arithmetic is done
- * once for each pattern; a unit is a pattern and an offset.
+/* The declarations that the files of the engine builder share. A layout is made of units (the
+ * parameters before the layers, each layer, those behind them, the layers of multi-token
+ * prediction). Units that have the same rows of the family's table, quantised in the same way,
+ * follow one pattern: the arithmetic is done once for each pattern; a unit is a pattern and an
+ * offset.
  *   engine.c          the public functions; puts units together
  *   engine_spec.c     reads the spec: groups of ranks, stages, slots
  *   engine_pattern.c  cuts rows, fuses them into parameters, places these
@@ -47,7 +48,7 @@ typedef struct dray__row_part {
     int64_t rows, columns; /* the size in memory, padding included; vectors have one column */
     /* The rows of the parameter in front of this part, and all its rows. */
     int64_t before, total;
-    int64_t slots;   /* the number of stacked experts; 0: not stacked */
+    int64_t slots;   /* the number of stacked experts; 0 when not stacked */
     uint64_t offset; /* the offset of the parameter from the unit's start */
     int64_t fours;   /* with DeepGEMM's exponents: columns of four; else 0 */
 } dray__row_part;
@@ -69,7 +70,7 @@ typedef struct dray__pattern {
 
 typedef struct dray__unit {
     int64_t layer;    /* -1 before the layers, -2 behind them */
-    uint32_t pattern; /* UINT32_MAX: not on this rank */
+    uint32_t pattern; /* UINT32_MAX when it is not on this rank */
     uint64_t offset;
 } dray__unit;
 
@@ -114,8 +115,8 @@ int dray__engine_quant_read(dray__engine *e, dray_error *error);
 /* Returns the rows of a unit that are quantised, as a mask. */
 int dray__engine_quantised(const dray__engine *e, uint64_t used, int64_t layer, uint64_t *mask,
                            dray_error *error);
-/* Returns what is appended to a weight's name to name one of its parts; NULL when it has no such
- * part, "" when the part has the weight's name. */
+/* Returns the suffix of a weight's name that names one of its parts; NULL when it has no such part,
+ * "" when the part has the weight's name. */
 const char *dray__engine_suffix(const dray__engine *e, int part);
 /* Makes the parts of a quantised row from this rank's part of the weight. */
 int dray__engine_parts(const dray__engine *e, const dray__parameter *parameter,

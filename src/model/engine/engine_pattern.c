@@ -64,7 +64,8 @@ static int cut_vocab(const row_cutting *c)
     return DRAY_OK;
 }
 
-/* This rank's equal part of dimension d; `count` is what must be divisible (heads, or elements). */
+/* This rank's equal part of dimension d; `count` is the number that must be divisible (heads, or
+ * elements). */
 static int cut_even(const row_cutting *c, uint32_t d, const char *what, int64_t count)
 {
     if (count % c->group.size)

@@ -1,5 +1,5 @@
-/* quantization_config of engines: read from config.json, matched against modules, and what it makes
- * of a weight's cut. After vLLM's and SGLang's quantization/fp8.py (validate_fp8_block_shape,
+/* quantization_config of engines: read from config.json, matched against modules, and its effect on
+ * a weight's cut. After vLLM's and SGLang's quantization/fp8.py (validate_fp8_block_shape,
  * create_weights) and quant_utils.py (is_layer_skipped). */
 #include "model/engine/engine.h"
 
@@ -121,7 +121,7 @@ int dray__engine_quantised(const dray__engine *e, uint64_t used, int64_t layer, 
     return DRAY_OK;
 }
 
-/* ---- what it makes of a cut ------------------------------------------------------------------ */
+/* ---- effects on a cut ------------------------------------------------------------------------ */
 
 static int64_t blocks(int64_t elements, int64_t block)
 {
@@ -138,7 +138,8 @@ static bool is_followed(const dray__engine *e, const dray__parameter *p)
     return false;
 }
 
-/* Cuts must be at the edge of what is quantised together, and rows of groups whole ones. */
+/* Cuts must be at the edges of blocks that are quantised together, and rows of groups whole ones.
+ */
 static int check_cut(const dray__engine *e, const dray__parameter *parameter,
                      const dray__row_part *w, const int64_t *cell, dray_error *error)
 {
@@ -255,11 +256,11 @@ static int copy_names(const char *path, const char *key, const json_t *list,
     return DRAY_OK;
 }
 
-/* What compressed-tensors calls the formats, and the weights that it says so of. */
+/* The names of the formats in compressed-tensors, and the settings of their weights. */
 static const struct packed {
     const char *format, *type;
     int bits, symmetric, kind;
-    int group; /* 0: the config says */
+    int group; /* 0 when the config has it */
 } packed_formats[] = {
     {"mxfp8-quantized", "float", 8, 1, DRAY_QUANT_MXFP8, 32},
     {"mxfp4-pack-quantized", "float", 4, 1, DRAY_QUANT_MXFP4, 32},
@@ -268,7 +269,7 @@ static const struct packed {
     {"pack-quantized", "int", 4, 0, DRAY_QUANT_INT4_ZERO, 0},
 };
 
-/* The `weights` of the only one of config_groups; NULL: there are several, or none. */
+/* The `weights` of the only one of config_groups; NULL when there are several, or none. */
 static const json_t *only_weights(const json_t *config)
 {
     const json_t *groups = json_object_get(config, "config_groups");

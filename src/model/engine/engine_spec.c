@@ -93,8 +93,8 @@ static int read_spec(dray__engine *e, const dray_engine_spec *given, dray_error 
     return check_numbers(s, error);
 }
 
-/* vLLM cuts everything but experts over what attention is cut over; SGLang cuts what follows the
- * gathered tokens (dense MLPs, shared experts, head) over all ranks. */
+/* vLLM cuts everything but experts over the ranks that cut attention. SGLang cuts the parts after
+ * the gathered tokens (dense MLPs, shared experts, head) over all ranks. */
 static int make_groups(dray__engine *e, dray_error *error)
 {
     const dray_engine_spec *s = &e->spec;

@@ -1,5 +1,5 @@
 /* Model configurations: a table of public models, and Hugging Face's config.json as transformers 4
- * and 5 write it. Which keys give which values says the family's file. */
+ * and 5 write it. The family's file maps keys to values. */
 #include "model/families/family.h"
 
 #include "base/error.h"
@@ -25,7 +25,7 @@ typedef struct known_model {
     int tied;
 } known_model;
 
-/* What more there is to say of models with experts. */
+/* Further sizes of models with experts. */
 typedef struct sparse {
     const char *name;
     int qkv_bias, qk_norm; /* where the family leaves them open */
@@ -109,7 +109,7 @@ static int from_table(const known_model *m, dray_model_config *out, dray_error *
                                .v_head_dim = more->value,
                                .mtp_layers = more->mtp};
     snprintf(out->family, sizeof out->family, "%s", m->family);
-    /* what the family always has */
+    /* values that the family always has */
     for (uint32_t i = 0; i < family->rule_count; i++) {
         const dray__config_rule *rule = &family->rules[i];
         int64_t value;
@@ -124,7 +124,7 @@ static int from_table(const known_model *m, dray_model_config *out, dray_error *
 typedef struct config_reading {
     const char *path;
     json_t *json;
-    const json_t *within; /* what is looked into first; NULL: nothing */
+    const json_t *within; /* the object that is looked into first; NULL when there is none */
     int status;
     dray_error *error;
 } config_reading;
@@ -292,8 +292,8 @@ static bool is_set(const json_t *value)
     return value && !json_is_null(value) && !json_is_false(value);
 }
 
-/* FP8 keeps the model's tensors and puts scales beside them; of compressed-tensors' formats the
- * model is the one that was compressed. */
+/* FP8 keeps the model's tensors and puts scales beside them. For the formats of compressed-tensors,
+ * the model is the one that was compressed. */
 static int check_quantisation(const config_reading *r)
 {
     const json_t *quant = json_object_get(r->json, "quantization_config");
@@ -331,7 +331,8 @@ static int check_keys(const config_reading *r, const dray__family *family)
     return DRAY_OK;
 }
 
-/* How many labels the head scores; 0: it is a language model's. transformers' default is 2. */
+/* The number of labels that the head scores; 0 for a language model's. transformers' default is 2.
+ */
 static int read_head(const config_reading *r, const dray__family *family, int64_t *labels)
 {
     const json_t *names = json_object_get(r->json, "architectures");
@@ -479,7 +480,7 @@ static void read_kind(config_reading *r, const dray__family *family, uint32_t i,
     if (kind->others)
         read_numbers(r, kind->others, true, c->layers, out);
     bool said = read_words(r, kind, c, out);
-    /* a list says all: what the older keys say of dense layers does not count */
+    /* a list is complete: the older keys for dense layers do not count then */
     if (is_dense && (said || (kind->others && found(r, kind->others))))
         c->first_k_dense = c->sparse_step = 0;
     int64_t every = kind->every && !said ? integer(r, kind->every, kind->absent) : 0;
@@ -539,7 +540,7 @@ static int read_config(config_reading *r, dray_model_config *out)
     status = read_head(r, family, &c.labels);
     if (status)
         return status;
-    if (c.labels) /* what transformers leaves out of such a model */
+    if (c.labels) /* parameters that transformers leaves out of such a model */
         c.mtp_layers = 0;
     status = dray__config_check(&c, &family, r->error);
     if (status)

@@ -1,4 +1,4 @@
-/* What follows from a family's table: shapes, which layers have a parameter, the walk over all. */
+/* Derived from a family's table: shapes, the layers that have a parameter, the walk over all. */
 #include "model/families/family.h"
 
 #include "base/error.h"
@@ -70,7 +70,7 @@ static int check_parts(const dray_model_config *c, const dray__family *family, d
     return status ? dray__fail_prefix(error, status, "%s: ", family->name) : DRAY_OK;
 }
 
-/* Every size of every tensor: products of what is within its limits may be too large. */
+/* Checks every size of every tensor: products of permitted factors may be too large. */
 static int check_shapes(const dray_model_config *config, const dray__family *family,
                         dray_error *error)
 {
@@ -107,7 +107,7 @@ int dray__config_check(const dray_model_config *config, const dray__family **fam
         {"num_attention_heads", config->heads, 1, MOST_COUNT},
         {"num_key_value_heads", config->kv_heads, 1, MOST_COUNT},
         {"head_dim", config->head_dim, 1, MOST_COUNT * 2},
-        /* what layers of multi-token prediction share is the head of a language model */
+        /* layers of multi-token prediction share the head of a language model */
         {"num_labels", config->labels, 0, config->mtp_layers ? 0 : MOST_COUNT},
     };
     if (!memchr(config->family, 0, sizeof config->family))

@@ -1,10 +1,10 @@
-/* src/model/families/: what a model of a family consists of. NAME.json is what dray knows of the
- * family NAME: how config.json gives its sizes, and a table of its parameters, with their shapes
- * and how engines fuse and cut them; parts.json has what tables share. find.c finds files, the
- * built-in ones and those of the folder that DRAY_FAMILIES names; read.c reads them; family.c walks
- * over a table; config.c has the public models' configurations and reads config.json. All builders
- * of layouts, for trainers and for engines, are loops over these tables. docs/families.md says what
- * a file may say. */
+/* src/model/families/: the parameters of a model of each family. NAME.json has all that dray knows
+ * of the family NAME: how config.json gives its sizes, and a table of its parameters, with their
+ * shapes and how engines fuse and cut them; parts.json has parts that tables share. find.c finds
+ * files, the built-in ones and those of the folder that DRAY_FAMILIES names; read.c reads them;
+ * family.c walks over a table; config.c has the public models' configurations and reads
+ * config.json. All builders of layouts, for trainers and for engines, are loops over these tables.
+ * docs/families.md describes the file. */
 #pragma once
 
 #include "base/json.h"
@@ -26,7 +26,7 @@ typedef enum dray__cut {
 /* Of a row inside layers: which layers have it. */
 typedef enum dray__layers {
     DRAY__LAYERS_ALL = 0,
-    DRAY__LAYERS_DENSE, /* those whose MLP is dense */
+    DRAY__LAYERS_DENSE, /* those with a dense MLP */
     DRAY__LAYERS_MOE,   /* those with experts */
     DRAY__LAYERS_MTP,   /* those of multi-token prediction */
     DRAY__LAYERS_KIND,  /* those of kind `kind` of the family */
@@ -48,19 +48,19 @@ typedef struct dray__expression {
 typedef struct dray__parameter {
     const char *name;  /* checkpoint name; '*' stands for the layer's, a second for the expert's
                           number */
-    const char *fused; /* the engine's parameter; NULL: the same name */
+    const char *fused; /* the engine's parameter; NULL for the same name */
     const char *tied;  /* the parameter it is another name of: when the configuration ties them;
                           of MTP rows always */
-    const dray__expression *when; /* the configuration has it where this is not 0 (`unless`: where
-                                     it is); NULL: always */
+    const dray__expression *when; /* the configuration has it when this is not 0 (`unless`: when it
+                                   * is); NULL for always */
     bool unless;
     dray__layers layers;
     uint32_t kind;
-    const dray__expression *each; /* how many "layers" there are; NULL: those of the model */
+    const dray__expression *each; /* how many "layers" there are; NULL for those of the model */
     dray__cut cut;
     uint32_t ndim;
     const dray__expression *shape[DRAY_MAX_DIMS];
-    dray_dtype dtype; /* the only dtype it is ever stored in; NONE: any */
+    dray_dtype dtype; /* the only dtype it is ever stored in; NONE for any */
 } dray__parameter;
 
 /* A parameter of transformers' module where it is not the checkpoint's: a tensor under another
@@ -77,10 +77,11 @@ typedef struct dray__config_rule {
     const char *keys[3]; /* the first that is there counts; none: the value is `absent` */
     bool is_flag;        /* true or false; else a number */
     bool is_list;        /* the length of a list */
-    const dray__expression *absent, *null; /* NULL: the key must be there; as where it is absent */
+    const dray__expression *absent, *null; /* absent: NULL when the key must be there. null: NULL
+                                            * when it is as where the key is absent */
 } dray__config_rule;
 
-/* Which layers are of a kind: all that one of its keys says. */
+/* The layers of a kind, by all of the keys that define it. */
 typedef struct dray__kind {
     const char *name;
     const char *numbers, *others; /* a list of their numbers; of those of all other layers */
@@ -100,27 +101,28 @@ typedef struct dray__family {
     const dray__parameter *parameters;
     uint32_t count;
     const dray__module *modules;    /* the last has no name */
-    const dray__config_rule *rules; /* each behind what it needs */
+    const dray__config_rule *rules; /* each behind the rules that it needs */
     uint32_t rule_count;
     dray__kind kinds[DRAY__MOST_KINDS]; /* no name: there is none; the last: of dense layers */
-    const char *layer;     /* what names of layers begin with, such as "model.layers.*." */
-    const char *within;    /* the object of config.json that is looked into first; NULL: none */
+    const char *layer;     /* the beginning of layers' names, such as "model.layers.*." */
+    const char *within;    /* the object of config.json that is looked into first; NULL when there
+                            * is none */
     const json_t *refused; /* keys that must not be set */
     double default_theta;
     bool moe, latent, mtp; /* has experts; latent attention; may have multi-token prediction */
     bool engine, megatron; /* dray knows how engines, how Megatron-Core hold it */
 } dray__family;
 
-/* The family of this model_type: from DRAY_FAMILIES' folder, or a built-in one. It is there until
- * the process ends. DRAY_EUNSUPPORTED: there is none; the message has the nearest. DRAY_EFORMAT: a
- * file is not as it should be. */
+/* The family of this model_type: from DRAY_FAMILIES' folder, or a built-in one. It is valid until
+ * the process ends. Returns 0, DRAY_EUNSUPPORTED when there is none (the message has the nearest),
+ * or DRAY_EFORMAT when a file is wrong. */
 int dray__family_find(const char *name, const dray__family **out, dray_error *error);
 
 /* The value that a rule gives: a field of the configuration, or one of the family's own. */
 /* Its name, for those that files may speak of: NULL past the last field. */
 const char *dray__value_name(uint32_t value);
 void dray__value_set(dray_model_config *config, uint32_t value, int64_t number);
-/* DRAY_EINVALID: it overflows, or divides with a rest. */
+/* Returns 0, or DRAY_EINVALID when it overflows, or divides with a rest. */
 int dray__evaluate(const dray__expression *expression, const dray_model_config *config,
                    int64_t *out, dray_error *error);
 
@@ -155,20 +157,21 @@ enum {
 /* The pattern with the numbers put in, in `out` of DRAY__PARAMETER_NAME bytes. */
 const char *dray__parameter_name(const char *pattern, int64_t layer, int64_t expert, char *out);
 
-/* Does the name follow the pattern? numbers: what stands for each '*', at most two. */
+/* Returns true when the name follows the pattern. numbers gets the number in place of each '*', at
+ * most two. */
 bool dray__name_matches(const char *pattern, const char *name, int64_t *numbers);
-/* The number at the start of the text, of at most 2^32; returns what follows, or NULL where there
- * is none. */
+/* Reads the number at the start of the text, of at most 2^32. Returns the text behind it, or NULL
+ * when there is none. */
 const char *dray__read_number(const char *text, int64_t *out);
 
 /* Walks all parameters of a configuration in checkpoint order; the layers of multi-token prediction
- * come last, behind what they share. Start with {config, family}. */
+ * come last, behind the parameters that they share. Start with {config, family}. */
 typedef struct dray__walk {
     const dray_model_config *config;
     const dray__family *family;
     uint32_t next;         /* row of the table */
-    int64_t layer, expert; /* of what was returned; 0 outside layers and experts */
-    uint32_t row;          /* of what was returned */
+    int64_t layer, expert; /* of the returned parameter; 0 outside layers and experts */
+    uint32_t row;          /* of the returned parameter */
     int64_t next_layer, next_expert;
     bool beyond; /* in the layers of multi-token prediction */
     char name[DRAY__PARAMETER_NAME];
@@ -177,7 +180,7 @@ typedef struct dray__walk {
 /* The next parameter that the configuration has; NULL at the end. */
 const dray__parameter *dray__walk_next(dray__walk *walk);
 
-/* Adds the tensor of the walk's current parameter, or the alias. *is_alias says which. */
+/* Adds the tensor of the walk's current parameter, or the alias. *is_alias is true for an alias. */
 int dray__walk_add(const dray__walk *walk, const dray__parameter *parameter, dray_dtype dtype,
                    dray_layout *layout, uint32_t *tensor, bool *is_alias, dray_error *error);
 

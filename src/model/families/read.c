@@ -1,4 +1,5 @@
-/* A family of what its file says, checked as a whole. docs/families.md says what it may say. */
+/* Makes a family from its file, which is checked as a whole. docs/families.md describes the file.
+ */
 #include "model/families/read.h"
 
 #include "base/error.h"
@@ -12,7 +13,7 @@
 
 enum { MOST_VALUES = 64, MOST_DEPTH = 6, LONGEST_NAME = 95 };
 
-/* A family being read. The first error stays; what is read behind it does not matter. */
+/* A family being read. The first error stays; later results do not matter. */
 typedef struct reader {
     const char *path;
     const json_t *parts; /* parts.json */
@@ -600,7 +601,7 @@ static void read_family(reader *r, const json_t *json)
     r->family.layer = "";
     const char *begin = prefix ? text_of(r, "prefix", prefix) : "model.";
     snprintf(layer, sizeof layer, "%slayers.*.", begin);
-    r->family.layer = begin; /* what '@' stands for while the file is read */
+    r->family.layer = begin; /* the text in place of '@' while the file is read */
     read_rules(r, json_object_get(json, "config"));
     read_kinds(r, json_object_get(json, "kinds"));
     r->rows = get_memory(r, DRAY__MOST_ROWS * sizeof *r->rows);

@@ -1,4 +1,4 @@
-/* What a family is read from. All of it must stay as long as the family is used. */
+/* The source of a family. All of it must stay as long as the family is used. */
 #pragma once
 
 #include "base/arena.h"
@@ -7,9 +7,9 @@
 
 typedef struct dray__family_source {
     const char *name, *path;
-    const json_t *json, *parts; /* what the file says, and what parts.json says */
+    const json_t *json, *parts; /* the family's file, and parts.json */
     dray__arena *arena;
 } dray__family_source;
 
-/* DRAY_EFORMAT: something is not as it should be; the message says what, and *out is as it was. */
+/* Returns 0, or DRAY_EFORMAT when something is wrong; the message has it, and *out is unchanged. */
 int dray__family_read(const dray__family_source *source, dray__family *out, dray_error *error);

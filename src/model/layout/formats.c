@@ -1,4 +1,4 @@
-/* The formats of quantised tensors: what each is made of. Their arithmetic is that of
+/* The formats of quantised tensors, with the tensors of each. Their arithmetic is that of
  * mover/kernels/formats.h, their names those of the packages that write them (docs/formats.md). */
 #include "model/layout/layout.h"
 

@@ -1,5 +1,6 @@
 /* The layout: growing arrays of regions, tensors and blocks, and a map from names to tensors.
- * Whatever gets in was checked, so that everything downstream (planner, movers) can trust it. */
+ * Everything is checked when it is added, so that all later users (planner, movers) can trust
+ * it. */
 #include "model/layout/layout.h"
 
 #include "base/arena.h"
@@ -257,7 +258,7 @@ int dray_layout_add_alias(dray_layout *layout, const char *name, uint32_t target
                           name, target, layout->tensors.count);
     dray_tensor_info info = *of;
     if (info.alias_of < 0)
-        info.alias_of = (int32_t)target; /* else an alias of an alias: of what that one names */
+        info.alias_of = (int32_t)target; /* an alias of an alias names the target of that one */
     return add_tensor(layout, name, &info, index, error);
 }
 
@@ -537,7 +538,7 @@ bool dray__layout_part_of(const dray_layout *layout, uint32_t index, uint32_t *t
     return true;
 }
 
-/* Says of all parts of a quantised tensor whose they are, or that they are nobody's. */
+/* Marks all parts of a quantised tensor as its own, or as free. */
 static void own_parts(dray_layout *layout, uint32_t tensor, bool owned)
 {
     int64_t cell[DRAY_MAX_DIMS];

@@ -1,10 +1,10 @@
 /* src/model/layout/: the layout, which is the list of a member's tensors, its regions of memory,
- * and the blocks of tensors that are in them. layout.c checks whatever is added, so that planner
- * and movers can trust it, and has the table of dtypes; layout_pack.c writes a layout for other
- * processes and reads it back; names.c has the table of tensor names. A layout is plain data: it
- * knows addresses only as offsets in regions. */
+ * and the blocks of tensors that are in them. layout.c checks everything that is added, so that
+ * planner and movers can trust it, and has the table of dtypes; layout_pack.c writes a layout for
+ * other processes and reads it back; names.c has the table of tensor names. A layout is plain data:
+ * it knows addresses only as offsets in regions. */
 
-/* What the files of src/model share about layouts. */
+/* The declarations about layouts that the files of src/model share. */
 #pragma once
 
 #include <dray/model.h>
@@ -32,13 +32,13 @@ char *dray__shape_text(uint32_t ndim, const int64_t *shape, char *out);
  * 1. Of all kinds but INT4_ZERO, those that share a scale. */
 void dray__quant_cell(const dray_tensor_info *tensor, const dray_quant *quant, int64_t *cell);
 
-/* formats.c: what quantised tensors are made of. */
+/* formats.c: the tensors of each quantised format. */
 enum { DRAY__PART_VALUES, DRAY__PART_SCALES, DRAY__PART_SECOND, DRAY__QUANT_PARTS };
 typedef struct dray__quant_format {
     const char *name; /* as SPEC strings have it */
-    /* For how many rows and columns an element of each part stands; 0: block[] of the quant, -1:
-     * all. dtype NONE: of values the tensor's own, of scales any float's. suffix NULL: there is no
-     * such part, or, of values, they are the tensor itself. */
+    /* The rows and columns that one element of each part covers; 0 for block[] of the quant, -1 for
+     * all. dtype NONE: for values the tensor's own, for scales any float's. suffix NULL: there is
+     * no such part, or, for values, they are the tensor itself. */
     struct dray__quant_part {
         const char *suffix;
         int32_t dtype;
@@ -46,7 +46,7 @@ typedef struct dray__quant_format {
     } parts[DRAY__QUANT_PARTS];
     int32_t rows, columns; /* that are quantised together: as above */
 } dray__quant_format;
-/* NULL: unknown, or NONE. */
+/* Returns NULL for an unknown kind, or NONE. */
 const dray__quant_format *dray__quant_format_of(int32_t kind);
 /* Tensor that is a part of the quantised tensor `tensor`; false: it has no such part. cell: the
  * elements that one of the part's stands for. */
@@ -55,22 +55,24 @@ bool dray__quant_part(const dray_layout *layout, uint32_t tensor, int part, uint
 /* The same without a layout: of a tensor that is to be quantised in this way. */
 bool dray__quant_part_cell(const dray_tensor_info *tensor, const dray_quant *quant, int part,
                            int64_t cell[DRAY_MAX_DIMS]);
-/* The dtype in which a quantised tensor's scales are computed; NONE: it is that of the elements. */
+/* The dtype in which a quantised tensor's scales are computed; NONE when it is that of the
+ * elements. */
 int32_t dray__quant_as(const dray_layout *layout, uint32_t tensor);
 /* Are its elements in another tensor, packed? */
 bool dray__quant_is_packed(const dray_quant *quant);
-/* Is it a tensor whose elements are in another one, packed? It stands for a name and a shape alone:
- * no file has it. */
+/* Returns true for a tensor whose elements are packed in another one. It is only a name and a
+ * shape: no file has it. */
 bool dray__layout_name_only(const dray_layout *layout, uint32_t tensor);
 /* Whether the tensor is a part of a quantised one: *tensor is that one, *part which part. A
  * quantised tensor that holds its own elements is its own part. */
 bool dray__layout_part_of(const dray_layout *layout, uint32_t index, uint32_t *tensor, int *part);
-/* False: no tensor is quantised. */
+/* Returns false when no tensor is quantised. */
 bool dray__layout_quantised(const dray_layout *layout);
 /* Keeps it as it is (NULL: not quantised); false: out of memory. */
 bool dray__layout_put_quant(dray_layout *layout, uint32_t tensor, const dray_quant *quant);
-/* Finds the tensor, or adds it where the layout lacks it. DRAY_EINVALID: the layout has it with
- * another dtype or shape, or as an alias; `giver` names the parameter that needs it. */
+/* Finds the tensor, or adds it where the layout lacks it. `giver` is the parameter that needs it,
+ * for messages. Returns 0, or DRAY_EINVALID when the layout has it with another dtype or shape, or
+ * as an alias. */
 int dray__layout_need_tensor(dray_layout *layout, const char *name, dray_dtype dtype, uint32_t ndim,
                              const int64_t *shape, const char *giver, uint32_t *tensor,
                              dray_error *error);
@@ -84,7 +86,7 @@ const dray_block *dray__layout_first_block(const dray_layout *layout, uint32_t t
 const dray_block *dray__layout_next_block(const dray_layout *layout, const dray_block *block);
 /* Of one of the layout's own blocks. */
 uint32_t dray__layout_block_index(const dray_layout *layout, const dray_block *block);
-/* Says on which GPU a region of kind CUDA is. */
+/* Sets the GPU of a region of kind CUDA. */
 void dray__layout_set_device(dray_layout *layout, uint32_t region, const uint8_t device[16]);
 /* module.c: elements [first, first + count) of a parameter of transformers' module, flattened. */
 typedef struct dray__module_range {
@@ -99,7 +101,7 @@ typedef struct dray__module_range {
 int dray__layout_add_module_range(dray_layout *layout, const dray_model_config *config,
                                   const dray__module_range *range, uint32_t region, uint64_t offset,
                                   dray_error *error);
-/* What a layout holds, to go back to when adding several things fails half way. */
+/* The counts of a layout, to which it goes back when adding several items fails half way. */
 typedef struct dray__layout_state {
     uint32_t tensors, blocks;
     uint64_t bytes;

@@ -6,11 +6,12 @@
  *                        u8 dtype, u8 ndim, i64 shape[ndim] }
  *         u32 blocks   { u32 tensor, u32 region, u64 offset, i64 start[ndim], i64 extent[ndim],
  *                        u8 dense; unless dense: i64 stride[ndim] }
- *         u32 quants   { u32 tensor, u8 kind, u8 scale format, u32 scales; of kinds whose cells the
- *                        quant says: i64 block[2]; of packed ones: u32 values; of those with one
- *                        more part: u32 second; NVFP4: u32 shared }
+ *         u32 quants   { u32 tensor, u8 kind, u8 scale format, u32 scales; of kinds with a variable
+ *                        cell: i64 block[2]; of packed ones: u32 values; of those with one more
+ *                        part:
+ *                        u32 second; NVFP4: u32 shared }
  *
- * Reading goes through dray_layout_add_...: what is refused there is refused here. */
+ * Reading goes through dray_layout_add_..., whose checks apply here, too. */
 #include "model/layout/layout.h"
 
 #include "base/error.h"
@@ -24,7 +25,7 @@
 #define MAGIC UINT64_C(0x4F59414C59415244) /* "DRAYLAYO" */
 enum { VERSION = 2, HEADER_BYTES = 32 };
 
-/* Fewest bytes an item can take: what a forged count is held against. */
+/* The fewest bytes of an item, against which a count is checked. */
 enum {
     REGION_LEAST = 1 + 8 + 4 + 16,
     TENSOR_LEAST = 4 + 1 + 4,

@@ -1,7 +1,7 @@
 /* src/model/safetensors/: checkpoints in the safetensors format, as layouts whose regions are
- * files. The reader believes nothing that a file says of itself before it is checked. The writer
- * creates files so that a process that opens the folder at any moment finds the old checkpoint or
- * the new one, and never files of both. */
+ * files. The reader checks every field of a file before it uses it. The writer creates files so
+ * that a process that opens the folder at any moment finds the old checkpoint or the new one, and
+ * never files of both. */
 
 /* The safetensors format, shared by its reader and writer.
  * https://github.com/huggingface/safetensors#format */
@@ -32,7 +32,8 @@ typedef struct dray__stored_file {
     uint64_t bytes; /* of the whole file */
 } dray__stored_file;
 
-/* "folder/name" and the tail, in `out` of PATH_MAX bytes. DRAY_EINVALID: it is too long. */
+/* Writes "folder/name" and the tail to `out` of PATH_MAX bytes. Returns 0, or DRAY_EINVALID when it
+ * is too long. */
 int dray__safetensors_path(const char *folder, const char *name, const char *tail, char *out,
                            dray_error *error);
 /* Fails with `code` unless `metadata`, which the message calls `what`, is an object of strings. */

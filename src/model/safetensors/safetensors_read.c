@@ -406,7 +406,7 @@ static int choose_file(const char *folder, char *out, size_t capacity, dray_erro
     return DRAY_OK;
 }
 
-/* In stores without folders a name's ending tells files from folders. */
+/* In stores without folders the name's ending distinguishes files from folders. */
 static int split_object(const char *path, char *folder, char *name, dray_error *error)
 {
     int rc = dray__store_of(path)->resolve(path, folder, error);

@@ -47,13 +47,13 @@ typedef struct file_tensor {
     uint32_t file;
     uint64_t bytes;
     uint64_t at;       /* from the end of the header */
-    const char *value; /* NULL: none */
+    const char *value; /* NULL when there is none */
 } file_tensor;
 
 typedef struct writing {
     char folder[PATH_MAX];
     json_t *metadata;
-    const char *values_key; /* NULL: none */
+    const char *values_key; /* NULL when there is none */
     const char *const *values;
     uint64_t max_file_bytes;
     file_tensor *items;
@@ -193,7 +193,7 @@ static json_t *header_entry(const file_tensor *it)
                      "shape", shape, "data_offsets", (json_int_t)it->at, (json_int_t)end);
 }
 
-/* Returns the metadata of the file whose items are [first, end), or NULL when memory is out. */
+/* Returns the metadata of the file whose items are [first, end), or NULL when out of memory. */
 static json_t *file_metadata(const writing *w, uint32_t first, uint32_t end)
 {
     if (!w->values_key)

@@ -41,7 +41,7 @@ static int add_rectangle(ranging *r, uint32_t d, int64_t start, int64_t count)
     return dray_layout_add_block(r->layout, b, r->error);
 }
 
-/* Elements [a, b) of what is below the fixed dimensions: an incomplete first row, whole rows, an
+/* Elements [a, b) of the part below the fixed dimensions: an incomplete first row, whole rows, an
  * incomplete last row. Below an incomplete first row nothing is incomplete at the end, and the
  * other way round: at most 2 x ndim - 1 rectangles. */
 static int add_elements(ranging *r, uint32_t d, int64_t a, int64_t b)
@@ -112,7 +112,7 @@ int dray_layout_add_range(dray_layout *layout, uint32_t tensor, uint32_t region,
     return count ? add_elements(&r, 0, first, first + count) : DRAY_OK;
 }
 
-/* What wraps modules and shows in their parameters' names: FSDP, activation checkpointing,
+/* The names of modules' wrappers in their parameters' names: FSDP, activation checkpointing,
  * torch.compile. */
 static const char *const wrappers[] = {"_fsdp_wrapped_module.", "_checkpoint_wrapped_module.",
                                        "_orig_mod."};

@@ -17,12 +17,12 @@ enum { FLAT_ALIGN = 16 }; /* bytes, _get_aligned_numel: "comes from TorchInducto
 #define ALIAS UINT32_MAX
 #define BUFFER (UINT32_MAX - 1) /* both are in no unit */
 
-/* The model's tensors by unit: what one flat parameter is made of. Unit 0 is the root. */
+/* The model's tensors by unit: the tensors of one flat parameter. Unit 0 is the root. */
 typedef struct units {
     dray_fsdp1_spec spec;
     dray_dtype dtype;
     dray_region_kind kind;
-    int64_t align;           /* elements; 0: none */
+    int64_t align;           /* elements; 0 for none */
     uint32_t *unit_of;       /* of each tensor; ALIAS or BUFFER */
     uint32_t *tensors;       /* grouped by unit, in checkpoint order within each */
     uint32_t *first;         /* of each unit, and the end */
@@ -105,8 +105,8 @@ static int group(units *u, const dray_layout *layout, dray_error *error)
     return u->pieces ? DRAY_OK : dray__nomem(error);
 }
 
-/* Elements of all of a unit's tensors and the padding between and behind them (-1: too many to
- * count); with `pieces`, also what is in the share [start, end). */
+/* Counts the elements of all of a unit's tensors and the padding between and behind them (-1 when
+ * there are too many). With `pieces`, also fills in those in the share [start, end). */
 static int64_t lay_out(const units *u, uint32_t unit, const dray_layout *layout, int64_t start,
                        int64_t end, dray_flat_piece *pieces)
 {

@@ -1,9 +1,9 @@
-/* One parameter of Megatron-Core as blocks over Hugging Face names. What is cut how:
- * ColumnParallelLinear and RowParallelLinear (tensor_parallel/layers.py), the gated first layer of
- * an MLP (transformer/mlp.py), query groups (transformer/attention.py: q1 q2 k1 v1 | q3 q4 k2 v2,
- * cut in equal parts even through a group), experts (transformer/moe/experts.py), the padded
- * vocabulary (training/tokenizer). linear_fc2 is always cut along its input, whatever the attribute
- * partition_dim of a grouped one says. */
+/* One parameter of Megatron-Core as blocks over Hugging Face names. The cuts: ColumnParallelLinear
+ * and RowParallelLinear (tensor_parallel/layers.py), the gated first layer of an MLP
+ * (transformer/mlp.py), query groups (transformer/attention.py: q1 q2 k1 v1 | q3 q4 k2 v2, cut in
+ * equal parts even through a group), experts (transformer/moe/experts.py), the padded vocabulary
+ * (training/tokenizer). linear_fc2 is always cut along its input, for any attribute partition_dim
+ * of a grouped one. */
 #include "model/trainers/megatron.h"
 #include "model/layout/layout.h"
 
@@ -103,7 +103,8 @@ static bool uneven(const dray_megatron_spec *s)
     return s->first_stage_layers || s->last_stage_layers;
 }
 
-/* What stages that are neither a given first nor a given last one share. */
+/* The number of stages that are neither a given first nor a given last one, which share the other
+ * layers. */
 static int64_t middle_stages(const dray_megatron_spec *s)
 {
     return (int64_t)s->pp - (s->first_stage_layers > 0) - (s->last_stage_layers > 0);
@@ -400,7 +401,7 @@ static int add_other_names(const adding *a, const char *name, uint32_t tensor)
             int status = dray_layout_find(a->layout, other, &index, NULL) == DRAY_OK
                              ? DRAY_OK
                              : dray_layout_add_alias(a->layout, other, tensor, NULL, a->error);
-            if (!status && !mtp) /* what is tied to the head */
+            if (!status && !mtp) /* parameters that are tied to the head */
                 status = add_other_names(a, other, tensor);
             if (status)
                 return status;

@@ -10,11 +10,11 @@
 
 #include "model/families/family.h"
 
-/* How a parameter is made of its tensors, and what of it a rank has. */
+/* How a parameter is made of its tensors, and the part of it that a rank has. */
 typedef enum dray__megatron_cut {
     DRAY__MEGATRON_WHOLE = 0, /* the same on all ranks */
     DRAY__MEGATRON_COLUMN,    /* equal parts of the rows */
-    DRAY__MEGATRON_DOWN,      /* whole, or equal parts of the rows: as the local shape says */
+    DRAY__MEGATRON_DOWN,      /* whole, or equal parts of the rows; the local shape decides */
     DRAY__MEGATRON_HEADS,     /* rows, by attention heads */
     DRAY__MEGATRON_ROW,       /* equal parts of the columns */
     DRAY__MEGATRON_HEADS_ROW, /* columns, by attention heads */
@@ -71,7 +71,7 @@ typedef struct dray__megatron_parameter {
     uint32_t count; /* of tensors */
     uint32_t ndim;
     int64_t shape[2]; /* local */
-    bool cut_rows;    /* DOWN: it is cut */
+    bool cut_rows;    /* DOWN: whether it is cut */
 } dray__megatron_parameter;
 
 /* Where a parameter is: numbers of the checkpoint. */
@@ -89,7 +89,7 @@ bool dray__megatron_resolve(const dray__megatron *m, const dray__megatron_row *r
                             dray__megatron_parameter *out);
 /* Does this layer of the checkpoint have it? */
 bool dray__megatron_in(const dray__megatron *m, const dray__megatron_row *row, int64_t layer);
-/* The local shape, with what must be divisible checked. */
+/* Computes the local shape, and checks that sizes are divisible. */
 int dray__megatron_shape(const dray__megatron *m, dray__megatron_parameter *p, dray_error *error);
 /* Adds tensors, other names and blocks. */
 int dray__megatron_add(const dray__megatron *m, const dray__megatron_parameter *p,

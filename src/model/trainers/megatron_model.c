@@ -12,7 +12,7 @@
 
 enum { MOST_ROWS = 64 };
 
-/* What is visited, with its place in the checkpoint and in the region. */
+/* The visited parameter, with its place in the checkpoint and in the region. */
 typedef struct visit {
     const dray__megatron_parameter *parameter;
     uint32_t vp_stage;
@@ -27,8 +27,8 @@ typedef struct megatron_building {
     bool has[MOST_ROWS];
     uint64_t end; /* of the region so far */
     int (*each)(struct megatron_building *, const visit *, dray_error *);
-    dray_layout *layout;           /* what add works on */
-    dray_megatron_parameter *list; /* what list works on */
+    dray_layout *layout;           /* for add */
+    dray_megatron_parameter *list; /* for list */
     uint32_t count;
 } megatron_building;
 

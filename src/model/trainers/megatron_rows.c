@@ -1,14 +1,13 @@
 /* Megatron-Core's parameters and the checkpoint's. Names and shapes: megatron/core/models/gpt,
  * transformer/attention.py, multi_latent_attention.py, mlp.py, multi_token_prediction.py and
- * transformer/moe/ of NVIDIA/Megatron-LM. Where a family calls a tensor otherwise, a second row
- * says so; the first whose tensors the family has counts. In the order in which Megatron makes
- * them. */
+ * transformer/moe/ of NVIDIA/Megatron-LM. When a family names a tensor otherwise, there is a second
+ * row for it; the first row whose tensors the family has counts. In the order in which Megatron
+ * makes them. */
 #include "model/trainers/megatron.h"
 
 #define COUNT(array) ((uint32_t)(sizeof(array) / sizeof *(array)))
 
-/* A row: its scope, how it is cut, Megatron's name within the scope, and what else there is to say.
- */
+/* A row: its scope, how it is cut, Megatron's name within the scope, and further fields. */
 #define ENTRY(scope_, cut_, name_, ...)                                                            \
     {                                                                                              \
         .name = name_, .cut = DRAY__MEGATRON_##cut_, .scope = DRAY__MEGATRON_##scope_, __VA_ARGS__ \

@@ -11,7 +11,7 @@
 
 enum { PIECES = 2 };
 
-/* What a module's parameter is made of. */
+/* The tensors of a module's parameter. */
 typedef struct found {
     const dray__parameter *pieces[PIECES];
     uint32_t count;
@@ -80,7 +80,7 @@ static bool find_module(const module_adding *a, const dray__module *module, foun
     return true;
 }
 
-/* What the name means, once the configuration is checked. */
+/* Finds the meaning of the name, once the configuration is checked. */
 static int find(module_adding *a, found *f)
 {
     int64_t numbers[2];
@@ -187,7 +187,8 @@ static int place_shard(const module_adding *a, const found *f, uint32_t region, 
     return status;
 }
 
-/* Another name of what must be in the layout already, or comes with its own call. */
+/* Adds another name of a parameter that must be in the layout already, or comes with its own call.
+ */
 static int add_tied(const module_adding *a, const dray__parameter *p)
 {
     uint32_t target, there;
