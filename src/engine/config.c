@@ -1,5 +1,5 @@
-/* The part of a model's config.json that the engine computes, and the config.json that it writes.
- */
+/* The part of a model's config.json that the engine computes, and the config.json that it
+ * writes. */
 #include "engine/engine.h"
 
 #include "base/error.h"

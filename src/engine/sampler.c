@@ -502,8 +502,8 @@ static int sample(dray__sampler *s, dray_error *error)
     return DRAY_OK;
 }
 
-/* Sleeps for the time of a step, and adds digits until the response is as long as its stream draws.
- */
+/* Sleeps for the time of a step, and adds digits until the response is as long as its stream
+ * draws. */
 static void pretend(dray__sampler *s)
 {
     const dray__pace *pace = s->g->model.pace;

@@ -24,8 +24,8 @@ typedef struct dray__group_slot {
     _Alignas(64) _Atomic uint64_t arrived; /* the number of rounds that this rank has entered */
     _Atomic uint32_t pid;                  /* 0 before it has joined */
     _Atomic uint32_t left;
-    _Atomic uint64_t start_time; /* the process's start in clock ticks since boot; 0 when not known
-                                  */
+    _Atomic uint64_t start_time; /* the process's start in clock ticks since boot; 0 when not
+                                  * known */
     dray__group_call call[2];    /* the operation of the round, by the round's parity */
     _Alignas(64) char text[DRAY__GROUP_TEXT]; /* the reason why this rank aborted the group */
 } dray__group_slot;

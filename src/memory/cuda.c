@@ -1,9 +1,10 @@
-/* Regions over GPU memory: allocated here, in an arena, of somebody else's allocator, or of another
+/* Regions over GPU memory: allocated here, in an arena, by another allocator, or by another
  * process.
  *
- * Whether memory can be exported, and how, is asked of the driver: VMM allocations as descriptors,
- * cudaMalloc's by legacy IPC handle, which exports the whole allocation, neighbours included. What
- * this process exported itself is never opened (the driver refuses it) but used where it is. */
+ * The driver is asked whether memory can be exported, and how: VMM allocations as descriptors,
+ * cudaMalloc's by legacy IPC handle, which exports the whole allocation, neighbours included.
+ * Memory that this process exported itself is never opened (the driver refuses it) but used where
+ * it is. */
 #include "base/arena.h"
 #include "base/error.h"
 #include "base/options.h"
@@ -34,7 +35,8 @@ struct dray__cuda_memory {
 static pthread_mutex_t exports_lock = PTHREAD_MUTEX_INITIALIZER;
 static dray__cuda_memory *exports;
 
-/* ---- what is at an address ------------------------------------------------------------------- */
+/* ---- the allocation at an address
+ * ---------------------------------------------------------------- */
 
 static int form_of(const dray__cuda *cuda, CUdeviceptr address)
 {
@@ -448,7 +450,7 @@ static int descriptor(const dray_region *region)
 /* ---- importing ------------------------------------------------------------------------------- */
 
 /* Returns the address of the allocation that this process exported under the handle's name, or 0
- * when it exported none. *chunk says that the allocation is a region's own; then the driver's
+ * when it exported none. *chunk is true when the allocation is a region's own; then the driver's
  * number for it differs from the handle's. */
 static CUdeviceptr own_export(const dray_handle *h, bool *chunk)
 {

@@ -1,6 +1,6 @@
-/* What this library uses of the CUDA driver's binary interface, in its own words, so that one build
- * runs with and without it and no header of CUDA is needed. Names, values and layouts are those of
- * the CUDA driver API reference (docs.nvidia.com/cuda/cuda-driver-api);
+/* The part of the CUDA driver's binary interface that this library uses, declared here, so that one
+ * build runs with and without it and no header of CUDA is needed. Names, values and layouts are
+ * those of the CUDA driver API reference (docs.nvidia.com/cuda/cuda-driver-api);
  * tests/memory/test_cuda_abi.sh compares them with cuda.h where there is one. Enumerations of the
  * driver are int here: drivers return values that are newer than any list. */
 #pragma once

@@ -15,7 +15,8 @@
 static pthread_rwlock_t list_lock = PTHREAD_RWLOCK_INITIALIZER;
 static dray_arena *list;
 
-/* ---- who is there ---------------------------------------------------------------------------- */
+/* ---- the list of arenas
+ * -------------------------------------------------------------------------- */
 
 dray_arena *dray__gpu_arena_of(CUdeviceptr address)
 {
@@ -39,8 +40,8 @@ static void end(dray_arena *a)
     free(a);
 }
 
-/* The addresses of a closed arena are kept as long as regions over it are: they are nobody else's
- * while somebody may ask what is there. */
+/* The addresses of a closed arena are kept as long as regions over it are. No other memory gets
+ * them while the arena of an address may be asked for. */
 void dray__gpu_arena_put(dray_arena *arena)
 {
     if (!arena)
@@ -212,7 +213,7 @@ int dray__arena_back(const dray_arena *arena, dray__arena_part *part, dray_error
     return rc;
 }
 
-/* Where the addresses have room: the first place that has. UINT64_MAX: none. */
+/* The first place among the addresses that has room; UINT64_MAX when there is none. */
 static uint64_t place(const dray_arena *a, uint64_t bytes, uint32_t *index)
 {
     uint64_t from = 0;
@@ -256,7 +257,7 @@ static int add_part(dray_arena *a, uint64_t bytes, dray__arena_part **out, dray_
     return DRAY_OK;
 }
 
-/* NULL: no chunk has the address. */
+/* Returns NULL when no chunk has the address. */
 static dray__arena_part *part_of(const dray_arena *a, CUdeviceptr address)
 {
     uint32_t low = 0, high = a->count;

@@ -25,7 +25,7 @@ typedef struct dray__pinned_pieces {
 int dray__pinned_pieces_grow(dray__pinned_pieces *p, uint64_t bytes, dray_error *error);
 void dray__pinned_pieces_free(dray__pinned_pieces *p);
 
-typedef struct dray__arena_part { /* a chunk, and what is allocated in it */
+typedef struct dray__arena_part { /* a chunk, and the allocations in it */
     dray__cuda_chunk chunk;
     dray__extents used; /* offsets in the chunk */
     /* When released with content: the parts of it that lie one after the other in the pieces. */

@@ -233,7 +233,7 @@ static bool map_back(const dray__cuda *cuda, dray__cuda_chunk *const *live, uint
     return all;
 }
 
-/* The memory, and what names it. */
+/* Swaps the memory, and its names. */
 static void trade(dray__cuda_chunk *live, dray__cuda_chunk *spare)
 {
     const dray__cuda_chunk was = *live;

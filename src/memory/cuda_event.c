@@ -12,7 +12,7 @@
 struct dray__event {
     dray__cuda_device *device;
     CUevent event;
-    bool recorded; /* by this process, or by who exported it */
+    bool recorded; /* by this process, or by the one that exported it */
 };
 
 static int on_device(const uint8_t *uuid, dray__event **out, dray_error *error)
@@ -90,7 +90,7 @@ static int check_recorded(const dray__event *event, dray_error *error)
                                         "record it first, and then tell others of it");
 }
 
-/* What a call of the driver said inside the event's context. */
+/* The result of a driver's call inside the event's context. */
 typedef CUresult event_fn(const dray__cuda *cuda, dray__event *event, void *argument);
 
 static int inside(dray__event *event, event_fn *function, void *argument, const char *what,

@@ -9,13 +9,14 @@
 
 typedef struct dray__event dray__event;
 
-/* uuid NULL: the GPU of the thread's context, else the first. Owner: the caller. */
+/* uuid NULL means the GPU of the thread's context, else the first. Owner: the caller. */
 int dray__event_new(const uint8_t uuid[16], dray__event **out, dray_error *error);
 void dray__event_free(dray__event *event); /* NULL is fine */
 int dray__event_record(dray__event *event, void *stream, dray_error *error);
-/* Borrowed from the event. NULL: it was never recorded. */
+/* Borrowed from the event. NULL when it was never recorded. */
 CUevent dray__event_handle(const dray__event *event);
-/* Returns the handle with which another process opens it. DRAY_EINVALID: it was never recorded. */
+/* Gets the handle with which another process opens it. Returns 0, or DRAY_EINVALID when it was
+ * never recorded. */
 int dray__event_export(const dray__event *event, uint8_t handle[64], dray_error *error);
 int dray__event_import(const uint8_t uuid[16], const uint8_t handle[64], dray__event **out,
                        dray_error *error);

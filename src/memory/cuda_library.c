@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #define MAX_DEVICES 64
-#define OLDEST 11040 /* where the driver tells a GPU's UUID also under MIG */
+#define OLDEST 11040 /* the first driver that returns a GPU's UUID also under MIG */
 
 static dray__cuda cuda;
 static dray__cuda_device devices[MAX_DEVICES];

@@ -20,8 +20,8 @@ typedef struct dray__cuda {
  * was opened. The first call may take a second. Threads: any. */
 const dray__cuda *dray__cuda_get(dray_error *error);
 
-/* Says what failed with the driver's name and text for it; origin CUDA, raw the result. Returns
- * DRAY_OK where the result is CUDA_SUCCESS, else DRAY_ENOMEM, DRAY_EAGAIN (not ready),
+/* Fills in the failure with the driver's name and text for it; origin CUDA, raw the result. Returns
+ * DRAY_OK when the result is CUDA_SUCCESS, else DRAY_ENOMEM, DRAY_EAGAIN (not ready),
  * DRAY_EUNSUPPORTED, or DRAY_ESYS. */
 int dray__fail_cuda(dray_error *error, CUresult result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -41,16 +41,16 @@ typedef struct dray__cuda_device {
     CUcontext context; /* the primary context; NULL before it is entered for the first time */
 } dray__cuda_device;
 
-/* 0: there is no driver, or it sees no GPU. */
+/* 0 when there is no driver, or it sees no GPU. */
 int dray__cuda_device_count(void);
 /* The GPU at a place of the list, which is in the driver's order. */
 int dray__cuda_device_at(int index, dray__cuda_device **out, dray_error *error);
-/* The GPU of a UUID. DRAY_ENOENT: this process does not see it; the message lists those that it
- * sees. */
+/* Finds the GPU of a UUID. Returns 0, or DRAY_ENOENT when this process does not see it; the message
+ * lists those that it sees. */
 int dray__cuda_device_find(const uint8_t uuid[DRAY__CUDA_UUID], dray__cuda_device **out,
                            dray_error *error);
-/* The GPU in whose context an address is mapped. DRAY_EINVALID: the driver does not know the
- * address. */
+/* Finds the GPU in whose context an address is mapped. Returns 0, or DRAY_EINVALID when the driver
+ * does not know the address. */
 int dray__cuda_device_of(CUdeviceptr address, dray__cuda_device **out, dray_error *error);
 
 /* Makes the GPU's primary context current in this thread; dray__cuda_leave restores the context

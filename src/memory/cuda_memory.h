@@ -38,20 +38,21 @@ void dray__chunk_drop(dray__cuda_chunk *chunk);
 int dray__chunk_export(dray__cuda_chunk *chunk, dray_error *error);
 void dray__chunk_unexport(dray__cuda_chunk *chunk);
 int dray__chunk_reach(dray__cuda_chunk *chunk, dray__cuda_device *device, dray_error *error);
-/* Swaps the physical memory of each spare chunk with that of the live chunk at the same place,
- * so that it lies under the live addresses; the names of physical memory move with it. Both
- * lists are sorted. Nothing on a GPU may use the live addresses meanwhile. The addresses of
- * spare chunks cannot be used before dray__chunk_settle, but another swap is allowed. After an
- * error everything is as before. Where the driver refuses even that, a chunk is no longer
- * resident, and the message says so. */
+/* Swaps the physical memory of each spare chunk with that of the live chunk at the same place, so
+ * that it lies under the live addresses; the names of physical memory move with it. Both lists are
+ * sorted. Nothing on a GPU may use the live addresses meanwhile. The addresses of spare chunks
+ * cannot be used before dray__chunk_settle, but another swap is allowed. After an error everything
+ * is as before. When the driver refuses even that, a chunk is no longer resident, and the message
+ * has this. */
 int dray__chunks_swap(dray__cuda_chunk *const *live, dray__cuda_chunk *const *spare, uint32_t count,
                       dray_error *error);
 /* Maps the chunk's own memory at its addresses. */
 int dray__chunk_settle(dray__cuda_chunk *chunk, dray_error *error);
 
-/* ---- openings: what others exported, mapped here
- * ------------------------------------------------- The same allocation of the same owner is opened
- * once in each context, however many regions use it. */
+/* ---- openings: memory that others exported, mapped here -----------------------------------------
+ *
+ * The same allocation of the same owner is opened once in each context, however many regions use
+ * it. */
 typedef struct dray__cuda_opening dray__cuda_opening;
 
 struct dray__cuda_opening {
@@ -81,7 +82,8 @@ void dray__populate(void *memory, uint64_t bytes);
  * current. */
 CUresult dray__host_register(void *memory, uint64_t bytes, bool writable, CUdeviceptr *address);
 
-/* ---- what is at an address ------------------------------------------------------------------- */
+/* ---- the allocation at an address
+ * ---------------------------------------------------------------- */
 typedef struct dray__cuda_storage {
     dray__cuda_device *device;
     CUdeviceptr base;
@@ -114,9 +116,9 @@ int dray__gpu_arena_fd(dray_arena *arena, CUdeviceptr address, uint64_t allocati
 int dray__gpu_arena_reach(dray_arena *arena, CUdeviceptr address, dray__cuda_device *device,
                           dray_error *error);
 
-/* For an exchange: returns the chunk at the address, and what is allocated in it (borrowed;
- * offsets in the chunk). Returns NULL when nothing is resident there. The caller holds the
- * arena's lock, which the first two functions take and release. */
+/* For an exchange: returns the chunk at the address, and the allocations in it (borrowed; offsets
+ * in the chunk). Returns NULL when nothing is resident there. The caller holds the arena's lock,
+ * which the first two functions take and release. */
 void dray__gpu_arena_lock(dray_arena *arena);
 void dray__gpu_arena_unlock(dray_arena *arena);
 struct dray__extents;

@@ -113,7 +113,7 @@ static int open_handle(const dray__cuda *cuda, dray__cuda_opening *o, dray_error
                           "cuda handle of member %llu: base_bytes is %llu, but the allocation has "
                           "%zu (freed, and another one made, since)",
                           member, (unsigned long long)o->bytes, bytes);
-    o->bytes = bytes; /* PyTorch's tuples do not say it: their handles have what is needed */
+    o->bytes = bytes; /* PyTorch's tuples lack it: their handles have the needed bytes */
     return DRAY_OK;
 }
 

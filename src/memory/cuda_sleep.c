@@ -113,7 +113,7 @@ static int record(const sleep_call *c, const dray_arena *a, CUevent event, dray_
 
 /* ---- release --------------------------------------------------------------------------------- */
 
-/* Which pieces of each part go where: behind what a release that failed half way has kept. */
+/* Places the pieces of each part behind those that a release that failed half way has kept. */
 static int plan_content(dray_arena *a, bool drop, dray_error *error)
 {
     uint64_t bytes = 0;
@@ -307,7 +307,7 @@ static int check_report(const dray_arena_report *report, dray_error *error)
     return report ? DRAY__OPTIONS_CHECK(dray_arena_report, total_ns, report, error) : DRAY_OK;
 }
 
-/* What all calls begin with; rc: what became of reading the options. */
+/* The start of all calls; rc is the result of reading the options. */
 static int begin_call(sleep_call *c, int rc, int64_t timeout_ns, const dray_arena_report *report,
                       dray_error *error)
 {

@@ -129,8 +129,8 @@ void dray_torch_free(void *memory, ptrdiff_t bytes, int device, void *stream)
     dray_arena *arena = dray__gpu_arena_of((CUdeviceptr)(uintptr_t)memory);
     dray_error error;
     (void)bytes, (void)device;
-    /* cudaFree waits for the GPU, and unmapping does not: what the stream still does to the memory
-     * must be done when it goes. */
+    /* cudaFree waits for the GPU, and unmapping does not. The stream's work on the memory must be
+     * done before the memory is unmapped. */
     if (cuda && arena && dray__cuda_enter(arena->device, NULL) == DRAY_OK) {
         cuda->cuStreamSynchronize(stream);
         dray__cuda_leave();

@@ -1,4 +1,4 @@
-/* What is taken of a range: extents by offset, none of which touch the same byte. For a few
+/* The used parts of a range: extents by offset, none of which touch the same byte. For a few
  * thousand of them. */
 #pragma once
 
@@ -17,7 +17,7 @@ typedef struct dray__extents {
  * that has room in a range of `total`. false: no room. *offset UINT64_MAX: no memory for the list.
  */
 bool dray__extents_take(dray__extents *e, uint64_t total, uint64_t bytes, uint64_t *offset);
-/* Gives back the one that begins there: its bytes; 0: none does. */
+/* Gives back the extent that begins there. Returns its bytes, or 0 when there is none. */
 uint64_t dray__extents_give(dray__extents *e, uint64_t offset);
 uint64_t dray__extents_bytes(const dray__extents *e);
 /* false: out of memory. */

@@ -13,7 +13,7 @@
 
 static int open_regular(dray_region *region, struct stat *st, dray_error *error)
 {
-    /* O_NONBLOCK: a path that is a pipe must be refused, not waited for. */
+    /* With O_NONBLOCK, a path that is a pipe is refused without a wait. */
     int flags = (region->writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
     region->fd = open(region->name, flags);
     if (region->fd < 0) {

@@ -64,7 +64,7 @@ int dray_gpu_memory(int32_t index, uint64_t *unused, uint64_t *total, dray_error
 
 /* ---- links ----------------------------------------------------------------------------------- */
 
-/* The driver does not say what a link is made of, but atomic operations cross NVLink alone. */
+/* The driver does not return the kind of a link, but atomic operations cross NVLink alone. */
 int dray_gpu_get_link(int32_t from, int32_t to, int32_t *link, dray_error *error)
 {
     dray__cuda_device *a, *b;

@@ -8,7 +8,7 @@ typedef enum dray__gpu_library {
     DRAY__GPU_NCCL,  /* $DRAY_NCCL_LIBRARY */
 } dray__gpu_library;
 
-/* Returns what dlopen returns, for the life of the process. NULL: the library was not found, or the
+/* Returns dlopen's result, for the life of the process. NULL when the library was not found, or the
  * variable is empty, which turns it off. */
 void *dray__gpu_library_open(dray__gpu_library which);
 const char *dray__gpu_library_variable(dray__gpu_library which);

@@ -3,11 +3,11 @@
  *
  *   magic u32, version u32, kind i32, dtype i32, ndim u32, form i32, shape i64[4], stride i64[4],
  *   offset u64, storage_bytes u64, base_offset u64, base_bytes u64, allocation u64, device u8[16],
- *   owner_member u64, owner_epoch u64, key u8[64], event u8[64], path u8[256], checksum u64 (XXH3
- * of all bytes before it)
+ *   owner_member u64, owner_epoch u64, key u8[64], event u8[64], path u8[256],
+ *   checksum u64 (XXH3 of all bytes before it)
  *
- * What it replaces: the arguments of PyTorch's rebuild_cuda_tensor (torch/multiprocessing/
- * reductions.py), which travel pickled. */
+ * It replaces the arguments of PyTorch's rebuild_cuda_tensor (torch/multiprocessing/reductions.py),
+ * which travel pickled. */
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/options.h"
@@ -77,7 +77,7 @@ static int bad(dray_error *error, const char *field, const char *why)
     return dray__fail(error, DRAY_EFORMAT, "handle: field %s %s", field, why);
 }
 
-/* Which fields each kind uses: what it does not use must be zero, what it needs must be there. */
+/* The fields that each kind uses. Unused fields must be zero, needed ones must be there. */
 static const struct {
     dray_region_kind kind;
     bool device, event, path;
@@ -256,7 +256,8 @@ int dray_handle_unpack(const void *data, size_t size, dray_handle *out, dray_err
     size_t covered = r.at;
     uint64_t checksum = dray__get_u64(&r);
     rc = dray__reader_finish(&r, "handle", error);
-    /* The fields first: a message that names one says more than that the sum differs. */
+    /* The fields are checked first, because a message that names one helps more than a wrong
+     * sum. */
     if (!rc)
         rc = dray__handle_check(&h, error);
     if (!rc && checksum != dray__hash(data, covered))

@@ -1,4 +1,4 @@
-/* Regions: what is the same for every kind. */
+/* Regions: the code that all kinds share. */
 #include "memory/region.h"
 
 #include "base/arena.h"
@@ -17,7 +17,7 @@ static const dray__region_ops *const kinds[] = {&dray__region_host, &dray__regio
                                                 &dray__region_pinned, &dray__region_cuda,
                                                 &dray__region_file};
 
-/* NULL: this build has no regions of that kind. */
+/* Returns NULL when this build has no regions of that kind. */
 static const dray__region_ops *region_ops_of(int32_t kind)
 {
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
@@ -105,7 +105,7 @@ dray_region *dray__region_new(const dray__region_ops *ops, const char *name, uin
     return region;
 }
 
-/* The end of every constructor: the region, or what went wrong and nothing left behind. */
+/* The end of every constructor: returns the region, or the error with nothing left behind. */
 static int finish(int rc, dray_region *region, dray_region **out)
 {
     if (rc)

@@ -19,13 +19,13 @@ typedef struct dray__cuda_memory dray__cuda_memory;
 struct dray_region {
     const dray__region_ops *ops;
     char *name;
-    uint8_t *base;         /* NULL: the CPU cannot address the memory */
+    uint8_t *base;         /* NULL when the CPU cannot address the memory */
     uint64_t bytes;        /* size that users of the region see */
-    uint64_t mapped_bytes; /* size of the mapping; 0: the region has made no mapping */
+    uint64_t mapped_bytes; /* size of the mapping; 0 when the region has made none */
     int fd;                /* -1: none */
     bool writable;
     uint64_t serial;           /* number of the region; never used twice in a process */
-    uint64_t device_address;   /* CUDA, PINNED; 0: no GPU of this process reaches the memory */
+    uint64_t device_address;   /* CUDA, PINNED; 0 when no GPU of this process reaches the memory */
     dray__cuda_device *device; /* CUDA: the GPU in whose context the memory is mapped */
     uint8_t device_uuid[16];   /* CUDA: the GPU that has the memory; this process may not see it */
     dray__cuda_memory *cuda;   /* CUDA: the memory (cuda.c) */
@@ -42,22 +42,22 @@ struct dray_region {
  * When it fails, the caller calls release; operations do not clean up themselves. */
 struct dray__region_ops {
     dray_region_kind kind;
-    /* Fresh zeroed memory. NULL: this kind is not allocated. */
+    /* Fresh zeroed memory. NULL when this kind is not allocated. */
     int (*alloc)(dray_region *region, dray_error *error);
-    /* Opens the file region->name. NULL: the kind has no files. */
+    /* Opens the file region->name. NULL when the kind has no files. */
     int (*open)(dray_region *region, dray_error *error);
-    /* Fills the kind's own fields of a handle. NULL: other processes cannot reach the kind. */
+    /* Fills the kind's own fields of a handle. NULL when other processes cannot reach the kind. */
     int (*describe)(const dray_region *region, dray_handle *handle, dray_error *error);
     int (*import)(dray_region *region, const dray_handle *handle, int fd, dray_error *error);
     void (*release)(dray_region *region);
-    /* dray_region_check. NULL: the memory never becomes stale. */
+    /* dray_region_check. NULL when the memory never becomes stale. */
     int (*check)(const dray_region *region, dray_error *error);
-    /* dray_region_unexport. NULL: nothing to do. */
+    /* dray_region_unexport. NULL when there is nothing to do. */
     void (*unexport)(dray_region *region);
-    /* dray_region_fd. NULL: region->fd. */
+    /* dray_region_fd. NULL means region->fd. */
     int (*descriptor)(const dray_region *region);
-    /* dray_region_read and _write, of bytes inside the region. NULL: the CPU addresses the memory.
-     */
+    /* dray_region_read and _write, of bytes inside the region. NULL when the CPU addresses the
+     * memory. */
     int (*transfer)(const dray_region *region, uint64_t offset, void *data, uint64_t bytes,
                     bool write, dray_error *error);
 };
@@ -75,8 +75,8 @@ int dray__region_object_read(const dray_region *region, uint64_t offset, void *d
 int dray__region_map(dray_region *region, int fd, dray_error *error);
 void dray__region_unmap(dray_region *region);
 
-/* Makes a region that the kind's operations fill, and enters it in the list of live regions. NULL:
- * out of memory; *error is set. */
+/* Makes a region that the kind's operations fill, and enters it in the list of live regions.
+ * Returns NULL with *error when out of memory. */
 dray_region *dray__region_new(const dray__region_ops *ops, const char *name, uint64_t bytes,
                               bool writable, dray_error *error);
 /* The operations of shared memory, which pinned memory uses as well. */
@@ -87,8 +87,8 @@ void dray__shared_release(dray_region *region);
 
 /* Copies the caller's handle, which may be of an older version of the struct. */
 int dray__handle_read(const dray_handle *given, dray_handle *out, dray_error *error);
-/* Checks all fields. DRAY_EFORMAT: the message names the field: an unknown kind or dtype; shape,
- * strides or offset outside the storage; or a field that is set but not used by the kind. */
+/* Checks all fields. Returns 0, or DRAY_EFORMAT with the field's name: an unknown kind or dtype;
+ * shape, strides or offset outside the storage; or a field that is set but not used by the kind. */
 int dray__handle_check(const dray_handle *handle, dray_error *error);
 
 /* Whether the region that had the serial number still lives at this address. The pointer may be

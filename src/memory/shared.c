@@ -1,5 +1,5 @@
-/* Shared memory: a memfd, mapped. Another process reaches it through the descriptor; the handle
- * says which inode the descriptor must be.
+/* Shared memory: a memfd, mapped. Another process reaches it through the descriptor; the handle has
+ * the descriptor's inode.
  *
  * The size is sealed: a peer that could shrink the file would kill every process that maps it
  * (SIGBUS), so import refuses descriptors without the seal. */

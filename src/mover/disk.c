@@ -1,5 +1,5 @@
-/* The queue of reads and writes of files, its two implementations, and what both share: when a
- * file is read directly, and how a short answer is handled. */
+/* The queue of reads and writes of files, its two implementations, and the code that both share:
+ * the choice of direct reads, and the handling of short answers. */
 #include "mover/disk.h"
 
 #include "base/error.h"
@@ -32,7 +32,7 @@ struct dray__disk {
     dray__thread threads[THREADS];
     pthread_mutex_t lock;
     pthread_cond_t more;
-    atomic_bool ends; /* what waits for a server gives up */
+    atomic_bool ends; /* waits for a server end */
     io_list finished;
 
     /* io_uring: all of it runs in the caller's thread */
@@ -82,7 +82,7 @@ void dray__disk_file_open(dray__disk_file *file, int fd, bool writable, const ch
 {
     char path[64];
     *file = (dray__disk_file){.fd = fd, .name = name};
-    /* Opens the file itself again, whatever file has its name by now. */
+    /* Opens the file itself again, also when another file has its name by now. */
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     file->direct = open(path, (writable ? O_RDWR : O_RDONLY) | O_DIRECT | O_CLOEXEC);
 }

@@ -31,7 +31,7 @@ static packed pack(const dray__rect_copy *rect, const int64_t *stride, uint64_t 
     uint32_t order[DRAY_MAX_DIMS] = {0}, n = 0;
     packed p = {.run = size, .span = size};
     for (uint32_t d = 0; d < rect->ndim; d++) {
-        if (rect->extent[d] == 1) /* its stride says nothing */
+        if (rect->extent[d] == 1) /* its stride does not matter */
             continue;
         p.span += (uint64_t)(rect->extent[d] - 1) * (uint64_t)stride[d];
         uint32_t at = n++;

@@ -1,4 +1,5 @@
-/* What the files of src/mover share: the move, its tiles, and the table of movers. */
+/* The declarations that the files of src/mover share: the move, its tiles, and the table of
+ * movers. */
 #pragma once
 
 #include "memory/region.h"
@@ -11,7 +12,8 @@ typedef struct dray__tile {
     uint64_t source_offset, destination_offset;
     bool summed; /* `sums` are wanted; then `place` is set */
     dray__rect_place place;
-    uint64_t sums[2]; /* of the source's bits, of what is written: see dray__rect_move_summed */
+    uint64_t sums[2]; /* of the source's bits, and of the written bits: see
+                       * dray__rect_move_summed */
 } dray__tile;
 
 /* Kinds of regions that a mover is for: bit sets of dray__kind_bit. */
@@ -21,10 +23,10 @@ typedef struct dray__mover {
     uint32_t sources, destinations;
     const char *name;
     size_t tile_bytes; /* of the larger side */
-    size_t parts;      /* of the staging buffer, each with room for a tile; 0: needs none */
-    /* Does one tile and says where its bits are. */
+    size_t parts;      /* of the staging buffer, each with room for a tile; 0 when it needs none */
+    /* Moves one tile and sets the place of its bits. */
     int (*tile)(dray__move *move, dray__tile *tile, dray_error *error);
-    /* Whether the tile is small enough for this mover; NULL: tile_bytes says it all. */
+    /* Returns true when the tile is small enough for this mover; NULL when tile_bytes decides. */
     bool (*fits)(const dray__move *move, const dray__tile *tile);
 } dray__mover;
 
@@ -59,7 +61,7 @@ int dray__file_fetch(dray__move *move, dray__tile *tile, uint8_t *staging, size_
                      dray_error *error);
 /* Writes the tile from memory, through `staging` where it must be packed or converted. */
 int dray__file_store(dray__move *move, dray__tile *tile, uint8_t *staging, dray_error *error);
-/* Changes a bit of what is at `offset` of device memory. */
+/* Changes a bit at `offset` of device memory. */
 int dray__cuda_flip(dray_region *region, uint64_t offset, dray_error *error);
 
 /* False for rows so short that they should be read with the gaps between them, but too many of them

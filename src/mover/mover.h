@@ -1,8 +1,7 @@
-/* src/mover/: what carries out copies between two regions of any kinds (mover.c), with a file for
- * each kind of either side (local.c, file.c, cuda_tile.c), and reads and writes ranges of files in
- * the background (disk.c). The folders within it have the inner loops for CPUs (kernels/), jobs of
- * GPUs (cuda/), and the ways to other hosts (net/). fault.c breaks copies on purpose, for tests.
- */
+/* src/mover/: copies between two regions of any kinds (mover.c), with a file for each kind of
+ * either side (local.c, file.c, cuda_tile.c), and reads and writes of ranges of files in the
+ * background (disk.c). The folders within it have the inner loops for CPUs (kernels/) and jobs of
+ * GPUs (cuda/). fault.c breaks copies on purpose, for tests. */
 
 /* Movers carry out the copies of a plan between two live regions. */
 #pragma once
@@ -17,15 +16,14 @@ typedef struct dray__move dray__move;
 
 typedef struct dray__move_options {
     /* sums[i] += the checksum (mover/kernels/checksum.h) of the bits that copies[i] writes,
-     * source_sums[i] += that of its source's bits, taken in the pass that moves them. What then
-     * is at the destination is for the caller to read back. NULL: not wanted. The caller zeroes
-     * them. */
+     * source_sums[i] += that of its source's bits, taken in the pass that moves them. The caller
+     * reads the destination back. NULL when not wanted. The caller zeroes them. */
     uint64_t *sums, *source_sums;
     /* The destination's layout, whose tensors dray_copy.tensor counts: their global shapes are part
      * of a checksum. May be NULL without sums. */
     const dray_layout *layout;
-    /* Scratch for files and conversions. NULL: allocated when it is needed,
-     * DRAY__MOVE_STAGING bytes. */
+    /* Scratch for files and conversions. When NULL, DRAY__MOVE_STAGING bytes are allocated when
+     * needed. */
     void *staging;
     size_t staging_bytes; /* at least DRAY__MOVE_STAGING_MIN when staging is given */
 } dray__move_options;
@@ -52,17 +50,17 @@ typedef enum dray__fault {
     DRAY__FAULT_NONE = 0,
     DRAY__FAULT_FAIL,    /* DRAY_ESYS */
     DRAY__FAULT_DROP,    /* the piece is not written; its sums are as if it were */
-    DRAY__FAULT_FLIP,    /* one bit of what was written changes */
+    DRAY__FAULT_FLIP,    /* one bit of the written bytes changes */
     DRAY__FAULT_SHIFT,   /* written one element beside its place */
     DRAY__FAULT_MISREAD, /* read one element beside its place */
     DRAY__FAULT_COUNT
 } dray__fault;
 
-/* Asked for every piece that is moved; tensor: its name, where the move knows the layout. NULL:
- * none. Set before threads start. */
+/* Called for every piece that is moved; tensor is its name, when the move knows the layout. NULL
+ * for none. Set before threads start. */
 typedef dray__fault (*dray__fault_fn)(void *user, const char *tensor);
 void dray__mover_faults(dray__fault_fn fn, void *user);
 
 /* For a copy whose destination is turned over (another dimension is the dense one): sizes of tiles
- * of at most `elements` that are moved well. False: any will do. */
+ * of at most `elements` that are moved well. Returns false when any will do. */
 bool dray__copy_turn_tile(const dray_copy *copy, uint64_t elements, int64_t *tile);

@@ -174,8 +174,8 @@ static int find_origin(merge *m, size_t i, dray_error *error)
     return status == DRAY_ENOMEM ? status : DRAY_OK;
 }
 
-/* The account of the file's process's predecessor, which was dead by then; NULL when there is none.
- */
+/* The account of the file's process's predecessor, which was dead by then; NULL when there is
+ * none. */
 static const dray__accounted *before(const merge *m, size_t i)
 {
     const dray__accounted *is = &m->accounts[i], *found = NULL;

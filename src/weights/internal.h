@@ -1,8 +1,8 @@
-/* src/weights/: the two ends of an update of weights, publishers and subscribers, and what is
- * between them. The files of this folder itself are what both ends share: which elements of a
- * member's blocks count (pieces.c), slices of rectangles (slices.c), regions that callers hand in,
- * lists of handles, and tables of checksums. Each folder within it is one subject;
- * docs/architecture.md lists them in the order in which they may include each other. */
+/* src/weights/: the two ends of an update of weights, publishers and subscribers, and the parts
+ * between them. The files of this folder itself are those that both ends share: which elements of a
+ * member's blocks count (pieces.c), slices of rectangles (slices.c), regions of callers, lists of
+ * handles, and tables of checksums. Each folder within it is one subject; docs/architecture.md
+ * lists them in the order in which they may include each other. */
 
 /* The structures and functions that the files of src/weights share. */
 #pragma once
@@ -33,14 +33,14 @@ struct dray__event;
 int dray__local_add(uint64_t token, const dray_layout *layout, dray_region *const *regions,
                     uint32_t count, const struct dray__delta_view *delta,
                     struct dray__staging *arena, dray_error *error);
-/* Sets the event after which the published bytes are in memory; borrowed as well. NULL: they are
- * there at once. */
+/* Sets the event after which the published bytes are in memory; borrowed as well. NULL when they
+ * are there at once. */
 void dray__local_set_mark(uint64_t token, struct dray__event *mark);
 struct dray__event *dray__local_mark(const dray__local *local);
 /* Removes the member. Waits until it is not held any more. */
 void dray__local_remove(uint64_t token);
-/* Holds a member, which cannot be closed until it is released. NULL: this process has no such
- * member (any more). */
+/* Holds a member, which cannot be closed until it is released. Returns NULL when this process has
+ * no such member (any more). */
 dray__local *dray__local_hold(uint64_t token);
 /* Does the same for a reader's ticket. Fails with DRAY_EDEAD when dray__local_hold returns NULL. */
 int dray__local_hold_ticket(uint64_t token, dray__local **out, dray_error *error);
@@ -50,13 +50,14 @@ const struct dray__delta_view *dray__local_delta(const dray__local *local);
 struct dray__staging *dray__local_arena(const dray__local *local);
 const dray_layout *dray__local_layout(const dray__local *local);
 /* Sets the list of rectangles that the member's update has received. From now on only members of
- * its cohort may read the member, and only these rectangles. NULL: the memory is about to change,
- * and nothing may be read; the call waits until no reader is left. Takes over the shares. */
+ * its cohort may read the member, and only these rectangles. With NULL the memory is about to
+ * change, and nothing may be read; the call waits until no reader is left. Takes over the
+ * shares. */
 void dray__local_share(uint64_t token, struct dray__shares *shares);
 /* Notes that the run has begun, so that readers of its rectangles need not wait for that. */
 void dray__local_began(uint64_t token, uint64_t run);
 bool dray__local_has_begun(const dray__local *local, uint64_t run);
-struct dray__shares *dray__local_shares(const dray__local *local); /* NULL: none */
+struct dray__shares *dray__local_shares(const dray__local *local); /* NULL when there are none */
 /* Ends the reading of updates older than `attempt`, because the memory may change. */
 void dray__local_revoke(uint64_t token, uint64_t attempt);
 /* Notes that the memory of a held member is registered for one-sided reads (exports.h), which end
@@ -69,7 +70,7 @@ int dray__local_check(const dray__local *local, uint64_t attempt, dray_error *er
  * when nothing is read any more. It must not call functions of local.c. */
 typedef struct dray__guest {
     struct dray__guest *next;
-    dray__local *of; /* NULL: it is not registered (any more) */
+    dray__local *of; /* NULL when it is not registered (any more) */
     uint64_t attempt;
     void (*stop)(void *user);
     void *user;
@@ -95,7 +96,8 @@ typedef struct dray__pieces {
 
 typedef struct dray__holder {
     const dray_layout *layout;
-    const char *const *names; /* a name for each tensor, equal names meaning the same; NULL: own */
+    const char *const *names; /* a name for each tensor, equal names for equal tensors; NULL for the
+                               * layout's own */
 } dray__holder;
 
 /* Returns the pieces of members[self]. `members` are all members in the order of their ranks. */
@@ -184,8 +186,8 @@ int dray__copy_all(const dray_layout *from, dray_region *const *sources, const c
 
 /* ---- manifest.c: the sums of a checkpoint's tensors in the metadata of its files */
 #define DRAY__SUMS_KEY "dray.sums"
-/* Adds those of all files of a layout; files without any add nothing. DRAY_EFORMAT: malformed, or
- * not of exactly the file's tensors. */
+/* Adds those of all files of a layout; files without any add nothing. Returns 0, or DRAY_EFORMAT
+ * when they are malformed, or not of exactly the file's tensors. */
 int dray__stored_sums(const dray_layout *files, dray__sums *out, dray_error *error);
 /* Of 16 hexadecimal digits; false: it is not that (NULL is not). */
 bool dray__sum_parse(const char *text, uint64_t *out);
@@ -201,7 +203,7 @@ int dray__values_set(const dray_layout *files, const dray__sums *sums, dray_erro
 void dray__values_free(char **values, const dray_layout *layout);
 
 /* ---- regions.c */
-/* Opens the files of a layout. NULL: *rc says why not. */
+/* Opens the files of a layout. Returns NULL with the error in *rc on failure. */
 dray_region **dray__files_open(const dray_layout *files, int writable, int *rc, dray_error *error);
 void dray__files_close(dray_region **opened, const dray_layout *files); /* NULL is fine */
 /* Waits until everything that was written to the files is on the disk. */
@@ -225,11 +227,11 @@ int dray__layout_in(const dray_layout *layout, dray_region_kind kind, dray_regio
 /* Checks that the regions fit the layout: number, kinds and sizes. */
 int dray__regions_check(const dray_layout *layout, dray_region *const *regions, dray_error *error);
 
-/* A copy of the caller's, with the GPUs that its regions lie on (regions may be NULL); packed form
+/* A copy of the caller's layout, with the GPUs of its regions (regions may be NULL); packed form
  * appended to `packed` (may be NULL). */
 int dray__layout_copy(const dray_layout *layout, dray_region *const *regions, dray_layout **out,
                       dray__writer *packed, dray_error *error);
-/* The GPU of a member with this layout, for the planner; 0: none. */
+/* The GPU of a member with this layout, for the planner; 0 when it has none. */
 uint64_t dray__layout_device(const dray_layout *layout);
 dray_region **dray__regions_copy(const dray_layout *layout, dray_region *const *regions);
 
@@ -242,7 +244,7 @@ typedef struct dray__op {
     bool prequantised; /* of a transform: whole cells, which the source can quantise
                           (prequantised.h) */
     /* 1 + the index of the plan's transform of which the copy is a read; such a copy has no
-     * destination. 0: none. */
+     * destination. 0 when there is none. */
     uint32_t transform;
 } dray__op;
 
@@ -256,18 +258,19 @@ typedef struct dray__source {
     dray_region **regions;    /* imported ones; NULL where not, or where `local` has them */
     bool local, mapped;       /* mapped: its shared regions can be */
     bool staged;              /* regions that are not shared are read through its arena */
-    uint64_t slot_bytes;      /* of that arena; 0: it has none */
+    uint64_t slot_bytes;      /* of that arena; 0 when it has none */
     bool has_delta;           /* behind the layout's regions it has one that holds a delta */
     bool has_progress;        /* so has an engine's rank on a GPU, of its progress (upload.h) */
-    struct dray__event *mark; /* after it the published bytes are there; NULL: they are */
-    const dray_region *arena; /* the last of `regions`; NULL: not imported */
+    struct dray__event *mark; /* the event after which the published bytes are there; NULL when they
+                               * are */
+    const dray_region *arena; /* the last of `regions`; NULL when not imported */
     dray__kept *kept;
 } dray__source;
 
 typedef struct dray__sources {
-    uint64_t source_set;              /* 0: a checkpoint on disk */
+    uint64_t source_set;              /* 0 for a checkpoint on disk */
     uint64_t group_set, host;         /* host: the destination's */
-    struct dray__cuda_device *device; /* so is the GPU; NULL: none */
+    struct dray__cuda_device *device; /* so is the GPU; NULL when there is none */
     dray__source *sources;
     uint32_t count;
     dray_plan *plan;
@@ -289,10 +292,11 @@ typedef struct dray__sources {
     uint32_t wanted;     /* sources; `count` are there */
     dray__source *group; /* the group's other ranks, until the plan is made */
     uint32_t group_count;
-    uint16_t asked;                      /* the request without an answer yet; 0: none */
+    uint16_t asked;                      /* the request without an answer yet; 0 when there is
+                                          * none */
     uint64_t next_op;                    /* the op whose region is imported next */
-    uint32_t next_extra;                 /* then: the source whose delta and arena are imported */
-    uint32_t next_member;                /* then: the cohort member whose regions are imported */
+    uint32_t next_extra;                 /* then the source whose delta and arena are imported */
+    uint32_t next_member;                /* then the cohort member whose regions are imported */
     bool cohort_looked;                  /* the uploads of the cohort are divided */
     uint32_t asked_source, asked_region; /* the arguments of the REGION_GET */
     bool asked_member;                   /* that source is a member of the cohort */
@@ -303,7 +307,8 @@ typedef struct dray__destination {
     dray_region **regions;
     uint64_t member, host, token;
     uint32_t rank, world;
-    dray_region *progress; /* tells others which rounds it has uploaded (upload.h); NULL: none */
+    dray_region *progress; /* tells others which rounds it has uploaded (upload.h); NULL when there
+                            * is none */
 } dray__destination;
 
 /* Makes publishers' memory the source. The coordinator has given the set and the number of ranks.
@@ -326,7 +331,7 @@ int dray__sources_plan(dray__sources *sources, dray__channel *channel, uint64_t 
 /* ops.c: plans, and makes the ops, once the layouts of both sets are there. */
 int dray__sources_prepare(dray__sources *sources, const dray__destination *destination,
                           dray_error *error);
-/* These ops by tensor, otherwise in their order; NULL: out of memory. */
+/* These ops by tensor, otherwise in their order; NULL when out of memory. */
 uint64_t *dray__ops_by_tensor(const dray__sources *sources, const uint64_t *ops, uint64_t count);
 /* Makes the regions that the plan reads reachable, in the same way. */
 int dray__sources_import(dray__sources *sources, dray__channel *channel, uint64_t key,
@@ -335,13 +340,15 @@ int dray__sources_import(dray__sources *sources, dray__channel *channel, uint64_
 int dray__sources_disk_sums(dray__sources *sources, dray_error *error);
 /* Returns true when the checkpoint's files are the same as when the plan was made. */
 bool dray__sources_disk_same(const dray__sources *sources, const char *path);
-/* local.c: holds those that are of this process (dray__local_hold), each at its number of `held`;
- * what is held is for the caller to release, also where this fails. DRAY_EDEAD: one closed. */
+/* local.c: holds the sources that are members of this process (dray__local_hold), each at its
+ * number of `held`. The caller releases them, also when this fails. Returns 0, or DRAY_EDEAD when
+ * one closed. */
 int dray__sources_hold(const dray__sources *sources, dray__local **held, dray_error *error);
 void dray__sources_release(const dray__sources *sources, dray__local **held);
 /* regions.c: is this region reached through its member's data server, rather than mapped? */
 bool dray__source_remote(const dray__source *source, uint32_t region, uint64_t host);
-/* Who updates together with this rank, to be fetched with the plan. set 0: nobody. */
+/* Sets the cohort that updates together with this rank, to be fetched with the plan. set is 0 for
+ * none. */
 int dray__sources_cohort(dray__sources *sources, uint64_t set, uint32_t count, dray_error *error);
 /* Forgets the imported regions: the next import makes them anew. */
 void dray__sources_close(dray__sources *sources);
@@ -353,27 +360,27 @@ int dray__members_fetch(dray__channel *channel, uint64_t key, uint64_t set, dray
                         uint32_t count, int64_t deadline_ns, dray_error *error);
 void dray__source_clear(dray__source *source);
 
-/* ---- transfer.c: carries out the copies, in lanes (transfer.h), and sums what it moved ---- */
+/* ---- transfer.c: carries out the copies by routes (transfer.h), and sums the moved bytes ---- */
 typedef struct dray__transfer dray__transfer;
 
 typedef struct dray__transfer_options {
-    struct dray__load *load; /* NULL: into the destination's own memory. Borrowed until close. */
+    struct dray__load *load; /* NULL for the destination's own memory. Borrowed until close. */
     int32_t strategy;
     uint64_t bucket_bytes, nccl_bytes; /* nccl_bytes 0: nothing comes over NCCL */
     bool verify;
     bool once;             /* the sources' ops are used by this transfer only */
-    uint32_t ctas;         /* thread blocks of kernels; 0: the number that moves fastest */
+    uint32_t ctas;         /* thread blocks of kernels; 0 means the number that moves fastest */
     int32_t copy_engines;  /* 1: copy engines move everything that they can; 0: if it is faster */
-    int64_t within_ns;     /* the time over which moves are spread; 0: as fast as possible */
+    int64_t within_ns;     /* the time over which moves are spread; 0 means as fast as possible */
     uint64_t attempt;      /* the attempt in requests to publishers' data servers */
-    uint64_t run;          /* the run in requests to members of the cohort; 0: no cohort */
-    dray_region *progress; /* tells the cohort which rounds are uploaded; NULL: not needed */
+    uint64_t run;          /* the run in requests to members of the cohort; 0 without a cohort */
+    dray_region *progress; /* tells the cohort which rounds are uploaded; NULL when not needed */
     const struct dray__stream_keys *keys; /* for these connections; borrowed, also after close */
     /* [destination tensor]: the coordinator will compare it as a whole with the publishers' sums.
-     * NULL: no tensor. Borrowed until close. */
+     * NULL for no tensor. Borrowed until close. */
     const bool *compared;
-    /* [destination block]: it is in place already, and is not moved. NULL: no block. Borrowed until
-     * close. */
+    /* [destination block]: it is in place already, and is not moved. NULL for no block. Borrowed
+     * until close. */
     const bool *in_place;
     /* The version that this rank holds as a whole, of the incarnation that it reads, is `base`: a
      * delta on it can be applied. */
@@ -408,7 +415,7 @@ int dray__transfer_fd(const dray__transfer *transfer); /* level-triggered; -1: n
 /* Compares the expected sum of each destination block with the sum that was found. Fails with
  * DRAY_ECHECKSUM. */
 int dray__transfer_check(const dray__transfer *transfer, dray_error *error);
-/* Compares the sums that were found with these, one for each destination block. NULL: compares
+/* Compares the sums that were found with these, one for each destination block. NULL compares
  * nothing. */
 int dray__transfer_compare(const dray__transfer *transfer, const uint64_t *sums, dray_error *error);
 /* Returns the sums of the source's bits that this rank owns within its group. */

@@ -68,9 +68,10 @@ typedef struct dray__enrolling {
     const char *model, *group, *endpoint; /* endpoint: of its data server; "": it has none */
     uint32_t rank, world, regions;
     uint32_t to_put; /* the regions that will be put; a subscriber whose group others may read puts
-                        all */
+                      * all */
     uint64_t token;
-    uint64_t slot_bytes; /* of its staging arena, which is the last region then; 0: it has none */
+    uint64_t slot_bytes; /* of its staging arena, which is the last region then; 0 when it has
+                          * none */
     const void *layout;
     size_t layout_size;
 } dray__enrolling;
@@ -135,7 +136,7 @@ typedef struct dray__announcing { /* PUBLISH; sums follow */
 
 typedef struct dray__summing { /* PUBLISH_SUMS; sums follow */
     uint64_t key, version;
-    int32_t code; /* 0: ok; else they could not be taken */
+    int32_t code; /* 0 for ok; else they could not be taken */
     const char *message;
 } dray__summing;
 
@@ -163,7 +164,7 @@ typedef struct dray__update_wish { /* UPDATE_BEGIN */
     const char *path;
     bool verify, publishers_only;
     int64_t timeout_ns;
-    uint64_t ready_source, ready_group; /* sets that the rank is prepared for; 0: none */
+    uint64_t ready_source, ready_group; /* sets that the rank is prepared for; 0 for none */
 } dray__update_wish;
 
 typedef struct dray__update_begun { /* its answer */
@@ -173,7 +174,7 @@ typedef struct dray__update_begun { /* its answer */
     uint32_t sources, ranks, partial_count, cohort;
     const char *const *partial; /* tensors that the group holds in part */
     uint64_t run;               /* of this cohort's update */
-    uint64_t last;              /* the member that published the version last; 0: none did */
+    uint64_t last;              /* the member that published the version last; 0 when none did */
 } dray__update_begun;
 
 typedef struct dray__writing { /* UPDATE_WRITING */
@@ -183,7 +184,7 @@ typedef struct dray__writing { /* UPDATE_WRITING */
 
 typedef struct dray__voting { /* UPDATE_VOTE, as far as its sums */
     uint64_t key, attempt;
-    int32_t code; /* 0: ok */
+    int32_t code; /* 0 for ok */
     const char *message;
     int64_t timeout_ns;
 } dray__voting;

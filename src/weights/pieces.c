@@ -18,7 +18,7 @@ static bool push(dray__pieces *pieces, const dray__rect *rect, uint32_t block, b
                       (dray__piece){*rect, block, owned});
 }
 
-/* Cuts the owned pieces from `from` on: what crosses `taken` is no longer owned. */
+/* Cuts the owned pieces from `from` on: the parts inside `taken` are no longer owned. */
 static bool subtract(dray__pieces *pieces, uint32_t from, const dray__rect *taken)
 {
     uint32_t end = pieces->count; /* new pieces do not cross it */

@@ -1,4 +1,4 @@
-/* What callers hand in with a layout: checked, copied. */
+/* Layouts and regions of callers: checked, copied. */
 #include "base/error.h"
 #include "base/hash.h"
 #include "control/frame.h"
@@ -69,8 +69,8 @@ int dray__files_sync(dray_region *const *opened, const dray_layout *files, dray_
     return DRAY_OK;
 }
 
-/* Which GPU's memory a region is goes with the layout: the planner takes what lies near. true: it
- * says something that it did not say before. */
+/* Puts the GPU of each region into the layout, because the planner prefers near memory. Returns
+ * true when that changed the layout. */
 static bool say_devices(dray_layout *layout, dray_region *const *regions)
 {
     bool said = false;
@@ -133,9 +133,9 @@ dray_region **dray__regions_copy(const dray_layout *layout, dray_region *const *
     return copy;
 }
 
-/* What others get cannot be mapped for writing: a reader that goes wrong hurts nobody else. Without
- * /proc it is the descriptor itself. So it is of memory that the reader shows to a GPU. -1 with
- * *none: it goes without. */
+/* Readers get memory that they cannot map for writing, so that a faulty reader damages no other
+ * process. Without /proc it is the descriptor itself. So it is for memory that the reader shows to
+ * a GPU. Returns -1 with *none when it has no descriptor. */
 static int open_for_readers(const dray_region *region, bool *none)
 {
     char path[64];

@@ -1,5 +1,5 @@
-/* Rectangles cut into slices that fit a cache, a file buffer or a bucket, whatever their shape: the
- * last dimensions whole, one dimension in part, the first ones singly. */
+/* Rectangles of any shape cut into slices that fit a cache, a file buffer or a bucket: the last
+ * dimensions whole, one dimension in part, the first ones singly. */
 #include "model/layout/layout.h"
 #include "mover/mover.h"
 #include "weights/internal.h"

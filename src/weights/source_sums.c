@@ -8,7 +8,7 @@
 
 #include <stdlib.h>
 
-/* So often somebody who waits looks whether the sums are still wanted. */
+/* A waiting caller looks so often whether the sums are still wanted. */
 #define LOOK_NS (20 * DRAY__MILLISECOND)
 
 struct summed { /* by one GPU */
@@ -144,7 +144,7 @@ static int wait_for(struct summed *gpu, dray__patience *patience, dray_error *er
     return rc;
 }
 
-/* Sums that somebody gave up on go on until their fence comes; what they find is nobody's. */
+/* Sums that a caller gave up on go on until their fence comes; their results are dropped. */
 static int end_last(struct summed *gpu, dray__patience *patience, dray_error *error)
 {
     if (!dray__cuda_job_is_running(gpu->job))

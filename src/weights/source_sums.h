@@ -31,8 +31,8 @@ int dray__source_sums_finish(dray__source_sums *sums, dray__patience *patience, 
                              dray_error *error);
 /* Aborts the jobs that were started. */
 void dray__source_sums_abort(dray__source_sums *sums);
-/* checksums.c: returns the owned pieces' sums by tensor name. gpus: the jobs that were started;
- * NULL: none. */
+/* checksums.c: returns the owned pieces' sums by tensor name. gpus are the jobs that were started,
+ * or NULL. */
 int dray__sum_started(const dray_layout *layout, dray_region *const *regions,
                       const dray__pieces *pieces, dray__source_sums *gpus, dray__patience *patience,
                       dray__sums *out, dray_error *error);

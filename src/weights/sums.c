@@ -10,7 +10,8 @@ struct dray__sums_form {
     uint64_t number;        /* of its contents */
     dray__named_sum *items; /* their names are the form's; sums are 0 */
     dray__map by_name;
-    /* What it was last joined with, and what came of it: the items of `with` are at `at` there. */
+    /* The table that it was last joined with, and the result: the items of `with` are at `at`
+     * there. */
     dray__sums_form *with, *joined;
     uint32_t *at;
 };
@@ -78,7 +79,7 @@ static bool same_form(const dray__sums *sums, const dray__sums_form *form)
     return true;
 }
 
-/* What two tables of the same tensors share. */
+/* The parts that two tables of the same tensors share. */
 static const dray__fields form_item_fields =
     DRAY__FIELDS(dray__named_sum, DRAY__FIELD_TEXT(dray__named_sum, name, DRAY__TENSOR_NAME_MAX),
                  DRAY__NUMBERS(dray__named_sum, dtype, mixed, elements));
@@ -147,7 +148,7 @@ static bool make_plain(dray__sums *sums)
     return true;
 }
 
-/* The table's contents stay the same: what was made of them is not the caller's concern. */
+/* The table's contents stay the same: the caller does not see that items were made. */
 const dray__named_sum *dray__sums_items(const dray__sums *sums)
 {
     if (sums->plain && !make_items((dray__sums *)sums))
@@ -210,7 +211,8 @@ static dray__named_sum *push_own(dray__sums *sums, const char *name, int32_t dty
     return NULL;
 }
 
-/* The item of a name, made if need be, of a table that follows what it expects as far as it can. */
+/* The item of a name, made if need be, of a table that follows its expected form as far as it
+ * can. */
 static dray__named_sum *item_of(dray__sums *sums, const char *name, int32_t dtype)
 {
     const dray__sums_form *expected = sums->expected;
@@ -245,7 +247,7 @@ bool dray__sums_add(dray__sums *sums, const char *name, int32_t dtype, uint64_t 
     return true;
 }
 
-/* What is added in no dtype makes it mixed. */
+/* An item without a dtype makes it mixed. */
 bool dray__sums_add_item(dray__sums *sums, const dray__named_sum *item)
 {
     return dray__sums_add(sums, item->name, item->dtype, item->elements, item->sum) &&
@@ -308,7 +310,7 @@ void dray__sums_of_form(dray__sums *sums, dray__sums_form *form, uint64_t *plain
 
 /* ---- joining --------------------------------------------------------------------------------- */
 
-/* Item by item, and notes for the next time what came of it. */
+/* Joins item by item, and keeps the result for the next time. */
 static bool join_anew(dray__sums *sums, dray__sums *more)
 {
     dray__sums_form *first = dray__sums_form_keep(sums->form);

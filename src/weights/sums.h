@@ -32,10 +32,11 @@ typedef struct dray__named_sum {
 extern const dray__fields dray__named_sum_fields;
 
 typedef struct dray__sums {
-    dray__named_sum *items; /* NULL: not made yet (dray__sums_items); then `plain` has the sums */
+    dray__named_sum *items; /* NULL until they are made (dray__sums_items); then `plain` has the
+                             * sums */
     uint64_t *plain;        /* the sums alone, in the order of the form */
     uint32_t count, capacity;
-    dray__sums_form *form;     /* NULL: it has none yet */
+    dray__sums_form *form;     /* NULL until it has one */
     dray__sums_form *expected; /* while the table is filled: the form whose names it uses */
     dray__map by_name;         /* its own names, without a form */
 } dray__sums;
@@ -48,10 +49,10 @@ bool dray__sums_add(dray__sums *sums, const char *name, int32_t dtype, uint64_t 
 bool dray__sums_add_item(dray__sums *sums, const dray__named_sum *item);
 /* Adds a table to another. */
 bool dray__sums_join(dray__sums *sums, dray__sums *more);
-/* Returns the item of that name. NULL: there is none, or memory runs out. */
+/* Returns the item of that name; NULL when there is none, or when out of memory. */
 const dray__named_sum *dray__sums_find(const dray__sums *sums, const char *name);
 /* Returns all items. The first call makes them; it must come from the thread that uses the table.
- * NULL: there are none, or memory runs out. */
+ * NULL when there are none, or when out of memory. */
 const dray__named_sum *dray__sums_items(const dray__sums *sums);
 uint64_t dray__sums_at(const dray__sums *sums, uint32_t index);
 
@@ -60,7 +61,7 @@ uint64_t dray__sums_at(const dray__sums *sums, uint32_t index);
 /* Prepares an empty table for items that will probably have this form, in its order, which makes
  * adding them cheap. form may be NULL. */
 void dray__sums_expect(dray__sums *sums, dray__sums_form *form);
-/* Returns the table's form, borrowed. NULL: out of memory. */
+/* Returns the table's form, borrowed. NULL when out of memory. */
 dray__sums_form *dray__sums_form_of(dray__sums *sums);
 /* Gives an empty table this form and these sums, which were allocated by malloc and are taken over.
  */
@@ -70,7 +71,7 @@ const dray__named_sum *dray__sums_form_item(const dray__sums_form *form,
                                             uint32_t index);  /* sum 0 */
 dray__sums_form *dray__sums_form_keep(dray__sums_form *form); /* NULL is fine */
 void dray__sums_form_drop(dray__sums_form *form);             /* NULL is fine */
-/* Returns the index of the item with the name; UINT32_MAX: there is none. */
+/* Returns the index of the item with the name; UINT32_MAX when there is none. */
 uint32_t dray__sums_form_find(const dray__sums_form *form, const char *name);
 
 /* ---- on the wire ----------------------------------------------------------------------------- */

@@ -4,8 +4,8 @@
  *   for each: name string, for each rank: descriptor u32 (2^32 - 1: none), the packed handle;
  *   checksum u64 (XXH3 of all bytes before it)
  *
- * What it replaces: SGLang's LocalSerializedTensor, whose values are pickled (base64 of
- * ForkingPickler, one a TP rank). */
+ * It replaces SGLang's LocalSerializedTensor, whose values are pickled (base64 of ForkingPickler,
+ * one a TP rank). */
 #include "base/arena.h"
 #include "base/error.h"
 #include "base/hash.h"
@@ -94,7 +94,8 @@ void dray_tensor_list_free(dray_tensor_list *l)
     free(l);
 }
 
-/* A place for one more tensor with its entries; NULL: no memory. It counts once it is whole. */
+/* A place for one more tensor with its entries; NULL when out of memory. It counts once it is
+ * whole. */
 static tensor *add_tensor(dray_tensor_list *l, char *name, uint32_t ranks)
 {
     tensor *t = dray__append(&l->tensors, sizeof *t, l->count, &l->capacity);

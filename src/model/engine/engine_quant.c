@@ -138,8 +138,8 @@ static bool is_followed(const dray__engine *e, const dray__parameter *p)
     return false;
 }
 
-/* Cuts must be at the edges of blocks that are quantised together, and rows of groups whole ones.
- */
+/* Cuts must be at the edges of blocks that are quantised together, and rows of groups whole
+ * ones. */
 static int check_cut(const dray__engine *e, const dray__parameter *parameter,
                      const dray__row_part *w, const int64_t *cell, dray_error *error)
 {

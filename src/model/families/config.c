@@ -331,8 +331,8 @@ static int check_keys(const config_reading *r, const dray__family *family)
     return DRAY_OK;
 }
 
-/* The number of labels that the head scores; 0 for a language model's. transformers' default is 2.
- */
+/* The number of labels that the head scores; 0 for a language model's. transformers' default is
+ * 2. */
 static int read_head(const config_reading *r, const dray__family *family, int64_t *labels)
 {
     const json_t *names = json_object_get(r->json, "architectures");

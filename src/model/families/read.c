@@ -1,5 +1,5 @@
-/* Makes a family from its file, which is checked as a whole. docs/families.md describes the file.
- */
+/* Makes a family from its file, which is checked as a whole. docs/families.md describes the
+ * file. */
 #include "model/families/read.h"
 
 #include "base/error.h"

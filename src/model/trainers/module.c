@@ -187,8 +187,8 @@ static int place_shard(const module_adding *a, const found *f, uint32_t region, 
     return status;
 }
 
-/* Adds another name of a parameter that must be in the layout already, or comes with its own call.
- */
+/* Adds another name of a parameter that must be in the layout already, or comes with its own
+ * call. */
 static int add_tied(const module_adding *a, const dray__parameter *p)
 {
     uint32_t target, there;

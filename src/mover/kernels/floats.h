@@ -1,6 +1,6 @@
 /* Floats by their bits, in the common subset of C17 and CUDA C++: conversions between dtypes
- * (mover/kernels/kernels.h says how they round). Included by the GPU's kernels, and by what of the
- * CPU shares its arithmetic with them. */
+ * (mover/kernels/kernels.h has their rounding). Included by the GPU's kernels, and by the CPU's
+ * code that shares its arithmetic with them. */
 #ifndef DRAY_MOVER_KERNELS_FLOATS_H
 #define DRAY_MOVER_KERNELS_FLOATS_H
 

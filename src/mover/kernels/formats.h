@@ -19,14 +19,14 @@ enum { DEEPGEMM = 3, MXFP8, MXFP4, NVFP4, INT4, INT4_ZERO };
 #define INFINITE 0x7F800000u
 #define NOT_A_NUMBER 0x7FC00000u
 
-/* The largest magnitudes of a group: of what is 0 or more, and of what is less. A NaN is larger
+/* The largest magnitudes of a group: of its elements from 0 on, and of those below. A NaN is larger
  * than infinity. */
 typedef struct extremes {
     u32 up, down;
 } extremes;
 
-/* A group's scale, as it is stored, and what its elements are multiplied with or divided by; and
- * its zero point, -8 to 7. */
+/* A group's scale, as it is stored, and the factor or divisor of its elements; and its zero point,
+ * -8 to 7. */
 typedef struct format_scale {
     u32 stored, by;
     float zero;
@@ -104,14 +104,14 @@ INLINE u32 format_element(u32 format, u32 bits, const format_scale *s, u32 as)
     return format_code(format, f, s, as);
 }
 
-/* ---- elements without a division each ----------------------------------------------------------
+/* ---- elements without a division each -----------------------------------------------------------
  *
  * A product with the inverse is within three units in the last place of the rounded quotient. Both
  * have the same code unless a number at which the code changes is as near: these are the numbers
- * whose last bits, those of `mask`, are `tie`. Where that is so, or the inverse is not exact
+ * whose last bits, those of `mask`, are `tie`. In that case, or when the inverse is not exact
  * enough, the quotient itself must be taken. */
 typedef struct format_inverse {
-    u32 by; /* 0: divide */
+    u32 by; /* 0 means divide */
     u32 mask, tie;
 } format_inverse;
 
@@ -123,7 +123,7 @@ INLINE format_inverse format_inverse_of(u32 format, const format_scale *s, u32 a
         v.mask = as == BF16 ? 0xFFFF : 0x1FFF;
         v.tie = as == BF16 ? 0x8000 : 0x1000;
     }
-    if (format == INT4_ZERO && as == F32) /* what a zero point is added to rounds anywhere */
+    if (format == INT4_ZERO && as == F32) /* a sum with a zero point rounds anywhere */
         v.by = 0;
     return v;
 }
@@ -153,7 +153,7 @@ INLINE format_scale scale_of_mxfp8(u32 most)
 
 INLINE format_scale scale_of_mxfp4(u32 most)
 {
-    format_scale s = {255, 0, 0}; /* x * 0: what x / infinity is */
+    format_scale s = {255, 0, 0}; /* x * 0, which equals x / infinity */
     u32 e = (most + 0x200000) >> 23;
     if (most > INFINITE)
         return s;

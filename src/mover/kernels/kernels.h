@@ -13,15 +13,15 @@
 typedef void (*dray__cast_fn)(const void *source, void *destination, size_t count);
 
 /* The same, adding Σ columns[i] · bits of element i: to sums[0] before, to sums[1] after the
- * conversion. For elements of at most 4 bytes on both sides. What is `ahead` bytes behind the
- * source is read soon: a hint. */
+ * conversion. For elements of at most 4 bytes on both sides. `ahead` is a hint: bytes so far behind
+ * the source are read soon. */
 typedef void (*dray__cast_summed_fn)(const uint32_t *columns, const void *source, void *destination,
                                      size_t count, int64_t ahead, uint64_t sums[2]);
 
 typedef struct dray__cast {
     int32_t from, to; /* dray_dtype */
     dray__cast_fn run;
-    dray__cast_summed_fn run_summed; /* NULL: none that is better than one after the other */
+    dray__cast_summed_fn run_summed; /* NULL when none is better than one after the other */
 } dray__cast;
 
 /* Rows of a dense box that share a scale: `stride` elements from one to the next, on both sides. */
@@ -83,11 +83,11 @@ const dray__kernels *const *dray__kernels_all(void);
 extern const dray__kernels dray__kernels_portable, dray__kernels_avx2, dray__kernels_avx512,
     dray__kernels_avx512ifma;
 
-/* NULL: no such conversion. Rounding is to nearest even. NaN: to bf16 it becomes 0x7FC0 (what
- * PyTorch's scalar code gives; its vector code gives 0xFFFF, its GPU code 0x7FFF); to f16, f32 and
- * f64 it keeps sign and leading payload and becomes quiet, as the hardware does. f64 to 16 bits
- * goes through f32, as PyTorch does. To F8E4M3 what is too large, infinity included, becomes 448
- * and NaN 0x7F with its sign; to F8E5M2 infinity and 0x7F. From either a NaN keeps sign and
- * payload and becomes quiet. All other conversions to and from 8 bits go through f32. */
+/* Returns NULL when there is no such conversion. Rounding is to nearest even. NaN: to bf16 it
+ * becomes 0x7FC0 (as in PyTorch's scalar code; its vector code gives 0xFFFF, its GPU code 0x7FFF);
+ * to f16, f32 and f64 it keeps sign and leading payload and becomes quiet, as the hardware does.
+ * f64 to 16 bits goes through f32, as in PyTorch. To F8E4M3 larger numbers, infinity included,
+ * become 448 and NaN 0x7F with its sign; to F8E5M2 infinity and 0x7F. From either a NaN keeps sign
+ * and payload and becomes quiet. All other conversions to and from 8 bits go through f32. */
 dray__cast_fn dray__cast_find(int32_t from, int32_t to);
-dray__cast_summed_fn dray__cast_find_summed(int32_t from, int32_t to); /* NULL: see above */
+dray__cast_summed_fn dray__cast_find_summed(int32_t from, int32_t to); /* NULL as above */

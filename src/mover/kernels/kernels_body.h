@@ -128,7 +128,7 @@ static inline uint64_t total(vec a, vec b)
 #define VEC_EVEN(a) _mm512_and_si512(a, _mm512_set1_epi64(UINT32_MAX))
 #define VEC_ADD_PRODUCT(sum, b, v) _mm512_madd52lo_epu64(sum, b, v)
 #else
-#define VEC_EVEN(a) (a) /* what is multiplied are the even words only */
+#define VEC_EVEN(a) (a) /* only the even words are multiplied */
 #define VEC_ADD_PRODUCT(sum, b, v) VEC_ADD(sum, VEC_MUL(b, v))
 #endif
 #define VEC_DOT_NARROW(even, odd, b, v)                                                            \
@@ -255,7 +255,7 @@ static inline uint16_t to_f16(uint32_t bits)
     uint32_t normal =
         a - ((127u - 15u) << 23); /* a carry out of the mantissa is right, up to inf */
     normal = (normal + 0xFFF + (normal >> 13 & 1)) >> 13;
-    /* Below 2^-14 a half counts in steps of 2^-24, which is what one bit of 0.5f is worth. */
+    /* Below 2^-14 a half counts in steps of 2^-24, which is the value of one bit of 0.5f. */
     uint32_t small = bits_of(float_of(a) + 0.5f) - bits_of(0.5f);
     uint32_t h = a < 0x38800000 ? small : normal;
     h = a >= 0x47800000 ? 0x7C00 : h;
@@ -308,7 +308,7 @@ static void f32_bf16_summed(const uint32_t *columns, const void *source, void *d
     size_t i = 0;
 #if defined(__AVX512F__)
     vec even = VEC_ZERO(), odd = VEC_ZERO(), even_after = VEC_ZERO(), odd_after = VEC_ZERO();
-    enum { QUIET = 0x01, SIGNALLING = 0x80 }; /* what fpclass calls a NaN */
+    enum { QUIET = 0x01, SIGNALLING = 0x80 }; /* the NaNs of fpclass */
     const vec one = _mm512_set1_epi32(1), half = _mm512_set1_epi32(0x7FFF);
     const vec nan = _mm512_set1_epi32(0x7FC0);
     for (; i + WORDS <= count; i += WORDS) {

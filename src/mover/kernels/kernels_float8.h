@@ -3,8 +3,8 @@
 
 /* Rounding is one addition: next to 2^(e + 23 - m), where m is how many bits a mantissa has and e
  * the exponent of the number or the least one of the form, a float counts in steps of 2^(e - m),
- * which are those of the mantissa. What it counts are the bits by which the sum exceeds that power;
- * the form's exponent is e + bias. What is larger than `most` counts as that. */
+ * which are those of the mantissa. The count is in the bits by which the sum exceeds that power;
+ * the form's exponent is e + bias. Larger numbers than `most` count as that. */
 static inline uint32_t to_float8(uint32_t bits, uint32_t mantissa, uint32_t bias, uint32_t most)
 {
     const uint32_t least = (128u - bias) << 23, up = 23 - mantissa;

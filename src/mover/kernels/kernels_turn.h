@@ -74,7 +74,7 @@ static inline void put_lines_end(void)
 #endif
 }
 
-/* One element after the other: what is left at the edges. */
+/* One element after the other: the rest at the edges. */
 static void turn_edge(const uint8_t *source, int64_t source_stride, uint8_t *destination,
                       int64_t destination_stride, size_t rows, size_t columns, size_t size)
 {

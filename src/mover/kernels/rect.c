@@ -89,7 +89,7 @@ bool dray__rect_is_run(const dray__rect_copy *rect, uint64_t *bytes)
 typedef struct run {
     size_t count, from_size, to_size;
     int64_t source_stride, destination_stride;
-    dray__cast_fn cast; /* NULL: the bits as they are */
+    dray__cast_fn cast; /* NULL for the bits as they are */
 } run;
 
 enum { CONVERTED = 512 };
@@ -125,7 +125,7 @@ static void move_run(const run *r, const uint8_t *source, uint8_t *destination)
 
 /* ---- turned over ----------------------------------------------------------------------------- */
 
-/* The dimension along which elements are beside each other; ndim: none. */
+/* The dimension along which elements are beside each other; ndim when there is none. */
 static uint32_t dense_dimension(const dray__rect_copy *rect, const int64_t *stride, size_t size)
 {
     uint32_t d = rect->ndim;
@@ -274,15 +274,15 @@ typedef uint64_t (*copy_fn)(const uint32_t *columns, const void *data, void *out
 typedef struct row_way {
     size_t from_size, to_size, from_words, to_words; /* words: columns that an element counts as */
     int64_t source_stride, destination_stride;
-    dray__cast_fn cast; /* NULL: the bits as they are */
+    dray__cast_fn cast; /* NULL for the bits as they are */
     dray__cast_summed_fn cast_summed;
     dot_fn from_dot, to_dot;
     copy_fn copy;
     bool sinks; /* nothing is written, nor converted */
-    /* Four rows at once, where nothing is written; NULL: one by one. */
+    /* Four rows at once, when nothing is written; NULL for one by one. */
     void (*four)(const uint32_t *columns, const void *data, int64_t stride, size_t count,
                  uint64_t sums[4]);
-    int64_t ahead; /* from what is read now to what is read soon, in bytes */
+    int64_t ahead; /* bytes from the present place of reading to the place that is read soon */
 } row_way;
 
 /* Of one strip of columns; the same twice where elements count alike on both sides. */
@@ -435,7 +435,7 @@ static void move_summed(const dray__rect_copy *rect, const dray__rect_place *pla
 
 enum { TILE = 32 << 10 };
 
-/* Sums go along rows: what is turned over is put in order first, or last, tile by tile. */
+/* Sums go along rows: rows that are turned over are put in order first, or last, tile by tile. */
 static void tile_turned(const dray__rect_copy *rect, const dray__rect_place *place, bool sinks,
                         uint64_t sums[2])
 {
@@ -488,7 +488,7 @@ static void move_turned_summed(const dray__rect_copy *rect, const dray__rect_tur
     }
 }
 
-/* Whether one side lies in the order of the tensor's rows, and the other turned over. */
+/* Returns true when one side lies in the order of the tensor's rows, and the other turned over. */
 static bool turns_rows(const dray__rect_copy *rect, const dray__rect_place *place,
                        dray__rect_turn *turn)
 {
@@ -531,7 +531,7 @@ static void move_summed(const dray__rect_copy *rect, const dray__rect_place *pla
     rows r = rows_of(rect, place);
     uint64_t first = place->ndim ? (uint64_t)place->start[last] : 0;
     uint64_t count = place->ndim ? (uint64_t)rect->extent[last] : 1;
-    if (count == 1) { /* of one element the stride says nothing */
+    if (count == 1) { /* for one element the stride does not matter */
         w.source_stride = (int64_t)w.from_size;
         w.destination_stride = (int64_t)w.to_size;
     }

@@ -1,4 +1,4 @@
-/* Rectangles in addressable memory: moved, converted, whatever their strides. */
+/* Rectangles in addressable memory: moved and converted, with any strides. */
 #pragma once
 
 #include <dray/plan.h>
@@ -16,16 +16,16 @@ typedef struct dray__rect_copy {
 /* Moves every element, converting where from != to (the conversion must exist). The two sides do
  * not overlap. */
 void dray__rect_move(const dray__rect_copy *rect);
-/* Where a rectangle is in its tensor: what a checksum needs to know. */
+/* The place of a rectangle in its tensor, which a checksum needs. */
 typedef struct dray__rect_place {
-    uint32_t ndim;        /* of the tensor; 0: a scalar, whose rectangle has one dimension */
+    uint32_t ndim;        /* of the tensor; 0 for a scalar, whose rectangle has one dimension */
     const int64_t *shape; /* global */
     int64_t start[DRAY_MAX_DIMS];
 } dray__rect_place;
 
 /* The same, reading the source once: adds the checksum (mover/kernels/checksum.h) of the source's
- * bits to sums[0], and that of the bits that it writes to sums[1]. What then is at the
- * destination is for the caller to read back. */
+ * bits to sums[0], and that of the bits that it writes to sums[1]. The caller reads the destination
+ * back. */
 void dray__rect_move_summed(const dray__rect_copy *rect, const dray__rect_place *place,
                             uint64_t sums[2]);
 /* Whether the rectangle is turned over on the way: elements that are beside each other along one

@@ -94,7 +94,7 @@ static bool all_memory(const dray_layout *layout, dray_region *const *regions)
     return true;
 }
 
-/* Lays out the files, with room for the sums of what they will hold. */
+/* Lays out the files, with room for the sums of their tensors. */
 int dray__checkpoint_begin(const char *directory, const dray_layout *layout, dray_layout **files,
                            dray_error *error)
 {
@@ -108,7 +108,7 @@ int dray__checkpoint_begin(const char *directory, const dray_layout *layout, dra
     return rc;
 }
 
-/* Fills the files, and says what they hold now. */
+/* Fills the files, and writes the sums of their content. */
 static int fill(const dray_layout *layout, dray_region *const *regions, const dray_layout *files,
                 dray_region *const *opened, dray_error *error)
 {
@@ -181,7 +181,7 @@ static int read_into_files(const char *directory, const dray_layout *layout,
     return rc;
 }
 
-/* Tensors that were read as a whole must be what the files say of them. */
+/* Tensors that were read as a whole must have the sums in the files. */
 static int compare_whole(const dray__sources *sources, const dray__transfer *transfer,
                          dray_error *error)
 {

@@ -1,8 +1,8 @@
 /* The files are written range by range in their order. A slot of the staging buffer takes slices
  * that follow each other in a file; each stretch without a gap lies there as far from a multiple of
- * DRAY__IO_ALIGN as in the file, so that all of it but its ragged ends goes direct. A stretch that
- * is longer than a slot is cut at a multiple: what is beyond begins the next slot. Bytes that are
- * not the member's are never written, since others write them. */
+ * DRAY__IO_ALIGN as in the file, so that all of it but its ragged ends is written directly. A
+ * stretch that is longer than a slot is cut at a multiple, and its rest begins the next slot. Other
+ * members' bytes are never written here. */
 #include "weights/checkpoint/deposit.h"
 
 #include "base/error.h"
@@ -92,7 +92,7 @@ static void add_io(deposit *d, deposit_slot *s, uint64_t offset, uint64_t at, si
                                  .user = s};
 }
 
-/* A stretch as one range, or its ragged ends and what is between them. */
+/* A stretch as one range, or its ragged ends and the range between them. */
 static void add_stretch(deposit *d, deposit_slot *s, const stretch *part)
 {
     uint64_t up = DRAY__IO_ALIGN - 1, end = part->offset + part->bytes;
@@ -156,7 +156,7 @@ static bool room_for(deposit_slot *s, uint64_t offset, size_t bytes, uint64_t *a
     return true;
 }
 
-/* The next slot, beginning with what is ragged at the end of the one before when that goes on. */
+/* The next slot. It begins with the ragged end of the one before when that goes on. */
 static int next_slot(deposit *d, deposit_slot **current, uint32_t file, uint64_t offset,
                      uint32_t tensor, dray_error *error)
 {
@@ -194,7 +194,8 @@ static uint64_t run_limit(const dray_copy *copy)
     return run < DRAY__SLICE_BYTES ? run : DRAY__SLICE_BYTES;
 }
 
-/* What is to lie in the file: of the source's own bits, so that a copy that goes wrong is found. */
+/* The sum that the file is to have: of the source's own bits, so that a copy that goes wrong is
+ * found. */
 static int sum_of(const deposit *d, const dray_copy *copy, uint64_t *sum, dray_error *error)
 {
     const dray_tensor_info *tensor = dray_layout_tensor(d->files, copy->tensor);

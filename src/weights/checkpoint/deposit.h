@@ -7,14 +7,14 @@
 #include <dray/plan.h>
 
 /* Carries out those copies of the plan into `files` that read source member `self`, whose regions
- * are memory. files' regions are open for writing. Adds to `sums` (by tensor) the checksums of what
- * was written. Nothing is forced to the disk. Blocks. */
+ * are memory. files' regions are open for writing. Adds the checksums of the written bytes to
+ * `sums` (by tensor). Nothing is forced to the disk. Blocks. */
 int dray__deposit(const dray_plan *plan, uint32_t self, dray_region *const *regions,
                   const dray_layout *files, dray_region *const *opened, dray__sums *sums,
                   dray_error *error);
 
 /* ---- checkpoint.c */
-/* Lays out the files, with room for the sums of what they will hold. */
+/* Lays out the files, with room for the sums of their tensors. */
 int dray__checkpoint_begin(const char *directory, const dray_layout *layout, dray_layout **files,
                            dray_error *error);
 /* Writes a file beside the tensors, whole, and on the disk. */

@@ -27,7 +27,8 @@ static int by_age(const void *a, const void *b)
     return (x->again > y->again) - (x->again < y->again);
 }
 
-/* Whole checkpoints, the oldest first. With `clear`, what writers that died left is removed. */
+/* Lists whole checkpoints, the oldest first. With `clear`, the files of writers that died are
+ * removed. */
 static int list_steps(const dray__save *s, bool clear, kept_step **out, size_t *count,
                       dray_error *error)
 {
@@ -117,7 +118,7 @@ static bool needed(const dray__save *s, const kept_step *steps, size_t count, si
     return is;
 }
 
-/* Can a delta be told from it? Files of other writers carry no sums. */
+/* Returns true when a delta can be computed against it. Files of other writers have no sums. */
 static bool has_sums(const dray__save *s, const char *name)
 {
     char path[PATH_MAX];
@@ -126,8 +127,8 @@ static bool has_sums(const dray__save *s, const char *name)
     return dray__overlay_result_sum(path, &sum, NULL) == DRAY_OK && sum;
 }
 
-/* The newest step but the one that is replaced, unless as many deltas as may be end with it. What
- * is wrong with an earlier one stops no later one: it is whole then. */
+/* The newest step but the one that is replaced, unless the longest permitted chain of deltas ends
+ * with it. An error in an earlier checkpoint never stops a later one, which is whole then. */
 static void choose_base(dray__save *s, const kept_step *steps, size_t count)
 {
     char base[64];
@@ -175,7 +176,7 @@ int dray__save_publish(const dray__save *s, dray_error *error)
     size_t count;
     char name[64];
     int rc = list_steps(s, false, &steps, &count, error);
-    /* In a bucket no name is given twice, as readers may know what was there. */
+    /* In a bucket no name is given twice, because readers may have cached its content. */
     if (!rc && s->store == &dray__store_files)
         rc = forget_unpublished(s, steps, &count, error);
     if (!rc)
@@ -192,7 +193,7 @@ int dray__save_publish(const dray__save *s, dray_error *error)
     return rc;
 }
 
-/* What is written on this machine first, by a writer that died. */
+/* Removes the version that a dead writer left on this machine before the upload. */
 static int clear_stage(const dray__save *s, dray_error *error)
 {
     dray__store_step *none = NULL;

@@ -183,7 +183,7 @@ void dray__values_free(char **values, const dray_layout *layout)
     free(values);
 }
 
-/* For each tensor its sum as the files carry it; NULL: out of memory. */
+/* For each tensor its sum as in the files; NULL when out of memory. */
 static char **values_of(const dray_layout *layout, const dray__sums *sums)
 {
     uint32_t count = dray_layout_tensor_count(layout);

@@ -22,7 +22,7 @@
 
 enum { SLICE = DRAY__OVERLAY_SLICE, JSON_MAX = 256 << 20 };
 
-/* What is known of a tensor that is in the base, too. */
+/* A tensor that is in the base, too. */
 typedef struct patch {
     char *name;
     uint32_t region; /* of the layout */
@@ -37,7 +37,8 @@ struct dray__overlay {
     char base[PATH_MAX];
     uint64_t base_sum;
     dray__overlay *inner; /* of a base that is a delta itself */
-    uint32_t levels; /* from this one inwards, those that lead from what is held to the result */
+    uint32_t levels; /* the first of the levels, inwards, that lead from the held version to the
+                      * result */
     bool advised;    /* its files are read in, in the background */
     json_t *json;
     dray_layout *changes; /* the delta's own files */
@@ -228,7 +229,7 @@ static int join_tensor(joining *j, const char *name, dray_error *error)
         return bad(o, name, "neither here nor in the base", error);
     const dray_layout *from = full ? o->changes : j->base;
     const dray_tensor_info *info = dray_layout_tensor(from, index);
-    /* The only one of a tensor in a file; NULL: it has no elements. */
+    /* The only block of a tensor in a file; NULL when it has no elements. */
     const dray_block *block = dray__layout_first_block(from, index);
     int rc = dray_layout_add_tensor(j->out, name, (dray_dtype)info->dtype, info->ndim, info->shape,
                                     &tensor, error);
@@ -342,7 +343,7 @@ int dray__checkpoint_layout(const char *path, dray_layout **layout, dray__overla
     json_t *json = NULL;
     *overlay = NULL;
     int rc = dray__store_of(path)->resolve(path, folder, error);
-    if (rc == DRAY_ENOMEM) /* what a delta lies on would be forgotten */
+    if (rc == DRAY_ENOMEM) /* the base of the delta would be forgotten */
         return rc;
     bool local = dray__store_is_local(path);
     if (rc && !local)
@@ -458,7 +459,7 @@ int dray__overlay_result_sum(const char *path, uint64_t *out, dray_error *error)
     return rc;
 }
 
-/* ---- what changed ---------------------------------------------------------------------------- */
+/* ---- changes of a tensor --------------------------------------------------------------------- */
 
 /* The level that is the `number`th to be applied: the innermost of them first. */
 static const dray__overlay *level_of(const dray__overlay *o, uint32_t number)
@@ -524,7 +525,7 @@ static int each_in_slice(const patch *p, uint64_t slice, const uint8_t *data, ui
     return gaps.at == begin && dray__codes_ended(&codes) ? DRAY_OK : torn(p, slice, error);
 }
 
-/* Where in its file the entries of some elements lie. */
+/* The place of some elements' entries in their file. */
 static void place_of(const patch *p, uint64_t first, uint64_t end, uint64_t *at, uint64_t *bytes)
 {
     *at = p->data[first / SLICE];

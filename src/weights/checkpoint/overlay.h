@@ -1,4 +1,4 @@
-/* A checkpoint that is written as what changed since an earlier one beside it, whole or a delta.
+/* A checkpoint that is written as the changes since an earlier one beside it, whole or a delta.
  *
  *   step-000008/delta.json      an object: version (of this format: 3 where there are codes; else
  * 2, or 1 where the base is whole), base (the folder's name, beside this one), base_sum (16
@@ -28,13 +28,14 @@ enum { DRAY__OVERLAY_SLICE = 1 << 16, DRAY__OVERLAY_CHAIN = 64 };
 
 typedef struct dray__overlay dray__overlay;
 
-/* The layout of a checkpoint, or of what a delta results in: then *overlay, and regions opened for
- * the layout must be attached before they are read; else NULL. DRAY_ENOENT, DRAY_ECHECKSUM name a
- * base that is missing or another. */
+/* The layout of a checkpoint, or of the result of a delta. For a delta, *overlay is set, and
+ * regions that are opened for the layout must be attached before they are read; else it is NULL.
+ * Returns 0, or DRAY_ENOENT or DRAY_ECHECKSUM with the name of a base that is missing or another
+ * one. */
 int dray__checkpoint_layout(const char *path, dray_layout **layout, dray__overlay **overlay,
                             dray_error *error);
 void dray__overlay_free(dray__overlay *overlay); /* NULL is fine */
-/* What a source of a checkpoint keeps: its overlay; NULL: it is whole. */
+/* Frees the overlay of a source that is a checkpoint; NULL when the checkpoint is whole. */
 void dray__overlay_forget(void *overlay);
 static inline dray__overlay *dray__overlay_of(const dray__source *source)
 {
@@ -49,20 +50,21 @@ dray_region **dray__overlay_open(dray__overlay *overlay, const dray_layout *layo
 int dray__overlay_sums(const dray__overlay *overlay, const dray_layout *layout, dray__sums *out,
                        dray_error *error);
 const char *dray__overlay_base(const dray__overlay *overlay); /* the folder's path */
-/* ---- for who holds what one of the chain results in: the sum of those sums. false: none of them.
- * Then what leads from there to the result is so many levels, to be applied from 0. */
+/* ---- for a reader that holds the result of one of the chain, by the sum of its sums. hold returns
+ * false when it holds none of them. levels is the number of levels from there to the result, to be
+ * applied from 0. */
 bool dray__overlay_hold(dray__overlay *overlay, uint64_t sum);
 uint32_t dray__overlay_levels(const dray__overlay *overlay);
 
-/* What becomes of a tensor in these levels; FULL: in one of them. */
+/* The effect of these levels on a tensor; FULL when it is whole in one of them. */
 typedef enum dray__overlay_way {
     DRAY__OVERLAY_FULL,
     DRAY__OVERLAY_SAME,
     DRAY__OVERLAY_PATCHED
 } dray__overlay_way;
 dray__overlay_way dray__overlay_way_of(const dray__overlay *overlay, const char *tensor);
-/* Where a level's entries of elements first <= position < end lie, in whole slices. NULL: it has
- * none. */
+/* The place of a level's entries of the elements first <= position < end, in whole slices; NULL
+ * when it has none. */
 const dray_region *dray__overlay_place(const dray__overlay *overlay, uint32_t level,
                                        const char *tensor, uint64_t first, uint64_t end,
                                        uint64_t *at, uint64_t *bytes);
@@ -73,19 +75,19 @@ int dray__overlay_each(const dray__overlay *overlay, uint32_t level, const char 
                        uint64_t first, uint64_t end, const uint8_t *data, dray__overlay_fn fn,
                        void *user, dray_error *error);
 
-/* Of what a checkpoint results in; 0: a tensor has no sum. */
+/* The sum of a checkpoint's result; 0 when a tensor has no sum. */
 int dray__overlay_result_sum(const char *path, uint64_t *out, dray_error *error);
-/* One number for all sums of a checkpoint; 0: a tensor has none. */
+/* One number for all sums of a checkpoint; 0 when a tensor has none. */
 int dray__overlay_sum_of(const dray_layout *layout, const dray__sums *sums, uint64_t *out,
                          dray_error *error);
 /* The base's folder name of a delta folder, "" for a whole checkpoint; at most 63 bytes. number
- * (may be NULL): which delta after its base; 0: whole. */
+ * (may be NULL) is the count of deltas after its base; 0 for a whole one. */
 int dray__overlay_base_name(const char *folder, char out[64], uint32_t *number, dray_error *error);
 
 /* ---- overlay_write.c */
-/* Writes to `folder` how `files` (a layout of whole tensors in opened files, whose sums are given)
- * differ from what `base`, beside `folder`'s place, results in. held: where that may lie whole, and
- * is read if its sums say so; NULL: nowhere. */
+/* Writes to `folder` the difference between `files` (a layout of whole tensors in opened files,
+ * whose sums are given) and the result of `base`, beside `folder`'s place. held is a path at which
+ * that may lie whole, and is read if its sums are right; NULL when there is none. */
 int dray__overlay_write(const char *folder, const char *base, const char *held, uint32_t number,
                         const dray_layout *files, dray_region *const *opened,
                         const dray__sums *sums, dray_error *error);

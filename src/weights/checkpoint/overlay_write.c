@@ -25,13 +25,13 @@ typedef struct change {
     dray__overlay_way way;
     uint32_t *table;
     uint64_t slices, spooled, bytes; /* where in the spool */
-    const dray_block *block;         /* of the new files; NULL: no elements */
+    const dray_block *block;         /* of the new files; NULL without elements */
 } change;
 
 typedef struct overlay_writing {
     const char *folder;
     const dray_layout *files, *base;
-    dray__overlay *overlay; /* of what is read; NULL: it is whole */
+    dray__overlay *overlay; /* of the checkpoint that is read; NULL when it is whole */
     bool chained;           /* the base is a delta itself */
     dray_region *const *opened;
     dray_region **old;

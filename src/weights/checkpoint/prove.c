@@ -1,6 +1,6 @@
-/* Is what an engine says of its memory true? After its own load of a checkpoint, every block is
- * compared with what the checkpoint holds there: the planner and the movers read it into scratch,
- * slice by slice, as they would write it. */
+/* Compares an engine's memory with the engine's description of it. After the engine's own load of a
+ * checkpoint, every block is compared with the checkpoint's elements: the planner and the movers
+ * read these into scratch, slice by slice, as they would write them. */
 #include "base/error.h"
 #include "mover/mover.h"
 #include "weights/checkpoint/overlay.h"
@@ -18,8 +18,8 @@ typedef struct proving {
     dray_region *scratch;
 } proving;
 
-/* How many elements lie one after the other in memory, as they do in scratch: those of the
- * dimensions from *outer on. */
+/* The number of elements that lie one after the other in memory, as they do in scratch: those of
+ * the dimensions from *outer on. */
 static uint64_t run_of(const dray_block *block, size_t element, const dray__rect *slice,
                        uint32_t *outer)
 {

@@ -1,18 +1,18 @@
 /* A run's checkpoints: one folder a version, a pointer to the newest, the last N kept.
  *
  *   DIR/step-000007/        whole; step-000007.2 when the number was written before, and read
- *   DIR/step-000007/PART/   what the options name beside the model, as its files
+ *   DIR/step-000007/PART/   the parts in the options beside the model, as its files
  *   DIR/latest              a symbolic link to the newest, replaced atomically
- *   DIR/step-000009/        may be what changed since another one (overlay.h), which stays then
- *   DIR/.step-000008.partial/   being written; in it .parts/, by which ranks tell each other
- *   DIR/.step-000003.gone/  on its way out
+ *   DIR/step-000009/        may be a delta on another one (overlay.h), which stays then
+ *   DIR/.step-000008.partial/   being written; in it .parts/, by which ranks exchange messages
+ *   DIR/.step-000003.gone/  being removed
  *
- * A folder gets its name when it is whole and on the disk, so a writer that dies leaves what was
- * there; the next one clears up. No folder's files are ever replaced, so a reader that resolved
- * `latest` reads one version, or finds it gone.
+ * A folder gets its name when it is whole and on the disk, so a writer that dies leaves the earlier
+ * ones unchanged, and the next writer clears up. No folder's files are ever replaced, so a reader
+ * that resolved `latest` reads one version, or finds it gone.
  *
- * Several ranks meet at barriers of the coordinator between the steps; what they have to tell lies
- * in files, so that nothing large passes through it. */
+ * Several ranks meet at barriers of the coordinator between the steps. Their messages are in files,
+ * so that nothing large passes through the coordinator. */
 #include "weights/checkpoint/save.h"
 #include "base/error.h"
 #include "base/io.h"
@@ -33,7 +33,8 @@
 
 enum { NAME_ROOM = 64 }; /* of parts and files */
 
-/* ---- what ranks tell each other -------------------------------------------------------------- */
+/* ---- messages between ranks
+ * ---------------------------------------------------------------------- */
 
 static void word_path(const dray__save *s, const char *what, uint32_t rank, char *out)
 {
@@ -155,8 +156,8 @@ static int find_begun(dray__save *s, dray_error *error)
                            parts);
 }
 
-/* Waits for all ranks. One that failed (status) comes, too, and says so: all of them end here, and
- * meet once more, so that nobody clears up what another has not read. */
+/* Waits for all ranks. A rank that failed (status) comes, too, and reports it. Then all of them end
+ * here, and meet once more, so that nobody clears up files that another has not read. */
 static int meet(dray__save *s, int status, dray_error *error)
 {
     dray_error why = {0};
@@ -173,7 +174,7 @@ static int meet(dray__save *s, int status, dray_error *error)
         wait_for_all(s, NULL);
     else if (!rc)
         rc = find_begun(s, &why);
-    /* Where one died, rank 0 has cleared up, which may be what this rank stumbled over. */
+    /* When a rank died, rank 0 has cleared up, which may be the cause of this rank's error. */
     if (rc == DRAY_EDEAD)
         status = DRAY_OK;
     if (!status && rc && error)
@@ -193,7 +194,7 @@ static int make_partial(dray__save *s, dray_error *error)
     if (flock(s->lock, LOCK_EX | LOCK_NB)) {
         int why = errno;
         close(s->lock);
-        s->lock = -1; /* what lies there is another's */
+        s->lock = -1; /* the files there are another writer's */
         return why == EWOULDBLOCK
                    ? dray__fail(error, DRAY_EBUSY,
                                 "%.300s: another process writes a checkpoint there", s->folder)
@@ -206,7 +207,7 @@ static int make_partial(dray__save *s, dray_error *error)
     return rc ? rc : keep_room(s, error);
 }
 
-/* What is told of a part. */
+/* The name of a part's messages. */
 static const char *word(const char *what, const dray__save_part *part, char out[96])
 {
     snprintf(out, 96, "%s%s%s", what, part->name[0] ? "-" : "", part->name);
@@ -290,7 +291,7 @@ static void whole_path(const dray__save *s, const dray__save_part *part, char ou
              name);
 }
 
-/* Rank 0: lays out the files for what all ranks have together. */
+/* Rank 0: lays out the files for the tensors of all ranks together. */
 static int lay_out(const dray__save *s, dray__save_part *part, dray_error *error)
 {
     dray_layout *all;
@@ -314,7 +315,7 @@ static int lay_out(const dray__save *s, dray__save_part *part, dray_error *error
     return rc;
 }
 
-/* All ranks: what there is; rank 0: where it goes. */
+/* All ranks send their layouts; rank 0 decides on the files. */
 static int arrange(const dray__save *s, dray_error *error)
 {
     int rc = DRAY_OK;
@@ -357,7 +358,7 @@ static int deposit(const dray__save *s, dray__save_part *part, dray_error *error
     return rc;
 }
 
-/* Every rank: its own bytes, and what they add up to. */
+/* Every rank writes its own bytes, and their sums. */
 static int write_own(const dray__save *s, dray__save_part *part, dray_error *error)
 {
     char what[96];
@@ -412,8 +413,8 @@ static int finish_whole(const dray__save *s, const dray__save_part *part, dray_e
     return rc ? rc : dray_safetensors_finish(whole, part->files, error);
 }
 
-/* Where the newest version of a bucket stays whole on this machine: the next one is compared with
- * it, and not with what would have to be fetched. */
+/* The place at which the newest version of a bucket stays whole on this machine. The next one is
+ * compared with it, and not with the version in the bucket, which would have to be fetched. */
 static const char *held_path(const dray__save *s, char out[PATH_MAX])
 {
     snprintf(out, PATH_MAX, "%.*s/held", PATH_MAX - 16, s->stage);
@@ -437,7 +438,7 @@ static int finish_delta(const dray__save *s, const dray__save_part *part, dray_e
                                           : finish_whole(s, part, error);
 }
 
-/* After a version of a bucket has its place: what is left of it here. */
+/* After a version of a bucket has its place: keeps or removes its files here. */
 static int hold(const dray__save *s, dray_error *error)
 {
     char held[PATH_MAX], whole[PATH_MAX];
@@ -520,7 +521,7 @@ static int check_memory(const dray_layout *layout, dray_region *const *regions, 
     return rc;
 }
 
-/* Of a file or a folder beside the model's files, that is none of them. */
+/* Checks the name of a file or a folder beside the model's files, which may not be one of them. */
 static int check_name(const char *name, dray_error *error)
 {
     static const char *const ours[] = {"config.json", DRAY__OVERLAY_FILE,

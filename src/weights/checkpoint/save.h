@@ -4,7 +4,8 @@
  * only what changed since an earlier one; manifest.c has the sums that files carry of their own
  * tensors, and prove.c compares an engine's memory with a checkpoint. */
 
-/* What save.c (writing one) and kept.c (the folders of those that are there) share. */
+/* The declarations that save.c (writing a checkpoint) and kept.c (the folders of earlier ones)
+ * share. */
 #pragma once
 
 #include "control/channel.h"
@@ -14,9 +15,12 @@
 #include <dray/weights.h>
 #include <limits.h>
 
-enum { DRAY__SAVE_ROOM = 256 }; /* what these files append to the caller's folder */
+enum {
+    DRAY__SAVE_ROOM = 256
+}; /* room for the names that these files append to the caller's folder */
 
-/* Tensors that are written together: the model, or what lies beside it. */
+/* Tensors that are written together: the model, or a part beside it. The name is that of its
+ * folder. */
 typedef struct dray__save_part {
     const char *name; /* of its folder; "": the checkpoint's own */
     const dray_layout *layout;
@@ -40,11 +44,12 @@ typedef struct dray__save {
     char base[64];        /* rank 0's: the step that this one is a delta on; "": none */
     int lock;             /* rank 0's, on the stage */
     uint32_t meetings;    /* so far */
-    dray__party_of party; /* who came */
+    dray__party_of party; /* the sessions that came */
 } dray__save;
 
-/* ---- kept.c: for rank 0, who holds the lock. */
-/* Removes what writers that died left, and chooses what the new one is a delta on, if it is. */
+/* ---- kept.c: for rank 0, which holds the lock. */
+/* Removes the files of writers that died, and chooses the base of the new checkpoint if it is a
+ * delta. */
 int dray__save_clear(dray__save *s, dray_error *error);
 /* Gives the whole folder its name, leads readers to it, and removes what is not to be kept. */
 int dray__save_publish(const dray__save *s, dray_error *error);

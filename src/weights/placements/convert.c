@@ -1,11 +1,11 @@
-/* The placement of what is quantised, or made floats of: gathers a box of a tensor, out of whatever
- * memory or host its parts lie in, quantises it (or makes floats of it), and writes what this rank
- * holds of the result.
+/* The placement of elements that are quantised, or made floats of. It gathers a box of a tensor out
+ * of all memory and hosts of its parts, quantises it (or makes floats of it), and writes this
+ * rank's part of the result.
  *
- * Gathering is a transfer of its own, whose destination is the staging: so every source
- * can feed it, with its checks. A box is as many whole cells (elements that share a scale) as fit
- * the staging; a cell that does not fit is read twice, in slices: for its largest element, then to
- * be quantised. The result is summed as it is made and read back at its place. */
+ * Gathering is a transfer of its own, whose destination is the staging: so every source can feed
+ * it, with its checks. A box is as many whole cells (elements that share a scale) as fit the
+ * staging. A cell that does not fit is read twice, in slices: for its largest element, then to be
+ * quantised. The result is summed as it is made and read back at its place. */
 #include "base/arena.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -22,14 +22,14 @@
  * must be for many requests to be under way. */
 enum { BOX_OF_MEMORY = 256 << 10, BOX_OF_NETWORK = 8 << 20, LEAST_STAGING = 16 << 10 };
 
-enum { VALUES, SCALES, TENSORS }; /* of the layout of what is gathered */
+enum { VALUES, SCALES, TENSORS }; /* of the gathered elements' layout */
 
 struct quant_lane {
     dray__lane *lane;
     dray__transfer *transfer;
     const dray_transform *transforms;
     uint64_t count, next; /* of transforms */
-    bool *mine;           /* those that another lane does not carry out */
+    bool *mine;           /* those that no other route carries out */
 
     /* The gathering transfer: the same sources over connections of their own, into the staging. */
     dray__sources sources;
@@ -40,8 +40,7 @@ struct quant_lane {
     uint64_t op_capacity, gather_bytes;
     dray__waker waker;
 
-    /* values | what becomes of them | scales | other parts, each in the form that the transform has
-     */
+    /* values | their results | scales | other parts, each in the form that the transform has */
     dray_region *staging;
     uint64_t staging_bytes, part_at[DRAY__QUANT_PARTS];
     uint32_t *amax;
@@ -52,11 +51,12 @@ struct quant_lane {
     bool in_transform, in_cell, second;
     int32_t values_dtype, result_dtype;
     uint64_t box_elements; /* of a box, at most */
-    dray__rects left;      /* what is to be gathered, in cells or elements as below */
+    dray__rects left;      /* the part that is still to be gathered, in cells or elements as
+                            * below */
     dray__slicer cells;    /* QUANTISE: boxes of cells; DEQUANTISE: of elements */
     dray__slicer slices;   /* of a cell that is too large */
     dray__rect box;
-    uint64_t sum_first, sum_second; /* of what was read of such a cell, in each pass */
+    uint64_t sum_first, sum_second; /* of the elements of such a cell that were read in each pass */
     uint32_t cell_amax;
 };
 
@@ -69,7 +69,7 @@ static bool takes(const dray__transfer *transfer, const dray__op *op)
 
 const dray__placement dray__place_convert = {"convert", takes};
 
-/* By whatever source it must be. */
+/* Returns true for every source. */
 static bool reaches(const dray__transfer *transfer, const dray__op *op,
                     const dray__placement *placement)
 {
@@ -83,7 +83,7 @@ static bool is_remote(const struct quant_lane *q, const dray__op *op)
                                op->copy.source_region, q->transfer->destination->host);
 }
 
-/* The sources over connections of their own: an answer belongs to who asked. */
+/* The sources over connections of their own, because an answer belongs to its connection. */
 static int copy_sources(struct quant_lane *q, dray_error *error)
 {
     const dray__sources *all = q->transfer->sources;
@@ -201,7 +201,7 @@ static const dray_tensor_info *source_scales(const struct quant_lane *q, const d
     return NULL;
 }
 
-/* What is gathered, as a layout of its own. */
+/* Makes a layout of the elements that are gathered. */
 static int make_layout(struct quant_lane *q, const dray_tensor_info *values,
                        const dray_tensor_info *scales, dray_error *error)
 {
@@ -218,7 +218,7 @@ static int make_layout(struct quant_lane *q, const dray_tensor_info *values,
             dray_layout_add_tensor(layout, i == VALUES ? "values" : "scales", (dray_dtype)dtypes[i],
                                    info[i]->ndim, info[i]->shape, NULL, error);
     const int64_t one[DRAY_MAX_DIMS] = {1, 1, 1, 1}, zero[DRAY_MAX_DIMS] = {0};
-    if (rc == DRAY_OK) /* what the books need a block for */
+    if (rc == DRAY_OK) /* the books need a block */
         rc = dray_layout_add_dense(layout, VALUES, 0, zero, one, 0, error);
     if (rc) {
         dray_layout_free(layout);
@@ -292,7 +292,7 @@ static void share_staging(struct quant_lane *q, const dray__rect *whole, uint64_
     q->part_at[DRAY__PART_SECOND] = (q->part_at[DRAY__PART_SCALES] + scales + 63) & ~(uint64_t)63;
 }
 
-/* What the remote lane does not bring of the cells, or elements. */
+/* The cells, or elements, that the route of data servers does not bring. */
 static int find_left(struct quant_lane *q, const dray__rect *whole, const dray__op *ops,
                      uint64_t count, dray_error *error)
 {
@@ -308,7 +308,7 @@ static int find_left(struct quant_lane *q, const dray__rect *whole, const dray__
     return kept ? DRAY_OK : dray__nomem(error);
 }
 
-/* On to the next of what is left; false: nothing is. */
+/* On to the next part that is left; false when there is none. */
 static bool next_left(struct quant_lane *q)
 {
     const dray_transform *t = &q->transforms[q->next];
@@ -432,14 +432,14 @@ static int begin_gathering(struct quant_lane *q, dray_error *error)
     options.bucket_bytes = q->gather_bytes ? q->gather_bytes : DRAY__BUCKET_MIN;
     options.compared = q->transfer->options.compared ? q->compared : NULL;
     options.has_base = false;
-    options.run = 0; /* what is staged is nobody else's */
+    options.run = 0; /* staged bytes are for no other rank */
     options.once = true;
     int rc = dray__transfer_open(&q->sources, &q->destination, &options, &q->gathering, error);
     /* Closing the gathering takes it out again. */
     return rc ? rc : dray__waker_add(&q->waker, dray__transfer_fd(q->gathering), error);
 }
 
-/* Enters what was gathered in the update's books. */
+/* Enters the gathered elements in the update's books. */
 static int end_gathering(struct quant_lane *q, dray_error *error)
 {
     const dray_transform *t = &q->transforms[q->next];
@@ -465,7 +465,7 @@ static int end_gathering(struct quant_lane *q, dray_error *error)
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-/* Writes what this rank holds of a part's box, which lies in the staging. */
+/* Writes this rank's share of a part's box, which lies in the staging. */
 static int write_part(struct quant_lane *q, int part, const dray__rect *box, dray_error *error)
 {
     return dray__transform_write(q->transfer, &q->transforms[q->next], part, q->staging, box,
@@ -547,7 +547,7 @@ static int quantise_cells(struct quant_lane *q, dray_error *error)
     return rc ? rc : write_scales(q, scales, error);
 }
 
-/* A tensor whose largest element is looked for: all of it is one cell. */
+/* A tensor whose largest element is wanted: all of it is one cell. */
 static int find_most(struct quant_lane *q)
 {
     const dray_layout *layout = q->transfer->destination->layout;
@@ -624,7 +624,7 @@ static int dequantise(struct quant_lane *q, dray_error *error)
     return write_part(q, DRAY__PART_VALUES, &elements, error);
 }
 
-/* ---- the lane -------------------------------------------------------------------------------- */
+/* ---- the route ------------------------------------------------------------------------------- */
 
 /* Past the box at hand. */
 static int advance(struct quant_lane *q, dray_error *error)

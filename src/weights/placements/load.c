@@ -41,7 +41,8 @@ struct dray__load {
 
 static const char *const usual[] = {"q_a_proj,kv_a_proj_with_mqa"};
 
-/* Where in `name` one of the comma-separated parts stands between dots; 0: nowhere. */
+/* The place in `name` at which one of the comma-separated parts stands between dots; 0 when there
+ * is none. */
 static size_t part_at(const char *name, const char *parts)
 {
     for (const char *part = parts; *part; part += strspn(part, ",")) {
@@ -54,8 +55,8 @@ static size_t part_at(const char *name, const char *parts)
     return 0;
 }
 
-/* What a tensor's name has in common with those that it must arrive with; NULL: nothing, or no
- * memory (*nomem). */
+/* The common part of a tensor's name and those that it must arrive with; NULL when there is none,
+ * or no memory (*nomem). */
 static char *unit_key(const char *name, const char *const *together, uint32_t count, bool *nomem)
 {
     for (uint32_t i = 0; i < count; i++) {

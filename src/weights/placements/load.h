@@ -1,6 +1,6 @@
 /* Subscribers whose engine has a load function for full named tensors (dray_load_options). The
  * tensors are divided into rounds. Each round is one region of a layout that is made here. All of
- * these regions are the same bucket: it is filled by the update's lanes and given to the engine,
+ * these regions are the same bucket: it is filled by the update's routes and given to the engine,
  * round after round. */
 #pragma once
 
@@ -14,7 +14,7 @@ int dray__load_open(const dray_layout *given, const dray_load_options *options, 
 void dray__load_close(dray__load *load); /* NULL is fine */
 
 uint32_t dray__load_rounds(const dray__load *load);
-/* Returns the bytes of staging that lanes may use beside the bucket. */
+/* Returns the bytes of staging that routes may use beside the bucket. */
 uint64_t dray__load_staging(const dray__load *load);
 
 /* Allocates the bucket for one update, and makes it the memory of the destination's regions. */

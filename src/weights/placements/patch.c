@@ -1,6 +1,5 @@
-/* The placement of what changed (transfer.h): which ops a delta of their source can bring up to
- * date.
- */
+/* The placement of changes (transfer.h): the ops that a delta of their source can bring up to
+ * date. */
 #include "weights/checkpoint/overlay.h"
 #include "weights/delta/delta.h"
 #include "weights/transfer/transfer.h"

@@ -42,11 +42,12 @@ typedef struct dray__compiler {
     dray__filling filling; /* of the bucket */
     /* Rounds, in each of which this rank reads from one other GPU. */
     uint32_t turn;    /* the source of the first round */
-    uint32_t rounds;  /* 0: all sources are read at once */
-    uint64_t *pushed; /* [source] the destination bytes that it pushes; NULL: none so far */
+    uint32_t rounds;  /* 0 when all sources are read at once */
+    uint64_t *pushed; /* [source] the destination bytes that it pushes; NULL when there are none so
+                       * far */
 } dray__compiler;
 
-/* The draft for this GPU, these sums and this step; NULL: out of memory. */
+/* The draft for this GPU, these sums and this step; NULL when out of memory. */
 dray__draft *dray__draft_of(dray__compiler *c, dray__cuda_device *device, uint32_t sums,
                             uint32_t step);
 /* Adds an item to the draft. Returns false when memory runs out, or the draft is NULL. */
@@ -76,15 +77,15 @@ bool dray__draft_read_back(dray__compiler *c, const dray__ends *ends, const dray
                            uint32_t block, uint32_t step);
 /* Returns true when there is no other sum to compare the sum of the op's source with. */
 bool dray__op_alone(const dray__transfer *transfer, const dray__op *op);
-/* If the entry says so (`twice`), adds an item that reads the source again, by another kernel than
- * the one that moves it. */
+/* If the entry has `twice`, adds an item that reads the source again, by another kernel than the
+ * one that moves it. */
 bool dray__draft_read_again(dray__compiler *c, dray__cuda_device *device,
                             const dray__cuda_item *item, const dray__entry *moved, uint32_t step);
 /* Returns the bucket of a device, which is opened when it is first needed. */
 int dray__bucket_of(dray__compiler *c, dray__cuda_device *device, dray__filling **out,
                     dray_error *error);
 
-/* An empty program of these ops; NULL: out of memory. */
+/* An empty program of these ops; NULL when out of memory. */
 dray__program *dray__program_new(const dray__transfer *transfer, const uint64_t *ops,
                                  uint64_t count, uint64_t ceiling);
 /* Returns true when the program was compiled for these ops and this transfer's options. */

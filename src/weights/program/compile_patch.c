@@ -1,6 +1,6 @@
 /* Deltas applied by GPUs (program.h): the destination's GPU reads slots and entries from the
- * publisher's store, which is pinned memory, and what changed too much from the block itself. What
- * was brought up to date is read back as a whole, as if all of it had been copied. */
+ * publisher's store, which is pinned memory, and slices that changed too much from the block
+ * itself. The updated elements are read back as a whole, as if all of them had been copied. */
 #include "base/error.h"
 #include "memory/cuda_memory.h"
 #include "weights/delta/delta.h"

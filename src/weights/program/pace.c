@@ -1,7 +1,7 @@
 /* Programs that are spread over a time (program.h): a job's launches are given to its GPU one by
- * one, when they are due. A burst at full rate costs what goes on beside it less than the same
- * bytes moved by a few thread blocks for a long time: those keep places on the GPU, so that every
- * kernel of the others has to come in one round more. */
+ * one, when they are due. A burst at full rate slows other kernels less than the same bytes moved
+ * by a few thread blocks for a long time. Those keep places on the GPU, so that every other kernel
+ * has to come in one round more. */
 #include "weights/program/program.h"
 
 #include "base/clock.h"
@@ -58,7 +58,7 @@ int dray__program_keep_pace(const dray__program *p, uint32_t step, int64_t withi
         }
         first = end;
     }
-    /* What belongs to the next step begins when this one has ended, which the GPUs tell. */
+    /* The next step's launches begin when this one has ended, which the GPUs report. */
     dray__waker_at(&p->waker, *released < first && *released < count
                                   ? began_ns + dray__pace_at(count, within_ns, *released)
                                   : 0);

@@ -14,7 +14,7 @@ static bool is_gpu_kind(int32_t kind)
     return kind == DRAY_REGION_CUDA || kind == DRAY_REGION_PINNED;
 }
 
-/* What the sources keep of GPUs. */
+/* The GPU state of the sources. */
 struct programs {
     dray__program *first;
     uint8_t *transforms; /* of the plan: do GPUs take it? 0: not looked at yet, 1: yes, 2: no */
@@ -90,7 +90,8 @@ bool dray__program_takes(const dray__transfer *h, const dray__op *op)
            (from == DRAY_REGION_CUDA || dray_region_get_kind(to) == DRAY_REGION_CUDA);
 }
 
-/* ---- what is being compiled ------------------------------------------------------------------ */
+/* ---- programs that are being compiled
+ * ------------------------------------------------------------- */
 
 dray__draft *dray__draft_of(dray__compiler *c, dray__cuda_device *device, uint32_t sums,
                             uint32_t step)
@@ -203,8 +204,8 @@ bool dray__op_alone(const dray__transfer *h, const dray__op *op)
     return h->options.verify && (!op->owned || (compared && !compared[op->copy.tensor]));
 }
 
-/* As sources/memory.c has it: where the group's sum is compared with what was announced, the sum of
- * what lies there is enough. */
+/* As in sources/memory.c: when the group's sum is compared with the announced one, the sum of the
+ * destination's bytes is enough. */
 static uint8_t kind_of(const dray__transfer *h, const dray__op *op)
 {
     if (!h->options.verify)
@@ -272,10 +273,9 @@ bool dray__draft_move(dray__compiler *c, const dray__ends *ends, const dray_copy
            dray__draft_read_again(c, ends->device, &item, &entry, step);
 }
 
-/* ---- rounds: between GPUs that only give and GPUs that only take, all ranks at once, no two of
- * them reading from the same GPU, is what links carry best. Where GPUs do both, reading from all at
- * once is as fast, and nobody waits for who began late.
- */
+/* ---- rounds: between GPUs that only give and GPUs that only take, links carry most when all ranks
+ * read at once, no two of them from the same GPU. When GPUs do both, reading from all at once is as
+ * fast, and no rank waits for one that began late. */
 
 /* From how many bytes of each source to those of the one that gives most, rounds stay in step. */
 #define EVEN 0.75
@@ -322,8 +322,8 @@ static uint32_t round_of(const dray__compiler *c, const dray_copy *copy)
     return c->rounds ? (copy->source + count - c->turn) % count : 0;
 }
 
-/* What a source pushes is cut into steps, so that what came in one is read back beside the next:
- * this many, of all sources together. */
+/* The pushes of a source are cut into steps, so that the bytes of one are read back during the
+ * next: this many, of all sources together. */
 enum { PUSH_STEPS = 8 };
 
 /* The step in which the next copy out of a source is pushed; -1: out of memory. */
@@ -456,7 +456,7 @@ static bool push_staged(dray__compiler *c, dray__filling *f, const dray__cuda_it
     out.copy = dray__copy_onwards(slice, &in.copy);
     out.source_base = half;
     out.phase = f->group + 1;
-    out.lane = h->sources->count; /* what is local is a lane of its own */
+    out.lane = h->sources->count; /* local bytes are a lane of their own */
     out.near = true;
     f->used = (f->used + bytes + DRAY__BUCKET_ALIGN - 1) / DRAY__BUCKET_ALIGN * DRAY__BUCKET_ALIGN;
     uint32_t sums = verify ? sums_of[DRAY__ENTRY_SUMMED] : 0;
@@ -687,7 +687,7 @@ int dray__program_find(const dray__lane *lane, dray__program **out, dray_error *
     for (dray__program **at = &programs->first, *p; (p = *at); at = &p->next)
         if (p->patches == patches &&
             dray__program_fits(p, h, lane->ops, lane->count, lane->ceiling)) {
-            *at = p->next; /* to the front: another lane's must not push it out */
+            *at = p->next; /* to the front: another route's program must not push it out */
             p->next = programs->first;
             programs->first = *out = p;
             return DRAY_OK;

@@ -66,7 +66,8 @@ typedef struct dray__program {
     uint64_t held_bytes;        /* staging on GPUs */
     dray__waker waker;          /* wakes when a job is to be polled, and at look_from_ns */
     /* The time in which the current step will probably end, from the duration of the last run. In
-     * this time the jobs are polled without sleeping, because waking takes longer. 0: not known. */
+     * this time the jobs are polled without sleeping, because waking takes longer. 0 when not
+     * known. */
     int64_t look_from_ns, look_until_ns;
     /* the arguments for which it was compiled */
     uint64_t *ops, count, ceiling;
@@ -76,7 +77,7 @@ typedef struct dray__program {
     uint32_t ctas;
     bool verify, announced, patches;  /* patches: deltas are applied */
     bool paced;                       /* spread over a time (pace.c) */
-    dray__cuda_device *bucket_device; /* NULL: it has no bucket */
+    dray__cuda_device *bucket_device; /* NULL when it has no bucket */
     uint64_t bucket;                  /* its address */
 } dray__program;
 
@@ -85,16 +86,16 @@ bool dray__program_takes(const dray__transfer *transfer, const dray__op *op);
 /* compile_patch.c: returns true when the op's destination, in GPU memory, is better changed by its
  * source's delta than copied. */
 bool dray__patch_takes(const dray__transfer *transfer, const dray__op *op);
-/* Returns the program of a lane's ops, from an earlier update or compiled now. The sources own it.
- */
+/* Returns the program of a route's ops, from an earlier update or compiled now. The sources own
+ * it. */
 int dray__program_find(const dray__lane *lane, dray__program **out, dray_error *error);
 /* program_run.c: begins the jobs of a step. */
 int dray__program_start(const dray__program *program, uint32_t step, dray_error *error);
 /* Begins the jobs of a step so that they run after those of step `before`, which are running. */
 int dray__program_follow(const dray__program *program, uint32_t step, uint32_t before,
                          dray_error *error);
-/* Returns the longest duration of the step's jobs in their last run, by the GPUs' clocks; 0: there
- * was no run. */
+/* Returns the longest duration of the step's jobs in their last run, by the GPUs' clocks; 0 when
+ * there was no run. */
 int64_t dray__program_device_ns(const dray__program *program, uint32_t step);
 /* Sets look_from_ns and look_until_ns for the step that was just started. */
 void dray__program_expect(dray__program *program, uint32_t step, int64_t now_ns);

@@ -1,4 +1,4 @@
-/* Replaying a program's jobs, step by step, and what they found (program.h). */
+/* Replaying a program's jobs, step by step, and their results (program.h). */
 #include "weights/program/program.h"
 
 #include "base/clock.h"
@@ -106,13 +106,13 @@ int dray__program_poll(const dray__program *p, uint32_t step, dray_error *error)
 
 /* ---- the books ------------------------------------------------------------------------------- */
 
-/* What an item's sums are to the books, by the kind of its entry. */
+/* The meaning of an item's sums in the books, by the kind of its entry. */
 enum which { NONE, READ, BACK };
 static const struct effect {
-    int8_t read, written, back, scales, most; /* so often they count in what is expected */
-    uint8_t found, own; /* which is what was found, and which the source's bits */
+    int8_t read, written, back, scales, most; /* how often each counts in the expected sum */
+    uint8_t found, own; /* the sum that is the found one, and the one of the source's bits */
     bool by_cell;       /* the scales are expected in a block of their own */
-    bool second;        /* so are zero points, whose sum is MOST */
+    bool second;        /* zero points, too, whose sum is MOST */
 } effects[] = {
     [DRAY__ENTRY_UNCHECKED] = {0},
     [DRAY__ENTRY_READ_BACK] = {.back = 1, .found = BACK, .own = BACK},
@@ -120,9 +120,9 @@ static const struct effect {
     [DRAY__ENTRY_SENT] = {.written = 1, .own = READ},
     [DRAY__ENTRY_DRAIN] = {.found = BACK},
     [DRAY__ENTRY_ARRIVED] = {.found = READ},
-    [DRAY__ENTRY_AGAIN] = {.read = 1}, /* what is taken away of what is read twice */
+    [DRAY__ENTRY_AGAIN] = {.read = 1}, /* subtracted for sources that are read twice */
     [DRAY__ENTRY_QUANTISED] = {.read = -1, .written = 1, .most = 1, .own = READ, .by_cell = true},
-    /* Was out of the bucket read what was written into it? */
+    /* Returns true when the bytes read from the bucket are those that were written into it. */
     [DRAY__ENTRY_REQUANTISED] = {.read = -2, .written = 1, .most = 1, .by_cell = true},
     [DRAY__ENTRY_GROUPED] = {.written = 1, .own = READ, .by_cell = true, .second = true},
     [DRAY__ENTRY_REGROUPED] = {.read = -1, .written = 1, .by_cell = true, .second = true},

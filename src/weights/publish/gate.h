@@ -9,7 +9,7 @@
 typedef int dray__gate_fn(void *user, uint64_t version, int64_t timeout_ns, dray_error *error);
 
 typedef struct dray__gate {
-    dray_region *word; /* NULL: not needed yet */
+    dray_region *word; /* NULL until it is needed */
     uint32_t value;    /* the value that opens it */
     dray__thread thread;
     dray__gate_fn *wait;

@@ -49,7 +49,7 @@ int dray__publisher_put(dray_publisher *p, int64_t deadline_ns, dray_error *erro
     return rc;
 }
 
-/* Comes back: what this rank was. */
+/* Puts this rank's former registration, for a rank that comes back. */
 static void put_claim(const dray_publisher *p, dray__writer *w)
 {
     const dray__rank_claim claim = {.set = p->released ? 0 : p->set,
@@ -282,7 +282,7 @@ int dray_publisher_open(dray_context *context, const char *model, const dray_lay
     return rc;
 }
 
-/* Waits for the other ranks, then learns what they hold: an element that several ranks hold is
+/* Waits for the other ranks, then learns their layouts: an element that several ranks hold is
  * summed by the first. */
 static int meet_trainer(dray_publisher *p, int64_t deadline_ns, dray_error *error)
 {
@@ -322,7 +322,7 @@ static int make_pieces(dray_publisher *p, int64_t deadline_ns, dray_error *error
     return rc;
 }
 
-/* Learns what the others hold, also while they move. */
+/* Learns the others' layouts, also while they move. */
 static int meet_and_cut(dray_publisher *p, int64_t deadline_ns, dray_error *error)
 {
     int rc = make_pieces(p, deadline_ns, error);
@@ -358,8 +358,8 @@ static int ask_readers(dray_publisher *p, uint64_t version, int64_t deadline, ui
     return DRAY_OK;
 }
 
-/* Waits until nobody reads the version, or an older one, any more. With another coordinator than
- * the one that granted it, no reader can commit what it reads. */
+/* Waits until no group reads the version, or an older one, any more. When another coordinator has
+ * replaced the one that granted it, no reader can commit it. */
 int dray__publisher_drain(dray_publisher *p, uint64_t version, int64_t timeout_ns,
                           uint32_t *dropped, dray_error *error)
 {
@@ -421,8 +421,8 @@ static int publish(dray_publisher *p, uint64_t version, int64_t deadline, dray_e
         rc = dray__snapshot_take(p, deadline, error);
     if (rc == DRAY_OK && p->checksum && !p->pieces_made)
         rc = meet_and_cut(p, deadline, error);
-    /* The delta of a version that may still be read must stay: then this one has none, and the next
-     * builds on what was kept last. */
+    /* The delta of a version that may still be read must stay. Then this version has none, and the
+     * next builds on the delta that was kept last. */
     if (p->delta && (p->drained || !p->has_published))
         rc = dray__delta_publish(p->delta, p->incarnation, version, error);
     if (rc == DRAY_OK && dray__now() >= deadline)
@@ -483,7 +483,7 @@ int dray_publisher_wait(dray_publisher *p, uint64_t version, int64_t timeout_ns,
         return dray__publisher_drain(p, version, timeout_ns, dropped, error);
     if (dropped)
         *dropped = 0;
-    return DRAY_OK; /* what is read and summed is the snapshot */
+    return DRAY_OK; /* the snapshot is read and summed */
 }
 
 void dray_publisher_close(dray_publisher *p)

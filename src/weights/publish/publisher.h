@@ -41,24 +41,26 @@ struct dray_publisher {
     bool relaid; /* the layout has changed, and the coordinator does not have it yet */
     int64_t timeout_ns;
     dray__pieces pieces;
-    dray__source_sums *gpu_sums; /* of the pieces that GPUs sum; NULL: none, or not yet compiled */
-    CUevent fence;               /* the fence of the current publish; NULL: none */
-    dray__mark *mark;            /* NULL: not needed yet */
+    dray__source_sums *gpu_sums; /* of the pieces that GPUs sum; NULL when there are none, or until
+                                  * compiled */
+    CUevent fence;               /* the fence of the current publish; NULL when there is none */
+    dray__mark *mark;            /* NULL until it is needed */
     bool marked;                 /* readers wait for the mark, so that publish need not wait */
     dray__gate gate;             /* of dray_publisher_wait_stream */
-    dray__delta *delta;          /* NULL: the publisher makes no deltas */
+    dray__delta *delta;          /* NULL when the publisher makes no deltas */
     dray__delta_view *delta_view;
-    dray__staging *arena; /* NULL: there is none */
+    dray__staging *arena; /* NULL when there is none */
     uint64_t published;   /* the newest version, valid with has_published */
     bool has_published;
     bool withdrawn; /* no other reader of that version may begin */
     bool drained;   /* and all of its readers have ended */
     /* The numbers of the caller's regions, to notice when one was freed. */
     uint64_t *serials;
-    dray_region **origin; /* the caller's regions if `regions` are a snapshot; NULL: no snapshot */
-    dray__snapshot_gpu *snapshot_gpus; /* what copies it (snapshot.c); NULL: not compiled yet */
+    dray_region **origin; /* the caller's regions if `regions` are a snapshot; else NULL */
+    dray__snapshot_gpu *snapshot_gpus; /* the jobs that copy it (snapshot.c); NULL until compiled */
     bool released;
-    /* What this rank registers at the next coordinator when the session continues there. */
+    /* The fields that this rank registers at the next coordinator when the session continues
+     * there. */
     char *model;
     dray__writer packed; /* the layout */
     dray__sums sums;     /* of the last version; empty while they are computed */
@@ -80,10 +82,10 @@ int dray__publisher_put(dray_publisher *p, int64_t deadline_ns, dray_error *erro
 int dray__publisher_ensure(dray_publisher *p, int64_t deadline, dray_error *error);
 /* Returns true when a request that ended with rc can be repeated with the next coordinator. */
 bool dray__publisher_again(const dray_publisher *p, int rc, int64_t deadline);
-/* publisher_fence.c. Decides whether readers wait for the mark. endpoint: the data server; NULL:
- * there is none. To be called before regions are put. */
+/* publisher_fence.c. Decides whether readers wait for the mark. endpoint is the data server's, or
+ * NULL when there is none. Call it before regions are put. */
 int dray__publisher_marked(dray_publisher *p, const char *endpoint, dray_error *error);
-/* Returns the handle of the event that is sent with regions; NULL: there is none. */
+/* Returns the handle of the event that is sent with regions; NULL when there is none. */
 const uint8_t *dray__publisher_event_of(dray_publisher *p);
 /* Waits for the caller's fence, or records the mark behind it. Called before the version is
  * announced. */

@@ -1,4 +1,4 @@
-/* What is to be complete before a version may be read: the fence of a publish (mark.h). */
+/* The fence of a publish, which must be complete before the version may be read (mark.h). */
 #include "base/clock.h"
 #include "base/error.h"
 #include "memory/region.h"
@@ -6,8 +6,8 @@
 
 #include <unistd.h>
 
-/* Could everyone who reads the memory be held back by an event: are they of this host, and is
- * nothing of it looked at by this process, but by its GPUs? */
+/* Returns true when an event can hold back every reader of the memory: all are on this host, and
+ * this process reads it only by its GPUs. */
 static bool can_be_marked(const dray_publisher *p, const char *endpoint)
 {
     bool all = !p->origin && !p->delta && !p->arena && !endpoint &&
@@ -107,7 +107,7 @@ int dray_publisher_wait_stream(dray_publisher *p, uint64_t version, void *stream
         return rc;
     dray__cuda_device *device = device_of(p);
     if (p->origin)
-        return DRAY_OK; /* what is read is the snapshot */
+        return DRAY_OK; /* the snapshot is read */
     if (!device)
         return dray__fail(error, DRAY_EUNSUPPORTED, "weights that lie on no GPU: wait here");
     p->gate.wait = drain;

@@ -1,4 +1,4 @@
-/* A publisher's memory moves, lies otherwise, or is taken back from its readers. */
+/* A publisher's memory moves, gets another layout, or is taken back from its readers. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -80,7 +80,7 @@ int dray_publisher_move(dray_publisher *p, dray_region *const *regions, dray_err
     if (rc)
         return rc;
     uint32_t count = dray_layout_region_count(p->layout);
-    if (p->origin) { /* what readers map is the snapshot, which stays */
+    if (p->origin) { /* readers map the snapshot, which stays */
         rc = dray__snapshot_move(p, regions, error);
         if (rc == DRAY_OK)
             rc = dray__publisher_note(p, regions, error);

@@ -1,6 +1,6 @@
-/* Checksums of what a publisher has announced: readers begin at once, while GPUs and a thread of
- * the publisher's own sum what they read. The coordinator lets nobody commit before it has the
- * sums. The thread has the publisher's channel until it is joined, which every later call does
+/* Checksums of an announced version: readers begin at once, while GPUs and a thread of the
+ * publisher's own sum the bytes that they read. The coordinator lets no group commit before it has
+ * the sums. The thread has the publisher's channel until it is joined, which every later call does
  * first. */
 #include "base/clock.h"
 #include "base/error.h"
@@ -27,7 +27,7 @@ static int send_sums(dray_publisher *p, const dray_error *outcome, int64_t deadl
     return rc;
 }
 
-/* Also to the next coordinator, to which a rank that comes back says them with its claim. */
+/* Also for the next coordinator, to which a rank that comes back sends them with its claim. */
 static int tell(dray_publisher *p, dray__summing_up *s, dray_error *error)
 {
     int64_t deadline = dray__publisher_deadline(p, DRAY_WAIT_DEFAULT);

@@ -1,6 +1,6 @@
 /* Cohorts: the subscriber groups that read the same version at the same time, from other hosts or
- * out of pinned memory into GPUs.
- * Their ranks split what several of them need, and pass it on to each other. */
+ * out of pinned memory into GPUs. Their ranks divide the bytes that several of them need, and pass
+ * them on to each other. */
 #include "base/clock.h"
 #include "weights/registry/state.h"
 

@@ -61,7 +61,7 @@ static bool item_of(dray__coverage *c, const char *name, int32_t dtype, uint32_t
     return true;
 }
 
-/* A name that a source uses; the first source that has it says for what. */
+/* A name that a source uses; it belongs to the first source that has it. */
 static bool name_item(builder *b, const char *name, uint32_t item)
 {
     uint32_t other;
@@ -117,7 +117,7 @@ static int count_slabs(builder *b, const box **list, size_t n, uint32_t d, int64
             open[opened++] = list[next];
         uint64_t inside = 0;
         b->steps += opened + 1;
-        /* The callee sorts what it is given: a copy behind those that are open. */
+        /* The callee sorts its array, so it gets a copy behind the open ones. */
         memcpy(open + n, open, opened * sizeof *open);
         int rc = count_union(b, open + n, opened, d + 1, &inside, error);
         if (rc)
@@ -267,7 +267,7 @@ static bool add_rank(builder *b, const dray_layout *layout)
         bool computed = dray__layout_part_of(layout, block->tensor, &of, &part) &&
                         !dray__map_get(&b->names, names[block->tensor], &item);
         if (computed && part != DRAY__PART_VALUES)
-            continue; /* what no source has is computed, not read */
+            continue; /* elements that no source has are computed, not read */
         added = item_of(b->out, names[computed ? of : block->tensor], dtype, &item) &&
                 push_elements(b, layout, block, computed, item);
     }
@@ -341,7 +341,7 @@ int dray__coverage_of_sums(const dray__sums *sources, const dray__packed_layout 
 
 /* ---- comparing ------------------------------------------------------------------------------- */
 
-/* Of tables of these two forms; NULL: the form has no such item. */
+/* For tables of these two forms; NULL when the form has no such item. */
 static int check_counts(const dray__covered *item, const dray__named_sum *want,
                         const dray__named_sum *got, dray_error *error)
 {
@@ -399,7 +399,7 @@ static const dray__named_sum *aligned(const dray__coverage_of_form *of, uint32_t
                : NULL;
 }
 
-/* What forms alone say, and what is left to compare; not again of the same two. */
+/* Checks the forms alone, and keeps the rest to compare. It is not done again for the same two. */
 static int check_forms(dray__coverage *coverage, dray_error *error)
 {
     if (coverage->found.unknown)

@@ -19,8 +19,9 @@ typedef struct dray__covered {
 /* The places of the items in tables of a form. */
 typedef struct dray__coverage_of_form {
     dray__sums_form *form;
-    uint32_t *at;        /* [item] its index in the form; UINT32_MAX: the form does not have it */
-    const char *unknown; /* a name of the form that no item has; NULL: there is none */
+    uint32_t *at;        /* [item] its index in the form; UINT32_MAX when the form does not have
+                          * it */
+    const char *unknown; /* a name of the form that no item has; NULL when there is none */
 } dray__coverage_of_form;
 
 typedef struct dray__compared {

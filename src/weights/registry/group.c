@@ -49,8 +49,8 @@ bool dray__reg_group_returning(const struct group *group)
     return any && !group->decided && group->set.present < group->set.world;
 }
 
-/* What a group holds after a restart follows from its ranks: whole only if all of them say the same
- * (one that was new has nothing). Nothing of what this registry decided itself is changed. */
+/* A group's version after a restart follows from its ranks: it is whole only if all of them have
+ * the same (a new rank has nothing). The decisions of this registry are not changed. */
 static void adopt(struct group *group)
 {
     const dray__rank_claim *first = NULL;
@@ -128,7 +128,7 @@ static void begin_refuse(dray__registry *r, struct registrant *entry, const dray
         dray__reg_refuse(r, ticket, error);
 }
 
-/* The group's update is over, and so is its lease; what is counted for its votes is thrown away. */
+/* The group's update is over, and so is its lease; the counts of its votes are thrown away. */
 static void update_over(struct group *group)
 {
     group->phase = ATTEMPT_NONE;
@@ -160,8 +160,8 @@ void dray__reg_prefetch_drop(struct registrant *entry)
     drop_staged(entry->group);
 }
 
-/* The rank may write. A prefetch overwrites staging, and what was staged; else the group's bytes
- * are no longer those of its version. */
+/* The rank may write. A prefetch overwrites staging, with its earlier content; else the group's
+ * bytes are no longer those of its version. */
 void dray__reg_grant_writing(struct registrant *entry)
 {
     entry->writing = true;
@@ -200,7 +200,7 @@ void dray__reg_abort(dray__registry *r, struct group *group, const dray_error *r
     }
 }
 
-/* What the goal has become: staged, or held. */
+/* Makes the goal the staged, or held, version. */
 static void commit(dray__registry *r, struct group *group)
 {
     dray__compared compared = group->goal.compared;
@@ -278,7 +278,7 @@ int dray__reg_begin(dray__registry *r, struct registrant *entry, struct begin *b
     return DRAY_OK;
 }
 
-/* What all ranks that began agree on; the first one that does not is the error. */
+/* The wishes that all ranks that began agree on; the first rank that differs is the error. */
 static int agree(const struct group *group, uint64_t *min, dray_error *error)
 {
     const dray__update_wish *first = &group->set.entries[0]->begin.wish;
@@ -359,7 +359,7 @@ int dray__reg_cover(struct group *group, const struct set *from, dray_error *err
     return DRAY_OK;
 }
 
-/* The goal of a commit is what was prefetched. */
+/* The goal of a commit is the prefetched version. */
 static int choose_staged(struct group *group, uint64_t min, dray_error *error)
 {
     if (!group->has_staged)
@@ -390,7 +390,7 @@ static int read_publishers(struct group *group, struct trainer *trainer, struct 
     return DRAY_OK;
 }
 
-/* Resolves AUTO and looks for the version. DRAY_EAGAIN: not there yet. */
+/* Resolves AUTO and looks for the version. Returns DRAY_EAGAIN while it is not there. */
 static int choose(struct group *group, dray_error *error)
 {
     const dray__update_wish *first = &group->set.entries[0]->begin.wish;
@@ -463,7 +463,8 @@ static uint8_t source_kind(const struct group *group)
                                           : DRAY__FROM_DISK;
 }
 
-/* Have all ranks what they need, so that nothing but death keeps them from writing at once? */
+/* Returns true when all ranks have everything that they need, so that only a death keeps them from
+ * writing at once. */
 static bool all_prepared(const struct group *group, const struct set *sources)
 {
     if (group->readers && group->purpose != DRAY__PREFETCH)
@@ -478,7 +479,7 @@ static bool all_prepared(const struct group *group, const struct set *sources)
     return true;
 }
 
-/* What every rank is told. */
+/* The answer for every rank. */
 static dray__update_begun begun(const struct group *group, const struct set *sources,
                                 const struct set *cohort, uint64_t run)
 {
@@ -537,8 +538,8 @@ static void unchoose(struct group *group)
     group->peer = NULL;
 }
 
-/* Are there bytes that should come over a link once, for all who read them: from another host, or
- * out of pinned memory into GPUs? */
+/* Returns true when bytes should come over a link once, for all their readers: from another host,
+ * or out of pinned memory into GPUs. */
 static bool is_shared(const struct group *group)
 {
     bool pinned = false;
@@ -614,7 +615,7 @@ static int current(const struct registrant *entry, uint64_t attempt, dray_error 
 int dray__reg_may_write(const struct registrant *entry, uint64_t attempt, dray_error *error)
 {
     int rc = current(entry, attempt, error);
-    if (rc == DRAY_OK && entry->voted) /* what it said that it holds must stay */
+    if (rc == DRAY_OK && entry->voted) /* a rank that voted keeps its memory */
         rc = dray__fail(error, DRAY_EPROTO, "rank %" PRIu32 " of group %s has voted already",
                         entry->rank, entry->group->name);
     return rc;
@@ -625,7 +626,7 @@ static bool all_whole(const dray__coverage *coverage)
     return coverage->count && !coverage->partial;
 }
 
-/* With what the checkpoint says of itself. */
+/* Compares with the sums in the checkpoint. */
 static int compare_disk(struct group *group, dray_error *error)
 {
     struct holding *goal = &group->goal;
@@ -645,7 +646,7 @@ static int compare_disk(struct group *group, dray_error *error)
     return rc;
 }
 
-/* With what the publishers announced, or what lies in the peers' memory. */
+/* Compares with the sums that the publishers announced, or those of the peers' memory. */
 static int compare(struct group *group, dray_error *error)
 {
     struct holding *goal = &group->goal;
@@ -671,7 +672,7 @@ void dray__vote_free(struct vote *vote)
     vote->held = 0;
 }
 
-/* In the order of ranks: what came of it the last time serves again. */
+/* In the order of ranks, so that the last result can be used again. */
 static int count_votes(struct group *group, dray_error *error)
 {
     struct holding *goal = &group->goal;

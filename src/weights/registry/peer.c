@@ -1,4 +1,4 @@
-/* Groups that read each other's memory: who may read whom, the leases that an overwrite waits for;
+/* Groups that read each other's memory: the permissions, the leases that an overwrite waits for,
  * and the list of engines that routers watch. */
 #include "base/error.h"
 #include "base/hash.h"
@@ -49,7 +49,7 @@ static bool newer(const struct holding *a, const struct holding *b)
 }
 
 /* Bits that were converted once differ from the published ones: only a reader of the same dtype
- * gets from the peer what the publishers would give it. */
+ * gets from the peer the same bits as from the publishers. */
 static bool same_dtypes(struct group *group, const struct group *peer)
 {
     dray__packed_layout *ranks = dray__reg_layouts(&group->set);
@@ -144,8 +144,8 @@ bool dray__reg_serving(const struct group *group)
            !group->leaving && !(writing && group->purpose != DRAY__PREFETCH);
 }
 
-/* The list with its sequence number: a new one whenever it differs from what was told last. NULL:
- * out of memory. */
+/* The list with its sequence number: a new one whenever it differs from the one that was sent last.
+ * NULL when out of memory. */
 static const dray__engine_told *list_engines(dray__registry *r, dray__engines_told *out)
 {
     for (const struct model *model = r->models; model; model = model->next)

@@ -1,5 +1,5 @@
-/* Requests that wait: for other ranks, for readers to go, for groups to have a version. What each
- * of them waits for is a row of functions. */
+/* Requests that wait: for other ranks, for readers to finish, for groups to have a version. Each
+ * kind of wait is a row of functions. */
 #include "base/error.h"
 #include "weights/registry/state.h"
 

@@ -1,5 +1,5 @@
-/* Who has mapped whose memory: what is freed only after it was unmapped, or named when it was not;
- * and publishers whose memory is elsewhere now. */
+/* Mappings of members' memory: memory is freed only after it was unmapped, and members that still
+ * have it mapped are named. Also publishers whose memory has moved. */
 #include "base/error.h"
 #include "control/protocol.h"
 #include "weights/registry/state.h"
@@ -68,8 +68,8 @@ void dray__reg_release_answer(dray__registry *r, const struct registrant *entry,
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-/* What was exported is not handed out any more; those who have it mapped are to let it go. How many
- * regions that were. */
+/* Exported handles are not given out any more, and members that have them mapped are asked to unmap
+ * them. Returns how many regions that were. */
 static uint32_t void_handles(dray__registry *r, struct registrant *entry)
 {
     uint32_t count = 0;
@@ -113,7 +113,7 @@ static void take_back(dray__registry *r, struct registrant *entry)
     entry->released = true;
 }
 
-/* The blocks lie otherwise in regions that are as many as may be; none of them is there yet. */
+/* The blocks have other places, in any number of regions; none of the regions is there yet. */
 static int move_blocks(struct registrant *entry, uint32_t regions, const void *layout, size_t size,
                        dray_error *error)
 {

@@ -31,7 +31,8 @@ typedef struct dray__registry_ops {
     /* Asks for dray__registry_expired at the deadline. */
     void (*expire_at)(void *user, void *ticket, int64_t deadline_ns);
     void *user;
-    /* Posts a report of the ticket's member about an update, as JSON. NULL: reports are dropped. */
+    /* Posts a report of the ticket's member about an update, as JSON. NULL when reports are
+     * dropped. */
     void (*report)(void *user, void *ticket, const char *json);
 } dray__registry_ops;
 

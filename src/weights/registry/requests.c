@@ -1,4 +1,4 @@
-/* The registry's requests: decoding, the entries that they open, and what keeps it all together. */
+/* The registry's requests: decoding them, the entries that they open, and the registry itself. */
 #include "weights/registry/state.h"
 
 #include "base/error.h"
@@ -104,7 +104,7 @@ static void settle(dray__registry *r)
 
 typedef dray__reg_call call;
 
-/* What follows an opening of somebody who comes back. */
+/* Reads the claim that follows the opening of a member that comes back. */
 static void get_claim(call *c, const dray__fields *of, dray__rank_claim *out)
 {
     if (c->in->failed || c->in->at == c->in->size)
@@ -246,7 +246,7 @@ static int region_put(call *c, const void *message, dray_error *error)
     return dray__reg_done(c);
 }
 
-/* A set of the model, if it still is what it was, with a rank `index`. */
+/* A set of the model, if it is still the same, with a rank `index`. */
 static int find_set(const struct model *model, uint64_t id, uint32_t index, const struct set **out,
                     dray_error *error)
 {
@@ -320,7 +320,8 @@ static int update_sources(call *c, const void *message, dray_error *error)
     return dray__reg_pend(c->r, &p, m->timeout_ns, error);
 }
 
-/* Of the descriptor, which is what stays mapped; a GPU's memory has none, or one without a size. */
+/* The size of the descriptor, which stays mapped; a GPU's memory has none, or one without a
+ * size. */
 static uint64_t region_bytes(const struct stored_region *region)
 {
     struct stat st;

@@ -1,5 +1,5 @@
-/* What all files of the registry need: tickets' answers, models, and the sets of a model's ranks.
- */
+/* The functions that all files of the registry need: tickets' answers, models, and the sets of a
+ * model's ranks. */
 #include "weights/registry/state.h"
 
 #include "base/clock.h"

@@ -17,14 +17,14 @@ struct group;
 struct dray__reg_call;
 
 struct stored_region {
-    void *handle; /* NULL: the publisher has not sent it yet */
+    void *handle; /* NULL until the publisher has sent it */
     size_t handle_size;
     int fd; /* the descriptor that belongs to the handle; -1: none */
 };
 
 /* A rank's UPDATE_BEGIN that has no answer yet. */
 struct begin {
-    void *ticket; /* NULL: there is no such request */
+    void *ticket; /* NULL when there is no such request */
     dray__update_wish wish;
     dray__arena texts; /* the strings of the wish */
     int64_t deadline_ns;
@@ -34,7 +34,7 @@ struct begin {
 struct vote {
     dray__sums read;     /* of the elements that it read */
     dray__sums expected; /* those that a checkpoint's file states; rank 0 sends them */
-    dray__sums resident; /* of the elements that lie in its memory now */
+    dray__sums resident; /* of the elements in its memory now */
     uint8_t held;        /* enum dray__held */
 };
 
@@ -53,7 +53,7 @@ struct registrant {
     /* publishers */
     struct stored_region *regions;
     uint32_t region_count, regions_missing;
-    uint64_t slot_bytes; /* the size of its staging arena, the last region; 0: it has none */
+    uint64_t slot_bytes; /* the size of its staging arena, the last region; 0 when it has none */
     bool released;       /* it released its regions and has not sent new ones */
     bool pinned;         /* some of its weights lie in pinned host memory */
     uint64_t published;
@@ -103,9 +103,9 @@ struct trainer {
     struct trainer *next;
     struct model *model;
     struct set set;
-    uint64_t incarnation;     /* 0: some of its ranks have not registered yet */
+    uint64_t incarnation;     /* 0 while some of its ranks have not registered */
     uint64_t claimed;         /* the incarnation that its ranks had before the coordinator was
-                                 restarted; 0: they are new */
+                               * restarted; 0 when they are new */
     uint64_t claimed_set;     /* the largest id of their set that they knew then */
     bool broken;              /* a rank has left */
     char reason[256];         /* which rank left, and why */
@@ -153,7 +153,8 @@ struct group {
     bool gathering, gathered; /* it waits, or has waited, for other groups to begin with it */
     uint64_t attempt;
     uint8_t purpose;
-    struct trainer *trainer; /* the publishers of the version that is read; NULL: none */
+    struct trainer *trainer; /* the publishers of the version that is read; NULL when there are
+                              * none */
     struct version *reading; /* the version that the group has a lease on */
     struct group *peer;      /* the group that is read instead; its `readers` count the lease */
     struct holding goal;     /* the state after the commit; the ranks' votes fill it */
@@ -179,11 +180,11 @@ struct cohort {
 struct pending {
     struct pending *next;
     const struct pending_kind *kind;
-    void *ticket; /* NULL: it was answered */
+    void *ticket; /* NULL when it was answered */
     struct registrant *entry;
     uint32_t revoked;          /* the number of readers whose lease it ended */
     uint64_t number;           /* the version that it waits for */
-    const char *const *groups; /* the names of the groups that it waits for; NULL: any */
+    const char *const *groups; /* the names of the groups that it waits for; NULL for any */
     uint32_t count;            /* the number of these names */
     dray__arena texts;         /* the memory of these names */
 };
@@ -241,7 +242,7 @@ void dray__reg_reply(dray__registry *r, void *ticket, dray__writer *payload, int
 /* Answers a ticket with a message of these fields. */
 void dray__reg_answer(dray__registry *r, void *ticket, const dray__fields *of, const void *answer);
 /* Answers a ticket with a message that has a list. The list was allocated by malloc and is freed
- * here; NULL: there was no memory for it. */
+ * here; NULL when there was no memory for it. */
 void dray__reg_answer_list(dray__registry *r, void *ticket, const dray__fields *of,
                            const void *answer, const void *items);
 void dray__reg_refuse(dray__registry *r, void *ticket, const dray_error *error);
@@ -259,7 +260,8 @@ typedef struct dray__reg_call {
     void *ticket;
     int fd;                   /* a handler that takes it over sets it to -1 */
     const char *name;         /* the name of the message */
-    struct registrant *entry; /* the entry whose key is the first field; NULL: there is no key */
+    struct registrant *entry; /* the entry whose key is the first field; NULL when there is no
+                               * key */
     dray__arena texts;        /* strings of the message; a handler that keeps them empties it */
 } dray__reg_call;
 
@@ -268,7 +270,7 @@ typedef struct dray__reg_call {
  * handler reads the bytes behind the fields and checks their end (dray__reg_finish). */
 enum dray__side { DRAY__NOBODY, DRAY__EITHER, DRAY__PUBLISHER, DRAY__SUBSCRIBER };
 typedef struct dray__reg_message {
-    uint16_t type;        /* 0: the end of the table */
+    uint16_t type;        /* 0 at the end of the table */
     enum dray__side side; /* the kind of entry whose message it is */
     bool more;            /* bytes may follow the fields */
     const dray__fields *fields;
@@ -328,8 +330,8 @@ int dray__reg_take_sums(struct version *version, uint32_t rank, dray__sums *sums
                         dray_error *error);
 void dray__reg_parts_free(struct version *version);
 /* Handles PUBLISH_SUMS. When the sums of the last rank arrive, the updates that wait for them are
- * decided. verdict: the error with which the rank failed to compute its sums; then no group may
- * commit the version. NULL: the sums are there. */
+ * decided. verdict is the error with which the rank failed to compute its sums; then no group may
+ * commit the version. It is NULL when the sums are there. */
 int dray__reg_summed(dray__registry *r, const struct registrant *entry, uint64_t number,
                      const dray_error *verdict, dray__sums *sums, dray_error *error);
 /* Returns true when the sums of all ranks are there, or the version has none. */
@@ -355,7 +357,8 @@ bool dray__reg_all_began(const struct group *group);
 void dray__reg_cohort_leave(struct model *model, const struct registrant *entry);
 /* Returns true when a trainer, a group or a cohort has this id. */
 bool dray__reg_set_taken(const struct model *model, uint64_t id);
-const struct set *dray__reg_cohort_set(const struct model *model, uint64_t id); /* NULL: none */
+const struct set *dray__reg_cohort_set(const struct model *model, uint64_t id); /* NULL when there
+                                                                                 * is none */
 /* Called for a group that could start. Returns true when it should wait some milliseconds, because
  * other groups may begin then and share the transfer. */
 bool dray__reg_cohort_waits(dray__registry *r, struct group *group);
@@ -398,7 +401,7 @@ void dray__reg_groups_settle(dray__registry *r);
 
 /* ---- peer.c: groups that read each other's memory, and the router's list */
 /* Returns a group whose memory is the better source for an update of `group` than the publishers,
- * or NULL. version: the publishers' version that could be read; NULL: there is none. near: all
+ * or NULL. version is the publishers' version that could be read, or NULL. near is true when all
  * publishers of it are on the group's host. */
 struct group *dray__reg_peer(struct group *group, uint64_t min, const struct trainer *trainer,
                              const struct version *version, bool near);

@@ -1,4 +1,4 @@
-/* What `dray status` shows of the registry: flat lists, a table each. */
+/* The registry in `dray status`: flat lists, a table each. */
 #include "weights/registry/state.h"
 
 #include <dray/weights.h>

@@ -17,7 +17,7 @@ void dray__reg_parts_free(struct version *version)
     version->parts = NULL;
 }
 
-/* In the order of ranks: what came of it the last time serves again. */
+/* In the order of ranks, so that the last result can be used again. */
 static bool join_parts(struct version *version)
 {
     bool joined = true;

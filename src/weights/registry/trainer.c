@@ -55,8 +55,8 @@ static void trainer_drop_if_empty(dray__registry *r, struct trainer *trainer)
 static void trainer_break(dray__registry *r, struct trainer *trainer,
                           const struct registrant *entry, const char *why);
 
-/* A rank that comes back finds that others opened anew, or the other way round: what was before the
- * restart is over. */
+/* A rank that comes back finds that others opened anew, or the other way round: the state before
+ * the restart is over. */
 static int trainer_over(dray__registry *r, struct trainer *trainer, const struct registrant *entry,
                         uint64_t claimed, dray_error *error)
 {
@@ -105,8 +105,8 @@ static int announce(dray__registry *r, struct trainer *trainer, struct registran
                     uint64_t number, uint8_t checked, dray__sums *sums, struct version **out,
                     dray_error *error);
 
-/* What a rank published before the restart stays readable, once all of them are back. Of the ids
- * that ranks know of their set the largest is the last one. */
+/* Versions that ranks published before the restart stay readable, once all of them are back. The
+ * largest of the ids that ranks know of their set is the last one. */
 static int take_claim(dray__registry *r, struct trainer *trainer, struct registrant *entry,
                       dray__rank_claim *claim, dray_error *error)
 {
@@ -210,7 +210,7 @@ const struct version *dray__reg_latest(const struct model *model, const struct t
     return NULL;
 }
 
-/* Keeps what is read, waited for, being published, or the newest complete one. */
+/* Keeps versions that are read, waited for or being published, and the newest complete one. */
 static void prune(dray__registry *r, struct trainer *trainer)
 {
     bool complete_seen = false;
@@ -322,7 +322,7 @@ static uint64_t oldest_attempt(const dray__registry *r, const struct trainer *tr
     return oldest;
 }
 
-/* What other ranks have announced beyond it waits for this rank still: it is not touched. */
+/* Versions that other ranks have announced beyond it still wait for this rank, and stay. */
 void dray__reg_trainer_withdraw(const struct registrant *entry)
 {
     struct version *version = entry->trainer->versions;
@@ -342,7 +342,7 @@ void dray__reg_wait_answer(dray__registry *r, const struct registrant *entry, ui
     dray__reg_answer(r, ticket, &dray__drained_fields, &answer);
 }
 
-/* Takes the memory from the groups that still read it: what they vote later is refused. */
+/* Takes the memory from the groups that still read it: their later votes are refused. */
 void dray__reg_trainer_drop_readers(dray__registry *r, struct trainer *trainer, uint64_t number)
 {
     for (struct group *group = trainer->model->groups; group; group = group->next) {

@@ -1,4 +1,4 @@
-/* The registry's requests of subscribers: what group.c and peer.c carry out. */
+/* The requests of subscribers, which group.c and peer.c carry out. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "control/protocol.h"

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 struct dray__staging {
-    pthread_mutex_t lock; /* of what follows */
+    pthread_mutex_t lock; /* of the fields below */
     uint32_t references, free_slots;
     dray_region **free; /* a stack: the slot that was given back last is warm */
     dray_region *region;

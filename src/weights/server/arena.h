@@ -29,8 +29,8 @@ int dray__arena_new(uint64_t bytes, dray__staging **out, dray_error *error);
 void dray__arena_release(dray__staging *arena);
 dray_region *dray__arena_region(const dray__staging *arena); /* the region of the whole arena */
 uint64_t dray__arena_slot_bytes(const dray__staging *arena);
-/* Takes a free slot, as a region of its own. *at is its offset in the arena. NULL: no slot is free.
- * Threads: any. */
+/* Takes a free slot, as a region of its own. *at is its offset in the arena. NULL when no slot is
+ * free. Threads: any. */
 dray_region *dray__arena_take(dray__staging *arena, uint64_t *at);
 bool dray__arena_has_free(dray__staging *arena);
 void dray__arena_give(dray__staging *arena, dray_region *slot);

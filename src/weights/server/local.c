@@ -116,7 +116,8 @@ void dray__local_export(dray__local *local)
     pthread_mutex_unlock(&list_lock);
 }
 
-/* ---- guests: who reads on while no call of his is under way ---------------------------------- */
+/* ---- guests: readers that go on between their calls
+ * ----------------------------------------------- */
 
 void dray__local_enter(dray__local *local, dray__guest *guest)
 {

@@ -20,7 +20,7 @@ enum {
     DRAY__NCCL_FETCH = 1
 };
 
-/* Returns a region's GPU. NULL: the region is not in memory of a GPU that this process sees. */
+/* Returns a region's GPU; NULL when the region is not in memory of a GPU that this process sees. */
 dray__cuda_device *dray__nccl_device_of(const dray_region *region);
 
 /* The bytes of GPU memory, and of pinned memory, that the job of a slot needs for the descriptors
@@ -31,7 +31,8 @@ dray__cuda_device *dray__nccl_device_of(const dray_region *region);
 typedef struct dray__nccl_session dray__nccl_session;
 
 /* wake: an eventfd of the caller, which is written to when an answer is there. */
-dray__nccl_session *dray__nccl_session_new(int wake); /* NULL: no memory, or no thread */
+dray__nccl_session *dray__nccl_session_new(int wake); /* NULL when there is no memory, or no
+                                                       * thread */
 /* Tells the session's thread to abort its work and to end, and adds the session to the list
  * `ending`. The end of a session frees GPU memory. The driver then waits for all work of the GPU,
  * which includes the data for other readers, so that the thread that serves them must not wait for

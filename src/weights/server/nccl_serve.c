@@ -1,8 +1,8 @@
 /* A data server's end of NCCL's pairs (nccl.h). Its thread takes one request after the other and
- * has the GPU pack the rectangles into the slot that the request names. NCCL, which takes its time
- * to be told, sends one after the other as soon as it is packed, for which the GPU waits, not the
- * thread; once that is so, the request is answered with the sums. Meanwhile the next ones are
- * packed into other slots. */
+ * has the GPU pack the rectangles into the slot that the request names. NCCL, whose calls take
+ * time, sends one after the other as soon as it is packed, for which the GPU waits, not the thread.
+ * Once a send is queued, the request is answered with the sums. Meanwhile the next ones are packed
+ * into other slots. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
@@ -32,10 +32,10 @@ struct entry {
 };
 
 struct dray__nccl_session {
-    dray__worker worker; /* its lock guards the entries' states and what follows up to `next` */
+    dray__worker worker; /* its lock guards the entries' states and the fields up to `next` */
     struct entry entries[REQUESTS];
-    uint64_t asked, answered; /* requests that were asked, whose answers were taken */
-    int wake;                 /* -1: nobody is told of answers any more */
+    uint64_t asked, answered; /* requests that were sent, and those whose answers were taken */
+    int wake;                 /* -1 when there is nobody to wake any more */
     bool ended;               /* the thread does nothing more */
 
     struct dray__nccl_session *next; /* of those that end; the caller's */
@@ -47,7 +47,7 @@ struct dray__nccl_session {
     uint64_t slot_bytes;
     bool used[DRAY__NCCL_SLOTS]; /* something was sent out of it */
     dray__cuda_job *jobs[DRAY__NCCL_SLOTS];
-    /* What is to be sent, in turns. */
+    /* The sends, in turns. */
     struct {
         uint32_t slot;
         uint64_t bytes;
@@ -69,7 +69,7 @@ dray__cuda_device *dray__nccl_device_of(const dray_region *region)
 
 /* ---- joining --------------------------------------------------------------------------------- */
 
-/* All of a member's regions that can be sent lie on one GPU. */
+/* All of a member's regions that can be sent are on one GPU. */
 static int device_of(const dray__local *local, dray__cuda_device **out, dray_error *error)
 {
     const dray_layout *layout = dray__local_layout(local);
@@ -90,7 +90,7 @@ static void end_pair(dray__nccl_session *s)
 {
     dray__nccl_close(s->pair);
     for (uint32_t i = 0; i < DRAY__NCCL_SLOTS; i++) {
-        dray__cuda_job_close(s->jobs[i]); /* waits for what is under way */
+        dray__cuda_job_close(s->jobs[i]); /* waits for its work */
         s->jobs[i] = NULL;
     }
     s->pair = NULL;
@@ -145,7 +145,8 @@ static int join(dray__nccl_session *s, const dray__local *local, dray__reader *i
 
 /* ---- packing --------------------------------------------------------------------------------- */
 
-/* Nothing is on its way to the reader, who may not take it: what allocates may wait for it. */
+/* Returns true when nothing is on its way to the reader. An allocation may wait for such a send,
+ * which the reader may never take. */
 static bool is_idle(const dray__nccl_session *s)
 {
     for (uint32_t i = 0; i < DRAY__NCCL_SLOTS; i++)
@@ -154,7 +155,8 @@ static bool is_idle(const dray__nccl_session *s)
     return true;
 }
 
-/* The slot's job is to pack these. DRAY_EAGAIN: not before the reader has what is on its way. */
+/* Gives the slot's job these rectangles to pack. Returns DRAY_EAGAIN while the reader has not
+ * received earlier ones. */
 static int remake_job(dray__nccl_session *s, const dray__local *local, const dray_copy *copies,
                       const struct entry *e, dray_error *error)
 {
@@ -194,7 +196,8 @@ static int begin_packing(dray__nccl_session *s, struct entry *e, dray__reader *i
     const dray_copy *copies;
     uint64_t bytes;
     dray__cuda_device *device;
-    int rc = device_of(e->local, &device, error); /* it may be another member than who joined */
+    int rc = device_of(e->local, &device, error); /* it may be another member than the one that
+                                                   * joined */
     if (rc == DRAY_OK && device != dray__nccl_device(s->pair))
         rc = dray__fail(
             error, DRAY_EINVALID,
@@ -225,7 +228,8 @@ static int slot_is_free(dray__nccl_session *s, uint32_t slot, dray_error *error)
     return s->used[slot] ? dray__nccl_done(s->pair, slot, error) : DRAY_OK;
 }
 
-/* Tells NCCL of the next one. false: there is none, or it is still busy with the one before. */
+/* Hands NCCL the next send. Returns false when there is none, or it is still busy with the one
+ * before. */
 static bool send_next(dray__nccl_session *s)
 {
     uint32_t slot = s->sends[s->sent % DRAY__NCCL_SLOTS].slot;
@@ -247,8 +251,8 @@ static bool send_next(dray__nccl_session *s)
     return true;
 }
 
-/* Who closes or revokes the memory waits for those who hold it: so nobody holds it while waiting
- * for the reader, who takes what was sent when it likes. DRAY_EAGAIN: nothing was done. */
+/* Closing or revoking the memory waits for all that hold it. So nobody holds it while waiting for
+ * the reader, who takes sends at its own pace. Returns DRAY_EAGAIN when nothing was done. */
 static int fetch(dray__nccl_session *s, struct entry *e, uint64_t token, uint64_t attempt,
                  dray__reader *in, dray_error *error)
 {

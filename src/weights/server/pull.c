@@ -84,9 +84,9 @@ uint16_t dray__pull_options(const dray__data_request *request, const uint8_t *bo
 struct dray__packer {
     dray_copy copies[DRAY__PULL_RECTS_MAX];
     bool twice[DRAY__PULL_RECTS_MAX], quantised[DRAY__PULL_RECTS_MAX];
-    /* True: the tensor is stored quantised already, and is not quantised for the answer. */
+    /* True when the tensor is stored quantised already, and is not quantised for the answer. */
     bool held;
-    dray_copy scales[DRAY__PULL_RECTS_MAX]; /* where the scales of each rectangle lie */
+    dray_copy scales[DRAY__PULL_RECTS_MAX]; /* the places of each rectangle's scales */
     dray__pull_quant quants[DRAY__PULL_RECTS_MAX];
     uint32_t blocks[DRAY__PULL_RECTS_MAX], sizes[DRAY__PULL_RECTS_MAX];
     uint64_t sums[DRAY__PULL_RECTS_MAX], source_sums[DRAY__PULL_RECTS_MAX];
@@ -336,7 +336,7 @@ static int find_shares(dray__packer *p, dray__shares *shares, const dray_layout 
     return DRAY_OK;
 }
 
-/* Says whether the reader may read. *shares is the part of the update that this member has
+/* Returns 0 when the reader may read. *shares is the part of the update that this member has
  * received, or NULL when the reader reads the member's memory itself. */
 static int may_read(const dray__local *local, bool cohort, uint64_t attempt, dray__shares **shares,
                     dray_error *error)

@@ -101,10 +101,10 @@ uint32_t dray__pull_head_bytes(bool sums, bool base);
 /* The token of the reader's request; 0 when it has none. */
 uint64_t dray__pull_token(const dray__data_reader *reader);
 uint16_t dray__pull_options(const dray__data_request *request, const uint8_t *body);
-/* Reads what the body asks for into `staging`, and puts the header and the head of the answer.
- * arena_at says where in the arena the data of a request into the arena lie. An error in the
- * request becomes the answer, without data: *data_bytes is then 0. Returns false when memory is
- * out. `packer` is the server's own. */
+/* Reads the requested rectangles into `staging`, and puts the header and the head of the answer.
+ * arena_at is the place in the arena of the data of a request into the arena. An error in the
+ * request becomes the answer, without data: *data_bytes is then 0. Returns false when out of
+ * memory. `packer` is the server's own. */
 typedef struct dray__packer dray__packer;
 dray__packer *dray__packer_new(void);
 void dray__packer_free(dray__packer *packer);
@@ -120,5 +120,5 @@ int dray__pull_regions(uint64_t token, size_t room, dray__writer *out, dray_erro
 int dray__pull_get_rects(dray__packer *packer, dray__reader *in, uint64_t room,
                          const dray_layout *layout, const dray_copy **copies, uint32_t *count,
                          uint64_t *bytes, dray_error *error);
-/* Says whether any of these rectangles is to be quantised. */
+/* Returns true when any of these rectangles is to be quantised. */
 bool dray__pull_quantises(const dray__packer *packer);

@@ -1,7 +1,7 @@
-/* What a process's data server answers of weights (serve.h).
+/* The answers of a process's data server about weights (serve.h).
  *
- * Readers on this host may have the answer in the publisher's staging arena instead (arena.h). Who
- * waits for a slot of it stands in line: the one that came first has the next one. */
+ * Readers on this host may have the answer in the publisher's staging arena instead (arena.h).
+ * Readers that wait for a slot of it stand in line: the first one gets the next slot. */
 #include "weights/server/serve.h"
 
 #include "base/error.h"
@@ -16,9 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A slot of an arena in which an answer lies. */
+/* The slot of an arena that has an answer. */
 struct held {
-    dray__staging *arena; /* NULL: none */
+    dray__staging *arena; /* NULL when there is none */
     dray_region *slot;
     uint32_t id;
     int64_t since_ns;
@@ -26,10 +26,11 @@ struct held {
 
 /* Of one connection. */
 struct state {
-    dray__nccl_session *nccl; /* what sends over NCCL; NULL: nothing */
-    dray__export *export;     /* what its reader reads one-sidedly; NULL: nothing yet */
+    dray__nccl_session *nccl; /* the session that sends over NCCL; NULL when there is none */
+    dray__export *export;     /* the regions that its reader reads one-sidedly; NULL until there are
+                               * any */
     struct held held[DRAY__ARENA_HELD];
-    uint64_t place; /* in the line for a slot; 0: not in it */
+    uint64_t place; /* in the line for a slot; 0 when not in it */
 };
 
 /* Of the context. */
@@ -63,7 +64,7 @@ static void end(void *user, dray__data_reader *r)
     dray__export_free(s->export);
 }
 
-/* The reader copied out what was put into the arena, or reads no more one-sidedly. */
+/* The reader has copied its answer out of the arena, or ends its one-sided reads. */
 static int told(void *user, dray__data_reader *r, const dray__data_request *told)
 {
     struct state *s = state_of(r);
@@ -94,8 +95,8 @@ static bool is_first_in_line(const dray__data_reader *r)
     return true;
 }
 
-/* A slot for the answer to the connection's request; -EAGAIN: stand in line; *held NULL: there is
- * no such arena (any more), which is the answer. */
+/* Takes a slot for the answer to the connection's request. Returns -EAGAIN when it must wait in
+ * line. *held is NULL when there is no such arena (any more), which is the answer. */
 static int take_slot(struct serving *all, dray__data_reader *r, struct held **held, uint64_t *at)
 {
     struct state *s = state_of(r);

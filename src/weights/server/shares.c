@@ -1,4 +1,4 @@
-/* What an update has brought so far (shares.h). */
+/* The part of an update that has arrived so far (shares.h). */
 #include "weights/server/shares.h"
 
 #include "base/array.h"

@@ -13,8 +13,8 @@ typedef struct dray__shares dray__shares;
 int dray__shares_new(uint64_t run, const dray_layout *layout, dray_region *const *regions,
                      dray__shares **out, dray_error *error);
 void dray__shares_free(dray__shares *shares); /* NULL is fine */
-/* Says that this rectangle will arrive. Readers wait only for such rectangles. To be called before
- * the list is given to the data server. Returns false when memory runs out. */
+/* Adds a rectangle that will arrive. Readers wait only for such rectangles. Call it before the list
+ * is given to the data server. Returns false when out of memory. */
 bool dray__shares_expect(dray__shares *shares, uint32_t block, const dray__rect *rect);
 /* Adds a rectangle that has arrived. Returns false when memory runs out; then readers do not find
  * it. */
@@ -24,10 +24,11 @@ bool dray__shares_enter(dray__shares *shares, uint32_t block, const dray__rect *
 uint64_t dray__shares_run(const dray__shares *shares);
 dray_region *dray__shares_region(const dray__shares *shares, uint32_t index);
 dray_region *const *dray__shares_regions(const dray__shares *shares);
-/* Returns the sums of a rectangle of the block. *cut: it arrived in rectangles that do not add up
- * to this one, so that its sums have to be computed from the memory and confirmed by
- * dray__shares_intact afterwards. DRAY_EAGAIN: not all of it has arrived; DRAY_EUNSUPPORTED: it
- * will not arrive, or it is cut and its bits differ from the publisher's. */
+/* Returns the sums of a rectangle of the block. *cut is true when it arrived in rectangles that do
+ * not add up to this one, so that its sums have to be computed from the memory and confirmed by
+ * dray__shares_intact afterwards. Returns 0, DRAY_EAGAIN while not all of it has arrived, or
+ * DRAY_EUNSUPPORTED when it will not arrive, or it is cut and its bits differ from the
+ * publisher's. */
 int dray__shares_find(dray__shares *shares, uint32_t block, const dray__rect *rect, bool *cut,
                       uint64_t *source_sum, uint64_t *sum);
 /* Checks that the memory of all rectangles that overlap with this one still has their sums. Fails

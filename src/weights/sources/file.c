@@ -1,15 +1,15 @@
-/* Files as a source: the ranges that are needed are read in the background (mover/disk.h), many at
- * once, into slots; what has come is put in its place while the rest is on its way. All strategies
- * are the same here: the slots are the bucket.
+/* Files as a source: the needed ranges are read in the background (mover/disk.h), many at once,
+ * into slots. Ranges that have come are put in their place while the others are being read. All
+ * strategies are the same here: the slots are the bucket.
  *
- * What is copied is read in the order in which it lies in the files. A slot holds one range, from
- * which several slices of ops may come: short gaps between them are read along. What this rank does
- * not own in its group nobody else compares: it is read and moved twice, as memory is.
+ * Ranges are read in the order of the files. A slot holds one range, from which several slices of
+ * ops may come: short gaps between them are read along. Elements that this rank does not own in its
+ * group are compared by no other rank, so they are read and moved twice, as from memory.
  *
- * Of a checkpoint that is a delta, a rank that holds the base, or what one of the chain results in,
- * reads the entries of what changed since, level by level of each slice: a slot holds those of one
- * level. What it had and what it wrote it reads back as a whole, as if all of it had been read: the
- * sums that are compared with what the checkpoint says of itself say nothing of deltas. */
+ * Of a checkpoint that is a delta, a rank that holds the base, or the result of one of the chain,
+ * reads the entries of the changes since, level by level of each slice: a slot holds those of one
+ * level. The rank reads the result back as a whole, as if all of it had been read, because the
+ * checkpoint's own sums are of whole tensors, not of deltas. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "memory/region.h"
@@ -57,19 +57,19 @@ typedef struct file_lane {
     dray__lane *lane;
     dray__transfer *transfer;
     bool patches;
-    uint64_t *order; /* of the ops: as their bytes lie in the files */
+    uint64_t *order; /* of the ops, by the places of their bytes in the files */
     uint64_t count, next;
     dray__slicer slicer;
     bool in_op;
     dray__disk *disk;
     struct opened *files;
-    dray_region *staging; /* of what is copied */
+    dray_region *staging; /* of the copies */
     uint64_t slot_bytes;
     uint32_t slot_count;
     file_slot **slots;
     uint32_t busy, oldest; /* entries are applied in the order in which they were asked for */
     dray__batch batch;
-    /* The slice whose entries are being asked for, and the next level; 0: of the next slice */
+    /* The slice whose entries are read now, and the next level; 0 for the next slice */
     const dray__op *op;
     dray_copy piece;
     uint32_t level;
@@ -156,7 +156,7 @@ static int make_staging(file_lane *l, uint64_t ceiling, dray_error *error)
 static void file_close(void *state)
 {
     file_lane *l = state;
-    dray__disk_close(l->disk); /* waits for what is under way: it writes to the slots */
+    dray__disk_close(l->disk); /* waits for reads under way, which write to the slots */
     for (struct opened *file; (file = l->files); free(file)) {
         l->files = file->next;
         dray__disk_file_close(&file->file);
@@ -171,7 +171,7 @@ static void file_close(void *state)
     dray_region_free(l->staging);
 }
 
-/* A checkpoint lies in one store. */
+/* A checkpoint is in one store. */
 static bool any_object(const file_lane *l)
 {
     const dray__sources *sources = l->transfer->sources;
@@ -355,7 +355,7 @@ static const dray__overlay *overlay_of(const file_lane *l, const dray_copy *copy
     return dray__overlay_of(&l->transfer->sources->sources[copy->source]);
 }
 
-/* Asks for what one more level has for a slice, which may be nothing. */
+/* Starts the read of one more level's entries for a slice, which may be none. */
 static int fill_entries(file_lane *l, file_slot *s, dray_error *error)
 {
     if ((l->held && l->held >= l->lane->ceiling / 2) || (l->level == 0 && !peek(l, &l->piece)))
@@ -419,7 +419,7 @@ static void place(void *user, uint64_t position, const dray__change *change)
     dray__change_put(at, change, p->size, p->copy->destination_dtype);
 }
 
-/* Writes what came; after the last level the slice is in its place. */
+/* Writes the entries that came; after the last level the slice is in its place. */
 static int apply(file_lane *l, file_slot *s, dray_error *error)
 {
     dray__transfer *h = l->transfer;
@@ -448,10 +448,11 @@ static int apply(file_lane *l, file_slot *s, dray_error *error)
     return DRAY_OK;
 }
 
-/* ---- moving what has come -------------------------------------------------------------------- */
+/* ---- moving the ranges that have come
+ * ------------------------------------------------------------- */
 
-/* The next slices, about DRAY__SLICE_BYTES, that go to one region. What is read twice is compared
- * with itself the first time, and counts the second. */
+/* The next slices, about DRAY__SLICE_BYTES, that go to one region. A slice that is read twice is
+ * compared with itself the first time, and counts the second. */
 static int move_some(file_lane *l, file_slot *s, dray_error *error)
 {
     dray__transfer *h = l->transfer;
@@ -489,7 +490,7 @@ static int read_result(const file_lane *l, const file_slot *s, dray_error *error
               : DRAY_OK;
 }
 
-/* Some of what a slot has; after its last slice it is read once more, or free. */
+/* Copies some of a slot; after its last slice it is read once more, or free. */
 static int copy_some(file_lane *l, file_slot *s, dray_error *error)
 {
     int rc = move_some(l, s, error);
@@ -507,7 +508,7 @@ static int copy_some(file_lane *l, file_slot *s, dray_error *error)
     return DRAY_OK;
 }
 
-/* ---- the lane -------------------------------------------------------------------------------- */
+/* ---- the route ------------------------------------------------------------------------------- */
 
 static file_slot *free_slot(const file_lane *l)
 {

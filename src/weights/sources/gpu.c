@@ -1,8 +1,8 @@
 /* Memory that GPUs reach as a source: its ops are a program (program.h), whose jobs it starts, step
- * by step, and whose sums it enters in the books. It never waits: GPUs tell when they are done.
+ * by step, and whose sums it enters in the books. It never waits: GPUs report their ends.
  *
- * What a publisher of this process holds may be taken back while a GPU reads it: then the jobs are
- * stopped by whoever takes it back. */
+ * The memory of a publisher of this process may be taken back while a GPU reads it: then the thread
+ * that takes it back stops the jobs. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "weights/program/program.h"
@@ -19,7 +19,7 @@ struct cuda_lane {
     bool running; /* the jobs of the step */
     int64_t began_ns;
     uint64_t released;    /* launches, where they are spread over a time */
-    pthread_mutex_t lock; /* of what is above, against who takes memory back */
+    pthread_mutex_t lock; /* of the fields above, against a thread that takes memory back */
     bool stopped;
     dray__guest *guests; /* one a source */
 };
@@ -83,7 +83,7 @@ static int lane_open(dray__lane *lane, dray_error *error)
         return rc;
     lane->fd = l->program->waker.fd;
     lane->held = l->program->held_bytes;
-    return enter(l, error); /* who takes memory back looks at the program */
+    return enter(l, error); /* a thread that takes memory back looks at the program */
 }
 
 static bool takes_all(const dray__transfer *transfer, const dray__op *op)

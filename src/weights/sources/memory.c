@@ -1,10 +1,10 @@
 /* Mapped memory as a source, and a publisher's of this process, files too: moves by one of three
  * strategies, in batches of slices that stay in cache between the copy and its checksums, and holds
- * the declared ceiling of extra memory. Where a publisher says what changed, that is written.
+ * the declared ceiling of extra memory. When a publisher has a delta, the changes are written.
  *
- * What is checked, per slice: `found`, the destination's bits as they can be read back, against
- * `expected`, what the mover meant to write; and the source's bits of the elements that this rank
- * owns in its group, which add up to what the publishers announced (see enum way). */
+ * Checked, per slice: `found`, the destination's bits as they can be read back, against `expected`,
+ * the bits that the mover meant to write; and the source's bits of the elements that this rank owns
+ * in its group, whose sum is compared with the publishers' (see enum way). */
 #include "base/clock.h"
 #include "base/error.h"
 #include "mover/mover.h"
@@ -20,22 +20,22 @@ enum { BUCKET_OF_MEMORY = 512 << 10, BUCKET_OF_FILE = 4 << 20 };
 /* How a slice is checked. */
 enum way {
     UNCHECKED,
-    /* Not converted, and its tensor will be compared as a whole with what was announced: the sum of
+    /* Not converted, and its tensor will be compared as a whole with the announced sum: the sum of
      * the destination's bits, read back, is the one that counts. */
     READ_BACK,
-    /* The mover sums source and result on the way; the source's sum is compared with what was
-     * announced, the result's with what is read back. */
+    /* The mover sums source and result on the way; the source's sum is compared with the announced
+     * one, the result's with the bytes that are read back. */
     ON_THE_WAY,
-    /* Nobody else will compare it (a replica, a tensor that the group holds in part): the mover
-     * sums what it means to write, which is read back, and then moves it again: a source that was
-     * misread once gives two results. */
+    /* No other rank will compare it (a replica, a tensor that the group holds in part): the mover
+     * sums the bits that it means to write, which are read back, and then moves it again: a source
+     * that was misread once gives two results. */
     TWICE
 };
 
 struct memory_lane {
     dray__transfer *transfer;
     const uint64_t *ops;
-    uint64_t *order; /* of the ops, for the strategy parameter; NULL: as they are */
+    uint64_t *order; /* of the ops, for the strategy parameter; NULL for their own order */
     uint64_t count;
     uint64_t next; /* of ops */
     dray__slicer slicer;
@@ -46,11 +46,11 @@ struct memory_lane {
     dray__batch batch;
     enum way way; /* of the batch */
 
-    dray_region *bucket; /* NULL: the strategy is direct */
+    dray_region *bucket; /* NULL when the strategy is direct */
     uint64_t bucket_size;
     dray_copy onwards[DRAY__BATCH]; /* of the batch, from the bucket to the destination */
 
-    dray__delta_walk walk; /* of the op, where only what changed is written */
+    dray__delta_walk walk; /* of the op, when only its changes are written */
 };
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -58,10 +58,10 @@ struct memory_lane {
 static int open_bucket(struct memory_lane *m, uint64_t ceiling, dray_error *error)
 {
     /* One core fills the bucket and empties it again: one that stays in its cache is the fastest,
-     * whatever more is allowed. A second one for a thread beside it would only pass bytes from
-     * cache to cache (two cores that took turns at two buckets were measured to move less than one
-     * alone); a core that is free is another rank's. Where something else brings the bytes, a
-     * disk or a network, the lanes of files and hosts read ahead. */
+     * even if more is allowed. A second one for a thread beside it would only pass bytes from cache
+     * to cache (two cores that took turns at two buckets were measured to move less than one
+     * alone); a core that is free is another rank's. When a disk or a network brings the bytes, the
+     * routes of files and hosts read ahead. */
     uint64_t best = m->transfer->sources->files ? BUCKET_OF_FILE : BUCKET_OF_MEMORY;
     ceiling -= ceiling < m->batch.scratch_bytes ? ceiling : m->batch.scratch_bytes;
     m->bucket_size = (ceiling < best ? ceiling : best) & ~(uint64_t)4095;
@@ -74,7 +74,7 @@ static int open_bucket(struct memory_lane *m, uint64_t ceiling, dray_error *erro
     return dray_region_alloc(DRAY_REGION_HOST, m->bucket_size, "bucket", &m->bucket, error);
 }
 
-/* What the movers need on the way, within the ceiling of the strategies that have one. */
+/* Allocates the movers' scratch, within the ceiling of the strategies that have one. */
 static int open_scratch(struct memory_lane *m, uint64_t ceiling, dray_error *error)
 {
     if (!m->transfer->sources->files) /* memory is converted from one place to the other */
@@ -173,7 +173,8 @@ static dray_region *source_region(const struct memory_lane *m, const dray_copy *
                : m->transfer->sources->sources[copy->source].regions[copy->source_region];
 }
 
-/* ---- checksums of what was moved ------------------------------------------------------------- */
+/* ---- checksums of moved bytes
+ * --------------------------------------------------------------------- */
 
 static enum way way_of(const struct memory_lane *m, const dray__op *op)
 {
@@ -194,7 +195,7 @@ static bool is_summed(enum way way)
     return way == ON_THE_WAY || way == TWICE;
 }
 
-/* Moves the batch, and enters what the mover said of it. */
+/* Moves the batch, and enters the mover's sums. */
 static int move_batch(struct memory_lane *m, dray_region *to, dray_error *error)
 {
     dray__transfer *h = m->transfer;
@@ -282,10 +283,11 @@ static int step(struct memory_lane *m, dray_error *error)
     return DRAY_EAGAIN;
 }
 
-/* ---- what changed -----------------------------------------------------------------------------
+/* ---- changes -----------------------------------------------------------------------------------
+ *
  * A rank that holds the version before writes the elements that changed, and copies only slices in
- * which too many did. What it filled it reads back as a whole, as if all of it had been copied: the
- * sums that are compared with what was announced say nothing of deltas. */
+ * which too many did. It reads the result back as a whole, as if all of it had been copied, because
+ * the announced sums are of whole tensors, not of deltas. */
 
 /* In memory, writing single elements costs about as much as copying SPARSE times as many. */
 enum { SPARSE = 8 };
@@ -338,7 +340,7 @@ static int step_patches(struct memory_lane *m, int64_t until_ns, dray_error *err
     return DRAY_OK;
 }
 
-/* ---- the lane -------------------------------------------------------------------------------- */
+/* ---- the route ------------------------------------------------------------------------------- */
 
 static int lane_step(dray__lane *lane, int64_t until_ns, dray_error *error)
 {

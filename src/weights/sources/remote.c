@@ -1,23 +1,22 @@
-/* Data servers as a source: those on other hosts, and stores on this one: asks their
- * data servers (pull.h) for slices of what the plan wants, many requests in flight but never more
- * bytes than the ceiling, takes each answer into a slot that stays in cache, and moves it from
- * there to its place.
+/* Data servers as a source, those on other hosts, and stores on this one. It asks them (pull.h) for
+ * slices of the planned rectangles, with many requests in flight but never more bytes than the
+ * ceiling, takes each answer into a slot that stays in cache, and moves it from there to its place.
  *
- * Checked, per slice: what came against the sum of what was sent; what the mover wrote against what
- * can be read back; and the source's own bits, as the server summed them, against what was
- * announced. What narrows is converted by the server, what widens here, so that the wire carries
- * the smaller form.
+ * Checked, per slice: the received bytes against the sum of the sent ones; the bits that the mover
+ * wrote against those that can be read back; and the source's own bits, as the server summed them,
+ * against the announced sums. Narrowing conversions are made by the server, widening ones here, so
+ * that the wire carries the smaller form.
  *
  * From a source that keeps deltas, a rank that holds the version before asks in the deltas' slices,
- * and may get what changed in one instead of all of it; the sum that came with it is compared with
- * all of the slice as it then is, and one that differs is fetched whole.
+ * and may get the changes of one instead of all of it. The sum that came with it is compared with
+ * all of the resulting slice, and one that differs is fetched whole.
  *
- * Where RDMA can, what is compared as a whole is read one-sidedly (remote_read.c) instead.
+ * With RDMA, slices that are compared as a whole are read one-sidedly (remote_read.c) instead.
  *
- * GPU memory of publishers on other hosts comes over NCCL where that is to be had (remote_nccl.c).
+ * GPU memory of publishers on other hosts comes over NCCL if that can be used (remote_nccl.c).
  *
  * A publisher on this host that has a staging arena (arena.h) answers into it: the next request is
- * on its way while what has come is copied out, so that both sides are busy.
+ * on its way while the last answer is copied out, so that both sides are busy.
  *
  * A connection that breaks, or is silent for STALL_NS, is opened again: answers that arrived are
  * kept, the rest is asked for again, until the update's deadline. */
@@ -58,7 +57,7 @@ static int take(struct remote_lane *l, struct source *s, const uint8_t *head, dr
         return rc;
     if (l->transfer->options.verify && !dray__remote_unchanged(l, s, request, head)) {
         dray_error why;
-        request->plain = true; /* or what was held is not what it was */
+        request->plain = true; /* or the held version is not as it was */
         dray__fail(&why, DRAY_ECHECKSUM, "what came from %s is not what it sent", s->of->name);
         if (++s->wrong < WRONG_MAX && !s->cohort)
             return break_off(l, s, &why, error);
@@ -92,7 +91,7 @@ static int take(struct remote_lane *l, struct source *s, const uint8_t *head, dr
     return DRAY_OK;
 }
 
-/* What was read one-sidedly landed. */
+/* Takes a one-sided read that has landed. */
 static int take_read(struct remote_lane *l, struct source *s, bool *fatal, dray_error *error)
 {
     struct request *request = s->flying.first;
@@ -141,8 +140,8 @@ static int check_answer(const struct remote_lane *l, const struct source *s,
     return fits ? DRAY_OK : not_due(s, error);
 }
 
-/* For how long a member of the cohort may bring nothing new. It says itself that it has nothing
- * yet, so it is alive; what it fetches from GPU memory comes after a communicator is made. */
+/* For how long a member of the cohort may bring nothing new. It answers that it has nothing yet, so
+ * it is alive; tensors that it fetches from GPU memory come after a communicator is made. */
 static int64_t patience(const struct remote_lane *l)
 {
     int version;
@@ -206,7 +205,7 @@ static int ask_ahead(struct remote_lane *l, struct source *s, dray_error *error)
     int rc = dray__remote_ask(l, s, error);
     s->copying = false;
     if (rc == DRAY_OK)
-        dray__peer_send(s->link, NULL); /* what is wrong with it shows the next time */
+        dray__peer_send(s->link, NULL); /* its error shows the next time */
     return rc;
 }
 
@@ -247,7 +246,7 @@ static int receive(struct remote_lane *l, struct source *s, bool *fatal, dray_er
 
 /* ---- connections that break ------------------------------------------------------------------ */
 
-/* Those of what was under way over a connection that is gone. */
+/* Frees the slots of requests over a connection that is gone. */
 static void free_slots(struct remote_lane *l, struct source *s)
 {
     dray__remote_forget_keys(s, true);
@@ -261,7 +260,7 @@ static void free_slots(struct remote_lane *l, struct source *s)
     s->slot = NULL;
 }
 
-/* Asks again for what was under way, over a new connection, after a pause. */
+/* Sends the requests under way again, over a new connection, after a pause. */
 static int break_off(struct remote_lane *l, struct source *s, const dray_error *why,
                      dray_error *error)
 {
@@ -294,7 +293,7 @@ static int break_off(struct remote_lane *l, struct source *s, const dray_error *
     return DRAY_OK;
 }
 
-/* A member of the cohort failed: what it owes comes from the publishers. */
+/* A member of the cohort failed: its parts come from the publishers. */
 static int leave_member(struct remote_lane *l, struct source *s, const dray_error *why,
                         dray_error *error)
 {
@@ -353,7 +352,7 @@ static bool hopeless(int rc)
            rc == DRAY_EINVALID || rc == DRAY_ENOMEM;
 }
 
-/* Does what can be done for one source now. *moved: something was. */
+/* Does the present work of one source. *moved is set when there was any. */
 static int serve(struct remote_lane *l, struct source *s, bool *moved, dray_error *error)
 {
     dray_error why;
@@ -392,7 +391,7 @@ static int serve(struct remote_lane *l, struct source *s, bool *moved, dray_erro
     return watch(l, s, error);
 }
 
-/* ---- the lane -------------------------------------------------------------------------------- */
+/* ---- the route ------------------------------------------------------------------------------- */
 
 static bool finished(const struct remote_lane *l)
 {
@@ -451,7 +450,7 @@ static void lane_report(const void *state, dray_update_report *report)
     report->link_bytes[DRAY_LINK_HOST] += l->fanned_bytes;
 }
 
-/* Names those who did not answer. */
+/* Names the sources that did not answer. */
 static void lane_explain(const void *state, dray_error *error)
 {
     const struct remote_lane *l = state;

@@ -4,7 +4,7 @@
  * other (upload.c), and data servers of other hosts (remote.c and remote_*.c). */
 
 /* The structures and functions that the files of the source "data servers" share. remote.c steps
- * the lane. remote_open.c divides the ops into parts, and the parts among the publishers and the
+ * the route. remote_open.c divides the ops into parts, and the parts among the publishers and the
  * members of the cohort. remote_ask.c sends requests, remote_read.c reads one-sidedly, remote_map.c
  * maps regions of members on this host. remote_take.c puts answers in their place. remote_nccl.c
  * does all of this for the parts that NCCL brings. */
@@ -69,7 +69,7 @@ struct queue {
 
 struct source {
     dray__source *of;
-    dray__peer *link; /* the connection, kept between updates; NULL: it has no data server */
+    dray__peer *link; /* the connection, kept between updates; NULL when it has no data server */
     struct part *parts;
     uint64_t count, capacity, next;
     dray__slicer slicer;   /* cuts the current part into slices; */
@@ -89,7 +89,7 @@ struct source {
     uint32_t keys_id;
     uint8_t *key_data;
     struct remote_key *key_of;            /* the keys of its regions */
-    dray__net_memory *slot_memory[SLOTS]; /* the lane's slots, registered for its connection */
+    dray__net_memory *slot_memory[SLOTS]; /* the route's slots, registered for its connection */
     dray_region **maps; /* a cohort member's regions, mapped; set with KEYS_HERE */
     uint32_t map_count;
     bool cohort;  /* it is a member of the cohort, not a publisher */
@@ -104,9 +104,9 @@ struct remote_lane {
     dray__transfer *transfer;
     struct source *sources;             /* publishers, then the members of the cohort */
     uint32_t count, publishers, active; /* active: the number of sources with parts */
-    dray__cohort *cohort;               /* NULL: everything comes from publishers */
+    dray__cohort *cohort;               /* NULL when everything comes from publishers */
     dray__shares *shares;               /* rectangles that other members may read here */
-    struct dray__remote_nccl *nccl;     /* the parts that NCCL brings; NULL: none */
+    struct dray__remote_nccl *nccl;     /* the parts that NCCL brings; NULL when there are none */
     uint64_t fanned_bytes;              /* bytes that came from members on this host */
     uint32_t last_id;
     uint64_t segment, window, in_flight, peak, left; /* left: bytes of ops that are still to come */
@@ -120,7 +120,7 @@ struct remote_lane {
     uint64_t at[RECTS];       /* the offset of each rectangle's data in the slot */
     bool sparse[RECTS];       /* the rectangle came as entries of a delta */
     bool prequantised[RECTS]; /* the rectangle came quantised */
-    dray__delta_coder *coder; /* NULL: no deltas can come */
+    dray__delta_coder *coder; /* NULL when no deltas can come */
     uint64_t coder_bytes;
     struct request *spare;
 };
@@ -211,8 +211,8 @@ void dray__remote_share(struct remote_lane *l, const dray__op *op, const dray__r
  * it. */
 int dray__remote_nccl_open(struct remote_lane *l, dray_error *error);
 void dray__remote_nccl_close(struct dray__remote_nccl *nccl); /* NULL is fine, below as well */
-/* Works on the parts of NCCL. The parts of a publisher that NCCL cannot reach go back to the lane.
- */
+/* Works on the parts of NCCL. The parts of a publisher that NCCL cannot reach go back to the
+ * route. */
 int dray__remote_nccl_step(struct dray__remote_nccl *nccl, bool *moved, dray_error *error);
 bool dray__remote_nccl_busy(const struct dray__remote_nccl *nccl);
 uint64_t dray__remote_nccl_wire(const struct dray__remote_nccl *nccl); /* bytes, with requests */

@@ -40,7 +40,7 @@ uint64_t dray__remote_bytes(const struct remote_lane *l, const struct source *s,
     return dray__rect_elements(rect) * dray_dtype_size((dray_dtype)dray__remote_dtype(s, copy));
 }
 
-/* Can what changed in a slice be written where the copy leads? */
+/* Returns true when a slice's changes can be written at the copy's destination. */
 static bool takes_deltas(const struct remote_lane *l, const struct source *s, const dray__op *op)
 {
     const dray_copy *copy = &op->copy;
@@ -229,7 +229,8 @@ static void put(struct remote_lane *l, struct source *s, struct request *request
         l->peak = held;
 }
 
-/* Of a source with an arena: is an answer due, beside the one that is being copied out? */
+/* For a source with an arena: returns true when an answer is due, besides the one that is being
+ * copied out. */
 static bool unanswered(const struct source *s)
 {
     return s->flying.first && (!s->copying || s->flying.first->next);

@@ -1,7 +1,8 @@
-/* What others of a cohort on this host have fetched is not sent through the network's layers once
- * more (remote.h): their shared regions are mapped for the update, opened through /proc, which lets
- * in who may look into that process. Their data servers say only when something is there, with its
- * sums; what is copied is summed here and compared, so that memory that changes meanwhile shows. */
+/* Parts that other ranks of a cohort on this host have fetched are not sent through the network's
+ * layers once more (remote.h). Their shared regions are mapped for the update, opened through
+ * /proc, which admits processes that may trace that one. Their data servers report only that a part
+ * is there, with its sums. Copied bytes are summed here and compared, so that memory that changes
+ * meanwhile shows. */
 #include "base/error.h"
 #include "weights/sources/remote.h"
 

@@ -1,13 +1,13 @@
-/* NCCL of the source of data servers (remote.h): GPU memory of publishers on other
- * hosts. Of what is dealt to such a publisher, as much as a slot holds is asked for at once, comes
+/* NCCL of the source of data servers (remote.h): GPU memory of publishers on other hosts. Of the
+ * parts that are dealt to such a publisher, as much as a slot holds is asked for at once, comes
  * over NCCL into a slot on this GPU (nccl.h), and is moved by the GPU from there to its place, with
- * sums of what came, of what was written and of what then lies there. As many requests are under
- * way as there are slots: some are packed while others are on their way, or are put in their place.
- * What has come is shared with the cohort like everything else that the lane brings.
+ * sums of the received, the written and the read-back bytes. As many requests are under way as
+ * there are slots: some are packed while others are on their way, or are put in their place.
+ * Received parts are shared with the cohort like all others of the route.
  *
- * Where NCCL cannot be used between the two (no NCCL there, another version, an encrypted
+ * When NCCL cannot be used between the two (no NCCL there, another version, an encrypted
  * connection, both on one GPU, a ceiling too low for slots), the data server sends the bytes
- * itself. What fails later fails the update: the next one makes the pair anew. */
+ * itself. A later failure fails the update: the next one makes the pair anew. */
 #include "base/error.h"
 #include "base/log.h"
 #include "mover/cuda/cuda.h"
@@ -39,7 +39,7 @@ struct piece {
     dray_copy copy; /* from the slot to its place */
 };
 
-/* What goes through one slot. */
+/* The content of one slot. */
 struct chunk {
     enum { FREE, FILLED, ASKED, PLACING } state;
     uint32_t count, id; /* of the request */
@@ -53,7 +53,7 @@ struct chunk {
 
 /* A publisher, and the parts that were dealt to it. */
 struct nccl_source {
-    struct source *publisher; /* the lane's */
+    struct source *publisher; /* the route's */
     dray__source *of;
     struct link *link; /* kept with it from one update to the next */
     struct source own; /* the parts, cut for slots */
@@ -121,7 +121,7 @@ static bool may_use(const dray__transfer *transfer, const dray__source *source)
            !(link && link->refused) && dray__nccl_find(&version, NULL) == DRAY_OK;
 }
 
-/* The GPU that the op's bytes are for, where NCCL can bring them; NULL: it cannot. */
+/* The GPU that the op's bytes are for, if NCCL can bring them; else NULL. */
 static dray__cuda_device *device_for(const dray__transfer *transfer, const dray__source *source,
                                      const dray__op *op)
 {
@@ -133,7 +133,8 @@ static dray__cuda_device *device_for(const dray__transfer *transfer, const dray_
                : NULL;
 }
 
-/* ---- what is to be fetched ------------------------------------------------------------------- */
+/* ---- the parts that are to be fetched
+ * -------------------------------------------------------------- */
 
 static uint64_t part_bytes(const struct dray__remote_nccl *n, const struct part *part)
 {
@@ -152,8 +153,8 @@ static void add_piece(const struct dray__remote_nccl *n, const struct nccl_sourc
     c->bytes += dray__remote_bytes(n->lane, &s->own, op, &slice->rect);
 }
 
-/* The next slice that fits into what is left of a slot. What others of the cohort take from here is
- * cut as they will ask for it. */
+/* The next slice that fits into the rest of a slot. Slices that others of the cohort take from here
+ * are cut as they will ask for them. */
 static bool next_slice(const struct dray__remote_nccl *n, struct nccl_source *s,
                        const struct chunk *c, struct slice *out)
 {
@@ -200,8 +201,8 @@ static bool receives(const struct dray__remote_nccl *n)
     return false;
 }
 
-/* The slot's job is to place what comes. DRAY_EAGAIN: its items need more room than it has, and
- * something is on its way. */
+/* Gives the slot's job the received slices to place. Returns DRAY_EAGAIN when its items need more
+ * room than it has, while another send is on its way. */
 static int remake_job(struct dray__remote_nccl *n, struct nccl_source *s, uint32_t slot,
                       dray_error *error)
 {
@@ -237,7 +238,7 @@ static void ask(const struct dray__remote_nccl *n, struct nccl_source *s, uint32
 
 /* ---- joining --------------------------------------------------------------------------------- */
 
-/* A job for each slot, whose items change with what comes through it. */
+/* A job for each slot, whose items change with the slot's content. */
 static int make_jobs(const struct dray__remote_nccl *n, struct link *link, dray_error *error)
 {
     const dray__cuda_job_options options = {
@@ -282,7 +283,8 @@ static int begin_join(struct dray__remote_nccl *n, struct nccl_source *s, dray_e
     return DRAY_OK;
 }
 
-/* What the data server says to the request `id`, once it does; its head, until the next call. */
+/* Reads the data server's answer to the request `id`, once it is there; its head is valid until the
+ * next call. */
 static int hear(struct nccl_source *s, uint32_t id, const uint8_t **head, uint32_t *bytes,
                 dray_error *error)
 {
@@ -330,7 +332,8 @@ static int join(struct dray__remote_nccl *n, struct nccl_source *s, dray_error *
 
 /* ---- placing --------------------------------------------------------------------------------- */
 
-/* Into the books, and to those who take it from here; without verification, the latter alone. */
+/* Enters the sums in the books, and for members that take the slices from here; without
+ * verification, only for these. */
 static int enter(struct dray__remote_nccl *n, struct nccl_source *s, const struct chunk *c,
                  const dray__cuda_job *job, dray_error *error)
 {
@@ -401,8 +404,8 @@ static int ask_next(struct dray__remote_nccl *n, struct nccl_source *s, dray_err
     return rc;
 }
 
-/* NCCL sends only to who receives, in the order in which it was asked for. What is not packed yet
- * is not waited for: the GPU would do so with thread blocks that others want. */
+/* NCCL sends only to a rank that receives, in the order of the requests. The GPU does not wait for
+ * slices that are not packed yet, because it would do so with thread blocks that others want. */
 static int receive_next(struct nccl_source *s, dray_error *error)
 {
     uint32_t slot = s->receiving % DRAY__NCCL_SLOTS;
@@ -440,7 +443,7 @@ static int take_answer(struct nccl_source *s, dray_error *error)
     return DRAY_OK;
 }
 
-/* What has come is put in its place. */
+/* Puts received slices in their place. */
 static int place(struct dray__remote_nccl *n, struct nccl_source *s, uint32_t slot,
                  dray_error *error)
 {
@@ -467,7 +470,7 @@ static int check_silence(const struct nccl_source *s, dray_error *error)
     return DRAY_OK;
 }
 
-/* Does what can be done, once. *moved: something was. */
+/* Does the present work, once. *moved is set when there was any. */
 static int step_chunks(struct dray__remote_nccl *n, struct nccl_source *s, bool *moved,
                        dray_error *error)
 {
@@ -561,14 +564,14 @@ void dray__remote_nccl_close(struct dray__remote_nccl *n)
             free(s->chunks[k]);
         }
         if (under_way && s->link)
-            drop_link(s->link); /* what is sent is nobody's */
+            drop_link(s->link); /* its sends are for nobody */
         free(s->own.parts);
     }
     free(n->sources);
     free(n);
 }
 
-/* Takes those of a publisher's parts that NCCL can bring from the lane. */
+/* Takes the parts of a publisher that NCCL can bring from the route. */
 static int take_parts(struct dray__remote_nccl *n, struct source *publisher, dray_error *error)
 {
     struct nccl_source *s = &n->sources[n->count];
@@ -594,9 +597,9 @@ static int take_parts(struct dray__remote_nccl *n, struct source *publisher, dra
     return pushed ? DRAY_OK : dray__nomem(error);
 }
 
-/* Thread blocks of a pair. All pairs of a GPU share what one would have: this rank's with its
- * publishers, and those of a publisher with all ranks of this group, so that kernels that wait for
- * their other side leave room for those that it waits for. */
+/* Thread blocks of a pair. All pairs of a GPU share the number that one would have: this rank's
+ * with its publishers, and those of a publisher with all ranks of this group, so that kernels that
+ * wait for their other side leave room for those that it waits for. */
 static uint32_t blocks_of(const struct dray__remote_nccl *n)
 {
     const dray__transfer *h = n->transfer;
@@ -642,7 +645,7 @@ static int open_link(struct dray__remote_nccl *n, struct nccl_source *s, uint64_
     return DRAY_OK;
 }
 
-/* What an earlier update kept is more than this one may hold. */
+/* The slots that an earlier update kept are larger than this one may hold. */
 static void drop_links(const dray__transfer *transfer)
 {
     for (uint32_t i = 0; i < transfer->sources->count; i++) {

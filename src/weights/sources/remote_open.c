@@ -1,5 +1,5 @@
-/* Opening the source of data servers: what is to be read, cut along the blocks that
- * hold it, and dealt to publishers and to the members of the cohort; the slots; the connections. */
+/* Opening the source of data servers: the parts, cut along their sources' blocks, and dealt to
+ * publishers and to the members of the cohort; the slots; the connections. */
 #include "base/array.h"
 #include "base/error.h"
 #include "weights/placements/prequantised.h"
@@ -119,7 +119,7 @@ static bool has_server(const dray__source *member, const dray__destination *dest
     return member->endpoint[0] != 0;
 }
 
-/* Others of the cohort take from here what this rank has; not being able to is no failure. */
+/* Others of the cohort read this rank's parts from here. It is no failure when they cannot. */
 static int open_cohort(struct remote_lane *l, const uint64_t *ops, uint64_t count,
                        dray_error *error)
 {
@@ -196,7 +196,8 @@ static int open_sources(struct remote_lane *l, const uint64_t *ops, uint64_t cou
     return rc;
 }
 
-/* What a source may answer at once: in an arena a slot, of which there are two under way. */
+/* The bytes that a source may answer at once: in an arena a slot, of which there are two under
+ * way. */
 static void open_segments(struct remote_lane *l)
 {
     for (uint32_t i = 0; i < l->count; i++) {
@@ -211,8 +212,8 @@ static void open_segments(struct remote_lane *l)
     }
 }
 
-/* The ceiling holds the slots and what is in flight. segment: of one answer, the same with and
- * without NCCL, so that the members of a cohort cut alike. */
+/* The ceiling holds the slots and the bytes in flight. segment is the size of one answer, the same
+ * with and without NCCL, so that the members of a cohort cut alike. */
 static int open_slots(struct remote_lane *l, uint64_t segment, uint64_t ceiling, dray_error *error)
 {
     l->segment = segment > SEGMENT ? SEGMENT : segment < SEGMENT_MIN ? SEGMENT_MIN : segment;

@@ -1,11 +1,10 @@
-/* One-sided reads of the source of data servers (remote.h): where the connection goes
- * over a carrier that has them (net/carrier.h), the lane asks once an update for the keys of the
- * publisher's registered regions, and reads what it wants of them into its slots without the
- * publisher's help.
+/* One-sided reads of the source of data servers (remote.h): when the connection goes over a carrier
+ * that has them (net/carrier.h), the route asks once an update for the keys of the publisher's
+ * registered regions, and reads its parts of them into its slots without the publisher's help.
  *
- * Nobody sums at the source then: what is read so is only what the announced sums speak of as a
- * whole, so that a reader who was dropped and reads bytes of a later version cannot take them for
- * old ones. All else is asked for as ever. */
+ * Nobody sums at the source then. So only tensors with announced sums as a whole are read in this
+ * way, and a reader that was dropped and reads bytes of a later version cannot take them for old
+ * ones. All other tensors are requested. */
 #include "base/error.h"
 #include "base/log.h"
 #include "weights/sources/remote.h"
@@ -20,7 +19,7 @@
 
 struct remote_key {
     uint64_t address;   /* of the region, there */
-    dray__net_key *key; /* NULL: not read so */
+    dray__net_key *key; /* NULL when not read so */
 };
 
 /* ---- keys ------------------------------------------------------------------------------------ */
@@ -139,8 +138,8 @@ void dray__remote_forget_keys(struct source *s, bool dropped)
 
 /* ---- reads ----------------------------------------------------------------------------------- */
 
-/* How many bytes of a rectangle lie together, and in how many dimensions (*outer) such runs do not.
- */
+/* The bytes of a rectangle that lie together, and in how many dimensions (*outer) such runs do
+ * not. */
 static uint64_t run_of(const dray_block *block, const dray__rect *rect, uint32_t ndim, size_t size,
                        uint32_t *outer)
 {

@@ -12,7 +12,7 @@ static dray_copy out_of_slot(const struct source *s, const dray_copy *op, const 
     return out;
 }
 
-/* What the head of an answer says of rectangle i. */
+/* The fields of an answer's head for rectangle i. */
 struct told {
     uint64_t source_sum, sum;
     uint64_t bytes; /* of the data */
@@ -29,7 +29,8 @@ static uint64_t place_of(const struct source *s, const uint8_t *head)
     return s->staged ? dray__get_u64(&in) : 0;
 }
 
-/* Where a slice is copied from: an arena, a slot, or what another one mapped holds. */
+/* The region that a slice is copied from: an arena, a slot, or a mapped region of another
+ * member. */
 static const dray_region *landing(const struct source *s, const struct request *request,
                                   const dray_copy *copy)
 {
@@ -149,8 +150,8 @@ int dray__remote_place_prequantised(struct remote_lane *l, struct source *s,
     return rc;
 }
 
-/* Of what is not converted on the way, the source's bits are those that came: a sum of others would
- * let wrong data pass for what was published. */
+/* When nothing is converted on the way, the source's bits are the received ones: a sum of others
+ * would let wrong data pass for the published ones. */
 bool dray__remote_unchanged(const struct remote_lane *l, const struct source *s,
                             const struct request *request, const uint8_t *head)
 {
@@ -183,7 +184,7 @@ void dray__remote_enter(struct remote_lane *l, struct source *s, const struct re
         dray_copy origin = dray__copy_cut(&op->copy, rect);
         uint64_t read = told_of(l, s, request, head, i).source_sum;
         uint64_t sum = l->prequantised[i] ? l->batch.read[i] : l->batch.written[i];
-        if (l->prequantised[i]) { /* what was written of it is in the books */
+        if (l->prequantised[i]) { /* its written bytes are in the books */
             if (h->options.verify)
                 dray__transfer_own(h, op, &origin, read);
         } else {

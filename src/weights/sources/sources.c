@@ -1,6 +1,6 @@
-/* What an update reads: the publishers' layouts (or a checkpoint's), the plan (ops.c), and the
- * regions made reachable. Made once and kept until the ranks on either side, or the files, change.
- */
+/* The sources of an update: the publishers' layouts (or a checkpoint's), the plan (ops.c), and
+ * the regions made reachable. Made once and kept until the ranks on either side, or the files,
+ * change. */
 #include "base/error.h"
 #include "net/peer.h"
 #include "weights/checkpoint/overlay.h"
@@ -190,7 +190,7 @@ int dray__members_fetch(dray__channel *channel, uint64_t key, uint64_t set, dray
     return rc;
 }
 
-/* ---- what is read ---------------------------------------------------------------------------- */
+/* ---- sources --------------------------------------------------------------------------------- */
 
 static dray__cuda_device *device_of(const dray__destination *destination)
 {
@@ -201,7 +201,7 @@ static dray__cuda_device *device_of(const dray__destination *destination)
     return NULL;
 }
 
-/* What both kinds of sources begin with. */
+/* The start of both kinds of sources. */
 static dray__sources *sources_new(uint32_t count, uint64_t group_set,
                                   const dray__destination *destination)
 {
@@ -257,7 +257,7 @@ int dray__sources_disk(const char *path, uint64_t group_set, const dray__destina
 int dray__sources_staged(const dray__destination *destination, dray_region **staging,
                          dray__sources **out, dray_error *error)
 {
-    dray__destination alone = *destination; /* what others of the group hold is theirs to commit */
+    dray__destination alone = *destination; /* other ranks of the group commit their own parts */
     alone.rank = 0;
     alone.world = 1;
     dray__sources *s = sources_new(1, 0, &alone);
@@ -297,7 +297,7 @@ bool dray__sources_disk_same(const dray__sources *s, const char *path)
     dray__overlay *overlay;
     if (strcmp(from->name, path) != 0 || dray__overlay_of(from) ||
         dray__checkpoint_layout(path, &layout, &overlay, NULL))
-        return false; /* what changed is read anew */
+        return false; /* changed files are read anew */
     bool whole = !overlay;
     dray__overlay_free(overlay);
     void *now = NULL, *then = NULL;
@@ -360,7 +360,7 @@ static int get_region(dray__reply *reply, dray__cuda_device *device, dray_region
     return rc;
 }
 
-/* What is reached as less than its layout says would be read beyond its end: GPUs look at no
+/* A region that is smaller than its layout would be read beyond its end, because GPUs check no
  * bounds. */
 static int take_region(dray__reply *reply, dray__source *source, uint32_t index,
                        dray__cuda_device *device, dray__event **mark, dray_error *error)
@@ -459,7 +459,7 @@ static int ask(dray__sources *s, dray__channel *channel, uint16_t type, dray__wr
     return rc;
 }
 
-/* The next rank of the group whose layout is needed; all of them: the group's size. */
+/* The next rank of the group whose layout is needed; the group's size when all are there. */
 static uint32_t group_next(const dray__sources *s)
 {
     uint32_t next = 0;
@@ -524,7 +524,8 @@ static int ask_region(dray__sources *s, dray__channel *channel, uint64_t key, bo
     return ask(s, channel, DRAY__MSG_REGION_GET, &w, error);
 }
 
-/* DRAY_EAGAIN: of this member of the cohort, `region` is needed still: its memory, its progress. */
+/* Returns DRAY_EAGAIN when `region` of this member of the cohort is still needed: its memory, its
+ * progress. */
 static int next_of_member(dray__sources *s, uint32_t index, uint32_t *region, dray_error *error)
 {
     dray__source *member = &s->cohort[index];

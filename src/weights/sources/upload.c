@@ -1,7 +1,7 @@
-/* Pinned memory whose bytes ranks on several GPUs want, as a source (upload.h): who uploads what,
- * and the lane. This rank's share is uploaded in rounds, and what others upload is taken from their
- * GPUs as soon as it is there. Never waits; what it could wait for is another process, whose end,
- * silence or refusal makes this rank upload the rest itself. */
+/* Pinned memory whose bytes ranks on several GPUs want, as a source (upload.h): the division of the
+ * uploads, and the route. This rank's share is uploaded in rounds, and the shares of others are
+ * taken from their GPUs as soon as they are there. It never waits. Another process that ends, is
+ * silent or refuses makes this rank upload the rest itself. */
 #include "weights/sources/upload.h"
 
 #include "base/clock.h"
@@ -19,7 +19,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Less than this is uploaded by everyone: what it takes to take turns is not worth it. */
+/* Less than this is uploaded by every rank, because taking turns costs more. */
 #define SHARED_MIN ((uint64_t)32 << 10)
 enum { PAGE = 4096, ROUNDS = 4, LAST = ROUNDS - 1 };
 
@@ -72,14 +72,14 @@ static enum news look_for(const dray_region *region, uint64_t run, uint32_t roun
 
 /* ---- sharing out ----------------------------------------------------------------------------- */
 
-/* What is taken from one member in one round. */
+/* The bytes that are taken from one member in one round. */
 struct upload_turn {
     uint32_t member, round, step; /* step: of the program */
     uint64_t bytes;
 };
 
-/* Steps 0 to ROUNDS - 1 upload what is this rank's, what nobody shares in the last of them; each
- * turn has one of its own. */
+/* Steps 0 to ROUNDS - 1 upload this rank's share, unshared bytes in the last of them; each turn has
+ * one of its own. */
 struct shared_program {
     dray__program *program;
     struct upload_turn *turns;
@@ -100,7 +100,7 @@ struct dray__upload {
     struct shared_program made;
 };
 
-/* A stripe of a block: whose turn it is. */
+/* A stripe of a block, and the rank that uploads it. */
 struct stripe {
     dray__rect rect;
     uint32_t member, block, round;
@@ -220,7 +220,7 @@ static bool reaches(const dray__transfer *h, const dray__op *op, const dray__pla
 struct upload_making {
     dray__compiler c;
     dray__upload *uploads;
-    const bool *instead; /* NULL: everything */
+    const bool *instead; /* NULL for everything */
     uint64_t *turn_bytes;
     uint64_t covered; /* elements that others may take from here */
 };
@@ -236,7 +236,7 @@ static int upload(struct upload_making *m, const dray__op *op, const dray_copy *
     return dray__draft_move(&m->c, &ends, copy, op, step, 0) ? DRAY_OK : dray__nomem(error);
 }
 
-/* The member's memory, from where its block has the rectangle. NULL: it cannot be reached. */
+/* The member's memory, at the rectangle of its block; NULL when it cannot be reached. */
 static const dray_region *out_of_member(const struct upload_making *m, const struct stripe *s,
                                         dray_copy *copy)
 {
@@ -315,7 +315,7 @@ static int compile(struct upload_making *m, const uint64_t *ops, uint64_t count,
     return rc;
 }
 
-/* Elements that others will look for here: of what may be shared at all. */
+/* Elements that others will look for here: an estimate from those that may be shared. */
 static uint64_t expected(const dray__upload *f, const dray__transfer *h)
 {
     uint32_t blocks = dray_layout_block_count(f->destination->layout);
@@ -365,8 +365,8 @@ static int find_program(dray__upload *f, const dray__transfer *h, const uint64_t
     return rc;
 }
 
-/* One step that uploads what the turns of which `instead` says so would have taken. *out is the
- * caller's (dray__program_free). */
+/* One step that uploads the bytes of the turns in `instead`. *out is the caller's
+ * (dray__program_free). */
 static int upload_instead(dray__upload *f, const dray__transfer *h, const uint64_t *ops,
                           uint64_t count, const bool *instead, dray__program **out,
                           dray_error *error)
@@ -380,7 +380,7 @@ static int upload_instead(dray__upload *f, const dray__transfer *h, const uint64
 
 enum turn_state { WAITING, TAKING, INSTEAD, DONE };
 
-/* A member of the cohort, as the lane sees it. */
+/* A member of the cohort, as the route sees it. */
 struct member {
     int pidfd; /* -1: its end does not show */
     int64_t brought_ns, held_ns;
@@ -404,8 +404,7 @@ struct upload_lane {
     uint32_t held_by;
 };
 
-/* ---- the lane: ends
- * ------------------------------------------------------------------------------------ */
+/* ---- the route: ends ------------------------------------------------------------------------- */
 
 static const dray__source *member_of(const struct upload_lane *l, uint32_t member)
 {
@@ -496,7 +495,7 @@ static void enter(const struct upload_lane *l, const dray__program *program, uin
 }
 
 /* The rounds follow each other: all at once, none would be there before the last. The GPU goes from
- * one to the next by itself, and looks at what came while the next one comes. */
+ * one to the next by itself, and checks each one during the next. */
 static int start_rounds(struct upload_lane *l, dray_error *error)
 {
     int rc = dray__program_start(l->made->program, 0, error);
@@ -537,7 +536,7 @@ static bool has_ended(const struct member *m)
     return m->pidfd >= 0 && poll(&p, 1, 0) > 0;
 }
 
-/* What is still to be taken from a member is uploaded here. */
+/* Uploads here the bytes that were still to be taken from a member. */
 static int give_up(struct upload_lane *l, uint32_t member, dray_error *error)
 {
     uint32_t most = l->transfer->sources->cohort_count * ROUNDS;
@@ -562,7 +561,7 @@ static int give_up(struct upload_lane *l, uint32_t member, dray_error *error)
     return rc ? rc : dray__program_start(p, 0, error);
 }
 
-/* Those that are in time: what this rank still has to do itself is none of their fault. */
+/* Members are late only while this rank waits for them: its own work is not their fault. */
 static bool is_late(const struct upload_lane *l, const struct member *m, int64_t now)
 {
     return l->round == ROUNDS && now - m->brought_ns > SILENT_NS;
@@ -613,7 +612,7 @@ static int take_turns(struct upload_lane *l, int64_t now, dray_error *error)
 
 /* ---- stepping -------------------------------------------------------------------------------- */
 
-/* While nothing is under way but what others have to do. */
+/* Counts the time in which only the work of others is outstanding. */
 static void note_waiting(struct upload_lane *l, int64_t now)
 {
     bool waits = l->round == ROUNDS && l->instead_done == l->instead_count;

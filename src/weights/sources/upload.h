@@ -3,9 +3,9 @@
  * bytes: each rank uploads its part once, and the others read it from that rank's GPU.
  *
  * A part is uploaded in rounds. Each rank has a progress page, shared memory that the others have
- * mapped, which says the rounds of a run that are in its GPU's memory. A rank uploads its own parts
+ * mapped, which has the rounds of a run that are in its GPU's memory. A rank uploads its own parts
  * first and waits for no other rank before they are done, so that ranks never wait for each other
- * in a circle. A rank that gives up says so on its page. The others do not wait for a rank that
+ * in a circle. A rank that gives up notes it on its page. The others do not wait for a rank that
  * gave up, died, or made no progress for a while: they read its part from the pinned memory
  * themselves. */
 #pragma once
@@ -19,7 +19,8 @@ void dray__progress_end(dray_region *progress, uint64_t run);
 /* The division of the uploads among the cohort, kept with the sources while there is one. */
 typedef struct dray__upload dray__upload;
 void dray__upload_forget(void *upload);
-static inline dray__upload *dray__upload_of(const dray__sources *sources) /* NULL: nothing */
+static inline dray__upload *dray__upload_of(const dray__sources *sources) /* NULL when there are
+                                                                           * none */
 {
     return dray__kept_find(sources->kept, dray__upload_forget);
 }

@@ -1,5 +1,5 @@
-/* The books of an update (transfer.h): what every source enters of what it brought, wherever it
- * came from, and what is asked of them in the end. */
+/* The books of an update (transfer.h): the entries that every source makes for the bytes that it
+ * brought, and the final check of them. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
@@ -120,7 +120,7 @@ void dray__batch_arrived(dray__transfer *h, const dray__batch *b, bool counts)
         dray__transfer_arrived(h, b->ops[i], &b->copies[i], counts);
 }
 
-/* ---- what came of it ------------------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------------------------- */
 
 int dray__transfer_check(const dray__transfer *h, dray_error *error)
 {
@@ -208,7 +208,7 @@ static bool fill_by_name(const dray__transfer *h, uint32_t count, dray__sums *ou
     return true;
 }
 
-/* What cannot be remembered is looked up again the next time. */
+/* Entries that cannot be remembered are looked up again the next time. */
 static void remember(struct votes *v, const dray__transfer *h, uint32_t count, dray__sums *out)
 {
     forget_form(v);

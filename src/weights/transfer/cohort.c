@@ -44,7 +44,7 @@ struct dray__cohort {
 /* While it is made. */
 struct making {
     dray__cohort *c;
-    uint32_t *tensors; /* of each member: the one that is looked at; UINT32_MAX: not its */
+    uint32_t *tensors; /* of each member: the current one; UINT32_MAX when it has none */
     int64_t cuts[DRAY_MAX_DIMS][CUTS_MAX];
     uint32_t cut_count[DRAY_MAX_DIMS];
 };
@@ -112,7 +112,7 @@ static bool add_cut(struct making *m, uint32_t d, int64_t at)
     return true;
 }
 
-/* Where the members' blocks begin and end: the same for all who hold any of the tensor. */
+/* The beginnings and ends of the members' blocks: the same for all that hold any of the tensor. */
 static bool find_cuts(struct making *m, uint32_t ndim)
 {
     const dray__cohort *c = m->c;

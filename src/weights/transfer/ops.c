@@ -1,5 +1,5 @@
-/* What an update's ranks do: the plan, and its copies cut along the blocks that they fill and along
- * what this rank owns in its group. */
+/* The work of an update's ranks: the plan, and its copies cut along the blocks that they fill and
+ * along the pieces that this rank owns in its group. */
 #include "base/array.h"
 #include "base/error.h"
 #include "model/layout/layout.h"
@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- names: what a tensor is called on the other side --------------------------------------- */
+/* ---- names of a tensor on the other side ----------------------------------------------------- */
 
-/* The name of the tensor that has memory behind `name` in some source; NULL: none has it. */
+/* The name of the tensor that has memory behind `name` in some source; NULL when none has it. */
 static const char *source_name(const void *user, const char *name)
 {
     const dray__sources *s = user;
@@ -118,8 +118,8 @@ static dray__rect elements_of_piece(const dray_layout *layout, const dray_block 
     return dray__cells_elements(cell, &whole, piece);
 }
 
-/* Takes what is owned of the blocks out of the rectangle: what is left goes on, slab by slab; what
- * is taken is an op. Blocks: `block` alone, or it and those behind it. */
+/* Takes the owned parts of the blocks out of the rectangle: each one is an op, and the rest goes
+ * on, slab by slab. Blocks: `block` alone, or it and those behind it. */
 static int split_read(const dray_layout *layout, const dray__pieces *pieces,
                       const dray_block *block, bool alone, const dray__op *whole,
                       struct op_list *ops, dray_error *error)
@@ -169,7 +169,7 @@ static uint32_t write_block(const dray_layout *layout, const dray_copy *write)
     return UINT32_MAX;
 }
 
-/* Of the ops from `from` on, what the source can quantise is an op of its own. */
+/* Of the ops from `from` on, parts that the source can quantise are ops of their own. */
 static int cut_prequantised(const dray__sources *s, const dray_transform *t, uint64_t from,
                             struct op_list *list, dray_error *error)
 {
@@ -205,7 +205,8 @@ static int make_transform_ops(dray__sources *s, const dray_layout *layout,
         /* Dequantising is of one block: another may overlap it. */
         bool alone = t[i].kind == DRAY_TRANSFORM_DEQUANTISE;
         const dray_quant *quant = dray_layout_quant(layout, t[i].tensor);
-        const dray_block *of = NULL; /* of MOST none: what is only looked at counts elsewhere */
+        const dray_block *of = NULL; /* of MOST none: elements that are only looked at count
+                                      * elsewhere */
         if (alone)
             of = dray_layout_block(layout, s->write_blocks[t[i].first_write]);
         else if (t[i].kind == DRAY_TRANSFORM_QUANTISE)

@@ -1,4 +1,4 @@
-/* One update's bytes: the ops dealt to lanes, and the lanes stepped in turns (transfer.h). */
+/* One update's bytes: the ops dealt to routes, and the routes stepped in turns (transfer.h). */
 #include "weights/transfer/transfer.h"
 #include "weights/placements/load.h"
 
@@ -35,13 +35,14 @@ static const struct pair {
 
 enum { LANES = sizeof pairs / sizeof *pairs };
 
-/* ---- who brings what ------------------------------------------------------------------------- */
+/* ---- the division of ops
+ * ------------------------------------------------------------------------- */
 
-/* The ops by lane. What they depend on besides the ops themselves comes first. */
+/* The ops by route. The values that they depend on, besides the ops themselves, come first. */
 struct dray__deal {
     uint64_t kinds, bucket_bytes; /* kinds: of the destination's regions */
     int32_t strategy;
-    bool shares; /* with those who upload for each other */
+    bool shares; /* with ranks that upload for each other */
     uint64_t *ops, first[LANES + 1];
 };
 
@@ -52,7 +53,7 @@ static void deal_free(void *deal)
     free(deal);
 }
 
-/* Indices below `count`, sorted by their group, each group in order. NULL: out of memory. */
+/* Indices below `count`, sorted by their group, each group in order. NULL when out of memory. */
 static uint64_t *sort_by(const uint32_t *group, uint64_t count, uint32_t groups, uint64_t *first)
 {
     uint64_t *sorted = calloc((size_t)count + 1, sizeof *sorted);
@@ -109,7 +110,7 @@ static uint64_t dealt(const dray__transfer *h, uint64_t i)
     return h->by_round ? h->by_round[h->round_first[h->round] + i] : i;
 }
 
-/* What changed since what this rank holds is not the same in the next update. */
+/* The changes since the held version differ in the next update. */
 static bool is_patched(const dray__transfer *h)
 {
     const dray__transfer_options *o = &h->options;
@@ -192,14 +193,16 @@ static int deal(dray__transfer *h, dray_error *error)
     return DRAY_OK;
 }
 
-/* ---- fences ----------------------------------------------------------------------------------
- * Publishers without checksums do not wait for their GPUs when they publish; who reads does. Here,
- * and not on a stream: a stream that waits cannot be told to give up, and a trainer that hangs
- * would take the engine along past its deadline. Whom it was that one waited for shows, too. */
+/* ---- fences ------------------------------------------------------------------------------------
+ *
+ * Publishers without checksums do not wait for their GPUs when they publish; readers do. They wait
+ * here, and not on a stream: a stream that waits cannot be told to give up, and a trainer that
+ * hangs would take the engine along past its deadline. The publisher that was waited for shows,
+ * too. */
 
 #define LOOK_NS 50000
 
-/* DRAY_EAGAIN: not yet. */
+/* Returns DRAY_EAGAIN while it has not come. */
 static int look(const dray__source *source, dray_error *error)
 {
     dray__local *local = source->local ? dray__local_hold(source->token) : NULL;
@@ -230,8 +233,8 @@ static int look_at_fences(dray__transfer *h, dray_error *error)
     return h->held_count ? dray__waker_open(&h->waker, true, error) : DRAY_OK;
 }
 
-/* DRAY_EAGAIN: one has not come; nothing can be done until the transfer's descriptor is readable.
- */
+/* Returns DRAY_EAGAIN while a fence has not come; nothing can be done until the transfer's
+ * descriptor is readable. */
 static int wait_for_fences(dray__transfer *h, dray_error *error)
 {
     if (!h->held_count)
@@ -280,7 +283,7 @@ static void explain_fences(const dray__transfer *h, dray_error *error)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* The lanes share the ceiling evenly. */
+/* The routes share the ceiling evenly. */
 static int open_lanes(dray__transfer *h, dray_error *error)
 {
     uint32_t busy = 0;
@@ -388,10 +391,10 @@ int dray__transfer_open(dray__sources *sources, const dray__destination *destina
 
 /* ---- moving ---------------------------------------------------------------------------------- */
 
-/* A lane's turn is short, so that none starves the others. */
+/* A route's turn is short, so that none starves the others. */
 #define TURN_NS (DRAY__MILLISECOND / 2)
 
-/* The next lane that can do something; NULL: none. */
+/* The next route that has work; NULL when none has. */
 static dray__lane *next_lane(dray__transfer *h)
 {
     for (uint32_t i = 0; i < LANES; i++) {
@@ -421,7 +424,7 @@ static int check_round(const dray__transfer *h, dray_error *error)
     return DRAY_OK;
 }
 
-/* The lanes are done: what they filled is handed over, and the next round begins. */
+/* The routes are done: the filled bucket is handed over, and the next round begins. */
 static int next_round(dray__transfer *h, dray_error *error)
 {
     if (!h->options.load)
@@ -499,7 +502,7 @@ void dray__transfer_explain(const dray__transfer *h, dray_error *error)
             h->lanes[l].source->explain(h->lanes[l].state, error);
 }
 
-/* ---- what came of it ------------------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------------------------- */
 
 void dray__transfer_report(const dray__transfer *h, dray_update_report *report)
 {

@@ -1,49 +1,48 @@
 /* src/weights/transfer/: one update's copies, from the plan to the sums that are voted on. ops.c
- * cuts the plan's copies along the blocks of this rank, cohort.c deals them among ranks that
- * update together, and transfer.c gives each to a pair of a source and a placement and steps them
- * in turns. books.c has the sums of what was meant and of what was found; held.c waits until what
- * was published is there. */
+ * cuts the plan's copies along the blocks of this rank, cohort.c deals them among ranks that update
+ * together, and transfer.c gives each to a pair of a source and a placement and steps them in
+ * turns. books.c has the expected and the found sums; held.c waits until the published bytes are
+ * there. */
 
-/* An update's bytes: sources bring them, placements put them where they belong, and the books say
- * whether they came right.
+/* An update's bytes: sources bring them, placements put them where they belong, and the books show
+ * whether they are right.
  *
- * A source is one way to reach what an op reads: mapped memory, files, data servers, GPUs. A
- * placement is one way to write it: copied or cast, patched by what changed, quantised or
- * dequantised. Each op goes to the first pair of transfer.c's table in which the placement takes it
- * and the source reaches it in that form. What a pair has running is a lane, which is stepped
- * without ever waiting, and enters what it did in the books: `expected` and `found` by destination
- * block, and the source's bits by tensor, of what this rank owns in its group.
+ * A source is one way to reach the bytes of an op: mapped memory, files, data servers, GPUs. A
+ * placement is one way to write it: copied or cast, patched by changes, quantised or dequantised.
+ * Each op goes to the first pair of transfer.c's table in which the placement takes it and the
+ * source reaches it in that form. The ops of a pair, and its state, are a route, which is stepped
+ * without ever waiting, and enters its results in the books: `expected` and `found` by destination
+ * block, and the source's bits by tensor, of the elements that this rank owns in its group.
  *
- * Which ops go where is found out once, and kept with the sources until the plan changes or what is
- * asked for does. A new source is one file with one struct dray__source_type, and a line of
- * transfer.c's table. */
+ * The division of ops is made once, and kept with the sources until the plan or the options change.
+ * A new source is one file with one struct dray__source_type, and a line of transfer.c's table. */
 #pragma once
 
 #include "base/waker.h"
 #include "weights/internal.h"
 
-/* The ops that a placement takes, whatever source brings them. */
+/* The ops that a placement takes, from any source. */
 typedef struct dray__placement {
     const char *name;
     bool (*takes)(const dray__transfer *transfer, const dray__op *op);
 } dray__placement;
 
-/* patch: only what changed since what this rank holds. convert: quantised or made floats of, from
- * the staging that another transfer gathers it in. compiled: all of it by programs of GPUs. */
+/* patch: only the changes since the held version. convert: quantised or made floats of, from the
+ * staging in which another transfer gathers it. compiled: all of it by programs of GPUs. */
 extern const dray__placement dray__place_copy, dray__place_patch, dray__place_convert,
     dray__place_compiled;
 
 /* The running work of a pair of source and placement. */
 typedef struct dray__lane {
     dray__transfer *transfer;
-    const struct dray__source_type *source; /* NULL: no ops are for it */
+    const struct dray__source_type *source; /* NULL when it has no ops */
     const dray__placement *placement;
     const uint64_t *ops; /* indices into the sources' ops, in the plan's order */
     uint64_t count;
     uint64_t ceiling; /* the bytes of staging that it may use; the strategy direct has none */
     /* The source's: */
     void *state;
-    /* Readable when a lane that waits can go on; set from `open` on; -1: it never waits. */
+    /* Readable when a route that waits can go on; set from `open` on; -1 when it never waits. */
     int fd;
     uint64_t held; /* the bytes of staging, at most */
     bool waits;    /* nothing can be done before fd is readable; false before each step */
@@ -52,8 +51,8 @@ typedef struct dray__lane {
 
 typedef struct dray__source_type {
     const char *name;
-    size_t bytes; /* the size of a lane's state, which is zeroed before `open` */
-    /* Says whether the source can bring the elements that the op reads, in the form that the
+    size_t bytes; /* the size of a route's state, which is zeroed before `open` */
+    /* Returns true when the source can bring the elements that the op reads, in the form that the
      * placement wants. */
     bool (*reaches)(const dray__transfer *transfer, const dray__op *op,
                     const dray__placement *placement);
@@ -62,11 +61,12 @@ typedef struct dray__source_type {
      * more is left. */
     int (*step)(dray__lane *lane, int64_t until_ns, dray_error *error);
     /* Adds the figures that are known only at the end; the others are in the transfer's `told`.
-     * NULL: there are none. */
+     * NULL when there are none. */
     void (*report)(const void *state, dray_update_report *report);
-    /* Adds to an error at the deadline which member did not do its part. NULL: nothing to add. */
+    /* Adds the member that was late to an error at the deadline. NULL when there is nothing to
+     * add. */
     void (*explain)(const void *state, dray_error *error);
-    void (*close)(void *state); /* what the state holds */
+    void (*close)(void *state); /* frees the members of the state */
 } dray__source_type;
 
 struct dray__tensor_sum {
@@ -82,16 +82,17 @@ struct dray__transfer {
     struct dray__deal *own; /* the ops' division among ranks, if it is of this round only */
     /* For a load_weights engine: the ops by round. The rounds are transferred one after the
      * other. */
-    uint64_t *by_round, *round_first; /* NULL: all ops at once */
+    uint64_t *by_round, *round_first; /* NULL for all ops at once */
     uint32_t round;
     bool loading;            /* the round's bucket is there */
-    uint64_t held_most;      /* the most that lanes of finished rounds held */
-    dray_update_report told; /* the figures that lanes add to a report */
+    uint64_t held_most;      /* the most that routes of finished rounds held */
+    dray_update_report told; /* the figures that routes add to a report */
     dray__lane *lanes;       /* one for each pair of transfer.c's table */
     uint32_t lane_count;
-    dray__waker waker; /* readable when a waiting lane can go on; closed: no lane ever waits */
+    dray__waker waker; /* readable when a waiting route can go on; closed when no route ever
+                        * waits */
     uint32_t turn;
-    /* The sources whose fence has not passed. Nothing is moved before. NULL: none. */
+    /* The sources whose fence has not passed. Nothing is moved before. NULL when there are none. */
     bool *held_by;
     /* `held_last`: the source whose fence passed last, or has not passed yet. */
     uint32_t held_count, held_last;
@@ -109,9 +110,9 @@ struct dray__transfer {
 /* Writes the name of a source and of its GPU. */
 void dray__source_who(const dray__source *source, char *out, size_t size);
 
-/* patch.c: says whether the source knows which of the op's elements changed since the version
- * that this rank holds. It is asked only for tensors that are compared with the announced sums
- * at the end, as nothing else shows whether the memory held the delta's base. */
+/* patch.c: returns true when the source knows which of the op's elements changed since the version
+ * that this rank holds. It is called only for tensors that are compared with the announced sums at
+ * the end, as nothing else shows whether the memory held the delta's base. */
 bool dray__delta_offered(const dray__transfer *transfer, const dray__op *op);
 /* The same for a checkpoint that is a delta on the version that this rank holds. */
 bool dray__overlay_offered(const dray__transfer *transfer, const dray__op *op);
@@ -133,8 +134,8 @@ void dray__transfer_own(dray__transfer *transfer, const dray__op *op, const dray
 /* Adds sums of such bits that were computed elsewhere. */
 void dray__transfer_add(dray__transfer *transfer, uint32_t tensor,
                         const struct dray__tensor_sum *sum);
-/* Returns the sum of the bytes that lie at the destination of a copy now. For a GPU's memory
- * that can no longer be read, returns a value that no other memory has. */
+/* Returns the sum of the bytes that lie at the destination of a copy now. For a GPU's memory that
+ * can no longer be read, returns a value that no other memory has. */
 uint64_t dray__transfer_read_back(const dray__transfer *transfer, const dray_region *region,
                                   const dray_copy *copy);
 /* For a part of an op that was moved: the sums of the source's elements that were read, and of
@@ -151,16 +152,18 @@ enum { DRAY__BATCH = 64 };
 typedef struct dray__batch {
     uint32_t count;
     const dray__op *ops[DRAY__BATCH];
-    dray_copy copies[DRAY__BATCH];                    /* the copies, from where the slices lie */
+    dray_copy copies[DRAY__BATCH];                    /* the copies, from the places of the
+                                                       * slices */
     uint64_t read[DRAY__BATCH], written[DRAY__BATCH]; /* the sums that the mover computed */
-    void *scratch;                                    /* as in dray__move_options; NULL: none */
+    void *scratch;                                    /* as in dray__move_options; NULL when there
+                                                       * is none */
     size_t scratch_bytes;
 } dray__batch;
 
 /* Moves `count` slices to one region, with or without sums. */
 int dray__batch_move(dray__transfer *transfer, dray__batch *batch, uint32_t first, uint32_t count,
                      const dray_region *from, dray_region *to, bool sums, dray_error *error);
-/* Checks that the region holds what was written. Fails with DRAY_ECHECKSUM. */
+/* Checks that the region holds the written bytes. Fails with DRAY_ECHECKSUM. */
 int dray__batch_compare(const dray__transfer *transfer, const dray__batch *batch,
                         const dray_region *to, dray_error *error);
 /* The same, with the sums that the mover computed. */

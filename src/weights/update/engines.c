@@ -1,7 +1,7 @@
-/* The router's view: which engines there are, what they hold, which may be sent requests.
+/* The router's view: the engines, their versions, and whether they may be sent requests.
  *
- * A coordinator that went away and came back knows no engines until they have come back to it, too:
- * for a time those that served go on doing so here, as they do in truth. */
+ * A coordinator that was started again knows no engines until they have come back to it. For a time
+ * the engines that served stay in the list, as they do go on serving. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/waker.h"
@@ -19,12 +19,12 @@
 
 struct dray_engines {
     dray_context *context;
-    dray__channel *channel; /* NULL: the coordinator went away */
+    dray__channel *channel; /* NULL when the coordinator went away */
     bool asked;             /* the coordinator was, and has not answered */
     uint64_t sequence;
     dray__waker waker;        /* of the channel, and a time */
     int64_t away_ns, look_ns; /* since when; when it is looked for again */
-    int64_t grace_ns;         /* until when the missing count as there; 0: not */
+    int64_t grace_ns;         /* until when missing engines stay in the list; 0 when they do not */
     bool held;                /* some do */
     dray_engine_info *items;
     uint32_t count;
@@ -147,7 +147,7 @@ static bool hold(dray_engines *e, dray_engine_info *items, uint32_t *count)
     return true;
 }
 
-/* Takes over what the coordinator said, and tells what it changes. */
+/* Takes over the coordinator's list, and reports the changes. */
 static int take(dray_engines *e, dray__reader *r, dray_engines_fn fn, void *user, dray_error *error)
 {
     dray__engines_told told;
@@ -199,7 +199,7 @@ static void drop_channel(dray_engines *e)
     e->sequence = 0;
 }
 
-/* DRAY_EAGAIN: the coordinator is not back yet. */
+/* Returns DRAY_EAGAIN while the coordinator is not back. */
 static int come_back(dray_engines *e, dray_error *error)
 {
     dray_error why;
@@ -229,7 +229,7 @@ static int come_back(dray_engines *e, dray_error *error)
     return rc;
 }
 
-/* It does not answer. DRAY_EAGAIN: another one may. */
+/* The coordinator does not answer. Returns DRAY_EAGAIN when another one may. */
 static int went_away(dray_engines *e)
 {
     if (!dray__channel_broken(e->channel) || dray__channel_ended(e->channel) ||
@@ -247,7 +247,7 @@ int dray_engines_poll(dray_engines *e, dray_engines_fn fn, void *user, dray_erro
     if (!e)
         return dray__fail(error, DRAY_EINVALID, "engines must be given");
     if (e->held && dray__now() >= e->grace_ns)
-        drop_channel(e); /* who is not back is gone: the list as it is */
+        drop_channel(e); /* engines that are not back are gone: the list as it is */
     int rc = come_back(e, error);
     if (rc == DRAY_OK && !e->asked)
         rc = ask(e, error);

@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum { NOWHERE = UINT32_MAX };
-/* Gaps of a chunk are at most this part of what blocks fill: else copying the blocks is cheaper. */
+/* The gaps of a chunk are at most this part of its blocks, else copying the blocks is cheaper. */
 enum { GAPS_OF = 4 };
 /* Runs of blocks that are looked at; a layout with more is copied. */
 enum { RUNS_MAX = 1 << 22 };
@@ -21,13 +21,13 @@ typedef struct span {
 } span;
 
 typedef struct arena_chunk {   /* of the engine's */
-    dray_arena *arena;         /* of the regions; NULL: a region's own */
+    dray_arena *arena;         /* of the regions; NULL for a region's own */
     const dray_region *region; /* the first in it */
     uint64_t address, bytes, allocation;
     uint64_t needed;    /* bytes of our regions in it */
     uint32_t number;    /* before they were sorted */
     uint32_t ours;      /* exports of it by our regions */
-    dray__extents used; /* what was allocated in it; an arena's */
+    dray__extents used; /* the allocations in it, for an arena */
     dray__cuda_chunk spare;
     span *filled, *gaps; /* by blocks; allocated otherwise */
     uint64_t filled_count, filled_capacity, gap_count, gap_capacity;
@@ -39,16 +39,16 @@ struct dray__exchange {
     arena_chunk *chunks; /* by address */
     uint32_t count;
     uint64_t capacity;
-    uint32_t *chunk_of; /* each region's; NOWHERE: it is copied */
+    uint32_t *chunk_of; /* each region's; NOWHERE when it is copied */
     bool *blocks;
     uint64_t bytes;
-    dray__cuda_job **gap_jobs; /* one for each chunk; NULL: it has none */
+    dray__cuda_job **gap_jobs; /* one for each chunk; NULL when it has none */
     bool swapped;
 };
 
 /* ---- which chunks ---------------------------------------------------------------------------- */
 
-/* The live chunk; with the arena's lock. NULL: it is no longer what it was. */
+/* The live chunk, with the arena's lock held; NULL when it has changed. */
 static dray__cuda_chunk *live_of(const arena_chunk *c, const dray__extents **used)
 {
     dray__cuda_chunk *live = c->arena ? dray__gpu_arena_chunk(c->arena, c->address, used)
@@ -129,9 +129,10 @@ static int sort_chunks(dray__exchange *x, dray_error *error)
     return DRAY_OK;
 }
 
-/* ---- what of them is filled ------------------------------------------------------------------ */
+/* ---- the filled parts of chunks -------------------------------------------------------------- */
 
-/* Every run of a block that lies in one piece. false: out of memory, or too many. */
+/* Every run of a block that lies in one piece. Returns false when out of memory, or when there are
+ * too many. */
 static bool fill_block(dray__exchange *x, uint32_t number)
 {
     const dray_block *block = dray_layout_block(x->layout, number);
@@ -167,7 +168,7 @@ static int by_from(const void *left, const void *right)
     return a->from < b->from ? -1 : a->from > b->from;
 }
 
-/* What is allocated and not filled. */
+/* The parts that are allocated and not filled. */
 static bool find_gaps(arena_chunk *c, const dray__extents *used)
 {
     const struct dray__extent own = {c->region->device_address - c->address, c->region->bytes};
@@ -416,7 +417,7 @@ static void lock_all(const dray__exchange *x, bool take)
     }
 }
 
-/* Is the same allocated in it? What came later would be lost. */
+/* Returns true when the same allocations are in it. The content of later ones would be lost. */
 static bool same_use(const arena_chunk *c, const dray__extents *used)
 {
     if (!used)
@@ -425,7 +426,7 @@ static bool same_use(const arena_chunk *c, const dray__extents *used)
            memcmp(used->list, c->used.list, used->count * sizeof *used->list) == 0;
 }
 
-/* Whose exports of a chunk count: everybody's, those of other regions than ours, nobody's. */
+/* The exports of a chunk that count: all, those of other regions than these, or none. */
 enum exports { ALL, OTHERS, NONE };
 
 /* With the locks. */

@@ -1,4 +1,4 @@
-/* What an update reports: itself as one JSON line, and the engine's steps beside it (steps.h). */
+/* The reports of an update: one JSON line, and the engine's steps beside it (steps.h). */
 #include "base/array.h"
 #include "base/error.h"
 #include "base/json.h"

@@ -81,7 +81,7 @@ int dray__stage_commit(dray_subscriber *s, dray_error *error)
         .strategy = DRAY_STRATEGY_DIRECT,
         .bucket_bytes = DRAY__BUCKET_DEFAULT,
         .verify = s->staged_sums != NULL,
-        /* What a kernel moves it reads back in the same pass; copy engines do better with PCIe. */
+        /* A kernel's copies are read back in the same pass; copy engines do better with PCIe. */
         .copy_engines = s->stage_kind == DRAY_REGION_PINNED ? 0 : DRAY__NO_COPY_ENGINES,
         .attempt = s->attempt};
     s->exchanges = s->exchange && dray__exchange_possible(s->exchange);

@@ -1,4 +1,4 @@
-/* Opening and closing an engine rank, and questions about what it holds. */
+/* Opening and closing an engine rank, and queries of its version. */
 #include "weights/update/subscriber.h"
 #include "weights/sources/upload.h"
 
@@ -68,7 +68,7 @@ static bool offered(const dray_subscriber *s, uint32_t region)
            dray__region_offered(region_of(s, region));
 }
 
-/* A rank on a GPU of this host may upload what others want, too. */
+/* A rank on a GPU of this host may upload bytes that others want, too. */
 static int open_progress(dray_subscriber *s, dray_error *error)
 {
     for (uint32_t i = 0; !s->load && i < dray_layout_region_count(s->destination.layout); i++)
@@ -77,7 +77,8 @@ static int open_progress(dray_subscriber *s, dray_error *error)
     return DRAY_OK;
 }
 
-/* Comes back: what this rank was. An update that was in progress is over; see end() in update.c. */
+/* Puts this rank's former registration, for a rank that comes back. An update that was in progress
+ * is over; see end() in update.c. */
 static void put_claim(const dray_subscriber *s, dray__writer *w)
 {
     const dray__rank_claim claim = {.set = s->group_set,
@@ -106,7 +107,7 @@ int dray__subscriber_put(dray_subscriber *s, int64_t deadline_ns, dray_error *er
 
 static int register_rank(dray_subscriber *s, int64_t deadline, dray_error *error)
 {
-    const char *endpoint = ""; /* nobody reads what went to load_weights */
+    const char *endpoint = ""; /* nobody reads tensors that went to load_weights */
     int rc = s->load ? DRAY_OK : dray__serve_start(s->context, false, &endpoint, error);
     if (rc)
         return rc;
@@ -304,7 +305,7 @@ int dray_subscriber_release_mappings(dray_subscriber *s, dray_error *error)
     for (uint32_t i = 0; rc == DRAY_OK && i < told.count; i++)
         if (s->live && s->live->source_set == told.items[i])
             subscriber_forget(s, &s->live);
-        else /* what said so was lost with its connection */
+        else /* the notice was lost with its connection */
             subscriber_unmapped(s, told.items[i]);
     dray__arena_free(&items);
     return rc;
@@ -446,7 +447,7 @@ static int find_sources(dray_subscriber *s, dray_error *error)
     return rc;
 }
 
-/* Which tensors the coordinator will compare with what was announced. */
+/* Finds the tensors that the coordinator will compare with the announced sums. */
 static int find_compared(dray_subscriber *s, dray_error *error)
 {
     uint32_t count = dray_layout_tensor_count(s->destination.layout), any;
@@ -472,7 +473,7 @@ static int prepare_commit(dray_subscriber *s, dray_error *error)
                       s->destination.rank, s->group, s->report.version);
 }
 
-/* Buckets come one after the other, and cut through what shares a scale. */
+/* Buckets come one after the other, and would cut through elements that share a scale. */
 static int check_load(const dray_subscriber *s, dray_error *error)
 {
     const dray_plan *plan = s->sources->plan;

@@ -1,8 +1,8 @@
 /* src/weights/update/: the engine's end of an update. A subscriber is one rank of a group that
  * holds the same model (subscriber.c). update.c is an update as a state machine that never waits:
  * it begins, plans, reaches the sources, asks whether it may overwrite, moves and votes. stage.c
- * keeps the next version beside the one that is served, report.c tells how an update went, and
- * engines.c is what a router asks. */
+ * keeps the next version beside the one that is served, report.c reports how an update went, and
+ * engines.c is for routers. */
 
 /* An engine rank and its update in progress; shared by subscriber.c and update.c. */
 #pragma once
@@ -33,12 +33,13 @@ struct dray_subscriber {
     dray__destination destination;
     uint64_t key, token;
     bool local;              /* known to this process's data server */
-    struct dray__load *load; /* NULL: the destination has memory */
+    struct dray__load *load; /* NULL when the destination has memory */
     char *model, *group;
     int64_t timeout_ns;
     dray__waker waker;
     int event_fd;
-    /* What this rank registers at the next coordinator when the session continues there. */
+    /* The fields that this rank registers at the next coordinator when the session continues
+     * there. */
     dray__writer packed; /* the layout */
     uint64_t returns;    /* the context's number of returns when this rank registered */
     int32_t state, mode; /* state: dray_group_state as far as this rank knows */
@@ -46,13 +47,14 @@ struct dray_subscriber {
     bool event_set;
 
     dray__sources *live, *disk; /* the plans of the last update from publishers and from disk */
-    uint64_t *block_sums;       /* the sums of the version that this rank holds; NULL: unknown */
+    uint64_t *block_sums;       /* the sums of the version that this rank holds; NULL when
+                                 * unknown */
     dray__sums_form *read_form, *resident_form; /* the forms of the last vote's sums */
     dray__sums_forms sent;
     /* The version that this rank's memory holds as a whole. incarnation 0: none, or that of a
      * checkpoint. */
     uint64_t held_incarnation, held_version;
-    uint64_t held_disk; /* the sums of the checkpoint that is held as a whole; 0: unknown */
+    uint64_t held_disk; /* the sums of the checkpoint that is held as a whole; 0 when unknown */
 
     /* The prefetched version. staging: regions like the destination's; NULL until the first
      * prefetch. */
@@ -62,7 +64,7 @@ struct dray_subscriber {
     uint64_t staging_bytes, *staged_sums;
     uint64_t staged_version, staged_incarnation;
     bool has_staged;
-    dray__exchange *exchange; /* NULL: a commit copies everything */
+    dray__exchange *exchange; /* NULL when a commit copies everything */
     bool exchanges;           /* the current commit exchanges memory, */
     bool exchanged;           /* and has done so */
     dray__thread after;       /* runs after an exchange; until it is joined, it alone may use the
@@ -85,7 +87,7 @@ struct dray_subscriber {
     uint32_t source_count, cohort_count;
     uint64_t cohort_set, run, last; /* last: the member that published last */
     dray__map partial; /* tensors that the group holds in part, and therefore does not compare */
-    bool *compared;    /* [tensor]: its sums are compared; NULL: no tensor's are */
+    bool *compared;    /* [tensor]: its sums are compared; NULL when no tensor's are */
     bool announced, writing, failed, moved_any;
     dray__sources *sources; /* live, disk or staged */
     dray__transfer *transfer;

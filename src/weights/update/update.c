@@ -1,6 +1,6 @@
 /* One update, as a state machine that never waits: begin -> plan -> import -> ask -> move -> vote.
- * Whatever fails after the coordinator has decided on a version becomes this rank's vote; what the
- * group decides then is the outcome. */
+ * A failure after the coordinator has decided on a version becomes this rank's vote; the group's
+ * decision is then the outcome. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/json.h"
@@ -22,7 +22,7 @@
 /* So long the start of an update looks for a coordinator that went away. */
 #define PATIENCE_NS DRAY__SECOND
 
-/* What it read, and how far it came with that. */
+/* Drops the transfer and its progress. */
 static void drop_read(dray_subscriber *s)
 {
     dray__transfer_close(s->transfer);
@@ -41,7 +41,7 @@ void dray__update_release(dray_subscriber *s)
     s->path = NULL;
 }
 
-/* Of the coordinator, which answers what is asked now by then. */
+/* The coordinator answers the present request by then. */
 static void expect_answer(dray_subscriber *s, int64_t by_ns)
 {
     s->answer_by_ns = dray__answer_deadline(by_ns);
@@ -115,13 +115,14 @@ static int end(dray_subscriber *s, const dray_error *outcome)
     return DRAY_OK;
 }
 
-/* Of what was prefetched: who announced it was heard then. */
+/* Returns true for the commit of a prefetched version, whose publisher was heard at the
+ * prefetch. */
 static bool commits(const dray_subscriber *s)
 {
     return s->purpose == DRAY__COMMIT;
 }
 
-/* What this rank's memory will be to others, if the vote carries. */
+/* The state of this rank's memory for others, if the vote carries. */
 static uint8_t held(dray_subscriber *s, dray__sums *resident)
 {
     dray_error error;
@@ -181,7 +182,7 @@ static int vote(dray_subscriber *s, const dray_error *verdict)
     return DRAY_OK;
 }
 
-/* ---- phases: DRAY_OK goes on, DRAY_EAGAIN waits; what fails turns into a vote or the end ---- */
+/* ---- phases: DRAY_OK goes on, DRAY_EAGAIN waits; a failure turns into a vote or the end ---- */
 
 /* Takes the reply to the request that was started. false: wait, or the update is over (*rc). */
 static bool answered(dray_subscriber *s, dray__reply *reply, int *rc)
@@ -248,9 +249,9 @@ static int on_begin(dray_subscriber *s)
     return DRAY_OK;
 }
 
-/* The answer to what preparing asks never came, or the deadline did. A coordinator that is only
- * busy gets the second that other answers have: a subscriber that it left without one is of no use.
- */
+/* An answer that the preparation needs never came, or the deadline did. A coordinator that is only
+ * busy gets the second that other answers have: a subscriber that it left without one is of no
+ * use. */
 static int waits_too_long(dray_subscriber *s, dray_error *error)
 {
     int64_t until = s->sources->asked ? s->answer_by_ns : s->deadline_ns;
@@ -311,7 +312,7 @@ static int open_transfer(dray_subscriber *s, dray_error *error)
             s->held_disk && !s->load && s->purpose == DRAY__UPDATE &&
             s->source == DRAY__FROM_DISK && dray__overlay_of(&s->sources->sources[0]) &&
             dray__overlay_hold(dray__overlay_of(&s->sources->sources[0]), s->held_disk)};
-    dray__local_share(s->token, NULL); /* what the last update brought is about to change */
+    dray__local_share(s->token, NULL); /* the result of the last update is about to change */
     int rc = dray__transfer_open(s->sources, &s->target, &options, &s->transfer, error);
     dray__local_began(s->token, options.run);
     if (s->destination.progress && (rc || !dray__transfer_uploads(s->transfer)))
@@ -323,7 +324,8 @@ static int ask_to_write(dray_subscriber *s)
 {
     dray_error error;
     int64_t lease_ns = s->options.lease_ns ? s->options.lease_ns : DRAY__LEASE_DEFAULT;
-    int64_t readers_ns = dray__deadline(lease_ns > 0 ? lease_ns : 0); /* who have it so long */
+    int64_t readers_ns = dray__deadline(lease_ns > 0 ? lease_ns : 0); /* how long readers may keep
+                                                                       * it */
     s->mark_ns = dray__now();
     expect_answer(s, readers_ns > s->deadline_ns ? readers_ns : s->deadline_ns);
     int rc = dray__ask_start(s->channel, DRAY__MSG_UPDATE_WRITING, &dray__writing_fields,
@@ -379,12 +381,12 @@ static int on_ask(dray_subscriber *s)
     s->report.prepare_ns += dray__now() - s->mark_ns;
     begin_pause(s);
     s->phase = PHASE_MOVE;
-    dray__waker_at(&s->waker, s->deadline_ns); /* a lane may wait for longer */
+    dray__waker_at(&s->waker, s->deadline_ns); /* a route may wait for longer */
     dray__hook_step("writing");
     return DRAY_OK;
 }
 
-/* Who published last was waited for, if nobody was for longer. */
+/* Names the publisher that was last, if no other wait was longer. */
 static void note_wait(dray_subscriber *s)
 {
     for (uint32_t i = 0; s->last && s->report.wait_ns > s->report.held_ns && i < s->sources->count;
@@ -448,7 +450,7 @@ static void tell(dray_subscriber *s)
     if (size == 0 || size >= sizeof json)
         return;
     json[size] = 0;
-    /* A notice: nobody waits for an answer, and what does not get through is lost. */
+    /* A notice: nobody waits for an answer, and a lost one is not sent again. */
     dray__tell(s->channel, DRAY__MSG_UPDATE_REPORT, &dray__update_told_fields,
                &(dray__update_told){s->key, json});
 }
@@ -687,8 +689,8 @@ int dray_update_finish(dray_subscriber *s, dray_update_report *report, dray_erro
     return DRAY_OK;
 }
 
-/* Of memory on GPUs, whose updates take milliseconds: for so long an answer of the coordinator is
- * looked for before anybody sleeps, because being woken takes a good part of one. */
+/* For memory on GPUs, whose updates take milliseconds: an answer of the coordinator is looked for
+ * during this time before the thread sleeps, because waking takes a good part of a millisecond. */
 #define LOOK_NS DRAY__MILLISECOND
 
 static bool answer_is_near(const dray_subscriber *s, int64_t waited_ns)
