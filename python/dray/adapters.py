@@ -28,6 +28,7 @@ from . import listed
 from . import weights as _w
 from .merged import merged
 from .parameters import is_module
+from .sessions import place
 
 __all__ = ["Adapters", "Publisher", "Revision", "merged"]
 
@@ -79,7 +80,7 @@ class Publisher:
             raise ValueError(f"adapter {name}: tensors expected, found none")
         if config is None:
             raise ValueError(f"adapter {name}: config expected, what adapter_config.json has")
-        rank, world = _w._place(rank, world)
+        rank, world = place(rank, world)
         of = _model(model, name)
         self._base, self._publisher = _w.empty(1, dtype=torch.int64), None
         options = dict(context=context, timeout=timeout)

@@ -289,6 +289,20 @@ class Rows(dict):
                         values.ctypes.data)
         return values
 
+    def pieces(self, name: str, index: int) -> list:
+        """The pieces in which a row's value of a ragged column was committed (Claim.leave_open), first to
+        last: (elements, version), with the version None where a commit had no tag `version`."""
+        self._check()
+        if not 0 <= index < self.rows:
+            raise IndexError(f"row {index} of {self.rows}")
+        room = 0
+        count = c.c_uint32(4)
+        while room < count.value:
+            room = count.value
+            found = (_l.Piece * room)()
+            self._pins.call("dray_batch_pieces", self._batch, _l.text(name), self._first + index, found, room, c.byref(count))
+        return [(piece.elements, None if piece.version < 0 else piece.version) for piece in found[:count.value]]
+
     def set_tag(self, key: str, values: Sequence[float]) -> None:
         """A tag of every row, committed with its outputs."""
         self._check()

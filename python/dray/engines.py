@@ -12,6 +12,7 @@ from typing import Iterator, Optional
 
 from . import _library as _l
 from ._library import DrayError, library
+from .sessions import session
 
 EVENTS = {getattr(_l, f"ENGINE_{word.upper()}"): word for word in ("joined", "left", "updated", "torn")}
 STATES = _l.words("GROUP_")
@@ -31,9 +32,8 @@ class Engines(_l.Opened):
     _frees = "dray_engines_close"
 
     def __init__(self, context=None):
-        from .weights import _session
         self._open_as("the list of engines")
-        self._context = context or _session("engine")
+        self._context = context or session("engine")
         with self._use:
             self._context._open(self, "dray_engines_open")
 

@@ -52,6 +52,26 @@ def check_free(queue, other):
     queue.wait("free", "read", timeout=0)
 
 
+def check_pieces(*_):
+    """A row that is committed in pieces is read as one value, and its pieces with their versions."""
+    tasks = {"generate": (["prompt"], ["response"]), "train": (["response"], [])}
+    with dray.Queue("pieces", tasks=tasks) as queue:
+        queue.insert({"prompt": np.arange(2)}, "all", seal=True)
+        for version in range(6):
+            with queue.claim("generate", 1, "all") as claim:
+                assert claim.rows == 1
+                claim.set("response", np.full(version + 1, version), [0, version + 1])
+                if version != 2:
+                    claim.set_tag("version", [version])
+                if version < 5:
+                    claim.leave_open()
+        with queue.claim("train", 1, "all") as claim:
+            assert len(claim["response"][0]) == 21
+            assert claim.pieces("response", 0) == [(n + 1, None if n == 2 else n) for n in range(6)]
+            refused("ENOENT", claim.pieces, "prompt", 0)
+            wrong(IndexError, "row 1 of 1", claim.pieces, "response", 1)
+
+
 def check_threads(queue, other):
     """While one thread is in the queue, others are told so."""
     begun, ended = threading.Event(), []
@@ -231,6 +251,6 @@ def check_exit(*_):
 
 with coordinator():
     with dray.Queue(tasks=TASKS, timeout=20, max_attempts=2) as queue, dray.Queue(timeout=20) as other:
-        for check in (check_free, check_threads, check_empty,
+        for check in (check_free, check_pieces, check_threads, check_empty,
                       check_peers, check_words, check_bulk, check_reads, check_exit):
             check(queue, other)

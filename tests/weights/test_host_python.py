@@ -63,7 +63,7 @@ def trains(pipe):
             before = {n: p.clone() for n, p in model.state_dict().items()}
             if shared:
                 assert share(model) is model and share(model) is model
-                assert dray.weights._h.find(model[0].weight.data_ptr())
+                assert dray.host.find(model[0].weight.data_ptr())
                 assert model.tied.data_ptr() == model[0].weight.data_ptr()
             assert all(torch.equal(p, before[n]) for n, p in model.state_dict().items())
             optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -84,7 +84,7 @@ def trains(pipe):
                     refused(ValueError, "at least 1", publisher.deliver, version, [])
                     assert pipe.recv() == version
         base = empty(3).data_ptr()
-        assert not dray.weights._h.find(base)  # it went with its last tensor
+        assert not dray.host.find(base)  # it went with its last tensor
     pipe.send("end")
 
 
@@ -173,7 +173,10 @@ def fused(folder, trainer, engines):
     with Subscriber(taken, "fused", "swap", context=engines[0]) as swap:
         swap.prefetch(min_version=2, prefetch_seconds=0.1)
         assert not any(t.any() for t in taken.values())
-        assert swap.commit()["source"] == "staging"
+        swap.start_commit(min_version=2)
+        while not swap.poll():
+            pass
+        assert swap.finish()["source"] == "staging"
         assert all(torch.equal(taken[n], w[n] + 1) for n in w)
     for one in subscribers + publishers:
         one.close()

@@ -291,9 +291,9 @@ def nothing_is_kept():
             pair.moves(1)
             for tensor in (t for m in (source, model) for t in (*m.parameters(), *m.buffers())):
                 tensor.data = tensor.data.clone()
-            assert all(map(dray.weights._h.find, bases))
+            assert all(map(dray.host.find, bases))
             pair.moves(1)
-            assert not any(map(dray.weights._h.find, bases)), f"{name}: memory that was left is still there"
+            assert not any(map(dray.host.find, bases)), f"{name}: memory that was left is still there"
 
 
 def engine_steps():

@@ -7,6 +7,7 @@ from typing import Any, Callable, Mapping, Optional
 
 from .. import weights
 from ..parameters import Copies
+from ..sessions import place
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Published:
             raise ValueError("dray: no coordinator is named: start `dray serve`, or call dray.serve() first, and set "
                              "DRAY_ADDRESS on all ranks")
         self.rank, self._source, self._options, self._framework = rank, source, options, framework
-        self.world = weights._place(None, None)[1] if options.world is None else options.world
+        self.world = place(None, None)[1] if options.world is None else options.world
         self.context = weights.Context(self._address, role="trainer", rank=rank, timeout=options.timeout)
         try:
             self.publisher = weights.Publisher(source, options.model, rank, self.world, context=self.context,

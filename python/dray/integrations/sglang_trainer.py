@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Optional
 
 from .. import weights
+from ..sessions import place
 from .published import Options, Published
 from .sglang import LOADER, message, packed
 
@@ -93,7 +94,7 @@ class DrayTrainer:
         if pause not in ("retract", "abort", "in_place"):
             raise ValueError(f"pause: retract, abort or in_place expected, found {pause}")
         options = Options(**options)
-        rank, options.world = weights._place(rank, options.world)
+        rank, options.world = place(rank, options.world)
         self.version, self.clients = 0, list(client) if isinstance(client, (list, tuple)) else [client]
         self._pause, self._group = pause, options.group
         self._published = Published(source, rank, options, "sglang")

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from megatron.core import mpu
 
 from .. import weights
+from ..parameters import local
 from ..record.source import megatron_shards, record_source
 from .published import Options, Published
 from .ray_engines import RayEngines
@@ -94,7 +95,7 @@ class DrayWeightUpdater:
     @staticmethod
     def _tensors(made) -> dict:
         """Of the checkpoint, by all ranks: {name: (shape, dtype)}."""
-        here = {name: (tuple(block.shape), weights._p.local(block)[0].dtype) for name, block in made.pairs()}
+        here = {name: (tuple(block.shape), local(block)[0].dtype) for name, block in made.pairs()}
         there: list = [None] * dist.get_world_size()
         dist.all_gather_object(there, here, group=_gloo())
         return {name: of for each in there for name, of in each.items()}

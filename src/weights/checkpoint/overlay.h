@@ -35,7 +35,8 @@ typedef struct dray__overlay dray__overlay;
 int dray__checkpoint_layout(const char *path, dray_layout **layout, dray__overlay **overlay,
                             dray_error *error);
 void dray__overlay_free(dray__overlay *overlay); /* NULL is fine */
-/* Frees the overlay of a source that is a checkpoint; NULL when the checkpoint is whole. */
+/* The overlay that a source of a checkpoint keeps, and the function that frees it. dray__overlay_of
+ * returns NULL when the checkpoint is whole. */
 void dray__overlay_forget(void *overlay);
 static inline dray__overlay *dray__overlay_of(const dray__source *source)
 {

@@ -315,7 +315,7 @@ static int compile(struct upload_making *m, const uint64_t *ops, uint64_t count,
     return rc;
 }
 
-/* Elements that others will look for here: an estimate from those that may be shared. */
+/* The number of elements that others may look for here, of those that can be shared. */
 static uint64_t expected(const dray__upload *f, const dray__transfer *h)
 {
     uint32_t blocks = dray_layout_block_count(f->destination->layout);

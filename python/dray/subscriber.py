@@ -1,0 +1,334 @@
+"""The subscriber: one rank of an engine, whose memory takes versions of the weights."""
+from __future__ import annotations
+
+import contextlib
+import ctypes as c
+import json
+import os
+from typing import Any, Callable, Mapping, Optional, Union
+
+from . import _library as _l
+from . import gpu as _g
+from . import parameters as _p
+from . import trace as _t
+from ._library import DrayError, call, library
+from .layouts import Layout
+from .parameters import Block
+from .sessions import MODEL, Context, Laid, no_context, place, session
+
+MODES = {word: number for number, word in enumerate(_l.words("MODE_"))}
+STRATEGIES = {word: number for number, word in enumerate(_l.words("STRATEGY_"))}
+_SPANS = {"dray_update_weights": "weights update", "dray_prefetch_weights": "weights prefetch",
+          "dray_commit_weights": "weights commit"}
+
+
+class Subscriber(Laid):
+    """This rank's part of an engine; the ranks of `group` (`world` of them) take versions together.
+
+        subscriber = dray.Subscriber(model)
+        report = subscriber.update()
+    model, rank, world, context: as Publisher's.
+    blocks: Block, a rectangle each (views of fused parameters are as good as whole ones; engine_blocks
+    makes them for SGLang and vLLM), what record() returned (its first update goes by load_weights and is
+    compared), or a module (or its named_parameters(), with buffers also those
+    that its state_dict() has), (name, tensor) pairs or a mapping: whole tensors. What the engine
+    replaced since the last update (.to(), load_state_dict(assign=True)) is laid out anew by the next
+    one: of a module, and of Blocks whose tensor is a function; tensors and views that are not their
+    parameters' memory any more are refused as far as that can be seen (DrayError, ESTALE).
+    load: instead, the engine's load_weights: called with a list of (name, tensor), whole tensors that are good until it
+    returns, bucket by bucket, at most bucket_bytes of them. load_device: "cuda": they come into memory of the GPU that
+    is current, without a stop in the host's; "cpu": into the host's.
+    tensors: which it takes, {name: (shape, dtype)} or {name: tensor}, as tensors("qwen3-8b") or a
+    meta-device state dict give them.
+    One thread at a time, but for note_step; close(), too, is refused while another one's call is under way (EBUSY)."""
+    _frees = "dray_subscriber_close"
+
+    def __init__(self, blocks: Any = (), model: str = MODEL, group: str = "engine",
+                 rank: Optional[int] = None, world: Optional[int] = None, *,
+                 context: Optional[Context] = None, timeout: float = 60.0,
+                 load: Optional[Callable[[list], Any]] = None,
+                 tensors: Optional[Mapping[str, Any]] = None, bucket_bytes: int = 512 << 20,
+                 buffers: bool = False, load_device: str = "cpu"):
+        no_context("Subscriber", blocks)
+        _l.check_word("load_device", load_device, ("cpu", "cuda"))
+        if load_device == "cuda" and load is None:
+            raise TypeError("load_device: only with load=")
+        rank, world = place(rank, world)
+        context = context or session("engine")
+        self._context, self._failure = context, None
+        self._open_as(f"subscriber {group} of {model}")
+        self._started = self._lost = False  # an update; this rank, while it was laid out anew
+        self._model, self._options_of = model, dict(group=group.encode(), rank=rank, world=world,
+                                                    timeout_ns=_l.nanoseconds(timeout))
+        self._given = _p.given(blocks, buffers) if load is None else None
+        self._first = self._given and self._given.certificate()
+        if self._first:
+            load, tensors = self._first, self._given.tensors
+        with self._use:
+            if load is None:
+                self._open(*self._lay_out())
+            elif tensors is None:
+                raise ValueError("tensors: which ones load takes, {name: (shape, dtype)}")
+            else:
+                layout, shapes = Layout(), {}
+                for name, of in tensors.items():
+                    shape, dtype = of if isinstance(of, tuple) else (of.shape, of.dtype)
+                    shapes[name] = tuple(shape)
+                    layout.add_tensor(name, dtype, shapes[name])
+                self._load = _l.LoadOptions(load=self._callback(load, shapes, load_device == "cuda"),
+                                            bucket_bytes=bucket_bytes, memory=_g.CUDA if load_device == "cuda" else 0)
+                self._open(layout, None, load=c.pointer(self._load))
+
+    def _lay_out(self):
+        """A layout of the memory as it is now, and where that is."""
+        pairs, layout = self._given.pairs(), Layout()
+        for name, tensor in pairs:
+            if not getattr(_p.local(tensor)[0], "writeable", True):
+                raise TypeError(f"{name}: an array that may be written to expected, this one is read-only")
+            layout.add_block(tensor if isinstance(tensor, Block) else Block(name, tensor.shape, tensor))
+        return layout, self._given.places()
+
+    def _open(self, layout, places, **options):
+        self._layout, self._places, self._live = layout, places, layout.live()
+        options = _l.SubscriberOptions(regions=self._live, **self._options_of, **options)
+        self._context._open(self, "dray_subscriber_open", self._model.encode(), layout.pointer, c.byref(options))
+        self._lost = False
+
+    def _elsewhere(self):
+        """The name of a parameter that is not where the last layout says; None: all are."""
+        if self._given is None or self._first:
+            return None
+        if self._places is None:
+            return "everything"
+        now = self._given.places()
+        return next((new[0] for new, old in zip(now, self._places) if new != old),
+                    None if len(now) == len(self._places) else now[-1][0])
+
+    def _settle(self):
+        """Before an update: this rank comes again, with the memory as it is now, where it was replaced.
+        What it holds is not known then: its group is torn until all ranks have updated, and what was
+        prefetched is gone."""
+        if not self._lost and (not self.pointer or self._started or not self._elsewhere()):
+            return
+        layout, places = self._lay_out()
+        self._leave_group()
+        self._layout.close()
+        self._open(layout, places)
+
+    def _updated(self):
+        """After an update: what its bytes alone do not do."""
+        if self._given is None:
+            return
+        if self._first:  # the next one is in place, as far as this one has proven it
+            self._first = None
+            return
+        self._still("this update wrote")
+        try:
+            self._given.updated()
+        except BaseException:  # what this rank holds is not known
+            self._leave_group()
+            raise
+
+    def _leave_group(self):
+        with self._use.briefly():
+            pointer, self.pointer = self.pointer, c.c_void_p()
+        self._lost = True
+        if pointer:
+            library().dray_subscriber_close(pointer)
+
+    def _still(self, what):
+        """Raises where memory was replaced since the last update began."""
+        if name := self._elsewhere():
+            raise _p.stale(name, f"lies elsewhere than {what}: the next update lays it out anew")
+
+    def _callback(self, load, shapes, cuda):
+        """`load` as the library calls it. What it raises is the cause of the update's error."""
+        def called(_, bucket, error):
+            try:
+                load([(name, tensor.view(shapes[name])) for name, tensor in _bucket(bucket.contents, cuda)])
+                if cuda:
+                    _g.finish()  # what it has put into streams reads the bucket
+                return 0
+            except BaseException as failure:  # none may pass through C
+                self._failure = failure
+                error.contents.code = _l.ECANCELED
+                error.contents.message = f"load: {failure!r}".encode()[:400]
+                return _l.ECANCELED
+        return _l.LoadFn(called)
+
+    @staticmethod
+    def _options(mode="auto", strategy="direct", min_version=0, path=None, path_version=0,
+                 bucket_bytes=0, verify=True, timeout=60.0, ctas=0, copy_engines=False, peers=True,
+                 nccl_bytes=0, prefetch_seconds=0.0):
+        _l.check_word("mode", mode, MODES)
+        _l.check_word("strategy", strategy, STRATEGIES)
+        return _l.UpdateOptions(mode=MODES[mode], strategy=STRATEGIES[strategy],
+                              min_version=min_version, path=path and os.fspath(path).encode(),
+                              path_version=path_version, bucket_bytes=bucket_bytes,
+                              no_verify=int(not verify), timeout_ns=_l.nanoseconds(timeout),
+                              no_peers=int(not peers), ctas=ctas, copy_engines=int(copy_engines),
+                              nccl_bytes=nccl_bytes, prefetch_seconds=prefetch_seconds)
+
+    @staticmethod
+    def _dict(report):
+        room = c.create_string_buffer(8192)
+        call("dray_update_report_json", c.byref(report), room, len(room))
+        return json.loads(room.value)
+
+    @_l.alone
+    def _run(self, name, options):
+        report, self._failure = _l.UpdateReport(), None
+        self._settle()
+        try:
+            with _t.wait_and_transfer(_SPANS[name], options.min_version or -1, "weights") as waited:
+                with self._first or contextlib.nullcontext():
+                    self._within(name, c.byref(options), c.byref(report))
+                made = self._dict(report)
+                waited(round(made["wait_seconds"] * 1e9))
+        except DrayError as error:
+            if self._failure is not None:
+                raise error from self._failure
+            raise
+        if name == "dray_prefetch_weights":
+            self._still("the next commit writes")
+        else:
+            self._updated()
+        return made
+
+    def update(self, mode: str = "auto", strategy: str = "direct", min_version: int = 0,
+               path: Union[str, os.PathLike, None] = None, path_version: int = 0,
+               bucket_bytes: int = 0, verify: bool = True, timeout: float = 60.0, ctas: int = 0,
+               copy_engines: bool = False, peers: bool = True, nccl_bytes: int = 0) -> dict:
+        """Takes the newest version (waits for one >= min_version), together with the other ranks of
+        the group; the report. mode: auto, tensor (trainers of this host), distributed (of others,
+        too), or disk (the checkpoint at `path`, which holds path_version). Beside inference: ctas
+        bounds the thread blocks that move on this GPU, copy_engines spares them. nccl_bytes: GPU memory
+        for what comes over NCCL, beside bucket_bytes; 0: 1 GiB. Raises DrayError;
+        ETORN: bytes had been overwritten, the next update repairs it; else all is as it was."""
+        return self._run("dray_update_weights",
+                         self._options(mode, strategy, min_version, path, path_version, bucket_bytes,
+                                       verify, timeout, ctas, copy_engines, peers, nccl_bytes))
+
+    async def update_async(self, *arguments: Any, **options: Any) -> dict:
+        """update() of a coroutine: a thread moves the bytes, the event loop goes on. Other calls of this
+        subscriber are refused (EBUSY) meanwhile; where the coroutine is cancelled, the update goes on."""
+        return await _l.in_thread(self.update, *arguments, **options)
+
+    async def prefetch_async(self, **options: Any) -> dict:
+        """prefetch() of a coroutine, as update_async."""
+        return await _l.in_thread(self.prefetch, **options)
+
+    def update_weights_from_tensor(self, **options: Any) -> dict:
+        """update(mode="tensor")"""
+        return self.update(mode="tensor", **options)
+
+    def update_weights_from_distributed(self, **options: Any) -> dict:
+        """update(mode="distributed")"""
+        return self.update(mode="distributed", **options)
+
+    def update_weights_from_disk(self, path: Union[str, os.PathLike], version: int = 0,
+                                 **options: Any) -> dict:
+        """update(mode="disk"): needs no trainer. path: a file or folder of safetensors."""
+        return self.update(mode="disk", path=path, path_version=version, **options)
+
+    @_l.alone
+    def start(self, *arguments: Any, **options: Any) -> None:
+        """Begins an update (its arguments) without blocking. Afterwards poll() until it returns True, and
+        finish(). fileno(), to be called after start, is readable when poll() has work."""
+        self._start("dray_update_start", self._options(*arguments, **options))
+
+    @_l.alone
+    def start_commit(self, min_version: int = 0, timeout: float = 60.0) -> None:
+        """Begins a commit without blocking, as start() begins an update."""
+        self._start("dray_commit_start", self._options(min_version=min_version, timeout=timeout))
+
+    def _start(self, function, options):
+        self._failure = None
+        self._settle()
+        if self._first:
+            self._first.__enter__()
+        self._within(function, c.byref(options))
+        self._started = True
+
+    @_l.alone
+    def poll(self) -> bool:
+        if not self.pointer:
+            self._use._refuse_closed()
+        error = _l.Error()
+        code = library().dray_update_poll(self.pointer, c.byref(error))
+        return code != _l.EAGAIN
+
+    @_l.alone
+    def finish(self) -> dict:
+        report = _l.UpdateReport()
+        try:
+            self._within("dray_update_finish", c.byref(report))
+        except DrayError as error:
+            raise error from self._failure
+        finally:
+            self._started = False
+        if self._first:
+            self._first.__exit__(None)
+        self._updated()
+        return self._dict(report)
+
+    def prefetch(self, **options: Any) -> dict:
+        """Brings a version (options as of update) into spare memory, while the engine serves the one
+        that it has; commit() swaps. Together with the other ranks, both. prefetch_seconds: what moves
+        between GPUs is spread over this time, so that inference is hardly slower meanwhile."""
+        return self._run("dray_prefetch_weights", self._options(**options))
+
+    def commit(self, min_version: int = 0, timeout: float = 60.0) -> dict:
+        """What was prefetched becomes what the engine serves: memory of an arena, or of dray's own, is exchanged, the rest
+        copied and verified. Nothing on the GPU may use the weights meanwhile. pause_seconds: all of it."""
+        return self._run("dray_commit_weights", self._options(min_version=min_version, timeout=timeout))
+
+    def drop_prefetched(self) -> None:
+        """Frees the spare memory."""
+        self._call("dray_prefetch_drop")
+
+    @property
+    def version(self) -> int:
+        """That the group holds as a whole; 0: none yet. Raises DrayError (ETORN) for a torn group."""
+        version, state = c.c_uint64(), c.c_int32()
+        self._call("dray_subscriber_version", c.byref(version), None, c.byref(state))
+        if state.value == 2:
+            raise DrayError(_l.ETORN, "the group is torn: the next update repairs it")
+        return version.value
+
+    def fileno(self) -> int:
+        return self._number("dray_subscriber_fd")
+
+    def release_mappings(self) -> None:
+        """Between updates: unmaps what its publishers want back."""
+        self._call("dray_subscriber_release_mappings")
+
+    def note_step(self, seconds: float) -> None:
+        """A step of decoding took so long: reports say by how much updates slowed steps down."""
+        with self._use.briefly():
+            self._within("dray_subscriber_note_step", int(seconds * 1e9))
+
+    @_l.alone
+    def verify(self) -> None:
+        """Compares the memory with what the last update brought."""
+        self._still("the last update wrote")
+        self._within("dray_subscriber_verify")
+
+    def leave(self, timeout: float = 60.0) -> None:
+        """Before the engine ends: off the routers' list, and until no other engine reads from it."""
+        self._call("dray_subscriber_leave", _l.nanoseconds(timeout), None)
+
+
+def _bucket(bucket, cuda):
+    """(name, tensor) of what is in a bucket."""
+    torch = _g._torch()
+    found = []
+    if cuda:
+        whole = _g.bytes_at(bucket.data, bucket.bytes)
+    else:
+        whole = torch.frombuffer((c.c_ubyte * max(1, bucket.bytes)).from_address(bucket.data), dtype=torch.uint8)
+    for i in range(bucket.count):
+        t = bucket.tensors[i]
+        found.append((t.name.decode(), whole[t.start:t.end].view(_g.torch_dtype(t.dtype))
+                      .view(t.shape[:t.ndim])))
+    return found
