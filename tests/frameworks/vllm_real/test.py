@@ -4,12 +4,19 @@ vLLM's own with the checkpoint); an engine is killed, and another one joins. A d
 import json
 import os
 import pathlib
-import subprocess
 import sys
 
 import dray
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from warm import Warm
+
+# As engine.py and trainer.py begin.
+MODULES = ("torch", "transformers", "vllm", "vllm.entrypoints.llm", "vllm.distributed.weight_transfer", "vllm.model_executor.model_loader.reload",
+           "vllm._custom_ops", "vllm.plugins", "vllm.v1.worker.cpu_worker", "torch.distributed.fsdp", "transformers.models.qwen2.modeling_qwen2",
+           "transformers.models.qwen3_moe.modeling_qwen3_moe", "transformers.models.deepseek_v3.modeling_deepseek_v3")
+SETTINGS = dict(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="WARNING", VLLM_CPU_KVCACHE_SPACE="1", OMP_NUM_THREADS="1")
 WORK = pathlib.Path(os.environ["DRAY_WORK"])
 SIZES = dict(vocab_size=199, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              max_position_embeddings=64, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, pad_token_id=0)
@@ -28,34 +35,32 @@ MODELS = {
 }
 # (model type, whether parameters lie as load_weights fills them, whether there is a draft model, versions)
 CASES = [("qwen2", 0, 0, 5), ("qwen2", 1, 0, 5), ("qwen2", 1, 1, 2), ("qwen2", 0, 1, 2), ("qwen2-tied", 0, 0, 2), ("qwen2-tied", 1, 0, 2),
-         ("qwen3_moe", 0, 0, 5), ("deepseek_v3", 0, 0, 2)]
+         ("qwen3_moe", 0, 0, 5), ("deepseek_v3", 0, 0, 5)]
 
 
-def case(model_type, plain, draft, versions, port):
+def case(warm, model_type, plain, draft, versions, port):
     folder = WORK / f"{model_type}-{plain}-{draft}"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": model_type.partition("-")[0], "torch_dtype": "float32", **MODELS[model_type]}))
-    ranks = [subprocess.Popen([sys.executable, HERE / "trainer.py", model_type, folder, str(plain), str(draft), str(versions)],
-                              stdout=subprocess.PIPE if rank == 0 else None, text=True,
-                              env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-                                   "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "LOCAL_RANK": str(rank)})
-             for rank in (0, 1)]
+    ranks = [warm.start(HERE / "trainer.py", model_type, folder, plain, draft, versions, out=folder / f"said{rank}", RANK=str(rank),
+                        WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK=str(rank), **SETTINGS) for rank in (0, 1)]
     try:
-        said = ranks[0].communicate()[0]
+        ended = warm.wait(ranks[0])
+        said = (folder / "said0").read_text()
         print(said, flush=True)
-        if ranks[0].returncode or ranks[1].wait(60):
+        if ended or warm.wait(ranks[1]):
             sys.exit(f"{model_type}, plain {plain}, draft {draft}: a rank of the trainer failed")
     finally:
         for each in ranks:
-            each.kill()
+            warm.kill(each)
     return json.loads([line for line in said.splitlines() if line.startswith('{"model"')][-1])
 
 
 def main():
-    seen = []
+    seen, warm = [], Warm(MODULES, **SETTINGS)
     with dray.serve():
         for number, (model_type, plain, draft, versions) in enumerate(CASES):
-            came = case(model_type, plain, draft, versions, 29611 + number)
+            came = case(warm, model_type, plain, draft, versions, 29611 + number)
             assert came["versions"] == versions
             in_place = "" not in came["left"]
             assert in_place == bool(plain), came["left"]

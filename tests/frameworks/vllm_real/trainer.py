@@ -3,7 +3,6 @@ trainer.py MODEL_TYPE FOLDER PLAIN DRAFT VERSIONS, with torchrun's names in the 
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import unittest.mock
 from multiprocessing.connection import Listener
@@ -22,14 +21,16 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 import fsdp2
 from fsdp2 import refused
+from warm import Warm
 
 PROMPTS, TOKENS = [[5, 7, 9, 11], [100, 3], [42, 41, 40, 39, 38, 37]], 12
+warm = Warm() if os.environ["RANK"] == "0" else None  # of the engines, while nothing but imports has been done
 model_type, folder, plain, draft, versions = *sys.argv[1:5], int(sys.argv[5])
 # vLLM 0.32's latent attention on the CPU computes other tokens than transformers, out of the same checkpoint: those of
 # such a model are compared, at the end, with vLLM's own from a checkpoint.
 LATENT = model_type.startswith("deepseek")
 # {version: the level at which vLLM sleeps before it}. At 2 the weights are lost; at 1 they are as they were.
-ASLEEP = {2: 2, 3: 1} if model_type == "qwen2" and draft == "0" else {}
+ASLEEP = {2: 2, 3: 1} if draft == "0" else {}
 
 
 class Engine(fsdp2.Spoken):
@@ -38,15 +39,14 @@ class Engine(fsdp2.Spoken):
     def __init__(self, number, folder=folder):
         path = f"{folder}/engine{number}"
         listener = Listener(path)
-        self.process = subprocess.Popen([sys.executable, HERE / "engine.py", folder, path, plain, draft])
+        self.process = warm.start(HERE / "engine.py", folder, path, plain, draft)
         listener._listener._socket.settimeout(240)
         super().__init__(listener.accept())
         self._there.recv()
         listener.close()
 
     def kill(self):
-        self.process.kill()
-        self.process.wait()
+        warm.kill(self.process)
         self.close()
 
 
