@@ -170,7 +170,7 @@ def recipe():
     config = OmegaConf.load(pathlib.Path(verl.__file__).parent / "trainer/config/_generated_ppo_trainer.yaml")
     for key in given:
         parent, _, last = key.rpartition(".")
-        assert last in OmegaConf.select(config, parent), f"examples/verl_vllm.sh: verl has no {key}"
+        assert last in OmegaConf.select(config, parent).keys(), f"examples/verl_vllm.sh: verl has no {key}"
     assert len(given) > 20
     assert int(given["data.train_batch_size"]) == int(given["trainer.v1.separate_async.parameter_sync_step"]) * \
         int(given["actor_rollout_ref.actor.ppo_mini_batch_size"])
