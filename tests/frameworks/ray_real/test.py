@@ -1,10 +1,12 @@
 """dray.ray in Ray's own cluster of three nodes in one machine: a job whose roles are Python programs. A node is removed
-in the middle, and another one added; the run goes on, and every step trains its samples, none twice; its rewards and
-weights end as those of an undisturbed run. And what is refused."""
+in the middle, and another one added; the run goes on, and every step trains its samples, none twice; its rewards are those of
+an undisturbed run, but where samples were lost with the node, and other prompts took their places, as the run says. And what is
+refused."""
 import collections
 import json
 import os
 import pathlib
+import re
 import sys
 import threading
 import time
@@ -122,6 +124,13 @@ def done(name):
         return 0
 
 
+def replaced(name):
+    """The steps of which samples were lost with what held them."""
+    events = [json.loads(line) for line in (WORK / name / "events.jsonl").read_text().splitlines()]
+    return {int(found[1]) for event in events if event["event"] == "lost"
+            for found in [re.match(r"step-(\d+): \d+ samples .* were lost .*: replaced by prompt", event["message"])] if found}
+
+
 def check(name):
     steps = trained(name)
     assert sorted(steps) == list(range(1, STEPS + 1)), sorted(steps)
@@ -132,7 +141,13 @@ def check(name):
     found = rows(WORK / name)
     assert [row["step"] for row in found] == list(range(STEPS + 1)), found[-1]
     assert all(row["samples"] == BATCH for row in found[1:])
-    return [row["reward_mean"] for row in found[1:]], steps[STEPS][1]
+    rewards = [row["reward_mean"] for row in found[1:]]
+    for number, (samples, _) in steps.items():  # what is answered is the prompt's own
+        of = [json.loads(sample) for sample in samples]
+        assert all(response == [sum(prompt) % 50, 5] for _, prompt, response in of), (number, of)
+        assert abs(rewards[number - 1] - sum(response[0] for *_, response in of) / 50 / BATCH) < 1e-6, number
+    assert abs(steps[STEPS][1] - sum(rewards)) < 1e-4, (steps[STEPS], rewards)
+    return rewards
 
 
 def go(name, *settings):
@@ -172,7 +187,10 @@ def main():
         assert not thread.is_alive(), "the run hangs"
         assert not failed, failed[0]
         broken = check("broken")
-        assert broken == whole, (whole, broken)
+        lost = replaced("broken")
+        assert not replaced("whole") and len(lost) <= 2, lost  # those that were under way
+        differ = [n for n, one, other in zip(range(1, STEPS + 1), whole, broken) if one != other]
+        assert set(differ) <= lost, (differ, lost, whole, broken)
         for settings, why in ((["roles.rollout.ranks=x"], "ranks"), (["steps=0"], "steps")):
             try:
                 go("refused", *settings)
@@ -184,7 +202,7 @@ def main():
         ray.shutdown()
         cluster.shutdown()
     print(f"{STEPS} steps under Ray, twice: a node removed after step {at} and one added; "
-          f"rewards and weights are those of the undisturbed run")
+          f"rewards are those of the undisturbed run{f', but of step {min(lost)}, whose samples were lost with it' if lost else ''}")
 
 
 main()
