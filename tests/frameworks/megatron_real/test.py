@@ -1,6 +1,7 @@
 """dray.weights.record_source with mbridge's own converters of Megatron-Core's parameters, and with slime's, where $DRAY_UPSTREAM has
 slime: tensor-parallel ranks' blocks, put together, against what the converters make of whole tensors, all bytes; and, of the families
-that dray has, the checkpoint's names and shapes."""
+that dray has, the checkpoint's names and shapes. And StreamDataLoader's micro-batches, fed to Megatron-Core's forward_backward_func:
+gradients as torch's."""
 import importlib
 import json
 import os
@@ -13,6 +14,10 @@ import torch
 import transformers
 
 sys.modules.setdefault("torchvision", None)
+from megatron.core import parallel_state
+from megatron.core.enums import ModelType
+from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+from megatron.core.transformer import TransformerConfig
 from mbridge.core.parallel_states import ParallelStates
 from mbridge.models import deepseek_v3, llama, mixtral, qwen2, qwen3, qwen3moe
 
@@ -120,6 +125,59 @@ def tried(name, kind, config, sizes):
     return len(wanted), sum(counts)
 
 
+class OnCpu(torch.overrides.TorchFunctionMode):
+    """Megatron-Core's schedules count tokens on a GPU."""
+
+    def __torch_function__(self, function, types, arguments=(), named=None):
+        named = named or {}
+        return function(*arguments, **{**named, "device": "cpu"} if named.get("device") == "cuda" else named)
+
+
+def fed():
+    """Each batch is a step: what its micro-batches leave in grad is what torch makes of its rows at once."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    draw = torch.Generator().manual_seed(11)
+    rows = [torch.randn(int(n), generator=draw, dtype=torch.float64) for n in torch.randint(1, 30, (61,), generator=draw)]
+    model = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+    model.config, model.model_type = TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1), ModelType.encoder_or_decoder
+    model.set_input_tensor = lambda given: None  # of another pipeline stage
+    taken, steps = [], 0
+
+    def loss_of(values, weights, lengths):
+        return (model(values[:, None])[:, 0] * torch.repeat_interleave(weights, lengths)).sum()
+
+    def step(loader, model):
+        batch = next(loader)
+        values, offsets = batch.ragged("tokens")
+        weights = torch.as_tensor(batch.weights, dtype=torch.float64)
+        taken.extend(slot for slot, weight in zip(batch.slots.tolist(), weights) if weight)
+        return loss_of(values, weights, offsets.diff()), lambda loss: (loss * batch.micros, {"loss": loss.detach()})
+
+    with dray.Queue("fed", tasks={"actor": (["tokens"], [])}, timeout=20) as queue:
+        queue.insert({"tokens": rows}, "0", tags={"tokens": [len(row) for row in rows]}, seal=True)
+        with dray.StreamDataLoader("actor", ["tokens"], 20, "fed", "0", micro=True, policy="lockstep", dp_rank=0, dp_size=1, token_cap=96,
+                                   framework="torch", timeout=20) as loader, OnCpu():
+            while micros := loader.num_microbatches():
+                begun = len(taken)
+                model.zero_grad()
+                losses = get_forward_backward_func()(forward_step_func=step, data_iterator=loader, model=model, num_microbatches=micros,
+                                                     seq_length=1, micro_batch_size=1)
+                found = [p.grad.clone() for p in model.parameters()]
+                model.zero_grad()
+                these = [rows[slot] for slot in taken[begun:]]
+                loss = loss_of(torch.cat(these), torch.ones(len(these), dtype=torch.float64), torch.tensor([len(row) for row in these]))
+                loss.backward()
+                torch.testing.assert_close(sum(each["loss"] for each in losses), loss.detach(), rtol=1e-12, atol=1e-12)
+                for one, p in zip(found, model.parameters()):
+                    torch.testing.assert_close(one, p.grad, rtol=1e-12, atol=1e-12)
+                assert len(losses) == micros
+                steps += 1
+            loader.flush()
+    assert sorted(taken) == list(range(len(rows))) and steps > 2, (taken, steps)
+    return steps
+
+
 def main():
     seen = []
     for name, (kind, config, sizes) in MODELS.items():
@@ -128,7 +186,10 @@ def main():
               flush=True)
         seen.append(name)
     slime = f"; slime's of {', '.join(n for n in seen if n != 'mixtral')}, too" if "slime" in sys.modules else ""
-    print(f"mbridge's converters of {', '.join(seen)} recorded at TP1, 2 and 4: blocks equal what they convert, and dray's own names and shapes{slime}")
+    with dray.serve():
+        steps = fed()
+    print(f"mbridge's converters of {', '.join(seen)} recorded at TP1, 2 and 4: blocks equal what they convert, and dray's own names and shapes{slime}; "
+          f"{steps} steps of Megatron-Core's forward_backward_func, fed by StreamDataLoader")
 
 
 main()
