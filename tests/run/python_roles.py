@@ -24,16 +24,16 @@ def settings(**given):
 def ranks_of(folder, role, rank="0"):
     """{instance: (process, its environment)} of a role's rank that runs now: the one that began first, as its children have its
     environment."""
-    found = {}
+    found, began = {}, {}
     for entry in pathlib.Path("/proc").iterdir():
         try:
             env = dict(pair.split("=", 1) for pair in (entry / "environ").read_text().split("\0") if "=" in pair)
-            state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            stat = (entry / "stat").read_text().rsplit(")", 1)[1].split()
         except (OSError, ValueError):
             continue
         if env.get("DRAY_RUN") == str(folder) and env.get("DRAY_ROLE") == role and \
-                env.get("DRAY_RANK") == rank and state != "Z" and \
-                int(entry.name) < found.get(env["DRAY_INSTANCE"], (1 << 62,))[0]:
+                env.get("DRAY_RANK") == rank and stat[0] != "Z" and int(stat[19]) < began.get(env["DRAY_INSTANCE"], 1 << 62):
+            began[env["DRAY_INSTANCE"]] = int(stat[19])  # numbers of processes begin anew
             found[env["DRAY_INSTANCE"]] = int(entry.name), env
     return found
 
