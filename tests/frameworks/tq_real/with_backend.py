@@ -13,8 +13,14 @@ _init = ray.init
 
 
 def _with_hook(*arguments, **more):
-    return _init(*arguments, num_cpus=2, include_dashboard=False,
-                 runtime_env={"worker_process_setup_hook": "dray.integrations.transfer_queue.register"}, **more)
+    for last in (False, False, True):
+        try:
+            return _init(*arguments, num_cpus=2, include_dashboard=False,
+                         runtime_env={"worker_process_setup_hook": "dray.integrations.transfer_queue.register"}, **more)
+        except Exception as failure:  # Ray gives a node 30 s to start, which are few on a busy machine
+            if last or "timed out during startup" not in str(failure):
+                raise
+            ray.shutdown()
 
 
 ray.init = _with_hook
