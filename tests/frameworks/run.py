@@ -42,7 +42,7 @@ PARTS = [
     Part("ray_real", 480, 480, "dray.ray in a cluster of three nodes: one removed and one added, rewards as undisturbed"),
     Part("ce_real", 120, 120, "checkpoint-engine's protocol: its own update_weights_from_ipc, and dray's end"),
     Part("formats_real", 120, 600, "torchao, compressed-tensors and DeepGEMM's formulas: the formats that engines load, bit for bit"),
-    Part("record_real", 360, 1800, "dray.weights.record with vLLM's models and loaders, by bytes"),
+    Part("record_real", 480, 1800, "dray.weights.record with vLLM's models and loaders, by bytes"),
     Part("record_sglang", 360, 1800, "the same with SGLang's"),
     Part("models_real", 120, 120, "transformers' modules with Conv3d, router biases, tied heads: FSDP2's shards, received by modules"),
     Part("nemo_contract", 120, 300, "dray's checkpoint engine with NeMo-RL's own classes, and its tests of them", "nemo-rl"),

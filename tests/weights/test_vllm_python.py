@@ -119,13 +119,20 @@ def by_trl():
     assert server.worker.engine.report["version"] == 5
     server.older = None
 
+    # A module that vLLM's reload loses what load_weights wrote into: once more, with memory for it.
+    server.worker = names.Worker(Model(numbers(0)), "lost")
+    names.miss(server.worker.model)
+    transfer.init_weight_transfer()
+    synchronise(6)
+    assert names.CALLS == ["materialise", "process"], names.CALLS
+
     # A server that fails, and one that has started anew.
     server.fails = "no memory left"
-    refused(RuntimeError, [server.url, "update_weights", "found 500", "no memory left"], lambda: transfer.send_weights(one_by_one(6)))
+    refused(RuntimeError, [server.url, "update_weights", "found 500", "no memory left"], lambda: transfer.send_weights(one_by_one(7)))
     server.fails, server.worker = None, names.Worker(Model(numbers(0)), "two")
-    refused(RuntimeError, ["init_weight_transfer_engine is to be called"], lambda: transfer.send_weights(one_by_one(7)))
+    refused(RuntimeError, ["init_weight_transfer_engine is to be called"], lambda: transfer.send_weights(one_by_one(8)))
     transfer.init_weight_transfer()
-    synchronise(8)
+    synchronise(9)
     transfer.destroy()
     transfer.destroy()
 

@@ -80,8 +80,36 @@ class TrainerWeightTransferEngine(abc.ABC, typing.Generic[A]):
 
 def initialize_layerwise_reload(model): ...
 def finalize_layerwise_processing(model, model_config): ...
+def is_deferred_attention_layer(layer): ...
+
+
+class Info:
+    """Of a module, in a reload. missed: nothing came to its parameters' loaders."""
+    restore_metadata, load_numel, kernel_tensors, missed = ({}, {}), 0, None, False
+
+    def can_load(self):
+        return self.missed
+
+
+INFOS, CALLS = {}, []  # what a reload does for single modules
+
+
 def get_layerwise_info(layer):
-    return argparse.Namespace(restore_metadata=({}, {}))
+    return INFOS.setdefault(layer, Info())
+
+
+def miss(layer):
+    """vLLM's reload does not wait for this module's parameters."""
+    info = get_layerwise_info(layer)
+    info.missed, info.kernel_tensors = True, (dict(layer.named_parameters()), {})
+
+
+def materialize_layer(layer, info):
+    CALLS.append("materialise")
+
+
+def _layerwise_process(layer, info):
+    CALLS.append("process")
 
 
 def disable_mtp_completeness_check():
@@ -96,7 +124,9 @@ def install():
     module(f"{AT}.clients", HTTPVLLMWeightSyncClient=HTTPVLLMWeightSyncClient, RayVLLMWeightSyncClient=type("Ray", (), {}))
     module("vllm.model_executor.model_loader.mtp_validation", disable_mtp_completeness_check=disable_mtp_completeness_check)
     module(RELOAD, initialize_layerwise_reload=initialize_layerwise_reload)
-    module(f"{RELOAD}.layerwise", finalize_layerwise_processing=finalize_layerwise_processing, get_layerwise_info=get_layerwise_info)
+    module(f"{RELOAD}.layerwise", **{each.__name__: each for each in (finalize_layerwise_processing, get_layerwise_info, _layerwise_process,
+                                                                      is_deferred_attention_layer)})
+    module(f"{RELOAD}.meta", materialize_layer=materialize_layer)
 
 
 class Worker:

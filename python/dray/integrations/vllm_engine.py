@@ -16,7 +16,8 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import (
-    finalize_layerwise_processing, get_layerwise_info)
+    _layerwise_process, finalize_layerwise_processing, get_layerwise_info, is_deferred_attention_layer)
+from vllm.model_executor.model_loader.reload.meta import materialize_layer
 
 from .rank import Handshake, Rank
 
@@ -60,10 +61,10 @@ def pack_again(model, device) -> None:
         return
     shared = {module.weight.data_ptr() for module in model.modules() if type(module).__name__ == "VocabParallelEmbedding"}
     for module in model.modules():
-        kind = type(module).__name__
-        if kind == "RoutedExperts":
+        kinds = {kind.__name__ for kind in type(module).__mro__}
+        if "RoutedExperts" in kinds:
             module.quant_method.moe_kernel.fused_experts.process_weights_after_loading(module)
-        elif kind == "ParallelLMHead" and module.weight.data_ptr() in shared:
+        elif "ParallelLMHead" in kinds and module.weight.data_ptr() in shared:
             module.quant_method.process_weights_after_loading(module)
 
 
@@ -79,6 +80,59 @@ def whole_modules(recorded) -> None:
                 recorded.leave(name, "another tensor of its module is left to the loader")
             elif given.intersection(sources):
                 recorded.leave(name, f"the loader is given {min(given.intersection(sources))} for another module")
+
+
+class PastLoaders(RuntimeError):
+    """A reload that is to be done once more."""
+
+
+class Reload:
+    """vLLM's layerwise reload of a model, to which all tensors of the checkpoint are given, so many, or some of recorded
+    ones. It waits for the parameters' own loaders, and what load_weights writes past them is lost without a word (vLLM
+    0.32.0's gpt-oss: experts, sinks): a reload that finds such modules raises PastLoaders, and from then on they have
+    memory to be written to. recorded: the recording, once there is one."""
+
+    def __init__(self, model, config, device, count):
+        self._model, self._config, self._device, self._count = model, config, device, count
+        self._given, self._past, self.recorded = set(), {}, None
+
+    def load_weights(self, named) -> None:
+        """The model's own, of a part of the checkpoint."""
+        def noted():
+            for name, tensor in named:
+                self._given.add(name)
+                yield name, tensor
+
+        with disable_mtp_completeness_check():
+            self._model.load_weights(noted())
+
+    def begin(self) -> None:
+        self._given = set()
+        initialize_layerwise_reload(self._model)
+        for module in self._past.values():
+            materialize_layer(module, get_layerwise_info(module))
+
+    def end(self) -> None:
+        whole = len(self._given) == self._count
+        found = self._missed() if whole else {}
+        for path, module in self._past.items():
+            if whole or any(self._given.intersection(self.recorded._found[name].sources) for name in
+                            (f"{path}.{n}" for n in module._parameters) if name in self.recorded._found):
+                _layerwise_process(module, get_layerwise_info(module))
+        finalize_layerwise_processing(self._model, self._config)
+        pack_again(self._model, self._device)
+        if found:
+            self._past.update(found)
+            raise PastLoaders(f"vLLM's reload has lost what load_weights wrote into {', '.join(found)}")
+
+    def _missed(self) -> dict:
+        """{path: module} of those that have parameters of their own, none of which came to its loader."""
+        infos = {path: (module, get_layerwise_info(module)) for path, module in self._model.named_modules()}
+        loaded = {p.data_ptr() for module, info in infos.values() if not info.can_load() for p in module._parameters.values()
+                  if p is not None}
+        return {path: module for path, (module, info) in infos.items()
+                if info.can_load() and info.load_numel <= 0 and path not in self._past and not is_deferred_attention_layer(module)
+                and any(p.data_ptr() not in loaded for p in (info.kernel_tensors or ({},))[0].values())}
 
 
 class Reports:
@@ -119,18 +173,12 @@ class DrayEngine(WeightTransferEngine[DrayInitInfo, DrayUpdateInfo]):
         if parallel.data_parallel_size > 1:
             group = f"{group}-dp{parallel.data_parallel_index}"
 
-        def load_weights(named):
-            """The model's own, of a part of the checkpoint."""
-            with disable_mtp_completeness_check():
-                model.load_weights(named)
-
-        def reloaded():
-            finalize_layerwise_processing(model, config)
-            pack_again(model, self.device)
-
-        return Rank(told, model, load_weights, framework="vLLM", log=_log, group=group, rank=parallel.rank,
-                    world=parallel.world_size, why_not=kept_elsewhere(model), begin=lambda: initialize_layerwise_reload(model),
-                    end=reloaded, within=lambda: set_current_vllm_config(self.vllm_config), settle=whole_modules)
+        reload = Reload(model, config, self.device, len(told.tensors))
+        rank = Rank(told, model, reload.load_weights, framework="vLLM", log=_log, group=group, rank=parallel.rank,
+                    world=parallel.world_size, why_not=kept_elsewhere(model), begin=reload.begin, end=reload.end,
+                    within=lambda: set_current_vllm_config(self.vllm_config), settle=whole_modules)
+        reload.recorded = rank._recorded
+        return rank
 
     # ---- an update ---------------------------------------------------------------------------
 
@@ -148,7 +196,11 @@ class DrayEngine(WeightTransferEngine[DrayInitInfo, DrayUpdateInfo]):
         if rank is None:
             what = "with draft=True " if self._is_draft() else ""
             raise RuntimeError(f'weight transfer backend "dray": init_weight_transfer_engine is to be called {what}first')
-        rank.update(update_info.version, update_info.newer)
+        try:
+            rank.update(update_info.version, update_info.newer)
+        except PastLoaders as found:
+            _log.info("dray: %s: once more, with memory for these", found)
+            rank.update(update_info.version, update_info.newer)
 
     def finish_weight_update(self) -> None:
         """Nothing is left to do: an update is whole, or raised."""

@@ -1,6 +1,6 @@
 """dray.weights.record with an engine's own models and loaders (vLLM's, or as it is told), on the CPU: tiny random checkpoints of transformers'
 own classes, a rank of the engine's parallel groups over a fake process group; blocks against load_weights, all
-bytes. A fixed dozen of architectures; $DRAY_SOAK: all that the engine builds of them, and models of full size."""
+bytes; and vLLM's updates of six models behind all that it does when it loads them. A fixed dozen of architectures; $DRAY_SOAK: all that the engine builds of them, and models of full size."""
 import json
 import os
 import pathlib
@@ -13,6 +13,7 @@ SOAK = os.environ.get("DRAY_SOAK") == "1"
 DOZEN = ["llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3", "gemma", "gemma3_text", "gpt_oss",
          "granitemoe", "phi3", "olmo2"]
 DOZEN += ["jamba", "Qwen2_5_VLForConditionalGeneration"] if ENGINE == "vllm" else []
+POST_LOAD = ["llama", "qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3_next", "jamba"]
 RANKS = [(1, 0), (2, 1), (4, 3)]
 LEAST = {"vllm": {1: 95, 2: 90, 4: 90}, "sglang": {1: 70, 2: 70, 4: 65}}  # classes, in soak
 IN_PLACE = {"vllm": 0.99, "sglang": 0.97}  # of parameters
@@ -38,6 +39,11 @@ for tp, rank in RANKS:
         came.get("planted", 100) != 100
     said.append(f"TP{tp}: {came['equal']} classes equal, {came['in_place']} of {came['written']} parameters in place"
                 + (f", {came['planted']} of 100 planted faults found" if "planted" in came else ""))
+if ENGINE == "vllm":
+    status, lines = run("post_load.py", *POST_LOAD)
+    equal = [line.partition(":")[0] for line in lines if ": equal, " in line]
+    failed |= status != 0 or sorted(equal) != sorted(POST_LOAD)
+    said.append(f"with what vLLM does behind loading: {', '.join(equal)} equal")
 for name in ("30b", "235b") if SOAK and ENGINE == "vllm" else ():
     status, lines = run("fullsize.py", name)
     failed |= status != 0
