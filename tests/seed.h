@@ -19,6 +19,14 @@ static inline uint64_t test_seed(void)
     return drawn;
 }
 
+/* How many times as many cases: $DRAY_TEST_SCALE, 1 without it. */
+static inline int test_scale(void)
+{
+    const char *text = getenv("DRAY_TEST_SCALE");
+    int scale = text ? atoi(text) : 1;
+    return scale > 0 ? scale : 1;
+}
+
 /* How many cases a suite draws: $DRAY_TEST_CASES, or `usual`. With 1 and a seed, a failed case is
  * repeated alone. */
 static inline uint64_t test_cases(uint64_t usual)

@@ -14,6 +14,7 @@
 #include "control/coordinator.h"
 #include "control/token.h"
 #include "net/address.h"
+#include "seed.h"
 
 #include <dray/dray.h>
 #include <event2/event.h>
@@ -231,11 +232,4 @@ static inline dray_context *fixture_open(const coordinator_fixture *f, const cha
                                          const char *role, uint32_t rank)
 {
     return fixture_open_at(f->unix_address, name, role, rank);
-}
-
-static inline int fixture_scale(void)
-{
-    const char *text = getenv("DRAY_TEST_SCALE");
-    int scale = text ? atoi(text) : 1;
-    return scale > 0 ? scale : 1;
 }

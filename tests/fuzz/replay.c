@@ -131,9 +131,8 @@ static void run_all(int argc, char **argv)
         run_path(argv[i], 0);
     if (argc > 1)
         return;
-    const char *scale = getenv("DRAY_TEST_SCALE");
     seed = test_seed();
-    int rounds = (&fuzz_rounds ? fuzz_rounds : ROUNDS) * (scale ? atoi(scale) : 1);
+    int rounds = (&fuzz_rounds ? fuzz_rounds : ROUNDS) * test_scale();
     fuzz_seeds(run_seed, &rounds);
     run_corpus(argv[0], rounds / 100);
     fprintf(stderr, "%" PRIu64 " inputs\n", now->count);

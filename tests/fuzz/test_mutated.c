@@ -591,13 +591,12 @@ static void run(uint32_t wanted)
 TEST(test_mutated)
 {
     int status;
-    const char *scale = getenv("DRAY_TEST_SCALE");
     seed = test_seed();
     if (access(getenv("DRAY_PROGRAM") ? getenv("DRAY_PROGRAM") : "", X_OK) < 0)
         skip();
     start_serve(fuzz_folder());
     start_trainer();
-    run(FRAMES * (uint32_t)(scale ? atoi(scale) : 1));
+    run(FRAMES * (uint32_t)test_scale());
     print_message("changed: %u frames to the coordinator, %u to its keeper, %u requests for data\n",
                   sent[0], sent[1], sent[SCENE_SERVERS]);
     kill(live.trainer, SIGKILL);

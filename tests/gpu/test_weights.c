@@ -273,7 +273,6 @@ CLUSTER_TEST(test_fence)
 }
 
 /* ---- memory that moves
- * --------------------------------------------------------------------------- */
 
 /* Other memory for the same layout: of an allocation of the driver's, or an arena's. */
 static dray_region *elsewhere(const dray_layout *layout, uint64_t turn, CUdeviceptr *own)
@@ -365,17 +364,10 @@ CLUSTER_TEST(test_moved)
     munmap(s.board, sizeof(board));
 }
 
-/* ---- processes that die
- * --------------------------------------------------------------------------- */
+/* ---- processes that die -----------------------------------------------------------------------
+ */
 
 static const char *deadly_step;
-
-static void kill_self(void *user, const char *step)
-{
-    (void)user;
-    if (strcmp(step, deadly_step) == 0)
-        kill(getpid(), SIGKILL);
-}
 
 /* Publishes once; one engine dies while it reads. Its memory is free again afterwards. */
 static void bereft_trainer(void *user)
@@ -422,7 +414,7 @@ static void victim(void *user)
     see_one(s->rank % gpus);
     gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "victim", 0, 1,
                     DRAY_REGION_CUDA);
-    dray__hook_set(kill_self, NULL);
+    die_at_step(deadly_step);
     dray_update_weights(e.subscriber, NULL, NULL, NULL);
 }
 
@@ -447,7 +439,6 @@ CLUSTER_TEST(test_killed)
 }
 
 /* ---- a version beside the one that is served
- * ------------------------------------------------------- */
 
 static void prefetching_engine(void *user)
 {
@@ -466,17 +457,17 @@ static void prefetching_engine(void *user)
             MUST(dray_prefetch_weights(e.subscriber, &options, &report, error));
             CHECK(report.bytes == dray_layout_bytes(e.layout));
             CHECK(gpu_engine_wrong(&e, s->seed + version - 2) == 0); /* what is served */
-            gpu_poison(e.region[0]); /* the commit brings all of it */
-            MUST(dray_commit_weights(e.subscriber, NULL, &report, error));
-            CHECK(report.bytes == dray_layout_bytes(e.layout));
-            CHECK(report.source == DRAY_SOURCE_STAGING);
-        }
-        CHECK(gpu_engine_wrong(&e, s->seed + version - 1) == 0);
-        MUST(dray_subscriber_verify(e.subscriber, error));
-        meet(e.context, "updated", s);
-    }
-    meet(e.context, "over", s);
-    engine_close(&e);
+gpu_poison(e.region[0]); /* the commit brings all of it */
+MUST(dray_commit_weights(e.subscriber, NULL, &report, error));
+CHECK(report.bytes == dray_layout_bytes(e.layout));
+CHECK(report.source == DRAY_SOURCE_STAGING);
+}
+CHECK(gpu_engine_wrong(&e, s->seed + version - 1) == 0);
+MUST(dray_subscriber_verify(e.subscriber, error));
+meet(e.context, "updated", s);
+}
+meet(e.context, "over", s);
+engine_close(&e);
 }
 
 static void run_prefetch(int32_t staging)
@@ -493,7 +484,6 @@ CLUSTER_TEST(test_prefetch)
 }
 
 /* ---- full tensors, in buckets on the GPU
- * ----------------------------------------------------------- */
 
 typedef struct loader {
     const scene *s;

@@ -19,12 +19,6 @@
 
 #define TIMEOUT (20 * DRAY__SECOND)
 
-static uint64_t scale(void)
-{
-    const char *text = getenv("DRAY_TEST_SCALE");
-    return text ? strtoull(text, NULL, 10) : 1;
-}
-
 typedef int (*rank_function)(dray__group *group, void *argument);
 
 /* Where ranks say that they have joined, for tests that kill them after that. */
@@ -191,7 +185,7 @@ TEST(operations_agree_with_a_serial_oracle)
     for (uint32_t world = 1; world <= 5; world++) {
         int fd;
         assert_int_equal(dray__group_create(world, 8192, &fd, NULL), DRAY_OK);
-        sequence s = {seed + world, (uint32_t)(60 * scale())};
+        sequence s = {seed + world, (uint32_t)(60 * test_scale())};
         pid_t pids[5] = {0};
         for (uint32_t rank = 0; rank < world; rank++)
             pids[rank] = fork_rank(fd, rank, world, run_sequence, &s);
@@ -281,7 +275,7 @@ static int work_until_dead(dray__group *group, void *argument)
 
 TEST(a_killed_rank_ends_the_others)
 {
-    uint64_t seed = test_seed(), rounds = 12 * scale();
+    uint64_t seed = test_seed(), rounds = 12 * (uint64_t)test_scale();
     assert_int_equal(pipe(joined), 0);
     for (uint64_t n = 0; n < rounds; n++) {
         uint32_t world = 2 + (uint32_t)draw(seed, n, 0, 3);

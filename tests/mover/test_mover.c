@@ -31,13 +31,6 @@ static uint64_t draw(uint64_t below)
     return dray__random_u64(seed, 0, drawn++) % below;
 }
 
-static int scale(void)
-{
-    const char *text = getenv("DRAY_TEST_SCALE");
-    int n = text ? atoi(text) : 1;
-    return n > 0 ? n : 1;
-}
-
 FIXTURE(set_up)
 {
     const char *tmp = getenv("TMPDIR");
@@ -270,7 +263,7 @@ static void one_scene(dray_region_kind from, dray_region_kind to)
 
 static void conforms(dray_region_kind from, dray_region_kind to)
 {
-    for (int i = 0; i < 12 * scale(); i++)
+    for (int i = 0; i < 12 * test_scale(); i++)
         one_scene(from, to);
 }
 

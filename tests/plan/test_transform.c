@@ -322,8 +322,7 @@ static void world_free(world *w)
 
 TEST(every_cell_once_and_whole)
 {
-    const char *scale = getenv("DRAY_TEST_SCALE");
-    for (long i = 300 * (scale ? atol(scale) : 1); i > 0; i--) {
+    for (long i = 300 * test_scale(); i > 0; i--) {
         world w;
         dray_error e;
         make(&w);

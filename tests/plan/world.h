@@ -23,13 +23,6 @@ static inline uint64_t draw(uint64_t below)
     return dray__random_u64(seed, 0, drawn++) % below;
 }
 
-static inline int world_scale(void)
-{
-    const char *text = getenv("DRAY_TEST_SCALE");
-    int n = text ? atoi(text) : 1;
-    return n > 0 ? n : 1;
-}
-
 typedef struct cell {
     int64_t start[DRAY_MAX_DIMS], extent[DRAY_MAX_DIMS];
 } cell;

@@ -6,6 +6,7 @@
 #include "control/coordinator.h"
 #include "queue/server/controller.h"
 #include "queue/storage/keeper.h"
+#include "seed.h"
 #include "suite.h"
 
 #include <dirent.h>
@@ -277,11 +278,4 @@ static inline bool elsewhere(void)
 {
     const char *backend = getenv("DRAY_QUEUE_BACKEND");
     return backend && *backend;
-}
-
-static inline int test_scale(void)
-{
-    const char *text = getenv("DRAY_TEST_SCALE");
-    int scale = text ? atoi(text) : 1;
-    return scale > 0 ? scale : 1;
 }

@@ -687,8 +687,7 @@ static uint64_t run_history(uint64_t seed, int length)
 
 TEST(test_histories)
 {
-    const char *scale = getenv("DRAY_TEST_SCALE");
-    int histories = 100 * (scale && atoi(scale) > 0 ? atoi(scale) : 1);
+    int histories = 100 * test_scale();
     uint64_t base = test_seed();
     for (int i = 0; i < histories; i++) {
         uint64_t digest = run_history(base + (uint64_t)i, 500);

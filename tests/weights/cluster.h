@@ -121,7 +121,7 @@ static inline bool cluster_skips(size_t number)
 {
     static size_t first;
 #if defined(__SANITIZE_THREAD__)
-    bool slow = fixture_scale() == 1;
+    bool slow = test_scale() == 1;
 #else
     bool slow = cluster_gpus && gpu_is_real();
 #endif
@@ -445,6 +445,18 @@ static inline void must_be_killed(pid_t pid)
     CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 }
 
+static inline void kill_at(void *step, const char *at)
+{
+    if (strcmp(step, at) == 0)
+        kill(getpid(), SIGKILL);
+}
+
+/* This process is killed when it comes to the step. */
+static inline void die_at_step(const char *step)
+{
+    dray__hook_set(kill_at, (void *)step);
+}
+
 /* A role of a scene: `ranks` processes that run the body. */
 typedef struct scene_role {
     void (*body)(void *user);
@@ -505,6 +517,17 @@ static inline dray_model_config small_config(bool tied, uint64_t variant)
                            .tied = tied,
                            .dtype = DRAY_F32};
     snprintf(c.family, sizeof c.family, "qwen2");
+    return c;
+}
+
+/* The same with wide matrices, and a tensor of 4 MiB. */
+static inline dray_model_config wide_config(void)
+{
+    dray_model_config c = small_config(false, 3);
+    c.hidden_size = 256;
+    c.head_dim = 64;
+    c.intermediate_size = 512;
+    c.vocab_size = 4096;
     return c;
 }
 
@@ -587,4 +610,34 @@ static inline void engine_close(engine *e)
     dray_region_free(e->region[0]);
     dray_layout_free(e->layout);
     dray_close(e->context);
+}
+
+/* A trainer and an engine of one rank each, in this process. */
+typedef struct pair {
+    trainer t;
+    engine e;
+} pair;
+
+static inline void pair_open(pair *p, const dray_model_config *config, dray_dtype from,
+                             dray_dtype to, uint64_t seed, dray_region_kind kind)
+{
+    trainer_open(&p->t, f.unix_address, config, from, 0, 1, seed, kind);
+    engine_open(&p->e, f.unix_address, config, from, to, "engine", 0, 1);
+}
+
+/* The same on two hosts. */
+static inline void pair_open_apart(pair *p, const dray_model_config *config, dray_dtype from,
+                                   dray_dtype to)
+{
+    fixture_host = "trainers";
+    trainer_open(&p->t, f.unix_address, config, from, 0, 1, 7, cluster_kind_or(DRAY_REGION_HOST));
+    fixture_host = "engines";
+    engine_open(&p->e, f.unix_address, config, from, to, "engine", 0, 1);
+    fixture_host = NULL;
+}
+
+static inline void pair_close(pair *p)
+{
+    engine_close(&p->e);
+    trainer_close(&p->t);
 }

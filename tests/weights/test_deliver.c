@@ -187,19 +187,12 @@ TEST_WITHIN(test_withdrawn_is_said, start, stop)
     trainer_close(&t);
 }
 
-static void die(void *user, const char *step)
-{
-    (void)user;
-    if (strcmp(step, "moving") == 0)
-        kill(getpid(), SIGKILL);
-}
-
 static void dying_engine(void *user)
 {
     (void)user;
     engine e;
     open_engine(&e, "engine");
-    dray__hook_set(die, NULL);
+    die_at_step("moving");
     take(&e, 1);
 }
 

@@ -91,7 +91,7 @@ CLUSTER_TEST(test_random_hosts)
         {DRAY_F32, DRAY_F32}, {DRAY_F32, DRAY_BF16}, {DRAY_BF16, DRAY_BF16}, {DRAY_BF16, DRAY_F32}};
     static const uint32_t tps[] = {1, 2, 4};
     uint64_t seed = test_seed();
-    for (int i = 0; i < 8 * fixture_scale(); i++, seed++) {
+    for (int i = 0; i < 8 * test_scale(); i++, seed++) {
         if (cluster_skips((size_t)i))
             continue;
         uint64_t x = mix(seed);
@@ -117,36 +117,6 @@ CLUSTER_TEST(test_random_hosts)
 
 /* ---- one process: a trainer on one host, an engine on another -------------------------------- */
 
-typedef struct pair {
-    trainer t;
-    engine e;
-} pair;
-
-static dray_model_config wide_config(void)
-{
-    dray_model_config c = small_config(false, 3);
-    c.hidden_size = 256;
-    c.head_dim = 64;
-    c.intermediate_size = 512;
-    c.vocab_size = 4096; /* a tensor of 4 MiB */
-    return c;
-}
-
-static void pair_open(pair *p, const dray_model_config *config, dray_dtype from, dray_dtype to)
-{
-    fixture_host = "trainers";
-    trainer_open(&p->t, f.unix_address, config, from, 0, 1, 7, cluster_kind_or(DRAY_REGION_HOST));
-    fixture_host = "engines";
-    engine_open(&p->e, f.unix_address, config, from, to, "engine", 0, 1);
-    fixture_host = NULL;
-}
-
-static void pair_close(pair *p)
-{
-    engine_close(&p->e);
-    trainer_close(&p->t);
-}
-
 static uint64_t elements_of(const dray_layout *layout)
 {
     uint64_t sum = 0;
@@ -162,7 +132,7 @@ CLUSTER_TEST_IN_PROCESS(test_bytes_and_ceiling)
 {
     dray_model_config config = wide_config();
     pair p;
-    pair_open(&p, &config, DRAY_F32, DRAY_BF16);
+    pair_open_apart(&p, &config, DRAY_F32, DRAY_BF16);
     MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
     for (int32_t strategy = 0; strategy < 3; strategy++) {
         dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
@@ -208,7 +178,7 @@ CLUSTER_TEST_IN_PROCESS(test_faults)
     pair p;
     plan_of_faults plan = {0};
     dray__mover_faults(nth, &plan);
-    pair_open(&p, &config, DRAY_F32, DRAY_F32);
+    pair_open_apart(&p, &config, DRAY_F32, DRAY_F32);
     MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
     int repaired = 0, found = 0;
     MUST(dray_update_weights(p.e.subscriber, NULL, NULL, error));
@@ -326,7 +296,7 @@ CLUSTER_TEST_IN_PROCESS(test_forged_requests)
 {
     dray_model_config config = small_config(false, 1);
     pair p;
-    pair_open(&p, &config, DRAY_F32, DRAY_F32);
+    pair_open_apart(&p, &config, DRAY_F32, DRAY_F32);
     MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
     raw r = raw_open(&p);
     uint32_t ndim = dray_layout_tensor(p.t.layout, dray_layout_block(p.t.layout, 0)->tensor)->ndim;
@@ -350,7 +320,7 @@ CLUSTER_TEST_IN_PROCESS(test_forged_requests)
     assert_int_equal(ask_rect(&r, r.token, 0, DRAY_F32, ndim, 0, 1), 0); /* it goes on */
     /* noise: any bytes in a well-formed frame are refused, or answered; the server lives on */
     uint64_t seed = test_seed();
-    for (int i = 0; i < 300 * fixture_scale(); i++) {
+    for (int i = 0; i < 300 * test_scale(); i++) {
         dray__writer w = {0};
         dray__pull_rect rect = {.ndim = ndim, .dtype = DRAY_F32};
         dray__pull_put_request(&w, 1, DRAY__PULL_SUMS, r.token, 9, NULL, &rect, 1);
@@ -497,7 +467,7 @@ CLUSTER_TEST_IN_PROCESS(test_revoked)
 {
     dray_model_config config = wide_config();
     pair p;
-    pair_open(&p, &config, DRAY_F32, DRAY_F32);
+    pair_open_apart(&p, &config, DRAY_F32, DRAY_F32);
     MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
     start_some(&p.e, 20 * DRAY__SECOND);
     uint32_t dropped = 0;

@@ -8,22 +8,6 @@
 #include "weights/cluster.h"
 #include "weights/registry/registry.h"
 
-static coordinator_fixture f;
-
-FIXTURE(start)
-{
-    fixture_fork(&f, dray__registry_add);
-    return 0;
-}
-
-FIXTURE(stop)
-{
-    fixture_stop(&f);
-    f = (coordinator_fixture){0};
-    fixture_host = NULL;
-    return 0;
-}
-
 enum { MEMBERS = 6, CEILING = 1 << 20 };
 
 /* Ranks of engines: TP2 beside TP4, or four of TP1, on so many hosts. */
@@ -37,16 +21,6 @@ typedef struct scene {
     board *board;
     uint32_t engine, rank, index;
 } scene;
-
-static dray_model_config wide_config(void)
-{
-    dray_model_config c = small_config(false, 3);
-    c.hidden_size = 256;
-    c.head_dim = 64;
-    c.intermediate_size = 512;
-    c.vocab_size = 4096;
-    return c;
-}
 
 static void run_trainer(void *user)
 {
@@ -238,7 +212,7 @@ static void run_scene(const scene *given)
     munmap(s.board, sizeof(board));
 }
 
-TEST_WITHIN(test_once, start, stop)
+CLUSTER_TEST(test_once)
 {
     const scene scenes[] = {
         {.title = "TP2 beside TP4", .tps = {2, 4}, .hosts = 1, .from = DRAY_BF16, .to = DRAY_BF16},

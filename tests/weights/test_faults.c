@@ -49,13 +49,6 @@ static int stop(void **state)
 
 /* ---- hooks ---------------------------------------------------------------------------------- */
 
-static void kill_self(void *user, const char *step)
-{
-    (void)user;
-    if (strcmp(step, s.step) == 0)
-        kill(getpid(), SIGKILL);
-}
-
 static void stop_self(void *user, const char *step)
 {
     (void)user;
@@ -182,7 +175,7 @@ static void dying_engine(void *user)
     (void)user;
     engine e;
     open_engine(&e, 1);
-    dray__hook_set(kill_self, NULL);
+    die_at_step(s.step);
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
     options.strategy = (int32_t)(s.seed % 3);
     for (int i = 0, rc = -1; i < TRIES && rc != DRAY_OK; i++)
@@ -268,7 +261,7 @@ static void dying_trainer(void *user)
         trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 1, 2, s.seed + 1000, cluster_kind);
     } else {
         trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 1, 2, s.seed, cluster_kind);
-        dray__hook_set(kill_self, NULL);
+        die_at_step(s.step);
     }
     MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     raise_flag(s.board, PUBLISHED);
@@ -465,24 +458,6 @@ TEST_WITHIN(test_coordinator_dies, start_nothing, stop_nothing)
 
 /* ---- bytes that change ----------------------------------------------------------------------- */
 
-/* A trainer and an engine in this process; the coordinator in a thread. */
-typedef struct pair {
-    trainer t;
-    engine e;
-} pair;
-
-static void pair_open(pair *p, dray_region_kind kind, dray_dtype to)
-{
-    trainer_open(&p->t, f.unix_address, &s.config, DRAY_F32, 0, 1, s.seed, kind);
-    engine_open(&p->e, f.unix_address, &s.config, DRAY_F32, to, "engine", 0, 1);
-}
-
-static void pair_close(pair *p)
-{
-    engine_close(&p->e);
-    trainer_close(&p->t);
-}
-
 /* The tensor whose block holds byte `at` of region 0; NULL: padding. */
 static const char *tensor_at(const dray_layout *layout, uint64_t at)
 {
@@ -501,7 +476,7 @@ static const char *tensor_at(const dray_layout *layout, uint64_t at)
 TEST_WITHIN(test_flipped_bits_are_found_and_named, start, stop)
 {
     pair p;
-    pair_open(&p, DRAY_REGION_HOST, DRAY_BF16);
+    pair_open(&p, &s.config, DRAY_F32, DRAY_BF16, s.seed, DRAY_REGION_HOST);
     MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
     assert_int_equal(dray_subscriber_verify(p.e.subscriber, NULL), DRAY_ENOENT);
     MUST(dray_update_weights(p.e.subscriber, NULL, NULL, error));
@@ -528,7 +503,7 @@ TEST_WITHIN(test_source_that_changed_is_found, start, stop)
     for (int i = 0; i < 6; i++) {
         pair p;
         s.seed++;
-        pair_open(&p, cluster_kind, i % 2 ? DRAY_F32 : DRAY_BF16);
+        pair_open(&p, &s.config, DRAY_F32, i % 2 ? DRAY_F32 : DRAY_BF16, s.seed, cluster_kind);
         MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
         await_sums(p.t.context, 1);
         uint64_t at = mix(s.seed) % dray_layout_region(p.t.layout, 0)->bytes;

@@ -93,20 +93,12 @@ static void must_be_whole(engine *e, uint32_t rank)
     engine_close(&alone);
 }
 
-/* After a few of its boxes. */
-static void kill_in_the_midst(void *user, const char *step)
-{
-    (void)user;
-    if (strcmp(step, "moving") == 0)
-        kill(getpid(), SIGKILL);
-}
-
 static void run_victim(void *user)
 {
     (void)user;
     engine e;
     open_quantised(&e, "engine", 1, 2);
-    dray__hook_set(kill_in_the_midst, NULL);
+    die_at_step("moving"); /* after a few of its boxes */
     update(&e, LONG);
 }
 

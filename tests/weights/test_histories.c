@@ -137,27 +137,6 @@ static uint64_t first_u64(const ticket *t)
     return dray__get_u64(&in);
 }
 
-/* Half of "w", which has 20 elements. */
-static void put_half(dray__writer *w, uint32_t index)
-{
-    dray_layout *layout;
-    const int64_t shape[1] = {20};
-    dray_region_info region = {.kind = DRAY_REGION_HOST, .bytes = 80};
-    uint32_t at, tensor;
-    void *data;
-    size_t size;
-    assert_int_equal(dray_layout_new(&layout, NULL), 0);
-    assert_int_equal(dray_layout_add_region(layout, &region, &at, NULL), 0);
-    assert_int_equal(dray_layout_add_tensor(layout, "w", DRAY_F32, 1, shape, &tensor, NULL), 0);
-    dray_block block = {
-        .tensor = tensor, .region = at, .start = {10 * index}, .extent = {10}, .stride = {4}};
-    assert_int_equal(dray_layout_add_block(layout, &block, NULL), 0);
-    assert_int_equal(dray_layout_pack(layout, &data, &size, NULL), 0);
-    dray__put_blob(w, data, size);
-    free(data);
-    dray_layout_free(layout);
-}
-
 /* ---- what members do ------------------------------------------------------------------------ */
 
 /* What a publisher published last, to the next coordinator. */
@@ -187,7 +166,7 @@ static void open_publisher(uint32_t i)
     dray__put_u32(&w, 0);
     dray__put_u32(&w, 0);
     dray__put_u64(&w, 0);
-    put_half(&w, i);
+    put_layout(&w, 10 * i, 10 * i + 10);
     if (publisher_away[i])
         put_publisher_claim(&w, i);
     else
@@ -215,7 +194,7 @@ static void open_rank(rank *k)
     dray__put_string(&w, "");
     dray__put_u32(&w, 1);
     dray__put_u32(&w, 0);
-    put_half(&w, k->index);
+    put_layout(&w, 10 * k->index, 10 * k->index + 10);
     if (k->away) {
         dray__put_u64(&w, 0);
         dray__put_u8(&w, k->state);
@@ -556,9 +535,8 @@ static void run(uint64_t seed)
 
 TEST(test_random_histories)
 {
-    const char *scale = getenv("DRAY_TEST_SCALE");
     uint64_t first = test_seed();
-    uint64_t runs = test_cases(10000 * (scale ? strtoull(scale, NULL, 0) : 1));
+    uint64_t runs = test_cases(10000 * (uint64_t)test_scale());
     tickets = calloc(TICKETS, sizeof *tickets);
     assert_non_null(tickets);
     for (uint64_t i = 0; i < runs; i++)

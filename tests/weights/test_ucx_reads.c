@@ -11,59 +11,6 @@
 
 #include <poll.h>
 
-static coordinator_fixture f;
-
-FIXTURE(start_thread)
-{
-    fixture_start(&f, dray__registry_add);
-    return 0;
-}
-
-FIXTURE(start_process)
-{
-    fixture_fork(&f, dray__registry_add);
-    return 0;
-}
-
-FIXTURE(stop)
-{
-    fixture_stop(&f);
-    f = (coordinator_fixture){0};
-    fixture_host = NULL;
-    return 0;
-}
-
-static dray_model_config wide_config(void)
-{
-    dray_model_config c = small_config(false, 3);
-    c.hidden_size = 256;
-    c.head_dim = 64;
-    c.intermediate_size = 512;
-    c.vocab_size = 4096;
-    return c;
-}
-
-typedef struct pair {
-    trainer t;
-    engine e;
-} pair;
-
-static void pair_open(pair *p, dray_dtype from, dray_dtype to)
-{
-    dray_model_config config = wide_config();
-    fixture_host = "trainers";
-    trainer_open(&p->t, f.unix_address, &config, from, 0, 1, 7, DRAY_REGION_HOST);
-    fixture_host = "engines";
-    engine_open(&p->e, f.unix_address, &config, from, to, "engine", 0, 1);
-    fixture_host = NULL;
-}
-
-static void pair_close(pair *p)
-{
-    engine_close(&p->e);
-    trainer_close(&p->t);
-}
-
 static dray__fault count_moves(void *user, const char *tensor)
 {
     (void)tensor;
@@ -72,7 +19,7 @@ static dray__fault count_moves(void *user, const char *tensor)
 }
 
 /* The publisher moves nothing: all moves are the reader's, out of its slots. */
-TEST_WITHIN(test_read, start_thread, stop)
+CLUSTER_TEST_IN_PROCESS(test_read)
 {
     static const struct {
         dray_dtype from, to;
@@ -84,8 +31,9 @@ TEST_WITHIN(test_read, start_thread, stop)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         pair p;
+        dray_model_config config = wide_config();
         int64_t moves[2] = {0};
-        pair_open(&p, cases[i].from, cases[i].to);
+        pair_open_apart(&p, &config, cases[i].from, cases[i].to);
         MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
         for (int reads = 0; reads < 2; reads++) {
             setenv("DRAY_UCX_READS", reads ? "always" : "never", 1);
@@ -148,7 +96,7 @@ static int finish(engine *e, dray_error *said)
 }
 
 /* The memory changes under a reader that nobody stopped, and under one that was dropped. */
-TEST_WITHIN(test_new_bytes_are_not_old_ones, start_thread, stop)
+CLUSTER_TEST_IN_PROCESS(test_new_bytes_are_not_old_ones)
 {
     setenv("DRAY_UCX_READS", "always", 1);
 #if defined(__SANITIZE_THREAD__)
@@ -158,8 +106,9 @@ TEST_WITHIN(test_new_bytes_are_not_old_ones, start_thread, stop)
 #endif
     for (int dropped = first; dropped < 2; dropped++) {
         pair p;
+        dray_model_config config = wide_config();
         dray_error said;
-        pair_open(&p, DRAY_F32, DRAY_F32);
+        pair_open_apart(&p, &config, DRAY_F32, DRAY_F32);
         MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
         start_some(&p.e, 20 * DRAY__SECOND);
         if (dropped) {
@@ -198,7 +147,7 @@ static void run_trainer(void *user)
 }
 
 /* UCX itself would wait for minutes. */
-TEST_WITHIN(test_publisher_that_stops, start_process, stop)
+CLUSTER_TEST(test_publisher_that_stops)
 {
     setenv("DRAY_UCX_READS", "always", 1);
     scene s = {board_new()};
