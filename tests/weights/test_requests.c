@@ -246,7 +246,7 @@ static bool fits(uint32_t first, uint32_t second)
     dray__op op = {0};
     dray__sources sources = {.ops = &op, .op_count = 1};
     dray__transfer transfer = {.sources = &sources};
-    struct remote_lane lane = {.transfer = &transfer};
+    struct remote_route route = {.transfer = &transfer};
     struct part part = {0};
     struct source source = {.parts = &part, .count = 1};
     struct request *request = calloc(1, sizeof *request + 2 * sizeof *request->slices);
@@ -263,7 +263,7 @@ static bool fits(uint32_t first, uint32_t second)
     dray__arrival arrival = {
         .header = {.head_bytes = (uint32_t)head.size, .data_bytes = (uint64_t)first + second},
         .head = head.data};
-    bool found = dray__remote_fits(&lane, &source, request, &arrival);
+    bool found = dray__remote_fits(&route, &source, request, &arrival);
     dray__writer_free(&head);
     free(request);
     return found;

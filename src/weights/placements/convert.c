@@ -24,8 +24,8 @@ enum { BOX_OF_MEMORY = 256 << 10, BOX_OF_NETWORK = 8 << 20, LEAST_STAGING = 16 <
 
 enum { VALUES, SCALES, TENSORS }; /* of the gathered elements' layout */
 
-struct quant_lane {
-    dray__lane *lane;
+struct quant_route {
+    dray__route *route;
     dray__transfer *transfer;
     const dray_transform *transforms;
     uint64_t count, next; /* of transforms */
@@ -77,14 +77,14 @@ static bool reaches(const dray__transfer *transfer, const dray__op *op,
     return true;
 }
 
-static bool is_remote(const struct quant_lane *q, const dray__op *op)
+static bool is_remote(const struct quant_route *q, const dray__op *op)
 {
     return dray__source_remote(&q->transfer->sources->sources[op->copy.source],
                                op->copy.source_region, q->transfer->destination->host);
 }
 
 /* The sources over connections of their own, because an answer belongs to its connection. */
-static int copy_sources(struct quant_lane *q, dray_error *error)
+static int copy_sources(struct quant_route *q, dray_error *error)
 {
     const dray__sources *all = q->transfer->sources;
     q->sources = *all;
@@ -102,11 +102,11 @@ static int copy_sources(struct quant_lane *q, dray_error *error)
     return DRAY_OK;
 }
 
-static int lane_init(struct quant_lane *q, dray_error *error)
+static int route_init(struct quant_route *q, dray_error *error)
 {
-    uint64_t box = BOX_OF_MEMORY, ceiling = q->lane->ceiling;
-    for (uint64_t i = 0; i < q->lane->count; i++)
-        if (is_remote(q, &q->transfer->sources->ops[q->lane->ops[i]]))
+    uint64_t box = BOX_OF_MEMORY, ceiling = q->route->ceiling;
+    for (uint64_t i = 0; i < q->route->count; i++)
+        if (is_remote(q, &q->transfer->sources->ops[q->route->ops[i]]))
             box = BOX_OF_NETWORK;
     /* Values, their result and scales: twice the box is enough for all but tiny cells. */
     q->gather_bytes = box == BOX_OF_MEMORY && !q->transfer->sources->files ? 0 : ceiling / 2;
@@ -119,21 +119,21 @@ static int lane_init(struct quant_lane *q, dray_error *error)
     q->staging_bytes &= ~(uint64_t)4095;
     if (q->staging_bytes < LEAST_STAGING)
         q->staging_bytes = LEAST_STAGING;
-    q->lane->held = q->staging_bytes;
+    q->route->held = q->staging_bytes;
     q->amax_bytes = q->staging_bytes / 4;
     q->staging_bytes -= q->amax_bytes;
     q->amax = malloc(q->amax_bytes);
     if (!q->amax)
         return dray__nomem(error);
     int rc = dray__waker_open(&q->waker, false, error);
-    q->lane->fd = q->waker.fd;
+    q->route->fd = q->waker.fd;
     if (rc == DRAY_OK)
         rc = dray_region_alloc(DRAY_REGION_HOST, q->staging_bytes, "quantisation", &q->staging,
                                error);
     return rc ? rc : copy_sources(q, error);
 }
 
-static void end_transform(struct quant_lane *q)
+static void end_transform(struct quant_route *q)
 {
     dray__transfer_close(q->gathering);
     q->gathering = NULL;
@@ -143,9 +143,9 @@ static void end_transform(struct quant_lane *q)
     q->in_transform = q->in_cell = false;
 }
 
-static void lane_close(void *state)
+static void route_close(void *state)
 {
-    struct quant_lane *q = state;
+    struct quant_route *q = state;
     end_transform(q);
     for (uint32_t i = 0; q->sources.sources && i < q->sources.count; i++)
         dray__kept_end(&q->sources.sources[i].kept, NULL);
@@ -159,26 +159,26 @@ static void lane_close(void *state)
     dray__waker_close(&q->waker);
 }
 
-static int lane_open(dray__lane *lane, dray_error *error)
+static int route_open(dray__route *route, dray_error *error)
 {
-    struct quant_lane *q = lane->state;
-    const dray__sources *s = lane->transfer->sources;
-    q->lane = lane;
-    q->transfer = lane->transfer;
+    struct quant_route *q = route->state;
+    const dray__sources *s = route->transfer->sources;
+    q->route = route;
+    q->transfer = route->transfer;
     q->waker = DRAY__WAKER_CLOSED;
     q->transforms = dray_plan_transforms(s->plan);
     q->count = dray_plan_transform_count(s->plan);
     q->mine = calloc((size_t)q->count + 1, sizeof *q->mine);
-    q->most = calloc((size_t)dray_layout_tensor_count(lane->transfer->destination->layout) + 1,
+    q->most = calloc((size_t)dray_layout_tensor_count(route->transfer->destination->layout) + 1,
                      sizeof *q->most);
-    for (uint64_t i = 0; q->mine && i < lane->count; i++)
-        q->mine[s->ops[lane->ops[i]].transform - 1] = true;
-    return q->mine && q->most ? lane_init(q, error) : dray__nomem(error);
+    for (uint64_t i = 0; q->mine && i < route->count; i++)
+        q->mine[s->ops[route->ops[i]].transform - 1] = true;
+    return q->mine && q->most ? route_init(q, error) : dray__nomem(error);
 }
 
 /* ---- a transform ----------------------------------------------------------------------------- */
 
-static const dray__op *transform_ops(const struct quant_lane *q, uint64_t *count)
+static const dray__op *transform_ops(const struct quant_route *q, uint64_t *count)
 {
     const dray__sources *s = q->transfer->sources;
     *count = s->transform_ops[q->next + 1] - s->transform_ops[q->next];
@@ -186,7 +186,7 @@ static const dray__op *transform_ops(const struct quant_lane *q, uint64_t *count
 }
 
 /* The scales' tensor on the source's side. */
-static const dray_tensor_info *source_scales(const struct quant_lane *q, const dray__op *ops,
+static const dray_tensor_info *source_scales(const struct quant_route *q, const dray__op *ops,
                                              uint64_t count)
 {
     uint32_t tensor;
@@ -202,7 +202,7 @@ static const dray_tensor_info *source_scales(const struct quant_lane *q, const d
 }
 
 /* Makes a layout of the elements that are gathered. */
-static int make_layout(struct quant_lane *q, const dray_tensor_info *values,
+static int make_layout(struct quant_route *q, const dray_tensor_info *values,
                        const dray_tensor_info *scales, dray_error *error)
 {
     dray_region_info region = {.kind = DRAY_REGION_HOST, .bytes = q->staging_bytes};
@@ -241,7 +241,7 @@ static int32_t gathered_dtype(const dray__op *ops, uint64_t count)
 }
 
 /* Scales that a box of the present slicer needs at most. */
-static uint64_t most_scales(const struct quant_lane *q, const dray_transform *t)
+static uint64_t most_scales(const struct quant_route *q, const dray_transform *t)
 {
     uint64_t scales = 1;
     for (int d = 0; d < DRAY_MAX_DIMS; d++) {
@@ -254,7 +254,7 @@ static uint64_t most_scales(const struct quant_lane *q, const dray_transform *t)
 }
 
 /* Bytes of a part that a box of the present slicer needs at most. */
-static uint64_t most_bytes(const struct quant_lane *q, const dray_transform *t, int part)
+static uint64_t most_bytes(const struct quant_route *q, const dray_transform *t, int part)
 {
     const dray_layout *layout = q->transfer->destination->layout;
     uint64_t bytes = most_scales(q, t) * sizeof(float);
@@ -270,7 +270,7 @@ static uint64_t most_bytes(const struct quant_lane *q, const dray_transform *t, 
 }
 
 /* Boxes as large as they can be, cut from `whole`, which counts pieces of `piece` elements. */
-static void share_staging(struct quant_lane *q, const dray__rect *whole, uint64_t piece)
+static void share_staging(struct quant_route *q, const dray__rect *whole, uint64_t piece)
 {
     const dray_transform *t = &q->transforms[q->next];
     uint64_t values = dray_dtype_size((dray_dtype)q->values_dtype), gaps = 192;
@@ -293,7 +293,7 @@ static void share_staging(struct quant_lane *q, const dray__rect *whole, uint64_
 }
 
 /* The cells, or elements, that the route of data servers does not bring. */
-static int find_left(struct quant_lane *q, const dray__rect *whole, const dray__op *ops,
+static int find_left(struct quant_route *q, const dray__rect *whole, const dray__op *ops,
                      uint64_t count, dray_error *error)
 {
     q->left.count = 0;
@@ -309,7 +309,7 @@ static int find_left(struct quant_lane *q, const dray__rect *whole, const dray__
 }
 
 /* On to the next part that is left; false when there is none. */
-static bool next_left(struct quant_lane *q)
+static bool next_left(struct quant_route *q)
 {
     const dray_transform *t = &q->transforms[q->next];
     uint64_t cell = 1;
@@ -322,7 +322,7 @@ static bool next_left(struct quant_lane *q)
     return true;
 }
 
-static int begin_transform(struct quant_lane *q, dray_error *error)
+static int begin_transform(struct quant_route *q, dray_error *error)
 {
     const dray_transform *t = &q->transforms[q->next];
     const dray_tensor_info *info = dray_layout_tensor(q->transfer->destination->layout, t->tensor);
@@ -353,7 +353,7 @@ static int begin_transform(struct quant_lane *q, dray_error *error)
 /* ---- boxes ----------------------------------------------------------------------------------- */
 
 /* The next box of the transform at hand; false: it is done. */
-static bool next_box(struct quant_lane *q)
+static bool next_box(struct quant_route *q)
 {
     const dray_transform *t = &q->transforms[q->next];
     dray__rect cells;
@@ -375,7 +375,7 @@ static bool next_box(struct quant_lane *q)
     return dray__slicer_peek(&q->slices, &q->box);
 }
 
-static dray__quant_box quant_box(const struct quant_lane *q)
+static dray__quant_box quant_box(const struct quant_route *q)
 {
     const dray_transform *t = &q->transforms[q->next];
     dray__quant_box box = {.dtype = t->kind == DRAY_TRANSFORM_DEQUANTISE ? q->result_dtype
@@ -389,7 +389,7 @@ static dray__quant_box quant_box(const struct quant_lane *q)
     return box;
 }
 
-static dray__rect touched_cells(const struct quant_lane *q)
+static dray__rect touched_cells(const struct quant_route *q)
 {
     dray__quant_box box = quant_box(q);
     dray__rect cells = {0};
@@ -400,7 +400,7 @@ static dray__rect touched_cells(const struct quant_lane *q)
 /* ---- gathering ------------------------------------------------------------------------------- */
 
 /* The part of a read that lies in the box, to its place in the staging. */
-static bool push_part(struct quant_lane *q, const dray__op *of, const dray__rect *box,
+static bool push_part(struct quant_route *q, const dray__op *of, const dray__rect *box,
                       int32_t dtype, uint64_t at)
 {
     dray__rect whole = dray__copy_rect(&of->copy), part;
@@ -416,7 +416,7 @@ static bool push_part(struct quant_lane *q, const dray__op *of, const dray__rect
     return true;
 }
 
-static int begin_gathering(struct quant_lane *q, dray_error *error)
+static int begin_gathering(struct quant_route *q, dray_error *error)
 {
     uint64_t count;
     const dray__op *ops = transform_ops(q, &count);
@@ -440,7 +440,7 @@ static int begin_gathering(struct quant_lane *q, dray_error *error)
 }
 
 /* Enters the gathered elements in the update's books. */
-static int end_gathering(struct quant_lane *q, dray_error *error)
+static int end_gathering(struct quant_route *q, dray_error *error)
 {
     const dray_transform *t = &q->transforms[q->next];
     dray__transfer *g = q->gathering, *h = q->transfer;
@@ -448,7 +448,7 @@ static int end_gathering(struct quant_lane *q, dray_error *error)
     dray_update_report report = {0};
     dray__transfer_report(g, &report);
     uint64_t held = q->staging_bytes + q->amax_bytes + report.peak_extra_bytes;
-    q->lane->held = held > q->lane->held ? held : q->lane->held;
+    q->route->held = held > q->route->held ? held : q->route->held;
     h->told.wire_bytes += report.wire_bytes;
     h->move_ns += g->move_ns;
     h->verify_ns += g->verify_ns;
@@ -466,14 +466,14 @@ static int end_gathering(struct quant_lane *q, dray_error *error)
 /* ---- writing --------------------------------------------------------------------------------- */
 
 /* Writes this rank's share of a part's box, which lies in the staging. */
-static int write_part(struct quant_lane *q, int part, const dray__rect *box, dray_error *error)
+static int write_part(struct quant_route *q, int part, const dray__rect *box, dray_error *error)
 {
     return dray__transform_write(q->transfer, &q->transforms[q->next], part, q->staging, box,
                                  q->part_at[part], error);
 }
 
 /* The exponents of the cells' scales, for each row of the box: dense. */
-static void spread_exponents(const struct quant_lane *q, const dray__rect *rows,
+static void spread_exponents(const struct quant_route *q, const dray__rect *rows,
                              const int64_t *part_cell, const float *scales, uint8_t *out)
 {
     const dray_transform *t = &q->transforms[q->next];
@@ -495,7 +495,7 @@ static void spread_exponents(const struct quant_lane *q, const dray__rect *rows,
 }
 
 /* The scales of FP8, by cell or by row and cell, behind the elements. */
-static int write_scales(struct quant_lane *q, const float *scales, dray_error *error)
+static int write_scales(struct quant_route *q, const float *scales, dray_error *error)
 {
     const dray_transform *t = &q->transforms[q->next];
     uint8_t *base = dray_region_base(q->staging);
@@ -518,7 +518,7 @@ static int write_scales(struct quant_lane *q, const float *scales, dray_error *e
     return write_part(q, DRAY__PART_SCALES, &rows, error);
 }
 
-static int quantise_cells(struct quant_lane *q, dray_error *error)
+static int quantise_cells(struct quant_route *q, dray_error *error)
 {
     const dray_transform *t = &q->transforms[q->next];
     dray__quant_box box = quant_box(q);
@@ -548,7 +548,7 @@ static int quantise_cells(struct quant_lane *q, dray_error *error)
 }
 
 /* A tensor whose largest element is wanted: all of it is one cell. */
-static int find_most(struct quant_lane *q)
+static int find_most(struct quant_route *q)
 {
     const dray_layout *layout = q->transfer->destination->layout;
     uint32_t tensor = q->transforms[q->next].tensor, amax = 0, *most;
@@ -562,7 +562,7 @@ static int find_most(struct quant_lane *q)
     return DRAY_OK;
 }
 
-static uint32_t global_of(const struct quant_lane *q, int32_t as)
+static uint32_t global_of(const struct quant_route *q, int32_t as)
 {
     const dray_layout *layout = q->transfer->destination->layout;
     const dray_quant *quant = dray_layout_quant(layout, q->transforms[q->next].tensor);
@@ -570,7 +570,7 @@ static uint32_t global_of(const struct quant_lane *q, int32_t as)
 }
 
 /* Behind the last transform of those that share it. */
-static int write_global(struct quant_lane *q, dray_error *error)
+static int write_global(struct quant_route *q, dray_error *error)
 {
     const dray_transform *t = &q->transforms[q->next];
     const dray__rect one = {.extent = {1, 1, 1, 1}};
@@ -583,7 +583,7 @@ static int write_global(struct quant_lane *q, dray_error *error)
 }
 
 /* Formats whose groups are rows of cells: each box in one go. */
-static int quantise_groups(struct quant_lane *q, dray_error *error)
+static int quantise_groups(struct quant_route *q, dray_error *error)
 {
     const dray_layout *layout = q->transfer->destination->layout;
     const dray_transform *t = &q->transforms[q->next];
@@ -606,7 +606,7 @@ static int quantise_groups(struct quant_lane *q, dray_error *error)
     return rc;
 }
 
-static int quantise(struct quant_lane *q, dray_error *error)
+static int quantise(struct quant_route *q, dray_error *error)
 {
     const dray_transform *t = &q->transforms[q->next];
     if (t->kind == DRAY_TRANSFORM_MOST)
@@ -614,7 +614,7 @@ static int quantise(struct quant_lane *q, dray_error *error)
     return t->quant_kind < DRAY_QUANT_MXFP8 ? quantise_cells(q, error) : quantise_groups(q, error);
 }
 
-static int dequantise(struct quant_lane *q, dray_error *error)
+static int dequantise(struct quant_route *q, dray_error *error)
 {
     dray__quant_box box = quant_box(q);
     uint8_t *base = dray_region_base(q->staging);
@@ -627,7 +627,7 @@ static int dequantise(struct quant_lane *q, dray_error *error)
 /* ---- the route ------------------------------------------------------------------------------- */
 
 /* Past the box at hand. */
-static int advance(struct quant_lane *q, dray_error *error)
+static int advance(struct quant_route *q, dray_error *error)
 {
     if (!q->in_cell) {
         dray__slicer_next(&q->cells);
@@ -651,7 +651,7 @@ static int advance(struct quant_lane *q, dray_error *error)
     return DRAY_OK;
 }
 
-static int convert(struct quant_lane *q, dray_error *error)
+static int convert(struct quant_route *q, dray_error *error)
 {
     int64_t begin = dray__now();
     int rc = end_gathering(q, error);
@@ -662,7 +662,7 @@ static int convert(struct quant_lane *q, dray_error *error)
     return rc ? rc : advance(q, error);
 }
 
-static int step(struct quant_lane *q, int64_t until_ns, dray_error *error)
+static int step(struct quant_route *q, int64_t until_ns, dray_error *error)
 {
     int rc = DRAY_OK;
     while (q->next < q->count && !q->mine[q->next])
@@ -687,32 +687,32 @@ static int step(struct quant_lane *q, int64_t until_ns, dray_error *error)
     int64_t budget = until_ns - dray__now();
     rc = dray__transfer_step(q->gathering, budget > 0 ? budget : 1, error);
     if (rc == DRAY_EAGAIN)
-        q->lane->waits = dray__transfer_waits(q->gathering);
+        q->route->waits = dray__transfer_waits(q->gathering);
     if (rc == DRAY_OK && (rc = convert(q, error)) == DRAY_OK)
         return DRAY_EAGAIN;
     return rc == DRAY_EAGAIN ? rc : dray__fail_prefix(error, rc, "tensor %s: ", q->names[VALUES]);
 }
 
-static int lane_step(dray__lane *lane, int64_t until_ns, dray_error *error)
+static int route_step(dray__route *route, int64_t until_ns, dray_error *error)
 {
     int rc;
     do
-        rc = step(lane->state, until_ns, error);
-    while (rc == DRAY_EAGAIN && !lane->waits && dray__now() < until_ns);
+        rc = step(route->state, until_ns, error);
+    while (rc == DRAY_EAGAIN && !route->waits && dray__now() < until_ns);
     return rc;
 }
 
-static void lane_explain(const void *state, dray_error *error)
+static void route_explain(const void *state, dray_error *error)
 {
-    const struct quant_lane *q = state;
+    const struct quant_route *q = state;
     if (q->gathering)
         dray__transfer_explain(q->gathering, error);
 }
 
 const dray__source_type dray__source_gathered = {.name = "gathered",
-                                                 .bytes = sizeof(struct quant_lane),
+                                                 .bytes = sizeof(struct quant_route),
                                                  .reaches = reaches,
-                                                 .open = lane_open,
-                                                 .step = lane_step,
-                                                 .explain = lane_explain,
-                                                 .close = lane_close};
+                                                 .open = route_open,
+                                                 .step = route_step,
+                                                 .explain = route_explain,
+                                                 .close = route_close};

@@ -5,7 +5,7 @@
 
 /* Quantisation before the network. A transform may read floats from another host. Whole cells of
  * them that lie in one block are requested in quantised form: the source's data server quantises
- * them and sends elements and scales, which are half or a quarter of the bytes, and the lane of
+ * them and sends elements and scales, which are half or a quarter of the bytes, and the route of
  * data servers writes them to their place. Cells whose elements are in several sources or blocks,
  * and cells that are too large for an answer, are gathered as floats (convert.c). */
 #pragma once
@@ -17,15 +17,15 @@ enum {
     DRAY__PREQUANTISED_PARTS = 1 + DRAY__RECT_SIDES,
     DRAY__PREQUANTISED_CELL = 64 << 10 /* the most bytes of a cell on the network */
 };
-/* With a bucket of this size, an answer of the lane has room for any such cell, however many lanes
- * there are. */
+/* With a bucket of this size, an answer of the route has room for any such cell, however many
+ * routes there are. */
 #define DRAY__PREQUANTISED_BUCKET ((uint64_t)4 << 20)
 
 /* Cuts the whole cells of one block out of a read of a QUANTISE. Returns the number of parts. */
 uint32_t dray__prequantised_cut(const dray__sources *sources, const dray_transform *transform,
                                 uint64_t host, const dray__op *op,
                                 dray__op out[DRAY__PREQUANTISED_PARTS]);
-/* Returns true when the lane of data servers carries out this op of a transform. */
+/* Returns true when the route of data servers carries out this op of a transform. */
 bool dray__prequantised(const dray__transfer *transfer, const dray__op *op);
 /* Returns the cells of the op's transform in a rectangle of whole cells. */
 dray__rect dray__prequantised_cells(const dray__transfer *transfer, const dray__op *op,

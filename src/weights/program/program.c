@@ -677,22 +677,22 @@ static void drop_oldest(struct programs *programs)
         }
 }
 
-int dray__program_find(const dray__lane *lane, dray__program **out, dray_error *error)
+int dray__program_find(const dray__route *route, dray__program **out, dray_error *error)
 {
-    const dray__transfer *h = lane->transfer;
-    bool patches = lane->placement == &dray__place_patch;
+    const dray__transfer *h = route->transfer;
+    bool patches = route->placement == &dray__place_patch;
     struct programs *programs = programs_of(h);
     if (!programs)
         return dray__nomem(error);
     for (dray__program **at = &programs->first, *p; (p = *at); at = &p->next)
         if (p->patches == patches &&
-            dray__program_fits(p, h, lane->ops, lane->count, lane->ceiling)) {
+            dray__program_fits(p, h, route->ops, route->count, route->ceiling)) {
             *at = p->next; /* to the front: another route's program must not push it out */
             p->next = programs->first;
             programs->first = *out = p;
             return DRAY_OK;
         }
-    dray__program *p = dray__program_new(h, lane->ops, lane->count, lane->ceiling);
+    dray__program *p = dray__program_new(h, route->ops, route->count, route->ceiling);
     if (p)
         p->patches = patches;
     int rc = p ? compile(h, p, error) : dray__nomem(error);

@@ -88,7 +88,7 @@ bool dray__program_takes(const dray__transfer *transfer, const dray__op *op);
 bool dray__patch_takes(const dray__transfer *transfer, const dray__op *op);
 /* Returns the program of a route's ops, from an earlier update or compiled now. The sources own
  * it. */
-int dray__program_find(const dray__lane *lane, dray__program **out, dray_error *error);
+int dray__program_find(const dray__route *route, dray__program **out, dray_error *error);
 /* program_run.c: begins the jobs of a step. */
 int dray__program_start(const dray__program *program, uint32_t step, dray_error *error);
 /* Begins the jobs of a step so that they run after those of step `before`, which are running. */

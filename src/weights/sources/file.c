@@ -53,8 +53,8 @@ struct opened {
     dray__disk_file file;
 };
 
-typedef struct file_lane {
-    dray__lane *lane;
+typedef struct file_route {
+    dray__route *route;
     dray__transfer *transfer;
     bool patches;
     uint64_t *order; /* of the ops, by the places of their bytes in the files */
@@ -74,7 +74,7 @@ typedef struct file_lane {
     dray_copy piece;
     uint32_t level;
     uint64_t held; /* bytes of entries */
-} file_lane;
+} file_route;
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
@@ -93,7 +93,7 @@ static bool file_reaches(const dray__transfer *h, const dray__op *op,
            (placement != &dray__place_patch || dray__overlay_offered(h, op));
 }
 
-static const dray_copy *copy_of(const file_lane *l, uint64_t index)
+static const dray_copy *copy_of(const file_route *l, uint64_t index)
 {
     return &l->transfer->sources->ops[l->order[index]].copy;
 }
@@ -109,7 +109,7 @@ static int by_place(const void *a, const void *b, void *user)
     return x->source_offset < y->source_offset ? -1 : x->source_offset > y->source_offset;
 }
 
-static uint64_t wanted_bytes(const file_lane *l)
+static uint64_t wanted_bytes(const file_route *l)
 {
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < l->count; i++) {
@@ -120,7 +120,7 @@ static uint64_t wanted_bytes(const file_lane *l)
     return bytes;
 }
 
-static int make_slots(file_lane *l, dray_error *error)
+static int make_slots(file_route *l, dray_error *error)
 {
     l->slots = calloc((size_t)l->slot_count + 1, sizeof(file_slot *));
     if (!l->slots)
@@ -137,7 +137,7 @@ static int make_slots(file_lane *l, dray_error *error)
 
 /* Slots of at most SLOT_BYTES, but several of them, within the ceiling, and no more than there is
  * to read. */
-static int make_staging(file_lane *l, uint64_t ceiling, dray_error *error)
+static int make_staging(file_route *l, uint64_t ceiling, dray_error *error)
 {
     uint64_t bytes = ceiling / FEWEST_SLOTS < SLOT_BYTES ? ceiling / FEWEST_SLOTS : SLOT_BYTES;
     bytes &= ~(uint64_t)(DRAY__IO_ALIGN - 1);
@@ -148,14 +148,14 @@ static int make_staging(file_lane *l, uint64_t ceiling, dray_error *error)
     l->slot_count = fit < 1 ? 1 : (fit > SLOTS ? SLOTS : (uint32_t)fit);
     if (need < l->slot_count)
         l->slot_count = (uint32_t)need;
-    l->lane->held = l->slot_bytes * l->slot_count;
-    return dray_region_alloc(DRAY_REGION_HOST, l->lane->held, "staging of files", &l->staging,
+    l->route->held = l->slot_bytes * l->slot_count;
+    return dray_region_alloc(DRAY_REGION_HOST, l->route->held, "staging of files", &l->staging,
                              error);
 }
 
 static void file_close(void *state)
 {
-    file_lane *l = state;
+    file_route *l = state;
     dray__disk_close(l->disk); /* waits for reads under way, which write to the slots */
     for (struct opened *file; (file = l->files); free(file)) {
         l->files = file->next;
@@ -172,33 +172,33 @@ static void file_close(void *state)
 }
 
 /* A checkpoint is in one store. */
-static bool any_object(const file_lane *l)
+static bool any_object(const file_route *l)
 {
     const dray__sources *sources = l->transfer->sources;
     const char *name = l->count ? sources->sources[copy_of(l, 0)->source].name : NULL;
     return !dray__store_is_local(name);
 }
 
-static int file_open(dray__lane *lane, dray_error *error)
+static int file_open(dray__route *route, dray_error *error)
 {
-    file_lane *l = lane->state;
-    l->lane = lane;
-    l->transfer = lane->transfer;
-    l->count = lane->count;
+    file_route *l = route->state;
+    l->route = route;
+    l->transfer = route->transfer;
+    l->count = route->count;
     l->slot_count = ENTRY_SLOTS;
-    l->patches = lane->placement == &dray__place_patch;
+    l->patches = route->placement == &dray__place_patch;
     l->order = calloc((size_t)l->count + 1, sizeof *l->order);
     if (!l->order)
         return dray__nomem(error);
-    memcpy(l->order, lane->ops, l->count * sizeof *l->order);
+    memcpy(l->order, route->ops, l->count * sizeof *l->order);
     if (!l->patches)
         qsort_r(l->order, l->count, sizeof *l->order, by_place, l->transfer->sources->ops);
-    int rc = l->patches ? DRAY_OK : make_staging(l, lane->ceiling, error);
+    int rc = l->patches ? DRAY_OK : make_staging(l, route->ceiling, error);
     if (rc == DRAY_OK)
         rc = make_slots(l, error);
     if (rc == DRAY_OK)
         rc = dray__disk_open(any_object(l) ? DRAY__DISK_THREADS : DRAY__DISK_ANY, &l->disk, error);
-    lane->fd = rc ? -1 : dray__disk_fd(l->disk);
+    route->fd = rc ? -1 : dray__disk_fd(l->disk);
     return rc;
 }
 
@@ -213,7 +213,7 @@ static uint64_t span_of(const dray_copy *copy)
     return span;
 }
 
-static bool too_wide(const file_lane *l, const dray_copy *copy)
+static bool too_wide(const file_route *l, const dray_copy *copy)
 {
     dray__rect rect = dray__copy_rect(copy);
     uint64_t useful = dray__rect_elements(&rect) * dray_dtype_size((dray_dtype)copy->source_dtype);
@@ -224,7 +224,7 @@ static bool too_wide(const file_lane *l, const dray_copy *copy)
 
 /* Cuts the next op so that each slice fits a slot, and is not mostly gaps; of entries, so that they
  * pay. */
-static void start_op(file_lane *l, const dray_copy *copy)
+static void start_op(file_route *l, const dray_copy *copy)
 {
     dray__rect whole = dray__copy_rect(copy), slice;
     size_t from = dray_dtype_size((dray_dtype)copy->source_dtype);
@@ -245,7 +245,7 @@ static void start_op(file_lane *l, const dray_copy *copy)
     }
 }
 
-static bool peek(file_lane *l, dray_copy *out)
+static bool peek(file_route *l, dray_copy *out)
 {
     dray__rect slice;
     if (l->next == l->count)
@@ -258,7 +258,7 @@ static bool peek(file_lane *l, dray_copy *out)
     return true;
 }
 
-static void take(file_lane *l)
+static void take(file_route *l)
 {
     dray__slicer_next(&l->slicer);
     if (l->slicer.done) {
@@ -267,7 +267,7 @@ static void take(file_lane *l)
     }
 }
 
-static int file_of(file_lane *l, const dray_region *region, dray__disk_file **out,
+static int file_of(file_route *l, const dray_region *region, dray__disk_file **out,
                    dray_error *error)
 {
     struct opened *file = l->files;
@@ -295,7 +295,7 @@ static size_t aligned_bytes(uint64_t begin, uint64_t end)
     return (size_t)(end - begin + DRAY__IO_ALIGN - 1) & ~(size_t)(DRAY__IO_ALIGN - 1);
 }
 
-static int ask(file_lane *l, file_slot *s, const dray_region *region, dray_error *error)
+static int ask(file_route *l, file_slot *s, const dray_region *region, dray_error *error)
 {
     s->io = (dray__io){.data = s->data,
                        .offset = s->begin,
@@ -309,13 +309,13 @@ static int ask(file_lane *l, file_slot *s, const dray_region *region, dray_error
     return rc;
 }
 
-static const dray_region *region_of(const file_lane *l, const dray_copy *copy)
+static const dray_region *region_of(const file_route *l, const dray_copy *copy)
 {
     return l->transfer->sources->sources[copy->source].regions[copy->source_region];
 }
 
 /* Does the slice come with those that the slot has? */
-static bool goes_along(const file_lane *l, const file_slot *s, const dray_copy *copy, bool owned)
+static bool goes_along(const file_route *l, const file_slot *s, const dray_copy *copy, bool owned)
 {
     return s->count < SLICES && region_of(l, &s->ops[0]->copy) == region_of(l, copy) &&
            s->owned == owned && copy->source_offset >= s->begin &&
@@ -324,7 +324,7 @@ static bool goes_along(const file_lane *l, const file_slot *s, const dray_copy *
 }
 
 /* Gives the slot the next range and asks for it. */
-static int fill(file_lane *l, file_slot *s, dray_error *error)
+static int fill(file_route *l, file_slot *s, dray_error *error)
 {
     dray_copy copy;
     uint64_t base = (uint64_t)(s->data - (uint8_t *)dray_region_base(l->staging));
@@ -350,15 +350,15 @@ static int fill(file_lane *l, file_slot *s, dray_error *error)
 
 /* ---- entries --------------------------------------------------------------------------------- */
 
-static const dray__overlay *overlay_of(const file_lane *l, const dray_copy *copy)
+static const dray__overlay *overlay_of(const file_route *l, const dray_copy *copy)
 {
     return dray__overlay_of(&l->transfer->sources->sources[copy->source]);
 }
 
 /* Starts the read of one more level's entries for a slice, which may be none. */
-static int fill_entries(file_lane *l, file_slot *s, dray_error *error)
+static int fill_entries(file_route *l, file_slot *s, dray_error *error)
 {
-    if ((l->held && l->held >= l->lane->ceiling / 2) || (l->level == 0 && !peek(l, &l->piece)))
+    if ((l->held && l->held >= l->route->ceiling / 2) || (l->level == 0 && !peek(l, &l->piece)))
         return DRAY_OK;
     if (l->level == 0) {
         l->op = &l->transfer->sources->ops[l->order[l->next]];
@@ -393,7 +393,7 @@ static int fill_entries(file_lane *l, file_slot *s, dray_error *error)
     if (!s->data)
         return dray__nomem(error);
     l->held += aligned_bytes(s->begin, s->end);
-    l->lane->held = l->held > l->lane->held ? l->held : l->lane->held;
+    l->route->held = l->held > l->route->held ? l->held : l->route->held;
     return ask(l, s, file, error);
 }
 
@@ -420,7 +420,7 @@ static void place(void *user, uint64_t position, const dray__change *change)
 }
 
 /* Writes the entries that came; after the last level the slice is in its place. */
-static int apply(file_lane *l, file_slot *s, dray_error *error)
+static int apply(file_route *l, file_slot *s, dray_error *error)
 {
     dray__transfer *h = l->transfer;
     const dray_copy *piece = &s->copies[0];
@@ -453,7 +453,7 @@ static int apply(file_lane *l, file_slot *s, dray_error *error)
 
 /* The next slices, about DRAY__SLICE_BYTES, that go to one region. A slice that is read twice is
  * compared with itself the first time, and counts the second. */
-static int move_some(file_lane *l, file_slot *s, dray_error *error)
+static int move_some(file_route *l, file_slot *s, dray_error *error)
 {
     dray__transfer *h = l->transfer;
     dray__batch *b = &l->batch;
@@ -479,7 +479,7 @@ static int move_some(file_lane *l, file_slot *s, dray_error *error)
     return DRAY_OK;
 }
 
-static int read_result(const file_lane *l, const file_slot *s, dray_error *error)
+static int read_result(const file_route *l, const file_slot *s, dray_error *error)
 {
     int rc = dray__io_result(&s->io, error);
     const dray_region *file = region_of(l, &s->ops[0]->copy);
@@ -491,7 +491,7 @@ static int read_result(const file_lane *l, const file_slot *s, dray_error *error
 }
 
 /* Copies some of a slot; after its last slice it is read once more, or free. */
-static int copy_some(file_lane *l, file_slot *s, dray_error *error)
+static int copy_some(file_route *l, file_slot *s, dray_error *error)
 {
     int rc = move_some(l, s, error);
     if (rc || s->at < s->count)
@@ -510,7 +510,7 @@ static int copy_some(file_lane *l, file_slot *s, dray_error *error)
 
 /* ---- the route ------------------------------------------------------------------------------- */
 
-static file_slot *free_slot(const file_lane *l)
+static file_slot *free_slot(const file_route *l)
 {
     if (l->patches && l->busy < l->slot_count)
         return l->slots[(l->oldest + l->busy) % l->slot_count];
@@ -521,7 +521,7 @@ static file_slot *free_slot(const file_lane *l)
 }
 
 /* One that came, of entries the oldest. */
-static file_slot *ready_slot(const file_lane *l)
+static file_slot *ready_slot(const file_route *l)
 {
     uint32_t count = l->patches ? 1 : l->slot_count;
     for (uint32_t i = 0; i < count; i++) {
@@ -532,7 +532,7 @@ static file_slot *ready_slot(const file_lane *l)
     return NULL;
 }
 
-static int ask_ahead(file_lane *l, dray_error *error)
+static int ask_ahead(file_route *l, dray_error *error)
 {
     file_slot *s;
     int rc = DRAY_OK;
@@ -545,9 +545,9 @@ static int ask_ahead(file_lane *l, dray_error *error)
     return rc;
 }
 
-static int lane_step(dray__lane *lane, int64_t until_ns, dray_error *error)
+static int route_step(dray__route *route, int64_t until_ns, dray_error *error)
 {
-    file_lane *l = lane->state;
+    file_route *l = route->state;
     for (;;) {
         int rc = ask_ahead(l, error);
         for (dray__io *io; rc == DRAY_OK && (io = dray__disk_take(l->disk));) {
@@ -559,15 +559,15 @@ static int lane_step(dray__lane *lane, int64_t until_ns, dray_error *error)
             rc = l->patches ? apply(l, s, error) : copy_some(l, s, error);
         if (rc || (!s && !l->busy))
             return rc;
-        lane->waits = !s;
+        route->waits = !s;
         if (!s || (dray__now() >= until_ns && l->busy))
             return DRAY_EAGAIN;
     }
 }
 
-static void lane_explain(const void *state, dray_error *error)
+static void route_explain(const void *state, dray_error *error)
 {
-    const file_lane *l = state;
+    const file_route *l = state;
     for (uint32_t i = 0; i < l->slot_count; i++) {
         const file_slot *s = l->slots[i];
         if (s->count && !s->came && error) {
@@ -579,9 +579,9 @@ static void lane_explain(const void *state, dray_error *error)
 }
 
 const dray__source_type dray__source_file = {.name = "files",
-                                             .bytes = sizeof(file_lane),
+                                             .bytes = sizeof(file_route),
                                              .reaches = file_reaches,
                                              .open = file_open,
-                                             .step = lane_step,
-                                             .explain = lane_explain,
+                                             .step = route_step,
+                                             .explain = route_explain,
                                              .close = file_close};

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct cuda_lane {
+struct cuda_route {
     dray__transfer *transfer;
     dray__program *program;
     uint32_t step;
@@ -28,7 +28,7 @@ struct cuda_lane {
 
 static void on_taken_back(void *user)
 {
-    struct cuda_lane *l = user;
+    struct cuda_route *l = user;
     pthread_mutex_lock(&l->lock);
     if (l->program)
         dray__program_stop(l->program);
@@ -36,9 +36,9 @@ static void on_taken_back(void *user)
     pthread_mutex_unlock(&l->lock);
 }
 
-static void lane_close(void *state)
+static void route_close(void *state)
 {
-    struct cuda_lane *l = state;
+    struct cuda_route *l = state;
     for (uint32_t i = 0; l->guests && i < l->transfer->sources->count; i++)
         dray__local_depart(&l->guests[i]);
     if (l->program)
@@ -49,7 +49,7 @@ static void lane_close(void *state)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-static int enter(struct cuda_lane *l, dray_error *error)
+static int enter(struct cuda_route *l, dray_error *error)
 {
     const dray__sources *s = l->transfer->sources;
     dray__local **held = calloc((size_t)s->count + 1, sizeof *held);
@@ -73,16 +73,16 @@ static bool gpu_reaches(const dray__transfer *h, const dray__op *op,
     return placement == &dray__place_patch ? dray__patch_takes(h, op) : dray__program_takes(h, op);
 }
 
-static int lane_open(dray__lane *lane, dray_error *error)
+static int route_open(dray__route *route, dray_error *error)
 {
-    struct cuda_lane *l = lane->state;
-    l->transfer = lane->transfer;
+    struct cuda_route *l = route->state;
+    l->transfer = route->transfer;
     pthread_mutex_init(&l->lock, NULL);
-    int rc = dray__program_find(lane, &l->program, error);
+    int rc = dray__program_find(route, &l->program, error);
     if (rc)
         return rc;
-    lane->fd = l->program->waker.fd;
-    lane->held = l->program->held_bytes;
+    route->fd = l->program->waker.fd;
+    route->held = l->program->held_bytes;
     return enter(l, error); /* a thread that takes memory back looks at the program */
 }
 
@@ -96,7 +96,7 @@ const dray__placement dray__place_compiled = {"compiled", takes_all};
 
 /* ---- moving ---------------------------------------------------------------------------------- */
 
-static int start(struct cuda_lane *l, dray_error *error)
+static int start(struct cuda_route *l, dray_error *error)
 {
     l->began_ns = dray__now();
     l->running = true;
@@ -108,7 +108,7 @@ static int start(struct cuda_lane *l, dray_error *error)
     return rc;
 }
 
-static int end_step(struct cuda_lane *l, dray_error *error)
+static int end_step(struct cuda_route *l, dray_error *error)
 {
     dray__transfer *h = l->transfer;
     int64_t done = dray__now();
@@ -130,7 +130,7 @@ static int end_step(struct cuda_lane *l, dray_error *error)
     return DRAY_OK;
 }
 
-static int advance(struct cuda_lane *l, bool *waits, dray_error *error)
+static int advance(struct cuda_route *l, bool *waits, dray_error *error)
 {
     if (l->stopped)
         return dray__fail(error, DRAY_EDEAD,
@@ -152,21 +152,21 @@ static int advance(struct cuda_lane *l, bool *waits, dray_error *error)
     return rc ? rc : end_step(l, error);
 }
 
-static int lane_step(dray__lane *lane, int64_t until_ns, dray_error *error)
+static int route_step(dray__route *route, int64_t until_ns, dray_error *error)
 {
-    struct cuda_lane *l = lane->state;
+    struct cuda_route *l = route->state;
     int rc;
     do {
         pthread_mutex_lock(&l->lock);
-        rc = advance(l, &lane->waits, error);
+        rc = advance(l, &route->waits, error);
         pthread_mutex_unlock(&l->lock);
-    } while (rc == DRAY_EAGAIN && !lane->waits && dray__now() < until_ns);
+    } while (rc == DRAY_EAGAIN && !route->waits && dray__now() < until_ns);
     return rc;
 }
 
 const dray__source_type dray__source_gpu = {.name = "gpu",
-                                            .bytes = sizeof(struct cuda_lane),
+                                            .bytes = sizeof(struct cuda_route),
                                             .reaches = gpu_reaches,
-                                            .open = lane_open,
-                                            .step = lane_step,
-                                            .close = lane_close};
+                                            .open = route_open,
+                                            .step = route_step,
+                                            .close = route_close};

@@ -32,7 +32,7 @@ enum way {
     TWICE
 };
 
-struct memory_lane {
+struct memory_route {
     dray__transfer *transfer;
     const uint64_t *ops;
     uint64_t *order; /* of the ops, for the strategy parameter; NULL for their own order */
@@ -55,7 +55,7 @@ struct memory_lane {
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-static int open_bucket(struct memory_lane *m, uint64_t ceiling, dray_error *error)
+static int open_bucket(struct memory_route *m, uint64_t ceiling, dray_error *error)
 {
     /* One core fills the bucket and empties it again: one that stays in its cache is the fastest,
      * even if more is allowed. A second one for a thread beside it would only pass bytes from cache
@@ -75,7 +75,7 @@ static int open_bucket(struct memory_lane *m, uint64_t ceiling, dray_error *erro
 }
 
 /* Allocates the movers' scratch, within the ceiling of the strategies that have one. */
-static int open_scratch(struct memory_lane *m, uint64_t ceiling, dray_error *error)
+static int open_scratch(struct memory_route *m, uint64_t ceiling, dray_error *error)
 {
     if (!m->transfer->sources->files) /* memory is converted from one place to the other */
         return DRAY_OK;
@@ -91,33 +91,33 @@ static int open_scratch(struct memory_lane *m, uint64_t ceiling, dray_error *err
     return m->batch.scratch ? DRAY_OK : dray__nomem(error);
 }
 
-static int lane_open(dray__lane *lane, dray_error *error)
+static int route_open(dray__route *route, dray_error *error)
 {
-    struct memory_lane *m = lane->state;
-    m->transfer = lane->transfer;
-    m->ops = lane->ops;
-    m->count = lane->count;
-    if (lane->placement == &dray__place_patch) /* nothing is staged */
+    struct memory_route *m = route->state;
+    m->transfer = route->transfer;
+    m->ops = route->ops;
+    m->count = route->count;
+    if (route->placement == &dray__place_patch) /* nothing is staged */
         return DRAY_OK;
     m->slice_bytes = m->transfer->sources->files ? DRAY__FILE_SLICE_BYTES : DRAY__SLICE_BYTES;
     m->held = calloc((size_t)m->transfer->sources->count + 1, sizeof(dray__local *));
     if (!m->held)
         return dray__nomem(error);
     int32_t strategy = m->transfer->options.strategy;
-    int rc = open_scratch(m, lane->ceiling, error);
+    int rc = open_scratch(m, route->ceiling, error);
     if (rc == DRAY_OK && strategy == DRAY_STRATEGY_PARAMETER) {
         m->order = dray__ops_by_tensor(m->transfer->sources, m->ops, m->count);
         rc = m->order ? DRAY_OK : dray__nomem(error);
     }
     if (rc == DRAY_OK && strategy != DRAY_STRATEGY_DIRECT)
-        rc = open_bucket(m, lane->ceiling, error);
-    lane->held = m->bucket_size + m->batch.scratch_bytes;
+        rc = open_bucket(m, route->ceiling, error);
+    route->held = m->bucket_size + m->batch.scratch_bytes;
     return rc;
 }
 
-static void lane_close(void *state)
+static void route_close(void *state)
 {
-    struct memory_lane *m = state;
+    struct memory_route *m = state;
     free(m->order);
     free(m->held);
     dray_region_free(m->bucket);
@@ -136,13 +136,13 @@ static bool memory_reaches(const dray__transfer *h, const dray__op *op,
 
 /* ---- batches --------------------------------------------------------------------------------- */
 
-static const dray__op *op_at(const struct memory_lane *m, uint64_t index)
+static const dray__op *op_at(const struct memory_route *m, uint64_t index)
 {
     return &m->transfer->sources->ops[m->order ? m->order[index] : m->ops[index]];
 }
 
 /* The next slice, without taking it; false at the end. */
-static bool peek(struct memory_lane *m, dray_copy *out)
+static bool peek(struct memory_route *m, dray_copy *out)
 {
     if (m->next == m->count)
         return false;
@@ -157,7 +157,7 @@ static bool peek(struct memory_lane *m, dray_copy *out)
     return true;
 }
 
-static void take(struct memory_lane *m)
+static void take(struct memory_route *m)
 {
     dray__slicer_next(&m->slicer);
     if (m->slicer.done) {
@@ -166,7 +166,7 @@ static void take(struct memory_lane *m)
     }
 }
 
-static dray_region *source_region(const struct memory_lane *m, const dray_copy *copy)
+static dray_region *source_region(const struct memory_route *m, const dray_copy *copy)
 {
     return m->held[copy->source]
                ? dray__local_region(m->held[copy->source], copy->source_region)
@@ -176,7 +176,7 @@ static dray_region *source_region(const struct memory_lane *m, const dray_copy *
 /* ---- checksums of moved bytes
  * --------------------------------------------------------------------- */
 
-static enum way way_of(const struct memory_lane *m, const dray__op *op)
+static enum way way_of(const struct memory_route *m, const dray__op *op)
 {
     const dray_copy *copy = &op->copy;
     bool memory = dray_region_base(source_region(m, copy)) != NULL;
@@ -196,7 +196,7 @@ static bool is_summed(enum way way)
 }
 
 /* Moves the batch, and enters the mover's sums. */
-static int move_batch(struct memory_lane *m, dray_region *to, dray_error *error)
+static int move_batch(struct memory_route *m, dray_region *to, dray_error *error)
 {
     dray__transfer *h = m->transfer;
     dray__batch *b = &m->batch;
@@ -212,7 +212,7 @@ static int move_batch(struct memory_lane *m, dray_region *to, dray_error *error)
 }
 
 /* Can the next slice go with those in the batch: up to about a slice's bytes out of one region? */
-static bool goes_along(struct memory_lane *m, const dray_copy *copy, uint64_t bytes)
+static bool goes_along(struct memory_route *m, const dray_copy *copy, uint64_t bytes)
 {
     const dray_copy *first = &m->batch.copies[0];
     enum way way = way_of(m, op_at(m, m->next));
@@ -224,7 +224,7 @@ static bool goes_along(struct memory_lane *m, const dray_copy *copy, uint64_t by
            way == m->way && bytes <= m->slice_bytes;
 }
 
-static void add(struct memory_lane *m, const dray_copy *copy)
+static void add(struct memory_route *m, const dray_copy *copy)
 {
     m->batch.ops[m->batch.count] = op_at(m, m->next);
     m->batch.copies[m->batch.count++] = *copy;
@@ -232,7 +232,7 @@ static void add(struct memory_lane *m, const dray_copy *copy)
 }
 
 /* Takes slices that go from one region to one region; of one tensor, with that strategy. */
-static void gather(struct memory_lane *m)
+static void gather(struct memory_route *m)
 {
     bool parameter = m->transfer->options.strategy == DRAY_STRATEGY_PARAMETER;
     uint64_t bytes = 0;
@@ -249,7 +249,7 @@ static void gather(struct memory_lane *m)
 }
 
 /* The batch's slices lie in the bucket one after the other. */
-static void stage(struct memory_lane *m)
+static void stage(struct memory_route *m)
 {
     dray__batch *b = &m->batch;
     uint64_t used = 0;
@@ -263,7 +263,7 @@ static void stage(struct memory_lane *m)
 }
 
 /* Sums are taken on the way into the bucket. */
-static int step(struct memory_lane *m, dray_error *error)
+static int step(struct memory_route *m, dray_error *error)
 {
     dray__batch *b = &m->batch;
     gather(m);
@@ -292,7 +292,7 @@ static int step(struct memory_lane *m, dray_error *error)
 /* In memory, writing single elements costs about as much as copying SPARSE times as many. */
 enum { SPARSE = 8 };
 
-static int patch(struct memory_lane *m, const dray__op *op, const dray__delta_part *part,
+static int patch(struct memory_route *m, const dray__op *op, const dray__delta_part *part,
                  dray_error *error)
 {
     dray__transfer *h = m->transfer;
@@ -314,7 +314,7 @@ static int patch(struct memory_lane *m, const dray__op *op, const dray__delta_pa
     return rc;
 }
 
-static int step_patches(struct memory_lane *m, int64_t until_ns, dray_error *error)
+static int step_patches(struct memory_route *m, int64_t until_ns, dray_error *error)
 {
     while (m->next < m->count) {
         const dray__op *op = op_at(m, m->next);
@@ -342,10 +342,10 @@ static int step_patches(struct memory_lane *m, int64_t until_ns, dray_error *err
 
 /* ---- the route ------------------------------------------------------------------------------- */
 
-static int lane_step(dray__lane *lane, int64_t until_ns, dray_error *error)
+static int route_step(dray__route *route, int64_t until_ns, dray_error *error)
 {
-    struct memory_lane *m = lane->state;
-    if (lane->placement == &dray__place_patch)
+    struct memory_route *m = route->state;
+    if (route->placement == &dray__place_patch)
         return step_patches(m, until_ns, error);
     int rc = dray__sources_hold(m->transfer->sources, m->held, error);
     while (rc == DRAY_OK || rc == DRAY_EAGAIN) {
@@ -358,8 +358,8 @@ static int lane_step(dray__lane *lane, int64_t until_ns, dray_error *error)
 }
 
 const dray__source_type dray__source_memory = {.name = "memory",
-                                               .bytes = sizeof(struct memory_lane),
+                                               .bytes = sizeof(struct memory_route),
                                                .reaches = memory_reaches,
-                                               .open = lane_open,
-                                               .step = lane_step,
-                                               .close = lane_close};
+                                               .open = route_open,
+                                               .step = route_step,
+                                               .close = route_close};

@@ -32,7 +32,7 @@
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-static int break_off(struct remote_lane *l, struct source *s, const dray_error *why,
+static int break_off(struct remote_route *l, struct source *s, const dray_error *why,
                      dray_error *error);
 
 /* The server may fill the slot again. A connection that broke shows the next time. */
@@ -49,7 +49,7 @@ static bool too_late(const struct source *s, const struct request *request)
 }
 
 /* A whole answer landed. */
-static int take(struct remote_lane *l, struct source *s, const uint8_t *head, dray_error *error)
+static int take(struct remote_route *l, struct source *s, const uint8_t *head, dray_error *error)
 {
     struct request *request = s->flying.first;
     int rc = dray__remote_place(l, s, request, head, error);
@@ -92,7 +92,7 @@ static int take(struct remote_lane *l, struct source *s, const uint8_t *head, dr
 }
 
 /* Takes a one-sided read that has landed. */
-static int take_read(struct remote_lane *l, struct source *s, bool *fatal, dray_error *error)
+static int take_read(struct remote_route *l, struct source *s, bool *fatal, dray_error *error)
 {
     struct request *request = s->flying.first;
     int rc = dray__remote_read_done(s, request, error);
@@ -115,7 +115,7 @@ static int not_due(const struct source *s, dray_error *error)
 
 /* Does the answer belong to the oldest request, and is it of the right size? DRAY_EAGAIN: not yet,
  * which members of the cohort alone may say. */
-static int check_answer(const struct remote_lane *l, const struct source *s,
+static int check_answer(const struct remote_route *l, const struct source *s,
                         const dray__arrival *arrival, dray_error *error)
 {
     const struct request *request = s->flying.first;
@@ -142,7 +142,7 @@ static int check_answer(const struct remote_lane *l, const struct source *s,
 
 /* For how long a member of the cohort may bring nothing new. It answers that it has nothing yet, so
  * it is alive; tensors that it fetches from GPU memory come after a communicator is made. */
-static int64_t patience(const struct remote_lane *l)
+static int64_t patience(const struct remote_route *l)
 {
     int version;
     bool gpus = false;
@@ -155,7 +155,7 @@ static int64_t patience(const struct remote_lane *l)
 }
 
 /* The member of the cohort has not got it yet: asked again in a moment. */
-static int not_yet(struct remote_lane *l, struct source *s, dray_error *error)
+static int not_yet(struct remote_route *l, struct source *s, dray_error *error)
 {
     int rc = dray__peer_recv_data(s->link, NULL, error); /* there is none */
     if (rc)
@@ -170,7 +170,7 @@ static int not_yet(struct remote_lane *l, struct source *s, dray_error *error)
     return DRAY_EAGAIN;
 }
 
-static bool ask_publisher(struct remote_lane *l, const struct source *s, const struct slice *slice)
+static bool ask_publisher(struct remote_route *l, const struct source *s, const struct slice *slice)
 {
     struct part part = s->parts[slice->part];
     part.block = part.publisher_block;
@@ -179,7 +179,7 @@ static bool ask_publisher(struct remote_lane *l, const struct source *s, const s
 }
 
 /* The member of the cohort will not have it in this form: the publishers do. */
-static int never(struct remote_lane *l, struct source *s, dray_error *error)
+static int never(struct remote_route *l, struct source *s, dray_error *error)
 {
     int rc = dray__peer_recv_data(s->link, NULL, error);
     if (rc)
@@ -199,7 +199,7 @@ static bool needs_slot(const struct source *s)
 }
 
 /* So that the server fills one slot while the other is copied out. */
-static int ask_ahead(struct remote_lane *l, struct source *s, dray_error *error)
+static int ask_ahead(struct remote_route *l, struct source *s, dray_error *error)
 {
     s->copying = true;
     int rc = dray__remote_ask(l, s, error);
@@ -210,7 +210,7 @@ static int ask_ahead(struct remote_lane *l, struct source *s, dray_error *error)
 }
 
 /* One answer. */
-static int receive(struct remote_lane *l, struct source *s, bool *fatal, dray_error *error)
+static int receive(struct remote_route *l, struct source *s, bool *fatal, dray_error *error)
 {
     dray__arrival arrival;
     if (s->keys == KEYS_ASKED)
@@ -247,7 +247,7 @@ static int receive(struct remote_lane *l, struct source *s, bool *fatal, dray_er
 /* ---- connections that break ------------------------------------------------------------------ */
 
 /* Frees the slots of requests over a connection that is gone. */
-static void free_slots(struct remote_lane *l, struct source *s)
+static void free_slots(struct remote_route *l, struct source *s)
 {
     dray__remote_forget_keys(s, true);
     for (struct request *r = s->flying.first; r; r = r->next) {
@@ -261,7 +261,7 @@ static void free_slots(struct remote_lane *l, struct source *s)
 }
 
 /* Sends the requests under way again, over a new connection, after a pause. */
-static int break_off(struct remote_lane *l, struct source *s, const dray_error *why,
+static int break_off(struct remote_route *l, struct source *s, const dray_error *why,
                      dray_error *error)
 {
     int64_t now = dray__now();
@@ -294,7 +294,7 @@ static int break_off(struct remote_lane *l, struct source *s, const dray_error *
 }
 
 /* A member of the cohort failed: its parts come from the publishers. */
-static int leave_member(struct remote_lane *l, struct source *s, const dray_error *why,
+static int leave_member(struct remote_route *l, struct source *s, const dray_error *why,
                         dray_error *error)
 {
     dray__log(DRAY_LOG_INFO, "%s of the cohort is left, the publishers bring the rest: %s",
@@ -321,7 +321,7 @@ static int leave_member(struct remote_lane *l, struct source *s, const dray_erro
     return kept ? DRAY_OK : dray__nomem(error);
 }
 
-static int watch(struct remote_lane *l, struct source *s, dray_error *error)
+static int watch(struct remote_route *l, struct source *s, dray_error *error)
 {
     if (!dray__peer_is_open(s->link))
         return DRAY_OK; /* the tick wakes us when it is time to try again */
@@ -353,7 +353,7 @@ static bool hopeless(int rc)
 }
 
 /* Does the present work of one source. *moved is set when there was any. */
-static int serve(struct remote_lane *l, struct source *s, bool *moved, dray_error *error)
+static int serve(struct remote_route *l, struct source *s, bool *moved, dray_error *error)
 {
     dray_error why;
     bool fatal = false;
@@ -393,7 +393,7 @@ static int serve(struct remote_lane *l, struct source *s, bool *moved, dray_erro
 
 /* ---- the route ------------------------------------------------------------------------------- */
 
-static bool finished(const struct remote_lane *l)
+static bool finished(const struct remote_route *l)
 {
     if (dray__remote_nccl_busy(l->nccl))
         return false;
@@ -404,7 +404,7 @@ static bool finished(const struct remote_lane *l)
 }
 
 /* How long nothing need show before it is looked again; silence is looked for, too. */
-static int64_t next_look(const struct remote_lane *l)
+static int64_t next_look(const struct remote_route *l)
 {
     for (uint32_t i = 0; i < l->count; i++)
         if (l->sources[i].flying.first && dray__peer_is_blind(l->sources[i].link))
@@ -414,9 +414,9 @@ static int64_t next_look(const struct remote_lane *l)
     return l->cohort ? NOT_YET_NS : TICK_NS;
 }
 
-static int lane_step(dray__lane *lane, int64_t until_ns, dray_error *error)
+static int route_step(dray__route *route, int64_t until_ns, dray_error *error)
 {
-    struct remote_lane *l = lane->state;
+    struct remote_route *l = route->state;
     bool moved = true;
     while (moved && dray__now() < until_ns) {
         moved = false;
@@ -429,17 +429,17 @@ static int lane_step(dray__lane *lane, int64_t until_ns, dray_error *error)
                 return rc;
         }
     }
-    lane->held = l->peak + dray__remote_nccl_held(l->nccl);
+    route->held = l->peak + dray__remote_nccl_held(l->nccl);
     if (finished(l))
         return DRAY_OK;
-    lane->waits = !moved;
+    route->waits = !moved;
     dray__waker_after(&l->waker, next_look(l));
     return DRAY_EAGAIN;
 }
 
-static void lane_report(const void *state, dray_update_report *report)
+static void route_report(const void *state, dray_update_report *report)
 {
-    const struct remote_lane *l = state;
+    const struct remote_route *l = state;
     for (uint32_t i = 0; i < l->count; i++) {
         const struct source *s = &l->sources[i];
         if (s->link && s->of->host != l->transfer->destination->host)
@@ -451,9 +451,9 @@ static void lane_report(const void *state, dray_update_report *report)
 }
 
 /* Names the sources that did not answer. */
-static void lane_explain(const void *state, dray_error *error)
+static void route_explain(const void *state, dray_error *error)
 {
-    const struct remote_lane *l = state;
+    const struct remote_route *l = state;
     if (dray__remote_nccl_explain(l->nccl, error))
         return;
     for (uint32_t i = 0; i < l->count; i++) {
@@ -468,10 +468,10 @@ static void lane_explain(const void *state, dray_error *error)
 }
 
 const dray__source_type dray__source_server = {.name = "server",
-                                               .bytes = sizeof(struct remote_lane),
+                                               .bytes = sizeof(struct remote_route),
                                                .reaches = dray__remote_reaches,
                                                .open = dray__remote_open,
-                                               .step = lane_step,
-                                               .report = lane_report,
-                                               .explain = lane_explain,
+                                               .step = route_step,
+                                               .report = route_report,
+                                               .explain = route_explain,
                                                .close = dray__remote_close};

@@ -100,7 +100,7 @@ struct source {
     dray_error trouble;
 };
 
-struct remote_lane {
+struct remote_route {
     dray__transfer *transfer;
     struct source *sources;             /* publishers, then the members of the cohort */
     uint32_t count, publishers, active; /* active: the number of sources with parts */
@@ -127,7 +127,7 @@ struct remote_lane {
 
 bool dray__remote_reaches(const dray__transfer *transfer, const dray__op *op,
                           const dray__placement *placement);
-int dray__remote_open(dray__lane *lane, dray_error *error);
+int dray__remote_open(dray__route *route, dray_error *error);
 void dray__remote_close(void *state);
 /* Returns the block of the destination that a rectangle of an op fills. Returns false when it fills
  * several blocks (other than a block of elements and its scales). */
@@ -138,7 +138,7 @@ bool dray__remote_push(struct source *source, const struct part *part);
 void dray__remote_free(struct queue *queue);
 
 /* ---- remote_ask.c */
-const dray__op *dray__remote_op(const struct remote_lane *l, const struct source *s,
+const dray__op *dray__remote_op(const struct remote_route *l, const struct source *s,
                                 const struct slice *slice);
 /* Returns the dtype on the network: the smaller one of both ends; for a member of the cohort, the
  * dtype of its memory. */
@@ -146,37 +146,37 @@ int32_t dray__remote_dtype(const struct source *s, const dray_copy *copy);
 /* Returns the rectangle of a request for a slice that is not quantised. */
 dray__pull_rect dray__remote_rect(const struct source *s, const struct slice *slice,
                                   const dray_copy *copy);
-uint64_t dray__remote_bytes(const struct remote_lane *l, const struct source *s, const dray__op *op,
-                            const dray__rect *rect);
+uint64_t dray__remote_bytes(const struct remote_route *l, const struct source *s,
+                            const dray__op *op, const dray__rect *rect);
 /* Takes the next slice of the source's parts, if it has at most `room` bytes. */
-bool dray__remote_next_slice(struct remote_lane *l, struct source *s, uint64_t room,
+bool dray__remote_next_slice(struct remote_route *l, struct source *s, uint64_t room,
                              struct slice *out);
 bool dray__remote_wants(const struct source *s); /* there are parts that were not asked for yet */
 /* Sends requests until the source's share of the window is full. */
-int dray__remote_ask(struct remote_lane *l, struct source *s, dray_error *error);
+int dray__remote_ask(struct remote_route *l, struct source *s, dray_error *error);
 /* Removes the oldest request from those in flight, and returns it. */
-struct request *dray__remote_landed(struct remote_lane *l, struct source *s);
-void dray__remote_end(struct remote_lane *l, struct request *request);
+struct request *dray__remote_landed(struct remote_route *l, struct source *s);
+void dray__remote_end(struct remote_route *l, struct request *request);
 
 /* ---- remote_read.c: one-sided reads */
 /* Asks a publisher for its keys, or a member of the cohort for its regions, if they are of use.
  * Returns false until the answer is there; until then nothing else is asked for. */
-bool dray__remote_keys_settled(struct remote_lane *l, struct source *s);
+bool dray__remote_keys_settled(struct remote_route *l, struct source *s);
 /* Takes the answer with the keys or the regions. */
-int dray__remote_take_keys(struct remote_lane *l, struct source *s, dray_error *error);
+int dray__remote_take_keys(struct remote_route *l, struct source *s, dray_error *error);
 /* Forgets the keys. dropped: the connection is gone already; otherwise no read may be under way. */
 void dray__remote_forget_keys(struct source *s, bool dropped);
 /* Returns true when this part is read one-sidedly. */
-bool dray__remote_reads(const struct remote_lane *l, const struct source *s,
+bool dray__remote_reads(const struct remote_route *l, const struct source *s,
                         const struct part *part, const dray__op *op);
 /* Begins to read into the request's slot. */
-void dray__remote_read(struct remote_lane *l, struct source *s, struct request *request);
+void dray__remote_read(struct remote_route *l, struct source *s, struct request *request);
 /* Returns DRAY_OK when everything was read, DRAY_EAGAIN when not yet, and otherwise the error that
  * broke the connection. */
 int dray__remote_read_done(struct source *s, struct request *request, dray_error *error);
 
 /* ---- remote_map.c: members of the cohort on this host */
-bool dray__remote_may_map(const struct remote_lane *l, const struct source *s);
+bool dray__remote_may_map(const struct remote_route *l, const struct source *s);
 int dray__remote_take_maps(struct source *s, const uint8_t *data, uint64_t size, dray_error *error);
 void dray__remote_unmap(struct source *s);
 /* Returns the copy from a mapped region to the op's place. */
@@ -187,29 +187,29 @@ dray_copy dray__remote_out_of_map(const struct source *s, const struct part *par
 size_t dray__remote_head_start(const struct source *s); /* the bytes before the rectangles' part */
 /* Checks that the sizes of the rectangles' data add up to the answer's, and that none is larger
  * than its elements. */
-bool dray__remote_fits(const struct remote_lane *l, const struct source *s,
+bool dray__remote_fits(const struct remote_route *l, const struct source *s,
                        const struct request *request, const dray__arrival *arrival);
 /* Moves the rectangles of the answer to their place, except the quantised ones. */
-int dray__remote_place(struct remote_lane *l, struct source *s, const struct request *request,
+int dray__remote_place(struct remote_route *l, struct source *s, const struct request *request,
                        const uint8_t *head, dray_error *error);
 /* Moves the quantised rectangles to their place, after their checksums were compared. */
-int dray__remote_place_prequantised(struct remote_lane *l, struct source *s,
+int dray__remote_place_prequantised(struct remote_route *l, struct source *s,
                                     const struct request *request, dray_error *error);
 /* Checks that the data are those that were sent, and those of the source's checksums. */
-bool dray__remote_unchanged(const struct remote_lane *l, const struct source *s,
+bool dray__remote_unchanged(const struct remote_route *l, const struct source *s,
                             const struct request *request, const uint8_t *head);
 /* Enters the answer's sums in the books, and shares its rectangles with the cohort. */
-void dray__remote_enter(struct remote_lane *l, struct source *s, const struct request *request,
+void dray__remote_enter(struct remote_route *l, struct source *s, const struct request *request,
                         const uint8_t *head);
 /* Lets other members of the cohort read this part of an op here. source_sum: of the publisher's
  * bits; sum: of the bits in this rank's memory. */
-void dray__remote_share(struct remote_lane *l, const dray__op *op, const dray__rect *rect,
+void dray__remote_share(struct remote_route *l, const dray__op *op, const dray__rect *rect,
                         uint64_t source_sum, uint64_t sum);
 
 /* ---- remote_nccl.c: GPU memory of publishers on other hosts */
 /* Sets l->nccl, and moves the parts that NCCL can bring within nccl_bytes from the publishers to
  * it. */
-int dray__remote_nccl_open(struct remote_lane *l, dray_error *error);
+int dray__remote_nccl_open(struct remote_route *l, dray_error *error);
 void dray__remote_nccl_close(struct dray__remote_nccl *nccl); /* NULL is fine, below as well */
 /* Works on the parts of NCCL. The parts of a publisher that NCCL cannot reach go back to the
  * route. */

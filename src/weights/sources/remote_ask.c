@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-const dray__op *dray__remote_op(const struct remote_lane *l, const struct source *s,
+const dray__op *dray__remote_op(const struct remote_route *l, const struct source *s,
                                 const struct slice *slice)
 {
     return &l->transfer->sources->ops[s->parts[slice->part].op];
@@ -31,8 +31,8 @@ dray__pull_rect dray__remote_rect(const struct source *s, const struct slice *sl
                              .rect = slice->rect};
 }
 
-uint64_t dray__remote_bytes(const struct remote_lane *l, const struct source *s, const dray__op *op,
-                            const dray__rect *rect)
+uint64_t dray__remote_bytes(const struct remote_route *l, const struct source *s,
+                            const dray__op *op, const dray__rect *rect)
 {
     const dray_copy *copy = &op->copy;
     if (op->prequantised)
@@ -41,7 +41,7 @@ uint64_t dray__remote_bytes(const struct remote_lane *l, const struct source *s,
 }
 
 /* Returns true when a slice's changes can be written at the copy's destination. */
-static bool takes_deltas(const struct remote_lane *l, const struct source *s, const dray__op *op)
+static bool takes_deltas(const struct remote_route *l, const struct source *s, const dray__op *op)
 {
     const dray_copy *copy = &op->copy;
     const dray_region *to =
@@ -52,7 +52,7 @@ static bool takes_deltas(const struct remote_lane *l, const struct source *s, co
                s->segment;
 }
 
-static void start_part(struct remote_lane *l, struct source *s, const struct part *part,
+static void start_part(struct remote_route *l, struct source *s, const struct part *part,
                        const dray__op *op)
 {
     s->in_part = true;
@@ -71,7 +71,7 @@ static void start_part(struct remote_lane *l, struct source *s, const struct par
     }
 }
 
-bool dray__remote_next_slice(struct remote_lane *l, struct source *s, uint64_t room,
+bool dray__remote_next_slice(struct remote_route *l, struct source *s, uint64_t room,
                              struct slice *out)
 {
     if (s->next == s->count)
@@ -103,7 +103,7 @@ bool dray__remote_next_slice(struct remote_lane *l, struct source *s, uint64_t r
     return true;
 }
 
-static struct request *request_new(struct remote_lane *l)
+static struct request *request_new(struct remote_route *l)
 {
     struct request *request = l->spare;
     l->spare = NULL;
@@ -120,7 +120,7 @@ static struct request *request_new(struct remote_lane *l)
     return request;
 }
 
-void dray__remote_end(struct remote_lane *l, struct request *request)
+void dray__remote_end(struct remote_route *l, struct request *request)
 {
     if (l->spare)
         free(request);
@@ -129,7 +129,7 @@ void dray__remote_end(struct remote_lane *l, struct request *request)
 }
 
 /* Is the next slice read one-sidedly? */
-static bool next_is_direct(const struct remote_lane *l, const struct source *s)
+static bool next_is_direct(const struct remote_route *l, const struct source *s)
 {
     if (s->next == s->count)
         return false;
@@ -139,7 +139,7 @@ static bool next_is_direct(const struct remote_lane *l, const struct source *s)
 }
 
 /* The next request to a source: one to be asked again, or a new one. *out NULL: none is left. */
-static int next_request(struct remote_lane *l, struct source *s, struct request **out,
+static int next_request(struct remote_route *l, struct source *s, struct request **out,
                         dray_error *error)
 {
     struct request *request = s->again.first;
@@ -177,13 +177,13 @@ bool dray__remote_wants(const struct source *s)
 }
 
 /* Nobody else in the group, and no whole tensor's sum, will find a misread source. */
-static bool twice(const struct remote_lane *l, const dray__op *op)
+static bool twice(const struct remote_route *l, const dray__op *op)
 {
     const bool *compared = l->transfer->options.compared;
     return !op->owned || (compared && !compared[op->copy.tensor]);
 }
 
-static void put_request(const struct remote_lane *l, struct source *s,
+static void put_request(const struct remote_route *l, struct source *s,
                         const struct request *request)
 {
     dray__pull_rect rects[RECTS];
@@ -208,7 +208,7 @@ static void put_request(const struct remote_lane *l, struct source *s,
                            s->cohort || request->plain ? NULL : &base, rects, request->count);
 }
 
-static void put(struct remote_lane *l, struct source *s, struct request *request)
+static void put(struct remote_route *l, struct source *s, struct request *request)
 {
     request->id = ++l->last_id;
     request->asked_ns = dray__now();
@@ -237,14 +237,14 @@ static bool unanswered(const struct source *s)
 }
 
 /* Reads and messages are under way one after the other, and a read has its slot from the start. */
-static bool may_put(const struct remote_lane *l, const struct source *s,
+static bool may_put(const struct remote_route *l, const struct source *s,
                     const struct request *request)
 {
     return (!s->flying.first || s->flying.first->direct == request->direct) &&
            (!request->direct || s->cohort || l->free_slots);
 }
 
-int dray__remote_ask(struct remote_lane *l, struct source *s, dray_error *error)
+int dray__remote_ask(struct remote_route *l, struct source *s, dray_error *error)
 {
     uint64_t share = s->probing ? 0 : l->window / (l->active ? l->active : 1);
     if (dray__now() < s->asleep_ns || !dray__remote_keys_settled(l, s))
@@ -272,7 +272,7 @@ int dray__remote_ask(struct remote_lane *l, struct source *s, dray_error *error)
     return DRAY_OK;
 }
 
-struct request *dray__remote_landed(struct remote_lane *l, struct source *s)
+struct request *dray__remote_landed(struct remote_route *l, struct source *s)
 {
     struct request *request = s->flying.first;
     s->flying.first = request->next;

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-bool dray__remote_may_map(const struct remote_lane *l, const struct source *s)
+bool dray__remote_may_map(const struct remote_route *l, const struct source *s)
 {
     return s->cohort && s->of->host == l->transfer->destination->host && s->of->pid != getpid();
 }

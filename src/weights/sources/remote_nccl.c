@@ -69,7 +69,7 @@ struct nccl_source {
 };
 
 struct dray__remote_nccl {
-    struct remote_lane *lane;
+    struct remote_route *route;
     dray__transfer *transfer;
     struct nccl_source *sources;
     uint32_t count;
@@ -145,12 +145,12 @@ static uint64_t part_bytes(const struct dray__remote_nccl *n, const struct part 
 static void add_piece(const struct dray__remote_nccl *n, const struct nccl_source *s,
                       struct chunk *c, const struct slice *slice)
 {
-    const dray__op *op = dray__remote_op(n->lane, &s->own, slice);
+    const dray__op *op = dray__remote_op(n->route, &s->own, slice);
     struct piece *piece = &c->pieces[c->count];
     c->rects[c->count] = dray__remote_rect(&s->own, slice, &op->copy);
     *piece = (struct piece){op, slice->rect, dray__copy_cut(&op->copy, &slice->rect)};
     dray__copy_from_box(&piece->copy, &slice->rect, c->rects[c->count++].dtype, c->bytes);
-    c->bytes += dray__remote_bytes(n->lane, &s->own, op, &slice->rect);
+    c->bytes += dray__remote_bytes(n->route, &s->own, op, &slice->rect);
 }
 
 /* The next slice that fits into the rest of a slot. Slices that others of the cohort take from here
@@ -158,7 +158,7 @@ static void add_piece(const struct dray__remote_nccl *n, const struct nccl_sourc
 static bool next_slice(const struct dray__remote_nccl *n, struct nccl_source *s,
                        const struct chunk *c, struct slice *out)
 {
-    struct remote_lane *l = n->lane;
+    struct remote_route *l = n->route;
     uint64_t slot = s->link->slot_bytes;
     if (!dray__remote_wants(&s->own))
         return false;
@@ -345,7 +345,7 @@ static int enter(struct dray__remote_nccl *n, struct nccl_source *s, const struc
         const struct piece *piece = &c->pieces[i];
         h->bytes += dray__copy_bytes(&piece->copy);
         if (!h->options.verify) {
-            dray__remote_share(n->lane, piece->op, &piece->rect, 0, 0);
+            dray__remote_share(n->route, piece->op, &piece->rect, 0, 0);
             continue;
         }
         bool as_it_is = piece->copy.source_dtype == piece->op->copy.source_dtype;
@@ -355,7 +355,7 @@ static int enter(struct dray__remote_nccl *n, struct nccl_source *s, const struc
                               dray__transfer_tensor(h, &piece->op->copy)->name, s->of->name);
         dray__transfer_written(h, piece->op, &piece->copy, c->source_sums[i], written[i]);
         h->found[piece->op->block] += back[i];
-        dray__remote_share(n->lane, piece->op, &piece->rect, c->source_sums[i], written[i]);
+        dray__remote_share(n->route, piece->op, &piece->rect, c->source_sums[i], written[i]);
     }
     return DRAY_OK;
 }
@@ -661,13 +661,13 @@ static uint64_t slot_of(uint64_t ceiling, uint32_t sources)
     return slot > DRAY__NCCL_SLOT_MAX ? DRAY__NCCL_SLOT_MAX : slot & ~(uint64_t)4095;
 }
 
-int dray__remote_nccl_open(struct remote_lane *l, dray_error *error)
+int dray__remote_nccl_open(struct remote_route *l, dray_error *error)
 {
     uint64_t ceiling = l->transfer->options.nccl_bytes;
     struct dray__remote_nccl *n = calloc(1, sizeof *n);
     if (!n)
         return dray__nomem(error);
-    n->lane = l;
+    n->route = l;
     n->transfer = l->transfer;
     l->nccl = n;
     n->sources = calloc((size_t)l->publishers + 1, sizeof *n->sources);

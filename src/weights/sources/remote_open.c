@@ -29,7 +29,7 @@ bool dray__remote_block(const dray__transfer *h, const dray__op *op, const dray_
 }
 
 /* Deals a part to the publisher, or, stripe by stripe, to the members of the cohort. */
-static bool deal_part(struct remote_lane *l, struct source *publisher, const struct part *part)
+static bool deal_part(struct remote_route *l, struct source *publisher, const struct part *part)
 {
     const dray__op *op = &l->transfer->sources->ops[part->op];
     uint32_t block;
@@ -55,7 +55,7 @@ static bool deal_part(struct remote_lane *l, struct source *publisher, const str
 }
 
 /* Cuts an op along the blocks of its source. */
-static int cut(struct remote_lane *l, struct source *s, uint64_t op, dray_error *error)
+static int cut(struct remote_route *l, struct source *s, uint64_t op, dray_error *error)
 {
     const dray_copy *copy = &l->transfer->sources->ops[op].copy;
     const dray_layout *layout = s->of->layout;
@@ -93,7 +93,7 @@ static void source_init(struct source *s, dray__source *of, bool cohort)
     s->brought_ns = dray__now();
 }
 
-static int cut_source(struct remote_lane *l, uint32_t index, const uint64_t *ops, uint64_t count,
+static int cut_source(struct remote_route *l, uint32_t index, const uint64_t *ops, uint64_t count,
                       dray_error *error)
 {
     struct source *s = &l->sources[index];
@@ -120,7 +120,7 @@ static bool has_server(const dray__source *member, const dray__destination *dest
 }
 
 /* Others of the cohort read this rank's parts from here. It is no failure when they cannot. */
-static int open_cohort(struct remote_lane *l, const uint64_t *ops, uint64_t count,
+static int open_cohort(struct remote_route *l, const uint64_t *ops, uint64_t count,
                        dray_error *error)
 {
     const dray__transfer *h = l->transfer;
@@ -165,7 +165,7 @@ static int open_link(const dray__transfer *transfer, dray__source *of, dray__pee
     return rc ? rc : dray__kept_add(&of->kept, forget_link, *out, error);
 }
 
-static int open_sources(struct remote_lane *l, const uint64_t *ops, uint64_t count,
+static int open_sources(struct remote_route *l, const uint64_t *ops, uint64_t count,
                         dray_error *error)
 {
     const dray__sources *all = l->transfer->sources;
@@ -198,7 +198,7 @@ static int open_sources(struct remote_lane *l, const uint64_t *ops, uint64_t cou
 
 /* The bytes that a source may answer at once: in an arena a slot, of which there are two under
  * way. */
-static void open_segments(struct remote_lane *l)
+static void open_segments(struct remote_route *l)
 {
     for (uint32_t i = 0; i < l->count; i++) {
         struct source *s = &l->sources[i];
@@ -214,7 +214,7 @@ static void open_segments(struct remote_lane *l)
 
 /* The ceiling holds the slots and the bytes in flight. segment is the size of one answer, the same
  * with and without NCCL, so that the members of a cohort cut alike. */
-static int open_slots(struct remote_lane *l, uint64_t segment, uint64_t ceiling, dray_error *error)
+static int open_slots(struct remote_route *l, uint64_t segment, uint64_t ceiling, dray_error *error)
 {
     l->segment = segment > SEGMENT ? SEGMENT : segment < SEGMENT_MIN ? SEGMENT_MIN : segment;
     uint32_t needing = 0;
@@ -246,22 +246,22 @@ static int open_slots(struct remote_lane *l, uint64_t segment, uint64_t ceiling,
     return DRAY_OK;
 }
 
-int dray__remote_open(dray__lane *lane, dray_error *error)
+int dray__remote_open(dray__route *route, dray_error *error)
 {
-    struct remote_lane *l = lane->state;
-    uint64_t ceiling = lane->ceiling;
-    l->transfer = lane->transfer;
+    struct remote_route *l = route->state;
+    uint64_t ceiling = route->ceiling;
+    l->transfer = route->transfer;
     l->waker = DRAY__WAKER_CLOSED;
-    int rc = open_cohort(l, lane->ops, lane->count, error);
+    int rc = open_cohort(l, route->ops, route->count, error);
     if (rc == DRAY_OK)
-        rc = open_sources(l, lane->ops, lane->count, error);
+        rc = open_sources(l, route->ops, route->count, error);
     if (rc == DRAY_OK)
         rc = dray__remote_nccl_open(l, error);
     if (rc == DRAY_OK)
         rc = open_slots(l, ceiling / 8, ceiling, error);
     if (rc == DRAY_OK)
         rc = dray__waker_open(&l->waker, true, error);
-    lane->fd = l->waker.fd;
+    route->fd = l->waker.fd;
     return rc;
 }
 
@@ -276,7 +276,7 @@ void dray__remote_free(struct queue *queue)
 
 void dray__remote_close(void *state)
 {
-    struct remote_lane *l = state;
+    struct remote_route *l = state;
     for (uint32_t i = 0; l->sources && i < l->count; i++) {
         struct source *s = &l->sources[i];
         bool dropped = s->link && (s->flying.first || s->keys == KEYS_ASKED);

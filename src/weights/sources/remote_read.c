@@ -24,7 +24,7 @@ struct remote_key {
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
-bool dray__remote_keys_settled(struct remote_lane *l, struct source *s)
+bool dray__remote_keys_settled(struct remote_route *l, struct source *s)
 {
     if (s->staged || !l->transfer->options.verify || s->keys == KEYS_HERE || s->keys == KEYS_NONE)
         return true;
@@ -73,7 +73,7 @@ static int get_keys(struct source *s, const uint8_t *data, uint64_t size, dray_e
     return dray__reader_finish(&in, "keys of regions", error);
 }
 
-static int map_slots(struct remote_lane *l, struct source *s, dray_error *error)
+static int map_slots(struct remote_route *l, struct source *s, dray_error *error)
 {
     const dray__stream *stream = dray__peer_reads(s->link);
     int rc = DRAY_OK;
@@ -84,7 +84,7 @@ static int map_slots(struct remote_lane *l, struct source *s, dray_error *error)
 }
 
 /* A connection that cannot be read one-sidedly does as well without. */
-int dray__remote_take_keys(struct remote_lane *l, struct source *s, dray_error *error)
+int dray__remote_take_keys(struct remote_route *l, struct source *s, dray_error *error)
 {
     dray__arrival arrival;
     int rc = dray__peer_recv_head(s->link, &arrival, error);
@@ -151,7 +151,7 @@ static uint64_t run_of(const dray_block *block, const dray__rect *rect, uint32_t
     return run;
 }
 
-bool dray__remote_reads(const struct remote_lane *l, const struct source *s,
+bool dray__remote_reads(const struct remote_route *l, const struct source *s,
                         const struct part *part, const dray__op *op)
 {
     const dray_copy *copy = &op->copy;
@@ -202,7 +202,7 @@ static int read_slice(struct source *s, const struct slice *slice, struct reques
     return DRAY_OK;
 }
 
-void dray__remote_read(struct remote_lane *l, struct source *s, struct request *request)
+void dray__remote_read(struct remote_route *l, struct source *s, struct request *request)
 {
     uint32_t number = 0;
     while (l->all_slots[number] != request->slot)

@@ -39,7 +39,7 @@ static const dray_region *landing(const struct source *s, const struct request *
     return s->staged ? s->of->arena : s->slot;
 }
 
-static struct told told_of(const struct remote_lane *l, const struct source *s,
+static struct told told_of(const struct remote_route *l, const struct source *s,
                            const struct request *request, const uint8_t *head, uint32_t i)
 {
     bool verify = l->transfer->options.verify;
@@ -64,7 +64,7 @@ static struct told told_of(const struct remote_lane *l, const struct source *s,
 }
 
 /* Where each rectangle's data landed, and which are deltas. */
-static void look(struct remote_lane *l, const struct source *s, const struct request *request,
+static void look(struct remote_route *l, const struct source *s, const struct request *request,
                  const uint8_t *head)
 {
     uint64_t offset = place_of(s, head);
@@ -85,8 +85,8 @@ static void look(struct remote_lane *l, const struct source *s, const struct req
     }
 }
 
-static int place_delta(struct remote_lane *l, const struct source *s, const struct request *request,
-                       uint32_t i, uint64_t bytes, dray_error *error)
+static int place_delta(struct remote_route *l, const struct source *s,
+                       const struct request *request, uint32_t i, uint64_t bytes, dray_error *error)
 {
     const dray_copy *copy = &l->batch.copies[i];
     dray_region *to = l->transfer->destination->regions[copy->destination_region];
@@ -102,7 +102,7 @@ static int place_delta(struct remote_lane *l, const struct source *s, const stru
     return rc;
 }
 
-int dray__remote_place(struct remote_lane *l, struct source *s, const struct request *request,
+int dray__remote_place(struct remote_route *l, struct source *s, const struct request *request,
                        const uint8_t *head, dray_error *error)
 {
     const dray__destination *to = l->transfer->destination;
@@ -138,7 +138,7 @@ int dray__remote_place(struct remote_lane *l, struct source *s, const struct req
     return DRAY_OK;
 }
 
-int dray__remote_place_prequantised(struct remote_lane *l, struct source *s,
+int dray__remote_place_prequantised(struct remote_route *l, struct source *s,
                                     const struct request *request, dray_error *error)
 {
     int rc = DRAY_OK;
@@ -152,7 +152,7 @@ int dray__remote_place_prequantised(struct remote_lane *l, struct source *s,
 
 /* When nothing is converted on the way, the source's bits are the received ones: a sum of others
  * would let wrong data pass for the published ones. */
-bool dray__remote_unchanged(const struct remote_lane *l, const struct source *s,
+bool dray__remote_unchanged(const struct remote_route *l, const struct source *s,
                             const struct request *request, const uint8_t *head)
 {
     for (uint32_t i = 0; i < request->count; i++) {
@@ -165,7 +165,7 @@ bool dray__remote_unchanged(const struct remote_lane *l, const struct source *s,
     return true;
 }
 
-void dray__remote_share(struct remote_lane *l, const dray__op *op, const dray__rect *rect,
+void dray__remote_share(struct remote_route *l, const dray__op *op, const dray__rect *rect,
                         uint64_t source_sum, uint64_t sum)
 {
     uint32_t block;
@@ -174,7 +174,7 @@ void dray__remote_share(struct remote_lane *l, const dray__op *op, const dray__r
         dray__shares_enter(l->shares, block, rect, source_sum, sum);
 }
 
-void dray__remote_enter(struct remote_lane *l, struct source *s, const struct request *request,
+void dray__remote_enter(struct remote_route *l, struct source *s, const struct request *request,
                         const uint8_t *head)
 {
     dray__transfer *h = l->transfer;
@@ -195,7 +195,7 @@ void dray__remote_enter(struct remote_lane *l, struct source *s, const struct re
     }
 }
 
-bool dray__remote_fits(const struct remote_lane *l, const struct source *s,
+bool dray__remote_fits(const struct remote_route *l, const struct source *s,
                        const struct request *request, const dray__arrival *arrival)
 {
     uint64_t bytes = 0;

@@ -386,7 +386,7 @@ struct member {
     int64_t brought_ns, held_ns;
 };
 
-struct upload_lane {
+struct upload_route {
     dray__transfer *transfer;
     dray__upload *uploads;
     const struct shared_program *made;
@@ -406,14 +406,14 @@ struct upload_lane {
 
 /* ---- the route: ends ------------------------------------------------------------------------- */
 
-static const dray__source *member_of(const struct upload_lane *l, uint32_t member)
+static const dray__source *member_of(const struct upload_route *l, uint32_t member)
 {
     return &l->transfer->sources->cohort[member];
 }
 
-static void lane_close(void *state)
+static void route_close(void *state)
 {
-    struct upload_lane *l = state;
+    struct upload_route *l = state;
     dray__progress_end(l->transfer->options.progress, l->transfer->options.run);
     if (l->made)
         dray__program_stop(l->made->program);
@@ -433,7 +433,7 @@ static void lane_close(void *state)
 /* ---- opening --------------------------------------------------------------------------------- */
 
 /* Its end shows where it is of this namespace of processes. */
-static void open_member(struct upload_lane *l, uint32_t index)
+static void open_member(struct upload_route *l, uint32_t index)
 {
     struct member *m = &l->members[index];
     if (m->pidfd < 0)
@@ -442,7 +442,7 @@ static void open_member(struct upload_lane *l, uint32_t index)
         dray__waker_add(&l->waker, m->pidfd, NULL);
 }
 
-static int lane_init(struct upload_lane *l, dray_error *error)
+static int route_init(struct upload_route *l, dray_error *error)
 {
     uint32_t members = l->transfer->sources->cohort_count;
     l->members = calloc(members, sizeof *l->members);
@@ -465,20 +465,20 @@ static int lane_init(struct upload_lane *l, dray_error *error)
     return rc;
 }
 
-static int lane_open(dray__lane *lane, dray_error *error)
+static int route_open(dray__route *route, dray_error *error)
 {
-    struct upload_lane *l = lane->state;
-    const dray__transfer_options *o = &lane->transfer->options;
-    *l = (struct upload_lane){.transfer = lane->transfer,
-                              .uploads = dray__upload_of(lane->transfer->sources),
-                              .ops = lane->ops,
-                              .count = lane->count,
-                              .waker = DRAY__WAKER_CLOSED,
-                              .began_ns = dray__now()};
-    int rc = lane_init(l, error);
+    struct upload_route *l = route->state;
+    const dray__transfer_options *o = &route->transfer->options;
+    *l = (struct upload_route){.transfer = route->transfer,
+                               .uploads = dray__upload_of(route->transfer->sources),
+                               .ops = route->ops,
+                               .count = route->count,
+                               .waker = DRAY__WAKER_CLOSED,
+                               .began_ns = dray__now()};
+    int rc = route_init(l, error);
     if (rc)
         return rc;
-    lane->fd = l->waker.fd;
+    route->fd = l->waker.fd;
     if (l->made->covers)
         begin_run(o->progress, o->run);
     else
@@ -488,7 +488,7 @@ static int lane_open(dray__lane *lane, dray_error *error)
 
 /* ---- this rank's share ----------------------------------------------------------------------- */
 
-static void enter(const struct upload_lane *l, const dray__program *program, uint32_t step)
+static void enter(const struct upload_route *l, const dray__program *program, uint32_t step)
 {
     if (l->transfer->options.verify)
         dray__program_enter(l->transfer, program, step);
@@ -496,7 +496,7 @@ static void enter(const struct upload_lane *l, const dray__program *program, uin
 
 /* The rounds follow each other: all at once, none would be there before the last. The GPU goes from
  * one to the next by itself, and checks each one during the next. */
-static int start_rounds(struct upload_lane *l, dray_error *error)
+static int start_rounds(struct upload_route *l, dray_error *error)
 {
     int rc = dray__program_start(l->made->program, 0, error);
     for (uint32_t r = 1; r < ROUNDS && rc == DRAY_OK; r++)
@@ -505,7 +505,7 @@ static int start_rounds(struct upload_lane *l, dray_error *error)
     return rc;
 }
 
-static int upload_rounds(struct upload_lane *l, dray_error *error)
+static int upload_rounds(struct upload_route *l, dray_error *error)
 {
     const dray__program *p = l->made->program;
     int rc = l->uploading ? DRAY_OK : start_rounds(l, error);
@@ -537,7 +537,7 @@ static bool has_ended(const struct member *m)
 }
 
 /* Uploads here the bytes that were still to be taken from a member. */
-static int give_up(struct upload_lane *l, uint32_t member, dray_error *error)
+static int give_up(struct upload_route *l, uint32_t member, dray_error *error)
 {
     uint32_t most = l->transfer->sources->cohort_count * ROUNDS;
     bool *instead = calloc(most, sizeof *instead);
@@ -562,12 +562,12 @@ static int give_up(struct upload_lane *l, uint32_t member, dray_error *error)
 }
 
 /* Members are late only while this rank waits for them: its own work is not their fault. */
-static bool is_late(const struct upload_lane *l, const struct member *m, int64_t now)
+static bool is_late(const struct upload_route *l, const struct member *m, int64_t now)
 {
     return l->round == ROUNDS && now - m->brought_ns > SILENT_NS;
 }
 
-static int look_at(struct upload_lane *l, uint32_t index, int64_t now, dray_error *error)
+static int look_at(struct upload_route *l, uint32_t index, int64_t now, dray_error *error)
 {
     const struct upload_turn *turn = &l->made->turns[index];
     struct member *m = &l->members[turn->member];
@@ -594,7 +594,7 @@ static int look_at(struct upload_lane *l, uint32_t index, int64_t now, dray_erro
                                                                   : DRAY_OK;
 }
 
-static int take_turns(struct upload_lane *l, int64_t now, dray_error *error)
+static int take_turns(struct upload_route *l, int64_t now, dray_error *error)
 {
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < l->made->turn_count && rc == DRAY_OK; i++)
@@ -613,7 +613,7 @@ static int take_turns(struct upload_lane *l, int64_t now, dray_error *error)
 /* ---- stepping -------------------------------------------------------------------------------- */
 
 /* Counts the time in which only the work of others is outstanding. */
-static void note_waiting(struct upload_lane *l, int64_t now)
+static void note_waiting(struct upload_route *l, int64_t now)
 {
     bool waits = l->round == ROUNDS && l->instead_done == l->instead_count;
     uint32_t whom = UINT32_MAX;
@@ -632,9 +632,9 @@ static void note_waiting(struct upload_lane *l, int64_t now)
         l->held_by = whom;
 }
 
-static int lane_step(dray__lane *lane, int64_t until_ns, dray_error *error)
+static int route_step(dray__route *route, int64_t until_ns, dray_error *error)
 {
-    struct upload_lane *l = lane->state;
+    struct upload_route *l = route->state;
     (void)until_ns;
     int rc = upload_rounds(l, error);
     if (rc == DRAY_OK)
@@ -647,7 +647,7 @@ static int lane_step(dray__lane *lane, int64_t until_ns, dray_error *error)
     if (l->round < ROUNDS || l->turns_done < l->made->turn_count ||
         l->instead_done < l->instead_count) {
         dray__waker_after(&l->waker, LOOK_NS);
-        lane->waits = true;
+        route->waits = true;
         return DRAY_EAGAIN;
     }
     l->transfer->move_ns += dray__now() - l->began_ns;
@@ -655,9 +655,9 @@ static int lane_step(dray__lane *lane, int64_t until_ns, dray_error *error)
     return DRAY_OK;
 }
 
-static void lane_report(const void *state, dray_update_report *report)
+static void route_report(const void *state, dray_update_report *report)
 {
-    const struct upload_lane *l = state;
+    const struct upload_route *l = state;
     uint32_t longest = 0;
     report->fanned_bytes += l->taken_bytes;
     if (l->held_ns <= report->held_ns)
@@ -669,9 +669,9 @@ static void lane_report(const void *state, dray_update_report *report)
     snprintf(report->held_by, sizeof report->held_by, "%.100s", member_of(l, longest)->name);
 }
 
-static void lane_explain(const void *state, dray_error *error)
+static void route_explain(const void *state, dray_error *error)
 {
-    const struct upload_lane *l = state;
+    const struct upload_route *l = state;
     for (uint32_t i = 0; i < l->made->turn_count; i++)
         if (l->states[i] == WAITING) {
             dray__fail_prefix(error, error->code, "%s has not uploaded its share: ",
@@ -681,10 +681,10 @@ static void lane_explain(const void *state, dray_error *error)
 }
 
 const dray__source_type dray__source_upload = {.name = "shared upload",
-                                               .bytes = sizeof(struct upload_lane),
+                                               .bytes = sizeof(struct upload_route),
                                                .reaches = reaches,
-                                               .open = lane_open,
-                                               .step = lane_step,
-                                               .report = lane_report,
-                                               .explain = lane_explain,
-                                               .close = lane_close};
+                                               .open = route_open,
+                                               .step = route_step,
+                                               .report = route_report,
+                                               .explain = route_explain,
+                                               .close = route_close};

@@ -33,7 +33,7 @@ static const struct pair {
     const dray__placement *placement;
 } pairs[] = {PAIRS(ENTER)};
 
-enum { LANES = sizeof pairs / sizeof *pairs };
+enum { ROUTES = sizeof pairs / sizeof *pairs };
 
 /* ---- the division of ops
  * ------------------------------------------------------------------------- */
@@ -43,7 +43,7 @@ struct dray__deal {
     uint64_t kinds, bucket_bytes; /* kinds: of the destination's regions */
     int32_t strategy;
     bool shares; /* with ranks that upload for each other */
-    uint64_t *ops, first[LANES + 1];
+    uint64_t *ops, first[ROUTES + 1];
 };
 
 static void deal_free(void *deal)
@@ -137,29 +137,29 @@ static struct dray__deal deal_for(const dray__transfer *h)
     return deal;
 }
 
-static uint32_t lane_of(const dray__transfer *h, const dray__op *op)
+static uint32_t route_of(const dray__transfer *h, const dray__op *op)
 {
-    uint32_t lane = 0;
-    while (!pairs[lane].placement->takes(h, op) ||
-           !pairs[lane].source->reaches(h, op, pairs[lane].placement))
-        lane++;
-    return lane;
+    uint32_t route = 0;
+    while (!pairs[route].placement->takes(h, op) ||
+           !pairs[route].source->reaches(h, op, pairs[route].placement))
+        route++;
+    return route;
 }
 
 static struct dray__deal *deal_new(const dray__transfer *h)
 {
     uint64_t count = dealt_count(h);
     struct dray__deal *deal = calloc(1, sizeof *deal);
-    uint32_t *lanes = calloc((size_t)count + 1, sizeof *lanes);
-    if (deal && lanes) {
+    uint32_t *routes = calloc((size_t)count + 1, sizeof *routes);
+    if (deal && routes) {
         *deal = deal_for(h);
         for (uint64_t i = 0; i < count; i++)
-            lanes[i] = lane_of(h, &h->sources->ops[dealt(h, i)]);
-        deal->ops = sort_by(lanes, count, LANES, deal->first);
+            routes[i] = route_of(h, &h->sources->ops[dealt(h, i)]);
+        deal->ops = sort_by(routes, count, ROUTES, deal->first);
         for (uint64_t i = 0; deal->ops && i < count; i++)
             deal->ops[i] = dealt(h, deal->ops[i]);
     }
-    free(lanes);
+    free(routes);
     if (deal && deal->ops)
         return deal;
     deal_free(deal);
@@ -183,13 +183,13 @@ static int deal(dray__transfer *h, dray_error *error)
             return dray__nomem(error);
         h->own = keeps ? NULL : d;
     }
-    for (uint32_t l = 0; l < LANES; l++)
-        h->lanes[l] = (dray__lane){.transfer = h,
-                                   .placement = pairs[l].placement,
-                                   .ops = d->ops + d->first[l],
-                                   .count = d->first[l + 1] - d->first[l],
-                                   .fd = -1,
-                                   .done = d->first[l + 1] == d->first[l]};
+    for (uint32_t l = 0; l < ROUTES; l++)
+        h->routes[l] = (dray__route){.transfer = h,
+                                     .placement = pairs[l].placement,
+                                     .ops = d->ops + d->first[l],
+                                     .count = d->first[l + 1] - d->first[l],
+                                     .fd = -1,
+                                     .done = d->first[l + 1] == d->first[l]};
     return DRAY_OK;
 }
 
@@ -251,8 +251,8 @@ static int wait_for_fences(dray__transfer *h, dray_error *error)
     }
     dray__waker_after(&h->waker, h->held_count ? LOOK_NS : 0);
     h->held_ns = dray__now() - h->opened_ns;
-    for (uint32_t l = 0; h->held_count && l < h->lane_count; l++)
-        h->lanes[l].waits = true;
+    for (uint32_t l = 0; h->held_count && l < h->route_count; l++)
+        h->routes[l].waits = true;
     return h->held_count ? DRAY_EAGAIN : DRAY_OK;
 }
 
@@ -284,22 +284,22 @@ static void explain_fences(const dray__transfer *h, dray_error *error)
 /* ---- opening --------------------------------------------------------------------------------- */
 
 /* The routes share the ceiling evenly. */
-static int open_lanes(dray__transfer *h, dray_error *error)
+static int open_routes(dray__transfer *h, dray_error *error)
 {
     uint32_t busy = 0;
     int rc = DRAY_OK;
-    for (uint32_t l = 0; l < LANES; l++)
-        busy += !h->lanes[l].done;
-    for (uint32_t l = 0; l < LANES && rc == DRAY_OK; l++) {
-        dray__lane *lane = &h->lanes[l];
-        if (lane->done)
+    for (uint32_t l = 0; l < ROUTES; l++)
+        busy += !h->routes[l].done;
+    for (uint32_t l = 0; l < ROUTES && rc == DRAY_OK; l++) {
+        dray__route *route = &h->routes[l];
+        if (route->done)
             continue;
-        lane->source = pairs[l].source;
-        lane->ceiling = h->options.bucket_bytes / busy;
-        lane->state = calloc(1, lane->source->bytes);
-        rc = lane->state ? lane->source->open(lane, error) : dray__nomem(error);
+        route->source = pairs[l].source;
+        route->ceiling = h->options.bucket_bytes / busy;
+        route->state = calloc(1, route->source->bytes);
+        rc = route->state ? route->source->open(route, error) : dray__nomem(error);
         if (rc == DRAY_OK)
-            rc = dray__waker_add(&h->waker, lane->fd, error);
+            rc = dray__waker_add(&h->waker, route->fd, error);
     }
     return rc;
 }
@@ -332,16 +332,16 @@ static int transfer_init(dray__transfer *h, dray_error *error)
         rc = leave_out(h, error);
     if (rc == DRAY_OK)
         rc = deal(h, error);
-    return rc ? rc : open_lanes(h, error);
+    return rc ? rc : open_routes(h, error);
 }
 
-static void close_lanes(dray__transfer *h)
+static void close_routes(dray__transfer *h)
 {
-    for (uint32_t l = 0; l < h->lane_count; l++) {
-        if (h->lanes[l].state)
-            h->lanes[l].source->close(h->lanes[l].state);
-        free(h->lanes[l].state);
-        h->lanes[l] = (dray__lane){0};
+    for (uint32_t l = 0; l < h->route_count; l++) {
+        if (h->routes[l].state)
+            h->routes[l].source->close(h->routes[l].state);
+        free(h->routes[l].state);
+        h->routes[l] = (dray__route){0};
     }
     deal_free(h->own);
     h->own = NULL;
@@ -351,8 +351,8 @@ void dray__transfer_close(dray__transfer *h)
 {
     if (!h)
         return;
-    close_lanes(h);
-    free(h->lanes);
+    close_routes(h);
+    free(h->routes);
     if (h->loading)
         dray__load_end(h->options.load, h->destination);
     free(h->by_round);
@@ -377,9 +377,9 @@ int dray__transfer_open(dray__sources *sources, const dray__destination *destina
     h->options = *options;
     h->waker = DRAY__WAKER_CLOSED;
     h->opened_ns = dray__now();
-    h->lanes = calloc(LANES, sizeof *h->lanes);
-    h->lane_count = h->lanes ? LANES : 0;
-    int rc = h->lanes ? transfer_init(h, error) : dray__nomem(error);
+    h->routes = calloc(ROUTES, sizeof *h->routes);
+    h->route_count = h->routes ? ROUTES : 0;
+    int rc = h->routes ? transfer_init(h, error) : dray__nomem(error);
     if (rc == DRAY_OK)
         rc = look_at_fences(h, error);
     if (rc)
@@ -395,12 +395,12 @@ int dray__transfer_open(dray__sources *sources, const dray__destination *destina
 #define TURN_NS (DRAY__MILLISECOND / 2)
 
 /* The next route that has work; NULL when none has. */
-static dray__lane *next_lane(dray__transfer *h)
+static dray__route *next_route(dray__transfer *h)
 {
-    for (uint32_t i = 0; i < LANES; i++) {
-        dray__lane *lane = &h->lanes[h->turn++ % LANES];
-        if (!lane->done && !lane->waits)
-            return lane;
+    for (uint32_t i = 0; i < ROUTES; i++) {
+        dray__route *route = &h->routes[h->turn++ % ROUTES];
+        if (!route->done && !route->waits)
+            return route;
     }
     return NULL;
 }
@@ -408,8 +408,8 @@ static dray__lane *next_lane(dray__transfer *h)
 static uint64_t held_bytes(const dray__transfer *h)
 {
     uint64_t held = 0;
-    for (uint32_t l = 0; l < LANES; l++)
-        held += h->lanes[l].held;
+    for (uint32_t l = 0; l < ROUTES; l++)
+        held += h->routes[l].held;
     return held;
 }
 
@@ -437,53 +437,53 @@ static int next_round(dray__transfer *h, dray_error *error)
         return rc;
     uint64_t held = held_bytes(h);
     h->held_most = held > h->held_most ? held : h->held_most;
-    for (uint32_t l = 0; l < LANES; l++)
-        if (h->lanes[l].state && h->lanes[l].source->report)
-            h->lanes[l].source->report(h->lanes[l].state, &h->told);
-    close_lanes(h);
+    for (uint32_t l = 0; l < ROUTES; l++)
+        if (h->routes[l].state && h->routes[l].source->report)
+            h->routes[l].source->report(h->routes[l].state, &h->told);
+    close_routes(h);
     h->round++;
     rc = deal(h, error);
     if (rc == DRAY_OK)
-        rc = open_lanes(h, error);
+        rc = open_routes(h, error);
     return rc ? rc : DRAY_EAGAIN;
 }
 
 int dray__transfer_step(dray__transfer *h, int64_t budget_ns, dray_error *error)
 {
     int64_t until = dray__now() + budget_ns;
-    for (uint32_t l = 0; l < LANES; l++)
-        h->lanes[l].waits = false;
+    for (uint32_t l = 0; l < ROUTES; l++)
+        h->routes[l].waits = false;
     int held = wait_for_fences(h, error);
     if (held)
         return held;
     for (int64_t now = until - budget_ns; now < until; now = dray__now()) {
-        dray__lane *lane = next_lane(h);
-        if (!lane)
+        dray__route *route = next_route(h);
+        if (!route)
             break;
         int64_t turn = now + TURN_NS < until ? now + TURN_NS : until;
-        int rc = lane->source->step(lane, turn, error);
+        int rc = route->source->step(route, turn, error);
         if (rc && rc != DRAY_EAGAIN)
             return rc;
-        lane->done = rc == DRAY_OK;
+        route->done = rc == DRAY_OK;
     }
-    for (uint32_t l = 0; l < LANES; l++)
-        if (!h->lanes[l].done)
+    for (uint32_t l = 0; l < ROUTES; l++)
+        if (!h->routes[l].done)
             return DRAY_EAGAIN;
     return next_round(h, error);
 }
 
 bool dray__transfer_waits(const dray__transfer *h)
 {
-    for (uint32_t l = 0; l < LANES; l++)
-        if (!h->lanes[l].done && !h->lanes[l].waits)
+    for (uint32_t l = 0; l < ROUTES; l++)
+        if (!h->routes[l].done && !h->routes[l].waits)
             return false;
     return true;
 }
 
 bool dray__transfer_uploads(const dray__transfer *h)
 {
-    for (uint32_t l = 0; l < LANES; l++)
-        if (pairs[l].source == &dray__source_upload && h->lanes[l].count)
+    for (uint32_t l = 0; l < ROUTES; l++)
+        if (pairs[l].source == &dray__source_upload && h->routes[l].count)
             return true;
     return false;
 }
@@ -497,9 +497,9 @@ void dray__transfer_explain(const dray__transfer *h, dray_error *error)
 {
     if (h->held_count)
         explain_fences(h, error);
-    for (uint32_t l = 0; l < LANES; l++)
-        if (!h->lanes[l].done && h->lanes[l].source->explain)
-            h->lanes[l].source->explain(h->lanes[l].state, error);
+    for (uint32_t l = 0; l < ROUTES; l++)
+        if (!h->routes[l].done && h->routes[l].source->explain)
+            h->routes[l].source->explain(h->routes[l].state, error);
 }
 
 /* ---- results --------------------------------------------------------------------------------- */
@@ -530,7 +530,7 @@ void dray__transfer_report(const dray__transfer *h, dray_update_report *report)
     report->nccl_bytes += h->told.nccl_bytes;
     report->delta_bytes += h->told.delta_bytes;
     report->delta_covered_bytes += h->told.delta_covered_bytes;
-    for (uint32_t l = 0; l < LANES; l++)
-        if (h->lanes[l].state && h->lanes[l].source->report)
-            h->lanes[l].source->report(h->lanes[l].state, report);
+    for (uint32_t l = 0; l < ROUTES; l++)
+        if (h->routes[l].state && h->routes[l].source->report)
+            h->routes[l].source->report(h->routes[l].state, report);
 }

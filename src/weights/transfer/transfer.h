@@ -33,7 +33,7 @@ extern const dray__placement dray__place_copy, dray__place_patch, dray__place_co
     dray__place_compiled;
 
 /* The running work of a pair of source and placement. */
-typedef struct dray__lane {
+typedef struct dray__route {
     dray__transfer *transfer;
     const struct dray__source_type *source; /* NULL when it has no ops */
     const dray__placement *placement;
@@ -47,7 +47,7 @@ typedef struct dray__lane {
     uint64_t held; /* the bytes of staging, at most */
     bool waits;    /* nothing can be done before fd is readable; false before each step */
     bool done;
-} dray__lane;
+} dray__route;
 
 typedef struct dray__source_type {
     const char *name;
@@ -56,10 +56,10 @@ typedef struct dray__source_type {
      * placement wants. */
     bool (*reaches)(const dray__transfer *transfer, const dray__op *op,
                     const dray__placement *placement);
-    int (*open)(dray__lane *lane, dray_error *error); /* `close` is called also when this fails */
+    int (*open)(dray__route *route, dray_error *error); /* `close` is called also when this fails */
     /* Works until about until_ns. Returns DRAY_OK when all its ops are done, or DRAY_EAGAIN when
      * more is left. */
-    int (*step)(dray__lane *lane, int64_t until_ns, dray_error *error);
+    int (*step)(dray__route *route, int64_t until_ns, dray_error *error);
     /* Adds the figures that are known only at the end; the others are in the transfer's `told`.
      * NULL when there are none. */
     void (*report)(const void *state, dray_update_report *report);
@@ -87,8 +87,8 @@ struct dray__transfer {
     bool loading;            /* the round's bucket is there */
     uint64_t held_most;      /* the most that routes of finished rounds held */
     dray_update_report told; /* the figures that routes add to a report */
-    dray__lane *lanes;       /* one for each pair of transfer.c's table */
-    uint32_t lane_count;
+    dray__route *routes;     /* one for each pair of transfer.c's table */
+    uint32_t route_count;
     dray__waker waker; /* readable when a waiting route can go on; closed when no route ever
                         * waits */
     uint32_t turn;
