@@ -96,7 +96,7 @@ bool dray__callers_enter(dray__callers *callers, dray__caller *caller, void *own
     uint32_t strangers = part_of_descriptors(DRAY__STRANGERS_PART);
     if (callers->stranger_count >=
         (strangers < DRAY__STRANGERS_MAX ? strangers : DRAY__STRANGERS_MAX)) {
-        tell(callers, "the oldest of these end for those who come");
+        tell(callers, "each new connection ends the oldest of these");
         end(callers, callers->strangers.next);
     }
     if (callers->known_count >= part_of_descriptors(callers->part) && !find_silent(callers)) {
@@ -117,7 +117,7 @@ void dray__callers_heard(dray__callers *callers, dray__caller *caller)
     dray__callers_leave(callers, caller);
     if (is_new && callers->known_count >= part_of_descriptors(callers->part)) {
         dray__caller *silent = find_silent(callers);
-        tell(callers, "those that were silent longest end for those who come");
+        tell(callers, "each new connection ends the one that was silent longest");
         if (silent)
             end(callers, silent);
     }

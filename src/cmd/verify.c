@@ -229,7 +229,8 @@ static int verify_alone(const arguments *a)
     bool checkpoint = s.layout != NULL;
     close_side(&s);
     if (!checkpoint)
-        return cmd_failf("verify", "%s: compare it with what? One alone must be a checkpoint",
+        return cmd_failf("verify",
+                         "%s: expected a checkpoint, or a second argument to compare it with",
                          a->what.items[0]);
     if (compared < tensors)
         return cmd_failf("verify",

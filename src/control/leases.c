@@ -429,7 +429,7 @@ static void expired(void *user, dray__request *request, int channel_gone)
     int64_t now = dray__now();
     if (channel_gone) {
         dray_error error;
-        dray__fail(&error, DRAY_ECLOSED, "lease: who waited for it is gone");
+        dray__fail(&error, DRAY_ECLOSED, "lease: the session that waited for it is gone");
         refuse(self, t, &error);
         return;
     }

@@ -58,8 +58,8 @@ static int map_descriptor(const dray__cuda *cuda, dray__cuda_opening *o, int fd,
     result = cuda->cuMemMap(o->address, o->bytes, 0, o->handle, 0);
     if (result) {
         dray__fail_cuda(error, result,
-                        "cuda handle of member %llu: mapping base_bytes, %llu, of what its "
-                        "descriptor has",
+                        "cuda handle of member %llu: mapping base_bytes, %llu, of the memory of "
+                        "its descriptor",
                         member, bytes);
         cuda->cuMemAddressFree(o->address, o->bytes);
         o->address = 0;

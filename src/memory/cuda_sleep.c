@@ -365,7 +365,7 @@ int dray_arena_release(const char *tag, const dray_arena_release_options *given,
     rc = begin_call(&c, rc, options.timeout_ns, report, error);
     const dray_fence *after = options.after;
     if (rc == DRAY_OK && after && after->kind == DRAY_FENCE_CUDA_EVENT)
-        rc = wait_event(&c, after->event, "what the release is to come after", error);
+        rc = wait_event(&c, after->event, "the fence before the release", error);
     else if (rc == DRAY_OK && after && after->kind != DRAY_FENCE_NONE)
         rc = dray__fail(error, DRAY_EINVALID, "fence kind %d: a release comes after an event",
                         after->kind);

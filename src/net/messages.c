@@ -30,7 +30,8 @@ int dray__answer_get(const uint8_t header[DRAY__ANSWER_HEADER], dray__answer *ou
     dray__get_fields(&r, NULL, &dray__answer_fields, out);
     if (out->magic != DRAY__DATA_MAGIC || out->status > 0 || out->head_bytes > DRAY__HEAD_MAX ||
         out->data_bytes > DRAY__DATA_MAX)
-        return dray__fail(error, DRAY_EPROTO, "what came is no data server's answer");
+        return dray__fail(error, DRAY_EPROTO,
+                          "answer of a data server: expected its header, found other bytes");
     return DRAY_OK;
 }
 
@@ -57,7 +58,8 @@ int dray__request_get(const uint8_t header[DRAY__REQUEST_HEADER], dray__data_req
     dray__reader r = dray__reader_of(header, DRAY__REQUEST_HEADER);
     dray__get_fields(&r, NULL, &dray__data_request_fields, out);
     if (out->magic != DRAY__DATA_MAGIC || out->body_bytes > DRAY__REQUEST_MAX)
-        return dray__fail(error, DRAY_EPROTO, "what came is no request to a data server");
+        return dray__fail(error, DRAY_EPROTO,
+                          "request to a data server: expected its header, found other bytes");
     if (out->version != DRAY__DATA_VERSION || !kind_of(out->type))
         return dray__fail(error, DRAY_EVERSION,
                           "message %u of data protocol %u; version %d is spoken here", out->type,

@@ -162,7 +162,7 @@ static int wait_for(const dray__command *command, int fd, short events, int64_t 
 static int it_ended(const dray__command *command, dray_error *error)
 {
     return dray__fail(error, DRAY_ECLOSED,
-                      "%s: it ended; what it said is in the host's file under logs/",
+                      "%s: it ended; its output is in the host's file under logs/",
                       command->setting);
 }
 

@@ -142,7 +142,7 @@ static int fetch(void *user, uint64_t block, void *data, uint64_t bytes, dray_er
             break;
         rc = dray__fail(error, DRAY_ECHECKSUM,
                         "s3://%s/%.300s: block %" PRIu64
-                        " is not what the version's " DRAY__S3_MANIFEST " says, %d times",
+                        " has not the sum in the version's " DRAY__S3_MANIFEST ", %d times",
                         o->place.bucket, o->place.key, block, TRIES);
     }
     dray__s3_place step;

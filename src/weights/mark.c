@@ -50,7 +50,7 @@ int dray__mark_after_event(dray__mark *m, CUevent event, dray_error *error)
         return rc;
     CUresult result = dray__cuda_get(NULL)->cuStreamWaitEvent(m->stream, event, 0);
     dray__cuda_leave();
-    return result ? dray__fail_cuda(error, result, "the fence of what is published")
+    return result ? dray__fail_cuda(error, result, "the fence of the published version")
                   : dray__event_record(m->event, m->stream, error);
 }
 

@@ -134,10 +134,11 @@ static int wait_for(struct summed *gpu, dray__patience *patience, dray_error *er
             gpu->job, look_ns < patience->deadline_ns ? look_ns : patience->deadline_ns, error);
         int ended = rc == DRAY_EAGAIN ? dray__patience_ends(patience, error) : DRAY_OK;
         if (ended == DRAY_ETIMEDOUT)
-            return dray__fail(error, ended,
-                              "sums on %s: what is published is not there yet (its fence), or the "
-                              "GPU is busy",
-                              gpu->device->name);
+            return dray__fail(
+                error, ended,
+                "sums on %s: the published version is not complete (its fence), or the "
+                "GPU is busy",
+                gpu->device->name);
         if (ended)
             return ended;
     }

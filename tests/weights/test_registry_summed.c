@@ -90,7 +90,7 @@ TEST_WITHIN(test_other_sums_tear, setup, teardown)
     both_voted(11, v);
     assert_int_equal(tell_sums(1, pub, 6, 0, 20, 12), 0);
     assert_int_equal(v[0].code, DRAY_ETORN);
-    assert_non_null(strstr(v[0].message, "differ from what was published"));
+    assert_non_null(strstr(v[0].message, "differ from the published version"));
     assert_int_equal(state_of(3, sub[1], &version), DRAY_GROUP_TORN);
 }
 

@@ -120,7 +120,7 @@ static void deceived_engine(void *user)
     dray_error said = {0};
     dray__hook_set(say_read, NULL);
     CHECK(dray_update_weights(e.subscriber, NULL, NULL, &said) == DRAY_ETORN);
-    CHECK(strstr(said.message, "differ from what was published"));
+    CHECK(strstr(said.message, "differ from the published version"));
     CHECK(state_of(&e) == DRAY_GROUP_TORN);
     raise_flag(s.board, TRIED);
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;

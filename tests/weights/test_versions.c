@@ -256,7 +256,7 @@ TEST_WITHIN(test_wrong_peer_is_found, start, cluster_stop)
     options.timeout_ns = DRAY__SECOND;
     dray_error said;
     assert_int_equal(dray_update_weights(second.subscriber, &options, NULL, &said), DRAY_ETORN);
-    assert_non_null(strstr(said.message, "differ from what the peer holds"));
+    assert_non_null(strstr(said.message, "differ from the peer's memory"));
     write_version(&t, 8, 2);
     options.timeout_ns = LONG;
     MUST(dray_update_weights(second.subscriber, &options, NULL, error));

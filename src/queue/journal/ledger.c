@@ -98,8 +98,8 @@ void dray__ledger_lose(dray__ledger *ledger)
     ledger->lost = true;
     ledger->failed =
         dray__fail(&ledger->why, DRAY_ENOMEM,
-                   "queue %s: there was no memory to write a change down; what its journal %s "
-                   "holds is right up to there",
+                   "queue %s: there was no memory to write a change down; its journal %s "
+                   "is right up to that change",
                    ledger->table->name, ledger->path);
     dray__log(DRAY_LOG_ERROR, "%s", ledger->why.message);
 }

@@ -263,9 +263,7 @@ static int find_keeper(void *keepers, dray__request *request, const void *messag
         number == UINT32_MAX ? own_of(keepers, request, &first) : find(keepers, number);
     if (!keeper && number && number != UINT32_MAX)
         return dray__fail(error, DRAY_EGONE,
-                          "the keeper of samples number %u is gone, and what it "
-                          "held",
-                          number);
+                          "the keeper of samples number %u is gone, with its samples", number);
     if (!keeper && !number)
         return dray__fail(error, DRAY_EUNSUPPORTED,
                           "samples lie on the coordinator's host, which serves them to its own "

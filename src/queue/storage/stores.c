@@ -125,10 +125,10 @@ static void keep(const dray__stores *self, const char *text, dray__writer *out)
         dray__log(
             DRAY_LOG_WARN,
             "queue: %u coordinators could not clean space %016llx of %s: it is forgotten, and "
-            "what it holds stays there: %s",
+            "its objects stay there: %s",
             l.failures + 1, l.number, l.address, s->why.message);
     } else if (!s->done) {
-        dray__log(DRAY_LOG_WARN, "queue: what an earlier coordinator left in %s stays there: %s",
+        dray__log(DRAY_LOG_WARN, "queue: the objects of an earlier coordinator stay in %s: %s",
                   l.address, s->why.message);
         snprintf(counted, sizeof counted, "%.*s %016llx+%u ", (int)l.kind_size, l.kind, l.number,
                  l.failures + 1);

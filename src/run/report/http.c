@@ -298,7 +298,7 @@ static int start(dray__http *m, const char *text, dray__address *at, dray_error 
     if (!rc && !dray__is_loopback((const struct sockaddr *)&at->socket) && !m->trusted.count)
         rc = dray__fail(
             error, DRAY_EPERM,
-            "metrics at %s: HTTP is not encrypted, and nobody proves who asks: beyond this host "
+            "metrics at %s: HTTP is neither encrypted nor authenticated: beyond this host "
             "only networks in $DRAY_TRUSTED_NETWORKS are answered, and it names none",
             text);
     if (!rc)

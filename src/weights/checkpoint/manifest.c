@@ -115,7 +115,7 @@ int dray__stored_compare(const dray_layout *files, const dray__sums *stored,
     if (!first)
         return DRAY_OK;
     return dray__fail(error, DRAY_ECHECKSUM,
-                      "%.200s: %" PRIu32 " tensors are not what was written (%s%s)",
+                      "%.200s: %" PRIu32 " tensors differ from the written ones (%s%s)",
                       file_of(files, first), wrong, names, wrong > 4 ? ", ..." : "");
 }
 

@@ -488,7 +488,7 @@ static int torn(const patch *p, uint64_t slice, dray_error *error)
 {
     return dray__fail(error, DRAY_EFORMAT,
                       "%.200s: tensor %.160s: the entries of slice %" PRIu64
-                      " are not what its table says",
+                      " do not fit its table",
                       p->file->name, p->name, slice);
 }
 

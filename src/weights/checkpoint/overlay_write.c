@@ -179,7 +179,7 @@ static int copy_range(overlay_writing *w, int from, uint64_t at, uint64_t bytes,
     for (uint64_t done = 0, n; done < bytes; done += n) {
         n = bytes - done < SLICE * 8 ? bytes - done : SLICE * 8;
         if (dray__read_at(from, buffer, (size_t)n, (off_t)(at + done)))
-            return dray__fail_errno(error, errno, "%.300s: reading what changed", w->folder);
+            return dray__fail_errno(error, errno, "%.300s: reading the changes", w->folder);
         int rc = write_at(to, buffer, n, offset + done, error);
         if (rc)
             return rc;

@@ -71,7 +71,7 @@ static int slice_layout(const dray_tensor_info *tensor, const dray__rect *slice,
                         dray_error *error)
 {
     dray_region_info region = {
-        .kind = DRAY_REGION_HOST, .bytes = SCRATCH_BYTES, .name = "what the checkpoint holds"};
+        .kind = DRAY_REGION_HOST, .bytes = SCRATCH_BYTES, .name = "the checkpoint's elements"};
     uint32_t index;
     int rc = dray_layout_new(out, error);
     if (rc)

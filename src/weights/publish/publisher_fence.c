@@ -62,8 +62,8 @@ static int wait_here(CUevent event, int64_t deadline_ns, dray_error *error)
     for (; result == CUDA_ERROR_NOT_READY && dray__now() < deadline_ns; usleep(50))
         result = cuda->cuEventQuery(event);
     if (result == CUDA_ERROR_NOT_READY)
-        return dray__fail(error, DRAY_ETIMEDOUT, "the fence of what is published has not come");
-    return dray__fail_cuda(error, result, "the fence of what is published");
+        return dray__fail(error, DRAY_ETIMEDOUT, "the fence of the published version has not come");
+    return dray__fail_cuda(error, result, "the fence of the published version");
 }
 
 /* Readers, and the GPUs that sum, wait for the mark, so that nothing waits here; where there is

@@ -106,7 +106,7 @@ void dray__publisher_sums_go(dray_publisher *p)
     dray__sums_form_drop(s->form);
     s->form = dray__sums_form_keep(p->sums.form);
     dray__sums_free(&p->sums); /* those of the version before */
-    if (dray__thread_start(&s->thread, run, p, "checksums of what is published", NULL))
+    if (dray__thread_start(&s->thread, run, p, "checksums of the published version", NULL))
         take_and_tell(p);
 }
 

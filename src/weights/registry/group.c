@@ -640,7 +640,7 @@ static int compare_disk(struct group *group, dray_error *error)
     free(ranks);
     if (rc == DRAY_OK)
         rc = dray__coverage_compare(&coverage, &group->expected, &goal->read,
-                                    "what the checkpoint says of itself", &goal->compared, error);
+                                    "the sums in the checkpoint", &goal->compared, error);
     goal->complete = rc == DRAY_OK && all_whole(&coverage);
     dray__coverage_free(&coverage);
     return rc;
@@ -658,7 +658,7 @@ static int compare(struct group *group, dray_error *error)
         return DRAY_OK;
     int rc = dray__coverage_compare(
         &group->coverage, group->peer ? &group->peer->now.resident : &group->reading->sums,
-        &goal->read, group->peer ? "what the peer holds" : "what was published", &goal->compared,
+        &goal->read, group->peer ? "the peer's memory" : "the published version", &goal->compared,
         error);
     goal->complete = rc == DRAY_OK && all_whole(&group->coverage);
     return rc;

@@ -350,7 +350,7 @@ static bool end_oldest(dray__nccl_session *s)
         if (job && s->sent <= e->turn)
             return false;
         int rc = job ? dray__cuda_job_poll(job, &error)
-                     : dray__fail(&error, DRAY_ECLOSED, "NCCL failed, or what it sent before");
+                     : dray__fail(&error, DRAY_ECLOSED, "NCCL failed, or an earlier send");
         if (rc == DRAY_EAGAIN)
             return false;
         dray__local_release(e->local);

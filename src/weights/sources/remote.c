@@ -58,7 +58,8 @@ static int take(struct remote_route *l, struct source *s, const uint8_t *head, d
     if (l->transfer->options.verify && !dray__remote_unchanged(l, s, request, head)) {
         dray_error why;
         request->plain = true; /* or the held version is not as it was */
-        dray__fail(&why, DRAY_ECHECKSUM, "what came from %s is not what it sent", s->of->name);
+        dray__fail(&why, DRAY_ECHECKSUM, "the bytes from %s are not those that it sent",
+                   s->of->name);
         if (++s->wrong < WRONG_MAX && !s->cohort)
             return break_off(l, s, &why, error);
         if (error)
@@ -67,8 +68,8 @@ static int take(struct remote_route *l, struct source *s, const uint8_t *head, d
     }
     if (too_late(s, request)) {
         dray_error why;
-        request->plain = true; /* what changed is in its place already: steps lead further */
-        dray__fail(&why, DRAY_ETIMEDOUT, "what %s put into its arena was not copied out in %d s",
+        request->plain = true; /* the changes are in their place already: steps lead further */
+        dray__fail(&why, DRAY_ETIMEDOUT, "the answer of %s in its arena was not copied out in %d s",
                    s->of->name, (int)(DRAY__ARENA_LEASE_NS / DRAY__SECOND));
         return break_off(l, s, &why, error);
     }

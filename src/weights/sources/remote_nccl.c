@@ -351,7 +351,7 @@ static int enter(struct dray__remote_nccl *n, struct nccl_source *s, const struc
         bool as_it_is = piece->copy.source_dtype == piece->op->copy.source_dtype;
         if (came[i] != c->sums[i] || (as_it_is && c->source_sums[i] != c->sums[i]))
             return dray__fail(error, DRAY_ECHECKSUM,
-                              "tensor %s: what came from %s over NCCL is not what it sent",
+                              "tensor %s: the bytes from %s over NCCL are not those that it sent",
                               dray__transfer_tensor(h, &piece->op->copy)->name, s->of->name);
         dray__transfer_written(h, piece->op, &piece->copy, c->source_sums[i], written[i]);
         h->found[piece->op->block] += back[i];

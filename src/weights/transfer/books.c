@@ -79,7 +79,7 @@ int dray__batch_compare(const dray__transfer *h, const dray__batch *b, const dra
     for (uint32_t i = 0; i < b->count; i++)
         if (dray__transfer_read_back(h, to, &b->copies[i]) != b->written[i])
             return dray__fail(error, DRAY_ECHECKSUM,
-                              "tensor %s: memory does not hold what was copied there",
+                              "tensor %s: memory does not hold the bytes that were copied there",
                               dray__transfer_tensor(h, &b->copies[i])->name);
     return DRAY_OK;
 }
