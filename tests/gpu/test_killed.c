@@ -123,10 +123,7 @@ static void open_engine(engine *e, const char *group, uint32_t gpu)
     e->layout = make_layout();
     e->region[0] = make_region(false);
     gpu_poison(e->region[0]);
-    dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
-    options.regions = e->region;
-    options.group = group;
-    MUST(dray_subscriber_open(e->context, MODEL, e->layout, &options, &e->subscriber, error));
+    engine_subscribe(e, group, 0, 1, 0);
 }
 
 /* ---- an engine dies -------------------------------------------------------------------------- */

@@ -118,13 +118,7 @@ static inline void gpu_engine_open_staged(engine *e, const char *address,
     MUST(dray_layout_engine(config, &spec, &e->layout, error));
     MUST(dray_regions_for_layout(e->layout, 1, e->region, error));
     gpu_poison(e->region[0]);
-    dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
-    options.regions = e->region;
-    options.group = group;
-    options.rank = rank;
-    options.world = tp;
-    options.staging = staging;
-    MUST(dray_subscriber_open(e->context, MODEL, e->layout, &options, &e->subscriber, error));
+    engine_subscribe(e, group, rank, tp, staging);
 }
 
 static inline void gpu_engine_open(engine *e, const char *address, const dray_model_config *config,

@@ -6,20 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "suite.h"
-
-static char folder[64];
-
-static const char *config_file(const char *text)
-{
-    static char path[128];
-    snprintf(path, sizeof path, "%s/config.json", folder);
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    assert_true(fputs(text, file) >= 0);
-    assert_int_equal(fclose(file), 0);
-    return path;
-}
+#include "model/config_file.h"
 
 #define FP8 "{\"quantization_config\": {\"quant_method\": \"fp8\""
 
@@ -246,20 +233,6 @@ TEST(refuses_what_does_not_fit)
             fail_msg("%s: %s '%s' lacks '%s'", bad[i].spec, dray_error_name(status), e.message,
                      bad[i].says);
     }
-}
-
-FIXTURE(make_folder)
-{
-    const char *tmp = getenv("TMPDIR");
-    snprintf(folder, sizeof folder, "%s/dray-engine-XXXXXX",
-             tmp && strlen(tmp) < 30 ? tmp : "/tmp");
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-FIXTURE(remove_folder)
-{
-    unlink(config_file(""));
-    return rmdir(folder);
 }
 
 SUITE(make_folder, remove_folder)

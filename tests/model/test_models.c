@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "suite.h"
+#include "model/config_file.h"
 
 /* Parameter counts that the models' own pages and index files give (what is tied counted once:
  * DeepSeek-V3's 671,026,419,200 and 11.6 billion of its layer of multi-token prediction). */
@@ -228,19 +228,6 @@ TEST(engine_refuses_what_cannot_be_cut)
     assert_int_equal(dray_layout_engine(&c, &spec, &l, &e), DRAY_EINVALID);
 }
 
-static char folder[64];
-
-static const char *config_file(const char *text)
-{
-    static char path[96];
-    snprintf(path, sizeof path, "%s/config.json", folder);
-    FILE *f = fopen(path, "w");
-    assert_non_null(f);
-    fputs(text, f);
-    fclose(f);
-    return path;
-}
-
 #define CORE                                                                                       \
     "\"vocab_size\": 100, \"hidden_size\": 32, \"intermediate_size\": 64, "                        \
     "\"num_hidden_layers\": 2, \"num_attention_heads\": 4"
@@ -363,20 +350,6 @@ TEST(config_json_errors)
             fail_msg("case %zu: %s '%s', expected %s '%s'", i, dray_error_name(status), e.message,
                      dray_error_name(bad[i].code), bad[i].says);
     }
-}
-
-FIXTURE(make_folder)
-{
-    const char *tmp = getenv("TMPDIR");
-    snprintf(folder, sizeof folder, "%s/dray-models-XXXXXX",
-             tmp && strlen(tmp) < 30 ? tmp : "/tmp");
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-FIXTURE(remove_folder)
-{
-    unlink(config_file(""));
-    return rmdir(folder);
 }
 
 SUITE(make_folder, remove_folder)

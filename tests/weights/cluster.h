@@ -520,7 +520,26 @@ static inline dray_model_config small_config(bool tied, uint64_t variant)
     return c;
 }
 
-/* The same with wide matrices, and a tensor of 4 MiB. */
+/* A model without biases, for weights that are quantised in cells of up to 128. */
+static inline dray_model_config cell_config(int64_t vocab, int64_t hidden, int64_t intermediate,
+                                            int64_t layers, int64_t heads, int64_t kv_heads)
+{
+    dray_model_config c = {.vocab_size = vocab,
+                           .hidden_size = hidden,
+                           .intermediate_size = intermediate,
+                           .layers = layers,
+                           .heads = heads,
+                           .kv_heads = kv_heads,
+                           .head_dim = 64,
+                           .max_positions = 64,
+                           .rms_norm_eps = 1e-6,
+                           .rope_theta = 10000,
+                           .dtype = DRAY_BF16};
+    snprintf(c.family, sizeof c.family, "qwen2");
+    return c;
+}
+
+/* As small_config, with wide matrices, and a tensor of 4 MiB. */
 static inline dray_model_config wide_config(void)
 {
     dray_model_config c = small_config(false, 3);
@@ -572,6 +591,19 @@ static inline void trainer_close(trainer *t)
     dray_close(t->context);
 }
 
+/* staging: of dray_subscriber_options. */
+static inline void engine_subscribe(engine *e, const char *group, uint32_t rank, uint32_t world,
+                                    int32_t staging)
+{
+    dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
+    options.regions = e->region;
+    options.group = group;
+    options.rank = rank;
+    options.world = world;
+    options.staging = staging;
+    MUST(dray_subscriber_open(e->context, MODEL, e->layout, &options, &e->subscriber, error));
+}
+
 static inline void engine_open(engine *e, const char *address, const dray_model_config *config,
                                dray_dtype from, dray_dtype dtype, const char *group, uint32_t rank,
                                uint32_t tp)
@@ -591,12 +623,7 @@ static inline void engine_open(engine *e, const char *address, const dray_model_
     MUST(dray_layout_engine(config, &spec, &e->layout, error));
     MUST(dray_regions_for_layout(e->layout, 1, e->region, error));
     poison(e->layout, e->region);
-    dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
-    options.regions = e->region;
-    options.group = group;
-    options.rank = rank;
-    options.world = tp;
-    MUST(dray_subscriber_open(e->context, MODEL, e->layout, &options, &e->subscriber, error));
+    engine_subscribe(e, group, rank, tp, 0);
 }
 
 static inline uint64_t engine_wrong(const engine *e, uint64_t seed)

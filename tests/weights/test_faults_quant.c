@@ -11,27 +11,10 @@ enum { PUBLISHED, VICTIM_DEAD, END };
 
 static board *shared;
 
-static dray_model_config wide_config(void)
-{
-    dray_model_config c = {.vocab_size = 128,
-                           .hidden_size = 512,
-                           .intermediate_size = 1024,
-                           .layers = 2,
-                           .heads = 8,
-                           .kv_heads = 8,
-                           .head_dim = 64,
-                           .max_positions = 64,
-                           .rms_norm_eps = 1e-6,
-                           .rope_theta = 10000,
-                           .dtype = DRAY_BF16};
-    snprintf(c.family, sizeof c.family, "qwen2");
-    return c;
-}
-
 static void run_trainer(void *user)
 {
     (void)user;
-    dray_model_config config = wide_config();
+    dray_model_config config = cell_config(128, 512, 1024, 2, 8, 8);
     trainer t;
     trainer_open(&t, f.unix_address, &config, DRAY_BF16, 0, 1, 3, cluster_kind);
     MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
@@ -44,7 +27,7 @@ static void run_trainer(void *user)
 static void open_quantised(engine *e, const char *group, uint32_t rank, uint32_t world)
 {
     char name[64];
-    dray_model_config config = wide_config();
+    dray_model_config config = cell_config(128, 512, 1024, 2, 8, 8);
     snprintf(name, sizeof name, "%s-%u", group, rank);
     memset(e, 0, sizeof *e);
     cluster_choose_gpu(rank + 1);
@@ -58,12 +41,7 @@ static void open_quantised(engine *e, const char *group, uint32_t rank, uint32_t
     MUST(dray_layout_engine(&config, &spec, &e->layout, error));
     MUST(dray_regions_for_layout(e->layout, 1, e->region, error));
     poison(e->layout, e->region);
-    dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
-    options.regions = e->region;
-    options.group = group;
-    options.rank = rank;
-    options.world = world;
-    MUST(dray_subscriber_open(e->context, MODEL, e->layout, &options, &e->subscriber, error));
+    engine_subscribe(e, group, rank, world, 0);
 }
 
 static int update(engine *e, int64_t timeout_ns)

@@ -300,28 +300,13 @@ TEST_WITHIN(test_updates, start, stop)
 
 /* ---- quantised on the way, or made floats of ------------------------------------------------- */
 
-/* Cells that lie in several trainers' memory, and some that two engine ranks hold. */
-static dray_model_config cell_config(void)
-{
-    dray_model_config c = {.vocab_size = 96,
-                           .hidden_size = 128,
-                           .intermediate_size = 256,
-                           .layers = 1,
-                           .heads = 4,
-                           .kv_heads = 2,
-                           .head_dim = 64,
-                           .max_positions = 64,
-                           .rms_norm_eps = 1e-6,
-                           .rope_theta = 10000,
-                           .dtype = DRAY_BF16};
-    snprintf(c.family, sizeof c.family, "qwen2");
-    return c;
-}
+/* Its cells lie in several trainers' memory, and some are two engine ranks'. */
+#define SMALL_CELLS cell_config(96, 128, 256, 1, 4, 2)
 
 /* A rank's layout; kind: how it is quantised. */
 static dray_layout *cell_layout(int32_t kind, uint32_t rank, uint32_t tp)
 {
-    dray_model_config c = cell_config();
+    dray_model_config c = SMALL_CELLS;
     dray_engine_quant quant = {.size = sizeof quant, .kind = kind, .block = {32, 32}};
     dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
     dray_layout *layout;
@@ -359,7 +344,7 @@ static void open_cells(ranks *r, int32_t kind, bool floats_wanted, uint64_t seed
     for (uint32_t i = 0; i < (floats_wanted ? 1 : TRAINERS); i++) {
         trainer *t = &r->t[i];
         char name[32];
-        dray_model_config c = cell_config();
+        dray_model_config c = SMALL_CELLS;
         dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
         snprintf(name, sizeof name, "trainer-%u", i);
         t->context = fixture_open(&f, name, "trainer", i);
