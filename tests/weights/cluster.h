@@ -640,12 +640,12 @@ static inline void engine_close(engine *e)
 }
 
 /* A trainer and an engine of one rank each, in this process. */
-typedef struct pair {
+typedef struct scene_pair {
     trainer t;
     engine e;
-} pair;
+} scene_pair;
 
-static inline void pair_open(pair *p, const dray_model_config *config, dray_dtype from,
+static inline void pair_open(scene_pair *p, const dray_model_config *config, dray_dtype from,
                              dray_dtype to, uint64_t seed, dray_region_kind kind)
 {
     trainer_open(&p->t, f.unix_address, config, from, 0, 1, seed, kind);
@@ -653,7 +653,7 @@ static inline void pair_open(pair *p, const dray_model_config *config, dray_dtyp
 }
 
 /* The same on two hosts. */
-static inline void pair_open_apart(pair *p, const dray_model_config *config, dray_dtype from,
+static inline void pair_open_apart(scene_pair *p, const dray_model_config *config, dray_dtype from,
                                    dray_dtype to)
 {
     fixture_host = "trainers";
@@ -663,7 +663,7 @@ static inline void pair_open_apart(pair *p, const dray_model_config *config, dra
     fixture_host = NULL;
 }
 
-static inline void pair_close(pair *p)
+static inline void pair_close(scene_pair *p)
 {
     engine_close(&p->e);
     trainer_close(&p->t);

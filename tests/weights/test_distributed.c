@@ -131,7 +131,7 @@ static uint64_t elements_of(const dray_layout *layout)
 CLUSTER_TEST_IN_PROCESS(test_bytes_and_ceiling)
 {
     dray_model_config config = wide_config();
-    pair p;
+    scene_pair p;
     pair_open_apart(&p, &config, DRAY_F32, DRAY_BF16);
     MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
     for (int32_t strategy = 0; strategy < 3; strategy++) {
@@ -175,7 +175,7 @@ static dray__fault nth(void *user, const char *tensor)
 CLUSTER_TEST_IN_PROCESS(test_faults)
 {
     dray_model_config config = small_config(false, 1);
-    pair p;
+    scene_pair p;
     plan_of_faults plan = {0};
     dray__mover_faults(nth, &plan);
     pair_open_apart(&p, &config, DRAY_F32, DRAY_F32);
@@ -214,7 +214,7 @@ typedef struct raw {
 } raw;
 
 /* The trainer's data server and ticket, as a reader learns them. */
-static raw raw_open(const pair *p)
+static raw raw_open(const scene_pair *p)
 {
     dray__channel *channel;
     dray__source source = {0};
@@ -295,7 +295,7 @@ static int ask_rect(const raw *r, uint64_t token, uint32_t block, int32_t dtype,
 CLUSTER_TEST_IN_PROCESS(test_forged_requests)
 {
     dray_model_config config = small_config(false, 1);
-    pair p;
+    scene_pair p;
     pair_open_apart(&p, &config, DRAY_F32, DRAY_F32);
     MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
     raw r = raw_open(&p);
@@ -466,7 +466,7 @@ CLUSTER_TEST(test_peers)
 CLUSTER_TEST_IN_PROCESS(test_revoked)
 {
     dray_model_config config = wide_config();
-    pair p;
+    scene_pair p;
     pair_open_apart(&p, &config, DRAY_F32, DRAY_F32);
     MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
     start_some(&p.e, 20 * DRAY__SECOND);

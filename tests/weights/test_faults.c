@@ -475,7 +475,7 @@ static const char *tensor_at(const dray_layout *layout, uint64_t at)
 
 TEST_WITHIN(test_flipped_bits_are_found_and_named, start, stop)
 {
-    pair p;
+    scene_pair p;
     pair_open(&p, &s.config, DRAY_F32, DRAY_BF16, s.seed, DRAY_REGION_HOST);
     MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
     assert_int_equal(dray_subscriber_verify(p.e.subscriber, NULL), DRAY_ENOENT);
@@ -501,7 +501,7 @@ TEST_WITHIN(test_flipped_bits_are_found_and_named, start, stop)
 TEST_WITHIN(test_source_that_changed_is_found, start, stop)
 {
     for (int i = 0; i < 6; i++) {
-        pair p;
+        scene_pair p;
         s.seed++;
         pair_open(&p, &s.config, DRAY_F32, i % 2 ? DRAY_F32 : DRAY_BF16, s.seed, cluster_kind);
         MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));

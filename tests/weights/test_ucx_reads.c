@@ -30,7 +30,7 @@ CLUSTER_TEST_IN_PROCESS(test_read)
         {DRAY_F32, DRAY_BF16, false}, /* narrowed before the wire: by messages */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        pair p;
+        scene_pair p;
         dray_model_config config = wide_config();
         int64_t moves[2] = {0};
         pair_open_apart(&p, &config, cases[i].from, cases[i].to);
@@ -105,7 +105,7 @@ CLUSTER_TEST_IN_PROCESS(test_new_bytes_are_not_old_ones)
     const int first = 0;
 #endif
     for (int dropped = first; dropped < 2; dropped++) {
-        pair p;
+        scene_pair p;
         dray_model_config config = wide_config();
         dray_error said;
         pair_open_apart(&p, &config, DRAY_F32, DRAY_F32);
