@@ -8,12 +8,10 @@
 
 /* A version's folder in a bucket:
  *
- *   PREFIX/step-000007/objects.json     the list of its objects, put last: the version is whole
- *   then.
+ *   PREFIX/step-000007/objects.json     the list of its objects, put last, which makes it whole.
  *                                       JSON {version 1, block, objects: {name: {bytes, sums}}}, a
- *                                       newline, 16 hexadecimal digits (XXH3 of the bytes before
- *                                       the
- *                                       newline), a newline. sums: XXH3 of each block's bytes
+ *                                       newline, 16 hexadecimal digits (XXH3 of the JSON), a
+ *                                       newline. sums: XXH3 of each block's bytes
  *   PREFIX/step-000007/.partial         there while a version is written, or removed
  *   PREFIX/step-000007/model...         its files, as in a folder
  *   PREFIX/latest                       "step-000007 ", 16 digits (XXH3 of the name), a newline

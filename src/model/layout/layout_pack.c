@@ -7,9 +7,8 @@
  *         u32 blocks   { u32 tensor, u32 region, u64 offset, i64 start[ndim], i64 extent[ndim],
  *                        u8 dense; unless dense: i64 stride[ndim] }
  *         u32 quants   { u32 tensor, u8 kind, u8 scale format, u32 scales; of kinds with a variable
- *                        cell: i64 block[2]; of packed ones: u32 values; of those with one more
- *                        part:
- *                        u32 second; NVFP4: u32 shared }
+ *                        cell: i64 block[2]; of packed ones: u32 values; of kinds with one more
+ *                        part: u32 second; NVFP4: u32 shared }
  *
  * Reading goes through dray_layout_add_..., whose checks apply here, too. */
 #include "model/layout/layout.h"
