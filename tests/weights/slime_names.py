@@ -10,8 +10,15 @@ import sys
 import types
 import unittest.mock
 
-import torch
-import torch.distributed as dist
+try:
+    import torch
+    import torch.distributed as dist
+except ImportError as missing:
+    print(missing)
+    sys.exit(77)
+
+if "DRAY_UPSTREAM" not in os.environ:  # else the environment has the wheel
+    sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
 
 UPSTREAM = pathlib.Path(os.environ.get("DRAY_UPSTREAM", "/nowhere"), "slime")
 TP = EP = 2
