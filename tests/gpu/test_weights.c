@@ -273,6 +273,7 @@ CLUSTER_TEST(test_fence)
 }
 
 /* ---- memory that moves
+ * --------------------------------------------------------------------------- */
 
 /* Other memory for the same layout: of an allocation of the driver's, or an arena's. */
 static dray_region *elsewhere(const dray_layout *layout, uint64_t turn, CUdeviceptr *own)
@@ -364,8 +365,8 @@ CLUSTER_TEST(test_moved)
     munmap(s.board, sizeof(board));
 }
 
-/* ---- processes that die -----------------------------------------------------------------------
- */
+/* ---- processes that die
+ * --------------------------------------------------------------------------- */
 
 static const char *deadly_step;
 
@@ -439,6 +440,7 @@ CLUSTER_TEST(test_killed)
 }
 
 /* ---- a version beside the one that is served
+ * ------------------------------------------------------- */
 
 static void prefetching_engine(void *user)
 {
@@ -457,17 +459,17 @@ static void prefetching_engine(void *user)
             MUST(dray_prefetch_weights(e.subscriber, &options, &report, error));
             CHECK(report.bytes == dray_layout_bytes(e.layout));
             CHECK(gpu_engine_wrong(&e, s->seed + version - 2) == 0); /* what is served */
-gpu_poison(e.region[0]); /* the commit brings all of it */
-MUST(dray_commit_weights(e.subscriber, NULL, &report, error));
-CHECK(report.bytes == dray_layout_bytes(e.layout));
-CHECK(report.source == DRAY_SOURCE_STAGING);
-}
-CHECK(gpu_engine_wrong(&e, s->seed + version - 1) == 0);
-MUST(dray_subscriber_verify(e.subscriber, error));
-meet(e.context, "updated", s);
-}
-meet(e.context, "over", s);
-engine_close(&e);
+            gpu_poison(e.region[0]); /* the commit brings all of it */
+            MUST(dray_commit_weights(e.subscriber, NULL, &report, error));
+            CHECK(report.bytes == dray_layout_bytes(e.layout));
+            CHECK(report.source == DRAY_SOURCE_STAGING);
+        }
+        CHECK(gpu_engine_wrong(&e, s->seed + version - 1) == 0);
+        MUST(dray_subscriber_verify(e.subscriber, error));
+        meet(e.context, "updated", s);
+    }
+    meet(e.context, "over", s);
+    engine_close(&e);
 }
 
 static void run_prefetch(int32_t staging)
@@ -484,6 +486,7 @@ CLUSTER_TEST(test_prefetch)
 }
 
 /* ---- full tensors, in buckets on the GPU
+ * ----------------------------------------------------------- */
 
 typedef struct loader {
     const scene *s;
