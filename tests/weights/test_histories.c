@@ -14,6 +14,7 @@
 #include "suite.h"
 #include "weights/numbers.h"
 #include "weights/registry/state.h"
+#include "weights/registry_layout.h"
 
 #include <dray/weights.h>
 #include <stdint.h>

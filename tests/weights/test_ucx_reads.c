@@ -56,7 +56,6 @@ CLUSTER_TEST_IN_PROCESS(test_read)
             if (!reads) { /* another connection, for the other kind */
                 engine_close(&p.e);
                 setenv("DRAY_UCX_READS", "always", 1);
-                dray_model_config config = wide_config();
                 fixture_host = "engines";
                 engine_open(&p.e, f.unix_address, &config, cases[i].from, cases[i].to, "engine", 0,
                             1);
