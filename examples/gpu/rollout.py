@@ -74,7 +74,7 @@ class Rollout:
         tasks = self.role.tasks if self.exact else sorted(self.role.tasks)  # eval before rollout
         count = {"rollout": 1, "eval": self.job["eval"]["prompts"]}
         batch = self.role.claim(tasks, count, wait=False)
-        if batch is None and not self.engine.under_way and not self.role.ended:
+        if batch is None and not self.engine.under_way and not self.backlog and not self.role.ended:
             self.rest()
             if self.waiting:
                 time.sleep(LOOK)

@@ -74,6 +74,10 @@ INLINE void put8(u64 at, const u32 *v)
 {
     asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(at), "r"(v[0]), "r"(v[1]) : "memory");
 }
+INLINE void put4(u64 at, u32 v)
+{
+    asm volatile("st.global.u32 [%0], %1;" ::"l"(at), "r"(v) : "memory");
+}
 /* To and from staged memory. */
 INLINE void keep16(u32 *room, const u32 *v)
 {
@@ -134,7 +138,21 @@ INLINE void pair_of_e4m3(u32 pair, u32 *low, u32 *high)
         : "r"(halves));
 }
 #endif
+#if __CUDA_ARCH__ >= 800
+INLINE u32 finite_as_bf16(u32 bits)
+{
+    uint16_t half;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(half) : "f"(BITS_FLOAT(bits)));
+    return (u32)half << 16;
+}
+#else
+INLINE u32 finite_as_bf16(u32 bits)
+{
+    return narrow(bits, BF16) << 16;
+}
+#endif
 #define WARP 32
+#define OUTLINE static __device__ __noinline__
 #define ADD_TO(p, value) atomicAdd((unsigned long long *)(p), (unsigned long long)(value))
 #define MOST_TO(p, value) atomicMax((p), (value))
 #define TAKE(p) atomicAdd((p), 1u)
@@ -205,6 +223,15 @@ INLINE void put8(u64 at, const u32 *v)
 {
     memcpy(aligned(at, 8), v, 8);
 }
+INLINE void put4(u64 at, u32 v)
+{
+    *(u32 *)aligned(at, 4) = v;
+}
+INLINE u32 finite_as_bf16(u32 bits)
+{
+    return narrow(bits, BF16) << 16;
+}
+#define OUTLINE INLINE
 INLINE void fetch8(void *room, const void *from)
 {
     *(u64 *)room = *(const u64 *)from;

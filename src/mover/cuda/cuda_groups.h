@@ -1,6 +1,6 @@
 /* The kernel that quantises in groups of a row's elements (formats.h has the arithmetic): a
- * part of cuda_kernels.cu, included by it alone. Eight elements are one thread's, so that the
- * threads of a group stand beside each other in a warp; as C one thread has all of a group. */
+ * part of cuda_kernels.cu, included by it alone. A thread has eight elements, or sixteen, so that
+ * the threads of a group stand beside each other in a warp; as C one thread has all of a group. */
 #ifndef DRAY_MOVER_CUDA_CUDA_GROUPS_H
 #define DRAY_MOVER_CUDA_CUDA_GROUPS_H
 
@@ -8,17 +8,19 @@
 #include "mover/kernels/formats.h"
 
 #if defined(__CUDACC__)
-#define OWN_EIGHTS 1 /* that a thread has of a group */
-/* The largest of the `lanes` threads that have a group. */
+#define MOST_EIGHTS 2 /* that a thread has of a group */
+/* The largest of the `lanes` threads that have a group; all threads of a warp come here together.
+ */
 INLINE u32 lanes_most(u32 value, u32 lanes)
 {
-    u32 all = lanes == 32 ? 0xFFFFFFFF : ((1u << lanes) - 1) << (threadIdx.x % 32 & ~(lanes - 1));
-    for (u32 i = lanes / 2; i > 0; i /= 2)
-        value = larger(value, __shfl_xor_sync(all, value, (int)i));
+    UNROLL
+    for (u32 i = 16; i > 0; i /= 2)
+        if (i < lanes)
+            value = larger(value, __shfl_xor_sync(0xFFFFFFFF, value, (int)i));
     return value;
 }
 #else
-#define OWN_EIGHTS (DRAY__GPU_GROUP / 8)
+#define MOST_EIGHTS (DRAY__GPU_GROUP / 8)
 INLINE u32 lanes_most(u32 value, u32 lanes)
 {
     (void)lanes;
@@ -26,65 +28,43 @@ INLINE u32 lanes_most(u32 value, u32 lanes)
 }
 #endif
 
-/* One row of one part, as the sums count it. */
-typedef struct grouped {
-    u64 source, destination, scale; /* addresses of the row's first element */
-    u64 row;                        /* in the tensor, flattened */
-} grouped;
+/* The rows of a tile, which lie in one matrix: those of the last two dimensions. Addresses are of
+ * the matrix's first element, row and zero_row are what sums call its first row. */
+typedef struct matrix {
+    u64 source, destination, scale, second;
+    int64_t source_row, destination_row, scale_row, scale_step;
+    u64 row, zero_row;
+    u32 first, last;
+} matrix;
 
-/* A row's place in each of the three dimensions that rows have. */
-typedef struct row_place {
-    u32 j, i, k;
-} row_place;
-
-/* `row` counts all dimensions but the last. Rows fit 32 bits (cuda_program.c sees to it): a
- * division of 64 bits takes a GPU as long as all else that it does with eight elements. */
-INLINE row_place place_of_row(const dray__gpu_quant *q, u32 row)
+INLINE matrix matrix_of(const dray__gpu_quant *q, u32 index)
 {
-    row_place p = {0, 0, row};
-    if (!q->flat) {
-        u32 rest = row / (u32)q->extent[2];
-        p.j = rest / (u32)q->extent[1];
-        p.i = rest - p.j * (u32)q->extent[1];
-        p.k = row - rest * (u32)q->extent[2];
-    }
-    return p;
+    matrix m;
+    u32 number = index / q->strips, rows = (u32)q->extent[2];
+    u32 j = number / (u32)q->extent[1], i = number - j * (u32)q->extent[1];
+    m.source = q->source + j * (u64)q->source_stride[0] + i * (u64)q->source_stride[1];
+    m.destination =
+        q->destination + j * (u64)q->destination_stride[0] + i * (u64)q->destination_stride[1];
+    m.scale = q->scales + j * (u64)q->scale_stride[0] + i * (u64)q->scale_stride[1];
+    m.second = q->second + j * (u64)q->second_stride[0] + i * (u64)q->second_stride[1];
+    m.source_row = q->source_stride[2];
+    m.destination_row = q->destination_stride[2];
+    m.scale_row = q->scale_stride[2];
+    m.scale_step = q->scale_stride[3];
+    u64 of = (q->start[0] + j) * q->shape[1] + q->start[1] + i;
+    m.row = of * q->shape[2] + q->start[2];
+    m.zero_row = of * ((q->shape[2] - 1) / 8 + 1) + q->start[2] / 8;
+    m.first = (index - number * q->strips) * q->tile_rows;
+    m.last = rows - m.first < q->tile_rows ? rows : m.first + q->tile_rows;
+    return m;
 }
 
-INLINE grouped grouped_row(const dray__gpu_quant *q, u32 row)
-{
-    const row_place p = place_of_row(q, row);
-    const u32 k = p.k, i = p.i, j = p.j;
-    grouped g;
-    g.source = q->source + k * (u64)q->source_stride[2];
-    g.destination = q->destination + k * (u64)q->destination_stride[2];
-    g.scale = q->scales + k * (u64)q->scale_stride[2];
-    g.row = (q->start[0] * q->shape[1] + q->start[1]) * q->shape[2] + q->start[2] + k;
-    if (q->flat)
-        return g;
-    g.source += j * (u64)q->source_stride[0] + i * (u64)q->source_stride[1];
-    g.destination += j * (u64)q->destination_stride[0] + i * (u64)q->destination_stride[1];
-    g.scale += j * (u64)q->scale_stride[0] + i * (u64)q->scale_stride[1];
-    g.row += (j * q->shape[1] + i) * q->shape[2];
-    return g;
-}
-
-/* A word of zero points: those of eight rows from `row` on, or of those up to the tensor's edge. */
-INLINE u64 zero_place(const dray__gpu_quant *q, u32 row, u64 column, u64 *sum_row)
-{
-    const row_place p = place_of_row(q, row);
-    const u32 k = p.k / 8, i = p.i, j = p.j;
-    *sum_row = ((q->start[0] + j) * q->shape[1] + q->start[1] + i) * ((q->shape[2] - 1) / 8 + 1) +
-               q->start[2] / 8 + k;
-    return q->second + j * (u64)q->second_stride[0] + i * (u64)q->second_stride[1] +
-           k * (u64)q->second_stride[2] + column * (u64)q->second_stride[3];
-}
+/* ---- eight elements ----------------------------------------------------------------------------
+ */
 
 INLINE group load_eight(const dray__gpu_quant *q, u64 at, u32 from)
 {
     group g = {{0, 0, 0, 0, 0, 0, 0, 0}};
-    if (q->word == 8)
-        return load_group(at, size_of(from), 8);
     UNROLL
     for (u32 i = 0; i < 8; i++)
         place(&g, i, (u32)load_element(at + i * (u64)q->source_stride[3], size_of(from)),
@@ -105,7 +85,41 @@ INLINE void add_extremes(extremes *e, const group *g, const u32 format, const u3
         add_extreme(e, widen(pick(g, i, size_of(from)), from));
 }
 
-/* What eight elements become: eight bytes, or four bits each. */
+INLINE u32 bits_of_code(const u32 format)
+{
+    return format == MXFP8 ? 8 : 4;
+}
+
+/* What eight elements become, eight bytes or four bits each, by the arithmetic as it is defined. */
+OUTLINE u64 define_eight(group g, u32 format, u32 from, format_scale s, u32 as)
+{
+    u64 out = 0;
+    UNROLL
+    for (u32 i = 0; i < 8; i++)
+        out |= (u64)format_element(format, widen(pick(&g, i, size_of(from)), from), &s, as)
+               << bits_of_code(format) * i;
+    return out;
+}
+
+/* The magnitude of E2M1 that is nearest to a finite number. As subnormals and normals of an f32
+ * that is 2^126 times smaller have the same bits as E2M1's, but for 22 more of the fraction, one
+ * rounding of integers does it. Numbers that the product rounds are within two units in the last
+ * place of their own tie, which the callers look for. */
+INLINE u32 near_e2m1(u32 f)
+{
+    u32 r = FLOAT_BITS(BITS_FLOAT(f & 0x7FFFFFFF) * 1.17549435e-38f); /* 2^-126 */
+    u32 code = (r + 0x1FFFFF + (r >> 22 & 1)) >> 22;
+    return code < 7 ? code : 7;
+}
+
+/* A finite number as one of `as`. */
+INLINE u32 finite_as(u32 bits, const u32 as)
+{
+    return as == BF16 ? finite_as_bf16(bits) : round_as(bits, as);
+}
+
+/* The same as define_eight of finite numbers, with products instead of divisions; where a quotient
+ * may have another code than its product, define_eight says it. */
 INLINE u64 format_eight(const group *g, const u32 format, const u32 from, const format_scale *s,
                         const format_inverse *v, const u32 as)
 {
@@ -122,23 +136,37 @@ INLINE u64 format_eight(const group *g, const u32 format, const u32 from, const 
         return out;
     }
 #endif
-    u32 x[8], f[8], divide = format > MXFP4 && v->by == 0;
+    u32 codes = 0, doubt = format > MXFP4 && v->by == 0;
     UNROLL
     for (u32 i = 0; i < 8; i++) {
-        u32 bits = widen(pick(g, i, in), from);
-        x[i] = format > MXFP4 && as != from ? round_as(bits, as) : bits;
-        f[i] = FLOAT_BITS(BITS_FLOAT(x[i]) * BITS_FLOAT(format > MXFP4 ? v->by : s->by));
+        u32 x = widen(pick(g, i, in), from), code;
+        if (format > MXFP4 && as != from)
+            x = finite_as(x, as);
+        u32 f = FLOAT_BITS(BITS_FLOAT(x) * BITS_FLOAT(format > MXFP4 ? v->by : s->by));
+        if (format == MXFP8) {
+            out |= (u64)format_code(format, f, s, as) << 8 * i;
+            continue;
+        }
         if (format > MXFP4)
-            divide |= format_may_differ(format, f[i], v);
+            doubt |= format_may_differ(format, f, v);
+        else if (from == F32) /* fractions of bf16 and f16 are too short for it */
+            doubt |= ((f + 4) & 0xFFFFF) <= 8;
+        if (format == MXFP4) {
+            code = near_e2m1(f) | (f >> 28 & 8);
+        } else if (format == NVFP4) {
+            u32 a = f & 0x7FFFFFFF; /* zero has no sign */
+            code = near_e2m1(f) | ((f & (0 - a)) >> 28 & 8);
+        } else {
+            f = finite_as(f, as);
+            if (format == INT4_ZERO)
+                f = finite_as(FLOAT_BITS(BITS_FLOAT(f) + s->zero), as);
+            code = four_bits(BITS_FLOAT(f));
+        }
+        codes |= code << 4 * i;
     }
-    UNROLL
-    for (u32 i = 0; i < 8; i++)
-        if (divide)
-            f[i] = FLOAT_BITS(BITS_FLOAT(x[i]) / BITS_FLOAT(s->by));
-    UNROLL
-    for (u32 i = 0; i < 8; i++)
-        out |= (u64)format_code(format, f[i], s, as) << (format == MXFP8 ? 8 : 4) * i;
-    return out;
+    if (format == MXFP8)
+        return out;
+    return doubt ? define_eight(*g, format, from, *s, as) : codes;
 }
 
 /* Elements of the values' dtype that eight numbers are: bytes, bytes of two, or one word. */
@@ -147,97 +175,164 @@ INLINE u32 stored_of_eight(const u32 format)
     return format == MXFP8 ? 8 : format >= INT4 ? 1 : 4;
 }
 
-/* Returns their sum; factors: of their columns. */
-INLINE u64 store_eight(const dray__gpu_quant *q, u64 at, u64 eight, const u32 format,
-                       const u32 *factors, u32 wanted)
+INLINE u32 stored_size(const u32 format)
 {
-    const u32 size = format >= INT4 ? 4 : 1, count = stored_of_eight(format);
+    return format >= INT4 ? 4 : 1;
+}
+
+/* The part of a row's sum that they are; factors: of their columns. */
+INLINE u64 sum_of_eight(u64 eight, const u32 format, const u32 *factors)
+{
     u64 sum = 0;
-    if (q->packed) { /* they lie beside each other, and are aligned */
-        u32 v[2] = {(u32)eight, (u32)(eight >> 32)};
-        if (format == MXFP8)
-            put8(at, v);
-        else
-            AT(u32, at) = v[0];
-    }
     UNROLL
-    for (u32 i = 0; i < 8; i++) {
-        if (i >= count)
-            break;
-        u32 element = size == 4 ? (u32)eight : (u32)(eight >> 8 * i) & 0xFF;
-        if (!q->packed)
-            store_element(at + i * (u64)q->destination_stride[3], element, size);
-        if (wanted & WRITTEN)
-            sum += (u64)factors[i] * element;
-    }
+    for (u32 i = 0; i < 8; i++)
+        if (i < stored_of_eight(format))
+            sum += (u64)factors[i] *
+                   (stored_size(format) == 4 ? (u32)eight : (u32)(eight >> 8 * i) & 0xFF);
     return sum;
 }
 
-/* The rows of one tile, `together` of which have their zero points in one word. */
-INLINE void quantise_groups(const dray__gpu_launch *l, const dray__gpu_quant *q, u32 first,
-                            u32 last, u32 global, totals *t, const u32 format, const u32 from,
-                            const u32 as)
+/* One by one. */
+INLINE void store_eight(const dray__gpu_quant *q, u64 at, u64 eight, const u32 format)
+{
+    for (u32 i = 0; i < stored_of_eight(format); i++)
+        store_element(at + i * (u64)q->destination_stride[3],
+                      stored_size(format) == 4 ? (u32)eight : (u32)(eight >> 8 * i) & 0xFF,
+                      stored_size(format));
+}
+
+/* Beside each other, and aligned. */
+INLINE void put_eights(u64 at, const u64 *eights, const u32 own, const u32 format)
+{
+    for (u32 k = 0; k < own; k++, at += format == MXFP8 ? 8 : 4) {
+        u32 v[2] = {(u32)eights[k], (u32)(eights[k] >> 32)};
+        if (format == MXFP8)
+            put8(at, v);
+        else
+            put4(at, v[0]);
+    }
+}
+
+/* ---- scales ------------------------------------------------------------------------------------
+ */
+
+/* format_scale_of. The exponent of MXFP8's scale is that of most / 448, rounded up: 448 is 1.75 *
+ * 2^8, and no quotient rounds to a power of two that it is not. */
+INLINE format_scale near_scale(const u32 format, const extremes *e, const u32 as, u32 global)
+{
+    if (format != MXFP8 || e->up < 0x06000000 || e->up >= INFINITE)
+        return format_scale_of(format, e, as, global);
+    format_scale s = {(e->up >> 23) - 8 + ((e->up & 0x7FFFFF) > 0x600000), 0, 0};
+    s.by = (254 - s.stored) << 23;
+    return s;
+}
+
+/* Scales are elements of their dtype, at multiples of its size or, in views, anywhere. */
+INLINE void store_scale(u64 at, u32 stored, const u32 format, const u32 as)
+{
+    if (format < INT4)
+        AT(uint8_t, at) = (uint8_t)stored;
+    else
+        store_element(at, stored, size_of(as));
+}
+
+/* ---- tiles -------------------------------------------------------------------------------------
+ */
+
+/* The rows of one tile; `together` of them have their zero points in one word. fast: elements and
+ * codes lie beside each other and are aligned, and dtypes are known to the compiler. */
+INLINE void quantise_groups(const dray__gpu_launch *l, const dray__gpu_quant *q, const matrix *m,
+                            const u64 *factors, u32 global, totals *t, const u32 fast,
+                            const u32 format, const u32 from, const u32 as)
 {
     const u32 wanted = l->wanted, together = format == INT4_ZERO ? 8 : 1;
-    const u32 eights = (u32)q->cell[3] / 8, lanes = OWN_EIGHTS == 1 ? eights : 1;
-    const u32 own = OWN_EIGHTS == 1 ? 1 : eights, per = stored_of_eight(format);
-    const u32 in = size_of(from), columns = (u32)(q->extent[3] / (8 * own));
+    const u32 eights = (u32)q->cell[3] / 8, in = size_of(from), per = stored_of_eight(format);
+#if defined(__CUDACC__)
+    const u32 own = fast && format == NVFP4 ? 2 : 1, lanes = eights / own;
+#else
+    const u32 own = eights, lanes = 1;
+#endif
+    const u32 columns = (u32)(q->extent[3] / (8 * own));
+    const u64 in_step = fast ? in : (u64)q->source_stride[3];
+    const u64 out_step = fast ? stored_size(format) : (u64)q->destination_stride[3];
     stand at = stand_in(columns);
-    for (u32 c = at.column; c < columns; c += at.across) {
+    /* All threads pass through the loops equally often, those without elements, too. */
+    for (u32 c = at.column, left = columns; left > 0;
+         c += at.across, left -= left < at.across ? left : at.across) {
         u64 eight = (u64)c * own, column = q->start[3] / 8 + eight, scale = eight / eights;
         u64 scale_column = q->start[3] / q->cell[3] + scale;
-        u32 read[8 * OWN_EIGHTS], written[8 * OWN_EIGHTS], leads = eight % eights == 0;
+        u32 read[8 * MOST_EIGHTS], written[8 * MOST_EIGHTS], leads = eight % eights == 0;
         u32 scale_factor = column_factor(scale_column);
         UNROLL
-        for (u32 i = 0; i < 8 * OWN_EIGHTS; i++) {
+        for (u32 i = 0; i < 8 * MOST_EIGHTS; i++) {
             if (i < 8 * own)
                 read[i] = column_factor(column * 8 + i);
             if (i < per * own)
                 written[i] = per == 8 ? read[i] : column_factor(column * per + i);
         }
-        for (u64 r = first + at.row * together; r < last; r += at.down * together) {
-            u32 begin = (u32)r, end = last - begin < together ? last : begin + together, word = 0;
-            for (u32 b = begin; b < end; b++) {
-                grouped n = grouped_row(q, b);
-                group g[OWN_EIGHTS];
+        const u64 source = m->source + eight * 8 * in_step;
+        const u64 destination = m->destination + eight * per * out_step;
+        const u64 scales = m->scale + scale * (u64)m->scale_step;
+        for (u32 next = m->first; next < m->last; next += at.down * together) {
+            u32 begin = next + at.row * together, word = 0;
+            for (u32 b = begin; b < begin + together; b++) {
+                const u32 there = c < columns && b < m->last;
+                group g[MOST_EIGHTS];
                 extremes e = {0, 0};
-                for (u32 k = 0; k < OWN_EIGHTS; k++) {
-                    if (k >= own)
+                UNROLL
+                for (u32 k = 0; k < MOST_EIGHTS; k++) {
+                    if (k >= own || !there)
                         break;
-                    g[k] =
-                        load_eight(q, n.source + (eight + k) * 8 * (u64)q->source_stride[3], from);
-                    add_extremes(&e, &g[k], format, from);
+                    u64 from_at = source + b * (u64)m->source_row + k * 8 * in_step;
+                    g[k] = fast ? load_group(from_at, in, 8) : load_eight(q, from_at, from);
                 }
+                UNROLL
+                for (u32 k = 0; k < MOST_EIGHTS; k++)
+                    if (k < own && there)
+                        add_extremes(&e, &g[k], format, from);
                 e.up = lanes_most(e.up, lanes);
                 if (format == INT4_ZERO)
                     e.down = lanes_most(e.down, lanes);
-                format_scale s = format_scale_of(format, &e, as, global);
+                if (!there)
+                    continue;
+                u64 out[MOST_EIGHTS], row = factors[b - m->first], sum = 0;
+                format_scale s = near_scale(format, &e, as, global);
                 format_inverse v = format_inverse_of(format, &s, as);
-                u64 row = wanted ? row_factor(n.row) : 0;
-                for (u32 k = 0; k < OWN_EIGHTS; k++) {
+                u32 finite = larger(e.up, e.down) < INFINITE;
+                u64 to = destination + b * (u64)m->destination_row;
+                UNROLL
+                for (u32 k = 0; k < MOST_EIGHTS; k++) {
                     if (k >= own)
                         break;
-                    u64 to = n.destination + (eight + k) * per * (u64)q->destination_stride[3];
-                    u64 out = format_eight(&g[k], format, from, &s, &v, as);
-                    u64 sum = store_eight(q, to, out, format, written + per * k, wanted);
-                    if (wanted & WRITTEN)
-                        t->of[1] += row * sum;
+                    out[k] = fast && finite ? format_eight(&g[k], format, from, &s, &v, as)
+                                            : define_eight(g[k], format, from, s, as);
+                    if (!fast)
+                        store_eight(q, to + k * per * out_step, out[k], format);
                     if (wanted & SOURCE)
-                        t->of[0] += row * group_sum(&g[k], read + 8 * k, in, 8);
+                        sum += group_sum(&g[k], read + 8 * k, in, 8);
                 }
+                if (fast)
+                    put_eights(to, out, own, format);
+                t->of[0] += row * sum;
+                sum = 0;
+                UNROLL
+                for (u32 k = 0; k < MOST_EIGHTS; k++)
+                    if (k < own && (wanted & WRITTEN))
+                        sum += sum_of_eight(out[k], format, written + per * k);
+                t->of[1] += row * sum;
                 word |= (u32)((int)s.zero + 8) << 4 * (b - begin);
                 if (!leads)
                     continue;
-                store_element(n.scale + scale * (u64)q->scale_stride[3], s.stored, q->scale_size);
+                store_scale(scales + b * (u64)m->scale_row, s.stored, format, as);
                 if (wanted & SCALES)
-                    t->of[3] += row * scale_factor * s.stored;
+                    t->of[3] += row * ((u64)scale_factor * s.stored);
             }
-            if (format != INT4_ZERO || !leads)
+            if (format != INT4_ZERO || !leads || c >= columns || begin >= m->last)
                 continue;
-            u64 sum_row, to = zero_place(q, begin, scale, &sum_row);
-            store_element(to, word, 4);
+            u64 second = m->second + begin / 8 * (u64)q->second_stride[2];
+            store_element(second + scale * (u64)q->second_stride[3], word, 4);
             if (wanted & MOST)
-                t->of[4] += row_factor(sum_row) * scale_factor * word;
+                t->of[4] += row_factor(m->zero_row + begin / 8) * scale_factor * word;
         }
     }
 }
@@ -258,28 +353,43 @@ INLINE void quantise_groups(const dray__gpu_launch *l, const dray__gpu_quant *q,
     XX(INT4_ZERO, F32, BF16)                                                                       \
     XX(INT4_ZERO, F32, F32)
 
-KERNEL(3) dray_groups(LAUNCH l)
+/* A kernel for each format, so that none keeps what only another one needs. */
+INLINE void each_tile(const dray__gpu_launch *l, u64 *factors, const u32 format)
 {
     totals t = {{0, 0, 0, 0, 0}, NOBODY};
-    for (u32 i = BLOCK; i < l.count; i += BLOCKS) {
-        const dray__gpu_quant *q = &l.quants[l.tiles[i].piece];
-        u32 rows = (u32)(q->extent[0] * q->extent[1] * q->extent[2]);
-        u32 first = l.tiles[i].index * q->tile_rows, left = rows - first;
-        u32 last = first + (left < q->tile_rows ? left : q->tile_rows);
-        u32 global = q->format == NVFP4 ? global_scale_of(l.most[q->first_most], q->as) : 0;
-        if (SYNC_OR((int)stopped(&l)))
+    for (u32 i = BLOCK; i < l->count; i += BLOCKS) {
+        const dray__gpu_quant *q = &l->quants[l->tiles[i].piece];
+        matrix m = matrix_of(q, l->tiles[i].index);
+        u32 fast = q->word == 8 && q->packed && (format != NVFP4 || q->cell[3] % 16 == 0);
+        u32 global = format == NVFP4 ? global_scale_of(l->most[q->first_most], q->as) : 0;
+        if (SYNC_OR((int)stopped(l))) /* and nobody uses the last tile's factors any more */
             break;
-        flush(&l, &t, q->sum);
+        flush(l, &t, q->sum);
+        for (u32 r = THREAD; r < m.last - m.first; r += THREADS)
+            factors[r] = row_factor(m.row + m.first + r);
+        SYNC();
 #define XX(of_format, of_from, of_as)                                                              \
-    if (q->format == of_format && q->from == of_from && (of_as == 0 || q->as == of_as))            \
-        quantise_groups(&l, q, first, last, global, &t, of_format, of_from, of_as);                \
+    if (fast && format == of_format && q->from == of_from && (of_as == 0 || q->as == of_as))       \
+        quantise_groups(l, q, &m, factors, global, &t, 1, of_format, of_from, of_as);              \
     else
         GROUP_WAYS(XX)
 #undef XX
-        quantise_groups(&l, q, first, last, global, &t, q->format, q->from, q->as);
+        quantise_groups(l, q, &m, factors, global, &t, 0, format, q->from, q->as);
     }
-    if (l.wanted)
-        flush(&l, &t, NOBODY);
+    if (l->wanted)
+        flush(l, &t, NOBODY);
 }
+
+#define GROUPS(name, format)                                                                       \
+    KERNEL(3) name(LAUNCH l)                                                                       \
+    {                                                                                              \
+        SHARED u64 factors[DRAY__GPU_GROUP_ROWS];                                                  \
+        each_tile(&l, factors, format);                                                            \
+    }
+GROUPS(dray_mxfp8, MXFP8)
+GROUPS(dray_mxfp4, MXFP4)
+GROUPS(dray_nvfp4, NVFP4)
+GROUPS(dray_int4, INT4)
+GROUPS(dray_int4_zero, INT4_ZERO)
 
 #endif

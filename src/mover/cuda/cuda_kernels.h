@@ -25,6 +25,7 @@ enum {
     DRAY__GPU_THREADS = 256,     /* of a block */
     DRAY__GPU_ROWS = 512,        /* of a tile, at most */
     DRAY__GPU_CELL = 1 << 14,    /* elements of a cell that is read once */
+    DRAY__GPU_GROUP_ROWS = 512,  /* of a tile of groups, at most; eights */
     DRAY__GPU_GROUP = 256,       /* of a row, that share a scale, at most; 8 times a power of two */
     DRAY__GPU_CHANGED = 1 << 13, /* entries of a slice of a delta, at most */
     DRAY__GPU_SPARSE = 8, /* slices of which more than one in so many changed go as a whole */
@@ -62,7 +63,7 @@ typedef struct dray__gpu_quant {
     uint64_t extent[4], cell[4];
     uint64_t shape[4], scale_shape[4]; /* of the tensor, of its scales */
     uint64_t cells[4];
-    uint32_t strips; /* tiles of a cell: ranges of its rows */
+    uint32_t strips; /* tiles of a cell, or, of groups, of a matrix: ranges of its rows */
     uint32_t sum;
     uint16_t from, to;     /* dray_dtype */
     uint16_t scale_format; /* dray_scale_format, or DRAY__GPU_BYTES */
@@ -70,13 +71,12 @@ typedef struct dray__gpu_quant {
     /* Of groups (cuda_groups.h): */
     uint64_t second; /* zero points */
     int64_t second_stride[4];
-    uint32_t tile_rows; /* of a tile: of all dimensions but the last; whole words of zero points */
+    uint32_t tile_rows; /* of a tile, in one matrix; whole words of zero points */
     uint16_t format;    /* dray_quant_kind; 0: cells */
     uint16_t as;        /* dtype in which scales are computed */
     uint16_t scale_size;
     uint16_t packed; /* values are stored eight elements at once */
-    uint16_t flat;   /* rows are those of one matrix */
-    uint16_t reserved;
+    uint32_t reserved;
 } dray__gpu_quant;
 
 /* A block whose changes are found, or (part of) one that is brought up to date
@@ -132,7 +132,11 @@ typedef struct dray__gpu_launch {
     XX(dray_most)                                                                                  \
     XX(dray_quantise)                                                                              \
     XX(dray_dequantise)                                                                            \
-    XX(dray_groups)                                                                                \
+    XX(dray_mxfp8)                                                                                 \
+    XX(dray_mxfp4)                                                                                 \
+    XX(dray_nvfp4)                                                                                 \
+    XX(dray_int4)                                                                                  \
+    XX(dray_int4_zero)                                                                             \
     XX(dray_largest)                                                                               \
     XX(dray_globals)                                                                               \
     XX(dray_delta_find)                                                                            \

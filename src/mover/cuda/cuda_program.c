@@ -251,13 +251,12 @@ enum { GROUP_TILE = 4 * DRAY__GPU_CELL };
 /* Fills the fields that only boxes of groups have. */
 static void group_box(const dray__cuda_quant *q, dray__gpu_quant *g)
 {
-    uint64_t rows = g->extent[0] * g->extent[1] * g->extent[2], in, align = 4, out = 1;
+    uint64_t rows = g->extent[2], in, align = 4, out = 1;
     uint64_t together = g->cell[2], tile = GROUP_TILE / g->extent[3];
     in = dray_dtype_size((dray_dtype)g->from);
     g->format = (uint16_t)q->quant_kind;
     g->as = (uint16_t)q->as;
     g->second = q->second;
-    g->flat = g->extent[0] == 1 && g->extent[1] == 1;
     g->scale_size = (uint16_t)(g->format == DRAY_QUANT_INT4 || g->format == DRAY_QUANT_INT4_ZERO
                                    ? dray_dtype_size((dray_dtype)q->as)
                                    : 1);
@@ -274,6 +273,7 @@ static void group_box(const dray__cuda_quant *q, dray__gpu_quant *g)
             g->packed = 0;
     }
     tile = tile > 1 ? tile : 1;
+    tile = tile < DRAY__GPU_GROUP_ROWS ? tile : DRAY__GPU_GROUP_ROWS;
     tile = (tile + together - 1) / together * together;
     g->tile_rows = (uint32_t)(tile < rows ? tile : rows);
     g->strips = (uint32_t)((rows + g->tile_rows - 1) / g->tile_rows);
@@ -349,6 +349,12 @@ static bool add_global(program_builder *b, const dray__cuda_quant *q, uint64_t n
     return add_work(b, &w);
 }
 
+static const int kernel_of_format[] = {[DRAY_QUANT_MXFP8] = DRAY__GPU_dray_mxfp8,
+                                       [DRAY_QUANT_MXFP4] = DRAY__GPU_dray_mxfp4,
+                                       [DRAY_QUANT_NVFP4] = DRAY__GPU_dray_nvfp4,
+                                       [DRAY_QUANT_INT4] = DRAY__GPU_dray_int4,
+                                       [DRAY_QUANT_INT4_ZERO] = DRAY__GPU_dray_int4_zero};
+
 /* The elements of a group are in one row, which is read once. */
 static bool add_groups(program_builder *b, const dray__cuda_quant *q, dray__gpu_quant *g,
                        uint64_t number)
@@ -360,8 +366,8 @@ static bool add_groups(program_builder *b, const dray__cuda_quant *q, dray__gpu_
     work w = {.phase = q->phase,
               .lane = q->lane,
               .index = (uint32_t)p->quant_count,
-              .kernel = DRAY__GPU_dray_groups,
-              .tiles = g->strips,
+              .kernel = kernel_of_format[g->format],
+              .tiles = g->extent[0] * g->extent[1] * g->strips,
               .bytes = g->format == DRAY_QUANT_MXFP8 ? elements : elements / 2,
               .weight = FAR};
     p->kernel_bytes += w.bytes;
