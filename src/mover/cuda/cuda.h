@@ -98,6 +98,7 @@ typedef struct dray__cuda_delta {
     int64_t low[DRAY_MAX_DIMS], wanted[DRAY_MAX_DIMS]; /* APPLY: the part, within the block */
     uint64_t destination;                              /* address of its first element */
     int64_t destination_stride[DRAY_MAX_DIMS];
+    bool stepping; /* APPLY: elements with a step other than 0 are moved by it */
     uint32_t lane, phase;
 } dray__cuda_delta;
 /* Bytes of kept bits. */
@@ -206,6 +207,19 @@ typedef struct dray__cuda_place {
 } dray__cuda_place;
 int dray__cuda_bounce(const dray_region *region, const dray__cuda_place *place, void *dense,
                       bool to_gpu, dray_error *error);
+/* What became of elements of a rectangle of device memory, as a slot's entries
+ * (weights/delta/delta.h) of a slice that is the rectangle: all of `count` (at most
+ * DRAY__CUDA_PATCHES) are put into it by one launch. DRAY_EFORMAT: entries lead outside. */
+enum { DRAY__CUDA_PATCHES = 8, DRAY__CUDA_PATCH_BYTES = DRAY__CUDA_BOUNCE - 4096 };
+typedef struct dray__cuda_patch {
+    dray__cuda_place place;
+    bool stepping;
+    uint32_t count;  /* entries */
+    uint64_t offset; /* where they begin, a multiple of 8 */
+} dray__cuda_patch;
+/* entries: `bytes` (at most DRAY__CUDA_PATCH_BYTES) of host memory. */
+int dray__cuda_patch_all(const dray_region *region, const dray__cuda_patch *patches, uint32_t count,
+                         const void *entries, size_t bytes, dray_error *error);
 /* Allocates all that dray__cuda_bounce and dray__cuda_sum need on this GPU, which they do at their
  * first call otherwise: an allocation may wait for all that the GPU has to do. */
 int dray__cuda_bounce_reserve(dray__cuda_device *device, dray_error *error);

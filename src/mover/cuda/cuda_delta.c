@@ -75,6 +75,7 @@ int dray__gpu_delta_of(const dray__cuda_delta *d, uint32_t sum, dray__gpu_delta 
                          .pitch = pitch_of(d),
                          .destination = d->destination,
                          .sum = sum,
+                         .stepping = d->stepping,
                          .from = (uint16_t)d->dtype,
                          .to = (uint16_t)d->sent,
                          .in = (uint16_t)dray_dtype_size((dray_dtype)d->dtype),

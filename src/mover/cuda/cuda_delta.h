@@ -383,7 +383,7 @@ KERNEL(4) dray_delta_apply(LAUNCH l)
             break;
         u64 offset = (u64)slots[turn][1] << 32 | slots[turn][0];
         u32 count = slots[turn][2], bad = 0;
-        if (count == FULL || (u64)count * DRAY__GPU_SPARSE > s.elements) {
+        if (d->source && (count == FULL || (u64)count * DRAY__GPU_SPARSE > s.elements)) {
             copy_crossing(d, &c);
             continue;
         }

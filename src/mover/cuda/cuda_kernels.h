@@ -82,7 +82,7 @@ typedef struct dray__gpu_quant {
 /* A block whose changes are found, or (part of) one that is brought up to date
  * (weights/delta/delta.h). Four dimensions, the tensor's last ones last. */
 typedef struct dray__gpu_delta {
-    uint64_t source;             /* the block's first element */
+    uint64_t source;             /* the block's first element; applying: 0: there is none to copy */
     uint64_t table, store;       /* the block's first slot; the region */
     uint64_t store_bytes, begin; /* of it; where entries begin */
     uint64_t base, pitch; /* kept bits, slice by slice, and how far it is to the next slice's */

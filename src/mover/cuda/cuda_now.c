@@ -23,6 +23,8 @@ enum {
     GPU_BYTES = GPU_STOP + 256
 };
 _Static_assert(PIECES * sizeof(dray__gpu_piece) <= PIECES_BYTES, "no room for a few pieces");
+_Static_assert(DRAY__CUDA_PATCHES *(sizeof(dray__gpu_delta) + DRAY__GPU_SLOT) <= PIECES_BYTES,
+               "no room for deltas and their slots");
 
 static int begin(dray__cuda_device *device, dray__gpu **out, dray_error *error)
 {
@@ -68,6 +70,7 @@ static int launch(dray__gpu *gpu, int kernel, uint32_t tiles, bool summed, dray_
     const dray__cuda *cuda = gpu->cuda;
     CUdeviceptr base = gpu->bounce_memory->device;
     dray__gpu_launch l = {.pieces = (const dray__gpu_piece *)base,
+                          .deltas = (const dray__gpu_delta *)base,
                           .tiles = (const dray__gpu_tile *)(base + GPU_TILES),
                           .sums = (uint64_t *)(base + GPU_SUMS),
                           .sum_count = 1,
@@ -158,6 +161,81 @@ int dray__cuda_bounce(const dray_region *region, const dray__cuda_place *place, 
     rc = run(gpu, &item, NULL, DRAY__CUDA_BOUNCE, error);
     if (!rc && !to_gpu)
         memcpy(host, gpu->bounce->host, bytes);
+    end(gpu);
+    return rc;
+}
+
+/* ---- deltas ---------------------------------------------------------------------------------- */
+
+/* Entries lie where data do, slots behind the descriptors in the pieces' room. */
+static int patch(dray__gpu *gpu, const dray_region *region, const dray__cuda_patch *patches,
+                 uint32_t count, size_t bytes, dray_error *error)
+{
+    const dray__cuda *cuda = gpu->cuda;
+    const uint64_t slots = HOST_PIECES + DRAY__CUDA_PATCHES * sizeof(dray__gpu_delta);
+    CUdeviceptr base = gpu->bounce_memory->device;
+    dray__gpu_delta *deltas = (dray__gpu_delta *)(void *)(gpu->bounce->host + HOST_PIECES);
+    dray__gpu_tile *tiles = (dray__gpu_tile *)(void *)(gpu->bounce->host + HOST_TILES);
+    uint64_t *sums = (uint64_t *)(void *)(gpu->bounce->host + HOST_SUM);
+    for (uint32_t i = 0; i < count; i++) {
+        const dray__cuda_patch *p = &patches[i];
+        const uint64_t slot[2] = {p->offset, p->count};
+        dray__cuda_delta d = {.kind = DRAY__CUDA_APPLY,
+                              .dtype = p->place.dtype,
+                              .sent = p->place.dtype,
+                              .ndim = p->place.ndim,
+                              .table = gpu->bounce->device + slots + i * DRAY__GPU_SLOT,
+                              .store = gpu->bounce->device,
+                              .store_bytes = bytes,
+                              .destination = region->device_address + p->place.offset,
+                              .stepping = p->stepping};
+        size_t dims = p->place.ndim * sizeof *d.extent;
+        memcpy(d.extent, p->place.extent, dims);
+        memcpy(d.tile, p->place.extent, dims);
+        memcpy(d.wanted, p->place.extent, dims);
+        memcpy(d.destination_stride, p->place.stride, dims);
+        memcpy(gpu->bounce->host + slots + i * DRAY__GPU_SLOT, slot, sizeof slot);
+        tiles[i] = (dray__gpu_tile){i, 0};
+        int rc = dray__gpu_delta_of(&d, 0, &deltas[i], error);
+        if (rc)
+            return rc;
+    }
+    CUresult result = cuda->cuMemsetD32Async(
+        base + GPU_SUMS, 0, (GPU_BYTES - GPU_SUMS) / sizeof(uint32_t), gpu->bounce_stream);
+    if (!result)
+        result = cuda->cuMemcpyHtoDAsync(base, deltas, count * sizeof *deltas, gpu->bounce_stream);
+    if (result)
+        return dray__fail_cuda(error, result, "descriptors to %s", gpu->device->name);
+    int rc = launch(gpu, DRAY__GPU_dray_delta_apply, count, false, error);
+    if (rc)
+        return rc;
+    result = cuda->cuMemcpyDtoHAsync(sums, base + GPU_SUMS, 3 * sizeof *sums, gpu->bounce_stream);
+    if (!result)
+        result = cuda->cuStreamSynchronize(gpu->bounce_stream);
+    if (result)
+        return dray__fail_cuda(error, result, "a delta on %s", gpu->device->name);
+    return sums[2]
+               ? dray__fail(error, DRAY_EFORMAT, "region %s: %llu entries of deltas lead outside",
+                            region->name, (unsigned long long)sums[2])
+               : DRAY_OK;
+}
+
+int dray__cuda_patch_all(const dray_region *region, const dray__cuda_patch *patches, uint32_t count,
+                         const void *entries, size_t bytes, dray_error *error)
+{
+    dray__gpu *gpu;
+    if (!region->device || !region->device_address)
+        return dray__fail(error, DRAY_EUNSUPPORTED, "region %s lies on no GPU of this process",
+                          region->name);
+    if (count > DRAY__CUDA_PATCHES || bytes > DRAY__CUDA_PATCH_BYTES)
+        return dray__fail(error, DRAY_EINVALID,
+                          "%u deltas of %zu bytes at once, at most %d of %d expected", count, bytes,
+                          DRAY__CUDA_PATCHES, DRAY__CUDA_PATCH_BYTES);
+    int rc = begin(region->device, &gpu, error);
+    if (rc)
+        return rc;
+    memcpy(gpu->bounce->host, entries, bytes);
+    rc = patch(gpu, region, patches, count, bytes, error);
     end(gpu);
     return rc;
 }

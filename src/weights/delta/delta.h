@@ -131,8 +131,9 @@ bool dray__delta_sends(const dray__delta_view *view, uint32_t block, int32_t dty
 typedef struct dray__delta_coder dray__delta_coder;
 dray__delta_coder *dray__delta_coder_new(void); /* NULL: out of memory */
 void dray__delta_coder_free(dray__delta_coder *coder);
-/* What one that decodes holds, at most, where pieces take so many bytes dense. */
-size_t dray__delta_coder_bytes(size_t piece);
+/* What one that decodes holds, at most, where pieces take so many bytes dense. gpus: into memory of
+ * GPUs. */
+size_t dray__delta_coder_bytes(size_t piece, bool gpus);
 
 /* Returns the bytes put at `out`; 0: it would be `limit` bytes or more, the rectangle crosses
  * several slices, or what is sent is not of this dtype. */
@@ -142,3 +143,14 @@ size_t dray__delta_encode(dray__delta_coder *coder, const dray__delta_view *view
  * written. */
 int dray__delta_decode(dray__delta_coder *coder, const uint8_t *data, size_t size,
                        const dray_copy *copy, void *base, dray_error *error);
+typedef struct dray__delta_message {
+    const uint8_t *data;
+    size_t size;
+    const dray_copy *copy; /* all of them lead to one region */
+} dray__delta_message;
+/* The same of several, to memory of any kind: a GPU's is patched by the GPU, which has few launches
+ * of many. DRAY_EFORMAT: nothing is written of those that are wrong, and of those behind them. */
+int dray__delta_decode_all(dray__delta_coder *coder, const dray__delta_message *messages,
+                           uint32_t count, dray_region *to, dray_error *error);
+/* Can deltas be written to this region by this process? */
+bool dray__delta_writes(const dray_region *to);

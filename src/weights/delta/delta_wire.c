@@ -1,6 +1,8 @@
 /* Deltas over a network (delta.h): positions as gaps, and codes or, in planes, values; both
  * compressed where that pays. */
 #include "base/error.h"
+#include "memory/cuda_memory.h"
+#include "mover/cuda/cuda.h"
 #include "weights/delta/delta.h"
 
 #include <inttypes.h>
@@ -23,7 +25,7 @@ enum {
 struct dray__delta_coder {
     ZSTD_CCtx *compressor;
     ZSTD_DCtx *decompressor;
-    uint8_t *buffer;
+    uint8_t *buffer, *entries; /* entries: of a GPU's patches, DRAY__CUDA_PATCH_BYTES */
     size_t room;
     uint32_t rest, last_rest; /* pieces that are not tried yet */
 };
@@ -35,6 +37,7 @@ void dray__delta_coder_free(dray__delta_coder *coder)
     ZSTD_freeCCtx(coder->compressor);
     ZSTD_freeDCtx(coder->decompressor);
     free(coder->buffer);
+    free(coder->entries);
     free(coder);
 }
 
@@ -43,9 +46,9 @@ dray__delta_coder *dray__delta_coder_new(void)
     return calloc(1, sizeof(dray__delta_coder));
 }
 
-size_t dray__delta_coder_bytes(size_t piece)
+size_t dray__delta_coder_bytes(size_t piece, bool gpus)
 {
-    return piece + DECOMPRESSOR;
+    return piece + DECOMPRESSOR + (gpus ? DRAY__CUDA_PATCH_BYTES : 0);
 }
 
 static bool reserve(dray__delta_coder *coder, size_t size)
@@ -331,4 +334,84 @@ int dray__delta_decode(dray__delta_coder *coder, const uint8_t *data, size_t siz
     int rc = begin_reading(coder, data, size, dray__rect_elements(&rect),
                            dray_dtype_size((dray_dtype)copy->destination_dtype), &in, error);
     return rc ? rc : apply_entries(&in, copy, base, error);
+}
+
+/* ---- into memory of GPUs --------------------------------------------------------------------- */
+
+bool dray__delta_writes(const dray_region *to)
+{
+    return dray_region_base(to) ||
+           (dray_region_get_kind(to) == DRAY_REGION_CUDA && to->device && to->device_address);
+}
+
+static size_t up8(size_t bytes)
+{
+    return (bytes + 7) & ~(size_t)7;
+}
+
+/* The patches that are launched next. */
+struct batch {
+    dray__cuda_patch patches[DRAY__CUDA_PATCHES];
+    uint32_t count;
+    size_t bytes;
+};
+
+static int flush(dray__delta_coder *coder, struct batch *b, const dray_region *to,
+                 dray_error *error)
+{
+    int rc = b->count
+                 ? dray__cuda_patch_all(to, b->patches, b->count, coder->entries, b->bytes, error)
+                 : DRAY_OK;
+    b->count = 0;
+    b->bytes = 0;
+    return rc;
+}
+
+static int add_patch(dray__delta_coder *coder, struct batch *b, const dray__delta_message *message,
+                     const dray_region *to, dray_error *error)
+{
+    const dray_copy *copy = message->copy;
+    dray__rect rect = dray__copy_rect(copy);
+    size_t element = dray_dtype_size((dray_dtype)copy->destination_dtype);
+    struct incoming in;
+    int rc = begin_reading(coder, message->data, message->size, dray__rect_elements(&rect), element,
+                           &in, error);
+    if (rc)
+        return rc;
+    size_t positions = up8(in.count * sizeof(uint16_t)), values = up8(in.count * element);
+    size_t all = positions + values + up8(in.count);
+    if (b->count == DRAY__CUDA_PATCHES || b->bytes + all > DRAY__CUDA_PATCH_BYTES)
+        rc = flush(coder, b, to, error);
+    uint8_t *at = coder->entries + b->bytes;
+    uint32_t count;
+    if (!rc)
+        rc = next_chunk(&in, in.count, (uint16_t *)(void *)at, at + positions,
+                        (int8_t *)at + positions + values, &count, error);
+    if (rc)
+        return rc;
+    dray__cuda_patch *p = &b->patches[b->count++];
+    *p = (dray__cuda_patch){.place = {copy->destination_dtype, copy->ndim, copy->extent,
+                                      copy->destination_stride, copy->destination_offset},
+                            .stepping = in.coded,
+                            .count = in.count,
+                            .offset = b->bytes};
+    b->bytes += all;
+    return DRAY_OK;
+}
+
+int dray__delta_decode_all(dray__delta_coder *coder, const dray__delta_message *messages,
+                           uint32_t count, dray_region *to, dray_error *error)
+{
+    struct batch batch = {.count = 0};
+    int rc = DRAY_OK;
+    uint8_t *base = dray_region_base(to);
+    if (!base && !coder->entries)
+        coder->entries = malloc(DRAY__CUDA_PATCH_BYTES);
+    if (!base && !coder->entries)
+        return dray__nomem(error);
+    for (uint32_t i = 0; i < count && rc == DRAY_OK; i++)
+        rc = base ? dray__delta_decode(coder, messages[i].data, messages[i].size, messages[i].copy,
+                                       base, error)
+                  : add_patch(coder, &batch, &messages[i], to, error);
+    return rc ? rc : flush(coder, &batch, to, error);
 }

@@ -89,6 +89,7 @@ struct dray__packer {
     dray_copy scales[DRAY__PULL_RECTS_MAX]; /* the places of each rectangle's scales */
     dray__pull_quant quants[DRAY__PULL_RECTS_MAX];
     uint32_t blocks[DRAY__PULL_RECTS_MAX], sizes[DRAY__PULL_RECTS_MAX];
+    uint32_t changes[DRAY__PULL_RECTS_MAX]; /* bytes of entries in its place; 0: its elements */
     uint64_t sums[DRAY__PULL_RECTS_MAX], source_sums[DRAY__PULL_RECTS_MAX];
     uint32_t count;
     uint64_t data_bytes, room; /* room: the bytes that the staging has */
@@ -184,6 +185,35 @@ static int get_rect(dray__packer *p, const dray_layout *layout, dray__reader *in
     return DRAY_OK;
 }
 
+/* Puts what changed since the base where the elements would be, of what is sent as it is stored, so
+ * that these need not be brought here: from a GPU that would take longer than to send them. */
+static void pack_changes(dray__packer *p, const dray__delta_view *view, dray_region *staging)
+{
+    uint8_t *data = dray_region_base(staging);
+    memset(p->changes, 0, p->count * sizeof *p->changes);
+    for (uint32_t i = 0; i < p->count && view; i++) {
+        const dray_copy *copy = &p->copies[i];
+        dray__rect rect = dray__copy_rect(copy);
+        if (copy->source_dtype == copy->destination_dtype)
+            p->changes[i] = (uint32_t)dray__delta_encode(
+                p->coder, view, p->blocks[i], &rect, copy->destination_dtype,
+                data + copy->destination_offset, p->sizes[i]);
+    }
+}
+
+/* The sums of what is not moved. */
+static int sum_source(dray__packer *p, uint32_t i, const dray_layout *layout,
+                      const dray_region *region, dray_error *error)
+{
+    const dray_copy *copy = &p->copies[i];
+    const dray_tensor_info *tensor = dray_layout_tensor(layout, copy->tensor);
+    dray__sum_of source = {copy->source_dtype, tensor->ndim,        tensor->shape, copy->start,
+                           copy->extent,       copy->source_stride, NULL};
+    int rc = dray__sum_region(region, copy->source_offset, &source, &p->source_sums[i], error);
+    p->sums[i] = p->source_sums[i];
+    return rc;
+}
+
 /* Reads the source's bits a second time, in another way than the mover does, and compares the
  * sums. */
 static int read_again(const dray__packer *p, uint32_t i, const dray_layout *layout,
@@ -231,8 +261,9 @@ static int pack(dray__packer *p, const dray__local *local, const dray__shares *s
     memset(p->sums, 0, p->count * sizeof *p->sums);
     memset(p->source_sums, 0, p->count * sizeof *p->source_sums);
     for (uint32_t i = 0, end; i < p->count; i = end) {
-        for (end = i + 1; end < p->count && !p->quantised[i] && !p->quantised[end] &&
-                          p->copies[end].source_region == p->copies[i].source_region;
+        for (end = i + 1;
+             end < p->count && !p->quantised[i] && !p->quantised[end] && !p->changes[i] &&
+             !p->changes[end] && p->copies[end].source_region == p->copies[i].source_region;
              end++)
             ;
         uint32_t index = p->copies[i].source_region;
@@ -244,7 +275,8 @@ static int pack(dray__packer *p, const dray__local *local, const dray__shares *s
                                       .sums = sums ? p->sums + i : NULL,
                                       .source_sums = sums ? p->source_sums + i : NULL};
         int rc =
-            p->quantised[i] && !p->held
+            p->changes[i] ? (sums ? sum_source(p, i, layout, region, error) : DRAY_OK)
+            : p->quantised[i] && !p->held
                 ? dray__pull_quantise(layout, region, &p->floats, p->copies + i, p->quants + i,
                                       staging, p->source_sums + i, sums ? p->sums + i : NULL, error)
                 : dray__move_all(region, staging, p->copies + i, end - i, &options, error);
@@ -258,25 +290,25 @@ static int pack(dray__packer *p, const dray__local *local, const dray__shares *s
     return DRAY_OK;
 }
 
-/* Replaces the dense elements in staging by the changes since the base where those take fewer
- * bytes. The rest of the data moves up. */
-static void shorten(dray__packer *p, const dray__delta_view *view, const dray__pull_base *base,
-                    dray_region *staging)
+/* Replaces the dense elements of what was converted by the changes since the base where those take
+ * fewer bytes. All that is sent moves up to what is in front of it. */
+static void shorten(dray__packer *p, const dray__delta_view *view, dray_region *staging)
 {
     uint8_t *data = dray_region_base(staging);
     uint64_t to = 0, from = 0;
-    if (!view || !dray__delta_leads(view, base->incarnation, base->base, base->version))
-        return;
     for (uint32_t i = 0; i < p->count; i++) {
         const dray_copy *copy = &p->copies[i];
         uint32_t dense = p->sizes[i];
         dray__rect rect = dray__copy_rect(copy);
-        size_t bytes = dray__delta_encode(p->coder, view, p->blocks[i], &rect,
-                                          copy->destination_dtype, p->scratch, dense);
-        if (bytes)
+        bool converted = copy->source_dtype != copy->destination_dtype;
+        size_t bytes = p->changes[i];
+        if (converted)
+            bytes = dray__delta_encode(p->coder, view, p->blocks[i], &rect, copy->destination_dtype,
+                                       p->scratch, dense);
+        if (converted && bytes)
             memcpy(data + to, p->scratch, bytes);
         else
-            memmove(data + to, data + from, dense);
+            memmove(data + to, data + from, bytes ? bytes : dense);
         p->sizes[i] = bytes ? (uint32_t)bytes : dense;
         to += p->sizes[i];
         from += dense;
@@ -421,14 +453,19 @@ static int read_request(dray__packer *p, dray__reader in, uint16_t *options, dra
                             "what is quantised comes from a publisher's memory alone");
     if (rc == DRAY_OK)
         rc = find_shares(p, shares, dray__local_layout(local), false, mapped, sums, error);
+    const dray__delta_view *view = has_base && !shares ? dray__local_delta(local) : NULL;
+    if (view && !dray__delta_leads(view, base.incarnation, base.base, base.version))
+        view = NULL;
+    if (rc == DRAY_OK)
+        pack_changes(p, view, staging);
     if (rc == DRAY_OK && !mapped)
         rc = pack(p, local, shares, dray__local_layout(local), sums, staging, error);
     if (rc == DRAY_OK && !mapped)
         rc = find_shares(p, shares, dray__local_layout(local), true, false, sums, error);
     if (mapped)
         p->data_bytes = 0;
-    if (rc == DRAY_OK && has_base && !shares)
-        shorten(p, dray__local_delta(local), &base, staging);
+    if (rc == DRAY_OK && view)
+        shorten(p, view, staging);
     dray__local_release(local);
     return rc;
 }

@@ -46,7 +46,7 @@ static bool takes_deltas(const struct remote_route *l, const struct source *s, c
     const dray_copy *copy = &op->copy;
     const dray_region *to =
         op->prequantised ? NULL : l->transfer->destination->regions[copy->destination_region];
-    return to && dray_region_base(to) && !s->cohort && s->of->has_delta && l->coder_bytes &&
+    return to && dray__delta_writes(to) && !s->cohort && s->of->has_delta && l->coder_bytes &&
            dray__remote_dtype(s, copy) == copy->destination_dtype &&
            DRAY__DELTA_SLICE * dray_dtype_size((dray_dtype)dray__remote_dtype(s, copy)) <=
                s->segment;

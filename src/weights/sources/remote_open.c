@@ -212,6 +212,15 @@ static void open_segments(struct remote_route *l)
     }
 }
 
+static bool has_gpus(const struct remote_route *l)
+{
+    const dray__destination *to = l->transfer->destination;
+    bool any = false;
+    for (uint32_t i = 0; i < dray_layout_region_count(to->layout); i++)
+        any |= to->regions[i] && dray_region_get_kind(to->regions[i]) == DRAY_REGION_CUDA;
+    return any;
+}
+
 /* The ceiling holds the slots and the bytes in flight. segment is the size of one answer, the same
  * with and without NCCL, so that the members of a cohort cut alike. */
 static int open_slots(struct remote_route *l, uint64_t segment, uint64_t ceiling, dray_error *error)
@@ -227,7 +236,7 @@ static int open_slots(struct remote_route *l, uint64_t segment, uint64_t ceiling
     l->coder = expects_deltas(l->transfer) ? dray__delta_coder_new() : NULL;
     if (expects_deltas(l->transfer) && !l->coder)
         return dray__nomem(error);
-    l->coder_bytes = l->coder ? dray__delta_coder_bytes(l->segment) : 0;
+    l->coder_bytes = l->coder ? dray__delta_coder_bytes(l->segment, has_gpus(l)) : 0;
     l->window = ceiling - l->slot_count * l->segment;
     if (l->coder_bytes <= l->window / 2)
         l->window -= l->coder_bytes;

@@ -85,20 +85,32 @@ static void look(struct remote_route *l, const struct source *s, const struct re
     }
 }
 
-static int place_delta(struct remote_route *l, const struct source *s,
-                       const struct request *request, uint32_t i, uint64_t bytes, dray_error *error)
+/* Rectangles from `first` on that came as deltas and lead to one region; *end: behind the last. */
+static int place_deltas(struct remote_route *l, const struct source *s,
+                        const struct request *request, const uint8_t *head, uint32_t first,
+                        uint32_t *end, dray_error *error)
 {
-    const dray_copy *copy = &l->batch.copies[i];
-    dray_region *to = l->transfer->destination->regions[copy->destination_region];
-    const uint8_t *data = dray_region_base(landing(s, request, &l->batch.copies[i]));
+    dray__transfer *h = l->transfer;
+    dray__delta_message messages[RECTS];
+    uint32_t region = l->batch.copies[first].destination_region, count = 0;
+    dray_region *to = h->destination->regions[region];
+    uint32_t i = first;
+    for (; i < request->count && l->sparse[i] && l->batch.copies[i].destination_region == region;
+         i++) {
+        const dray_copy *copy = &l->batch.copies[i];
+        const uint8_t *data = dray_region_base(landing(s, request, copy));
+        size_t bytes = told_of(l, s, request, head, i).bytes;
+        messages[count++] = (dray__delta_message){data + copy->source_offset, bytes, copy};
+        h->told.delta_bytes += bytes;
+        h->told.delta_covered_bytes += dray__copy_bytes(copy);
+    }
+    *end = i;
     int64_t begin = dray__now();
-    int rc = dray__delta_decode(l->coder, data + copy->source_offset, bytes, copy,
-                                dray_region_base(to), error);
-    l->transfer->move_ns += dray__now() - begin;
-    if (rc == DRAY_OK && l->transfer->options.verify)
-        l->batch.written[i] = l->batch.read[i] = dray__transfer_read_back(l->transfer, to, copy);
-    l->transfer->told.delta_bytes += bytes;
-    l->transfer->told.delta_covered_bytes += dray__copy_bytes(copy);
+    int rc = dray__delta_decode_all(l->coder, messages, count, to, error);
+    h->move_ns += dray__now() - begin;
+    for (i = first; i < *end && rc == DRAY_OK && h->options.verify; i++)
+        l->batch.written[i] = l->batch.read[i] =
+            dray__transfer_read_back(h, to, &l->batch.copies[i]);
     return rc;
 }
 
@@ -120,7 +132,7 @@ int dray__remote_place(struct remote_route *l, struct source *s, const struct re
             continue;
         }
         if (l->sparse[i]) {
-            int rc = place_delta(l, s, request, i, told_of(l, s, request, head, i).bytes, error);
+            int rc = place_deltas(l, s, request, head, i, &end, error);
             if (rc)
                 return rc;
             continue;
