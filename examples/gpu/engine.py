@@ -223,7 +223,7 @@ class Engine:
                 self._decode(rows, read)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a prefetch may allocate meanwhile
                 found = self._decode(rows, read)
             self._graphs[rows, read] = graph, found
         graph, found = self._graphs[rows, read]
