@@ -142,7 +142,8 @@ static int fetch(void *user, uint64_t block, void *data, uint64_t bytes, dray_er
             break;
         rc = dray__fail(error, DRAY_ECHECKSUM,
                         "s3://%s/%.300s: block %" PRIu64
-                        " has not the sum in the version's " DRAY__S3_MANIFEST ", %d times",
+                        " does not have the sum that the version's " DRAY__S3_MANIFEST
+                        " says, %d times",
                         o->place.bucket, o->place.key, block, TRIES);
     }
     dray__s3_place step;

@@ -254,7 +254,7 @@ def test_engines():
             change(tensors)
             checkpoint.save(FOLDER, 5, tensors, deltas=8)
             server.wrong("wrong", key="step-000005/model", times=1000)
-            refused(dray.DrayError, "step-000005/model.safetensors: block 0 is not what", subscriber.update, mode="disk",
+            refused(dray.DrayError, "step-000005/model.safetensors: block 0 does not have the sum", subscriber.update, mode="disk",
                     path=checkpoint.latest(FOLDER)[1], path_version=5)
             server.faults.clear()
             subscriber.update(mode="disk", path=checkpoint.latest(FOLDER)[1], path_version=5)
@@ -320,7 +320,7 @@ def test_lasting_faults():
     tensors = state()
     checkpoint.save(FOLDER, 1, tensors)
     np.savez(os.path.join(TOP, "small.npz"), **tensors)
-    for do, key, part in (("503", "model", "503 SlowDown"), ("wrong", "model", "block 0 is not what"), ("wrong", "objects.json", "its own sum"),
+    for do, key, part in (("503", "model", "503 SlowDown"), ("wrong", "model", "block 0 does not have the sum"), ("wrong", "objects.json", "its own sum"),
                           ("truncate", "model", "after 6 tries"), ("short", "model", "another range"),
                           ("wrong", "latest", "expected a step and its sum")):
         server.faults.clear()
@@ -372,7 +372,7 @@ def test_damaged_and_stale():
     whole = dict(objects())
     for name, damaged, part in ((key(2), objects()[key(3)], ""), (key(1), server.object(whole[key(1)].data[:5 << 20]), ""),
                                 (key(1), None, "no such object"), ("runs/one/step-000002/objects.json", None, ""),
-                                ("runs/one/step-000002/delta.json", whole["runs/one/step-000003/delta.json"], "block 0 is not what"),
+                                ("runs/one/step-000002/delta.json", whole["runs/one/step-000003/delta.json"], "block 0 does not have the sum"),
                                 ("runs/one/step-000001/objects.json", whole["runs/one/step-000002/objects.json"], "")):
         objects().clear()
         objects().update(whole)

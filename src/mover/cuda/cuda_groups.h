@@ -1,6 +1,7 @@
 /* The kernel that quantises in groups of a row's elements (formats.h has the arithmetic): a
- * part of cuda_kernels.cu, included by it alone. A thread has eight elements, or sixteen, so that
- * the threads of a group stand beside each other in a warp; as C one thread has all of a group. */
+ * part of cuda_kernels.cu, included by it alone. A thread has eight elements, so
+ * that the threads of a group stand beside each other in a warp; as C one thread has all of a
+ * group. */
 #ifndef DRAY_MOVER_CUDA_CUDA_GROUPS_H
 #define DRAY_MOVER_CUDA_CUDA_GROUPS_H
 
@@ -8,7 +9,7 @@
 #include "mover/kernels/formats.h"
 
 #if defined(__CUDACC__)
-#define MOST_EIGHTS 2 /* that a thread has of a group */
+#define MOST_EIGHTS 1 /* that a thread has of a group */
 /* The largest of the `lanes` threads that have a group; all threads of a warp come here together.
  */
 INLINE u32 lanes_most(u32 value, u32 lanes)
@@ -248,7 +249,7 @@ INLINE void quantise_groups(const dray__gpu_launch *l, const dray__gpu_quant *q,
     const u32 wanted = l->wanted, together = format == INT4_ZERO ? 8 : 1;
     const u32 eights = (u32)q->cell[3] / 8, in = size_of(from), per = stored_of_eight(format);
 #if defined(__CUDACC__)
-    const u32 own = fast && format == NVFP4 ? 2 : 1, lanes = eights / own;
+    const u32 own = 1, lanes = eights;
 #else
     const u32 own = eights, lanes = 1;
 #endif
@@ -360,7 +361,7 @@ INLINE void each_tile(const dray__gpu_launch *l, u64 *factors, const u32 format)
     for (u32 i = BLOCK; i < l->count; i += BLOCKS) {
         const dray__gpu_quant *q = &l->quants[l->tiles[i].piece];
         matrix m = matrix_of(q, l->tiles[i].index);
-        u32 fast = q->word == 8 && q->packed && (format != NVFP4 || q->cell[3] % 16 == 0);
+        u32 fast = q->word == 8 && q->packed;
         u32 global = format == NVFP4 ? global_scale_of(l->most[q->first_most], q->as) : 0;
         if (SYNC_OR((int)stopped(l))) /* and nobody uses the last tile's factors any more */
             break;
