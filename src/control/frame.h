@@ -34,7 +34,8 @@ typedef struct dray__frame {
 /* Appends header and payload to `out`, whose failure stays with it. Returns 0, or DRAY_EINVALID
  * when the message is too large. */
 int dray__frame_put(dray__writer *out, const dray__frame *frame, dray_error *error);
-/* Writes and reads the payload of an error reply. *error is filled whatever the payload is. */
+/* Writes and reads the payload of an error reply. *error is filled by any payload,
+ * malformed ones included. */
 void dray__frame_put_error(dray__writer *payload, const dray_error *error);
 void dray__frame_get_error(dray__reader payload, dray_error *error);
 

@@ -123,7 +123,7 @@ static void peer_failed(void *user, ucp_ep_h endpoint, ucs_status_t status)
 {
     dray__ucx *x = user;
     (void)endpoint;
-    (void)status; /* "Endpoint timeout", whatever the reason */
+    (void)status; /* UCX says "Endpoint timeout" for every reason */
     x->failed = -ECONNRESET;
 }
 

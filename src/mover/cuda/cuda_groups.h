@@ -1,7 +1,6 @@
 /* The kernel that quantises in groups of a row's elements (formats.h has the arithmetic): a
- * part of cuda_kernels.cu, included by it alone. A thread has eight elements, so
- * that the threads of a group stand beside each other in a warp; as C one thread has all of a
- * group. */
+ * part of cuda_kernels.cu, included by it alone. A thread has eight elements, so that
+ * the threads of a group stand beside each other in a warp; as C one thread has all of a group. */
 #ifndef DRAY_MOVER_CUDA_CUDA_GROUPS_H
 #define DRAY_MOVER_CUDA_CUDA_GROUPS_H
 
@@ -30,7 +29,7 @@ INLINE u32 lanes_most(u32 value, u32 lanes)
 #endif
 
 /* The rows of a tile, which lie in one matrix: those of the last two dimensions. Addresses are of
- * the matrix's first element, row and zero_row are what sums call its first row. */
+ * the matrix's first element, row and zero_row the numbers of its first row in sums. */
 typedef struct matrix {
     u64 source, destination, scale, second;
     int64_t source_row, destination_row, scale_row, scale_step;
@@ -91,7 +90,8 @@ INLINE u32 bits_of_code(const u32 format)
     return format == MXFP8 ? 8 : 4;
 }
 
-/* What eight elements become, eight bytes or four bits each, by the arithmetic as it is defined. */
+/* The codes of eight elements, eight bytes or four bits each, by the arithmetic as it is defined.
+ */
 OUTLINE u64 define_eight(group g, u32 format, u32 from, format_scale s, u32 as)
 {
     u64 out = 0;
@@ -203,15 +203,13 @@ INLINE void store_eight(const dray__gpu_quant *q, u64 at, u64 eight, const u32 f
 }
 
 /* Beside each other, and aligned. */
-INLINE void put_eights(u64 at, const u64 *eights, const u32 own, const u32 format)
+INLINE void put_eight(u64 at, u64 eight, const u32 format)
 {
-    for (u32 k = 0; k < own; k++, at += format == MXFP8 ? 8 : 4) {
-        u32 v[2] = {(u32)eights[k], (u32)(eights[k] >> 32)};
-        if (format == MXFP8)
-            put8(at, v);
-        else
-            put4(at, v[0]);
-    }
+    u32 v[2] = {(u32)eight, (u32)(eight >> 32)};
+    if (format == MXFP8)
+        put8(at, v);
+    else
+        put4(at, v[0]);
 }
 
 /* ---- scales ------------------------------------------------------------------------------------
@@ -296,7 +294,7 @@ INLINE void quantise_groups(const dray__gpu_launch *l, const dray__gpu_quant *q,
                     e.down = lanes_most(e.down, lanes);
                 if (!there)
                     continue;
-                u64 out[MOST_EIGHTS], row = factors[b - m->first], sum = 0;
+                u64 row = factors[b - m->first], sums[2] = {0, 0};
                 format_scale s = near_scale(format, &e, as, global);
                 format_inverse v = format_inverse_of(format, &s, as);
                 u32 finite = larger(e.up, e.down) < INFINITE;
@@ -305,22 +303,19 @@ INLINE void quantise_groups(const dray__gpu_launch *l, const dray__gpu_quant *q,
                 for (u32 k = 0; k < MOST_EIGHTS; k++) {
                     if (k >= own)
                         break;
-                    out[k] = fast && finite ? format_eight(&g[k], format, from, &s, &v, as)
-                                            : define_eight(g[k], format, from, s, as);
-                    if (!fast)
-                        store_eight(q, to + k * per * out_step, out[k], format);
+                    u64 out = fast && finite ? format_eight(&g[k], format, from, &s, &v, as)
+                                             : define_eight(g[k], format, from, s, as);
+                    if (fast)
+                        put_eight(to + k * per * out_step, out, format);
+                    else
+                        store_eight(q, to + k * per * out_step, out, format);
                     if (wanted & SOURCE)
-                        sum += group_sum(&g[k], read + 8 * k, in, 8);
+                        sums[0] += group_sum(&g[k], read + 8 * k, in, 8);
+                    if (wanted & WRITTEN)
+                        sums[1] += sum_of_eight(out, format, written + per * k);
                 }
-                if (fast)
-                    put_eights(to, out, own, format);
-                t->of[0] += row * sum;
-                sum = 0;
-                UNROLL
-                for (u32 k = 0; k < MOST_EIGHTS; k++)
-                    if (k < own && (wanted & WRITTEN))
-                        sum += sum_of_eight(out[k], format, written + per * k);
-                t->of[1] += row * sum;
+                t->of[0] += row * sums[0];
+                t->of[1] += row * sums[1];
                 word |= (u32)((int)s.zero + 8) << 4 * (b - begin);
                 if (!leads)
                     continue;

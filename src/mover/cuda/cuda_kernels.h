@@ -74,9 +74,8 @@ typedef struct dray__gpu_quant {
     uint32_t tile_rows; /* of a tile, in one matrix; whole words of zero points */
     uint16_t format;    /* dray_quant_kind; 0: cells */
     uint16_t as;        /* dtype in which scales are computed */
-    uint16_t scale_size;
-    uint16_t packed; /* values are stored eight elements at once */
-    uint32_t reserved;
+    uint16_t packed;    /* values are stored eight elements at once */
+    uint16_t reserved;
 } dray__gpu_quant;
 
 /* A block whose changes are found, or (part of) one that is brought up to date

@@ -92,21 +92,27 @@ static int launch(dray__gpu *gpu, int kernel, uint32_t tiles, bool summed, dray_
     return dray__fail_cuda(error, result, "copies on %s", gpu->device->name);
 }
 
-static int run(dray__gpu *gpu, const dray__cuda_item *item, const dray_tensor_info *tensor,
-               uint64_t tile_bytes, dray_error *error)
+/* Zeroes the sums, and uploads descriptors from where they lie in the bounce memory. */
+static int upload(dray__gpu *gpu, size_t bytes, dray_error *error)
 {
     const dray__cuda *cuda = gpu->cuda;
     CUdeviceptr base = gpu->bounce_memory->device;
-    int kernels[PIECES], rc = DRAY_OK;
-    dray__gpu_piece *pieces = (dray__gpu_piece *)(void *)(gpu->bounce->host + HOST_PIECES);
-    dray__gpu_tile *tiles = (dray__gpu_tile *)(void *)(gpu->bounce->host + HOST_TILES);
-    uint32_t count = dray__gpu_pieces_of(item, tensor, tile_bytes, pieces, kernels);
     CUresult result = cuda->cuMemsetD32Async(
         base + GPU_SUMS, 0, (GPU_BYTES - GPU_SUMS) / sizeof(uint32_t), gpu->bounce_stream);
     if (!result)
-        result = cuda->cuMemcpyHtoDAsync(base, pieces, count * sizeof *pieces, gpu->bounce_stream);
-    if (result)
-        return dray__fail_cuda(error, result, "descriptors to %s", gpu->device->name);
+        result = cuda->cuMemcpyHtoDAsync(base, gpu->bounce->host + HOST_PIECES, bytes,
+                                         gpu->bounce_stream);
+    return dray__fail_cuda(error, result, "descriptors to %s", gpu->device->name);
+}
+
+static int run(dray__gpu *gpu, const dray__cuda_item *item, const dray_tensor_info *tensor,
+               uint64_t tile_bytes, dray_error *error)
+{
+    int kernels[PIECES];
+    dray__gpu_piece *pieces = (dray__gpu_piece *)(void *)(gpu->bounce->host + HOST_PIECES);
+    dray__gpu_tile *tiles = (dray__gpu_tile *)(void *)(gpu->bounce->host + HOST_TILES);
+    uint32_t count = dray__gpu_pieces_of(item, tensor, tile_bytes, pieces, kernels);
+    int rc = upload(gpu, count * sizeof *pieces, error);
     for (uint32_t i = 0; !rc && i < count; i++) {
         uint64_t all = dray__gpu_tiles_of(&pieces[i]);
         for (uint64_t first = 0, n; !rc && first < all; first += n) {
@@ -200,16 +206,13 @@ static int patch(dray__gpu *gpu, const dray_region *region, const dray__cuda_pat
         if (rc)
             return rc;
     }
-    CUresult result = cuda->cuMemsetD32Async(
-        base + GPU_SUMS, 0, (GPU_BYTES - GPU_SUMS) / sizeof(uint32_t), gpu->bounce_stream);
-    if (!result)
-        result = cuda->cuMemcpyHtoDAsync(base, deltas, count * sizeof *deltas, gpu->bounce_stream);
-    if (result)
-        return dray__fail_cuda(error, result, "descriptors to %s", gpu->device->name);
-    int rc = launch(gpu, DRAY__GPU_dray_delta_apply, count, false, error);
+    int rc = upload(gpu, count * sizeof *deltas, error);
+    if (!rc)
+        rc = launch(gpu, DRAY__GPU_dray_delta_apply, count, false, error);
     if (rc)
         return rc;
-    result = cuda->cuMemcpyDtoHAsync(sums, base + GPU_SUMS, 3 * sizeof *sums, gpu->bounce_stream);
+    CUresult result =
+        cuda->cuMemcpyDtoHAsync(sums, base + GPU_SUMS, 3 * sizeof *sums, gpu->bounce_stream);
     if (!result)
         result = cuda->cuStreamSynchronize(gpu->bounce_stream);
     if (result)

@@ -257,9 +257,6 @@ static void group_box(const dray__cuda_quant *q, dray__gpu_quant *g)
     g->format = (uint16_t)q->quant_kind;
     g->as = (uint16_t)q->as;
     g->second = q->second;
-    g->scale_size = (uint16_t)(g->format == DRAY_QUANT_INT4 || g->format == DRAY_QUANT_INT4_ZERO
-                                   ? dray_dtype_size((dray_dtype)q->as)
-                                   : 1);
     if (g->format == DRAY_QUANT_MXFP8)
         align = 8;
     else if (g->format >= DRAY_QUANT_INT4)

@@ -1,5 +1,5 @@
-/* The shared memory that a queue may take, and the part that it holds. Its capacity counts whole
- * chunks, whatever part of them is used, as long as something in them is needed.
+/* The shared memory that a queue may take, and the part that it holds. Its capacity counts a
+ * chunk as a whole as long as some part of it is needed.
  *
  * Chunks that are free again are spare. Their producer gets one back when it asks for memory. When
  * the memory is needed otherwise, they are dropped. An insert asks for memory before it writes

@@ -1,5 +1,5 @@
 /* The time of a run's roles by state, from the accounts that their processes keep
- * (trace/account.h), between two looks, for whatever step it was. */
+ * (trace/account.h), between two looks, for all steps together. */
 #pragma once
 
 #include <dray/dray.h>

@@ -603,7 +603,7 @@ typedef struct range {
 static int patch_level(const dray__overlay *o, const dray_region *file, void *data, uint64_t offset,
                        uint64_t bytes, dray_error *error);
 
-/* Of an element that the range begins or ends in, all of what it was is read for once. */
+/* Patches an element that the range holds in part: its old value is read as a whole. */
 static void put_part(range *r, uint64_t at, const dray__change *change)
 {
     uint8_t element[8];

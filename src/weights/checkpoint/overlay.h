@@ -11,7 +11,7 @@
  *                               entries' highest bit is set, of gaps and codes together
  *     NAME.dray_delta.data      U8 [n]: slice by slice gaps, then values, or codes
  *
- * A slice is 65536 elements of the flattened tensor (C order), the last one what is left. Gaps and
+ * A slice is 65536 elements of the flattened tensor (C order), the last one the rest. Gaps and
  * codes are as weights/delta/entries.h says. Values are little-endian, of the tensor's dtype.
  *
  * Readers see the base's files through the delta: an overlay patches each range as it is read. */

@@ -34,17 +34,30 @@ static int make_region(const dray_region *origin, const dray_region_info *info, 
     return rc;
 }
 
-int dray__snapshot_make_regions(dray_publisher *p, dray_error *error)
+static void free_regions(dray_publisher *p, const dray_layout *layout)
+{
+    for (uint32_t i = 0; i < dray_layout_region_count(layout); i++) {
+        dray_region_free(p->regions[i]);
+        p->regions[i] = NULL;
+    }
+}
+
+static int make_regions(dray_publisher *p, const dray_layout *layout, dray_error *error)
 {
     int rc = DRAY_OK;
-    for (uint32_t i = 0; i < dray_layout_region_count(p->layout) && rc == DRAY_OK; i++) {
-        rc = make_region(p->origin[i], dray_layout_region(p->layout, i), &p->regions[i], error);
+    for (uint32_t i = 0; i < dray_layout_region_count(layout) && rc == DRAY_OK; i++) {
+        rc = make_region(p->origin[i], dray_layout_region(layout, i), &p->regions[i], error);
         if (rc)
             dray__fail_prefix(error, rc, "the snapshot of region %" PRIu32 ": ", i);
     }
     if (rc)
-        dray__snapshot_free_regions(p);
+        free_regions(p, layout);
     return rc;
+}
+
+int dray__snapshot_make_regions(dray_publisher *p, dray_error *error)
+{
+    return make_regions(p, p->layout, error);
 }
 
 static void forget_jobs(dray_publisher *p)
@@ -60,10 +73,7 @@ static void forget_jobs(dray_publisher *p)
 void dray__snapshot_free_regions(dray_publisher *p)
 {
     forget_jobs(p);
-    for (uint32_t i = 0; i < dray_layout_region_count(p->layout); i++) {
-        dray_region_free(p->regions[i]);
-        p->regions[i] = NULL;
-    }
+    free_regions(p, p->layout);
 }
 
 int dray__snapshot_open(dray_publisher *p, const dray_layout *layout, dray_region *const *regions,
@@ -73,21 +83,15 @@ int dray__snapshot_open(dray_publisher *p, const dray_layout *layout, dray_regio
     uint32_t count = dray_layout_region_count(layout);
     p->origin = dray__regions_copy(layout, regions);
     p->regions = calloc((size_t)count + 2, sizeof(dray_region *));
-    int rc = p->origin && p->regions ? dray__layout_copy(layout, NULL, &p->layout, NULL, error)
-                                     : dray__nomem(error);
-    if (rc == DRAY_OK)
-        rc = dray__snapshot_make_regions(p, error);
-    if (rc == DRAY_OK)
-        rc = dray__layout_in(layout, DRAY_REGION_SHARED, p->regions, &made, error);
+    int rc = p->origin && p->regions ? make_regions(p, layout, error) : dray__nomem(error);
     if (rc)
         return rc;
-    dray_layout_free(p->layout);
-    p->layout = NULL;
-    rc = dray__layout_copy(made, p->regions, &p->layout, packed, error);
-    if (rc) /* what is closed frees the regions by this layout */
-        p->layout = made;
-    else
-        dray_layout_free(made);
+    rc = dray__layout_in(layout, DRAY_REGION_SHARED, p->regions, &made, error);
+    if (rc == DRAY_OK)
+        rc = dray__layout_copy(made, p->regions, &p->layout, packed, error);
+    dray_layout_free(made);
+    if (rc) /* without a layout, closing does not know the regions */
+        free_regions(p, layout);
     return rc;
 }
 

@@ -201,14 +201,25 @@ static void pack_changes(dray__packer *p, const dray__delta_view *view, dray_reg
     }
 }
 
-/* The sums of what is not moved. */
+/* The source of a copy as sums see it; base: of its region, NULL for memory of a GPU. */
+static dray__sum_of source_of(const dray_layout *layout, const dray_copy *copy, const uint8_t *base)
+{
+    const dray_tensor_info *tensor = dray_layout_tensor(layout, copy->tensor);
+    return (dray__sum_of){copy->source_dtype,
+                          tensor->ndim,
+                          tensor->shape,
+                          copy->start,
+                          copy->extent,
+                          copy->source_stride,
+                          base ? base + copy->source_offset : NULL};
+}
+
+/* Sums elements that are not moved. */
 static int sum_source(dray__packer *p, uint32_t i, const dray_layout *layout,
                       const dray_region *region, dray_error *error)
 {
     const dray_copy *copy = &p->copies[i];
-    const dray_tensor_info *tensor = dray_layout_tensor(layout, copy->tensor);
-    dray__sum_of source = {copy->source_dtype, tensor->ndim,        tensor->shape, copy->start,
-                           copy->extent,       copy->source_stride, NULL};
+    dray__sum_of source = source_of(layout, copy, NULL);
     int rc = dray__sum_region(region, copy->source_offset, &source, &p->source_sums[i], error);
     p->sums[i] = p->source_sums[i];
     return rc;
@@ -220,21 +231,14 @@ static int read_again(const dray__packer *p, uint32_t i, const dray_layout *layo
                       const dray_region *region, dray_error *error)
 {
     const dray_copy *copy = &p->copies[i];
-    const dray_tensor_info *tensor = dray_layout_tensor(layout, copy->tensor);
     const uint8_t *base = dray_region_base(region);
     if (!p->twice[i] || !base)
         return DRAY_OK;
-    dray__sum_of source = {copy->source_dtype,
-                           tensor->ndim,
-                           tensor->shape,
-                           copy->start,
-                           copy->extent,
-                           copy->source_stride,
-                           base + copy->source_offset};
+    dray__sum_of source = source_of(layout, copy, base);
     if (dray__sum(&source) == p->source_sums[i])
         return DRAY_OK;
     return dray__fail(error, DRAY_ECHECKSUM, "tensor %s: two readings of its memory differ",
-                      tensor->name);
+                      dray_layout_tensor(layout, copy->tensor)->name);
 }
 
 /* Copies the scales of a tensor that an update brought quantised behind its elements, and
