@@ -55,7 +55,7 @@ def roles(name, options, model, folder):
     gpus, trainers = options.gpus, options.trainer
     train = f"exec {sys.executable} train.py --model {model} --no-checkpoints --threads {options.threads}"
     rollout = (f"exec {sys.executable} rollout.py --model {model} --lengths {folder / 'lengths.txt'} "
-               f"--slots {options.slots} --threads {options.threads}")
+               f"--threads {options.threads}")
     found = {"trainer.command": train, "rollout.command": rollout}
     if name == "turns":
         device = f"cuda:0-{gpus - 1}" if gpus else "cpu:0"
@@ -70,6 +70,7 @@ def roles(name, options, model, folder):
 def run(name, options, model, folder, number):
     out = folder / f"{name}-{number}"
     settings = [*SETTINGS[name], f"steps={options.warm + options.steps}", f"actor.micro_batch={options.micro}",
+                f"rollout.micro_batch={options.slots}",
                 *roles(name, options, model, folder), *options.set]
     began = time.monotonic()
     with open(folder / "log", "a") as log:

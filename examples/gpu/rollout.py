@@ -195,8 +195,11 @@ class Rollout:
         self.backlog = collections.deque(request for request in self.backlog if id(request) in self.works)
 
     def step(self):
+        now = dray.trace.now()
         while self.backlog and self.engine.free:
-            self.engine.add(self.backlog.popleft())
+            request = self.backlog.popleft()
+            self.works[id(request)].batch.began = now
+            self.engine.add(request)
         if self.engine.under_way:
             if self.mine is None:
                 self.mine = contextlib.ExitStack()
@@ -294,11 +297,12 @@ def served(role, options, seed):
     return engine, plugged.Weights(role, engine, described(role.config, options).named_parameters())
 
 
-options = arguments(__doc__, slots=(64, "requests at a time"), lengths=("", "a file of numbers: tokens of each sample"),
+options = arguments(__doc__, slots=(0, "requests at a time (0: the job's rollout.micro_batch)"), lengths=("", "a file of numbers: tokens of each sample"),
                     pause=(("abort", "keep"), "what an update does to the caches of requests under way"),
                     engine=(("own", "vllm", "sglang"), "who generates: engine.py, vLLM, or SGLang (a server alone)"),
                     server=("", "where a server of this engine is, http://HOST:PORT: it generates"))
 with dray.Role() as role:
+    options.slots = options.slots or role.config["rollout"]["micro_batch"]
     engine, weights = (served if options.server or options.engine == "sglang" else {"own": own, "vllm": vllm}[options.engine])(
         role, options, role.config["seed"] + 1000 * role.instance + role.epoch)
     with contextlib.closing(weights):

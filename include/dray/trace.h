@@ -81,6 +81,15 @@ void dray_trace_samples(const char *partition, const char *task, int64_t rows);
 void dray_trace_span(dray_span_kind kind, const char *name, int64_t begin_ns, int64_t end_ns,
                      int64_t step);
 
+/* Records a finished response, for `dray simulate` and `dray size`. The next flush appends it to a
+ * file beside the spans, whose name ends in .lengths instead of .spans. step, slot: of the row
+ * (dray_row.slot, in the partition of that step). prompt_tokens, tokens: of the prompt, and of the
+ * whole response. begin_ns, end_ns: from dray_trace_now; responses that an engine generates
+ * together begin at the same time. Does nothing while recording is off, and for a response without
+ * tokens. Threads: any. Takes a lock for a moment. */
+void dray_trace_response(int64_t step, uint32_t slot, uint64_t prompt_tokens, uint64_t tokens,
+                         int64_t begin_ns, int64_t end_ns);
+
 /* Returns 1 while recording is on, else 0. */
 int dray_trace_is_on(void);
 

@@ -919,6 +919,8 @@ FUNCTIONS = {
     "dray_trace_now": (c.c_int64, []),
     "dray_trace_open": (CODE, [c.c_char_p, c.c_char_p]),
     "dray_trace_queued": (None, []),
+    "dray_trace_response": (None, [c.c_int64, c.c_uint32, c.c_uint64, c.c_uint64, c.c_int64,
+        c.c_int64]),
     "dray_trace_samples": (None, [c.c_char_p, c.c_char_p, c.c_int64]),
     "dray_trace_span": (None, [c.c_int, c.c_char_p, c.c_int64, c.c_int64, c.c_int64]),
     "dray_trace_wait": (None, [c.c_int, c.c_char_p, c.c_int64]),

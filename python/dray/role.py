@@ -68,7 +68,8 @@ class _How:
 
 class Batch(Claim):
     """Rows of a task: see columns.Rows. `task` says of which; set() its outputs before the next batch is
-    asked for. Of several ranks what rank 0 sets counts; a `split` batch has this rank's part of the rows."""
+    asked for. Of several ranks what rank 0 sets counts; a `split` batch has this rank's part of the rows.
+    began: when its work began (dray.trace.now()), for the timeline: with the claim, where the role does not set it."""
 
     def __init__(self, owner: Queue, batch: int, framework: str, copy: Optional[bool], task: str,
                  leads: bool = True, part: Optional[tuple] = None):
@@ -77,6 +78,8 @@ class Batch(Claim):
         super().__init__(owner, batch, framework, copy, True, not leads, first, rows)
         if padding:
             self.weights = np.zeros(rows)
+        self.began = _t.now()
+        self._tokens, self._pieces = None, set()  # of each row's prompt and response; rows that are left open
 
     def set(self, name: str, values: Any, offsets: Any = None) -> None:
         if self.leads:
@@ -87,10 +90,27 @@ class Batch(Claim):
     def set_tag(self, key: str, values: Sequence[float]) -> None:
         if self.leads:
             super().set_tag(key, values)
+            if key == "tokens":
+                self._tokens = np.array(values, np.int64)
 
     def leave_open(self, rows: Sequence[int] = ()) -> None:
         if self.leads:
             super().leave_open(rows)
+            self._pieces.update(rows or range(self.rows))
+
+    def commit(self) -> None:
+        made = self._responses() if self.task == "rollout" and self._tokens is not None and _t.is_on() else []
+        super().commit()
+        for one in made:
+            _t.response(*one, self.began, _t.now())
+
+    def _responses(self):
+        """(step, slot, tokens of the prompt, of the response) of each finished row."""
+        step = self.partition.rpartition("-")[2]
+        prompts = [len(prompt) for prompt in self.list("prompt")]
+        rows = zip(self.slots.tolist(), prompts, self._tokens.tolist())
+        return [(int(step), slot, prompt, tokens - prompt) for i, (slot, prompt, tokens) in enumerate(rows)
+                if i not in self._pieces and tokens > prompt and step.isdecimal()]
 
 
 def _number(name: str, fallback: int) -> int:

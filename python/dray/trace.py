@@ -66,6 +66,17 @@ def worked(rows: int = -1, tokens: int = -1) -> None:
     library().dray_trace_worked(rows, tokens)
 
 
+def now() -> int:
+    """The timeline's clock (CLOCK_MONOTONIC), in nanoseconds."""
+    return library().dray_trace_now()
+
+
+def response(step: int, slot: int, prompt_tokens: int, tokens: int, begin_ns: int, end_ns: int) -> None:
+    """A finished response, for `dray simulate` and `dray size`: the step and slot of its row, the tokens of its
+    prompt and of all of it, and when its work began and ended (now()). Batches of a Role record theirs."""
+    library().dray_trace_response(step, slot, prompt_tokens, tokens, begin_ns, end_ns)
+
+
 @contextmanager
 def span(name: str, step: int = -1, kind: str = "busy", cause: str = "unknown"):
     """One span: what the block takes, but for spans within it. kind, cause: as enter's."""

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "trace/account.h"
+#include "trace/lengths.h"
 #include "trace/spans.h"
 #include "trace/tracing.h"
 
@@ -114,6 +115,7 @@ static void in_child(void)
         free(r);
     }
     mine = owner = NULL;
+    dray__lengths_open(NULL);
     dray__account_unmap(account);
     account = NULL;
     pthread_setspecific(ended, NULL);
@@ -504,6 +506,16 @@ void dray_trace_span(dray_span_kind kind, const char *name, int64_t begin_ns, in
         add(&span);
 }
 
+void dray_trace_response(int64_t step, uint32_t slot, uint64_t prompt_tokens, uint64_t tokens,
+                         int64_t begin_ns, int64_t end_ns)
+{
+    if (!dray_trace_is_on() || !tokens || end_ns <= begin_ns)
+        return;
+    pthread_mutex_lock(&lock);
+    dray__lengths_add(step, slot, prompt_tokens, tokens, begin_ns, end_ns);
+    pthread_mutex_unlock(&lock);
+}
+
 int dray_trace_is_on(void)
 {
     return atomic_load_explicit(&dray__tracing, memory_order_relaxed);
@@ -636,9 +648,9 @@ static int flush(dray_error *error)
 int dray_trace_flush(dray_error *error)
 {
     pthread_mutex_lock(&lock);
-    int status = flush(error);
+    int status = flush(error), kept = dray__lengths_flush(status ? NULL : error);
     pthread_mutex_unlock(&lock);
-    return status;
+    return status ? status : kept;
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -669,7 +681,9 @@ static int open_file(const char *path, const char *process, dray_error *error)
 
 static int close_file(dray_error *error)
 {
-    int status = flush(error);
+    int status = flush(error), kept = dray__lengths_flush(status ? NULL : error);
+    status = status ? status : kept;
+    dray__lengths_open(NULL);
     if (file >= 0)
         close(file);
     file = -1;
@@ -717,6 +731,7 @@ int dray_trace_open(const char *path, const char *process, dray_error *error)
     atomic_fetch_add(&openings, 1);
     if (!status && path) {
         account = dray__account_map(file);
+        dray__lengths_open(path);
         atomic_store_explicit(&dray__tracing, true, memory_order_release);
     }
     pthread_mutex_unlock(&lock);

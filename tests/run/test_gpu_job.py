@@ -86,6 +86,22 @@ for s in found:
 check(max(gaps(folder, found)) < 1e-4, "ahead: log-probs")
 check('"weights commit"' in (folder / "trace.json").read_text(), "ahead: nothing was prefetched")
 
+# Its trace is one for simulate: lengths as they were forced, versions as they were published.
+kept = sorted([int(word) for word in line.split()] for path in folder.glob("trace/rollout*.lengths")
+              for line in path.read_text().splitlines())
+check([(step, slot, tokens) for step, slot, _, tokens, _, _ in kept] ==
+      sorted((s["step"], s["slot"], len(s["response"])) for s in found), f"ahead: lengths {kept}")
+check(all(0 < prompt < 64 and begin < end for _, _, prompt, _, begin, end in kept), f"ahead: lengths {kept}")
+said = subprocess.run([PROGRAM, "simulate", str(job), "--trace", str(folder), "--json", *words(
+    [f"{key.replace('__', '.')}={value}" for key, value in {**COMMON, "schedule": "one_step_async", "staleness": 0,
+     "update": "boundary", "steps": 5, "rollout.max_new_tokens": 16}.items()])], capture_output=True, text=True)
+check(said.returncode == 0, f"ahead: simulate: {said.stderr}")
+if said.returncode == 0:
+    predicted = json.loads(said.stdout)
+    took = [row["step_seconds"] for row in rows(folder)[2:]]
+    print(f"simulate: {predicted['step_seconds']['mean']:.3f} s a step, took {sum(took) / len(took):.3f}")
+    check(predicted["staleness_mean"]["mean"] == 1 and not predicted["estimated"], f"ahead: simulate: {said.stdout}")
+
 # ---- sync in turns on one device ---------------------------------------------------------------------
 folder = work / "turns"
 process = start(folder, *settings(**COMMON, schedule="sync", staleness=0, update="boundary", steps=3,

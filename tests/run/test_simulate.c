@@ -215,6 +215,26 @@ TEST(staleness_is_the_schedules)
     free(s.lengths);
 }
 
+/* One response in 40 takes so long that its group is too old and is made anew, while the rows that
+ * came after it are under way: nothing of it may be forgotten. */
+TEST(groups_that_got_too_old_are_made_anew)
+{
+    dray__services s = services_of(0.01, 0.02);
+    for (uint32_t i = 0; i < 4 * GROUPS; i += 40)
+        s.lengths[i] = 400;
+    dray__job *job = job_of("async", MORE("rollout.batching=continuous", "staleness=1",
+                                          "update=in_flight", "rollout.micro_batch=12"));
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        dray__simulated is;
+        dray_error error;
+        if (dray__simulate_once(job, &s, 40, seed, &is, &error))
+            fail_msg("seed %d: %s", (int)seed, error.message);
+        assert_true(is.made_anew > 0 && is.staleness_max <= 1);
+    }
+    dray__job_free(job);
+    free(s.lengths);
+}
+
 TEST(jobs_that_are_not_modelled_are_refused)
 {
     dray__services s = services_of(0.1, 0.1);

@@ -185,6 +185,51 @@ TEST(what_was_flushed_survives_a_kill)
     assert_int_equal(count_spans(path_of("parent.spans"), NULL), 1);
 }
 
+/* The content of a file of at most 1023 bytes; "" where there is none. */
+static const char *text_of(const char *path)
+{
+    static char text[1024];
+    FILE *file = fopen(path, "r");
+    size_t size = file ? fread(text, 1, sizeof text - 1, file) : 0;
+    if (file)
+        fclose(file);
+    text[size] = 0;
+    return text;
+}
+
+TEST(responses_lie_beside_the_spans)
+{
+    dray_trace_response(1, 0, 1, 1, 1, 2); /* nobody records */
+    assert_int_equal(dray_trace_open(path_of("made.spans"), "made", NULL), DRAY_OK);
+    dray_trace_response(3, 14, 5, 60, 100, 250);
+    dray_trace_response(3, 15, 5, 0, 100, 250);  /* without tokens */
+    dray_trace_response(3, 15, 5, 60, 100, 100); /* without time */
+    assert_int_equal(access(path_of("made.lengths"), F_OK), -1);
+    pid_t child = fork();
+    if (child == 0) { /* records nothing, nor what its parent has not flushed */
+        dray_trace_response(9, 9, 9, 9, 9, 10);
+        _exit(dray_trace_flush(NULL) || dray_trace_open(path_of("child.spans"), "child", NULL) ||
+              dray_trace_flush(NULL));
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    assert_int_equal(dray_trace_flush(NULL), DRAY_OK);
+    dray_trace_response(4, 0, 7, 8, 300, INT64_MAX);
+    assert_int_equal(dray_trace_open(NULL, NULL, NULL), DRAY_OK);
+    assert_string_equal(text_of(path_of("made.lengths")),
+                        "3 14 5 60 100 250\n4 0 7 8 300 9223372036854775807\n");
+    assert_string_equal(text_of(path_of("child.lengths")), "");
+    assert_int_equal(dray_trace_open(path_of("made.spans"), "again", NULL), DRAY_OK);
+    assert_int_equal(access(path_of("made.lengths"), F_OK), -1); /* an earlier process's */
+    assert_int_equal(mkdir(path_of("made.lengths"), 0700), 0);
+    dray_trace_response(1, 0, 1, 1, 1, 2);
+    dray_error error;
+    assert_int_equal(dray_trace_flush(&error), DRAY_ESYS);
+    assert_non_null(strstr(error.message, "made.lengths"));
+    assert_int_equal(dray_trace_open(NULL, NULL, NULL), DRAY_OK);
+}
+
 TEST(truncations_and_flips_lose_only_what_follows)
 {
     assert_int_equal(dray_trace_open(path_of("whole.spans"), "whole", NULL), DRAY_OK);

@@ -2,17 +2,14 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/io.h"
 #include "engine/sampler.h"
 #include "engine/tokenizer.h"
 #include "run/data/samples.h"
 #include "run/engine/calls.h"
 #include "run/fault.h"
-#include "run/paths.h"
 #include "run/report/spent.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,7 +37,6 @@ struct dray__rollout {
     uint64_t budget;      /* tokens that a claim gives a row; 0 means all */
     claim *claims;
     uint32_t *going; /* for rows that leave together */
-    FILE *lengths;   /* of finished rows, for dray simulate; NULL on other ranks */
     bool entered;    /* the span of the work under way, with all that the rank does meanwhile */
     uint64_t finished;
 };
@@ -70,14 +66,6 @@ int dray__rollout_open(dray__host *host, dray__generator *generator, dray__rollo
                                            .seed = (uint64_t)job->seed,
                                            .temperature = job->rollout.temperature,
                                            .eos_token = dray__tokenizer_end(host->tokenizer)};
-    if (dray_trace_is_on() && dray__host_leads(host)) {
-        char path[4096], spans[4096];
-        dray__spans_path(host->options.folder, host->label, host->options.rank, host->options.epoch,
-                         spans, sizeof(spans));
-        dray__path(path, sizeof(path), "%.*s.lengths", (int)(strlen(spans) - strlen(".spans")),
-                   spans);
-        self->lengths = dray__open_stream(path, "w");
-    }
     self->going = malloc(((size_t)self->slots + 1) * sizeof(*self->going));
     int rc = self->going ? dray__sampler_open(generator, &options, &self->sampler, error)
                          : dray__nomem(error);
@@ -110,8 +98,6 @@ void dray__rollout_close(dray__rollout *self)
             dray_batch_free(c->batch);
         claim_free(c);
     }
-    if (self->lengths)
-        fclose(self->lengths);
     dray__calls_close(self->calls);
     dray__sampler_close(self->sampler);
     free(self->going);
@@ -387,19 +373,17 @@ static int hand_over(const dray__rollout *self, leaving *l, dray_error *error)
     return rc;
 }
 
-/* Writes a line for each finished row: step, place in it, tokens of prompt and response, the times
- * when its (last) claim came and when it left, in nanoseconds. Lines that cannot be written are
- * left out. */
-static void write_lengths(const dray__rollout *self, const leaving *l)
+/* Finished rows of the leading rank go into the trace: a response begins with its (last) claim. */
+static void record_lengths(const dray__rollout *self, const leaving *l)
 {
     int64_t now = dray__now();
-    for (uint32_t i = 0; self->lengths && l->c->batch && i < l->count; i++) {
+    for (uint32_t i = 0; l->c->batch && dray__host_leads(self->host) && i < l->count; i++) {
         uint32_t row = l->rows[i];
         dray__sampled made = look(self, l, i);
+        uint64_t prompt = l->c->prompts[row], tokens = l->c->lengths[row] + made.count - prompt;
         if (made.finish != DRAY__FINISH_NOT_YET)
-            fprintf(self->lengths, "%" PRId64 " %u %u %" PRIu64 " %" PRId64 " %" PRId64 "\n",
-                    l->c->step, dray_batch_row(l->c->batch, row)->slot, l->c->prompts[row],
-                    l->c->lengths[row] + made.count - l->c->prompts[row], l->c->began_ns, now);
+            dray_trace_response(l->c->step, dray_batch_row(l->c->batch, row)->slot, prompt, tokens,
+                                l->c->began_ns, now);
     }
 }
 
@@ -409,7 +393,7 @@ static int leave(dray__rollout *self, claim *c, uint32_t count, dray_error *erro
     dray_trace_worked(count, (int64_t)tokens_of(self, &l));
     dray__fault_at("generated", c->step);
     int rc = c->batch ? hand_over(self, &l, error) : DRAY_OK;
-    write_lengths(self, &l);
+    record_lengths(self, &l);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t slot = c->slots[self->going[i]];
         if (self->calls)

@@ -168,9 +168,10 @@ static void claim_what_is_there(const sim *s, server *v, int task, uint32_t most
     }
 }
 
-static void mark_claimed(sim *s, const server *v, int task)
+/* first: of the rows that came; the ones before it are under way. */
+static void mark_claimed(sim *s, const server *v, uint32_t first, int task)
 {
-    for (uint32_t i = 0; i < v->count; i++) {
+    for (uint32_t i = first; i < v->count; i++) {
         partition *p = &s->partitions[v->claimed[i].partition];
         p->rows[v->claimed[i].row].claimed |= bit(task);
         if (v->claimed[i].row >= p->next[task])
@@ -294,7 +295,7 @@ static bool begin_actor(sim *s, server *v)
                    (c->row * s->batch + c->token * tokens / rows * s->batch);
         s->deferred = 0;
     }
-    mark_claimed(s, v, DRAY__SIM_ACTOR);
+    mark_claimed(s, v, 0, DRAY__SIM_ACTOR);
     begin(s, v, DRAY__SIM_ACTOR, seconds);
     return true;
 }
@@ -427,7 +428,7 @@ static bool begin_closed(sim *s, server *v)
     for (uint32_t i = 0; i < v->count; i++)
         s->partitions[v->claimed[i].partition].rows[v->claimed[i].row].version = v->held;
     s->begun += v->count;
-    mark_claimed(s, v, DRAY__SIM_ROLLOUT);
+    mark_claimed(s, v, 0, DRAY__SIM_ROLLOUT);
     begin(s, v, DRAY__SIM_ROLLOUT,
           s->costs[DRAY__SIM_ROLLOUT].fixed + s->token_fixed * longest + s->token_row * tokens);
     return true;
@@ -492,7 +493,7 @@ static bool go_on(sim *s, server *v)
             v->left[i] = r->length;
         }
         s->begun += v->count - had;
-        mark_claimed(s, v, DRAY__SIM_ROLLOUT);
+        mark_claimed(s, v, had, DRAY__SIM_ROLLOUT);
         if (!had)
             v->last = s->now;
         any = true;
@@ -517,7 +518,7 @@ static bool begin_task(sim *s, server *v, int task)
     if (!v->count)
         return false;
     double tokens = tokens_of(s, v, &most);
-    mark_claimed(s, v, task);
+    mark_claimed(s, v, 0, task);
     begin(s, v, task, cost_of(&s->costs[task], v->count, tokens));
     return true;
 }

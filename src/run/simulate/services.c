@@ -255,17 +255,21 @@ static void fit_closed(responses *all, dray__services *out)
     out->token_row = w[2];
 }
 
-/* The number of rows under way beside one, on average over its time. */
-static double beside(const responses *all, uint32_t i)
+/* The number of rows under way beside one, on average over its time, and of those that began
+ * meanwhile: the engine works on the beginning and the end of each alone. */
+static double beside(const responses *all, uint32_t i, double *began)
 {
     const response *is = &all->items[i];
     double rows = 0, whole = (double)(is->left_ns - is->began_ns);
+    *began = 0;
     for (uint32_t k = i < 512 ? 0 : i - 512; k < all->count && k < i + 512; k++) {
         const response *r = &all->items[k];
         int64_t from = r->began_ns > is->began_ns ? r->began_ns : is->began_ns,
                 to = r->left_ns < is->left_ns ? r->left_ns : is->left_ns;
         if (r->engine == is->engine && to > from)
             rows += (double)(to - from) / whole;
+        if (r->engine == is->engine && r->began_ns >= is->began_ns && r->began_ns < is->left_ns)
+            ++*began;
     }
     return rows;
 }
@@ -273,11 +277,12 @@ static double beside(const responses *all, uint32_t i)
 static void fit_continuous(responses *all, dray__services *out)
 {
     sums s = {0};
-    double w[FEATURES];
+    double w[FEATURES], began;
     qsort(all->items, all->count, sizeof(*all->items), by_engine);
     for (uint32_t i = 0; i < all->count; i++) {
         const response *r = &all->items[i];
-        add_case(&s, (double[]){1, r->tokens, r->tokens * beside(all, i)},
+        double rows = beside(all, i, &began);
+        add_case(&s, (double[]){began, r->tokens, r->tokens * rows},
                  (double)(r->left_ns - r->began_ns) / 1e9);
     }
     fit(&s, w);
@@ -348,9 +353,11 @@ static void add_wait(piece *p, const dray__tl_span *s)
 
 static void walk(const dray__timeline *t, const dray__tl_track *track, worked *w)
 {
-    static const char *const ends[] = {"publish", "optimiser", "coordinator", "checkpoint", NULL},
+    static const char *const ends[] = {"publish",     "weights publish", "optimiser",
+                                       "coordinator", "checkpoint",      NULL},
                              *const takes[] = {"take weights",      "swap weights",
                                                "copy weights",      "update weights",
+                                               "weights commit",    "weights update",
                                                "wait for prefetch", NULL};
     piece p = {0};
     double end = 0, take = 0;
@@ -395,17 +402,21 @@ static void walk(const dray__timeline *t, const dray__tl_track *track, worked *w
     }
 }
 
+/* The built-in engine prefetches in a thread of that name, dray.Subscriber in a span of its own. */
 static void look_at_prefetches(const dray__timeline *t, worked *w)
 {
-    for (uint32_t i = 0; i < t->track_count; i++)
-        for (uint32_t k = 0; strcmp(t->tracks[i].name, "prefetch") == 0 && k < t->tracks[i].count;
-             k++) {
+    uint32_t python = dray__tl_find(t, "weights prefetch");
+    for (uint32_t i = 0; i < t->track_count; i++) {
+        bool own = strcmp(t->tracks[i].name, "prefetch") == 0;
+        for (uint32_t k = 0; k < t->tracks[i].count; k++) {
             const dray__tl_span *s = &t->tracks[i].spans[k];
-            if (s->kind == DRAY_SPAN_WAIT || s->step < 2)
+            if (s->kind == DRAY_SPAN_WAIT || s->step < 2 || s->name == DRAY__TL_NONE ||
+                !(own || s->name == python))
                 continue;
             w->prefetches += (double)(s->end_ns - s->begin_ns) / 1e9;
             w->prefetch_count += s->end_ns - s->begin_ns > 20000;
         }
+    }
 }
 
 static double mean(double sum, uint32_t count)
@@ -467,14 +478,14 @@ static int fit_all(const dray__timeline *t, const json_t *config, responses *all
     for (int task = 0; task < DRAY__SIM_TASKS; task++)
         settle(&w, task, &out->tasks[task]);
     dray__cost around = out->tasks[DRAY__SIM_ROLLOUT];
-    if (batching && strcmp(batching, "continuous") == 0)
-        fit_continuous(all, out);
-    else
-        fit_closed(all, out);
-    /* Time around the generation: reading, putting, claim and commit. */
     out->tasks[DRAY__SIM_ROLLOUT].row = out->tasks[DRAY__SIM_ROLLOUT].token = 0;
-    out->tasks[DRAY__SIM_ROLLOUT].fixed +=
-        mean(w.overhead[DRAY__SIM_ROLLOUT], w.tasks[DRAY__SIM_ROLLOUT].count);
+    if (batching && strcmp(batching, "continuous") == 0) {
+        fit_continuous(all, out);
+    } else { /* and the time around the generation: reading, putting, claim and commit */
+        fit_closed(all, out);
+        out->tasks[DRAY__SIM_ROLLOUT].fixed +=
+            mean(w.overhead[DRAY__SIM_ROLLOUT], w.tasks[DRAY__SIM_ROLLOUT].count);
+    }
     memcpy(out->tasks[DRAY__SIM_ROLLOUT].wait, around.wait, sizeof(around.wait));
     out->step_end = mean(w.ends, w.end_count);
     out->take = mean(w.takes, w.take_count);
@@ -544,7 +555,7 @@ int dray__services_fit(const char *folder, const dray__job *job, dray__services 
     if (!rc && !all.count)
         rc = dray__fail(error, DRAY_EFORMAT,
                         "%s: the trace has no tokens: expected the lengths of responses in "
-                        "trace/*.lengths, which the built-in engine writes, found none",
+                        "trace/*.lengths (dray_trace_response, role.claim), found none",
                         folder);
     if (!rc)
         rc = fit_all(t, config, &all, out, error);

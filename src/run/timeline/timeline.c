@@ -278,13 +278,15 @@ static int find_ends(dray__timeline *t, dray_error *error)
 static int find_marks(dray__timeline *t, dray_error *error)
 {
     uint32_t commit = dray__tl_find(t, "queue commit"), insert = dray__tl_find(t, "queue insert"),
-             publish = dray__tl_find(t, "publish");
+             publish = dray__tl_find(t, "publish"),
+             python = dray__tl_find(t, "weights publish"); /* of dray.Publisher */
     for (uint32_t i = 0; i < t->track_count; i++)
         for (uint32_t k = 0; k < t->tracks[i].count; k++) {
             const dray__tl_span *span = &t->tracks[i].spans[k];
             if (span->name == DRAY__TL_NONE)
                 continue;
-            bool published = span->name == publish && span->kind != DRAY_SPAN_WAIT;
+            bool published =
+                (span->name == publish || span->name == python) && span->kind != DRAY_SPAN_WAIT;
             dray__tl_marks *marks = span->name == commit   ? &t->commits
                                     : span->name == insert ? &t->inserts
                                     : published            ? &t->publications

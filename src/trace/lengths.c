@@ -1,0 +1,58 @@
+#include "trace/lengths.h"
+
+#include "base/error.h"
+#include "base/io.h"
+#include "base/wire.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static char path[PATH_MAX]; /* empty: nowhere */
+static dray__writer lines;  /* that are not in the file yet */
+
+void dray__lengths_open(const char *spans_path)
+{
+    static const char ending[] = ".spans";
+    size_t size = spans_path ? strlen(spans_path) : 0, cut = sizeof(ending) - 1;
+    dray__writer_free(&lines);
+    path[0] = 0;
+    if (!size)
+        return;
+    if (size < cut || strcmp(spans_path + size - cut, ending) != 0)
+        cut = 0;
+    int length = snprintf(path, sizeof(path), "%.*s.lengths", (int)(size - cut), spans_path);
+    if (length < 0 || (size_t)length >= sizeof(path))
+        path[0] = 0;
+    else
+        unlink(path);
+}
+
+void dray__lengths_add(int64_t step, uint32_t slot, uint64_t prompt_tokens, uint64_t tokens,
+                       int64_t begin_ns, int64_t end_ns)
+{
+    char line[160];
+    int size = snprintf(line, sizeof(line),
+                        "%" PRId64 " %" PRIu32 " %" PRIu64 " %" PRIu64 " %" PRId64 " %" PRId64 "\n",
+                        step, slot, prompt_tokens, tokens, begin_ns, end_ns);
+    if (path[0])
+        dray__put_bytes(&lines, line, (size_t)size);
+}
+
+int dray__lengths_flush(dray_error *error)
+{
+    if (!lines.size)
+        return DRAY_OK;
+    int rc = dray__writer_check(&lines, error);
+    int fd = rc ? -1 : open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (!rc && (fd < 0 || dray__write_all(fd, lines.data, lines.size) < 0))
+        rc = dray__fail_errno(error, errno, "%s", path);
+    if (fd >= 0)
+        close(fd);
+    dray__writer_free(&lines);
+    return rc;
+}
