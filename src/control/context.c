@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #define DEFAULT_TIMEOUT (60 * DRAY__SECOND)
+#define DATA_RATE_MIN 65536
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
@@ -173,6 +174,23 @@ int dray__data_encrypt(bool *always, dray_error *error)
     return rc;
 }
 
+int dray__data_rate(uint64_t *rate, dray_error *error)
+{
+    const char *text = getenv("DRAY_DATA_RATE");
+    char *end = NULL;
+    *rate = 0;
+    if (!text || !text[0])
+        return DRAY_OK;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end || errno || value < DATA_RATE_MIN)
+        return dray__fail(error, DRAY_EINVALID,
+                          "$DRAY_DATA_RATE \"%.40s\": expected bytes a second, at least %d", text,
+                          DATA_RATE_MIN);
+    *rate = value;
+    return DRAY_OK;
+}
+
 int dray_open(const dray_options *given, dray_context **out, dray_error *error)
 {
     dray_options own = DRAY_OPTIONS_INIT, *options = &own;
@@ -190,6 +208,9 @@ int dray_open(const dray_options *given, dray_context **out, dray_error *error)
     bool encrypt = false;
     if (!status)
         status = dray__data_encrypt(&encrypt, error);
+    uint64_t rate = 0;
+    if (!status)
+        status = dray__data_rate(&rate, error);
     if (!status)
         status = dray__carriers_check(error);
     if (status)
@@ -208,7 +229,8 @@ int dray_open(const dray_options *given, dray_context **out, dray_error *error)
     context->keys = (dray__stream_keys){.key = &context->data,
                                         .trusted = &context->trusted,
                                         .transport = transport,
-                                        .always = encrypt};
+                                        .always = encrypt,
+                                        .rate = rate};
     context->timeout_ns = options->timeout_ns ? options->timeout_ns : DEFAULT_TIMEOUT;
     const char *host = options->host ? options->host : getenv("DRAY_HOST");
     context->host_named = host && host[0];

@@ -16,6 +16,9 @@ enum { DRAY__SPARE_CHANNELS = 4 };
 /* Reads $DRAY_DATA_ENCRYPT. Returns 0, or DRAY_EINVALID for an unknown word, because bytes in the
  * clear must not be taken for encrypted ones. */
 int dray__data_encrypt(bool *always, dray_error *error);
+/* Reads $DRAY_DATA_RATE, the bytes a second that a data server sends on each connection at most; 0
+ * where it is not set. DRAY_EINVALID. */
+int dray__data_rate(uint64_t *rate, dray_error *error);
 
 struct dray_context {
     pthread_mutex_t lock; /* of the fields up to the blank line; no thread waits while holding it */

@@ -81,6 +81,8 @@ int dray__stream_accept(int listener, const dray__stream_keys *keys, dray__strea
                    : dray__fail_errno(error, errno, "accept");
     if (other.ss_family != AF_UNIX)
         dray__address_keep(fd);
+    if (keys->rate) /* socket(7); a Unix socket has no pace */
+        setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &keys->rate, sizeof keys->rate);
     int rc = stream_new(fd, &other, keys, out, error);
     if (rc == DRAY_OK)
         (*out)->server = true;

@@ -24,6 +24,7 @@ typedef struct dray__stream_keys {
     const dray__networks *trusted;
     bool always;           /* encrypt on trusted networks, too */
     const char *transport; /* only the carriers of this transport; NULL means all */
+    uint64_t rate;         /* bytes a second that accepted connections send at most; 0: no limit */
 } dray__stream_keys;
 
 /* Listens at `address`, as dray__address_parse_data has it, or "unix:/path". endpoint: gets

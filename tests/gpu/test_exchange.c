@@ -216,6 +216,105 @@ CLUSTER_TEST(test_what_is_copied)
     must_end_well(spawn(copied, &s));
 }
 
+/* ---- deltas ------------------------------------------------------------------------------------
+ */
+
+/* One of a hundred elements changes with each version. */
+static uint64_t changed_by(uint64_t hash, uint64_t index, uint64_t version)
+{
+    while (version > 1 && mix(hash ^ mix(index * 31 + version)) % 100)
+        version--;
+    return version;
+}
+
+enum { FIRST = 1, RELEASED = 4, IN_PLACE = 6, DAMAGED = 8, LAST = 10 };
+
+static void changing(void *user)
+{
+    scene *s = user;
+    trainer t;
+    element_seed = changed_by;
+    open_source(&t, s);
+    dray_publisher_close(t.publisher);
+    dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
+    options.regions = t.region;
+    options.delta = 1;
+    MUST(dray_publisher_open(t.context, MODEL, t.layout, &options, &t.publisher, error));
+    for (uint64_t version = 1; version <= LAST; version++) {
+        publish(&t, version, version);
+        MUST(dray_barrier(t.context, "checked", 2, DRAY_WAIT_DEFAULT, error));
+        MUST(dray_publisher_wait(t.publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
+    }
+    trainer_close(&t);
+}
+
+/* Its content is lost. */
+static void release_and_resume(housed *h)
+{
+    dray_arena_release_options drop = DRAY_ARENA_RELEASE_OPTIONS_INIT;
+    drop.drop = 1;
+    MUST(dray_subscriber_release_mappings(h->e.subscriber, error));
+    dray_region_unexport(h->e.region[0]);
+    MUST(dray_arena_release("weights", &drop, NULL, error));
+    MUST(dray_arena_resume("weights", NULL, NULL, error));
+    gpu_poison(h->e.region[0]);
+}
+
+static void damage(housed *h)
+{
+    uint8_t byte;
+    get(h->weights + 4096, &byte, 1, h->e.region[0]);
+    byte ^= 4;
+    put(h->weights + 4096, &byte, 1, h->e.region[0]);
+}
+
+/* A prefetch patches the spare memory, which gets what the engine has first, whichever version the
+ * last exchange has left there. What the engine lost with a release, or by damage, is not taken for
+ * its version. */
+static void patched(void *user)
+{
+    scene *s = user;
+    housed h;
+    uint8_t beside[1024], then[1024];
+    element_seed = changed_by;
+    open_housed(&h, s, "engine", sizeof beside);
+    memset(beside, 0x77, sizeof beside);
+    for (uint64_t version = 1; version <= LAST; version++) {
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT, after = DRAY_UPDATE_REPORT_INIT;
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        dray_error said;
+        options.min_version = version;
+        if (version == RELEASED)
+            release_and_resume(&h);
+        put(h.other, beside, sizeof beside, h.e.region[0]);
+        if (version == DAMAGED) {
+            damage(&h);
+            CHECK(dray_prefetch_weights(h.e.subscriber, &options, NULL, &said) != DRAY_OK);
+        }
+        if (version == IN_PLACE) {
+            MUST(dray_update_weights(h.e.subscriber, &options, &report, error));
+        } else {
+            MUST(dray_prefetch_weights(h.e.subscriber, &options, &report, error));
+            MUST(dray_commit_weights(h.e.subscriber, NULL, &after, error));
+            CHECK(after.exchanged_bytes > 0);
+        }
+        bool whole = version == FIRST || version == RELEASED || version == DAMAGED;
+        CHECK((report.delta_covered_bytes == 0) == whole);
+        CHECK(whole || report.delta_bytes * 100 <= report.delta_covered_bytes * 3);
+        CHECK(gpu_engine_wrong(&h.e, version) == 0);
+        get(h.other, then, sizeof then, h.e.region[0]);
+        CHECK(memcmp(beside, then, sizeof then) == 0);
+        MUST(dray_barrier(h.e.context, "checked", 2, DRAY_WAIT_DEFAULT, error));
+    }
+    close_housed(&h);
+}
+
+CLUSTER_TEST(test_deltas_are_exchanged)
+{
+    scene s = plain(87);
+    RUN_ROLES(&s, &s.rank, {changing, 1}, {patched, 1});
+}
+
 /* ---- the driver fails --------------------------------------------------------------------------
  */
 

@@ -1,6 +1,7 @@
 /* Where data servers may listen, and from where they take unencrypted connections. What is
  * no address, or half of one, is refused: none of it is dropped. */
-#include "net/stream.h"
+#include "control/context.h"
+#include "net/carrier.h"
 #include "suite.h"
 
 #include <arpa/inet.h>
@@ -128,6 +129,54 @@ TEST(nobody_connects_unencrypted_elsewhere)
     }
     const dray__stream_keys without = {.key = &nothing, .trusted = &none};
     assert_int_equal(dray__stream_connect("tcp:192.0.2.1:9", &without, 0, &stream, &e), DRAY_EPERM);
+}
+
+/* Of a server that is told how fast it may send. Connections without a limit have the greatest. */
+TEST(accepted_connections_send_as_fast_as_they_may)
+{
+    const uint64_t rates[] = {0, 65536, (uint64_t)10 << 30};
+    for (size_t i = 0; i < sizeof rates / sizeof *rates; i++) {
+        const dray__stream_keys keys = {.key = &key, .rate = rates[i]};
+        char endpoint[DRAY__STREAM_ADDRESS];
+        int listener;
+        dray__stream *reader, *server = NULL;
+        uint64_t found = 1;
+        socklen_t size = sizeof found;
+        assert_int_equal(dray__stream_listen("127.0.0.1", endpoint, &listener, NULL), DRAY_OK);
+        assert_int_equal(dray__stream_connect(endpoint, &keys, 0, &reader, NULL), DRAY_OK);
+        struct pollfd p = {.fd = listener, .events = POLLIN};
+        assert_int_equal(poll(&p, 1, 20000), 1);
+        assert_int_equal(dray__stream_accept(listener, &keys, &server, NULL), DRAY_OK);
+        assert_int_equal(getsockopt(server->socket, SOL_SOCKET, SO_MAX_PACING_RATE, &found, &size),
+                         0);
+        assert_true(found == (rates[i] ? rates[i] : UINT64_MAX));
+        dray__stream_close(server);
+        dray__stream_close(reader);
+        close(listener);
+    }
+}
+
+TEST(rates_are_numbers_of_bytes)
+{
+    static const struct {
+        const char *text;
+        uint64_t rate; /* 0: refused */
+    } cases[] = {{"65536", 65536}, {"1000000000", 1000000000},     {"65535", 0}, {"-70000", 0},
+                 {"1e9", 0},       {"99999999999999999999999", 0}, {"fast", 0}};
+    uint64_t rate = 1;
+    unsetenv("DRAY_DATA_RATE");
+    assert_int_equal(dray__data_rate(&rate, NULL), DRAY_OK);
+    assert_true(rate == 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        dray_error e = {0};
+        setenv("DRAY_DATA_RATE", cases[i].text, 1);
+        int rc = dray__data_rate(&rate, &e);
+        assert_int_equal(rc, cases[i].rate ? DRAY_OK : DRAY_EINVALID);
+        assert_true(rate == cases[i].rate);
+        if (rc)
+            assert_non_null(strstr(e.message, cases[i].text));
+    }
+    unsetenv("DRAY_DATA_RATE");
 }
 
 SUITE(NULL, NULL)

@@ -237,28 +237,28 @@ static void chunk_end(arena_chunk *c)
     *c = (arena_chunk){0};
 }
 
-/* The kernel that copies the gaps from the live memory to the spare one: by addresses, which stay.
+/* The kernel that copies these parts of the live memory to the spare one: by addresses, which stay.
  */
-static int make_gap_job(const arena_chunk *c, dray__cuda_job **out, dray_error *error)
+static int make_job(const arena_chunk *c, const span *parts, uint64_t count, dray__cuda_job **out,
+                    dray_error *error)
 {
-    dray__cuda_item *items = calloc((size_t)c->gap_count + 1, sizeof *items);
+    dray__cuda_item *items = calloc((size_t)count + 1, sizeof *items);
     if (!items)
         return dray__nomem(error);
-    for (uint64_t i = 0; i < c->gap_count; i++)
-        items[i] =
-            (dray__cuda_item){.copy = {.ndim = 1,
-                                       .source_dtype = DRAY_I8,
-                                       .destination_dtype = DRAY_I8,
-                                       .extent = {(int64_t)(c->gaps[i].to - c->gaps[i].from)},
-                                       .source_stride = {1},
-                                       .destination_stride = {1},
-                                       .source_offset = c->gaps[i].from,
-                                       .destination_offset = c->gaps[i].from},
-                              .source_base = c->address,
-                              .destination_base = c->spare.address,
-                              .near = true};
+    for (uint64_t i = 0; i < count; i++)
+        items[i] = (dray__cuda_item){.copy = {.ndim = 1,
+                                              .source_dtype = DRAY_I8,
+                                              .destination_dtype = DRAY_I8,
+                                              .extent = {(int64_t)(parts[i].to - parts[i].from)},
+                                              .source_stride = {1},
+                                              .destination_stride = {1},
+                                              .source_offset = parts[i].from,
+                                              .destination_offset = parts[i].from},
+                                     .source_base = c->address,
+                                     .destination_base = c->spare.address,
+                                     .near = true};
     const dray__cuda_job_options options = {.engine_bytes = UINT64_MAX};
-    int rc = dray__cuda_job_new(c->spare.device, NULL, items, c->gap_count, &options, out, error);
+    int rc = dray__cuda_job_new(c->spare.device, NULL, items, count, &options, out, error);
     free(items);
     return rc;
 }
@@ -288,7 +288,7 @@ static int prepare_chunk(dray__exchange *x, uint32_t number, dray_error *error)
     }
     int rc = take_spare(c, error);
     if (rc == DRAY_OK && c->gap_count)
-        rc = make_gap_job(c, &x->gap_jobs[number], error);
+        rc = make_job(c, c->gaps, c->gap_count, &x->gap_jobs[number], error);
     free(c->filled);
     c->filled = NULL;
     c->filled_count = 0;
@@ -401,6 +401,15 @@ const bool *dray__exchange_blocks(const dray__exchange *x)
 
 /* ---- exchanging ------------------------------------------------------------------------------ */
 
+/* Returns true when the same allocations are in it. The content of later ones would be lost. */
+static bool same_use(const arena_chunk *c, const dray__extents *used)
+{
+    if (!used)
+        return true;
+    return used->count == c->used.count &&
+           memcmp(used->list, c->used.list, used->count * sizeof *used->list) == 0;
+}
+
 /* All arenas', in the order of their addresses: chunks are sorted by those. */
 static void lock_all(const dray__exchange *x, bool take)
 {
@@ -415,15 +424,6 @@ static void lock_all(const dray__exchange *x, bool take)
         else
             unlock(c);
     }
-}
-
-/* Returns true when the same allocations are in it. The content of later ones would be lost. */
-static bool same_use(const arena_chunk *c, const dray__extents *used)
-{
-    if (!used)
-        return true;
-    return used->count == c->used.count &&
-           memcmp(used->list, c->used.list, used->count * sizeof *used->list) == 0;
 }
 
 /* The exports of a chunk that count: all, those of other regions than these, or none. */
@@ -485,26 +485,69 @@ bool dray__exchange_fits(dray__exchange *x)
     return rc == DRAY_OK;
 }
 
+/* Waits for the job, and has it stop where `rc` is an error already. Returns the first error. */
+static int end_job(dray__cuda_job *job, int rc, int64_t deadline_ns, dray_error *error)
+{
+    if (rc)
+        dray__cuda_job_abort(job);
+    int ended = dray__cuda_job_wait(job, rc ? INT64_MAX : deadline_ns, rc ? NULL : error);
+    if (ended == DRAY_EAGAIN) {
+        dray__cuda_job_abort(job);
+        dray__cuda_job_wait(job, INT64_MAX, NULL);
+        ended = dray__fail(error, DRAY_ETIMEDOUT, "the deadline passed in an exchange");
+    }
+    return rc ? rc : ended;
+}
+
 static int copy_gaps(dray__exchange *x, int64_t deadline_ns, dray_error *error)
 {
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < x->count && rc == DRAY_OK; i++)
         if (x->gap_jobs[i])
             rc = dray__cuda_job_start(x->gap_jobs[i], NULL, 0, error);
-    for (uint32_t i = 0; i < x->count; i++) {
-        if (!x->gap_jobs[i] || !dray__cuda_job_is_running(x->gap_jobs[i]))
-            continue;
-        if (rc)
-            dray__cuda_job_abort(x->gap_jobs[i]);
-        int ended = dray__cuda_job_wait(x->gap_jobs[i], rc ? INT64_MAX : deadline_ns, error);
-        if (ended == DRAY_EAGAIN) {
-            dray__cuda_job_abort(x->gap_jobs[i]);
-            dray__cuda_job_wait(x->gap_jobs[i], INT64_MAX, NULL);
-            ended = dray__fail(error, DRAY_ETIMEDOUT, "the deadline passed in an exchange");
-        }
-        rc = rc ? rc : ended;
-    }
+    for (uint32_t i = 0; i < x->count; i++)
+        if (x->gap_jobs[i] && dray__cuda_job_is_running(x->gap_jobs[i]))
+            rc = end_job(x->gap_jobs[i], rc, deadline_ns, error);
     return rc;
+}
+
+/* With the lock: who releases the arena waits until the copy is made. */
+static int refill_chunk(const arena_chunk *c, dray__cuda_job *job, int64_t deadline_ns,
+                        dray_error *error)
+{
+    const dray__extents *used = NULL;
+    const dray__cuda_chunk *live = live_of(c, &used);
+    if (!live || live->allocation != c->allocation || !same_use(c, used))
+        return dray__fail(error, DRAY_ESTALE,
+                          "the memory that is to be exchanged was freed or released");
+    int rc = dray__cuda_job_start(job, NULL, 0, error);
+    return rc ? rc : end_job(job, DRAY_OK, deadline_ns, error);
+}
+
+int dray__exchange_refill(dray__exchange *x, uint32_t *next, int64_t deadline_ns, dray_error *error)
+{
+    arena_chunk *c = *next < x->count ? &x->chunks[*next] : NULL;
+    if (c && c->bytes) {
+        const span whole = {0, c->bytes};
+        dray__cuda_job *job = NULL;
+        int rc = make_job(c, &whole, 1, &job, error);
+        lock(c);
+        if (!rc)
+            rc = refill_chunk(c, job, deadline_ns, error);
+        unlock(c);
+        dray__cuda_job_close(job);
+        if (rc)
+            return rc;
+    }
+    return ++*next < x->count ? DRAY_EAGAIN : DRAY_OK;
+}
+
+bool dray__exchange_is_whole(const dray__exchange *x)
+{
+    for (uint32_t i = 0; i < dray_layout_region_count(x->layout); i++)
+        if (x->chunk_of[i] == NOWHERE)
+            return false;
+    return true;
 }
 
 static int swap_all(dray__exchange *x, dray_error *error)

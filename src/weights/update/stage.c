@@ -26,8 +26,8 @@ void dray__stage_drop(dray_subscriber *s)
     s->staging = NULL;
     s->staged_sums = NULL;
     s->staging_bytes = 0;
-    s->staged_version = s->staged_incarnation = 0;
-    s->has_staged = false;
+    s->staged_version = s->staged_incarnation = s->stage_incarnation = 0;
+    s->has_staged = s->spare_is_old = false;
 }
 
 /* Beside memory of a GPU: memory of the same GPU, or pinned memory. */
@@ -72,6 +72,25 @@ int dray__stage_open(dray_subscriber *s, dray_error *error)
         rc = dray__sources_staged(&s->destination, s->staging, &s->staged, error);
     if (rc)
         dray__stage_drop(s);
+    return rc;
+}
+
+/* What is not exchanged was copied by the last commit, and the staging has it still. What is
+ * exchanged is copied back, since the spare memory got an older version. Staging that was never
+ * filled is new, or the engine's memory was released and resumed since, and may have lost its
+ * content. Memory that another allocator may unmap is never read here. */
+bool dray__stage_has_base(dray_subscriber *s)
+{
+    bool same = s->stage_incarnation == s->held_incarnation && s->stage_version == s->held_version;
+    s->refills = s->exchange && (!same || s->spare_is_old);
+    s->refill = 0;
+    return s->stage_incarnation && (same || (s->exchange && dray__exchange_is_whole(s->exchange)));
+}
+
+int dray__stage_refill(dray_subscriber *s, dray_error *error)
+{
+    int rc = dray__exchange_refill(s->exchange, &s->refill, s->deadline_ns, error);
+    s->refills = rc != DRAY_OK;
     return rc;
 }
 

@@ -64,6 +64,12 @@ struct dray_subscriber {
     uint64_t staging_bytes, *staged_sums;
     uint64_t staged_version, staged_incarnation;
     bool has_staged;
+    /* The version that the staging holds as a whole, also after its commit. incarnation 0: none.
+     * spare_is_old: an exchange has put an older version into the chunks that are exchanged. */
+    uint64_t stage_version, stage_incarnation;
+    bool spare_is_old;
+    bool refills;    /* the current prefetch copies the engine's memory into the spare one first, */
+    uint32_t refill; /* from this chunk on */
     dray__exchange *exchange; /* NULL when a commit copies everything */
     bool exchanges;           /* the current commit exchanges memory, */
     bool exchanged;           /* and has done so */
@@ -110,6 +116,11 @@ void dray__subscriber_signal(dray_subscriber *subscriber, bool ready);
 /* stage.c. Allocates the staging, once. */
 int dray__stage_open(dray_subscriber *subscriber, dray_error *error);
 void dray__stage_drop(dray_subscriber *subscriber);
+/* Returns true when the staging can be made to hold the version that the engine has, so that a
+ * delta can be applied there: as it stands, or (s->refills) with a copy within the GPU. */
+bool dray__stage_has_base(dray_subscriber *subscriber);
+/* Makes a part of that copy. Returns DRAY_EAGAIN while more is left. */
+int dray__stage_refill(dray_subscriber *subscriber, dray_error *error);
 /* Begins to move the prefetched version to the destination. */
 int dray__stage_commit(dray_subscriber *subscriber, dray_error *error);
 /* Exchanges the memory of this commit. A second call undoes the first. */

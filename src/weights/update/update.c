@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "weights/checkpoint/overlay.h"
+#include "weights/delta/delta.h"
 #include "weights/sources/upload.h"
 #include "weights/transfer/transfer.h"
 #include "weights/update/subscriber.h"
@@ -55,6 +56,7 @@ static void forget_written(dray_subscriber *s)
 {
     if (s->purpose == DRAY__PREFETCH) {
         s->has_staged = false;
+        s->stage_incarnation = 0;
         return;
     }
     free(s->block_sums);
@@ -280,6 +282,30 @@ static int on_plan(dray_subscriber *s)
     return DRAY_OK;
 }
 
+/* Returns true when a publisher may say what changed since the held version: one of another host
+ * tells only with its answers. */
+static bool expects_delta(const dray_subscriber *s)
+{
+    for (uint32_t i = 0; i < s->sources->count; i++) {
+        const dray__source *source = &s->sources->sources[i];
+        const dray__delta_view *delta = source->has_delta ? dray__delta_of(source) : NULL;
+        if (delta ? dray__delta_leads(delta, s->report.incarnation, s->held_version,
+                                      s->report.version)
+                  : source->has_delta && dray__source_remote(source, 0, s->destination.host))
+            return true;
+    }
+    return false;
+}
+
+/* The version that the engine has is where the bytes go to, or can be copied there. */
+static bool has_base(dray_subscriber *s)
+{
+    s->refills = false;
+    if (s->load || !s->held_incarnation || s->held_incarnation != s->report.incarnation)
+        return false;
+    return s->purpose == DRAY__UPDATE || (expects_delta(s) && dray__stage_has_base(s));
+}
+
 static int open_transfer(dray_subscriber *s, dray_error *error)
 {
     s->target = s->destination;
@@ -303,8 +329,7 @@ static int open_transfer(dray_subscriber *s, dray_error *error)
         .progress = s->purpose == DRAY__UPDATE ? s->destination.progress : NULL,
         .keys = dray__context_keys(s->context),
         .compared = s->compared,
-        .has_base = !s->load && s->purpose == DRAY__UPDATE && s->held_incarnation &&
-                    s->held_incarnation == s->report.incarnation,
+        .has_base = has_base(s),
         .incarnation = s->report.incarnation,
         .base = s->held_version,
         .version = s->report.version,
@@ -406,15 +431,17 @@ static int on_move(dray_subscriber *s)
             dray__transfer_explain(s->transfer, &error);
         return vote(s, &error);
     }
-    if (!s->moved_any)
+    bool first = !s->moved_any;
+    if (first)
         dray__steps_begin(&s->steps, dray__now());
-    int rc = s->exchanges && !s->exchanged ? dray__stage_exchange(s, &error) : DRAY_OK;
-    if (rc)
-        return vote(s, &error);
-    rc = dray__transfer_step(s->transfer, SLICE_NS, &error);
-    if (!s->moved_any)
-        dray__hook_step("moving");
     s->moved_any = true;
+    int rc = s->exchanges && !s->exchanged ? dray__stage_exchange(s, &error)
+             : s->refills                  ? dray__stage_refill(s, &error)
+                                           : DRAY_OK;
+    if (rc == DRAY_OK)
+        rc = dray__transfer_step(s->transfer, SLICE_NS, &error);
+    if (first)
+        dray__hook_step("moving");
     if (rc == DRAY_EAGAIN)
         return rc;
     if (rc)
@@ -479,6 +506,9 @@ static int on_vote(dray_subscriber *s)
         s->staged_version = s->report.version;
         s->staged_incarnation = s->report.incarnation;
         s->has_staged = true;
+        s->stage_version = s->report.version;
+        s->stage_incarnation = s->source == DRAY__FROM_DISK ? 0 : s->report.incarnation;
+        s->spare_is_old = false;
     } else {
         free(s->block_sums);
         s->block_sums = dray__transfer_take_blocks(s->transfer);
@@ -503,6 +533,7 @@ static int on_vote(dray_subscriber *s)
         free(s->staged_sums);
         s->staged_sums = NULL;
         s->has_staged = false;
+        s->spare_is_old = s->exchanged;
     }
     dray__hook_step("committed");
     end(s, NULL);
@@ -661,7 +692,7 @@ int dray_update_poll(dray_subscriber *s, dray_error *error)
     int rc = DRAY_OK;
     while (rc == DRAY_OK && s->phase != PHASE_DONE)
         rc = phases[s->phase](s);
-    bool can_move = s->phase == PHASE_MOVE && !dray__transfer_waits(s->transfer);
+    bool can_move = s->phase == PHASE_MOVE && (s->refills || !dray__transfer_waits(s->transfer));
     dray__subscriber_signal(s, can_move || s->phase == PHASE_DONE);
     return s->phase == PHASE_DONE ? DRAY_OK : DRAY_EAGAIN;
 }
