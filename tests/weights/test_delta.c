@@ -484,6 +484,33 @@ TEST(test_wire_bytes)
     }
 }
 
+/* Of thousands of entries: what is found to be wrong with the last ones, too, is found before the
+ * first one is written (send_all). */
+TEST(test_broken_behind_many_entries)
+{
+    struct world w;
+    make_line(&w, 140000, INT64_MAX);
+    dray_region *const regions[] = {w.region};
+    dray__delta *delta;
+    dray__delta_view *view;
+    dray__delta_coder *server = dray__delta_coder_new(), *reader = dray__delta_coder_new();
+    assert_int_equal(dray__delta_new(w.layout, regions, 0, &delta, NULL), 0);
+    change(&w, 900);
+    assert_int_equal(dray__delta_publish(delta, 1, 1, NULL), 0);
+    assert_int_equal(dray__delta_open(w.layout, dray__delta_region(delta), &view, NULL), 0);
+    same(&w, true);
+    change(&w, 100);
+    assert_int_equal(dray__delta_publish(delta, 1, 2, NULL), 0);
+    uint64_t covered = 0;
+    send_all(&w, view, server, reader, true, &covered);
+    assert_true(covered > 250000);
+    dray__delta_coder_free(server);
+    dray__delta_coder_free(reader);
+    dray__delta_close(view);
+    dray__delta_free(delta);
+    end(&w);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "cuda") == 0) {
