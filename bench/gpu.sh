@@ -52,7 +52,7 @@ row() {
     shift 3
     echo "$name" | grep -qE "$rows" || return 0
     local begin=$SECONDS
-    timeout 90 "$dray" bench weights --memory cuda --repeat "$repeats" --json "$@" \
+    timeout 120 "$dray" bench weights --memory cuda --repeat "$repeats" --json "$@" \
         >"$work/row.json" 2>"$work/row.err"
     local rc=$?
     python3 - "$name" "$target" "$against" $rc "$work" "$((SECONDS - begin))" >>"$found" <<'P'
@@ -138,6 +138,10 @@ row "32B, 15 layers, commit of what lies in pinned memory" 1.15 limit --prefetch
     --layers 15 --from "fsdp:$gpus@$all" --to "engine:tp=$gpus@$all"
 row "commit by exchange, 32B TP4 (16.4 GB a GPU)" 0 limit --prefetch device --model $m32 --layers $((16 * half)) \
     --from "fsdp:$half@$low" --to "engine:tp=$half@$high"
+# What a step of the optimizer changes: 1 % of the elements, by chance (random values: the most bytes).
+row "32B apart, delta 1 %" 0 limit --changed 100 --model $m32 --from "fsdp:$half@$low" --to "engine:tp=$half@$high"
+row "delta 1 %, 32B TP4, prefetched and exchanged" 0 limit --prefetch device --changed 100 --model $m32 \
+    --layers $((16 * half)) --from "fsdp:$half@$low" --to "engine:tp=$half@$high"
 beside="--prefetch device --decode 4 --model $m32 --layers 24 --from fsdp:$half@$low --to engine:tp=$half@$high"
 row "commit, prefetched beside decoding by copy engines" 0 limit --copy-engines --ctas 16 $beside
 row "commit, prefetched beside decoding by 16 thread blocks" 0 limit --ctas 16 $beside
@@ -171,7 +175,13 @@ row "32B apart, on another host, over NCCL" 1.25 limit --model $m32 --mode distr
     --from "fsdp:$half@$low" --to "engine:tp=$half@$high@~elsewhere"
 row "30B-A3B apart, on another host, over NCCL" 1.25 limit --model $m30 --mode distributed \
     --from "fsdp:$half@$low" --to "engine:tp=$half@$high@~elsewhere"
-unset DRAY_TRUSTED_NETWORKS DRAY_DATA_ADDRESS
+# A link of 1 GB/s from each trainer: the kernel paces the data servers' connections.
+export DRAY_DATA_RATE=1000000000 DRAY_NCCL_LIBRARY=
+narrow="--mode distributed --model $m32 --layers $((4 * half)) --from fsdp:$half@$low --to engine:tp=$half@$high@~elsewhere"
+row "32B, $((4 * half)) layers, over links of 1 GB/s" 0 limit $narrow
+row "32B, $((4 * half)) layers, over links of 1 GB/s, delta 1 %" 0.1 "32B, $((4 * half)) layers, over links of 1 GB/s" \
+    --changed 100 $narrow
+unset DRAY_TRUSTED_NETWORKS DRAY_DATA_ADDRESS DRAY_DATA_RATE DRAY_NCCL_LIBRARY
 # Every way to bring one model to an engine (docs/weights.md has them in shared memory).
 if echo "every way" | grep -qE "$rows"; then
     DRAY_TRUSTED_NETWORKS=127.0.0.0/8 DRAY_DATA_ADDRESS=127.0.0.1 timeout 400 "$dray" bench compare \

@@ -66,6 +66,13 @@ def notes(run):
             yield (f"{r['row']}: pause {r['bench']['pause_seconds'] * 1e3:.2f} ms (target {PAUSE_MS} ms), of "
                    f"{said['bytes'] / 1e9:.1f} GB {said['exchanged_bytes'] / 1e9:.1f} were exchanged, spare memory "
                    f"{said['spare_bytes'] / 1e9:.1f} GB, {said['spare_waste_bytes'] / 1e6:.1f} MB of it unused.")
+        if "delta" in r["row"] and "bench" in r:
+            b = r["bench"]
+            sent, of = ((b["prefetch_delta_bytes"], b["prefetch_delta_covered_bytes"]) if "prefetch_delta_bytes" in b
+                        else (b["report"]["delta_bytes"], b["report"]["delta_covered_bytes"]))
+            yield (f"{r['row']}: {100 * sent / of if of else 100:.2f} % of the bytes of what changed, pause "
+                   f"{b['pause_seconds'] * 1e3:.2f} ms"
+                   + (f", the prefetch {b['prefetch_seconds'] * 1e3:.1f} ms." if "prefetch_seconds" in b else "."))
         if d and d["steps"]:
             yield (f"{r['row']}: steps of {d['step_before_seconds'] * 1e3:.2f} ms took "
                    f"{d['step_seconds'] * 1e3:.2f} ms (+{100 * (d['slowdown'] - 1):.1f} %), p99 of "

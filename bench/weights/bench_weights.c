@@ -175,7 +175,8 @@ static void add_gpu(const bench_job *job, json_t *more, double *engines, unsigne
 
 /* A prefetch, and what it made of the engines' steps: of the repeat that slowed them down most. */
 typedef struct prefetched {
-    double seconds; /* of the fastest one */
+    double seconds;            /* of the fastest one */
+    dray_update_report report; /* of the last one */
     bench_slowed slowed;
 } prefetched;
 
@@ -188,6 +189,7 @@ static double move(const bench_job *job, bench_cluster *c, const dray_update_opt
     dray_update_options ahead = *update;
     ahead.prefetch_seconds = job->within;
     double seconds = bench_cluster_prefetch(c, &ahead);
+    before->report = bench_cluster_report(c);
     bench_slowed s = bench_cluster_slowed(c), *worst = &before->slowed;
     before->seconds = before->seconds > 0 && before->seconds < seconds ? before->seconds : seconds;
     if (s.mean * worst->mean_alone >= worst->mean * s.mean_alone) {
@@ -270,7 +272,11 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
         json_object_set_new(more, "decoding", slowed(&before.slowed));
     json_object_set_new(more, "load_weights", json_boolean(job->load));
     if (job->prefetch)
-        json_object_set_new(more, "prefetch_seconds", json_real(before.seconds));
+        json_object_update_missing_new(
+            more,
+            json_pack("{s:f, s:I, s:I}", "prefetch_seconds", before.seconds, "prefetch_delta_bytes",
+                      (json_int_t)before.report.delta_bytes, "prefetch_delta_covered_bytes",
+                      (json_int_t)before.report.delta_covered_bytes));
     else if (job->cuda)
         add_gpu(job, more, engines, turns);
     double part = job->cuda ? 0.5 : 0.25, pause = bench_percentile(pauses, turns, part);

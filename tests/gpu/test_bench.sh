@@ -39,6 +39,8 @@ commit() {
     grep -q '"prefetch_seconds":' "$work/out"
 }
 source=staging commit --prefetch device
+source=staging commit --prefetch device --changed 100
+grep -q '"prefetch_delta_bytes":[1-9]' "$work/out"
 source=staging commit --prefetch pinned
 source=staging commit --prefetch device --decode 1 --ctas 2 --copy-engines
 grep -q '"slowdown":' "$work/out"
