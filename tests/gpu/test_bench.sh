@@ -42,6 +42,7 @@ source=staging commit --prefetch device
 source=staging commit --prefetch device --changed 100
 grep -q '"prefetch_delta_bytes":[1-9]' "$work/out"
 source=staging commit --prefetch pinned
+source=staging commit --prefetch pinned --changed 100 # from this host: whole
 source=staging commit --prefetch device --decode 1 --ctas 2 --copy-engines
 grep -q '"slowdown":' "$work/out"
 source=staging commit --prefetch device --decode 1 --within 300

@@ -20,8 +20,37 @@ static json_t *spread(const dray__spread *s)
     return json_pack("{s:f, s:f}", "mean", s->mean, "deviation", s->deviation);
 }
 
+/* How far the model is off for a run that it was fitted on. */
+typedef struct off {
+    const char *trace;
+    double simulated, measured;
+} off;
+
+/* Leaves out runs that cannot be simulated as they were run. */
+static uint32_t check_traces(const cmd_list *traces, off *out)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < traces->count; i++) {
+        out[count].trace = traces->items[i];
+        count += dray__services_check(traces->items[i], &out[count].simulated, &out[count].measured,
+                                      NULL) == DRAY_OK;
+    }
+    return count;
+}
+
+static json_t *json_of(const off *checks, uint32_t count)
+{
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < count; i++)
+        json_array_append_new(list, json_pack("{s:s, s:f, s:f, s:f}", "trace", checks[i].trace,
+                                              "step_seconds", checks[i].measured,
+                                              "simulated_seconds", checks[i].simulated, "ratio",
+                                              checks[i].simulated / checks[i].measured));
+    return list;
+}
+
 static void print_json(const dray__job *job, const dray__services *services,
-                       const dray__prediction *p, int64_t runs)
+                       const dray__prediction *p, int64_t runs, json_t *checks)
 {
     json_t *roles = json_object();
     for (uint32_t i = 0; i < p->roles; i++) {
@@ -33,12 +62,13 @@ static void print_json(const dray__job *job, const dray__services *services,
                        json_pack("{s:o, s:o, s:f}", "idle", spread(&p->waits[i]), "wait", waits,
                                  "transfer", p->one.transfer[i]));
     }
-    cmd_json_line(json_pack(
-        "{s:b, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o}", "estimated", services->estimated,
-        "runs", (json_int_t)runs, "first_step", (json_int_t)p->one.first, "last_step",
-        (json_int_t)p->one.last, "step_seconds", spread(&p->step_seconds), "samples_per_s",
-        spread(&p->samples_per_s), "staleness_mean", spread(&p->staleness_mean), "staleness_max",
-        spread(&p->staleness_max), "made_anew", spread(&p->made_anew), "roles", roles));
+    cmd_json_line(json_pack("{s:b, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "estimated",
+                            services->estimated, "runs", (json_int_t)runs, "first_step",
+                            (json_int_t)p->one.first, "last_step", (json_int_t)p->one.last,
+                            "step_seconds", spread(&p->step_seconds), "samples_per_s",
+                            spread(&p->samples_per_s), "staleness_mean", spread(&p->staleness_mean),
+                            "staleness_max", spread(&p->staleness_max), "made_anew",
+                            spread(&p->made_anew), "roles", roles, "traces", checks));
 }
 
 static void print_text(const dray__job *job, const dray__services *services,
@@ -86,7 +116,9 @@ int cmd_simulate(int argc, char **argv)
         .check = cmd_predict_check,
         .doc = "Predicts how long the steps of a job take, who waits for what, and how old samples "
                "get, with another schedule or other roles than those that were run.\vHow long "
-               "tasks take is fitted from the trace of a run of the same job. Nothing is run. Exit "
+               "tasks take is fitted from the trace of a run of the same job; the last line says "
+               "how far "
+               "the prediction is off for that run itself. Nothing is run. Exit "
                "status: 0 done, 1 the trace cannot be used, 2 wrong usage or a job that is "
                "refused."};
     arguments a = {.runs = DRAY__SIM_RUNS};
@@ -99,10 +131,18 @@ int cmd_simulate(int argc, char **argv)
     if (status != CMD_OK)
         return status;
     int rc = dray__simulate(job, &services, (uint32_t)a.runs, &made, &error);
+    off *checks = calloc(a.with.traces.count + (size_t)1, sizeof(*checks));
+    uint32_t count = rc || !checks ? 0 : check_traces(&a.with.traces, checks);
     if (!rc && a.with.json)
-        print_json(job, &services, &made, a.runs);
+        print_json(job, &services, &made, a.runs, json_of(checks, count));
     else if (!rc)
         print_text(job, &services, &made, a.runs);
+    for (uint32_t i = 0; !rc && !a.with.json && i < count; i++)
+        printf("%s%s: %s a step, simulated as it was run %s (%+.1f %%)\n", i ? "" : "\n",
+               checks[i].trace, dray__say_seconds(checks[i].measured).s,
+               dray__say_seconds(checks[i].simulated).s,
+               100 * (checks[i].simulated / checks[i].measured - 1));
+    free(checks);
     dray__services_free(&services);
     dray__job_free(job);
     return rc ? cmd_refuse("simulate", &error) : CMD_OK;

@@ -526,18 +526,36 @@ static int read_responses(const dray__timeline *t, responses *all, dray_error *e
     return rc;
 }
 
+/* Seconds of a step behind the third one, by the publication of versions. */
+static double measured(const dray__timeline *t)
+{
+    uint32_t first = 0;
+    while (first < t->end_count && t->ends[first].step < 3)
+        first++;
+    const dray__tl_end *from = t->ends + first, *to = t->ends + t->end_count - 1;
+    return first + 1 < t->end_count && to->step > from->step
+               ? (double)(to->ns - from->ns) / 1e9 / (double)(to->step - from->step)
+               : 0;
+}
+
+/* The run's folder, of which the user may have named the trace.json. */
+static void find_run(const char *folder, char run[PATH_MAX])
+{
+    struct stat is;
+    dray__path(run, PATH_MAX, "%s", folder);
+    char *slash = strrchr(run, '/');
+    if (stat(run, &is) == 0 && !S_ISDIR(is.st_mode))
+        slash ? (void)(*slash = 0) : (void)strcpy(run, ".");
+}
+
 int dray__services_fit(const char *folder, const dray__job *job, dray__services *out,
                        dray_error *error)
 {
     char path[PATH_MAX], run[PATH_MAX];
-    struct stat is;
     json_t *config = NULL;
     dray__timeline *t = NULL;
     responses all = {0};
-    dray__path(run, sizeof(run), "%s", folder);
-    char *slash = strrchr(run, '/');
-    if (stat(run, &is) == 0 && !S_ISDIR(is.st_mode)) /* its trace.json */
-        slash ? (void)(*slash = 0) : (void)strcpy(run, ".");
+    find_run(folder, run);
     *out = (dray__services){0};
     dray__path(path, sizeof(path), "%s/config.json", run);
     int rc = dray__json_load(path, 1 << 24, &config, error);
@@ -569,11 +587,36 @@ int dray__services_fit(const char *folder, const dray__job *job, dray__services 
     out->engine_ranks = ranks_of(config, "rollout");
     out->trainer_ranks = ranks_of(config, "actor");
     out->by_ranks = !job->clock.enabled; /* its sleeps do not depend on the ranks */
+    out->measured = rc ? 0 : measured(t);
     free(all.items);
     json_decref(config);
     dray__timeline_free(t);
     if (rc)
         dray__services_free(out);
+    return rc;
+}
+
+int dray__services_check(const char *folder, double *simulated, double *took, dray_error *error)
+{
+    char run[PATH_MAX], path[PATH_MAX];
+    dray__job *job = NULL;
+    dray__services services = {0};
+    dray__prediction made;
+    find_run(folder, run);
+    dray__path(path, sizeof(path), "%s/config.yaml", run);
+    int rc = dray__job_load(path, NULL, 0, &job, NULL, error);
+    if (!rc)
+        rc = dray__services_fit(folder, job, &services, error);
+    if (!rc && !(services.measured > 0))
+        rc = dray__fail(error, DRAY_ENOENT, "%s: expected five steps or more", folder);
+    if (!rc)
+        rc = dray__simulate(job, &services, DRAY__SIM_RUNS, &made, error);
+    if (!rc) {
+        *simulated = made.step_seconds.mean;
+        *took = services.measured;
+    }
+    dray__services_free(&services);
+    dray__job_free(job);
     return rc;
 }
 

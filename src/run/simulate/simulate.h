@@ -41,6 +41,7 @@ typedef struct dray__services {
     double insert;         /* from a published version to the prompts of one more step */
     /* Responses, in whole groups: the lengths of a prompt's samples belong together. */
     uint32_t *lengths, groups, group;
+    double measured; /* a step of the fitted run behind its third; 0 when there are too few */
     int64_t engine_ranks, trainer_ranks; /* of the fitted run */
     bool by_ranks;                       /* the trainer's work is divided among its ranks */
     bool estimated;
@@ -55,6 +56,11 @@ int dray__services_fit(const char *folder, const dray__job *job, dray__services 
 /* The same from several runs, whose times are averaged. */
 int dray__services_fit_all(const char *const *folders, uint32_t count, const dray__job *job,
                            dray__services *out, dray_error *error);
+/* Finds how far the model is off for the run itself: simulates its job, as it was run, with what
+ * was fitted from it alone. *simulated, *measured: seconds of a step. Returns 0, DRAY_ENOENT when
+ * the run has too few steps, or what dray__services_fit and dray__simulate return. */
+int dray__services_check(const char *folder, double *simulated, double *measured,
+                         dray_error *error);
 /* From figures of a device ("h100", "h200", "b200") and the job's model alone. */
 int dray__services_estimate(const char *device, const dray__job *job, dray__services *out,
                             dray_error *error);
