@@ -11,7 +11,8 @@
 
 samples/s: behind the --warm first steps. idle: of the trainer's, and the engines', time, by what was waited for. update,
 pause: medians over engines and steps, and the longest pause: what an engine takes for a version (prefetched or not), and for
-how long it generates nothing, without the wait for the version. staleness: mean over samples (the oldest token). Lengths are those
+how long it generates nothing, without the wait for the version. staleness: mean over samples (the oldest token). made anew: samples
+a step that got too old before they were finished. Lengths are those
 of examples/gpu/lengths.txt times --scale, the same in all runs. A run that fails is a row that says so."""
 import collections
 import json
@@ -98,7 +99,9 @@ def measure(out, warm):
         idle[role] = {cause: part / whole for cause, part in waits.items() if whole}
     updates = [event for event in lines(out / "events.jsonl")
                if event["event"] == "engine_update" and event["version"] >= warm]
-    return {"samples": sum(row["samples"] for row in rows), "tokens": sum(row["tokens"] for row in rows),
+    lost = sum(int(event["message"].split()[1]) for event in lines(out / "events.jsonl")
+               if event["event"] == "lost" and event["step"] > warm)
+    return {"samples": sum(row["samples"] for row in rows), "lost": lost, "steps": len(rows), "tokens": sum(row["tokens"] for row in rows),
             "seconds": seconds, "idle": idle, "update": [u["seconds"] - u.get("wait_seconds", 0) for u in updates],
             "pause": [u["pause_seconds"] for u in updates], "bytes": max((u["bytes"] for u in updates), default=0),
             "staleness": statistics.mean(row["staleness_mean"] for row in rows)}
@@ -117,7 +120,8 @@ def summary(name, found):
             "tokens_per_s": sum(one["tokens"] for one in found) / seconds, "idle": idle,
             "update_seconds": statistics.median(every["update"] or [0.0]),
             "pause_seconds": statistics.median(every["pause"] or [0.0]), "pause_longest": max(every["pause"], default=0.0),
-            "update_bytes": max(one["bytes"] for one in found), "staleness": statistics.mean(o["staleness"] for o in found)}
+            "update_bytes": max(one["bytes"] for one in found), "staleness": statistics.mean(o["staleness"] for o in found),
+            "made_anew": sum(one["lost"] for one in found) / sum(one["steps"] for one in found)}
 
 
 def shares(idle):
@@ -126,15 +130,15 @@ def shares(idle):
 
 
 def table(found):
-    print("| schedule | samples/s | tokens/s | trainer idle | engines idle | update | pause, longest | staleness |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| schedule | samples/s | tokens/s | trainer idle | engines idle | update | pause, longest | staleness | made anew |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for row in found:
         if row.get("failed"):
-            print(f"| {row['schedule']} | failed |  |  |  |  |  |  |")
+            print(f"| {row['schedule']} | failed |  |  |  |  |  |  |  |")
             continue
         print(f"| {row['schedule']} | {row['samples_per_s']:.2f} | {row['tokens_per_s']:.0f} | "
               f"{shares(row['idle']['trainer'])} | {shares(row['idle']['rollout'])} | {row['update_seconds'] * 1e3:.1f} ms | "
-              f"{row['pause_seconds'] * 1e3:.1f}, {row['pause_longest'] * 1e3:.1f} ms | {row['staleness']:.2f} |")
+              f"{row['pause_seconds'] * 1e3:.1f}, {row['pause_longest'] * 1e3:.1f} ms | {row['staleness']:.2f} | {row['made_anew']:.1f} |")
 
 
 def main():
