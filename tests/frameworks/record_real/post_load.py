@@ -18,6 +18,7 @@ from vllm.model_executor.layers import utils
 CPU = torch.device("cpu")
 vllm._custom_ops._supports_onednn = False  # as on GPUs: parameters lie as load_weights fills them
 utils.check_cpu_sgl_kernel = lambda *_: False
+torch.cpu._is_amx_tile_supported = torch.cpu._is_avx512_bf16_supported = lambda: False
 
 
 def numbers(like, seed):
