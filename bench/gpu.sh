@@ -175,13 +175,15 @@ row "32B apart, on another host, over NCCL" 1.25 limit --model $m32 --mode distr
     --from "fsdp:$half@$low" --to "engine:tp=$half@$high@~elsewhere"
 row "30B-A3B apart, on another host, over NCCL" 1.25 limit --model $m30 --mode distributed \
     --from "fsdp:$half@$low" --to "engine:tp=$half@$high@~elsewhere"
-# A link of 1 GB/s from each trainer: the kernel paces the data servers' connections.
-export DRAY_DATA_RATE=1000000000 DRAY_NCCL_LIBRARY=
+# A link of 1 GB/s from each trainer: the kernel paces its data server's connections, one to each of the engine's ranks.
+nccl_library=${DRAY_NCCL_LIBRARY-unset}
+export DRAY_DATA_RATE=$((1000000000 / half)) DRAY_NCCL_LIBRARY=
 narrow="--mode distributed --model $m32 --layers $((4 * half)) --from fsdp:$half@$low --to engine:tp=$half@$high@~elsewhere"
 row "32B, $((4 * half)) layers, over links of 1 GB/s" 0 limit $narrow
 row "32B, $((4 * half)) layers, over links of 1 GB/s, delta 1 %" 0.1 "32B, $((4 * half)) layers, over links of 1 GB/s" \
     --changed 100 $narrow
 unset DRAY_TRUSTED_NETWORKS DRAY_DATA_ADDRESS DRAY_DATA_RATE DRAY_NCCL_LIBRARY
+[ "$nccl_library" = unset ] || export DRAY_NCCL_LIBRARY=$nccl_library
 # Every way to bring one model to an engine (docs/weights.md has them in shared memory).
 if echo "every way" | grep -qE "$rows"; then
     DRAY_TRUSTED_NETWORKS=127.0.0.0/8 DRAY_DATA_ADDRESS=127.0.0.1 timeout 400 "$dray" bench compare \

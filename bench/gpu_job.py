@@ -100,7 +100,7 @@ def measure(out, warm):
     updates = [event for event in lines(out / "events.jsonl")
                if event["event"] == "engine_update" and event["version"] >= warm]
     lost = sum(int(event["message"].split()[1]) for event in lines(out / "events.jsonl")
-               if event["event"] == "lost" and event["step"] > warm)
+               if event["event"] == "lost" and event["step"] >= warm and "too old" in event["message"])
     return {"samples": sum(row["samples"] for row in rows), "lost": lost, "steps": len(rows), "tokens": sum(row["tokens"] for row in rows),
             "seconds": seconds, "idle": idle, "update": [u["seconds"] - u.get("wait_seconds", 0) for u in updates],
             "pause": [u["pause_seconds"] for u in updates], "bytes": max((u["bytes"] for u in updates), default=0),

@@ -70,7 +70,7 @@ def notes(run):
             b = r["bench"]
             sent, of = ((b["prefetch_delta_bytes"], b["prefetch_delta_covered_bytes"]) if "prefetch_delta_bytes" in b
                         else (b["report"]["delta_bytes"], b["report"]["delta_covered_bytes"]))
-            yield (f"{r['row']}: {100 * sent / of if of else 100:.2f} % of the bytes of what changed, pause "
+            yield (f"{r['row']}: {100 * sent / of if of else 100:.2f} % of the bytes that deltas stand for, pause "
                    f"{b['pause_seconds'] * 1e3:.2f} ms"
                    + (f", the prefetch {b['prefetch_seconds'] * 1e3:.1f} ms." if "prefetch_seconds" in b else "."))
         if d and d["steps"]:

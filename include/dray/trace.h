@@ -85,8 +85,9 @@ void dray_trace_span(dray_span_kind kind, const char *name, int64_t begin_ns, in
  * file beside the spans, whose name ends in .lengths instead of .spans. step, slot: of the row
  * (dray_row.slot, in the partition of that step). prompt_tokens, tokens: of the prompt, and of the
  * whole response. begin_ns, end_ns: from dray_trace_now; responses that an engine generates
- * together begin at the same time. Does nothing while recording is off, and for a response without
- * tokens. Threads: any. Takes a lock for a moment. */
+ * together begin at the same time. Does nothing while recording is off, for a response without
+ * tokens or time, and for numbers that are negative or, of tokens and steps, more than 2^32 - 1.
+ * Threads: any. Takes a lock for a moment. */
 void dray_trace_response(int64_t step, uint32_t slot, uint64_t prompt_tokens, uint64_t tokens,
                          int64_t begin_ns, int64_t end_ns);
 

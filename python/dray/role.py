@@ -69,7 +69,7 @@ class _How:
 class Batch(Claim):
     """Rows of a task: see columns.Rows. `task` says of which; set() its outputs before the next batch is
     asked for. Of several ranks what rank 0 sets counts; a `split` batch has this rank's part of the rows.
-    began: when its work began (dray.trace.now()), for the timeline: with the claim, where the role does not set it."""
+    began: when its work began (dray.trace.now()), which `dray simulate` reads of rollouts: the claim, unless the role sets it."""
 
     def __init__(self, owner: Queue, batch: int, framework: str, copy: Optional[bool], task: str,
                  leads: bool = True, part: Optional[tuple] = None):
@@ -96,7 +96,7 @@ class Batch(Claim):
     def leave_open(self, rows: Sequence[int] = ()) -> None:
         if self.leads:
             super().leave_open(rows)
-            self._pieces.update(rows or range(self.rows))
+            self._pieces.update(rows if len(rows) else range(self.rows))
 
     def commit(self) -> None:
         made = self._responses() if self.task == "rollout" and self._tokens is not None and _t.is_on() else []
@@ -105,9 +105,13 @@ class Batch(Claim):
             _t.response(*one, self.began, _t.now())
 
     def _responses(self):
-        """(step, slot, tokens of the prompt, of the response) of each finished row."""
+        """(step, slot, tokens of the prompt, of the response) of each finished row; none where the job's prompts are not
+        lists of tokens."""
         step = self.partition.rpartition("-")[2]
-        prompts = [len(prompt) for prompt in self.list("prompt")]
+        try:
+            prompts = [len(prompt) if hasattr(prompt, "dtype") else np.inf for prompt in self.list("prompt")]
+        except DrayError:
+            return []
         rows = zip(self.slots.tolist(), prompts, self._tokens.tolist())
         return [(int(step), slot, prompt, tokens - prompt) for i, (slot, prompt, tokens) in enumerate(rows)
                 if i not in self._pieces and tokens > prompt and step.isdecimal()]

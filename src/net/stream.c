@@ -2,6 +2,7 @@
 #include "net/stream.h"
 
 #include "base/error.h"
+#include "base/log.h"
 #include "net/address.h"
 #include "net/carrier.h"
 
@@ -81,8 +82,10 @@ int dray__stream_accept(int listener, const dray__stream_keys *keys, dray__strea
                    : dray__fail_errno(error, errno, "accept");
     if (other.ss_family != AF_UNIX)
         dray__address_keep(fd);
-    if (keys->rate) /* socket(7); a Unix socket has no pace */
-        setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &keys->rate, sizeof keys->rate);
+    if (keys->rate && other.ss_family != AF_UNIX &&
+        setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &keys->rate, sizeof keys->rate) < 0)
+        dray__log(DRAY_LOG_WARN, "data server: a connection has no limit of its rate: %s",
+                  strerror(errno));
     int rc = stream_new(fd, &other, keys, out, error);
     if (rc == DRAY_OK)
         (*out)->server = true;

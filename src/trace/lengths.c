@@ -1,7 +1,7 @@
 #include "trace/lengths.h"
 
-#include "base/error.h"
 #include "base/io.h"
+#include "base/log.h"
 #include "base/wire.h"
 
 #include <errno.h>
@@ -10,6 +10,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static char path[PATH_MAX]; /* empty: nowhere */
@@ -43,16 +44,26 @@ void dray__lengths_add(int64_t step, uint32_t slot, uint64_t prompt_tokens, uint
         dray__put_bytes(&lines, line, (size_t)size);
 }
 
-int dray__lengths_flush(dray_error *error)
+/* Half a line would spoil the trace. */
+static int append(void)
 {
-    if (!lines.size)
-        return DRAY_OK;
-    int rc = dray__writer_check(&lines, error);
-    int fd = rc ? -1 : open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0666);
-    if (!rc && (fd < 0 || dray__write_all(fd, lines.data, lines.size) < 0))
-        rc = dray__fail_errno(error, errno, "%s", path);
+    struct stat st;
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0666), failed = 0;
+    if (fd < 0 || fstat(fd, &st) < 0 || dray__write_all(fd, lines.data, lines.size) < 0)
+        failed = errno;
+    if (failed && fd >= 0 && ftruncate(fd, st.st_size) < 0)
+        unlink(path);
     if (fd >= 0)
         close(fd);
+    return failed;
+}
+
+void dray__lengths_flush(void)
+{
+    int failed = lines.failed ? ENOMEM : lines.size ? append() : 0;
+    if (failed) {
+        dray__log(DRAY_LOG_WARN, "%s: no more responses are recorded: %s", path, strerror(failed));
+        path[0] = 0;
+    }
     dray__writer_free(&lines);
-    return rc;
 }

@@ -6,11 +6,12 @@
 
 #include <dray/dray.h>
 
-/* Responses go beside this file of spans from now on; NULL: nowhere. What an earlier process left
- * there goes. */
+/* Responses go beside this file of spans from now on; NULL: nowhere. A file of an earlier process
+ * is removed. */
 void dray__lengths_open(const char *spans_path);
 /* As dray_trace_response. */
 void dray__lengths_add(int64_t step, uint32_t slot, uint64_t prompt_tokens, uint64_t tokens,
                        int64_t begin_ns, int64_t end_ns);
-/* Appends what was added since the last time. */
-int dray__lengths_flush(dray_error *error);
+/* Appends the responses that were added since the last time. Where that fails, the log says so, and
+ * no more are recorded. */
+void dray__lengths_flush(void);

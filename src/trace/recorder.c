@@ -509,7 +509,8 @@ void dray_trace_span(dray_span_kind kind, const char *name, int64_t begin_ns, in
 void dray_trace_response(int64_t step, uint32_t slot, uint64_t prompt_tokens, uint64_t tokens,
                          int64_t begin_ns, int64_t end_ns)
 {
-    if (!dray_trace_is_on() || !tokens || end_ns <= begin_ns)
+    if (!dray_trace_is_on() || !tokens || tokens > UINT32_MAX || prompt_tokens > UINT32_MAX ||
+        step < 0 || step > UINT32_MAX || begin_ns < 0 || end_ns <= begin_ns)
         return;
     pthread_mutex_lock(&lock);
     dray__lengths_add(step, slot, prompt_tokens, tokens, begin_ns, end_ns);
@@ -648,9 +649,10 @@ static int flush(dray_error *error)
 int dray_trace_flush(dray_error *error)
 {
     pthread_mutex_lock(&lock);
-    int status = flush(error), kept = dray__lengths_flush(status ? NULL : error);
+    int status = flush(error);
+    dray__lengths_flush();
     pthread_mutex_unlock(&lock);
-    return status ? status : kept;
+    return status;
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -681,8 +683,8 @@ static int open_file(const char *path, const char *process, dray_error *error)
 
 static int close_file(dray_error *error)
 {
-    int status = flush(error), kept = dray__lengths_flush(status ? NULL : error);
-    status = status ? status : kept;
+    int status = flush(error);
+    dray__lengths_flush();
     dray__lengths_open(NULL);
     if (file >= 0)
         close(file);

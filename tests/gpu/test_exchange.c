@@ -309,6 +309,52 @@ static void patched(void *user)
     close_housed(&h);
 }
 
+/* The copy of the engine's memory is made where a delta is patched into it, and nowhere else. A
+ * copy that fails leaves the engine as it is, and the next prefetch brings all elements. */
+static void refilled(void *user)
+{
+    enum { DIRECT = 1, PREFETCHED = 2, FAILING = 4 };
+    scene *s = user;
+    engine e;
+    element_seed = changed_by;
+    choose(s, s->engine_gpus[0]);
+    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "engine", 0, 1,
+                    DRAY_REGION_CUDA);
+    for (uint64_t version = 1; version <= LAST; version++) {
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        dray_error said;
+        options.min_version = version;
+        options.prefetch_seconds = version == 6 ? 0.02 : 0;
+        if (version == PREFETCHED || version == FAILING)
+            CHECK(gpu_fail("cuMemcpyDtoDAsync:1:999"));
+        if (version == DIRECT) {
+            MUST(dray_update_weights(e.subscriber, &options, NULL, error));
+        } else {
+            int rc = dray_prefetch_weights(e.subscriber, &options, &report, &said);
+            CHECK((rc == DRAY_OK) == (version != FAILING));
+            gpu_fail(NULL);
+            CHECK(gpu_engine_wrong(&e, version - 1) == 0);
+            if (version == FAILING)
+                MUST(dray_prefetch_weights(e.subscriber, &options, &report, error));
+            CHECK((report.delta_covered_bytes == 0) ==
+                  (version == PREFETCHED || version == FAILING));
+            MUST(dray_commit_weights(e.subscriber, NULL, NULL, error));
+        }
+        CHECK(gpu_engine_wrong(&e, version) == 0);
+        MUST(dray_barrier(e.context, "checked", 2, DRAY_WAIT_DEFAULT, error));
+    }
+    engine_close(&e);
+}
+
+CLUSTER_TEST(test_refills)
+{
+    if (gpu_is_real())
+        return;
+    scene s = plain(89);
+    RUN_ROLES(&s, &s.rank, {changing, 1}, {refilled, 1});
+}
+
 CLUSTER_TEST(test_deltas_are_exchanged)
 {
     scene s = plain(87);

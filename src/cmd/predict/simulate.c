@@ -1,4 +1,5 @@
 /* dray simulate: how long the steps of a job would take, from the trace of a run. */
+#include "base/error.h"
 #include "base/json.h"
 #include "cmd/predict/predict.h"
 
@@ -24,28 +25,39 @@ static json_t *spread(const dray__spread *s)
 typedef struct off {
     const char *trace;
     double simulated, measured;
+    dray_error error; /* code 0: none */
 } off;
 
-/* Leaves out runs that cannot be simulated as they were run. */
-static uint32_t check_traces(const cmd_list *traces, off *out)
+static void check_traces(const cmd_list *traces, off *out)
 {
-    uint32_t count = 0;
     for (uint32_t i = 0; i < traces->count; i++) {
-        out[count].trace = traces->items[i];
-        count += dray__services_check(traces->items[i], &out[count].simulated, &out[count].measured,
-                                      NULL) == DRAY_OK;
+        out[i].trace = traces->items[i];
+        dray__services_check(traces->items[i], &out[i].simulated, &out[i].measured, &out[i].error);
     }
-    return count;
+}
+
+static void print_check(const off *is)
+{
+    if (is->error.code)
+        printf("%s: cannot be simulated as it was run: %s\n", is->trace, is->error.message);
+    else
+        printf("%s: %s a step, simulated as it was run %s (%+.1f %%)\n", is->trace,
+               dray__say_seconds(is->measured).s, dray__say_seconds(is->simulated).s,
+               100 * (is->simulated / is->measured - 1));
 }
 
 static json_t *json_of(const off *checks, uint32_t count)
 {
     json_t *list = json_array();
-    for (uint32_t i = 0; i < count; i++)
-        json_array_append_new(list, json_pack("{s:s, s:f, s:f, s:f}", "trace", checks[i].trace,
-                                              "step_seconds", checks[i].measured,
-                                              "simulated_seconds", checks[i].simulated, "ratio",
-                                              checks[i].simulated / checks[i].measured));
+    for (uint32_t i = 0; i < count; i++) {
+        const off *is = &checks[i];
+        json_array_append_new(
+            list, is->error.code
+                      ? json_pack("{s:s, s:s}", "trace", is->trace, "error", is->error.message)
+                      : json_pack("{s:s, s:f, s:f, s:f}", "trace", is->trace, "step_seconds",
+                                  is->measured, "simulated_seconds", is->simulated, "ratio",
+                                  is->simulated / is->measured));
+    }
     return list;
 }
 
@@ -114,13 +126,13 @@ int cmd_simulate(int argc, char **argv)
         .least = 1,
         CMD_ONE_JOB(arguments, with.job),
         .check = cmd_predict_check,
-        .doc = "Predicts how long the steps of a job take, who waits for what, and how old samples "
-               "get, with another schedule or other roles than those that were run.\vHow long "
-               "tasks take is fitted from the trace of a run of the same job; the last line says "
-               "how far "
-               "the prediction is off for that run itself. Nothing is run. Exit "
-               "status: 0 done, 1 the trace cannot be used, 2 wrong usage or a job that is "
-               "refused."};
+        .doc =
+            "Predicts how long the steps of a job take, who waits for what, and how old samples "
+            "get, with another schedule or other roles than those that were run.\vHow long "
+            "tasks take is fitted from the trace of a run of the same job; a line for each trace "
+            "says how far the prediction is off for that run itself. Nothing is run. Exit "
+            "status: 0 done, 1 the trace cannot be used, 2 wrong usage or a job that is "
+            "refused."};
     arguments a = {.runs = DRAY__SIM_RUNS};
     cmd_parse(&usage, argc, argv, &a);
     dray__job *job = NULL;
@@ -131,17 +143,20 @@ int cmd_simulate(int argc, char **argv)
     if (status != CMD_OK)
         return status;
     int rc = dray__simulate(job, &services, (uint32_t)a.runs, &made, &error);
-    off *checks = calloc(a.with.traces.count + (size_t)1, sizeof(*checks));
-    uint32_t count = rc || !checks ? 0 : check_traces(&a.with.traces, checks);
+    uint32_t count = rc ? 0 : a.with.traces.count;
+    off *checks = calloc(count + (size_t)1, sizeof(*checks));
+    if (!checks)
+        rc = dray__nomem(&error);
+    if (!rc)
+        check_traces(&a.with.traces, checks);
     if (!rc && a.with.json)
         print_json(job, &services, &made, a.runs, json_of(checks, count));
     else if (!rc)
         print_text(job, &services, &made, a.runs);
-    for (uint32_t i = 0; !rc && !a.with.json && i < count; i++)
-        printf("%s%s: %s a step, simulated as it was run %s (%+.1f %%)\n", i ? "" : "\n",
-               checks[i].trace, dray__say_seconds(checks[i].measured).s,
-               dray__say_seconds(checks[i].simulated).s,
-               100 * (checks[i].simulated / checks[i].measured - 1));
+    for (uint32_t i = 0; !rc && !a.with.json && i < count; i++) {
+        printf("%s", i ? "" : "\n");
+        print_check(&checks[i]);
+    }
     free(checks);
     dray__services_free(&services);
     dray__job_free(job);

@@ -19,16 +19,12 @@ int dray__keepers_init(dray__keepers *keepers, const dray__coordinator *coordina
     int rc = dray__networks_parse(getenv("DRAY_TRUSTED_NETWORKS"), &keepers->trusted, error);
     if (!rc)
         rc = dray__data_encrypt(&encrypt, error);
-    uint64_t rate = 0;
-    if (!rc)
-        rc = dray__data_rate(&rate, error);
     if (rc)
         return rc;
     keepers->keys = (dray__stream_keys){.key = &keepers->key,
                                         .trusted = &keepers->trusted,
                                         .always = encrypt,
-                                        .transport = "stream",
-                                        .rate = rate};
+                                        .transport = "stream"};
     return dray__coordinator_key(coordinator, "samples", &keepers->key) ? DRAY_OK
                                                                         : dray__nomem(error);
 }

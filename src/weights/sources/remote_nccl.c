@@ -661,6 +661,11 @@ static uint64_t slot_of(uint64_t ceiling, uint32_t sources)
     return slot > DRAY__NCCL_SLOT_MAX ? DRAY__NCCL_SLOT_MAX : slot & ~(uint64_t)4095;
 }
 
+bool dray__nccl_has_room(uint64_t ceiling, uint32_t sources)
+{
+    return slot_of(ceiling, sources) >= DRAY__NCCL_SLOT_MIN;
+}
+
 int dray__remote_nccl_open(struct remote_route *l, dray_error *error)
 {
     uint64_t ceiling = l->transfer->options.nccl_bytes;
@@ -672,7 +677,7 @@ int dray__remote_nccl_open(struct remote_route *l, dray_error *error)
     l->nccl = n;
     n->sources = calloc((size_t)l->publishers + 1, sizeof *n->sources);
     int rc = n->sources ? DRAY_OK : dray__nomem(error);
-    bool room = slot_of(ceiling, l->publishers) >= DRAY__NCCL_SLOT_MIN;
+    bool room = dray__nccl_has_room(ceiling, l->publishers);
     for (uint32_t i = 0; i < l->publishers && rc == DRAY_OK && room; i++)
         rc = take_parts(n, &l->sources[i], error);
     for (uint32_t i = 0; i < n->count && rc == DRAY_OK; i++)

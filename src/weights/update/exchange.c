@@ -15,6 +15,8 @@ enum { NOWHERE = UINT32_MAX };
 enum { GAPS_OF = 4 };
 /* Runs of blocks that are looked at; a layout with more is copied. */
 enum { RUNS_MAX = 1 << 22 };
+/* Bytes that are copied at once: a tenth of a millisecond beside decoding. */
+#define REFILL_BYTES ((uint64_t)128 << 20)
 
 typedef struct span {
     uint64_t from, to; /* bytes of the chunk */
@@ -44,6 +46,7 @@ struct dray__exchange {
     uint64_t bytes;
     dray__cuda_job **gap_jobs; /* one for each chunk; NULL when it has none */
     bool swapped;
+    CUstream stream; /* of refills; NULL before the first */
 };
 
 /* ---- which chunks ---------------------------------------------------------------------------- */
@@ -237,28 +240,28 @@ static void chunk_end(arena_chunk *c)
     *c = (arena_chunk){0};
 }
 
-/* The kernel that copies these parts of the live memory to the spare one: by addresses, which stay.
+/* The kernel that copies the gaps from the live memory to the spare one: by addresses, which stay.
  */
-static int make_job(const arena_chunk *c, const span *parts, uint64_t count, dray__cuda_job **out,
-                    dray_error *error)
+static int make_gap_job(const arena_chunk *c, dray__cuda_job **out, dray_error *error)
 {
-    dray__cuda_item *items = calloc((size_t)count + 1, sizeof *items);
+    dray__cuda_item *items = calloc((size_t)c->gap_count + 1, sizeof *items);
     if (!items)
         return dray__nomem(error);
-    for (uint64_t i = 0; i < count; i++)
-        items[i] = (dray__cuda_item){.copy = {.ndim = 1,
-                                              .source_dtype = DRAY_I8,
-                                              .destination_dtype = DRAY_I8,
-                                              .extent = {(int64_t)(parts[i].to - parts[i].from)},
-                                              .source_stride = {1},
-                                              .destination_stride = {1},
-                                              .source_offset = parts[i].from,
-                                              .destination_offset = parts[i].from},
-                                     .source_base = c->address,
-                                     .destination_base = c->spare.address,
-                                     .near = true};
+    for (uint64_t i = 0; i < c->gap_count; i++)
+        items[i] =
+            (dray__cuda_item){.copy = {.ndim = 1,
+                                       .source_dtype = DRAY_I8,
+                                       .destination_dtype = DRAY_I8,
+                                       .extent = {(int64_t)(c->gaps[i].to - c->gaps[i].from)},
+                                       .source_stride = {1},
+                                       .destination_stride = {1},
+                                       .source_offset = c->gaps[i].from,
+                                       .destination_offset = c->gaps[i].from},
+                              .source_base = c->address,
+                              .destination_base = c->spare.address,
+                              .near = true};
     const dray__cuda_job_options options = {.engine_bytes = UINT64_MAX};
-    int rc = dray__cuda_job_new(c->spare.device, NULL, items, count, &options, out, error);
+    int rc = dray__cuda_job_new(c->spare.device, NULL, items, c->gap_count, &options, out, error);
     free(items);
     return rc;
 }
@@ -288,7 +291,7 @@ static int prepare_chunk(dray__exchange *x, uint32_t number, dray_error *error)
     }
     int rc = take_spare(c, error);
     if (rc == DRAY_OK && c->gap_count)
-        rc = make_job(c, c->gaps, c->gap_count, &x->gap_jobs[number], error);
+        rc = make_gap_job(c, &x->gap_jobs[number], error);
     free(c->filled);
     c->filled = NULL;
     c->filled_count = 0;
@@ -348,6 +351,10 @@ void dray__exchange_free(dray__exchange *x)
 {
     if (!x)
         return;
+    if (x->stream && dray__cuda_enter(x->chunks[0].spare.device, NULL) == DRAY_OK) {
+        dray__cuda_get(NULL)->cuStreamDestroy(x->stream);
+        dray__cuda_leave();
+    }
     for (uint32_t i = 0; i < x->count; i++) {
         if (x->gap_jobs)
             dray__cuda_job_close(x->gap_jobs[i]);
@@ -485,61 +492,80 @@ bool dray__exchange_fits(dray__exchange *x)
     return rc == DRAY_OK;
 }
 
-/* Waits for the job, and has it stop where `rc` is an error already. Returns the first error. */
-static int end_job(dray__cuda_job *job, int rc, int64_t deadline_ns, dray_error *error)
-{
-    if (rc)
-        dray__cuda_job_abort(job);
-    int ended = dray__cuda_job_wait(job, rc ? INT64_MAX : deadline_ns, rc ? NULL : error);
-    if (ended == DRAY_EAGAIN) {
-        dray__cuda_job_abort(job);
-        dray__cuda_job_wait(job, INT64_MAX, NULL);
-        ended = dray__fail(error, DRAY_ETIMEDOUT, "the deadline passed in an exchange");
-    }
-    return rc ? rc : ended;
-}
-
 static int copy_gaps(dray__exchange *x, int64_t deadline_ns, dray_error *error)
 {
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < x->count && rc == DRAY_OK; i++)
         if (x->gap_jobs[i])
             rc = dray__cuda_job_start(x->gap_jobs[i], NULL, 0, error);
-    for (uint32_t i = 0; i < x->count; i++)
-        if (x->gap_jobs[i] && dray__cuda_job_is_running(x->gap_jobs[i]))
-            rc = end_job(x->gap_jobs[i], rc, deadline_ns, error);
+    for (uint32_t i = 0; i < x->count; i++) {
+        if (!x->gap_jobs[i] || !dray__cuda_job_is_running(x->gap_jobs[i]))
+            continue;
+        if (rc)
+            dray__cuda_job_abort(x->gap_jobs[i]);
+        int ended = dray__cuda_job_wait(x->gap_jobs[i], rc ? INT64_MAX : deadline_ns, error);
+        if (ended == DRAY_EAGAIN) {
+            dray__cuda_job_abort(x->gap_jobs[i]);
+            dray__cuda_job_wait(x->gap_jobs[i], INT64_MAX, NULL);
+            ended = dray__fail(error, DRAY_ETIMEDOUT, "the deadline passed in an exchange");
+        }
+        rc = rc ? rc : ended;
+    }
     return rc;
 }
 
-/* With the lock: who releases the arena waits until the copy is made. */
-static int refill_chunk(const arena_chunk *c, dray__cuda_job *job, int64_t deadline_ns,
-                        dray_error *error)
+/* ---- refilling ------------------------------------------------------------------------------- */
+
+/* The chunk in which byte `at` of all chunks lies; *within: the byte of it. NULL behind the last.
+ */
+static arena_chunk *chunk_at(dray__exchange *x, uint64_t at, uint64_t *within)
 {
-    const dray__extents *used = NULL;
-    const dray__cuda_chunk *live = live_of(c, &used);
-    if (!live || live->allocation != c->allocation || !same_use(c, used))
-        return dray__fail(error, DRAY_ESTALE,
-                          "the memory that is to be exchanged was freed or released");
-    int rc = dray__cuda_job_start(job, NULL, 0, error);
-    return rc ? rc : end_job(job, DRAY_OK, deadline_ns, error);
+    for (uint32_t i = 0; i < x->count; i++) {
+        *within = at;
+        if (at < x->chunks[i].bytes)
+            return &x->chunks[i];
+        at -= x->chunks[i].bytes;
+    }
+    return NULL;
 }
 
-int dray__exchange_refill(dray__exchange *x, uint32_t *next, int64_t deadline_ns, dray_error *error)
+static int copy_piece(dray__exchange *x, const arena_chunk *c, uint64_t from, uint64_t bytes,
+                      dray_error *error)
 {
-    arena_chunk *c = *next < x->count ? &x->chunks[*next] : NULL;
-    if (c && c->bytes) {
-        const span whole = {0, c->bytes};
-        dray__cuda_job *job = NULL;
-        int rc = make_job(c, &whole, 1, &job, error);
-        lock(c);
-        if (!rc)
-            rc = refill_chunk(c, job, deadline_ns, error);
-        unlock(c);
-        dray__cuda_job_close(job);
-        if (rc)
-            return rc;
-    }
-    return ++*next < x->count ? DRAY_EAGAIN : DRAY_OK;
+    const dray__cuda *cuda = dray__cuda_get(error);
+    int rc = cuda ? dray__cuda_enter(c->spare.device, error) : DRAY_EUNSUPPORTED;
+    if (rc)
+        return rc;
+    CUresult result =
+        x->stream ? CUDA_SUCCESS : cuda->cuStreamCreate(&x->stream, CU_STREAM_NON_BLOCKING);
+    if (!result)
+        result =
+            cuda->cuMemcpyDtoDAsync(c->spare.address + from, c->address + from, bytes, x->stream);
+    if (!result)
+        result = cuda->cuStreamSynchronize(x->stream);
+    dray__cuda_leave();
+    return dray__fail_cuda(error, result, "copying %llu bytes of the engine's memory",
+                           (unsigned long long)bytes);
+}
+
+/* The lock of the arena keeps the memory while a piece is copied, and no longer. */
+int dray__exchange_refill(dray__exchange *x, uint64_t *at, dray_error *error)
+{
+    uint64_t from;
+    arena_chunk *c = chunk_at(x, *at, &from);
+    if (!c)
+        return DRAY_OK;
+    uint64_t bytes = c->bytes - from < REFILL_BYTES ? c->bytes - from : REFILL_BYTES;
+    const dray__extents *used = NULL;
+    lock(c);
+    const dray__cuda_chunk *live = live_of(c, &used);
+    int rc = live && live->allocation == c->allocation && same_use(c, used)
+                 ? copy_piece(x, c, from, bytes, error)
+                 : dray__fail(error, DRAY_ESTALE,
+                              "the memory that is to be exchanged was freed or released");
+    unlock(c);
+    *at += bytes;
+    return rc ? rc : chunk_at(x, *at, &from) ? DRAY_EAGAIN : DRAY_OK;
 }
 
 bool dray__exchange_is_whole(const dray__exchange *x)

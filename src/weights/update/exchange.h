@@ -36,11 +36,9 @@ bool dray__exchange_possible(dray__exchange *exchange);
 int dray__exchange_swap(dray__exchange *exchange, int64_t deadline_ns, dray_error *error);
 /* Makes the spare memory usable again. It may take longer than the exchange. */
 int dray__exchange_settle(dray__exchange *exchange, dray_error *error);
-/* Copies chunk `*next` of the engine's memory into its spare one, and counts *next up; from 0 on.
- * Nobody may release or free the engine's memory meanwhile, and who tries waits. Returns
- * DRAY_EAGAIN while there are more chunks. Fails with DRAY_ESTALE when the engine's memory has
- * changed, and with DRAY_ETIMEDOUT. */
-int dray__exchange_refill(dray__exchange *exchange, uint32_t *next, int64_t deadline_ns,
-                          dray_error *error);
+/* Copies a piece of the engine's memory into the spare memory: from byte *at of all chunks on,
+ * which is counted up. Waits for the GPU. An arena cannot be released meanwhile. Returns
+ * DRAY_EAGAIN while more is left. Fails with DRAY_ESTALE when the engine's memory has changed. */
+int dray__exchange_refill(dray__exchange *exchange, uint64_t *at, dray_error *error);
 /* Returns true when every region of the layout is exchanged. */
 bool dray__exchange_is_whole(const dray__exchange *exchange);

@@ -75,22 +75,33 @@ int dray__stage_open(dray_subscriber *s, dray_error *error)
     return rc;
 }
 
-/* What is not exchanged was copied by the last commit, and the staging has it still. What is
- * exchanged is copied back, since the spare memory got an older version. Staging that was never
- * filled is new, or the engine's memory was released and resumed since, and may have lost its
- * content. Memory that another allocator may unmap is never read here. */
+/* Blocks that are not exchanged were copied by the last commit, and the staging still has them.
+ * Blocks that are exchanged are copied back, since the spare memory got an older version. Staging
+ * that was never filled is new, or the engine's memory was released and resumed since and may have
+ * lost its content. Memory that another allocator may unmap is never read here. */
 bool dray__stage_has_base(dray_subscriber *s)
 {
     bool same = s->stage_incarnation == s->held_incarnation && s->stage_version == s->held_version;
-    s->refills = s->exchange && (!same || s->spare_is_old);
-    s->refill = 0;
-    return s->stage_incarnation && (same || (s->exchange && dray__exchange_is_whole(s->exchange)));
+    bool base =
+        s->stage_incarnation && (same || (s->exchange && dray__exchange_is_whole(s->exchange)));
+    s->refills = base && s->exchange && (!same || s->spare_is_old);
+    s->refilled = 0;
+    s->refill_due_ns = 0;
+    return base;
 }
 
+/* Of the time that the prefetch may take, the copy is spread over half. */
 int dray__stage_refill(dray_subscriber *s, dray_error *error)
 {
-    int rc = dray__exchange_refill(s->exchange, &s->refill, s->deadline_ns, error);
-    s->refills = rc != DRAY_OK;
+    int64_t now = dray__now();
+    if (now < s->refill_due_ns)
+        return DRAY_EAGAIN;
+    uint64_t before = s->refilled;
+    int rc = dray__exchange_refill(s->exchange, &s->refilled, error);
+    double share = (double)(s->refilled - before) / (double)s->staging_bytes;
+    s->refills = rc == DRAY_EAGAIN;
+    s->refill_due_ns = now + (int64_t)(s->options.prefetch_seconds * 1e9 / 2 * share);
+    dray__waker_at(&s->waker, s->refills ? s->refill_due_ns : s->deadline_ns);
     return rc;
 }
 

@@ -68,8 +68,9 @@ struct dray_subscriber {
      * spare_is_old: an exchange has put an older version into the chunks that are exchanged. */
     uint64_t stage_version, stage_incarnation;
     bool spare_is_old;
-    bool refills;    /* the current prefetch copies the engine's memory into the spare one first, */
-    uint32_t refill; /* from this chunk on */
+    bool refills; /* the current prefetch copies the engine's memory into the spare one first */
+    uint64_t refilled;        /* bytes */
+    int64_t refill_due_ns;    /* when the next piece may be copied */
     dray__exchange *exchange; /* NULL when a commit copies everything */
     bool exchanges;           /* the current commit exchanges memory, */
     bool exchanged;           /* and has done so */

@@ -5,6 +5,8 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "mover/cuda/nccl.h"
+#include "net/stream.h"
 #include "weights/checkpoint/overlay.h"
 #include "weights/delta/delta.h"
 #include "weights/sources/upload.h"
@@ -75,7 +77,7 @@ static bool begin_again(dray_subscriber *s, const dray_error *outcome)
     drop_read(s);
     s->retried = true;
     s->first_error = *outcome;
-    s->announced = s->writing = s->failed = s->moved_any = s->granted = false;
+    s->announced = s->writing = s->failed = s->moved_any = s->granted = s->refills = false;
     s->source = DRAY__FROM_PUBLISHERS;
     s->report.retries++;
     if (send_begin(s, NULL))
@@ -89,9 +91,12 @@ static int end(dray_subscriber *s, const dray_error *outcome)
 {
     if (outcome && s->cohort_set && s->destination.progress)
         dray__progress_end(s->destination.progress, s->run);
-    if (outcome && s->exchanged && dray__stage_exchange(s, NULL))
+    if (outcome && s->exchanged && dray__stage_exchange(s, NULL)) {
         dray__log(DRAY_LOG_WARN, "group %s: a commit that failed could not be taken back",
                   s->group);
+        s->has_staged = false;
+        s->after_rc = DRAY_ESTALE; /* the next update begins without this staging */
+    }
     if (outcome && s->writing)
         forget_written(s);
     if (outcome && outcome->code == DRAY_ETORN)
@@ -282,16 +287,36 @@ static int on_plan(dray_subscriber *s)
     return DRAY_OK;
 }
 
+static uint64_t nccl_bytes(const dray_subscriber *s)
+{
+    return s->options.nccl_bytes ? s->options.nccl_bytes : DRAY__NCCL_DEFAULT;
+}
+
+/* NCCL brings whole elements (remote_nccl.c). */
+static bool comes_by_nccl(const dray_subscriber *s, const dray__source *source)
+{
+    const dray__stream_keys *keys = dray__context_keys(s->context);
+    const dray_layout *own = s->destination.layout;
+    int version;
+    return keys->transport == NULL && dray__nccl_has_room(nccl_bytes(s), s->sources->count) &&
+           dray_layout_region_count(source->layout) &&
+           dray_layout_region(source->layout, 0)->kind == DRAY_REGION_CUDA &&
+           dray_layout_region_count(own) &&
+           dray_region_get_kind(s->destination.regions[0]) == DRAY_REGION_CUDA &&
+           dray__nccl_find(&version, NULL) == DRAY_OK;
+}
+
 /* Returns true when a publisher may say what changed since the held version: one of another host
  * tells only with its answers. */
 static bool expects_delta(const dray_subscriber *s)
 {
-    for (uint32_t i = 0; i < s->sources->count; i++) {
+    for (uint32_t i = 0; s->source == DRAY__FROM_PUBLISHERS && i < s->sources->count; i++) {
         const dray__source *source = &s->sources->sources[i];
         const dray__delta_view *delta = source->has_delta ? dray__delta_of(source) : NULL;
-        if (delta ? dray__delta_leads(delta, s->report.incarnation, s->held_version,
-                                      s->report.version)
-                  : source->has_delta && dray__source_remote(source, 0, s->destination.host))
+        bool leads = delta && dray__delta_leads(delta, s->report.incarnation, s->held_version,
+                                                s->report.version);
+        if (leads || (!delta && source->has_delta && !comes_by_nccl(s, source) &&
+                      dray__source_remote(source, 0, s->destination.host)))
             return true;
     }
     return false;
@@ -319,7 +344,7 @@ static int open_transfer(dray_subscriber *s, dray_error *error)
         .load = s->load,
         .strategy = s->options.strategy,
         .bucket_bytes = s->options.bucket_bytes ? s->options.bucket_bytes : DRAY__BUCKET_DEFAULT,
-        .nccl_bytes = s->options.nccl_bytes ? s->options.nccl_bytes : DRAY__NCCL_DEFAULT,
+        .nccl_bytes = nccl_bytes(s),
         .verify = !s->options.no_verify,
         .ctas = s->options.ctas,
         .copy_engines = s->options.copy_engines,
@@ -651,7 +676,7 @@ static int start(dray_subscriber *s, enum dray__purpose purpose, const dray_upda
     s->report.strategy = options->strategy;
     s->announced = s->writing = s->failed = s->moved_any = false;
     s->retried = s->granted = s->interrupted = false;
-    s->exchanges = s->exchanged = false;
+    s->exchanges = s->exchanged = s->refills = false;
     s->pause_ns = purpose == DRAY__COMMIT ? s->started_ns : 0;
     s->purpose = purpose;
     s->source = DRAY__FROM_PUBLISHERS;
@@ -692,7 +717,8 @@ int dray_update_poll(dray_subscriber *s, dray_error *error)
     int rc = DRAY_OK;
     while (rc == DRAY_OK && s->phase != PHASE_DONE)
         rc = phases[s->phase](s);
-    bool can_move = s->phase == PHASE_MOVE && (s->refills || !dray__transfer_waits(s->transfer));
+    bool can_move = s->phase == PHASE_MOVE && (s->refills ? dray__now() >= s->refill_due_ns
+                                                          : !dray__transfer_waits(s->transfer));
     dray__subscriber_signal(s, can_move || s->phase == PHASE_DONE);
     return s->phase == PHASE_DONE ? DRAY_OK : DRAY_EAGAIN;
 }
