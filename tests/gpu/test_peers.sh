@@ -21,6 +21,7 @@ case "$*" in
 *) value=0.180 ;;
 esac
 echo "$*" >>"${0%/*}/dray.log"
+echo "${DRAY_DATA_RATE:-any} $*" >>"${0%/*}/rates.log"
 case "$*" in
 'bench compare'*)
     echo '{"name": "tensor, direct, sharded", "value": 0.030, "limit": 0.020, "limit_by": "link in",' \
@@ -30,7 +31,7 @@ case "$*" in
 esac
 echo "{\"value\": $value, \"limit\": 0.150, \"engine_seconds\": 0.160, \"pause_seconds\": 0.002," \
     '"report": {"bytes": 16400000000, "exchanged_bytes": 16400000000, "spare_bytes": 16400000000,' \
-    '"spare_waste_bytes": 1000000}}'
+    '"spare_waste_bytes": 1000000, "delta_bytes": 15000000, "delta_covered_bytes": 1000000000}}'
 S2
 # M2N refuses whatever is no matrix.
 cat >"$work/m2n" <<'S2'
@@ -53,6 +54,8 @@ run
 grep -qE '^32B apart +150 +180 +1.200 +1.15 +160 +250 +500 +400 +1.4x  missed' "$work/out" || fail "32B apart"
 grep -qE '^32B co-located TP2 .* 500 +500 +2.8x' "$work/out" || fail "co-located"
 grep -q 'costs 20.0 % of an update' "$work/out" || fail "verification"
+grep -qF '32B apart, delta 1 %: 1.50 % of the bytes that deltas stand for, pause 2.00 ms' "$work/out" || fail "deltas"
+[ "$(grep -c '^1000000000 ' "$work/rates.log")" = 2 ] || fail "rows over links of 1 GB/s"
 ! grep -vq -- '--repeat 3' "$work/dray.log" || fail "other repeats than the flows'"
 cp "$DRAY_SOURCE_DIR/README.md" "$work/"
 cp "$DRAY_SOURCE_DIR/docs/gpu.md" "$work/docs/"

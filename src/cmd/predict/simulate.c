@@ -1,5 +1,4 @@
 /* dray simulate: how long the steps of a job would take, from the trace of a run. */
-#include "base/error.h"
 #include "base/json.h"
 #include "cmd/predict/predict.h"
 
@@ -144,9 +143,7 @@ int cmd_simulate(int argc, char **argv)
         return status;
     int rc = dray__simulate(job, &services, (uint32_t)a.runs, &made, &error);
     uint32_t count = rc ? 0 : a.with.traces.count;
-    off *checks = calloc(count + (size_t)1, sizeof(*checks));
-    if (!checks)
-        rc = dray__nomem(&error);
+    static off checks[CMD_LIST_MAX];
     if (!rc)
         check_traces(&a.with.traces, checks);
     if (!rc && a.with.json)
@@ -157,7 +154,6 @@ int cmd_simulate(int argc, char **argv)
         printf("%s", i ? "" : "\n");
         print_check(&checks[i]);
     }
-    free(checks);
     dray__services_free(&services);
     dray__job_free(job);
     return rc ? cmd_refuse("simulate", &error) : CMD_OK;

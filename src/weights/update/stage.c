@@ -5,6 +5,9 @@
 #include "base/log.h"
 #include "memory/region.h"
 #include "mover/cuda/cuda.h"
+#include "mover/cuda/nccl.h"
+#include "net/stream.h"
+#include "weights/delta/delta.h"
 #include "weights/update/subscriber.h"
 
 #include <dray/gpu.h>
@@ -75,6 +78,36 @@ int dray__stage_open(dray_subscriber *s, dray_error *error)
     return rc;
 }
 
+/* NCCL brings whole elements (remote_nccl.c). */
+static bool comes_by_nccl(const dray_subscriber *s, const dray__source *source)
+{
+    const dray__stream_keys *keys = dray__context_keys(s->context);
+    const dray_layout *own = s->destination.layout;
+    int version;
+    return keys->transport == NULL && dray__nccl_has_room(dray__nccl_bytes(s), s->sources->count) &&
+           dray_layout_region_count(source->layout) &&
+           dray_layout_region(source->layout, 0)->kind == DRAY_REGION_CUDA &&
+           dray_layout_region_count(own) &&
+           dray_region_get_kind(s->destination.regions[0]) == DRAY_REGION_CUDA &&
+           dray__nccl_find(&version, NULL) == DRAY_OK;
+}
+
+/* Returns true when a publisher may say what changed since the held version: one of another host
+ * tells only with its answers. */
+static bool expects_delta(const dray_subscriber *s)
+{
+    for (uint32_t i = 0; s->source == DRAY__FROM_PUBLISHERS && i < s->sources->count; i++) {
+        const dray__source *source = &s->sources->sources[i];
+        const dray__delta_view *delta = source->has_delta ? dray__delta_of(source) : NULL;
+        bool leads = delta && dray__delta_leads(delta, s->report.incarnation, s->held_version,
+                                                s->report.version);
+        if (leads || (!delta && source->has_delta && !comes_by_nccl(s, source) &&
+                      dray__source_remote(source, 0, s->destination.host)))
+            return true;
+    }
+    return false;
+}
+
 /* Blocks that are not exchanged were copied by the last commit, and the staging still has them.
  * Blocks that are exchanged are copied back, since the spare memory got an older version. Staging
  * that was never filled is new, or the engine's memory was released and resumed since and may have
@@ -82,8 +115,8 @@ int dray__stage_open(dray_subscriber *s, dray_error *error)
 bool dray__stage_has_base(dray_subscriber *s)
 {
     bool same = s->stage_incarnation == s->held_incarnation && s->stage_version == s->held_version;
-    bool base =
-        s->stage_incarnation && (same || (s->exchange && dray__exchange_is_whole(s->exchange)));
+    bool base = s->stage_incarnation && expects_delta(s) &&
+                (same || (s->exchange && dray__exchange_is_whole(s->exchange)));
     s->refills = base && s->exchange && (!same || s->spare_is_old);
     s->refilled = 0;
     s->refill_due_ns = 0;

@@ -117,8 +117,14 @@ void dray__subscriber_signal(dray_subscriber *subscriber, bool ready);
 /* stage.c. Allocates the staging, once. */
 int dray__stage_open(dray_subscriber *subscriber, dray_error *error);
 void dray__stage_drop(dray_subscriber *subscriber);
-/* Returns true when the staging can be made to hold the version that the engine has, so that a
- * delta can be applied there: as it stands, or (s->refills) with a copy within the GPU. */
+static inline uint64_t dray__nccl_bytes(const dray_subscriber *s)
+{
+    return s->options.nccl_bytes ? s->options.nccl_bytes : DRAY__NCCL_DEFAULT;
+}
+
+/* Returns true when a delta is to be expected, and the staging can be made to hold the version that
+ * the engine has, so that the delta can be applied there: as it stands, or (s->refills) with a copy
+ * within the GPU. */
 bool dray__stage_has_base(dray_subscriber *subscriber);
 /* Makes a part of that copy. Returns DRAY_EAGAIN while more is left. */
 int dray__stage_refill(dray_subscriber *subscriber, dray_error *error);

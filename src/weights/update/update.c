@@ -5,10 +5,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "mover/cuda/nccl.h"
-#include "net/stream.h"
 #include "weights/checkpoint/overlay.h"
-#include "weights/delta/delta.h"
 #include "weights/sources/upload.h"
 #include "weights/transfer/transfer.h"
 #include "weights/update/subscriber.h"
@@ -287,48 +284,13 @@ static int on_plan(dray_subscriber *s)
     return DRAY_OK;
 }
 
-static uint64_t nccl_bytes(const dray_subscriber *s)
-{
-    return s->options.nccl_bytes ? s->options.nccl_bytes : DRAY__NCCL_DEFAULT;
-}
-
-/* NCCL brings whole elements (remote_nccl.c). */
-static bool comes_by_nccl(const dray_subscriber *s, const dray__source *source)
-{
-    const dray__stream_keys *keys = dray__context_keys(s->context);
-    const dray_layout *own = s->destination.layout;
-    int version;
-    return keys->transport == NULL && dray__nccl_has_room(nccl_bytes(s), s->sources->count) &&
-           dray_layout_region_count(source->layout) &&
-           dray_layout_region(source->layout, 0)->kind == DRAY_REGION_CUDA &&
-           dray_layout_region_count(own) &&
-           dray_region_get_kind(s->destination.regions[0]) == DRAY_REGION_CUDA &&
-           dray__nccl_find(&version, NULL) == DRAY_OK;
-}
-
-/* Returns true when a publisher may say what changed since the held version: one of another host
- * tells only with its answers. */
-static bool expects_delta(const dray_subscriber *s)
-{
-    for (uint32_t i = 0; s->source == DRAY__FROM_PUBLISHERS && i < s->sources->count; i++) {
-        const dray__source *source = &s->sources->sources[i];
-        const dray__delta_view *delta = source->has_delta ? dray__delta_of(source) : NULL;
-        bool leads = delta && dray__delta_leads(delta, s->report.incarnation, s->held_version,
-                                                s->report.version);
-        if (leads || (!delta && source->has_delta && !comes_by_nccl(s, source) &&
-                      dray__source_remote(source, 0, s->destination.host)))
-            return true;
-    }
-    return false;
-}
-
 /* The version that the engine has is where the bytes go to, or can be copied there. */
 static bool has_base(dray_subscriber *s)
 {
     s->refills = false;
     if (s->load || !s->held_incarnation || s->held_incarnation != s->report.incarnation)
         return false;
-    return s->purpose == DRAY__UPDATE || (expects_delta(s) && dray__stage_has_base(s));
+    return s->purpose == DRAY__UPDATE || dray__stage_has_base(s);
 }
 
 static int open_transfer(dray_subscriber *s, dray_error *error)
@@ -344,7 +306,7 @@ static int open_transfer(dray_subscriber *s, dray_error *error)
         .load = s->load,
         .strategy = s->options.strategy,
         .bucket_bytes = s->options.bucket_bytes ? s->options.bucket_bytes : DRAY__BUCKET_DEFAULT,
-        .nccl_bytes = nccl_bytes(s),
+        .nccl_bytes = dray__nccl_bytes(s),
         .verify = !s->options.no_verify,
         .ctas = s->options.ctas,
         .copy_engines = s->options.copy_engines,
