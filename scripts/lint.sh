@@ -37,10 +37,12 @@ fi
 
 echo 'cppcheck'
 # Wrong in version 2.10: it takes `.count` of an initializer for a variable of that name, and a
-# pointer that the same condition tests for one that may be null (in job_load.c).
+# pointer that the same condition tests for one that may be null (in job_load.c; in file.c, whose
+# each_run writes to a region where it reads from none: said of region.c, and not in every run).
 cppcheck --quiet --std=c11 --language=c --enable=warning,portability --inline-suppr \
     --suppress=missingIncludeSystem --suppress=unknownEvaluationOrder \
-    --suppress=nullPointer:src/run/job/job_load.c --error-exitcode=1 --template=gcc -j"$jobs" \
+    --suppress=nullPointer:src/run/job/job_load.c --suppress=ctunullpointer:src/memory/region.c \
+    --error-exitcode=1 --template=gcc -j"$jobs" \
     -D_GNU_SOURCE -Iinclude -Isrc -I. -Ibench --include=scripts/cppcheck.h src bench
 
 echo "$count files are clean"
