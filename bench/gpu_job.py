@@ -97,9 +97,10 @@ def measure(out, warm):
             whole += told["processes"] * row["step_seconds"]
             waits.update(told["wait"])
         idle[role] = {cause: part / whole for cause, part in waits.items() if whole}
-    updates = [event for event in lines(out / "events.jsonl")
+    events = lines(out / "events.jsonl")
+    updates = [event for event in events
                if event["event"] == "engine_update" and event["version"] >= warm]
-    lost = sum(int(event["message"].split()[1]) for event in lines(out / "events.jsonl")
+    lost = sum(int(event["message"].split()[1]) for event in events
                if event["event"] == "lost" and event["step"] >= warm and "too old" in event["message"])
     return {"samples": sum(row["samples"] for row in rows), "lost": lost, "steps": len(rows), "tokens": sum(row["tokens"] for row in rows),
             "seconds": seconds, "idle": idle, "update": [u["seconds"] - u.get("wait_seconds", 0) for u in updates],

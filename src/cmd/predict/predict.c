@@ -21,14 +21,14 @@ void cmd_predict_check(const struct argp_state *state, const void *to)
 }
 
 int cmd_predict_load(const char *name, const cmd_predict *p, dray__job **job,
-                     dray__services *services)
+                     dray__services *services, dray__services *each)
 {
     dray_error error;
     if (dray__job_load(p->job.items[0], p->settings.items, p->settings.count, job, NULL, &error))
         return cmd_refuse_job(name, &error);
-    int rc = p->traces.count
-                 ? dray__services_fit_all(p->traces.items, p->traces.count, *job, services, &error)
-                 : dray__services_estimate(p->device, *job, services, &error);
+    int rc = p->traces.count ? dray__services_fit_all(p->traces.items, p->traces.count, *job,
+                                                      services, each, &error)
+                             : dray__services_estimate(p->device, *job, services, &error);
     if (!rc)
         return CMD_OK;
     dray__services_free(services);

@@ -18,7 +18,8 @@ extern const cmd_usage cmd_predict_usage;
 
 /* A usage error unless there is a trace or a device, and not both. */
 void cmd_predict_check(const struct argp_state *state, const void *to);
-/* Loads the job, and how long its tasks take. Returns CMD_OK, or an exit status after it has
- * printed the error. The caller frees the job and the services after CMD_OK. */
+/* Loads the job, and how long its tasks take; each: as dray__services_fit_all has it. Returns
+ * CMD_OK, or an exit status after it has printed the error. The caller frees the job and the
+ * services after CMD_OK. */
 int cmd_predict_load(const char *name, const cmd_predict *p, dray__job **job,
-                     dray__services *services);
+                     dray__services *services, dray__services *each);

@@ -27,12 +27,10 @@ typedef struct off {
     dray_error error; /* code 0: none */
 } off;
 
-static void check_traces(const cmd_list *traces, off *out)
+static void check_trace(const char *trace, const dray__services *own, off *out)
 {
-    for (uint32_t i = 0; i < traces->count; i++) {
-        out[i].trace = traces->items[i];
-        dray__services_check(traces->items[i], &out[i].simulated, &out[i].measured, &out[i].error);
-    }
+    *out = (off){.trace = trace, .measured = own->measured};
+    dray__services_check(trace, own, &out->simulated, &out->error);
 }
 
 static void print_check(const off *is)
@@ -138,14 +136,18 @@ int cmd_simulate(int argc, char **argv)
     dray__services services = {0};
     dray__prediction made;
     dray_error error;
-    int status = cmd_predict_load("simulate", &a.with, &job, &services);
+    static dray__services each[CMD_LIST_MAX];
+    static off checks[CMD_LIST_MAX];
+    int status = cmd_predict_load("simulate", &a.with, &job, &services, each);
     if (status != CMD_OK)
         return status;
     int rc = dray__simulate(job, &services, (uint32_t)a.runs, &made, &error);
-    uint32_t count = rc ? 0 : a.with.traces.count;
-    static off checks[CMD_LIST_MAX];
-    if (!rc)
-        check_traces(&a.with.traces, checks);
+    uint32_t count = a.with.traces.count;
+    for (uint32_t i = 0; i < count; i++) {
+        if (!rc)
+            check_trace(a.with.traces.items[i], &each[i], &checks[i]);
+        dray__services_free(&each[i]);
+    }
     if (!rc && a.with.json)
         print_json(job, &services, &made, a.runs, json_of(checks, count));
     else if (!rc)

@@ -125,7 +125,7 @@ int cmd_size(int argc, char **argv)
     uint32_t count = 0;
     double engine_more = 1, trainer_more = 1;
     dray_error error;
-    int status = cmd_predict_load("size", &a.with, &job, &services);
+    int status = cmd_predict_load("size", &a.with, &job, &services, NULL);
     if (status != CMD_OK)
         return status;
     int rc = dray__size(job, &services, a.devices, a.staleness, splits, &count, &engine_more,

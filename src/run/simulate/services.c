@@ -596,26 +596,21 @@ int dray__services_fit(const char *folder, const dray__job *job, dray__services 
     return rc;
 }
 
-int dray__services_check(const char *folder, double *simulated, double *took, dray_error *error)
+int dray__services_check(const char *folder, const dray__services *own, double *simulated,
+                         dray_error *error)
 {
     char run[PATH_MAX], path[PATH_MAX];
     dray__job *job = NULL;
-    dray__services services = {0};
     dray__prediction made;
     find_run(folder, run);
     dray__path(path, sizeof(path), "%s/config.yaml", run);
-    int rc = dray__job_load(path, NULL, 0, &job, NULL, error);
+    int rc = own->measured > 0
+                 ? dray__job_load(path, NULL, 0, &job, NULL, error)
+                 : dray__fail(error, DRAY_ENOENT, "%s: expected five steps or more", folder);
     if (!rc)
-        rc = dray__services_fit(folder, job, &services, error);
-    if (!rc && !(services.measured > 0))
-        rc = dray__fail(error, DRAY_ENOENT, "%s: expected five steps or more", folder);
+        rc = dray__simulate(job, own, DRAY__SIM_RUNS, &made, error);
     if (!rc)
-        rc = dray__simulate(job, &services, DRAY__SIM_RUNS, &made, error);
-    if (!rc) {
         *simulated = made.step_seconds.mean;
-        *took = services.measured;
-    }
-    dray__services_free(&services);
     dray__job_free(job);
     return rc;
 }
@@ -680,7 +675,7 @@ static int join_lengths(const dray__services *all, uint32_t count, dray__service
 }
 
 int dray__services_fit_all(const char *const *folders, uint32_t count, const dray__job *job,
-                           dray__services *out, dray_error *error)
+                           dray__services *out, dray__services *each, dray_error *error)
 {
     dray__services *all = calloc(count + (size_t)1, sizeof(*all));
     uint32_t made = 0;
@@ -694,8 +689,12 @@ int dray__services_fit_all(const char *const *folders, uint32_t count, const dra
         average(all, count, out);
         rc = join_lengths(all, count, out, error);
     }
-    for (uint32_t i = 0; i < made; i++)
-        dray__services_free(&all[i]);
+    for (uint32_t i = 0; i < made; i++) {
+        if (!rc && each)
+            each[i] = all[i];
+        else
+            dray__services_free(&all[i]);
+    }
     free(all);
     return rc;
 }

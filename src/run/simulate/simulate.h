@@ -53,13 +53,14 @@ typedef struct dray__services {
  * short or without tokens. */
 int dray__services_fit(const char *folder, const dray__job *job, dray__services *out,
                        dray_error *error);
-/* The same from several runs, whose times are averaged. */
+/* The same from several runs, whose times are averaged. each: gets those of every run, which the
+ * caller frees after success; NULL: not wanted. */
 int dray__services_fit_all(const char *const *folders, uint32_t count, const dray__job *job,
-                           dray__services *out, dray_error *error);
+                           dray__services *out, dray__services *each, dray_error *error);
 /* Finds how far the model is off for the run itself: simulates its job, as it was run, with what
- * was fitted from it alone. *simulated, *measured: seconds of a step. Returns 0, DRAY_ENOENT when
- * the run has too few steps, or what dray__services_fit and dray__simulate return. */
-int dray__services_check(const char *folder, double *simulated, double *measured,
+ * was fitted from it alone. *simulated: seconds of a step, beside own->measured. Returns 0,
+ * DRAY_ENOENT when the run has too few steps, or what loading its job and dray__simulate return. */
+int dray__services_check(const char *folder, const dray__services *own, double *simulated,
                          dray_error *error);
 /* From figures of a device ("h100", "h200", "b200") and the job's model alone. */
 int dray__services_estimate(const char *device, const dray__job *job, dray__services *out,

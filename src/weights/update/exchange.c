@@ -433,6 +433,14 @@ static void lock_all(const dray__exchange *x, bool take)
     }
 }
 
+/* The live chunk, if it has the same memory and allocations; else NULL. With its lock. */
+static dray__cuda_chunk *unchanged(const arena_chunk *c)
+{
+    const dray__extents *used = NULL;
+    dray__cuda_chunk *live = live_of(c, &used);
+    return live && live->allocation == c->allocation && same_use(c, used) ? live : NULL;
+}
+
 /* The exports of a chunk that count: all, those of other regions than these, or none. */
 enum exports { ALL, OTHERS, NONE };
 
@@ -445,12 +453,11 @@ static int look(dray__exchange *x, enum exports counts, dray__cuda_chunk **live,
         arena_chunk *c = &x->chunks[i];
         if (!c->bytes)
             continue;
-        const dray__extents *used = NULL;
-        dray__cuda_chunk *found = live_of(c, &used);
+        dray__cuda_chunk *found = unchanged(c);
         uint32_t others = found && counts != NONE ? found->exports : 0;
         if (counts == OTHERS)
             others -= others < c->ours ? others : c->ours;
-        if (!found || found->allocation != c->allocation || others || !same_use(c, used))
+        if (!found || others)
             return DRAY_ESTALE;
         if (live) {
             live[*count] = found;
@@ -556,13 +563,10 @@ int dray__exchange_refill(dray__exchange *x, uint64_t *at, dray_error *error)
     if (!c)
         return DRAY_OK;
     uint64_t bytes = c->bytes - from < REFILL_BYTES ? c->bytes - from : REFILL_BYTES;
-    const dray__extents *used = NULL;
     lock(c);
-    const dray__cuda_chunk *live = live_of(c, &used);
-    int rc = live && live->allocation == c->allocation && same_use(c, used)
-                 ? copy_piece(x, c, from, bytes, error)
-                 : dray__fail(error, DRAY_ESTALE,
-                              "the memory that is to be exchanged was freed or released");
+    int rc = unchanged(c) ? copy_piece(x, c, from, bytes, error)
+                          : dray__fail(error, DRAY_ESTALE,
+                                       "the memory that is to be exchanged was freed or released");
     unlock(c);
     *at += bytes;
     return rc ? rc : chunk_at(x, *at, &from) ? DRAY_EAGAIN : DRAY_OK;

@@ -29,7 +29,7 @@ void dray__stage_drop(dray_subscriber *s)
     s->staging = NULL;
     s->staged_sums = NULL;
     s->staging_bytes = 0;
-    s->staged_version = s->staged_incarnation = s->stage_incarnation = 0;
+    s->staged_version = s->staged_incarnation = 0;
     s->has_staged = s->spare_is_old = false;
 }
 
@@ -114,8 +114,9 @@ static bool expects_delta(const dray_subscriber *s)
  * lost its content. Memory that another allocator may unmap is never read here. */
 bool dray__stage_has_base(dray_subscriber *s)
 {
-    bool same = s->stage_incarnation == s->held_incarnation && s->stage_version == s->held_version;
-    bool base = s->stage_incarnation && expects_delta(s) &&
+    bool same =
+        s->staged_incarnation == s->held_incarnation && s->staged_version == s->held_version;
+    bool base = s->staged_incarnation && expects_delta(s) &&
                 (same || (s->exchange && dray__exchange_is_whole(s->exchange)));
     s->refills = base && s->exchange && (!same || s->spare_is_old);
     s->refilled = 0;

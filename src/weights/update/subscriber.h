@@ -62,12 +62,11 @@ struct dray_subscriber {
     dray_region **staging;
     dray__sources *staged; /* the staging as the source of a commit; it owns the regions */
     uint64_t staging_bytes, *staged_sums;
+    /* The version that the staging holds as a whole, also after its commit (has_staged: it waits
+     * for that). incarnation 0: none, or that of a checkpoint. */
     uint64_t staged_version, staged_incarnation;
     bool has_staged;
-    /* The version that the staging holds as a whole, also after its commit. incarnation 0: none.
-     * spare_is_old: an exchange has put an older version into the chunks that are exchanged. */
-    uint64_t stage_version, stage_incarnation;
-    bool spare_is_old;
+    bool spare_is_old; /* an exchange has put an older version into the chunks that it exchanged */
     bool refills; /* the current prefetch copies the engine's memory into the spare one first */
     uint64_t refilled;        /* bytes */
     int64_t refill_due_ns;    /* when the next piece may be copied */

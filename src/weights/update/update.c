@@ -55,7 +55,7 @@ static void forget_written(dray_subscriber *s)
 {
     if (s->purpose == DRAY__PREFETCH) {
         s->has_staged = false;
-        s->stage_incarnation = 0;
+        s->staged_incarnation = 0;
         return;
     }
     free(s->block_sums);
@@ -287,7 +287,6 @@ static int on_plan(dray_subscriber *s)
 /* The version that the engine has is where the bytes go to, or can be copied there. */
 static bool has_base(dray_subscriber *s)
 {
-    s->refills = false;
     if (s->load || !s->held_incarnation || s->held_incarnation != s->report.incarnation)
         return false;
     return s->purpose == DRAY__UPDATE || dray__stage_has_base(s);
@@ -493,8 +492,6 @@ static int on_vote(dray_subscriber *s)
         s->staged_version = s->report.version;
         s->staged_incarnation = s->report.incarnation;
         s->has_staged = true;
-        s->stage_version = s->report.version;
-        s->stage_incarnation = s->source == DRAY__FROM_DISK ? 0 : s->report.incarnation;
         s->spare_is_old = false;
     } else {
         free(s->block_sums);
