@@ -19,6 +19,7 @@ from served import Gone
 from text import END
 
 LOOK = 0.02   # seconds between two looks for a newer version
+BUNCH = 8      # an eighth of the slots takes requests at once: beside decoding, each prefill costs all others a forward
 AGAIN = 0.005  # seconds after which samples are asked for again beside decoding, when there were none
 
 
@@ -44,6 +45,7 @@ class Work:
 class Rollout:
     def __init__(self, role, engine, weights, options):
         self.role, self.engine, self.weights, self.job = role, engine, weights, role.config
+        self.options = options
         self.exact, self.keep = role.rules.exact, options.pause == "keep"
         self.ahead = role.rules.kept > 1  # the next version is made while this one's samples are
         self.device, self.lengths = options.device, None
@@ -59,7 +61,8 @@ class Rollout:
 
     def claim(self):
         """Rows for the free slots; False: there will be none."""
-        if self.engine.under_way and not self.heads and time.monotonic() < self.asked + AGAIN:
+        if self.engine.under_way and not self.heads and (
+                time.monotonic() < self.asked + AGAIN or self.engine.free < self.options.slots // BUNCH):
             return True
         while self.target is None and len(self.backlog) < self.engine.free:
             batch = self.heads.popleft() if self.heads else self.look()

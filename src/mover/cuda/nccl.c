@@ -44,9 +44,16 @@ typedef struct nccl_comm nccl_comm;
        (const void *from, size_t count, int type, int peer, nccl_comm *comm, CUstream stream))     \
     XX(ncclRecv, (void *to, size_t count, int type, int peer, nccl_comm *comm, CUstream stream))
 
+/* Since 2.19. */
+#define NEWER_FUNCTIONS(XX)                                                                        \
+    XX(ncclMemAlloc, (void **at, size_t bytes))                                                    \
+    XX(ncclMemFree, (void *at))                                                                    \
+    XX(ncclCommRegister, (nccl_comm * comm, void *at, size_t bytes, void **handle))
+
 typedef struct nccl_library {
 #define XX(name, parameters) int(*name) parameters;
     FUNCTIONS(XX)
+    NEWER_FUNCTIONS(XX)
 #undef XX
     const char *(*ncclGetErrorString)(int result);
 } nccl_library;
@@ -62,7 +69,10 @@ static const dray__symbol symbols[] = {
 #define XX(name, parameters) {#name, offsetof(nccl_library, name), false},
     FUNCTIONS(XX)
 #undef XX
-        {"ncclGetErrorString", offsetof(nccl_library, ncclGetErrorString), false},
+#define XX(name, parameters) {#name, offsetof(nccl_library, name), true},
+        NEWER_FUNCTIONS(XX)
+#undef XX
+            {"ncclGetErrorString", offsetof(nccl_library, ncclGetErrorString), false},
 };
 
 static void open_library(void)
@@ -125,20 +135,39 @@ struct dray__nccl_pair {
     nccl_comm *comm;
     CUstream stream;
     CUdeviceptr memory;
+    bool is_nccl_memory; /* of ncclMemAlloc */
+    bool is_registered;  /* or cannot be */
     uint64_t slot_bytes;
     CUevent events[DRAY__NCCL_SLOTS];
     uint32_t entering; /* 1 + the slot whose transfer NCCL is still putting into the stream */
     int rank;
 };
 
+/* Memory that NCCL can register: out of it one GPU writes into the other's memory, where NCCL would
+ * copy through buffers of its own on either side. Both sides do so or neither, because both have
+ * the same release. */
+static int make_slots(dray__nccl_pair *p, dray_error *error)
+{
+    size_t bytes = DRAY__NCCL_SLOTS * p->slot_bytes;
+    p->is_nccl_memory = nccl.ncclMemAlloc && nccl.ncclMemFree && nccl.ncclCommRegister;
+    p->is_registered = !p->is_nccl_memory;
+    if (!p->is_nccl_memory)
+        return dray__fail_cuda(error, p->cuda->cuMemAlloc(&p->memory, bytes), "staging for NCCL");
+    void *at = NULL;
+    int result = nccl.ncclMemAlloc(&at, bytes);
+    p->memory = (CUdeviceptr)(uintptr_t)at;
+    return result ? fail_nccl(error, result, "staging for it") : DRAY_OK;
+}
+
 static int make_memory(dray__nccl_pair *p, dray_error *error)
 {
-    CUresult result = p->cuda->cuMemAlloc(&p->memory, DRAY__NCCL_SLOTS * p->slot_bytes);
-    if (!result)
-        result = p->cuda->cuStreamCreate(&p->stream, CU_STREAM_NON_BLOCKING);
+    int rc = make_slots(p, error);
+    if (rc)
+        return rc;
+    CUresult result = p->cuda->cuStreamCreate(&p->stream, CU_STREAM_NON_BLOCKING);
     for (uint32_t i = 0; i < DRAY__NCCL_SLOTS && !result; i++)
         result = p->cuda->cuEventCreate(&p->events[i], CU_EVENT_DISABLE_TIMING);
-    return dray__fail_cuda(error, result, "staging for NCCL");
+    return dray__fail_cuda(error, result, "a stream for NCCL");
 }
 
 static int begin_communicator(dray__nccl_pair *p, const uint8_t id[DRAY__NCCL_ID], uint32_t ctas,
@@ -182,10 +211,24 @@ int dray__nccl_open(dray__cuda_device *device, const uint8_t id[DRAY__NCCL_ID], 
         dray__cuda_leave();
     }
     if (rc)
-        dray__nccl_close(p);
+        dray__nccl_close(p, NULL);
     else
         *out = p;
     return rc;
+}
+
+/* The communicator is ready: its slots are registered before their first transfer. */
+static int register_slots(dray__nccl_pair *p, dray_error *error)
+{
+    int rc = dray__cuda_enter(p->device, error);
+    if (rc)
+        return rc;
+    void *handle; /* aborting the communicator releases it */
+    int result = nccl.ncclCommRegister(p->comm, (void *)(uintptr_t)p->memory,
+                                       DRAY__NCCL_SLOTS * p->slot_bytes, &handle);
+    dray__cuda_leave();
+    p->is_registered = result == SUCCESS;
+    return result ? fail_nccl(error, result, "registering its staging") : DRAY_OK;
 }
 
 /* What was begun is in the stream: from here on its end shows there. */
@@ -208,6 +251,8 @@ int dray__nccl_ready(dray__nccl_pair *p, dray_error *error)
         return fail_nccl(error, result ? result : state, "its communicator");
     if (state == IN_PROGRESS)
         return DRAY_EAGAIN;
+    if (!p->is_registered)
+        return register_slots(p, error);
     return p->entering ? entered(p, error) : DRAY_OK;
 }
 
@@ -265,19 +310,24 @@ dray__cuda_device *dray__nccl_device(const dray__nccl_pair *p)
     return p->device;
 }
 
-void dray__nccl_close(dray__nccl_pair *p)
+void dray__nccl_close(dray__nccl_pair *p, dray__cuda_job *jobs[DRAY__NCCL_SLOTS])
 {
-    if (!p)
-        return;
-    if (dray__cuda_enter(p->device, NULL) == DRAY_OK) {
-        if (p->comm)
-            nccl.ncclCommAbort(p->comm);
+    bool entered = p && dray__cuda_enter(p->device, NULL) == DRAY_OK;
+    if (entered && p->comm)
+        nccl.ncclCommAbort(p->comm);
+    for (uint32_t i = 0; i < DRAY__NCCL_SLOTS && jobs; i++) {
+        dray__cuda_job_close(jobs[i]); /* waits for its work in the slots */
+        jobs[i] = NULL;
+    }
+    if (entered) {
         if (p->stream)
             p->cuda->cuStreamDestroy(p->stream);
         for (uint32_t i = 0; i < DRAY__NCCL_SLOTS; i++)
             if (p->events[i])
                 p->cuda->cuEventDestroy(p->events[i]);
-        if (p->memory)
+        if (p->memory && p->is_nccl_memory)
+            nccl.ncclMemFree((void *)(uintptr_t)p->memory);
+        else if (p->memory)
             p->cuda->cuMemFree(p->memory);
         dray__cuda_leave();
     }

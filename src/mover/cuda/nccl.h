@@ -29,6 +29,7 @@ enum {
 };
 
 typedef struct dray__nccl_pair dray__nccl_pair;
+struct dray__cuda_job;
 
 /* DRAY_EUNSUPPORTED: there is none, or it is older than 2.18; *version: 22809 is 2.28.9. */
 int dray__nccl_find(int *version, dray_error *error);
@@ -49,5 +50,6 @@ int dray__nccl_begin(dray__nccl_pair *pair, uint32_t slot, uint64_t bytes, bool 
 int dray__nccl_done(dray__nccl_pair *pair, uint32_t slot, dray_error *error);
 uint64_t dray__nccl_slot(const dray__nccl_pair *pair, uint32_t slot); /* its address */
 dray__cuda_device *dray__nccl_device(const dray__nccl_pair *pair);
-/* Aborts what is under way. NULL is fine. */
-void dray__nccl_close(dray__nccl_pair *pair);
+/* Aborts what is under way, closes the jobs that pack into the slots or place what is in them, and
+ * then frees the slots. A pair that is NULL, jobs that are, and no jobs (NULL) are fine. */
+void dray__nccl_close(dray__nccl_pair *pair, struct dray__cuda_job *jobs[DRAY__NCCL_SLOTS]);

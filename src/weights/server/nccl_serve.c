@@ -88,11 +88,7 @@ static int device_of(const dray__local *local, dray__cuda_device **out, dray_err
 
 static void end_pair(dray__nccl_session *s)
 {
-    dray__nccl_close(s->pair);
-    for (uint32_t i = 0; i < DRAY__NCCL_SLOTS; i++) {
-        dray__cuda_job_close(s->jobs[i]); /* waits for its work */
-        s->jobs[i] = NULL;
-    }
+    dray__nccl_close(s->pair, s->jobs);
     s->pair = NULL;
     s->to_send = s->sent;
     memset(s->used, 0, sizeof s->used);

@@ -80,11 +80,7 @@ struct dray__remote_nccl {
 
 static void close_pair(struct link *link)
 {
-    dray__nccl_close(link->pair);
-    for (uint32_t i = 0; i < DRAY__NCCL_SLOTS; i++) {
-        dray__cuda_job_close(link->jobs[i]);
-        link->jobs[i] = NULL;
-    }
+    dray__nccl_close(link->pair, link->jobs);
     link->pair = NULL;
     link->joined = link->ready = false;
 }

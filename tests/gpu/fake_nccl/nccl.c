@@ -1,7 +1,8 @@
 /* A fake NCCL for tests with the fake driver (tests/gpu/fake): communicators of two ranks, that do
  * not block, over a socket. Rank 0 is of the process that made the id.
  *
- *   FAKE_NCCL_FAIL=WHAT:N    "init:N", "send:N": call N fails; "hang:N": transfer N never ends;
+ *   FAKE_NCCL_FAIL=WHAT:N    "init:N", "register:N", "send:N": call N fails;
+ *                            "hang:N": transfer N never ends;
  *                            "enter:N": the group that begins transfer N is never entered;
  *                            "flip:N": what transfer N received arrives with a bit changed
  *   FAKE_NCCL_INIT_MS=N      every communicator takes so long to be made
@@ -62,11 +63,14 @@ typedef struct nccl_comm {
     CUcontext context;
     atomic_int state; /* what ncclCommGetAsyncError says */
     atomic_int aborts, running;
-    transfer *first; /* still to be entered */
+    transfer *first;     /* still to be entered */
+    uint8_t *registered; /* NULL: nothing */
+    size_t registered_bytes;
     pthread_t thread;
 } nccl_comm;
 
 static CUresult (*launch_host)(CUstream, CUhostFn, void *);
+static CUresult (*memory_alloc)(CUdeviceptr *, size_t), (*memory_free)(CUdeviceptr);
 static CUresult (*context_get)(CUcontext *), (*context_set)(CUcontext), (*device_get)(CUdevice *);
 static CUresult (*device_uuid)(CUuuid *, CUdevice);
 
@@ -80,7 +84,7 @@ static pthread_mutex_t listeners_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static _Thread_local transfer *grouped, **grouped_end;
 static _Thread_local int group_depth;
-static atomic_uint calls[5];
+static atomic_uint calls[6];
 
 int ncclGetVersion(int *version);
 const char *ncclGetErrorString(int result);
@@ -88,6 +92,9 @@ int ncclGetUniqueId(nccl_id *id);
 int ncclCommInitRankConfig(nccl_comm **out, int count, nccl_id id, int rank, nccl_config *config);
 int ncclCommGetAsyncError(nccl_comm *c, int *state);
 int ncclCommAbort(nccl_comm *c);
+int ncclMemAlloc(void **at, size_t bytes);
+int ncclMemFree(void *at);
+int ncclCommRegister(nccl_comm *c, void *at, size_t bytes, void **handle);
 int ncclGroupStart(void);
 int ncclGroupEnd(void);
 int ncclSend(const void *from, size_t count, int type, int peer, nccl_comm *c, CUstream stream);
@@ -115,7 +122,10 @@ static void look_for_driver(void)
     *(void **)&context_set = dlsym(driver, "cuCtxSetCurrent");
     *(void **)&device_get = dlsym(driver, "cuCtxGetDevice");
     *(void **)&device_uuid = dlsym(driver, "cuDeviceGetUuid_v2");
-    driver_found = launch_host && context_get && context_set && device_get && device_uuid;
+    *(void **)&memory_alloc = dlsym(driver, "cuMemAlloc_v2");
+    *(void **)&memory_free = dlsym(driver, "cuMemFree_v2");
+    driver_found = memory_alloc && memory_free && launch_host && context_get && context_set &&
+                   device_get && device_uuid;
 }
 
 static bool find_driver(void)
@@ -300,6 +310,34 @@ int ncclCommAbort(nccl_comm *c)
     return SUCCESS;
 }
 
+/* ---- registered memory ----------------------------------------------------------------------- */
+
+int ncclMemAlloc(void **at, size_t bytes)
+{
+    CUdeviceptr memory = 0;
+    if (!find_driver() || memory_alloc(&memory, bytes))
+        return CUDA_FAILED;
+    *at = (void *)(uintptr_t)memory;
+    return SUCCESS;
+}
+
+int ncclMemFree(void *at)
+{
+    return memory_free((CUdeviceptr)(uintptr_t)at) ? CUDA_FAILED : SUCCESS;
+}
+
+int ncclCommRegister(nccl_comm *c, void *at, size_t bytes, void **handle)
+{
+    if (atomic_load(&c->state) || c->registered)
+        return INVALID_USAGE;
+    if (is_wanted(5, "register"))
+        return INTERNAL;
+    c->registered = at;
+    c->registered_bytes = bytes;
+    *handle = at;
+    return SUCCESS;
+}
+
 /* ---- transfers ------------------------------------------------------------------------------- */
 
 static bool step(nccl_comm *c, const transfer *t, size_t *done)
@@ -408,6 +446,9 @@ static int put(void *at, size_t bytes, int type, int peer, nccl_comm *c, CUstrea
         return INVALID_ARGUMENT;
     if (state)
         return state == IN_PROGRESS ? INVALID_USAGE : state;
+    if (c->registered && ((uint8_t *)at < c->registered ||
+                          (uint8_t *)at + bytes > c->registered + c->registered_bytes))
+        return INVALID_USAGE; /* the real one's behaviour is undefined then */
     if (is_wanted(1, "send"))
         return INTERNAL;
     transfer *t = calloc(1, sizeof *t);
