@@ -280,7 +280,7 @@ static void grouped(int gpu, CUdeviceptr from, CUdeviceptr to, const char *what,
                  {"bf16 -> NVFP4, all sums", DRAY_QUANT_NVFP4, 16, 1, 2, 1},
                  {"bf16 -> INT4, all sums", DRAY_QUANT_INT4, 128, 4, 8, 2},
                  {"bf16 -> INT4 with zero points, all sums", DRAY_QUANT_INT4_ZERO, 128, 4, 8, 2}};
-    static const uint32_t most[1] = {0x3F800000}; /* 1.0 */
+    static const uint32_t most[1] = {0x3F812345}; /* about 1 */
     int64_t columns = 8192, lines = (int64_t)at.bytes / 2 / columns;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         int64_t row_bytes = columns / kinds[i].elements * kinds[i].size;
@@ -309,6 +309,24 @@ static void grouped(int gpu, CUdeviceptr from, CUdeviceptr to, const char *what,
         dray__cuda_job_set_most(w.jobs[0], most);
         row(what, kinds[i].name, rate(&w), limit, 0.5);
     }
+}
+
+/* What NVFP4 needs before its groups can be quantised. */
+static void largest(int gpu, CUdeviceptr from, const char *what, double limit)
+{
+    int64_t columns = 5120, lines = (int64_t)at.bytes / 2 / columns;
+    dray__cuda_quant q = {.kind = DRAY_TRANSFORM_MOST,
+                          .dtype = DRAY_BF16,
+                          .quant_dtype = DRAY_F8E4M3,
+                          .ndim = 2,
+                          .extent = {lines, columns},
+                          .cell = {1 << 30, 1 << 30},
+                          .source = from,
+                          .source_stride = {2 * columns, 2}};
+    dray__cuda_job_options options = {.quants = &q, .quant_count = 1, .sums = DRAY__CUDA_SUM_MOST};
+    work w = {.bytes = (uint64_t)(lines * columns * 2)};
+    make(&w, gpu, 0, &options);
+    row(what, "the largest of a tensor of bf16", rate(&w), limit, 1.5);
 }
 
 static void sums_alone(void)
@@ -437,6 +455,7 @@ int main(int argc, char **argv)
         converted(0, a->from, a->to, "on one GPU", local);
         quantised(0, a->from, a->to, "on one GPU", local);
         grouped(0, a->from, a->to, "on one GPU", local);
+        largest(0, a->from, "on one GPU", local);
         sums_alone();
     }
     double link = at.count > 1 ? limit_of(0, b->from, a->to) : 0;

@@ -291,13 +291,15 @@ int dray__move_all(const dray_region *source, dray_region *destination, const dr
     return rc;
 }
 
-int dray__sum_region(const dray_region *region, uint64_t offset, const dray__sum_of *of,
-                     uint64_t *sum, dray_error *error)
+int dray__sum_region(const dray_region *region, const dray__sum_part *parts, uint32_t count,
+                     uint64_t *sums, dray_error *error)
 {
-    dray__sum_of here = *of;
     if (!region->base)
-        return dray__cuda_sum(region, offset, of, sum, error);
-    here.data = region->base + offset;
-    *sum = dray__sum(&here);
+        return dray__cuda_sum(region, parts, count, sums, error);
+    for (uint32_t i = 0; i < count; i++) {
+        dray__sum_of here = parts[i].of;
+        here.data = region->base + parts[i].offset;
+        sums[i] = dray__sum(&here);
+    }
     return DRAY_OK;
 }

@@ -59,9 +59,10 @@ int dray__sum_rect(const dray_layout *layout, dray_region *const *regions, uint3
     for (uint32_t d = 0; d < tensor->ndim; d++)
         offset += (uint64_t)(rect->start[d] - block->start[d]) * (uint64_t)block->stride[d];
     uint64_t found = 0;
-    dray__sum_of part = {tensor->dtype, tensor->ndim,  tensor->shape, rect->start,
-                         rect->extent,  block->stride, NULL};
-    int rc = dray__sum_region(region, offset, &part, &found, error);
+    dray__sum_part part = {offset,
+                           {tensor->dtype, tensor->ndim, tensor->shape, rect->start, rect->extent,
+                            block->stride, NULL}};
+    int rc = dray__sum_region(region, &part, 1, &found, error);
     *sum += found;
     return rc;
 }

@@ -341,7 +341,8 @@ TEST(test_sums_of_regions)
                            .extent = t.copy.extent,
                            .stride = t.copy.source_stride};
         uint64_t sum = 0;
-        done(NULL, &e, dray__sum_region(region, t.copy.source_offset, &of, &sum, &e));
+        done(NULL, &e,
+             dray__sum_region(region, &(dray__sum_part){t.copy.source_offset, of}, 1, &sum, &e));
         if (sum != sum_of(&t, layout, false))
             fail_msg("%s: another sum", describe(&t));
         dray_region_free(region);

@@ -210,7 +210,7 @@ int dray__cuda_bounce(const dray_region *region, const dray__cuda_place *place, 
 /* What became of elements of a rectangle of device memory, as a slot's entries
  * (weights/delta/delta.h) of a slice that is the rectangle: all of `count` (at most
  * DRAY__CUDA_PATCHES) are put into it by one launch. DRAY_EFORMAT: entries lead outside. */
-enum { DRAY__CUDA_PATCHES = 8, DRAY__CUDA_PATCH_BYTES = DRAY__CUDA_BOUNCE - 4096 };
+enum { DRAY__CUDA_PATCHES = 64, DRAY__CUDA_PATCH_BYTES = DRAY__CUDA_BOUNCE - 4096 };
 typedef struct dray__cuda_patch {
     dray__cuda_place place;
     bool stepping;
@@ -225,5 +225,6 @@ int dray__cuda_patch_all(const dray_region *region, const dray__cuda_patch *patc
 int dray__cuda_bounce_reserve(dray__cuda_device *device, dray_error *error);
 
 /* dray__sum_region (mover.h) of memory that the CPU cannot address. */
-int dray__cuda_sum(const dray_region *region, uint64_t offset, const dray__sum_of *of,
-                   uint64_t *sum, dray_error *error);
+struct dray__sum_part;
+int dray__cuda_sum(const dray_region *region, const struct dray__sum_part *parts, uint32_t count,
+                   uint64_t *sums, dray_error *error);

@@ -3,26 +3,28 @@
 #include "base/error.h"
 #include "model/layout/layout.h"
 #include "mover/cuda/cuda_internal.h"
+#include "mover/mover.h"
 
 #include <string.h>
 
-/* Of host memory: data | pieces | tiles | the sum. Of the GPU's: pieces | tiles | sums | stop. */
+/* Of host memory: data | pieces | tiles | sums. Of the GPU's: pieces | tiles | sums | stop. */
 enum {
-    PIECES = 3,
-    PIECES_BYTES = 4096,
+    PIECES = 3, /* of one rectangle */
+    SUMS = 64,  /* rectangles that are summed at once */
+    PIECES_BYTES = 64 << 10,
     TILES = 16384, /* of one launch */
     TILES_BYTES = TILES * sizeof(dray__gpu_tile),
     HOST_PIECES = DRAY__CUDA_BOUNCE,
     HOST_TILES = HOST_PIECES + PIECES_BYTES,
     HOST_SUM = HOST_TILES + TILES_BYTES,
-    HOST_BYTES = HOST_SUM + 256,
+    HOST_BYTES = HOST_SUM + SUMS * sizeof(uint64_t),
     GPU_TILES = PIECES_BYTES,
     GPU_SUMS = GPU_TILES + TILES_BYTES,
-    GPU_CURSOR = GPU_SUMS + 128,
-    GPU_STOP = GPU_SUMS + 256,
-    GPU_BYTES = GPU_STOP + 256
+    GPU_CURSOR = GPU_SUMS + SUMS * sizeof(uint64_t),
+    GPU_STOP = GPU_CURSOR + 128,
+    GPU_BYTES = GPU_STOP + 128
 };
-_Static_assert(PIECES * sizeof(dray__gpu_piece) <= PIECES_BYTES, "no room for a few pieces");
+_Static_assert(SUMS *PIECES * sizeof(dray__gpu_piece) <= PIECES_BYTES, "no room for the pieces");
 _Static_assert(DRAY__CUDA_PATCHES *(sizeof(dray__gpu_delta) + DRAY__GPU_SLOT) <= PIECES_BYTES,
                "no room for deltas and their slots");
 
@@ -64,8 +66,8 @@ int dray__cuda_bounce_reserve(dray__cuda_device *device, dray_error *error)
     return rc;
 }
 
-/* Uploads `tiles` of them and lets `kernel` do them. */
-static int launch(dray__gpu *gpu, int kernel, uint32_t tiles, bool summed, dray_error *error)
+/* Uploads `tiles` of them and lets `kernel` do them. summed: how many sums of sources there are. */
+static int launch(dray__gpu *gpu, int kernel, uint32_t tiles, uint32_t summed, dray_error *error)
 {
     const dray__cuda *cuda = gpu->cuda;
     CUdeviceptr base = gpu->bounce_memory->device;
@@ -73,7 +75,7 @@ static int launch(dray__gpu *gpu, int kernel, uint32_t tiles, bool summed, dray_
                           .deltas = (const dray__gpu_delta *)base,
                           .tiles = (const dray__gpu_tile *)(base + GPU_TILES),
                           .sums = (uint64_t *)(base + GPU_SUMS),
-                          .sum_count = 1,
+                          .sum_count = summed ? summed : 1,
                           .stop = (const uint32_t *)(base + GPU_STOP),
                           .cursor = (uint32_t *)(base + GPU_CURSOR),
                           .count = tiles,
@@ -105,24 +107,25 @@ static int upload(dray__gpu *gpu, size_t bytes, dray_error *error)
     return dray__fail_cuda(error, result, "descriptors to %s", gpu->device->name);
 }
 
-static int run(dray__gpu *gpu, const dray__cuda_item *item, const dray_tensor_info *tensor,
-               uint64_t tile_bytes, dray_error *error)
+/* Moves or sums pieces that are uploaded. Tiles of pieces of one kernel are launched together.
+ * summed: how many sums there are; 0: none. */
+static int run_pieces(dray__gpu *gpu, const dray__gpu_piece *pieces, const int *kernels,
+                      uint32_t count, uint32_t summed, dray_error *error)
 {
-    int kernels[PIECES];
-    dray__gpu_piece *pieces = (dray__gpu_piece *)(void *)(gpu->bounce->host + HOST_PIECES);
     dray__gpu_tile *tiles = (dray__gpu_tile *)(void *)(gpu->bounce->host + HOST_TILES);
-    uint32_t count = dray__gpu_pieces_of(item, tensor, tile_bytes, pieces, kernels);
-    int rc = upload(gpu, count * sizeof *pieces, error);
-    for (uint32_t i = 0; !rc && i < count; i++) {
+    uint32_t n = 0;
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < count && !rc; i++) {
         uint64_t all = dray__gpu_tiles_of(&pieces[i]);
-        for (uint64_t first = 0, n; !rc && first < all; first += n) {
-            n = all - first < TILES ? all - first : TILES;
-            for (uint64_t t = 0; t < n; t++)
-                tiles[t] = (dray__gpu_tile){i, (uint32_t)(first + t)};
-            rc = launch(gpu, kernels[i], (uint32_t)n, tensor != NULL, error);
+        for (uint64_t t = 0; t < all && !rc; t++) {
+            if (n == TILES || (n && kernels[i] != kernels[tiles[n - 1].piece])) {
+                rc = launch(gpu, kernels[tiles[n - 1].piece], n, summed, error);
+                n = 0;
+            }
+            tiles[n++] = (dray__gpu_tile){i, (uint32_t)t};
         }
     }
-    return rc;
+    return rc || !n ? rc : launch(gpu, kernels[tiles[n - 1].piece], n, summed, error);
 }
 
 static int check_place(const dray_region *region, const dray__cuda_place *place, uint64_t *bytes,
@@ -164,7 +167,12 @@ int dray__cuda_bounce(const dray_region *region, const dray__cuda_place *place, 
     *(to_gpu ? &copy->destination_offset : &copy->source_offset) = place->offset;
     item.source_base = to_gpu ? gpu->bounce->device : region->device_address;
     item.destination_base = to_gpu ? region->device_address : gpu->bounce->device;
-    rc = run(gpu, &item, NULL, DRAY__CUDA_BOUNCE, error);
+    int kernels[PIECES];
+    dray__gpu_piece *pieces = (dray__gpu_piece *)(void *)(gpu->bounce->host + HOST_PIECES);
+    uint32_t count = dray__gpu_pieces_of(&item, NULL, DRAY__CUDA_BOUNCE, pieces, kernels);
+    rc = upload(gpu, count * sizeof *pieces, error);
+    if (!rc)
+        rc = run_pieces(gpu, pieces, kernels, count, 0, error);
     if (!rc && !to_gpu)
         memcpy(host, gpu->bounce->host, bytes);
     end(gpu);
@@ -208,7 +216,7 @@ static int patch(dray__gpu *gpu, const dray_region *region, const dray__cuda_pat
     }
     int rc = upload(gpu, count * sizeof *deltas, error);
     if (!rc)
-        rc = launch(gpu, DRAY__GPU_dray_delta_apply, count, false, error);
+        rc = launch(gpu, DRAY__GPU_dray_delta_apply, count, 0, error);
     if (rc)
         return rc;
     CUresult result =
@@ -246,48 +254,73 @@ int dray__cuda_patch_all(const dray_region *region, const dray__cuda_patch *patc
 /* ---- sums -------------------------------------------------------------------------------------
  */
 
-static int sum_on_gpu(const dray_region *region, const dray__cuda_item *item,
-                      const dray_tensor_info *tensor, uint64_t *sum, dray_error *error)
+static int item_of(const dray_region *region, const dray__sum_part *part, dray__cuda_item *item,
+                   dray_tensor_info *tensor, dray_error *error)
 {
-    enum { TILE = 128 << 10 };
-    dray__gpu *gpu;
-    int rc = begin(region->device, &gpu, error);
-    if (rc)
-        return rc;
-    rc = run(gpu, item, tensor, TILE, error);
-    if (!rc) {
-        const dray__cuda *cuda = gpu->cuda;
-        CUresult result = cuda->cuMemcpyDtoHAsync(gpu->bounce->host + HOST_SUM,
-                                                  gpu->bounce_memory->device + GPU_SUMS,
-                                                  sizeof *sum, gpu->bounce_stream);
-        if (!result)
-            result = cuda->cuStreamSynchronize(gpu->bounce_stream);
-        if (result)
-            rc = dray__fail_cuda(error, result, "a checksum on %s", gpu->device->name);
-        else
-            memcpy(sum, gpu->bounce->host + HOST_SUM, sizeof *sum);
-    }
-    end(gpu);
-    return rc;
+    const dray__sum_of *of = &part->of;
+    *item = (dray__cuda_item){.copy = {.ndim = of->ndim ? of->ndim : 1,
+                                       .source_dtype = of->dtype,
+                                       .destination_dtype = of->dtype,
+                                       .extent = {1},
+                                       .source_offset = part->offset},
+                              .source_base = region->device_address};
+    *tensor = (dray_tensor_info){.name = region->name, .dtype = of->dtype, .ndim = of->ndim};
+    memcpy(tensor->shape, of->shape, of->ndim * sizeof *of->shape);
+    memcpy(item->copy.start, of->start, of->ndim * sizeof *of->start);
+    memcpy(item->copy.extent, of->extent, of->ndim * sizeof *of->extent);
+    memcpy(item->copy.source_stride, of->stride, of->ndim * sizeof *of->stride);
+    return dray__gpu_check(item, tensor, true, 0, error);
 }
 
-int dray__cuda_sum(const dray_region *region, uint64_t offset, const dray__sum_of *of,
-                   uint64_t *sum, dray_error *error)
+/* Sums at most SUMS parts: their pieces are uploaded at once, and the sums come back at once. */
+static int sum_some(dray__gpu *gpu, const dray_region *region, const dray__sum_part *parts,
+                    uint32_t count, uint64_t *sums, dray_error *error)
 {
+    enum { TILE = 128 << 10 };
+    int kernels[SUMS * PIECES];
+    dray__gpu_piece *pieces = (dray__gpu_piece *)(void *)(gpu->bounce->host + HOST_PIECES);
+    uint8_t *host = gpu->bounce->host + HOST_SUM;
+    uint32_t made = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        dray__cuda_item item;
+        dray_tensor_info tensor;
+        int rc = item_of(region, &parts[i], &item, &tensor, error);
+        if (rc)
+            return rc;
+        uint32_t first = made;
+        made += dray__gpu_pieces_of(&item, &tensor, TILE, pieces + made, kernels + made);
+        for (uint32_t k = first; k < made; k++)
+            pieces[k].sum = i;
+    }
+    int rc = upload(gpu, made * sizeof *pieces, error);
+    if (!rc)
+        rc = run_pieces(gpu, pieces, kernels, made, count, error);
+    if (rc)
+        return rc;
+    CUresult result = gpu->cuda->cuMemcpyDtoHAsync(host, gpu->bounce_memory->device + GPU_SUMS,
+                                                   count * sizeof *sums, gpu->bounce_stream);
+    if (!result)
+        result = gpu->cuda->cuStreamSynchronize(gpu->bounce_stream);
+    if (result)
+        return dray__fail_cuda(error, result, "checksums on %s", gpu->device->name);
+    memcpy(sums, host, count * sizeof *sums);
+    return DRAY_OK;
+}
+
+int dray__cuda_sum(const dray_region *region, const dray__sum_part *parts, uint32_t count,
+                   uint64_t *sums, dray_error *error)
+{
+    dray__gpu *gpu;
     if (!region->device || !region->device_address)
         return dray__fail(error, DRAY_EUNSUPPORTED, "region %s is no memory of this process",
                           region->name);
-    dray__cuda_item item = {.copy = {.ndim = of->ndim ? of->ndim : 1,
-                                     .source_dtype = of->dtype,
-                                     .destination_dtype = of->dtype,
-                                     .extent = {1},
-                                     .source_offset = offset},
-                            .source_base = region->device_address};
-    dray_tensor_info tensor = {.name = region->name, .dtype = of->dtype, .ndim = of->ndim};
-    memcpy(tensor.shape, of->shape, of->ndim * sizeof *of->shape);
-    memcpy(item.copy.start, of->start, of->ndim * sizeof *of->start);
-    memcpy(item.copy.extent, of->extent, of->ndim * sizeof *of->extent);
-    memcpy(item.copy.source_stride, of->stride, of->ndim * sizeof *of->stride);
-    int rc = dray__gpu_check(&item, &tensor, true, 0, error);
-    return rc ? rc : sum_on_gpu(region, &item, &tensor, sum, error);
+    int rc = begin(region->device, &gpu, error);
+    if (rc)
+        return rc;
+    for (uint32_t first = 0, n; first < count && rc == DRAY_OK; first += n) {
+        n = count - first < SUMS ? count - first : SUMS;
+        rc = sum_some(gpu, region, parts + first, n, sums + first, error);
+    }
+    end(gpu);
+    return rc;
 }

@@ -386,9 +386,10 @@ static bool add_box(program_builder *b, const dray__cuda_quant *q, const dray_te
     uint64_t rows, elements = cell_elements(&g, &rows);
     uint64_t cells = g.cells[0] * g.cells[1] * g.cells[2] * g.cells[3];
     uint64_t in = dray_dtype_size((dray_dtype)g.from), out = dray_dtype_size((dray_dtype)g.to);
-    uint64_t strips = (elements + DRAY__GPU_CELL - 1) / DRAY__GPU_CELL;
     bool quantise = q->kind == DRAY_TRANSFORM_QUANTISE;
     bool most = q->kind == DRAY_TRANSFORM_MOST;
+    uint64_t strip = most ? GROUP_TILE : DRAY__GPU_CELL; /* those of MOST are not staged */
+    uint64_t strips = (elements + strip - 1) / strip;
     g.strips = (uint32_t)(strips < rows ? strips : rows);
     /* One row that is too long for the staging is read twice, too. */
     if (quantise && elements > DRAY__GPU_CELL && g.strips < 2)

@@ -301,6 +301,42 @@ INLINE void put_exponents(const dray__gpu_launch *l, const dray__gpu_quant *q, c
     }
 }
 
+/* Do the box's elements lie one behind the other, in the order of its rows? */
+INLINE u32 lies_dense(const dray__gpu_quant *q)
+{
+    u64 step = size_of(q->from);
+    UNROLL
+    for (int d = 3; d >= 0; d--) {
+        if (q->extent[d] != 1 && (u64)q->source_stride[d] != step)
+            return 0;
+        step *= q->extent[d];
+    }
+    return 1;
+}
+
+/* The largest magnitude in a tile of a box that lies dense, eight elements at once. */
+INLINE u32 dense_most(const dray__gpu_quant *q, u32 index, const u32 from)
+{
+    enum { BATCH = 8 };
+    u64 eights = q->extent[0] * q->extent[1] * q->extent[2] * q->extent[3] / 8;
+    u64 each = (eights + q->strips - 1) / q->strips, first = index * each;
+    u64 last = first + each < eights ? first + each : eights;
+    u32 most = 0;
+    for (u64 i = first + THREAD; i < last; i += BATCH * THREADS) {
+        group g[BATCH];
+        UNROLL
+        for (u32 k = 0; k < BATCH; k++)
+            if (i + k * THREADS < last)
+                g[k] =
+                    load_group(q->source + (i + k * THREADS) * 8 * size_of(from), size_of(from), 8);
+        UNROLL
+        for (u32 k = 0; k < BATCH; k++)
+            if (i + k * THREADS < last)
+                most = larger(most, group_most(&g[k], from, 8));
+    }
+    return most;
+}
+
 /* The largest magnitude of a box, which is one cell, as the bits of an f32: into its sum MOST. */
 KERNEL(2) dray_largest(LAUNCH l)
 {
@@ -310,11 +346,17 @@ KERNEL(2) dray_largest(LAUNCH l)
     quiet.wanted = 0;
     for (u32 i = BLOCK; i < l.count; i += BLOCKS) {
         const dray__gpu_quant *q = &l.quants[l.tiles[i].piece];
-        strip s = strip_of(q, l.tiles[i].index);
-        u32 fast = q->word == 8 && (q->from == BF16 || q->from == F32);
+        u32 fast = q->word == 8 && (q->from == BF16 || q->from == F32), most;
         if (SYNC_OR((int)stopped(&l)))
             break;
-        u32 most = block_most(strip_most(&quiet, q, &s, 0, &t, fast), room);
+        if (fast && lies_dense(q)) {
+            most = q->from == BF16 ? dense_most(q, l.tiles[i].index, BF16)
+                                   : dense_most(q, l.tiles[i].index, F32);
+        } else {
+            strip s = strip_of(q, l.tiles[i].index);
+            most = strip_most(&quiet, q, &s, 0, &t, fast);
+        }
+        most = block_most(most, room);
         if (THREAD == 0)
             MOST_TO((u32 *)&l.sums[4 * l.sum_count + q->sum], most);
         SYNC(); /* before `room` is used again */

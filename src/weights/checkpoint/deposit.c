@@ -199,10 +199,10 @@ static uint64_t run_limit(const dray_copy *copy)
 static int sum_of(const deposit *d, const dray_copy *copy, uint64_t *sum, dray_error *error)
 {
     const dray_tensor_info *tensor = dray_layout_tensor(d->files, copy->tensor);
-    dray__sum_of source = {copy->source_dtype, tensor->ndim,        tensor->shape, copy->start,
-                           copy->extent,       copy->source_stride, NULL};
-    return dray__sum_region(d->regions[copy->source_region], copy->source_offset, &source, sum,
-                            error);
+    dray__sum_part source = {copy->source_offset,
+                             {copy->source_dtype, tensor->ndim, tensor->shape, copy->start,
+                              copy->extent, copy->source_stride, NULL}};
+    return dray__sum_region(d->regions[copy->source_region], &source, 1, sum, error);
 }
 
 static int put_slice(deposit *d, deposit_slot **current, const dray_copy *copy, dray_error *error)

@@ -215,28 +215,56 @@ struct incoming {
     const uint8_t *planes;
 };
 
+/* Each takes of the next `count` entries one thing, and returns how many had it. */
+
+static uint32_t get_positions(struct incoming *r, uint32_t count, uint16_t *positions)
+{
+    dray__gaps gaps = r->gaps;
+    uint64_t position;
+    uint32_t i = 0;
+    for (; i < count && dray__gaps_next(&gaps, r->elements, &position); i++)
+        positions[i] = (uint16_t)position;
+    r->gaps = gaps;
+    return i;
+}
+
+static uint32_t get_codes(struct incoming *r, uint32_t count, uint8_t *values, int8_t *steps)
+{
+    dray__codes codes = r->codes;
+    dray__change change;
+    uint32_t i = 0;
+    for (; i < count && dray__codes_next(&codes, r->size, &change); i++) {
+        steps[i] = change.step;
+        memcpy(values + i * r->size, &change.bits, r->size);
+    }
+    r->codes = codes;
+    return i;
+}
+
+static uint32_t get_planes(const struct incoming *r, uint32_t count, uint8_t *values, int8_t *steps)
+{
+    memset(steps, 0, count);
+    for (size_t b = 0; b < r->size; b++) {
+        const uint8_t *plane = r->planes + b * r->count + r->done;
+        for (uint32_t i = 0; i < count; i++)
+            values[i * r->size + b] = plane[i];
+    }
+    return count;
+}
+
 /* At most `most` of them: positions, and what became of the elements. */
 static int next_chunk(struct incoming *r, uint32_t most, uint16_t *positions, uint8_t *values,
                       int8_t *steps, uint32_t *count, dray_error *error)
 {
     *count = r->count - r->done < most ? r->count - r->done : most;
-    for (uint32_t i = 0; i < *count; i++, r->done++) {
-        uint64_t position;
-        dray__change change = {0};
-        if (!dray__gaps_next(&r->gaps, r->elements, &position) ||
-            (r->coded && !dray__codes_next(&r->codes, r->size, &change)))
-            return dray__fail(error, DRAY_EFORMAT,
-                              "entry %" PRIu32 " of a delta of %" PRIu32
-                              ": expected one of %" PRIu64 " elements and what it became",
-                              r->done, r->count, r->elements);
-        positions[i] = (uint16_t)position;
-        steps[i] = change.step;
-        if (r->coded)
-            memcpy(values + i * r->size, &change.bits, r->size);
-        else
-            for (size_t b = 0; b < r->size; b++)
-                values[i * r->size + b] = r->planes[b * r->count + r->done];
-    }
+    uint32_t got = get_positions(r, *count, positions);
+    got = r->coded ? get_codes(r, got, values, steps) : get_planes(r, got, values, steps);
+    r->done += got;
+    if (got < *count)
+        return dray__fail(error, DRAY_EFORMAT,
+                          "entry %" PRIu32 " of a delta of %" PRIu32 ": expected one of %" PRIu64
+                          " elements and what it became",
+                          r->done, r->count, r->elements);
     if (r->done == r->count && (r->gaps.at < r->gaps.bytes || !dray__codes_ended(&r->codes)))
         return bad(r->bytes, r->count, error);
     return DRAY_OK;

@@ -197,8 +197,11 @@ int dray__transform_write(dray__transfer *h, const dray_transform *t, int part,
         dray_copy made = copy; /* where it was made, whatever the mover read */
         made.destination_offset = copy.source_offset;
         memcpy(made.destination_stride, copy.source_stride, sizeof made.destination_stride);
-        h->expected[block] += dray__transfer_read_back(h, from, &made);
-        h->found[block] += dray__transfer_read_back(h, region, &copy);
+        uint64_t expected, found;
+        dray__transfer_read_back(h, from, &made, 1, &expected);
+        dray__transfer_read_back(h, region, &copy, 1, &found);
+        h->expected[block] += expected;
+        h->found[block] += found;
     }
     return DRAY_OK;
 }

@@ -12,7 +12,7 @@
 #define DRAY__ARENA_MIN ((uint64_t)128 << 10)
 #define DRAY__ARENA_MAX ((uint64_t)1 << 30)
 enum {
-    DRAY__ARENA_SLOT_MAX = DRAY__DATA_MAX,
+    DRAY__ARENA_SLOT_MAX = 512 << 10,
     DRAY__ARENA_HELD = 2 /* the slots of one reader: one is being filled, one copied out */
 };
 /* A reader may use a slot for this long, counted from its request. The server fills the slot again

@@ -173,7 +173,7 @@ static int get_rect(dray__packer *p, const dray_layout *layout, dray__reader *in
         if (rc)
             return rc;
         bytes = dray__pull_quant_bytes(&p->quants[p->count], &rect);
-        if (bytes > DRAY__DATA_MAX || p->data_bytes + bytes > p->room)
+        if (bytes > DRAY__PULL_QUANT_MAX || p->data_bytes + bytes > p->room)
             return dray__fail(error, DRAY_EINVALID, "tensor %s: too many bytes at once",
                               tensor->name);
     }
@@ -214,14 +214,17 @@ static dray__sum_of source_of(const dray_layout *layout, const dray_copy *copy, 
                           base ? base + copy->source_offset : NULL};
 }
 
-/* Sums elements that are not moved. */
-static int sum_source(dray__packer *p, uint32_t i, const dray_layout *layout,
-                      const dray_region *region, dray_error *error)
+/* Sums elements that are not moved: of the rectangles from `first` to `end`, which are of one
+ * region. */
+static int sum_sources(dray__packer *p, uint32_t first, uint32_t end, const dray_layout *layout,
+                       const dray_region *region, dray_error *error)
 {
-    const dray_copy *copy = &p->copies[i];
-    dray__sum_of source = source_of(layout, copy, NULL);
-    int rc = dray__sum_region(region, copy->source_offset, &source, &p->source_sums[i], error);
-    p->sums[i] = p->source_sums[i];
+    dray__sum_part parts[DRAY__PULL_RECTS_MAX];
+    for (uint32_t i = first; i < end; i++)
+        parts[i - first] =
+            (dray__sum_part){p->copies[i].source_offset, source_of(layout, &p->copies[i], NULL)};
+    int rc = dray__sum_region(region, parts, end - first, p->source_sums + first, error);
+    memcpy(p->sums + first, p->source_sums + first, (end - first) * sizeof *p->sums);
     return rc;
 }
 
@@ -265,9 +268,9 @@ static int pack(dray__packer *p, const dray__local *local, const dray__shares *s
     memset(p->sums, 0, p->count * sizeof *p->sums);
     memset(p->source_sums, 0, p->count * sizeof *p->source_sums);
     for (uint32_t i = 0, end; i < p->count; i = end) {
-        for (end = i + 1;
-             end < p->count && !p->quantised[i] && !p->quantised[end] && !p->changes[i] &&
-             !p->changes[end] && p->copies[end].source_region == p->copies[i].source_region;
+        for (end = i + 1; end < p->count && !p->quantised[i] && !p->quantised[end] &&
+                          !p->changes[i] == !p->changes[end] &&
+                          p->copies[end].source_region == p->copies[i].source_region;
              end++)
             ;
         uint32_t index = p->copies[i].source_region;
@@ -279,7 +282,7 @@ static int pack(dray__packer *p, const dray__local *local, const dray__shares *s
                                       .sums = sums ? p->sums + i : NULL,
                                       .source_sums = sums ? p->source_sums + i : NULL};
         int rc =
-            p->changes[i] ? (sums ? sum_source(p, i, layout, region, error) : DRAY_OK)
+            p->changes[i] ? (sums ? sum_sources(p, i, end, layout, region, error) : DRAY_OK)
             : p->quantised[i] && !p->held
                 ? dray__pull_quantise(layout, region, &p->floats, p->copies + i, p->quants + i,
                                       staging, p->source_sums + i, sums ? p->sums + i : NULL, error)

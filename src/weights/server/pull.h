@@ -47,7 +47,8 @@
 
 enum {
     DRAY__PULL_RECTS_MAX = 256,
-    DRAY__PULL_SUMS = 1, /* a request's options */
+    DRAY__PULL_QUANT_MAX = 512 << 10, /* bytes of a quantised rectangle */
+    DRAY__PULL_SUMS = 1,              /* a request's options */
     DRAY__PULL_BASE = 2,
     DRAY__PULL_COHORT = 4,
     DRAY__PULL_ARENA = 8,

@@ -9,7 +9,7 @@
 #include <string.h>
 
 /* An answer's elements as f32, then the largest of each cell. */
-enum { FLOATS = DRAY__DATA_MAX * 4, ROOM = FLOATS + DRAY__DATA_MAX };
+enum { FLOATS = DRAY__PULL_QUANT_MAX * 4, ROOM = FLOATS + DRAY__PULL_QUANT_MAX };
 
 static dray__quant_box box_of(const dray__pull_quant *quant, int32_t dtype, const dray__rect *rect)
 {

@@ -20,7 +20,8 @@
 #include "weights/transfer/transfer.h"
 
 enum {
-    SEGMENT = 256 << 10, /* the bytes of data in one answer */
+    SEGMENT = 256 << 10,            /* the bytes of data in one answer, */
+    SEGMENT_DELTA = DRAY__DATA_MAX, /* that would be in it if no slice came as a delta */
     SEGMENT_MIN = 8 << 10,
     RECTS = DRAY__BATCH, /* the rectangles of one request */
     SLOTS = 4,

@@ -222,10 +222,14 @@ static bool has_gpus(const struct remote_route *l)
 }
 
 /* The ceiling holds the slots and the bytes in flight. segment is the size of one answer, the same
- * with and without NCCL, so that the members of a cohort cut alike. */
+ * with and without NCCL, so that the members of a cohort cut alike. Where deltas are expected,
+ * there is no cohort, and answers hold many slices, which a GPU patches and sums by one launch
+ * each. */
 static int open_slots(struct remote_route *l, uint64_t segment, uint64_t ceiling, dray_error *error)
 {
-    l->segment = segment > SEGMENT ? SEGMENT : segment < SEGMENT_MIN ? SEGMENT_MIN : segment;
+    bool deltas = expects_deltas(l->transfer);
+    uint64_t most = deltas ? SEGMENT_DELTA : SEGMENT;
+    l->segment = segment > most ? most : segment < SEGMENT_MIN ? SEGMENT_MIN : segment;
     uint32_t needing = 0;
     for (uint32_t i = 0; i < l->publishers; i++)
         needing += l->sources[i].count > 0 && !l->sources[i].of->arena;
@@ -233,8 +237,8 @@ static int open_slots(struct remote_route *l, uint64_t segment, uint64_t ceiling
     if (l->cohort || l->nccl || dray__carriers_read(l->transfer->options.keys))
         l->slot_count =
             SLOTS; /* a part may go back to a publisher that had none; reads have one each */
-    l->coder = expects_deltas(l->transfer) ? dray__delta_coder_new() : NULL;
-    if (expects_deltas(l->transfer) && !l->coder)
+    l->coder = deltas ? dray__delta_coder_new() : NULL;
+    if (deltas && !l->coder)
         return dray__nomem(error);
     l->coder_bytes = l->coder ? dray__delta_coder_bytes(l->segment, has_gpus(l)) : 0;
     l->window = ceiling - l->slot_count * l->segment;

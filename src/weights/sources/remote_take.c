@@ -108,10 +108,13 @@ static int place_deltas(struct remote_route *l, const struct source *s,
     int64_t begin = dray__now();
     int rc = dray__delta_decode_all(l->coder, messages, count, to, error);
     h->move_ns += dray__now() - begin;
-    for (i = first; i < *end && rc == DRAY_OK && h->options.verify; i++)
-        l->batch.written[i] = l->batch.read[i] =
-            dray__transfer_read_back(h, to, &l->batch.copies[i]);
-    return rc;
+    if (rc || !h->options.verify)
+        return rc;
+    begin = dray__now();
+    dray__transfer_read_back(h, to, l->batch.copies + first, count, l->batch.read + first);
+    memcpy(l->batch.written + first, l->batch.read + first, count * sizeof *l->batch.read);
+    h->verify_ns += dray__now() - begin;
+    return DRAY_OK;
 }
 
 int dray__remote_place(struct remote_route *l, struct source *s, const struct request *request,
@@ -186,10 +189,33 @@ void dray__remote_share(struct remote_route *l, const dray__op *op, const dray__
         dray__shares_enter(l->shares, block, rect, source_sum, sum);
 }
 
+/* Reads back what came whole; what came as deltas was read back when it was placed. */
+static void read_back(struct remote_route *l, uint32_t count, uint64_t *found)
+{
+    dray__transfer *h = l->transfer;
+    const dray_copy *copies = l->batch.copies;
+    int64_t begin = dray__now();
+    memcpy(found, l->batch.written, count * sizeof *found);
+    for (uint32_t i = 0, end; i < count && h->options.verify; i = end) {
+        end = i + 1;
+        if (l->sparse[i] || l->prequantised[i])
+            continue;
+        uint32_t region = copies[i].destination_region;
+        while (end < count && !l->sparse[end] && !l->prequantised[end] &&
+               copies[end].destination_region == region)
+            end++;
+        dray__transfer_read_back(h, h->destination->regions[region], copies + i, end - i,
+                                 found + i);
+    }
+    h->verify_ns += dray__now() - begin;
+}
+
 void dray__remote_enter(struct remote_route *l, struct source *s, const struct request *request,
                         const uint8_t *head)
 {
     dray__transfer *h = l->transfer;
+    uint64_t found[RECTS];
+    read_back(l, request->count, found);
     for (uint32_t i = 0; i < request->count; i++) {
         const dray__op *op = l->batch.ops[i];
         const dray__rect *rect = &request->slices[i].rect;
@@ -201,7 +227,7 @@ void dray__remote_enter(struct remote_route *l, struct source *s, const struct r
                 dray__transfer_own(h, op, &origin, read);
         } else {
             dray__transfer_written(h, op, &origin, read, sum);
-            dray__transfer_arrived(h, op, &l->batch.copies[i], false);
+            dray__transfer_found(h, op, &l->batch.copies[i], found[i]);
         }
         dray__remote_share(l, op, rect, read, sum);
     }

@@ -42,17 +42,24 @@ void dray__transfer_own(dray__transfer *h, const dray__op *op, const dray_copy *
         dray__transfer_add(h, copy->tensor, &of);
 }
 
-uint64_t dray__transfer_read_back(const dray__transfer *h, const dray_region *region,
-                                  const dray_copy *copy)
+void dray__transfer_read_back(const dray__transfer *h, const dray_region *region,
+                              const dray_copy *copies, uint32_t count, uint64_t *sums)
 {
-    const dray_tensor_info *tensor = dray__transfer_tensor(h, copy);
-    dray__sum_of destination = {
-        copy->destination_dtype,  tensor->ndim, tensor->shape, copy->start, copy->extent,
-        copy->destination_stride, NULL};
-    uint64_t sum = 0;
-    if (dray__sum_region(region, copy->destination_offset, &destination, &sum, NULL))
-        return dray__hash(copy, sizeof *copy);
-    return sum;
+    dray__sum_part parts[DRAY__BATCH];
+    for (uint32_t first = 0, n; first < count; first += n) {
+        n = count - first < DRAY__BATCH ? count - first : DRAY__BATCH;
+        for (uint32_t i = 0; i < n; i++) {
+            const dray_copy *copy = &copies[first + i];
+            const dray_tensor_info *tensor = dray__transfer_tensor(h, copy);
+            parts[i] =
+                (dray__sum_part){copy->destination_offset,
+                                 {copy->destination_dtype, tensor->ndim, tensor->shape, copy->start,
+                                  copy->extent, copy->destination_stride, NULL}};
+        }
+        if (dray__sum_region(region, parts, n, sums + first, NULL))
+            for (uint32_t i = first; i < first + n; i++)
+                sums[i] = dray__hash(&copies[i], sizeof copies[i]);
+    }
 }
 
 /* ---- batches --------------------------------------------------------------------------------- */
@@ -76,8 +83,10 @@ int dray__batch_move(dray__transfer *h, dray__batch *b, uint32_t first, uint32_t
 int dray__batch_compare(const dray__transfer *h, const dray__batch *b, const dray_region *to,
                         dray_error *error)
 {
+    uint64_t found[DRAY__BATCH];
+    dray__transfer_read_back(h, to, b->copies, b->count, found);
     for (uint32_t i = 0; i < b->count; i++)
-        if (dray__transfer_read_back(h, to, &b->copies[i]) != b->written[i])
+        if (found[i] != b->written[i])
             return dray__fail(error, DRAY_ECHECKSUM,
                               "tensor %s: memory does not hold the bytes that were copied there",
                               dray__transfer_tensor(h, &b->copies[i])->name);
@@ -99,25 +108,46 @@ void dray__batch_written(dray__transfer *h, const dray__batch *b)
         dray__transfer_written(h, b->ops[i], &b->copies[i], b->read[i], b->written[i]);
 }
 
+void dray__transfer_found(dray__transfer *h, const dray__op *op, const dray_copy *copy,
+                          uint64_t sum)
+{
+    h->bytes += dray__copy_bytes(copy);
+    if (h->options.verify)
+        h->found[op->block] += sum;
+}
+
+/* Parts whose destinations are in one region. */
+static void arrived(dray__transfer *h, const dray__op *const *ops, const dray_copy *copies,
+                    uint32_t count, bool counts)
+{
+    uint64_t sums[DRAY__BATCH] = {0};
+    int64_t begin = dray__now();
+    if (h->options.verify) {
+        const dray_region *to = h->destination->regions[copies->destination_region];
+        dray__transfer_read_back(h, to, copies, count, sums);
+        h->verify_ns += dray__now() - begin;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        dray__transfer_found(h, ops[i], &copies[i], sums[i]);
+        if (counts)
+            dray__transfer_written(h, ops[i], &copies[i], sums[i], sums[i]);
+    }
+}
+
 void dray__transfer_arrived(dray__transfer *h, const dray__op *op, const dray_copy *copy,
                             bool counts)
 {
-    h->bytes += dray__copy_bytes(copy);
-    if (!h->options.verify)
-        return;
-    int64_t begin = dray__now();
-    uint64_t sum =
-        dray__transfer_read_back(h, h->destination->regions[copy->destination_region], copy);
-    h->found[op->block] += sum;
-    if (counts)
-        dray__transfer_written(h, op, copy, sum, sum);
-    h->verify_ns += dray__now() - begin;
+    arrived(h, &op, copy, 1, counts);
 }
 
 void dray__batch_arrived(dray__transfer *h, const dray__batch *b, bool counts)
 {
-    for (uint32_t i = 0; i < b->count; i++)
-        dray__transfer_arrived(h, b->ops[i], &b->copies[i], counts);
+    for (uint32_t i = 0, end; i < b->count; i = end) {
+        uint32_t region = b->copies[i].destination_region;
+        for (end = i + 1; end < b->count && b->copies[end].destination_region == region; end++)
+            ;
+        arrived(h, b->ops + i, b->copies + i, end - i, counts);
+    }
 }
 
 /* ---- results --------------------------------------------------------------------------------- */

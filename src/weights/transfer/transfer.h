@@ -134,14 +134,17 @@ void dray__transfer_own(dray__transfer *transfer, const dray__op *op, const dray
 /* Adds sums of such bits that were computed elsewhere. */
 void dray__transfer_add(dray__transfer *transfer, uint32_t tensor,
                         const struct dray__tensor_sum *sum);
-/* Returns the sum of the bytes that lie at the destination of a copy now. For a GPU's memory that
- * can no longer be read, returns a value that no other memory has. */
-uint64_t dray__transfer_read_back(const dray__transfer *transfer, const dray_region *region,
-                                  const dray_copy *copy);
+/* Sums the bytes that lie at the destinations of copies now, which are all in one region. For a
+ * GPU's memory that can no longer be read, the sums are values that no other memory has. */
+void dray__transfer_read_back(const dray__transfer *transfer, const dray_region *region,
+                              const dray_copy *copies, uint32_t count, uint64_t *sums);
 /* For a part of an op that was moved: the sums of the source's elements that were read, and of
  * the elements that were to be written. */
 void dray__transfer_written(dray__transfer *transfer, const dray__op *op, const dray_copy *copy,
                             uint64_t read, uint64_t written);
+/* For a part that is in its place: `sum` is that of the bytes that were read back there. */
+void dray__transfer_found(dray__transfer *transfer, const dray__op *op, const dray_copy *copy,
+                          uint64_t sum);
 /* Reads back a part that is in its place. `counts`: the elements there are also the ones that
  * were meant, and the source's, as nothing else has said so. */
 void dray__transfer_arrived(dray__transfer *transfer, const dray__op *op, const dray_copy *copy,
