@@ -50,7 +50,8 @@ static void fill(CUdeviceptr to, uint64_t bytes, uint64_t seed)
         bench_die(at.b, "out of memory");
     for (size_t i = 0; i < PART / sizeof *random; i++) { /* xorshift64 */
         x ^= x << 13, x ^= x >> 7, x ^= x << 17;
-        random[i] = x & 0xBFFFBFFFBFFFBFFFu; /* no infinity in any form */
+        /* As two f32 or four bf16 between 2^-15 and 2: finite, as weights are. */
+        random[i] = (x & 0x87FF87FF87FF87FFu) | 0x3800380038003800u;
     }
     uint64_t first = bytes < PART ? bytes : PART;
     cuda(at.cuda->cuMemcpyHtoD(to, random, first));
@@ -322,7 +323,8 @@ static void largest(int gpu, CUdeviceptr from, const char *what, double limit)
                           .extent = {lines, columns},
                           .cell = {1 << 30, 1 << 30},
                           .source = from,
-                          .source_stride = {2 * columns, 2}};
+                          .source_stride = {2 * columns, 2},
+                          .destination_stride = {0, 1}};
     dray__cuda_job_options options = {.quants = &q, .quant_count = 1, .sums = DRAY__CUDA_SUM_MOST};
     work w = {.bytes = (uint64_t)(lines * columns * 2)};
     make(&w, gpu, 0, &options);

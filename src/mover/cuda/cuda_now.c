@@ -66,32 +66,51 @@ int dray__cuda_bounce_reserve(dray__cuda_device *device, dray_error *error)
     return rc;
 }
 
-/* Uploads `tiles` of them and lets `kernel` do them. summed: how many sums of sources there are. */
-static int launch(dray__gpu *gpu, int kernel, uint32_t tiles, uint32_t summed, dray_error *error)
+/* Uploads the tiles from number `first` on, and lets `kernel` do them. summed: how many sums of
+ * sources there are. Waits for nothing. */
+static int launch(dray__gpu *gpu, int kernel, uint32_t first, uint32_t tiles, uint32_t summed,
+                  dray_error *error)
 {
     const dray__cuda *cuda = gpu->cuda;
     CUdeviceptr base = gpu->bounce_memory->device;
+    const uint64_t at = first * sizeof(dray__gpu_tile);
     dray__gpu_launch l = {.pieces = (const dray__gpu_piece *)base,
                           .deltas = (const dray__gpu_delta *)base,
-                          .tiles = (const dray__gpu_tile *)(base + GPU_TILES),
+                          .tiles = (const dray__gpu_tile *)(base + GPU_TILES + at),
                           .sums = (uint64_t *)(base + GPU_SUMS),
                           .sum_count = summed ? summed : 1,
                           .stop = (const uint32_t *)(base + GPU_STOP),
                           .cursor = (uint32_t *)(base + GPU_CURSOR),
                           .count = tiles,
                           .wanted = summed ? DRAY__CUDA_SUM_SOURCE : 0};
-    CUresult result = cuda->cuMemcpyHtoDAsync(base + GPU_TILES, gpu->bounce->host + HOST_TILES,
-                                              tiles * sizeof(dray__gpu_tile), gpu->bounce_stream);
+    CUresult result =
+        cuda->cuMemcpyHtoDAsync(base + GPU_TILES + at, gpu->bounce->host + HOST_TILES + at,
+                                tiles * sizeof(dray__gpu_tile), gpu->bounce_stream);
     if (!result)
         result = cuda->cuMemsetD32Async(base + GPU_CURSOR, 0, 1, gpu->bounce_stream);
     if (result)
         return dray__fail_cuda(error, result, "descriptors to %s", gpu->device->name);
     uint32_t blocks = tiles < gpu->blocks[kernel] ? tiles : gpu->blocks[kernel];
-    int rc = dray__gpu_launch_kernel(gpu, kernel, blocks, 0, &l, gpu->bounce_stream, error);
+    return dray__gpu_launch_kernel(gpu, kernel, blocks, 0, &l, gpu->bounce_stream, error);
+}
+
+/* Waits for all launches, also where one failed (rc), and fetches `count` numbers from where the
+ * sums are. */
+static int finish(dray__gpu *gpu, int rc, uint64_t *sums, uint32_t count, dray_error *error)
+{
+    uint8_t *host = gpu->bounce->host + HOST_SUM;
+    CUresult result = CUDA_SUCCESS;
+    if (count && !rc)
+        result = gpu->cuda->cuMemcpyDtoHAsync(host, gpu->bounce_memory->device + GPU_SUMS,
+                                              count * sizeof *sums, gpu->bounce_stream);
+    CUresult synced = gpu->cuda->cuStreamSynchronize(gpu->bounce_stream);
     if (rc)
         return rc;
-    result = cuda->cuStreamSynchronize(gpu->bounce_stream); /* the tiles' memory is used again */
-    return dray__fail_cuda(error, result, "copies on %s", gpu->device->name);
+    if (result || synced)
+        return dray__fail_cuda(error, result ? result : synced, "copies on %s", gpu->device->name);
+    if (count)
+        memcpy(sums, host, count * sizeof *sums);
+    return DRAY_OK;
 }
 
 /* Zeroes the sums, and uploads descriptors from where they lie in the bounce memory. */
@@ -113,19 +132,25 @@ static int run_pieces(dray__gpu *gpu, const dray__gpu_piece *pieces, const int *
                       uint32_t count, uint32_t summed, dray_error *error)
 {
     dray__gpu_tile *tiles = (dray__gpu_tile *)(void *)(gpu->bounce->host + HOST_TILES);
-    uint32_t n = 0;
+    uint32_t first = 0, n = 0; /* the tiles from `first` on are not launched yet */
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < count && !rc; i++) {
         uint64_t all = dray__gpu_tiles_of(&pieces[i]);
         for (uint64_t t = 0; t < all && !rc; t++) {
-            if (n == TILES || (n && kernels[i] != kernels[tiles[n - 1].piece])) {
-                rc = launch(gpu, kernels[tiles[n - 1].piece], n, summed, error);
-                n = 0;
+            if (n == TILES || (n > first && kernels[i] != kernels[tiles[first].piece])) {
+                rc = launch(gpu, kernels[tiles[first].piece], first, n - first, summed, error);
+                first = n;
+            }
+            if (!rc && n == TILES) {
+                rc = finish(gpu, DRAY_OK, NULL, 0, error); /* their memory is used again */
+                first = n = 0;
             }
             tiles[n++] = (dray__gpu_tile){i, (uint32_t)t};
         }
     }
-    return rc || !n ? rc : launch(gpu, kernels[tiles[n - 1].piece], n, summed, error);
+    return rc || n == first
+               ? rc
+               : launch(gpu, kernels[tiles[first].piece], first, n - first, summed, error);
 }
 
 static int check_place(const dray_region *region, const dray__cuda_place *place, uint64_t *bytes,
@@ -173,6 +198,7 @@ int dray__cuda_bounce(const dray_region *region, const dray__cuda_place *place, 
     rc = upload(gpu, count * sizeof *pieces, error);
     if (!rc)
         rc = run_pieces(gpu, pieces, kernels, count, 0, error);
+    rc = finish(gpu, rc, NULL, 0, error);
     if (!rc && !to_gpu)
         memcpy(host, gpu->bounce->host, bytes);
     end(gpu);
@@ -185,12 +211,10 @@ int dray__cuda_bounce(const dray_region *region, const dray__cuda_place *place, 
 static int patch(dray__gpu *gpu, const dray_region *region, const dray__cuda_patch *patches,
                  uint32_t count, size_t bytes, dray_error *error)
 {
-    const dray__cuda *cuda = gpu->cuda;
     const uint64_t slots = HOST_PIECES + DRAY__CUDA_PATCHES * sizeof(dray__gpu_delta);
-    CUdeviceptr base = gpu->bounce_memory->device;
     dray__gpu_delta *deltas = (dray__gpu_delta *)(void *)(gpu->bounce->host + HOST_PIECES);
     dray__gpu_tile *tiles = (dray__gpu_tile *)(void *)(gpu->bounce->host + HOST_TILES);
-    uint64_t *sums = (uint64_t *)(void *)(gpu->bounce->host + HOST_SUM);
+    uint64_t sums[3];
     for (uint32_t i = 0; i < count; i++) {
         const dray__cuda_patch *p = &patches[i];
         const uint64_t slot[2] = {p->offset, p->count};
@@ -216,15 +240,10 @@ static int patch(dray__gpu *gpu, const dray_region *region, const dray__cuda_pat
     }
     int rc = upload(gpu, count * sizeof *deltas, error);
     if (!rc)
-        rc = launch(gpu, DRAY__GPU_dray_delta_apply, count, 0, error);
+        rc = launch(gpu, DRAY__GPU_dray_delta_apply, 0, count, 0, error);
+    rc = finish(gpu, rc, sums, 3, error);
     if (rc)
         return rc;
-    CUresult result =
-        cuda->cuMemcpyDtoHAsync(sums, base + GPU_SUMS, 3 * sizeof *sums, gpu->bounce_stream);
-    if (!result)
-        result = cuda->cuStreamSynchronize(gpu->bounce_stream);
-    if (result)
-        return dray__fail_cuda(error, result, "a delta on %s", gpu->device->name);
     return sums[2]
                ? dray__fail(error, DRAY_EFORMAT, "region %s: %llu entries of deltas lead outside",
                             region->name, (unsigned long long)sums[2])
@@ -276,10 +295,9 @@ static int item_of(const dray_region *region, const dray__sum_part *part, dray__
 static int sum_some(dray__gpu *gpu, const dray_region *region, const dray__sum_part *parts,
                     uint32_t count, uint64_t *sums, dray_error *error)
 {
-    enum { TILE = 128 << 10 };
+    enum { TILE = 32 << 10 };
     int kernels[SUMS * PIECES];
     dray__gpu_piece *pieces = (dray__gpu_piece *)(void *)(gpu->bounce->host + HOST_PIECES);
-    uint8_t *host = gpu->bounce->host + HOST_SUM;
     uint32_t made = 0;
     for (uint32_t i = 0; i < count; i++) {
         dray__cuda_item item;
@@ -295,16 +313,7 @@ static int sum_some(dray__gpu *gpu, const dray_region *region, const dray__sum_p
     int rc = upload(gpu, made * sizeof *pieces, error);
     if (!rc)
         rc = run_pieces(gpu, pieces, kernels, made, count, error);
-    if (rc)
-        return rc;
-    CUresult result = gpu->cuda->cuMemcpyDtoHAsync(host, gpu->bounce_memory->device + GPU_SUMS,
-                                                   count * sizeof *sums, gpu->bounce_stream);
-    if (!result)
-        result = gpu->cuda->cuStreamSynchronize(gpu->bounce_stream);
-    if (result)
-        return dray__fail_cuda(error, result, "checksums on %s", gpu->device->name);
-    memcpy(sums, host, count * sizeof *sums);
-    return DRAY_OK;
+    return finish(gpu, rc, sums, count, error);
 }
 
 int dray__cuda_sum(const dray_region *region, const dray__sum_part *parts, uint32_t count,

@@ -244,6 +244,14 @@ static uint32_t get_codes(struct incoming *r, uint32_t count, uint8_t *values, i
 static uint32_t get_planes(const struct incoming *r, uint32_t count, uint8_t *values, int8_t *steps)
 {
     memset(steps, 0, count);
+    if (r->size == 2) {
+        const uint8_t *low = r->planes + r->done, *high = low + r->count;
+        for (uint32_t i = 0; i < count; i++) {
+            uint16_t value = (uint16_t)(low[i] | high[i] << 8);
+            memcpy(values + i * sizeof value, &value, sizeof value);
+        }
+        return count;
+    }
     for (size_t b = 0; b < r->size; b++) {
         const uint8_t *plane = r->planes + b * r->count + r->done;
         for (uint32_t i = 0; i < count; i++)
