@@ -41,25 +41,36 @@ def samples(folder):
 
 
 @torch.no_grad()
-def gaps(folder, found):
-    """The largest distance of a recorded log-prob, of tokens whose version is their response's first, and of others."""
-    plain = continued = 0.0
+def log_probs(folder, version, found, dtype):
+    """Of each sample's response by a version's weights, in one forward pass over all of them, which are padded behind."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "checkpoints" / f"step-{version:06d}", dtype=dtype)
+    model = model.eval().to(device)
+    rows = [torch.tensor(sample["prompt"] + sample["response"]) for sample in found]
+    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
+    with torch.no_grad():
+        scores = model(tokens).logits[:, :-1].float().log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0].tolist()
+    return [row[len(sample["prompt"]) - 1:][:len(sample["response"])] for row, sample in zip(scores, found)]
+
+
+def gaps(folder, found, rounded=None):
+    """The largest distance of a recorded log-prob, of tokens whose version is their response's first, and of others; with
+    `rounded`, a dtype, also the largest that a forward pass in it has for the same tokens."""
+    plain = continued = rounding = 0.0
     for version in sorted({version for sample in found for version in sample["versions"]}):
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder / "checkpoints" / f"step-{version:06d}", dtype=torch.float32).eval()
-        for sample in found:
-            if version not in sample["versions"]:
-                continue
-            prompt, response = sample["prompt"], sample["response"]
-            scores = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1:-1].log_softmax(-1)
-            for i, (token, said, by) in enumerate(zip(response, sample["log_probs"], sample["versions"])):
+        having = [sample for sample in found if version in sample["versions"]]
+        scores = log_probs(folder, version, having, torch.float32)
+        others = log_probs(folder, version, having, rounded) if rounded else scores
+        for sample, exact, there in zip(having, scores, others):
+            for by, said, is_, other in zip(sample["versions"], sample["log_probs"], exact, there):
                 if by != version:
                     continue
-                gap = abs(float(scores[i, token]) - said)
+                rounding = max(rounding, abs(other - is_))
                 if by == sample["versions"][0]:
-                    plain = max(plain, gap)
+                    plain = max(plain, abs(said - is_))
                 else:
-                    continued = max(continued, gap)
-    return plain, continued
+                    continued = max(continued, abs(said - is_))
+    return (plain, continued, rounding) if rounded else (plain, continued)
 
 
 def mixed(found):

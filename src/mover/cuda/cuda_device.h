@@ -120,6 +120,15 @@ INLINE u32 warp_most(u32 value)
     return __reduce_max_sync(0xFFFFFFFF, value);
 }
 #define MOST_OF_HALVES(a, b) __vmaxu2(a, b)
+#define LEAST_OF_HALVES(a, b) __vminu2(a, b)
+/* Two f16, to nearest even. */
+INLINE u32 pair_to_f16(float low, float high)
+{
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
 #if __CUDA_ARCH__ >= 890
 /* Two at once: to nearest even, what is too large becomes 448, a NaN 0x7F. */
 #define HAS_E4M3

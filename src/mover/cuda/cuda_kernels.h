@@ -62,7 +62,7 @@ typedef struct dray__gpu_quant {
     uint64_t start[4]; /* global */
     uint64_t extent[4], cell[4];
     uint64_t shape[4], scale_shape[4]; /* of the tensor, of its scales */
-    uint64_t cells[4];
+    uint64_t cells[4], first_cell[4];  /* of the box; the number of its first one in the tensor */
     uint32_t strips; /* tiles of a cell, or, of groups, of a matrix: ranges of its rows */
     uint32_t sum;
     uint16_t from, to;     /* dray_dtype */

@@ -301,7 +301,8 @@ static dray__gpu_quant box_of(const dray__cuda_quant *q, const dray_tensor_info 
         g.cell[d] = used ? (uint64_t)q->cell[i] : 1;
         g.shape[d] = used && tensor && tensor->ndim ? (uint64_t)tensor->shape[i] : 1;
         g.scale_shape[d] = (g.shape[d] - 1) / g.cell[d] + 1;
-        g.cells[d] = (g.start[d] + g.extent[d] - 1) / g.cell[d] + 1 - g.start[d] / g.cell[d];
+        g.first_cell[d] = g.start[d] / g.cell[d];
+        g.cells[d] = (g.start[d] + g.extent[d] - 1) / g.cell[d] + 1 - g.first_cell[d];
     }
     if (q->quant_kind >= DRAY_QUANT_MXFP8 && q->kind == DRAY_TRANSFORM_QUANTISE)
         group_box(q, &g);

@@ -23,13 +23,16 @@ typedef struct strip {
 INLINE strip strip_of(const dray__gpu_quant *q, u32 index)
 {
     strip s;
-    u32 part = index % q->strips;
-    u64 rest = index / q->strips, at[4];
+    /* Each thread does this for each strip: divisions are of 32 bits, and where there is something
+     * to divide. */
+    u32 strips = q->strips, rest = strips == 1 ? index : index / strips, at[4];
+    u32 part = index - rest * strips;
     s.cell = rest;
     UNROLL
     for (int d = 3; d >= 0; d--) {
-        at[d] = rest % q->cells[d];
-        rest /= q->cells[d];
+        u32 cells = (u32)q->cells[d], next = cells == 1 ? rest : rest / cells;
+        at[d] = rest - next * cells;
+        rest = next;
     }
     s.source = q->source;
     s.destination = q->destination;
@@ -37,7 +40,7 @@ INLINE strip strip_of(const dray__gpu_quant *q, u32 index)
     s.scale_row = s.scale_column = 0;
     UNROLL
     for (int d = 0; d < 4; d++) {
-        u64 number = q->start[d] / q->cell[d] + at[d], low = number * q->cell[d];
+        u64 number = q->first_cell[d] + at[d], low = number * q->cell[d];
         u64 high = low + q->cell[d], end = q->start[d] + q->extent[d];
         s.start[d] = low > q->start[d] ? low : q->start[d];
         s.extent[d] = (u32)((high < end ? high : end) - s.start[d]);
@@ -54,7 +57,7 @@ INLINE strip strip_of(const dray__gpu_quant *q, u32 index)
     s.row = (s.start[0] * q->shape[1] + s.start[1]) * q->shape[2] + s.start[2];
     s.flat = s.extent[0] == 1 && s.extent[1] == 1;
     u32 rows = s.extent[0] * s.extent[1] * s.extent[2];
-    u32 each = (rows + q->strips - 1) / q->strips;
+    u32 each = strips == 1 ? rows : (rows + strips - 1) / strips;
     s.first = part * each < rows ? part * each : rows;
     s.last = rows - s.first < each ? rows : s.first + each;
     return s;
