@@ -10,7 +10,7 @@ from tensordict import NonTensorStack, TensorDict, is_non_tensor
 
 from . import objects
 from ._library import COLUMN_PART, ENOENT, MAX_DIMS, Column, ColumnPart, DrayError, Error, call, library, text
-from .columns import NUMPY, TORCH, _dtype
+from .columns import NUMPY, TORCH, _dtype, jagged
 from .values import Objects
 
 _UNLIKE = ("EDTYPE", "ESHAPE")
@@ -53,8 +53,8 @@ def rows_of(name: str, value: Any, rows: int) -> Any:
     if isinstance(value, torch.Tensor):
         if value.is_nested:
             plain = value.layout is torch.jagged and value._ragged_idx == 1 and value._lengths is None
-            parts = value.unbind()
-            found = value if plain and _kept(value.values(), value.ndim - 1) else parts
+            kept = plain and _kept(value.values(), value.ndim - 1)
+            found = parts = value if kept else value.unbind()
         else:
             parts, found = value, value
             if not _kept(value, value.ndim - 1):
@@ -102,7 +102,7 @@ def _field(batch, name, pickle):
         return found
     rows, each = found.shape[:2]
     values, offsets = found.reshape(rows * each, *found.shape[2:]), torch.arange(rows + 1) * each
-    return torch.nested.nested_tensor_from_jagged(values, offsets, min_seqlen=each, max_seqlen=each)
+    return jagged(values, offsets, each, each)
 
 
 def has(batch: Any, name: str) -> np.ndarray:

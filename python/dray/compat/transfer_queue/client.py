@@ -26,6 +26,7 @@ from .metadata import BatchMeta
 from .sampler import SequentialSampler
 from .settings import Settings, State
 
+_NO_TAG = objects.dumps({})  # what most rows have
 _PLACEHOLDER = {"dtype": None, "shape": None, "is_nested": False, "is_non_tensor": False}
 
 
@@ -44,7 +45,7 @@ class _Tags:
 
 
 def tag_of(blob: Optional[bytes]) -> dict:
-    return {} if blob is None else objects.loads(blob)
+    return {} if blob is None or blob == _NO_TAG else objects.loads(blob)
 
 
 def address_of(batch: Any) -> list:
@@ -422,7 +423,8 @@ class AsyncTransferQueueClient:
         merged = [{**known.get(key, {}), **tag} for key, tag in zip(keys, tags)]
         with self._queues.one() as queue:
             queue.put(partition_id, list(keys), columns,
-                      [objects.dumps(new) if tag or key not in known else None for key, tag, new in zip(keys, tags, merged)])
+                      [(objects.dumps(new) if new else _NO_TAG) if tag or key not in known else None
+                       for key, tag, new in zip(keys, tags, merged)])
         return merged, sorted({*had, *columns})
 
     def kv_get(self, keys: Sequence[str], partition_id: str, fields: Optional[Sequence[str]]) -> TensorDict:
