@@ -168,6 +168,8 @@ class Keyed(_Held):
     cell() reads one row's value. row_keys: "" where a row has none; tags: bytes, None where it has none;
     at: their addresses (columns.ROW; `attempt` is the row's version); columns: what can be read."""
 
+    _keyed = True
+
     def __init__(self, owner: Queue, batch: int, framework: str, copy: Optional[bool]):
         super().__init__(owner, batch, framework, copy, False)
         self.columns = []

@@ -432,13 +432,16 @@ class AsyncTransferQueueClient:
         with self._got(partition_id, list(keys), None if fields is None else list(fields), partial=True) as batch:
             if batch is None:
                 raise ValueError(f"partition {partition_id}: keys or partition were not found!")
-            lacking = [name for name in (batch.columns if fields is None else fields)
-                       if name not in batch.columns or not has(batch, name).all()]
-            if fields is not None and lacking:
-                raise ValueError(f"partition {partition_id}: some fields are not ready in all the requested keys: "
-                                 f"{', '.join(lacking)}")
-            names = [name for name in (batch.columns if fields is None else fields) if name not in lacking]
-            return tensordict_of(batch, names, self.settings.pickle)
+            if fields is None:
+                return tensordict_of(batch, [name for name in batch.columns if has(batch, name).all()], self.settings.pickle)
+            try:
+                return tensordict_of(batch, fields, self.settings.pickle)
+            except DrayError as error:
+                if error.name != "ENOENT":
+                    raise
+            lacking = [name for name in fields if name not in batch.columns or not has(batch, name).all()]
+            raise ValueError(f"partition {partition_id}: some fields are not ready in all the requested keys: "
+                             f"{', '.join(lacking)}")
 
     def kv_clear(self, keys: Sequence[str], partition_id: str) -> None:
         with self._queues.one() as queue:
