@@ -52,6 +52,7 @@ class Pins(_l.Use):
         self.session, self.unhold, self.pid = session, unhold, os.getpid()
         self.sweepers = 0
         self.held, self.ended = {}, []  # batch: those who hold it
+        self.lent = {}  # those who hold one, and can do without: [batch] by its id, [] once it was let go of
         self._room = None
 
     def room(self, rows: int) -> _Room:
@@ -92,6 +93,31 @@ class Pins(_l.Use):
         if batch not in self.held and begin:
             begin()
         self.held[batch] = self.held.get(batch, 0) + 1
+
+    def lend(self, batch: int, begin: Optional[Callable[[], Any]] = None) -> list:
+        """hold() for memory of dray_batch_own, which stays when the batch is freed: what take_back() gets."""
+        self.hold(batch, begin)
+        loan = [batch]
+        self.lent[id(loan)] = loan
+        return loan
+
+    def take_back(self, loan: list) -> None:
+        """The memory is gone."""
+        self.lent.pop(id(loan), None)
+        try:
+            self.drop(loan.pop())
+        except IndexError:  # it was taken back before
+            pass
+
+    def take_all_back(self) -> None:
+        """What was lent is copied, so that the queue has its memory again."""
+        for loan in list(self.lent.values()):
+            try:
+                self.ended.append((loan.pop(), False))
+            except IndexError:  # another thread was faster
+                pass
+        self.lent.clear()
+        self.sweep()
 
     def drop(self, batch: int, give_back: bool = False) -> None:
         """give_back: its rows are for others, although views of them may still be in use."""
@@ -387,12 +413,17 @@ class Rows(dict):
     def _lasting(self, at, total, own):
         """Bytes at the address, which hold the batch for as long as there are arrays over them."""
         pins, batch = self._pins, self._batch
-        pins.hold(batch, self._begin)
+        if own:
+            loan = pins.lend(batch, self._begin)
 
-        def end():
-            if own:
+            def end():
                 library().dray_own_free(at)
-            pins.drop(batch)
+                pins.take_back(loan)
+        else:
+            pins.hold(batch, self._begin)
+
+            def end():
+                pins.drop(batch)
         return _view(at, total, end, own)
 
     def _typed(self, raw, dtype, shape):

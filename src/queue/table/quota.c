@@ -112,6 +112,6 @@ bool dray__table_roomy(const dray__table *table)
     uint64_t used = table->charged + table->hidden + table->kept;
     uint64_t capacity = table->settings.capacity_bytes;
     const dray__quota *quota = table->quota;
-    return used <= capacity / 4 && table->chunk_bytes <= capacity / 2 &&
+    return used <= capacity / 4 && table->chunk_bytes - table->spare_bytes <= capacity / 2 &&
            (!quota || dray__quota_used(quota).bytes <= quota->limits.bytes / 2);
 }
