@@ -163,11 +163,15 @@ TEST(test_it_stays_when_its_batch_is_freed)
 
 static int ready[2], done[2];
 
+static dray_batch *forked;
+
 /* The parent lets go of what the child has, too. */
 static void be_forked(void *values)
 {
     uint8_t *mine = values;
     char byte;
+    void *more;
+    FAILS(DRAY_ECLOSED, dray_batch_own(forked, "large", 0, ROWS, &more, &error));
     if (read(done[0], &byte, 1) != 1 || !holds(mine, 1, 0, SIZE))
         die("values of before the fork expected", NULL);
     mine[0] ^= 255;
@@ -179,7 +183,7 @@ TEST(test_it_stays_in_a_forked_child)
     dray_context *context = fixture_context(&f, "own");
     dray_queue *queue = open_queue(context, "forked");
     put(queue, 1);
-    dray_batch *batch = get(queue);
+    dray_batch *batch = forked = get(queue);
     uint8_t *mine = own(batch, 0, ROWS);
     assert_int_equal(pipe(done), 0);
     pid_t pid = child(be_forked, mine);

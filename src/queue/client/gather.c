@@ -116,8 +116,10 @@ int dray_batch_own(dray_batch *batch, const char *name, uint32_t first, uint32_t
                    dray_error *error)
 {
     gathered_rows found;
-    int rc = find_rows(batch, name, first, count, &found, error);
     *out = NULL;
+    int rc = dray__queue_check_fork(batch->queue, error);
+    if (!rc)
+        rc = find_rows(batch, name, first, count, &found, error);
     if (rc || !batch->roomy)
         return rc;
     const void *at = lie_together(&found);
