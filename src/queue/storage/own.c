@@ -12,18 +12,18 @@
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
 
-typedef struct owned {
+typedef struct own_values {
     uint8_t *base;
     uint64_t size;
     const void *of; /* NULL once all of it was copied */
-} owned;
+} own_values;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static dray__idmap all; /* by the address of the values */
 
 /* Pages that were never written to are the chunk's: writing makes each a page of this process
  * alone. Other threads may write to them meanwhile. */
-static void copy_in_place(owned *o)
+static void copy_in_place(own_values *o)
 {
     static volatile uint8_t nothing;
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -36,7 +36,7 @@ static void copy_in_place(owned *o)
 static void leave(const void *of)
 {
     for (size_t i = 0; i < all.capacity; i++) {
-        owned *o = all.entries[i].key ? all.entries[i].value : NULL;
+        own_values *o = all.entries[i].key ? all.entries[i].value : NULL;
         if (o && o->of && (!of || o->of == of))
             copy_in_place(o);
     }
@@ -66,7 +66,7 @@ static void watch_forks(void)
     pthread_atfork(before_fork, after_fork, after_fork);
 }
 
-static bool add(const void *values, owned *o)
+static bool add(const void *values, own_values *o)
 {
     pthread_mutex_lock(&lock);
     bool added = dray__idmap_set(&all, (uintptr_t)values, o);
@@ -84,7 +84,7 @@ void *dray__own(dray__keeper_link *link, dray__mapping *mapping, const void *at,
     pthread_once(&once, watch_forks);
     if (dray__mapping_fd(link, mapping, &fd, NULL))
         return NULL;
-    owned *o = calloc(1, sizeof *o);
+    own_values *o = calloc(1, sizeof *o);
     uint64_t size = offset - first + bytes;
     void *base = MAP_FAILED;
     if (o)
@@ -92,7 +92,7 @@ void *dray__own(dray__keeper_link *link, dray__mapping *mapping, const void *at,
             mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, (off_t)first);
     dray__mapping_fd_put(mapping, fd);
     if (base != MAP_FAILED) {
-        *o = (owned){.base = base, .size = size, .of = of};
+        *o = (own_values){.base = base, .size = size, .of = of};
         if (add(o->base + (offset - first), o))
             return o->base + (offset - first);
         munmap(base, size);
@@ -104,7 +104,7 @@ void *dray__own(dray__keeper_link *link, dray__mapping *mapping, const void *at,
 void dray_own_free(void *values)
 {
     pthread_mutex_lock(&lock);
-    owned *o = values ? dray__idmap_remove(&all, (uintptr_t)values) : NULL;
+    own_values *o = values ? dray__idmap_remove(&all, (uintptr_t)values) : NULL;
     pthread_mutex_unlock(&lock);
     if (o)
         munmap(o->base, o->size);
