@@ -627,6 +627,20 @@ typedef struct dray_column_part {
 int dray_batch_read(dray_batch *batch, const char *name, uint32_t first, uint32_t rows,
                     dray_column_part *out, int64_t *offsets, void *room, size_t capacity,
                     dray_error *error);
+/* The rows' values back to back, as dray_batch_gather_rows copies them, in memory of this process
+ * alone, which may be written to: *out is a private mapping of the shared memory, of which the
+ * system copies the pages that are written to; whoever else reads the values sees nothing of that,
+ * and clearing the rows or putting others changes nothing here. *out NULL: there is no such
+ * mapping, and the values are to be gathered. That is so of values that do not follow one another
+ * in mapped memory or are empty, of batches that are not of dray_queue_get, and while the queue
+ * holds more than a quarter of its capacity_bytes: the memory is the queue's until the batch is
+ * freed. dray_batch_free, and a fork, copy the pages that were not written to. Owner: the caller,
+ * until dray_own_free. Waits and errors are those of dray_batch_gather. Since 0.2 */
+int dray_batch_own(dray_batch *batch, const char *name, uint32_t first, uint32_t rows, void **out,
+                   dray_error *error);
+/* Ends what dray_batch_own gave, before or after its batch. Threads: any. NULL is fine. Does not
+ * block. Since 0.2 */
+void dray_own_free(void *values);
 /* For batches of dray_queue_get. Does not block; the string is the batch's. Returns the row's key:
  * "" when it has none, NULL for other batches and rows. Since 0.2 */
 const char *dray_batch_key(const dray_batch *batch, uint32_t index);

@@ -29,6 +29,7 @@ ROW = np.dtype([("slot", "u4"), ("generation", "u4"), ("attempt", "u4"), ("group
 
 
 _SMALL = 1 << 14  # bytes that are copied sooner than they are looked at in place
+_LARGE = 1 << 20  # bytes that are copied page by page, when they are written to
 
 
 class _Room:
@@ -51,6 +52,7 @@ class Pins(_l.Use):
         self.session, self.unhold, self.pid = session, unhold, os.getpid()
         self.sweepers = 0
         self.held, self.ended = {}, []  # batch: those who hold it
+        self.lent = {}  # those who hold one, and can do without: [batch] by its id, [] once it was let go of
         self._room = None
 
     def room(self, rows: int) -> _Room:
@@ -91,6 +93,31 @@ class Pins(_l.Use):
         if batch not in self.held and begin:
             begin()
         self.held[batch] = self.held.get(batch, 0) + 1
+
+    def lend(self, batch: int, begin: Optional[Callable[[], Any]] = None) -> list:
+        """hold() for memory of dray_batch_own, which stays when the batch is freed: what take_back() gets."""
+        self.hold(batch, begin)
+        loan = [batch]
+        self.lent[id(loan)] = loan
+        return loan
+
+    def take_back(self, loan: list) -> None:
+        """The memory is gone."""
+        self.lent.pop(id(loan), None)
+        try:
+            self.drop(loan.pop())
+        except IndexError:  # it was taken back before
+            pass
+
+    def take_all_back(self) -> None:
+        """What was lent is copied, so that the queue has its memory again."""
+        for loan in list(self.lent.values()):
+            try:
+                self.ended.append((loan.pop(), False))
+            except IndexError:  # another thread was faster
+                pass
+        self.lent.clear()
+        self.sweep()
 
     def drop(self, batch: int, give_back: bool = False) -> None:
         """give_back: its rows are for others, although views of them may still be in use."""
@@ -149,13 +176,17 @@ class Rows(dict):
     (rows, *shape), and offsets None. ragged() gives such a tuple in torch's tensors, too. Arrays stay what
     they are for as long as anybody has them. numpy gets BF16 as the bits (uint16), and FP8 as uint8.
 
-    copy=True: a writable copy. copy=False: where the rows follow each other in shared memory values
+    copy=True: a writable copy. Of rows with keys (Queue.get), columns of a MiB or more are copied when they are
+    written to, page by page, and until the last array over them is gone the memory is the queue's: while that
+    holds more than a quarter of its capacity, they are copied at once. copy=False: where the rows follow each other in shared memory values
     are there, in place, and nothing is copied; elsewhere they are a copy. What is in place cannot be
     changed, by anybody: numpy's arrays are read-only; torch has no read-only tensors, and a process
     that writes into one gets a SIGSEGV. None: as False for numpy, where a few
     KiB are copied all the same and are as read-only, and as True for torch.
 
     partition: their name; slots, groups, attempts: an entry a row; weights: 0 for padding, else 1."""
+
+    _keyed = False
 
     def __init__(self, pins: Pins, batch: int, first: int, rows: int, framework: str = "numpy",
                  copy: Optional[bool] = None, begin: Optional[Callable[[], Any]] = None,
@@ -165,7 +196,7 @@ class Rows(dict):
         self._as_torch, self._begin = framework == "torch", begin
         self._copy = self._as_torch if copy is None else copy
         self._small = 0 if copy is not None else _SMALL
-        self._contents, self._live = {}, True
+        self._contents, self._offsets, self._live = {}, {}, True
         self.partition = library().dray_batch_partition(batch).decode()
         self._rows = c.string_at(library().dray_batch_row(batch, first), rows * ROW.itemsize) \
             if rows else b""
@@ -327,7 +358,14 @@ class Rows(dict):
         values = self._typed(raw, _dtype(dtype), shape)
         if not self._as_torch:
             return values, offsets
-        return values if offsets is None else _jagged(values, offsets)
+        return values if offsets is None else jagged(values, *self.offsets_of(offsets.tobytes(), lambda: _bounds(offsets)))
+
+    def offsets_of(self, key: Any, make: Callable[[], tuple]) -> tuple:
+        """Offsets and bounds as jagged() takes them: columns whose rows have the same lengths share them, and so torch
+        knows that they can be added up."""
+        if key not in self._offsets:
+            self._offsets[key] = make()
+        return self._offsets[key]
 
     def _cell(self, name, index):
         part = _l.ColumnPart()
@@ -343,9 +381,7 @@ class Rows(dict):
             elif self._copy or content != TENSOR:
                 raw = np.frombuffer(bytearray(c.string_at(at, total)), np.uint8)
             else:
-                pins, batch = self._pins, self._batch
-                pins.hold(batch, self._begin)
-                raw = _view(at, total, lambda: pins.drop(batch))
+                raw = self._lasting(at, total, False)
         if content != TENSOR:
             return raw.tobytes().decode() if content == STRING else raw.tobytes()
         return self._typed(raw, _dtype(dtype), shape[:ndim] or [1]).reshape(shape[:ndim])
@@ -358,15 +394,37 @@ class Rows(dict):
             found = copied[:total]
             return np.frombuffer(bytearray(found) if self._copy else found.tobytes(), np.uint8)
         if at and not self._copy:
-            pins, batch = self._pins, self._batch
-            pins.hold(batch, self._begin)
-            return _view(at, total, lambda: pins.drop(batch))
+            return self._lasting(at, total, False)
+        if at and self._keyed and total >= _LARGE and (own := self._own(key)):
+            return self._lasting(own, total, True)
         out = np.empty(total, dtype=np.uint8)
         call("dray_batch_gather_rows", self._batch, key, self._first, self._count, _address(out),
              total, None)
         if not self._copy:
             out.flags.writeable = False
         return out
+
+    def _own(self, key):
+        """The column's address in memory of this process alone. None: it is to be copied."""
+        found = c.c_void_p()
+        call("dray_batch_own", self._batch, key, self._first, self._count, c.byref(found))
+        return found.value
+
+    def _lasting(self, at, total, own):
+        """Bytes at the address, which hold the batch for as long as there are arrays over them."""
+        pins, batch = self._pins, self._batch
+        if own:
+            loan = pins.lend(batch, self._begin)
+
+            def end():
+                library().dray_own_free(at)
+                pins.take_back(loan)
+        else:
+            pins.hold(batch, self._begin)
+
+            def end():
+                pins.drop(batch)
+        return _view(at, total, end, own)
 
     def _typed(self, raw, dtype, shape):
         if self._as_torch:
@@ -377,7 +435,7 @@ class Rows(dict):
                 with warnings.catch_warnings():  # torch has no read-only tensors
                     warnings.simplefilter("ignore")
                     tensor = torch.from_numpy(raw)
-            kind = getattr(torch, TORCH.get(dtype) or str(NUMPY[dtype]))
+            kind = _torch_dtype(dtype)
             shape = self._full(shape, raw, dtype)
             return tensor.view(kind).reshape(shape) if raw.size else torch.empty(shape, dtype=kind)
         values = raw.view(NUMPY[dtype])
@@ -390,11 +448,43 @@ class Rows(dict):
         return [raw.size // unit if unit else 0] + shape[1:] if shape[0] < 0 else shape
 
 
-def _jagged(values, offsets):
+def _bounds(offsets):
+    """Torch's offsets, and between what the rows' lengths are."""
     lengths = np.diff(offsets)
-    least, most = (int(lengths.min()), int(lengths.max())) if lengths.size else (0, 0)
+    return _torch().from_numpy(offsets), *((int(lengths.min()), int(lengths.max())) if lengths.size else (0, 0))
+
+
+def jagged(values: Any, offsets: Any, least: int, most: int) -> Any:
+    """A nested tensor of rows whose lengths are from `least` to `most`, as torch's own operations make their results: in a
+    fourth of the time that nested_tensor_from_jagged takes, which makes a view for autograd. That is what makes it
+    where torch has no such class."""
     torch = _torch()
-    return torch.nested.nested_tensor_from_jagged(values, torch.from_numpy(offsets), min_seqlen=least, max_seqlen=most)
+    make = _nested_class()
+    if make is None:
+        return torch.nested.nested_tensor_from_jagged(values, offsets, min_seqlen=least, max_seqlen=most)
+    return make(values, offsets, _metadata_cache={"min_seqlen": _length(least), "max_seqlen": _length(most)})
+
+
+@functools.lru_cache(maxsize=64)
+def _length(number):
+    """As nested tensors keep it."""
+    return _torch().zeros(number, 0)
+
+
+@functools.lru_cache(maxsize=None)
+def _nested_class():
+    """None: torch's is unlike the one that is known."""
+    torch = _torch()
+    try:
+        from torch.nested._internal.nested_tensor import NestedTensor
+        found = NestedTensor(torch.arange(3.0), torch.tensor([0, 1, 3]),
+                             _metadata_cache={"min_seqlen": torch.zeros(1, 0), "max_seqlen": torch.zeros(2, 0)})
+        wanted = torch.nested.nested_tensor_from_jagged(torch.arange(3.0), torch.tensor([0, 1, 3]), min_seqlen=1, max_seqlen=2)
+        alike = all(torch.equal(mine, theirs) for mine, theirs in zip(found.unbind(), wanted.unbind())) and \
+            found._get_min_seqlen() == wanted._get_min_seqlen() and found._get_max_seqlen() == wanted._get_max_seqlen()
+    except (ImportError, TypeError, ValueError, AttributeError, RuntimeError, AssertionError):
+        return None
+    return NestedTensor if alike else None
 
 
 def _detached(kind, kept, columns):
@@ -418,12 +508,17 @@ def _dtype(number):
     return library().dray_dtype_name(number).decode()
 
 
+@functools.lru_cache(maxsize=None)
+def _torch_dtype(name):
+    return getattr(_torch(), TORCH.get(name) or str(NUMPY[name]))
+
+
 def _address(array):
     return array.__array_interface__["data"][0]
 
 
-def _view(address, size, on_end):
-    """Bytes of shared memory as an array, and on_end when the last array over them is gone."""
+def _view(address, size, on_end, writable):
+    """Bytes of memory as an array, and on_end when the last array over them is gone."""
     memory = (c.c_ubyte * size).from_address(address)
     weakref.finalize(memory, on_end).atexit = False
-    return np.frombuffer(memoryview(memory).toreadonly(), dtype=np.uint8)
+    return np.frombuffer(memory if writable else memoryview(memory).toreadonly(), dtype=np.uint8)

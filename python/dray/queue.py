@@ -168,6 +168,8 @@ class Keyed(_Held):
     cell() reads one row's value. row_keys: "" where a row has none; tags: bytes, None where it has none;
     at: their addresses (columns.ROW; `attempt` is the row's version); columns: what can be read."""
 
+    _keyed = True
+
     def __init__(self, owner: Queue, batch: int, framework: str, copy: Optional[bool]):
         super().__init__(owner, batch, framework, copy, False)
         self.columns = []
@@ -564,8 +566,25 @@ class Queue:
         options = _l.PutOptions(partition=text(partition), rows=rows, keys=keys, at=at,
                                 columns=(_l.ColumnData * max(1, len(given)))(*(v.data() for v in given)),
                                 column_count=len(given), tags=blobs, timeout_ns=_l.nanoseconds(timeout))
-        self._call("dray_queue_put", c.byref(options), out.ctypes.data_as(c.POINTER(_l.Row)))
+        if named is None or not self._put_beside_loans(options, out):
+            self._call("dray_queue_put", c.byref(options), out.ctypes.data_as(c.POINTER(_l.Row)))
         return out
+
+    def _put_beside_loans(self, options, out):
+        """Whether it was put. False: the memory that results of this process have of the queue was taken back, for
+        there was no room beside it, or there are no such results."""
+        if not self._pins.lent:
+            return False
+        patience, options.timeout_ns = options.timeout_ns, 0
+        try:
+            self._call("dray_queue_put", c.byref(options), out.ctypes.data_as(c.POINTER(_l.Row)))
+            return True
+        except DrayError as error:
+            if error.name not in ("EFULL", "ETIMEDOUT"):
+                raise
+        self._pins.take_all_back()
+        options.timeout_ns = patience
+        return False
 
     def get(self, partition: str, keys: Optional[Sequence[str]] = None,
             columns: Optional[Sequence[str]] = None, *, at: Optional[np.ndarray] = None,

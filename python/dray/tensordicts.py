@@ -10,7 +10,7 @@ from tensordict import NonTensorStack, TensorDict, is_non_tensor
 
 from . import objects
 from ._library import COLUMN_PART, ENOENT, MAX_DIMS, Column, ColumnPart, DrayError, Error, call, library, text
-from .columns import NUMPY, TORCH, _dtype
+from .columns import _dtype, _torch_dtype, jagged
 from .values import Objects
 
 _UNLIKE = ("EDTYPE", "ESHAPE")
@@ -53,8 +53,8 @@ def rows_of(name: str, value: Any, rows: int) -> Any:
     if isinstance(value, torch.Tensor):
         if value.is_nested:
             plain = value.layout is torch.jagged and value._ragged_idx == 1 and value._lengths is None
-            parts = value.unbind()
-            found = value if plain and _kept(value.values(), value.ndim - 1) else parts
+            kept = plain and _kept(value.values(), value.ndim - 1)
+            found = parts = value if kept else value.unbind()
         else:
             parts, found = value, value
             if not _kept(value, value.ndim - 1):
@@ -95,14 +95,17 @@ def _field(batch, name, pickle):
     except DrayError as error:
         if error.name not in _UNLIKE:
             raise
-        return together([_cell(cell, pickle) for cell in batch.cells(name)])
+        cells = batch.cells(name)
+        if any(cell is None for cell in cells):
+            raise DrayError(ENOENT, f"column {name}: a value in each row expected, some rows have none") from None
+        return together([_cell(cell, pickle) for cell in cells])
     if batch._contents[name]:
         return together([objects.loads(cell, pickle) for cell in batch.list(name)])
     if found.is_nested or found.ndim == 1:
         return found
     rows, each = found.shape[:2]
-    values, offsets = found.reshape(rows * each, *found.shape[2:]), torch.arange(rows + 1) * each
-    return torch.nested.nested_tensor_from_jagged(values, offsets, min_seqlen=each, max_seqlen=each)
+    return jagged(found.view(rows * each, *found.shape[2:]),
+                  *batch.offsets_of(each, lambda: (torch.arange(rows + 1) * each, each, each)))
 
 
 def has(batch: Any, name: str) -> np.ndarray:
@@ -112,7 +115,7 @@ def has(batch: Any, name: str) -> np.ndarray:
     with batch._pins:
         suspects = range(batch.rows)
         if not library().dray_batch_column(batch._batch, key, c.byref(column), c.byref(error)):
-            cells = np.ctypeslib.as_array((c.c_uint64 * batch.rows).from_address(column.cells))
+            cells = np.frombuffer(c.string_at(column.cells, 8 * batch.rows), np.uint64)
             suspects = np.flatnonzero(cells == 0)  # an empty value may be nowhere, too
         for row in suspects:
             found[row] = library().dray_batch_cell(batch._batch, key, row, c.byref(part), c.byref(error)) != ENOENT
@@ -138,7 +141,7 @@ def schema_of(batch: Any, name: str) -> Optional[dict]:
     if content:
         return {"dtype": None, "shape": None, "is_nested": False, "is_non_tensor": True}
     name, shape = _dtype(dtype), tuple(shape[:ndim])
-    dtype = getattr(torch, TORCH.get(name) or str(NUMPY[name]))
+    dtype = _torch_dtype(name)
     if not shape or shape[0] >= 0:
         return _schema(dtype, torch.Size(shape or (1,)), None)
     shapes = [(int(each), *shape[1:]) for each in np.diff(offsets)]

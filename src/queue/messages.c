@@ -316,11 +316,11 @@ static const dray__fields got_put_fields =
                  DRAY__FIELD_LIST(dray__got_put, columns, column_count, got_column_fields));
 static const dray__fields got_cell_fields =
     DRAY__FIELDS(dray__got_cell, DRAY__NUMBERS(dray__got_cell, put, item));
-const dray__fields dray__got_fields =
-    DRAY__FIELDS(dray__got, DRAY__FIELD_LIST(dray__got, rows, row_count, dray__got_row_fields),
-                 DRAY__FIELD_LIST(dray__got, puts, put_count, got_put_fields),
-                 DRAY__FIELD_LIST(dray__got, columns, column_count, dray__name_fields),
-                 DRAY__FIELD_LIST(dray__got, cells, cell_count, got_cell_fields));
+const dray__fields dray__got_fields = DRAY__FIELDS(
+    dray__got, DRAY__FIELD_LIST(dray__got, rows, row_count, dray__got_row_fields),
+    DRAY__FIELD_LIST(dray__got, puts, put_count, got_put_fields),
+    DRAY__FIELD_LIST(dray__got, columns, column_count, dray__name_fields),
+    DRAY__FIELD_LIST(dray__got, cells, cell_count, got_cell_fields), DRAY__FIELD(dray__got, roomy));
 const dray__fields dray__dropping_fields =
     DRAY__FIELDS(dray__dropping, DRAY__FIELD_TEXT(dray__dropping, partition, DRAY__WORD_MAX),
                  DRAY__FIELD_STRUCT(dray__dropping, named, dray__named_fields));

@@ -1,5 +1,6 @@
 /* A batch: its columns read in place, its outputs written, committed or given back. */
 #include "queue/client/client.h"
+#include "queue/storage/own.h"
 
 #include "base/arena.h"
 #include "base/clock.h"
@@ -757,6 +758,8 @@ void dray_batch_free(dray_batch *batch)
     if (!batch)
         return;
     outputs_done(batch, true);
+    if (batch->owns)
+        dray__owned_leave(batch);
     if (batch->queue->holder.storage.pid ==
         dray__channel_pid()) /* a fork shares no mappings to count */
         for (uint32_t i = 0; i < batch->mapping_count; i++)

@@ -1,6 +1,7 @@
 /* Rows of a column together: described, copied, or read in place. */
 #include "base/error.h"
 #include "queue/client/client.h"
+#include "queue/storage/own.h"
 
 #include <string.h>
 
@@ -97,6 +98,36 @@ static const void *lie_together(const gathered_rows *of)
         end = cell + size;
     }
     return begin;
+}
+
+/* The mapped chunk that has all of the bytes; NULL when there is none. */
+static dray__mapping *mapping_of(const dray_batch *batch, const uint8_t *at, uint64_t bytes)
+{
+    for (uint32_t i = 0; at && i < batch->mapping_count; i++) {
+        dray__mapping *mapping = batch->mappings[i];
+        uint64_t offset = (uint64_t)(at - mapping->base);
+        if (at >= mapping->base && offset <= mapping->size && bytes <= mapping->size - offset)
+            return mapping;
+    }
+    return NULL;
+}
+
+int dray_batch_own(dray_batch *batch, const char *name, uint32_t first, uint32_t count, void **out,
+                   dray_error *error)
+{
+    gathered_rows found;
+    *out = NULL;
+    int rc = dray__queue_check_fork(batch->queue, error);
+    if (!rc)
+        rc = find_rows(batch, name, first, count, &found, error);
+    if (rc || !batch->roomy)
+        return rc;
+    const void *at = lie_together(&found);
+    dray__mapping *mapping = mapping_of(batch, at, found.bytes);
+    if (mapping)
+        *out = dray__own(&batch->queue->holder.keeper, mapping, at, found.bytes, batch);
+    batch->owns |= *out != NULL;
+    return DRAY_OK;
 }
 
 static void put_offsets(const gathered_rows *of, int64_t *offsets)

@@ -265,6 +265,7 @@ static int read_batch(dray_queue *queue, const char *partition, uint32_t ticket,
     queue->spare = (dray__arena){0};
     dray__get_fields(r, &batch->arena, &dray__got_fields, &got);
     batch->partition = dray__arena_text(&batch->arena, partition);
+    batch->roomy = got.roomy;
     int rc = r->failed ? DRAY_OK : check_specs(&got, error);
     if (!rc && !r->failed)
         r->failed = !batch->partition || !take_names(batch, &got) || !take_puts(batch, &got) ||

@@ -330,7 +330,8 @@ int dray__answer_rows(dray__writer *w, const dray__table *table, const dray__pic
                            .columns = picked->names,
                            .column_count = picked->column_count,
                            .cells = at,
-                           .cell_count = (uint32_t)cells};
+                           .cell_count = (uint32_t)cells,
+                           .roomy = dray__table_roomy(table)};
     dray__put_fields(w, &dray__got_fields, &got);
     return DRAY_OK;
 }

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/hook.h"
+#include "queue/storage/copy.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -50,7 +51,7 @@ static int put(dray__values_holder *self, const dray__values *v, dray__extent *e
     if (v->head)
         dray__values_head(v, room->at);
     if (v->bytes)
-        memcpy(room->at + v->head, v->values, v->bytes);
+        dray__copy_away(room->at + v->head, v->values, v->bytes);
     dray__hook_step("wrote");
     return DRAY_OK;
 }

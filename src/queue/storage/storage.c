@@ -185,10 +185,17 @@ static int get(dray__keeper_link *link, uint64_t id, int *fd, uint64_t *bytes, d
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static dray__idmap mappings;
+static uint32_t kept_fds;
+
+enum { KEPT_FDS_MAX = 64 }; /* a process may often have 1024 */
 
 static void mapping_end(dray__mapping *mapping)
 {
     munmap(mapping->base, mapping->size);
+    if (mapping->fd >= 0) {
+        close(mapping->fd);
+        __atomic_fetch_sub(&kept_fds, 1, __ATOMIC_RELAXED);
+    }
     free(mapping);
 }
 
@@ -239,7 +246,7 @@ int dray__mapping_get(dray__keeper_link *link, uint64_t id, dray__mapping **out,
                                 "mapping a chunk of %llu bytes for reading",
                                 (unsigned long long)bytes);
     }
-    *mapping = (dray__mapping){.id = id, .base = base, .size = bytes};
+    *mapping = (dray__mapping){.id = id, .base = base, .size = bytes, .fd = -1};
     *out = publish(mapping);
     return *out ? DRAY_OK : dray__nomem(error);
 }
@@ -251,6 +258,30 @@ void dray__mapping_put(dray__mapping *mapping)
     pthread_mutex_unlock(&lock);
     if (last)
         mapping_end(mapping);
+}
+
+int dray__mapping_fd(dray__keeper_link *link, dray__mapping *mapping, int *fd, dray_error *error)
+{
+    *fd = __atomic_load_n(&mapping->fd, __ATOMIC_ACQUIRE);
+    if (*fd >= 0)
+        return DRAY_OK;
+    uint64_t bytes;
+    int rc = get(link, mapping->id, fd, &bytes, error);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&lock);
+    if (mapping->fd < 0 && __atomic_load_n(&kept_fds, __ATOMIC_RELAXED) < KEPT_FDS_MAX) {
+        __atomic_store_n(&mapping->fd, *fd, __ATOMIC_RELEASE);
+        __atomic_fetch_add(&kept_fds, 1, __ATOMIC_RELAXED);
+    }
+    pthread_mutex_unlock(&lock);
+    return DRAY_OK;
+}
+
+void dray__mapping_fd_put(const dray__mapping *mapping, int fd)
+{
+    if (fd != __atomic_load_n(&mapping->fd, __ATOMIC_ACQUIRE))
+        close(fd);
 }
 
 void dray__mapping_drop(uint64_t id)

@@ -46,11 +46,15 @@ typedef struct dray__mapping {
     uint64_t size;
     uint32_t users; /* of batches */
     int dropped;    /* unmapped with its last user */
+    int fd;         /* of the chunk; -1 while nobody asked for it, or too many are kept */
 } dray__mapping;
 
 /* Maps the chunk, or finds its mapping; give it back with dray__mapping_put. */
 int dray__mapping_get(dray__keeper_link *link, uint64_t id, dray__mapping **out, dray_error *error);
 void dray__mapping_put(dray__mapping *mapping);
+/* The chunk's descriptor, for another mapping of it; give it back with dray__mapping_fd_put. */
+int dray__mapping_fd(dray__keeper_link *link, dray__mapping *mapping, int *fd, dray_error *error);
+void dray__mapping_fd_put(const dray__mapping *mapping, int fd);
 /* The chunk is gone from the keeper: its memory should not be kept for a mapping's sake. */
 void dray__mapping_drop(uint64_t id);
 void dray__mapping_drop_unused(void);

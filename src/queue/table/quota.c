@@ -104,3 +104,14 @@ int dray__quota_bytes(const dray__table *table, uint64_t bytes, dray_error *erro
         error->code = DRAY_EFULL;
     return DRAY_EFULL;
 }
+
+/* All that is held was there when the last one of them was got. Chunks that are not full take more
+ * memory than the bytes in them. */
+bool dray__table_roomy(const dray__table *table)
+{
+    uint64_t used = table->charged + table->hidden + table->kept;
+    uint64_t capacity = table->settings.capacity_bytes;
+    const dray__quota *quota = table->quota;
+    return used <= capacity / 4 && table->chunk_bytes - table->spare_bytes <= capacity / 2 &&
+           (!quota || dray__quota_used(quota).bytes <= quota->limits.bytes / 2);
+}

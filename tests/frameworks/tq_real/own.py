@@ -67,6 +67,37 @@ def rows_come_back(tq):
     tq.get_client().clear_partition("model")
 
 
+def results_are_ones_own(tq):
+    """Large columns, which are not copied before they are written to: what one writes the other does not see, and clearing
+    and putting anew changes neither. Columns whose rows are as long can be added up."""
+    def data(seed):
+        dense = torch.arange(1 << 20).reshape(8, -1) * 5 + seed
+        ragged = torch.nested.as_nested_tensor([row[:row.numel() - 7 * number] for number, row in enumerate(dense)], layout=torch.jagged)
+        return TensorDict({"dense": dense, "ragged": ragged, "more": ragged + 1, "small": dense[:, 0]}, batch_size=8)
+
+    def equal(found, wanted):
+        return all(torch.equal(a, b) for a, b in zip(found.unbind(), wanted.unbind()))
+    keys = [f"k{row}" for row in range(8)]
+    tq.kv_batch_put(keys, "own", data(1))
+    mine, theirs = (tq.kv_batch_get(keys, "own") for _ in range(2))
+    for name in ("dense", "ragged", "more"):
+        mine[name].values().mul_(-1)
+    total = theirs["ragged"] + theirs["more"]
+    tq.kv_clear(keys, "own")
+    for seed in range(2, 6):
+        tq.kv_batch_put(keys, "own", data(seed))
+        tq.kv_clear(keys, "own")
+    for name, wanted in data(1).items():
+        assert equal(theirs[name], wanted), name
+        assert name == "small" or equal(mine[name], wanted * -1), name
+    assert equal(total, data(1)["ragged"] * 2 + 1)
+    kept = theirs["ragged"].unbind()[3]
+    del mine, theirs
+    tq.kv_batch_put(keys, "own", data(9))
+    tq.kv_clear(keys, "own")
+    assert torch.equal(kept, data(1)["ragged"].unbind()[3])
+
+
 def fetcher(pipe, what):
     tq = client_module()
     meta = tq.get_client().get_meta(["x"], 4, "acked", task_name="t", ack=True)
@@ -172,7 +203,7 @@ def main():
     documentation()
     with dray.serve():
         import dray.compat.transfer_queue as tq
-        for sampler, checks in (("SequentialSampler", (rows_come_back, dead_fetchers, checkpoints)), ("RankAwareSampler", (ranks,))):
+        for sampler, checks in (("SequentialSampler", (rows_come_back, results_are_ones_own, dead_fetchers, checkpoints)), ("RankAwareSampler", (ranks,))):
             tq.init({"controller": {"sampler": sampler, "polling_mode": True}})
             for check in checks:
                 check(tq)

@@ -26,6 +26,7 @@ from .metadata import BatchMeta
 from .sampler import SequentialSampler
 from .settings import Settings, State
 
+_NO_TAG = objects.dumps({})  # what most rows have
 _PLACEHOLDER = {"dtype": None, "shape": None, "is_nested": False, "is_non_tensor": False}
 
 
@@ -44,7 +45,7 @@ class _Tags:
 
 
 def tag_of(blob: Optional[bytes]) -> dict:
-    return {} if blob is None else objects.loads(blob)
+    return {} if blob is None or blob == _NO_TAG else objects.loads(blob)
 
 
 def address_of(batch: Any) -> list:
@@ -422,7 +423,8 @@ class AsyncTransferQueueClient:
         merged = [{**known.get(key, {}), **tag} for key, tag in zip(keys, tags)]
         with self._queues.one() as queue:
             queue.put(partition_id, list(keys), columns,
-                      [objects.dumps(new) if tag or key not in known else None for key, tag, new in zip(keys, tags, merged)])
+                      [(objects.dumps(new) if new else _NO_TAG) if tag or key not in known else None
+                       for key, tag, new in zip(keys, tags, merged)])
         return merged, sorted({*had, *columns})
 
     def kv_get(self, keys: Sequence[str], partition_id: str, fields: Optional[Sequence[str]]) -> TensorDict:
@@ -430,13 +432,16 @@ class AsyncTransferQueueClient:
         with self._got(partition_id, list(keys), None if fields is None else list(fields), partial=True) as batch:
             if batch is None:
                 raise ValueError(f"partition {partition_id}: keys or partition were not found!")
-            lacking = [name for name in (batch.columns if fields is None else fields)
-                       if name not in batch.columns or not has(batch, name).all()]
-            if fields is not None and lacking:
-                raise ValueError(f"partition {partition_id}: some fields are not ready in all the requested keys: "
-                                 f"{', '.join(lacking)}")
-            names = [name for name in (batch.columns if fields is None else fields) if name not in lacking]
-            return tensordict_of(batch, names, self.settings.pickle)
+            if fields is None:
+                return tensordict_of(batch, [name for name in batch.columns if has(batch, name).all()], self.settings.pickle)
+            try:
+                return tensordict_of(batch, fields, self.settings.pickle)
+            except DrayError as error:
+                if error.name != "ENOENT":
+                    raise
+            lacking = [name for name in fields if name not in batch.columns or not has(batch, name).all()]
+            raise ValueError(f"partition {partition_id}: some fields are not ready in all the requested keys: "
+                             f"{', '.join(lacking)}")
 
     def kv_clear(self, keys: Sequence[str], partition_id: str) -> None:
         with self._queues.one() as queue:

@@ -346,7 +346,8 @@ class KVBatchMeta:
             values = getattr(self, name)
             if values is not None and len(set(values)) != len(values):
                 raise ValueError(f"Got duplicated {name}.")
-        self.tags, self.extra_info = copy.deepcopy(self.tags), copy.deepcopy(self.extra_info)
+        self.tags = [{} if type(tag) is dict and not tag else copy.deepcopy(tag) for tag in self.tags]
+        self.extra_info = copy.deepcopy(self.extra_info)
 
     size = property(lambda self: len(self.keys))
 
