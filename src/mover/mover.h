@@ -43,10 +43,6 @@ int dray__move_all(const dray_region *source, dray_region *destination, const dr
 /* The checksums of rectangles of any region that is memory (checksum.h's dray__sum where it is
  * addressable). of.data is not looked at: the first element is at `offset`. A GPU sums many by one
  * launch. */
-typedef struct dray__sum_part {
-    uint64_t offset;
-    dray__sum_of of;
-} dray__sum_part;
 int dray__sum_region(const dray_region *region, const dray__sum_part *parts, uint32_t count,
                      uint64_t *sums, dray_error *error);
 

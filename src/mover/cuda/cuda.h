@@ -225,6 +225,5 @@ int dray__cuda_patch_all(const dray_region *region, const dray__cuda_patch *patc
 int dray__cuda_bounce_reserve(dray__cuda_device *device, dray_error *error);
 
 /* dray__sum_region (mover.h) of memory that the CPU cannot address. */
-struct dray__sum_part;
-int dray__cuda_sum(const dray_region *region, const struct dray__sum_part *parts, uint32_t count,
+int dray__cuda_sum(const dray_region *region, const dray__sum_part *parts, uint32_t count,
                    uint64_t *sums, dray_error *error);

@@ -3,7 +3,6 @@
 #include "base/error.h"
 #include "model/layout/layout.h"
 #include "mover/cuda/cuda_internal.h"
-#include "mover/mover.h"
 
 #include <string.h>
 

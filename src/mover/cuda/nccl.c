@@ -178,7 +178,7 @@ static int begin_communicator(dray__nccl_pair *p, const uint8_t id[DRAY__NCCL_ID
                           .version = OLDEST,
                           .blocking = 0,
                           .cga_cluster_size = INT_MIN,
-                          .least_ctas = (int)ctas,
+                          .least_ctas = 1,
                           .most_ctas = (int)ctas,
                           .split_share = INT_MIN};
     nccl_id copy;

@@ -25,7 +25,7 @@ enum {
     DRAY__NCCL_SLOTS = 8,      /* so many transfers may be under way */
     DRAY__NCCL_OPERATIONS = 1, /* of a group: NCCL 2.30.4 and 2.30.7 hang in one of 24,000
                                   (github.com/NVIDIA/Megatron-LM, issue 7189) */
-    DRAY__NCCL_CTAS = 64       /* thread blocks of a communicator, at most */
+    DRAY__NCCL_CTAS = 32       /* thread blocks of a communicator, at most */
 };
 
 typedef struct dray__nccl_pair dray__nccl_pair;

@@ -27,6 +27,11 @@ typedef struct dray__sum_of {
     const int64_t *stride; /* bytes */
     const void *data;      /* the first element */
 } dray__sum_of;
+/* One in a region, whose first element is at `offset` there; of.data is not looked at. */
+typedef struct dray__sum_part {
+    uint64_t offset;
+    dray__sum_of of;
+} dray__sum_part;
 
 /* The rectangle's part of its tensor's sum. Any alignment. */
 uint64_t dray__sum(const dray__sum_of *rectangle);
