@@ -19,7 +19,7 @@ from served import Gone
 from text import END
 
 LOOK = 0.02   # seconds between two looks for a newer version
-BUNCH = 8      # an eighth of the slots takes requests at once: beside decoding, each prefill costs all others a forward
+BUNCHES = 8    # requests are begun when an eighth of the slots is free: a prefill makes all others wait for one forward
 AGAIN = 0.005  # seconds after which samples are asked for again beside decoding, when there were none
 
 
@@ -62,7 +62,7 @@ class Rollout:
     def claim(self):
         """Rows for the free slots; False: there will be none."""
         if self.engine.under_way and not self.heads and (
-                time.monotonic() < self.asked + AGAIN or self.engine.free < self.options.slots // BUNCH):
+                time.monotonic() < self.asked + AGAIN or self.engine.free < self.options.slots // BUNCHES):
             return True
         while self.target is None and len(self.backlog) < self.engine.free:
             batch = self.heads.popleft() if self.heads else self.look()

@@ -634,12 +634,15 @@ int dray_batch_read(dray_batch *batch, const char *name, uint32_t first, uint32_
  * mapping, and the values are to be gathered. That is so of values that do not follow one another
  * in mapped memory or are empty, of batches that are not of dray_queue_get, and while the queue
  * holds more than a quarter of its capacity_bytes: the memory is the queue's until the batch is
- * freed. dray_batch_free, and a fork, copy the pages that were not written to. Owner: the caller,
- * until dray_own_free. Waits and errors are those of dray_batch_gather. Since 0.2 */
+ * freed. dray_batch_free, and a fork, copy the pages that were not written to; the pages of the
+ * chunk that the values were in (those of other columns and rows, too) stay until dray_own_free,
+ * also when the queue has given the chunk up. Owner: the caller, until dray_own_free. Waits and
+ * errors are those of dray_batch_gather, and the keeper of the chunk may be asked once more; a
+ * keeper that does not answer then is no error, *out is NULL. Since 0.2 */
 int dray_batch_own(dray_batch *batch, const char *name, uint32_t first, uint32_t rows, void **out,
                    dray_error *error);
-/* Ends what dray_batch_own gave, before or after its batch. Threads: any. NULL is fine. Does not
- * block. Since 0.2 */
+/* Ends what dray_batch_own gave, before or after its batch. Threads: any. NULL is fine. Waits while
+ * dray_batch_free or a fork copies pages of other values. Since 0.2 */
 void dray_own_free(void *values);
 /* For batches of dray_queue_get. Does not block; the string is the batch's. Returns the row's key:
  * "" when it has none, NULL for other batches and rows. Since 0.2 */

@@ -52,7 +52,7 @@ class Pins(_l.Use):
         self.session, self.unhold, self.pid = session, unhold, os.getpid()
         self.sweepers = 0
         self.held, self.ended = {}, []  # batch: those who hold it
-        self.lent = {}  # those who hold one, and can do without: [batch] by its id, [] once it was let go of
+        self.lent = {}  # {id of a list: the list}, one for each result: [batch], or [] once the batch was let go of
         self._room = None
 
     def room(self, rows: int) -> _Room:
@@ -109,15 +109,18 @@ class Pins(_l.Use):
         except IndexError:  # it was taken back before
             pass
 
-    def take_all_back(self) -> None:
-        """What was lent is copied, so that the queue has its memory again."""
-        for loan in list(self.lent.values()):
-            try:
-                self.ended.append((loan.pop(), False))
-            except IndexError:  # another thread was faster
-                pass
-        self.lent.clear()
+    def take_oldest_back(self) -> bool:
+        """What was lent of the oldest batch is copied, so that the queue has its memory again. False: nothing is lent."""
+        found = next((loan[0] for loan in list(self.lent.values()) if loan), None)
+        for key, loan in list(self.lent.items()):
+            if found is not None and loan[:1] == [found]:
+                self.lent.pop(key, None)
+                try:
+                    self.ended.append((loan.pop(), False))
+                except IndexError:  # another thread was faster
+                    pass
         self.sweep()
+        return found is not None
 
     def drop(self, batch: int, give_back: bool = False) -> None:
         """give_back: its rows are for others, although views of them may still be in use."""

@@ -571,18 +571,17 @@ class Queue:
         return out
 
     def _put_beside_loans(self, options, out):
-        """Whether it was put. False: the memory that results of this process have of the queue was taken back, for
-        there was no room beside it, or there are no such results."""
-        if not self._pins.lent:
-            return False
+        """Whether it was put, while results of this queue have memory that it can take back. Where there is no room, it
+        is taken back, that of the oldest get first, until there is."""
         patience, options.timeout_ns = options.timeout_ns, 0
-        try:
-            self._call("dray_queue_put", c.byref(options), out.ctypes.data_as(c.POINTER(_l.Row)))
-            return True
-        except DrayError as error:
-            if error.name not in ("EFULL", "ETIMEDOUT"):
-                raise
-        self._pins.take_all_back()
+        while self._pins.lent:
+            try:
+                self._call("dray_queue_put", c.byref(options), out.ctypes.data_as(c.POINTER(_l.Row)))
+                return True
+            except DrayError as error:
+                if error.name not in ("EFULL", "ETIMEDOUT"):
+                    raise
+            self._pins.take_oldest_back()
         options.timeout_ns = patience
         return False
 

@@ -33,9 +33,9 @@ static int read_all(const dray__cells *cells, const cells_asked *asked, uint8_t 
                           asked->count, DRAY__CELLS_MAX);
     for (uint32_t i = 0; i < asked->count; i++) {
         const dray__cell *cell = &asked->items[i];
-        if (cell->bytes > DRAY__DATA_MAX - *bytes)
+        if (cell->bytes > DRAY__VALUES_MAX - *bytes)
             return dray__fail(error, DRAY_EFORMAT, "ranges of more than %d bytes at once",
-                              DRAY__DATA_MAX);
+                              DRAY__VALUES_MAX);
         gone[i] = cells->read(cells->user, cell, data + *bytes) != DRAY_OK;
         *bytes += gone[i] ? 0 : cell->bytes;
     }

@@ -15,7 +15,8 @@ enum {
     DRAY__ANSWER_HEADER = 24,
     DRAY__REQUEST_MAX = 64 << 10, /* bytes of a body, */
     DRAY__HEAD_MAX = 16 << 10,    /* of a head, */
-    DRAY__DATA_MAX = 4 << 20      /* and of an answer's data */
+    DRAY__VALUES_MAX = 512 << 10, /* of an answer with cells or keys, */
+    DRAY__DATA_MAX = 4 << 20      /* and of any answer's */
 };
 
 /* The one table of messages: XX(name, value, true for a request with a body and an answer, false

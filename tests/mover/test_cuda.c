@@ -2,119 +2,18 @@
  * random bits, with gaps, turned, misaligned, converted or not, by kernel and by copy engines, are
  * what the CPU's movers make of them, bit by bit and also between the rectangles; sums are
  * dray__sum's. */
-#include "mover/cuda/cuda.h"
-#include "suite.h"
+#include "cuda_memory.h"
 
-#include "base/random.h"
 #include "gpu/gpu.h"
 #include "mover/kernels/kernels.h"
 #include "mover/kernels/quant.h"
 #include "mover/kernels/rect.h"
 #include "mover/mover.h"
-#include "seed.h"
 
 #include <dray/gpu.h>
 #include <math.h>
-#include <poll.h>
 #include <stdint.h>
 #include <time.h>
-
-static const dray__cuda *cu;
-static dray__cuda_device *gpu;
-static uint64_t seed, drawn;
-
-static uint64_t draw(uint64_t below)
-{
-    return dray__random_u64(seed, 0, drawn++) % below;
-}
-
-static void cuda_is(CUresult result, int line)
-{
-    if (result)
-        fail_msg("line %d: the driver says %d", line, result);
-}
-#define CUDA(call) cuda_is((call), __LINE__)
-
-FIXTURE(set_up)
-{
-    dray_error e = {0};
-    seed = test_seed();
-    cu = dray__cuda_get(&e);
-    if (!cu || dray__cuda_device_at(0, &gpu, &e) || dray__cuda_enter(gpu, &e)) {
-        fprintf(stderr, "%s\n", e.message);
-        return -1;
-    }
-    return 0;
-}
-
-FIXTURE(tear_down)
-{
-    dray__cuda_leave();
-    return 0;
-}
-
-/* ---- memory on both sides -------------------------------------------------------------------- */
-
-typedef struct both {
-    uint8_t *host;
-    CUdeviceptr device;
-    size_t bytes;
-} both;
-
-static both both_new(size_t bytes)
-{
-    both b = {malloc(bytes + 8), 0, bytes};
-    assert_non_null(b.host);
-    for (size_t i = 0; i < bytes; i += 8) {
-        uint64_t word = dray__random_u64(seed, 1, drawn++);
-        memcpy(b.host + i, &word, 8);
-    }
-    CUDA(cu->cuMemAlloc(&b.device, bytes));
-    CUDA(cu->cuMemcpyHtoD(b.device, b.host, bytes));
-    CUDA(cu->cuCtxSynchronize()); /* it returns before the bytes are there */
-    return b;
-}
-
-static void both_free(both *b)
-{
-    CUDA(cu->cuMemFree(b->device));
-    free(b->host);
-}
-
-/* What lies on the GPU is what the host expects. */
-static void both_agree(const both *b, const char *what)
-{
-    uint8_t *found = malloc(b->bytes);
-    assert_non_null(found);
-    CUDA(cu->cuMemcpyDtoH(found, b->device, b->bytes));
-    for (size_t i = 0; i < b->bytes; i++)
-        if (found[i] != b->host[i])
-            fail_msg("%s: byte %zu of %zu is %02x, expected %02x", what, i, b->bytes, found[i],
-                     b->host[i]);
-    free(found);
-}
-
-/* ---- jobs ------------------------------------------------------------------------------------ */
-
-static int run(dray__cuda_job *job, dray_error *e)
-{
-    int rc = dray__cuda_job_start(job, NULL, 0, e);
-    if (rc)
-        return rc;
-    while ((rc = dray__cuda_job_poll(job, e)) == DRAY_EAGAIN) {
-        struct pollfd p = {.fd = dray__cuda_job_fd(job), .events = POLLIN};
-        if (poll(&p, 1, 30000) == 0)
-            fail_msg("the job does not end");
-    }
-    return rc;
-}
-
-static void done(dray__cuda_job *job, const dray_error *e, int rc)
-{
-    (void)job;
-    if (rc)
-        fail_msg("%d: %s", rc, e->message);
-}
 
 /* ---- random rectangles ----------------------------------------------------------------------- */
 
@@ -330,19 +229,18 @@ TEST(test_sums_of_regions)
         dray_error e = {0};
         dray_region *region;
         test_item t;
-        assert_int_equal(dray_layout_new(&layout, &e), DRAY_OK);
+        done(NULL, &e, dray_layout_new(&layout, &e));
         random_item(&t, layout, 0);
-        assert_int_equal(
-            dray_region_wrap_cuda(t.source.device, t.source.bytes, "test", &region, &e), DRAY_OK);
+        done(NULL, &e, dray_region_wrap_cuda(t.source.device, t.source.bytes, "test", &region, &e));
         dray__sum_of of = {.dtype = t.copy.source_dtype,
                            .ndim = t.copy.ndim,
                            .shape = dray_layout_tensor(layout, 0)->shape,
                            .start = t.copy.start,
                            .extent = t.copy.extent,
                            .stride = t.copy.source_stride};
+        dray__sum_part part = {t.copy.source_offset, of};
         uint64_t sum = 0;
-        done(NULL, &e,
-             dray__sum_region(region, &(dray__sum_part){t.copy.source_offset, of}, 1, &sum, &e));
+        done(NULL, &e, dray__sum_region(region, &part, 1, &sum, &e));
         if (sum != sum_of(&t, layout, false))
             fail_msg("%s: another sum", describe(&t));
         dray_region_free(region);

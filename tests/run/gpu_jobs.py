@@ -48,7 +48,7 @@ def log_probs(folder, version, found, dtype):
     model = model.eval().to(device)
     rows = [torch.tensor(sample["prompt"] + sample["response"]) for sample in found]
     tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
-    with torch.no_grad():
+    with torch.inference_mode():
         scores = model(tokens).logits[:, :-1].float().log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0].tolist()
     return [row[len(sample["prompt"]) - 1:][:len(sample["response"])] for row, sample in zip(scores, found)]
 

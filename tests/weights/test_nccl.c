@@ -17,6 +17,7 @@ typedef struct scene {
     uint64_t bucket, nccl_bytes;
     const char *log;   /* of the fake: FAKE_NCCL_LOG in the engine */
     const char *fails; /* of the fake: FAKE_NCCL_FAIL in the engine */
+    const char *trainers_fail; /* the same in the trainers */
     bool first_fails, trainer_without, one_gpu;
     board *board;
 } scene;
@@ -50,6 +51,8 @@ static void run_trainer(void *user)
     setenv("CUDA_VISIBLE_DEVICES", "0", 1);
     if (s.trainer_without)
         setenv("DRAY_NCCL_LIBRARY", "", 1);
+    if (s.trainers_fail)
+        setenv("FAKE_NCCL_FAIL", s.trainers_fail, 1);
     trainer_open(&t, f.unix_address, &s.config, s.from, rank, 2, 5, DRAY_REGION_CUDA);
     MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     raise_flag(s.board, PUBLISHED + (int)rank * 4);
@@ -247,7 +250,21 @@ TEST_WITHIN(test_failing_transfers, start, stop)
         s.first_fails = strncmp(ways[i], "init", 4) && strncmp(ways[i], "register", 8);
         run_all();
         assert_int_equal(s.board->number[0], s.first_fails ? DRAY_ETORN : DRAY_OK);
+        if (!s.first_fails)
+            assert_true(s.board->number[1] < s.board->number[2]); /* without NCCL, in part */
     }
+}
+
+/* A data server that could not register its staging is not asked to do so again. */
+TEST_WITHIN(test_trainers_that_cannot_register, start, stop)
+{
+    (void)state;
+    if (gpu_is_real())
+        skip();
+    s.trainers_fail = "register:1";
+    s.first_fails = true;
+    run_all();
+    assert_int_equal(s.board->number[0], DRAY_ETORN);
 }
 
 /* Silence: it ends by itself, and the message says who was silent. */

@@ -222,8 +222,8 @@ TEST_WITHIN(test_ranges_are_so_many_and_so_large, up, down)
 {
     assert_int_equal(ask_cells(DRAY__CELLS_MAX, 1, 1), 0);
     assert_int_equal(ask_cells(DRAY__CELLS_MAX + 1, 1, 1), DRAY_EFORMAT);
-    assert_int_equal(ask_cells(2, DRAY__DATA_MAX - 8, 8), 0);
-    assert_int_equal(ask_cells(2, DRAY__DATA_MAX - 8, 9), DRAY_EFORMAT);
+    assert_int_equal(ask_cells(2, DRAY__VALUES_MAX - 8, 8), 0);
+    assert_int_equal(ask_cells(2, DRAY__VALUES_MAX - 8, 9), DRAY_EFORMAT);
 }
 
 /* Memory that is smaller than its layout says is not looked at. */

@@ -113,7 +113,7 @@ static int connect_and_ask(int port)
     int little = 4096;
     dray__writer w = {0};
     for (uint32_t i = 0; i < REQUESTS; i++)
-        dray__cells_request(&w, i, &(dray__cell){1, 0, DRAY__DATA_MAX}, 1);
+        dray__cells_request(&w, i, &(dray__cell){1, 0, DRAY__VALUES_MAX}, 1);
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &little, sizeof little);

@@ -11,7 +11,7 @@ enum {
     PIECES = 3, /* of one rectangle */
     SUMS = 64,  /* rectangles that are summed at once */
     PIECES_BYTES = 64 << 10,
-    TILES = 16384, /* of one launch */
+    TILES = 16384, /* of all launches between two waits */
     TILES_BYTES = TILES * sizeof(dray__gpu_tile),
     HOST_PIECES = DRAY__CUDA_BOUNCE,
     HOST_TILES = HOST_PIECES + PIECES_BYTES,
@@ -144,6 +144,8 @@ static int run_pieces(dray__gpu *gpu, const dray__gpu_piece *pieces, const int *
                 rc = finish(gpu, DRAY_OK, NULL, 0, error); /* their memory is used again */
                 first = n = 0;
             }
+            if (rc)
+                break;
             tiles[n++] = (dray__gpu_tile){i, (uint32_t)t};
         }
     }

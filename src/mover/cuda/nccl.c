@@ -10,11 +10,19 @@
 
 #include <limits.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { OLDEST = 21800, SUCCESS = 0, IN_PROGRESS = 7, INT8 = 0, MAGIC = (int)0xcafebeefu };
+enum {
+    REGISTERED = 512 << 20,
+    OLDEST = 21800,
+    SUCCESS = 0,
+    IN_PROGRESS = 7,
+    INT8 = 0,
+    MAGIC = (int)0xcafebeefu
+};
 
 typedef struct nccl_id {
     uint8_t bytes[DRAY__NCCL_ID];
@@ -60,6 +68,7 @@ typedef struct nccl_library {
 
 static nccl_library nccl;
 static int found_version;
+static atomic_bool cannot_register; /* the next pairs are refused, so that no side waits for it */
 static char trouble[256];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -144,13 +153,18 @@ struct dray__nccl_pair {
 };
 
 /* Memory that NCCL can register: out of it one GPU writes into the other's memory, where NCCL would
- * copy through buffers of its own on either side. Both sides do so or neither, because both have
- * the same release. */
+ * copy through buffers of its own on either side. It must be registered on both sides or on
+ * neither: both have the same release, and slots of the same size. NCCL rounds memory up to
+ * REGISTERED bytes on GPUs with multicast, so that smaller slots are not its own. */
 static int make_slots(dray__nccl_pair *p, dray_error *error)
 {
     size_t bytes = DRAY__NCCL_SLOTS * p->slot_bytes;
-    p->is_nccl_memory = nccl.ncclMemAlloc && nccl.ncclMemFree && nccl.ncclCommRegister;
+    p->is_nccl_memory =
+        bytes % REGISTERED == 0 && nccl.ncclMemAlloc && nccl.ncclMemFree && nccl.ncclCommRegister;
     p->is_registered = !p->is_nccl_memory;
+    if (p->is_nccl_memory && atomic_load(&cannot_register))
+        return dray__fail(error, DRAY_EUNSUPPORTED,
+                          "NCCL: registering staging failed in this process before");
     if (!p->is_nccl_memory)
         return dray__fail_cuda(error, p->cuda->cuMemAlloc(&p->memory, bytes), "staging for NCCL");
     void *at = NULL;
@@ -228,6 +242,8 @@ static int register_slots(dray__nccl_pair *p, dray_error *error)
                                        DRAY__NCCL_SLOTS * p->slot_bytes, &handle);
     dray__cuda_leave();
     p->is_registered = result == SUCCESS;
+    if (result)
+        atomic_store(&cannot_register, true);
     return result ? fail_nccl(error, result, "registering its staging") : DRAY_OK;
 }
 

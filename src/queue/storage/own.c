@@ -61,9 +61,11 @@ static void after_fork(void)
     pthread_mutex_unlock(&lock);
 }
 
+static bool forks_are_watched;
+
 static void watch_forks(void)
 {
-    pthread_atfork(before_fork, after_fork, after_fork);
+    forks_are_watched = pthread_atfork(before_fork, after_fork, after_fork) == 0;
 }
 
 static bool add(const void *values, own_values *o)
@@ -82,7 +84,7 @@ void *dray__own(dray__keeper_link *link, dray__mapping *mapping, const void *at,
     uint64_t offset = (uint64_t)((const uint8_t *)at - mapping->base), first = offset & ~(page - 1);
     int fd;
     pthread_once(&once, watch_forks);
-    if (dray__mapping_fd(link, mapping, &fd, NULL))
+    if (!forks_are_watched || dray__mapping_fd(link, mapping, &fd, NULL))
         return NULL;
     own_values *o = calloc(1, sizeof *o);
     uint64_t size = offset - first + bytes;

@@ -269,6 +269,12 @@ int dray__mapping_fd(dray__keeper_link *link, dray__mapping *mapping, int *fd, d
     int rc = get(link, mapping->id, fd, &bytes, error);
     if (rc)
         return rc;
+    if (bytes != mapping->size) {
+        close(*fd);
+        return dray__fail(error, DRAY_EPROTO, "chunk %016llx: %llu bytes expected, found %llu",
+                          (unsigned long long)mapping->id, (unsigned long long)mapping->size,
+                          (unsigned long long)bytes);
+    }
     pthread_mutex_lock(&lock);
     if (mapping->fd < 0 && __atomic_load_n(&kept_fds, __ATOMIC_RELAXED) < KEPT_FDS_MAX) {
         __atomic_store_n(&mapping->fd, *fd, __ATOMIC_RELEASE);

@@ -183,8 +183,8 @@ static int answer_access(struct serving *all, dray__data_reader *r)
     if (!dray__server_buffer(r))
         return -EAGAIN;
     int rc = keys ? dray__export_give(&state_of(r)->export, r->stream, token, attempt,
-                                      DRAY__DATA_MAX, &data, &error)
-                  : dray__pull_regions(token, DRAY__DATA_MAX, &data, &error);
+                                      DRAY__VALUES_MAX, &data, &error)
+                  : dray__pull_regions(token, DRAY__VALUES_MAX, &data, &error);
     if (rc) {
         dray__answer_refuse(&r->head, r->request.id, &error);
     } else {

@@ -155,9 +155,12 @@ static int64_t patience(const struct remote_route *l)
     return PATIENCE_NS + (gpus && dray__nccl_find(&version, NULL) == DRAY_OK ? JOIN_NS : 0);
 }
 
-/* The member of the cohort has not got it yet: asked again in a moment. */
+/* The member of the cohort has not got it yet. It is asked again in a moment, or, if nothing has
+ * come from it for long, when an eighth of that time has passed: it may wait for NCCL. */
 static int not_yet(struct remote_route *l, struct source *s, dray_error *error)
 {
+    int64_t now = dray__now(), pause = (now - s->brought_ns) / 8;
+    pause = pause < NOT_YET_NS ? NOT_YET_NS : pause > NOT_YET_MAX_NS ? NOT_YET_MAX_NS : pause;
     int rc = dray__peer_recv_data(s->link, NULL, error); /* there is none */
     if (rc)
         return rc;
@@ -165,7 +168,7 @@ static int not_yet(struct remote_route *l, struct source *s, dray_error *error)
     *s->again.last = request;
     s->again.last = &request->next;
     s->probing = true;
-    s->asleep_ns = dray__now() + NOT_YET_NS;
+    s->asleep_ns = now + pause;
     if (s->asleep_ns - s->brought_ns > PATIENCE_NS && s->asleep_ns - s->brought_ns > patience(l))
         return dray__fail(error, DRAY_ETIMEDOUT, "%s has had nothing new for a while", s->of->name);
     return DRAY_EAGAIN;

@@ -36,6 +36,7 @@ enum {
 #define BLIND_NS DRAY__MILLISECOND
 #define NCCL_NS (DRAY__MILLISECOND / 40)
 #define NOT_YET_NS (5 * DRAY__MILLISECOND)
+#define NOT_YET_MAX_NS (200 * DRAY__MILLISECOND)
 #define PATIENCE_NS (5 * DRAY__SECOND) /* for a member of the cohort that sends nothing */
 #define JOIN_NS (30 * DRAY__SECOND)    /* for a communicator, which takes a second or more */
 

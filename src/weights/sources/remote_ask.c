@@ -60,7 +60,7 @@ static void start_part(struct remote_route *l, struct source *s, const struct pa
     if (op->prequantised) {
         dray__rect cells = dray__prequantised_cells(l->transfer, op, &part->rect);
         dray__slicer_start(&s->slicer, &cells, dray__prequantised_cell_bytes(l->transfer, op),
-                           s->segment);
+                           s->segment < SEGMENT ? s->segment : SEGMENT);
     } else if (s->has_ahead) {
         dray__delta_grid(s->of->layout, part->block, &part->rect, &s->walk);
         dray__delta_grid_next(&s->walk, &s->ahead);

@@ -221,6 +221,15 @@ static bool has_gpus(const struct remote_route *l)
     return any;
 }
 
+/* The bytes of one answer where slices come as deltas: so many that each of the publishers can
+ * have a few requests under way. */
+static uint64_t deltas_at_once(const struct remote_route *l, uint64_t segment)
+{
+    uint64_t share = WINDOW_MAX / (4 * (uint64_t)(l->active ? l->active : 1));
+    uint64_t most = share < SEGMENT_DELTA ? share : SEGMENT_DELTA;
+    return segment < most ? segment : most;
+}
+
 /* The ceiling holds the slots and the bytes in flight. segment is the size of one answer, the same
  * with and without NCCL, so that the members of a cohort cut alike. Where deltas are expected,
  * there is no cohort, and answers hold many slices, which a GPU patches and sums by one launch
@@ -228,8 +237,7 @@ static bool has_gpus(const struct remote_route *l)
 static int open_slots(struct remote_route *l, uint64_t segment, uint64_t ceiling, dray_error *error)
 {
     bool deltas = expects_deltas(l->transfer);
-    uint64_t most = deltas ? SEGMENT_DELTA : SEGMENT;
-    l->segment = segment > most ? most : segment < SEGMENT_MIN ? SEGMENT_MIN : segment;
+    l->segment = segment > SEGMENT ? SEGMENT : segment < SEGMENT_MIN ? SEGMENT_MIN : segment;
     uint32_t needing = 0;
     for (uint32_t i = 0; i < l->publishers; i++)
         needing += l->sources[i].count > 0 && !l->sources[i].of->arena;
@@ -240,7 +248,11 @@ static int open_slots(struct remote_route *l, uint64_t segment, uint64_t ceiling
     l->coder = deltas ? dray__delta_coder_new() : NULL;
     if (deltas && !l->coder)
         return dray__nomem(error);
-    l->coder_bytes = l->coder ? dray__delta_coder_bytes(l->segment, has_gpus(l)) : 0;
+    l->coder_bytes = l->coder ? dray__delta_coder_bytes(DRAY__DELTA_SLICE * 9, has_gpus(l)) : 0;
+    uint64_t large = deltas_at_once(l, segment);
+    if (deltas && large > l->segment &&
+        l->coder_bytes <= (ceiling - l->slot_count * large) / 2) /* there is room for both */
+        l->segment = large;
     l->window = ceiling - l->slot_count * l->segment;
     if (l->coder_bytes <= l->window / 2)
         l->window -= l->coder_bytes;

@@ -96,7 +96,12 @@ int dray__remote_take_keys(struct remote_route *l, struct source *s, dray_error 
     int status = arrival.header.status;
     dray_error why = {.code = status};
     snprintf(why.message, sizeof why.message, "%s", dray_error_name(status));
-    if (!s->key_data && !(s->key_data = malloc(DRAY__DATA_MAX)))
+    if (arrival.header.data_bytes > DRAY__VALUES_MAX)
+        return dray__fail(error, DRAY_EPROTO,
+                          "publisher %s at %s: at most %d bytes of keys expected, found %llu",
+                          s->of->name, s->of->endpoint, DRAY__VALUES_MAX,
+                          (unsigned long long)arrival.header.data_bytes);
+    if (!s->key_data && !(s->key_data = malloc(DRAY__VALUES_MAX)))
         return dray__nomem(error);
     rc = dray__peer_recv_data(s->link, s->key_data, error);
     if (rc)

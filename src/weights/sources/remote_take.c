@@ -108,13 +108,27 @@ static int place_deltas(struct remote_route *l, const struct source *s,
     int64_t begin = dray__now();
     int rc = dray__delta_decode_all(l->coder, messages, count, to, error);
     h->move_ns += dray__now() - begin;
-    if (rc || !h->options.verify)
-        return rc;
-    begin = dray__now();
-    dray__transfer_read_back(h, to, l->batch.copies + first, count, l->batch.read + first);
-    memcpy(l->batch.written + first, l->batch.read + first, count * sizeof *l->batch.read);
+    return rc;
+}
+
+/* Reads back what came as deltas, when all of the answer is in its place. */
+static void read_deltas(struct remote_route *l, uint32_t count)
+{
+    dray__transfer *h = l->transfer;
+    const dray_copy *copies = l->batch.copies;
+    int64_t begin = dray__now();
+    for (uint32_t i = 0, end; i < count; i = end) {
+        end = i + 1;
+        if (!l->sparse[i])
+            continue;
+        uint32_t region = copies[i].destination_region;
+        while (end < count && l->sparse[end] && copies[end].destination_region == region)
+            end++;
+        dray__transfer_read_back(h, h->destination->regions[region], copies + i, end - i,
+                                 l->batch.read + i);
+        memcpy(l->batch.written + i, l->batch.read + i, (end - i) * sizeof *l->batch.read);
+    }
     h->verify_ns += dray__now() - begin;
-    return DRAY_OK;
 }
 
 int dray__remote_place(struct remote_route *l, struct source *s, const struct request *request,
@@ -150,6 +164,8 @@ int dray__remote_place(struct remote_route *l, struct source *s, const struct re
         if (rc)
             return rc;
     }
+    if (verify)
+        read_deltas(l, request->count);
     return DRAY_OK;
 }
 
