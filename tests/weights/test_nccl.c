@@ -15,8 +15,8 @@ typedef struct scene {
     dray_model_config config;
     dray_dtype from, to;
     uint64_t bucket, nccl_bytes;
-    const char *log;   /* of the fake: FAKE_NCCL_LOG in the engine */
-    const char *fails; /* of the fake: FAKE_NCCL_FAIL in the engine */
+    const char *log;           /* of the fake: FAKE_NCCL_LOG in the engine */
+    const char *fails;         /* of the fake: FAKE_NCCL_FAIL in the engine */
     const char *trainers_fail; /* the same in the trainers */
     bool first_fails, trainer_without, one_gpu;
     board *board;

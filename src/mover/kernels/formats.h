@@ -129,7 +129,8 @@ INLINE format_inverse format_inverse_of(u32 format, const format_scale *s, u32 a
 }
 
 /* May the quotient have another code than `product`? NVFP4's codes do not change below 1/4 (and
- * 1/8 is far enough from it), but of its smallest numbers, zero and its sign must be the quotient's own. */
+ * 1/8 is far enough from it), but of its smallest numbers, zero and its sign must be the quotient's
+ * own. */
 INLINE u32 format_may_differ(u32 format, u32 product, const format_inverse *v)
 {
     u32 near = ((product - v->tie + 4) & v->mask) <= 8;
