@@ -52,7 +52,7 @@ class Pins(_l.Use):
         self.session, self.unhold, self.pid = session, unhold, os.getpid()
         self.sweepers = 0
         self.held, self.ended = {}, []  # batch: those who hold it
-        self.lent = {}  # {id of a list: the list}, one for each result: [batch], or [] once the batch was let go of
+        self.lent = {}  # {result: the batch that it holds, until that is taken back}
         self._room = None
 
     def room(self, rows: int) -> _Room:
@@ -94,33 +94,26 @@ class Pins(_l.Use):
             begin()
         self.held[batch] = self.held.get(batch, 0) + 1
 
-    def lend(self, batch: int, begin: Optional[Callable[[], Any]] = None) -> list:
+    def lend(self, batch: int, begin: Optional[Callable[[], Any]] = None) -> object:
         """hold() for memory of dray_batch_own, which stays when the batch is freed: what take_back() gets."""
         self.hold(batch, begin)
-        loan = [batch]
-        self.lent[id(loan)] = loan
+        loan = object()
+        self.lent[loan] = batch
         return loan
 
-    def take_back(self, loan: list) -> None:
+    def take_back(self, loan: object) -> None:
         """The memory is gone."""
-        self.lent.pop(id(loan), None)
-        try:
-            self.drop(loan.pop())
-        except IndexError:  # it was taken back before
-            pass
+        batch = self.lent.pop(loan, None)
+        if batch is not None:  # it was not taken back before
+            self.drop(batch)
 
-    def take_oldest_back(self) -> bool:
-        """What was lent of the oldest batch is copied, so that the queue has its memory again. False: nothing is lent."""
-        found = next((loan[0] for loan in list(self.lent.values()) if loan), None)
-        for key, loan in list(self.lent.items()):
-            if found is not None and loan[:1] == [found]:
-                self.lent.pop(key, None)
-                try:
-                    self.ended.append((loan.pop(), False))
-                except IndexError:  # another thread was faster
-                    pass
+    def take_oldest_back(self) -> None:
+        """What was lent of the oldest batch is copied, so that the queue has its memory again."""
+        oldest = next(iter(self.lent.values()), None)
+        for loan, batch in list(self.lent.items()):
+            if batch == oldest and self.lent.pop(loan, None) is not None:
+                self.ended.append((batch, False))
         self.sweep()
-        return found is not None
 
     def drop(self, batch: int, give_back: bool = False) -> None:
         """give_back: its rows are for others, although views of them may still be in use."""

@@ -359,7 +359,7 @@ typedef struct dray__got { /* their answer; the cells of the first column come f
     const char *const *columns;
     const dray__got_cell *cells;
     uint32_t row_count, put_count, column_count, cell_count;
-    bool roomy; /* what is in the queue leaves room for batches that are kept long */
+    bool roomy; /* the queue has room for batches that are kept long */
 } dray__got;
 
 typedef struct dray__dropping { /* DROP */

@@ -50,6 +50,6 @@ int dray__nccl_begin(dray__nccl_pair *pair, uint32_t slot, uint64_t bytes, bool 
 int dray__nccl_done(dray__nccl_pair *pair, uint32_t slot, dray_error *error);
 uint64_t dray__nccl_slot(const dray__nccl_pair *pair, uint32_t slot); /* its address */
 dray__cuda_device *dray__nccl_device(const dray__nccl_pair *pair);
-/* Aborts what is under way, closes the jobs that pack into the slots or place what is in them, and
- * then frees the slots. A pair that is NULL, jobs that are, and no jobs (NULL) are fine. */
+/* Closing aborts the transfers that are under way, closes the jobs that read or write the slots,
+ * and then frees the slots. A pair that is NULL, jobs that are, and no jobs (NULL) are fine. */
 void dray__nccl_close(dray__nccl_pair *pair, struct dray__cuda_job *jobs[DRAY__NCCL_SLOTS]);

@@ -158,7 +158,7 @@ struct dray_batch {
     uint32_t mapping_count;
     uint64_t mapping_capacity;
     dray__buffer *buffers; /* the bytes that were fetched from a store */
-    bool roomy;            /* what is in the queue leaves room for batches that are kept long */
+    bool roomy;            /* the queue has room for batches that are kept long */
     bool owns;             /* dray_batch_own mapped something, which may still be there */
     uint8_t *body;         /* the answer as it arrived, for dray_batch_export */
     size_t body_size;

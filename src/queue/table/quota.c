@@ -105,8 +105,8 @@ int dray__quota_bytes(const dray__table *table, uint64_t bytes, dray_error *erro
     return DRAY_EFULL;
 }
 
-/* All that is held was there when the last one of them was got. Chunks that are not full take more
- * memory than the bytes in them. */
+/* The bytes that kept batches hold were in the queue when the last of these batches was got. Chunks
+ * that are not full take more memory than the bytes in them. */
 bool dray__table_roomy(const dray__table *table)
 {
     uint64_t used = table->charged + table->hidden + table->kept;

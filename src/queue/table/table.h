@@ -449,8 +449,8 @@ void dray__quota_freed(dray__table *table);
  * with DRAY_EAGAIN when there may be room later, and with DRAY_EFULL when there never is. */
 int dray__quota_rows(const dray__table *table, uint64_t rows, uint64_t memory, dray_error *error);
 int dray__quota_bytes(const dray__table *table, uint64_t bytes, dray_error *error); /* DRAY_EFULL */
-/* Returns true while what is in the queue leaves room for batches that are kept long. Together
- * these never hold more than that. */
+/* Returns true while the queue holds at most a quarter of its capacity, in chunks of at most half
+ * of it: then a batch may be kept long. Such batches together hold no more than that. */
 bool dray__table_roomy(const dray__table *table);
 uint64_t dray__rows_memory(const dray__table *table, uint32_t rows, uint32_t group);
 

@@ -221,6 +221,13 @@ static bool has_gpus(const struct remote_route *l)
     return any;
 }
 
+/* What a coder holds at most: an answer's data, or, if that is less, all of a slice's entries. */
+static uint64_t coder_bytes_of(const struct remote_route *l, uint64_t segment)
+{
+    uint64_t entries = DRAY__DELTA_SLICE * 9;
+    return dray__delta_coder_bytes(segment < entries ? segment : entries, has_gpus(l));
+}
+
 /* The bytes of one answer where slices come as deltas: so many that each of the publishers can
  * have a few requests under way. */
 static uint64_t deltas_at_once(const struct remote_route *l, uint64_t segment)
@@ -248,11 +255,11 @@ static int open_slots(struct remote_route *l, uint64_t segment, uint64_t ceiling
     l->coder = deltas ? dray__delta_coder_new() : NULL;
     if (deltas && !l->coder)
         return dray__nomem(error);
-    l->coder_bytes = l->coder ? dray__delta_coder_bytes(DRAY__DELTA_SLICE * 9, has_gpus(l)) : 0;
     uint64_t large = deltas_at_once(l, segment);
     if (deltas && large > l->segment &&
-        l->coder_bytes <= (ceiling - l->slot_count * large) / 2) /* there is room for both */
-        l->segment = large;
+        coder_bytes_of(l, large) <= (ceiling - l->slot_count * large) / 2)
+        l->segment = large; /* there is room for the slots and the coder */
+    l->coder_bytes = deltas ? coder_bytes_of(l, l->segment) : 0;
     l->window = ceiling - l->slot_count * l->segment;
     if (l->coder_bytes <= l->window / 2)
         l->window -= l->coder_bytes;

@@ -111,22 +111,24 @@ static int place_deltas(struct remote_route *l, const struct source *s,
     return rc;
 }
 
-/* Reads back what came as deltas, when all of the answer is in its place. */
-static void read_deltas(struct remote_route *l, uint32_t count)
+/* Reads back the rectangles that came as deltas, or those that came whole, where they are now;
+ * sums[i]: of rectangle i. Nothing is read of the quantised ones. */
+static void read_back(struct remote_route *l, uint32_t count, bool deltas, uint64_t *sums)
 {
     dray__transfer *h = l->transfer;
     const dray_copy *copies = l->batch.copies;
     int64_t begin = dray__now();
     for (uint32_t i = 0, end; i < count; i = end) {
-        end = i + 1;
-        if (!l->sparse[i])
-            continue;
         uint32_t region = copies[i].destination_region;
-        while (end < count && l->sparse[end] && copies[end].destination_region == region)
+        for (end = i; end < count && l->sparse[end] == deltas && !l->prequantised[end] &&
+                      copies[end].destination_region == region;
+             end++)
+            ;
+        if (end == i)
             end++;
-        dray__transfer_read_back(h, h->destination->regions[region], copies + i, end - i,
-                                 l->batch.read + i);
-        memcpy(l->batch.written + i, l->batch.read + i, (end - i) * sizeof *l->batch.read);
+        else
+            dray__transfer_read_back(h, h->destination->regions[region], copies + i, end - i,
+                                     sums + i);
     }
     h->verify_ns += dray__now() - begin;
 }
@@ -164,8 +166,11 @@ int dray__remote_place(struct remote_route *l, struct source *s, const struct re
         if (rc)
             return rc;
     }
-    if (verify)
-        read_deltas(l, request->count);
+    if (verify) /* all of the answer is in its place */
+        read_back(l, request->count, true, l->batch.read);
+    for (uint32_t i = 0; i < request->count; i++)
+        if (l->sparse[i])
+            l->batch.written[i] = l->batch.read[i];
     return DRAY_OK;
 }
 
@@ -205,33 +210,14 @@ void dray__remote_share(struct remote_route *l, const dray__op *op, const dray__
         dray__shares_enter(l->shares, block, rect, source_sum, sum);
 }
 
-/* Reads back what came whole; what came as deltas was read back when it was placed. */
-static void read_back(struct remote_route *l, uint32_t count, uint64_t *found)
-{
-    dray__transfer *h = l->transfer;
-    const dray_copy *copies = l->batch.copies;
-    int64_t begin = dray__now();
-    memcpy(found, l->batch.written, count * sizeof *found);
-    for (uint32_t i = 0, end; i < count && h->options.verify; i = end) {
-        end = i + 1;
-        if (l->sparse[i] || l->prequantised[i])
-            continue;
-        uint32_t region = copies[i].destination_region;
-        while (end < count && !l->sparse[end] && !l->prequantised[end] &&
-               copies[end].destination_region == region)
-            end++;
-        dray__transfer_read_back(h, h->destination->regions[region], copies + i, end - i,
-                                 found + i);
-    }
-    h->verify_ns += dray__now() - begin;
-}
-
 void dray__remote_enter(struct remote_route *l, struct source *s, const struct request *request,
                         const uint8_t *head)
 {
     dray__transfer *h = l->transfer;
-    uint64_t found[RECTS];
-    read_back(l, request->count, found);
+    uint64_t found[RECTS]; /* of deltas, what was read back when they were placed */
+    memcpy(found, l->batch.written, request->count * sizeof *found);
+    if (h->options.verify)
+        read_back(l, request->count, false, found);
     for (uint32_t i = 0; i < request->count; i++) {
         const dray__op *op = l->batch.ops[i];
         const dray__rect *rect = &request->slices[i].rect;
