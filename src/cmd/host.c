@@ -10,13 +10,14 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 typedef struct arguments {
     const char *address, *listen, *master, *keeper, *journal, *metrics, *command;
     cmd_list stores;
-    int64_t parent;
+    int64_t parent, nice;
     bool coordinator;
 } arguments;
 
@@ -56,6 +57,7 @@ int cmd_host(int argc, char **argv)
         CMD_TEXT(arguments, master, "master", 0, "FILE", "Of the master token (with --listen)"),
         CMD_NUMBER(arguments, parent, "parent", 0, 1, INT32_MAX, "PID",
                    "The process that this one ends with"),
+        CMD_NUMBER(arguments, nice, "nice", 0, 0, 19, "N", "Added to the process's nice value"),
         CMD_FLAG(arguments, coordinator, "coordinator", 0,
                  "Be the coordinator, listening at --address"),
         CMD_TEXT(arguments, keeper, "keeper", 0, "PATH", "The queue's keeper"),
@@ -76,6 +78,9 @@ int cmd_host(int argc, char **argv)
         return cmd_failf("host", "started by 'dray run', not by hand"), CMD_USAGE;
     if (dray__child_follow((pid_t)a.parent, &error))
         return failed(&error);
+    /* Before anything else runs: what a process starts has its nice value. */
+    if (a.nice && setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + (int)a.nice) < 0)
+        return fprintf(stderr, "error: setpriority: %s\n", strerror(errno)), CMD_FAILED;
     /* A role's command: the shell may start it as a process of its own. */
     if (a.command && getpgrp() == getpid() && dray__child_guard((pid_t)a.parent, &error))
         return failed(&error);

@@ -74,12 +74,13 @@ static void process_describe(const dray__process *p, int status, char *out, size
 static int start_rank(dray__supervisor *s, dray__instance *i, const dray__orders *orders, int group,
                       dray_error *error)
 {
-    char parent[32], name[96], label[DRAY__LABEL_BYTES];
+    char parent[32], nice[16], name[96], label[DRAY__LABEL_BYTES];
     const dray__job_role *role = i->role;
     dray__process *p = &i->ranks[orders->rank];
     snprintf(parent, sizeof(parent), "--parent=%ld", (long)getpid());
-    const char *arguments[] = {"host", parent, role->command[0] ? "--exec" : NULL, role->command,
-                               NULL};
+    snprintf(nice, sizeof(nice), "--nice=%d", (int)role->nice);
+    const char *arguments[] = {"host",        parent, nice, role->command[0] ? "--exec" : NULL,
+                               role->command, NULL};
     char **environment = dray__contract_write(orders);
     if (!environment)
         return dray__nomem(error);
@@ -89,7 +90,6 @@ static int start_rank(dray__supervisor *s, dray__instance *i, const dray__orders
     dray__folder_path(&s->folder, name, p->log);
     const dray__child_start start = {.arguments = arguments,
                                      .environment = environment,
-                                     .nice = (int)i->role->nice,
                                      .folder = role->cwd[0] ? role->cwd : NULL,
                                      .fd = group};
     int rc = dray__process_start(s, p, start, error);

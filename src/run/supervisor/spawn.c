@@ -90,8 +90,6 @@ int dray__child_begin(const dray__child_start *start, dray__child *out, dray_err
         dray__child_end(&child);
         return dray__fail_errno(error, problem, "pidfd_open");
     }
-    if (start->nice > 0) /* the processes that it has started by now are of its group */
-        setpriority(PRIO_PGRP, (id_t)child.pid, getpriority(PRIO_PROCESS, 0) + start->nice);
     *out = child;
     return DRAY_OK;
 }

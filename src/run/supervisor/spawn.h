@@ -19,7 +19,6 @@ typedef struct dray__child_start {
     const char *folder;           /* to start in; NULL for this process's */
     const char *log;              /* gets stdout and stderr, appended */
     int fd;                       /* handed down as DRAY__CHILD_FD; -1: none */
-    int nice;                     /* added to our nice value, 0 to 19 */
 } dray__child_start;
 
 /* Call it on the main thread: the child lives as long as the thread that made it. */
