@@ -252,6 +252,72 @@ TEST(test_chunk_in_a_lost_answer)
     leave(queue, context);
 }
 
+/* A commit fails because its partition was cleared. The worker's keeper is there as before, so its
+ * chunks are, too: the controller gives them back. */
+TEST(test_commit_of_a_cleared_partition)
+{
+    if (elsewhere()) /* this is of chunks */
+        return;
+    dray_context *context = fixture_context(&f, "gone");
+    dray_queue *queue = open_queue(context, "gone", 0, 0);
+    dray_queue *worker = open_queue(context, "gone", 0, 0);
+    for (int i = 0; i < 3; i++)
+        insert_ints(queue, (char[]){(char)('0' + i), '\0'}, 4, 1);
+    dray_batch *batch = claim_of(worker, "rollout", "0", 4);
+    set_large(batch);
+    COMMIT(batch);
+    batch = claim_of(worker, "rollout", "1", 4);
+    set_large(batch);
+    OK(dray_queue_clear(queue, "0", &error)); /* its chunk is spare */
+    OK(dray_queue_clear(queue, "1", &error));
+    FAILS(DRAY_EGONE, dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+    uint64_t count = worker->holder.storage.count;
+    batch = claim_of(worker, "rollout", "2", 4);
+    set_large(batch);
+    COMMIT(batch);
+    assert_int_equal(worker->holder.storage.count, count);
+    dray_queue_close(worker);
+    leave(queue, context);
+}
+
+/* The keeper died with chunks that the controller still counts as spare: it offers them, and they
+ * are given up. */
+TEST(test_spare_chunks_of_a_dead_keeper)
+{
+    if (elsewhere())
+        return;
+    queue_fixture own = {0};
+    fixture_up(&own);
+    dray_context *context = fixture_context(&own, "worker");
+    dray_queue *worker = open_queue(context, "spare", 0, 0);
+    dray_batch *batches[3], *read;
+    dray_column column;
+    insert_ints(worker, "0", 12, 1);
+    for (int i = 0; i < 3; i++)
+        batches[i] = claim_of(worker, "rollout", "0", 4);
+    for (int i = 0; i < 3; i++)
+        set_large(batches[i]);
+    for (int i = 0; i < 2; i++)
+        COMMIT(batches[i]);
+    OK(dray_queue_clear(worker, "0", &error));
+    fixture_end(own.keeper_pid, SIGKILL);
+    unlink(own.keeper);
+    own.keeper_pid = fixture_spawn(&own, true);
+    FAILS(DRAY_EGONE, dray_batch_commit(batches[2], &error)); /* of no keeper's doing */
+    dray_batch_free(batches[2]);
+    insert_ints(worker, "1", 4, 1);
+    dray_batch *batch = claim_of(worker, "rollout", "1", 4);
+    set_large(batch);
+    COMMIT(batch);
+    dray_claim_options o = want("reward", 4);
+    OK(dray_queue_claim(worker, &o, &read, &error));
+    OK(dray_batch_column(read, "responses", &column, &error)); /* the new keeper has them */
+    dray_batch_free(read);
+    leave(worker, context);
+    fixture_down(&own);
+}
+
 /* The controller has a chunk dropped that the keeper reads of only later. */
 TEST(test_drop_comes_first)
 {

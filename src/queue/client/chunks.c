@@ -131,6 +131,21 @@ static int make_chunk(dray_queue *queue, const dray__chunk_wish *wish, dray_erro
     return rc;
 }
 
+/* Asks for the chunk that is wished for. What the controller gives instead may have been lost with
+ * an earlier keeper: that chunk is given up. */
+static int ask_chunk(dray_queue *queue, const dray__chunk_wish *wish, dray__stored *answer,
+                     dray_error *error)
+{
+    uint64_t lost = 0;
+    int rc;
+    do {
+        rc = tell_storage(queue, wish, 1, lost ? &lost : NULL, answer, error);
+        dray__hook_step("told");
+        lost = answer->given;
+    } while (!rc && lost && !dray__storage_reuse(&queue->holder.storage, lost));
+    return rc;
+}
+
 /* The controller learns of a chunk before it has memory, and before the keeper gets it. When the
  * client dies at any point, one of the two forgets the chunk for both. The keeper takes no chunk
  * that was announced to an earlier controller. */
@@ -149,11 +164,7 @@ static int more(void *user, uint64_t bytes, dray_error *error)
         rc = dray__storage_name(&wish.id, &wish.key, error);
     dray__storage_size(&queue->holder.storage, bytes, &wish.least, &wish.size);
     if (!rc)
-        rc = tell_storage(queue, &wish, 1, NULL, &answer, error);
-    dray__hook_step("told");
-    if (!rc && answer.given && !dray__storage_reuse(&queue->holder.storage, answer.given))
-        rc = dray__fail(error, DRAY_EINTERNAL, "queue %s: chunk %016llx is none of ours",
-                        queue->name, (unsigned long long)answer.given);
+        rc = ask_chunk(queue, &wish, &answer, error);
     if (rc || answer.given)
         return rc;
     wish.size = answer.size;

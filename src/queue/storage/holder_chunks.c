@@ -68,13 +68,30 @@ static int ahead(dray__values_holder *self, const uint64_t *rooms, uint32_t coun
     return dray__storage_ahead(&self->storage, rooms, count, bytes, error);
 }
 
-/* Our keeper is gone, and another one may be there: chunks of the past are not used again. */
+/* A keeper that was started anew may have the number of the one before, and has none of its
+ * chunks. */
+static bool is_kept(dray__values_holder *self)
+{
+    int rc = DRAY_EGONE; /* as it is of a closed chunk that was dropped */
+    for (const dray__written *w = self->storage.chunks; w && rc == DRAY_EGONE; w = w->next)
+        rc = dray__keeper_has(&self->keeper, w->id, NULL);
+    return rc == DRAY_OK;
+}
+
+/* Something is gone. It may be our keeper, and then its chunks are not used again. It may be one
+ * chunk, or the rows of a commit: then the other chunks stay, and what is written next goes to
+ * another one. */
 static int move(dray__values_holder *self, dray_error *error)
 {
+    uint32_t before = self->keeper_number;
     int rc = self->uses->settle(self->user, true, error);
-    if (!rc)
+    if (rc)
+        return rc;
+    if (self->keeper_number == before && is_kept(self))
+        dray__storage_set_aside(&self->storage);
+    else
         dray__storage_lose(&self->storage);
-    return rc;
+    return DRAY_OK;
 }
 
 static int prepare(dray__values_holder *self, dray_error *error)

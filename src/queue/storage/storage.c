@@ -181,6 +181,16 @@ static int get(dray__keeper_link *link, uint64_t id, int *fd, uint64_t *bytes, d
     return rc;
 }
 
+int dray__keeper_has(dray__keeper_link *link, uint64_t id, dray_error *error)
+{
+    int fd;
+    uint64_t bytes;
+    int rc = get(link, id, &fd, &bytes, error);
+    if (!rc)
+        close(fd);
+    return rc;
+}
+
 /* ---- this process's mappings ----------------------------------------------------------------- */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

@@ -33,6 +33,8 @@ void dray__keeper_link_break(dray__keeper_link *link);
 /* Returns 0, or DRAY_ECLOSED when the controller of this era is gone, and another has come. */
 int dray__keeper_put(dray__keeper_link *link, uint64_t id, uint64_t key, uint64_t bytes, int fd,
                      dray_error *error);
+/* Returns 0 when the keeper has the chunk, DRAY_EGONE when it has not. */
+int dray__keeper_has(dray__keeper_link *link, uint64_t id, dray_error *error);
 /* Tells the keeper to forget some chunks. */
 int dray__keeper_forget(dray__keeper_link *link, const dray__chunk_key *chunks, uint32_t count,
                         dray_error *error);
