@@ -100,6 +100,7 @@ class Engine:
         self._memory = memory   # what the caches are made within
         self._fresh = []        # slots whose cache is to be computed
         self._graphs = {} if (self.device.type == "cuda" if graphs is None else graphs) else None
+        self._side = self._pool = None  # what graphs are captured with: a stream, and memory that all of them use
         self._random = torch.Generator(self.device).manual_seed(seed)
         self._name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         self._tokens = torch.zeros(slots, 1, dtype=torch.long, device=self.device)
@@ -216,14 +217,16 @@ class Engine:
                              self._cache.within(where, at, read))
 
     def _replay(self, rows, read):
+        if self._pool is None:  # torch caches memory by stream, so each graph would keep what its own stream used
+            self._side, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
         if (rows, read) not in self._graphs:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
+            self._side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._side):
                 self._decode(rows, read)
-            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda.current_stream().wait_stream(self._side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a prefetch may allocate meanwhile
+            # Graphs run one after the other. A prefetch may allocate meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 found = self._decode(rows, read)
             self._graphs[rows, read] = graph, found
         graph, found = self._graphs[rows, read]
