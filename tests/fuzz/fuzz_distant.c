@@ -62,7 +62,7 @@ static void get(void)
 {
     static const dray__networks none;
     static const dray__tls_key key;
-    static const dray__stream_keys keys = {&key, &none, false, "stream", 0};
+    static const dray__stream_keys keys = {.key = &key, .trusted = &none, .transport = "stream"};
     uint8_t bytes[RANGES][BYTES + GUARD];
     dray__range ranges[RANGES];
     dray__distant *distant;

@@ -466,7 +466,7 @@ static dray__transfer_options options_of(uint8_t scene)
 {
     static const dray__networks none;
     static const dray__tls_key key;
-    static const dray__stream_keys keys = {&key, &none, false, "stream", 0};
+    static const dray__stream_keys keys = {.key = &key, .trusted = &none, .transport = "stream"};
     static const bool compared[8] = {true, true, true, true, true, true, true, true};
     return (dray__transfer_options){.bucket_bytes = scene & SMALL ? 2 << 20 : 8 << 20,
                                     .verify = !(scene & UNVERIFIED),

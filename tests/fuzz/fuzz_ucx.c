@@ -18,7 +18,7 @@ const int fuzz_rounds = 60;
 
 static const dray__networks none;
 static const dray__tls_key key = {.identity = "dray1.session.data", .bytes = "a session's key"};
-static const dray__stream_keys keys = {&key, &none, false, "ucx", 0};
+static const dray__stream_keys keys = {.key = &key, .trusted = &none, .transport = "ucx"};
 static char endpoint[DRAY__STREAM_ADDRESS];
 static int listener = -1;
 

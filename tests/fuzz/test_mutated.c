@@ -333,7 +333,7 @@ static void find_samples(dray__channel *channel, const dray__networks *trusted, 
     const void *key = dray__get_blob(&r, &size);
     assert_true(key && size == sizeof out->key.bytes);
     memcpy(out->key.bytes, key, size);
-    out->keys = (dray__stream_keys){&out->key, trusted, false, "stream", 0};
+    out->keys = (dray__stream_keys){.key = &out->key, .trusted = trusted, .transport = "stream"};
     dray__cells_request(&out->request, 7, &(dray__cell){1, 0, 64}, 1);
 }
 

@@ -65,7 +65,7 @@ static int get(uint32_t count, size_t altered, uint8_t out[BYTES], dray_error *e
 {
     static const dray__networks none;
     static const dray__tls_key key;
-    static const dray__stream_keys keys = {&key, &none, false, "stream", 0};
+    static const dray__stream_keys keys = {.key = &key, .trusted = &none, .transport = "stream"};
     server s = {.ranges = count, .altered = altered};
     dray__range ranges[2];
     dray__distant *distant;

@@ -175,7 +175,7 @@ TEST(test_exports)
 {
     static const dray__networks none;
     static const dray__tls_key key = {.identity = "x"};
-    const dray__stream_keys keys = {&key, &none, false, "ucx", 0};
+    const dray__stream_keys keys = {.key = &key, .trusted = &none, .transport = "ucx"};
     char endpoint[DRAY__STREAM_ADDRESS];
     int listener;
     dray__stream *stream, *server;
