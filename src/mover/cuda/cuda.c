@@ -85,7 +85,7 @@ static void give_memory(dray__cuda_job *job)
 static int make_memory(dray__cuda_job *job, uint64_t reserve, dray_error *error)
 {
     uint64_t most = job->sums_at > reserve ? job->sums_at : reserve;
-    uint64_t rest = job->stop_at + 256 - job->sums_at; /* sums and what follows them */
+    uint64_t rest = job->stop_at + 256 - job->sums_at; /* sums and all parts behind them */
     uint64_t back = job->stop_word_at + 256 + job->program.given_most * sizeof(uint32_t);
     if (reserve) { /* other rectangles may need more room for sums */
         rest = rest > reserve / 2 ? rest : reserve / 2;

@@ -4,8 +4,8 @@
  * that tests run them without a GPU; cuda_compile.c loads them or has them compiled. */
 
 /* Movement on a GPU: a list of rectangles is compiled once into descriptors that stay in the GPU's
- * memory, and replayed with a few launches for every update, by a kernel that walks the rectangles
- * in tiles and by copy engines for what they do better.
+ * memory, and replayed with a few launches for every update, by kernels that process the rectangles
+ * in tiles, and by copy engines where these are faster.
  *
  *     dray__cuda_job *job;
  *     rc = dray__cuda_job_new(device, layout, items, count, &options, &job, error);
@@ -195,7 +195,7 @@ typedef struct dray__cuda_job_times {
     uint32_t launches;
 } dray__cuda_job_times;
 void dray__cuda_job_times_of(const dray__cuda_job *job, dray__cuda_job_times *out);
-/* Aborts what is under way and waits for it. NULL is fine. */
+/* Aborts the job if it is under way, and waits for its end. NULL is fine. */
 void dray__cuda_job_close(dray__cuda_job *job);
 
 /* ---- without a job: calls that wait for the GPU ----------------------------------------------

@@ -13,7 +13,7 @@
 #define DRAY__ANYBODY (-2)
 
 bool dray__finished(const dray__partition *p, uint32_t task);
-/* Rows that are neither taken nor settled. */
+/* Returns how many rows are neither taken nor settled. */
 uint32_t dray__open_rows(const dray__partition *p, uint32_t task);
 /* Recomputes word w of the task's ready bits. settled: rows of the word were settled, too. */
 void dray__refresh(dray__table *table, dray__partition *p, uint32_t task, uint32_t w, bool settled);
