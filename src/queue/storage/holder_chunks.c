@@ -30,7 +30,7 @@ static int take_room(dray__values_holder *self, uint64_t bytes, dray__storage_ro
 {
     if (dray__storage_take(&self->storage, bytes, out))
         return DRAY_OK;
-    dray__storage_set_aside(&self->storage); /* it may be the one that is given back */
+    dray__storage_set_aside(&self->storage); /* the chunk given back may be the current one */
     int rc = self->uses->more(self->user, bytes, error);
     if (!rc && !dray__storage_take(&self->storage, bytes, out))
         rc = dray__fail(error, DRAY_EINTERNAL, "no room for %llu bytes in a new chunk",
@@ -68,7 +68,8 @@ static int ahead(dray__values_holder *self, const uint64_t *rooms, uint32_t coun
     return dray__storage_ahead(&self->storage, rooms, count, bytes, error);
 }
 
-/* Our keeper is gone, and another one may be there: chunks of the past are not used again. */
+/* Called when the keeper is gone: finds the next one. The old keeper's chunks are not used again.
+ */
 static int move(dray__values_holder *self, dray_error *error)
 {
     int rc = self->uses->settle(self->user, true, error);
