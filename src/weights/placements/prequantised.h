@@ -1,7 +1,7 @@
-/* src/weights/placements/: how the bytes of an update are put where they belong, if it is more
- * than a copy. patch.c says which of them a delta can bring up to date, convert.c gathers cells of
- * a tensor and quantises them or makes floats of them, prequantised.c has them quantised before
- * they are sent, and load.c hands whole tensors to an engine's own load function. */
+/* src/weights/placements/: how the bytes of an update are written to the destination, if it is more
+ * than a copy. patch.c finds the ops that a delta can update, convert.c gathers cells of a tensor
+ * and quantises or dequantises them, prequantised.c has them quantised before they are sent, and
+ * load.c gives whole tensors to an engine's own load function. */
 
 /* Quantisation before the network. A transform may read floats from another host. Whole cells of
  * them that lie in one block are requested in quantised form: the source's data server quantises
