@@ -348,7 +348,7 @@ void dray__sources_release(const dray__sources *sources, dray__local **held);
 /* regions.c: is this region reached through its member's data server, rather than mapped? */
 bool dray__source_remote(const dray__source *source, uint32_t region, uint64_t host);
 /* remote_nccl.c: returns true when so many bytes are enough for the slots of NCCL from so many
- * publishers. With fewer, data servers bring what NCCL would. */
+ * publishers. With fewer, data servers send the bytes themselves. */
 bool dray__nccl_has_room(uint64_t ceiling, uint32_t sources);
 /* Sets the cohort that updates together with this rank, to be fetched with the plan. set is 0 for
  * none. */

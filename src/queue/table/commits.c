@@ -110,8 +110,8 @@ int dray__claim_split(dray__table *table, dray__client *client, uint32_t ticket,
         free(made.slots);
         return dray__fail(
             error, DRAY_ESTALE,
-            "split of claim %u of %s: a row of it expected, found one that it has not", ticket,
-            client->name);
+            "split of claim %u of %s: rows of the claim expected, found one that it does not have",
+            ticket, client->name);
     }
     rc = dray__claim_add(table, client, part, &made, &out, error);
     if (rc) {

@@ -1,8 +1,8 @@
 /* src/queue/table/: the state of a queue. A table is partitions of rows by columns, tasks, claims,
  * puts and the chunks that they lie in (table.h). partitions.c inserts rows and clears partitions,
- * puts.c keeps what inserts and commits brought, chunks.c where its bytes are, ready.c says which
- * rows are ready, policy.c picks among them, claims.c and commits.c are a consumer's two steps,
- * rounds.c divides a claim among DP ranks, and loss.c replaces samples that are lost. */
+ * puts.c keeps the columns of inserts and commits, chunks.c has the places of their bytes, ready.c
+ * finds the rows that are ready, policy.c picks among them, claims.c and commits.c are a consumer's
+ * two steps, rounds.c divides a claim among DP ranks, and loss.c replaces samples that are lost. */
 
 /* The queue's state machine: partitions of rows, columns' committed bits, tasks' taken and done
  * bits, claims, puts and chunks. It uses no socket, no clock and no thread. The controller

@@ -194,7 +194,7 @@ int dray__transform_write(dray__transfer *h, const dray_transform *t, int part,
         if (!verify)
             continue;
         uint32_t block = h->sources->write_blocks[w];
-        dray_copy made = copy; /* from where it was computed, whatever the mover read */
+        dray_copy made = copy; /* its source is the place where it was computed */
         made.destination_offset = copy.source_offset;
         memcpy(made.destination_stride, copy.source_stride, sizeof made.destination_stride);
         uint64_t expected, found;

@@ -201,7 +201,7 @@ static int begin_packing(dray__nccl_session *s, struct entry *e, dray__reader *i
         rc = dray__pull_get_rects(s->packer, in, s->slot_bytes, dray__local_layout(e->local),
                                   &copies, &e->count, &bytes, error);
     if (rc == DRAY_OK && dray__pull_quantises(s->packer))
-        rc = dray__fail(error, DRAY_EINVALID, "what is quantised does not go over NCCL");
+        rc = dray__fail(error, DRAY_EINVALID, "quantised rectangles cannot be sent over NCCL");
     if (rc == DRAY_OK)
         rc = remake_job(s, e->local, copies, e, error);
     if (rc == DRAY_OK)
@@ -255,8 +255,9 @@ static int fetch(dray__nccl_session *s, struct entry *e, uint64_t token, uint64_
     e->slot = dray__get_u8(in);
     if (!s->pair || in->failed || e->slot >= DRAY__NCCL_SLOTS ||
         (s->jobs[e->slot] && dray__cuda_job_is_running(s->jobs[e->slot])))
-        return dray__fail(error, DRAY_EINVALID, "nobody joined, or slot %u of %d is in use",
-                          e->slot, DRAY__NCCL_SLOTS);
+        return dray__fail(error, DRAY_EINVALID,
+                          "no communicator was joined, or slot %u of %d is in use", e->slot,
+                          DRAY__NCCL_SLOTS);
     int rc = slot_is_free(s, e->slot, error);
     if (rc == DRAY_OK)
         rc = hold(token, attempt, &e->local, error);

@@ -11,9 +11,9 @@
  *             u8 flags (1: read the source again and compare; 2: quantise it),
  *             for each dimension of its tensor i64 start, i64 extent (global coordinates),
  *             if it is to be quantised: for each dimension i64 elements of a cell; u8 scale format
- *           options: 1: with sums; 2: with a base; 4: read what an update in progress has received
- *           (attempt is its run); 8: put the data into the staging arena; 16 (with 1 and 4): the
- *           sums alone, because the reader has the regions mapped
+ *           options: 1: with sums; 2: with a base; 4: read parts that an update in progress has
+ *           received (attempt is its run); 8: put the data into the staging arena; 16 (with 1 and
+ *           4): the sums alone, because the reader has the regions mapped
  *           answer: into the arena: u64 offset of the data in the arena;
  *           for each rectangle:
  *             with sums: u64 source sum, u64 sum of the bits as they are wanted (of a quantised

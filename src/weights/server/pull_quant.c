@@ -81,7 +81,7 @@ int dray__pull_get_quant(dray__reader *in, const dray_tensor_info *tensor, const
 {
     if (!get_cells(in, tensor, rect, dtype, out) || !dray__quant_known(tensor->dtype, dtype))
         return dray__fail(error, DRAY_EINVALID,
-                          "tensor %s: what is to be quantised is not whole cells of floats",
+                          "tensor %s: whole cells of floats expected, to be quantised",
                           tensor->name);
     return DRAY_OK;
 }
@@ -119,7 +119,7 @@ int dray__pull_get_held(dray__reader *in, const dray_layout *layout, uint32_t in
         return DRAY_OK;
     }
     return dray__fail(error, DRAY_EINVALID,
-                      "tensor %s: not whole cells of those that it is quantised in", tensor->name);
+                      "tensor %s: whole cells of its own quantisation expected", tensor->name);
 }
 
 int dray__pull_quantise(const dray_layout *layout, const dray_region *region, dray_region **scratch,
