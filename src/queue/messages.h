@@ -88,7 +88,7 @@ int dray__spec_same(const dray__column_spec *column, const dray__column_spec *fo
 /* Elements and bytes of one row's value (ragged: of one slice of it). Checked specs only. */
 uint64_t dray__spec_elements(const dray__column_spec *spec);
 uint64_t dray__spec_bytes(const dray__column_spec *spec);
-/* Returns 0 when the extent holds `items` items and lies within a chunk of `size` bytes, else
+/* Returns 0 when the extent holds `items` items and is within a chunk of `size` bytes, else
  * DRAY_EFORMAT. */
 int dray__extent_check(const dray__extent *extent, const dray__column_spec *spec, uint64_t items,
                        uint64_t size, const char *name, dray_error *error);

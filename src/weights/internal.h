@@ -127,7 +127,7 @@ void dray__copy_from_block(dray_copy *copy, const dray_layout *layout, uint32_t 
  * elements. */
 bool dray__copy_reads(const dray_copy *copy, const dray_block *block, const dray__rect *part);
 bool dray__copy_fills(const dray_copy *copy, const dray_block *block, const dray__rect *part);
-/* Returns the part of a copy in rect, which must lie within the copy. */
+/* Returns the part of a copy in rect, which must be within the copy. */
 dray_copy dray__copy_cut(const dray_copy *copy, const dray__rect *rect);
 /* Returns the copy from the dense place to which `in` moves the elements, to their destination. */
 dray_copy dray__copy_onwards(const dray_copy *copy, const dray_copy *in);
@@ -159,8 +159,8 @@ bool dray__tensor_like(const dray_tensor_info *a, const dray_tensor_info *b);
 dray__rect dray__transform_rect(const dray_transform *transform);
 /* Returns the cells that a rectangle of elements touches. */
 dray__rect dray__cells_touched(const int64_t *cell, const dray__rect *rect);
-/* Returns the cells that lie in the rectangle; a cell that `whole` cuts off counts as well. Returns
- * false when there are none. */
+/* Gives the cells that are entirely in the rectangle; a cell that is cut off at the end of `whole`
+ * counts as well. Returns false when there are none. */
 bool dray__cells_inside(const int64_t *cell, const dray__rect *whole, const dray__rect *rect,
                         dray__rect *out);
 /* Returns the elements of cells, cut off at the end of `whole`. */
@@ -353,7 +353,7 @@ bool dray__nccl_has_room(uint64_t ceiling, uint32_t sources);
 /* Sets the cohort that updates together with this rank, to be fetched with the plan. set is 0 for
  * none. */
 int dray__sources_cohort(dray__sources *sources, uint64_t set, uint32_t count, dray_error *error);
-/* Forgets the imported regions: the next import makes them anew. */
+/* Forgets the imported regions: the next import makes them again. */
 void dray__sources_close(dray__sources *sources);
 void dray__sources_free(dray__sources *sources);
 

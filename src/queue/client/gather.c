@@ -82,8 +82,8 @@ int dray_batch_gather_rows(dray_batch *batch, const char *name, uint32_t first, 
     return DRAY_OK;
 }
 
-/* Returns the place where the values lie back to back; NULL when there is none, or when they are
- * empty. */
+/* Returns the address of the values if they are contiguous; NULL when they are not, or are empty.
+ */
 static const void *lie_together(const gathered_rows *of)
 {
     const uint8_t *begin = NULL, *end = NULL;

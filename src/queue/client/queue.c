@@ -345,8 +345,8 @@ static int read_table(dray_queue *queue, dray__reader *r, dray_error *error)
     return open_bytes(queue, &welcome, error);
 }
 
-/* The new controller has reset the keeper. Chunks that came to the keeper afterwards, and were
- * announced to the old controller, are forgotten here. */
+/* Makes the keeper forget chunks that were reported to the old controller, but put to the keeper
+ * after the new controller had reset it. */
 static void forget_chunks(dray_queue *queue)
 {
     dray__chunk_key *pairs = calloc(queue->holder.storage.count + 1, sizeof *pairs);

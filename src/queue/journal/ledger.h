@@ -1,5 +1,5 @@
 /* src/queue/journal/: the record that a durable queue keeps of its table. journal.c appends records
- * to a file in threads of its own, record.c is the file's format, aside.c writes it anew. ledger.c
+ * to a file in threads of its own, record.c is the file's format, aside.c rewrites it. ledger.c
  * makes a record of each change of the table, replay.c rebuilds a table from records, restore.c
  * reads lost bytes from them again, and place.c stores such bytes for readers. */
 

@@ -1,6 +1,6 @@
 /* Puts lost bytes back from the journal in the background. A thread of the journal reads it and
- * places the wanted bytes. The table learns of their places when the thread has ended. Until then
- * nobody can claim the rows, and they are not lost. */
+ * places the wanted bytes. The table gets their places when the thread has ended. Until then the
+ * rows cannot be claimed, and are not lost. */
 #include "queue/journal/ledger.h"
 
 #include "base/arena.h"

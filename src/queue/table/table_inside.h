@@ -97,7 +97,7 @@ typedef struct dray__bytes_kind {
     /* Checks column `at` against the other columns of its put, each of which has passed `check`. */
     int (*check_beside)(const dray__table *table, const dray__new_column *columns, uint32_t count,
                         uint32_t at, uint32_t items, dray_error *error);
-    /* Returns the chunk or object in which a checked column lies. */
+    /* Returns the chunk or object that has a checked column's bytes. */
     int (*take)(dray__table *table, const dray__extent *extent, dray__chunk **out,
                 dray_error *error);
     /* Undoes `take` for a put that is discarded. */

@@ -120,7 +120,7 @@ bool dray__delta_slice(const dray__delta_view *view, uint32_t block, const dray_
 /* Returns true when a block is sent in this dtype. */
 bool dray__delta_sends(const dray__delta_view *view, uint32_t block, int32_t dtype);
 
-/* ---- over a network (delta_wire.c): the entries that lie in a rectangle of one slice, with
+/* ---- over a network (delta_wire.c): the entries in a rectangle of one slice, with
  * positions within the rectangle (entries.h):
  *
  *     u32 count  of entries; bit 31: a zstd frame follows the two numbers; bit 30: codes

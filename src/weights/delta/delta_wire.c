@@ -81,7 +81,7 @@ static uint32_t within(const dray__delta_part *part, uint32_t position)
     return at;
 }
 
-/* The part's entries that lie in its rectangle, as they are sent. */
+/* The part's entries in its rectangle, as they are sent. */
 struct outgoing {
     const dray__delta_part *part;
     size_t size;

@@ -40,7 +40,7 @@ struct dequant_box {
     const dray_transform *t;
     const dray_copy *write;
     const dray__op *values, *scales;
-    dray__rect rect, cells; /* elements; the cells that they lie in */
+    dray__rect rect, cells; /* elements; their cells */
     bool by_cell;           /* a scale for each cell; else one for all */
     uint32_t block;
 };

@@ -122,7 +122,7 @@ void dray__packer_free(dray__packer *packer)
     free(packer);
 }
 
-/* Reads a rectangle and checks that it lies in its block. */
+/* Reads a rectangle and checks that it is inside its block. */
 static int get_rect(dray__packer *p, const dray_layout *layout, dray__reader *in, dray_error *error)
 {
     uint32_t index = dray__get_u32(in);
