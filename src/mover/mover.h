@@ -1,6 +1,6 @@
-/* src/mover/: copies between two regions of any kinds (mover.c), with a file for each kind of
- * either side (local.c, file.c, cuda_tile.c), and reads and writes of ranges of files in the
- * background (disk.c). The folders within it have the inner loops for CPUs (kernels/) and jobs of
+/* src/mover/: copies between two regions of any kinds (mover.c), with a file for files (file.c) and
+ * one for GPU memory (cuda_tile.c), and reads and writes of ranges of files in the background
+ * (disk.c). The folders within it have the inner loops for CPUs (kernels/) and jobs of
  * GPUs (cuda/). fault.c breaks copies on purpose, for tests. */
 
 /* Movers carry out the copies of a plan between two live regions. */

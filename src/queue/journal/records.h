@@ -1,4 +1,4 @@
-/* Bodies of records, as tables of fields (base/fields.h). A record of a partition has the
+/* Bodies of records, as tables of fields (base/wire.h). A record of a partition has the
  * partition's generation as its owner. CLEAR, END and START have no body; OPEN's is a QUEUE_OPEN
  * message. INSERT, COMMIT and PUT are followed by bytes: for each column its offsets, if it is
  * ragged, and its values. */

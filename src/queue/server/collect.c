@@ -1,4 +1,4 @@
-/* The controller's side of the pages on which clients write their releases (releases.h). */
+/* The controller's side of the pages on which clients write their releases (queue/messages.h). */
 #include "base/clock.h"
 #include "base/error.h"
 #include "queue/server/waiters.h"
