@@ -1,5 +1,5 @@
-"""Columns of a queue as arrays: what rows hold comes out as numpy's or torch's. values.py has what goes
-in."""
+"""Columns of a queue as arrays of numpy or torch: the direction from the queue. values.py has the other
+direction."""
 from __future__ import annotations
 
 import ctypes as c
@@ -21,19 +21,19 @@ from .values import STRING, TENSOR, _torch
 NUMPY = {name: np.dtype(dtype) for name, dtype in {
     "F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "U64": "u8", "I32": "i4", "U32": "u4",
     "I16": "i2", "U16": "u2", "I8": "i1", "U8": "u1", "BOOL": "?",
-    "BF16": "u2", "F8_E4M3": "u1", "F8_E5M2": "u1"}.items()}  # the last ones' bits: numpy lacks them
+    "BF16": "u2", "F8_E4M3": "u1", "F8_E5M2": "u1"}.items()}  # numpy lacks the last three: their bits
 TORCH = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 
 ROW = np.dtype([("slot", "u4"), ("generation", "u4"), ("attempt", "u4"), ("group", "u4"), ("id", "u8")])
 
 
-_SMALL = 1 << 14  # bytes that are copied sooner than they are looked at in place
-_LARGE = 1 << 20  # bytes that are copied page by page, when they are written to
+_SMALL = 1 << 14  # bytes up to which a copy is faster than reading in place
+_LARGE = 1 << 20  # bytes from which pages are copied when they are written to
 
 
 class _Room:
-    """What the library fills when it reads a column, used again and again."""
+    """The memory that the library fills when it reads a column. It is used again for each read."""
 
     def __init__(self, rows: int):
         self.part = _l.ColumnPart()
@@ -44,19 +44,19 @@ class _Room:
 
 
 class Pins(_l.Use):
-    """Who is in a session. Batches are let go of when their claim and the last array that looks into them are
-    gone, in whatever thread: at once, or where a call is under way, at its end."""
+    """The users of a session and of its batches. A batch is freed when its claim and the last array over its
+    memory have been freed, in any thread: at once, or at the end of a call that is under way."""
 
     def __init__(self, name: str, session: Any, unhold: Callable[[int], Any]):
         super().__init__(name)
         self.session, self.unhold, self.pid = session, unhold, os.getpid()
         self.sweepers = 0
-        self.held, self.ended = {}, []  # batch: those who hold it
-        self.lent = {}  # {result: the batch that it holds, until that is taken back}
+        self.held, self.ended = {}, []  # {batch: the number of its holders}
+        self.lent = {}  # {loan: the batch that it holds, until it is taken back}
         self._room = None
 
     def room(self, rows: int) -> _Room:
-        """Within `with pins:`, until its end."""
+        """The memory for a read. Call it within `with pins:`; it is valid until the end of the block."""
         if self._room is None or self._room.offsets.size <= rows:
             self._room = _Room(max(rows, 255))
         return self._room
@@ -78,7 +78,7 @@ class Pins(_l.Use):
             call(name, *arguments)
 
     def _wait_for_sweeper(self):
-        """Who lets go of a batch is done in moments."""
+        """Waits for a thread that frees batches, which takes a short time."""
         for _ in range(2000):
             sweeping = self.sweepers
             if self.using.acquire(False):
@@ -89,26 +89,28 @@ class Pins(_l.Use):
         self._refuse(self.user == threading.get_ident())
 
     def hold(self, batch: int, begin: Optional[Callable[[], Any]] = None) -> None:
-        """Within `with pins:`."""
+        """Adds a holder of the batch. Call it within `with pins:`."""
         if batch not in self.held and begin:
             begin()
         self.held[batch] = self.held.get(batch, 0) + 1
 
     def lend(self, batch: int, begin: Optional[Callable[[], Any]] = None) -> object:
-        """hold() for memory of dray_batch_own, which stays when the batch is freed: what take_back() gets."""
+        """The same as hold() for memory of dray_batch_own, which stays when the batch is freed. Returns the
+        argument for take_back()."""
         self.hold(batch, begin)
         loan = object()
         self.lent[loan] = batch
         return loan
 
     def take_back(self, loan: object) -> None:
-        """The memory is gone."""
+        """Ends the hold when the memory has been freed."""
         batch = self.lent.pop(loan, None)
-        if batch is not None:  # it was not taken back before
+        if batch is not None:  # take_oldest_back() has not ended it
             self.drop(batch)
 
     def take_oldest_back(self) -> None:
-        """What was lent of the oldest batch is copied, so that the queue has its memory again."""
+        """Ends all such holds of the oldest batch. Its bytes are copied then, so that the queue can use their memory
+        again."""
         oldest = next(iter(self.lent.values()), None)
         for loan, batch in list(self.lent.items()):
             if batch == oldest and self.lent.pop(loan, None) is not None:
@@ -116,7 +118,7 @@ class Pins(_l.Use):
         self.sweep()
 
     def drop(self, batch: int, give_back: bool = False) -> None:
-        """give_back: its rows are for others, although views of them may still be in use."""
+        """Removes a holder. give_back: gives the rows back to the queue even if views of them are still in use."""
         if os.getpid() == self.pid:
             self.ended.append((batch, give_back))
             self.sweep()
@@ -169,18 +171,18 @@ class Rows(dict):
     torch: a tensor of (rows, *shape); of a ragged column a nested tensor of the jagged layout, of which
     padded() makes a plain one. numpy: the tuple (values, offsets). Ragged columns have the rows' values one
     after the other, row i from offsets[i] to offsets[i + 1]; columns of a fixed shape have values of
-    (rows, *shape), and offsets None. ragged() gives such a tuple in torch's tensors, too. Arrays stay what
-    they are for as long as anybody has them. numpy gets BF16 as the bits (uint16), and FP8 as uint8.
+    (rows, *shape), and offsets None. ragged() gives such a tuple in torch's tensors, too. Arrays keep their
+    values for as long as they exist. numpy gets BF16 as the bits (uint16), and FP8 as uint8.
 
-    copy=True: a writable copy. Of rows with keys (Queue.get), columns of a MiB or more are copied when they are
-    written to, page by page, and until the last array over them is gone the memory is the queue's: while that
-    holds more than a quarter of its capacity, they are copied at once. copy=False: where the rows follow each other in shared memory values
-    are there, in place, and nothing is copied; elsewhere they are a copy. What is in place cannot be
-    changed, by anybody: numpy's arrays are read-only; torch has no read-only tensors, and a process
-    that writes into one gets a SIGSEGV. None: as False for numpy, where a few
-    KiB are copied all the same and are as read-only, and as True for torch.
+    copy=True: a writable copy. For rows with keys (Queue.get), a column of a MiB or more is copied page by page,
+    when it is written to, and uses the queue's memory until its last array has been freed; while the queue holds
+    more than a quarter of its capacity, such columns are copied at once. copy=False: values are used in place,
+    without a copy, if the rows are adjacent in shared memory; otherwise they are copied. Values in place cannot
+    be changed: numpy's arrays are read-only; torch has no read-only tensors, and a process that writes into one
+    gets a SIGSEGV. copy=None: as False for numpy, except that a few KiB are copied (and are read-only, too), and
+    as True for torch.
 
-    partition: their name; slots, groups, attempts: an entry a row; weights: 0 for padding, else 1."""
+    partition: the partition's name; slots, groups, attempts: one entry per row; weights: 0 for padding, else 1."""
 
     _keyed = False
 
@@ -223,7 +225,7 @@ class Rows(dict):
     _KEPT = ("partition", "slots", "groups", "attempts", "weights", "_count", "_as_torch", "_contents")
 
     def __reduce__(self):
-        """What was read of it, for another process (or a copy): no batch of the queue belongs to it."""
+        """Pickles (or copies) the columns that were read. The result has no batch of the queue."""
         kept = {name: getattr(self, name) for name in self._KEPT}
         return _detached, (type(self), kept, {k: _own(v) for k, v in self.items()})
 
@@ -232,12 +234,12 @@ class Rows(dict):
         return self._count
 
     def _check(self):
-        """Of rows that were let go of, only the columns that were read can be looked at."""
+        """Fails when the rows were freed: then only columns that were read before can be used."""
         if not self._live:
             raise DrayError(-15, "this batch was let go of")
 
     def __bool__(self) -> bool:
-        """A batch is a batch before one of its columns is read, too, as in `if batch:`."""
+        """True, even while no column has been read, so that `if batch:` works."""
         return True
 
     def __missing__(self, name: str):
@@ -245,24 +247,24 @@ class Rows(dict):
         return self[name]
 
     def ragged(self, name: str) -> tuple:
-        """(values, offsets) of a column, in either framework; offsets None: the column has a fixed shape."""
+        """(values, offsets) of a column, in either framework; offsets is None for a column of a fixed shape."""
         found = self[name]
         if isinstance(found, (tuple, list)):  # torch's DataLoader makes lists of tuples
             return tuple(found)
         return (found.values(), found.offsets()) if found.is_nested else (found, None)
 
     def to(self, *arguments: Any, columns: Optional[Sequence[str]] = None, **more: Any) -> Rows:
-        """The columns (None: those that were read, as a loader does ahead) as torch's tensors, by Tensor.to with
-        these arguments, for as long as anybody has them. Strings and bytes stay on the host."""
+        """The columns as torch's tensors, moved by Tensor.to with these arguments. columns None: those that were
+        read already, as a loader does. The result outlives the batch. Strings and bytes stay on the host."""
         return self._moved(columns, lambda tensor: tensor.to(*arguments, **more))
 
     def pin_memory(self, columns: Optional[Sequence[str]] = None) -> Rows:
-        """The columns, as to() takes them, in pinned memory: to(device, non_blocking=True) copies from there beside
-        what the GPU does."""
+        """The columns (as for to()) in pinned memory. to(device, non_blocking=True) copies from there while the GPU
+        works."""
         return self._moved(columns, lambda tensor: tensor.pin_memory())
 
     def to_tensordict(self, columns: Optional[Sequence[str]] = None) -> Any:
-        """A TensorDict (PyPI's tensordict) of the columns, as to() takes them, without strings and bytes."""
+        """A TensorDict (PyPI's tensordict) of the columns (as for to()), without strings and bytes."""
         from tensordict import TensorDict
         tensors = self._tensors(columns)
         return TensorDict({n: t for n, t in tensors.items() if self._contents[n] == TENSOR}, batch_size=[self.rows])
@@ -278,8 +280,8 @@ class Rows(dict):
                          {n: move(t) if self._contents[n] == TENSOR else t for n, t in tensors.items()})
 
     def list(self, name: str) -> list:
-        """The column with one entry a row: str of strings, bytes of bytes, else an array each, which
-        is a view of the column; numbers of columns that have one a row."""
+        """The column as a list with one entry per row: str for strings, bytes for bytes, a number if the column has
+        one per row, else an array, which is a view of the column."""
         values, offsets = self.ragged(name)
         content = self._contents[name]
         if offsets is None:
@@ -292,7 +294,7 @@ class Rows(dict):
         return [p.decode() for p in parts] if content == STRING else parts
 
     def padded(self, name: str, value: float = 0, length: Optional[int] = None):
-        """(array of (rows, longest, ...), lengths) of a ragged column; `value` behind its end."""
+        """(array of (rows, longest, ...), lengths) of a ragged column, with `value` behind the end of each row."""
         values, offsets = self.ragged(name)
         if offsets is None:
             raise ValueError(f"{name} is not ragged")
@@ -309,7 +311,7 @@ class Rows(dict):
         return out, lengths
 
     def tag(self, key: str, default: float = np.nan) -> np.ndarray:
-        """The tag of every row, `default` where there is none."""
+        """The tag of every row, or `default` for rows without it."""
         self._check()
         values = np.full(self.rows, default, dtype=np.float64)
         self._pins.call("dray_batch_tags", self._batch, _l.text(key), self._first, self.rows,
@@ -318,7 +320,7 @@ class Rows(dict):
 
     def pieces(self, name: str, index: int) -> list:
         """The pieces in which a row's value of a ragged column was committed (Claim.leave_open), first to
-        last: (elements, version), with the version None where a commit had no tag `version`."""
+        last: (elements, version). The version is None for a commit without the tag `version`."""
         self._check()
         if not 0 <= index < self.rows:
             raise IndexError(f"row {index} of {self.rows}")
@@ -331,7 +333,7 @@ class Rows(dict):
         return [(piece.elements, None if piece.version < 0 else piece.version) for piece in found[:count.value]]
 
     def set_tag(self, key: str, values: Sequence[float]) -> None:
-        """A tag of every row, committed with its outputs."""
+        """Sets a tag of every row, which is committed with its outputs."""
         self._check()
         if len(values) != self.rows:
             raise ValueError(f"tag {key} has {len(values)} values, not {self.rows}")
@@ -357,8 +359,8 @@ class Rows(dict):
         return values if offsets is None else jagged(values, *self.offsets_of(offsets.tobytes(), lambda: _bounds(offsets)))
 
     def offsets_of(self, key: Any, make: Callable[[], tuple]) -> tuple:
-        """Offsets and bounds as jagged() takes them: columns whose rows have the same lengths share them, and so torch
-        knows that they can be added up."""
+        """Offsets and bounds as jagged() takes them. Columns with the same row lengths share them, so that torch
+        can combine such columns."""
         if key not in self._offsets:
             self._offsets[key] = make()
         return self._offsets[key]
@@ -369,7 +371,7 @@ class Rows(dict):
             code = library().dray_batch_cell(self._batch, _l.text(name), index, c.byref(part), c.byref(_l.Error()))
             if code == _l.ENOENT:
                 return None
-            if code:  # again, for its message
+            if code:  # again, to raise it with its message
                 call("dray_batch_cell", self._batch, _l.text(name), index, c.byref(part))
             dtype, content, ndim, _, *shape, total, at = _l.COLUMN_PART.unpack_from(part)
             if not total:
@@ -383,7 +385,7 @@ class Rows(dict):
         return self._typed(raw, _dtype(dtype), shape[:ndim] or [1]).reshape(shape[:ndim])
 
     def _bytes(self, key, total, copied, at):
-        """In place where that is wanted, and the rows follow each other in memory."""
+        """The column's bytes: in place if that is wanted and the rows are adjacent in memory, else a copy."""
         if not total:
             return np.empty(0, np.uint8)
         if copied is not None:
@@ -401,13 +403,13 @@ class Rows(dict):
         return out
 
     def _own(self, key):
-        """The column's address in memory of this process alone. None: it is to be copied."""
+        """The address of a private mapping of the column; None when it must be copied."""
         found = c.c_void_p()
         call("dray_batch_own", self._batch, key, self._first, self._count, c.byref(found))
         return found.value
 
     def _lasting(self, at, total, own):
-        """Bytes at the address, which hold the batch for as long as there are arrays over them."""
+        """The bytes at the address. They hold the batch until the last array over them has been freed."""
         pins, batch = self._pins, self._batch
         if own:
             loan = pins.lend(batch, self._begin)
@@ -439,21 +441,21 @@ class Rows(dict):
 
     @staticmethod
     def _full(shape, raw, dtype):
-        """-1 as a number: an empty array does not say it."""
+        """The shape with a number in place of -1, which reshape cannot infer for an empty array."""
         unit = math.prod(shape[1:]) * NUMPY[dtype].itemsize
         return [raw.size // unit if unit else 0] + shape[1:] if shape[0] < 0 else shape
 
 
 def _bounds(offsets):
-    """Torch's offsets, and between what the rows' lengths are."""
+    """Torch's offsets, and the least and largest length of a row."""
     lengths = np.diff(offsets)
     return _torch().from_numpy(offsets), *((int(lengths.min()), int(lengths.max())) if lengths.size else (0, 0))
 
 
 def jagged(values: Any, offsets: Any, least: int, most: int) -> Any:
-    """A nested tensor of rows whose lengths are from `least` to `most`, as torch's own operations make their results: in a
-    fourth of the time that nested_tensor_from_jagged takes, which makes a view for autograd. That is what makes it
-    where torch has no such class."""
+    """A nested tensor of rows with lengths from `least` to `most`. It is constructed as torch's own operations
+    construct their results, in a fourth of the time of nested_tensor_from_jagged, which makes a view for autograd.
+    nested_tensor_from_jagged is used if this torch's class is not the known one."""
     torch = _torch()
     make = _nested_class()
     if make is None:
@@ -463,13 +465,13 @@ def jagged(values: Any, offsets: Any, least: int, most: int) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _length(number):
-    """As nested tensors keep it."""
+    """A length in the form in which nested tensors keep it: a tensor of shape (number, 0)."""
     return _torch().zeros(number, 0)
 
 
 @functools.lru_cache(maxsize=None)
 def _nested_class():
-    """None: torch's is unlike the one that is known."""
+    """Torch's class of nested tensors; None when it behaves differently from the known one."""
     torch = _torch()
     try:
         from torch.nested._internal.nested_tensor import NestedTensor
@@ -491,7 +493,7 @@ def _detached(kind, kept, columns):
 
 
 def _own(column):
-    """A column that is not in shared memory, for pickles share no more than they must."""
+    """A copy of a column in memory of its own, so that a pickle has only the bytes of the column."""
     if not isinstance(column, (tuple, list)):
         return column.clone()
     values, offsets = column
@@ -514,7 +516,7 @@ def _address(array):
 
 
 def _view(address, size, on_end, writable):
-    """Bytes of memory as an array, and on_end when the last array over them is gone."""
+    """Bytes of memory as an array. on_end is called when the last array over them has been freed."""
     memory = (c.c_ubyte * size).from_address(address)
     weakref.finalize(memory, on_end).atexit = False
     return np.frombuffer(memory if writable else memoryview(memory).toreadonly(), dtype=np.uint8)

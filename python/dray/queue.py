@@ -34,7 +34,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Refill:
-    """Slots of one group that wait for another sample: of `rows` rows from `slot` on."""
+    """Slots of one group that wait for another sample: `rows` rows from `slot` on."""
     id: int
     rows: int
     slot: int
@@ -49,7 +49,7 @@ class Refill:
 _CLAIM = {name for name, _ in _l.ClaimOptions._fields_}
 _DURABILITY = ("none", "checkpoint", "journal")
 _ON_LOSS = ("refill", "shrink_group", "drop_group")
-_PADS = _l.POLICIES.index("token_balanced")  # as the policies behind it
+_PADS = _l.POLICIES.index("token_balanced")  # this policy and all later ones pad
 _CAUSES = ("failed", "stale", "rolled_back", "bytes_lost")
 
 
@@ -58,7 +58,7 @@ def _names(names):
 
 
 def _named(keys, at):
-    """How many rows are named (None: none are), and the names as the library takes them."""
+    """The number of named rows (None when none are named), and the names as the library takes them."""
     if keys is not None:
         if isinstance(keys, str):
             raise TypeError(f"keys: a list of them expected, found {keys!r}")
@@ -71,7 +71,7 @@ def _named(keys, at):
 
 def claim_options(task: str, count: int, partition: Optional[str], policy: str,
                   timeout: Optional[float], max_hold: float, **more: Any) -> _l.ClaimOptions:
-    """Nobody may write into it: claims that are alike share one."""
+    """The options of a claim. They must not be changed: equal claims share them."""
     _l.check_word("policy", policy, _l.POLICIES)
     for key, value in more.items():
         if key not in _CLAIM:
@@ -88,7 +88,7 @@ def _claim(task, partition, count, policy, timeout_ns, max_hold_ns, **more):
 
 
 class Session:
-    """A session with the coordinator, and a queue of it."""
+    """A session with the coordinator, and a queue."""
 
     def __init__(self, name: str, address: Optional[str] = None, role: Optional[str] = "task",
                  rank: int = 0, timeout: float = 60.0, options: Optional[_l.QueueOptions] = None,
@@ -109,14 +109,15 @@ class Session:
         return library().dray_queue_fd(self.queue)
 
     def status(self, pins: Pins) -> dict:
-        """What `dray status --json` says of the queue."""
+        """The queue's part of `dray status --json`."""
         out = c.c_void_p()
         pins.call("dray_queue_status", self.queue, c.byref(out))
         return json.loads(_l.take(out))
 
     def values(self, pins: Pins, name: str, values: Any, offsets: Any = None) -> Values:
-        """For a column of the queue: rows of one shape are rows of different lengths where the column has such
-        ones. The status says so, and is asked for until it does: what was fixed once stays so."""
+        """Values for a column of the queue. Rows of one shape are put as ragged rows if the column is ragged. That
+        is read from the queue's status, which is fetched until it has the column, as a column's form never
+        changes."""
         given = Values(name, values, offsets)
         if given.one_shape():
             if name not in self._shapes:
@@ -138,7 +139,7 @@ class Session:
 
 
 class _Held(Rows):
-    """Rows of a batch of its own, which free() lets go of."""
+    """Rows with a batch of their own, which free() frees."""
 
     def __init__(self, owner: Queue, batch: int, framework: str, copy: Optional[bool], padded: bool,
                  first: int = 0, rows: Optional[int] = None):
@@ -151,8 +152,8 @@ class _Held(Rows):
     _unsettled = False
 
     def free(self) -> None:
-        """Lets go of the rows: what was claimed, and neither committed nor failed, is given back at once,
-        uncounted. Arrays that were read stay."""
+        """Frees the rows. Claimed rows that were neither committed nor failed are given back at once, without
+        counting an attempt. Arrays that were read stay valid."""
         if self._live:
             self._live = False
             self._owner._claims.pop(self._batch, None)
@@ -164,9 +165,9 @@ class _Held(Rows):
 
 
 class Keyed(_Held):
-    """Rows with keys that were got: columns are read by name, see columns.Rows, where the rows are alike;
-    cell() reads one row's value. row_keys: "" where a row has none; tags: bytes, None where it has none;
-    at: their addresses (columns.ROW; `attempt` is the row's version); columns: what can be read."""
+    """Rows with keys, as get() returns them. Columns are read by name (see columns.Rows) if all rows have the same
+    dtype and shape; cell() reads one row's value. row_keys: "" for a row without a key; tags: bytes, or None;
+    at: the rows' addresses (columns.ROW; `attempt` is the row's version); columns: the names of readable columns."""
 
     _keyed = True
 
@@ -192,15 +193,15 @@ class Keyed(_Held):
         return [c.string_at(blob.data, blob.size) if blob.data else None for blob in blobs]
 
     def cell(self, name: str, index: int) -> Any:
-        """The row's value, in its own dtype and shape: an array or tensor; str of strings, bytes of bytes and
-        objects; None where it has none."""
+        """The row's value, in its own dtype and shape: an array or tensor; str for strings, bytes for bytes and
+        objects; None when the row has no value."""
         self._check()
         if name not in self.columns:
             raise KeyError(name)
         return self._cell(name, index)
 
     def cells(self, name: str) -> list:
-        """Those of all rows."""
+        """cell() of all rows."""
         return [self.cell(name, i) for i in range(self.rows)]
 
     def __enter__(self) -> Keyed:
@@ -224,35 +225,35 @@ class Claim(_Held):
         return not self._settled and not self._follows
 
     def set(self, name: str, values: Any, offsets: Any = None) -> None:
-        """An output column, a value a row: as Queue.insert takes them. Visible after commit."""
+        """Sets an output column: one value per row, as Queue.insert takes them. Visible after commit."""
         self._check()
         given = self._owner._session.values(self._pins, name, values, offsets)
         given.for_rows(self.rows)
         self._pins.call("dray_batch_set", self._batch, c.byref(given.data()))
 
     def leave_open(self, rows: Sequence[int] = ()) -> None:
-        """What the next commit writes for these rows (none: for all) is a piece, to which the task
-        appends."""
+        """Makes the next commit write a piece for these rows (none given: all rows), to which the task appends
+        later."""
         self._check()
         self._pins.call("dray_batch_leave_open", self._batch,
                         (c.c_uint32 * max(1, len(rows)))(*rows), len(rows))
 
     def commit(self) -> None:
-        """Outputs, tags and the acknowledgement become visible in one step, or none. Raises
-        DrayError (ESTALE) when the claim was taken back; repeating a commit succeeds."""
+        """Makes outputs, tags and the acknowledgement visible in one step, or none of them. Raises
+        DrayError (ESTALE) when the claim was taken back. Repeating a commit succeeds."""
         self._check()
         self._pins.call("dray_batch_commit", self._batch)
         self._settled = True
 
     def fail(self, reason: str, rows: Sequence[int] = ()) -> None:
-        """Gives rows (none named: all) back as a failed attempt."""
+        """Gives rows (none given: all rows) back as a failed attempt."""
         self._check()
         self._pins.call("dray_batch_fail", self._batch, (c.c_uint32 * max(1, len(rows)))(*rows),
                         len(rows), _l.reason(reason))
         self._settled = not len(rows)
 
     def hold(self, seconds: float = 0) -> None:
-        """Of a claim with max_hold: it is taken back so many seconds from now; 0: never."""
+        """Changes the time of a claim with max_hold: it is taken back so many seconds from now; 0 means never."""
         self._check()
         self._pins.call("dray_batch_hold", self._batch, _l.nanoseconds(seconds))
 
@@ -276,10 +277,10 @@ class Claim(_Held):
 
 
 class Queue:
-    """A queue of the coordinator. With `tasks` ({name: (needs, writes)}) it is made where it is not
-    there; without, it must exist, and is waited for. One thread at a time; not across fork.
+    """A queue of the coordinator. With `tasks` ({name: (needs, writes)}) it is created if it does not exist;
+    without, the constructor waits until it exists. Use it from one thread at a time, and not after a fork.
 
-    session: what messages and `dray status` call this process. role None: the token's.
+    session: the name of this process in messages and `dray status`. role None: the token's role.
     on_loss: "refill", "shrink_group" or "drop_group"; durability: "none", "checkpoint" or "journal";
     further keywords are those of dray_queue_options: max_attempts, capacity_rows, batch_rows, ..."""
 
@@ -316,15 +317,15 @@ class Queue:
         self._session = Session(name, address, role, rank, timeout, options, session)
         self._pins = Pins(f"queue {name}", self._session, library().dray_batch_free)
         self._claims = {}  # batch: a weak reference to its claim
-        self._turn, self._asked = (None, None), False  # coroutines' claims: one at a time, by turns of a loop
+        self._turn, self._asked = (None, None), False  # claims of coroutines: one at a time, by a lock of the event loop
 
     def fileno(self) -> int:
         with self._pins.briefly():
             return self._session.fileno()
 
     def close(self) -> None:
-        """Gives back what is claimed. Arrays that were read stay what they are. DrayError (EBUSY): a call is under
-        way in another thread."""
+        """Closes the queue, and gives claimed rows back. Arrays that were read stay valid. Raises DrayError (EBUSY)
+        when a call is under way in another thread."""
         if self._pins is not None:
             self._pins.close(self._free_claims)
 
@@ -348,7 +349,7 @@ class Queue:
         self._pins.call(name, self._session.queue, *arguments)
 
     def _call_within(self, name, *arguments):
-        """Within `with self._pins:`."""
+        """The same, called within `with self._pins:`."""
         call(name, self._session.queue, *arguments)
 
     # ---- producers
@@ -358,17 +359,17 @@ class Queue:
                tags: Optional[Mapping[str, Any]] = None, seal: bool = False, row_bytes: int = 0,
                at_slot: Optional[int] = None, refill: Optional[Refill] = None,
                timeout: Optional[float] = None) -> int:
-        """Puts rows at the end of the partition, all visible or none; the slot of the first.
+        """Puts rows at the end of the partition, all of them or none. Returns the slot of the first row.
 
-        columns: {name: values}, of which each is an array or tensor of (rows, ...), a list of
-        strings, of bytes or of numbers, a list of arrays (ragged: one a row, of any lengths), a
-        nested tensor, or the tuple (values, offsets), offsets from 0 to the end of the values.
-        The first rows of a column fix whether rows may differ in length; where they may, an array's rows,
-        which do not, go in as well.
-        Tensors of a GPU are copied to the host.
-        group_size: rows of one prompt follow each other; once_per_group: columns and tags have one
-        entry a group, and are stored once. tags: {key: a number for all, or one a row}.
-        seal: the partition has these rows and no more. timeout: how long to wait for room."""
+        columns: {name: values}. Values are an array or tensor of (rows, ...), a list of strings, of bytes or of
+        numbers, a list of arrays (ragged: one per row, of any lengths), a nested tensor, or the tuple
+        (values, offsets), with offsets from 0 to the end of the values.
+        The first rows of a column decide whether it is ragged; a ragged column takes arrays of rows of one
+        length, too.
+        Tensors on a GPU are copied to the host.
+        group_size: rows of one prompt, which are adjacent; once_per_group: columns and tags have one entry per
+        group, and are stored once. tags: {key: a number for all rows, or one per row}.
+        seal: the partition gets no rows after these. timeout: how long to wait for room."""
         given = [self._session.values(self._pins, name, values) for name, values in columns.items()]
         per = group_size if once_per_group else 1
         if rows is None:
@@ -407,12 +408,12 @@ class Queue:
         options.row_tag_count = len(single)
 
     def seal(self, partition: str, rows: int) -> None:
-        """The partition has so many rows, and gets no more."""
+        """Seals the partition, which has so many rows and gets no more."""
         self._call("dray_queue_seal", text(partition), rows)
 
     def refill(self, timeout: Optional[float] = None) -> Refill:
-        """Waits until slots want another sample; insert(..., refill=it) answers. Raises DrayError
-        (ETIMEDOUT; EEND: everything is settled)."""
+        """Waits until slots need another sample, which insert(..., refill=result) puts. Raises DrayError
+        (ETIMEDOUT, or EEND when everything is settled)."""
         want = _l.Refill()
         self._call("dray_queue_refill_wait", _l.nanoseconds(timeout), c.byref(want))
         return Refill(want.id, want.rows, want.slot, want.group, want.attempts,
@@ -420,11 +421,11 @@ class Queue:
                       want.reason.decode("utf-8", "replace"))
 
     def decline(self, refill: Refill) -> None:
-        """There is no other sample."""
+        """Answers a refill without another sample."""
         self._call("dray_queue_refill_decline", refill.id)
 
     def end(self) -> None:
-        """No more partitions will come."""
+        """Ends the queue: there will be no more partitions."""
         self._call("dray_queue_end")
 
     # ---- consumers
@@ -433,8 +434,8 @@ class Queue:
               up_to: bool = False, policy: str = "fifo", timeout: Optional[float] = None,
               max_hold: float = 0.0, framework: str = "numpy",
               copy: Optional[bool] = None, **more: Any) -> Claim:
-        """Takes rows that are ready for the task: `count`, or, up_to, fewer. Raises DrayError
-        (ETIMEDOUT; EEND: the partition is finished, or the queue). partition None: any, oldest
+        """Claims `count` rows that are ready for the task, or fewer with up_to. Raises DrayError (ETIMEDOUT, or
+        EEND when the partition or the queue is finished). partition None: any, the oldest
         first. copy: see columns.Rows. Further keywords are those of dray_claim_options: dp_rank,
         token_cap, fresh, ..."""
         _l.check_word("framework", framework, ("numpy", "torch"))
@@ -447,11 +448,12 @@ class Queue:
                           up_to: bool = False, policy: str = "fifo", timeout: Optional[float] = None,
                           max_hold: float = 0.0, framework: str = "numpy", copy: Optional[bool] = None,
                           **more: Any) -> Claim:
-        """claim() of a coroutine: the event loop goes on while it waits, and so do other calls of this queue.
-        Several wait in turn, the first one's timeout first. What a cancelled one would have got is given back."""
+        """claim() for coroutines: the event loop, and other calls of this queue, go on while it waits. Several
+        such claims wait one after the other: a later one's timeout begins when the earlier ones have ended. Rows
+        for a cancelled claim are given back."""
         _l.check_word("framework", framework, ("numpy", "torch"))
         options = claim_options(task, count, partition, policy, timeout, max_hold, up_to=int(up_to), **more)
-        import asyncio  # takes longer than all of dray
+        import asyncio  # importing it takes longer than importing dray
         loop = asyncio.get_running_loop()
         if self._turn[0] is not loop:
             self._turn = loop, asyncio.Lock()
@@ -465,7 +467,7 @@ class Queue:
 
     async def _answer(self, options, loop, turn):
         async with turn:
-            if self._asked:  # by a loop that ended before the answer came
+            if self._asked:  # an earlier event loop ended before the answer
                 try:
                     self._pins.drop(await self._answered(loop), True)
                 except DrayError:
@@ -497,13 +499,13 @@ class Queue:
             loop.remove_reader(self.fileno())
 
     def _unwanted(self, answer):
-        """Nobody waits for it any more."""
+        """Gives back the rows of a cancelled claim."""
         if not answer.cancelled() and answer.exception() is None:
             self._pins.drop(answer.result(), True)
 
     def _claim_any(self, options: Sequence[_l.ClaimOptions], timeout: Optional[float] = None) -> tuple:
-        """(the batch, held, and the number of its options): of several the first that can be filled.
-        timeout: instead of theirs."""
+        """Claims by the first of several options that can be filled. Returns the batch, which is held, and the
+        index of its options. timeout is used instead of theirs."""
         batch, which, first = c.c_void_p(), c.c_uint32(), c.byref(options[0])
         if len(options) > 1 or timeout is not None:
             first = (_l.ClaimOptions * len(options))(*options)
@@ -519,7 +521,7 @@ class Queue:
         return batch.value, which.value
 
     def _import(self, exported: bytes) -> int:
-        """A batch of another rank's, held."""
+        """Opens a batch that another rank has exported. Returns the batch, which is held."""
         batch = c.c_void_p()
         with self._pins:
             self._call_within("dray_batch_import", exported, len(exported), c.byref(batch))
@@ -528,13 +530,13 @@ class Queue:
 
     def wait(self, partition: str, task: Optional[str] = None,
              timeout: Optional[float] = None) -> None:
-        """Until the task (None: all tasks) is done with the sealed partition."""
+        """Waits until the task (None: all tasks) is done with the sealed partition."""
         self._call("dray_queue_wait", text(partition), text(task), _l.nanoseconds(timeout))
 
     def clear(self, partition: str, keys: Optional[Sequence[str]] = None, *,
               at: Optional[np.ndarray] = None) -> None:
-        """Drops the partition's rows, or of a keyed one those with the keys, or at the addresses, that are
-        there; their memory goes with the last reader."""
+        """Drops the partition's rows; of a keyed partition, those with these keys or at these addresses that exist.
+        Their memory is freed with their last reader."""
         if keys is None and at is None:
             return self._call("dray_queue_clear", text(partition))
         count, keys, at = _named(keys, at)
@@ -546,9 +548,9 @@ class Queue:
             columns: Optional[Mapping[str, Any]] = None,
             tags: Optional[Sequence[Optional[bytes]]] = None, *, at: Optional[np.ndarray] = None,
             rows: Optional[int] = None, timeout: Optional[float] = None) -> np.ndarray:
-        """Puts values, a row each as insert() takes them, and tags (bytes; None: the row keeps its own) into
-        the rows with these keys, or at these addresses, or into new rows without keys; all visible or none.
-        Keys that are not there make rows. Their addresses (columns.ROW; `attempt` is the row's version)."""
+        """Puts values (one per row, as insert() takes them) and tags (bytes; None: the row keeps its own) into the
+        rows with these keys, or at these addresses, or into new rows without keys; all of them or none. New keys
+        make new rows. Returns the rows' addresses (columns.ROW; `attempt` is the row's version)."""
         given = [Values(name, values) for name, values in (columns or {}).items()]
         named, keys, at = _named(keys, at)
         found = [n for n in (named, rows, *(v.rows for v in given), *([len(tags)] if tags is not None else []))
@@ -571,8 +573,8 @@ class Queue:
         return out
 
     def _put_beside_loans(self, options, out):
-        """Whether it was put, while results of this queue have memory that it can take back. Where there is no room, it
-        is taken back, that of the oldest get first, until there is."""
+        """Tries to put while results of this queue hold memory that it can take back. Without room, takes that
+        memory back, the oldest get's first, until there is room. Returns whether the rows were put."""
         patience, options.timeout_ns = options.timeout_ns, 0
         while self._pins.lent:
             try:
@@ -590,10 +592,10 @@ class Queue:
             task: Optional[str] = None, peek: bool = False, count: int = 0, up_to: bool = False,
             partial: bool = False, timeout: Optional[float] = 0.0, framework: str = "numpy",
             copy: Optional[bool] = None) -> Keyed:
-        """The rows with these keys, or at these addresses, or all of the partition, in its slots' order.
-        columns None: all. partial: rows may lack columns, and what is not there is left out. task: rows that
-        it has not consumed, which it then has, unless peek; `count` of all. Raises DrayError (EAGAIN; with a
-        timeout ETIMEDOUT; ESTALE)."""
+        """Reads the rows with these keys, or at these addresses, or all rows of the partition in the order of its
+        slots. columns None: all. partial: rows may lack columns, and missing rows are left out. task: only rows
+        that the task has not consumed, `count` of them (0: all), which it consumes by this unless peek. Raises DrayError
+        (EAGAIN, or ETIMEDOUT with a timeout; ESTALE)."""
         _l.check_word("framework", framework, ("numpy", "torch"))
         named, keys, at = _named(keys, at)
         options = _l.GetOptions(partition=text(partition), rows=named or 0, keys=keys, at=at,
@@ -614,7 +616,8 @@ class Queue:
         return Keyed(self, batch.value, framework, copy)
 
     def list(self, partition: Optional[str] = None) -> dict:
-        """{key: tag} of a keyed partition, without rows that have no key; None: {partition: them} of all."""
+        """{key: tag} of a keyed partition, without rows that have no key; for None, {partition: {key: tag}} of all
+        keyed partitions."""
         if partition is None:
             return {p["name"]: self.list(p["name"]) for p in self.keyed()}
         try:
@@ -626,48 +629,48 @@ class Queue:
             raise
 
     def reset(self, partition: str, task: Optional[str] = None) -> None:
-        """The task (None: each one) has consumed none of the keyed partition's rows."""
+        """Forgets which rows of the keyed partition the task (None: every task) has consumed."""
         self._call("dray_queue_reset", text(partition), text(task))
 
     def keyed(self) -> list:
-        """What the status says of keyed partitions."""
+        """The status of keyed partitions."""
         return self.status()["keyed"]
 
     # ---- trainers
 
     def admit(self, task: Optional[str], batch_rows: int, staleness: int = 0, concurrency: int = 0,
               version: int = 0, resume: bool = False) -> None:
-        """Bounds how many rows the task may take ahead of the trainer: dray_queue_admit."""
+        """Limits how many rows the task may claim ahead of the trainer (dray_queue_admit)."""
         self._call("dray_queue_admit",
                    c.byref(_l.Admission(task=text(task), batch_rows=batch_rows,
                                         staleness=staleness, concurrency=concurrency,
                                         resume=int(resume), version=version)))
 
     def version(self, version: int) -> None:
-        """The trainer has reached it: more may be rolled out."""
+        """Reports that the trainer has reached this version, so that the admission grows."""
         self._call("dray_queue_version", version)
 
     def cursor(self, version: int) -> bytes:
-        """What provisional tasks have committed so far, to be kept with the checkpoint."""
+        """Returns the cursor of the provisional tasks' commits so far, which is saved with the checkpoint."""
         out, size = c.c_void_p(), c.c_size_t()
         self._call("dray_queue_cursor", version, c.byref(out), c.byref(size))
         return _l.take(out, size.value)
 
     def covered(self, cursor: bytes) -> None:
-        """The checkpoint with the cursor is safe."""
+        """Reports that the checkpoint with the cursor is on the disk."""
         self._call("dray_queue_covered", cursor, len(cursor))
 
     def resume(self, cursor: bytes) -> int:
-        """Back to the checkpoint with the cursor; the run's epoch."""
+        """Goes back to the checkpoint with the cursor. Returns the new epoch."""
         epoch = c.c_uint32()
         self._call("dray_queue_resume", cursor, len(cursor), c.byref(epoch))
         return epoch.value
 
     def checkpoint(self, path: str) -> None:
-        """Saves the queue (durability "checkpoint" or "journal"). A path (with a "/") is of this host, and
-        opened here; anything else is a name in the coordinator's folder. `restore=` takes both."""
+        """Saves the queue (durability "checkpoint" or "journal"). A path (with a "/") is on this host, and opened by
+        this process; any other text is a name in the coordinator's folder. `restore=` takes both."""
         self._call("dray_queue_checkpoint", text(os.fspath(path)))
 
     def status(self) -> dict:
-        """What `dray status --json` says of the queue."""
+        """The queue's part of `dray status --json`."""
         return self._session.status(self._pins)

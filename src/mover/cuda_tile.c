@@ -1,9 +1,9 @@
-/* Movers between a GPU's memory and any other: tile by tile through the host, whatever the strides
- * and dtypes; slow beside jobs (cuda.c), but right for all pairs. */
+/* Movers between a GPU's memory and any other: tile by tile through the host, for all strides and
+ * dtypes. They are slower than jobs (cuda.c), but work for all pairs. */
 #include "mover/cuda/cuda.h"
 #include "mover/move.h"
 
-/* Brings the tile's elements, dense, into `staging`, and points the rectangle's source there. */
+/* Copies the tile's elements, dense, to `staging`, and points the rectangle's source there. */
 static int gather(dray__move *move, dray__tile *tile, uint8_t *staging, dray_error *error)
 {
     dray__rect_copy *rect = &tile->rect;
@@ -15,7 +15,7 @@ static int gather(dray__move *move, dray__tile *tile, uint8_t *staging, dray_err
     return rc;
 }
 
-/* Converts the tile into `staging`, dense, and puts that where it belongs. */
+/* Converts the tile into `staging`, dense, and copies that to its destination. */
 static int scatter(dray__move *move, dray__tile *tile, uint8_t *staging, dray_error *error)
 {
     dray__rect_copy *rect = &tile->rect, there = *rect;

@@ -32,7 +32,7 @@ struct dray__disk {
     dray__thread threads[THREADS];
     pthread_mutex_t lock;
     pthread_cond_t more;
-    atomic_bool ends; /* waits for a server end */
+    atomic_bool ends; /* closing: waits for a store's server are cut short */
     io_list finished;
 
     /* io_uring: all of it runs in the caller's thread */
@@ -82,7 +82,7 @@ void dray__disk_file_open(dray__disk_file *file, int fd, bool writable, const ch
 {
     char path[64];
     *file = (dray__disk_file){.fd = fd, .name = name};
-    /* Opens the file itself again, also when another file has its name by now. */
+    /* Opens the same file again, even when another file has its name by now. */
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     file->direct = open(path, (writable ? O_RDWR : O_RDONLY) | O_DIRECT | O_CLOEXEC);
 }
@@ -115,7 +115,7 @@ static int descriptor(dray__io *io)
     return io->direct ? io->file->direct : io->file->fd;
 }
 
-/* Handles an answer of `n` bytes or -errno. Returns true when there is nothing more to do. */
+/* Handles a result of `n` bytes or -errno. Returns true when the operation is complete. */
 static bool account(dray__io *io, int64_t n)
 {
     if (n == -EINTR || n == -EAGAIN)
@@ -131,8 +131,7 @@ static bool account(dray__io *io, int64_t n)
     return io->code || n == 0 || io->done >= io->bytes;
 }
 
-/* Returns how many bytes to read or write at once. A test can ask for a failure here; then it is
- * 0. */
+/* Returns how many bytes to read or write at once, or 0 when a test makes the operation fail. */
 static size_t portion(dray__io *io)
 {
     size_t left = io->bytes - io->done;
@@ -142,7 +141,7 @@ static size_t portion(dray__io *io)
     return fault > 0 ? 0 : (fault < 0 && left > 1 ? left / 2 : left);
 }
 
-/* Reads as many bytes as the object has: those behind its end are missing, as of a file. */
+/* Reads bytes up to the object's end, as of a file. */
 static void work_on_object(dray__io *io, const atomic_bool *ends)
 {
     uint64_t bytes = dray_region_bytes(io->file->object);
@@ -239,8 +238,8 @@ static int start_ring(dray__disk *disk, dray_error *error)
     return dray__fail(error, DRAY_EUNSUPPORTED, "io_uring: without reading, writing or events");
 }
 
-/* Submits waiting operations to the ring. An operation that a test lets fail is done at once in
- * the plain way. */
+/* Submits waiting operations to the ring. An operation that a test makes fail is done at once with
+ * plain system calls. */
 static void feed(dray__disk *disk)
 {
     while (disk->waiting.first && disk->in_ring < DRAY__IO_DEPTH) {
@@ -266,8 +265,8 @@ static void feed(dray__disk *disk)
     io_uring_submit(&disk->ring);
 }
 
-/* Takes answers from the ring. Operations that were refused or came back short go on in the
- * plain way, which is rare and happens mostly at the end of a file. */
+/* Takes completions from the ring. Operations that were refused or are incomplete go on with plain
+ * system calls, which is rare and happens mostly at the end of a file. */
 static void drain(dray__disk *disk)
 {
     struct io_uring_cqe *cqe;

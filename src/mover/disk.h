@@ -1,10 +1,10 @@
-/* Reading and writing ranges of files in the background, several at once, past the page cache where
- * the file system allows it: by io_uring where the kernel does, else by a few threads.
+/* Reads and writes ranges of files in the background, several at once, with direct I/O where the
+ * file system allows it. It uses io_uring where the kernel has it, else a few threads.
  *
- * A range is one dray__io of the caller's, submitted, and taken back when it is done. Ranges whose
- * place in the file, size and address are multiples of DRAY__IO_ALIGN are read directly. All
- * others, and all on file systems without direct I/O (tmpfs, some overlays), go through the page
- * cache. */
+ * The caller owns one dray__io for each range, submits it, and takes it back when it is done.
+ * Direct I/O is used for ranges whose file offset, size and address are multiples of
+ * DRAY__IO_ALIGN. All others, and all on file systems without direct I/O (tmpfs, some overlays),
+ * go through the page cache. */
 #pragma once
 
 #include <dray/memory.h>
@@ -17,16 +17,15 @@ typedef struct dray__disk dray__disk;
 /* A file to read or write. The region's descriptor is borrowed. */
 typedef struct dray__disk_file {
     int fd;
-    int direct; /* the same file past the page cache; -1: not possible. Only the disk's threads ask
-                 */
+    int direct; /* the same file opened for direct I/O; -1 when that is not possible */
     const char *name;
-    const dray_region *object; /* not a file of this machine, but read through its store; NULL when
-                                * fd is the file */
+    const dray_region *object; /* set for a file in a store, which is read through the store; NULL
+                                * for a local file, which is fd */
 } dray__disk_file;
 
-/* name is borrowed. Never fails: where direct I/O is not possible, there is none. */
+/* name is borrowed. Never fails: without direct I/O, `direct` is -1. */
 void dray__disk_file_open(dray__disk_file *file, int fd, bool writable, const char *name);
-/* Of a region of another store. Such files are for disks with threads (DRAY__DISK_THREADS). */
+/* For a region in a store. Only disks with threads (DRAY__DISK_THREADS) can read such files. */
 void dray__disk_file_object(dray__disk_file *file, const dray_region *region);
 void dray__disk_file_close(dray__disk_file *file);
 
@@ -36,14 +35,14 @@ typedef struct dray__io {
     void *data;
     uint64_t offset;
     size_t bytes;
-    size_t least; /* of a read: so many must be there, more may be missing at the file's end */
+    size_t least; /* of a read: the file must have at least so many; it may end before `bytes` */
     void *user;
-    /* the disk's */
+    /* set by the disk */
     size_t done;
     bool direct;
     int code;        /* errno; 0 when done */
-    int object_code; /* of an object: the error, and its message */
-    dray_error *why; /* the caller's room for them; NULL when there is none */
+    int object_code; /* the result of reading an object: a DRAY_E code */
+    dray_error *why; /* the caller's buffer for that error's message, or NULL */
     struct dray__io *next;
 } dray__io;
 
@@ -54,9 +53,9 @@ typedef enum dray__disk_way {
 } dray__disk_way;
 
 int dray__disk_open(dray__disk_way way, dray__disk **out, dray_error *error);
-/* Never waits; any number may be under way. */
+/* Never blocks; any number may be under way. */
 void dray__disk_submit(dray__disk *disk, dray__io *io);
-/* Takes one that is done, in any order; NULL when none is. */
+/* Returns one that is done, in any order, or NULL when none is. */
 dray__io *dray__disk_take(dray__disk *disk);
 size_t dray__disk_under_way(const dray__disk *disk); /* submitted and not taken */
 /* Readable when dray__disk_take is worth a try. */
@@ -67,9 +66,9 @@ int dray__io_result(const dray__io *io, dray_error *error);
 /* Waits for all that is under way. NULL is fine. */
 void dray__disk_close(dray__disk *disk);
 
-/* Called before each piece of work, from any thread. Returns an errno with which it is to fail, -1
- * when half of it is to be done, or 0. For tests; set before threads start. */
+/* Called before each read or write, from any thread. Returns an errno with which it fails, -1 to do
+ * only half of it, or 0. For tests; set before threads start. */
 typedef int (*dray__disk_fault_fn)(void *user, const dray__io *io);
 void dray__disk_faults(dray__disk_fault_fn fn, void *user);
-/* The meaning of DRAY__DISK_ANY from now on; for tests and benchmarks. */
+/* Sets the meaning of DRAY__DISK_ANY from now on; for tests and benchmarks. */
 void dray__disk_prefer(dray__disk_way way);

@@ -1,18 +1,18 @@
-/* The test hook of movers: pieces can be lost, changed, misplaced or refused, as a broken transport
- * would do it. Updates must find every one of them. */
+/* The test hook of movers: tiles can be lost, changed, misplaced or refused, as by a broken
+ * transport. Updates must detect every such fault. */
 #include "base/error.h"
 #include "mover/move.h"
 
 #include <stdlib.h>
 #include <unistd.h>
 
-/* One element further, or, where that may be outside the region, one back. */
+/* Returns the step to the element before, or, at the region's start, to the one after. */
 static int64_t beside(uint64_t offset, size_t size)
 {
     return offset >= size ? -(int64_t)size : (int64_t)size;
 }
 
-/* Written to memory that nobody looks at. */
+/* Writes the tile to memory that is then freed. */
 static int drop(dray__move *move, dray__tile *tile, dray_error *error)
 {
     if (!move->destination->base)

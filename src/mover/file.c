@@ -1,11 +1,12 @@
-/* Files on either side: exactly the ranges that are needed, short rows gathered into large reads,
- * rectangles packed before they are written. Nothing outside a rectangle is ever written, so that
+/* Movers from and to files. They read and write exactly the ranges that are needed, join reads of
+ * short rows, and pack rectangles before writing. They write nothing outside a rectangle, so that
  * several writers may fill one file. */
 #include "mover/move.h"
 
 #include <string.h>
 
-/* Below this a row is not worth a system call of its own, as long as the gaps are bearable. */
+/* Rows of fewer bytes are read together with the gaps between them, unless that is more than
+ * MOST_WASTE times the bytes of the rows. */
 enum { SHORT_ROW = 4096, MOST_WASTE = 16 };
 
 static int read_at(const dray_region *file, void *out, uint64_t bytes, uint64_t offset,
@@ -15,10 +16,9 @@ static int read_at(const dray_region *file, void *out, uint64_t bytes, uint64_t 
     return rc || !file->patch ? rc : file->patch(file, out, offset, bytes, error);
 }
 
-/* A rectangle as its file sees it: its longest runs, and the strides that it has once the runs are
- * one after the other in memory. */
+/* A rectangle in its file: its longest runs, and its strides when the runs are packed in memory. */
 typedef struct packed {
-    uint64_t run;                  /* bytes that are neighbours in the file */
+    uint64_t run;                  /* adjacent bytes in the file */
     uint64_t span;                 /* from the first byte to the end of the last */
     uint32_t outer;                /* dimensions that are not part of a run, the widest first */
     int64_t count[DRAY_MAX_DIMS];  /* of the outer dimensions */
@@ -59,7 +59,7 @@ static packed pack(const dray__rect_copy *rect, const int64_t *stride, uint64_t 
     return p;
 }
 
-/* Reads every run out of `from`, or, where that is NULL, writes it into `to`; memory is packed. */
+/* Reads every run from `from` into packed memory, or, where `from` is NULL, writes it to `to`. */
 static int each_run(const dray_region *from, dray_region *to, const packed *p, uint64_t offset,
                     uint8_t *memory, dray_error *error)
 {

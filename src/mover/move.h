@@ -24,9 +24,9 @@ typedef struct dray__mover {
     const char *name;
     size_t tile_bytes; /* of the larger side */
     size_t parts;      /* of the staging buffer, each with room for a tile; 0 when it needs none */
-    /* Moves one tile and sets the place of its bits. */
+    /* Moves one tile. When tile->summed, sets tile->sums, too. */
     int (*tile)(dray__move *move, dray__tile *tile, dray_error *error);
-    /* Returns true when the tile is small enough for this mover; NULL when tile_bytes decides. */
+    /* Returns true when the tile is small enough for this mover. NULL when tile_bytes decides. */
     bool (*fits)(const dray__move *move, const dray__tile *tile);
 } dray__mover;
 
@@ -43,7 +43,7 @@ struct dray__move {
 
 /* Moves the tile's rectangle between addressable memory on both sides, with its sums. */
 void dray__tile_move(dray__tile *tile);
-/* Sums of a tile that is a run: its bits are at `data`, in the strides given. */
+/* Sets the sums of a tile whose bits are the same on both sides, from its bits at `data`. */
 void dray__tile_sum(dray__tile *tile, const uint8_t *data, const int64_t *stride);
 
 int dray__tile_from_file(dray__move *move, dray__tile *tile, dray_error *error);
@@ -56,17 +56,17 @@ int dray__tile_between_cuda(dray__move *move, dray__tile *tile, dray_error *erro
 int dray__tile_cuda_to_file(dray__move *move, dray__tile *tile, dray_error *error);
 int dray__tile_file_to_cuda(dray__move *move, dray__tile *tile, dray_error *error);
 
-/* Brings the tile's elements of a file into `staging` and points the rectangle's source there. */
+/* Reads the tile's elements from a file into `staging` and points the rectangle's source there. */
 int dray__file_fetch(dray__move *move, dray__tile *tile, uint8_t *staging, size_t room,
                      dray_error *error);
 /* Writes the tile from memory, through `staging` where it must be packed or converted. */
 int dray__file_store(dray__move *move, dray__tile *tile, uint8_t *staging, dray_error *error);
-/* Changes a bit at `offset` of device memory. */
+/* Flips a bit of the byte at `offset` of device memory. */
 int dray__cuda_flip(dray_region *region, uint64_t offset, dray_error *error);
 
-/* False for rows so short that they should be read with the gaps between them, but too many of them
- * for the staging buffer. */
+/* Returns false when the tile's rows are so short that they should be read together with the gaps
+ * between them, but rows and gaps do not fit the staging buffer. */
 bool dray__file_fits(const dray__move *move, const dray__tile *tile);
 
-/* fault.c: does the tile by its mover, but wrong. */
+/* fault.c: moves the tile by its mover, with the given fault. */
 int dray__fault_tile(dray__fault fault, dray__move *move, dray__tile *tile, dray_error *error);

@@ -48,7 +48,7 @@ static const dray__mover *mover_of(dray_region_kind source, dray_region_kind des
     return NULL;
 }
 
-/* ---- nothing is moved that was not checked --------------------------------------------------- */
+/* ---- checks before anything is moved --------------------------------------------------------- */
 
 static bool inside(uint64_t offset, const dray_copy *copy, const int64_t *stride, uint64_t size,
                    uint64_t bytes)
@@ -225,7 +225,7 @@ void dray__mover_faults(dray__fault_fn fn, void *user)
     ask_user = user;
 }
 
-/* Moves the tile, or, in tests, moves it wrongly. */
+/* Moves the tile, in tests with a fault. */
 static int carry_out(dray__move *move, dray__tile *tile, dray_error *error)
 {
     const dray_layout *layout = move->options.layout;

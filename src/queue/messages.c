@@ -387,7 +387,7 @@ int dray__opening_read(dray__reader *r, dray__arena *arena, dray__opening *out, 
 
 /* ---- releases -------------------------------------------------------------------------------- */
 
-enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW }; /* else the other side could be made to fault */
+enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW }; /* else a client could make the controller fault */
 
 static dray__releases *map(int fd)
 {
@@ -426,8 +426,9 @@ void dray__releases_free(dray__releases *page)
         munmap(page, sizeof *page);
 }
 
-/* The client writes and then looks whether it is wanted; the controller says that it is and then
- * reads. In the one order of these four (hence SEQ_CST) one of the two sees the other's. */
+/* The client writes a ticket and then reads `wanted`. The controller writes `wanted` and then reads
+ * tickets. These four accesses have one total order (SEQ_CST), so at least one side sees the
+ * other's write. */
 
 bool dray__releases_write(dray__releases *page, uint32_t ticket, uint32_t frees)
 {
@@ -446,7 +447,7 @@ uint32_t dray__releases_read(dray__releases *page, uint32_t *read, uint32_t out[
     uint32_t written = __atomic_load_n(&page->written, __ATOMIC_SEQ_CST), count = written - *read;
     if (!count)
         return 0;
-    if (count > DRAY__RELEASES) /* a client that does not keep to the protocol */
+    if (count > DRAY__RELEASES) /* the client violates the protocol */
         count = DRAY__RELEASES;
     for (uint32_t i = 0; i < count; i++)
         out[i] = __atomic_load_n(&page->tickets[(written - count + i) % DRAY__RELEASES],

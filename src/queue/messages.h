@@ -4,8 +4,8 @@
  * shared memory that keepers hold, or in Redis (storage/). This folder has the parts that both
  * halves share: columns and their places, messages (messages.h), and pages of releases. */
 
-/* The queue's messages, which client and controller write and read: a struct for each, and a table
- * of its fields (messages.c), which docs/wire.md lists.
+/* The messages between client and controller: a struct for each, and a table of its fields
+ * (messages.c). docs/wire.md lists them.
  *
  * Every request but OPEN begins with a head:
  *     u32 client, u64 drops seen, u32 n, n * u64 chunks that the client closes
@@ -46,7 +46,7 @@
 #include <stdint.h>
 
 #define DRAY__NONE UINT32_MAX
-#define DRAY__PASSED "/" /* no name is that */
+#define DRAY__PASSED "/" /* no file has this name */
 
 /* ---- columns and their places ---------------------------------------------------------------- */
 
@@ -57,7 +57,7 @@
 #define DRAY__COLUMNS_MAX 4096u  /* of a queue */
 #define DRAY__TAG_KEYS_MAX 1024u /* of a queue */
 #define DRAY__ROWS_MAX (1u << 26)
-#define DRAY__REASON_MAX 200u                /* bytes kept of why a row failed */
+#define DRAY__REASON_MAX 200u                /* bytes kept of the reason why a row failed */
 #define DRAY__LINES_MAX 4096u                /* bytes sent of it */
 #define DRAY__ADDRESS_MAX 4096u              /* bytes of a backend's address */
 #define DRAY__OBJECT_MAX (UINT64_C(1) << 40) /* bytes of an object */
@@ -70,8 +70,8 @@ typedef struct dray__column_spec {
     int64_t shape[DRAY_MAX_DIMS]; /* of one row; shape[0] = 0 where ragged */
 } dray__column_spec;
 
-/* One column of one put: where its values lie. Fixed: items * row bytes at `values`. Ragged: u64
- * offsets[items + 1] at `offsets`, in slices of shape[1..]. */
+/* The place of the values of one column of one put. Fixed: items * row bytes at `values`. Ragged:
+ * u64 offsets[items + 1] at `offsets`, in slices of shape[1..]. */
 typedef struct dray__extent {
     uint64_t chunk;
     uint64_t values, bytes; /* offset in the chunk; bytes of values */
@@ -82,13 +82,13 @@ typedef struct dray__extent {
  * shapes. */
 int dray__spec_of(const dray_column_data *column, dray__column_spec *out, dray_error *error);
 int dray__spec_check(const dray__column_spec *spec, const char *name, dray_error *error);
-/* DRAY_EDTYPE or DRAY_ESHAPE, naming both. */
+/* Returns 0 when both are the same, else DRAY_EDTYPE or DRAY_ESHAPE with both in the message. */
 int dray__spec_same(const dray__column_spec *column, const dray__column_spec *found,
                     const char *name, dray_error *error);
 /* Elements and bytes of one row's value (ragged: of one slice of it). Checked specs only. */
 uint64_t dray__spec_elements(const dray__column_spec *spec);
 uint64_t dray__spec_bytes(const dray__column_spec *spec);
-/* Returns 0 when the extent holds `items` items and lies within a chunk of `size` bytes, else
+/* Returns 0 when the extent holds `items` items and is within a chunk of `size` bytes, else
  * DRAY_EFORMAT. */
 int dray__extent_check(const dray__extent *extent, const dray__column_spec *spec, uint64_t items,
                        uint64_t size, const char *name, dray_error *error);
@@ -111,8 +111,8 @@ typedef struct dray__new_column {
 } dray__new_column;
 
 typedef struct dray__new_tag {
-    uint32_t item; /* DRAY__NONE, of inserts: every item */
-    uint32_t key;  /* of the content's */
+    uint32_t item; /* in inserts, DRAY__NONE means every item */
+    uint32_t key;  /* index into the content's keys */
     double value;
 } dray__new_tag;
 
@@ -164,8 +164,8 @@ typedef struct dray__opening {
     const dray__task_names *tasks;
     uint32_t task_count;
     dray__settings settings;
-    uint64_t identity;   /* of the client that opens, for as long as it has the queue open */
-    const char *restore; /* a checkpoint; "": none */
+    uint64_t identity;   /* of the client, for as long as it has the queue open */
+    const char *restore; /* a checkpoint; "" when there is none */
     int64_t timeout_ns;
 } dray__opening;
 
@@ -173,7 +173,7 @@ typedef struct dray__welcome { /* OPEN's answer; the table's tasks follow */
     uint32_t client;
     int32_t durability;
     uint64_t era; /* keeper.h */
-    bool paged;   /* the page of releases is read */
+    bool paged;   /* the controller reads the page of releases */
     int32_t backend;
     const char *address;
     uint64_t space, capacity_bytes;
@@ -221,7 +221,7 @@ typedef struct dray__want {
     const char *partition; /* NULL means any */
     bool up_to;
     int32_t policy;
-    int64_t hold_until; /* INT64_MAX: as long as the session */
+    int64_t hold_until; /* INT64_MAX: until the session ends */
     int32_t fresh;      /* dray_fresh */
     uint32_t staleness;
     uint64_t version;
@@ -269,7 +269,7 @@ typedef struct dray__splitting {
 
 typedef struct dray__holding {
     uint32_t ticket;
-    int64_t hold_ns; /* 0: as long as the session */
+    int64_t hold_ns; /* 0: until the session ends */
 } dray__holding;
 
 typedef struct dray__chunk_wish { /* `least` bytes are enough */
@@ -288,19 +288,18 @@ typedef struct dray__storing { /* CHUNK */
     uint32_t wish_count, given_up_count;
 } dray__storing;
 
-typedef struct dray__stored { /* and its answer: a chunk given back to be written; a new one's size
-                               */
+typedef struct dray__stored { /* its answer: a chunk given back for writing, or a new one's size */
     uint64_t given, size;
 } dray__stored;
 
 /* ---- rows with keys (table/keyed.h) ---------------------------------------------------------- */
 
 typedef struct dray__row_at {
-    uint32_t slot, generation, version; /* of a row that is named the version does not count */
+    uint32_t slot, generation, version; /* the version is ignored where a row is named */
 } dray__row_at;
 
-typedef struct dray__named { /* rows: either of these, or none */
-    const char *const *keys; /* "": none, of rows in records */
+typedef struct dray__named { /* rows, by key or by address, or none */
+    const char *const *keys; /* "": the row has none; in records only */
     const dray__row_at *at;
     uint32_t key_count, at_count;
 } dray__named;
@@ -327,18 +326,18 @@ typedef struct dray__getting { /* GET; TAKE, which consumes */
     const char *const *columns;
     uint32_t column_count;
     bool all_columns, partial, up_to;
-    const char *task; /* "": nobody */
+    const char *task; /* "": for no task */
     uint32_t count;   /* 0 means all */
     int64_t timeout_ns;
 } dray__getting;
 
 typedef struct dray__got_row {
     dray__row_at at;
-    const char *key; /* "": none */
+    const char *key; /* "" when it has none */
     dray__note note;
 } dray__got_row;
 
-typedef struct dray__got_column { /* column: of the answer's */
+typedef struct dray__got_column { /* column: index into the answer's columns */
     uint32_t column, keeper;
     dray__extent extent;
     dray__column_spec spec;
@@ -371,15 +370,13 @@ typedef struct dray__resetting {  /* RESET */
     const char *partition, *task; /* task "": all */
 } dray__resetting;
 
-/* ---- keepers (storage/keeper.h) and keepers (storage/keepers.h)
- * ------------------------------------
- */
+/* ---- keepers (storage/keeper.h, storage/keepers.h) ------------------------------------------ */
 
 typedef struct dray__chunk_key {
     uint64_t id, key;
 } dray__chunk_key;
 
-typedef struct dray__chunk_keys { /* KEEPER_DROP; KEEPER_WAIT's answer: not needed any more */
+typedef struct dray__chunk_keys { /* KEEPER_DROP; KEEPER_WAIT's answer: chunks to drop */
     const dray__chunk_key *items;
     uint32_t count;
 } dray__chunk_keys;
@@ -395,7 +392,7 @@ typedef struct dray__keeper_join { /* KEEPER_JOIN */
     bool own;             /* it is keeper 0 */
 } dray__keeper_join;
 
-typedef struct dray__keeper_wait { /* KEEPER_WAIT; answered again until they were seen */
+typedef struct dray__keeper_wait { /* KEEPER_WAIT; pairs are sent again until they are seen */
     uint32_t number;
     uint64_t seen; /* pairs so far */
     int64_t timeout_ns;
@@ -406,8 +403,7 @@ typedef struct dray__keeper_wait { /* KEEPER_WAIT; answered again until they wer
 typedef struct dray__keeper_told {
     uint32_t number;             /* NONE when its host has no keeper */
     const char *path, *endpoint; /* KEEPER_FIND */
-    const char
-        *identity; /* and key: the key that data servers of samples and their readers share */
+    const char *identity;        /* with key: shared by data servers of samples and their readers */
     const void *key;
     size_t key_size;
     uint64_t era; /* KEEPER_JOIN */
@@ -437,7 +433,7 @@ extern const dray__fields dray__content_fields, dray__task_fields, dray__setting
     dray__chunk_keys_fields, dray__keeping_fields, dray__keeper_join_fields,
     dray__keeper_joined_fields, dray__keeper_wait_fields, dray__keeper_found_fields;
 
-/* Takes the key that samples are read with. */
+/* Copies the key that readers of samples use. `what` is the object's kind, for the message. */
 int dray__keeper_key(const dray__keeper_told *told, const char *what, dray__tls_key *out,
                      dray_error *error);
 /* Reads an opening, and checks the values that its table of fields does not check. */
@@ -459,7 +455,7 @@ int dray__saved_name_check(const char *name, dray_error *error);
  * The client is the only writer of its page, and the controller trusts nothing on it except the
  * client's own releases. */
 
-#define DRAY__RELEASES 64u /* tickets on a page; where it is full, a message has it read */
+#define DRAY__RELEASES 64u /* tickets on a page; when it is full, a message is sent */
 
 /* The things that requests may wait for: */
 #define DRAY__WANT_BYTES 1u /* bytes that are pinned */
@@ -468,25 +464,25 @@ int dray__saved_name_check(const char *name, dray_error *error);
 typedef struct dray__releases {
     uint32_t written; /* tickets so far, by the client */
     uint32_t tickets[DRAY__RELEASES];
-    _Alignas(64) uint32_t read; /* of them by the controller, which alone writes from here on */
+    _Alignas(64) uint32_t read; /* tickets read; only the controller writes this and `wanted` */
     uint32_t wanted;
 } dray__releases;
 
 /* Returns the client's page, and its descriptor for the controller, which the caller closes.
  * Returns NULL when the system gives none; messages do the same work then. */
 dray__releases *dray__releases_new(int *fd);
-/* Returns the controller's view of the page, or NULL when the descriptor is of no such page. The
+/* Returns the controller's view of the page, or NULL when the descriptor is not of such a page. The
  * descriptor stays the caller's. */
 dray__releases *dray__releases_map(int fd);
 void dray__releases_free(dray__releases *page); /* NULL is fine */
 
 /* Writes a ticket. Returns false when the caller must send a message, because there is no page
- * (NULL), no room on it, or a request waits for something that the release frees (`frees`: of the
- * above). The ticket may be on the page, too, which does no harm. */
+ * (NULL), no room on it, or a request waits for something that the release frees (`frees`: bits
+ * of DRAY__WANT). The ticket may be on the page, too, which does no harm. */
 bool dray__releases_write(dray__releases *page, uint32_t ticket, uint32_t frees);
 /* Returns the tickets that were written after the first *read ones, and adds their number to *read.
  */
 uint32_t dray__releases_read(dray__releases *page, uint32_t *read, uint32_t out[DRAY__RELEASES]);
-/* Writes on the page what requests wait for. Releases after that are sent as messages; the caller
- * reads the page once more after this call. */
+/* Writes the DRAY__WANT bits of waiting requests on the page. Later releases are sent as messages;
+ * the caller reads the page once more after this call. */
 void dray__releases_want(dray__releases *page, uint32_t wanted);

@@ -27,5 +27,5 @@ enum dray__policy_trait {
        "is not for runs, where rank 0 of the trainer claims for all its ranks, which cannot get "  \
        "unequal counts")
 
-/* Returns the traits of a policy; 0 for a number that is none. */
+/* Returns the traits of a policy; 0 for a number that is not a policy's. */
 unsigned dray__policy_traits(int32_t policy); /* messages.c */

@@ -12,7 +12,7 @@
 
 enum { ASK_AGAIN_US = 1000 };
 
-/* A file's rectangle, read slice by slice into scratch. */
+/* Sums a rectangle in a file, which is read slice by slice into scratch. */
 static int sum_file(const dray_layout *layout, dray_region *source, const dray_block *block,
                     const dray__rect *rect, dray_region **scratch, uint64_t *sum, dray_error *error)
 {
@@ -67,7 +67,7 @@ int dray__sum_rect(const dray_layout *layout, dray_region *const *regions, uint3
     return rc;
 }
 
-/* Those that this process reads itself. */
+/* Sums the pieces that the CPU reads. */
 static int sum_here(const dray_layout *layout, dray_region *const *regions,
                     const dray__pieces *pieces, dray__patience *patience, dray__sums *out,
                     dray_error *error)
@@ -143,7 +143,7 @@ int dray_checksums_compute(const dray_layout *layout, dray_region *const *region
     return rc;
 }
 
-/* Publishers may still be taking them. */
+/* Asks for sums, and repeats while publishers still compute them. */
 static int ask_for_sums(dray__channel *channel, const dray__sums_asked *asked, int64_t deadline_ns,
                         dray__reply *reply, dray_error *error)
 {

@@ -127,7 +127,7 @@ void dray__copy_from_block(dray_copy *copy, const dray_layout *layout, uint32_t 
  * elements. */
 bool dray__copy_reads(const dray_copy *copy, const dray_block *block, const dray__rect *part);
 bool dray__copy_fills(const dray_copy *copy, const dray_block *block, const dray__rect *part);
-/* Returns the part of a copy in rect, which must lie within the copy. */
+/* Returns the part of a copy in rect, which must be within the copy. */
 dray_copy dray__copy_cut(const dray_copy *copy, const dray__rect *rect);
 /* Returns the copy from the dense place to which `in` moves the elements, to their destination. */
 dray_copy dray__copy_onwards(const dray_copy *copy, const dray_copy *in);
@@ -138,7 +138,7 @@ uint64_t dray__copy_to_box(dray_copy *copy, const dray__rect *box, int32_t dtype
 /* Makes the source dense in the same way. */
 void dray__copy_from_box(dray_copy *copy, const dray__rect *box, int32_t dtype, uint64_t offset);
 
-/* Walks the blocks of a tensor that hold some of a rectangle. */
+/* Iterates over the blocks of a tensor that hold parts of a rectangle. */
 typedef struct dray__blocks {
     const dray_block *block;
     uint32_t index;
@@ -149,18 +149,18 @@ typedef struct dray__blocks {
     dray__rect rect;
 } dray__blocks;
 dray__blocks dray__blocks_of(const dray_layout *layout, uint32_t tensor, const dray__rect *rect);
-bool dray__blocks_next(dray__blocks *blocks); /* false: there are no more */
+bool dray__blocks_next(dray__blocks *blocks); /* returns false after the last one */
 
 uint64_t dray__tensor_elements(const dray_tensor_info *tensor);
-/* Of the same dtype and shape. */
+/* Returns true when both have the same dtype and shape. */
 bool dray__tensor_like(const dray_tensor_info *a, const dray_tensor_info *b);
 
 /* Cells are elements that share a scale; `cell` counts them in each dimension. */
 dray__rect dray__transform_rect(const dray_transform *transform);
 /* Returns the cells that a rectangle of elements touches. */
 dray__rect dray__cells_touched(const int64_t *cell, const dray__rect *rect);
-/* Returns the cells that lie in the rectangle; a cell that `whole` cuts off counts as well. Returns
- * false when there are none. */
+/* Gives the cells that are entirely in the rectangle; a cell that is cut off at the end of `whole`
+ * counts as well. Returns false when there are none. */
 bool dray__cells_inside(const int64_t *cell, const dray__rect *whole, const dray__rect *rect,
                         dray__rect *out);
 /* Returns the elements of cells, cut off at the end of `whole`. */
@@ -186,17 +186,17 @@ int dray__copy_all(const dray_layout *from, dray_region *const *sources, const c
 
 /* ---- manifest.c: the sums of a checkpoint's tensors in the metadata of its files */
 #define DRAY__SUMS_KEY "dray.sums"
-/* Adds those of all files of a layout; files without any add nothing. Returns 0, or DRAY_EFORMAT
- * when they are malformed, or not of exactly the file's tensors. */
+/* Adds the sums in all files of a layout; files may have none. Returns 0, or DRAY_EFORMAT when they
+ * are malformed, or not of exactly the file's tensors. */
 int dray__stored_sums(const dray_layout *files, dray__sums *out, dray_error *error);
-/* Of 16 hexadecimal digits; false: it is not that (NULL is not). */
+/* Parses a sum of 16 hexadecimal digits. Returns false for any other text, and for NULL. */
 bool dray__sum_parse(const char *text, uint64_t *out);
 /* Compares the sums in the files with those that were found. DRAY_ECHECKSUM names the first file
  * and tensor that differ. */
 int dray__stored_compare(const dray_layout *files, const dray__sums *stored,
                          const dray__sums *found, dray_error *error);
-/* The same with zeros, for all tensors that have elements: sums that are known only when the bytes
- * are written. */
+/* Returns, for each tensor, the text of its sum in a file's header, with zeros in place of the sum,
+ * which is known only when the bytes are written. NULL for tensors without elements. */
 char **dray__values_later(const dray_layout *layout);
 /* Puts the sums into the headers of the files, over such zeros. */
 int dray__values_set(const dray_layout *files, const dray__sums *sums, dray_error *error);
@@ -208,7 +208,7 @@ dray_region **dray__files_open(const dray_layout *files, int writable, int *rc, 
 void dray__files_close(dray_region **opened, const dray_layout *files); /* NULL is fine */
 /* Waits until everything that was written to the files is on the disk. */
 int dray__files_sync(dray_region *const *opened, const dray_layout *files, dray_error *error);
-/* Of a kind that other processes of this host can map. */
+/* Returns true for a kind that other processes of this host can map. */
 bool dray__region_offered(const dray_region *region);
 /* Offers a region to other processes, by its entry's key. Fails with DRAY_EUNSUPPORTED for a kind
  * that other processes cannot map, and when its GPU's driver does not export the memory. */
@@ -219,19 +219,19 @@ int dray__region_put(dray__channel *channel, const dray_context *context, uint64
 enum { DRAY__HANDLE_PACKED = 1024 };
 int dray__region_handle(const dray_region *region, uint64_t member, uint64_t epoch,
                         const uint8_t *event, uint8_t out[DRAY__HANDLE_PACKED], dray_error *error);
-/* Block `index` of a layout, from one memory of it to another. */
+/* Returns the copy of block `index` between two memories of the same layout. */
 dray_copy dray__block_copy(const dray_layout *layout, uint32_t index);
-/* The same layout, in regions of another kind; regions: of their kinds instead (may be NULL). */
+/* Makes the same layout in regions of another kind, or, if regions is not NULL, of their kinds. */
 int dray__layout_in(const dray_layout *layout, dray_region_kind kind, dray_region *const *regions,
                     dray_layout **out, dray_error *error);
 /* Checks that the regions fit the layout: number, kinds and sizes. */
 int dray__regions_check(const dray_layout *layout, dray_region *const *regions, dray_error *error);
 
-/* A copy of the caller's layout, with the GPUs of its regions (regions may be NULL); packed form
- * appended to `packed` (may be NULL). */
+/* Copies the caller's layout, with the GPUs of its regions (regions may be NULL). Appends the
+ * packed form to `packed`, which may be NULL. */
 int dray__layout_copy(const dray_layout *layout, dray_region *const *regions, dray_layout **out,
                       dray__writer *packed, dray_error *error);
-/* The GPU of a member with this layout, for the planner; 0 when it has none. */
+/* Returns the GPU of a member with this layout, for the planner; 0 when it has none. */
 uint64_t dray__layout_device(const dray_layout *layout);
 dray_region **dray__regions_copy(const dray_layout *layout, dray_region *const *regions);
 
@@ -248,19 +248,19 @@ typedef struct dray__op {
     uint32_t transform;
 } dray__op;
 
-/* Kept with a source, or with all of them, from one update to the next, each by the file that made
+/* `kept` is state that lasts from one update to the next; each item belongs to the file that made
  * it (base/arena.h). */
 typedef struct dray__source {
     uint64_t member, host, token;
     int64_t pid;
-    char *name, *endpoint; /* of its data server; "": none */
+    char *name, *endpoint; /* of its data server; "" when it has none */
     dray_layout *layout;
-    dray_region **regions;    /* imported ones; NULL where not, or where `local` has them */
-    bool local, mapped;       /* mapped: its shared regions can be */
-    bool staged;              /* regions that are not shared are read through its arena */
-    uint64_t slot_bytes;      /* of that arena; 0 when it has none */
-    bool has_delta;           /* behind the layout's regions it has one that holds a delta */
-    bool has_progress;        /* so has an engine's rank on a GPU, of its progress (upload.h) */
+    dray_region **regions; /* entries are NULL when not imported, or when `local` has them */
+    bool local, mapped;    /* mapped: this process can map its shared regions */
+    bool staged;           /* regions that are not shared are read through its arena */
+    uint64_t slot_bytes;   /* of that arena; 0 when it has none */
+    bool has_delta;        /* behind the layout's regions it has one that holds a delta */
+    bool has_progress;     /* it has one with its progress (upload.h): an engine's rank on a GPU */
     struct dray__event *mark; /* the event after which the published bytes are there; NULL when they
                                * are */
     const dray_region *arena; /* the last of `regions`; NULL when not imported */
@@ -269,27 +269,27 @@ typedef struct dray__source {
 
 typedef struct dray__sources {
     uint64_t source_set;              /* 0 for a checkpoint on disk */
-    uint64_t group_set, host;         /* host: the destination's */
-    struct dray__cuda_device *device; /* so is the GPU; NULL when there is none */
+    uint64_t group_set, host;         /* host: of the destination */
+    struct dray__cuda_device *device; /* the destination's GPU, or NULL */
     dray__source *sources;
     uint32_t count;
     dray_plan *plan;
     dray__op *ops; /* in the plan's order */
     uint64_t op_count;
-    uint64_t *transform_ops; /* where those of each transform begin, and the end */
+    uint64_t *transform_ops; /* the first op of each transform, and the end */
     uint32_t *write_blocks;  /* the destination block of each of the plan's writes */
     const char **names;      /* for each destination tensor: the source's name of it */
     bool casts, files;
-    dray__kept *kept;     /* of all of them together; ended before the regions are */
-    dray__sums stored;    /* the sums in a checkpoint's files; empty: they have none */
-    bool imported, ready; /* ready: nothing of it is missing, nor of the cohort */
+    dray__kept *kept;     /* state of all sources together; freed before the regions */
+    dray__sums stored;    /* the sums in a checkpoint's files; may be empty */
+    bool imported, ready; /* ready: the cohort is imported, too */
     /* The ranks that update to the same version at the same time, with this rank. They may change
      * while the plan stays. */
     uint64_t cohort_set;
     dray__source *cohort;
     uint32_t cohort_wanted, cohort_count;
     /* while it is being made */
-    uint32_t wanted;     /* sources; `count` are there */
+    uint32_t wanted;     /* sources; `count` are fetched */
     dray__source *group; /* the group's other ranks, until the plan is made */
     uint32_t group_count;
     uint16_t asked;                      /* the request without an answer yet; 0 when there is
@@ -316,7 +316,7 @@ typedef struct dray__destination {
 int dray__sources_live(uint64_t source_set, uint32_t source_count, uint64_t group_set,
                        const dray__destination *destination, dray__sources **out,
                        dray_error *error);
-/* A checkpoint as the source. */
+/* Makes a checkpoint the source. */
 int dray__sources_disk(const char *path, uint64_t group_set, const dray__destination *destination,
                        dray__sources **out, dray_error *error);
 /* Makes the staging the source: regions like the destination's, followed by DRAY__EXTRA_REGIONS
@@ -331,7 +331,7 @@ int dray__sources_plan(dray__sources *sources, dray__channel *channel, uint64_t 
 /* ops.c: plans, and makes the ops, once the layouts of both sets are there. */
 int dray__sources_prepare(dray__sources *sources, const dray__destination *destination,
                           dray_error *error);
-/* These ops by tensor, otherwise in their order; NULL when out of memory. */
+/* Returns these ops sorted by tensor, else in their order; NULL when out of memory. */
 uint64_t *dray__ops_by_tensor(const dray__sources *sources, const uint64_t *ops, uint64_t count);
 /* Makes the regions that the plan reads reachable, in the same way. */
 int dray__sources_import(dray__sources *sources, dray__channel *channel, uint64_t key,
@@ -348,12 +348,12 @@ void dray__sources_release(const dray__sources *sources, dray__local **held);
 /* regions.c: is this region reached through its member's data server, rather than mapped? */
 bool dray__source_remote(const dray__source *source, uint32_t region, uint64_t host);
 /* remote_nccl.c: returns true when so many bytes are enough for the slots of NCCL from so many
- * publishers. With fewer, data servers bring what NCCL would. */
+ * publishers. With fewer, data servers send the bytes themselves. */
 bool dray__nccl_has_room(uint64_t ceiling, uint32_t sources);
 /* Sets the cohort that updates together with this rank, to be fetched with the plan. set is 0 for
  * none. */
 int dray__sources_cohort(dray__sources *sources, uint64_t set, uint32_t count, dray_error *error);
-/* Forgets the imported regions: the next import makes them anew. */
+/* Forgets the imported regions: the next import makes them again. */
 void dray__sources_close(dray__sources *sources);
 void dray__sources_free(dray__sources *sources);
 

@@ -1,9 +1,9 @@
-/* The messages of weights, which publishers, subscribers and the registry write and read: a struct
- * for each, and a table of its fields (messages.c), which docs/wire.md lists. Sums (weights/sums.h)
- * follow some of them. Timeouts are relative, in nanoseconds. Messages of an opened publisher or
- * subscriber begin with its key, which the answer to its opening has. WEIGHTS_CLOSE, GROUP_STATE,
- * PREFETCH_DROP (this rank's staging is freed) and REGIONS_REVOKED are a key alone. A message is
- * "kept" when its answer waits for an event.
+/* The messages between publishers or subscribers and the registry: a struct for each, and a table
+ * of its fields (messages.c). docs/wire.md lists them. Sums (weights/sums.h) follow some of them.
+ * Timeouts are relative, in nanoseconds. Messages of an opened publisher or subscriber begin with
+ * its key, which the answer to its opening has. WEIGHTS_CLOSE, GROUP_STATE, PREFETCH_DROP (this
+ * rank's staging is freed) and REGIONS_REVOKED are a key alone. A message is "kept" when its answer
+ * waits for an event.
  *
  *  REGION_PUT         has one descriptor; that of GPU memory may have none
  *  UPDATE_SOURCES     TRAINER: of a publisher's own trainer; kept until all ranks are there.
@@ -21,17 +21,19 @@
  *  UPDATE_VOTE        is followed by the sums read, the sums expected (rank 0 of a disk update: the
  *                     sums in the checkpoint's files), u8 held (enum dray__held), and, if that is
  *                     OWN, the sums of the rank's memory by its own names and dtypes. Kept until
- * all ranks have voted. The answer says that the update is committed; errors: aborted (the group
- * keeps its version) or DRAY_ETORN UPDATE_REPORT      has no answer; the registry keeps it, and
- * posts it as a report "update" CHECKSUMS_GET      group "": of the publishers. The sums follow the
- * answer SUBSCRIBER_LEAVE   the group leaves the router's list; kept while other groups read its
- * memory, whose leases end at the deadline ENGINES_WATCH      kept until the list has a newer
- * sequence number, or the deadline REGIONS_MOVE       the publisher's memory has moved. Its
- * versions are withdrawn; the answer is the new id of the set. A layout without bytes: the layout
- * is the same REGIONS_RELEASE    takes the regions back: kept until no group reads them and no
- * member has them mapped, or until the deadline, at which readers are dropped REGIONS_DROP the
- * reader has unmapped the regions that it imported of the set REGIONS_REVOKED    the answer has the
- * sets that this rank has imported and that were taken back
+ *                     all ranks have voted. The answer means that the update is committed. After
+ *                     an error the group keeps its version, or is torn (DRAY_ETORN)
+ *  UPDATE_REPORT      has no answer; the registry keeps it, and posts it as a report "update"
+ *  CHECKSUMS_GET      group "": of the publishers. The sums follow the answer
+ *  SUBSCRIBER_LEAVE   the group leaves the router's list; kept while other groups read its memory.
+ *                     Their leases end at the deadline
+ *  ENGINES_WATCH      kept until the list has a newer sequence number, or the deadline
+ *  REGIONS_MOVE       the publisher's memory has moved. Its versions are withdrawn; the answer is
+ *                     the new id of the set. Without bytes of a layout, the layout is the same
+ *  REGIONS_RELEASE    takes the regions back: kept until no group reads them and no member has
+ *                     them mapped, or until the deadline, at which readers are dropped
+ *  REGIONS_DROP       the reader has unmapped the regions that it imported of the set
+ *  REGIONS_REVOKED    the answer has the sets that this rank has imported and that were taken back
  */
 #pragma once
 
@@ -65,7 +67,7 @@ enum dray__held {
 
 /* PUBLISHER_OPEN (without group), SUBSCRIBER_OPEN (without slot_bytes). */
 typedef struct dray__enrolling {
-    const char *model, *group, *endpoint; /* endpoint: of its data server; "": it has none */
+    const char *model, *group, *endpoint; /* endpoint: of its data server; "" when none */
     uint32_t rank, world, regions;
     uint32_t to_put; /* the regions that will be put; a subscriber whose group others may read puts
                       * all */
@@ -110,7 +112,7 @@ typedef struct dray__member_told {
     uint64_t key, member, host, token, slot_bytes;
     int64_t pid;
     const char *endpoint, *name;
-    bool mapped; /* can its shared regions be? */
+    bool mapped; /* the reader can map its shared regions */
     const void *layout;
     size_t layout_size;
     uint32_t regions;
@@ -136,7 +138,7 @@ typedef struct dray__announcing { /* PUBLISH; sums follow */
 
 typedef struct dray__summing { /* PUBLISH_SUMS; sums follow */
     uint64_t key, version;
-    int32_t code; /* 0 for ok; else they could not be taken */
+    int32_t code; /* 0, or the error with which they could not be computed */
     const char *message;
 } dray__summing;
 
@@ -147,8 +149,8 @@ typedef struct dray__draining { /* PUBLISHER_WAIT */
 
 typedef struct dray__drained { /* its answer */
     uint32_t dropped;
-    const char *names;       /* theirs */
-    uint64_t oldest_attempt; /* that may still read */
+    const char *names;       /* the names of dropped groups */
+    uint64_t oldest_attempt; /* the oldest one that may still read */
 } dray__drained;
 
 typedef struct dray__delivering { /* PUBLISHER_DELIVER */
@@ -170,7 +172,7 @@ typedef struct dray__update_wish { /* UPDATE_BEGIN */
 typedef struct dray__update_begun { /* its answer */
     uint64_t attempt, incarnation, version, source_set, group_set, cohort_set;
     uint8_t mode, source;
-    bool compared, granted; /* granted: UPDATE_WRITING need not be asked: all ranks were prepared */
+    bool compared, granted; /* granted: UPDATE_WRITING is not needed: all ranks were prepared */
     uint32_t sources, ranks, partial_count, cohort;
     const char *const *partial; /* tensors that the group holds in part */
     uint64_t run;               /* of this cohort's update */
@@ -182,7 +184,7 @@ typedef struct dray__writing { /* UPDATE_WRITING */
     int64_t lease_ns;
 } dray__writing;
 
-typedef struct dray__voting { /* UPDATE_VOTE, as far as its sums */
+typedef struct dray__voting { /* UPDATE_VOTE, up to its sums */
     uint64_t key, attempt;
     int32_t code; /* 0 for ok */
     const char *message;
@@ -190,7 +192,7 @@ typedef struct dray__voting { /* UPDATE_VOTE, as far as its sums */
 } dray__voting;
 
 typedef struct dray__committed { /* its answer */
-    uint64_t tensors, bytes;     /* that were compared */
+    uint64_t tensors, bytes;     /* compared ones */
 } dray__committed;
 
 typedef struct dray__update_told { /* UPDATE_REPORT */
@@ -207,7 +209,7 @@ typedef struct dray__sums_asked { /* CHECKSUMS_GET */
     const char *model, *group;
 } dray__sums_asked;
 
-typedef struct dray__sums_told { /* its answer, as far as the sums */
+typedef struct dray__sums_told { /* its answer, up to the sums */
     uint64_t version, incarnation;
 } dray__sums_told;
 
@@ -217,7 +219,7 @@ typedef struct dray__timed { /* SUBSCRIBER_LEAVE, REGIONS_RELEASE */
 } dray__timed;
 
 typedef struct dray__watching { /* ENGINES_WATCH */
-    uint64_t sequence;          /* that is known */
+    uint64_t sequence;          /* of the list that the sender has */
     int64_t timeout_ns;
 } dray__watching;
 

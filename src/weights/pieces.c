@@ -21,7 +21,7 @@ static bool push(dray__pieces *pieces, const dray__rect *rect, uint32_t block, b
 /* Cuts the owned pieces from `from` on: the parts inside `taken` are no longer owned. */
 static bool subtract(dray__pieces *pieces, uint32_t from, const dray__rect *taken)
 {
-    uint32_t end = pieces->count; /* new pieces do not cross it */
+    uint32_t end = pieces->count; /* new pieces do not overlap `taken` */
     for (uint32_t i = from; i < end; i++) {
         dray__rect cross;
         if (!pieces->items[i].owned || !dray__rect_cross(&pieces->items[i].rect, taken, &cross))

@@ -1,4 +1,4 @@
-/* Layouts and regions of callers: checked, copied. */
+/* Checks and copies layouts and regions of callers. */
 #include "base/error.h"
 #include "base/hash.h"
 #include "control/frame.h"
@@ -87,7 +87,7 @@ static bool say_devices(dray_layout *layout, dray_region *const *regions)
     return said;
 }
 
-/* A layout of the caller's may change or go: the wire form makes a copy. */
+/* Copies the caller's layout, which may change or be freed, by packing and unpacking it. */
 int dray__layout_copy(const dray_layout *layout, dray_region *const *regions, dray_layout **out,
                       dray__writer *packed, dray_error *error)
 {
@@ -133,9 +133,9 @@ dray_region **dray__regions_copy(const dray_layout *layout, dray_region *const *
     return copy;
 }
 
-/* Readers get memory that they cannot map for writing, so that a faulty reader damages no other
- * process. Without /proc it is the descriptor itself. So it is for memory that the reader shows to
- * a GPU. Returns -1 with *none when it has no descriptor. */
+/* Opens a descriptor that readers cannot map for writing, so that a faulty reader damages no other
+ * process. Without /proc, and for memory that the reader registers with a GPU, returns the
+ * descriptor itself. Returns -1 with *none when the region has no descriptor. */
 static int open_for_readers(const dray_region *region, bool *none)
 {
     char path[64];

@@ -1,5 +1,5 @@
-/* Rectangles of any shape cut into slices that fit a cache, a file buffer or a bucket: the last
- * dimensions whole, one dimension in part, the first ones singly. */
+/* Cuts rectangles of any shape into slices that fit a cache, a file buffer or a bucket. A slice has
+ * the last dimensions as a whole, one dimension in part, and an extent of 1 in the first ones. */
 #include "model/layout/layout.h"
 #include "mover/mover.h"
 #include "weights/internal.h"
@@ -16,7 +16,7 @@ void dray__slicer_start(dray__slicer *slicer, const dray__rect *whole, uint64_t 
         uint64_t take = fit < 1 ? 1 : fit < extent ? fit : extent;
         slicer->tile[d] = (int64_t)take;
         slicer->at[d] = whole->start[d];
-        /* Only a whole dimension lets the next one be more than one thick. */
+        /* The next dimension has an extent above 1 only if this one is whole. */
         bytes = take == extent ? bytes * take : UINT64_MAX;
     }
 }

@@ -8,7 +8,7 @@
 
 #include <stdlib.h>
 
-/* A waiting caller looks so often whether the sums are still wanted. */
+/* A waiting caller checks at this interval whether the sums are still wanted. */
 #define LOOK_NS (20 * DRAY__MILLISECOND)
 
 struct summed { /* by one GPU */
@@ -145,7 +145,8 @@ static int wait_for(struct summed *gpu, dray__patience *patience, dray_error *er
     return rc;
 }
 
-/* Sums that a caller gave up on go on until their fence comes; their results are dropped. */
+/* Waits for the last run, which a caller may have given up: it goes on until its fence is complete.
+ * Its results are dropped. */
 static int end_last(struct summed *gpu, dray__patience *patience, dray_error *error)
 {
     if (!dray__cuda_job_is_running(gpu->job))

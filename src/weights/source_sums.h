@@ -12,7 +12,7 @@ typedef struct dray__source_sums dray__source_sums;
 /* Returns true when a GPU sums the region's memory. */
 bool dray__sums_by_gpu(const dray_region *region);
 /* Makes the jobs for the owned pieces in such regions; other pieces are left out. The regions are
- * borrowed until dray__source_sums_free. *out NULL: there are no such pieces. */
+ * borrowed until dray__source_sums_free. *out is NULL when there are no such pieces. */
 int dray__source_sums_new(const dray_layout *layout, dray_region *const *regions,
                           const dray__pieces *pieces, dray__source_sums **out, dray_error *error);
 /* The time for which a caller waits for sums. */

@@ -8,10 +8,10 @@ enum { NOWHERE = UINT32_MAX };
 struct dray__sums_form {
     uint32_t references, count;
     uint64_t number;        /* of its contents */
-    dray__named_sum *items; /* their names are the form's; sums are 0 */
+    dray__named_sum *items; /* the form owns their names; sums are 0 */
     dray__map by_name;
-    /* The table that it was last joined with, and the result: the items of `with` are at `at`
-     * there. */
+    /* The form that it was last joined with, and the result. `at` has the indices of the items of
+     * `with` in the result. */
     dray__sums_form *with, *joined;
     uint32_t *at;
 };
@@ -113,7 +113,7 @@ void dray__sums_free(dray__sums *sums)
     *sums = (dray__sums){0};
 }
 
-/* Of a table that has sums alone. */
+/* Makes the items of a table that has only sums. */
 static bool make_items(dray__sums *sums)
 {
     const dray__sums_form *form = sums->form;
@@ -131,7 +131,7 @@ static bool make_items(dray__sums *sums)
     return true;
 }
 
-/* Of a table of a form: the sums alone. */
+/* Makes the array of sums of a table with a form. */
 static bool make_plain(dray__sums *sums)
 {
     if (sums->plain)
@@ -148,7 +148,7 @@ static bool make_plain(dray__sums *sums)
     return true;
 }
 
-/* The table's contents stay the same: the caller does not see that items were made. */
+/* Making the items does not change the table's contents, so that the argument can be const. */
 const dray__named_sum *dray__sums_items(const dray__sums *sums)
 {
     if (sums->plain && !make_items((dray__sums *)sums))
@@ -156,7 +156,7 @@ const dray__named_sum *dray__sums_items(const dray__sums *sums)
     return sums->items;
 }
 
-/* Gives the table names of its own, in the place of those that it borrows. */
+/* Copies the names that the table borrows. */
 static bool own_names(dray__sums *sums)
 {
     char **names = calloc((size_t)sums->count + 1, sizeof *names);
@@ -211,8 +211,8 @@ static dray__named_sum *push_own(dray__sums *sums, const char *name, int32_t dty
     return NULL;
 }
 
-/* The item of a name, made if need be, of a table that follows its expected form as far as it
- * can. */
+/* Returns the item of a name, and adds it if it is new. Uses the names of the expected form while
+ * the items are in its order. */
 static dray__named_sum *item_of(dray__sums *sums, const char *name, int32_t dtype)
 {
     const dray__sums_form *expected = sums->expected;
@@ -234,7 +234,7 @@ bool dray__sums_add(dray__sums *sums, const char *name, int32_t dtype, uint64_t 
 {
     if (sums->plain && !make_items(sums))
         return false;
-    if (sums->form) { /* it changes: of that form no longer */
+    if (sums->form) { /* it no longer has that form */
         sums->expected = sums->form;
         sums->form = NULL;
     }
@@ -296,7 +296,7 @@ dray__sums_form *dray__sums_form_of(dray__sums *sums)
                               .number = number_of(sums),
                               .items = items,
                               .by_name = sums->by_name};
-    sums->by_name = (dray__map){0}; /* names and map are the form's now */
+    sums->by_name = (dray__map){0}; /* the form owns names and map now */
     sums->form = form;
     return form;
 }
@@ -310,7 +310,7 @@ void dray__sums_of_form(dray__sums *sums, dray__sums_form *form, uint64_t *plain
 
 /* ---- joining --------------------------------------------------------------------------------- */
 
-/* Joins item by item, and keeps the result for the next time. */
+/* Joins item by item, and remembers the result for later joins. */
 static bool join_anew(dray__sums *sums, dray__sums *more)
 {
     dray__sums_form *first = dray__sums_form_keep(sums->form);
@@ -334,7 +334,7 @@ static bool join_anew(dray__sums *sums, dray__sums *more)
     return result != NULL;
 }
 
-/* As the notes say: in place. */
+/* Joins as remembered, by adding the sums in place. */
 static bool join_again(dray__sums *sums, const dray__sums *more)
 {
     dray__sums_form *first = sums->form, *joined = first->joined;
@@ -392,7 +392,7 @@ static dray__sums_form *known_form(const dray__sums_forms *forms, uint64_t numbe
     return NULL;
 }
 
-/* In the place of the oldest. Both sides do so in the same order. */
+/* Remembers a form in the place of the oldest. Both sides do so in the same order. */
 static void remember(dray__sums_forms *forms, dray__sums_form *form)
 {
     dray__sums_form **at = &forms->form[forms->next++ % DRAY__SUMS_FORMS];

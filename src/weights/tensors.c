@@ -1,4 +1,4 @@
-/* Lists of handles: per name one a rank. The wire form, little-endian:
+/* Lists of handles: for each name, one handle for each rank. The wire form, little-endian:
  *
  *   magic u32, version u32, flush_cache u32, ranks u32, load_format string, tensors u32,
  *   for each: name string, for each rank: descriptor u32 (2^32 - 1: none), the packed handle;
@@ -25,7 +25,7 @@ enum { FORMAT_MAX = 255, HANDLE_ROOM = 1024, RANKS_MAX = 1 << 16 };
 
 typedef struct rank_entry { /* of one rank */
     dray_handle handle;
-    uint32_t fd; /* index into the list's */
+    uint32_t fd; /* index into the list's descriptors */
 } rank_entry;
 
 typedef struct tensor {
@@ -44,7 +44,7 @@ struct dray_tensor_list {
     int *fds;
     uint32_t fd_count;
     uint64_t fd_capacity;
-    bool owns_fds; /* unpacked */
+    bool owns_fds; /* when it was unpacked */
     /* storages that were opened: by descriptor, then those without one */
     struct storage {
         dray_handle handle;
@@ -94,8 +94,8 @@ void dray_tensor_list_free(dray_tensor_list *l)
     free(l);
 }
 
-/* A place for one more tensor with its entries; NULL when out of memory. It counts once it is
- * whole. */
+/* Makes room for one more tensor with its entries; the caller counts it once it is complete.
+ * Returns NULL when out of memory. */
 static tensor *add_tensor(dray_tensor_list *l, char *name, uint32_t ranks)
 {
     tensor *t = dray__append(&l->tensors, sizeof *t, l->count, &l->capacity);
@@ -112,7 +112,8 @@ static bool same_storage(const dray_handle *a, const dray_handle *b)
            memcmp(a->device, b->device, sizeof a->device) == 0 && strcmp(a->path, b->path) == 0;
 }
 
-/* Descriptors of one storage travel once: the previous tensor's entry is nearly always the one. */
+/* Finds the descriptor in the list, or adds it, so that each storage's is sent once. Nearly always
+ * the previous tensor has the same one. */
 static int place_fd(dray_tensor_list *l, rank_entry *e, int fd, uint32_t rank, dray_error *error)
 {
     e->fd = NO_FD;
@@ -137,7 +138,7 @@ static int take_entry(dray_tensor_list *l, rank_entry *e, const dray_handle *giv
                       uint32_t rank, dray_error *error)
 {
     uint8_t packed[HANDLE_ROOM];
-    int rc = dray_handle_pack(given, packed, sizeof packed, error); /* checks all of it */
+    int rc = dray_handle_pack(given, packed, sizeof packed, error); /* this checks the handle */
     e->handle = (dray_handle)DRAY_HANDLE_INIT;
     if (rc == DRAY_OK)
         rc = dray_handle_unpack(packed, dray_handle_packed_size(), &e->handle, error);
@@ -342,7 +343,7 @@ int32_t dray_tensor_list_flush_cache(const dray_tensor_list *l)
     return l ? l->flush_cache : 0;
 }
 
-/* Index of the storage behind an entry, opened once. */
+/* Gives the index of an entry's storage, which is opened once. */
 static int open_storage(dray_tensor_list *l, const rank_entry *e, uint32_t *index,
                         dray_error *error)
 {
@@ -427,8 +428,8 @@ static int add_source(dray_tensor_list *l, uint32_t index, uint32_t rank, dray_l
     return dray_layout_add_block(source, &block, error);
 }
 
-/* The part of a layout whose tensors are in the list, over the same regions. wanted: of each tensor
- * of the layout, by alias. */
+/* Makes the part of a layout that has the tensors in the list, with the same regions. wanted:
+ * [tensor of the layout], with aliases resolved. */
 static int add_wanted(const dray_layout *layout, const bool *wanted, dray_layout *part,
                       dray_error *error)
 {
@@ -454,7 +455,8 @@ static int add_wanted(const dray_layout *layout, const bool *wanted, dray_layout
     return rc;
 }
 
-/* Both sides as layouts. An alias stands for its tensor: the first of the two names that comes. */
+/* Makes layouts of both sides. An alias stands for its tensor; the first of the two names is used.
+ */
 static int make_sides(dray_tensor_list *l, uint32_t rank, const dray_layout *layout,
                       dray_layout *source, dray_layout *part, dray_error *error)
 {
@@ -468,7 +470,7 @@ static int make_sides(dray_tensor_list *l, uint32_t rank, const dray_layout *lay
         int32_t alias = dray_layout_tensor(layout, t)->alias_of;
         if (alias >= 0 &&
             dray__map_get(&l->names, dray_layout_tensor(layout, (uint32_t)alias)->name, &t))
-            continue; /* its tensor is in the list itself */
+            continue; /* the list has the tensor itself */
         if (alias >= 0) {
             rc = dray__fail(error, DRAY_ENOENT,
                             "tensor %s is another name of %s, which is not in the list",

@@ -1,9 +1,9 @@
 /* Jobs: compiled lists of rectangles, and their replay (cuda.h).
- *
- * Four streams: two that launches of kernels take in turns, so that blocks of one take the places
- * of those of the other as they end, or, of a budget, each half; the copy engines'; and one that
- * reads back what engines wrote, behind them. The first is joined by the others at the end. What a
- * run needs, but its sums, stays in the GPU's memory between runs. */
+ * A job has four streams. Kernel launches alternate between two, so that blocks of the next launch
+ * start as those of the last one end; with a limit on thread blocks each launch gets half of it.
+ * The third stream is for copy engines. The fourth reads back the bytes that the engines wrote,
+ * behind them. At the end the first stream waits for the others. Everything that a run needs,
+ * except its sums, stays in the GPU's memory between runs. */
 #include "mover/cuda/cuda.h"
 
 #include "base/arena.h"
@@ -22,8 +22,8 @@
 enum { KERNEL, SECOND, ENGINE, CHECK, STREAMS };
 enum { BEGUN, MOVED, FINISHED, JOINED, PHASE, SENT, EVENTS };
 enum {
-    BATCH = 1024, /* runs of one call to the engines */
-    LOOK_MS = 100 /* at what a driver without callbacks would not say */
+    BATCH = 1024, /* runs of one call to the copy engines, at most */
+    LOOK_MS = 100 /* between polls: without callbacks a driver does not report a failed kernel */
 };
 #define BATCH_BYTES ((uint64_t)512 << 20)
 
@@ -34,15 +34,15 @@ struct dray__cuda_job {
     uint64_t sum_count;
     dray__gpu_memory *memory; /* pieces | quants | deltas | tiles | sums | most | cursors | stop */
     uint64_t quants_at, deltas_at, tiles_at, sums_at, most_at, cursors_at, stop_at;
-    dray__gpu_memory *back; /* of the host: sums | the word that is written to stop */
+    dray__gpu_memory *back; /* of the host: sums | source of the stop word | given maxima */
     uint64_t stop_word_at;
-    dray__gpu_memory *drafts; /* of the host: descriptors on their way; NULL: never made anew */
+    dray__gpu_memory *drafts; /* of the host: descriptors being uploaded; NULL without a reserve */
     CUstream streams[STREAMS], control;
     CUevent events[EVENTS];
     int fd;
-    bool running, reserved; /* reserved: it may be made anew */
+    bool running, reserved; /* reserved: it may be remade */
     bool paced;
-    uint64_t released; /* launches of the run that the GPU has, of a paced job */
+    uint64_t released; /* of a paced job: launches of the run that are enqueued */
     atomic_bool stopped;
     uint32_t launches;
     int64_t device_ns;
@@ -51,7 +51,7 @@ struct dray__cuda_job {
 /* ---- making -----------------------------------------------------------------------------------
  */
 
-/* Where everything lies in the job's memory. */
+/* Computes the offsets of all parts of the job's memory. */
 static void place_all(dray__cuda_job *job)
 {
     const dray__gpu_program *p = &job->program;
@@ -81,13 +81,13 @@ static void give_memory(dray__cuda_job *job)
     }
 }
 
-/* reserve: bytes of descriptors that a later remake may need; 0: there will be none. */
+/* reserve: bytes of descriptors that a later remake may need; 0 when the job is never remade. */
 static int make_memory(dray__cuda_job *job, uint64_t reserve, dray_error *error)
 {
     uint64_t most = job->sums_at > reserve ? job->sums_at : reserve;
-    uint64_t rest = job->stop_at + 256 - job->sums_at; /* sums and what follows them */
+    uint64_t rest = job->stop_at + 256 - job->sums_at; /* sums and all parts behind them */
     uint64_t back = job->stop_word_at + 256 + job->program.given_most * sizeof(uint32_t);
-    if (reserve) { /* other rectangles need other room for their sums */
+    if (reserve) { /* other rectangles may need more room for sums */
         rest = rest > reserve / 2 ? rest : reserve / 2;
         back = back > reserve / 2 ? back : reserve / 2;
     }
@@ -115,8 +115,8 @@ static int make_streams(dray__cuda_job *job, dray_error *error)
     return dray__fail_cuda(error, result, "streams on %s", job->gpu->device->name);
 }
 
-/* By way of `drafts` where there are such; else this waits for its own stream: what is uploaded is
- * the program's memory, which is freed then. */
+/* Uploads the descriptors through `drafts` if the job has it. Else it uploads from the program's
+ * memory and waits for its own stream, because that memory is freed afterwards. */
 static int upload(dray__cuda_job *job, dray_error *error)
 {
     const dray__cuda *cuda = job->gpu->cuda;
@@ -144,7 +144,7 @@ static int upload(dray__cuda_job *job, dray_error *error)
     return dray__fail_cuda(error, result, "descriptors to %s", job->gpu->device->name);
 }
 
-/* The GPU has them, or `drafts` does. */
+/* Frees the descriptors on the host: the GPU or `drafts` has a copy. */
 static void forget_uploaded(dray__cuda_job *job)
 {
     free(job->program.tiles);
@@ -206,7 +206,7 @@ int dray__cuda_job_new(dray__cuda_device *device, const dray_layout *layout,
     return rc;
 }
 
-/* ---- making anew ------------------------------------------------------------------------------
+/* ---- remaking ---------------------------------------------------------------------------------
  */
 
 static bool has_room(const dray__cuda_job *job)
@@ -215,7 +215,7 @@ static bool has_room(const dray__cuda_job *job)
            job->stop_word_at + 256 <= job->back->bytes && job->sums_at <= job->drafts->bytes;
 }
 
-/* In the context. */
+/* The context is current. */
 static int remake(dray__cuda_job *job, dray__gpu_program *made, uint64_t count, bool may_allocate,
                   dray_error *error)
 {
@@ -225,7 +225,7 @@ static int remake(dray__cuda_job *job, dray__gpu_program *made, uint64_t count, 
     place_all(job);
     if (!has_room(job) && !may_allocate)
         return DRAY_EAGAIN;
-    /* What was uploaded and never started may still be on its way. */
+    /* The upload of a job that was never started may still be under way. */
     job->gpu->cuda->cuStreamSynchronize(job->streams[KERNEL]);
     if (has_room(job)) {
         write_stop_word(job);
@@ -285,7 +285,7 @@ static CUresult move_runs(const dray__cuda *cuda, const dray__gpu_run *runs, uin
     return result;
 }
 
-/* The runs of a phase, from runs[*at] on, to `end` at most. */
+/* Starts the runs of a phase from runs[*at] on, up to `end`. */
 static CUresult start_runs(dray__cuda_job *job, uint32_t phase, uint64_t *at, uint64_t end)
 {
     const dray__gpu_program *p = &job->program;
@@ -302,7 +302,7 @@ static CUresult start_runs(dray__cuda_job *job, uint32_t phase, uint64_t *at, ui
     return result;
 }
 
-/* half: another launch is under way beside it, on the same budget. */
+/* half: another launch runs at the same time, and shares the limit on thread blocks. */
 static int start_step(dray__cuda_job *job, const dray__gpu_step *step, int stream, bool half,
                       dray_error *error)
 {
@@ -316,7 +316,7 @@ static int start_step(dray__cuda_job *job, const dray__gpu_step *step, int strea
     }
     if (step->count < blocks)
         blocks = (uint32_t)step->count;
-    if (step->back) { /* its source is where the engines wrote to */
+    if (step->back) { /* its source is the engines' destination */
         sums += 2 * job->sum_count * sizeof(uint64_t);
         kinds = DRAY__CUDA_SUM_SOURCE;
     }
@@ -337,7 +337,7 @@ static int start_step(dray__cuda_job *job, const dray__gpu_step *step, int strea
                                    job->streams[stream], error);
 }
 
-/* `to` goes on when `from` has done what it was told so far. */
+/* Makes stream `to` wait for everything that is enqueued on `from` so far. */
 static CUresult follow(dray__cuda_job *job, int to, int from, int event)
 {
     const dray__cuda *cuda = job->gpu->cuda;
@@ -345,7 +345,8 @@ static CUresult follow(dray__cuda_job *job, int to, int from, int event)
     return result ? result : cuda->cuStreamWaitEvent(job->streams[to], job->events[event], 0);
 }
 
-/* Boxes are launched in their order: what is read twice is read before it is quantised. */
+/* May this launch overlap the next one? Launches of boxes keep their order, because the maxima of
+ * cells that are read twice must be known before the cells are quantised. */
 static bool may_alternate(const dray__gpu_step *step)
 {
     return step->kernel < DRAY__GPU_dray_most;
@@ -357,7 +358,7 @@ static bool is_step(const dray__gpu_program *p, uint64_t at, uint32_t phase, boo
     return at < p->step_count && p->steps[at].phase == phase && p->steps[at].back == back;
 }
 
-/* The launches of a phase that move, from steps[*at] on. */
+/* Starts the launches of a phase that move data, from steps[*at] on. */
 static int start_steps(dray__cuda_job *job, uint32_t phase, uint64_t *at, dray_error *error)
 {
     const dray__gpu_program *p = &job->program;
@@ -377,7 +378,7 @@ static int start_steps(dray__cuda_job *job, uint32_t phase, uint64_t *at, dray_e
     return result ? dray__fail_cuda(error, result, "copies on %s", job->gpu->device->name) : rc;
 }
 
-/* The runs of a phase, each of which is read back while those after it are under way. */
+/* Starts the copy engines' runs of a phase. Runs are read back while later ones are under way. */
 static int start_engines(dray__cuda_job *job, uint32_t phase, uint64_t *step, uint64_t *run,
                          dray_error *error)
 {
@@ -417,17 +418,18 @@ static void wake(void *user)
     const dray__cuda_job *job = user;
     uint64_t one = 1;
     ssize_t n = write(job->fd, &one, sizeof one);
-    (void)n; /* it is readable in any case */
+    (void)n; /* when this fails, it is readable already */
 }
 
 static void wake_in_any_case(CUstream stream, CUresult result, void *user)
 {
     (void)stream;
-    (void)result; /* poll asks for it */
+    (void)result; /* dray__cuda_job_poll queries it */
     wake(user);
 }
 
-/* Host functions are not called once a kernel failed; callbacks are, while drivers have them. */
+/* Drivers do not call host functions after a kernel failed, but they call callbacks, which newer
+ * drivers may not have. */
 static CUresult wake_behind(dray__cuda_job *job, CUstream stream)
 {
     const dray__cuda *cuda = job->gpu->cuda;
@@ -442,7 +444,7 @@ static void make_unreadable(const dray__cuda_job *job)
         ;
 }
 
-/* Behind the stop word. */
+/* Offset of the given maxima, behind the stop word. */
 static uint64_t most_given_at(const dray__cuda_job *job)
 {
     return job->stop_word_at + 256;
@@ -461,7 +463,7 @@ static CUresult begin(dray__cuda_job *job, const CUevent *events, uint32_t event
     CUresult result = CUDA_SUCCESS;
     for (uint32_t i = 0; !result && i < event_count; i++)
         result = cuda->cuStreamWaitEvent(stream, events[i], 0);
-    if (!result) /* sums, largest elements, the stop word */
+    if (!result) /* sums, maxima, cursors, the stop word */
         result = cuda->cuMemsetD32Async(job->memory->device + job->sums_at, 0, words, stream);
     if (!result && job->program.given_most)
         result = cuda->cuMemcpyHtoDAsync(job->memory->device + job->most_at,
@@ -488,7 +490,7 @@ static CUresult end(dray__cuda_job *job)
     return result ? result : wake_behind(job, stream);
 }
 
-/* The GPU has not got all launches of a paced job. */
+/* Has the paced job launches that are not enqueued yet? */
 static bool holds_back(const dray__cuda_job *job)
 {
     return job->paced && job->released < job->program.step_count;
@@ -519,7 +521,7 @@ int dray__cuda_job_start(dray__cuda_job *job, const CUevent *events, uint32_t ev
         return rc;
     atomic_store(&job->stopped, false);
     rc = start_all(job, events, event_count, error);
-    if (rc) /* what was enqueued ends before anything of the job may be touched */
+    if (rc) /* everything enqueued must end before the job may be changed */
         for (int i = 0; i < STREAMS; i++)
             job->gpu->cuda->cuStreamSynchronize(job->streams[i]);
     dray__cuda_leave();
@@ -532,7 +534,7 @@ uint64_t dray__cuda_job_launch_count(const dray__cuda_job *job)
     return job->program.step_count;
 }
 
-/* All in one stream, so that phases are kept. */
+/* All launches go to one stream, which keeps the order of phases. */
 int dray__cuda_job_release(dray__cuda_job *job, uint64_t count, dray_error *error)
 {
     const dray__gpu_program *p = &job->program;
@@ -549,19 +551,19 @@ int dray__cuda_job_release(dray__cuda_job *job, uint64_t count, dray_error *erro
     return rc;
 }
 
-/* In the context. */
+/* The context is current. */
 static int look(dray__cuda_job *job, dray_error *error)
 {
     const dray__cuda *cuda = job->gpu->cuda;
     bool stopped = atomic_load(&job->stopped);
     float ms = 0;
-    /* Before it is asked: what wakes comes behind what is asked for. */
+    /* Before the query: the callback that makes it readable runs after the event. */
     if (!stopped)
         make_unreadable(job);
     if (holds_back(job))
         return DRAY_EAGAIN;
     CUresult result = cuda->cuEventQuery(job->events[FINISHED]);
-    /* The word that stops must not arrive when the next run has begun. */
+    /* The stop word must not arrive after the next run has begun. */
     if (result == CUDA_SUCCESS && stopped)
         result = cuda->cuStreamQuery(job->control);
     if (result == CUDA_ERROR_NOT_READY)
@@ -623,12 +625,12 @@ void dray__cuda_job_abort(dray__cuda_job *job)
         dray__cuda_enter(job->gpu->device, NULL))
         return;
     const dray__cuda *cuda = job->gpu->cuda;
-    /* After the run has begun by clearing the word. */
+    /* The run begins by clearing the stop word, so this write waits for that. */
     if (cuda->cuStreamWaitEvent(job->control, job->events[BEGUN], 0) == CUDA_SUCCESS)
         cuda->cuMemcpyHtoDAsync(job->memory->device + job->stop_at,
                                 job->back->host + job->stop_word_at, sizeof(uint32_t),
                                 job->control);
-    if (holds_back(job)) { /* what the GPU has not got is left out */
+    if (holds_back(job)) { /* launches that are not enqueued are left out */
         job->released = job->program.step_count;
         end(job);
     }

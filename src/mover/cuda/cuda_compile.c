@@ -1,5 +1,5 @@
-/* The kernels' machine code: built in by nvcc where the library was built, else made by NVRTC (part
- * of every PyTorch) on the first use, and kept on disk for the next process. */
+/* The kernels' machine code. nvcc builds it in where the library is built; else NVRTC (part of
+ * every PyTorch) compiles it at first use, and it is cached on disk for later processes. */
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/io.h"
@@ -56,7 +56,7 @@ static int nvrtc_open(nvrtc *out, dray_error *error)
         return dray__fail(error, DRAY_EUNSUPPORTED,
                           "the GPU's kernels are not compiled, and NVRTC, which would do it, was "
                           "not found: set DRAY_NVRTC_LIBRARY to libnvrtc.so.13 (or .12)");
-    const char *absent = /* the library stays, for the life of the process */
+    const char *absent = /* the library stays open until the process ends */
         dray__symbols_load(library, symbols, sizeof symbols / sizeof *symbols, out);
     return absent ? dray__fail(error, DRAY_EUNSUPPORTED, "NVRTC has no %s", absent) : DRAY_OK;
 }
@@ -110,10 +110,11 @@ int dray__gpu_cubin(int arch, void **out, size_t *size, dray_error *error)
     return rc;
 }
 
-/* ---- kept on disk ------------------------------------------------------------------------------
+/* ---- the cache on disk---------------------------------------------------------------------------
  */
 
-/* In front of a cubin: what it was made of, and whether it is whole. */
+/* The header of a cached cubin: `key` identifies the source, `hash` shows that the file is whole.
+ */
 typedef struct kept_cubin {
     uint64_t key, bytes, hash;
 } kept_cubin;
@@ -127,7 +128,8 @@ static uint64_t key_of(const dray__cuda *cuda, int arch)
     return dray__hash(parts, sizeof parts);
 }
 
-/* False: there is no place for it. Makes the folder. */
+/* Gives the path of a cached cubin and makes its folder. Returns false when there is no folder for
+ * caches. */
 static bool cache_path(uint64_t key, int arch, char *out, size_t size)
 {
     char folder[PATH_MAX];
@@ -159,7 +161,7 @@ static bool cache_read(const char *path, uint64_t key, void **out, size_t *size)
     return fine;
 }
 
-/* What cannot be kept is made again. */
+/* Ignores errors: a cubin that is not cached is compiled again. */
 static void cache_write(const char *path, uint64_t key, const void *cubin, size_t size)
 {
     kept_cubin head = {key, size, dray__hash(cubin, size)};
@@ -183,7 +185,7 @@ int dray__gpu_module(const dray__cuda *cuda, const dray__cuda_device *device, CU
     char path[PATH_MAX];
     void *cubin = NULL;
     size_t size = 0;
-    const char *anew = getenv("DRAY_CUDA_COMPILE"); /* not what was built in */
+    const char *anew = getenv("DRAY_CUDA_COMPILE"); /* ignores the built-in code */
     bool built = dray__gpu_built_size && !(anew && *anew);
     if (built && cuda->cuModuleLoadData(out, dray__gpu_built) == CUDA_SUCCESS)
         return DRAY_OK;

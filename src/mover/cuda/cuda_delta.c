@@ -1,5 +1,5 @@
-/* Deltas as the kernels have them (cuda_delta.h): dimensions in front, the last ones last, and how
- * many elements, or bytes, may go at once. */
+/* Converts deltas to the kernels' form (cuda_delta.h): four dimensions, the tensor's last ones
+ * last, and the number of elements, or bytes, that may be processed at once. */
 #include "base/arena.h"
 #include "base/error.h"
 #include "mover/cuda/cuda_internal.h"
@@ -27,7 +27,7 @@ uint64_t dray__cuda_delta_kept(const dray__cuda_delta *d)
     return bytes;
 }
 
-/* Are all of them multiples of `of`? Rows that are in one piece, and their beginnings. */
+/* Are rows contiguous, and their lengths and addresses multiples of `of` bytes? */
 static bool all_multiples(const dray__gpu_delta *g, bool find, uint32_t of)
 {
     uint64_t bits = g->source, size = g->in;
@@ -44,7 +44,7 @@ static bool all_multiples(const dray__gpu_delta *g, bool find, uint32_t of)
     return dense && bits % of == 0;
 }
 
-/* What kernels know to compare eight or four at once. */
+/* Returns how many elements kernels compare at once: eight, four or one. */
 static uint16_t together(const dray__gpu_delta *g)
 {
     bool narrows = g->from == DRAY_F32 && g->to == DRAY_BF16, same = g->from == g->to;

@@ -1,5 +1,6 @@
-/* The kernels of deltas (weights/delta/delta.h has the format): what changed in a block since its
- * bits were kept, slice by slice, and the reverse. Included by cuda_kernels.cu alone. */
+/* The kernels of deltas (weights/delta/delta.h has the format). One finds the changes of a block
+ * against a copy of its earlier bits, slice by slice; the other applies them. Included by
+ * cuda_kernels.cu alone. */
 #ifndef DRAY_MOVER_CUDA_CUDA_DELTA_H
 #define DRAY_MOVER_CUDA_CUDA_DELTA_H
 
@@ -8,13 +9,13 @@
 #define DELTA_BATCH 4
 #define FULL 0xFFFFFFFFu
 
-/* A slice of a block: where it begins, and how far it goes. */
+/* A slice of a block: its start and extent. */
 typedef struct slice {
     u64 source, base, slot;
     u32 low[4], extent[4], elements;
 } slice;
 
-/* at: its place among the block's slices, whose number it is. */
+/* at: the slice's four coordinates in the block's grid of slices. */
 INLINE slice slice_of(const dray__gpu_delta *d, const u32 *at)
 {
     slice s;
@@ -35,7 +36,7 @@ INLINE slice slice_of(const dray__gpu_delta *d, const u32 *at)
     return s;
 }
 
-/* A position within a box of so much as its four coordinates. */
+/* Gives the four coordinates of a position in a box. */
 INLINE void place_of(const u32 *extent, u32 position, u32 *at)
 {
     UNROLL
@@ -60,15 +61,15 @@ INLINE u64 source_of(const dray__gpu_delta *d, const slice *s, u32 position)
     return address_of(s->source, d->source_stride, at);
 }
 
-/* An element's bits now, as they are sent. */
+/* Returns an element's present bits, in the dtype that is sent. */
 INLINE u64 bits_of(const dray__gpu_delta *d, const slice *s, u32 position)
 {
     u64 bits = load_element(source_of(d, s, position), d->in);
     return d->from == d->to ? bits : convert(bits, d->from, d->to);
 }
 
-/* Σ of the values of the threads before this one; *all: of all. `room` is not that of the last
- * call. */
+/* Returns Σ of the values of the threads before this one; *all is that of all threads. `room` must
+ * not be that of the last call. */
 INLINE u64 block_before(u64 value, u64 *room, u64 *all)
 {
     u64 upto = warp_upto(value), before = 0;
@@ -83,7 +84,7 @@ INLINE u64 block_before(u64 value, u64 *room, u64 *all)
     return before + upto - value;
 }
 
-/* Of eight or four elements beside each other, which ones differ. */
+/* Returns a mask of the elements that differ, among eight or four adjacent ones. */
 INLINE u32 changed_of(const group *now, const group *kept, const u32 from, const u32 to,
                       const u32 out, const u32 each)
 {
@@ -98,8 +99,8 @@ INLINE u32 changed_of(const group *now, const group *kept, const u32 from, const
     return mask;
 }
 
-/* Enters the positions of what changed: masks of `each` elements, a byte for each of a thread's
- * groups, which are THREADS apart from each other. */
+/* Appends the positions of changed elements. `masks` has a byte for each of the thread's groups of
+ * `each` elements; these groups are THREADS apart. Returns the new number of positions. */
 INLINE u32 enter_changed(u32 first, u32 masks, u32 each, u32 found, uint16_t *positions, u64 *room)
 {
     u64 counts = 0, all, before;
@@ -119,7 +120,7 @@ INLINE u32 enter_changed(u32 first, u32 masks, u32 each, u32 found, uint16_t *po
     return found;
 }
 
-/* Positions that changed; returns how many, or more than `most` as soon as there are. */
+/* Finds the positions that changed. Returns their number; it stops once that exceeds `most`. */
 INLINE u32 find_groups(const dray__gpu_delta *d, const slice *s, u32 most, uint16_t *positions,
                        u64 rooms[2][DRAY__GPU_THREADS], const u32 from, const u32 to, const u32 in,
                        const u32 out, const u32 each)
@@ -179,7 +180,7 @@ INLINE u32 find_in(const dray__gpu_delta *d, const slice *s, u32 most, uint16_t 
     return find_singly(d, s, most, positions, rooms);
 }
 
-/* Slots are at multiples of 8. */
+/* Writes a slot. Slots are 8-aligned. */
 INLINE void put_slot(u64 slot, u64 offset, u32 count)
 {
     u32 at[2] = {(u32)offset, (u32)(offset >> 32)}, rest[2] = {count, 0};
@@ -193,7 +194,7 @@ INLINE void get_slot(u64 slot, u32 *v)
     get8(slot + 8, v + 2);
 }
 
-/* The kept bits become those of now, all of them. */
+/* Updates the earlier bits of the whole slice to the present ones. */
 INLINE void keep_all(const dray__gpu_delta *d, const slice *s)
 {
     u32 each = d->word, count = s->elements / each;
@@ -212,7 +213,7 @@ INLINE void keep_all(const dray__gpu_delta *d, const slice *s)
     }
 }
 
-/* Where entries have what: positions, values, steps (weights/delta/delta.h). */
+/* Addresses of the arrays that entries consist of (weights/delta/delta.h). */
 typedef struct listing {
     u64 positions, values, steps, end;
 } listing;
@@ -227,7 +228,7 @@ INLINE listing listing_of(u64 at, u32 count, u32 size)
     return l;
 }
 
-/* The entries of a slice go behind those that others entered; its kept bits become those of now. */
+/* Writes the entries of a slice at `offset` of the store, and updates its earlier bits. */
 INLINE void put_entries(const dray__gpu_delta *d, const slice *s, const uint16_t *positions,
                         u32 count, u64 offset)
 {
@@ -275,7 +276,7 @@ KERNEL(4) dray_delta_find(LAUNCH l)
 
 /* ---- the reader's side ----------------------------------------------------------------------- */
 
-/* What of a slice is in the part that is wanted, counted from the block's beginning. */
+/* The intersection of a slice and the wanted part, in the block's coordinates. */
 typedef struct crossing {
     u32 low[4], extent[4], elements;
 } crossing;
@@ -294,7 +295,7 @@ INLINE crossing crossing_of(const dray__gpu_delta *d, const slice *s)
     return c;
 }
 
-/* All of it, in words. */
+/* Copies the intersection from the block, in words. */
 INLINE void copy_crossing(const dray__gpu_delta *d, const crossing *c)
 {
     u32 per_word = d->word / d->out,
@@ -325,7 +326,8 @@ INLINE void copy_crossing(const dray__gpu_delta *d, const crossing *c)
     }
 }
 
-/* Entries outside the slice are counted, not written: who wrote them is not trusted. */
+/* Applies entries. Returns how many are outside the slice: those are not written, because the
+ * writer of the store is not trusted. */
 INLINE u32 apply_entries(const dray__gpu_delta *d, const slice *s, const crossing *c, u64 offset,
                          u32 count)
 {
@@ -363,7 +365,7 @@ INLINE u32 in_store(const dray__gpu_delta *d, const slice *s, u64 offset, u32 co
            bytes <= d->store_bytes - offset;
 }
 
-/* Sums: bytes of entries that were read, bytes that they stood for, and entries that are wrong. */
+/* Its sums: bytes of entries read, bytes that these entries stand for, and wrong entries. */
 KERNEL(4) dray_delta_apply(LAUNCH l)
 {
     SHARED u32 slots[2][4];

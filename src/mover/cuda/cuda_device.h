@@ -1,6 +1,6 @@
-/* What CUDA C++ and C17 have different names for, so that the kernels are one source for both: see
- * cuda_kernels.h for how they run as C. Then the words, elements and factors that all kernels use.
- * Included by cuda_kernels.cu and its parts alone. */
+/* One name for each construct that CUDA C++ and C17 name differently, so that the kernels are one
+ * source for both (cuda_kernels.h shows how they run as C). Then the loads, stores and checksum
+ * factors that all kernels use. Included by cuda_kernels.cu and its parts alone. */
 #ifndef DRAY_MOVER_CUDA_CUDA_DEVICE_H
 #define DRAY_MOVER_CUDA_CUDA_DEVICE_H
 
@@ -12,7 +12,7 @@ enum { SOURCE = 1, WRITTEN = 2, BACK = 4, SCALES = 8, MOST = 16 }; /* of dray__g
 
 #if defined(__CUDACC__)
 
-/* blocks: that are to fit one multiprocessor, which decides how many registers a thread has. */
+/* blocks: the number that must fit one multiprocessor; it limits the registers of a thread. */
 #define KERNEL(blocks) extern "C" __global__ void __launch_bounds__(DRAY__GPU_THREADS, blocks)
 #define LAUNCH const __grid_constant__ dray__gpu_launch
 #define WATCHING INLINE
@@ -24,10 +24,10 @@ enum { SOURCE = 1, WRITTEN = 2, BACK = 4, SCALES = 8, MOST = 16 }; /* of dray__g
 #define UNROLL _Pragma("unroll")
 #define SYNC() __syncthreads()
 #define SYNC_OR(flag) __syncthreads_or(flag)
-extern __shared__ __align__(16) uint32_t staged[]; /* as many bytes as the launch says */
+extern __shared__ __align__(16) uint32_t staged[]; /* its size is an argument of the launch */
 
-/* What is moved is read once, and comes from memory that other processors write between launches:
- * no first-level cache. What was just written is read back from where it went. */
+/* Data are read once, from memory that other processors write between launches, so loads bypass the
+ * first-level cache. Reading back loads from the second-level cache, where the stores went. */
 INLINE void get16(u64 at, u32 *v)
 {
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -78,7 +78,7 @@ INLINE void put4(u64 at, u32 v)
 {
     asm volatile("st.global.u32 [%0], %1;" ::"l"(at), "r"(v) : "memory");
 }
-/* To and from staged memory. */
+/* Store to and load from staged memory. */
 INLINE void keep16(u32 *room, const u32 *v)
 {
     *(uint4 *)room = make_uint4(v[0], v[1], v[2], v[3]);
@@ -88,7 +88,8 @@ INLINE void kept16(const u32 *room, u32 *v)
     uint4 w = *(const uint4 *)room;
     v[0] = w.x, v[1] = w.y, v[2] = w.z, v[3] = w.w;
 }
-/* Into shared memory, where it is after FETCHED, for other threads after a SYNC. */
+/* Copies 16 or 8 bytes into shared memory asynchronously. The calling thread sees them after
+ * FETCHED, other threads after a SYNC. */
 INLINE void fetch16(void *room, const void *from)
 {
     asm volatile(
@@ -107,7 +108,7 @@ INLINE void fetch8(void *room, const void *from)
 #define AT(type, at) (*(volatile type *)(at))
 #define FLAG(at) (*(const volatile u32 *)(at)) /* written while the kernel runs */
 
-/* Of all threads of a warp, which all come here; the first has it. */
+/* Returns the sum over all threads of a warp, to the first thread. All threads must call it. */
 INLINE u64 warp_sum(u64 value)
 {
     UNROLL
@@ -121,7 +122,7 @@ INLINE u32 warp_most(u32 value)
 }
 #define MOST_OF_HALVES(a, b) __vmaxu2(a, b)
 #define LEAST_OF_HALVES(a, b) __vminu2(a, b)
-/* Two f16, to nearest even. */
+/* Converts two floats to f16, rounded to nearest even. */
 INLINE u32 pair_to_f16(float low, float high)
 {
     u32 pair;
@@ -130,7 +131,7 @@ INLINE u32 pair_to_f16(float low, float high)
 }
 
 #if __CUDA_ARCH__ >= 890
-/* Two at once: to nearest even, what is too large becomes 448, a NaN 0x7F. */
+/* Converts two floats, rounded to nearest even; too large numbers become 448, a NaN 0x7F. */
 #define HAS_E4M3
 INLINE u32 pair_to_e4m3(float low, float high)
 {
@@ -168,7 +169,7 @@ INLINE u32 finite_as_bf16(u32 bits)
 #define TAKE_MORE(p, n) atomicAdd((unsigned long long *)(p), (unsigned long long)(n))
 #define COUNT_BITS(v) ((u32)__popc(v))
 #define LOWEST_BIT(v) ((u32)__ffs((int)(v)) - 1)
-/* Of the warp's threads up to this one. */
+/* Returns the sum over the warp's threads up to this one. */
 INLINE u64 warp_upto(u64 value)
 {
     UNROLL
@@ -183,12 +184,13 @@ INLINE u64 warp_upto(u64 value)
 
 #include <string.h>
 
-/* What is set under a condition is used under the same one: seen where loops are unrolled. */
+/* Variables that are set under a condition are used under the same one. Compilers see that only
+ * where they unroll the loops. */
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 
 #define KERNEL(blocks) void
-/* Reads what is written meanwhile, on purpose. */
+/* Reads memory that another thread writes meanwhile, on purpose. */
 #define WATCHING static __attribute__((no_sanitize("thread")))
 #define LAUNCH dray__gpu_launch
 #define SHARED static _Thread_local
@@ -202,8 +204,7 @@ INLINE u64 warp_upto(u64 value)
 static _Thread_local uint32_t staged[DRAY__GPU_CELL];
 _Thread_local dray__gpu_spot dray__gpu_here;
 
-/* A GPU ends the kernel, and all else in its context, where an address is no multiple of the width.
- */
+/* A misaligned address ends the kernel on a GPU, and everything else in its context. */
 INLINE void *aligned(u64 at, u64 width)
 {
     if (at % width)
@@ -281,10 +282,10 @@ INLINE void MOST_TO(u32 *p, u32 value)
  */
 
 typedef struct words {
-    u32 v[4]; /* what is not loaded is 0 */
+    u32 v[4]; /* words that are not loaded are 0 */
 } words;
 
-/* bytes: 1, 2, 4, 8, 16, a constant where it matters; the address is a multiple of it. */
+/* bytes: 1, 2, 4, 8, 16, a constant where speed matters; the address is a multiple of it. */
 INLINE words load(u64 at, u32 bytes)
 {
     words w = {{0, 0, 0, 0}};
@@ -366,7 +367,7 @@ INLINE u32 column_factor(u64 column)
     return x | 1;
 }
 
-/* One element's part of its row. */
+/* Returns one element's part of its row's sum. */
 INLINE u64 element_sum(u64 bits, u32 size, u64 column)
 {
     if (size == 8)
@@ -375,7 +376,7 @@ INLINE u64 element_sum(u64 bits, u32 size, u64 column)
     return (u64)column_factor(column) * (u32)bits;
 }
 
-/* What a thread has summed of one item. */
+/* A thread's sums of one item. */
 typedef struct totals {
     u64 of[DRAY__GPU_SUMS];
     u32 sum;
@@ -383,7 +384,8 @@ typedef struct totals {
 
 #define NOBODY 0xFFFFFFFFu
 
-/* All threads come here; on to the item `next`. */
+/* Adds the totals to the launch's sums, and starts those of item `next`. All threads must call it.
+ */
 INLINE void flush(const dray__gpu_launch *l, totals *t, u32 next)
 {
     if (t->sum == next)
@@ -404,7 +406,7 @@ WATCHING u32 stopped(const dray__gpu_launch *l)
     return FLAG(l->stop);
 }
 
-/* Eight or four elements beside each other, or one. */
+/* Eight, four or one adjacent elements. */
 typedef struct group {
     u32 v[8];
 } group;
@@ -476,7 +478,7 @@ INLINE u64 group_sum(const group *g, const u32 *factors, u32 size, u32 elements)
     return sum;
 }
 
-/* The largest magnitude, as the bits of an f32. */
+/* Returns the largest magnitude, as the bits of an f32. */
 INLINE u32 group_most(const group *g, u32 from, u32 elements)
 {
     u32 most = 0;
@@ -499,9 +501,9 @@ INLINE u32 group_most(const group *g, u32 from, u32 elements)
 /* ---- threads and tiles --------------------------------------------------------------------------
  */
 
-/* Where a thread stands among `columns` (of words, groups or elements). */
+/* The columns (of words, groups or elements) and rows of a tile that a thread processes. */
 typedef struct stand {
-    u32 column, row, across, down; /* its first ones, and how far it is to the next */
+    u32 column, row, across, down; /* its first column and row, and the steps to its next ones */
 } stand;
 
 INLINE stand stand_in(u32 columns)
@@ -511,7 +513,7 @@ INLINE stand stand_in(u32 columns)
     s.down = THREADS / s.across;
     s.column = THREAD % s.across;
     s.row = THREAD / s.across;
-    if (s.row >= s.down) /* one of those who are too many */
+    if (s.row >= s.down) /* one of the threads left over */
         s.column = columns;
     return s;
 }

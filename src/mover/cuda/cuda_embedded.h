@@ -1,5 +1,5 @@
-/* What cmake/embed.cmake puts into the library: the kernels' source, and what nvcc made of it
- * where the library was built (else empty). */
+/* Data that cmake/embed.cmake puts into the library: the kernels' source, and the machine code that
+ * nvcc made of it where the library was built (else empty). */
 #pragma once
 
 /* XX(variable, the name under which sources include it) */

@@ -1,4 +1,4 @@
-/* What a GPU needs for any job: its kernels, and memory that is kept from one job for the next. */
+/* State of a GPU that all jobs share: its kernels, and memory that one job leaves to the next. */
 #include "base/error.h"
 #include "memory/cuda_memory.h"
 #include "mover/cuda/cuda_internal.h"
@@ -9,7 +9,7 @@
 
 enum { LEAST_MEMORY = 64 << 10, MOST_GPUS = 64, STAGED = DRAY__GPU_CELL * 4 };
 
-static dray__gpu gpus[MOST_GPUS]; /* by the device's index; cuda NULL: not yet */
+static dray__gpu gpus[MOST_GPUS]; /* by the device's index; cuda is NULL until first use */
 static pthread_mutex_t gpus_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static int find_kernels(dray__gpu *gpu, CUmodule module, dray_error *error)
@@ -42,7 +42,7 @@ static int open_gpu(dray__gpu *gpu, dray__cuda_device *device, dray_error *error
     if (!cuda)
         return DRAY_EUNSUPPORTED;
     dray__gpu made = {.cuda = cuda, .device = device};
-    CUmodule module; /* for the life of the process */
+    CUmodule module; /* never unloaded */
     int rc = dray__gpu_module(cuda, device, &module, error);
     if (rc)
         return rc;

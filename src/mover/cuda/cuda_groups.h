@@ -1,6 +1,6 @@
 /* The kernel that quantises in groups of a row's elements (formats.h has the arithmetic): a
- * part of cuda_kernels.cu, included by it alone. A thread has eight elements, so that
- * the threads of a group stand beside each other in a warp; as C one thread has all of a group. */
+ * part of cuda_kernels.cu, included by it alone. A thread processes eight elements,
+ * and the threads of a group are adjacent in a warp; as C, one thread processes a whole group. */
 #ifndef DRAY_MOVER_CUDA_CUDA_GROUPS_H
 #define DRAY_MOVER_CUDA_CUDA_GROUPS_H
 
@@ -8,9 +8,9 @@
 #include "mover/kernels/formats.h"
 
 #if defined(__CUDACC__)
-#define MOST_EIGHTS 1 /* that a thread has of a group */
-/* The largest of the `lanes` threads that have a group; all threads of a warp come here together.
- */
+#define MOST_EIGHTS 1 /* eights of a group that one thread processes */
+/* Returns the largest value among the `lanes` threads of a group. All threads of a warp must call
+ * it. */
 INLINE u32 lanes_most(u32 value, u32 lanes)
 {
     UNROLL
@@ -28,8 +28,8 @@ INLINE u32 lanes_most(u32 value, u32 lanes)
 }
 #endif
 
-/* The rows of a tile, which lie in one matrix: those of the last two dimensions. Addresses are of
- * the matrix's first element, row and zero_row the numbers of its first row in sums. */
+/* The matrix (the last two dimensions) that a tile's rows belong to. Addresses are those of its
+ * first element; row and zero_row are the indices of its first row in sums. */
 typedef struct matrix {
     u64 source, destination, scale, second;
     int64_t source_row, destination_row, scale_row, scale_step;
@@ -72,8 +72,8 @@ INLINE group load_eight(const dray__gpu_quant *q, u64 at, u32 from)
     return g;
 }
 
-/* The largest magnitudes of eight elements; of formats without a zero point, those below 0 count
- * with the others. */
+/* Adds the largest magnitudes of eight elements. In formats without a zero point, negative elements
+ * count together with the others. */
 INLINE void add_extremes(extremes *e, const group *g, const u32 format, const u32 from)
 {
     if (format != INT4_ZERO) {
@@ -90,8 +90,8 @@ INLINE u32 bits_of_code(const u32 format)
     return format == MXFP8 ? 8 : 4;
 }
 
-/* The codes of eight elements, eight bytes or four bits each, by the arithmetic as it is defined.
- */
+/* Returns the codes of eight elements, of eight or four bits each, by the format's definition, with
+ * divisions. */
 OUTLINE u64 define_eight(group g, u32 format, u32 from, format_scale s, u32 as)
 {
     u64 out = 0;
@@ -102,10 +102,10 @@ OUTLINE u64 define_eight(group g, u32 format, u32 from, format_scale s, u32 as)
     return out;
 }
 
-/* The magnitude of E2M1 that is nearest to a finite number. As subnormals and normals of an f32
- * that is 2^126 times smaller have the same bits as E2M1's, but for 22 more of the fraction, one
- * rounding of integers does it. Numbers that the product rounds are within two units in the last
- * place of their own tie, which the callers look for. */
+/* Returns the magnitude of E2M1 that is nearest to a finite number. After a multiplication by
+ * 2^-126 the f32 has the same bits as E2M1, for subnormals and normals, with 22 more bits of
+ * fraction; one integer rounding remains. The product itself is inexact only for numbers within two
+ * units in the last place of a tie, which the callers check. */
 INLINE u32 near_e2m1(u32 f)
 {
     u32 r = FLOAT_BITS(BITS_FLOAT(f & 0x7FFFFFFF) * 1.17549435e-38f); /* 2^-126 */
@@ -113,16 +113,16 @@ INLINE u32 near_e2m1(u32 f)
     return code < 7 ? code : 7;
 }
 
-/* A finite number as one of `as`. */
+/* Rounds a finite number to `as`. */
 INLINE u32 finite_as(u32 bits, const u32 as)
 {
     return as == BF16 ? finite_as_bf16(bits) : round_as(bits, as);
 }
 
 #if defined(__CUDACC__)
-/* Eight elements of bf16 times a power of two, as E2M1, two at once. As an f16 that is 2^14 times
- * smaller, a number has E2M1's bits and 9 more of the fraction; it is exact where a tie is near,
- * because bf16 has 8 bits. */
+/* Converts eight elements of bf16, times a power of two, to E2M1, two at once. An f16 that is 2^14
+ * times smaller has E2M1's bits and 9 more bits of fraction. Near a tie it is exact, because bf16
+ * has 8 bits of precision. */
 INLINE u32 eight_e2m1(const group *g, float by)
 {
     const float small = by * 6.103515625e-5f; /* 2^-14 */
@@ -140,8 +140,8 @@ INLINE u32 eight_e2m1(const group *g, float by)
 }
 #endif
 
-/* The same as define_eight of finite numbers, with products instead of divisions; where a quotient
- * may have another code than its product, define_eight says it. */
+/* Returns the same as define_eight for finite numbers, with multiplications instead of divisions.
+ * Where the quotient's code may differ from the product's, it calls define_eight. */
 INLINE u64 format_eight(const group *g, const u32 format, const u32 from, const format_scale *s,
                         const format_inverse *v, const u32 as)
 {
@@ -195,7 +195,8 @@ INLINE u64 format_eight(const group *g, const u32 format, const u32 from, const 
     return doubt ? define_eight(*g, format, from, *s, as) : codes;
 }
 
-/* Elements of the values' dtype that eight numbers are: bytes, bytes of two, or one word. */
+/* Returns how many elements of the values' dtype hold eight numbers: 8 bytes, 4 bytes with two
+ * numbers each, or one word. */
 INLINE u32 stored_of_eight(const u32 format)
 {
     return format == MXFP8 ? 8 : format >= INT4 ? 1 : 4;
@@ -206,7 +207,7 @@ INLINE u32 stored_size(const u32 format)
     return format >= INT4 ? 4 : 1;
 }
 
-/* The part of a row's sum that they are; factors: of their columns. */
+/* Returns the part of eight numbers in their row's sum. factors: of their columns. */
 INLINE u64 sum_of_eight(u64 eight, const u32 format, const u32 *factors)
 {
     u64 sum = 0;
@@ -218,7 +219,7 @@ INLINE u64 sum_of_eight(u64 eight, const u32 format, const u32 *factors)
     return sum;
 }
 
-/* One by one. */
+/* Stores the elements one by one. */
 INLINE void store_eight(const dray__gpu_quant *q, u64 at, u64 eight, const u32 format)
 {
     for (u32 i = 0; i < stored_of_eight(format); i++)
@@ -227,7 +228,7 @@ INLINE void store_eight(const dray__gpu_quant *q, u64 at, u64 eight, const u32 f
                       stored_size(format));
 }
 
-/* Beside each other, and aligned. */
+/* Stores the elements at once: they are adjacent and aligned. */
 INLINE void put_eight(u64 at, u64 eight, const u32 format)
 {
     u32 v[2] = {(u32)eight, (u32)(eight >> 32)};
@@ -240,8 +241,8 @@ INLINE void put_eight(u64 at, u64 eight, const u32 format)
 /* ---- scales ------------------------------------------------------------------------------------
  */
 
-/* format_scale_of. The exponent of MXFP8's scale is that of most / 448, rounded up: 448 is 1.75 *
- * 2^8, and no quotient rounds to a power of two that it is not. */
+/* Returns the same as format_scale_of. For MXFP8, the scale's exponent is that of most / 448,
+ * rounded up. 448 is 1.75 * 2^8, and no quotient that is not a power of two is rounded to one. */
 INLINE format_scale near_scale(const u32 format, const extremes *e, const u32 as, u32 global)
 {
     if (format != MXFP8 || e->up < 0x06000000 || e->up >= INFINITE)
@@ -251,7 +252,7 @@ INLINE format_scale near_scale(const u32 format, const extremes *e, const u32 as
     return s;
 }
 
-/* Scales are elements of their dtype, at multiples of its size or, in views, anywhere. */
+/* Stores a scale in its dtype. In views, its address may be unaligned. */
 INLINE void store_scale(u64 at, u32 stored, const u32 format, const u32 as)
 {
     if (format < INT4)
@@ -263,8 +264,8 @@ INLINE void store_scale(u64 at, u32 stored, const u32 format, const u32 as)
 /* ---- tiles -------------------------------------------------------------------------------------
  */
 
-/* The rows of one tile; `together` of them have their zero points in one word. fast: elements and
- * codes lie beside each other and are aligned, and dtypes are known to the compiler. */
+/* Quantises the rows of one tile; `together` of them share a word of zero points. fast: elements
+ * and codes are contiguous and aligned, and the compiler knows the dtypes. */
 INLINE void quantise_groups(const dray__gpu_launch *l, const dray__gpu_quant *q, const matrix *m,
                             const u64 *factors, u32 global, totals *t, const u32 fast,
                             const u32 format, const u32 from, const u32 as)
@@ -280,7 +281,7 @@ INLINE void quantise_groups(const dray__gpu_launch *l, const dray__gpu_quant *q,
     const u64 in_step = fast ? in : (u64)q->source_stride[3];
     const u64 out_step = fast ? stored_size(format) : (u64)q->destination_stride[3];
     stand at = stand_in(columns);
-    /* All threads pass through the loops equally often, those without elements, too. */
+    /* All threads make the same number of iterations, also those without elements. */
     for (u32 c = at.column, left = columns; left > 0;
          c += at.across, left -= left < at.across ? left : at.across) {
         u64 eight = (u64)c * own, column = q->start[3] / 8 + eight, scale = eight / eights;
@@ -358,7 +359,7 @@ INLINE void quantise_groups(const dray__gpu_launch *l, const dray__gpu_quant *q,
     }
 }
 
-/* XX(format, dtype of the source, dtype in which scales are computed): known to the compiler */
+/* XX(format, dtype of the source, dtype in which scales are computed): compiled specially */
 #define GROUP_WAYS(XX)                                                                             \
     XX(MXFP8, BF16, 0)                                                                             \
     XX(MXFP8, F32, 0)                                                                              \
@@ -374,7 +375,7 @@ INLINE void quantise_groups(const dray__gpu_launch *l, const dray__gpu_quant *q,
     XX(INT4_ZERO, F32, BF16)                                                                       \
     XX(INT4_ZERO, F32, F32)
 
-/* A kernel for each format, so that none keeps what only another one needs. */
+/* There is a kernel for each format, so that none uses registers for another format. */
 INLINE void each_tile(const dray__gpu_launch *l, u64 *factors, const u32 format)
 {
     totals t = {{0, 0, 0, 0, 0}, NOBODY};
@@ -383,7 +384,7 @@ INLINE void each_tile(const dray__gpu_launch *l, u64 *factors, const u32 format)
         matrix m = matrix_of(q, l->tiles[i].index);
         u32 fast = q->word == 8 && q->packed;
         u32 global = format == NVFP4 ? global_scale_of(l->most[q->first_most], q->as) : 0;
-        if (SYNC_OR((int)stopped(l))) /* and nobody uses the last tile's factors any more */
+        if (SYNC_OR((int)stopped(l))) /* and no thread uses the last tile's factors any more */
             break;
         flush(l, &t, q->sum);
         for (u32 r = THREAD; r < m.last - m.first; r += THREADS)

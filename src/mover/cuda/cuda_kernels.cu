@@ -1,11 +1,11 @@
-/* The GPU's kernels (cuda_kernels.h says what they are given), in the common subset of CUDA C++ and
- * C17: NVRTC or nvcc compiles them, and, where there is no GPU, a C compiler for tests.
+/* The GPU's kernels (cuda_kernels.h has their arguments), in the common subset of CUDA C++ and C17.
+ * NVRTC or nvcc compiles them; for tests without a GPU, a C compiler.
  *
- * Blocks take tiles as they come; of boxes, every BLOCKS-th. A block's threads stand side by side
- * along a tile's columns, as many rows of them as there is room for, so that each meets the same
- * columns in all of its rows: column factors are made once a tile and stay in registers; row
- * factors are made once a tile by all threads together. Right for any number of blocks and, on a
- * GPU, any of whole warps.
+ * A thread block takes the next free tile of pieces, and every BLOCKS-th tile of boxes. Its threads
+ * are laid out along a tile's columns, in as many rows as fit, so that a thread processes the same
+ * columns in all of its rows. Column factors are computed once a tile and stay in registers. All
+ * threads together compute the row factors, once a tile. The result does not depend on the number
+ * of blocks, nor, on a GPU, on the number of whole warps in a block.
  */
 #include "mover/cuda/cuda_device.h"
 #include "mover/cuda/cuda_delta.h"
@@ -51,19 +51,19 @@ INLINE spot spot_of(const dray__gpu_launch *l, const dray__gpu_piece *p, u32 ind
     return at;
 }
 
-/* A block takes the next tile that nobody has: how fast tiles go depends on where they come from.
- * What is known of the tiles that come is fetched while the one at hand is moved, one step at a
- * time, so that nobody waits for it: of the third from now its number, of the second which it is,
- * of the next its piece. */
+/* A block takes the next free tile, because the time of a tile depends on where its source is.
+ * Descriptors of later tiles are fetched while the present one is moved, one step ahead each, so
+ * that no thread waits for them: the number of the third tile from now, the descriptor of the
+ * second, and the piece of the next one. */
 typedef struct room { /* in shared memory */
     dray__gpu_piece piece[2];
     dray__gpu_tile tile[4];
-    u32 number[4]; /* in the launch; count and more: there is none */
+    u32 number[4]; /* in the launch; count or more when there is no tile left */
     u64 factors[DRAY__GPU_ROWS];
 } room;
 
 typedef struct taker {
-    u32 turn, ahead, stop; /* the latter two: the first thread's */
+    u32 turn, ahead, stop; /* only the first thread uses the latter two */
 } taker;
 
 enum { PARTS = sizeof(dray__gpu_piece) / 16 };
@@ -99,7 +99,7 @@ INLINE void begin_tiles(const dray__gpu_launch *l, room *m, taker *t)
     SYNC();
 }
 
-/* The tile at hand; what comes behind it is on its way. False: there is none. */
+/* Gives the present tile, and starts to fetch the next ones. Returns false when none is left. */
 INLINE u32 this_tile(const dray__gpu_launch *l, room *m, taker *t, spot *at)
 {
     if (m->number[t->turn & 3] >= l->count)
@@ -114,7 +114,7 @@ INLINE u32 this_tile(const dray__gpu_launch *l, room *m, taker *t, spot *at)
     return 1;
 }
 
-/* False: to be stopped, for all threads alike. */
+/* Goes to the next tile. Returns false, to all threads alike, when the job is aborted. */
 INLINE u32 next_tile(taker *t)
 {
     t->turn++;
@@ -122,7 +122,7 @@ INLINE u32 next_tile(taker *t)
     return !SYNC_OR((int)t->stop);
 }
 
-/* The tile's row factors, by all threads together. */
+/* Computes the tile's row factors, by all threads together. */
 INLINE void make_factors(const dray__gpu_launch *l, const spot *at, room *m)
 {
     if (!l->wanted)
@@ -132,7 +132,7 @@ INLINE void make_factors(const dray__gpu_launch *l, const spot *at, room *m)
     SYNC();
 }
 
-/* All that kernels of pieces have in common: MOVE is what is done with the tile `at` of `p`. */
+/* The loop of all kernels of pieces: the arguments are the code that moves the tile `at` of `p`. */
 #define TILES(...)                                                                                 \
     SHARED room m;                                                                                 \
     totals t = {{0, 0, 0, 0, 0}, NOBODY};                                                          \
@@ -152,7 +152,8 @@ INLINE void make_factors(const dray__gpu_launch *l, const spot *at, room *m)
 /* ---- rows of words: nothing is converted ------------------------------------------------------
  */
 
-/* Σ of a word's elements; shift: of a word that is less than an element. */
+/* Returns the sum of a word's elements. shift: the word's place in its element, where words are
+ * smaller than elements. */
 INLINE u64 word_sum(const words *w, const u32 *factors, u32 bytes, u32 unit, u32 shift)
 {
     u64 sum = 0;
@@ -178,7 +179,7 @@ INLINE u64 word_sum(const words *w, const u32 *factors, u32 bytes, u32 unit, u32
     return sum;
 }
 
-/* A tile of one row: its columns are met once each. */
+/* Moves a tile of one row, which uses each column once. */
 INLINE void move_line(const spot *at, const u64 *factors, totals *t, const u32 bytes,
                       const u32 unit)
 {
@@ -219,7 +220,7 @@ INLINE void move_line(const spot *at, const u64 *factors, totals *t, const u32 b
     t->of[2] += factors[0] * back;
 }
 
-/* Loads of up to `batch` rows, from row r on. */
+/* Loads words of up to `batch` rows, from row r on. */
 INLINE void load_rows(const spot *at, const stand *s, u32 c, u32 r, words *w, const u32 batch,
                       const u32 bytes)
 {
@@ -230,8 +231,8 @@ INLINE void load_rows(const spot *at, const stand *s, u32 c, u32 r, words *w, co
             w[i] = load(from + (u64)((r + i * s->down) * at->source_stride), bytes);
 }
 
-/* sink: nothing is written; more threads then do less each. Row factors are made while the first
- * loads are under way. */
+/* sink: nothing is written; then more threads do less work each. Row factors are computed while the
+ * first loads are under way. */
 INLINE void move_words(const dray__gpu_launch *l, const spot *at, room *m, totals *t,
                        const u32 bytes, const u32 unit, const u32 sink)
 {
@@ -321,8 +322,8 @@ KERNEL(2) dray_narrow(LAUNCH l)
 /* ---- rows of elements that are converted ------------------------------------------------------
  */
 
-/* As many elements at once as fill 16 bytes on the wider side: then neighbours in a warp read, and
- * write, what is beside each other. */
+/* Moves as many elements at once as fill 16 bytes on the wider side, so that adjacent threads of a
+ * warp read and write adjacent memory. */
 INLINE void cast_rows(const spot *at, const u64 *factors, totals *t, const u32 from, const u32 to)
 {
     const u32 in = size_of(from), out = size_of(to), each = in == 4 || out == 4 ? 4 : 8;
@@ -396,7 +397,7 @@ KERNEL(2) dray_cast(LAUNCH l)
 
 INLINE void any_tile(const dray__gpu_piece *p, const spot *at, const u64 *factors, totals *t)
 {
-    /* What is not converted may have a dtype that is only known by its size. */
+    /* Elements that are not converted may have any dtype; only their size is known. */
     const u32 in = p->unit, out = p->from == p->to ? p->unit : size_of(p->to);
     stand s = stand_in(at->columns);
     for (u32 c = s.column; c < at->columns; c += s.across)
@@ -420,14 +421,16 @@ KERNEL(3) dray_any(LAUNCH l)
     TILES(make_factors(&l, &at, &m); any_tile(p, &at, m.factors, &t);)
 }
 
-/* ---- turned over ------------------------------------------------------------------------------
+/* ---- transposed -------------------------------------------------------------------------------
  */
 
-/* Of a tile; in shared memory its rows are one longer, so that a column meets all banks. */
+/* Side of a tile. In shared memory its rows are one element longer, so that a column uses all
+ * banks. */
 enum { SIDE = 64, TURN_BATCH = 8 };
 
-/* What a thread's k-th element of a tile is, counted along the dimension that is dense on the side
- * that is read, or written. False: the tile, at the tensor's edge, has none there. */
+/* Gives the row and column of element k of a tile, counted along the dimension that is dense on the
+ * side that is read, or written. Returns false when the tile, at the tensor's edge, has no such
+ * element. */
 INLINE u32 turn_element(const spot *at, u32 by_column, u32 k, u32 *row, u32 *column)
 {
     *row = by_column ? k / SIDE : k % SIDE;
@@ -459,7 +462,7 @@ INLINE void turn_in(const dray__gpu_piece *p, const spot *at, u32 by_column, u32
     }
 }
 
-/* Elements are at most 4 bytes, and are at multiples of that. */
+/* Elements have at most 4 bytes and are aligned to their size. */
 KERNEL(4) dray_turn(LAUNCH l)
 {
     SHARED u64 factors[SIDE];

@@ -1,7 +1,7 @@
-/* What the GPU's kernels are given: shared by cuda_kernels.cu and by those who launch it. Plain
- * data in the common subset of C17 and CUDA C++.
+/* The arguments of the GPU's kernels, shared by cuda_kernels.cu and the code that launches it.
+ * Plain data in the common subset of C17 and CUDA C++.
  *
- * As C (tests without a GPU) each kernel is a function that is one thread of one block:
+ * Compiled as C (tests without a GPU), each kernel is a function that runs one thread of one block:
  *
  *     for (uint32_t i = 0; i < blocks; i++)
  *         dray__gpu_here = (dray__gpu_spot){.block = i, .blocks = blocks, .threads = 1}, k(launch);
@@ -24,19 +24,19 @@ typedef long long int64_t;
 enum {
     DRAY__GPU_THREADS = 256,     /* of a block */
     DRAY__GPU_ROWS = 512,        /* of a tile, at most */
-    DRAY__GPU_CELL = 1 << 14,    /* elements of a cell that is read once */
-    DRAY__GPU_GROUP_ROWS = 512,  /* of a tile of groups, at most; eights */
-    DRAY__GPU_GROUP = 256,       /* of a row, that share a scale, at most; 8 times a power of two */
+    DRAY__GPU_CELL = 1 << 14,    /* most elements of a cell that is read once */
+    DRAY__GPU_GROUP_ROWS = 512,  /* of a tile of groups, at most; a multiple of 8 */
+    DRAY__GPU_GROUP = 256,       /* elements of a row that share a scale, at most; 8 * 2^n */
     DRAY__GPU_CHANGED = 1 << 13, /* entries of a slice of a delta, at most */
-    DRAY__GPU_SPARSE = 8, /* slices of which more than one in so many changed go as a whole */
+    DRAY__GPU_SPARSE = 8, /* if more than one element in so many changed, a slice is sent whole */
     DRAY__GPU_SLOT = 16,  /* bytes of a slot of a delta's table */
     DRAY__GPU_BYTES = 2,  /* a scale format: the exponent in a byte, for each row of a cell */
     DRAY__GPU_SUMS = 5    /* kinds of sums: source, written, back, scales, most */
 };
 
-/* A rectangle in the order in which it is walked: two outer dimensions, rows, columns. Columns are
- * those of the tensor, rows everything else. An element of 8 bytes that is not converted counts as
- * two of 4, as in the checksum. */
+/* A rectangle, as kernels iterate over it: two outer dimensions, rows, columns. Columns are those
+ * of the tensor; the other three cover all its other dimensions. An element of 8 bytes that is not
+ * converted counts as two of 4, as in the checksum. */
 typedef struct dray__gpu_piece {
     uint64_t source, destination; /* addresses of the first element; destination 0: none */
     uint64_t row, column;         /* in the tensor, flattened (mover/kernels/checksum.h) */
@@ -46,23 +46,23 @@ typedef struct dray__gpu_piece {
     uint32_t extent[3], columns;
     uint32_t tile_rows, tile_columns; /* of a tile */
     uint32_t row_tiles, column_tiles;
-    uint32_t sum;      /* whose sums */
+    uint32_t sum;      /* index of its sums */
     uint16_t from, to; /* dray_dtype */
-    uint16_t unit;     /* bytes of an element, where nothing is converted */
-    uint16_t word;     /* bytes that are moved at once; elements, in conversions */
+    uint16_t unit;     /* bytes of an element, unless converted */
+    uint16_t word;     /* bytes moved at once; in conversions, elements */
     uint16_t turned;   /* the destination's rows are the source's columns */
     uint16_t reserved[5];
-} dray__gpu_piece; /* whole 16 bytes: it is fetched in such */
+} dray__gpu_piece; /* a multiple of 16 bytes: kernels load it in words of 16 */
 
 /* A box in cells. Four dimensions, the tensor's last ones last. */
 typedef struct dray__gpu_quant {
     uint64_t source, destination, scales;
-    uint64_t first_most; /* into `most`: of its first cell, where cells are read twice */
+    uint64_t first_most; /* index of its first cell in `most`, where cells are read twice */
     int64_t source_stride[4], destination_stride[4], scale_stride[4];
     uint64_t start[4]; /* global */
     uint64_t extent[4], cell[4];
     uint64_t shape[4], scale_shape[4]; /* of the tensor, of its scales */
-    uint64_t cells[4], first_cell[4];  /* of the box; the number of its first one in the tensor */
+    uint64_t cells[4], first_cell[4];  /* of the box; index of its first one in the tensor */
     uint32_t strips; /* tiles of a cell, or, of groups, of a matrix: ranges of its rows */
     uint32_t sum;
     uint16_t from, to;     /* dray_dtype */
@@ -78,26 +78,26 @@ typedef struct dray__gpu_quant {
     uint16_t reserved;
 } dray__gpu_quant;
 
-/* A block whose changes are found, or (part of) one that is brought up to date
+/* A block whose changes are found, or a block, or part of one, to which changes are applied
  * (weights/delta/delta.h). Four dimensions, the tensor's last ones last. */
 typedef struct dray__gpu_delta {
-    uint64_t source;             /* the block's first element; applying: 0: there is none to copy */
+    uint64_t source; /* the block's first element; when applying, 0 if nothing is copied from it */
     uint64_t table, store;       /* the block's first slot; the region */
     uint64_t store_bytes, begin; /* of it; where entries begin */
-    uint64_t base, pitch; /* kept bits, slice by slice, and how far it is to the next slice's */
+    uint64_t base, pitch; /* the earlier bits, slice by slice, and the bytes from slice to slice */
     uint64_t destination; /* of the part's first element */
     int64_t source_stride[4], destination_stride[4];
     uint32_t extent[4], tile[4], slices[4]; /* of the block, of a slice; how many slices */
     uint32_t low[4], wanted[4];             /* the part, counted from the block's beginning */
-    uint32_t first[4], crossed[4];          /* slices in which it is */
+    uint32_t first[4], crossed[4];          /* the slices that it overlaps */
     uint32_t sum;
     uint16_t from, to; /* dray_dtype: as it is stored, as it is sent */
     uint16_t in, out;  /* their bytes */
-    uint16_t word; /* finding: elements at once, 8, 4 or 1; else bytes that are copied at once */
-    uint16_t stepping; /* applying: elements with a step other than 0 are moved by it */
+    uint16_t word;     /* finding: elements at once, 8, 4 or 1; applying: bytes copied at once */
+    uint16_t stepping; /* applying: a step other than 0 is added to the element */
 } dray__gpu_delta;
 
-/* A part of a piece or box: the tile of that number. */
+/* Tile number `index` of a piece, box or delta. */
 typedef struct dray__gpu_tile {
     uint32_t piece, index;
 } dray__gpu_tile;
@@ -110,16 +110,16 @@ typedef struct dray__gpu_launch {
     uint64_t *sums;              /* DRAY__GPU_SUMS arrays */
     uint64_t sum_count;          /* of one */
     uint32_t *most;              /* largest magnitudes, as bits of f32 */
-    const uint32_t *stop;        /* not 0: go no further */
-    uint32_t *cursor;            /* tiles of pieces that were taken: 0 at first */
+    const uint32_t *stop;        /* kernels end when it is not 0 */
+    uint32_t *cursor;            /* tiles taken so far, 0 at first */
     uint32_t count;              /* tiles */
     uint32_t wanted;             /* bit set of sums */
 } dray__gpu_launch;
 
-/* words: rows of 16-byte words, nothing converted. bytes: the same, whose elements are bytes. sum:
- * both, summed alone. narrow: the same in
- * smaller words. cast: rows of elements, 8 at once. any: one element at a time, any strides. turn:
- * through shared memory. most, quantise, dequantise, groups, largest, globals: boxes. */
+/* words: rows in 16-byte words, not converted. bytes: the same for elements of one byte. sum: sums
+ * such rows without a copy. narrow: the same as words, in smaller words. cast: converts rows, 8
+ * elements at once. any: one element at a time, any strides. turn: transposes through shared
+ * memory. most, quantise, dequantise, the formats, largest, globals: boxes. */
 #define DRAY__GPU_KERNELS(XX)                                                                      \
     XX(dray_words)                                                                                 \
     XX(dray_bytes)                                                                                 \

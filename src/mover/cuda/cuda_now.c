@@ -1,12 +1,13 @@
-/* One thing at once on a GPU, waited for: what movers between a GPU and anything else are made of,
- * and sums of regions that the CPU cannot address. */
+/* Calls that do one operation on a GPU and wait for it: copies between a GPU and host memory, for
+ * movers, patches, and sums of regions that the CPU cannot address. */
 #include "base/error.h"
 #include "model/layout/layout.h"
 #include "mover/cuda/cuda_internal.h"
 
 #include <string.h>
 
-/* Of host memory: data | pieces | tiles | sums. Of the GPU's: pieces | tiles | sums | stop. */
+/* The layout of the host's memory: data | pieces | tiles | sums; of the GPU's: pieces | tiles |
+ * sums | stop. */
 enum {
     PIECES = 3, /* of one rectangle */
     SUMS = 64,  /* rectangles that are summed at once */
@@ -65,8 +66,8 @@ int dray__cuda_bounce_reserve(dray__cuda_device *device, dray_error *error)
     return rc;
 }
 
-/* Uploads the tiles from number `first` on, and lets `kernel` do them. summed: how many sums of
- * sources there are. Waits for nothing. */
+/* Uploads the tiles from `first` on and launches `kernel` on them. summed: the number of sums of
+ * sources. Does not wait. */
 static int launch(dray__gpu *gpu, int kernel, uint32_t first, uint32_t tiles, uint32_t summed,
                   dray_error *error)
 {
@@ -93,8 +94,7 @@ static int launch(dray__gpu *gpu, int kernel, uint32_t first, uint32_t tiles, ui
     return dray__gpu_launch_kernel(gpu, kernel, blocks, 0, &l, gpu->bounce_stream, error);
 }
 
-/* Waits for all launches, also where one failed (rc), and fetches `count` numbers from where the
- * sums are. */
+/* Waits for all launches, also after a failure (rc), and reads back the first `count` sums. */
 static int finish(dray__gpu *gpu, int rc, uint64_t *sums, uint32_t count, dray_error *error)
 {
     uint8_t *host = gpu->bounce->host + HOST_SUM;
@@ -112,7 +112,7 @@ static int finish(dray__gpu *gpu, int rc, uint64_t *sums, uint32_t count, dray_e
     return DRAY_OK;
 }
 
-/* Zeroes the sums, and uploads descriptors from where they lie in the bounce memory. */
+/* Zeroes the sums and uploads the descriptors from the host's bounce memory. */
 static int upload(dray__gpu *gpu, size_t bytes, dray_error *error)
 {
     const dray__cuda *cuda = gpu->cuda;
@@ -126,7 +126,7 @@ static int upload(dray__gpu *gpu, size_t bytes, dray_error *error)
 }
 
 /* Moves or sums pieces that are uploaded. Tiles of pieces of one kernel are launched together.
- * summed: how many sums there are; 0: none. */
+ * summed: the number of sums, or 0. */
 static int run_pieces(dray__gpu *gpu, const dray__gpu_piece *pieces, const int *kernels,
                       uint32_t count, uint32_t summed, dray_error *error)
 {
@@ -208,7 +208,7 @@ int dray__cuda_bounce(const dray_region *region, const dray__cuda_place *place, 
 
 /* ---- deltas ---------------------------------------------------------------------------------- */
 
-/* Entries lie where data do, slots behind the descriptors in the pieces' room. */
+/* Entries are in the place of data; slots are behind the descriptors, in the place of pieces. */
 static int patch(dray__gpu *gpu, const dray_region *region, const dray__cuda_patch *patches,
                  uint32_t count, size_t bytes, dray_error *error)
 {

@@ -1,5 +1,5 @@
-/* Rectangles become what the GPU's kernels walk: rows and columns, in words as wide as alignment
- * allows, cut into tiles. */
+/* Converts rectangles to the pieces that the GPU's kernels process: rows and columns, in words as
+ * wide as alignment allows, cut into tiles. */
 #include "base/error.h"
 #include "mover/cuda/cuda_internal.h"
 #include "mover/kernels/rect.h"
@@ -47,7 +47,8 @@ static bool continues(const dimension *outer, const dimension *inner)
            outer->extent * inner->extent <= MOST_EXTENT;
 }
 
-/* As few outer dimensions as possible. tensor NULL: no sums are wanted, rows have no number. */
+/* Merges dimensions, so that as few outer ones as possible remain. tensor is NULL when no sums are
+ * wanted; then rows have no index. */
 static shape shape_of(const dray__cuda_item *item, const dray_tensor_info *tensor)
 {
     const dray_copy *c = &item->copy;
@@ -81,7 +82,7 @@ static shape shape_of(const dray__cuda_item *item, const dray_tensor_info *tenso
     return s;
 }
 
-/* The dimension whose steps are tiles' rows goes last. */
+/* Moves the dimension whose steps are the tiles' rows to the end. */
 static void rows_last(shape *s, uint32_t rows)
 {
     dimension d = s->outer[rows];
@@ -99,7 +100,7 @@ static uint32_t longest(const shape *s)
     return best;
 }
 
-/* An outer dimension along which elements are beside each other on one side; outers: none. */
+/* Returns an outer dimension along which elements are adjacent on one side, or `outers`. */
 static uint32_t dense_outer(const shape *s, bool source, int64_t size)
 {
     for (uint32_t d = 0; d < s->outers; d++)
@@ -138,13 +139,13 @@ static uint32_t divide_up(uint64_t n, uint64_t by)
     return (uint32_t)((n + by - 1) / by);
 }
 
-/* How many of `columns` words, groups or elements a tile has, so that few threads of a block have
- * nothing to do: threads stand in whole rows. Wide tiles are better, but not by much; lines of
- * memory stay whole. */
+/* Returns how many of `columns` words, groups or elements a tile has, such that few threads of a
+ * block are idle: threads are laid out in whole rows. A narrower tile must save at least a tenth of
+ * the steps, and its width is a multiple of LINE. */
 static uint32_t tile_width(uint32_t columns)
 {
     enum { LINE = 8, MOST_PARTS = 8 };
-    const uint32_t one = 1 << 10; /* of what all threads do at once */
+    const uint32_t one = 1 << 10; /* steps are counted in 1/1024 of a block's pass */
     uint32_t width = columns < DRAY__GPU_THREADS ? columns : DRAY__GPU_THREADS, widest = width;
     uint64_t least = UINT64_MAX;
     for (uint32_t parts = 1; parts <= MOST_PARTS; parts++) {
@@ -162,7 +163,8 @@ static uint32_t tile_width(uint32_t columns)
     return width;
 }
 
-/* per: columns that count as one; bytes: of one of those; batch: of them a thread has at once. */
+/* Cuts a piece into tiles. per: columns that are moved as one unit; bytes: of a unit; batch: units
+ * that a thread loads before it stores. */
 static void cut(dray__gpu_piece *p, uint32_t per, uint32_t bytes, uint32_t batch,
                 uint64_t tile_bytes)
 {
@@ -175,7 +177,7 @@ static void cut(dray__gpu_piece *p, uint32_t per, uint32_t bytes, uint32_t batch
         rows = p->extent[2];
     p->tile_rows = (uint32_t)rows;
     p->tile_columns = width * per;
-    /* A single row is read in one go, as far as a tile may go. */
+    /* A tile of a single row may be as long as tile_bytes. */
     if (rows == 1 && tile_bytes / bytes > width)
         p->tile_columns = (uint32_t)(tile_bytes / bytes < p->columns / per ? tile_bytes / bytes
                                                                            : p->columns / per) *
@@ -192,7 +194,7 @@ uint64_t dray__gpu_tiles_of(const dray__gpu_piece *p)
 /* ---- ways -------------------------------------------------------------------------------------
  */
 
-/* The largest power of two, at most `most`, that everything is a multiple of. */
+/* Returns the largest power of two, at most `most`, that divides all numbers ORed into bits. */
 static uint32_t common(uint64_t bits, uint32_t most)
 {
     while (most > 1 && bits % most != 0)
@@ -209,7 +211,7 @@ static uint64_t stride_bits(const dray__gpu_piece *p)
     return bits;
 }
 
-/* Some of the columns of p. */
+/* Returns the piece that has `count` of the columns of p. */
 static dray__gpu_piece part_of(const dray__gpu_piece *p, uint32_t first, uint32_t count,
                                uint32_t from, uint32_t to)
 {
@@ -221,8 +223,8 @@ static dray__gpu_piece part_of(const dray__gpu_piece *p, uint32_t first, uint32_
     return part;
 }
 
-/* Rows that are dense on both sides and stay as they are: what can go in whole words, and what is
- * before and after it. */
+/* Makes pieces of rows that are dense on both sides and not converted: the part that can be moved
+ * in whole words, and the parts before and after it. */
 static uint32_t copy_pieces(const dray__gpu_piece *p, uint64_t tile_bytes, dray__gpu_piece out[3],
                             int kernels[3])
 {
@@ -249,7 +251,7 @@ static uint32_t copy_pieces(const dray__gpu_piece *p, uint64_t tile_bytes, dray_
                        : sink        ? DRAY__GPU_dray_sum
                        : unit == 1   ? DRAY__GPU_dray_bytes
                                      : DRAY__GPU_dray_words;
-        /* Words that are less than an element: its columns stay whole. */
+        /* Where words are smaller than elements, tiles have whole elements. */
         if (width > unit)
             cut(made, width / unit, width, 8, tile_bytes);
         else
@@ -263,7 +265,8 @@ static bool groups_known(int32_t from, int32_t to)
     return from >= DRAY_F32 && from <= DRAY_F16 && to >= DRAY_F32 && to <= DRAY_F16;
 }
 
-/* Rows that are dense on both sides and are converted: several elements at once, then the rest. */
+/* Makes pieces of rows that are dense on both sides and converted: several elements at once, then
+ * the rest. */
 static uint32_t cast_pieces(const dray__gpu_piece *p, uint32_t to, uint64_t tile_bytes,
                             dray__gpu_piece out[3], int kernels[3])
 {
@@ -294,7 +297,7 @@ static uint32_t strided_piece(shape *s, const dray_copy *c, uint32_t from, uint3
     uint32_t other = s->outers;
     if (s->destination && from <= 4 && to <= 4 && in_columns != out_columns)
         other = dense_outer(s, !in_columns, in_columns ? to : from);
-    /* Elements that are not where their size would have them go one by one. */
+    /* Elements that are not aligned to their size are moved one by one. */
     for (uint32_t d = 0; d < s->outers; d++)
         if (s->outer[d].source_stride % from || s->outer[d].destination_stride % to)
             other = s->outers;
@@ -330,7 +333,7 @@ uint32_t dray__gpu_pieces_of(const dray__cuda_item *item, const dray_tensor_info
     if (!s.destination)
         to = from;
     bool same = !s.destination || c->source_dtype == c->destination_dtype;
-    if (s.columns.extent == 1) { /* its strides say nothing */
+    if (s.columns.extent == 1) { /* its strides do not matter */
         s.columns.source_stride = from;
         s.columns.destination_stride = to;
     }

@@ -1,5 +1,5 @@
-/* Turns a list of items into tiles for a GPU's kernels, in an order in which all links are busy
- * at once, and into runs for its copy engines. */
+/* Converts a list of items to tiles for a GPU's kernels, in an order that keeps all links busy, and
+ * to runs for its copy engines. */
 #include "base/array.h"
 #include "base/error.h"
 #include "mover/cuda/cuda_internal.h"
@@ -19,7 +19,7 @@ typedef struct work {
     uint64_t behind;       /* for reading back: the runs with smaller numbers wrote it */
     uint64_t tiles, bytes; /* of all tiles */
     uint32_t shared;
-    /* How long a byte takes, in units of what NEAR takes for a byte of whole words. */
+    /* The time of a byte, in units of the time of a byte in whole words over NEAR. */
     uint32_t weight;
 } work;
 
@@ -134,7 +134,7 @@ static bool add_runs(program_builder *b, const dray__cuda_item *item)
     }
 }
 
-/* Bytes that copy engines wrote are read back where they lie. */
+/* Returns the item that sums the bytes that copy engines wrote at the item's destination. */
 static dray__cuda_item back_item(const dray__cuda_item *item)
 {
     dray__cuda_item back = *item;
@@ -245,7 +245,7 @@ bool dray__cuda_groups(int64_t group)
     return group >= 8 && group <= DRAY__GPU_GROUP && (group & (group - 1)) == 0;
 }
 
-/* Elements of a tile of groups: as many as make little of what a thread does once for a tile. */
+/* Elements of a tile of groups: enough to make the work that is done once a tile negligible. */
 enum { GROUP_TILE = 4 * DRAY__GPU_CELL };
 
 /* Fills the fields that only boxes of groups have. */
@@ -353,7 +353,7 @@ static const int kernel_of_format[] = {[DRAY_QUANT_MXFP8] = DRAY__GPU_dray_mxfp8
                                        [DRAY_QUANT_INT4] = DRAY__GPU_dray_int4,
                                        [DRAY_QUANT_INT4_ZERO] = DRAY__GPU_dray_int4_zero};
 
-/* The elements of a group are in one row, which is read once. */
+/* Adds a box of groups. Its elements are read once. */
 static bool add_groups(program_builder *b, const dray__cuda_quant *q, dray__gpu_quant *g,
                        uint64_t number)
 {
@@ -389,10 +389,10 @@ static bool add_box(program_builder *b, const dray__cuda_quant *q, const dray_te
     uint64_t in = dray_dtype_size((dray_dtype)g.from), out = dray_dtype_size((dray_dtype)g.to);
     bool quantise = q->kind == DRAY_TRANSFORM_QUANTISE;
     bool most = q->kind == DRAY_TRANSFORM_MOST;
-    uint64_t strip = most ? GROUP_TILE : DRAY__GPU_CELL; /* those of MOST are not staged */
+    uint64_t strip = most ? GROUP_TILE : DRAY__GPU_CELL; /* boxes of MOST are not staged */
     uint64_t strips = (elements + strip - 1) / strip;
     g.strips = (uint32_t)(strips < rows ? strips : rows);
-    /* One row that is too long for the staging is read twice, too. */
+    /* A single row that is too long to be staged is read twice, too. */
     if (quantise && elements > DRAY__GPU_CELL && g.strips < 2)
         g.strips = 2;
     g.sum = (uint32_t)number;
@@ -492,7 +492,8 @@ static bool same_step(const work *a, const work *b)
     return a->phase == b->phase && a->back == b->back && a->kernel == b->kernel;
 }
 
-/* The rest of a lane. The lanes' rests are interleaved so that all lanes end at the same time. */
+/* The tiles of a lane that are not placed yet. Lanes are interleaved such that all end at the same
+ * time. */
 typedef struct lane {
     const work *at, *end;
     uint64_t tile;       /* of *at */
@@ -597,7 +598,7 @@ static int by_phase(const void *left, const void *right)
     return a->number < b->number ? -1 : 1;
 }
 
-/* Within a phase the lanes take turns, one run each. */
+/* Interleaves the lanes within each phase, one run of each in turn. */
 static bool order_runs(dray__gpu_program *p)
 {
     dray__gpu_run *sorted = malloc((p->run_count + 1) * sizeof *sorted);
@@ -642,11 +643,11 @@ static int by_need(const void *left, const void *right)
     return a->first < b->first ? -1 : 1;
 }
 
-/* Reading back begins as soon as the runs that wrote the bytes have ended, in their order. The
- * numbers of runs become places in that order. */
+/* Orders steps such that reading back begins as soon as the runs that wrote the bytes have ended.
+ * `behind` is converted from numbers of runs to positions in their order. */
 static bool order_steps(dray__gpu_program *p)
 {
-    /* Behind all runs with smaller numbers. */
+    /* places[n]: the position behind all runs with numbers smaller than n. */
     uint64_t *places = calloc(p->run_count + 1, sizeof *places);
     if (!places)
         return false;

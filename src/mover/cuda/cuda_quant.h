@@ -1,5 +1,5 @@
-/* The kernels that quantise boxes of tensors in cells, and back: a part of cuda_kernels.cu,
- * included by it alone. A block has a strip of a cell at a time. */
+/* The kernels that quantise boxes of tensors in cells, and dequantise them. Included by
+ * cuda_kernels.cu alone. A thread block processes one strip of a cell at a time. */
 #ifndef DRAY_MOVER_CUDA_CUDA_QUANT_H
 #define DRAY_MOVER_CUDA_CUDA_QUANT_H
 
@@ -12,19 +12,19 @@
 
 /* A strip of a cell: some of its rows, which are all dimensions but the last. */
 typedef struct strip {
-    u64 source, destination, scale, cell; /* cell: its number */
+    u64 source, destination, scale, cell; /* cell: its index */
     u64 start[4];                         /* global */
     u64 scale_row, scale_column;
-    u64 row;                    /* the cell's first, in the tensor */
+    u64 row;                    /* the cell's first row in the tensor */
     u32 extent[4], first, last; /* rows */
-    u32 flat;                   /* rows go along one dimension */
+    u32 flat;                   /* all rows are along one dimension */
 } strip;
 
 INLINE strip strip_of(const dray__gpu_quant *q, u32 index)
 {
     strip s;
-    /* Each thread does this for each strip: divisions are of 32 bits, and where there is something
-     * to divide. */
+    /* Each thread does this for each strip, so divisions are of 32 bits, and left out where the
+     * divisor is 1. */
     u32 strips = q->strips, rest = strips == 1 ? index : index / strips, at[4];
     u32 part = index - rest * strips;
     s.cell = rest;
@@ -46,7 +46,7 @@ INLINE strip strip_of(const dray__gpu_quant *q, u32 index)
         s.extent[d] = (u32)((high < end ? high : end) - s.start[d]);
         s.source += (s.start[d] - q->start[d]) * (u64)q->source_stride[d];
         s.destination += (s.start[d] - q->start[d]) * (u64)q->destination_stride[d];
-        /* Bytes are by row: they begin with the cell's first. */
+        /* Scales of one byte are per row: the strip's begin with the cell's first row. */
         s.scale += (q->scale_format == BYTES && d < 3 ? s.start[d] - q->start[d] : at[d]) *
                    (u64)q->scale_stride[d];
         if (d < 3)
@@ -84,7 +84,7 @@ INLINE line line_of(const dray__gpu_quant *q, const strip *s, u32 row)
     return n;
 }
 
-/* The largest of all threads' values, for all of them; `room` has one for each warp. */
+/* Returns the largest of all threads' values, to all threads; `room` has one for each warp. */
 INLINE u32 block_most(u32 value, u32 *room)
 {
     value = warp_most(value);
@@ -114,8 +114,8 @@ INLINE u32 scale_of(u32 most, u32 to, u32 format)
     return bits;
 }
 
-/* Stages what it reads (keep), or sums it where that is wanted, and says how large the largest is.
- */
+/* Reads a strip and returns its largest magnitude. With `keep` the elements are staged in shared
+ * memory, else they are summed if that is wanted. */
 INLINE u32 read_strip(const dray__gpu_launch *l, const dray__gpu_quant *q, const strip *s, u32 keep,
                       totals *t, const u32 from, const u32 elements)
 {
@@ -161,7 +161,8 @@ INLINE u32 read_strip(const dray__gpu_launch *l, const dray__gpu_quant *q, const
     return most;
 }
 
-/* The same with the types known where eight elements are read at once (fast), else one by one. */
+/* The same. With `fast`, eight elements are read at once and the compiler knows the types; else
+ * they are read one by one. */
 INLINE u32 strip_most(const dray__gpu_launch *l, const dray__gpu_quant *q, const strip *s, u32 keep,
                       totals *t, u32 fast)
 {
@@ -183,7 +184,7 @@ INLINE u32 dequantised(u32 bits, float scale, u32 to)
     return narrow((f & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC00000 : f, to);
 }
 
-/* All elements of a group, multiplied with the scale, or its inverse. */
+/* Returns all elements of a group multiplied by the scale, or by its inverse. */
 INLINE group scale_group(const group *g, float factor, u32 from, u32 to, u32 elements)
 {
     const u32 in = size_of(from), out = size_of(to);
@@ -220,7 +221,7 @@ INLINE group scale_group(const group *g, float factor, u32 from, u32 to, u32 ele
     return h;
 }
 
-/* Multiplies a strip with `factor` and writes it. kept: it is staged. */
+/* Multiplies a strip by `factor` and writes it. kept: the strip is staged in shared memory. */
 INLINE void write_strip(const dray__gpu_launch *l, const dray__gpu_quant *q, const strip *s,
                         u32 kept, float factor, totals *t, const u32 from, const u32 to,
                         const u32 elements)
@@ -268,7 +269,7 @@ INLINE void write_strip(const dray__gpu_launch *l, const dray__gpu_quant *q, con
     }
 }
 
-/* The largest elements of cells that are read twice. */
+/* Finds the largest elements of cells that are read twice. */
 KERNEL(2) dray_most(LAUNCH l)
 {
     SHARED u32 room[DRAY__GPU_THREADS];
@@ -288,7 +289,7 @@ KERNEL(2) dray_most(LAUNCH l)
         flush(&l, &t, NOBODY);
 }
 
-/* The exponent of a cell's scale, for each row of the strip. */
+/* Writes the exponent of a cell's scale for each row of the strip. */
 INLINE void put_exponents(const dray__gpu_launch *l, const dray__gpu_quant *q, const strip *s,
                           u32 scale, totals *t)
 {
@@ -304,7 +305,7 @@ INLINE void put_exponents(const dray__gpu_launch *l, const dray__gpu_quant *q, c
     }
 }
 
-/* Do the box's elements lie one behind the other, in the order of its rows? */
+/* Are the box's elements contiguous in memory, in the order of its rows? */
 INLINE u32 lies_dense(const dray__gpu_quant *q)
 {
     u64 step = size_of(q->from);
@@ -317,7 +318,7 @@ INLINE u32 lies_dense(const dray__gpu_quant *q)
     return 1;
 }
 
-/* The largest magnitude in a tile of a box that lies dense, eight elements at once. */
+/* Returns the largest magnitude in a tile of a dense box, eight elements at once. */
 INLINE u32 dense_most(const dray__gpu_quant *q, u32 index, const u32 from)
 {
     enum { BATCH = 8 };
@@ -340,7 +341,8 @@ INLINE u32 dense_most(const dray__gpu_quant *q, u32 index, const u32 from)
     return most;
 }
 
-/* The largest magnitude of a box, which is one cell, as the bits of an f32: into its sum MOST. */
+/* Sets the sum MOST of a box, which is one cell, to its largest magnitude, as the bits of an f32.
+ */
 KERNEL(2) dray_largest(LAUNCH l)
 {
     SHARED u32 room[DRAY__GPU_THREADS];
@@ -366,7 +368,7 @@ KERNEL(2) dray_largest(LAUNCH l)
     }
 }
 
-/* The global scale of what was found, to where a tensor's is. */
+/* Writes global scales, computed from the maxima in `most`. */
 KERNEL(1) dray_globals(LAUNCH l)
 {
     for (u32 i = BLOCK; i < l.count; i += BLOCKS) {
@@ -388,7 +390,7 @@ KERNEL(3) dray_quantise(LAUNCH l)
         const dray__gpu_quant *q = &l.quants[l.tiles[i].piece];
         strip s = strip_of(q, l.tiles[i].index);
         u32 once = q->strips == 1, to = q->to, most;
-        /* Eight elements at once for what updates have, else one by one. */
+        /* Eight elements at once for the types that updates use, else one by one. */
         u32 fast = q->word == 8 && to == E4M3 && (q->from == BF16 || q->from == F32);
         if (SYNC_OR((int)stopped(&l)))
             break;
@@ -412,15 +414,15 @@ KERNEL(3) dray_quantise(LAUNCH l)
             write_strip(&l, q, &s, once, factor, &t, F32, E4M3, 8);
         else
             write_strip(&l, q, &s, once, factor, &t, q->from, to, 1);
-        if (once) /* what was read is what the largest was looked for in */
+        if (once) /* the maxima were taken from the bits read */
             t.of[4] = t.of[0];
     }
     if (l.wanted)
         flush(&l, &t, NOBODY);
 }
 
-/* What a strip adds to the sum of scales: that of its cell once, by the cell's first strip; of the
- * others whether they read the same. */
+/* Returns the strip's part of the sum of scales. The cell's first strip adds the scale's checksum.
+ * The others add 0, unless the scale in memory is not the one that they used. */
 INLINE u64 used_scale(const strip *s, u32 scale)
 {
     if (s->first == 0)
@@ -428,7 +430,7 @@ INLINE u64 used_scale(const strip *s, u32 scale)
     return AT(const u32, s->scale) ^ scale;
 }
 
-/* One thread reads the scale for all of them: what is summed is what is used. */
+/* One thread reads the scale for all threads, so that the scale summed is the one used. */
 KERNEL(4) dray_dequantise(LAUNCH l)
 {
     SHARED u32 scales[2];

@@ -1,6 +1,5 @@
-/* Opening NCCL, and pairs (nccl.h). What is declared of it here is in our own words; names, values
- * and layouts are those of its user guide (docs.nvidia.com/deeplearning/nccl/user-guide/docs/api).
- */
+/* Opens NCCL, and makes pairs (nccl.h). The declarations are our own; names, values and layouts are
+ * those of its user guide (docs.nvidia.com/deeplearning/nccl/user-guide/docs/api). */
 #include "mover/cuda/nccl.h"
 
 #include "base/error.h"
@@ -28,7 +27,7 @@ typedef struct nccl_id {
     uint8_t bytes[DRAY__NCCL_ID];
 } nccl_id;
 
-/* As it was in 2.18; newer ones read as much as `size` says. */
+/* The struct of 2.18; newer releases read `size` bytes of it. */
 typedef struct nccl_config {
     size_t size;
     int magic, version;
@@ -68,7 +67,7 @@ typedef struct nccl_library {
 
 static nccl_library nccl;
 static int found_version;
-static atomic_bool cannot_register; /* the next pairs are refused, so that no side waits for it */
+static atomic_bool cannot_register; /* later pairs are refused, so that neither side waits */
 static char trouble[256];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -148,14 +147,14 @@ struct dray__nccl_pair {
     bool is_registered;  /* or cannot be */
     uint64_t slot_bytes;
     CUevent events[DRAY__NCCL_SLOTS];
-    uint32_t entering; /* 1 + the slot whose transfer NCCL is still putting into the stream */
+    uint32_t entering; /* 1 + the slot of the transfer that NCCL is still enqueuing, or 0 */
     int rank;
 };
 
-/* Memory that NCCL can register: out of it one GPU writes into the other's memory, where NCCL would
- * copy through buffers of its own on either side. It must be registered on both sides or on
- * neither: both have the same release, and slots of the same size. NCCL rounds memory up to
- * REGISTERED bytes on GPUs with multicast, so that smaller slots are not its own. */
+/* Allocates slots that NCCL can register. From registered memory one GPU writes directly into the
+ * other's; else NCCL copies through its own buffers on either side. Both sides must register, or
+ * neither: both have the same release and slots of the same size. On GPUs with multicast NCCL
+ * rounds allocations up to REGISTERED bytes, so smaller slots are not allocated by NCCL. */
 static int make_slots(dray__nccl_pair *p, dray_error *error)
 {
     size_t bytes = DRAY__NCCL_SLOTS * p->slot_bytes;
@@ -214,7 +213,8 @@ int dray__nccl_open(dray__cuda_device *device, const uint8_t id[DRAY__NCCL_ID], 
     if (!p)
         return dray__nomem(error);
     *p = (dray__nccl_pair){.cuda = cuda, .device = device, .slot_bytes = slot_bytes, .rank = rank};
-    /* Later, an allocation would wait for transfers, and some wait for threads that copy so. */
+    /* Allocated now: later an allocation would wait for transfers, some of which wait for threads
+     * that need this memory. */
     rc = dray__cuda_bounce_reserve(device, error);
     if (rc == DRAY_OK)
         rc = dray__cuda_enter(device, error);
@@ -231,7 +231,7 @@ int dray__nccl_open(dray__cuda_device *device, const uint8_t id[DRAY__NCCL_ID], 
     return rc;
 }
 
-/* The communicator is ready: its slots are registered before their first transfer. */
+/* Registers the slots, when the communicator is ready and before the first transfer. */
 static int register_slots(dray__nccl_pair *p, dray_error *error)
 {
     int rc = dray__cuda_enter(p->device, error);
@@ -247,7 +247,7 @@ static int register_slots(dray__nccl_pair *p, dray_error *error)
     return result ? fail_nccl(error, result, "registering its staging") : DRAY_OK;
 }
 
-/* What was begun is in the stream: from here on its end shows there. */
+/* The transfer is enqueued: records the event behind it that shows its end. */
 static int entered(dray__nccl_pair *p, dray_error *error)
 {
     uint32_t slot = p->entering - 1;

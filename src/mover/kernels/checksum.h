@@ -27,13 +27,13 @@ typedef struct dray__sum_of {
     const int64_t *stride; /* bytes */
     const void *data;      /* the first element */
 } dray__sum_of;
-/* One in a region, whose first element is at `offset` there; of.data is not looked at. */
+/* A rectangle in a region: its first element is at `offset`; of.data is ignored. */
 typedef struct dray__sum_part {
     uint64_t offset;
     dray__sum_of of;
 } dray__sum_part;
 
-/* The rectangle's part of its tensor's sum. Any alignment. */
+/* Returns the rectangle's part of its tensor's sum. data may have any alignment. */
 uint64_t dray__sum(const dray__sum_of *rectangle);
 
 uint64_t dray__sum_row_factor(uint64_t row);

@@ -130,8 +130,8 @@ INLINE u64 convert(u64 bits, u32 from, u32 to)
 /* ---- steps: from one value of a dtype to another, in its values' order ------------------------
  */
 
-/* The bits of an element of `size` bytes as a number that grows with the value. Integers are in
- * order as they are, but for where they begin; differences are taken modulo their bits. */
+/* Maps the bits of an element of `size` bytes to a number that grows with its value. Integers stay
+ * as they are: differences are taken modulo their width, so that their order needs no mapping. */
 INLINE u64 in_order(u64 bits, u32 size, u32 dtype)
 {
     u64 sign = (u64)1 << (8 * size - 1), all = sign | (sign - 1);
@@ -148,7 +148,8 @@ INLINE u64 out_of_order(u64 number, u32 size, u32 dtype)
     return number & sign ? number ^ sign : ~number & all;
 }
 
-/* How many values up or down `now` lies from `was`; 0: it is the same, or more than 127. */
+/* Returns how many values `now` is above or below `was`; 0 when they are equal, or more than 127
+ * apart. */
 INLINE int8_t step_between(u64 was, u64 now, u32 size, u32 dtype)
 {
     u64 sign = (u64)1 << (8 * size - 1), all = sign | (sign - 1);

@@ -3,7 +3,7 @@
 #include "mover/kernels/kernels.h"
 #include "mover/kernels/quant.h"
 
-/* Where a box is: its dimensions, the tensor's last one last. */
+/* The dimensions of a box, the tensor's last one last. */
 typedef struct walk {
     int64_t extent[DRAY_MAX_DIMS];
     size_t group, groups; /* elements of a group, groups of a row */
@@ -56,7 +56,7 @@ static void put_element(uint8_t *to, size_t at, u32 value, int32_t dtype)
 /* Inlined where the format and the dtype are constants, so that the loops have no branches. */
 #define EVERYWHERE static inline __attribute__((always_inline))
 
-/* Four bits of each of eight elements, the first one's lowest; of MXFP8 all eight. */
+/* Stores a group: in bytes for MXFP8, else four bits for each element, the first one lowest. */
 EVERYWHERE void put_group(const u32 format, const u32 *x, size_t count, const format_scale *s,
                           const u32 as, uint8_t *to)
 {

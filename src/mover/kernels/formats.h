@@ -32,7 +32,7 @@ typedef struct format_scale {
     float zero;
 } format_scale;
 
-/* All NaNs are one: processors differ in those that they make. */
+/* Rounds to `as`. All NaNs become the same one, because processors make different ones. */
 INLINE u32 round_as(u32 bits, u32 as)
 {
     if ((bits & 0x7FFFFFFF) > INFINITE)
@@ -71,14 +71,14 @@ INLINE u32 e2m1_magnitude(u32 a)
     return code < 7 ? code : 7;
 }
 
-/* A number within -8 to 7 to the nearest, ties to even; plus 8. */
+/* Clamps a number to -8..7, rounds it to nearest even, and adds 8. */
 INLINE u32 four_bits(float x)
 {
     x = x < -8.0f ? -8.0f : x > 7.0f ? 7.0f : x;
     return (FLOAT_BITS(x + 12582912.0f) + 8) & 15; /* 1.5 * 2^23: the last bits are the number */
 }
 
-/* The bits that are stored of a number that was multiplied with the scale or divided by it. */
+/* Returns the stored bits of a number that was already multiplied by, or divided by, s->by. */
 INLINE u32 format_code(u32 format, u32 f, const format_scale *s, u32 as)
 {
     u32 a = f & 0x7FFFFFFF;
@@ -119,7 +119,7 @@ INLINE format_inverse format_inverse_of(u32 format, const format_scale *s, u32 a
 {
     u32 normal = s->by - 0x00800000 < 0x7E800000 - 0x00800000; /* 2^-126 to 2^126 */
     format_inverse v = {normal ? FLOAT_BITS(1.0f / BITS_FLOAT(s->by)) : 0, 0xFFFFF, 0};
-    if (format >= INT4 && as != F32) { /* codes change where numbers of `as` do */
+    if (format >= INT4 && as != F32) { /* codes change at numbers that `as` can represent */
         v.mask = as == BF16 ? 0xFFFF : 0x1FFF;
         v.tie = as == BF16 ? 0x8000 : 0x1000;
     }
@@ -129,8 +129,7 @@ INLINE format_inverse format_inverse_of(u32 format, const format_scale *s, u32 a
 }
 
 /* May the quotient have another code than `product`? NVFP4's codes do not change below 1/4 (and
- * 1/8 is far enough from it), but of its smallest numbers, zero and its sign must be the quotient's
- * own. */
+ * 1/8 is far enough from it), except that zero and its sign must come from the quotient. */
 INLINE u32 format_may_differ(u32 format, u32 product, const format_inverse *v)
 {
     u32 near = ((product - v->tie + 4) & v->mask) <= 8;
@@ -165,7 +164,7 @@ INLINE format_scale scale_of_mxfp4(u32 most)
     return s;
 }
 
-/* The global scale of all tensors that share it. */
+/* Returns the global scale of tensors whose largest magnitude is `most`. */
 INLINE u32 global_scale_of(u32 most, u32 as)
 {
     u32 m = round_as(most, as), least = as == F16 ? 0x38800000 : 0x800000; /* the least normal */

@@ -15,7 +15,7 @@ static const dray__kernels *chosen;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 #if defined(__x86_64__)
-/* Not every compiler's __builtin_cpu_supports knows its name. */
+/* Some compilers' __builtin_cpu_supports do not know "f16c". */
 static bool has_f16c(void)
 {
     unsigned a, b, c, d;

@@ -1,10 +1,9 @@
 /* src/mover/kernels/: the loops in which the CPU spends its time: copies of rectangles with any
  * strides, conversions between dtypes, checksums, and quantisation. They are written once in plain
- * C (kernels_body.h) and compiled once for each instruction set; kernels.c chooses the right table
- * when a process starts. Each has to give the same bits as every other, and as the GPU's. */
+ * C (kernels_body.h) and compiled once for each instruction set; kernels.c chooses one at first
+ * use. All of them, and the GPU's kernels, must give the same bits. */
 
-/* The inner loops of movers and checksums, in one table per instruction set. The right table is
- * chosen once, at first use. */
+/* The inner loops of movers and checksums, in one table per instruction set. */
 #pragma once
 
 #include <dray/model.h>
@@ -12,16 +11,16 @@
 /* Converts `count` dense elements. The two arrays do not overlap; any alignment. */
 typedef void (*dray__cast_fn)(const void *source, void *destination, size_t count);
 
-/* The same, adding Σ columns[i] · bits of element i: to sums[0] before, to sums[1] after the
- * conversion. For elements of at most 4 bytes on both sides. `ahead` is a hint: bytes so far behind
- * the source are read soon. */
+/* The same, and adds Σ columns[i] · bits of element i to sums[0] for the elements before the
+ * conversion, and to sums[1] for those after it. For elements of at most 4 bytes on both sides.
+ * `ahead` is a hint to prefetch: the bytes at source + ahead are read soon. */
 typedef void (*dray__cast_summed_fn)(const uint32_t *columns, const void *source, void *destination,
                                      size_t count, int64_t ahead, uint64_t sums[2]);
 
 typedef struct dray__cast {
     int32_t from, to; /* dray_dtype */
     dray__cast_fn run;
-    dray__cast_summed_fn run_summed; /* NULL when none is better than one after the other */
+    dray__cast_summed_fn run_summed; /* NULL when a fused loop is not faster than two */
 } dray__cast;
 
 /* Rows of a dense box that share a scale: `stride` elements from one to the next, on both sides. */
@@ -74,10 +73,11 @@ typedef struct dray__kernels {
     dray__turn_fn turn[9]; /* by the bytes of an element: 1, 2, 4, 8 */
 } dray__kernels;
 
-/* The best for this machine. $DRAY_KERNELS (a table's name) asks for a lesser one; one that the
- * machine lacks is not given. Thread-safe. */
+/* Returns the best table for this machine, or the one that $DRAY_KERNELS names, if the machine can
+ * run it. Thread-safe. */
 const dray__kernels *dray__kernels_get(void);
-/* All that this machine can run, the best last, ended by NULL: tests compare them. */
+/* Returns all tables that this machine can run, the best last, ended by NULL. For tests, which
+ * compare them. */
 const dray__kernels *const *dray__kernels_all(void);
 
 extern const dray__kernels dray__kernels_portable, dray__kernels_avx2, dray__kernels_avx512,
@@ -86,8 +86,9 @@ extern const dray__kernels dray__kernels_portable, dray__kernels_avx2, dray__ker
 /* Returns NULL when there is no such conversion. Rounding is to nearest even. NaN: to bf16 it
  * becomes 0x7FC0 (as in PyTorch's scalar code; its vector code gives 0xFFFF, its GPU code 0x7FFF);
  * to f16, f32 and f64 it keeps sign and leading payload and becomes quiet, as the hardware does.
- * f64 to 16 bits goes through f32, as in PyTorch. To F8E4M3 larger numbers, infinity included,
- * become 448 and NaN 0x7F with its sign; to F8E5M2 infinity and 0x7F. From either a NaN keeps sign
+ * f64 to 16 bits goes through f32, as in PyTorch. To F8E4M3, numbers that are too large, infinity
+ * included, become 448, and NaN becomes 0x7F with its sign; to F8E5M2 they become infinity and
+ * 0x7F. From either a NaN keeps sign
  * and payload and becomes quiet. All other conversions to and from 8 bits go through f32. */
 dray__cast_fn dray__cast_find(int32_t from, int32_t to);
 dray__cast_summed_fn dray__cast_find_summed(int32_t from, int32_t to); /* NULL as above */

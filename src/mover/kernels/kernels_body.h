@@ -1,7 +1,7 @@
-/* The inner loops, in plain C that the compiler vectorises: included once per instruction set by a
- * file that is compiled for it and that defines KERNELS (the table) and KERNELS_NAME. Intrinsics
- * are used in two places: conversions between f32 and f16, which the machine has as instructions,
- * and the checksum's products of 32 bits, which compilers make of 64-bit products. */
+/* The inner loops, in plain C that the compiler vectorises. Each instruction set has a file that
+ * includes this one, is compiled for the set, and defines KERNELS (the table) and KERNELS_NAME.
+ * Intrinsics are used for conversions between f32 and f16, for which there are instructions, and
+ * for the checksum's 32-bit products, for which compilers emit 64-bit multiplications. */
 #include "mover/kernels/kernels.h"
 
 #include <string.h>
@@ -32,14 +32,14 @@ static void columns(uint64_t first, size_t count, uint32_t *out)
     }
 }
 
-/* Pieces of one load each: the array may be at any address. */
+/* Elements at any alignment. */
 typedef uint16_t u16_any __attribute__((aligned(1), may_alias));
 typedef uint32_t u32_any __attribute__((aligned(1), may_alias));
 typedef float f32_any __attribute__((aligned(1), may_alias));
 typedef double f64_any __attribute__((aligned(1), may_alias));
 
 /* A vector of 32-bit words, made of elements of 1, 2 or 4 bytes; products of its even words. RAWn:
- * as many elements of n bytes as they are in memory. */
+ * the same number of elements, of n bytes, as they are in memory. */
 #if defined(__AVX512F__)
 typedef __m512i vec;
 typedef __m128i raw1;
@@ -98,7 +98,8 @@ typedef vec raw4;
 #define RAW4_LOAD(p) VEC_LOAD(p)
 #define RAW4_WIDEN(r) (r)
 
-/* The sum of all lanes, in registers: gcc 12's ASan misaligns vectors on its stack. */
+/* Returns the sum of all lanes. It uses registers only: gcc 12's ASan misaligns vectors on the
+ * stack. */
 static inline uint64_t total(vec a, vec b)
 {
     vec both = VEC_ADD(a, b);
@@ -123,7 +124,7 @@ static inline uint64_t total(vec a, vec b)
         even = VEC_ADD(even, VEC_MUL(b, v));                                                       \
         odd = VEC_ADD(odd, VEC_MUL(VEC_ODD(b), VEC_ODD(v)));                                       \
     } while (0)
-/* The same where v's words have at most 20 bits: a product then fits the 52 that IFMA adds. */
+/* The same where v's words have at most 20 bits: a product then fits the 52 bits that IFMA adds. */
 #if defined(__AVX512IFMA__)
 #define VEC_EVEN(a) _mm512_and_si512(a, _mm512_set1_epi64(UINT32_MAX))
 #define VEC_ADD_PRODUCT(sum, b, v) _mm512_madd52lo_epu64(sum, b, v)
@@ -297,8 +298,8 @@ EACH_ELEMENT(f32_bf16, F32, BF16, u32_any, u16_any, to_bf16(x))
 EACH_ELEMENT(f32_f16_each, F32, F16, u32_any, u16_any, to_f16(x))
 EACH_ELEMENT(f16_f32_each, F16, F32, u16_any, u32_any, from_f16(x))
 
-/* The conversion that most updates make, with the sums of both sides, in one pass: a rounded
- * element is a word already, before it is narrowed. */
+/* The conversion that most updates make, with the sums of both sides, in one pass: the sum takes
+ * the rounded elements while they are 32-bit words. */
 static void f32_bf16_summed(const uint32_t *columns, const void *source, void *destination,
                             size_t count, int64_t ahead, uint64_t sums[2])
 {
@@ -388,8 +389,8 @@ static void f16_f32(const void *source, void *destination, size_t count)
 
 enum { CHUNK = 256 };
 
-/* The rest goes through f32, a chunk at a time: exact on the way up, rounded once on the way down
- * (but from f64, which PyTorch rounds twice too). */
+/* All other conversions go through f32, a chunk at a time: the first is exact, the second rounds.
+ * Only f64 is rounded twice, as in PyTorch. */
 static void through_f32(dray__cast_fn up, size_t from_size, dray__cast_fn down, size_t to_size,
                         const void *source, void *destination, size_t count)
 {

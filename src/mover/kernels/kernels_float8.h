@@ -1,10 +1,11 @@
 /* Part of kernels_body.h: the two forms of 8-bit floats (Micikevicius et al., "FP8 formats for deep
  * learning", 2022), their conversions, and quantisation's loops (quant.h has the arithmetic). */
 
-/* Rounding is one addition: next to 2^(e + 23 - m), where m is how many bits a mantissa has and e
- * the exponent of the number or the least one of the form, a float counts in steps of 2^(e - m),
- * which are those of the mantissa. The count is in the bits by which the sum exceeds that power;
- * the form's exponent is e + bias. Larger numbers than `most` count as that. */
+/* Rounding is one addition. Let m be the number of mantissa bits, and e the exponent of the number
+ * or the format's least one. Near 2^(e + 23 - m) the spacing of f32 is 2^(e - m), that of the
+ * format near the number. So the addition of that power rounds, and the difference of the sum's
+ * bits to the power's is the mantissa; the format's exponent is e + bias. Numbers above `most`
+ * count as `most`. */
 static inline uint32_t to_float8(uint32_t bits, uint32_t mantissa, uint32_t bias, uint32_t most)
 {
     const uint32_t least = (128u - bias) << 23, up = 23 - mantissa;
@@ -76,7 +77,7 @@ FLOAT8_THROUGH_F32(THROUGH_F32)
 #define MOST(size, type, element, mask)                                                            \
     static uint32_t most##size(const void *source, dray__patch p, uint32_t most)                   \
     {                                                                                              \
-        enum { LANES = 64 / (size) }; /* side by side, so that they meet only once, at the end */  \
+        enum { LANES = 64 / (size) }; /* independent maxima, joined at the end */                  \
         element lanes[LANES] = {0}, m = (element)most;                                             \
         const type *in = source;                                                                   \
         for (size_t r = 0; r < p.rows; r++, in += p.stride) {                                      \
@@ -98,20 +99,20 @@ FLOAT8_THROUGH_F32(THROUGH_F32)
 MOST(2, u16_any, uint16_t, 0x7FFF)
 MOST(4, u32_any, uint32_t, 0x7FFFFFFF)
 
-/* A NaN has no sign here: which one a product gets is the machine's choice. */
+/* A NaN has no sign here: the sign of a product that is NaN depends on the machine. */
 static inline uint32_t without_sign_of_nan(uint32_t e, uint32_t inf)
 {
     return (e & 0x7F) > inf ? 0x7F : e;
 }
 
-/* XX(name, from, to, element type, bits of f32 from x, narrowing, largest that is no NaN) */
+/* XX(name, from, to, element type, bits of f32 from x, narrowing, largest code that is no NaN) */
 #define QUANTISERS(XX)                                                                             \
     XX(quantise_f32_e4m3, F32, E4M3, u32_any, x, to_e4m3, 0x7E)                                    \
     XX(quantise_f32_e5m2, F32, E5M2, u32_any, x, to_e5m2, 0x7C)                                    \
     XX(quantise_bf16_e4m3, BF16, E4M3, u16_any, from_bf16(x), to_e4m3, 0x7E)                       \
     XX(quantise_bf16_e5m2, BF16, E5M2, u16_any, from_bf16(x), to_e5m2, 0x7C)
 
-/* Sixteen products at once, as `to_e4m3` and `to_e5m2` do one; a NaN has no sign. */
+/* The same as `to_e4m3` and `to_e5m2` for sixteen products at once; a NaN has no sign. */
 #if defined(__AVX512F__)
 enum { AT_ONCE = 16 };
 static inline __m128i narrow_vec(__m512 product, uint32_t bits, uint32_t least, uint32_t most)

@@ -1,6 +1,6 @@
-/* Part of kernels_body.h: transposes. A square of 16 bytes a side is turned in registers; squares
- * fill a buffer of whole cache lines, so that the destination, of which every row is somewhere
- * else, is written a line at a time. */
+/* Part of kernels_body.h: transposes. A square with a side of 16 bytes is transposed in registers.
+ * Squares fill a buffer of whole cache lines, so that the destination, whose rows are far apart, is
+ * written a line at a time. */
 
 #if defined(__SSE2__)
 
@@ -74,7 +74,7 @@ static inline void put_lines_end(void)
 #endif
 }
 
-/* One element after the other: the rest at the edges. */
+/* Transposes the rest at the edges, one element after the other. */
 static void turn_edge(const uint8_t *source, int64_t source_stride, uint8_t *destination,
                       int64_t destination_stride, size_t rows, size_t columns, size_t size)
 {
@@ -84,8 +84,9 @@ static void turn_edge(const uint8_t *source, int64_t source_stride, uint8_t *des
                    source + (int64_t)r * source_stride + c * size, size);
 }
 
-/* Panels of some columns are worked off from top to bottom, as many rows at once as fill a line of
- * the destination; the next rows are fetched meanwhile, as no prefetcher follows so many. */
+/* Goes through panels of some columns from top to bottom, as many rows at once as fill a cache line
+ * of the destination. The next rows are prefetched in software, because the hardware's prefetcher
+ * does not follow so many rows. */
 #define TURN(size)                                                                                 \
     enum { BLOCK##size = LINE / (size), SIDE##size = SIDE_BYTES / (size) };                        \
     static void turn_rows##size(const uint8_t *source, int64_t source_stride, uint8_t *to,         \

@@ -37,7 +37,7 @@ uint64_t dray__quant_cells(const dray__quant_box *box, int64_t *start, int64_t *
     return cells;
 }
 
-/* What is in one cell: rows along the dimension before the last. */
+/* The part of a box in one cell: rows along the dimension before the last. */
 typedef struct cell_piece {
     size_t element; /* the first, counted in the box */
     size_t cell;    /* counted among those that the box touches */
@@ -50,8 +50,8 @@ typedef struct pieces {
     int64_t at[DRAY_MAX_DIMS]; /* within the box */
 } pieces;
 
-/* The dimensions move to the end, where patches have their rows and columns: a matrix has its own
- * at the beginning. What has an extent of 1 counts for neither elements nor cells. */
+/* Moves the dimensions to the end: patches take rows and columns from the last two, but the box of
+ * a matrix has its two first. Trailing dimensions of extent 1 are dropped. */
 static pieces pieces_of(const dray__quant_box *box)
 {
     pieces p = {.box = *box};
@@ -67,7 +67,7 @@ static pieces pieces_of(const dray__quant_box *box)
     return p;
 }
 
-/* From where it is along a dimension to the end of its cell, or of the box. */
+/* Returns the distance along a dimension to the end of the present cell, or of the box. */
 static int64_t to_end_of_cell(const pieces *p, int d)
 {
     const dray__quant_box *box = &p->box;

@@ -1,4 +1,4 @@
-/* A rectangle moved; moved and summed in one pass over its source; or summed alone. */
+/* Moves a rectangle, moves and sums it in one pass over its source, or only sums it. */
 #include "mover/kernels/rect.h"
 
 #include "base/error.h"
@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* Each size in a loop of its own, so that an element is one load and one store. */
+/* Each element size has its own loop, so that an element is one load and one store. */
 #define XX(type)                                                                                   \
     static void move_##type(const uint8_t *source, int64_t source_stride, uint8_t *destination,    \
                             int64_t destination_stride, size_t count)                              \
@@ -42,8 +42,9 @@ static void swap_dims(dray__rect_copy *r, uint32_t a, uint32_t b)
     r->destination_stride[a] = r->destination_stride[b], r->destination_stride[b] = dest;
 }
 
-/* The same rectangle with as few dimensions as possible, the longest runs of the destination
- * innermost: no dimension of one element, none that continues its neighbour on both sides. */
+/* Returns the same rectangle with as few dimensions as possible, the smallest strides of the
+ * destination innermost. Dimensions of one element are dropped; a dimension that continues its
+ * neighbour on both sides is merged with it. */
 static dray__rect_copy simplify(const dray__rect_copy *rect)
 {
     dray__rect_copy r = *rect;
@@ -123,9 +124,9 @@ static void move_run(const run *r, const uint8_t *source, uint8_t *destination)
         convert_strided(r, source, destination);
 }
 
-/* ---- turned over ----------------------------------------------------------------------------- */
+/* ---- transposed ------------------------------------------------------------------------------ */
 
-/* The dimension along which elements are beside each other; ndim when there is none. */
+/* Returns the dimension along which elements are adjacent, or ndim. */
 static uint32_t dense_dimension(const dray__rect_copy *rect, const int64_t *stride, size_t size)
 {
     uint32_t d = rect->ndim;
@@ -178,7 +179,8 @@ dray__rect_copy dray__rect_from_dense(const dray__rect_copy *rect, const void *d
     return r;
 }
 
-/* Of one plane of a simplified rectangle: converts some of it, then turns that. */
+/* Transposes one plane of a simplified rectangle: converts a part of it, then transposes the part.
+ */
 static void turn_converted(const dray__rect_copy *s, const dray__rect_turn *turn,
                            const uint8_t *source, uint8_t *destination, dray__cast_fn cast)
 {
@@ -202,7 +204,7 @@ static void turn_converted(const dray__rect_copy *s, const dray__rect_turn *turn
         }
 }
 
-/* Plane by plane. */
+/* Transposes a rectangle plane by plane. */
 static void move_turned(const dray__rect_copy *s, const dray__rect_turn *turn)
 {
     dray__cast_fn cast = s->from == s->to ? NULL : dray__cast_find(s->from, s->to);
@@ -261,8 +263,8 @@ void dray__rect_move(const dray__rect_copy *rect)
 
 /* ---- summed ---------------------------------------------------------------------------------- */
 
-/* Column factors are made once for this many columns and used for all rows. Most tensors' rows are
- * shorter: then rows are read one after the other, which memory likes better than strips of them.
+/* Column factors are computed once for COLUMNS columns and used for all rows. Most tensors' rows
+ * are shorter; they are then read whole, one after the other, which is faster than strips of rows.
  * Elements that must be gathered or converted first go through smaller buffers. Rows of fewer
  * elements than ROWS_FROM are summed one by one. */
 enum { COLUMNS = 8192, COLUMNS_OF_ONE_ROW = 2048, CHUNK = 1024, ROWS_FROM = 256 };
@@ -270,7 +272,7 @@ enum { COLUMNS = 8192, COLUMNS_OF_ONE_ROW = 2048, CHUNK = 1024, ROWS_FROM = 256 
 typedef uint64_t (*dot_fn)(const uint32_t *columns, const void *data, size_t count);
 typedef uint64_t (*copy_fn)(const uint32_t *columns, const void *data, void *out, size_t count);
 
-/* How the elements of a row go from one side to the other. */
+/* How the elements of a row are moved. */
 typedef struct row_way {
     size_t from_size, to_size, from_words, to_words; /* words: columns that an element counts as */
     int64_t source_stride, destination_stride;
@@ -282,10 +284,11 @@ typedef struct row_way {
     /* Four rows at once, when nothing is written; NULL for one by one. */
     void (*four)(const uint32_t *columns, const void *data, int64_t stride, size_t count,
                  uint64_t sums[4]);
-    int64_t ahead; /* bytes from the present place of reading to the place that is read soon */
+    int64_t ahead; /* bytes from the present read address to the one to prefetch */
 } row_way;
 
-/* Of one strip of columns; the same twice where elements count alike on both sides. */
+/* Column factors of one strip; `from` and `to` are equal where elements have the same number of
+ * words on both sides. */
 typedef struct factors {
     const uint32_t *from, *to;
 } factors;
@@ -315,7 +318,7 @@ static row_way way_of(const dray__rect_copy *rect, bool sinks, int64_t source_st
     return w;
 }
 
-/* At most CHUNK elements, through buffers that stay in the first cache. */
+/* Moves at most CHUNK elements, through buffers that fit the first-level cache. */
 static void chunk(const row_way *w, factors f, const uint8_t *source, uint8_t *destination,
                   size_t n, uint64_t sums[2])
 {
@@ -342,7 +345,7 @@ static void chunk(const row_way *w, factors f, const uint8_t *source, uint8_t *d
     sums[1] += after;
 }
 
-/* A piece of a row. */
+/* Moves a part of a row. */
 static void piece(const row_way *w, factors f, const uint8_t *source, uint8_t *destination,
                   size_t n, uint64_t sums[2])
 {
@@ -392,8 +395,8 @@ static rows rows_of(const dray__rect_copy *rect, const dray__rect_place *place)
     return out;
 }
 
-/* As far ahead as memory takes to answer, along the way that the rows of a strip go: the hardware's
- * own guesses end at a page, and a row. */
+/* Returns how far ahead to prefetch, in the order in which the rows of a strip are read. The
+ * hardware's prefetcher stops at the end of a page and of a row. */
 static int64_t ahead_of(const rows *r, size_t row_bytes)
 {
     enum { AHEAD = 8 << 10 };
@@ -435,7 +438,8 @@ static void move_summed(const dray__rect_copy *rect, const dray__rect_place *pla
 
 enum { TILE = 32 << 10 };
 
-/* Sums go along rows: rows that are turned over are put in order first, or last, tile by tile. */
+/* Moves and sums a transposing rectangle, tile by tile. Sums need the order of rows, so the tile is
+ * transposed before or after summing. */
 static void tile_turned(const dray__rect_copy *rect, const dray__rect_place *place, bool sinks,
                         uint64_t sums[2])
 {
@@ -443,7 +447,7 @@ static void tile_turned(const dray__rect_copy *rect, const dray__rect_place *pla
     uint32_t last = rect->ndim - 1;
     dray__rect_copy first = *rect, second = *rect;
     bool in_order = rect->source_stride[last] == (int64_t)dray_dtype_size((dray_dtype)rect->from);
-    if (!in_order) /* the source's bits, then summed and converted */
+    if (!in_order) /* transposes the source's bits, then sums and converts them */
         first.to = second.from = rect->from;
     else
         second.from = rect->to;
@@ -488,7 +492,7 @@ static void move_turned_summed(const dray__rect_copy *rect, const dray__rect_tur
     }
 }
 
-/* Returns true when one side lies in the order of the tensor's rows, and the other turned over. */
+/* Returns true when one side is in the order of the tensor's rows and the other is transposed. */
 static bool turns_rows(const dray__rect_copy *rect, const dray__rect_place *place,
                        dray__rect_turn *turn)
 {
@@ -512,7 +516,7 @@ void dray__rect_move_summed(const dray__rect_copy *rect, const dray__rect_place 
     sum(rect, place, false, sums);
 }
 
-/* The source's checksum alone; the destination is not looked at. */
+/* Returns the source's checksum; the destination is ignored. */
 static uint64_t rect_sum(const dray__rect_copy *rect, const dray__rect_place *place)
 {
     uint64_t sums[2] = {0, 0};

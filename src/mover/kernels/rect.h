@@ -24,29 +24,30 @@ typedef struct dray__rect_place {
 } dray__rect_place;
 
 /* The same, reading the source once: adds the checksum (mover/kernels/checksum.h) of the source's
- * bits to sums[0], and that of the bits that it writes to sums[1]. The caller reads the destination
- * back. */
+ * bits to sums[0], and that of the bits that it writes to sums[1]. To verify the destination,
+ * the caller reads it back. */
 void dray__rect_move_summed(const dray__rect_copy *rect, const dray__rect_place *place,
                             uint64_t sums[2]);
-/* Whether the rectangle is turned over on the way: elements that are beside each other along one
- * dimension of the source do so along another one of the destination. */
+/* A transposing copy: the dimension along which elements are adjacent in the source is not the one
+ * along which they are adjacent in the destination. */
 typedef struct dray__rect_turn {
     uint32_t source, destination; /* the dimensions */
 } dray__rect_turn;
 bool dray__rect_turns(const dray__rect_copy *rect, dray__rect_turn *turn);
-/* Sizes of tiles that are worked off well, at most `elements` each. */
+/* Gives the extents of tiles of at most `elements` elements that are fast to transpose. */
 void dray__turn_tile(const dray__rect_turn *turn, const int64_t *extent, uint32_t ndim,
                      uint64_t elements, int64_t *tile);
-/* The same rectangle of dense elements in C order at `data`, on one side. */
+/* Returns the rectangle with its destination (or source) replaced by a dense array in C order. */
 dray__rect_copy dray__rect_to_dense(const dray__rect_copy *rect, void *data);
 dray__rect_copy dray__rect_from_dense(const dray__rect_copy *rect, const void *data);
-/* Neither a conversion nor a gap: one run of bytes on both sides, in the same order. */
+/* Returns true when the rectangle is one run of bytes on both sides: no conversion, no gap, and the
+ * same order. */
 bool dray__rect_is_run(const dray__rect_copy *rect, uint64_t *bytes);
 
 /* The checks that every mover makes of copy `number`: dtypes that are known and can be converted,
  * and dimensions and extents of at least 1. DRAY_EINVALID, DRAY_EDTYPE. */
 int dray__copy_check(const dray_copy *copy, uint64_t number, dray_error *error);
-/* ... and for its checksum: the tensor's dimensions (tensor NULL: the layout lacks it), and
- * coordinates inside its shape. DRAY_EINVALID. */
+/* The checks of a copy that is summed: its dimensions are the tensor's, and its coordinates are
+ * inside the tensor's shape. tensor is NULL when the layout lacks it. DRAY_EINVALID. */
 int dray__copy_check_place(const dray_copy *copy, const dray_tensor_info *tensor, uint64_t number,
                            dray_error *error);

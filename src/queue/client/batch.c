@@ -156,8 +156,9 @@ bool dray__batch_elsewhere(const dray_queue *queue, const struct dray__batch_ext
            holder->kind->is_elsewhere(holder, extent ? extent->keeper : holder->keeper_number);
 }
 
-/* The coordinator's own keeper may come back, as the coordinator may when it has a journal. The
- * controller then says which chunks are left. The keeper of another host ends with its session. */
+/* Returns true when the keeper may come back: the coordinator's own may, together with the
+ * coordinator, when there is a journal. The controller then reports which chunks are left. The
+ * keeper of another host ends with its session. */
 static bool keeper_may_return(const dray_queue *queue)
 {
     if (queue->holder.keeper_number)
@@ -223,7 +224,7 @@ static void report_gone(dray_batch *batch, const dray__batch_column *column, uin
         dray__queue_command(queue, DRAY__MSG_QUEUE_LOST, &dray__losing_fields, &lost, NULL, NULL);
 }
 
-/* The put's extent of the column, mapped and checked against its mapping. */
+/* Finds the put's extent of the column, maps it, and checks that it fits its mapping. */
 static int find_extent(dray_batch *batch, const dray__batch_column *column,
                        const dray__batch_put *put, struct dray__batch_extent **out,
                        dray_error *error)
@@ -249,7 +250,8 @@ static int find_extent(dray_batch *batch, const dray__batch_column *column,
     return rc;
 }
 
-/* The producer could still change its offsets: each is read once, and that value is checked. */
+/* The producer may still change its offsets, so each is read once, and the value read is checked.
+ */
 static int ragged_cell(const struct dray__batch_extent *extent, const dray__batch_column *column,
                        uint32_t item, const void **cell, uint64_t *length, dray_error *error)
 {
@@ -314,7 +316,7 @@ static int join(dray_batch *batch, const dray__batch_column *column,
         const void *at;
         uint64_t count, room = total - (uint64_t)(copy - (const uint8_t *)*cell) / unit;
         int rc = piece_cell(batch, column, pieces->items[i].at, &at, &count, error);
-        if (!rc && count > room) /* read again, and changed by its producer */
+        if (!rc && count > room) /* the producer has changed it since the first read */
             rc = dray__fail(error, DRAY_EFORMAT, "column %s: its offsets change", column->name);
         if (rc)
             return rc;
@@ -326,7 +328,7 @@ static int join(dray_batch *batch, const dray__batch_column *column,
     return DRAY_OK;
 }
 
-/* Returns true when some of the column must be fetched, or when it is not known yet which keepers'
+/* Returns true when parts of the column must be fetched, or it is not known yet which keepers'
  * memory can be mapped here. */
 static bool any_elsewhere(const dray_batch *batch, const dray__batch_column *column)
 {
@@ -683,7 +685,7 @@ void dray__batch_commit_done(dray_batch *batch, int rc, dray__reader *reply)
     if (rc == DRAY_ESTALE || rc == DRAY_EGONE)
         outputs_done(batch, true);
     dray__values_holder *holder = &batch->queue->holder;
-    if (rc == DRAY_EGONE && holder->kind->move) /* they are set again, elsewhere */
+    if (rc == DRAY_EGONE && holder->kind->move) /* the outputs are set again, with another keeper */
         holder->kind->move(holder, NULL);
     if (rc)
         return;
@@ -761,7 +763,7 @@ void dray_batch_free(dray_batch *batch)
     if (batch->owns)
         dray__owned_leave(batch);
     if (batch->queue->holder.storage.pid ==
-        dray__channel_pid()) /* a fork shares no mappings to count */
+        dray__channel_pid()) /* a forked child does not count in the mappings' users */
         for (uint32_t i = 0; i < batch->mapping_count; i++)
             dray__mapping_put(batch->mappings[i]);
     if (batch->buffers)

@@ -1,6 +1,6 @@
 /* The functions that a holder of bytes calls for its queue. They find this host's keeper and those
- * of other hosts (keepers.h), tell the controller of new chunks, and tell it of objects that are to
- * be dropped. */
+ * of other hosts (keepers.h), and report new chunks, and objects to be dropped, to the controller.
+ */
 #include "base/error.h"
 #include "base/hook.h"
 #include "control/context.h"
@@ -13,7 +13,7 @@
 
 /* ---- keepers --------------------------------------------------------------------------------- */
 
-/* `texts` has those of the answer. */
+/* Asks the controller about a keeper. The answer's strings are allocated in `texts`. */
 static int ask(dray_queue *queue, uint32_t number, dray__arena *texts, dray__keeper_told *out,
                dray_error *error)
 {
@@ -22,7 +22,7 @@ static int ask(dray_queue *queue, uint32_t number, dray__arena *texts, dray__kee
                      &dray__keeper_found_fields, out, error);
 }
 
-/* Our chunks go to this keeper. */
+/* Sets the keeper that this client's chunks are put to. */
 static int go_to(dray_queue *queue, const dray__keeper_told *own, dray_error *error)
 {
     char *address = NULL;
@@ -33,7 +33,7 @@ static int go_to(dray_queue *queue, const dray__keeper_told *own, dray_error *er
         return rc;
     if (own->number != queue->holder.keeper_number || !queue->holder.keeper_known || own->path[0])
         dray__keeper_link_break(&queue->holder.keeper);
-    if (own->path[0]) { /* else it is the one that the coordinator named */
+    if (own->path[0]) { /* else the keeper is the one that the coordinator named */
         free(queue->holder.keeper.address);
         queue->holder.keeper.address = address;
     }
@@ -45,7 +45,7 @@ static int go_to(dray_queue *queue, const dray__keeper_told *own, dray_error *er
     return DRAY_OK;
 }
 
-/* Learns where our chunks go, and the key of other hosts' data servers. */
+/* Asks for the keeper of this client's chunks, and for the key of other hosts' data servers. */
 static int settle(void *user, bool again, dray_error *error)
 {
     dray_queue *queue = user;
@@ -62,7 +62,8 @@ static int settle(void *user, bool again, dray_error *error)
     return rc;
 }
 
-/* A keeper that listens at all addresses of the coordinator's host is where that is found. */
+/* Writes a keeper's endpoint to `out`. A keeper that listens at all addresses is on the
+ * coordinator's host, and gets the address at which this process finds the coordinator. */
 static void fill_address(const dray_queue *queue, const char *endpoint, char *out, size_t size)
 {
     const char *port = strrchr(endpoint, ':');
@@ -89,7 +90,8 @@ static int find(void *user, uint32_t number, char *endpoint, size_t size, dray_e
     return rc;
 }
 
-/* ---- ours ------------------------------------------------------------------------------------ */
+/* ---- this client's
+ * chunks------------------------------------------------------------------------------ */
 
 /* Tells the controller of a chunk that the client would add, or of objects. The controller may make
  * the chunk smaller, or answer with a spare chunk of the client's instead. give_up names a chunk
@@ -115,7 +117,7 @@ static int tell_storage(dray_queue *queue, const dray__chunk_wish *wishes, uint3
     return dray__reader_finish(&reply.payload, "QUEUE_CHUNK", error);
 }
 
-/* Memory of the size that the controller knows of, for the keeper. */
+/* Makes a chunk of the size that was reported to the controller, and puts it to the keeper. */
 static int make_chunk(dray_queue *queue, const dray__chunk_wish *wish, dray_error *error)
 {
     queue->holder.keeper.era = queue->era;
@@ -126,7 +128,7 @@ static int make_chunk(dray_queue *queue, const dray__chunk_wish *wish, dray_erro
         rc =
             dray__fail(error, DRAY_EGONE,
                        "queue %s: the keeper of this host serves another coordinator", queue->name);
-    else if (rc == DRAY_ECLOSED) /* the caller comes back, and tries again */
+    else if (rc == DRAY_ECLOSED) /* the caller attaches again, and retries */
         queue->refused_era = queue->era;
     return rc;
 }
@@ -146,9 +148,9 @@ static int ask_chunk(dray_queue *queue, const dray__chunk_wish *wish, dray__stor
     return rc;
 }
 
-/* The controller learns of a chunk before it has memory, and before the keeper gets it. When the
- * client dies at any point, one of the two forgets the chunk for both. The keeper takes no chunk
- * that was announced to an earlier controller. */
+/* A chunk is reported to the controller before its memory is allocated and put to the keeper. So
+ * when the client dies at any point, the controller has the keeper drop the chunk. The keeper takes
+ * no chunk that was reported to an earlier controller. */
 static int more(void *user, uint64_t bytes, dray_error *error)
 {
     dray_queue *queue = user;

@@ -110,7 +110,7 @@ static bool check_places(const dray_batch *batch)
 /* Checks the numbers of the body against each other. */
 static bool check_body(dray_batch *batch, const dray__names *names)
 {
-    if (!batch->row_count || batch->cell_count % batch->row_count) /* nobody gets an empty batch */
+    if (!batch->row_count || batch->cell_count % batch->row_count) /* a batch is never empty */
         return false;
     batch->place_count = batch->cell_count / batch->row_count;
     for (uint32_t i = 0; i < batch->row_count; i++)
@@ -211,7 +211,7 @@ static int make_choice(const dray_queue *queue, const dray_claim_options *o, dra
     return DRAY_OK;
 }
 
-/* Choice i of the list; `stride` is the size of each, as the caller was compiled. */
+/* Reads choice i of the list. `stride` is the caller's size of a choice. */
 static int read_options(const dray_claim_options *list, size_t stride, uint32_t i,
                         dray_claim_options *out, dray_error *error)
 {
@@ -334,9 +334,9 @@ static int claim_now(dray_queue *queue, dray_batch *batch, const dray_claim_opti
                           &reply, error);
     if (batch)
         dray__batch_commit_done(batch, rc, &reply.payload);
-    if (rc == DRAY_ETIMEDOUT) /* the answer may be on its way, */
+    if (rc == DRAY_ETIMEDOUT) /* the answer may still come, */
         dray__queue_release(queue, ticket);
-    if (rc == DRAY_ETIMEDOUT && batch) /* with chunks that nobody takes */
+    if (rc == DRAY_ETIMEDOUT && batch) /* and may have given chunks back */
         dray__storage_untell(&queue->holder.storage, true);
     if (!rc)
         rc = (batch ? read_next : read_claim)(queue, ticket, count, &reply, which, &next, error);

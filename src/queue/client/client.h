@@ -18,7 +18,7 @@
 
 #include <dray/queue.h>
 
-/* The names that numbers in replies stand for. */
+/* The names of columns and keys, which replies refer to by number. */
 typedef struct dray__names {
     dray__known_column *columns; /* by the controller's index; name is NULL when it is not known */
     uint32_t column_count, columns_known;
@@ -32,9 +32,9 @@ typedef struct dray__names {
 struct dray_queue {
     dray_context *context;
     dray__channel *channel;
-    dray__values_holder holder; /* of the bytes of columns */
+    dray__values_holder holder; /* holds the bytes of columns */
     dray__tls_key samples;      /* the key that is shown to data servers of other hosts */
-    dray__stream_keys keys;     /* with it */
+    dray__stream_keys keys;     /* made of `samples` */
     char *name;
     uint32_t id;
     int64_t timeout_ns;
@@ -43,20 +43,19 @@ struct dray_queue {
     dray__names names;
     uint64_t drops_seen;
     uint32_t tickets;
-    /* The page that is shared with the controller; NULL when the controller reads none of this
-     * client. */
+    /* The page of releases shared with the controller; NULL when there is none. */
     dray__releases *releases;
-    bool unanswered; /* as far as we know, the last request has no answer */
+    bool unanswered; /* the last request may not have been answered */
     /* The ticket and the choices of dray_queue_claim_start; ticket 0: none. */
     uint32_t started, started_count;
-    dray_batch *committing; /* the batch whose commit went with it; NULL when there is none */
-    dray__arena spare;      /* the memory of a batch that was freed, for the next one */
+    dray_batch *committing; /* the batch that the same message commits, or NULL */
+    dray__arena spare;      /* the memory of a freed batch, for the next one */
     dray__arena opened;     /* tasks */
     dray__writer out, sent; /* sent: a copy of the request, to send it again */
-    /* The file of a checkpoint, which goes with messages; -1: none. */
+    /* The descriptor of a checkpoint's file, passed with messages, or -1. */
     int passed;
     size_t sent_head, sent_known;
-    size_t head;       /* the bytes of `out` that say which client asks */
+    size_t head;       /* bytes of `out` with the client's number */
     size_t known_at;   /* the place in `out` of the numbers of known columns and keys; 0 when it has
                         * none */
     uint64_t identity; /* the number of this use of the queue, the same for all controllers that
@@ -73,9 +72,9 @@ typedef struct dray__batch_put {
     struct dray__batch_extent {
         uint32_t column, keeper;
         dray__extent extent;
-        /* This is subtracted from the extent: the fetched bytes begin there. */
+        /* The fetched bytes begin at this offset; it is subtracted from the extent's. */
         uint64_t shift;
-        const dray__column_spec *own; /* of rows with keys; NULL when it is the column's */
+        const dray__column_spec *own; /* for rows with keys; NULL when it is the column's spec */
         dray__mapping *mapping;       /* set once it was read */
     } * extents;
 } dray__batch_put;
@@ -134,7 +133,7 @@ struct dray_batch {
     dray__batch_pieces *pieces;
     uint32_t pieces_count;
     uint32_t *micro_ends, micro_count; /* count 0: all rows are one micro-batch */
-    uint8_t *own;                      /* [row]; with micro_count only: the row is no padding */
+    uint8_t *own;                      /* [row], only with micro_count: the row is not padding */
     uint32_t own_count;
     bool bounded;   /* the claim waited for the queue's admission */
     uint32_t *open; /* the rows that the commit leaves open */
@@ -159,7 +158,7 @@ struct dray_batch {
     uint64_t mapping_capacity;
     dray__buffer *buffers; /* the bytes that were fetched from a store */
     bool roomy;            /* the queue has room for batches that are kept long */
-    bool owns;             /* dray_batch_own mapped something, which may still be there */
+    bool owns;             /* dray_batch_own was called, and its mappings may still exist */
     uint8_t *body;         /* the answer as it arrived, for dray_batch_export */
     size_t body_size;
     const char **keys; /* for rows with keys; NULL when the batch is of a claim */
@@ -204,14 +203,14 @@ int dray__queue_open_saved(dray_queue *queue, const char *restore, const char **
                            dray_error *error);
 void dray__queue_close_saved(dray_queue *queue);
 int dray__queue_check_passing(const dray_queue *queue, dray_error *error); /* DRAY_EUNSUPPORTED */
-/* The same, with the request's beginning and these fields (NULL: none), for requests that the
+/* Begins a request, writes these fields (NULL: none), and sends it, for requests that the
  * controller answers at once. */
 int dray__queue_command(dray_queue *queue, uint16_t type, const dray__fields *of,
                         const void *message, dray__reply *reply, dray_error *error);
-/* Tells the controller to forget a claim, or a request for one. It waits for no answer. */
+/* Tells the controller to forget a claim, or a request for one. There is no answer. */
 void dray__queue_release(dray_queue *queue, uint32_t ticket);
-/* The same for a claim that was answered. It sends no message when nobody waits for the bytes
- * that the claim holds or, unless it is committed, for its rows. */
+/* The same for a claim that was answered. Writes to the page of releases instead of sending a
+ * message when no request waits for the claim's bytes or, unless it is committed, its rows. */
 void dray__queue_let_go(dray_queue *queue, uint32_t ticket, bool committed);
 void dray__queue_read_dropped(dray_queue *queue, dray__reader *r);
 int dray__queue_check_fork(const dray_queue *queue, dray_error *error); /* DRAY_ECLOSED */
@@ -235,8 +234,7 @@ int dray__queue_produce(dray_queue *queue, const dray_insert_options *o, const d
 /* queue.c: reads the new names of a reply (messages.h). */
 int dray__names_read(dray__names *names, dray__reader *r, dray_error *error);
 void dray__names_free(dray__names *names);
-/* Records the span of a commit that counted and that began at begin_ns. */
-/* Leaves a span of the trace that is about the batch. */
+/* Records the span of the trace that describes the batch. */
 void dray__batch_leave_span(const dray_batch *batch);
 /* The parts of the request that commits and claims. put_commit checks that every column is set.
  * commit_done takes the answer: rc, and the reply when rc is DRAY_OK. */
@@ -247,7 +245,7 @@ void dray__batch_commit_done(dray_batch *batch, int rc, dray__reader *reply);
  * two an error belongs to. */
 int dray__claim_start_after(dray_queue *queue, dray_batch *batch, const dray_claim_options *options,
                             uint32_t count, dray_error *error);
-/* Returns 0, or DRAY_EPERM or DRAY_EINVALID when nothing can be written to the batch any more.
+/* Returns 0, or DRAY_EPERM or DRAY_EINVALID when the batch cannot be written to any more.
  * `what` is the name of the calling function, for the message. */
 int dray__batch_check_open(const dray_batch *batch, const char *what, dray_error *error);
 /* Fails with DRAY_EINVALID when the batch has fewer rows from `first` on. */

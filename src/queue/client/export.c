@@ -10,7 +10,7 @@ static const dray__envelope exported_batch = {"exported batch", 0x48435442u /* "
 
 typedef struct exported {
     const char *queue;
-    const uint8_t *body; /* as it came */
+    const uint8_t *body; /* as it was received */
     uint32_t body_size;
 } exported;
 

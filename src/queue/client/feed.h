@@ -16,13 +16,13 @@
 #define DRAY__PARTITION_STEP "step"
 enum { DRAY__PARTITION_BYTES = 32 };
 void dray__partition_name(const char *kind, int64_t step, char out[DRAY__PARTITION_BYTES]);
-/* -1: not a partition of that kind. */
+/* Returns the step, or -1 when the name is not of a partition of that kind. */
 int64_t dray__partition_step(const char *kind, const char *name);
 
 typedef struct dray__feed dray__feed;
 
-/* Reads the run's feed.json; without one, or a folder (NULL), everything is held and nothing was
- * trained. rules: borrowed. */
+/* Reads the run's feed.json. Without the file, or without a folder (NULL), partitions hold all
+ * groups and none is trained. rules are borrowed. */
 int dray__feed_open(const dray_steps_rules *rules, const char *folder, int64_t first_step,
                     dray__feed **out, dray_error *error);
 void dray__feed_close(dray__feed *feed);
@@ -33,10 +33,10 @@ int64_t dray__feed_first(const dray__feed *feed);
  * is below the prompts of a step. *groups is borrowed until the next call. It is NULL when all
  * groups are held, each at its own place. */
 uint32_t dray__feed_groups(const dray__feed *feed, int64_t step, const uint32_t **groups);
-/* The group that is at place `at` of the step's partition. */
+/* Returns the group at place `at` of the step's partition. */
 uint32_t dray__feed_group(const dray__feed *feed, int64_t step, uint32_t at);
 
-/* The group at place `at` of the step's partition is trained. */
+/* Marks the group at place `at` of the step's partition as trained. */
 int dray__feed_trained(dray__feed *feed, int64_t step, uint32_t at, dray_error *error);
 /* Returns the feed's part of a checkpoint's card; NULL when out of memory. */
 json_t *dray__feed_card(const dray__feed *feed);

@@ -1,4 +1,4 @@
-/* Rows of a column together: described, copied, or read in place. */
+/* Describes, copies, or gives in place several rows of a column. */
 #include "base/error.h"
 #include "queue/client/client.h"
 #include "queue/storage/own.h"
@@ -11,7 +11,7 @@ typedef struct gathered_rows {
     size_t unit, bytes; /* of one element; of all values */
 } gathered_rows;
 
-/* Of a batch that was got with `partial` a row may have no value: nothing stands for it. */
+/* Checks that all rows have a value: a batch that was got with `partial` may lack some. */
 static int check_whole(dray_batch *batch, const char *name, const gathered_rows *of,
                        dray_error *error)
 {
@@ -82,8 +82,8 @@ int dray_batch_gather_rows(dray_batch *batch, const char *name, uint32_t first, 
     return DRAY_OK;
 }
 
-/* Returns the place where the values lie back to back; NULL when there is none, or when they are
- * empty. */
+/* Returns the address of the values if they are contiguous; NULL when they are not, or are empty.
+ */
 static const void *lie_together(const gathered_rows *of)
 {
     const uint8_t *begin = NULL, *end = NULL;
@@ -100,7 +100,7 @@ static const void *lie_together(const gathered_rows *of)
     return begin;
 }
 
-/* The mapped chunk that has all of the bytes; NULL when there is none. */
+/* Returns the mapped chunk that has all of the bytes, or NULL. */
 static dray__mapping *mapping_of(const dray_batch *batch, const uint8_t *at, uint64_t bytes)
 {
     for (uint32_t i = 0; at && i < batch->mapping_count; i++) {

@@ -198,7 +198,7 @@ static int send_rows(dray_queue *queue, uint16_t type, const dray__fields *of,
     dray__put_fields(dray__queue_begin(queue), of, &message);
     int rc = dray__queue_call(queue, type, deadline, reply, error);
     if (rc == DRAY_ETIMEDOUT)
-        dray__queue_release(queue, rows->ticket); /* one that was interrupted waits no more */
+        dray__queue_release(queue, rows->ticket); /* ends an interrupted request's wait */
     if (!rc)
         dray__queue_read_dropped(queue, &reply->payload);
     return rc;
@@ -213,7 +213,7 @@ static int send_insert(dray_queue *queue, const dray__new_rows *rows, int64_t de
     if (rc)
         return rc;
     uint32_t first = dray__get_u32(&reply.payload);
-    dray__get_u32(&reply.payload); /* generation: claims tell it */
+    dray__get_u32(&reply.payload); /* generation: not needed, because claims have it */
     rc = dray__reader_finish(&reply.payload, "QUEUE_INSERT", error);
     if (!rc && first_slot)
         *(uint32_t *)first_slot = first;
@@ -325,7 +325,7 @@ int dray__queue_produce(dray_queue *queue, const dray_insert_options *o, const d
     if (rc == DRAY_ECLOSED && how->once) /* the next attempt finds the next controller */
         dray__queue_come_back(queue);
     inserted_free(&in);
-    if (!rc && dray__storage_has_news(&queue->holder.storage)) /* it may be free before long */
+    if (!rc && dray__storage_has_news(&queue->holder.storage)) /* so that it can be freed */
         dray__chunks_tell(queue);
     return rc;
 }

@@ -10,7 +10,7 @@
 
 /* ---- which rows ------------------------------------------------------------------------------ */
 
-/* The addresses are malloc'ed, and the caller's to free. */
+/* Describes rows by their keys or addresses. The caller frees the addresses. */
 static int name_rows(const char *what, const char *const *keys, const dray_row *rows,
                      uint32_t count, dray__named *out, dray_error *error)
 {
@@ -50,7 +50,7 @@ static dray_row row_of(const dray__row_at *at)
 
 typedef struct put_call {
     dray__putting message;
-    dray_row *rows; /* the caller's; NULL when it does not want them */
+    dray_row *rows; /* the caller's array for addresses, or NULL */
 } put_call;
 
 static int read_rows(const put_call *p, dray__reply *reply, dray_error *error)
@@ -226,13 +226,13 @@ static void take_column(dray_batch *batch, const dray__got *got, uint32_t c)
     if (first)
         column->spec = *first;
     else
-        column->spec.dtype = DRAY_U8; /* of no row: of no bytes */
+        column->spec.dtype = DRAY_U8; /* no row has a value, so any dtype will do */
 }
 
 static bool take_cells(dray_batch *batch, const dray__got *got)
 {
     uint64_t cells = (uint64_t)got->row_count * got->column_count;
-    if (!got->row_count || got->cell_count != cells) /* nobody gets an empty batch */
+    if (!got->row_count || got->cell_count != cells) /* a batch is never empty */
         return false;
     batch->places = dray__arena_get(&batch->arena, (cells + 1) * sizeof *batch->places);
     batch->columns =
@@ -326,12 +326,12 @@ static int ask(dray_queue *queue, const dray__getting *message, bool take, int64
                               &reply, error);
     DRAY__TRACE(samples(message->partition, *message->task ? message->task : NULL, -1));
     DRAY__TRACE(leave());
-    /* Rows that it found, but could not write down as consumed, are pinned. */
+    /* Rows that TAKE found, but could not record as consumed, are still pinned. */
     bool unkept = rc == DRAY_EFULL || rc == DRAY_ESYS || rc == DRAY_ENOMEM || rc == DRAY_EDEAD;
     if (rc == DRAY_ETIMEDOUT || (take && unkept))
         dray__queue_release(queue, message->ticket);
-    if (rc == DRAY_ECLOSED && take) /* rows may be consumed; the next call finds the next
-                                     * controller */
+    if (rc == DRAY_ECLOSED && take) /* rows may be consumed, so it is not repeated; the next
+                                     * call attaches again */
         dray__queue_come_back(queue);
     if (rc)
         return rc;
@@ -355,7 +355,7 @@ int dray_queue_get(dray_queue *queue, const dray_get_options *options, dray_batc
     int64_t deadline =
         dray__context_deadline(queue->context, o.timeout_ns ? o.timeout_ns : queue->timeout_ns);
     int64_t left = deadline - dray__now();
-    message.timeout_ns = !o.timeout_ns ? 0 : left > 0 ? left : 1; /* it is over, but was given */
+    message.timeout_ns = !o.timeout_ns ? 0 : left > 0 ? left : 1; /* 0 would mean none was given */
     message.ticket = rc ? 0 : dray__queue_ticket(queue);
     if (!rc)
         rc = ask(queue, &message, o.task && !o.peek, deadline, out, error);

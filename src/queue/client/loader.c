@@ -1,6 +1,6 @@
-/* Batches for a loop (loader.h). At most one claim is on its way; with it goes the commit of one
- * batch that the loop has finished. A batch is, in this order: ready (claimed), open (in the loop's
- * hands), finished (to be committed), and freed. */
+/* Batches for a loop (loader.h). At most one claim is under way; the same message commits one batch
+ * that the loop has finished. The states of a batch, in order: ready (claimed), open (given to the
+ * loop), finished (to be committed), and freed. */
 #include <dray/loader.h>
 
 #include "base/clock.h"
@@ -17,7 +17,7 @@ typedef struct item {
     dray_batch *batch;
     uint64_t number, bytes;
     uint32_t parts, given, settled,
-        failed; /* loads: of the batch, handed out, done, of them failed */
+        failed; /* loads of the batch: all, handed out, done or failed, failed */
     uint32_t holds;
     bool *closed; /* [part]: done or failed */
 } item;
@@ -29,7 +29,7 @@ typedef struct item_list {
 
 struct dray_loader {
     dray_queue *queue;
-    dray_claim_options claim; /* strings are ours */
+    dray_claim_options claim; /* its strings are the loader's own copies */
     char *task, *partition, *group, *cost;
     uint32_t ahead, ahead_rows;
     uint64_t ahead_bytes, last_bytes;
@@ -37,9 +37,9 @@ struct dray_loader {
     item_list ready, open, finished, held;
     item *committing; /* the item whose commit was sent with the claim */
     uint64_t ready_rows, ready_bytes;
-    dray_error over;   /* the claim's last answer: there will be no more; code 0: there may be */
+    dray_error over;   /* the error that ends claiming; code 0 while there may be more rows */
     dray_error broken; /* the error of a commit that failed; reported once */
-    dray_error late;   /* the claim's error when its time was over */
+    dray_error late;   /* the error of a claim that timed out */
     dray_loader_counts counts;
 };
 
@@ -73,7 +73,7 @@ static void item_free(item *one)
     free(one);
 }
 
-/* Its work is over, but somebody may still read it. */
+/* Frees an item whose work is over, or keeps it while its batch is held. */
 static void part_from(dray_loader *loader, item *one)
 {
     if (one && one->holds)
@@ -173,8 +173,8 @@ int dray_loader_open(dray_queue *queue, const dray_loader_options *options, dray
 
 /* ---- commits --------------------------------------------------------------------------------- */
 
-/* Takes note of the answer to the batch's commit. An error is reported once, also when the commit
- * was superseded. */
+/* Handles the answer to the batch's commit. An error is reported once, also when the commit was
+ * superseded. */
 static void committed(dray_loader *loader, item *one, int rc, const dray_error *error)
 {
     loader->counts.committed += !rc;
@@ -203,7 +203,8 @@ static int tell_broken(dray_loader *loader, dray_error *error)
 
 /* ---- claims ---------------------------------------------------------------------------------- */
 
-/* Bytes of the columns that the task needs. Maps them, which the loop is about to do anyway. */
+/* Sums the bytes of the columns that the task needs. This maps them, which the loop does next
+ * anyway. */
 static int bytes_of(dray_batch *batch, uint64_t *out, dray_error *error)
 {
     int rc = DRAY_OK;
@@ -258,21 +259,22 @@ static void take_answer(dray_loader *loader)
     if (rode) {
         bool done = rode->batch->committed;
         int commit = done ? DRAY_OK : rc;
-        if (commit == DRAY_ECLOSED) /* a coordinator that came back knows whether it counted */
+        if (commit == DRAY_ECLOSED) /* a restarted coordinator knows whether it was done */
             commit = dray_batch_commit(rode->batch, &error);
         committed(loader, rode, commit, &error);
         if (!done)
-            return; /* then nothing was claimed */
+            return; /* without the commit nothing was claimed */
     }
     if (!rc)
         rc = add_ready(loader, batch, &error);
     if (rc == DRAY_ETIMEDOUT)
         loader->late = error;
-    else if (rc && rc != DRAY_ECLOSED) /* when the commit is sent again, its error is reported */
+    else if (rc && rc != DRAY_ECLOSED) /* ECLOSED is reported by the next request */
         loader->over = error;
 }
 
-/* Whether there is room to claim ahead; asked: whether the loop waits. */
+/* Returns true when a claim may be sent: there is room to claim ahead, or the loop waits for a
+ * batch (asked). */
 static bool may_claim(const dray_loader *loader, bool asked)
 {
     if (loader->queue->started || loader->over.code)
@@ -285,7 +287,7 @@ static bool may_claim(const dray_loader *loader, bool asked)
            (loader->ahead_bytes == UINT64_MAX || loader->last_bytes);
 }
 
-/* Sends a claim, with the first commit that waits. */
+/* Sends a claim, together with the first waiting commit. */
 static void send_claim(dray_loader *loader)
 {
     dray_error error;
@@ -293,7 +295,7 @@ static void send_claim(dray_loader *loader)
     int rc = dray__claim_start_after(loader->queue, rides ? rides->batch : NULL, &loader->claim, 1,
                                      &error);
     if (rc == DRAY_EAGAIN)
-        return; /* the socket is full: later */
+        return; /* the socket is full: it is sent later */
     if (rc) {
         loader->over = error;
         return;
@@ -310,7 +312,7 @@ static void advance(dray_loader *loader, bool asked)
     take_answer(loader);
     if (may_claim(loader, asked))
         send_claim(loader);
-    while (asked && loader->finished.first) /* nothing for it to ride on: it must not wait */
+    while (asked && loader->finished.first) /* no claim to send it with: commits it alone */
         commit_first(loader);
 }
 
@@ -326,7 +328,7 @@ int dray_loader_flush(dray_loader *loader, dray_error *error)
 
 /* ---- handing out ----------------------------------------------------------------------------- */
 
-/* The first ready batch goes to the loop; one that was held too long meanwhile does not. */
+/* Gives the first ready batch to the loop. Batches that were held too long meanwhile are freed. */
 static int hand_over(dray_loader *loader, dray_error *error)
 {
     item *one = loader->ready.first;
@@ -384,14 +386,14 @@ static int timed_out(dray_loader *loader, int64_t timeout_ns, dray_error *error)
                       (double)timeout_ns / 1e9, why);
 }
 
-/* false: the deadline passed. */
+/* Waits for an answer. Returns false when the deadline has passed. */
 static bool wait_until(const dray_loader *loader, int64_t deadline)
 {
     struct pollfd fd = {.fd = dray_queue_fd(loader->queue), .events = POLLIN};
     return dray__wait(&fd, fd.fd >= 0, deadline) != 0;
 }
 
-/* Waits until a batch is ready or an error is to be reported. */
+/* Waits until a batch is ready or there is an error to report. */
 static int wait_ready(dray_loader *loader, int64_t timeout_ns, dray_error *error)
 {
     int64_t begin = dray__now(), deadline = dray__deadline(timeout_ns);
@@ -467,7 +469,7 @@ static int find_open(const dray_loader *loader, const dray_load *load, item **ou
                       loader->task, load->micro, (unsigned long long)load->number);
 }
 
-/* As the commit will check. */
+/* Checks the outputs as the commit does later. */
 static int check_outputs(const dray_loader *loader, const item *one, dray_error *error)
 {
     const dray_batch *batch = one->batch;
@@ -486,7 +488,7 @@ static void close_part(dray_loader *loader, item *one, uint32_t part, bool faile
         return;
     take(&loader->open, one);
     if (one->failed == one->parts || loader->claim.peer)
-        part_from(loader, one); /* there is nothing to commit, or it is for another to do */
+        part_from(loader, one); /* no row is left to commit, or another rank commits them */
     else
         append(&loader->finished, one);
     advance(loader, false);
@@ -503,7 +505,7 @@ int dray_loader_done(dray_loader *loader, const dray_load *load, dray_error *err
     return rc;
 }
 
-/* The load's rows, but for padding, which is not the batch's to give back. */
+/* Gives back the load's rows except padding, which another batch owns. */
 static int fail_rows(const dray_load *load, const char *reason, dray_error *error)
 {
     uint32_t *rows = malloc((load->rows ? load->rows : 1) * sizeof *rows), count = 0;
@@ -523,7 +525,7 @@ int dray_loader_fail(dray_loader *loader, const dray_load *load, const char *rea
     item *one = NULL;
     int rc = find_open(loader, load, &one, error);
     bool last = !rc && one->settled + 1 == one->parts;
-    if (last && one->failed < one->settled) /* other rows of it will be committed */
+    if (last && one->failed < one->settled) /* its other rows are committed later */
         rc = check_outputs(loader, one, error);
     if (!rc && !loader->claim.peer)
         rc = fail_rows(load, reason, error);
@@ -588,7 +590,7 @@ void dray_loader_close(dray_loader *loader)
             commit_first(loader);
     }
     if (loader->committing)
-        loader->queue->committing = NULL; /* no answer came: nobody looks at it any more */
+        loader->queue->committing = NULL; /* no answer came, and none is expected any more */
     loader_free(loader);
 }
 

@@ -1,4 +1,5 @@
-/* The client's end of a queue: opening it, talking to its controller, coming back to it. */
+/* The client's end of a queue: opens it, sends requests to its controller, and attaches again after
+ * the controller was restarted. */
 #include "queue/client/client.h"
 
 #include "base/arena.h"
@@ -32,8 +33,8 @@ dray__writer *dray__queue_begin(dray_queue *queue)
     return w;
 }
 
-/* Sends the same request again from a client that has come back. Its controller knows no columns
- * yet. */
+/* Prepares the same request for a controller that the client attached to again, and which has sent
+ * it no columns yet. */
 static int begin_again(dray_queue *queue, dray_error *error)
 {
     size_t head = queue->sent_head, known = queue->sent_known;
@@ -47,7 +48,7 @@ static int begin_again(dray_queue *queue, dray_error *error)
     return dray__writer_check(w, error);
 }
 
-/* Sending a message empties it. */
+/* Keeps a copy of the request, because sending a message empties it. */
 static int keep_sent(dray_queue *queue, dray_error *error)
 {
     dray__writer_reset(&queue->sent);
@@ -59,8 +60,9 @@ static int keep_sent(dray_queue *queue, dray_error *error)
     return dray__writer_check(&queue->sent, error);
 }
 
-/* May the answer that did not come, or came as an error after all was done, have had chunks for us?
- * Not to be asked while another answer is on its way, which may have them. */
+/* Returns true when chunks may have been given back in an answer that was lost, or that was
+ * replaced by an error after the request was done. False while another answer is outstanding, which
+ * may have them. */
 static bool had_chunks(const dray_queue *queue, uint16_t type, int rc)
 {
     bool done = rc == DRAY_ETIMEDOUT || rc == DRAY_EFULL || rc == DRAY_ESYS || rc == DRAY_EDEAD ||
@@ -77,15 +79,14 @@ static int ask_once(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray_
     dray__hook_step("answered");
     queue->unanswered = rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED;
     for (uint32_t i = 0; !rc && i < reply->fd_count; i++)
-        close(reply->fds[i]); /* none is ever expected */
-    if (rc)                   /* news that were not sent are sent with the next message */
+        close(reply->fds[i]); /* no answer has descriptors */
+    if (rc)                   /* closed chunks are reported again with the next message */
         dray__storage_untell(&queue->holder.storage, had_chunks(queue, type, rc));
     return rc;
 }
 
-/* Messages that name chunks are written again by their callers, because the chunks are new ones
- * then. A queue that is being closed does not come back.
- */
+/* Returns false for messages that name chunks: their callers write them again, because the chunks
+ * are new ones then. A queue that is being closed is not attached again. */
 static bool can_repeat(uint16_t type)
 {
     return type != DRAY__MSG_QUEUE_INSERT && type != DRAY__MSG_QUEUE_CHUNK &&
@@ -127,8 +128,8 @@ void dray__queue_release(dray_queue *queue, uint32_t ticket)
 void dray__queue_let_go(dray_queue *queue, uint32_t ticket, bool committed)
 {
     uint32_t frees = DRAY__WANT_BYTES | (committed ? 0 : DRAY__WANT_ROWS);
-    bool ours = queue->holder.storage.pid == dray__channel_pid(); /* a fork has the page, too */
-    /* A commit that is still on its way must come first. */
+    bool ours = queue->holder.storage.pid == dray__channel_pid(); /* a forked child has the page */
+    /* A commit that is still under way must be handled first. */
     bool in_turn = !queue->unanswered && !queue->committing;
     if (!ours || !in_turn || !dray__releases_write(queue->releases, ticket, frees))
         dray__queue_release(queue, ticket);
@@ -174,7 +175,7 @@ int dray__queue_command(dray_queue *queue, uint16_t type, const dray__fields *of
 
 /* ---- the meaning of columns' and keys' numbers ----------------------------------------------- */
 
-/* Makes the column's place, and those before it. */
+/* Grows the array of columns up to this index. */
 static int grow_columns(dray__names *names, uint32_t index, dray_error *error)
 {
     if (index >= DRAY__COLUMNS_MAX)
@@ -217,12 +218,12 @@ int dray__names_read(dray__names *names, dray__reader *r, dray_error *error)
     return rc;
 }
 
-/* Forgets the meaning of the numbers. The names stay. */
+/* Forgets which names the numbers stand for. The names stay allocated. */
 static void names_retire(dray__names *names)
 {
     dray__names *past = malloc(sizeof *past);
     if (past)
-        *past = *names; /* without memory they are lost, but not wrong */
+        *past = *names; /* without memory they are leaked, but stay valid */
     *names = (dray__names){.past = past};
 }
 
@@ -268,7 +269,7 @@ static int make_tasks(dray_queue *queue, const dray_queue_options *options,
     return rc;
 }
 
-/* As bits, in the order in which the tasks are given. */
+/* Converts the names of provisional tasks to bits, in the order of the tasks. */
 static int provisional_tasks(const dray_queue_options *options, uint64_t *out, dray_error *error)
 {
     for (uint32_t i = 0; i < options->provisional_count; i++) {
@@ -284,7 +285,9 @@ static int provisional_tasks(const dray_queue_options *options, uint64_t *out, d
     return DRAY_OK;
 }
 
-/* Sends the message, with a page for releases; the last one's is another controller's. */
+/* Sends the message with a new page of releases; the previous page belongs to an earlier
+ * controller.
+ */
 static int call_open(dray_queue *queue, dray__writer *w, int64_t deadline_ns, dray__reply *reply,
                      dray_error *error)
 {
@@ -305,7 +308,7 @@ static int call_open(dray_queue *queue, dray__writer *w, int64_t deadline_ns, dr
     return rc;
 }
 
-/* OPEN's answer. */
+/* Reads OPEN's answer. */
 static int read_welcome(dray_queue *queue, dray__reader *r, dray__arena *arena, dray__welcome *out,
                         dray_error *error)
 {
@@ -315,7 +318,7 @@ static int read_welcome(dray_queue *queue, dray__reader *r, dray__arena *arena, 
         return rc;
     queue->id = out->client;
     queue->era = out->era;
-    if (!out->paged) { /* nobody reads them */
+    if (!out->paged) { /* the controller does not read them */
         dray__releases_free(queue->releases);
         queue->releases = NULL;
     }
@@ -342,8 +345,8 @@ static int read_table(dray_queue *queue, dray__reader *r, dray_error *error)
     return open_bytes(queue, &welcome, error);
 }
 
-/* The new controller has reset the keeper. Chunks that came to the keeper afterwards, and were
- * announced to the old controller, are forgotten here. */
+/* Makes the keeper forget chunks that were reported to the old controller, but put to the keeper
+ * after the new controller had reset it. */
 static void forget_chunks(dray_queue *queue)
 {
     dray__chunk_key *pairs = calloc(queue->holder.storage.count + 1, sizeof *pairs);
@@ -356,9 +359,8 @@ static void forget_chunks(dray_queue *queue)
     free(pairs);
 }
 
-/* Forgets the state that the queue had of its controller. The next controller may be the same one.
- * That one still needs the committed bytes in this client's chunks, and drops the other chunks
- * itself. */
+/* Forgets the controller's state. When the next controller is the same one, it still needs the
+ * committed bytes in this client's chunks, and drops the other chunks itself. */
 static void forget_controller(dray_queue *queue, bool same)
 {
     dray__keeper_link_break(&queue->holder.keeper);
@@ -372,8 +374,8 @@ static void forget_controller(dray_queue *queue, bool same)
     queue->holder.keeper_known = false;
 }
 
-/* The queue is there again under its name, and this is another client of it: chunks, claims and
- * columns' numbers are those of the past. */
+/* Attaches to the queue of this name as a new client: chunks, claims and the numbers of columns are
+ * no longer valid. */
 static int enter_again(dray_queue *queue, int64_t deadline_ns, dray_error *error)
 {
     dray__channel *channel;
@@ -395,7 +397,7 @@ static int enter_again(dray_queue *queue, int64_t deadline_ns, dray_error *error
     uint32_t former = queue->id;
     uint64_t before = queue->era;
     dray__arena arena = {0};
-    dray__welcome welcome; /* it had a journal, or was not there again */
+    dray__welcome welcome; /* the queue exists only if it had a journal */
     rc = read_welcome(queue, &reply.payload, &arena, &welcome, error);
     if (!rc) {
         bool same = queue->era == before; /* the same controller keeps or drops this client's chunks
@@ -417,7 +419,7 @@ int dray__queue_come_back(dray_queue *queue)
         return DRAY_ECLOSED;
     int rc = enter_again(queue, deadline_ns, &error);
     while (rc == DRAY_ECLOSED && dray__now() < deadline_ns &&
-           !dray__interrupted()) /* and died again meanwhile */
+           !dray__interrupted()) /* the controller died again meanwhile */
         rc = enter_again(queue, deadline_ns, &error);
     return rc;
 }
@@ -445,7 +447,7 @@ static int make_opening(dray_queue *queue, const char *name, const dray_queue_op
     return rc ? rc : dray__queue_open_saved(queue, options->restore, &out->restore, error);
 }
 
-/* again: the coordinator went away during a try before. */
+/* again: the coordinator died during an earlier attempt. */
 static int open_once(dray_queue *queue, const char *name, const dray_queue_options *options,
                      bool again, int64_t deadline_ns, dray__reply *reply, dray_error *error)
 {
@@ -470,9 +472,9 @@ static int open_once(dray_queue *queue, const char *name, const dray_queue_optio
     return rc;
 }
 
-/* Opening a queue has the same effect however often it is sent. When the coordinator dies
- * meanwhile, the request goes to the next one. The client does not wait for a next one when the
- * coordinator said that it ends. */
+/* Opens the queue. OPEN is idempotent, so that it is sent to the next coordinator when this one
+ * dies meanwhile. When the coordinator announced its end, the client does not wait for a next one.
+ */
 static int open_queue(dray_queue *queue, const char *name, const dray_queue_options *options,
                       dray_error *error)
 {
@@ -492,7 +494,7 @@ static void queue_free(dray_queue *queue)
 {
     dray__queue_close_saved(queue);
     if (queue->holder.storage.pid == getpid())
-        dray__mapping_drop_unused(); /* no queue may be left to hear which chunks are gone */
+        dray__mapping_drop_unused(); /* there may be no other queue that learns of dropped chunks */
     dray__holder_free(&queue->holder);
     dray__channel_close(queue->channel);
     dray__names_free(&queue->names);

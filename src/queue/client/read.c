@@ -9,9 +9,9 @@
 #include <sys/mman.h>
 
 #define BUFFER_MIN (UINT64_C(64) << 10)
-#define POOLED_MAX (UINT64_C(64) << 20)  /* bytes of a buffer that is kept */
-#define POOL_BYTES (UINT64_C(256) << 20) /* of all that are kept */
-#define GAP (4u << 10) /* bytes that nobody asked for, got rather than another range */
+#define POOLED_MAX (UINT64_C(64) << 20)  /* most bytes of a buffer that is kept */
+#define POOL_BYTES (UINT64_C(256) << 20) /* most bytes of all kept buffers */
+#define GAP (4u << 10) /* unneeded bytes that are fetched to avoid another range, at most */
 
 /* ---- buffers --------------------------------------------------------------------------------- */
 
@@ -24,7 +24,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static dray__buffer *pool;
 static uint64_t pool_bytes;
 
-/* Pages that were written once are there already. */
+/* Takes a kept buffer, whose pages are allocated already. */
 static dray__buffer *from_pool(uint64_t size)
 {
     pthread_mutex_lock(&lock);
@@ -81,7 +81,7 @@ void dray__buffers_free(dray__buffer *buffers)
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-typedef struct wanted_cell { /* an item that some row of the batch has, and that cannot be mapped */
+typedef struct wanted_cell { /* an item of a row of the batch that cannot be mapped */
     uint32_t put, item;
 } wanted_cell;
 
@@ -159,7 +159,7 @@ static bool extent_size(struct dray__batch_extent *found, const dray__column_spe
 {
     dray__extent *e = &found->extent;
     uint64_t head = 0;
-    e->values += found->shift; /* it was looked for before */
+    e->values += found->shift; /* undoes the shift of an earlier read */
     e->offsets += spec->ragged ? found->shift : 0;
     if (__builtin_add_overflow(e->values, e->bytes, size) ||
         __builtin_add_overflow(e->offsets, ((uint64_t)items + 1) * 8, &head))
@@ -217,7 +217,7 @@ static int map_extents(reading *r, dray_error *error)
     return DRAY_OK;
 }
 
-/* Appends a range of the put's object, to the last one where it follows on it. */
+/* Adds a range of the put's object. Extends the last range when the gap to it is small. */
 static void want(reading *r, uint32_t put, uint64_t offset, uint64_t bytes)
 {
     const struct dray__batch_extent *extent = extent_of(r, put);
@@ -269,7 +269,7 @@ static void want_values(reading *r)
             to = offsets[r->cells[i].item + 1];
         }
         if (from > to || __builtin_mul_overflow(to, unit, &end) || end > extent->extent.bytes)
-            continue; /* refused when the cell is looked at */
+            continue; /* reading the cell reports the error */
         want(r, r->cells[i].put, extent->extent.values + from * unit, (to - from) * unit);
     }
 }
@@ -304,7 +304,7 @@ static int report_lost(reading *r, dray_error *error)
     }
     if (!count)
         return DRAY_OK;
-    for (uint32_t i = 0; i < r->count; i++) /* read again, they are looked for again */
+    for (uint32_t i = 0; i < r->count; i++) /* so that the next read looks for them again */
         extent_of(r, r->cells[i].put)->mapping = NULL;
     snprintf(reason, sizeof reason, "%s lost the bytes of column %.100s", queue->holder.name,
              r->column->name);

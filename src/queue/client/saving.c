@@ -33,7 +33,7 @@ int dray__queue_open_saved(dray_queue *queue, const char *restore, const char **
     if (!strchr(restore, '/'))
         return dray__saved_name_check(restore, error);
     *name = DRAY__PASSED;
-    if (queue->passed < 0) /* else from a try before */
+    if (queue->passed < 0) /* else it is open from an earlier attempt */
         queue->passed = open(restore, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     return queue->passed < 0 ? dray__fail_errno(error, errno, "checkpoint %s", restore) : DRAY_OK;
 }
@@ -45,7 +45,8 @@ void dray__queue_close_saved(dray_queue *queue)
     queue->passed = -1;
 }
 
-/* Two processes that save at the same place would write into each other's file. */
+/* Opens and locks the partial file, because two processes that save to the same path would write
+ * into each other's file. */
 static int open_partial(const char *partial, int *out, dray_error *error)
 {
     struct stat ours, there;

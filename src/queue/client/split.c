@@ -35,7 +35,7 @@ static bool fill(dray_batch *part, const dray_batch *batch, const uint32_t *rows
     return true;
 }
 
-/* The controller hears of it before it hears of the part. */
+/* Reports the split to the controller. This message precedes all messages about the part. */
 static void tell(const dray_batch *part, const dray_batch *batch, const uint32_t *rows)
 {
     dray_queue *queue = batch->queue;
@@ -43,7 +43,7 @@ static void tell(const dray_batch *part, const dray_batch *batch, const uint32_t
     dray__writer *w = dray__queue_begin(queue);
     dray__put_fields(w, &dray__splitting_fields, &message);
     if (dray__notify(queue->channel, DRAY__MSG_QUEUE_SPLIT, w, NULL))
-        dray__storage_untell(&queue->holder.storage, false); /* the part's commit finds it out */
+        dray__storage_untell(&queue->holder.storage, false); /* the part's commit fails then */
 }
 
 int dray_batch_split(dray_batch *batch, const uint32_t *rows, uint32_t row_count, dray_batch **out,

@@ -1,4 +1,4 @@
-/* A task of a running job, in four calls. The environment has its settings. */
+/* A task of a running job, in four calls. Its settings come from the environment. */
 #include <dray/task.h>
 
 #include "base/error.h"
@@ -36,7 +36,8 @@ static int read_number(const char *variable, uint32_t *out, dray_error *error)
     return DRAY_OK;
 }
 
-/* Every listed column must be in the table; complete: and every one of the table listed. */
+/* Checks that every listed column is in the table, and with `complete` that every column of the
+ * table is listed. */
 static int check_columns(const char *const *listed, const char *const *table, uint32_t count,
                          const char *task, const char *what, bool complete, dray_error *error)
 {

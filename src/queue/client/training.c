@@ -105,15 +105,15 @@ void dray__rules_consume(const dray_steps_rules *rules, int64_t step, dray_claim
     claim->version = (uint64_t)(step - 1);
 }
 
-/* How many more rows of older versions the step may have. */
+/* Returns how many more rows of older versions the step may have. */
 static uint32_t old_left(const dray_steps_rules *rules, uint32_t old)
 {
     uint32_t most = rules->rows - rules->fresh;
     return most > old ? most - old : 0;
 }
 
-/* The last steps get the remaining samples, because no prompts follow that newer weights could
- * answer. */
+/* Returns true when a part of the step's samples must be of the newest version. The last steps take
+ * any remaining samples, because no prompts are left for newer weights. */
 static bool shares(const dray_steps_rules *rules, int64_t step)
 {
     return rules->fresh && (!rules->last || step + rules->oldest - 1 <= rules->last);
@@ -160,7 +160,7 @@ uint32_t dray_steps_claim(const dray_steps *self, uint32_t most, dray_claim_opti
         claim->count = dray__rules_bind(rules, self->number, self->old, most, left);
         if (dray__rules_newest_only(rules, self->number, self->old))
             dray__rules_leave_old(claim);
-    } else { /* the next step's samples may be there, too */
+    } else { /* samples of the next step may be ready, too */
         claim->partition = rules->open > 1 ? self->partition : NULL;
         claim->count = most < left ? most : left;
     }
@@ -248,7 +248,8 @@ int dray_steps_feed(const dray_steps *self, char **out, dray_error *error)
 
 /* ---- engines --------------------------------------------------------------------------------- */
 
-/* Of a step that may have two versions the last samples are to be of the newer one. */
+/* Returns true when the batch must not be of the older version: in a step that may have two
+ * versions, the last samples are of the newer one. */
 static bool must_be_fresh(const dray_steps_rules *rules, const dray_batch *batch)
 {
     for (uint32_t i = 0; rules->in_turns && i < dray_batch_rows(batch); i++)

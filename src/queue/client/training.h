@@ -7,11 +7,11 @@
 #include <dray/steps.h>
 #include <stdbool.h>
 
-/* The oldest and newest version that the step's samples may have. */
+/* Returns the oldest, or newest, version that the step's samples may have. */
 int64_t dray__rules_oldest(const dray_steps_rules *rules, int64_t step);
 int64_t dray__rules_newest(const dray_steps_rules *rules, int64_t step);
-/* Samples that are too old for the step are dropped by the claim; or left, and so are all but those
- * of the newest version. */
+/* dray__rules_consume makes the claim drop samples that are too old for the step.
+ * dray__rules_leave_old makes it leave in place all but those of the newest version. */
 void dray__rules_consume(const dray_steps_rules *rules, int64_t step, dray_claim_options *claim);
 void dray__rules_leave_old(dray_claim_options *claim);
 
@@ -27,8 +27,8 @@ bool dray__rules_newest_only(const dray_steps_rules *rules, int64_t step, uint32
 /* Returns 0, or DRAY_EINTERNAL when rows have versions that the step may not have. */
 int dray__rules_check(const dray_steps_rules *rules, int64_t step, const dray_batch *batch,
                       dray_error *error);
-/* Rows that are of older versions than the newest that the step may have. */
+/* Returns how many rows are of older versions than the newest one that the step may have. */
 uint32_t dray__rules_count_old(int64_t step, const dray_batch *batch);
-/* The batch's groups are trained. */
+/* Marks the batch's groups as trained. */
 int dray__feed_take(dray__feed *feed, const dray_steps_rules *rules, const dray_batch *batch,
                     dray_error *error);

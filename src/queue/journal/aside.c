@@ -1,7 +1,7 @@
-/* Work of a journal beside its writing, in a thread that lives as long as there is such work:
- * writing the file anew, copying it to another, reading it again. Each job covers the records that
- * were in the file when it was asked for, and starts once they are safe. So nothing of that range
- * is written any more meanwhile. */
+/* Jobs on a journal's file that run while it is written: rewriting it, copying it to another file,
+ * reading it again. They run in a thread that exists while there are jobs. A job covers the records
+ * that were in the file when the job was added, and starts once these are safe. So no other thread
+ * writes to that range meanwhile. */
 #include "queue/journal/journal_inside.h"
 
 #include "base/array.h"
@@ -19,8 +19,8 @@
 #include <unistd.h>
 
 enum {
-    CATCH_UP_BYTES = 1 << 20, /* no more than that is copied while nobody else may write */
-    CATCH_UPS = 16,           /* or as many tries were made */
+    CATCH_UP_BYTES = 1 << 20, /* at most so many are copied while no other thread may write */
+    CATCH_UPS = 16,           /* or so many attempts were made */
     SPARE_BYTES = 256 << 20   /* bytes of the replaced file that are kept, at most */
 };
 
@@ -47,7 +47,7 @@ static bool abandoned(dray__journal *j, dray_error *error)
 
 /* ---- copying --------------------------------------------------------------------------------- */
 
-/* The records of [at, end) that are kept; all: every one. */
+/* Copies the records of [at, end) that are kept, or all. */
 static int copy_records(job *self, uint64_t at, uint64_t end, bool all, dray_error *error)
 {
     const dray__journal_entry *entry = self->entry;
@@ -62,8 +62,8 @@ static int copy_records(job *self, uint64_t at, uint64_t end, bool all, dray_err
         bool kept =
             all || bsearch(&r.owner, entry->keep, entry->keep_count, 4, dray__by_u32) != NULL;
         any |= kept;
-        /* The first record says whose journal it is. An earlier state is of rows that may be
-         * gone. */
+        /* The first record (OPEN) identifies the queue. An earlier STATE is left out: its rows may
+         * not exist any more. */
         bool old = r.kind == DRAY__RECORD_STATE;
         if (kept || (!r.owner && !old && (any || at == DRAY__FILE_HEAD)))
             rc = dray__output_copy(&self->out, self->from, self->journal->path, self->salt, at, &r,
@@ -108,7 +108,7 @@ static int fail_rename(const char *path, dray_error *error)
     return dray__fail_errno(error, errno, "journal %s: rename", path);
 }
 
-/* The previous content of the other file is of no use, however this job ends. */
+/* Copies the records to the other file. Its previous content is deleted even when the job fails. */
 static int copy_to_other(job *self, dray_error *error)
 {
     dray__copy *copy = self->entry->copy;
@@ -132,7 +132,7 @@ static int copy_to_other(job *self, dray_error *error)
 
 /* ---- the file itself ------------------------------------------------------------------------- */
 
-/* Neither hand does anything from now on. */
+/* Waits until both hands are idle, and keeps them so. */
 static void be_alone(dray__journal *j)
 {
     pthread_mutex_lock(&j->lock);
@@ -150,7 +150,7 @@ static void be_alone_no_more(dray__journal *j)
     pthread_mutex_unlock(&j->lock);
 }
 
-/* Copies the records that were added since, until few are left. */
+/* Copies the records that were added meanwhile, until few are left. */
 static int catch_up(job *self, uint64_t *at, dray_error *error)
 {
     dray__journal *j = self->journal;
@@ -169,7 +169,8 @@ static int catch_up(job *self, uint64_t *at, dray_error *error)
     return rc;
 }
 
-/* The two files change their names. Where that cannot be, the old one has none any more. */
+/* Exchanges the names of the two files. Where the file system cannot, the new file replaces the old
+ * one. */
 static int exchange(job *self, dray_error *error)
 {
     const char *path = self->journal->path;
@@ -186,7 +187,7 @@ static int exchange(job *self, dray_error *error)
     int rc = fail_rename(path, error);
     if (how && renameat2(AT_FDCWD, self->path, AT_FDCWD, path, how) == 0)
         return rc;
-    dray__log(DRAY_LOG_WARN, "queue: %s", error->message); /* it has the name, for all we know */
+    dray__log(DRAY_LOG_WARN, "queue: %s", error->message); /* the new file has the name */
     return DRAY_OK;
 }
 
@@ -196,7 +197,7 @@ static uint64_t size_of(int fd)
     return fstat(fd, &st) < 0 ? 0 : (uint64_t)st.st_size;
 }
 
-/* From now on the other file is the journal. */
+/* Makes the other file the journal. */
 static void take_over(job *self)
 {
     dray__journal *j = self->journal;
@@ -249,7 +250,7 @@ static int compact(job *self, dray_error *error)
     if (!rc)
         take_over(self);
     be_alone_no_more(j);
-    if (rc) { /* a journal that cannot be made smaller is still a journal */
+    if (rc) { /* the journal goes on in its old file */
         dray__log(DRAY_LOG_WARN, "queue: compaction: %s", error->message);
         if (self->to >= 0)
             unlink(self->path);
@@ -309,7 +310,7 @@ static void *run(void *user)
             j->jobs.last = &j->jobs.first;
         entry->next = NULL;
         pthread_mutex_unlock(&j->lock);
-        do_job(j, entry); /* nobody else changes the file that is the journal */
+        do_job(j, entry); /* only this thread replaces the journal's file */
         pthread_mutex_lock(&j->lock);
         dray__entries_add(&j->done, entry);
         dray__journal_wake(j);
@@ -319,7 +320,7 @@ static void *run(void *user)
     return NULL;
 }
 
-/* Without a thread the jobs fail. */
+/* Fails all jobs, because there is no thread. */
 static void refuse(dray__journal *j, const dray_error *why)
 {
     for (dray__journal_entry *entry = j->jobs.first; entry; entry = entry->next)
@@ -337,7 +338,7 @@ void dray__aside_begin(dray__journal *journal)
         pthread_cond_broadcast(&journal->idle);
         return;
     }
-    dray__thread_join(&journal->aside); /* it needs the lock no more */
+    dray__thread_join(&journal->aside); /* it does not take the lock any more */
     journal->aside_runs =
         dray__thread_start(&journal->aside, run, journal, journal->path, &error) == DRAY_OK;
     if (!journal->aside_runs)

@@ -16,8 +16,8 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#define RETRY_AFTER (200 * DRAY__MILLISECOND) /* a failure */
-#define GROUP_BYTES (UINT64_C(32) << 20)      /* then it is synced, while the next one is written */
+#define RETRY_AFTER (200 * DRAY__MILLISECOND) /* after a failure */
+#define GROUP_BYTES (UINT64_C(32) << 20)      /* of a group, after which it is synced */
 #define SPIN (50 * INT64_C(1000))             /* of nanoseconds */
 #define AHEAD (UINT64_C(1) << 20)             /* of zeros */
 
@@ -57,7 +57,7 @@ static void entries_clear(dray__entries *list)
     list->last = &list->first;
 }
 
-/* Puts all of `from` before what is in `to`. */
+/* Moves all entries of `from` to the beginning of `to`. */
 static void prepend(dray__entries *to, dray__entries *from)
 {
     if (!from->first)
@@ -73,7 +73,7 @@ void dray__journal_wake(const dray__journal *journal)
 {
     uint64_t one = 1;
     ssize_t n = write(journal->wake, &one, sizeof one);
-    (void)n; /* the counter is full: then it is readable */
+    (void)n; /* when the counter is full, it is readable already */
 }
 
 int dray__journal_sync_folder(const char *path)
@@ -138,7 +138,7 @@ static int write_group(dray__journal *j, dray__journal_entry *group, uint64_t at
     return DRAY_OK;
 }
 
-/* This hand goes on by itself. */
+/* Wakes the other hand if there is work; this one goes on without it. */
 static void wake_others(dray__journal *j)
 {
     if (j->waiting.first || j->broken || j->stop)
@@ -174,7 +174,7 @@ static dray__journal_entry *take_group(dray__journal *j)
     return group;
 }
 
-/* Jobs have numbers, too, and are not written again. */
+/* Updates `taken`. Jobs have numbers, too, but are not written again after a failure. */
 static void note_taken(dray__journal *j, uint64_t last)
 {
     j->most_taken = last > j->most_taken ? last : j->most_taken;
@@ -186,7 +186,7 @@ static void write_waiting(dray__journal *j)
     dray__journal_entry *group = take_group(j);
     dray_error error = {0};
     uint64_t last = group->seq;
-    if (is_job(group)) { /* of everything before it, when that is safe */
+    if (is_job(group)) { /* it starts when everything before it is safe */
         group->at = j->written;
         note_taken(j, last);
         dray__entries_add(&j->jobs, group);
@@ -212,7 +212,7 @@ static void write_waiting(dray__journal *j)
     wake_others(j);
 }
 
-/* Hands over the entries that are safe. */
+/* Moves the entries that are safe to `done`. */
 static void report(dray__journal *j)
 {
     while (j->unsafe.first && j->unsafe.first->seq <= j->safe) {
@@ -254,7 +254,7 @@ static void sync_written(dray__journal *j)
     wake_others(j);
 }
 
-/* Records that are not safe do not count. They are written again from the same place. */
+/* Cuts the file after the last safe record, so that later records are written again. */
 static void start_over(dray__journal *j)
 {
     if (ftruncate(j->fd, (off_t)j->end) < 0)
@@ -270,8 +270,8 @@ static void start_over(dray__journal *j)
     wake_others(j);
 }
 
-/* A client that was answered often has its next request at once, and waking a thread takes as long
- * as half a sync. */
+/* Polls for more records for a short time. A client that was answered often sends its next request
+ * at once, and waking a thread takes as long as half a sync. */
 static bool spin(dray__journal *j)
 {
     uint64_t before = j->added;
@@ -436,8 +436,8 @@ int dray__journal_fd(const dray__journal *journal)
 
 uint64_t dray__journal_added(const dray__journal *journal)
 {
-    return journal->added; /* the thread that adds records is the one that asks, so no lock is
-                            * needed */
+    return journal->added; /* no lock is needed: only the thread that adds records calls
+                            * this */
 }
 
 dray__journal_entry *dray__journal_done(dray__journal *journal, uint64_t *safe, int *code,
@@ -445,7 +445,7 @@ dray__journal_entry *dray__journal_done(dray__journal *journal, uint64_t *safe, 
 {
     uint64_t count;
     ssize_t n = read(journal->wake, &count, sizeof count);
-    (void)n; /* nothing new: then there is nothing to take */
+    (void)n; /* it fails when nothing is new */
     pthread_mutex_lock(&journal->lock);
     dray__journal_entry *done = journal->done.first;
     entries_clear(&journal->done);

@@ -1,8 +1,8 @@
-/* A journal: one file of checked records (record.h), to which threads of its own append. A caller
- * that adds a record goes on at once. Two threads take turns: while one waits until the disk has
- * the written records, the other fetches, sums and writes the records that have come meanwhile. One
- * sync answers for everything that was written before it began (dray__journal_fd). A third thread
- * writes the file anew, or reads it, beside them (aside.c). The journal knows nothing of queues.
+/* A journal: one file of checksummed records (record.h), to which threads of its own append. Adding
+ * a record does not block. Two threads take turns: while one syncs the written records, the other
+ * fetches, sums and writes the records added meanwhile. One sync makes everything safe that was
+ * written before it began (dray__journal_fd). A third thread rewrites the file, or reads it, at the
+ * same time (aside.c). The journal knows nothing of queues.
  *
  * A crash may leave an incomplete record at the end of the file, which was never reported as safe.
  * It is cut off. A broken record before that is DRAY_ECHECKSUM, because it was acknowledged.
@@ -16,7 +16,7 @@
 
 typedef struct dray__journal dray__journal;
 
-/* Bytes of a record that are fetched when it is written, from where they cannot change place. */
+/* Bytes of a record that are fetched when it is written. Until then they must not be moved. */
 typedef struct dray__journal_piece {
     uint64_t source, offset, bytes;
     uint32_t keeper;
@@ -34,12 +34,12 @@ typedef struct dray__journal_record {
 typedef int (*dray__journal_each)(void *user, const dray__journal_record *record,
                                   dray_error *error);
 
-/* Another file, to which the journal is written anew. */
+/* Another file, to which the journal's records are copied. */
 typedef struct dray__copy {
     int fd;
     char *label;          /* for messages */
-    int folder;           /* -1: the process that opened the file names it; otherwise */
-    char *partial, *name; /* its names in there, before and after it is complete */
+    int folder;           /* -1 when the process that opened the file names it; otherwise */
+    char *partial, *name; /* its names in that folder, before and after it is complete */
 } dray__copy;
 
 void dray__copy_free(dray__copy *copy); /* closes the file; NULL is fine */
@@ -49,24 +49,22 @@ typedef struct dray__journal_entry {
     uint64_t seq; /* set when it is added */
     uint64_t at;  /* the journal's own */
     uint16_t kind;
-    uint32_t owner; /* the owner, by which compaction keeps or drops it; 0 when it has none */
+    uint32_t owner; /* compaction keeps or drops it by its owner; 0 when it has none */
     dray__writer body;
     dray__journal_piece *pieces; /* they follow the body */
     uint32_t piece_count;
     void *user;
-    bool
-        missing; /* set when it is given back: its pieces could not be fetched, and never will be */
-    /* With compact, the file is written anew: records of owners in `keep` (sorted), records without
-     * an owner that come after the first of them, this entry, and all that was added since. With
-     * copy, these go to another file, which ends with this entry, and the journal itself is not
-     * changed. The result is in `error`. The entry is given back when the job is done, which may be
-     * long after its number was safe. */
+    bool missing; /* set when it is given back if its pieces do not exist any more */
+    /* With compact, the file is rewritten with the records of owners in `keep` (sorted), records
+     * without an owner that come after the first of them, this entry, and all later ones. With
+     * copy, such records are written to another file, which ends with this entry, and the journal
+     * itself is not changed. The result is in `error`. The entry is given back when the job is
+     * done, which may be long after its number was safe. */
     bool compact;
     uint32_t *keep, keep_count;
     dray__copy *copy;
     dray_error error;
-    /* With each, the function is called, in a thread of the journal, for every record before this
-     * one. */
+    /* When it is set, a thread of the journal calls it for every record before this one. */
     dray__journal_each each;
 } dray__journal_entry;
 
@@ -82,7 +80,7 @@ typedef struct dray__journal_files {
 
 typedef struct dray__journal_options {
     const char *path;
-    bool sync; /* every group; false: never */
+    bool sync; /* sync after every group of records, or never */
     /* Fetches a piece, or a part of one. Called by one thread at a time. Returns 0, or DRAY_EGONE
      * when the bytes do not exist any more. The journal tries again after any other error. */
     int (*fetch)(void *user, const dray__journal_piece *piece, void *out, dray_error *error);
@@ -90,10 +88,11 @@ typedef struct dray__journal_options {
     const dray__journal_files *files;
 } dray__journal_options;
 
-/* Reads a file's whole records; *end: where the last one ends. An error of `each` ends it. */
+/* Reads a file's complete records. *end is the end of the last one, *last its number. Stops at an
+ * error of `each`. */
 int dray__journal_read(const char *path, dray__journal_each each, void *user, uint64_t *end,
                        uint64_t *last, dray_error *error);
-/* The same of a file that is open; label: for messages. */
+/* The same for an open file; label is its name in messages. */
 int dray__journal_read_open(int fd, const char *label, dray__journal_each each, void *user,
                             uint64_t *end, uint64_t *last, dray_error *error);
 /* Starts a journal with mode 0600. end is the end that dray__journal_read found; the file is cut
@@ -104,7 +103,8 @@ int dray__journal_start(const dray__journal_options *options, uint64_t end, uint
                         dray__journal **out, dray_error *error);
 /* Adds a record; the entry is the journal's until dray__journal_done gives it back. */
 void dray__journal_add(dray__journal *journal, dray__journal_entry *entry);
-/* Readable when something became safe, or failed. The journal's. */
+/* Returns a descriptor that becomes readable when records became safe, or failed. The journal owns
+ * it. */
 int dray__journal_fd(const dray__journal *journal);
 /* Returns the entries that are safe, in order (NULL when there are none). *safe is the last number
  * up to which all records are safe. *code is an error while the journal cannot be written

@@ -1,4 +1,4 @@
-/* Writing a table's changes down, as records (records.h). */
+/* Writes a table's changes to its journal, as records (records.h). */
 #include "queue/journal/ledger.h"
 
 #include "base/error.h"
@@ -14,7 +14,7 @@
 
 #define DROP_PATIENCE (10 * DRAY__SECOND)
 
-enum { COMPACT_BYTES = 16 << 20 }; /* dead bytes that are not worth it */
+enum { COMPACT_BYTES = 16 << 20 }; /* fewer dead bytes are not worth compaction */
 
 /* ---- counting -------------------------------------------------------------------------------- */
 
@@ -24,7 +24,7 @@ void dray__ledger_count(dray__ledger *ledger, uint32_t owner, uint64_t bytes)
     if (owner && dray__idmap_set(&ledger->sizes, owner, (void *)(held + bytes)))
         ledger->live += bytes;
     else
-        ledger->dead += bytes; /* of nobody, or without memory to know better */
+        ledger->dead += bytes; /* without an owner, or without memory to count them */
 }
 
 void dray__ledger_uncount(dray__ledger *ledger, uint32_t owner)
@@ -92,7 +92,6 @@ bool dray__ledger_keeps(const dray__ledger *ledger)
     return ledger && !ledger->replaying;
 }
 
-/* The table has changed and nobody would know it after a restart: the queue takes no more. */
 void dray__ledger_lose(dray__ledger *ledger)
 {
     ledger->lost = true;
@@ -118,7 +117,7 @@ static dray__journal_entry *entry_new(dray__ledger *ledger, uint16_t kind, uint3
     return entry;
 }
 
-/* There is no entry that holds the put until it is written. */
+/* Unpins the put when no entry keeps it pinned until it is written. */
 static void forget(dray__ledger *ledger, dray__put *put)
 {
     if (put && dray__ledger_keeps(ledger))
@@ -150,7 +149,7 @@ void dray__ledger_write(dray__ledger *ledger, uint16_t kind, uint32_t owner, con
     add(ledger, entry);
 }
 
-/* Where the bytes are that come behind the body. */
+/* Adds the places of the bytes that follow the body. */
 static void add_pieces(const dray__ledger *ledger, dray__journal_entry *entry,
                        const dray__content *content, uint32_t items)
 {
@@ -169,7 +168,7 @@ static void add_pieces(const dray__ledger *ledger, dray__journal_entry *entry,
     }
 }
 
-/* A record of a put; body: its fields. */
+/* Writes the record of a put; body has its fields. */
 static void write_put(dray__ledger *ledger, dray__journal_entry *entry, const void *body,
                       const dray__content *content, uint32_t items, dray__put *put)
 {
@@ -181,7 +180,7 @@ static void write_put(dray__ledger *ledger, dray__journal_entry *entry, const vo
         put->record = dray__journal_added(ledger->journal);
 }
 
-/* Returns NULL when nothing is written. */
+/* Returns an entry for the record of a put, or NULL when none is written. */
 static dray__journal_entry *put_entry(dray__ledger *ledger, uint16_t kind, uint32_t owner,
                                       dray__put *put)
 {
@@ -248,7 +247,7 @@ void dray__ledger_put(dray__ledger *ledger, dray__client *client, const dray__pu
     const dray__content content = {.columns = m->columns, .column_count = m->column_count};
     write_put(ledger, entry, &body, &content, m->rows, put);
     free(keys);
-    if (!put) /* the state has it */
+    if (!put) /* the STATE record has its rows */
         dray__ledger_uncount(ledger, number);
 }
 
@@ -386,7 +385,7 @@ static void mark_lost(const dray__put *put)
             put->columns[i].chunk->lost = true;
 }
 
-/* The put's bytes are written: it may be freed. */
+/* Handles entries that the journal gave back: unpins their puts, whose bytes are written. */
 static void finish(dray__ledger *ledger, dray__journal_entry *entry)
 {
     for (dray__journal_entry *next; entry; entry = next) {
@@ -475,7 +474,8 @@ void dray__ledger_reach(dray__ledger *ledger, dray__keepers *keepers)
     dray__placer_reach(&ledger->bytes, keepers);
 }
 
-/* While a journal is read, nothing else drops the chunks that are freed. */
+/* Drops a freed chunk at once, because the controller's list of drops does not exist while a
+ * journal is read. */
 static void drop_now(void *user, uint32_t keeper, uint64_t chunk, uint64_t key)
 {
     const dray__ledger *ledger = user;
@@ -487,7 +487,7 @@ static void drop_now(void *user, uint32_t keeper, uint64_t chunk, uint64_t key)
                   ledger->table->name, (unsigned long long)chunk);
 }
 
-/* A store holds the bytes in a space that is new. */
+/* Opens the holders of bytes. In a store, the bytes are in a new space. */
 static int open_bytes(dray__ledger *ledger, const dray__ledger_options *o, dray_error *error)
 {
     dray__table *table = ledger->table;
@@ -592,7 +592,7 @@ static int take_record(void *user, const dray__journal_record *record, dray_erro
     return where(r, record, dray__replay_record(r->table->ledger, record, error), error);
 }
 
-/* The journal continues at the end of the records that were read. */
+/* Starts the journal at the end of the records that were read. */
 static int go_on(dray__ledger *ledger, const dray__ledger_options *options, uint64_t end,
                  uint64_t last, dray_error *error)
 {
@@ -620,7 +620,7 @@ int dray__ledger_recover(const dray__ledger_options *options, dray__ledger_make 
         dray__replay_end(r.table->ledger);
     if (!rc && r.table && options->kept)
         rc = go_on(r.table->ledger, options, end, last, error);
-    if (!rc && r.table) { /* of a cover that was whole, the clears may not have been */
+    if (!rc && r.table) { /* CLEAR records may be missing after a COVER */
         dray__clear_covered(r.table);
         dray__table_lose_bytes(r.table);
     }
@@ -640,7 +640,7 @@ void dray__ledger_end_of(dray__table *table)
     if (!ledger)
         return;
     dray__journal_entry *left = dray__journal_stop(ledger->journal);
-    ledger->journal = NULL; /* nothing is added to it any more */
+    ledger->journal = NULL; /* no more records are added */
     finish(ledger, left);
     if (table->drop == drop_now)
         table->drop = NULL;

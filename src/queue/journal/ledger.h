@@ -1,11 +1,11 @@
 /* src/queue/journal/: the record that a durable queue keeps of its table. journal.c appends records
- * to a file in threads of its own, record.c is the file's format, aside.c writes it anew. ledger.c
- * makes a record of each change of the table, replay.c makes a table of records again, restore.c
- * puts lost bytes back from them, and place.c puts such bytes where readers find them. */
+ * to a file in threads of its own, record.c is the file's format, aside.c rewrites it. ledger.c
+ * makes a record of each change of the table, replay.c rebuilds a table from records, restore.c
+ * reads lost bytes from them again, and place.c stores such bytes for readers. */
 
-/* A ledger keeps every change of a queue's table as a record of a journal (ledger.c), and makes a
- * table of the records again (replay.c). The table calls these functions where it changes, with a
- * ledger that may be NULL. Then nothing is kept. */
+/* A ledger writes every change of a queue's table as a record of a journal (ledger.c), and rebuilds
+ * a table from the records (replay.c). The table calls these functions where it changes, with a
+ * ledger that is NULL for a queue without a journal. */
 #pragma once
 
 #include "base/clock.h"
@@ -19,17 +19,17 @@ enum { DRAY__LEFT = 4096 };
 struct dray__ledger {
     dray__table *table;
     dray__journal *journal; /* NULL while it is being read */
-    dray__placer bytes;     /* of the journal's thread, which reads them; */
-    dray__placer own;       /* the controller's */
-    uint64_t former_space;  /* the previous controller's, from the journal; 0 when there was none */
-    /* Called by dray__ledger_poll for a record whose bytes were gone before they were kept. May be
-     * NULL. */
+    dray__placer bytes;     /* used by the journal's thread, which reads bytes */
+    dray__placer own;       /* used by the controller */
+    uint64_t former_space;  /* the previous controller's space, from the journal, or 0 */
+    /* dray__ledger_poll calls it for a record with bytes that were lost before they were in the
+     * journal. May be NULL. */
     void (*gone)(void *user, uint64_t record);
     void *user;
     char *path;    /* NULL when it has no name */
-    bool sync;     /* answers wait until it is safe */
-    uint64_t safe; /* up to this number */
-    int failed;    /* the journal cannot be written now, and why */
+    bool sync;     /* answers wait until the records are safe */
+    uint64_t safe; /* all records up to this number are safe */
+    int failed;    /* DRAY_E code while the journal cannot be written */
     dray_error why;
     dray__idmap sizes;   /* partition's generation -> bytes of its records */
     uint64_t live, dead; /* bytes of all records: compaction would drop the dead ones */
@@ -37,7 +37,7 @@ struct dray__ledger {
     struct dray__restoring *restoring; /* while bytes are being put back; else NULL */
     bool restored;                     /* set when bytes were put back since the controller looked;
                                         * bytes that are lost now stay lost */
-    bool lost; /* a change could not be written down: nothing more is kept */
+    bool lost;                         /* a change could not be recorded: no further changes are */
     bool copying;
     dray_error copied; /* the result of the last dray__ledger_copy */
 
@@ -45,8 +45,8 @@ struct dray__ledger {
     bool replaying;
     uint64_t record;      /* its number */
     uint32_t number;      /* the next generation number; 0 when the table counts */
-    dray__client *reader; /* owns the chunks that bytes are put into; */
-    uint64_t *filled;     /* of them those that get no more, closed when the record is replayed */
+    dray__client *reader; /* owns the chunks into which bytes are put */
+    uint64_t *filled;     /* those chunks that are full, closed when the record is replayed */
     uint32_t filled_count;
     uint64_t filled_capacity;
 
@@ -60,9 +60,9 @@ struct dray__ledger {
 
 /* ---- for the table --------------------------------------------------------------------------- */
 
-/* The put must live until its bytes are in the journal. */
+/* Returns true when a put must be pinned until its bytes are in the journal. */
 bool dray__ledger_keeps(const dray__ledger *ledger);
-/* A record that has no bytes (records.h); owner: a partition's generation, or 0. */
+/* Writes a record without bytes (records.h). owner: a partition's generation, or 0. */
 void dray__ledger_write(dray__ledger *ledger, uint16_t kind, uint32_t owner, const void *body);
 void dray__ledger_insert(dray__ledger *ledger, dray__client *client, const dray__new_rows *rows,
                          const dray__partition *p, uint32_t first, dray__put *put);
@@ -76,14 +76,14 @@ void dray__ledger_loss(dray__ledger *ledger, const dray__partition *p, const dra
 void dray__ledger_clear(dray__ledger *ledger, const dray__partition *p);
 /* The owner's records are not needed any more. NULL is fine. */
 void dray__ledger_uncount(dray__ledger *ledger, uint32_t owner);
-/* The table has changed and nobody would know it after a restart: the queue takes no more. */
+/* Call when a change of the table could not be recorded: the queue refuses all further changes. */
 void dray__ledger_lose(dray__ledger *ledger);
-/* The generation number that a partition or a demand gets. */
+/* Returns the generation number for a new partition or demand. */
 uint32_t dray__ledger_number(dray__table *table);
 /* Returns the result of a request whose client has come back since; NULL when the request did not
  * count. */
 const dray__told *dray__ledger_told(const dray__ledger *ledger, uint64_t identity, uint32_t ticket);
-/* The client is gone, but may come back and ask again. */
+/* Call when a client has left; it may come back and repeat its last request. */
 void dray__ledger_left(dray__ledger *ledger, const dray__client *client);
 
 /* ---- for the controller ---------------------------------------------------------------------- */
@@ -93,35 +93,36 @@ typedef struct dray__ledger_options {
     const char *keeper_path;
     uint64_t era; /* of the controller (keeper.h) */
     bool sync;
-    bool kept; /* the journal goes on; false: it is only read */
+    bool kept; /* later changes are added to the journal; false when it is only read */
     const int
         *from; /* an open file to be read instead, whose name is `path`; NULL when there is none */
     const dray__journal_files *files;
 } dray__ledger_options;
 
-/* Begins the ledger of a table that was just made; opening: the QUEUE_OPEN message that made it. */
+/* Begins the ledger of a new table. opening is the QUEUE_OPEN message that made the table. */
 int dray__ledger_new(dray__table *table, const dray__ledger_options *options, const void *opening,
                      size_t size, dray_error *error);
-/* Makes a table of a journal's records. `make` makes one of the OPEN record. */
+/* `make` makes an empty table from the OPEN record of a journal. */
 typedef int (*dray__ledger_make)(void *user, dray__reader *opening, dray__table **out,
                                  dray_error *error);
-/* *out is NULL where the file holds nothing yet. */
+/* Rebuilds a table from a journal's records. *out is NULL when the file has none yet. */
 int dray__ledger_recover(const dray__ledger_options *options, dray__ledger_make make, void *user,
                          dray__table **out, dray_error *error);
 /* Writes the waiting records and frees the ledger. The table has none afterwards. */
 void dray__ledger_end_of(dray__table *table);
 int dray__ledger_fd(const dray__ledger *ledger);
-/* Takes note of records that became safe, or failed. Unpins their puts. Compacts the journal when
- * that is worth it. */
+/* Handles records that became safe, or failed: unpins their puts. Compacts the journal when that is
+ * worth it. */
 void dray__ledger_poll(dray__ledger *ledger);
-/* Changes are refused while they could not be kept: DRAY_EFULL, DRAY_ESYS. NULL is fine. */
+/* Returns DRAY_EFULL or DRAY_ESYS while changes cannot be recorded, and must be refused. NULL is
+ * fine. */
 int dray__ledger_check(const dray__ledger *ledger, dray_error *error);
-/* The number of the last record. NULL is fine: 0. */
+/* Returns the number of the last record; 0 for NULL. */
 uint64_t dray__ledger_added(const dray__ledger *ledger);
 /* Returns the number that must be safe before an answer may be sent; 0 when it may be sent now.
  * NULL is fine. */
 uint64_t dray__ledger_pending(const dray__ledger *ledger);
-/* From now on the ledger's thread can read from keepers of other hosts. */
+/* Lets the ledger's thread read from keepers of other hosts. */
 void dray__ledger_reach(dray__ledger *ledger, dray__keepers *keepers);
 /* Puts lost bytes (dray__chunk.lost) back from the journal where that is possible. This reads the
  * whole journal, in the background. Until `restored`, rows that wait for it are neither ready nor

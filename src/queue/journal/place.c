@@ -3,10 +3,10 @@
 #include "base/clock.h"
 #include "base/error.h"
 
-#define CHUNK_MIN (UINT64_C(256) << 10) /* each is twice as large as the one before, up to: */
+#define CHUNK_MIN (UINT64_C(256) << 10) /* each chunk is twice as large as the last, up to: */
 #define CHUNK_MAX (UINT64_C(16) << 20)
 #define PUT_PATIENCE (30 * DRAY__SECOND)
-#define GET_PATIENCE (10 * DRAY__SECOND) /* then it is tried again */
+#define GET_PATIENCE (10 * DRAY__SECOND) /* after which it is tried again */
 
 void dray__place_close(dray__placer *placer)
 {
@@ -52,7 +52,7 @@ int dray__placer_open(dray__placer *placer, const dray__settings *settings, uint
     *placer = (dray__placer){0};
     int rc = dray__holder_init(&placer->holder, &uses, placer, keeper_path, DRAY__KEEPER_PATIENCE,
                                error);
-    placer->holder.keeper_known = true; /* it is the coordinator's own */
+    placer->holder.keeper_known = true; /* keeper 0, the coordinator's own */
     placer->holder.keeper.era = era;
     placer->holder.patience_ns = PUT_PATIENCE;
     placer->holder.storage.capacity = INT64_MAX;

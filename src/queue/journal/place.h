@@ -1,7 +1,6 @@
 /* A placer fetches the bytes of a journal's records, and puts them into memory when the journal is
- * read. It is a holder of bytes (queue/storage/holder.h) without a client. It is not bound to the
- * table's thread: each thread has a placer of its own, and the placer's owner decides about its
- * chunks. */
+ * read. It is a holder of bytes (queue/storage/holder.h) without a client. Each thread has a placer
+ * of its own, whose functions `made` and `filled` handle its chunks. */
 #pragma once
 
 #include "base/clock.h"
@@ -27,12 +26,12 @@ typedef struct dray__placer {
 int dray__placer_open(dray__placer *placer, const dray__settings *settings, uint64_t space,
                       const char *keeper_path, uint64_t era, dray_error *error);
 void dray__placer_free(dray__placer *placer);
-/* Bytes of other hosts can be got, too. */
+/* Lets it fetch bytes of other hosts, too. */
 void dray__placer_reach(dray__placer *placer, dray__keepers *keepers);
 /* Takes the column's bytes from the record. Afterwards the column's extent says where they are. */
 int dray__place_column(dray__placer *placer, dray__reader *r, dray__new_column *column,
                        uint64_t items, dray_error *error);
-/* Later columns are placed into another chunk. */
+/* Closes the present chunk: later columns are placed into another one. */
 void dray__place_close(dray__placer *placer);
 /* Returns 0, or DRAY_EGONE when the holder has lost the bytes. */
 int dray__placer_get(dray__placer *placer, dray__range *range, dray_error *error);

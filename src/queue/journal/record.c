@@ -19,7 +19,7 @@
 enum {
     FILE_MAGIC = 0x464A5244,
     MAGIC = 0x524A5244,
-    FORMAT = 2, /* 1 had no head */
+    FORMAT = 2, /* format 1 had no head */
     SUM_AT = 40,
     BLOCK = 512 << 10,
     START_BYTES = 8 << 20 /* bytes that the disk starts to write at once */
@@ -29,7 +29,8 @@ struct dray__sum {
     XXH3_state_t state;
 };
 
-/* XXH3 keeps a state's previous content when its seed is the same. */
+/* Resets the sum. XXH3 does not reset a state whose seed is the same, so it is initialised first.
+ */
 static void begin_sum(XXH3_state_t *state, uint64_t salt)
 {
     XXH3_INITSTATE(state);
@@ -75,7 +76,7 @@ const dray__fields dray__record_fields =
     DRAY__FIELDS(dray__record, DRAY__NUMBERS(dray__record, magic, kind, format, size, seq, safe,
                                              owner, flags, sum));
 
-/* Into `room` bytes, which it fits into. */
+/* Encodes a struct into `room` bytes, which must be enough. */
 static void put_at(uint8_t *at, size_t room, const dray__fields *of, const void *from)
 {
     dray__writer w = {.data = at, .capacity = room};
@@ -100,7 +101,7 @@ int dray__head_write(const dray__journal_files *files, int fd, const char *path,
     return DRAY_OK;
 }
 
-/* Checks a file into which the process had no time to write anything. */
+/* Checks that a file without a head is empty or zeros: its process died before it wrote. */
 static int check_empty(int fd, const char *path, uint64_t file, dray_error *error)
 {
     uint8_t block[1 << 16];
@@ -144,11 +145,11 @@ int dray__head_read(int fd, const char *path, uint64_t *salt, dray_error *error)
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* false: no header is here. */
+/* Returns false when there is no header. */
 static bool read_header(const uint8_t *at, uint64_t room, dray__record *out)
 {
     static const uint8_t magic[] = {'D', 'R', 'J', 'R'};
-    if (memcmp(at, magic, sizeof magic) != 0) /* of most bytes of a file that is searched */
+    if (memcmp(at, magic, sizeof magic) != 0) /* a quick test, for searches of a file */
         return false;
     dray__reader r = dray__reader_of(at, DRAY__RECORD_HEAD);
     dray__get_fields(&r, NULL, &dray__record_fields, out);
@@ -166,8 +167,8 @@ int dray__record_at(int fd, const char *path, uint64_t at, uint64_t end, dray__r
     return DRAY_OK;
 }
 
-/* Reads the whole and correct record at `at` into *data (malloc'ed; the caller's). *data is NULL
- * when there is no record. A failed read is an error, never a missing record. */
+/* Reads the complete and correct record at `at` into *data, which the caller frees. *data is NULL
+ * when there is no such record. A failed read is an error. */
 static int read_record(int fd, const char *path, uint64_t salt, uint64_t at, uint64_t file,
                        dray__record *h, uint8_t **data, dray_error *error)
 {
@@ -343,7 +344,7 @@ static void add_to_sum(dray__output *out)
     out->summed = out->used;
 }
 
-/* Large records are handed to the disk early, so that it writes while the next bytes are
+/* Starts the writeback of large records early, so that the disk writes while the next bytes are
  * fetched. */
 int dray__output_flush(dray__output *out, dray_error *error)
 {
@@ -360,7 +361,7 @@ int dray__output_flush(dray__output *out, dray_error *error)
     return DRAY_OK;
 }
 
-/* At least one byte of room, at most `wanted`. */
+/* Finds room in the block: at least one byte, at most `wanted`. */
 static int find_room(dray__output *out, uint64_t wanted, size_t *room, dray_error *error)
 {
     int rc = out->used == BLOCK ? dray__output_flush(out, error) : DRAY_OK;
@@ -407,7 +408,7 @@ static int put_piece(dray__output *out, const dray__journal_piece *piece,
     return DRAY_OK;
 }
 
-/* Leaves room for a header, where it can be filled in. */
+/* Begins a record: leaves room for its header, which is filled in at the end. */
 static int begin(dray__output *out, uint64_t *header, dray_error *error)
 {
     int rc = BLOCK - out->used < DRAY__RECORD_HEAD ? dray__output_flush(out, error) : DRAY_OK;

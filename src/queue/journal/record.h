@@ -1,15 +1,16 @@
-/* The files of journals: a head, then records; read here, and written through an output.
+/* The files of journals: a head, then records. This file reads them, and writes them through an
+ * output.
  *
  * The head: u32 magic "DRJF", u32 format, u64 salt, u64 0, u64 XXH3 of these. The salt is random,
- * and another one whenever the file is written anew: it seeds the sums of records. So a file may
- * hold anything behind its last record: what was in it before is none of its records any more, nor
- * is anything that a producer wrote into a sample.
+ * and a new one whenever the file is rewritten; it seeds the sums of records. So any bytes may
+ * follow the last record: records of the file's earlier use have another salt, and a producer does
+ * not know the salt, so that it cannot forge a record in a sample.
  *
  * A record: u32 magic "DRJR", u16 kind, u16 format, u64 bytes of the body, u64 sequence number,
  * u64 number of the last record that was safe when it was written, u32 owner, u32 flags (1: its
- * pieces were gone, and hold nothing), u64 XXH3 of the body and then all this (with itself 0); the
- * body; zeros up to a multiple of 8. The sum comes last, and so does the header get written last:
- * the bytes of a record go to the disk while the next ones are fetched and summed. */
+ * pieces were lost, and are zeros), u64 XXH3 of the body and then this header (with the sum 0); the
+ * body; zeros up to a multiple of 8. The header is written last, so that the first bytes of a
+ * record are written to the disk while the next ones are fetched and summed. */
 #pragma once
 
 #include "queue/journal/journal.h"
@@ -35,25 +36,26 @@ typedef struct dray__file_head {
 
 extern const dray__fields dray__record_fields, dray__file_head_fields;
 
-/* In the file, with its header. */
+/* Returns the record's bytes in the file, with its header. */
 uint64_t dray__record_bytes(const dray__record *record);
 /* Reads the header at `at`. Returns 0, or DRAY_EFORMAT when there is no header that fits before
  * `end`. */
 int dray__record_at(int fd, const char *path, uint64_t at, uint64_t end, dray__record *out,
                     dray_error *error);
-/* Calls `each` for the records of [from, file). *end: where the last whole one ends. */
+/* Calls `each` for the complete records of a file of `file` bytes. *end is the end of the last one.
+ */
 int dray__records_read(int fd, const char *path, uint64_t salt, uint64_t file,
                        dray__journal_each each, void *user, uint64_t *end, uint64_t *last,
                        dray_error *error);
 
-/* *salt is 0 where the file holds nothing, not even a head. */
+/* Reads the file's head. *salt is 0 when the file has no head yet. */
 int dray__head_read(int fd, const char *path, uint64_t *salt, dray_error *error);
-/* Not synced. A salt that is new. */
+/* Writes a head with a new salt. Does not sync. */
 int dray__head_write(const dray__journal_files *files, int fd, const char *path, uint64_t *salt,
                      dray_error *error);
 
 extern const dray__journal_files dray__journal_real_files;
-/* DRAY_EFULL where the disk is. */
+/* Returns DRAY_EFULL when the disk is full, else DRAY_ESYS. */
 int dray__file_failed(const char *path, int errnum, const char *what, dray_error *error);
 
 /* Output to a file, through a block of memory that stays in the processor's cache. */
@@ -63,7 +65,7 @@ typedef struct dray__output {
     int fd;
     uint64_t salt;
     uint64_t at;      /* of the block in the file */
-    uint64_t started; /* the disk was told to write up to there */
+    uint64_t started; /* writeback was started up to here */
     uint8_t *block;
     size_t used, summed;
     bool in_record;
@@ -72,11 +74,11 @@ typedef struct dray__output {
 
 int dray__output_init(dray__output *out, const dray__journal_files *files, dray_error *error);
 void dray__output_free(dray__output *out);
-/* From now on it writes there. */
+/* Makes it write to this file, from offset `at` on. */
 void dray__output_to(dray__output *out, int fd, const char *path, uint64_t salt, uint64_t at);
-/* Where the next byte goes. */
+/* Returns the offset of the next byte. */
 uint64_t dray__output_end(const dray__output *out);
-/* Sets entry->missing when its pieces were gone. */
+/* Writes an entry. Sets entry->missing when its pieces do not exist any more. */
 int dray__output_entry(dray__output *out, dray__journal_entry *entry, uint64_t safe,
                        const dray__journal_options *from, dray_error *error);
 /* Copies a record of another file, and checks its sum. */

@@ -1,6 +1,6 @@
-/* Bodies of records, as tables of fields (base/fields.h). A record of a partition has the
+/* Bodies of records, as tables of fields (base/wire.h). A record of a partition has the
  * partition's generation as its owner. CLEAR, END and START have no body; OPEN's is a QUEUE_OPEN
- * message. Behind INSERT, COMMIT and PUT come the bytes: of each column its offsets, if it is
+ * message. INSERT, COMMIT and PUT are followed by bytes: for each column its offsets, if it is
  * ragged, and its values. */
 #pragma once
 
@@ -35,7 +35,7 @@ typedef struct dray__insert_record {
 } dray__insert_record;
 
 typedef struct dray__record_row {
-    uint32_t slot, generation; /* slot NONE: not the claim's */
+    uint32_t slot, generation; /* slot NONE when the claim does not have the row any more */
 } dray__record_row;
 
 typedef struct dray__commit_record {
@@ -59,12 +59,12 @@ typedef struct dray__cleared { /* a partition */
 typedef struct dray__keyed_record { /* PUT */
     uint64_t identity;              /* of the client; its request is put.ticket */
     uint32_t generation;            /* the partition's */
-    dray__putting put;              /* named: keys of all rows, and where they are */
+    dray__putting put;              /* named: keys and addresses of all rows */
 } dray__keyed_record;
 
 typedef struct dray__used_record { /* DROP, TAKE, RESET */
-    const char *task;              /* "": none, or all */
-    dray__named rows;              /* by address; none: all */
+    const char *task;              /* "" for no task (DROP, TAKE), or all tasks (RESET) */
+    dray__named rows;              /* by address; without any, all rows */
 } dray__used_record;
 
 typedef struct dray__image_row {
@@ -109,8 +109,8 @@ typedef union dray__record_body {
 typedef struct dray__record_kind {
     const char *name;
     const dray__fields *fields; /* NULL when it has none */
-    bool bytes;                 /* come behind them */
+    bool bytes;                 /* bytes follow the fields */
 } dray__record_kind;
 
 extern const dray__record_kind
-    dray__record_kinds[DRAY__RECORD_KINDS]; /* name NULL: there is none */
+    dray__record_kinds[DRAY__RECORD_KINDS]; /* name is NULL for an unused kind */

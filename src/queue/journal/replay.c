@@ -1,6 +1,6 @@
-/* Making a table of its records again. Records are checked as requests are: a journal that was
- * altered, or is another version's, is refused. Bytes are put into fresh chunks, which the keeper
- * holds and nobody owns afterwards. */
+/* Rebuilds a table from records. Records are checked as requests are: a journal that was altered,
+ * or is of another version, is refused. Bytes are put into new chunks, which the keeper holds and
+ * which have no owner afterwards. */
 #include "queue/journal/ledger.h"
 
 #include "base/arena.h"
@@ -29,14 +29,14 @@ static int add_chunk(void *user, uint64_t id, uint64_t key, uint64_t size, dray_
     return dray__chunk_add(ledger->table, ledger->reader, 0, id, key, size, error);
 }
 
-/* The chunk is closed only after the put exists whose first columns it holds, because the table
- * takes nothing into a closed chunk. */
+/* Notes a full chunk, to close it once the put of this record exists, because the table accepts no
+ * puts in a closed chunk. */
 static void close_chunk(void *user, uint64_t id)
 {
     dray__ledger *ledger = user;
     uint64_t *at =
         dray__append(&ledger->filled, sizeof *at, ledger->filled_count, &ledger->filled_capacity);
-    if (!at) /* it ends with the reader */
+    if (!at) /* it is closed when the reader ends */
         return;
     *at = id;
     ledger->filled_count++;
@@ -49,7 +49,7 @@ static void close_filled(dray__ledger *ledger)
     ledger->filled_count = 0;
 }
 
-/* Of a content that the arena holds. */
+/* Places the bytes of all columns. The content is in the arena, and may be changed. */
 static int place_columns(replay *p, const dray__content *content, uint64_t items, dray_error *error)
 {
     dray__new_column *columns = (dray__new_column *)(uintptr_t)content->columns;
@@ -59,7 +59,7 @@ static int place_columns(replay *p, const dray__content *content, uint64_t items
     return rc ? rc : dray__reader_finish(&p->r, "record", error);
 }
 
-/* The record's bytes were gone before they were written, so its rows are lost. */
+/* Marks the record's bytes as lost, because they were lost before they were written. */
 static void note_missing(const replay *p, const dray__partition *partition)
 {
     const dray__put *put = partition->put_count ? partition->puts[partition->put_count - 1] : NULL;
@@ -81,7 +81,7 @@ static dray__partition *partition_of(const replay *p)
     return NULL;
 }
 
-/* A number for a partition or a refill: every one is greater than those before it. */
+/* Checks the number of a partition or refill: each is greater than all before it. */
 static int check_number(const replay *p, uint64_t number, dray_error *error)
 {
     uint32_t last = p->table->generations;
@@ -91,7 +91,7 @@ static int check_number(const replay *p, uint64_t number, dray_error *error)
                       (unsigned long long)number);
 }
 
-/* A new partition has a new number; rows for one that is there name its own. */
+/* Checks the record's owner: a new number for a new partition, else the partition's number. */
 static int check_owner(const replay *p, const char *name, dray_error *error)
 {
     const dray__partition *partition = dray__table_partition(p->table, name);
@@ -115,7 +115,7 @@ static int do_insert(replay *p, const void *body, dray_error *error)
     p->ledger->number = p->record->owner;
     if (!rc)
         rc = dray__table_insert(p->table, p->ledger->reader, rows, &slot, &generation, error);
-    if (rc == DRAY_EAGAIN) /* there was room when it was written */
+    if (rc == DRAY_EAGAIN) /* a valid journal never has too many rows */
         rc = error->code = DRAY_EFORMAT;
     if (!rc && (slot != record->first || generation != p->record->owner))
         rc = dray__fail(error, DRAY_EFORMAT,
@@ -154,7 +154,7 @@ static int check_task(const replay *p, uint32_t task, dray_error *error)
                       p->table->task_count, task);
 }
 
-/* The rows, as somebody held them; checked against the row generations of then. */
+/* Gives the slots of the commit's rows, and checks their row generations. */
 static int get_slots(replay *p, const dray__commit_record *record, uint32_t **out,
                      dray_error *error)
 {
@@ -175,7 +175,7 @@ static int get_slots(replay *p, const dray__commit_record *record, uint32_t **ou
     return DRAY_OK;
 }
 
-/* Provisional commits are numbered upwards. */
+/* Checks that the numbers of provisional commits ascend. */
 static int check_commit_number(const replay *p, uint32_t task, uint64_t number, dray_error *error)
 {
     if (!(p->table->settings.provisional >> task & 1) ||
@@ -213,7 +213,7 @@ static int do_commit(replay *p, const void *body, dray_error *error)
     return rc ? rc : dray__ledger_remember(p->ledger, record->identity, &told, error);
 }
 
-/* A task cannot lose a row that it has lost or settled before. */
+/* Checks a loss: a task cannot lose a row that it has lost or settled before. */
 static int check_loss(const replay *p, uint32_t slot, uint32_t task, uint32_t cause,
                       uint64_t demand, dray_error *error)
 {
@@ -268,7 +268,7 @@ static int do_clear(replay *p, const void *body, dray_error *error)
         return dray__fail(error, DRAY_EFORMAT,
                           "a partition of generation 1 to %u expected, found %u",
                           p->table->generations, p->record->owner);
-    if (!p->partition) /* commits that a checkpoint covered were cleared with it */
+    if (!p->partition) /* the partition was cleared when a checkpoint covered its commits */
         return DRAY_OK;
     return dray__table_clear(p->table, p->partition->name, error);
 }
@@ -315,7 +315,7 @@ static int define(dray__table *table, const dray__known_column *known, dray_erro
     return rc ? rc : dray__table_define(table, &column, error);
 }
 
-/* The counts of a table never go back. */
+/* Checks that the counts of a state are not below the table's. */
 static int check_state(const dray__table *table, const dray__state_record *state, dray_error *error)
 {
     uint32_t generations = state->generations, epoch = state->epoch;
@@ -402,8 +402,7 @@ static int do_put(replay *p, const void *body, dray_error *error)
     return dray__ledger_remember(p->ledger, record->identity, &told, error);
 }
 
-/* Rows that were dropped, consumed or forgotten of a keyed partition, which is the record's
- * owner. */
+/* Repeats a DROP, TAKE or RESET of a keyed partition, which is the record's owner. */
 static int do_used(replay *p, const void *body, dray_error *error)
 {
     const dray__used_record *record = body;
@@ -443,8 +442,8 @@ static int do_open(replay *p, const void *body, dray_error *error)
                       p->table->name);
 }
 
-/* The owner of a record: none, a partition that exists, or one that may not exist yet or any
- * more. */
+/* The owner of a record: none, an existing partition, or one that may not exist (yet, or any more).
+ */
 enum { NOBODY, PARTITION, ANY_PARTITION };
 
 static const struct {

@@ -1,6 +1,6 @@
 /* Puts lost bytes back from the journal in the background. A thread of the journal reads it and
- * places the wanted bytes. The table learns of their places when the thread has ended. Until then
- * nobody can claim the rows, and they are not lost. */
+ * places the wanted bytes. The table gets their places when the thread has ended. Until then the
+ * rows cannot be claimed, and are not lost. */
 #include "queue/journal/ledger.h"
 
 #include "base/arena.h"
@@ -33,7 +33,7 @@ struct dray__restoring {
     dray__placer placer;
     bool begun;
     uint64_t bytes;
-    bool again; /* more was lost meanwhile */
+    bool again; /* more bytes were lost meanwhile */
 };
 
 /* ---- in the journal's thread ----------------------------------------------------------------- */
@@ -63,7 +63,7 @@ static int place(struct dray__restoring *self, wanted *want, const dray__journal
     for (uint32_t i = 0; i < want->count && !rc; i++) {
         dray__new_column column = content->columns[i];
         uint64_t head = column.spec.ragged ? ((uint64_t)want->items + 1) * 8 : 0;
-        if (want->bytes[i] == UINT64_MAX) { /* they are there, or freed */
+        if (want->bytes[i] == UINT64_MAX) { /* the column is not lost, or freed */
             dray__get_bytes(&r, head);
             dray__get_bytes(&r, column.extent.bytes);
         } else if (column.extent.bytes != want->bytes[i]) {
@@ -123,7 +123,7 @@ static bool is_lost(const dray__put *put)
     return false;
 }
 
-/* Calls `each` for every put in the journal of which something is lost. */
+/* Calls `each` for every put in the journal that has lost columns. */
 static void for_lost(const dray__table *table, void (*each)(void *user, dray__put *put), void *user)
 {
     for (uint32_t i = 0; i < table->partition_count; i++) {
@@ -140,7 +140,7 @@ static void count_put(void *user, dray__put *put)
     ++*(size_t *)user;
 }
 
-/* Without memory for it, it is lost. */
+/* Adds the put to the wanted ones. Without memory its bytes stay lost. */
 static void want_put(void *user, dray__put *put)
 {
     struct dray__restoring *self = user;
@@ -239,7 +239,7 @@ void dray__ledger_restore(dray__ledger *ledger)
     struct dray__restoring later = {.wanted = calloc(count, sizeof *later.wanted)};
     if (!later.wanted)
         return;
-    for_lost(ledger->table, want_put, &later); /* they wait for the next time */
+    for_lost(ledger->table, want_put, &later); /* these puts wait for the next restore */
     for (size_t i = 0; i < later.count; i++) {
         free(later.wanted[i].bytes);
         free(later.wanted[i].extents);
@@ -253,10 +253,10 @@ typedef struct applying {
     dray__ledger *ledger;
     struct dray__restoring *from;
     uint64_t puts;
-    bool *used; /* of each wanted: it was needed */
+    bool *used; /* [wanted]: the put still needed it */
 } applying;
 
-/* The record's bytes are where they were placed, if the put is still the one that lost them. */
+/* Moves the put's lost columns to the places of the restored bytes, if their sizes match. */
 static void apply(void *user, dray__put *put)
 {
     applying *a = user;
@@ -274,13 +274,13 @@ static void apply(void *user, dray__put *put)
         whole = want->bytes[i] == column->extent.bytes &&
                 dray__put_move(table, put, i, &want->extents[i], NULL) == DRAY_OK;
         if (whole)
-            want->bytes[i] = UINT64_MAX; /* it is the table's */
+            want->bytes[i] = UINT64_MAX; /* the table owns the bytes now */
     }
     put->restored = table->restores;
     a->puts += whole;
 }
 
-/* Objects that nobody needs any more. */
+/* Drops the restored objects that the table did not take. */
 static void drop_rest(dray__table *table, const struct dray__restoring *self)
 {
     for (size_t i = 0; table->objects && table->drop && i < self->count; i++)
@@ -327,7 +327,7 @@ void dray__restore_done(dray__ledger *ledger, dray__journal_entry *entry)
     drop_rest(table, self);
     take_chunks(table, reader, self, true);
     if (reader)
-        dray__client_end(table, reader, false, ""); /* chunks that nobody needed go with it */
+        dray__client_end(table, reader, false, ""); /* this frees chunks that were not needed */
     dray__log(DRAY_LOG_INFO, "queue: journal %s: put %llu bytes of %llu of %llu puts back",
               ledger->path, (unsigned long long)self->bytes, (unsigned long long)a.puts,
               (unsigned long long)self->count);

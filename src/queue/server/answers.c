@@ -47,7 +47,7 @@ static void put_news(dray__writer *w, const dray__table *table, uint32_t columns
         dray__put_string(w, table->keys[i]);
 }
 
-/* The slot of the i-th row that the claim reads, padding included. */
+/* Returns the slot of the i-th row that the claim reads, padding included. */
 static uint32_t slot_of(const dray__claim *claim, uint32_t i)
 {
     return claim->reads ? claim->reads[i] : claim->slots[i];
@@ -101,7 +101,8 @@ static double version_of(const dray__table *table, const dray__put *put, uint32_
     return -1;
 }
 
-/* They are listed last first; n counts from 1. */
+/* Returns the writer's n-th place of the row; n counts from 1. The list begins with the last one.
+ */
 static const dray__place *nth_place(const dray__partition *p, int writer, uint32_t slot, uint32_t n)
 {
     uint32_t next = DRAY__NONE;
@@ -111,7 +112,7 @@ static const dray__place *nth_place(const dray__partition *p, int writer, uint32
     return place;
 }
 
-/* The pieces of rows that have several, first to last. */
+/* Writes the pieces of rows that have several, first to last. */
 static void put_segments(dray__writer *w, const dray__table *table, const dray__claim *claim,
                          const uint32_t *writers, uint32_t count)
 {
@@ -143,7 +144,7 @@ static void put_segments(dray__writer *w, const dray__table *table, const dray__
     dray__put_u32_at(w, at, total);
 }
 
-/* Where each needed column's values are: columns of one writer share their places. */
+/* Writes the places of the needed columns' values. Columns of one writer share their places. */
 static void put_places(dray__writer *w, const dray__table *table, const dray__claim *claim)
 {
     const dray__partition *p = claim->partition;
@@ -186,7 +187,7 @@ static uint32_t put_tags_of(dray__writer *w, const dray__put *put, uint32_t row,
     return to - from;
 }
 
-/* In the order in which they were committed: of one key, the last one counts. */
+/* Writes tags in the order of their commits: of several with one key, the last one counts. */
 static void put_tags(dray__writer *w, const dray__table *table, const dray__claim *claim)
 {
     const dray__partition *p = claim->partition;
@@ -252,7 +253,7 @@ void dray__answer_claim(dray__writer *w, const dray__table *table, const dray__c
 
 /* ---- rows with keys -------------------------------------------------------------------------- */
 
-/* Of a pinned put the columns that were asked for; wanted: their places, by the table's column. */
+/* Lists the requested columns of a pinned put. wanted: their positions, by the table's column. */
 static int list_columns(const dray__put *put, const uint32_t *wanted, dray__arena *arena,
                         dray__got_put *out, dray_error *error)
 {
@@ -298,7 +299,7 @@ int dray__answer_rows(dray__writer *w, const dray__table *table, const dray__pic
 {
     const dray__claim *claim = picked->claim;
     size_t cells = (size_t)picked->count * picked->column_count;
-    uint64_t bytes = cells * sizeof(dray__got_cell); /* rows may be named again and again */
+    uint64_t bytes = cells * sizeof(dray__got_cell); /* the same row may be named many times */
     for (uint32_t i = 0; i < picked->count; i++) {
         const dray__keyed_row *row = &picked->partition->rows[picked->slots[i]];
         bytes += 21 + (row->key ? strlen(row->key) : 0) + row->note_size;

@@ -1,4 +1,4 @@
-/* The controller's side of the pages on which clients write their releases (releases.h). */
+/* The controller's side of the pages on which clients write their releases (queue/messages.h). */
 #include "base/clock.h"
 #include "base/error.h"
 #include "queue/server/waiters.h"
@@ -56,7 +56,7 @@ bool dray__collect(dray__served *q)
 
 bool dray__collect_wanted(dray__served *q)
 {
-    /* Rows that were cleared are hidden, and their bytes kept, until their last reader lets go. */
+    /* Bytes of cleared rows (hidden) are kept until their last reader releases them. */
     uint32_t wanted = (q->inserts.first || q->table->hidden ? DRAY__WANT_BYTES : 0) |
                       (q->claims.first ? DRAY__WANT_ROWS : 0);
     uint32_t more = wanted & ~q->wanted;
@@ -68,9 +68,9 @@ bool dray__collect_wanted(dray__served *q)
     return more && dray__collect(q);
 }
 
-/* ---- while nobody asks ----------------------------------------------------------------------- */
+/* ---- without requests ----------------------------------------------------------------------- */
 
-/* Where nothing is claimed, nothing can be released. */
+/* Sets the timer, unless nothing is claimed, so that there is nothing to release. */
 static void sweep_after(dray__controller *self, int64_t ns)
 {
     bool claimed = false;

@@ -1,4 +1,4 @@
-/* Requests in. Every handler either answers its request, keeps it as a waiter (waiters.c), or
+/* Takes requests. Every handler either answers its request, keeps it as a waiter (waiters.c), or
  * returns an error, which is the answer. */
 #include "queue/server/controller.h"
 
@@ -19,7 +19,7 @@
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* The head of every request but OPEN: finds client and queue, closes chunks. */
+/* Reads the head of every request but OPEN: finds the client and its queue, and closes chunks. */
 int dray__read_head(dray__controller *self, dray__request *request, dray__client **client,
                     uint64_t *drops_seen, dray_error *error)
 {
@@ -43,7 +43,7 @@ int dray__read_head(dray__controller *self, dray__request *request, dray__client
         dray__promise_end(q->table, found);
     if (type != DRAY__MSG_QUEUE_CHUNK && type != DRAY__MSG_QUEUE_INSERT)
         found->asked_room = false;
-    dray__collect(q); /* they were released before this was asked */
+    dray__collect(q); /* the client wrote its releases before this request */
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < count; i++) {
         uint64_t chunk = dray__get_u64(r);
@@ -99,7 +99,7 @@ static void on_timer(evutil_socket_t fd, short what, void *user)
     dray__arm_timer(self);
 }
 
-/* One step of each queue's work; then requests that came meanwhile are answered. */
+/* Does one step of each queue's work. New requests are answered before the next step. */
 static void on_work(evutil_socket_t fd, short what, void *user)
 {
     (void)fd, (void)what;
@@ -128,7 +128,8 @@ static dray__served *find_queue(const dray__controller *self, const char *name)
     return NULL;
 }
 
-/* The controller forgets the chunk, and so does this process, which read it for the journal. */
+/* Has the keeper drop the chunk, and drops this process's mapping, which the journal may have made.
+ */
 static void drop_chunk(void *user, uint32_t keeper, uint64_t chunk, uint64_t key)
 {
     dray__controller *self = user;
@@ -139,7 +140,7 @@ static void drop_chunk(void *user, uint32_t keeper, uint64_t chunk, uint64_t key
         dray__drops_add(&self->drops, keeper, chunk, key);
 }
 
-/* The table is then the queue's, also when this fails. */
+/* Adds a queue with this table, and takes ownership of the table, also after a failure. */
 static int serve(dray__controller *self, dray__table *table, dray_error *error)
 {
     dray__served *q = calloc(1, sizeof *q);
@@ -186,7 +187,7 @@ static int serve(dray__controller *self, dray__table *table, dray_error *error)
     return DRAY_OK;
 }
 
-/* A journal does not name its token. */
+/* Serves a queue that was read from a journal. A journal does not name the token of its queue. */
 static int serve_again(dray__controller *self, dray__table *table, dray_error *error)
 {
     int rc = serve(self, table, error);
@@ -251,8 +252,8 @@ static json_t *quotas_json(const dray__controller *self)
     return list;
 }
 
-/* A client that comes back over another connection has left the one before, also when the end of
- * that one was not seen. */
+/* Ends the former client of this identity: it has come back over another connection, even if the
+ * end of the former one was not seen. */
 static void supersede(dray__served *q, uint64_t identity)
 {
     char reason[DRAY__REASON_MAX];
@@ -305,14 +306,14 @@ static void put_welcome(dray__writer *w, const dray__served *q, const dray__clie
     dray__arena_free(&arena);
 }
 
-/* The answer to OPEN: a client of the queue. */
+/* Makes a client of the queue and answers OPEN. */
 static int welcome(dray__served *q, dray__request *request, uint64_t identity, dray_error *error)
 {
     dray__controller *self = q->controller;
     dray__session *session = dray__request_session(request);
     uint64_t member = session ? dray__session_member(session) : 0;
     supersede(q, identity);
-    if (q->table->client_ids < self->client_ids) /* a journal's reader has a number, too */
+    if (q->table->client_ids < self->client_ids) /* the reader of a journal has a number, too */
         q->table->client_ids = self->client_ids;
     dray__client *client =
         dray__client_new(q->table, member, session ? dray__session_name(session) : "?", error);
@@ -392,8 +393,8 @@ static int check_insert(dray__waiter *w, dray_error *error)
     return DRAY_OK;
 }
 
-/* Requests that wait already come first. The exceptions are refills, and rows whose memory was
- * promised by ROOM. */
+/* Returns true when the insert must wait for earlier requests. The exceptions are refills, and rows
+ * whose memory was promised by ROOM. */
 static bool insert_waits(dray__waiter *w)
 {
     const dray__waiter *before = w->queue->inserts.first;
@@ -427,7 +428,7 @@ static int check_claim(dray__waiter *w, dray_error *error)
                       w->claim.count);
 }
 
-/* A commit, and the claim that follows it. The commit counts also when the claim fails. */
+/* Does the commit of a NEXT. It counts even when the claim that follows it fails. */
 static int check_next(dray__waiter *w, dray_error *error)
 {
     dray__table *table = w->queue->table;
@@ -607,7 +608,7 @@ static void channel_ended(void *user, uint64_t channel)
             snprintf(reason, sizeof reason, "connection of %.100s broke", client->name);
             dray__end_client(self, client, true, reason);
             event_active(self->timer, EV_TIMEOUT, 0); /* others may go on, not in this callback */
-            return;                                   /* a connection is one client's */
+            return;                                   /* a connection has one client */
         }
     }
 }
@@ -669,7 +670,7 @@ static void controller_free(void *user)
             dray__waiter_fail(q->held.first, &error);
         }
         dray__pages_free(q);
-        q->table->drop = NULL; /* the keeper has its own life */
+        q->table->drop = NULL; /* the keeper outlives the controller */
         dray__ledger_end_of(q->table);
         dray__table_free(q->table);
         dray__cleaner_free(q->cleaner);

@@ -1,5 +1,5 @@
-/* The queue's service of the coordinator: tables by name, requests that wait, woken when something
- * changed. The tables themselves (table.h) know no socket. */
+/* The queue's service in the coordinator. It finds tables by name, and keeps requests that wait
+ * until something changes. The tables themselves (table.h) use no sockets. */
 #pragma once
 
 #include "control/coordinator.h"

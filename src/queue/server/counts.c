@@ -1,4 +1,4 @@
-/* Counting waits and refusals (counts.h). */
+/* Counts waits and refusals (counts.h). */
 #include "queue/server/counts.h"
 #include "base/json.h"
 

@@ -8,14 +8,15 @@
 
 enum { DRAY__WAIT_BUCKETS = 12, DRAY__WAIT_KINDS = 3 + DRAY__TASKS_MAX, DRAY__REQUESTS = 64 };
 
-/* From a request's arrival to its answer. Upper ends of the buckets: counts.c; the last has none.
- */
+/* Times from a request's arrival to its answer. The upper bounds of all buckets but the last are
+ * dray__wait_ends_us. */
 typedef struct dray__histogram {
     uint64_t buckets[DRAY__WAIT_BUCKETS];
     uint64_t count, ns;
 } dray__histogram;
 
-typedef struct dray__waits { /* inserts, waits for partitions, for refills; of each task claims */
+typedef struct dray__waits { /* of inserts, waits for partitions, refills, and claims of each task
+                              */
     dray__histogram kinds[DRAY__WAIT_KINDS];
 } dray__waits;
 
@@ -23,8 +24,8 @@ enum { DRAY__WAIT_INSERT, DRAY__WAIT_PARTITION, DRAY__WAIT_REFILL, DRAY__WAIT_CL
 
 extern const int64_t dray__wait_ends_us[DRAY__WAIT_BUCKETS - 1];
 void dray__histogram_add(dray__histogram *histogram, int64_t ns);
-/* [{"request", "task" (of claims), "count", "seconds", "buckets": [...]}]; those that were asked.
- */
+/* [{"request", "task" (of claims), "count", "seconds", "buckets": [...]}], for requests that
+ * occurred. */
 json_t *dray__waits_json(const dray__waits *waits, const char *const *tasks, uint32_t task_count);
 
 /* Answers that were errors, by request and code. */

@@ -1,4 +1,4 @@
-/* Telling the keeper which chunks nobody needs any more, without ever waiting for it. */
+/* Sends the keeper the chunks to drop, without ever waiting for it. */
 #include "base/clock.h"
 #include "base/log.h"
 #include "queue/server/internal.h"
@@ -13,7 +13,7 @@ void dray__drops_add(void *user, uint32_t keeper, uint64_t chunk, uint64_t key)
         return;
     dray__chunk_key *pair =
         dray__append(&drops->pairs, sizeof *pair, drops->count, &drops->capacity);
-    if (!pair) /* without memory it stays until the keeper ends */
+    if (!pair) /* without memory the chunk stays until the keeper ends */
         return;
     *pair = (dray__chunk_key){chunk, key};
     drops->count++;

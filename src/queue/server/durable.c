@@ -1,4 +1,4 @@
-/* Which queues are durable, and where: files of the coordinator's folder. */
+/* Durable queues, and their files in the coordinator's folder. */
 #include "queue/server/service.h"
 
 #include "base/error.h"
@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* A journal is found again by its ending. A file for checkpoints alone is not. */
+/* A journal is found again by its ending. A file that serves checkpoints alone is not. */
 static const char *const endings[] = {
     [DRAY_DURABILITY_CHECKPOINT] = "scratch", [DRAY_DURABILITY_JOURNAL] = "journal"};
 
@@ -47,7 +47,7 @@ static int make_table(void *user, dray__reader *opening, dray__table **out, dray
         rc = dray__table_new(o.name, o.tasks, o.task_count, &o.settings, out, error);
     if (!rc)
         rc = dray__store_draw(self, *out, error);
-    if (!rc) { /* chunks that are dropped meanwhile are reported to the keeper afterwards */
+    if (!rc) { /* the keeper learns of chunks that are dropped meanwhile afterwards */
         (*out)->drop = dray__drops_add;
         (*out)->user = &self->drops;
     }
@@ -57,8 +57,8 @@ static int make_table(void *user, dray__reader *opening, dray__table **out, dray
 
 /* ---- checkpoints ----------------------------------------------------------------------------- */
 
-/* A file that a client opened: a regular one, for reading, or for writing at any place. Its name is
- * for messages. */
+/* Takes the descriptor of a file that a client opened. It must be regular, and open for reading, or
+ * for writing at any offset. *label is its name for messages. */
 static int take_passed(dray__request *request, bool to_write, int *out, char **label,
                        dray_error *error)
 {
@@ -87,7 +87,7 @@ static int take_passed(dray__request *request, bool to_write, int *out, char **l
     return DRAY_OK;
 }
 
-/* A name in the coordinator's own folder. */
+/* Checks the name of a checkpoint in the coordinator's folder. */
 static int check_saved(const dray__controller *self, const dray__request *request, const char *name,
                        dray_error *error)
 {
@@ -127,7 +127,8 @@ static int open_saved(dray__controller *self, dray__request *request, const char
     return DRAY_OK;
 }
 
-/* A queue writes one at a time, so that its partial file is its own. */
+/* Creates a checkpoint's file. A queue writes one checkpoint at a time, so that no other one uses
+ * its partial file. */
 static int create_saved(dray__controller *self, const dray__ledger *ledger, const char *name,
                         dray__copy *copy, dray_error *error)
 {
@@ -174,7 +175,7 @@ static int copy_file(int from, const char *label, const char *to, dray_error *er
     return rc;
 }
 
-/* The table of a checkpoint; path: of a journal that goes on from there, or NULL. */
+/* Makes the table of a checkpoint. path: of the journal that continues it, or NULL. */
 static int restore_from(dray__controller *self, const dray__opening *o, int from, const char *label,
                         const char *path, dray__table **out, dray_error *error)
 {
@@ -192,7 +193,7 @@ static int restore_from(dray__controller *self, const dray__opening *o, int from
     if (!rc && !table)
         rc = dray__fail(error, DRAY_EFORMAT, "%s is no queue's", label);
     dray__settings wanted = o->settings;
-    wanted.durability = 0; /* may be another one than when it was saved */
+    wanted.durability = 0; /* may differ from that of the checkpoint */
     if (!rc && strcmp(table->name, o->name) != 0)
         rc = dray__fail(error, DRAY_EINVALID, "%s is of queue %s, not %s", label, table->name,
                         o->name);
@@ -282,13 +283,13 @@ static int recover_file(dray__controller *self, const char *path,
     int rc = dray__ledger_recover(&options, make_table, self, &table, error);
     if (rc)
         return rc;
-    if (table) { /* the queue may have been opened from a checkpoint, from which this one goes on */
+    if (table) { /* it may continue a checkpoint from which the queue was opened */
         table->settings.durability = DRAY_DURABILITY_JOURNAL;
         rc = serve(self, table, error);
         return rc ? rc : dray__store_former(self, self->queues->table, error);
     }
-    /* Not even the queue's opening is in it, so no client has been told that there is such a
-     * queue. */
+    /* It lacks even the record of the queue's opening, so no client was told that the queue
+     * exists. */
     dray__log(DRAY_LOG_INFO, "queue: journal %s holds nothing: removed", path);
     unlink(path);
     return DRAY_OK;
@@ -310,7 +311,7 @@ int dray__durable_recover(dray__controller *self,
     dray__keeper_link link;
     rc = dray__keeper_link_init(&link, self->keeper_path, DRAY__KEEPER_PATIENCE, error);
     link.era = self->keepers.era;
-    if (!rc && self->keeper_path) /* the keeper's chunks are of a controller that is gone */
+    if (!rc && self->keeper_path) /* the keeper's chunks are of an earlier controller */
         rc = dray__keeper_reset(&link, error);
     dray__keeper_link_free(&link);
     DIR *dir = rc ? NULL : opendir(self->folder);
@@ -319,7 +320,7 @@ int dray__durable_recover(dray__controller *self,
     for (struct dirent *entry; !rc && (entry = readdir(dir));) {
         char path[4096];
         if (strncmp(entry->d_name, ".checkpoint-", strlen(".checkpoint-")) == 0)
-            unlinkat(self->folder_fd, entry->d_name, 0); /* it was not whole */
+            unlinkat(self->folder_fd, entry->d_name, 0); /* it is incomplete */
         if (strncmp(entry->d_name, "queue-", 6) != 0)
             continue;
         if (snprintf(path, sizeof path, "%s/%s", self->folder, entry->d_name) >= (int)sizeof path)

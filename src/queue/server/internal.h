@@ -9,8 +9,8 @@
 
 #include <jansson.h>
 
-/* Chunks that the keeper is to drop. Nothing here waits for the keeper: one request is outstanding
- * at most, the rest is collected. */
+/* Chunks that the keeper must drop. The controller does not wait for the keeper: at most one
+ * request is outstanding, and further chunks are collected for the next one. */
 struct event;
 struct event_base;
 
@@ -35,7 +35,7 @@ void dray__answer_dropped(dray__writer *w, const dray__table *table, uint64_t se
 void dray__answer_claim(dray__writer *w, const dray__table *table, const dray__claim *claim,
                         uint32_t which, bool bounded, uint32_t columns_known, uint32_t keys_known);
 
-/* For rows with keys, whose puts are pinned. */
+/* Writes the answer to GET and TAKE, for rows with pinned puts. */
 int dray__answer_rows(dray__writer *w, const dray__table *table, const dray__picked *picked,
                       dray__arena *arena, dray_error *error);
 void dray__answer_demand(dray__writer *w, const dray__demand *demand);

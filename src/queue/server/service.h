@@ -115,8 +115,8 @@ void dray__store_list_free(dray__controller *self);
  * address was given, the list's only store is taken. Fails with DRAY_EPERM or DRAY_EINVALID. */
 int dray__store_settle(const dray__controller *self, dray__settings *settings, const char *queue,
                        dray_error *error);
-/* When the table's settings name a store, makes a space of its own there. The space is noted in
- * the folder before anything is put there. */
+/* When the table's settings name a store, gives it a space of its own there. The space is noted in
+ * the folder before anything is put into it. */
 int dray__store_draw(const dray__controller *self, dray__table *table, dray_error *error);
 /* Notes also the space that its journal names, which may come from another coordinator. */
 int dray__store_former(const dray__controller *self, const dray__table *table, dray_error *error);

@@ -174,7 +174,7 @@ static int ask_chunk(dray__served *q, dray__client *client, const dray__storing 
     return dray__chunk_ask(q->table, client, &wish, &out->given, &out->size, error);
 }
 
-/* A chunk itself names the client that put it. */
+/* Nothing to do: the table finds the client's chunks by their owner. */
 static void forget_nothing(dray__served *q, uint32_t client)
 {
     (void)q, (void)client;
@@ -182,7 +182,8 @@ static void forget_nothing(dray__served *q, uint32_t client)
 
 const dray__served_bytes dray__served_chunks = {ask_chunk, forget_nothing};
 
-/* A chunk that the client gives up is given up also when there is no room for a new one. */
+/* Handles CHUNK. The chunk that the client gives up is dropped even when there is no room for a new
+ * one. */
 static int do_chunk(step *s, const void *message, dray_error *error)
 {
     const dray__storing *m = message;

@@ -10,8 +10,8 @@
 #include <string.h>
 #include <sys/random.h>
 
-/* The client wrote objects and does not know the outcome. Objects that are unknown here were not
- * committed. */
+/* Drops objects that the client wrote and may not have committed. Objects that the table does not
+ * know were not committed. */
 static int drop_abandoned(dray__served *q, dray__client *client, const dray__storing *m,
                           dray__stored *out, dray_error *error)
 {
@@ -34,7 +34,7 @@ static void sweep(dray__served *q, uint32_t client)
     for (size_t i = 0; keep && i < objects->capacity; i++)
         if (objects->entries[i].key >> 32 == client)
             keep[count++] = objects->entries[i].key;
-    if (keep) /* else it goes with the queue */
+    if (keep) /* else they are dropped with the queue */
         dray__cleaner_sweep(q->cleaner, client, keep, count);
 }
 
@@ -58,7 +58,7 @@ int dray__store_use(dray__served *q, dray_error *error)
     return DRAY_OK;
 }
 
-/* ---- which there are ------------------------------------------------------------------------- */
+/* ---- the list of stores---------------------------------------------------------------------- */
 
 static int add_store(dray__controller *self, const char *text, dray_error *error)
 {
@@ -69,7 +69,7 @@ static int add_store(dray__controller *self, const char *text, dray_error *error
     if (!kind)
         return dray__fail(error, DRAY_EINVALID, "store '%.200s': " DRAY__STORE_WORDS "expected",
                           text);
-    int rc = kind->open(colon + 1, 0, &probe, error); /* which connects to nothing */
+    int rc = kind->open(colon + 1, 0, &probe, error); /* does not connect */
     if (rc)
         return dray__fail_prefix(error, rc, "store '%.200s': ", text);
     kind->close(probe);
@@ -99,7 +99,7 @@ void dray__store_list_free(dray__controller *self)
     free(self->stores);
 }
 
-/* The addresses of the list's stores of a kind; `only`: the last one. Returns how many. */
+/* Returns how many stores of a kind are in the list. *only is the address of the last one. */
 static uint32_t count_listed(const dray__controller *self, const char *kind, const char **only)
 {
     size_t length = strlen(kind);

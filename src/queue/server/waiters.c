@@ -1,4 +1,4 @@
-/* Waiters: requests that wait are kept, tried and answered here. */
+/* Keeps, tries and answers requests that wait. */
 #include "queue/server/waiters.h"
 
 #include "base/clock.h"
@@ -25,7 +25,7 @@ static void line_add(dray__line *at, dray__waiter *w)
     at->last = &w->next;
 }
 
-/* All others wait behind it. */
+/* Adds a waiter at the beginning of the line. */
 static void line_add_first(dray__line *at, dray__waiter *w)
 {
     w->line = at;
@@ -48,7 +48,7 @@ static void line_remove(dray__waiter *w)
     else
         w->line->last = w->link;
     if (w->queue && w->line == &w->queue->inserts)
-        w->queue->table->freed = true; /* the requests behind it come next */
+        w->queue->table->freed = true; /* so that the requests behind it are tried */
     w->line = NULL;
 }
 
@@ -117,7 +117,7 @@ static void count_wait(const dray__waiter *w)
     if (!w->queue || w->number || w->get.partition)
         return;
     if (w->claim.choices && w->claim.choices[0].want.task >= w->queue->table->task_count)
-        return; /* there is no such task */
+        return; /* the task does not exist */
     if (w->claim.choices)
         kind = DRAY__WAIT_CLAIM + w->claim.choices[0].want.task;
     else if (dray__request_type(w->request) == DRAY__MSG_QUEUE_WAIT)
@@ -145,7 +145,7 @@ void dray__waiter_fail(dray__waiter *w, const dray_error *error)
                            error->code);
     if (!w->committed)
         count_wait(w);
-    if (w->committed) { /* that much has happened */
+    if (w->committed) { /* the commit is done */
         dray__writer *out = &w->queue->controller->out;
         dray__writer_reset(out);
         dray__answer_dropped(out, w->queue->table, w->drops_seen);
@@ -191,7 +191,8 @@ int dray__waiter_new(dray__controller *self, dray__request *request, dray__waite
     return DRAY_OK;
 }
 
-/* Many rows of a new partition are made in steps, between which others are answered. */
+/* Returns true for an insert of many rows that makes a partition. It is done in steps, between
+ * which other requests are answered. */
 static bool is_long(const dray__waiter *w)
 {
     const dray__table *table = w->queue->table;
@@ -290,7 +291,7 @@ int dray__try_claim(dray__waiter *w, dray__writer *out, dray_error *error)
         if (rc == DRAY_EAGAIN)
             continue;
         ends += rc == DRAY_EEND;
-        if (rc != DRAY_EEND || ends == w->claim.count) { /* an end is the answer when all ended */
+        if (rc != DRAY_EEND || ends == w->claim.count) { /* DRAY_EEND only when all choices ended */
             *error = why;
             return rc;
         }
@@ -314,7 +315,8 @@ int dray__try_refill(dray__waiter *w, dray__writer *out, dray_error *error)
     return rc;
 }
 
-/* The rows are consumed once the answer is known to go. */
+/* Answers GET and TAKE. TAKE consumes the rows only after the answer was written without an error.
+ */
 static int get_rows(dray__waiter *w, dray__arena *arena, dray__writer *out, dray_error *error)
 {
     dray__table *table = w->queue->table;
@@ -395,7 +397,7 @@ void dray__waiter_timed_out(dray__waiter *w, dray_error *error)
 int dray__waiter_keep(dray__waiter *w, dray__line *at)
 {
     dray_error error;
-    if (w->insertion) { /* it waits for nobody */
+    if (w->insertion) { /* its steps need nothing from others */
         dray__request_set_data(w->request, w);
         line_add_first(at, w);
         return DRAY_OK;
@@ -454,7 +456,8 @@ static void settle_all(dray__served *q)
     }
 }
 
-/* Requests that still wait afterwards wait for releases, too. */
+/* Tries the queue's waiting requests, and writes on the pages which releases the remaining ones
+ * wait for. */
 static void pump(dray__served *q)
 {
     do
@@ -508,7 +511,7 @@ void dray__release_held(dray__served *q)
             rc = dray__ledger_check(ledger, &error);
         if (w->number > ledger->safe && !rc)
             return;
-        if (copy && ledger->copying && !rc) /* requests after it need not wait for it */
+        if (copy && ledger->copying && !rc) /* later requests do not wait for the copy */
             continue;
         if (!rc && copy && ledger->copied.code) {
             error = ledger->copied;

@@ -30,32 +30,32 @@ typedef struct dray__object {
 
 typedef struct dray__range {
     uint64_t object, offset, bytes;
-    void *at;        /* where they go */
-    bool lost;       /* set by get: the store does not have them (any more) */
+    void *at;        /* their destination */
+    bool lost;       /* set by get when the store does not have them */
     uint32_t keeper; /* builtin: the keeper that has them (keepers.h) */
 } dray__range;
 
 /* Every function but open waits for the store until the deadline, and connects again as often as it
  * must. Functions return 0, DRAY_ETIMEDOUT with the last obstacle in the message, DRAY_EPERM when
- * the store refuses this client, or DRAY_EFULL when it has no room. Repeating any of them does no
- * harm. One thread at a time may call them. */
+ * the store refuses this client, or DRAY_EFULL when it has no room. All of them can be
+ * repeated. One thread at a time may call them. */
 typedef struct dray__backend_kind {
     const char *name;
-    const char *missing; /* the library that this build lacks; then all else is NULL */
+    const char *missing; /* the library that this build lacks; then all functions are NULL */
     /* Opens a backend without connecting to it. space is the number of the queue's objects: two
      * queues of one store never see each other's. Returns 0, or DRAY_EINVALID when the address is
      * wrong. */
     int (*open)(const char *address, uint64_t space, dray__backend **out, dray_error *error);
     void (*close)(dray__backend *self);
-    /* The object is the parts, back to back. After an error some of it may be there. */
+    /* Writes the parts, back to back, as one object. After an error some of it may be written. */
     int (*put)(dray__backend *self, uint64_t object, const struct iovec *parts, uint32_t count,
                int64_t deadline_ns, dray_error *error);
     int (*get)(dray__backend *self, dray__range *ranges, uint32_t count, int64_t deadline_ns,
                dray_error *error);
     int (*drop)(dray__backend *self, const dray__object *objects, uint32_t count,
                 int64_t deadline_ns, dray_error *error);
-    /* Drops all objects of the owner but those in `keep` (ids, ascending); owner 0: of everybody.
-     */
+    /* Drops all objects of the owner but those in `keep` (ids, ascending); owner 0 means all
+     * owners. */
     int (*sweep)(dray__backend *self, uint32_t owner, const uint64_t *keep, uint32_t keep_count,
                  int64_t deadline_ns, dray_error *error);
 } dray__backend_kind;

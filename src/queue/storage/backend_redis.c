@@ -1,8 +1,9 @@
-/* Objects in Redis (backend.h). The value of an object is cut into pieces, each a key of its own,
+/* Objects in Redis (backend.h). An object is cut into pieces, so that no value is large. Each piece
+ * has a key of its own:
  *     dray:SPACE:OWNER:NUMBER:PIECE   (hexadecimal)
- * so that no value is large, and lies on one of several servers: the one with the highest hash of
- * server and key (D. Thaler, C. Ravishankar, "Using name-based mappings to increase hit rates",
- * IEEE/ACM ToN 6(1), 1998), so that a server more or less moves only the keys that are its own. */
+ * Of several servers, a piece is on the one with the highest hash of server and key (D. Thaler, C.
+ * Ravishankar, "Using name-based mappings to increase hit rates", IEEE/ACM ToN 6(1), 1998), so that
+ * adding or removing a server moves only the keys of that server. */
 #include "queue/storage/backend.h"
 
 #ifdef DRAY_HIREDIS
@@ -70,7 +71,7 @@ static int read_password_file(const char *path, char **out, dray_error *error)
     return *out ? DRAY_OK : dray__nomem(error);
 }
 
-/* Never from a command line, which everybody on the machine can read. */
+/* Reads the password from a file or the environment; command lines are visible to all users. */
 static int find_password(char **out, dray_error *error)
 {
     const char *path = getenv("DRAY_REDIS_PASSWORD_FILE"), *text = getenv("DRAY_REDIS_PASSWORD");
@@ -139,7 +140,7 @@ struct redis_work { /* commands for each server, in the order in which they were
     uint32_t *servers; /* [command] */
     void **users;
     uint32_t count;
-    uint64_t capacity[3]; /* of each */
+    uint64_t capacity[3]; /* of the three arrays */
 };
 
 static void plan_free(struct redis_work *plan)
@@ -169,7 +170,7 @@ static void key_of(const redis *self, uint64_t object, uint64_t piece, char out[
              (uint32_t)(object >> 32), (uint32_t)object, (unsigned long long)piece);
 }
 
-/* Returns NULL when out of memory. */
+/* Adds a command for the server of the key. Returns NULL when out of memory. */
 static dray__redis_command *add(redis *self, struct redis_work *plan, const char *key, void *user)
 {
     if (!dray__append(&plan->commands, sizeof *plan->commands, plan->count, &plan->capacity[0]) ||
@@ -195,7 +196,7 @@ static int swap(struct redis_work *plan, uint32_t a, uint32_t b)
     return 0;
 }
 
-/* One server after the other. */
+/* Runs the commands, one server after the other. */
 static int run(redis *self, struct redis_work *plan, int64_t deadline, dray_error *error)
 {
     uint32_t from = 0;
@@ -216,8 +217,8 @@ static int run(redis *self, struct redis_work *plan, int64_t deadline, dray_erro
 
 /* ---- put, get, drop -------------------------------------------------------------------------- */
 
-/* Adds bytes `from` to `to` of the parts, back to back, to the command. false: of too many parts.
- */
+/* Adds bytes `from` to `to` of the parts, back to back, to the command. Returns false when they are
+ * in too many parts. */
 static bool add_bytes(dray__redis_command *command, const struct iovec *parts, uint32_t count,
                       uint64_t from, uint64_t to)
 {
@@ -343,12 +344,12 @@ static bool kept(const char *key, const uint64_t *keep, uint32_t count)
     unsigned long long space, piece;
     unsigned owner, number;
     if (sscanf(key, "dray:%16llx:%8x:%8x:%llx", &space, &owner, &number, &piece) != 4)
-        return true; /* none of ours */
+        return true; /* not a key of ours */
     uint64_t id = (uint64_t)owner << 32 | number;
     return count && bsearch(&id, keep, count, sizeof id, dray__by_u64);
 }
 
-/* The keys of one answer to SCAN. */
+/* Unlinks keys of one answer to SCAN. */
 static int unlink_keys(redis *self, dray__redis_link *link, const redisReply *keys,
                        const uint64_t *keep, uint32_t keep_count, int64_t deadline,
                        dray_error *error)
@@ -377,7 +378,7 @@ static int sweep_server(redis *self, dray__redis_link *link, const char *pattern
             -1);
         scan.keep = true;
         int rc = dray__redis_run(link, &scan, 1, deadline, error);
-        if (rc) { /* the bytes after the answer may be wrong, too */
+        if (rc) { /* bytes behind the answer may be wrong, too */
             freeReplyObject(scan.reply);
             return rc;
         }

@@ -36,7 +36,8 @@ static void sweep_free(sweep *s)
     free(s);
 }
 
-/* The lock is held, but not while the store is asked. Objects are taken from the end. */
+/* Drops some objects, from the end of the list. The lock is held, except while the store is called.
+ */
 static int drop_some(dray__cleaner *self, dray_error *error)
 {
     uint32_t count = self->count < AT_ONCE ? self->count : AT_ONCE;
@@ -140,7 +141,7 @@ void dray__cleaner_drop(void *cleaner, uint32_t keeper, uint64_t object, uint64_
     pthread_mutex_lock(&self->worker.lock);
     if (dray__append(&self->objects, sizeof *self->objects, self->count, &self->capacity))
         self->objects[self->count++] =
-            (dray__object){object, size}; /* else it goes with the last sweep */
+            (dray__object){object, size}; /* else the last sweep drops it */
     pthread_cond_signal(&self->worker.wake);
     pthread_mutex_unlock(&self->worker.lock);
 }
@@ -148,7 +149,7 @@ void dray__cleaner_drop(void *cleaner, uint32_t keeper, uint64_t object, uint64_
 void dray__cleaner_sweep(dray__cleaner *self, uint32_t owner, uint64_t *keep, uint32_t keep_count)
 {
     sweep *s = calloc(1, sizeof *s);
-    if (!s) { /* it goes with the last sweep */
+    if (!s) { /* the last sweep drops them */
         free(keep);
         return;
     }

@@ -10,7 +10,7 @@ typedef struct dray__cleaner dray__cleaner;
 
 int dray__cleaner_new(const dray__backend_kind *kind, const char *address, uint64_t space,
                       dray__cleaner **out, dray_error *error);
-/* Drops everything of the space, waiting a few seconds for the store at most. NULL is fine. */
+/* Drops all objects of the space, and waits at most a few seconds for the store. NULL is fine. */
 void dray__cleaner_free(dray__cleaner *cleaner);
 /* The function `drop` of a table. key is the object's size; keeper is always 0. */
 void dray__cleaner_drop(void *cleaner, uint32_t keeper, uint64_t object, uint64_t size);

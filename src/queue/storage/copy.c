@@ -6,7 +6,8 @@
 #if defined(__SSE2__)
 #include <emmintrin.h>
 
-/* From how many bytes on. The C library begins at half of the last cache and more. */
+/* Least bytes for non-temporal stores. The C library uses them only from half of the last cache on.
+ */
 #define MANY ((size_t)4 << 20)
 enum { LINE = 64, PAGE = 4096, PAGES = 4, AHEAD = 8 * LINE };
 
@@ -20,8 +21,8 @@ static inline void copy_line(uint8_t *to, const uint8_t *from)
         _mm_stream_si128((__m128i *)(to + i * 16), part[i]);
 }
 
-/* Several pages side by side, so that several banks of the memory are at work. `to` begins a line.
- * Returns how many bytes that were. */
+/* Copies several pages at the same time, so that several banks of the memory are used. `to` must be
+ * aligned to a line. Returns the number of bytes copied. */
 static size_t copy_pages(uint8_t *to, const uint8_t *from, size_t bytes)
 {
     size_t done = 0;

@@ -3,6 +3,6 @@
 
 #include <stddef.h>
 
-/* As memcpy. Many bytes are written past the caches: their lines are not read before they are
- * written, and what the caches hold stays there. */
+/* As memcpy, but large copies use non-temporal stores: cache lines are not read before they are
+ * written, and the caches keep their contents. */
 void dray__copy_away(void *to, const void *from, size_t bytes);

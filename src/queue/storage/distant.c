@@ -22,7 +22,7 @@ enum {
     SPINS = 200,  /* polls of a carrier without a descriptor before its reader sleeps */
     RETRY_MS = 20
 };
-#define SILENT_NS (10 * DRAY__SECOND) /* then the connection is made again */
+#define SILENT_NS (10 * DRAY__SECOND) /* after which the connection is made again */
 
 typedef struct range_piece {
     uint32_t range;
@@ -43,7 +43,7 @@ typedef struct host {
     uint64_t capacity;
     pulling window[WINDOW];
     uint32_t oldest, flying;
-    bool in_data; /* the head of the oldest answer is here, its data are coming */
+    bool in_data; /* the head of the oldest answer is received, its data are not */
     dray__answer header;
     uint64_t sum;
     uint8_t gone[PIECES];
@@ -134,7 +134,7 @@ static int cut(dray__distant *distant, dray__range *ranges, uint32_t count, dray
 
 /* ---- one host -------------------------------------------------------------------------------- */
 
-/* Requests that were under way are sent again. */
+/* Closes the connection. Requests that were under way are sent again. */
 static void drop(host *h)
 {
     if (h->flying)
@@ -238,8 +238,8 @@ static int take_data(host *h, dray__range *ranges, dray_error *error)
     return DRAY_OK;
 }
 
-/* Goes on as far as it can without waiting. Returns DRAY_OK when it has all bytes, or
- * DRAY_EAGAIN. */
+/* Sends and receives as much as possible without waiting. Returns DRAY_OK when all bytes are
+ * received, else DRAY_EAGAIN. */
 static int work(dray__distant *distant, host *h, dray__range *ranges, dray_error *error)
 {
     while (h->flying || h->next < h->piece_count) {
@@ -276,7 +276,7 @@ static bool is_final(int rc)
            rc == DRAY_EUNSUPPORTED || rc == DRAY_ECHECKSUM || rc == DRAY_EVERSION;
 }
 
-/* ---- all of them ----------------------------------------------------------------------------- */
+/* ---- all hosts ------------------------------------------------------------------------------- */
 
 static void pause_for(dray__distant *distant, bool broken, uint32_t *idle, int64_t deadline_ns)
 {
@@ -329,6 +329,6 @@ int dray__distant_get(dray__distant *distant, dray__range *ranges, uint32_t coun
         pause_for(distant, broken, &idle, deadline_ns);
     }
     for (host *h = distant->hosts; h && rc; h = h->other)
-        drop(h); /* nothing of this call may arrive in another one */
+        drop(h); /* no answer to this call may arrive in a later one */
     return rc;
 }

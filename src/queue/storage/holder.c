@@ -40,7 +40,7 @@ static void close_kind(dray__values_holder *holder)
 
 void dray__holder_free(dray__values_holder *holder)
 {
-    if (!holder->kind) /* it was never begun */
+    if (!holder->kind) /* dray__holder_init was not called */
         return;
     close_kind(holder);
     dray__distant_free(holder->distant);

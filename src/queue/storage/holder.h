@@ -1,7 +1,7 @@
-/* The holder of the bytes of a queue's columns, for one user of the queue, who puts and reads
- * them: keepers of chunks of shared memory (holder_chunks.c), or a store of objects, which may
- * be any backend of backend.h (holder_objects.c). A client has one, and so has each thread that
- * reads or writes a journal. Only one thread may use it at a time. */
+/* The holder of the bytes of a queue's columns, for one user of the queue that puts and reads them.
+ * The bytes are in chunks of shared memory that keepers hold (holder_chunks.c), or in a store of
+ * objects, any backend of backend.h (holder_objects.c). A client has one holder, and so has each
+ * thread that reads or writes a journal. Only one thread may use it at a time. */
 #pragma once
 
 #include "queue/storage/backend.h"
@@ -35,10 +35,10 @@ typedef struct dray__holder_kind {
      * needed. */
     int (*ahead)(dray__values_holder *self, const uint64_t *rooms, uint32_t count, uint64_t *bytes,
                  dray_error *error);
-    /* The bytes that were put are lost: finds the holder of the next ones. NULL when nothing is to
-     * be found. */
+    /* Called when the bytes that were put are lost: finds the keeper for the next ones. NULL when
+     * there is nothing to find. */
     int (*move)(dray__values_holder *self, dray_error *error);
-    /* Runs before anything is read. NULL when nothing is to be done. */
+    /* Runs before anything is read. May be NULL. */
     int (*prepare)(dray__values_holder *self, dray_error *error);
     /* Returns true when the bytes must be fetched because they cannot be mapped here. NULL means
      * always. */
@@ -46,9 +46,9 @@ typedef struct dray__holder_kind {
     /* Fetches ranges as a backend's `get` does. Either all ranges are elsewhere or none is. */
     int (*get)(dray__values_holder *self, dray__range *ranges, uint32_t count, int64_t deadline_ns,
                dray_error *error);
-    /* Gives up the objects; NULL when nothing is to be done. */
+    /* Gives up the objects. May be NULL. */
     void (*close)(dray__values_holder *self);
-    /* The way in which bytes may have been lost, for messages. */
+    /* How bytes may have been lost, for messages. */
     const char *lost;
 } dray__holder_kind;
 
@@ -61,7 +61,7 @@ typedef struct dray__holder_uses {
     int (*settle)(void *user, bool again, dray_error *error);
     dray__distant_find find; /* NULL when there are no other hosts */
     /* For objects: reports objects that were put and may not be committed to the controller, which
-     * then drops them. NULL when nobody needs to know. */
+     * then drops them. May be NULL. */
     int (*abandon)(void *user, const dray__chunk_wish *objects, uint32_t count);
 } dray__holder_uses;
 

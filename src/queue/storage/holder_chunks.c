@@ -30,7 +30,7 @@ static int take_room(dray__values_holder *self, uint64_t bytes, dray__storage_ro
 {
     if (dray__storage_take(&self->storage, bytes, out))
         return DRAY_OK;
-    dray__storage_set_aside(&self->storage); /* it may be the one that is given back */
+    dray__storage_set_aside(&self->storage); /* the chunk given back may be the current one */
     int rc = self->uses->more(self->user, bytes, error);
     if (!rc && !dray__storage_take(&self->storage, bytes, out))
         rc = dray__fail(error, DRAY_EINTERNAL, "no room for %llu bytes in a new chunk",

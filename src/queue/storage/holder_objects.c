@@ -11,8 +11,8 @@
 
 #define GIVEN_UP_MAX 65536u
 
-/* Only the controller knows whether an object that was given up was committed after all. It drops
- * the rest. */
+/* Reports the objects that were given up. Only the controller knows whether one was committed after
+ * all; it drops the others. */
 static void tell_given_up(dray__values_holder *self)
 {
     if (self->given_up_count && self->uses->abandon &&
@@ -33,7 +33,7 @@ static void leave(dray__values_holder *self)
     self->given_up_capacity = 0;
 }
 
-/* Objects without a place in the list are dropped when the queue ends. */
+/* Adds an object to the list. Objects that do not fit it are dropped when the queue ends. */
 static void give_up(dray__values_holder *self, uint64_t object, uint64_t size)
 {
     if (self->given_up_count < GIVEN_UP_MAX &&

@@ -22,7 +22,7 @@ struct dray__join {
     char *address, *path, *listen, *host;
     bool own;
     bool leaving; /* atomic */
-    int socket;   /* of the channel that the thread waits at; -1: none; atomic */
+    int socket;   /* of the channel that the thread waits for, or -1; atomic */
     dray__thread thread;
     dray_context *context;
     dray__channel *channel;
@@ -32,7 +32,7 @@ struct dray__join {
     dray__tls_key key;
     dray__stream_keys keys;
     uint32_t number;
-    uint64_t seen; /* number of pairs that it has been told to drop */
+    uint64_t seen; /* number of pairs received so far */
 };
 
 static bool leaving(const dray__join *j)
@@ -63,7 +63,7 @@ static int serve(dray__join *j, dray_error *error)
     return dray__cells_serve(address, &j->keys, &j->cells, &j->server, &j->endpoint, error);
 }
 
-/* Joins the controller, and learns the key that readers must show from now on. */
+/* Sends KEEPER_JOIN, and gets the key that readers must have from now on. */
 static int introduce(dray__join *j, dray_error *error)
 {
     const dray__keeper_join message = {j->path, j->endpoint, j->own};
@@ -77,7 +77,7 @@ static int introduce(dray__join *j, dray_error *error)
     if (!rc) {
         j->number = told.number;
         j->seen = 0;
-        if (!j->own) /* the controller resets its own itself */
+        if (!j->own) /* the controller resets its own keeper */
             dray__keeper_enter_era(j->keeper, told.era);
     }
     dray__arena_free(&texts);
@@ -119,7 +119,7 @@ static int drop_some(dray__join *j, dray_error *error)
     return rc;
 }
 
-/* The next coordinator knows nothing of the chunks that are kept here. */
+/* Joins the next coordinator, which does not know the chunks that are kept here. */
 static void come_back(dray__join *j)
 {
     dray_error error;

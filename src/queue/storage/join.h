@@ -1,6 +1,6 @@
-/* A keeper that other hosts can read. It has a session with the coordinator, and ends with it. It
- * has a data server (net/cells.h), and hears from the controller which chunks to drop (keepers.h).
- * All of this runs in a thread beside the keeper's loop. */
+/* A join makes a keeper readable for other hosts. It has a session with the coordinator and a data
+ * server (net/cells.h). The controller sends it the chunks to drop (keepers.h). When the session
+ * ends, so does the join. All of this runs in a thread beside the keeper's loop. */
 #pragma once
 
 #include "queue/storage/keeper.h"
@@ -14,14 +14,14 @@ typedef struct dray__join_options {
                           * weights */
     const char *host;    /* dray_options.host */
     bool own;            /* it is the coordinator's own */
-    bool later;          /* the coordinator is not there yet: the thread waits for it */
+    bool later;          /* the coordinator is not started yet: the thread waits for it */
 } dray__join_options;
 
-/* Strings are copied. Without `later` it has joined when this returns, or not: DRAY_EEXIST: another
- * keeper has joined from this host. keeper: must outlive the join. */
+/* Joins before it returns, or with `later` in the thread. Strings are copied. The keeper must
+ * outlive the join. Returns DRAY_EEXIST when another keeper has joined from this host. */
 int dray__join_start(dray__keeper *keeper, const dray__join_options *options, dray__join **out,
                      dray_error *error);
 const char *dray__join_endpoint(const dray__join *join); /* NULL until it listens */
-/* From now on it does not look for a coordinator that is gone. */
+/* Makes it stop looking for a new coordinator when its own is gone. */
 void dray__join_leave(dray__join *join);
 void dray__join_free(dray__join *join); /* NULL is fine */

@@ -1,5 +1,5 @@
-/* The keeper's service: descriptors by chunk id, nothing else. It uses the coordinator's frames on
- * a socket of its own, without sessions, because the process that put a chunk may be long dead.
+/* The keeper's service: it holds descriptors by chunk id. It uses the coordinator's frames on a
+ * socket of its own, without sessions, because a chunk outlives the process that put it.
  * Bytes for other hosts are copied from a mapping of the chunk, which is made at the first request
  * (join.c). */
 #include "queue/storage/keeper.h"
@@ -21,12 +21,12 @@ typedef struct kept {
     uint64_t key, bytes;
     int fd;
     uint8_t *base;  /* NULL until another host reads it */
-    uint32_t users; /* copying from it */
+    uint32_t users; /* threads that copy from it */
     bool gone;      /* its last user frees it */
 } kept;
 
-/* Chunks that were dropped before they came: the controller and a producer that dies, or gives up,
- * talk to the keeper on connections of their own. */
+/* A chunk that was dropped before it was put. This happens because the controller and a producer,
+ * which may die or give up, use different connections to the keeper. */
 typedef struct tomb {
     uint64_t id, key;
 } tomb;
@@ -224,7 +224,9 @@ void dray__keeper_free(dray__keeper *keeper)
 
 /* ---- for other hosts ------------------------------------------------------------------------- */
 
-/* Call it under the lock. Returns NULL when the range is not here. */
+/* Returns the chunk, mapped, or NULL when the keeper does not have the range. Call it under the
+ * lock.
+ */
 static kept *mapped(dray__keeper *self, uint64_t id, uint64_t offset, uint64_t bytes)
 {
     kept *chunk = dray__idmap_get(&self->chunks, id);

@@ -5,9 +5,9 @@
  * KEEPER_PUT {u64 id, u64 key, u64 bytes, u64 era} + descriptor: keeps a memfd that is sealed
  * against shrinking, growing and further writable mappings. Returns DRAY_EEXIST when the id is
  * taken, DRAY_EGONE when it was dropped before it came (the last 1,024 such ids are known), or
- * DRAY_ECLOSED when the era is not that of the last reset, because no controller would ever ask for
- * the chunk or drop it. KEEPER_GET {u64 id} -> {u64 bytes} + descriptor, through which nobody can
- * map writable. KEEPER_DROP {u64 id, u64 key}: forgets the chunk. Only the producer and the
+ * DRAY_ECLOSED when the era is not that of the last reset, because then no controller would ever
+ * use or drop the chunk. KEEPER_GET {u64 id} -> {u64 bytes} + a descriptor that cannot be
+ * mapped writable. KEEPER_DROP {u64 id, u64 key}: forgets the chunk. Only the producer and the
  * controller know the key. KEEPER_RESET {u64 era}: forgets all chunks, for a controller that is
  * started anew and knows none. An era is the number of one controller's life, or 0 without a
  * journal. With 0, eras are not compared. */
@@ -25,14 +25,14 @@ typedef struct dray__keeper dray__keeper;
 int dray__keeper_new(struct event_base *base, const char *path, uint64_t max_bytes,
                      dray__keeper **out, dray_error *error);
 void dray__keeper_free(dray__keeper *keeper); /* NULL is fine; removes the socket file */
-/* ---- for its host's join.h, from any thread ---- */
+/* ---- for join.h, from any thread ------------------ */
 
 /* Copies a range of a chunk to `out`. Returns 0, or DRAY_EGONE when the chunk is not kept here, or
  * ends before. */
 int dray__keeper_read(dray__keeper *keeper, uint64_t id, uint64_t offset, uint64_t bytes,
                       void *out);
-/* As KEEPER_DROP and KEEPER_RESET. false: the key is not the chunk's. */
+/* As KEEPER_DROP. Returns false when the key is not the chunk's. */
 bool dray__keeper_drop(dray__keeper *keeper, uint64_t id, uint64_t key);
 void dray__keeper_reset_all(dray__keeper *keeper);
-/* As KEEPER_RESET, unless it is of this era already. */
+/* As KEEPER_RESET, unless the keeper is in this era already. */
 void dray__keeper_enter_era(dray__keeper *keeper, uint64_t era);

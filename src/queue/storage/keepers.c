@@ -74,7 +74,7 @@ static void answer(const dray__keepers *keepers, dray__request *request, const d
     dray__writer_free(&w);
 }
 
-/* Takes `keeper` over. */
+/* Adds a keeper, and takes ownership of it. */
 static int add(dray__keepers *keepers, dray__known_keeper *keeper, dray_error *error)
 {
     pthread_mutex_lock(&keepers->lock);
@@ -141,7 +141,7 @@ static int join(void *self, dray__request *request, const void *message, dray_er
 
 /* ---- dropping -------------------------------------------------------------------------------- */
 
-/* Pairs are kept until the keeper has confirmed them. */
+/* Forgets the pairs that the keeper has confirmed. */
 static void forget_told(dray__known_keeper *keeper, uint64_t seen)
 {
     uint64_t told = seen - keeper->told;
@@ -183,7 +183,7 @@ void dray__keepers_expired(dray__keepers *keepers, dray__request *request)
 {
     for (uint32_t i = 0; i < keepers->count; i++)
         if (keepers->items[i]->waiting == request) {
-            answer_waiting(keepers->items[i]); /* to nobody, where its channel is gone */
+            answer_waiting(keepers->items[i]); /* dropped when its channel is closed */
             return;
         }
 }
@@ -194,7 +194,7 @@ void dray__keepers_drop(dray__keepers *keepers, uint32_t number, uint64_t chunk,
     dray__chunk_key *pair = keeper ? dray__append(&keeper->pairs, sizeof *pair, keeper->pair_count,
                                                   &keeper->pair_capacity)
                                    : NULL;
-    if (!pair) /* without memory it stays until the keeper ends */
+    if (!pair) /* without memory the chunk stays until the keeper ends */
         return;
     *pair = (dray__chunk_key){chunk, key};
     keeper->pair_count++;
@@ -207,7 +207,7 @@ void dray__keepers_flush(dray__keepers *keepers)
             answer_waiting(keepers->items[i]);
 }
 
-/* Its number stays unknown for ever. */
+/* Removes a keeper. Its number is never used again. */
 static void take_out(dray__keepers *keepers, uint32_t at)
 {
     pthread_mutex_lock(&keepers->lock);
@@ -239,8 +239,8 @@ void dray__keepers_ended(dray__keepers *keepers, uint64_t member,
 
 /* ---- finding --------------------------------------------------------------------------------- */
 
-/* Where a session's samples go: the keeper of its host, else the coordinator's own, if that is on
- * the same one. */
+/* Returns the keeper of the session's host, or NULL. Then *first is true when the coordinator's own
+ * keeper can be used, because it is on the same host. */
 static const dray__known_keeper *own_of(const dray__keepers *keepers, const dray__request *request,
                                         bool *first)
 {

@@ -34,7 +34,7 @@ typedef struct dray__keepers {
     dray__tls_key key;
     dray__networks trusted;
     uint64_t era;           /* of this controller (keeper.h) */
-    dray__stream_keys keys; /* with both, for reading from this process */
+    dray__stream_keys keys; /* of `key` and `trusted`, for reading from this process */
 } dray__keepers;
 
 /* Returns 0, or DRAY_EINVALID when $DRAY_TRUSTED_NETWORKS or $DRAY_DATA_ENCRYPT is wrong. The
@@ -49,8 +49,8 @@ void dray__keepers_expired(dray__keepers *keepers, dray__request *request);
 /* Forgets the keepers of the member's session, which ended, and calls `lost` for each but 0. */
 void dray__keepers_ended(dray__keepers *keepers, uint64_t member,
                          void (*lost)(void *user, uint32_t keeper), void *user);
-/* The keeper hears of the chunk with the next flush. Does nothing for a number that is not known,
- * such as 0 where the coordinator's own keeper has not joined. */
+/* Makes the keeper drop the chunk; the next flush sends it. Does nothing for an unknown keeper,
+ * such as 0 while the coordinator's own keeper has not joined. */
 void dray__keepers_drop(dray__keepers *keepers, uint32_t keeper, uint64_t chunk, uint64_t key);
 void dray__keepers_flush(dray__keepers *keepers);
 bool dray__keepers_alive(const dray__keepers *keepers, uint32_t keeper);

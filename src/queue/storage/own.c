@@ -21,8 +21,8 @@ typedef struct own_values {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static dray__idmap all; /* by the address of the values */
 
-/* Pages that were never written to are the chunk's: writing makes each a page of this process
- * alone. Other threads may write to them meanwhile. */
+/* Copies the pages that are still shared with the chunk, by writing to each (copy on write). Other
+ * threads may write to them meanwhile. */
 static void copy_in_place(own_values *o)
 {
     static volatile uint8_t nothing;
@@ -49,7 +49,8 @@ void dray__owned_leave(const void *of)
     pthread_mutex_unlock(&lock);
 }
 
-/* A child has mappings of its own, which nobody keeps the chunks for. */
+/* Before a fork all mappings are copied, because no batch keeps the chunks unchanged for the child.
+ */
 static void before_fork(void)
 {
     pthread_mutex_lock(&lock);

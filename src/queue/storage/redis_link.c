@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define READ_BYTES (64u << 10)
-#define WINDOW_BYTES (UINT64_C(8) << 20) /* of answers that the server may have to keep for us */
+#define WINDOW_BYTES (UINT64_C(8) << 20) /* of answers that the server may have to buffer */
 #define WINDOW_COMMANDS 512u
 
 enum { BROKEN = 1 }; /* commands that were not answered are sent again on another connection */
@@ -78,7 +78,7 @@ static __attribute__((format(printf, 2, 3))) int broken(dray__redis_link *link, 
 static int late(dray__redis_link *link, dray_error *error)
 {
     bool connected = link->fd >= 0;
-    disconnect(link); /* answers may still come on it */
+    disconnect(link); /* answers to old commands may still arrive on it */
     if (connected)
         return dray__fail(error, DRAY_ETIMEDOUT, "redis at %s: it did not answer in time",
                           link->text);
@@ -86,7 +86,7 @@ static int late(dray__redis_link *link, dray_error *error)
                       link->why[0] ? link->why : "the deadline passed");
 }
 
-/* The server's error instead of an answer. */
+/* Handles an error of the server. */
 static int refused(dray__redis_link *link, const char *text, dray_error *error)
 {
     static const struct {
@@ -94,7 +94,7 @@ static int refused(dray__redis_link *link, const char *text, dray_error *error)
         int code;
         const char *means;
     } known[] = {
-        {"LOADING", BROKEN, NULL}, /* it reads its file back: soon */
+        {"LOADING", BROKEN, NULL}, /* it is loading its file, and answers soon */
         {"BUSY", BROKEN, NULL},
         {"OOM", DRAY_EFULL, "out of memory (raise maxmemory): "},
         {"NOAUTH", DRAY_EPERM,
@@ -145,7 +145,7 @@ static size_t command_size(const dray__redis_command *command)
     return size;
 }
 
-/* The unsent rest of the next commands, as far as the window allows. */
+/* Collects the unsent rest of the next commands, as far as the window allows. */
 static uint32_t gather(const pipeline *p, struct iovec *out, uint32_t capacity)
 {
     uint32_t count = 0, at = p->sent;
@@ -250,7 +250,8 @@ static int receive_some(dray__redis_link *link, pipeline *p, dray_error *error)
     return take_replies(link, p, error);
 }
 
-/* Until everything is answered, the connection broke, or the deadline passed. */
+/* Sends and receives until everything is answered, the connection breaks, or the deadline passes.
+ */
 static int exchange(dray__redis_link *link, pipeline *p, int64_t deadline, dray_error *error)
 {
     while (p->done < p->count) {
@@ -351,5 +352,5 @@ int dray__redis_run(dray__redis_link *link, dray__redis_command *commands, uint3
     return DRAY_OK;
 }
 #else
-typedef int dray__no_redis_link; /* a file is not empty */
+typedef int dray__no_redis_link; /* ISO C forbids an empty file */
 #endif

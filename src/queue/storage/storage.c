@@ -29,7 +29,7 @@ int dray__segment_new(uint64_t bytes, void **base, int *fd, dray_error *error)
     void *at = MAP_FAILED;
     if (ftruncate(memory, (off_t)bytes) == 0)
         at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, memory, 0);
-    /* Mapped first: the seal forbids every later writable mapping, also ours. */
+    /* It is mapped first, because the seal forbids every later writable mapping. */
     if (at == MAP_FAILED || madvise(at, bytes, MADV_DONTFORK) < 0 ||
         fcntl(memory, F_ADD_SEALS, SEALS | F_SEAL_SEAL) < 0) {
         int rc = dray__fail_errno(error, errno, "a chunk of %llu bytes of shared memory",
@@ -100,7 +100,7 @@ static int ask_once(dray__keeper_link *link, uint16_t type, dray__writer *messag
     }
     int64_t deadline = dray__deadline(link->timeout_ns);
     int rc = DRAY_OK;
-    if (!link->channel) /* it was there before the coordinator named it: no long wait */
+    if (!link->channel) /* the keeper is running already: no long wait is needed */
         rc = dray__channel_connect(link->address, dray__deadline(DRAY__SECOND / 2), &link->channel,
                                    error);
     if (!rc)
@@ -110,7 +110,7 @@ static int ask_once(dray__keeper_link *link, uint16_t type, dray__writer *messag
     return DRAY_OK;
 }
 
-/* The keeper may have another life since it was asked last: then it is asked again. */
+/* Calls the keeper, and calls again when it was restarted since the last call. */
 static int call(dray__keeper_link *link, uint16_t type, dray__writer *message, const int *fd,
                 dray__reply *reply, dray_error *error)
 {
@@ -122,7 +122,7 @@ static int call(dray__keeper_link *link, uint16_t type, dray__writer *message, c
     if (rc == DRAY_ECLOSED && old && !again.failed) {
         dray__keeper_link_break(link);
         rc = ask_once(link, type, &again, fd, reply, error);
-        if (rc == DRAY_EEXIST && type == DRAY__MSG_KEEPER_PUT) /* that much had got there */
+        if (rc == DRAY_EEXIST && type == DRAY__MSG_KEEPER_PUT) /* the first call had succeeded */
             rc = DRAY_OK;
     }
     dray__writer_free(&again);
@@ -197,7 +197,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static dray__idmap mappings;
 static uint32_t kept_fds;
 
-enum { KEPT_FDS_MAX = 64 }; /* a process may often have 1024 */
+enum { KEPT_FDS_MAX = 64 }; /* the usual limit of a process is 1024 */
 
 static void mapping_end(dray__mapping *mapping)
 {
@@ -219,7 +219,7 @@ static dray__mapping *find_mapping(uint64_t id)
     return mapping;
 }
 
-/* Of two threads that map the same chunk, the first one's mapping stays. */
+/* Adds a mapping. When another thread mapped the same chunk first, returns that one's mapping. */
 static dray__mapping *publish(dray__mapping *mapping)
 {
     pthread_mutex_lock(&lock);
@@ -339,7 +339,8 @@ static dray__written **find(dray__storage *storage, uint64_t id)
     return at;
 }
 
-/* Of all chunks, a small part: many producers may have one that is not full. */
+/* Returns a size of a small part of the capacity, because many producers may each have a chunk that
+ * is not full. */
 static uint64_t part_of(uint64_t capacity, uint64_t parts)
 {
     uint64_t size = CHUNK_LEAST;
@@ -398,7 +399,7 @@ bool dray__storage_reuse(dray__storage *storage, uint64_t id)
     return true;
 }
 
-/* As many of the columns that come as go into one chunk, without anything left over. */
+/* Computes how many of the next columns to put into one chunk, and their bytes. */
 static uint64_t next_bytes(const dray__storage *storage, const uint64_t *rooms, uint32_t count,
                            uint32_t *taken)
 {
@@ -412,7 +413,8 @@ static uint64_t next_bytes(const dray__storage *storage, const uint64_t *rooms, 
     return bytes;
 }
 
-/* A producer of much gets larger chunks; sizes are few, so that one chunk can replace another. */
+/* A producer of many bytes gets larger chunks. There are only few sizes, so that chunks can be used
+ * again. */
 void dray__storage_size(const dray__storage *storage, uint64_t bytes, uint64_t *least,
                         uint64_t *size)
 {
@@ -445,7 +447,7 @@ int dray__storage_ahead(dray__storage *storage, const uint64_t *rooms, uint32_t 
         left -= dray__round_up(rooms[fits], DRAY__ALIGN);
     if (fits == count)
         return DRAY_OK;
-    if (!fits || all > storage->capacity / 4) { /* its room is worth less than its memory */
+    if (!fits || all > storage->capacity / 4) { /* the rest of the chunk is too small */
         set_current(storage, NULL);
         fits = 0;
     }
@@ -506,7 +508,7 @@ static void unmap(dray__storage *storage, dray__written **at)
     *at = chunk->next;
     storage->count--;
     storage->bytes -= chunk->size;
-    if (storage->pid == getpid()) /* a fork has no such mapping */
+    if (storage->pid == getpid()) /* a forked child does not have the mapping */
         munmap(chunk->base, chunk->size);
     free(chunk);
 }
@@ -517,10 +519,10 @@ void dray__storage_done(dray__storage *storage, const dray__storage_room *span, 
     chunk->pending--;
     chunk->kept |= !given_up;
     if (chunk == storage->current && !chunk->pending && !chunk->kept)
-        chunk->used = 0; /* nothing in it was ever committed */
+        chunk->used = 0; /* nothing in it was committed */
     else if (chunk == storage->current && !chunk->pending &&
              (chunk->used == chunk->size || chunk->size > part_of(storage->capacity, 16)))
-        set_current(storage, NULL); /* much memory would wait for rows that may never come */
+        set_current(storage, NULL); /* a large chunk must not wait for rows that may never come */
     if (chunk->state == DRAY__WRITTEN_FULL)
         close_if_done(storage, chunk);
     if (chunk->state == DRAY__WRITTEN_LOST && !chunk->pending)

@@ -1,5 +1,6 @@
-/* The memory under chunks: memfds that one process maps writable and everybody else reads; the way
- * to them through the keeper; and this process's read-only mappings of others' chunks. */
+/* The memory of chunks: memfds that one process maps writable and all others map read-only; the
+ * connection to the keeper, which gives out their descriptors; and this process's read-only
+ * mappings. */
 #pragma once
 
 #include "base/wire.h"
@@ -10,11 +11,11 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-/* Makes a memfd of `bytes`, maps it writable here (pages there already, not inherited by forks),
- * then seals it: nobody can map it writable again, shrink it or grow it. */
+/* Makes a memfd of `bytes` and maps it writable here, with its pages allocated, and not inherited
+ * by forks. Then seals it: nobody can map it writable again, shrink it or grow it. */
 int dray__segment_new(uint64_t bytes, void **base, int *fd, dray_error *error);
-/* That a descriptor from elsewhere is such a memfd of at least `bytes`: reading its mapping can
- * then never fail. DRAY_EINVALID. */
+/* Checks that a descriptor of another process is such a memfd of at least `bytes`; then reading its
+ * mapping can never fault. Returns DRAY_EINVALID when it is not. */
 int dray__segment_check(int fd, uint64_t bytes, dray_error *error);
 
 /* A connection to the keeper, made when first needed. One thread at a time. */
@@ -28,7 +29,7 @@ typedef struct dray__keeper_link {
 int dray__keeper_link_init(dray__keeper_link *link, const char *path, int64_t timeout_ns,
                            dray_error *error);
 void dray__keeper_link_free(dray__keeper_link *link);
-/* The keeper may be another one by now. */
+/* Closes the connection, so that the next use connects to the present keeper. */
 void dray__keeper_link_break(dray__keeper_link *link);
 /* Returns 0, or DRAY_ECLOSED when the controller of this era is gone, and another has come. */
 int dray__keeper_put(dray__keeper_link *link, uint64_t id, uint64_t key, uint64_t bytes, int fd,
@@ -48,16 +49,16 @@ typedef struct dray__mapping {
     uint64_t size;
     uint32_t users; /* of batches */
     int dropped;    /* unmapped with its last user */
-    int fd;         /* of the chunk; -1 while nobody asked for it, or too many are kept */
+    int fd;         /* of the chunk; -1 until it is needed, or when too many are kept */
 } dray__mapping;
 
-/* Maps the chunk, or finds its mapping; give it back with dray__mapping_put. */
+/* Returns the chunk's mapping, and makes it at first use; give it back with dray__mapping_put. */
 int dray__mapping_get(dray__keeper_link *link, uint64_t id, dray__mapping **out, dray_error *error);
 void dray__mapping_put(dray__mapping *mapping);
-/* The chunk's descriptor, for another mapping of it; give it back with dray__mapping_fd_put. */
+/* Returns the chunk's descriptor, for another mapping; give it back with dray__mapping_fd_put. */
 int dray__mapping_fd(dray__keeper_link *link, dray__mapping *mapping, int *fd, dray_error *error);
 void dray__mapping_fd_put(const dray__mapping *mapping, int fd);
-/* The chunk is gone from the keeper: its memory should not be kept for a mapping's sake. */
+/* Call when the keeper has dropped the chunk. It is unmapped once it has no users. */
 void dray__mapping_drop(uint64_t id);
 void dray__mapping_drop_unused(void);
 
@@ -76,7 +77,7 @@ typedef enum dray__written_state {
 } dray__written_state;
 
 typedef struct dray__written {
-    uint64_t id, key, size, used; /* key: a secret that is needed to have it dropped */
+    uint64_t id, key, size, used; /* key: a secret without which the keeper does not drop it */
     uint8_t *base;
     uint32_t pending; /* values set and neither committed nor given up */
     dray__written_state state;
@@ -91,7 +92,7 @@ typedef struct dray__storage {
     dray__written *chunks, *current;
     uint64_t count, bytes;
     uint64_t capacity; /* of the queue */
-    uint64_t messages; /* that said which chunks are closed */
+    uint64_t messages; /* messages that reported closed chunks */
     const uint64_t *rooms;
     uint32_t room_count; /* bytes of the columns that are written next; 0 when not known */
 } dray__storage;
@@ -100,40 +101,40 @@ typedef struct dray__storage_room { /* room for values, of a chunk */
     dray__written *chunk;
     uint64_t offset; /* of an object: its size */
     uint8_t *at;
-    uint64_t object; /* not of a chunk, but this object of a store */
+    uint64_t object; /* the object of a store; 0 for room in a chunk */
 } dray__storage_room;
 
-/* Takes `bytes` of the current chunk. false: another chunk is needed. */
+/* Takes `bytes` of the current chunk. Returns false when another chunk is needed. */
 bool dray__storage_take(dray__storage *storage, uint64_t bytes, dray__storage_room *out);
-/* Makes the closed chunk that was given back current. false: there is none such. */
+/* Makes the closed chunk that was given back current. Returns false when there is no such chunk. */
 bool dray__storage_reuse(dray__storage *storage, uint64_t id);
-/* Nothing more is put into the current chunk. */
+/* Sets the current chunk aside: nothing more is put into it. */
 void dray__storage_set_aside(dray__storage *storage);
 /* Computes the size of a new chunk for `bytes` and later values, and the least size that it must
  * have. */
 void dray__storage_size(const dray__storage *storage, uint64_t bytes, uint64_t *least,
                         uint64_t *size);
-/* Computes how many bytes of new chunks such columns need, at least; 0 when they fit into the
- * current chunk. The current chunk may be set aside by this. */
+/* Computes the least bytes of new chunks that such columns need; 0 when they fit into the current
+ * chunk. May set the current chunk aside. */
 int dray__storage_ahead(dray__storage *storage, const uint64_t *rooms, uint32_t count,
                         uint64_t *bytes, dray_error *error);
-/* An id and a key for a new chunk. */
+/* Draws an id and a key for a new chunk. */
 int dray__storage_name(uint64_t *id, uint64_t *key, dray_error *error);
 /* Makes a new chunk, not yet one of the storage's. *fd is for the keeper. */
 int dray__storage_make(uint64_t id, uint64_t key, uint64_t size, dray__written **out, int *fd,
                        dray_error *error);
 void dray__storage_add(dray__storage *storage, dray__written *chunk); /* and makes it current */
 void dray__storage_unmake(dray__written *chunk);
-/* A span's values were committed, or given up (then its room is taken back where it can be). */
+/* Call when a span's values were committed or given up. Room that was given up is used again where
+ * possible. */
 void dray__storage_done(dray__storage *storage, const dray__storage_room *span, bool given_up);
 void dray__storage_dropped(dray__storage *storage, uint64_t id);
-/* "u32 n, n * u64": chunks that were closed since the last time. */
+/* Writes "u32 n, n * u64": the chunks closed since the last report. */
 void dray__storage_put_closed(dray__storage *storage, dray__writer *w);
-/* Call it when the last message was not sent: its reports are repeated. With all, those of earlier
- * messages are repeated, too, because a chunk may have been given back by an answer that never
- * came. */
+/* Call when the last message was not sent. Its reports are repeated. With all, those of earlier
+ * messages are repeated, too, because an answer that was lost may have given a chunk back. */
 void dray__storage_untell(dray__storage *storage, bool all);
-/* The controller that knew the chunks is gone. */
+/* Call when the controller that knew the chunks is gone. */
 void dray__storage_lose(dray__storage *storage);
 /* Returns true when a closed chunk was not reported yet. */
 bool dray__storage_has_news(const dray__storage *storage);

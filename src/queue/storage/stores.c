@@ -18,9 +18,9 @@ enum { TRIES = 5, STARTS = 5 };
 
 typedef struct space {
     struct space *next;
-    const dray__backend_kind *kind; /* NULL when looking there is not allowed */
+    const dray__backend_kind *kind; /* NULL when the store is not in the list */
     uint64_t number;
-    bool done;   /* its line goes */
+    bool done;   /* its line is removed */
     bool failed; /* the last try */
     dray_error why;
     char address[];
@@ -29,15 +29,15 @@ typedef struct space {
 struct dray__stores {
     dray__stores_options options;
     char *path, *fresh;
-    dray__worker worker; /* its lock is of the file, and of: */
+    dray__worker worker; /* its lock protects the file and the fields below */
     bool done;
-    space *spaces; /* the thread's, while there is one */
+    space *spaces; /* used by the thread while it runs */
 };
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-/* One line a space: the backend's name, the space in hexadecimal, +N where N coordinators have
- * tried in vain to clean it, the store's address. */
+/* The line of a space: the backend's name, the space in hexadecimal, +N if N coordinators have
+ * failed to clean it, the store's address. */
 typedef struct store_line {
     const char *kind, *address;
     size_t kind_size;
@@ -45,7 +45,8 @@ typedef struct store_line {
     unsigned failures;
 } store_line;
 
-/* false: a power cut tore it, so that its space has no objects. */
+/* Parses a line. Returns false for a line that is incomplete after a power cut; its space has no
+ * objects. */
 static bool parse(const char *text, store_line *out)
 {
     int name = 0, end = 0, more = 0;
@@ -110,7 +111,7 @@ static const space *find(const dray__stores *self, const store_line *l)
     return NULL;
 }
 
-/* The line as it is from now on. */
+/* Writes the line's new content, if it stays. */
 static void keep(const dray__stores *self, const char *text, dray__writer *out)
 {
     char counted[64];
@@ -138,7 +139,7 @@ static void keep(const dray__stores *self, const char *text, dray__writer *out)
     }
 }
 
-/* Spaces that were noted meanwhile stay. */
+/* Writes the file. Spaces that were noted meanwhile stay in it. */
 static int write_back(dray__stores *self, dray_error *error)
 {
     dray__writer text = {0};
@@ -174,7 +175,8 @@ static void try_one(const dray__stores *self, space *s)
     s->kind->close(store);
 }
 
-/* A store that does not answer is asked once a round. */
+/* Returns true when an earlier space of the same store failed: a store that does not answer is
+ * tried once a round. */
 static bool failed_there(const dray__stores *self, const space *before)
 {
     for (const space *s = self->spaces; s != before; s = s->next)
@@ -183,7 +185,8 @@ static bool failed_there(const dray__stores *self, const space *before)
     return false;
 }
 
-/* The lock is held, but not while a store is asked. false: all are done. */
+/* Tries all spaces. Returns false when all are done. The lock is held, except while a store is
+ * called. */
 static bool try_all(dray__stores *self)
 {
     bool left = false;

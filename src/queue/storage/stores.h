@@ -19,15 +19,15 @@ typedef struct dray__stores_options {
 } dray__stores_options;
 
 int dray__stores_new(const dray__stores_options *options, dray__stores **out, dray_error *error);
-/* Tries no more. Waits for the try that is under way. NULL is fine. */
+/* Stops trying, and waits for the try that is under way. NULL is fine. */
 void dray__stores_free(dray__stores *stores);
 /* Returns when the note is safe on the disk. stores may be NULL; then nothing is noted. */
 int dray__stores_note(dray__stores *stores, const char *kind, const char *address, uint64_t space,
                       dray_error *error);
-/* Begins to drop the objects of all spaces that are noted by now, but for those that are `used`.
- * Stores that are not `listed` are left alone. Both are asked before this returns. */
+/* Begins to drop the objects of all spaces noted so far, except those that are `used`. Stores that
+ * are not `listed` are left alone. Both functions are called only before this returns. */
 int dray__stores_clean(dray__stores *stores, bool (*used)(void *user, uint64_t space),
                        bool (*listed)(void *user, const char *kind, const char *address),
                        void *user, dray_error *error);
-/* Nothing is left to try. */
+/* Returns true when nothing is left to try. */
 bool dray__stores_done(dray__stores *stores);

@@ -1,4 +1,4 @@
-/* Dividing rows by their costs: pure arithmetic, ties broken by the rows' order.
+/* Divides rows by their costs: pure arithmetic; the order of rows breaks ties.
  *
  * dray__balance is the largest differencing method for many bins (N. Karmarkar, R. M. Karp, The
  * Differencing Method of Set Partitioning, 1982): every item starts as a division of itself, and
@@ -17,7 +17,7 @@ typedef struct bin {
 } bin;
 
 typedef struct differencing {
-    uint32_t bins, count; /* of bins a division; divisions left */
+    uint32_t bins, count; /* bins of a division; divisions left */
     bin *cells;           /* [division * bins], falling sums */
     uint32_t *heap;       /* divisions, the most uneven on top */
     uint32_t *next;       /* [item] */
@@ -176,7 +176,7 @@ int dray__pack(const uint64_t *costs, uint32_t count, uint64_t cap, uint32_t row
         qsort(items, count, sizeof *items, costliest_first);
     for (uint32_t i = 0, open = 0; !rc && i < count; i++) {
         while (rows && open < used && held[open] == rows)
-            open++; /* those before have their rows */
+            open++; /* bins before it are full */
         uint32_t b = open;
         while (b < used && ((cap && sums[b] + items[i].cost > cap) || (rows && held[b] == rows)))
             b++;

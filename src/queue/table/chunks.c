@@ -1,5 +1,5 @@
-/* The memory of committed bytes: chunks, which their producers add before they put into them, or
- * objects of a store, which the put that names them adds. */
+/* The memory of committed bytes. Producers add chunks before they put into them. Objects of a store
+ * are added by the put that names them. */
 #include "queue/table/table_inside.h"
 
 #include "base/error.h"
@@ -67,7 +67,7 @@ static int own_chunk(const dray__table *table, const dray__client *client, uint6
 int dray__chunk_close(dray__table *table, dray__client *client, uint64_t id, dray_error *error)
 {
     dray__chunk *chunk = dray__idmap_get(&table->chunks, id);
-    if (!chunk) /* reported again, and dropped since the first time */
+    if (!chunk) /* reported twice, and dropped after the first time */
         return DRAY_OK;
     int rc = own_chunk(table, client, id, &chunk, error);
     if (rc)
@@ -109,7 +109,7 @@ void dray__chunks_orphan(dray__table *table, dray__client *client)
 void dray__chunks_lose(dray__table *table, uint32_t keeper)
 {
     for (dray__client *client = table->clients; client; client = client->next) {
-        dray__chunk *spare = client->recycled, *next; /* those of other keepers are spare again */
+        dray__chunk *spare = client->recycled, *next; /* those of other keepers stay spare */
         while (dray__chunk_take_spare(table, client))
             ;
         for (dray__chunk *chunk = spare; chunk; chunk = next) {
@@ -150,7 +150,7 @@ static int check_chunk(const dray__table *table, const dray__client *client,
     return DRAY_OK;
 }
 
-/* The bytes that live in a chunk cannot be more than the chunk, because values do not overlap. */
+/* Checks that the live bytes of a chunk do not exceed its size, because values do not overlap. */
 static int check_room(const dray__table *table, const dray__new_column *columns, uint32_t count,
                       uint32_t at, uint32_t items, dray_error *error)
 {
@@ -175,7 +175,7 @@ static int take_chunk(dray__table *table, const dray__extent *extent, dray__chun
                              (unsigned long long)extent->chunk);
 }
 
-/* A put that failed leaves its chunk as it was. */
+/* Nothing to undo: `take` does not change a chunk. */
 static void discard_nothing(dray__table *table, dray__chunk *chunk)
 {
     (void)table, (void)chunk;
@@ -194,7 +194,7 @@ const dray__bytes_kind dray__bytes_chunks = {.check = check_chunk,
 
 /* ---- of objects ------------------------------------------------------------------------------ */
 
-/* One that is not there yet, of this client. */
+/* Checks that the object is new, and this client's. */
 static int check_object(const dray__table *table, const dray__client *client,
                         const dray__new_column *column, uint64_t *size, dray_error *error)
 {
@@ -211,7 +211,7 @@ static int check_object(const dray__table *table, const dray__client *client,
     return DRAY_OK;
 }
 
-/* An object holds one column alone. */
+/* Checks that no other column of the put is in the same object. */
 static int check_alone(const dray__table *table, const dray__new_column *columns, uint32_t count,
                        uint32_t at, uint32_t items, dray_error *error)
 {
@@ -223,7 +223,7 @@ static int check_alone(const dray__table *table, const dray__new_column *columns
     return DRAY_OK;
 }
 
-/* An object of the put: it is dropped with its column. */
+/* Adds an object of the put. It is dropped with its column. */
 static int add_object(dray__table *table, const dray__extent *extent, dray__chunk **out,
                       dray_error *error)
 {
@@ -239,7 +239,7 @@ static int add_object(dray__table *table, const dray__extent *extent, dray__chun
     return DRAY_OK;
 }
 
-/* It was never committed: its writer drops it. */
+/* Removes an object that was not committed. Its writer drops it. */
 static void discard_object(dray__table *table, dray__chunk *object)
 {
     table->chunk_bytes -= object->size;

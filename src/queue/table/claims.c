@@ -50,7 +50,7 @@ void dray__untake_row(dray__table *table, dray__partition *p, uint32_t task, uin
     dray__refresh(table, p, task, slot / 64, true);
 }
 
-/* The row of the claim is free again; failed: as an attempt that failed. */
+/* Gives a row of the claim back. failed: the claim counts as a failed attempt. */
 static void give_back(dray__table *table, dray__claim *claim, uint32_t item, bool failed,
                       const char *reason)
 {
@@ -71,7 +71,7 @@ static void give_back(dray__table *table, dray__claim *claim, uint32_t item, boo
         dray__refresh(table, p, claim->task, slot / 64, true);
 }
 
-/* Gives back all rows of the claim, in its order. Ready rows are found anew once for neighbours. */
+/* Gives back all rows of the claim, in its order. Recomputes ready bits once for rows of a word. */
 static void untake_all(dray__table *table, dray__claim *claim)
 {
     dray__partition *p = claim->partition;
@@ -126,7 +126,7 @@ static void claim_free(dray__table *table, dray__claim *claim, bool retire)
     free(claim);
 }
 
-/* Freeing a share of a lockstep round before its commit ends the round. */
+/* Returns true when releasing the claim ends its lockstep round: its share is not committed. */
 static bool ends_round(const dray__claim *claim)
 {
     return claim->lockstep && claim->state == DRAY__CLAIM_ACTIVE &&
@@ -221,13 +221,13 @@ static bool fills(const dray__partition *p, const dray__want *want, const dray__
         return false;
     bool last = p->sealed && pick->count == dray__open_rows(p, want->task);
     if (has(want, DRAY__POLICY_ROUNDS) && pick->count < want->dp_size && !last)
-        return false; /* no rank is left without rows while there will be more */
+        return false; /* every rank gets rows, unless these are the last ones */
     return want->up_to || pick->weight == want->count || last;
 }
 
-/* Rows that are begun are admitted already: as many others as there is room for. With a lower limit
- * every policy picks less, and whole groups still, which count with the members that are settled.
- */
+/* Picks rows with the policy, with at most as many new ones as the admission has room for. Lowers
+ * the limit until that holds: policies then pick fewer rows, but still whole groups, for which
+ * settled members count, too. */
 static void pick_admitted(const dray__table *table, const dray__partition *p,
                           const dray__want *want, dray__pick *pick)
 {
@@ -374,7 +374,7 @@ void dray__take_rows(dray__table *table, dray__partition *p, uint32_t task, cons
             break;
         track->open_from = (w + 1) * 64;
     }
-    if (!dray__open_rows(p, task)) /* ordered claims may go on to the next partition */
+    if (!dray__open_rows(p, task)) /* claims in order may go on to the next partition */
         table->dirty |= UINT64_C(1) << task;
 }
 
@@ -445,8 +445,8 @@ static int add_claim(dray__table *table, dray__client *client, uint32_t ticket,
         return rc;
     rc = pin_puts(table, claim, error);
     if (rc) {
-        claim->pin_count = 0;                                   /* none was pinned yet */
-        claim->slots = claim->reads = claim->micro_ends = NULL; /* the caller's */
+        claim->pin_count = 0;                                   /* no put is pinned yet */
+        claim->slots = claim->reads = claim->micro_ends = NULL; /* the caller owns them */
         claim_free(table, claim, false);
         return rc;
     }
@@ -454,7 +454,8 @@ static int add_claim(dray__table *table, dray__client *client, uint32_t ticket,
     return DRAY_OK;
 }
 
-/* When a peer asks late, some of its rows' bytes may be freed or lost. */
+/* Returns true when all bytes that the claim reads still exist: by the time a late peer asks, some
+ * may be freed or lost. */
 static bool all_there(const dray__table *table, const dray__claim *claim)
 {
     const dray__partition *p = claim->partition;
@@ -478,8 +479,8 @@ static uint32_t *copy_of(const uint32_t *items, uint32_t count)
     return copy && count ? memcpy(copy, items, count * sizeof *copy) : copy;
 }
 
-/* Takes the rank's share of a round. The round is made of the rows that the policy picked if it is
- * not there yet. */
+/* Takes the rank's share of a round. Makes the round, of the rows that the policy picked, if it
+ * does not exist yet. */
 static int claim_share(dray__table *table, dray__client *client, uint32_t ticket,
                        const dray__want *want, dray__pick *pick, dray__claim **out,
                        dray_error *error)
@@ -539,7 +540,7 @@ int dray__table_claim(dray__table *table, dray__client *client, uint32_t ticket,
     int rc = check_want(table, client, ticket, want, error);
     if (rc)
         return rc;
-    uint64_t most = want->count; /* never more than there are rows */
+    uint64_t most = want->count; /* limited to the number of rows */
     if (most > table->rows)
         most = table->rows ? table->rows : 1;
     dray__pick pick = {.slots = malloc(most * sizeof *pick.slots)};
@@ -568,7 +569,7 @@ int dray__table_claim(dray__table *table, dray__client *client, uint32_t ticket,
     return DRAY_OK;
 }
 
-/* Whether the task could have claimed the row; it may have died since. */
+/* Checks that the task could have claimed the row; the row may have died since. */
 static int check_claimable(const dray__table *table, const dray__partition *p, uint32_t task,
                            uint32_t slot, dray_error *error)
 {
@@ -591,7 +592,7 @@ static int check_claimable(const dray__table *table, const dray__partition *p, u
                       p->name, names->name, slot, found);
 }
 
-/* Each of the rows once. */
+/* Checks all rows, and that each is named once. */
 static int check_claimable_rows(const dray__table *table, const dray__partition *p, uint32_t task,
                                 const uint32_t *slots, uint32_t count, dray_error *error)
 {
@@ -626,7 +627,7 @@ int dray__claim_again(dray__table *table, dray__client *client, uint32_t task, d
                         .reads = copy_of(slots, count)};
     for (uint32_t i = 0; made.reads && i < count; i++)
         if (made.reads[i] == DRAY__NONE)
-            made.reads[i] = 0; /* any row there is */
+            made.reads[i] = 0; /* any existing row */
     rc = made.slots && made.reads ? add_claim(table, client, 1, &made, out, error)
                                   : dray__nomem(error);
     if (rc) {

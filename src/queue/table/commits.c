@@ -1,4 +1,4 @@
-/* Commits: the changes by a claim's outputs and its acknowledgement, in one step. */
+/* Commits: apply a claim's outputs and its acknowledgement in one step. */
 #include "base/error.h"
 #include "queue/journal/ledger.h"
 #include "queue/table/table_inside.h"
@@ -43,7 +43,7 @@ static void acknowledge(dray__table *table, dray__claim *claim, const bool *stay
         dray__bit_set(track->done, slot);
         track->done_count++;
         table->tasks[claim->task].counts.committed++;
-        dray__admission_note(table, claim->task, dead ? 0 : 1); /* dropped before it was accepted */
+        dray__admission_note(table, claim->task, dead ? 0 : 1); /* a dead row is not accepted */
         if (dead) {
             track->taken_dead--;
             continue;
@@ -67,7 +67,8 @@ static void acknowledge(dray__table *table, dray__claim *claim, const bool *stay
     claim->state = DRAY__CLAIM_COMMITTED;
 }
 
-/* Takes the rows out of the claim; false: one of them is not there. Then none is taken. */
+/* Takes the rows out of the claim. Returns false, and takes none, when the claim lacks one of them.
+ */
 static bool take_out(dray__claim *claim, const uint32_t *items, uint32_t count, uint32_t *slots)
 {
     uint32_t taken = 0;
@@ -109,8 +110,8 @@ int dray__claim_split(dray__table *table, dray__client *client, uint32_t ticket,
         free(made.slots);
         return dray__fail(
             error, DRAY_ESTALE,
-            "split of claim %u of %s: a row of it expected, found one that it has not", ticket,
-            client->name);
+            "split of claim %u of %s: rows of the claim expected, found one that it does not have",
+            ticket, client->name);
     }
     rc = dray__claim_add(table, client, part, &made, &out, error);
     if (rc) {
@@ -127,7 +128,7 @@ int dray__claim_split(dray__table *table, dray__client *client, uint32_t ticket,
     return DRAY_OK;
 }
 
-/* A run that went back to a checkpoint has no use for rows of newer weights. */
+/* Refuses rows of versions that do not exist any more, after a run went back to a checkpoint. */
 static int check_versions(const dray__claim *claim, const dray__content *content, dray_error *error)
 {
     for (uint32_t i = 0; claim->newest != UINT64_MAX && i < content->tag_count; i++) {
@@ -141,7 +142,7 @@ static int check_versions(const dray__claim *claim, const dray__content *content
     return DRAY_OK;
 }
 
-/* Which rows of the claim stay open; only ragged columns can be appended to. */
+/* Reads which rows of the claim stay open. Only ragged columns can be appended to. */
 static int read_open(const dray__claim *claim, const dray__outputs *o, bool **out,
                      dray_error *error)
 {
@@ -169,7 +170,7 @@ int dray__claim_commit(dray__table *table, dray__client *client, uint32_t ticket
 {
     dray__claim *claim = NULL;
     int rc = dray__claim_active(table, client, ticket, &claim, error);
-    if (rc && !claim) { /* a controller that is gone may have done it */
+    if (rc && !claim) { /* an earlier controller may have done it */
         const dray__told *told = dray__ledger_told(table->ledger, client->identity, ticket);
         return told && told->generation == generation ? DRAY_OK : rc;
     }

@@ -7,8 +7,9 @@
 
 #include <stdio.h>
 
-/* The most that is open at once is when the last batch before a checkpoint is being consumed:
- * checkpoint_batches - 1 wait for it, and open_batches are open, that one among them. */
+/* Most rows are in the queue while the last batch before a checkpoint is consumed: then
+ * checkpoint_batches - 1 batches wait for the checkpoint, and open_batches are open, with that
+ * one. */
 int dray__settings_check(const char *name, const dray__settings *s, dray_error *error)
 {
     uint64_t open = s->open_batches ? s->open_batches : 1;
@@ -78,7 +79,7 @@ static void cover_row(dray__table *table, dray__partition *p, uint32_t task, uin
 
 void dray__clear_covered(dray__table *table)
 {
-    if (table->ledger && table->ledger->replaying) /* records follow that say so */
+    if (table->ledger && table->ledger->replaying) /* later records clear them */
         return;
     for (uint32_t i = table->partition_count; i-- > 0;) {
         const dray__partition *p = table->partitions[i];
@@ -109,7 +110,8 @@ int dray__table_cover(dray__table *table, const dray__cursor *cursor, dray_error
     return DRAY_OK;
 }
 
-/* The task has never begun the row: its tags of the row are dropped (it writes no columns). */
+/* Resets the row for the task, as if the task had never begun it. The tags that the task gave the
+ * row are dropped; it writes no columns. */
 static void undo_row(dray__table *table, dray__partition *p, uint32_t task, uint32_t slot)
 {
     dray__track *track = &p->tracks[task];
@@ -119,7 +121,7 @@ static void undo_row(dray__table *table, dray__partition *p, uint32_t task, uint
     dray__bit_clear(track->done, slot);
     track->done_count--;
     p->clearing = false;
-    if (dray__bit_get(p->dead, slot)) { /* another task lost it meanwhile: it stays settled */
+    if (dray__bit_get(p->dead, slot)) { /* another task has lost it meanwhile: it stays settled */
         dray__put_settled(table, p, task, slot);
         return;
     }
@@ -151,7 +153,7 @@ int dray__table_resume(dray__table *table, const dray__cursor *cursor, dray_erro
     int rc = check_cursor(table, epoch, seq, error);
     if (!rc && !table->settings.provisional)
         rc = dray__fail(error, DRAY_EINVALID, "queue %s has no provisional task", table->name);
-    if (!rc && (epoch == UINT32_MAX || seq >= INT64_MAX)) /* none counts as far */
+    if (!rc && (epoch == UINT32_MAX || seq >= INT64_MAX)) /* no queue counts so far */
         rc = dray__fail(error, DRAY_EINVALID, "queue %s: commit %llu of epoch %u: impossible",
                         table->name, (unsigned long long)seq, epoch);
     if (!rc)
@@ -167,16 +169,16 @@ int dray__table_resume(dray__table *table, const dray__cursor *cursor, dray_erro
         if (version < claim->newest)
             claim->newest = version;
     }
-    bool again = table->ledger && table->ledger->replaying; /* the losses follow, one by one */
+    bool again = table->ledger && table->ledger->replaying; /* each loss has its own record */
     for (uint32_t i = 0; i < table->partition_count && !again; i++)
         lose_newer(table, table->partitions[i], version);
-    table->ended = false; /* the task that ended it had done so after the cursor, or ends it
-                           * again */
+    table->ended = false; /* it was ended after the cursor, or is ended again by the same
+                           * task */
     table->resumed_seq = seq;
-    if (seq > table->commit_seq) /* a table that was made anew */
+    if (seq > table->commit_seq) /* a new table */
         table->commit_seq = seq;
     table->epoch = (epoch > table->epoch ? epoch : table->epoch) + 1;
-    table->admission.version = version; /* accepted stays as it is, less the lost rows */
+    table->admission.version = version; /* accepted changes only by the lost rows */
     table->dirty = ~UINT64_C(0);
     table->freed = true;
     dray__clear_covered(table);

@@ -10,9 +10,9 @@
 
 #include <stdio.h>
 
-#define LIMIT_MIN (UINT64_C(1) << 20) /* of smaller capacities only the values are counted */
+#define LIMIT_MIN (UINT64_C(1) << 20) /* for smaller capacities only values count */
 #define UNASKED (UINT64_C(64) << 10)  /* the least that a commit gets at once */
-#define PATIENCE 64u                  /* requests for memory, until a spare chunk is too old */
+#define PATIENCE 64u                  /* requests for memory after which a spare chunk is dropped */
 
 static uint64_t limit(const dray__table *table)
 {
@@ -20,7 +20,7 @@ static uint64_t limit(const dray__table *table)
     return bytes > LIMIT_MIN ? bytes : LIMIT_MIN;
 }
 
-/* Of chunks that are needed, or will be. */
+/* Returns the bytes of chunks that are in use or promised. */
 static uint64_t held(const dray__table *table)
 {
     return table->chunk_bytes - table->spare_bytes + table->promised;
@@ -56,7 +56,7 @@ dray__chunk *dray__chunk_take_spare(dray__table *table, dray__client *client)
     return client->recycled ? take_spare(table, client, &client->recycled) : NULL;
 }
 
-/* Drops spare chunks, the client's own first, until `bytes` more are no more than the limit. */
+/* Drops spare chunks, the client's own first, until `bytes` more fit the limit. */
 static void make_room(dray__table *table, dray__client *client, uint64_t bytes)
 {
     dray__client *next = table->clients;
@@ -73,8 +73,9 @@ static void make_room(dray__table *table, dray__client *client, uint64_t bytes)
     }
 }
 
-/* The smallest of the client's spare chunks that is large enough, unless it takes memory that was
- * promised to others, or is much too large while there is memory for a better one. */
+/* Returns the smallest of the client's spare chunks that is large enough. Returns NULL when it
+ * would take memory promised to others, or is much too large while there is memory for a better
+ * one. */
 static dray__chunk **find_spare(const dray__table *table, dray__client *client,
                                 const dray__chunk_wish *wish, uint64_t promised)
 {
@@ -98,7 +99,7 @@ void dray__promise_end(dray__table *table, dray__client *client)
     client->promised = 0;
 }
 
-/* At most `bytes` of the memory that was promised to the client. */
+/* Returns the memory promised to the client, at most `bytes`. */
 static uint64_t promised_of(const dray__client *client, uint64_t bytes)
 {
     return bytes < client->promised ? bytes : client->promised;
@@ -196,7 +197,7 @@ static uint64_t pinned_bytes(dray__table *table, const dray__client *client,
     return bytes;
 }
 
-/* Chunks that a producer has, and in which nothing is committed. */
+/* Returns the bytes of a producer's chunks in which nothing is committed. */
 static uint64_t idle_bytes(const dray__table *table, const dray__client *client)
 {
     uint64_t bytes = 0;

@@ -56,7 +56,7 @@ void dray__keyed_count(dray__table *table, dray__keyed *p, int64_t bytes)
     table->memory += (uint64_t)bytes;
 }
 
-/* The memory that a row takes here before anything is put into it. */
+/* Returns the memory of a row without values. */
 static uint64_t row_memory(const char *key)
 {
     return key ? strlen(key) + 1 : 0;
@@ -68,7 +68,7 @@ uint64_t dray__keyed_arrays(const dray__keyed *p, uint64_t rows, uint64_t keys, 
            keys * sizeof *p->keys.entries + columns * (sizeof *p->columns + sizeof *p->column_rows);
 }
 
-/* They stay when rows go. */
+/* Counts the memory of the arrays, which do not shrink when rows are dropped. */
 static void count_arrays(dray__table *table, dray__keyed *p)
 {
     uint64_t now = dray__keyed_arrays(p, p->capacity, p->keys.capacity, p->column_capacity);
@@ -102,12 +102,11 @@ static void unlink_key(dray__keyed *p, uint32_t slot)
         p->rows[at].next = row->next;
     } else if (row->next == DRAY__NONE) {
         dray__idmap_remove(&p->keys, row->hash);
-    } else { /* it is there already: nothing is allocated */
+    } else { /* the entry exists already: nothing is allocated */
         dray__idmap_set(&p->keys, row->hash, (void *)(uintptr_t)(row->next + UINT64_C(1)));
     }
 }
 
-/* In the slot, or (NONE) where there is room. key NULL: none. */
 int dray__keyed_add_row(dray__table *table, dray__keyed *p, uint32_t slot, const char *key,
                         uint32_t generation, uint32_t *out, dray_error *error)
 {
@@ -196,7 +195,7 @@ void dray__keyed_free_one(dray__table *table, dray__keyed *p)
     free(p);
 }
 
-/* One without rows is not there any more. */
+/* Removes the partition when it has no rows. */
 void dray__keyed_end(dray__table *table, dray__keyed *p)
 {
     dray__keyed **at = &table->keyed;
@@ -221,7 +220,7 @@ void dray__keyed_link(dray__table *table, dray__keyed *p)
     *at = p;
 }
 
-/* The column's number in the partition; NONE when the partition lacks the table's column. */
+/* Returns the partition's index of the table's column, or NONE. */
 static uint32_t find_column(const dray__keyed *p, uint32_t column)
 {
     uint32_t c = 0;
@@ -301,7 +300,7 @@ static int pick_columns(const dray__table *table, const dray__getting *m, dray__
         return dray__nomem(error);
     for (uint32_t c = 0; c < count; c++) {
         uint32_t number = 0, column = c;
-        if (m->all_columns && !p->column_rows[c]) /* its rows are gone */
+        if (m->all_columns && !p->column_rows[c]) /* the rows that had it were dropped */
             continue;
         if (!m->all_columns)
             column = dray__map_get(&table->column_names, m->columns[c], &number)
@@ -314,7 +313,7 @@ static int pick_columns(const dray__table *table, const dray__getting *m, dray__
     return DRAY_OK;
 }
 
-/* The rows that were named, in their order. */
+/* Picks the named rows, in their order. */
 static int pick_named(const dray__getting *m, uint32_t task, dray__picked *out, dray_error *error)
 {
     dray__keyed *p = out->partition;
@@ -428,7 +427,7 @@ int dray__keyed_pick(dray__table *table, const dray__getting *m, dray__arena *ar
     return rc;
 }
 
-/* Batches that nobody lets go of are counted with the rows. */
+/* Counts the memory of the claim, so that batches that are never released are limited, too. */
 static int count_claim(dray__table *table, dray__claim *claim, uint32_t pins, dray_error *error)
 {
     uint64_t memory =
@@ -499,7 +498,7 @@ static void write_used(dray__table *table, const dray__keyed *p, uint16_t kind, 
         at[i] = (dray__row_at){.slot = slots[i], .generation = p->rows[slots[i]].generation};
     const dray__used_record body = {.task = task, .rows = {.at = at, .at_count = count}};
     dray__ledger_write(table->ledger, kind, p->generation, &body);
-    dray__ledger_uncount(table->ledger, p->generation); /* the state has it */
+    dray__ledger_uncount(table->ledger, p->generation); /* the STATE record has it */
     free(at);
 }
 

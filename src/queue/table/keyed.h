@@ -2,12 +2,12 @@
  * (dray/queue.h, "rows with keys"). They share the table's chunks, puts, columns' names and limits
  * with the partitions whose rows are claimed, and nothing else.
  *
- * A cell is the place of a row's value of a column: an item of a put. A put counts the cells that
- * lie in each of its columns. The bytes of a column without cells are freed when no claim has them
+ * A cell is the place of a row's value of a column: an item of a put. A put counts the cells in
+ * each of its columns. The bytes of a column without cells are freed when no claim has them
  * pinned. So a put replaces a row's values by moving cells, and a reader keeps the earlier values.
  *
  * A journal keeps every put, with its bytes, under a number of its own (its owner), and the drops,
- * consumes and resets under the partition's generation. When the journal is written anew, puts
+ * consumes and resets under the partition's generation. When the journal is rewritten, puts
  * without cells are left out. So are the other records, because the rows themselves are then in
  * the record of the state (dray__image), which follows the puts. */
 #pragma once
@@ -70,7 +70,7 @@ uint64_t dray__keyed_change(const dray__table *table, const char *name);
 /* Puts rows. out: an address for each row. */
 int dray__keyed_put(dray__table *table, dray__client *client, const dray__putting *m,
                     dray__row_at *out, dray_error *error);
-/* Finds the rows and columns of a get. *out lies in the arena, and pins nothing. Fails with
+/* Finds the rows and columns of a get. *out is allocated in the arena, and pins nothing. Fails with
  * DRAY_EAGAIN when some are missing; the message names them. */
 int dray__keyed_pick(dray__table *table, const dray__getting *m, dray__arena *arena,
                      dray__picked *out, dray_error *error);
@@ -92,7 +92,7 @@ void dray__keyed_free(dray__table *table); /* frees all keyed partitions */
 /* ---- a partition that is read from a journal ------------------------------------------------- */
 
 /* Repeats a put, with rows at `record->at`. Older rows in these slots or with these keys are
- * dropped, because the journal may have been written anew without the record that dropped them. */
+ * dropped, because the journal may have been rewritten without the record that dropped them. */
 int dray__keyed_again(dray__table *table, dray__client *reader, const dray__keyed_record *record,
                       uint32_t number, dray_error *error);
 /* Lists the free slots after the last record, because the records chose the slots of their rows. */

@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Finds or adds the row of the record at its slot. Older rows at the slot or with its key are
- * dropped. `mark` is set on the rows of this record; `most` is the largest generation. */
 int dray__keyed_place(dray__table *table, dray__keyed *p, const dray__row_at *at, const char *key,
                       uint64_t mark, uint32_t most, dray_error *error)
 {

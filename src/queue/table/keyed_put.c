@@ -1,4 +1,4 @@
-/* Putting into keyed partitions, as somebody asks, and again as a journal has it. */
+/* Puts rows into keyed partitions, for requests and for records of a journal. */
 #include "queue/table/keyed_inside.h"
 
 #include "base/error.h"
@@ -7,14 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NUMBERS_LEFT (1u << 20) /* for partitions and refills: all count together, in 32 bits */
+#define NUMBERS_LEFT (1u << 20) /* left for partitions and refills, which share 32 bits */
 
 /* ---- putting --------------------------------------------------------------------------------- */
 
-/* A put under way: all that can fail comes before `apply`. */
+/* A put under way. All steps that can fail come before `apply`. */
 typedef struct putting {
     dray__keyed *partition;
-    bool fresh; /* it is not the table's yet */
+    bool fresh; /* it is not in the table yet */
     uint32_t number, rows, made;
     uint32_t *slots, *columns; /* [rows]; [columns] of the partition */
     bool *new;                 /* [rows] */
@@ -32,7 +32,7 @@ static void putting_free(putting *x)
     free(x->notes);
 }
 
-/* Nothing of it is there. */
+/* Undoes a put that is not applied. */
 static void undo(dray__table *table, putting *x)
 {
     dray__put_discard(table, x->put);
@@ -85,7 +85,8 @@ static uint64_t capacity_for(uint64_t count, uint64_t least)
     return least;
 }
 
-/* The memory that the put may take at most besides its bytes, when `made` of its rows are new. */
+/* Returns the most memory that the put may take besides its bytes, when `made` of its rows are new.
+ */
 static uint64_t memory_for(const dray__keyed *p, const dray__putting *m, uint32_t made)
 {
     uint64_t rows = capacity_for((uint64_t)p->row_count + made, p->capacity ? p->capacity : 64);
@@ -96,13 +97,14 @@ static uint64_t memory_for(const dray__keyed *p, const dray__putting *m, uint32_
            (uint64_t)made * DRAY__WORD_MAX + cells * sizeof(dray__keyed_cell) + notes_memory(m);
 }
 
-/* `made` rows are new. Puts do not wait for rows: clearing rows wakes no put. */
+/* Checks that there is room; `made` rows are new. A put without room fails instead of waiting,
+ * because clearing rows wakes no put. */
 static int check_room(const dray__table *table, const dray__putting *m, const putting *x,
                       uint32_t made, uint64_t bytes, dray_error *error)
 {
     uint64_t rows = table->settings.capacity_rows, most = table->settings.capacity_bytes;
     uint64_t used = table->charged + table->hidden + table->kept;
-    if (table->ledger && table->ledger->replaying) /* it had room then */
+    if (table->ledger && table->ledger->replaying) /* there was room when it was put */
         return DRAY_OK;
     if (made && (made > rows || table->rows > rows - made))
         return dray__fail(error, DRAY_EFULL, "put into %s: %llu rows + %u > %llu (clear some)",
@@ -120,7 +122,7 @@ static int check_room(const dray__table *table, const dray__putting *m, const pu
     return rc ? dray__fail_prefix(error, DRAY_EFULL, "put into %s: ", m->partition) : DRAY_OK;
 }
 
-/* The rows that are there. Others have slot NONE. */
+/* Finds the rows that exist. The others get slot NONE. */
 static int find_rows(dray__table *table, const dray__putting *m, putting *x, dray_error *error)
 {
     dray__keyed *p = x->partition;
@@ -179,7 +181,7 @@ static int make_notes(const dray__putting *m, putting *x, dray_error *error)
     return DRAY_OK;
 }
 
-/* Every row has room for the put's columns. */
+/* Allocates the cells of the put's columns in every row. */
 static int make_cells(dray__table *table, const dray__putting *m, putting *x, dray_error *error)
 {
     dray__keyed *p = x->partition;
@@ -245,7 +247,7 @@ static int begin(const dray__table *table, const dray__putting *m, putting *x, d
                                                                         : dray__nomem(error);
 }
 
-/* The rest of the put cannot fail. */
+/* Applies the put. Cannot fail. */
 static void apply(dray__table *table, const dray__putting *m, putting *x, dray__row_at *out)
 {
     dray__keyed *p = x->partition;
@@ -290,7 +292,7 @@ int dray__keyed_put(dray__table *table, dray__client *client, const dray__puttin
     if (!rc)
         rc = dray__named_check("put into", m->partition, &m->named, m->rows, error);
     if (!rc && dray__ledger_told(table->ledger, client->identity, m->ticket)) {
-        tell_again(table, m, out); /* a controller that is gone has done it */
+        tell_again(table, m, out); /* an earlier controller has done it */
         return DRAY_OK;
     }
     if (!rc)
@@ -334,7 +336,8 @@ int dray__keyed_put(dray__table *table, dray__client *client, const dray__puttin
     return DRAY_OK;
 }
 
-/* ---- again ----------------------------------------------------------------------------------- */
+/* ---- records of a
+ * journal-------------------------------------------------------------------------------- */
 
 static int check_again(const dray__table *table, const dray__keyed_record *record,
                        dray_error *error)
@@ -390,7 +393,7 @@ int dray__keyed_again(dray__table *table, dray__client *reader, const dray__keye
         rc = make_cells(table, m, &x, error);
     dray__row_at *out = rc ? NULL : calloc(m->rows, sizeof *out);
     if (rc || !out) {
-        undo(table, &x); /* the table is given up */
+        undo(table, &x); /* the caller discards the table */
         return rc ? rc : dray__nomem(error);
     }
     dray__keyed *p = x.partition;

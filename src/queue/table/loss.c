@@ -35,11 +35,12 @@ static void kill_row(dray__table *table, dray__partition *p, uint32_t task, uint
         p->tracks[t].taken_dead += dray__bit_get(p->tracks[t].taken, slot);
         dray__put_settled(table, p, t, slot);
     }
-    table->dirty = ~UINT64_C(0); /* fewer open rows: a short claim may be due */
+    table->dirty = ~UINT64_C(0); /* fewer rows are open, so claims of the last rows may be served */
     dray__refresh_all_tasks(table, p, slot / 64, true);
 }
 
-/* The row leaves the claims that hold it: their commits for it would be of the old sample. */
+/* Takes the row out of the claims that hold it, because their commits would be of the old sample.
+ */
 static void take_from_claims(dray__table *table, dray__partition *p, uint32_t slot)
 {
     uint64_t holders = 0;
@@ -85,7 +86,7 @@ static void forget_columns(const dray__table *table, dray__partition *p, uint32_
     }
 }
 
-/* Nothing is known of the row any more. */
+/* Clears the state of the row. */
 static void vacate_row(dray__table *table, dray__partition *p, uint32_t slot)
 {
     take_from_claims(table, p, slot);
@@ -113,8 +114,8 @@ static void vacate_row(dray__table *table, dray__partition *p, uint32_t slot)
     dray__refresh_all_tasks(table, p, slot / 64, true);
 }
 
-/* Returns true when the row shares the fate of a row of its group that `task` lost. Rows that the
- * task has committed are counted already, and stay. */
+/* Returns true when the row is lost together with a row of its group that `task` lost. Rows that
+ * the task has committed are counted already, and stay. */
 static bool shares_fate(const dray__partition *p, uint32_t task, uint32_t slot)
 {
     return !dray__bit_get(p->tracks[task].done, slot) && !dray__bit_get(p->dead, slot) &&
@@ -157,7 +158,7 @@ static void ask(dray__table *table, dray__partition *p, dray__demand *demand)
         vacate_row(table, p, demand->slots[i]);
 }
 
-/* A row that rollout had accepted is gone. */
+/* Corrects the admission's count when an accepted row is lost. */
 static void note_drop(dray__table *table, const dray__partition *p, uint32_t slot)
 {
     uint32_t task = table->admission.task;
@@ -181,9 +182,9 @@ void dray__lose(dray__table *table, dray__partition *p, uint32_t task, uint32_t 
     const dray__ledger *ledger = table->ledger;
     bool died = ledger && ledger->replaying && !ledger->number; /* there was no memory then */
     if (table->settings.on_loss == DRAY_ON_LOSS_REFILL && trained(table, p, slot))
-        range = (dray__group_range){slot, 1}; /* the step has it: another would be one too many */
+        range = (dray__group_range){slot, 1}; /* the step has trained it and needs no other */
     else if (table->settings.on_loss == DRAY_ON_LOSS_REFILL && !died)
-        demand = demand_new(&death, range.count); /* without memory for it the rows die */
+        demand = demand_new(&death, range.count); /* without memory the rows die */
     death.refilled = demand != NULL;
     record_death(table, p, &death);
     for (uint32_t s = range.first; s < range.first + range.count; s++) {
@@ -275,7 +276,7 @@ int dray__table_decline(dray__table *table, uint64_t id, dray_error *error)
     if (!id || id > table->generations)
         return dray__fail(error, DRAY_ENOENT, "refill %llu: there never was one",
                           (unsigned long long)id);
-    if (!*at) /* reported again, or its partition is gone */
+    if (!*at) /* declined twice, or its partition is cleared */
         return DRAY_OK;
     dray__partition *p = (*at)->partition;
     dray__ledger_write(table->ledger, DRAY__RECORD_DECLINE, p->generation, &id);
@@ -308,8 +309,8 @@ static int check_refill(const dray__table *table, const dray__demand *demand,
     return DRAY_OK;
 }
 
-/* Capacity is not checked: the rows are counted, and a request that lets a partition finish is not
- * blocked. */
+/* Does not check the capacity: the rows are counted already, and a refill, which lets a partition
+ * finish, must not be blocked. */
 int dray__table_refill(dray__table *table, dray__client *client, const dray__new_rows *rows,
                        uint32_t *first_slot, uint32_t *generation, dray_error *error)
 {
@@ -450,7 +451,7 @@ void dray__claim_mark_lost(const dray__table *table, const dray__client *client,
     const dray__claim *claim = dray__table_find_claim(table, client, ticket);
     bool active = claim && claim->state == DRAY__CLAIM_ACTIVE;
     if (!claim || !(active || claim->read) || count > claim->count)
-        return; /* nobody names rows twice */
+        return; /* rows are never named twice */
     set_named(table, chunks, chunk_count, true);
     for (uint32_t i = 0; active && i < count; i++)
         if (items[i] < claim->count && claim->slots[items[i]] != DRAY__NONE)

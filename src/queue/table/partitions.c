@@ -124,7 +124,7 @@ static void grow_bits(growth *g, void *array)
             dray__grow(array, dray__bit_words(g->old), dray__bit_words(g->capacity), 8, g->error);
 }
 
-/* Those that are new are none: all bits are set. */
+/* Grows an array of places. All bits of new ones are set, so that they are DRAY__NONE. */
 static void grow_places(growth *g, void *array, size_t size)
 {
     uint8_t *places;
@@ -134,7 +134,7 @@ static void grow_places(growth *g, void *array, size_t size)
         memset(places + g->old * size, 0xFF, (g->capacity - g->old) * size);
 }
 
-/* Room for `rows` rows. */
+/* Grows the partition to `rows` rows. */
 static int grow_rows(const dray__table *table, dray__partition *p, uint32_t rows, dray_error *error)
 {
     if (rows <= p->row_capacity)
@@ -309,7 +309,7 @@ static int link_partition(dray__table *table, dray__partition *p, dray_error *er
     return DRAY_OK;
 }
 
-/* Rows [from, to) of those that are inserted from slot `first` on. */
+/* Sets the groups of inserted rows [from, to). The first inserted row is at slot `first`. */
 static void set_groups(dray__partition *p, uint32_t first, uint32_t from, uint32_t to)
 {
     for (uint32_t i = from; i < to; i++) {
@@ -344,7 +344,7 @@ void dray__insert_abort(dray__table *table, dray__insertion *in)
         dray__partition_free(table, in->partition);
 }
 
-/* All that is needed, so that nothing fails afterwards but linking a new partition. */
+/* Allocates everything, so that later only linking a new partition can fail. */
 static int prepare(dray__table *table, const dray__new_rows *rows, uint32_t items,
                    dray__insertion *in, dray_error *error)
 {
@@ -441,7 +441,7 @@ int dray__insert_end(dray__table *table, dray__client *client, const dray__new_r
     table->inserted += in->rows;
     if (in->put)
         dray__put_finish(table, p, in->put, in->rows);
-    for (uint32_t t = 0; t < table->task_count; t++) /* nobody could see them before */
+    for (uint32_t t = 0; t < table->task_count; t++) /* the rows become visible now */
         table->dirty |= (uint64_t)(p->tracks[t].ready_count != 0) << t;
     *first_slot = in->first;
     *generation = p->generation;
@@ -455,7 +455,7 @@ int dray__table_insert(dray__table *table, dray__client *client, const dray__new
 {
     const dray__told *told = dray__ledger_told(table->ledger, client->identity, rows->ticket);
     dray__insertion in;
-    if (told) { /* a controller that is gone has done it */
+    if (told) { /* an earlier controller has done it */
         *first_slot = told->first_slot;
         *generation = told->generation;
         return DRAY_OK;
@@ -483,7 +483,7 @@ int dray__table_seal(dray__table *table, const char *partition, uint32_t rows, d
         dray__ledger_write(table->ledger, DRAY__RECORD_SEAL, p->generation, &p->rows);
     p->sealed = true;
     table->dirty = ~UINT64_C(0);
-    table->finished = table->freed = true; /* inserts into it must not wait on */
+    table->finished = table->freed = true; /* waiting inserts into it must be tried */
     return DRAY_OK;
 }
 
@@ -523,7 +523,7 @@ int dray__table_clear(dray__table *table, const char *partition, dray_error *err
     p->clearing = p->uncovered != 0;
     if (!before || !p->clearing)
         dray__ledger_clear(table->ledger, p);
-    if (p->clearing) /* dray__table_cover comes back to it */
+    if (p->clearing) /* dray__table_cover clears it later */
         return DRAY_OK;
     dray__former_partition *former = add_former(table, p->name);
     p->name = NULL;
@@ -606,7 +606,6 @@ int dray__table_wait(const dray__table *table, const char *partition, uint32_t t
     return DRAY_OK;
 }
 
-/* Named claims on a partition that was cleared: an end if the task had finished it. */
 int dray__table_cleared(const dray__table *table, const char *partition, uint32_t task,
                         dray_error *error)
 {

@@ -15,7 +15,7 @@ static void fifo(const dray__table *table, const dray__partition *p, const dray_
     out->weight = out->count;
 }
 
-/* Ascending slots without a gap: stops at the first open row that is not ready. */
+/* Picks ascending slots without a gap: stops at the first open row that is not ready. */
 static void ordered(const dray__table *table, const dray__partition *p, const dray__want *want,
                     uint32_t limit, dray__pick *out)
 {
@@ -43,8 +43,9 @@ static bool leaves_group(const dray__partition *p, const dray__want *want, dray_
     return false;
 }
 
-/* Whole groups, first complete first; members in slot order. Members that are settled already
- * (committed in an earlier claim, or dead) are left out but count, so that sizes stay even. */
+/* Picks whole groups, in the order in which they became complete; members in slot order. Members
+ * that are settled already (committed in an earlier claim, or dead) are left out but count, so that
+ * sizes stay even. */
 static void group(const dray__table *table, const dray__partition *p, const dray__want *want,
                   uint32_t limit, dray__pick *out)
 {
@@ -76,7 +77,7 @@ typedef struct ranked {
     rank_fn rank;
 } ranked;
 
-/* Whether row a comes after row b. */
+/* Returns true when row a comes after row b. */
 static bool after(const ranked *r, uint32_t a, uint32_t b)
 {
     double ra = r->rank(r->table, r->p, a), rb = r->rank(r->table, r->p, b);

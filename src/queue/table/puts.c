@@ -1,5 +1,5 @@
-/* Puts: the columns of one insert or commit, the places of their bytes (chunks.c), and which of
- * them are still needed. */
+/* Puts: the columns of one insert or commit, and which of them are still needed. Their bytes are in
+ * chunks (chunks.c). */
 #include "queue/table/table_inside.h"
 
 #include "base/error.h"
@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define PUT_COLUMNS_MAX 512u
-#define TAGS_MAX (1u << 26) /* of a put; a tag of all rows is kept for each */
+#define TAGS_MAX (1u << 26) /* of a put; a tag of all rows counts once for each row */
 
 /* ---- puts ------------------------------------------------------------------------------------ */
 
@@ -91,8 +91,9 @@ int dray__put_check(const dray__table *table, const dray__client *client, int wr
     return check_tags(content, writer, items, error);
 }
 
-/* A counting sort, so that of equal (item, key) the later one stays later, and wins. Tags of every
- * item come first, unless all are: then they are kept once. */
+/* Sorts tags by item, with a stable counting sort, so that of equal (item, key) the later one wins.
+ * Tags of every item are copied to each item, before its own, unless all tags are of every item;
+ * then they are kept once. */
 static void sort_tags(dray__put *put, const dray__content *content, const uint32_t *keys,
                       bool every)
 {
@@ -177,7 +178,7 @@ static int prepare_places(dray__partition *p, int writer, dray_error *error)
     int rc = DRAY_OK;
     if (!*places) {
         rc = dray__grow(places, 0, p->row_capacity, sizeof **places, error);
-        uint32_t written = writer < 0 ? p->coming : 0; /* by the insert that makes the partition */
+        uint32_t written = writer < 0 ? p->coming : 0; /* by the partition's first insert */
         if (!rc)
             memset(*places + written, 0xFF, (p->row_capacity - written) * sizeof **places);
     }

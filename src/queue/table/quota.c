@@ -1,4 +1,4 @@
-/* The memory that the queues of one token hold together, against the coordinator's limits. */
+/* Checks the memory that the queues of one token hold together against the coordinator's limits. */
 #include "base/error.h"
 #include "queue/table/table.h"
 
@@ -39,7 +39,7 @@ void dray__quota_freed(dray__table *table)
         t->freed = true;
 }
 
-/* The memory that the arrays of partitions.c take at most for so many rows, with all columns
+/* Returns the most memory that the arrays of partitions.c take for so many rows, with all columns
  * committed. */
 uint64_t dray__rows_memory(const dray__table *table, uint32_t rows, uint32_t group)
 {
@@ -57,7 +57,9 @@ uint64_t dray__rows_memory(const dray__table *table, uint32_t rows, uint32_t gro
            groups * (sizeof(dray__group_range) + tasks * (sizeof(dray__link) + 1));
 }
 
-/* When some tags are of single rows, tags of all rows are kept for each row, too. */
+/* Returns the memory of tags. When some are of single rows, tags of all rows are copied to each
+ * row.
+ */
 uint64_t dray__tags_memory(const dray__content *content, uint32_t items)
 {
     uint64_t common = 0, count = content->tag_count;
@@ -105,8 +107,8 @@ int dray__quota_bytes(const dray__table *table, uint64_t bytes, dray_error *erro
     return DRAY_EFULL;
 }
 
-/* The bytes that kept batches hold were in the queue when the last of these batches was got. Chunks
- * that are not full take more memory than the bytes in them. */
+/* The bytes of kept batches are bounded, because all of them were in the queue when the last of
+ * these batches was got. Chunks that are not full take more memory than the bytes in them. */
 bool dray__table_roomy(const dray__table *table)
 {
     uint64_t used = table->charged + table->hidden + table->kept;

@@ -1,5 +1,5 @@
-/* Which rows are ready: words recomputed where something changed, ready rows and whole groups
- * listed in the order in which they became so. */
+/* Keeps track of the rows that are ready. Words of bits are recomputed where something changed;
+ * ready rows and whole groups are listed in the order in which they became so. */
 #include "queue/table/table_inside.h"
 
 bool dray__finished(const dray__partition *p, uint32_t task)
@@ -13,14 +13,14 @@ uint32_t dray__open_rows(const dray__partition *p, uint32_t task)
     return p->rows - track->settled_count - (track->taken_count - track->taken_dead);
 }
 
-/* Rows that the task has begun come before others, oldest version first. Returns 0 when the row is
- * not begun. */
+/* Returns the rank of a row that the task has begun, or 0. Begun rows come before others, oldest
+ * version first. */
 static uint64_t begun(const dray__partition *p, uint32_t task, uint32_t slot)
 {
     return !dray__is_partial(p, task, slot) ? 0 : p->oldest ? p->oldest[slot] + 1 : 1;
 }
 
-/* The row that the slot comes before; NONE when it is the last. */
+/* Returns the row before which the slot is inserted; NONE when it is the last. */
 static uint32_t place_in_list(const dray__partition *p, uint32_t task, uint32_t slot)
 {
     const dray__track *track = &p->tracks[task];
@@ -53,7 +53,7 @@ static void list_remove(dray__track *track, uint32_t slot)
     track->ready_count--;
 }
 
-/* The oldest of the members that the task has begun; 0 when none is. */
+/* Returns the rank of the oldest member that the task has begun; 0 when none is. */
 static uint64_t group_begun(const dray__partition *p, uint32_t task, uint32_t g)
 {
     uint64_t oldest = 0;

@@ -1,5 +1,5 @@
 /* Rounds: one claim of many rows, divided among the ranks of a consumer group. Rows of a share that
- * no rank has asked for yet are taken, by no claim. */
+ * no rank has claimed yet are marked as taken, but belong to no claim. */
 #include "queue/table/balance.h"
 #include "queue/table/table_inside.h"
 
@@ -83,7 +83,7 @@ static void unlink_round(dray__table *table, const dray__round *round)
     *at = round->next;
 }
 
-/* Shares that no leader has got are free again. */
+/* Ends a round, and frees the rows of shares that no leader has claimed. */
 static void dissolve(dray__table *table, dray__round *round)
 {
     unlink_round(table, round);
@@ -112,7 +112,7 @@ void dray__consumers_void(dray__table *table, dray__consumer_group *consumers)
             dray__claim_void(table, claim);
     consumers->voided = true;
     table->dirty |=
-        UINT64_C(1) << consumers->task; /* requests for the next round must be tried again */
+        UINT64_C(1) << consumers->task; /* waiting claims of the next round are tried again */
 }
 
 void dray__rounds_clear(dray__table *table, const dray__partition *p)
@@ -142,7 +142,8 @@ static bool has(const dray__share *share, uint32_t slot)
     return false;
 }
 
-/* Whether a share has the row that no leader has asked for. Others are marked. */
+/* Returns true when a share that its leader has not claimed has the row. Marks claimed shares that
+ * have it as lost. */
 static bool holds(const dray__round *round, uint32_t slot)
 {
     bool waits = false;
@@ -166,7 +167,7 @@ void dray__rounds_lose(dray__table *table, const dray__partition *p, uint32_t ta
             dray__consumers_void(table, round->consumers);
         else
             dissolve(table, round); /* its rows are balanced again, without this one */
-        round = table->rounds;      /* the list is another */
+        round = table->rounds;      /* the list has changed */
     }
 }
 
@@ -175,8 +176,8 @@ void dray__rounds_lose(dray__table *table, const dray__partition *p, uint32_t ta
 static int check_consumers(dray__table *table, dray__consumer_group *consumers,
                            const dray__want *want, bool lockstep, dray_error *error)
 {
-    if (want->group_epoch > consumers->epoch) { /* the group was formed anew, so the rows of the
-                                                 * earlier one are free */
+    if (want->group_epoch > consumers->epoch) { /* the group was formed again, so the rows of the
+                                                 * earlier one are freed */
         dray__consumers_void(table, consumers);
         consumers->epoch = want->group_epoch;
         consumers->next_round = 0;
@@ -253,7 +254,7 @@ typedef struct division { /* of the rows that were picked */
     uint32_t micros[DRAY__RANKS_MAX];
 } division;
 
-/* Sums of as many as can be divided fit into 64 bits. */
+/* Sums of DRAY__BALANCE_MAX such costs fit into 64 bits. */
 #define COST_MAX 549755813888.0 /* 2^39 */
 
 static int read_costs(const dray__table *table, const dray__partition *p, division *d,
@@ -277,7 +278,7 @@ static int read_costs(const dray__table *table, const dray__partition *p, divisi
     return DRAY_OK;
 }
 
-/* Whether micro-batches divided for evenness keep within their limits. */
+/* Returns true when micro-batches that were balanced are within their limits. */
 static bool within(const division *d, uint32_t count, const uint32_t *micro, uint32_t micros)
 {
     for (uint32_t m = 0; m < micros; m++) {
@@ -306,15 +307,15 @@ static uint32_t rows_of(division *d, uint32_t rank)
     return count;
 }
 
-/* Into `least` micro-batches or, where they do not suffice, as few as suffice. So many that making
- * them even takes long are left as they were packed. */
+/* Divides the rank's rows into `least` micro-batches, or into as few as the limits allow if these
+ * are more. Balances them, unless they are so many that this takes long. */
 static int divide_rank(division *d, uint32_t rank, uint32_t least, dray_error *error)
 {
     uint32_t count = rows_of(d, rank), packed = 0;
     int rc = dray__pack(d->mine_costs, count, d->want->token_cap, d->want->micro_rows,
                         d->mine_micro, &packed, error);
     uint32_t micros = packed > least ? packed : least;
-    micros = micros > count ? count : micros; /* the rest is padding */
+    micros = micros > count ? count : micros; /* further ones have only padding */
     if ((uint64_t)count * micros > DRAY__BALANCE_MAX) {
         micros = packed;
     } else if (!rc && micros > 1) {
@@ -366,14 +367,14 @@ static int make_share(division *d, uint32_t rank, uint32_t micros, uint32_t padd
         return dray__nomem(error);
     for (uint32_t i = 0; i < share->own; i++)
         ends[d->micro[d->mine[i]]]++;
-    for (uint32_t m = 0; m < micros; m++) { /* how many there are becomes where the first goes */
+    for (uint32_t m = 0; m < micros; m++) { /* converts counts of rows to start positions */
         uint32_t rows = ends[m], from = share->count;
         share->count += rows ? rows : 1;
         ends[m] = rows ? from : share->count;
         if (!rows)
             share->slots[from] = padding;
     }
-    for (uint32_t i = 0; i < share->own; i++) /* and that, where the last one ends */
+    for (uint32_t i = 0; i < share->own; i++) /* converts start positions to ends */
         share->slots[ends[d->micro[d->mine[i]]]++] = d->slots[d->mine[i]];
     share->micro_count = micros;
     return DRAY_OK;
@@ -414,8 +415,8 @@ static void division_free(division *d)
     free(d->mine_micro);
 }
 
-/* The row that is padding may be committed by its own rank, and its columns freed, before the rank
- * that has it as padding asks. */
+/* Pins the puts of the row that serves as padding, because its own rank may commit it, which frees
+ * its columns, before another rank reads it. */
 static int pin_padding(const dray__table *table, const division *d, dray__round *round,
                        dray_error *error)
 {

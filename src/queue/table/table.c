@@ -44,7 +44,7 @@ int dray__grow_full(void *items, uint32_t used, uint32_t *capacity, size_t size,
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
-/* Gives `name` the number `index`; *copy is its owner's. */
+/* Gives `name` the number `index`. *copy is the copied name, which the caller owns. */
 static int intern(dray__map *map, const char *name, uint32_t index, char **copy, dray_error *error)
 {
     *copy = strdup(name);
@@ -153,7 +153,7 @@ static int add_task(dray__table *table, const dray__task_names *names, dray_erro
         return dray__fail_prefix(error, rc, "task %s: ", names->name);
     task->needs_count = names->needs_count;
     task->writes_count = names->writes_count;
-    if (!table->columns) /* no task has named one yet */
+    if (!table->columns) /* no task has columns yet */
         return DRAY_OK;
     for (uint32_t i = 0; i < task->needs_count; i++)
         table->columns[task->needs[i]].readers |= UINT64_C(1) << t;
@@ -253,7 +253,7 @@ static bool same_names(const dray__table *table, const uint32_t *columns, uint32
 typedef struct setting {
     const char *name;
     uint64_t own, found;
-    const char *words[8]; /* of those that have names, by number */
+    const char *words[8]; /* the names of the values, if they have names */
 } setting;
 
 static const char *say(const setting *s, uint64_t value, char out[24])
@@ -281,7 +281,7 @@ int dray__table_same(const dray__table *table, const dray__task_names *tasks, ui
                           table->name, table->task_count, task_count);
     for (uint32_t i = 0; i < task_count; i++) {
         uint32_t t = 0;
-        dray__table_task(table, tasks[i].name, &t, NULL); /* it is there: looked for above */
+        dray__table_task(table, tasks[i].name, &t, NULL); /* it exists: checked above */
         const dray__qtask *task = &table->tasks[t];
         if (!same_names(table, task->needs, task->needs_count, tasks[i].needs,
                         tasks[i].needs_count))

@@ -1,8 +1,9 @@
 /* src/queue/table/: the state of a queue. A table is partitions of rows by columns, tasks, claims,
- * puts and the chunks that they lie in (table.h). partitions.c inserts rows and clears partitions,
- * puts.c keeps what inserts and commits brought, chunks.c where its bytes are, ready.c says which
- * rows are ready, policy.c picks among them, claims.c and commits.c are a consumer's two steps,
- * rounds.c divides a claim among DP ranks, and loss.c replaces samples that are lost. */
+ * puts and the chunks that hold their bytes (table.h). partitions.c inserts rows and clears
+ * partitions, puts.c keeps the columns of inserts and commits, chunks.c has the places of their
+ * bytes, ready.c finds the rows that are ready, policy.c picks among them, claims.c and commits.c
+ * are a consumer's two steps, rounds.c divides a claim among DP ranks, and loss.c replaces samples
+ * that are lost. */
 
 /* The queue's state machine: partitions of rows, columns' committed bits, tasks' taken and done
  * bits, claims, puts and chunks. It uses no socket, no clock and no thread. The controller
@@ -222,7 +223,7 @@ struct dray__put {
     uint64_t restored;          /* table->restores when its bytes were read from there again */
     bool restoring;             /* its bytes are being read from there, or will be */
     dray__partition *partition; /* NULL when it was cleared, or is keyed */
-    uint32_t *cells;     /* keyed: [column] the number of rows whose value lies here; NULL when not
+    uint32_t *cells;     /* keyed: [column] the number of rows with their value here; NULL when not
                           * keyed */
     uint64_t cell_count; /* the sum of `cells` */
     uint32_t number;     /* keyed: the put's number, the generation of the rows that it made */

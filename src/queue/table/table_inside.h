@@ -13,7 +13,7 @@
 #define DRAY__ANYBODY (-2)
 
 bool dray__finished(const dray__partition *p, uint32_t task);
-/* Rows that are neither taken nor settled. */
+/* Returns how many rows are neither taken nor settled. */
 uint32_t dray__open_rows(const dray__partition *p, uint32_t task);
 /* Recomputes word w of the task's ready bits. settled: rows of the word were settled, too. */
 void dray__refresh(dray__table *table, dray__partition *p, uint32_t task, uint32_t w, bool settled);
@@ -97,7 +97,7 @@ typedef struct dray__bytes_kind {
     /* Checks column `at` against the other columns of its put, each of which has passed `check`. */
     int (*check_beside)(const dray__table *table, const dray__new_column *columns, uint32_t count,
                         uint32_t at, uint32_t items, dray_error *error);
-    /* Returns the chunk or object in which a checked column lies. */
+    /* Returns the chunk or object that has a checked column's bytes. */
     int (*take)(dray__table *table, const dray__extent *extent, dray__chunk **out,
                 dray_error *error);
     /* Undoes `take` for a put that is discarded. */

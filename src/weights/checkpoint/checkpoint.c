@@ -14,8 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Carries out the whole plan of one source into `layout`, run by run of copies between the same two
- * regions. */
+/* Carries out the plan of one source into `layout`. Copies between the same two regions are moved
+ * together. */
 static int move_plan(const dray_plan *plan, const dray_layout *layout, dray_region *const *sources,
                      dray_region *const *destinations, dray_error *error)
 {
@@ -50,7 +50,7 @@ int dray__copy_all(const dray_layout *from, dray_region *const *sources, const c
     return rc;
 }
 
-/* Under another name first, so that a reader sees the old file or the new one. */
+/* Writes the file under another name first, so that a reader sees the old file or the new one. */
 int dray__checkpoint_file(const char *directory, const char *name, const void *data, size_t size,
                           dray_error *error)
 {
@@ -85,7 +85,7 @@ static void remove_partial(const dray_layout *files)
         unlink(dray_layout_region(files, i)->name);
 }
 
-/* Are all regions memory, so that they can be read and written without files on both sides? */
+/* Are all regions memory, and none a file? */
 static bool all_memory(const dray_layout *layout, dray_region *const *regions)
 {
     for (uint32_t i = 0; i < dray_layout_region_count(layout); i++)
@@ -163,7 +163,7 @@ int dray_checkpoint_write(const char *directory, const dray_layout *layout,
     return rc;
 }
 
-/* Through files on both sides: without sums. */
+/* Reads a checkpoint into regions that are files, without comparing sums. */
 static int read_into_files(const char *directory, const dray_layout *layout,
                            dray_region *const *regions, dray_error *error)
 {
@@ -181,7 +181,7 @@ static int read_into_files(const char *directory, const dray_layout *layout,
     return rc;
 }
 
-/* Tensors that were read as a whole must have the sums in the files. */
+/* Checks that tensors that were read as a whole have the sums in the files. */
 static int compare_whole(const dray__sources *sources, const dray__transfer *transfer,
                          dray_error *error)
 {

@@ -1,8 +1,8 @@
-/* The files are written range by range in their order. A slot of the staging buffer takes slices
- * that follow each other in a file; each stretch without a gap lies there as far from a multiple of
- * DRAY__IO_ALIGN as in the file, so that all of it but its ragged ends is written directly. A
- * stretch that is longer than a slot is cut at a multiple, and its rest begins the next slot. Other
- * members' bytes are never written here. */
+/* Writes files range by range, in order. A slot of the staging buffer collects consecutive slices
+ * of a file. A stretch is a range without a gap. Its offset in the slot equals its offset in the
+ * file modulo DRAY__IO_ALIGN, so that all of it but its unaligned ends is written with direct I/O.
+ * A stretch that does not fit a slot is cut at a multiple of DRAY__IO_ALIGN, and its rest begins
+ * the next slot. Other members' bytes are never written here. */
 #include "weights/checkpoint/deposit.h"
 
 #include "base/error.h"
@@ -92,7 +92,7 @@ static void add_io(deposit *d, deposit_slot *s, uint64_t offset, uint64_t at, si
                                  .user = s};
 }
 
-/* A stretch as one range, or its ragged ends and the range between them. */
+/* Adds the writes of a stretch: one range, or its unaligned ends and the range between them. */
 static void add_stretch(deposit *d, deposit_slot *s, const stretch *part)
 {
     uint64_t up = DRAY__IO_ALIGN - 1, end = part->offset + part->bytes;
@@ -134,7 +134,7 @@ static int free_slot(deposit *d, deposit_slot **out, dray_error *error)
 
 /* ---- filling slots --------------------------------------------------------------------------- */
 
-/* Room for `bytes` that belong at `offset` of the slot's file; false: none. */
+/* Takes room for `bytes` at `offset` of the slot's file. Returns false when there is none. */
 static bool room_for(deposit_slot *s, uint64_t offset, size_t bytes, uint64_t *at)
 {
     stretch *last = s->count ? &s->stretches[s->count - 1] : NULL;
@@ -156,7 +156,7 @@ static bool room_for(deposit_slot *s, uint64_t offset, size_t bytes, uint64_t *a
     return true;
 }
 
-/* The next slot. It begins with the ragged end of the one before when that goes on. */
+/* Begins the next slot, with the unaligned end of the last one if its stretch continues. */
 static int next_slot(deposit *d, deposit_slot **current, uint32_t file, uint64_t offset,
                      uint32_t tensor, dray_error *error)
 {
@@ -182,7 +182,7 @@ static int next_slot(deposit *d, deposit_slot **current, uint32_t file, uint64_t
     return DRAY_OK;
 }
 
-/* The largest limit with which every slice of the copy is one run of bytes in the file. */
+/* Returns the largest limit with which every slice of the copy is one run of bytes in the file. */
 static uint64_t run_limit(const dray_copy *copy)
 {
     uint64_t run = dray_dtype_size((dray_dtype)copy->destination_dtype);
@@ -194,8 +194,8 @@ static uint64_t run_limit(const dray_copy *copy)
     return run < DRAY__SLICE_BYTES ? run : DRAY__SLICE_BYTES;
 }
 
-/* The sum that the file is to have: of the source's own bits, so that a copy that goes wrong is
- * found. */
+/* Computes the sum that the file must have from the source's own bits, so that a wrong copy is
+ * detected. */
 static int sum_of(const deposit *d, const dray_copy *copy, uint64_t *sum, dray_error *error)
 {
     const dray_tensor_info *tensor = dray_layout_tensor(d->files, copy->tensor);

@@ -1,4 +1,4 @@
-/* The folders of a run's checkpoints: which are whole, which is the newest, which stay (save.c). */
+/* Finds a run's complete checkpoints and the newest one, and removes old ones (save.c). */
 #include "base/error.h"
 #include "weights/checkpoint/overlay.h"
 #include "weights/checkpoint/save.h"
@@ -27,8 +27,8 @@ static int by_age(const void *a, const void *b)
     return (x->again > y->again) - (x->again < y->again);
 }
 
-/* Lists whole checkpoints, the oldest first. With `clear`, the files of writers that died are
- * removed. */
+/* Lists complete checkpoints, the oldest first. With `clear`, removes the files of writers that
+ * died. */
 static int list_steps(const dray__save *s, bool clear, kept_step **out, size_t *count,
                       dray_error *error)
 {
@@ -56,7 +56,7 @@ static int list_steps(const dray__save *s, bool clear, kept_step **out, size_t *
 
 /* ---- publishing ------------------------------------------------------------------------------ */
 
-/* Gives a whole folder a name of its own. */
+/* Gives the complete folder a name that is not in use. */
 static int name_it(const dray__save *s, const kept_step *steps, size_t count, char *name,
                    size_t capacity, dray_error *error)
 {
@@ -78,7 +78,7 @@ static int base_of(const char *folder, const char *name, char base[64], uint32_t
     return dray__overlay_base_name(path, base, number, error);
 }
 
-/* By age and number alone, the new one being the newest. */
+/* Returns true when a checkpoint is kept by its age and number. The new one is the newest. */
 static bool stays(const dray__save *s, const kept_step *steps, size_t count, size_t i)
 {
     size_t kept = 2; /* the new one, and this */
@@ -90,8 +90,8 @@ static bool stays(const dray__save *s, const kept_step *steps, size_t count, siz
     return steps[i].version != s->options.version && (!s->options.keep || kept <= s->options.keep);
 }
 
-/* Does a step build on another one, itself or through its bases? One that cannot be read now may;
- * one that is no checkpoint does not. */
+/* Does a step depend on another one, directly or through its bases? Returns true when the step
+ * cannot be read now, and false when it is not a checkpoint. */
 static bool builds_on(const dray__save *s, const char *name, const char *other)
 {
     char at[64];
@@ -108,7 +108,7 @@ static bool builds_on(const dray__save *s, const char *name, const char *other)
     return false;
 }
 
-/* Do the new one, or one that stays, need it? */
+/* Does the new checkpoint, or one that is kept, depend on it? */
 static bool needed(const dray__save *s, const kept_step *steps, size_t count, size_t at)
 {
     bool is = strcmp(s->base, steps[at].name) == 0 ||
@@ -127,8 +127,9 @@ static bool has_sums(const dray__save *s, const char *name)
     return dray__overlay_result_sum(path, &sum, NULL) == DRAY_OK && sum;
 }
 
-/* The newest step but the one that is replaced, unless the longest permitted chain of deltas ends
- * with it. An error in an earlier checkpoint never stops a later one, which is whole then. */
+/* Chooses the newest step, other than the one that is replaced, as the base, unless the longest
+ * permitted chain of deltas ends with it. After an error in an earlier checkpoint, the new one is
+ * written whole. */
 static void choose_base(dray__save *s, const kept_step *steps, size_t count)
 {
     char base[64];
@@ -149,7 +150,8 @@ static void choose_base(dray__save *s, const kept_step *steps, size_t count)
     s->number = number + 1;
 }
 
-/* Of its own number one that was named, and that nobody was led to: its writer died before. */
+/* Removes a checkpoint of the same number whose writer died after naming it and before publishing
+ * it as the newest. */
 static int forget_unpublished(const dray__save *s, kept_step *steps, size_t *count,
                               dray_error *error)
 {
@@ -185,7 +187,7 @@ int dray__save_publish(const dray__save *s, dray_error *error)
     if (!rc)
         rc = s->store->lead(s->folder, name, error);
     dray__hook_step("save published");
-    /* The new one is not in the list. Of its own number the older ones go, too. */
+    /* The new one is not in the list. Older ones of its number are removed, too. */
     for (size_t i = 0; i < count && !rc; i++)
         if (!stays(s, steps, count, i) && !needed(s, steps, count, i))
             rc = s->store->retire(s->folder, steps[i].name, error);
@@ -208,7 +210,7 @@ int dray__save_clear(dray__save *s, dray_error *error)
     kept_step *steps;
     size_t count;
     int rc = list_steps(s, true, &steps, &count, error);
-    if (!rc && s->store != &dray__store_files) /* of the stage */
+    if (!rc && s->store != &dray__store_files) /* there is a local stage */
         rc = clear_stage(s, error);
     if (!rc)
         choose_base(s, steps, count);

@@ -1,4 +1,4 @@
-/* Sums that a checkpoint's files carry of their own tensors: in each header's __metadata__, under
+/* The sums of a checkpoint's tensors in its files: in each header's __metadata__, under
  * "dray.sums", a JSON object of tensor -> 16 hexadecimal digits (the checksum of
  * mover/kernels/checksum.h). Other readers of safetensors see one more string. */
 #include "base/error.h"
@@ -183,7 +183,7 @@ void dray__values_free(char **values, const dray_layout *layout)
     free(values);
 }
 
-/* For each tensor its sum as in the files; NULL when out of memory. */
+/* Returns the text of each tensor's sum, as in the files; NULL when out of memory. */
 static char **values_of(const dray_layout *layout, const dray__sums *sums)
 {
     uint32_t count = dray_layout_tensor_count(layout);
@@ -215,7 +215,8 @@ char **dray__values_later(const dray_layout *layout)
     return values;
 }
 
-/* The header's text with the sums in it; it is as long as before, since every sum is. */
+/* Returns the header's text with the sums in it. Its length does not change, because all sums have
+ * the same length. */
 static char *header_text(const dray__stored_file *file, const dray__sums *sums,
                          const char **missing)
 {

@@ -1,5 +1,5 @@
-/* Reading checkpoints that are deltas on a base, which may be such a one itself: then its own
- * changes are applied first. The format is in overlay.h. */
+/* Reads checkpoints that are deltas on a base. The base may be a delta itself; then its changes are
+ * applied first. The format is in overlay.h. */
 #include "weights/checkpoint/overlay.h"
 
 #include "base/error.h"
@@ -29,28 +29,28 @@ typedef struct patch {
     uint64_t at, elements, size;
     int32_t dtype;
     uint32_t *table; /* NULL: unchanged */
-    uint64_t *data;  /* where each slice's begins, and the end: within the file */
+    uint64_t *data;  /* file offsets of each slice's data, and of the end */
     dray_region *file;
 } patch;
 
 struct dray__overlay {
     char base[PATH_MAX];
     uint64_t base_sum;
-    dray__overlay *inner; /* of a base that is a delta itself */
-    uint32_t levels; /* the first of the levels, inwards, that lead from the held version to the
-                      * result */
-    bool advised;    /* its files are read in, in the background */
+    dray__overlay *inner; /* the base's, if that is a delta itself */
+    uint32_t levels; /* the number of deltas from the held version to the result; the outermost is
+                      * this one */
+    bool advised;    /* the kernel was told to read its files ahead */
     json_t *json;
     dray_layout *changes; /* the delta's own files */
     dray_region **files;
-    patch *patches; /* by region and place */
+    patch *patches; /* sorted by region and offset */
     uint32_t count;
     dray__map by_name;
 };
 
 /* ---- the folder ------------------------------------------------------------------------------ */
 
-/* DRAY_OK and *out NULL: a whole checkpoint. */
+/* Reads delta.json. *out is NULL for a whole checkpoint. */
 static int load(const char *folder, json_t **out, dray_error *error)
 {
     char path[PATH_MAX], *text;
@@ -132,7 +132,7 @@ int dray__overlay_sum_of(const dray_layout *layout, const dray__sums *sums, uint
     return rc;
 }
 
-/* ---- putting both together ------------------------------------------------------------------- */
+/* ---- joining base and delta ------------------------------------------------------------------ */
 
 typedef struct joining {
     dray__overlay *o;
@@ -163,8 +163,8 @@ static int find_change(const joining *j, const char *name, const char *tail,
     return *block ? DRAY_OK : bad(j->o, name, "an empty table or data", error);
 }
 
-/* A row of a tensor's table, of a slice of so many elements: the bytes of its data; UINT64_MAX: it
- * cannot be. */
+/* Returns the bytes of a slice's data by its row of the table; UINT64_MAX when that row is
+ * impossible for a slice of so many elements. */
 static uint64_t bytes_of(const dray__overlay *o, const patch *p, uint64_t slice, uint64_t in)
 {
     uint64_t entries = p->table[2 * slice] & ~DRAY__OVERLAY_CODES, bytes = p->table[2 * slice + 1];
@@ -177,7 +177,7 @@ static uint64_t bytes_of(const dray__overlay *o, const patch *p, uint64_t slice,
     return bytes + (codes ? 0 : entries * p->size);
 }
 
-/* Reads a tensor's table, and finds where each slice lies. */
+/* Reads a tensor's table, and computes the offset of each slice's data. */
 static int read_table(const joining *j, patch *p, dray_error *error)
 {
     const dray_block *table, *data;
@@ -218,7 +218,7 @@ static int read_table(const joining *j, patch *p, dray_error *error)
                : bad(j->o, p->name, "data of another size than its table says", error);
 }
 
-/* One tensor of the result. */
+/* Adds one tensor to the result. */
 static int join_tensor(joining *j, const char *name, dray_error *error)
 {
     const int64_t zero[DRAY_MAX_DIMS] = {0};
@@ -299,7 +299,7 @@ static int join(joining *j, dray_error *error)
     return DRAY_OK;
 }
 
-/* The base as it is now must be the one that was written on. */
+/* Opens the base, and checks that it is the one that the delta was made against. */
 static int open_base(dray__overlay *o, const char *folder, dray_layout **out, dray_error *error)
 {
     char name[64];
@@ -312,7 +312,7 @@ static int open_base(dray__overlay *o, const char *folder, dray_layout **out, dr
     if (!rc && name[0] && (!chained || number != own - 1 || own > DRAY__OVERLAY_CHAIN))
         rc = dray__fail(error, DRAY_EFORMAT, "delta %u on %s, below delta %u of version %d", number,
                         name, own, (int)json_integer_value(json_object_get(o->json, "version")));
-    if (!rc) /* numbers go down: it ends */
+    if (!rc) /* numbers decrease, so that the chain ends */
         rc = dray__checkpoint_layout(o->base, out, &o->inner, error);
     dray__sums sums = {0};
     uint64_t sum = 0;
@@ -343,7 +343,7 @@ int dray__checkpoint_layout(const char *path, dray_layout **layout, dray__overla
     json_t *json = NULL;
     *overlay = NULL;
     int rc = dray__store_of(path)->resolve(path, folder, error);
-    if (rc == DRAY_ENOMEM) /* the base of the delta would be forgotten */
+    if (rc == DRAY_ENOMEM) /* continuing would ignore the delta's base */
         return rc;
     bool local = dray__store_is_local(path);
     if (rc && !local)
@@ -461,7 +461,7 @@ int dray__overlay_result_sum(const char *path, uint64_t *out, dray_error *error)
 
 /* ---- changes of a tensor --------------------------------------------------------------------- */
 
-/* The level that is the `number`th to be applied: the innermost of them first. */
+/* Returns the level that is applied as number `number`; the innermost is applied first. */
 static const dray__overlay *level_of(const dray__overlay *o, uint32_t number)
 {
     const dray__overlay *level = o;
@@ -492,7 +492,7 @@ static int torn(const patch *p, uint64_t slice, dray_error *error)
                       p->file->name, p->name, slice);
 }
 
-/* Where the gaps of so many entries end. */
+/* Returns the end of the gaps of so many entries. */
 static size_t gaps_end(const uint8_t *data, size_t bytes, uint32_t entries)
 {
     size_t at = 0;
@@ -501,7 +501,7 @@ static size_t gaps_end(const uint8_t *data, size_t bytes, uint32_t entries)
     return at;
 }
 
-/* The entries of one slice; fn NULL: looks whether they are right. */
+/* Calls fn for the entries of one slice. With fn NULL, checks them only. */
 static int each_in_slice(const patch *p, uint64_t slice, const uint8_t *data, uint64_t first,
                          uint64_t end, dray__overlay_fn fn, void *user, dray_error *error)
 {
@@ -525,7 +525,7 @@ static int each_in_slice(const patch *p, uint64_t slice, const uint8_t *data, ui
     return gaps.at == begin && dray__codes_ended(&codes) ? DRAY_OK : torn(p, slice, error);
 }
 
-/* The place of some elements' entries in their file. */
+/* Gives the place of some elements' entries in their file. */
 static void place_of(const patch *p, uint64_t first, uint64_t end, uint64_t *at, uint64_t *bytes)
 {
     *at = p->data[first / SLICE];
@@ -596,14 +596,14 @@ typedef struct range {
     uint8_t *data;
     uint64_t begin, end; /* in the file */
     const patch *patch;
-    int rc; /* of reading elements that the range has a part of */
+    int rc; /* the result of reading elements that are only partly in the range */
     dray_error *error;
 } range;
 
 static int patch_level(const dray__overlay *o, const dray_region *file, void *data, uint64_t offset,
                        uint64_t bytes, dray_error *error);
 
-/* Patches an element that the range holds in part: its old value is read as a whole. */
+/* Patches an element that is only partly in the range: reads its old value as a whole. */
 static void put_part(range *r, uint64_t at, const dray__change *change)
 {
     uint8_t element[8];
@@ -638,7 +638,7 @@ static int patch_level(const dray__overlay *o, const dray_region *file, void *da
     if (inner)
         return inner;
     uint32_t low = 0, high = o->count;
-    while (low < high) { /* the first that ends behind the range's beginning */
+    while (low < high) { /* the first patch that ends behind the range's beginning */
         uint32_t middle = (low + high) / 2;
         const patch *p = &o->patches[middle];
         bool before =

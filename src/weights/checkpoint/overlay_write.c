@@ -1,4 +1,4 @@
-/* Writing a checkpoint as a delta on another one. The format is in overlay.h. */
+/* Writes a checkpoint as a delta on another one. The format is in overlay.h. */
 #include "weights/checkpoint/overlay.h"
 
 #include "base/error.h"
@@ -24,7 +24,7 @@ enum { SLICE = DRAY__OVERLAY_SLICE, ROOM = SLICE * 9 + SLICE / 255 + 1 };
 typedef struct change {
     dray__overlay_way way;
     uint32_t *table;
-    uint64_t slices, spooled, bytes; /* where in the spool */
+    uint64_t slices, spooled, bytes; /* spooled: its offset in the spool */
     const dray_block *block;         /* of the new files; NULL without elements */
 } change;
 
@@ -52,7 +52,7 @@ static int read_range(const dray_region *file, void *data, uint64_t bytes, uint6
     return file->patch ? file->patch(file, data, at, bytes, error) : DRAY_OK;
 }
 
-/* Gaps, and values or codes, of a slice, at w->out. */
+/* Encodes a slice to w->out: gaps, then values or codes. */
 static size_t encode(overlay_writing *w, uint64_t count, size_t size, int32_t dtype,
                      uint32_t table[2])
 {
@@ -82,7 +82,7 @@ static size_t encode(overlay_writing *w, uint64_t count, size_t size, int32_t dt
     return gaps + entries * size;
 }
 
-/* Into the spool, unless it comes to more than half of the tensor. */
+/* Writes the changes of a tensor to the spool, unless they take more than half of its bytes. */
 static int compare(overlay_writing *w, change *c, const dray_region *old, const dray_block *was,
                    uint64_t elements, int32_t dtype, dray_error *error)
 {
@@ -187,7 +187,7 @@ static int copy_range(overlay_writing *w, int from, uint64_t at, uint64_t bytes,
     return DRAY_OK;
 }
 
-/* One tensor of the delta's files: a whole one, a table, or data. */
+/* Fills one tensor of the delta's files: a whole tensor, a table, or data. */
 static int fill(overlay_writing *w, const dray_layout *made, dray_region *const *regions,
                 uint32_t block, dray_error *error)
 {
@@ -248,7 +248,7 @@ static int write_json(const overlay_writing *w, const char *base, uint32_t numbe
     json_t *json =
         json_pack("{s:i, s:s, s:s, s:i, s:I}", "version", version, "base", strrchr(base, '/') + 1,
                   "base_sum", text, "slice", SLICE, "number", (json_int_t)number);
-    bool kept = true; /* one that is missing here would be none of the result's */
+    bool kept = true; /* false: out of memory, and a tensor is missing from the list */
     for (uint32_t t = 0; t < dray_layout_tensor_count(w->files) && kept; t++) {
         const char *name = dray_layout_tensor(w->files, t)->name;
         const dray__named_sum *sum = dray__sums_find(sums, name);

@@ -18,8 +18,8 @@ typedef struct proving {
     dray_region *scratch;
 } proving;
 
-/* The number of elements that lie one after the other in memory, as they do in scratch: those of
- * the dimensions from *outer on. */
+/* Returns the number of elements that are contiguous in memory as in scratch: those of the
+ * dimensions from *outer on. */
 static uint64_t run_of(const dray_block *block, size_t element, const dray__rect *slice,
                        uint32_t *outer)
 {
@@ -42,7 +42,7 @@ static uint64_t differing_in(const uint8_t *a, const uint8_t *b, uint64_t run, s
     return differing;
 }
 
-/* Elements of the slice that differ from the dense ones in scratch. */
+/* Returns how many elements of the slice differ from the dense ones in scratch. */
 static uint64_t compare_slice(const proving *p, const dray_block *block, size_t element,
                               const dray__rect *slice)
 {
@@ -66,7 +66,7 @@ static uint64_t compare_slice(const proving *p, const dray_block *block, size_t 
     return differing;
 }
 
-/* A layout of the slice alone, dense in scratch. */
+/* Makes a layout of the slice alone, dense in scratch. */
 static int slice_layout(const dray_tensor_info *tensor, const dray__rect *slice, dray_layout **out,
                         dray_error *error)
 {

@@ -1,15 +1,13 @@
 /* A run's checkpoints: one folder a version, a pointer to the newest, the last N kept.
- *
- *   DIR/step-000007/        whole; step-000007.2 when the number was written before, and read
+ *   DIR/step-000007/        complete; step-000007.2 if the number was published before
  *   DIR/step-000007/PART/   the parts in the options beside the model, as its files
  *   DIR/latest              a symbolic link to the newest, replaced atomically
- *   DIR/step-000009/        may be a delta on another one (overlay.h), which stays then
+ *   DIR/step-000009/        may be a delta on another one (overlay.h), which is kept then
  *   DIR/.step-000008.partial/   being written; in it .parts/, by which ranks exchange messages
  *   DIR/.step-000003.gone/  being removed
- *
- * A folder gets its name when it is whole and on the disk, so a writer that dies leaves the earlier
- * ones unchanged, and the next writer clears up. No folder's files are ever replaced, so a reader
- * that resolved `latest` reads one version, or finds it gone.
+ * A folder gets its name when it is complete and synced, so a writer that dies leaves the earlier
+ * ones unchanged, and the next writer cleans up. A folder's files are never replaced, so a reader
+ * that resolved `latest` reads one version, or finds it removed.
  *
  * Several ranks meet at barriers of the coordinator between the steps. Their messages are in files,
  * so that nothing large passes through the coordinator. */
@@ -33,8 +31,7 @@
 
 enum { NAME_ROOM = 64 }; /* of parts and files */
 
-/* ---- messages between ranks
- * ---------------------------------------------------------------------- */
+/* ---- messages between ranks ------------------------------------------------------------------ */
 
 static void word_path(const dray__save *s, const char *what, uint32_t rank, char *out)
 {
@@ -55,9 +52,9 @@ static int tell(const dray__save *s, const char *what, const void *data, size_t 
     return rc;
 }
 
-/* A full disk must not keep a rank from saying that it is full: a file of its own has room for the
- * reason from the beginning, and gets the name that others look for when there is one. Where the
- * file system reserves nothing, there is only the name. */
+/* Reserves a file in which this rank can report an error, so that it can report even a full disk.
+ * For the report the file gets the name that other ranks look for. Where the file system cannot
+ * reserve space, the report may be an empty file. */
 static int keep_room(const dray__save *s, dray_error *error)
 {
     char path[PATH_MAX];
@@ -112,8 +109,9 @@ static void parts_path(const dray__save *s, char out[PATH_MAX])
     snprintf(out, PATH_MAX, "%.*s/.parts", PATH_MAX - 16, s->partial);
 }
 
-/* Why another rank could not go on before this meeting; one that is fast may fail again before a
- * slow one has looked. */
+/* Reads the error that another rank reported before this meeting. The name of the report has the
+ * meeting's number, because a fast rank may fail again before a slow one has read its first report.
+ */
 static int failed_rank(const dray__save *s, const char *failed, dray_error *error)
 {
     for (uint32_t rank = 0; rank < s->options.world; rank++) {
@@ -131,7 +129,7 @@ static int failed_rank(const dray__save *s, const char *failed, dray_error *erro
     return DRAY_OK;
 }
 
-/* A rank that came to the last meeting and died since then is missed at once. */
+/* Waits for all ranks. Fails at once when a rank of the last meeting has died since. */
 static int wait_for_all(dray__save *s, dray_error *error)
 {
     char name[200];
@@ -142,8 +140,9 @@ static int wait_for_all(dray__save *s, dray_error *error)
                       error);
 }
 
-/* Rank 0 may have found no place to say that it failed in. Then it meets the others once more. If
- * it does not, it had begun, and has cleared up because another one did not come. */
+/* At the first meeting, checks that rank 0 has made the folder. If it could not, it had no place to
+ * report that, and meets the others once more. If it does not come, it had begun, and has cleaned
+ * up because another rank did not come. */
 static int find_begun(dray__save *s, dray_error *error)
 {
     char parts[PATH_MAX];
@@ -156,8 +155,8 @@ static int find_begun(dray__save *s, dray_error *error)
                            parts);
 }
 
-/* Waits for all ranks. A rank that failed (status) comes, too, and reports it. Then all of them end
- * here, and meet once more, so that nobody clears up files that another has not read. */
+/* Waits for all ranks. A rank that failed (status) comes, too, and reports its error. Then all
+ * ranks end here, and meet once more, so that no rank removes files that another has not read. */
 static int meet(dray__save *s, int status, dray_error *error)
 {
     dray_error why = {0};
@@ -184,7 +183,7 @@ static int meet(dray__save *s, int status, dray_error *error)
 
 /* ---- the steps ------------------------------------------------------------------------------- */
 
-/* Rank 0: a folder that nobody else wrote to. */
+/* Rank 0: makes a folder that no other writer has used. */
 static int make_partial(dray__save *s, dray_error *error)
 {
     char parts[PATH_MAX];
@@ -194,7 +193,7 @@ static int make_partial(dray__save *s, dray_error *error)
     if (flock(s->lock, LOCK_EX | LOCK_NB)) {
         int why = errno;
         close(s->lock);
-        s->lock = -1; /* the files there are another writer's */
+        s->lock = -1; /* the files in it belong to another writer */
         return why == EWOULDBLOCK
                    ? dray__fail(error, DRAY_EBUSY,
                                 "%.300s: another process writes a checkpoint there", s->folder)
@@ -207,7 +206,7 @@ static int make_partial(dray__save *s, dray_error *error)
     return rc ? rc : keep_room(s, error);
 }
 
-/* The name of a part's messages. */
+/* Returns the name of a part's messages. */
 static const char *word(const char *what, const dray__save_part *part, char out[96])
 {
     snprintf(out, 96, "%s%s%s", what, part->name[0] ? "-" : "", part->name);
@@ -283,7 +282,8 @@ static int merge(dray_layout *all, const dray_layout *layout, uint32_t rank, dra
     return DRAY_OK;
 }
 
-/* Where the part is written whole: of the model a delta may be made then. */
+/* Gives the folder where the part is written whole. If the model is saved as a delta, that is a
+ * temporary one. */
 static void whole_path(const dray__save *s, const dray__save_part *part, char out[PATH_MAX])
 {
     const char *name = part->name[0] ? part->name : s->base[0] ? ".whole" : "";
@@ -315,7 +315,7 @@ static int lay_out(const dray__save *s, dray__save_part *part, dray_error *error
     return rc;
 }
 
-/* All ranks send their layouts; rank 0 decides on the files. */
+/* All ranks send their layouts, and rank 0 lays out the files. */
 static int arrange(const dray__save *s, dray_error *error)
 {
     int rc = DRAY_OK;
@@ -358,7 +358,7 @@ static int deposit(const dray__save *s, dray__save_part *part, dray_error *error
     return rc;
 }
 
-/* Every rank writes its own bytes, and their sums. */
+/* Writes this rank's bytes to the files, and sends their sums. */
 static int write_own(const dray__save *s, dray__save_part *part, dray_error *error)
 {
     char what[96];
@@ -413,8 +413,8 @@ static int finish_whole(const dray__save *s, const dray__save_part *part, dray_e
     return rc ? rc : dray_safetensors_finish(whole, part->files, error);
 }
 
-/* The place at which the newest version of a bucket stays whole on this machine. The next one is
- * compared with it, and not with the version in the bucket, which would have to be fetched. */
+/* Returns the local folder that keeps the newest version of a bucket whole. The next delta is
+ * computed against it, so that the version in the bucket need not be fetched. */
 static const char *held_path(const dray__save *s, char out[PATH_MAX])
 {
     snprintf(out, PATH_MAX, "%.*s/held", PATH_MAX - 16, s->stage);
@@ -438,7 +438,7 @@ static int finish_delta(const dray__save *s, const dray__save_part *part, dray_e
                                           : finish_whole(s, part, error);
 }
 
-/* After a version of a bucket has its place: keeps or removes its files here. */
+/* After a version was uploaded to a bucket, keeps or removes its local files. */
 static int hold(const dray__save *s, dray_error *error)
 {
     char held[PATH_MAX], whole[PATH_MAX];
@@ -473,7 +473,7 @@ static int write_files(const dray__save *s, dray_error *error)
     return rc;
 }
 
-/* Rank 0, when all have written. */
+/* Rank 0: completes the checkpoint when all ranks have written. */
 static int finish(dray__save *s, dray_error *error)
 {
     char parts[PATH_MAX];

@@ -1,8 +1,8 @@
 /* src/weights/checkpoint/: weights in files. checkpoint.c and deposit.c write the blocks of a
  * layout into files and read them back; save.c writes one folder for each version of a run and
- * kept.c finds and removes such folders; overlay.c and overlay_write.c are checkpoints that hold
- * only what changed since an earlier one; manifest.c has the sums that files carry of their own
- * tensors, and prove.c compares an engine's memory with a checkpoint. */
+ * kept.c finds and removes such folders; overlay.c and overlay_write.c read and write
+ * checkpoints that hold only the changes since an earlier one; manifest.c handles the sums that
+ * files have of their own tensors, and prove.c compares an engine's memory with a checkpoint. */
 
 /* The declarations that save.c (writing a checkpoint) and kept.c (the folders of earlier ones)
  * share. */
@@ -22,7 +22,7 @@ enum {
 /* Tensors that are written together: the model, or a part beside it. The name is that of its
  * folder. */
 typedef struct dray__save_part {
-    const char *name; /* of its folder; "": the checkpoint's own */
+    const char *name; /* of its folder; "" for the checkpoint's own */
     const dray_layout *layout;
     dray_region *const *regions;
     dray_layout **layouts; /* of all ranks */
@@ -38,18 +38,19 @@ typedef struct dray__save {
     uint32_t part_count;
     const dray__store *store;
     char folder[PATH_MAX - DRAY__SAVE_ROOM]; /* DIR */
-    char stage[PATH_MAX - DRAY__SAVE_ROOM];  /* on this machine: where versions are written first */
+    char stage[PATH_MAX - DRAY__SAVE_ROOM];  /* local folder: versions are written there first */
     char partial[PATH_MAX];
-    uint32_t number;      /* which delta after it */
-    char base[64];        /* rank 0's: the step that this one is a delta on; "": none */
-    int lock;             /* rank 0's, on the stage */
+    uint32_t number;      /* its number in a chain of deltas */
+    char base[64];        /* rank 0: the step that this one is a delta on, or "" */
+    int lock;             /* rank 0: on the stage */
     uint32_t meetings;    /* so far */
-    dray__party_of party; /* the sessions that came */
+    dray__party_of party; /* the sessions of the ranks */
 } dray__save;
 
 /* ---- kept.c: for rank 0, which holds the lock. */
 /* Removes the files of writers that died, and chooses the base of the new checkpoint if it is a
  * delta. */
 int dray__save_clear(dray__save *s, dray_error *error);
-/* Gives the whole folder its name, leads readers to it, and removes what is not to be kept. */
+/* Gives the complete folder its name, makes it the newest for readers, and removes checkpoints that
+ * are not kept. */
 int dray__save_publish(const dray__save *s, dray_error *error);

@@ -1,4 +1,4 @@
-/* Deltas between two versions of a publisher's blocks: found, laid out, walked and applied. The
+/* Deltas between two versions of a publisher's blocks: finds, stores, reads and applies them. The
  * format is in delta.h. */
 #include "weights/delta/delta.h"
 
@@ -26,7 +26,7 @@ _Static_assert(sizeof(struct head) == 56 && sizeof(struct delta_slot) == 16, "th
 
 /* ---- slices of a layout ---------------------------------------------------------------------- */
 
-/* What elements are compared and sent as. */
+/* Returns the dtype in which elements are compared and sent. */
 static int32_t sent_as(int32_t dtype, int32_t wanted)
 {
     bool is_float = dtype >= DRAY_F64 && dtype <= DRAY_F16;
@@ -56,7 +56,7 @@ uint64_t dray__delta_slices(const dray_layout *layout, uint32_t block)
     return count;
 }
 
-/* For each block the number of its first slice, and behind the last how many there are. */
+/* Returns the index of each block's first slice, followed by the number of slices. */
 static uint64_t *first_slices(const dray_layout *layout)
 {
     uint32_t blocks = dray_layout_block_count(layout);
@@ -78,11 +78,11 @@ struct dray__delta {
     dray_region *const *regions;
     int32_t dtype;
     uint64_t *first;   /* slice of each block */
-    uint64_t *base_at; /* of each block: where its kept bits begin */
+    uint64_t *base_at; /* offset of each block's kept bits */
     dray_region *base, *store, *scratch;
-    dray__delta_gpu *gpu; /* of blocks in GPU memory; NULL: there are none */
+    dray__delta_gpu *gpu; /* for blocks in GPU memory; NULL when there are none */
     bool has_base;
-    uint64_t version, incarnation; /* whose bits are kept */
+    uint64_t version, incarnation; /* of the kept bits */
 };
 
 static bool in_memory(const dray__delta *delta, uint32_t block)
@@ -90,8 +90,8 @@ static bool in_memory(const dray__delta *delta, uint32_t block)
     return dray_region_base(delta->regions[dray_layout_block(delta->layout, block)->region]);
 }
 
-/* Positions and values of a slice take at most half of what its elements take: from there on,
- * reading them all is as cheap. */
+/* Returns the most entries of a slice. Positions and values take at most half of the bytes of its
+ * elements; beyond that, reading all elements is as cheap. */
 static uint64_t most_entries(uint64_t elements, uint64_t size)
 {
     return elements * size / 2 / (size + sizeof(uint16_t));
@@ -183,7 +183,8 @@ dray_region *dray__delta_region(const dray__delta *delta)
     return delta->store;
 }
 
-/* The slice's bits of now, dense, in the dtype that is sent: in place, or brought to scratch. */
+/* Gives the slice's present bits, dense, in the dtype that is sent: in place, or copied to scratch.
+ */
 static int bits_now(dray__delta *delta, uint32_t b, const dray__rect *slice, const uint8_t **out,
                     dray_error *error)
 {
@@ -210,9 +211,10 @@ static int bits_now(dray__delta *delta, uint32_t b, const dray__rect *slice, con
     return dray__move_all(region, delta->scratch, &copy, 1, NULL, error);
 }
 
-/* Positions at which `now` is not what `base` is; returns how many, or more than `most` as soon as
- * there are. Eight bytes at a time: of a word that differs, the lowest element that does is the one
- * with its lowest bit. Inlined into its callers, each with another constant size. */
+/* Finds the positions at which `now` differs from `base`. Returns their number; it stops once that
+ * exceeds `most`. Compares eight bytes at a time: in a word that differs, the lowest bit of the
+ * difference is in the first element that differs. Inlined into its callers, each of which has
+ * another constant size. */
 static inline uint32_t differ(const uint8_t *base, const uint8_t *now, uint64_t count,
                               uint32_t size, uint32_t most, uint16_t *positions)
 {
@@ -263,7 +265,7 @@ static uint32_t differ_sized(const uint8_t *base, const uint8_t *now, uint64_t c
     }
 }
 
-/* Appends the slice's entries at *used, and makes the kept bits those of now. */
+/* Appends the slice's entries at *used, and updates the kept bits. */
 static void compare(dray__delta *delta, uint8_t *kept, const uint8_t *now, uint64_t elements,
                     int32_t dtype, uint64_t *used, struct delta_slot *slot)
 {
@@ -324,7 +326,7 @@ int dray__delta_publish(dray__delta *delta, uint64_t incarnation, uint64_t versi
 {
     struct head *head = dray_region_base(delta->store);
     bool follows = delta->has_base && delta->incarnation == incarnation;
-    head->incarnation = 0; /* leads nowhere, should this fail half-way */
+    head->incarnation = 0; /* so that the delta is not used if this fails midway */
     uint64_t used = sizeof *head + head->slices * sizeof(struct delta_slot);
     uint64_t by_gpu = 0;
     int rc = delta->gpu ? dray__delta_gpu_find(delta->gpu, &by_gpu, error) : DRAY_OK;
@@ -441,7 +443,7 @@ void dray__delta_start(const dray__delta_view *view, uint32_t block, const dray_
     walk->next = view->first[block];
 }
 
-/* The next slice that crosses the rectangle, and its number. */
+/* Finds the next slice that overlaps the rectangle, and its index. */
 static bool walk_on(dray__delta_walk *walk, dray__rect *slice, dray__rect *cross, uint64_t *index)
 {
     while (dray__slicer_peek(&walk->slicer, slice)) {
@@ -490,11 +492,11 @@ int dray__delta_next(dray__delta_walk *walk, dray__delta_part *out, dray_error *
     return part_at(walk->view, walk->block, index, out, error);
 }
 
-/* A row of the slice: where its elements go. */
+/* A row of the slice, and the destination of its elements. */
 struct delta_row {
     uint32_t begin, end; /* positions of the slice */
-    uint32_t from, to;   /* of these, the ones that lie in the rectangle that was asked for */
-    size_t at;           /* where the one at `from` goes */
+    uint32_t from, to;   /* the positions among them that are in the rectangle */
+    size_t at;           /* the destination of the element at `from` */
 };
 
 static struct delta_row row_of(const dray__delta_part *part, const dray_copy *copy,
@@ -520,7 +522,7 @@ static struct delta_row row_of(const dray__delta_part *part, const dray_copy *co
     return row;
 }
 
-/* Inlined into its callers, each with another constant size. */
+/* Inlined into its callers, each of which has another constant size. */
 static inline int apply(const dray__delta_part *part, const dray_copy *copy, uint8_t *base,
                         uint32_t size, dray_error *error)
 {

@@ -1,29 +1,28 @@
-/* src/weights/delta/: what changed between two versions of a publisher's blocks. delta.c finds the
+/* src/weights/delta/: the changes between two versions of a publisher's blocks. delta.c finds the
  * elements that changed, lists them in a region of shared memory, and applies such a list;
  * delta_gpu.c does the same for blocks in GPU memory; entries.c has the codes of a list on the wire
- * and on disk; delta_wire.c encodes a list for the network.
- * Checkpoints that are written as deltas are in weights/checkpoint/, since their format is another
- * one. */
+ * and on disk; delta_wire.c encodes a list for the network. Checkpoints that are written as deltas
+ * have another format, and are in weights/checkpoint/. */
 
-/* What changed between two versions of a publisher's blocks, as a region that readers who hold the
- * first of them apply instead of copying everything.
+/* A delta is the changes between two versions of a publisher's blocks, as a region. Readers that
+ * hold the first version apply the delta instead of copying everything.
  *
  * Every block is cut into slices of at most DRAY__DELTA_SLICE elements (slices.c; both sides derive
- * the same ones from the layout). The region holds, in the byte order of the host, which it never
- * leaves:
+ * the same ones from the layout). The region never leaves its host, and uses the host's byte order:
  *
  *     head     magic, base version, version, incarnation, number of slices, bytes used
- *     table    a slot for each slice, block by block: u64 offset of its entries, u32 how many;
- *              DRAY__DELTA_FULL many: too much changed, read the block itself
+ *     table    a slot for each slice, block by block: u64 offset of its entries, u32 number of
+ *              entries, or DRAY__DELTA_FULL: too much changed, read the block itself
  *     entries  of each slice: u16 positions (flattened, C order within the slice, ascending) and,
- *              each from the next multiple of 8, the new values, and i8 steps from the old ones
- *              (entries.h; 0: more than 127), which readers here do without: only a code on its way
- *              to another host is made of them
+ *              each from the next multiple of 8, the new values, and i8 steps from the old values
+ *              (entries.h; 0 for more than 127). Readers on this host use the values; steps are
+ *              needed for the codes that are sent to other hosts.
  *
- * Of blocks in GPU memory, GPUs find and apply it, and the region is pinned (delta_gpu.h).
+ * For blocks in GPU memory, GPUs find and apply the changes, and the region is pinned
+ * (delta_gpu.h).
  *
- * The publisher writes it while it publishes, when nobody may read the version before; readers are
- * those who hold a lease on the version.
+ * The publisher writes the region while it publishes, when no reader may use the version before.
+ * Readers hold a lease on the version.
  */
 #pragma once
 
@@ -32,25 +31,25 @@
 
 #define DRAY__DELTA_SLICE ((uint64_t)1 << 16)
 #define DRAY__DELTA_FULL UINT32_MAX
-/* GPUs enter, and apply, no more than one in so many elements of a slice. */
+/* GPUs list, and apply, at most one in so many elements of a slice. */
 #define DRAY__DELTA_GPU_SPARSE 8
 
 /* ---- the publisher's side -------------------------------------------------------------------- */
 typedef struct dray__delta dray__delta;
 
-/* Keeps a copy of the blocks' last published bits. dtype: what floats are compared and sent as;
- * NONE: as they are stored. layout and regions are borrowed until free. Blocks in files are always
- * full. */
+/* Keeps a copy of the blocks' last published bits. dtype: the one in which floats are
+ * compared and sent; NONE for the stored one. layout and regions are borrowed until free. Blocks in
+ * files are always full. */
 int dray__delta_new(const dray_layout *layout, dray_region *const *regions, int32_t dtype,
                     dray__delta **out, dray_error *error);
-/* Finds what changed since the version published before (the first has no base), and keeps the
- * bits of this one. Reads all blocks. */
+/* Finds the changes since the version published before (the first has no base), and keeps the bits
+ * of this one. Reads all blocks. */
 int dray__delta_publish(dray__delta *delta, uint64_t incarnation, uint64_t version,
                         dray_error *error);
-dray_region *dray__delta_region(const dray__delta *delta); /* SHARED; the delta's */
+dray_region *dray__delta_region(const dray__delta *delta); /* SHARED; borrowed */
 void dray__delta_free(dray__delta *delta);                 /* NULL is fine */
 
-/* What a block's elements are compared and sent as, and the slices that it is cut in. */
+/* The dtype in which a block's elements are compared and sent, and the block's slices. */
 int32_t dray__delta_dtype(const dray_layout *layout, uint32_t block, int32_t dtype);
 void dray__delta_cut(const dray_layout *layout, uint32_t block, dray__slicer *slicer);
 uint64_t dray__delta_slices(const dray_layout *layout, uint32_t block);
@@ -58,39 +57,41 @@ uint64_t dray__delta_slices(const dray_layout *layout, uint32_t block);
 /* ---- the reader's side ----------------------------------------------------------------------- */
 typedef struct dray__delta_view dray__delta_view;
 
-/* layout: the publisher's; dtype: as given to dray__delta_new. Both regions and layout are borrowed
- * until close. DRAY_EFORMAT: not such a region, or one for another layout. */
+/* dray__delta_is returns true for a region with a delta. dray__delta_open borrows the publisher's
+ * layout and the region until close. It fails with DRAY_EFORMAT when the region is not a delta, or
+ * is one for another layout. */
 bool dray__delta_is(const dray_region *region);
 int dray__delta_open(const dray_layout *layout, const dray_region *region, dray__delta_view **out,
                      dray_error *error);
 void dray__delta_close(dray__delta_view *view); /* NULL is fine */
-/* What a source of shared memory keeps: the view of its delta; NULL: it has none, or not here. */
+/* The view of its delta that a source of shared memory keeps, and the function that frees it.
+ * dray__delta_of returns NULL when it has none, or this process cannot map it. */
 void dray__delta_forget(void *view);
 static inline dray__delta_view *dray__delta_of(const dray__source *source)
 {
     return dray__kept_find(source->kept, dray__delta_forget);
 }
-/* Does it lead from `base` to `version` now? */
+/* Returns true when the delta at present leads from `base` to `version`. */
 bool dray__delta_leads(const dray__delta_view *view, uint64_t incarnation, uint64_t base,
                        uint64_t version);
-/* Where a block's first slot lies in the region. */
+/* Returns the offset of a block's first slot in the region. */
 uint64_t dray__delta_slot(const dray__delta_view *view, uint32_t block);
-/* What elements that are stored as `dtype` are sent as. */
+/* Returns the dtype in which elements that are stored as `dtype` are sent. */
 int32_t dray__delta_sent(const dray__delta_view *view, int32_t dtype);
 
 typedef struct dray__delta_part {
-    dray__rect slice, cross; /* the slice; what of it lies in the rectangle that was asked for */
+    dray__rect slice, cross; /* the slice; its intersection with the rectangle */
     bool full;
     uint32_t count; /* entries of the slice */
     const uint16_t *positions;
     const uint8_t *values;
     const int8_t *steps;
-    bool stepping; /* elements with a step other than 0 have no value, and are moved by it */
+    bool stepping; /* elements with a step other than 0 have no value; the step is applied */
 } dray__delta_part;
 
-/* Walks the slices of a block that cross `rect`. */
+/* Iterates over the slices of a block that overlap `rect`. */
 typedef struct dray__delta_walk {
-    const dray__delta_view *view; /* NULL: the slices alone */
+    const dray__delta_view *view; /* NULL for slices without a delta */
     dray__rect rect;
     dray__slicer slicer;
     uint32_t block;
@@ -99,47 +100,48 @@ typedef struct dray__delta_walk {
 
 void dray__delta_start(const dray__delta_view *view, uint32_t block, const dray__rect *rect,
                        dray__delta_walk *walk);
-/* The same without a view: what `rect` has of each slice, false after the last. */
+/* The same without a view: gives the intersection of `rect` with each slice. Returns false after
+ * the last. */
 void dray__delta_grid(const dray_layout *layout, uint32_t block, const dray__rect *rect,
                       dray__delta_walk *walk);
 bool dray__delta_grid_next(dray__delta_walk *walk, dray__rect *out);
-/* DRAY_EEND after the last; DRAY_EFORMAT: entries that lie outside the region. */
+/* Returns DRAY_EEND after the last, DRAY_EFORMAT when entries are outside the region. */
 int dray__delta_next(dray__delta_walk *walk, dray__delta_part *out, dray_error *error);
 
-/* Writes the entries that lie in part->cross to where `copy` (whose destination is of the values'
- * dtype) puts them; base: of the destination's region. *bytes grows by what was read. DRAY_EFORMAT:
- * positions that do not ascend or lie outside the slice. */
+/* Writes the entries in part->cross to the destination of `copy`, which has the values' dtype. base
+ * is the address of the destination's region. Adds the bytes read to *bytes. Returns DRAY_EFORMAT
+ * when positions do not ascend or are outside the slice. */
 int dray__delta_apply(const dray__delta_part *part, const dray_copy *copy, void *base,
                       uint64_t *bytes, dray_error *error);
 
-/* The slice that the whole rectangle lies in; false: it lies in several. */
+/* Gives the slice that contains the rectangle. Returns false when it is in several slices. */
 bool dray__delta_slice(const dray__delta_view *view, uint32_t block, const dray__rect *rect,
                        dray__delta_part *out);
-/* Is a block sent as this dtype? */
+/* Returns true when a block is sent in this dtype. */
 bool dray__delta_sends(const dray__delta_view *view, uint32_t block, int32_t dtype);
 
-/* ---- over a network (delta_wire.c): the entries that lie in a rectangle of one slice, with
+/* ---- over a network (delta_wire.c): the entries in a rectangle of one slice, with
  * positions within the rectangle (entries.h):
  *
- *     u32 count  of entries; bit 31: what follows the two numbers is a zstd frame; bit 30: codes
+ *     u32 count  of entries; bit 31: a zstd frame follows the two numbers; bit 30: codes
  *     u32 gaps   bytes of the gaps
  *     gaps
  *     codes, to the end, or
  *     values     in planes: first the first byte of each, then the second of each, ...
  *
- * A coder keeps what compression needs, and gives it a rest where it does not pay. */
+ * A coder holds the state of compression, and pauses compression where it does not pay. */
 typedef struct dray__delta_coder dray__delta_coder;
-dray__delta_coder *dray__delta_coder_new(void); /* NULL: out of memory */
+dray__delta_coder *dray__delta_coder_new(void); /* NULL when out of memory */
 void dray__delta_coder_free(dray__delta_coder *coder);
-/* What one that decodes holds, at most, where pieces take so many bytes dense. gpus: into memory of
- * GPUs. */
+/* Returns the most memory that a decoding coder holds, for pieces of so many dense bytes. gpus: it
+ * decodes into GPU memory. */
 size_t dray__delta_coder_bytes(size_t piece, bool gpus);
 
-/* Returns the bytes put at `out`; 0: it would be `limit` bytes or more, the rectangle crosses
- * several slices, or what is sent is not of this dtype. */
+/* Returns the bytes written to `out`. Returns 0 when it would be `limit` bytes or more, when the
+ * rectangle is in several slices, or when the block is not sent in this dtype. */
 size_t dray__delta_encode(dray__delta_coder *coder, const dray__delta_view *view, uint32_t block,
                           const dray__rect *rect, int32_t dtype, uint8_t *out, size_t limit);
-/* copy: the rectangle's way to its place, as for dray__delta_apply. DRAY_EFORMAT: nothing was
+/* copy: from the rectangle to its place, as for dray__delta_apply. After DRAY_EFORMAT nothing is
  * written. */
 int dray__delta_decode(dray__delta_coder *coder, const uint8_t *data, size_t size,
                        const dray_copy *copy, void *base, dray_error *error);
@@ -148,9 +150,10 @@ typedef struct dray__delta_message {
     size_t size;
     const dray_copy *copy; /* all of them lead to one region */
 } dray__delta_message;
-/* The same of several, to memory of any kind: a GPU's is patched by the GPU, which has few launches
- * of many. DRAY_EFORMAT: nothing is written of those that are wrong, and of those behind them. */
+/* The same for several messages, to memory of any kind. GPU memory is patched by the GPU, with many
+ * messages in a launch. After DRAY_EFORMAT wrong messages, and those behind them, are not written.
+ */
 int dray__delta_decode_all(dray__delta_coder *coder, const dray__delta_message *messages,
                            uint32_t count, dray_region *to, dray_error *error);
-/* Can deltas be written to this region by this process? */
+/* Returns true when this process can write deltas to the region. */
 bool dray__delta_writes(const dray_region *to);

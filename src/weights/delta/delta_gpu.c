@@ -36,7 +36,7 @@ uint64_t dray__delta_gpu_room(const dray_layout *layout, dray_region *const *reg
     return room;
 }
 
-/* All but the addresses of what is kept and entered. */
+/* Fills all but the addresses of the kept bits and of the store. */
 static dray__cuda_delta find_of(const dray_layout *layout, dray_region *const *regions,
                                 uint32_t block, int32_t dtype)
 {
@@ -115,7 +115,7 @@ int dray__delta_gpu_find(dray__delta_gpu *g, uint64_t *used, dray_error *error)
 {
     int64_t deadline = dray__deadline(PATIENCE);
     int rc = DRAY_OK;
-    if (dray__cuda_job_is_running(g->job) && /* stopped by the publish before */
+    if (dray__cuda_job_is_running(g->job) && /* aborted by the last publish */
         dray__cuda_job_wait(g->job, deadline, NULL) == DRAY_EAGAIN)
         rc = DRAY_EAGAIN;
     if (rc == DRAY_OK)

@@ -15,9 +15,9 @@ enum {
     CHUNK = 1024,             /* entries that are written at once */
     LEVEL = 1,                /* of zstd */
     DECOMPRESSOR = 192 << 10, /* bytes, at most */
-    TRIED = 256,              /* bytes; less says nothing of the pieces that follow */
-    PAYS = 8,                 /* it must save an eighth, */
-    REST_MAX = 64             /* or so many pieces are not tried then, at most */
+    TRIED = 256,              /* bytes; smaller pieces do not predict later ones */
+    PAYS = 8,                 /* compression must save an eighth, */
+    REST_MAX = 64             /* else up to so many pieces are sent uncompressed */
 };
 #define PACKED ((uint32_t)1 << 31)
 #define CODED ((uint32_t)1 << 30)
@@ -27,7 +27,7 @@ struct dray__delta_coder {
     ZSTD_DCtx *decompressor;
     uint8_t *buffer, *entries; /* entries: of a GPU's patches, DRAY__CUDA_PATCH_BYTES */
     size_t room;
-    uint32_t rest, last_rest; /* pieces that are not tried yet */
+    uint32_t rest, last_rest; /* pieces to send without trying to compress */
 };
 
 void dray__delta_coder_free(dray__delta_coder *coder)
@@ -65,7 +65,7 @@ static bool reserve(dray__delta_coder *coder, size_t size)
 
 /* ---- encoding -------------------------------------------------------------------------------- */
 
-/* Of a position within the slice, that within part->cross; UINT32_MAX: it lies outside. */
+/* Converts a position within the slice to one within part->cross; UINT32_MAX when it is outside. */
 static uint32_t within(const dray__delta_part *part, uint32_t position)
 {
     uint32_t at = 0, scale = 1;
@@ -81,14 +81,14 @@ static uint32_t within(const dray__delta_part *part, uint32_t position)
     return at;
 }
 
-/* The part's entries that lie in its rectangle, as they are sent. */
+/* The part's entries in its rectangle, as they are sent. */
 struct outgoing {
     const dray__delta_part *part;
     size_t size;
     bool whole; /* the rectangle is the slice */
     uint32_t count;
     size_t gaps;     /* bytes of them */
-    uint8_t *values; /* of those that are not whole: their values, dense, then their steps */
+    uint8_t *values; /* when not whole: the values, dense, then the steps */
     int8_t *steps;
 };
 
@@ -142,8 +142,9 @@ static void put_planes(const struct outgoing *s, uint8_t *to)
             to[b * s->count + i] = s->values[(size_t)i * s->size + b];
 }
 
-/* Compresses what lies at `data`, where that pays; returns its new size. Values whose bits nobody
- * can foresee do not shrink: after a piece that did not, more and more are sent as they are. */
+/* Compresses `data` in place if that pays, and returns its new size. After a piece that did not
+ * shrink, pieces are sent uncompressed without a try, more of them each time: values with random
+ * bits do not compress. */
 static size_t squeeze(dray__delta_coder *coder, uint8_t *data, size_t size, bool *packed)
 {
     *packed = false;
@@ -204,7 +205,7 @@ static int bad(size_t size, uint32_t count, dray_error *error)
                       count);
 }
 
-/* A message whose head is right: what it says of each element, a chunk after the other. */
+/* A message with a valid head. Its entries are read chunk by chunk. */
 struct incoming {
     uint32_t count, done;
     size_t size, bytes; /* of an element; of the message, for errors */
@@ -215,7 +216,8 @@ struct incoming {
     const uint8_t *planes;
 };
 
-/* Each takes of the next `count` entries one thing, and returns how many had it. */
+/* Each of these reads one field of the next `count` entries, and returns how many entries had it.
+ */
 
 static uint32_t get_positions(struct incoming *r, uint32_t count, uint16_t *positions)
 {
@@ -260,7 +262,7 @@ static uint32_t get_planes(const struct incoming *r, uint32_t count, uint8_t *va
     return count;
 }
 
-/* At most `most` of them: positions, and what became of the elements. */
+/* Reads at most `most` entries: positions, and values or steps. */
 static int next_chunk(struct incoming *r, uint32_t most, uint16_t *positions, uint8_t *values,
                       int8_t *steps, uint32_t *count, dray_error *error)
 {
@@ -278,7 +280,7 @@ static int next_chunk(struct incoming *r, uint32_t most, uint16_t *positions, ui
     return DRAY_OK;
 }
 
-/* Looks at all entries first, then writes them. */
+/* Checks all entries first, then writes them. */
 static int apply_entries(const struct incoming *all, const dray_copy *copy, void *base,
                          dray_error *error)
 {
@@ -310,7 +312,7 @@ static int unpack(dray__delta_coder *coder, const uint8_t **data, size_t *size, 
                   size_t most, dray_error *error)
 {
     unsigned long long wanted = ZSTD_getFrameContentSize(*data, *size);
-    if (wanted == 0 || wanted > most || wanted < least) /* or it is not known */
+    if (wanted == 0 || wanted > most || wanted < least) /* or the size is unknown */
         return dray__fail(error, DRAY_EFORMAT,
                           "a compressed delta: expected one of %zu to %zu bytes, found %lld", least,
                           most, (long long)wanted);
@@ -328,7 +330,7 @@ static int unpack(dray__delta_coder *coder, const uint8_t **data, size_t *size, 
     return DRAY_OK;
 }
 
-/* Judges the head of a message, and unpacks it. */
+/* Checks the head of a message, and decompresses it. */
 static int begin_reading(dray__delta_coder *coder, const uint8_t *data, size_t size,
                          uint64_t elements, size_t element, struct incoming *out, dray_error *error)
 {
@@ -342,7 +344,7 @@ static int begin_reading(dray__delta_coder *coder, const uint8_t *data, size_t s
         return bad(size, count, error);
     size_t values = count * element;
     size_t least = gaps + (coded ? (size_t)dray__codes_least(count) : values);
-    size_t most = gaps + values; /* codes would not have been sent then */
+    size_t most = gaps + values; /* larger codes would not have been sent */
     data += HEAD;
     size -= HEAD;
     int rc = head[0] & PACKED ? unpack(coder, &data, &size, least, most, error) : DRAY_OK;

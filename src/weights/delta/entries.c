@@ -1,11 +1,11 @@
-/* Codes of what elements became (entries.h). */
+/* The codes of changed elements (entries.h). */
 #include "weights/delta/entries.h"
 
 #include "mover/kernels/floats.h"
 
 enum { PREFIX = 7 }; /* zeros before a whole value */
 
-/* What lies at an element, in the byte order of the host, which is the little one. */
+/* Loads the bits of an element. Hosts are little-endian. */
 static uint64_t load(const void *element, size_t size)
 {
     uint64_t bits = 0;
@@ -26,7 +26,7 @@ void dray__change_put(void *element, const dray__change *change, size_t size, in
     memcpy(element, &bits, size);
 }
 
-/* The zeros before the code's one. */
+/* Returns the number of zeros before the code's one. */
 static uint32_t zeros_of(int8_t step)
 {
     return 31 - (uint32_t)__builtin_clz((uint32_t)(step < 0 ? -step : step));
@@ -65,7 +65,7 @@ uint64_t dray__codes_most(uint64_t count, size_t size)
 struct bits {
     uint8_t *to;
     uint64_t held;
-    uint32_t count; /* below 8 between two calls */
+    uint32_t count; /* less than 8 between two calls */
 };
 
 /* count: at most 56 */

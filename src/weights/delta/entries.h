@@ -1,15 +1,16 @@
-/* Entries of deltas as they are on the wire and on disk: of elements that changed, in ascending
- * order, first all positions, then all of what they became.
+/* Entries of deltas on the wire and on disk: the elements that changed, in ascending order, first
+ * all positions, then all new values.
  *
- * Positions are gaps: of each the elements between it and the one before it (or the beginning), as
- * many bytes 255 as it has 255s, and a byte for the rest.
+ * Positions are stored as gaps. A gap is the number of elements between a changed element and the
+ * one before it (or the beginning). It is written as one byte 255 for each 255 in it, and a byte
+ * for the rest.
  *
- * What elements became are their whole values, or codes, whichever takes fewer bytes. A code says
- * how many steps up or down the element moved from what it was, where a step leads to the next
- * value of its dtype: floats in the order of their values, with a negative zero below the positive
- * one and NaNs outside the infinities, integers as they are, both without an end (the step up from
- * the last is the first). After an optimizer's step most elements of bf16 moved by one. Bits are
- * filled into bytes from the lowest on:
+ * New values are stored whole, or as codes, whichever takes fewer bytes. A code is the number of
+ * steps from the old value, up or down, where a step leads to the next value of the dtype. Floats
+ * are in the order of their values, with the negative zero below the positive one and NaNs outside
+ * the infinities; integers are in their order; both wrap around (the step up from the last value
+ * leads to the first). After an optimizer's step most elements of bf16 have changed by one step.
+ * Bits are filled into bytes from the lowest on:
  *
  *     n zeros and a one     (n < 7) 2^n <= steps < 2^(n + 1):
  *         n bits            steps - 2^n
@@ -28,9 +29,9 @@
 typedef struct dray__gaps {
     const uint8_t *data;
     size_t at, bytes;
-    uint64_t next; /* the first position that may come */
+    uint64_t next; /* the least possible next position */
 } dray__gaps;
-/* The next one; false: there is none before `end`. */
+/* Reads the next position. Returns false when there is none before `end`. */
 static inline bool dray__gaps_next(dray__gaps *gaps, uint64_t end, uint64_t *position)
 {
     for (; gaps->at < gaps->bytes && gaps->data[gaps->at] == 255; gaps->at++)
@@ -45,7 +46,7 @@ static inline size_t dray__gap_bytes(uint64_t gap)
 {
     return gap / 255 + 1;
 }
-/* Puts dray__gap_bytes of them. */
+/* Writes dray__gap_bytes bytes. */
 static inline void dray__gap_put(uint8_t *to, uint64_t gap)
 {
     memset(to, 255, gap / 255);
@@ -54,30 +55,30 @@ static inline void dray__gap_put(uint8_t *to, uint64_t gap)
 
 /* ---- codes ----------------------------------------------------------------------------------- */
 
-/* What became of an element. */
+/* The change of an element. */
 typedef struct dray__change {
-    int8_t step;   /* this many steps from what it was; 0: */
-    uint64_t bits; /* these are its bits */
+    int8_t step;   /* steps from the old value; with 0, */
+    uint64_t bits; /* these are the new bits */
 } dray__change;
 
-/* Both are of `size` bytes. 0: more than 127, or the same. */
+/* Returns the steps between two elements of `size` bytes; 0 for more than 127, or none. */
 int8_t dray__step_of(const void *was, const void *now, size_t size, int32_t dtype);
 void dray__change_put(void *element, const dray__change *change, size_t size, int32_t dtype);
 
-/* Bytes of the codes of `count` elements; steps: 0: the value. */
+/* Returns the bytes of the codes of `count` elements. A step of 0 stands for the whole value. */
 size_t dray__codes_bytes(const int8_t *steps, uint64_t count, size_t size);
-/* The least and the most that so many may take. */
+/* Return the least and the most bytes that codes of so many elements take. */
 uint64_t dray__codes_least(uint64_t count);
 uint64_t dray__codes_most(uint64_t count, size_t size);
-/* Puts dray__codes_bytes of them. values: dense. */
+/* Writes dray__codes_bytes bytes. values: dense. */
 void dray__codes_put(uint8_t *to, const int8_t *steps, const uint8_t *values, uint64_t count,
                      size_t size);
 
 typedef struct dray__codes {
     const uint8_t *data;
     size_t at, bytes;
-    uint64_t held; /* bits that were taken from the data, the next one lowest */
-    uint32_t bits; /* how many */
+    uint64_t held; /* bits taken from the data, the next one lowest */
+    uint32_t bits; /* the number of bits in `held` */
 } dray__codes;
 bool dray__codes_next(dray__codes *codes, size_t size, dray__change *out); /* false: cut off */
-bool dray__codes_ended(const dray__codes *codes); /* nothing but the zeros at the end is left */
+bool dray__codes_ended(const dray__codes *codes); /* true when only the zeros at the end are left */

@@ -1,11 +1,11 @@
-/* The placement of elements that are quantised, or made floats of. It gathers a box of a tensor out
- * of all memory and hosts of its parts, quantises it (or makes floats of it), and writes this
- * rank's part of the result.
+/* The placement of elements that are quantised or dequantised. It gathers a box of a tensor from
+ * all sources that have parts of it, quantises or dequantises it, and writes this rank's part of
+ * the result.
  *
- * Gathering is a transfer of its own, whose destination is the staging: so every source can feed
- * it, with its checks. A box is as many whole cells (elements that share a scale) as fit the
- * staging. A cell that does not fit is read twice, in slices: for its largest element, then to be
- * quantised. The result is summed as it is made and read back at its place. */
+ * Gathering is a transfer of its own, with the staging as its destination, so that all sources and
+ * their checks can be used. A box is as many whole cells (elements that share a scale) as fit the
+ * staging. A cell that does not fit is read twice, in slices: first for its largest element, then
+ * to be quantised. The result is summed when it is computed, and read back at its destination. */
 #include "base/arena.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -18,8 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A box that is read from memory stays in cache; one that is read over a network is as long as it
- * must be for many requests to be under way. */
+/* A box that is read from memory fits the cache; one that is read over a network is large enough
+ * for many requests to be under way. */
 enum { BOX_OF_MEMORY = 256 << 10, BOX_OF_NETWORK = 8 << 20, LEAST_STAGING = 16 << 10 };
 
 enum { VALUES, SCALES, TENSORS }; /* of the gathered elements' layout */
@@ -29,7 +29,7 @@ struct quant_route {
     dray__transfer *transfer;
     const dray_transform *transforms;
     uint64_t count, next; /* of transforms */
-    bool *mine;           /* those that no other route carries out */
+    bool *mine;           /* [transform]: no other route carries it out */
 
     /* The gathering transfer: the same sources over connections of their own, into the staging. */
     dray__sources sources;
@@ -47,7 +47,7 @@ struct quant_route {
     uint64_t amax_bytes;
     uint32_t *most; /* NVFP4: by tensor, the bits of the largest element of those that share it */
 
-    /* The transform at hand. */
+    /* The current transform. */
     bool in_transform, in_cell, second;
     int32_t values_dtype, result_dtype;
     uint64_t box_elements; /* of a box, at most */
@@ -185,7 +185,7 @@ static const dray__op *transform_ops(const struct quant_route *q, uint64_t *coun
     return s->ops + s->transform_ops[q->next];
 }
 
-/* The scales' tensor on the source's side. */
+/* Returns the source's tensor of scales. */
 static const dray_tensor_info *source_scales(const struct quant_route *q, const dray__op *ops,
                                              uint64_t count)
 {
@@ -201,7 +201,7 @@ static const dray_tensor_info *source_scales(const struct quant_route *q, const 
     return NULL;
 }
 
-/* Makes a layout of the elements that are gathered. */
+/* Makes the layout of the gathered elements. */
 static int make_layout(struct quant_route *q, const dray_tensor_info *values,
                        const dray_tensor_info *scales, dray_error *error)
 {
@@ -230,7 +230,9 @@ static int make_layout(struct quant_route *q, const dray_tensor_info *values,
     return DRAY_OK;
 }
 
-/* Floats are gathered as they are, or as f32 where sources differ. */
+/* Returns the dtype in which floats are gathered: their own, or f32 when sources have different
+ * ones.
+ */
 static int32_t gathered_dtype(const dray__op *ops, uint64_t count)
 {
     int32_t dtype = ops[0].copy.source_dtype;
@@ -240,7 +242,7 @@ static int32_t gathered_dtype(const dray__op *ops, uint64_t count)
     return dtype;
 }
 
-/* Scales that a box of the present slicer needs at most. */
+/* Returns the most scales that a box of the current slicer needs. */
 static uint64_t most_scales(const struct quant_route *q, const dray_transform *t)
 {
     uint64_t scales = 1;
@@ -253,7 +255,7 @@ static uint64_t most_scales(const struct quant_route *q, const dray_transform *t
     return t->kind == DRAY_TRANSFORM_MOST ? 1 : scales;
 }
 
-/* Bytes of a part that a box of the present slicer needs at most. */
+/* Returns the most bytes of a part that a box of the current slicer needs. */
 static uint64_t most_bytes(const struct quant_route *q, const dray_transform *t, int part)
 {
     const dray_layout *layout = q->transfer->destination->layout;
@@ -269,7 +271,8 @@ static uint64_t most_bytes(const struct quant_route *q, const dray_transform *t,
     return bytes;
 }
 
-/* Boxes as large as they can be, cut from `whole`, which counts pieces of `piece` elements. */
+/* Divides the staging, with boxes of `whole` as large as possible. `whole` is in units of `piece`
+ * elements. */
 static void share_staging(struct quant_route *q, const dray__rect *whole, uint64_t piece)
 {
     const dray_transform *t = &q->transforms[q->next];
@@ -292,7 +295,7 @@ static void share_staging(struct quant_route *q, const dray__rect *whole, uint64
     q->part_at[DRAY__PART_SECOND] = (q->part_at[DRAY__PART_SCALES] + scales + 63) & ~(uint64_t)63;
 }
 
-/* The cells, or elements, that the route of data servers does not bring. */
+/* Finds the cells, or elements, that the route of data servers does not bring. */
 static int find_left(struct quant_route *q, const dray__rect *whole, const dray__op *ops,
                      uint64_t count, dray_error *error)
 {
@@ -308,7 +311,7 @@ static int find_left(struct quant_route *q, const dray__rect *whole, const dray_
     return kept ? DRAY_OK : dray__nomem(error);
 }
 
-/* On to the next part that is left; false when there is none. */
+/* Goes to the next part that is left. Returns false when there is none. */
 static bool next_left(struct quant_route *q)
 {
     const dray_transform *t = &q->transforms[q->next];
@@ -352,7 +355,7 @@ static int begin_transform(struct quant_route *q, dray_error *error)
 
 /* ---- boxes ----------------------------------------------------------------------------------- */
 
-/* The next box of the transform at hand; false: it is done. */
+/* Goes to the next box of the current transform. Returns false when it is done. */
 static bool next_box(struct quant_route *q)
 {
     const dray_transform *t = &q->transforms[q->next];
@@ -399,7 +402,7 @@ static dray__rect touched_cells(const struct quant_route *q)
 
 /* ---- gathering ------------------------------------------------------------------------------- */
 
-/* The part of a read that lies in the box, to its place in the staging. */
+/* Adds an op that copies the part of a read in the box to its place in the staging. */
 static bool push_part(struct quant_route *q, const dray__op *of, const dray__rect *box,
                       int32_t dtype, uint64_t at)
 {
@@ -435,7 +438,7 @@ static int begin_gathering(struct quant_route *q, dray_error *error)
     options.run = 0; /* staged bytes are for no other rank */
     options.once = true;
     int rc = dray__transfer_open(&q->sources, &q->destination, &options, &q->gathering, error);
-    /* Closing the gathering takes it out again. */
+    /* Closing the gathering removes it from the waker. */
     return rc ? rc : dray__waker_add(&q->waker, dray__transfer_fd(q->gathering), error);
 }
 
@@ -465,14 +468,14 @@ static int end_gathering(struct quant_route *q, dray_error *error)
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-/* Writes this rank's share of a part's box, which lies in the staging. */
+/* Writes this rank's share of a part's box from the staging. */
 static int write_part(struct quant_route *q, int part, const dray__rect *box, dray_error *error)
 {
     return dray__transform_write(q->transfer, &q->transforms[q->next], part, q->staging, box,
                                  q->part_at[part], error);
 }
 
-/* The exponents of the cells' scales, for each row of the box: dense. */
+/* Writes the exponents of the cells' scales for each row of the box, dense. */
 static void spread_exponents(const struct quant_route *q, const dray__rect *rows,
                              const int64_t *part_cell, const float *scales, uint8_t *out)
 {
@@ -494,7 +497,7 @@ static void spread_exponents(const struct quant_route *q, const dray__rect *rows
     }
 }
 
-/* The scales of FP8, by cell or by row and cell, behind the elements. */
+/* Writes the scales of FP8, one for each cell, or for each row of a cell. */
 static int write_scales(struct quant_route *q, const float *scales, dray_error *error)
 {
     const dray_transform *t = &q->transforms[q->next];
@@ -506,7 +509,7 @@ static int write_scales(struct quant_route *q, const float *scales, dray_error *
     if (t->quant_kind != DRAY_QUANT_DEEPGEMM) {
         memcpy(base + q->part_at[DRAY__PART_SCALES], scales,
                dray__rect_elements(&cells) * sizeof *scales);
-        /* The scale of a cell in slices is written with its first. */
+        /* The scale of a cell in slices is written with its first slice. */
         return q->in_cell && !first ? DRAY_OK : write_part(q, DRAY__PART_SCALES, &cells, error);
     }
     dray__quant_part(q->transfer->destination->layout, t->tensor, DRAY__PART_SCALES, &tensor, cell);
@@ -534,7 +537,7 @@ static int quantise_cells(struct quant_route *q, dray_error *error)
         dray__quant_most(&box, base, q->amax);
     if (q->in_cell)
         q->cell_amax = q->amax[0];
-    if (q->in_cell && !q->second) /* more of the cell is to come */
+    if (q->in_cell && !q->second) /* the cell has more slices */
         return DRAY_OK;
     for (uint64_t i = 0; i < count; i++) {
         float scale =
@@ -547,7 +550,7 @@ static int quantise_cells(struct quant_route *q, dray_error *error)
     return rc ? rc : write_scales(q, scales, error);
 }
 
-/* A tensor whose largest element is wanted: all of it is one cell. */
+/* Finds the largest element of a tensor, which is one cell. */
 static int find_most(struct quant_route *q)
 {
     const dray_layout *layout = q->transfer->destination->layout;
@@ -569,7 +572,7 @@ static uint32_t global_of(const struct quant_route *q, int32_t as)
     return dray__format_global(q->most[quant->shared], as);
 }
 
-/* Behind the last transform of those that share it. */
+/* Writes a global scale, after the last transform that shares it. */
 static int write_global(struct quant_route *q, dray_error *error)
 {
     const dray_transform *t = &q->transforms[q->next];
@@ -582,7 +585,7 @@ static int write_global(struct quant_route *q, dray_error *error)
     return write_part(q, DRAY__PART_SECOND, &one, error);
 }
 
-/* Formats whose groups are rows of cells: each box in one go. */
+/* Quantises a box in a format with groups. */
 static int quantise_groups(struct quant_route *q, dray_error *error)
 {
     const dray_layout *layout = q->transfer->destination->layout;
@@ -626,7 +629,7 @@ static int dequantise(struct quant_route *q, dray_error *error)
 
 /* ---- the route ------------------------------------------------------------------------------- */
 
-/* Past the box at hand. */
+/* Goes past the current box. */
 static int advance(struct quant_route *q, dray_error *error)
 {
     if (!q->in_cell) {

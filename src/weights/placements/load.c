@@ -1,4 +1,4 @@
-/* The tensors of a load_weights engine, dealt to rounds that a bucket holds, and their delivery. */
+/* Divides the tensors of a load_weights engine into rounds that fit a bucket, and delivers them. */
 #include "weights/placements/load.h"
 
 #include "base/arena.h"
@@ -41,8 +41,8 @@ struct dray__load {
 
 static const char *const usual[] = {"q_a_proj,kv_a_proj_with_mqa"};
 
-/* The place in `name` at which one of the comma-separated parts stands between dots; 0 when there
- * is none. */
+/* Returns the offset in `name` of one of the comma-separated parts, as a whole component between
+ * dots; 0 when there is none. */
 static size_t part_at(const char *name, const char *parts)
 {
     for (const char *part = parts; *part; part += strspn(part, ",")) {
@@ -55,8 +55,8 @@ static size_t part_at(const char *name, const char *parts)
     return 0;
 }
 
-/* The common part of a tensor's name and those that it must arrive with; NULL when there is none,
- * or no memory (*nomem). */
+/* Returns a key that a tensor's name shares with those that it must arrive with. Returns NULL when
+ * it may arrive alone, or without memory (*nomem). */
 static char *unit_key(const char *name, const char *const *together, uint32_t count, bool *nomem)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -70,7 +70,9 @@ static char *unit_key(const char *name, const char *const *together, uint32_t co
     return NULL;
 }
 
-/* For each tensor the next one of its unit, in a ring; itself where it is alone. */
+/* Links the tensors that must arrive together in rings: next[i] is the next tensor of the unit, or
+ * i.
+ */
 static int find_units(const dray_layout *layout, const dray_load_options *options, uint32_t *next,
                       dray_error *error)
 {
@@ -111,7 +113,7 @@ static int64_t rows_of(const dray_tensor_info *tensor)
 
 static int next_round(dray__load *l, dray_error *error)
 {
-    /* And one more: where the last round ends. */
+    /* One more entry: the end of the last round. */
     if (!dray__append(&l->first, sizeof *l->first, (uint64_t)l->rounds + 1, &l->round_capacity))
         return dray__nomem(error);
     l->first[l->rounds++] = l->item_count;
@@ -142,7 +144,7 @@ static int too_large(const dray__load *l, const char *what, const char *name, ui
                       fix);
 }
 
-/* A tensor that no bucket holds: its rows, as many as fit at a time. */
+/* Adds a tensor that is larger than the bucket: slices of as many rows as fit. */
 static int put_slices(dray__load *l, uint32_t index, const dray_tensor_info *tensor,
                       dray_error *error)
 {
@@ -164,7 +166,7 @@ static int put_slices(dray__load *l, uint32_t index, const dray_tensor_info *ten
     return rc;
 }
 
-/* All tensors of a ring. */
+/* Adds all tensors of a ring. */
 static int put_unit(dray__load *l, const dray_layout *layout, uint32_t head, const uint32_t *next,
                     bool slices, dray_error *error)
 {

@@ -1,5 +1,4 @@
-/* The placement of changes (transfer.h): the ops that a delta of their source can bring up to
- * date. */
+/* The placement of changes (transfer.h): ops that can be updated by a delta of their source. */
 #include "weights/checkpoint/overlay.h"
 #include "weights/delta/delta.h"
 #include "weights/transfer/transfer.h"

@@ -8,7 +8,8 @@
 
 /* ---- cutting --------------------------------------------------------------------------------- */
 
-/* The elements of the cells that lie in the rectangle as a whole; false: there are none. */
+/* Gives the elements of the cells that are entirely in the rectangle. Returns false when there are
+ * none. */
 static bool whole_cells(const dray_transform *t, const dray_tensor_info *tensor,
                         const dray__rect *rect, dray__rect *out)
 {
@@ -31,7 +32,7 @@ static uint64_t cell_bytes(const dray_transform *t, const dray_tensor_info *tens
     return elements > DRAY__PREQUANTISED_CELL ? UINT64_MAX : elements + sizeof(float);
 }
 
-/* Whole cells that the op reads of one block. */
+/* Finds whole cells that the op reads from one block. */
 static bool find_part(const dray__sources *s, const dray_transform *t, const dray__op *op,
                       dray__rect *out)
 {
@@ -75,8 +76,7 @@ uint32_t dray__prequantised_cut(const dray__sources *s, const dray_transform *t,
     return count + 1;
 }
 
-/* ---- of a prequantised op
- * --------------------------------------------------------------------------- */
+/* ---- a prequantised op ----------------------------------------------------------------------- */
 
 static const dray_transform *transform_of(const dray__transfer *h, const dray__op *op)
 {
@@ -163,7 +163,7 @@ dray__rect dray__prequantised_aligned(const dray__transfer *h, const dray__op *o
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-/* Which part of a quantised tensor a write is of; of floats, values. */
+/* Returns the part of a quantised tensor that a write is for; for floats, values. */
 static int part_of_write(const dray__transfer *h, const dray_copy *write)
 {
     uint32_t tensor;
@@ -194,7 +194,7 @@ int dray__transform_write(dray__transfer *h, const dray_transform *t, int part,
         if (!verify)
             continue;
         uint32_t block = h->sources->write_blocks[w];
-        dray_copy made = copy; /* where it was made, whatever the mover read */
+        dray_copy made = copy; /* its source is the place where it was computed */
         made.destination_offset = copy.source_offset;
         memcpy(made.destination_stride, copy.source_stride, sizeof made.destination_stride);
         uint64_t expected, found;
@@ -217,7 +217,7 @@ int dray__prequantised_place(dray__transfer *h, const dray__op *op, const dray__
                                       at + dray__rect_elements(rect), error);
 }
 
-/* What the source can quantise comes to be copied, too. */
+/* Ops that the source quantises are copied like others. */
 static bool takes(const dray__transfer *transfer, const dray__op *op)
 {
     (void)transfer;

@@ -1,10 +1,10 @@
-/* src/weights/placements/: how the bytes of an update are put where they belong, if it is more
- * than a copy. patch.c says which of them a delta can bring up to date, convert.c gathers cells of
- * a tensor and quantises them or makes floats of them, prequantised.c has them quantised before
- * they are sent, and load.c hands whole tensors to an engine's own load function. */
+/* src/weights/placements/: how the bytes of an update are written to the destination, if it is more
+ * than a copy. patch.c finds the ops that a delta can update, convert.c gathers cells of a tensor
+ * and quantises or dequantises them, prequantised.c has them quantised before they are sent, and
+ * load.c gives whole tensors to an engine's own load function. */
 
-/* Quantisation before the network. A transform may read floats from another host. Whole cells of
- * them that lie in one block are requested in quantised form: the source's data server quantises
+/* Quantisation before the network. A transform may read floats from another host. Whole cells in
+ * one block are requested in quantised form: the source's data server quantises
  * them and sends elements and scales, which are half or a quarter of the bytes, and the route of
  * data servers writes them to their place. Cells whose elements are in several sources or blocks,
  * and cells that are too large for an answer, are gathered as floats (convert.c). */

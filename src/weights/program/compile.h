@@ -85,7 +85,7 @@ bool dray__draft_read_again(dray__compiler *c, dray__cuda_device *device,
 int dray__bucket_of(dray__compiler *c, dray__cuda_device *device, dray__filling **out,
                     dray_error *error);
 
-/* An empty program of these ops; NULL when out of memory. */
+/* Returns an empty program of these ops; NULL when out of memory. */
 dray__program *dray__program_new(const dray__transfer *transfer, const uint64_t *ops,
                                  uint64_t count, uint64_t ceiling);
 /* Returns true when the program was compiled for these ops and this transfer's options. */
@@ -100,11 +100,11 @@ void dray__program_free(dray__program *program); /* NULL is fine */
 bool dray__transform_fits(const dray__transfer *transfer, const dray_transform *transform);
 int dray__compile_transform(dray__compiler *c, uint64_t index, dray_error *error);
 
-/* compile_dequant.c: transforms that make floats */
+/* compile_dequant.c: transforms that dequantise */
 bool dray__dequant_fits(const dray__transfer *transfer, uint64_t index);
 int dray__compile_dequant(dray__compiler *c, uint64_t index, dray_error *error);
 /* compile_patch.c: ops that apply deltas */
 int dray__compile_patches(dray__compiler *c, dray_error *error);
 
-/* The source region of an op. */
+/* Returns the source region of an op. */
 const dray_region *dray__source_region(const dray__compiler *c, const dray_copy *copy);

@@ -1,10 +1,9 @@
-/* Making floats of quantised tensors by GPUs (program.h): the destination's GPU reads elements, and
- * the scales of the cells that they lie in, where the sources have them. What of an op lies in
- * cells whose scales are one source's is a box; those that use the same scale read it each for
- * itself.
+/* Dequantisation by GPUs (program.h). The destination's GPU reads elements, and the scales of their
+ * cells, from the sources' memory. A box is the part of an op in cells with scales of one source.
+ * Boxes that use the same scale each read it.
  *
- * Scales count in the sums like elements: those that the kernel used are compared with the same
- * read by themselves. */
+ * Scales count in the sums like elements: the sum of the scales that the kernel used is compared
+ * with that of a separate read of the scales. */
 #include "base/error.h"
 #include "memory/cuda_memory.h"
 #include "mover/kernels/quant.h"
@@ -41,7 +40,7 @@ struct dequant_box {
     const dray_transform *t;
     const dray_copy *write;
     const dray__op *values, *scales;
-    dray__rect rect, cells; /* elements; the cells that they lie in */
+    dray__rect rect, cells; /* elements; their cells */
     bool by_cell;           /* a scale for each cell; else one for all */
     uint32_t block;
 };
@@ -52,7 +51,8 @@ static bool by_cell(const dray__transfer *h, const struct dequant_box *b)
            !(b->scales->copy.ndim == 1 && b->t->cell[0] >= b->t->start[0] + b->t->extent[0]);
 }
 
-/* What the op has of elements whose scales the other one has; false: nothing. */
+/* Computes the elements of one op that have their scales in the other. Returns false when there are
+ * none. */
 static bool cross(struct dequant_box *b)
 {
     dray__rect held = dray__copy_rect(&b->scales->copy), read = dray__copy_rect(&b->values->copy);
@@ -96,7 +96,7 @@ static dray__cuda_quant quant_of(const dray__compiler *c, const struct dequant_b
     return q;
 }
 
-/* The source's tensor of scales, which the destination does not have. */
+/* Returns the source's tensor of scales, which the destination does not have. */
 static const dray_tensor_info *scales_tensor(const dray__transfer *h, const struct dequant_box *b)
 {
     const dray_layout *layout = h->sources->sources[b->scales->copy.source].layout;

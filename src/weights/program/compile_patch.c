@@ -1,4 +1,4 @@
-/* Deltas applied by GPUs (program.h): the destination's GPU reads slots and entries from the
+/* Application of deltas by GPUs (program.h). The destination's GPU reads slots and entries from the
  * publisher's store, which is pinned memory, and slices that changed too much from the block
  * itself. The updated elements are read back as a whole, as if all of them had been copied. */
 #include "base/error.h"
@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* From one slice in so many on that goes as a whole, the op is copied. */
+/* When at least one slice in so many is read whole, the op is copied instead. */
 enum { FEW = 2 };
 
 static const dray_region *store_of(const dray__source *source)
@@ -16,7 +16,7 @@ static const dray_region *store_of(const dray__source *source)
     return source->regions[dray_layout_region_count(source->layout)];
 }
 
-/* As measured by the publisher, slice by slice. */
+/* Returns true when few slices are full, by the slots of the delta. */
 static bool is_sparse(const dray__transfer *h, const dray__op *op, uint32_t block)
 {
     dray__rect rect = dray__copy_rect(&op->copy);
@@ -80,7 +80,7 @@ static dray__cuda_delta delta_of(const dray__transfer *h, const dray__op *op,
     return d;
 }
 
-/* Entries are counted, and judged, whether or not anything is verified. */
+/* Compiles an op. Its entries are counted and checked even without verification. */
 static int compile_patch(dray__compiler *c, const dray__op *op, dray_error *error)
 {
     const dray__transfer *h = c->transfer;

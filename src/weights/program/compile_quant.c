@@ -1,7 +1,7 @@
-/* Quantising by GPUs (program.h): whole cells that lie in one block of one source are read and
- * quantised where they lie, by the source's GPU if it can; what several sources or blocks share is
- * gathered on the destination's GPU first, through its bucket. Transforms that are more involved
- * are left to placements/convert.c. */
+/* Quantisation by GPUs (program.h). Whole cells in one block of one source are read and quantised
+ * in place, by the source's GPU if possible. Cells that are spread over several sources or blocks
+ * are gathered on the destination's GPU first, through its bucket. Other transforms are left to
+ * placements/convert.c. */
 #include "base/error.h"
 #include "model/layout/layout.h"
 #include "mover/kernels/quant.h"
@@ -10,13 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Cells so large are not gathered. */
+/* Larger cells are not gathered. */
 #define GATHERED_CELL ((uint64_t)64 << 10)
 
-/* What a box of whole cells becomes, and where: a write of the plan for each part. */
+/* A box of whole cells, and the plan's write for each part of its result. */
 struct quant_piece {
     const dray_transform *t;
-    const dray_copy *writes[DRAY__QUANT_PARTS]; /* NULL: the format has no such part */
+    const dray_copy *writes[DRAY__QUANT_PARTS]; /* NULL when the format has no such part */
     uint32_t blocks[DRAY__QUANT_PARTS];
     dray__rect rect;                     /* elements */
     dray__rect parts[DRAY__QUANT_PARTS]; /* in the parts' own coordinates */
@@ -49,7 +49,8 @@ static bool is_inside(const dray__rect *outer, const dray__rect *inner)
     return true;
 }
 
-/* The write that holds all of a part's rectangle; false: there is none in GPU memory. */
+/* Finds the write that holds all of a part's rectangle. Returns false when there is none in GPU
+ * memory. */
 static bool find_write(const dray__transfer *h, const dray_transform *t, uint32_t tensor,
                        const dray__rect *rect, const dray_copy **write, uint32_t *block)
 {
@@ -66,14 +67,14 @@ static bool find_write(const dray__transfer *h, const dray_transform *t, uint32_
     return false;
 }
 
-/* Of the tensor's dimensions. */
+/* Returns the index of the tensor's last dimension. */
 static uint32_t last_dimension(const dray__transfer *h, const dray_transform *t)
 {
     uint32_t ndim = dray_layout_tensor(h->destination->layout, t->tensor)->ndim;
     return ndim ? ndim - 1 : 0;
 }
 
-/* Fills in what becomes of the elements of `rect`. */
+/* Fills in the writes for the elements of `rect`. */
 static bool find_piece(const dray__transfer *h, const dray__rect *rect, struct quant_piece *p)
 {
     const dray_layout *layout = h->destination->layout;
@@ -92,7 +93,8 @@ static bool find_piece(const dray__transfer *h, const dray__rect *rect, struct q
     return true;
 }
 
-/* Boxes of cells whose scales are in one write: those of DeepGEMM lie in columns of four. */
+/* Returns the next box of cells with their scales in one write: DeepGEMM has scales in columns of
+ * four. */
 static dray__rect next_cells(const dray__transfer *h, const dray_transform *t,
                              const dray__rect *cells, int64_t done)
 {
@@ -114,7 +116,7 @@ static dray__rect next_cells(const dray__transfer *h, const dray_transform *t,
     return some;
 }
 
-/* Is there one write of each part for each of the boxes that the transform is cut into? */
+/* Does each box of the transform have one write for each part? */
 static bool has_writes(const dray__transfer *h, const dray_transform *t)
 {
     dray__rect whole = dray__transform_rect(t), cells = all_cells(t), some;
@@ -131,7 +133,7 @@ static bool has_writes(const dray__transfer *h, const dray_transform *t)
     return true;
 }
 
-/* Can its groups be quantised by the kernel? */
+/* Can the kernel quantise its groups? */
 static bool groups_fit(const dray_layout *layout, const dray_transform *t)
 {
     uint32_t ndim = dray_layout_tensor(layout, t->tensor)->ndim;
@@ -188,7 +190,7 @@ bool dray__transform_fits(const dray__transfer *h, const dray_transform *t)
 
 /* ---- boxes ----------------------------------------------------------------------------------- */
 
-/* The sums of a job that quantises. */
+/* Returns the sums that a quantising job computes. */
 static uint32_t sums_of(const dray__transfer *h)
 {
     return h->options.verify ? DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN |
@@ -196,7 +198,7 @@ static uint32_t sums_of(const dray__transfer *h)
                              : 0;
 }
 
-/* A part of the piece. */
+/* Returns the write of one part of the piece. */
 static dray_copy part_copy(const struct quant_piece *p, int part)
 {
     return dray__copy_cut(p->writes[part], &p->parts[part]);
@@ -208,7 +210,7 @@ static uint64_t address_of(const dray__transfer *h, const dray_copy *copy)
            copy->destination_offset;
 }
 
-/* The destination's side of it. */
+/* Returns a quant with the destination's fields set. */
 static dray__cuda_quant quant_of(const dray__transfer *h, const struct quant_piece *p,
                                  int32_t dtype)
 {
@@ -241,7 +243,7 @@ static dray__cuda_quant quant_of(const dray__transfer *h, const struct quant_pie
     return q;
 }
 
-/* The number of what the transform's tensor shares its global scale by. */
+/* Gives the number of the global scale of the transform's tensor, a new one at first use. */
 static bool number_of(dray__compiler *c, const dray_transform *t, uint32_t *number)
 {
     const dray_layout *layout = c->transfer->destination->layout;
@@ -257,8 +259,8 @@ static bool number_of(dray__compiler *c, const dray_transform *t, uint32_t *numb
     return true;
 }
 
-/* What NVFP4 quantises, a step after the largest elements are found; what else does, in the first.
- */
+/* Returns the first step of a transform. NVFP4 quantises a step later, after the largest elements
+ * are found. */
 static uint32_t first_step(const dray_transform *t)
 {
     return t->quant_kind == DRAY_QUANT_NVFP4;
@@ -273,7 +275,7 @@ static uint8_t entry_kind(const dray__transfer *h, const struct quant_piece *p)
     return p->gathered ? DRAY__ENTRY_REQUANTISED : DRAY__ENTRY_QUANTISED;
 }
 
-/* Enters the box in a job, and what reads it back in the step after. */
+/* Adds the box to a job, and the items that read it back to the next step. */
 static bool push_piece(dray__compiler *c, const struct quant_piece *p, const dray__ends *ends,
                        dray__cuda_device *device, const dray__cuda_quant *q, uint32_t step)
 {
@@ -303,7 +305,7 @@ static bool push_piece(dray__compiler *c, const struct quant_piece *p, const dra
     return true;
 }
 
-/* Cells that lie in one block of one source. */
+/* Compiles cells that are in one block of one source. */
 static int compile_cells(dray__compiler *c, const dray_transform *t, uint64_t index,
                          const dray__rect *cells, dray_error *error)
 {
@@ -338,7 +340,7 @@ static int compile_cells(dray__compiler *c, const dray_transform *t, uint64_t in
                : dray__nomem(error);
 }
 
-/* The parts of a box, from all who have some of it, into the bucket, dense. */
+/* Adds copies of all parts of a box, from all sources that have some, to the bucket, dense. */
 static int gather(dray__compiler *c, uint32_t block, const dray__rect *rect, uint64_t first,
                   uint64_t end, uint32_t step, const dray__filling *f, dray_error *error)
 {
@@ -374,7 +376,7 @@ static int gather(dray__compiler *c, uint32_t block, const dray__rect *rect, uin
     return DRAY_OK;
 }
 
-/* Cells that nobody has alone. */
+/* Compiles cells that no source has alone. */
 static int compile_gathered(dray__compiler *c, uint64_t index, const dray__rect *cells,
                             dray_error *error)
 {
@@ -418,7 +420,7 @@ static int compile_gathered(dray__compiler *c, uint64_t index, const dray__rect 
     return push_piece(c, &p, &ends, ends.device, &q, first_step(t)) ? DRAY_OK : dray__nomem(error);
 }
 
-/* In pieces that a half of the bucket holds. */
+/* Compiles the remaining cells, in pieces that fit a half of the bucket. */
 static int compile_left(dray__compiler *c, uint64_t index, const dray__rects *left,
                         dray_error *error)
 {
@@ -442,7 +444,7 @@ static int compile_left(dray__compiler *c, uint64_t index, const dray__rects *le
     return rc;
 }
 
-/* What whole cells one op reads, box by box. */
+/* Compiles the whole cells that one op reads, box by box. */
 static int compile_op(dray__compiler *c, const dray_transform *t, uint64_t index,
                       const dray__rect *cells, dray_error *error)
 {
@@ -458,7 +460,7 @@ static int compile_op(dray__compiler *c, const dray_transform *t, uint64_t index
 
 /* ---- the largest elements -------------------------------------------------------------------- */
 
-/* One op, by the GPU that has its memory, if it is seen here. */
+/* Compiles the search of one op by the GPU that has its source, if this process sees that GPU. */
 static int compile_largest(dray__compiler *c, const dray_transform *t, const dray__op *op,
                            const dray_region *to, dray_error *error)
 {
@@ -491,7 +493,7 @@ static int compile_largest(dray__compiler *c, const dray_transform *t, const dra
                : dray__nomem(error);
 }
 
-/* A global scale, by the destination's GPU, once the largest element is known. */
+/* Adds the write of a global scale by the destination's GPU, after the largest element is known. */
 static bool push_global(dray__compiler *c, const dray_transform *t, uint64_t write,
                         const dray__ends *ends)
 {
@@ -558,7 +560,7 @@ int dray__compile_transform(dray__compiler *c, uint64_t index, dray_error *error
         if (rc == DRAY_OK && !dray__rects_take(&left, &cells))
             rc = dray__nomem(error);
     }
-    /* What is quantised whole counts in the source's sums; what lies around it is gathered. */
+    /* Whole cells were compiled above; all others are gathered. */
     if (rc == DRAY_OK)
         rc = compile_left(c, index, &left, error);
     dray__rects_free(&left);

@@ -1,7 +1,7 @@
-/* Programs that are spread over a time (program.h): a job's launches are given to its GPU one by
- * one, when they are due. A burst at full rate slows other kernels less than the same bytes moved
- * by a few thread blocks for a long time. Those keep places on the GPU, so that every other kernel
- * has to come in one round more. */
+/* Programs that are spread over a time (program.h): a job's launches are enqueued one by one, when
+ * they are due. Bursts at full rate slow other kernels less than the same bytes moved by a few
+ * thread blocks for a long time, because those occupy places on the GPU, so that other kernels need
+ * one wave more. */
 #include "weights/program/program.h"
 
 #include "base/clock.h"
@@ -38,7 +38,7 @@ int64_t dray__pace_at(uint64_t count, int64_t within_ns, uint64_t index)
 int dray__program_keep_pace(const dray__program *p, uint32_t step, int64_t within_ns,
                             int64_t began_ns, uint64_t *released, dray_error *error)
 {
-    uint64_t count = 0, first = 0; /* of all, of those before the jobs of this step */
+    uint64_t count = 0, first = 0; /* launches of all steps, and of earlier steps */
     for (uint32_t i = 0; i < p->job_count; i++) {
         uint64_t launches = dray__cuda_job_launch_count(p->jobs[i].job);
         count += launches;

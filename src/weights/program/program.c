@@ -1,4 +1,4 @@
-/* Compiling ops into jobs (program.h). */
+/* Compiles ops into jobs (program.h). */
 #include "weights/program/compile.h"
 
 #include "base/arena.h"
@@ -17,7 +17,7 @@ static bool is_gpu_kind(int32_t kind)
 /* The GPU state of the sources. */
 struct programs {
     dray__program *first;
-    uint8_t *transforms; /* of the plan: do GPUs take it? 0: not looked at yet, 1: yes, 2: no */
+    uint8_t *transforms; /* [transform]: whether GPUs take it; 0: unknown, 1: yes, 2: no */
 };
 
 static void forget(void *kept)
@@ -36,7 +36,8 @@ static struct programs *programs_of(const dray__transfer *h)
     return dray__kept_make(&h->sources->kept, forget, sizeof(struct programs));
 }
 
-/* Of NVFP4, all that share a global scale: it is found by GPUs and used by them, or neither. */
+/* NVFP4: returns true when GPUs take all transforms that share a global scale. GPUs compute it and
+ * use it, or do neither. */
 static bool takes_shared(const dray__transfer *h, uint32_t index, uint8_t *known)
 {
     const dray_transform *t = dray_plan_transforms(h->sources->plan);
@@ -57,7 +58,7 @@ static bool takes_shared(const dray__transfer *h, uint32_t index, uint8_t *known
     return fits;
 }
 
-/* Transforms as a whole, which looks at each once. */
+/* Returns true when GPUs take the transform. The result is kept. */
 static bool takes_transform(const dray__transfer *h, uint32_t index)
 {
     struct programs *programs = programs_of(h);
@@ -90,8 +91,7 @@ bool dray__program_takes(const dray__transfer *h, const dray__op *op)
            (from == DRAY_REGION_CUDA || dray_region_get_kind(to) == DRAY_REGION_CUDA);
 }
 
-/* ---- programs that are being compiled
- * ------------------------------------------------------------- */
+/* ---- compilation ----------------------------------------------------------------------------- */
 
 dray__draft *dray__draft_of(dray__compiler *c, dray__cuda_device *device, uint32_t sums,
                             uint32_t step)
@@ -277,10 +277,11 @@ bool dray__draft_move(dray__compiler *c, const dray__ends *ends, const dray_copy
  * read at once, no two of them from the same GPU. When GPUs do both, reading from all at once is as
  * fast, and no rank waits for one that began late. */
 
-/* From how many bytes of each source to those of the one that gives most, rounds stay in step. */
+/* Rounds are used when every source gives at least this part of the bytes of the largest one. */
 #define EVEN 0.75
 
-/* Are the sources on other GPUs read about evenly? Else rounds of unlike length would collide. */
+/* Are about the same bytes read from all sources on other GPUs? Else rounds of different lengths
+ * would overlap. */
 static bool is_even(const dray__compiler *c, const uint64_t *bytes)
 {
     uint64_t least = UINT64_MAX, most = 0;
@@ -322,11 +323,11 @@ static uint32_t round_of(const dray__compiler *c, const dray_copy *copy)
     return c->rounds ? (copy->source + count - c->turn) % count : 0;
 }
 
-/* The pushes of a source are cut into steps, so that the bytes of one are read back during the
- * next: this many, of all sources together. */
+/* The number of steps into which the pushes of all sources are cut. The bytes of one step are read
+ * back during the next. */
 enum { PUSH_STEPS = 8 };
 
-/* The step in which the next copy out of a source is pushed; -1: out of memory. */
+/* Returns the step in which the next copy out of a source is pushed; -1 when out of memory. */
 static int64_t push_step(dray__compiler *c, const dray__ends *ends, const dray_copy *copy)
 {
     uint32_t sources = c->transfer->sources->count;
@@ -387,7 +388,7 @@ static int compile_direct(dray__compiler *c, dray_error *error)
     int even = find_rounds(c, error);
     if (even)
         return even;
-    uint32_t transform = 0; /* 1 + the one that was compiled last: their ops follow each other */
+    uint32_t transform = 0; /* 1 + the last one compiled; the ops of a transform are adjacent */
     for (uint64_t i = 0; i < p->count; i++) {
         const dray__op *op = &c->transfer->sources->ops[p->ops[i]];
         int rc = DRAY_OK;
@@ -432,7 +433,7 @@ int dray__bucket_of(dray__compiler *c, dray__cuda_device *device, dray__filling 
     return DRAY_OK;
 }
 
-/* One slice: in, and in the next phase out. */
+/* Adds one slice: into the bucket, and in the next phase out of it. */
 static bool push_staged(dray__compiler *c, dray__filling *f, const dray__cuda_item *whole,
                         const dray_copy *slice, uint64_t index)
 {
@@ -456,7 +457,7 @@ static bool push_staged(dray__compiler *c, dray__filling *f, const dray__cuda_it
     out.copy = dray__copy_onwards(slice, &in.copy);
     out.source_base = half;
     out.phase = f->group + 1;
-    out.lane = h->sources->count; /* local bytes are a lane of their own */
+    out.lane = h->sources->count; /* local copies have their own lane */
     out.near = true;
     f->used = (f->used + bytes + DRAY__BUCKET_ALIGN - 1) / DRAY__BUCKET_ALIGN * DRAY__BUCKET_ALIGN;
     uint32_t sums = verify ? sums_of[DRAY__ENTRY_SUMMED] : 0;
@@ -580,10 +581,9 @@ dray__program *dray__program_new(const dray__transfer *h, const uint64_t *ops, u
     return p;
 }
 
-/* Shorter runs are not worth a copy engine's while, even where kernels are not wanted. */
+/* Shorter runs are too small for copy engines, even when kernels are to be avoided. */
 #define ENGINE_RUN ((uint64_t)64 << 10)
 
-/* The drafts become jobs. */
 int dray__program_finish(dray__compiler *c, dray_error *error)
 {
     dray__program *p = c->program;
@@ -662,7 +662,7 @@ static int compile(const dray__transfer *h, dray__program *p, dray_error *error)
     return rc;
 }
 
-/* How many are kept: of the destination and of its staging, in two strategies. */
+/* Programs that are kept: for the destination and its staging, in two strategies. */
 enum { KEPT = 4 };
 
 static void drop_oldest(struct programs *programs)
@@ -687,7 +687,7 @@ int dray__program_find(const dray__route *route, dray__program **out, dray_error
     for (dray__program **at = &programs->first, *p; (p = *at); at = &p->next)
         if (p->patches == patches &&
             dray__program_fits(p, h, route->ops, route->count, route->ceiling)) {
-            *at = p->next; /* to the front: another route's program must not push it out */
+            *at = p->next; /* to the front, so that another route's program does not evict it */
             p->next = programs->first;
             programs->first = *out = p;
             return DRAY_OK;

@@ -1,6 +1,6 @@
 /* src/weights/program/: copies between memory that GPUs reach. program.c compiles an update's
  * operations into jobs of the GPUs, with a file for each kind of work: compile_patch.c applies
- * deltas, compile_quant.c quantises, compile_dequant.c makes floats of quantised tensors.
+ * deltas, compile_quant.c quantises, compile_dequant.c dequantises.
  * program_run.c starts the jobs again in every update and reads back their sums. */
 
 /* A program is an update's ops between memory that GPUs reach, as jobs of these GPUs
@@ -120,7 +120,7 @@ int64_t dray__pace_at(uint64_t count, int64_t within_ns, uint64_t index);
 int dray__program_keep_pace(const dray__program *program, uint32_t step, int64_t within_ns,
                             int64_t began_ns, uint64_t *released, dray_error *error);
 
-/* DRAY_EAGAIN until all jobs of the step are done. */
+/* Returns DRAY_EAGAIN until all jobs of the step are done. */
 int dray__program_poll(const dray__program *program, uint32_t step, dray_error *error);
 /* Takes the largest magnitudes that a step has found, for the steps after it. The caller that
  * starts the first step sets them to 0. */

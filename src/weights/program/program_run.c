@@ -1,4 +1,4 @@
-/* Replaying a program's jobs, step by step, and their results (program.h). */
+/* Runs a program's jobs, step by step, and enters their results (program.h). */
 #include "weights/program/program.h"
 
 #include "base/clock.h"
@@ -62,7 +62,7 @@ int64_t dray__program_device_ns(const dray__program *p, uint32_t step)
     return longest;
 }
 
-/* How much earlier, or later, than the last time it may end to be found at once. */
+/* The time around the expected end in which jobs are polled without sleeping. */
 #define EARLIER(ns) ((ns) / 32 + DRAY__MILLISECOND / 10)
 #define LATER(ns) ((ns) / 16 + DRAY__MILLISECOND)
 
@@ -122,7 +122,7 @@ static const struct effect {
     [DRAY__ENTRY_ARRIVED] = {.found = READ},
     [DRAY__ENTRY_AGAIN] = {.read = 1}, /* subtracted for sources that are read twice */
     [DRAY__ENTRY_QUANTISED] = {.read = -1, .written = 1, .most = 1, .own = READ, .by_cell = true},
-    /* Returns true when the bytes read from the bucket are those that were written into it. */
+    /* 0 in all when the bytes read from the bucket are those that were written into it. */
     [DRAY__ENTRY_REQUANTISED] = {.read = -2, .written = 1, .most = 1, .by_cell = true},
     [DRAY__ENTRY_GROUPED] = {.written = 1, .own = READ, .by_cell = true, .second = true},
     [DRAY__ENTRY_REGROUPED] = {.read = -1, .written = 1, .by_cell = true, .second = true},
@@ -148,7 +148,7 @@ static void enter(dray__transfer *h, const dray__entry *e, uint64_t read, uint64
 {
     const struct effect *f = &effects[e->kind];
     const uint64_t which[] = {[NONE] = 0, [READ] = read, [BACK] = back};
-    bool twice = e->twice && f->written; /* taken away, if it was read right the second time */
+    bool twice = e->twice && f->written; /* subtracts the first read; ENTRY_AGAIN adds it again */
     h->expected[e->block] += times(f->read, read) + times(f->written, written) +
                              times(f->back, back) + times(f->scales, scales) +
                              times(f->most, most) - (twice ? read : 0);
@@ -181,7 +181,6 @@ static void enter_job(dray__transfer *h, const dray__program_job *job)
     }
 }
 
-/* The largest magnitudes that a step found, for the steps behind it. */
 void dray__program_take_most(const dray__program *p, uint32_t step)
 {
     for (uint32_t i = 0; i < p->job_count; i++) {

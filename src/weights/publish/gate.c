@@ -1,4 +1,4 @@
-/* Streams that wait for readers (gate.h). */
+/* Makes streams wait for readers (gate.h). */
 #include "weights/publish/gate.h"
 
 #include "base/error.h"

@@ -25,7 +25,8 @@ uint32_t dray__publisher_regions(const dray_publisher *p)
     return dray_layout_region_count(p->layout) + (p->delta != NULL) + (p->arena != NULL);
 }
 
-/* Regions that readers of this host can map: where descriptors pass. */
+/* Returns true for a region that readers on this host can map; that needs a channel that passes
+ * descriptors. */
 static bool is_offered(const dray_publisher *p, uint32_t region)
 {
     return dray__channel_passes_fds(p->channel) && dray__region_offered(p->regions[region]);
@@ -49,7 +50,7 @@ int dray__publisher_put(dray_publisher *p, int64_t deadline_ns, dray_error *erro
     return rc;
 }
 
-/* Puts this rank's former registration, for a rank that comes back. */
+/* Writes this rank's former registration, for a rank that registers again. */
 static void put_claim(const dray_publisher *p, dray__writer *w)
 {
     const dray__rank_claim claim = {.set = p->released ? 0 : p->set,
@@ -172,7 +173,7 @@ static int open_delta(dray_publisher *p, int32_t dtype, dray_error *error)
     return dray__delta_open(p->layout, dray__delta_region(p->delta), &p->delta_view, error);
 }
 
-/* After the delta, whose region comes before. */
+/* Opens the arena. Its region is behind the delta's, so the delta must exist already. */
 static int open_arena(dray_publisher *p, uint64_t bytes, dray_error *error)
 {
     int rc = dray__arena_new(bytes, &p->arena, error);
@@ -196,7 +197,7 @@ static int take_regions(dray_publisher *p, const dray_layout *layout, dray_regio
 {
     uint32_t count = dray_layout_region_count(layout);
     p->regions =
-        calloc((size_t)count + 2, sizeof(dray_region *)); /* and the delta's, the arena's */
+        calloc((size_t)count + 2, sizeof(dray_region *)); /* and the delta's, and the arena's */
     if (p->regions && count)
         memcpy(p->regions, regions, count * sizeof *p->regions);
     return p->regions ? dray__layout_copy(layout, regions, &p->layout, packed, error)
@@ -215,8 +216,8 @@ int dray__publisher_note(dray_publisher *p, dray_region *const *regions, dray_er
     return DRAY_OK;
 }
 
-/* Before each publish: memory that was freed, or whose region object is another one now, is never
- * read. */
+/* Checks, before each publish, that no region was freed or replaced by another region object, so
+ * that freed memory is never read. */
 static int check_regions(const dray_publisher *p, dray_error *error)
 {
     dray_region *const *regions = p->origin ? p->origin : p->regions;
@@ -282,8 +283,8 @@ int dray_publisher_open(dray_context *context, const char *model, const dray_lay
     return rc;
 }
 
-/* Waits for the other ranks, then learns their layouts: an element that several ranks hold is
- * summed by the first. */
+/* Waits for the other ranks, then fetches their layouts, because an element that several ranks hold
+ * is summed by the first of them. */
 static int meet_trainer(dray_publisher *p, int64_t deadline_ns, dray_error *error)
 {
     const dray__sources_asked asked = {
@@ -322,7 +323,7 @@ static int make_pieces(dray_publisher *p, int64_t deadline_ns, dray_error *error
     return rc;
 }
 
-/* Learns the others' layouts, also while they move. */
+/* Fetches the layouts of the other ranks, even while they change, and makes the pieces. */
 static int meet_and_cut(dray_publisher *p, int64_t deadline_ns, dray_error *error)
 {
     int rc = make_pieces(p, deadline_ns, error);
@@ -372,7 +373,7 @@ int dray__publisher_drain(dray_publisher *p, uint64_t version, int64_t timeout_n
         if (rc == DRAY_OK)
             rc = ask_readers(p, version, deadline, dropped, error);
     } while (dray__publisher_again(p, rc, deadline));
-    if (summed == DRAY_ECANCELED) /* its readers were dropped */
+    if (summed == DRAY_ECANCELED) /* the version's readers were dropped */
         dray__publisher_sums_forgo(p, dray__answer_deadline(deadline));
     else if (rc == DRAY_OK && summed && error)
         *error = of_sums;
@@ -403,7 +404,7 @@ static int announce(dray_publisher *p, uint64_t version, int64_t deadline, dray_
     int rc = dray__call(p->channel, DRAY__MSG_PUBLISH, &w, NULL, 0, dray__answer_deadline(deadline),
                         NULL, error);
     dray__writer_free(&w);
-    if (rc == DRAY_ETIMEDOUT) /* it may be announced: the next one is a later one */
+    if (rc == DRAY_ETIMEDOUT) /* it may be announced already */
         dray__fail_prefix(error, rc,
                           "version %" PRIu64 " may be announced, wait for its readers before the "
                           "memory changes: ",
@@ -483,7 +484,7 @@ int dray_publisher_wait(dray_publisher *p, uint64_t version, int64_t timeout_ns,
         return dray__publisher_drain(p, version, timeout_ns, dropped, error);
     if (dropped)
         *dropped = 0;
-    return DRAY_OK; /* the snapshot is read and summed */
+    return DRAY_OK; /* readers and sums use the snapshot */
 }
 
 void dray_publisher_close(dray_publisher *p)

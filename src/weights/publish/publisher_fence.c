@@ -25,7 +25,7 @@ static dray__cuda_device *device_of(const dray_publisher *p)
     return device;
 }
 
-/* The mark, made when it is first needed. */
+/* Makes the mark when it is first needed. */
 static int have_mark(dray_publisher *p, dray_error *error)
 {
     dray__cuda_device *device = device_of(p);
@@ -66,8 +66,8 @@ static int wait_here(CUevent event, int64_t deadline_ns, dray_error *error)
     return dray__fail_cuda(error, result, "the fence of the published version");
 }
 
-/* Readers, and the GPUs that sum, wait for the mark, so that nothing waits here; where there is
- * none the event is waited for here. */
+/* Readers, and the GPUs that compute sums, wait for the mark, so that this call need not wait.
+ * Without a mark it waits for the event. */
 int dray__publisher_fence(dray_publisher *p, const dray_fence *fence, int64_t deadline_ns,
                           dray_error *error)
 {
@@ -107,7 +107,7 @@ int dray_publisher_wait_stream(dray_publisher *p, uint64_t version, void *stream
         return rc;
     dray__cuda_device *device = device_of(p);
     if (p->origin)
-        return DRAY_OK; /* the snapshot is read */
+        return DRAY_OK; /* readers use the snapshot */
     if (!device)
         return dray__fail(error, DRAY_EUNSUPPORTED, "weights that lie on no GPU: wait here");
     p->gate.wait = drain;

@@ -1,4 +1,4 @@
-/* A publisher's memory moves, gets another layout, or is taken back from its readers. */
+/* Moves a publisher's memory, gives it another layout, or takes it back from its readers. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* They were compiled for the regions as they are. */
+/* Frees the jobs that sum, which were compiled for the present regions. */
 static void forget_sums(dray_publisher *p)
 {
     dray__source_sums_free(p->gpu_sums);
@@ -28,7 +28,7 @@ static int check_move(dray_publisher *p, dray_region *const *regions, dray_error
     return p->origin ? DRAY_OK : dray__regions_check(p->layout, regions, error);
 }
 
-/* Exports the regions anew, under a new set. */
+/* Exports the regions again, under a new set. */
 static int export_anew(dray_publisher *p, dray_error *error)
 {
     int64_t deadline = dray__publisher_deadline(p, DRAY_WAIT_DEFAULT);
@@ -48,7 +48,7 @@ static int export_anew(dray_publisher *p, dray_error *error)
     return rc ? rc : dray__publisher_put(p, deadline, error);
 }
 
-/* Offers the regions to everybody: those that are known here, or a snapshot that was freed. */
+/* Offers the regions to readers again, after they were released. A snapshot is allocated again. */
 static int show_anew(dray_publisher *p, dray_error *error)
 {
     forget_sums(p);
@@ -80,7 +80,7 @@ int dray_publisher_move(dray_publisher *p, dray_region *const *regions, dray_err
     if (rc)
         return rc;
     uint32_t count = dray_layout_region_count(p->layout);
-    if (p->origin) { /* readers map the snapshot, which stays */
+    if (p->origin) { /* readers map the snapshot, which does not move */
         rc = dray__snapshot_move(p, regions, error);
         if (rc == DRAY_OK)
             rc = dray__publisher_note(p, regions, error);
@@ -92,7 +92,7 @@ int dray_publisher_move(dray_publisher *p, dray_region *const *regions, dray_err
     return show_anew(p, error);
 }
 
-/* Every element of b is in a. */
+/* Checks that every element of b is in a. */
 static int within(const dray_layout *a, const dray_layout *b, dray_error *error)
 {
     const dray__holder both[] = {{.layout = a}, {.layout = b}};
@@ -223,7 +223,7 @@ int dray_publisher_release(dray_publisher *p, int64_t timeout_ns, dray_pin *pins
     forget_sums(p);
     for (uint32_t i = 0; !found && i < dray_layout_region_count(p->layout); i++)
         dray_region_unexport(p->regions[i]);
-    hide(p); /* readers of this process leave within a slice */
+    hide(p); /* readers in this process end after at most a slice */
     if (p->origin)
         dray__snapshot_free_regions(p);
     if (count)

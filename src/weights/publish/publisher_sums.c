@@ -1,6 +1,6 @@
-/* Checksums of an announced version: readers begin at once, while GPUs and a thread of the
- * publisher's own sum the bytes that they read. The coordinator lets no group commit before it has
- * the sums. The thread has the publisher's channel until it is joined, which every later call does
+/* Computes the checksums of an announced version. Readers begin at once, while GPUs and a thread of
+ * the publisher compute the sums. The coordinator lets no group commit before it has the sums.
+ * Until it is joined, only the thread uses the publisher's channel; every later call joins it
  * first. */
 #include "base/clock.h"
 #include "base/error.h"
@@ -8,8 +8,7 @@
 
 #include <inttypes.h>
 
-/* One attempt to reach the coordinator takes no longer, so that a publisher that closes need not
- * wait for more. */
+/* The longest attempt to reach the coordinator, so that closing a publisher waits no longer. */
 #define TRY_NS DRAY__SECOND
 
 static int send_sums(dray_publisher *p, const dray_error *outcome, int64_t deadline,
@@ -27,7 +26,8 @@ static int send_sums(dray_publisher *p, const dray_error *outcome, int64_t deadl
     return rc;
 }
 
-/* Also for the next coordinator, to which a rank that comes back sends them with its claim. */
+/* Sends the sums, to the next coordinator if this one is gone: a rank that registers again sends
+ * them with its claim. */
 static int tell(dray_publisher *p, dray__summing_up *s, dray_error *error)
 {
     int64_t deadline = dray__publisher_deadline(p, DRAY_WAIT_DEFAULT);
@@ -58,7 +58,7 @@ static void take_and_tell(dray_publisher *p)
         p->sums = sums;
         sums = (dray__sums){0};
     } else {
-        p->withdrawn = true; /* nobody can commit it */
+        p->withdrawn = true; /* no group can commit it */
     }
     dray__sums_free(&sums);
     if (s->outcome.code != DRAY_ECANCELED && tell(p, s, &told) && s->outcome.code == DRAY_OK)
@@ -105,12 +105,12 @@ void dray__publisher_sums_go(dray_publisher *p)
     s->done = false;
     dray__sums_form_drop(s->form);
     s->form = dray__sums_form_keep(p->sums.form);
-    dray__sums_free(&p->sums); /* those of the version before */
+    dray__sums_free(&p->sums); /* of the last version */
     if (dray__thread_start(&s->thread, run, p, "checksums of the published version", NULL))
         take_and_tell(p);
 }
 
-/* Until the thread is done, or the deadline. */
+/* Waits until the thread is done, or the deadline. */
 static bool await(dray__summing_up *s, int64_t deadline_ns)
 {
     pthread_mutex_lock(&s->lock);

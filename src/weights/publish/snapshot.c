@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The blocks that lie on one GPU. */
+/* The blocks in one GPU's memory. */
 struct dray__snapshot_gpu {
     dray__cuda_device *device;
     dray__cuda_job *job;
@@ -20,7 +20,7 @@ struct dray__snapshot_gpu {
 
 /* ---- regions --------------------------------------------------------------------------------- */
 
-/* Allocates what takes the copy of `origin`: memory of the same GPU, or shared memory. */
+/* Allocates the region for the copy of `origin`: memory of the same GPU, or shared memory. */
 static int make_region(const dray_region *origin, const dray_region_info *info, dray_region **out,
                        dray_error *error)
 {
@@ -90,7 +90,7 @@ int dray__snapshot_open(dray_publisher *p, const dray_layout *layout, dray_regio
     if (rc == DRAY_OK)
         rc = dray__layout_copy(made, p->regions, &p->layout, packed, error);
     dray_layout_free(made);
-    if (rc) /* without a layout, closing does not know the regions */
+    if (rc) /* without a layout, closing would not free the regions */
         free_regions(p, layout);
     return rc;
 }
@@ -112,7 +112,7 @@ int dray__snapshot_move(dray_publisher *p, dray_region *const *regions, dray_err
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-/* Returns the GPU that has both sides of the block's copy; NULL: no GPU has both. */
+/* Returns the GPU that has both sides of the block's copy, or NULL. */
 static dray__cuda_device *gpu_of(const dray_publisher *p, uint32_t block)
 {
     uint32_t at = dray_layout_block(p->layout, block)->region;
@@ -160,7 +160,7 @@ static const dray__snapshot_gpu *known_gpu(const dray_publisher *p, const dray__
     return gpu;
 }
 
-/* Starts the copies on all GPUs, copies what is elsewhere meanwhile, and waits for the GPUs. */
+/* Starts the copies on all GPUs, copies all other blocks meanwhile, and waits for the GPUs. */
 static int fill(dray_publisher *p, int64_t deadline_ns, dray_error *error)
 {
     int rc = DRAY_OK;

@@ -1,6 +1,6 @@
 /* Cohorts: the subscriber groups that read the same version at the same time, from other hosts or
- * out of pinned memory into GPUs. Their ranks divide the bytes that several of them need, and pass
- * them on to each other. */
+ * out of pinned memory into GPUs. Their ranks divide the bytes that several of them need, and read
+ * them from each other. */
 #include "base/clock.h"
 #include "weights/registry/state.h"
 
@@ -61,7 +61,7 @@ bool dray__reg_all_began(const struct group *group)
     return true;
 }
 
-/* Might it come in a moment: complete, not busy, and without this version? */
+/* May the group begin soon? It is complete, not busy, and lacks this version. */
 static bool may_come(const struct group *group, const struct group *first)
 {
     bool there = group->state == DRAY_GROUP_WHOLE && group->now.version == first->goal.version &&
@@ -111,7 +111,7 @@ const struct set *dray__reg_cohort_make(dray__registry *r, struct model *model,
         return NULL;
     struct registrant **entries = calloc(members, sizeof *entries);
     struct cohort *cohort = calloc(1, sizeof *cohort);
-    if (!entries || !cohort) { /* everybody reads for himself */
+    if (!entries || !cohort) { /* each group reads for itself */
         free(entries);
         free(cohort);
         return NULL;

@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The coordinator counts on the thread that serves everybody: well under a second. */
+/* The coordinator counts in the thread that serves all requests, so this takes well below a second.
+ */
 enum { MOST_STEPS = 1 << 27 };
 
 typedef struct box {
@@ -21,7 +22,7 @@ typedef struct box {
 
 typedef struct builder {
     dray__coverage *out;
-    dray__map names; /* any name of a source's tensor: its item */
+    dray__map names; /* each name of a source's tensor -> its item */
     box *boxes;
     uint64_t count, capacity, steps;
 } builder;
@@ -45,7 +46,8 @@ void dray__coverage_free(dray__coverage *coverage)
     *coverage = (dray__coverage){0};
 }
 
-/* The item of this very name; made if need be. false: out of memory. */
+/* Gives the item of exactly this name, and adds it if it is new. Returns false when out of memory.
+ */
 static bool item_of(dray__coverage *c, const char *name, int32_t dtype, uint32_t *index)
 {
     if (dray__map_get(&c->by_name, name, index))
@@ -61,7 +63,7 @@ static bool item_of(dray__coverage *c, const char *name, int32_t dtype, uint32_t
     return true;
 }
 
-/* A name that a source uses; it belongs to the first source that has it. */
+/* Maps a source's name to an item. A name belongs to the first source that uses it. */
 static bool name_item(builder *b, const char *name, uint32_t item)
 {
     uint32_t other;
@@ -93,7 +95,8 @@ static int by_start(const void *a, const void *b, void *dimension)
 static int count_union(builder *b, const box **list, size_t n, uint32_t d, uint64_t *out,
                        dray_error *error);
 
-/* Dimension d cut at every box's edges: between two edges the same boxes are there all along. */
+/* Cuts dimension d at the edges of all boxes: between two adjacent edges the set of boxes is
+ * constant. */
 static int count_slabs(builder *b, const box **list, size_t n, uint32_t d, int64_t *edges,
                        const box **open, uint64_t *out, dray_error *error)
 {
@@ -164,7 +167,7 @@ static int by_item(const void *a, const void *b)
     return x->item < y->item ? -1 : x->item > y->item;
 }
 
-/* Counts the boxes into the items, and forgets them. */
+/* Adds the elements of the boxes to the items, and clears the boxes. */
 static int settle(builder *b, bool covered, dray_error *error)
 {
     if (b->count)
@@ -228,7 +231,7 @@ void dray__names_resolve(const dray_layout *layout, dray__find_name find, const 
             names[t] = dray_layout_tensor(layout, t)->name;
 }
 
-/* The elements that a block holds; packed: those that its own stand for. */
+/* Adds the box of the elements in a block. packed: the elements that its packed ones stand for. */
 static bool push_elements(builder *b, const dray_layout *layout, const dray_block *block,
                           bool packed, uint32_t item)
 {
@@ -242,7 +245,7 @@ static bool push_elements(builder *b, const dray_layout *layout, const dray_bloc
     box *last = &b->boxes[b->count - 1];
     int64_t cell[DRAY_MAX_DIMS];
     dray__quant_part_cell(info, dray_layout_quant(layout, tensor), part, cell);
-    for (uint32_t d = 0; d < info->ndim; d++) { /* a block lies in its tensor: no overflow */
+    for (uint32_t d = 0; d < info->ndim; d++) { /* no overflow: a block is in its tensor */
         int64_t end = last->start[d] + last->extent[d];
         last->start[d] *= cell[d];
         end = end == (info->shape[d] - 1) / cell[d] + 1 ? info->shape[d] : end * cell[d];
@@ -341,7 +344,7 @@ int dray__coverage_of_sums(const dray__sums *sources, const dray__packed_layout 
 
 /* ---- comparing ------------------------------------------------------------------------------- */
 
-/* For tables of these two forms; NULL when the form has no such item. */
+/* Checks the elements of an item in both tables. want and got are NULL when a table lacks it. */
 static int check_counts(const dray__covered *item, const dray__named_sum *want,
                         const dray__named_sum *got, dray_error *error)
 {
@@ -370,7 +373,7 @@ bool dray__coverage_whole(const dray__covered *item)
     return !item->mixed && item->covered == item->held;
 }
 
-/* Where the items are in a table; nothing to do where it is of the same form as the last one. */
+/* Computes the indices of the items in a table, unless it has the same form as the last table. */
 static int align(dray__coverage *coverage, dray__sums *sums, dray__coverage_of_form *of,
                  dray_error *error)
 {
@@ -399,7 +402,8 @@ static const dray__named_sum *aligned(const dray__coverage_of_form *of, uint32_t
                : NULL;
 }
 
-/* Checks the forms alone, and keeps the rest to compare. It is not done again for the same two. */
+/* Checks the two forms, and lists the items whose sums must be compared. The result is kept for
+ * these two forms. */
 static int check_forms(dray__coverage *coverage, dray_error *error)
 {
     if (coverage->found.unknown)

@@ -16,7 +16,7 @@ typedef struct dray__covered {
     uint64_t covered; /* elements that ranks of the group hold */
 } dray__covered;
 
-/* The places of the items in tables of a form. */
+/* The indices of the items in tables of a form. */
 typedef struct dray__coverage_of_form {
     dray__sums_form *form;
     uint32_t *at;        /* [item] its index in the form; UINT32_MAX when the form does not have

@@ -1,5 +1,5 @@
-/* Publishers that wait until groups have committed a version, which nobody withdraws for them. That
- * a group committed it counts for all ranks that ask, also when the group is gone since. */
+/* Publishers that wait until groups have committed a version. The wait withdraws no version. A
+ * group's commit counts for all ranks that ask, even when the group has ended since. */
 #include "weights/registry/state.h"
 
 #include <dray/weights.h>
@@ -22,7 +22,7 @@ void dray__reg_delivered_free(struct trainer *trainer)
     }
 }
 
-/* Nobody asks for versions older than all that are kept. */
+/* Forgets commits of versions that are older than all versions kept. */
 static void forget_old(struct trainer *trainer)
 {
     uint64_t oldest = 0;
@@ -39,7 +39,8 @@ static void forget_old(struct trainer *trainer)
     }
 }
 
-/* Without memory for it, it is found again as long as the group holds it. */
+/* Records the group's commit. Without memory it is found again while the group holds the version.
+ */
 static void note(struct trainer *trainer, const struct group *group)
 {
     struct delivered *delivered = trainer->delivered;
@@ -77,7 +78,6 @@ static bool has(const struct trainer *trainer, const char *name, uint64_t number
     return delivered && delivered->version >= number;
 }
 
-/* How many of those that it waits for have it. */
 uint32_t dray__reg_arrived(const struct pending *d)
 {
     struct trainer *trainer = d->entry->trainer;
@@ -85,7 +85,7 @@ uint32_t dray__reg_arrived(const struct pending *d)
     for (const struct group *group = trainer->model->groups; group; group = group->next)
         if (group->state == DRAY_GROUP_WHOLE && group->set.present == group->set.world &&
             trainer->incarnation && group->now.incarnation == trainer->incarnation)
-            note(trainer, group); /* it came back with it after a restart */
+            note(trainer, group); /* it registered with it after a restart */
     for (uint32_t i = 0; d->groups && i < d->count; i++)
         count += has(trainer, d->groups[i], d->number);
     for (const struct delivered *a = trainer->delivered; a && !d->groups; a = a->next)

@@ -49,8 +49,9 @@ bool dray__reg_group_returning(const struct group *group)
     return any && !group->decided && group->set.present < group->set.world;
 }
 
-/* A group's version after a restart follows from its ranks: it is whole only if all of them have
- * the same (a new rank has nothing). The decisions of this registry are not changed. */
+/* Derives a group's version after a restart from its ranks' claims: the group is whole only if all
+ * have the same version (a new rank has none). A state that this registry decided is not changed.
+ */
 static void adopt(struct group *group)
 {
     const dray__rank_claim *first = NULL;
@@ -59,7 +60,7 @@ static void adopt(struct group *group)
         const dray__rank_claim *claim =
             group->set.entries[i] ? &group->set.entries[i]->claim : NULL;
         if (!claim)
-            return; /* nobody knows yet */
+            return; /* not known yet */
         any |= claim->given;
         first = first ? first : claim;
         same &= claim->state == first->state && claim->version == first->version &&
@@ -73,7 +74,7 @@ static void adopt(struct group *group)
     group->decided = true;
     group->state = same ? first->state : DRAY_GROUP_TORN;
     if (ids && !dray__reg_set_taken(group->model, first->set))
-        group->set.id = first->set; /* its memory may have moved: others import it anew */
+        group->set.id = first->set; /* readers import its memory again, which may have moved */
     if (group->state == DRAY_GROUP_WHOLE)
         group->now = (struct holding){
             .version = first->version, .incarnation = first->incarnation, .mode = first->mode};
@@ -128,7 +129,7 @@ static void begin_refuse(dray__registry *r, struct registrant *entry, const dray
         dray__reg_refuse(r, ticket, error);
 }
 
-/* The group's update is over, and so is its lease; the counts of its votes are thrown away. */
+/* Ends the group's update and its lease, and clears its votes. */
 static void update_over(struct group *group)
 {
     group->phase = ATTEMPT_NONE;
@@ -160,8 +161,8 @@ void dray__reg_prefetch_drop(struct registrant *entry)
     drop_staged(entry->group);
 }
 
-/* The rank may write. A prefetch overwrites staging, with its earlier content; else the group's
- * bytes are no longer those of its version. */
+/* Lets the rank write. In a prefetch the staged version is lost; otherwise the group's memory no
+ * longer holds its version. */
 void dray__reg_grant_writing(struct registrant *entry)
 {
     entry->writing = true;
@@ -255,7 +256,7 @@ void dray__reg_group_leave(dray__registry *r, struct registrant *entry, const ch
     if (group->state != DRAY_GROUP_EMPTY)
         group->decided = true;
     if (group->state == DRAY_GROUP_WHOLE)
-        group->state = DRAY_GROUP_TORN; /* the rank that left took its part with it */
+        group->state = DRAY_GROUP_TORN; /* the part of the rank that left is lost */
     group_drop_if_empty(group);
 }
 
@@ -278,7 +279,8 @@ int dray__reg_begin(dray__registry *r, struct registrant *entry, struct begin *b
     return DRAY_OK;
 }
 
-/* The wishes that all ranks that began agree on; the first rank that differs is the error. */
+/* Checks that the wishes of all ranks that began agree. The error names the first rank that
+ * differs. */
 static int agree(const struct group *group, uint64_t *min, dray_error *error)
 {
     const dray__update_wish *first = &group->set.entries[0]->begin.wish;
@@ -321,7 +323,7 @@ static bool same_host(const struct trainer *trainer, const struct group *group)
     return true;
 }
 
-/* Has every publisher that some rank cannot map a data server? */
+/* Can all ranks reach all publishers? A publisher on another host needs a data server. */
 static bool served(const struct trainer *trainer, const struct group *group)
 {
     for (uint32_t i = 0; i < trainer->set.world; i++)
@@ -359,7 +361,7 @@ int dray__reg_cover(struct group *group, const struct set *from, dray_error *err
     return DRAY_OK;
 }
 
-/* The goal of a commit is the prefetched version. */
+/* Chooses the goal of a commit, which is the prefetched version. */
 static int choose_staged(struct group *group, uint64_t min, dray_error *error)
 {
     if (!group->has_staged)
@@ -390,7 +392,7 @@ static int read_publishers(struct group *group, struct trainer *trainer, struct 
     return DRAY_OK;
 }
 
-/* Resolves AUTO and looks for the version. Returns DRAY_EAGAIN while it is not there. */
+/* Resolves AUTO and chooses the version. Returns DRAY_EAGAIN while there is none. */
 static int choose(struct group *group, dray_error *error)
 {
     const dray__update_wish *first = &group->set.entries[0]->begin.wish;
@@ -444,7 +446,7 @@ static int choose(struct group *group, dray_error *error)
     return read_publishers(group, trainer, version, error);
 }
 
-/* The names of what the group holds in part, as many as there are. */
+/* Returns the names of the tensors that the group holds in part. */
 static const char *const *list_partial(const dray__coverage *coverage)
 {
     const char **names = calloc(coverage->partial + 1u, sizeof *names);
@@ -463,8 +465,7 @@ static uint8_t source_kind(const struct group *group)
                                           : DRAY__FROM_DISK;
 }
 
-/* Returns true when all ranks have everything that they need, so that only a death keeps them from
- * writing at once. */
+/* Returns true when all ranks have everything that they need to write at once. */
 static bool all_prepared(const struct group *group, const struct set *sources)
 {
     if (group->readers && group->purpose != DRAY__PREFETCH)
@@ -479,7 +480,7 @@ static bool all_prepared(const struct group *group, const struct set *sources)
     return true;
 }
 
-/* The answer for every rank. */
+/* Returns the answer to every rank's UPDATE_BEGIN. */
 static dray__update_begun begun(const struct group *group, const struct set *sources,
                                 const struct set *cohort, uint64_t run)
 {
@@ -529,7 +530,7 @@ static void start(dray__registry *r, struct group *group, const struct set *coho
     }
 }
 
-/* Not now after all. */
+/* Undoes the choice of a group that cannot start now. */
 static void unchoose(struct group *group)
 {
     holding_free(&group->goal);
@@ -549,7 +550,8 @@ static bool is_shared(const struct group *group)
                               (group->goal.mode == DRAY_MODE_TENSOR && pinned));
 }
 
-/* Starts the group, and with it those that can read the same version in the same way now. */
+/* Starts the group, together with other groups that can read the same version in the same way now.
+ */
 static void start_cohort(dray__registry *r, struct group *first)
 {
     struct group *groups[DRAY__COHORT_MAX] = {first};
@@ -597,7 +599,7 @@ void dray__reg_groups_settle(dray__registry *r)
             group_settle(r, group);
 }
 
-/* Is this the update in progress? If not, why it ended. */
+/* Checks that this is the update in progress. If not, the error is the reason why it ended. */
 static int current(const struct registrant *entry, uint64_t attempt, dray_error *error)
 {
     const struct group *group = entry->group;
@@ -615,7 +617,7 @@ static int current(const struct registrant *entry, uint64_t attempt, dray_error 
 int dray__reg_may_write(const struct registrant *entry, uint64_t attempt, dray_error *error)
 {
     int rc = current(entry, attempt, error);
-    if (rc == DRAY_OK && entry->voted) /* a rank that voted keeps its memory */
+    if (rc == DRAY_OK && entry->voted) /* a rank must not write after its vote */
         rc = dray__fail(error, DRAY_EPROTO, "rank %" PRIu32 " of group %s has voted already",
                         entry->rank, entry->group->name);
     return rc;
@@ -626,7 +628,7 @@ static bool all_whole(const dray__coverage *coverage)
     return coverage->count && !coverage->partial;
 }
 
-/* Compares with the sums in the checkpoint. */
+/* Compares the ranks' sums with those in the checkpoint. */
 static int compare_disk(struct group *group, dray_error *error)
 {
     struct holding *goal = &group->goal;
@@ -646,7 +648,8 @@ static int compare_disk(struct group *group, dray_error *error)
     return rc;
 }
 
-/* Compares with the sums that the publishers announced, or those of the peers' memory. */
+/* Compares the ranks' sums with those that the publishers announced, or with those of the peer's
+ * memory. */
 static int compare(struct group *group, dray_error *error)
 {
     struct holding *goal = &group->goal;
@@ -672,7 +675,7 @@ void dray__vote_free(struct vote *vote)
     vote->held = 0;
 }
 
-/* In the order of ranks, so that the last result can be used again. */
+/* Joins the votes in the order of ranks, so that the last result of the join can be used again. */
 static int count_votes(struct group *group, dray_error *error)
 {
     struct holding *goal = &group->goal;
@@ -737,7 +740,7 @@ int dray__reg_vote(dray__registry *r, struct registrant *entry, uint64_t attempt
     return DRAY_OK;
 }
 
-/* "rank 1, rank 3" of those that the others wait for. */
+/* Writes the ranks that the others wait for: "rank 1, rank 3". */
 static void missing(const struct group *group, bool vote, char *out, size_t capacity)
 {
     out[0] = 0;
@@ -750,7 +753,7 @@ static void missing(const struct group *group, bool vote, char *out, size_t capa
     }
 }
 
-/* There was none, or it went before the group began. */
+/* Fills the error of an update without a version: there was none, or it was withdrawn. */
 static void no_version(const struct group *group, uint64_t min, dray_error *error)
 {
     for (const struct trainer *trainer = group->model->trainers; trainer; trainer = trainer->next)
@@ -792,6 +795,6 @@ bool dray__reg_group_expired(dray__registry *r, struct registrant *entry, void *
                gone ? " (connection lost)" : "");
     if (!who[0])
         dray__reg_unsummed(group, &error);
-    dray__reg_abort(r, group, &error); /* answers the ticket, too */
+    dray__reg_abort(r, group, &error); /* this also answers the ticket */
     return true;
 }

@@ -8,9 +8,11 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-/* ---- which peer ------------------------------------------------------------------------------ */
+/* ---- choice of a peer--------------------------------------------------------------------------
+ */
 
-/* By shared memory on the same host, else through its data server. */
+/* Can the reader reach the entry's memory? It uses shared memory on the same host, else the data
+ * server. */
 static bool reaches(const struct registrant *reader, const struct registrant *entry)
 {
     return reader->host == entry->host ? entry->shared && !entry->regions_missing
@@ -35,7 +37,7 @@ bool dray__reg_near(const struct group *group, const struct group *peer)
     return true;
 }
 
-/* Does its memory hold a whole version, and stay so for a while? */
+/* Does the group hold a whole version, with no update in progress? */
 static bool steady(const struct group *peer)
 {
     return peer->state == DRAY_GROUP_WHOLE && peer->set.present == peer->set.world &&
@@ -48,8 +50,10 @@ static bool newer(const struct holding *a, const struct holding *b)
                                             : a->version > b->version;
 }
 
-/* Bits that were converted once differ from the published ones: only a reader of the same dtype
- * gets from the peer the same bits as from the publishers. */
+/* Returns true when both groups have the same dtypes. Converted bits differ from the published
+ * ones, so that only a reader with the same dtype gets the same bits from the peer as from the
+ * publishers.
+ */
 static bool same_dtypes(struct group *group, const struct group *peer)
 {
     dray__packed_layout *ranks = dray__reg_layouts(&group->set);
@@ -68,7 +72,7 @@ static bool same_dtypes(struct group *group, const struct group *peer)
     return same;
 }
 
-/* Can all that the group needs be read from the peer, and be compared? */
+/* Can the group read all that it needs from the peer, and compare it? */
 static bool fits(struct group *group, const struct group *peer)
 {
     const dray__sums *resident = &peer->now.resident;
@@ -84,7 +88,7 @@ static bool fits(struct group *group, const struct group *peer)
     return true;
 }
 
-/* The newest; then one on this host; then the one with the fewest readers. */
+/* Prefers the newest version; then a peer on this host; then the one with the fewest readers. */
 static bool better(const struct group *group, const struct group *peer, const struct group *best)
 {
     if (!best || newer(&peer->now, &best->now) || newer(&best->now, &peer->now))
@@ -144,8 +148,8 @@ bool dray__reg_serving(const struct group *group)
            !group->leaving && !(writing && group->purpose != DRAY__PREFETCH);
 }
 
-/* The list with its sequence number: a new one whenever it differs from the one that was sent last.
- * NULL when out of memory. */
+/* Returns the list and its sequence number, which is a new one when the list differs from the last
+ * one sent. NULL when out of memory. */
 static const dray__engine_told *list_engines(dray__registry *r, dray__engines_told *out)
 {
     for (const struct model *model = r->models; model; model = model->next)

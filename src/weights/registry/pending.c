@@ -1,5 +1,5 @@
 /* Requests that wait: for other ranks, for readers to finish, for groups to have a version. Each
- * kind of wait is a row of functions. */
+ * kind of wait is a struct of functions. */
 #include "base/error.h"
 #include "weights/registry/state.h"
 

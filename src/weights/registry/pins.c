@@ -1,5 +1,5 @@
-/* Mappings of members' memory: memory is freed only after it was unmapped, and members that still
- * have it mapped are named. Also publishers whose memory has moved. */
+/* Mappings of members' memory. Memory is freed only after all readers have unmapped it; members
+ * that still have it mapped are reported. Also handles publishers that moved their memory. */
 #include "base/error.h"
 #include "control/protocol.h"
 #include "weights/registry/state.h"
@@ -24,7 +24,7 @@ int dray__reg_pin(dray__registry *r, struct registrant *reader, const struct reg
     return DRAY_OK;
 }
 
-/* reader NULL: anybody; set 0: any; owner 0: any. */
+/* Forgets the matching pins. reader NULL, set 0 and owner 0 match all. */
 static void forget(dray__registry *r, const struct registrant *reader, uint64_t set, uint64_t owner)
 {
     for (struct pin **at = &r->pins; *at;) {
@@ -68,8 +68,8 @@ void dray__reg_release_answer(dray__registry *r, const struct registrant *entry,
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-/* Exported handles are not given out any more, and members that have them mapped are asked to unmap
- * them. Returns how many regions that were. */
+/* Forgets the entry's exported handles, and asks members that have them mapped to unmap them.
+ * Returns the number of regions. */
 static uint32_t void_handles(dray__registry *r, struct registrant *entry)
 {
     uint32_t count = 0;
@@ -113,7 +113,7 @@ static void take_back(dray__registry *r, struct registrant *entry)
     entry->released = true;
 }
 
-/* The blocks have other places, in any number of regions; none of the regions is there yet. */
+/* Replaces the entry's layout and regions. None of the new regions is sent yet. */
 static int move_blocks(struct registrant *entry, uint32_t regions, const void *layout, size_t size,
                        dray_error *error)
 {

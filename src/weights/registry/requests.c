@@ -32,7 +32,7 @@ static void entry_free(struct registrant *entry)
     free(entry);
 }
 
-/* Not yet in the registry's list. */
+/* Makes an entry, which is not yet in the registry's list. */
 static struct registrant *entry_new(dray__registry *r, const dray__party *party,
                                     struct model *model, uint32_t rank, uint64_t token,
                                     const char *endpoint)
@@ -104,7 +104,7 @@ static void settle(dray__registry *r)
 
 typedef dray__reg_call call;
 
-/* Reads the claim that follows the opening of a member that comes back. */
+/* Reads the claim that follows the opening of a member that registers again. */
 static void get_claim(call *c, const dray__fields *of, dray__rank_claim *out)
 {
     if (c->in->failed || c->in->at == c->in->size)
@@ -208,7 +208,7 @@ static int subscriber_open(call *c, const void *message, dray_error *error)
     return rc ? rc : open_entry(c, message, &claim, error);
 }
 
-/* A GPU's memory that its driver exports by a handle alone. */
+/* Returns true for GPU memory that its driver exports by a handle alone. */
 static bool goes_without_descriptor(const void *packed, size_t size)
 {
     dray_handle handle = DRAY_HANDLE_INIT;
@@ -246,7 +246,7 @@ static int region_put(call *c, const void *message, dray_error *error)
     return dray__reg_done(c);
 }
 
-/* A set of the model, if it is still the same, with a rank `index`. */
+/* Finds a set of the model by its id, and checks that it has a rank `index`. */
 static int find_set(const struct model *model, uint64_t id, uint32_t index, const struct set **out,
                     dray_error *error)
 {
@@ -267,7 +267,7 @@ static int find_set(const struct model *model, uint64_t id, uint32_t index, cons
     return DRAY_OK;
 }
 
-/* Were its regions put? Descriptors pass over Unix sockets only. */
+/* Were the entry's regions sent? Only Unix sockets pass their descriptors. */
 static bool can_be_mapped(const struct registrant *entry)
 {
     for (uint32_t i = 0; i < entry->region_count; i++)
@@ -276,7 +276,9 @@ static bool can_be_mapped(const struct registrant *entry)
     return false;
 }
 
-/* The ranks from `index` on: at least one, and no more than go into a frame of moderate size. */
+/* Answers with the ranks from `index` on: at least one, and as many as fit a frame of moderate
+ * size.
+ */
 static int answer_members(const call *c, const struct set *set, uint32_t index)
 {
     size_t bytes = 0;
@@ -320,8 +322,8 @@ static int update_sources(call *c, const void *message, dray_error *error)
     return dray__reg_pend(c->r, &p, m->timeout_ns, error);
 }
 
-/* The size of the descriptor, which stays mapped; a GPU's memory has none, or one without a
- * size. */
+/* Returns the bytes that a reader keeps mapped, from the size of the descriptor. GPU memory has no
+ * descriptor, or one without a size. */
 static uint64_t region_bytes(const struct stored_region *region)
 {
     struct stat st;
@@ -560,7 +562,7 @@ void dray__registry_member_ended(dray__registry *r, uint64_t member)
         struct registrant *next = entry->next;
         if (entry->member == member) {
             entry_end(r, entry, "died");
-            next = r->entries; /* ending one may not end others, but costs little to be sure */
+            next = r->entries; /* start over, in case this ended others */
         }
         entry = next;
     }

@@ -55,7 +55,7 @@ struct registrant {
     uint32_t region_count, regions_missing;
     uint64_t slot_bytes; /* the size of its staging arena, the last region; 0 when it has none */
     bool released;       /* it released its regions and has not sent new ones */
-    bool pinned;         /* some of its weights lie in pinned host memory */
+    bool pinned;         /* some of its weights are in pinned host memory */
     uint64_t published;
     bool has_published;
     dray__rank_claim claim; /* the state with which it registered, without the sums */

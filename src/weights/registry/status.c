@@ -35,7 +35,7 @@ static void add_versions(json_t *list, const struct trainer *trainer)
                             "readers", (json_int_t)v->readers, "dropped", (json_int_t)v->dropped));
 }
 
-/* A figure of the last update's report; null before the first. */
+/* Returns a figure of the last update's report; null before the first update. */
 static json_t *figure(const json_t *report, const char *key)
 {
     json_t *value = json_object_get(report, key);

@@ -1,5 +1,5 @@
-/* Sums of versions. Publishers take them while groups read already; no group commits a version
- * before those of all ranks are there. */
+/* Sums of versions. Publishers compute them while groups read already; no group commits a version
+ * before the sums of all ranks have arrived. */
 #include "base/error.h"
 #include "base/log.h"
 #include "weights/registry/state.h"
@@ -17,7 +17,7 @@ void dray__reg_parts_free(struct version *version)
     version->parts = NULL;
 }
 
-/* In the order of ranks, so that the last result can be used again. */
+/* Joins the sums in the order of ranks, so that the last result of the join can be used again. */
 static bool join_parts(struct version *version)
 {
     bool joined = true;
@@ -30,11 +30,11 @@ static bool join_parts(struct version *version)
 int dray__reg_take_sums(struct version *version, uint32_t rank, dray__sums *sums, dray_error *error)
 {
     if (!version->parts || version->parts[rank].given)
-        return DRAY_OK; /* said again, after a restart or a lost answer */
+        return DRAY_OK; /* sent again, after a restart or a lost answer */
     version->parts[rank] = (struct summed_part){*sums, true};
     *sums = (dray__sums){0};
     if (version->summed + 1 == version->world && !join_parts(version)) {
-        version->withdrawn = true; /* summed in part: it can never be complete */
+        version->withdrawn = true; /* its sums can never be complete */
         return dray__nomem(error);
     }
     version->summed++;
@@ -69,7 +69,7 @@ void dray__reg_unsummed(const struct group *group, dray_error *error)
                    who, version->number);
 }
 
-/* Nobody commits it any more. */
+/* Marks the version as failed: no group can commit it. */
 static void fail_version(dray__registry *r, struct trainer *trainer, struct version *version,
                          const dray_error *reason)
 {
@@ -99,7 +99,7 @@ int dray__reg_summed(dray__registry *r, const struct registrant *entry, uint64_t
     while (version && version->number != number)
         version = version->next;
     if (!version)
-        return DRAY_OK; /* nobody reads it, and nobody will */
+        return DRAY_OK; /* the version was withdrawn and has no readers */
     dray_error reason = {0};
     int rc = DRAY_OK;
     if (verdict->code)

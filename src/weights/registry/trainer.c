@@ -55,8 +55,8 @@ static void trainer_drop_if_empty(dray__registry *r, struct trainer *trainer)
 static void trainer_break(dray__registry *r, struct trainer *trainer,
                           const struct registrant *entry, const char *why);
 
-/* A rank that comes back finds that others opened anew, or the other way round: the state before
- * the restart is over. */
+/* Called when some ranks register again after a restart and others open as new ones. The state
+ * before the restart is void. */
 static int trainer_over(dray__registry *r, struct trainer *trainer, const struct registrant *entry,
                         uint64_t claimed, dray_error *error)
 {
@@ -71,8 +71,8 @@ static int trainer_over(dray__registry *r, struct trainer *trainer, const struct
     return DRAY_OK;
 }
 
-/* The trainer that a newly opened rank belongs to: the one that is forming, unless a whole one
- * lives (then its rank is taken). */
+/* Gives the trainer that a rank joins: the one that is incomplete, or a new one. Fails when there
+ * is a complete one. */
 static int trainer_for(dray__registry *r, struct registrant *entry, uint64_t claimed,
                        struct trainer **out, dray_error *error)
 {
@@ -105,8 +105,8 @@ static int announce(dray__registry *r, struct trainer *trainer, struct registran
                     uint64_t number, uint8_t checked, dray__sums *sums, struct version **out,
                     dray_error *error);
 
-/* Versions that ranks published before the restart stay readable, once all of them are back. The
- * largest of the ids that ranks know of their set is the last one. */
+/* Takes a rank's claim. Versions that ranks published before the restart are readable again once
+ * all ranks are back. The set gets the largest id that a rank knows, which is the last one. */
 static int take_claim(dray__registry *r, struct trainer *trainer, struct registrant *entry,
                       dray__rank_claim *claim, dray_error *error)
 {
@@ -210,7 +210,8 @@ const struct version *dray__reg_latest(const struct model *model, const struct t
     return NULL;
 }
 
-/* Keeps versions that are read, waited for or being published, and the newest complete one. */
+/* Forgets versions, except those with readers or waiters, those being published, and the newest
+ * complete one. */
 static void prune(dray__registry *r, struct trainer *trainer)
 {
     bool complete_seen = false;
@@ -273,7 +274,7 @@ static int announce(dray__registry *r, struct trainer *trainer, struct registran
                     uint64_t number, uint8_t checked, dray__sums *sums, struct version **out,
                     dray_error *error)
 {
-    /* This rank's memory holds `number` now: nothing older can be read as a whole. */
+    /* This rank's memory holds `number` now, so that no older version can be read as a whole. */
     struct version **at = &trainer->versions;
     while (*at && (*at)->number > number)
         at = &(*at)->next;
@@ -285,7 +286,7 @@ static int announce(dray__registry *r, struct trainer *trainer, struct registran
         if (!version)
             return dray__nomem(error);
         version->next = *at;
-        /* A rank that is ahead already overwrote its part of this one. */
+        /* Another rank has published a later version, and overwritten its part of this one. */
         version->withdrawn = trainer->versions && trainer->versions->number > number;
         *at = version;
     }
@@ -312,7 +313,7 @@ bool dray__reg_trainer_read(const struct trainer *trainer, uint64_t number)
     return false;
 }
 
-/* Attempts from here on may read the trainer's memory; older ones are over. */
+/* Returns the oldest attempt that may read the trainer's memory. */
 static uint64_t oldest_attempt(const dray__registry *r, const struct trainer *trainer)
 {
     uint64_t oldest = r->next_id;
@@ -322,7 +323,7 @@ static uint64_t oldest_attempt(const dray__registry *r, const struct trainer *tr
     return oldest;
 }
 
-/* Versions that other ranks have announced beyond it still wait for this rank, and stay. */
+/* Later versions, which other ranks have announced, still wait for this rank, and stay. */
 void dray__reg_trainer_withdraw(const struct registrant *entry)
 {
     struct version *version = entry->trainer->versions;
@@ -342,7 +343,7 @@ void dray__reg_wait_answer(dray__registry *r, const struct registrant *entry, ui
     dray__reg_answer(r, ticket, &dray__drained_fields, &answer);
 }
 
-/* Takes the memory from the groups that still read it: their later votes are refused. */
+/* Their later votes are refused. */
 void dray__reg_trainer_drop_readers(dray__registry *r, struct trainer *trainer, uint64_t number)
 {
     for (struct group *group = trainer->model->groups; group; group = group->next) {

@@ -9,7 +9,7 @@
 struct dray__staging {
     pthread_mutex_t lock; /* of the fields below */
     uint32_t references, free_slots;
-    dray_region **free; /* a stack: the slot that was given back last is warm */
+    dray_region **free; /* a stack, because the slot that was given back last is in the cache */
     dray_region *region;
     uint64_t slot_bytes;
     uint32_t slots;
@@ -25,7 +25,7 @@ static void arena_free(dray__staging *a)
     free(a);
 }
 
-/* At least four slots where that leaves them large enough: two readers go on at once. */
+/* Returns the size of a slot: four slots if they are large enough then, for two readers at once. */
 static uint64_t slot_for(uint64_t bytes)
 {
     uint64_t slot = (bytes / 4) & ~(uint64_t)4095;

@@ -13,7 +13,7 @@ struct dray__export {
     bool active, revoked;
     dray__net_memory **memory;
     uint32_t count;
-    dray__writer said; /* the answer for readers */
+    dray__writer said; /* the answer to readers */
 };
 
 /* Guards the list and the exports in it. A connection with an export holds it while it works,

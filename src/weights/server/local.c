@@ -116,8 +116,7 @@ void dray__local_export(dray__local *local)
     pthread_mutex_unlock(&list_lock);
 }
 
-/* ---- guests: readers that go on between their calls
- * ----------------------------------------------- */
+/* ---- guests: readers that go on between their calls ------------------------------------------ */
 
 void dray__local_enter(dray__local *local, dray__guest *guest)
 {

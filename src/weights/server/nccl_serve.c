@@ -1,8 +1,7 @@
-/* A data server's end of NCCL's pairs (nccl.h). Its thread takes one request after the other and
- * has the GPU pack the rectangles into the slot that the request names. NCCL, whose calls take
- * time, sends one after the other as soon as it is packed, for which the GPU waits, not the thread.
- * Once a send is queued, the request is answered with the sums. Meanwhile the next ones are packed
- * into other slots. */
+/* A data server's end of NCCL's pairs (nccl.h). Its thread takes one request after the other, and
+ * starts a job that packs the rectangles into the slot that the request names. NCCL sends the slots
+ * in order; the GPU, not the thread, waits until a slot is packed. Once a send is enqueued, the
+ * request is answered with the sums. Meanwhile later requests are packed into other slots. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
@@ -19,13 +18,13 @@
 
 enum { REQUESTS = DRAY__NCCL_SLOTS };
 
-/* A request, from when it was asked to when its answer was taken. */
+/* A request, until its answer is taken. */
 struct entry {
     enum { FREE, ASKED, PACKING, ANSWERED } state; /* changes with the lock */
     dray__data_request header;
     uint8_t *body;
     dray__writer answer;
-    /* The thread's: */
+    /* Used by the thread: */
     dray__local *local; /* held while its memory is read */
     uint32_t slot, count;
     uint64_t turn; /* of its send */
@@ -35,24 +34,24 @@ struct dray__nccl_session {
     dray__worker worker; /* its lock guards the entries' states and the fields up to `next` */
     struct entry entries[REQUESTS];
     uint64_t asked, answered; /* requests that were sent, and those whose answers were taken */
-    int wake;                 /* -1 when there is nobody to wake any more */
+    int wake;                 /* -1 when the data server has left */
     bool ended;               /* the thread does nothing more */
 
-    struct dray__nccl_session *next; /* of those that end; the caller's */
+    struct dray__nccl_session *next; /* in the caller's list of ending sessions */
 
-    /* The thread's: */
+    /* Used by the thread: */
     uint64_t begun, packed; /* requests */
     dray__packer *packer;
     dray__nccl_pair *pair;
     uint64_t slot_bytes;
-    bool used[DRAY__NCCL_SLOTS]; /* something was sent out of it */
+    bool used[DRAY__NCCL_SLOTS]; /* it was sent before */
     dray__cuda_job *jobs[DRAY__NCCL_SLOTS];
     /* The sends, in turns. */
     struct {
         uint32_t slot;
         uint64_t bytes;
     } sends[DRAY__NCCL_SLOTS];
-    bool waits[DRAY__NCCL_SLOTS]; /* the slot is among those that are not sent yet */
+    bool waits[DRAY__NCCL_SLOTS]; /* [slot]: its send is not enqueued yet */
     uint64_t to_send, sent;
 };
 
@@ -69,7 +68,7 @@ dray__cuda_device *dray__nccl_device_of(const dray_region *region)
 
 /* ---- joining --------------------------------------------------------------------------------- */
 
-/* All of a member's regions that can be sent are on one GPU. */
+/* Gives the GPU of a member's regions. Fails when they are on several. */
 static int device_of(const dray__local *local, dray__cuda_device **out, dray_error *error)
 {
     const dray_layout *layout = dray__local_layout(local);
@@ -95,7 +94,7 @@ static void end_pair(dray__nccl_session *s)
     memset(s->waits, 0, sizeof s->waits);
 }
 
-/* A job for each slot, whose items change with each request. */
+/* Makes a job for each slot; each request replaces the job's items. */
 static int make_jobs(dray__nccl_session *s, const dray_layout *layout, dray_error *error)
 {
     const dray__cuda_job_options options = {.sums = DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN,
@@ -141,8 +140,8 @@ static int join(dray__nccl_session *s, const dray__local *local, dray__reader *i
 
 /* ---- packing --------------------------------------------------------------------------------- */
 
-/* Returns true when nothing is on its way to the reader. An allocation may wait for such a send,
- * which the reader may never take. */
+/* Returns true when no send is under way. An allocation may wait for a send, which the reader may
+ * never receive. */
 static bool is_idle(const dray__nccl_session *s)
 {
     for (uint32_t i = 0; i < DRAY__NCCL_SLOTS; i++)
@@ -170,7 +169,7 @@ static int remake_job(dray__nccl_session *s, const dray__local *local, const dra
     return rc;
 }
 
-/* The member's memory, of which the reader may read this update's. */
+/* Holds the member, and checks that this update may still read it. */
 static int hold(uint64_t token, uint64_t attempt, dray__local **out, dray_error *error)
 {
     dray__local *local = NULL;
@@ -185,14 +184,14 @@ static int hold(uint64_t token, uint64_t attempt, dray__local **out, dray_error 
     return rc;
 }
 
-/* The GPU packs, and then NCCL is to send. */
+/* Starts the packing of a request, and queues its send. */
 static int begin_packing(dray__nccl_session *s, struct entry *e, dray__reader *in,
                          dray_error *error)
 {
     const dray_copy *copies;
     uint64_t bytes;
     dray__cuda_device *device;
-    int rc = device_of(e->local, &device, error); /* it may be another member than the one that
+    int rc = device_of(e->local, &device, error); /* the member may differ from the one that was
                                                    * joined */
     if (rc == DRAY_OK && device != dray__nccl_device(s->pair))
         rc = dray__fail(
@@ -202,7 +201,7 @@ static int begin_packing(dray__nccl_session *s, struct entry *e, dray__reader *i
         rc = dray__pull_get_rects(s->packer, in, s->slot_bytes, dray__local_layout(e->local),
                                   &copies, &e->count, &bytes, error);
     if (rc == DRAY_OK && dray__pull_quantises(s->packer))
-        rc = dray__fail(error, DRAY_EINVALID, "what is quantised does not go over NCCL");
+        rc = dray__fail(error, DRAY_EINVALID, "quantised rectangles cannot be sent over NCCL");
     if (rc == DRAY_OK)
         rc = remake_job(s, e->local, copies, e, error);
     if (rc == DRAY_OK)
@@ -216,7 +215,7 @@ static int begin_packing(dray__nccl_session *s, struct entry *e, dray__reader *i
     return DRAY_OK;
 }
 
-/* Can the slot be packed into? DRAY_EAGAIN: not yet. */
+/* Returns DRAY_OK when the slot can be packed into, else DRAY_EAGAIN. */
 static int slot_is_free(dray__nccl_session *s, uint32_t slot, dray_error *error)
 {
     if (s->waits[slot])
@@ -224,8 +223,8 @@ static int slot_is_free(dray__nccl_session *s, uint32_t slot, dray_error *error)
     return s->used[slot] ? dray__nccl_done(s->pair, slot, error) : DRAY_OK;
 }
 
-/* Hands NCCL the next send. Returns false when there is none, or it is still busy with the one
- * before. */
+/* Begins the next send. Returns false when there is none, or NCCL is still enqueuing the last one.
+ */
 static bool send_next(dray__nccl_session *s)
 {
     uint32_t slot = s->sends[s->sent % DRAY__NCCL_SLOTS].slot;
@@ -247,16 +246,18 @@ static bool send_next(dray__nccl_session *s)
     return true;
 }
 
-/* Closing or revoking the memory waits for all that hold it. So nobody holds it while waiting for
- * the reader, who takes sends at its own pace. Returns DRAY_EAGAIN when nothing was done. */
+/* Begins a fetch. Returns DRAY_EAGAIN, without holding the member, while the slot is in use:
+ * closing or revoking memory waits for all holds, so that no hold may last until the reader
+ * receives. */
 static int fetch(dray__nccl_session *s, struct entry *e, uint64_t token, uint64_t attempt,
                  dray__reader *in, dray_error *error)
 {
     e->slot = dray__get_u8(in);
     if (!s->pair || in->failed || e->slot >= DRAY__NCCL_SLOTS ||
         (s->jobs[e->slot] && dray__cuda_job_is_running(s->jobs[e->slot])))
-        return dray__fail(error, DRAY_EINVALID, "nobody joined, or slot %u of %d is in use",
-                          e->slot, DRAY__NCCL_SLOTS);
+        return dray__fail(error, DRAY_EINVALID,
+                          "no communicator was joined, or slot %u of %d is in use", e->slot,
+                          DRAY__NCCL_SLOTS);
     int rc = slot_is_free(s, e->slot, error);
     if (rc == DRAY_OK)
         rc = hold(token, attempt, &e->local, error);
@@ -290,7 +291,7 @@ static void set_state(dray__nccl_session *s, struct entry *e, int state)
     e->state = state;
     ssize_t written = state == ANSWERED && s->wake >= 0 ? write(s->wake, &one, sizeof one) : 0;
     pthread_mutex_unlock(&s->worker.lock);
-    (void)written; /* full: it is readable then */
+    (void)written; /* when it is full, it is readable already */
 }
 
 static int carry_out(dray__nccl_session *s, struct entry *e, dray_error *error)
@@ -314,7 +315,7 @@ static int carry_out(dray__nccl_session *s, struct entry *e, dray_error *error)
     return rc;
 }
 
-/* Begins the next request. false: there is none, or it has to wait. */
+/* Begins the next request. Returns false when there is none, or it must wait. */
 static bool begin_next(dray__nccl_session *s)
 {
     struct entry *e = &s->entries[s->begun % REQUESTS];
@@ -334,7 +335,7 @@ static bool begin_next(dray__nccl_session *s)
     return true;
 }
 
-/* Ends the oldest that was begun, once it is packed. */
+/* Ends the oldest request that was begun, once it is packed. */
 static bool end_oldest(dray__nccl_session *s)
 {
     struct entry *e = &s->entries[s->packed % REQUESTS];
@@ -363,7 +364,7 @@ static bool end_oldest(dray__nccl_session *s)
     return true;
 }
 
-/* With the lock: for a request, or, while some are under way, a moment. */
+/* Waits for a request, or, while some are under way, for a short time. Call it with the lock. */
 static void pause_thread(dray__nccl_session *s)
 {
     if (s->worker.ending)
@@ -377,7 +378,7 @@ static void pause_thread(dray__nccl_session *s)
 static void *run(void *user)
 {
     dray__nccl_session *s = user;
-    prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL); /* or a moment takes three */
+    prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL); /* else short waits take three times as long */
     pthread_mutex_lock(&s->worker.lock);
     while (!s->worker.ending) {
         pthread_mutex_unlock(&s->worker.lock);

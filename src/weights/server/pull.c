@@ -89,7 +89,7 @@ struct dray__packer {
     dray_copy scales[DRAY__PULL_RECTS_MAX]; /* the places of each rectangle's scales */
     dray__pull_quant quants[DRAY__PULL_RECTS_MAX];
     uint32_t blocks[DRAY__PULL_RECTS_MAX], sizes[DRAY__PULL_RECTS_MAX];
-    uint32_t changes[DRAY__PULL_RECTS_MAX]; /* bytes of entries in its place; 0: its elements */
+    uint32_t changes[DRAY__PULL_RECTS_MAX]; /* bytes of entries sent in its place; 0 for elements */
     uint64_t sums[DRAY__PULL_RECTS_MAX], source_sums[DRAY__PULL_RECTS_MAX];
     uint32_t count;
     uint64_t data_bytes, room; /* room: the bytes that the staging has */
@@ -122,7 +122,7 @@ void dray__packer_free(dray__packer *packer)
     free(packer);
 }
 
-/* Reads a rectangle and checks that it lies in its block. */
+/* Reads a rectangle and checks that it is inside its block. */
 static int get_rect(dray__packer *p, const dray_layout *layout, dray__reader *in, dray_error *error)
 {
     uint32_t index = dray__get_u32(in);
@@ -185,8 +185,9 @@ static int get_rect(dray__packer *p, const dray_layout *layout, dray__reader *in
     return DRAY_OK;
 }
 
-/* Puts what changed since the base where the elements would be, of what is sent as it is stored, so
- * that these need not be brought here: from a GPU that would take longer than to send them. */
+/* For rectangles that are not converted, writes the changes since the base in the place of the
+ * elements, so that the elements need not be read: from a GPU, reading takes longer than sending.
+ */
 static void pack_changes(dray__packer *p, const dray__delta_view *view, dray_region *staging)
 {
     uint8_t *data = dray_region_base(staging);
@@ -201,7 +202,7 @@ static void pack_changes(dray__packer *p, const dray__delta_view *view, dray_reg
     }
 }
 
-/* The source of a copy as sums see it; base: of its region, NULL for memory of a GPU. */
+/* Returns the source of a copy as a rectangle to sum. base: of its region, NULL for GPU memory. */
 static dray__sum_of source_of(const dray_layout *layout, const dray_copy *copy, const uint8_t *base)
 {
     const dray_tensor_info *tensor = dray_layout_tensor(layout, copy->tensor);
@@ -297,8 +298,8 @@ static int pack(dray__packer *p, const dray__local *local, const dray__shares *s
     return DRAY_OK;
 }
 
-/* Replaces the dense elements of what was converted by the changes since the base where those take
- * fewer bytes. All that is sent moves up to what is in front of it. */
+/* For converted rectangles, replaces the dense elements by the changes since the base if these take
+ * fewer bytes. Then moves all data together, without gaps. */
 static void shorten(dray__packer *p, const dray__delta_view *view, dray_region *staging)
 {
     uint8_t *data = dray_region_base(staging);
@@ -323,8 +324,8 @@ static void shorten(dray__packer *p, const dray__delta_view *view, dray_region *
     p->data_bytes = to;
 }
 
-/* Computes the sums of a rectangle that arrived in other pieces. They are sums of the bytes
- * here, which are as they arrived. */
+/* Computes the sums of a rectangle that arrived in other pieces, from this process's memory, which
+ * is unchanged since. */
 static int sum_cut(dray__packer *p, dray__shares *shares, const dray_layout *layout, uint32_t i,
                    dray_error *error)
 {
@@ -338,8 +339,8 @@ static int sum_cut(dray__packer *p, dray__shares *shares, const dray_layout *lay
     return rc ? rc : dray__shares_intact(shares, layout, p->blocks[i], &rect, error);
 }
 
-/* Finds the publisher's own sums of the rectangles. They are sent once all bytes of the update
- * are here and unchanged since they arrived. `after`: the memory has been read. `mapped`: the
+/* Finds the publisher's own sums of the rectangles. They are sent once all bytes have
+ * arrived, and are unchanged since. `after`: the memory has been read. `mapped`: the
  * reader reads the memory itself. */
 static int find_shares(dray__packer *p, dray__shares *shares, const dray_layout *layout, bool after,
                        bool mapped, bool sums, dray_error *error)

@@ -11,9 +11,9 @@
  *             u8 flags (1: read the source again and compare; 2: quantise it),
  *             for each dimension of its tensor i64 start, i64 extent (global coordinates),
  *             if it is to be quantised: for each dimension i64 elements of a cell; u8 scale format
- *           options: 1: with sums; 2: with a base; 4: read what an update in progress has received
- *           (attempt is its run); 8: put the data into the staging arena; 16 (with 1 and 4): the
- *           sums alone, because the reader has the regions mapped
+ *           options: 1: with sums; 2: with a base; 4: read parts that an update in progress has
+ *           received (attempt is its run); 8: put the data into the staging arena; 16 (with 1 and
+ *           4): the sums alone, because the reader has the regions mapped
  *           answer: into the arena: u64 offset of the data in the arena;
  *           for each rectangle:
  *             with sums: u64 source sum, u64 sum of the bits as they are wanted (of a quantised
@@ -26,7 +26,7 @@
  *  REGIONS  request: u64 token, u64 0: asks how a process of this host can map a member's shared
  *           regions. Answer, as data: u64 process, u32 count, and for each region of the layout u32
  *           descriptor in that process (all ones: the region is not shared), blob handle. A reader
- *           that may not trace that process cannot open them.
+ *           that is not allowed to trace that process (ptrace) cannot open them.
  *  NCCL     request: u64 token, u64 attempt, u8 kind.
  *           0, join: u32 version of the reader's NCCL, u64 bytes of a slot, u32 thread blocks of
  *           NCCL's kernels, 128 bytes id. The server becomes rank 1 of a communicator in which the
@@ -36,10 +36,9 @@
  *           over the communicator. The answer, with both sums of each rectangle as above, is sent
  *           once they are packed. One request for each slot may be without an answer. NCCL encrypts
  *           nothing, so that it is refused on encrypted connections.
- *
- * Of answers into the arena (arena.h), a reader has at most one on its way, and one more that it
- * has not taken yet. While a request waits for a slot, the server reads further messages, because a
- * TAKEN among them frees one. */
+ * A reader has at most one request for an answer in the arena (arena.h) without an answer, and one
+ * more answer that it has not taken yet. While a request waits for a slot, the server reads further
+ * messages, because a TAKEN among them frees one. */
 #pragma once
 
 #include "net/server.h"
@@ -94,12 +93,12 @@ void dray__pull_put_request(dray__writer *w, uint32_t id, uint16_t options, uint
 size_t dray__pull_begin(dray__writer *w, uint16_t type, uint32_t id, uint64_t token,
                         uint64_t attempt);
 void dray__pull_put_rects(dray__writer *w, const dray__pull_rect *rects, uint32_t count);
-/* The part of an answer's head that describes one rectangle. */
+/* Returns the bytes of an answer's head that describe one rectangle. */
 uint32_t dray__pull_head_bytes(bool sums, bool base);
 
 /* ---- the server's side */
 
-/* The token of the reader's request; 0 when it has none. */
+/* Returns the token of the reader's request; 0 when it has none. */
 uint64_t dray__pull_token(const dray__data_reader *reader);
 uint16_t dray__pull_options(const dray__data_request *request, const uint8_t *body);
 /* Reads the requested rectangles into `staging`, and puts the header and the head of the answer.

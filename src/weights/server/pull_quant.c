@@ -60,7 +60,7 @@ void dray__pull_put_quant(dray__writer *w, const dray__pull_quant *quant, uint32
     dray__put_u8(w, (uint8_t)quant->scale_format);
 }
 
-/* The cells, and whether the rectangle is whole ones. */
+/* Reads the cells. Returns true when the rectangle consists of whole cells. */
 static bool get_cells(dray__reader *in, const dray_tensor_info *tensor, const dray__rect *rect,
                       int32_t dtype, dray__pull_quant *out)
 {
@@ -81,12 +81,12 @@ int dray__pull_get_quant(dray__reader *in, const dray_tensor_info *tensor, const
 {
     if (!get_cells(in, tensor, rect, dtype, out) || !dray__quant_known(tensor->dtype, dtype))
         return dray__fail(error, DRAY_EINVALID,
-                          "tensor %s: what is to be quantised is not whole cells of floats",
+                          "tensor %s: whole cells of floats expected, to be quantised",
                           tensor->name);
     return DRAY_OK;
 }
 
-/* Is the scales' tensor one of such cells? */
+/* Does the tensor have scales for such cells? */
 static bool has_scales(const dray_layout *layout, const dray_tensor_info *tensor,
                        const dray_quant *held, const dray__pull_quant *asked)
 {
@@ -119,7 +119,7 @@ int dray__pull_get_held(dray__reader *in, const dray_layout *layout, uint32_t in
         return DRAY_OK;
     }
     return dray__fail(error, DRAY_EINVALID,
-                      "tensor %s: not whole cells of those that it is quantised in", tensor->name);
+                      "tensor %s: whole cells of its own quantisation expected", tensor->name);
 }
 
 int dray__pull_quantise(const dray_layout *layout, const dray_region *region, dray_region **scratch,
@@ -129,7 +129,7 @@ int dray__pull_quantise(const dray_layout *layout, const dray_region *region, dr
     dray__rect rect = dray__copy_rect(copy);
     dray_copy gather = *copy;
     dray__move_options options = {.layout = layout, .source_sums = sum ? source_sum : NULL};
-    uint64_t written = 0; /* of the floats: nobody's */
+    uint64_t written = 0; /* sum of the floats, which is not used */
     options.sums = sum ? &written : NULL;
     int rc =
         *scratch ? DRAY_OK : dray_region_alloc(DRAY_REGION_HOST, ROOM, "floats", scratch, error);

@@ -11,8 +11,8 @@ uint64_t dray__pull_quant_bytes(const dray__pull_quant *quant, const dray__rect 
 uint64_t dray__pull_quant_sum(const dray_tensor_info *tensor, const dray__pull_quant *quant,
                               const dray__rect *rect, const void *data);
 void dray__pull_put_quant(dray__writer *w, const dray__pull_quant *quant, uint32_t ndim);
-/* Fails with DRAY_EINVALID when the rectangle, which lies in the tensor, is not whole cells, or its
- * elements cannot be quantised in this way. */
+/* Fails with DRAY_EINVALID when the rectangle, which must be inside the tensor, is not whole cells,
+ * or its elements cannot be quantised in this way. */
 int dray__pull_get_quant(dray__reader *in, const dray_tensor_info *tensor, const dray__rect *rect,
                          int32_t dtype, dray__pull_quant *out, dray_error *error);
 /* For a tensor that an update has received in quantised form: returns the copy of the rectangle's

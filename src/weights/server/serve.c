@@ -1,7 +1,7 @@
 /* The answers of a process's data server about weights (serve.h).
  *
  * Readers on this host may have the answer in the publisher's staging arena instead (arena.h).
- * Readers that wait for a slot of it stand in line: the first one gets the next slot. */
+ * Readers that wait for a slot queue: the first one gets the next slot. */
 #include "weights/server/serve.h"
 
 #include "base/error.h"
@@ -24,7 +24,7 @@ struct held {
     int64_t since_ns;
 };
 
-/* Of one connection. */
+/* The state of one connection. */
 struct state {
     dray__nccl_session *nccl; /* the session that sends over NCCL; NULL when there is none */
     dray__export *export;     /* the regions that its reader reads one-sidedly; NULL until there are
@@ -33,7 +33,7 @@ struct state {
     uint64_t place; /* in the line for a slot; 0 when not in it */
 };
 
-/* Of the context. */
+/* The state of the context. */
 struct serving {
     dray__server *server;
     dray__packer *packer;
@@ -64,7 +64,8 @@ static void end(void *user, dray__data_reader *r)
     dray__export_free(s->export);
 }
 
-/* The reader has copied its answer out of the arena, or ends its one-sided reads. */
+/* Handles the messages that a reader has copied its answer out of the arena, or ends its one-sided
+ * reads. */
 static int told(void *user, dray__data_reader *r, const dray__data_request *told)
 {
     struct state *s = state_of(r);
@@ -95,8 +96,8 @@ static bool is_first_in_line(const dray__data_reader *r)
     return true;
 }
 
-/* Takes a slot for the answer to the connection's request. Returns -EAGAIN when it must wait in
- * line. *held is NULL when there is no such arena (any more), which is the answer. */
+/* Takes a slot for the answer to the connection's request. Returns -EAGAIN when it must
+ * wait. *held is NULL when there is no such arena (any more); the answer is then an error. */
 static int take_slot(struct serving *all, dray__data_reader *r, struct held **held, uint64_t *at)
 {
     struct state *s = state_of(r);
@@ -158,18 +159,18 @@ static int answer_rects(struct serving *all, dray__data_reader *r)
     if (rc)
         return rc;
     if (!held && !dray__server_buffer(r))
-        return -EAGAIN; /* until another connection gives one back */
+        return -EAGAIN; /* until another connection gives a buffer back */
     if (!dray__pull_answer(all->packer, &r->request, r->body, held ? held->slot : r->data, at,
                            &r->head, &r->data_bytes))
         return -ENOMEM;
-    if (held && !r->data_bytes) /* it could not be read */
+    if (held && !r->data_bytes) /* the answer is an error */
         give_slot(held);
     if (held)
         r->data_bytes = 0;
     return 0;
 }
 
-/* With data of its own: keys for one-sided reads, or how to reach regions. */
+/* Answers requests for keys of one-sided reads, or for the descriptors of regions. */
 static int answer_access(struct serving *all, dray__data_reader *r)
 {
     dray_error error;
@@ -196,7 +197,7 @@ static int answer_access(struct serving *all, dray__data_reader *r)
     return 0;
 }
 
-/* The session does it on a thread of its own. */
+/* Gives the request to the connection's session, which answers it in a thread of its own. */
 static int answer_nccl(struct serving *all, dray__data_reader *r)
 {
     dray_error error;
@@ -229,7 +230,7 @@ static int answer(void *user, dray__data_reader *r)
                                                           [DRAY__DATA_NCCL] = answer_nccl,
                                                           [DRAY__DATA_CELLS] = NULL};
     if (r->taken && r->request.type != DRAY__DATA_NCCL)
-        return -EPROTO; /* its answer would overtake those that are due */
+        return -EPROTO; /* its answer would overtake earlier ones */
     return answers[r->request.type] ? answers[r->request.type](user, r) : -ENOTSUP;
 }
 
@@ -238,7 +239,7 @@ static bool enter(const dray__data_reader *r)
     return dray__export_enter(state_of(r)->export);
 }
 
-/* ---- the context's --------------------------------------------------------------------------- */
+/* ---- the context ----------------------------------------------------------------------------- */
 
 static void serving_free(void *serving)
 {

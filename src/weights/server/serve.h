@@ -11,8 +11,8 @@
 
 #include <dray/dray.h>
 
-/* The context's data server, started at the first call. It serves other hosts when the coordinator
+/* Starts the context's data server, at the first call. It serves other hosts when the coordinator
  * was reached by TCP, the context was given a host's name, or $DRAY_DATA_ADDRESS has an address;
- * else, if it is needed, this host alone. endpoint is the address for readers; NULL when no other
- * host can reach it. Borrowed until the context is closed. */
+ * else, if it is needed, this host alone. *endpoint is the address for readers, borrowed until the
+ * context is closed; NULL when no other host can reach it. */
 int dray__serve_start(dray_context *context, bool needed, const char **endpoint, dray_error *error);

@@ -67,7 +67,7 @@ bool dray__shares_expect(dray__shares *s, uint32_t index, const dray__rect *rect
     return DRAY__PUSH(block->expected, block->expected_count, block->expected_capacity, *rect);
 }
 
-/* Expected rectangles do not overlap. */
+/* Returns true when all of the rectangle is expected. Expected rectangles do not overlap. */
 static bool is_expected(const struct block *block, const dray__rect *rect)
 {
     uint64_t left = dray__rect_elements(rect);
@@ -109,7 +109,7 @@ int dray__shares_find(dray__shares *s, uint32_t index, const dray__rect *rect, b
 {
     const struct block *block = &s->blocks[index];
     uint64_t wanted = dray__rect_elements(rect), there = 0;
-    bool cut = false, same = true; /* same: bits here as at the publisher */
+    bool cut = false, same = true; /* same: the bits equal the publisher's */
     *source_sum = *sum = 0;
     pthread_mutex_lock(&s->lock);
     for (uint32_t i = 0; i < block->count && there < wanted; i++) {
@@ -141,7 +141,7 @@ int dray__shares_intact(dray__shares *s, const dray_layout *layout, uint32_t ind
         struct landed item;
         dray__rect cross;
         uint64_t sum = 0;
-        pthread_mutex_lock(&s->lock); /* items move when more come */
+        pthread_mutex_lock(&s->lock); /* adding items may move the array */
         bool more = i < block->count;
         if (more)
             item = block->items[i];

@@ -1,15 +1,15 @@
-/* Files as a source: the needed ranges are read in the background (mover/disk.h), many at once,
- * into slots. Ranges that have come are put in their place while the others are being read. All
+/* Files as a source. The needed ranges are read in the background (mover/disk.h), many at once,
+ * into slots. Ranges that have arrived are moved to their destination while others are read. All
  * strategies are the same here: the slots are the bucket.
  *
- * Ranges are read in the order of the files. A slot holds one range, from which several slices of
- * ops may come: short gaps between them are read along. Elements that this rank does not own in its
- * group are compared by no other rank, so they are read and moved twice, as from memory.
+ * Ranges are read in the order of the files. A slot holds one range, for one or several slices of
+ * ops; short gaps between these are read, too. No other rank compares the elements that this rank
+ * does not own in its group, so they are read and moved twice, as from memory.
  *
- * Of a checkpoint that is a delta, a rank that holds the base, or the result of one of the chain,
- * reads the entries of the changes since, level by level of each slice: a slot holds those of one
- * level. The rank reads the result back as a whole, as if all of it had been read, because the
- * checkpoint's own sums are of whole tensors, not of deltas. */
+ * If the checkpoint is a delta, and this rank holds the base, or the result of another checkpoint
+ * of the chain, it reads the entries of the later changes, level by level for each slice. A slot
+ * holds the entries of one level. The rank reads the result back as a whole, as if all of it had
+ * been read, because the checkpoint's sums are of whole tensors, not of deltas. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "memory/region.h"
@@ -23,28 +23,28 @@
 enum {
     SLOT_BYTES = 4 << 20, /* at most */
     SLOTS = 12,
-    FEWEST_SLOTS = 4, /* so many while the ceiling allows pages of two */
-    GAP = 64 << 10,   /* read along, rather than by a range of its own */
-    MOST_WASTE = 8,   /* times the bytes that are wanted */
+    FEWEST_SLOTS = 4, /* if the ceiling allows two pages for each */
+    GAP = 64 << 10,   /* shorter gaps are read, to avoid another range */
+    MOST_WASTE = 8,   /* times the needed bytes, at most */
     SLICES = 256,     /* of a slot */
     ENTRY_SLOTS = 16,
-    ENTRY_SLICE = 4 << 20 /* so many bytes that a column's rows share the entries that are read */
+    ENTRY_SLICE = 4 << 20 /* bytes: large, so that rows of a column share the entries read */
 };
 
 typedef struct file_slot {
     dray__io io;
     dray_error why;
     uint8_t *data;
-    uint64_t begin, end; /* in the file: aligned; of the last byte that is wanted */
+    uint64_t begin, end; /* in the file: aligned begin; end of the last needed byte */
     bool owned, again;   /* again: the second time */
     bool came;
-    uint32_t count, at; /* slices, 0: it is free; those that were moved */
+    uint32_t count, at; /* slices (0: the slot is free); slices moved so far */
     const dray__op *ops[SLICES];
     dray_copy copies[SLICES]; /* from the staging region */
-    /* Of entries: of which level, of which elements of the tensor */
+    /* For entries: their level, and their elements of the tensor */
     uint32_t level;
     uint64_t first, past, skip; /* skip: bytes before them */
-    bool last;                  /* of the slice's levels */
+    bool last;                  /* the last level of its slice */
 } file_slot;
 
 struct opened {
@@ -57,7 +57,7 @@ typedef struct file_route {
     dray__route *route;
     dray__transfer *transfer;
     bool patches;
-    uint64_t *order; /* of the ops, by the places of their bytes in the files */
+    uint64_t *order; /* the ops, sorted by the places of their bytes in the files */
     uint64_t count, next;
     dray__slicer slicer;
     bool in_op;
@@ -67,7 +67,7 @@ typedef struct file_route {
     uint64_t slot_bytes;
     uint32_t slot_count;
     file_slot **slots;
-    uint32_t busy, oldest; /* entries are applied in the order in which they were asked for */
+    uint32_t busy, oldest; /* entries are applied in the order of their reads */
     dray__batch batch;
     /* The slice whose entries are read now, and the next level; 0 for the next slice */
     const dray__op *op;
@@ -78,7 +78,7 @@ typedef struct file_route {
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* Of the tensor's name in the checkpoint. */
+/* Returns the tensor's name in the checkpoint. */
 static const char *name_of(const dray__transfer *h, const dray_copy *copy)
 {
     return h->sources->names[copy->tensor];
@@ -135,8 +135,8 @@ static int make_slots(file_route *l, dray_error *error)
     return DRAY_OK;
 }
 
-/* Slots of at most SLOT_BYTES, but several of them, within the ceiling, and no more than there is
- * to read. */
+/* Allocates several slots of at most SLOT_BYTES, within the ceiling, and no more than the bytes to
+ * read. */
 static int make_staging(file_route *l, uint64_t ceiling, dray_error *error)
 {
     uint64_t bytes = ceiling / FEWEST_SLOTS < SLOT_BYTES ? ceiling / FEWEST_SLOTS : SLOT_BYTES;
@@ -171,7 +171,7 @@ static void file_close(void *state)
     dray_region_free(l->staging);
 }
 
-/* A checkpoint is in one store. */
+/* Returns true when the files are in a store: a checkpoint is in one store. */
 static bool any_object(const file_route *l)
 {
     const dray__sources *sources = l->transfer->sources;
@@ -204,7 +204,7 @@ static int file_open(dray__route *route, dray_error *error)
 
 /* ---- slices and their ranges ----------------------------------------------------------------- */
 
-/* From a copy's first byte to the end of its last, in the file. */
+/* Returns the bytes in the file from a copy's first byte to the end of its last one. */
 static uint64_t span_of(const dray_copy *copy)
 {
     uint64_t span = dray_dtype_size((dray_dtype)copy->source_dtype);
@@ -222,8 +222,8 @@ static bool too_wide(const file_route *l, const dray_copy *copy)
            (span > useful + GAP && span / MOST_WASTE > useful);
 }
 
-/* Cuts the next op so that each slice fits a slot, and is not mostly gaps; of entries, so that they
- * pay. */
+/* Cuts the next op into slices that fit a slot and are not mostly gaps. For entries, slices are so
+ * large that reading entries pays. */
 static void start_op(file_route *l, const dray_copy *copy)
 {
     dray__rect whole = dray__copy_rect(copy), slice;
@@ -289,7 +289,7 @@ static int file_of(file_route *l, const dray_region *region, dray__disk_file **o
     return DRAY_OK;
 }
 
-/* Bytes that a range takes from an aligned beginning to an aligned end. */
+/* Returns the bytes from an aligned beginning to the aligned end of a range. */
 static size_t aligned_bytes(uint64_t begin, uint64_t end)
 {
     return (size_t)(end - begin + DRAY__IO_ALIGN - 1) & ~(size_t)(DRAY__IO_ALIGN - 1);
@@ -314,7 +314,7 @@ static const dray_region *region_of(const file_route *l, const dray_copy *copy)
     return l->transfer->sources->sources[copy->source].regions[copy->source_region];
 }
 
-/* Does the slice come with those that the slot has? */
+/* Can the slice be read together with those in the slot? */
 static bool goes_along(const file_route *l, const file_slot *s, const dray_copy *copy, bool owned)
 {
     return s->count < SLICES && region_of(l, &s->ops[0]->copy) == region_of(l, copy) &&
@@ -323,7 +323,7 @@ static bool goes_along(const file_route *l, const file_slot *s, const dray_copy 
            copy->source_offset + span_of(copy) - s->begin <= l->slot_bytes;
 }
 
-/* Gives the slot the next range and asks for it. */
+/* Gives the slot the next range, and starts to read it. */
 static int fill(file_route *l, file_slot *s, dray_error *error)
 {
     dray_copy copy;
@@ -419,7 +419,7 @@ static void place(void *user, uint64_t position, const dray__change *change)
     dray__change_put(at, change, p->size, p->copy->destination_dtype);
 }
 
-/* Writes the entries that came; after the last level the slice is in its place. */
+/* Writes the entries that arrived. After the last level the slice is complete. */
 static int apply(file_route *l, file_slot *s, dray_error *error)
 {
     dray__transfer *h = l->transfer;
@@ -448,11 +448,10 @@ static int apply(file_route *l, file_slot *s, dray_error *error)
     return DRAY_OK;
 }
 
-/* ---- moving the ranges that have come
- * ------------------------------------------------------------- */
+/* ---- moving the ranges that have arrived ----------------------------------------------------- */
 
-/* The next slices, about DRAY__SLICE_BYTES, that go to one region. A slice that is read twice is
- * compared with itself the first time, and counts the second. */
+/* Moves the next slices, about DRAY__SLICE_BYTES, that go to one region. A slice that is read twice
+ * is read back and compared after the first move, and enters the books after the second. */
 static int move_some(file_route *l, file_slot *s, dray_error *error)
 {
     dray__transfer *h = l->transfer;
@@ -490,7 +489,7 @@ static int read_result(const file_route *l, const file_slot *s, dray_error *erro
               : DRAY_OK;
 }
 
-/* Copies some of a slot; after its last slice it is read once more, or free. */
+/* Moves some slices of a slot. After its last slice, the slot is read a second time, or free. */
 static int copy_some(file_route *l, file_slot *s, dray_error *error)
 {
     int rc = move_some(l, s, error);
@@ -520,7 +519,7 @@ static file_slot *free_slot(const file_route *l)
     return NULL;
 }
 
-/* One that came, of entries the oldest. */
+/* Returns a slot that has arrived; for entries, the oldest one. */
 static file_slot *ready_slot(const file_route *l)
 {
     uint32_t count = l->patches ? 1 : l->slot_count;
@@ -538,7 +537,7 @@ static int ask_ahead(file_route *l, dray_error *error)
     int rc = DRAY_OK;
     while (rc == DRAY_OK && (s = free_slot(l))) {
         rc = l->patches ? fill_entries(l, s, error) : fill(l, s, error);
-        if (!s->count) /* nothing is left, or there is no room */
+        if (!s->count) /* nothing is left to read, or there is no room */
             break;
         l->busy++;
     }

@@ -1,8 +1,9 @@
-/* Memory that GPUs reach as a source: its ops are a program (program.h), whose jobs it starts, step
- * by step, and whose sums it enters in the books. It never waits: GPUs report their ends.
+/* Memory that GPUs reach as a source. Its ops are a program (program.h). It starts the program's
+ * jobs, step by step, and enters their sums in the books. It never waits: GPUs report the ends of
+ * jobs.
  *
- * The memory of a publisher of this process may be taken back while a GPU reads it: then the thread
- * that takes it back stops the jobs. */
+ * A publisher in this process may take its memory back while a GPU reads it. The thread that does
+ * so stops the jobs. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "weights/program/program.h"
@@ -18,7 +19,7 @@ struct cuda_route {
     uint32_t step;
     bool running; /* the jobs of the step */
     int64_t began_ns;
-    uint64_t released;    /* launches, where they are spread over a time */
+    uint64_t released;    /* launches, when they are spread over a time */
     pthread_mutex_t lock; /* of the fields above, against a thread that takes memory back */
     bool stopped;
     dray__guest *guests; /* one a source */
@@ -83,7 +84,7 @@ static int route_open(dray__route *route, dray_error *error)
         return rc;
     route->fd = l->program->waker.fd;
     route->held = l->program->held_bytes;
-    return enter(l, error); /* a thread that takes memory back looks at the program */
+    return enter(l, error); /* a thread that takes memory back uses the program */
 }
 
 static bool takes_all(const dray__transfer *transfer, const dray__op *op)

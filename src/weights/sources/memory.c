@@ -1,10 +1,11 @@
-/* Mapped memory as a source, and a publisher's of this process, files too: moves by one of three
- * strategies, in batches of slices that stay in cache between the copy and its checksums, and holds
- * the declared ceiling of extra memory. When a publisher has a delta, the changes are written.
+/* Mapped memory as a source, and memory and files of a publisher in this process. It moves by one
+ * of three strategies, in batches of slices that stay in cache between the copy and its checksums,
+ * and keeps within the declared ceiling of extra memory. When a publisher has a delta, only the
+ * changes are written.
  *
- * Checked, per slice: `found`, the destination's bits as they can be read back, against `expected`,
- * the bits that the mover meant to write; and the source's bits of the elements that this rank owns
- * in its group, whose sum is compared with the publishers' (see enum way). */
+ * For each slice, `found`, the sum of the destination's bits read back, is checked against
+ * `expected`, the sum of the bits that the mover computed. The sum of the source's bits of the
+ * elements that this rank owns in its group is compared with the publishers' (see enum way). */
 #include "base/clock.h"
 #include "base/error.h"
 #include "mover/mover.h"
@@ -20,22 +21,22 @@ enum { BUCKET_OF_MEMORY = 512 << 10, BUCKET_OF_FILE = 4 << 20 };
 /* How a slice is checked. */
 enum way {
     UNCHECKED,
-    /* Not converted, and its tensor will be compared as a whole with the announced sum: the sum of
-     * the destination's bits, read back, is the one that counts. */
+    /* It is not converted, and its tensor is compared as a whole with the announced sum. The sum of
+     * the destination's bits, read back, counts for source and destination. */
     READ_BACK,
     /* The mover sums source and result on the way; the source's sum is compared with the announced
      * one, the result's with the bytes that are read back. */
     ON_THE_WAY,
-    /* No other rank will compare it (a replica, a tensor that the group holds in part): the mover
-     * sums the bits that it means to write, which are read back, and then moves it again: a source
-     * that was misread once gives two results. */
+    /* No other rank compares it (a replica, or a tensor that the group holds in part). The mover
+     * sums the bits that it writes, which are read back, and then moves it again: if the source was
+     * misread once, the results differ. */
     TWICE
 };
 
 struct memory_route {
     dray__transfer *transfer;
     const uint64_t *ops;
-    uint64_t *order; /* of the ops, for the strategy parameter; NULL for their own order */
+    uint64_t *order; /* the ops' order for the strategy parameter; NULL for their own order */
     uint64_t count;
     uint64_t next; /* of ops */
     dray__slicer slicer;
@@ -57,11 +58,11 @@ struct memory_route {
 
 static int open_bucket(struct memory_route *m, uint64_t ceiling, dray_error *error)
 {
-    /* One core fills the bucket and empties it again: one that stays in its cache is the fastest,
-     * even if more is allowed. A second one for a thread beside it would only pass bytes from cache
-     * to cache (two cores that took turns at two buckets were measured to move less than one
-     * alone); a core that is free is another rank's. When a disk or a network brings the bytes, the
-     * routes of files and hosts read ahead. */
+    /* One core fills the bucket and empties it again. A bucket that fits the core's cache is the
+     * fastest, even if the ceiling allows more. A second bucket, for a second thread, would only
+     * move bytes from cache to cache: two cores that alternated between two buckets moved less
+     * than one alone, and other ranks use the free cores. For disks and networks, the routes of
+     * files and data servers read ahead. */
     uint64_t best = m->transfer->sources->files ? BUCKET_OF_FILE : BUCKET_OF_MEMORY;
     ceiling -= ceiling < m->batch.scratch_bytes ? ceiling : m->batch.scratch_bytes;
     m->bucket_size = (ceiling < best ? ceiling : best) & ~(uint64_t)4095;
@@ -74,10 +75,10 @@ static int open_bucket(struct memory_route *m, uint64_t ceiling, dray_error *err
     return dray_region_alloc(DRAY_REGION_HOST, m->bucket_size, "bucket", &m->bucket, error);
 }
 
-/* Allocates the movers' scratch, within the ceiling of the strategies that have one. */
+/* Allocates the movers' scratch, within the ceiling, if the strategy has one. */
 static int open_scratch(struct memory_route *m, uint64_t ceiling, dray_error *error)
 {
-    if (!m->transfer->sources->files) /* memory is converted from one place to the other */
+    if (!m->transfer->sources->files) /* conversions between memory need no scratch */
         return DRAY_OK;
     uint64_t bytes = DRAY__MOVE_STAGING;
     if (m->transfer->options.load && bytes > ceiling)
@@ -124,7 +125,7 @@ static void route_close(void *state)
     free(m->batch.scratch);
 }
 
-/* All that nothing else reaches. */
+/* Returns true for ops that no other source reaches. */
 static bool memory_reaches(const dray__transfer *h, const dray__op *op,
                            const dray__placement *placement)
 {
@@ -141,7 +142,7 @@ static const dray__op *op_at(const struct memory_route *m, uint64_t index)
     return &m->transfer->sources->ops[m->order ? m->order[index] : m->ops[index]];
 }
 
-/* The next slice, without taking it; false at the end. */
+/* Gives the next slice without taking it. Returns false at the end. */
 static bool peek(struct memory_route *m, dray_copy *out)
 {
     if (m->next == m->count)
@@ -173,8 +174,7 @@ static dray_region *source_region(const struct memory_route *m, const dray_copy 
                : m->transfer->sources->sources[copy->source].regions[copy->source_region];
 }
 
-/* ---- checksums of moved bytes
- * --------------------------------------------------------------------- */
+/* ---- checksums of moved bytes ---------------------------------------------------------------- */
 
 static enum way way_of(const struct memory_route *m, const dray__op *op)
 {
@@ -211,7 +211,7 @@ static int move_batch(struct memory_route *m, dray_region *to, dray_error *error
     return rc ? rc : dray__batch_move(h, b, 0, b->count, from, to, false, error);
 }
 
-/* Can the next slice go with those in the batch: up to about a slice's bytes out of one region? */
+/* Can the next slice be added to the batch? A batch has about DRAY__SLICE_BYTES of one region. */
 static bool goes_along(struct memory_route *m, const dray_copy *copy, uint64_t bytes)
 {
     const dray_copy *first = &m->batch.copies[0];
@@ -231,7 +231,8 @@ static void add(struct memory_route *m, const dray_copy *copy)
     take(m);
 }
 
-/* Takes slices that go from one region to one region; of one tensor, with that strategy. */
+/* Fills the batch with slices between the same two regions; with the strategy parameter, of one
+ * tensor. */
 static void gather(struct memory_route *m)
 {
     bool parameter = m->transfer->options.strategy == DRAY_STRATEGY_PARAMETER;
@@ -248,7 +249,7 @@ static void gather(struct memory_route *m)
     }
 }
 
-/* The batch's slices lie in the bucket one after the other. */
+/* Assigns the batch's slices consecutive places in the bucket. */
 static void stage(struct memory_route *m)
 {
     dray__batch *b = &m->batch;
@@ -262,7 +263,7 @@ static void stage(struct memory_route *m)
     }
 }
 
-/* Sums are taken on the way into the bucket. */
+/* Moves a batch. With a bucket, sums are computed in the copy into the bucket. */
 static int step(struct memory_route *m, dray_error *error)
 {
     dray__batch *b = &m->batch;
@@ -284,10 +285,9 @@ static int step(struct memory_route *m, dray_error *error)
 }
 
 /* ---- changes -----------------------------------------------------------------------------------
- *
- * A rank that holds the version before writes the elements that changed, and copies only slices in
- * which too many did. It reads the result back as a whole, as if all of it had been copied, because
- * the announced sums are of whole tensors, not of deltas. */
+ * A rank that holds the delta's base writes the elements that changed, and copies only slices in
+ * which too many changed. It reads the result back as a whole, as if all of it had been copied,
+ * because the announced sums are of whole tensors, not of deltas. */
 
 /* In memory, writing single elements costs about as much as copying SPARSE times as many. */
 enum { SPARSE = 8 };

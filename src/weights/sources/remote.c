@@ -1,25 +1,25 @@
-/* Data servers as a source, those on other hosts, and stores on this one. It asks them (pull.h) for
- * slices of the planned rectangles, with many requests in flight but never more bytes than the
- * ceiling, takes each answer into a slot that stays in cache, and moves it from there to its place.
+/* Data servers as a source: of other hosts, and of publishers on this host with staging arenas. It
+ * requests slices of the planned rectangles (pull.h), with many requests in flight but never more
+ * bytes than the ceiling, receives each answer into a slot that stays in cache, and moves it from
+ * there to its destination.
  *
- * Checked, per slice: the received bytes against the sum of the sent ones; the bits that the mover
- * wrote against those that can be read back; and the source's own bits, as the server summed them,
- * against the announced sums. Narrowing conversions are made by the server, widening ones here, so
- * that the wire carries the smaller form.
+ * For each slice these are checked: the received bytes against the sum of the sent ones; the bits
+ * that the mover wrote against those read back; and the source's own bits, as the server summed
+ * them, against the announced sums. The server makes narrowing conversions, and this rank makes
+ * widening ones, so that the smaller form is sent.
  *
- * From a source that keeps deltas, a rank that holds the version before asks in the deltas' slices,
- * and may get the changes of one instead of all of it. The sum that came with it is compared with
- * all of the resulting slice, and one that differs is fetched whole.
+ * From a source with deltas, a rank that holds the delta's base requests the deltas' slices, and
+ * may get the changes of a slice instead of all its elements. The sum in the answer is compared
+ * with the whole resulting slice; a slice that differs is fetched whole.
  *
  * With RDMA, slices that are compared as a whole are read one-sidedly (remote_read.c) instead.
  *
  * GPU memory of publishers on other hosts comes over NCCL if that can be used (remote_nccl.c).
+ * A publisher on this host with a staging arena (arena.h) writes answers into it. The next request
+ * is under way while the last answer is copied out, so that both sides are busy.
  *
- * A publisher on this host that has a staging arena (arena.h) answers into it: the next request is
- * on its way while the last answer is copied out, so that both sides are busy.
- *
- * A connection that breaks, or is silent for STALL_NS, is opened again: answers that arrived are
- * kept, the rest is asked for again, until the update's deadline. */
+ * A connection that breaks, or is silent for STALL_NS, is opened again, until the update's
+ * deadline. Answers that arrived are kept, all others are requested again. */
 #include "weights/sources/remote.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -35,20 +35,20 @@
 static int break_off(struct remote_route *l, struct source *s, const dray_error *why,
                      dray_error *error);
 
-/* The server may fill the slot again. A connection that broke shows the next time. */
+/* Tells the server that it may fill the slot again. A broken connection is noticed later. */
 static void hand_back(struct source *s, uint32_t id)
 {
     dray__request_begin(dray__peer_out(s->link), DRAY__DATA_TAKEN, id);
     dray__peer_send(s->link, NULL);
 }
 
-/* Has it lain in the arena for longer than the server leaves it there? */
+/* Was the answer in the arena for longer than its lease? */
 static bool too_late(const struct source *s, const struct request *request)
 {
     return s->staged && dray__now() - request->asked_ns > DRAY__ARENA_LEASE_NS;
 }
 
-/* A whole answer landed. */
+/* Takes an answer that has arrived completely. */
 static int take(struct remote_route *l, struct source *s, const uint8_t *head, dray_error *error)
 {
     struct request *request = s->flying.first;
@@ -57,7 +57,7 @@ static int take(struct remote_route *l, struct source *s, const uint8_t *head, d
         return rc;
     if (l->transfer->options.verify && !dray__remote_unchanged(l, s, request, head)) {
         dray_error why;
-        request->plain = true; /* or the held version is not as it was */
+        request->plain = true; /* the held version may have changed */
         dray__fail(&why, DRAY_ECHECKSUM, "the bytes from %s are not those that it sent",
                    s->of->name);
         if (++s->wrong < WRONG_MAX && !s->cohort)
@@ -68,7 +68,7 @@ static int take(struct remote_route *l, struct source *s, const uint8_t *head, d
     }
     if (too_late(s, request)) {
         dray_error why;
-        request->plain = true; /* the changes are in their place already: steps lead further */
+        request->plain = true; /* the changes are applied, and steps must not be applied twice */
         dray__fail(&why, DRAY_ETIMEDOUT, "the answer of %s in its arena was not copied out in %d s",
                    s->of->name, (int)(DRAY__ARENA_LEASE_NS / DRAY__SECOND));
         return break_off(l, s, &why, error);
@@ -114,8 +114,8 @@ static int not_due(const struct source *s, dray_error *error)
                       s->of->name, s->of->endpoint);
 }
 
-/* Does the answer belong to the oldest request, and is it of the right size? DRAY_EAGAIN: not yet,
- * which members of the cohort alone may say. */
+/* Checks that the answer belongs to the oldest request and has the right size. Returns DRAY_EAGAIN
+ * for the answer "not yet", which only members of the cohort may give. */
 static int check_answer(const struct remote_route *l, const struct source *s,
                         const dray__arrival *arrival, dray_error *error)
 {
@@ -141,8 +141,8 @@ static int check_answer(const struct remote_route *l, const struct source *s,
     return fits ? DRAY_OK : not_due(s, error);
 }
 
-/* For how long a member of the cohort may bring nothing new. It answers that it has nothing yet, so
- * it is alive; tensors that it fetches from GPU memory come after a communicator is made. */
+/* Returns how long a member of the cohort may answer "not yet". Tensors that it fetches from GPU
+ * memory arrive only after a communicator is made. */
 static int64_t patience(const struct remote_route *l)
 {
     int version;
@@ -155,13 +155,13 @@ static int64_t patience(const struct remote_route *l)
     return PATIENCE_NS + (gpus && dray__nccl_find(&version, NULL) == DRAY_OK ? JOIN_NS : 0);
 }
 
-/* The member of the cohort has not got it yet. It is asked again in a moment, or, if nothing has
- * come from it for long, when an eighth of that time has passed: it may wait for NCCL. */
+/* Handles the answer "not yet" of a member of the cohort. It is asked again after an eighth of the
+ * time since its last bytes, within bounds: it may wait for NCCL. */
 static int not_yet(struct remote_route *l, struct source *s, dray_error *error)
 {
     int64_t now = dray__now(), pause = (now - s->brought_ns) / 8;
     pause = pause < NOT_YET_NS ? NOT_YET_NS : pause > NOT_YET_MAX_NS ? NOT_YET_MAX_NS : pause;
-    int rc = dray__peer_recv_data(s->link, NULL, error); /* there is none */
+    int rc = dray__peer_recv_data(s->link, NULL, error); /* the answer has no data */
     if (rc)
         return rc;
     struct request *request = dray__remote_landed(l, s);
@@ -182,7 +182,8 @@ static bool ask_publisher(struct remote_route *l, const struct source *s, const 
     return dray__remote_push(&l->sources[part.publisher], &part);
 }
 
-/* The member of the cohort will not have it in this form: the publishers do. */
+/* Handles the answer of a member of the cohort that it will not have this form: the publishers are
+ * asked instead. */
 static int never(struct remote_route *l, struct source *s, dray_error *error)
 {
     int rc = dray__peer_recv_data(s->link, NULL, error);
@@ -202,18 +203,18 @@ static bool needs_slot(const struct source *s)
     return !s->staged && !s->slot && !direct;
 }
 
-/* So that the server fills one slot while the other is copied out. */
+/* Sends the next requests, so that the server fills one slot while the other is copied out. */
 static int ask_ahead(struct remote_route *l, struct source *s, dray_error *error)
 {
     s->copying = true;
     int rc = dray__remote_ask(l, s, error);
     s->copying = false;
     if (rc == DRAY_OK)
-        dray__peer_send(s->link, NULL); /* its error shows the next time */
+        dray__peer_send(s->link, NULL); /* an error is noticed later */
     return rc;
 }
 
-/* One answer. */
+/* Receives one answer. */
 static int receive(struct remote_route *l, struct source *s, bool *fatal, dray_error *error)
 {
     dray__arrival arrival;
@@ -250,7 +251,7 @@ static int receive(struct remote_route *l, struct source *s, bool *fatal, dray_e
 
 /* ---- connections that break ------------------------------------------------------------------ */
 
-/* Frees the slots of requests over a connection that is gone. */
+/* Frees the slots of requests over a broken connection. */
 static void free_slots(struct remote_route *l, struct source *s)
 {
     dray__remote_forget_keys(s, true);
@@ -291,13 +292,13 @@ static int break_off(struct remote_route *l, struct source *s, const dray_error 
     s->broken = true;
     s->retry_ns = now + s->pause_ns;
     s->pause_ns = s->pause_ns * 2 < PAUSE_MAX_NS ? s->pause_ns * 2 : PAUSE_MAX_NS;
-    /* Its host is there, and nobody listens: it will not come back. */
+    /* The host is up and no process listens, so the publisher has ended. */
     if (why->raw == ECONNREFUSED && now - s->broken_ns > REFUSED_NS)
         return dray__fail(error, DRAY_EDEAD, "publisher %s is gone: %s", s->of->name, why->message);
     return DRAY_OK;
 }
 
-/* A member of the cohort failed: its parts come from the publishers. */
+/* Moves the parts of a member of the cohort that failed to the publishers. */
 static int leave_member(struct remote_route *l, struct source *s, const dray_error *why,
                         dray_error *error)
 {
@@ -328,10 +329,10 @@ static int leave_member(struct remote_route *l, struct source *s, const dray_err
 static int watch(struct remote_route *l, struct source *s, dray_error *error)
 {
     if (!dray__peer_is_open(s->link))
-        return DRAY_OK; /* the tick wakes us when it is time to try again */
+        return DRAY_OK; /* the waker's time is that of the next attempt */
     short events = dray__peer_events(s->link);
     if (needs_slot(s) && !l->free_slots)
-        events = (short)(events & ~POLLIN); /* another source's answer wakes us */
+        events = (short)(events & ~POLLIN); /* until another source frees a slot */
     if (s->watched && events == s->events)
         return DRAY_OK;
     struct epoll_event event = {.events = (uint32_t)events};
@@ -343,13 +344,13 @@ static int watch(struct remote_route *l, struct source *s, dray_error *error)
     return DRAY_OK;
 }
 
-/* Is there anything to ask, to get, or to hand back? */
+/* Is there anything to request, to receive, or to give back? */
 static bool is_busy(const struct source *s)
 {
     return dray__remote_wants(s) || s->flying.first || (s->staged && dray__peer_owes(s->link));
 }
 
-/* The two sides do not agree on how to speak: trying again changes nothing. */
+/* Returns true when trying again is useless, because the two sides cannot communicate. */
 static bool hopeless(int rc)
 {
     return rc == DRAY_EPERM || rc == DRAY_EVERSION || rc == DRAY_EUNSUPPORTED ||
@@ -407,7 +408,8 @@ static bool finished(const struct remote_route *l)
     return true;
 }
 
-/* How long nothing need show before it is looked again; silence is looked for, too. */
+/* Returns the time until the next check when no descriptor is readable; this also detects silence.
+ */
 static int64_t next_look(const struct remote_route *l)
 {
     for (uint32_t i = 0; i < l->count; i++)

@@ -40,7 +40,7 @@ enum {
 #define PATIENCE_NS (5 * DRAY__SECOND) /* for a member of the cohort that sends nothing */
 #define JOIN_NS (30 * DRAY__SECOND)    /* for a communicator, which takes a second or more */
 
-/* A part of an op that lies in one block of its source. */
+/* A part of an op that is in one block of its source. */
 struct part {
     uint64_t op;
     uint32_t block;

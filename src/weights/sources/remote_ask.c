@@ -1,5 +1,5 @@
-/* Asking of the source of data servers (remote.h): which slices a request names, and
- * how many requests are under way. */
+/* Requests of the source of data servers (remote.h): chooses the slices of a request, and how many
+ * requests are under way. */
 #include "base/error.h"
 #include "weights/placements/prequantised.h"
 #include "weights/sources/remote.h"
@@ -138,7 +138,8 @@ static bool next_is_direct(const struct remote_route *l, const struct source *s)
     return !takes_deltas(l, s, op) && dray__remote_reads(l, s, part, op);
 }
 
-/* The next request to a source: one to be asked again, or a new one. *out NULL: none is left. */
+/* Gives the next request to a source: one to be sent again, or a new one. *out is NULL when none is
+ * left. */
 static int next_request(struct remote_route *l, struct source *s, struct request **out,
                         dray_error *error)
 {
@@ -176,7 +177,8 @@ bool dray__remote_wants(const struct source *s)
     return s->again.first || s->next < s->count;
 }
 
-/* Nobody else in the group, and no whole tensor's sum, will find a misread source. */
+/* Returns true when the server must read the source twice, because neither another rank nor the sum
+ * of a whole tensor would detect a misread source. */
 static bool twice(const struct remote_route *l, const dray__op *op)
 {
     const bool *compared = l->transfer->options.compared;
@@ -236,7 +238,8 @@ static bool unanswered(const struct source *s)
     return s->flying.first && (!s->copying || s->flying.first->next);
 }
 
-/* Reads and messages are under way one after the other, and a read has its slot from the start. */
+/* May the request be sent now? One-sided reads and messages are not under way at the same time, and
+ * a read needs a slot from the start. */
 static bool may_put(const struct remote_route *l, const struct source *s,
                     const struct request *request)
 {

@@ -1,8 +1,8 @@
-/* Parts that other ranks of a cohort on this host have fetched are not sent through the network's
- * layers once more (remote.h). Their shared regions are mapped for the update, opened through
- * /proc, which admits processes that may trace that one. Their data servers report only that a part
- * is there, with its sums. Copied bytes are summed here and compared, so that memory that changes
- * meanwhile shows. */
+/* Parts that other ranks of a cohort on this host have fetched are not sent over a socket again
+ * (remote.h). Their shared regions are mapped for the update. They are opened through /proc, which
+ * needs the permission to trace the other process. Data servers of such ranks send only the sums of
+ * a part that has arrived. The copied bytes are summed here and compared, so that a change of the
+ * memory meanwhile is detected. */
 #include "base/error.h"
 #include "weights/sources/remote.h"
 

@@ -1,13 +1,14 @@
-/* NCCL of the source of data servers (remote.h): GPU memory of publishers on other hosts. Of the
- * parts that are dealt to such a publisher, as much as a slot holds is asked for at once, comes
- * over NCCL into a slot on this GPU (nccl.h), and is moved by the GPU from there to its place, with
- * sums of the received, the written and the read-back bytes. As many requests are under way as
- * there are slots: some are packed while others are on their way, or are put in their place.
- * Received parts are shared with the cohort like all others of the route.
+/* NCCL in the source of data servers (remote.h): GPU memory of publishers on other hosts. Each
+ * request to such a publisher is for as many bytes as a slot holds. They arrive over NCCL in a slot
+ * on this GPU (nccl.h), and the GPU moves them to their destination, with sums of the received, the
+ * written and the read-back bytes. As many requests are under way as there are slots, so that
+ * packing, sending and placing overlap. Received parts are shared with the cohort like all others
+ * of the route.
  *
- * When NCCL cannot be used between the two (no NCCL there, another version, an encrypted
- * connection, both on one GPU, a ceiling too low for slots), the data server sends the bytes
- * itself. A later failure fails the update: the next one makes the pair anew. */
+ * When NCCL cannot be used between the two (the publisher has no NCCL, or another version, the
+ * connection is encrypted, both are on one GPU, or the ceiling is too low for slots), the data
+ * server sends the bytes itself. A later failure fails the update, and the next update makes a new
+ * pair. */
 #include "base/error.h"
 #include "base/log.h"
 #include "mover/cuda/cuda.h"
@@ -18,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SILENCE_NS (10 * DRAY__SECOND) /* nothing came over NCCL */
+#define SILENCE_NS (10 * DRAY__SECOND) /* the longest time without data over NCCL */
 
 struct link {
     dray__peer *peer;
@@ -30,20 +31,20 @@ struct link {
     bool ready;   /* and the communicator is made */
     bool refused; /* not to be tried again */
     uint32_t last_id;
-    dray__cuda_job *jobs[DRAY__NCCL_SLOTS]; /* from slots to their places */
+    dray__cuda_job *jobs[DRAY__NCCL_SLOTS]; /* copy slots to the destination */
 };
 
 struct piece {
     const dray__op *op;
     dray__rect rect;
-    dray_copy copy; /* from the slot to its place */
+    dray_copy copy; /* from the slot to the destination */
 };
 
 /* The content of one slot. */
 struct chunk {
     enum { FREE, FILLED, ASKED, PLACING } state;
     uint32_t count, id; /* of the request */
-    bool arriving;      /* the data server has packed it, and NCCL is to receive it */
+    bool arriving;      /* the data server has packed it, and NCCL receives it */
     uint64_t bytes;
     int64_t since_ns;
     struct piece pieces[DRAY__PULL_RECTS_MAX];
@@ -51,17 +52,17 @@ struct chunk {
     uint64_t source_sums[DRAY__PULL_RECTS_MAX], sums[DRAY__PULL_RECTS_MAX];
 };
 
-/* A publisher, and the parts that were dealt to it. */
+/* A publisher, and the parts that NCCL brings from it. */
 struct nccl_source {
     struct source *publisher; /* the route's */
     dray__source *of;
     struct link *link; /* kept with it from one update to the next */
     struct source own; /* the parts, cut for slots */
     uint64_t left;     /* bytes that are not placed yet */
-    uint64_t pieces;   /* as many slots as they fill */
-    bool joining;      /* a request to join is out and not answered */
-    /* Chunks that were asked for, that were answered, and that NCCL is to receive: in turns, number
-     * i goes through slot i % DRAY__NCCL_SLOTS. */
+    uint64_t pieces;   /* number of slots that they fill */
+    bool joining;      /* a request to join has no answer yet */
+    /* Numbers of chunks that were requested, that were answered, and whose receive was begun. Chunk
+     * i uses slot i % DRAY__NCCL_SLOTS. */
     uint64_t asked, answered, receiving;
     struct chunk *chunks[DRAY__NCCL_SLOTS];
     int64_t began_ns;
@@ -93,14 +94,15 @@ static void forget_link(void *kept)
     free(link);
 }
 
-/* The next update begins from the start. */
+/* Closes the pair, so that the next update makes a new one. */
 static void drop_link(struct link *link)
 {
     close_pair(link);
     dray__peer_drop(link->peer);
 }
 
-/* NCCL takes no GPU twice, and does not always survive being asked to. */
+/* Returns true when both are on one GPU. NCCL does not support that, and may crash when asked to.
+ */
 static bool on_one_gpu(const dray_region_info *from, const dray_region *to)
 {
     uint8_t uuid[sizeof from->device];
@@ -117,7 +119,7 @@ static bool may_use(const dray__transfer *transfer, const dray__source *source)
            !(link && link->refused) && dray__nccl_find(&version, NULL) == DRAY_OK;
 }
 
-/* The GPU that the op's bytes are for, if NCCL can bring them; else NULL. */
+/* Returns the GPU of the op's destination if NCCL can bring its bytes; else NULL. */
 static dray__cuda_device *device_for(const dray__transfer *transfer, const dray__source *source,
                                      const dray__op *op)
 {
@@ -129,8 +131,7 @@ static dray__cuda_device *device_for(const dray__transfer *transfer, const dray_
                : NULL;
 }
 
-/* ---- the parts that are to be fetched
- * -------------------------------------------------------------- */
+/* ---- the parts to fetch ---------------------------------------------------------------------- */
 
 static uint64_t part_bytes(const struct dray__remote_nccl *n, const struct part *part)
 {
@@ -149,8 +150,8 @@ static void add_piece(const struct dray__remote_nccl *n, const struct nccl_sourc
     c->bytes += dray__remote_bytes(n->route, &s->own, op, &slice->rect);
 }
 
-/* The next slice that fits into the rest of a slot. Slices that others of the cohort take from here
- * are cut as they will ask for them. */
+/* Takes the next slice that fits the rest of a slot. Slices that other members of the cohort read
+ * from this rank are cut as those members request them. */
 static bool next_slice(const struct dray__remote_nccl *n, struct nccl_source *s,
                        const struct chunk *c, struct slice *out)
 {
@@ -164,7 +165,7 @@ static bool next_slice(const struct dray__remote_nccl *n, struct nccl_source *s,
     return dray__remote_next_slice(l, &s->own, slot - c->bytes, out);
 }
 
-/* Chooses as much as a slot holds. */
+/* Fills a chunk with as many slices as a slot holds. */
 static void fill(const struct dray__remote_nccl *n, struct nccl_source *s, struct chunk *c)
 {
     struct slice slice;
@@ -176,7 +177,7 @@ static void fill(const struct dray__remote_nccl *n, struct nccl_source *s, struc
     c->since_ns = dray__now();
 }
 
-/* Is a communicator still to be made? That allocates, too. */
+/* Must a communicator still be made? That allocates memory, too. */
 static bool joins(const struct dray__remote_nccl *n)
 {
     for (uint32_t i = 0; i < n->count; i++)
@@ -185,7 +186,7 @@ static bool joins(const struct dray__remote_nccl *n)
     return false;
 }
 
-/* Is anything on its way over NCCL? */
+/* Is any receive under way? */
 static bool receives(const struct dray__remote_nccl *n)
 {
     for (uint32_t i = 0; i < n->count; i++)
@@ -197,8 +198,8 @@ static bool receives(const struct dray__remote_nccl *n)
     return false;
 }
 
-/* Gives the slot's job the received slices to place. Returns DRAY_EAGAIN when its items need more
- * room than it has, while another send is on its way. */
+/* Gives the slot's job the received slices to place. Returns DRAY_EAGAIN when its items need
+ * more room than it has while another receive is under way. */
 static int remake_job(struct dray__remote_nccl *n, struct nccl_source *s, uint32_t slot,
                       dray_error *error)
 {
@@ -234,7 +235,7 @@ static void ask(const struct dray__remote_nccl *n, struct nccl_source *s, uint32
 
 /* ---- joining --------------------------------------------------------------------------------- */
 
-/* A job for each slot, whose items change with the slot's content. */
+/* Makes a job for each slot; its items change with the slot's content. */
 static int make_jobs(const struct dray__remote_nccl *n, struct link *link, dray_error *error)
 {
     const dray__cuda_job_options options = {
@@ -279,8 +280,8 @@ static int begin_join(struct dray__remote_nccl *n, struct nccl_source *s, dray_e
     return DRAY_OK;
 }
 
-/* Reads the data server's answer to the request `id`, once it is there; its head is valid until the
- * next call. */
+/* Reads the data server's answer to the request `id`, once it has arrived. Its head is valid until
+ * the next call. */
 static int hear(struct nccl_source *s, uint32_t id, const uint8_t **head, uint32_t *bytes,
                 dray_error *error)
 {
@@ -328,8 +329,8 @@ static int join(struct dray__remote_nccl *n, struct nccl_source *s, dray_error *
 
 /* ---- placing --------------------------------------------------------------------------------- */
 
-/* Enters the sums in the books, and for members that take the slices from here; without
- * verification, only for these. */
+/* Enters the sums in the books (with verification), and in the shares for members that read the
+ * slices from this rank. */
 static int enter(struct dray__remote_nccl *n, struct nccl_source *s, const struct chunk *c,
                  const dray__cuda_job *job, dray_error *error)
 {
@@ -374,9 +375,11 @@ static int finish(struct dray__remote_nccl *n, struct nccl_source *s, uint32_t s
 
 /* ---- one source ------------------------------------------------------------------------------ */
 
-/* Below, DRAY_EAGAIN: it is not the time yet, for this one or for any behind it. */
+/* The functions below return DRAY_EAGAIN when neither this chunk nor a later one can be handled
+ * yet. */
 
-/* Spread over a time, no more is asked for than is due. */
+/* Returns true when the next chunk may be requested; with within_ns, chunks are spread over that
+ * time. */
 static bool is_due(const struct dray__remote_nccl *n, const struct nccl_source *s)
 {
     int64_t within = n->transfer->options.within_ns;
@@ -385,7 +388,7 @@ static bool is_due(const struct dray__remote_nccl *n, const struct nccl_source *
     return !within || due == s->pieces || s->asked < due;
 }
 
-/* Asks for the next chunk, if its slot is free and something is left to be asked for. */
+/* Requests the next chunk, if its slot is free and parts are left. */
 static int ask_next(struct dray__remote_nccl *n, struct nccl_source *s, dray_error *error)
 {
     uint32_t slot = s->asked % DRAY__NCCL_SLOTS;
@@ -400,8 +403,8 @@ static int ask_next(struct dray__remote_nccl *n, struct nccl_source *s, dray_err
     return rc;
 }
 
-/* NCCL sends only to a rank that receives, in the order of the requests. The GPU does not wait for
- * slices that are not packed yet, because it would do so with thread blocks that others want. */
+/* Begins the next receive, in the order of requests; NCCL sends only to a rank that receives. It is
+ * begun only after the slices are packed, because a waiting receive occupies thread blocks. */
 static int receive_next(struct nccl_source *s, dray_error *error)
 {
     uint32_t slot = s->receiving % DRAY__NCCL_SLOTS;
@@ -439,7 +442,7 @@ static int take_answer(struct nccl_source *s, dray_error *error)
     return DRAY_OK;
 }
 
-/* Puts received slices in their place. */
+/* Moves received slices to their destination. */
 static int place(struct dray__remote_nccl *n, struct nccl_source *s, uint32_t slot,
                  dray_error *error)
 {
@@ -490,7 +493,7 @@ static int step_chunks(struct dray__remote_nccl *n, struct nccl_source *s, bool 
     return rc == DRAY_EAGAIN ? check_silence(s, error) : rc;
 }
 
-/* The data server sends the bytes itself, from now on. */
+/* Gives the parts back to the route: the data server sends the bytes itself. */
 static int give_back(struct nccl_source *s, const dray_error *why, dray_error *error)
 {
     bool kept = true;
@@ -560,7 +563,7 @@ void dray__remote_nccl_close(struct dray__remote_nccl *n)
             free(s->chunks[k]);
         }
         if (under_way && s->link)
-            drop_link(s->link); /* its sends are for nobody */
+            drop_link(s->link); /* its sends have no receiver any more */
         free(s->own.parts);
     }
     free(n->sources);
@@ -593,9 +596,9 @@ static int take_parts(struct dray__remote_nccl *n, struct source *publisher, dra
     return pushed ? DRAY_OK : dray__nomem(error);
 }
 
-/* Thread blocks of a pair. All pairs of a GPU share the number that one would have: this rank's
- * with its publishers, and those of a publisher with all ranks of this group, so that kernels that
- * wait for their other side leave room for those that it waits for. */
+/* Returns the thread blocks of a pair. All pairs of a GPU (of this rank with its publishers, and of
+ * a publisher with all ranks of the group) share the number of one pair, so that kernels that wait
+ * for their other side leave room for the kernels that this side waits for. */
 static uint32_t blocks_of(const struct dray__remote_nccl *n)
 {
     const dray__transfer *h = n->transfer;
@@ -629,7 +632,7 @@ static int open_link(struct dray__remote_nccl *n, struct nccl_source *s, uint64_
     uint32_t ctas = blocks_of(n);
     if (link->pair && (link->slot_bytes != slot || link->ctas != ctas ||
                        link->verify != n->transfer->options.verify))
-        drop_link(link); /* it holds more than this update may, or less, or sums other things */
+        drop_link(link); /* its slots or sums do not suit this update */
     if (!link->pair) {
         link->slot_bytes = slot;
         link->ctas = ctas;
@@ -641,7 +644,7 @@ static int open_link(struct dray__remote_nccl *n, struct nccl_source *s, uint64_
     return DRAY_OK;
 }
 
-/* The slots that an earlier update kept are larger than this one may hold. */
+/* Drops the slots that an earlier update kept, because this one may not hold so much memory. */
 static void drop_links(const dray__transfer *transfer)
 {
     for (uint32_t i = 0; i < transfer->sources->count; i++) {

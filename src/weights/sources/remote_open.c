@@ -1,5 +1,5 @@
-/* Opening the source of data servers: the parts, cut along their sources' blocks, and dealt to
- * publishers and to the members of the cohort; the slots; the connections. */
+/* Opens the source of data servers: cuts the ops into parts along their sources' blocks, divides
+ * the parts among publishers and members of the cohort, and opens slots and connections. */
 #include "base/array.h"
 #include "base/error.h"
 #include "weights/placements/prequantised.h"
@@ -28,7 +28,7 @@ bool dray__remote_block(const dray__transfer *h, const dray__op *op, const dray_
     return !op->prequantised || dray__prequantised_block(h, op, rect, block);
 }
 
-/* Deals a part to the publisher, or, stripe by stripe, to the members of the cohort. */
+/* Gives a part to the publisher, or, stripe by stripe, to the members of the cohort. */
 static bool deal_part(struct remote_route *l, struct source *publisher, const struct part *part)
 {
     const dray__op *op = &l->transfer->sources->ops[part->op];
@@ -104,7 +104,7 @@ static int cut_source(struct remote_route *l, uint32_t index, const uint64_t *op
     return rc;
 }
 
-/* Less than a share of the whole comes then. */
+/* Returns true when deltas are likely, so that few bytes arrive. */
 static bool expects_deltas(const dray__transfer *h)
 {
     bool any = false;
@@ -119,7 +119,7 @@ static bool has_server(const dray__source *member, const dray__destination *dest
     return member->endpoint[0] != 0;
 }
 
-/* Others of the cohort read this rank's parts from here. It is no failure when they cannot. */
+/* Lets other members of the cohort read this rank's parts. It is not an error when they cannot. */
 static int open_cohort(struct remote_route *l, const uint64_t *ops, uint64_t count,
                        dray_error *error)
 {
@@ -196,8 +196,9 @@ static int open_sources(struct remote_route *l, const uint64_t *ops, uint64_t co
     return rc;
 }
 
-/* The bytes that a source may answer at once: in an arena a slot, of which there are two under
- * way. */
+/* Sets the bytes of one answer of each source: those of an arena's slot, of which two are under
+ * way.
+ */
 static void open_segments(struct remote_route *l)
 {
     for (uint32_t i = 0; i < l->count; i++) {
@@ -221,15 +222,16 @@ static bool has_gpus(const struct remote_route *l)
     return any;
 }
 
-/* What a coder holds at most: an answer's data, or, if that is less, all of a slice's entries. */
+/* Returns the most bytes that a coder holds: an answer's data, or all of a slice's entries if that
+ * is less. */
 static uint64_t coder_bytes_of(const struct remote_route *l, uint64_t segment)
 {
     uint64_t entries = DRAY__DELTA_SLICE * 9;
     return dray__delta_coder_bytes(segment < entries ? segment : entries, has_gpus(l));
 }
 
-/* The bytes of one answer where slices come as deltas: so many that each of the publishers can
- * have a few requests under way. */
+/* Returns the bytes of one answer when slices come as deltas, such that each publisher can have a
+ * few requests under way. */
 static uint64_t deltas_at_once(const struct remote_route *l, uint64_t segment)
 {
     uint64_t share = WINDOW_MAX / (4 * (uint64_t)(l->active ? l->active : 1));
@@ -237,10 +239,10 @@ static uint64_t deltas_at_once(const struct remote_route *l, uint64_t segment)
     return segment < most ? segment : most;
 }
 
-/* The ceiling holds the slots and the bytes in flight. segment is the size of one answer, the same
- * with and without NCCL, so that the members of a cohort cut alike. Where deltas are expected,
- * there is no cohort, and answers hold many slices, which a GPU patches and sums by one launch
- * each. */
+/* Divides the ceiling among the slots and the bytes in flight. segment is the size of one answer,
+ * the same with and without NCCL, so that all members of a cohort cut in the same way. When deltas
+ * are likely, there is no cohort, and answers hold many slices, which a GPU patches in one launch
+ * and sums in another. */
 static int open_slots(struct remote_route *l, uint64_t segment, uint64_t ceiling, dray_error *error)
 {
     bool deltas = expects_deltas(l->transfer);
@@ -251,20 +253,20 @@ static int open_slots(struct remote_route *l, uint64_t segment, uint64_t ceiling
     l->slot_count = needing < SLOTS ? needing : SLOTS;
     if (l->cohort || l->nccl || dray__carriers_read(l->transfer->options.keys))
         l->slot_count =
-            SLOTS; /* a part may go back to a publisher that had none; reads have one each */
+            SLOTS; /* parts may move to a publisher that had none; each read needs a slot */
     l->coder = deltas ? dray__delta_coder_new() : NULL;
     if (deltas && !l->coder)
         return dray__nomem(error);
     uint64_t large = deltas_at_once(l, segment);
     if (deltas && large > l->segment &&
         coder_bytes_of(l, large) <= (ceiling - l->slot_count * large) / 2)
-        l->segment = large; /* there is room for the slots and the coder */
+        l->segment = large; /* slots and coder fit */
     l->coder_bytes = deltas ? coder_bytes_of(l, l->segment) : 0;
     l->window = ceiling - l->slot_count * l->segment;
     if (l->coder_bytes <= l->window / 2)
         l->window -= l->coder_bytes;
     else
-        l->coder_bytes = 0; /* nor will there be deltas */
+        l->coder_bytes = 0; /* there are no deltas then */
     if (l->window > WINDOW_MAX)
         l->window = WINDOW_MAX;
     open_segments(l);
@@ -313,7 +315,7 @@ void dray__remote_close(void *state)
         struct source *s = &l->sources[i];
         bool dropped = s->link && (s->flying.first || s->keys == KEYS_ASKED);
         if (dropped)
-            dray__peer_drop(s->link); /* its answers are nobody's */
+            dray__peer_drop(s->link); /* its answers are not needed */
         dray__remote_forget_keys(s, dropped);
         dray__remote_free(&s->again);
         dray__remote_free(&s->flying);

@@ -1,10 +1,10 @@
-/* One-sided reads of the source of data servers (remote.h): when the connection goes over a carrier
- * that has them (net/carrier.h), the route asks once an update for the keys of the publisher's
- * registered regions, and reads its parts of them into its slots without the publisher's help.
+/* One-sided reads in the source of data servers (remote.h). When the connection's carrier supports
+ * them (net/carrier.h), the route requests the keys of the publisher's registered regions once an
+ * update, and reads its parts into its slots without the publisher's help.
  *
- * Nobody sums at the source then. So only tensors with announced sums as a whole are read in this
- * way, and a reader that was dropped and reads bytes of a later version cannot take them for old
- * ones. All other tensors are requested. */
+ * Then there are no sums from the source. So only tensors that are compared as a whole with
+ * announced sums are read in this way: a reader that was dropped, and reads bytes of a later
+ * version, detects that. All other tensors are requested. */
 #include "base/error.h"
 #include "base/log.h"
 #include "weights/sources/remote.h"
@@ -14,12 +14,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RUN_MIN ((uint64_t)4 << 10) /* bytes: below, messages carry more */
+#define RUN_MIN ((uint64_t)4 << 10) /* bytes: for shorter runs, messages are faster */
 #define SPIN_NS (DRAY__MILLISECOND / 10)
 
 struct remote_key {
-    uint64_t address;   /* of the region, there */
-    dray__net_key *key; /* NULL when not read so */
+    uint64_t address;   /* of the region, in the publisher */
+    dray__net_key *key; /* NULL when it cannot be read one-sidedly */
 };
 
 /* ---- keys ------------------------------------------------------------------------------------ */
@@ -83,7 +83,7 @@ static int map_slots(struct remote_route *l, struct source *s, dray_error *error
     return rc;
 }
 
-/* A connection that cannot be read one-sidedly does as well without. */
+/* Without one-sided reads, the parts are requested. */
 int dray__remote_take_keys(struct remote_route *l, struct source *s, dray_error *error)
 {
     dray__arrival arrival;
@@ -143,8 +143,8 @@ void dray__remote_forget_keys(struct source *s, bool dropped)
 
 /* ---- reads ----------------------------------------------------------------------------------- */
 
-/* The bytes of a rectangle that lie together, and in how many dimensions (*outer) such runs do
- * not. */
+/* Returns the contiguous bytes of a rectangle. *outer is the number of dimensions over which such
+ * runs are spread. */
 static uint64_t run_of(const dray_block *block, const dray__rect *rect, uint32_t ndim, size_t size,
                        uint32_t *outer)
 {
@@ -216,7 +216,7 @@ void dray__remote_read(struct remote_route *l, struct source *s, struct request 
     request->reads = (dray__net_reads){0};
     for (uint32_t i = 0; i < request->count && !request->reads.failed; i++)
         if (read_slice(s, &request->slices[i], request, s->slot_memory[number], &at, NULL))
-            request->reads.failed = true; /* as if it failed later */
+            request->reads.failed = true; /* handled like a later failure */
 }
 
 int dray__remote_read_done(struct source *s, struct request *request, dray_error *error)

@@ -1,9 +1,9 @@
-/* Taking of the source of data servers (remote.h): from where an answer landed to its
- * place, and into the books. */
+/* Takes answers in the source of data servers (remote.h): moves them to their destination, and
+ * enters their sums in the books. */
 #include "weights/placements/prequantised.h"
 #include "weights/sources/remote.h"
 
-/* From the slot, where the slice lies dense at `offset`, to its place. */
+/* Returns the copy from the slot, which has the slice dense at `offset`, to the destination. */
 static dray_copy out_of_slot(const struct source *s, const dray_copy *op, const dray__rect *rect,
                              uint64_t offset)
 {
@@ -43,8 +43,7 @@ static struct told told_of(const struct remote_route *l, const struct source *s,
                            const struct request *request, const uint8_t *head, uint32_t i)
 {
     bool verify = l->transfer->options.verify;
-    if (request->direct &&
-        !s->cohort) { /* nobody said anything: the source's bits are those that landed */
+    if (request->direct && !s->cohort) { /* the source sent no sums: its bits are those received */
         const struct slice *slice = &request->slices[i];
         return (struct told){l->batch.read[i], l->batch.read[i],
                              dray__remote_bytes(l, s, dray__remote_op(l, s, slice), &slice->rect)};
@@ -63,7 +62,7 @@ static struct told told_of(const struct remote_route *l, const struct source *s,
     return told;
 }
 
-/* Where each rectangle's data landed, and which are deltas. */
+/* Finds the data of each rectangle in the slot, and which of them are deltas. */
 static void look(struct remote_route *l, const struct source *s, const struct request *request,
                  const uint8_t *head)
 {
@@ -85,7 +84,8 @@ static void look(struct remote_route *l, const struct source *s, const struct re
     }
 }
 
-/* Rectangles from `first` on that came as deltas and lead to one region; *end: behind the last. */
+/* Applies the rectangles from `first` on that came as deltas for one region. *end: behind the last.
+ */
 static int place_deltas(struct remote_route *l, const struct source *s,
                         const struct request *request, const uint8_t *head, uint32_t first,
                         uint32_t *end, dray_error *error)
@@ -111,8 +111,8 @@ static int place_deltas(struct remote_route *l, const struct source *s,
     return rc;
 }
 
-/* Reads back the rectangles that came as deltas, or those that came whole, where they are now;
- * sums[i]: of rectangle i. Nothing is read of the quantised ones. */
+/* Reads back, at the destination, the rectangles that came as deltas, or those that came whole, but
+ * not quantised ones. sums[i]: of rectangle i. */
 static void read_back(struct remote_route *l, uint32_t count, bool deltas, uint64_t *sums)
 {
     dray__transfer *h = l->transfer;
@@ -142,7 +142,7 @@ int dray__remote_place(struct remote_route *l, struct source *s, const struct re
     for (uint32_t i = 0, end; i < request->count; i = end) {
         uint32_t region = l->batch.copies[i].destination_region;
         end = i + 1;
-        if (l->prequantised[i]) { /* placed when all of the answer is known to be right */
+        if (l->prequantised[i]) { /* placed after the whole answer was checked */
             const uint8_t *data = dray_region_base(landing(s, request, &l->batch.copies[i]));
             const struct slice *slice = &request->slices[i];
             if (verify)
@@ -166,7 +166,7 @@ int dray__remote_place(struct remote_route *l, struct source *s, const struct re
         if (rc)
             return rc;
     }
-    if (verify) /* all of the answer is in its place */
+    if (verify) /* the whole answer is in its place */
         read_back(l, request->count, true, l->batch.read);
     for (uint32_t i = 0; i < request->count; i++)
         if (l->sparse[i])
@@ -186,8 +186,8 @@ int dray__remote_place_prequantised(struct remote_route *l, struct source *s,
     return rc;
 }
 
-/* When nothing is converted on the way, the source's bits are the received ones: a sum of others
- * would let wrong data pass for the published ones. */
+/* When nothing is converted, the source's sum must be that of the received bits: otherwise wrong
+ * data could pass for the published ones. */
 bool dray__remote_unchanged(const struct remote_route *l, const struct source *s,
                             const struct request *request, const uint8_t *head)
 {
@@ -214,7 +214,7 @@ void dray__remote_enter(struct remote_route *l, struct source *s, const struct r
                         const uint8_t *head)
 {
     dray__transfer *h = l->transfer;
-    uint64_t found[RECTS]; /* of deltas, what was read back when they were placed */
+    uint64_t found[RECTS]; /* for deltas, the sums read back when they were applied */
     memcpy(found, l->batch.written, request->count * sizeof *found);
     if (h->options.verify)
         read_back(l, request->count, false, found);
@@ -224,7 +224,7 @@ void dray__remote_enter(struct remote_route *l, struct source *s, const struct r
         dray_copy origin = dray__copy_cut(&op->copy, rect);
         uint64_t read = told_of(l, s, request, head, i).source_sum;
         uint64_t sum = l->prequantised[i] ? l->batch.read[i] : l->batch.written[i];
-        if (l->prequantised[i]) { /* its written bytes are in the books */
+        if (l->prequantised[i]) { /* its written bytes are in the books already */
             if (h->options.verify)
                 dray__transfer_own(h, op, &origin, read);
         } else {

@@ -1,6 +1,6 @@
-/* The sources of an update: the publishers' layouts (or a checkpoint's), the plan (ops.c), and
- * the regions made reachable. Made once and kept until the ranks on either side, or the files,
- * change. */
+/* The sources of an update: fetches the publishers' layouts (or a checkpoint's), plans (ops.c), and
+ * makes the regions reachable. They are made once, and kept until the ranks on either side, or the
+ * files, change. */
 #include "base/error.h"
 #include "net/peer.h"
 #include "weights/checkpoint/overlay.h"
@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Regions behind the layout's: that of a delta, that of a staging arena. */
+/* Regions behind the layout's: the delta's, the staging arena's. */
 enum { EXTRAS = DRAY__EXTRA_REGIONS };
 
 static void free_regions(dray__source *source)
@@ -35,7 +35,7 @@ static void free_regions(dray__source *source)
 
 void dray__sources_close(dray__sources *s)
 {
-    dray__kept_end(&s->kept, NULL); /* programs read the regions */
+    dray__kept_end(&s->kept, NULL); /* first, because programs use the regions */
     for (uint32_t i = 0; i < s->count; i++)
         free_regions(&s->sources[i]);
     s->imported = s->cohort_looked = s->ready = false;
@@ -93,7 +93,7 @@ void dray__sources_free(dray__sources *s)
 {
     if (!s)
         return;
-    dray__kept_end(&s->kept, NULL); /* some of it reads the regions */
+    dray__kept_end(&s->kept, NULL); /* first, because it uses the regions */
     free_cohort(s);
     for (uint32_t i = 0; i < s->count; i++)
         dray__source_clear(&s->sources[i]);
@@ -146,7 +146,7 @@ static int take_member(const dray__member_told *told, dray__source *out, dray_er
     }
     bool more = told->regions > dray_layout_region_count(source.layout) + (source.slot_bytes != 0);
     source.has_progress =
-        more && on_gpu(source.layout); /* or a delta: that is seen when it is there */
+        more && on_gpu(source.layout); /* or it is a delta, which import_delta finds out */
     source.has_delta = more;
     dray__local *local = dray__local_hold(source.token);
     source.local = local != NULL;
@@ -155,8 +155,8 @@ static int take_member(const dray__member_told *told, dray__source *out, dray_er
     return DRAY_OK;
 }
 
-/* Takes the members that one reply has, the first being `next` of `count`. It may have more than
- * are wanted. */
+/* Takes the members of one reply. The first is number *next of `count`. The reply may have more
+ * members than wanted. */
 static int get_members(dray__reader *r, dray__source *sources, uint32_t count, uint32_t *next,
                        dray_error *error)
 {
@@ -201,7 +201,7 @@ static dray__cuda_device *device_of(const dray__destination *destination)
     return NULL;
 }
 
-/* The start of both kinds of sources. */
+/* Makes empty sources, of either kind. */
 static dray__sources *sources_new(uint32_t count, uint64_t group_set,
                                   const dray__destination *destination)
 {
@@ -297,7 +297,7 @@ bool dray__sources_disk_same(const dray__sources *s, const char *path)
     dray__overlay *overlay;
     if (strcmp(from->name, path) != 0 || dray__overlay_of(from) ||
         dray__checkpoint_layout(path, &layout, &overlay, NULL))
-        return false; /* changed files are read anew */
+        return false; /* changed files are read again */
     bool whole = !overlay;
     dray__overlay_free(overlay);
     void *now = NULL, *then = NULL;
@@ -313,7 +313,7 @@ bool dray__sources_disk_same(const dray__sources *s, const char *path)
 
 /* ---- reaching the regions ------------------------------------------------------------------- */
 
-/* GPU memory is mapped for the GPU that is to read it. */
+/* Maps a region. GPU memory is mapped for the GPU that reads it. */
 static int import(const dray_handle *handle, int fd, dray__cuda_device *device, dray_region **out,
                   dray_error *error)
 {
@@ -327,7 +327,7 @@ static int import(const dray_handle *handle, int fd, dray__cuda_device *device, 
     return rc;
 }
 
-/* Which GPU's it is need not be seen here. */
+/* Opens a mark. Its GPU need not be visible to this process. */
 static int open_mark(const dray_handle *handle, dray__cuda_device *device, dray__event **out,
                      dray_error *error)
 {
@@ -360,8 +360,8 @@ static int get_region(dray__reply *reply, dray__cuda_device *device, dray_region
     return rc;
 }
 
-/* A region that is smaller than its layout would be read beyond its end, because GPUs check no
- * bounds. */
+/* Takes a region from a reply, and checks its size, because GPUs would read beyond the end of a
+ * region that is smaller than its layout. */
 static int take_region(dray__reply *reply, dray__source *source, uint32_t index,
                        dray__cuda_device *device, dray__event **mark, dray_error *error)
 {
@@ -380,7 +380,7 @@ static int take_region(dray__reply *reply, dray__source *source, uint32_t index,
     return rc;
 }
 
-/* Makes a region reachable, unless the coordinator must be asked for it: DRAY_EAGAIN. */
+/* Makes a region reachable. Returns DRAY_EAGAIN when the coordinator must be asked for it. */
 static int import_one(dray__source *source, uint32_t region, uint64_t host, dray_error *error)
 {
     const dray_region_info *info = dray_layout_region(source->layout, region);
@@ -413,8 +413,8 @@ static int import_one(dray__source *source, uint32_t region, uint64_t host, dray
     return DRAY_EAGAIN;
 }
 
-/* The region behind those of the layout, in the same way; so is the arena's. A publisher of this
- * process is read as it is, and one of which nothing is read needs none. */
+/* Imports the delta's region in the same way. It is not needed for a publisher in this process, nor
+ * for one from which no region is read. */
 static int import_delta(dray__source *source, uint64_t host, dray_error *error)
 {
     uint32_t region = dray_layout_region_count(source->layout);
@@ -430,7 +430,7 @@ static int import_delta(dray__source *source, uint64_t host, dray_error *error)
     return rc ? rc : dray__kept_add(&source->kept, dray__delta_forget, view, error);
 }
 
-/* Needed where something is not shared. */
+/* Imports the arena, which is needed for regions that are not shared. */
 static int import_arena(dray__source *source, dray_error *error)
 {
     uint32_t region = dray_layout_region_count(source->layout) + source->has_delta;
@@ -459,7 +459,8 @@ static int ask(dray__sources *s, dray__channel *channel, uint16_t type, dray__wr
     return rc;
 }
 
-/* The next rank of the group whose layout is needed; the group's size when all are there. */
+/* Returns the next rank of the group to fetch the layout of; the group's size when there is none.
+ */
 static uint32_t group_next(const dray__sources *s)
 {
     uint32_t next = 0;
@@ -468,7 +469,7 @@ static uint32_t group_next(const dray__sources *s)
     return next;
 }
 
-/* How the source is reached, from here. */
+/* Decides how this rank reaches the source. */
 static void settle(const dray__sources *s, dray__source *source, const dray__channel *channel)
 {
     source->local &= source->host == s->host;
@@ -485,7 +486,7 @@ static int take_answer(dray__sources *s, dray__channel *channel, dray_error *err
     uint16_t type = s->asked;
     s->asked = 0;
     if (rc && s->plan && type == DRAY__MSG_UPDATE_SOURCES) {
-        free_cohort(s); /* one of them left: everybody reads for himself */
+        free_cohort(s); /* a member has left: each rank reads for itself */
         return DRAY_OK;
     }
     if (type == DRAY__MSG_REGION_GET && s->asked_member) {
@@ -524,8 +525,8 @@ static int ask_region(dray__sources *s, dray__channel *channel, uint64_t key, bo
     return ask(s, channel, DRAY__MSG_REGION_GET, &w, error);
 }
 
-/* Returns DRAY_EAGAIN when `region` of this member of the cohort is still needed: its memory, its
- * progress. */
+/* Imports the memory and the progress of a member of the cohort. Returns DRAY_EAGAIN when the
+ * coordinator must be asked for *region. */
 static int next_of_member(dray__sources *s, uint32_t index, uint32_t *region, dray_error *error)
 {
     dray__source *member = &s->cohort[index];
@@ -603,7 +604,7 @@ int dray__sources_plan(dray__sources *s, dray__channel *channel, uint64_t key,
         } else {
             rc = dray__sources_prepare(s, destination, error);
             free_group(s);
-            if (rc) { /* without all of its ops it is no plan to come back to */
+            if (rc) { /* a plan without all of its ops must not be kept */
                 dray_plan_free(s->plan);
                 s->plan = NULL;
             }

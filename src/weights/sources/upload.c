@@ -1,7 +1,7 @@
-/* Pinned memory whose bytes ranks on several GPUs want, as a source (upload.h): the division of the
- * uploads, and the route. This rank's share is uploaded in rounds, and the shares of others are
- * taken from their GPUs as soon as they are there. It never waits. Another process that ends, is
- * silent or refuses makes this rank upload the rest itself. */
+/* Pinned memory that ranks on several GPUs need, as a source (upload.h): the division of the
+ * uploads, and the route. It uploads this rank's share in rounds, and copies the shares of others
+ * from their GPUs once they are uploaded. It never blocks. When another process ends, is silent or
+ * refuses, this rank uploads the rest of its share itself. */
 #include "weights/sources/upload.h"
 
 #include "base/clock.h"
@@ -19,7 +19,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Less than this is uploaded by every rank, because taking turns costs more. */
+/* Smaller stripes are uploaded by every rank, because sharing costs more. */
 #define SHARED_MIN ((uint64_t)32 << 10)
 enum { PAGE = 4096, ROUNDS = 4, LAST = ROUNDS - 1 };
 
@@ -70,21 +70,21 @@ static enum news look_for(const dray_region *region, uint64_t run, uint32_t roun
     return atomic_load(&b->given_up) == run ? GIVEN_UP : NOT_YET;
 }
 
-/* ---- sharing out ----------------------------------------------------------------------------- */
+/* ---- the division ---------------------------------------------------------------------------- */
 
-/* The bytes that are taken from one member in one round. */
+/* The bytes that are read from one member in one round. */
 struct upload_turn {
     uint32_t member, round, step; /* step: of the program */
     uint64_t bytes;
 };
 
-/* Steps 0 to ROUNDS - 1 upload this rank's share, unshared bytes in the last of them; each turn has
- * one of its own. */
+/* Steps 0 to ROUNDS - 1 upload this rank's share; the last of them has the unshared bytes, too.
+ * Each turn has a step of its own. */
 struct shared_program {
     dray__program *program;
     struct upload_turn *turns;
     uint32_t turn_count;
-    bool covers; /* all that others expect of this rank is uploaded */
+    bool covers; /* it uploads all that others expect from this rank */
 };
 
 static uint32_t turn_of(uint32_t member, uint32_t round)
@@ -112,8 +112,8 @@ static bool on_this_host(const dray__source *member, const dray__destination *de
     return member->host == destination->host && member->mapped && member->has_progress;
 }
 
-/* Both sides must see it in the same way: a tensor that is another one's alias there is left out.
- */
+/* Returns a stripe of a block. It is shared only if both ranks use the same name for the tensor, so
+ * that both decide in the same way; a tensor that is an alias on one side is not shared. */
 static struct stripe stripe_of(const dray__upload *f, uint32_t block, uint32_t number)
 {
     const dray_layout *own = f->destination->layout;
@@ -140,7 +140,7 @@ static bool any_pinned(const dray__sources *s)
     return false;
 }
 
-/* Whom something is taken from. false: nothing is shared. */
+/* Finds the members that this rank reads from. Returns false when nothing is shared. */
 static bool find_wanted(dray__upload *f)
 {
     uint32_t self = dray__cohort_self(f->cohort);
@@ -188,7 +188,7 @@ int dray__upload_find(dray__sources *s, const dray__destination *destination, dr
         return rc == DRAY_ENOENT ? DRAY_OK : rc;
     }
     for (uint32_t i = 0; i < s->cohort_count; i++)
-        if (s->cohort[i].local) /* it may take its memory back at any moment */
+        if (s->cohort[i].local) /* it may take its memory back at any time */
             f->wanted[i] = false;
     return dray__kept_add(&s->kept, dray__upload_forget, f, error);
 }
@@ -204,7 +204,7 @@ void dray__upload_lose(dray__upload *f, uint32_t member)
     forget_program(f);
 }
 
-/* Pinned memory, which may be shared out. */
+/* Returns true for pinned memory, of which uploads can be shared. */
 static bool reaches(const dray__transfer *h, const dray__op *op, const dray__placement *placement)
 {
     (void)placement;
@@ -222,7 +222,7 @@ struct upload_making {
     dray__upload *uploads;
     const bool *instead; /* NULL for everything */
     uint64_t *turn_bytes;
-    uint64_t covered; /* elements that others may take from here */
+    uint64_t covered; /* elements that others may read from this rank */
 };
 
 static int upload(struct upload_making *m, const dray__op *op, const dray_copy *copy, uint32_t step,
@@ -236,7 +236,8 @@ static int upload(struct upload_making *m, const dray__op *op, const dray_copy *
     return dray__draft_move(&m->c, &ends, copy, op, step, 0) ? DRAY_OK : dray__nomem(error);
 }
 
-/* The member's memory, at the rectangle of its block; NULL when it cannot be reached. */
+/* Returns the member's region, and makes the copy read from its block; NULL when it cannot be
+ * reached. */
 static const dray_region *out_of_member(const struct upload_making *m, const struct stripe *s,
                                         dray_copy *copy)
 {
@@ -315,7 +316,7 @@ static int compile(struct upload_making *m, const uint64_t *ops, uint64_t count,
     return rc;
 }
 
-/* The number of elements that others may look for here, of those that can be shared. */
+/* Returns the number of shared elements that others may read from this rank. */
 static uint64_t expected(const dray__upload *f, const dray__transfer *h)
 {
     uint32_t blocks = dray_layout_block_count(f->destination->layout);
@@ -337,7 +338,7 @@ static uint64_t expected(const dray__upload *f, const dray__transfer *h)
     return known ? elements : UINT64_MAX;
 }
 
-/* As of an earlier update, or compiled now; the upload's. */
+/* Returns the program of an earlier update, or compiles one. The upload owns it. */
 static int find_program(dray__upload *f, const dray__transfer *h, const uint64_t *ops,
                         uint64_t count, const struct shared_program **out, dray_error *error)
 {
@@ -365,7 +366,7 @@ static int find_program(dray__upload *f, const dray__transfer *h, const uint64_t
     return rc;
 }
 
-/* One step that uploads the bytes of the turns in `instead`. *out is the caller's
+/* Compiles one step that uploads the bytes of the turns in `instead`. The caller frees *out
  * (dray__program_free). */
 static int upload_instead(dray__upload *f, const dray__transfer *h, const uint64_t *ops,
                           uint64_t count, const bool *instead, dray__program **out,
@@ -375,14 +376,14 @@ static int upload_instead(dray__upload *f, const dray__transfer *h, const uint64
     return compile(&m, ops, count, out, error);
 }
 
-#define SILENT_NS (3 * DRAY__SECOND) /* with a member that brings nothing */
-#define LOOK_NS 100000               /* at others' progress */
+#define SILENT_NS (3 * DRAY__SECOND) /* the longest time without progress of a member */
+#define LOOK_NS 100000               /* between checks of others' progress */
 
 enum turn_state { WAITING, TAKING, INSTEAD, DONE };
 
 /* A member of the cohort, as the route sees it. */
 struct member {
-    int pidfd; /* -1: its end does not show */
+    int pidfd; /* -1 when its end cannot be noticed */
     int64_t brought_ns, held_ns;
 };
 
@@ -400,7 +401,7 @@ struct upload_route {
     bool uploading;
     dray__waker waker;
     uint64_t taken_bytes;
-    int64_t began_ns, held_ns, held_since_ns; /* nothing to do but to wait for others */
+    int64_t began_ns, held_ns, held_since_ns; /* held: time spent only waiting for others */
     uint32_t held_by;
 };
 
@@ -432,7 +433,8 @@ static void route_close(void *state)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* Its end shows where it is of this namespace of processes. */
+/* Opens a member's pidfd, which shows its end; that works only in the same namespace of processes.
+ */
 static void open_member(struct upload_route *l, uint32_t index)
 {
     struct member *m = &l->members[index];
@@ -494,8 +496,8 @@ static void enter(const struct upload_route *l, const dray__program *program, ui
         dray__program_enter(l->transfer, program, step);
 }
 
-/* The rounds follow each other: all at once, none would be there before the last. The GPU goes from
- * one to the next by itself, and checks each one during the next. */
+/* Starts the rounds one behind the other: if all ran at once, all would end at the same time. The
+ * GPU goes from one to the next by itself, and reads each one back during the next. */
 static int start_rounds(struct upload_route *l, dray_error *error)
 {
     int rc = dray__program_start(l->made->program, 0, error);
@@ -523,7 +525,8 @@ static int upload_rounds(struct upload_route *l, dray_error *error)
     return DRAY_OK;
 }
 
-/* ---- the others' ----------------------------------------------------------------------------- */
+/* ---- others' shares ---------------------------------------------------------------------------
+ */
 
 static const dray_region *progress_in(const dray__source *member)
 {
@@ -536,7 +539,7 @@ static bool has_ended(const struct member *m)
     return m->pidfd >= 0 && poll(&p, 1, 0) > 0;
 }
 
-/* Uploads here the bytes that were still to be taken from a member. */
+/* Uploads the bytes that were not read from a member yet. */
 static int give_up(struct upload_route *l, uint32_t member, dray_error *error)
 {
     uint32_t most = l->transfer->sources->cohort_count * ROUNDS;
@@ -561,7 +564,7 @@ static int give_up(struct upload_route *l, uint32_t member, dray_error *error)
     return rc ? rc : dray__program_start(p, 0, error);
 }
 
-/* Members are late only while this rank waits for them: its own work is not their fault. */
+/* Members are late only while this rank has no work of its own left. */
 static bool is_late(const struct upload_route *l, const struct member *m, int64_t now)
 {
     return l->round == ROUNDS && now - m->brought_ns > SILENT_NS;

@@ -29,7 +29,7 @@ static inline dray__upload *dray__upload_of(const dray__sources *sources) /* NUL
  * destination are borrowed. */
 int dray__upload_find(dray__sources *sources, const dray__destination *destination,
                       dray_error *error);
-/* Returns true when this rank reads something from this member of the cohort. */
+/* Returns true when this rank reads parts from this member of the cohort. */
 bool dray__upload_wants(const dray__upload *upload, uint32_t member);
 /* Reads nothing from the member, because it cannot be reached. */
 void dray__upload_lose(dray__upload *upload, uint32_t member);

@@ -1,5 +1,5 @@
-/* The books of an update (transfer.h): the entries that every source makes for the bytes that it
- * brought, and the final check of them. */
+/* The books of an update (transfer.h): entries for the bytes that each source has brought, and
+ * their final check. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
@@ -116,7 +116,7 @@ void dray__transfer_found(dray__transfer *h, const dray__op *op, const dray_copy
         h->found[op->block] += sum;
 }
 
-/* Parts whose destinations are in one region. */
+/* Enters parts that have their destinations in one region. */
 static void arrived(dray__transfer *h, const dray__op *const *ops, const dray_copy *copies,
                     uint32_t count, bool counts)
 {
@@ -190,13 +190,13 @@ int dray__transfer_compare(const dray__transfer *h, const uint64_t *sums, dray_e
 }
 
 /* ---- the sums of a vote -------------------------------------------------------------------------
- * In the form of the last one: which item each destination tensor is, so that the next table is
- * made without a look at names. */
+ * They have the form of the last vote. The item of each destination tensor is kept, so that the
+ * next table is made without comparing names. */
 
 struct votes {
     dray__sums_form *form;
-    struct dray__tensor_sum *tensors; /* as they were, but for the sums */
-    uint32_t *at;                     /* of each tensor: its item */
+    struct dray__tensor_sum *tensors; /* as in the last vote, but for the sums */
+    uint32_t *at;                     /* [tensor]: its item */
     bool looked, plain, quantised;
 };
 
@@ -238,7 +238,7 @@ static bool fill_by_name(const dray__transfer *h, uint32_t count, dray__sums *ou
     return true;
 }
 
-/* Entries that cannot be remembered are looked up again the next time. */
+/* Remembers the items of the tensors. Without memory they are looked up again the next time. */
 static void remember(struct votes *v, const dray__transfer *h, uint32_t count, dray__sums *out)
 {
     forget_form(v);
@@ -280,7 +280,9 @@ int dray__transfer_sums(const dray__transfer *h, dray__sums *out, dray_error *er
     return DRAY_OK;
 }
 
-/* Does this rank call all its tensors as the sources do, and quantise none? */
+/* Does this rank use the sources' names for all its tensors? Also finds out whether any is
+ * quantised.
+ */
 static bool is_plain(struct votes *v, const dray_layout *layout, const char *const *names)
 {
     if (v->looked)
@@ -294,7 +296,7 @@ static bool is_plain(struct votes *v, const dray_layout *layout, const char *con
     return v->plain;
 }
 
-/* Of each destination block: are its elements this rank's to count? */
+/* For each destination block: whether this rank owns its elements. */
 enum owned { OWNED_UNKNOWN, OWNED_NOT, OWNED_WHOLE, OWNED_IN_PART };
 
 static uint8_t *owned_blocks(const dray__transfer *h)

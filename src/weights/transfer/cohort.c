@@ -1,4 +1,4 @@
-/* The deal of a cohort (cohort.h). */
+/* The division of bytes in a cohort (cohort.h). */
 #include "weights/transfer/cohort.h"
 
 #include "base/arena.h"
@@ -13,7 +13,7 @@
 #define STRIPE_MIN ((uint64_t)64 << 10)
 #define STRIPE_MAX ((uint64_t)4 << 20)
 
-/* Of a block, so many cells at most: else it is fetched by each of its holders. */
+/* The most cells of a block: if there were more, each of its holders fetches it. */
 enum { CELLS_MAX = 4096, CUTS_MAX = 256 };
 
 struct holder {
@@ -23,8 +23,8 @@ struct holder {
 /* A part of a block of this rank that has the same holders everywhere. */
 struct cell {
     dray__rect rect;
-    uint32_t first, count; /* of the holders, in the cohort's order, this rank among them */
-    uint32_t first_stripe, stripes; /* of the block's */
+    uint32_t first, count;          /* its holders, in the cohort's order, with this rank */
+    uint32_t first_stripe, stripes; /* indices among the block's stripes */
     uint64_t seed;
 };
 
@@ -33,7 +33,7 @@ struct dray__cohort {
     const dray__destination *destination;
     dray__cohort_fn *takes_part;
     uint32_t self;
-    uint32_t *block_cells; /* where those of each block begin, and the end */
+    uint32_t *block_cells; /* the first cell of each block, and the end */
     bool *shared;          /* by block */
     struct cell *cells;
     struct holder *holders;
@@ -41,10 +41,10 @@ struct dray__cohort {
     uint64_t cell_capacity, capacity;
 };
 
-/* While it is made. */
+/* The state while the division is computed. */
 struct making {
     dray__cohort *c;
-    uint32_t *tensors; /* of each member: the current one; UINT32_MAX when it has none */
+    uint32_t *tensors; /* [member]: its current tensor; UINT32_MAX when it has none */
     int64_t cuts[DRAY_MAX_DIMS][CUTS_MAX];
     uint32_t cut_count[DRAY_MAX_DIMS];
 };
@@ -69,7 +69,7 @@ static bool same_quant(const dray_quant *a, const dray_quant *b)
            memcmp(a->block, b->block, sizeof a->block) == 0;
 }
 
-/* Each member's tensor of this name, dtype, shape and scales, where it can be asked for it. */
+/* Finds each member's tensor with this name, dtype, shape and scales, if the member takes part. */
 static void find_tensors(struct making *m, const dray_tensor_info *wanted, const dray_quant *quant)
 {
     const dray__cohort *c = m->c;
@@ -96,7 +96,7 @@ static const dray_block *first_block(const struct making *m, uint32_t member)
                : dray__layout_first_block(m->c->sources->cohort[member].layout, tensor);
 }
 
-/* false: too many. */
+/* Adds a cut. Returns false when there are too many. */
 static bool add_cut(struct making *m, uint32_t d, int64_t at)
 {
     uint32_t count = m->cut_count[d], i = 0;
@@ -112,7 +112,8 @@ static bool add_cut(struct making *m, uint32_t d, int64_t at)
     return true;
 }
 
-/* The beginnings and ends of the members' blocks: the same for all that hold any of the tensor. */
+/* Collects the starts and ends of the members' blocks. The result is the same for all holders of
+ * the tensor. */
 static bool find_cuts(struct making *m, uint32_t ndim)
 {
     const dray__cohort *c = m->c;
@@ -130,7 +131,7 @@ static bool find_cuts(struct making *m, uint32_t ndim)
     return true;
 }
 
-/* The member's block that has all of the cell; cells lie in a block or beside it. */
+/* Finds the member's block that has all of the cell. A cell is either inside a block or outside. */
 static bool find_block(const struct making *m, uint32_t member, const dray__rect *cell,
                        uint32_t *out)
 {
@@ -143,7 +144,8 @@ static bool find_block(const struct making *m, uint32_t member, const dray__rect
     return any;
 }
 
-/* Big cells are cut into equal stripes, as many for each holder; small ones go as a whole. */
+/* Returns the number of stripes of a cell. Large cells are cut into equal stripes, the same number
+ * for each holder; small ones are not cut. */
 static uint32_t stripes_of(const dray__rect *rect, size_t element, uint32_t holders)
 {
     uint64_t bytes = dray__rect_elements(rect) * element;
@@ -154,7 +156,7 @@ static uint32_t stripes_of(const dray__rect *rect, size_t element, uint32_t hold
     return holders * (uint32_t)(rounds < most ? rounds : most);
 }
 
-/* alone: nobody else's. */
+/* Adds a cell. alone: with this rank as its only holder. */
 static bool add_cell(const struct making *m, uint32_t block, const dray__rect *rect, bool alone,
                      uint32_t *stripes)
 {
@@ -180,7 +182,7 @@ static bool add_cell(const struct making *m, uint32_t block, const dray__rect *r
     return true;
 }
 
-/* From one cut to the next, in each dimension: those of the block. */
+/* Cuts a block into cells, at the cuts of each dimension. */
 static bool cut_block(struct making *m, uint32_t block, uint32_t ndim)
 {
     dray__rect whole = dray__rect_of(m->c->destination->layout, block), cell = whole;
@@ -214,7 +216,7 @@ static bool cut_block(struct making *m, uint32_t block, uint32_t ndim)
     return true;
 }
 
-/* Which parts of the blocks are held by whom. */
+/* Cuts all blocks into cells, and finds the holders of each. */
 static bool cut_all(struct making *m)
 {
     dray__cohort *c = m->c;
@@ -303,7 +305,7 @@ uint32_t dray__cohort_stripes(const dray__cohort *c, uint32_t block)
 static const struct cell *cell_of(const dray__cohort *c, uint32_t block, uint32_t stripe)
 {
     uint32_t low = c->block_cells[block], high = c->block_cells[block + 1] - 1;
-    while (low < high) { /* the last that begins at the stripe, or before it */
+    while (low < high) { /* finds the last cell that begins at or before the stripe */
         uint32_t middle = (low + high + 1) / 2;
         bool before = c->cells[middle].first_stripe <= stripe;
         low = before ? middle : low;
@@ -324,7 +326,8 @@ dray__rect dray__cohort_stripe(const dray__cohort *c, uint32_t block, uint32_t s
     return rect;
 }
 
-/* The `number`th holder on a host (or on any but the publisher's, where host is NULL); wraps. */
+/* Returns holder number `number`, modulo their count, on a host, or with host NULL on all hosts but
+ * the publisher's. */
 static const struct holder *nth(const dray__cohort *c, const struct cell *cell,
                                 const uint64_t *host, uint64_t publisher_host, uint64_t number)
 {

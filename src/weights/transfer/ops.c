@@ -1,4 +1,4 @@
-/* The work of an update's ranks: the plan, and its copies cut along the blocks that they fill and
+/* Makes the plan of an update, and cuts its copies into ops: along the destination blocks, and
  * along the pieces that this rank owns in its group. */
 #include "base/array.h"
 #include "base/error.h"
@@ -13,7 +13,7 @@
 
 /* ---- names of a tensor on the other side ----------------------------------------------------- */
 
-/* The name of the tensor that has memory behind `name` in some source; NULL when none has it. */
+/* Returns the name of the tensor that has the memory of `name` in some source, or NULL. */
 static const char *source_name(const void *user, const char *name)
 {
     const dray__sources *s = user;
@@ -29,7 +29,7 @@ static const char *source_name(const void *user, const char *name)
     return NULL;
 }
 
-/* For each tensor of a destination layout. */
+/* Returns the source's name of each tensor of a destination layout. */
 static const char **names_for(const dray__sources *s, const dray_layout *layout)
 {
     const char **names = calloc((size_t)dray_layout_tensor_count(layout) + 1, sizeof *names);
@@ -102,7 +102,7 @@ static int cut_copy(const dray_layout *layout, const dray__pieces *pieces, const
     return DRAY_OK;
 }
 
-/* The elements that a piece of a block stands for: of packed ones more than it has of its own. */
+/* Returns the elements that a piece of a block stands for; a packed element stands for several. */
 static dray__rect elements_of_piece(const dray_layout *layout, const dray_block *block,
                                     const dray__rect *piece)
 {
@@ -118,8 +118,8 @@ static dray__rect elements_of_piece(const dray_layout *layout, const dray_block 
     return dray__cells_elements(cell, &whole, piece);
 }
 
-/* Takes the owned parts of the blocks out of the rectangle: each one is an op, and the rest goes
- * on, slab by slab. Blocks: `block` alone, or it and those behind it. */
+/* Splits a read: each part that this rank owns becomes an op, and so does each part of the rest.
+ * Considers `block` alone, or it and the blocks behind it. */
 static int split_read(const dray_layout *layout, const dray__pieces *pieces,
                       const dray_block *block, bool alone, const dray__op *whole,
                       struct op_list *ops, dray_error *error)
@@ -158,7 +158,7 @@ static int split_read(const dray_layout *layout, const dray__pieces *pieces,
     return rc;
 }
 
-/* The destination block that a write of the plan fills. */
+/* Returns the destination block that a write of the plan fills. */
 static uint32_t write_block(const dray_layout *layout, const dray_copy *write)
 {
     dray__rect whole = dray__copy_rect(write);
@@ -169,7 +169,7 @@ static uint32_t write_block(const dray_layout *layout, const dray_copy *write)
     return UINT32_MAX;
 }
 
-/* Of the ops from `from` on, parts that the source can quantise are ops of their own. */
+/* Cuts the ops from `from` on: parts that the source can quantise become ops of their own. */
 static int cut_prequantised(const dray__sources *s, const dray_transform *t, uint64_t from,
                             struct op_list *list, dray_error *error)
 {
@@ -202,11 +202,11 @@ static int make_transform_ops(dray__sources *s, const dray_layout *layout,
                             dray_layout_tensor(layout, writes[w].tensor)->name);
     }
     for (uint64_t i = 0; i < count && rc == DRAY_OK; i++) {
-        /* Dequantising is of one block: another may overlap it. */
+        /* A DEQUANTISE is for one block, which others may overlap. */
         bool alone = t[i].kind == DRAY_TRANSFORM_DEQUANTISE;
         const dray_quant *quant = dray_layout_quant(layout, t[i].tensor);
-        const dray_block *of = NULL; /* of MOST none: elements that are only looked at count
-                                      * elsewhere */
+        const dray_block *of = NULL; /* NULL for MOST: its elements count in another
+                                      * op */
         if (alone)
             of = dray_layout_block(layout, s->write_blocks[t[i].first_write]);
         else if (t[i].kind == DRAY_TRANSFORM_QUANTISE)

@@ -1,4 +1,4 @@
-/* One update's bytes: the ops dealt to routes, and the routes stepped in turns (transfer.h). */
+/* One update's bytes: divides the ops among routes, and steps the routes in turn (transfer.h). */
 #include "weights/transfer/transfer.h"
 #include "weights/placements/load.h"
 
@@ -13,7 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Each op goes to the first that takes it. A new kind of source is one file and its lines here. */
+/* Each op goes to the first pair that takes it. A new kind of source is one file and its lines
+ * here.
+ */
 #define PAIRS(PAIR)                                                                                \
     PAIR(gpu, patch)                                                                               \
     PAIR(upload, compiled)                                                                         \
@@ -35,8 +37,7 @@ static const struct pair {
 
 enum { ROUTES = sizeof pairs / sizeof *pairs };
 
-/* ---- the division of ops
- * ------------------------------------------------------------------------- */
+/* ---- the division of ops --------------------------------------------------------------------- */
 
 /* The ops by route. The values that they depend on, besides the ops themselves, come first. */
 struct dray__deal {
@@ -69,7 +70,7 @@ static uint64_t *sort_by(const uint32_t *group, uint64_t count, uint32_t groups,
     return sorted;
 }
 
-/* The ops by the round whose bucket they fill. */
+/* Sorts the ops by the round of the bucket that they fill. */
 static int order_by_round(dray__transfer *h, dray_error *error)
 {
     const dray__sources *s = h->sources;
@@ -84,7 +85,7 @@ static int order_by_round(dray__transfer *h, dray_error *error)
     return h->by_round ? DRAY_OK : dray__nomem(error);
 }
 
-/* Without those of blocks that are in place already: as a round of its own. */
+/* Leaves out the ops of blocks that are in place already: all others are one round. */
 static int leave_out(dray__transfer *h, dray_error *error)
 {
     const dray__sources *s = h->sources;
@@ -98,7 +99,7 @@ static int leave_out(dray__transfer *h, dray_error *error)
     return DRAY_OK;
 }
 
-/* How many ops there are to deal now, and which the i-th is. */
+/* Return the number of ops to divide now, and the i-th of them. */
 static uint64_t dealt_count(const dray__transfer *h)
 {
     return h->by_round ? h->round_first[h->round + 1] - h->round_first[h->round]
@@ -110,7 +111,8 @@ static uint64_t dealt(const dray__transfer *h, uint64_t i)
     return h->by_round ? h->by_round[h->round_first[h->round] + i] : i;
 }
 
-/* The changes since the held version differ in the next update. */
+/* Returns true when ops may go to the patch placement. Such a division is not kept, because the
+ * changes differ in the next update. */
 static bool is_patched(const dray__transfer *h)
 {
     const dray__transfer_options *o = &h->options;
@@ -166,7 +168,7 @@ static struct dray__deal *deal_new(const dray__transfer *h)
     return NULL;
 }
 
-/* The deal of the last update where it still holds: then no kind of source is asked. */
+/* Divides the ops among routes. Uses the division of the last update if it is still valid. */
 static int deal(dray__transfer *h, dray_error *error)
 {
     dray__kept **kept = &h->sources->kept;
@@ -196,13 +198,13 @@ static int deal(dray__transfer *h, dray_error *error)
 /* ---- fences ------------------------------------------------------------------------------------
  *
  * Publishers without checksums do not wait for their GPUs when they publish; readers do. They wait
- * here, and not on a stream: a stream that waits cannot be told to give up, and a trainer that
- * hangs would take the engine along past its deadline. The publisher that was waited for shows,
- * too. */
+ * here, and not on a stream, because a waiting stream cannot be cancelled, so that a trainer that
+ * hangs would make the engine miss its deadline. Also, the publisher that caused the wait is known.
+ */
 
 #define LOOK_NS 50000
 
-/* Returns DRAY_EAGAIN while it has not come. */
+/* Returns DRAY_EAGAIN while the source's fence has not passed. */
 static int look(const dray__source *source, dray_error *error)
 {
     dray__local *local = source->local ? dray__local_hold(source->token) : NULL;
@@ -212,7 +214,7 @@ static int look(const dray__source *source, dray_error *error)
     return rc == DRAY_ETIMEDOUT ? DRAY_EAGAIN : rc;
 }
 
-/* Looks which have not come. */
+/* Updates the list of fences that have not passed. */
 static int look_at_fences(dray__transfer *h, dray_error *error)
 {
     uint32_t count = h->sources->count;
@@ -233,7 +235,7 @@ static int look_at_fences(dray__transfer *h, dray_error *error)
     return h->held_count ? dray__waker_open(&h->waker, true, error) : DRAY_OK;
 }
 
-/* Returns DRAY_EAGAIN while a fence has not come; nothing can be done until the transfer's
+/* Returns DRAY_EAGAIN while a fence has not passed; then nothing can be done until the transfer's
  * descriptor is readable. */
 static int wait_for_fences(dray__transfer *h, dray_error *error)
 {
@@ -391,10 +393,10 @@ int dray__transfer_open(dray__sources *sources, const dray__destination *destina
 
 /* ---- moving ---------------------------------------------------------------------------------- */
 
-/* A route's turn is short, so that none starves the others. */
+/* The time of a route's turn, short so that no route starves the others. */
 #define TURN_NS (DRAY__MILLISECOND / 2)
 
-/* The next route that has work; NULL when none has. */
+/* Returns the next route that has work; NULL when none has. */
 static dray__route *next_route(dray__transfer *h)
 {
     for (uint32_t i = 0; i < ROUTES; i++) {
@@ -413,7 +415,7 @@ static uint64_t held_bytes(const dray__transfer *h)
     return held;
 }
 
-/* As dray__transfer_check, of the blocks that this round filled. */
+/* The same as dray__transfer_check, for the blocks that this round filled. */
 static int check_round(const dray__transfer *h, dray_error *error)
 {
     for (uint64_t i = 0; h->options.verify && i < dealt_count(h); i++) {
@@ -424,7 +426,7 @@ static int check_round(const dray__transfer *h, dray_error *error)
     return DRAY_OK;
 }
 
-/* The routes are done: the filled bucket is handed over, and the next round begins. */
+/* Called when the routes are done: gives the bucket to the engine, and begins the next round. */
 static int next_round(dray__transfer *h, dray_error *error)
 {
     if (!h->options.load)

@@ -1,11 +1,10 @@
 /* src/weights/transfer/: one update's copies, from the plan to the sums that are voted on. ops.c
- * cuts the plan's copies along the blocks of this rank, cohort.c deals them among ranks that update
- * together, and transfer.c gives each to a pair of a source and a placement and steps them in
- * turns. books.c has the expected and the found sums; held.c waits until the published bytes are
- * there. */
+ * cuts the plan's copies along the blocks of this rank, cohort.c divides them among ranks that
+ * update together, and transfer.c gives each to a pair of a source and a placement and steps the
+ * pairs in turn. books.c has the expected and the found sums. */
 
-/* An update's bytes: sources bring them, placements put them where they belong, and the books show
- * whether they are right.
+/* An update's bytes: sources read them, placements write them to the destination, and the books
+ * show whether they are right.
  *
  * A source is one way to reach the bytes of an op: mapped memory, files, data servers, GPUs. A
  * placement is one way to write it: copied or cast, patched by changes, quantised or dequantised.
@@ -27,8 +26,9 @@ typedef struct dray__placement {
     bool (*takes)(const dray__transfer *transfer, const dray__op *op);
 } dray__placement;
 
-/* patch: only the changes since the held version. convert: quantised or made floats of, from the
- * staging in which another transfer gathers it. compiled: all of it by programs of GPUs. */
+/* patch: writes only the changes since the held version. convert: quantises or dequantises, from
+ * the staging in which another transfer gathers the elements. compiled: programs of GPUs do
+ * everything. */
 extern const dray__placement dray__place_copy, dray__place_patch, dray__place_convert,
     dray__place_compiled;
 
@@ -84,7 +84,7 @@ struct dray__transfer {
      * other. */
     uint64_t *by_round, *round_first; /* NULL for all ops at once */
     uint32_t round;
-    bool loading;            /* the round's bucket is there */
+    bool loading;            /* the round's bucket is allocated */
     uint64_t held_most;      /* the most that routes of finished rounds held */
     dray_update_report told; /* the figures that routes add to a report */
     dray__route *routes;     /* one for each pair of transfer.c's table */
@@ -102,12 +102,12 @@ struct dray__transfer {
     struct dray__tensor_sum *tensors;
     uint64_t *expected, *found; /* one a destination block */
     uint64_t bytes;
-    uint64_t misplaced; /* entries of deltas on GPUs that lead outside their block */
+    uint64_t misplaced; /* entries of deltas on GPUs that point outside their block */
     int64_t move_ns, verify_ns;
     int64_t device_ns; /* of move_ns, by the clocks of GPUs */
 };
 
-/* Writes the name of a source and of its GPU. */
+/* Writes the name of a source and of its GPU to `out`. */
 void dray__source_who(const dray__source *source, char *out, size_t size);
 
 /* patch.c: returns true when the source knows which of the op's elements changed since the version
@@ -125,7 +125,7 @@ uint32_t dray__delta_block(const dray__transfer *transfer, const dray__op *op);
 
 const dray_tensor_info *dray__transfer_tensor(const dray__transfer *transfer,
                                               const dray_copy *copy);
-/* Destination bytes. */
+/* Returns the destination bytes of a copy. */
 uint64_t dray__copy_bytes(const dray_copy *copy);
 /* Adds the sum of the source's bits of a part of an op. It counts in the group's sum if this
  * rank owns the op. */
@@ -134,8 +134,8 @@ void dray__transfer_own(dray__transfer *transfer, const dray__op *op, const dray
 /* Adds sums of such bits that were computed elsewhere. */
 void dray__transfer_add(dray__transfer *transfer, uint32_t tensor,
                         const struct dray__tensor_sum *sum);
-/* Sums the bytes that lie at the destinations of copies now, which are all in one region. For a
- * GPU's memory that can no longer be read, the sums are values that no other memory has. */
+/* Sums the present bytes at the destinations of copies, which are all in one region. For a GPU's
+ * memory that can no longer be read, the sums are values that no other memory has. */
 void dray__transfer_read_back(const dray__transfer *transfer, const dray_region *region,
                               const dray_copy *copies, uint32_t count, uint64_t *sums);
 /* For a part of an op that was moved: the sums of the source's elements that were read, and of
@@ -145,12 +145,12 @@ void dray__transfer_written(dray__transfer *transfer, const dray__op *op, const 
 /* For a part that is in its place: `sum` is that of the bytes that were read back there. */
 void dray__transfer_found(dray__transfer *transfer, const dray__op *op, const dray_copy *copy,
                           uint64_t sum);
-/* Reads back a part that is in its place. `counts`: the elements there are also the ones that
- * were meant, and the source's, as nothing else has said so. */
+/* Reads back a part that is in its place. `counts`: its sum counts as the expected one and as the
+ * source's, too, because there is no other. */
 void dray__transfer_arrived(dray__transfer *transfer, const dray__op *op, const dray_copy *copy,
                             bool counts);
 
-/* Slices on their way from one region. */
+/* Slices that are moved from one region. */
 enum { DRAY__BATCH = 64 };
 typedef struct dray__batch {
     uint32_t count;

@@ -1,7 +1,7 @@
-/* The router's view: the engines, their versions, and whether they may be sent requests.
+/* The router's view: the engines, their versions, and whether they can take requests.
  *
- * A coordinator that was started again knows no engines until they have come back to it. For a time
- * the engines that served stay in the list, as they do go on serving. */
+ * A restarted coordinator knows no engines until they have registered again. For some time, engines
+ * that were serving stay in the list, because they continue to serve. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/waker.h"
@@ -12,20 +12,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How long engines have to come back; how often the coordinator is looked for, and how long. */
+/* The time that engines have to register again; the interval and the duration of attempts to reach
+ * the coordinator. */
 #define GRACE_NS DRAY__LEASE_DEFAULT
 #define LOOK_EVERY_NS (200 * DRAY__MILLISECOND)
 #define LOOK_NS (100 * DRAY__MILLISECOND)
 
 struct dray_engines {
     dray_context *context;
-    dray__channel *channel; /* NULL when the coordinator went away */
-    bool asked;             /* the coordinator was, and has not answered */
+    dray__channel *channel; /* NULL while there is no coordinator */
+    bool asked;             /* a request to the coordinator has no answer yet */
     uint64_t sequence;
     dray__waker waker;        /* of the channel, and a time */
-    int64_t away_ns, look_ns; /* since when; when it is looked for again */
+    int64_t away_ns, look_ns; /* when it went away; the next attempt to reach it */
     int64_t grace_ns;         /* until when missing engines stay in the list; 0 when they do not */
-    bool held;                /* some do */
+    bool held;                /* the list has such engines */
     dray_engine_info *items;
     uint32_t count;
 };
@@ -115,7 +116,7 @@ static void tell(const dray_engine_info *before, const dray_engine_info *now, dr
         fn(user, DRAY_ENGINE_TORN, now);
 }
 
-/* Keeps those that served and have not come back yet. */
+/* Keeps engines in the list that were serving and have not registered again yet. */
 static bool hold(dray_engines *e, dray_engine_info *items, uint32_t *count)
 {
     e->held = false;
@@ -183,7 +184,7 @@ static int take(dray_engines *e, dray__reader *r, dray_engines_fn fn, void *user
 
 static int ask(dray_engines *e, dray_error *error)
 {
-    /* then it answers all the same, and is asked again */
+    /* after this time it answers in any case, and is asked again */
     const dray__watching message = {e->sequence, 3600 * DRAY__SECOND};
     int rc = dray__ask_start(e->channel, DRAY__MSG_ENGINES_WATCH, &dray__watching_fields, &message,
                              error);
@@ -193,7 +194,7 @@ static int ask(dray_engines *e, dray_error *error)
 
 static void drop_channel(dray_engines *e)
 {
-    dray__channel_close(e->channel); /* leaves the epoll */
+    dray__channel_close(e->channel); /* this removes it from the waker */
     e->channel = NULL;
     e->asked = false;
     e->sequence = 0;
@@ -229,7 +230,7 @@ static int come_back(dray_engines *e, dray_error *error)
     return rc;
 }
 
-/* The coordinator does not answer. Returns DRAY_EAGAIN when another one may. */
+/* Called when the coordinator does not answer. Returns DRAY_EAGAIN when another one may come. */
 static int went_away(dray_engines *e)
 {
     if (!dray__channel_broken(e->channel) || dray__channel_ended(e->channel) ||
@@ -247,7 +248,7 @@ int dray_engines_poll(dray_engines *e, dray_engines_fn fn, void *user, dray_erro
     if (!e)
         return dray__fail(error, DRAY_EINVALID, "engines must be given");
     if (e->held && dray__now() >= e->grace_ns)
-        drop_channel(e); /* engines that are not back are gone: the list as it is */
+        drop_channel(e); /* engines that are not back have ended: takes the list as it is */
     int rc = come_back(e, error);
     if (rc == DRAY_OK && !e->asked)
         rc = ask(e, error);

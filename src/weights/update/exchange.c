@@ -13,7 +13,7 @@
 enum { NOWHERE = UINT32_MAX };
 /* The gaps of a chunk are at most this part of its blocks, else copying the blocks is cheaper. */
 enum { GAPS_OF = 4 };
-/* Runs of blocks that are looked at; a layout with more is copied. */
+/* The most runs of blocks; a layout with more is copied. */
 enum { RUNS_MAX = 1 << 22 };
 /* Bytes that are copied at once: a tenth of a millisecond beside decoding. */
 #define REFILL_BYTES ((uint64_t)128 << 20)
@@ -22,16 +22,16 @@ typedef struct span {
     uint64_t from, to; /* bytes of the chunk */
 } span;
 
-typedef struct arena_chunk {   /* of the engine's */
-    dray_arena *arena;         /* of the regions; NULL for a region's own */
+typedef struct arena_chunk {   /* a chunk of the engine's memory */
+    dray_arena *arena;         /* NULL for a region's own chunk */
     const dray_region *region; /* the first in it */
     uint64_t address, bytes, allocation;
-    uint64_t needed;    /* bytes of our regions in it */
-    uint32_t number;    /* before they were sorted */
-    uint32_t ours;      /* exports of it by our regions */
+    uint64_t needed;    /* bytes of the layout's regions in it */
+    uint32_t number;    /* its index before sorting */
+    uint32_t ours;      /* exports of it by the layout's regions */
     dray__extents used; /* the allocations in it, for an arena */
     dray__cuda_chunk spare;
-    span *filled, *gaps; /* by blocks; allocated otherwise */
+    span *filled, *gaps; /* filled: by blocks; gaps: allocated, but not filled */
     uint64_t filled_count, filled_capacity, gap_count, gap_capacity;
 } arena_chunk;
 
@@ -49,9 +49,9 @@ struct dray__exchange {
     CUstream stream; /* of refills; NULL before the first */
 };
 
-/* ---- which chunks ---------------------------------------------------------------------------- */
+/* ---- the chunks ------------------------------------------------------------------------------ */
 
-/* The live chunk, with the arena's lock held; NULL when it has changed. */
+/* Returns the live chunk; NULL when it has changed. Call it with the arena's lock. */
 static dray__cuda_chunk *live_of(const arena_chunk *c, const dray__extents **used)
 {
     dray__cuda_chunk *live = c->arena ? dray__gpu_arena_chunk(c->arena, c->address, used)
@@ -72,7 +72,7 @@ static void unlock(const arena_chunk *c)
         dray__gpu_arena_unlock(c->arena);
 }
 
-/* Where the region's memory is; false: in nothing that can be exchanged. */
+/* Finds the chunk of the region's memory. Returns false when it cannot be exchanged. */
 static bool find_chunk(const dray_region *region, arena_chunk *out)
 {
     const dray__cuda_chunk *own = dray__region_chunk(region);
@@ -134,8 +134,9 @@ static int sort_chunks(dray__exchange *x, dray_error *error)
 
 /* ---- the filled parts of chunks -------------------------------------------------------------- */
 
-/* Every run of a block that lies in one piece. Returns false when out of memory, or when there are
- * too many. */
+/* Adds every contiguous run of a block. Returns false when out of memory, or when there are too
+ * many.
+ */
 static bool fill_block(dray__exchange *x, uint32_t number)
 {
     const dray_block *block = dray_layout_block(x->layout, number);
@@ -171,7 +172,7 @@ static int by_from(const void *left, const void *right)
     return a->from < b->from ? -1 : a->from > b->from;
 }
 
-/* The parts that are allocated and not filled. */
+/* Finds the parts that are allocated and not filled by blocks. */
 static bool find_gaps(arena_chunk *c, const dray__extents *used)
 {
     const struct dray__extent own = {c->region->device_address - c->address, c->region->bytes};
@@ -240,8 +241,8 @@ static void chunk_end(arena_chunk *c)
     *c = (arena_chunk){0};
 }
 
-/* The kernel that copies the gaps from the live memory to the spare one: by addresses, which stay.
- */
+/* Makes the job that copies the gaps from the live memory to the spare memory. It uses virtual
+ * addresses, which do not change. */
 static int make_gap_job(const arena_chunk *c, dray__cuda_job **out, dray_error *error)
 {
     dray__cuda_item *items = calloc((size_t)c->gap_count + 1, sizeof *items);
@@ -266,7 +267,7 @@ static int make_gap_job(const arena_chunk *c, dray__cuda_job **out, dray_error *
     return rc;
 }
 
-/* Leaves the chunk's regions to be copied. */
+/* Excludes the chunk: its regions are copied. */
 static void leave_out(dray__exchange *x, uint32_t number)
 {
     for (uint32_t i = 0; i < dray_layout_region_count(x->layout); i++)
@@ -297,7 +298,7 @@ static int prepare_chunk(dray__exchange *x, uint32_t number, dray_error *error)
     c->filled_count = 0;
     if (rc != DRAY_ENOMEM)
         return rc;
-    leave_out(x, number); /* staging of the regions alone may need less */
+    leave_out(x, number); /* staging for the regions alone may need less memory */
     return DRAY_OK;
 }
 
@@ -408,7 +409,7 @@ const bool *dray__exchange_blocks(const dray__exchange *x)
 
 /* ---- exchanging ------------------------------------------------------------------------------ */
 
-/* Returns true when the same allocations are in it. The content of later ones would be lost. */
+/* Returns true when the chunk has the same allocations. The content of new ones would be lost. */
 static bool same_use(const arena_chunk *c, const dray__extents *used)
 {
     if (!used)
@@ -417,7 +418,7 @@ static bool same_use(const arena_chunk *c, const dray__extents *used)
            memcmp(used->list, c->used.list, used->count * sizeof *used->list) == 0;
 }
 
-/* All arenas', in the order of their addresses: chunks are sorted by those. */
+/* Takes or releases the locks of all arenas, in the order of the chunks' addresses. */
 static void lock_all(const dray__exchange *x, bool take)
 {
     const dray_arena *last = NULL;
@@ -433,7 +434,9 @@ static void lock_all(const dray__exchange *x, bool take)
     }
 }
 
-/* The live chunk, if it has the same memory and allocations; else NULL. With its lock. */
+/* Returns the live chunk if it has the same memory and allocations, else NULL. Call it with the
+ * lock.
+ */
 static dray__cuda_chunk *unchanged(const arena_chunk *c)
 {
     const dray__extents *used = NULL;
@@ -444,7 +447,7 @@ static dray__cuda_chunk *unchanged(const arena_chunk *c)
 /* The exports of a chunk that count: all, those of other regions than these, or none. */
 enum exports { ALL, OTHERS, NONE };
 
-/* With the locks. */
+/* Collects the chunks to exchange. Call it with the locks. */
 static int look(dray__exchange *x, enum exports counts, dray__cuda_chunk **live,
                 dray__cuda_chunk **spare, uint32_t *count)
 {
@@ -468,7 +471,7 @@ static int look(dray__exchange *x, enum exports counts, dray__cuda_chunk **live,
     return DRAY_OK;
 }
 
-/* How many of our regions are exported, which arenas count: before their locks are taken. */
+/* Counts the exports by the layout's regions. Call it before the arenas' locks are taken. */
 static void count_ours(dray__exchange *x)
 {
     for (uint32_t i = 0; i < x->count; i++)
@@ -523,7 +526,8 @@ static int copy_gaps(dray__exchange *x, int64_t deadline_ns, dray_error *error)
 
 /* ---- refilling ------------------------------------------------------------------------------- */
 
-/* The chunk in which byte `at` of all chunks lies; *within: the byte of it. NULL behind the last.
+/* Returns the chunk with byte `at` of all chunks; *within is the offset in it. NULL behind the
+ * last.
  */
 static arena_chunk *chunk_at(dray__exchange *x, uint64_t at, uint64_t *within)
 {
@@ -555,7 +559,7 @@ static int copy_piece(dray__exchange *x, const arena_chunk *c, uint64_t from, ui
                            (unsigned long long)bytes);
 }
 
-/* The lock of the arena keeps the memory while a piece is copied, and no longer. */
+/* The arena's lock is held while a piece is copied, so that its memory is not released. */
 int dray__exchange_refill(dray__exchange *x, uint64_t *at, dray_error *error)
 {
     uint64_t from;

@@ -115,7 +115,7 @@ void dray__steps_begin(dray__steps *s, int64_t now_ns)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* The median: first steps after a pause take longer. */
+/* Returns the median, because the first steps after a pause take longer. */
 static int64_t usual(const dray__steps *s)
 {
     int64_t sorted[DRAY__STEPS_KEPT];

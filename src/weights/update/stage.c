@@ -1,5 +1,5 @@
-/* A version that waits beside the one that is served: staging with the layout of the destination,
- * allocated once. A commit is an update whose only source it is. */
+/* The prefetched version: staging with the layout of the destination, allocated once. A commit is
+ * an update with the staging as its only source. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -18,7 +18,7 @@ void dray__stage_drop(dray_subscriber *s)
     uint32_t count = s->destination.layout ? dray_layout_region_count(s->destination.layout) : 0;
     for (uint32_t i = 0; s->staging && !s->staged && i < count; i++)
         dray_region_free(s->staging[i]);
-    if (s->staged) /* which has the staging */
+    if (s->staged) /* it owns the regions */
         dray__sources_free(s->staged);
     else
         free(s->staging);
@@ -33,7 +33,7 @@ void dray__stage_drop(dray_subscriber *s)
     s->has_staged = s->spare_is_old = false;
 }
 
-/* Beside memory of a GPU: memory of the same GPU, or pinned memory. */
+/* Allocates the staging of a region. For GPU memory: memory of the same GPU, or pinned memory. */
 static int stage_region(const dray_subscriber *s, uint32_t index, uint64_t bytes, dray_region **out,
                         dray_error *error)
 {
@@ -78,7 +78,7 @@ int dray__stage_open(dray_subscriber *s, dray_error *error)
     return rc;
 }
 
-/* NCCL brings whole elements (remote_nccl.c). */
+/* Returns true when the source's bytes come over NCCL, which has no deltas (remote_nccl.c). */
 static bool comes_by_nccl(const dray_subscriber *s, const dray__source *source)
 {
     const dray__stream_keys *keys = dray__context_keys(s->context);
@@ -92,8 +92,8 @@ static bool comes_by_nccl(const dray_subscriber *s, const dray__source *source)
            dray__nccl_find(&version, NULL) == DRAY_OK;
 }
 
-/* Returns true when a publisher may say what changed since the held version: one of another host
- * tells only with its answers. */
+/* Returns true when a publisher may have a delta on the held version. For a publisher on another
+ * host, only its answers show that. */
 static bool expects_delta(const dray_subscriber *s)
 {
     for (uint32_t i = 0; s->source == DRAY__FROM_PUBLISHERS && i < s->sources->count; i++) {
@@ -124,7 +124,7 @@ bool dray__stage_has_base(dray_subscriber *s)
     return base;
 }
 
-/* Of the time that the prefetch may take, the copy is spread over half. */
+/* The copy is spread over half of the time that the prefetch may take. */
 int dray__stage_refill(dray_subscriber *s, dray_error *error)
 {
     int64_t now = dray__now();
@@ -145,7 +145,7 @@ int dray__stage_commit(dray_subscriber *s, dray_error *error)
         .strategy = DRAY_STRATEGY_DIRECT,
         .bucket_bytes = DRAY__BUCKET_DEFAULT,
         .verify = s->staged_sums != NULL,
-        /* A kernel's copies are read back in the same pass; copy engines do better with PCIe. */
+        /* Kernels read back in the same pass as they copy; copy engines are faster over PCIe. */
         .copy_engines = s->stage_kind == DRAY_REGION_PINNED ? 0 : DRAY__NO_COPY_ENGINES,
         .attempt = s->attempt};
     s->exchanges = s->exchange && dray__exchange_possible(s->exchange);
@@ -174,7 +174,7 @@ static void *after(void *user)
     s->after_rc = dray__exchange_settle(s->exchange, &error);
     if (s->after_rc)
         dray__log(DRAY_LOG_WARN, "after a commit of group %s: %s", s->group, error.message);
-    /* Where the connection broke, they are offered when this rank comes back. */
+    /* If the connection broke, the regions are offered when this rank registers again. */
     if (dray__channel_alive(s->channel) &&
         dray__subscriber_put(s, dray__context_deadline(s->context, s->timeout_ns), &error))
         dray__log(DRAY_LOG_WARN, "after a commit of group %s, its memory: %s", s->group,
@@ -193,6 +193,6 @@ void dray__stage_join(dray_subscriber *s)
 {
     dray__thread_join(&s->after);
     if (s->after_rc && !s->has_staged)
-        dray__stage_drop(s); /* the next prefetch takes other memory */
+        dray__stage_drop(s); /* the next prefetch allocates new memory */
     s->after_rc = 0;
 }

@@ -20,8 +20,8 @@ typedef struct dray__steps {
 
 void dray__steps_init(dray__steps *steps);
 void dray__steps_destroy(dray__steps *steps);
-/* Notes a step that ended at now_ns. It counts as a step beside an update if its middle lies in the
- * time of one. */
+/* Notes a step that ended at now_ns. It counts as a step beside an update if its middle is within
+ * the time of one. */
 void dray__steps_note(dray__steps *steps, int64_t took_ns, int64_t now_ns);
 void dray__steps_begin(dray__steps *steps, int64_t now_ns);
 /* Ends the time of an update, and writes the figures into the report (NULL: none). */

@@ -54,21 +54,23 @@ static int open_descriptors(dray_subscriber *s, dray_error *error)
     return rc ? rc : dray__waker_add(&s->waker, dray__channel_fd(s->channel), error);
 }
 
-/* The layout's, and behind them the progress. */
+/* Returns a region of the layout, or behind those the progress. */
 static dray_region *region_of(const dray_subscriber *s, uint32_t region)
 {
     return region < dray_layout_region_count(s->destination.layout) ? s->destination.regions[region]
                                                                     : s->destination.progress;
 }
 
-/* Regions that others can read: only where descriptors can pass. */
+/* Returns true for a region that others can map; that needs a Unix socket, which passes
+ * descriptors.
+ */
 static bool offered(const dray_subscriber *s, uint32_t region)
 {
     return !s->load && strncmp(dray__context_address(s->context), "unix:", 5) == 0 &&
            dray__region_offered(region_of(s, region));
 }
 
-/* A rank on a GPU of this host may upload bytes that others want, too. */
+/* Makes the progress page for a rank on a GPU, which may upload bytes for other ranks, too. */
 static int open_progress(dray_subscriber *s, dray_error *error)
 {
     for (uint32_t i = 0; !s->load && i < dray_layout_region_count(s->destination.layout); i++)
@@ -77,8 +79,8 @@ static int open_progress(dray_subscriber *s, dray_error *error)
     return DRAY_OK;
 }
 
-/* Puts this rank's former registration, for a rank that comes back. An update that was in progress
- * is over; see end() in update.c. */
+/* Writes this rank's former registration, for a rank that registers again. An update that was in
+ * progress has ended; see end() in update.c. */
 static void put_claim(const dray_subscriber *s, dray__writer *w)
 {
     const dray__rank_claim claim = {.set = s->group_set,
@@ -107,7 +109,7 @@ int dray__subscriber_put(dray_subscriber *s, int64_t deadline_ns, dray_error *er
 
 static int register_rank(dray_subscriber *s, int64_t deadline, dray_error *error)
 {
-    const char *endpoint = ""; /* nobody reads tensors that went to load_weights */
+    const char *endpoint = ""; /* tensors given to load_weights cannot be read */
     int rc = s->load ? DRAY_OK : dray__serve_start(s->context, false, &endpoint, error);
     if (rc)
         return rc;
@@ -151,7 +153,7 @@ int dray__subscriber_ensure(dray_subscriber *s, int64_t deadline_ns, dray_error 
     int rc = dray__channel_open_until(s->context, deadline_ns, &channel, error);
     if (rc)
         return rc;
-    dray__channel_close(s->channel); /* leaves the poll descriptor */
+    dray__channel_close(s->channel); /* this removes it from the poll descriptor */
     s->channel = channel;
     s->channel_stuck = false;
     rc = dray__waker_add(&s->waker, dray__channel_fd(channel), error);
@@ -162,7 +164,8 @@ int dray__subscriber_ensure(dray_subscriber *s, int64_t deadline_ns, dray_error 
     return register_rank(s, deadline_ns, error);
 }
 
-/* The destination: the caller's layout and regions, or ours of a load_weights engine. */
+/* Sets the destination: the caller's layout and regions, or those made for a load_weights engine.
+ */
 static int take_layout(dray_subscriber *s, const dray_layout *layout,
                        const dray_subscriber_options *options, dray__writer *packed,
                        dray_error *error)
@@ -270,14 +273,14 @@ void dray_subscriber_close(dray_subscriber *s)
     free(s);
 }
 
-/* Tells the coordinator that nothing of a set's members is mapped any more. */
+/* Tells the coordinator that no memory of a set's members is mapped any more. */
 static void subscriber_unmapped(dray_subscriber *s, uint64_t set)
 {
     dray__tell(s->channel, DRAY__MSG_REGIONS_DROP, &dray__set_told_fields,
                &(dray__set_told){s->key, set});
 }
 
-/* Frees sources, and tells the coordinator what is no longer mapped. */
+/* Frees sources, and tells the coordinator that their memory is no longer mapped. */
 static void subscriber_forget(dray_subscriber *s, dray__sources **sources)
 {
     uint64_t set = *sources ? (*sources)->source_set : 0;
@@ -346,7 +349,7 @@ void dray__subscriber_signal(dray_subscriber *s, bool ready)
         s->event_set = ready;
 }
 
-/* A question: asked again of the next coordinator where this one went away meanwhile. */
+/* Asks for the group's state, and asks the next coordinator if this one is gone. */
 static int ask_state(dray_subscriber *s, dray__group_told *told, dray_error *error)
 {
     int64_t deadline = dray__context_deadline(s->context, s->timeout_ns);
@@ -399,7 +402,7 @@ int dray_subscriber_verify(dray_subscriber *s, dray_error *error)
     const dray_layout *layout = s->destination.layout;
     uint32_t wrong = 0, first = 0;
     uint64_t first_sum = 0;
-    dray_region *scratch = NULL; /* stays NULL: all of it is addressable */
+    dray_region *scratch = NULL; /* stays NULL, because the memory is addressable */
     for (uint32_t b = 0; b < dray_layout_block_count(layout); b++) {
         dray__rect rect = dray__rect_of(layout, b);
         uint64_t sum = 0;
@@ -425,7 +428,7 @@ int dray_subscriber_verify(dray_subscriber *s, dray_error *error)
 
 /* ---- planning an update ---------------------------------------------------------------------- */
 
-/* The plan of the last update of this kind, where it still fits; else a new one is begun. */
+/* Takes the sources of the last update of this kind if they still fit, else makes new ones. */
 static int find_sources(dray_subscriber *s, dray_error *error)
 {
     bool disk = s->source == DRAY__FROM_DISK;
@@ -433,7 +436,7 @@ static int find_sources(dray_subscriber *s, dray_error *error)
     s->sources = *kept;
     bool same = s->sources && s->sources->plan && s->sources->group_set == s->group_set;
     if (same && disk && dray__sources_disk_same(s->sources, s->path)) {
-        dray__sources_close(s->sources); /* the same tensors, maybe in new files */
+        dray__sources_close(s->sources); /* the same tensors, possibly in new files */
         return DRAY_OK;
     }
     if (same && !disk && s->sources->source_set == s->source_set)
@@ -462,7 +465,7 @@ static int find_compared(dray_subscriber *s, dray_error *error)
     return DRAY_OK;
 }
 
-/* A commit needs nothing but the staging. */
+/* Prepares a commit, which needs only the staging. */
 static int prepare_commit(dray_subscriber *s, dray_error *error)
 {
     if (s->has_staged && s->staged_version == s->report.version &&
@@ -473,7 +476,8 @@ static int prepare_commit(dray_subscriber *s, dray_error *error)
                       s->destination.rank, s->group, s->report.version);
 }
 
-/* Buckets come one after the other, and would cut through elements that share a scale. */
+/* Refuses transforms for load_weights engines: buckets are filled one after the other, and would
+ * cut through elements that share a scale. */
 static int check_load(const dray_subscriber *s, dray_error *error)
 {
     const dray_plan *plan = s->sources->plan;
@@ -488,7 +492,7 @@ static int check_load(const dray_subscriber *s, dray_error *error)
         tensor->name, dray_dtype_name((dray_dtype)tensor->dtype));
 }
 
-/* Its members' regions are no longer mapped when it changes. */
+/* Drops the cohort, and unmaps its members' regions. */
 static void drop_cohort(dray_subscriber *s)
 {
     uint64_t set = s->sources->cohort_set;
@@ -496,7 +500,7 @@ static void drop_cohort(dray_subscriber *s)
         subscriber_unmapped(s, set);
 }
 
-/* Is all of it there, of the last update? */
+/* Are the sources of the last update complete, with the same cohort? */
 static bool is_ready(const dray_subscriber *s)
 {
     return s->sources->ready && s->sources->cohort_set == s->cohort_set;
@@ -510,7 +514,7 @@ int dray__update_plan(dray_subscriber *s, dray_error *error)
     if (!s->sources) {
         rc = find_sources(s, error);
         if (rc == DRAY_OK) {
-            s->sources->asked = 0; /* by an update whose coordinator never answered */
+            s->sources->asked = 0; /* an earlier update's request was never answered */
             drop_cohort(s);
         }
         if (rc == DRAY_OK && !is_ready(s))

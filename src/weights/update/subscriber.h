@@ -88,7 +88,7 @@ struct dray_subscriber {
     char *path;
     int64_t deadline_ns, started_ns, mark_ns;
     int64_t answer_by_ns; /* the deadline of the request that has no answer yet */
-    int64_t pause_ns;     /* since then the engine's memory may change, or it waits for a commit */
+    int64_t pause_ns; /* from then on the engine's memory may change, or it waits for a commit */
     uint64_t attempt, source_set, group_set;
     uint32_t source_count, cohort_count;
     uint64_t cohort_set, run, last; /* last: the member that published last */
@@ -121,9 +121,8 @@ static inline uint64_t dray__nccl_bytes(const dray_subscriber *s)
     return s->options.nccl_bytes ? s->options.nccl_bytes : DRAY__NCCL_DEFAULT;
 }
 
-/* Returns true when a delta is to be expected, and the staging can be made to hold the version that
- * the engine has, so that the delta can be applied there: as it stands, or (s->refills) with a copy
- * within the GPU. */
+/* Returns true when a delta is likely, and the staging holds the version that the engine has, or
+ * can get it by a copy within the GPU (s->refills), so that the delta can be applied there. */
 bool dray__stage_has_base(dray_subscriber *subscriber);
 /* Makes a part of that copy. Returns DRAY_EAGAIN while more is left. */
 int dray__stage_refill(dray_subscriber *subscriber, dray_error *error);
@@ -134,7 +133,7 @@ int dray__stage_exchange(dray_subscriber *subscriber, dray_error *error);
 /* Called when the commit is decided. Starts the thread that does the rest of an exchange, so that
  * the engine need not wait for it. */
 void dray__stage_after(dray_subscriber *subscriber);
-/* Waits for that thread. To be called before anything else of the subscriber is used. */
+/* Waits for that thread. Call it before the subscriber is used for anything else. */
 void dray__stage_join(dray_subscriber *subscriber);
 /* subscriber.c. Offers this rank's regions to other members. */
 int dray__subscriber_put(dray_subscriber *subscriber, int64_t deadline_ns, dray_error *error);

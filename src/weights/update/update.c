@@ -19,7 +19,7 @@
 
 /* A poll copies for about this long. */
 #define SLICE_NS (2 * DRAY__MILLISECOND)
-/* So long the start of an update looks for a coordinator that went away. */
+/* The longest time that the start of an update tries to reach a new coordinator. */
 #define PATIENCE_NS DRAY__SECOND
 
 /* Drops the transfer and its progress. */
@@ -41,7 +41,7 @@ void dray__update_release(dray_subscriber *s)
     s->path = NULL;
 }
 
-/* The coordinator answers the present request by then. */
+/* Sets the time by which the coordinator must answer the current request. */
 static void expect_answer(dray_subscriber *s, int64_t by_ns)
 {
     s->answer_by_ns = dray__answer_deadline(by_ns);
@@ -50,7 +50,7 @@ static void expect_answer(dray_subscriber *s, int64_t by_ns)
 
 static int send_begin(dray_subscriber *s, dray_error *error);
 
-/* Bytes were overwritten, and did not become a version: nothing is known to be right. */
+/* Called when bytes were overwritten without a commit: forgets the version of that memory. */
 static void forget_written(dray_subscriber *s)
 {
     if (s->purpose == DRAY__PREFETCH) {
@@ -64,8 +64,9 @@ static void forget_written(dray_subscriber *s)
     s->held_disk = 0;
 }
 
-/* A peer that was read may have died, or taken its memory back: the publishers, or nobody, are read
- * instead, once. All ranks of the group come to the same end, so all of them begin again. */
+/* Begins again, once, after an update from peers failed, because a peer may have died or taken its
+ * memory back. The second attempt reads publishers only. All ranks of the group get the same
+ * outcome, so all of them begin again. */
 static bool begin_again(dray_subscriber *s, const dray_error *outcome)
 {
     if (s->source != DRAY__FROM_PEERS || s->retried || s->channel_stuck ||
@@ -83,7 +84,7 @@ static bool begin_again(dray_subscriber *s, const dray_error *outcome)
     return true;
 }
 
-/* The outcome is there. */
+/* Ends the update with this outcome. */
 static int end(dray_subscriber *s, const dray_error *outcome)
 {
     if (outcome && s->cohort_set && s->destination.progress)
@@ -92,7 +93,7 @@ static int end(dray_subscriber *s, const dray_error *outcome)
         dray__log(DRAY_LOG_WARN, "group %s: a commit that failed could not be taken back",
                   s->group);
         s->has_staged = false;
-        s->after_rc = DRAY_ESTALE; /* the next update begins without this staging */
+        s->after_rc = DRAY_ESTALE; /* the next update must not use this staging */
     }
     if (outcome && s->writing)
         forget_written(s);
@@ -119,14 +120,13 @@ static int end(dray_subscriber *s, const dray_error *outcome)
     return DRAY_OK;
 }
 
-/* Returns true for the commit of a prefetched version, whose publisher was heard at the
- * prefetch. */
+/* Returns true for the commit of a prefetched version, for which publishers are not needed. */
 static bool commits(const dray_subscriber *s)
 {
     return s->purpose == DRAY__COMMIT;
 }
 
-/* The state of this rank's memory for others, if the vote carries. */
+/* Returns the state of this rank's memory after the commit, for the vote (enum dray__held). */
 static uint8_t held(dray_subscriber *s, dray__sums *resident)
 {
     dray_error error;
@@ -139,7 +139,7 @@ static uint8_t held(dray_subscriber *s, dray__sums *resident)
     return as_read ? DRAY__HELD_AS_READ : DRAY__HELD_OWN;
 }
 
-/* Puts a table of sums, whose form the next one will probably have, too. */
+/* Writes a table of sums, and keeps its form, which the next table probably has, too. */
 static void put_sums(dray_subscriber *s, dray__writer *w, dray__sums *sums, dray__sums_form **last)
 {
     dray__sums_put_known(w, sums, &s->sent);
@@ -186,9 +186,11 @@ static int vote(dray_subscriber *s, const dray_error *verdict)
     return DRAY_OK;
 }
 
-/* ---- phases: DRAY_OK goes on, DRAY_EAGAIN waits; a failure turns into a vote or the end ---- */
+/* ---- phases: after DRAY_OK the next one begins, DRAY_EAGAIN waits; a failure becomes a vote,
+ * or ends the update ---- */
 
-/* Takes the reply to the request that was started. false: wait, or the update is over (*rc). */
+/* Takes the reply to the request that was started. Returns false when there is none yet, or the
+ * update has ended; *rc says which. */
 static bool answered(dray_subscriber *s, dray__reply *reply, int *rc)
 {
     dray_error error;
@@ -244,7 +246,7 @@ static int on_begin(dray_subscriber *s)
                         s->cohort_count);
     if (rc)
         return end(s, &error);
-    s->writing = s->granted; /* and has to say so when it fails */
+    s->writing = s->granted; /* then a failure must be reported by a vote */
     s->report.source = s->source;
     s->mark_ns = dray__now();
     s->report.wait_ns = s->mark_ns - s->started_ns;
@@ -253,9 +255,9 @@ static int on_begin(dray_subscriber *s)
     return DRAY_OK;
 }
 
-/* An answer that the preparation needs never came, or the deadline did. A coordinator that is only
- * busy gets the second that other answers have: a subscriber that it left without one is of no
- * use. */
+/* Fails when an answer that the preparation needs is late, or at the deadline. A busy coordinator
+ * gets the extra time that other answers have, because a subscriber with an open request cannot be
+ * used any more. */
 static int waits_too_long(dray_subscriber *s, dray_error *error)
 {
     int64_t until = s->sources->asked ? s->answer_by_ns : s->deadline_ns;
@@ -284,7 +286,8 @@ static int on_plan(dray_subscriber *s)
     return DRAY_OK;
 }
 
-/* The version that the engine has is where the bytes go to, or can be copied there. */
+/* Returns true when the memory to be written holds the engine's version, or can get it by a copy.
+ */
 static bool has_base(dray_subscriber *s)
 {
     if (s->load || !s->held_incarnation || s->held_incarnation != s->report.incarnation)
@@ -323,11 +326,11 @@ static int open_transfer(dray_subscriber *s, dray_error *error)
             s->held_disk && !s->load && s->purpose == DRAY__UPDATE &&
             s->source == DRAY__FROM_DISK && dray__overlay_of(&s->sources->sources[0]) &&
             dray__overlay_hold(dray__overlay_of(&s->sources->sources[0]), s->held_disk)};
-    dray__local_share(s->token, NULL); /* the result of the last update is about to change */
+    dray__local_share(s->token, NULL); /* this memory is about to change */
     int rc = dray__transfer_open(s->sources, &s->target, &options, &s->transfer, error);
     dray__local_began(s->token, options.run);
     if (s->destination.progress && (rc || !dray__transfer_uploads(s->transfer)))
-        dray__progress_end(s->destination.progress, options.run); /* nobody waits for this rank */
+        dray__progress_end(s->destination.progress, options.run); /* no rank waits for this one */
     return rc ? rc : dray__waker_add(&s->waker, dray__transfer_fd(s->transfer), error);
 }
 
@@ -335,8 +338,8 @@ static int ask_to_write(dray_subscriber *s)
 {
     dray_error error;
     int64_t lease_ns = s->options.lease_ns ? s->options.lease_ns : DRAY__LEASE_DEFAULT;
-    int64_t readers_ns = dray__deadline(lease_ns > 0 ? lease_ns : 0); /* how long readers may keep
-                                                                       * it */
+    int64_t readers_ns = dray__deadline(lease_ns > 0 ? lease_ns : 0); /* the time until which
+                                                                       * readers may keep it */
     s->mark_ns = dray__now();
     expect_answer(s, readers_ns > s->deadline_ns ? readers_ns : s->deadline_ns);
     int rc = dray__ask_start(s->channel, DRAY__MSG_UPDATE_WRITING, &dray__writing_fields,
@@ -347,7 +350,7 @@ static int ask_to_write(dray_subscriber *s)
     return DRAY_OK;
 }
 
-/* From here on the engine's memory may change. */
+/* Notes that the engine's memory may change from now on. */
 static void begin_pause(dray_subscriber *s)
 {
     s->writing = true;
@@ -359,7 +362,7 @@ static int start_move(dray_subscriber *s)
 {
     begin_pause(s);
     if (s->local && s->purpose != DRAY__PREFETCH)
-        dray__local_revoke(s->token, s->attempt); /* readers before this update are over */
+        dray__local_revoke(s->token, s->attempt); /* ends readers of earlier updates */
     s->phase = PHASE_MOVE;
     dray__hook_step("writing");
     return DRAY_OK;
@@ -392,12 +395,12 @@ static int on_ask(dray_subscriber *s)
     s->report.prepare_ns += dray__now() - s->mark_ns;
     begin_pause(s);
     s->phase = PHASE_MOVE;
-    dray__waker_at(&s->waker, s->deadline_ns); /* a route may wait for longer */
+    dray__waker_at(&s->waker, s->deadline_ns); /* routes may wait longer than the deadline */
     dray__hook_step("writing");
     return DRAY_OK;
 }
 
-/* Names the publisher that was last, if no other wait was longer. */
+/* Notes the publisher that was last in the report, if no other wait was longer. */
 static void note_wait(dray_subscriber *s)
 {
     for (uint32_t i = 0; s->last && s->report.wait_ns > s->report.held_ns && i < s->sources->count;
@@ -463,7 +466,7 @@ static void tell(dray_subscriber *s)
     if (size == 0 || size >= sizeof json)
         return;
     json[size] = 0;
-    /* A notice: nobody waits for an answer, and a lost one is not sent again. */
+    /* A notice without an answer; if it is lost, it is not sent again. */
     dray__tell(s->channel, DRAY__MSG_UPDATE_REPORT, &dray__update_told_fields,
                &(dray__update_told){s->key, json});
 }
@@ -507,7 +510,7 @@ static int on_vote(dray_subscriber *s)
         if (s->source == DRAY__FROM_DISK && !commits(s) && !s->options.no_verify &&
             dray__overlay_sum_of(s->sources->sources[0].layout, &s->sources->stored, &s->held_disk,
                                  NULL))
-            s->held_disk = 0; /* out of memory: the next one is read in full */
+            s->held_disk = 0; /* out of memory: the next checkpoint is read in full */
         s->state = DRAY_GROUP_WHOLE;
         s->mode = s->report.mode;
         s->version = s->report.version;
@@ -705,8 +708,8 @@ int dray_update_finish(dray_subscriber *s, dray_update_report *report, dray_erro
     return DRAY_OK;
 }
 
-/* For memory on GPUs, whose updates take milliseconds: an answer of the coordinator is looked for
- * during this time before the thread sleeps, because waking takes a good part of a millisecond. */
+/* For GPU memory, of which updates take milliseconds: the thread polls for the coordinator's answer
+ * for this time before it sleeps, because waking takes a good part of a millisecond. */
 #define LOOK_NS DRAY__MILLISECOND
 
 static bool answer_is_near(const dray_subscriber *s, int64_t waited_ns)
