@@ -4,8 +4,8 @@
 #include "engine/model.h"
 #include "engine/trainer.h"
 
-/* One parameter: where it is whole, where this rank's piece is, and how long the pieces
- * of all ranks are. Places and lengths in floats. */
+/* One parameter: its offset among whole parameters, that of this rank's piece, and the lengths of
+ * all ranks' pieces. Offsets and lengths are in floats. */
 typedef struct dray__shard_piece {
     uint32_t tensor; /* index in the layout of the shards */
     uint64_t whole, shard;
@@ -23,7 +23,8 @@ struct dray__trainer {
     dray_region **regions;
     uint32_t region_count;
     uint64_t shard_floats;
-    float *shard, *gradient, *moment, *moment_square; /* [shard_floats], alike in places */
+    float *shard, *gradient, *moment,
+        *moment_square; /* [shard_floats] each, with the same offsets */
 
     dray_layout *whole_layout; /* all parameters, as the model computes with them */
     dray_region *whole_region;
