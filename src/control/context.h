@@ -51,8 +51,7 @@ struct dray_context {
 
 /* When the coordinator is gone, waits for the next one and goes on with the session there.
  * *returned is true when the context is, or may be, with another coordinator than when the caller
- * failed.
- *  */
+ * failed. */
 int dray__context_return_to(dray_context *context, int64_t deadline_ns, bool *returned,
                             dray_error *error);
 

@@ -158,8 +158,7 @@ void dray__pick_rows(const float *from, const int64_t *rows, int64_t count, int6
 /* ---- sequences in, packed chunks out --------------------------------------------------------- */
 
 /* Rows of at most this many tokens together (or one longer row) are computed at a time, which keeps
- * the state in the CPU's cache.
- *  */
+ * the state in the CPU's cache. */
 #define DRAY__CHUNK_TOKENS 256
 
 typedef struct dray__row_chunk {

@@ -23,8 +23,7 @@
  * k3 = exp(d) - d - 1 with d = log π_ref - log π (Schulman, "Approximating KL Divergence", 2020).
  *
  * `a` and the divisor of a step's sums determine over which tokens or rows the mean is taken: see
- * dray__aggregate. Response tokens are those that count (dray__sequences.mask).
- *  */
+ * dray__aggregate. Response tokens are those that count (dray__sequences.mask). */
 #pragma once
 
 #include "engine/engine.h"

@@ -54,13 +54,11 @@ void dray__trainer_pace(dray__trainer *trainer, const dray__pace *pace);
 /* Sets random parameters as transformers initialises them: weights are normal with these deviations
  * (of the token embeddings and of the other weights; transformers has 0.02 for both), biases 0,
  * norms 1; a value model's head is 0. They depend on the seed alone, not on the world. Resets the
- * optimiser.
- *  */
+ * optimiser. */
 int dray__trainer_init(dray__trainer *trainer, double embeddings, double weights, uint64_t seed,
                        dray_error *error);
 /* Loads parameters from a Hugging Face checkpoint folder (any dtype that can be converted). Resets
- * the optimiser.
- *  */
+ * the optimiser. */
 int dray__trainer_load(dray__trainer *trainer, const char *directory, dray_error *error);
 
 /* Loads a value model from a checkpoint of a language model with the same trunk. The head becomes

@@ -1,6 +1,5 @@
 /* The tasks of one job with their columns: the built-in table (tasks.h), overridden by the job's
- * `tasks`.
- *  */
+ * `tasks`. */
 #pragma once
 
 #include "run/job/tasks.h"

@@ -18,6 +18,5 @@ int dray__manifest_job(const dray__manifest_options *options, json_t **out, dray
 /* A JobSet (sigs.k8s.io/jobset, API version jobset.x-k8s.io/v1alpha2, its types of version 0.9): a
  * replicated job `run`, and one for each role that leaves places to other hosts, with one Job for
  * each place. They share the volume claim NAME-data, mounted where the job file is, and the secret
- * NAME-tokens.
- *  */
+ * NAME-tokens. */
 int dray__manifest_k8s(const dray__manifest_options *options, json_t **out, dray_error *error);

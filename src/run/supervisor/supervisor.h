@@ -131,8 +131,7 @@ int dray__roles_advance(dray__supervisor *s, dray_error *error);
 /* Called at every tick: finds processes that are stopped (SIGSTOP) or late. */
 void dray__roles_tick(dray__supervisor *s, int64_t now);
 /* Is called when there was no progress for long. Ends the processes that hold rows and are idle.
- * Returns false when there are none.
- *  */
+ * Returns false when there are none. */
 bool dray__roles_end_idle(dray__supervisor *s, int64_t now);
 /* Is called after each look at the queue. */
 void dray__roles_judge(dray__supervisor *s, const dray__sight *sight);
