@@ -21,8 +21,8 @@ int dray__data_encrypt(bool *always, dray_error *error);
 int dray__data_rate(uint64_t *rate, dray_error *error);
 
 struct dray_context {
-    pthread_mutex_t
-        lock; /* protects the fields up to the blank line; no thread waits while holding it */
+    /* Protects the fields up to the blank line; no thread waits while holding it. */
+    pthread_mutex_t lock;
     pthread_cond_t quiet; /* signalled when `talking` becomes false */
     bool talking;         /* the thread that set it may change main; all others only read it under
                            * the lock */

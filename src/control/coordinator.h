@@ -29,8 +29,8 @@ typedef struct dray__request dray__request;
 /* A service's function for the messages of a type. */
 typedef struct dray__handler {
     uint16_t type; /* 0 at the end of the table */
-    const dray__fields
-        *fields; /* NULL when `handle` reads the payload itself, or there is no payload */
+    /* NULL when `handle` reads the payload itself, or there is no payload. */
+    const dray__fields *fields;
     /* Answers the request now, or keeps it and answers later. A returned error becomes the answer.
      * The message's pointers are valid until this returns. */
     int (*handle)(void *self, dray__request *request, const void *message, dray_error *error);

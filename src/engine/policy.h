@@ -60,9 +60,9 @@ typedef struct dray__policy_batch {
                                   policy (r = 1, gradient of REINFORCE) */
     const float *behaviour_logprobs; /* per response token, of π_behav; NULL for π_prox's */
     const float *ref_logprobs;       /* per response token; NULL for no KL */
-    const bool
-        *masked;  /* one for each row; true leaves it out of all sums; NULL when no row is masked */
-    int32_t loss; /* dray__loss */
+    /* One for each row; true leaves it out of all sums; NULL when no row is masked. */
+    const bool *masked;
+    int32_t loss;               /* dray__loss */
     int32_t aggregate;          /* dray__aggregate; the same for all batches of a step */
     double length;              /* with DRAY__AGGREGATE_LENGTH: the constant */
     double truncate;            /* 0 when weights are not truncated */

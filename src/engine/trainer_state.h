@@ -23,8 +23,8 @@ struct dray__trainer {
     dray_region **regions;
     uint32_t region_count;
     uint64_t shard_floats;
-    float *shard, *gradient, *moment,
-        *moment_square; /* [shard_floats] each, with the same offsets */
+    /* [shard_floats] each, with the same offsets. */
+    float *shard, *gradient, *moment, *moment_square;
 
     dray_layout *whole_layout; /* all parameters, as the model computes with them */
     dray_region *whole_region;

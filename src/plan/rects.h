@@ -24,8 +24,8 @@ typedef struct dray__rects {
     uint64_t capacity;
 } dray__rects;
 
-bool dray__rects_add(dray__rects *boxes,
-                     const dray__rect *box); /* returns false when out of memory */
+/* Returns false when out of memory. */
+bool dray__rects_add(dray__rects *boxes, const dray__rect *box);
 enum { DRAY__RECT_SIDES = 2 * DRAY_MAX_DIMS };
 /* Cuts `whole` without `part`, which is inside it, into rectangles. Returns their number. */
 uint32_t dray__rect_rest(const dray__rect *whole, const dray__rect *part,

@@ -178,9 +178,8 @@ static int send_text(dray__command *command, const char *text, size_t size, doub
         if (rc)
             return rc;
         ssize_t n = write(command->to, text + done, size - done);
-        if (n < 0 &&
-            errno ==
-                EPIPE) /* the command ended; its last lines are read before its end is reported */
+        /* The command ended; its last lines are read before its end is reported. */
+        if (n < 0 && errno == EPIPE)
             return DRAY_OK;
         if (n < 0 && errno != EAGAIN && errno != EINTR)
             return dray__fail_errno(error, errno, "%s: write", command->setting);

@@ -57,8 +57,8 @@ typedef struct dray__parameter {
     bool unless;
     dray__layers layers;
     uint32_t kind;
-    const dray__expression
-        *each; /* the number of "layers"; NULL for the model's number of layers */
+    /* The number of "layers"; NULL for the model's number of layers. */
+    const dray__expression *each;
     dray__cut cut;
     uint32_t ndim;
     const dray__expression *shape[DRAY_MAX_DIMS];
@@ -79,18 +79,18 @@ typedef struct dray__config_rule {
     const char *keys[3]; /* the first key that exists is used; without one, the value is `absent` */
     bool is_flag;        /* the key is a boolean; else a number */
     bool is_list;        /* the value is the length of the key's list */
-    const dray__expression *absent,
-        *null; /* absent is NULL when a key is required. null is the value of a JSON null; NULL when
-                  that counts as absent */
+    /* absent is NULL when a key is required. null is the value of a JSON null; NULL when that
+     * counts as absent. */
+    const dray__expression *absent, *null;
 } dray__config_rule;
 
 /* The layers of a kind, with all the keys that may define it. */
 typedef struct dray__kind {
     const char *name;
-    const char *numbers,
-        *others;           /* a list of their numbers; a list of the numbers of all other layers */
-    const char *each, *is; /* a list of one word for each layer, and this kind's word; has
-                              precedence over `every` */
+    /* A list of their numbers; a list of the numbers of all other layers. */
+    const char *numbers, *others;
+    const char *each, *is;    /* a list of one word for each layer, and this kind's word; has
+                                 precedence over `every` */
     const char *signs, *sign; /* a text of one character for each layer, or a list of numbers, and
                                  this kind's one */
     const char *every;        /* N: all but layers N - 1, 2N - 1, ... */
@@ -112,8 +112,8 @@ typedef struct dray__family {
     dray__kind kinds[DRAY__MOST_KINDS]; /* those without a name are unused; the last one is that of
                                            dense layers */
     const char *layer; /* the beginning of layers' names, such as "model.layers.*." */
-    const char
-        *within; /* the object of config.json that is searched first; NULL when there is none */
+    /* The object of config.json that is searched first; NULL when there is none. */
+    const char *within;
     const json_t *refused; /* keys that must not be set */
     double default_theta;
     bool moe, latent, mtp; /* has experts; latent attention; may have multi-token prediction */

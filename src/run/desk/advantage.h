@@ -11,8 +11,8 @@ typedef struct dray__rewarded {
     const uint64_t *offsets; /* [rows + 1] of the responses' tokens */
     const bool *excluded;    /* rows that are in no mean, and get 0; NULL when there are none */
     bool divide;             /* by the group's standard deviation */
-    const float
-        *values; /* for methods by the token: the value V of the state in which a token is chosen */
+    /* For methods by the token: the value V of the state in which a token is chosen. */
+    const float *values;
     const int32_t *mask; /* for methods by the token: 0 for tokens that the model did not make; NULL
                           * when there are none */
     double gamma, lambda; /* for methods by the token */

@@ -29,8 +29,8 @@ typedef struct newest {
 typedef struct view {
     json_t *status; /* of the queue; view_free */
     newest step, eval;
-    int64_t oldest,
-        open; /* steps that are not trained yet: the oldest one (-1 for none), and their number */
+    /* Steps that are not trained yet: the oldest one (-1 for none), and their number. */
+    int64_t oldest, open;
     int64_t trained; /* the newest step that is trained; -1 for none */
     int64_t version; /* the version that the trainer has published, if rollout is admitted by it */
     /* Trainers wait for samples, and no engine works on the present prompts. */
@@ -39,8 +39,8 @@ typedef struct view {
 
 struct dray__driver {
     dray__host *host;
-    dray_queue
-        *queue; /* a connection of its own, because the host's thread waits on the other one */
+    /* A connection of its own, because the host's thread waits on the other one. */
+    dray_queue *queue;
     dray__data *data;
     dray_steps_rules rules;
     dray__feed *feed;

@@ -22,8 +22,8 @@ typedef struct claim {
     int64_t step;
     uint32_t rows, left; /* left is the number of rows that have not left yet */
     uint32_t *slots;     /* of the sampler; GONE when the row has left */
-    uint64_t
-        *lengths; /* of each row when it was added: prompt and response tokens of earlier claims */
+    /* Of each row when it was added: prompt and response tokens of earlier claims. */
+    uint64_t *lengths;
     uint32_t *prompts; /* tokens of each row's prompt */
     double *oldest;    /* oldest version of the response tokens of earlier claims; -1 when there are
                           none */

@@ -31,8 +31,8 @@ typedef struct worker {
 struct dray__tool {
     const dray__job_tool *job;
     call *calls;
-    uint32_t ids, worker_count,
-        waiting; /* waiting is the number of calls that wait for a process */
+    /* waiting is the number of calls that wait for a process. */
+    uint32_t ids, worker_count, waiting;
     uint64_t asked;
     worker *workers;
     struct pollfd *fds; /* for poll: those of all workers, and one more */

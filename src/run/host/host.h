@@ -36,8 +36,8 @@ struct dray__host {
     /* A task's `run` sets these on all ranks. */
     bool put_back; /* the batch is given back unchanged */
     bool kept;     /* the program owns rank 0's batch now, and commits and frees it later */
-    _Atomic int64_t
-        saving;  /* the step of the checkpoint that is being written; -1 for none (checkpoint.c) */
+    /* The step of the checkpoint that is being written; -1 for none (checkpoint.c). */
+    _Atomic int64_t saving;
     void *state; /* the program's */
 };
 

@@ -473,8 +473,8 @@ static int lead_once(loop *l, bool *ended, dray_error *error)
         rc = claim_ahead(l, task, error);
     if (done && !rc)
         rc = dray_batch_commit(batch, error);
-    if (done && rc == DRAY_EGONE &&
-        !l->works[task]->after) { /* a run that is stopped clears the batch */
+    /* A run that is stopped clears the batch. */
+    if (done && rc == DRAY_EGONE && !l->works[task]->after) {
         dray_batch_free(batch);
         return DRAY_OK;
     }
@@ -527,8 +527,8 @@ static void flush_trace(loop *l)
 static const dray__task_work *work_of(const dray__program_kind *program, const char *task)
 {
     const dray__task_work *work = program->works;
-    while (strcmp(work->task, task) !=
-           0) /* the table of tasks says that the program has this task */
+    /* The table of tasks says that the program has this task. */
+    while (strcmp(work->task, task) != 0)
         work++;
     return work;
 }

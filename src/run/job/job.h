@@ -156,8 +156,8 @@ typedef struct dray__job_clock {
 
 typedef struct dray__job_queue {
     int64_t capacity_rows, capacity_bytes, max_attempts;
-    int32_t
-        on_loss; /* dray_on_loss; shrink_group is "end" in a job file: a lost sample ends the run */
+    /* dray_on_loss; shrink_group is "end" in a job file: a lost sample ends the run. */
+    int32_t on_loss;
     int32_t policy; /* dray_policy, of the tasks of a step */
     int64_t token_cap;
     int32_t backend; /* dray_queue_backend */

@@ -162,9 +162,8 @@ static int read_int(const reading *r, const dray__setting *s, void *to, const dr
     errno = 0;
     int64_t value = strtoll(node->value, &end, 10);
     const char *digits = node->value + (node->value[0] == '-');
-    bool plain =
-        digits[0] >= '0' && digits[0] <= '9' &&
-        !(digits[0] == '0' && digits[1]); /* a leading zero is octal in YAML 1.1, where 010 is 8 */
+    bool plain = digits[0] >= '0' && digits[0] <= '9' &&
+                 !(digits[0] == '0' && digits[1]); /* YAML 1.1 reads 010 as octal 8 */
     if (errno || *end || !plain)
         return refuse(r, node, key, "expected a whole number, found '%.64s'", node->value);
     memcpy(to, &value, sizeof(value));

@@ -46,8 +46,8 @@ struct dray__uplink {
     dray__channel *channel;
     dray__host_files *files;
     dray__host_files_part part;
-    int64_t clock_ns, clock_error_ns,
-        clock_at_ns;     /* the best comparison; clock_at_ns is 0 when there is none */
+    /* The best comparison; clock_at_ns is 0 when there is none. */
+    int64_t clock_ns, clock_error_ns, clock_at_ns;
     dray__worker worker; /* its lock protects the fields below */
     dray__uplink_sight sight;
     json_t *said;

@@ -163,8 +163,8 @@ static int add_bubbles(const dray__timeline *t, json_t **out, dray_error *error)
     dray__tl_bubble *list = NULL;
     uint32_t count = 0;
     int64_t from = t->begin_ns;
-    for (uint32_t i = 0; i < t->end_count && i < 2;
-         i++) /* before the first steps' ends the run starts up */
+    /* Before the first steps' ends the run starts up. */
+    for (uint32_t i = 0; i < t->end_count && i < 2; i++)
         from = t->ends[i].ns;
     int rc = dray__tl_bubbles(t, from, t->end_ns, BUBBLES, &list, &count, error);
     json_t *made = json_array();

@@ -50,5 +50,5 @@ int64_t dray__rows_whole(const dray__rows *rows, const json_t *report);
 /* Ends the rows. Writes pending ones without their evaluation; a resumed run completes them. */
 int dray__rows_end(dray__rows *rows, dray_error *error);
 void dray__rows_free(dray__rows *rows);
-double
-dray__rows_median_update(const dray__rows *rows); /* in seconds; 0 when there was no update */
+/* In seconds; 0 when there was no update. */
+double dray__rows_median_update(const dray__rows *rows);

@@ -389,8 +389,8 @@ static bool find_rows(sim *s, server *v, uint32_t room, bool *takes)
     int64_t step = (int64_t)p + 1;
     int32_t newest = (int32_t)dray__rules_newest(&s->rules, step),
             least = (int32_t)dray__rules_oldest(&s->rules, step);
-    if (s->schedule.first_complete &&
-        least > s->version) /* replacements of lost rows may be in earlier steps */
+    /* Replacements of lost rows may be in earlier steps. */
+    if (s->schedule.first_complete && least > s->version)
         least = s->version;
     int32_t want = s->schedule.exact ? newest : ready_version;
     if (s->schedule.exact ? ready_version < newest : ready_version < least) {

@@ -37,8 +37,8 @@ typedef struct dray__services {
     dray__cost tasks[DRAY__SIM_TASKS]; /* rollout has `fixed` alone, the time of a claim */
     double token_fixed, token_row;     /* of generating one token of all rows in the batch */
     double step_end;                   /* from the last gradients to the published version */
-    double prefetch,
-        take;      /* of a version: the time until it can be taken, and the engine's pause */
+    /* Of a version: the time until it can be taken, and the engine's pause. */
+    double prefetch, take;
     double insert; /* from a published version to the prompts of one more step */
     /* The lengths of responses in whole groups, because the lengths of a prompt's samples are
      * correlated. */
@@ -105,8 +105,8 @@ int dray__simulate(const dray__job *job, const dray__services *services, uint32_
 /* ---- size.c ---------------------------------------------------------------------------------- */
 
 typedef struct dray__sizing {
-    int64_t instances,
-        ranks; /* instances of the role that generates, ranks of the one that trains */
+    /* Instances of the role that generates, ranks of the one that trains. */
+    int64_t instances, ranks;
     dray__prediction made;
 } dray__sizing;
 

@@ -188,8 +188,8 @@ int dray__study_plan_place(dray__study_plan *plan, dray_error *error)
         rc = dray__make_folders(path, error);
     if (!rc && !(plan->folder = realpath(path, NULL)))
         rc = dray__fail_errno(error, errno, "%s", path);
-    if (!rc &&
-        !dray__utf8_valid(plan->folder, strlen(plan->folder))) /* messages and JSON need UTF-8 */
+    /* Messages and JSON need UTF-8. */
+    if (!rc && !dray__utf8_valid(plan->folder, strlen(plan->folder)))
         rc =
             dray__fail(error, DRAY_EINVALID, "%s: the path of a study must be UTF-8", plan->folder);
     for (uint32_t i = 0; i < plan->entry_count && !rc; i++)

@@ -14,8 +14,8 @@ typedef struct dray__serve_options {
                                 is none */
     const char *journal; /* folder of durable queues, made when it does not exist; NULL when there
                             is none */
-    const char *const
-        *stores; /* stores of queues' bytes (queue/server/controller.h); NULL when there are none */
+    /* Stores of queues' bytes (queue/server/controller.h); NULL when there are none. */
+    const char *const *stores;
     const char *limits;  /* control/limits.h; NULL for $DRAY_LIMITS, or the defaults */
     const char *metrics; /* where to answer GET /metrics (run/report/metrics.h); NULL for nowhere */
     bool hosts;          /* other hosts may join the run (control/relay.h) */

@@ -511,8 +511,8 @@ static void on_tick(evutil_socket_t fd, short what, void *user)
     }
     int64_t now = dray__now();
     if (now - s->ticked_ns > LATE_MS * DRAY__MILLISECOND)
-        s->awake_ns =
-            now; /* this process was stopped, and with it the thread that receives reports */
+        /* This process was stopped, and with it the thread that receives reports. */
+        s->awake_ns = now;
     s->ticked_ns = now;
     look_at_hosts(s, now);
     dray__roles_tick(s, now);

@@ -75,8 +75,8 @@ struct dray__supervisor {
     dray__reporter *reporter; /* the same */
     dray__hosts *hosts;       /* that have joined; NULL when none may */
     dray__hosts_sight elsewhere;
-    dray__join
-        *join; /* through which other hosts read this host's samples; NULL when there are none */
+    /* Through which other hosts read this host's samples; NULL when there are none. */
+    dray__join *join;
     dray__uplink *link; /* of a joined host; NULL on the run's own host */
     bool waiting_said;  /* for hosts */
     char *text; /* the resolved job file, which joining hosts must have, too; NULL when none may

@@ -35,10 +35,10 @@ typedef struct dray__tl_process {
     char *file;     /* its path */
     char label[64]; /* "engine.2 0": rank 0 of the third instance of the role engine */
     char role[48];
-    uint32_t instance, rank, pid,
-        track; /* track is that of its first thread; NONE when it has no spans */
-    int64_t first_ns,
-        ended_ns; /* of its account; 0 when not known, and ended_ns when its end was not seen */
+    /* track is that of its first thread; NONE when it has no spans. */
+    uint32_t instance, rank, pid, track;
+    /* Of its account; 0 when not known, and ended_ns when its end was not seen. */
+    int64_t first_ns, ended_ns;
     int64_t state_ns[DRAY__STATES]; /* of its account, if the process's end was seen */
     uint64_t lost;                  /* spans that were dropped for lack of room */
     size_t unread;                  /* bytes of an incomplete record at the file's end */

@@ -19,8 +19,8 @@ typedef struct dray__micro {
     uint32_t rows;
     dray__ragged prompt, response, rollout, versions; /* versions: i32, of each response token */
     dray__ragged mask; /* i32, for jobs with a tool: 0 for response tokens that the tool made */
-    dray__ragged old, reference,
-        each;                     /* if the job has them; each has the parts of several rewards */
+    /* If the job has them; each has the parts of several rewards. */
+    dray__ragged old, reference, each;
     dray__ragged values, returns; /* of each response token; then advantages are, too */
     dray__ragged token_advantages;
     float *advantages, *rewards;
@@ -45,11 +45,11 @@ typedef struct dray__step_sums {
     double behind, behind_max; /* optimiser steps between a token's policy and its training */
     double loss, gradient_norm, clip_fraction, dual_clip_fraction, truncated_fraction, kl, entropy;
     double ratio_max, behaviour, behaviour_square, behaviour_max, learning_rate;
-    uint64_t samples, cut, tokens, used_tokens,
-        trained_tokens;                     /* used_tokens includes masked ones */
-    uint64_t turns;                         /* answers of a tool */
-    int64_t oldest_version, newest_version; /* of tokens */
-    uint32_t steps;                         /* of the optimiser */
+    /* used_tokens includes masked ones. */
+    uint64_t samples, cut, tokens, used_tokens, trained_tokens;
+    uint64_t turns;                                                /* answers of a tool */
+    int64_t oldest_version, newest_version;                        /* of tokens */
+    uint32_t steps;                                                /* of the optimiser */
     double values, returns, returns_square, errors, errors_square; /* errors: return - value */
 } dray__step_sums;
 
@@ -91,8 +91,8 @@ typedef struct dray__learner {
     bool finished; /* the step is done except for its last commit */
     bool stopped;  /* the run was asked to stop, and the step that was made is saved */
     int64_t saved; /* step of the newest checkpoint */
-    dray__micro
-        *kept; /* the step's micro-batches, kept for several epochs or until all are there */
+    /* The step's micro-batches, kept for several epochs or until all are there. */
+    dray__micro *kept;
     uint32_t kept_count;
     uint64_t kept_room;
     /* For steps that train the samples that are complete first (late.c). */
