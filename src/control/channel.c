@@ -129,8 +129,8 @@ static void list_remove(dray__channel *channel)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* Servers and clients start in any order: where nobody listens yet, try again (unless a server is
- * known to have been there: then it is gone). */
+/* Connects, and tries again while no server listens, because servers and clients start in any
+ * order. With `known` it fails at once: the server was there before, so it is gone. */
 static int connect_until(const char *text, bool known, int64_t deadline_ns, int *out,
                          dray_error *error)
 {

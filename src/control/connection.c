@@ -247,7 +247,7 @@ static void dispatch(dray__connection *connection, const dray__frame *frame, int
         registered->service.handle(registered->self, request);
     else if (dray__request_handle(request, registered->service.handlers, registered->self, &error))
         dray__request_fail(request, &error);
-    connection->caller.busy = connection->session; /* its end would be the session's */
+    connection->caller.busy = connection->session; /* closing it would end the session */
     if (connection->session || connection->coordinator->sessionless)
         dray__callers_heard(&connection->listener->callers, &connection->caller);
 }
