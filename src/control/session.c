@@ -200,8 +200,8 @@ static int hello(void *self, dray__request *request, const void *message, dray_e
         free(session);
         return status;
     }
-    bool moves = session->may &
-                 (DRAY__MAY_TRAINER | DRAY__MAY_ENGINE); /* members that connect to each other */
+    bool moves =
+        session->may & (DRAY__MAY_TRAINER | DRAY__MAY_ENGINE); /* they connect to each other */
     const dray__hello_told told = {
         .version = DRAY__PROTOCOL_VERSION,
         .claim = {session->member, session->epoch, session->token, sizeof session->token},

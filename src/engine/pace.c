@@ -7,10 +7,8 @@
 #include <math.h>
 #include <time.h>
 
-enum {
-    PLACE_BITS = 24,
-    DRAWS = 1 << 20 /* the first numbers of a stream that tokens do not use */
-};
+/* DRAWS: the first numbers of a stream that tokens do not use. */
+enum { PLACE_BITS = 24, DRAWS = 1 << 20 };
 
 /* A sleep that ended later than this was delayed by something else (the process was stopped), and
  * is not compensated. */

@@ -50,7 +50,7 @@ struct dray__group {
     int64_t timeout_ns;
     /* How many pauses to spin before sleeping; it grows when spinning helped. */
     uint32_t spin, spin_max, sleeps;
-    int32_t pidfd[DRAY__GROUP_MAX_WORLD]; /* -1: not opened */
+    int32_t pidfd[DRAY__GROUP_MAX_WORLD]; /* -1 when not opened */
 };
 
 /* Begins a round. Returns this rank's half of the scratch for it. */
