@@ -16,7 +16,7 @@ typedef struct dray__thread { /* zero when there is no thread */
 /* `what` is the purpose of the thread, for an error's message. */
 int dray__thread_start(dray__thread *thread, void *(*run)(void *), void *user, const char *what,
                        dray_error *error);
-/* Waits for the thread's end, if there is a thread. The struct is zero afterwards. */
+/* Waits for the thread's end, if there is a thread. There is none afterwards. */
 void dray__thread_join(dray__thread *thread);
 
 /* Makes a condition that uses the clock of clock.h's deadlines. */
