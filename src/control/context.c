@@ -56,7 +56,8 @@ static int read_hello(dray__reader *r, dray__arena *texts, dray__hello_told *out
     return DRAY_OK;
 }
 
-/* Returns the role that was given, or else the token's. */
+/* Returns the role that was given, or else the token's; "task" for the master token, and without a
+ * token. */
 static const char *own_role(const dray_context *context, const dray__channel *channel)
 {
     const char *role = dray__channel_role(channel);

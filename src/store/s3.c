@@ -451,7 +451,7 @@ static int remember(void *user, const dray__s3_listed *listed, dray_error *error
     removing *r = user;
     dray__s3_place place;
     if (strcmp(listed->key, DRAY__S3_MANIFEST) == 0 || strcmp(listed->key, DRAY__S3_PARTIAL) == 0)
-        return DRAY_OK; /* one is enough to know */
+        return DRAY_OK; /* the manifest is removed first, .partial last */
     int rc = dray__s3_beneath(r->step, listed->key, &place, error);
     if (rc)
         return rc;

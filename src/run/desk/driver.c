@@ -339,7 +339,7 @@ static int wait_for_start(dray__driver *self, dray_error *error)
 }
 
 /* Clears the trained steps that the last look found, and the evaluations up to `step` that a killed
- * instance left; with `all`, every evaluation. */
+ * instance left; with `all`, all steps and evaluations. */
 static int tidy(dray__driver *self, int64_t step, bool all, dray_error *error)
 {
     json_t *partitions = json_object_get(self->now.status, "partitions"), *partition;

@@ -273,8 +273,8 @@ static int claim_any(loop *l, const dray_claim_options *options, uint32_t count,
     return rc;
 }
 
-/* Waits for the end of the queue, for a role that claims nothing: that of the driver alone, or of a
- * reference that is off. */
+/* Waits a moment for the end of the queue, for a role that claims nothing: that of the driver
+ * alone, or of a reference that is off. */
 static int nothing_to_claim(loop *l)
 {
     if (queue_ended(l->host->queue))

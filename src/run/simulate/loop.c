@@ -85,8 +85,8 @@ static uint8_t bit(int task)
     return (uint8_t)(1U << task);
 }
 
-/* Returns whether the present step is measured. The last one is not, because engines have less to
- * do in it. */
+/* Returns whether the present step is measured. The first steps are not, nor is the last one, in
+ * which engines have less to do. */
 static bool counts(const sim *s)
 {
     return s->step >= s->first && s->step <= s->last;

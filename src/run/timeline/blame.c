@@ -179,7 +179,7 @@ static dray__tl_blame of_last(const dray__timeline *t, uint32_t track, const dra
     return found;
 }
 
-/* Finds the end of the step that made room. */
+/* Finds the last commit of a task that trains during the wait, because trained steps make room. */
 static dray__tl_blame of_room(const dray__timeline *t, const dray__tl_span *wait)
 {
     for (uint32_t i = before(&t->commits, wait->end_ns); i--;) {
