@@ -35,7 +35,7 @@ typedef struct dray__callers {
 enum {
     DRAY__STRANGERS_MAX = 256,    /* of a listener, */
     DRAY__STRANGERS_PART = 8,     /* and at most this part of the descriptors */
-    DRAY__CALLERS_PART_MANY = 2,  /* for the listener whose connections matter most, */
+    DRAY__CALLERS_PART_MANY = 2,  /* for the listener with the most important connections, */
     DRAY__CALLERS_PART_SOME = 4,  /* and for the others */
     DRAY__CALLERS_PATIENCE_S = 10 /* from a connection to its first request */
 };
@@ -49,7 +49,7 @@ bool dray__callers_enter(dray__callers *callers, dray__caller *caller, void *own
 /* Is called when the connection becomes known, and when a known one sends something. */
 void dray__callers_heard(dray__callers *callers, dray__caller *caller);
 void dray__callers_leave(dray__callers *callers, dray__caller *caller);
-/* Closes the strangers whose time is over. Call it at least every few seconds. */
+/* Closes the strangers that have used up their time. Call it at least every few seconds. */
 void dray__callers_sweep(dray__callers *callers);
 /* Is called when no descriptors are left. Closes the oldest stranger, else the connection that has
  * been silent longest. Returns false when there is none. */

@@ -528,8 +528,8 @@ static int put_aside(dray__channel *channel, const dray__frame *frame, int *fds,
     return DRAY_OK;
 }
 
-/* Takes the reply to `id` from what has arrived. Other replies are put aside or dropped. Returns
- * DRAY_EAGAIN when it has not arrived. */
+/* Takes the reply to `id` from the bytes that have arrived. Other replies are put aside or dropped.
+ * Returns DRAY_EAGAIN when it has not arrived. */
 static int take(dray__channel *channel, uint64_t id, dray__frame *frame, int *fds,
                 dray_error *error)
 {

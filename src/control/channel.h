@@ -28,9 +28,9 @@ typedef struct dray__reply {
 
 /* Opens a channel of the context's session. */
 int dray__channel_open(dray_context *context, dray__channel **out, dray_error *error);
-/* Opens a channel with a deadline of its own. When the coordinator is gone, and its successor
- * takes members back, the call waits for the successor. The session then goes on under its ids,
- * and the channel's owner must register again what it had registered (dray__context_returns). */
+/* Opens a channel with a deadline of its own. When the coordinator is gone, and its successor takes
+ * members back, the call waits for the successor. The session then goes on under its ids, and the
+ * channel's owner must register its objects again (dray__context_returns). */
 int dray__channel_open_until(dray_context *context, int64_t deadline_ns, dray__channel **out,
                              dray_error *error);
 /* Opens a channel to another server that speaks the same frames (the queue's keeper), without a

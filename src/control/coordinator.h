@@ -44,13 +44,13 @@ typedef struct dray__service {
      * later. Every request is answered exactly once. Payload and descriptors are valid until then.
      */
     void (*handle)(void *self, dray__request *request);
-    /* Called for a kept request whose deadline passed or whose channel is gone. The service must
+    /* Called for a kept request when its deadline passed or its channel is gone. The service must
      * forget it and answer it: after a deadline usually with DRAY_ETIMEDOUT. For a channel that is
      * gone the answer is not sent, but it frees the request. NULL for services that keep no
      * request. */
     void (*expired)(void *self, dray__request *request, int channel_gone);
-    /* Called when a connection ended whose session, if it had one, goes on; after `expired` of the
-     * connection's kept requests. May be NULL. */
+    /* Called when a connection ended but its session, if it had one, goes on; after `expired` of
+     * the connection's kept requests. May be NULL. */
     void (*channel_ended)(void *self, uint64_t channel);
     /* Called after `expired` of all the session's kept requests; the session is then freed. May be
      * NULL, like status and free. */

@@ -1,5 +1,5 @@
-/* The limits of a coordinator for the connections with one token: all of a role's, or this user's
- * processes and the master's, which count as one. */
+/* The limits of a coordinator for the connections with one token: all that show a role's token;
+ * this user's processes and those with the master token count as one. */
 #pragma once
 
 #include <dray/dray.h>

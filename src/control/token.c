@@ -190,7 +190,7 @@ int dray__token_read(const char *path, dray__token *out, dray_error *error)
     int status = DRAY_OK;
     if (fstat(fd, &st) < 0)
         status = dray__fail_errno(error, errno, "%s", where);
-    else if (st.st_uid != geteuid()) /* checked for root, too, who can read any file */
+    else if (st.st_uid != geteuid()) /* checked for root, too, because root can read any file */
         status = dray__fail(error, DRAY_EPERM,
                             "%s: a file of this user (%u) expected, it is one of user %u", where,
                             (unsigned)geteuid(), (unsigned)st.st_uid);

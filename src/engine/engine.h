@@ -46,7 +46,7 @@ static inline uint64_t dray__row_tokens(const dray__sequences *sequences, uint32
 }
 
 /* Reads `path` (a config.json, or a folder that has one; or a name of the built-in table) for the
- * engine. DRAY_EUNSUPPORTED names the first key whose value the engine does not compute
+ * engine. DRAY_EUNSUPPORTED names the first key with a value that the engine does not support
  * (rope_scaling, sliding_window in use, hidden_act other than silu, ...); other errors as
  * dray_model_config_load. */
 int dray__engine_config_load(const char *path, dray_model_config *out, dray_error *error);

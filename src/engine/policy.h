@@ -79,8 +79,8 @@ typedef struct dray__policy_sums {
 
 void dray__policy_sums_add(dray__policy_sums *to, const dray__policy_sums *from);
 
-/* Fills *out with the batch and its defaults. Fails with DRAY_EINVALID, whose message names the
- * error. */
+/* Fills *out with the batch and its defaults. Returns 0, or DRAY_EINVALID with a message that names
+ * the error. */
 int dray__policy_check(const dray__policy_batch *batch, dray__policy_batch *out, dray_error *error);
 
 /* The derivatives of the loss by a response token's log-prob and entropy. */

@@ -59,7 +59,7 @@ void dray__sampler_give(dray__sampler *sampler, uint32_t slot, const int32_t *to
                         uint64_t count);
 
 /* Call it when the weights are those of `version` from now on. The cache was computed with the
- * former weights, so the next step computes it anew. A new sampler has version 0. */
+ * former weights, so the next step computes it again. A new sampler has version 0. */
 void dray__sampler_renew(dray__sampler *sampler, int32_t version);
 
 /* Resets the row, finished or not, to the tokens that it had when it was added. */

@@ -47,7 +47,7 @@ struct dray__trainer {
     dray__policy_sums sums; /* of this rank's tokens */
 };
 
-/* Is it a parameter of a value model's head? */
+/* Returns whether it is a parameter of a value model's head. */
 bool dray__is_score(const char *name);
 /* Makes `whole` (whole_floats long) of shards laid out like t->shard. */
 int dray__trainer_gather(dray__trainer *t, const float *shard, float *whole, dray_error *error);

@@ -1,5 +1,5 @@
-/* The loss of a value model (the critic of PPO), as a function of its values: one a response token,
- * of the state that the token is chosen in.
+/* The loss of a value model (the critic of PPO), as a function of its values. Each response token
+ * has one value, that of the state in which the token is chosen.
  *
  * The loss is the sum over response tokens of
  *

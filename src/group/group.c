@@ -209,7 +209,8 @@ uint32_t dray__group_world(const dray__group *group)
 
 /* ---- aborting -------------------------------------------------------------------------------- */
 
-/* Only the first abort counts. `rank` is the dead rank, or the rank whose text gives the reason. */
+/* Only the first abort counts. `rank` is the dead rank, or the rank that has the reason in its
+ * text. */
 static void abort_group(dray__group *group, int code, uint32_t rank)
 {
     uint64_t none = 0;

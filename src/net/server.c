@@ -29,7 +29,7 @@ struct connection {
     uint8_t *in;
     size_t in_have;
     uint64_t out_at;
-    /* The bytes of the next header that were read behind a request that waits in line. */
+    /* The bytes of the next header that were read after a request that waits in line. */
     size_t ahead;
     /* `full`: a whole request has arrived; `answering`: its answer is being sent. */
     bool full, answering;

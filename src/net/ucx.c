@@ -397,7 +397,7 @@ static short events(const dray__stream *stream, short wanted)
     return s->talk && s->talk->out.size ? POLLIN | POLLOUT : POLLIN;
 }
 
-/* From now on UCX carries the bytes. */
+/* Switches the stream to UCX, which carries the bytes from now on. */
 static int go_over(dray__stream *stream, dray_error *error)
 {
     dray__ucx_state *s = stream->state;

@@ -96,7 +96,7 @@ int dray__plan_hole(const dray__planner *planner, dray_error *error);
 
 /* Returns true when the planner may read from a holder, given its current tensor and reading. */
 bool dray__plan_accepts(const dray__planner *planner, const dray__plan_holder *holder);
-/* Fills the planner's block, whose rectangle is open, where some tensors are quantised. Blocks
+/* Fills the planner's block, which has one open rectangle, when some tensors are quantised. Blocks
  * that must be made from floats are added to `pending`. */
 int dray__plan_fill_quant(dray__planner *planner, dray_error *error);
 /* Makes the pending blocks. */

@@ -1,6 +1,6 @@
 /* Faults that tests order: DRAY_FAULT="ROLE:RANK:POINT:STEP:ACTION[,...]", for example
  * "trainer:0:after_step:7:kill". ACTION is kill (SIGKILL), exit (status 1), stop (SIGSTOP). Only
- * the first start of a role has the fault; with "!" behind the action every one does. The points
+ * the first start of a role has the fault; with "!" after the action every start does. The points
  * are listed in docs/run.md. */
 #pragma once
 

@@ -1,8 +1,7 @@
-/* src/run/: the loop of reinforcement learning that `dray run` carries out. A job file
- * (job_load.c, settings_read.c) lists the roles and their tasks. The supervisor starts a process
- * for each role, and starts it again where the job can go on without it. The tasks of the roles
- * generate samples, give rewards and train; schedule.h decides in which order and with which
- * versions of the weights. */
+/* src/run/: the loop of reinforcement learning that `dray run` carries out. A job file (job_load.c,
+ * settings_read.c) lists the roles and their tasks. The supervisor starts a process for each role,
+ * and restarts it if the job can go on without it. The tasks of the roles generate samples, give
+ * rewards and train; schedule.h decides in which order and with which versions of the weights. */
 
 /* `dray run`: one job from its file to its last checkpoint. */
 #pragma once

@@ -81,7 +81,8 @@ static uint32_t new_count;
 static uint32_t name_count, thread_count; /* in the file */
 static uint64_t lost;                     /* the spans that rings lost that are freed now */
 static dray__account *account;
-static ring *owner; /* the ring of the thread that opened the file, whose time is accounted for */
+/* The ring of the thread that opened the file; the account is of this thread's time. */
+static ring *owner;
 
 /* ---- recording ------------------------------------------------------------------------------- */
 
@@ -705,7 +706,7 @@ static int close_file(dray_error *error)
     return status;
 }
 
-/* The calling thread becomes the one whose time is accounted for. */
+/* Makes the account that of the calling thread's time. */
 static void own_account(void)
 {
     ring *r = mine ? mine : make_ring();

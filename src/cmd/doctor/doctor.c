@@ -1,5 +1,6 @@
-/* dray doctor: looks for everything that dray can use on this machine and reports what does not
- * work without it. It fails only when a part is missing that dray cannot run without. */
+/* dray doctor: looks for everything that dray can use on this machine, and reports the features
+ * that do not work without it. It fails only when a part is missing that dray cannot run
+ * without. */
 #include "cmd/doctor/doctor.h"
 #include "cmd/cmd.h"
 #include "run/job/model.h"

@@ -13,7 +13,7 @@
 
 enum { HOLD_SECONDS = 600, WAIT_SECONDS = 60 };
 
-/* A verb's options are the common ones and those whose keys it lists. */
+/* A verb's options are the common ones and those with the keys that it lists. */
 struct queue_verb {
     const char *name, *arguments, *summary, *keys, *doc;
     uint32_t least_words, most_words;

@@ -158,7 +158,7 @@ static int check_cut(const dray__engine *e, const dray__parameter *parameter,
     return DRAY_OK;
 }
 
-/* DeepGEMM's exponents lie in columns of four, each as long as all rows of the parameter, rounded
+/* DeepGEMM's exponents are in columns of four, each as long as all rows of the parameter, rounded
  * up to 16 bytes (get_mn_major_tma_aligned_packed_ue8m0_tensor). */
 static void pack_exponents(dray__row_part *scales)
 {

@@ -520,7 +520,7 @@ static int remove_stale(const finishing *f, dray_error *error)
         file_name(f->stem, stem ? number - 1 : 0, f->files, ours, sizeof ours);
         bool keep = !partial && (f->files == 1 ? single : stem && count == f->files);
         if (!keep || strcmp(name, ours) != 0)
-            /* A file that cannot be removed does no harm, as nobody reads it. */
+            /* A file that cannot be removed does no harm, as no reader opens it. */
             unlinkat(f->fd, entry->d_name, 0);
     }
     closedir(dir);

@@ -24,7 +24,7 @@ int dray__data_check(const dray__job *job, dray_error *error);
 int dray__data_open(const dray__job *job, dray__data **out, dray_error *error);
 void dray__data_close(dray__data *data);
 /* Gets prompt number `index` of a split. Both texts are UTF-8, terminated, and malloc'ed. Eval
- * prompts repeat where a source has few of them. */
+ * prompts repeat when a source has few of them. */
 int dray__data_get(const dray__data *data, dray__split split, uint64_t index, char **prompt,
                    char **answer, dray_error *error);
 

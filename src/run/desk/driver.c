@@ -373,8 +373,8 @@ static bool has_samples(const json_t *partition)
 }
 
 /* Returns whether a resumed run keeps samples of the earlier one. It does when the schedule is not
- * exact, except for a job whose steps train complete samples first and that has a value model:
- * there, samples with values were bound to steps that are made again. */
+ * exact, except for a job that trains complete samples first and has a value model: there, samples
+ * with values were bound to steps that are made again. */
 static bool keeps_samples(const dray__job *job)
 {
     dray__schedule schedule = dray__schedule_of(job);

@@ -26,7 +26,7 @@ int dray__tool_ask(dray__tool *tool, uint32_t id, const char *prompt, const char
 /* With `aside`, dray__tool_wait does not return for this call's answer, because it cannot be taken
  * now. The call goes on. */
 void dray__tool_set_aside(dray__tool *tool, uint32_t id, bool aside);
-/* Drops the call, whose answer is not needed any more. An id that is not open is fine. */
+/* Drops the call, because its answer is not needed any more. An id that is not open is fine. */
 void dray__tool_forget(dray__tool *tool, uint32_t id);
 /* Reads the answers of commands. Returns 0, DRAY_ETIMEDOUT when an answer is late, DRAY_ECLOSED
  * when a command ended, or DRAY_EFORMAT. */

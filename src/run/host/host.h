@@ -1,7 +1,7 @@
 /* src/run/host/: a process of a built-in program. loop.c opens the parts that every program needs
- * and claims batches for its tasks, one after the other, on all ranks; host.c is what programs
- * call, and turn.c lets programs that share devices compute in turns. The programs' work on a batch
- * is in desk/, engine/ and trainer/, as their dray__program_kind names it.
+ * and claims batches for its tasks, one after the other, on all ranks; host.c has the functions
+ * that programs call, and turn.c lets programs that share devices compute in turns. The programs'
+ * work on a batch is in desk/, engine/ and trainer/, as their dray__program_kind names it.
  *
  * A host: one process of a built-in program (one rank of an instance of a role). `dray run` starts
  * it as `dray host`. Its role comes from the environment (contract.h), its settings from the run's

@@ -49,7 +49,7 @@ static bool is_password(const char *variable)
 }
 
 /* The second half are the variables of torchrun, so that torch.distributed.init_process_group()
- * works as it is (names: pytorch,
+ * works unchanged (names: pytorch,
  * torch/distributed/elastic/agent/server/local_elastic_agent.py). */
 static const char names[] =
     "DRAY_ADDRESS DRAY_RUN DRAY_CONFIG DRAY_QUEUE DRAY_TASK DRAY_ROLE DRAY_INSTANCE DRAY_EPOCH "

@@ -6,7 +6,7 @@
  * pace. */
 
 /* A job file: the description of a run for `dray run`, as plain values. The settings, their
- * defaults and their ranges are in settings.c's table; docs/run.md is the reference for people. */
+ * defaults and their ranges are in settings.c's table; docs/run.md is the reference for users. */
 #pragma once
 
 #include <dray/dray.h>

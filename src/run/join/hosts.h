@@ -29,7 +29,7 @@ typedef struct dray__hosts_options {
 } dray__hosts_options;
 
 typedef struct dray__hosts_sight {
-    dray_error failure; /* the run ends with it; code 0: there is no error */
+    dray_error failure; /* the error that ends the run; code 0 when there is none */
     int64_t moved_ns;   /* when a process of a joined host last computed, or a host last joined */
     uint32_t count;     /* the number of hosts that are here */
     /* Since when places are free that the run needs to go on; 0 when there are none. */

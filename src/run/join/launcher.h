@@ -27,7 +27,7 @@ int dray__launcher_lead(const dray__launcher *launcher, const char *listen, dray
 int dray__launcher_follow(const dray__launcher *launcher, const char *folder, double wait_seconds,
                           dray_error *error);
 /* Finds out whether the rank is among those at the beginning of the text, as in "1-3=rollout:1".
- * *rest is the part behind "=", or the text itself when it names no ranks. Returns 0, or
+ * *rest is the part after "=", or the text itself when it names no ranks. Returns 0, or
  * DRAY_EINVALID. */
 int dray__launcher_is_for(const char *text, uint32_t rank, bool *is, const char **rest,
                           dray_error *error);

@@ -62,8 +62,8 @@ int dray__services_fit_all(const char *const *folders, uint32_t count, const dra
                            dray__services *out, dray__services *each, dray_error *error);
 /* Finds the model's error for the run itself: simulates the run's job with the services that were
  * fitted from it alone. *simulated is the seconds of a step, to be compared with own->measured.
- * Returns 0, DRAY_ENOENT when the run has too few steps, or what loading its job and dray__simulate
- * return. */
+ * Returns 0, DRAY_ENOENT when the run has too few steps, or the errors of loading its job and of
+ * dray__simulate. */
 int dray__services_check(const char *folder, const dray__services *own, double *simulated,
                          dray_error *error);
 /* Estimates services from the figures of a device ("h100", "h200", "b200") and the job's model

@@ -21,7 +21,7 @@ typedef struct dray__serve_options {
     bool hosts;          /* other hosts may join the run (control/relay.h) */
     bool sandbox;        /* write nowhere but in its own folders (run/supervisor/sandbox.h) */
     bool start_keeper;   /* run the keeper here, in a thread; otherwise another process runs it */
-    /* Called once when everything listens. An address is NULL where there is none. */
+    /* Called once when everything listens. An address is NULL when there is none. */
     void (*ready)(void *user, const char *unix_address, const char *tcp_address,
                   const char *metrics_url);
     void *user;

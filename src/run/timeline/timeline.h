@@ -17,8 +17,8 @@ enum { DRAY__TL_NONE = UINT32_MAX };
 
 typedef struct dray__tl_span {
     int64_t begin_ns, end_ns;
-    int64_t tokens;                 /* -1: not said */
-    int32_t step, rows;             /* -1: not said */
+    int64_t tokens;                 /* -1 when not recorded */
+    int32_t step, rows;             /* -1 when not recorded */
     uint32_t name, partition, task; /* of timeline.texts; NONE when it has none */
     uint8_t kind, cause;            /* dray_span_kind, dray_wait_cause */
 } dray__tl_span;
