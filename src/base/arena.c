@@ -7,8 +7,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Most arenas stay small; those that do not grow fast. The first chunk is one that malloc has at
- * hand. */
+/* Most arenas stay small; larger ones grow fast. The first chunk has a size that malloc serves
+ * quickly. */
 enum { FIRST_BYTES = 960, GROWTH = 8, CHUNK_BYTES = 60 << 10 };
 
 struct dray__arena_chunk {
@@ -145,5 +145,5 @@ bool dray__array_room(void *items, size_t size, uint64_t least, uint64_t *capaci
     memcpy(items, &grown, sizeof grown);
     *capacity = more;
     // cppcheck-suppress memleak
-    return true; /* *items has it */
+    return true; /* *items points to it */
 }

@@ -1,4 +1,4 @@
-/* Items put behind others in an array that grows (base/arena.h), and the order of numbers. */
+/* Appends items to an array that grows (base/arena.h), and compares numbers. */
 #pragma once
 
 #include "base/arena.h"
@@ -6,13 +6,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* DRAY__PUSH(list->items, list->count, list->capacity, item). false: out of memory, and the array
- * is as it was. */
+/* DRAY__PUSH(list->items, list->count, list->capacity, item). Is false when out of memory, with the
+ * array unchanged. */
 #define DRAY__PUSH(items, count, capacity, ...)                                                    \
     (dray__append(&(items), sizeof *(items), (count), &(capacity)) &&                              \
      ((items)[(count)++] = (__VA_ARGS__), true))
 
-/* For qsort and bsearch: numbers, the least first. */
+/* Comparisons of numbers for qsort and bsearch, in ascending order. */
 #define DRAY__ORDER(name, type)                                                                    \
     static inline int dray__by_##name(const void *a, const void *b)                                \
     {                                                                                              \

@@ -51,7 +51,7 @@ static void end(dray__callers *callers, dray__caller *caller)
     callers->end(callers->user, caller);
 }
 
-/* The known one that was silent longest. */
+/* Returns the known connection that has been silent longest. */
 static dray__caller *find_silent(const dray__callers *callers)
 {
     dray__caller *c = callers->known.next;
@@ -111,7 +111,7 @@ bool dray__callers_enter(dray__callers *callers, dray__caller *caller, void *own
 
 void dray__callers_heard(dray__callers *callers, dray__caller *caller)
 {
-    if (!caller->next) /* it is being ended */
+    if (!caller->next) /* it is being closed */
         return;
     bool is_new = !caller->known;
     dray__callers_leave(callers, caller);

@@ -1,10 +1,10 @@
-/* Connections that a listener accepted. All listeners share one rule, so that nobody can keep
- * others out by connecting. A connection is a stranger until its listener says that it is known:
- * it has proven its identity, or its first request has arrived whole. Strangers have a fixed
- * time for that, whatever they send in the meantime, and there may be few of them: a new one
- * replaces the oldest. There may be more known connections; when there are too many, the one
- * that was silent longest is closed. Both limits are far below the number of descriptors that
- * the process may open (RLIMIT_NOFILE), as other parts need descriptors, too. */
+/* Connections that a listener accepted. All listeners share one rule, so that no client can keep
+ * others out by connecting. A connection is a stranger until its listener says that it is known: it
+ * has proven its identity, or its first request has arrived completely. Strangers have a fixed time
+ * for that, and their number is small: a new one replaces the oldest. There may be more known
+ * connections; when there are too many, the one that has been silent longest is closed. Both limits
+ * are far below the number of descriptors that the process may open (RLIMIT_NOFILE), as other parts
+ * need descriptors, too. */
 #pragma once
 
 #include <stdbool.h>
@@ -35,7 +35,7 @@ typedef struct dray__callers {
 enum {
     DRAY__STRANGERS_MAX = 256,    /* of a listener, */
     DRAY__STRANGERS_PART = 8,     /* and at most this part of the descriptors */
-    DRAY__CALLERS_PART_MANY = 2,  /* for the listener whose connections matter most, */
+    DRAY__CALLERS_PART_MANY = 2,  /* for the listener with the most important connections, */
     DRAY__CALLERS_PART_SOME = 4,  /* and for the others */
     DRAY__CALLERS_PATIENCE_S = 10 /* from a connection to its first request */
 };
@@ -46,11 +46,11 @@ void dray__callers_init(dray__callers *callers, const char *name, uint32_t part,
 /* Adds a new connection, for which others may be closed. Returns false when all others are busy
  * and this one cannot be served. */
 bool dray__callers_enter(dray__callers *callers, dray__caller *caller, void *owner);
-/* The connection is known from now on, or has sent something again. */
+/* Is called when the connection becomes known, and when a known one sends something. */
 void dray__callers_heard(dray__callers *callers, dray__caller *caller);
 void dray__callers_leave(dray__callers *callers, dray__caller *caller);
-/* Closes the strangers whose time is over. Call it at least every few seconds. */
+/* Closes the strangers that have used up their time. Call it at least every few seconds. */
 void dray__callers_sweep(dray__callers *callers);
-/* No descriptors are left: closes the oldest stranger, else the connection that was silent
- * longest. Returns false when there is none. */
+/* Is called when no descriptors are left. Closes the oldest stranger, else the connection that has
+ * been silent longest. Returns false when there is none. */
 bool dray__callers_make_room(dray__callers *callers);

@@ -40,7 +40,7 @@ int dray__left_ms(int64_t deadline_ns)
 /* ---- waiting --------------------------------------------------------------------------------- */
 
 static _Atomic(dray_interrupt_fn) asked;
-static _Atomic(pthread_t) asking; /* the thread that set it */
+static _Atomic(pthread_t) asking; /* the thread that set the interrupt function */
 
 void dray_set_interrupt(dray_interrupt_fn ask)
 {

@@ -1,4 +1,5 @@
-/* Deadlines are CLOCK_MONOTONIC nanoseconds, so that a clock that jumps changes nothing. */
+/* Deadlines are CLOCK_MONOTONIC nanoseconds, so that changes of the wall clock do not affect
+ * them. */
 #pragma once
 
 #include <poll.h>
@@ -9,23 +10,24 @@
 #define DRAY__MILLISECOND INT64_C(1000000)
 
 int64_t dray__now(void);
-/* now + timeout, saturating; negative timeouts count as 0. */
+/* Returns now + timeout, saturating; negative timeouts count as 0. */
 int64_t dray__deadline(int64_t timeout_ns);
-/* Nanoseconds left; 0 when passed. */
+/* Returns the nanoseconds left; 0 when the deadline has passed. */
 uint64_t dray__left(int64_t deadline_ns);
-/* Milliseconds left, rounded up, for poll(2); 0 when passed. */
+/* Returns the milliseconds left, rounded up, for poll(2); 0 when the deadline has passed. */
 int dray__left_ms(int64_t deadline_ns);
 
 /* ---- waiting ---------------------------------------------------------------------------------
  *
  * Waiting for descriptors until a deadline, or until the program interrupts it
- * (dray_set_interrupt). A call that is interrupted does the same as when its deadline passes. */
+ * (dray_set_interrupt). An interrupted call behaves as if its deadline had passed. */
 
-/* The longest time between two questions. */
+/* The longest time between two calls of the program's interrupt function. */
 #define DRAY__SLICE_MS 200
 
 /* As poll(2), and goes on after signals. Returns a positive number when something is ready, 0 when
  * the deadline passed or the wait was interrupted, -errno on failure. */
 int dray__wait(struct pollfd *fds, nfds_t count, int64_t deadline_ns);
-/* Asks the program. false in every thread but the one that wants to be asked. */
+/* Returns whether the program interrupts the wait. It is asked only in the thread that it chose;
+ * elsewhere the result is false. */
 bool dray__interrupted(void);

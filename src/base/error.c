@@ -78,7 +78,7 @@ int dray__fail(dray_error *error, int code, const char *format, ...)
 }
 
 /* Names the limits of this process that may have been met. EAGAIN comes from a fork or a new
- * thread. glibc returns it also when a thread's stack finds no memory. */
+ * thread; glibc also returns it when there is no memory for a thread's stack. */
 static void add_limit(int errnum, char *out, size_t capacity)
 {
     static const struct {

@@ -31,7 +31,7 @@ static size_t first_place(const dray__idmap *map, uint64_t key)
 
 typedef struct dray__idmap_entry entry_t;
 
-/* The entry of the key, or the free one where it belongs. The table is never full. */
+/* Returns the entry of the key, or the free entry where it belongs. The table is never full. */
 static entry_t *find(const dray__idmap *map, uint64_t key)
 {
     for (size_t i = first_place(map, key);; i = (i + 1) & (map->capacity - 1)) {
@@ -55,7 +55,7 @@ void *dray__idmap_get(const dray__idmap *map, uint64_t key)
     return entry->key ? entry->value : NULL;
 }
 
-/* The first free entry from where the key is looked for first. */
+/* Returns the first free entry from the place at which the search for the key begins. */
 static entry_t *free_of(const dray__idmap *map, uint64_t key)
 {
     size_t i = first_place(map, key);
@@ -64,7 +64,7 @@ static entry_t *free_of(const dray__idmap *map, uint64_t key)
     return &map->entries[i];
 }
 
-/* Room for one more. */
+/* Makes room for one more entry. */
 static bool grow(dray__idmap *map)
 {
     if (map->count * 4 < map->capacity * 3)
@@ -120,7 +120,7 @@ void *dray__idmap_remove(dray__idmap *map, uint64_t key)
     return value;
 }
 
-/* ---- things that are in an array ------------------------------------------------------------- */
+/* ---- items of an array ------------------------------------------------------------- */
 
 void dray__index_free(dray__index *index)
 {
@@ -137,7 +137,7 @@ static uint32_t *slot_of(const dray__index *index, uint64_t hash, uint32_t holds
     return &index->slots[i];
 }
 
-/* Slots for one more. */
+/* Makes sure that there is a slot for one more item. */
 static bool add_slots(dray__index *index)
 {
     if (index->count < index->slot_count / 2)
@@ -164,7 +164,7 @@ bool dray__index_add(dray__index *index, uint64_t hash)
     return true;
 }
 
-/* No other thing was put behind the last one: its slot is free again. */
+/* No item was added after the last one, so its slot can simply become free again. */
 void dray__index_pop(dray__index *index)
 {
     *slot_of(index, index->hashes[index->count - 1], index->count) = 0;

@@ -1,5 +1,5 @@
-/* Hash tables, open addressing with linear probing: from numbers to pointers; and for things that
- * are in arrays, strings among them, which are found by their XXH3. */
+/* Hash tables with open addressing and linear probing: from numbers to pointers; and for items in
+ * arrays, such as strings, which are found by their XXH3. */
 #pragma once
 
 #include <dray/dray.h>
@@ -21,12 +21,12 @@ typedef struct dray__idmap {
 } dray__idmap;
 
 void dray__idmap_free(dray__idmap *map);
-void *dray__idmap_get(const dray__idmap *map, uint64_t key); /* NULL when it is not there */
-/* Adds or replaces. false: out of memory (nothing changed). */
+void *dray__idmap_get(const dray__idmap *map, uint64_t key); /* NULL when there is no such key */
+/* Adds or replaces. Returns false when out of memory, with nothing changed. */
 bool dray__idmap_set(dray__idmap *map, uint64_t key, void *value);
 void *dray__idmap_remove(dray__idmap *map, uint64_t key); /* the removed value, or NULL */
 
-/* ---- things that are in an array ------------------------------------------------------------- */
+/* ---- items of an array ------------------------------------------------------------- */
 
 /* Finds items by name in a caller's array that only grows. A layout has many thousands of names, so
  * a slot takes 4 bytes instead of an entry of a map. */
@@ -37,7 +37,7 @@ typedef struct dray__index {
     uint64_t capacity;
 } dray__index;
 
-/* Is the thing at this place of the owner's array the one that is looked for? */
+/* Returns whether the item at this place of the owner's array is the one that is searched for. */
 typedef bool dray__same_fn(const void *owner, uint32_t place, const void *key);
 
 enum { DRAY__NO_PLACE = UINT32_MAX };
@@ -53,9 +53,9 @@ static inline uint32_t dray__index_find(const dray__index *index, uint64_t hash,
     return DRAY__NO_PLACE;
 }
 
-/* The thing at place `count`, which is not there yet. false: out of memory, and nothing changed. */
+/* Adds the item at place `count`. Returns false when out of memory, with nothing changed. */
 bool dray__index_add(dray__index *index, uint64_t hash);
-/* Forgets the thing that was added last. */
+/* Removes the item that was added last. */
 void dray__index_pop(dray__index *index);
 void dray__index_free(dray__index *index);
 
@@ -74,5 +74,5 @@ typedef struct dray__map {
 
 void dray__map_free(dray__map *map);
 bool dray__map_get(const dray__map *map, const char *key, uint32_t *value);
-/* Adds or replaces. false: out of memory. */
+/* Adds or replaces. Returns false when out of memory. */
 bool dray__map_set(dray__map *map, const char *key, uint32_t value);

@@ -1,4 +1,4 @@
-/* The test hook: a process can be killed, or can look around, at an exact step of its work. */
+/* The test hook: tests can kill a process, or inspect it, at an exact step of its work. */
 #include "base/hook.h"
 
 _Atomic(dray__hook_fn) dray__hooked;

@@ -15,9 +15,9 @@
 
 typedef void (*dray__hook_fn)(void *user, const char *step);
 void dray__hook_set(dray__hook_fn fn, void *user);
-extern _Atomic(dray__hook_fn) dray__hooked; /* the library's own threads look, too */
+extern _Atomic(dray__hook_fn) dray__hooked; /* the library's own threads read it, too */
 extern _Atomic(void *) dray__hook_user;
-/* A macro, so that nothing is called where nobody looks. */
+/* A macro, so that nothing is called when no hook is set. */
 #define dray__hook_step(step)                                                                      \
     do {                                                                                           \
         dray__hook_fn hooked = dray__hooked;                                                       \

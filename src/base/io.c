@@ -111,7 +111,7 @@ int dray__read_stream(FILE *file, const char *path, size_t most, char **out, siz
         free(text);
         return rc;
     }
-    text[done] = 0; /* it is not full */
+    text[done] = 0; /* there is room: the buffer is not full */
     *out = text;
     *size = done;
     return DRAY_OK;

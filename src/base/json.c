@@ -12,8 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* jansson does not say which of its failures are of memory: of those, another try ends elsewhere.
- */
+/* Returns whether parsing fails in the same way again. jansson does not say which failures are
+ * lacks of memory, but these happen at another place on a second try. */
 static bool fails_again(const char *text, size_t size, const json_error_t *problem)
 {
     json_error_t again;

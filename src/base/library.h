@@ -4,11 +4,11 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* One function: its symbol, and the place of its pointer in the struct. */
+/* One function: its symbol, and the offset of its pointer in the struct. */
 typedef struct dray__symbol {
     const char *name;
     size_t at;
-    bool optional; /* the pointer is NULL where the library lacks it */
+    bool optional; /* the pointer is NULL when the library lacks it */
 } dray__symbol;
 
 /* Fills `out`, the struct, from a library that dlopen returned. Returns NULL, or the name of the

@@ -8,7 +8,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static dray_log_fn sink;
 static void *sink_user;
-static atomic_int sink_level = -1; /* read without the lock, so that logging that is off is free */
+static atomic_int sink_level = -1; /* read without the lock, so that disabled logging is cheap */
 
 void dray_set_log(dray_log_fn fn, void *user, dray_log_level level)
 {

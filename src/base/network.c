@@ -11,7 +11,8 @@ enum { BITS = 128, V4_PREFIX = 96 };
 
 static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
 
-/* Every address as one of IPv6: of IPv4 ::ffff:a.b.c.d (RFC 4291 section 2.5.5.2). */
+/* Converts every address to IPv6; an IPv4 address becomes ::ffff:a.b.c.d (RFC 4291 section
+ * 2.5.5.2). */
 static bool as_v6(const struct sockaddr *address, uint8_t out[16])
 {
     if (address->sa_family == AF_INET6) {
@@ -58,7 +59,7 @@ static bool parse_one(const char *text, dray__network *out)
             return false;
         out->bits = first + (uint32_t)bits;
     }
-    /* The bits beyond the prefix must be zero. */
+    /* The bits after the prefix must be zero. */
     for (uint32_t i = out->bits; i < BITS; i++)
         if (out->address[i / 8] >> (7 - i % 8) & 1)
             return false;

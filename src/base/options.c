@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { MOST = 4096 }; /* no struct is as large as this */
+enum { MOST = 4096 }; /* more than the size of any struct */
 
 static size_t size_of(const void *given)
 {

@@ -7,19 +7,20 @@
 #include <dray/dray.h>
 #include <stddef.h>
 
-/* Where the struct ended in its first version: past this member, which every caller has. */
+/* The size of the struct in its first version, which ended with this member. Every caller has that
+ * much. */
 #define dray__end_of(type, member) (offsetof(type, member) + sizeof(((type *)0)->member))
 
 /* Overwrites *out (`size` bytes, initialised with the defaults) with the given struct; out's own
- * size stays. given may be NULL for the defaults. first: dray__end_of. name is the struct's, for
- * messages. Returns 0, DRAY_EINVALID when the given size is smaller than `first`, or absurd, or
- * DRAY_EVERSION when a member is set that this library does not know. */
+ * size stays. given may be NULL for the defaults. first is a dray__end_of. name is the struct's,
+ * for messages. Returns 0; DRAY_EINVALID when the given size is smaller than `first`, or
+ * implausibly large; or DRAY_EVERSION when a member is set that this library does not know. */
 int dray__options_read(void *out, size_t size, size_t first, const void *given, const char *name,
                        dray_error *error);
-/* The same for a struct of `type` whose first version ended with member `last`. */
+/* The same for a struct of `type` that ended with member `last` in its first version. */
 #define DRAY__OPTIONS_READ(type, last, out, given, error)                                          \
     dray__options_read(out, sizeof(type), dray__end_of(type, last), given, #type, error)
-/* Checks the size alone, of a struct that is to be filled. */
+/* Checks only the size, for a struct that will be filled. */
 int dray__options_check(const void *given, size_t first, const char *name, dray_error *error);
 #define DRAY__OPTIONS_CHECK(type, last, given, error)                                              \
     dray__options_check(given, dray__end_of(type, last), #type, error)

@@ -10,9 +10,9 @@ typedef struct dray__philox {
 } dray__philox;
 
 dray__philox dray__philox4x32(const uint32_t counter[4], const uint32_t key[2]);
-/* Word i (0..) of the stream (seed, stream): uniform 64 bits. */
+/* Returns word i (0..) of the stream (seed, stream): uniform 64 bits. */
 uint64_t dray__random_u64(uint64_t seed, uint64_t stream, uint64_t i);
-/* Uniform in [0, 1), 53 bits. */
+/* Returns a number that is uniform in [0, 1), with 53 bits. */
 double dray__random_unit(uint64_t seed, uint64_t stream, uint64_t i);
-/* Standard normal (Box-Muller on words 2i and 2i+1). */
+/* Returns a standard normal number (Box-Muller on words 2i and 2i+1). */
 double dray__random_normal(uint64_t seed, uint64_t stream, uint64_t i);

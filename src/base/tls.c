@@ -17,15 +17,15 @@ enum {
     RECORD = 16 << 10,  /* the most plain bytes of a TLS record */
     OVERHEAD = 256 + 5, /* the bytes that a record adds (RFC 8446 section 5.2) */
     BUFFER = 64 << 10,
-    /* How often the other side may change keys before a MiB has arrived. Each change costs more
-     * than the few bytes that ask for it, and needs an answer, which waits here until the other
-     * side reads it. */
+    /* How often the other side may change keys before a MiB has arrived. Each change costs much
+     * more than the few bytes of its request, and needs an answer, which is buffered here until the
+     * other side reads it. */
     CHANGES = 32,
     CHANGES_PER = 1 << 20
 };
 
-/* The ciphertext between OpenSSL and the socket. Bytes that were encrypted must be sent as they
- * are, so they are kept here, and the caller may change the bytes that it passed. */
+/* The ciphertext between OpenSSL and the socket. Encrypted bytes must be sent unchanged, so they
+ * are copied here, and the caller may reuse its buffer. */
 typedef struct stream {
     uint8_t *data;
     size_t begin, end, capacity;
@@ -40,7 +40,7 @@ struct dray__tls {
     dray__tls_find find;
     void *user;
     stream in, out;
-    size_t chunk, came; /* came: the bytes since `changes` was 0 */
+    size_t chunk, came; /* `came` is the bytes since `changes` was 0 */
     uint32_t changes;   /* of keys */
 };
 
@@ -76,8 +76,8 @@ static bool reserve(stream *s, size_t more)
     return true;
 }
 
-/* It never refuses bytes. Their number is bounded by dray__tls_send, which takes no new bytes
- * while some are here, and by the size of a handshake. */
+/* Takes all bytes. Their number is limited because dray__tls_send takes no new bytes while some are
+ * here, and by the size of a handshake. */
 static int on_write(BIO *bio, const char *data, int size)
 {
     dray__tls *tls = BIO_get_data(bio);
@@ -120,7 +120,7 @@ static int on_read(BIO *bio, char *data, int size)
 static long on_control(BIO *bio, int command, long number, void *pointer)
 {
     (void)bio, (void)number, (void)pointer;
-    return command == BIO_CTRL_FLUSH; /* dray__tls_flush does */
+    return command == BIO_CTRL_FLUSH; /* dray__tls_flush does the flushing */
 }
 
 static void on_message(int write, int version, int type, const void *data, size_t size, SSL *ssl,

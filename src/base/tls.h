@@ -1,11 +1,12 @@
-/* TLS 1.3 over a stream socket, both sides proven by a key that they share (an external PSK with
- * (EC)DHE, RFC 8446 section 2.2): no certificates, and a key that leaks later opens nothing that
- * was recorded before. Tickets, early data and older versions are off, so nothing can be replayed.
+/* TLS 1.3 over a stream socket, in which both sides prove that they know a shared key (an external
+ * PSK with (EC)DHE, RFC 8446 section 2.2). There are no certificates, and a key that leaks later
+ * does not decrypt earlier traffic. Tickets, early data and older versions are off, so nothing can
+ * be replayed.
  *
  * Nothing here blocks: on -EAGAIN wait until the socket is ready for dray__tls_events and go on.
- * Works in a libevent loop, with poll, or in a data server. The descriptor stays the caller's, and
- * must be non-blocking or not: it is only ever asked with MSG_DONTWAIT. One connection: one thread
- * at a time. */
+ * Works in a libevent loop, with poll, or in a data server. The descriptor stays the caller's. It
+ * may be blocking or not, because it is used with MSG_DONTWAIT only. A connection is used by one
+ * thread at a time. */
 #pragma once
 
 #include <dray/dray.h>
@@ -23,46 +24,50 @@ typedef struct dray__tls_key {
 
 typedef struct dray__tls dray__tls;
 
-/* The server's: fills the key that belongs to key->identity; false: there is none. Called during
- * dray__tls_handshake, in its thread. */
+/* For servers: fills in the key that belongs to key->identity. Returns false when there is none.
+ * Called during dray__tls_handshake, in its thread. */
 typedef bool (*dray__tls_find)(void *user, dray__tls_key *key);
 
 int dray__tls_connect(int fd, const dray__tls_key *key, dray__tls **out, dray_error *error);
 int dray__tls_accept(int fd, dray__tls_find find, void *user, dray__tls **out, dray_error *error);
-void dray__tls_goodbye(dray__tls *tls); /* as far as the socket takes it. NULL is fine */
-void dray__tls_free(dray__tls *tls);    /* leaves the socket alone. NULL is fine */
+/* Says that the connection ends, if the socket takes it now. NULL is fine. */
+void dray__tls_goodbye(dray__tls *tls);
+void dray__tls_free(dray__tls *tls); /* does not close the socket. NULL is fine */
 
 /* Goes on with the handshake. Returns DRAY_OK when done, DRAY_EAGAIN while it is not, DRAY_EPERM
  * when the other side does not know this key, or shows a wrong one, DRAY_EPROTO when it does not
  * use TLS 1.3 with keys, or DRAY_ECLOSED when it went away. Reading and writing finish the
  * handshake by themselves. */
 int dray__tls_handshake(dray__tls *tls, dray_error *error);
-const char *dray__tls_identity(const dray__tls *tls); /* the client's; "" before it is proven */
+/* The client's identity; "" before it is proven. */
+const char *dray__tls_identity(const dray__tls *tls);
 
 /* Takes up to `size` bytes to be sent. Returns their number (at least 1), -EAGAIN when the socket
- * takes nothing now, or another -errno (-EPROTO, -EPERM, -ECONNRESET). Taken bytes may still be
- * here: the next call, or dray__tls_flush, sends them. */
+ * takes nothing now, or another -errno (-EPROTO, -EPERM, -ECONNRESET). Some of these bytes may
+ * still be buffered; the next call, or dray__tls_flush, sends them. */
 ssize_t dray__tls_send(dray__tls *tls, const void *data, size_t size);
 int dray__tls_flush(dray__tls *tls); /* Returns 0 when all bytes are sent, -EAGAIN while they are
                                       * not, -errno on failure */
-/* Receives bytes. Returns their number (at least 1), 0 when the other side is done or gone, -EAGAIN
- * while there are none, -errno on failure. */
+/* Receives bytes. Returns their number (at least 1), 0 when the other side has closed or is gone,
+ * -EAGAIN while there are none, -errno on failure. */
 ssize_t dray__tls_recv(dray__tls *tls, void *data, size_t size);
 
 short dray__tls_events(const dray__tls *tls); /* POLLIN, and POLLOUT while bytes wait to be sent */
 bool dray__tls_unsent(const dray__tls *tls);  /* bytes that were taken are not sent yet */
-/* Something was read from the socket already: dray__tls_recv is worth a try before waiting. */
+/* Returns true when bytes were read from the socket already, so that dray__tls_recv may succeed
+ * without waiting. */
 bool dray__tls_pending(const dray__tls *tls);
-/* How much ciphertext is read or sent by one system call (at least, and by default, 64 KiB). For
- * connections that carry much. DRAY_ENOMEM. */
+/* Sets how much ciphertext one system call reads or sends (at least, and by default, 64 KiB), for
+ * connections with much traffic. Returns 0, or DRAY_ENOMEM. */
 int dray__tls_buffer(dray__tls *tls, size_t bytes, dray_error *error);
 
-/* HMAC-SHA256(key, text): keys that one key is the source of. false: out of memory. */
+/* Derives a key from another one: HMAC-SHA256(key, text). Returns false when out of memory. */
 bool dray__derive_key(const uint8_t key[DRAY__TLS_KEY], const char *text,
                       uint8_t out[DRAY__TLS_KEY]);
-/* The same of any bytes: a proof of them that only a holder of the key can give. */
+/* The same for any bytes, as a proof that only a holder of the key can give. */
 bool dray__keyed_hash(const uint8_t key[DRAY__TLS_KEY], const void *data, size_t size,
                       uint8_t out[DRAY__TLS_KEY]);
-/* Takes the same time for every wrong one. */
+/* Compares in constant time. */
 bool dray__same_bytes(const void *a, const void *b, size_t size);
-void dray__forget_bytes(void *data, size_t size); /* zeros that no compiler leaves out */
+/* Zeroes memory; compilers do not optimise it away. */
+void dray__forget_bytes(void *data, size_t size);

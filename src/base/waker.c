@@ -40,7 +40,7 @@ static void set(const dray__waker *w, int64_t ns, int flags)
 {
     struct itimerspec spec = {
         .it_value = {.tv_sec = ns / DRAY__SECOND, .tv_nsec = ns % DRAY__SECOND}};
-    timerfd_settime(w->timer, flags, &spec, NULL); /* and it is not readable before */
+    timerfd_settime(w->timer, flags, &spec, NULL); /* and makes it unreadable until then */
 }
 
 void dray__waker_after(const dray__waker *w, int64_t ns)

@@ -119,7 +119,7 @@ const void *dray__get_blob(dray__reader *r, size_t *size)
     return at;
 }
 
-/* Text, borrowed and not terminated; plain: a single line. */
+/* Reads text, borrowed and not terminated; with `plain`, a single line. */
 static const char *get_text_view(dray__reader *r, size_t max, bool plain, size_t *size)
 {
     const char *at = dray__get_blob(r, size), *why = NULL;
@@ -184,7 +184,7 @@ int dray__reader_finish(const dray__reader *r, const char *what, dray_error *err
     return DRAY_OK;
 }
 
-/* The second row of controls, U+0080 to U+009F, is C2 80 to C2 9F. */
+/* The second range of control characters, U+0080 to U+009F, is encoded as C2 80 to C2 9F. */
 bool dray__utf8_plain(const void *data, size_t size)
 {
     const uint8_t *p = data;
@@ -401,7 +401,8 @@ static const char *field_text(dray__reader *r, dray__arena *arena, const dray__f
 
 static void get_list(dray__reader *r, dray__arena *arena, const dray__field *f, uint8_t *to)
 {
-    static max_align_t none; /* an arena that lives long would grow with every empty list */
+    /* An allocation for every empty list would make a long-lived arena grow. */
+    static max_align_t none;
     size_t size = f->of->size, flat = flat_bytes(f->of);
     uint32_t count = dray__get_count(r, flat ? flat : dray__fields_least(f->of));
     uint8_t *items = r->failed ? NULL
@@ -413,7 +414,7 @@ static void get_list(dray__reader *r, dray__arena *arena, const dray__field *f, 
     memcpy(to + f->count_at, &count, sizeof count);
     if (count && flat == size)
         memcpy(items, dray__get_bytes(r, count * size),
-               count * size); /* get_count: they are there */
+               count * size); /* get_count checked that they are there */
     else if (count)
         memset(items, 0, count * size);
     for (uint32_t i = 0; i < count && flat < size && !r->failed; i++, items += size)

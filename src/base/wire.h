@@ -1,9 +1,9 @@
 /* Growing byte buffers and the little-endian encoding of everything that leaves the process:
  * messages, packed layouts, batch descriptions.
  *
- * Writing: an error stays with the writer (out of memory) and is checked once at the end. Reading:
- * an error stays with the reader (short or malformed input); values that are read after one are
- * zero. */
+ * An error of writing (out of memory) is kept in the writer, and is checked once at the end. An
+ * error of reading (short or malformed input) is kept in the reader, and values that are read after
+ * it are zero. */
 #pragma once
 
 #include "base/arena.h"
@@ -24,7 +24,7 @@ void dray__writer_free(dray__writer *w);
 void dray__writer_reset(dray__writer *w);
 void *dray__put_space(dray__writer *w, size_t size); /* NULL when out of memory */
 void dray__put_bytes(dray__writer *w, const void *data, size_t size);
-void dray__put_u32_at(dray__writer *w, size_t at, uint32_t value); /* over one that was put */
+void dray__put_u32_at(dray__writer *w, size_t at, uint32_t value); /* overwrites one that was put */
 void dray__put_i64(dray__writer *w, int64_t value);
 void dray__put_f64(dray__writer *w, double value);
 void dray__put_string(dray__writer *w, const char *text); /* u32 length, bytes; NULL = "" */
@@ -40,8 +40,8 @@ typedef struct dray__reader {
 
 dray__reader dray__reader_of(const void *data, size_t size);
 const void *dray__get_bytes(dray__reader *r, size_t size); /* borrowed; NULL when short */
-/* dray__put_u32(w, value), dray__get_u32(r) and their like, inline: a claim's answer is some
- * hundreds of them. */
+/* dray__put_u32(w, value), dray__get_u32(r) and so on. They are inline, because a claim's answer
+ * has hundreds of them. */
 #define DRAY__WIRE_NUMBER(name, type, to_little, from_little)                                      \
     static inline void dray__put_##name(dray__writer *w, type value)                               \
     {                                                                                              \
@@ -69,28 +69,30 @@ DRAY__WIRE_NUMBER(u32, uint32_t, htole32, le32toh)
 DRAY__WIRE_NUMBER(u64, uint64_t, htole64, le64toh)
 #undef DRAY__WIRE_NUMBER
 int64_t dray__get_i64(dray__reader *r);
-/* A malloc'ed copy, terminated: a name, or another single line. Fails on control characters (they
- * end lines of files, and command terminals), on more than max bytes, and on invalid UTF-8. */
+/* Returns a name or another single line as a terminated, malloc'ed copy. Fails on control
+ * characters (which end lines of files, and control terminals), on more than max bytes, and on
+ * invalid UTF-8. */
 char *dray__get_string(dray__reader *r, size_t max);
-/* The same of text for people, which may have lines: reasons, messages, JSON. Fails on zeros. */
+/* The same for text that may have several lines: reasons, messages, JSON. Fails on zeros. */
 char *dray__get_prose(dray__reader *r, size_t max);
 const void *dray__get_blob(dray__reader *r, size_t *size); /* borrowed */
-/* A count of items that take at least `item_bytes` each: fails when they cannot be there, so that a
- * forged count never sizes an allocation. */
+/* Reads a count of items of at least `item_bytes` each. Fails when the input is too short for them,
+ * so that no allocation has the size of a forged count. */
 uint32_t dray__get_count(dray__reader *r, size_t item_bytes);
 /* Returns 0, or DRAY_EFORMAT naming `what` when the input was short, malformed, or has bytes left
  * over. */
 int dray__reader_finish(const dray__reader *r, const char *what, dray_error *error);
 
 bool dray__utf8_valid(const void *data, size_t size);
-/* Valid, and without control characters (U+0000 to U+001F, U+007F to U+009F). */
+/* Returns whether the text is valid UTF-8 without control characters (U+0000 to U+001F, U+007F to
+ * U+009F). */
 bool dray__utf8_plain(const void *data, size_t size);
 
 /* ---- tables of fields ------------------------------------------------------------------------ */
 
-/* Messages and records as tables of fields: one table tells how a struct is written in
- * base/wire.h's encoding, how it is read again, and how docs/wire.md lists it. Numbers are
- * little-endian; a text is u32 bytes and the bytes; a list is u32 items and the items.
+/* Messages and records as tables of fields. One table describes how a struct is written in
+ * base/wire.h's encoding, how it is read, and how docs/wire.md lists it. Numbers are little-endian;
+ * a text is u32 bytes and the bytes; a list is u32 items and the items.
  *
  *     typedef struct point {
  *         int64_t x, y;
@@ -113,7 +115,7 @@ typedef enum dray__field_kind {
     DRAY__FIELD_TEXT_KIND,  /* const char *: one line */
     DRAY__FIELD_PROSE_KIND, /* const char *: may have lines */
     DRAY__FIELD_BLOB_KIND,  /* const void *, and a size_t with the number of bytes */
-    DRAY__FIELD_GUARD_KIND, /* bool: where it is false, the struct's other fields are not there */
+    DRAY__FIELD_GUARD_KIND, /* bool: when it is false, the struct's other fields are left out */
     DRAY__FIELD_STRUCT_KIND,
     DRAY__FIELD_LIST_KIND /* a pointer, and a uint32_t with the number of items */
 } dray__field_kind;
@@ -123,9 +125,9 @@ typedef struct dray__fields dray__fields;
 typedef struct dray__field {
     const char *name; /* NULL at the end of the table */
     uint8_t kind;
-    uint16_t times;         /* so many numbers, one behind the other */
-    uint32_t most;          /* bytes of a text */
-    uint32_t at, count_at;  /* offsets in the struct: of the value; of a list's or blob's count */
+    uint16_t times;        /* the number of consecutive numbers */
+    uint32_t most;         /* bytes of a text */
+    uint32_t at, count_at; /* offsets in the struct of the value, and of a list's or blob's count */
     const dray__fields *of; /* a struct's, or a list's items' */
 } dray__field;
 
@@ -151,7 +153,7 @@ struct dray__fields {
         .name = #member, .kind = DRAY__FIELD_KIND(((type *)0)->member), .times = 1,                \
         .at = offsetof(type, member)                                                               \
     }
-/* So many numbers, each by its name: DRAY__NUMBERS(point, x, y). */
+/* Several numbers by their names: DRAY__NUMBERS(point, x, y). */
 #define DRAY__NUMBERS(...)                                                                         \
     DRAY__NUMBERS_AS(__VA_ARGS__, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1)           \
     (__VA_ARGS__)
@@ -216,20 +218,21 @@ extern const dray__fields dray__name_fields; /* and names of at most 255 bytes *
 
 void dray__put_fields(dray__writer *w, const dray__fields *of, const void *from);
 /* Fills *to. Texts and lists are in the arena (NULL when there are none), blobs stay in the input.
- * Malformed input, and a lack of memory, make the reader fail: fields that were not read are then
- * zero, and their lists are empty. A field that a guard leaves out is not written; in items of
+ * The reader fails on malformed input and when out of memory. Fields that were not read are then
+ * zero, and their lists are empty. A field that a guard leaves out is not changed; in items of
  * lists it is zero. */
 void dray__get_fields(dray__reader *r, dray__arena *arena, const dray__fields *of, void *to);
-/* Bytes that such a struct takes at least; that a number, or several, do. */
+/* Return the fewest bytes of an encoded struct, and the bytes of a field of numbers. */
 size_t dray__fields_least(const dray__fields *of);
 size_t dray__field_bytes(const dray__field *of);
 
-/* ---- envelopes of data that is kept, or handed on, by itself ------------------------------------
+/* ---- envelopes of data that are stored or passed on by themselves
+ * ------------------------------------
  *
  * u32 magic, u32 version, the content, and u64 XXH3 of all before it. */
 
 typedef struct dray__envelope {
-    const char *what; /* in messages */
+    const char *what; /* the name of the data in messages */
     uint32_t magic, version;
 } dray__envelope;
 
@@ -238,7 +241,7 @@ void dray__envelope_sum(dray__writer *w);
 /* Adds the sum, and hands over the writer's bytes, malloc'ed. rc is the result of writing the
  * content. When it is not DRAY_OK, it is returned. The writer is freed on failure. */
 int dray__envelope_end(dray__writer *w, int rc, void **out, size_t *size, dray_error *error);
-/* out: stands behind the version, and ends before the sum. DRAY_EFORMAT, DRAY_EVERSION,
- * DRAY_ECHECKSUM. */
+/* Checks the data. *out is a reader of the content, from after the version to before the sum.
+ * Returns 0, DRAY_EFORMAT, DRAY_EVERSION, or DRAY_ECHECKSUM. */
 int dray__envelope_open(const dray__envelope *envelope, const void *data, size_t size,
                         dray__reader *out, dray_error *error);

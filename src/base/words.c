@@ -1,4 +1,4 @@
-/* The nearest right word (words.h). */
+/* Finds the nearest known word (words.h). */
 #include "base/words.h"
 
 #include "base/error.h"
@@ -49,12 +49,14 @@ long dray__word_nearest(const char *word, const char *const *words, size_t count
 {
     long best = -1;
     bool best_begun = false;
-    size_t least = 1 + strlen(word) / 3; /* "near enough": a third of the letters */
+    /* Near enough means that at most about a third of the letters differ. */
+    size_t least = 1 + strlen(word) / 3;
     for (size_t i = 0; i < count; i++) {
         size_t distance = dray__word_distance(word, words[i]);
         if (distance == DRAY__WORD_FAR)
             continue;
-        bool begun = strncmp(word, words[i], strlen(word)) == 0; /* typed, but for its end */
+        /* The word is typed except for its end. */
+        bool begun = strncmp(word, words[i], strlen(word)) == 0;
         if (distance < least || (distance == least && (best < 0 || (begun && !best_begun)))) {
             least = distance;
             best = (long)i;

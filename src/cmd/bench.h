@@ -18,10 +18,12 @@
 BENCH_MAP(XX)
 #undef XX
 
-/* --json, --strict, --quick and --repeat, for a part whose struct begins with a bench_settings. */
+/* Options --json, --strict, --quick and --repeat, for parts that have a bench_settings at the
+ * beginning of their struct. */
 extern const cmd_usage bench_usage;
 
-/* These, --model, --from and --to, for a part whose struct begins with a bench_update. */
+/* The same and --model, --from and --to, for parts that have a bench_update at the beginning of
+ * their struct. */
 typedef struct bench_update {
     bench_settings settings;
     const char *model, *from, *to;

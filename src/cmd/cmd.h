@@ -1,6 +1,6 @@
 /* src/cmd/: the program `dray`. Each subcommand is one file, or a folder, that reads its options,
- * calls the library through its public headers or run's entry points, and prints results for people
- * or as JSON. Code that other programs could use is not here. The benchmarks of `dray bench` are in
+ * calls the library through its public headers or run's entry points, and prints results as text or
+ * JSON. Code that other programs could use is not here. The benchmarks of `dray bench` are in
  * bench/. */
 
 /* The program's subcommands, and the functions that they share: errors, usage, numbers, JSON lines,
@@ -48,7 +48,7 @@
 CMD_MAP(XX)
 #undef XX
 
-/* Exit statuses. FAILED is also the answer "no" of a command whose answer is yes or no (verify). */
+/* Exit statuses. FAILED is also the answer "no" of a command that answers yes or no (verify). */
 enum { CMD_OK = 0, CMD_FAILED = 1, CMD_USAGE = 2 };
 
 #define CMD_SECOND INT64_C(1000000000)
@@ -66,19 +66,19 @@ typedef struct cmd_list {
 /* An option of a command: its name and letter, its text in --help, and the member of the command's
  * struct that takes its value. */
 typedef struct cmd_option cmd_option;
-/* Puts a value where it belongs. Wrong ones are reported with argp_error or cmd_bad_word. */
+/* Stores an option's value. Wrong values are reported with argp_error or cmd_bad_word. */
 typedef void cmd_put(const struct argp_state *state, const cmd_option *option, void *at,
                      const char *text);
 struct cmd_option {
-    const char *name;         /* NULL with `put` NULL: the end */
-    int key;                  /* the letter; 0 when it has none */
-    const char *value;        /* the name of the value in --help; NULL when it takes none */
-    const char *doc;          /* NULL when --help does not show the option */
-    cmd_put *put;             /* NULL for a heading, `doc` (may be NULL), of a new group */
-    size_t at;                /* of the member */
-    int64_t min, max;         /* of a number; of a group: its place in --help */
-    const char *what;         /* of words: the kind of object, for messages; of a real number:
-                               * "above" */
+    const char *name;  /* NULL, with `put` NULL, at the end */
+    int key;           /* the letter; 0 when it has none */
+    const char *value; /* the name of the value in --help; NULL when it takes none */
+    const char *doc;   /* NULL when --help does not show the option */
+    cmd_put *put;      /* NULL for a new group with the heading `doc` (may be NULL) */
+    size_t at;         /* offset of the member */
+    int64_t min, max;  /* range of a number; for a group, its place in --help */
+    const char *what;  /* for words, the kind of object, for messages; for a real number, "above"
+                          when min is excluded */
     const char *const *words; /* ended by NULL */
 };
 
@@ -132,32 +132,34 @@ typedef struct cmd_usage {
     /* Another usage's options, of the same struct, with other names and letters; NULL when there is
      * none. */
     const struct cmd_usage *also;
-    const char *arguments, *doc; /* as args_doc of an argp, and its doc */
-    /* The arguments that are no options: their description for messages, the place of their
-     * cmd_list, and their greatest number, 0 when there may be none. */
+    const char *arguments, *doc; /* like args_doc and doc of an argp */
+    /* The arguments that are not options: their description for messages, the offset of their
+     * cmd_list, and their least and greatest number; most is 0 when there may be none. */
     const char *words;
     size_t words_at;
     uint32_t least, most;
-    void (*check)(const struct argp_state *state, const void *to); /* of all together; or NULL */
-    char *(*help)(int key, const char *text, void *input);         /* as help_filter */
+    /* Checks all values together; or NULL. */
+    void (*check)(const struct argp_state *state, const void *to);
+    char *(*help)(int key, const char *text, void *input); /* like help_filter of an argp */
 } cmd_usage;
 
-/* The fields of a usage whose argument is a job file. */
+/* The fields of a usage that takes one job file. */
 #define CMD_ONE_JOB(type, member)                                                                  \
     .words = "one job file", .words_at = offsetof(type, member), .most = 1
 
-/* Reads the arguments into a struct, with the nearest right word for an unknown option, and -h for
- * --help. Does not come back from --help (exit 0) and usage errors (exit 2, on stderr). argv[0] is
- * "dray <name>". */
+/* Reads the arguments into a struct. Suggests the nearest known word for an unknown option, and
+ * takes -h for --help. Exits for --help (status 0) and usage errors (status 2, on stderr). argv[0]
+ * is "dray <name>". */
 void cmd_parse(const cmd_usage *usage, int argc, char **argv, void *to);
-/* A usage error in argp's form: "dray NAME: unknown WHAT 'word'; did you mean 'x'?", or a list of
- * the words. */
+/* Ends with a usage error in argp's form: "dray NAME: unknown WHAT 'word'; did you mean 'x'?", or a
+ * list of the words. */
 void cmd_bad_word(const struct argp_state *state, const char *what, const char *word,
                   const char *const *words, size_t count);
 /* For a command with parts, when the first argument is none of them: prints the error to stderr,
- * with the nearest right word. Returns CMD_USAGE. */
+ * with the nearest known part. Returns CMD_USAGE. */
 int cmd_bad_part(const char *command, const char *word, const char *const *parts, size_t count);
-/* A whole decimal number from min to max. A usage error that names the option otherwise. */
+/* Returns a whole decimal number from min to max. Ends with a usage error that names the option for
+ * any other text. */
 int64_t cmd_number(const struct argp_state *state, const char *option, const char *text,
                    int64_t min, int64_t max);
 
@@ -166,7 +168,7 @@ int64_t cmd_number(const struct argp_state *state, const char *option, const cha
 int cmd_fail(const char *name, const dray_error *error);
 /* The same, but returns CMD_USAGE for DRAY_EINVALID, when an argument is wrong. */
 int cmd_refuse(const char *name, const dray_error *error);
-/* The same for a job file, whose syntax is an argument too: DRAY_EFORMAT. */
+/* The same for a job file: returns CMD_USAGE for DRAY_EFORMAT, too. */
 int cmd_refuse_job(const char *name, const dray_error *error);
 int cmd_failf(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -180,8 +182,8 @@ int cmd_error(dray_error *error, int code, const char *format, ...)
  * NULL (out of memory while building it) ends the program. */
 void cmd_json_line(json_t *object);
 
-/* Columns that fit their widest cell. Headings: NULL-terminated; one that starts with '>' is
- * aligned to the right. Cells are added one by one, a row after the other. */
+/* Columns that fit their widest cell. Headings end with NULL; the column of one that starts with
+ * '>' is aligned to the right. Cells are added one by one, row after row. */
 typedef struct cmd_table cmd_table;
 cmd_table *cmd_table_new(const char *const *headings);
 void cmd_cell(cmd_table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));

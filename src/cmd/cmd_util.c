@@ -19,7 +19,7 @@ int64_t cmd_now(void)
 
 enum { OPTIONS_MAX = 64, KEY_FIRST = 256 /* of the options without a letter */ };
 
-/* The data of argp's parser: the usage, and all options of it. */
+/* The data of argp's parser: the usage and all of its options. */
 typedef struct parsing {
     const cmd_usage *usage;
     const cmd_option *options[OPTIONS_MAX];
@@ -27,8 +27,8 @@ typedef struct parsing {
     char *to;
 } parsing;
 
-/* The option that `word` ("--name" or "--name=value") names whole or begins; NULL when there is
- * none. */
+/* Returns the option that `word` ("--name" or "--name=value") names, in full or abbreviated; NULL
+ * when there is none. */
 static const cmd_option *match_long(const parsing *p, const char *word, size_t length)
 {
     const cmd_option *begun = NULL;
@@ -51,7 +51,7 @@ static const cmd_option *match_short(const parsing *p, char letter)
     return NULL;
 }
 
-/* Whether the short options in `word` ("-abc") take the next argument as a value. */
+/* Returns whether the short options in `word` ("-abc") take the next argument as a value. */
 static bool short_takes_next(const parsing *p, const char *word)
 {
     for (const char *c = word + 1; *c; c++) {
@@ -155,7 +155,7 @@ void cmd_put_seed(const struct argp_state *state, const cmd_option *option, void
     cmd_put_list(state, option, &settings->list, settings->seed);
 }
 
-/* An argument that is no option. */
+/* Stores an argument that is not an option. */
 static void put_argument(const parsing *p, const char *text, const struct argp_state *state)
 {
     const cmd_usage *u = p->usage;
@@ -190,7 +190,7 @@ static error_t parse(int key, char *text, struct argp_state *state)
     return 0;
 }
 
-/* All options, as argp wants them. */
+/* Collects all options in argp's form. */
 static void collect(const cmd_usage *usage, parsing *p, struct argp_option *out)
 {
     int group = 0;
@@ -212,7 +212,7 @@ static void collect(const cmd_usage *usage, parsing *p, struct argp_option *out)
         }
 }
 
-/* A table that has a name or a letter of another one beside it would take the other's value. */
+/* Refuses tables that share a name or a letter, because one would take the other's value. */
 static void refuse_clash(const parsing *p, const char *program)
 {
     for (size_t i = 0; i < p->count; i++)
@@ -397,7 +397,7 @@ static const char *title(const cmd_table *table, size_t column)
     return heading + (heading[0] == '>');
 }
 
-/* Columns on a terminal: UTF-8 continuation bytes take none. */
+/* Returns the columns on a terminal. UTF-8 continuation bytes have none. */
 static size_t width_of(const char *text)
 {
     size_t width = 0;
@@ -412,7 +412,7 @@ static const char *cell_text(const cmd_table *table, size_t row, size_t column)
     return row == SIZE_MAX ? title(table, column) : cell < table->count ? table->cells[cell] : "";
 }
 
-/* Row SIZE_MAX: the headings. No blanks at the end of a line. */
+/* Prints a row, or the headings for row SIZE_MAX, without blanks at the end of the line. */
 static void print_row(const cmd_table *table, const size_t *widths, size_t row, FILE *out)
 {
     size_t blanks = 0;

@@ -1,4 +1,4 @@
-/* dray host: one process of a job. `dray run` starts it; it is not for people. */
+/* dray host: one process of a job. `dray run` starts it; users do not. */
 #include "run/host/host.h"
 
 #include "cmd/cmd.h"
@@ -21,7 +21,8 @@ typedef struct arguments {
     bool coordinator;
 } arguments;
 
-/* The supervisor finds the reason of a process's end as the last such line of its log. */
+/* Prints the error. The supervisor takes the last such line of a log as the reason of a process's
+ * end. */
 static int failed(const dray_error *error)
 {
     fprintf(stderr, "error: %s\n", error->message);
@@ -35,14 +36,14 @@ static void log_line(void *user, dray_log_level level, const char *line)
     fprintf(stderr, "%s %s\n", names[level], line);
 }
 
-/* A program that the job names (a role's command, reward.command), whose life is tied to this
- * process's. contract.c removes the variables that it must not see. It has only the standard
- * descriptors. */
+/* Becomes a program that the job names (a role's command, reward.command), with only the standard
+ * descriptors. Its end is already tied to the parent's. contract.c removes the variables that it
+ * must not see. */
 static int become(const char *command)
 {
     syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, 0); /* a function of glibc since 2.34 only */
-    unsetenv("DRAY_GROUP_FD");                           /* of the built-in programs' collectives */
-    signal(SIGXFSZ, SIG_DFL);                            /* ignored by us (main.c) */
+    unsetenv("DRAY_GROUP_FD"); /* for the collectives of built-in programs */
+    signal(SIGXFSZ, SIG_DFL);  /* main.c ignores it */
     execl("/bin/sh", "sh", "-c", command, (char *)NULL);
     fprintf(stderr, "error: /bin/sh: %s\n", strerror(errno));
     return CMD_FAILED;
@@ -78,7 +79,7 @@ int cmd_host(int argc, char **argv)
         return cmd_failf("host", "started by 'dray run', not by hand"), CMD_USAGE;
     if (dray__child_follow((pid_t)a.parent, &error))
         return failed(&error);
-    /* Before anything else runs: what a process starts has its nice value. */
+    /* Set before anything else runs, because processes inherit the nice value. */
     if (a.nice && setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + (int)a.nice) < 0)
         return fprintf(stderr, "error: setpriority: %s\n", strerror(errno)), CMD_FAILED;
     /* A role's command: the shell may start it as a process of its own. */

@@ -25,8 +25,8 @@ typedef struct sums {
 typedef struct checkpoint {
     dray_layout *layout;
     char *base;       /* the folder that it is a delta on; NULL when it is whole */
-    uint32_t *region; /* of each tensor; UINT32_MAX for tensors without elements, which are in no
-                       * region */
+    uint32_t *region; /* region of each tensor; UINT32_MAX for tensors without elements, which are
+                         in none */
     uint64_t *offset;
     sums dtypes[MOST_DTYPES], all;
     bool has_config;
@@ -83,7 +83,7 @@ static void compare_shapes(checkpoint *c, const dray_tensor_info *want,
         problem(c, "other shape", want->name);
 }
 
-/* Scales of a quantised tensor of the model. */
+/* Returns whether the tensor has the scales of a quantised tensor of the model. */
 static bool is_scales(const dray_layout *model, const char *name)
 {
     static const char *const suffixes[] = {"_scale_inv", "_scale"};
@@ -99,7 +99,7 @@ static bool is_scales(const dray_layout *model, const char *name)
     return false;
 }
 
-/* Holds the checkpoint against the model that config.json describes. */
+/* Compares the checkpoint with the model that config.json describes. */
 static int compare_model(checkpoint *c, dray_error *error)
 {
     dray_layout *model;

@@ -16,15 +16,15 @@ typedef struct arguments {
     cmd_settings settings;
     const char *lead;
     int64_t wait;
-    bool led; /* this process was the run */
+    bool led; /* this process was the run itself (rank 0) */
 } arguments;
 
-/* Several, with commas between them, or the option several times. */
+/* Adds roles: several with commas between them, or the option several times. */
 static void put_roles(const struct argp_state *state, const cmd_option *option, void *to,
                       const char *text)
 {
     arguments *a = to;
-    char *copy = strdup(text), *rest = NULL; /* for as long as the program runs */
+    char *copy = strdup(text), *rest = NULL; /* kept until the program ends */
     for (char *one = copy ? strtok_r(copy, ",", &rest) : NULL; one;
          one = strtok_r(NULL, ",", &rest))
         cmd_put_list(state, option, &a->roles, one);
@@ -39,7 +39,7 @@ static void check(const struct argp_state *state, const void *to)
         argp_error(state, "expected --roles ROLE:COUNT, as in --roles rollout:2");
 }
 
-/* Rank 0 is the run: a new one, or the one that is in the folder. */
+/* Runs as rank 0, which is the run itself: a new one, or the one that is in the folder. */
 static int be_the_run(arguments *a, const dray__launcher *launcher)
 {
     dray_error error;

@@ -1,4 +1,4 @@
-/* dray keeper: the keeper of samples of a host that is not the coordinator's. */
+/* dray keeper: the keeper of samples on a host other than the coordinator's. */
 #include "cmd/cmd.h"
 #include "run/supervisor/coordinator.h"
 

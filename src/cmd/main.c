@@ -158,7 +158,7 @@ static bool set_log(void)
 
 static bool had_stdout;
 
-/* A full disk under stdout must not look like success, whenever it was found to be full. */
+/* Exits with an error when stdout could not be written, for example because the disk is full. */
 static void close_stdout(void)
 {
     bool lost = ferror(stdout) != 0;
@@ -170,8 +170,8 @@ static void close_stdout(void)
     _Exit(CMD_FAILED);
 }
 
-/* When a standard stream is closed, the next file that is opened would get its number, and the
- * printed text. A descriptor that refuses takes its place. */
+/* Replaces closed standard streams by descriptors that cannot be used. Otherwise the next file that
+ * is opened would get the stream's number, and the printed text. */
 static void open_standard_streams(void)
 {
     had_stdout = fcntl(STDOUT_FILENO, F_GETFD) >= 0;
@@ -184,7 +184,8 @@ static void open_standard_streams(void)
 int main(int argc, char **argv)
 {
     open_standard_streams();
-    signal(SIGXFSZ, SIG_IGN); /* a write beyond the limit then fails, and names the file */
+    /* Then a write beyond the limit fails with an error that names the file. */
+    signal(SIGXFSZ, SIG_IGN);
     atexit(close_stdout);
     argp_err_exit_status = CMD_USAGE;
     setenv("ARGP_HELP_FMT", "no-dup-args-note", 0);

@@ -29,14 +29,14 @@ typedef struct update {
     dray_layout **layouts[2]; /* from, to */
     uint32_t counts[2];
     dray_plan_member *members[2];
-    dray_plan **plans; /* one a destination; NULL when --rank leaves it out */
+    dray_plan **plans; /* one for each destination; NULL when --rank leaves it out */
     /* Bytes at the destination; the index is source · destinations + destination. */
     uint64_t *pairs;
     uint64_t links[DRAY_LINK_COUNT];
     uint64_t bytes, source_bytes, copies, transforms, largest;
     double layout_seconds, plan_seconds;
     double predicted; /* seconds */
-    int busiest_side; /* the member that the prediction is about */
+    int busiest_side; /* the member that needs the longest */
     uint32_t busiest;
     uint64_t busiest_bytes;
 } update;
@@ -177,7 +177,7 @@ static void add_plan(update *u, uint32_t d)
             copy_elements(&copies[i]) * dray_dtype_size((dray_dtype)copies[i].destination_dtype);
     const dray_transform *t = dray_plan_transforms(plan);
     const dray_copy *reads = dray_plan_reads(plan);
-    /* The source's elements are read as they are. */
+    /* The source's elements are read in their own form. */
     for (uint64_t i = 0; i < dray_plan_transform_count(plan); i++)
         for (uint64_t r = 0; r < t[i].reads; r++) {
             const dray_copy *read = &reads[t[i].first_read + r];

@@ -16,7 +16,7 @@ typedef struct arguments {
     cmd_settings settings;
     bool settings_only;
     const char *image;
-    int print;      /* one of `prints`; -1: none */
+    int print;      /* index in `prints`; -1 for none */
     int64_t parent; /* the process with which this one ends; 0 when there is none */
 } arguments;
 
@@ -41,7 +41,7 @@ static void check(const struct argp_state *state, const void *to)
                           "--out beside it");
 }
 
-/* The keys of a job file follow the text of --help. */
+/* Appends the keys of a job file to the text of --help. */
 static char *help(int key, const char *text, void *input)
 {
     (void)input;

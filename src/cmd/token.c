@@ -6,7 +6,7 @@
 
 typedef struct arguments {
     const char *master, *out;
-    int role; /* of `roles`; -1: not given */
+    int role; /* index in `roles`; -1 when not given */
 } arguments;
 
 static const char *const roles[] = {"trainer", "engine", "task", "tool", "master", NULL};

@@ -16,7 +16,7 @@ typedef struct arguments {
     bool json;
 } arguments;
 
-/* One kind of span of one rank, over all steps' critical paths. */
+/* Spans of one kind and rank, over the critical paths of all steps. */
 typedef struct on_path {
     uint32_t process, name;
     uint8_t kind, cause;
@@ -41,7 +41,7 @@ static double seconds(int64_t ns)
     return (double)ns / (double)CMD_SECOND;
 }
 
-/* Seconds from the first span on. */
+/* Returns the seconds since the first span. */
 static double at(const report *r, int64_t ns)
 {
     return seconds(ns - r->t->begin_ns);
@@ -52,7 +52,7 @@ static const char *label_of(const report *r, uint32_t track)
     return track == DRAY__TL_NONE ? "" : r->t->processes[r->t->tracks[track].process].label;
 }
 
-/* "rollout", "wait for samples"; "untold" for time without a span. */
+/* Writes "rollout" or "wait for samples"; "untold" for time without a span. */
 static const char *say(const report *r, uint32_t name, uint8_t kind, uint8_t cause, char out[WHERE])
 {
     if (kind == DRAY_SPAN_WAIT && name != DRAY__TL_NONE)
@@ -209,7 +209,7 @@ static double share(double part, double whole)
     return whole > 0 ? 100 * part / whole : 0;
 }
 
-/* "samples 12.3, weights 0.4": percent of the rank's time, the longest first. */
+/* Writes "samples 12.3, weights 0.4": percent of the rank's time, the longest first. */
 static void say_waits(const dray__tl_sums *sums, char *out, size_t capacity)
 {
     bool told[DRAY__WAIT_CAUSES] = {false};

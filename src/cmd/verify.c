@@ -1,6 +1,6 @@
-/* dray verify: do two holders of a model hold the same bits? Each is a checkpoint, or a model of a
+/* dray verify: compares two holders of a model bit for bit. Each is a checkpoint, or a model of a
  * running session: the version that its publishers announced, or that a group of engines committed.
- * Checksums are compared that do not depend on how either side is sharded. */
+ * It compares checksums that do not depend on how either side is sharded. */
 #include "cmd/cmd.h"
 
 #include "base/json.h"
@@ -18,8 +18,8 @@ typedef struct arguments {
 /* One of the two sides. */
 typedef struct side {
     dray_checksums *sums;
-    dray_layout *layout; /* of a checkpoint: the layout with its shapes; else NULL */
-    uint32_t compared;   /* of a checkpoint: the number of tensors with sums in its files */
+    dray_layout *layout; /* for a checkpoint, the layout with its shapes; else NULL */
+    uint32_t compared;   /* for a checkpoint, the number of tensors with sums in its files */
 } side;
 
 typedef struct entry {
@@ -39,8 +39,8 @@ static int read_checkpoint(const char *path, side *out, dray_error *error)
     return dray_checksums_of_checkpoint(path, &out->compared, &out->sums, error);
 }
 
-/* Reads ADDRESS#MODEL or ADDRESS#MODEL@GROUP. Names of models may contain slashes and "@". When
- * the coordinator knows no such model, the group is the part behind the last "@". */
+/* Reads ADDRESS#MODEL or ADDRESS#MODEL@GROUP. Names of models may contain slashes and "@". When the
+ * coordinator knows no such model, the group is the part after the last "@". */
 static int read_session(const char *text, side *out, dray_error *error)
 {
     char *address = strdup(text);

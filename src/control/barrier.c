@@ -1,8 +1,9 @@
-/* Barriers: kept requests under a name, all answered when the last one comes, or when a member that
- * had entered dies. A barrier is forgotten when it opens, so its name can be used again at once.
+/* Barriers: requests that are kept under a name. All are answered when the last one comes, or when
+ * a member that had entered dies. A barrier is dropped when it opens, so its name can be used again
+ * at once.
  *
- * The answer lists the members, so that members that meet again can name each other. A member that
- * died meanwhile is then missed at once, not at the deadline. */
+ * The answer lists the members, so that members that meet again can name each other. Then the death
+ * of a member in between is noticed at once, not at the deadline. */
 #include "base/array.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -49,7 +50,7 @@ void dray__barriers_free(dray__barriers *barriers)
     free(barriers);
 }
 
-/* Takes over the name. */
+/* Finds the barrier of this name, or makes one. */
 static barrier *find_or_make(dray__barriers *barriers, const char *name, uint32_t count)
 {
     for (barrier *b = barriers->first; b; b = b->next)
@@ -89,7 +90,7 @@ static int add(barrier *b, dray__request *request)
     return 0;
 }
 
-/* Everybody waits in vain. */
+/* Answers all requests with an error. */
 static void fail_all(dray__barriers *barriers, barrier *b, const dray_error *error)
 {
     for (uint32_t i = 0; i < b->entered; i++)
@@ -128,7 +129,8 @@ static int take_awaited(barrier *b, const dray__meeting *m, dray_error *error)
     return DRAY_OK;
 }
 
-/* Is one of them gone for good? One that a coordinator before this one knew may yet come back. */
+/* Fails when an awaited member is gone for good. A member that an earlier coordinator knew may
+ * still come back. */
 static int check_awaited(const barrier *b, const dray__coordinator *coordinator, dray_error *error)
 {
     uint64_t generation = dray__coordinator_generation(coordinator);

@@ -129,8 +129,8 @@ static void list_remove(dray__channel *channel)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* Servers and clients start in any order: where nobody listens yet, try again (unless a server is
- * known to have been there: then it is gone). */
+/* Connects, and tries again while no server listens, because servers and clients start in any
+ * order. With `known` it fails at once: the server was there before, so it is gone. */
 static int connect_until(const char *text, bool known, int64_t deadline_ns, int *out,
                          dray_error *error)
 {
@@ -528,8 +528,8 @@ static int put_aside(dray__channel *channel, const dray__frame *frame, int *fds,
     return DRAY_OK;
 }
 
-/* Takes the reply to `id` from what has arrived. Other replies are put aside or dropped. Returns
- * DRAY_EAGAIN when it has not arrived. */
+/* Takes the reply to `id` from the bytes that have arrived. Other replies are put aside or dropped.
+ * Returns DRAY_EAGAIN when it has not arrived. */
 static int take(dray__channel *channel, uint64_t id, dray__frame *frame, int *fds,
                 dray_error *error)
 {

@@ -1,9 +1,9 @@
 /* The client's end of a connection: blocking, threadless, with descriptors.
  *
- * A context owns one channel for its session (its death is the session's). Publishers, subscribers
- * and queues open channels of their own, attached to the session, so that objects in different
- * threads never wait for each other. One channel: one thread at a time, one request at a time
- * (a non-blocking one may be outstanding). */
+ * A context owns one channel for its session; when that channel breaks, the session ends.
+ * Publishers, subscribers and queues open channels of their own, attached to the session, so that
+ * objects in different threads never wait for each other. A channel serves one thread and one
+ * request at a time (a non-blocking one may be outstanding). */
 #pragma once
 
 #include "base/network.h"
@@ -16,8 +16,8 @@
 
 typedef struct dray__channel dray__channel;
 
-/* The number of this process. It asks the kernel only after a fork, once the process has had a
- * channel. */
+/* Returns the pid of this process. Once the process has had a channel, the kernel is asked only
+ * after a fork. */
 pid_t dray__channel_pid(void);
 
 typedef struct dray__reply {
@@ -28,9 +28,9 @@ typedef struct dray__reply {
 
 /* Opens a channel of the context's session. */
 int dray__channel_open(dray_context *context, dray__channel **out, dray_error *error);
-/* Opens a channel with a deadline of its own. When the coordinator is gone, and its successor
- * takes members back, the call waits for the successor. The session then goes on under its ids,
- * and the channel's owner must register again what it had registered (dray__context_returns). */
+/* Opens a channel with a deadline of its own. When the coordinator is gone, and its successor takes
+ * members back, the call waits for the successor. The session then goes on under its ids, and the
+ * channel's owner must register its objects again (dray__context_returns). */
 int dray__channel_open_until(dray_context *context, int64_t deadline_ns, dray__channel **out,
                              dray_error *error);
 /* Opens a channel to another server that speaks the same frames (the queue's keeper), without a
@@ -59,9 +59,9 @@ int dray__call_poll(dray__channel *channel, dray__reply *reply, dray_error *erro
 /* Sends a request for which the server must send no answer. */
 int dray__notify(dray__channel *channel, uint16_t type, dray__writer *payload, dray_error *error);
 void dray__tell(dray__channel *channel, uint16_t type, const dray__fields *of, const void *message);
-/* The role of the token that was shown, or "" over a Unix socket. */
+/* Returns the role of the token that the channel was opened with; "" over a Unix socket. */
 const char *dray__channel_role(const dray__channel *channel);
-/* Every further call fails with DRAY_ECLOSED. */
+/* Returns true when every further call fails with DRAY_ECLOSED. */
 bool dray__channel_broken(const dray__channel *channel);
 /* Returns false when the connection is broken. Reads the bytes that have arrived first, so that a
  * break in the meantime is noticed. */
@@ -71,8 +71,9 @@ bool dray__channel_ended(const dray__channel *channel);
 int dray__channel_socket(const dray__channel *channel); /* borrowed */
 /* Returns true when the channel is a Unix socket. Descriptors cannot be passed over TCP. */
 bool dray__channel_passes_fds(const dray__channel *channel);
-/* A descriptor that is readable when dray__call_poll is worth a try, also when another call put
- * its reply aside. The first call makes it. Returns -1 when the process has no descriptors left. */
+/* Returns a descriptor that is readable when dray__call_poll may succeed, also when another call
+ * received the reply and kept it. The first call makes it. Returns -1 when the process has no
+ * descriptors left. */
 int dray__channel_fd(dray__channel *channel);
 
 /* The members that met at a barrier; none at first. The caller frees `members`. */
@@ -87,7 +88,7 @@ typedef struct dray__party_of {
 int dray__meet(dray_context *context, const char *name, uint32_t count, int64_t timeout_ns,
                dray__party_of *party, dray_error *error);
 
-/* The context's default deadline for a timeout argument (DRAY_WAIT_DEFAULT = the context's). */
+/* Returns the deadline for a timeout argument; DRAY_WAIT_DEFAULT means the context's timeout. */
 int64_t dray__context_deadline(const dray_context *context, int64_t timeout_ns);
 /* The deadline for the answer to a request that was sent with this deadline: one second later. The
  * server answers DRAY_ETIMEDOUT at the deadline itself, and so decides the result. */
@@ -99,7 +100,7 @@ bool dray__context_ended(dray_context *context);
 bool dray__context_takes_back(const dray_context *context);
 /* The number of times that the session went on with another coordinator. */
 uint64_t dray__context_returns(const dray_context *context);
-/* Coordinator's address as the context resolved it, "unix:..." or "tcp:...". */
+/* Returns the coordinator's address as the context resolved it, "unix:..." or "tcp:...". */
 const char *dray__context_address(const dray_context *context);
 /* The path of the keeper's socket, which the coordinator sends with HELLO; NULL when it has
  * none. */

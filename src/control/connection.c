@@ -1,6 +1,6 @@
-/* Connections: reading frames, handing them to services, sending replies, and closing what has
- * ended. Nothing is closed or freed inside a service's callback: a connection that must go is
- * marked as doomed, and the reaper closes it from the loop. */
+/* Connections: reading frames, handing them to services, sending replies, and closing connections
+ * that have ended. Nothing is closed or freed inside a service's callback: a connection that must
+ * go is marked as doomed, and the reaper closes it from the loop. */
 #include "base/error.h"
 #include "base/log.h"
 #include "control/internal.h"
@@ -247,7 +247,7 @@ static void dispatch(dray__connection *connection, const dray__frame *frame, int
         registered->service.handle(registered->self, request);
     else if (dray__request_handle(request, registered->service.handlers, registered->self, &error))
         dray__request_fail(request, &error);
-    connection->caller.busy = connection->session; /* its end would be the session's */
+    connection->caller.busy = connection->session; /* closing it would end the session */
     if (connection->session || connection->coordinator->sessionless)
         dray__callers_heard(&connection->listener->callers, &connection->caller);
 }
@@ -399,7 +399,7 @@ static dray__connection *find_doomed(dray__coordinator *coordinator)
     return NULL;
 }
 
-/* Callbacks of services may doom further connections, so the search begins anew each time. */
+/* Callbacks of services may doom further connections, so the search begins again each time. */
 void dray__reap(evutil_socket_t fd, short what, void *user)
 {
     (void)fd, (void)what;

@@ -23,7 +23,8 @@
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* The same for all processes of one machine since it was started, and for no others. */
+/* Returns a number that is the same for all processes of this machine until it restarts, and
+ * differs on other machines. */
 static uint64_t this_host(void)
 {
     char identity[512] = "";
@@ -55,14 +56,15 @@ static int read_hello(dray__reader *r, dray__arena *texts, dray__hello_told *out
     return DRAY_OK;
 }
 
-/* The one that was given, or else the one of the token that was shown. */
+/* Returns the role that was given, or else the token's; "task" for the master token, and without a
+ * token. */
 static const char *own_role(const dray_context *context, const dray__channel *channel)
 {
     const char *role = dray__channel_role(channel);
     return context->role ? context->role : (role[0] && strcmp(role, "master") != 0 ? role : "task");
 }
 
-/* The session goes on over this channel; those of before are of no use any more. */
+/* Makes this channel the session's own, and closes the former ones. */
 static void change_main(dray_context *context, dray__channel *channel)
 {
     dray__channel *old[DRAY__SPARE_CHANNELS + 1];
@@ -77,7 +79,7 @@ static void change_main(dray_context *context, dray__channel *channel)
         dray__channel_close(old[--count]);
 }
 
-/* HELLO, or RETURN of the session that the context has. */
+/* Sends HELLO, or RETURN with the session that the context has. */
 static int greet(dray_context *context, dray__channel *channel, uint16_t type, int64_t deadline_ns,
                  dray__reply *reply, dray_error *error)
 {
@@ -96,7 +98,7 @@ static int greet(dray_context *context, dray__channel *channel, uint16_t type, i
     return status;
 }
 
-/* A new session over the channel, which becomes the context's. */
+/* Begins a new session over the channel, which becomes the context's. */
 static int say_hello(dray_context *context, dray__channel *channel, int64_t deadline_ns,
                      dray_error *error)
 {
@@ -111,7 +113,7 @@ static int say_hello(dray_context *context, dray__channel *channel, int64_t dead
                     told.version > DRAY__PROTOCOL_VERSION || told.version < DRAY__PROTOCOL_OLDEST))
         status = dray__fail(error, DRAY_EPROTO, "HELLO: version %u and a token of %zu bytes",
                             told.version, told.claim.token_size);
-    /* The answer to the first session stays in place, because other threads read it. */
+    /* The keeper's path from the first session is kept, because other threads read it. */
     if (!status && !context->keeper && !(context->keeper = strdup(told.keeper)))
         status = dray__nomem(error);
     dray__arena_free(&texts);
@@ -155,7 +157,8 @@ static int check_options(const dray_options *options, dray_error *error)
     return DRAY_OK;
 }
 
-/* *out is NULL when every transport may be used. A transport that is named must be usable. */
+/* Gets the name of the only transport to use; NULL when every transport may be used. A named
+ * transport must be usable. */
 static int get_transport(const dray_options *options, const char **out, dray_error *error)
 {
     const char *given = options->transport ? options->transport : getenv("DRAY_TRANSPORT");
@@ -273,8 +276,8 @@ void dray_close(dray_context *context)
 
 /* ---- turns on the session's connection ------------------------------------------------------- */
 
-/* Over the session's own connection one thread talks at a time; the others wait until their own
- * deadlines, which the one that talks need not know. The lock is held for moments only. */
+/* Waits for this thread's turn on the session's own connection, which one thread uses at a time.
+ * Each waits until its own deadline. The lock itself is held only for moments. */
 static int begin_talk(dray_context *context, int64_t deadline_ns, dray_error *error)
 {
     bool over = false;
@@ -305,12 +308,12 @@ static void end_talk(dray_context *context)
 
 /* ---- coming back ----------------------------------------------------------------------------- */
 
-/* The welcome of the next coordinator must be of the same session. */
+/* Reads the answer to RETURN, which must be for the same session. */
 static int take_welcome(dray_context *context, dray__reader *r, dray_error *error)
 {
     dray__tls_key data = {{0}, {0}};
     dray__arena texts = {0};
-    dray__hello_told told; /* the keeper of the first session stays */
+    dray__hello_told told; /* the keeper's path of the first session is kept */
     int status = read_hello(r, &texts, &told, &data, error);
     if (!status &&
         (told.claim.member != context->member || memcmp(&data, &context->data, sizeof data) != 0))
@@ -320,7 +323,7 @@ static int take_welcome(dray_context *context, dray__reader *r, dray_error *erro
     return status;
 }
 
-/* The session goes on with the coordinator that listens there now. */
+/* Tries once to go on with the session at the coordinator that now listens. */
 static int return_once(dray_context *context, int64_t deadline_ns, bool *again, dray_error *error)
 {
     dray__channel *channel;
@@ -332,7 +335,7 @@ static int return_once(dray_context *context, int64_t deadline_ns, bool *again, 
     status = greet(context, channel, DRAY__MSG_RETURN, deadline_ns, &reply, error);
     if (!status)
         status = take_welcome(context, &reply.payload, error);
-    if (status) { /* it died, too; or has not yet seen that an earlier try did */
+    if (status) { /* this coordinator died, too, or has not noticed yet that an earlier try ended */
         *again = dray__channel_broken(channel) || status == DRAY_EBUSY;
         dray__channel_close(channel);
         return status;
@@ -342,8 +345,8 @@ static int return_once(dray_context *context, int64_t deadline_ns, bool *again, 
     return DRAY_OK;
 }
 
-/* For the thread whose turn it is. Returns 0 when the session's own connection is there, or can be
- * made again. */
+/* Returns 0 when the session's own connection works, or could be made again. Called by the thread
+ * that has the turn. */
 static int main_there(dray_context *context, int64_t deadline_ns, dray_error *error)
 {
     if (dray__channel_alive(context->main))
@@ -373,7 +376,7 @@ int dray__context_return_to(dray_context *context, int64_t deadline_ns, bool *re
         return status;
     *returned = context->takes_back;
     if (context->takes_back && dray__channel_alive(context->main)) {
-        dray__writer w = {0}; /* a connection's end may be seen later than another's */
+        dray__writer w = {0}; /* the ends of two connections may be seen at different times */
         status = dray__call(context->main, DRAY__MSG_PING, &w, NULL, 0, deadline_ns, NULL, error);
         dray__writer_free(&w);
         if (status == DRAY_ECLOSED)
@@ -405,7 +408,8 @@ int dray__context_come_back(dray_context *context, int64_t deadline_ns, dray__ch
         return status;
     /* Another thread may have come back already. */
     status = dray__channel_attach(context, deadline_ns, out, error);
-    if (status && status != DRAY_ENOMEM) { /* the session ended with the coordinator: a new one */
+    /* The session ended with the coordinator, so a new one begins. */
+    if (status && status != DRAY_ENOMEM) {
         status = begin_session(context, deadline_ns, error);
         if (!status)
             status = dray__channel_attach(context, deadline_ns, out, error);
@@ -473,7 +477,7 @@ int dray__meet(dray_context *context, const char *name, uint32_t count, int64_t 
         return dray__fail(error, DRAY_EINVALID, "dray_barrier: a name and a timeout expected");
     int64_t deadline_ns = dray__context_deadline(context, timeout_ns);
     dray__channel *channel;
-    /* A barrier that is not waited for is asked about all the same. */
+    /* The request is sent even with no time to wait. */
     int status = dray__context_borrow(context, dray__answer_deadline(deadline_ns), &channel, error);
     if (status)
         return status;
@@ -495,8 +499,8 @@ int dray__meet(dray_context *context, const char *name, uint32_t count, int64_t 
     return status;
 }
 
-/* A request that the coordinator answers at once, on a channel that nobody waits at for long, or
- * a notice. */
+/* Sends a request that the coordinator answers at once, or a notice, on a channel on which no
+ * request waits for long. */
 static int quick_call(dray_context *context, uint16_t type, bool notice, dray__writer *w,
                       char **text, dray_error *error)
 {
@@ -606,7 +610,7 @@ uint64_t dray__context_host(const dray_context *context)
 bool dray__context_find(dray_context *context, bool peer, struct sockaddr_storage *out)
 {
     socklen_t size = sizeof *out;
-    pthread_mutex_lock(&context->lock); /* main stays */
+    pthread_mutex_lock(&context->lock); /* keeps main from changing */
     int fd = dray__channel_socket(context->main);
     int failed = peer ? getpeername(fd, (struct sockaddr *)out, &size)
                       : getsockname(fd, (struct sockaddr *)out, &size);

@@ -20,10 +20,10 @@
 
 enum {
     UNREAD_BYTES = 128 << 20,  /* default of options.unread_bytes */
-    ACCEPT_PAUSE_NS = 50000000 /* when there are no descriptors left */
+    ACCEPT_PAUSE_NS = 50000000 /* pause of accepting when no descriptors are left */
 };
 
-#define HANDSHAKE_NS (DRAY__CALLERS_PATIENCE_S * DRAY__SECOND) /* TLS, and HELLO */
+#define HANDSHAKE_NS (DRAY__CALLERS_PATIENCE_S * DRAY__SECOND) /* for TLS and HELLO */
 
 /* ---- listening ------------------------------------------------------------------------------- */
 
@@ -42,7 +42,8 @@ static void on_accept(evutil_socket_t fd, short what, void *user)
         if (errno != EAGAIN && errno != EWOULDBLOCK) {
             if (errno == EMFILE || errno == ENFILE)
                 dray__callers_make_room(&listener->callers);
-            /* EMFILE and the like: the connection stays in the backlog; do not spin on it. */
+            /* On EMFILE and similar errors the connection stays in the backlog. A pause keeps the
+             * loop from spinning. */
             struct timeval pause = dray__interval(ACCEPT_PAUSE_NS);
             event_del(listener->event);
             event_add(listener->resume, &pause);
@@ -58,7 +59,7 @@ static void resume_accept(evutil_socket_t fd, short what, void *user)
     event_add(listener->event, NULL);
 }
 
-/* The master token is there before anybody can connect. */
+/* Listens only after the master token exists, so that no client connects before. */
 static int listen_with_token(dray__listener *listener, const dray__address *bound,
                              dray_error *error)
 {
@@ -73,7 +74,7 @@ static int listen_with_token(dray__listener *listener, const dray__address *boun
                           "%s: no place for its token: set $XDG_RUNTIME_DIR, or name a file of the "
                           "master token (dray serve --master FILE)",
                           listener->text);
-    if (unlink(path) < 0 && errno != ENOENT) /* of a server that was killed */
+    if (unlink(path) < 0 && errno != ENOENT) /* the socket of a server that was killed */
         return dray__fail_errno(error, errno, "token file %s", path);
     int status = dray__token_draw(master, error);
     if (!status)
@@ -117,7 +118,7 @@ static void remove_file(const dray__listener *listener)
     struct stat st;
     if (listener->inode && lstat(listener->path, &st) == 0 && st.st_dev == listener->device &&
         st.st_ino == listener->inode)
-        unlink(listener->path); /* ours still, not a later server's */
+        unlink(listener->path); /* still ours, not a later server's */
 }
 
 static int add_listener(dray__coordinator *coordinator, const char *text, dray_error *error)
@@ -140,7 +141,7 @@ static int add_listener(dray__coordinator *coordinator, const char *text, dray_e
         remove_file(listener);
         return status;
     }
-    coordinator->listener_count++; /* from here on free closes it */
+    coordinator->listener_count++; /* from here on dray__coordinator_free closes it */
     listener->event =
         event_new(coordinator->base, listener->fd, EV_READ | EV_PERSIST, on_accept, listener);
     listener->resume = evtimer_new(coordinator->base, resume_accept, listener);
@@ -190,7 +191,8 @@ static int start(dray__coordinator *coordinator, const dray__coordinator_options
     return status;
 }
 
-/* Only now: a coordinator that finds the address taken leaves the state as it is. */
+/* Reads the state. It is called after listening, so that a coordinator that finds the address taken
+ * does not change the state. */
 static int take_state(dray__coordinator *coordinator, dray_error *error)
 {
     int status = dray__token_state(coordinator->state_path, &coordinator->state,
@@ -243,7 +245,7 @@ int dray__coordinator_add(dray__coordinator *coordinator, const dray__service *s
     return DRAY_OK;
 }
 
-/* Nobody needs to look for the next coordinator: there will be none. */
+/* Tells clients that this coordinator has no successor, so that they do not wait for one. */
 static void say_goodbye(dray__coordinator *coordinator)
 {
     dray_error error;

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 enum {
-    AT_SIZE = 16, /* in the header */
+    AT_SIZE = 16, /* offset in the header */
     AT_SUM = 24,
     READ_AHEAD = 16 << 10, /* smallest space offered to recvmsg */
     KEEP = 1 << 20         /* a buffer larger than this is freed when it is empty */
@@ -22,8 +22,8 @@ const dray__fields dray__frame_header_fields =
     DRAY__FIELDS(dray__frame_header,
                  DRAY__NUMBERS(dray__frame_header, magic, type, fd_count, id, size, flags, sum));
 
-/* Every message has a header. Where it has the same form in memory as on the wire, it is copied at
- * once. */
+/* Writes a header. Every message has one, so it is copied as a whole if its form in memory is that
+ * on the wire. */
 static void put_header(dray__writer *out, const dray__frame_header *header)
 {
     _Static_assert(sizeof *header == DRAY__FRAME_HEADER, "it has no gaps");
@@ -145,8 +145,8 @@ void dray__inbox_free(dray__inbox *inbox)
     *inbox = (dray__inbox){0};
 }
 
-/* Makes room for the rest of the frame that has begun, but never for more than as much again as has
- * already come, so that a forged length costs the sender as many bytes as it costs us. */
+/* Makes room for the rest of the frame, but at most doubles the bytes that have arrived, so that a
+ * forged length costs the sender as many bytes as us. */
 static int make_room(dray__inbox *inbox, dray_error *error)
 {
     size_t have = inbox->end - inbox->begin, want = READ_AHEAD;
@@ -181,7 +181,7 @@ static int make_room(dray__inbox *inbox, dray_error *error)
     return DRAY_OK;
 }
 
-/* Takes over the descriptors of a received message; true when all fitted. */
+/* Takes the descriptors of a received message. Returns true when there was room for all. */
 static bool keep_fds(dray__inbox *inbox, struct msghdr *message)
 {
     bool fitted = !(message->msg_flags & MSG_CTRUNC);
@@ -204,8 +204,8 @@ static bool keep_fds(dray__inbox *inbox, struct msghdr *message)
     return fitted;
 }
 
-/* While descriptors wait for the rest of their frame, nothing beyond that frame is read: more
- * descriptors could come with it than there is room for. */
+/* Returns how much may be read. While descriptors wait for the rest of their frame, nothing after
+ * that frame is read, because more descriptors could come than there is room for. */
 static size_t readable(const dray__inbox *inbox)
 {
     size_t have = inbox->end - inbox->begin, room = inbox->capacity - inbox->end;
@@ -296,7 +296,7 @@ static int check_header(const dray__inbox *inbox, const uint8_t *at, dray__frame
     if (frame->size > most)
         return dray__fail(error, DRAY_EPROTO, "frame of %u bytes, at most %u expected", frame->size,
                           most);
-    /* Descriptors come with the frame's first byte, so by now all are here. */
+    /* Descriptors arrive with the frame's first byte, so all are here by now. */
     if (frame->fd_count > inbox->fd_count)
         return dray__fail(error, DRAY_EPROTO, "frame says %u descriptors, %u came", frame->fd_count,
                           inbox->fd_count);

@@ -21,11 +21,11 @@ typedef struct dray__listener dray__listener;
 struct dray__session {
     dray__coordinator *coordinator;
     dray__session *next;
-    dray__connection *first; /* its end is the session's */
+    dray__connection *first; /* the session ends with it */
     uint64_t member, epoch, host;
     char *name, *role;
     uint32_t rank;
-    int64_t pid, told_pid; /* by the kernel; by the client */
+    int64_t pid, told_pid; /* pid is from the kernel, told_pid from the client */
     int64_t since_ns;
     uint32_t may;               /* DRAY__MAY_... */
     uint8_t token[DRAY__TOKEN]; /* a connection that shows it may attach */
@@ -46,7 +46,7 @@ struct dray__connection {
     dray__caller caller;
     dray__listener *listener;
     dray__session *session; /* NULL before HELLO or ATTACH */
-    uint64_t id;            /* never used again */
+    uint64_t id;            /* unique; never reused */
     int fd;
     dray__tls *tls; /* NULL for a Unix socket */
     uint32_t may;   /* DRAY__MAY_... of its token; 0 until it is proven */
@@ -92,22 +92,23 @@ struct dray__listener {
     bool local;
     struct event *event, *resume;
     dray__callers callers;
-    char text[128];  /* as clients write it */
-    char path[4096]; /* the socket's, or of TCP the token's: removed at the end while it is ours */
-    uint64_t device, inode; /* 0 when the file is another's */
+    char text[128];  /* the address as clients write it */
+    char path[4096]; /* of the socket or, for TCP, of the token; removed at the end if it is still
+                        ours */
+    uint64_t device, inode; /* of that file; 0 when it is not ours */
 };
 
 struct dray__coordinator {
     struct event_base *base;
-    struct event *reaper; /* closes doomed connections outside everybody else's callbacks */
+    struct event *reaper; /* closes doomed connections outside of other callbacks */
     struct event *sweep;  /* ends connections that never sent their identity */
     dray__listener listeners[DRAY__LISTENERS];
     uint32_t listener_count;
     char *keeper_path, *token_path, *state_path;
-    dray__token state;   /* the state by which members that come back are known */
+    dray__token state;   /* the secret by which members that come back are recognised */
     uint64_t generation; /* the number of coordinators that began with this state; 0 when it keeps
                           * none */
-    dray__token master;  /* tokens of roles that are derived from it get in over TCP */
+    dray__token master;  /* tokens of roles, which TCP connections show, are derived from it */
     dray__token data;    /* the key that members show each other */
     bool sessionless;
     size_t unread_bytes;
@@ -128,11 +129,11 @@ struct dray__coordinator {
 /* connection.c */
 struct timeval dray__interval(int64_t ns);
 void dray__connection_add(dray__listener *listener, int fd);
-/* Ends a connection from the loop, soon. The callers' of a listener. */
+/* Has a connection closed by the loop soon; the callback of a listener's callers. */
 void dray__connection_doom(void *listener, dray__caller *caller);
 /* Sends the frame, or keeps it until there is room. */
 void dray__connection_send(dray__connection *connection, dray__frame *frame, const int *fds);
-/* The same of an error, as the answer to message `id`. */
+/* Sends an error as the answer to message `id`. */
 void dray__connection_fail(dray__connection *connection, uint16_t type, uint64_t id,
                            const dray_error *error);
 void dray__connection_close(dray__connection *connection);
@@ -143,7 +144,7 @@ void dray__sweep_strangers(evutil_socket_t fd, short what, void *coordinator);
 /* request.c */
 void dray__request_unlink(dray__request *request);
 
-/* The service of 0x0001..0x00FF. */
+/* Adds the service of messages 0x0001..0x00FF. */
 int dray__sessions_add(dray__coordinator *coordinator, dray_error *error);
 
 /* Barriers: a part of that service. */
@@ -153,6 +154,6 @@ void dray__barriers_free(dray__barriers *barriers);
 int dray__barriers_enter(dray__barriers *barriers, dray__request *request, const dray__meeting *m,
                          dray_error *error);
 void dray__barriers_expired(dray__barriers *barriers, dray__request *request, int channel_gone);
-/* Nobody waits for it any more. */
+/* Is called when a session ends; ends its part in barriers. */
 void dray__barriers_ended(dray__barriers *barriers, const dray__session *session);
 void dray__barriers_status(dray__barriers *barriers, json_t *object);

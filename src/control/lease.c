@@ -1,5 +1,5 @@
-/* dray/lease.h: the holder's end of a lease. A held lease has a connection of its own, which keeps
- * it held. Before and after, the connection is the context's. */
+/* dray/lease.h: the holder's end of a lease. A held lease has a connection of its own and is held
+ * as long as it exists. Before and after, the connection belongs to the context. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/options.h"
@@ -14,7 +14,8 @@ struct dray_lease {
     dray_context *context;
     dray__channel *channel;
     uint64_t number;
-    bool has_term, returned; /* returned: through the coordinator's restart */
+    /* returned is true when the lease came back after a coordinator's restart. */
+    bool has_term, returned;
     uint32_t count;
     char *names[DRAY_LEASE_NAMES];
 };
@@ -42,7 +43,8 @@ static dray_lease *lease_new(dray_context *context, const char *const *names, ui
     return whole ? lease : NULL;
 }
 
-/* One try. A connection over which no answer came is closed: then nothing is held over it. */
+/* Tries once to take the lease. A connection over which no answer came is closed, so that nothing
+ * is held over it. */
 static int take(dray_lease *lease, int64_t term_ns, int64_t deadline_ns, dray_error *error)
 {
     int64_t until = dray__answer_deadline(deadline_ns);
@@ -105,8 +107,8 @@ static int ask(dray_lease *lease, uint16_t type, uint32_t *waiting, dray_error *
                      &held, deadline_ns, NULL, waiting ? &dray__u32_fields : NULL, waiting, error);
 }
 
-/* Where the coordinator was killed, and the next one knows this member, the lease is asked for
- * anew, which succeeds while nobody else has it. */
+/* Takes the lease again after the coordinator was killed, if the next one knows this member. It
+ * succeeds unless another member has it. */
 static int come_back(dray_lease *lease, dray_error *error)
 {
     dray__channel *channel;
@@ -153,7 +155,7 @@ int dray_lease_release(dray_lease *lease, dray_error *error)
     return status;
 }
 
-/* Where it does not get through, the lease ends with its connection. */
+/* Releases the lease. If the message cannot be sent, the lease ends with its connection. */
 void dray__lease_let_go(dray_lease *lease)
 {
     if (!lease)

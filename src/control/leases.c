@@ -1,9 +1,9 @@
-/* The service of 0x0500..0x05FF: names that one session at a time holds (dray/lease.h).
+/* The service of messages 0x0500..0x05FF: names that one session at a time holds (dray/lease.h).
  *
  * Each name has a queue of turns, in the order in which they were asked for. A turn is in the
  * queues of all of its names, and holds them when it is the first in each. It ends with its
  * session, and with the connection over which it was asked for: a client that gave up before the
- * answer came holds nothing. Each coordinator counts from a range of its own. */
+ * answer came holds nothing. Each coordinator numbers turns from a range of its own. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -38,9 +38,9 @@ struct turn {
     dray__request *request; /* NULL when it holds its names */
     const dray__session *session;
     uint64_t channel, number;
-    int64_t deadline_ns; /* of waiting */
+    int64_t deadline_ns; /* of the wait */
     int64_t term_ns, since_ns;
-    int64_t until_ns; /* of a holder that is silent */
+    int64_t until_ns; /* end of the term of a silent holder */
     uint32_t count;
     line_place places[];
 };
@@ -106,7 +106,7 @@ static void dequeue(line_place *p)
         p->line->last = p->at;
 }
 
-/* Returns the first place in whose queue another turn comes before. Returns NULL when the turn
+/* Returns the first place that has another turn before it in the queue. Returns NULL when the turn
  * holds all of its names, or may. */
 static const line_place *behind(const turn *t)
 {
@@ -125,8 +125,8 @@ static const char *who_is(const dray__session *session, char out[WHO])
 
 /* ---- turns ----------------------------------------------------------------------------------- */
 
-/* The request's timer was made when it came, and has its place in the loop's heap: setting it to
- * another time takes no memory. */
+/* Sets the request's timer. It was made when the request came, so setting it to another time needs
+ * no memory. */
 static void wake_at_next_chance(const turn *t)
 {
     int64_t at = t->deadline_ns;
@@ -149,7 +149,7 @@ static void grant(leases *self, turn *t)
             wake_at_next_chance(p->turn);
 }
 
-/* Requests that waited for it are tried. */
+/* Ends a turn, and tries the requests that waited for it. */
 static void leave(leases *self, turn *t)
 {
     turn *next[DRAY_LEASE_NAMES], **link = &self->turns;
@@ -181,7 +181,7 @@ typedef struct lease_names {
     uint32_t count;
 } lease_names;
 
-/* Is `role` in "engine+trainer/..."? */
+/* Returns whether `role` is in a name such as "engine+trainer/...". */
 static bool lists_role(const char *name, const char *role)
 {
     const char *end = strchr(name, '/');
@@ -244,7 +244,7 @@ static int check_own(const leases *self, const lease_names *n, const dray__sessi
     return DRAY_OK;
 }
 
-/* In all queues, at their ends. */
+/* Adds a turn at the ends of all its queues. */
 static turn *add_turn(leases *self, const lease_names *n, dray__request *request)
 {
     turn *t = calloc(1, sizeof *t + n->count * sizeof *t->places);
@@ -322,7 +322,7 @@ static int lost(uint64_t number, dray_error *error)
                       "turn %" PRIu64 ": this session does not hold it any more", number);
 }
 
-/* How many turns wait in the longest of its queues. */
+/* Returns the number of turns that wait in the longest of its queues. */
 static uint32_t count_waiting(const turn *t)
 {
     uint32_t most = 0;
@@ -335,8 +335,8 @@ static uint32_t count_waiting(const turn *t)
     return most;
 }
 
-/* Of a coordinator before this one, which knew its member as this one does: nobody else has asked
- * since. */
+/* Takes back a lease that an earlier coordinator granted. It succeeds if no other session has asked
+ * for its names since. */
 static int take_back(leases *self, dray__request *request, const lease_names *n, uint64_t number,
                      turn **out, dray_error *error)
 {
@@ -394,7 +394,7 @@ static const dray__handler handlers[] = {
     {0},
 };
 
-/* A holder before the turn that has been silent for its term. */
+/* Returns a holder before the turn that has been silent for its term. */
 static turn *overdue(const turn *t, int64_t now)
 {
     for (uint32_t i = 0; i < t->count; i++) {
@@ -473,7 +473,7 @@ static json_t *name_json(const line *l, int64_t now)
     json_t *waiting = json_array();
     for (const line_place *p = holder->request ? l->first : l->first->next; p; p = p->next)
         json_array_append_new(waiting, json_string(who_is(p->turn->session, who)));
-    if (holder->request) /* it waits for another of its names */
+    if (holder->request) /* it still waits for another of its names */
         return json_pack("{s:s, s:n, s:n, s:n, s:n, s:o}", "name", l->name, "holder", "member",
                          "number", "held_seconds", "waiting", waiting);
     return json_pack("{s:s, s:s, s:I, s:I, s:f, s:o}", "name", l->name, "holder",

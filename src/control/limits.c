@@ -14,7 +14,7 @@ enum { NAMES = 6, WORD = 63 };
 static const char *const names[NAMES] = {"sessions", "queues",      "rows",
                                          "bytes",    "table-bytes", "leases"};
 
-/* 64, 64KiB, 1.5 is none. */
+/* Parses "64" or "64KiB", but not "1.5". */
 static int parse_number(const char *text, uint64_t *out)
 {
     static const char *const units[] = {"", "KiB", "MiB", "GiB", "TiB"};

@@ -1,5 +1,5 @@
-/* The limits of a coordinator for the connections with one token: all of a role's, or this user's
- * processes and the master's, which count as one. */
+/* The limits of a coordinator for the connections with one token: all that show a role's token;
+ * this user's processes and those with the master token count as one. */
 #pragma once
 
 #include <dray/dray.h>
@@ -13,6 +13,6 @@ typedef struct dray__limits {
     uint64_t leases;      /* names that are held or waited for */
 } dray__limits;
 
-/* Parses "rows=1000000,bytes=64GiB". A limit that is not named has its default, as have all when
- * text is NULL. Returns 0, or DRAY_EINVALID. */
+/* Parses "rows=1000000,bytes=64GiB". Limits that are not named have their defaults; with text NULL,
+ * all have. Returns 0, or DRAY_EINVALID. */
 int dray__limits_parse(const char *text, dray__limits *out, dray_error *error);

@@ -19,8 +19,8 @@ typedef struct dray__hello { /* then follow the fields of the member */
     int64_t pid;
 } dray__hello;
 
-typedef struct dray__session_claim { /* RETURN: the member's former session, and its secret;
-                                      * ATTACH */
+typedef struct dray__session_claim { /* RETURN: names the member's former session, with its secret;
+                                        ATTACH */
     uint64_t member, epoch;
     const void *token;
     size_t token_size;
@@ -30,17 +30,17 @@ typedef struct dray__hello_told { /* the answer */
     uint32_t version;
     dray__session_claim claim;
     const char *keeper;   /* path of its socket */
-    const char *identity; /* of the data token; "": the role moves no weights */
+    const char *identity; /* of the data token; "" when the role moves no weights */
     const void *key;
     size_t key_size;
-    bool takes_back; /* so does the next coordinator */
+    bool takes_back; /* the next coordinator will accept the session, too */
 } dray__hello_told;
 
 typedef struct dray__meeting { /* BARRIER; its answer lists the members that met */
     const char *name;
     uint32_t count, member_count;
     int64_t timeout_ns;
-    const uint64_t *members; /* that are waited for; none: any members */
+    const uint64_t *members; /* members that must come; empty for any members */
 } dray__meeting;
 
 typedef struct dray__posting { /* REPORT_POST */
@@ -50,7 +50,7 @@ typedef struct dray__posting { /* REPORT_POST */
 } dray__posting;
 
 typedef struct dray__report_wish { /* REPORT_WATCH */
-    const char *kind;              /* "": all */
+    const char *kind;              /* "" for all */
     uint64_t cursor;
     int64_t timeout_ns;
 } dray__report_wish;
@@ -74,7 +74,7 @@ typedef struct dray__lease_wish { /* LEASE_TAKE; its answer: u64 number */
 
 typedef struct dray__lease_held { /* LEASE_CHECK, answered u32 waiting; LEASE_GIVE: the number */
     uint64_t number;
-    bool back; /* a coordinator before this one gave it */
+    bool back; /* an earlier coordinator granted it */
     const char *const *names;
     uint32_t count;
 } dray__lease_held;

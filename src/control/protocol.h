@@ -119,9 +119,9 @@ enum {
     DRAY__MAY_MEMBER = DRAY__MAY_TRAINER | DRAY__MAY_ENGINE, /* holders of weights */
     DRAY__MAY_WORKER = DRAY__MAY_TRAINER | DRAY__MAY_ENGINE | DRAY__MAY_TASK,
     DRAY__MAY_ANY = DRAY__MAY_WORKER | DRAY__MAY_TOOL,
-    DRAY__MAY_USER = 128, /* no role's */
-    DRAY__MAY_ALL = 255   /* the master's, and everyone over the Unix socket */
+    DRAY__MAY_USER = 128, /* the right of no role */
+    DRAY__MAY_ALL = 255   /* of the master token, and of all connections over the Unix socket */
 };
 
-const char *dray__message_name(uint16_t type); /* "UPDATE_BEGIN"; "?" */
-uint32_t dray__message_senders(uint16_t type); /* their bits; DRAY__MAY_ANY for an unknown one */
+const char *dray__message_name(uint16_t type); /* "UPDATE_BEGIN"; "?" for an unknown one */
+uint32_t dray__message_senders(uint16_t type); /* as bits; DRAY__MAY_ANY for an unknown one */

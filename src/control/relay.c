@@ -33,7 +33,7 @@ typedef struct asked {
     struct asked *next;
     dray__request *request;
     uint64_t number, member;
-    bool given; /* the supervisor has it */
+    bool given; /* it was sent to the supervisor */
     char *what, *token;
     void *json, *bytes;
     size_t json_size, size;
@@ -43,10 +43,10 @@ typedef struct relay {
     asked *first; /* the oldest first */
     uint64_t numbers;
     dray__request *next; /* the supervisor's waiting request; NULL when it does not wait */
-    uint64_t *members;   /* that have asked */
+    uint64_t *members;   /* members that have asked */
     uint64_t member_count, member_room;
-    uint64_t *gone; /* of those: members whose session has ended, which the supervisor has not been
-                     * told yet */
+    uint64_t *gone; /* members of these with an ended session that the supervisor does not know
+                       about yet */
     uint64_t gone_count, gone_room;
 } relay;
 
@@ -139,7 +139,7 @@ enum { AT_ONCE = 256, BYTES_AT_ONCE = 24 << 20 };
 /* Sends the requests that were not given yet, if the supervisor waits for them. */
 static void tell_supervisor(relay *self)
 {
-    static dray__host_asked items[AT_ONCE]; /* of the loop's one thread */
+    static dray__host_asked items[AT_ONCE]; /* static, as the loop has one thread */
     uint32_t count = 0;
     size_t bytes = 0;
     if (!self->next)
@@ -170,7 +170,7 @@ static void answer(relay *self, const dray__host_answer *with)
 {
     asked *a = take_out(self, NULL, with->number);
     dray_error error;
-    if (!a) /* its host is gone */
+    if (!a) /* the host that asked is gone */
         return;
     if (with->code) {
         dray__fail(&error, with->code, "%s", with->message);

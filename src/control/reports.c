@@ -1,5 +1,5 @@
-/* The service of 0x0100..0x01FF: a ring of the reports posted last, and requests that wait for the
- * next one. */
+/* The service of messages 0x0100..0x01FF: a ring of the newest reports, and requests that wait for
+ * the next one. */
 #include "control/reports.h"
 
 #include "base/arena.h"
@@ -16,7 +16,7 @@
 
 enum {
     KIND_MAX = DRAY__REPORT_KIND_MAX,
-    REPORT_MAX = 64 << 10, /* as posted */
+    REPORT_MAX = 64 << 10, /* bytes of a report as posted */
     RING_BYTES = 8 << 20,
     BATCH_BYTES = 1 << 20 /* of one answer */
 };
@@ -31,11 +31,11 @@ typedef struct report_watcher {
     struct report_watcher *next;
     dray__request *request;
     uint64_t cursor;         /* the number wanted next */
-    char kind[KIND_MAX + 1]; /* "": all */
+    char kind[KIND_MAX + 1]; /* "" for all */
 } report_watcher;
 
-/* Numbers are given one by one, so a report's place follows from its number. A watcher reads only
- * the reports that are new to it. */
+/* Reports are numbered consecutively, so a report's place in the ring follows from its number. A
+ * watcher reads only the reports that are new to it. */
 typedef struct reports {
     report **ring;
     uint32_t room;         /* a power of two */
@@ -120,8 +120,8 @@ static bool wanted(const report_watcher *w, const report *r)
     return !w->kind[0] || strcmp(w->kind, r->kind) == 0;
 }
 
-/* Answers when there are reports for the watcher, or when some were lost. With `must`, it answers
- * in any case: then with only the cursor, moved beyond reports that do not match. */
+/* Answers when there are reports for the watcher, or when some were lost. With `must`, it always
+ * answers, if need be with only the cursor, which is advanced past reports that do not match. */
 static bool answer(reports *self, report_watcher *w, bool must)
 {
     uint64_t lost = w->cursor < self->oldest ? self->oldest - w->cursor : 0;
@@ -236,7 +236,7 @@ static int watch(void *user, dray__request *request, const void *message, dray_e
 
 static void expired(void *user, dray__request *request, int channel_gone)
 {
-    (void)channel_gone; /* an answer to nobody is dropped */
+    (void)channel_gone; /* an answer to a closed channel is dropped */
     reports *self = user;
     report_watcher *w = dray__request_data(request), **link = &self->watchers;
     while (*link != w)

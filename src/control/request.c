@@ -1,4 +1,4 @@
-/* Requests as services see them: until they are answered, or their time is up. */
+/* Requests as services see them, until they are answered or their deadline passes. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "control/internal.h"
@@ -31,7 +31,7 @@ static void request_free(dray__request *request)
 
 void dray__request_fail(dray__request *request, const dray_error *error)
 {
-    if (request->connection && request->id) /* a notification (id 0) wants no answer */
+    if (request->connection && request->id) /* a notification (id 0) gets no answer */
         dray__connection_fail(request->connection, request->type, request->id, error);
     request_free(request);
 }
@@ -73,7 +73,7 @@ static void request_due(evutil_socket_t fd, short what, void *user)
     (void)fd, (void)what;
     dray__request *request = user;
     int64_t left = request->deadline_ns - dray__now();
-    if (left > 0) { /* libevent counts from the beginning of the loop's turn: a little early */
+    if (left > 0) { /* libevent's timers may fire a little early */
         struct timeval rest = dray__interval(left);
         event_add(request->timer, &rest);
         return;

@@ -26,7 +26,7 @@ static void epoch_key(const dray__session *session, char *out, size_t capacity)
     snprintf(out, capacity, "%s/%u/%s", session->role, session->rank, session->name);
 }
 
-/* How often a session of this role, name and rank began. */
+/* Counts the sessions of this role, name and rank. */
 static int next_epoch(dray__coordinator *coordinator, const dray__session *session, uint64_t *epoch)
 {
     char key[DRAY__NAME_MAX + DRAY__ROLE_MAX + 32];
@@ -37,7 +37,7 @@ static int next_epoch(dray__coordinator *coordinator, const dray__session *sessi
     return dray__map_set(&coordinator->epochs, key, begun + 1) ? 0 : -1;
 }
 
-/* The session's texts are copies. */
+/* Reads HELLO or RETURN. The session's texts are copies. */
 static int read_hello(dray__reader *r, dray__session *session, dray__session_claim *returns,
                       dray_error *error)
 {
@@ -63,7 +63,8 @@ static int read_hello(dray__reader *r, dray__session *session, dray__session_cla
     if (returns)
         dray__get_fields(r, NULL, &dray__return_fields, returns);
     uint32_t may = session->first->may;
-    bool tool = session->role && strcmp(session->role, "tool") == 0; /* everybody may look */
+    /* Every token may read the status. */
+    bool tool = session->role && strcmp(session->role, "tool") == 0;
     session->may = may != DRAY__MAY_ALL && tool ? DRAY__MAY_TOOL : may;
     if (!r->failed && (!session->name || !session->role))
         return dray__nomem(error);
@@ -71,14 +72,14 @@ static int read_hello(dray__reader *r, dray__session *session, dray__session_cla
         return dray__fail(error, DRAY_EPERM, "HELLO: the role %s, but the token is for the role %s",
                           session->role,
                           dray__token_role_of(dray__tls_identity(session->first->tls)));
-    /* A newer client may say more than this version knows. */
+    /* A newer client may send more fields than this version knows. */
     if (spoken.newest > DRAY__PROTOCOL_VERSION && !r->failed)
         return DRAY_OK;
     return dray__reader_finish(r, returns ? "RETURN" : "HELLO", error);
 }
 
-/* Knowing it proves that a session is this one's. With a state it can be made again by the next
- * coordinator, and by nobody else. */
+/* Makes the secret of the session, which proves that a connection belongs to it. With a state file,
+ * only the next coordinator can compute it again. */
 static int make_token(const dray__coordinator *coordinator, dray__session *session,
                       dray_error *error)
 {
@@ -98,7 +99,7 @@ static int make_token(const dray__coordinator *coordinator, dray__session *sessi
     return DRAY_OK;
 }
 
-/* Of one token no more than the limit. */
+/* Checks that one token does not have more sessions than the limit. */
 static int check_count(const dray__coordinator *coordinator, const dray__session *session,
                        dray_error *error)
 {
@@ -113,7 +114,7 @@ static int check_count(const dray__coordinator *coordinator, const dray__session
 
 static dray__session *find_session(const dray__coordinator *coordinator, uint64_t member);
 
-/* A session that goes on, under its id. */
+/* Takes back a session of an earlier coordinator under its id. */
 static int take_back(dray__coordinator *coordinator, dray__session *session,
                      const dray__session_claim *given, dray_error *error)
 {
@@ -166,7 +167,7 @@ static int begin_session(dray__coordinator *coordinator, dray__request *request,
     bool returns = request->type == DRAY__MSG_RETURN;
     session->first = request->connection;
     int status = read_hello(&request->reader, session, returns ? &given : NULL, error);
-    if (!status && !returns) /* members that come back were counted before */
+    if (!status && !returns) /* members that come back have been counted before */
         status = check_count(coordinator, session, error);
     if (!status)
         status = returns ? take_back(coordinator, session, &given, error)
@@ -200,7 +201,7 @@ static int hello(void *self, dray__request *request, const void *message, dray_e
         return status;
     }
     bool moves =
-        session->may & (DRAY__MAY_TRAINER | DRAY__MAY_ENGINE); /* they talk to each other */
+        session->may & (DRAY__MAY_TRAINER | DRAY__MAY_ENGINE); /* they connect to each other */
     const dray__hello_told told = {
         .version = DRAY__PROTOCOL_VERSION,
         .claim = {session->member, session->epoch, session->token, sizeof session->token},
@@ -221,7 +222,8 @@ static dray__session *find_session(const dray__coordinator *coordinator, uint64_
     return NULL;
 }
 
-/* A client that shows another token had this number at a coordinator that is gone. */
+/* Attaches a connection to a session. A client with another secret had this number at an earlier
+ * coordinator. */
 static int attach(void *self, dray__request *request, const void *message, dray_error *error)
 {
     const dray__session_claim *m = message;

@@ -82,7 +82,7 @@ int dray__token_data(dray__token *out, dray_error *error)
     return draw("data", out, error);
 }
 
-/* Fills the key of an identity whose role tokens can have. */
+/* Fills in the key of an identity, if its role is one that tokens can have. */
 static bool derive(const dray__token *master, dray__tls_key *key)
 {
     char text[DRAY__TLS_IDENTITY + 16];
@@ -190,7 +190,7 @@ int dray__token_read(const char *path, dray__token *out, dray_error *error)
     int status = DRAY_OK;
     if (fstat(fd, &st) < 0)
         status = dray__fail_errno(error, errno, "%s", where);
-    else if (st.st_uid != geteuid()) /* also for root, to whom nothing is unreadable */
+    else if (st.st_uid != geteuid()) /* checked for root, too, because root can read any file */
         status = dray__fail(error, DRAY_EPERM,
                             "%s: a file of this user (%u) expected, it is one of user %u", where,
                             (unsigned)geteuid(), (unsigned)st.st_uid);
@@ -217,7 +217,8 @@ int dray__token_write(const char *path, const dray__token *token, dray_error *er
     int code = dray__write_all(fd, text, strlen(text)) < 0 || fsync(fd) < 0 ? errno : 0;
     close(fd);
     dray__forget_bytes(text, sizeof text);
-    /* link() never replaces: of two processes that write at once, one finds the other's file. */
+    /* link() never replaces a file, so of two processes that write at once, one finds the other's
+     * file. */
     if (!code && link(temporary, path) < 0)
         code = errno;
     unlink(temporary);
@@ -249,7 +250,7 @@ int dray__token_master(const char *path, dray__token *out, dray_error *error)
         status = dray__token_draw(&token, error);
         if (!status)
             status = dray__token_write(path, &token, error);
-        if (status == DRAY_EEXIST) /* another server was faster */
+        if (status == DRAY_EEXIST) /* another server made it first */
             status = dray__token_read(path, &token, error);
     }
     if (!status && strcmp(dray__token_role_of(token.identity), "master") != 0)
@@ -263,7 +264,7 @@ int dray__token_master(const char *path, dray__token *out, dray_error *error)
     return status;
 }
 
-/* The number takes the place of the session's digits. */
+/* The file is like a token's, with the number of coordinators in place of the session's digits. */
 int dray__token_state(const char *path, dray__token *out, uint64_t *generation, dray_error *error)
 {
     char fresh[4200];
@@ -278,7 +279,7 @@ int dray__token_state(const char *path, dray__token *out, uint64_t *generation, 
         return status;
     snprintf(token.identity, sizeof token.identity, PREFIX "%016" PRIx64 ".master", ++count);
     snprintf(fresh, sizeof fresh, "%.4096s.new", path);
-    unlink(fresh); /* of one that was killed here */
+    unlink(fresh); /* of a process that was killed at this point */
     status = dray__token_write(fresh, &token, error);
     if (!status && rename(fresh, path) < 0)
         status = dray__fail_errno(error, errno, "state file %s", path);

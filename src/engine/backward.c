@@ -50,9 +50,9 @@ static int reserve(const dray__model *m, const dray__packed *batch, dray__backwa
     return DRAY_OK;
 }
 
-/* One head of one row. The probabilities are computed again from the scores and their log-sums
- * (Dao et al., FlashAttention, Algorithm 4) rather than kept. Adds to dk and dv, which the heads of
- * one group share; sets dq. */
+/* Computes one head of one row. The probabilities are not kept, but computed again from the scores
+ * and their log-sums (Dao et al., FlashAttention, Algorithm 4). Adds to dk and dv, which the heads
+ * of one group share; sets dq. */
 static void attend_head_backward(const dray__model *m, const float *q, const float *k,
                                  const float *v, const float *out, const float *log_sum,
                                  const float *dout, int64_t n, float *p, float *ds, float *dq,
@@ -96,7 +96,7 @@ static void attend_backward(const dray__model *m, const dray__packed *batch,
     }
 }
 
-/* Back through the rotary positions and the heads' norms, in place in dqkv. */
+/* Goes back through the rotary positions and the heads' norms, in place in dqkv. */
 static void position_backward(const dray__model *m, const dray__packed *batch, const dray__layer *w,
                               const dray__layer_state *s, dray__layer *g, dray__backward *b)
 {
@@ -111,7 +111,7 @@ static void position_backward(const dray__model *m, const dray__packed *batch, c
                 continue;
             const float *raw = s->raw + (int64_t)t * heads * width;
             const float *scale = s->head_scale + (int64_t)t * heads;
-            float *dy = b->dattended; /* free by now, and wide enough for one head */
+            float *dy = b->dattended; /* not used any more, and wide enough for one head */
             for (int64_t h = 0; h < heads; h++) {
                 bool query = h < m->q_heads;
                 memcpy(dy, dhead + h * width, (size_t)width * sizeof *dy);

@@ -84,13 +84,14 @@ void dray__chunk_free(dray__row_chunk *chunk)
     *chunk = (dray__row_chunk){0};
 }
 
-/* Returns the end of the rows from `row` on that go into one chunk, and fills in their needs. */
+/* Returns the end of the rows from `row` on that go into one chunk, and fills in the chunk's
+ * sizes. */
 static uint32_t measure(const dray__sequences *s, uint32_t row, uint32_t end,
                         dray__row_chunk *chunk)
 {
     for (; row < end; row++) {
         uint64_t response = length(&s->response, row);
-        if (response == 0) /* nothing to predict: not computed */
+        if (response == 0) /* rows without a response are not computed */
             continue;
         int64_t tokens = (int64_t)(length(&s->prompt, row) + response - 1);
         if (chunk->rows > 0 && chunk->tokens + tokens > DRAY__CHUNK_TOKENS)

@@ -1,4 +1,4 @@
-/* OpenBLAS is opened at run time: all else of the program does without it. */
+/* OpenBLAS is opened at run time, because the rest of the program does not need it. */
 #include "engine/blas.h"
 
 #include "base/error.h"
@@ -30,7 +30,8 @@ static void *symbol(void *library, const char *prefix, const char *name)
     return dlsym(library, whole);
 }
 
-/* Where it is not in the system, PyPI's scipy-openblas32 has it, with a prefix before each name. */
+/* Loads OpenBLAS. A system without it may have PyPI's scipy-openblas32, which has a prefix before
+ * each name. */
 static void load(void)
 {
     const char *wish = getenv("DRAY_OPENBLAS_LIBRARY");
@@ -91,7 +92,7 @@ static const size_t BUFFER = (128 + 8) << 20;
 
 int dray__blas_open(dray_error *error)
 {
-    enum { SIZE = 64 }; /* too much for its buffers on the stack */
+    enum { SIZE = 64 }; /* too large for OpenBLAS's buffers on the stack */
     static float a[SIZE * SIZE], b[SIZE * SIZE], c[SIZE * SIZE];
     void *room = mmap(NULL, BUFFER, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (room == MAP_FAILED)

@@ -74,7 +74,8 @@ static int unsupported(const char *path, const char *key, const json_t *value, c
                       expected);
 }
 
-/* rope_scaling (transformers 4) and rope_parameters (5): only the plain rotary embedding. */
+/* Checks rope_scaling (transformers 4) and rope_parameters (5): only the plain rotary embedding is
+ * computed. */
 static int check_rope(const char *path, const char *key, const json_t *value, dray_error *error)
 {
     if (!json_is_object(value))
@@ -94,7 +95,8 @@ static int check_rope(const char *path, const char *key, const json_t *value, dr
     return DRAY_OK;
 }
 
-/* sliding_window counts unless use_sliding_window is there and false (Qwen writes both). */
+/* Checks sliding_window, which is in use unless use_sliding_window is present and false (Qwen
+ * writes both). */
 static int check_window(const char *path, const json_t *json, dray_error *error)
 {
     const json_t *window = json_object_get(json, "sliding_window");
@@ -152,7 +154,7 @@ int dray__engine_config_load(const char *path, dray_model_config *out, dray_erro
     return code;
 }
 
-/* transformers' classes: with a head for the next token, and with one for labels. */
+/* Classes of transformers with a head for the next token, and with one for labels. */
 static const struct {
     const char *family, *language, *labels;
 } families[] = {{"llama", "LlamaForCausalLM", "LlamaForTokenClassification"},
@@ -228,11 +230,12 @@ int dray__engine_config_json(const dray_model_config *c, int32_t eos_token, char
         "max_position_embeddings", (json_int_t)c->max_positions, "rms_norm_eps", c->rms_norm_eps,
         "rope_theta", c->rope_theta, "initializer_range", 0.02, "torch_dtype", "float32");
     bool whole = json != NULL;
-    /* transformers' default for Llama is a beginning and an end that this vocabulary has not got */
+    /* transformers' defaults for Llama are begin and end tokens that this vocabulary does not
+     * have */
     json_t *eos = eos_token >= 0 ? json_integer(eos_token) : json_null();
     whole = whole && json_object_set_new(json, "eos_token_id", eos) == 0 &&
             json_object_set_new(json, "bos_token_id", json_null()) == 0;
-    if (c->labels) /* how transformers counts them */
+    if (c->labels) /* transformers derives the number of labels from this map */
         whole = whole &&
                 json_object_set_new(json, "id2label", json_pack("{s:s}", "0", "value")) == 0 &&
                 json_object_set_new(json, "label2id", json_pack("{s:i}", "value", 0)) == 0;

@@ -1,7 +1,7 @@
-/* src/engine/: a reference engine: a transformer with its generator, its trainer, tokenizer and
- * losses, on CPUs and in 32-bit floats. The tests and runs of this project train with it, and other
- * engines' results can be compared with its own. It uses dray as any other engine would: a
- * generator's memory is filled by a subscriber, and a trainer's is published. */
+/* src/engine/: a reference engine: a transformer with generator, trainer, tokenizer and losses, on
+ * CPUs, in 32-bit floats. The tests and runs of this project train with it, and other engines'
+ * results can be compared with its own. It uses dray as any other engine would: a generator's
+ * memory is filled by a subscriber, and a trainer's is published. */
 
 /* The types that generator and trainer share: ragged batches, and model configurations as the
  * reference engine takes them. The engine computes in float32 on one core a rank (OpenBLAS on one
@@ -14,7 +14,7 @@
 
 /* Token rows of different length back to back: row i is values[offsets[i] .. offsets[i + 1]).
  * offsets has rows + 1 entries and need not start at 0, so that a slice of a bigger array (or a
- * queue column as it is) is a batch too. Borrowed. */
+ * queue column as it is) is a batch, too. The pointers are borrowed. */
 typedef struct dray__tokens {
     const int32_t *values;
     const uint64_t *offsets;
@@ -35,7 +35,7 @@ static inline bool dray__token_counts(const dray__sequences *sequences, uint64_t
 {
     return !sequences->mask || sequences->mask[token];
 }
-/* Response tokens of the row that count. */
+/* Returns the number of the row's response tokens that the model made. */
 static inline uint64_t dray__row_tokens(const dray__sequences *sequences, uint32_t row)
 {
     const uint64_t *offsets = sequences->response.offsets;
@@ -46,14 +46,15 @@ static inline uint64_t dray__row_tokens(const dray__sequences *sequences, uint32
 }
 
 /* Reads `path` (a config.json, or a folder that has one; or a name of the built-in table) for the
- * engine. DRAY_EUNSUPPORTED names the first key whose value the engine does not compute
+ * engine. DRAY_EUNSUPPORTED names the first key with a value that the engine does not support
  * (rope_scaling, sliding_window in use, hidden_act other than silu, ...); other errors as
  * dray_model_config_load. */
 int dray__engine_config_load(const char *path, dray_model_config *out, dray_error *error);
-/* Whether the engine computes this model: sizes positive and divisible, family known, no o_proj or
- * mlp bias, at most one label. DRAY_EUNSUPPORTED or DRAY_EINVALID names the field. */
+/* Checks that the engine can compute this model: sizes positive and divisible, family known, no
+ * o_proj or mlp bias, at most one label. Returns 0, or DRAY_EUNSUPPORTED or DRAY_EINVALID, which
+ * names the field. */
 int dray__engine_config_check(const dray_model_config *config, dray_error *error);
-/* The config.json of a float32 checkpoint of this model, as transformers reads it. *out is
- * malloc'ed. eos_token: -1 for none. */
+/* Makes the config.json of a float32 checkpoint of this model, as transformers reads it. *out is
+ * malloc'ed. eos_token is -1 for none. */
 int dray__engine_config_json(const dray_model_config *config, int32_t eos_token, char **out,
                              dray_error *error);

@@ -64,7 +64,7 @@ static int reserve(const dray__model *m, dray__state *s, int64_t tokens, dray_er
         dray__state_free(s);
         return dray__nomem(error);
     }
-    int64_t i = 0; /* a model has a layer at least */
+    int64_t i = 0; /* a model has at least one layer */
     do
         carve_layer(m, tokens, &s->layers[i], s->memory + (s->keep ? i * layer : 0));
     while (++i < m->config.layers);
@@ -119,7 +119,7 @@ static int embed(const dray__model *m, const dray__packed *batch, float *x, dray
     return reduce(m, x, batch->tokens * d, error);
 }
 
-/* Norms of the heads (Qwen3) and rotary positions on q and k, in place. */
+/* Applies the norms of the heads (Qwen3) and rotary positions to q and k, in place. */
 static void position(const dray__model *m, const dray__packed *batch, const dray__layer *w,
                      dray__layer_state *s)
 {
@@ -145,9 +145,8 @@ static void position(const dray__model *m, const dray__packed *batch, const dray
     }
 }
 
-/* Causal softmax(q · kᵀ / sqrt(head_dim)) · v of one head and row. Query i sees keys up to past +
- * i.
- */
+/* Computes causal softmax(q · kᵀ / sqrt(head_dim)) · v of one head and row. Query i sees keys up to
+ * past + i. */
 static void attend_head(const dray__model *m, const float *q, const float *k, const float *v,
                         int64_t key_stride, int64_t n, int64_t past, float *scores, float *out,
                         float *log_sum)

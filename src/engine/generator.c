@@ -1,4 +1,4 @@
-/* The model of an engine in a subscriber's memory, and scores. */
+/* The generator: an engine's model in memory that a subscriber updates, and log-probs. */
 #include "engine/generator.h"
 
 #include "base/error.h"

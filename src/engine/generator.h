@@ -18,20 +18,20 @@
 
 typedef struct dray__generator dray__generator;
 
-/* group: its ranks are the TP ranks; borrowed until close; NULL for one rank alone. The parameters
- * are zero until loaded or subscribed. The model must be cut evenly by the world
- * (dray_layout_engine names sizes that are not). */
+/* The ranks of the group are the TP ranks. group is borrowed until close; NULL for one rank alone.
+ * The parameters are zero until loaded or subscribed. The world must divide the model's sizes
+ * (dray_layout_engine names a size that it does not divide). */
 int dray__generator_open(const dray_model_config *config, dray__group *group, dray__generator **out,
                          dray_error *error);
 void dray__generator_close(dray__generator *generator);
 
-/* This rank's blocks and its live regions in the layout's order (for dray_subscriber_open);
- * borrowed: the generator's. */
+/* Return this rank's layout, and its regions in the layout's order, for dray_subscriber_open. Both
+ * are borrowed. */
 const dray_layout *dray__generator_layout(const dray__generator *generator);
 dray_region *const *dray__generator_regions(const dray__generator *generator);
 
-/* From here on samplers and log-probs sleep (pace.h): tokens are digits and an end token, log-probs
- * -1. Borrowed until close. */
+/* Makes samplers and log-probs sleep instead of compute from now on (pace.h): tokens are digits and
+ * an end token, log-probs are -1. pace is borrowed until close. */
 void dray__generator_pace(dray__generator *generator, const dray__pace *pace);
 
 /* Reads this rank's part of a Hugging Face checkpoint folder. */
@@ -40,7 +40,7 @@ int dray__generator_load(dray__generator *generator, const char *directory, dray
 typedef enum dray__finish {
     DRAY__FINISH_LENGTH = 0, /* max_new_tokens (or the model's positions) reached */
     DRAY__FINISH_EOS,        /* the last token is eos */
-    DRAY__FINISH_NOT_YET     /* of a sampler's row that goes on (sampler.h) */
+    DRAY__FINISH_NOT_YET     /* a sampler's row that is not finished (sampler.h) */
 } dray__finish;
 
 /* The generated responses, row by row in the order of the prompts. */
@@ -55,8 +55,8 @@ typedef struct dray__generation {
 
 void dray__generation_free(dray__generation *generation);
 
-/* Log-probs of given responses: logprobs[i] = log softmax(logits / temperature)[token] for each
- * response token. temperature > 0. entropy (nats, of the same distribution) may be NULL. */
+/* Computes log-probs of given responses: logprobs[i] = log softmax(logits / temperature)[token] for
+ * each response token. temperature > 0. entropy (nats, of the same distribution) may be NULL. */
 int dray__generator_logprobs(dray__generator *generator, const dray__sequences *sequences,
                              double temperature, float *logprobs, float *entropy,
                              dray_error *error);

@@ -9,5 +9,5 @@ struct dray__generator {
     dray_region **regions;
     uint32_t region_count;
     dray__model model;
-    dray__state state; /* of the forward pass that was computed last */
+    dray__state state; /* of the last forward pass */
 };

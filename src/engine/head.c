@@ -1,5 +1,5 @@
-/* The heads: logits, and log-probs and entropies over a vocabulary that may be spread over several
- * ranks. And values. */
+/* The heads: logits, log-probs and entropies over a vocabulary that may be spread over several
+ * ranks, and values. */
 #include "engine/blas.h"
 #include "engine/model.h"
 
@@ -74,8 +74,8 @@ typedef struct scoring {
     dray__model *model;
     dray__state *state;
     double temperature;
-    float *logprobs, *entropy; /* entropy: may be NULL */
-    float *values;             /* of a value model, in their place */
+    float *logprobs, *entropy; /* entropy may be NULL */
+    float *values;             /* used in place of these for a value model */
 } scoring;
 
 static int score_targets(const scoring *s, const dray__row_chunk *chunk, uint64_t at,

@@ -17,7 +17,8 @@ static uint64_t tokens_before(const dray__sequences *s, uint32_t row)
            s->response.offsets[0];
 }
 
-/* The first row of rank `rank`: rows are cut so that ranks have about equal numbers of tokens. */
+/* Returns the first row of rank `rank`. Rows are divided so that ranks have about equal numbers of
+ * tokens. */
 static uint32_t first_row(const dray__sequences *s, uint32_t rank, uint32_t world)
 {
     uint64_t all = tokens_before(s, s->rows);
@@ -40,7 +41,7 @@ static int prepare(dray__trainer *t, const dray__sequences *sequences, dray_erro
     return code;
 }
 
-/* out = all ranks' parts of an array per response token. */
+/* Gathers all ranks' parts of an array per response token into `out`. */
 static int gather_tokens(dray__trainer *t, const dray__sequences *s, const float *own, float *out,
                          dray_error *error)
 {
@@ -55,7 +56,8 @@ static int gather_tokens(dray__trainer *t, const dray__sequences *s, const float
     return DRAY_OK;
 }
 
-/* Of a language model log-probs, and entropy where it is not NULL; of a value model values. */
+/* Computes log-probs, and entropy if it is not NULL, of a language model; or values of a value
+ * model. */
 static int score(dray__trainer *t, const dray__sequences *sequences, double temperature, float *out,
                  float *entropy, dray_error *error)
 {
@@ -82,7 +84,7 @@ static int score(dray__trainer *t, const dray__sequences *sequences, double temp
     return code;
 }
 
-/* Has the model the head that this is about? */
+/* Checks that the model has the head that is needed. */
 static int expect_head(const dray__trainer *t, bool value, const char *what, dray_error *error)
 {
     return value == (t->config.labels > 0)
@@ -110,14 +112,15 @@ int dray__trainer_values(dray__trainer *t, const dray__sequences *sequences, flo
 
 /* ---- losses ---------------------------------------------------------------------------------- */
 
-/* The objective of a micro-batch: one of the two, or the responses as they are. */
+/* The objective of a micro-batch: a policy or value batch, or the responses themselves
+ * (supervised). */
 typedef struct objective {
     const dray__sequences *sequences;
     const dray__policy_batch *policy;
     const dray__value_batch *value;
 } objective;
 
-/* -log p of one response token. */
+/* Adds -log p of one response token. */
 static dray__slopes supervised(bool counts, double logprob, double entropy, dray__policy_sums *sums)
 {
     if (!counts)
@@ -129,7 +132,7 @@ static dray__slopes supervised(bool counts, double logprob, double entropy, dray
     return (dray__slopes){.logprob = -1};
 }
 
-/* logits becomes the gradient of the loss by them; exps is used up. */
+/* Replaces logits by the gradient of the loss by them. Overwrites exps. */
 static void differentiate(dray__trainer *t, const dray__row_chunk *chunk, const objective *of,
                           float inverse_temperature, const dray__summary *summaries, float *logits,
                           const float *exps)
@@ -148,7 +151,7 @@ static void differentiate(dray__trainer *t, const dray__row_chunk *chunk, const 
         float *row = logits + i * width;
         const float *e = exps + i * width;
         float share = (float)(-slopes.logprob / s->sum) * inverse_temperature;
-        if (slopes.entropy != 0) { /* d(-entropy) by z is p · (log p + entropy) */
+        if (slopes.entropy != 0) { /* the derivative of -entropy by z is p · (log p + entropy) */
             float factor = (float)(-slopes.entropy / s->sum) * inverse_temperature;
             float shift = (float)(entropy - normaliser);
             for (int64_t j = 0; j < width; j++)
@@ -161,7 +164,7 @@ static void differentiate(dray__trainer *t, const dray__row_chunk *chunk, const 
     }
 }
 
-/* The trunk's output where response tokens are chosen, and the gradient by it. */
+/* The trunk's output at the positions where response tokens are chosen, and the gradient by it. */
 typedef struct reached {
     int64_t count;
     float *hidden, *gradient; /* [count, hidden] */
@@ -233,7 +236,7 @@ static int accumulate_chunk(dray__trainer *t, const dray__row_chunk *chunk, cons
     return code;
 }
 
-/* Of the batch, and how many of its tokens count. */
+/* Returns the batch's divisor, and gets the number of its tokens that count. */
 static double divisor_of(const objective *of, uint64_t *tokens)
 {
     *tokens = dray__response_tokens(of->sequences);

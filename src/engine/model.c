@@ -1,4 +1,4 @@
-/* Finding the parameters in the engine layout, and the rotary tables. */
+/* Finds the parameters in the engine layout, and computes the rotary tables. */
 #include "engine/model.h"
 #include "engine/blas.h"
 
@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* How the engine layout cuts the model for this rank. */
+/* Returns the spec by which the engine layout cuts the model for this rank. */
 static dray_engine_spec spec_of(const dray__model *model)
 {
     dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
@@ -19,7 +19,7 @@ static dray_engine_spec spec_of(const dray__model *model)
     return spec;
 }
 
-/* Places of parameter `name`; NULL stays where `wanted` is false. */
+/* Finds the address of parameter `name`. When `wanted` is false, *out stays NULL. */
 static int place(const dray__model *model, void *base, const char *name, bool wanted, float **out,
                  dray_error *error)
 {
@@ -92,8 +92,8 @@ int dray__model_map(const dray__model *model, void *base, dray__weights *weights
     return DRAY_OK;
 }
 
-/* Rows of the vocabulary that this rank holds: its share of the padded table, cut at the end of the
- * true one. */
+/* Finds the rows of the vocabulary that this rank holds: its share of the padded table, without
+ * padding. */
 static int find_vocabulary(dray__model *model, dray_error *error)
 {
     dray_engine_spec spec = spec_of(model);
@@ -153,8 +153,8 @@ void dray__model_close(dray__model *model)
     *model = (dray__model){0};
 }
 
-/* RoPE (Su et al., "RoFormer") as transformers computes it, single precision included: at large
- * positions the rounding of the angle shows. */
+/* RoPE (Su et al., "RoFormer") as transformers computes it, in single precision, because at large
+ * positions the rounding of the angle matters. */
 int dray__model_reach(dray__model *model, int64_t count, dray_error *error)
 {
     if (count <= model->positions)

@@ -1,9 +1,9 @@
 /* The transformer itself, which generator and trainer both compute with. A model is a set of
- * pointers into parameters of the caller's in the engine layout (fused qkv_proj and gate_up_proj);
- * the trainer's is the case of one tensor-parallel rank.
+ * pointers into the caller's parameters in the engine layout (fused qkv_proj and gate_up_proj); the
+ * trainer uses that of one tensor-parallel rank.
  *
- * Batches are packed: the tokens of all rows back to back, one row of a matrix a token, no
- * padding. */
+ * Batches are packed: the tokens of all rows are back to back, one matrix row for each token,
+ * without padding. */
 #pragma once
 
 #include "engine/engine.h"
@@ -22,7 +22,7 @@ typedef struct dray__layer {
     float *gate_up, *down;  /* [2 ffn, hidden], [hidden, ffn] */
 } dray__layer;
 
-/* Parameters, or gradients in the same places. */
+/* Parameters, or gradients at the same offsets. */
 typedef struct dray__weights {
     float *embed, *norm; /* [vocab, hidden], [hidden] */
     /* [vocab, hidden] (= embed when tied) and NULL; of a value model [1, hidden] and [1] */
@@ -41,18 +41,19 @@ typedef struct dray__model {
     float *cos, *sin;                /* [positions, head_dim / 2] */
     int64_t positions;               /* rows of the tables filled so far */
     dray__weights weights;
-    const dray__pace *pace; /* NULL when it computes */
+    const dray__pace *pace; /* NULL when the model computes */
     const dray__arithmetic *kernels;
 } dray__model;
 
-/* For parameters at `base` in the layout of dray_layout_engine with tp = the group's world. */
+/* Opens a model on the parameters at `base`, which are in the layout of dray_layout_engine with tp
+ * = the group's world. */
 int dray__model_open(const dray_model_config *config, dray__group *group, void *base,
                      dray__model *model, dray_error *error);
 void dray__model_close(dray__model *model);
-/* The same places relative to another base: for gradients. Free weights->layers. */
+/* Maps the same offsets from another base, for gradients. The caller frees weights->layers. */
 int dray__model_map(const dray__model *model, void *base, dray__weights *weights,
                     dray_error *error);
-/* True vocabulary rows of each rank. */
+/* Gets the vocabulary rows of each rank, without padding. */
 void dray__model_shares(const dray__model *model, uint64_t *rows);
 /* Fills the rotary tables for positions [0, count). */
 int dray__model_reach(dray__model *model, int64_t count, dray_error *error);
@@ -63,23 +64,23 @@ typedef struct dray__packed {
     uint32_t rows;
     int64_t tokens;
     const int32_t *ids;      /* [tokens] */
-    const uint64_t *offsets; /* [rows + 1], from 0: the row's new tokens */
-    const uint64_t *past;    /* [rows]: tokens of the row that are in its cache; NULL for none */
+    const uint64_t *offsets; /* [rows + 1], from 0, of the rows' new tokens */
+    const uint64_t *past;    /* [rows], number of tokens in the row's cache; NULL for none */
 } dray__packed;
 
-/* Of one row. */
+/* The KV cache of one row. */
 typedef struct dray__cache {
     float *k, *v;    /* [layers, entries, kv_width] */
     int64_t entries; /* tokens that it has room for */
 } dray__cache;
 
-/* The values of a forward pass. For a backward pass each layer has its own; else all layers share
- * one set. */
+/* The values of a forward pass. Each layer has its own set for a backward pass; otherwise all
+ * layers share one. */
 typedef struct dray__layer_state {
     float *x;        /* [tokens, hidden]: the layer's input */
     float *normed;   /* input_norm(x) */
-    float *qkv;      /* [tokens, qkv_width], positions applied */
-    float *raw;      /* q and k before their norms, for the backward pass; NULL without */
+    float *qkv;      /* [tokens, qkv_width], with positions applied */
+    float *raw;      /* q and k before their norms, for the backward pass; otherwise NULL */
     float *attended; /* [tokens, q_width] */
     float *middle;   /* x + attention */
     float *middle_normed;
@@ -90,19 +91,21 @@ typedef struct dray__layer_state {
 } dray__layer_state;
 
 typedef struct dray__state {
-    bool keep; /* every layer's own, for a backward pass */
+    bool keep; /* keeps every layer's values, for a backward pass */
     float *memory;
     int64_t capacity; /* tokens */
     dray__layer_state *layers;
-    float *last, *hidden, *last_scale; /* [tokens, hidden]: leaves the layers; normed; factors */
+    float *last, *hidden, *last_scale; /* output of the layers, [tokens, hidden]; the same normed;
+                                          the norm's factors */
     float *partial;                    /* [tokens, hidden] */
     float *scores;                     /* one head's [n, past + n] */
     int64_t scores_capacity;
 } dray__state;
 
 void dray__state_free(dray__state *state);
-/* Hidden states after the last norm of all tokens into state->hidden. caches: one a row, to which
- * new keys and values are added; NULL for none. Token ids must be within the vocabulary. */
+/* Computes the hidden states of all tokens, after the last norm, into state->hidden. caches has one
+ * cache for each row, to which new keys and values are added; NULL for none. Token ids must be
+ * within the vocabulary. */
 int dray__forward(const dray__model *model, const dray__packed *batch, dray__cache *const *caches,
                   dray__state *state, dray_error *error);
 
@@ -116,35 +119,36 @@ typedef struct dray__backward {
 } dray__backward;
 
 void dray__backward_free(dray__backward *backward);
-/* Adds to the gradients of all parameters but the head. dhidden: gradient of state->hidden. The
- * state is that of a forward pass that kept, without cache, of a model with one rank. */
+/* Adds to the gradients of all parameters but the head. dhidden is the gradient of state->hidden.
+ * The state must be that of a forward pass with `keep` and without caches, of a model with one
+ * rank. */
 int dray__backward_run(const dray__model *model, const dray__packed *batch,
                        const dray__state *state, const float *dhidden, dray__weights *gradients,
                        dray__backward *backward, dray_error *error);
 
 /* ---- the head -------------------------------------------------------------------------------- */
 
-/* logits[i] = head · hidden[i]: count × this rank's vocab_rows. */
+/* Computes logits[i] = head · hidden[i], count × this rank's vocab_rows. */
 void dray__head(const dray__model *model, const float *hidden, int64_t count, float *logits);
 
-/* The distribution softmax(logits / temperature) over the whole vocabulary, in numbers: its
+/* Describes the distribution softmax(logits / temperature) over the whole vocabulary: its
  * probabilities are exp(z - max) / sum with z = logit / temperature. */
 typedef struct dray__summary {
     float max;
-    float target;    /* z of the target token; -inf when this rank has not got it */
+    float target;    /* z of the target token; -inf when another rank has it */
     double sum;      /* Σ exp(z - max) */
     double weighted; /* Σ exp(z - max) · z, for the entropy */
 } dray__summary;
 
-/* Of this rank's columns. targets: one a row, or NULL. exps (count × vocab_rows) gets
- * exp(z - max). */
+/* Computes the summaries of this rank's columns. targets has one token for each row, or is NULL.
+ * exps (count × vocab_rows) gets exp(z - max). */
 void dray__summarise(const dray__model *model, const float *logits, int64_t count,
                      const int32_t *targets, double inverse_temperature, float *exps,
                      dray__summary *summaries);
-/* The summaries of all ranks: all[rank * count + i]. */
+/* Gathers the summaries of all ranks: all[rank * count + i]. */
 int dray__summaries_gather(const dray__model *model, const dray__summary *own, int64_t count,
                            dray__summary *all, dray_error *error);
-/* Entry i over the whole vocabulary: the ranks' parts combined in rank order. */
+/* Returns entry i over the whole vocabulary: the ranks' parts combined in rank order. */
 dray__summary dray__summary_join(const dray__summary *all, uint32_t world, int64_t count,
                                  int64_t i);
 /* to[i] = from[rows[i]], rows of `width` floats. */
@@ -153,12 +157,12 @@ void dray__pick_rows(const float *from, const int64_t *rows, int64_t count, int6
 
 /* ---- sequences in, packed chunks out --------------------------------------------------------- */
 
-/* Rows of at most this many tokens (or one row) are computed at a time: keeps the state in cache.
- */
+/* Rows of at most this many tokens together (or one longer row) are computed at a time, which keeps
+ * the state in the CPU's cache. */
 #define DRAY__CHUNK_TOKENS 256
 
 typedef struct dray__row_chunk {
-    uint32_t rows; /* with a response */
+    uint32_t rows; /* that have a response */
     int64_t tokens;
     int32_t *ids; /* prompt + response without its last token */
     uint64_t *offsets;
@@ -169,27 +173,30 @@ typedef struct dray__row_chunk {
     uint64_t first;     /* index of the first target among all response tokens */
 } dray__row_chunk;
 
-/* Offsets ascend, every row has at least `least` tokens, all within the vocabulary. */
+/* Checks that offsets ascend, and that every row has at least `least` tokens, all within the
+ * vocabulary. */
 int dray__tokens_check(const dray__tokens *tokens, uint32_t rows, int64_t vocabulary,
                        uint64_t least, const char *what, dray_error *error);
-/* Offsets ascend, prompts are not empty, ids are within the vocabulary, rows within the model's
- * positions. DRAY_EINVALID names the row. */
+/* Checks that offsets ascend, prompts are not empty, ids are within the vocabulary, and rows fit
+ * the model's positions. Returns 0, or DRAY_EINVALID, which names the row. */
 int dray__sequences_check(const dray_model_config *config, const dray__sequences *sequences,
                           dray_error *error);
-/* Tokens of the longest row. */
+/* Returns the number of tokens of the longest row. */
 int64_t dray__sequences_longest(const dray__sequences *sequences);
-uint64_t dray__response_tokens(const dray__sequences *sequences); /* that count */
+uint64_t dray__response_tokens(const dray__sequences *sequences); /* returns the number of response
+                                                                     tokens that the model made */
 /* Packs rows [*row, end) as far as one chunk goes, and advances *row. */
 int dray__chunk_next(const dray__sequences *sequences, uint32_t end, uint32_t *row,
                      dray__row_chunk *chunk, dray_error *error);
 void dray__chunk_free(dray__row_chunk *chunk);
 
-/* Log-probs (and entropies, may be NULL) of the response tokens of rows [begin, end) to
- * logprobs[0..), as generator.h and trainer.h define them. */
+/* Computes log-probs and entropies (entropy may be NULL) of the response tokens of rows [begin,
+ * end) to logprobs[0..), as generator.h and trainer.h define them. */
 int dray__score(dray__model *model, dray__state *state, const dray__sequences *sequences,
                 uint32_t begin, uint32_t end, double temperature, float *logprobs, float *entropy,
                 dray_error *error);
-/* The value model's number for the state that a token is chosen in; hidden: of that state. */
+/* Returns the value model's value of the state in which a token is chosen; hidden is that
+ * state's. */
 float dray__value(const dray__model *model, const float *hidden);
 /* The same for the response tokens of rows [begin, end), to values[0..). */
 int dray__values(dray__model *model, dray__state *state, const dray__sequences *sequences,

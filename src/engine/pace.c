@@ -7,10 +7,11 @@
 #include <math.h>
 #include <time.h>
 
-enum { PLACE_BITS = 24, DRAWS = 1 << 20 /* numbers of a stream that tokens do not reach */ };
+/* DRAWS: the first numbers of a stream that tokens do not use. */
+enum { PLACE_BITS = 24, DRAWS = 1 << 20 };
 
-/* A sleep that ended this much too late has its cause elsewhere (the process was stopped), and is
- * not made good. */
+/* A sleep that ended later than this was delayed by something else (the process was stopped), and
+ * is not compensated. */
 #define LATE_MOST (20 * DRAY__MILLISECOND)
 
 uint64_t dray__pace_length(const dray__pace *p, uint64_t stream)
@@ -20,7 +21,8 @@ uint64_t dray__pace_length(const dray__pace *p, uint64_t stream)
     double own = dray__random_normal(p->seed, stream, DRAWS),
            shared = dray__random_normal(~p->seed, group, DRAWS),
            normal = sqrt(p->correlation) * shared + sqrt(1 - p->correlation) * own;
-    double variance = log(1 + p->variation * p->variation); /* of the log-normal's logarithm */
+    /* variance of the logarithm of the log-normal. */
+    double variance = log(1 + p->variation * p->variation);
     double length = p->tokens * exp(sqrt(variance) * normal - variance / 2);
     if (dray__random_unit(p->seed, stream, 4 * DRAWS) < p->tail_share)
         length *= p->tail;

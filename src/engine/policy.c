@@ -1,4 +1,4 @@
-/* Policy optimisation on log-probs (the formulas and where they come from are in policy.h). */
+/* Policy optimisation on log-probs (policy.h has the formulas and their sources). */
 #include "engine/policy.h"
 
 #include "base/error.h"
@@ -80,7 +80,7 @@ double dray__aggregate_divisor(int32_t aggregate, const dray__sequences *sequenc
 
 /* ---- the loss -------------------------------------------------------------------------------- */
 
-/* The policy term, -w · min(…): adds to *loss, returns its derivative by the log-prob. */
+/* Adds the policy term, -w · min(…), to *loss, and returns its derivative by the log-prob. */
 static double surrogate(const dray__policy_batch *p, double advantage, double ratio,
                         double behaviour, double *loss, dray__policy_sums *sums)
 {

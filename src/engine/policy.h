@@ -1,9 +1,9 @@
 /* The losses of policy optimisation, as functions of log-probs: a batch, and the derivatives of its
- * loss by the log-prob and the entropy of each response token. losses.c carries them on through the
+ * loss by the log-prob and the entropy of each response token. losses.c propagates them through the
  * network.
  *
- * With π the policy that is trained, π_prox the one that ratios are to, and π_behav the one that
- * sampled, the loss is the sum over response tokens of
+ * With π the policy that is trained, π_prox the proximal policy (the denominator of ratios), and
+ * π_behav the one that sampled, the loss is the sum over response tokens of
  *
  *     a · (-w · min(r · A, clip(r) · A) + kl_coefficient · k3 - entropy_coefficient · entropy)
  *
@@ -22,9 +22,8 @@
  *
  * k3 = exp(d) - d - 1 with d = log π_ref - log π (Schulman, "Approximating KL Divergence", 2020).
  *
- * `a` and the divisor that a step divides sums by say what the mean is over: see dray__aggregate.
- * Response tokens are those that count (dray__sequences.mask).
- */
+ * `a` and the divisor of a step's sums determine over which tokens or rows the mean is taken: see
+ * dray__aggregate. Response tokens are those that count (dray__sequences.mask). */
 #pragma once
 
 #include "engine/engine.h"
@@ -51,24 +50,24 @@ double dray__aggregate_divisor(int32_t aggregate, const dray__sequences *sequenc
                                const bool *masked, double length, uint64_t *tokens);
 
 /* One micro-batch of policy optimisation. Arrays per response token are those of dray__sequences.
- * Rows count that have tokens and are not masked. */
+ * Only rows that have tokens and are not masked count. */
 typedef struct dray__policy_batch {
     dray__sequences sequences;
     double temperature;        /* the temperature at which the responses were sampled; 0 means 1 */
-    const float *advantages;   /* one a row; or, with token_advantages, one a response token */
+    const float *advantages;   /* one for each row or, with token_advantages, each response token */
     int32_t token_advantages;  /* 1: advantages are per response token */
-    const float *old_logprobs; /* per response token, of π_prox; NULL for the present policy's (r =
-                                * 1, gradient of REINFORCE) */
+    const float *old_logprobs; /* per response token, of π_prox; NULL for those of the present
+                                  policy (r = 1, gradient of REINFORCE) */
     const float *behaviour_logprobs; /* per response token, of π_behav; NULL for π_prox's */
     const float *ref_logprobs;       /* per response token; NULL for no KL */
-    const bool *masked;              /* one a row: true leaves it out of all sums; NULL when none
-                                      * is */
-    int32_t loss;                    /* dray__loss */
-    int32_t aggregate;               /* dray__aggregate; the same for all batches of a step */
-    double length;                   /* with DRAY__AGGREGATE_LENGTH: the constant */
-    double truncate;                 /* 0 when weights are not truncated */
-    double clip_low, clip_high;      /* 0 means 0.2 */
-    double dual_clip;                /* more than 1; 0 for none */
+    /* One for each row; true leaves it out of all sums; NULL when no row is masked. */
+    const bool *masked;
+    int32_t loss;               /* dray__loss */
+    int32_t aggregate;          /* dray__aggregate; the same for all batches of a step */
+    double length;              /* with DRAY__AGGREGATE_LENGTH: the constant */
+    double truncate;            /* 0 when weights are not truncated */
+    double clip_low, clip_high; /* 0 means 0.2 */
+    double dual_clip;           /* more than 1; 0 for none */
     double kl_coefficient, entropy_coefficient;
 } dray__policy_batch;
 
@@ -80,8 +79,8 @@ typedef struct dray__policy_sums {
 
 void dray__policy_sums_add(dray__policy_sums *to, const dray__policy_sums *from);
 
-/* Fills *out with the batch and its defaults. Fails with DRAY_EINVALID, whose message names the
- * error. */
+/* Fills *out with the batch and its defaults. Returns 0, or DRAY_EINVALID with a message that names
+ * the error. */
 int dray__policy_check(const dray__policy_batch *batch, dray__policy_batch *out, dray_error *error);
 
 /* The derivatives of the loss by a response token's log-prob and entropy. */

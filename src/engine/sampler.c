@@ -1,5 +1,6 @@
-/* Rows in slots: a step computes the part of each row that is not in the cache (all of a new one,
- * in packed chunks, else its newest token), and samples from the hidden state of its last token. */
+/* A sampler's rows in slots. A step computes the part of each row that is not in the cache (all of
+ * a new row, in packed chunks, otherwise the newest token), and samples from the hidden state of
+ * the row's last token. */
 #include "engine/sampler.h"
 
 #include "base/error.h"
@@ -12,8 +13,8 @@
 #include <string.h>
 
 typedef struct row {
-    /* tokens[limit] is the sequence, of which [0, given) was there when it was added; logprobs and
-     * versions are alike. NULL when the slot is free. */
+    /* tokens[limit] is the sequence; [0, given) was there when the row was added. logprobs and
+     * versions have the same indices. NULL when the slot is free. */
     int32_t *tokens, *versions;
     float *logprobs;
     uint64_t prompt, given, length, limit;
@@ -24,7 +25,7 @@ typedef struct row {
     bool held;
 } row;
 
-/* The token that a rank found in its part of the vocabulary, and its z = logit / temperature. */
+/* The token that a rank chose in its part of the vocabulary, and its z = logit / temperature. */
 typedef struct pick {
     int32_t token;
     float z;
@@ -36,9 +37,9 @@ struct dray__sampler {
     int32_t version;
     row *rows; /* [slots] */
     uint32_t used;
-    uint32_t *active,
-        active_count; /* slots of rows that go on, as they were added, or given tokens */
-    float *hidden;    /* of the last token of each active row */
+    uint32_t *active, active_count; /* slots of active rows, in the order in which they were added
+                                       or given tokens */
+    float *hidden;                  /* of the last token of each active row */
     float *logits, *exps;
     dray__summary *summaries; /* own, then all ranks' */
     pick *picks;              /* own, then all ranks' */
@@ -204,7 +205,7 @@ static int make_row(const dray__sampler *s, const dray__sampler_rows *rows, uint
     return DRAY_OK;
 }
 
-/* Room for a chunk's tokens, or for one row that is longer. */
+/* Makes room for a chunk's tokens, or for one longer row. */
 static int reserve_ids(dray__sampler *s, uint64_t longest, dray_error *error)
 {
     uint64_t room = longest > DRAY__CHUNK_TOKENS ? longest : DRAY__CHUNK_TOKENS;
@@ -356,7 +357,7 @@ static uint64_t missing(const dray__sampler *s, uint32_t i)
 }
 
 /* Computes the tokens of active rows [from, to) that are not in the cache yet, and keeps the hidden
- * state of each row's last. */
+ * state of each row's last token. */
 static int advance_rows(dray__sampler *s, uint32_t from, uint32_t to, dray_error *error)
 {
     dray__generator *g = s->g;
@@ -395,8 +396,8 @@ static int advance(dray__sampler *s, dray_error *error)
     return code;
 }
 
-/* Which rank's part of the vocabulary the token is in, and how much probability mass (in units of
- * that rank's exps) is before it. Every rank finds the same from the same summaries. */
+/* Finds the rank that has the token in its part of the vocabulary, and the probability mass (in
+ * units of that rank's exps) before it. Every rank gets the same result from the same summaries. */
 static uint32_t find_owner(const dray__sampler *s, const dray__summary *all, uint32_t i,
                            double *inside)
 {
@@ -417,7 +418,7 @@ static uint32_t find_owner(const dray__sampler *s, const dray__summary *all, uin
         double factor = exp((double)part->max - whole.max), weight = factor * part->sum;
         if (weight <= 0)
             continue;
-        owner = rank; /* the last with any mass, should rounding carry us past the end */
+        owner = rank; /* the last rank with any mass, in case rounding goes past the end */
         *inside = mass / factor;
         if (mass < weight)
             break;
@@ -426,8 +427,8 @@ static uint32_t find_owner(const dray__sampler *s, const dray__summary *all, uin
     return owner;
 }
 
-/* The token of this rank's columns at which the running sum of exps passes `inside`; greedy: the
- * first greatest. */
+/* Returns the token of this rank's columns at which the running sum of exps passes `inside` or, for
+ * greedy sampling, the first with the greatest logit. */
 static pick choose(const dray__sampler *s, uint32_t i, double inside)
 {
     const dray__model *m = &s->g->model;
@@ -466,7 +467,8 @@ static void append(dray__sampler *s, uint32_t slot, pick chosen, double logprob)
         r->finish = DRAY__FINISH_LENGTH;
 }
 
-/* A token for every active row: two exchanges between the ranks, of a few numbers a row. */
+/* Samples a token for every active row, with two exchanges between the ranks of a few numbers for
+ * each row. */
 static int sample(dray__sampler *s, dray_error *error)
 {
     const dray__model *m = &s->g->model;
@@ -502,8 +504,8 @@ static int sample(dray__sampler *s, dray_error *error)
     return DRAY_OK;
 }
 
-/* Sleeps for the time of a step, and adds digits until the response is as long as its stream
- * draws. */
+/* Sleeps for the time of a step, and adds a digit to each row until the response has the length
+ * that its stream draws. */
 static void pretend(dray__sampler *s)
 {
     const dray__pace *pace = s->g->model.pace;

@@ -1,7 +1,7 @@
-/* Generation a token at a time: a sampler holds rows in slots, and a step gives each of them its
+/* Generation one token at a time: a sampler holds rows in slots, and a step gives each of them its
  * next token. Rows may be added between two steps, as prompts or with the response tokens that they
- * have already, and looked at and removed at any time. A row that is removed before it is finished
- * is cut. It goes on as if it had not been cut when it is added again with its tokens.
+ * already have, and read and removed at any time. A row that is removed before it is finished is
+ * cut. When it is added again with its tokens, it goes on as if it had not been cut.
  *
  * The random number of a token is drawn from (seed, the row's stream, the token's position in the
  * sequence counted from the prompt's start): it does not depend on the other rows, on the order of
@@ -22,7 +22,7 @@ typedef struct dray__sampler_options {
     uint32_t slots; /* the most rows at once */
     uint64_t seed;
     double temperature; /* 0 for greedy sampling */
-    int32_t eos_token;  /* -1: none */
+    int32_t eos_token;  /* -1 for none */
 } dray__sampler_options;
 
 /* Rows take no memory before they are added. The generator must outlive the sampler. */
@@ -32,10 +32,10 @@ void dray__sampler_close(dray__sampler *sampler);
 
 typedef struct dray__sampler_rows {
     dray__sequences rows; /* response.offsets is NULL when no row has response tokens yet */
-    /* One number for each row, which selects its random numbers. NULL for the row's index. */
+    /* One number for each row, which selects its random numbers. NULL means the row's index. */
     const uint64_t *streams;
-    /* The most tokens of a response, with those that are there already. The model's positions
-     * may end it earlier. */
+    /* The most tokens of a response, including those that it already has. The model's positions may
+     * end it earlier. */
     uint32_t max_new_tokens;
     /* One for each row instead; NULL when max_new_tokens is for all rows. */
     const uint32_t *row_max_new_tokens;
@@ -59,7 +59,7 @@ void dray__sampler_give(dray__sampler *sampler, uint32_t slot, const int32_t *to
                         uint64_t count);
 
 /* Call it when the weights are those of `version` from now on. The cache was computed with the
- * former weights, so the next step computes it anew. A new sampler has version 0. */
+ * former weights, so the next step computes it again. A new sampler has version 0. */
 void dray__sampler_renew(dray__sampler *sampler, int32_t version);
 
 /* Resets the row, finished or not, to the tokens that it had when it was added. */
@@ -74,7 +74,7 @@ uint32_t dray__sampler_running(const dray__sampler *sampler);
 typedef struct dray__sampled {
     const int32_t *tokens; /* eos included */
     const float *logprobs; /* as dray__generation's */
-    /* The version of the weights that made each token; -1: the token was given. */
+    /* The version of the weights that made each token; -1 for a token that was given. */
     const int32_t *versions;
     uint64_t count;
     uint8_t finish; /* dray__finish */

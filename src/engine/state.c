@@ -16,7 +16,7 @@
 #define OPTIMIZER "optimizer" /* the folder */
 
 enum { PARAMETER, MOMENT, MOMENT_SQUARE, KINDS };
-enum { PARTS_MOST = 2 /* the optimiser's, and one of the caller's */ };
+enum { PARTS_MOST = 2 /* the optimiser's part, and one of the caller's */ };
 static const char *const prefixes[KINDS] = {"", "exp_avg.", "exp_avg_sq."};
 
 /* A layout over plain memory, and its regions. */
@@ -96,7 +96,7 @@ static int add_step(state_memory *m, int64_t *step, dray_error *error)
     return code;
 }
 
-/* The moments and the step, as the ranks have them. */
+/* Adds the moments and the step, with the ranks' pieces. */
 static int add_optimizer(const dray__trainer *t, state_memory *m, float *const *pieces,
                          int64_t *step, dray_error *error)
 {
@@ -130,7 +130,7 @@ int dray__trainer_save(dray__trainer *t, dray_context *context, const char *dire
     options.config_json = config;
     options.parts = parts;
     options.part_count = count;
-    /* A rank that cannot begin would keep the others waiting. */
+    /* Otherwise the others would wait for a rank that cannot begin. */
     code = dray__trainer_agree(t, code, error);
     if (code == DRAY_OK)
         code = dray_checkpoint_save(context, directory, t->layout, t->regions, &options, error);
@@ -141,7 +141,7 @@ int dray__trainer_save(dray__trainer *t, dray_context *context, const char *dire
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* Reads this rank's pieces of the parameters; with `step` of the optimiser's state. */
+/* Reads this rank's pieces of the parameters; with `step`, those of the optimiser's state. */
 static int read_pieces(dray__trainer *t, const char *directory, float *const *to, int which,
                        int64_t *step, dray_error *error)
 {
@@ -160,7 +160,8 @@ static int read_pieces(dray__trainer *t, const char *directory, float *const *to
     return code;
 }
 
-/* Everything is read aside first: a checkpoint that any rank cannot read changes nothing. */
+/* Reads everything into other memory first, so that a checkpoint that some rank cannot read changes
+ * nothing. */
 static int read_state(dray__trainer *t, const char *directory, int which, bool optimizer,
                       dray_error *error)
 {

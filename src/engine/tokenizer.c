@@ -95,12 +95,12 @@ static int tokens_add(dray__token_list *list, int32_t token, dray_error *error)
 
 enum { NONE = -1 };
 
-/* A part of a word: a token, and its neighbours' places. */
+/* A part of a word: a token, and the indices of its neighbours. */
 typedef struct word_part {
-    int32_t id, before, after; /* id NONE: it is part of the one before */
+    int32_t id, before, after; /* id is NONE when it was merged into the part before */
 } word_part;
 
-/* A possible merge: it is still possible if its two parts have not changed. */
+/* A possible merge. It is valid if its two parts have not changed since. */
 typedef struct candidate {
     uint32_t rank;
     int32_t at, left, right;
@@ -110,7 +110,7 @@ typedef struct candidate {
 typedef struct merging {
     const dray__tokenizer *t;
     word_part *parts;
-    candidate *heap; /* the first has the lowest rank; of equal ones, the one to the left */
+    candidate *heap; /* the first has the lowest rank; among equal ranks, it is the leftmost */
     size_t count;
 } merging;
 
@@ -179,7 +179,7 @@ static void merge_all(merging *m, int32_t count)
     }
 }
 
-/* A word that is a token by itself, as the file writes it. */
+/* Finds out whether the whole word is a token. */
 static bool is_token(const dray__tokenizer *t, const char *word, size_t size, int32_t *id,
                      dray_error *error, int *rc)
 {
@@ -218,7 +218,7 @@ static int take_word(void *user, const char *word, size_t size, dray_error *erro
         return dray__fail(error, DRAY_EINVALID, "a word of %zu bytes is too long", size);
     if (e->t->whole_words && is_token(e->t, word, size, &whole, error, &rc))
         return take_token(e, whole, error);
-    /* Each merge takes one part away and brings two candidates at most. */
+    /* Each merge removes one part and adds at most two candidates. */
     merging m = {.t = e->t,
                  .parts = malloc((size + 1) * sizeof(word_part)),
                  .heap = malloc((3 * size + 1) * sizeof(candidate))};
@@ -279,7 +279,7 @@ int dray__tokenizer_encode(const dray__tokenizer *t, const char *text, size_t by
     return DRAY_OK;
 }
 
-/* The bytes that a token adds to a text. */
+/* Gets the bytes that a token adds to a text, and returns their number. */
 static uint32_t text_of(const dray__tokenizer *t, int32_t token, char byte[1], const char **bytes)
 {
     *bytes = byte;

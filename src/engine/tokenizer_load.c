@@ -1,6 +1,6 @@
 /* Reading a Hugging Face tokenizer.json (the format of huggingface/tokenizers: a `model` of type
- * BPE, and the parts around it). Each part that would change tokens and is not done here is refused
- * by its name. */
+ * BPE, and the parts around it). A part that would change tokens and is not implemented here is
+ * refused by name. */
 #include "base/error.h"
 #include "base/json.h"
 #include "engine/tokenizer_parts.h"
@@ -11,7 +11,7 @@
 
 enum { FILE_MOST = 256 << 20, IDS_MOST = 1 << 24 };
 
-/* GPT-2's split, where ByteLevel is to do it itself (use_regex). */
+/* GPT-2's split, for files in which ByteLevel splits itself (use_regex). */
 static const char gpt2_pattern[] =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
@@ -20,7 +20,7 @@ static bool is_printable(uint32_t byte)
     return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
 }
 
-/* The character that stands for a byte. */
+/* Returns the character that stands for a byte. */
 static uint32_t letter_of(uint8_t byte)
 {
     uint32_t number = 0x100;
@@ -43,7 +43,8 @@ size_t dray__byte_letter(uint8_t byte, char out[2])
     return 2;
 }
 
-/* The byte of the character at *at, which is moved behind it; -1: it stands for none. */
+/* Returns the byte that the character at *at stands for, or -1, and advances *at past the
+ * character. */
 static int letter_byte(const char **at)
 {
     uint8_t first = (uint8_t) * *at;
@@ -75,7 +76,7 @@ static const char *text_at(const json_t *object, const char *key)
     return json_string_value(json_object_get(object, key));
 }
 
-/* Absent, null, false and "" are all "not so". */
+/* Returns whether the setting is on. Absent, null, false and "" are off. */
 static bool is_set(const json_t *object, const char *key)
 {
     const json_t *value = json_object_get(object, key);
@@ -85,8 +86,8 @@ static bool is_set(const json_t *object, const char *key)
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
 
-/* Sets the decoded form of a token: its bytes, if each of its characters stands for one; else
- * itself. */
+/* Sets the decoded form of a token: its bytes if each of its characters stands for one, else its
+ * text. */
 static int set_text(dray__tokenizer *t, int64_t id, const char *written, bool special,
                     dray_error *error)
 {
@@ -212,7 +213,7 @@ static int read_added(dray__tokenizer *t, const json_t *added, dray_error *error
 
 /* ---- merges ---------------------------------------------------------------------------------- */
 
-/* "left right" (before version 0.20 of `tokenizers`), or ["left", "right"]. */
+/* Reads a merge: "left right" (before version 0.20 of `tokenizers`), or ["left", "right"]. */
 static bool read_pair(const json_t *merge, char **left, const char **right, char **own)
 {
     const char *text = json_string_value(merge);
@@ -276,7 +277,7 @@ static int read_model(dray__tokenizer *t, const json_t *model, const json_t *add
     const char *type = text_at(model, "type");
     const json_t *vocabulary = json_object_get(model, "vocab"),
                  *merges = json_object_get(model, "merges");
-    if (type && strcmp(type, "BPE") != 0) /* files before 0.9 do not say it */
+    if (type && strcmp(type, "BPE") != 0) /* files before 0.9 have no type */
         return refuse(t, error, "model.type %s: only BPE is done here", type);
     if (!json_is_object(vocabulary) || !json_is_array(merges))
         return dray__fail(error, DRAY_EFORMAT,
@@ -329,7 +330,8 @@ static int read_split(dray__tokenizer *t, const json_t *split, dray_error *error
     return add_cut(t, pattern, error);
 }
 
-/* *bytes: the steps so far end in ByteLevel, without which tokens would not be bytes. */
+/* Reads a pre-tokenizer. *bytes is true when its steps end in ByteLevel, which tokens of bytes
+ * need. */
 static int read_pre_tokenizer(dray__tokenizer *t, const json_t *pre, bool *bytes, dray_error *error)
 {
     const char *type = text_at(pre, "type");
@@ -358,7 +360,7 @@ static int read_pre_tokenizer(dray__tokenizer *t, const json_t *pre, bool *bytes
     return rc;
 }
 
-/* "single" of a template: special tokens around the one sequence A. */
+/* Reads "single" of a template: special tokens around the sequence A. */
 static int read_template(dray__tokenizer *t, const json_t *template, dray_error *error)
 {
     size_t i, n;
@@ -388,7 +390,7 @@ static int read_post_processor(dray__tokenizer *t, const json_t *post, dray_erro
     json_t *step;
     int rc = DRAY_OK;
     if (!post || json_is_null(post) || (type && strcmp(type, "ByteLevel") == 0))
-        return DRAY_OK; /* ByteLevel's changes offsets alone */
+        return DRAY_OK; /* a ByteLevel post-processor changes only offsets */
     if (type && strcmp(type, "TemplateProcessing") == 0)
         return read_template(t, post, error);
     if (!type || strcmp(type, "Sequence") != 0)
@@ -401,7 +403,7 @@ static int read_post_processor(dray__tokenizer *t, const json_t *post, dray_erro
     return rc;
 }
 
-/* eos_token of tokenizer_config.json: a text, or an object with its content. */
+/* Reads eos_token of tokenizer_config.json: a text, or an object with its content. */
 static int read_end(dray__tokenizer *t, dray_error *error)
 {
     char path[4200];

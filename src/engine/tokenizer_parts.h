@@ -16,21 +16,22 @@ typedef struct dray__token_text {
     bool special; /* not part of decoded text */
 } dray__token_text;
 
-/* A token that is looked for in text before anything else. */
+/* A token that is searched for in text before anything else. */
 typedef struct dray__added_token {
     char *text;
     uint32_t size;
     int32_t id;
-    bool normalized; /* it is looked for after normalization */
+    bool normalized; /* searched for after normalization */
 } dray__added_token;
 
 typedef struct dray__merge {
-    uint32_t rank; /* the lowest goes first */
-    int32_t id;    /* of the two tokens together */
+    uint32_t rank; /* the lowest rank is merged first */
+    int32_t id;    /* of the merged token */
 } dray__merge;
 
-/* One step of cutting text into words: at the matches of a pattern, each of which is a word, as is
- * the text between two of them; or, without a pattern, a space before each piece that has none. */
+/* One step of cutting text into words. With a pattern, each match is a word, and so is the text
+ * between two matches. Without a pattern, the step puts a space before each piece that does not
+ * begin with one. */
 typedef struct dray__text_cut {
     pcre2_code *pattern;
 } dray__text_cut;
@@ -49,14 +50,14 @@ struct dray__tokenizer {
     size_t merge_count;
     dray__idmap merge_of; /* from two tokens to their merge */
     int32_t byte_ids[256];
-    bool whole_words; /* a word that is a token is not made of merges (ignore_merges) */
+    bool whole_words; /* a word that is a token is used without merging (ignore_merges) */
     bool nfc;
     dray__added_token *added;
     size_t added_count;
     bool added_first[2][256]; /* first bytes of added tokens, of normalized ones in [1] */
     dray__text_cut cuts[DRAY__CUTS];
     uint32_t cut_count;
-    int32_t before[DRAY__AROUND], after[DRAY__AROUND]; /* by the post-processor */
+    int32_t before[DRAY__AROUND], after[DRAY__AROUND]; /* tokens that the post-processor adds */
     uint32_t before_count, after_count;
 };
 
@@ -81,9 +82,9 @@ typedef struct dray__splitter {
 
 int dray__tokenizer_split(const dray__tokenizer *t, const char *text, size_t size,
                           const dray__splitter *to, dray_error *error);
-/* path: the file's, for errors; `pattern`: one of the `regex` crate's and Oniguruma's dialect, as
- * tokenizer.json has them. */
+/* path is the file's, for errors. pattern is in the dialect of the `regex` crate and Oniguruma, as
+ * in tokenizer.json. */
 int dray__cut_compile(const char *path, const char *pattern, dray__text_cut *out,
                       dray_error *error);
-/* Canonical composition. *out is malloc'ed. */
+/* Normalizes text to NFC. *out is malloc'ed. */
 int dray__nfc(const char *text, size_t size, char **out, size_t *out_size, dray_error *error);

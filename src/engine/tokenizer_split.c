@@ -1,6 +1,6 @@
-/* Cutting text before it is merged, in the order of Hugging Face's `tokenizers`: added tokens that
- * are looked for in the text as it is; normalization; added tokens that are looked for after it;
- * then the pre-tokenizer's patterns, one after the other. */
+/* Cuts text before merging, in the order of Hugging Face's `tokenizers`: finds added tokens in the
+ * original text; normalizes; finds the added tokens that are searched for after normalization; then
+ * applies the pre-tokenizer's patterns, one after the other. */
 #include "base/error.h"
 #include "engine/tokenizer_parts.h"
 
@@ -24,7 +24,8 @@ int dray__nfc(const char *text, size_t size, char **out, size_t *out_size, dray_
 
 /* ---- patterns -------------------------------------------------------------------------------- */
 
-/* Oniguruma's \s is Unicode's White_Space; PCRE2's is a little more (U+180E). */
+/* Translates a pattern for PCRE2. Oniguruma's \s is Unicode's White_Space; PCRE2's also has
+ * U+180E. */
 static int translate(const char *pattern, char **out, dray_error *error)
 {
     static const char space[] = "\\p{White_Space}", other[] = "\\P{White_Space}";
@@ -101,7 +102,7 @@ static int cut_by_pattern(const cutting *c, uint32_t step, const char *text, siz
             break;
         }
         const PCRE2_SIZE *ends = pcre2_get_ovector_pointer(match);
-        if (ends[1] == ends[0]) { /* of nothing: one character on */
+        if (ends[1] == ends[0]) { /* an empty match: goes one character on */
             at = ends[1] + 1;
             while (at < size && ((uint8_t)text[at] & 0xC0) == 0x80)
                 at++;
@@ -132,7 +133,7 @@ static int cut_with_space(const cutting *c, uint32_t step, const char *text, siz
     return rc;
 }
 
-/* The steps from `step` on. */
+/* Applies the steps from `step` on. */
 static int cut(const cutting *c, uint32_t step, const char *text, size_t size, dray_error *error)
 {
     if (step == c->t->cut_count)
@@ -142,7 +143,7 @@ static int cut(const cutting *c, uint32_t step, const char *text, size_t size, d
 
 /* ---- added tokens ---------------------------------------------------------------------------- */
 
-/* The longest that begins at `text`; NULL when none does. */
+/* Returns the longest added token that begins at `text`; NULL when none does. */
 static const dray__added_token *added_at(const dray__tokenizer *t, bool normalized,
                                          const char *text, size_t size)
 {
@@ -160,7 +161,7 @@ static const dray__added_token *added_at(const dray__tokenizer *t, bool normaliz
 
 typedef int (*piece_fn)(const cutting *c, const char *text, size_t size, dray_error *error);
 
-/* `piece` for the text between added tokens. */
+/* Finds the added tokens, and calls `piece` for the text between them. */
 static int find_added(const cutting *c, bool normalized, const char *text, size_t size,
                       piece_fn piece, dray_error *error)
 {

@@ -234,7 +234,7 @@ int dray__trainer_agree(dray__trainer *t, int code, dray_error *error)
     if (!t->group)
         return code;
     report own = {code, ""}, *all = calloc(t->world, sizeof *all);
-    if (!all) { /* cannot take part any more */
+    if (!all) { /* this rank cannot take part any more */
         dray__group_abort(t->group, "out of memory");
         return dray__nomem(error);
     }

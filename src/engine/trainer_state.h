@@ -4,8 +4,8 @@
 #include "engine/model.h"
 #include "engine/trainer.h"
 
-/* One parameter: where it is whole, where this rank's piece is, and how long the pieces
- * of all ranks are. Places and lengths in floats. */
+/* One parameter: its offset among whole parameters, that of this rank's piece, and the lengths of
+ * all ranks' pieces. Offsets and lengths are in floats. */
 typedef struct dray__shard_piece {
     uint32_t tensor; /* index in the layout of the shards */
     uint64_t whole, shard;
@@ -23,7 +23,8 @@ struct dray__trainer {
     dray_region **regions;
     uint32_t region_count;
     uint64_t shard_floats;
-    float *shard, *gradient, *moment, *moment_square; /* [shard_floats], alike in places */
+    /* [shard_floats] each, with the same offsets. */
+    float *shard, *gradient, *moment, *moment_square;
 
     dray_layout *whole_layout; /* all parameters, as the model computes with them */
     dray_region *whole_region;
@@ -46,7 +47,7 @@ struct dray__trainer {
     dray__policy_sums sums; /* of this rank's tokens */
 };
 
-/* Is it a parameter of a value model's head? */
+/* Returns whether it is a parameter of a value model's head. */
 bool dray__is_score(const char *name);
 /* Makes `whole` (whole_floats long) of shards laid out like t->shard. */
 int dray__trainer_gather(dray__trainer *t, const float *shard, float *whole, dray_error *error);

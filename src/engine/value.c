@@ -1,4 +1,4 @@
-/* The value model's loss (the formula and where it comes from are in value.h). */
+/* The value model's loss (value.h has the formula and its source). */
 #include "engine/value.h"
 
 #include "base/error.h"

@@ -1,5 +1,5 @@
-/* The loss of a value model (the critic of PPO), as a function of its values: one a response token,
- * of the state that the token is chosen in.
+/* The loss of a value model (the critic of PPO), as a function of its values. Each response token
+ * has one value, that of the state in which the token is chosen.
  *
  * The loss is the sum over response tokens of
  *
@@ -19,7 +19,7 @@ typedef struct dray__value_batch {
     dray__sequences sequences;
     const float *returns; /* per response token */
     const float *values;  /* V_old; NULL for no clip */
-    const bool *masked;   /* as dray__policy_batch has it, and so are aggregate and length */
+    const bool *masked;   /* as in dray__policy_batch; so are aggregate and length */
     int32_t aggregate;
     double length;
     double clip; /* 0 for none */
@@ -27,7 +27,7 @@ typedef struct dray__value_batch {
 
 /* Returns 0, or DRAY_EINVALID with the batch's error. */
 int dray__value_check(const dray__value_batch *batch, dray_error *error);
-/* The loss of one response token, which has this value, goes into the sums (loss, clipped); returns
- * its derivative by the value. batch: checked. */
+/* Adds the loss of one response token, which has this value, to the sums (loss, clipped), and
+ * returns its derivative by the value. `batch` must have been checked. */
 double dray__value_token(const dray__value_batch *batch, uint64_t token, uint32_t row, double value,
                          dray__policy_sums *sums);

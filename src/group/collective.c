@@ -1,7 +1,7 @@
 /* The collectives. Each goes through the ranks' scratch in rounds: every rank writes its half of
- * the scratch, all meet, and everyone reads. The halves are used in turns, so that one meeting a
- * round is enough: a rank that writes half h of round n + 2 has met, in round n + 1, all readers of
- * round n. */
+ * the scratch, all meet, and every rank reads. The halves alternate, so one meeting in each round
+ * is enough: a rank that writes half h in round n + 2 has met all readers of round n in round n +
+ * 1. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "group/internal.h"
@@ -48,7 +48,8 @@ int dray__group_broadcast(dray__group *group, uint32_t root, void *data, uint64_
     return DRAY_OK;
 }
 
-/* Total of an array of sizes and the largest; false when the total does not fit 63 bits. */
+/* Gets the total of an array of sizes, and the largest. Fails when the total does not fit 63
+ * bits. */
 static int total_of(const uint64_t *sizes, uint32_t world, uint64_t unit, uint64_t *total,
                     uint64_t *largest, dray_error *error)
 {

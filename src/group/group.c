@@ -1,4 +1,5 @@
-/* Making, joining and leaving groups, and waiting: spin, sleep, look after peers, abort. */
+/* Makes, joins and leaves groups, and waits: by spinning, sleeping, checking peers, and
+ * aborting. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "group/internal.h"
@@ -127,7 +128,7 @@ static int map_shared(int fd, uint32_t world, dray__group_header **out, dray_err
     return code;
 }
 
-/* Ranks that share one core only lose time by spinning. */
+/* Returns how long to spin. Ranks that share one core do not spin, as it would only cost time. */
 static uint32_t useful_spin(void)
 {
     cpu_set_t set;
@@ -208,7 +209,8 @@ uint32_t dray__group_world(const dray__group *group)
 
 /* ---- aborting -------------------------------------------------------------------------------- */
 
-/* Only the first abort counts. `rank` is the dead rank, or the rank whose text gives the reason. */
+/* Only the first abort counts. `rank` is the dead rank, or the rank that has the reason in its
+ * text. */
 static void abort_group(dray__group *group, int code, uint32_t rank)
 {
     uint64_t none = 0;
@@ -327,7 +329,8 @@ static bool spin(dray__group *group, uint64_t round)
 static void sleep_until_woken(dray__group *group, uint64_t round, int64_t timeout_ns)
 {
     dray__group_header *shared = group->shared;
-    /* This comes before the look, so that either the last rank sees it, or we see that rank. */
+    /* Is done before the check, so that either the last rank sees this sleeper, or we see that
+     * rank. */
     atomic_fetch_add(&shared->sleepers, 1);
     uint32_t seen = atomic_load(&shared->wake);
     if (missing(group, round) < group->world && atomic_load(&shared->aborted) == 0) {
@@ -345,7 +348,8 @@ static int wait_for_all(dray__group *group, dray__group_operation operation, uin
     int64_t watch = dray__now() + WATCH_NS;
     for (;;) {
         uint32_t rank = missing(group, round);
-        /* This comes first: a round that all ranks entered is whole, whatever came later. */
+        /* Is checked first, because a round that all ranks entered is complete, even if the group
+         * is aborted later. */
         if (rank == group->world)
             return DRAY_OK;
         int code = aborted(group, error);

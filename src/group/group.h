@@ -1,7 +1,7 @@
 /* src/group/: barrier, all-gather, reduce-scatter and all-reduce among processes of one host, over
- * shared memory. They are what the reference engine has in place of NCCL, so that its tensor-
- * parallel generator and its sharded trainer run on any machine with CPUs. A rank that dies ends
- * the waits of the others. */
+ * shared memory. The reference engine uses them in place of NCCL, so that its tensor-parallel
+ * generator and its sharded trainer run on any machine with CPUs. A rank that dies ends the waits
+ * of the others. */
 
 /* Collectives among the ranks of one host instance, over shared memory.
  *
@@ -10,11 +10,10 @@
  * same order with the same sizes. Sums are taken in rank order, so results are the same bits on
  * every rank and in every run.
  *
- * An operation spins briefly, then sleeps. While it waits it looks after its peers: a peer that
- * died (or closed the group) before its part of the operation aborts the operation within about
- * 100 ms with DRAY_EDEAD, which names the rank. A deadline that passes aborts with DRAY_ETIMEDOUT.
- * Once aborted the group is dead for all ranks: every later operation returns the same code. Make a
- * new one.
+ * An operation spins briefly, then sleeps. While it waits it checks its peers: a peer that died (or
+ * closed the group) before its part of the operation aborts it within about 100 ms with DRAY_EDEAD,
+ * which names the rank. A deadline that passes aborts with DRAY_ETIMEDOUT. An aborted group cannot
+ * be used again: every later operation of any rank returns the same code.
  *
  * A group handle belongs to one thread at a time. All operations block until their deadline. */
 #pragma once

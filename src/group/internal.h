@@ -48,14 +48,14 @@ struct dray__group {
     uint32_t rank, world;
     uint64_t round; /* the number of rounds entered, which is the same on all ranks */
     int64_t timeout_ns;
-    /* How many pauses to spin before sleeping; it grows when spinning helped. */
+    /* The number of pauses to spin before sleeping, which grows when spinning helped. */
     uint32_t spin, spin_max, sleeps;
-    int32_t pidfd[DRAY__GROUP_MAX_WORLD]; /* -1: not opened */
+    int32_t pidfd[DRAY__GROUP_MAX_WORLD]; /* -1 when not opened */
 };
 
 /* Begins a round. Returns this rank's half of the scratch for it. */
 unsigned char *dray__group_half(dray__group *group, uint32_t rank, uint64_t round);
 /* Enters round group->round + 1, and waits until every rank has entered it. All ranks that leave it
- * see what this rank wrote into its half. Fails as described in group.h. */
+ * see the bytes that this rank wrote into its half. Fails as described in group.h. */
 int dray__group_meet(dray__group *group, dray__group_operation operation, uint64_t size,
                      int64_t deadline_ns, dray_error *error);

@@ -3,8 +3,8 @@
  *
  * The driver is asked whether memory can be exported, and how: VMM allocations as descriptors,
  * cudaMalloc's by legacy IPC handle, which exports the whole allocation, neighbours included.
- * Memory that this process exported itself is never opened (the driver refuses it) but used where
- * it is. */
+ * Memory that this process exported itself is never opened (the driver refuses that); its own
+ * address is used. */
 #include "base/arena.h"
 #include "base/error.h"
 #include "base/options.h"
@@ -297,8 +297,8 @@ static int check(const dray_region *region, dray_error *error)
         return DRAY_OK;
     const dray__cuda_storage *then = &memory->storage;
     int rc = storage_at(memory->arena, region->device_address, &now, error);
-    /* A resumed arena has other memory at the same addresses. That is no difference, except to a
-     * process that has a handle of the old memory. */
+    /* A resumed arena has other memory at the same addresses. That matters only to processes with a
+     * handle of the old memory. */
     bool same = rc == DRAY_OK && now.base == then->base && now.bytes == then->bytes &&
                 (now.allocation == then->allocation || (memory->arena && !memory->exported));
     if (same)

@@ -2,7 +2,7 @@
  * build runs with and without it and no header of CUDA is needed. Names, values and layouts are
  * those of the CUDA driver API reference (docs.nvidia.com/cuda/cuda-driver-api);
  * tests/memory/test_cuda_abi.sh compares them with cuda.h where there is one. Enumerations of the
- * driver are int here: drivers return values that are newer than any list. */
+ * driver are int here, because newer drivers return values that a list would not have. */
 #pragma once
 
 #include <stddef.h>
@@ -148,9 +148,9 @@ typedef struct CUmemcpyAttributes {
     unsigned int flags;
 } CUmemcpyAttributes;
 
-/* The driver's functions: XX(name, symbol, parameters). The name is the one of the documentation,
- * the symbol the version of it whose parameters are these. Every driver that is new enough has the
- * first list; a function of the second is NULL where the driver lacks it. */
+/* The driver's functions: XX(name, symbol, parameters). The name is that of the documentation; the
+ * symbol is the version of the function with these parameters. Every supported driver has the
+ * functions of the first list; a function of the second is NULL when the driver lacks it. */
 #define DRAY__CUDA_FUNCTIONS(XX)                                                                   \
     XX(cuInit, cuInit, (unsigned int flags))                                                       \
     XX(cuDriverGetVersion, cuDriverGetVersion, (int *version))                                     \

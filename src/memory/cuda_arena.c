@@ -40,8 +40,8 @@ static void end(dray_arena *a)
     free(a);
 }
 
-/* The addresses of a closed arena are kept as long as regions over it are. No other memory gets
- * them while the arena of an address may be asked for. */
+/* Drops a reference. The addresses of a closed arena stay reserved while regions use it, so that no
+ * other memory gets them while an address may be looked up. */
 void dray__gpu_arena_put(dray_arena *arena)
 {
     if (!arena)
@@ -202,7 +202,7 @@ static void reach_all(const dray_arena *a, dray__cuda_chunk *chunk, uint64_t who
     dray__cuda_device *device;
     for (int i = 0; dray__cuda_device_at(i, &device, NULL) == DRAY_OK; i++)
         if (device != a->device && (a->peers || who & 1ull << i))
-            dray__chunk_reach(chunk, device, NULL); /* no link: copies go another way */
+            dray__chunk_reach(chunk, device, NULL); /* without a link, copies take another path */
 }
 
 int dray__arena_back(const dray_arena *arena, dray__arena_part *part, dray_error *error)
@@ -213,7 +213,7 @@ int dray__arena_back(const dray_arena *arena, dray__arena_part *part, dray_error
     return rc;
 }
 
-/* The first place among the addresses that has room; UINT64_MAX when there is none. */
+/* Returns the first address range with room; UINT64_MAX when there is none. */
 static uint64_t place(const dray_arena *a, uint64_t bytes, uint32_t *index)
 {
     uint64_t from = 0;

@@ -72,7 +72,7 @@ int dray__chunk_back(dray__cuda_chunk *chunk, dray_error *error)
     uint8_t name[sizeof chunk->name];
     if (getrandom(name, sizeof name, 0) != (ssize_t)sizeof name)
         return dray__fail_errno(error, errno, "getrandom");
-    name[0] |= 1; /* never all zero, which is no name */
+    name[0] |= 1; /* never all zeros, which means no name */
     CUmemAllocationProp prop = properties(chunk->device);
     CUresult result = cuda->cuMemCreate(&chunk->handle, chunk->bytes, &prop, 0);
     if (result)
@@ -142,8 +142,8 @@ int dray__chunk_reach(dray__cuda_chunk *chunk, dray__cuda_device *device, dray_e
     const dray__cuda *cuda = dray__cuda_get(error);
     if (!cuda)
         return DRAY_EUNSUPPORTED;
-    /* Several threads of a process may read one region for their GPUs: the driver refuses to be
-     * asked twice at once. */
+    /* Several threads of a process may read one region for their GPUs, and the driver refuses two
+     * such calls at once. */
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     uint64_t bit = 1ull << device->index;
     int rc = DRAY_OK;
@@ -160,7 +160,8 @@ int dray__chunk_reach(dray__cuda_chunk *chunk, dray__cuda_device *device, dray_e
 
 /* ---- exchange -------------------------------------------------------------------------------- */
 
-/* Neighbours that the same GPUs can access are mapped, and let go, in one call. */
+/* Returns the end of a run of adjacent chunks that the same GPUs can access. A run is mapped and
+ * unmapped in one call. */
 static uint32_t run_end(dray__cuda_chunk *const *chunks, uint32_t count, uint32_t from,
                         uint64_t *bytes)
 {
@@ -172,7 +173,7 @@ static uint32_t run_end(dray__cuda_chunk *const *chunks, uint32_t count, uint32_
     return end;
 }
 
-/* All that could. */
+/* Gives access again to all GPUs that had it. */
 static CUresult allow_again(const dray__cuda *cuda, const dray__cuda_chunk *chunk, uint64_t bytes)
 {
     CUmemAccessDesc access[64];
@@ -216,7 +217,7 @@ static CUresult map_spare(const dray__cuda *cuda, dray__cuda_chunk *const *live,
     return result;
 }
 
-/* false: a chunk has no memory any more. */
+/* Maps the old memory again. Returns false when a chunk has lost its memory. */
 static bool map_back(const dray__cuda *cuda, dray__cuda_chunk *const *live, uint32_t unmapped,
                      uint32_t mapped)
 {
@@ -233,7 +234,7 @@ static bool map_back(const dray__cuda *cuda, dray__cuda_chunk *const *live, uint
     return all;
 }
 
-/* Swaps the memory, and its names. */
+/* Swaps the memory of two chunks, with its names. */
 static void trade(dray__cuda_chunk *live, dray__cuda_chunk *spare)
 {
     const dray__cuda_chunk was = *live;

@@ -1,6 +1,7 @@
 /* Events of GPUs that other processes can wait for. When an event is complete, so is all work that
- * was put into its stream before it was recorded. The driver takes an event that was never recorded
- * for complete; therefore such an event is not given to others. Threads: one at a time. */
+ * was put into its stream before it was recorded. The driver treats an event that was never
+ * recorded as complete, so such an event is not exported. An event is used by one thread at a
+ * time. */
 #pragma once
 
 #include "memory/cuda_library.h"
@@ -9,7 +10,7 @@
 
 typedef struct dray__event dray__event;
 
-/* uuid NULL means the GPU of the thread's context, else the first. Owner: the caller. */
+/* uuid NULL means the GPU of the thread's context, else the first. The caller owns *out. */
 int dray__event_new(const uint8_t uuid[16], dray__event **out, dray_error *error);
 void dray__event_free(dray__event *event); /* NULL is fine */
 int dray__event_record(dray__event *event, void *stream, dray_error *error);

@@ -15,20 +15,20 @@ typedef struct dray__cuda {
 } dray__cuda;
 
 /* Opens and initialises the driver at the first call: the library that $DRAY_CUDA_LIBRARY names,
- * else libcuda.so.1. Later calls return the same table. NULL with DRAY_EUNSUPPORTED: the variable
- * is empty, there is no driver, it is too old, it sees no GPU, or this process was forked after it
- * was opened. The first call may take a second. Threads: any. */
+ * else libcuda.so.1. Later calls return the same table. Returns NULL with DRAY_EUNSUPPORTED when
+ * the variable is empty, there is no driver, it is too old, it sees no GPU, or this process was
+ * forked after it was opened. The first call may take a second. Any thread may call it. */
 const dray__cuda *dray__cuda_get(dray_error *error);
 
-/* Fills in the failure with the driver's name and text for it; origin CUDA, raw the result. Returns
- * DRAY_OK when the result is CUDA_SUCCESS, else DRAY_ENOMEM, DRAY_EAGAIN (not ready),
- * DRAY_EUNSUPPORTED, or DRAY_ESYS. */
+/* Fills in the error with the driver's name and text for the result, which becomes error->raw; the
+ * origin is CUDA. Returns DRAY_OK when the result is CUDA_SUCCESS, else DRAY_ENOMEM, DRAY_EAGAIN
+ * (not ready), DRAY_EUNSUPPORTED, or DRAY_ESYS. */
 int dray__fail_cuda(dray_error *error, CUresult result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 #define DRAY__CUDA_UUID 16
 
-/* A GPU that this process sees. The structs live as long as the process. */
+/* A GPU that this process sees. The structs are valid until the process ends. */
 typedef struct dray__cuda_device {
     uint8_t uuid[DRAY__CUDA_UUID]; /* its name for other processes */
     CUdevice ordinal;              /* its number in this process, by $CUDA_VISIBLE_DEVICES */
@@ -41,16 +41,16 @@ typedef struct dray__cuda_device {
     CUcontext context; /* the primary context; NULL before it is entered for the first time */
 } dray__cuda_device;
 
-/* 0 when there is no driver, or it sees no GPU. */
+/* Returns the number of GPUs; 0 when there is no driver, or it sees none. */
 int dray__cuda_device_count(void);
-/* The GPU at a place of the list, which is in the driver's order. */
+/* Gets the GPU at this index of the list, which is in the driver's order. */
 int dray__cuda_device_at(int index, dray__cuda_device **out, dray_error *error);
 /* Finds the GPU of a UUID. Returns 0, or DRAY_ENOENT when this process does not see it; the message
  * lists those that it sees. */
 int dray__cuda_device_find(const uint8_t uuid[DRAY__CUDA_UUID], dray__cuda_device **out,
                            dray_error *error);
-/* Finds the GPU in whose context an address is mapped. Returns 0, or DRAY_EINVALID when the driver
- * does not know the address. */
+/* Finds the GPU that has an address mapped in its context. Returns 0, or DRAY_EINVALID when the
+ * driver does not know the address. */
 int dray__cuda_device_of(CUdeviceptr address, dray__cuda_device **out, dray_error *error);
 
 /* Makes the GPU's primary context current in this thread; dray__cuda_leave restores the context
@@ -59,5 +59,5 @@ int dray__cuda_device_of(CUdeviceptr address, dray__cuda_device **out, dray_erro
 int dray__cuda_enter(dray__cuda_device *device, dray_error *error);
 void dray__cuda_leave(void);
 
-/* "GPU-2f4c...": room for 41 bytes. Returns out. */
+/* Writes "GPU-2f4c..." to `out` of 41 bytes, and returns it. */
 char *dray__cuda_uuid_text(const uint8_t uuid[DRAY__CUDA_UUID], char out[41]);

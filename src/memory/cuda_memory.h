@@ -31,8 +31,8 @@ uint64_t dray__chunk_granularity(dray__cuda_device *device, dray_error *error);
 /* Puts physical memory of the chunk's device and size under chunk->address, which the caller has
  * reserved. */
 int dray__chunk_back(dray__cuda_chunk *chunk, dray_error *error);
-/* Frees the physical memory; the addresses stay reserved. Other processes keep what they have
- * mapped. */
+/* Frees the physical memory; the addresses stay reserved. Other processes keep their mappings of
+ * it. */
 void dray__chunk_drop(dray__cuda_chunk *chunk);
 /* Exports the chunk once, as the descriptor chunk->fd. */
 int dray__chunk_export(dray__cuda_chunk *chunk, dray_error *error);
@@ -62,7 +62,7 @@ struct dray__cuda_opening {
     bool writable;
     uint8_t key[64];
     uint64_t allocation, member, epoch;
-    dray__cuda_device *device; /* the device whose context it is mapped in */
+    dray__cuda_device *device; /* the device that has it mapped in its context */
     CUdeviceptr address;
     uint64_t bytes;
     CUmemGenericAllocationHandle handle;

@@ -1,6 +1,6 @@
-/* Openings (cuda_memory.h). The driver gives the same pointer for a second open of an IPC handle in
- * one context and counts, so that a close too early or too late is easy; here each allocation is
- * opened once and closed once. */
+/* Openings (cuda_memory.h). For a second open of an IPC handle in one context the driver returns
+ * the same pointer and counts, which makes a wrong close likely. So each allocation is opened once
+ * here, and closed once. */
 #include "memory/cuda_memory.h"
 
 #include "base/error.h"
@@ -23,7 +23,7 @@ static CUresult allow(const dray__cuda *cuda, const dray__cuda_opening *o,
     return cuda->cuMemSetAccess(o->address, o->bytes, &access, 1);
 }
 
-/* Not all drivers know memory that can only be read. */
+/* Gives read access if the driver supports that, else read and write access. */
 static CUresult allow_least(const dray__cuda *cuda, dray__cuda_opening *o,
                             const dray__cuda_device *device)
 {
@@ -113,7 +113,7 @@ static int open_handle(const dray__cuda *cuda, dray__cuda_opening *o, dray_error
                           "cuda handle of member %llu: base_bytes is %llu, but the allocation has "
                           "%zu (freed, and another one made, since)",
                           member, (unsigned long long)o->bytes, bytes);
-    o->bytes = bytes; /* PyTorch's tuples lack it: their handles have the needed bytes */
+    o->bytes = bytes; /* a handle from PyTorch has only the bytes that are needed */
     return DRAY_OK;
 }
 
@@ -172,7 +172,7 @@ static int add(const dray__cuda *cuda, const dray_handle *h, int fd, bool writab
     return DRAY_OK;
 }
 
-/* Mapped for reading, and now somebody wants to write. */
+/* Makes an opening that was mapped for reading writable. */
 static int widen(const dray__cuda *cuda, dray__cuda_opening *o, dray_error *error)
 {
     CUresult result = allow(cuda, o, o->device, true);
@@ -180,7 +180,7 @@ static int widen(const dray__cuda *cuda, dray__cuda_opening *o, dray_error *erro
         return dray__fail_cuda(error, result, "writing to memory of member %llu",
                                (unsigned long long)o->member);
     o->writable = true;
-    o->reach = 1ull << o->device->index; /* the others ask again */
+    o->reach = 1ull << o->device->index; /* other GPUs get access again when they need it */
     return DRAY_OK;
 }
 

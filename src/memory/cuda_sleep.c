@@ -21,7 +21,7 @@ typedef struct sleep_call {
 
 /* ---- waiting and copying --------------------------------------------------------------------- */
 
-/* Looks again and again: the driver's own waits have no deadline. */
+/* Polls the event, because the driver's own waits have no deadline. */
 static int wait_event(sleep_call *c, CUevent event, const char *what, dray_error *error)
 {
     for (int64_t pause = 20000;; pause = pause < 500000 ? 2 * pause : pause) {
@@ -51,7 +51,7 @@ static CUresult to_device(const dray__cuda *cuda, CUdeviceptr device, uint8_t *h
     return cuda->cuMemcpyHtoDAsync(device, host, bytes, stream);
 }
 
-/* `bytes` of the device's memory from or to the pieces, of which they begin at `at`. */
+/* Copies `bytes` of device memory from or to the pieces, from offset `at` of these on. */
 static CUresult copy_run(const sleep_call *c, const dray_arena *a, sleep_copy_fn *copy,
                          CUdeviceptr device, uint64_t at, uint64_t bytes)
 {
@@ -72,7 +72,7 @@ static CUresult copy_run(const sleep_call *c, const dray_arena *a, sleep_copy_fn
     return result;
 }
 
-/* All that is kept of a part. Neighbours go in one copy. */
+/* Copies all that is kept of a part. Adjacent extents are copied at once. */
 static int copy_part(sleep_call *c, const dray_arena *a, const dray__arena_part *part,
                      sleep_copy_fn *copy, dray_error *error)
 {
@@ -113,7 +113,8 @@ static int record(const sleep_call *c, const dray_arena *a, CUevent event, dray_
 
 /* ---- release --------------------------------------------------------------------------------- */
 
-/* Places the pieces of each part behind those that a release that failed half way has kept. */
+/* Assigns each part its place in the pieces, after those that an unfinished earlier release has
+ * kept. */
 static int plan_content(dray_arena *a, bool drop, dray_error *error)
 {
     uint64_t bytes = 0;
@@ -145,7 +146,7 @@ static void drop_part(sleep_call *c, dray__arena_part *part)
     c->report.bytes += part->chunk.bytes;
 }
 
-/* Copies of the next part run while the last one's memory is given back. */
+/* Releases the parts. The next part is copied while the memory of the last one is given back. */
 static int release_parts(sleep_call *c, dray_arena *a, dray_error *error)
 {
     CUevent events[2] = {NULL, NULL};
@@ -204,7 +205,7 @@ static int release_arena(sleep_call *c, dray_arena *a, dray_error *error)
         rc = release_parts(c, a, error);
         for (uint32_t i = 0; i < a->count; i++)
             a->released |= a->parts[i]->released;
-        /* Releasing an empty arena succeeds: later allocations fail until it is resumed. */
+        /* Releasing an empty arena succeeds. Later allocations fail until it is resumed. */
         a->released |= rc == DRAY_OK;
         c->report.arenas += a->released;
     }
@@ -246,7 +247,7 @@ static int resume_parts(sleep_call *c, dray_arena *a, CUevent done, dray_error *
     return rc;
 }
 
-/* All or nothing: the content is still in host memory. */
+/* Ends a resume of an arena as a whole. After a failure the content is still in host memory. */
 static void settle(sleep_call *c, dray_arena *a, bool resumed)
 {
     if (!resumed)
@@ -307,7 +308,7 @@ static int check_report(const dray_arena_report *report, dray_error *error)
     return report ? DRAY__OPTIONS_CHECK(dray_arena_report, total_ns, report, error) : DRAY_OK;
 }
 
-/* The start of all calls; rc is the result of reading the options. */
+/* Begins each call. rc is the result of reading the options. */
 static int begin_call(sleep_call *c, int rc, int64_t timeout_ns, const dray_arena_report *report,
                       dray_error *error)
 {
@@ -321,8 +322,8 @@ static int begin_call(sleep_call *c, int rc, int64_t timeout_ns, const dray_aren
     return c->cuda ? DRAY_OK : DRAY_EUNSUPPORTED;
 }
 
-/* Locks all arenas of the tag, in the order of their addresses, and does `work` to each, after
- * `check` was content with all. */
+/* Locks all arenas of the tag, in the order of their addresses, and calls `work` for each if
+ * `check` succeeds for all. */
 static int for_arenas(sleep_call *c, const char *tag,
                       int (*check)(const dray_arena *, dray_error *), arena_fn *work,
                       dray_arena_report *report, dray_error *error)

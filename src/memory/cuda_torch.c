@@ -107,7 +107,7 @@ void *dray_torch_malloc(ptrdiff_t bytes, int device, void *stream)
     dray_arena *arena;
     dray_error error;
     uint64_t address = 0;
-    (void)stream; /* fresh memory: no stream has used it */
+    (void)stream; /* no stream has used new memory */
     pthread_mutex_lock(&lock);
     memcpy(tag, *own_tag ? own_tag : last_tag, sizeof tag);
     pthread_mutex_unlock(&lock);

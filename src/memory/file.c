@@ -1,5 +1,5 @@
-/* A file as a region: read and written by the movers at offsets, never mapped (a file that shrinks
- * under a mapping is a signal; under pread it is an error). */
+/* A file as a region. The movers read and write it at offsets. It is never mapped, because a file
+ * that shrinks under a mapping causes a signal, and only an error under pread. */
 #include "base/error.h"
 #include "memory/region.h"
 
@@ -56,7 +56,8 @@ static int describe(const dray_region *region, dray_handle *handle, dray_error *
     else {
         memset(handle->path, 0, sizeof handle->path);
         memcpy(handle->path, path, strlen(path));
-        /* The inode alone: device numbers differ between hosts that mount the same file system. */
+        /* The key is the inode alone, because device numbers differ between hosts that mount the
+         * same file system. */
         uint64_t key = htole64((uint64_t)st.st_ino);
         memcpy(handle->key, &key, sizeof key);
     }

@@ -64,7 +64,7 @@ int dray_gpu_memory(int32_t index, uint64_t *unused, uint64_t *total, dray_error
 
 /* ---- links ----------------------------------------------------------------------------------- */
 
-/* The driver does not return the kind of a link, but atomic operations cross NVLink alone. */
+/* The driver does not return the kind of a link, but only NVLink supports atomic operations. */
 int dray_gpu_get_link(int32_t from, int32_t to, int32_t *link, dray_error *error)
 {
     dray__cuda_device *a, *b;
@@ -91,7 +91,7 @@ int dray_gpu_get_link(int32_t from, int32_t to, int32_t *link, dray_error *error
 
 enum { MEASURED_BYTES = 256 << 20, MEASURED_COPIES = 8, NOISE_WORDS = 1 << 18 };
 
-/* Noise, for zeros would be faster than real data: one piece of it after the other. */
+/* Fills memory with noise, because copies of zeros are faster than those of real data. */
 static void make_noise(uint32_t noise[NOISE_WORDS])
 {
     uint32_t x = 2463534242u;
@@ -115,7 +115,7 @@ static int fill(dray_region *region, dray_error *error)
     return rc;
 }
 
-/* The sides of a measurement are regions: device memory, or pinned host memory. */
+/* Makes one side of a measurement, a region of device memory or pinned host memory. */
 static int side(int32_t index, dray_region **out, dray_error *error)
 {
     dray__cuda_device *device;

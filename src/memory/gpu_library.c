@@ -13,8 +13,8 @@
 
 static const struct {
     const char *variable;
-    const char *names[MOST + 1];  /* for the loader */
-    const char *places[MOST + 1]; /* below a folder of Python's packages */
+    const char *names[MOST + 1];  /* names for the loader */
+    const char *places[MOST + 1]; /* paths below a folder of Python's packages */
 } libraries[] = {
     [DRAY__GPU_NVRTC] = {"DRAY_NVRTC_LIBRARY",
                          {"libnvrtc.so.13", "libnvrtc.so.12",
@@ -44,8 +44,8 @@ static void *try_folder(dray__gpu_library which, const char *folder, int length)
     return NULL;
 }
 
-/* Beside a library of those packages that this process has loaded: .../site-packages/nvidia/... or
- * .../site-packages/torch/... */
+/* Looks beside libraries of such packages that this process has loaded:
+ * .../site-packages/nvidia/... or .../site-packages/torch/... */
 static int look_beside(struct dl_phdr_info *info, size_t size, void *user)
 {
     static const char *const parts[] = {"/nvidia/", "/torch/"};
@@ -71,7 +71,7 @@ static void *look_in(dray__gpu_library which, const char *pattern)
     return found;
 }
 
-/* Of the environment that is active, then of the system. */
+/* Looks in the packages of the active environment, then in those of the system. */
 static void *look_in_packages(dray__gpu_library which)
 {
     const char *environment = getenv("VIRTUAL_ENV");

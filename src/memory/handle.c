@@ -77,7 +77,7 @@ static int bad(dray_error *error, const char *field, const char *why)
     return dray__fail(error, DRAY_EFORMAT, "handle: field %s %s", field, why);
 }
 
-/* The fields that each kind uses. Unused fields must be zero, needed ones must be there. */
+/* The fields that each kind uses. Unused fields must be zero, and required ones must be set. */
 static const struct {
     dray_region_kind kind;
     bool device, event, path;
@@ -157,7 +157,7 @@ static int check_rectangle(const dray_handle *h, dray_error *error)
     return DRAY_OK;
 }
 
-/* Where the storage is in the allocation that a CUDA handle exports. */
+/* Checks the place of the storage in the allocation that a CUDA handle exports. */
 static int check_base(const dray_handle *h, dray_error *error)
 {
     bool cuda = h->kind == DRAY_REGION_CUDA;
@@ -212,7 +212,7 @@ int dray_handle_pack(const dray_handle *given, void *out, size_t capacity, dray_
     return rc;
 }
 
-/* Where fewer bytes are there than a handle has: in which field they end. */
+/* Returns the name of the field in which an incomplete handle ends. */
 static const char *last_field(size_t size)
 {
     size_t end = HEAD_BYTES;
@@ -256,8 +256,8 @@ int dray_handle_unpack(const void *data, size_t size, dray_handle *out, dray_err
     size_t covered = r.at;
     uint64_t checksum = dray__get_u64(&r);
     rc = dray__reader_finish(&r, "handle", error);
-    /* The fields are checked first, because a message that names one helps more than a wrong
-     * sum. */
+    /* The fields are checked first, because an error that names a field helps more than one about
+     * the sum. */
     if (!rc)
         rc = dray__handle_check(&h, error);
     if (!rc && checksum != dray__hash(data, covered))

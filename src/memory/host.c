@@ -1,4 +1,4 @@
-/* Private memory of the process: allocated here, or someone else's, wrapped. */
+/* Private memory of the process, allocated here or by the caller. */
 #include "memory/region.h"
 
 static int alloc(dray_region *region, dray_error *error)

@@ -1,4 +1,4 @@
-/* The live regions of a layout. */
+/* Makes the live regions of a layout. */
 #include "base/error.h"
 #include "memory/region.h"
 

@@ -1,9 +1,9 @@
 /* Pinned memory: shared memory that every process that maps it registers with its GPUs, so that
- * their copy engines and kernels reach it. A process without a driver may import it, too: to it, it
- * is shared memory. */
+ * their copy engines and kernels reach it. A process without a driver may import it as plain shared
+ * memory. */
 #include "memory/cuda_memory.h"
 
-/* Zero bytes cannot be registered, and nobody asks for their address. */
+/* Registers the memory. A region of zero bytes cannot be registered, and needs no address. */
 static int enlist(dray_region *region, dray__cuda_device *device, dray_error *error)
 {
     if (!region->bytes)

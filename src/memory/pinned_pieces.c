@@ -1,6 +1,6 @@
-/* Pinned host memory in pieces (cuda_arena.h). Pages are made by several threads, in huge ones
- * where the kernel gives them, and then registered: six times as fast as the driver's own
- * allocation of pinned memory. */
+/* Pinned host memory in pieces (cuda_arena.h). Several threads allocate the pages, huge ones if
+ * possible, which are then registered. This is six times as fast as the driver's own allocation of
+ * pinned memory. */
 #include "memory/cuda_arena.h"
 
 #include "base/arena.h"
@@ -19,7 +19,7 @@ typedef struct page_share {
     uint64_t bytes;
 } page_share;
 
-/* Kernels before 5.14 cannot: then registering makes the pages. */
+/* Allocates pages. Kernels before 5.14 cannot do this; then registering allocates them. */
 static void *populate(void *user)
 {
     const page_share *s = user;

@@ -26,13 +26,14 @@ static const dray__region_ops *region_ops_of(int32_t kind)
     return NULL;
 }
 
-/* ---- the living ------------------------------------------------------------------------------ */
+/* ---- the list of live regions
+ * ------------------------------------------------------------------------------ */
 
 static pthread_mutex_t living_lock = PTHREAD_MUTEX_INITIALIZER;
-static dray__idmap living; /* by serial number */
+static dray__idmap living; /* live regions by serial number */
 static uint64_t last_serial;
 
-/* A region that could not be entered counts as freed. */
+/* Enters a region into the list. One that could not be entered counts as freed. */
 static void enter(dray_region *region)
 {
     pthread_mutex_lock(&living_lock);
@@ -65,7 +66,7 @@ int dray__region_map(dray_region *region, int fd, dray_error *error)
         return dray__fail(error, DRAY_ENOMEM, "region %s: %llu bytes cannot be mapped",
                           region->name, (unsigned long long)region->bytes);
     uint64_t bytes = dray__round_up(region->bytes ? region->bytes : 1, page);
-    /* Addresses first, then the mapping inside them. */
+    /* Reserves addresses first, and then maps inside them. */
     uint8_t *base = dray__map_aligned(bytes, PROT_NONE);
     if (!base)
         return dray__fail_errno(error, errno, "region %s: %llu bytes of addresses", region->name,
@@ -77,7 +78,7 @@ int dray__region_map(dray_region *region, int fd, dray_error *error)
     if (mmap(base, bytes, prot, flags, fd, 0) == MAP_FAILED)
         return dray__fail_errno(error, errno, "region %s: mapping of %llu bytes", region->name,
                                 (unsigned long long)bytes);
-    if (bytes >= DRAY__HUGE_PAGE) /* a wish: refused where the kernel has no huge pages */
+    if (bytes >= DRAY__HUGE_PAGE) /* a hint, which kernels without huge pages refuse */
         madvise(base, bytes, MADV_HUGEPAGE);
     return DRAY_OK;
 }
@@ -105,7 +106,7 @@ dray_region *dray__region_new(const dray__region_ops *ops, const char *name, uin
     return region;
 }
 
-/* The end of every constructor: returns the region, or the error with nothing left behind. */
+/* Ends every constructor: returns the region, or frees it and returns the error. */
 static int finish(int rc, dray_region *region, dray_region **out)
 {
     if (rc)
@@ -239,7 +240,7 @@ static int transfer(const dray_region *region, uint64_t offset, void *data, uint
                           (unsigned long long)region->bytes);
     if (write && !region->writable)
         return dray__fail(error, DRAY_EINVALID, "region %s was opened for reading", region->name);
-    if (!bytes) /* then neither side need be anywhere */
+    if (!bytes) /* without bytes, no address is needed */
         return DRAY_OK;
     if (region->ops->transfer)
         return region->ops->transfer(region, offset, data, bytes, write, error);

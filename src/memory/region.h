@@ -1,7 +1,7 @@
 /* src/memory/: live regions, which are the memory and the files that blocks are in: host memory,
  * shared memory, memory pinned for GPUs, memory of GPUs, and files. Each kind is one file with one
- * table of operations. The folder also has handles, by which a process tells another one how to
- * reach a region, and arenas, which give their memory back to the GPU for a time. */
+ * table of operations. The folder also has handles, by which another process can reach a region,
+ * and arenas, which give their memory back to the GPU for a time. */
 
 /* A live region. Each kind has one table of operations, in one file of this folder; region.c lists
  * them. */
@@ -22,15 +22,15 @@ struct dray_region {
     uint8_t *base;         /* NULL when the CPU cannot address the memory */
     uint64_t bytes;        /* size that users of the region see */
     uint64_t mapped_bytes; /* size of the mapping; 0 when the region has made none */
-    int fd;                /* -1: none */
+    int fd;                /* -1 for none */
     bool writable;
     uint64_t serial;           /* number of the region; never used twice in a process */
     uint64_t device_address;   /* CUDA, PINNED; 0 when no GPU of this process reaches the memory */
     dray__cuda_device *device; /* CUDA: the GPU in whose context the memory is mapped */
     uint8_t device_uuid[16];   /* CUDA: the GPU that has the memory; this process may not see it */
     dray__cuda_memory *cuda;   /* CUDA: the memory (cuda.c) */
-    /* Of a file that is read together with changes to it: applies the changes to bytes that were
-     * read. NULL: there are no changes. */
+    /* For a file that is read together with changes to it: applies the changes to bytes that were
+     * read. NULL when there are no changes. */
     int (*patch)(const dray_region *file, void *data, uint64_t offset, uint64_t bytes,
                  dray_error *error);
     const void *patch_user;
@@ -42,7 +42,7 @@ struct dray_region {
  * When it fails, the caller calls release; operations do not clean up themselves. */
 struct dray__region_ops {
     dray_region_kind kind;
-    /* Fresh zeroed memory. NULL when this kind is not allocated. */
+    /* Allocates zeroed memory. NULL when this kind is not allocated. */
     int (*alloc)(dray_region *region, dray_error *error);
     /* Opens the file region->name. NULL when the kind has no files. */
     int (*open)(dray_region *region, dray_error *error);
@@ -65,13 +65,14 @@ struct dray__region_ops {
 extern const dray__region_ops dray__region_host, dray__region_shared, dray__region_pinned,
     dray__region_cuda, dray__region_file, dray__region_object;
 
-/* A file region's bytes that are read as dray_region_read reads them, giving up when *stop (may be
- * NULL) becomes true. */
+/* Reads bytes of a file region as dray_region_read does, and gives up when *stop (may be NULL)
+ * becomes true. */
 int dray__region_object_read(const dray_region *region, uint64_t offset, void *data, uint64_t bytes,
                              const atomic_bool *stop, dray_error *error);
 
-/* Maps `bytes` of fd (-1: anonymous memory) so that large mappings begin at a huge page's boundary
- * and asks for huge pages; sets base and mapped_bytes. Unmapped by dray__region_unmap. */
+/* Maps the region's bytes of fd (-1 for anonymous memory); sets base and mapped_bytes. Large
+ * mappings begin at a huge page's boundary and ask for huge pages. Unmapped by
+ * dray__region_unmap. */
 int dray__region_map(dray_region *region, int fd, dray_error *error);
 void dray__region_unmap(dray_region *region);
 
@@ -91,10 +92,10 @@ int dray__handle_read(const dray_handle *given, dray_handle *out, dray_error *er
  * shape, strides or offset outside the storage; or a field that is set but not used by the kind. */
 int dray__handle_check(const dray_handle *handle, dray_error *error);
 
-/* Whether the region that had the serial number still lives at this address. The pointer may be
- * stale. */
+/* Returns whether the region with this serial number still exists at this address. The pointer may
+ * be stale. */
 bool dray__region_is(const dray_region *region, uint64_t serial);
 
-/* Allocates `bytes` of zeroed memory of the GPU, which other processes can import. */
+/* Allocates `bytes` of zeroed GPU memory, which other processes can import. */
 int dray__region_alloc_cuda(const uint8_t uuid[16], uint64_t bytes, const char *name,
                             dray_region **out, dray_error *error);

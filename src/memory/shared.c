@@ -1,8 +1,8 @@
-/* Shared memory: a memfd, mapped. Another process reaches it through the descriptor; the handle has
+/* Shared memory: a mapped memfd. Another process reaches it through the descriptor; the handle has
  * the descriptor's inode.
  *
- * The size is sealed: a peer that could shrink the file would kill every process that maps it
- * (SIGBUS), so import refuses descriptors without the seal. */
+ * The size is sealed, because a peer that shrinks the file would kill every process that maps it
+ * (SIGBUS). Import refuses descriptors without the seal. */
 #include "base/error.h"
 #include "memory/region.h"
 

@@ -1,5 +1,5 @@
-/* SPEC strings: "word", "word:N", "word:key=value,key=value". One table of words; each reads its
- * settings and makes the layouts of all members. */
+/* SPEC strings: "word", "word:N", "word:key=value,key=value". A table has for each word its
+ * settings, and the function that makes the layouts of all members. */
 #include "model/layout/layout.h"
 
 #include "base/error.h"
@@ -41,7 +41,7 @@ enum {
 
 enum { MOST_RANKS = 4096, MOST_VOCAB = 1 << 30, MOST_SLOTS = 1 << 20, MOST_CHOICES = 9 };
 
-/* By the numbers of dray_quant_kind; the names are those of model/layout/formats.c. */
+/* Indexed by dray_quant_kind; the names are those of model/layout/formats.c. */
 static const char *const quants[MOST_CHOICES] = {"none",         "fp8-block", "fp8-tensor",
                                                  "fp8-deepgemm", "mxfp8",     "mxfp4",
                                                  "nvfp4",        "int4",      "int4-zero"};
@@ -57,7 +57,7 @@ static const struct {
     const char *name;
     int64_t least, most;
     const char *expected;
-    const char *const *choices; /* words for the numbers from 0 */
+    const char *const *choices; /* words for the numbers 0, 1, ... */
 } keys[KEYS] = {
     [WORLD] = {"N", RANKS},
     [TP] = {"tp", RANKS},
@@ -88,16 +88,16 @@ static const struct {
 typedef struct settings {
     const char *spec; /* for messages */
     bool given[KEYS];
-    int64_t number[NUMBERS]; /* 0 where not given */
+    int64_t number[NUMBERS]; /* 0 when not given */
     dray_dtype dtype;        /* NONE for the model's */
     const char *path;
 } settings;
 
 typedef struct word {
-    const char *name, *form; /* as usage shows it */
+    const char *name, *form; /* as the usage text shows it */
     uint32_t takes;          /* a set of KEY */
-    int needs;    /* a key that must be given; all keys are optional where this is KEYS */
-    bool is_path; /* all behind the colon is a path */
+    int needs;               /* the required key; KEYS when all are optional */
+    bool is_path;            /* the text after the colon is a path */
     uint64_t (*ranks)(const settings *);
     int (*make)(const dray_model_config *, const settings *, uint32_t rank, dray_layout **,
                 dray_error *);
@@ -150,7 +150,7 @@ static int make_fsdp1(const dray_model_config *model, const settings *s, uint32_
     return dray_layout_fsdp1(model, &spec, out, error);
 }
 
-/* The ranks of a stage are neighbours. */
+/* Makes the layout of an engine's rank. Ranks of a stage have consecutive numbers. */
 static int make_engine(const dray_model_config *model, const settings *s, uint32_t rank,
                        dray_layout **out, dray_error *error)
 {
@@ -310,7 +310,7 @@ static int read_setting(const word *w, settings *s, char *text, bool first, dray
     return bad(s, "unknown key", text, hint, error);
 }
 
-/* `arguments` is behind the colon, or NULL; it is cut into pieces. */
+/* Reads settings from `arguments`, the text after the colon, or NULL. It is split in place. */
 static int read_settings(const word *w, settings *s, char *arguments, dray_error *error)
 {
     if (w->is_path) {

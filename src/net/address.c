@@ -35,14 +35,15 @@ static int parse_unix(const char *path, dray__address *out, dray_error *error)
     return DRAY_OK;
 }
 
-/* getaddrinfo takes any number, and cuts it to 16 bits. */
+/* Checks a port, because getaddrinfo accepts any number, and truncates it to 16 bits. */
 static bool is_port(const char *text)
 {
     size_t digits = strspn(text, "0123456789");
     return digits >= 1 && digits <= 5 && !text[digits] && strtoul(text, NULL, 10) <= UINT16_MAX;
 }
 
-/* "HOST:PORT", "[IPV6]:PORT"; *port NULL: "HOST", "[IPV6]", "IPV6". false: nothing of these. */
+/* Splits "HOST:PORT" or "[IPV6]:PORT"; for "HOST", "[IPV6]" or "IPV6", *port is NULL. Returns false
+ * for other forms. */
 static bool split(const char *text, char host[256], const char **port)
 {
     const char *colon = strrchr(text, ':'), *end = text + strlen(text);
@@ -86,7 +87,7 @@ static int parse_tcp(const char *text, dray__address *out, dray_error *error)
         return dray__fail(
             error, DRAY_EINVALID,
             "address tcp:%s: HOST:PORT or [IPV6]:PORT expected, the port at most 65535", text);
-    /* The machine's own name may be another address, so "localhost" is not looked up. */
+    /* "localhost" is not looked up, because it may resolve to another address. */
     int code = find_host(strcmp(host, "localhost") == 0 ? "127.0.0.1" : host, port, 0, out);
     return code ? dray__fail(error, code == EAI_MEMORY ? DRAY_ENOMEM : DRAY_ENOENT,
                              "address tcp:%s: %s", text, gai_strerror(code))
@@ -154,7 +155,7 @@ static int make_socket(const dray__address *address, const char *text, int *out,
     return DRAY_OK;
 }
 
-/* Removes a socket file that nobody listens at. */
+/* Removes a socket file at which no process listens. */
 static int remove_stale(const dray__address *address, const char *text, dray_error *error)
 {
     const char *path = ((const struct sockaddr_un *)&address->socket)->sun_path;
@@ -204,8 +205,7 @@ static int lock_folder(const char *path, const char *text, int *out, dray_error 
 static int bind_socket(int fd, const dray__address *address, const char *text, dray_error *error)
 {
     int on = 1;
-    /* bind() makes the file with the socket's own mode, so there is no moment at which others may
-     * connect. */
+    /* bind() gives the file the socket's own mode, so other users can never connect. */
     if (address->local && fchmod(fd, S_IRUSR | S_IWUSR) < 0)
         return dray__fail_errno(error, errno, "mode of %s", text);
     if (!address->local)
@@ -246,7 +246,8 @@ int dray__address_listen(const dray__address *address, const char *text, dray__b
     return status;
 }
 
-/* A TCP socket that connects to an unused port of the ephemeral range may meet itself. */
+/* Returns whether the socket is connected to itself. That happens when a TCP socket connects to an
+ * unused port of the ephemeral range. */
 static int met_itself(int fd)
 {
     struct sockaddr_storage mine = {0}, theirs = {0};
@@ -256,7 +257,8 @@ static int met_itself(int fd)
            mine_size == theirs_size && memcmp(&mine, &theirs, mine_size) == 0;
 }
 
-/* In a folder that others may write to (/tmp), another user's server may have taken the name. */
+/* Returns whether another user's server listens. In a folder that others can write to (/tmp), it
+ * may have taken the name. */
 static bool foreign(int fd)
 {
     struct ucred peer;
@@ -316,9 +318,10 @@ int dray__address_connect(const dray__address *address, const char *text, int64_
         return dray__fail(error, DRAY_EPERM, "%s: another user listens there", text);
     if (code == ENOENT || code == ECONNREFUSED || code == ECONNRESET)
         return dray__fail(error, DRAY_ECLOSED, "%s: nobody listens there", text);
-    if (code == ENETUNREACH || code == EHOSTUNREACH || code == ENETDOWN) /* a link may come back */
+    /* The network may come back. */
+    if (code == ENETUNREACH || code == EHOSTUNREACH || code == ENETDOWN)
         return dray__fail(error, DRAY_ETIMEDOUT, "%s: %s", text, strerror(code));
-    if (code == ETIMEDOUT || code == EAGAIN) /* EAGAIN: a Unix socket's backlog is full */
+    if (code == ETIMEDOUT || code == EAGAIN) /* EAGAIN means that a Unix socket's backlog is full */
         return dray__fail(error, DRAY_ETIMEDOUT, "%s: does not accept connections", text);
     return dray__fail_errno(error, code, "connecting to %s", text);
 }

@@ -66,7 +66,8 @@ const dray__carrier *dray__carrier_of(const char *scheme, uint8_t first)
     return any;
 }
 
-/* ---- transports, as users name them ---------------------------------------------------------- */
+/* ---- transports, by their names for users
+ * ---------------------------------------------------------- */
 
 int dray__transport_find(const char *name, const char **out, char *detail, size_t size,
                          dray_error *error)

@@ -24,7 +24,7 @@ void dray__cells_request(dray__writer *w, uint32_t id, const dray__cell *cells, 
     dray__request_end(w, begun);
 }
 
-/* Reads the ranges into `data`; gone[i]: range i is not here. */
+/* Reads the ranges into `data`; gone[i] is 1 when range i is not here. */
 static int read_all(const dray__cells *cells, const cells_asked *asked, uint8_t *data,
                     uint8_t *gone, uint64_t *bytes, dray_error *error)
 {

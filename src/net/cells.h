@@ -1,11 +1,11 @@
-/* A data server for memory that has numbers, such as the chunks of samples of the queue's keeper.
- * It answers requests of the type CELLS (messages.h) for ranges of bytes of this memory.
+/* A data server for numbered memory, such as the chunks of samples of the queue's keeper. It
+ * answers requests of the type CELLS (messages.h) for ranges of bytes of this memory.
  *
  *  answer   status 0: head u64 XXH3 of the data, for each range u8 (1: the range is not here, and
  *           the data have no bytes of it); then the ranges' bytes, one after the other.
  *           Other status: a string
  *
- * Numbers are drawn at random, and only processes that may read the memory are told its number. */
+ * Numbers are random, and only processes that may read the memory get its number. */
 #pragma once
 
 #include "net/server.h"
@@ -26,7 +26,7 @@ typedef struct dray__cells {
 } dray__cells;
 
 /* Listens at `address` ("10.0.0.1", "0.0.0.0:7001"). keys and cells are borrowed until the server
- * is closed. *endpoint: "tcp:ADDRESS:PORT", owned by the server. */
+ * is closed. *endpoint is "tcp:ADDRESS:PORT", owned by the server. */
 int dray__cells_serve(const char *address, const dray__stream_keys *keys, const dray__cells *cells,
                       dray__server **out, const char **endpoint, dray_error *error);
 /* Copies the ranges of the request into `staging`, and writes header and head of the answer. An

@@ -16,7 +16,7 @@ enum {
     DRAY__REQUEST_MAX = 64 << 10, /* bytes of a body, */
     DRAY__HEAD_MAX = 16 << 10,    /* of a head, */
     DRAY__VALUES_MAX = 512 << 10, /* of an answer with cells or keys, */
-    DRAY__DATA_MAX = 4 << 20      /* and of any answer's */
+    DRAY__DATA_MAX = 4 << 20      /* and of any answer */
 };
 
 /* The one table of messages: XX(name, value, true for a request with a body and an answer, false
@@ -60,13 +60,13 @@ extern const dray__fields dray__data_request_fields, dray__answer_fields;
  * this returned. */
 size_t dray__request_begin(dray__writer *w, uint16_t type, uint32_t id);
 void dray__request_end(dray__writer *w, size_t begun);
-/* Returns 0, or DRAY_EPROTO when it is not an answer, or larger than any can be. */
+/* Returns 0, or DRAY_EPROTO when it is not an answer, or larger than allowed. */
 int dray__answer_get(const uint8_t header[DRAY__ANSWER_HEADER], dray__answer *out,
                      dray_error *error);
 
 /* ---- the server's side */
 
-/* Returns 0, DRAY_EPROTO when it is no request, or larger than any can be, or DRAY_EVERSION when
+/* Returns 0, DRAY_EPROTO when it is not a request, or larger than allowed, or DRAY_EVERSION when
  * this version has no such request. */
 int dray__request_get(const uint8_t header[DRAY__REQUEST_HEADER], dray__data_request *out,
                       dray_error *error);

@@ -17,16 +17,16 @@ struct dray__peer {
     dray__stream *stream;
     dray__writer out;
     size_t out_at;
-    uint8_t *in; /* header and head of the answer that is coming */
+    uint8_t *in; /* header and head of the next answer */
     size_t in_have;
     dray__answer header;
     bool have_header;
     uint64_t data_have;
     int64_t moved_ns;
     uint64_t wire_bytes;
-    uint32_t avoid; /* carriers that do not lead there */
-    bool ready;     /* bytes can go, */
-    bool answered;  /* and some have come */
+    uint32_t avoid; /* carriers that failed */
+    bool ready;     /* bytes can be sent, */
+    bool answered;  /* and some have been received */
 };
 
 int dray__peer_new(const char *endpoint, const dray__stream_keys *keys, dray__peer **out,
@@ -76,7 +76,7 @@ int dray__peer_open(dray__peer *peer, dray_error *error)
     return dray__stream_connect(peer->endpoint, peer->keys, peer->avoid, &peer->stream, error);
 }
 
-/* It is asked again after a time in which nothing was expected of it. */
+/* Resets the time of the last progress, after a time without requests. */
 void dray__peer_touch(dray__peer *peer)
 {
     peer->moved_ns = dray__now();
@@ -179,7 +179,8 @@ static int send_all(dray__peer *peer, dray_error *error)
 
 /* ---- requests and answers -------------------------------------------------------------------- */
 
-/* Where nobody asked for a carrier by name, the next connection goes over another one. */
+/* Goes on with connecting. After a carrier failed, the next connection uses another one, unless the
+ * user named the carrier. */
 static int get_ready(dray__peer *peer, dray_error *error)
 {
     dray_error why = {0};

@@ -1,8 +1,8 @@
 /* The data server (server.h): one thread, an epoll, a state for each connection. A request is read,
- * answered into a buffer, sent, and only then is the next one read, except for requests that their
- * service takes. So a reader that does not take its answers holds one buffer and its own socket,
- * one that asks for much waits its turn behind the others, and no client can make the server's
- * memory grow past its bound. */
+ * its answer is put into a buffer and sent, and only then is the next one read, except for requests
+ * that the service takes. So a reader that does not receive its answers holds only one buffer and
+ * its own socket, one with many requests waits for its turn, and no client can make the server's
+ * memory grow past its limit. */
 #include "net/server.h"
 
 #include "base/clock.h"
@@ -29,7 +29,7 @@ struct connection {
     uint8_t *in;
     size_t in_have;
     uint64_t out_at;
-    /* The bytes of the next header that were read behind a request that waits in line. */
+    /* The bytes of the next header that were read after a request that waits in line. */
     size_t ahead;
     /* `full`: a whole request has arrived; `answering`: its answer is being sent. */
     bool full, answering;

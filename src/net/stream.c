@@ -1,4 +1,4 @@
-/* Streams (stream.h): sockets, and the carriers that take over after the connection. */
+/* Streams (stream.h): sockets, and the carriers that are used once they are connected. */
 #include "net/stream.h"
 
 #include "base/error.h"
@@ -147,7 +147,7 @@ static int connect_done(dray__stream *stream, dray_error *error)
     return failed ? dray__fail_errno(error, failed, "connecting") : DRAY_OK;
 }
 
-/* The first bytes of an accepted connection tell its carrier. */
+/* Recognises the carrier of an accepted connection by its first bytes. */
 static int recognise(dray__stream *stream, dray_error *error)
 {
     uint8_t first;
@@ -182,7 +182,7 @@ int dray__stream_ready(dray__stream *stream, dray_error *error)
     return rc;
 }
 
-/* The same with -errno, for sending and receiving. */
+/* The same, but returns -errno, for sending and receiving. */
 static int get_ready(dray__stream *stream)
 {
     dray_error error;

@@ -1,4 +1,4 @@
-/* Bytes in the clear over TCP: between the networks that are trusted, and on this host. */
+/* Bytes over TCP without encryption, on trusted networks and on this host. */
 #include "net/carrier.h"
 
 #include "base/error.h"

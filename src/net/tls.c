@@ -65,7 +65,7 @@ static bool pending(const dray__stream *stream)
 
 static void end(dray__stream *stream)
 {
-    if (stream->pid != getpid()) { /* a forked child must not say goodbye in its parent's name */
+    if (stream->pid != getpid()) { /* a forked child must not end its parent's connection */
         close(stream->socket);
         stream->socket = -1;
     }

@@ -1,6 +1,6 @@
-/* UCX as a carrier. Both sides have a socket already. Over it they agree to go on over UCX, and
- * exchange the addresses of its workers. There are four messages over the socket, each a header and
- * its body. A status other than 0 refuses, and the body is then a string with the reason.
+/* UCX as a carrier. Both sides have a socket already. Over it they agree to use UCX, and exchange
+ * the addresses of UCX workers. There are four messages over the socket, each a header and its
+ * body. A status other than 0 refuses, and the body is then a string with the reason.
  *
  *  greeting  of the reader: random bytes, and whether it wants one-sided reads
  *  greeting  back: random bytes, and whether both want them, and UCX is opened for them
@@ -10,10 +10,10 @@
  *
  * A proof is HMAC-SHA256 with the session's data key over the name of the side that gives it, the
  * random bytes of both, the agreement, and all of the body before it. So each side knows that the
- * other is of the session, that the message is as it was sent, and that it was made now: a recorded
- * message proves nothing later. After the answer the bytes of the stream go over UCX, and the
- * socket stays, so that its end is noticed. UCX's versions do not understand each other: they must
- * be equal. */
+ * other belongs to the session, that the message is unchanged, and that it is not a replay. After
+ * the answer the bytes of the stream go over UCX. The socket stays open, so that the end of the
+ * connection is noticed. Different versions of UCX are not compatible, so both sides must have the
+ * same. */
 #include "net/ucx.h"
 
 #include "base/error.h"
@@ -68,7 +68,7 @@ enum {
     HEADER = 12,
     RANDOM = DRAY__UCX_RANDOM,
     PROOF = 32,
-    OFFER_ADDRESS_AT = 20, /* behind the versions and the number */
+    OFFER_ADDRESS_AT = 20, /* after the versions and the number */
     ANSWER_ADDRESS_AT = 8,
     BODY_MAX = OFFER_ADDRESS_AT + DRAY__UCX_ADDRESS_MAX + PROOF,
     STEPS = 2
@@ -98,9 +98,9 @@ static int find(char *detail, size_t size, dray_error *error)
     return rc;
 }
 
-/* "always" without RDMA is for tests. Over TCP UCX only emulates reads: the process that is read
- * works for each of them at any address that it is given, and UCX 1.13 ends it (abort) when a
- * reader is gone in the middle of one. */
+/* Returns whether one-sided reads are wanted. "always" without RDMA is for tests: over TCP, UCX
+ * only emulates reads. The process that is read then serves any address that it is given, and UCX
+ * 1.13 aborts it when a reader disappears in the middle of a read. */
 static bool wants_reads(void)
 {
     const char *given = getenv("DRAY_UCX_READS");
@@ -168,8 +168,8 @@ static int finish_proven(const dray__stream *stream, talk *t, dray_error *error)
     return finish_message(t, error);
 }
 
-/* Checks that the other side's message ends with the proof of the rest, with an address behind
- * `at`. */
+/* Checks that the other side's message has an address after `at`, and ends with a proof of the
+ * rest. */
 static int check_proof(const dray__stream *stream, bool server, const uint8_t *said, uint32_t size,
                        uint32_t at, dray_error *error)
 {
@@ -222,7 +222,7 @@ static int take_greeting(const uint8_t *body, uint32_t size, dray__ucx_greeting 
                : DRAY_OK;
 }
 
-/* For the reader, after the greeting came back: opens UCX as agreed, and offers it. */
+/* For the reader, after the server's greeting: opens UCX as agreed, and sends the offer. */
 static int on_greeted(dray__stream *stream, const uint8_t *body, uint32_t size, dray_error *error)
 {
     dray__ucx_state *s = stream->state;
@@ -256,7 +256,7 @@ static int on_answer(dray__stream *stream, const uint8_t *body, uint32_t size, d
                              number, error);
 }
 
-/* Of the server. */
+/* For the server, after the reader's greeting. */
 static int on_greeting(dray__stream *stream, const uint8_t *body, uint32_t size, dray_error *error)
 {
     talk *t = ((dray__ucx_state *)stream->state)->talk;
@@ -304,7 +304,8 @@ static int on_offer(dray__stream *stream, const uint8_t *body, uint32_t size, dr
 
 static const step_fn steps[2][STEPS] = {{on_greeted, on_answer}, {on_greeting, on_offer}};
 
-/* ---- the talk -------------------------------------------------------------------------------- */
+/* ---- messages over the socket
+ * -------------------------------------------------------------------------------- */
 
 static int push(const dray__stream *stream, talk *t, dray_error *error)
 {
@@ -322,7 +323,7 @@ static int push(const dray__stream *stream, talk *t, dray_error *error)
     return DRAY_OK;
 }
 
-/* A whole message of the other side. */
+/* Receives a whole message of the other side. */
 static int pull(dray__stream *stream, talk *t, dray__ucx_header *out, dray_error *error)
 {
     for (size_t need = HEADER;;) {
@@ -396,7 +397,7 @@ static short events(const dray__stream *stream, short wanted)
     return s->talk && s->talk->out.size ? POLLIN | POLLOUT : POLLIN;
 }
 
-/* From now on UCX carries the bytes. */
+/* Switches the stream to UCX, which carries the bytes from now on. */
 static int go_over(dray__stream *stream, dray_error *error)
 {
     dray__ucx_state *s = stream->state;

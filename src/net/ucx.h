@@ -4,11 +4,11 @@
  * without them has ucx.c alone, which refuses.
  *
  * A connection is between two processes that have found each other over a socket already, and
- * exchange each other's UCX addresses there. Each is a worker and an endpoint of its own, so that
- * closing one, by force, concerns no other; bytes go as active messages, in order. They go over TCP
- * or RDMA, never over UCX's shared memory, which does not notice a peer's death. UCX neither
+ * exchange each other's UCX addresses there. Each has a worker and an endpoint of its own, so that
+ * closing one by force does not affect others. Bytes are sent as active messages, in order, over
+ * TCP or RDMA, never over UCX's shared memory, which does not notice a peer's death. UCX neither
  * encrypts nor authenticates, so it is for trusted networks only. Nothing here has a deadline of
- * its own: a cut link or a stopped peer shows as silence, which the caller times. */
+ * its own. A cut connection or a stopped peer is only silent, so the caller must time it. */
 #pragma once
 
 #include "base/wire.h"
@@ -97,7 +97,7 @@ int dray__ucx_context_get(const char *devices, bool reads, ucp_context_h *out, d
 void dray__ucx_context_hold(ucp_context_h context);
 void dray__ucx_context_put(ucp_context_h context);
 
-/* ---- ucx_endpoint.c: of a stream that has gone over, as carrier.h has them */
+/* ---- ucx_endpoint.c: the functions of carrier.h for a stream that uses UCX */
 
 typedef struct dray__ucx dray__ucx;
 

@@ -18,15 +18,17 @@
 #include <unistd.h>
 
 enum {
-    SENDS = 4,           /* messages that are under way */
-    MESSAGE_ID = 0x44,   /* of dray's active messages; each worker has its own */
-    MESSAGE = 240 << 10, /* bytes in one: with its header it fits a TCP segment */
-    QUEUE_MAX = 8 << 20, /* bytes that came and nobody has taken */
-    QUIET_TURNS = 1000,  /* of progress, before a worker that cannot be armed is left alone */
+    SENDS = 4,         /* the most messages under way */
+    MESSAGE_ID = 0x44, /* of dray's active messages; each worker has its own */
+    /* The bytes of one; with its header it fits a segment of UCX's TCP transport. */
+    MESSAGE = 240 << 10,
+    QUEUE_MAX = 8 << 20, /* the most received bytes that have not been taken */
+    QUIET_TURNS = 1000,  /* rounds of progress before giving up on a worker that cannot be armed */
     CLOSE_MS = 100,
-    /* UCX takes no length of a packed key: a key itself has the number of its pieces, so an
-     * incomplete one is read into zeros. It has a bit for each of 64 domains, for each domain a
-     * size in a byte and its bytes, and the additions of later versions. */
+    /* The room for a packed key. UCX gets no length of it, because a key itself has the number of
+     * its pieces, so keys are padded with zeros in case one is incomplete. A key has a bit for each
+     * of 64 domains, for each domain a size of one byte and its bytes, and the additions of later
+     * versions. */
     KEY_ROOM = 40 << 10
 };
 
@@ -42,7 +44,7 @@ struct sending {
     bool busy;
 };
 
-struct arrived { /* bytes that came before they were asked for */
+struct arrived { /* bytes that arrived before the caller received them */
     struct arrived *next;
     size_t size, at;
     uint8_t data[];
@@ -52,7 +54,7 @@ struct dray__ucx {
     const dray__ucx_library *library;
     pid_t pid;
     bool reads;                 /* one-sided reads were agreed on */
-    struct dray__net_key *keys; /* of the other side, until it is closed */
+    struct dray__net_key *keys; /* keys of the other side, until it is closed */
     ucp_context_h context;
     ucp_worker_h worker;
     ucp_ep_h endpoint;
@@ -65,7 +67,7 @@ struct dray__ucx {
     struct sending sends[SENDS];
     struct arrived *first, **last;
     size_t queued;
-    uint8_t *want; /* the place of the received bytes, while a caller receives */
+    uint8_t *want; /* the caller's buffer, while it receives */
     size_t want_size, want_have;
 };
 
@@ -123,7 +125,7 @@ static void peer_failed(void *user, ucp_ep_h endpoint, ucs_status_t status)
 {
     dray__ucx *x = user;
     (void)endpoint;
-    (void)status; /* UCX says "Endpoint timeout" for every reason */
+    (void)status; /* UCX reports "Endpoint timeout" for every reason */
     x->failed = -ECONNRESET;
 }
 
@@ -149,7 +151,8 @@ static int keep(dray__ucx *x, const uint8_t *data, size_t size)
     return 0;
 }
 
-/* Anybody on the network can send to a worker. A message without its number is dropped. */
+/* Receives a message. Any process on the network can send to a worker, so a message without the
+ * right number is dropped. */
 static ucs_status_t came(void *user, const void *header, size_t header_size, void *data,
                          size_t size, const ucp_am_recv_param_t *param)
 {
@@ -263,7 +266,7 @@ void dray__ucx_close(dray__ucx *x)
 {
     if (!x)
         return;
-    if (x->pid == getpid()) { /* in a forked child all of it is its parent's */
+    if (x->pid == getpid()) { /* in a forked child everything belongs to its parent */
         if (x->endpoint)
             close_endpoint(x);
         forget_keys(x);
@@ -366,7 +369,7 @@ static int post(dray__ucx *x, struct sending *sending, const void *data, size_t 
     return 0;
 }
 
-/* Nothing comes over the socket any more, but that it ended. */
+/* Checks the socket, over which nothing is received any more except its end. */
 static ssize_t silence(const dray__stream *stream)
 {
     uint8_t byte;
@@ -553,7 +556,7 @@ static void landed(void *request, ucs_status_t status, void *user)
     reads->failed |= status != UCS_OK;
 }
 
-/* As above, of a request that UCX allocated. */
+/* The same for a request that UCX allocated. */
 static void landed_later(void *request, ucs_status_t status, void *user)
 {
     dray__ucx_library_get()->ucp_request_free(request);

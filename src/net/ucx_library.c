@@ -1,4 +1,4 @@
-/* Opening UCX, and its contexts (ucx.h). */
+/* Opens UCX, and makes its contexts (ucx.h). */
 #ifdef DRAY_HAVE_UCX
 #include "net/ucx.h"
 
@@ -23,8 +23,8 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* ---- the library ----------------------------------------------------------------------------- */
 
-/* UCX installs handlers for signals, which belong to the program, and prints errors to stdout that
- * this library reports. */
+/* Turns off UCX's signal handlers, because signals belong to the program, and its messages on
+ * stdout, because this library reports errors itself. */
 static void quieten(void *ucs)
 {
     static const int signals[] = {SIGILL, SIGSEGV, SIGBUS, SIGFPE};
@@ -95,7 +95,7 @@ void dray__ucx_pretend(const dray__ucx_version *other)
 
 int dray__ucx_fail(dray_error *error, ucs_status_t status, const char *what)
 {
-    /* A device that is down is none to UCX: nothing here is final. */
+    /* UCX does not see a device that is down, so such an error may be temporary. */
     return dray__fail_library(error, status == UCS_ERR_NO_MEMORY ? DRAY_ENOMEM : DRAY_ESYS,
                               DRAY_ORIGIN_UCX, status, "UCX: %s: %s", what,
                               library.status_string(status));
@@ -134,10 +134,10 @@ static atomic_int owner; /* the process that owns the workers; 0 when there are 
 
 static ucs_status_t make(const char *devices, bool reads, ucp_context_h *out)
 {
-    /* One-sided reads only where the network card does them: UCX's emulation reads any address that
-     * the other side gives. Over TCP without zero-copy: UCX 1.13 ends the process (abort) when a
-     * connection breaks in the middle of such a send. With UCX's own 8 KiB segments TCP moves a
-     * third. */
+    /* One-sided reads are used only if the network card does them, because UCX's emulation reads
+     * any address that the other side gives. TCP is used without zero-copy, because UCX 1.13 aborts
+     * the process when a connection breaks in the middle of such a send. With UCX's default
+     * segments of 8 KiB, TCP reaches a third of the rate. */
     const char *const settings[][2] = {
         {"TLS", reads && dray__ucx_has_rdma() ? "self,rc,ud,dc" : dray__ucx_transports()},
         {"NET_DEVICES", devices},
@@ -190,7 +190,8 @@ static int add(const char *devices, bool reads, struct shared **out, dray_error 
 int dray__ucx_context_get(const char *devices, bool reads, ucp_context_h *out, dray_error *error)
 {
     int rc = DRAY_OK;
-    const pid_t pid = atomic_load(&owner); /* without the lock: a child's may be held for ever */
+    /* Without the lock, which may be held for ever in a child. */
+    const pid_t pid = atomic_load(&owner);
     if (pid && pid != getpid())
         return dray__fail(error, DRAY_EUNSUPPORTED,
                           "UCX was in use when this process was forked: it is not usable in it");

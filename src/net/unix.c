@@ -1,4 +1,4 @@
-/* Bytes over a Unix socket, between processes of one host: no network is in between. */
+/* Bytes over a Unix socket, between processes of one host. */
 #include "net/carrier.h"
 
 #include "base/error.h"

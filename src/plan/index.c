@@ -11,8 +11,7 @@
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-/* Where no hash is the same the tensor is not looked at: of most of a large model's it would be the
- * only look. */
+/* Is called only for equal hashes, so that most tensors of a large model are never read. */
 static bool same_name(const void *names, uint32_t id, const void *tensor)
 {
     return strcmp(((const char *const *)names)[id], ((const dray_tensor_info *)tensor)->name) == 0;
@@ -41,8 +40,8 @@ static bool add_names_of(dray_plan_index *index, const dray_layout *layout)
     return true;
 }
 
-/* The scales of quantised tensors that are known by now: a destination of floats does not name
- * them. */
+/* Adds the scales of quantised tensors that the index has, because a destination of floats does not
+ * name them. */
 static bool add_scales_of(dray_plan_index *index, const dray_layout *layout)
 {
     const uint64_t *hashes = dray__layout_hashes(layout);
@@ -60,9 +59,9 @@ static bool add_scales_of(dray_plan_index *index, const dray_layout *layout)
 
 /* ---- holders --------------------------------------------------------------------------------- */
 
-/* The ids of the names of all tensors of all sources, one source behind the other. Without `all`, a
- * name that the index lacks is NONE: of a tensor that is not needed only the hash of its name is
- * read. A rank of a large model has thousands. Returns NULL when out of memory. */
+/* Returns the ids of the names of all tensors, source after source; NULL when out of memory.
+ * Without `all`, a name that the index lacks is NONE. Then only the hash of its name is read, which
+ * matters for large models. */
 static uint32_t *ids_of(dray_plan_index *index, bool all)
 {
     size_t count = 0, at = 0;
@@ -84,8 +83,8 @@ static uint32_t *ids_of(dray_plan_index *index, bool all)
     return NULL;
 }
 
-/* Counts the holders of each id in first[id + 2]; then, when first[id + 1] is where the next holder
- * of id goes, puts them there. An alias is a second name of the tensor that it stands for. */
+/* Counts the holders of each id in first[id + 2] or, with `put`, stores them at first[id + 1],
+ * where the next holder of id goes. An alias is a second name of the tensor that it stands for. */
 static void each_holder(dray_plan_index *index, const uint32_t *ids, bool put)
 {
     for (uint32_t i = 0; i < index->source_count; i++) {

@@ -1,10 +1,10 @@
-/* The last steps of a plan: neighbouring copies joined, all of them in the order of the source. */
+/* The last steps of a plan: joins adjacent copies, and sorts all in the order of the source. */
 #include "base/error.h"
 #include "plan/planner.h"
 
 #include <stdlib.h>
 
-/* Same memories, and b continues a along dimension d. */
+/* Returns whether a and b are between the same memories, and b continues a along dimension d. */
 static bool continues(const dray_copy *a, const dray_copy *b, uint32_t d)
 {
     if (a->source != b->source || a->source_region != b->source_region ||
@@ -24,8 +24,8 @@ static bool continues(const dray_copy *a, const dray_copy *b, uint32_t d)
                a->destination_offset + (uint64_t)a->extent[d] * (uint64_t)a->destination_stride[d];
 }
 
-/* By source, then by position with dimension d last, so that rectangles that continue each other
- * are neighbours. */
+/* Compares by source, then by position with dimension d last, so that rectangles that continue each
+ * other are adjacent. */
 static int compare_along(const void *x, const void *y, void *dimension)
 {
     const dray_copy *a = x, *b = y;
@@ -84,7 +84,7 @@ static int compare_places(const void *x, const void *y)
     return a->index < b->index ? -1 : a->index > b->index;
 }
 
-/* Along each cycle of the order: no memory is needed for a second list. */
+/* Permutes the items along the cycles of the order, which needs no second list. */
 static void put_in_order(dray_copy *items, copy_place *places, size_t count)
 {
     for (size_t i = 0; i < count; i++) {

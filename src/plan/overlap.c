@@ -1,4 +1,4 @@
-/* Tells whether two blocks of a destination write the same bytes. Blocks are sets of bytes
+/* Finds out whether two blocks of a destination write the same bytes. Blocks are sets of bytes
  *
  *     offset + Σ i_k · stride_k,  0 <= i_k < extent_k,
  *
@@ -6,9 +6,9 @@
  * dimensions together reach less than one step of the next outer one. That makes the test exact and
  * cheap: at each dimension only the two steps around the wanted distance can reach it.
  *
- * The pairs to test are found by sweeping over the blocks' beginnings and ends. Blocks that are
- * between each other (columns of one matrix) all begin and end together; they are told apart by
- * their columns, the place within one step of the outermost stride. */
+ * The pairs to test are found by sweeping over the blocks' beginnings and ends. Interleaved blocks
+ * (columns of one matrix) all begin and end together; they are separated by their columns, which
+ * are their positions within one step of the outermost stride. */
 #include "base/array.h"
 #include "base/error.h"
 #include "plan/planner.h"
@@ -20,14 +20,14 @@ enum { LEVELS = DRAY_MAX_DIMS + 1 };
 
 typedef struct bytes {
     uint32_t region, block;
-    uint64_t offset, end; /* end: past the last byte */
+    uint64_t offset, end; /* end is one past the last byte */
     uint32_t levels;      /* the widest stride first */
     int64_t extent[LEVELS], stride[LEVELS];
     int64_t inner[LEVELS]; /* the reach of the levels inside each one */
-    uint64_t low, high;    /* the range in the sweep: from offset to end, or columns */
+    uint64_t low, high;    /* the range in the sweep: offset to end, or columns */
 } bytes;
 
-/* False when the strides do not nest: elements of the block may then fall onto each other. */
+/* Returns false when the strides do not nest. Then elements of the block may overlap. */
 static bool bytes_of(const dray_block *block, uint32_t index, size_t element, bytes *out)
 {
     bytes b = {.region = block->region, .block = index, .offset = block->offset};
@@ -69,7 +69,7 @@ static bool bytes_of(const dray_block *block, uint32_t index, size_t element, by
     return true;
 }
 
-/* Same strides: is there a pair of indices that are `distance` bytes apart? */
+/* For equal strides: returns whether two elements are `distance` bytes apart. */
 static bool meet_on_grid(const bytes *a, const bytes *b, int64_t distance, uint32_t k)
 {
     if (k == LEVELS || k == a->levels)
@@ -82,7 +82,7 @@ static bool meet_on_grid(const bytes *a, const bytes *b, int64_t distance, uint3
     return false;
 }
 
-/* Whether a byte of `a` is in [low, high), counted from a's offset. */
+/* Returns whether a byte of `a` is in [low, high), counted from a's offset. */
 static bool meets_run(const bytes *a, int64_t low, int64_t high, uint32_t k)
 {
     if (k == LEVELS || k == a->levels)
@@ -174,8 +174,8 @@ static int compare_low(const void *x, const void *y)
     return a->low != b->low ? (a->low < b->low ? -1 : 1) : compare_bytes(x, y);
 }
 
-/* Sorted by low, of one region: compares each block with those that begin before it and end after
- * its beginning, which are gathered in `active`. */
+/* Compares each block with those that begin before it and end after its beginning, which are in
+ * `active`. The sets are of one region, sorted by low. */
 static int sweep(const dray_plan_member *destination, const bytes *sets, uint32_t count,
                  uint32_t *active, dray_error *error)
 {
@@ -196,8 +196,8 @@ static int sweep(const dray_plan_member *destination, const bytes *sets, uint32_
     return DRAY_OK;
 }
 
-/* The number of pairs whose [low, high) overlap: all pairs, minus those of which one ends before
- * the other begins. */
+/* Returns the number of pairs with overlapping [low, high): all pairs, minus those of which one
+ * ends before the other begins. */
 static uint64_t overlapping_pairs(uint64_t *low, uint64_t *high, uint32_t count)
 {
     qsort(low, count, sizeof *low, dray__by_u64);
@@ -211,8 +211,8 @@ static uint64_t overlapping_pairs(uint64_t *low, uint64_t *high, uint32_t count)
     return pairs;
 }
 
-/* Turns a knot of blocks of one outermost stride to be swept by columns, where that leaves fewer
- * pairs. room: for twice as many numbers. */
+/* Sets a run of overlapping blocks with one outermost stride to be swept by columns, if that leaves
+ * fewer pairs. room has space for twice as many numbers. */
 static void turn(bytes *sets, uint32_t count, uint64_t *room)
 {
     uint64_t *low = room, *high = room + count;
@@ -244,7 +244,7 @@ static void turn(bytes *sets, uint32_t count, uint64_t *room)
 static int check_knots(const dray_plan_member *destination, bytes *sets, uint32_t count,
                        dray_error *error)
 {
-    enum { MANY = 64 }; /* fewer are not worth turning */
+    enum { MANY = 64 }; /* for fewer it is not worth it */
     uint64_t *room = malloc(((size_t)count + 1) * 2 * sizeof *room);
     uint32_t *active = malloc(((size_t)count + 1) * sizeof *active);
     int rc = room && active ? DRAY_OK : dray__nomem(error);

@@ -30,12 +30,12 @@ struct dray_plan {
 
 /* ---- plan.c: filling rectangles ------------------------------------------------------------- */
 
-/* How the source's elements are used. Holders whose elements cannot be used so are skipped. */
+/* How the source's elements are used. Holders that cannot be used in this way are skipped. */
 typedef enum dray__reading {
     DRAY__AS_THEY_ARE,  /* they are copied or cast */
-    DRAY__AS_FLOATS,    /* they are floats that are to be quantised */
-    DRAY__AS_QUANTISED, /* they are quantised, and are to be converted to floats */
-    DRAY__AS_SCALES     /* for these */
+    DRAY__AS_FLOATS,    /* they are floats, and are quantised */
+    DRAY__AS_QUANTISED, /* they are quantised, and are converted to floats */
+    DRAY__AS_SCALES     /* they are the scales of quantised elements */
 } dray__reading;
 
 /* The holders of one rectangle that overlaps the destination block. */
@@ -46,7 +46,7 @@ typedef struct dray__hit {
     uint64_t load;  /* the load of its least loaded holder; set when the order of hits matters */
 } dray__hit;
 
-/* A block of a part of a quantised tensor that is to be made from floats. */
+/* A block of a part of a quantised tensor that must be made from floats. */
 typedef struct dray__pending {
     uint32_t tensor; /* the quantised tensor */
     int part;        /* DRAY__PART_... */
@@ -61,20 +61,20 @@ typedef struct dray__planner {
     bool quants; /* some source has quantised tensors */
     dray_plan *plan;
     uint64_t *load;    /* the bytes asked of each source so far */
-    uint32_t rotation; /* among equal sources each destination begins with another one */
+    uint32_t rotation; /* each destination begins with a different one of equal sources */
     dray__pending *pending;
     size_t pending_count, pending_capacity;
     /* The fields below describe the current destination block. */
     const dray_block *block;
-    dray_block own; /* it stands for the block when that is not in the layout */
+    dray_block own; /* stands in for the block when that is not in the layout */
     const dray_tensor_info *tensor;
     dray__reading reading;
     const dray_quant *wanted;      /* with AS_QUANTISED: the form that all sources must have */
     int32_t wanted_dtype;          /* and their dtype */
     dray__copies *sink;            /* the list that copies are added to */
-    const dray_block **last_block; /* per source: the last block of which it gave a piece */
+    const dray_block **last_block; /* per source: the last block that a piece was read from */
     bool repeated;                 /* a source gave more than one piece of this block */
-    /* The rectangles that are not filled; those that the current hit leaves. */
+    /* The rectangles that are not filled yet; those that the current hit does not fill. */
     dray__rects open, left;
     dray__hit *hits;
     size_t hit_count, hit_capacity;
@@ -86,7 +86,7 @@ typedef dray__planner planner; /* the short name in the .c files of src/plan */
 /* Fills the open rectangles from all holders of the tensor under any of its names. The caller
  * decides about rectangles that stay open. */
 int dray__plan_fill(dray__planner *planner, dray_error *error);
-/* Fills them from holders under this name only. */
+/* Fills the open rectangles from holders under this name only. */
 int dray__plan_fill_from_name(dray__planner *planner, const char *name, dray_error *error);
 /* Makes the error for the first open rectangle: no source holds it, or none holds it in a form
  * that can be converted. */
@@ -96,7 +96,7 @@ int dray__plan_hole(const dray__planner *planner, dray_error *error);
 
 /* Returns true when the planner may read from a holder, given its current tensor and reading. */
 bool dray__plan_accepts(const dray__planner *planner, const dray__plan_holder *holder);
-/* Fills the planner's block, whose rectangle is open, where some tensors are quantised. Blocks
+/* Fills the planner's block, which has one open rectangle, when some tensors are quantised. Blocks
  * that must be made from floats are added to `pending`. */
 int dray__plan_fill_quant(dray__planner *planner, dray_error *error);
 /* Makes the pending blocks. */

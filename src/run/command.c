@@ -23,7 +23,7 @@ struct dray__command {
     const char *setting, *text;
     pid_t pid;
     int to, from;
-    char *line; /* received bytes that were not taken yet, behind `taken` bytes that were */
+    char *line; /* received bytes: `taken` bytes that were taken, then those that were not */
     size_t filled, room, taken;
 };
 
@@ -43,7 +43,8 @@ static char **make_environment(void)
     return list;
 }
 
-/* Through `dray host --exec`, which ties the command's life to ours before it becomes it. */
+/* Starts the command through `dray host --exec`, which has the kernel end it with this process, and
+ * then becomes the command. */
 static int spawn(dray__command *command, int from, int to)
 {
     char parent[32];
@@ -51,7 +52,7 @@ static int spawn(dray__command *command, int from, int to)
     char *arguments[] = {"dray", "host", parent, "--exec", (char *)(uintptr_t)command->text, NULL};
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
-    sigset_t broken_pipe; /* which this process ignores, and programs need not expect to be */
+    sigset_t broken_pipe; /* this process ignores it, but other programs expect its default */
     sigemptyset(&broken_pipe);
     sigaddset(&broken_pipe, SIGPIPE);
     posix_spawnattr_init(&attributes);
@@ -177,7 +178,8 @@ static int send_text(dray__command *command, const char *text, size_t size, doub
         if (rc)
             return rc;
         ssize_t n = write(command->to, text + done, size - done);
-        if (n < 0 && errno == EPIPE) /* the command ended: its last words are read before its end */
+        /* The command ended; its last lines are read before its end is reported. */
+        if (n < 0 && errno == EPIPE)
             return DRAY_OK;
         if (n < 0 && errno != EAGAIN && errno != EINTR)
             return dray__fail_errno(error, errno, "%s: write", command->setting);
@@ -194,7 +196,7 @@ int dray__command_ask(dray__command *command, json_t *question, double timeout_s
     if (!text)
         return dray__nomem(error);
     size_t length = strlen(text);
-    text[length] = '\n'; /* in the place of the end, which is not sent */
+    text[length] = '\n'; /* replaces the terminating zero, which is not sent */
     int rc = send_text(command, text, length + 1, timeout_seconds, error);
     free(text);
     return rc;
@@ -202,7 +204,7 @@ int dray__command_ask(dray__command *command, json_t *question, double timeout_s
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-/* Removes the taken bytes, and makes room for at least one byte more. */
+/* Removes the taken bytes, and makes room for at least one more byte. */
 static int make_room(dray__command *command, dray_error *error)
 {
     command->filled -= command->taken;

@@ -94,7 +94,8 @@ void dray__fault_at(const char *point, int64_t step)
     }
 }
 
-/* Columns of the batch that hold integers; cells NULL: the task does not read it. */
+/* Gets a column of the batch that holds integers; its cells are NULL when the task does not read
+ * it. */
 static dray_column integers(dray_batch *batch, const char *name)
 {
     dray_column column = {0};
@@ -121,7 +122,7 @@ static json_t *row_of(const dray_batch *batch, const dray_column *prompt,
     int32_t oldest = INT32_MAX, newest = -1;
     for (uint64_t k = 0; versions->cells && k < versions->lengths[i]; k++) {
         int32_t one = integer_of(versions, i, k);
-        if (one < 0) /* no model sampled it */
+        if (one < 0) /* the token was not sampled by a model */
             continue;
         oldest = one < oldest ? one : oldest;
         newest = one > newest ? one : newest;
@@ -149,7 +150,7 @@ void dray__fault_record(const char *task, dray_batch *batch, const uint32_t *row
     char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
     size_t size = text ? strlen(text) : 0;
     if (text) {
-        text[size] = '\n'; /* in place of the end: one write, one line */
+        text[size] = '\n'; /* replaces the terminating zero, so that one write is one line */
         dray__write_all(fd, text, size + 1);
     }
     free(text);

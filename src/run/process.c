@@ -7,8 +7,8 @@
 
 enum { DESCRIPTORS = 1 << 20 };
 
-/* As far as the kernel lets us: a keeper holds one for each chunk of samples, and listeners take a
- * part of them each (base/callers.h). */
+/* Raises the limit of descriptors as far as the kernel allows. A keeper holds one for each chunk of
+ * samples, and each listener may use a share of them (base/callers.h). */
 static void raise_descriptors(void)
 {
     struct rlimit limit;

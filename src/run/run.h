@@ -1,8 +1,7 @@
-/* src/run/: the loop of reinforcement learning that `dray run` carries out. A job file
- * (job_load.c, settings_read.c) lists the roles and their tasks. The supervisor starts a process
- * for each role, and starts it again where the job can go on without it. The tasks of the roles
- * generate samples, give rewards and train; schedule.h decides in which order and with which
- * versions of the weights. */
+/* src/run/: the loop of reinforcement learning that `dray run` carries out. A job file (job_load.c,
+ * settings_read.c) lists the roles and their tasks. The supervisor starts a process for each role,
+ * and restarts it if the job can go on without it. The tasks of the roles generate samples, give
+ * rewards and train; schedule.h decides in which order and with which versions of the weights. */
 
 /* `dray run`: one job from its file to its last checkpoint. */
 #pragma once
@@ -11,7 +10,7 @@
 #include <stdbool.h>
 
 typedef struct dray__run_options {
-    const char *job;             /* the job file; NULL with resume: the folder's config.yaml */
+    const char *job; /* the job file; NULL with `resume`, which reads the folder's config.yaml */
     const char *const *settings; /* "key=value" */
     uint32_t setting_count;
     const char *out;    /* the run's folder; NULL for runs/NAME, or runs/NAME-2, ... */
@@ -25,8 +24,8 @@ typedef enum dray__run_end {
     DRAY__RUN_KILLED   /* by a second Ctrl-C, or by one before training began */
 } dray__run_end;
 
-/* Supervises the job's processes until it ended; none of them outlives the call. Prints to stdout.
- * Takes over SIGINT, SIGTERM and SIGHUP while it runs. Call it on the main thread of a process that
- * has no other children. Errors are those of the job, or the reason for the run's end with the way
- * to go on with it. */
+/* Supervises the job's processes until the job has ended; none of them outlives the call. Prints to
+ * stdout. Takes over SIGINT, SIGTERM and SIGHUP while it runs. Call it on the main thread of a
+ * process that has no other children. Errors are those of the job file, or say why the run ended
+ * and how to resume it. */
 int dray__run(const dray__run_options *options, dray__run_end *end, dray_error *error);

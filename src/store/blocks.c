@@ -23,8 +23,8 @@ enum { IN_MEMORY = 8 };
 
 /* ---- in files ----------------------------------------------------------------------------------
  *
- * FOLDER/blocks/KEY-BLOCK: the bytes, and their XXH3. FOLDER/blocks/.used: u64, how many bytes the
- * files have together, changed under its lock. An error here costs a fetch, and no more. */
+ * FOLDER/blocks/KEY-BLOCK has the bytes and their XXH3. FOLDER/blocks/.used has a u64, the total
+ * bytes of the files, which is changed under the file's lock. An error here only costs a fetch. */
 
 typedef struct kept_block {
     char name[48];
@@ -65,7 +65,7 @@ static bool kept_read(uint64_t key, uint64_t block, void *data, uint64_t size)
               dray__read_at(fd, &sum, sizeof sum, (off_t)size) == 0 &&
               dray__hash(data, (size_t)size) == sum;
     if (is)
-        futimens(fd, NULL); /* the last to go */
+        futimens(fd, NULL); /* a block that is used is removed later */
     close(fd);
     return is;
 }
@@ -109,9 +109,9 @@ static uint64_t make_room(const char *folder, uint64_t most)
     return total;
 }
 
-/* Takes so many bytes of the bound. A block is written under the lock, which ends with the
- * descriptor, so that room that is made meanwhile counts the block. Returns -1 when there is no
- * room. */
+/* Reserves bytes of the limit. Returns the descriptor with the lock, or -1 when there is no room. A
+ * block is written under the lock, which ends with the descriptor, so that it is counted when
+ * others make room. */
 static int reserve(const char *folder, uint64_t bytes)
 {
     char path[PATH_MAX];
@@ -176,7 +176,7 @@ static memory_block *find(uint64_t key, uint64_t block, uint64_t size)
     return NULL;
 }
 
-/* The block that was used longest ago; NULL when all are being fetched. */
+/* Returns the block that was used longest ago; NULL when all are being fetched. */
 static memory_block *oldest(void)
 {
     memory_block *best = NULL;
@@ -190,7 +190,7 @@ static memory_block *oldest(void)
     return best;
 }
 
-/* Without the lock. */
+/* Gets a block from a file or by fetching it. Called without the lock. */
 static int obtain(memory_block *h, dray__block_fetch_fn fetch, void *user, uint8_t *data,
                   dray_error *error)
 {
@@ -202,7 +202,7 @@ static int obtain(memory_block *h, dray__block_fetch_fn fetch, void *user, uint8
     return rc;
 }
 
-/* With the lock, on a place of this block: fills it, or frees the place. */
+/* Fills the entry of a block, or frees the entry. Called with the lock. */
 static int fill(memory_block *h, dray__block_fetch_fn fetch, void *user, dray_error *error)
 {
     pthread_mutex_unlock(&lock);

@@ -67,7 +67,7 @@ static const dray__symbol functions[] = {
 #undef XX
 };
 
-/* The OpenSSL flavour first, which this library links, too. */
+/* Opens libcurl; the build with OpenSSL first, because this library links OpenSSL, too. */
 static void open_library(void)
 {
     static const char *const names[] = {"libcurl.so.4", "libcurl-gnutls.so.4"};
@@ -85,8 +85,8 @@ static void open_library(void)
         snprintf(trouble, sizeof trouble, "it has no %s", missing);
         return;
     }
-    /* It signs requests from 7.75 on, and with the sums of their bodies that a request states from
-     * 7.87 on. */
+    /* libcurl signs requests from 7.75 on, and includes a request's own sum of its body from 7.87
+     * on. */
     unsigned major = 0, minor = 0;
     const char *version = library.version();
     if (sscanf(version, "libcurl/%u.%u", &major, &minor) != 2 ||

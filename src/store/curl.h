@@ -1,6 +1,5 @@
-/* libcurl, opened at run time. The constants are those of its ABI, which stay the same for as long
- * as its file is libcurl.so.4 (curl/curl.h; curl.c compares them with that header where it is
- * there). */
+/* libcurl, opened at run time. The constants are those of the ABI of libcurl.so.4, which does not
+ * change (curl/curl.h; curl.c compares them with that header if it is installed). */
 #pragma once
 
 #include <dray/dray.h>
@@ -71,6 +70,6 @@ typedef struct dray__curl {
 #undef XX
 } dray__curl;
 
-/* Opens the library once for the process. Returns 0, or DRAY_EUNSUPPORTED when it is not there, or
- * too old, with advice in the message. */
+/* Opens the library once for the process. Returns 0, or DRAY_EUNSUPPORTED when it is missing or too
+ * old, with advice in the message. */
 int dray__curl_get(const dray__curl **out, dray_error *error);

@@ -111,7 +111,7 @@ static int files_steps(const char *folder, bool clear, dray__store_step **out, s
             break;
         }
     }
-    if (!rc && errno) /* with half a list, files that the rest needs would be removed */
+    if (!rc && errno) /* with an incomplete list, files that are still needed would be removed */
         rc = dray__fail_errno(error, errno, "%.300s", folder);
     closedir(dir);
     return rc;
@@ -148,7 +148,7 @@ static int files_led(const char *folder, char *out, dray_error *error)
                            : dray__fail_errno(error, errno, "%.300s", link);
 }
 
-/* Under another name first: nobody finds half of it. */
+/* Removes a step. It is renamed first, so that no reader finds half of it. */
 static int files_retire(const char *folder, const char *name, dray_error *error)
 {
     char path[PATH_MAX], gone[PATH_MAX];

@@ -1,4 +1,5 @@
-/* The store in buckets of S3 servers: opened objects, read in blocks; folders of versions. */
+/* The store in buckets of S3 servers: opens objects, reads them in blocks, and keeps folders of
+ * versions. */
 #include "store/s3.h"
 
 #include "base/array.h"
@@ -23,7 +24,7 @@ typedef struct object {
     dray__s3_place place;
     uint64_t bytes, key; /* of its content, for the cache */
     uint64_t *sums;      /* of its blocks; NULL when another program wrote it */
-    char etag[128];      /* then: which one it is */
+    char etag[128];      /* in that case, the object's ETag */
     dray__s3_manifest *manifest;
 } object;
 
@@ -58,7 +59,7 @@ static int read_sums(object *o, const json_t *said, dray_error *error)
     return DRAY_OK;
 }
 
-/* Of another program's object: how large it is, and which one. */
+/* Gets size and ETag of another program's object. */
 static int look_at(object *o, dray_error *error)
 {
     dray__s3_request r = {.method = "HEAD", .place = &o->place};
@@ -222,7 +223,7 @@ static int s3_names(const char *folder, dray__store_name_fn fn, void *user, dray
     return rc || n.count ? rc : dray__fail(error, DRAY_ENOENT, "%.300s: no such folder", folder);
 }
 
-/* There are no links, and a folder has no entry of its own. */
+/* Returns the path itself, because there are no links, and folders have no entries of their own. */
 static int s3_resolve(const char *path, char *out, dray_error *error)
 {
     dray__s3_place place;
@@ -324,7 +325,8 @@ static int s3_steps(const char *folder, bool clear, dray__store_step **out, size
     return DRAY_OK;
 }
 
-/* All files beneath a folder of this machine, except those whose names begin with a dot. */
+/* Uploads all files below a folder of this machine, except those with names that begin with a
+ * dot. */
 static int upload_tree(const char *local, const dray__s3_place *step, const char *within,
                        json_t *objects, dray_error *error)
 {
@@ -449,7 +451,7 @@ static int remember(void *user, const dray__s3_listed *listed, dray_error *error
     removing *r = user;
     dray__s3_place place;
     if (strcmp(listed->key, DRAY__S3_MANIFEST) == 0 || strcmp(listed->key, DRAY__S3_PARTIAL) == 0)
-        return DRAY_OK; /* the first, and the last */
+        return DRAY_OK; /* the manifest is removed first, .partial last */
     int rc = dray__s3_beneath(r->step, listed->key, &place, error);
     if (rc)
         return rc;

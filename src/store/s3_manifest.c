@@ -1,5 +1,5 @@
 /* The objects of a version (s3.h has the format). The manifest's sum of each block is compared with
- * the bytes that come, so that nothing of a version is read that its writer did not write. */
+ * the received bytes, so that a reader gets only bytes that the version's writer wrote. */
 #include "store/s3.h"
 
 #include "base/error.h"
@@ -105,7 +105,7 @@ static void keep(const dray__s3_place *step, dray__s3_manifest *m)
     pthread_mutex_unlock(&lock);
 }
 
-/* Checks its own sum, and the fields on whose shape the reader relies. */
+/* Checks the manifest's own sum, and the form of the fields that the reader needs. */
 static int parse(const dray__s3_place *step, const char *text, size_t size, dray__s3_manifest *m,
                  dray_error *error)
 {

@@ -1,4 +1,4 @@
-/* Objects one by one: listed, fetched whole, put and removed. */
+/* Lists objects, and fetches, puts and removes single ones. */
 #include "store/s3.h"
 
 #include "base/error.h"
@@ -85,7 +85,7 @@ bool dray__s3_has(const dray__s3_place *place, int *rc, dray_error *error)
     return has;
 }
 
-/* "2026-11-27T10:58:31.000Z" */
+/* Reads a time such as "2026-11-27T10:58:31.000Z". */
 static struct timespec read_time(const char *text)
 {
     struct tm tm = {0};
@@ -123,7 +123,7 @@ int dray__s3_list(const dray__s3_place *folder, bool flat, dray__s3_list_fn fn, 
 {
     dray__s3_place bucket = {0}, prefix;
     char token[1024] = "", next[1024];
-    unsigned pages = 0; /* of 1,000 objects: a server that never ends is not listened to for ever */
+    unsigned pages = 0; /* pages of 1,000 objects, limited in case a server never ends the list */
     int rc = dray__s3_beneath(folder, "", &prefix, error);
     memcpy(bucket.bucket, folder->bucket, sizeof bucket.bucket);
     for (bool more = true; more && !rc;) {

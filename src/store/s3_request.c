@@ -1,8 +1,8 @@
-/* One request to an S3 server, signed by libcurl (AWS Signature Version 4), and sent again where
- * that may help. API: https://docs.aws.amazon.com/AmazonS3/latest/API/
+/* One request to an S3 server, signed by libcurl (AWS Signature Version 4), and repeated when that
+ * may help. API: https://docs.aws.amazon.com/AmazonS3/latest/API/
  *
- * libcurl signs the path and the query as they are given, so they are encoded as the signature
- * wants it (unreserved characters as they are, all others as %XX, names of the query in order). */
+ * libcurl signs the path and the query as given, so they are encoded in the form that the signature
+ * requires (unreserved characters unchanged, all others as %XX, names of the query sorted). */
 #include "store/s3.h"
 
 #include "base/clock.h"
@@ -22,7 +22,7 @@ enum {
     TRIES = 6,
     URL_MAX = 8192,
     CONNECT_MS = 10000,
-    SILENT_SECONDS = 20, /* without a byte, a server is taken for gone */
+    SILENT_SECONDS = 20, /* a server that sends no byte for this time counts as gone */
     IDLE_HANDLES = 16
 };
 
@@ -114,7 +114,7 @@ static int make_url(const dray__s3_request *r, const account *a, s3_address *url
         put(url, a->endpoint, size);
         put_text(url, "/");
         put_text(url, r->place->bucket);
-    } else { /* a certificate is for one name in front of the region's */
+    } else { /* a wildcard certificate covers only one label before the region's name */
         bool dots = strchr(r->place->bucket, '.') != NULL;
         put_text(url, "https://");
         put_text(url, dots ? "" : r->place->bucket);
@@ -143,7 +143,7 @@ static int make_url(const dray__s3_request *r, const account *a, s3_address *url
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void *idle[IDLE_HANDLES];
 static unsigned idle_count;
-static pid_t owner; /* a forked child leaves its parent's connections alone */
+static pid_t owner; /* a forked child does not use its parent's connections */
 
 static void *take_handle(const dray__curl *curl)
 {
@@ -176,11 +176,11 @@ typedef struct exchange {
     long status;
     bool overrun, no_memory;
     char problem[DRAY__CURL_ERROR_SIZE];
-    /* the answer's own words of a refusal */
+    /* code and message of a refusal in the answer */
     char code[64], message[200];
 } exchange;
 
-/* Data that is not a correct range is text: small, or an error's words. */
+/* Receives data. All that is not the requested range is text: a small object, or an error. */
 static size_t on_data(char *data, size_t one, size_t count, void *user)
 {
     exchange *e = user;
@@ -214,7 +214,7 @@ static size_t on_data(char *data, size_t one, size_t count, void *user)
     return count;
 }
 
-/* The value of a header of this name. */
+/* Gets the value of the header if it has this name. */
 static bool header_is(const char *data, size_t size, const char *name, char *out, size_t room)
 {
     size_t n = strlen(name);
@@ -237,7 +237,7 @@ static size_t on_header(char *data, size_t one, size_t count, void *user)
     exchange *e = user;
     char text[32];
     (void)one;
-    if (count > 9 && strncmp(data, "HTTP/", 5) == 0) { /* of each answer: of "100 Continue", too */
+    if (count > 9 && strncmp(data, "HTTP/", 5) == 0) { /* begins each answer, also "100 Continue" */
         const char *space = memchr(data, ' ', count);
         char digits[4] = "";
         if (space && (size_t)(space - data) + 4 <= count)
@@ -344,7 +344,7 @@ static void set_options(const dray__curl *curl, void *h, exchange *e, const acco
         curl->easy_setopt(h, DRAY__CURLOPT_CUSTOMREQUEST, r->method);
 }
 
-/* libcurl's code. */
+/* Does one exchange, and returns libcurl's code. */
 static int exchange_once(const dray__curl *curl, exchange *e, const account *a, const char *url)
 {
     dray__s3_request *r = e->request;
@@ -380,7 +380,7 @@ static int exchange_once(const dray__curl *curl, exchange *e, const account *a, 
 static void read_refusal(exchange *e)
 {
     const dray__s3_request *r = e->request;
-    if (e->status / 100 == 2) /* the body is not an error's text */
+    if (e->status / 100 == 2) /* the body is not an error */
         return;
     const char *end = r->text ? r->text + r->size : NULL, *at = r->text;
     if (!r->text || !dray__s3_tag(&at, end, "Code", e->code, sizeof e->code))
@@ -450,7 +450,7 @@ static int refused(const exchange *e, int code, const char *problem, dray_error 
                       e->request->method, e->status, e->code, why[0] ? ": " : "", why);
 }
 
-/* Twice as long each time, from 50 ms on. */
+/* Waits before the next attempt: 50 ms at first, and then twice as long each time. */
 static void pause_before(unsigned attempt, const atomic_bool *stop)
 {
     int64_t until = dray__deadline((INT64_C(50) << attempt) * DRAY__MILLISECOND);

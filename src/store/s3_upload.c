@@ -1,6 +1,6 @@
-/* Writing files as objects: small ones at once, large ones in parts, several at a time. An upload
- * in parts is no object before it is completed. An upload that an earlier writer left is continued:
- * the server lists its parts, and those whose MD5 (their ETag) and size are this file's are not
+/* Writes files as objects: small ones at once, large ones in parts, several at a time. An upload in
+ * parts becomes an object when it is completed. An upload that an earlier writer left is continued:
+ * the server lists its parts, and parts with the MD5 (their ETag) and size of this file's are not
  * sent again. */
 #include "store/s3.h"
 
@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 enum {
-    PART_BYTES = 8 << 20, /* S3 wants 5 MiB or more, and at most 10,000 of them */
+    PART_BYTES = 8 << 20, /* S3 requires 5 MiB or more, and at most 10,000 parts */
     MOST_PARTS = 8000,
     WRITERS = 4,
     ID_ROOM = 1024
@@ -41,7 +41,7 @@ typedef struct upload {
     uint64_t *sums;
     char id[ID_ROOM];
     pthread_mutex_t lock;
-    uint32_t next; /* part to be sent */
+    uint32_t next; /* the next part to send */
     int rc;
     dray_error why;
 } upload;
@@ -55,7 +55,7 @@ static void number_text(uint32_t number, char out[16])
 
 typedef int (*pending_fn)(void *user, const char *key, const char *id, dray_error *error);
 
-/* Calls fn for each upload in parts under way whose key begins so. */
+/* Calls fn for each unfinished upload in parts with a key that begins with the prefix. */
 static int each_pending(const dray__s3_place *prefix, pending_fn fn, void *user, dray_error *error)
 {
     dray__s3_place bucket = {0};
@@ -182,7 +182,7 @@ static int list_parts(upload *u, dray_error *error)
 
 /* ---- parts ----------------------------------------------------------------------------------- */
 
-/* The server's own name of a part with these bytes, without quotes. */
+/* Returns whether the server's part has these bytes, by its ETag. */
 static bool is_part(const sent_part *p, const void *data, uint64_t bytes)
 {
     unsigned char sum[EVP_MAX_MD_SIZE];
@@ -279,7 +279,7 @@ static int begin_upload(upload *u, dray_error *error)
     return rc;
 }
 
-/* The answer may have an error, although its status is a success. */
+/* Completes the upload. The answer may have an error although its status is a success. */
 static int complete_upload(const upload *u, dray_error *error)
 {
     size_t room = 64 + (size_t)u->parts * 160, n = 0;
@@ -309,7 +309,7 @@ static int complete_upload(const upload *u, dray_error *error)
                         u->place->bucket, u->place->key, code);
     free(r.text);
     free(text);
-    /* An earlier attempt whose answer was lost may have completed it. */
+    /* An earlier attempt may have completed it, if its answer was lost. */
     if (rc == DRAY_ENOENT) {
         r = (dray__s3_request){.method = "HEAD", .place = u->place};
         rc = dray__s3_do(&r, error);
@@ -328,7 +328,7 @@ static int upload_parts(upload *u, dray_error *error)
     int rc = begin_upload(u, error);
     for (unsigned i = 0; i < WRITERS && !rc && i < u->parts; i++)
         rc = dray__thread_start(&threads[i], write_parts, u, "an upload", error);
-    if (rc && threads[0].begun) /* one is enough */
+    if (rc && threads[0].begun) /* one thread is enough */
         rc = DRAY_OK;
     for (unsigned i = 0; i < WRITERS; i++)
         dray__thread_join(&threads[i]);

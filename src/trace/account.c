@@ -9,8 +9,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* All numbers are written by one thread, but for ended_ns, which another process writes. `sequence`
- * is odd while they change. */
+/* One thread writes all numbers, except ended_ns, which another process writes. `sequence` is odd
+ * while they change. */
 typedef struct sum {
     _Atomic int64_t ns, cpu_ns;
 } sum;
@@ -18,8 +18,8 @@ typedef struct sum {
 struct dray__account {
     _Atomic uint32_t sequence, names;
     _Atomic int64_t ended_ns, first_ns, since_ns;
-    _Atomic int32_t state, name; /* the running state, and its name; -1 for none, and for a name
-                                  * that has no place */
+    /* The running state and its name; -1 for none, or for a name without room. */
+    _Atomic int32_t state, name;
     sum states[DRAY__STATES], named[DRAY__ACCOUNT_NAMES];
     char texts[DRAY__ACCOUNT_NAMES][DRAY__ACCOUNT_NAME];
 };
@@ -63,7 +63,7 @@ static void add(_Atomic int64_t *to, int64_t what)
     atomic_store_explicit(to, before + what, memory_order_relaxed);
 }
 
-/* The place of the name, a new one if need be; -1: there is no place left. */
+/* Returns the index of the name, adding it if it is new; -1 when there is no room. */
 static int32_t place_of(dray__account *account, const char *name)
 {
     uint32_t count = atomic_load_explicit(&account->names, memory_order_relaxed);
@@ -118,7 +118,7 @@ void dray__account_restate(dray__account *account, int state)
 
 enum { TRIES = 1000, LABEL_AT = 16 };
 
-/* The head as it was at one moment: the sequence is read before and after it. */
+/* Reads a consistent head: the sequence is read before and after it. */
 static bool read_head(int file, uint8_t head[DRAY__SPANS_HEAD])
 {
     const off_t at = DRAY__ACCOUNT_AT + (off_t)offsetof(dray__account, sequence);
@@ -155,7 +155,7 @@ static int64_t here(int64_t ns, int64_t clock_ns)
     return ns ? (int64_t)((uint64_t)ns + (uint64_t)clock_ns) : 0;
 }
 
-/* Plain numbers of the account, as one read has them; damaged ones are as good as none. */
+/* Copies the account's numbers. Numbers of a damaged account count as none. */
 static void take(const dray__account *from, int64_t clock_ns, int64_t now, dray__accounted *out)
 {
     out->first_ns = here(atomic_load(&from->first_ns), clock_ns);
@@ -204,11 +204,11 @@ void dray__account_end(const char *path, int64_t now)
         dray__account_read(path, now, &is) ? open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW) : -1;
     if (file < 0)
         return;
-    int64_t clock_ns = 0; /* it is read as a time of the process's clock */
+    int64_t clock_ns = 0; /* kept as a time of the process's clock */
     off_t at = DRAY__ACCOUNT_AT + (off_t)offsetof(dray__account, ended_ns);
     bool known = pread(file, &clock_ns, sizeof clock_ns, DRAY__SPANS_CLOCK_AT) == sizeof clock_ns;
     now -= known ? clock_ns : 0;
     ssize_t n = is.ended_ns ? 0 : pwrite(file, &now, sizeof now, at);
-    (void)n; /* where it cannot be written, its last state counts on */
+    (void)n; /* if it cannot be written, the last state goes on counting */
     close(file);
 }

@@ -18,7 +18,7 @@ enum {
     DRAY__STATES = DRAY__STATE_WAIT + DRAY__WAIT_CAUSES,
     DRAY__ACCOUNT_NAMES = 64,
     DRAY__ACCOUNT_NAME = 32,
-    DRAY__ACCOUNT_AT = 2048, /* in the file */
+    DRAY__ACCOUNT_AT = 2048, /* offset in the file */
     DRAY__SPANS_HEAD = 8192  /* the bytes of the file before its chunks */
 };
 
@@ -38,8 +38,8 @@ typedef struct dray__account dray__account;
 /* Opens the account in the file's head. Returns NULL when the file cannot be mapped. */
 dray__account *dray__account_map(int file);
 void dray__account_unmap(dray__account *account); /* NULL is allowed. */
-/* Ends the state that ran until `now` and used so much CPU time, and begins this one. `name` names
- * the work (static storage); NULL when nothing runs. */
+/* Ends the state that ran until `now`, adds cpu_ns to it, and begins this one. `name` names the
+ * work (static storage); NULL when nothing runs. */
 void dray__account_switch(dray__account *account, int64_t now, int64_t cpu_ns, int state,
                           const char *name);
 /* Changes the state that runs, as of its beginning. */
@@ -57,7 +57,7 @@ typedef struct dray__accounted {
     int64_t first_ns; /* when the account began; 0 when it has not */
     int64_t ended_ns; /* when the process was found dead; 0 when it was not */
     int64_t state_ns[DRAY__STATES];
-    int64_t cpu_ns; /* the number of all states */
+    int64_t cpu_ns; /* the sum of all states */
     int state;      /* the state that runs; -1 for none */
     dray__account_sum named[DRAY__ACCOUNT_NAMES];
     uint32_t named_count;

@@ -13,8 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static char path[PATH_MAX]; /* empty: nowhere */
-static dray__writer lines;  /* that are not in the file yet */
+static char path[PATH_MAX]; /* empty for nowhere */
+static dray__writer lines;  /* lines that are not in the file yet */
 
 void dray__lengths_open(const char *spans_path)
 {
@@ -44,7 +44,7 @@ void dray__lengths_add(int64_t step, uint32_t slot, uint64_t prompt_tokens, uint
         dray__put_bytes(&lines, line, (size_t)size);
 }
 
-/* Half a line would spoil the trace. */
+/* Appends whole lines only, because half a line would make the file unreadable. */
 static int append(void)
 {
     struct stat st;

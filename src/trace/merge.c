@@ -1,4 +1,4 @@
-/* Many files of spans into one file of Chrome's trace-event format ("Trace Event Format", Google;
+/* Merges files of spans into one file of Chrome's trace-event format ("Trace Event Format", Google;
  * its JSON Object Format): a process row per file, its threads below it, complete events ("X"),
  * times in microseconds from the first span on; and flow events ("s", "f") from the commits of
  * samples to those of the step that trained them. */
@@ -18,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Of rows: a commit of `rollout`, or one of `actor`. */
+/* A commit of rows, by `rollout` or `actor`. */
 typedef struct moved {
     uint64_t partition; /* the hash of its name */
     int64_t ns, rows;
@@ -29,7 +29,7 @@ typedef struct moved {
 
 typedef struct merge {
     char **paths;
-    dray__accounted *accounts; /* of the files; first_ns 0: there is none */
+    dray__accounted *accounts; /* of the files; first_ns is 0 for a file without one */
     size_t count;
     FILE *out;
     bool some; /* an event was written, so the next one needs a comma */
@@ -80,7 +80,7 @@ static void write_metadata(merge *m, size_t process, uint32_t thread, const char
 
 static void write_us(FILE *out, const char *key, int64_t ns)
 {
-    ns = ns < 0 ? 0 : ns; /* a span that came after the first one was looked for */
+    ns = ns < 0 ? 0 : ns; /* the span was written after the search for the first one */
     write_text(out, ",\"%s\":%" PRId64 ".%03d", key, ns / 1000, (int)(ns % 1000));
 }
 
@@ -124,8 +124,8 @@ static void write_span(merge *m, size_t process, const dray__span *span)
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-/* A file that is damaged or no file of spans is left out (DRAY_EAGAIN), with a line in the log: the
- * trace of a run that ended badly is the one that people need. */
+/* Opens a file of spans. A damaged or other file is left out (DRAY_EAGAIN), with a line in the log,
+ * because traces of runs that ended badly are the ones that users need. */
 static int open_spans(const merge *m, size_t i, dray__spans **out, dray_error *error)
 {
     dray_error why;
@@ -139,7 +139,7 @@ static int open_spans(const merge *m, size_t i, dray__spans **out, dray_error *e
     return status;
 }
 
-/* For arrows from samples to the steps that trained them. */
+/* Notes commits, for arrows from samples to the steps that trained them. */
 static bool note_moved(merge *m, size_t i, const dray__span *span)
 {
     if (!span->partition || !span->task || span->rows <= 0 ||
@@ -174,8 +174,7 @@ static int find_origin(merge *m, size_t i, dray_error *error)
     return status == DRAY_ENOMEM ? status : DRAY_OK;
 }
 
-/* The account of the file's process's predecessor, which was dead by then; NULL when there is
- * none. */
+/* Returns the account of the process that this one replaced; NULL when there is none. */
 static const dray__accounted *before(const merge *m, size_t i)
 {
     const dray__accounted *is = &m->accounts[i], *found = NULL;
@@ -188,7 +187,7 @@ static const dray__accounted *before(const merge *m, size_t i)
     return found;
 }
 
-/* From the death of a process until another one was in its place. */
+/* Writes the wait from the death of a process to the start of its successor. */
 static void write_restart(merge *m, size_t i)
 {
     const dray__accounted *was = before(m, i);
@@ -206,7 +205,7 @@ static void write_restart(merge *m, size_t i)
                                  .queued_ns = -1});
 }
 
-/* Of a process of a joined host. */
+/* Writes the clock's difference of a joined host's process. */
 static void write_clock(merge *m, size_t process, const dray__spans *spans)
 {
     int64_t error_ns, clock_ns = dray__spans_clock(spans, &error_ns);
@@ -272,8 +271,9 @@ static void write_arrow(merge *m, char kind, const moved *at, int64_t ns, uint64
                kind == 'f' ? ",\"bp\":\"e\"" : "");
 }
 
-/* From each commit of samples to the commits of the step that trained them, which takes a
- * partition's rows in the order in which they came. An arrow begins and ends within its span. */
+/* Writes arrows from each commit of samples to the commits of the step that trained them. A step
+ * takes a partition's rows in the order in which they came. An arrow begins and ends within its
+ * span. */
 static void write_arrows(merge *m)
 {
     uint64_t number = 0;
@@ -321,7 +321,7 @@ static int write_all(merge *m, dray_error *error)
     return status;
 }
 
-/* Written beside its place and renamed, so that no reader opens half a trace. */
+/* Writes the file under another name and renames it, so that no reader opens half a trace. */
 static int write_out(merge *m, const char *out_path, dray_error *error)
 {
     char *temporary;

@@ -37,7 +37,7 @@ typedef struct record {
 
 /* The readings of a thread's clocks at one moment. */
 typedef struct moment {
-    int64_t ns, cpu_ns, queued_ns; /* queued_ns is -1 when nobody asked for it */
+    int64_t ns, cpu_ns, queued_ns; /* queued_ns is -1 when it is not recorded */
 } moment;
 
 typedef struct ring {
@@ -61,12 +61,12 @@ typedef struct ring {
     uint32_t watched;
     int schedstat;                      /* the descriptor of the file with queued_ns */
     int64_t counted_ns, counted_cpu_ns; /* the moment up to which the account is complete */
-    dray__account *account;             /* NULL when another thread has the account, or nobody */
+    dray__account *account;             /* NULL when this thread does not have the account */
     record records[RING];
 } ring;
 
 atomic_bool dray__tracing;
-/* The number of files opened so far. Spans that were entered before the last one are forgotten. */
+/* The number of files opened so far. Spans that were entered before the last one are dropped. */
 static _Atomic uint32_t openings;
 static _Thread_local ring *mine;
 
@@ -81,7 +81,8 @@ static uint32_t new_count;
 static uint32_t name_count, thread_count; /* in the file */
 static uint64_t lost;                     /* the spans that rings lost that are freed now */
 static dray__account *account;
-static ring *owner; /* the ring of the thread that opened the file, whose time is accounted for */
+/* The ring of the thread that opened the file; the account is of this thread's time. */
+static ring *owner;
 
 /* ---- recording ------------------------------------------------------------------------------- */
 
@@ -222,7 +223,7 @@ static uint32_t name_id(const char *name)
     return id;
 }
 
-/* Names of partitions come and go. When there are too many, all names are forgotten and get new
+/* Names of partitions keep changing. When there are too many, all names are dropped and get new
  * numbers. */
 static void names_written(void)
 {
@@ -250,7 +251,7 @@ static int64_t cpu_now(void)
     return (int64_t)t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
-/* How long the thread has waited for a core, if that is recorded: the second number of its
+/* Returns how long the thread has waited for a core, if that is recorded: the second number of its
  * schedstat ("sched-stats", Linux's documentation of its scheduler). */
 static int64_t queued_now(const ring *r)
 {
@@ -291,7 +292,7 @@ static record *top_of(ring *r)
     return depth ? r->entered + (depth - 1) : NULL;
 }
 
-/* The thread is in another state from `now` on. */
+/* Switches the account to another state from `now` on. */
 static void account_for(ring *r, int64_t now, int64_t cpu, const record *next)
 {
     if (r->account)
@@ -314,7 +315,7 @@ static void put_piece(record *span, const moment *begin, const moment *end)
     piece.cpu_ns = end->cpu_ns - begin->cpu_ns;
     piece.queued_ns = watched ? end->queued_ns - begin->queued_ns : -1;
     add(&piece);
-    span->rows = span->tokens = -1; /* said once */
+    span->rows = span->tokens = -1; /* reported only once */
 }
 
 /* The wait on top is long enough for a piece, so the piece before it ended when the wait began. */
@@ -325,7 +326,7 @@ static void settle(ring *r)
     r->unsettled = false;
 }
 
-/* From now on the thread's time belongs to the span at `depth`, which is `span` when one is
+/* Counts the thread's time to the span at `depth` from now on, which is `span` when one is
  * entered. */
 static void turn_to(ring *r, uint32_t depth, const record *span)
 {
@@ -453,8 +454,8 @@ void dray_trace_samples(const char *partition, const char *task, int64_t rows)
     add_to(&top->rows, rows);
 }
 
-/* Interpolates a moment within a piece. CPU time and time without a core are divided in
- * proportion to the time, as nobody recorded when the thread had them. */
+/* Interpolates a moment within a piece. CPU time and time without a core are divided in proportion
+ * to the time, because it is not recorded when the thread had them. */
 static moment between(const moment *begin, const moment *end, int64_t ns)
 {
     double part = (double)(ns - begin->ns) / (double)(end->ns - begin->ns);
@@ -614,7 +615,7 @@ static int flush(dray_error *error)
 {
     drained c = {.lost = lost};
     end_running();
-    if (owner) /* the first thread of the file */
+    if (owner) /* this is the file's first thread */
         drain(&c, owner);
     for (ring **link = &rings; *link;) {
         ring *r = *link;
@@ -705,7 +706,7 @@ static int close_file(dray_error *error)
     return status;
 }
 
-/* The calling thread becomes the one whose time is accounted for. */
+/* Makes the account that of the calling thread's time. */
 static void own_account(void)
 {
     ring *r = mine ? mine : make_ring();

@@ -12,7 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MOST_LOST (UINT64_C(1) << 48) /* more is damage, and sums of these are numbers of JSON */
+/* A greater number of lost spans is damage; sums of these must fit JSON's numbers. */
+#define MOST_LOST (UINT64_C(1) << 48)
 
 typedef struct names {
     char **items;
@@ -24,7 +25,7 @@ struct dray__spans {
     void *data;
     size_t size;
     dray__reader file, chunk;
-    uint32_t left; /* spans of the chunk */
+    uint32_t left; /* spans of the chunk that are not read yet */
     uint32_t pid;
     char *label;
     names names, threads;
@@ -138,7 +139,7 @@ static int read_names(dray__reader *r, names *list, dray_error *error)
     return DRAY_OK;
 }
 
-/* DRAY_EEND where the file ends, or where its good part does. */
+/* Reads the next chunk. Returns DRAY_EEND at the end of the file, or of its good part. */
 static int next_chunk(dray__spans *spans, dray_error *error)
 {
     dray__reader *r = &spans->file;

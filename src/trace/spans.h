@@ -1,7 +1,7 @@
 /* src/trace/: how a process records the work of its threads, as spans with a beginning and an end,
  * in a file that survives the process. The files of all processes of a run are merged into one
- * timeline that trace viewers can show. account.h adds the spans up while the process runs.
- * Recording costs a few instructions where tracing is off. */
+ * timeline that trace viewers can show. account.h adds the spans up while the process runs. When
+ * tracing is off, recording costs a few instructions. */
 
 /* The format of *.spans files, and how to read them.
  *
@@ -26,12 +26,12 @@ enum { DRAY__SPAN_BYTES = 2 + 4 + 4 + 3 * 8 + 4 + 4 + 4 * 8, DRAY__SPAN_NAME_MAX
 
 typedef struct dray__span {
     dray_span_kind kind;
-    dray_wait_cause cause; /* of a wait */
+    dray_wait_cause cause; /* for a wait */
     const char *name;
     uint32_t thread; /* from 0, in the order of their first spans */
     int64_t begin_ns, end_ns, step;
     const char *partition, *task;            /* NULL when there is none */
-    int64_t rows, tokens, cpu_ns, queued_ns; /* -1: not said */
+    int64_t rows, tokens, cpu_ns, queued_ns; /* -1 when not recorded */
 } dray__span;
 
 typedef struct dray__spans dray__spans;
@@ -40,8 +40,8 @@ typedef struct dray__spans dray__spans;
  * DRAY_ENOENT or DRAY_ESYS. */
 int dray__spans_open(const char *path, dray__spans **out, dray_error *error);
 void dray__spans_close(dray__spans *spans); /* NULL is fine */
-/* Returns the difference that was added to the times of another host's process to get this
- * host's time, and how wrong it may be. Both are 0 for this host's own processes. */
+/* Returns the difference that was added to the times of another host's process to get this host's
+ * time, and its greatest error. Both are 0 for this host's own processes. */
 int64_t dray__spans_clock(const dray__spans *spans, int64_t *error_ns);
 /* Reads the next span. Its name lives as long as `spans`. Returns DRAY_EEND when there are no
  * more good spans, and DRAY_EFORMAT when a chunk with a right checksum is malformed. */

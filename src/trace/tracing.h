@@ -1,4 +1,4 @@
-/* Spans on paths that are taken often: nothing is called while nobody records. */
+/* Spans on paths that are taken often. Nothing is called while tracing is off. */
 #pragma once
 
 #include <dray/trace.h>

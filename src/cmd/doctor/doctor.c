@@ -1,5 +1,6 @@
-/* dray doctor: looks for everything that dray can use on this machine and reports what does not
- * work without it. It fails only when a part is missing that dray cannot run without. */
+/* dray doctor: looks for everything that dray can use on this machine, and reports the features
+ * that do not work without it. It fails only when a part is missing that dray cannot run
+ * without. */
 #include "cmd/doctor/doctor.h"
 #include "cmd/cmd.h"
 #include "run/job/model.h"
@@ -26,7 +27,7 @@
 typedef struct finding {
     bool found;
     char detail[256]; /* a version or a size; when not found, why */
-    double value;     /* where the finding is a measurement, in `unit` of its check; else 0 */
+    double value;     /* of a measurement, in `unit` of its check; else 0 */
 } finding;
 
 #define found(f, ...) say(f, true, __VA_ARGS__)
@@ -74,8 +75,8 @@ static int compare_doubles(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The rate at which one core copies: the bound of every update between processes of this machine.
- * Both buffers are touched first: a fresh page costs more than its copy. */
+/* Measures the rate at which one core copies, which limits every update between processes of this
+ * machine. Both buffers are touched first, because a new page costs more than its copy. */
 static void look_copy_rate(finding *f)
 {
     enum { BYTES = 64 << 20, REPEATS = 5 };
@@ -87,7 +88,8 @@ static void look_copy_rate(finding *f)
         for (int i = 0; i < REPEATS; i++) {
             int64_t begin = cmd_now();
             memcpy(to, from, BYTES);
-            __asm__ volatile("" : : "r"(to) : "memory"); /* the copy is wanted */
+            /* Keeps the compiler from removing the copy. */
+            __asm__ volatile("" : : "r"(to) : "memory");
             seconds[i] = (double)(cmd_now() - begin) * 1e-9;
         }
         qsort(seconds, REPEATS, sizeof(seconds[0]), compare_doubles);
@@ -251,7 +253,7 @@ static void look_nccl(finding *f)
     look_gpu_library(f, "nccl");
 }
 
-/* As updates between hosts would use it. */
+/* Looks for UCX as updates between hosts would use it. */
 static void look_ucx(finding *f)
 {
     char detail[sizeof f->detail];

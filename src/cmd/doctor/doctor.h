@@ -4,6 +4,6 @@
 
 #include <stdbool.h>
 
-/* measure: copies over each link, too. */
+/* With `measure`, also times copies over each link. */
 void doctor_gpus_table(bool measure);
 void doctor_gpus_json(bool measure); /* objects with the keys of the checks */

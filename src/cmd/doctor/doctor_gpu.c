@@ -5,10 +5,10 @@
 #include <dray/gpu.h>
 
 typedef struct path {
-    int32_t from, to; /* -1: pinned host memory */
+    int32_t from, to; /* -1 for pinned host memory */
     const char *kind;
     double rate;      /* 0 when not measured */
-    dray_error error; /* code 0: none */
+    dray_error error; /* code 0 when there is none */
 } path;
 
 static int32_t count_gpus(void)

@@ -6,7 +6,7 @@
 
 #include "cmd/cmd.h"
 
-/* A command's struct begins with it. */
+/* The beginning of each command's struct. */
 typedef struct cmd_predict {
     cmd_list job, settings, traces;
     const char *device;
@@ -16,9 +16,9 @@ typedef struct cmd_predict {
 /* --trace, --device, --set and --json. */
 extern const cmd_usage cmd_predict_usage;
 
-/* A usage error unless there is a trace or a device, and not both. */
+/* Ends with a usage error unless there is either a trace or a device. */
 void cmd_predict_check(const struct argp_state *state, const void *to);
-/* Loads the job, and how long its tasks take; each: as dray__services_fit_all has it. Returns
+/* Loads the job, and how long its tasks take. `each` is as for dray__services_fit_all. Returns
  * CMD_OK, or an exit status after it has printed the error. The caller frees the job and the
  * services after CMD_OK. */
 int cmd_predict_load(const char *name, const cmd_predict *p, dray__job **job,

@@ -20,11 +20,11 @@ static json_t *spread(const dray__spread *s)
     return json_pack("{s:f, s:f}", "mean", s->mean, "deviation", s->deviation);
 }
 
-/* How far the model is off for a run that it was fitted on. */
+/* The model's error for a run that it was fitted on. */
 typedef struct off {
     const char *trace;
     double simulated, measured;
-    dray_error error; /* code 0: none */
+    dray_error error; /* code 0 when there is none */
 } off;
 
 static void check_trace(const char *trace, const dray__services *own, off *out)

@@ -9,7 +9,7 @@
 typedef struct arguments {
     cmd_predict with;
     int64_t devices;
-    double staleness; /* negative: any */
+    double staleness; /* negative for any */
     bool apply;
 } arguments;
 
@@ -21,7 +21,7 @@ static void check(const struct argp_state *state, const void *to)
         argp_error(state, "expected --devices N: how many devices there are to split");
 }
 
-/* The others wait for the role that waits least. */
+/* Returns the role that waits least, which is the one that others wait for. */
 static const char *bottleneck(const dray__job *job, const dray__sizing *s)
 {
     uint32_t engine, trainer;

@@ -1,5 +1,5 @@
-/* dray queue: a queue from a shell. One line a verb; claims outlive the command that made them
- * (queue_claim.h). */
+/* dray queue: a queue from a shell. Each verb is one line of the table. Claims outlive the command
+ * that made them (queue_claim.h). */
 #include "cmd/queue/queue.h"
 
 #include "queue/policies.h"
@@ -13,12 +13,12 @@
 
 enum { HOLD_SECONDS = 600, WAIT_SECONDS = 60 };
 
-/* A verb's options are the common ones and those whose keys it lists. */
+/* A verb's options are the common ones and those with the keys that it lists. */
 struct queue_verb {
     const char *name, *arguments, *summary, *keys, *doc;
     uint32_t least_words, most_words;
     cmd_queue_part *run;
-    bool attached; /* it is called with the queue */
+    bool attached; /* it is called with an open queue */
 };
 
 typedef struct queue_verb verb;
@@ -128,7 +128,7 @@ static const char *const durabilities[] = {"default", "none", "checkpoint", "jou
 
 #define WORD_OF(number, name, pick, traits, refused) " " #name
 
-/* All options, with the letter by which verbs list them; 0 for those of every verb. */
+/* All options, with the letter by which verbs list them; 0 for options of every verb. */
 static const struct option_of {
     char letter;
     cmd_option option;

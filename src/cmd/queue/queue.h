@@ -14,8 +14,8 @@ typedef struct queue_arguments {
     cmd_list words, columns, tasks, tags, provisional;
     cmd_dtype dtypes[CMD_LIST_MAX];
     uint32_t dtype_count;
-    int64_t rows;  /* --rows, --count; -1: not given */
-    int64_t fresh; /* the version of the weights that the consumer uses; -1: not given */
+    int64_t rows;  /* --rows, --count; -1 when not given */
+    int64_t fresh; /* the version of the weights that the consumer uses; -1 when not given */
     int64_t staleness;
     int64_t group_size, hold_s, timeout_s, max_attempts, capacity_rows, capacity_bytes;
     int64_t refill, decline, version; /* 0 when not given */

@@ -1,5 +1,5 @@
-/* The process that holds a claim for a shell, and how commands talk to it (queue_claim.h): one
- * connection a request, a JSON text each way, ended by closing. */
+/* The process that holds a claim for a shell, and its protocol with commands (queue_claim.h): each
+ * request has a connection, with one JSON text in each direction, ended by closing. */
 #include "cmd/queue/queue_claim.h"
 
 #include "base/json.h"
@@ -36,7 +36,7 @@ static int write_json(int fd, json_t *object)
     return failed;
 }
 
-/* Up to the end of the stream. */
+/* Reads up to the end of the stream. */
 static json_t *read_json(int fd)
 {
     FILE *file = fdopen(fd, "r"); /* closes fd */
@@ -54,7 +54,7 @@ static json_t *error_json(const dray_error *error)
     return json_pack("{s:i, s:s}", "code", error->code, "error", error->message);
 }
 
-/* An error in an answer becomes the caller's. */
+/* Turns an error in an answer into the caller's. */
 static int error_of(json_t *answer, const char *whose, dray_error *error)
 {
     json_t *code = json_object_get(answer, "code");
@@ -72,7 +72,7 @@ typedef struct holder {
     dray_context *context;
     dray_queue *queue;
     dray_batch *batch;
-    char path[108]; /* as sun_path is */
+    char path[108]; /* size of sun_path */
     int listening;
     bool over;
 } holder;
@@ -102,7 +102,7 @@ static int holder_listen(holder *h, dray_error *error)
     memcpy(address.sun_path, h->path, sizeof h->path);
     unlink(h->path);
     h->listening = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    mode_t mask = umask(0177); /* this user's alone */
+    mode_t mask = umask(0177); /* only this user may connect */
     int bad = h->listening < 0 ||
               bind(h->listening, (const struct sockaddr *)&address, sizeof address) ||
               listen(h->listening, 16);
@@ -139,7 +139,7 @@ static json_t *claim_json(const holder *h)
                      dray_batch_partition(h->batch), "micro_batches", micros, "rows", rows);
 }
 
-/* Names of the partition's columns, for a read of all of them. */
+/* Returns the names of the partition's columns, for a read of all of them. */
 static json_t *all_columns(const holder *h, dray_error *error)
 {
     char *text = NULL;
@@ -161,13 +161,13 @@ static json_t *all_columns(const holder *h, dray_error *error)
     return names;
 }
 
-/* Adds a column to the objects of all rows. `asked`: it was asked for by name. */
+/* Adds a column to the objects of all rows. `asked` says that the user named it. */
 static int add_column(const holder *h, const char *name, bool asked, json_t *rows,
                       dray_error *error)
 {
     dray_column column;
     int rc = dray_batch_column(h->batch, name, &column, error);
-    if (rc == DRAY_ENOENT && !asked) /* not one that the task needs */
+    if (rc == DRAY_ENOENT && !asked) /* the task does not need this column */
         return DRAY_OK;
     for (uint32_t i = 0; i < dray_batch_rows(h->batch) && rc == DRAY_OK; i++)
         if (json_object_set_new(json_array_get(rows, i), name, cmd_cell_json(&column, i)))
@@ -257,7 +257,7 @@ static int do_commit(holder *h, json_t *request, json_t **out, dray_error *error
     if (rc == DRAY_OK)
         rc = dray_batch_commit(h->batch, error);
     if (rc && rc != DRAY_ESTALE && rc != DRAY_EGONE)
-        return rc; /* the claim is still there: try again */
+        return rc; /* the claim still exists, so the command may be repeated */
     h->over = true;
     if (rc == DRAY_OK)
         *out = json_pack("{s:I}", "committed", (json_int_t)dray_batch_rows(h->batch));
@@ -304,13 +304,13 @@ static void serve_one(holder *h)
     int fd = accept4(h->listening, NULL, NULL, SOCK_CLOEXEC);
     if (fd < 0)
         return;
-    struct timeval limit = {.tv_sec = 10}; /* a client that stops in mid-sentence */
+    struct timeval limit = {.tv_sec = 10}; /* for a client that stops in the middle of a request */
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
     int reading = dup(fd);
     json_t *request = reading < 0 ? NULL : read_json(reading);
     json_t *answer = answer_to(h, request);
-    if (h->over) /* before the answer: a command that comes after it finds no claim */
+    if (h->over) /* done before the answer, so that later commands find no claim */
         stop_listening(h);
     write_json(fd, answer);
     json_decref(request);
@@ -318,7 +318,8 @@ static void serve_one(holder *h)
     close(fd);
 }
 
-/* The coordinator sent something unasked: is the claim still there? */
+/* Returns whether the claim is gone. Called when the coordinator sent a message without a
+ * request. */
 static bool is_void(holder *h, int64_t left_ms)
 {
     int rc = dray_batch_hold(h->batch, left_ms * 1000000, NULL);
@@ -352,7 +353,7 @@ static void hold(const cmd_claim_request *request, int tell)
 {
     holder h = {.listening = -1};
     dray_error error = {0};
-    signal(SIGPIPE, SIG_IGN); /* the client may be gone when the answer is there */
+    signal(SIGPIPE, SIG_IGN); /* the client may be gone when the answer is ready */
     int rc = holder_claim(&h, request, &error);
     int64_t deadline = cmd_now() + request->claim.max_hold_ns;
     if (rc == DRAY_OK)

@@ -1,4 +1,4 @@
-/* Columns made of JSON rows, and JSON made of columns (queue_json.h). */
+/* Makes columns from JSON rows, and JSON from columns (queue_json.h). */
 #include "cmd/queue/queue_json.h"
 
 #include <inttypes.h>
@@ -56,9 +56,9 @@ static json_t *encode64(const uint8_t *data, size_t size)
 enum shape { SHAPE_NONE, SHAPE_TEXT, SHAPE_BYTES, SHAPE_ONE, SHAPE_LIST };
 
 struct type {
-    const char *key; /* the rows' */
+    const char *key; /* the rows' key of the column */
     enum shape shape;
-    bool real, truth; /* numbers: one is not whole; all are true or false */
+    bool real, truth; /* real: a number is not whole; truth: all are true or false */
     dray_dtype dtype;
 };
 
@@ -74,7 +74,7 @@ static const json_t *bytes_of(const json_t *value)
     return json_object_size(value) == 1 && json_is_string(text) ? text : NULL;
 }
 
-/* Adds one number to the type; false when the value is no number. */
+/* Adds one number to the type. Returns false when the value is not a number. */
 static bool add_number(struct type *type, const json_t *value, bool first)
 {
     bool truth = json_is_boolean(value);
@@ -138,7 +138,7 @@ struct range {
     int64_t min, max;
 };
 
-/* Of a dtype that is no integer: empty. */
+/* Returns the range of an integer dtype; an empty range for others. */
 static struct range range_of(dray_dtype dtype)
 {
     static const struct range integers[] = {{DRAY_BOOL, 0, 1},
@@ -156,7 +156,7 @@ static struct range range_of(dray_dtype dtype)
     return (struct range){dtype, 0, -1};
 }
 
-/* false: the dtype cannot hold it. */
+/* Stores a value. Returns false when the dtype cannot hold it. */
 static bool store(const json_t *value, dray_dtype dtype, void *out)
 {
     double real = json_is_boolean(value) ? json_is_true(value) : json_number_value(value);
@@ -196,7 +196,7 @@ static dray_dtype dtype_for(const struct type *type, const cmd_dtype *dtypes, si
     return type->truth ? DRAY_BOOL : type->real ? DRAY_F64 : DRAY_I64;
 }
 
-/* Elements of a row's value: an upper bound for bytes. */
+/* Returns the number of elements of a row's value; for bytes, an upper bound. */
 static size_t elements_of(const json_t *value, enum shape shape)
 {
     if (shape == SHAPE_TEXT)
@@ -390,7 +390,7 @@ static json_t *element_json(const uint8_t *at, dray_dtype dtype)
         return real_json(half_value((uint16_t)whole));
     case DRAY_BOOL:
         return json_boolean(whole != 0);
-    default: /* integers, and bits of those that JSON has no numbers for */
+    default: /* integers, and bits of dtypes that JSON has no numbers for */
         break;
     }
     int above = 64 - 8 * (int)dray_dtype_size(dtype);

@@ -1,4 +1,4 @@
-/* Rows of a queue as JSON objects: one a row, a key a column.
+/* Rows of a queue as JSON: an object for each row, with a key for each column.
  *
  *     "text"               a string (UTF-8)
  *     {"base64": "..."}    bytes
@@ -6,9 +6,9 @@
  *     [1, 2], [0.5, 1]     i64, f64 of any length (ragged)
  *
  * A column's type follows from all of its values: one 0.5 among integers makes it f64. Another
- * dtype can be asked for by name. Numbers that it cannot hold are refused. Going the other way,
- * elements become the number that they are (bf16 and f16 through f32), rows of several dimensions
- * nested lists. */
+ * dtype can be chosen by name; numbers that it cannot hold are refused. In the other direction,
+ * elements become numbers (bf16 and f16 through f32), and rows of several dimensions become nested
+ * lists. */
 #pragma once
 
 #include "cmd/cmd.h"
@@ -25,8 +25,8 @@ typedef struct cmd_dtype {
 /* The types of the columns of an array of rows. */
 typedef struct cmd_types cmd_types;
 
-/* Looks at all rows: objects that have the same keys. DRAY_EFORMAT names row (counted from 1) and
- * column. Borrows the rows until freed. */
+/* Finds the types of all columns. The rows must be objects with the same keys. Returns 0, or
+ * DRAY_EFORMAT, which names row (counted from 1) and column. Borrows the rows until freed. */
 int cmd_types_of(const json_t *rows, const cmd_dtype *dtypes, size_t dtype_count, cmd_types **out,
                  dray_error *error);
 void cmd_types_free(cmd_types *types); /* NULL is fine */
@@ -36,10 +36,10 @@ typedef struct cmd_columns {
     uint32_t count;
 } cmd_columns;
 
-/* The rows first to first + count - 1. Free with cmd_columns_free. */
+/* Makes the columns of rows first to first + count - 1. Free them with cmd_columns_free. */
 int cmd_columns_of(const cmd_types *types, size_t first, size_t count, cmd_columns *out,
                    dray_error *error);
 void cmd_columns_free(cmd_columns *columns);
 
-/* Row i of a column as it was read; NULL when out of memory. */
+/* Returns row `index` of a column that was read; NULL when out of memory. */
 json_t *cmd_cell_json(const dray_column *column, uint32_t index);

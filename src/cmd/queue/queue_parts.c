@@ -37,7 +37,7 @@ int cmd_queue_with(const queue_arguments *a, const dray_queue_options *options,
 
 /* ---- open ------------------------------------------------------------------------------------ */
 
-/* NAME:NEED,NEED>WRITE,WRITE, cut in place. */
+/* NAME:NEED,NEED>WRITE,WRITE, split in place. */
 typedef struct task_text {
     char *text;
     const char *needs[CMD_LIST_MAX], *writes[CMD_LIST_MAX];
@@ -114,7 +114,7 @@ static int bad_json(dray_error *error, const char *where, size_t line, const jso
                      line, why->text);
 }
 
-/* Appends the objects of a file, one a line; blank lines do not count. */
+/* Appends the objects of a file, one on each line. Blank lines are skipped. */
 static int read_lines(FILE *file, const char *where, json_t *rows, dray_error *error)
 {
     char *line = NULL;
@@ -152,7 +152,7 @@ static int read_file(const char *path, json_t *rows, dray_error *error)
     return rc;
 }
 
-/* A line on stderr for work that takes longer than two seconds. */
+/* Prints a line to stderr for work that takes longer than two seconds. */
 typedef struct progress {
     int64_t next_ns;
     bool shown;
@@ -194,7 +194,7 @@ static int take_tags(const queue_arguments *a, json_t *rows, json_t *out, dray_e
     return DRAY_OK;
 }
 
-/* Of rows first to first + count. */
+/* Returns the tags of rows first to first + count. */
 static dray_row_tag *tags_of(const queue_arguments *a, json_t *tags, size_t first, size_t count)
 {
     dray_row_tag *out = calloc(count * a->tags.count + 1, sizeof *out);
@@ -249,7 +249,8 @@ static int insert_rows(const queue_arguments *a, dray_queue *queue, json_t *rows
     return rc;
 }
 
-/* Rows that the partition has, asked of the queue: others may have inserted, too. */
+/* Seals the partition with all of its rows. Their number comes from the queue, because others may
+ * have inserted, too. */
 static int seal_all(const queue_arguments *a, dray_queue *queue, dray_error *error)
 {
     char *text = NULL;
@@ -270,7 +271,7 @@ static int seal_all(const queue_arguments *a, dray_queue *queue, dray_error *err
     return dray_queue_seal(queue, a->partition, (uint32_t)rows, error);
 }
 
-/* Puts a->input, which is sound. */
+/* Inserts a->input, which has been checked. */
 static int put_input(const queue_arguments *a, dray_queue *queue, dray_error *error)
 {
     int rc = insert_rows(a, queue, a->input, error);
@@ -282,7 +283,8 @@ static int put_input(const queue_arguments *a, dray_queue *queue, dray_error *er
     return rc;
 }
 
-/* Reads the rows that each word names (none: standard input), and puts them, if all are sound. */
+/* Reads the rows that each word names (standard input without words), and inserts them if all are
+ * valid. */
 static int put_words(const queue_arguments *a,
                      int (*read)(const queue_arguments *, uint32_t, json_t *, dray_error *),
                      dray_error *error)

@@ -28,7 +28,8 @@ int cmd_queue_refill(const queue_arguments *a, dray_queue *queue, dray_error *er
     return rc;
 }
 
-/* A cursor that is there may be that of the last good checkpoint. */
+/* Writes a cursor to a new file. An existing file is not replaced, because it may be the cursor of
+ * the last good checkpoint. */
 static int write_new(const char *path, const void *data, size_t size, dray_error *error)
 {
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);

@@ -9,8 +9,8 @@
 
 enum { WIDTH = 760, LEFT = 56, RIGHT = 20, TOP = 16, PLOT = 300, BELOW = 44, LINE = 20 };
 
-/* Of Okabe and Ito ("Color Universal Design", 2008), which colour-blind people can tell apart, and
- * then dashed. */
+/* Colours of Okabe and Ito ("Color Universal Design", 2008), which colour-blind readers can
+ * distinguish; further lines are dashed. */
 static const char *const colours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
                                       "#e69f00", "#56b4e9", "#000000", "#8c6d31"};
 enum { COLOURS = sizeof(colours) / sizeof(colours[0]) };
@@ -42,7 +42,7 @@ typedef struct frame {
     double x_most, y_least, y_most;
 } frame;
 
-/* Its interval's end, or the mean where there is but one run. */
+/* Returns an end of the point's interval, or the mean when there is only one run. */
 static double end_of(const json_t *point, const char *key)
 {
     const json_t *end = json_object_get(point, key);
@@ -89,7 +89,8 @@ static double y_of(const frame *f, double y)
     return TOP + (f->y_most - y) / (f->y_most - f->y_least) * PLOT;
 }
 
-/* 1, 2 or 5 times a power of ten, so that at most `most` of them fill the range. */
+/* Returns the distance of ticks: 1, 2 or 5 times a power of ten, so that at most `most` of them
+ * fill the range. */
 static double tick(double range, double most)
 {
     double least = range / most, power = pow(10, floor(log10(least)));
@@ -132,7 +133,7 @@ static void print_band(const frame *f, const json_t *curve, const char *colour, 
         fprintf(out, "%.1f,%.1f ", x_of(f, dray__json_number(point, "x")),
                 y_of(f, end_of(point, k < count ? "high" : "low")));
     }
-    /* Fainter where there are many of them, one over the other. */
+    /* Many bands lie over each other, so they are fainter then. */
     fprintf(out, "\" fill=\"%s\" fill-opacity=\"%.3f\"/>\n", colour,
             fmin(0.15, 0.6 / (double)json_array_size(f->schedules)));
 }

@@ -13,8 +13,8 @@ enum { COLUMNS = 12, CELL = 200, CAUSES = 16 };
 
 typedef enum form_kind { SHARE = 0, PERCENT, NUMBER } form_kind;
 
-/* A column: a measure itself, or how it differs from that of the first schedule. Columns that no
- * schedule has a value for are not shown. */
+/* A column: a measure, or its difference from that of the first schedule. Columns without any value
+ * are not shown. */
 typedef struct column {
     const char *heading; /* %s is the base of the comparison */
     const char *measure;
@@ -65,7 +65,7 @@ typedef struct sheet {
     bool html;
     FILE *out;
     const char *headings[COLUMNS + 4]; /* NULL at the end */
-    cmd_table *table;                  /* text */
+    cmd_table *table;                  /* for text */
     unsigned columns, at;
 } sheet;
 
@@ -128,7 +128,7 @@ static const char *number_text(form_kind form, bool sign, double value, char out
     return out;
 }
 
-/* "0.981 [0.975, 0.990]"; without an interval where there is but one run. */
+/* Writes "0.981 [0.975, 0.990]"; without the interval when there is only one run. */
 static void interval_text(const json_t *o, form_kind form, bool sign, char out[CELL])
 {
     char mean[48], low[48], high[48];
@@ -241,7 +241,7 @@ static int by_share(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* "wait for samples 21.3 %, wait for weights 3.0 %": the waits of half a percent or more. */
+/* Writes the waits of half a percent or more: "wait for samples 21.3 %, wait for weights 3.0 %". */
 static void causes_text(const json_t *measures, const char *role, char out[CELL])
 {
     char prefix[CELL];
@@ -334,7 +334,7 @@ static void print_problems(const json_t *study, bool html, FILE *out)
     }
 }
 
-/* "Held-out accuracy (equal samples: 102400; equal wall time: 31.2 s)" */
+/* Writes "Held-out accuracy (equal samples: 102400; equal wall time: 31.2 s)". */
 static void title_of(const json_t *study, const section *part, char out[CELL])
 {
     double samples = dray__json_number(study, "samples"),

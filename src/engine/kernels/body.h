@@ -1,7 +1,6 @@
-/* The loops of one table (KERNELS, KERNELS_NAME), compiled once for each set of instructions. They
- * are written over LANES independent sums, which compilers turn into vector code without being
- * allowed to reorder floating-point sums, and are compiled without fused multiply-add: every table
- * gives the same bits. */
+/* The loops of one table (KERNELS, KERNELS_NAME), compiled once for each instruction set. They use
+ * LANES independent sums, which compilers can vectorise without reordering floating-point sums, and
+ * are compiled without fused multiply-add. So every table gives the same bits. */
 #include "engine/kernels/kernels.h"
 
 #include <math.h>
@@ -50,10 +49,10 @@ static float max(const float *x, int64_t count)
 }
 
 /* e^x by 2^n · e^r, |r| <= ln 2 / 2: the polynomial and the split of ln 2 are those of Cephes' expf
- * (S. Moshier). At most 2 units in the last place off; plain arithmetic, so that loops over it
- * become vector code, which a call of expf prevents. Arguments are cut to [-80, 60], so that
- * neither the result nor a quotient by it is denormal, which is slow: no softmax or sigmoid in
- * single precision can tell. NaN stays NaN. */
+ * (S. Moshier). The error is at most 2 units in the last place. It is plain arithmetic, so that
+ * loops over it are vectorised, which a call of expf would prevent. Arguments are clamped to [-80,
+ * 60], so that neither the result nor a quotient by it is denormal, which is slow. This does not
+ * change a softmax or sigmoid in single precision. NaN stays NaN. */
 static inline float exp_of(float x)
 {
     const float round = 12582912.0f; /* 1.5 · 2^23: adding it rounds to an integer */

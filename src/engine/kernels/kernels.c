@@ -1,4 +1,5 @@
-/* Chooses the arithmetic for this machine, as src/mover/kernels chooses the movers' loops. */
+/* Chooses the arithmetic for this machine, in the way that src/mover/kernels chooses the movers'
+ * loops. */
 #include "engine/kernels/kernels.h"
 #include "mover/kernels/kernels.h"
 

@@ -1,4 +1,4 @@
-/* The engine's layout, unit by unit, and where its parameters are. */
+/* Builds the engine's layout, unit by unit, and finds its parameters by name. */
 #include "model/engine/engine.h"
 #include "model/layout/layout.h"
 
@@ -29,7 +29,8 @@ static bool has_draft(const dray__engine *e)
     return e->config->mtp_layers > 0 && e->spec.draft != DRAY_DRAFT_NONE;
 }
 
-/* The last stage has the embedding again for a tied head, and for a draft model. */
+/* Returns whether this rank has the unit of the layer. The last stage has the embedding, too, for a
+ * tied head and for a draft model. */
 static bool is_here(const dray__engine *e, int64_t layer)
 {
     if (layer == DRAY__BEFORE_LAYERS)
@@ -41,7 +42,7 @@ static bool is_here(const dray__engine *e, int64_t layer)
     return layer >= e->first_layer && layer < e->end_layer;
 }
 
-/* The rows of a unit; `aliases`: those that are other names of parameters. */
+/* Sets the rows of a unit; `aliases` are those that are other names of parameters. */
 static void rows_of(const dray__engine *e, int64_t layer, dray__pattern *pattern)
 {
     const dray__parameter *table = e->family->parameters;
@@ -61,7 +62,7 @@ static void rows_of(const dray__engine *e, int64_t layer, dray__pattern *pattern
     }
 }
 
-/* The pattern of a unit: one that was made already, or a new one. */
+/* Finds the pattern of a unit, or makes a new one. */
 static int pattern_of(dray__engine *e, int64_t layer, uint32_t *index, dray_error *error)
 {
     dray__pattern wanted = {0};
@@ -130,11 +131,11 @@ typedef struct building {
     const dray__unit *unit;
     const dray__pattern *pattern;
     held_expert *held; /* of the unit's layer, by expert */
-    uint32_t *named;   /* of each quantised row of the unit, or expert: its tensor */
+    uint32_t *named;   /* the tensor of each quantised row of the unit, or of each expert */
     dray_error *error;
 } building;
 
-/* Rows of the parameter are one after the other; transposed, its columns are. */
+/* Places a block. The parameter's rows are contiguous or, when it is transposed, its columns. */
 static void place_block(const dray__row_part *piece, bool transposed, dray_block *block)
 {
     int64_t element = (int64_t)dray_dtype_size(piece->dtype);
@@ -158,7 +159,7 @@ static int add_block(const building *b, const dray__row_part *piece, bool transp
     return dray_layout_add_block(b->layout, &block, b->error);
 }
 
-/* Exponents of DeepGEMM: columns of four bytes, one block each. */
+/* Adds DeepGEMM's exponents: columns of four bytes, one block for each. */
 static int add_fours(const building *b, const dray__row_part *piece, uint32_t tensor, uint32_t slot)
 {
     int64_t column = 4 * piece->total;
@@ -177,7 +178,7 @@ static int add_fours(const building *b, const dray__row_part *piece, uint32_t te
     return status;
 }
 
-/* The tensors of a row: the one that stands for its name and shape, and its parts. */
+/* The tensors of a row: the one with its name and shape, and its parts. */
 typedef struct row_tensors {
     uint32_t named, parts[DRAY__QUANT_PARTS];
 } row_tensors;
@@ -196,7 +197,7 @@ static int add_slot(const building *b, const dray__row *row, const row_tensors *
     return status;
 }
 
-/* The first of the rows that are fused with row i. */
+/* Returns the first of the rows that are fused with row i. */
 static uint32_t first_fused(const dray__engine *e, uint64_t used, uint32_t i)
 {
     const dray__parameter *table = e->family->parameters;
@@ -240,7 +241,7 @@ static int add_tensors(const building *b, uint32_t i, const char *name, row_tens
     return dray_layout_set_quant(b->layout, tensors->named, &quant, b->error);
 }
 
-/* A row of which this rank has one part: all but experts. */
+/* Adds a row that this rank has one part of, as it has of all rows but experts. */
 static int add_row(const building *b, uint32_t i)
 {
     const dray__parameter *p = &b->e->family->parameters[i];
@@ -272,7 +273,7 @@ static int by_expert(const void *a, const void *b)
     return x->slot < y->slot ? -1 : 1;
 }
 
-/* The experts that are on this rank, each with all its slots, through rows [first, end). */
+/* Adds the experts of this rank, each with all its slots, for rows [first, end). */
 static int add_experts(const building *b, uint32_t first, uint32_t end)
 {
     const dray__engine *e = b->e;
@@ -361,8 +362,8 @@ int dray_layout_engine(const dray_model_config *config, const dray_engine_spec *
 
 /* ---- parameters ------------------------------------------------------------------------------ */
 
-/* Returns true when `name` follows the pattern. *layer is the number in place of its star; *tail is
- * the part behind the pattern. */
+/* Returns true when `name` follows the pattern. *layer is the number at its star; *tail is the part
+ * after the pattern. */
 static bool matches(const char *pattern, const char *name, int64_t layers, int64_t *layer,
                     const char **tail)
 {
@@ -376,7 +377,7 @@ static bool matches(const char *pattern, const char *name, int64_t layers, int64
     const char *digits = *tail, *at = digits;
     for (*layer = 0; *at >= '0' && *at <= '9' && *layer < layers; at++)
         *layer = *layer * 10 + (*at - '0');
-    size_t rest = strlen(star) - 1; /* of the pattern, behind the star */
+    size_t rest = strlen(star) - 1; /* length of the pattern after the star */
     if (at == digits || (digits[0] == '0' && at > digits + 1) || *layer >= layers ||
         strncmp(star + 1, at, rest) != 0)
         return false;
@@ -384,14 +385,15 @@ static bool matches(const char *pattern, const char *name, int64_t layers, int64
     return true;
 }
 
-/* The shape in memory: [slots,] rows, columns; of DeepGEMM's exponents columns of four, rows, 4. */
+/* Gets the shape in memory: [slots,] rows, columns; for DeepGEMM's exponents columns of four, rows,
+ * 4. */
 static uint32_t shape_of(const dray__row_part *piece, bool transposed, int64_t *shape)
 {
     uint32_t ndim = 0;
     if (piece->slots)
         shape[ndim++] = piece->slots;
     if (piece->slots && piece->ndim == 0 && piece->total == 1)
-        return ndim; /* one scale a slot */
+        return ndim; /* one scale for each slot */
     if (piece->fours) {
         memcpy(shape + ndim, (int64_t[3]){piece->fours, piece->total, 4}, 3 * sizeof *shape);
         return ndim + 3;
@@ -412,7 +414,7 @@ static const dray__unit *unit_of(const dray__engine *e, int64_t layer)
     return NULL;
 }
 
-/* The part whose name ends so; NULL when the row has none. */
+/* Returns the part with this suffix; NULL when the row has none. */
 static const dray__row_part *find_part(const dray__engine *e, const dray__row *row,
                                        const char *tail)
 {
@@ -424,7 +426,7 @@ static const dray__row_part *find_part(const dray__engine *e, const dray__row *r
     return NULL;
 }
 
-/* Finds the unit, row and piece of `name`; false when there are none on this rank. */
+/* Finds the unit, row and piece of `name`. Returns false when this rank does not have it. */
 static bool find_parameter(const dray__engine *e, const char *name, const dray__unit **unit,
                            const dray__row **row, const dray__row_part **piece)
 {

@@ -3,12 +3,12 @@
  * the engine's specification, engine_pattern.c places the parameters of one layer, engine.c repeats
  * that for all layers, and engine_quant.c reads quantisation's configuration. */
 
-/* The declarations that the files of the engine builder share. A layout is made of units (the
- * parameters before the layers, each layer, those behind them, the layers of multi-token
- * prediction). Units that have the same rows of the family's table, quantised in the same way,
- * follow one pattern: the arithmetic is done once for each pattern; a unit is a pattern and an
- * offset.
- *   engine.c          the public functions; puts units together
+/* The declarations that the files of the engine builder share. A layout is made of units: the
+ * parameters before the layers, each layer (those of multi-token prediction included), and the
+ * parameters after the layers. Units with the same rows of the family's table, quantised in the
+ * same way, share one pattern. The arithmetic is done once for each pattern; a unit is a pattern
+ * and an offset.
+ *   engine.c the public functions; assemble the units
  *   engine_spec.c     reads the spec: groups of ranks, stages, slots
  *   engine_pattern.c  cuts rows, fuses them into parameters, places these
  *   engine_quant.c    quantization_config: which modules are quantised */
@@ -19,7 +19,7 @@
 
 #include "base/hash.h"
 
-/* Classes of rows. The first ones are the bits of DRAY_PART_... */
+/* Classes of rows. The first ones are in the order of the bits DRAY_PART_... */
 typedef enum dray__part {
     DRAY__ATTENTION,
     DRAY__DENSE,
@@ -37,7 +37,7 @@ typedef struct dray__cut_group {
     uint32_t size, rank;
 } dray__cut_group;
 
-/* One row's part of a parameter: of plain weights, or of one part of a quantised weight
+/* One row's share of a parameter, which holds plain weights or one part of a quantised weight
  * (layout.h). */
 typedef struct dray__row_part {
     uint32_t ndim; /* of the checkpoint tensor: 0 to 2 */
@@ -46,18 +46,18 @@ typedef struct dray__row_part {
     /* This rank's part of it; extent[0] is 0 when the rank has only padding. */
     int64_t start[2], extent[2];
     int64_t rows, columns; /* the size in memory, padding included; vectors have one column */
-    /* The rows of the parameter in front of this part, and all its rows. */
+    /* The number of the parameter's rows before this part, and of all its rows. */
     int64_t before, total;
     int64_t slots;   /* the number of stacked experts; 0 when not stacked */
     uint64_t offset; /* the offset of the parameter from the unit's start */
-    int64_t fours;   /* with DeepGEMM's exponents: columns of four; else 0 */
+    int64_t fours;   /* number of columns of four, for DeepGEMM's exponents; else 0 */
 } dray__row_part;
 
 typedef struct dray__row {
     dray__part part;
     bool transposed;
     bool quantised;
-    int64_t shape[2];                        /* of the checkpoint tensor; parts may be packed */
+    int64_t shape[2];                        /* of the checkpoint tensor, unpacked */
     dray__row_part parts[DRAY__QUANT_PARTS]; /* only `values` is used when it is not quantised */
 } dray__row;
 
@@ -69,7 +69,7 @@ typedef struct dray__pattern {
 } dray__pattern;
 
 typedef struct dray__unit {
-    int64_t layer;    /* -1 before the layers, -2 behind them */
+    int64_t layer;    /* -1 before the layers, -2 after them */
     uint32_t pattern; /* UINT32_MAX when it is not on this rank */
     uint64_t offset;
 } dray__unit;
@@ -81,7 +81,7 @@ typedef struct dray__engine {
     const dray__family *family;
     dray_engine_spec spec;
     dray_engine_quant quant; /* kind NONE: not quantised */
-    dray_expert_map map;     /* it has no rows when none was given */
+    dray_expert_map map;     /* has no rows when none was given */
     dray_dtype dtype;
     dray_region_kind kind;
     dray__cut_group groups[DRAY__PARTS];
@@ -90,7 +90,7 @@ typedef struct dray__engine {
     int64_t all_slots;              /* the slots of all groups */
     /* The slots of this rank's group; shared experts are not counted. */
     int64_t first_slot, local_slots;
-    dray__map ignored; /* names of modules, without "model." in front */
+    dray__map ignored; /* names of modules, without the prefix "model." */
     dray__pattern *patterns;
     uint32_t pattern_count;
     uint64_t pattern_capacity;
@@ -99,7 +99,7 @@ typedef struct dray__engine {
     uint64_t bytes;
 } dray__engine;
 
-/* engine_spec.c. Reads and checks all that does not need the patterns. */
+/* engine_spec.c. Reads and checks everything that does not need the patterns. */
 int dray__engine_read(dray__engine *e, const dray_model_config *config,
                       const dray_engine_spec *spec, dray_error *error);
 dray__part dray__engine_part(const dray__parameter *parameter);
@@ -107,12 +107,12 @@ dray__part dray__engine_part(const dray__parameter *parameter);
 const char *dray__engine_group_text(const dray__engine *e, dray__part part, char *out);
 /* Returns the expert in a slot, counted over all groups. */
 int32_t dray__engine_expert(const dray__engine *e, int64_t layer, int64_t slot);
-/* The engine's name of a row's parameter. */
+/* Returns the engine's name of a row's parameter. */
 const char *dray__engine_name(const dray__parameter *parameter);
 
 /* engine_quant.c */
 int dray__engine_quant_read(dray__engine *e, dray_error *error);
-/* Returns the rows of a unit that are quantised, as a mask. */
+/* Gets the rows of a unit that are quantised, as a mask. */
 int dray__engine_quantised(const dray__engine *e, uint64_t used, int64_t layer, uint64_t *mask,
                            dray_error *error);
 /* Returns the suffix of a weight's name that names one of its parts; NULL when it has no such part,

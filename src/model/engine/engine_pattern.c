@@ -1,5 +1,5 @@
-/* One pattern of the engine: each row of the family's table cut for this rank, rows of one
- * parameter put behind each other, parameters placed. The cuts are those of vLLM's
+/* Makes one pattern of the engine: cuts each row of the family's table for this rank, concatenates
+ * the rows of one parameter, and places the parameters. The cuts are those of vLLM's
  * model_executor/layers/linear.py, fused_moe/layer.py and vocab_parallel_embedding.py (SGLang's are
  * the same). */
 #include "model/engine/engine.h"
@@ -28,7 +28,7 @@ static int indivisible(const row_cutting *c, const char *what, int64_t value)
                       dray__engine_group_text(c->e, c->part, text));
 }
 
-/* KV heads: neighbouring ranks share one where there are fewer heads than ranks. */
+/* Cuts KV heads. Neighbouring ranks share a head when there are fewer heads than ranks. */
 static int cut_kv(const row_cutting *c)
 {
     int64_t heads = c->e->config->kv_heads, dim = c->e->config->head_dim, size = c->group.size;
@@ -64,8 +64,8 @@ static int cut_vocab(const row_cutting *c)
     return DRAY_OK;
 }
 
-/* This rank's equal part of dimension d; `count` is the number that must be divisible (heads, or
- * elements). */
+/* Takes this rank's equal part of dimension d. `count` is the number that must be divisible (heads,
+ * or elements). */
 static int cut_even(const row_cutting *c, uint32_t d, const char *what, int64_t count)
 {
     if (count % c->group.size)
@@ -76,7 +76,7 @@ static int cut_even(const row_cutting *c, uint32_t d, const char *what, int64_t 
     return DRAY_OK;
 }
 
-/* The dimension that an MLP is cut along. */
+/* Cuts the inner dimension of an MLP. */
 static int cut_inner(const row_cutting *c, uint32_t d)
 {
     static const char *const names[DRAY__PARTS] = {[DRAY__EXPERTS] = "moe_intermediate_size",
@@ -136,23 +136,24 @@ static bool has(uint64_t mask, uint32_t row)
     return mask >> row & 1;
 }
 
-/* Are rows i and j parts of one parameter? */
+/* Returns whether rows i and j are parts of one parameter. */
 static bool together(const dray__engine *e, uint32_t i, uint32_t j)
 {
     const dray__parameter *table = e->family->parameters;
     return strcmp(dray__engine_name(&table[i]), dray__engine_name(&table[j])) == 0;
 }
 
-/* Has the parameter the rows of the family's table in reverse? Scales that are one a matrix keep
- * their order: vLLM and SGLang load them by the matrix's number. */
+/* Returns whether the parameter has its rows in the reverse order of the family's table. Scales
+ * with one number for each matrix keep their order, because vLLM and SGLang load them by the
+ * matrix's number. */
 static bool up_first(const dray__engine *e, const dray__row *row, int part)
 {
     return e->spec.w13_order == DRAY_W13_UP_GATE && row->part == DRAY__EXPERTS &&
            !(part != DRAY__PART_VALUES && row->parts[part].ndim < 2);
 }
 
-/* Puts row i and the rows that are fused with it behind each other, and the parameter at the
- * pattern's end. */
+/* Concatenates row i and the rows that are fused with it, and places the parameter at the pattern's
+ * end. */
 static int place(const dray__engine *e, dray__pattern *pattern, uint32_t i, int part,
                  dray_error *error)
 {
@@ -180,7 +181,8 @@ static int place(const dray__engine *e, dray__pattern *pattern, uint32_t i, int 
     return DRAY_OK;
 }
 
-/* The shared expert as the last slot of the experts' parameters: its rows are placed as theirs. */
+/* Makes the shared expert the last slot of the experts' parameters, with its rows placed like
+ * theirs. */
 static void fuse_shared(const dray__engine *e, dray__pattern *pattern, uint64_t shared)
 {
     uint32_t expert = 0;

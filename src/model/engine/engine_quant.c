@@ -21,7 +21,7 @@ static const char *without_model(const char *module)
     return strncmp(module, "model.", 6) == 0 ? module + 6 : module;
 }
 
-/* A module within a layer's experts stands for all of them. */
+/* Ignores a module. One of a layer's experts stands for all of them. */
 static int ignore(dray__map *ignored, const char *module, dray_error *error)
 {
     char *copy = strdup(without_model(module));
@@ -80,10 +80,11 @@ static bool quantisable(const dray__engine *e, const dray__parameter *p)
 {
     dray__part part = dray__engine_part(p);
     return p->ndim == 2 && part < DRAY__ROUTER &&
-           !(part == DRAY__SHARED && e->spec.fuse_shared); /* as the experts are */
+           !(part == DRAY__SHARED && e->spec.fuse_shared); /* a fused one is like the experts */
 }
 
-/* The module of a row is the name in front of ".weight"; of experts it is all of them. */
+/* Returns whether the row's module is ignored. The module is the name before ".weight"; for experts
+ * it is that of all of them. */
 static bool is_ignored(const dray__engine *e, const dray__parameter *p, int64_t layer)
 {
     char name[DRAY__PARAMETER_NAME];
@@ -128,7 +129,8 @@ static int64_t blocks(int64_t elements, int64_t block)
     return elements / block + (elements % block != 0);
 }
 
-/* A part of a fused parameter that is followed by another must end with a block, too. */
+/* Returns whether another part follows this one in a fused parameter. Then this one must also end
+ * at the edge of a block. */
 static bool is_followed(const dray__engine *e, const dray__parameter *p)
 {
     const dray__parameter *end = e->family->parameters + e->family->count;
@@ -138,8 +140,8 @@ static bool is_followed(const dray__engine *e, const dray__parameter *p)
     return false;
 }
 
-/* Cuts must be at the edges of blocks that are quantised together, and rows of groups whole
- * ones. */
+/* Checks that cuts are at the edges of blocks that are quantised together, and that rows have whole
+ * groups. */
 static int check_cut(const dray__engine *e, const dray__parameter *parameter,
                      const dray__row_part *w, const int64_t *cell, dray_error *error)
 {
@@ -156,7 +158,7 @@ static int check_cut(const dray__engine *e, const dray__parameter *parameter,
     return DRAY_OK;
 }
 
-/* DeepGEMM's exponents lie in columns of four, each as long as all rows of the parameter, rounded
+/* DeepGEMM's exponents are in columns of four, each as long as all rows of the parameter, rounded
  * up to 16 bytes (get_mn_major_tma_aligned_packed_ue8m0_tensor). */
 static void pack_exponents(dray__row_part *scales)
 {
@@ -183,7 +185,7 @@ int dray__engine_parts(const dray__engine *e, const dray__parameter *parameter,
         p->dtype = part ? e->dtype : DRAY_F8E4M3;
         if (of->dtype != DRAY_DTYPE_NONE)
             p->dtype = (dray_dtype)of->dtype;
-        if (of->rows < 0) { /* one for all of it */
+        if (of->rows < 0) { /* one scale for the whole weight */
             *p = (dray__row_part){.dtype = p->dtype,
                                   .ndim = part == DRAY__PART_SECOND, /* a scalar, or [1] */
                                   .shape = {1},
@@ -230,7 +232,7 @@ static int read_block(const char *path, const json_t *config, dray_engine_quant 
     return DRAY_OK;
 }
 
-/* The names are behind the struct, in one piece of memory with it. */
+/* Copies the names into the allocation of the struct, after it. */
 static int copy_names(const char *path, const char *key, const json_t *list,
                       dray_engine_quant **out, dray_error *error)
 {
@@ -260,7 +262,7 @@ static int copy_names(const char *path, const char *key, const json_t *list,
 static const struct packed {
     const char *format, *type;
     int bits, symmetric, kind;
-    int group; /* 0 when the config has it */
+    int group; /* 0 when the config gives it */
 } packed_formats[] = {
     {"mxfp8-quantized", "float", 8, 1, DRAY_QUANT_MXFP8, 32},
     {"mxfp4-pack-quantized", "float", 4, 1, DRAY_QUANT_MXFP4, 32},
@@ -269,7 +271,8 @@ static const struct packed {
     {"pack-quantized", "int", 4, 0, DRAY_QUANT_INT4_ZERO, 0},
 };
 
-/* The `weights` of the only one of config_groups; NULL when there are several, or none. */
+/* Returns the `weights` of the only entry of config_groups; NULL when there are several, or
+ * none. */
 static const json_t *only_weights(const json_t *config)
 {
     const json_t *groups = json_object_get(config, "config_groups");
@@ -288,7 +291,7 @@ static bool is_packed_so(const struct packed *p, const char *format, const json_
            p->symmetric == !json_is_false(symmetric) && (p->group ? group == p->group : group > 0);
 }
 
-/* quantization_config as compressed-tensors writes it (its QuantizationConfig). */
+/* Reads quantization_config as compressed-tensors writes it (its QuantizationConfig). */
 static int read_packed(const char *path, const json_t *config, const json_t *ignored,
                        dray_engine_quant *q, dray_error *error)
 {

@@ -1,7 +1,7 @@
-/* The engine's spec: over how many ranks each class of parameters is cut, which layers a stage and
- * which experts a rank has. As SGLang (distributed/parallel_state.py, layers/dp_attention.py,
- * distributed/utils.py: get_pp_indices) and vLLM (FusedMoEParallelConfig, determine_expert_map,
- * get_pp_indices) do. */
+/* Reads the engine's spec: the number of ranks that each class of parameters is cut over, the
+ * layers of a stage, and the experts of a rank. As SGLang (distributed/parallel_state.py,
+ * layers/dp_attention.py, distributed/utils.py: get_pp_indices) and vLLM (FusedMoEParallelConfig,
+ * determine_expert_map, get_pp_indices) do. */
 #include "model/engine/engine.h"
 
 #include "base/error.h"
@@ -150,7 +150,8 @@ static int given_stages(dray__engine *e, dray_error *error)
                       e->config->layers);
 }
 
-/* The layers that are left over go to the last stages; of vLLM's not to the very last one. */
+/* Divides the layers among stages. Layers that are left over go to the last stages; in vLLM not to
+ * the very last one. */
 static int make_stages(dray__engine *e, dray_error *error)
 {
     const dray_engine_spec *s = &e->spec;

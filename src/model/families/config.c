@@ -28,7 +28,7 @@ typedef struct known_model {
 /* Further sizes of models with experts. */
 typedef struct sparse {
     const char *name;
-    int qkv_bias, qk_norm; /* where the family leaves them open */
+    int qkv_bias, qk_norm; /* for families that do not fix them */
     int64_t experts, expert, shared, first_dense, mtp;
     int64_t q_lora, kv_lora, nope, rope, value;
 } sparse;
@@ -120,11 +120,11 @@ static int from_table(const known_model *m, dray_model_config *out, dray_error *
     return DRAY_OK;
 }
 
-/* config.json being read; the first error stays. */
+/* The reading of config.json; the first error is kept. */
 typedef struct config_reading {
     const char *path;
     json_t *json;
-    const json_t *within; /* the object that is looked into first; NULL when there is none */
+    const json_t *within; /* the object that is searched first; NULL when there is none */
     int status;
     dray_error *error;
 } config_reading;
@@ -136,15 +136,15 @@ static const char *type_name(const json_t *value)
     return names[json_typeof(value)];
 }
 
-/* The value of a key; NULL where it is missing or null. */
+/* Returns the value of a key; NULL when it is missing or null. */
 static json_t *get(const json_t *json, const char *key)
 {
     json_t *value = json_object_get(json, key);
     return json_is_null(value) ? NULL : value;
 }
 
-/* The value of a key, in the family's own object of the file where it is there; of "a.b" and ".b"
- * only as written. */
+/* Returns the value of a key. The family's own object of the file is searched first; "a.b" and ".b"
+ * are looked up only as written. */
 static json_t *find(const config_reading *r, const char *key)
 {
     char outer[64];
@@ -170,7 +170,8 @@ static void wrong_type(config_reading *r, const char *key, const char *expected,
                                key, expected, type_name(found));
 }
 
-/* absent: the value where the key is missing; negative: it must be there. */
+/* Reads an integer. absent is the value when the key is missing; when it is negative, the key is
+ * required. */
 static int64_t integer(config_reading *r, const char *key, int64_t absent)
 {
     const json_t *value = found(r, key);
@@ -212,7 +213,7 @@ static const char *string(config_reading *r, const char *key)
     return json_string_value(value);
 }
 
-/* transformers 5 nests it, in one object or in one for each kind of layer. */
+/* Reads rope_theta. transformers 5 nests it, in one object or in one for each kind of layer. */
 static double rope_theta(config_reading *r, const dray__family *family)
 {
     const double absent = family->default_theta;
@@ -245,8 +246,8 @@ static dray_dtype checkpoint_dtype(config_reading *r)
     return dtype;
 }
 
-/* Keys that give a model other tensors, unless they are missing, null, false, 0 or empty, or the
- * family's file speaks of them. */
+/* Keys that change a model's tensors, unless they are missing, null, false, 0 or empty. They are
+ * refused unless the family's file mentions them. */
 static const char *const changes_tensors[] = {
     "compression_config",
     "num_experts",
@@ -265,8 +266,8 @@ static const char *const changes_tensors[] = {
     "block_configs",
 };
 
-/* Does the family read this key, or a key of the object behind it? Names of experts' number stand
- * for each other. */
+/* Returns whether the family's file mentions this key, or a key of the object in it. A family with
+ * experts mentions every key that has "experts" in its name. */
 static bool speaks_of(const dray__family *family, const char *key)
 {
     size_t length = strlen(key);
@@ -331,7 +332,7 @@ static int check_keys(const config_reading *r, const dray__family *family)
     return DRAY_OK;
 }
 
-/* The number of labels that the head scores; 0 for a language model's. transformers' default is
+/* Reads the number of labels that the head scores; 0 for a language model. transformers' default is
  * 2. */
 static int read_head(const config_reading *r, const dray__family *family, int64_t *labels)
 {
@@ -367,7 +368,7 @@ static int read_family(config_reading *r, const dray__family **family)
     return status;
 }
 
-/* Sets layer's bit; there are numbers of many layers only in files that somebody made up. */
+/* Sets the layer's bit. A number out of range, which only a made-up file has, is an error. */
 static void set_layer(config_reading *r, const char *key, uint64_t *layers, json_int_t layer)
 {
     enum { MOST = DRAY_MODEL_DENSE_WORDS * 64 };
@@ -407,7 +408,7 @@ static void read_numbers(config_reading *r, const char *key, bool others, int64_
             set_layer(r, key, out, layer);
 }
 
-/* Is it the word, or, of "!word", another one? */
+/* Returns whether the text is the word or, for "!word", another one. */
 static bool is_word(const char *text, const char *word)
 {
     return *word == '!' ? strcmp(text, word + 1) != 0 : strcmp(text, word) == 0;
@@ -421,8 +422,8 @@ static void wrong_length(config_reading *r, const char *key, int64_t layers, siz
                                r->path, key, (long long)layers, found);
 }
 
-/* A list of numbers that stand for signs; those behind the last layer are multi-token prediction's.
- */
+/* Reads a list of numbers, one for each layer; those after the last layer are of multi-token
+ * prediction. */
 static void read_signs(config_reading *r, const dray__kind *kind, const json_t *signs,
                        const dray_model_config *c, uint64_t *out)
 {
@@ -441,7 +442,7 @@ static void read_signs(config_reading *r, const dray__kind *kind, const json_t *
         wrong_length(r, kind->signs, c->layers, json_array_size(signs));
 }
 
-/* A list of words, or a text or a list of signs; true: there is one. */
+/* Reads a list of words, or a text or list of signs. Returns true when the file has one. */
 static bool read_words(config_reading *r, const dray__kind *kind, const dray_model_config *c,
                        uint64_t *out)
 {
@@ -480,7 +481,7 @@ static void read_kind(config_reading *r, const dray__family *family, uint32_t i,
     if (kind->others)
         read_numbers(r, kind->others, true, c->layers, out);
     bool said = read_words(r, kind, c, out);
-    /* a list is complete: the older keys for dense layers do not count then */
+    /* a list names all layers, so the older keys for dense layers are ignored */
     if (is_dense && (said || (kind->others && found(r, kind->others))))
         c->first_k_dense = c->sparse_step = 0;
     int64_t every = kind->every && !said ? integer(r, kind->every, kind->absent) : 0;
@@ -540,7 +541,7 @@ static int read_config(config_reading *r, dray_model_config *out)
     status = read_head(r, family, &c.labels);
     if (status)
         return status;
-    if (c.labels) /* parameters that transformers leaves out of such a model */
+    if (c.labels) /* such a model in transformers does not have these parameters */
         c.mtp_layers = 0;
     status = dray__config_check(&c, &family, r->error);
     if (status)

@@ -1,5 +1,5 @@
-/* The built-in files of families as one JSON object, by name, which cmake makes of
- * src/model/families/ NAME.json. */
+/* The built-in files of families as one JSON object, by name, which cmake makes from
+ * src/model/families/NAME.json. */
 #pragma once
 
 extern const unsigned char dray__families_json[];

@@ -1,4 +1,5 @@
-/* Derived from a family's table: shapes, the layers that have a parameter, the walk over all. */
+/* Computes from a family's table: shapes, the layers that have a parameter, and the walk over all
+ * parameters. */
 #include "model/families/family.h"
 
 #include "base/error.h"
@@ -9,7 +10,7 @@
 
 #define COUNT(array) ((uint32_t)(sizeof(array) / sizeof *(array)))
 
-/* Limits far above any model, under which no product of sizes overflows. */
+/* Limits far above any model, within which no product of sizes overflows. */
 #define MOST_ROWS (INT64_C(1) << 24)
 #define MOST_COUNT (INT64_C(1) << 16)
 #define LARGEST_SIZE (INT64_C(1) << 40)
@@ -29,7 +30,8 @@ static int check_limits(const limit *limits, uint32_t count, dray_error *error)
     return DRAY_OK;
 }
 
-/* Experts, latent attention and multi-token prediction: the family has them or it does not. */
+/* Checks that the configuration has experts, latent attention and multi-token prediction only if
+ * the family does. */
 static int check_parts(const dray_model_config *c, const dray__family *family, dray_error *error)
 {
     const limit experts[] = {
@@ -243,7 +245,7 @@ int dray__evaluate(const dray__expression *expression, const dray_model_config *
     return DRAY_OK;
 }
 
-/* Of a configuration that was checked. */
+/* Evaluates an expression for a configuration that was checked, so it cannot fail. */
 static int64_t evaluate(const dray__expression *expression, const dray_model_config *config)
 {
     int64_t value = 0;
@@ -321,7 +323,7 @@ dray_dtype dray__parameter_dtype(const dray__parameter *parameter, dray_dtype dt
     return parameter->dtype != DRAY_DTYPE_NONE ? parameter->dtype : dtype;
 }
 
-/* Models have a hundred thousand tensors: faster than printing. */
+/* Writes a number. It is faster than printf, because models have a hundred thousand tensors. */
 static char *put_number(char *at, int64_t number)
 {
     char digits[20];
@@ -383,7 +385,7 @@ static bool same_experts(const dray__parameter *a, const dray__parameter *b)
     return dray__parameter_of_expert(a) && dray__parameter_of_expert(b);
 }
 
-/* The first row of those that a row is the last of. */
+/* Returns the first row of the group that ends with this row. */
 static uint32_t group_start(const dray__walk *walk, uint32_t row,
                             bool (*same)(const dray__parameter *, const dray__parameter *))
 {
@@ -401,8 +403,9 @@ static bool ends_group(const dray__walk *walk, uint32_t row,
            (row + 1 == walk->family->count || !same(&rows[row], &rows[row + 1]));
 }
 
-/* After the last row of an expert or a layer: back to its first row while more are left. After the
- * last row of all: to the model's layers again, for those of multi-token prediction. */
+/* Advances the walk. After the last row of an expert or a layer it goes back to the first row while
+ * more experts or layers are left. After the last row of all it visits the rows of layers again for
+ * multi-token prediction. */
 static void step(dray__walk *walk)
 {
     const dray_model_config *c = walk->config;

@@ -17,7 +17,7 @@
 
 enum { MOST_NAMES = 96, MOST_DEPTH = 6, LARGEST_FILE = 1 << 20 };
 
-/* A family that was read, by its name and by the folder that DRAY_FAMILIES named then. */
+/* A family that was read, with its name and the value of DRAY_FAMILIES at that time. */
 typedef struct known_family {
     struct known_family *next;
     dray__arena arena;
@@ -88,7 +88,7 @@ static int unknown(const char *name, const char *folder, dray_error *error)
     return status;
 }
 
-/* Reads one file as it is. */
+/* Reads one file, without merging. */
 static int load_one(const char *name, const char *folder, char path[PATH_MAX], json_t **out,
                     dray_error *error)
 {
@@ -115,7 +115,7 @@ static int load_one(const char *name, const char *folder, char path[PATH_MAX], j
 
 /* Merges two files: the values of the first replace those of the second, and in "config" each value
  * replaces one. A family with rows of its own inherits nothing about engines and Megatron-Core.
- * Returns NULL when memory is out. */
+ * Returns NULL when out of memory. */
 static json_t *laid_over(const json_t *base, const json_t *own)
 {
     json_t *all = json_copy((json_t *)base);

@@ -1,5 +1,4 @@
-/* Makes a family from its file, which is checked as a whole. docs/families.md describes the
- * file. */
+/* Makes a family from its file, and checks all of the file. docs/families.md describes the file. */
 #include "model/families/read.h"
 
 #include "base/error.h"
@@ -13,7 +12,7 @@
 
 enum { MOST_VALUES = 64, MOST_DEPTH = 6, LONGEST_NAME = 95 };
 
-/* A family being read. The first error stays; later results do not matter. */
+/* A family being read. The first error is kept; later results do not matter. */
 typedef struct reader {
     const char *path;
     const json_t *parts; /* parts.json */
@@ -83,7 +82,7 @@ static void check_members(reader *r, const char *where, const json_t *object,
     }
 }
 
-/* The index of a word; `absent` where there is none. */
+/* Returns the index of a word; `absent` when the key is missing. */
 static int word_of(reader *r, const char *where, const json_t *object, const char *key,
                    const char *const *words, size_t count, int absent)
 {
@@ -112,7 +111,7 @@ static bool switch_of(reader *r, const json_t *object, const char *key, bool abs
     return value ? json_is_true(value) : absent;
 }
 
-/* A string; in names of parameters '@' at the start stands for the family's prefix. */
+/* Returns a string. In names of parameters, '@' at the start stands for the family's prefix. */
 static const char *text_of(reader *r, const char *where, const json_t *value)
 {
     const char *text = json_string_value(value), *prefix = r->family.layer;
@@ -295,7 +294,7 @@ static bool is_placed(const reader *r, const bool *placed, const dray__expressio
     return true;
 }
 
-/* Puts each rule behind those whose values it needs. */
+/* Sorts the rules so that each is after those that compute the values it needs. */
 static void sort_rules(reader *r, const dray__config_rule *rules, uint32_t count,
                        dray__config_rule *sorted)
 {
@@ -490,7 +489,7 @@ static void read_row(reader *r, const json_t *json)
         check_row(r, row, json);
 }
 
-/* A list of rows and of names of lists of rows. */
+/* Reads a list of rows, and of names of lists of rows. */
 static void read_rows(reader *r, const json_t *list, const char *where, uint32_t depth)
 {
     const json_t *item;
@@ -519,7 +518,8 @@ static bool same_count(const dray__expression *a, const dray__expression *b)
     return a == b || (a && b && strcmp(a->text, b->text) == 0);
 }
 
-/* Rows of the same layers are neighbours, and have one expression. Rows of experts are, too. */
+/* Checks that rows of the same layers are adjacent and have the same expression, and that rows of
+ * experts are adjacent. */
 static void check_groups(reader *r)
 {
     dray__parameter *rows = r->rows;
@@ -552,7 +552,7 @@ static void check_tied(reader *r)
     }
 }
 
-/* Engines hold matrices and vectors of the model's layers. */
+/* Checks that a table for engines has only matrices and vectors, in the model's layers. */
 static void check_engine(reader *r)
 {
     for (uint32_t i = 0; i < r->family.count && r->family.engine; i++)
@@ -601,7 +601,7 @@ static void read_family(reader *r, const json_t *json)
     r->family.layer = "";
     const char *begin = prefix ? text_of(r, "prefix", prefix) : "model.";
     snprintf(layer, sizeof layer, "%slayers.*.", begin);
-    r->family.layer = begin; /* the text in place of '@' while the file is read */
+    r->family.layer = begin; /* the text that replaces '@' while the file is read */
     read_rules(r, json_object_get(json, "config"));
     read_kinds(r, json_object_get(json, "kinds"));
     r->rows = get_memory(r, DRAY__MOST_ROWS * sizeof *r->rows);

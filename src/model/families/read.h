@@ -1,4 +1,4 @@
-/* The source of a family. All of it must stay as long as the family is used. */
+/* The source of a family. It must outlive the family. */
 #pragma once
 
 #include "base/arena.h"
@@ -11,5 +11,5 @@ typedef struct dray__family_source {
     dray__arena *arena;
 } dray__family_source;
 
-/* Returns 0, or DRAY_EFORMAT when something is wrong; the message has it, and *out is unchanged. */
+/* Returns 0, or DRAY_EFORMAT with a message that names the mistake; *out is then unchanged. */
 int dray__family_read(const dray__family_source *source, dray__family *out, dray_error *error);

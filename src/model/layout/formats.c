@@ -58,7 +58,8 @@ bool dray__layout_name_only(const dray_layout *layout, uint32_t tensor)
     return quant && dray__quant_is_packed(quant);
 }
 
-/* The last two dimensions have rows and columns; those before them are one by one. */
+/* Gets the cell of a size in rows and columns, which are the last two dimensions; it is 1 along the
+ * others. */
 static void cell_of(const dray_tensor_info *tensor, const dray_quant *quant, const int32_t size[2],
                     int64_t *cell)
 {

@@ -28,16 +28,17 @@ typedef struct block_ends {
 struct dray_layout {
     array regions, tensors, blocks;
     array quants; /* of quant_slot, by tensor, up to the last that has one */
-    /* Blocks of one tensor, chained in the order in which they came; numbers are index + 1. */
+    /* Blocks of one tensor, chained in the order in which they were added; numbers are index +
+     * 1. */
     array ends;   /* of block_ends, by tensor */
-    array behind; /* of uint32_t, by block: the next of the same tensor, 0: none */
+    array behind; /* of uint32_t, by block: the next block of the same tensor; 0 for none */
     dray__index names;
     dray__arena arena; /* names of tensors and regions */
     uint64_t bytes;
 };
 
-/* Room for one more item; the caller counts it once nothing can fail any more. Indices are also
- * stored as int32 (alias_of). */
+/* Makes room for one more item; the caller counts it once nothing can fail any more. Indices are
+ * also stored as int32 (alias_of), so there are fewer than 2^31 items. */
 static void *array_next(array *a, size_t item)
 {
     return a->count < INT32_MAX ? dray__append(&a->items, item, a->count, &a->capacity) : NULL;
@@ -79,7 +80,7 @@ void dray_layout_free(dray_layout *layout)
 
 bool dray__dense_bytes(dray_dtype dtype, uint32_t ndim, const int64_t *extent, int64_t *bytes)
 {
-    /* Zeros count as ones on the way, so that no partial product overflows later either. */
+    /* Zeros count as ones here, so that partial products cannot overflow later either. */
     int64_t product = (int64_t)dray_dtype_size(dtype);
     bool empty = false;
     for (uint32_t d = 0; d < ndim; d++) {
@@ -127,7 +128,7 @@ bool dray__align(uint64_t *at)
     return true;
 }
 
-/* Names travel in messages and JSON: they must be text. */
+/* Checks a name. It must be UTF-8, because names are sent in messages and JSON. */
 static int check_name(const char *what, const char *name, dray_error *error)
 {
     size_t size = strlen(name);
@@ -274,7 +275,8 @@ static int outside_tensor(const dray_tensor_info *tensor, const dray_block *bloc
                       dray__shape_text(tensor->ndim, block->extent, extent));
 }
 
-/* Bytes from the region's start to the end of the block's last element; false when too many. */
+/* Computes the bytes from the region's start to the end of the block's last element. Returns false
+ * on overflow. */
 static bool block_end(const dray_block *block, uint32_t ndim, uint64_t element, uint64_t *end)
 {
     uint64_t at = block->offset;
@@ -322,7 +324,7 @@ static int check_block(const dray_layout *layout, const dray_block *block, dray_
     return DRAY_OK;
 }
 
-/* Hangs a block behind the last of its tensor. */
+/* Appends a block to its tensor's chain. */
 static void chain_block(dray_layout *layout, uint32_t block)
 {
     uint32_t *behind = layout->behind.items;
@@ -465,7 +467,7 @@ void dray__layout_restore(dray_layout *layout, const dray__layout_state *before)
 
 enum { NEAREST = 3 };
 
-/* The nearest names of the layout, best first; how many. */
+/* Gets the layout's nearest names, best first, and returns their number. */
 static size_t nearest_names(const dray_layout *layout, const char *name, const char **near)
 {
     size_t count = 0, distances[NEAREST], limit = 1 + strlen(name) / 3;
@@ -510,7 +512,7 @@ int dray_layout_find(const dray_layout *layout, const char *name, uint32_t *inde
 
 typedef struct quant_slot {
     dray_quant quant; /* kind NONE: not quantised */
-    uint32_t owner;   /* of a part: 1 + the tensor that it belongs to; else 0 */
+    uint32_t owner;   /* for a part, 1 + the tensor that it belongs to; else 0 */
     int32_t part;
 } quant_slot;
 
@@ -538,7 +540,7 @@ bool dray__layout_part_of(const dray_layout *layout, uint32_t index, uint32_t *t
     return true;
 }
 
-/* Marks all parts of a quantised tensor as its own, or as free. */
+/* Sets or clears the owner of all parts of a quantised tensor. */
 static void own_parts(dray_layout *layout, uint32_t tensor, bool owned)
 {
     int64_t cell[DRAY_MAX_DIMS];

@@ -24,7 +24,7 @@
 #define MAGIC UINT64_C(0x4F59414C59415244) /* "DRAYLAYO" */
 enum { VERSION = 2, HEADER_BYTES = 32 };
 
-/* The fewest bytes of an item, against which a count is checked. */
+/* The fewest bytes of an item, to check counts against. */
 enum {
     REGION_LEAST = 1 + 8 + 4 + 16,
     TENSOR_LEAST = 4 + 1 + 4,
@@ -72,7 +72,8 @@ static void put_block(dray__writer *w, const dray_block *block, const dray_tenso
         put_i64s(w, block->stride, tensor->ndim);
 }
 
-/* Of the tensor itself: an alias is quantised as the tensor that it names. */
+/* Returns the tensor's quantisation; NULL for an alias, which is quantised as the tensor that it
+ * names. */
 static const dray_quant *own_quant(const dray_layout *layout, uint32_t tensor)
 {
     return dray_layout_tensor(layout, tensor)->alias_of < 0 ? dray_layout_quant(layout, tensor)

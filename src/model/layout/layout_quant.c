@@ -8,7 +8,7 @@
 
 static const char *const PARTS[DRAY__QUANT_PARTS] = {"values", "scales", "second scales"};
 
-/* Elements of a group, at most. */
+/* The most elements of a group. */
 enum { MOST_GROUP = 256 };
 
 static bool is_made_of(int32_t dtype)
@@ -16,8 +16,8 @@ static bool is_made_of(int32_t dtype)
     return dtype == DRAY_F32 || dtype == DRAY_BF16 || dtype == DRAY_F16;
 }
 
-/* A part's shape is the tensor's, with the last two sizes divided; where one element stands for all
- * of it, any shape of one element. */
+/* Checks a part's shape. It is the tensor's with the last two sizes divided by the cell; when one
+ * element covers the whole tensor, it is any shape of one element. */
 static int check_part(const dray_layout *layout, const dray_tensor_info *tensor,
                       const dray_quant *quant, int part, uint32_t index, dray_error *error)
 {
@@ -97,7 +97,7 @@ static int check_cells(const dray_tensor_info *tensor, const dray_quant *quant, 
     return DRAY_OK;
 }
 
-/* A part that is a tensor besides the quantised one. */
+/* Checks a part that is a tensor of its own. */
 static int check_own(const dray_layout *layout, uint32_t index, int part, uint32_t own,
                      dray_error *error)
 {

@@ -1,7 +1,7 @@
 /* src/model/safetensors/: checkpoints in the safetensors format, as layouts whose regions are
- * files. The reader checks every field of a file before it uses it. The writer creates files so
- * that a process that opens the folder at any moment finds the old checkpoint or the new one, and
- * never files of both. */
+ * files. The reader checks every field of a file before it uses it. The writer replaces files so
+ * that a process that opens the folder at any moment finds the old checkpoint or the new one, never
+ * a mixture. */
 
 /* The safetensors format, shared by its reader and writer.
  * https://github.com/huggingface/safetensors#format */
@@ -24,7 +24,7 @@ typedef struct dray__file_tensor {
     uint64_t start, end; /* bytes from the file's start */
 } dray__file_tensor;
 
-/* One file's header, checked; tensors in the order in which they are. */
+/* One file's header, checked; tensors are in the order of their data. */
 typedef struct dray__stored_file {
     json_t *header;
     dray__file_tensor *tensors;
@@ -32,8 +32,8 @@ typedef struct dray__stored_file {
     uint64_t bytes; /* of the whole file */
 } dray__stored_file;
 
-/* Writes "folder/name" and the tail to `out` of PATH_MAX bytes. Returns 0, or DRAY_EINVALID when it
- * is too long. */
+/* Writes "folder/name" followed by the tail to `out` of PATH_MAX bytes. Returns 0, or DRAY_EINVALID
+ * when it is too long. */
 int dray__safetensors_path(const char *folder, const char *name, const char *tail, char *out,
                            dray_error *error);
 /* Fails with `code` unless `metadata`, which the message calls `what`, is an object of strings. */
@@ -43,6 +43,6 @@ int dray__safetensors_check_metadata(const json_t *metadata, const char *what, i
 int dray__safetensors_read(const char *path, dray__stored_file *out, dray_error *error);
 void dray__stored_file_free(dray__stored_file *file);
 
-/* 1 and the shard's number and their count for "model-00002-of-00005.safetensors", with any word in
- * front; else 0. */
+/* Returns 1, with the shard's number and the count of shards, for
+ * "model-00002-of-00005.safetensors" (with any word for "model"); else 0. */
 int dray__safetensors_is_shard(const char *name, unsigned *number, unsigned *count);

@@ -1,5 +1,5 @@
-/* Reads safetensors checkpoints: one file, or files with an index. Nothing is believed: a file is a
- * layout only if every byte behind its header belongs to exactly one tensor. */
+/* Reads safetensors checkpoints: one file, or files with an index. Everything is checked: a file is
+ * accepted only if every byte after its header belongs to exactly one tensor. */
 #include "model/layout/layout.h"
 #include "model/safetensors/safetensors.h"
 
@@ -19,9 +19,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MOST_DIMS = 8 }; /* in a file */
+enum { MOST_DIMS = 8 }; /* of a tensor in a file */
 
-/* The header's text; *size its bytes, *bytes the file's. */
+/* Reads the header's text. *size is the bytes of the header, *bytes those of the file. */
 static int read_header(const dray__store_file *file, const char *path, char **text, uint64_t *size,
                        uint64_t *bytes, dray_error *error)
 {
@@ -55,7 +55,7 @@ static int bad_tensor(dray_error *error, const char *path, const char *name, con
     return dray__fail(error, DRAY_EFORMAT, "%.200s: tensor %.160s: %s", path, name, problem);
 }
 
-/* A list of non-negative integers of at most `most` items. */
+/* Reads a list of at most `most` non-negative integers. */
 static int read_numbers(const json_t *list, size_t most, int64_t *out)
 {
     if (!json_is_array(list) || json_array_size(list) > most)
@@ -69,8 +69,8 @@ static int read_numbers(const json_t *list, size_t most, int64_t *out)
     return (int)json_array_size(list);
 }
 
-/* The dimensions from the last of DRAY_MAX_DIMS on are one here (convolutions' kernels have five).
- * false: it is too large. */
+/* Joins the dimensions from the last of DRAY_MAX_DIMS on to one, because the kernels of
+ * convolutions may have five. Returns false when the product is too large. */
 static bool fold(const int64_t *sizes, uint32_t ndim, dray__file_tensor *out)
 {
     out->ndim = ndim < DRAY_MAX_DIMS ? ndim : DRAY_MAX_DIMS;
@@ -83,7 +83,7 @@ static bool fold(const int64_t *sizes, uint32_t ndim, dray__file_tensor *out)
     return true;
 }
 
-/* One entry of the header; `data` is where the header ends, `bytes` where the file does. */
+/* Reads one entry of the header. The header ends at `data`, the file at `bytes`. */
 static int read_tensor(const char *path, const char *name, const json_t *entry, uint64_t data,
                        uint64_t bytes, dray__file_tensor *out, dray_error *error)
 {
@@ -142,7 +142,7 @@ static int by_place(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-/* Every byte from the header's end to the file's belongs to one tensor. */
+/* Checks that every byte from the header's end to the file's belongs to one tensor. */
 static int check_cover(const char *path, const dray__stored_file *file, uint64_t data,
                        dray_error *error)
 {
@@ -253,7 +253,7 @@ int dray__safetensors_is_shard(const char *name, unsigned *number, unsigned *cou
     return sscanf(at, "-%5u-of-%5u", number, count) == 2;
 }
 
-/* Adds one file's region, tensors and blocks. weight_map NULL: no index speaks about the file. */
+/* Adds one file's region, tensors and blocks. weight_map is NULL when the file is in no index. */
 static int add_file(dray_layout *layout, const char *folder, const char *name,
                     const json_t *weight_map, dray_error *error)
 {
@@ -293,7 +293,8 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* The index's files, each once, sorted; *out is the caller's to free, its names are the JSON's. */
+/* Lists the index's files, each once, sorted. The caller frees *out; its names belong to the
+ * JSON. */
 static int index_files(const char *path, const json_t *weight_map, const char ***out, size_t *count,
                        dray_error *error)
 {
@@ -380,7 +381,8 @@ static void look_at_name(void *user, const char *name)
         snprintf(c->out, c->capacity, "%s", name);
 }
 
-/* The checkpoint file of a folder: the index, else model.safetensors, else the only one. */
+/* Chooses the checkpoint file of a folder: the index, else model.safetensors, else the only
+ * file. */
 static int choose_file(const char *folder, char *out, size_t capacity, dray_error *error)
 {
     choosing c = {.out = out, .capacity = capacity};

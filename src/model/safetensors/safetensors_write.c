@@ -1,7 +1,6 @@
-/* Writes safetensors checkpoints in two steps: begin lays out the files and creates them with
- * their headers, the caller fills them, and finish makes them the folder's checkpoint. At every
- * moment a reader that opens the folder finds the old checkpoint or the new one, never files of
- * both. */
+/* Writes safetensors checkpoints in two steps: begin lays out the files and creates them with their
+ * headers, the caller fills them, and finish makes them the folder's checkpoint. A reader that
+ * opens the folder at any moment finds the old checkpoint or the new one, never a mixture. */
 #include "model/layout/layout.h"
 #include "model/safetensors/safetensors.h"
 
@@ -46,7 +45,7 @@ typedef struct file_tensor {
     uint32_t tensor; /* index in the new layout */
     uint32_t file;
     uint64_t bytes;
-    uint64_t at;       /* from the end of the header */
+    uint64_t at;       /* offset from the end of the header */
     const char *value; /* NULL when there is none */
 } file_tensor;
 
@@ -62,8 +61,8 @@ typedef struct writing {
     dray_layout *layout;
 } writing;
 
-/* The possible beginnings of shards' names. The one that the folder's present index does not use
- * is taken, so that old and new shards lie side by side until the index is replaced. */
+/* The possible beginnings of shards' names. The one that the folder's present index does not use is
+ * taken, so that old and new shards exist side by side until the index is replaced. */
 static const char *const stems[] = {"model", "model-b"};
 enum { STEMS = sizeof stems / sizeof *stems };
 
@@ -370,8 +369,8 @@ static int sync_fd(int fd, const char *path, dray_error *error)
     return fsync(fd) < 0 ? dray__fail_errno(error, errno, "%.300s: fsync", path) : DRAY_OK;
 }
 
-/* Checks that a partial is still as begin made it: same place, same size, same tensors. Its
- * bytes are then forced to the disk, and its tensors are put into the index. */
+/* Checks that a partial file is still as begin made it (same path, size and tensors), syncs it to
+ * the disk, and adds its tensors to the index. */
 static int finish_partial(finishing *f, uint32_t file, dray_error *error)
 {
     char name[64], path[PATH_MAX];
@@ -521,7 +520,7 @@ static int remove_stale(const finishing *f, dray_error *error)
         file_name(f->stem, stem ? number - 1 : 0, f->files, ours, sizeof ours);
         bool keep = !partial && (f->files == 1 ? single : stem && count == f->files);
         if (!keep || strcmp(name, ours) != 0)
-            /* A file that cannot be removed does no harm, as nobody reads it. */
+            /* A file that cannot be removed does no harm, as no reader opens it. */
             unlinkat(f->fd, entry->d_name, 0);
     }
     closedir(dir);

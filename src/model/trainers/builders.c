@@ -7,14 +7,14 @@
 
 #include <inttypes.h>
 
-/* Where the walk is: the end of the region so far. */
+/* The state of the walk, with the end of the region so far. */
 typedef struct share {
     dray_mesh mesh;
     int64_t rank;
     uint64_t end;
 } share;
 
-/* This rank's rows of a tensor under torch.chunk. */
+/* Returns this rank's number of rows of a tensor under torch.chunk. */
 static int64_t share_rows(const share *s, int64_t rows)
 {
     int64_t world = s->mesh.shape[0], each = rows / world + (rows % world != 0);
@@ -24,7 +24,8 @@ static int64_t share_rows(const share *s, int64_t rows)
     return rows - start < each ? rows - start : each;
 }
 
-/* Gives each tensor of the walk its place: adds it (layout not NULL), or just counts bytes. */
+/* Places each tensor of the walk. With a layout it adds the tensors; with NULL it only counts
+ * bytes. */
 static int place_all(const dray_model_config *config, const dray__family *family, dray_dtype dtype,
                      share *s, dray_layout *layout, dray_error *error)
 {

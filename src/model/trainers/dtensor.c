@@ -19,13 +19,13 @@ typedef struct segment {
 typedef struct segments {
     segment *items;
     size_t count, capacity;
-    int64_t total; /* elements of all */
+    int64_t total; /* elements of all segments */
 } segments;
 
-/* More pieces than this are a forged split factor, not a placement. */
+/* More pieces than this come from a forged split factor, not from a placement. */
 enum { MOST_PIECES = 1 << 20 };
 
-/* Appends, merged with its predecessor where they touch. */
+/* Appends a segment, merged with its predecessor if they are adjacent. */
 static bool append(segments *list, int64_t start, int64_t length)
 {
     segment *last = list->count ? &list->items[list->count - 1] : NULL;
@@ -151,7 +151,8 @@ static int cut_all(segments *lists, const dray_tensor_info *tensor, const dray_m
     return DRAY_OK;
 }
 
-/* All combinations of the dimensions' segments; local memory is dense over `local`. */
+/* Adds blocks for all combinations of the dimensions' segments. Local memory is dense over
+ * `local`. */
 static int add_product(dray_layout *layout, uint32_t tensor, uint32_t region, uint64_t offset,
                        const segments *lists, const int64_t *local, dray_error *error)
 {
@@ -184,7 +185,7 @@ static int add_product(dray_layout *layout, uint32_t tensor, uint32_t region, ui
     }
 }
 
-/* The whole shard must fit before the first of its blocks is added. */
+/* Checks that the whole shard fits, before the first of its blocks is added. */
 static int check_room(const dray_layout *layout, const dray_tensor_info *tensor, uint32_t region,
                       uint64_t offset, const segments *lists, const int64_t *local, int64_t *bytes,
                       dray_error *error)

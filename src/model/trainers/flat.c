@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A range of a tensor that is being cut; `block` has the coordinates of the dimensions in front of
- * the one that is looked at, and the tensor's own strides. */
+/* A range of a tensor that is being cut; `block` has the coordinates of the dimensions before the
+ * current one, and the tensor's own strides. */
 typedef struct ranging {
     dray_layout *layout;
     dray_block block;
@@ -41,9 +41,9 @@ static int add_rectangle(ranging *r, uint32_t d, int64_t start, int64_t count)
     return dray_layout_add_block(r->layout, b, r->error);
 }
 
-/* Elements [a, b) of the part below the fixed dimensions: an incomplete first row, whole rows, an
- * incomplete last row. Below an incomplete first row nothing is incomplete at the end, and the
- * other way round: at most 2 x ndim - 1 rectangles. */
+/* Adds elements [a, b) of the part below the fixed dimensions, as an incomplete first row, whole
+ * rows, and an incomplete last row. An incomplete first row reaches its end, and an incomplete last
+ * row begins at its start, so there are at most 2 x ndim - 1 rectangles. */
 static int add_elements(ranging *r, uint32_t d, int64_t a, int64_t b)
 {
     int64_t row = r->below[d], first = a / row, last = b / row;
@@ -112,12 +112,12 @@ int dray_layout_add_range(dray_layout *layout, uint32_t tensor, uint32_t region,
     return count ? add_elements(&r, 0, first, first + count) : DRAY_OK;
 }
 
-/* The names of modules' wrappers in their parameters' names: FSDP, activation checkpointing,
- * torch.compile. */
+/* Prefixes that wrappers of modules (FSDP, activation checkpointing, torch.compile) add to
+ * parameters' names. */
 static const char *const wrappers[] = {"_fsdp_wrapped_module.", "_checkpoint_wrapped_module.",
                                        "_orig_mod."};
 
-/* prefix + name, without the wrappers' parts. malloc'ed. */
+/* Returns prefix + name without the wrappers' parts, malloc'ed. */
 static char *clean_name(const char *prefix, const char *name)
 {
     char *text = malloc(strlen(prefix) + strlen(name) + 1);
@@ -140,7 +140,8 @@ static bool in_shard(const dray_flat_piece *piece)
     return piece->last >= piece->first;
 }
 
-/* *end: where the piece ends in the shard, from where it may begin. */
+/* Checks a piece. *end is the earliest offset at which it may begin in the shard, and becomes its
+ * end. */
 static int check_piece(const dray_flat_parameter *flat, const dray_flat_piece *piece, int64_t *end,
                        dray_error *error)
 {

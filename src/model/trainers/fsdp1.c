@@ -1,5 +1,5 @@
-/* Whole models under FSDP1: which parameters a flat parameter has, where its padding is and which
- * share is a rank's. After torch/distributed/fsdp/_flat_param.py. */
+/* Whole models under FSDP1: the parameters of each flat parameter, its padding, and each rank's
+ * share. After torch/distributed/fsdp/_flat_param.py. */
 #include "model/families/family.h"
 #include "model/layout/layout.h"
 
@@ -12,7 +12,8 @@
 #include <string.h>
 
 enum { FLAT_ALIGN = 16 }; /* bytes, _get_aligned_numel: "comes from TorchInductor" */
-/* Of a flat parameter. A configuration allows no tensor that leads from here to an overflow. */
+/* The most elements of a flat parameter. Adding any tensor that a configuration allows to this does
+ * not overflow. */
 #define MOST_ELEMENTS (INT64_C(1) << 59)
 #define ALIAS UINT32_MAX
 #define BUFFER (UINT32_MAX - 1) /* both are in no unit */
@@ -54,7 +55,7 @@ static int check_compute_dtype(units *u, dray_error *error)
     return DRAY_OK;
 }
 
-/* Adds all tensors. Those of a dtype of their own are buffers: FSDP leaves them alone. */
+/* Adds all tensors. Those with a dtype of their own are buffers, which FSDP does not shard. */
 static int add_tensors(units *u, const dray_model_config *config, const dray__family *family,
                        dray_layout *layout, dray_error *error)
 {
@@ -83,7 +84,7 @@ static int add_tensors(units *u, const dray_model_config *config, const dray__fa
     return DRAY_OK;
 }
 
-/* A counting sort of the tensors by unit. */
+/* Sorts the tensors by unit (counting sort). */
 static int group(units *u, const dray_layout *layout, dray_error *error)
 {
     uint32_t all = dray_layout_tensor_count(layout), most = 0;
@@ -105,8 +106,8 @@ static int group(units *u, const dray_layout *layout, dray_error *error)
     return u->pieces ? DRAY_OK : dray__nomem(error);
 }
 
-/* Counts the elements of all of a unit's tensors and the padding between and behind them (-1 when
- * there are too many). With `pieces`, also fills in those in the share [start, end). */
+/* Counts the elements of a unit's tensors and the padding between and after them (-1 when there are
+ * too many). With `pieces`, also fills in those in the share [start, end). */
 static int64_t lay_out(const units *u, uint32_t unit, const dray_layout *layout, int64_t start,
                        int64_t end, dray_flat_piece *pieces)
 {
@@ -136,9 +137,8 @@ static int64_t lay_out(const units *u, uint32_t unit, const dray_layout *layout,
     return at;
 }
 
-/* One unit's share: chunk() of the flat parameter, padded to the first rank's size. false: too
- * large.
- */
+/* Computes one unit's share: chunk() of the flat parameter, padded to the first rank's size.
+ * Returns false when it is too large. */
 static bool share_of(const units *u, uint32_t unit, const dray_layout *layout,
                      dray_flat_parameter *flat)
 {
@@ -158,7 +158,8 @@ static bool share_of(const units *u, uint32_t unit, const dray_layout *layout,
     return true;
 }
 
-/* The buffers, whole, at *end of the region: adds up their bytes, and with `add` their blocks. */
+/* Places the whole buffers at *end of the region: advances *end by their bytes and, with `add`,
+ * adds their blocks. */
 static int place_buffers(const units *u, dray_layout *layout, bool add, uint64_t *end,
                          dray_error *error)
 {

@@ -1,9 +1,9 @@
-/* One parameter of Megatron-Core as blocks over Hugging Face names. The cuts: ColumnParallelLinear
- * and RowParallelLinear (tensor_parallel/layers.py), the gated first layer of an MLP
- * (transformer/mlp.py), query groups (transformer/attention.py: q1 q2 k1 v1 | q3 q4 k2 v2, cut in
- * equal parts even through a group), experts (transformer/moe/experts.py), the padded vocabulary
- * (training/tokenizer). linear_fc2 is always cut along its input, for any attribute partition_dim
- * of a grouped one. */
+/* Adds one parameter of Megatron-Core as blocks over Hugging Face names. The cuts are those of
+ * ColumnParallelLinear and RowParallelLinear (tensor_parallel/layers.py), the gated first layer of
+ * an MLP (transformer/mlp.py), query groups (transformer/attention.py: q1 q2 k1 v1 | q3 q4 k2 v2,
+ * cut in equal parts even through a group), experts (transformer/moe/experts.py), the padded
+ * vocabulary (training/tokenizer). linear_fc2 is always cut along its input, whatever the
+ * partition_dim attribute of a grouped one says. */
 #include "model/trainers/megatron.h"
 #include "model/layout/layout.h"
 
@@ -103,8 +103,8 @@ static bool uneven(const dray_megatron_spec *s)
     return s->first_stage_layers || s->last_stage_layers;
 }
 
-/* The number of stages that are neither a given first nor a given last one, which share the other
- * layers. */
+/* Returns the number of stages between a first and a last stage with given numbers of layers. They
+ * share the other layers. */
 static int64_t middle_stages(const dray_megatron_spec *s)
 {
     return (int64_t)s->pp - (s->first_stage_layers > 0) - (s->last_stage_layers > 0);
@@ -115,7 +115,8 @@ static int64_t middle_layers(const dray__megatron *m)
     return m->config->layers - m->spec.first_stage_layers - m->spec.last_stage_layers;
 }
 
-/* transformer_block.py: get_num_layers_to_build. */
+/* Returns the number of layers of a chunk, as get_num_layers_to_build of transformer_block.py
+ * does. */
 static int64_t chunk_layers(const dray__megatron *m, uint32_t vp, uint32_t stage)
 {
     const dray_megatron_spec *s = &m->spec;
@@ -271,7 +272,7 @@ static bool of_experts(const dray__megatron_parameter *p)
     return dray__parameter_of_expert(p->tensors[0]);
 }
 
-/* The tensor parallelism of a parameter: experts have their own. */
+/* Returns the tensor parallelism of a parameter; experts have their own. */
 static int64_t parts(const dray__megatron *m, const dray__megatron_parameter *p)
 {
     return of_experts(p) ? m->spec.etp : m->spec.tp;
@@ -294,7 +295,7 @@ static int shape_error(const dray__megatron_parameter *p, int status, dray_error
     return dray__fail_prefix(error, status, "%s: ", p->row->name);
 }
 
-/* Divides shape[d] among the ranks, in units of `count` things that must divide. */
+/* Divides shape[d] among the ranks. `count` (of heads, for example) must be divisible. */
 static int divide(const dray__megatron *m, dray__megatron_parameter *p, uint32_t d,
                   const char *what, int64_t count, dray_error *error)
 {
@@ -311,7 +312,7 @@ static int divide_vocab(const dray__megatron *m, dray__megatron_parameter *p)
     return DRAY_OK;
 }
 
-/* Rows of one query group of [q; k; v]. */
+/* Returns the number of rows of one query group of [q; k; v]. */
 static int64_t group_rows(const dray_model_config *c)
 {
     return (c->heads / c->kv_heads + 2) * c->head_dim;
@@ -384,8 +385,8 @@ typedef struct adding {
     dray_error *error;
 } adding;
 
-/* The names that are always or by configuration other names of this one: a tied head, and the
- * embedding and the head of multi-token prediction. */
+/* Adds the aliases of this tensor: a tied head, and the embedding and head of multi-token
+ * prediction. */
 static int add_other_names(const adding *a, const char *name, uint32_t tensor)
 {
     const dray_model_config *c = a->m->config;
@@ -401,7 +402,7 @@ static int add_other_names(const adding *a, const char *name, uint32_t tensor)
             int status = dray_layout_find(a->layout, other, &index, NULL) == DRAY_OK
                              ? DRAY_OK
                              : dray_layout_add_alias(a->layout, other, tensor, NULL, a->error);
-            if (!status && !mtp) /* parameters that are tied to the head */
+            if (!status && !mtp) /* adds the parameters that are tied to the head */
                 status = add_other_names(a, other, tensor);
             if (status)
                 return status;
@@ -410,7 +411,7 @@ static int add_other_names(const adding *a, const char *name, uint32_t tensor)
     return DRAY_OK;
 }
 
-/* Tensor t of the parameter, of this expert: in the layout already, or added. */
+/* Finds the tensor t of this expert in the layout, or adds it. */
 static int tensor_index(const adding *a, const dray__parameter *t, int64_t expert, uint32_t *index)
 {
     const dray_model_config *c = a->m->config;
@@ -428,7 +429,7 @@ static int tensor_index(const adding *a, const dray__parameter *t, int64_t exper
 }
 
 /* Rows [first, first + rows) and columns [column, column + columns) of a tensor, at `offset` of the
- * parameter, rows `row_stride` and columns `column_stride` bytes apart. */
+ * parameter. Rows are `row_stride` bytes apart, columns `column_stride`. */
 typedef struct tensor_piece {
     uint32_t tensor;
     int64_t first, rows, column, columns;
@@ -452,7 +453,7 @@ static int64_t element(const adding *a)
     return (int64_t)dray_dtype_size(a->site->dtype);
 }
 
-/* Whole, by rows or by columns: one rectangle. */
+/* Adds a parameter that is whole, or cut by rows or columns, which is one rectangle. */
 static int add_plain(const adding *a)
 {
     const dray__megatron_parameter *p = a->p;
@@ -524,7 +525,8 @@ static int add_qkv(const adding *a)
     return DRAY_OK;
 }
 
-/* weight1.view(experts, hidden, 2 x intermediate / etp): transposed, gate before up. */
+/* Adds weight1.view(experts, hidden, 2 x intermediate / etp), which is transposed, with gate before
+ * up. */
 static int add_packed_in(const adding *a)
 {
     const dray__megatron_parameter *p = a->p;
@@ -547,7 +549,7 @@ static int add_packed_in(const adding *a)
     return DRAY_OK;
 }
 
-/* weight2.view(experts, intermediate / etp, hidden): transposed. */
+/* Adds weight2.view(experts, intermediate / etp, hidden), which is transposed. */
 static int add_packed_out(const adding *a)
 {
     const dray__megatron_parameter *p = a->p;

@@ -4,8 +4,8 @@
  * parallelism. They say which rectangle of which tensor of the checkpoint a rank holds, and where
  * it is. */
 
-/* Megatron-Core's parameters as a table over Hugging Face names, shared by the whole-model builder
- * and the entry by name. */
+/* Megatron-Core's parameters as a table over Hugging Face names, shared by the builder of whole
+ * models and the function that adds one parameter by name. */
 #pragma once
 
 #include "model/families/family.h"
@@ -34,7 +34,8 @@ typedef enum dray__megatron_scope {
 
 typedef enum dray__megatron_form {
     DRAY__MEGATRON_ALWAYS = 0,
-    DRAY__MEGATRON_BY_NAME, /* another name of something: known by name, never built */
+    DRAY__MEGATRON_BY_NAME, /* another name of a parameter: accepted by name, not built for whole
+                               models */
     DRAY__MEGATRON_IF_GROUPED,
     DRAY__MEGATRON_IF_PACKED,
     DRAY__MEGATRON_IF_SEQUENTIAL
@@ -59,7 +60,7 @@ extern const uint32_t dray__megatron_count;
 typedef struct dray__megatron {
     const dray_model_config *config;
     const dray__family *family;
-    dray_megatron_spec spec; /* no zeros left in its sizes */
+    dray_megatron_spec spec; /* sizes that were 0 have their defaults */
     dray_dtype dtype;
     dray_region_kind kind;
 } dray__megatron;
@@ -71,12 +72,12 @@ typedef struct dray__megatron_parameter {
     uint32_t count; /* of tensors */
     uint32_t ndim;
     int64_t shape[2]; /* local */
-    bool cut_rows;    /* DOWN: whether it is cut */
+    bool cut_rows;    /* for DOWN: whether it is cut */
 } dray__megatron_parameter;
 
-/* Where a parameter is: numbers of the checkpoint. */
+/* Where a parameter is. Layer and expert are numbered as in the checkpoint. */
 typedef struct dray__megatron_site {
-    int64_t layer, expert; /* of packed experts: the first */
+    int64_t layer, expert; /* for packed experts, the first one */
     uint32_t region;
     uint64_t offset;
     dray_dtype dtype;
@@ -84,17 +85,18 @@ typedef struct dray__megatron_site {
 
 int dray__megatron_init(dray__megatron *m, const dray_model_config *config,
                         const dray_megatron_spec *spec, dray_error *error);
-/* Finds the row's tensors. false: the configuration has no such parameter. */
+/* Finds the row's tensors. Returns false when the configuration has no such parameter. */
 bool dray__megatron_resolve(const dray__megatron *m, const dray__megatron_row *row,
                             dray__megatron_parameter *out);
-/* Does this layer of the checkpoint have it? */
+/* Returns whether this layer of the checkpoint has the parameter. */
 bool dray__megatron_in(const dray__megatron *m, const dray__megatron_row *row, int64_t layer);
 /* Computes the local shape, and checks that sizes are divisible. */
 int dray__megatron_shape(const dray__megatron *m, dray__megatron_parameter *p, dray_error *error);
-/* Adds tensors, other names and blocks. */
+/* Adds tensors, aliases and blocks. */
 int dray__megatron_add(const dray__megatron *m, const dray__megatron_parameter *p,
                        const dray__megatron_site *site, dray_layout *layout, dray_error *error);
 
 int64_t dray__megatron_local_experts(const dray__megatron *m);
-/* Layers of a chunk of this rank's stage, and the number of the first. */
+/* Returns the number of layers in a chunk of this rank's stage; *first is the number of the
+ * first. */
 int64_t dray__megatron_layers(const dray__megatron *m, uint32_t vp_stage, int64_t *first);

@@ -1,4 +1,4 @@
-/* One rank of Megatron-Core's GPT model: all its parameters in one region, and the entry for one
+/* One rank of Megatron-Core's GPT model: builds all its parameters in one region, or adds one
  * parameter by its name. */
 #include "model/layout/layout.h"
 #include "model/trainers/megatron.h"
@@ -27,8 +27,8 @@ typedef struct megatron_building {
     bool has[MOST_ROWS];
     uint64_t end; /* of the region so far */
     int (*each)(struct megatron_building *, const visit *, dray_error *);
-    dray_layout *layout;           /* for add */
-    dray_megatron_parameter *list; /* for list */
+    dray_layout *layout;           /* used when adding */
+    dray_megatron_parameter *list; /* used when listing */
     uint32_t count;
 } megatron_building;
 
@@ -85,8 +85,8 @@ static int visit_row(megatron_building *w, visit *v, dray_error *error)
     return DRAY_OK;
 }
 
-/* All rows of a scope that the layer has. Where the embedding is in the same chunk as a head that
- * is tied to it, the head is the embedding itself, else a copy of it. */
+/* Visits all rows of a scope that the layer has. A tied head is the embedding itself if both are in
+ * the same chunk, else a copy of it. */
 static int visit_scope(megatron_building *w, dray__megatron_scope scope, visit *v,
                        dray_error *error)
 {
@@ -140,7 +140,7 @@ static int visit_chunk(megatron_building *w, uint32_t vp_stage, dray_error *erro
     return status;
 }
 
-/* Visits all parameters; their places are the same each time. */
+/* Visits all parameters. They have the same places each time. */
 static int visit_all(megatron_building *w,
                      int (*each)(megatron_building *, const visit *, dray_error *),
                      dray_error *error)
@@ -225,7 +225,7 @@ int dray_megatron_parameters(const dray_model_config *config, const dray_megatro
     if (!w.list)
         return dray__nomem(error);
     w.count = 0;
-    visit_all(&w, list_visited, NULL); /* as before: nothing new can fail */
+    visit_all(&w, list_visited, NULL); /* cannot fail: it succeeded before */
     *out = w.list;
     *count = w.count;
     return DRAY_OK;
@@ -248,7 +248,7 @@ static const char *skip(const char *text, const char *prefix)
     return strncmp(text, prefix, size) == 0 ? text + size : NULL;
 }
 
-/* "module.module.decoder.layers.3.mlp..." in its parts. */
+/* Splits "module.module.decoder.layers.3.mlp...". */
 static bool parse_name(named *n, const char *name)
 {
     for (const char *inner; (inner = skip(name, "module."));)
@@ -279,7 +279,7 @@ static bool same_scope(const named *n, const dray__megatron_row *row)
            (n->in_layer || n->in_mtp == (row->scope == DRAY__MEGATRON_MTP));
 }
 
-/* The layer's number in the checkpoint. */
+/* Finds the layer's number in the checkpoint. */
 static int find_layer(const dray__megatron *m, uint32_t vp_stage, named *n, dray_error *error)
 {
     int64_t first = m->config->layers, count = m->config->mtp_layers;

@@ -1,8 +1,8 @@
-/* Megatron-Core's parameters and the checkpoint's. Names and shapes: megatron/core/models/gpt,
- * transformer/attention.py, multi_latent_attention.py, mlp.py, multi_token_prediction.py and
- * transformer/moe/ of NVIDIA/Megatron-LM. When a family names a tensor otherwise, there is a second
- * row for it; the first row whose tensors the family has counts. In the order in which Megatron
- * makes them. */
+/* A table of Megatron-Core's parameters with the checkpoint's tensors. Names and shapes are those
+ * of megatron/core/models/gpt, transformer/attention.py, multi_latent_attention.py, mlp.py,
+ * multi_token_prediction.py and transformer/moe/ of NVIDIA/Megatron-LM. When a family has another
+ * name for a tensor, there is a second row for it, and the first row with tensors that the family
+ * has is used. Rows are in the order in which Megatron makes the parameters. */
 #include "model/trainers/megatron.h"
 
 #define COUNT(array) ((uint32_t)(sizeof(array) / sizeof *(array)))
@@ -19,7 +19,7 @@
 #define DENSE .layers = DRAY__LAYERS_DENSE
 #define MOE .layers = DRAY__LAYERS_MOE
 
-/* The three ways to hold experts, over one family's names of them. */
+/* The three ways to hold experts, for one family's names of them. */
 #define EXPERTS(moe, gate, up, down)                                                               \
     ENTRY(LAYER, GATED, "mlp.experts.linear_fc1.weight*", MOE, FORM(IF_GROUPED),                   \
           OF(moe "experts.*." gate ".weight", moe "experts.*." up ".weight")),                     \
@@ -35,8 +35,8 @@
         ENTRY(LAYER, ROW, "mlp.experts.local_experts.*.linear_fc2.weight", MOE,                    \
               FORM(IF_SEQUENTIAL), OF(moe "experts.*." down ".weight"))
 
-/* Some modules fuse a norm into the projection behind it, others keep it by itself: those rows are
- * BY_NAME. */
+/* Some modules fuse a norm into the projection after it, others keep it separate. The rows of
+ * separate norms are BY_NAME. */
 const dray__megatron_row dray__megatron_rows[] = {
     ENTRY(FIRST, VOCAB, "embedding.word_embeddings.weight", OF("model.embed_tokens.weight")),
 

@@ -1,6 +1,6 @@
-/* Parameters of transformers' modules as blocks over the checkpoint's names: the same tensor, one
- * under another name, or experts packed into one parameter with an outermost dimension for the
- * expert. */
+/* Adds parameters of transformers' modules as blocks over the checkpoint's names. A parameter is
+ * the same tensor, one under another name, or experts packed into one parameter with the expert as
+ * the outermost dimension. */
 #include "model/families/family.h"
 #include "model/layout/layout.h"
 
@@ -15,7 +15,7 @@ enum { PIECES = 2 };
 typedef struct found {
     const dray__parameter *pieces[PIECES];
     uint32_t count;
-    bool packed; /* over experts */
+    bool packed; /* the parameter packs all experts */
     int64_t layer, expert;
     uint32_t ndim;
     int64_t shape[DRAY_MAX_DIMS]; /* the module's */
@@ -30,7 +30,7 @@ typedef struct module_adding {
     dray_error *error;
 } module_adding;
 
-/* The row that the name follows, in a layer and of an expert that the model has. */
+/* Finds the row that matches the name, if the model has its layer and expert. */
 static const dray__parameter *find_row(const module_adding *a, const char *name, int64_t *numbers)
 {
     const dray_model_config *c = a->config;
@@ -49,7 +49,7 @@ static const dray__parameter *find_row(const module_adding *a, const char *name,
     return NULL;
 }
 
-/* The module's shape from its pieces': experts outermost, rows one below the other. */
+/* Computes the module's shape from those of its pieces: experts outermost, rows concatenated. */
 static void set_shape(const module_adding *a, found *f)
 {
     int64_t shape[DRAY_MAX_DIMS];
@@ -80,7 +80,7 @@ static bool find_module(const module_adding *a, const dray__module *module, foun
     return true;
 }
 
-/* Finds the meaning of the name, once the configuration is checked. */
+/* Finds the parameter's tensors by its name, after checking the configuration. */
 static int find(module_adding *a, found *f)
 {
     int64_t numbers[2];
@@ -105,7 +105,7 @@ static int find(module_adding *a, found *f)
     return DRAY_OK;
 }
 
-/* The piece's tensor in the layout: there already, or added. */
+/* Finds the piece's tensor in the layout, or adds it. */
 static int tensor_of(const module_adding *a, const found *f, uint32_t piece, int64_t expert,
                      uint32_t *tensor)
 {
@@ -117,13 +117,13 @@ static int tensor_of(const module_adding *a, const found *f, uint32_t piece, int
                                     a->error);
 }
 
-/* Expert `expert`'s part of a block of the packed parameter. */
+/* Adds the expert's part of a block of the packed parameter. */
 static int add_expert(const module_adding *a, const found *f, const dray_block *block,
                       int64_t expert)
 {
     int64_t rows = f->shape[1] / f->count, end = block->start[1] + block->extent[1];
     for (uint32_t piece = 0; piece < f->count; piece++) {
-        int64_t at = piece * rows; /* of the piece, in the packed rows */
+        int64_t at = piece * rows; /* offset of the piece in the packed rows */
         int64_t from = block->start[1] > at ? block->start[1] : at;
         int64_t to = end < at + rows ? end : at + rows;
         if (from >= to)
@@ -159,7 +159,7 @@ static int add_packed(const module_adding *a, const found *f, const dray_layout 
     return DRAY_OK;
 }
 
-/* The module's parameter as if it were a tensor, in a layout of its own. */
+/* Places the module's parameter in a temporary layout, as if it were a tensor. */
 static int place_shard(const module_adding *a, const found *f, uint32_t region, uint64_t offset,
                        const dray_mesh *mesh, const int64_t *coordinate, int64_t *local_shape,
                        dray_layout **out)
@@ -187,8 +187,8 @@ static int place_shard(const module_adding *a, const found *f, uint32_t region, 
     return status;
 }
 
-/* Adds another name of a parameter that must be in the layout already, or comes with its own
- * call. */
+/* Adds an alias of a parameter that must be in the layout. Does nothing when the alias is there
+ * already. */
 static int add_tied(const module_adding *a, const dray__parameter *p)
 {
     uint32_t target, there;
@@ -216,8 +216,8 @@ static int add_shard(const module_adding *a, const found *f, const dray_layout *
 
 /* ---- ranges of flattened parameters ---------------------------------------------------------- */
 
-/* The part of the range that is in elements [begin, begin + numel) of the parameter, which are
- * the whole of a tensor. */
+/* Adds the part of the range in elements [begin, begin + numel) of the parameter, which are one
+ * whole tensor. */
 static int add_part(const module_adding *a, uint32_t tensor, const dray__module_range *range,
                     uint32_t region, uint64_t offset, int64_t begin, int64_t numel)
 {

@@ -112,7 +112,7 @@ int dray__data_check(const dray__job *job, dray_error *error)
     int rc = dray__job_tokenizer(job, &tokenizer, &inner);
     if (!rc)
         rc = dray__job_model_config(job, tokenizer, &config, &inner);
-    if (rc) /* for any error in the files, the message names the wrong ones */
+    if (rc) /* the message of any error names the job's data files */
         rc = dray__fail(error, DRAY_EINVALID, "model.tokenizer: %s", inner.message);
     if (!rc && sources[job->data.source]->check)
         rc = dray__data_open(job, &data, error);

@@ -1,6 +1,6 @@
 /* Data source arithmetic: "3+9-4=" is answered by the intermediate results, "12 8". A step adds or
- * takes away a digit, and each result has one or two. Chains have at most `data.steps` steps; short
- * ones are more frequent, so that answers differ much in length. */
+ * subtracts a digit, and each result has one or two digits. Chains have at most `data.steps` steps;
+ * short ones are more frequent, so that answers vary much in length. */
 #include "run/data/data_source.h"
 
 #include "base/random.h"
@@ -10,8 +10,8 @@
 
 enum { MOST = 99 };
 
-/* Bytes of the longest ones: a digit and a sign a step, and a digit more; two digits and a blank.
- */
+/* The longest prompt has a digit, a sign and a digit for each step, and "="; the longest answer has
+ * two digits for each step, with blanks between them. */
 static dray__data_bytes longest(int64_t steps)
 {
     return (dray__data_bytes){2 * steps + 2, 3 * steps - 1};

@@ -1,4 +1,4 @@
-/* Data source jsonl: {"prompt": "...", "answer": "..."} a line, of two files. */
+/* Data source jsonl: two files with an object {"prompt": "...", "answer": "..."} on each line. */
 #include "run/data/data_source.h"
 
 #include "base/arena.h"
@@ -91,8 +91,9 @@ static int read_lines(list *to, const char *path, dray_error *error)
     return rc;
 }
 
-/* Place `index` of the shuffled file: a new order every time through. The order is a walk by a
- * stride that is coprime to the count, from a random start: no list of places is kept. */
+/* Returns the line at `index` of the shuffled file. Each pass over the file has a new order. The
+ * order is a random start and a stride that is coprime to the count, so no permutation is
+ * stored. */
 static uint64_t shuffled(uint64_t seed, uint64_t stream, uint64_t index, uint64_t count)
 {
     uint64_t round = index / count, at = index % count;
@@ -130,7 +131,7 @@ static int jsonl_get(const void *state, dray__split split, uint64_t index, char 
     return dray__nomem(error);
 }
 
-/* Tokens of a text: of a prompt, or of an answer. */
+/* Counts the tokens of a prompt or an answer. */
 static int count_tokens(const dray__tokenizer *tokenizer, const char *text, bool prompt,
                         uint64_t *count, dray_error *error)
 {

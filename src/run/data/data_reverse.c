@@ -48,7 +48,7 @@ static int list_held_out(reverse *data, dray_error *error)
     return DRAY_OK;
 }
 
-/* The first number of the stream, from word `index` x 64 on, that belongs to the split. */
+/* Returns the first number of the stream, from word `index` x 64 on, that belongs to the split. */
 static uint64_t draw(const reverse *data, uint64_t stream, uint64_t index, bool held)
 {
     uint64_t number = 0, all = power_of_ten(data->digits);

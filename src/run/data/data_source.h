@@ -5,8 +5,8 @@
 #include "engine/tokenizer.h"
 #include "run/data/data.h"
 
-/* Draws a prompt of so many steps, and its answer, of words of the stream from `first` on, one for
- * its begin and one for each step. */
+/* Draws a prompt of `steps` steps, and its answer. Uses 1 + steps random words of the stream, from
+ * word `first` on: one for the start value and one for each step. */
 typedef void dray__chains_draw(uint64_t steps, uint64_t seed, uint64_t stream, uint64_t first,
                                char *prompt, char *answer);
 
@@ -23,8 +23,8 @@ typedef struct dray__data_source {
                dray_error *error);
     /* The sizes of the longest texts by the job's settings; NULL when these do not limit them. */
     dray__data_bytes (*longest)(const dray__job *job);
-    /* Checks that a job with this tokenizer, and so many positions, can train on all of it. NULL
-     * when the settings alone decide. */
+    /* Checks that a job with this tokenizer and this number of positions can train on all of the
+     * source's data. NULL when the settings alone decide. */
     int (*check)(const void *state, const dray__job *job, const dray__tokenizer *tokenizer,
                  uint64_t positions, dray_error *error);
 } dray__data_source;
@@ -33,7 +33,8 @@ typedef struct dray__data_source {
 DRAY__SOURCES(SOURCE)
 #undef SOURCE
 
-/* Streams of random numbers. SPLIT_SEED decides which data are held out, for all seeds of jobs. */
+/* Streams of random numbers. SPLIT_SEED decides which data are held out, whatever the job's
+ * seed. */
 enum {
     DRAY__STREAM_TRAIN = 11,
     DRAY__STREAM_WARMUP = 12,
@@ -44,5 +45,6 @@ enum { DRAY__SPLIT_SEED = 1 };
 
 uint64_t dray__data_stream(dray__split split);
 
-/* Whether this number, of a source that makes its own prompts, is in the eighth held out. */
+/* Returns whether this number is in the eighth that is held out, for sources that make their own
+ * prompts. */
 bool dray__data_held_out(uint64_t number);

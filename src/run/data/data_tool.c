@@ -1,6 +1,6 @@
-/* Data source tool: "3+9+4=" is answered a sum at a time, "3+9=12+4=16". A model that asks the
- * calculator (tool.kind) for the result after each "=" has to copy digits, and to know when it is
- * through. Chains have at most `data.steps` sums; short ones are more frequent. */
+/* Data source tool: "3+9+4=" is answered one sum at a time, "3+9=12+4=16". A model that asks the
+ * calculator (tool.kind) for the result after each "=" must copy digits, and know when it has
+ * finished. Chains have at most `data.steps` sums; short ones are more frequent. */
 #include "run/data/data_source.h"
 
 #include "base/random.h"
@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Digits of the largest sum: steps + 1 nines. */
+/* Returns the number of digits of the largest sum, which is that of steps + 1 nines. */
 static int64_t digits(int64_t steps)
 {
     int64_t count = 1;
@@ -17,7 +17,8 @@ static int64_t digits(int64_t steps)
     return count;
 }
 
-/* Bytes of the longest: a digit and a sign a sum, and one before; "+9=" and the sum. */
+/* The longest prompt has a digit, then a sign and a digit for each sum, and "="; the longest answer
+ * has a digit, then "+9=" and the result for each sum. */
 static dray__data_bytes longest(int64_t steps)
 {
     return (dray__data_bytes){2 * steps + 2, 1 + steps * (3 + digits(steps))};

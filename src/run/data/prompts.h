@@ -21,14 +21,14 @@ typedef struct dray__prompts {
     uint64_t longest; /* bytes of a prompt and its answer */
 } dray__prompts;
 
-/* Number of the first prompt of a group of the partition. */
+/* Returns the number of the prompt of a group of the partition. */
 uint64_t dray__prompt_index(const dray__job *job, const dray__partition_kind *kind, int64_t step,
                             uint32_t group);
-/* Prompts number first + groups[i], `count` of them; groups NULL: first + i. */
+/* Makes `count` prompts: those numbered first + groups[i], or first + i when groups is NULL. */
 int dray__prompts_make(const dray__data *data, const dray__tokenizer *tokenizer, dray__split split,
                        uint64_t first, const uint32_t *groups, uint32_t count, dray__prompts *out,
                        dray_error *error);
 void dray__prompts_free(dray__prompts *prompts);
-/* Prompt and answer; they refer to `prompts`. */
+/* Returns the prompt and answer columns, which point into `prompts`. */
 void dray__prompts_columns(const dray__prompts *prompts, const dray__partition_kind *kind,
                            dray_column_data out[2]);

@@ -126,7 +126,8 @@ int dray__prompt_text(const dray__tokenizer *tokenizer, const int32_t *tokens, u
         return rc;
     for (size_t i = 0; i < length; i++)
         if (!text[i])
-            text[i] = '\xff'; /* as a text is ended by zero; no answer has this byte either */
+            text[i] = '\xff'; /* replaces zeroes, which would end the text; no answer contains this
+                                 byte */
     *out = text;
     return DRAY_OK;
 }

@@ -1,4 +1,4 @@
-/* Columns of a batch as the engine takes them (ragged arrays back to back), and the other way. */
+/* Converts columns of a batch to the ragged arrays that the engine takes, and back. */
 #pragma once
 
 #include "engine/engine.h"
@@ -15,15 +15,16 @@ typedef struct dray__ragged {
 } dray__ragged;
 
 void dray__ragged_free(dray__ragged *ragged);
-/* As many values of 4 bytes for each row as another has. */
+/* Allocates an array with the same offsets as `as`, for values of 4 bytes. */
 int dray__ragged_like(const dray__ragged *as, dray__ragged *out, dray_error *error);
-/* Copies a column out of the batch. DRAY_EFORMAT when its dtype is another. */
+/* Copies a column out of the batch. Returns DRAY_EFORMAT when its dtype is not `dtype`. */
 int dray__ragged_read(dray_batch *batch, const char *column, dray_dtype dtype, dray__ragged *out,
                       dray_error *error);
-/* Row i of a text column as a terminated string, malloc'ed. */
+/* Reads a row of a text column as a terminated, malloc'ed string. */
 int dray__text_read(dray_batch *batch, const char *column, uint32_t row, char **out,
                     dray_error *error);
-/* One float a row (shape []): as many as the batch has rows, into `out`. DRAY_ESHAPE. */
+/* Reads a column of one float a row (shape []) into `out`, which has room for the batch's rows.
+ * Returns DRAY_ESHAPE when the column has another shape. */
 int dray__scalars_read(dray_batch *batch, const char *column, float *out, dray_error *error);
 
 dray__tokens dray__ragged_tokens(const dray__ragged *ragged);
@@ -31,25 +32,26 @@ dray_column_data dray__ragged_column(const char *name, dray_dtype dtype, const u
                                      const void *values);
 dray_column_data dray__scalar_column(const char *name, const float *values);
 
-/* How many answers of a tool are in a response with this mask: runs of zeroes. */
+/* Returns the number of tool answers in a response with this mask, which is its number of runs of
+ * zeroes. */
 uint64_t dray__mask_turns(const int32_t *mask, uint64_t count);
-/* The response ends without the end token: it was cut. */
+/* Returns whether the response has no end token at its end, which means that it was cut short. */
 bool dray__response_cut(const dray__tokenizer *tokenizer, const dray__ragged *responses,
                         uint32_t row);
 /* One flag a row, for all rows; malloc'ed. Returns NULL when out of memory. */
 bool *dray__responses_cut(const dray__tokenizer *tokenizer, const dray__ragged *responses);
-/* Decodes tokens into text without special tokens; terminated, malloc'ed. Of a response: those
- * before the end token. */
+/* Decodes tokens into terminated, malloc'ed text without special tokens. A response is decoded up
+ * to its end token. */
 int dray__prompt_text(const dray__tokenizer *tokenizer, const int32_t *tokens, uint64_t count,
                       char **out, dray_error *error);
 int dray__response_text(const dray__tokenizer *tokenizer, const int32_t *tokens, uint64_t count,
                         char **out, dray_error *error);
-/* Encodes text: a prompt with the begin token, if there is one; an answer with the end token.
- * malloc'ed. */
+/* Encodes text into malloc'ed tokens. A prompt begins with the begin token, if there is one; an
+ * answer ends with the end token. */
 int dray__prompt_tokens(const dray__tokenizer *tokenizer, const char *text, int32_t **out,
                         uint64_t *count, dray_error *error);
 int dray__answer_tokens(const dray__tokenizer *tokenizer, const char *text, int32_t **out,
                         uint64_t *count, dray_error *error);
 
-/* The rows' step, from the tag that the driver gave them. */
+/* Reads the step of the batch's rows from the tag that the driver gave them. */
 int dray__batch_step(const dray_batch *batch, int64_t *step, dray_error *error);

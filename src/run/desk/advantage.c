@@ -7,7 +7,7 @@ static bool excluded(const dray__rewarded *in, uint32_t row)
     return in->excluded && in->excluded[row];
 }
 
-/* Of rows [first, first + in->group) that are not excluded. */
+/* Mean and deviation of the rows [first, first + in->group) that are not excluded. */
 typedef struct moments {
     double mean, deviation;
     uint32_t count;
@@ -32,7 +32,7 @@ static moments of_group(const dray__rewarded *in, uint32_t first)
     return m;
 }
 
-/* factor · (reward - group mean), the factor from the number of samples that the mean is of. */
+/* Sets factor · (reward - group mean). The factor depends on the number of samples in the mean. */
 static void centre(const dray__rewarded *in, double (*factor)(uint32_t count), float *advantages)
 {
     for (uint32_t first = 0; first < in->rows; first += in->group) {
@@ -50,14 +50,14 @@ static double one(uint32_t count)
     return 1;
 }
 
-/* r - mean of the others = (r - mean) · n / (n - 1); one that has no others learns nothing. */
+/* r - mean of the others = (r - mean) · n / (n - 1). A sample without others has advantage 0. */
 static double without_itself(uint32_t count)
 {
     return count > 1 ? count / (count - 1.0) : 0;
 }
 
 /* GRPO: reward - group mean (Shao et al., "DeepSeekMath", 2024), divided by the group's standard
- * deviation only where asked: leaving it out is Dr. GRPO (Liu et al., 2025). */
+ * deviation if the job asks for it. Without the division it is Dr. GRPO (Liu et al., 2025). */
 static void grpo(const dray__rewarded *in, float *advantages, float *returns)
 {
     (void)returns;
@@ -71,9 +71,9 @@ static void rloo(const dray__rewarded *in, float *advantages, float *returns)
     centre(in, without_itself, advantages);
 }
 
-/* REINFORCE++ (Hu, "REINFORCE++", 2025, eq. 9): advantages, of which every token of a response has
- * the same, are whitened over all tokens of the global batch. The KL penalty, which it has in the
- * reward, is in the loss here (actor.kl). */
+/* REINFORCE++ (Hu, "REINFORCE++", 2025, eq. 9): all tokens of a response have the same advantage,
+ * and advantages are whitened over all tokens of the global batch. The paper has the KL penalty in
+ * the reward; here it is in the loss (actor.kl). */
 static void reinforce(const dray__rewarded *in, float *advantages, float *returns)
 {
     (void)returns;
@@ -100,8 +100,8 @@ static void reinforce(const dray__rewarded *in, float *advantages, float *return
  * Generalized Advantage Estimation", 2016, eq. 11 to 16), for rewards that come with the last
  * token, after which all values are 0: with δ(t) = r(t) + gamma · V(t + 1) - V(t), the advantage of
  * token t is the sum over l of (gamma · lambda)^l · δ(t + l). Tokens that the model did not make
- * are no steps: the token after them follows the one before. They, and tokens of excluded rows, get
- * 0 and their own V. */
+ * are not steps: the token after them follows the one before them. They, and tokens of excluded
+ * rows, get 0 and their own V. */
 static void gae(const dray__rewarded *in, float *advantages, float *returns)
 {
     for (uint32_t row = 0; row < in->rows; row++) {

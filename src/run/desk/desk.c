@@ -22,7 +22,7 @@ typedef struct desk {
     dray__generator *reference; /* NULL until the first sample */
 } desk;
 
-/* The rewards that the job names: `reward`, or the list. */
+/* Opens the rewards of the job: `reward`, or the list. */
 static int open_graders(const dray__job *job, desk *self, dray_error *error)
 {
     uint32_t count = job->reward_count ? job->reward_count : 1;
@@ -86,13 +86,14 @@ static uint32_t reward_count(const dray__host *host)
     return (uint32_t)host->job->reward.micro_batch;
 }
 
-/* An evaluation is graded in one piece: its mean is then right however often a host is killed. */
+/* An evaluation is graded in one batch, so that its mean is right even if a host is killed and the
+ * batch repeated. */
 static uint32_t score_count(const dray__host *host)
 {
     return (uint32_t)host->job->eval.prompts;
 }
 
-/* each: one of every reward. */
+/* each gets the row's number for every reward. */
 static int grade_row(const dray__host *host, dray_batch *batch, const char *const columns[3],
                      const dray__ragged *responses, uint32_t row, float *each, dray_error *error)
 {
@@ -117,14 +118,14 @@ static int grade_row(const dray__host *host, dray_batch *batch, const char *cons
     return rc;
 }
 
-/* A batch's rewards: `sums` is one a row, `each` as many a row as there are rewards, behind them in
- * memory. */
+/* A batch's rewards: `sums` has one number for each row, `each` one for each row and reward. Both
+ * are in one allocation. */
 typedef struct graded {
     float *sums, *each;
     double mean_length;
 } graded;
 
-/* columns: prompt, answer, response. out->sums is malloc'ed. */
+/* columns are prompt, answer and response. out->sums is malloc'ed. */
 static int grade(dray__host *host, dray_batch *batch, const char *const columns[3], graded *out,
                  dray_error *error)
 {
@@ -264,7 +265,7 @@ static uint32_t advantage_count(const dray__host *host)
                                  : at_least(job->advantage.micro_batch / group * group, group);
 }
 
-/* Where each response begins in tokens that the model made, in the place of all its tokens. */
+/* Replaces the offsets of responses by those that count only tokens that the model made. */
 static int count_made(dray_batch *batch, dray__ragged *response, dray_error *error)
 {
     dray__ragged mask;
@@ -301,7 +302,7 @@ static void graded_free(graded_rows *g)
     dray__ragged_free(&g->mask);
 }
 
-/* One value a response token. */
+/* Reads a column of one value for each response token. */
 static int read_tokens(dray_batch *batch, const char *column, dray_dtype dtype,
                        const dray__ragged *response, dray__ragged *out, dray_error *error)
 {

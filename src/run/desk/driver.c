@@ -1,5 +1,5 @@
-/* The driver: makes the prompts of a step, watches the step finish, clears it. It reads the
- * remaining work from the queue, so that a new desk goes on where a killed one was. */
+/* The driver makes the prompts of a step, watches the step finish, and clears it. It reads the
+ * remaining work from the queue, so that a new desk goes on where a killed one stopped. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/io.h"
@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The newest partition of a kind; -1: none. */
+/* The newest partition of a kind; step is -1 when there is none. */
 typedef struct newest {
     int64_t step;
     bool sealed;
@@ -29,23 +29,25 @@ typedef struct newest {
 typedef struct view {
     json_t *status; /* of the queue; view_free */
     newest step, eval;
-    int64_t oldest, open; /* steps that are not trained yet: the oldest one (-1: none), how many */
-    int64_t trained;      /* the newest one that is; -1: none */
-    int64_t version;      /* that the trainer has published, where rollout is admitted by it */
-    /* Trainers wait for samples, and no engine makes any of the prompts that there are. */
+    /* Steps that are not trained yet: the oldest one (-1 for none), and their number. */
+    int64_t oldest, open;
+    int64_t trained; /* the newest step that is trained; -1 for none */
+    int64_t version; /* the version that the trainer has published, if rollout is admitted by it */
+    /* Trainers wait for samples, and no engine works on the present prompts. */
     bool stands, ended;
 } view;
 
 struct dray__driver {
     dray__host *host;
-    dray_queue *queue; /* its own: the host's thread waits on the other */
+    /* A connection of its own, because the host's thread waits on the other one. */
+    dray_queue *queue;
     dray__data *data;
     dray_steps_rules rules;
     dray__feed *feed;
     dray__refiller *refiller;
     dray__thread thread;
     atomic_bool abandoned; /* the host has failed */
-    view now;              /* when it looked last */
+    view now;              /* at the last look */
     /* For evaluations beside the steps (the schedule is not exact): the next one, and the one that
      * is being made; -1 when there is none. */
     int64_t next_eval, evaluating;
@@ -132,7 +134,8 @@ static bool is_trainers(const char *task)
     return kind && dray__program_trains(kind->program);
 }
 
-/* Trained by the policy, and by the value model where the job has one. */
+/* Returns whether the policy and, if the job has one, the value model have trained the
+ * partition. */
 static bool is_trained(const json_t *partition)
 {
     const char *name;
@@ -146,7 +149,8 @@ static bool is_trained(const json_t *partition)
     return true;
 }
 
-/* Whether tasks other than the trainers' have rows of it to do, or it has to be refilled. */
+/* Returns whether tasks other than the trainers' have work on the partition, or it must be
+ * refilled. */
 static bool is_moving(const json_t *partition)
 {
     const char *name;
@@ -193,8 +197,8 @@ static void look_at_partition(const json_t *partition, const char *name, view *o
         out->oldest = step;
 }
 
-/* A sample that failed too often, and that nothing took the place of, would leave its step one
- * short for ever. */
+/* Fails for a sample that failed too often and was not replaced, because its step would never be
+ * complete. */
 static int look_for_dead(const json_t *partition, const char *name, dray_error *error)
 {
     const json_t *dead = json_object_get(partition, "dead");
@@ -264,8 +268,9 @@ static int look_around(dray__driver *self, dray_error *error)
     return rc || self->next_eval < 0 ? rc : evaluate_beside(self, self->now.version, error);
 }
 
-/* Until `task` is done with the partition, for a while: DRAY_ETIMEDOUT, once it has looked around.
- * One that was cleared before is done: an earlier instance saw it. */
+/* Waits a short time until `task` is done with the partition. Returns DRAY_ETIMEDOUT after it has
+ * looked at the queue and the run. A partition that was cleared counts as done, because an earlier
+ * instance saw it. */
 static int wait_slice(dray__driver *self, const dray__partition_kind *kind, const char *task,
                       int64_t step, dray_error *error)
 {
@@ -312,7 +317,8 @@ static int clear(dray__driver *self, const dray__partition_kind *kind, int64_t s
     return rc == DRAY_ENOENT || rc == DRAY_EGONE ? DRAY_OK : rc;
 }
 
-/* The first weights are there once the trainer has written the checkpoint it starts from. */
+/* Waits until the trainer has written the checkpoint that it starts from. From then on there are
+ * weights. */
 static int wait_for_start(dray__driver *self, dray_error *error)
 {
     char path[4096];
@@ -332,8 +338,8 @@ static int wait_for_start(dray__driver *self, dray_error *error)
     return DRAY_OK;
 }
 
-/* Clears, once, the trained steps that it saw last, and evaluations up to `step` that a killed
- * instance left; with all, every evaluation. */
+/* Clears the trained steps that the last look found, and the evaluations up to `step` that a killed
+ * instance left; with `all`, all steps and evaluations. */
 static int tidy(dray__driver *self, int64_t step, bool all, dray_error *error)
 {
     json_t *partitions = json_object_get(self->now.status, "partitions"), *partition;
@@ -359,15 +365,16 @@ static int clear_all(dray__driver *self, dray_error *error)
     return rc ? rc : tidy(self, 0, true, error);
 }
 
-/* Are there samples of it? Else it is prompts alone. */
+/* Returns whether the partition has samples, not only prompts. */
 static bool has_samples(const json_t *partition)
 {
     const json_t *made = json_object_get(json_object_get(partition, "columns"), "response");
     return json_is_integer(made) && json_integer_value(made) > 0;
 }
 
-/* Whether a run that goes on has samples that were made before, under a schedule that is not exact.
- * Values that are there are of samples that were bound to steps which are made again. */
+/* Returns whether a resumed run keeps samples of the earlier one. It does when the schedule is not
+ * exact, except for a job that trains complete samples first and has a value model: there, samples
+ * with values were bound to steps that are made again. */
 static bool keeps_samples(const dray__job *job)
 {
     dray__schedule schedule = dray__schedule_of(job);
@@ -404,14 +411,14 @@ int dray__driver_admit(dray_queue *queue, const dray__job *job, int64_t version,
     admission.batch_rows = (uint32_t)dray__job_batch(job);
     admission.staleness = (uint32_t)dray__schedule_staleness(job);
     admission.version = (uint64_t)version;
-    admission.resume = !keeps_samples(job); /* those that are gone count no more */
+    admission.resume = !keeps_samples(job); /* samples that are gone do not count */
     return dray__schedule_of(job).exact ? DRAY_OK : dray_queue_admit(queue, &admission, error);
 }
 
-/* The version has its evaluation before the prompts of the first step that it makes, and behind the
- * samples of the step before: the engine, which has one version at a time, then changes it once.
- * Training goes on meanwhile, as far as it has samples. It is cleared before those prompts are
- * there: tasks that take samples in their order would wait for its rows. */
+/* Evaluates a version after the samples of the step before and before the prompts of the first step
+ * that the version generates. So the engine, which has one version at a time, changes it only once.
+ * Training goes on meanwhile as far as it has samples. The evaluation is cleared before those
+ * prompts are inserted, because tasks that take samples in order would wait for its rows. */
 static int evaluate(dray__driver *self, int64_t version, int64_t last, dray_error *error)
 {
     const dray__host *host = self->host;
@@ -440,8 +447,8 @@ static int64_t next_due(const dray__job *job, int64_t version)
     return version;
 }
 
-/* Evaluations follow each other, each as soon as its version is there. It is made by that version
- * or a newer one (its row has the number), and training goes on. */
+/* Makes evaluations one after the other, each as soon as its version is published, while training
+ * goes on. It is made with that version or a newer one (its row has the number). */
 static int evaluate_beside(dray__driver *self, int64_t version, dray_error *error)
 {
     char name[DRAY__PARTITION_BYTES];
@@ -462,7 +469,7 @@ static int evaluate_beside(dray__driver *self, int64_t version, dray_error *erro
     return insert(self, &dray__partition_of_eval, self->evaluating, error);
 }
 
-/* Rows of the metrics that are written have their evaluations. */
+/* Returns how many rows metrics.jsonl has. A row is written after its evaluation. */
 static int64_t rows_written(const dray__host *host)
 {
     char path[4096];
@@ -476,7 +483,7 @@ static int64_t rows_written(const dray__host *host)
     return lines;
 }
 
-/* An instance that takes over makes the evaluation that was under way again. */
+/* Finds the evaluation to begin with. A restarted instance repeats the one that was under way. */
 static int begin_evaluations(dray__driver *self, dray_error *error)
 {
     const dray__host *host = self->host;
@@ -513,10 +520,10 @@ static int wait_trained(dray__driver *self, int64_t step, dray_error *error)
     return rc;
 }
 
-/* Returns true when the prompts of one more step may be put in. The schedule limits the number of
+/* Returns true when the prompts of one more step may be inserted. The schedule limits the number of
  * open steps. There are more when a step waits for samples of newer versions (fresh_share), which
  * can only be made of new prompts, because all present samples were made by earlier versions.
- * Admission has room for them as rows of the newest version are trained. */
+ * Admission has room for them once rows of the newest version are trained. */
 static bool has_room(const dray__driver *self)
 {
     const dray__job *job = self->host->job;
@@ -548,9 +555,9 @@ static int await_room(dray__driver *self, dray_error *error)
     return rc;
 }
 
-/* Puts in one step's prompts after the other, as far ahead as the schedule allows: *last is the
- * newest one. A step is cleared only when another one has taken its place. So there is always one,
- * which shows how far the run is. */
+/* Inserts the prompts of one step after the other, as far ahead as the schedule allows; *last is
+ * the newest step. A step is cleared only after a newer one was inserted. So the queue always has a
+ * step, which shows how far the run is. */
 static int feed(dray__driver *self, int64_t *last, dray_error *error)
 {
     const dray__host *host = self->host;
@@ -577,7 +584,8 @@ static int feed(dray__driver *self, int64_t *last, dray_error *error)
     return rc;
 }
 
-/* The steps that are still in the queue, and the evaluations that no step's prompts follow. */
+/* Waits for the steps that are still in the queue, and makes the evaluations that come after the
+ * last prompts. */
 static int finish(dray__driver *self, int64_t last, dray_error *error)
 {
     const dray__job *job = self->host->job;
@@ -618,7 +626,7 @@ static int drive(dray__driver *self, dray_error *error)
         rc = finish(self, last, error);
     if (rc != DRAY_EEND)
         return rc;
-    self->evaluating = -1; /* the run was stopped: it is not waited for */
+    self->evaluating = -1; /* the run was stopped, so the evaluation is not waited for */
     return clear_all(self, error);
 }
 

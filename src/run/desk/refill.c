@@ -1,7 +1,7 @@
-/* Samples that take the place of lost ones (queue.on_loss: refill). A step keeps its number of
- * samples, and its groups are of one prompt each: a group that is lost as a whole gets another
- * prompt, as its own may be one that cannot be graded; one that keeps members, or was lost because
- * it had become too old, gets more samples of the prompt that it has. */
+/* Samples that replace lost ones (queue.on_loss: refill). A step keeps its number of samples, and
+ * each group keeps one prompt. A group that is lost as a whole gets another prompt, because its own
+ * may be one that cannot be graded. A group that still has members, or that was lost because it had
+ * become too old, gets more samples of its own prompt. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/json.h"
@@ -20,13 +20,13 @@ enum { SLICE_MS = 500 /* between looks at whether the host has failed */ };
 
 #define OTHERS (UINT64_C(1) << 41) /* far from the prompts that steps begin with */
 
-/* Which prompt a group got. */
+/* The prompt that a group got as a replacement. */
 typedef struct replaced {
     uint32_t group;
     uint64_t prompt;
 } replaced;
 
-/* A partition that samples were lost of. */
+/* A partition that lost samples. */
 typedef struct losses {
     char partition[DRAY__PARTITION_BYTES];
     int64_t step, lost;
@@ -44,7 +44,7 @@ struct dray__refiller {
     dray__thread thread;
     atomic_bool abandoned;
     int64_t known_after; /* replacements in steps after this one are all known here */
-    atomic_llong oldest; /* step that is not trained yet */
+    atomic_llong oldest; /* the oldest step that is not trained yet */
     losses *partitions;
     uint32_t count;
 };
@@ -103,7 +103,7 @@ static int remember(losses *of, uint32_t group, uint64_t prompt, dray_error *err
     return DRAY_OK;
 }
 
-/* false: there is none that would be right. */
+/* Chooses the prompt of the replacement. Returns false when no prompt would be right. */
 static bool choose(const dray__refiller *self, const losses *of, const dray_refill *refill,
                    uint64_t *prompt)
 {
@@ -150,7 +150,7 @@ static int insert(dray__refiller *self, const dray_refill *refill, const char *k
     return rc == DRAY_EEXIST ? DRAY_OK : rc; /* answered before, or the step is over */
 }
 
-/* In the desk's log, and for the run's page. */
+/* Reports the replacement in the desk's log and on the run's page. */
 static void say(const dray__refiller *self, const dray_refill *refill, uint64_t prompt)
 {
     char message[1024];
@@ -180,7 +180,7 @@ static int answer(dray__refiller *self, const dray_refill *refill, dray_error *e
     bool stale = refill->cause == DRAY_LOSS_STALE;
     of->lost += stale ? 0 : refill->rows;
     uint64_t prompt;
-    /* When as many were lost as a step has, the next ones would be, too. */
+    /* After as many losses as a step has samples, replacements would be lost, too. */
     bool hopeless = of->lost > dray__job_batch(self->job) + self->job->eval.prompts;
     if (hopeless || !choose(self, of, refill, &prompt))
         return dray_queue_refill_decline(self->queue, refill->id, error);

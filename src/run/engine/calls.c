@@ -11,27 +11,26 @@
 #include <string.h>
 
 #define STEP_NS                                                                                    \
-    (DRAY__MILLISECOND) /* that a step of the sampler counts, where rows are ordered               \
-                         */
+    (DRAY__MILLISECOND) /* the time that a step of the sampler counts in `ordered` mode \  */
 #define WAIT_NS (100 * DRAY__MILLISECOND)
-#define TOGETHER INT64_MAX /* due when no row goes on without an answer */
+#define TOGETHER INT64_MAX /* due when no row can go on without an answer */
 
-/* Numbers of a row's stream that tokens do not reach, and the clock job does not draw. */
+/* The first number of a row's stream that neither its tokens nor the clock job use. */
 #define FIRST_DRAW (UINT64_C(2) << 20)
 
-/* The known part of a row; its slot is its place. */
+/* The known part of a row, by slot. */
 typedef struct sample {
-    int32_t *prompt, *response; /* response: as far as it is known; NULL when the slot is free */
+    int32_t *prompt, *response; /* response is the part that is known; NULL when the slot is free */
     uint64_t prompt_count, count;
-    uint64_t taken; /* how much of the sampler's output was taken */
+    uint64_t taken; /* number of tokens that were taken from the sampler */
     uint64_t stream, turns;
-    uint64_t begun, begun_turns; /* of count and turns: when the row came */
+    uint64_t begun, begun_turns; /* count and turns when the row was added */
     bool waits, came_waiting;
     uint32_t id;    /* of its call, on rank 0 */
     int64_t due_ns; /* by the clock of steps */
 } sample;
 
-/* Answers that rows get now; rank 0 broadcasts them. */
+/* The answers that rows get now, as rank 0 broadcasts them. */
 typedef struct news {
     uint32_t rows, go; /* go: a step of the sampler follows */
 } news;
@@ -44,11 +43,11 @@ struct dray__calls {
     int64_t now_ns; /* the clock of steps */
     sample *samples;
     uint32_t slots, waiting;
-    bool again;   /* rows may be begun anew, and make all of their calls again */
-    sample *kept; /* calls of rows that may make them again, longest ago first */
+    bool again;   /* rows may be restarted, and then repeat all of their calls */
+    sample *kept; /* calls that rows may repeat, the oldest first */
     uint32_t kept_count, room_kept;
-    uint32_t *ids, id_count; /* of calls, that are free */
-    /* of news: slots, how many tokens each gets, and the tokens */
+    uint32_t *ids, id_count; /* numbers of calls that are free */
+    /* for `news`: the slots, the number of tokens that each gets, and the tokens */
     uint32_t *due, *counts;
     int32_t *tokens;
     uint64_t room; /* tokens of a response */
@@ -116,7 +115,8 @@ void dray__calls_close(dray__calls *self)
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-/* Do the tokens end with a call? As many as it has bytes can say so. */
+/* Finds out whether the tokens end with a call. The last tokens decide this, as many as the call
+ * has bytes. */
 static int ends_with_call(const dray__job *job, const dray__tokenizer *tokenizer,
                           const int32_t *tokens, uint64_t count, bool *out, dray_error *error)
 {
@@ -156,7 +156,7 @@ static int32_t *copy_of(const int32_t *tokens, uint64_t count)
     return copy && count ? memcpy(copy, tokens, count * sizeof(*copy)) : copy;
 }
 
-/* The row may make the call once more, and gets the answer that it had. */
+/* Keeps the row's call, because the row may repeat it and then gets the same answer. */
 static void keep(dray__calls *self, const sample *s)
 {
     if (self->kept_count == self->room_kept) {
@@ -176,7 +176,7 @@ static void keep(dray__calls *self, const sample *s)
     self->kept_count++;
 }
 
-/* Drops the row's calls from before it came here, which it will not repeat. */
+/* Drops the calls that the row made before it was added, because it will not repeat them. */
 static void drop_kept(dray__calls *self, uint64_t stream)
 {
     for (uint32_t i = self->kept_count; i-- > 0;)
@@ -193,7 +193,8 @@ static bool is_same(const sample *a, const sample *b)
            memcmp(a->response, b->response, a->count * sizeof(*a->response)) == 0;
 }
 
-/* The call that the row has asked before it was cut, or begun anew. false: there is none. */
+/* Continues the call that the row made before it was cut or restarted. Returns false when there is
+ * none. */
 static bool take_up(dray__calls *self, sample *s)
 {
     uint32_t i = 0;
@@ -221,7 +222,7 @@ static int ask(dray__calls *self, sample *s, double seconds, dray_error *error)
     return rc;
 }
 
-/* Where the row's newest token ends a call, it waits from here on. */
+/* Makes the row wait if its newest token ends a call. */
 static int call_if_due(dray__calls *self, uint32_t slot, dray_error *error)
 {
     sample *s = &self->samples[slot];
@@ -303,7 +304,7 @@ int dray__calls_restart(dray__calls *self, uint32_t slot, dray_error *error)
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-/* When the next row comes back by the clock of steps. */
+/* Returns when the next row resumes, by the clock of steps. */
 static int64_t next_due(const dray__calls *self)
 {
     int64_t next = TOGETHER;
@@ -313,7 +314,7 @@ static int64_t next_due(const dray__calls *self)
     return next;
 }
 
-/* Puts rows in order of their time, those of one time by slot. */
+/* Sorts rows by time, and rows of the same time by slot. */
 static void put_in_order(dray__calls *self, uint32_t count)
 {
     for (uint32_t i = 1; i < count; i++)
@@ -352,7 +353,7 @@ static bool choose(dray__calls *self, uint32_t *count)
     return *count > 0 || dray__sampler_running(self->sampler) > 0;
 }
 
-/* The answer as tokens; an end token in it would end the response. */
+/* Reads the answer as tokens. End tokens are left out, because they would end the response. */
 static int take_answer(dray__calls *self, uint32_t slot, uint32_t *count, dray_error *error)
 {
     const char *text = dray__tool_answer(self->tool, self->samples[slot].id);
@@ -370,7 +371,7 @@ static int take_answer(dray__calls *self, uint32_t slot, uint32_t *count, dray_e
     return rc;
 }
 
-/* Gathers the rows and answers that come now, on rank 0. */
+/* Gathers the rows that resume now and their answers, on rank 0. */
 static int gather(dray__calls *self, int64_t step, news *out, dray_error *error)
 {
     *out = (news){0};
@@ -426,7 +427,7 @@ static int share(dray__calls *self, int64_t step, news *now, dray_error *error)
     return rc;
 }
 
-/* Takes the tokens that the sampler has made of the row since the last look. */
+/* Takes the tokens that the sampler has added to the row since the last look. */
 static void take_tokens(dray__calls *self, uint32_t slot)
 {
     sample *s = &self->samples[slot];
@@ -501,8 +502,8 @@ int dray__calls_generate(dray__host *host, dray__generator *generator,
     return rc;
 }
 
-/* Finds the tokens [from, from + *count) that are the calculator's answer to those before. *count
- * is 0 when they are not. */
+/* Finds the tokens [from, from + *count) that are the calculator's answer to the tokens before
+ * them. *count is 0 when there is no answer. */
 static int find_answer(const dray__job *job, const dray__tokenizer *tokenizer,
                        const int32_t *tokens, uint64_t all, uint64_t from, uint64_t *count,
                        dray_error *error)

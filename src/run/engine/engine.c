@@ -1,4 +1,5 @@
-/* The engine: rollout and eval on one generator, whose memory is that of a subscriber. */
+/* The engine: the tasks rollout and eval on one generator. A subscriber updates the generator's
+ * memory. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/generator.h"
@@ -18,8 +19,8 @@ typedef struct engine {
     dray__rollout *rollout;
     dray__intake *intake;
     dray__engine_turns *turns;
-    int64_t turned_ns; /* since samples were finished last */
-    bool due;          /* newer weights are there, and wait for the rows under way */
+    int64_t turned_ns; /* time that turns took since samples were last finished */
+    bool due;          /* newer weights have come, and wait for the rows under way */
 } engine;
 
 static int engine_open(dray__host *host, dray_error *error)
@@ -63,9 +64,10 @@ static bool engine_busy(const dray__host *host)
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* The span is an engine's pause for an update. Nothing is generated within it, and nothing is
- * fetched that can be fetched before or after it. Messages to the coordinator in it are not
- * answered: each answer would be a wait for a core, where there are more processes than cores. */
+/* Updates the weights in a span, which is the engine's pause: nothing is generated in it, and
+ * nothing is fetched that can be fetched before or after. It sends only messages to the coordinator
+ * that need no answer, because each answer would be a wait for a core when there are more processes
+ * than cores. */
 static int take_version(dray__host *host, int64_t version, dray_error *error)
 {
     engine *self = host->state;
@@ -86,15 +88,15 @@ static int take_version(dray__host *host, int64_t version, dray_error *error)
     return rc;
 }
 
-/* Rows under way are finished with the weights that they began with, or cut, or begun anew. An
- * engine that waits for weights lets others have the devices. */
+/* Finishes, cuts or restarts the rows under way, and changes the version. While it waits for
+ * weights, the engine gives its turn on the devices back. */
 static int change_version(dray__host *host, int64_t version, dray_error *error)
 {
     engine *self = host->state;
     int64_t held = dray__intake_version(self->intake);
     if (held == version || (held > version && !dray__schedule_of(host->job).exact))
         return DRAY_OK;
-    int rc = DRAY_OK; /* an engine with rows under way has its turn */
+    int rc = DRAY_OK; /* an engine with rows under way has its turn on the devices */
     if (host->job->update == DRAY__UPDATE_BOUNDARY)
         rc = dray__rollout_drain(self->rollout, error);
     if (!rc && host->job->update == DRAY__UPDATE_IN_FLIGHT)
@@ -109,8 +111,8 @@ static int change_version(dray__host *host, int64_t version, dray_error *error)
     return rc;
 }
 
-/* Whether newer weights may be taken now. A turn that cannot be asked for is none. Rows that are
- * under way then are the last ones that the engine begins before it. */
+/* Returns whether newer weights may be taken now. When asking for a turn fails, they may not. Once
+ * there is a turn, the engine begins no further rows before the update. */
 static bool may_take(engine *self, int64_t version)
 {
     bool begun;
@@ -123,8 +125,9 @@ static bool may_take(engine *self, int64_t version)
     return may;
 }
 
-/* Between two turns: newer weights that have come are taken, once they may be. An engine that
- * begins no new samples until then has its turn from there on: the others begin theirs. */
+/* Decides between two turns of the sampler whether newer weights that have come are taken now. An
+ * engine that begins no new samples until the update holds its update turn during this time, too,
+ * because only the other engines begin samples. */
 static int64_t engine_decide(dray__host *host)
 {
     engine *self = host->state;
@@ -160,9 +163,9 @@ static int engine_turn(dray__host *host, int64_t version, dray_error *error)
 
 enum { PUT_BACK = -2, WAIT_MS = 20 };
 
-/* The next version may wait for samples that were lost, and for those that are under way here. A
- * long wait for it would hold them up, so the batch is given back now and then, and at once when
- * there are rows under way. */
+/* The next version may depend on samples that were lost, and on those that are under way here. A
+ * long wait for it would delay these, so the batch is given back from time to time, and at once
+ * when there are rows under way. */
 static int64_t wait_ready(dray__host *host, int64_t need)
 {
     engine *self = host->state;
@@ -218,7 +221,7 @@ static int rollout_prepare(dray__host *host, dray_batch *batch, int64_t step, dr
     host->put_back = version == PUT_BACK;
     if (rc || !host->put_back)
         return rc ? rc : change_version(host, version, error);
-    const engine *self = host->state; /* else the trainer may need the devices for it */
+    const engine *self = host->state; /* otherwise the trainer may need the devices to make it */
     return dray__rollout_busy(self->rollout) ? DRAY_OK : dray__turn_end(host, error);
 }
 
@@ -230,7 +233,8 @@ static uint32_t rollout_count(const dray__host *host)
     return self->due ? 0 : dray__rollout_room(self->rollout);
 }
 
-/* An evaluation is of one version: where that is any engine's own, it is made at once. */
+/* An evaluation is made with one version. When it may be any engine's own version, it is claimed at
+ * once. */
 static uint32_t eval_count(const dray__host *host)
 {
     return (uint32_t)(dray__schedule_of(host->job).exact ? host->job->eval.micro_batch

@@ -13,15 +13,16 @@ struct dray__engine_turns {
     bool needed;
     uint32_t engines;
     double made;            /* samples a second of this engine; 0 until it is measured */
-    double trained;         /* of all of them together */
-    int64_t version, at_ns; /* that was taken last; -1: none */
+    double trained;         /* samples a second that are trained; 0 until it is measured */
+    int64_t version, at_ns; /* the version that was taken last, and when; -1 for none */
     dray_lease *lease;      /* of the turn that has begun */
-    int64_t refused_ns;     /* when there was none free */
+    int64_t refused_ns;     /* when none was free */
 };
 
-/* Newer measurements count for so much. */
+/* The weight of a new measurement in the average. */
 #define NEWER 0.25
-/* A turn that was not free is asked for again after this long: an engine looks at every token. */
+/* A turn that was not free is asked for again after this time, because the engine asks at every
+ * token. */
 #define AGAIN_NS (2 * DRAY__MILLISECOND)
 
 int dray__engine_turns_open(dray__host *host, dray__engine_turns **out, dray_error *error)
@@ -55,7 +56,7 @@ void dray__engine_turns_made(dray__engine_turns *self, uint32_t samples, int64_t
         note(&self->made, samples * (double)DRAY__SECOND / (double)took_ns);
 }
 
-/* How many engines may be out at once, by the measured rates. */
+/* Returns how many engines may update at once, by the measured rates. */
 static uint32_t engine_turns_most(const dray__engine_turns *self)
 {
     double all = self->made * self->engines;
@@ -74,7 +75,7 @@ static int acquire(dray__engine_turns *self, uint32_t place, int64_t timeout_ns,
     return dray_lease_acquire(self->host->context, names, 1, &options, &self->lease, error);
 }
 
-/* One of those that are free now. */
+/* Tries to take a turn that is free now. */
 static int try(dray__engine_turns *self, bool *begun, dray_error *error)
 {
     int rc = DRAY_OK;

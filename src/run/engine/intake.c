@@ -16,13 +16,14 @@
 #include <sys/prctl.h>
 #include <time.h>
 
-/* How soon a prefetch that is not needed any more is given up. */
+/* The time between two looks: of a prefetch, whether it is still needed; and for a version in a
+ * file. */
 enum { SLICE_MS = 50, LOOK_MS = 5 };
 
-/* A version that comes into staging meanwhile, in a thread of its own. */
+/* A version that is fetched into staging memory by a thread of its own. */
 typedef struct prefetch {
     dray__thread thread;
-    int64_t version; /* that comes, or is in staging; -1: none */
+    int64_t version; /* that is fetched, or is in staging; -1 for none */
     atomic_bool abandoned, done;
     int rc;
     dray_update_report report;
@@ -45,8 +46,8 @@ static dray_subscriber *subscriber_of(const dray__intake *self, int64_t version)
 
 /* ---- the trace ------------------------------------------------------------------------------- */
 
-static _Thread_local bool waiting; /* for the version that an update of this thread is to bring */
-static _Thread_local int64_t swapped = -1; /* the version that this thread puts in its place */
+static _Thread_local bool waiting;         /* this thread's update waits for its version */
+static _Thread_local int64_t swapped = -1; /* the version that this thread's update puts in place */
 static _Thread_local bool copying;
 
 static void enter_update(const char *name, int64_t version)
@@ -91,7 +92,8 @@ static void leave_swap(void)
     dray_trace_leave();
 }
 
-/* The plan is made when the version is there. The copy of a swap is a span of its own. */
+/* Follows an update's steps for the trace. The plan is made once the version is published. The copy
+ * of a swap is a span of its own. */
 static void on_step(void *user, const char *step)
 {
     (void)user;
@@ -153,7 +155,7 @@ static void update_options(const dray__intake *self, int64_t version, dray_updat
     const dray__job_weights *weights = &self->host->job->weights;
     *out = (dray_update_options)DRAY_UPDATE_OPTIONS_INIT;
     bool elsewhere = self->host->job->listen[0] && weights->mode == DRAY_MODE_TENSOR;
-    out->mode = elsewhere ? DRAY_MODE_AUTO : weights->mode; /* the trainer's host may be another */
+    out->mode = elsewhere ? DRAY_MODE_AUTO : weights->mode; /* the trainer may be on another host */
     out->strategy = weights->strategy;
     out->min_version = (uint64_t)version;
     out->bucket_bytes = (uint64_t)weights->bucket_bytes;
@@ -167,7 +169,7 @@ static void *prefetch_main(void *user)
 {
     dray__intake *self = user;
     prefetch *ahead = &self->ahead;
-    prctl(PR_SET_NAME, "prefetch"); /* its line of the timeline */
+    prctl(PR_SET_NAME, "prefetch"); /* the name of its track in the timeline */
     dray_subscriber *subscriber = subscriber_of(self, ahead->version);
     dray_update_options options;
     update_options(self, ahead->version, &options);
@@ -187,7 +189,7 @@ static void *prefetch_main(void *user)
     return NULL;
 }
 
-/* A prefetch that cannot begin is none: the version is then taken when it is needed. */
+/* Begins a prefetch. When that fails, the version is fetched when it is needed. */
 static void begin_ahead(dray__intake *self, int64_t version)
 {
     prefetch *ahead = &self->ahead;
@@ -213,7 +215,7 @@ static void end_ahead(dray__intake *self, bool abandon)
     ahead->version = ahead->rc ? -1 : (int64_t)ahead->report.version;
 }
 
-/* The newest that the trainer has written, which may be gone when it is looked for again. */
+/* Returns the newest version that the trainer has written, which it may soon remove. */
 static int64_t newest_written(const dray__intake *self)
 {
     char folder[4096], *path = NULL;
@@ -236,8 +238,8 @@ int64_t dray__intake_ready(dray__intake *self)
     return ahead->thread.begun ? -1 : ahead->version;
 }
 
-/* Where versions are taken one after the other, the prefetch under way is the right one, or of one
- * that is not wanted any more (settle_ahead). */
+/* Does nothing when the schedule is exact: then the prefetch under way is of the right version, or
+ * of one that is not needed any more (settle_ahead). */
 void dray__intake_fetch(dray__intake *self, int64_t version)
 {
     if (self->version < 0 || dray__schedule_of(self->host->job).exact)
@@ -258,8 +260,9 @@ void dray__intake_close(dray__intake *self)
     free(self);
 }
 
-/* The engine goes back, for a sample that was lost. The update under way would wait for a step that
- * waits for this sample. Closing its subscriber gives the update up. */
+/* Gives up the prefetch, because the engine goes back to an older version for a sample that was
+ * lost. The update under way would wait for a step that waits for this sample. Closing its
+ * subscriber ends the update. */
 static int give_up_ahead(dray__intake *self, dray_error *error)
 {
     uint32_t index = (uint32_t)(self->ahead.version % self->count);
@@ -271,7 +274,8 @@ static int give_up_ahead(dray__intake *self, dray_error *error)
     return rc ? rc : open_subscriber(self, index, error);
 }
 
-/* *ready: all ranks have the version, or one newer version, in their staging. */
+/* *ready is true when all ranks have the version, or the same newer one, in their staging
+ * memory. */
 static int settle_ahead(dray__intake *self, int64_t version, bool *ready, dray_error *error)
 {
     bool exact = dray__schedule_of(self->host->job).exact;
@@ -290,7 +294,7 @@ static int settle_ahead(dray__intake *self, int64_t version, bool *ready, dray_e
 
 /* ---- taking ---------------------------------------------------------------------------------- */
 
-/* In a resumed run, versions older than its checkpoint are beside it. */
+/* In a resumed run, the version before its checkpoint is in the checkpoint's folder. */
 static void version_path(const dray__host *host, int64_t version, char *out, size_t capacity)
 {
     char checkpoint[4096];
@@ -324,7 +328,7 @@ static int update_once(dray__intake *self, int64_t version, dray_update_report *
     return rc;
 }
 
-/* Until the trainer has written this version, or a newer one. */
+/* Waits until the trainer has written this version, or a newer one. */
 static int await_written(const dray__intake *self, int64_t version, dray_error *error)
 {
     const dray__host *host = self->host;
@@ -339,14 +343,14 @@ static int await_written(const dray__intake *self, int64_t version, dray_error *
                             (long long)version, host->job->limits.wait_seconds);
 }
 
-/* Gathers a number of each rank. */
+/* Gathers one number from each rank. */
 static int tell_all(const dray__intake *self, int64_t mine, int64_t *all, dray_error *error)
 {
     return dray__host_gather(self->host, &mine, sizeof(mine), all, error);
 }
 
-/* Any newer version will do, and the trainer goes on while one is read, and removes versions that
- * it wrote earlier. So all ranks take the newest version that there is. */
+/* Any newer version is allowed. While one is read, the trainer goes on and removes older versions.
+ * So all ranks take the newest version. */
 static int update_from_newest(dray__intake *self, int64_t version, dray_update_report *report,
                               dray_error *error)
 {
@@ -411,7 +415,7 @@ static int64_t later(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* Bytes of all ranks together, and the slowest rank's times. */
+/* Reports an update: the bytes of all ranks together, and the times of the slowest rank. */
 static int report_update(dray__host *host, int64_t version, const dray_update_report *report,
                          int64_t pause, dray_error *error)
 {
@@ -438,7 +442,8 @@ static int report_update(dray__host *host, int64_t version, const dray_update_re
         error);
 }
 
-/* The version that was asked for; or a newer one, where any will do. */
+/* Checks that the version is the one that was asked for or, when the schedule is not exact, a newer
+ * one. */
 static int check_taken(const dray__intake *self, int64_t asked, int64_t taken, dray_error *error)
 {
     bool exact = dray__schedule_of(self->host->job).exact;

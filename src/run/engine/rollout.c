@@ -20,11 +20,13 @@ typedef struct claim {
     struct claim *next;
     dray_batch *batch; /* NULL when another rank has it */
     int64_t step;
-    uint32_t rows, left; /* left: rows that have not gone yet */
+    uint32_t rows, left; /* left is the number of rows that have not left yet */
     uint32_t *slots;     /* of the sampler; GONE when the row has left */
-    uint64_t *lengths; /* of each row when it came: prompt, and response tokens of earlier claims */
+    /* Of each row when it was added: prompt and response tokens of earlier claims. */
+    uint64_t *lengths;
     uint32_t *prompts; /* tokens of each row's prompt */
-    double *oldest;    /* version of those; -1: there are none */
+    double *oldest;    /* oldest version of the response tokens of earlier claims; -1 when there are
+                          none */
     int64_t began_ns;
 } claim;
 
@@ -33,15 +35,15 @@ struct dray__rollout {
     dray__sampler *sampler;
     dray__calls *calls; /* NULL when the job has no tool */
     bool continuous;
-    uint32_t slots, unit; /* rows at once; of a claim, with batching continuous */
+    uint32_t slots, unit; /* rows at once; rows of a claim, with batching `continuous` */
     uint64_t budget;      /* tokens that a claim gives a row; 0 means all */
     claim *claims;
     uint32_t *going; /* for rows that leave together */
-    bool entered;    /* the span of the work under way, with all that the rank does meanwhile */
+    bool entered;    /* the rank is in the trace's span of the work under way */
     uint64_t finished;
 };
 
-/* Rows of a claim that leave together, in the batch that is theirs. */
+/* Rows of a claim that leave together, and the batch that is committed for them. */
 typedef struct leaving {
     const claim *c;
     const uint32_t *rows; /* of the claim */
@@ -149,7 +151,7 @@ static int read_begun(dray_batch *batch, const char *name, dray_dtype dtype, dra
     dray_column column;
     *out = (dray__ragged){0};
     if (dray_batch_column(batch, name, &column, NULL) == DRAY_ENOENT)
-        return DRAY_OK; /* none of them was begun */
+        return DRAY_OK; /* no row has tokens of an earlier claim */
     return dray__ragged_read(batch, name, dtype, out, error);
 }
 
@@ -239,8 +241,8 @@ static bool goes_on(const dray__rollout *self, uint32_t slot)
     return made.finish == DRAY__FINISH_NOT_YET && (!self->budget || made.count < self->budget);
 }
 
-/* The rows of the claim that leave now; all: whether they are through or not. Those of a closed
- * batch leave together. */
+/* Chooses the rows of the claim that leave now; with `all`, also those that are not finished. The
+ * rows of a closed batch leave together. */
 static uint32_t choose(const dray__rollout *self, const claim *c, bool all)
 {
     uint32_t count = 0;
@@ -250,7 +252,7 @@ static uint32_t choose(const dray__rollout *self, const claim *c, bool all)
     return self->continuous || count == c->left ? count : 0;
 }
 
-/* A sample is as old as its oldest token, of those that the model made. */
+/* Tags a sample with the version of the oldest token that the model made. */
 static int set_tags(const leaving *l, uint32_t i, const dray__sampled *made, dray_error *error)
 {
     double version = l->c->oldest[l->rows[i]];
@@ -269,7 +271,7 @@ typedef struct outputs {
     uint64_t *offsets;
     int32_t *tokens, *versions, *mask;
     float *logprobs;
-    uint32_t *open, open_count; /* places of rows that are not finished */
+    uint32_t *open, open_count; /* indices of rows that are not finished */
 } outputs;
 
 static void outputs_free(outputs *out)
@@ -358,7 +360,7 @@ static int commit(const dray__rollout *self, const leaving *l, dray_error *error
     return rc == DRAY_EGONE ? DRAY_OK : rc;
 }
 
-/* Where others of the batch go on, those that leave become a batch of their own. */
+/* Splits the batch when some of its rows go on: those that leave become a batch of their own. */
 static int hand_over(const dray__rollout *self, leaving *l, dray_error *error)
 {
     bool whole = l->count == l->c->rows;
@@ -373,7 +375,8 @@ static int hand_over(const dray__rollout *self, leaving *l, dray_error *error)
     return rc;
 }
 
-/* Finished rows of the leading rank go into the trace: a response begins with its (last) claim. */
+/* Records the lengths of finished rows in the trace, on rank 0. A response begins with its last
+ * claim. */
 static void record_lengths(const dray__rollout *self, const leaving *l)
 {
     int64_t now = dray__now();
@@ -406,7 +409,8 @@ static int leave(dray__rollout *self, claim *c, uint32_t count, dray_error *erro
     return rc;
 }
 
-/* Rows that are through leave; all: every row. Claims without any end. */
+/* Removes the rows that are finished or, with `all`, every row. Frees claims that have no rows
+ * left. */
 static int let_go(dray__rollout *self, bool all, dray_error *error)
 {
     int rc = DRAY_OK;

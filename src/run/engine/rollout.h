@@ -3,14 +3,14 @@
  * whether this engine may be out for an update now, rollout.c moves rows through the sampler, and
  * calls.c lets rows call the job's tool (tool.c).
  *
- * Generation for the task `rollout`: the rows of claimed batches enter the engine's sampler, and
- * leave it as the outputs of their batch when all of them are finished, or have got as many tokens
- * as a claim may give them (rollout.partial_tokens). In the second case the rows that are not
- * finished are left open, and are claimed again before new ones.
+ * Generation for the task `rollout`. The rows of claimed batches enter the engine's sampler. A
+ * batch leaves it when each of its rows is finished or has got as many tokens as one claim may give
+ * it (rollout.partial_tokens). Rows that are not finished by then stay open, and are claimed again
+ * before new ones.
  *
- * Batching `closed` (rollout.batching): a batch is made from begin to end, and then the next. The
- * rows that are computed together, and with them every bit, depend on the claims alone.
- * `continuous`: rows are claimed whenever there is room, while others go on. */
+ * With batching `closed` (rollout.batching), a batch is generated completely before the next
+ * begins. Then the rows that are computed together, and so every bit of the results, depend on the
+ * claims alone. With `continuous`, rows are claimed whenever there is room, while others go on. */
 #pragma once
 
 #include "engine/generator.h"
@@ -18,38 +18,39 @@
 
 typedef struct dray__rollout dray__rollout;
 
-/* The generator must outlive it. */
+/* The generator must outlive the rollout. */
 int dray__rollout_open(dray__host *host, dray__generator *generator, dray__rollout **out,
                        dray_error *error);
-/* Gives back the rows under way. */
+/* Gives back the claims of rows under way. */
 void dray__rollout_close(dray__rollout *rollout);
 
-/* Rows to claim now. */
+/* Returns how many rows to claim now. */
 uint32_t dray__rollout_room(const dray__rollout *rollout);
-/* Samples that were finished so far. */
+/* Returns how many samples were finished so far. */
 uint64_t dray__rollout_finished(const dray__rollout *rollout);
-/* Rows are under way. */
+/* Returns whether rows are under way. */
 bool dray__rollout_busy(const dray__rollout *rollout);
-/* The generator's weights are those of `version` now: rows under way go on with them. */
+/* Is called when the generator's weights are those of `version`. Rows under way go on with them. */
 void dray__rollout_renew(dray__rollout *rollout, int64_t version);
 
 /* The following are called on all ranks. */
 
-/* Adds the rows of a batch of the step: the batch must live until they have left. */
+/* Adds the rows of a batch of the step. The batch must exist until its rows have left the
+ * sampler. */
 int dray__rollout_take(dray__rollout *rollout, dray_batch *batch, int64_t step, dray_error *error);
-/* A token for each row. Rank 0 sets the outputs of batches that leave; with batching continuous it
- * commits and frees them, too. */
+/* Samples one token for each row. Rank 0 sets the outputs of batches that leave; with batching
+ * `continuous` it also commits and frees them. */
 int dray__rollout_turn(dray__rollout *rollout, dray_error *error);
-/* Turns until no row is under way. */
+/* Calls dray__rollout_turn until no row is under way. */
 int dray__rollout_drain(dray__rollout *rollout, dray_error *error);
-/* Puts all rows that are under way back as far as they are: they stay open, and are claimed again
- * before new ones. With batching continuous. */
+/* Commits the tokens that rows under way have got so far and removes these rows. They stay open,
+ * and are claimed again before new ones. For batching `continuous`. */
 int dray__rollout_cut(dray__rollout *rollout, dray_error *error);
 
-/* Begins all rows that are under way anew, as they were when they were claimed. With batching
- * continuous. */
+/* Restarts all rows under way from the state in which they were claimed. For batching
+ * `continuous`. */
 int dray__rollout_restart(dray__rollout *rollout, dray_error *error);
 
-/* Each sample draws from a stream of its own, named by step and slot (less than 2^24); so does one
- * that takes the place of a lost one. malloc'ed. */
+/* Returns the number of each row's stream of random numbers, malloc'ed. Every sample has a stream
+ * of its own, by step and slot (less than 2^24); so does a sample that replaces a lost one. */
 uint64_t *dray__rollout_streams(const dray_batch *batch, int64_t step);

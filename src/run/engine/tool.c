@@ -11,11 +11,11 @@
 #include <time.h>
 
 typedef struct call {
-    char *prompt, *response; /* of a command: until one takes it */
+    char *prompt, *response; /* for a command; NULL once a process has taken the call */
     char *answer;            /* NULL until there is one */
-    int64_t due_ns;          /* it comes no sooner */
-    uint64_t number;         /* calls are asked in their order */
-    bool waiting;            /* for a command that is free */
+    int64_t due_ns;          /* the answer is not given out before */
+    uint64_t number;         /* calls are asked in the order of their numbers */
+    bool waiting;            /* for a free process of the command */
     bool aside;              /* the answer cannot be taken now */
 } call;
 
@@ -23,7 +23,7 @@ typedef struct call {
 typedef struct worker {
     dray__command *command; /* NULL until it is started */
     bool busy;
-    uint64_t number; /* of its call; that may be forgotten */
+    uint64_t number; /* of its call, which may have been forgotten */
     uint32_t id;
     int64_t deadline;
 } worker;
@@ -31,10 +31,11 @@ typedef struct worker {
 struct dray__tool {
     const dray__job_tool *job;
     call *calls;
-    uint32_t ids, worker_count, waiting; /* calls that do */
+    /* waiting is the number of calls that wait for a process. */
+    uint32_t ids, worker_count, waiting;
     uint64_t asked;
     worker *workers;
-    struct pollfd *fds; /* for waiting: of all workers, and one more */
+    struct pollfd *fds; /* for poll: those of all workers, and one more */
 };
 
 int dray__tool_open(const dray__job_tool *job, uint32_t ids, dray__tool **out, dray_error *error)
@@ -101,7 +102,7 @@ static bool take_number(const char **at, const char *end, int64_t *out)
     return true;
 }
 
-/* Returns false when it is no expression, or its value is too large. */
+/* Returns false when the text is no expression, or its value is too large. */
 static bool evaluate(const char *at, const char *end, int64_t *out)
 {
     int64_t sum = 0, product, number;
@@ -177,7 +178,7 @@ int dray__tool_ask(dray__tool *tool, uint32_t id, const char *prompt, const char
     return c->prompt && c->response ? dray__tool_look(tool, error) : dray__nomem(error);
 }
 
-/* {"answer": "..."}; null: there is none. */
+/* Reads {"answer": "..."}. */
 static int read_answer(const char *line, char **out, dray_error *error)
 {
     json_t *object = json_loads(line, 0, NULL), *answer = json_object_get(object, "answer");
@@ -230,7 +231,7 @@ static int give_work(dray__tool *tool, worker *w, uint32_t id, dray_error *error
     return rc;
 }
 
-/* The call that waits longest: there is one. */
+/* Returns the call that has waited longest. There must be one. */
 static uint32_t next_call(const dray__tool *tool)
 {
     uint32_t next = 0;

@@ -1,7 +1,7 @@
 /* src/run/host/: a process of a built-in program. loop.c opens the parts that every program needs
- * and claims batches for its tasks, one after the other, on all ranks; host.c is what programs
- * call, and turn.c lets programs that share devices compute in turns. The programs' work on a batch
- * is in desk/, engine/ and trainer/, as their dray__program_kind names it.
+ * and claims batches for its tasks, one after the other, on all ranks; host.c has the functions
+ * that programs call, and turn.c lets programs that share devices compute in turns. The programs'
+ * work on a batch is in desk/, engine/ and trainer/, as their dray__program_kind names it.
  *
  * A host: one process of a built-in program (one rank of an instance of a role). `dray run` starts
  * it as `dray host`. Its role comes from the environment (contract.h), its settings from the run's
@@ -33,12 +33,12 @@ struct dray__host {
     int64_t wait_ns;
     dray__pace paced;
     const dray__pace *pace; /* &paced with clock.enabled; NULL when the work is computed */
-    /* A task's run sets these on all ranks. */
+    /* A task's `run` sets these on all ranks. */
     bool put_back; /* the batch is given back unchanged */
     bool kept;     /* the program owns rank 0's batch now, and commits and frees it later */
-    _Atomic int64_t saving; /* the checkpoint that is being written; -1: none (checkpoint.c). Steps
-                               of all threads are looked at */
-    void *state;            /* the program's */
+    /* The step of the checkpoint that is being written; -1 for none (checkpoint.c). */
+    _Atomic int64_t saving;
+    void *state; /* the program's */
 };
 
 /* The functions of a program for one of its tasks. */
@@ -47,11 +47,11 @@ typedef struct dray__task_work {
     /* Returns how many rows to claim now, or 0. Called on rank 0. NULL when the task claims nothing
      * (driver). */
     uint32_t (*count)(const dray__host *host);
-    /* Returns the version that consumes; older samples are dropped (queue.staleness). NULL when
-     * none are dropped. */
+    /* Returns the version that consumes the samples; samples that are too old for it are dropped
+     * (queue.staleness). NULL when none are dropped. */
     int64_t (*version)(const dray__host *host);
-    /* Returns the only version whose samples are claimed; older samples are left. NULL when samples
-     * of all versions are claimed. */
+    /* Returns true when only samples of the newest version are claimed and older ones are left.
+     * NULL when samples of all versions are claimed. */
     bool (*newest)(const dray__host *host);
     /* Returns the partition to claim from. NULL, or a returned NULL, means any partition. */
     const char *(*partition)(const dray__host *host);
@@ -60,7 +60,7 @@ typedef struct dray__task_work {
     int (*prepare)(dray__host *host, dray_batch *batch, int64_t step, dray_error *error);
     /* Computes the batch's outputs on all ranks; rank 0 sets them. The loop commits the batch. */
     int (*run)(dray__host *host, dray_batch *batch, int64_t step, dray_error *error);
-    bool spanned; /* The timeline receives a span with the task's name for each run. */
+    bool spanned; /* whether each run is a span with the task's name in the trace */
     /* Returns true when the next claim depends on this commit, or on its effects. NULL when it does
      * not. */
     bool (*commits_alone)(const dray__host *host);
@@ -75,11 +75,11 @@ typedef struct dray__program_kind {
     int (*open)(dray__host *host, dray_error *error);
     /* Called on all ranks when no more batches will come. NULL when there is nothing to do. */
     int (*finish)(dray__host *host, dray_error *error);
-    /* For tasks that keep batches. busy returns true when there are any. turn does a piece of the
-     * work on all of them, on all ranks. The loop claims more between two turns. NULL when no task
-     * keeps batches. `decide`, on rank 0, returns a number that the other ranks cannot know, or -1.
-     * `turn` gets it on all ranks. `turn` gets TURN_LAST when the run was stopped, and does not
-     * need the work under way. */
+    /* For tasks that keep batches. `busy` returns true when there are any. `turn` does a piece of
+     * the work on all of them, on all ranks. The loop claims more between two calls of `turn`. NULL
+     * when no task keeps batches. `decide`, on rank 0, returns a number that the other ranks cannot
+     * know, or -1. `turn` gets that number on all ranks. It gets TURN_LAST when the run was stopped
+     * and the work under way is not needed. */
     bool (*busy)(const dray__host *host);
     int64_t (*decide)(dray__host *host);
     int (*turn)(dray__host *host, int64_t decision, dray_error *error);
@@ -90,7 +90,7 @@ typedef struct dray__program_kind {
 extern const dray__program_kind dray__engine_program, dray__trainer_program, dray__critic_program,
     dray__desk_program;
 
-/* Runs until the queue ends, and then returns DRAY_OK. */
+/* Runs the process until the queue ends, and then returns DRAY_OK. */
 int dray__host_main(const dray__host_options *options, dray_error *error);
 
 /* Describes the next claim for the task: `rows` rows. */
@@ -114,7 +114,7 @@ int dray__host_score(dray__host *host, dray_batch *batch, const char *column, dr
 int dray__host_report(dray__host *host, const char *kind, json_t *object, dray_error *error);
 /* The same, without waiting for the coordinator's answer. */
 int dray__host_tell(dray__host *host, const char *kind, json_t *object, dray_error *error);
-/* Barrier and gathering among the ranks of the instance. The trace records how long this rank
+/* Barrier and all-gather among the ranks of the instance. The trace records how long this rank
  * waited. */
 int dray__host_meet(dray__host *host, dray_error *error);
 int dray__host_gather(dray__host *host, const void *in, uint64_t bytes, void *out,

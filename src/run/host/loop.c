@@ -28,7 +28,7 @@ static const dray__program_kind *const roles[DRAY__PROGRAM_COUNT] = {
     [DRAY__PROGRAM_DESK] = &dray__desk_program,
 };
 
-/* Followers wait for the leader to find work: longer than it may wait for it itself. */
+/* Followers wait for the leader to find work, and must wait longer than the leader does. */
 enum {
     FOLLOWER_EXTRA_SECONDS = 15,
     FLUSH_SECONDS = 1,
@@ -39,8 +39,8 @@ enum {
 
 /* ---- SIGTERM -----------------------------------------------------------------------------------
  *
- * The process takes no more rows, commits those that are whole or may be committed in part, and
- * ends. Rank 0 decides for all ranks. */
+ * After SIGTERM the process claims no more rows, commits those that are complete or may be
+ * committed in part, and ends. Rank 0 decides for all ranks. */
 
 static volatile sig_atomic_t leaving;
 static volatile sig_atomic_t claiming_now; /* a wait that SIGTERM ends */
@@ -65,7 +65,7 @@ static void watch_leave(void)
 
 /* ---- claims ---------------------------------------------------------------------------------- */
 
-/* Advantages need whole groups, in any order. So do steps that train complete groups first. */
+/* Advantages need whole groups, in any order. Steps that train complete groups first do, too. */
 static int32_t policy_of(const dray__job *job, const dray__task_kind *kind)
 {
     static const char *const whole[] = {"value", "advantage", "actor", "critic"};
@@ -99,7 +99,8 @@ void dray__task_claim(const dray__host *host, const dray__task_kind *kind,
     dray_steps_rules rules = dray__schedule_rules(job);
     if (work->version)
         dray__rules_consume(&rules, work->version(host) + 1, out);
-    /* The next step's samples are there, too; its old log-probs are of parameters that are not. */
+    /* The queue may have the next step's samples, but their old log-probs need parameters that do
+     * not exist yet. */
     out->partition = work->partition ? work->partition(host) : NULL;
     if (work->newest && work->newest(host))
         dray__rules_leave_old(out);
@@ -107,10 +108,10 @@ void dray__task_claim(const dray__host *host, const dray__task_kind *kind,
 
 /* ---- the loop -------------------------------------------------------------------------------- */
 
-/* The leader's broadcast before every batch, and every turn. */
+/* The leader's broadcast before every batch and every turn. */
 typedef struct order {
-    uint32_t task; /* index; END when nothing more comes; IDLE when nothing came yet; TURN without a
-                    * batch */
+    uint32_t task; /* index of the task; END when no more batches come; IDLE when none came yet;
+                      TURN for a turn without a batch */
     uint32_t reserved;
     uint64_t bytes;   /* of the batch's description, which follows */
     int64_t decision; /* TURN */
@@ -131,23 +132,24 @@ typedef struct loop {
     dray__task_view views[DRAY__JOB_TASKS]; /* of the job's tasks, with their columns */
     uint32_t view_count;
     uint32_t count;
-    uint32_t of_option[TASKS]; /* of the claim made last: the task of each option */
-    bool claiming;             /* it was started between two turns, and has no answer yet */
+    uint32_t of_option[TASKS]; /* the task of each option of the last claim */
+    bool claiming;             /* a claim was started between two turns, and has no answer yet */
     /* Without streaming: the step whose samples are all there for the task, and how many are
      * left. */
     int64_t whole[TASKS];
     uint32_t left[TASKS];
     int64_t flushed_ns;
-    int64_t again_ns; /* nothing is claimed before, while there is other work: it was put back */
+    int64_t again_ns; /* while there is other work, nothing is claimed before this time, because a
+                         batch was put back */
 } loop;
 
-/* ANSWER_NS: how long a turn is put off for the answer to a claim, as a claim of ready rows is
- * answered sooner. KEEP_NS: how long idle devices are kept that others wait for, as rows of this
- * program's own samples come back from a grader sooner. */
+/* ANSWER_NS is how long a turn is delayed for the answer to a claim. A claim of rows that are ready
+ * is answered sooner. KEEP_NS is how long idle devices are kept while others wait for them. Rows of
+ * this program's own samples come back from a grader sooner. */
 #define ANSWER_NS (DRAY__MILLISECOND / 2)
 #define KEEP_NS (2 * DRAY__MILLISECOND)
 
-/* Whether the task waits until all samples of a step are there for it. */
+/* Returns whether the task waits until all samples of a step are ready for it. */
 static bool waits_for_all(const loop *l, uint32_t task)
 {
     const dray__task_kind *kind = l->tasks[task];
@@ -155,8 +157,8 @@ static bool waits_for_all(const loop *l, uint32_t task)
            kind->program != DRAY__PROGRAM_ENGINE;
 }
 
-/* All that is left of the step is claimed at once to see that it is there, given back, and then
- * claimed as in a run that streams. true: this was that claim. */
+/* To see that a step is complete, all that is left of it is claimed at once and given back. After
+ * that it is claimed as in a run that streams. Returns true when this was that first claim. */
 static bool saw_all(loop *l, uint32_t task, const dray_batch *batch, int64_t step)
 {
     if (!waits_for_all(l, task) || (l->left[task] && l->whole[task] == step))
@@ -171,8 +173,8 @@ static void note_done(loop *l, uint32_t task, uint32_t rows)
     l->left[task] -= rows < l->left[task] ? rows : l->left[task];
 }
 
-/* Fills in the claims that may be made now; returns their number. 0 when there are none, or (busy)
- * when not every task may claim. */
+/* Fills in the claims that may be made now, and returns their number. It is 0 when there are none
+ * or, with `busy`, when not every task may claim. */
 static uint32_t claims_of(loop *l, bool busy, dray_claim_options *options)
 {
     uint32_t count = 0;
@@ -195,7 +197,7 @@ static uint32_t claims_of(loop *l, bool busy, dray_claim_options *options)
     return count;
 }
 
-/* Waits for the answer to the claim that is started. Returns DRAY_EAGAIN when there is none yet. */
+/* Waits for the answer to the started claim. Returns DRAY_EAGAIN when there is none yet. */
 static int answer_of(loop *l, int64_t timeout_ns, uint32_t *which, dray_batch **out,
                      dray_error *error)
 {
@@ -223,7 +225,7 @@ static int answer_of(loop *l, int64_t timeout_ns, uint32_t *which, dray_batch **
     return rc;
 }
 
-/* Between two turns a claim is started, and looked after again after each turn. */
+/* Starts a claim between two turns, and looks for its answer after each turn. */
 static int claim_between(loop *l, uint32_t *which, dray_batch **out, dray_error *error)
 {
     bool asked = l->claiming;
@@ -238,7 +240,7 @@ static int claim_between(loop *l, uint32_t *which, dray_batch **out, dray_error 
         l->claiming = true;
     }
     int rc = answer_of(l, asked ? 0 : ANSWER_NS, which, out, error);
-    return rc == DRAY_ETIMEDOUT ? DRAY_EAGAIN : rc; /* there is work */
+    return rc == DRAY_ETIMEDOUT ? DRAY_EAGAIN : rc; /* there is other work */
 }
 
 static bool queue_ended(dray_queue *queue)
@@ -250,7 +252,8 @@ static bool queue_ended(dray_queue *queue)
     return ended;
 }
 
-/* A partition that the run went back over is not there before the driver makes it again. */
+/* Claims for any task. After a resume a partition may not exist before the driver makes it
+ * again. */
 static int claim_any(loop *l, const dray_claim_options *options, uint32_t count, uint32_t *which,
                      dray_batch **out, dray_error *error)
 {
@@ -270,8 +273,8 @@ static int claim_any(loop *l, const dray_claim_options *options, uint32_t count,
     return rc;
 }
 
-/* The driver alone, or a reference that is off: such a role, too, ends with the queue and not
- * before. */
+/* Waits a moment for the end of the queue, for a role that claims nothing: that of the driver
+ * alone, or of a reference that is off. */
 static int nothing_to_claim(loop *l)
 {
     if (queue_ended(l->host->queue))
@@ -280,8 +283,8 @@ static int nothing_to_claim(loop *l)
     return DRAY_ETIMEDOUT;
 }
 
-/* While it is this program's turn on shared devices: whether there is more to do, at once. The turn
- * is not kept over a wait. */
+/* Claims without waiting, while the program has its turn on shared devices. It does not keep the
+ * turn while it waits. */
 static int claim_in_turn(loop *l, uint32_t *which, dray_batch **out, dray_error *error)
 {
     dray_claim_options options[TASKS];
@@ -348,7 +351,8 @@ static int lead_turn(loop *l, bool last, dray_error *error)
     return rc ? rc : turn(l, o.decision, error);
 }
 
-/* The batch as the other ranks open it; the leader's must live until they have read it: run_all. */
+/* Sends the batch's description to the other ranks. The leader's batch must exist until they have
+ * read it (run_all). */
 static int share(loop *l, uint32_t task, const dray_batch *batch, dray_error *error)
 {
     dray__host *host = l->host;
@@ -366,7 +370,7 @@ static int share(loop *l, uint32_t task, const dray_batch *batch, dray_error *er
     return rc;
 }
 
-/* Ends when all ranks are through: then no rank reads the batch any more. */
+/* Runs the task on all ranks, and waits until none of them reads the batch any more. */
 static int run_all(loop *l, uint32_t task, dray_batch *batch, dray_error *error)
 {
     dray__host *host = l->host;
@@ -393,10 +397,10 @@ static int after(loop *l, uint32_t task, dray_error *error)
     return l->works[task]->after ? l->works[task]->after(l->host, error) : DRAY_OK;
 }
 
-/* The next claim is sent before the wait for the commit's answer: both answers are there after one
- * round trip. This is not done when the claim depends on the commit, or on its effects. Nor is it
- * done by an engine, whose batches take long: rows that it has claimed would wait for it if it fell
- * silent. */
+/* Sends the next claim before the wait for the commit's answer, so that both answers come after one
+ * round trip. It is not done when the claim depends on the commit or on its effects, or for an
+ * engine. An engine's batches take long, and rows that it has claimed would wait for it if it
+ * hung. */
 static int claim_ahead(loop *l, uint32_t task, dray_error *error)
 {
     dray__host *host = l->host;
@@ -412,9 +416,9 @@ static int claim_ahead(loop *l, uint32_t task, dray_error *error)
     return rc;
 }
 
-/* Where other hosts take part, the bytes of a batch may go with one of them: rank 0 reads all
- * columns before any rank begins. Rows that are lost then are made again, and the batch is put
- * aside. */
+/* When other hosts take part, the bytes of a batch may be lost with one of them. So rank 0 reads
+ * all columns before any rank begins. Rows that are lost are made again, and the batch is
+ * dropped. */
 static bool is_whole(const loop *l, uint32_t task, dray_batch *batch)
 {
     dray_column column;
@@ -425,7 +429,7 @@ static bool is_whole(const loop *l, uint32_t task, dray_batch *batch)
             continue;
         for (uint32_t c = 0; c < view->need_count && rc != DRAY_EGONE; c++)
             rc = dray_batch_column(batch, view->needs[c], &column, NULL);
-        /* The present values of a sample that goes on. */
+        /* The columns that an earlier claim of an open sample has written. */
         for (uint32_t c = 0; c < view->write_count && rc != DRAY_EGONE; c++)
             rc = dray_batch_column(batch, view->writes[c], &column, NULL);
     }
@@ -458,7 +462,7 @@ static int lead_once(loop *l, bool *ended, dray_error *error)
         dray__fault_at("claimed", step);
         rc = share(l, task, batch, error);
     }
-    if (!rc && (rc = run_all(l, task, batch, error))) /* as if the process had died of it */
+    if (!rc && (rc = run_all(l, task, batch, error))) /* the process ends with it */
         dray_batch_fail(batch, NULL, 0, error->message, NULL);
     if (!rc && l->host->kept)
         return DRAY_OK;
@@ -469,7 +473,8 @@ static int lead_once(loop *l, bool *ended, dray_error *error)
         rc = claim_ahead(l, task, error);
     if (done && !rc)
         rc = dray_batch_commit(batch, error);
-    if (done && rc == DRAY_EGONE && !l->works[task]->after) { /* a run that is stopped clears it */
+    /* A run that is stopped clears the batch. */
+    if (done && rc == DRAY_EGONE && !l->works[task]->after) {
         dray_batch_free(batch);
         return DRAY_OK;
     }
@@ -522,7 +527,8 @@ static void flush_trace(loop *l)
 static const dray__task_work *work_of(const dray__program_kind *program, const char *task)
 {
     const dray__task_work *work = program->works;
-    while (strcmp(work->task, task) != 0) /* by the table of tasks, the task is the program's */
+    /* The table of tasks says that the program has this task. */
+    while (strcmp(work->task, task) != 0)
         work++;
     return work;
 }
@@ -535,7 +541,7 @@ static int run_loop(dray__host *host, const dray__program_kind *program, dray_er
     for (uint32_t i = 0; i < l.count; i++)
         l.works[i] = work_of(program, l.tasks[i]->name);
     bool ended = false;
-    int rc = dray__turn_end(host, error); /* of opening: a trainer has warmed up */
+    int rc = dray__turn_end(host, error); /* the turn of opening, in which a trainer warms up */
     while (!rc && !ended) {
         rc = dray__host_leads(host) ? lead_once(&l, &ended, error) : follow_once(&l, &ended, error);
         flush_trace(&l);
@@ -565,7 +571,7 @@ static int program_of(const dray__host *host)
     return dray__task_find(host->spec->tasks[0])->program;
 }
 
-/* One rank alone is a group too, so that tasks need no second way. */
+/* One rank alone is a group, too, so that tasks need no special case. */
 static int open_group(dray__host *host, dray_error *error)
 {
     int fd = host->options.group_fd, own = -1;
@@ -601,7 +607,8 @@ static int open_trace(dray__host *host, dray_error *error)
     char path[4096], name[80];
     dray__spans_path(host->options.folder, host->label, host->options.rank, host->options.epoch,
                      path, sizeof(path));
-    /* Started through /proc/self/exe, the thread would be called "exe" here, and in ps and top. */
+    /* The process was started through /proc/self/exe; without this it would be called "exe" in the
+     * trace, ps and top. */
     snprintf(name, sizeof(name), "%s-%u", host->label, host->options.rank);
     prctl(PR_SET_NAME, name);
     snprintf(name, sizeof(name), "%s %u", host->label, host->options.rank);
@@ -647,15 +654,15 @@ int dray__host_main(const dray__host_options *options, dray_error *error)
     dray__job *job = NULL;
     dray__process_begin();
     watch_leave();
-    /* Each rank computes on one core. OpenBLAS's threads would look for memory for ever where there
-     * is little. */
+    /* Each rank computes on one core. OpenBLAS's threads would retry allocations for ever when
+     * memory is short. */
     setenv("OPENBLAS_NUM_THREADS", "1", 1);
     int rc = open_host(&host, &job, error);
     const dray__program_kind *role = host.spec ? roles[program_of(&host)] : NULL;
     if (!rc)
         rc = role->open(&host, error);
     dray_trace_leave();
-    dray_trace_enter(DRAY_SPAN_BUSY, "loop", -1); /* time in no other span */
+    dray_trace_enter(DRAY_SPAN_BUSY, "loop", -1); /* for the time that is in no other span */
     if (!rc)
         rc = run_loop(&host, role, error);
     dray_trace_leave();

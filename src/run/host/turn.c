@@ -9,14 +9,14 @@
 #include <string.h>
 
 struct dray__turn {
-    char *text; /* the names are in it */
+    char *text; /* the names point into it */
     const char *names[DRAY_LEASE_NAMES];
     uint32_t count;
-    dray_lease *lease; /* rank 0's, while it has the turn */
+    dray_lease *lease; /* on rank 0, while it has the turn */
     int64_t step;      /* of the work that was begun last */
 };
 
-/* Other ranks wait for word of rank 0 longer than it waits for the lease in one piece. */
+/* Other ranks wait longer for rank 0's broadcast than rank 0 waits for the lease at a time. */
 enum { FOLLOWER_EXTRA_SECONDS = 15 };
 
 int dray__turn_open(const char *leases, dray__turn **out, dray_error *error)
@@ -88,7 +88,7 @@ static int tell(const dray__host *host, word *what, dray_error *error)
     return rc;
 }
 
-/* Rank 0's: others go first where the work of another step begins. */
+/* On rank 0: gives the turn to others first when the work of another step begins. */
 static int look(dray__turn *self, int64_t step, word *out, dray_error *error)
 {
     bool next = step >= 0 && step != self->step;
@@ -101,7 +101,7 @@ static int look(dray__turn *self, int64_t step, word *out, dray_error *error)
     return rc;
 }
 
-/* The supervisor notices when the run stands still. */
+/* Waits without limit, because the supervisor ends a run that makes no progress. */
 static int wait_for_it(dray__host *host, dray_error *error)
 {
     dray__turn *self = host->turn;

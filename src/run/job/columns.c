@@ -11,7 +11,7 @@ static uint32_t copy(const char *to[DRAY__TASK_COLUMNS], const char *const *from
     return count;
 }
 
-/* Copies those of the columns that this job has. */
+/* Copies the names of the columns that this job has. */
 static uint32_t copy_used(const dray__job *job, const char *to[DRAY__TASK_COLUMNS],
                           const char *const *from)
 {

@@ -1,5 +1,5 @@
-/* The tasks of one job with their columns: the built-in table (tasks.h), the job's `tasks` over it.
- */
+/* The tasks of one job with their columns: the built-in table (tasks.h), overridden by the job's
+ * `tasks`. */
 #pragma once
 
 #include "run/job/tasks.h"
@@ -13,11 +13,11 @@ typedef struct dray__task_view {
     uint32_t need_count, write_count;
 } dray__task_view;
 
-/* The tasks that the job has; returns how many. The driver is one of them: it writes the columns
- * that samples begin with. */
+/* Writes the tasks that the job has, and returns how many. The driver is one of them: it writes the
+ * columns that samples begin with. */
 uint32_t dray__job_tasks(const dray__job *job, dray__task_view out[DRAY__JOB_TASKS]);
-/* The columns that the built-in program reads and writes for it in this job, without the job's
- * `tasks`. */
+/* Returns the columns that the built-in program reads and writes for the task in this job, without
+ * the job's `tasks`. */
 dray__task_view dray__task_built_in(const dray__job *job, const dray__task_kind *kind);
-/* Whether it claims rows. (The driver inserts.) */
+/* Returns whether the task claims rows. The driver does not: it inserts them. */
 bool dray__task_claims(const dray__task_view *task);

@@ -26,7 +26,8 @@ char *dray__role_label(const dray__job_role *role, uint32_t instance, char out[D
     return out;
 }
 
-/* Is the name of the variable ("NAME=...") one of these, which have blanks between them? */
+/* Returns whether the name of the variable ("NAME=...") is in `names`, which have blanks between
+ * them. */
 static bool is_one_of(const char *variable, const char *names)
 {
     size_t length = strcspn(variable, "=");
@@ -48,7 +49,7 @@ static bool is_password(const char *variable)
 }
 
 /* The second half are the variables of torchrun, so that torch.distributed.init_process_group()
- * works as it is (names: pytorch,
+ * works unchanged (names: pytorch,
  * torch/distributed/elastic/agent/server/local_elastic_agent.py). */
 static const char names[] =
     "DRAY_ADDRESS DRAY_RUN DRAY_CONFIG DRAY_QUEUE DRAY_TASK DRAY_ROLE DRAY_INSTANCE DRAY_EPOCH "
@@ -161,7 +162,8 @@ static void add_visible(list *l, const dray__orders *o)
     add(l, "CUDA_VISIBLE_DEVICES=%s", visible);
 }
 
-/* The ranks are the only group of their role; those of this host are counted from its first. */
+/* Adds torchrun's variables. All ranks of the instance are one worker group; local ranks are
+ * counted from the host's first rank. */
 static void add_torch(list *l, const dray__orders *o)
 {
     unsigned ranks = (unsigned)o->role->ranks;
@@ -181,7 +183,7 @@ static void add_torch(list *l, const dray__orders *o)
     add(l, "TORCHELASTIC_RESTART_COUNT=%u", o->epoch - 1);
     add(l, "TORCHELASTIC_MAX_RESTARTS=%u", o->restarts);
     add(l, "TORCHELASTIC_USE_AGENT_STORE=False"); /* rank 0 makes the store */
-    /* As torchrun does: ranks of one host would take each other's cores. */
+    /* As torchrun does, because ranks of one host would compete for cores. */
     if (ranks > 1 && !getenv("OMP_NUM_THREADS") && !given(o->role, "OMP_NUM_THREADS="))
         add(l, "OMP_NUM_THREADS=1");
     add_visible(l, o);

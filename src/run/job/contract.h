@@ -17,26 +17,26 @@ typedef struct dray__orders {
     const char *folder;  /* the run's */
     const char *config;  /* the resolved job, as JSON */
     const char *address; /* of the coordinator */
-    const char *leases;  /* of devices that others have, too (devices.h); "": none */
+    const char *leases;  /* for devices that other roles have, too (devices.h); "" for none */
     uint32_t instance, rank, epoch, restarts;
     int64_t first_step;
     int64_t eval_from;
     bool redis;             /* a Redis server holds the samples: roles that claim them need its
                              * password */
-    int group_fd;           /* as the process has it; -1: none */
-    uint16_t port;          /* free: the ranks may meet there, */
-    const char *master;     /* at this host; NULL means this one */
+    int group_fd;           /* its number in the process; -1 for none */
+    uint16_t port;          /* a free port at which the ranks may meet, */
+    const char *master;     /* on this host; NULL means the own host */
     uint32_t first, here;   /* ranks of the instance that are on this host */
     const char *token_file; /* of the role, when the coordinator is on another host; NULL when there
                              * is none */
 } dray__orders;
 
-/* This process's environment without secrets, the role's `env` over it, the contract over both;
- * ended by NULL. One block to be freed with dray__environment_free. Returns NULL when out of
+/* Returns this process's environment without secrets, overridden by the role's `env` and then by
+ * the contract; ended by NULL. Free it with dray__environment_free. Returns NULL when out of
  * memory. */
 char **dray__contract_write(const dray__orders *orders);
 void dray__environment_free(char **environment);
-/* Is the variable ("NAME=...") one that the contract sets? */
+/* Returns whether the contract sets this variable ("NAME=..."). */
 bool dray__contract_sets(const char *variable);
 
 /* The content of the variables for this process. */
@@ -44,19 +44,20 @@ typedef struct dray__host_options {
     const char *folder;  /* the run's */
     const char *name;    /* of the role, as in the job file */
     const char *address; /* of the coordinator */
-    const char *leases;  /* of devices that other roles have, too; NULL, "": none */
+    const char *leases;  /* for devices that other roles have, too; NULL or "" for none */
     uint32_t instance, rank, epoch;
-    int group_fd;       /* -1: one rank alone */
+    int group_fd;       /* -1 when there is only one rank */
     int64_t first_step; /* the step before the first one to make: 0, or the resumed checkpoint's */
-    int64_t eval_from;  /* held-out accuracy from this version on is still to be measured */
+    int64_t eval_from;  /* the first version whose held-out accuracy is still to be measured */
 } dray__host_options;
 
-/* Reads it; texts stay the environment's. DRAY_EINVALID names the variable. */
+/* Reads the variables. Texts point into the environment. Returns 0, or DRAY_EINVALID, which names
+ * the variable. */
 int dray__contract_read(dray__host_options *out, dray_error *error);
 
 /* Returns true for variables that hold proofs of identity, or the names of their files. Commands of
  * a job do not get them. */
 bool dray__is_secret(const char *variable);
 
-/* A free port of this host; 0 when there is none. */
+/* Returns a free port of this host; 0 when there is none. */
 uint16_t dray__free_port(void);

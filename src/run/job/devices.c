@@ -104,7 +104,7 @@ static uint32_t bits_of(const dray__job_role *role)
     return bits ? bits : DRAY__MAY_TASK;
 }
 
-/* Of all roles that have the device; how many do. */
+/* Gets the rights of all roles that have the device, and returns the number of these roles. */
 static uint32_t find_roles(const dray__job *job, const char *kind, uint32_t number, uint32_t *bits)
 {
     uint32_t roles = 0;

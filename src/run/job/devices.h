@@ -18,12 +18,13 @@ typedef struct dray__devices {
  * DRAY_EINVALID with the error in the text. */
 int dray__devices_read(const char *text, uint32_t part, uint32_t parts, dray__devices *out,
                        dray_error *error);
-/* Is each of them there? DRAY_ENOENT: no, and how many there are. */
+/* Returns 0 when this machine has each of the devices, or DRAY_ENOENT, which says how many there
+ * are. */
 int dray__devices_look(const dray__devices *devices, dray_error *error);
 
 enum { DRAY__LEASES_BYTES = 4096 };
-/* $DRAY_LEASES of an instance: names with commas between them, one for each of its devices that
- * another role has, too. In "engine+trainer/cuda:0", the tokens of these two roles may take the
- * lease. */
+/* Writes $DRAY_LEASES of an instance: names with commas between them, one for each of its devices
+ * that another role has, too. In "engine+trainer/cuda:0", the tokens of these two roles may take
+ * the lease. */
 void dray__devices_leases(const dray__job *job, const dray__job_role *role, uint32_t instance,
                           char out[DRAY__LEASES_BYTES]);

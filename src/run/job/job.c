@@ -46,7 +46,8 @@ int64_t dray__job_batch(const dray__job *job)
 
 int64_t dray__job_token_bytes(const dray__job *job)
 {
-    /* response, its versions, three log-probs; its mask; value, advantage and returns */
+    /* response, its versions, three log-probs; if the job has them its mask; value, advantage and
+     * returns */
     return 4 * (5 + (dray__job_has(job, "response_mask") ? 1 : 0) +
                 (dray__job_has(job, "value") ? 3 : 0));
 }

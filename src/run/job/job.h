@@ -6,16 +6,16 @@
  * pace. */
 
 /* A job file: the description of a run for `dray run`, as plain values. The settings, their
- * defaults and their ranges are in settings.c's table; docs/run.md is the reference for people. */
+ * defaults and their ranges are in settings.c's table; docs/run.md is the reference for users. */
 #pragma once
 
 #include <dray/dray.h>
 #include <stdbool.h>
 
 typedef struct dray__job_model {
-    char *checkpoint; /* folder to start from; "": from scratch with the sizes below */
-    char *tokenizer;  /* a tokenizer.json; "": the checkpoint's, or bytes */
-    char *end_token;  /* "": as the tokenizer's files say */
+    char *checkpoint; /* folder to start from; "" to start from scratch with the sizes below */
+    char *tokenizer;  /* a tokenizer.json; "" for the checkpoint's, or bytes when it has none */
+    char *end_token;  /* "" for the one that the tokenizer's files name */
     char *family;
     int64_t hidden_size, intermediate_size, layers, heads, kv_heads, max_positions;
     double rope_theta, rms_norm_eps;
@@ -23,7 +23,7 @@ typedef struct dray__job_model {
     double embedding_std, weight_std; /* of random parameters */
 } dray__job_model;
 
-/* The sources of data: a line each, beside a file (data_source.h). */
+/* The sources of data. Each is one line here and one file (data_source.h). */
 #define DRAY__SOURCES(SOURCE)                                                                      \
     SOURCE(REVERSE, reverse)                                                                       \
     SOURCE(JSONL, jsonl)                                                                           \
@@ -37,7 +37,7 @@ typedef enum dray__data_kind { DRAY__SOURCES(SOURCE) DRAY__SOURCE_COUNT } dray__
 typedef struct dray__job_data {
     int32_t source; /* dray__data_kind */
     int64_t digits; /* reverse */
-    int64_t steps;  /* arithmetic, tool: the most that a chain has */
+    int64_t steps;  /* arithmetic, tool: the most steps of a chain */
     char *path;     /* jsonl */
     char *eval_path;
 } dray__job_data;
@@ -156,12 +156,13 @@ typedef struct dray__job_clock {
 
 typedef struct dray__job_queue {
     int64_t capacity_rows, capacity_bytes, max_attempts;
-    int32_t on_loss; /* dray_on_loss; shrink_group means "end": a lost sample ends the run */
-    int32_t policy;  /* dray_policy, of the tasks of a step */
+    /* dray_on_loss; shrink_group is "end" in a job file: a lost sample ends the run. */
+    int32_t on_loss;
+    int32_t policy; /* dray_policy, of the tasks of a step */
     int64_t token_cap;
     int32_t backend; /* dray_queue_backend */
     char *backend_address;
-    char *metrics;  /* where the coordinator answers GET /metrics; "": nowhere */
+    char *metrics;  /* where the coordinator answers GET /metrics; "" for nowhere */
     int durability; /* dray_durability */
 } dray__job_queue;
 
@@ -176,9 +177,9 @@ typedef enum dray__on_death { DRAY__ON_DEATH_RESTART = 0, DRAY__ON_DEATH_END } d
 
 typedef struct dray__job_role {
     char *name;
-    char **tasks; /* none: a server */
+    char **tasks; /* a role without tasks is a server */
     uint32_t task_count;
-    char *command; /* of a shell; "": the built-in program */
+    char *command; /* a shell command; "" for the built-in program */
     int64_t ranks, instances;
     bool spread;   /* ranks may be on several hosts */
     int64_t local; /* places (instances, or ranks where they are spread) of the run's own host */
@@ -191,10 +192,10 @@ typedef struct dray__job_role {
     uint32_t after_count;
     int32_t on_death; /* dray__on_death */
     double grace_seconds;
-    int64_t nice; /* of its processes, over that of the supervisor */
+    int64_t nice; /* nice value of its processes, added to that of the supervisor */
 } dray__job_role;
 
-/* A task that the job adds, or changes. Settings that are not given are those of the built-in
+/* A task that the job adds or changes. Settings that are not given are those of the built-in
  * task. */
 typedef struct dray__job_task {
     char *name;
@@ -204,7 +205,7 @@ typedef struct dray__job_task {
 
 typedef struct dray__job {
     char *name;
-    char *listen; /* where other hosts join; "": none do */
+    char *listen; /* where other hosts join; "" when none do */
     int64_t seed, steps;
     int32_t schedule; /* of schedule.h */
     bool stream;      /* tasks take samples as they come, not a step's all at once */
@@ -217,7 +218,7 @@ typedef struct dray__job {
     dray__job_rollout rollout;
     dray__job_tool tool;
     dray__job_reward reward;
-    dray__job_part *rewards; /* several; none: `reward` is the only one */
+    dray__job_part *rewards; /* several rewards; when there are none, `reward` is the only one */
     uint32_t reward_count;
     dray__job_reference reference;
     dray__job_old_log_prob old_log_prob;
@@ -236,23 +237,24 @@ typedef struct dray__job {
     uint32_t task_count;
 } dray__job;
 
-/* Reads a job file, lays it over the defaults, and lays the settings ("actor.lr=1e-3") over both.
+/* Reads a job file, which overrides the defaults; the settings ("actor.lr=1e-3") override both.
  * *resolved (may be NULL) gets the resolved job as YAML, itself a valid job file; malloc'ed. Paths
  * in the file are relative to its folder, and absolute when resolved. Returns 0, or DRAY_ENOENT,
- * DRAY_EFORMAT or DRAY_EINVALID, whose message has file, line, key, the expected and the found
+ * DRAY_EFORMAT or DRAY_EINVALID with a message that has file, line, key, the expected and the found
  * value. */
 int dray__job_load(const char *path, const char *const *settings, uint32_t setting_count,
                    dray__job **out, char **resolved, dray_error *error);
 void dray__job_free(dray__job *job);
 
-/* The role that runs `task`; NULL when none does. */
+/* Returns the role that runs `task`; NULL when none does. */
 const dray__job_role *dray__job_role_of(const dray__job *job, const char *task);
 bool dray__role_has(const dray__job_role *role, const char *task);
-/* Instances; ranks where they are spread. */
+/* Returns the role's number of instances or, when its ranks are spread, of ranks. */
 int64_t dray__role_places(const dray__job_role *role);
-/* The name of the token of an engine, a trainer or another program: "engine", "trainer", "task". */
+/* Returns the name of the token that the role's processes use: "engine", "trainer" or "task". */
 const char *dray__role_token(const dray__job_role *role);
-/* Is it one for a role, a task or a reward: 1 to 32 letters, digits, `_` or `-`? */
+/* Returns whether a role, a task or a reward may have this name: 1 to 32 letters, digits, `_` or
+ * `-`. */
 bool dray__job_name_ok(const char *name);
 int64_t dray__job_batch(const dray__job *job);       /* samples a step */
 int64_t dray__job_token_bytes(const dray__job *job); /* of the columns by response token */

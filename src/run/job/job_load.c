@@ -1,4 +1,4 @@
-/* Job files: read over the defaults, and their settings checked against each other. */
+/* Job files: a file overrides the defaults, and the settings are checked against each other. */
 #include "run/job/job.h"
 
 #include "base/error.h"
@@ -217,7 +217,7 @@ static int rule_policy(const dray__job *job, const dray__places *at, dray_error 
     return DRAY_OK;
 }
 
-/* Whole groups are claimed. So the rows of a claim, and those of an optimiser step, must be whole
+/* Claims are of whole groups. So the rows of a claim, and those of an optimiser step, must be whole
  * groups. */
 static int rule_groups(const dray__job *job, const dray__places *at, dray_error *error)
 {
@@ -242,7 +242,8 @@ static int rule_groups(const dray__job *job, const dray__places *at, dray_error 
     return DRAY_OK;
 }
 
-/* Bytes of a sample that the driver reserves, as far as the job file determines them. */
+/* Returns the bytes of a sample that the driver reserves, as far as the job file determines
+ * them. */
 static int64_t row_bytes(const dray__job *job)
 {
     dray__data_bytes most = dray__data_longest(job);
@@ -250,8 +251,8 @@ static int64_t row_bytes(const dray__job *job)
            dray__job_token_bytes(job) * job->rollout.max_new_tokens + 256;
 }
 
-/* Batches that were trained, and wait for a checkpoint: the queue keeps them until then where its
- * journal would give them back to a run that goes on (checkpoint.h). */
+/* Returns how many trained batches wait for a checkpoint. The queue keeps them until then if its
+ * journal would return them to a resumed run (checkpoint.h). */
 static int64_t waiting(const dray__job *job)
 {
     if (job->queue.durability != DRAY_DURABILITY_JOURNAL)
@@ -296,7 +297,7 @@ static int rule_capacity(const dray__job *job, const dray__places *at, dray_erro
     return DRAY_OK;
 }
 
-/* A model that the engine would refuse minutes later is refused here, with the line. */
+/* Refuses a model that the engine would refuse minutes later, and names the line. */
 static int rule_model(const dray__job *job, const dray__places *at, dray_error *error)
 {
     dray_error inner = {0};
@@ -348,7 +349,7 @@ static int check_rules(const dray__job *job, const dray__places *at, dray_error 
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
-/* Lays the file over the defaults, and the settings over both. */
+/* Reads the file, which overrides the defaults, and the settings, which override both. */
 static int read_layers(const char *path, const char *const *settings, uint32_t setting_count,
                        dray__job *job, dray__places *places, dray_error *error)
 {
@@ -372,7 +373,8 @@ static int read_layers(const char *path, const char *const *settings, uint32_t s
     return rc;
 }
 
-/* A scheduler that chooses the run's host puts it into the environment. */
+/* Takes `listen` from the environment, where a scheduler puts the address of the host that it
+ * chose. */
 static int settle_listen(dray__job *job, dray_error *error)
 {
     const char *given = getenv("DRAY_LISTEN");
@@ -386,7 +388,7 @@ static int settle_listen(dray__job *job, dray_error *error)
     return DRAY_OK;
 }
 
-/* Settings that the value model lacks are the policy's. */
+/* Settings of the value model that are not given are those of the policy. */
 static void settle_critic(dray__job *job, const dray__places *at)
 {
     if (!dray__setting_given(at, "critic.lr"))

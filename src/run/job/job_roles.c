@@ -147,7 +147,7 @@ static const dray__job_role *named(const dray__job *job, const char *name)
     return NULL;
 }
 
-/* Does `role` start after `other`, directly or through others? depth: of roles in between. */
+/* Returns whether `role` starts after `other`, directly or through at most `depth` other roles. */
 static bool comes_after(const dray__job *job, const dray__job_role *role,
                         const dray__job_role *other, uint32_t depth)
 {
@@ -193,7 +193,7 @@ static int check_role(const dray__job *job, const dray__job_role *role, const dr
     return rc;
 }
 
-/* Of a role that other hosts have a part in. */
+/* Checks a role that other hosts take part in. */
 static int check_elsewhere(const dray__job *job, const dray__job_role *role, const dray__places *at,
                            dray_error *error)
 {
@@ -290,7 +290,7 @@ static int check_program(const dray__job_role *role, const dray__places *at, dra
     return DRAY_OK;
 }
 
-/* Refuses a second instance of roles that there is one of: the built-in driver, and the built-in
+/* Refuses a second instance of roles that may have only one: the built-in driver, and the built-in
  * trainer with its tasks. */
 static int check_single(const dray__job *job, const dray__job_role *role, const dray__places *at,
                         dray_error *error)
@@ -320,7 +320,8 @@ static int check_single(const dray__job *job, const dray__job_role *role, const 
     return DRAY_OK;
 }
 
-/* They meet at checkpoints (critic.c), and a program of one's own does not know where. */
+/* Both trainers must be built in or neither, because built-in ones wait for each other at
+ * checkpoints (critic.c). */
 static int check_trainers(const dray__job *job, const dray__places *at, dray_error *error)
 {
     const dray__job_role *actor = dray__job_role_of(job, "actor"),
@@ -334,8 +335,8 @@ static int check_trainers(const dray__job *job, const dray__places *at, dray_err
                   is_builtin(actor) ? "critic" : "actor", is_builtin(actor) ? "actor" : "critic");
 }
 
-/* Which samples a step trains, where those are the ones that are complete first, is for the
- * built-in trainer of the value model to say (late.c). */
+/* When a step trains the samples that are complete first, the built-in trainer of the value model
+ * chooses them (late.c). */
 static int check_binding(const dray__job *job, const dray__places *at, dray_error *error)
 {
     static const char *const tasks[] = {"value", "critic"};
@@ -414,8 +415,8 @@ static const dray__task_view *writer_of(const columns *c, const char *column, ui
     return NULL;
 }
 
-/* Checks the names that the task needs (`key` needs) or writes: the queue takes them, and each is
- * there once. */
+/* Checks the names of columns that the task needs or writes, as `key` says: they must be valid in
+ * the queue, and different. */
 static int check_names(const dray__task_view *t, const char *key, const char *const *names,
                        uint32_t count, const dray__places *at, dray_error *error)
 {
@@ -485,7 +486,7 @@ static bool is_run_built_in(const dray__job *job, const char *task)
     return false;
 }
 
-/* A built-in program's columns are fixed, also with `tasks`. It may be told to wait for more. */
+/* A built-in program's columns are fixed; `tasks` may only add columns that it waits for. */
 static int check_built_in(const dray__job *job, const dray__task_view *t, const dray__places *at,
                           dray_error *error)
 {
@@ -514,7 +515,8 @@ static int check_built_in(const dray__job *job, const dray__task_view *t, const 
     return DRAY_OK;
 }
 
-/* The first column that the task needs and that no task in `ready` (a bit each) writes. */
+/* Returns the first column that the task needs and that no task in `ready` (one bit for each)
+ * writes. */
 static const char *awaited(const columns *c, uint32_t task, uint64_t ready)
 {
     const dray__task_view *t = &c->tasks[task];
@@ -524,7 +526,8 @@ static const char *awaited(const columns *c, uint32_t task, uint64_t ready)
     return NULL;
 }
 
-/* Tasks that need a column that they write, or that is written after them, would never begin. */
+/* Refuses tasks that need a column that they write, or that is written after them, because they
+ * would never begin. */
 static int check_order(const columns *c, const dray__places *at, dray_error *error)
 {
     char keys[128];
@@ -537,7 +540,7 @@ static int check_order(const columns *c, const dray__places *at, dray_error *err
         task++;
     if (task == c->count)
         return DRAY_OK;
-    for (uint32_t i = 0; i < c->count; i++) /* from one that waits to one that waits for itself */
+    for (uint32_t i = 0; i < c->count; i++) /* follows the waits until a task waits for itself */
         task = (uint32_t)(writer_of(c, awaited(c, task, ready), c->count) - c->tasks);
     snprintf(keys, sizeof(keys), "tasks.%.64s.needs tasks", c->tasks[task].name);
     return dray__setting_fail(at, keys, error,
@@ -562,7 +565,8 @@ int dray__rule_columns(const dray__job *job, const dray__places *at, dray_error 
 
 /* ---- is it there? ---------------------------------------------------------------------------- */
 
-/* The commands that are the shell's own. All others are looked up as the shell does it. */
+/* Returns whether the word is a command of the shell itself. All others are looked up as the shell
+ * does. */
 static bool is_shell_word(const char *word)
 {
     static const char *const words[] = {".",     ":",      "!",       "{",        "alias", "break",
@@ -604,8 +608,8 @@ static bool found(const char *folder, const char *word)
 
 enum { WORD_BYTES = 256 };
 
-/* The program that a command line begins with, where it is not there. A word that only a shell can
- * read is the shell's to judge. */
+/* Returns true when the program that a command line begins with does not exist, and gets its name.
+ * A word that only a shell can interpret is not checked. */
 static bool is_missing(const char *folder, const char *command, char word[WORD_BYTES])
 {
     const char *from = command + strspn(command, " \t\n");

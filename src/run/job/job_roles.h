@@ -1,4 +1,4 @@
-/* The roles and tasks of a job file: defaults that depend on each other, and checks. */
+/* Roles and tasks of a job file: the defaults that depend on each other, and the checks. */
 #pragma once
 
 #include "run/job/settings.h"
@@ -12,7 +12,7 @@ int dray__rule_programs(const dray__job *job, const dray__places *at, dray_error
 int dray__rule_tasks(const dray__job *job, const dray__places *at, dray_error *error);
 int dray__rule_columns(const dray__job *job, const dray__places *at, dray_error *error);
 
-/* Are the role's command, folder and devices on this host? */
+/* Checks that the role's command, folder and devices exist on this host. */
 int dray__role_there(const dray__job_role *role, const dray__places *at, dray_error *error);
-/* Of a run that is about to start: are they, of all roles that it runs here? */
+/* The same for all roles that a run is about to start on this host. */
 int dray__rule_there(const dray__job *job, const dray__places *at, dray_error *error);

@@ -8,18 +8,20 @@
 #include <dray/model.h>
 #include <limits.h>
 
-/* The file that the job's tokenizer is read from; false: its tokens are bytes. */
+/* Gets the file that the job's tokenizer is read from. Returns false when its tokens are bytes. */
 bool dray__job_tokenizer_path(const dray__job *job, char path[PATH_MAX]);
-/* The tokenizer of the job: model.tokenizer; else the checkpoint's, if it has one; else bytes. */
+/* Opens the tokenizer of the job: model.tokenizer, else the checkpoint's, if it has one, else
+ * bytes. */
 int dray__job_tokenizer(const dray__job *job, dray__tokenizer **out, dray_error *error);
 /* The model of the job: the checkpoint's configuration, or the sizes of the job file. The
- * tokenizer's vocabulary must fit the checkpoint's, and is that of a model from scratch. NULL skips
- * this, and takes bytes. */
+ * tokenizer's vocabulary must fit the checkpoint's; a model from scratch takes the tokenizer's.
+ * With tokenizer NULL this is not checked, and a model from scratch has the vocabulary of bytes. */
 int dray__job_model_config(const dray__job *job, const dray__tokenizer *tokenizer,
                            dray_model_config *out, dray_error *error);
-/* How long work takes where it is slept; false: it is computed (clock.c). */
+/* Gets the durations by which work is slept instead of computed (clock.c). Returns false when the
+ * work is computed. */
 bool dray__job_pace(const dray__job *job, dray__pace *out);
 
-/* The library that the built-in engine and trainer compute with, as it names itself; NULL when it
- * is not there. Thread-safe. */
+/* Returns the name of the BLAS library that the built-in engine and trainer compute with; NULL when
+ * it is not installed. Thread-safe. */
 const char *dray__job_blas(void);

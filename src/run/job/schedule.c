@@ -22,8 +22,8 @@ dray__schedule dray__schedule_of(const dray__job *job)
     schedule.name = names[job->schedule];
     if (schedule.first_complete) {
         schedule.oldest += job->staleness;
-        /* As many again for samples that are complete late; and more, so that engines have prompts
-         * while a few samples of an old step get too old, and are made anew. */
+        /* As many again for samples that are complete late, and more, so that engines have prompts
+         * while a few samples of an old step become too old and are generated again. */
         schedule.open += (job->staleness > 0 ? 2 : 0) + 2 * job->staleness;
     }
     return schedule;

@@ -17,13 +17,14 @@ typedef struct dray__schedule {
     int64_t newest, oldest;
     int64_t open; /* steps whose prompts are in the queue at once, with the one that is trained */
     int64_t kept; /* versions that can be read at once, the newest ones: from 1 to KEPT_MOST */
-    /* Engines take exactly the version that a step's samples need. Else any that is allowed, the
-     * newest one as soon as they may, and never an older one than they have. */
+    /* Engines take exactly the version that a step's samples need. Otherwise they take any allowed
+     * version, the newest one as soon as possible, and never an older one than they have. */
     bool exact;
-    /* A step trains the samples that are complete first, in whole groups, whichever step's prompts
-     * they answer. Else those of its own prompts. */
+    /* A step trains the samples that are complete first, in whole groups, of any step's prompts.
+     * Otherwise it trains those of its own prompts. */
     bool first_complete;
-    /* At most so many engines take weights at once that the others make as much as is trained. */
+    /* The number of engines that take weights at once is limited, so that the others make as many
+     * samples as are trained. */
     bool in_turns;
 } dray__schedule;
 
@@ -44,8 +45,8 @@ enum {
 /* The job's schedule, with its settings. */
 dray__schedule dray__schedule_of(const dray__job *job);
 
-/* The same for trainers and engines, the user's too, and as an object of its numbers, the caller's
- * (NULL: out of memory). */
+/* The same rules as trainers and engines take them, the user's own included; and as a new JSON
+ * object of numbers (NULL when out of memory). */
 dray_steps_rules dray__schedule_rules(const dray__job *job);
 json_t *dray__schedule_rules_json(const dray__job *job);
 
@@ -53,20 +54,20 @@ typedef struct dray__versions {
     int64_t oldest, newest;
 } dray__versions;
 
-/* The first step whose samples may be of the version. The version's evaluation comes before the
- * step's prompts. */
+/* Returns the first step whose samples may be of the version. The version's evaluation comes before
+ * the step's prompts. */
 int64_t dray__schedule_first_step(const dray__job *job, int64_t version);
-/* Which versions may make samples of the step. */
+/* Returns which versions may make samples of the step. */
 dray__versions dray__schedule_versions(const dray__job *job, int64_t step);
-/* How many versions a sample may be behind the one that its step begins with. */
+/* Returns how many versions a sample may be behind the one that its step begins with. */
 int64_t dray__schedule_staleness(const dray__job *job);
 /* The number of steps whose prompts the queue must have room for: the open ones, and one more when
  * a step may wait for samples that only other prompts can bring (fresh_share). */
 int64_t dray__schedule_steps(const dray__job *job);
-/* Instances of roles that generate. */
+/* Returns the number of instances of roles that generate. */
 int64_t dray__schedule_engines(const dray__job *job);
 
-/* The defaults that depend on it. */
+/* Sets the defaults that depend on the schedule. */
 void dray__schedule_settle(dray__job *job, const dray__places *at);
-/* The rules of a job file that are about its schedule. DRAY_EINVALID, with the line. */
+/* Checks the settings that belong to the schedule. Returns 0, or DRAY_EINVALID with the line. */
 int dray__rule_schedule(const dray__job *job, const dray__places *at, dray_error *error);

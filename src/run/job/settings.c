@@ -80,15 +80,15 @@ static const dray__word durabilities[] = {{"none", DRAY_DURABILITY_NONE, NULL},
 
 /* ---- how a line is written ------------------------------------------------------------------- */
 
-/* Where a member is; does not compile where its type is another one. */
+/* The offset of a member. It does not compile when the member's type is not `holds`. */
 #define AT(member, holds)                                                                          \
     .at = offsetof(STRUCT, member) + 0 * sizeof(_Generic(((STRUCT *)0)->member, holds : 1))
 #define LINE(member, kind, holds, value, means)                                                    \
     .key = #member, .type = DRAY__SETTING_##kind, AT(member, holds), .text = value, .meaning = means
 
-/* The default is written and read as in a job file. INT, REAL: from low to high; ABOVE: a real
- * number of more than low. TEXT's and PATH's default is a C string, and NULL when the key must be
- * there; so is that of TEXTS, with blanks between its entries. */
+/* The default is written and read as in a job file. INT and REAL are from low to high; ABOVE is a
+ * real number greater than low. The default of TEXT and PATH is a C string, or NULL when the key is
+ * required; so is that of TEXTS, with blanks between its entries. */
 /* clang-format off */
 #define INT(member, value, from, to, means)                                                        \
     {LINE(member, INT, int64_t, #value, means), .low = (from), .high = (to)}

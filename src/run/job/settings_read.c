@@ -1,4 +1,5 @@
-/* From the trees of job files and --set to the values of a job, and where each was written. */
+/* Reads the trees of job files and --set into the values of a job, and notes where each was
+ * written. */
 #include "run/job/settings.h"
 
 #include "base/error.h"
@@ -61,7 +62,8 @@ static int remember(dray__places *places, const char *key, const dray__node *nod
     return p->key ? DRAY_OK : dray__nomem(error);
 }
 
-/* The last place that counts, as in the job; NULL when it is not written anywhere. */
+/* Returns the last place of the key, which is the one that counts; NULL when it is not written
+ * anywhere. */
 static const place *place_of(const dray__places *places, const char *key, size_t length)
 {
     for (uint32_t i = places->count; i-- > 0;)
@@ -75,7 +77,8 @@ bool dray__setting_given(const dray__places *places, const char *key)
     return place_of(places, key, strlen(key)) != NULL;
 }
 
-/* The place of the first of `keys` that was written, else of the first whose section was. */
+/* Returns the place of the first of `keys` that was written, else of the first that has its section
+ * written. */
 static place find_place(const dray__places *places, const char *keys)
 {
     const place *found = NULL;
@@ -160,7 +163,7 @@ static int read_int(const reading *r, const dray__setting *s, void *to, const dr
     int64_t value = strtoll(node->value, &end, 10);
     const char *digits = node->value + (node->value[0] == '-');
     bool plain = digits[0] >= '0' && digits[0] <= '9' &&
-                 !(digits[0] == '0' && digits[1]); /* octal in YAML 1.1, where 010 is 8 */
+                 !(digits[0] == '0' && digits[1]); /* YAML 1.1 reads 010 as octal 8 */
     if (errno || *end || !plain)
         return refuse(r, node, key, "expected a whole number, found '%.64s'", node->value);
     memcpy(to, &value, sizeof(value));
@@ -264,7 +267,7 @@ static void *member(const dray__setting *s, const void *base)
     return (char *)(uintptr_t)base + s->at;
 }
 
-/* The array of a list, and where its length is. */
+/* Gets the array of a list, and returns the address of its length. */
 static uint32_t *list_of(const dray__setting *s, void *base, void *array)
 {
     memcpy(array, member(s, base), sizeof(void *));
@@ -300,7 +303,7 @@ static void free_values(const dray__setting *settings, void *base)
             free(*(char **)member(s, base));
 }
 
-/* Makes an empty list of `length` in place of the earlier one. Its entries are filled and counted
+/* Replaces the list by a new one with room for `length` entries, which are filled and counted
  * later. */
 static int new_list(const reading *r, const dray__setting *s, void *base, uint32_t length,
                     const dray__node *node, const char *key)
@@ -343,7 +346,7 @@ static const dray__setting *find_setting(const dray__setting *settings, const ch
     return NULL;
 }
 
-/* The part behind "section." in a key; NULL for another section. */
+/* Returns the part of the key after "section."; NULL when the key is not in this section. */
 static const char *inside(const char *key, const char *section)
 {
     size_t length = strlen(section);
@@ -390,7 +393,7 @@ static void join(char out[KEY_BYTES], const char *path, const char *key)
     snprintf(out, KEY_BYTES, "%s%s%s", path, path[0] ? "." : "", key);
 }
 
-/* section: within the table; path: within the job, for messages. */
+/* section is the section's name in the table, path that in the job, for messages. */
 static int read_section(const reading *r, const dray__setting *settings, void *base,
                         const char *section, const char *path, const dray__node *node)
 {
@@ -424,7 +427,7 @@ static const char *name_of(const dray__setting *s, const char *array, uint32_t i
     return name;
 }
 
-/* roles.engine.ranks=1: sections of a list are its entries, by name. */
+/* Reads sections of a list, which are its entries by name, as in roles.engine.ranks=1. */
 static int read_named(const reading *r, const dray__setting *s, void *base, const dray__node *node,
                       const char *path)
 {

@@ -1,5 +1,4 @@
-/* From the values of a job to JSON and YAML, and from the table of settings to its forms for
- * readers. */
+/* Writes the values of a job as JSON and YAML, and the table of settings as text and JSON. */
 #include "run/job/settings.h"
 
 #include "base/error.h"
@@ -66,7 +65,7 @@ static json_t *value_json(const dray__setting *s, const void *base)
     }
 }
 
-/* "a.b": key b of the object a, which is made where it is not there yet. */
+/* Writes key "a.b" as member b of the object a, which is made if it does not exist yet. */
 static json_t *values_json(const dray__setting *settings, const void *base)
 {
     json_t *all = json_object();
@@ -96,8 +95,8 @@ json_t *dray__settings_json(const dray__job *job)
 
 /* ---- YAML ------------------------------------------------------------------------------------ */
 
-/* Does it need no quotes, and is it taken for a text, not for a number or a truth, by readers
- * that tell them apart (YAML 1.1)? */
+/* Returns whether the text needs no quotes, and readers of YAML 1.1 take it for a text, not for a
+ * number or a boolean. */
 static bool is_plain(const char *text)
 {
     static const char *const others[] = {"true", "false", "yes", "no",  "on",
@@ -113,7 +112,7 @@ static bool is_plain(const char *text)
     return true;
 }
 
-/* So many digits that the same number is read again. */
+/* Prints as many digits as reading the same number again needs. */
 static void print_real(double value, char *out, size_t size)
 {
     int digits = 15;
@@ -240,7 +239,7 @@ static void say_accepted(const dray__setting *s, char out[ACCEPTED_BYTES])
     }
 }
 
-/* As a job file would say it; of records the names. */
+/* Writes the default as in a job file; for records, their names. */
 static void say_default(const dray__setting *s, char out[ACCEPTED_BYTES])
 {
     snprintf(out, ACCEPTED_BYTES, "%s", s->text ? s->text : "");

@@ -11,11 +11,11 @@
 
 /* Samples of a step are claimed in their order and in whole micro-batches, so that the rows that
  * are computed together, and the order of sums, are the same in every run and after every restart.
- * Evaluations become ready all at once and in order, so first come, first served is that order. */
+ * Evaluations become ready all at once and in order, so FIFO has the same effect. */
 const dray__task_kind dray__tasks[DRAY__TASK_COUNT] = {
     {.name = "driver", .program = DRAY__PROGRAM_DESK},
-    /* Before the samples of the next version: an evaluation is due when its version is the
-     * engine's. */
+    /* Comes before the samples of the next version, because an evaluation is due while the engine
+     * has its version. */
     {.name = "eval",
      .program = DRAY__PROGRAM_ENGINE,
      .needs = {"eval_prompt"},
@@ -46,8 +46,8 @@ const dray__task_kind dray__tasks[DRAY__TASK_COUNT] = {
      .needs = {"prompt", "response"},
      .writes = {"value"},
      .policy = DRAY_POLICY_ORDERED},
-    /* The last thing that a sample gets, so that none of a group is lost after its advantages are
-     * there, which are of all of its samples. */
+    /* Advantages come last, so that no sample of a group is lost after they are computed from all
+     * of its samples. */
     {.name = "advantage",
      .program = DRAY__PROGRAM_DESK,
      .needs = {"response", "response_mask", "reward", "old_log_prob", "ref_log_prob", "value"},
@@ -82,7 +82,8 @@ const dray__task_kind *dray__task_find(const char *name)
     return strcmp(dray__task_score.name, name) == 0 ? &dray__task_score : NULL;
 }
 
-/* A rollout of the job's own may leave it out: the tag `version` then counts for all tokens. */
+/* Returns whether the job has the column of versions. A rollout of the user's own may leave it out;
+ * then the tag `version` is that of all tokens. */
 static bool has_versions(const dray__job *job)
 {
     bool has = true;
@@ -102,7 +103,7 @@ static bool has_versions(const dray__job *job)
 }
 
 typedef struct sometimes {
-    const char *task, *column; /* the column of the task beside it, or of no task */
+    const char *task, *column; /* a task and its column; task is "" for a column of no task */
     const char *setting;
     bool (*here)(const dray__job *job);
 } sometimes;
@@ -112,8 +113,8 @@ static bool has_reference(const dray__job *job)
     return job->reference.enabled;
 }
 
-/* Where a step's samples are not known before they are trained, the actor itself computes the
- * log-probs that the step begins with. */
+/* Returns whether old_log_prob is a task. When a step's samples are not known before they are
+ * trained, the actor itself computes the log-probs at the beginning of the step. */
 static bool has_old(const dray__job *job)
 {
     return job->actor.old_log_prob == DRAY__OLD_TRAINER && !dray__schedule_of(job).first_complete;
@@ -134,7 +135,8 @@ static bool has_values(const dray__job *job)
     return dray__advantages[job->advantage.method].by_token;
 }
 
-/* Likewise those of a method that takes a step's samples all at once. */
+/* Returns whether advantage is a task. When a step's samples are not known before they are trained,
+ * the actor itself computes the advantages of a method over all samples of a step. */
 static bool has_advantages(const dray__job *job)
 {
     return !dray__advantages[job->advantage.method].whole || !dray__schedule_of(job).first_complete;

@@ -228,7 +228,7 @@ int dray__tree_setting(const char *setting, dray__node **out, dray_error *error)
     dray_error why;
     int rc = equals[1] ? dray__tree_parse(equals + 1, strlen(equals + 1), source, &node, &why)
                        : node_new(DRAY__NODE_SCALAR, source, nowhere, &node, &why);
-    if (rc) /* an argument is wrong, not a file */
+    if (rc) /* the mistake is in an argument, not in a file */
         return dray__fail(error, rc == DRAY_EFORMAT ? DRAY_EINVALID : rc, "%s", why.message);
     if (!equals[1] && !(node->value = strdup(""))) {
         dray__tree_free(node);

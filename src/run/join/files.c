@@ -93,7 +93,7 @@ static int add_part(dray__host_files_part *out, const char *name, int fd, int64_
     return DRAY_OK;
 }
 
-/* Where it has changed. */
+/* Adds the file's head to the part if it has changed. */
 static int add_head(file *f, int fd, int64_t clock_ns, int64_t error_ns, dray__host_files_part *out,
                     dray_error *error)
 {
@@ -202,8 +202,8 @@ static int put_at(int fd, const void *bytes, size_t size, int64_t at)
     return 0;
 }
 
-/* A reader of the head meanwhile (account.c) sees an odd sequence before it changes, and the even
- * one after it. */
+/* Writes the head like a sequence lock: a reader (account.c) sees an odd sequence number while it
+ * changes, and an even one after. */
 static int put_head(int fd, const uint8_t *head)
 {
     enum { SEQUENCE = DRAY__ACCOUNT_AT };

@@ -1,5 +1,5 @@
 /* The files that a joined host sends to the run: its logs, as they grow, and its files of spans. A
- * file of spans has the account of its process in its head, which changes all the time
+ * file of spans has its process's account in its head, which changes all the time
  * (trace/account.h). The head is sent whenever it has changed, with the difference of this host's
  * clock from the run's. */
 #pragma once
@@ -22,8 +22,9 @@ typedef struct dray__host_files_part {
 } dray__host_files_part;
 
 /* Takes the new bytes in logs/ and trace/, at most about 4 MiB. clock_ns is added to this host's
- * clock to get the run's; error_ns is its greatest error. `out` is zero, or the part of the last
- * time. The bytes count as sent when dray__host_files_took is called, else they come again. */
+ * clock to get the run's; error_ns is its greatest error. `out` is zeroed, or the part of the
+ * previous call. The bytes count as sent when dray__host_files_took is called; otherwise the next
+ * call takes them again. */
 int dray__host_files_take(dray__host_files *files, int64_t clock_ns, int64_t error_ns,
                           dray__host_files_part *out, dray_error *error);
 void dray__host_files_took(dray__host_files *files);

@@ -41,7 +41,7 @@ typedef struct guest {
     bool own_folder;
     int64_t ticks_ns;
     bool lost;
-    bool kept; /* it has kept samples before */
+    bool kept; /* a keeper of this host has run before */
     dray__launcher launcher;
     char token_paths[3][PATH_MAX];
     const char *tokens[3];
@@ -50,7 +50,7 @@ typedef struct guest {
 /* ---- output for people
  * --------------------------------------------------------------------------- */
 
-static bool says_json; /* of the one guest that this process is */
+static bool says_json; /* of this process's guest; there is only one */
 
 static void print_line(const char *event, const char *text)
 {
@@ -64,7 +64,7 @@ static void print_line(const char *event, const char *text)
 
 /* ---- the job --------------------------------------------------------------------------------- */
 
-/* "rollout:2"; "grader" is one. */
+/* Reads "rollout:2"; "grader" alone means one place. */
 static int read_role(guest *g, const char *text, const dray__places *at, dray_error *error)
 {
     const char *known[16], *colon = strchr(text, ':');
@@ -107,7 +107,7 @@ static int read_roles(guest *g, dray_error *error)
     return rc;
 }
 
-/* Of a process that a launcher started: where the run is, and the tokens in its folder. */
+/* For a process that a launcher started: finds the run's address, and the tokens in its folder. */
 static int follow(guest *g, dray_error *error)
 {
     static const char *const names[] = {"engine", "trainer", "task"};
@@ -118,7 +118,7 @@ static int follow(guest *g, dray_error *error)
         dray__path(g->token_paths[i], PATH_MAX, "%s/tokens/%s.token", g->o->shared, names[i]);
         g->tokens[i] = g->token_paths[i];
     }
-    /* They are made after run.json. */
+    /* The tokens are made after run.json. */
     int64_t deadline = dray__deadline((int64_t)(g->o->wait_seconds * (double)DRAY__SECOND));
     for (size_t i = 0; !rc && i < sizeof names / sizeof *names; i++)
         while (access(g->tokens[i], R_OK) && dray__now() < deadline)
@@ -192,7 +192,7 @@ static void on_signal(evutil_socket_t number, short what, void *user)
     dray__roles_check_end(&g->s);
 }
 
-/* The run sends this supervisor the state of the queue that the run's own supervisor sees. */
+/* Takes the queue's state from the run, as the run's own supervisor sees it. */
 static void take_sight(guest *g, const dray__uplink_sight *sight)
 {
     dray__supervisor *s = &g->s;
@@ -205,7 +205,7 @@ static void take_sight(guest *g, const dray__uplink_sight *sight)
             dray__supervisor_fail(s, DRAY_ECLOSED, "the run is over: %s", sight->why);
         dray__supervisor_end(s);
     } else {
-        /* The run sees the queue's end a moment late. */
+        /* The news of the queue's end comes a moment late. */
         dray__sight seen = {.open = true,
                             .ended = sight->ended,
                             .begun_ns = sight->asked_ns - JUDGE_SECONDS * DRAY__SECOND};
@@ -227,7 +227,7 @@ static void on_tick(evutil_socket_t fd, short what, void *user)
     if (g->s.over)
         return;
     dray__roles_tick(&g->s, now);
-    if (g->s.moved_ns > g->ticks_ns) /* a process computed */
+    if (g->s.moved_ns > g->ticks_ns) /* a process has computed */
         dray__uplink_busy(g->s.link);
     g->ticks_ns = g->s.moved_ns;
 }
@@ -256,7 +256,7 @@ static void end_keeper(guest *g)
     g->s.keeper = NULL;
 }
 
-/* Where another one keeps this host's samples already, it does. */
+/* Starts this host's keeper, unless another process keeps this host's samples already. */
 static int start_keeper(guest *g, dray_error *error)
 {
     dray__supervisor *s = &g->s;
@@ -267,7 +267,7 @@ static int start_keeper(guest *g, dray_error *error)
     int64_t deadline = dray__deadline(g->kept ? (int64_t)KEEPER_SECONDS * DRAY__SECOND : 0);
     if (!rc)
         rc = dray__join_start(s->keeper, &o, &s->join, error);
-    while (rc == DRAY_EEXIST && dray__now() < deadline) { /* ours, before the link was down */
+    while (rc == DRAY_EEXIST && dray__now() < deadline) { /* it is our own former keeper */
         poll(NULL, 0, TICK_MS);
         rc = dray__join_start(s->keeper, &o, &s->join, error);
     }
@@ -312,7 +312,7 @@ static void describe(const guest *g, const json_t *told)
     print_line("joined", text);
 }
 
-/* From joining to the end, or to the session's end. */
+/* Joins and serves until the run or the session ends. */
 static int serve_once(guest *g, dray_error *error)
 {
     dray__supervisor *s = &g->s;
@@ -349,7 +349,7 @@ static int serve_once(guest *g, dray_error *error)
         dray__uplink_leave(s->link, s->code && s->code != DRAY_ECLOSED ? s->failure.message : NULL,
                            dray__deadline(LEAVE_SECONDS * DRAY__SECOND));
     dray__uplink_end(s->link);
-    end_keeper(g); /* its samples are lost with its session */
+    end_keeper(g); /* its samples are lost with the session */
     return s->code;
 }
 
@@ -420,7 +420,7 @@ int dray__guest(const dray__guest_options *options, bool *left, dray_error *erro
     bool again = !rc;
     while (again && !rc) {
         rc = serve_once(&g, error);
-        again = !rc && g.lost && !g.s.interrupts; /* the link was down: into the run again */
+        again = !rc && g.lost && !g.s.interrupts; /* the connection was lost: joins again */
     }
     *left = g.s.interrupts > 0;
     if (g.s.code)

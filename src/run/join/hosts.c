@@ -24,9 +24,8 @@ enum {
     NAME = 64,
     KEY = 40,
     ADDRESS = 64,
-    SAID = 900,            /* bytes of a host's text, so that with its name it is an event's
-                            * message */
-    EPOCHS_A_PLACE = 1000, /* a host counts its own starts of a place from a range of its own */
+    SAID = 900, /* bytes of a host's text; with the host's name it must fit an event's message */
+    EPOCHS_A_PLACE = 1000, /* start numbers of each host that gets a place */
     SLICE_MS = 500,
     SILENT_SECONDS = 5,
     ANSWERS = 256
@@ -37,19 +36,19 @@ typedef struct guest {
     uint64_t member;
     char name[NAME], key[KEY], address[ADDRESS];
     int64_t heard_ns;
-    bool silent; /* it was said */
+    bool silent; /* its silence was reported */
 } guest;
 
 typedef struct place {
-    guest *guest; /* NULL when it is free, or this host's */
+    guest *guest; /* NULL when the place is free, or this host's own */
     uint32_t taken;
-    bool stale; /* its host is gone, and its processes may still have sessions */
+    bool stale; /* its host is gone, but its processes may still have sessions */
 } place;
 
 typedef struct places { /* of a role */
     place *items;
     uint32_t count, local;
-    char master[ADDRESS]; /* of a spread role, where rank 0 is; "": nowhere yet */
+    char master[ADDRESS]; /* host of a spread role's rank 0; "" while there is none */
     uint16_t port;
     int64_t missing_ns;
 } places;
@@ -104,7 +103,7 @@ static char *describe_places(const dray__hosts *self, const guest *of, char *out
     return out;
 }
 
-/* The places that a role cannot do without: one of its instances, or all of its ranks. */
+/* Looks for missing places that a role needs: one of its instances, or all of its ranks. */
 static void look_for_missing(dray__hosts *self, int64_t now)
 {
     for (uint32_t r = 0; r < self->o.job->role_count; r++) {
@@ -115,7 +114,7 @@ static void look_for_missing(dray__hosts *self, int64_t now)
     }
 }
 
-/* A process of a host that is gone counts as dead from now on. */
+/* Ends the accounts of a lost host's processes, which count as dead from now on. */
 static void end_accounts(const dray__hosts *self, const char *label)
 {
     char folder[PATH_MAX], path[PATH_MAX];
@@ -144,7 +143,7 @@ static void let_go(dray__hosts *self, const guest *of, bool gone)
             }
 }
 
-/* A role of the host without which the run ends; NULL when there is none. */
+/* Returns a role of the host that the run cannot go on without; NULL when there is none. */
 static const dray__job_role *vital_role(const dray__hosts *self, const guest *of)
 {
     for (uint32_t r = 0; r < self->o.job->role_count; r++)
@@ -186,7 +185,8 @@ static void remove_guest(dray__hosts *self, guest *g, bool gone)
     look_for_missing(self, dray__now());
 }
 
-/* The session has ended: of the process, the host or the link. Its rows are claimed again. */
+/* Is called when a host's session has ended, because the process, the host or the connection ended.
+ * Its rows are claimed again. */
 static void take_gone(dray__hosts *self, uint64_t member)
 {
     guest *g = find_guest(self, member);
@@ -206,7 +206,7 @@ static void take_gone(dray__hosts *self, uint64_t member)
 
 /* ---- "join" ---------------------------------------------------------------------------------- */
 
-/* The first line in which two texts differ. */
+/* Gets the first line in which two texts differ. */
 static void first_difference(const char *ours, const char *theirs, char *out, size_t capacity)
 {
     uint32_t line = 1;
@@ -265,7 +265,7 @@ static int find_role(const dray__hosts *self, const char *name, uint32_t *out, d
                       dray__word_hint_or_all(name, known, *out, hint, sizeof hint));
 }
 
-/* Does the coordinator still have a session of this name, or of "NAME/RANK"? */
+/* Returns whether the coordinator still has a session of this name, or of "NAME/RANK". */
 static bool has_session(const json_t *sessions, const char *name)
 {
     size_t i, length = strlen(name);
@@ -279,8 +279,8 @@ static bool has_session(const json_t *sessions, const char *name)
     return false;
 }
 
-/* Processes of a host that is gone have sessions of their own, which end when the coordinator
- * misses them. Until then nobody takes their places. */
+/* Looks for places that are still stale. Processes of a lost host have sessions of their own, which
+ * end when the coordinator notices. Until then their places are not given away. */
 static void look_at_stale(dray__hosts *self, const char *text)
 {
     char name[DRAY__LABEL_BYTES + 16], label[DRAY__LABEL_BYTES];
@@ -307,7 +307,7 @@ static void look_at_stale(dray__hosts *self, const char *text)
     json_decref(status);
 }
 
-/* Before any place is given. */
+/* Checks the request before any place is given. */
 static int check_places(const dray__hosts *self, json_t *wanted, dray_error *error)
 {
     const char *name;
@@ -373,7 +373,7 @@ static json_t *masters_json(const dray__hosts *self)
     return all;
 }
 
-/* A name of its own, for people: "node7", "node7-2". */
+/* Gives the host a unique name for messages: "node7", "node7-2". */
 static void name_guest(const dray__hosts *self, guest *g, const char *name)
 {
     bool used = true;
@@ -394,7 +394,8 @@ static int take_join(dray__hosts *self, const dray__host_asked *from, const json
     char has[256], key[KEY];
     dray__take_line(key, sizeof key, dray__json_string(asked, "key"));
     int rc = check_run(self, asked, error);
-    /* The same process again, whose last session the coordinator has not missed yet. */
+    /* The same process joins again, before the coordinator has noticed the end of its last
+     * session. */
     for (guest *g = self->guests, *next; g && !rc && *key; g = next) {
         next = g->next;
         if (strcmp(g->key, key) == 0)
@@ -431,7 +432,7 @@ static int take_join(dray__hosts *self, const dray__host_asked *from, const json
 
 /* ---- "pulse", "leave" ------------------------------------------------------------------------ */
 
-/* A host writes files of its own processes alone. */
+/* Returns whether the host may write this file. A host writes only files of its own processes. */
 static bool may_write(const dray__hosts *self, const guest *g, const char *name)
 {
     char label[DRAY__LABEL_BYTES], own[NAME + 16];
@@ -553,7 +554,7 @@ static int handle(dray__hosts *self, const dray__host_asked *from, json_t **told
     return rc;
 }
 
-/* Reports hosts that were silent for long, once each. */
+/* Reports each host that has been silent for long, once. */
 static void look_for_silence(dray__hosts *self, int64_t now)
 {
     char has[256];
@@ -579,8 +580,8 @@ static void answer_all(dray__hosts *self, const dray__host_asks *asks, dray__hos
     bool joins = false;
     char *status = NULL;
     *count = 0;
-    /* Without the lock: the supervisor's loop waits for it, and is the keeper's, for which the
-     * coordinator may wait. */
+    /* Asks the coordinator without the lock. The supervisor's loop waits for the lock and also runs
+     * the keeper, and the coordinator may wait for the keeper. */
     for (uint32_t i = 0; i < asks->count; i++)
         joins = joins || strcmp(asks->items[i].ask.what, "join") == 0;
     if (joins)
@@ -614,7 +615,7 @@ static void answer_all(dray__hosts *self, const dray__host_asks *asks, dray__hos
 static void *serve(void *user)
 {
     dray__hosts *self = user;
-    static dray__host_answer answers[ANSWERS]; /* there is one such thread */
+    static dray__host_answer answers[ANSWERS]; /* static, as there is only one such thread */
     static reply replies[ANSWERS];
     uint32_t count = 0;
     bool go_on = true;
@@ -632,7 +633,7 @@ static void *serve(void *user)
             answer_all(self, &asks, answers, replies, &count);
         dray__arena_free(&texts);
         pthread_mutex_lock(&self->worker.lock);
-        /* A coordinator that is gone is the supervisor's to see. */
+        /* The supervisor itself notices a coordinator that is gone. */
         go_on = !rc && (!self->worker.ending || count);
         pthread_mutex_unlock(&self->worker.lock);
     }

@@ -5,12 +5,11 @@
  * Requests of hosts go through control/relay.h. */
 
 /* The hosts that have joined a run, as its supervisor knows them. A thread takes their requests
- * from the coordinator (control/relay.h) and answers them; the supervisor's loop reads the
- * results.
+ * from the coordinator (control/relay.h) and answers them; the supervisor's loop reads the results.
  *
- * The part of a role that is left to other hosts is its places: instances from `local` on, or
- * ranks where its ranks are spread. A place is free, or it belongs to a host from its "join" to
- * its "leave", or to the end of its session. */
+ * The part of a role that other hosts run is its places: the instances from `local` on, or the
+ * ranks when they are spread. A place is free, or it belongs to a host from its "join" to its
+ * "leave", or to the end of its session. */
 #pragma once
 
 #include "run/report/reporter.h"
@@ -30,11 +29,10 @@ typedef struct dray__hosts_options {
 } dray__hosts_options;
 
 typedef struct dray__hosts_sight {
-    dray_error failure; /* the run ends with it; code 0: there is no error */
+    dray_error failure; /* the error that ends the run; code 0 when there is none */
     int64_t moved_ns;   /* when a process of a joined host last computed, or a host last joined */
     uint32_t count;     /* the number of hosts that are here */
-    /* The time since which places are free without which the run cannot go on; 0 when there are
-     * none. */
+    /* Since when places are free that the run needs to go on; 0 when there are none. */
     int64_t missing_ns;
     char missing[300];   /* which */
     char described[400]; /* the hosts, their processes, and when each was last heard of */

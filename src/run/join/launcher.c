@@ -15,9 +15,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Which variables they set: srun(1); torch/distributed/run.py; Open MPI's FAQ, "environment
- * variables"; the process manager's interface of MPICH and Intel MPI. ids: together the same in all
- * processes of a start alone. */
+/* The variables that launchers set. Sources: srun(1); torch/distributed/run.py; Open MPI's FAQ,
+ * "environment variables"; the process manager's interface of MPICH and Intel MPI. ids together
+ * identify one start: they are the same in all of its processes, and in no others. */
 typedef struct kind {
     const char *name, *rank, *size, *host;
     const char *ids[3];

@@ -18,14 +18,16 @@ typedef struct dray__launcher {
 /* Returns 0, DRAY_ENOENT when no known launcher started this process, or DRAY_EINVALID when its
  * variables are no numbers. */
 int dray__launcher_find(dray__launcher *out, dray_error *error);
-/* $DRAY_LISTEN and $DRAY_LAUNCH for rank 0: at a free port of the address by which others know this
- * host. listen: the job file's, which is taken as it is; "": none. */
+/* Sets $DRAY_LISTEN and $DRAY_LAUNCH for rank 0. A $DRAY_LISTEN that is set stays. Otherwise it is
+ * `listen`, the job file's, or, when that is "", a free port of the address by which others know
+ * this host. */
 int dray__launcher_lead(const dray__launcher *launcher, const char *listen, dray_error *error);
-/* The same for the others, from the folder's run.json, which is waited for. DRAY_ETIMEDOUT. */
+/* Sets them for the other ranks from the folder's run.json. Waits for that file; returns
+ * DRAY_ETIMEDOUT when it does not appear in time. */
 int dray__launcher_follow(const dray__launcher *launcher, const char *folder, double wait_seconds,
                           dray_error *error);
 /* Finds out whether the rank is among those at the beginning of the text, as in "1-3=rollout:1".
- * *rest is the part behind "=", or the text itself when it names no ranks. Returns 0, or
+ * *rest is the part after "=", or the text itself when it names no ranks. Returns 0, or
  * DRAY_EINVALID. */
 int dray__launcher_is_for(const char *text, uint32_t rank, bool *is, const char **rest,
                           dray_error *error);

@@ -30,12 +30,12 @@ typedef struct manifest {
     const dray__job *job;
     char name[NAME_MOST + 1]; /* of the JobSet */
     char file[PATH_MAX];      /* the job's, absolute */
-    char folder[PATH_MAX];    /* in which it is */
+    char folder[PATH_MAX];    /* the folder that the file is in */
     char out[PATH_MAX + 64];
     char listen[200];
 } manifest;
 
-/* RFC 1123: the form of names in Kubernetes. */
+/* Makes a name that Kubernetes accepts (RFC 1123). */
 static void dns_name(const char *text, char *out, size_t capacity)
 {
     size_t n = 0;
@@ -49,7 +49,7 @@ static void dns_name(const char *text, char *out, size_t capacity)
     out[n] = 0;
 }
 
-/* One word of a shell. */
+/* Adds one word, quoted for a shell. */
 static void add_word(char **line, const char *word)
 {
     size_t used = *line ? strlen(*line) : 0;
@@ -79,7 +79,7 @@ static json_t *settings_words(const manifest *m)
     return words;
 }
 
-/* A pod that is started again goes on with the run that is there. */
+/* A pod that is started again resumes the run in the folder. */
 static json_t *run_command(const manifest *m)
 {
     char *fresh = NULL, *resume = NULL, *config = NULL, *line = NULL, path[PATH_MAX + 96];
@@ -130,7 +130,7 @@ static int64_t gpus_of_place(const dray__job_role *role)
     return each ? each : 1;
 }
 
-/* role: NULL: the run itself. */
+/* role is NULL for the run itself. */
 static json_t *pod(const manifest *m, const dray__job_role *role)
 {
     char secret[NAME_MOST + 16], claim[NAME_MOST + 16];
@@ -155,7 +155,7 @@ static json_t *pod(const manifest *m, const dray__job_role *role)
                      claim);
 }
 
-/* A Job a place: one that fails is started anew by itself, `backoff` times. */
+/* Makes one Job for each place. A Job that fails is restarted alone, up to `backoff` times. */
 static json_t *replicated(const manifest *m, const char *name, int64_t count, int backoff,
                           const dray__job_role *role)
 {
@@ -215,7 +215,8 @@ int dray__manifest_k8s(const dray__manifest_options *o, json_t **out, dray_error
 {
     dray__job *job = NULL;
     manifest m = {.o = o};
-    /* Roles leave places to others only where there is an address: the pods' own is set below. */
+    /* Roles may leave places to other hosts only if the job has an address. The pods' own is set
+     * below. */
     if (!getenv("DRAY_LISTEN"))
         setenv("DRAY_LISTEN", "tcp:127.0.0.1:7000", 1);
     int rc = dray__job_load(o->job, o->settings, o->setting_count, &job, NULL, error);

@@ -27,7 +27,7 @@ enum {
     ANSWER_SECONDS = 8,
     FRESH_MS = 2500,
     AGAIN_MS = 500,
-    DRIFT = 20000 /* a clock goes wrong by 1 ns in so many */
+    DRIFT = 20000 /* two clocks may drift apart by 1 ns in this many */
 };
 
 typedef struct token_file {
@@ -39,15 +39,16 @@ struct dray__uplink {
     dray__uplink_options o;
     token_file tokens[TOKENS];
     uint32_t token_count;
-    char kept[PATH_MAX]; /* the file of a token that the environment holds */
+    char kept[PATH_MAX]; /* the file in which the token of the environment is put */
     char key[40];        /* the identity of this process, the same in all of its sessions */
     json_t *told;        /* the answer to "join"; NULL until there is one */
     dray_context *context;
     dray__channel *channel;
     dray__host_files *files;
     dray__host_files_part part;
-    int64_t clock_ns, clock_error_ns, clock_at_ns; /* the best comparison; at 0: none */
-    dray__worker worker;                           /* its lock protects the fields below */
+    /* The best comparison; clock_at_ns is 0 when there is none. */
+    int64_t clock_ns, clock_error_ns, clock_at_ns;
+    dray__worker worker; /* its lock protects the fields below */
     dray__uplink_sight sight;
     json_t *said;
     bool busy, leaving;
@@ -234,7 +235,7 @@ static int join_once(dray__uplink *link, int64_t deadline_ns, json_t **told, dra
     int64_t until = dray__deadline(ANSWER_SECONDS * DRAY__SECOND);
     rc = ask(link, "join", json, NULL, until < deadline_ns ? until : deadline_ns, told, error);
     if (rc == DRAY_ECLOSED && dray__channel_broken(link->channel))
-        dray__uplink_end(link); /* and again, with a new session */
+        dray__uplink_end(link); /* tries again with a new session */
     return rc;
 }
 
@@ -331,7 +332,8 @@ static void lose(dray__uplink *link, const dray_error *error)
     pthread_mutex_unlock(&link->worker.lock);
 }
 
-/* After a late answer the request is sent again. A refusal, and a session that is over, end it. */
+/* Returns whether the request is sent again, as after a late answer. A refusal or the session's end
+ * ends the thread. */
 static bool goes_on(int rc)
 {
     return rc == DRAY_OK || rc == DRAY_ETIMEDOUT || rc == DRAY_EAGAIN;
@@ -354,7 +356,7 @@ static void *beat(void *user)
         pthread_mutex_unlock(&link->worker.lock);
     }
     bool leave = link->leaving && goes_on(rc);
-    if (leave) /* once more, for bytes that were written while the last part was sent */
+    if (leave) /* sends once more, for bytes that were written while the last part was sent */
         rc = pulse(link, &more, &error);
     if (leave && !rc)
         rc = ask(link, "leave", json_object(), NULL, dray__deadline(ANSWER_SECONDS * DRAY__SECOND),

@@ -1,10 +1,10 @@
-/* A joined host's connection with the run: a session of its own. It joins, and then a thread sends
- * the run once a second a sign of life and the host's events, sends its files, and hears how far
- * the run is. Each time it compares clocks: for a question that left at a, was answered there at r
- * and was back at b, r − (a + b) / 2 is how far the run's clock is ahead, and (b − a) / 2 the
- * greatest error (Cristian, "Probabilistic clock synchronization", 1989). The question that was
- * answered fastest counts, with 50 ns more for each ms since then, by which quartz clocks may drift
- * apart. */
+/* A joined host's connection with the run: a session of its own. It joins. After that a thread
+ * sends the run a heartbeat and the host's events once a second, sends its files, and receives the
+ * run's progress. Each request compares clocks: when it was sent at a, answered by the run at r,
+ * and the answer was received at b, the run's clock is ahead by r − (a + b) / 2, with an error of
+ * at most (b − a) / 2 (Cristian, "Probabilistic clock synchronization", 1989). The request that was
+ * answered fastest counts; its error grows by 50 ns for each ms since then, because quartz clocks
+ * drift apart. */
 #pragma once
 
 #include "run/job/job.h"
@@ -17,12 +17,12 @@ typedef struct dray__uplink_options {
     const dray__job *job;
     const char *text;          /* the resolved job file */
     const char *address;       /* "tcp:HOST:PORT" */
-    const char *name;          /* the name of this host, for people */
+    const char *name;          /* the name of this host, for messages */
     const char *const *tokens; /* files of tokens; none: $DRAY_TOKEN_FILE */
     uint32_t token_count;
     json_t *roles;      /* {"rollout": 2}; borrowed */
     const char *folder; /* the folder whose logs and spans are sent to the run */
-    void (*say)(const char *event, const char *text); /* prints a line for people */
+    void (*say)(const char *event, const char *text); /* prints a line for the user */
     int64_t wait_ns; /* how long to wait for a coordinator and for places */
 } dray__uplink_options;
 
@@ -42,24 +42,25 @@ int dray__uplink_open(const dray__uplink_options *options, dray__uplink **out, d
 void dray__uplink_close(dray__uplink *link); /* NULL is allowed. */
 
 /* Opens the session and asks for places, until it has them or the time is over. After a lost
- * session it is called again, and accepts only the same run. The run's answer stays the link's. */
+ * session it is called again, and accepts only the same run. *told is the run's answer, which the
+ * link owns. */
 int dray__uplink_join(dray__uplink *link, const json_t **told, dray_error *error);
 /* Starts the thread. */
 int dray__uplink_begin(dray__uplink *link, dray_error *error);
 void dray__uplink_look(dray__uplink *link, dray__uplink_sight *out);
-/* Returns true when the run answers. When it does not, a process may have died because of that. */
+/* Returns true when the run answers. When it does not, that may be why a process died. */
 bool dray__uplink_fresh(dray__uplink *link);
 uint64_t dray__uplink_progress(dray__uplink *link);
 /* Prints a line here and at the run. */
 void dray__uplink_say(dray__uplink *link, const char *event, const char *text);
-void dray__uplink_busy(dray__uplink *link); /* processes of this host compute */
+void dray__uplink_busy(dray__uplink *link); /* records that processes of this host compute */
 /* Ends the thread: it sends the last files, reports the failure (NULL when there was none), and
  * leaves. */
 void dray__uplink_leave(dray__uplink *link, const char *failed, int64_t deadline_ns);
 /* Ends the thread and the session. */
 void dray__uplink_end(dray__uplink *link);
 
-/* Returns the file of the token that the role's processes show. */
+/* Returns the file of the token with which the role's processes identify themselves. */
 const char *dray__uplink_token(const dray__uplink *link, const dray__job_role *role);
 bool dray__uplink_master(const dray__uplink *link, const dray__job_role *role, char address[64],
                          uint16_t *port);

@@ -25,13 +25,13 @@ typedef struct curve {
     uint32_t count;
 } curve;
 
-/* A row after the other; a key that a row does not have is not a number there. */
+/* Rows one after the other; a key that a row does not have is NaN there. */
 typedef struct table {
     curve *curves;
     uint32_t count, rows;
     uint64_t room;
     dray__map by_key;
-    bool full; /* memory */
+    bool full; /* out of memory */
 } table;
 
 enum { CURVES_MOST = 4096, EVENTS_MOST = 400, STALENESS = 8, JSON_MOST = 1 << 24 };
@@ -54,7 +54,7 @@ static curve *curve_of(table *t, const char *key)
     return &t->curves[t->count - 1]; /* which has the copy */
 }
 
-/* Into the row that is being read, which is number t->rows. */
+/* Puts a value into the row that is being read, which is number t->rows. */
 static void put(table *t, const char *key, double value)
 {
     curve *c = curve_of(t, key);
@@ -74,7 +74,8 @@ static void free_table(table *t)
     dray__map_free(&t->by_key);
 }
 
-/* Of so many rows each point of a curve is the mean, or the largest of keys that end in _max. */
+/* Returns a point of a curve: the mean of `stride` rows, or the largest value for keys that end in
+ * _max. */
 static double point(const curve *c, uint32_t first, uint32_t stride)
 {
     size_t length = strlen(c->key);
@@ -116,7 +117,8 @@ static uint32_t stride_of(const table *t, uint32_t points)
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* {"time": {"engine": {"wait": {"samples": 1}}}} is time.engine.wait.samples. */
+/* Puts the numbers of nested objects: {"time": {"engine": {"wait": {"samples": 1}}}} is
+ * time.engine.wait.samples. */
 static void put_object(table *t, const char *prefix, const json_t *object, int depth)
 {
     const char *key;
@@ -134,7 +136,7 @@ static void put_object(table *t, const char *prefix, const json_t *object, int d
     }
 }
 
-/* Tokens by staleness; the last number is of all that are older. */
+/* Puts tokens by staleness. The last number is that of all staler ones. */
 static void put_staleness(table *t, const json_t *list)
 {
     double sums[STALENESS] = {0};
@@ -167,7 +169,7 @@ static int take_row(void *user, json_t *row, const char *path, dray_error *error
 
 typedef struct happened {
     json_t *events;  /* events for readers */
-    json_t *updates; /* "engine.0": a table, below */
+    json_t *updates; /* "engine.0" -> a table (see below) */
     table *engines;
     char (*labels)[64];
     uint32_t engine_count;
@@ -228,7 +230,7 @@ static json_t *write_updates(const happened *h, uint32_t points)
 
 /* ---- settings -------------------------------------------------------------------------------- */
 
-/* Lists of records are by their names. */
+/* Finds a record of a list by its name. */
 static const json_t *by_name(const json_t *list, const char *name)
 {
     size_t i;
@@ -291,7 +293,7 @@ static int add_settings(const char *folder, json_t **out, dray_error *error)
         rc = dray__fail(error, DRAY_EFORMAT, "%s: expected an object", path);
     if (!rc && !standard)
         rc = dray__nomem(error);
-    json_object_del(config, "rules"); /* they follow from the others */
+    json_object_del(config, "rules"); /* they follow from the other settings */
     if (!rc)
         compare(config, standard, "", &found, 0);
     dray__json_set(out, "name", json_incref(json_object_get(config, "name")));

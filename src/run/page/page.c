@@ -9,13 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Where page.html has the data. */
+/* The text in page.html that the data replace. */
 static const char mark[] = "\"DATA\"";
 
 /* The limits of a run's data, so that several runs fit on one page. */
 enum { POINTS = 5000, INTERVALS = 120000, BYTES_MOST = 1900000, POINTS_LEAST = 200 };
 
-/* intervals 0: without timelines, as that of a run that goes on would be read for long. */
+/* With intervals 0 it leaves out timelines, because reading that of a live run would take long. */
 static int collect(const char *const *folders, uint32_t count, uint32_t points, uint32_t intervals,
                    json_t **out, dray_error *error)
 {
@@ -42,7 +42,7 @@ static int collect(const char *const *folders, uint32_t count, uint32_t points, 
     return rc;
 }
 
-/* A text that a script element may hold: "</script>" does not occur in it. */
+/* Makes a text that a script element may contain, which "</script>" must not occur in. */
 static char *text_of(json_t *runs, bool live)
 {
     json_t *all = json_pack("{s:s, s:b, s:O}", "dray", dray_version(), "live", live, "runs", runs);
@@ -51,7 +51,7 @@ static char *text_of(json_t *runs, bool live)
     if (!text)
         return NULL;
     for (char *at = text; (at = strstr(at, "</"));)
-        *at = '\x01'; /* no JSON text has it: written below as \u003c */
+        *at = '\x01'; /* a byte that no JSON text has; written below as \u003c */
     return text;
 }
 

@@ -10,7 +10,7 @@
 
 enum { DRAY__PAGE_RUNS = 16 };
 
-/* Writes the page of these runs. With live, the page goes on with the events of its server
+/* Writes the page of these runs. With `live`, the page adds the rows that its server sends
  * (report/live.c). Returns 0, DRAY_ENOENT when a folder has no metrics.jsonl, or DRAY_EFORMAT with
  * file and place. */
 int dray__page_write(const char *const *folders, uint32_t count, bool live, FILE *out,
@@ -21,12 +21,12 @@ int dray__page_write_file(const char *const *folders, uint32_t count, const char
 
 /* ---- between its files ----------------------------------------------------------------------- */
 
-/* Numbers as base64 of little-endian floats of 32 bits; a number alone where all are the same; NULL
- * where there are none. Not a number: none at that place. */
+/* Encodes numbers as base64 of little-endian 32-bit floats, or as one number when all are the same.
+ * NaN means that a place has no value; the result is NULL when no place has one. */
 json_t *dray__page_floats(const double *values, uint32_t count);
 json_t *dray__page_bytes(const void *data, size_t size); /* base64 */
-/* One run's data; points: the most that a curve has. */
+/* Makes one run's data. Curves have at most `points` points. */
 int dray__page_run(const char *folder, uint32_t points, json_t **out, dray_error *error);
-/* The timeline of a run, in at most so many intervals, the longest waits, and when steps ended;
- * *out: NULL where the run has no spans. */
+/* Makes the timeline of a run in at most `intervals` intervals, its longest waits, and the ends of
+ * its steps. *out is NULL when the run has no spans. */
 int dray__page_timeline(const char *folder, uint32_t intervals, json_t **out, dray_error *error);

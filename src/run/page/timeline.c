@@ -13,7 +13,7 @@
 
 enum { CLASSES = 64, BUBBLES = 40, ENDS = 4000 };
 
-/* The form in which a moment is shown: a state, and the name of busy spans. */
+/* The class by which a moment is shown: a state, and for busy spans the name. */
 typedef struct class
 {
     int state;
@@ -31,7 +31,7 @@ typedef struct maker {
     const dray__timeline *t;
     class classes[CLASSES];
     uint32_t class_count;
-    int64_t least_ns, unit_ns; /* intervals that are shorter become one */
+    int64_t least_ns, unit_ns; /* intervals shorter than least_ns are joined */
     uint64_t intervals;
 } maker;
 
@@ -47,7 +47,7 @@ static void put_varint(bytes *to, uint64_t value)
     put_byte(to, (uint8_t)value);
 }
 
-/* The last class is of everything that has no place. */
+/* Returns the span's class. The last class is for everything that has no class of its own. */
 static uint8_t class_of(maker *m, const dray__tl_span *s)
 {
     int state = dray__state_of((dray_span_kind)s->kind, (dray_wait_cause)s->cause);
@@ -66,8 +66,8 @@ typedef struct interval {
     int64_t begin_ns, end_ns, by_class[CLASSES];
 } interval;
 
-/* An interval is the time of its end in units, as the difference from the one before, and its class
- * + 1, or 0 when nothing is known. */
+/* Writes an interval: the time of its end in units, as the difference from the previous end, and
+ * its class + 1, or 0 when nothing is known. */
 static void end_interval(maker *m, interval *i, int64_t *told, bytes *out)
 {
     if (i->end_ns <= i->begin_ns)
@@ -163,7 +163,8 @@ static int add_bubbles(const dray__timeline *t, json_t **out, dray_error *error)
     dray__tl_bubble *list = NULL;
     uint32_t count = 0;
     int64_t from = t->begin_ns;
-    for (uint32_t i = 0; i < t->end_count && i < 2; i++) /* before that everything starts */
+    /* Before the first steps' ends the run starts up. */
+    for (uint32_t i = 0; i < t->end_count && i < 2; i++)
         from = t->ends[i].ns;
     int rc = dray__tl_bubbles(t, from, t->end_ns, BUBBLES, &list, &count, error);
     json_t *made = json_array();
@@ -210,7 +211,7 @@ int dray__page_timeline(const char *folder, uint32_t intervals, json_t **out, dr
     if (access(path, F_OK) < 0)
         return DRAY_OK;
     int rc = dray__timeline_read(folder, false, &t, error);
-    if (rc == DRAY_ENOENT || rc == DRAY_EFORMAT) /* no spans: the page goes without */
+    if (rc == DRAY_ENOENT || rc == DRAY_EFORMAT) /* without spans the page has no timeline */
         return DRAY_OK;
     if (rc)
         return rc;

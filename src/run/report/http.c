@@ -20,19 +20,19 @@
 
 enum { REQUEST_MAX = 8192, CALLER_SECONDS = 5, STREAMS_MOST = 16, BEHIND_MOST = 1 << 22 };
 
-/* One request and its answer: then it ends, as HTTP lets a server say; or a stream, which goes on
- * until its reader leaves, or does not keep up. */
+/* A connection for one request and its answer, closed after it ("Connection: close"); or a stream,
+ * which goes on until its reader leaves or falls behind. */
 typedef struct connection {
     struct connection *next, **link;
     dray__http *owner;
     dray__caller caller;
     struct event *readable, *writable;
-    bool may_ask; /* it comes from a network that is answered */
+    bool may_ask; /* it comes from a network that may be answered */
     bool streams;
     int fd;
     char in[REQUEST_MAX];
     size_t have;
-    char *out; /* NULL while the request is not whole */
+    char *out; /* NULL while the request is incomplete */
     size_t size, at;
 } connection;
 
@@ -50,7 +50,7 @@ struct dray__http {
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-/* The value of a header, cut behind it; NULL when it is not there. */
+/* Returns the value of a header, terminated in place; NULL when the request does not have it. */
 static char *header_of(char *request, const char *name)
 {
     size_t length = strlen(name);
@@ -65,8 +65,8 @@ static char *header_of(char *request, const char *name)
     return NULL;
 }
 
-/* A page of another site may ask this server by a name of its own that leads here: the browser then
- * sends that name. */
+/* Returns whether the request's Host is one of ours. A page of another site may reach this server
+ * by a name of its own that resolves to it (DNS rebinding); the browser then sends that name. */
 static bool knows_host(const connection *c, char *request)
 {
     const char *host = header_of(request, "Host");
@@ -114,7 +114,7 @@ static bool answer(connection *c)
     bool whole = out && fwrite(is.body ? is.body : "", 1, is.size, out) == is.size;
     whole = out && fclose(out) == 0 && whole;
     free(is.body);
-    if (whole && is.stream) { /* it may stay for as long as it reads */
+    if (whole && is.stream) { /* a stream may stay as long as it reads */
         c->streams = true;
         c->owner->streams++;
         dray__callers_heard(&c->owner->callers, &c->caller);
@@ -147,7 +147,7 @@ static void end_caller(void *http, dray__caller *caller)
     end(caller->owner);
 }
 
-/* Bytes after the answer are thrown away until the other side has read it, and closes. */
+/* Discards bytes after the answer until the other side has read the answer, and closes. */
 static void on_writable(evutil_socket_t fd, short what, void *user)
 {
     (void)what;
@@ -216,13 +216,13 @@ static void begin(dray__http *m, int fd, const struct sockaddr *from)
         end(c);
 }
 
-/* Callers are not known by name: this limit is for all of them together. */
+/* Callers are anonymous, so this limit is for all of them together. */
 static void on_sweep(evutil_socket_t fd, short what, void *user)
 {
     (void)fd, (void)what;
     dray__http *m = user;
     dray__callers_sweep(&m->callers);
-    event_add(m->event, NULL); /* it may rest (on_accept) */
+    event_add(m->event, NULL); /* on_accept may have suspended it */
 }
 
 static void on_accept(evutil_socket_t listener, short what, void *user)
@@ -242,7 +242,7 @@ static void on_accept(evutil_socket_t listener, short what, void *user)
 
 /* ---- listening ------------------------------------------------------------------------------- */
 
-/* "PORT" is this host alone. */
+/* Parses an address. "PORT" alone means loopback. */
 static int parse(const char *text, dray__address *out, dray_error *error)
 {
     char whole[96];
@@ -254,7 +254,7 @@ static int parse(const char *text, dray__address *out, dray_error *error)
     if (strlen(text) > 80 || port[1] < '0' || port[1] > '9' || *end || number > 65535)
         return dray__fail(error, DRAY_EINVALID,
                           "metrics address '%.80s': PORT, or a numeric HOST:PORT expected", text);
-    /* libevent takes port 0 as an error where it is written out */
+    /* libevent refuses port 0 when it is written out */
     char host[96];
     snprintf(host, sizeof host, "%.*s", (int)(port - whole), whole);
     if (evutil_parse_sockaddr_port(host, (struct sockaddr *)&out->socket, &size))
@@ -336,7 +336,7 @@ int dray__http_new(struct event_base *base, const char *address, const dray__htt
     return DRAY_OK;
 }
 
-/* A reader that is that far behind is left. */
+/* Closes readers that are too far behind. */
 void dray__http_push(dray__http *m, const char *data, size_t size)
 {
     for (connection *c = m->connections, *next; c; c = next) {

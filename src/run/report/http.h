@@ -10,7 +10,7 @@ struct event_base;
 typedef struct dray__http dray__http;
 
 /* The answer to a path. With nothing set it is "404 Not Found". body is malloc'ed, or NULL. stream:
- * more comes with dray__http_push. */
+ * dray__http_push sends more. */
 typedef struct dray__http_answer {
     const char *status, *type;
     char *body;
@@ -22,17 +22,17 @@ typedef struct dray__http_options {
     const char *path; /* of the printed address: "/metrics" */
     void (*answer)(void *user, const char *path, dray__http_answer *out);
     void *user;
-    bool check_host; /* answer those alone that ask by the address, or by localhost */
+    bool check_host; /* answer only requests whose Host is the address or localhost */
 } dray__http_options;
 
 /* Listens at "PORT" or "127.0.0.1:PORT" (port 0 means any), "HOST:PORT", "[V6]:PORT", on base's
- * loop. HTTP is neither encrypted nor authenticated. Beyond loopback, only readers on trusted
- * networks ($DRAY_TRUSTED_NETWORKS) are answered. When there are none, it does not listen there
- * (DRAY_EPERM). options is borrowed. url is the address at which it listens. */
+ * loop. HTTP is neither encrypted nor authenticated. On addresses other than loopback, only readers
+ * on trusted networks ($DRAY_TRUSTED_NETWORKS) are answered. Returns DRAY_EPERM for such an address
+ * when no network is trusted. options is borrowed. url is the address at which it listens. */
 int dray__http_new(struct event_base *base, const char *address, const dray__http_options *options,
                    dray__http **out, const char **url, dray_error *error);
-/* Sends this to all that read a stream. On the loop's thread. */
+/* Sends data to all readers of a stream. Called on the loop's thread. */
 void dray__http_push(dray__http *http, const char *data, size_t size);
-/* Whether `address` is one. DRAY_EINVALID */
+/* Returns 0, or DRAY_EINVALID when `address` is not an address. */
 int dray__http_check(const char *address, dray_error *error);
 void dray__http_free(dray__http *http); /* NULL is fine */

@@ -13,7 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Rows that a reader gets when it comes: more than come between the page and its first event. */
+/* RECENT is the number of rows that a new reader gets, more than are written between the page and
+ * its first event. */
 enum { RECENT = 256, LOOK_MS = 200 };
 
 struct dray__live {
@@ -24,8 +25,8 @@ struct dray__live {
     dray__http_options options;
     dray__thread thread;
     atomic_bool stopping;
-    pthread_mutex_t lock; /* of the fields below */
-    char *recent[RECENT]; /* events; a ring */
+    pthread_mutex_t lock; /* protects the fields below */
+    char *recent[RECENT]; /* ring buffer of events */
     uint64_t count, sent;
 };
 
@@ -41,7 +42,8 @@ static char *page_of(const dray__live *live, size_t *size)
     return NULL;
 }
 
-/* Those from number `from` on, up to `to`, as far as they are there; under the lock. */
+/* Returns the events from number `from` up to `to`, as far as the ring has them. The caller holds
+ * the lock. */
 static char *events_of(const dray__live *live, uint64_t from, uint64_t to, size_t *size)
 {
     char *text = NULL;
@@ -68,7 +70,7 @@ static void answer(void *user, const char *path, dray__http_answer *out)
         out->type = "text/event-stream";
         out->status = "200 OK";
         out->stream = true;
-        out->body = events_of(live, 0, live->sent, &out->size); /* the others are pushed */
+        out->body = events_of(live, 0, live->sent, &out->size); /* later ones are pushed */
         pthread_mutex_unlock(&live->lock);
     }
 }
@@ -89,7 +91,7 @@ static void on_look(evutil_socket_t fd, short what, void *user)
     free(text);
     if (!last)
         return;
-    event_del(live->look); /* there is one end */
+    event_del(live->look); /* it must end only once */
     dray__http_push(live->http, end, sizeof(end) - 1);
     event_base_loopexit(live->base, &(struct timeval){.tv_usec = LOOK_MS * 1000});
 }

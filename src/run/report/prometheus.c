@@ -12,8 +12,8 @@
 typedef enum place { QUEUE, PARTITION, GROUP, WAITED, TOP } place;
 typedef enum kind { GAUGE, COUNTER, HISTOGRAM } kind;
 
-/* A number of the object, or (each: the label's name) of every member of an object in it; of
- * objects in that object, their number `inner`. */
+/* A metric is a number of the object or, with `each` (a label's name), one number for every member
+ * of an object in it; when these members are objects, their number `inner`. */
 static const struct metric {
     const char *name, *help;
     place at;
@@ -113,7 +113,7 @@ static void add_label(labels *l, const char *name, const char *value)
     l->values[l->count++] = value;
 }
 
-/* "waiters.claims": a member of a member. */
+/* Finds a member of a member, such as "waiters.claims". */
 static json_t *find(json_t *object, const char *key)
 {
     const char *dot = strchr(key, '.');

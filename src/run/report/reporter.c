@@ -21,14 +21,14 @@ struct dray__reporter {
     const dray__job *job;
     dray_context *context;
     dray__channel *channel;
-    dray_queue *queue; /* for the picture; NULL when it is not drawn, or not there yet */
+    dray_queue *queue; /* for the picture; NULL without one, or before the queue exists */
     dray__thread thread;
-    pthread_mutex_t lock; /* of the fields below */
+    pthread_mutex_t lock; /* protects the fields below */
     dray__rows rows;
     dray__view view;
     json_t *status;
-    bool unlearned;     /* of the last evaluation */
-    dray_error failure; /* code 0: none */
+    bool unlearned;     /* the last evaluation was worse than the first */
+    dray_error failure; /* code 0 when there is none */
     int64_t drawn_ns, depth_ns;
     FILE *events; /* events.jsonl */
     dray__live *live;
@@ -56,7 +56,8 @@ static void note(dray__reporter *self, const char *event, json_t *object)
     json_decref(object);
 }
 
-/* By more than two standard errors of both, as if the prompts were drawn anew each time. */
+/* Returns whether the last accuracy is below the first by more than two standard errors, computed
+ * as if prompts were drawn anew for each evaluation. */
 static bool unlearned(const dray__reporter *self)
 {
     double first = self->rows.first_accuracy, last = self->rows.last_accuracy;
@@ -65,7 +66,7 @@ static bool unlearned(const dray__reporter *self)
            (first - last) * (first - last) > 4 * variance;
 }
 
-/* Once, until held-out prompts are answered as well as in the beginning again. */
+/* Warns once, and again only after the accuracy has recovered. */
 static void warn_of_unlearning(dray__reporter *self)
 {
     char message[256];
@@ -128,7 +129,8 @@ static void take(dray__reporter *self, json_t *report)
     atomic_store(&self->heard_ns, dray__now());
 }
 
-/* The trainer waits for this before a checkpoint (checkpoint.c). */
+/* Confirms that the row of a step is complete. The trainer waits for this before a checkpoint
+ * (checkpoint.c). */
 static void confirm(dray__reporter *self, const json_t *report)
 {
     char text[64];
@@ -167,7 +169,7 @@ static void draw(dray__reporter *self)
     pthread_mutex_unlock(&self->lock);
 }
 
-/* How far the queue's columns are filled, from time to time. */
+/* Notes from time to time how far the queue's columns are filled. */
 static void look_at_depth(dray__reporter *self)
 {
     if (!self->rows.ready || dray__now() < self->depth_ns + DEPTH_MS * DRAY__MILLISECOND)
@@ -184,8 +186,7 @@ static void *watch(void *user)
     dray__reporter *self = user;
     uint64_t cursor = 0;
     for (;;) {
-        /* Read before the wait, so that reports that were posted before the end are still taken
-         * in. */
+        /* Read before the wait, so that reports posted before the end are still taken. */
         bool last = atomic_load(&self->stopping);
         json_t *reports = NULL, *report;
         size_t i;
@@ -200,7 +201,7 @@ static void *watch(void *user)
         draw(self);
         look_at_depth(self);
         if (rc && (last || rc != DRAY_ETIMEDOUT))
-            return NULL; /* a coordinator that is gone is the supervisor's to see */
+            return NULL; /* the supervisor itself notices a coordinator that is gone */
     }
 }
 

@@ -11,27 +11,29 @@
 
 typedef struct dray__reporter dray__reporter;
 
-/* Of the reporter: the row of a step is on its way to metrics.jsonl, and outlives a kill. */
+/* The kind of the report that the reporter posts when it has all of a step's row. The trainer waits
+ * for it before a checkpoint (trainer/checkpoint.c). */
 #define DRAY__REPORT_ROW "row"
 
 /* address is the coordinator's, which must be up. *url is the address of the live page, valid until
  * the stop; NULL when there is none. */
 int dray__reporter_start(const dray__folder *folder, const dray__job *job, const char *address,
                          bool json, dray__reporter **out, const char **url, dray_error *error);
-/* Takes in the reports that were still posted (if the coordinator lives), writes the pending rows,
- * ends the thread. The numbers of *rows for the summary stay valid until dray__reporter_free. */
+/* Takes the reports that are still at the coordinator (if that is running), writes the pending
+ * rows, and ends the thread. The numbers of *rows for the summary stay valid until
+ * dray__reporter_free. */
 int dray__reporter_stop(dray__reporter *reporter, dray_error *error);
 void dray__reporter_free(dray__reporter *reporter); /* NULL is fine */
 
 /* For the supervisor's thread, at any time. */
 int64_t dray__reporter_heard_ns(dray__reporter *reporter);  /* when the last report came */
-uint64_t dray__reporter_progress(dray__reporter *reporter); /* grows with every step and eval */
-bool dray__reporter_ready(dray__reporter *reporter);        /* the first version is there */
+uint64_t dray__reporter_progress(dray__reporter *reporter); /* grows with each step and eval */
+bool dray__reporter_ready(dray__reporter *reporter);        /* the first version is published */
 void dray__reporter_say(dray__reporter *reporter, const char *event, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* The error of a row that could not be written, or DRAY_OK. */
+/* Returns the error of a row that could not be written, or DRAY_OK. */
 int dray__reporter_failed(dray__reporter *reporter, dray_error *error);
 
-/* After stop: the last lines. */
+/* Prints the last lines. Call it after dray__reporter_stop. */
 void dray__reporter_summary(dray__reporter *reporter, const dray__folder *folder,
                             const char *outcome);

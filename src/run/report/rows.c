@@ -92,7 +92,8 @@ static bool has_critic(const dray__rows *rows, const json_t *row)
            json_object_get(row, "value_loss");
 }
 
-/* Rows are written in their order: those behind one that waits for its evaluation wait with it. */
+/* Writes the rows that are complete. They are written in order, so rows after one that waits for
+ * its evaluation wait, too. */
 static int complete(dray__rows *rows, dray_error *error)
 {
     json_t *row;
@@ -128,7 +129,7 @@ static void forget_before(json_t *by_number, int64_t number)
     }
 }
 
-/* The update that brought the version to the engine. */
+/* Adds the update that brought the version to the engine. */
 static void add_update(const dray__rows *rows, json_t *row, int64_t version)
 {
     char key[32];
@@ -152,7 +153,8 @@ static void show_phases(dray__rows *rows, const json_t *row)
     }
 }
 
-/* A run that is killed while rows wait goes on from the checkpoint of their steps. */
+/* Saves the pending rows, because a run that is killed while they wait may resume from a checkpoint
+ * of their steps. */
 static int keep_pending(const dray__rows *rows, dray_error *error)
 {
     return dray__folder_write_rows(rows->folder, DRAY__ROWS_PENDING, rows->pending, error);
@@ -184,7 +186,7 @@ static int add_critic(dray__rows *rows, json_t *row, dray_error *error)
     return rc;
 }
 
-/* The trainer's numbers, completed by the clock and by the update that the step's samples waited
+/* Makes a row of the trainer's numbers, the time, and the update that the step's samples waited
  * for. Rows that an earlier run wrote are not written again. */
 static int take_step(dray__rows *rows, const json_t *report, dray_error *error)
 {
@@ -222,7 +224,7 @@ static int take_step(dray__rows *rows, const json_t *report, dray_error *error)
     return rc || !json_array_size(rows->pending) ? rc : keep_pending(rows, error);
 }
 
-/* Row 0: before the first step. */
+/* Makes row 0, from before the first step. */
 static int take_ready(dray__rows *rows, const json_t *report, dray_error *error)
 {
     rows->ready = true;
@@ -289,7 +291,7 @@ static int take_eval(dray__rows *rows, json_t *report, dray_error *error)
     if (!row && step > rows->last_step) /* by other processes than the row: it may be sooner */
         return json_object_set(rows->early, key_of(step, key), report) ? dray__nomem(error)
                                                                        : DRAY_OK;
-    if (!row) /* made again: the row is written */
+    if (!row) /* the evaluation is a repeated one, as the row is written already */
         return DRAY_OK;
     add_eval(row, report);
     if (step == 0)
@@ -297,7 +299,7 @@ static int take_eval(dray__rows *rows, json_t *report, dray_error *error)
     return complete(rows, error);
 }
 
-/* For the median: where there are many updates, of every so many-th. */
+/* Notes the time of an update for the median; of many updates only every n-th. */
 static void note_update(dray__rows *rows, double seconds)
 {
     if (rows->updates_seen == DRAY__UPDATES_SEEN) {

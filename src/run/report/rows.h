@@ -18,17 +18,18 @@ typedef struct dray__rows {
     const dray__job *job;
     const dray__folder *folder;
     FILE *metrics;
-    json_t *pending; /* trainer's rows in their order; the first waits for its evaluation */
+    json_t *pending; /* the trainer's rows in order; the first one waits for its evaluation, or the
+                        value model's part */
     json_t *early;   /* "step" -> an evaluation that came before the step's row */
     json_t *done;    /* rows that the last report completed */
-    json_t *updates; /* "version" -> the update that brought it to the engine */
+    json_t *updates; /* "version" -> the engine's update to it */
     json_t *critics; /* "step" -> the value model's part of its row, which came first */
     dray__spent *spent;
-    int64_t last_step; /* newest row taken in; -1: none */
-    int64_t mark_ns;   /* when the last row was taken in */
-    /* For people. */
+    int64_t last_step; /* of the newest row that was taken; -1 for none */
+    int64_t mark_ns;   /* when the last row was taken */
+    /* For the view. */
     double warmup_reward, reward, length, tokens_per_s, staleness_mean, staleness_max, step_seconds;
-    double first_accuracy, last_accuracy; /* -1: not measured */
+    double first_accuracy, last_accuracy; /* -1 when not measured */
     int64_t warmup_step, first_accuracy_step, last_accuracy_step, version, checkpoint;
     bool ready;
     dray__phase shown[DRAY__PHASES];
@@ -40,12 +41,14 @@ typedef struct dray__rows {
 
 int dray__rows_open(const dray__folder *folder, const dray__job *job, dray__rows *out,
                     dray_error *error);
-/* Takes in one report. *done: the rows that it completed, in their order, borrowed until the next
+/* Takes in one report. *done has the rows that it completed, in order, borrowed until the next
  * call. */
 int dray__rows_take(dray__rows *rows, json_t *report, const json_t **done, dray_error *error);
-/* The step whose row has all of its trainers' reports with this one; -1 when there is none. */
+/* Returns the step whose row has the reports of all of its trainers now that `report` was taken; -1
+ * when there is none. */
 int64_t dray__rows_whole(const dray__rows *rows, const json_t *report);
-/* Ends the rows. Writes pending ones without their evaluation: a resumed run completes them. */
+/* Ends the rows. Writes pending ones without their evaluation; a resumed run completes them. */
 int dray__rows_end(dray__rows *rows, dray_error *error);
 void dray__rows_free(dray__rows *rows);
-double dray__rows_median_update(const dray__rows *rows); /* seconds; 0 when there was no update */
+/* In seconds; 0 when there was no update. */
+double dray__rows_median_update(const dray__rows *rows);

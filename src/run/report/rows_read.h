@@ -7,6 +7,6 @@
 /* Gets each row. A result other than DRAY_OK ends the reading. */
 typedef int dray__row_fn(void *user, json_t *row, const char *path, dray_error *error);
 
-/* A file that is not there has no rows. In a run that is not over, the last line may be half a
- * line, which is left out. Returns 0, or DRAY_EFORMAT with file and line. */
+/* A file that does not exist has no rows. In a run that is not over, the last line may be
+ * incomplete; it is left out. Returns 0, or DRAY_EFORMAT with file and line. */
 int dray__rows_each(const char *path, dray__row_fn *take, void *user, dray_error *error);

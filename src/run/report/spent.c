@@ -16,10 +16,10 @@
 struct dray__spent {
     char *folder;
     int64_t looked_ns;     /* the last look; 0 when there was none */
-    json_t *roles, *named; /* sums by then, ns: {ROLE: {KEY: N}}, {NAME: N} */
+    json_t *roles, *named; /* sums at that time, in ns: {ROLE: {KEY: N}}, {NAME: N} */
 };
 
-/* The accounts of all processes that there were. */
+/* The accounts of all processes that the run has had. */
 typedef struct accounts {
     dray__accounted *items;
     uint32_t count;
@@ -67,7 +67,7 @@ static int is_spans(const struct dirent *entry)
     return end && strcmp(end, ".spans") == 0;
 }
 
-/* By process, and then in the order in which one took the place of the other. */
+/* Compares by process, and then by the order in which one replaced the other. */
 static int by_process(const void *a, const void *b)
 {
     const dray__accounted *x = a, *y = b;
@@ -141,7 +141,8 @@ static const dray__accounted *same(const accounts *all, uint32_t i, uint32_t as)
     return there ? &all->items[i] : NULL;
 }
 
-/* A process that died waits to be started anew until another one is in its place. */
+/* Adds the account of one process. One that died counts as waiting for its restart until its
+ * successor has begun. */
 static void add_one(const dray__spent *self, const accounts *all, uint32_t i, int64_t now,
                     json_t *roles, json_t *named)
 {
@@ -169,8 +170,9 @@ static double since(const json_t *now, const json_t *before, const char *key)
            (double)DRAY__SECOND;
 }
 
-/* A wait that goes on over a look was counted as one for samples. Where it turns out at its end to
- * have been one for admission, it is with both, and is taken off that one. */
+/* Corrects a wait that went on over a look. It was counted as a wait for samples at that look; if
+ * it turns out at its end to have been one for admission, it is in both sums, and is subtracted
+ * from admission. */
 static void pay(json_t *waits, double debt)
 {
     json_t *admission = json_object_get(waits, "admission");
@@ -189,7 +191,7 @@ static json_t *role_since(json_t *now, const json_t *before)
         double seconds = since(now, before, key);
         if (strcmp(key, "processes") == 0)
             json_object_set(out, key, value);
-        else if (strcmp(key, "starting") == 0) /* no sum: it is of this time alone */
+        else if (strcmp(key, "starting") == 0) /* not a running sum, but of this time alone */
             json_object_set_new(out, key, json_real(since(now, NULL, key)));
         else if (wait && seconds < 0)
             debt -= seconds;
@@ -223,8 +225,8 @@ static int write_down(const dray__spent *self, json_t *roles, json_t *named, jso
 
 enum { TRIES = 8, QUICK_US = 500, FILE_US = 50 };
 
-/* An account that changes between `now` and its reading has later time in it. So all are read
- * quickly, if need be in another go. */
+/* Reads all accounts. An account that changes between `now` and its reading has later time in it,
+ * so all are read quickly, and again if it took too long. */
 static int read_quickly(const dray__spent *self, accounts *all, int64_t *now, dray_error *error)
 {
     int rc = DRAY_OK;

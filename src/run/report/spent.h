@@ -1,5 +1,5 @@
-/* The time of a run's roles by state, from the accounts that their processes keep
- * (trace/account.h), between two looks, for all steps together. */
+/* The time that a run's roles spent in each state between two looks, from the accounts that their
+ * processes keep (trace/account.h). */
 #pragma once
 
 #include <dray/dray.h>
@@ -8,17 +8,17 @@
 
 typedef struct dray__spent dray__spent;
 
-/* folder: the run's. */
+/* folder is the run's. */
 int dray__spent_open(const char *folder, dray__spent **out, dray_error *error);
 void dray__spent_close(dray__spent *spent); /* NULL is fine */
 /* Adds to `row` the time since the last look, in seconds:
  *   "time": {ROLE: {"processes": N, "cpu": S, "busy": S, "transfer": S, "wait": {CAUSE: S}}}
- *     and "starting": S of processes that were not there at the last look;
- *   "seconds": {NAME: S}, by the spans of the ranks 0, waits left out.
- * With NULL it only looks. A role's processes that record no spans are not in it. *now_ns is the
- * end of the time. */
+ *     and "starting": S for processes that were not there at the last look;
+ *   "seconds": {NAME: S}, by the spans of ranks 0, without waits.
+ * With row NULL it only looks. Processes that record no spans are left out. *now_ns is the end of
+ * the time. */
 int dray__spent_look(dray__spent *spent, json_t *row, int64_t *now_ns, dray_error *error);
 
-/* The file of spans of a process of the run. */
+/* Writes the path of the file of spans of a process of the run. */
 void dray__spans_path(const char *folder, const char *label, uint32_t rank, uint32_t epoch,
                       char *out, size_t capacity);

@@ -54,7 +54,8 @@ void dray__view_say(dray__view *view, const char *event, const char *message)
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-/* Elsewhere than on a terminal some 40 lines tell of a run, and every evaluation. */
+/* Returns whether the row is printed when there is no terminal: about 40 rows of a run, and every
+ * evaluation. */
 static bool worth_a_line(const dray__rows *rows, int64_t step, bool eval)
 {
     int64_t every = rows->job->steps > 40 ? rows->job->steps / 40 : 1;
@@ -90,11 +91,12 @@ void dray__view_row(dray__view *view, const dray__rows *rows, const json_t *row)
 typedef struct canvas {
     char text[4096];
     size_t used;
-    uint32_t lines, most; /* a picture higher than the terminal could not be redrawn in place */
+    uint32_t lines, most; /* most is the terminal's height, because a higher picture could not be
+                             redrawn in place */
     int width;
 } canvas;
 
-/* Cut to the terminal's width, so that a line is one line. */
+/* Adds a line, cut to the terminal's width so that it does not wrap. */
 static __attribute__((format(printf, 2, 3))) void add_line(canvas *c, const char *format, ...)
 {
     char line[512];
@@ -113,7 +115,7 @@ static __attribute__((format(printf, 2, 3))) void add_line(canvas *c, const char
 
 enum { ITEMS_MAX = 32, LABEL_WIDTH = 20 };
 
-/* A label and items behind each other, on as many lines as they need. */
+/* Adds a label and its items, on as many lines as they need. */
 static void add_items(canvas *c, const char *label, char (*items)[64], uint32_t count)
 {
     char line[512];
@@ -144,7 +146,7 @@ static void add_bar(canvas *c, const dray__rows *rows, int64_t step)
              left > 0 ? dray__say_seconds(left).s : "", left > 0 ? " left" : "");
 }
 
-/* The order in which a sample goes through the phases; others follow. */
+/* Returns a phase's place in the order in which samples go through phases; others come after. */
 static uint32_t place_of(const char *phase)
 {
     static const char *const order[] = {"rollout",   "reward", "reference", "old_log_prob",
@@ -177,7 +179,6 @@ static void add_phases(canvas *c, const dray__rows *rows)
     add_items(c, "seconds a step", items, rows->shown_count);
 }
 
-/* Committed cells of each column, over the partitions that are alive. */
 json_t *dray__view_depths(const json_t *status)
 {
     json_t *sums = json_object(), *partition, *count;

@@ -6,20 +6,21 @@
 
 typedef struct dray__view {
     bool json, live;
-    uint32_t lines; /* of the picture that stand on the terminal */
+    uint32_t lines; /* of the picture that are on the terminal */
     int64_t began_ns;
 } dray__view;
 
 void dray__view_open(dray__view *view, bool json);
-/* One line, above the picture. With --json: {"event": event, "message": ...}. */
+/* Prints one line above the picture; with --json, {"event": event, "message": ...}. */
 void dray__view_say(dray__view *view, const char *event, const char *message);
-/* An object of its own with --json; nothing elsewhere. Takes `object`. */
+/* Prints `object` with --json; does nothing otherwise. Takes `object`. */
 void dray__view_event(dray__view *view, const char *event, json_t *object);
-/* A row was completed. */
+/* Shows a row that was completed. */
 void dray__view_row(dray__view *view, const dray__rows *rows, const json_t *row);
-/* Redraws the picture on a terminal. status: the queue's, or NULL. */
+/* Redraws the picture on a terminal. status is the queue's, or NULL. */
 void dray__view_draw(dray__view *view, const dray__rows *rows, const json_t *status);
-/* Cells of each column that are committed, over the queue's partitions; the caller's. */
+/* Returns a new object with the number of committed cells of each column, over all partitions of
+ * the queue. */
 json_t *dray__view_depths(const json_t *status);
-/* Takes the picture away. */
+/* Removes the picture. */
 void dray__view_clear(dray__view *view);

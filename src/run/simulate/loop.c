@@ -1,6 +1,6 @@
-/* The loop as discrete events. Servers (an instance of a role each) take batches of rows for their
- * tasks, as the built-in programs do: in the order of their places, or complete groups first. The
- * schedule's rules decide on versions, numbers of rows and prompts. */
+/* The loop as discrete events. Servers (each is an instance of a role) take batches of rows for
+ * their tasks as the built-in programs do: in order, or complete groups first. The schedule's rules
+ * decide on versions, numbers of rows and prompts. */
 #include "base/array.h"
 #include "base/error.h"
 #include "base/random.h"
@@ -18,13 +18,13 @@ enum { ROLES = 16, SERVERS_MOST = 2048, WARMUP = 4 };
 
 typedef struct row {
     uint32_t length;
-    int32_t version;       /* that made its oldest token; -1: not begun */
+    int32_t version;       /* version of its oldest token; -1 before it is begun */
     uint8_t claimed, done; /* bits of tasks */
 } row;
 
 typedef struct partition {
     row *rows;
-    uint32_t next[DRAY__SIM_TASKS]; /* in order: rows before are claimed */
+    uint32_t next[DRAY__SIM_TASKS]; /* when claimed in order: all rows before it are claimed */
     uint32_t trained;
 } partition;
 
@@ -35,15 +35,15 @@ typedef struct place {
 typedef struct server {
     uint32_t role;
     uint8_t tasks; /* bits */
-    int busy;      /* task; IDLE, TAKING: weights */
+    int busy;      /* a task, IDLE, or TAKING (weights) */
     double until, began;
     place *claimed;
     uint32_t count;
     int cause; /* while it is idle */
-    /* Of engines. */
-    int32_t held; /* version; -1: none */
-    double *left; /* tokens of rows under way, where rows come and go one by one */
-    double last;  /* up to when these are right */
+    /* The fields below are for engines. */
+    int32_t held; /* version; -1 for none */
+    double *left; /* tokens left of each row under way, with batching `continuous` */
+    double last;  /* the time for which `left` is right */
     bool drains;
 } server;
 
@@ -67,17 +67,17 @@ typedef struct sim {
     server *servers;
     uint32_t server_count, role_servers[ROLES];
     double now;
-    double *published; /* when; by version */
+    double *published; /* when each version was published */
     int32_t version;   /* the newest */
     uint64_t begun;    /* rows */
-    /* The trainer's. */
+    /* The fields below are the trainer's. */
     int64_t step;
     uint32_t taken, old;
-    bool reopened;   /* rows are to be made anew: engines may begin them */
+    bool reopened;   /* rows must be generated again; engines may begin them */
     double deferred; /* seconds of gradients that wait for the last rows */
     double stale_sum, stale_tokens, stale_max, anew;
     double idle[ROLES][DRAY__SIM_CAUSES], transfer[ROLES];
-    int64_t first, last; /* the steps that count */
+    int64_t first, last; /* the steps that are measured */
 } sim;
 
 static uint8_t bit(int task)
@@ -85,7 +85,8 @@ static uint8_t bit(int task)
     return (uint8_t)(1U << task);
 }
 
-/* Engines have less to do in the last step: nothing comes behind it. */
+/* Returns whether the present step is measured. The first steps are not, nor is the last one, in
+ * which engines have less to do. */
 static bool counts(const sim *s)
 {
     return s->step >= s->first && s->step <= s->last;
@@ -123,7 +124,8 @@ static void insert(sim *s)
     }
 }
 
-/* Groups are whole from one multiple of their size to the next. */
+/* Returns whether the group that begins at row `first`, a multiple of the group's size, is
+ * ready. */
 static bool group_ready(const sim *s, const partition *p, uint32_t first, int task)
 {
     for (uint32_t i = first; i < first + s->rules.group; i++)
@@ -137,9 +139,8 @@ static void claim(server *v, uint32_t p, uint32_t i)
     v->claimed[v->count++] = (place){p, i};
 }
 
-/* In the order of places: the next so many rows, all of them ready; the rest of a step may be
- * fewer.
- */
+/* Claims the next `most` rows in order if all of them are ready; at the end of a step they may be
+ * fewer. */
 static void claim_in_order(const sim *s, server *v, int task, uint32_t p, uint32_t most)
 {
     partition *of = &s->partitions[p];
@@ -152,7 +153,7 @@ static void claim_in_order(const sim *s, server *v, int task, uint32_t p, uint32
         claim(v, p, i);
 }
 
-/* Claims present rows, at most so many, and in whole groups when the task needs them. */
+/* Claims at most `most` ready rows, in whole groups when the task needs that. */
 static void claim_what_is_there(const sim *s, server *v, int task, uint32_t most)
 {
     bool groups = task == DRAY__SIM_ADVANTAGE;
@@ -168,7 +169,7 @@ static void claim_what_is_there(const sim *s, server *v, int task, uint32_t most
     }
 }
 
-/* first: of the rows that came; the ones before it are under way. */
+/* `first` is the first of the new rows; those before it are under way. */
 static void mark_claimed(sim *s, const server *v, uint32_t first, int task)
 {
     for (uint32_t i = first; i < v->count; i++) {
@@ -200,7 +201,7 @@ static void begin(sim *s, server *v, int task, double seconds)
 
 /* ---- the trainer ----------------------------------------------------------------------------- */
 
-/* Too old for the step: made anew, from its own prompt. */
+/* Returns rows that are too old for the step to their prompt, to be generated again. */
 static void make_anew(sim *s, partition *p, uint32_t first)
 {
     for (uint32_t i = first; i < first + s->rules.group; i++) {
@@ -246,7 +247,8 @@ static void claim_late(sim *s, server *v)
         }
 }
 
-/* The first optimiser step's rows as they come; the others when all of the step are there. */
+/* Claims the rows of the first optimiser step as they come, and the others when all of the step are
+ * ready. */
 static void claim_own(const sim *s, server *v)
 {
     uint32_t p = (uint32_t)s->step - 1, part = s->batch / (uint32_t)s->job->actor.optimiser_steps;
@@ -313,7 +315,7 @@ static void end_step(sim *s)
 
 /* ---- engines --------------------------------------------------------------------------------- */
 
-/* The newest version that the engine could take now. */
+/* Returns the newest version that the engine could take now. */
 static int32_t newest_ready(const sim *s)
 {
     double way = s->schedule.open > 1 ? s->services->prefetch : 0;
@@ -323,7 +325,7 @@ static int32_t newest_ready(const sim *s)
     return version;
 }
 
-/* When the next one could be. */
+/* Returns when the engine could take the next one. */
 static double next_ready(const sim *s)
 {
     double way = s->schedule.open > 1 ? s->services->prefetch : 0, at = NEVER;
@@ -350,7 +352,7 @@ static void take(sim *s, server *v, int32_t version)
             v->left[i] = r->length;
             r->version = version;
         }
-    if (s->continuous && v->count) { /* rows under way stand still meanwhile */
+    if (s->continuous && v->count) { /* rows under way make no progress meanwhile */
         v->last = s->now + s->services->take;
         return;
     }
@@ -374,8 +376,8 @@ static uint32_t first_open(const sim *s)
     return UINT32_MAX;
 }
 
-/* Rows that the engine may begin now, in v->claimed behind those that it has. false: it takes
- * weights instead, or waits for v->cause. */
+/* Finds rows that the engine may begin now, and adds them to v->claimed. Returns false when it
+ * takes weights instead, or waits for v->cause. */
 static bool find_rows(sim *s, server *v, uint32_t room, bool *takes)
 {
     uint32_t p = first_open(s), had = v->count;
@@ -387,7 +389,8 @@ static bool find_rows(sim *s, server *v, uint32_t room, bool *takes)
     int64_t step = (int64_t)p + 1;
     int32_t newest = (int32_t)dray__rules_newest(&s->rules, step),
             least = (int32_t)dray__rules_oldest(&s->rules, step);
-    if (s->schedule.first_complete && least > s->version) /* lost ones' places may be earlier */
+    /* Replacements of lost rows may be in earlier steps. */
+    if (s->schedule.first_complete && least > s->version)
         least = s->version;
     int32_t want = s->schedule.exact ? newest : ready_version;
     if (s->schedule.exact ? ready_version < newest : ready_version < least) {
@@ -456,7 +459,7 @@ static double next_finish(const sim *s, const server *v)
     return v->count ? v->last + fmax(least, 0) * token_seconds(s, v) : NEVER;
 }
 
-/* Rows that are through leave, and others come. */
+/* Removes finished rows and begins others. */
 static bool go_on(sim *s, server *v)
 {
     bool any = false, takes = false;
@@ -638,7 +641,7 @@ static void set_costs(sim *s)
     *advantage = (*advantage + group - 1) / group * group;
 }
 
-/* Adds the needs of a task, among the tasks of the job. */
+/* Fills in the tasks that each task needs, among the tasks of the job. */
 static uint8_t add_needs(sim *s)
 {
     const dray__job *job = s->job;
@@ -706,7 +709,7 @@ static int open_sim(sim *s, dray_error *error)
     const dray__job *job = s->job;
     s->schedule = dray__schedule_of(job);
     s->rules = dray__schedule_rules(job);
-    /* Engines find work behind the last step that is simulated, if the job goes on. */
+    /* Engines may work on prompts after the last simulated step, if the job has more steps. */
     s->total = s->steps + (int64_t)s->rules.open;
     s->total = s->total < job->steps ? s->total : job->steps;
     s->total = s->total > s->steps ? s->total : s->steps;

@@ -40,7 +40,7 @@ static void add_case(sums *s, const double x[FEATURES], double y)
     s->count++;
 }
 
-/* Of the features that are used, by elimination; false: they do not tell. */
+/* Solves for the features in `used`, by elimination. Returns false when the system is singular. */
 static bool solve(const sums *s, unsigned used, double out[FEATURES])
 {
     double a[FEATURES][FEATURES + 1];
@@ -74,7 +74,7 @@ static double error_of(const sums *s, const double w[FEATURES])
     return error;
 }
 
-/* Times are not negative: of all choices of features whose weights are all positive, the one with
+/* Fits non-negative weights: of all sets of features that have only positive weights, the one with
  * the least error is taken. */
 static void fit(const sums *s, double out[FEATURES])
 {
@@ -203,7 +203,7 @@ static int by_group(const void *a, const void *b)
     return (x->slot > y->slot) - (x->slot < y->slot);
 }
 
-/* Takes whole groups of a step. Rows that were made twice count once. */
+/* Takes whole groups of a step. Rows that were generated twice count once. */
 static int take_groups(responses *all, uint32_t group, dray__services *out, dray_error *error)
 {
     qsort(all->items, all->count, sizeof(*all->items), by_group);
@@ -232,7 +232,7 @@ static int by_engine(const void *a, const void *b)
     return (x->began_ns > y->began_ns) - (x->began_ns < y->began_ns);
 }
 
-/* A closed batch is over when its longest response is: seconds = a + b max + c sum. */
+/* Fits closed batches, which end with their longest response: seconds = a + b max + c sum. */
 static void fit_closed(responses *all, dray__services *out)
 {
     sums s = {0};
@@ -255,8 +255,9 @@ static void fit_closed(responses *all, dray__services *out)
     out->token_row = w[2];
 }
 
-/* The number of rows under way beside one, on average over its time, and of those that began
- * meanwhile: the engine works on the beginning and the end of each alone. */
+/* Returns the number of rows under way during this one, on average over its time, and the number
+ * that began meanwhile, because the engine works on the beginning and the end of each row
+ * separately. */
 static double beside(const responses *all, uint32_t i, double *began)
 {
     const response *is = &all->items[i];
@@ -293,11 +294,11 @@ static void fit_continuous(responses *all, dray__services *out)
 
 /* ---- tasks ----------------------------------------------------------------------------------- */
 
-/* The work between two commits of a process that leads, by task. */
+/* The work between two commits of a rank 0, by task. */
 typedef struct worked {
     sums tasks[DRAY__SIM_TASKS];
     double waits[DRAY__SIM_TASKS][DRAY__SIM_CAUSES], seconds[DRAY__SIM_TASKS];
-    double overhead[DRAY__SIM_TASKS]; /* of rollout: time around the generation */
+    double overhead[DRAY__SIM_TASKS]; /* for rollout, the time around the generation */
     double ends, takes, prefetches;
     uint32_t end_count, take_count, prefetch_count;
 } worked;
@@ -336,8 +337,8 @@ static void end_piece(worked *w, piece *p, int task, int32_t rows)
     *p = (piece){0};
 }
 
-/* A wait for the coordinator, a tool or other ranks is part of the work; so is one for samples that
- * were there, which is the claim's way there and back. */
+/* Adds a wait to the work, if it belongs there: one for the coordinator, a tool or other ranks, or
+ * one for samples that were ready, which is the claim's round trip. */
 static void add_wait(piece *p, const dray__tl_span *s)
 {
     bool own = s->cause == DRAY_CAUSE_CONTROLLER || s->cause == DRAY_CAUSE_TOOL ||
@@ -402,7 +403,8 @@ static void walk(const dray__timeline *t, const dray__tl_track *track, worked *w
     }
 }
 
-/* The built-in engine prefetches in a thread of that name, dray.Subscriber in a span of its own. */
+/* Measures prefetches. The built-in engine prefetches in a thread of that name, dray.Subscriber in
+ * a span of its own. */
 static void look_at_prefetches(const dray__timeline *t, worked *w)
 {
     uint32_t python = dray__tl_find(t, "weights prefetch");
@@ -424,8 +426,8 @@ static double mean(double sum, uint32_t count)
     return count ? sum / count : 0;
 }
 
-/* seconds = a + b tokens when that explains more than the rows do. When all batches have as many
- * rows, long parts belong to the rows and short ones to the batch. */
+/* Fits seconds = a + b tokens when that explains more than rows do. When all batches have the same
+ * number of rows, long times are counted for each row, and short ones for the batch. */
 static void settle(const worked *w, int task, dray__cost *out)
 {
     const sums *s = &w->tasks[task];
@@ -448,7 +450,8 @@ static void settle(const worked *w, int task, dray__cost *out)
         out->wait[c] = w->waits[task][c] / w->seconds[task];
 }
 
-/* From the publication of a version to the prompts that it lets in. */
+/* Returns the time from the publication of a version to the insertion of the prompts that it
+ * permits. */
 static double insertion(const dray__timeline *t)
 {
     double sum = 0;
@@ -481,7 +484,7 @@ static int fit_all(const dray__timeline *t, const json_t *config, responses *all
     out->tasks[DRAY__SIM_ROLLOUT].row = out->tasks[DRAY__SIM_ROLLOUT].token = 0;
     if (batching && strcmp(batching, "continuous") == 0) {
         fit_continuous(all, out);
-    } else { /* and the time around the generation: reading, putting, claim and commit */
+    } else { /* adds the time around the generation: reading, putting, claim and commit */
         fit_closed(all, out);
         out->tasks[DRAY__SIM_ROLLOUT].fixed +=
             mean(w.overhead[DRAY__SIM_ROLLOUT], w.tasks[DRAY__SIM_ROLLOUT].count);
@@ -526,7 +529,7 @@ static int read_responses(const dray__timeline *t, responses *all, dray_error *e
     return rc;
 }
 
-/* Seconds of a step behind the third one, by the publication of versions. */
+/* Returns the seconds of a step after the third one, by the publication of versions. */
 static double measured(const dray__timeline *t)
 {
     uint32_t first = 0;
@@ -538,7 +541,7 @@ static double measured(const dray__timeline *t)
                : 0;
 }
 
-/* The run's folder, of which the user may have named the trace.json. */
+/* Finds the run's folder; the user may have named its trace.json. */
 static void find_run(const char *folder, char run[PATH_MAX])
 {
     struct stat is;
@@ -620,7 +623,7 @@ static bool is_there(const dray__cost *c)
     return c->fixed + c->row + c->token > 0;
 }
 
-/* Of a task that not all traces have, the mean of those that do. */
+/* Averages services. For a task that not all traces have, it is the mean of those that do. */
 static void average(const dray__services *all, uint32_t count, dray__services *out)
 {
     for (int task = 0; task < DRAY__SIM_TASKS; task++) {
@@ -707,8 +710,8 @@ void dray__services_free(dray__services *services)
 
 /* ---- estimates ------------------------------------------------------------------------------- */
 
-/* Dense bf16 operations and bytes of memory a second, as their makers' data sheets say (NVIDIA H100
- * SXM, H200 SXM, B200), and the shares of both that training and generation commonly reach. */
+/* Dense bf16 operations and bytes of memory per second, by the data sheets (NVIDIA H100 SXM, H200
+ * SXM, B200), and the shares of both that training and generation commonly reach. */
 static const struct device {
     const char *name;
     double operations, bytes;
@@ -724,9 +727,9 @@ static double parameters_of(const dray__job_model *m)
     return (double)m->layers * (attention + forward) + 2 * h * 259;
 }
 
-/* Operations: 2 a parameter and token forwards, 6 with gradients (Kaplan et al. 2020, arXiv
- * 2001.08361, 2.1). A token of all rows reads all parameters once, or computes for as long as it
- * takes. Lengths are not known: all are half of their limit. */
+/* Operations are 2 for each parameter and token in a forward pass, 6 with gradients (Kaplan et al.
+ * 2020, arXiv 2001.08361, 2.1). Generating one token of all rows takes the longer of reading all
+ * parameters once and computing. Lengths are not known; all are taken as half of their limit. */
 int dray__services_estimate(const char *device, const dray__job *job, dray__services *out,
                             dray_error *error)
 {

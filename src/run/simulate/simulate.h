@@ -26,43 +26,48 @@ extern const char *const dray__sim_names[DRAY__SIM_TASKS];
 
 enum { DRAY__SIM_CAUSES = 11 }; /* of waits: dray_wait_cause */
 
-/* The time of a batch of a task, from its claim to the end of its commit; and how much of that is a
- * wait, by cause (the coordinator's answer, a tool, other ranks). */
+/* The time of a batch of a task, from its claim to the end of its commit, and the share of each
+ * cause of waiting in it (the coordinator's answer, a tool, other ranks). */
 typedef struct dray__cost {
     double fixed, row, token;
     double wait[DRAY__SIM_CAUSES]; /* shares of the whole */
 } dray__cost;
 
 typedef struct dray__services {
-    dray__cost tasks[DRAY__SIM_TASKS]; /* rollout: `fixed` alone, a claim's */
-    double token_fixed, token_row;     /* a token of all rows that are generated side by side */
+    dray__cost tasks[DRAY__SIM_TASKS]; /* rollout has `fixed` alone, the time of a claim */
+    double token_fixed, token_row;     /* of generating one token of all rows in the batch */
     double step_end;                   /* from the last gradients to the published version */
-    double prefetch, take; /* of a version: until it may be taken, and the engine's pause */
-    double insert;         /* from a published version to the prompts of one more step */
-    /* Responses, in whole groups: the lengths of a prompt's samples belong together. */
+    /* Of a version: the time until it can be taken, and the engine's pause. */
+    double prefetch, take;
+    double insert; /* from a published version to the prompts of one more step */
+    /* The lengths of responses in whole groups, because the lengths of a prompt's samples are
+     * correlated. */
     uint32_t *lengths, groups, group;
-    double measured; /* a step of the fitted run behind its third; 0 when there are too few */
+    double measured; /* seconds of a step of the fitted run after its third; 0 when there are too
+                        few steps */
     int64_t engine_ranks, trainer_ranks; /* of the fitted run */
     bool by_ranks;                       /* the trainer's work is divided among its ranks */
     bool estimated;
 } dray__services;
 
 /* Fits services from the run in `folder` (a run's folder, or its trace.json) for the job. Returns
- * 0, DRAY_EINVALID when it is of another job (names the first setting that differs), or when its
- * job has a part that is not modelled, or DRAY_EFORMAT with the file when it is truncated, too
+ * 0; DRAY_EINVALID when the run is of another job (names the first setting that differs) or its job
+ * has a part that is not modelled; or DRAY_EFORMAT with the file when the run is truncated, too
  * short or without tokens. */
 int dray__services_fit(const char *folder, const dray__job *job, dray__services *out,
                        dray_error *error);
-/* The same from several runs, whose times are averaged. each: gets those of every run, which the
- * caller frees after success; NULL: not wanted. */
+/* The same from several runs, whose times are averaged. each, if not NULL, gets those of every run;
+ * the caller frees them after success. */
 int dray__services_fit_all(const char *const *folders, uint32_t count, const dray__job *job,
                            dray__services *out, dray__services *each, dray_error *error);
-/* Finds how far the model is off for the run itself: simulates its job, as it was run, with what
- * was fitted from it alone. *simulated: seconds of a step, beside own->measured. Returns 0,
- * DRAY_ENOENT when the run has too few steps, or what loading its job and dray__simulate return. */
+/* Finds the model's error for the run itself: simulates the run's job with the services that were
+ * fitted from it alone. *simulated is the seconds of a step, to be compared with own->measured.
+ * Returns 0, DRAY_ENOENT when the run has too few steps, or the errors of loading its job and of
+ * dray__simulate. */
 int dray__services_check(const char *folder, const dray__services *own, double *simulated,
                          dray_error *error);
-/* From figures of a device ("h100", "h200", "b200") and the job's model alone. */
+/* Estimates services from the figures of a device ("h100", "h200", "b200") and the job's model
+ * alone. */
 int dray__services_estimate(const char *device, const dray__job *job, dray__services *out,
                             dray_error *error);
 void dray__services_free(dray__services *services);
@@ -70,18 +75,18 @@ void dray__services_free(dray__services *services);
 /* One run of the loop. */
 typedef struct dray__simulated {
     double step_seconds, staleness_mean, staleness_max, samples_per_s;
-    double made_anew; /* samples a step that got too old */
+    double made_anew; /* samples per step that became too old and are generated again */
     uint32_t roles;
-    double idle[16][DRAY__SIM_CAUSES], transfer[16]; /* by role: shares of its time */
-    int64_t first, last;                             /* the steps that it is of */
+    double idle[16][DRAY__SIM_CAUSES], transfer[16]; /* by role, as shares of its time */
+    int64_t first, last;                             /* the steps that were counted */
 } dray__simulated;
 
-/* steps is the number of simulated steps. seed is for the lengths that are drawn. Returns 0, or
- * DRAY_EINVALID when the job cannot go on (nothing moves), or has a part that is not modelled. */
+/* steps is the number of simulated steps. seed is for drawing response lengths. Returns 0, or
+ * DRAY_EINVALID when the job cannot make progress, or has a part that is not modelled. */
 int dray__simulate_once(const dray__job *job, const dray__services *services, int64_t steps,
                         uint64_t seed, dray__simulated *out, dray_error *error);
 
-/* Mean and deviation over several runs. */
+/* Mean and standard deviation over several runs. */
 typedef struct dray__spread {
     double mean, deviation;
 } dray__spread;
@@ -100,17 +105,19 @@ int dray__simulate(const dray__job *job, const dray__services *services, uint32_
 /* ---- size.c ---------------------------------------------------------------------------------- */
 
 typedef struct dray__sizing {
-    int64_t instances, ranks; /* of the role that generates, of the one that trains */
+    /* Instances of the role that generates, ranks of the one that trains. */
+    int64_t instances, ranks;
     dray__prediction made;
 } dray__sizing;
 
 enum { DRAY__SPLITS = 5 };
 /* Finds the splits of `devices` between the job's engines and its trainer with the most samples a
  * second, whose mean staleness is at most `staleness` (negative means any), the best first.
- * *engine_more, *trainer_more: samples a second of the best one with one device more for that role,
- * over without. Returns 0, or DRAY_EINVALID when no split is possible. */
+ * *engine_more and *trainer_more are the samples a second of the best split with one more device
+ * for that role, divided by those without. Returns 0, or DRAY_EINVALID when no split is
+ * possible. */
 int dray__size(const dray__job *job, const dray__services *services, int64_t devices,
                double staleness, dray__sizing out[DRAY__SPLITS], uint32_t *count,
                double *engine_more, double *trainer_more, dray_error *error);
-/* The roles of the job as they would be; indices into job->roles. */
+/* Gets the roles of the job that dray__size would size, as indices into job->roles. */
 void dray__size_roles(const dray__job *job, uint32_t *engine, uint32_t *trainer);

@@ -66,7 +66,7 @@ int dray__size(const dray__job *job, const dray__services *services, int64_t dev
     for (int64_t n = 1; n * ranks < devices && !rc; n++) {
         dray__sizing split = {.instances = n, .ranks = devices - n * ranks};
         split.ranks = split.ranks > most ? most : split.ranks;
-        if (dray__schedule_of(job).in_turns && n < 2) /* one makes samples while another is out */
+        if (dray__schedule_of(job).in_turns && n < 2) /* one generates while another updates */
             continue;
         rc = try(job, services, &split, FEW, error);
         if (!rc && (staleness < 0 || split.made.staleness_mean.mean <= staleness))

@@ -7,11 +7,11 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Which resamples are drawn depends on n alone, so that figures of one study can be compared. */
+/* The resamples depend on n alone, so that figures of one study can be compared. */
 enum { SEED = 1979 };
 
-/* Linear between order statistics (type 7 of Hyndman and Fan, "Sample Quantiles in Statistical
- * Packages", 1996; numpy's default). */
+/* Interpolates linearly between order statistics (type 7 of Hyndman and Fan, "Sample Quantiles in
+ * Statistical Packages", 1996; numpy's default). */
 static double quantile(const double *sorted, uint32_t count, double share)
 {
     double at = share * (double)(count - 1), whole = floor(at);

@@ -40,8 +40,8 @@ static void tell(const dray__study_options *o, const char *event, json_t *object
 
 /* ---- one run --------------------------------------------------------------------------------- */
 
-/* The run ends by itself, or when it is stopped: Ctrl-C reaches this process alone, for the run has
- * a process group of its own. */
+/* Waits for the run, and stops it when the study is interrupted. Ctrl-C reaches this process alone,
+ * because the run has its own process group. */
 static int wait_for(const dray__study_options *o, dray__child *child)
 {
     struct pollfd fd = {.fd = child->pidfd, .events = POLLIN};
@@ -76,7 +76,8 @@ static int start(const dray__study_entry *e, const dray__study_trial *t, const c
     return dray__child_begin(&start, child, error);
 }
 
-/* A run that fails is a result of the trial. An error is of the study itself. */
+/* Makes one run. A run that fails is a result of the trial; a returned error is one of the study
+ * itself. */
 static int run_trial(dray__study_plan *plan, dray__study_entry *e, dray__study_trial *t,
                      dray_error *error)
 {
@@ -143,7 +144,8 @@ static int take_trial(dray__study_plan *plan, uint32_t seed, uint32_t entry, dra
     return DRAY_OK;
 }
 
-/* Seed by seed, so that a machine that becomes slower does so for all schedules alike. */
+/* Makes the runs seed by seed, so that a machine that becomes slower affects all schedules
+ * alike. */
 static int run_all(dray__study_plan *plan, dray_error *error)
 {
     int rc = DRAY_OK;

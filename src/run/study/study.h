@@ -20,15 +20,15 @@ typedef struct dray__study_options {
     uint32_t setting_count;
     const char *schedules; /* SCHEDULE[:KEY=VALUE...],... */
     uint32_t seeds;
-    double accuracy; /* held out, to which steps and seconds are counted */
+    double accuracy; /* the held-out accuracy up to which steps and seconds are counted */
     const char *out; /* NULL for studies/NAME */
-    /* Reports the study's progress: "start", "begin" (a run), "run" (its end), "stopping". The
-     * object is the caller's for the time of the call. */
+    /* Reports the study's progress: "start", "begin" (a run begins), "run" (a run ended),
+     * "stopping". The object is valid during the call only. */
     void (*tell)(void *user, const char *event, const json_t *object);
     void *user;
 } dray__study_options;
 
-/* Makes the runs that are not done yet, seed by seed over the schedules, and summarises all. A run
+/* Makes the runs that are not done yet, for each seed all schedules, and summarises all runs. A run
  * that fails is part of the result, and is tried again by the next call. Takes over SIGINT, SIGTERM
  * and SIGHUP while it runs: the first ends the study after the current step and its checkpoint, the
  * second at once. Call it on the main thread of a process that has no other children. *folder is

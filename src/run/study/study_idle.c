@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Steps before are those in which the loop fills. */
+/* The pipeline fills in earlier steps. */
 enum { FIRST_STEP = 2 };
 
 static void add(json_t **sums, const char *what, const char *role, const char *cause,
@@ -50,7 +50,7 @@ static void set_share(const json_t *sums, const char *key, json_t *measures)
         return;
     double share = dray__json_number(sums, key) / whole;
     json_object_set_new(measures, key, json_real(share));
-    if (*to) /* one cause: its time is in idle.ROLE already */
+    if (*to) /* a cause, which is in idle.ROLE already */
         return;
     snprintf(of, sizeof(of), "unaccounted.%s", role);
     const json_t *before = json_object_get(measures, of);

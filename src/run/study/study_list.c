@@ -34,7 +34,8 @@ static int check_name(const dray__study_plan *plan, const char *text, dray_error
     return DRAY_OK;
 }
 
-/* The settings of all runs, then "schedule=NAME", then those of the entry; `copy` is cut up. */
+/* Gathers the settings of all runs, then "schedule=NAME", then those of the entry. Splits `copy` in
+ * place. */
 static int gather(const dray__study_options *options, const char *text, char *copy,
                   const char **settings, uint32_t *count, char schedule[ENTRY_BYTES + 16],
                   dray_error *error)
@@ -127,7 +128,7 @@ void dray__study_plan_close(dray__study_plan *plan)
 
 /* ---- folders --------------------------------------------------------------------------------- */
 
-/* The first line in which two texts differ, of each; "" where one has ended. */
+/* Gets the first line of each text in which they differ; "" for a text that has ended. */
 static void first_difference(const char *was, const char *is, int *line, char a[120], char b[120])
 {
     for (*line = 1;; ++*line) {
@@ -142,7 +143,8 @@ static void first_difference(const char *was, const char *is, int *line, char a[
     }
 }
 
-/* Runs of two jobs under one name would be compared as if they were of one. */
+/* Refuses a folder of another job, because runs of two jobs would be compared as if they were of
+ * one. */
 static int place_entry(dray__study_plan *plan, dray__study_entry *e, dray_error *error)
 {
     char path[PATH_MAX], a[120], b[120], *was = NULL;
@@ -186,7 +188,8 @@ int dray__study_plan_place(dray__study_plan *plan, dray_error *error)
         rc = dray__make_folders(path, error);
     if (!rc && !(plan->folder = realpath(path, NULL)))
         rc = dray__fail_errno(error, errno, "%s", path);
-    if (!rc && !dray__utf8_valid(plan->folder, strlen(plan->folder))) /* messages and JSON are */
+    /* Messages and JSON need UTF-8. */
+    if (!rc && !dray__utf8_valid(plan->folder, strlen(plan->folder)))
         rc =
             dray__fail(error, DRAY_EINVALID, "%s: the path of a study must be UTF-8", plan->folder);
     for (uint32_t i = 0; i < plan->entry_count && !rc; i++)

@@ -8,7 +8,7 @@ typedef struct dray__study_trial {
     int64_t seed;
     char *folder;
     dray__study_run run;
-    char error[DRAY_ERROR_MESSAGE_MAX]; /* why it failed; "": it did not */
+    char error[DRAY_ERROR_MESSAGE_MAX]; /* why it failed; "" when it did not */
 } dray__study_trial;
 
 typedef struct dray__study_entry {
@@ -16,7 +16,7 @@ typedef struct dray__study_entry {
     char *folder;   /* absolute */
     dray__job *job; /* resolved */
     char *resolved;
-    dray__study_trial *trials; /* one a seed */
+    dray__study_trial *trials; /* one for each seed */
 } dray__study_entry;
 
 typedef struct dray__study_plan {

@@ -18,14 +18,15 @@
 typedef struct reading {
     const dray__job *job;
     dray__study_run *run;
-    json_t *sums, *counts; /* by flat key, over the rows of steps */
-    json_t *times;         /* of roles */
-    int64_t step;          /* of the last row; -1: none */
+    json_t *sums, *counts; /* by flattened key, over the rows of steps */
+    json_t *times;         /* sums of the roles' times */
+    int64_t step;          /* of the last row; -1 for none */
     double tokens;
     bool scored; /* the last row has an evaluation */
 } reading;
 
-/* Without meaning as a mean over steps, or measured here in another way. */
+/* Returns whether the key is left out, because its mean over steps has no meaning or it is measured
+ * in another way here. */
 static bool is_left_out(const char *key)
 {
     static const char *const keys[] = {"step",         "tokens",        "samples", "weight_version",
@@ -50,7 +51,7 @@ static void add_number(reading *r, const char *key, double value)
     dray__json_set(&r->counts, key, json_integer(count));
 }
 
-/* {"seconds": {"actor": 1}} is seconds.actor. */
+/* Adds the numbers of nested objects: {"seconds": {"actor": 1}} is seconds.actor. */
 static void add_object(reading *r, const char *prefix, const json_t *object)
 {
     const char *key;
@@ -68,7 +69,7 @@ static void add_object(reading *r, const char *prefix, const json_t *object)
     }
 }
 
-/* A number that is not finite is null in metrics.jsonl. */
+/* Looks for null, which metrics.jsonl has for numbers that are not finite. */
 static void look_for_divergence(reading *r, const json_t *row)
 {
     static const char *const keys[] = {"loss", "grad_norm", "ratio_max", "reward_mean"};

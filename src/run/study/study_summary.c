@@ -13,8 +13,8 @@ enum { GRID = 60, BAND_RESAMPLES = 1000 };
 
 typedef struct summary {
     const dray__study_plan *plan;
-    double samples, seconds; /* which all runs that ended have reached; 0 when none has ended */
-    double *a, *b;           /* room for a value a seed */
+    double samples, seconds; /* reached by all runs that have ended; 0 when none has */
+    double *a, *b;           /* room for one value for each seed */
     dray__point *points;     /* room for the longest curve */
     int rc;
     dray_error *error;
@@ -95,7 +95,7 @@ static const json_t *value_of(const dray__study_trial *t, const char *name)
     return t->run.finished ? json_object_get(t->run.measures, name) : NULL;
 }
 
-/* The values that both schedules have for a seed, subtracted and divided. */
+/* Compares two schedules by the differences and ratios of their values for the same seeds. */
 static void compare(summary *s, const dray__study_entry *first, const dray__study_entry *e,
                     const char *name, json_t **o)
 {
@@ -133,7 +133,7 @@ static json_t *summarise_measure(summary *s, const dray__study_entry *e, const c
     return o;
 }
 
-/* Every measure that a run has: a study knows few of their names. */
+/* Summarises every measure that a run has, also those that a study does not know by name. */
 static json_t *summarise_measures(summary *s, const dray__study_entry *e)
 {
     json_t *all = json_object(), *value;

@@ -115,8 +115,8 @@ static int start_keeper(keeper_thread *k, const char *path, dray_error *error)
     return status ? status : dray__thread_start(&k->thread, run_keeper, k, "a keeper", error);
 }
 
-/* Where this process itself finds the coordinator, and where its keeper listens for other hosts: at
- * the coordinator's addresses, with a port of its own. */
+/* Gets the address at which this process itself reaches the coordinator, and the address at which
+ * its keeper listens for other hosts, which is the coordinator's with another port. */
 static void own_addresses(const dray__serve_options *options, const char *tcp, char *address,
                           char *listen, size_t size)
 {
@@ -131,7 +131,7 @@ static void own_addresses(const dray__serve_options *options, const char *tcp, c
         snprintf(address, size, "%s", tcp);
 }
 
-/* Lets other hosts read the samples of its keeper. */
+/* Lets other hosts read the samples of this process's keeper. */
 static int join_keeper(keeper_thread *k, const dray__serve_options *options, const char *tcp,
                        dray_error *error)
 {
@@ -231,7 +231,8 @@ static int loop(struct event_base *base, const dray__serve_options *options,
     return run_loop(base, events, status, "coordinator", error);
 }
 
-/* Its sockets, its token's file and the state beside them are there already. */
+/* Enters the sandbox. The sockets, the token's file and the state beside them must exist
+ * already. */
 static int enter_sandbox(const dray__serve_options *options, const char *tcp, dray_error *error)
 {
     char token[4200] = "";
@@ -253,7 +254,8 @@ int dray__serve(const dray__serve_options *options, dray_error *error)
                                            .token_path = options->token_path,
                                            .keeper_path = options->keeper_path};
     listening.limits = options->limits ? options->limits : getenv("DRAY_LIMITS");
-    /* Beside the file that names the session: its socket, or its master token. */
+    /* The state is beside the file that names the session, which is the socket or the master
+     * token. */
     char state[4200];
     const char *beside = options->unix_path ? options->unix_path : options->token_path;
     if (beside) {
@@ -262,13 +264,14 @@ int dray__serve(const dray__serve_options *options, dray_error *error)
     }
     dray__coordinator *coordinator = NULL;
     keeper_thread keeper = {.wake = -1};
-    /* The coordinator's address first: where another one serves, its keeper is left alone. */
+    /* Takes the coordinator's address first. If another coordinator serves there, this fails before
+     * its keeper is touched. */
     int status = dray__coordinator_new(base, &listening, &coordinator, error);
     if (!status && options->sandbox) /* before there are threads */
         status = enter_sandbox(options, dray__coordinator_tcp(coordinator), error);
     if (!status && options->start_keeper && options->keeper_path)
         status = start_keeper(&keeper, options->keeper_path, error);
-    if (!status) /* the bytes in a journal are put into the keeper */
+    if (!status) /* needs the keeper, which gets the bytes of a journal */
         status = add_services(coordinator, base, options, error);
     const char *tcp = status ? NULL : dray__coordinator_tcp(coordinator);
     if (tcp && keeper.keeper)

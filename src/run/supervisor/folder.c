@@ -44,7 +44,7 @@ static int take_path(dray__folder *folder, const char *path, dray_error *error)
                                : dray__fail_errno(error, errno, "%s", path);
     if (strlen(whole) >= sizeof(folder->path) - 64)
         return dray__fail(error, DRAY_EINVALID, "%s: the path is too long", whole);
-    if (!dray__utf8_valid(whole, strlen(whole))) /* messages and JSON are */
+    if (!dray__utf8_valid(whole, strlen(whole))) /* messages and JSON need UTF-8 */
         return dray__fail(error, DRAY_EINVALID, "%s: the path of a run must be UTF-8", whole);
     strcpy(folder->path, whole);
     return DRAY_OK;
@@ -136,7 +136,8 @@ static int64_t last_of(const json_t *rows)
     return count ? step_of(json_array_get(rows, count - 1)) : -1;
 }
 
-/* The rows that are whole lines and steps in order. All rows behind a bad line are lost. */
+/* Reads the rows that are complete lines and have steps in order. All rows after a bad line are
+ * lost. */
 static int read_rows(const dray__folder *folder, const char *name, json_t *rows, dray_error *error)
 {
     char path[PATH_MAX];
@@ -191,7 +192,7 @@ int dray__folder_write_rows(const dray__folder *folder, const char *name, const 
     return dray__end_file(file, ok, path, error);
 }
 
-/* Rows from the first one without its evaluation on wait for it, as before. */
+/* Holds back the rows from the first one without its evaluation on, as the earlier run did. */
 static int hold_rows(dray__folder *folder, size_t from, dray_error *error)
 {
     folder->held = json_array();
@@ -216,7 +217,7 @@ static int choose_start(dray__folder *folder, const dray__job *job, dray_error *
         rc = read_rows(folder, DRAY__ROWS_PENDING, folder->rows, error);
     if (!rc)
         rc = dray__folder_checkpoint(folder, &folder->first_step, error);
-    if (rc == DRAY_ENOENT) /* it ended before its first checkpoint: from the beginning */
+    if (rc == DRAY_ENOENT) /* the run ended before its first checkpoint, so it begins again */
         folder->first_step = rc = 0;
     if (rc)
         return rc;
@@ -234,9 +235,9 @@ static int choose_start(dray__folder *folder, const dray__job *job, dray_error *
     return rc ? rc : dray__folder_write_rows(folder, "metrics.jsonl", folder->rows, error);
 }
 
-/* Keeps the timeline of the run until now as trace-N.json: the processes to come begin new ones.
- * One that was killed left its spans unmerged. A timeline that cannot be kept must not end the run.
- */
+/* Keeps the timeline of the run until now as trace-N.json, because the processes to come begin new
+ * ones. A run that was killed left its spans unmerged. A timeline that cannot be kept does not end
+ * the run. */
 static void keep_timeline(const dray__folder *folder)
 {
     char spans[PATH_MAX], now[PATH_MAX], kept[PATH_MAX], name[32];
@@ -260,8 +261,8 @@ static int forget_weights(const dray__folder *folder, dray_error *error)
     return dray__remove_tree(path, error);
 }
 
-/* Versions after the one that the run goes on from are made again: one that was left whole would be
- * taken for the new one. */
+/* Removes versions after the one that the run resumes from. They are made again, and an old one
+ * would be taken for the new one. */
 static int forget_newer(const dray__folder *folder, const char *name, dray_error *error)
 {
     char path[PATH_MAX], version[PATH_MAX];
@@ -326,7 +327,7 @@ static int open_new(const dray__run_options *options, dray__folder *folder, dray
                           : make_default(folder, (*job)->name, error);
     if (!rc)
         rc = dray__lock_folder(folder->path, "a run", &folder->lock, error);
-    if (!rc) /* again: another run may have been there, and ended */
+    if (!rc) /* checks again, as another run may have started and ended meanwhile */
         rc = check_unused(folder, error);
     if (!rc)
         rc = dray__write_text(folder->path, "config.yaml", resolved, error);
@@ -337,7 +338,7 @@ static int open_new(const dray__run_options *options, dray__folder *folder, dray
     return rc;
 }
 
-/* The job for roles that are no C programs (docs/roles.md). */
+/* Writes the job as JSON, for roles of any language (docs/roles.md). */
 static int write_json(const dray__folder *folder, const dray__job *job, dray_error *error)
 {
     json_t *json = dray__settings_json(job);
@@ -349,8 +350,8 @@ static int write_json(const dray__folder *folder, const dray__job *job, dray_err
     return rc;
 }
 
-/* The identity of a run that hosts join, and of its present start: a host's files of an earlier
- * start are not this one's. */
+/* Makes or reads the identity of a run that hosts may join, and counts its starts, so that files
+ * which a host has of an earlier start are not taken for this one's. */
 static int identify(dray__folder *folder, const dray__job *job, dray_error *error)
 {
     char path[PATH_MAX];

@@ -22,7 +22,7 @@ static bool is_url(const char *ready)
     return strncmp(ready, scheme, sizeof(scheme) - 1) == 0;
 }
 
-/* "http://HOST:PORT/PATH" in parts; an IPv6 address stands in brackets. */
+/* Splits "http://HOST:PORT/PATH". An IPv6 address is in brackets. */
 static bool split(const char *url, char host[64], char port[8], const char **path)
 {
     const char *at = url + sizeof(scheme) - 1;
@@ -97,7 +97,7 @@ static void ask(dray__probe *probe, const char *host, const char *path)
     int size = snprintf(text, sizeof(text), "GET %s HTTP/1.0\r\nHost: %s\r\n\r\n", path, host);
     probe->sent = size > 0 && (size_t)size < sizeof(text) &&
                   send(probe->fd, text, (size_t)size, MSG_NOSIGNAL) == size;
-    if (!probe->sent) /* refused, most likely */
+    if (!probe->sent) /* most likely the connection was refused */
         dray__probe_end(probe);
 }
 

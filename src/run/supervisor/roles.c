@@ -1,5 +1,5 @@
-/* The processes of a run's roles: started, watched, started anew when they die, and asked to end
- * when the queue has ended and they do not. No task is known here by its name. */
+/* Starts the processes of a run's roles, watches them, restarts them when they die, and asks them
+ * to end when the queue has ended and they have not. This file knows no task by its name. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "group/group.h"
@@ -20,9 +20,9 @@
 #include <unistd.h>
 
 enum {
-    LOOK_MS = 1000, /* at processes, at the latest */
-    BUSY_MS = 500 /* a process that takes a tick (10 ms) of a CPU in so many computes; one that only
-                     waits takes less */
+    LOOK_MS = 1000, /* the longest time between looks at the processes */
+    BUSY_MS = 500   /* a process that uses one tick (10 ms) of CPU time in this time computes; one
+                       that only waits uses less */
 };
 
 /* ---- one process ----------------------------------------------------------------------------- */
@@ -55,7 +55,7 @@ int dray__process_start(dray__supervisor *s, dray__process *p, dray__child_start
     return dray__fail(error, DRAY_ESYS, "supervisor: cannot watch a process");
 }
 
-/* How a process ended: "failed with status 1: why". */
+/* Writes how a process ended: "failed with status 1: why". */
 static void process_describe(const dray__process *p, int status, char *out, size_t capacity)
 {
     char why[320] = "";
@@ -97,7 +97,7 @@ static int start_rank(dray__supervisor *s, dray__instance *i, const dray__orders
     return rc;
 }
 
-/* Where the ranks of a role meet that are spread over hosts. */
+/* Finds where the ranks of a role that is spread over hosts meet. */
 static int find_master(dray__supervisor *s, const dray__job_role *role, char master[64],
                        dray__orders *orders, dray_error *error)
 {
@@ -218,7 +218,8 @@ static bool instance_done(const dray__instance *i)
     return true;
 }
 
-/* Of all roles, or of those that have tasks. One that was never started has nothing to do. */
+/* Returns whether all roles (with `servers`), or all that have tasks, are done. A role that was
+ * never started is done. */
 static bool all_done(const dray__supervisor *s, bool servers)
 {
     for (uint32_t r = 0; r < s->job->role_count; r++)
@@ -229,7 +230,7 @@ static bool all_done(const dray__supervisor *s, bool servers)
     return true;
 }
 
-/* Joined hosts end their processes themselves, and leave. */
+/* Joined hosts end their own processes, and leave before this host's loop ends. */
 void dray__roles_check_end(dray__supervisor *s)
 {
     if ((s->ended_ns || s->leaving) && !s->elsewhere.count && all_done(s, true))
@@ -243,7 +244,7 @@ static void mark_done(dray__supervisor *s, dray__instance *i)
     dray__roles_check_end(s);
 }
 
-/* From here on the ranks wait to be started anew. */
+/* Ends the accounts of the ranks, which from now on wait for their restart. */
 static void end_accounts(const dray__supervisor *s, const dray__instance *i, const char *label)
 {
     char path[PATH_MAX];
@@ -272,7 +273,8 @@ static void restart(dray__supervisor *s, dray__instance *i, uint32_t rank, const
         dray__supervisor_fail(s, error.code, "%s", error.message);
 }
 
-/* A link that is down ends processes, too: they are started again when it is up. */
+/* Starts the instances that were held while the connection with the run was lost, which may have
+ * ended them. */
 static void start_held(dray__supervisor *s)
 {
     dray_error error;
@@ -287,8 +289,8 @@ static void start_held(dray__supervisor *s)
         }
 }
 
-/* All ranks of an instance end with the first one. Once the queue has ended nothing is lost with a
- * role that would be started anew: there is nothing left for it to do. */
+/* Is called when a process died. All ranks of an instance end with the first one. After the queue's
+ * end a role that may be restarted is done, because it has nothing left to do. */
 static void died(dray__process *p, const char *how)
 {
     dray__instance *i = p->instance;
@@ -313,7 +315,7 @@ static void died(dray__process *p, const char *how)
     }
 }
 
-/* Whether status 0 is right depends on the queue's end: roles_judge. */
+/* Takes the end of a process. Status 0 is right only after the queue's end (dray__roles_judge). */
 static void take_end(dray__process *p)
 {
     dray__supervisor *s = p->owner;
@@ -366,8 +368,8 @@ static void take_killed(dray__process *p, const void *with)
         take_end(p);
 }
 
-/* A process that fails because another one was killed may be seen first. The killed one is named.
- */
+/* Is called when a process ended. When one failed because another was killed, the error names the
+ * killed one, even if its end is seen later. */
 static void on_end(evutil_socket_t fd, short what, void *user)
 {
     (void)fd, (void)what;
@@ -425,8 +427,8 @@ static void describe_idle(const dray__process *p, int64_t now, char *out, size_t
              (double)(now - p->idle_ns) / (double)DRAY__SECOND, holds);
 }
 
-/* Reports a process that holds rows and does nothing. It may wait for a GPU, or for a server
- * outside the run, so it is not ended while others go on (check_standstill). */
+/* Warns of a process that holds rows and is idle. It may wait for a GPU, or for a server outside
+ * the run, so it is not ended while others go on (check_standstill). */
 static void check_idle(dray__process *p, int64_t now, bool busy)
 {
     dray__supervisor *s = p->owner;
@@ -446,8 +448,8 @@ static void check_idle(dray__process *p, int64_t now, bool busy)
                          how);
 }
 
-/* Where many share a machine, a process may get less of a core than one that sleeps takes, though
- * it wants one all the time. */
+/* Returns whether the process computes. On a machine that many share it may get very little CPU
+ * time although it wants a core all the time, so waiting for a core counts, too. */
 static bool computes(const dray__process *p, const dray__vital *v, int64_t elapsed)
 {
     int64_t ticks = (int64_t)(v->ticks - p->ticks), wanted = (int64_t)(v->wanted_ns - p->wanted_ns);
@@ -455,9 +457,9 @@ static bool computes(const dray__process *p, const dray__vital *v, int64_t elaps
     return ran || v->on_disk || 2 * wanted >= elapsed;
 }
 
-/* A process that computes is slow, one that is stopped is gone: it will not answer. (A session
- * of a remote process ends by its own rules, docs/security.md; its role's rows are claimed again.)
- */
+/* Looks at a process. One that computes is only slow. One that has been stopped for too long is
+ * treated as dead, because it will not answer. (A session of a remote process ends by its own
+ * rules, docs/security.md; its role's rows are claimed again.) */
 static void check_life(dray__process *p, const void *with)
 {
     dray__supervisor *s = p->owner;
@@ -490,7 +492,7 @@ static void check_life(dray__process *p, const void *with)
 
 typedef struct idle {
     int64_t now;
-    int on_death; /* of those that are ended */
+    int on_death; /* of the processes that are ended */
     bool *any;
 } idle;
 
@@ -506,7 +508,7 @@ static void end_idle(dray__process *p, const void *with)
     died(p, all);
 }
 
-/* First those whom the run can do without for a moment. */
+/* Ends first those that the run can restart. */
 bool dray__roles_end_idle(dray__supervisor *s, int64_t now)
 {
     bool any = false;
@@ -572,7 +574,7 @@ static int open_instance(dray__instance *i, const dray__job_role *role, uint32_t
     return DRAY_OK;
 }
 
-/* The places that a run's own host has: the first ones. */
+/* Sets the places of the run's own host, which are the first ones. */
 static void place_own(dray__supervisor *s)
 {
     for (uint32_t r = 0; r < s->job->role_count; r++)

@@ -27,7 +27,7 @@ static const uint64_t change = LANDLOCK_ACCESS_FS_WRITE_FILE | LANDLOCK_ACCESS_F
                                LANDLOCK_ACCESS_FS_REMOVE_DIR | LANDLOCK_ACCESS_FS_REMOVE_FILE |
                                LANDLOCK_ACCESS_FS_MAKE_DIR | LANDLOCK_ACCESS_FS_MAKE_REG;
 static const uint64_t serve = LANDLOCK_ACCESS_FS_MAKE_SOCK | LANDLOCK_ACCESS_FS_REMOVE_FILE;
-/* The rights that are refused where no rule allows them. */
+/* The rights that are refused unless a rule allows them. */
 static const uint64_t refused =
     LANDLOCK_ACCESS_FS_EXECUTE | LANDLOCK_ACCESS_FS_WRITE_FILE | LANDLOCK_ACCESS_FS_TRUNCATE |
     LANDLOCK_ACCESS_FS_REMOVE_DIR | LANDLOCK_ACCESS_FS_REMOVE_FILE | LANDLOCK_ACCESS_FS_MAKE_CHAR |
@@ -51,7 +51,7 @@ static uint64_t known(int version)
     return mask;
 }
 
-/* must: it is an error if there is no such file. */
+/* With `must`, it is an error when the file does not exist. */
 static int allow(int rules, uint64_t what, const char *path, bool must, dray_error *error)
 {
     struct landlock_path_beneath_attr rule = {.allowed_access = what};

@@ -45,8 +45,8 @@ static int set_up(posix_spawn_file_actions_t *actions, posix_spawnattr_t *attrib
     return problem;
 }
 
-/* A child's last line has the reason of its end, also when the disk is full by then: room is kept
- * for it. */
+/* Reserves room in the log, so that a child's last line, which says why it ended, is written even
+ * when the disk is full. */
 static int reserve_log(const char *path, dray_error *error)
 {
     struct stat st;
@@ -119,7 +119,7 @@ int dray__child_ended(dray__child *child, int *status)
         return 0;
     if (got < 0)
         *status = SIGKILL;      /* another process reaped it: its real status is lost */
-    kill(-child->pid, SIGKILL); /* the processes that it had started */
+    kill(-child->pid, SIGKILL); /* also kills the processes that it had started */
     forget(child);
     return 1;
 }
@@ -151,7 +151,7 @@ int dray__child_follow(pid_t parent, dray_error *error)
     return DRAY_OK;
 }
 
-/* As the child ended; without a second core file. */
+/* Ends this process as the child ended, without a second core file. */
 static void end_as(int status)
 {
     if (WIFEXITED(status))
@@ -165,7 +165,8 @@ static void end_as(int status)
 int dray__child_guard(pid_t parent, dray_error *error)
 {
     enum { PARENT, CHILD, WATCHED };
-    /* Before there is a child: the whole group ends, and not this process before it. */
+    /* Is reset before the fork, so that this process is not killed before it has killed the
+     * group. */
     prctl(PR_SET_PDEATHSIG, 0);
     pid_t self = getpid(), child = fork();
     if (child < 0)

@@ -1,5 +1,5 @@
-/* The supervisor: starts the coordinator and the roles, keeps the descriptors of the queue's
- * chunks, and sees to it that none waits for ever and nothing outlives the run. */
+/* The supervisor starts the coordinator and the roles, keeps the descriptors of the queue's chunks,
+ * and makes sure that no process waits for ever or outlives the run. */
 #include "run/supervisor/supervisor.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -41,7 +41,7 @@ enum {
     DEATH_MS = 100,
     CONNECT_SECONDS = 20,
     STOP_SECONDS = 10,
-    HOSTS_SECONDS = 10, /* for joined hosts to hear of the end, and to send their last files */
+    HOSTS_SECONDS = 10, /* for joined hosts to learn of the end, and to send their last files */
     FILES_LEAST = 64
 };
 
@@ -99,7 +99,7 @@ char *dray__supervisor_advice(const supervisor *s, char out[DRAY__ADVICE_BYTES])
 
 /* ---- the coordinator ------------------------------------------------------------------------- */
 
-/* The master token's file: the person's, or the run's own. */
+/* Returns the path of the master token's file, the user's or the run's own. */
 static const char *master_path(const supervisor *s, char out[PATH_MAX])
 {
     const char *given = getenv("DRAY_TOKEN_FILE");
@@ -116,7 +116,8 @@ static int start_coordinator(supervisor *s, dray_error *error)
     snprintf(s->keeper_path, sizeof(s->keeper_path), "%s/keeper.socket", s->folder.sockets);
     snprintf(s->address, sizeof(s->address), "unix:%s", path);
     snprintf(parent, sizeof(parent), "--parent=%ld", (long)getpid());
-    unlink(path); /* of a run that was killed: the folder's lock shows that none is alive */
+    unlink(path); /* the socket of a run that was killed; the folder's lock shows that none is
+                     running */
     int rc = dray__keeper_new(s->base, s->keeper_path, 0, &s->keeper, error);
     if (rc)
         return rc;
@@ -152,8 +153,8 @@ static int start_coordinator(supervisor *s, dray_error *error)
     return dray__process_start(s, p, (dray__child_start){.arguments = arguments, .fd = -1}, error);
 }
 
-/* The path of the queue's part of the checkpoint from which the run goes on; NULL when there is
- * none. */
+/* Returns the path of the queue's part of the checkpoint that the run resumes from; NULL when there
+ * is none. */
 static const char *saved_queue(const supervisor *s, char path[PATH_MAX])
 {
     dray__checkpoint_queue(s->folder.path, s->folder.first_step, path, PATH_MAX);
@@ -161,8 +162,8 @@ static const char *saved_queue(const supervisor *s, char path[PATH_MAX])
     return saved && access(path, R_OK) == 0 ? path : NULL;
 }
 
-/* The queue at the run's start: a resumed run's is the checkpoint's. It admits rollout by the
- * version with which the run begins. */
+/* Prepares the queue at the run's start: a resumed run's is taken back to the checkpoint. Admits
+ * rollout by the version with which the run begins. */
 static int begin_queue(const supervisor *s, dray_error *error)
 {
     dray_options options = DRAY_OPTIONS_INIT;
@@ -222,7 +223,8 @@ static void turn_loop(const supervisor *s, int64_t us)
     event_base_dispatch(s->base);
 }
 
-/* In a thread, because the restored bytes go into this process's keeper meanwhile. */
+/* Runs begin_queue in a thread, because the restored bytes go into this process's keeper, which
+ * needs the loop. */
 static int begin_beside(const supervisor *s, dray_error *error)
 {
     beginning g = {.s = s};
@@ -238,8 +240,8 @@ static int begin_beside(const supervisor *s, dray_error *error)
     return g.rc;
 }
 
-/* A coordinator listens within milliseconds. One that reads a journal does not answer before it is
- * through, and puts the bytes into this process's keeper meanwhile. */
+/* Waits for the coordinator, which listens within milliseconds. One that reads a journal does not
+ * answer before it has finished, and puts the bytes into this process's keeper meanwhile. */
 static int wait_for_coordinator(supervisor *s, int64_t timeout_ns, dray_error *error)
 {
     int64_t deadline = dray__deadline(timeout_ns), slice_ns = 20 * DRAY__MILLISECOND;
@@ -273,8 +275,8 @@ static int64_t start_limit(const supervisor *s)
 
 /* ---- other hosts ----------------------------------------------------------------------------- */
 
-/* This host's address as others reach it, numeric. Others read this host's samples and weights
- * there, though its own processes reach the coordinator by its Unix socket. */
+/* Gets this host's numeric address as other hosts reach it. They read this host's samples and
+ * weights there, although its own processes reach the coordinator by its Unix socket. */
 static int find_own_address(const supervisor *s, char out[64], dray_error *error)
 {
     dray__address address;
@@ -296,7 +298,7 @@ static int find_own_address(const supervisor *s, char out[64], dray_error *error
     return DRAY_OK;
 }
 
-/* Whole or not at all, for processes that wait for them. */
+/* Makes the files of tokens, each in one step, because processes wait for them. */
 static int make_tokens(const supervisor *s, dray_error *error)
 {
     static const char *const roles[] = {"trainer", "engine", "task"};
@@ -307,7 +309,7 @@ static int make_tokens(const supervisor *s, dray_error *error)
         dray__path(made, sizeof(made), "%.*s.new", PATH_MAX - 8, path);
         unlink(made);
         int rc = dray__make_token(master_path(s, master), roles[i], made, NULL, error);
-        if (!rc && rename(made, path) < 0) /* over one of another master token, perhaps */
+        if (!rc && rename(made, path) < 0) /* may replace one of another master token */
             rc = dray__fail_errno(error, errno, "%s", path);
         if (rc)
             return rc;
@@ -346,7 +348,7 @@ static int take_hosts(supervisor *s, dray_error *error)
     return rc ? rc : dray__hosts_start(&hosts, &s->hosts, error);
 }
 
-/* Places that the run cannot do without are waited for longer than anything else. */
+/* Waits for places that the run needs, longer than for anything else. */
 static void wait_for_hosts(supervisor *s, int64_t now)
 {
     const dray__hosts_sight *sight = &s->elsewhere;
@@ -369,7 +371,7 @@ static void wait_for_hosts(supervisor *s, int64_t now)
                               sight->missing);
 }
 
-/* The joined hosts' processes end as this host's do, and the hosts send their last files. */
+/* Returns how long joined hosts have to end their processes, and to send their last files. */
 static int64_t leave_limit(const supervisor *s)
 {
     double most = 0;
@@ -402,7 +404,7 @@ static void look_at_hosts(supervisor *s, int64_t now)
 
 /* ---- signals and time ------------------------------------------------------------------------ */
 
-/* The driver looks for this file before each step. */
+/* Makes the file `stop`, which the driver looks for before each step. */
 static int ask_to_stop(const supervisor *s, dray_error *error)
 {
     char path[PATH_MAX];
@@ -456,8 +458,8 @@ static void on_sight(evutil_socket_t fd, short what, void *user)
     dray__roles_judge(s, &sight);
 }
 
-/* A run is slow as long as rows come and go, or a process computes or reports; else
- * a process hangs, or all wait for each other. */
+/* Checks that the run makes progress. While rows are inserted or committed, or a process computes
+ * or reports, it is only slow. Otherwise a process hangs, or all wait for each other. */
 static void check_standstill(supervisor *s, int64_t now)
 {
     char advice[DRAY__ADVICE_BYTES], held[512];
@@ -509,8 +511,8 @@ static void on_tick(evutil_socket_t fd, short what, void *user)
     }
     int64_t now = dray__now();
     if (now - s->ticked_ns > LATE_MS * DRAY__MILLISECOND)
-        s->awake_ns = now; /* this process was stopped, and so was the thread that listens to the
-                            * others */
+        /* This process was stopped, and with it the thread that receives reports. */
+        s->awake_ns = now;
     s->ticked_ns = now;
     look_at_hosts(s, now);
     dray__roles_tick(s, now);
@@ -551,7 +553,7 @@ static int prepare(supervisor *s, dray_error *error)
     return rc ? rc : dray__roles_open(s, error);
 }
 
-/* Of a run that ended well nothing is left to go on with. */
+/* Removes the journal of a run that ended well, because such a run is not resumed. */
 static void remove_journal(const supervisor *s)
 {
     char path[PATH_MAX];
@@ -566,7 +568,7 @@ static void remove_journal(const supervisor *s)
     rmdir(path);
 }
 
-/* Before any role starts: the supervisor makes it, so that roles need not know how. */
+/* Opens the queue before any role starts, so that roles need not know how to make it. */
 static int open_queue(supervisor *s, dray_error *error)
 {
     dray__sight sight = {.open = false};
@@ -607,7 +609,7 @@ static int start_all(supervisor *s, dray_error *error)
     return rc ? rc : dray__roles_advance(s, error);
 }
 
-/* Politely first, so that it removes its socket. */
+/* Ends the coordinator with SIGTERM first, so that it removes its socket. */
 static void end_coordinator(supervisor *s)
 {
     dray__process *p = &s->coordinator;
@@ -625,7 +627,7 @@ static void end_coordinator(supervisor *s)
     dray__child_end(&p->child);
 }
 
-/* Orphans of roles came to this process (it is their subreaper): none may stay. */
+/* Ends orphans of roles, which became children of this process (it is their subreaper). */
 static void end_orphans(void)
 {
     char path[64], list[4096];
@@ -640,7 +642,7 @@ static void end_orphans(void)
         if (!any)
             return;
         char *at = list, *end;
-        /* A number that the list was cut in is another process's. */
+        /* Skips a number at which the list was truncated, because it is another process's. */
         for (long pid = strtol(at, &end, 10); end != at && *end == ' ';
              pid = strtol(at, &end, 10)) {
             kill((pid_t)pid, SIGKILL);
@@ -660,7 +662,7 @@ static void merge_traces(supervisor *s)
         dray__reporter_say(s->reporter, "warning", "no timeline: %s", error.message);
 }
 
-/* The page of the run; one that cannot be written must not end the run. */
+/* Writes the page of the run. A page that cannot be written does not end the run. */
 static void write_page(supervisor *s)
 {
     char path[PATH_MAX];
@@ -711,8 +713,8 @@ static void end_all(supervisor *s)
     end_orphans();
 }
 
-/* The coordinator's death explains more than a broken connection to it, and is seen a moment
- * later. */
+/* Notes the failure. The coordinator's death, which is seen a moment later, explains more than a
+ * broken connection to it. */
 static void note_failure(supervisor *s, int rc, const dray_error *error)
 {
     int64_t deadline = dray__deadline(DEATH_MS * DRAY__MILLISECOND);

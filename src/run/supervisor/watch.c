@@ -24,7 +24,7 @@ struct dray__watch {
     dray__sight sight;
     json_t *status, *sessions, *leases; /* of the last look; NULL when there was none */
     char *counts;                       /* the queue's counts at that time; the thread's */
-    dray_error failure;                 /* code 0: none */
+    dray_error failure;                 /* code 0 when there is none */
 };
 
 /* ---- the thread ------------------------------------------------------------------------------ */
@@ -85,10 +85,10 @@ static void tell(const dray__watch *self)
 {
     uint64_t one = 1;
     if (write(self->fd, &one, sizeof(one)) < 0)
-        return; /* it is readable already */
+        return; /* the descriptor is readable already */
 }
 
-/* Until it is time to look, or to stop: false. */
+/* Waits until it is time to look. Returns false when it is time to stop. */
 static bool rest(dray__watch *self)
 {
     int64_t deadline = dray__deadline(LOOK_MS * DRAY__MILLISECOND);
@@ -209,7 +209,7 @@ static bool is_of(const json_t *sessions, json_int_t member, long group)
     return false;
 }
 
-/* The devices that it keeps from others. */
+/* Writes the devices that the group's leases keep from others. */
 static void describe_leases(const dray__watch *self, long group, char *out, size_t capacity)
 {
     size_t i;
@@ -226,7 +226,7 @@ static void describe_leases(const dray__watch *self, long group, char *out, size
     }
 }
 
-/* group: of the processes that count; 0 when all count, and are named. */
+/* group is that of the processes that count; 0 when all count, and then the text names them. */
 static void describe(dray__watch *self, long group, char *out, size_t capacity)
 {
     size_t i;

@@ -22,7 +22,7 @@ static bool is_there(const dray__tl_process *p)
     return p->track != DRAY__TL_NONE || p->ended_ns;
 }
 
-/* From its first span to its last one, or to its death. */
+/* Gets the bounds of a process: from its first span to its last one, or to its death. */
 static void bounds(const dray__timeline *t, const dray__tl_process *p, int64_t *begin, int64_t *end)
 {
     const dray__tl_track *track = p->track == DRAY__TL_NONE ? NULL : &t->tracks[p->track];
@@ -30,8 +30,8 @@ static void bounds(const dray__timeline *t, const dray__tl_process *p, int64_t *
     *end = p->ended_ns ? p->ended_ns : track ? track->spans[track->count - 1].end_ns : *begin;
 }
 
-/* A killed process's time after its last written spans is in its account alone: by state, but
- * without moments. It counts where it lies between the two moments. */
+/* Adds the time of a killed process after its last written spans. Only its account has that time,
+ * by state but without moments. The part between the two moments counts. */
 static void add_tail(const dray__timeline *t, const dray__tl_process *p, int64_t begin, int64_t end,
                      dray__tl_sums *sums)
 {

@@ -1,6 +1,6 @@
-/* Finds the process that ended a wait. Waits have their cause; the process that removed the cause
- * is found by its own spans: the commit of the rows that were claimed, the publication of the
- * version, the engine that read last, the rank that came last. */
+/* Finds the process that ended a wait. A wait has a cause, and the process that removed the cause
+ * is found by its own spans: the commit of the claimed rows, the publication of the version, the
+ * last read of an engine, the last rank that came. */
 #include "run/job/tasks.h"
 #include "run/timeline/timeline.h"
 
@@ -18,7 +18,7 @@ static dray__tl_blame blame_mark(const dray__tl_mark *mark)
     return (dray__tl_blame){.track = mark->track, .ns = mark->ns};
 }
 
-/* How many of the marks are not after this moment. */
+/* Returns how many of the marks are not after this moment. */
 static uint32_t before(const dray__tl_marks *marks, int64_t ns)
 {
     uint32_t low = 0, high = marks->count;
@@ -42,8 +42,8 @@ static bool has(const char *const *names, size_t most, const char *name)
     return false;
 }
 
-/* Returns true when the task `by` writes a column that `task` needs. Tasks of the user's own
- * may. */
+/* Returns true when the task `by` writes a column that `task` needs; also when either is the user's
+ * own task. */
 static bool feeds(const char *by, const char *task)
 {
     const dray__task_kind *from = dray__task_find(by), *to = dray__task_find(task);
@@ -55,8 +55,8 @@ static bool feeds(const char *by, const char *task)
     return false;
 }
 
-/* The last commit of rows of the partition that the task could not do without, or their insertion
- * when it needs prompts alone. A wait for a task itself ("queue wait") ends with its commits. */
+/* Finds the last commit of rows of the partition that the task needs, or their insertion when it
+ * needs prompts alone. A wait for a task itself ("queue wait") ends with its commits. */
 static dray__tl_blame of_samples(const dray__timeline *t, const dray__tl_span *wait)
 {
     const char *task = dray__tl_text(t, wait->task), *name = dray__tl_text(t, wait->name);
@@ -95,7 +95,7 @@ static dray__tl_blame of_publication(const dray__timeline *t, const dray__tl_spa
     return nobody;
 }
 
-/* The span of the track that ended last before `ns`, of those that are no such wait. */
+/* Returns the end of the track's last span before `ns` that is not a wait for this cause. */
 static int64_t last_end(const dray__tl_track *track, int64_t ns, int cause)
 {
     uint32_t i = dray__tl_at(track, ns);
@@ -108,7 +108,7 @@ static int64_t last_end(const dray__tl_track *track, int64_t ns, int cause)
     return INT64_MIN;
 }
 
-/* Its own thread that prefetches, when the wait is for that; else the publisher. */
+/* Finds the process's own prefetch thread when the wait is for that, else the publisher. */
 static dray__tl_blame of_weights(const dray__timeline *t, uint32_t track, const dray__tl_span *wait)
 {
     const char *name = dray__tl_text(t, wait->name);
@@ -130,7 +130,7 @@ static bool reads_weights(const char *name)
     return has(names, sizeof(names) / sizeof(names[0]), name);
 }
 
-/* The last reader of the weights. */
+/* Finds the last reader of the weights. */
 static dray__tl_blame of_readers(const dray__timeline *t, uint32_t track, const dray__tl_span *wait)
 {
     dray__tl_blame found = {.track = DRAY__TL_NONE, .ns = wait->begin_ns};
@@ -152,8 +152,8 @@ static dray__tl_blame of_readers(const dray__timeline *t, uint32_t track, const 
 
 /* ---- others of the run ----------------------------------------------------------------------- */
 
-/* Of the processes that may have kept this one waiting, that which was the last to do anything but
- * wait for the same. */
+/* Finds, among the processes that this one may have waited for, the one that was the last to do
+ * anything but wait for the same cause. */
 static dray__tl_blame of_last(const dray__timeline *t, uint32_t track, const dray__tl_span *wait,
                               bool same_instance)
 {
@@ -165,7 +165,7 @@ static dray__tl_blame of_last(const dray__timeline *t, uint32_t track, const dra
         if (p == own || p->track == DRAY__TL_NONE || same != same_instance)
             continue;
         int64_t ns = last_end(&t->tracks[p->track], wait->end_ns, wait->cause);
-        if (!same_instance) { /* the process that had the device computed */
+        if (!same_instance) { /* the process that had the device was computing */
             const dray__tl_track *other = &t->tracks[p->track];
             uint32_t k = dray__tl_at(other, wait->end_ns);
             while (k && (k == other->count || other->spans[k].begin_ns >= wait->end_ns ||
@@ -179,7 +179,7 @@ static dray__tl_blame of_last(const dray__timeline *t, uint32_t track, const dra
     return found;
 }
 
-/* Room comes with the end of a step. */
+/* Finds the last commit of a task that trains during the wait, because trained steps make room. */
 static dray__tl_blame of_room(const dray__timeline *t, const dray__tl_span *wait)
 {
     for (uint32_t i = before(&t->commits, wait->end_ns); i--;) {
@@ -211,7 +211,7 @@ dray__tl_blame dray__tl_blame_of(const dray__timeline *timeline, uint32_t track,
         return of_last(timeline, track, wait, false);
     case DRAY_CAUSE_CAPACITY:
         return of_room(timeline, wait);
-    default: /* the coordinator, a tool, a restart: no process of the run's roles */
+    default: /* the coordinator, a tool or a restart, which are no process of the run's roles */
         return nobody;
     }
 }

@@ -12,10 +12,10 @@ typedef struct walk {
     dray__tl_link *links;
     uint32_t count;
     uint64_t room;
-    bool full; /* memory */
+    bool full; /* out of memory */
 } walk;
 
-/* Links come from the end on; pieces of one span that follow each other become one. */
+/* Adds a link. Links are added from the end backwards; adjacent pieces of one span are joined. */
 static void add(walk *w, uint32_t track, const dray__tl_span *span, int64_t begin, int64_t end)
 {
     if (end <= begin)
@@ -38,8 +38,8 @@ static void add(walk *w, uint32_t track, const dray__tl_span *span, int64_t begi
                                           .end_ns = end});
 }
 
-/* Goes one span back from `*ns`, on the track or, behind a wait, on that of the process that ended
- * it. */
+/* Goes back one span from `*ns`, on the track or, for a wait, on the track of the process that
+ * ended it. */
 static void back(walk *w, uint32_t *track, int64_t *ns, int64_t begin)
 {
     const dray__tl_track *on = &w->t->tracks[*track];
@@ -142,7 +142,7 @@ static int64_t length(const dray__tl_bubble *bubble)
     return bubble->span.end_ns - bubble->span.begin_ns;
 }
 
-/* Into its place of a list that the longest begins. */
+/* Inserts a bubble into the list, which is sorted with the longest first. */
 static void keep(dray__tl_bubble *list, uint32_t *count, uint32_t most, const dray__tl_bubble *new)
 {
     uint32_t at = *count;
@@ -157,8 +157,8 @@ static void keep(dray__tl_bubble *list, uint32_t *count, uint32_t most, const dr
     list[at] = *new;
 }
 
-/* Processes that do little but wait, such as one that grades, are no loss: their waits would hide
- * those of the others. */
+/* Returns whether the process works for more than a tenth of its time. Waits of others, such as a
+ * grader, do not matter, and would hide those that do. */
 static bool works(const dray__timeline *t, const dray__tl_process *p)
 {
     const dray__tl_track *on = &t->tracks[p->track];

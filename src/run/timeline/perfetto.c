@@ -24,7 +24,7 @@ static const dray__tl_span *span_of(const dray__timeline *t, const dray__tl_mark
     return &t->tracks[mark->track].spans[mark->span];
 }
 
-/* The commits of the task that trains. */
+/* Finds the commits of the task that trains. */
 static int find_trained(const dray__timeline *t, rows *out, dray_error *error)
 {
     uint32_t actor = dray__tl_find(t, "actor");
@@ -39,8 +39,8 @@ static int find_trained(const dray__timeline *t, rows *out, dray_error *error)
 
 /* The rows of a partition's commits that no step has trained yet. */
 typedef struct open_rows {
-    uint32_t commit; /* place among the commits */
-    int64_t left;    /* rows of it */
+    uint32_t commit; /* index among the commits */
+    int64_t left;    /* rows of it that are left */
 } open_rows;
 
 int dray__tl_flows(const dray__timeline *timeline, dray__tl_flow **out, uint32_t *count,
@@ -172,7 +172,7 @@ static uint64_t process_uuid(uint32_t process)
     return UINT64_C(2) << 32 | process;
 }
 
-/* Packets go out one by one: a trace may be larger than memory has room for twice. */
+/* Writes packets one by one, because memory may not have room for a second copy of the trace. */
 static bool end_packet(writer *w)
 {
     put_number(&w->packet, PACKET_SEQUENCE, SEQUENCE);
@@ -197,7 +197,8 @@ static bool put_descriptor(writer *w, uint64_t uuid, uint64_t parent, uint32_t f
     return good;
 }
 
-/* Processes have their place as pid: two of a run may have had the same one. */
+/* Writes the tracks. A process's index is used as its pid, because two processes of a run may have
+ * had the same pid. */
 static bool put_tracks(writer *w)
 {
     bool good = true;
@@ -280,7 +281,7 @@ static bool end_event(writer *w, uint32_t track, int64_t ns, uint32_t type)
     return end_packet(w);
 }
 
-/* A flow's end of a span. */
+/* A span at one end of a flow. */
 typedef struct flow_end {
     uint32_t track, span;
     uint64_t flow; /* from 1 */

@@ -14,7 +14,7 @@
 
 /* ---- texts ----------------------------------------------------------------------------------- */
 
-/* The number of the text, a new one if need be. false: out of memory. */
+/* Gets the number of a text, adding it if it is new. Returns false when out of memory. */
 static bool number_of(dray__timeline *t, const char *text, uint32_t *out)
 {
     *out = DRAY__TL_NONE;
@@ -60,7 +60,7 @@ static int32_t narrow(int64_t value)
     return value < 0 || value > INT32_MAX ? -1 : (int32_t)value;
 }
 
-/* Threads have numbers in the order of their first spans. */
+/* Finds or adds the track of a thread. Threads are numbered in the order of their first spans. */
 static dray__tl_track *track_of(dray__timeline *t, uint32_t process, uint32_t first,
                                 uint32_t thread)
 {
@@ -93,8 +93,8 @@ static int by_begin(const void *a, const void *b)
     return (x->begin_ns > y->begin_ns) - (x->begin_ns < y->begin_ns);
 }
 
-/* Spans of one thread do not overlap; those of a damaged file may: each is cut where the next one
- * begins. */
+/* Cuts each span where the next one begins. Spans of one thread do not overlap, but those of a
+ * damaged file may. */
 static void settle(dray__tl_track *track)
 {
     if (track->count)
@@ -255,7 +255,7 @@ static int by_step_and_time(const void *a, const void *b)
     return order ? order : (x->ns > y->ns) - (x->ns < y->ns);
 }
 
-/* Ranks publish their parts one by one: the last one ends the step. */
+/* Finds the ends of steps. Ranks publish their parts one by one, and the last one ends the step. */
 static int find_ends(dray__timeline *t, dray_error *error)
 {
     uint32_t count = 0;

@@ -1,10 +1,10 @@
 /* src/run/timeline/: the spans of a run. timeline.c reads their files, account.c adds the time of
  * each process up, blame.c finds the process that ended a wait, path.c follows a step's critical
- * path backwards and lists the longest waits, and perfetto.c writes the timeline as Perfetto's
+ * path backwards and finds the longest waits, and perfetto.c writes the timeline as Perfetto's
  * protobuf.
  *
  * The timeline of a run, in memory: a track for each thread of each process, with its spans in
- * their order. Times are CLOCK_MONOTONIC nanoseconds. */
+ * order. Times are CLOCK_MONOTONIC nanoseconds. */
 #pragma once
 
 #include "base/hash.h"
@@ -17,8 +17,8 @@ enum { DRAY__TL_NONE = UINT32_MAX };
 
 typedef struct dray__tl_span {
     int64_t begin_ns, end_ns;
-    int64_t tokens;                 /* -1: not said */
-    int32_t step, rows;             /* -1: not said */
+    int64_t tokens;                 /* -1 when not recorded */
+    int32_t step, rows;             /* -1 when not recorded */
     uint32_t name, partition, task; /* of timeline.texts; NONE when it has none */
     uint8_t kind, cause;            /* dray_span_kind, dray_wait_cause */
 } dray__tl_span;
@@ -35,21 +35,23 @@ typedef struct dray__tl_process {
     char *file;     /* its path */
     char label[64]; /* "engine.2 0": rank 0 of the third instance of the role engine */
     char role[48];
-    uint32_t instance, rank, pid, track; /* track: of its first thread; NONE when it has no spans */
-    int64_t first_ns, ended_ns;          /* of its account; 0 when not known, or not seen dead */
-    int64_t state_ns[DRAY__STATES];      /* the same; of a process that was seen dead */
-    uint64_t lost;                       /* spans that found no room */
-    size_t unread;                       /* bytes at the file's end that are no whole record */
-    bool malformed;                      /* the rest of the file could not be read */
+    /* track is that of its first thread; NONE when it has no spans. */
+    uint32_t instance, rank, pid, track;
+    /* Of its account; 0 when not known, and ended_ns when its end was not seen. */
+    int64_t first_ns, ended_ns;
+    int64_t state_ns[DRAY__STATES]; /* of its account, if the process's end was seen */
+    uint64_t lost;                  /* spans that were dropped for lack of room */
+    size_t unread;                  /* bytes of an incomplete record at the file's end */
+    bool malformed;                 /* the rest of the file could not be read */
 } dray__tl_process;
 
-/* The commits, insertions and publications that others wait for, in the order of their time. */
+/* A commit, insertion or publication that others wait for. Lists of them are sorted by time. */
 typedef struct dray__tl_mark {
     int64_t ns;
     uint32_t track, span;
 } dray__tl_mark;
 
-/* A version was published by all ranks: the step that made it is over. */
+/* The end of a step, which is when all ranks have published the version that it made. */
 typedef struct dray__tl_end {
     int64_t step, ns;
     uint32_t track; /* of the rank that was last */
@@ -84,14 +86,15 @@ typedef struct dray__timeline {
 int dray__timeline_read(const char *folder, bool strict, dray__timeline **out, dray_error *error);
 void dray__timeline_free(dray__timeline *timeline); /* NULL is fine */
 
-/* The text of a number, or "" where there is none; and the number of a text, or NONE. */
+/* Returns the text of a number, or ""; and the number of a text, or NONE. */
 const char *dray__tl_text(const dray__timeline *timeline, uint32_t text);
 uint32_t dray__tl_find(const dray__timeline *timeline, const char *text);
-/* The first span of the track that ends after `ns`; the track's count: there is none. */
+/* Returns the index of the track's first span that ends after `ns`; the track's count when there is
+ * none. */
 uint32_t dray__tl_at(const dray__tl_track *track, int64_t ns);
-/* The step of a partition "step-000012"; -1: it is another one. */
+/* Returns the step of a partition such as "step-000012"; -1 for other partitions. */
 int64_t dray__tl_step(const char *partition);
-/* The end of the step; NULL when it did not end. */
+/* Returns the end of the step; NULL when it did not end. */
 const dray__tl_end *dray__tl_step_end(const dray__timeline *timeline, int64_t step);
 
 /* ---- account.c ------------------------------------------------------------------------------- */
@@ -101,24 +104,24 @@ typedef struct dray__tl_sums {
     double seconds, states[DRAY__STATES];
 } dray__tl_sums;
 
-/* The time of a rank between two moments, by state. Processes that took each other's place are one
- * rank, and the time between them is a wait for the restart. */
+/* The time of a rank between two moments, by state. A process and those that replaced it are one
+ * rank; the time between them counts as a wait for the restart. */
 typedef struct dray__tl_rank {
     const dray__tl_process *process; /* the first of them */
     uint32_t starts;
     dray__tl_sums sums;
 } dray__tl_rank;
 
-/* *out: an array of *count, the caller's. */
+/* *out is a new array of *count. */
 int dray__tl_account(const dray__timeline *timeline, int64_t begin_ns, int64_t end_ns,
                      dray__tl_rank **out, uint32_t *count, dray_error *error);
-double dray__tl_told(const dray__tl_sums *sums); /* busy, transfer and waits together */
+double dray__tl_told(const dray__tl_sums *sums); /* the sum of busy, transfer and waits */
 
 /* ---- blame.c --------------------------------------------------------------------------------- */
 
-/* The end of a wait: at this moment this track ended it. */
+/* The cause of a wait's end: at `ns`, this track ended the wait. */
 typedef struct dray__tl_blame {
-    uint32_t track; /* NONE when it is no known track of the run */
+    uint32_t track; /* NONE when the track is not known */
     int64_t ns;
 } dray__tl_blame;
 
@@ -134,8 +137,8 @@ typedef struct dray__tl_link {
     int64_t begin_ns, end_ns;
 } dray__tl_link;
 
-/* The chain of spans that decided when the step was over, from its beginning (the end of the step
- * before) on. *out: an array of *count, the caller's. */
+/* Finds the critical path of a step: the chain of spans that determined its end, from its beginning
+ * (the end of the step before) on. *out is a new array of *count. */
 int dray__tl_path(const dray__timeline *timeline, int64_t step, dray__tl_link **out,
                   uint32_t *count, dray_error *error);
 
@@ -143,12 +146,12 @@ typedef struct dray__tl_bubble {
     uint32_t track;
     dray__tl_span span; /* the wait */
     uint32_t by;        /* the track that ended it; NONE when not known */
-    uint32_t doing;     /* the span's name that `by` was busy with for most of the wait; or NONE */
+    uint32_t doing;     /* the name of the span in which `by` was for most of the wait; or NONE */
     uint8_t doing_kind, doing_cause;
 } dray__tl_bubble;
 
-/* The longest waits between two moments, the longest first, at most `most`: those of processes that
- * work for a tenth of their time or more, where there are any. */
+/* Finds at most `most` of the longest waits between two moments, the longest first. Processes that
+ * work for less than a tenth of their time are left out, unless there are no others. */
 int dray__tl_bubbles(const dray__timeline *timeline, int64_t begin_ns, int64_t end_ns,
                      uint32_t most, dray__tl_bubble **out, uint32_t *count, dray_error *error);
 

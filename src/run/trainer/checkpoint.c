@@ -20,7 +20,8 @@
 
 enum { WEIGHTS_KEPT = 2, CURSOR_MOST = 4096 };
 
-/* Where tests kill: while all of it is written, and when it is whole, but not yet the newest. */
+/* The points at which tests kill the process: while the checkpoint is written, and when it is
+ * complete but not yet the newest. */
 static void on_step(void *user, const char *step)
 {
     dray__host *host = user;
@@ -38,7 +39,8 @@ void dray__checkpoint_open(dray__host *host)
     dray__hook_set(on_step, host);
 }
 
-/* A run goes on from its newest checkpoint: the rows of its steps must be there by then. */
+/* Waits for the row of the step. A run resumes from its newest checkpoint, so the rows of its steps
+ * must be written before. */
 static int wait_for_row(const dray__host *host, int64_t step, dray_error *error)
 {
     dray__channel *channel;
@@ -67,8 +69,8 @@ static int wait_for_row(const dray__host *host, int64_t step, dray_error *error)
 #define CARD "dray.json"
 #define CARD_FEED "feed"
 
-/* The card of a checkpoint. Nothing in it depends on time, so resumed runs end with the same
- * bytes. */
+/* Makes the card of a checkpoint, which is dray.json. Nothing in it depends on time, so resumed
+ * runs end with the same bytes. */
 static char *card(const dray__host *host, const dray__feed *feed, int64_t step)
 {
     json_t *object = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I}", "format", 1, "job",
@@ -82,18 +84,18 @@ static char *card(const dray__host *host, const dray__feed *feed, int64_t step)
     return text;
 }
 
-/* Files of rank 0: the card first, then others. */
+/* Files that rank 0 adds: the card first, then others. */
 typedef struct beside {
     dray_checkpoint_file files[4];
     uint32_t count;
     const dray__feed *feed; /* for the card; NULL when it has none */
 } beside;
 
-/* As large as a tokenizer's file may be that is read. */
+/* The size limit of a tokenizer's file. */
 enum { TOKENIZER_MOST = 64 << 20 };
 
-/* The tokenizer that the job's tokens are of: a folder of a checkpoint is then all that
- * transformers, and model.checkpoint of another job, need. */
+/* Adds the job's tokenizer, so that transformers, and model.checkpoint of another job, need nothing
+ * but the checkpoint's folder. */
 static int add_tokenizer(const dray__host *host, beside *with, dray_error *error)
 {
     static const char *const names[] = {"tokenizer.json", "tokenizer_config.json"};
@@ -120,7 +122,7 @@ static int add_tokenizer(const dray__host *host, beside *with, dray_error *error
 
 static void free_beside(beside *with)
 {
-    for (uint32_t i = 1; i < with->count; i++) /* the card is save_in's */
+    for (uint32_t i = 1; i < with->count; i++) /* save_in frees the card */
         free((void *)(uintptr_t)with->files[i].data);
 }
 
@@ -188,7 +190,7 @@ void dray__checkpoint_queue(const char *folder, int64_t step, char *out, size_t 
     dray__path(out, capacity, "%s/queue/step-%lld.checkpoint", folder, (long long)step);
 }
 
-/* Those of checkpoints that are there no more. */
+/* Removes the samples of checkpoints that no longer exist. */
 static void prune_queue(const dray__host *host)
 {
     char folder[PATH_MAX], path[PATH_MAX];
@@ -207,8 +209,8 @@ static void prune_queue(const dray__host *host)
         closedir(listing);
 }
 
-/* Saves the queue's samples once the checkpoint is there: those of the next step that its weights
- * have made meanwhile, for a run that goes on from it. */
+/* Saves the queue's samples once the checkpoint is written: those that its weights have made for
+ * the next steps, for a run that resumes from it. */
 static int save_queue(const dray__host *host, int64_t step, dray_error *error)
 {
     char path[PATH_MAX];
@@ -220,8 +222,8 @@ static int save_queue(const dray__host *host, int64_t step, dray_error *error)
     return rc;
 }
 
-/* The cursor is in the checkpoint before that is visible. The commits that it covers are let go
- * once the checkpoint is the newest. A run that goes on from it finds the rest in the queue. */
+/* Saves a checkpoint with the queue's cursor in it. The queue drops the commits that it covers once
+ * the checkpoint is the newest. A run that resumes from it finds the rest in the queue. */
 static int save_with_cursor(dray__host *host, dray__trainer *trainer,
                             const dray__publication *publication, const dray__feed *feed,
                             int64_t step, dray_error *error)

@@ -1,5 +1,5 @@
-/* The value model's trainer: value and critic on one sharded trainer whose head gives each token
- * one number. Its steps are those of trainer.c. */
+/* The value model's trainer: the tasks value and critic on one sharded trainer whose head gives
+ * each token one number. Its steps are those of trainer.c. */
 #include "run/trainer/checkpoint.h"
 #include "run/trainer/learn.h"
 
@@ -7,7 +7,7 @@
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* It begins as the policy that training starts from, with a head of zeros. */
+/* The value model begins as the policy that training starts from, with a head of zeros. */
 static int begin(dray__host *host, dray_error *error)
 {
     dray__learner *self = host->state;

@@ -3,11 +3,12 @@
  * the queue is for the next step. The actor itself computes the samples' log-probs by the
  * parameters with which the step begins, as the samples come: the proximal policy of the decoupled
  * objective (Hilton et al. 2022, arXiv 2110.00641; AReaL, Fu et al. 2025, arXiv 2505.24298). It
- * computes advantages over all samples of the step, too, once these are there.
+ * also computes the advantages over all samples of the step, once all are there.
  *
  * With a value model two learners train the same samples in a step. The task `value` claims them
- * first, as many as a step trains, and not before policy and value model have both made the step
- * before: so all samples that have values, and that either has not trained yet, are the step's. */
+ * first, as many as a step trains, and not before policy and value model have both made the
+ * previous step. So the samples that have values and are not trained by both models are those of
+ * the step. */
 #include "base/error.h"
 #include "run/desk/advantage.h"
 #include "run/trainer/learn.h"
@@ -47,7 +48,7 @@ static json_int_t count_of(const json_t *partition, const char *table, const cha
     return json_integer_value(json_is_object(entry) ? json_object_get(entry, "committed") : entry);
 }
 
-/* The queue is asked for the bound samples, because it knows which were lost, too. */
+/* Asks the queue for the bound samples, because it also knows which were lost. */
 int dray__late_left(const dray__host *host, uint32_t *left, dray_error *error)
 {
     const dray__learner *self = host->state;
@@ -92,7 +93,7 @@ int dray__late_proximal(dray__host *host, dray__micro *micro, dray_error *error)
                                        micro->old.values, NULL, error);
 }
 
-/* Kept in pieces of which each belongs to one optimiser step. */
+/* Keeps the micro-batch in pieces that each belong to one optimiser step. */
 static int keep(dray__host *host, const dray__micro *whole, dray_error *error)
 {
     dray__learner *self = host->state;
@@ -180,9 +181,10 @@ static int add_advantages(dray__host *host, dray_error *error)
     return rc;
 }
 
-/* Accumulates the kept micro-batches, and takes the optimiser's steps. Before all are there, only
- * those before the first optimiser step are accumulated, because the log-probs of the others are of
- * the parameters before it. Nothing is accumulated when advantages are over all samples. */
+/* Accumulates the kept micro-batches, and takes the optimiser's steps. Before all are there, it
+ * accumulates only those of the first optimiser step, because the log-probs of the others must be
+ * computed with the parameters before it. When advantages are over all samples, it accumulates none
+ * before all are there. */
 static int learn(dray__host *host, dray_error *error)
 {
     dray__learner *self = host->state;

@@ -11,11 +11,11 @@
 
 typedef struct token_column {
     const char *name;
-    size_t at; /* of its dray__ragged */
+    size_t at; /* offset of its dray__ragged */
     dray_dtype dtype;
 } token_column;
 
-/* All of 4 bytes a value. */
+/* All have values of 4 bytes. */
 static const token_column prompts = {"prompt", offsetof(dray__micro, prompt), DRAY_I32};
 static const token_column rewards = {"rewards", offsetof(dray__micro, each), DRAY_F32};
 static const token_column responses[] = {
@@ -62,7 +62,8 @@ static int same_length(const dray__micro *micro, const token_column *column, dra
     return DRAY_OK;
 }
 
-/* Does the task take this column, has this job it, and is it one a row? */
+/* Return whether the task reads this column, whether it reads it in this job, and whether the
+ * column has one value for each row. */
 static bool needs(const char *task, const char *column)
 {
     const char *const *at = dray__task_find(task)->needs;
@@ -98,7 +99,7 @@ static int read_tokens(dray_batch *batch, const dray__job *job, const char *task
     return rc;
 }
 
-/* Without a column of them all tokens are of the version that the sample is tagged with. */
+/* When the job has no column of versions, all tokens are of the version in the sample's tag. */
 static int read_version_tags(const dray_batch *batch, dray__micro *m, dray_error *error)
 {
     const dray__ragged *tokens = &m->response;
@@ -143,7 +144,7 @@ int dray__micro_read(dray_batch *batch, const dray__job *job, const char *task, 
 static int slice(const dray__ragged *from, uint32_t first, uint32_t rows, dray__ragged *out,
                  dray_error *error)
 {
-    if (!from->offsets) /* the job has none */
+    if (!from->offsets) /* the job does not have this column */
         return DRAY_OK;
     uint64_t begin = from->offsets[first], end = from->offsets[first + rows];
     *out = (dray__ragged){.rows = rows,
@@ -200,7 +201,7 @@ uint32_t dray__learner_micro(const dray__job *job)
     return job->actor.micro_batch < (int64_t)part ? (uint32_t)job->actor.micro_batch : part;
 }
 
-/* Warm-up and decay run over steps of the job, smoothly through the optimiser's steps of each. */
+/* Warm-up and decay run over the job's steps, and change with each optimiser step. */
 double dray__learning_rate(const dray__job *job, const dray__learned *what, int64_t step,
                            uint32_t optimiser_step)
 {
@@ -223,7 +224,7 @@ dray__sequences dray__micro_sequences(const dray__micro *micro)
                              .mask = micro->mask.values};
 }
 
-/* How many optimiser steps the parameters have gone on since each token was made. */
+/* Counts the optimiser steps between the policy that made each token and its training. */
 static void count_behind(dray__learner *self, const dray__job *job, const dray__micro *micro)
 {
     int64_t each_version = job->actor.optimiser_steps * job->actor.epochs;
@@ -311,7 +312,7 @@ int dray__learner_step(dray__host *host, dray_error *error)
 {
     dray__learner *self = host->state;
     int rc = DRAY_OK;
-    if (!self->written) /* engines that still read the published version go first */
+    if (!self->written) /* waits for engines that still read the published version */
         rc = dray__publication_release(self->publication, self->step - 1, error);
     self->written = true;
     dray_trace_enter(DRAY_SPAN_BUSY, self->what->optimiser, self->step);

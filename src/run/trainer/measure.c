@@ -4,7 +4,8 @@
 
 #include <math.h>
 
-/* Staleness of each token, and whether the engine and the trainer agree on its log-prob. */
+/* Measures the staleness of each token, and the difference between the engine's and the trainer's
+ * log-prob. */
 static void measure_tokens(dray__learner *self, const dray__micro *m)
 {
     dray__step_sums *s = &self->sums;
@@ -32,7 +33,7 @@ static void measure_tokens(dray__learner *self, const dray__micro *m)
     }
 }
 
-/* Answers of the tool: each is a run of tokens that the model did not make. */
+/* Counts the answers of the tool. Each is a run of tokens that the model did not make. */
 static uint64_t count_turns(const dray__micro *m)
 {
     uint64_t turns = 0;

@@ -13,7 +13,7 @@
 typedef struct place {
     dray_publisher *publisher;
     dray_region **copy; /* NULL when the parameters themselves are published */
-    int64_t version;    /* published here; -1: none */
+    int64_t version;    /* published here; -1 for none */
 } place;
 
 struct dray__publication {

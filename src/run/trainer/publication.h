@@ -1,9 +1,9 @@
-/* The trainer's end of the weights: which versions engines can read, and where from.
+/* The trainer's end of the weights: which versions engines can read, and from where.
  *
- * Where trainer and engine take turns (schedule.h: one step open) the parameters themselves are
- * published, and nothing is copied; the next write waits for the readers. Else each version is
- * copied when it is published, and the newest ones stay readable: a sample that was lost, or an
- * engine that is started anew, gets exactly the version again that its step needs, while the
+ * When trainer and engine alternate (schedule.h: one step open), the parameters themselves are
+ * published without a copy, and the next write waits for the readers. Otherwise each version is
+ * copied when it is published, and the newest ones stay readable. Then a sample that was lost, or
+ * an engine that was restarted, can still get exactly the version that its step needs while the
  * trainer is ahead. Each copy has its own publisher: version v is in copy v % kept. */
 #pragma once
 
@@ -14,13 +14,13 @@
 
 typedef struct dray__publication dray__publication;
 
-/* The name under which publishers and subscribers of a version meet. */
+/* Writes the name by which publishers and subscribers of a version find each other. */
 enum { DRAY__MODEL_NAME_BYTES = 32 };
 void dray__publication_name(const dray__job *job, int64_t version,
                             char out[DRAY__MODEL_NAME_BYTES]);
 
-/* The policy's names, of which there may be several. Others have one name, and of them only the
- * newest version is kept. */
+/* The prefix of the policy's names, of which there may be several. Other models have one name, and
+ * only their newest version is kept. */
 #define DRAY__POLICY "policy"
 
 /* All of these are called on all ranks of the trainer. model is the name of its versions; phase is
@@ -28,16 +28,17 @@ void dray__publication_name(const dray__job *job, int64_t version,
 int dray__publication_open(dray__host *host, dray__trainer *trainer, const char *model,
                            const char *phase, dray__publication **out, dray_error *error);
 void dray__publication_close(dray__publication *publication);
-/* The trainer's parameters are `version`: engines may read them. */
+/* Lets engines read the trainer's parameters as `version`. */
 int dray__publication_put(dray__publication *publication, int64_t version, dray_error *error);
-/* Before the parameters of `version`, the one published last, change. */
+/* Call it before the parameters of `version`, the last one that was published, change. */
 int dray__publication_release(dray__publication *publication, int64_t version, dray_error *error);
-/* Checkpoints of step k hold v_k; the version before it, if samples of the next step are made by
- * that, is their part `previous`. false: there is none. */
+/* Gets the part `previous` of a checkpoint. The checkpoint of step k has v_k; its part `previous`
+ * has the version before, if samples of the next step are generated with that. Returns false when
+ * there is none. */
 bool dray__publication_previous(const dray__publication *publication, int64_t step,
                                 dray_checkpoint_part *out);
-/* From checkpoint `directory`, of step `step`: publishes it again. */
+/* Publishes the previous version again, from checkpoint `directory` of step `step`. */
 int dray__publication_restore(dray__publication *publication, int64_t step, const char *directory,
                               dray_error *error);
-/* Where the checkpoint has it. */
+/* Writes the path of the previous version in the checkpoint. */
 void dray__publication_path(const char *directory, char *out, size_t capacity);

@@ -1,15 +1,16 @@
-/* A trainer host: on one sharded trainer old_log_prob and actor, or (critic.c) value and critic,
- * and the work after a step: publish the version, report, write checkpoints.
+/* A trainer's process: the tasks old_log_prob and actor, or (critic.c) value and critic, on one
+ * sharded trainer, and the work after a step: publish the version, report, write checkpoints.
  *
  * The order within a step. Old log-probs must be those of the version that the step began with, so
- * the parameters stay as they are until all of them are there; until then at most the first part of
+ * the parameters do not change until all of them are computed; until then at most the first part of
  * the actor's batch is accumulated. That also keeps the version readable for an engine that is
- * started anew in the middle of rollout, and for samples that take the place of lost ones. Values
- * are of the version that the step began with, too.
+ * restarted in the middle of rollout, and for samples that replace lost ones. Values are also of
+ * the version that the step began with.
  *
- * Checkpoints of both models are of the same step, and the cursor of the policy's is where both
- * have trained that step and neither the next. The value model's is written first, and the policy's
- * waits for it; then the value model's trainer waits for the policy's. */
+ * Checkpoints of both models are of the same step. The cursor in the policy's is at a point where
+ * both have trained that step and neither has trained the next. The value model's checkpoint is
+ * written first, and the policy's waits for it; then the value model's trainer waits for the
+ * policy's checkpoint. */
 #include "base/array.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -44,8 +45,8 @@ static int open_trainer(dray__host *host, dray__learner *self, int64_t labels, d
     return rc;
 }
 
-/* A new run: the model, warmed up, becomes checkpoint 0; its optimiser knows nothing of the
- * warm-up. A resumed run starts from its checkpoint. */
+/* In a new run the model, after the warm-up, becomes checkpoint 0, with a fresh optimiser. A
+ * resumed run starts from its checkpoint. */
 static int begin(dray__host *host, dray_error *error)
 {
     dray__learner *self = host->state;
@@ -71,7 +72,7 @@ static int begin(dray__host *host, dray_error *error)
     return rc;
 }
 
-/* Row 0 of the metrics: the rewards of samples of the first version. */
+/* Reports row 0 of the metrics: the reward of samples of the first version. */
 static int tell_ready(dray__host *host, dray_error *error)
 {
     double reward = 0, length = 0;
@@ -122,14 +123,14 @@ static int trainer_open(dray__host *host, dray_error *error)
     if (!rc && self->late)
         rc = dray__feed_open(&self->rules, host->options.folder, host->options.first_step,
                              &self->feed, error);
-    if (!rc) /* warm-up is work, too */
+    if (!rc) /* the warm-up needs the turn, too */
         rc = dray__turn_begin(host, -1, error);
     if (!rc)
         rc = begin(host, error);
     if (!rc)
         rc = dray__publication_open(host, self->trainer, self->what->model, self->what->publish,
                                     &self->publication, error);
-    if (!rc) /* before the version can be evaluated: row 0 begins with it */
+    if (!rc) /* before the version can be evaluated, because row 0 begins with this report */
         rc = tell_ready(host, error);
     int64_t first = host->options.first_step;
     char path[4096];
@@ -139,7 +140,7 @@ static int trainer_open(dray__host *host, dray_error *error)
     return rc ? rc : dray__learner_publish(host, error);
 }
 
-/* A run that ends, or is asked to, ends with a checkpoint. */
+/* Writes a checkpoint when the run ends, or is asked to end. */
 static int trainer_finish(dray__host *host, dray_error *error)
 {
     const dray__learner *self = host->state;
@@ -205,7 +206,7 @@ static int trainer_turn(dray__host *host, int64_t decision, dray_error *error)
 {
     dray__learner *self = host->state;
     int (*then)(dray__host *, dray_error *) = self->then;
-    int rc = dray__turn_end(host, error); /* the other trainer may need the device, files do not */
+    int rc = dray__turn_end(host, error); /* the other trainer may need the device */
     if (rc || decision != 1 || !then)
         return rc;
     self->then = NULL;
@@ -227,8 +228,9 @@ static int finish_step(dray__host *host, dray_error *error)
     return rc;
 }
 
-/* Where a step's samples are of any prompts, those of the next step are under way: they are left.
- * The driver, which sees that the queue has ended, clears them. */
+/* When a step trains samples of any prompts, those of the next step are already under way at the
+ * end of the run. They are left in the queue; the driver clears them when it sees that the queue
+ * has ended. */
 int dray__learner_go_on(dray__host *host, dray_error *error)
 {
     dray__learner *self = host->state;
@@ -261,7 +263,7 @@ static int actor_after(dray__host *host, dray_error *error)
         rc = dray__checkpoint_pass(host, done, error);
     } else {
         self->saved = done;
-        rc = dray__turn_end(host, error); /* files need no device */
+        rc = dray__turn_end(host, error); /* writing files needs no device */
         if (!rc)
             rc = self->what->checkpoint(host, done, error);
     }
@@ -269,7 +271,7 @@ static int actor_after(dray__host *host, dray_error *error)
         return rc;
     if (!self->late || self->what == &dray__learned_policy)
         return dray__learner_go_on(host, error);
-    dray__learner_await(host, "", dray__learner_go_on); /* both have made the step */
+    dray__learner_await(host, "", dray__learner_go_on); /* called when both have made the step */
     self->awaited_version = done;
     return DRAY_OK;
 }
@@ -299,7 +301,7 @@ static uint32_t old_log_prob_count(const dray__host *host)
     return self->settled || self->then ? 0 : (uint32_t)host->job->old_log_prob.micro_batch;
 }
 
-/* After the first part: all that is left at once, to see that it is there (settle). */
+/* After the first part, claims all that is left at once, to see that it is ready (settle). */
 static uint32_t actor_count(const dray__host *host)
 {
     const dray__learner *self = host->state;
@@ -328,7 +330,7 @@ static int check_step(const dray__host *host, const dray_batch *batch, dray_erro
     return rc;
 }
 
-/* The part that was waiting, if any. */
+/* Takes the optimiser step for the part that was waiting, if any. */
 static int step_if_due(dray__host *host, dray_error *error)
 {
     dray__learner *self = host->state;
@@ -398,8 +400,8 @@ static int learn(dray__host *host, const dray_batch *batch, dray__micro *whole, 
     return rc;
 }
 
-/* Everything that is left of the step is ready: the parameters may change, for nobody will need an
- * old log-prob, or the version, for a sample that takes a lost one's place. */
+/* Settles the step: everything that is left of it is ready, so the parameters may change. No sample
+ * that replaces a lost one will need old log-probs or the version any more. */
 static bool settle(dray__host *host, const dray_batch *batch)
 {
     dray__learner *self = host->state;
@@ -407,7 +409,7 @@ static bool settle(dray__host *host, const dray_batch *batch)
                self->rows + dray_batch_rows(batch) == batch_of(host) &&
                self->rows >= dray__learner_part(host->job);
     self->settled |= all;
-    host->put_back = all; /* and now by micro-batch */
+    host->put_back = all; /* claimed again by micro-batch */
     return all;
 }
 

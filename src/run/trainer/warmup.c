@@ -1,5 +1,5 @@
-/* Warm-up: supervised training on right answers, until the model would sample one often enough for
- * its rewards to teach it anything. */
+/* Warm-up: supervised training on right answers, until the model samples right answers often enough
+ * to learn from rewards. */
 #include "base/error.h"
 #include "run/data/data.h"
 #include "run/engine/calls.h"
@@ -25,7 +25,7 @@ static int append(dray__ragged *to, const int32_t *tokens, uint64_t count, dray_
     return DRAY_OK;
 }
 
-/* Prompts, right answers, and which tokens of those a tool would have given. */
+/* Prompts, right answers, and a mask of the answers' tokens that a tool would have given. */
 typedef struct pairs {
     dray__ragged prompt, response, mask;
 } pairs;
@@ -97,8 +97,8 @@ static int make_batch(const dray__host *host, const dray__data *data, uint64_t f
     return rc;
 }
 
-/* The mean probability of the right answer, end token included: exactly the reward that samples
- * would get on average, without the noise of drawing some. */
+/* Computes the mean probability of the right answer, end token included. It is the expected reward
+ * of samples, without the noise of drawing some. */
 static int probe(dray__host *host, const pairs *right, double *reward, dray_error *error)
 {
     dray__learner *self = host->state;
