@@ -1,7 +1,8 @@
-"""For the Python tests of weights: a coordinator of their own, and errors that are expected."""
+"""For the Python tests of weights: a coordinator of their own, processes of ranks, and errors that are expected."""
 import contextlib
 import os
 import subprocess
+import sys
 import tempfile
 
 
@@ -20,11 +21,25 @@ def coordinator():
             server.wait(timeout=60)
 
 
-def refused(kind, part, function, *arguments, **more):
-    """Calls it; returns the error, of which the message has the part."""
+@contextlib.contextmanager
+def ranks(count, seconds):
+    """This program again, once for each rank, with the rank and a folder as arguments: all end well after the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [subprocess.Popen([sys.executable, sys.argv[0], str(rank), folder]) for rank in range(count)]
+        try:
+            yield
+            ended = [process.wait(seconds) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+    assert ended == [0] * count, ended
+
+
+def refused(kind, words, function, *arguments, **more):
+    """Calls it; returns the error, whose message has the words: one part of it, or several."""
     try:
         function(*arguments, **more)
     except kind as error:
-        assert part in str(error), error
+        assert all(part in str(error) for part in ([words] if isinstance(words, str) else words)), error
         return error
-    raise AssertionError(f"{kind.__name__} expected, with {part!r}")
+    raise AssertionError(f"{kind.__name__} expected, with {words!r}")
