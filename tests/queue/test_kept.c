@@ -140,9 +140,7 @@ static void test_own_keeper_restarts(void **state)
         dray_claim_options o = want("rollout", 4);
         OK(dray_queue_claim(worker, &o, &working, &error));
         set_ints(working, "responses", 300);
-        fixture_end(f.keeper_pid, SIGKILL);
-        unlink(f.keeper);
-        f.keeper_pid = fixture_spawn(&f, true);
+        fixture_restart_keeper(&f);
         o = want("reward", 4);
         OK(dray_queue_claim(queue, &o, &batch, &error));
         FAILS(DRAY_EGONE, dray_batch_column(batch, "responses", &column, &error));
@@ -289,14 +287,7 @@ static void test_gone_before_kept(void **state)
         kill(kept.pid, SIGKILL);
         _exit(0);
     }
-    int32_t values[4] = {1, 2, 3, 4};
-    dray_column_data data = int_column("prompts", values);
-    dray_insert_options in = DRAY_INSERT_OPTIONS_INIT;
-    in.partition = "0";
-    in.rows = 4;
-    in.columns = &data;
-    in.column_count = 1;
-    FAILS(DRAY_EDEAD, dray_queue_insert(b, &in, NULL, &error));
+    FAILS(DRAY_EDEAD, try_insert_ints(b, "0", 4, 1));
     join(killer);
     waitpid(kept.pid, NULL, 0);
     unlink(kept.path);
@@ -338,14 +329,7 @@ static void insert_doomed(void *argument)
     insert_ints(queue, d->partition, 4, 1); /* the chunk is there */
     if (write(d->ready, &byte, 1) != 1 || read(d->go, &byte, 1) != 1)
         die("pipe", NULL);
-    int32_t values[4] = {1, 2, 3, 4};
-    dray_column_data data = int_column("prompts", values);
-    dray_insert_options in = DRAY_INSERT_OPTIONS_INIT;
-    in.partition = d->partition;
-    in.rows = 4;
-    in.columns = &data;
-    in.column_count = 1;
-    FAILS(DRAY_EDEAD, dray_queue_insert(queue, &in, NULL, &error));
+    FAILS(DRAY_EDEAD, try_insert_ints(queue, d->partition, 4, 1));
     leave(queue, context);
 }
 
@@ -640,16 +624,8 @@ static void test_disk_full(void **state)
     if (prlimit(f.coordinator_pid, RLIMIT_FSIZE, &least, NULL))
         die("prlimit", NULL);
     int rc = DRAY_OK;
-    for (int i = 0; i < 100 && !rc; i++) {
-        int32_t values[64] = {0};
-        dray_column_data data = int_column("prompts", values);
-        dray_insert_options in = DRAY_INSERT_OPTIONS_INIT;
-        in.partition = "full";
-        in.rows = 64;
-        in.columns = &data;
-        in.column_count = 1;
-        rc = dray_queue_insert(queue, &in, NULL, &error);
-    }
+    for (int i = 0; i < 100 && !rc; i++)
+        rc = try_insert_ints(queue, "full", 64, 1);
     assert_int_equal(rc, DRAY_EFULL);
     assert_non_null(strstr(error.message, "journal"));
     if (prlimit(f.coordinator_pid, RLIMIT_FSIZE, &most, NULL))
