@@ -1,24 +1,10 @@
-"""For the Python tests of weights: a coordinator of their own, processes of ranks, and errors that are expected."""
+"""For the Python tests of weights: processes of ranks, errors that are expected, cases of which all are tried."""
 import contextlib
-import os
 import subprocess
 import sys
 import tempfile
-
-
-@contextlib.contextmanager
-def coordinator():
-    """`dray serve` while the block runs, at $DRAY_ADDRESS; gives its folder."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ.update(DRAY_ADDRESS=f"unix:{folder}/s", XDG_RUNTIME_DIR=folder)
-        server = subprocess.Popen([os.environ["DRAY_PROGRAM"], "serve", "--listen", f"unix:{folder}/s"],
-                                  stdout=subprocess.PIPE, text=True)
-        try:
-            assert server.stdout.readline().startswith("listening")
-            yield folder
-        finally:
-            server.terminate()
-            server.wait(timeout=60)
+import time
+import traceback
 
 
 @contextlib.contextmanager
@@ -43,3 +29,17 @@ def refused(kind, words, function, *arguments, **more):
         assert all(part in str(error) for part in ([words] if isinstance(words, str) else words)), error
         return error
     raise AssertionError(f"{kind.__name__} expected, with {words!r}")
+
+
+def try_all(cases):
+    """Calls them all; what sys.exit takes then: 0, or the names of those that failed."""
+    failed = []
+    for case in cases:
+        begun = time.monotonic()
+        try:
+            case()
+        except Exception:
+            failed.append(case.__name__)
+            traceback.print_exc()
+        print(f"{case.__name__}: {time.monotonic() - begun:.1f} s")
+    return f"failed: {', '.join(failed)}" if failed else 0
