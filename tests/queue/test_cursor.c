@@ -16,10 +16,7 @@ static dray_queue_options trainer_options(void)
 
 static dray_queue *open_provisional(dray_context *context, const char *name)
 {
-    dray_queue_options options = trainer_options();
-    dray_queue *queue;
-    OK(dray_queue_open(context, name, &options, &queue, &error));
-    return queue;
+    return open_three(context, name, trainer_options());
 }
 
 static void make_partition(dray_queue *queue, const char *name, uint32_t rows)

@@ -19,15 +19,11 @@ static const queue_fixture durable = {.durable = true};
 
 static dray_queue *open_kept(dray_context *context, int32_t durability, bool in_redis)
 {
-    dray_queue *queue;
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
-    o.tasks = three_tasks;
-    o.task_count = 3;
     o.durability = durability;
     o.backend = in_redis ? DRAY_BACKEND_REDIS : DRAY_BACKEND_BUILTIN;
     o.backend_address = in_redis ? redis.address : NULL;
-    OK(dray_queue_open(context, "kept", &o, &queue, &error));
-    return queue;
+    return open_three(context, "kept", o);
 }
 
 /* A queue with a journal, whose bytes a server of its own holds. */
@@ -595,11 +591,9 @@ static void test_checkpoint(void **state)
         fixture_restart(&f);
         context = fixture_context(&f, "all");
         dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
-        o.tasks = three_tasks;
-        o.task_count = 3;
         o.durability = DRAY_DURABILITY_CHECKPOINT;
         o.restore = path;
-        OK(dray_queue_open(context, "kept", &o, &queue, &error));
+        queue = open_three(context, "kept", o);
         dray_batch *batch = read_again(queue, "reward", "responses", 20, &column);
         check_ints(batch, &column, 50, 1);
         dray_batch_free(batch);

@@ -11,14 +11,10 @@
 /* A queue whose calls give up soon, though not sooner than a busy machine's Redis answers. */
 static dray_queue *open_hasty(dray_context *context, const char *name)
 {
-    dray_queue *queue;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
-    options.tasks = three_tasks;
-    options.task_count = 3;
     options.on_loss = DRAY_ON_LOSS_SHRINK_GROUP;
     options.timeout_ns = 200 * DRAY__MILLISECOND;
-    OK(dray_queue_open(context, name, &options, &queue, &error));
-    return queue;
+    return open_three(context, name, options);
 }
 
 static void check_ints(dray_queue *queue, const char *partition, int32_t base)

@@ -14,18 +14,25 @@ static const dray_queue_task three_tasks[] = {
     {.name = "actor", .needs = both, .needs_count = 2},
 };
 
+/* With options that name no tasks. */
+static inline dray_queue *open_three(dray_context *context, const char *name,
+                                     dray_queue_options options)
+{
+    dray_queue *queue;
+    options.tasks = three_tasks;
+    options.task_count = 3;
+    OK(dray_queue_open(context, name, &options, &queue, &error));
+    return queue;
+}
+
 static inline dray_queue *open_queue(dray_context *context, const char *name, uint64_t rows,
                                      uint64_t bytes)
 {
-    dray_queue *queue;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
-    options.tasks = three_tasks;
-    options.task_count = 3;
     options.on_loss = DRAY_ON_LOSS_SHRINK_GROUP;
     options.capacity_rows = rows;
     options.capacity_bytes = bytes;
-    OK(dray_queue_open(context, name, &options, &queue, &error));
-    return queue;
+    return open_three(context, name, options);
 }
 
 static inline dray_column_data int_column(const char *name, const int32_t *values)
