@@ -6,9 +6,12 @@ this machine lacks a module, the test is skipped:
     with needs:
         import torch
 """
+import contextlib
 import os
 import random
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 
@@ -53,3 +56,19 @@ def end_well(pids):
     """Waits for the processes, all of which must end with exit status 0."""
     ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     assert not any(ended), ended
+
+
+@contextlib.contextmanager
+def coordinator(*arguments):
+    """`dray serve` in a folder of its own, which is given, while the block runs; $DRAY_ADDRESS names it."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.update(DRAY_ADDRESS=f"unix:{folder}/s", XDG_RUNTIME_DIR=folder)
+        server = subprocess.Popen([os.environ["DRAY_PROGRAM"], "serve", "--listen", f"unix:{folder}/s", *arguments],
+                                  stdout=subprocess.PIPE, text=True)
+        try:
+            assert server.stdout.readline().startswith("listening")
+            yield folder
+        finally:
+            server.terminate()
+            status = server.wait(timeout=60)
+        assert status == 0, status

@@ -5,9 +5,8 @@ import os
 import socket
 import struct
 import subprocess
-import tempfile
 
-from begin import rng, seed
+from begin import coordinator, rng, seed
 
 program = os.environ["DRAY_PROGRAM"]
 
@@ -43,50 +42,41 @@ def row():
 
 
 rows = [row() for _ in range(3000)]
-with tempfile.TemporaryDirectory() as folder:
-    os.environ["DRAY_ADDRESS"] = f"unix:{folder}/s"
-    os.environ["XDG_RUNTIME_DIR"] = folder
-    server = subprocess.Popen([program, "serve", "--listen", f"unix:{folder}/s"],
-                              stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout.readline().startswith("listening")
-        must("queue", "open", "--task", "copy:" + ",".join(rows[0]) + ">again", "--task", "last:again")
-        with open(f"{folder}/rows.jsonl", "w") as f:
-            f.write("\n".join(json.dumps(r) for r in rows) + "\n\n")
-        must("queue", "load", f"{folder}/rows.jsonl", "-p", "p", "-d", "tokens=i32", "-d", "logp=f32",
-             "--seal")
-        left = iter(rows)
-        while True:
-            done = dray("queue", "claim", "-t", "copy", "-p", "p", "-n", "700", "-o", "ordered")
-            if done.returncode:
-                break
-            claim = done.stdout.strip()
-            got = [json.loads(line) for line in must("queue", "read", claim).splitlines()]
-            assert got
-            for one in got:
-                assert one == next(left), seed
-            outputs = "".join(json.dumps({"again": one["text"]}) + "\n" for one in got)
-            must("queue", "commit", claim, "-", input=outputs)
-        assert next(left, None) is None, seed
-        claim = must("queue", "claim", "-t", "last", "-n", "3000", "-o", "ordered").strip()
-        with socket.socket(socket.AF_UNIX) as gone:  # asks, and does not wait for the answer
-            gone.connect(claim)
-            gone.sendall(b'{"do": "read"}')
-        again = [json.loads(line)["again"] for line in must("queue", "read", claim).splitlines()]
-        assert again == [r["text"] for r in rows], seed
-        must("queue", "commit", claim)
-        must("queue", "wait", "-p", "p", "-w", "20")
-        for bad, why in [('{"tokens": [3000000000]}', "cannot hold"), ('{"x": null}', "expected"),
-                         ('{"bytes": {"base64": "A"}}', "base64"), ("[1]", "object"),
-                         ('{"a": 1}\n{"a": "x"}', "row 2"), ('{"a": 1}\n{"b": 1}', "column")]:
-            dtype = ["-d", "tokens=i32"] if "tokens" in bad else []
-            done = dray("queue", "insert", "-p", "bad", *dtype, input=bad)
-            assert done.returncode == 1 and why in done.stderr, (bad, done.stderr)
-        assert '"bad"' not in must("queue", "stat", "--json")
-        done = dray("keeper", env=dict(os.environ, DRAY_DATA_ADDRESS="1" * 80))
-        assert done.returncode == 2 and "$DRAY_DATA_ADDRESS" in done.stderr, done.stderr
-        done = dray("keeper", env={k: v for k, v in os.environ.items() if k != "DRAY_ADDRESS"})
-        assert done.returncode == 2 and "$DRAY_ADDRESS" in done.stderr, done.stderr
-    finally:
-        server.terminate()
-        server.wait()
+with coordinator() as folder:
+    must("queue", "open", "--task", "copy:" + ",".join(rows[0]) + ">again", "--task", "last:again")
+    with open(f"{folder}/rows.jsonl", "w") as f:
+        f.write("\n".join(json.dumps(r) for r in rows) + "\n\n")
+    must("queue", "load", f"{folder}/rows.jsonl", "-p", "p", "-d", "tokens=i32", "-d", "logp=f32",
+         "--seal")
+    left = iter(rows)
+    while True:
+        done = dray("queue", "claim", "-t", "copy", "-p", "p", "-n", "700", "-o", "ordered")
+        if done.returncode:
+            break
+        claim = done.stdout.strip()
+        got = [json.loads(line) for line in must("queue", "read", claim).splitlines()]
+        assert got
+        for one in got:
+            assert one == next(left), seed
+        outputs = "".join(json.dumps({"again": one["text"]}) + "\n" for one in got)
+        must("queue", "commit", claim, "-", input=outputs)
+    assert next(left, None) is None, seed
+    claim = must("queue", "claim", "-t", "last", "-n", "3000", "-o", "ordered").strip()
+    with socket.socket(socket.AF_UNIX) as gone:  # asks, and does not wait for the answer
+        gone.connect(claim)
+        gone.sendall(b'{"do": "read"}')
+    again = [json.loads(line)["again"] for line in must("queue", "read", claim).splitlines()]
+    assert again == [r["text"] for r in rows], seed
+    must("queue", "commit", claim)
+    must("queue", "wait", "-p", "p", "-w", "20")
+    for bad, why in [('{"tokens": [3000000000]}', "cannot hold"), ('{"x": null}', "expected"),
+                     ('{"bytes": {"base64": "A"}}', "base64"), ("[1]", "object"),
+                     ('{"a": 1}\n{"a": "x"}', "row 2"), ('{"a": 1}\n{"b": 1}', "column")]:
+        dtype = ["-d", "tokens=i32"] if "tokens" in bad else []
+        done = dray("queue", "insert", "-p", "bad", *dtype, input=bad)
+        assert done.returncode == 1 and why in done.stderr, (bad, done.stderr)
+    assert '"bad"' not in must("queue", "stat", "--json")
+    done = dray("keeper", env=dict(os.environ, DRAY_DATA_ADDRESS="1" * 80))
+    assert done.returncode == 2 and "$DRAY_DATA_ADDRESS" in done.stderr, done.stderr
+    done = dray("keeper", env={k: v for k, v in os.environ.items() if k != "DRAY_ADDRESS"})
+    assert done.returncode == 2 and "$DRAY_ADDRESS" in done.stderr, done.stderr

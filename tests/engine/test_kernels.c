@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-/* after those that it needs */
 
 enum { ROWS = 3, WIDEST = 70, CASES = 300 };
 

@@ -4,14 +4,13 @@
 #include "suite.h"
 
 #include "base/clock.h"
-#include "engine/sampler.h"
+#include "engine/small.h"
 #include "engine/trainer.h"
 
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-/* after those that it needs */
 
 static void near(const char *what, double value, double expected, double within)
 {
@@ -74,32 +73,15 @@ TEST(sleeps)
     assert_true(dray__now() - begin < DRAY__SECOND);
 }
 
-static dray_model_config config(void)
-{
-    dray_model_config c = {.vocab_size = 259,
-                           .hidden_size = 16,
-                           .intermediate_size = 16,
-                           .layers = 1,
-                           .heads = 2,
-                           .kv_heads = 2,
-                           .head_dim = 8,
-                           .max_positions = 64,
-                           .rms_norm_eps = 1e-6,
-                           .rope_theta = 10000,
-                           .tied = true,
-                           .dtype = DRAY_F32};
-    strcpy(c.family, "llama");
-    return c;
-}
-
 /* A response in one piece, and one that is taken out after every third token and added again. */
 TEST(cuts)
 {
     const dray__pace pace = {.tokens = 17, .variation = 0.5, .tail = 1, .seed = 9, .group = 1};
-    dray_model_config c = config();
+    dray_model_config c = small_config();
     dray__generator *generator;
     dray__sampler *sampler;
     dray__sampler_options options = {.temperature = 1, .eos_token = -1};
+    c.max_positions = 64;
     options.slots = 1;
     options.eos_token = 258;
     assert_int_equal(dray__generator_open(&c, NULL, &generator, NULL), 0);
@@ -138,7 +120,7 @@ TEST(cuts)
 TEST(training)
 {
     const dray__pace pace = {.score_seconds = 1e-2, .train_seconds = 2e-2, .group = 1};
-    dray_model_config c = config();
+    dray_model_config c = small_config();
     dray__trainer *trainer;
     dray__trainer_options options = {.eos_token = -1};
     assert_int_equal(dray__trainer_open(&c, NULL, &options, &trainer, NULL), 0);

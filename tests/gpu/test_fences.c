@@ -129,8 +129,10 @@ static void run_late(scene *s)
 /* One of each. */
 static void run_pair(scene *s, void (*trainer_body)(void *scene), void (*engine_body)(void *scene))
 {
-    s->rank = 0;
+    s->world = s->tp = 1;
+    s->board = board_new();
     RUN_ROLES(s, NULL, {trainer_body, 1}, {engine_body, 1});
+    munmap(s->board, sizeof(board));
 }
 
 /* Each process sees one GPU alone, or all. */
@@ -238,13 +240,21 @@ CLUSTER_TEST(test_deadline)
 {
     for (int32_t off = 0; off < 2; off++) {
         scene s = plain(56);
-        s.world = 1;
-        s.tp = 1;
         s.no_checksums = off;
-        s.board = board_new();
         run_pair(&s, very_late_trainer, impatient_engine);
-        munmap(s.board, sizeof(board));
     }
+}
+
+/* A source whose versions have a deadline of a second. */
+static source open_hasty(const scene *s)
+{
+    source o = open_source(s);
+    dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
+    dray_publisher_close(o.t.publisher);
+    options.regions = o.t.region;
+    options.timeout_ns = DRAY__SECOND;
+    MUST(dray_publisher_open(o.t.context, MODEL, o.t.layout, &options, &o.t.publisher, error));
+    return o;
 }
 
 /* A version whose fence does not come in time is withdrawn, which the next call says; the next one
@@ -252,14 +262,9 @@ CLUSTER_TEST(test_deadline)
 static void hasty_trainer(void *user)
 {
     scene *s = user;
-    source o = open_source(s);
+    source o = open_hasty(s);
     dray_error said = {0};
     dray_fence fence = {sizeof fence, DRAY_FENCE_CUDA_STREAM, o.stream};
-    dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
-    dray_publisher_close(o.t.publisher);
-    options.regions = o.t.region;
-    options.timeout_ns = DRAY__SECOND;
-    MUST(dray_publisher_open(o.t.context, MODEL, o.t.layout, &options, &o.t.publisher, error));
     write_late(&o, s->seed, 1500);
     MUST(dray_publisher_publish(o.t.publisher, 1, &fence, error));
     CHECK(dray_publisher_publish(o.t.publisher, 2, &fence, &said) == DRAY_ETIMEDOUT);
@@ -291,11 +296,7 @@ static void patient_engine(void *user)
 CLUSTER_TEST(test_late_sums)
 {
     scene s = plain(58);
-    s.world = 1;
-    s.tp = 1;
-    s.board = board_new();
     run_pair(&s, hasty_trainer, patient_engine);
-    munmap(s.board, sizeof(board));
 }
 
 /* Work that keeps a GPU for itself may let the sums end late: nobody commits what has none at the
@@ -312,14 +313,9 @@ static void sleep_once_summed(void *user, const char *step)
 static void late_summer(void *user)
 {
     scene *s = user;
-    source o = open_source(s);
+    source o = open_hasty(s);
     dray_error said = {0};
     bool slept = false;
-    dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
-    dray_publisher_close(o.t.publisher);
-    options.regions = o.t.region;
-    options.timeout_ns = DRAY__SECOND;
-    MUST(dray_publisher_open(o.t.context, MODEL, o.t.layout, &options, &o.t.publisher, error));
     fill(o.t.layout, o.t.region, o.t.tied, s->seed);
     dray__hook_set(sleep_once_summed, &slept);
     MUST(dray_publisher_publish(o.t.publisher, 1, NULL, error));
@@ -334,11 +330,7 @@ static void late_summer(void *user)
 CLUSTER_TEST(test_sums_after_the_deadline)
 {
     scene s = plain(59);
-    s.world = 1;
-    s.tp = 1;
-    s.board = board_new();
     run_pair(&s, late_summer, patient_engine);
-    munmap(s.board, sizeof(board));
 }
 
 /* ---- a stream that waits for readers -----------------------------------------------------------
@@ -398,11 +390,8 @@ CLUSTER_TEST(test_wait_on_a_stream)
 {
     for (int32_t off = 0; off < 2; off++) {
         scene s = plain(58);
-        s.world = s.tp = 1;
         s.no_checksums = off;
-        s.board = board_new();
         run_pair(&s, eager_trainer, slow_engine);
-        munmap(s.board, sizeof(board));
     }
 }
 
@@ -464,7 +453,6 @@ CLUSTER_TEST(test_busy_trainer)
 {
     for (int32_t off = 0; off < 2; off++) {
         scene s = plain(57);
-        s.world = s.tp = 1;
         s.no_checksums = off;
         s.versions = 2;
         run_pair(&s, busy_trainer, beside_engine);

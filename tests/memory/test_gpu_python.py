@@ -3,29 +3,22 @@ back the same, for random tensors; what dray cannot say is refused. GPUs and are
 binding, on the fake driver. (Between PyTorch processes on GPUs: tests/weights/test_fsdp_python.py.)"""
 import ctypes as c
 import os
-import random
-import sys
 import tempfile
 
-try:
+from begin import needs, rng
+
+with needs:
     import torch
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
 if os.environ.get("DRAY_TEST_CUDA") != "real":
     folder = tempfile.TemporaryDirectory()
     os.environ.update(DRAY_CUDA_LIBRARY=os.environ["DRAY_FAKE_CUDA"], FAKE_CUDA_DEVICES="2",
                       FAKE_CUDA_STATE=os.path.join(folder.name, "state"))
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
 import dray  # noqa: E402
 from dray import gpu  # noqa: E402
 from dray._library import call  # noqa: E402
 
-SEED = int(os.environ.get("DRAY_TEST_SEED", random.randrange(1 << 32)))
-print("DRAY_TEST_SEED=%d" % SEED)
-rng = random.Random(SEED)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool,
           torch.float8_e4m3fn, torch.float64, torch.int16]
 

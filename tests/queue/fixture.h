@@ -172,6 +172,14 @@ static inline void fixture_restart(queue_fixture *f)
     f->coordinator_pid = fixture_spawn(f, false);
 }
 
+/* The keeper dies, with the chunks that it held, and another one is started. */
+static inline void fixture_restart_keeper(queue_fixture *f)
+{
+    fixture_end(f->keeper_pid, SIGKILL);
+    unlink(f->keeper);
+    f->keeper_pid = fixture_spawn(f, true);
+}
+
 static inline dray_context *fixture_context(const queue_fixture *f, const char *name)
 {
     dray_context *context;
@@ -239,6 +247,19 @@ static inline int count_fds(pid_t pid, const char *prefix)
 static inline int kept_chunks(const queue_fixture *f)
 {
     return count_fds(f->keeper_pid, "/memfd:dray-samples");
+}
+
+/* Chunks that this process has mapped. */
+static inline int mapped_chunks(void)
+{
+    char line[512];
+    int count = 0;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    while (maps && fgets(line, sizeof line, maps))
+        count += strstr(line, "memfd:dray-samples") != NULL;
+    if (!maps || fclose(maps) != 0)
+        die("/proc/self/maps", NULL);
+    return count;
 }
 
 /* Dropping is not waited for: give it time before the count is wrong. */

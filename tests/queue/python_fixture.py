@@ -1,29 +1,7 @@
 """What tests of the queue from Python share: a coordinator of their own, and calls that must fail."""
-import contextlib
-import os
-import subprocess
-import tempfile
-
-import begin  # noqa: F401
+from begin import coordinator  # noqa: F401
 
 import dray
-
-program = os.environ["DRAY_PROGRAM"]
-
-
-@contextlib.contextmanager
-def coordinator(*arguments):
-    """A coordinator in a folder of its own, which $DRAY_ADDRESS names meanwhile."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ.update(DRAY_ADDRESS=f"unix:{folder}/s", XDG_RUNTIME_DIR=folder)
-        server = subprocess.Popen([program, "serve", "--listen", f"unix:{folder}/s", *arguments],
-                                  stdout=subprocess.PIPE, text=True)
-        try:
-            assert server.stdout.readline().startswith("listening")
-            yield server
-        finally:
-            server.terminate()
-            server.wait(timeout=60)
 
 
 def refused(name, function, *arguments, **more):
@@ -32,6 +10,7 @@ def refused(name, function, *arguments, **more):
         function(*arguments, **more)
     except dray.DrayError as error:
         assert error.name == name, (error.name, str(error))
+        assert isinstance(error, TimeoutError) == (name == "ETIMEDOUT")
         return str(error)
     raise AssertionError(f"{name} expected")
 

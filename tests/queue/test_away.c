@@ -3,13 +3,9 @@
 
 static dray_queue *open_with(dray_context *context, int32_t durability)
 {
-    dray_queue *queue;
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
-    o.tasks = three_tasks;
-    o.task_count = 3;
     o.durability = durability;
-    OK(dray_queue_open(context, "away", &o, &queue, &error));
-    return queue;
+    return open_three(context, "away", o);
 }
 
 typedef struct outage {

@@ -14,6 +14,11 @@ static dray_queue_options trainer_options(void)
     return options;
 }
 
+static dray_queue *open_provisional(dray_context *context, const char *name)
+{
+    return open_three(context, name, trainer_options());
+}
+
 static void make_partition(dray_queue *queue, const char *name, uint32_t rows)
 {
     insert_ints(queue, name, rows, 1);
@@ -24,10 +29,7 @@ static void make_partition(dray_queue *queue, const char *name, uint32_t rows)
 static void commit_all(dray_queue *queue, const char *task, const char *output,
                        const char *partition, double version)
 {
-    dray_claim_options o = want(task, 64);
-    o.partition = partition;
-    dray_batch *batch;
-    OK(dray_queue_claim(queue, &o, &batch, &error));
+    dray_batch *batch = claim_of(queue, task, partition, 64);
     if (output)
         set_ints(batch, output, 0);
     for (uint32_t i = 0; version >= 0 && i < dray_batch_rows(batch); i++)
@@ -168,21 +170,10 @@ TEST_WITHIN(test_rows_are_kept, up, down)
 
 /* ---- going back ------------------------------------------------------------------------------ */
 
-static dray_batch *hold(dray_queue *queue, const char *task, const char *partition, uint32_t rows)
-{
-    dray_claim_options o = want(task, rows);
-    o.partition = partition;
-    dray_batch *batch;
-    OK(dray_queue_claim(queue, &o, &batch, &error));
-    return batch;
-}
-
 TEST_WITHIN(test_resume, up, down)
 {
     dray_context *context = fixture_context(&f, "resume");
-    dray_queue_options options = trainer_options();
-    dray_queue *queue;
-    OK(dray_queue_open(context, "resume", &options, &queue, &error));
+    dray_queue *queue = open_provisional(context, "resume");
     static const char *const names[] = {"0", "1", "2", "3"};
     for (int i = 0; i < 4; i++)
         make_partition(queue, names[i], 4);
@@ -194,7 +185,7 @@ TEST_WITHIN(test_resume, up, down)
     make_and_train(queue, "2", 2);
     OK(dray_queue_clear(queue, "1", &error));
     OK(dray_queue_cursor(queue, 3, &later, &size, &error));
-    dray_batch *old = hold(queue, "rollout", "3", 2), *new = hold(queue, "rollout", "3", 2);
+    dray_batch *old = claim_of(queue, "rollout", "3", 2), *new = claim_of(queue, "rollout", "3", 2);
     /* The trainer dies after step 2 and starts again from version 1. */
     uint32_t epoch = 0;
     OK(dray_queue_resume(queue, cursor, size, &epoch, &error));
@@ -202,7 +193,7 @@ TEST_WITHIN(test_resume, up, down)
     FAILS(DRAY_ESTALE, dray_queue_covered(queue, later, size, &error));
     FAILS(DRAY_ESTALE, dray_queue_resume(queue, later, size, NULL, &error));
     /* Step 1 is trained again, of the same samples; those of version 2 are replaced. */
-    dray_batch *again = hold(queue, "actor", "1", 4);
+    dray_batch *again = claim_of(queue, "actor", "1", 4);
     assert_int_equal(dray_batch_rows(again), 4);
     assert_int_equal(dray_batch_row(again, 0)->attempt, 2);
     dray_refill refill = DRAY_REFILL_INIT;
@@ -239,9 +230,7 @@ TEST_WITHIN(test_resume, up, down)
 TEST_WITHIN(test_tags_are_undone, up, down)
 {
     dray_context *context = fixture_context(&f, "tags");
-    dray_queue_options options = trainer_options();
-    dray_queue *queue;
-    OK(dray_queue_open(context, "tags", &options, &queue, &error));
+    dray_queue *queue = open_provisional(context, "tags");
     make_partition(queue, "0", 4);
     commit_all(queue, "rollout", "responses", "0", 0);
     commit_all(queue, "reward", "rewards", "0", -1);
@@ -249,7 +238,7 @@ TEST_WITHIN(test_tags_are_undone, up, down)
     size_t size;
     OK(dray_queue_cursor(queue, 1, &cursor, &size, &error));
     for (int times = 0; times < 3; times++) {
-        dray_batch *batch = hold(queue, "actor", "0", 4);
+        dray_batch *batch = claim_of(queue, "actor", "0", 4);
         double value;
         for (uint32_t i = 0; i < 4; i++) {
             assert_int_equal(dray_batch_row(batch, i)->slot, i);
@@ -269,9 +258,7 @@ TEST_WITHIN(test_tags_are_undone, up, down)
 TEST_WITHIN(test_an_end_is_undone, up, down)
 {
     dray_context *context = fixture_context(&f, "end");
-    dray_queue_options options = trainer_options();
-    dray_queue *queue;
-    OK(dray_queue_open(context, "end", &options, &queue, &error));
+    dray_queue *queue = open_provisional(context, "end");
     void *cursor;
     size_t size;
     OK(dray_queue_cursor(queue, 1, &cursor, &size, &error));

@@ -115,6 +115,14 @@ static void check_responses(dray_queue *queue, int64_t base)
     COMMIT(batch);
 }
 
+/* Nothing is left of it. */
+static void end(dray_queue *queue, dray_context *context)
+{
+    OK(dray_queue_clear(queue, "0", &error));
+    leave(queue, context);
+    wait_for_chunks(&f, 0);
+}
+
 TEST(test_committed_survives)
 {
     dray_context *context = fixture_context(&f, "main");
@@ -153,9 +161,7 @@ TEST(test_uncommitted_comes_back)
     set(batch, 200);
     COMMIT(batch);
     check_responses(queue, 200);
-    OK(dray_queue_clear(queue, "0", &error));
-    leave(queue, context);
-    wait_for_chunks(&f, 0);
+    end(queue, context);
 }
 
 TEST(test_held_too_long)
@@ -181,9 +187,7 @@ TEST(test_held_too_long)
     stop(&w);
     COMMIT(batch);
     check_responses(queue, 300);
-    OK(dray_queue_clear(queue, "0", &error));
-    leave(queue, context);
-    wait_for_chunks(&f, 0);
+    end(queue, context);
 }
 
 TEST(test_hold_is_renewed)
@@ -204,9 +208,7 @@ TEST(test_hold_is_renewed)
     dray_batch_free(again);
     set(batch, 0);
     COMMIT(batch);
-    OK(dray_queue_clear(queue, "0", &error));
-    leave(queue, context);
-    wait_for_chunks(&f, 0);
+    end(queue, context);
 }
 
 TEST(test_deaths_count_as_attempts)
@@ -228,9 +230,7 @@ TEST(test_deaths_count_as_attempts)
     OK(dray_queue_status(queue, &text, &error));
     assert_non_null(strstr(text, "of worker"));
     free(text);
-    OK(dray_queue_clear(queue, "0", &error));
-    leave(queue, context);
-    wait_for_chunks(&f, 0);
+    end(queue, context);
 }
 
 /* Dies with rows claimed, read and pinned. */
@@ -256,9 +256,7 @@ TEST(test_pins_end_with_the_session)
     int status;
     waitpid(pid, &status, 0);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-    OK(dray_queue_clear(queue, "0", &error));
-    leave(queue, context);
-    wait_for_chunks(&f, 0);
+    end(queue, context);
 }
 
 TEST(test_keeper_is_gone)

@@ -12,13 +12,9 @@ static int told[2], go[2]; /* pipes: the producer has told; it may go on */
 
 static dray_queue *open_durable(dray_context *context)
 {
-    dray_queue *queue;
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
-    o.tasks = three_tasks;
-    o.task_count = 3;
     o.durability = DRAY_DURABILITY_JOURNAL;
-    OK(dray_queue_open(context, "eras", &o, &queue, &error));
-    return queue;
+    return open_three(context, "eras", o);
 }
 
 /* Once. */

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-/* after those that it needs */
 
 #define OK(call) assert_int_equal((call), DRAY_OK)
 #define FAILS(code, call) assert_int_equal((call), (code))

@@ -139,11 +139,7 @@ TEST(test_host_dies)
 {
     dray_context *at_b = context_of("b", "producer b"), *at_c = context_of("c", "producer c");
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
-    options.tasks = three_tasks;
-    options.task_count = 3;
-    dray_queue *b, *c;
-    OK(dray_queue_open(at_b, "death", &options, &b, &error));
-    OK(dray_queue_open(at_c, "death", &options, &c, &error));
+    dray_queue *b = open_three(at_b, "death", options), *c = open_three(at_c, "death", options);
     insert_ints(b, "0", 6, 1);
     insert_ints(c, "0", 4, 1);
     OK(dray_queue_seal(c, "0", 10, &error));

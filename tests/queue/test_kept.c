@@ -17,19 +17,13 @@ enum { PARTITIONS = 60 };
 
 static const queue_fixture durable = {.durable = true};
 
-static dray_queue *open_kept(dray_context *context, int32_t durability, bool in_redis,
-                             const char *restore)
+static dray_queue *open_kept(dray_context *context, int32_t durability, bool in_redis)
 {
-    dray_queue *queue;
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
-    o.tasks = three_tasks;
-    o.task_count = 3;
     o.durability = durability;
-    o.restore = restore;
     o.backend = in_redis ? DRAY_BACKEND_REDIS : DRAY_BACKEND_BUILTIN;
     o.backend_address = in_redis ? redis.address : NULL;
-    OK(dray_queue_open(context, "kept", &o, &queue, &error));
-    return queue;
+    return open_three(context, "kept", o);
 }
 
 /* A queue with a journal, whose bytes a server of its own holds. */
@@ -37,7 +31,7 @@ static dray_queue *begin(dray_context **context)
 {
     f = durable;
     *context = redis_begin(&redis, NULL, &f);
-    return open_kept(*context, DRAY_DURABILITY_JOURNAL, true, NULL);
+    return open_kept(*context, DRAY_DURABILITY_JOURNAL, true);
 }
 
 /* Claims and reads until the rows are there: what was lost is put back meanwhile. */
@@ -82,8 +76,8 @@ static void test_keeper_dies(void **state)
     fixture_up(&f);
     keeper_up(&kept);
     dray_context *at_b = context_of("b", "producer"), *here = fixture_context(&f, "consumer");
-    dray_queue *b = open_kept(at_b, DRAY_DURABILITY_JOURNAL, false, NULL);
-    dray_queue *a = open_kept(here, DRAY_DURABILITY_JOURNAL, false, NULL);
+    dray_queue *b = open_kept(at_b, DRAY_DURABILITY_JOURNAL, false);
+    dray_queue *a = open_kept(here, DRAY_DURABILITY_JOURNAL, false);
     insert_ints(b, "0", 40, 1);
     OK(dray_queue_seal(b, "0", 40, &error));
     all_rows(b, "rollout", "responses", 500, 20);
@@ -132,17 +126,15 @@ static void test_own_keeper_restarts(void **state)
         f = durable;
         fixture_up(&f);
         dray_context *context = fixture_context(&f, "all");
-        dray_queue *queue = open_kept(context, durabilities[i], false, NULL),
-                   *worker = open_kept(context, durabilities[i], false, NULL);
+        dray_queue *queue = open_kept(context, durabilities[i], false),
+                   *worker = open_kept(context, durabilities[i], false);
         insert_ints(queue, "0", 12, 1);
         OK(dray_queue_seal(queue, "0", 12, &error));
         all_rows(worker, "rollout", "responses", 300, 4);
         dray_claim_options o = want("rollout", 4);
         OK(dray_queue_claim(worker, &o, &working, &error));
         set_ints(working, "responses", 300);
-        fixture_end(f.keeper_pid, SIGKILL);
-        unlink(f.keeper);
-        f.keeper_pid = fixture_spawn(&f, true);
+        fixture_restart_keeper(&f);
         o = want("reward", 4);
         OK(dray_queue_claim(queue, &o, &batch, &error));
         FAILS(DRAY_EGONE, dray_batch_column(batch, "responses", &column, &error));
@@ -221,8 +213,8 @@ static void test_others_go_on(void **state)
     fixture_up(&f);
     keeper_up(&kept);
     dray_context *at_b = context_of("b", "producer"), *here = fixture_context(&f, "consumer");
-    dray_queue *b = open_kept(at_b, DRAY_DURABILITY_JOURNAL, false, NULL);
-    dray_queue *a = open_kept(here, DRAY_DURABILITY_JOURNAL, false, NULL);
+    dray_queue *b = open_kept(at_b, DRAY_DURABILITY_JOURNAL, false);
+    dray_queue *a = open_kept(here, DRAY_DURABILITY_JOURNAL, false);
     insert_ints(b, "0", 16, 4);
     OK(dray_queue_seal(b, "0", 16, &error));
     insert_ints(b, "1", 8, 1);
@@ -279,7 +271,7 @@ static void test_gone_before_kept(void **state)
     fixture_up(&f);
     keeper_up(&kept);
     dray_context *at_b = context_of("b", "producer");
-    dray_queue *b = open_kept(at_b, DRAY_DURABILITY_JOURNAL, false, NULL);
+    dray_queue *b = open_kept(at_b, DRAY_DURABILITY_JOURNAL, false);
     insert_ints(b, "0", 4, 1); /* the chunk is there */
     kill(kept.pid, SIGSTOP);
     waitpid(kept.pid, NULL, WUNTRACED);
@@ -289,14 +281,7 @@ static void test_gone_before_kept(void **state)
         kill(kept.pid, SIGKILL);
         _exit(0);
     }
-    int32_t values[4] = {1, 2, 3, 4};
-    dray_column_data data = int_column("prompts", values);
-    dray_insert_options in = DRAY_INSERT_OPTIONS_INIT;
-    in.partition = "0";
-    in.rows = 4;
-    in.columns = &data;
-    in.column_count = 1;
-    FAILS(DRAY_EDEAD, dray_queue_insert(b, &in, NULL, &error));
+    FAILS(DRAY_EDEAD, try_insert_ints(b, "0", 4, 1));
     join(killer);
     waitpid(kept.pid, NULL, 0);
     unlink(kept.path);
@@ -312,7 +297,7 @@ static void test_gone_before_kept(void **state)
     }
     dray_column column;
     dray_context *here = fixture_context(&f, "consumer");
-    dray_queue *a = open_kept(here, DRAY_DURABILITY_JOURNAL, false, NULL);
+    dray_queue *a = open_kept(here, DRAY_DURABILITY_JOURNAL, false);
     dray_batch *batch = read_again(a, "rollout", "prompts", 8, &column);
     for (int i = 0; i < 8; i++)
         assert_int_equal(*(const int32_t *)column.cells[i], i < 4 ? i * 10 : 9);
@@ -334,18 +319,11 @@ static void insert_doomed(void *argument)
     const doomed *d = argument;
     char byte = 0;
     dray_context *context = context_of("b", d->partition);
-    dray_queue *queue = open_kept(context, DRAY_DURABILITY_JOURNAL, false, NULL);
+    dray_queue *queue = open_kept(context, DRAY_DURABILITY_JOURNAL, false);
     insert_ints(queue, d->partition, 4, 1); /* the chunk is there */
     if (write(d->ready, &byte, 1) != 1 || read(d->go, &byte, 1) != 1)
         die("pipe", NULL);
-    int32_t values[4] = {1, 2, 3, 4};
-    dray_column_data data = int_column("prompts", values);
-    dray_insert_options in = DRAY_INSERT_OPTIONS_INIT;
-    in.partition = d->partition;
-    in.rows = 4;
-    in.columns = &data;
-    in.column_count = 1;
-    FAILS(DRAY_EDEAD, dray_queue_insert(queue, &in, NULL, &error));
+    FAILS(DRAY_EDEAD, try_insert_ints(queue, d->partition, 4, 1));
     leave(queue, context);
 }
 
@@ -355,7 +333,7 @@ static void commit_doomed(void *argument)
     const doomed *d = argument;
     char byte = 0;
     dray_context *context = context_of("b", d->partition);
-    dray_queue *queue = open_kept(context, DRAY_DURABILITY_JOURNAL, false, NULL);
+    dray_queue *queue = open_kept(context, DRAY_DURABILITY_JOURNAL, false);
     dray_batch *batch, *next;
     insert_ints(queue, d->partition, 4, 1);
     dray_claim_options o = want("rollout", 4);
@@ -401,7 +379,7 @@ static void test_all_gone_before_kept(void **state)
     for (int i = 0; i < WORKERS; i++)
         assert_int_equal(read(ready[0], bytes, 1), 1);
     dray_context *here = fixture_context(&f, "watcher");
-    dray_queue *queue = open_kept(here, DRAY_DURABILITY_JOURNAL, false, NULL);
+    dray_queue *queue = open_kept(here, DRAY_DURABILITY_JOURNAL, false);
     kill(kept.pid, SIGSTOP);
     waitpid(kept.pid, NULL, WUNTRACED);
     assert_int_equal(write(go[1], bytes, WORKERS), WORKERS);
@@ -551,7 +529,7 @@ static void test_ends_with_its_coordinator(void **state)
     (void)state;
     f = durable;
     dray_context *context = redis_begin(&redis, NULL, &f);
-    dray_queue *queue = open_kept(context, DRAY_DURABILITY_NONE, true, NULL);
+    dray_queue *queue = open_kept(context, DRAY_DURABILITY_NONE, true);
     insert_ints(queue, "0", 40, 1);
     assert_true(redis_keys(&redis) > 0);
     fixture_restart(&f);
@@ -604,7 +582,7 @@ static void test_checkpoint(void **state)
     fixture_up(&f);
     for (int way = 0; way < 2; way++) {
         dray_context *context = fixture_context(&f, "all");
-        dray_queue *queue = open_kept(context, DRAY_DURABILITY_CHECKPOINT, way == 0, NULL);
+        dray_queue *queue = open_kept(context, DRAY_DURABILITY_CHECKPOINT, way == 0);
         snprintf(path, sizeof path, "%s/saved-%d", f.journals, way);
         insert_ints(queue, "0", 20, 1);
         all_rows(queue, "rollout", "responses", 50, 20);
@@ -613,11 +591,9 @@ static void test_checkpoint(void **state)
         fixture_restart(&f);
         context = fixture_context(&f, "all");
         dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
-        o.tasks = three_tasks;
-        o.task_count = 3;
         o.durability = DRAY_DURABILITY_CHECKPOINT;
         o.restore = path;
-        OK(dray_queue_open(context, "kept", &o, &queue, &error));
+        queue = open_three(context, "kept", o);
         dray_batch *batch = read_again(queue, "reward", "responses", 20, &column);
         check_ints(batch, &column, 50, 1);
         dray_batch_free(batch);
@@ -640,16 +616,8 @@ static void test_disk_full(void **state)
     if (prlimit(f.coordinator_pid, RLIMIT_FSIZE, &least, NULL))
         die("prlimit", NULL);
     int rc = DRAY_OK;
-    for (int i = 0; i < 100 && !rc; i++) {
-        int32_t values[64] = {0};
-        dray_column_data data = int_column("prompts", values);
-        dray_insert_options in = DRAY_INSERT_OPTIONS_INIT;
-        in.partition = "full";
-        in.rows = 64;
-        in.columns = &data;
-        in.column_count = 1;
-        rc = dray_queue_insert(queue, &in, NULL, &error);
-    }
+    for (int i = 0; i < 100 && !rc; i++)
+        rc = try_insert_ints(queue, "full", 64, 1);
     assert_int_equal(rc, DRAY_EFULL);
     assert_non_null(strstr(error.message, "journal"));
     if (prlimit(f.coordinator_pid, RLIMIT_FSIZE, &most, NULL))
@@ -658,10 +626,7 @@ static void test_disk_full(void **state)
         usleep(50000);
     OK(rc);
     fixture_restart(&f);
-    dray_claim_options o = want("rollout", 4);
-    dray_batch *batch;
-    o.partition = "0";
-    OK(dray_queue_claim(queue, &o, &batch, &error));
+    dray_batch *batch = claim_of(queue, "rollout", "0", 4);
     OK(dray_batch_column(batch, "prompts", &column, &error));
     check_ints(batch, &column, 0, 10);
     dray_batch_free(batch);

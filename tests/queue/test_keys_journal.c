@@ -288,9 +288,7 @@ TEST(test_bytes_that_a_reader_missed)
     dray_batch *batch;
     dray_column_part part;
     put_number(queue, "p", "k", 1);
-    fixture_end(f.keeper_pid, SIGKILL);
-    unlink(f.keeper);
-    f.keeper_pid = fixture_spawn(&f, true);
+    fixture_restart_keeper(&f);
     pid_t pid = f.coordinator_pid;
     OK(get(reader, "p", NULL, &batch));
     FAILS(DRAY_EGONE, dray_batch_cell(batch, "x", 0, &part, &error));

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 
 from begin import needs, rng
@@ -14,7 +13,7 @@ with needs:
     import numpy as np
     import torch
 
-import dray
+from python_fixture import coordinator, dray, refused
 
 program = os.environ["DRAY_PROGRAM"]
 ROWS, CAP = 61, 96
@@ -168,78 +167,61 @@ def in_thread(errors, function, *arguments):
     return thread
 
 
-with tempfile.TemporaryDirectory() as folder:
-    os.environ["DRAY_ADDRESS"] = f"unix:{folder}/s"
-    os.environ["XDG_RUNTIME_DIR"] = folder
-    server = subprocess.Popen([program, "serve", "--listen", f"unix:{folder}/s"],
-                              stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout.readline().startswith("listening")
-        must("open", "--task", "rollout:tokens,score>halves,sums",
-             "--task", "actor:halves,sums,tokens>")
-        insert("0")
-        kept = rollout(copy=False)
-        same(kept)
+with coordinator():
+    must("open", "--task", "rollout:tokens,score>halves,sums",
+         "--task", "actor:halves,sums,tokens>")
+    insert("0")
+    kept = rollout(copy=False)
+    same(kept)
 
-        # Two ranks in lockstep, each in its thread: equal counts, each row once.
-        seen, done, errors = {0: [], 1: []}, [], []
-        threads = [in_thread(errors, rank_of, rank, seen, done) for rank in range(2)]
-        for thread in threads:
-            thread.join()
-        assert not errors, errors
-        assert seen[0] == seen[1] and len(seen[0]) == 4, seen
-        assert sorted(done) == list(range(ROWS))
-        must("wait", "-p", "0", "-w", "0")
+    # Two ranks in lockstep, each in its thread: equal counts, each row once.
+    seen, done, errors = {0: [], 1: []}, [], []
+    threads = [in_thread(errors, rank_of, rank, seen, done) for rank in range(2)]
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+    assert seen[0] == seen[1] and len(seen[0]) == 4, seen
+    assert sorted(done) == list(range(ROWS))
+    must("wait", "-p", "0", "-w", "0")
 
-        # The arrays are as they were, although all is committed, cleared and written over.
-        must("clear", "-p", "0")
-        insert("1")
-        same(kept)
-        del kept
+    # The arrays are as they were, although all is committed, cleared and written over.
+    must("clear", "-p", "0")
+    insert("1")
+    same(kept)
+    del kept
 
-        # On request they are copies, which may be written; a failed batch comes again.
-        with dray.StreamDataLoader("rollout", ["tokens"], 4, partition="1", copy=True,
-                                   timeout=20) as loader:
-            batch = next(loader)
-            batch["tokens"][0][:] = 7
-            slots = batch.slots.tolist()
-            batch.fail("not today")
-            attempts = {}
-            for batch in loader:
-                attempts.update(zip(batch.slots.tolist(), batch.attempts.tolist()))
-                values, offsets = batch["tokens"]
-                for i, slot in enumerate(batch.slots):
-                    assert values[offsets[i]:offsets[i + 1]].tolist() == tokens[slot]
-                batch.set("halves", torch.zeros(batch.rows, dtype=torch.bfloat16),
-                          np.arange(batch.rows + 1))
-                batch.set("sums", np.zeros((batch.rows, 1), dtype=np.int64))
-            assert all((attempts[slot] == 2) == (slot in slots) for slot in range(ROWS)), attempts
+    # On request they are copies, which may be written; a failed batch comes again.
+    with dray.StreamDataLoader("rollout", ["tokens"], 4, partition="1", copy=True,
+                               timeout=20) as loader:
+        batch = next(loader)
+        batch["tokens"][0][:] = 7
+        slots = batch.slots.tolist()
+        batch.fail("not today")
+        attempts = {}
+        for batch in loader:
+            attempts.update(zip(batch.slots.tolist(), batch.attempts.tolist()))
+            values, offsets = batch["tokens"]
+            for i, slot in enumerate(batch.slots):
+                assert values[offsets[i]:offsets[i + 1]].tolist() == tokens[slot]
+            batch.set("halves", torch.zeros(batch.rows, dtype=torch.bfloat16),
+                      np.arange(batch.rows + 1))
+            batch.set("sums", np.zeros((batch.rows, 1), dtype=np.int64))
+        assert all((attempts[slot] == 2) == (slot in slots) for slot in range(ROWS)), attempts
 
-        micro_batches()
-        micro_batches_that_fail()
+    micro_batches()
+    micro_batches_that_fail()
 
-        # What is wrong is said.
-        def fails(name, function, *arguments, **more):
-            try:
-                function(*arguments, **more)
-            except dray.DrayError as error:
-                assert error.name == name, error
-                return
-            raise AssertionError("no " + name)
-
-        fails("ENOENT", dray.StreamDataLoader, "rolout", ["tokens"], 4, timeout=5)
-        with dray.StreamDataLoader("rollout", ["nothing"], 4, timeout=0.05) as loader:
-            fails("ETIMEDOUT", next, loader)
-        insert("2")
-        with dray.StreamDataLoader("rollout", ["nothing"], 4, timeout=5) as loader:
-            fails("ENOENT", next, loader)
-        loader = dray.StreamDataLoader("rollout", ["tokens"], 4, partition="2", timeout=5)
-        last = next(loader)["tokens"][0]
-        before = last.tolist()
-        loader.close()
-        fails("ECLOSED", next, loader)
-        assert last.tolist() == before  # also an array that outlives its loader
-        del last, loader
-    finally:
-        server.terminate()
-        assert server.wait(20) == 0
+    # What is wrong is said.
+    refused("ENOENT", dray.StreamDataLoader, "rolout", ["tokens"], 4, timeout=5)
+    with dray.StreamDataLoader("rollout", ["nothing"], 4, timeout=0.05) as loader:
+        refused("ETIMEDOUT", next, loader)
+    insert("2")
+    with dray.StreamDataLoader("rollout", ["nothing"], 4, timeout=5) as loader:
+        refused("ENOENT", next, loader)
+    loader = dray.StreamDataLoader("rollout", ["tokens"], 4, partition="2", timeout=5)
+    last = next(loader)["tokens"][0]
+    before = last.tolist()
+    loader.close()
+    refused("ECLOSED", next, loader)
+    assert last.tolist() == before  # also an array that outlives its loader
+    del last, loader

@@ -3,13 +3,9 @@
 
 static dray_queue *open_losing(dray_context *context, const char *name, int32_t on_loss)
 {
-    dray_queue *queue;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
-    options.tasks = three_tasks;
-    options.task_count = 3;
     options.on_loss = on_loss;
-    OK(dray_queue_open(context, name, &options, &queue, &error));
-    return queue;
+    return open_three(context, name, options);
 }
 
 static dray_batch *claim_some(dray_queue *queue, const char *task, uint32_t count, int32_t policy)

@@ -11,25 +11,10 @@
 /* A queue whose calls give up soon, though not sooner than a busy machine's Redis answers. */
 static dray_queue *open_hasty(dray_context *context, const char *name)
 {
-    dray_queue *queue;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
-    options.tasks = three_tasks;
-    options.task_count = 3;
     options.on_loss = DRAY_ON_LOSS_SHRINK_GROUP;
     options.timeout_ns = 200 * DRAY__MILLISECOND;
-    OK(dray_queue_open(context, name, &options, &queue, &error));
-    return queue;
-}
-
-static dray_batch *claim_of(dray_queue *queue, const char *task, const char *partition,
-                            uint32_t rows)
-{
-    dray_batch *batch;
-    dray_claim_options o = want(task, rows);
-    o.partition = partition;
-    o.timeout_ns = 20 * DRAY__SECOND;
-    OK(dray_queue_claim(queue, &o, &batch, &error));
-    return batch;
+    return open_three(context, name, options);
 }
 
 static void check_ints(dray_queue *queue, const char *partition, int32_t base)
@@ -182,6 +167,14 @@ static void set_large(dray_batch *batch)
     OK(try_large(batch, &error));
 }
 
+/* Fills a chunk with the responses to four rows. */
+static void commit_large(dray_queue *queue, const char *partition)
+{
+    dray_batch *batch = claim_of(queue, "rollout", partition, 4);
+    set_large(batch);
+    COMMIT(batch);
+}
+
 static json_int_t free_bytes(dray_queue *queue)
 {
     char *text;
@@ -202,10 +195,8 @@ TEST(test_closed_chunk_is_told)
     dray_queue *queue = open_queue(context, "closed", 0, 0);
     dray_queue *worker = open_queue(context, "closed", 0, 0);
     insert_ints(queue, "0", 8, 1);
+    commit_large(worker, "0");
     dray_batch *first = claim_of(worker, "rollout", "0", 4), *none;
-    set_large(first);
-    COMMIT(first);
-    first = claim_of(worker, "rollout", "0", 4);
     set_large(first); /* in another chunk */
     dray_claim_options o = want("rolout", 1);
     FAILS(DRAY_ENOENT, dray_queue_claim(worker, &o, &none, &error));
@@ -234,10 +225,8 @@ TEST(test_chunk_in_a_lost_answer)
     dray_queue *worker = open_queue(context, "answer", 0, 0);
     insert_ints(queue, "0", 4, 1);
     insert_ints(queue, "1", 4, 1);
-    dray_batch *batch = claim_of(worker, "rollout", "0", 4);
-    set_large(batch);
-    COMMIT(batch);
-    batch = claim_of(worker, "rollout", "1", 4);
+    commit_large(worker, "0");
+    dray_batch *batch = claim_of(worker, "rollout", "1", 4);
     OK(dray_queue_clear(queue, "0", &error));
     int64_t timeout = worker->timeout_ns;
     worker->timeout_ns = 10 * DRAY__MILLISECOND;
@@ -263,19 +252,15 @@ TEST(test_commit_of_a_cleared_partition)
     dray_queue *worker = open_queue(context, "gone", 0, 0);
     for (int i = 0; i < 3; i++)
         insert_ints(queue, (char[]){(char)('0' + i), '\0'}, 4, 1);
-    dray_batch *batch = claim_of(worker, "rollout", "0", 4);
-    set_large(batch);
-    COMMIT(batch);
-    batch = claim_of(worker, "rollout", "1", 4);
+    commit_large(worker, "0");
+    dray_batch *batch = claim_of(worker, "rollout", "1", 4);
     set_large(batch);
     OK(dray_queue_clear(queue, "0", &error)); /* its chunk is spare */
     OK(dray_queue_clear(queue, "1", &error));
     FAILS(DRAY_EGONE, dray_batch_commit(batch, &error));
     dray_batch_free(batch);
     uint64_t count = worker->holder.storage.count;
-    batch = claim_of(worker, "rollout", "2", 4);
-    set_large(batch);
-    COMMIT(batch);
+    commit_large(worker, "2");
     assert_int_equal(worker->holder.storage.count, count);
     dray_queue_close(worker);
     leave(queue, context);
@@ -301,17 +286,12 @@ TEST(test_spare_chunks_of_a_dead_keeper)
     for (int i = 0; i < 2; i++)
         COMMIT(batches[i]);
     OK(dray_queue_clear(worker, "0", &error));
-    fixture_end(own.keeper_pid, SIGKILL);
-    unlink(own.keeper);
-    own.keeper_pid = fixture_spawn(&own, true);
+    fixture_restart_keeper(&own);
     FAILS(DRAY_EGONE, dray_batch_commit(batches[2], &error)); /* of no keeper's doing */
     dray_batch_free(batches[2]);
     insert_ints(worker, "1", 4, 1);
-    dray_batch *batch = claim_of(worker, "rollout", "1", 4);
-    set_large(batch);
-    COMMIT(batch);
-    dray_claim_options o = want("reward", 4);
-    OK(dray_queue_claim(worker, &o, &read, &error));
+    commit_large(worker, "1");
+    read = claim_of(worker, "reward", "1", 4);
     OK(dray_batch_column(read, "responses", &column, &error)); /* the new keeper has them */
     dray_batch_free(read);
     leave(worker, context);
@@ -363,18 +343,6 @@ TEST(test_drop_comes_first)
     close(fd);
     dray__keeper_link_free(&link);
     fixture_down(&own);
-}
-
-static int mapped_chunks(void)
-{
-    char line[512];
-    int count = 0;
-    FILE *maps = fopen("/proc/self/maps", "re");
-    while (maps && fgets(line, sizeof line, maps))
-        count += strstr(line, "memfd:dray-samples") != NULL;
-    if (!maps || fclose(maps) != 0)
-        die("/proc/self/maps", NULL);
-    return count;
 }
 
 /* Who reads and leaves keeps no chunk's memory alive. */

@@ -83,17 +83,6 @@ static void churn(dray_queue *queue, int seed)
     }
 }
 
-static int count_mappings(void)
-{
-    char line[512];
-    int count = 0;
-    FILE *maps = fopen("/proc/self/maps", "re");
-    while (fgets(line, sizeof line, maps))
-        count += strstr(line, "dray-samples") != NULL;
-    fclose(maps);
-    return count;
-}
-
 TEST(test_nobody_sees_what_is_written)
 {
     dray_context *context = fixture_context(&f, "own");
@@ -218,12 +207,12 @@ TEST(test_its_memory_is_given_back)
             dray_batch_free(batch);
         OK(dray_queue_clear_rows(queue, "p", names, NULL, ROWS, &error));
         if (round == 3) {
-            mappings = count_mappings();
+            mappings = mapped_chunks();
             fds = count_fds(getpid(), "");
             chunks = kept_chunks(&f);
         }
     }
-    assert_int_equal(count_mappings(), mappings);
+    assert_int_equal(mapped_chunks(), mappings);
     assert_int_equal(count_fds(getpid(), ""), fds);
     assert_int_equal(kept_chunks(&f), chunks);
     leave(queue, context);

@@ -3,7 +3,6 @@ context managers commit, or fail; arrays outlive their claim and their queue."""
 import json
 import os
 import subprocess
-import tempfile
 
 from begin import needs, rng, seed
 
@@ -11,7 +10,7 @@ with needs:
     import numpy as np
     import torch
 
-import dray
+from python_fixture import coordinator, dray, refused, wrong
 
 program = os.environ["DRAY_PROGRAM"]
 ROWS = 24
@@ -23,25 +22,6 @@ tokens = [len(r) for r in responses]
 images = torch.tensor(np.random.default_rng(seed).normal(size=(ROWS, 2, 3))).to(torch.bfloat16)
 TASKS = {"reward": (["prompt", "response", "blob"], ["score", "notes"]),
          "train": dray.Task(["response", "score", "notes", "image"])}
-
-
-def refused(name, function, *arguments, **more):
-    try:
-        function(*arguments, **more)
-    except dray.DrayError as error:
-        assert error.name == name, (error.name, str(error))
-        assert isinstance(error, TimeoutError) == (name == "ETIMEDOUT")
-        return str(error)
-    raise AssertionError(f"{name} expected")
-
-
-def wrong(kind, part, function, *arguments, **more):
-    try:
-        function(*arguments, **more)
-    except kind as error:
-        assert part in str(error), error
-        return
-    raise AssertionError(f"{kind} expected")
 
 
 def put(queue, partition):
@@ -130,47 +110,39 @@ def check_refill(queue):
         batch.set("image", images[:1])
 
 
-with tempfile.TemporaryDirectory() as folder:
-    os.environ.update(DRAY_ADDRESS=f"unix:{folder}/s", XDG_RUNTIME_DIR=folder)
-    server = subprocess.Popen([program, "serve", "--listen", f"unix:{folder}/s"],
-                              stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout.readline().startswith("listening")
-        TASKS["rollout"] = (["prompt"], ["response", "blob", "image"])
-        with dray.Queue(tasks=TASKS, timeout=20, max_attempts=2) as queue:
-            check_refusals(queue)
-            put(queue, "1")
-            seen, kept = reward(queue, "1")
-            assert sorted(seen[1:]) == list(range(ROWS)), seen
+with coordinator():
+    TASKS["rollout"] = (["prompt"], ["response", "blob", "image"])
+    with dray.Queue(tasks=TASKS, timeout=20, max_attempts=2) as queue:
+        check_refusals(queue)
+        put(queue, "1")
+        seen, kept = reward(queue, "1")
+        assert sorted(seen[1:]) == list(range(ROWS)), seen
 
-            # The shell sees the same.
-            claim = subprocess.run([program, "queue", "claim", "--task", "train", "--count", "3",
-                                    "--policy", "ordered"], capture_output=True, text=True,
-                                   timeout=60, check=True).stdout.strip()
-            lines = subprocess.run([program, "queue", "read", claim], capture_output=True, text=True,
-                                   timeout=60, check=True).stdout.splitlines()
-            for slot, row in enumerate(map(json.loads, lines)):
-                assert row["response"] == responses[slot] and row["notes"] == f"row {slot}", row
-                assert row["score"] == slot
-            subprocess.run([program, "queue", "commit", claim], input="{}\n" * 3, text=True,
-                           timeout=60, check=True)
-            with queue.claim("train", ROWS - 3, "1", copy=True) as batch:
-                assert batch.list("notes") == [f"row {s}" for s in batch.slots]
-                assert batch["score"][0].tolist() == batch.slots.tolist()
-                image = torch.from_numpy(batch["image"][0]).view(torch.bfloat16)
-                assert torch.equal(image, images[batch.slots])
-            queue.wait("1", timeout=0)
-            check_refill(queue)
-            queue.clear("1")
-            left = queue.claim("reward", 1, "2")  # given back by the end of the block
-            queue.end()
-        refused("ECLOSED", queue.status)
-        refused("ECLOSED", left.commit)
-        for slots, (values, offsets) in kept:  # as they were, although all is gone
-            for i, slot in enumerate(slots):
-                assert values[offsets[i]:offsets[i + 1]].tolist() == responses[slot]
-        with dray.Queue(timeout=20) as queue:
-            assert queue.status()["partitions"][0]["tasks"]["reward"]["ready"] == 1
-    finally:
-        server.terminate()
-        server.wait(timeout=60)
+        # The shell sees the same.
+        claim = subprocess.run([program, "queue", "claim", "--task", "train", "--count", "3",
+                                "--policy", "ordered"], capture_output=True, text=True,
+                               timeout=60, check=True).stdout.strip()
+        lines = subprocess.run([program, "queue", "read", claim], capture_output=True, text=True,
+                               timeout=60, check=True).stdout.splitlines()
+        for slot, row in enumerate(map(json.loads, lines)):
+            assert row["response"] == responses[slot] and row["notes"] == f"row {slot}", row
+            assert row["score"] == slot
+        subprocess.run([program, "queue", "commit", claim], input="{}\n" * 3, text=True,
+                       timeout=60, check=True)
+        with queue.claim("train", ROWS - 3, "1", copy=True) as batch:
+            assert batch.list("notes") == [f"row {s}" for s in batch.slots]
+            assert batch["score"][0].tolist() == batch.slots.tolist()
+            image = torch.from_numpy(batch["image"][0]).view(torch.bfloat16)
+            assert torch.equal(image, images[batch.slots])
+        queue.wait("1", timeout=0)
+        check_refill(queue)
+        queue.clear("1")
+        left = queue.claim("reward", 1, "2")  # given back by the end of the block
+        queue.end()
+    refused("ECLOSED", queue.status)
+    refused("ECLOSED", left.commit)
+    for slots, (values, offsets) in kept:  # as they were, although all is gone
+        for i, slot in enumerate(slots):
+            assert values[offsets[i]:offsets[i + 1]].tolist() == responses[slot]
+    with dray.Queue(timeout=20) as queue:
+        assert queue.status()["partitions"][0]["tasks"]["reward"]["ready"] == 1

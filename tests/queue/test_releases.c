@@ -26,10 +26,7 @@ static dray_queue *open_small(dray_context *context, const char *name, int32_t d
 
 static dray_batch *take(dray_queue *queue, const char *partition, uint32_t rows)
 {
-    dray_batch *batch;
-    dray_claim_options o = want("read", rows);
-    o.partition = partition;
-    OK(dray_queue_claim(queue, &o, &batch, &error));
+    dray_batch *batch = claim_of(queue, "read", partition, rows);
     assert_int_equal(dray_batch_rows(batch), rows);
     return batch;
 }

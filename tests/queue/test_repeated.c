@@ -13,13 +13,9 @@
 
 static dray_queue *open_durable(dray_context *context)
 {
-    dray_queue *queue;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
-    options.tasks = three_tasks;
-    options.task_count = 3;
     options.durability = DRAY_DURABILITY_JOURNAL;
-    OK(dray_queue_open(context, "repeated", &options, &queue, &error));
-    return queue;
+    return open_three(context, "repeated", options);
 }
 
 /* The coordinator, which stands still, has not read the request yet: it will, and then see that the

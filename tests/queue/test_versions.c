@@ -11,12 +11,17 @@ enum { B = 4, STEPS = 8, ETA = 1 };
 
 static dray_queue *open_refilling(dray_context *context, const char *name)
 {
-    dray_queue *queue;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
-    options.tasks = three_tasks;
-    options.task_count = 3;
-    OK(dray_queue_open(context, name, &options, &queue, &error));
-    return queue;
+    return open_three(context, name, options);
+}
+
+/* Rollouts, in batches of B rows, none of them stale. */
+static void admit(dray_queue *queue)
+{
+    dray_admission a = DRAY_ADMISSION_INIT;
+    a.task = "rollout";
+    a.batch_rows = B;
+    OK(dray_queue_admit(queue, &a, &error));
 }
 
 static void set_version(dray_batch *batch, uint64_t version)
@@ -281,16 +286,10 @@ TEST_WITHIN(test_dead_rows_are_not_accepted, up, down)
 {
     dray_context *context = fixture_context(&f, "dead");
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
-    options.tasks = three_tasks;
-    options.task_count = 3;
     options.on_loss = DRAY_ON_LOSS_DROP_GROUP;
     options.max_attempts = 1;
-    dray_queue *queue;
-    OK(dray_queue_open(context, "dead", &options, &queue, &error));
-    dray_admission a = DRAY_ADMISSION_INIT;
-    a.task = "rollout";
-    a.batch_rows = B;
-    OK(dray_queue_admit(queue, &a, &error));
+    dray_queue *queue = open_three(context, "dead", options);
+    admit(queue);
     insert_ints(queue, "0", 16, 2);
     for (int i = 0; i < 3; i++) {
         dray_batch *lost, *other;
@@ -336,10 +335,7 @@ TEST_WITHIN(test_claims_say_what_they_waited_for, up, down)
     dray_context *context = fixture_context(&f, "causes");
     dray_queue *queue = open_refilling(context, "causes"),
                *other = open_refilling(context, "causes");
-    dray_admission a = DRAY_ADMISSION_INIT;
-    a.task = "rollout";
-    a.batch_rows = B;
-    OK(dray_queue_admit(queue, &a, &error));
+    admit(queue);
     dray_claim_options o = want("rollout", B);
     dray_batch *batch, *next;
     OK(dray_queue_claim_start(queue, &o, 1, &error)); /* there is nothing yet */
@@ -383,10 +379,7 @@ TEST_WITHIN(test_claims_in_vain_say_what_they_waited_for, up, down)
 {
     dray_context *context = fixture_context(&f, "vain");
     dray_queue *queue = open_refilling(context, "vain");
-    dray_admission a = DRAY_ADMISSION_INIT;
-    a.task = "rollout";
-    a.batch_rows = B;
-    OK(dray_queue_admit(queue, &a, &error));
+    admit(queue);
     dray_claim_options o = want("rollout", B);
     dray_batch *batch, *next;
     o.timeout_ns = 20 * DRAY__MILLISECOND;

@@ -14,18 +14,25 @@ static const dray_queue_task three_tasks[] = {
     {.name = "actor", .needs = both, .needs_count = 2},
 };
 
+/* With options that name no tasks. */
+static inline dray_queue *open_three(dray_context *context, const char *name,
+                                     dray_queue_options options)
+{
+    dray_queue *queue;
+    options.tasks = three_tasks;
+    options.task_count = 3;
+    OK(dray_queue_open(context, name, &options, &queue, &error));
+    return queue;
+}
+
 static inline dray_queue *open_queue(dray_context *context, const char *name, uint64_t rows,
                                      uint64_t bytes)
 {
-    dray_queue *queue;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
-    options.tasks = three_tasks;
-    options.task_count = 3;
     options.on_loss = DRAY_ON_LOSS_SHRINK_GROUP;
     options.capacity_rows = rows;
     options.capacity_bytes = bytes;
-    OK(dray_queue_open(context, name, &options, &queue, &error));
-    return queue;
+    return open_three(context, name, options);
 }
 
 static inline dray_column_data int_column(const char *name, const int32_t *values)
@@ -33,8 +40,8 @@ static inline dray_column_data int_column(const char *name, const int32_t *value
     return (dray_column_data){.name = name, .dtype = DRAY_I32, .values = values};
 }
 
-static inline void insert_ints(dray_queue *queue, const char *partition, uint32_t rows,
-                               uint32_t group)
+static inline int try_insert_ints(dray_queue *queue, const char *partition, uint32_t rows,
+                                  uint32_t group)
 {
     int32_t values[64];
     for (int i = 0; i < 64; i++)
@@ -46,7 +53,13 @@ static inline void insert_ints(dray_queue *queue, const char *partition, uint32_
     o.group_size = group;
     o.columns = &column;
     o.column_count = 1;
-    OK(dray_queue_insert(queue, &o, NULL, &error));
+    return dray_queue_insert(queue, &o, NULL, &error);
+}
+
+static inline void insert_ints(dray_queue *queue, const char *partition, uint32_t rows,
+                               uint32_t group)
+{
+    OK(try_insert_ints(queue, partition, rows, group));
 }
 
 static inline dray_claim_options want(const char *task, uint32_t count)
@@ -55,6 +68,18 @@ static inline dray_claim_options want(const char *task, uint32_t count)
     o.task = task;
     o.count = count;
     return o;
+}
+
+/* Of one partition; 20 s, also where the queue's calls give up sooner. */
+static inline dray_batch *claim_of(dray_queue *queue, const char *task, const char *partition,
+                                   uint32_t rows)
+{
+    dray_batch *batch;
+    dray_claim_options o = want(task, rows);
+    o.partition = partition;
+    o.timeout_ns = 20 * DRAY__SECOND;
+    OK(dray_queue_claim(queue, &o, &batch, &error));
+    return batch;
 }
 
 static inline void set_ints(dray_batch *batch, const char *name, int32_t base)

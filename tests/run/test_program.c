@@ -7,7 +7,6 @@
 #include <sys/wait.h>
 
 #include "suite.h"
-/* after those that it needs */
 
 static const char job[] = "name: tiny\n"
                           "steps: 4\n"

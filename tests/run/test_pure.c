@@ -15,7 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-/* after those that it needs */
 
 static void near(double value, double expected, double within)
 {

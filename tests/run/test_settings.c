@@ -4,7 +4,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-/* after those that it needs */
 
 static int set(dray__job *job, const char *key, const char *value, dray_error *error)
 {

@@ -9,7 +9,6 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-/* after those that it needs */
 
 static void near(double value, double expected, double within)
 {

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 
-from begin import needs, seed
+from begin import coordinator, needs, seed
 
 with needs:
     import numpy as np
@@ -24,7 +24,7 @@ from dray import checkpoint
 from dray.weights import Context, Subscriber
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "weights"))
-from served import coordinator, refused
+from served import refused
 
 rng = np.random.default_rng(seed)
 FOLDER = "s3://models/runs/one"

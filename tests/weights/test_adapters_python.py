@@ -1,26 +1,20 @@
 """Adapters alone, and merged on the way, from two ranks of FSDP2 whose modules are as PEFT's LoRA makes them (with PEFT itself and an
 engine: tests/frameworks/lora_real): tensors by their bits, several revisions alive, versions of the base."""
 import json
-import os
-import subprocess
 import sys
-import tempfile
 
-try:
+from begin import needs
+
+with needs:
     import torch
     import torch.distributed as dist
     from safetensors.torch import load_file
     from torch import nn
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, distribute_tensor
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
-sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import dray  # noqa: E402
-from served import refused  # noqa: E402
+import dray
+from served import ranks, refused
 
 RANKS, VERSIONS, R, ALPHA = 2, 4, 4, 8
 
@@ -167,15 +161,10 @@ def errors():
 def main():
     if len(sys.argv) > 1:
         return trainer(int(sys.argv[1]), sys.argv[2])
-    with dray.serve(), tempfile.TemporaryDirectory() as folder:
+    with dray.serve():
         errors()
-        ranks = [subprocess.Popen([sys.executable, __file__, str(rank), folder]) for rank in range(RANKS)]
-        try:
+        with ranks(RANKS, 120):
             engine()
-            assert [process.wait(120) for process in ranks] == [0] * RANKS
-        finally:
-            for process in ranks:
-                process.kill()
 
 
 main()

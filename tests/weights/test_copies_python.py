@@ -2,14 +2,14 @@
 engines get what was generated; what is not as it was first given is refused by name, and what was published stays."""
 import weakref
 
-from begin import needs, rng, seed
+from begin import coordinator, needs, rng, seed
 
 with needs:
     import torch
 
 import dray
 from dray.weights import Context, Publisher, Subscriber
-from served import coordinator, refused
+from served import refused
 
 SHAPES = {"scalar": ((), torch.float32), "norm": ((5,), torch.bfloat16), "one": ((1, 7), torch.float32), "conv": ((6, 3, 2, 2, 2), torch.float32),
           **{f"layer.{i}": ((rng.randrange(1, 40), rng.randrange(1, 9)), rng.choice([torch.float32, torch.bfloat16])) for i in range(8)}}

@@ -2,7 +2,7 @@
 Blocks, received whole, cut, by load= and from a checkpoint; what the library cannot say of them is refused by name."""
 import tempfile
 
-from begin import needs, rng, seed
+from begin import coordinator, needs, rng, seed
 
 with needs:
     import torch
@@ -15,7 +15,7 @@ with needs:
 
 import dray
 from dray.weights import Block, Context, Publisher, Subscriber, record
-from served import coordinator, refused
+from served import refused
 
 torch.manual_seed(seed)
 

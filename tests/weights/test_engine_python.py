@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from begin import needs, seed
+from begin import coordinator, needs, seed
 
 with needs:
     import torch
@@ -14,7 +14,7 @@ with needs:
 
 import dray
 from dray.weights import Block, Context, Publisher, Subscriber, engine_blocks, tensors
-from served import coordinator, refused
+from served import refused, try_all
 
 torch.manual_seed(seed)
 EXPERTS, LAYERS, TP = 4, 3, 2  # layer 0 is dense
@@ -238,7 +238,6 @@ def save(w, name):
 
 CASES = [orders, layouts_of_their_own, without_proof, another_shape_or_dtype, halves_that_are_the_same,
          blocks_by_hand, edited]
-failed = []
 with coordinator() as folder:
     path = save(None, "model")
     checkpoint = random_weights()
@@ -246,10 +245,5 @@ with coordinator() as folder:
     with Context(role="trainer", timeout=20) as trainer, Context(role="engine", timeout=20) as one, \
             Context(role="engine", rank=1, timeout=20) as two:
         engines = [one, two]
-        for case in CASES:
-            try:
-                case()
-            except Exception as error:  # all cases are tried
-                failed.append(case.__name__)
-                print(f"{case.__name__}: {type(error).__name__}: {error}")
-sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
+        failed = try_all(CASES)
+sys.exit(failed)

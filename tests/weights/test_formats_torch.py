@@ -3,21 +3,17 @@ against PyTorch: what bf16 and f32 of FSDP ranks become in engines that dray lay
 at random, on one host and across hosts. Every rank's memory must be what formats.py makes of the gathered
 tensors, bit for bit."""
 import ctypes as c
-import os
 import random
-import sys
 import tempfile
 
-try:
-    import torch
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
+from begin import needs
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import formats  # noqa: E402
-import test_quant_torch as base  # noqa: E402
-from test_quant_torch import dray, lib  # noqa: E402
+with needs:
+    import torch
+
+import formats
+import test_quant_torch as base
+from test_quant_torch import dray, lib
 
 ROUNDS = 6 * base.SCALE
 TORCH = {torch.float32: base.F32, torch.bfloat16: base.BF16, torch.float16: base.F16,

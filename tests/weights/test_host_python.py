@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import time
 
-from begin import needs, seed
+from begin import coordinator, needs, seed
 
 with needs:
     import torch
@@ -15,7 +15,7 @@ with needs:
 import dray
 from dray.weights import (Block, Context, Publisher, Subscriber, empty, engine_blocks,
                           share, tensors)
-from served import coordinator, refused
+from served import refused
 
 torch.manual_seed(seed)
 H, HEADS, KV, D, FFN, VOCAB, EXPERTS, TP = 32, 4, 2, 8, 48, 128, 4, 2

@@ -41,34 +41,26 @@ static dray_dtype wanted(uint32_t t)
     return t % 2 ? DRAY_F32 : DRAY_BF16;
 }
 
-static dray_layout *full_layout(bool source, dray_region_kind kind)
+/* In buckets: it lies nowhere. */
+static dray_layout *wanted_layout(void)
+{
+    dray_layout *l;
+    MUST(dray_layout_new(&l, error));
+    dray_region_info info = {.kind = DRAY_REGION_HOST, .bytes = 8 << 20, .name = "weights"};
+    MUST(dray_layout_add_region(l, &info, NULL, error));
+    for (uint32_t t = 0; t < TENSORS; t++)
+        MUST(dray_layout_add_tensor(l, model[t].name, wanted(t), model[t].ndim, model[t].shape,
+                                    NULL, error));
+    return l;
+}
+
+/* Rows cut over the ranks as torch.chunk does; the scalar on rank 0. */
+static dray_layout *shard_layout(dray_region_kind kind, uint32_t rank, uint32_t world)
 {
     dray_layout *l;
     uint64_t at = 0;
     MUST(dray_layout_new(&l, error));
     dray_region_info info = {.kind = (int32_t)kind, .bytes = 8 << 20, .name = "weights"};
-    MUST(dray_layout_add_region(l, &info, NULL, error));
-    for (uint32_t t = 0; t < TENSORS; t++) {
-        int64_t start[3] = {0}, bytes = 4;
-        uint32_t index;
-        MUST(dray_layout_add_tensor(l, model[t].name, source ? DRAY_F32 : wanted(t), model[t].ndim,
-                                    model[t].shape, &index, error));
-        for (uint32_t d = 0; d < model[t].ndim; d++)
-            bytes *= model[t].shape[d];
-        if (bytes && source)
-            MUST(dray_layout_add_dense(l, index, 0, start, model[t].shape, at, error));
-        at += (uint64_t)bytes;
-    }
-    return l;
-}
-
-/* Rows cut over the ranks as torch.chunk does; the scalar on rank 0. */
-static dray_layout *shard_layout(uint32_t rank, uint32_t world)
-{
-    dray_layout *l;
-    uint64_t at = 0;
-    MUST(dray_layout_new(&l, error));
-    dray_region_info info = {.kind = (int32_t)cluster_kind, .bytes = 8 << 20, .name = "weights"};
     MUST(dray_layout_add_region(l, &info, NULL, error));
     for (uint32_t t = 0; t < TENSORS; t++) {
         int64_t start[3] = {0}, extent[3];
@@ -196,7 +188,7 @@ static void run_trainer(void *user)
 {
     const scene *s = user;
     dray_context *context = fixture_open_at(f.unix_address, "trainer", "trainer", s->rank);
-    dray_layout *l = shard_layout(s->rank, WORLD);
+    dray_layout *l = shard_layout(cluster_kind, s->rank, WORLD);
     dray_region *region;
     dray_publisher *publisher = publish_first(context, l, &region, s->rank, WORLD);
     for (uint64_t version = 1; version <= VERSIONS + 2; version++) {
@@ -218,7 +210,7 @@ static void run_trainer(void *user)
 
 static dray_subscriber *open_loading(dray_context *context, taker *k, uint32_t rank, uint32_t world)
 {
-    dray_layout *l = full_layout(false, DRAY_REGION_HOST);
+    dray_layout *l = wanted_layout();
     dray_load_options load = DRAY_LOAD_OPTIONS_INIT;
     dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
     dray_subscriber *s;
@@ -315,7 +307,7 @@ static void load_from(bool remote)
     pid_t pids[WORLD + RANKS];
     char folder[64] = "/tmp/dray-test-load-XXXXXX", command[96];
     CHECK(mkdtemp(folder));
-    dray_layout *whole = full_layout(true, DRAY_REGION_HOST);
+    dray_layout *whole = shard_layout(DRAY_REGION_HOST, 0, 1);
     dray_region *region;
     MUST(dray_regions_for_layout(whole, 1, &region, error));
     fill(whole, &region, false, seed);
@@ -436,7 +428,7 @@ CLUSTER_TEST(test_ceiling)
 
 static int open_with(dray_context *context, const dray_load_options *load, dray_error *error)
 {
-    dray_layout *l = full_layout(false, DRAY_REGION_HOST);
+    dray_layout *l = wanted_layout();
     dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
     dray_subscriber *s = NULL;
     options.load = load;

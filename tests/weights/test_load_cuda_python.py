@@ -2,15 +2,13 @@
 by the driver's own copies; with DRAY_TEST_CUDA=real the tensors are PyTorch's."""
 import ctypes as c
 import os
-import random
 import sys
 import tempfile
 
-try:
+from begin import needs, rng, seed
+
+with needs:
     import torch
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
 REAL = os.environ.get("DRAY_TEST_CUDA") == "real"
 if REAL and not torch.cuda.is_available():
@@ -23,14 +21,10 @@ if not REAL:
     os.environ.update(DRAY_CUDA_LIBRARY=os.environ["DRAY_FAKE_CUDA"], DRAY_NVRTC_LIBRARY=os.environ["DRAY_FAKE_CUDA"],
                       FAKE_CUDA_DEVICES="1", FAKE_CUDA_STATE=os.path.join(state.name, "state"))
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import dray  # noqa: E402
 from dray import gpu  # noqa: E402
 from served import refused  # noqa: E402
 
-SEED = int(os.environ.get("DRAY_TEST_SEED") or random.SystemRandom().randrange(1 << 30))
-print(f"DRAY_TEST_SEED={SEED}")
 seen = []
 
 if not REAL:
@@ -48,8 +42,7 @@ if not REAL:
 
     gpu.bytes_at, gpu.finish = copied, lambda: None
 
-rng = random.Random(SEED)
-generator = torch.Generator().manual_seed(SEED)
+generator = torch.Generator().manual_seed(seed)
 tensors = {f"t{i}": torch.randn([rng.randrange(1, 300) for _ in range(rng.randrange(0, 3))], generator=generator)
            .to(rng.choice([torch.float32, torch.bfloat16])) for i in range(30)}
 tensors.update({f"large{i}": torch.randn(rng.randrange(250, 320), 300, generator=generator) for i in range(4)})

@@ -4,13 +4,13 @@ import json
 import os
 import tempfile
 
-from begin import needs, seed
+from begin import coordinator, needs, seed
 
 with needs:
     import torch
     from torch import nn
 
-from served import coordinator, refused
+from served import refused
 from dray.weights import Context, Engines, Publisher, Subscriber, megatron, megatron_parameters, tensors
 
 CONFIG = {"model_type": "qwen2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,

@@ -7,9 +7,7 @@ import importlib.util
 import os
 import pathlib
 import pkgutil
-import subprocess
 import sys
-import tempfile
 import types
 
 from slime_names import module  # first: it skips the test without PyTorch, and finds the package
@@ -17,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import dray
+from served import ranks, refused
 
 RANKS, STAGES = 4, 2
 AT = "miles.backends.training_utils.weight_update.protocol"
@@ -70,15 +69,6 @@ def numbers(version, stage=None):
                               ("self_attn.v_proj.weight", (16, 32)), ("mlp.gate_proj.weight", (7, 32)), ("mlp.up_proj.weight", (7, 32)),
                               ("norm", (1,)))}
     return {name: t for name, t in whole.items() if stage is None or name.startswith(f"layers.{stage}.")}
-
-
-def refused(kind, words, what):
-    try:
-        what()
-    except kind as failure:
-        assert all(word in str(failure) for word in words), failure
-        return
-    raise AssertionError(f"not refused: {words}")
 
 
 def rank_main(rank, folder):
@@ -143,11 +133,11 @@ def rank_main(rank, folder):
 
     if rank == 0:
         engines["http://b"].fails = "out of memory"
-    refused(RuntimeError, ["version 5", "http://b", "out of memory"], lambda: synchronise(5))
+    refused(RuntimeError, ["version 5", "http://b", "out of memory"], synchronise, 5)
     if rank == 0:
         engines["http://b"].fails = None
         assert engines["http://a"].model.differs(numbers(5)) == [] and engines["http://b"].model.differs(numbers(4)) == []
-    refused(dray.DrayError, ["did not come"], lambda: synchronise(6, leave_out=2))
+    refused(dray.DrayError, ["did not come"], synchronise, 6, leave_out=2)
     dist.barrier()
     kept = upstream.WeightTransferProtocol.connect
     upstream.WeightTransferProtocol.connect = lambda self, engines, parallel_state, placement, selector: None
@@ -166,10 +156,10 @@ def rank_main(rank, folder):
     state.indep_dp = one
     refused(RuntimeError, ["server_url", "object"], connect)
     upstream.WeightTransferProtocol.connect = lambda self, engines, state: None
-    refused(RuntimeError, ["connect takes engines"], lambda: miles.protocol(args))
+    refused(RuntimeError, ["connect takes engines"], miles.protocol, args)
     upstream.WeightTransferProtocol.connect = kept
     address = os.environ.pop("DRAY_ADDRESS")
-    refused(ValueError, ["DRAY_ADDRESS"], lambda: miles.protocol(args))
+    refused(ValueError, ["DRAY_ADDRESS"], miles.protocol, args)
     os.environ["DRAY_ADDRESS"] = address
     dist.barrier()
     protocol._context.close()
@@ -179,14 +169,8 @@ def rank_main(rank, folder):
 def main():
     if len(sys.argv) > 1:
         return rank_main(int(sys.argv[1]), sys.argv[2])
-    with dray.serve(), tempfile.TemporaryDirectory() as folder:
-        ranks = [subprocess.Popen([sys.executable, __file__, str(rank), folder]) for rank in range(RANKS)]
-        try:
-            found = [process.wait(240) for process in ranks]
-        finally:
-            for process in ranks:
-                process.kill()
-    assert found == [0] * RANKS, found
+    with dray.serve(), ranks(RANKS, 240):
+        pass
 
 
 main()

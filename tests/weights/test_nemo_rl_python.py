@@ -22,6 +22,7 @@ if UPSTREAM.is_dir():
 else:
     sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
 import dray  # noqa: E402
+from served import refused  # noqa: E402
 
 
 def contract():
@@ -114,15 +115,6 @@ async def synchronise(train, rollout, step):
     for came in await asyncio.gather(*takes):
         wanted = numbers(step)
         assert came.keys() == wanted.keys() and all(torch.equal(came[name], wanted[name]) for name in wanted), step
-
-
-def refused(kind, words, what):
-    try:
-        what()
-    except kind as failure:
-        assert all(word in str(failure) for word in words), failure
-        return
-    raise AssertionError(f"not refused: {words}")
 
 
 async def story():

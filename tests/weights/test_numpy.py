@@ -5,15 +5,14 @@ import subprocess
 import sys
 import time
 
+from begin import coordinator, seed
+
 import numpy as np
 
-TOP = os.path.join(os.environ["DRAY_SOURCE_DIR"], "python")
-sys.path.insert(0, TOP)
-from dray.weights import Block, Context, Publisher, Subscriber, empty  # noqa: E402
-from served import coordinator, refused  # noqa: E402
+from dray.weights import Block, Context, Publisher, Subscriber, empty
+from served import refused
 
-seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 2**32))
-print("seed", seed)
+TOP = os.path.join(os.environ["DRAY_SOURCE_DIR"], "python")
 rng = np.random.default_rng(seed)
 
 

@@ -7,18 +7,16 @@ import queue
 import random
 import sys
 import threading
-import time
-import traceback
 from functools import reduce as reduce_
 
-from begin import needs, rng, scale, seed
+from begin import coordinator, needs, rng, scale, seed
 
 with needs:
     import torch
 
 import dray
 from dray.weights import Block, Context, Publisher, Subscriber, record
-from served import coordinator, refused
+from served import refused, try_all
 
 torch.manual_seed(seed)
 H, HEAD, HEADS, KV, FFN, VOCAB, EXPERTS, TP = 32, 8, 4, 2, 48, 101, 3, 2
@@ -654,18 +652,9 @@ def random_ways():
 
 
 CASES = [nothing_changes, updates, tied, faults, derived, elements, parts_of_parts, what_is_not_understood, custom_operators, random_ways]
-failed = []
 with coordinator() as folder:
     with Context(role="trainer", timeout=20) as trainer, Context(role="engine", timeout=20) as one, \
             Context(role="engine", rank=1, timeout=20) as two:
         engines = [one, two]
-        for case in CASES:
-            begun = time.monotonic()
-            try:
-                case()
-            except Exception as error:  # all cases are tried
-                failed.append(case.__name__)
-                traceback.print_exc()
-                print(f"{case.__name__}: {type(error).__name__}: {error}")
-            print(f"{case.__name__}: {time.monotonic() - begun:.1f} s")
-sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
+        failed = try_all(CASES)
+sys.exit(failed)

@@ -1,26 +1,14 @@
 """The slime plug-in against the contract that slime 624b824 has with what updates weights, without slime and Megatron; with the
 repository in $DRAY_UPSTREAM/slime, against its own modules and its own conversion (tests/frameworks/slime_contract). Two ranks
 of a trainer, TP2 and EP2, and engines that speak SGLang's protocol: every tensor by its bits."""
-import os
-import subprocess
 import sys
-import tempfile
 import unittest.mock
 
 import slime_names as names  # first: it skips the test without PyTorch, and finds the package
-import torch
 import torch.distributed as dist
 
 import dray
-
-
-def refused(kind, words, what):
-    try:
-        what()
-    except kind as failure:
-        assert all(word in str(failure) for word in words), failure
-        return
-    raise AssertionError(f"not refused: {words}")
+from served import ranks, refused
 
 
 def rank_main(rank, folder):
@@ -36,9 +24,9 @@ def rank_main(rank, folder):
         refused(ValueError, ["--" + next(iter(changed)).replace("_", "-"), "expected with dray"],
                 lambda: slime.init(type(names.ARGS)(**{**vars(names.ARGS), **changed})))
     with unittest.mock.patch.object(old, "__init__", lambda self, args, model, getter, *, model_name: None):
-        refused(RuntimeError, ["624b824", "getter"], lambda: slime.init(names.ARGS))
+        refused(RuntimeError, ["624b824", "getter"], slime.init, names.ARGS)
     with unittest.mock.patch.object(slime.inspect, "getsource", lambda what: "self.weight_updater = Another()"):
-        refused(RuntimeError, ["does not name UpdateWeightFromDistributed"], lambda: slime.init(names.ARGS))
+        refused(RuntimeError, ["does not name UpdateWeightFromDistributed"], slime.init, names.ARGS)
     assert actor.UpdateWeightFromDistributed is old
     slime.init(names.ARGS)
     assert actor.UpdateWeightFromDistributed is actor.UpdateWeightFromTensor is slime.DrayWeightUpdater
@@ -109,14 +97,8 @@ def names_of(model):
 def main():
     if len(sys.argv) > 1:
         return rank_main(int(sys.argv[1]), sys.argv[2])
-    with dray.serve(), tempfile.TemporaryDirectory() as folder:
-        ranks = [subprocess.Popen([sys.executable, __file__, str(rank), folder]) for rank in range(names.TP)]
-        try:
-            found = [process.wait(240) for process in ranks]
-        finally:
-            for process in ranks:
-                process.kill()
-    assert found == [0] * names.TP, found
+    with dray.serve(), ranks(names.TP, 240):
+        pass
 
 
 main()

@@ -3,7 +3,7 @@ same functions run on whole tensors: fused and interleaved attention, gate and u
 casts, numbers added; ranks that hold a part each publish, an engine's rank receives all."""
 import time
 
-from begin import needs, rng, seed
+from begin import coordinator, needs, rng, seed
 
 with needs:
     import torch
@@ -11,7 +11,7 @@ with needs:
 import dray
 from dray.record.tensors import NotRecorded
 from dray.weights import Block, Context, Publisher, Subscriber, megatron_shards, record_source
-from served import coordinator, refused
+from served import refused
 
 torch.manual_seed(seed)
 H, HEAD, GROUPS, PER, FFN, VOCAB, PADDED, EXPERTS, LAYERS = 24, 4, 4, 3, 16, 21, 32, 3, 2

@@ -3,7 +3,7 @@ is what the engine has now, and where that cannot be known, or what was given is
 DRAY_ESTALE and the parameter's name. Never is memory read or written that the module has no more."""
 import sys
 
-from begin import needs
+from begin import coordinator, needs
 
 with needs:
     import torch
@@ -13,7 +13,7 @@ with needs:
 
 import dray
 from dray.weights import Block, Context, Publisher, Subscriber, fsdp1_parameters
-from served import coordinator, refused
+from served import refused, try_all
 
 SHAPES = {"embed.weight": (6, 4), "linear.weight": (4, 4), "linear.bias": (4,)}
 
@@ -348,15 +348,9 @@ def engine_ranks():
 CASES = [trainer_module, trainer_names, trainer_ties, trainer_pairs, trainer_buffers, trainer_fsdp2, trainer_fsdp1,
          engine_module, engine_pairs, engine_views, nothing_is_kept,
          engine_steps, engine_ranks]
-failed = []
 with coordinator() as folder:
     dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=0, world_size=1)
     with Context(role="trainer", timeout=20) as trainer, Context(role="engine", timeout=20) as engine:
-        for case in CASES:
-            try:
-                case()
-            except Exception as error:  # all cases are tried
-                failed.append(case.__name__)
-                print(f"{case.__name__}: {type(error).__name__}: {error}")
+        failed = try_all(CASES)
     dist.destroy_process_group()
-sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
+sys.exit(failed)

@@ -11,12 +11,13 @@ import sys
 import threading
 import time
 
+from begin import coordinator
+
 import numpy as np
 
-sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
 import dray
 from dray.weights import Context, Engines, Publisher, Subscriber
-from served import coordinator, refused
+from served import refused
 
 ELSEWHERE = "another thread"
 

@@ -1,18 +1,12 @@
 """Tied parameters of a module: engines find the tensor by each of its names, also when it has moved."""
-import os
-import sys
+from begin import needs
 
-try:
+with needs:
     import torch
     from torch import nn
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
 
-sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import dray  # noqa: E402
-from served import refused  # noqa: E402
+import dray
+from served import refused
 
 
 class Model(nn.Module):

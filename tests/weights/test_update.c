@@ -16,6 +16,7 @@ typedef struct scene {
     char folder[128];
     board *board;
     uint32_t rank;
+    dray_region_kind kind; /* of a waiting trainer's memory */
 } scene;
 
 static void run_trainer(void *user)
@@ -351,11 +352,12 @@ CLUSTER_TEST_IN_PROCESS(test_replicated_trainers)
 
 /* ---- what is refused ------------------------------------------------------------------------ */
 
-static void run_private_trainer(void *user)
+/* Publishes once, and waits for its end. */
+static void run_waiting_trainer(void *user)
 {
     const scene *s = user;
     trainer t;
-    trainer_open(&t, f.unix_address, &s->config, DRAY_F32, 0, 1, 1, DRAY_REGION_HOST);
+    trainer_open(&t, f.unix_address, &s->config, DRAY_F32, 0, 1, 1, s->kind);
     MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     await_flag(s->board, 0);
     trainer_close(&t);
@@ -363,8 +365,8 @@ static void run_private_trainer(void *user)
 
 CLUSTER_TEST(test_private_memory_of_another_process)
 {
-    scene s = {.config = small_config(false, 0), .board = board_new()};
-    pid_t pid = spawn(run_private_trainer, &s);
+    scene s = {.config = small_config(false, 0), .board = board_new(), .kind = DRAY_REGION_HOST};
+    pid_t pid = spawn(run_waiting_trainer, &s);
     engine e;
     engine_open(&e, f.unix_address, &s.config, DRAY_F32, DRAY_F32, "engine", 0, 1);
     dray_error said;
@@ -440,21 +442,11 @@ TEST_WITHIN(test_other_hosts, start_tcp, cluster_stop)
     trainer_close(&t);
 }
 
-static void run_shared_trainer(void *user)
-{
-    const scene *s = user;
-    trainer t;
-    trainer_open(&t, f.unix_address, &s->config, DRAY_F32, 0, 1, 1, cluster_kind);
-    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
-    await_flag(s->board, 0);
-    trainer_close(&t);
-}
-
 /* Over TCP no descriptors pass: the memory of another process cannot be reached. */
 TEST_WITHIN(test_tcp_cannot_pass_memory, start_tcp, cluster_stop)
 {
-    scene s = {.config = small_config(false, 0), .board = board_new()};
-    pid_t pid = spawn(run_shared_trainer, &s);
+    scene s = {.config = small_config(false, 0), .board = board_new(), .kind = cluster_kind};
+    pid_t pid = spawn(run_waiting_trainer, &s);
     engine e;
     engine_open(&e, f.tcp_address, &s.config, DRAY_F32, DRAY_F32, "engine", 0, 1);
     dray_error said;

@@ -5,18 +5,15 @@ import asyncio
 import concurrent.futures
 import os
 import pickle
-import random
 import sys
 import types
 
-try:
-    import torch
-except ImportError as missing:
-    print(missing)
-    sys.exit(77)
+from begin import needs, rng
 
-sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
-import dray  # noqa: E402
+with needs:
+    import torch
+
+import dray
 
 
 def contract():
@@ -67,8 +64,6 @@ from dray.integrations import synchronised, verl as plugin  # noqa: E402
 TIMEOUT = 120.0
 synchronised._SLICE = 0.05
 NAMES = {"embed": (1000, 100), "norm": (8,), "up": (1000, 300), "head": (1000, 100), "scalar": ()}  # several buckets
-seed = int(os.environ.get("DRAY_TEST_SEED") or random.SystemRandom().randrange(1 << 30))
-rng = random.Random(seed)
 
 
 def numbers(step):
@@ -211,8 +206,4 @@ async def story():
 
 
 with dray.serve():
-    try:
-        asyncio.run(story())
-    except BaseException:
-        print(f"DRAY_TEST_SEED={seed}", file=sys.stderr)
-        raise
+    asyncio.run(story())

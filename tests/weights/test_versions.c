@@ -40,71 +40,85 @@ static int32_t state_of(const engine *e, uint64_t *version)
     return state;
 }
 
+static void check_serves(const engine *e, uint64_t expected)
+{
+    uint64_t version;
+    assert_int_equal(state_of(e, &version), DRAY_GROUP_WHOLE);
+    assert_int_equal(version, expected);
+}
+
+static void open_pair(scene_pair *p, dray_dtype dtype)
+{
+    pair_open(p, &config, DRAY_F32, dtype, 1, cluster_kind);
+}
+
+/* The engine has the version, of seed 1, and nobody reads the trainer. */
+static void open_served(scene_pair *p, dray_dtype dtype, uint64_t version)
+{
+    dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    open_pair(p, dtype);
+    write_version(&p->t, version, 1);
+    MUST(dray_update_weights(p->e.subscriber, NULL, &report, error));
+    assert_int_equal(report.source, DRAY_SOURCE_PUBLISHERS);
+    MUST(dray_publisher_wait(p->t.publisher, version, LONG, NULL, error));
+}
+
 /* ---- prefetch and commit -------------------------------------------------------------------- */
 
 TEST_WITHIN(test_prefetch_waits_beside_what_is_served, start, cluster_stop)
 {
     for (int32_t strategy = 0; strategy < 3; strategy++) {
-        trainer t;
-        engine e;
-        uint64_t version;
+        scene_pair p;
         dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
         dray_update_report report = DRAY_UPDATE_REPORT_INIT;
         options.strategy = strategy;
-        open_trainer(&t, 1);
-        open_engine(&e, "engine", strategy ? DRAY_BF16 : DRAY_F32);
-        assert_int_equal(dray_commit_weights(e.subscriber, NULL, NULL, NULL), DRAY_ENOENT);
-        write_version(&t, 1, 1);
-        MUST(dray_update_weights(e.subscriber, &options, NULL, error));
-        MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
-        write_version(&t, 2, 2);
-        MUST(dray_prefetch_weights(e.subscriber, &options, &report, error));
+        open_pair(&p, strategy ? DRAY_BF16 : DRAY_F32);
+        assert_int_equal(dray_commit_weights(p.e.subscriber, NULL, NULL, NULL), DRAY_ENOENT);
+        write_version(&p.t, 1, 1);
+        MUST(dray_update_weights(p.e.subscriber, &options, NULL, error));
+        MUST(dray_publisher_wait(p.t.publisher, 1, LONG, NULL, error));
+        write_version(&p.t, 2, 2);
+        MUST(dray_prefetch_weights(p.e.subscriber, &options, &report, error));
         assert_int_equal(report.version, 2);
         assert_true(report.verified_bytes > 0);
-        assert_true(report.peak_extra_bytes >= dray_region_bytes(e.region[0]));
+        assert_true(report.peak_extra_bytes >= dray_region_bytes(p.e.region[0]));
         /* the old one is still there, for the coordinator, too; the source is free again */
-        assert_int_equal(engine_wrong(&e, 1), 0);
-        assert_int_equal(state_of(&e, &version), DRAY_GROUP_WHOLE);
-        assert_int_equal(version, 1);
-        MUST(dray_publisher_wait(t.publisher, 2, 0, NULL, error));
-        write_version(&t, 3, 3);
+        assert_int_equal(engine_wrong(&p.e, 1), 0);
+        check_serves(&p.e, 1);
+        MUST(dray_publisher_wait(p.t.publisher, 2, 0, NULL, error));
+        write_version(&p.t, 3, 3);
         options.min_version = 3;
-        assert_int_equal(dray_commit_weights(e.subscriber, &options, NULL, NULL), DRAY_ENOENT);
+        assert_int_equal(dray_commit_weights(p.e.subscriber, &options, NULL, NULL), DRAY_ENOENT);
         options.min_version = 0;
-        MUST(dray_commit_weights(e.subscriber, &options, &report, error));
+        MUST(dray_commit_weights(p.e.subscriber, &options, &report, error));
         assert_int_equal(report.source, DRAY_SOURCE_STAGING);
         assert_true(report.verified_bytes > 0);
-        assert_int_equal(engine_wrong(&e, 2), 0);
-        assert_int_equal(state_of(&e, &version), DRAY_GROUP_WHOLE);
-        assert_int_equal(version, 2);
-        MUST(dray_subscriber_verify(e.subscriber, error));
-        assert_int_equal(dray_commit_weights(e.subscriber, NULL, NULL, NULL), DRAY_ENOENT);
-        engine_close(&e);
-        trainer_close(&t);
+        assert_int_equal(engine_wrong(&p.e, 2), 0);
+        check_serves(&p.e, 2);
+        MUST(dray_subscriber_verify(p.e.subscriber, error));
+        assert_int_equal(dray_commit_weights(p.e.subscriber, NULL, NULL, NULL), DRAY_ENOENT);
+        pair_close(&p);
     }
 }
 
 TEST_WITHIN(test_prefetch_is_superseded_or_dropped, start, cluster_stop)
 {
-    trainer t;
-    engine e;
+    scene_pair p;
     uint64_t version;
-    open_trainer(&t, 1);
-    open_engine(&e, "engine", DRAY_BF16);
-    write_version(&t, 1, 1);
-    MUST(dray_prefetch_weights(e.subscriber, NULL, NULL, error));
-    assert_int_equal(state_of(&e, &version), DRAY_GROUP_EMPTY);
-    write_version(&t, 2, 2);
-    MUST(dray_prefetch_weights(e.subscriber, NULL, NULL, error));
-    MUST(dray_commit_weights(e.subscriber, NULL, NULL, error));
-    assert_int_equal(engine_wrong(&e, 2), 0);
-    write_version(&t, 3, 3);
-    MUST(dray_prefetch_weights(e.subscriber, NULL, NULL, error));
-    MUST(dray_prefetch_drop(e.subscriber, error));
-    assert_int_equal(dray_commit_weights(e.subscriber, NULL, NULL, NULL), DRAY_ENOENT);
-    assert_int_equal(engine_wrong(&e, 2), 0);
-    engine_close(&e);
-    trainer_close(&t);
+    open_pair(&p, DRAY_BF16);
+    write_version(&p.t, 1, 1);
+    MUST(dray_prefetch_weights(p.e.subscriber, NULL, NULL, error));
+    assert_int_equal(state_of(&p.e, &version), DRAY_GROUP_EMPTY);
+    write_version(&p.t, 2, 2);
+    MUST(dray_prefetch_weights(p.e.subscriber, NULL, NULL, error));
+    MUST(dray_commit_weights(p.e.subscriber, NULL, NULL, error));
+    assert_int_equal(engine_wrong(&p.e, 2), 0);
+    write_version(&p.t, 3, 3);
+    MUST(dray_prefetch_weights(p.e.subscriber, NULL, NULL, error));
+    MUST(dray_prefetch_drop(p.e.subscriber, error));
+    assert_int_equal(dray_commit_weights(p.e.subscriber, NULL, NULL, NULL), DRAY_ENOENT);
+    assert_int_equal(engine_wrong(&p.e, 2), 0);
+    pair_close(&p);
 }
 
 static void flip_source(void *user, const char *step)
@@ -117,84 +131,70 @@ static void flip_source(void *user, const char *step)
 /* A prefetch that read something else fails, and the engine is as it was. */
 TEST_WITHIN(test_failed_prefetch_tears_nothing, start, cluster_stop)
 {
-    trainer t;
-    engine e;
-    uint64_t version;
-    open_trainer(&t, 1);
-    open_engine(&e, "engine", DRAY_BF16);
-    write_version(&t, 1, 1);
-    MUST(dray_update_weights(e.subscriber, NULL, NULL, error));
-    write_version(&t, 2, 2);
-    MUST(dray_prefetch_weights(e.subscriber, NULL, NULL, error));
-    write_version(&t, 3, 3);
-    await_sums(t.context, 3);
-    dray__hook_set(flip_source, &t);
-    assert_int_equal(dray_prefetch_weights(e.subscriber, NULL, NULL, NULL), DRAY_ECHECKSUM);
+    scene_pair p;
+    open_served(&p, DRAY_BF16, 1);
+    write_version(&p.t, 2, 2);
+    MUST(dray_prefetch_weights(p.e.subscriber, NULL, NULL, error));
+    write_version(&p.t, 3, 3);
+    await_sums(p.t.context, 3);
+    dray__hook_set(flip_source, &p.t);
+    assert_int_equal(dray_prefetch_weights(p.e.subscriber, NULL, NULL, NULL), DRAY_ECHECKSUM);
     dray__hook_set(NULL, NULL);
-    assert_int_equal(state_of(&e, &version), DRAY_GROUP_WHOLE);
-    assert_int_equal(version, 1);
-    assert_int_equal(engine_wrong(&e, 1), 0);
-    assert_int_equal(dray_commit_weights(e.subscriber, NULL, NULL, NULL), DRAY_ENOENT);
-    engine_close(&e);
-    trainer_close(&t);
+    check_serves(&p.e, 1);
+    assert_int_equal(engine_wrong(&p.e, 1), 0);
+    assert_int_equal(dray_commit_weights(p.e.subscriber, NULL, NULL, NULL), DRAY_ENOENT);
+    pair_close(&p);
 }
 
 /* Staging that changed between the two is found when it is copied; the next update repairs. */
 TEST_WITHIN(test_commit_verifies_its_copy, start, cluster_stop)
 {
-    trainer t;
-    engine e;
+    scene_pair p;
     uint64_t version;
-    open_trainer(&t, 1);
-    open_engine(&e, "engine", DRAY_F32);
-    write_version(&t, 1, 1);
-    MUST(dray_prefetch_weights(e.subscriber, NULL, NULL, error));
-
-    memory_flip(e.subscriber->staging[0], dray_layout_block(e.layout, 3)->offset, 1);
+    open_pair(&p, DRAY_F32);
+    write_version(&p.t, 1, 1);
+    MUST(dray_prefetch_weights(p.e.subscriber, NULL, NULL, error));
+    memory_flip(p.e.subscriber->staging[0], dray_layout_block(p.e.layout, 3)->offset, 1);
     dray_error said;
-    int rc = dray_commit_weights(e.subscriber, NULL, NULL, &said);
+    int rc = dray_commit_weights(p.e.subscriber, NULL, NULL, &said);
     if (cluster_kind == DRAY_REGION_CUDA) { /* which is exchanged: there is no copy */
         assert_int_equal(rc, DRAY_OK);
-        assert_int_equal(dray_subscriber_verify(e.subscriber, &said), DRAY_ECHECKSUM);
+        assert_int_equal(dray_subscriber_verify(p.e.subscriber, &said), DRAY_ECHECKSUM);
     } else {
         assert_int_equal(rc, DRAY_ETORN);
-        assert_int_equal(state_of(&e, &version), DRAY_GROUP_TORN);
+        assert_int_equal(state_of(&p.e, &version), DRAY_GROUP_TORN);
     }
-    const dray_block *block = dray_layout_block(e.layout, 3);
-    assert_non_null(strstr(said.message, dray_layout_tensor(e.layout, block->tensor)->name));
-    MUST(dray_update_weights(e.subscriber, NULL, NULL, error));
-    assert_int_equal(engine_wrong(&e, 1), 0);
-    engine_close(&e);
-    trainer_close(&t);
+    const dray_block *block = dray_layout_block(p.e.layout, 3);
+    assert_non_null(strstr(said.message, dray_layout_tensor(p.e.layout, block->tensor)->name));
+    MUST(dray_update_weights(p.e.subscriber, NULL, NULL, error));
+    assert_int_equal(engine_wrong(&p.e, 1), 0);
+    pair_close(&p);
 }
 
 /* A commit of more than a poll copies, which then has to go on; and one whose deadline passes. */
 TEST_WITHIN(test_commit_takes_several_polls, start, cluster_stop)
 {
-    trainer t;
-    engine e;
+    scene_pair p;
     int polls = 0;
     config.vocab_size = 300000;
-    open_trainer(&t, 1);
-    open_engine(&e, "engine", DRAY_F32);
-    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
-    MUST(dray_prefetch_weights(e.subscriber, NULL, NULL, error));
-    MUST(dray_commit_start(e.subscriber, NULL, error));
-    while (dray_update_poll(e.subscriber, NULL) == DRAY_EAGAIN)
-        polls += e.subscriber->phase == PHASE_MOVE;
-    MUST(dray_update_finish(e.subscriber, NULL, error));
+    open_pair(&p, DRAY_F32);
+    MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
+    MUST(dray_prefetch_weights(p.e.subscriber, NULL, NULL, error));
+    MUST(dray_commit_start(p.e.subscriber, NULL, error));
+    while (dray_update_poll(p.e.subscriber, NULL) == DRAY_EAGAIN)
+        polls += p.e.subscriber->phase == PHASE_MOVE;
+    MUST(dray_update_finish(p.e.subscriber, NULL, error));
     assert_true(polls > 0 || cluster_kind == DRAY_REGION_CUDA); /* which is exchanged in one */
-    assert_int_equal(engine_wrong(&e, 1), 0);
-    MUST(dray_prefetch_weights(e.subscriber, NULL, NULL, error));
+    assert_int_equal(engine_wrong(&p.e, 1), 0);
+    MUST(dray_prefetch_weights(p.e.subscriber, NULL, NULL, error));
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
     options.timeout_ns = DRAY__MILLISECOND;
-    int rc = dray_commit_weights(e.subscriber, &options, NULL, NULL);
+    int rc = dray_commit_weights(p.e.subscriber, &options, NULL, NULL);
     /* a GPU may be done with it by then */
     assert_true(rc == DRAY_ETORN || rc == DRAY_ETIMEDOUT || cluster_kind == DRAY_REGION_CUDA);
-    MUST(dray_update_weights(e.subscriber, NULL, NULL, error));
-    assert_int_equal(engine_wrong(&e, 1), 0);
-    engine_close(&e);
-    trainer_close(&t);
+    MUST(dray_update_weights(p.e.subscriber, NULL, NULL, error));
+    assert_int_equal(engine_wrong(&p.e, 1), 0);
+    pair_close(&p);
 }
 
 /* ---- engines that read each other ----------------------------------------------------------- */
@@ -204,17 +204,12 @@ TEST_WITHIN(test_joiner_reads_a_peer, start, cluster_stop)
 {
     static const dray_dtype dtypes[] = {DRAY_F32, DRAY_BF16};
     for (size_t i = 0; i < 2; i++) {
-        trainer t;
-        engine first, second, other;
+        scene_pair p;
+        engine second, other;
         dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
         dray_update_report report = DRAY_UPDATE_REPORT_INIT;
-        open_trainer(&t, 1);
-        open_engine(&first, "first", dtypes[i]);
-        write_version(&t, 7, 1);
-        MUST(dray_update_weights(first.subscriber, NULL, &report, error));
-        assert_int_equal(report.source, DRAY_SOURCE_PUBLISHERS);
-        MUST(dray_publisher_wait(t.publisher, 7, LONG, NULL, error));
-        fill(t.layout, t.region, t.tied, 99);
+        open_served(&p, dtypes[i], 7);
+        fill(p.t.layout, p.t.region, p.t.tied, 99);
         open_engine(&second, "second", dtypes[i]);
         MUST(dray_update_weights(second.subscriber, NULL, &report, error));
         assert_int_equal(report.source, DRAY_SOURCE_PEERS);
@@ -234,8 +229,7 @@ TEST_WITHIN(test_joiner_reads_a_peer, start, cluster_stop)
                          DRAY_ETIMEDOUT);
         engine_close(&other);
         engine_close(&second);
-        engine_close(&first);
-        trainer_close(&t);
+        pair_close(&p);
     }
 }
 
@@ -243,27 +237,22 @@ TEST_WITHIN(test_joiner_reads_a_peer, start, cluster_stop)
  * publishers are read. */
 TEST_WITHIN(test_wrong_peer_is_found, start, cluster_stop)
 {
-    trainer t;
-    engine first, second;
+    scene_pair p;
+    engine second;
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
-    open_trainer(&t, 1);
-    open_engine(&first, "first", DRAY_F32);
-    write_version(&t, 7, 1);
-    MUST(dray_update_weights(first.subscriber, NULL, NULL, error));
-    MUST(dray_publisher_wait(t.publisher, 7, LONG, NULL, error));
-    memory_flip(first.region[0], dray_layout_block(first.layout, 2)->offset, 4);
+    open_served(&p, DRAY_F32, 7);
+    memory_flip(p.e.region[0], dray_layout_block(p.e.layout, 2)->offset, 4);
     open_engine(&second, "second", DRAY_F32);
     options.timeout_ns = DRAY__SECOND;
     dray_error said;
     assert_int_equal(dray_update_weights(second.subscriber, &options, NULL, &said), DRAY_ETORN);
     assert_non_null(strstr(said.message, "differ from the peer's memory"));
-    write_version(&t, 8, 2);
+    write_version(&p.t, 8, 2);
     options.timeout_ns = LONG;
     MUST(dray_update_weights(second.subscriber, &options, NULL, error));
     assert_int_equal(engine_wrong(&second, 2), 0);
     engine_close(&second);
-    engine_close(&first);
-    trainer_close(&t);
+    pair_close(&p);
 }
 
 /* While the reader is between its import and its first byte, the peer begins to be overwritten. */
@@ -295,15 +284,11 @@ static void overwrite_peer(void *user, const char *step)
 TEST_WITHIN(test_leases, start, cluster_stop)
 {
     for (int patient = 0; patient < 2; patient++) {
-        trainer t;
-        engine first, second;
+        scene_pair p;
+        engine second;
         dray_update_report report = DRAY_UPDATE_REPORT_INIT;
-        overwrite o = {&t, &first, patient ? LONG : DRAY__SECOND / 20, 0};
-        open_trainer(&t, 1);
-        open_engine(&first, "first", DRAY_F32);
-        write_version(&t, 1, 1);
-        MUST(dray_update_weights(first.subscriber, NULL, NULL, error));
-        MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
+        overwrite o = {&p.t, &p.e, patient ? LONG : DRAY__SECOND / 20, 0};
+        open_served(&p, DRAY_F32, 1);
         open_engine(&second, "second", DRAY_F32);
         dray__hook_set(overwrite_peer, &o);
         MUST(dray_update_weights(second.subscriber, NULL, &report, error));
@@ -311,13 +296,12 @@ TEST_WITHIN(test_leases, start, cluster_stop)
         assert_int_equal(report.version, patient ? 1 : 2);
         assert_int_equal(report.retries, patient ? 0 : 1);
         assert_int_equal(engine_wrong(&second, patient ? 1 : 2), 0);
-        while (dray_update_poll(first.subscriber, NULL) == DRAY_EAGAIN)
+        while (dray_update_poll(p.e.subscriber, NULL) == DRAY_EAGAIN)
             usleep(200);
-        MUST(dray_update_finish(first.subscriber, NULL, error));
-        assert_int_equal(engine_wrong(&first, 2), 0);
+        MUST(dray_update_finish(p.e.subscriber, NULL, error));
+        assert_int_equal(engine_wrong(&p.e, 2), 0);
         engine_close(&second);
-        engine_close(&first);
-        trainer_close(&t);
+        pair_close(&p);
     }
 }
 
@@ -553,7 +537,6 @@ TEST_WITHIN(test_release_names_who_pins, start, cluster_stop)
     release_with(true);
 }
 
-/* Freed behind the publisher's back: said, and not read. */
 /* One rank has published when the memory of the other one moves: its part stays. */
 TEST_WITHIN(test_ranks_move_one_after_the_other, start, cluster_stop)
 {
@@ -690,29 +673,24 @@ TEST_WITHIN(test_layouts_change_with_memory, start, cluster_stop)
     }
 }
 
+/* Freed behind the publisher's back: said, and not read. */
 TEST_WITHIN(test_freed_regions_are_found, start, cluster_stop)
 {
-    trainer t;
-    engine e;
-    open_trainer(&t, 1);
-    open_engine(&e, "engine", DRAY_F32);
-    write_version(&t, 1, 1);
-    MUST(dray_update_weights(e.subscriber, NULL, NULL, error));
-    MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
-    dray_region_free(t.region[0]);
-    MUST(dray_regions_for_layout(t.layout, 1, t.region, error));
-    fill(t.layout, t.region, t.tied, 2);
+    scene_pair p;
+    open_served(&p, DRAY_F32, 1);
+    dray_region_free(p.t.region[0]);
+    MUST(dray_regions_for_layout(p.t.layout, 1, p.t.region, error));
+    fill(p.t.layout, p.t.region, p.t.tied, 2);
     dray_error said;
-    assert_int_equal(dray_publisher_publish(t.publisher, 2, NULL, &said), DRAY_ESTALE);
+    assert_int_equal(dray_publisher_publish(p.t.publisher, 2, NULL, &said), DRAY_ESTALE);
     assert_non_null(strstr(said.message, "freed"));
-    MUST(dray_publisher_move(t.publisher, t.region, error));
-    MUST(dray_publisher_publish(t.publisher, 2, NULL, error));
+    MUST(dray_publisher_move(p.t.publisher, p.t.region, error));
+    MUST(dray_publisher_publish(p.t.publisher, 2, NULL, error));
     dray_update_report report = DRAY_UPDATE_REPORT_INIT;
-    MUST(dray_update_weights(e.subscriber, NULL, &report, error));
+    MUST(dray_update_weights(p.e.subscriber, NULL, &report, error));
     assert_true(report.planned);
-    assert_int_equal(engine_wrong(&e, 2), 0);
-    engine_close(&e);
-    trainer_close(&t);
+    assert_int_equal(engine_wrong(&p.e, 2), 0);
+    pair_close(&p);
 }
 
 CLUSTER_SUITE

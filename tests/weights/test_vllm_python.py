@@ -4,9 +4,7 @@ With vLLM itself: tests/frameworks/vllm_real."""
 import http.server
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import threading
 
 from begin import needs
@@ -15,13 +13,13 @@ with needs:
     import torch
     import torch.distributed as dist
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import vllm_names as names
 
 names.install()
 import dray
 from dray.integrations import vllm
 from dray.integrations.trl import WeightTransfer
+from served import ranks, refused
 from sglang_stand_in import Model
 
 RANKS = 2
@@ -39,15 +37,6 @@ def one_by_one(version):
     for name, tensor in numbers(version).items():
         yield name, tensor
         tensor.fill_(torch.nan)
-
-
-def refused(kind, words, what):
-    try:
-        what()
-    except kind as failure:
-        assert all(word in str(failure) for word in words), failure
-        return
-    raise AssertionError(f"not refused: {words}")
 
 
 class Server:
@@ -113,7 +102,7 @@ def by_trl():
 
     # The worker is asked for an older version than there is.
     server.older = {}
-    refused(RuntimeError, ["version 3 expected", "is at 4"], lambda: transfer.send_weights(one_by_one(4)))
+    refused(RuntimeError, ["version 3 expected", "is at 4"], transfer.send_weights, one_by_one(4))
     server.older = {"newer": True}
     synchronise(5)
     assert server.worker.engine.report["version"] == 5
@@ -128,9 +117,9 @@ def by_trl():
 
     # A server that fails, and one that has started anew.
     server.fails = "no memory left"
-    refused(RuntimeError, [server.url, "update_weights", "found 500", "no memory left"], lambda: transfer.send_weights(one_by_one(7)))
+    refused(RuntimeError, [server.url, "update_weights", "found 500", "no memory left"], transfer.send_weights, one_by_one(7))
     server.fails, server.worker = None, names.Worker(Model(numbers(0)), "two")
-    refused(RuntimeError, ["init_weight_transfer_engine is to be called"], lambda: transfer.send_weights(one_by_one(8)))
+    refused(RuntimeError, ["init_weight_transfer_engine is to be called"], transfer.send_weights, one_by_one(8))
     transfer.init_weight_transfer()
     synchronise(9)
     transfer.destroy()
@@ -182,14 +171,8 @@ def main():
         return rank_main(int(sys.argv[1]), sys.argv[2])
     with dray.serve():
         by_trl()
-        with tempfile.TemporaryDirectory() as folder:
-            ranks = [subprocess.Popen([sys.executable, __file__, str(rank), folder]) for rank in range(RANKS)]
-            try:
-                found = [process.wait(110) for process in ranks]
-            finally:
-                for process in ranks:
-                    process.kill()
-    assert found == [0] * RANKS, found
+        with ranks(RANKS, 110):
+            pass
 
 
 main()
