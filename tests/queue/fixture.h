@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -173,6 +174,14 @@ static inline void fixture_restart(queue_fixture *f)
 }
 
 /* The keeper dies, with the chunks that it held, and another one is started. */
+/* How large a file of the coordinator may be. */
+static inline void fixture_limit_files(const queue_fixture *f, rlim_t bytes)
+{
+    const struct rlimit limit = {bytes, RLIM_INFINITY};
+    if (prlimit(f->coordinator_pid, RLIMIT_FSIZE, &limit, NULL))
+        die("prlimit", NULL);
+}
+
 static inline void fixture_restart_keeper(queue_fixture *f)
 {
     fixture_end(f->keeper_pid, SIGKILL);

@@ -7,7 +7,6 @@
 
 #include <fcntl.h>
 #include <jansson.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
 static queue_fixture f;
@@ -467,12 +466,6 @@ TEST(test_power_cut)
 
 /* ---- a full disk ----------------------------------------------------------------------------- */
 
-static void limit_files(rlim_t bytes)
-{
-    struct rlimit limit = {bytes, RLIM_INFINITY};
-    assert_int_equal(prlimit(f.coordinator_pid, RLIMIT_FSIZE, &limit, NULL), 0);
-}
-
 TEST(test_disk_full)
 {
     up();
@@ -484,14 +477,14 @@ TEST(test_disk_full)
     OK(claim(queue, "rollout", 1, 8, &batch, &error));
     set_responses(batch, 1);
     fixture_journal(&f, path, sizeof path);
-    limit_files((rlim_t)journal_end(path) + 60);
+    fixture_limit_files(&f, (rlim_t)journal_end(path) + 60);
     FAILS(DRAY_EFULL, dray_batch_commit(batch, &error));
     assert_non_null(strstr(error.message, path));
     FAILS(DRAY_EFULL, insert(queue, 2, 8, NULL, &error)); /* refused: nothing of it is there */
     FAILS(DRAY_EFULL, dray_queue_seal(queue, "1", 8, &error));
     char *text = state_of(queue); /* looking is no change */
     free(text);
-    limit_files(RLIM_INFINITY);
+    fixture_limit_files(&f, RLIM_INFINITY);
     int64_t deadline = dray__deadline(10 * DRAY__SECOND);
     int rc;
     while ((rc = dray_batch_commit(batch, &error)) == DRAY_EFULL && dray__now() < deadline)

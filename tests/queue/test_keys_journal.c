@@ -6,7 +6,6 @@
 #include "queue/journal/records.h"
 
 #include <stdint.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
 static queue_fixture f;
@@ -245,12 +244,6 @@ TEST(test_numbers_are_used_up)
 
 /* ---- what fails ------------------------------------------------------------------------------ */
 
-static void limit_files(rlim_t bytes)
-{
-    struct rlimit limit = {bytes, RLIM_INFINITY};
-    assert_int_equal(prlimit(f.coordinator_pid, RLIMIT_FSIZE, &limit, NULL), 0);
-}
-
 /* A consumer that learns only that its get could not be written down holds nothing. */
 TEST(test_a_get_that_is_not_kept_holds_nothing)
 {
@@ -262,9 +255,9 @@ TEST(test_a_get_that_is_not_kept_holds_nothing)
     put_number(queue, "p", "k", 1);
     fixture_journal(&f, path, sizeof path);
     OK(dray__journal_read(path, skip_record, NULL, &end, &last, &error));
-    limit_files((rlim_t)end + 8);
+    fixture_limit_files(&f, (rlim_t)end + 8);
     FAILS(DRAY_EFULL, get(queue, "p", "reader", &batch));
-    limit_files(RLIM_INFINITY);
+    fixture_limit_files(&f, RLIM_INFINITY);
     int64_t deadline = dray__deadline(10 * DRAY__SECOND);
     int rc;
     while ((rc = dray_queue_clear(queue, "p", &error)) == DRAY_EFULL && dray__now() < deadline)

@@ -1,4 +1,4 @@
-/* Declarations that the files src/mover/cuda/*.c share. */
+/* Declarations that the C files of src/mover/cuda/ share. */
 #pragma once
 
 #include "mover/cuda/cuda.h"

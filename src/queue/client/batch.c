@@ -679,7 +679,7 @@ void dray__batch_commit_done(dray_batch *batch, int rc, dray__reader *reply)
     /* Without an answer the commit may have happened, so the outputs' bytes must stay as they
      * are. */
     for (uint32_t i = 0; i < batch->task->writes_count; i++)
-        batch->outputs[i].sent |= rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED;
+        batch->outputs[i].sent |= dray__may_count(rc);
     /* The commit was superseded, so nothing refers to the outputs. Other errors leave the batch as
      * it was. */
     if (rc == DRAY_ESTALE || rc == DRAY_EGONE)

@@ -334,9 +334,9 @@ static int claim_now(dray_queue *queue, dray_batch *batch, const dray_claim_opti
                           &reply, error);
     if (batch)
         dray__batch_commit_done(batch, rc, &reply.payload);
-    if (rc == DRAY_ETIMEDOUT) /* the answer may still come, */
+    if (dray__may_hold(rc))
         dray__queue_release(queue, ticket);
-    if (rc == DRAY_ETIMEDOUT && batch) /* and may have given chunks back */
+    if (dray__may_hold(rc) && batch) /* the answer may have given chunks back */
         dray__storage_untell(&queue->holder.storage, true);
     if (!rc)
         rc = (batch ? read_next : read_claim)(queue, ticket, count, &reply, which, &next, error);
@@ -407,16 +407,22 @@ int dray_queue_claim_poll(dray_queue *queue, uint32_t *which, dray_batch **out, 
         return dray__fail(error, DRAY_EINVALID, "no claim of queue %s is started", queue->name);
     dray__reply reply;
     dray_batch *next, *batch = queue->committing;
-    int rc = dray__call_poll(queue->channel, &reply, error);
+    int rc = queue->start_lost
+                 ? dray__fail(error, DRAY_ECLOSED, "queue %s: the connection of the claim ended",
+                              queue->name)
+                 : dray__call_poll(queue->channel, &reply, error);
     if (rc == DRAY_EAGAIN)
         return rc;
     uint32_t ticket = queue->started, count = queue->started_count;
     queue->started = 0;
+    queue->start_lost = false;
     queue->committing = NULL;
     if (batch)
         dray__batch_commit_done(batch, rc, &reply.payload);
     if (batch && rc) /* as ask_once does, for the claim in a commit's answer */
         dray__storage_untell(&queue->holder.storage, true);
+    if (dray__may_hold(rc))
+        dray__queue_release(queue, ticket);
     if (rc)
         return rc;
     rc = (batch ? read_next : read_claim)(queue, ticket, count, &reply, which, &next, error);

@@ -48,6 +48,7 @@ struct dray_queue {
     bool unanswered; /* the last request may not have been answered */
     /* The ticket and the choices of dray_queue_claim_start; ticket 0: none. */
     uint32_t started, started_count;
+    bool start_lost;        /* the connection of that claim ended, which the next poll returns */
     dray_batch *committing; /* the batch that the same message commits, or NULL */
     dray__arena spare;      /* the memory of a freed batch, for the next one */
     dray__arena opened;     /* tasks */
@@ -207,6 +208,12 @@ int dray__queue_check_passing(const dray_queue *queue, dray_error *error); /* DR
  * controller answers at once. */
 int dray__queue_command(dray_queue *queue, uint16_t type, const dray__fields *of,
                         const void *message, dray__reply *reply, dray_error *error);
+/* Returns true when a change whose request failed with `rc` may have been made, or may count later:
+ * there was no answer, or it could not be kept in the journal yet. */
+bool dray__may_count(int rc);
+/* Returns true when rows may be held under the ticket of a request for rows that failed with `rc`.
+ */
+bool dray__may_hold(int rc);
 /* Tells the controller to forget a claim, or a request for one. There is no answer. */
 void dray__queue_release(dray_queue *queue, uint32_t ticket);
 /* The same for a claim that was answered. Writes to the page of releases instead of sending a

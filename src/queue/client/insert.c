@@ -300,8 +300,7 @@ static int insert_once(dray_queue *queue, const dray_insert_options *o, inserted
     }
     /* Without an answer the rows may be there or not, so their bytes must stay as they are. The
      * same holds for rows that are inserted but not in the journal yet. */
-    bool given_up = rc && !(sent && (rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED ||
-                                     rc == DRAY_EFULL || rc == DRAY_ESYS || rc == DRAY_ENOMEM));
+    bool given_up = rc && !(sent && dray__may_count(rc));
     for (uint32_t i = 0; i < done; i++)
         queue->holder.kind->done(&queue->holder, &in->spans[i], rc == DRAY_OK, !given_up);
     return rc;

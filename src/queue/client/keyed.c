@@ -327,8 +327,7 @@ static int ask(dray_queue *queue, const dray__getting *message, bool take, int64
     DRAY__TRACE(samples(message->partition, *message->task ? message->task : NULL, -1));
     DRAY__TRACE(leave());
     /* Rows that TAKE found, but could not record as consumed, are still pinned. */
-    bool unkept = rc == DRAY_EFULL || rc == DRAY_ESYS || rc == DRAY_ENOMEM || rc == DRAY_EDEAD;
-    if (rc == DRAY_ETIMEDOUT || (take && unkept))
+    if (rc == DRAY_ETIMEDOUT || (take && dray__may_hold(rc)))
         dray__queue_release(queue, message->ticket);
     if (rc == DRAY_ECLOSED && take) /* rows may be consumed, so it is not repeated; the next
                                      * call attaches again */

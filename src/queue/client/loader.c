@@ -389,6 +389,8 @@ static int timed_out(dray_loader *loader, int64_t timeout_ns, dray_error *error)
 /* Waits for an answer. Returns false when the deadline has passed. */
 static bool wait_until(const dray_loader *loader, int64_t deadline)
 {
+    if (loader->queue->start_lost) /* no answer comes */
+        return true;
     struct pollfd fd = {.fd = dray_queue_fd(loader->queue), .events = POLLIN};
     return dray__wait(&fd, fd.fd >= 0, deadline) != 0;
 }

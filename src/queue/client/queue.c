@@ -65,9 +65,7 @@ static int keep_sent(dray_queue *queue, dray_error *error)
  * may have them. */
 static bool had_chunks(const dray_queue *queue, uint16_t type, int rc)
 {
-    bool done = rc == DRAY_ETIMEDOUT || rc == DRAY_EFULL || rc == DRAY_ESYS || rc == DRAY_EDEAD ||
-                rc == DRAY_ENOMEM;
-    return type == DRAY__MSG_QUEUE_CHUNK && done && !queue->started;
+    return type == DRAY__MSG_QUEUE_CHUNK && dray__may_hold(rc) && !queue->started;
 }
 
 static int ask_once(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray__reply *reply,
@@ -108,6 +106,18 @@ int dray__queue_call(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray
             rc = ask_once(queue, type, deadline_ns, reply, error);
     }
     return rc;
+}
+
+bool dray__may_count(int rc)
+{
+    return rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED || rc == DRAY_EFULL || rc == DRAY_ESYS ||
+           rc == DRAY_ENOMEM;
+}
+
+bool dray__may_hold(int rc)
+{
+    return rc == DRAY_ETIMEDOUT || rc == DRAY_EFULL || rc == DRAY_ESYS || rc == DRAY_ENOMEM ||
+           rc == DRAY_EDEAD;
 }
 
 uint32_t dray__queue_ticket(dray_queue *queue)
@@ -364,13 +374,16 @@ static void forget_chunks(dray_queue *queue)
 static void forget_controller(dray_queue *queue, bool same)
 {
     dray__keeper_link_break(&queue->holder.keeper);
-    if (!same)
+    if (!same) {
         forget_chunks(queue);
+        dray__distant_free(queue->holder.distant); /* keepers have other numbers now */
+        queue->holder.distant = NULL;
+    }
     dray__storage_lose(&queue->holder.storage);
     dray__mapping_drop_unused();
     names_retire(&queue->names);
     queue->drops_seen = 0;
-    queue->started = 0;
+    queue->start_lost = queue->started != 0;
     queue->holder.keeper_known = false;
 }
 

@@ -64,16 +64,23 @@ int dray__ledger_remember(dray__ledger *ledger, uint64_t identity, const dray__t
     return DRAY_OK;
 }
 
+static void tell(dray__client *client, uint32_t ticket, uint32_t first_slot, uint32_t generation)
+{
+    client->told[client->told_count++ % DRAY__TOLD] = (dray__told){ticket, first_slot, generation};
+}
+
 void dray__ledger_left(dray__ledger *ledger, const dray__client *client)
 {
-    if (!ledger || !client->told.ticket ||
-        dray__ledger_told(ledger, client->identity, client->told.ticket) ||
-        dray__ledger_remember(ledger, client->identity, &client->told, NULL))
-        return;
-    uint64_t *left = &ledger->left[ledger->left_count++ % DRAY__LEFT];
-    if (*left)
-        free(dray__idmap_remove(&ledger->told, *left));
-    *left = told_key(client->identity, client->told.ticket);
+    for (uint32_t i = 0; ledger && i < DRAY__TOLD; i++) {
+        const dray__told *told = &client->told[i];
+        if (!told->ticket || dray__ledger_told(ledger, client->identity, told->ticket) ||
+            dray__ledger_remember(ledger, client->identity, told, NULL))
+            continue;
+        uint64_t *left = &ledger->left[ledger->left_count++ % DRAY__LEFT];
+        if (*left)
+            free(dray__idmap_remove(&ledger->told, *left));
+        *left = told_key(client->identity, told->ticket);
+    }
 }
 
 uint32_t dray__ledger_number(dray__table *table)
@@ -198,7 +205,7 @@ void dray__ledger_insert(dray__ledger *ledger, dray__client *client, const dray_
     dray__journal_entry *entry = put_entry(ledger, DRAY__RECORD_INSERT, p->generation, put);
     if (!entry)
         return;
-    client->told = (dray__told){rows->ticket, first, p->generation};
+    tell(client, rows->ticket, first, p->generation);
     uint32_t group = rows->group_size ? rows->group_size : 1;
     uint32_t items = rows->per_group ? (rows->refill ? 1 : rows->rows / group) : rows->rows;
     dray__insert_record body = {.identity = client->identity, .first = first, .rows = *rows};
@@ -211,7 +218,7 @@ void dray__ledger_commit(dray__ledger *ledger, const dray__claim *claim, const d
     dray__journal_entry *entry = put_entry(ledger, DRAY__RECORD_COMMIT, claim->generation, put);
     if (!entry)
         return;
-    claim->client->told = (dray__told){(uint32_t)claim->id, 0, claim->generation};
+    tell(claim->client, (uint32_t)claim->id, 0, claim->generation);
     dray__record_row *rows = calloc(claim->count, sizeof *rows);
     entry->body.failed |= !rows;
     for (uint32_t i = 0; i < claim->count && rows; i++) {
@@ -236,7 +243,7 @@ void dray__ledger_put(dray__ledger *ledger, dray__client *client, const dray__pu
     dray__journal_entry *entry = put_entry(ledger, DRAY__RECORD_PUT, number, put);
     if (!entry)
         return;
-    client->told = (dray__told){m->ticket, 0, number};
+    tell(client, m->ticket, 0, number);
     const char **keys = calloc(m->rows, sizeof *keys);
     entry->body.failed |= !keys;
     for (uint32_t i = 0; i < m->rows && keys; i++)

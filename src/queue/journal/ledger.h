@@ -14,7 +14,7 @@
 #include "queue/journal/records.h"
 #include "queue/table/table.h"
 
-enum { DRAY__LEFT = 4096 };
+enum { DRAY__LEFT = 4096 * DRAY__TOLD };
 
 struct dray__ledger {
     dray__table *table;

@@ -44,7 +44,8 @@ void dray__chunk_forget(dray__table *table, dray__chunk *chunk)
 
 void dray__chunk_check_free(dray__table *table, dray__chunk *chunk)
 {
-    if (chunk->live || chunk->spare || (chunk->owner && !chunk->closed))
+    bool written = chunk->owner && !chunk->closed && !chunk->lost;
+    if (chunk->live || chunk->spare || written)
         return;
     if (!chunk->owner || chunk->retired || chunk->lost) {
         dray__chunk_forget(table, chunk);
@@ -57,7 +58,9 @@ static int own_chunk(const dray__table *table, const dray__client *client, uint6
                      dray__chunk **out, dray_error *error)
 {
     dray__chunk *chunk = dray__idmap_get(&table->chunks, id);
-    if (!chunk || chunk->owner != client)
+    if (!chunk) /* its keeper ended, or it never was one */
+        return dray__fail(error, DRAY_EGONE, "chunk %016llx is gone", (unsigned long long)id);
+    if (chunk->owner != client)
         return dray__fail(error, DRAY_EINVALID, "chunk %016llx is none of this producer's",
                           (unsigned long long)id);
     *out = chunk;
@@ -123,7 +126,7 @@ void dray__chunks_lose(dray__table *table, uint32_t keeper)
         if (!chunk || chunk->keeper != keeper || chunk->lost)
             continue;
         chunk->lost = true;
-        if (chunk->live || !chunk->closed)
+        if (chunk->live)
             continue;
         dray__chunk_forget(table, chunk);
         i--; /* an entry that was probed past this one has moved, and may be here now */

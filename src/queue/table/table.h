@@ -244,15 +244,20 @@ struct dray__put {
 
 /* ---- clients and claims ---------------------------------------------------------------------- */
 
+enum { DRAY__TOLD = 16 };
+
 struct dray__client {
     uint32_t id;
-    uint64_t session;    /* its member id at the coordinator */
-    uint64_t channel;    /* its connection */
-    uint64_t identity;   /* stays the same when the client attaches again */
-    struct dray__told {  /* the last of its requests that changed the queue, if there is a ledger */
+    uint64_t session;  /* its member id at the coordinator */
+    uint64_t channel;  /* its connection */
+    uint64_t identity; /* stays the same when the client attaches again */
+    /* The last of its requests that changed the queue, if there is a ledger. There are several,
+     * because one may be made while an earlier one has no answer. */
+    struct dray__told {
         uint32_t ticket; /* 0 when there is none */
         uint32_t first_slot, generation;
-    } told;
+    } told[DRAY__TOLD];
+    uint32_t told_count;
     char *name;
     void *owner;                            /* a pointer of the controller */
     dray__chunk *recycled, **recycled_tail; /* its spare chunks, the one spare longest first */

@@ -18,6 +18,7 @@ from vllm.config import WeightTransferConfig
 from vllm.model_executor.layers import utils
 
 folder, socket, plain, draft = sys.argv[1:]
+torch.cpu._is_amx_tile_supported = lambda: False  # where a CPU has AMX, vLLM's attention of DeepSeek-V3 takes no float32
 if plain == "1":
     vllm._custom_ops._supports_onednn = False
     utils.check_cpu_sgl_kernel = lambda *_: False
