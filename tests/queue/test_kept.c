@@ -570,7 +570,8 @@ static void test_redis_restarts(void **state)
     redis_end(&redis, &f, context, queue);
 }
 
-/* A checkpoint of what Redis holds is restored into shared memory, and the other way. */
+/* Checkpoints of what Redis holds, and of what shared memory holds, are restored: each to where its
+ * values were, when the options name no place. */
 static void test_checkpoint(void **state)
 {
     (void)state;
