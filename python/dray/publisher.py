@@ -208,14 +208,15 @@ class Publisher(Laid):
     @_l.alone
     def release(self, timeout=None):
         """Before the memory is given back (dray.gpu.release): takes it back from all readers. Raises
-        DrayError (ETIMEDOUT) that names those who still have it mapped."""
+        DrayError (ETIMEDOUT) that names those who still have it mapped. Either way publish offers it again."""
         pins, count = (_l.Pin * 16)(), c.c_uint32()
         try:
             self._within("dray_publisher_release",
                  _l.nanoseconds(self._timeout if timeout is None else timeout), pins, 16,
                  c.byref(count))
         except DrayError as e:
+            if e.code == _l.ETIMEDOUT:  # readers are given the memory no more, as if it had succeeded
+                self._published = self._known = None
             names = ", ".join(p.name.decode("utf-8", "replace") for p in pins[:count.value])
-            raise DrayError(e.code, f"{e} ({names})" if names else str(e)) from None
-        self._published = None
-        self._known = None  # said anew by the next publish
+            raise type(e)(e.code, f"{e} ({names})" if names else str(e)) from None
+        self._published = self._known = None  # said anew by the next publish

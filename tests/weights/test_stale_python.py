@@ -1,6 +1,7 @@
 """Modules that replace their parameters: what is published is what the module has now, what is updated
 is what the engine has now, and where that cannot be known, or what was given is gone, there is
 DRAY_ESTALE and the parameter's name. Never is memory read or written that the module has no more."""
+import subprocess
 import sys
 
 from begin import coordinator, needs
@@ -204,6 +205,34 @@ def trainer_fsdp1():
 
 # ---- engine --------------------------------------------------------------------------------------
 
+TAKES = """
+import sys, torch, dray
+taken = torch.zeros(1000)
+with dray.Subscriber({"w": taken}, "release", group="release") as subscriber:
+    for line in sys.stdin:
+        subscriber.update(min_version=int(line), timeout=20)
+        print(taken.min().item(), taken.max().item(), flush=True)
+"""
+
+
+def trainer_release():
+    """An engine of another process has the memory mapped when it is to be released: the next publish offers it again."""
+    memory = dray.weights.empty(1000)
+    with subprocess.Popen([sys.executable, "-c", TAKES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other, \
+            Publisher({"w": memory}, "release", context=trainer) as publisher:
+        for version in (1, 2, 3):
+            memory.fill_(version)
+            publisher.publish(version)
+            print(version, file=other.stdin, flush=True)
+            assert [float(word) for word in other.stdout.readline().split()] == [version] * 2
+            assert publisher.wait() == 0
+            refused(dray.DrayTimeout, "1 members have it mapped still", publisher.release, timeout=0.1)
+        other.stdin.close()
+        assert other.wait(30) == 0
+        publisher.release()
+        publisher.publish(4)
+
+
 def engine_module():
     """Laid out anew where the module is known."""
     for number, given in enumerate((lambda m: m, lambda m: m.named_parameters())):
@@ -346,7 +375,7 @@ def engine_ranks():
 
 
 CASES = [trainer_module, trainer_names, trainer_ties, trainer_pairs, trainer_buffers, trainer_fsdp2, trainer_fsdp1,
-         engine_module, engine_pairs, engine_views, nothing_is_kept,
+         trainer_release, engine_module, engine_pairs, engine_views, nothing_is_kept,
          engine_steps, engine_ranks]
 with coordinator() as folder:
     dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=0, world_size=1)
