@@ -66,9 +66,10 @@ def rank_main(rank, folder):
         assert engines[1].model.differs(names.checkpoint(8, convert)) == []
         assert engines[1].calls[-1] == "continue_generation"
         engines[1].fails = None
+    assert updater.weight_version == 9
     chunk.write(10)
-    updater.weight_version = 9
     updater.update_weights()
+    assert updater.weight_version == 10
     for engine in engines if rank == 0 else ():
         assert engine.model.differs(names.checkpoint(10, convert)) == []
     dist.barrier()

@@ -66,7 +66,7 @@ def source(args, model, weights_getter, model_name):
 
 class DrayWeightUpdater:
     """What slime's actor makes in the place of its UpdateWeightFromDistributed and UpdateWeightFromTensor. weight_version:
-    the last that the engines took."""
+    the last that was published, or that was to be."""
 
     def __init__(self, args, model, weights_getter, *, model_name, quantization_config) -> None:
         method = (quantization_config or {}).get("quant_method")
@@ -120,11 +120,10 @@ class DrayWeightUpdater:
         """On all ranks: publishes, has all engines take it while they pause, and returns when nobody reads any more. Where
         one fails, all ranks raise, and that engine goes on with the version that it holds."""
         begun = time.monotonic()
-        version = self.weight_version + 1
+        version = self.weight_version = self.weight_version + 1  # no number is published twice, whatever fails
         self._published.publisher.publish(version)
         try:
             self._together(lambda: self._engines.update(version))
-            self.weight_version = version
         finally:
             self._published.publisher.wait(version)
         self.update_weight_metrics["dray/update_seconds"] = time.monotonic() - begun
