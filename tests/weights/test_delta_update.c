@@ -189,4 +189,95 @@ CLUSTER_TEST(test_apart)
     run(DRAY_F32, DRAY_BF16, DRAY_DTYPE_NONE, true, false); /* the other dtype's are of no use */
 }
 
+/* ---- publishes that fail --------------------------------------------------------------------- */
+
+static void alone_open(trainer *t, const dray_model_config *config)
+{
+    *t = (trainer){.tied = config->tied};
+    cluster_choose_gpu(0);
+    t->context = fixture_open_at(f.unix_address, "trainer-0", "trainer", 0);
+    MUST(dray_layout_fsdp(config, DRAY_BF16, 0, 1, cluster_kind, &t->layout, error));
+    MUST(dray_regions_for_layout(t->layout, 1, t->region, error));
+    dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
+    options.regions = t->region;
+    options.delta = 1;
+    MUST(dray_publisher_open(t->context, MODEL, t->layout, &options, &t->publisher, error));
+}
+
+static void meet(dray_context *context)
+{
+    MUST(dray_barrier(context, "updated", 2, DRAY_WAIT_DEFAULT, error));
+}
+
+/* Version 2 is refused, because it has the number of version 1. */
+static void run_refused_trainer(void *user)
+{
+    trainer t;
+    (void)user;
+    dray_model_config config = config_of();
+    alone_open(&t, &config);
+    for (uint64_t version = 1; version <= 4; version++) {
+        fill(t.layout, t.region, t.tied, version);
+        if (version == 2) {
+            CHECK(dray_publisher_publish(t.publisher, 1, NULL, NULL) == DRAY_EINVALID);
+            continue;
+        }
+        MUST(dray_publisher_publish(t.publisher, version, NULL, error));
+        meet(t.context);
+        MUST(dray_publisher_wait(t.publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
+    }
+    trainer_close(&t);
+}
+
+/* Version 3 comes as a whole, since no engine has the bits that were kept of version 2. */
+static void run_refused_engine(void *user)
+{
+    engine e;
+    (void)user;
+    dray_model_config config = config_of();
+    engine_open(&e, f.unix_address, &config, DRAY_BF16, DRAY_BF16, "engine", 0, 1);
+    for (uint64_t version = 1; version <= 4; version++) {
+        if (version == 2)
+            continue;
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        options.min_version = version;
+        options.no_verify = 1;
+        MUST(dray_update_weights(e.subscriber, &options, &report, error));
+        CHECK(engine_wrong(&e, version) == 0);
+        CHECK((report.delta_covered_bytes > 0) == (version == 4));
+        meet(e.context);
+    }
+    engine_close(&e);
+}
+
+CLUSTER_TEST(test_refused)
+{
+    element_seed = changed_by;
+    RUN_ROLES(NULL, NULL, {run_refused_trainer, 1}, {run_refused_engine, 1});
+}
+
+/* What stands before the delta fails: the publish fails with that. */
+static void run_freed(void *user)
+{
+    trainer t;
+    dray_error why = {0};
+    (void)user;
+    dray_model_config config = config_of();
+    alone_open(&t, &config);
+    fill(t.layout, t.region, t.tied, 1);
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_wait(t.publisher, 1, DRAY_WAIT_DEFAULT, NULL, error));
+    dray_region_free(t.region[0]);
+    CHECK(dray_publisher_publish(t.publisher, 2, NULL, &why) == DRAY_ESTALE);
+    CHECK(strstr(why.message, "was freed since it was registered"));
+    t.region[0] = NULL;
+    trainer_close(&t);
+}
+
+CLUSTER_TEST(test_freed)
+{
+    RUN_ROLES(NULL, NULL, {run_freed, 1});
+}
+
 CLUSTER_SUITE

@@ -347,6 +347,11 @@ int dray__delta_publish(dray__delta *delta, uint64_t incarnation, uint64_t versi
     return DRAY_OK;
 }
 
+void dray__delta_forgo(dray__delta *delta)
+{
+    delta->has_base = false;
+}
+
 /* ---- the reader's side ----------------------------------------------------------------------- */
 
 struct dray__delta_view {

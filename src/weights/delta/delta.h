@@ -46,6 +46,10 @@ int dray__delta_new(const dray_layout *layout, dray_region *const *regions, int3
  * of this one. Reads all blocks. */
 int dray__delta_publish(dray__delta *delta, uint64_t incarnation, uint64_t version,
                         dray_error *error);
+/* The version that was given last was not announced, or that is not known: nobody may hold the bits
+ * that were kept of it, so the next delta has no base. The delta at present stays, because readers
+ * may use it if the version was announced. */
+void dray__delta_forgo(dray__delta *delta);
 dray_region *dray__delta_region(const dray__delta *delta); /* SHARED; borrowed */
 void dray__delta_free(dray__delta *delta);                 /* NULL is fine */
 

@@ -424,7 +424,8 @@ static int publish(dray_publisher *p, uint64_t version, int64_t deadline, dray_e
         rc = meet_and_cut(p, deadline, error);
     /* The delta of a version that may still be read must stay. Then this version has none, and the
      * next builds on the delta that was kept last. */
-    if (p->delta && (p->drained || !p->has_published))
+    bool kept = rc == DRAY_OK && p->delta && (p->drained || !p->has_published);
+    if (kept)
         rc = dray__delta_publish(p->delta, p->incarnation, version, error);
     if (rc == DRAY_OK && dray__now() >= deadline)
         rc = dray__fail(error, DRAY_ETIMEDOUT,
@@ -432,11 +433,13 @@ static int publish(dray_publisher *p, uint64_t version, int64_t deadline, dray_e
                         version);
     if (rc == DRAY_OK && p->checksum)
         rc = dray__publisher_sums_start(p, version, deadline, error);
-    if (rc)
-        return rc;
-    rc = announce(p, version, deadline, error);
-    if (rc && rc != DRAY_ETIMEDOUT) {
-        if (p->gpu_sums)
+    bool ready = rc == DRAY_OK;
+    if (ready)
+        rc = announce(p, version, deadline, error);
+    if (rc && kept) /* perhaps no reader gets the bits that were kept */
+        dray__delta_forgo(p->delta);
+    if (rc && !(ready && rc == DRAY_ETIMEDOUT)) {
+        if (ready && p->gpu_sums)
             dray__source_sums_abort(p->gpu_sums);
         return rc;
     }
