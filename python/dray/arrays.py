@@ -1,4 +1,6 @@
 """numpy's arrays with what dray.weights asks of a tensor: so it does without PyTorch where none is meant."""
+import sys
+
 import numpy as np
 
 
@@ -26,6 +28,9 @@ class Array:
     def __init__(self, values):
         if not isinstance(values, np.ndarray):
             raise TypeError(f"a tensor or a numpy array expected, found {type(values).__name__}")
+        masked = sys.modules.get("numpy.ma")  # nobody has one where it was not imported
+        if masked and isinstance(values, masked.MaskedArray):
+            raise TypeError("an array without a mask expected, as masks are not moved, found a MaskedArray")
         self._values = values
         self.dtype, self.shape, self.writeable = values.dtype, values.shape, values.flags.writeable
 
@@ -44,6 +49,10 @@ class Array:
             raise TypeError("an array whose strides are multiples of its elements expected, found "
                             f"{self._values.strides} bytes for {self.dtype}")
         return tuple(s // self._values.itemsize for s in self._values.strides)
+
+    def is_neg(self):
+        """PyTorch's negative bit."""
+        return False
 
     def element_size(self):
         return self._values.itemsize

@@ -66,8 +66,15 @@ class Layout:
 
     def region_of(self, tensor, name):
         """The region that has the tensor, and where in it the tensor begins."""
+        self._check_signs(tensor, name)
         at, size, uuid, keep = self._extent(tensor)
         return self._region(at, size, uuid, keep, name), tensor.data_ptr() - at
+
+    @staticmethod
+    def _check_signs(tensor, name):
+        if tensor.is_neg():
+            raise DrayError(_l.EUNSUPPORTED, f"{name}: a tensor whose elements are its memory's expected, found one with PyTorch's "
+                            "negative bit (is_neg()), whose memory has them with the other sign")
 
     def _region(self, at, size, uuid, keep, name):
         if at not in self._index:
@@ -105,6 +112,7 @@ class Layout:
 
     def add_range(self, index, local, first, name):
         """Elements of the whole tensor from `first` on, dense here, allocation by allocation."""
+        self._check_signs(local, name)
         element, at = local.element_size(), local.data_ptr()
         end = at + local.numel() * element
         if not self._spans(local):

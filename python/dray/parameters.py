@@ -147,7 +147,7 @@ def _memory(parameter):
 def place(parameter):
     """Where a parameter is, and how."""
     tensor = _memory(parameter)
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_neg()
 
 
 def places(pairs):

@@ -80,6 +80,7 @@ def refusals():
         fixed.flags.writeable = False
         refused(TypeError, "read-only", Subscriber, {"w": fixed}, "n", context=context)
         refused(TypeError, "found list", Subscriber, {"w": [1.0]}, "n", context=context)
+        refused(TypeError, "without a mask", Subscriber, {"w": np.ma.zeros(4, np.float32)}, "n", context=context)
         refused(TypeError, "is no dtype", Subscriber, {"w": np.zeros(4, np.complex64)}, "n", context=context)
 
 

@@ -233,6 +233,29 @@ def trainer_release():
         publisher.publish(4)
 
 
+def negated():
+    """Views with PyTorch's negative bit, whose memory has the other signs, are refused: at first, and later."""
+    def view():
+        return torch._neg_view(torch.zeros(3))
+    assert view().is_neg() and torch.zeros(3, dtype=torch.complex64).conj().imag.is_neg()
+    for opens in (lambda given: Publisher(given, "negated", context=trainer),
+                  lambda given: Subscriber(given, "negated", "negated", context=engine)):
+        for given in ({"w": view()}, [Block("w", (3,), view)]):
+            assert refused(dray.DrayError, ["w: ", "is_neg()"], opens, given).name == "EUNSUPPORTED"
+    source, taken = {"w": torch.zeros(3)}, {"w": torch.zeros(3)}
+    with Publisher(source, "negated", context=trainer) as publisher, \
+            Subscriber(taken, "negated", "negated", context=engine) as subscriber:
+        publisher.publish(1)
+        subscriber.update()
+        publisher.wait()
+        source["w"] = torch._neg_view(source["w"])
+        assert refused(dray.DrayError, "is_neg()", publisher.publish, 2).name == "EUNSUPPORTED"
+        source["w"] = source["w"].resolve_neg()
+        publisher.publish(2)
+        taken["w"] = torch._neg_view(taken["w"])
+        assert refused(dray.DrayError, "is_neg()", subscriber.update, min_version=2).name == "EUNSUPPORTED"
+
+
 def engine_module():
     """Laid out anew where the module is known."""
     for number, given in enumerate((lambda m: m, lambda m: m.named_parameters())):
@@ -375,7 +398,7 @@ def engine_ranks():
 
 
 CASES = [trainer_module, trainer_names, trainer_ties, trainer_pairs, trainer_buffers, trainer_fsdp2, trainer_fsdp1,
-         trainer_release, engine_module, engine_pairs, engine_views, nothing_is_kept,
+         trainer_release, negated, engine_module, engine_pairs, engine_views, nothing_is_kept,
          engine_steps, engine_ranks]
 with coordinator() as folder:
     dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=0, world_size=1)
