@@ -2,6 +2,7 @@
 import contextlib
 import ctypes as c
 import functools
+import operator
 import os
 import pathlib
 import struct
@@ -334,6 +335,14 @@ def nanoseconds(seconds):
     if not seconds >= 0:
         raise ValueError(f"a time of at least 0 seconds expected, found {seconds}")
     return int(min(seconds, FOR_EVER) * 1e9)
+
+
+def number(what, value):
+    """A version, or another number of 64 bits without a sign. ctypes would give the library the lowest 64 bits of any other."""
+    found = operator.index(value)
+    if not 0 <= found < 1 << 64:
+        raise ValueError(f"{what}: a number from 0 to 2**64 - 1 expected, found {found}")
+    return found
 
 
 def check_word(what, word, known):

@@ -96,6 +96,7 @@ class Publisher:
     def publish(self, revision: int, base_version: int, stream: Any = None) -> None:
         """This rank's part holds `revision` (greater than the last), which is for base_version of the weights. Returns at
         once, once nobody reads the last one."""
+        revision, base_version = _l.number("revision", revision), _l.number("base_version", base_version)
         self._publisher.wait()
         self._base[0] = base_version
         self._publisher.publish(revision, stream)

@@ -63,13 +63,13 @@ def save(folder: Union[str, os.PathLike], version: int, tensors: Any, *, context
     0's config.json. All of it is there, or nothing. keep: how many versions stay, the newest ones (0: all),
     and those of `stay`. deltas: how many versions in a row are kept as what changed since the one before them.
     folder: of a file system that all ranks share, or "s3://bucket/prefix"."""
-    parts, files, stay = dict(parts or {}), dict(files or {}), list(stay)
+    parts, files, stay = dict(parts or {}), dict(files or {}), [_l.number("stay", each) for each in stay]
     layouts = [_layout(each)[0] for each in (tensors, *parts.values())]
     lives = [layout.live() for layout in layouts]
     kept = (c.c_uint64 * max(1, len(stay)))(*stay)
     try:
         options = _l.CheckpointOptions(
-            version=version, keep=keep, deltas=deltas, rank=rank, world=world, config_json=text(config),
+            version=_l.number("version", version), keep=keep, deltas=deltas, rank=rank, world=world, config_json=text(config),
             timeout_ns=0 if timeout is None else _l.nanoseconds(timeout), part_count=len(parts),
             parts=(_l.CheckpointPart * max(1, len(parts)))(*(
                 _l.CheckpointPart(text(name), layout.pointer, live)

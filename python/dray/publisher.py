@@ -135,6 +135,7 @@ class Publisher(Laid):
         done what it was given so far. tensors: with copy=True, (name, tensor) of this version."""
         if tensors is not None and not isinstance(self._given, _p.Copies):
             raise TypeError("publish: tensors= is for a Publisher with copy=True")
+        version = _l.number("version", version)
         self._moved()
         if self._given.computes:
             self._wait()
@@ -154,6 +155,7 @@ class Publisher(Laid):
         version = self._published if version is None else version
         if version is None:
             raise ValueError("deliver: no version was published yet")
+        version = _l.number("version", version)
         names = None
         if not hasattr(groups, "__index__"):
             names = [name.encode() for name in ([groups] if isinstance(groups, str) else groups)]
@@ -175,7 +177,7 @@ class Publisher(Laid):
         dropped = c.c_uint32()
         if version is not None:
             with _t.span("weights wait", version, "wait", "readers"):
-                self._within("dray_publisher_wait", version,
+                self._within("dray_publisher_wait", _l.number("version", version),
                      _l.nanoseconds(self._timeout if timeout is None else timeout), c.byref(dropped))
         return dropped.value
 
@@ -192,7 +194,7 @@ class Publisher(Laid):
         if version is not None:
             if stream is None:
                 stream = _g._torch().cuda.current_stream() if self._layout.cuda else None
-            self._within("dray_publisher_wait_stream", version, getattr(stream, "cuda_stream", stream),
+            self._within("dray_publisher_wait_stream", _l.number("version", version), getattr(stream, "cuda_stream", stream),
                        _l.nanoseconds(self._timeout))
 
     def attach(self, optimizer, groups=None):

@@ -644,16 +644,16 @@ class Queue:
         self._call("dray_queue_admit",
                    c.byref(_l.Admission(task=text(task), batch_rows=batch_rows,
                                         staleness=staleness, concurrency=concurrency,
-                                        resume=int(resume), version=version)))
+                                        resume=int(resume), version=_l.number("version", version))))
 
     def version(self, version: int) -> None:
         """Reports that the trainer has reached this version, so that the admission grows."""
-        self._call("dray_queue_version", version)
+        self._call("dray_queue_version", _l.number("version", version))
 
     def cursor(self, version: int) -> bytes:
         """Returns the cursor of the provisional tasks' commits so far, which is saved with the checkpoint."""
         out, size = c.c_void_p(), c.c_size_t()
-        self._call("dray_queue_cursor", version, c.byref(out), c.byref(size))
+        self._call("dray_queue_cursor", _l.number("version", version), c.byref(out), c.byref(size))
         return _l.take(out, size.value)
 
     def covered(self, cursor: bytes) -> None:

@@ -301,7 +301,7 @@ class Kept:
         self._versions[at] = version
 
     def publish(self, version: int) -> None:
-        copies = self._copy(version)
+        copies = self._copy(_l.number("version", version))
         for name, parameter in self._given.pairs():
             copies[name].copy_(parameter.detach())
         self._announce(version)
@@ -379,6 +379,7 @@ class Weights:
     def prefetch(self, version: int) -> None:
         """Begins to bring the version, which may be still to come, into spare memory while the engine serves the one that it has;
         update() swaps. Of several ranks all call it. Nothing where that version is on its way, or there."""
+        _l.number("version", version)
         if self._ahead is None or self._ahead.wanted < version or self._ahead.failed:
             self._forget()
             self._ahead = _Ahead(self._subscribers[version % self._rules.kept], version, self._rules.kept == 1)

@@ -163,8 +163,8 @@ class Subscriber(Laid):
         _l.check_word("mode", mode, MODES)
         _l.check_word("strategy", strategy, STRATEGIES)
         return _l.UpdateOptions(mode=MODES[mode], strategy=STRATEGIES[strategy],
-                              min_version=min_version, path=path and os.fspath(path).encode(),
-                              path_version=path_version, bucket_bytes=bucket_bytes,
+                              min_version=_l.number("min_version", min_version), path=path and os.fspath(path).encode(),
+                              path_version=_l.number("path_version", path_version), bucket_bytes=bucket_bytes,
                               no_verify=int(not verify), timeout_ns=_l.nanoseconds(timeout),
                               no_peers=int(not peers), ctas=ctas, copy_engines=int(copy_engines),
                               nccl_bytes=nccl_bytes, prefetch_seconds=prefetch_seconds)
@@ -173,7 +173,7 @@ class Subscriber(Laid):
     def _dict(report):
         room = c.create_string_buffer(8192)
         call("dray_update_report_json", c.byref(report), room, len(room))
-        return json.loads(room.value)
+        return {**json.loads(room.value), "version": report.version}  # which is signed there
 
     @_l.alone
     def _run(self, name, options):

@@ -256,6 +256,28 @@ def negated():
         assert refused(dray.DrayError, "is_neg()", subscriber.update, min_version=2).name == "EUNSUPPORTED"
 
 
+def numbers():
+    """Numbers of versions that have no 64 bits are refused, and not cut to those."""
+    taken = {"w": torch.zeros(3)}
+    with Publisher({"w": torch.ones(3)}, "numbers", context=trainer) as publisher, \
+            Subscriber(taken, "numbers", "numbers", context=engine) as subscriber:
+        publisher.publish(3)
+        for number in (-1, 2**64, 2**64 + 3):
+            calls = (publisher.publish, publisher.deliver, publisher.wait, publisher.wait_stream,
+                     lambda number: subscriber.update(min_version=number), lambda number: subscriber.prefetch(min_version=number),
+                     lambda number: subscriber.start(min_version=number), subscriber.start_commit, subscriber.commit,
+                     lambda number: subscriber.update_weights_from_disk("nowhere", number),
+                     lambda number: dray.checkpoint.save("nowhere", number, taken),
+                     lambda number: dray.checkpoint.save("nowhere", 1, taken, stay=[number]))
+            for call in calls:
+                refused(ValueError, ["from 0 to 2**64 - 1 expected", f"found {number}"], call, number)
+        refused(TypeError, "integer", publisher.publish, 4.5)
+        assert subscriber.update(min_version=3)["version"] == 3
+        publisher.wait()
+        publisher.publish(2**64 - 1)
+        assert subscriber.update(min_version=2**64 - 1)["version"] == 2**64 - 1
+
+
 def engine_module():
     """Laid out anew where the module is known."""
     for number, given in enumerate((lambda m: m, lambda m: m.named_parameters())):
@@ -398,7 +420,7 @@ def engine_ranks():
 
 
 CASES = [trainer_module, trainer_names, trainer_ties, trainer_pairs, trainer_buffers, trainer_fsdp2, trainer_fsdp1,
-         trainer_release, negated, engine_module, engine_pairs, engine_views, nothing_is_kept,
+         trainer_release, negated, numbers, engine_module, engine_pairs, engine_views, nothing_is_kept,
          engine_steps, engine_ranks]
 with coordinator() as folder:
     dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=0, world_size=1)
