@@ -306,10 +306,12 @@ class Role:
     def publisher(self, parameters: Any, optimizer: Any = None, model: str = MODEL,
                   **options: Any) -> Union[Publisher, Kept]:
         """A trainer's: weights.Publisher of this rank. optimizer: waits before its steps for readers. Where the
-        schedule keeps two versions for engines (one_step_async), one that publishes each from a copy."""
+        schedule keeps two versions for engines (one_step_async), one that publishes each from a copy, without a snapshot
+        and deltas: its engines have the version between, which is of the other copy, where such a delta begins."""
         kept = self.rules.kept if model == MODEL and self.rules else 1
         if kept > 1:
-            options.pop("snapshot", None)
+            for name in ("snapshot", "delta", "delta_dtype"):
+                options.pop(name, None)
             self._kept = Kept(lambda of, name: self._publisher(of, name, options), parameters, model, kept)
             return self._kept
         publisher = self._publisher(parameters, model, options)

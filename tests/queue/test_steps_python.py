@@ -291,6 +291,26 @@ def test_kept_versions(folder, queue):
         assert role.weights(engine).take(batch) == 1 and float(engine.weight.detach()[0, 0]) == 1.0
 
 
+def test_kept_deltas(folder, queue):
+    """Where the newest two are kept, they come without deltas: both of the engine's subscribers write the same memory."""
+    configured(folder, "deltas", oldest=2, newest=2, open=2, kept=2, exact=1)
+    model, engine = torch.nn.Linear(300, 300), torch.nn.Linear(300, 300)
+    os.environ["DRAY_DATA_ADDRESS"] = f"unix:{folder}/data"
+    with dray.Role(timeout=20) as role:
+        publisher = role.publisher(model, delta=True, delta_dtype=torch.float32, snapshot=True)
+        # What other hosts read comes with deltas.
+        os.environ.update(DRAY_HOST="elsewhere", DRAY_DATA_ADDRESS=f"unix:{folder}/elsewhere")
+        weights = role.weights(engine)
+        del os.environ["DRAY_HOST"], os.environ["DRAY_DATA_ADDRESS"]
+        for version in range(6):
+            with torch.no_grad():
+                model.weight[version] += 1
+            publisher.publish(version)
+            report = weights.update(version)
+            assert torch.equal(engine.weight, model.weight) and report["delta_bytes"] == 0, report
+        publisher.close()
+
+
 def test_misused(queue):
     os.environ.update(DRAY_QUEUE="steps", DRAY_TASK="train")
     with dray.Role() as role:
@@ -310,7 +330,8 @@ with coordinator(), tempfile.TemporaryDirectory() as folder, dray.Queue(
     test_misused(queue)
     with tempfile.TemporaryDirectory() as run, dray.Queue("waits", tasks=TASKS, provisional=["train"]) as waits:
         test_checkpoints_wait_for_rows(run, waits)
-    for test, name in ((test_first_complete, "late"), (test_other_versions, "wrong"), (test_kept_versions, "kept")):
+    for test, name in ((test_first_complete, "late"), (test_other_versions, "wrong"), (test_kept_versions, "kept"),
+                       (test_kept_deltas, "deltas")):
         with tempfile.TemporaryDirectory() as run, dray.Queue(name, tasks=TASKS, provisional=["train"]) as own:
             test(run, own)
 print("ok")
