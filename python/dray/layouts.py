@@ -73,8 +73,8 @@ class Layout:
     @staticmethod
     def _check_signs(tensor, name):
         if tensor.is_neg():
-            raise DrayError(_l.EUNSUPPORTED, f"{name}: a tensor whose elements are its memory's expected, found one with PyTorch's "
-                            "negative bit (is_neg()), whose memory has them with the other sign")
+            raise DrayError(_l.EUNSUPPORTED, f"{name}: a tensor whose elements are its memory's expected, found one with "
+                            "PyTorch's negative bit (is_neg()), whose memory has them with the other sign")
 
     def _region(self, at, size, uuid, keep, name):
         if at not in self._index:

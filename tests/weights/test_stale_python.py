@@ -1,6 +1,7 @@
 """Modules that replace their parameters: what is published is what the module has now, what is updated
 is what the engine has now, and where that cannot be known, or what was given is gone, there is
 DRAY_ESTALE and the parameter's name. Never is memory read or written that the module has no more."""
+import os
 import subprocess
 import sys
 
@@ -218,7 +219,8 @@ with dray.Subscriber({"w": taken}, "release", group="release") as subscriber:
 def trainer_release():
     """An engine of another process has the memory mapped when it is to be released: the next publish offers it again."""
     memory = dray.weights.empty(1000)
-    with subprocess.Popen([sys.executable, "-c", TAKES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other, \
+    with subprocess.Popen([sys.executable, "-c", TAKES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                          env={**os.environ, "PYTHONPATH": os.path.join(os.environ["DRAY_SOURCE_DIR"], "python")}) as other, \
             Publisher({"w": memory}, "release", context=trainer) as publisher:
         for version in (1, 2, 3):
             memory.fill_(version)
@@ -264,7 +266,8 @@ def numbers():
         publisher.publish(3)
         for number in (-1, 2**64, 2**64 + 3):
             calls = (publisher.publish, publisher.deliver, publisher.wait, publisher.wait_stream,
-                     lambda number: subscriber.update(min_version=number), lambda number: subscriber.prefetch(min_version=number),
+                     lambda number: subscriber.update(min_version=number),
+                     lambda number: subscriber.prefetch(min_version=number),
                      lambda number: subscriber.start(min_version=number), subscriber.start_commit, subscriber.commit,
                      lambda number: subscriber.update_weights_from_disk("nowhere", number),
                      lambda number: dray.checkpoint.save("nowhere", number, taken),
