@@ -129,20 +129,31 @@ class Layout:
     def add_tensor(self, name, dtype, shape):
         if len(shape) > _p.MOST_DIMS:
             raise DrayError(_l.EUNSUPPORTED, f"{name}: at most {_p.MOST_DIMS} dimensions expected, found {len(shape)}")
-        index, shape = c.c_uint32(), _p.folded(shape)
-        code = library().dray_layout_find(self.pointer, name.encode(), c.byref(index), None)
-        if code:
+        index, shape, code, called = c.c_uint32(), _p.folded(shape), _g.dtype_code(dtype), _l.text(name)
+        if library().dray_layout_find(self.pointer, called, c.byref(index), None):
             sizes = (c.c_int64 * max(1, len(shape)))(*shape)
-            call("dray_layout_add_tensor", self.pointer, name.encode(), _g.dtype_code(dtype),
-                 len(shape), sizes, c.byref(index))
+            call("dray_layout_add_tensor", self.pointer, called, code, len(shape), sizes, c.byref(index))
+        else:
+            self._same_tensor(name, index.value, code, shape)
         return index.value
+
+    def _same_tensor(self, name, index, dtype, shape):
+        """Blocks of one tensor agree on what all of it is."""
+        known = c.cast(library().dray_layout_tensor(self.pointer, index), c.POINTER(_l.TensorInfo)).contents
+        if known.dtype != dtype:
+            expected, found = (library().dray_dtype_name(each).decode() for each in (known.dtype, dtype))
+            raise DrayError(_l.EDTYPE, f"{name}: {expected} expected, as in its other blocks, found {found}")
+        if list(known.shape[:known.ndim]) != list(shape):
+            raise DrayError(_l.ESHAPE, f"{name}: a whole tensor of shape {known.shape[:known.ndim]} expected, as in its other "
+                            f"blocks, found {list(shape)}")
 
     def add_alias(self, alias, name):
         """Another name of a tensor, where the layout has none of either from its configuration."""
         index = c.c_uint32()
         find = library().dray_layout_find
-        if find(self.pointer, alias.encode(), c.byref(index), None) and not find(self.pointer, name.encode(), c.byref(index), None):
-            call("dray_layout_add_alias", self.pointer, alias.encode(), index, c.byref(index))
+        other = _l.text(alias)
+        if find(self.pointer, other, c.byref(index), None) and not find(self.pointer, name.encode(), c.byref(index), None):
+            call("dray_layout_add_alias", self.pointer, other, index, c.byref(index))
 
     def add_parameter(self, name, parameter):
         """A parameter of this rank: whole, or a DTensor's shard. Where nothing of it is here, only
@@ -190,7 +201,7 @@ class Layout:
         shape = (c.c_int64 * _l.MAX_DIMS)()
         m = None if mesh is None else c.byref(_mesh_of(mesh, placements))
         coordinate = None if mesh is None else (c.c_int64 * 8)(*mesh.get_coordinate())
-        call("dray_layout_add_module", self.pointer, c.byref(self._config), name.encode(),
+        call("dray_layout_add_module", self.pointer, c.byref(self._config), _l.text(name),
              _g.dtype_code(local.dtype), region, offset, m, coordinate, shape)
         self._same_shard(name, shape, local)
 

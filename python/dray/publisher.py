@@ -71,12 +71,15 @@ class Publisher(Laid):
             context._open(self, "dray_publisher_open", model.encode(), self._layout.pointer, c.byref(options))
 
     def _build(self, pairs):
-        layout = Layout(self._config)
+        layout, seen = Layout(self._config), set()
         for name, parameter in pairs:
             if isinstance(parameter, Block):
                 layout.add_block(parameter)
-            else:
-                layout.add_parameter(name, parameter)
+                continue
+            if name in seen and not isinstance(parameter, _p.Part):  # engines would read either of them
+                raise ValueError(f"{name}: came twice")
+            seen.add(name)
+            layout.add_parameter(name, parameter)
         for alias, name in self._aliases:
             layout.add_alias(alias, name)
         return layout

@@ -9,6 +9,7 @@ from begin import coordinator, seed
 
 import numpy as np
 
+from dray import DrayError
 from dray.weights import Block, Context, Publisher, Subscriber, empty
 from served import refused
 
@@ -82,6 +83,17 @@ def refusals():
         refused(TypeError, "found list", Subscriber, {"w": [1.0]}, "n", context=context)
         refused(TypeError, "without a mask", Subscriber, {"w": np.ma.zeros(4, np.float32)}, "n", context=context)
         refused(TypeError, "is no dtype", Subscriber, {"w": np.zeros(4, np.complex64)}, "n", context=context)
+    with Context(role="trainer") as trainer, Context(role="engine") as engine:
+        one = np.zeros(4, np.float32)
+        half = one.astype(np.float16)
+        for name, words, other in (("EDTYPE", ["w: F32 expected", "found F16"], Block("w", (8,), half, (4,))),
+                                   ("ESHAPE", ["w: a whole tensor of shape [8]", "found [16]"], Block("w", (16,), one, (4,)))):
+            for kind, context in ((Publisher, trainer), (Subscriber, engine)):
+                assert refused(DrayError, words, kind, [Block("w", (8,), one), other], "n", context=context).name == name
+        for kind, context in ((Publisher, trainer), (Subscriber, engine)):  # neither becomes the tensor "a"
+            refused(ValueError, "NUL byte", kind, {"a\0b": one, "a\0c": one.copy()}, "n", context=context)
+        for names in ("ww", ("w", "_orig_mod.w")):
+            refused(ValueError, "w: came twice", Publisher, list(zip(names, (one, one.copy()))), "n", context=trainer)
 
 
 def plain_pairs():
