@@ -266,6 +266,7 @@ class StreamDataLoader:
         for micro, other in parts.items():
             if micro != batch.micro:
                 given.beside(other)
+        given.keep()
         parts[batch.micro] = given
 
     def _settle(self, batch, failed):

@@ -61,6 +61,11 @@ class Values:
         self.offsets = np.arange(self.rows + 1, dtype=np.uint64) * np.uint64(self.shape[0])
         self.shape[0] = 0
 
+    def keep(self) -> None:
+        """Copies what may be the caller's memory, who is free to write to it from now on."""
+        self.raw = self.raw.copy()
+        self.offsets = None if self.offsets is None else self.offsets.copy()
+
     def for_rows(self, rows: int) -> None:
         """ValueError: it has values for more or fewer."""
         if self.rows != rows:

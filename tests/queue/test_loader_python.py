@@ -130,6 +130,27 @@ def micro_batches():
                     assert np.array_equal(row, sets[x]), (x, row)
 
 
+def memory_used_again():
+    """What is set is what the arrays held by then: the loop may write to them at once."""
+    with dray.Queue("again", tasks={"write": (["x"], ["y", "z"]), "read": (["x", "y", "z"], [])}, timeout=20) as queue:
+        for micro, more in ((False, {}), (True, dict(micro=True, policy="token_balanced", token_cap=10))):
+            partition, y = f"micro-{micro}", np.zeros(4, np.float32)
+            z, ends = torch.zeros(8, dtype=torch.bfloat16), np.zeros(5, np.uint64)
+            queue.insert({"x": np.arange(4)}, partition, tags={"tokens": [5] * 4}, seal=True)
+            with dray.StreamDataLoader("write", ["x"], 4, "again", partition, timeout=20, **more) as loader:
+                for batch in loader:
+                    n = batch.rows
+                    assert n == (2 if micro else 4)
+                    y[:n], ends[:n + 1] = batch["x"][0], 2 * np.arange(n + 1)
+                    z[:2 * n] = torch.from_numpy(y[:n]).repeat_interleave(2)
+                    batch.set("y", y[:n])
+                    batch.set("z", z[:2 * n], ends[:n + 1])
+                    y[:], z[:], ends[:] = -1, -1, 0
+            with queue.claim("read", 4, partition=partition, framework="torch") as claim:
+                assert torch.equal(claim["y"], claim["x"].float()), (micro, claim["y"])
+                assert torch.equal(claim["z"].values().float(), claim["y"].repeat_interleave(2)), (micro, claim["z"].values())
+
+
 def micro_batches_that_fail():
     """One of them, with its output set or not, is an attempt more for its rows; the others' outputs are committed."""
     for fails, kind in ((0, "array"), (1, "array"), (0, "list"), (1, "list"), ((0, 1), "array")):
@@ -209,6 +230,7 @@ with coordinator():
         assert all((attempts[slot] == 2) == (slot in slots) for slot in range(ROWS)), attempts
 
     micro_batches()
+    memory_used_again()
     micro_batches_that_fail()
 
     # What is wrong is said.
