@@ -494,13 +494,13 @@ class Copies(Given):
         return [[name, str(dtype).rpartition(".")[2], list(shape)] for name, (shape, dtype, _) in self._held.items()]
 
     def refresh(self, tensors=None):
-        if tensors is None and not self._fresh:
+        fresh, self._fresh = self._fresh, False  # also where tensors end in the middle
+        if tensors is None and not fresh:
             if self._again is None:
                 raise ValueError("publish: tensors= expected, as those of the last version came from what is used up now")
             tensors = self._again()
         if tensors is not None:
             self._take(tensors, self._known)
-        self._fresh = False
 
 
 def is_module(parameters):

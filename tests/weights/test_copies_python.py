@@ -1,5 +1,6 @@
 """Publishers of generators: tensors that are gone when the next one comes are copied, each rank keeps its share of the rows, and
 engines get what was generated; what is not as it was first given is refused by name, and what was published stays."""
+import itertools
 import weakref
 
 from begin import coordinator, needs, rng, seed
@@ -31,6 +32,11 @@ def generated(version, shapes=None):
         weakref.finalize(tensor, ended)
         yield name, tensor
         del tensor
+
+
+def ends_early(version):
+    yield from itertools.islice(generated(version), len(SHAPES) // 2)
+    raise OSError("a rank was lost")
 
 
 def ranks(world, again):
@@ -70,6 +76,17 @@ def refusals():
         assert taker.update()["version"] == 3
     assert all(torch.equal(taken[n], t) for n, t in generated(3))
     p.close()
+    for again in (False, True):  # one that ends in the middle leaves nothing that may be published
+        with Publisher((lambda: generated(1)) if again else generated(1), f"half{again}", context=trainer, copy=True) as p:
+            refused(OSError, "lost", p.publish, 1, tensors=ends_early(2))
+            if again:
+                p.publish(1)
+            else:
+                refused(ValueError, "tensors= expected", p.publish, 1)
+                p.publish(1, tensors=generated(1))
+            with Subscriber(taken, f"half{again}", "whole", context=engine) as taker:
+                taker.update()
+        assert all(torch.equal(taken[n], t) for n, t in generated(1)), again
     refused(ValueError, "came twice", Publisher, [("a", torch.zeros(2))] * 2, "t", context=trainer, copy=True)
     with Publisher({"a": torch.zeros(2)}, "t", context=trainer) as plain:
         refused(TypeError, "copy=True", plain.publish, 1, tensors=[])
