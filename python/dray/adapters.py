@@ -124,7 +124,8 @@ class Publisher:
 @dataclass(frozen=True)
 class Revision:
     """Of an adapter: its number, the version of the weights that it is for, adapter_config.json, the tensors by their names, a
-    folder as PEFT writes it, and a number that no other revision of this process has."""
+    folder as PEFT writes it, a number that no other revision of this process has, and the trainer's incarnation: one that was
+    started again may give a number anew, to other tensors."""
     name: str
     revision: int
     base_version: int
@@ -132,11 +133,12 @@ class Revision:
     tensors: dict = field(repr=False)
     folder: pathlib.Path
     number: int
+    incarnation: int = 0
 
     @property
     def label(self) -> str:
         """The name by which an engine tells revisions apart."""
-        return f"{self.name}@{self.revision}"
+        return self.folder.name
 
     def vllm(self):
         """For vLLM's lora_request=."""
@@ -155,6 +157,7 @@ class Adapters:
             raise ValueError(f"keep: at least 1 expected, found {keep}")
         self._model, self._options, self._keep, self._timeout = model, dict(group=group, rank=0, world=1), keep, timeout
         self._context, self._known, self._alive, self._number = context, {}, {}, 0
+        self._labels = {}  # label: the incarnation that had it
         self._own = folder is None
         shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="dray-adapters-", dir=shared) if self._own else folder)
@@ -177,9 +180,10 @@ class Adapters:
         DrayError (ESTALE), where the adapter is for other ones, and nothing changes."""
         try:
             subscriber, memory, config = self._subscriber(name)
-            found = subscriber.version  # taken, and refused for its base
-            if not revision or found < revision:
-                found = subscriber.update(min_version=revision, timeout=self._timeout if timeout is None else timeout)["version"]
+            found, incarnation, torn = subscriber._held()  # taken, and refused for its base
+            if torn or not revision or found < revision:
+                subscriber.update(min_version=revision, timeout=self._timeout if timeout is None else timeout)
+                found, incarnation, _ = subscriber._held()
         except _l.DrayError as error:
             if error.name == "EDEAD":  # the trainer's, which may come again with other tensors
                 self._forget(name)
@@ -188,19 +192,22 @@ class Adapters:
         if base_version is not None and base != base_version:
             raise _l.DrayError(_l.ESTALE, f"adapter {name}: revision {found} is for version {base} of {self._model}, the engine "
                                f"has {base_version}")
-        alive = self._alive.setdefault(name, {})
-        if found not in alive:
+        alive, key = self._alive.setdefault(name, {}), (incarnation, found)
+        if key not in alive:
             self._number += 1
             tensors = {n: t.clone() for n, t in memory.items() if n != BASE}
-            folder = self._write(name, found, tensors, config)
-            alive[found] = Revision(name, found, base, config, tensors, folder, self._number)
-            for old in sorted(alive)[:-self._keep]:
-                self.drop(alive[old])
-        return alive[found]
+            label = f"{name}@{found}"
+            if self._labels.setdefault(label, incarnation) != incarnation:
+                label += f".{self._number}"
+            folder = self._write(label, tensors, config)
+            alive[key] = Revision(name, found, base, config, tensors, folder, self._number, incarnation)
+            for old in list(alive.values())[:-self._keep]:
+                self.drop(old)
+        return alive[key]
 
-    def _write(self, name, revision, tensors, config):
+    def _write(self, label, tensors, config):
         from safetensors.torch import save_file
-        folder, new = self._folder / f"{name}@{revision}", self._folder / f".{name}@{revision}"
+        folder, new = self._folder / label, self._folder / f".{label}"
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
         save_file(tensors, new / "adapter_model.safetensors")
@@ -211,11 +218,11 @@ class Adapters:
 
     def alive(self, name: str) -> list:
         """The revisions, oldest first."""
-        return [self._alive.get(name, {})[revision] for revision in sorted(self._alive.get(name, {}))]
+        return list(self._alive.get(name, {}).values())
 
     def drop(self, revision: Revision) -> None:
         """Its files go; an engine that has loaded them keeps what it has until it is told to unload it."""
-        if self._alive.get(revision.name, {}).pop(revision.revision, None) is not None:
+        if self._alive.get(revision.name, {}).pop((revision.incarnation, revision.revision), None) is not None:
             shutil.rmtree(revision.folder, ignore_errors=True)
 
     def _forget(self, name):

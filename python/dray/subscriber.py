@@ -290,11 +290,16 @@ class Subscriber(Laid):
     @property
     def version(self) -> int:
         """That the group holds as a whole; 0: none yet. Raises DrayError (ETORN) for a torn group."""
-        version, state = c.c_uint64(), c.c_int32()
-        self._call("dray_subscriber_version", c.byref(version), None, c.byref(state))
-        if state.value == 2:
+        version, _, torn = self._held()
+        if torn:
             raise DrayError(_l.ETORN, "the group is torn: the next update repairs it")
-        return version.value
+        return version
+
+    def _held(self):
+        """(version, the trainer's incarnation that it is of, whether the group is torn)"""
+        version, incarnation, state = c.c_uint64(), c.c_uint64(), c.c_int32()
+        self._call("dray_subscriber_version", c.byref(version), c.byref(incarnation), c.byref(state))
+        return version.value, incarnation.value, state.value == 2
 
     def fileno(self) -> int:
         return self._number("dray_subscriber_fd")

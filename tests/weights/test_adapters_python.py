@@ -158,11 +158,52 @@ def errors():
     assert error.name == "EUNSUPPORTED"
 
 
+def started_again():
+    """A trainer that was started again gives a number anew: its adapter is another revision, also for engines."""
+    tensor = torch.zeros(2, 4)
+    with dray.adapters.Adapters(group="again") as adapters:
+        taken = []
+        for value in (1, 2):
+            tensor.fill_(value)
+            with dray.adapters.Publisher({"a.lora_A.weight": tensor}, "again", config={"r": 2}) as trainer:
+                trainer.publish(1, base_version=10)
+                taken.append(adapters.take("again"))
+                assert adapters.take("again") is taken[-1] is adapters.take("again", 1)
+        assert [each.tensors["a.lora_A.weight"][0, 0].item() for each in taken] == [1, 2] and adapters.alive("again") == taken
+        assert [each.revision for each in taken] == [1, 1] and len({each.label for each in taken}) == 2
+        for each in taken:
+            files = load_file(each.folder / "adapter_model.safetensors")
+            assert torch.equal(files["a.lora_A.weight"], each.tensors["a.lora_A.weight"])
+        adapters.drop(taken[0])
+        assert adapters.alive("again") == taken[1:] and taken[1].folder.exists() and not taken[0].folder.exists()
+
+
+def torn():
+    """A revision that was written to while it was read is refused; the next one is taken."""
+    tensor = torch.ones(2, 4)
+    with dray.adapters.Publisher({"a.lora_A.weight": tensor}, "torn", config={"r": 2}) as trainer, \
+            dray.adapters.Adapters(group="torn") as adapters:
+        trainer.publish(1, base_version=10)
+        adapters.take("torn")
+        trainer.publish(2, base_version=10)
+        with dray.Subscriber({"a.lora_A.weight": torch.zeros(2, 4)}, "policy.adapter.torn", "other") as other:
+            other.update(min_version=2)  # its sums are made
+        tensor.fill_(7)
+        assert refused(dray.DrayError, "", adapters.take, "torn", 2).name == "ETORN"
+        trainer.wait()
+        tensor.fill_(3)
+        trainer.publish(3, base_version=10)
+        assert adapters.take("torn").revision == 3 == adapters.take("torn", 3).revision
+        assert adapters.take("torn").tensors["a.lora_A.weight"].eq(3).all()
+
+
 def main():
     if len(sys.argv) > 1:
         return trainer(int(sys.argv[1]), sys.argv[2])
     with dray.serve():
         errors()
+        started_again()
+        torn()
         with ranks(RANKS, 120):
             engine()
 
