@@ -14,8 +14,9 @@ import pathlib
 from typing import Any, Iterable, Mapping, Optional, Union
 
 from . import _library as _l
+from . import gpu as _g
 from . import parameters as _p
-from ._library import call, text
+from ._library import DrayError, call, library, text
 from .weights import Context, Layout
 
 __all__ = ["latest", "load", "load_optimizer", "optimizer_tensors", "read_file", "save"]
@@ -115,26 +116,50 @@ def read_file(path: Union[str, os.PathLike], name: str) -> bytes:
 
 def optimizer_tensors(model: Any, optimizer: Any) -> tuple:
     """({name: tensor}, JSON) of what torch's optimizer keeps of the model's parameters: tensors of their
-    shapes, as "weight.exp_avg", and numbers. The learning rate and its like are the program's."""
+    shapes, as "weight.exp_avg", and numbers. The learning rate and its like are the program's. DrayError
+    (EUNSUPPORTED): it keeps something else, which could not be restored."""
     tensors, numbers = {}, {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             if hasattr(value, "shape") and tuple(value.shape) == tuple(parameter.shape):
                 tensors[f"{name}.{key}"] = value
-            else:
+            elif isinstance(value, (int, float)) or getattr(value, "ndim", 1) == 0:
                 numbers.setdefault(name, {})[key] = float(value)
+            elif value is not None:
+                found = f"shape {tuple(value.shape)}" if hasattr(value, "shape") else type(value).__name__
+                raise DrayError(_l.EUNSUPPORTED, f"{name}.{key} of the optimizer: a number or a tensor of the parameter's "
+                                f"shape {tuple(parameter.shape)} expected, found {found}")
     return tensors, json.dumps(numbers).encode()
 
 
-def load_optimizer(path: Union[str, os.PathLike], model: Any, optimizer: Any,
-                   tensors: Iterable[str] = ("exp_avg", "exp_avg_sq")) -> None:
+def _dtypes(path):
+    """{name: dtype} of a checkpoint's tensors."""
+    layout = c.c_void_p()
+    call("dray_checkpoint_layout", path.encode(), c.byref(layout), None)
+    try:
+        found = (c.cast(library().dray_layout_tensor(layout, i), c.POINTER(_l.TensorInfo)).contents
+                 for i in range(library().dray_layout_tensor_count(layout)))
+        return {t.name.decode(): _g.torch_dtype(t.dtype) for t in found}
+    finally:
+        library().dray_layout_free(layout)
+
+
+def load_optimizer(path: Union[str, os.PathLike], model: Any, optimizer: Any, tensors: Optional[Iterable[str]] = None) -> None:
     """What optimizer_tensors gave, from a checkpoint with it as the part "optimizer" and the file
-    "optimizer.json"; tensors: those of the optimizer's kind, AdamW's where it is not said."""
+    "optimizer.json"; tensors: which of them, as ("exp_avg", "exp_avg_sq"); None: all. Parameters without any
+    begin anew. DrayError (ENOENT), which changes nothing: of a parameter that the model has not."""
     import torch
+    part, parameters, state = f"{os.fspath(path)}/optimizer", dict(model.named_parameters()), {}
     numbers = json.loads(read_file(path, "optimizer.json"))
-    if not numbers:
-        return
-    for name, parameter in model.named_parameters():
-        state = optimizer.state[parameter] = {key: torch.zeros_like(parameter) for key in tensors}
-        state.update((key, torch.tensor(value)) for key, value in numbers[name].items())
-    load(f"{os.fspath(path)}/optimizer", optimizer_tensors(model, optimizer)[0])
+    saved = [(*name.rpartition(".")[::2], dtype) for name, dtype in _dtypes(part).items()]
+    for name in [*numbers, *(name for name, _, _ in saved)]:
+        if name not in parameters:
+            raise DrayError(_l.ENOENT, f"{part}: state of {name}, which is no parameter of the model")
+    for name, key, dtype in saved:
+        if tensors is None or key in tensors:
+            state.setdefault(name, {})[key] = torch.zeros_like(parameters[name], dtype=dtype)
+    if state:
+        load(part, {f"{name}.{key}": value for name, of in state.items() for key, value in of.items()})
+    for name, of in numbers.items():
+        state.setdefault(name, {}).update((key, torch.tensor(value)) for key, value in of.items())
+    optimizer.state.update((parameters[name], of) for name, of in state.items())

@@ -17,7 +17,6 @@ UNBOUND = {  # a function, or the beginning of several: why Python does without
     "dray_batch_tag": "dray_batch_tags reads those of all rows",
     "dray_batch_waited_for": "the library records it in the claim's span",
     "dray_batch_weight": "dray_batch_weights reads those of all rows",
-    "dray_checkpoint_layout": "dray.checkpoint.load reads through dray_checkpoint_read",
     "dray_checkpoint_write": "dray.checkpoint.save gives each rank's part to dray_checkpoint_save",
     "dray_checksums_": "Subscriber.verify compares, and the program `dray verify` too",
     "dray_context_": "a Role has its epoch from the environment",

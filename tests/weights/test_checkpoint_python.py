@@ -71,6 +71,32 @@ with tempfile.TemporaryDirectory() as top:
     refused(dray.DrayError, "0.nothing", dray.checkpoint.load, path.parent / "step-000006",
             {"0.nothing": torch.zeros(1)})
 
+    # Whatever an optimizer keeps: of all parameters or of some, with numbers or without.
+    for kind, frozen in ((lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), ()), (torch.optim.AdamW, (0,)),
+                         (lambda p: torch.optim.Adam(p, amsgrad=True), (1, 2))):
+        (model_a, _), (model_b, _) = trainer(), trainer()
+        for each in frozen:
+            model_a[each].requires_grad_(False)
+            model_b[each].requires_grad_(False)
+        a, b = kind(model_a.parameters()), kind(model_b.parameters())
+        train(model_a, a, 3)
+        write(f"{top}/kinds", 1, model_a, a)
+        path = dray.checkpoint.latest(f"{top}/kinds")[1]
+        dray.checkpoint.load(path, model_b)
+        dray.checkpoint.load_optimizer(path, model_b, b)
+        assert len(b.state) == len(a.state) > 0
+        train(model_a, a, 2)
+        train(model_b, b, 2)
+        assert all(torch.equal(*pair) for pair in zip(model_a.parameters(), model_b.parameters()))
+    # What cannot be restored is refused by name, and changes nothing.
+    less = torch.nn.Sequential(torch.nn.Linear(5, 7))
+    its = torch.optim.Adam(less.parameters())
+    error = refused(dray.DrayError, "state of 0.weight, which is no parameter", dray.checkpoint.load_optimizer, path,
+                    torch.nn.Linear(5, 7), its)
+    assert error.name == "ENOENT" and not its.state
+    its.state[less[0].weight] = {"rows": torch.zeros(7)}
+    refused(dray.DrayError, ["0.weight.rows", "(7, 5)", "found shape (7,)"], dray.checkpoint.optimizer_tensors, less, its)
+
     # A role's: written for the step, and read by a run that goes on from it.
     os.environ.update(DRAY_ADDRESS="unix:/nowhere", DRAY_RUN=f"{top}/run", DRAY_CONFIG=f"{top}/config.json")
     os.makedirs(f"{top}/run/checkpoints")
