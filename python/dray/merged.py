@@ -13,11 +13,20 @@ from .parameters import Given, clean, local
 _PREFIX = "base_model.model."
 
 
+def _refuse(path, found):
+    raise DrayError(EUNSUPPORTED, f"{path}: a plain LoRA of a linear layer expected, found {', '.join(found)}")
+
+
 class _Target:
     """A weight that an adapter changes."""
 
-    def __init__(self, module, adapter):
-        self._module, self._adapter, self._memory = module, adapter, None
+    def __init__(self, path, module, adapter):
+        self._path, self._module, self._adapter, self._memory = path, module, adapter, None
+
+    def check(self):
+        """Before each publish: merge_adapter() puts the adapter into the base's weight, unmerge_adapter() takes it out."""
+        if getattr(self._module, "merged", False):
+            _refuse(self._path, ["merged weights"])
 
     def weight(self):
         return self._module.base_layer.weight
@@ -67,8 +76,8 @@ class Merged(Given):
                 ("fan_in_fan_out", getattr(module, "fan_in_fan_out", False)), ("merged weights", getattr(module, "merged", False)),
                 (f"a weight of {module.base_layer.weight.dim()} dimensions", module.base_layer.weight.dim() != 2)) if is_so]
             if wrong:
-                raise DrayError(EUNSUPPORTED, f"{path}: a plain LoRA of a linear layer expected, found {', '.join(wrong)}")
-            self._targets[f"{path}.base_layer.weight"] = _Target(module, adapter)
+                _refuse(path, wrong)
+            self._targets[f"{path}.base_layer.weight"] = _Target(path, module, adapter)
         if not self._targets:
             raise ValueError(f"merged: a module with adapter {adapter} expected, found none in {type(model).__name__}")
 
@@ -85,6 +94,8 @@ class Merged(Given):
         return found
 
     def refresh(self, tensors=None):
+        for target in self._targets.values():
+            target.check()
         for target in self._targets.values():
             target.compute()
 

@@ -197,6 +197,26 @@ def torn():
         assert adapters.take("torn").tensors["a.lora_A.weight"].eq(3).all()
 
 
+def merged_again():
+    """merge_adapter() between two publishes: the adapter is not added twice."""
+    model, (_, plain) = Peft(), wanted(1)
+    write(model, 1)
+    held = {n: torch.zeros_like(t) for n, t in plain.items()}
+    down = model.base_model.model.layers[0].down
+    with dray.Publisher(dray.adapters.merged(model), "twice") as publisher, \
+            dray.Subscriber(held, "twice", group="twice") as subscriber:
+        publisher.publish(1)
+        down.merged = True
+        error = refused(dray.DrayError, "layers.0.down: a plain LoRA of a linear layer expected, found merged weights",
+                        publisher.publish, 2)
+        assert error.name == "EUNSUPPORTED"
+        down.merged = False
+        publisher.publish(2)
+        assert subscriber.update()["version"] == 2
+    for name, tensor in plain.items():
+        assert torch.equal(held[name], tensor), name
+
+
 def main():
     if len(sys.argv) > 1:
         return trainer(int(sys.argv[1]), sys.argv[2])
@@ -204,6 +224,7 @@ def main():
         errors()
         started_again()
         torn()
+        merged_again()
         with ranks(RANKS, 120):
             engine()
 
