@@ -287,3 +287,56 @@ int dray__plan_check_memory(const dray_plan_member *destination, dray_error *err
     free(sets);
     return rc;
 }
+
+/* ---- tied tensors ---------------------------------------------------------------------------- */
+
+/* Finds the tensor of a source that has the blocks of this name. */
+static bool holds(const dray_layout *source, const char *name, uint32_t *tensor)
+{
+    if (dray_layout_find(source, name, tensor, NULL))
+        return false;
+    int32_t alias_of = dray_layout_tensor(source, *tensor)->alias_of;
+    if (alias_of >= 0)
+        *tensor = (uint32_t)alias_of;
+    return true;
+}
+
+/* Returns whether the sources have two tensors of these names. What is read from files is tied by
+ * whoever loads them: a file may have both tensors also where they are one in the model. */
+static bool are_two(const dray_plan_index *index, const char *alias, const char *name)
+{
+    bool first = false, second = false, tied = false;
+    for (uint32_t i = 0; i < index->source_count; i++) {
+        const dray_layout *source = index->sources[i].layout;
+        const dray_region_info *region = dray_layout_region(source, 0);
+        uint32_t x, y;
+        if (region && region->kind == DRAY_REGION_FILE)
+            continue;
+        bool has_alias = holds(source, alias, &x), has_name = holds(source, name, &y);
+        if (has_alias && has_name && x != y)
+            return true;
+        tied |= has_alias && has_name;
+        first |= has_alias;
+        second |= has_name;
+    }
+    return first && second && !tied;
+}
+
+int dray__plan_check_aliases(const dray_plan_index *index, const dray_plan_member *destination,
+                             dray_error *error)
+{
+    const dray_layout *layout = destination->layout;
+    char text[80];
+    for (uint32_t t = 0; t < dray_layout_tensor_count(layout); t++) {
+        const dray_tensor_info *alias = dray_layout_tensor(layout, t);
+        if (alias->alias_of < 0)
+            continue;
+        const char *name = dray_layout_tensor(layout, (uint32_t)alias->alias_of)->name;
+        if (are_two(index, alias->name, name))
+            return dray__fail(error, DRAY_EOVERLAP,
+                              "%s: %.160s and %.160s share bytes, and are two tensors of the "
+                              "sources",
+                              dray__member_text(destination, text, sizeof text), name, alias->name);
+    }
+    return DRAY_OK;
+}
