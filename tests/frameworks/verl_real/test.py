@@ -181,7 +181,8 @@ def main():
     assert CheckpointEngineRegistry.get("dray") is integration.DrayCheckpointEngine  # found by the entry point
     seen = []
     with dray.serve():
-        ray.init(num_cpus=64, include_dashboard=False, log_to_driver=SOAK, configure_logging=False)
+        ray.init(num_cpus=16 * RUNS,  # placement groups keep those of workers that ended: 7 a run
+                 include_dashboard=False, log_to_driver=SOAK, configure_logging=False)
         for number in range(RUNS):
             folder = WORK / f"qwen2-{number}"
             model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("qwen2", **SIZES))
