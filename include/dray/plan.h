@@ -122,10 +122,9 @@ typedef struct dray_plan dray_plan;
  * sources: source_count members, which may be 0. options: NULL for the defaults. The caller frees
  * *out, which keeps no pointer into the layouts. Does not block.
  * DRAY_EHOLE: an element is in no source. DRAY_EOVERLAP: two blocks of the destination have the
- * same bytes, or two names of one tensor there are two tensors of the sources (but for files, which
- * are tied by who loads them). DRAY_ESHAPE, DRAY_EDTYPE: shapes differ, or a dtype cannot be
- * converted. The messages name the tensor, the elements and the members. DRAY_EINVALID: allow_cast
- * has unknown bits. DRAY_ENOMEM.
+ * same bytes. DRAY_ESHAPE, DRAY_EDTYPE: shapes differ, or a dtype cannot be converted. The messages
+ * name the tensor, the elements and the members. DRAY_EINVALID: allow_cast has unknown bits.
+ * DRAY_ENOMEM.
  */
 int dray_plan_new(const dray_plan_member *sources, uint32_t source_count,
                   const dray_plan_member *destination, const dray_plan_options *options,

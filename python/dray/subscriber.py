@@ -86,8 +86,6 @@ class Subscriber(Laid):
             if not getattr(_p.local(tensor)[0], "writeable", True):
                 raise TypeError(f"{name}: an array that may be written to expected, this one is read-only")
             layout.add_block(tensor if isinstance(tensor, Block) else Block(name, tensor.shape, tensor))
-        for alias, name in self._given.aliases():  # a trainer that has two tensors of them is refused
-            layout.add_alias(alias, name)
         return layout, self._given.places()
 
     def _open(self, layout, places, **options):

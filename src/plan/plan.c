@@ -494,8 +494,6 @@ static int fill_plan(planner *p, dray_error *error)
     const dray_layout *layout = p->destination->layout;
     dray__copies *copies = &p->plan->copies;
     int rc = dray__plan_check_memory(p->destination, error);
-    if (!rc)
-        rc = dray__plan_check_aliases(p->index, p->destination, error);
     if (!rc && !dray__array_room(&copies->items, sizeof *copies->items,
                                  dray_layout_block_count(layout), &copies->capacity))
         rc = dray__nomem(error);

@@ -107,10 +107,6 @@ void dray__plan_total_transforms(dray__planner *planner);
 /* Fails with DRAY_EOVERLAP when two blocks of the layout, or one block twice, write the same
  * bytes. */
 int dray__plan_check_memory(const dray_plan_member *destination, dray_error *error);
-/* Fails with DRAY_EOVERLAP when two names of one tensor of the destination are two tensors of the
- * sources. */
-int dray__plan_check_aliases(const dray_plan_index *index, const dray_plan_member *destination,
-                             dray_error *error);
 
 /* Joins copies of one destination block, from index `from` on, where two of them are one
  * rectangle in both memories. */

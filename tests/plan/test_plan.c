@@ -403,55 +403,6 @@ TEST(errors_say_what_and_who)
     assert_null(plan);
 }
 
-/* A layout with tensors "embed" and "head", in the order that `swap` says; as one of two names
- * where tied. */
-static dray_layout *two_names(bool tied, bool swap, dray_region_kind kind)
-{
-    const int64_t shape[] = {8, 4}, start[] = {0, 0};
-    const char *names[] = {swap ? "head" : "embed", swap ? "embed" : "head"};
-    dray_region_info region = {.kind = kind, .bytes = 128, .name = "weights"};
-    dray_layout *l = NULL;
-    uint32_t tensor, at;
-    assert_int_equal(dray_layout_new(&l, NULL), DRAY_OK);
-    for (uint32_t i = 0; i < (tied ? 1 : 2); i++) {
-        assert_int_equal(dray_layout_add_tensor(l, names[i], DRAY_F32, 2, shape, &tensor, NULL), 0);
-        assert_int_equal(dray_layout_add_region(l, &region, &at, NULL), DRAY_OK);
-        assert_int_equal(dray_layout_add_dense(l, tensor, at, start, shape, 0, NULL), DRAY_OK);
-    }
-    if (tied)
-        assert_int_equal(dray_layout_add_alias(l, names[1], tensor, &at, NULL), DRAY_OK);
-    return l;
-}
-
-TEST(one_tensor_is_not_filled_from_two)
-{
-    const dray_region_kind host = DRAY_REGION_HOST, file = DRAY_REGION_FILE;
-    for (int swap = 0; swap < 2; swap++) {
-        dray_plan *plan = NULL;
-        dray_error e;
-        assert_int_equal(
-            plan_one(two_names(false, false, host), two_names(true, swap, host), NULL, &plan, &e),
-            DRAY_EOVERLAP);
-        assert_string_equal(e.message,
-                            swap ? "engine-0: head and embed share bytes, and are two tensors of "
-                                   "the sources"
-                                 : "engine-0: embed and head share bytes, and are two tensors of "
-                                   "the sources");
-        assert_null(plan);
-        const struct {
-            bool from, to;
-            dray_region_kind kind;
-        } fine[] = {
-            {true, true, host}, {true, false, host}, {false, false, host}, {false, true, file}};
-        for (size_t i = 0; i < sizeof fine / sizeof *fine; i++) {
-            assert_int_equal(plan_one(two_names(fine[i].from, false, fine[i].kind),
-                                      two_names(fine[i].to, swap, host), NULL, &plan, &e),
-                             DRAY_OK);
-            dray_plan_free(plan);
-        }
-    }
-}
-
 TEST(casts_can_be_forbidden)
 {
     const int64_t zero[2] = {0, 0}, a[2] = {8, 4};
