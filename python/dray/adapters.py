@@ -177,7 +177,8 @@ class Adapters:
     def take(self, name: str, revision: int = 0, *, base_version: Optional[int] = None,
              timeout: Optional[float] = None) -> Revision:
         """A revision of at least this number, waiting for it; 0: the newest. base_version: of the weights that the engine has:
-        DrayError (ESTALE), where the adapter is for other ones, and nothing changes."""
+        DrayError (ESTALE), where the adapter is for other ones, and nothing changes. A number alone does not tell trainers apart:
+        where this process holds the one before's adapter under that number or a higher one, take without a number."""
         try:
             subscriber, memory, config = self._subscriber(name)
             found, incarnation, torn = subscriber._held()  # taken, and refused for its base

@@ -119,11 +119,11 @@ def optimizer_tensors(model: Any, optimizer: Any) -> tuple:
     shapes, as "weight.exp_avg", and numbers. The learning rate and its like are the program's. DrayError
     (EUNSUPPORTED): it keeps something else, which could not be restored."""
     tensors, numbers = {}, {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in _p.clean(model.named_parameters()):
         for key, value in optimizer.state.get(parameter, {}).items():
             if hasattr(value, "shape") and tuple(value.shape) == tuple(parameter.shape):
                 tensors[f"{name}.{key}"] = value
-            elif isinstance(value, (int, float)) or getattr(value, "ndim", 1) == 0:
+            elif isinstance(value, (int, float)) or hasattr(value, "numel") and value.numel() == 1:
                 numbers.setdefault(name, {})[key] = float(value)
             elif value is not None:
                 found = f"shape {tuple(value.shape)}" if hasattr(value, "shape") else type(value).__name__
@@ -149,8 +149,8 @@ def load_optimizer(path: Union[str, os.PathLike], model: Any, optimizer: Any, te
     "optimizer.json"; tensors: which of them, as ("exp_avg", "exp_avg_sq"); None: all. Parameters without any
     begin anew. DrayError (ENOENT), which changes nothing: of a parameter that the model has not."""
     import torch
-    part, parameters, state = f"{os.fspath(path)}/optimizer", dict(model.named_parameters()), {}
-    numbers = json.loads(read_file(path, "optimizer.json"))
+    part, parameters, state = f"{os.fspath(path)}/optimizer", dict(_p.clean(model.named_parameters())), {}
+    numbers = dict(_p.clean(json.loads(read_file(path, "optimizer.json")).items()))  # those of 0.1 have a wrapper's names
     saved = [(*name.rpartition(".")[::2], dtype) for name, dtype in _dtypes(part).items()]
     for name in [*numbers, *(name for name, _, _ in saved)]:
         if name not in parameters:

@@ -482,6 +482,7 @@ class Copies(Given):
 
     def _keep(self, name, tensor):
         block = self._held[name][2]
+        self._fresh = False  # also where tensors end in the middle
         if block is not None:
             at = block.start[0] if block.start else 0
             block.tensor.copy_(tensor[at:at + len(block.tensor)] if block.start else tensor)
@@ -494,13 +495,13 @@ class Copies(Given):
         return [[name, str(dtype).rpartition(".")[2], list(shape)] for name, (shape, dtype, _) in self._held.items()]
 
     def refresh(self, tensors=None):
-        fresh, self._fresh = self._fresh, False  # also where tensors end in the middle
-        if tensors is None and not fresh:
+        if tensors is None and not self._fresh:
             if self._again is None:
                 raise ValueError("publish: tensors= expected, as those of the last version came from what is used up now")
             tensors = self._again()
         if tensors is not None:
             self._take(tensors, self._known)
+        self._fresh = False
 
 
 def is_module(parameters):

@@ -220,8 +220,8 @@ class Publisher(Laid):
                  _l.nanoseconds(self._timeout if timeout is None else timeout), pins, 16,
                  c.byref(count))
         except DrayError as e:
-            if e.code == _l.ETIMEDOUT:  # readers are given the memory no more, as if it had succeeded
-                self._published = self._known = None
+            if e.code == _l.ETIMEDOUT:  # new readers may be given the memory no more; others still read it
+                self._known = None
             names = ", ".join(p.name.decode("utf-8", "replace") for p in pins[:count.value])
             raise type(e)(e.code, f"{e} ({names})" if names else str(e)) from None
         self._published = self._known = None  # said anew by the next publish

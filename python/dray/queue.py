@@ -478,25 +478,28 @@ class Queue:
 
     async def _answered(self, loop):
         import asyncio
-        batch, readable = c.c_void_p(), asyncio.Event()
-        loop.add_reader(self.fileno(), readable.set)
+        batch, readable, fd = c.c_void_p(), asyncio.Event(), self.fileno()
+        loop.add_reader(fd, readable.set)
         try:
             while True:
-                await readable.wait()
                 readable.clear()
                 try:
                     with self._pins:
                         self._call_within("dray_queue_claim_poll", None, c.byref(batch))
                         self._pins.hold(batch.value)
                 except DrayError as error:
-                    if error.name == "EAGAIN":
-                        continue
+                    if error.name != "EAGAIN":
+                        self._asked = False
+                        raise
+                else:
                     self._asked = False
-                    raise
-                self._asked = False
-                return batch.value
+                    return batch.value
+                try:  # another call may find that the connection ended, and go on with the next one
+                    await asyncio.wait_for(readable.wait(), 1)
+                except asyncio.TimeoutError:
+                    pass
         finally:
-            loop.remove_reader(self.fileno())
+            loop.remove_reader(fd)
 
     def _unwanted(self, answer):
         """Gives back the rows of a cancelled claim."""

@@ -85,6 +85,11 @@ with tempfile.TemporaryDirectory() as top:
         dray.checkpoint.load(path, model_b)
         dray.checkpoint.load_optimizer(path, model_b, b)
         assert len(b.state) == len(a.state) > 0
+        b.state.clear()  # names are those without a wrapper's
+        dray.checkpoint.load_optimizer(path, torch.compile(model_b), b)
+        assert len(b.state) == len(a.state)
+        names = [dray.checkpoint.optimizer_tensors(model, a)[1] for model in (model_a, torch.compile(model_a))]
+        assert names[0] == names[1]
         train(model_a, a, 2)
         train(model_b, b, 2)
         assert all(torch.equal(*pair) for pair in zip(model_a.parameters(), model_b.parameters()))

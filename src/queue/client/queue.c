@@ -383,7 +383,6 @@ static void forget_controller(dray_queue *queue, bool same)
     dray__mapping_drop_unused();
     names_retire(&queue->names);
     queue->drops_seen = 0;
-    queue->start_lost = queue->started != 0;
     queue->holder.keeper_known = false;
 }
 
@@ -397,6 +396,7 @@ static int enter_again(dray_queue *queue, int64_t deadline_ns, dray_error *error
         return rc;
     dray__channel_close(queue->channel);
     queue->channel = channel;
+    queue->start_lost = queue->started != 0;
     dray__reply reply;
     dray__writer w = {0};
     int64_t left = deadline_ns - dray__now();

@@ -42,11 +42,25 @@ void dray__chunk_forget(dray__table *table, dray__chunk *chunk)
     free(chunk);
 }
 
+/* The memory of a lost chunk is gone. Its record stays until the producer, which may still name it,
+ * closes it. */
+static void take_no_memory(dray__table *table, dray__chunk *chunk)
+{
+    if (!chunk->lost)
+        return;
+    table->freed |= chunk->size != 0;
+    table->chunk_bytes -= chunk->size;
+    chunk->size = 0;
+}
+
 void dray__chunk_check_free(dray__table *table, dray__chunk *chunk)
 {
-    bool written = chunk->owner && !chunk->closed && !chunk->lost;
-    if (chunk->live || chunk->spare || written)
+    if (chunk->live || chunk->spare)
         return;
+    if (chunk->owner && !chunk->closed) {
+        take_no_memory(table, chunk);
+        return;
+    }
     if (!chunk->owner || chunk->retired || chunk->lost) {
         dray__chunk_forget(table, chunk);
         return;
@@ -58,9 +72,7 @@ static int own_chunk(const dray__table *table, const dray__client *client, uint6
                      dray__chunk **out, dray_error *error)
 {
     dray__chunk *chunk = dray__idmap_get(&table->chunks, id);
-    if (!chunk) /* its keeper ended, or it never was one */
-        return dray__fail(error, DRAY_EGONE, "chunk %016llx is gone", (unsigned long long)id);
-    if (chunk->owner != client)
+    if (!chunk || chunk->owner != client)
         return dray__fail(error, DRAY_EINVALID, "chunk %016llx is none of this producer's",
                           (unsigned long long)id);
     *out = chunk;
@@ -126,7 +138,9 @@ void dray__chunks_lose(dray__table *table, uint32_t keeper)
         if (!chunk || chunk->keeper != keeper || chunk->lost)
             continue;
         chunk->lost = true;
-        if (chunk->live)
+        if (!chunk->live)
+            take_no_memory(table, chunk);
+        if (chunk->live || !chunk->closed)
             continue;
         dray__chunk_forget(table, chunk);
         i--; /* an entry that was probed past this one has moved, and may be here now */
