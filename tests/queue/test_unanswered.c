@@ -198,7 +198,7 @@ TEST(test_chunks_of_keepers_that_died)
     dray_queue *producer = open_queue(context, "dead", 0, 1 << 20),
                *reader = open_queue(context2, "dead", 0, 0);
     for (int i = 0; i < 20; i++) { /* of 64 KiB each */
-        char name[8];
+        char name[12];
         dray_column column;
         snprintf(name, sizeof name, "%d", i);
         insert_ints(producer, name, 4, 1);
