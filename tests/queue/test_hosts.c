@@ -172,6 +172,38 @@ TEST(test_host_dies)
 }
 
 /* The second keeper of a host is refused, and a host without one can read, but not put. */
+/* Rows that were read from a host are committed when it is gone. Those that nobody holds are lost.
+ */
+TEST(test_claimed_rows_outlast_their_host)
+{
+    dray_context *at_b = context_of("b", "producer"), *at_c = context_of("c", "answers");
+    dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
+    dray_queue *b = open_three(at_b, "claimed", options), *c = open_three(at_c, "claimed", options);
+    insert_ints(b, "0", 8, 1);
+    OK(dray_queue_seal(b, "0", 8, &error));
+    dray_batch *batch = claim_of(c, "rollout", "0", 4);
+    dray_column column;
+    OK(dray_batch_column(batch, "prompts", &column, &error));
+    keeper_down(&kept[0], SIGKILL);
+    keeper_up(&kept[0]);
+    for (uint32_t rows = 0; rows < 4;) {
+        dray_refill refill = DRAY_REFILL_INIT;
+        OK(dray_queue_refill_wait(b, 20 * DRAY__SECOND, &refill, &error));
+        refill_ints(b, &refill, 7);
+        rows += refill.rows;
+    }
+    for (uint32_t i = 0; i < 4; i++)
+        assert_int_equal(*(const int32_t *)column.cells[i], 10 * dray_batch_row(batch, i)->slot);
+    set_ints(batch, "responses", 0);
+    COMMIT(batch);
+    batch = claim_of(c, "rollout", "0", 4);
+    set_ints(batch, "responses", 0);
+    COMMIT(batch);
+    dray_queue_close(b);
+    leave(c, at_b);
+    dray_close(at_c);
+}
+
 TEST(test_refused)
 {
     struct event_base *base = event_base_new();

@@ -350,8 +350,10 @@ int dray__table_refill(dray__table *table, dray__client *client, const dray__new
 
 /* ---- a keeper that is gone ------------------------------------------------------------------- */
 
+/* Finds a task that needs lost bytes of the row. With `unclaimed`, not one whose claim holds the
+ * row: the claim's process may have read them already, and reports them if it finds them gone. */
 static bool needs(const dray__table *table, const dray__partition *p, uint32_t slot, bool restoring,
-                  uint32_t *task)
+                  bool unclaimed, uint32_t *task)
 {
     for (uint32_t w = 0; w <= table->task_count; w++) {
         uint32_t at = DRAY__NONE;
@@ -364,7 +366,9 @@ static bool needs(const dray__table *table, const dray__partition *p, uint32_t s
                     tasks |= table->columns[put->columns[c].column].readers | put->goes_on;
             for (; tasks; tasks &= tasks - 1) {
                 *task = (uint32_t)__builtin_ctzll(tasks);
-                if (!dray__bit_get(p->tracks[*task].done, slot))
+                const dray__track *track = &p->tracks[*task];
+                if (!dray__bit_get(track->done, slot) &&
+                    !(unclaimed && dray__bit_get(track->taken, slot)))
                     return true;
             }
         }
@@ -375,14 +379,14 @@ static bool needs(const dray__table *table, const dray__partition *p, uint32_t s
 bool dray__needs_lost(const dray__table *table, const dray__partition *p, uint32_t slot,
                       uint32_t *task)
 {
-    return needs(table, p, slot, false, task);
+    return needs(table, p, slot, false, false, task);
 }
 
 bool dray__awaits_bytes(const dray__table *table, const dray__partition *p, uint32_t slot)
 {
     uint32_t task;
     return !dray__bit_get(p->dead, slot) && !dray__bit_get(p->vacant, slot) &&
-           needs(table, p, slot, true, &task);
+           needs(table, p, slot, true, false, &task);
 }
 
 static bool has_lost_put(const dray__partition *p)
@@ -401,7 +405,7 @@ void dray__table_lose_bytes(dray__table *table)
         uint32_t rows = has_lost_put(p) ? p->rows : 0, task;
         for (uint32_t slot = 0; slot < rows; slot++) {
             if (!dray__bit_get(p->dead, slot) && !dray__bit_get(p->vacant, slot) &&
-                dray__needs_lost(table, p, slot, &task))
+                needs(table, p, slot, false, true, &task))
                 dray__lose(table, p, task, slot, DRAY_LOSS_BYTES,
                            "the keeper of its host ended, and its bytes with it");
         }
