@@ -17,6 +17,7 @@ from . import _library as _l
 from . import gpu as _g
 from . import parameters as _p
 from ._library import DrayError, call, library, text
+from .engine import tensor_infos
 from .weights import Context, Layout
 
 __all__ = ["latest", "load", "load_optimizer", "optimizer_tensors", "read_file", "save"]
@@ -137,9 +138,7 @@ def _dtypes(path):
     layout = c.c_void_p()
     call("dray_checkpoint_layout", path.encode(), c.byref(layout), None)
     try:
-        found = (c.cast(library().dray_layout_tensor(layout, i), c.POINTER(_l.TensorInfo)).contents
-                 for i in range(library().dray_layout_tensor_count(layout)))
-        return {t.name.decode(): _g.torch_dtype(t.dtype) for t in found}
+        return {t.name.decode(): _g.torch_dtype(t.dtype) for t in tensor_infos(layout)}
     finally:
         library().dray_layout_free(layout)
 

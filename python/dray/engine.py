@@ -23,8 +23,12 @@ def load_config(config: str) -> _l.ModelConfig:
     return loaded
 
 
-def _tensor(layout, index):
+def tensor_info(layout, index):
     return c.cast(library().dray_layout_tensor(layout, index), c.POINTER(_l.TensorInfo)).contents
+
+
+def tensor_infos(layout):
+    return (tensor_info(layout, i) for i in range(library().dray_layout_tensor_count(layout)))
 
 
 def tensors(config: str) -> dict:
@@ -34,9 +38,8 @@ def tensors(config: str) -> dict:
     layout, loaded = c.c_void_p(), load_config(config)
     call("dray_layout_full", c.byref(loaded), 0, 0, c.byref(layout))
     try:
-        found = (_tensor(layout, i) for i in range(library().dray_layout_tensor_count(layout)))
         return {t.name.decode(): (tuple(t.shape[:t.ndim]), gpu.torch_dtype(t.dtype))
-                for t in found if t.alias_of < 0}
+                for t in tensor_infos(layout) if t.alias_of < 0}
     finally:
         library().dray_layout_free(layout)
 
@@ -66,7 +69,7 @@ def _differing(blocks, checkpoint):
 
         def differs(_, index, elements):
             block = c.cast(library().dray_layout_block(layout.pointer, index), c.POINTER(_l.Block))
-            name = _tensor(layout.pointer, block.contents.tensor).name.decode()
+            name = tensor_info(layout.pointer, block.contents.tensor).name.decode()
             found[name] = found.get(name, 0) + elements
 
         for block in some:
@@ -219,7 +222,7 @@ def _make(config, loaded, pairs, order, *, tp, tp_rank, engine, **spec):
         starts = sorted(places)
         for i in range(library().dray_layout_block_count(layout)):
             block = c.cast(library().dray_layout_block(layout, i), c.POINTER(_l.Block)).contents
-            whole = _tensor(layout, block.tensor)
+            whole = tensor_info(layout, block.tensor)
             at = bisect.bisect_right(starts, block.offset) - 1
             name, parameter = places[starts[at]]
             tensor, offset = parameter.detach(), block.offset - starts[at]

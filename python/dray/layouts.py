@@ -10,7 +10,7 @@ from . import gpu as _g
 from . import host as _h
 from . import parameters as _p
 from ._library import DrayError, call, library
-from .engine import load_config
+from .engine import load_config, tensor_info
 
 
 def _mesh_of(mesh, placements):
@@ -139,7 +139,7 @@ class Layout:
 
     def _same_tensor(self, name, index, dtype, shape):
         """Blocks of one tensor agree on what all of it is."""
-        known = c.cast(library().dray_layout_tensor(self.pointer, index), c.POINTER(_l.TensorInfo)).contents
+        known = tensor_info(self.pointer, index)
         if known.dtype != dtype:
             expected, found = (library().dray_dtype_name(each).decode() for each in (known.dtype, dtype))
             raise DrayError(_l.EDTYPE, f"{name}: {expected} expected, as in its other blocks, found {found}")

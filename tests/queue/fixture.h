@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "control/coordinator.h"
+#include "queue/journal/journal.h"
 #include "queue/server/controller.h"
 #include "queue/storage/keeper.h"
 #include "seed.h"
@@ -173,7 +174,13 @@ static inline void fixture_restart(queue_fixture *f)
     f->coordinator_pid = fixture_spawn(f, false);
 }
 
-/* The keeper dies, with the chunks that it held, and another one is started. */
+static inline int fixture_skip_record(void *user, const dray__journal_record *record,
+                                      dray_error *said)
+{
+    (void)user, (void)record, (void)said;
+    return DRAY_OK;
+}
+
 /* How large a file of the coordinator may be. */
 static inline void fixture_limit_files(const queue_fixture *f, rlim_t bytes)
 {
@@ -182,6 +189,18 @@ static inline void fixture_limit_files(const queue_fixture *f, rlim_t bytes)
         die("prlimit", NULL);
 }
 
+/* The journal has room for 8 bytes more. */
+static inline void fixture_fill_disk(const queue_fixture *f)
+{
+    char path[200];
+    uint64_t end, last;
+    fixture_journal(f, path, sizeof path);
+    if (dray__journal_read(path, fixture_skip_record, NULL, &end, &last, &error))
+        die("dray__journal_read", &error);
+    fixture_limit_files(f, (rlim_t)end + 8);
+}
+
+/* The keeper dies, with the chunks that it held, and another one is started. */
 static inline void fixture_restart_keeper(queue_fixture *f)
 {
     fixture_end(f->keeper_pid, SIGKILL);

@@ -9,7 +9,6 @@
 
 #include <stdatomic.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 
 static keeper_of kept = {.host = "b"};
 static redis_server redis;
@@ -613,16 +612,13 @@ static void test_disk_full(void **state)
     dray_context *context;
     dray_queue *queue = begin(&context);
     insert_ints(queue, "0", 4, 1);
-    struct rlimit least = {4096, RLIM_INFINITY}, most = {RLIM_INFINITY, RLIM_INFINITY};
-    if (prlimit(f.coordinator_pid, RLIMIT_FSIZE, &least, NULL))
-        die("prlimit", NULL);
+    fixture_limit_files(&f, 4096);
     int rc = DRAY_OK;
     for (int i = 0; i < 100 && !rc; i++)
         rc = try_insert_ints(queue, "full", 64, 1);
     assert_int_equal(rc, DRAY_EFULL);
     assert_non_null(strstr(error.message, "journal"));
-    if (prlimit(f.coordinator_pid, RLIMIT_FSIZE, &most, NULL))
-        die("prlimit", NULL);
+    fixture_limit_files(&f, RLIM_INFINITY);
     for (int i = 0; i < 100 && (rc = dray_queue_seal(queue, "0", 4, &error)); i++)
         usleep(50000);
     OK(rc);

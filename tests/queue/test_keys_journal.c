@@ -186,12 +186,6 @@ TEST(test_puts_after_the_end)
     down(queue, context);
 }
 
-static int skip_record(void *user, const dray__journal_record *record, dray_error *unused)
-{
-    (void)user, (void)record, (void)unused;
-    return DRAY_OK;
-}
-
 /* As if the queue had counted so far. */
 static void count_to(uint32_t generations)
 {
@@ -201,7 +195,7 @@ static void count_to(uint32_t generations)
     dray__journal_options options = {.path = path};
     const dray__state_record state = {.generations = generations, .admission.task = UINT32_MAX};
     fixture_journal(&f, path, sizeof path);
-    OK(dray__journal_read(path, skip_record, NULL, &end, &last, &error));
+    OK(dray__journal_read(path, fixture_skip_record, NULL, &end, &last, &error));
     OK(dray__journal_start(&options, end, last, &journal, &error));
     dray__journal_entry *entry = calloc(1, sizeof *entry);
     entry->kind = DRAY__RECORD_STATE;
@@ -249,13 +243,10 @@ TEST(test_a_get_that_is_not_kept_holds_nothing)
 {
     dray_context *context;
     dray_batch *batch;
-    char path[200], *status;
-    uint64_t end, last;
+    char *status;
     dray_queue *queue = up(&context, 0, 0);
     put_number(queue, "p", "k", 1);
-    fixture_journal(&f, path, sizeof path);
-    OK(dray__journal_read(path, skip_record, NULL, &end, &last, &error));
-    fixture_limit_files(&f, (rlim_t)end + 8);
+    fixture_fill_disk(&f);
     FAILS(DRAY_EFULL, get(queue, "p", "reader", &batch));
     fixture_limit_files(&f, RLIM_INFINITY);
     int64_t deadline = dray__deadline(10 * DRAY__SECOND);

@@ -2,7 +2,6 @@
  * bytes stay, rows and memory that nobody knows of are free again. */
 #include "control/channel.h"
 #include "queue/client/client.h"
-#include "queue/journal/journal.h"
 #include "queue/three_tasks.h"
 
 #include "queue/keepers.h"
@@ -43,21 +42,6 @@ static void end_both(void)
 
 /* ---- a full disk ----------------------------------------------------------------------------- */
 
-static int skip_record(void *user, const dray__journal_record *record, dray_error *said)
-{
-    (void)user, (void)record, (void)said;
-    return DRAY_OK;
-}
-
-static void fill_disk(void)
-{
-    char path[200];
-    uint64_t end, last;
-    fixture_journal(&f, path, sizeof path);
-    OK(dray__journal_read(path, skip_record, NULL, &end, &last, &error));
-    fixture_limit_files(&f, (rlim_t)end + 8);
-}
-
 /* Until the journal is written again. */
 static void empty_disk(void)
 {
@@ -77,7 +61,7 @@ TEST(test_bytes_of_a_commit_on_a_full_disk)
     insert_ints(other, "1", 4, 1);
     dray_batch *batch = claim_of(worker, "rollout", "0", 4);
     set_ints(batch, "responses", 100);
-    fill_disk();
+    fixture_fill_disk(&f);
     FAILS(DRAY_EFULL, dray_batch_commit(batch, &error));
     dray_batch_free(batch);
     empty_disk();
@@ -100,7 +84,7 @@ TEST(test_claim_behind_a_commit_on_a_full_disk)
     OK(dray_queue_seal(other, "0", 8, &error));
     dray_batch *batch = claim_of(worker, "rollout", "0", 4), *next = NULL;
     set_ints(batch, "responses", 100);
-    fill_disk();
+    fixture_fill_disk(&f);
     dray_claim_options o = want("rollout", 4);
     o.partition = "0";
     o.timeout_ns = 20 * DRAY__SECOND;

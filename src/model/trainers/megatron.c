@@ -2,8 +2,8 @@
  * ColumnParallelLinear and RowParallelLinear (tensor_parallel/layers.py), the gated first layer of
  * an MLP (transformer/mlp.py), query groups (transformer/attention.py: q1 q2 k1 v1 | q3 q4 k2 v2,
  * cut in equal parts even through a group), experts (transformer/moe/experts.py), the padded
- * vocabulary (training/tokenizer). linear_fc2 is always cut along its input, whatever the
- * partition_dim attribute of a grouped one says. */
+ * vocabulary (training/tokenizer). linear_fc2 is always cut along its input: the
+ * partition_dim attribute of a grouped one is not asked. */
 #include "model/trainers/megatron.h"
 #include "model/layout/layout.h"
 

@@ -35,8 +35,8 @@ typedef struct dray__holder_kind {
      * needed. */
     int (*ahead)(dray__values_holder *self, const uint64_t *rooms, uint32_t count, uint64_t *bytes,
                  dray_error *error);
-    /* Called when the bytes that were put are lost: finds the keeper for the next ones. NULL when
-     * there is nothing to find. */
+    /* A request failed with DRAY_EGONE: finds the holder of the next bytes, and forgets those that
+     * were put if they are lost. NULL when nothing is to be found. */
     int (*move)(dray__values_holder *self, dray_error *error);
     /* Runs before anything is read. May be NULL. */
     int (*prepare)(dray__values_holder *self, dray_error *error);

@@ -79,8 +79,8 @@ static bool is_kept(dray__values_holder *self)
 }
 
 /* Something is gone. It may be our keeper, and then its chunks are not used again. It may be one
- * chunk, or the rows of a commit: then the other chunks stay, and what is written next goes to
- * another one. */
+ * chunk, or the rows of a commit: then the other chunks stay, and the next values go to another
+ * one. */
 static int move(dray__values_holder *self, dray_error *error)
 {
     uint32_t before = self->keeper_number;

@@ -138,9 +138,10 @@ void dray__chunks_lose(dray__table *table, uint32_t keeper)
         if (!chunk || chunk->keeper != keeper || chunk->lost)
             continue;
         chunk->lost = true;
-        if (!chunk->live)
-            take_no_memory(table, chunk);
-        if (chunk->live || !chunk->closed)
+        if (chunk->live)
+            continue;
+        take_no_memory(table, chunk);
+        if (!chunk->closed)
             continue;
         dray__chunk_forget(table, chunk);
         i--; /* an entry that was probed past this one has moved, and may be here now */

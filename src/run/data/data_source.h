@@ -33,8 +33,8 @@ typedef struct dray__data_source {
 DRAY__SOURCES(SOURCE)
 #undef SOURCE
 
-/* Streams of random numbers. SPLIT_SEED decides which data are held out, whatever the job's
- * seed. */
+/* Streams of random numbers. SPLIT_SEED alone decides which data are held out: the job's seed
+ * does not change that. */
 enum {
     DRAY__STREAM_TRAIN = 11,
     DRAY__STREAM_WARMUP = 12,
