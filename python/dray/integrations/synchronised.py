@@ -21,7 +21,7 @@ import torch
 from .. import _library as _l
 from .. import listed
 from .. import weights as _w
-from ..engine import _tensor
+from ..engine import tensor_infos
 from ..gpu import torch_dtype
 from ..parameters import Given, Part
 
@@ -325,5 +325,5 @@ class _Update:
 
 def _tensors_of(layout):
     """{name: (shape, dtype)} of what a rank has announced."""
-    found = (_tensor(layout.pointer, i) for i in range(_l.library().dray_layout_tensor_count(layout.pointer)))
-    return {t.name.decode(): (tuple(t.shape[:t.ndim]), torch_dtype(t.dtype)) for t in found if t.alias_of < 0}
+    return {t.name.decode(): (tuple(t.shape[:t.ndim]), torch_dtype(t.dtype))
+            for t in tensor_infos(layout.pointer) if t.alias_of < 0}
