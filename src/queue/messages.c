@@ -1,6 +1,7 @@
 #include "queue/messages.h"
 
 #include "base/error.h"
+#include "control/protocol.h"
 #include "queue/policies.h"
 
 #include <fcntl.h>
@@ -350,6 +351,18 @@ const dray__fields dray__keeper_found_fields =
     DRAY__FIELDS(dray__keeper_told, DRAY__NUMBERS(dray__keeper_told, number),
                  DRAY__FIELD_TEXT(dray__keeper_told, path, DRAY__LINES_MAX),
                  DRAY__FIELD_TEXT(dray__keeper_told, endpoint, DRAY__LINES_MAX), KEEPER_KEY);
+
+bool dray__counts_once(uint16_t type)
+{
+    static const uint16_t types[] = {
+        DRAY__MSG_QUEUE_SEAL,    DRAY__MSG_QUEUE_CLEAR,  DRAY__MSG_QUEUE_DECLINE,
+        DRAY__MSG_QUEUE_COVER,   DRAY__MSG_QUEUE_RESUME, DRAY__MSG_QUEUE_ADMIT,
+        DRAY__MSG_QUEUE_VERSION, DRAY__MSG_QUEUE_DROP,   DRAY__MSG_QUEUE_RESET};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (types[i] == type)
+            return true;
+    return false;
+}
 
 int dray__keeper_key(const dray__keeper_told *told, const char *what, dray__tls_key *out,
                      dray_error *error)

@@ -33,6 +33,10 @@
  * have been. CHECKPOINT has the name of a file in the coordinator's folder, or DRAY__PASSED: the
  * file is the message's last descriptor, of a regular file. No message has a path.
  *
+ * SEAL, CLEAR, DECLINE, COVER, RESUME, ADMIT, VERSION, DROP and RESET end with u32 ticket: the
+ * request's number of its client's. A client repeats a request that got no answer with the same
+ * ticket, and it counts once (dray__counts_once).
+ *
  * PUT, GET, TAKE, DROP and RESET are for rows with keys. The answer to PUT begins as INSERT's, then
  * u32 n and n addresses in the order of the request. The answers to GET and TAKE are those of
  * CLAIM. ROOM without rows asks for memory alone. */
@@ -436,6 +440,9 @@ extern const dray__fields dray__content_fields, dray__task_fields, dray__setting
 /* Copies the key that readers of samples use. `what` is the object's kind, for the message. */
 int dray__keeper_key(const dray__keeper_told *told, const char *what, dray__tls_key *out,
                      dray_error *error);
+/* Returns true for changes that name their object instead of a claim or new rows. Such a request
+ * ends with a ticket, by which it counts once when it is repeated. */
+bool dray__counts_once(uint16_t type);
 /* Reads an opening, and checks the values that its table of fields does not check. */
 int dray__opening_read(dray__reader *r, dray__arena *arena, dray__opening *out, dray_error *error);
 /* Checks a checkpoint's name, which must be that of a file in a folder. Fails with DRAY_EINVALID.

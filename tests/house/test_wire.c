@@ -195,11 +195,17 @@ static char *list(void)
     say(out, &dray__record_fields, true);
     fputs(" |\n", out);
     for (size_t i = 0; i < DRAY__RECORD_KINDS; i++) {
-        if (!dray__record_kinds[i].fields)
+        const dray__record_kind *kind = &dray__record_kinds[i];
+        if (!kind->fields && !kind->asked)
             continue;
-        fprintf(out, "| %s | ", dray__record_kinds[i].name);
-        say(out, dray__record_kinds[i].fields, true);
-        fprintf(out, "%s |\n", dray__record_kinds[i].bytes ? ", bytes" : "");
+        fprintf(out, "| %s | ", kind->name);
+        if (kind->fields)
+            say(out, kind->fields, true);
+        if (kind->fields && kind->asked)
+            fputs(", ", out);
+        if (kind->asked)
+            say(out, &dray__asker_fields, true);
+        fprintf(out, "%s |\n", kind->bytes ? ", bytes" : "");
     }
     fputs("\n", out);
     assert_int_equal(fclose(out), 0);

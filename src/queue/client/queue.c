@@ -176,6 +176,8 @@ int dray__queue_command(dray_queue *queue, uint16_t type, const dray__fields *of
     dray__writer *w = dray__queue_begin(queue);
     if (of)
         dray__put_fields(w, of, message);
+    if (dray__counts_once(type))
+        dray__put_u32(w, dray__queue_ticket(queue));
     DRAY__TRACE(wait_briefly(DRAY_CAUSE_CONTROLLER, "queue request", -1));
     int rc = dray__queue_call(
         queue, type, dray__context_deadline(queue->context, queue->timeout_ns), reply, error);

@@ -49,11 +49,9 @@ const dray__told *dray__ledger_told(const dray__ledger *ledger, uint64_t identit
     return ledger ? dray__idmap_get(&ledger->told, told_key(identity, ticket)) : NULL;
 }
 
-int dray__ledger_remember(dray__ledger *ledger, uint64_t identity, const dray__told *told,
-                          dray_error *error)
+static int remember(dray__ledger *ledger, uint64_t key, const dray__told *told, dray_error *error)
 {
-    uint64_t key = told_key(identity, told->ticket);
-    if (!identity || !told->ticket || dray__idmap_get(&ledger->told, key))
+    if (!told->ticket || dray__idmap_get(&ledger->told, key))
         return DRAY_OK;
     dray__told *copy = malloc(sizeof *copy);
     if (!copy || !dray__idmap_set(&ledger->told, key, copy)) {
@@ -62,6 +60,23 @@ int dray__ledger_remember(dray__ledger *ledger, uint64_t identity, const dray__t
     }
     *copy = *told;
     return DRAY_OK;
+}
+
+int dray__ledger_remember(dray__ledger *ledger, uint64_t identity, const dray__told *told,
+                          dray_error *error)
+{
+    return identity ? remember(ledger, told_key(identity, told->ticket), told, error) : DRAY_OK;
+}
+
+int dray__ledger_recall(dray__ledger *ledger, const dray__counted *counted, uint32_t count,
+                        dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < count && !rc; i++) {
+        const dray__told told = {counted[i].ticket, counted[i].first_slot, counted[i].generation};
+        rc = counted[i].key ? remember(ledger, counted[i].key, &told, error) : DRAY_OK;
+    }
+    return rc;
 }
 
 static void tell(dray__client *client, uint32_t ticket, uint32_t first_slot, uint32_t generation)
@@ -153,7 +168,34 @@ void dray__ledger_write(dray__ledger *ledger, uint16_t kind, uint32_t owner, con
         return;
     if (dray__record_kinds[kind].fields)
         dray__put_fields(&entry->body, dray__record_kinds[kind].fields, body);
+    if (dray__record_kinds[kind].asked) {
+        const dray__asker asker = {ledger->asker ? ledger->asker->identity : 0, ledger->ticket};
+        dray__put_fields(&entry->body, &dray__asker_fields, &asker);
+        ledger->written = true;
+    }
     add(ledger, entry);
+}
+
+void dray__ledger_ask(dray__ledger *ledger, dray__client *client, uint32_t ticket)
+{
+    if (!ledger)
+        return;
+    ledger->asker = client;
+    ledger->ticket = ticket;
+    ledger->written = false;
+}
+
+void dray__ledger_asked(dray__ledger *ledger, bool counted)
+{
+    if (!ledger)
+        return;
+    if (counted && ledger->ticket) {
+        tell(ledger->asker, ledger->ticket, 0, 0);
+        if (!ledger->written)
+            dray__ledger_write(ledger, DRAY__RECORD_DONE, 0, NULL);
+    }
+    ledger->asker = NULL;
+    ledger->ticket = 0;
 }
 
 /* Adds the places of the bytes that follow the body. */
@@ -275,6 +317,32 @@ void dray__ledger_clear(dray__ledger *ledger, const dray__partition *p)
 
 /* ---- compaction ------------------------------------------------------------------------------ */
 
+/* Lists the requests that clients may still repeat. Returns NULL without memory. */
+static dray__counted *list_counted(const dray__ledger *ledger, uint32_t *count)
+{
+    uint32_t clients = 0;
+    for (const dray__client *client = ledger->table->clients; client; client = client->next)
+        clients++;
+    dray__counted *list = calloc((size_t)DRAY__LEFT + clients * DRAY__TOLD, sizeof *list);
+    *count = 0;
+    for (uint32_t i = 0; list && i < DRAY__LEFT; i++) {
+        uint64_t key = ledger->left[i];
+        const dray__told *told = key ? dray__idmap_get(&ledger->told, key) : NULL;
+        if (told)
+            list[(*count)++] =
+                (dray__counted){key, told->ticket, told->first_slot, told->generation};
+    }
+    for (const dray__client *client = ledger->table->clients; list && client; client = client->next)
+        for (uint32_t i = 0; i < DRAY__TOLD; i++) {
+            const dray__told *told = &client->told[i];
+            if (client->identity && told->ticket)
+                list[(*count)++] =
+                    (dray__counted){told_key(client->identity, told->ticket), told->ticket,
+                                    told->first_slot, told->generation};
+        }
+    return list;
+}
+
 static void put_state(dray__writer *w, const dray__table *table)
 {
     dray__state_record state = {.generations = table->generations,
@@ -288,7 +356,8 @@ static void put_state(dray__writer *w, const dray__table *table)
                                 .space = table->space};
     dray__arena arena = {0};
     state.kept = dray__keyed_state(table, &arena, &state.kept_count);
-    bool room = state.columns && state.cleared && state.kept;
+    state.counted = list_counted(table->ledger, &state.counted_count);
+    bool room = state.columns && state.cleared && state.kept && state.counted;
     w->failed |= !room;
     for (; room && state.column_count < table->defined_count; state.column_count++) {
         const dray__col *column = &table->columns[table->defined[state.column_count]];
@@ -304,6 +373,7 @@ static void put_state(dray__writer *w, const dray__table *table)
     dray__put_fields(w, dray__record_kinds[DRAY__RECORD_STATE].fields, &state);
     free(state.columns);
     free(state.cleared);
+    free(state.counted);
     dray__arena_free(&arena);
 }
 

@@ -50,6 +50,11 @@ struct dray__ledger {
     uint32_t filled_count;
     uint64_t filled_capacity;
 
+    /* While a request is done that counts once (dray__counts_once): */
+    dray__client *asker; /* else NULL */
+    uint32_t ticket;
+    bool written; /* a record of it was written */
+
     /* The requests of clients that are gone: key of (identity, ticket) -> dray__told. Only the last
      * requests of the last clients that this controller saw leave are kept. Their keys are in
      * `left`. */
@@ -83,6 +88,10 @@ uint32_t dray__ledger_number(dray__table *table);
 /* Returns the result of a request whose client has come back since; NULL when the request did not
  * count. */
 const dray__told *dray__ledger_told(const dray__ledger *ledger, uint64_t identity, uint32_t ticket);
+/* Call before and after a request that counts once is done: the records in between say who asked.
+ * counted: the request succeeded, and is remembered even if it changed nothing. NULL is fine. */
+void dray__ledger_ask(dray__ledger *ledger, dray__client *client, uint32_t ticket);
+void dray__ledger_asked(dray__ledger *ledger, bool counted);
 /* Call when a client has left; it may come back and repeat its last request. */
 void dray__ledger_left(dray__ledger *ledger, const dray__client *client);
 
@@ -136,6 +145,8 @@ int dray__ledger_copy(dray__ledger *ledger, dray__copy *copy, dray_error *error)
 /* ---- between ledger.c and replay.c ----------------------------------------------------------- */
 
 /* Of several results for one request, the first stays. */
+int dray__ledger_recall(dray__ledger *ledger, const dray__counted *counted, uint32_t count,
+                        dray_error *error);
 int dray__ledger_remember(dray__ledger *ledger, uint64_t identity, const dray__told *told,
                           dray_error *error);
 void dray__ledger_count(dray__ledger *ledger, uint32_t owner, uint64_t bytes);

@@ -19,7 +19,7 @@
 enum {
     FILE_MAGIC = 0x464A5244,
     MAGIC = 0x524A5244,
-    FORMAT = 2, /* format 1 had no head */
+    FORMAT = 3, /* format 1 had no head; format 2 did not say who asked for a change */
     SUM_AT = 40,
     BLOCK = 512 << 10,
     START_BYTES = 8 << 20 /* bytes that the disk starts to write at once */

@@ -49,6 +49,10 @@ static const dray__fields kept_fields =
                  DRAY__NUMBERS(dray__image, generation),
                  DRAY__FIELD_LIST(dray__image, tasks, task_count, dray__name_fields),
                  DRAY__FIELD_LIST(dray__image, rows, row_count, kept_row_fields));
+static const dray__fields counted_fields =
+    DRAY__FIELDS(dray__counted, DRAY__NUMBERS(dray__counted, key, ticket, first_slot, generation));
+const dray__fields dray__asker_fields =
+    DRAY__FIELDS(dray__asker, DRAY__NUMBERS(dray__asker, identity, ticket));
 static const dray__fields state_fields = DRAY__FIELDS(
     dray__state_record,
     DRAY__NUMBERS(dray__state_record, generations, epoch, commit_seq, resumed_seq, ended),
@@ -56,25 +60,27 @@ static const dray__fields state_fields = DRAY__FIELDS(
     DRAY__FIELD_LIST(dray__state_record, columns, column_count, known_fields),
     DRAY__FIELD_LIST(dray__state_record, cleared, cleared_count, cleared_fields),
     DRAY__NUMBERS(dray__state_record, space),
-    DRAY__FIELD_LIST(dray__state_record, kept, kept_count, kept_fields));
+    DRAY__FIELD_LIST(dray__state_record, kept, kept_count, kept_fields),
+    DRAY__FIELD_LIST(dray__state_record, counted, counted_count, counted_fields));
 
 const dray__record_kind dray__record_kinds[DRAY__RECORD_KINDS] = {
-    [DRAY__RECORD_OPEN] = {"OPEN", NULL, false},
-    [DRAY__RECORD_START] = {"START", NULL, false},
-    [DRAY__RECORD_STATE] = {"STATE", &state_fields, false},
-    [DRAY__RECORD_INSERT] = {"INSERT", &insert_fields, true},
-    [DRAY__RECORD_SEAL] = {"SEAL", &dray__u32_fields, false},
-    [DRAY__RECORD_COMMIT] = {"COMMIT", &commit_fields, true},
-    [DRAY__RECORD_LOSS] = {"LOSS", &loss_fields, false},
-    [DRAY__RECORD_DECLINE] = {"DECLINE", &dray__u64_fields, false},
-    [DRAY__RECORD_CLEAR] = {"CLEAR", NULL, false},
-    [DRAY__RECORD_END] = {"END", NULL, false},
-    [DRAY__RECORD_COVER] = {"COVER", &dray__cover_fields, false},
-    [DRAY__RECORD_RESUME] = {"RESUME", &dray__cursor_fields, false},
-    [DRAY__RECORD_ADMIT] = {"ADMIT", &dray__admission_fields, false},
-    [DRAY__RECORD_SPACE] = {"SPACE", &dray__u64_fields, false},
-    [DRAY__RECORD_PUT] = {"PUT", &keyed_fields, true},
-    [DRAY__RECORD_DROP] = {"DROP", &used_fields, false},
-    [DRAY__RECORD_TAKE] = {"TAKE", &used_fields, false},
-    [DRAY__RECORD_RESET] = {"RESET", &used_fields, false},
+    [DRAY__RECORD_OPEN] = {"OPEN"},
+    [DRAY__RECORD_START] = {"START"},
+    [DRAY__RECORD_STATE] = {"STATE", &state_fields},
+    [DRAY__RECORD_INSERT] = {"INSERT", &insert_fields, .bytes = true},
+    [DRAY__RECORD_SEAL] = {"SEAL", &dray__u32_fields, .asked = true},
+    [DRAY__RECORD_COMMIT] = {"COMMIT", &commit_fields, .bytes = true},
+    [DRAY__RECORD_LOSS] = {"LOSS", &loss_fields},
+    [DRAY__RECORD_DECLINE] = {"DECLINE", &dray__u64_fields, .asked = true},
+    [DRAY__RECORD_CLEAR] = {"CLEAR", .asked = true},
+    [DRAY__RECORD_END] = {"END"},
+    [DRAY__RECORD_COVER] = {"COVER", &dray__cover_fields, .asked = true},
+    [DRAY__RECORD_RESUME] = {"RESUME", &dray__cursor_fields, .asked = true},
+    [DRAY__RECORD_ADMIT] = {"ADMIT", &dray__admission_fields, .asked = true},
+    [DRAY__RECORD_SPACE] = {"SPACE", &dray__u64_fields},
+    [DRAY__RECORD_PUT] = {"PUT", &keyed_fields, .bytes = true},
+    [DRAY__RECORD_DROP] = {"DROP", &used_fields, .asked = true},
+    [DRAY__RECORD_TAKE] = {"TAKE", &used_fields},
+    [DRAY__RECORD_RESET] = {"RESET", &used_fields, .asked = true},
+    [DRAY__RECORD_DONE] = {"DONE", .asked = true},
 };

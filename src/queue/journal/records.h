@@ -1,6 +1,7 @@
 /* Bodies of records, as tables of fields (base/wire.h). A record of a partition has the
- * partition's generation as its owner. CLEAR, END and START have no body; OPEN's is a QUEUE_OPEN
- * message. INSERT, COMMIT and PUT are followed by bytes: for each column its offsets, if it is
+ * partition's generation as its owner. END and START have no body; OPEN's is a QUEUE_OPEN message.
+ * Records of requests that count once (dray__counts_once) end with the request that asked for them.
+ * INSERT, COMMIT and PUT are followed by bytes: for each column its offsets, if it is
  * ragged, and its values. */
 #pragma once
 
@@ -25,8 +26,14 @@ enum {
     DRAY__RECORD_DROP,
     DRAY__RECORD_TAKE,
     DRAY__RECORD_RESET,
+    DRAY__RECORD_DONE, /* a request was answered and changed nothing */
     DRAY__RECORD_KINDS
 };
+
+typedef struct dray__asker { /* the request that a record carries out */
+    uint64_t identity;       /* of the client; 0 when no request asked for it */
+    uint32_t ticket;
+} dray__asker;
 
 typedef struct dray__insert_record {
     uint64_t identity; /* of the client; its request is rows.ticket */
@@ -67,6 +74,11 @@ typedef struct dray__used_record { /* DROP, TAKE, RESET */
     dray__named rows;              /* by address; without any, all rows */
 } dray__used_record;
 
+typedef struct dray__counted { /* a request that has counted, of a client that may repeat it */
+    uint64_t key;              /* of the client and the ticket (ledger.c) */
+    uint32_t ticket, first_slot, generation;
+} dray__counted;
+
 typedef struct dray__image_row {
     dray__got_row row;
     uint64_t consumed; /* consumers, one bit each */
@@ -90,7 +102,8 @@ typedef struct dray__state_record {
     uint32_t column_count, cleared_count;
     uint64_t space; /* of a store's objects */
     dray__image *kept;
-    uint32_t kept_count;
+    dray__counted *counted;
+    uint32_t kept_count, counted_count;
 } dray__state_record;
 
 typedef union dray__record_body {
@@ -110,7 +123,10 @@ typedef struct dray__record_kind {
     const char *name;
     const dray__fields *fields; /* NULL when it has none */
     bool bytes;                 /* bytes follow the fields */
+    bool asked;                 /* a dray__asker follows the fields */
 } dray__record_kind;
+
+extern const dray__fields dray__asker_fields;
 
 extern const dray__record_kind
     dray__record_kinds[DRAY__RECORD_KINDS]; /* name is NULL for an unused kind */

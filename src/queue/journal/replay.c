@@ -280,6 +280,12 @@ static int do_end(replay *p, const void *body, dray_error *error)
     return DRAY_OK;
 }
 
+static int do_done(replay *p, const void *body, dray_error *error)
+{
+    (void)p, (void)body, (void)error;
+    return DRAY_OK;
+}
+
 static int do_start(replay *p, const void *body, dray_error *error)
 {
     (void)body, (void)error;
@@ -351,6 +357,8 @@ static int do_state(replay *p, const void *body, dray_error *error)
     }
     if (!rc)
         rc = dray__keyed_restore(table, state->kept, state->kept_count, state->generations, error);
+    if (!rc)
+        rc = dray__ledger_recall(p->ledger, state->counted, state->counted_count, error);
     if (rc)
         return rc;
     if (state->space)
@@ -468,6 +476,7 @@ static const struct {
     [DRAY__RECORD_DROP] = {do_used, ANY_PARTITION},
     [DRAY__RECORD_TAKE] = {do_used, ANY_PARTITION},
     [DRAY__RECORD_RESET] = {do_used, ANY_PARTITION},
+    [DRAY__RECORD_DONE] = {do_done, NOBODY},
 };
 
 static int check_kind(replay *p, dray_error *error)
@@ -491,13 +500,19 @@ static int take_record(replay *p, dray_error *error)
 {
     const dray__record_kind *kind = &dray__record_kinds[p->record->kind];
     dray__record_body body;
+    dray__asker asker = {0};
     int rc = DRAY_OK;
     memset(&body, 0, sizeof body);
     if (kind->fields)
         dray__get_fields(&p->r, &p->arena, kind->fields, &body);
+    if (kind->asked)
+        dray__get_fields(&p->r, NULL, &dray__asker_fields, &asker);
     if ((!kind->bytes || p->r.failed) && p->record->kind != DRAY__RECORD_OPEN)
         rc = dray__reader_finish(&p->r, "record", error);
-    return rc ? rc : kinds[p->record->kind].replay(p, &body, error);
+    if (!rc)
+        rc = kinds[p->record->kind].replay(p, &body, error);
+    const dray__told told = {.ticket = asker.ticket};
+    return rc ? rc : dray__ledger_remember(p->ledger, asker.identity, &told, error);
 }
 
 int dray__replay_record(dray__ledger *ledger, const dray__journal_record *record, dray_error *error)

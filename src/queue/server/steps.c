@@ -99,9 +99,7 @@ static int do_cover(step *s, const void *message, dray_error *error)
 
 static int do_resume(step *s, const void *message, dray_error *error)
 {
-    int rc = dray__table_resume(s->table, message, error);
-    dray__put_u32(s->out, s->table->epoch);
-    return rc;
+    return dray__table_resume(s->table, message, error);
 }
 
 static int do_commit(step *s, const void *message, dray_error *error)
@@ -280,6 +278,17 @@ typedef union message {
     uint64_t number;
 } message;
 
+/* ticket: of a request that counts once, else 0. */
+static int act(step *s, const struct handler *handler, const void *body, uint32_t ticket,
+               dray_error *error)
+{
+    dray__ledger *ledger = ticket ? s->table->ledger : NULL;
+    dray__ledger_ask(ledger, s->client, ticket);
+    int rc = handler->action(s, body, error);
+    dray__ledger_asked(ledger, !rc);
+    return rc;
+}
+
 static int take_step(dray__controller *self, dray__request *request, const struct handler *handler,
                      dray_error *error)
 {
@@ -296,9 +305,13 @@ static int take_step(dray__controller *self, dray__request *request, const struc
     memset(&m, 0, sizeof m);
     if (handler->fields)
         dray__get_fields(dray__request_payload(request), &arena, handler->fields, &m);
+    bool once = dray__counts_once(handler->type);
+    uint32_t ticket = once ? dray__get_u32(dray__request_payload(request)) : 0;
     rc = dray__finish_reading(request, error);
-    if (!rc)
-        rc = handler->action(&s, &m, error);
+    if (!rc && !(once && dray__ledger_told(s.table->ledger, s.client->identity, ticket)))
+        rc = act(&s, handler, &m, ticket, error);
+    if (handler->type == DRAY__MSG_QUEUE_RESUME)
+        dray__put_u32(s.out, s.table->epoch);
     dray__arena_free(&arena);
     if (rc)
         return rc;

@@ -519,10 +519,8 @@ int dray__table_clear(dray__table *table, const char *partition, dray_error *err
     if (!p)
         return dray__fail(error, DRAY_ENOENT, "clear: queue %s has no partition %s", table->name,
                           partition);
-    bool before = p->clearing;
     p->clearing = p->uncovered != 0;
-    if (!before || !p->clearing)
-        dray__ledger_clear(table->ledger, p);
+    dray__ledger_clear(table->ledger, p);
     if (p->clearing) /* dray__table_cover clears it later */
         return DRAY_OK;
     dray__former_partition *former = add_former(table, p->name);
