@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 _TEXT, _TREE, _PICKLE = b"s", b"j", b"p"  # the first byte says how the rest is read
-_DTYPE = re.compile(r"[<>|][biufcSUmM][0-9]{1,6}(\[[0-9a-z]{1,8}\])?")  # of an array, as numpy writes it
+_DTYPE = re.compile(r"[<>|][biufcSUmM][0-9]{1,6}(\[[0-9A-Za-z]{1,8}\])?")  # of an array, as numpy writes it
 _PLAIN = (type(None), bool, int, float, str)
 
 

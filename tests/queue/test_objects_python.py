@@ -54,6 +54,12 @@ class Objects(unittest.TestCase):
             value = drawn()
             self.assertTrue(same(objects.loads(objects.dumps(value)), value), f"seed {SEED}: {value!r}")
 
+    def test_times_of_every_unit_come_back(self):
+        for unit in ("Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "25s"):
+            for value in (np.datetime64(3, unit), np.arange(3).astype(f"m8[{unit}]")):
+                with self.subTest(unit=unit, value=value):
+                    self.assertTrue(same(objects.loads(objects.dumps(value)), value))
+
     def test_what_comes_back_is_writable(self):
         array, tensor = objects.loads(objects.dumps([np.zeros(3), torch.zeros(3)]))
         array[0] = tensor[0] = 1
