@@ -145,6 +145,16 @@ size_t dray__delta_coder_bytes(size_t piece, bool gpus);
  * rectangle is in several slices, or when the block is not sent in this dtype. */
 size_t dray__delta_encode(dray__delta_coder *coder, const dray__delta_view *view, uint32_t block,
                           const dray__rect *rect, int32_t dtype, uint8_t *out, size_t limit);
+/* The same for what changed between two dense arrays of at most DRAY__DELTA_SLICE elements, with
+ * positions within the array. */
+size_t dray__delta_encode_between(dray__delta_coder *coder, const void *was, const void *now,
+                                  uint64_t count, int32_t dtype, uint8_t *out, size_t limit);
+/* Takes the dense elements of a copy's rectangle, in its source's dtype, back to the version
+ * before. Returns false when the delta does not say what they were: a slice is full, an element
+ * moved by more than 127 steps, or the block is sent in another dtype. The elements are of no use
+ * then. */
+bool dray__delta_undo(const dray__delta_view *view, uint32_t block, const dray_copy *copy,
+                      void *dense);
 /* copy: from the rectangle to its place, as for dray__delta_apply. After DRAY_EFORMAT nothing is
  * written. */
 int dray__delta_decode(dray__delta_coder *coder, const uint8_t *data, size_t size,

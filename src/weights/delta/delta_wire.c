@@ -26,7 +26,8 @@ struct dray__delta_coder {
     ZSTD_CCtx *compressor;
     ZSTD_DCtx *decompressor;
     uint8_t *buffer, *entries; /* entries: of a GPU's patches, DRAY__CUDA_PATCH_BYTES */
-    size_t room;
+    uint8_t *found; /* positions, values and steps of what dray__delta_encode_between finds */
+    size_t room, found_room;
     uint32_t rest, last_rest; /* pieces to send without trying to compress */
 };
 
@@ -38,6 +39,7 @@ void dray__delta_coder_free(dray__delta_coder *coder)
     ZSTD_freeDCtx(coder->decompressor);
     free(coder->buffer);
     free(coder->entries);
+    free(coder->found);
     free(coder);
 }
 
@@ -51,16 +53,21 @@ size_t dray__delta_coder_bytes(size_t piece, bool gpus)
     return piece + DECOMPRESSOR + (gpus ? DRAY__CUDA_PATCH_BYTES : 0);
 }
 
+static bool grow(uint8_t **buffer, size_t *room, size_t size)
+{
+    if (*room >= size)
+        return true;
+    uint8_t *grown = realloc(*buffer, size);
+    if (!grown)
+        return false;
+    *buffer = grown;
+    *room = size;
+    return true;
+}
+
 static bool reserve(dray__delta_coder *coder, size_t size)
 {
-    if (coder->room >= size)
-        return true;
-    uint8_t *buffer = realloc(coder->buffer, size);
-    if (!buffer)
-        return false;
-    coder->buffer = buffer;
-    coder->room = size;
-    return true;
+    return grow(&coder->buffer, &coder->room, size);
 }
 
 /* ---- encoding -------------------------------------------------------------------------------- */
@@ -172,14 +179,12 @@ static size_t squeeze(dray__delta_coder *coder, uint8_t *data, size_t size, bool
     return less;
 }
 
-size_t dray__delta_encode(dray__delta_coder *coder, const dray__delta_view *view, uint32_t block,
-                          const dray__rect *rect, int32_t dtype, uint8_t *out, size_t limit)
+/* Writes the part's entries. Returns their bytes; 0 when they would be `limit` or more. */
+static size_t encode(dray__delta_coder *coder, const dray__delta_part *part, size_t size,
+                     uint8_t *out, size_t limit)
 {
-    dray__delta_part part;
     struct outgoing s;
-    size_t size = dray_dtype_size((dray_dtype)dtype);
-    if (!dray__delta_sends(view, block, dtype) || !dray__delta_slice(view, block, rect, &part) ||
-        part.full || !gather(coder, &part, size, &s))
+    if (!gather(coder, part, size, &s))
         return 0;
     size_t values = s.count * size, codes = dray__codes_bytes(s.steps, s.count, size);
     bool coded = codes < values, packed;
@@ -195,6 +200,83 @@ size_t dray__delta_encode(dray__delta_coder *coder, const dray__delta_view *view
     uint32_t head[2] = {s.count | (packed ? PACKED : 0) | (coded ? CODED : 0), (uint32_t)s.gaps};
     memcpy(out, head, sizeof head);
     return bytes;
+}
+
+size_t dray__delta_encode(dray__delta_coder *coder, const dray__delta_view *view, uint32_t block,
+                          const dray__rect *rect, int32_t dtype, uint8_t *out, size_t limit)
+{
+    dray__delta_part part;
+    if (!dray__delta_sends(view, block, dtype) || !dray__delta_slice(view, block, rect, &part) ||
+        part.full)
+        return 0;
+    return encode(coder, &part, dray_dtype_size((dray_dtype)dtype), out, limit);
+}
+
+size_t dray__delta_encode_between(dray__delta_coder *coder, const void *was, const void *now,
+                                  uint64_t count, int32_t dtype, uint8_t *out, size_t limit)
+{
+    size_t size = dray_dtype_size((dray_dtype)dtype);
+    const uint8_t *old = was, *new = now;
+    if (count > DRAY__DELTA_SLICE ||
+        !grow(&coder->found, &coder->found_room, count * (sizeof(uint16_t) + size + 1)))
+        return 0;
+    uint16_t *positions = (uint16_t *)(void *)coder->found;
+    uint8_t *values = coder->found + count * sizeof *positions;
+    int8_t *steps = (int8_t *)values + count * size;
+    const dray__rect all = {.extent = {(int64_t)count, 1, 1, 1}};
+    dray__delta_part part = {
+        .slice = all, .cross = all, .positions = positions, .values = values, .steps = steps};
+    for (uint64_t i = 0; i < count; i++, old += size, new += size) {
+        if (memcmp(old, new, size) == 0)
+            continue;
+        positions[part.count] = (uint16_t)i;
+        memcpy(values + part.count * size, new, size);
+        steps[part.count++] = dray__step_of(old, new, size, dtype);
+    }
+    return encode(coder, &part, size, out, limit);
+}
+
+/* ---- the version before ---------------------------------------------------------------------- */
+
+/* Takes one part of the rectangle back. */
+static bool undo_part(const dray__delta_part *part, const dray_copy *copy, void *dense)
+{
+    int8_t back[CHUNK];
+    dray__delta_part some = *part;
+    uint64_t bytes = 0;
+    some.stepping = true;
+    some.steps = back;
+    for (uint32_t done = 0; done < part->count; done += some.count) {
+        some.count = part->count - done < CHUNK ? part->count - done : CHUNK;
+        some.positions = part->positions + done;
+        some.values = part->values + done * dray_dtype_size((dray_dtype)copy->destination_dtype);
+        for (uint32_t i = 0; i < some.count; i++) {
+            back[i] = (int8_t)-part->steps[done + i];
+            if (!back[i] && within(part, some.positions[i]) != UINT32_MAX)
+                return false;
+        }
+        if (dray__delta_apply(&some, copy, dense, &bytes, NULL))
+            return false;
+    }
+    return true;
+}
+
+bool dray__delta_undo(const dray__delta_view *view, uint32_t block, const dray_copy *copy,
+                      void *dense)
+{
+    dray__rect rect = dray__copy_rect(copy);
+    dray_copy to = *copy;
+    dray__delta_walk walk;
+    dray__delta_part part;
+    if (!dray__delta_sends(view, block, copy->source_dtype))
+        return false;
+    dray__copy_to_dense(&to, copy->source_dtype, 0);
+    dray__delta_start(view, block, &rect, &walk);
+    int rc;
+    while ((rc = dray__delta_next(&walk, &part, NULL)) == DRAY_OK)
+        if (part.full || !undo_part(&part, &to, dense))
+            return false;
+    return rc == DRAY_EEND;
 }
 
 /* ---- decoding -------------------------------------------------------------------------------- */

@@ -217,6 +217,64 @@ int dray__prequantised_place(dray__transfer *h, const dray__op *op, const dray__
                                       at + dray__rect_elements(rect), error);
 }
 
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static uint64_t count_here(const dray__transfer *h, const dray_transform *t, int part,
+                           const dray__rect *box)
+{
+    const dray_copy *writes = dray_plan_writes(h->sources->plan);
+    uint64_t count = 0;
+    for (uint64_t w = t->first_write; w < t->first_write + t->writes; w++) {
+        dray__rect held = dray__copy_rect(&writes[w]), cross;
+        if (part_of_write(h, &writes[w]) == part && dray__rect_cross(&held, box, &cross))
+            count += dray__rect_elements(&cross);
+    }
+    return count;
+}
+
+bool dray__prequantised_is_here(const dray__transfer *h, const dray__op *op)
+{
+    const dray_transform *t = transform_of(h, op);
+    dray__rect rect = dray__copy_rect(&op->copy), cells = dray__prequantised_cells(h, op, &rect);
+    return count_here(h, t, DRAY__PART_VALUES, &rect) == dray__rect_elements(&rect) &&
+           count_here(h, t, DRAY__PART_SCALES, &cells) == dray__rect_elements(&cells);
+}
+
+static int read_part(dray__transfer *h, const dray_transform *t, int part, const dray__rect *box,
+                     dray_region *to, uint64_t at, dray_error *error)
+{
+    const dray_copy *writes = dray_plan_writes(h->sources->plan);
+    int rc = DRAY_OK;
+    for (uint64_t w = t->first_write; w < t->first_write + t->writes && !rc; w++) {
+        dray__rect held = dray__copy_rect(&writes[w]), cross;
+        if (part_of_write(h, &writes[w]) != part || !dray__rect_cross(&held, box, &cross))
+            continue;
+        dray_copy write = dray__copy_cut(&writes[w], &cross), copy = write;
+        dray__copy_from_box(&write, box, write.destination_dtype, at);
+        copy.source_dtype = write.destination_dtype;
+        copy.source_region = write.destination_region;
+        copy.source_offset = write.destination_offset;
+        memcpy(copy.source_stride, write.destination_stride, sizeof copy.source_stride);
+        copy.destination_offset = write.source_offset;
+        memcpy(copy.destination_stride, write.source_stride, sizeof copy.destination_stride);
+        dray__move_options options = {.layout = h->destination->layout};
+        rc = dray__move_all(h->destination->regions[copy.source_region], to, &copy, 1, &options,
+                            error);
+    }
+    return rc;
+}
+
+int dray__prequantised_read(dray__transfer *h, const dray__op *op, const dray__rect *rect,
+                            dray_region *to, uint64_t at, dray_error *error)
+{
+    const dray_transform *t = transform_of(h, op);
+    dray__rect cells = dray__prequantised_cells(h, op, rect);
+    int rc = read_part(h, t, DRAY__PART_VALUES, rect, to, at, error);
+    return rc ? rc
+              : read_part(h, t, DRAY__PART_SCALES, &cells, to, at + dray__rect_elements(rect),
+                          error);
+}
+
 /* Ops that the source quantises are copied like others. */
 static bool takes(const dray__transfer *transfer, const dray__op *op)
 {

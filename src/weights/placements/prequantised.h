@@ -42,6 +42,13 @@ uint64_t dray__prequantised_cell_bytes(const dray__transfer *transfer, const dra
  * false when there is no such block. */
 bool dray__prequantised_block(const dray__transfer *transfer, const dray__op *op,
                               const dray__rect *rect, uint32_t *block);
+/* Returns true when this rank's blocks have every element and scale of the op's rectangle once, so
+ * that changes of them can be applied. */
+bool dray__prequantised_is_here(const dray__transfer *transfer, const dray__op *op);
+/* Reads what this rank's blocks have now of a rectangle of whole cells, to offset `at` of a region:
+ * dense elements, then their scales. */
+int dray__prequantised_read(dray__transfer *transfer, const dray__op *op, const dray__rect *rect,
+                            dray_region *to, uint64_t at, dray_error *error);
 /* Returns the rectangle of all cells that begin in this rectangle, in elements. */
 dray__rect dray__prequantised_aligned(const dray__transfer *transfer, const dray__op *op,
                                       const dray__rect *rect);

@@ -195,7 +195,7 @@ static void pack_changes(dray__packer *p, const dray__delta_view *view, dray_reg
     for (uint32_t i = 0; i < p->count && view; i++) {
         const dray_copy *copy = &p->copies[i];
         dray__rect rect = dray__copy_rect(copy);
-        if (copy->source_dtype == copy->destination_dtype)
+        if (copy->source_dtype == copy->destination_dtype && !p->quantised[i])
             p->changes[i] = (uint32_t)dray__delta_encode(
                 p->coder, view, p->blocks[i], &rect, copy->destination_dtype,
                 data + copy->destination_offset, p->sizes[i]);
@@ -262,9 +262,22 @@ static int pack_scales(dray__packer *p, uint32_t i, const dray__shares *shares,
     return rc;
 }
 
-/* Moves the rectangles into staging. Rectangles of one region are moved together. */
+/* Replaces a quantised rectangle by its changes since the base, if these take fewer bytes. */
+static void pack_quant_changes(dray__packer *p, uint32_t i, const dray__delta_view *view,
+                               dray_region *staging)
+{
+    size_t bytes = dray__pull_quant_changes(p->coder, view, p->blocks[i], p->floats, &p->copies[i],
+                                            &p->quants[i], staging, p->scratch, p->sizes[i]);
+    memcpy((uint8_t *)dray_region_base(staging) + p->copies[i].destination_offset, p->scratch,
+           bytes);
+    p->changes[i] = (uint32_t)bytes;
+}
+
+/* Moves the rectangles into staging. Rectangles of one region are moved together. view: of the
+ * changes that the reader can use; else NULL. */
 static int pack(dray__packer *p, const dray__local *local, const dray__shares *shares,
-                const dray_layout *layout, bool sums, dray_region *staging, dray_error *error)
+                const dray__delta_view *view, const dray_layout *layout, bool sums,
+                dray_region *staging, dray_error *error)
 {
     memset(p->sums, 0, p->count * sizeof *p->sums);
     memset(p->source_sums, 0, p->count * sizeof *p->source_sums);
@@ -290,6 +303,8 @@ static int pack(dray__packer *p, const dray__local *local, const dray__shares *s
                 : dray__move_all(region, staging, p->copies + i, end - i, &options, error);
         if (rc == DRAY_OK && p->quantised[i] && p->held)
             rc = pack_scales(p, i, shares, layout, sums, staging, error);
+        else if (rc == DRAY_OK && p->quantised[i] && view)
+            pack_quant_changes(p, i, view, staging);
         for (uint32_t k = i; k < end && rc == DRAY_OK && sums; k++)
             rc = read_again(p, k, layout, region, error);
         if (rc)
@@ -298,8 +313,8 @@ static int pack(dray__packer *p, const dray__local *local, const dray__shares *s
     return DRAY_OK;
 }
 
-/* For converted rectangles, replaces the dense elements by the changes since the base if these take
- * fewer bytes. Then moves all data together, without gaps. */
+/* For converted rectangles that are not quantised, replaces the dense elements by the changes since
+ * the base if these take fewer bytes. Then moves all data together, without gaps. */
 static void shorten(dray__packer *p, const dray__delta_view *view, dray_region *staging)
 {
     uint8_t *data = dray_region_base(staging);
@@ -308,7 +323,7 @@ static void shorten(dray__packer *p, const dray__delta_view *view, dray_region *
         const dray_copy *copy = &p->copies[i];
         uint32_t dense = p->sizes[i];
         dray__rect rect = dray__copy_rect(copy);
-        bool converted = copy->source_dtype != copy->destination_dtype;
+        bool converted = copy->source_dtype != copy->destination_dtype && !p->quantised[i];
         size_t bytes = p->changes[i];
         if (converted)
             bytes = dray__delta_encode(p->coder, view, p->blocks[i], &rect, copy->destination_dtype,
@@ -455,10 +470,6 @@ static int read_request(dray__packer *p, dray__reader in, uint16_t *options, dra
     if (rc == DRAY_OK)
         rc = dray__pull_get_rects(p, &in, dray_region_bytes(staging), dray__local_layout(local),
                                   &copies, &count, &bytes, error);
-    for (uint32_t i = 0; i < p->count && rc == DRAY_OK && has_base; i++)
-        if (p->quantised[i])
-            rc = dray__fail(error, DRAY_EUNSUPPORTED,
-                            "what is quantised comes from a publisher's memory alone");
     if (rc == DRAY_OK)
         rc = find_shares(p, shares, dray__local_layout(local), false, mapped, sums, error);
     const dray__delta_view *view = has_base && !shares ? dray__local_delta(local) : NULL;
@@ -467,7 +478,7 @@ static int read_request(dray__packer *p, dray__reader in, uint16_t *options, dra
     if (rc == DRAY_OK)
         pack_changes(p, view, staging);
     if (rc == DRAY_OK && !mapped)
-        rc = pack(p, local, shares, dray__local_layout(local), sums, staging, error);
+        rc = pack(p, local, shares, view, dray__local_layout(local), sums, staging, error);
     if (rc == DRAY_OK && !mapped)
         rc = find_shares(p, shares, dray__local_layout(local), true, false, sums, error);
     if (mapped)

@@ -19,7 +19,7 @@
  *             with sums: u64 source sum, u64 sum of the bits as they are wanted (of a quantised
  *             rectangle: of elements and scales together),
  *             with a base: u32 bytes of its data (fewer than its elements take: entries of a
- *             delta, delta.h);
+ *             delta, delta.h; of a quantised rectangle pull_quant.h);
  *           then the data, unless they are in the arena; the elements of a quantised rectangle are
  *           followed by its scales
  *  TAKEN    the reader has copied the data of this id's answer out of the arena

@@ -8,8 +8,14 @@
 
 #include <string.h>
 
-/* An answer's elements as f32, then the largest of each cell. */
-enum { FLOATS = DRAY__PULL_QUANT_MAX * 4, ROOM = FLOATS + DRAY__PULL_QUANT_MAX };
+/* An answer's elements as f32, then the largest of each cell, then the answer of the version
+ * before.
+ */
+enum {
+    FLOATS = DRAY__PULL_QUANT_MAX * 4,
+    BEFORE = FLOATS + DRAY__PULL_QUANT_MAX,
+    ROOM = BEFORE + DRAY__PULL_QUANT_MAX
+};
 
 static dray__quant_box box_of(const dray__pull_quant *quant, int32_t dtype, const dray__rect *rect)
 {
@@ -122,6 +128,28 @@ int dray__pull_get_held(dray__reader *in, const dray_layout *layout, uint32_t in
                       "tensor %s: whole cells of its own quantisation expected", tensor->name);
 }
 
+/* Quantises the dense floats at the beginning of the scratch memory. Returns the number of cells.
+ */
+static uint64_t quantise(const dray__quant_box *box, int32_t scale_format, uint8_t *floats,
+                         const dray__rect *rect, uint8_t *to)
+{
+    int64_t start[DRAY_MAX_DIMS], extent[DRAY_MAX_DIMS];
+    uint64_t cells = dray__quant_cells(box, start, extent);
+    uint32_t *amax = (uint32_t *)(void *)(floats + FLOATS);
+    float *scales = (float *)(void *)(floats + FLOATS);
+    memset(amax, 0, cells * sizeof *amax);
+    dray__quant_most(box, floats, amax);
+    for (uint64_t i = 0; i < cells; i++) {
+        uint32_t most;
+        memcpy(&most, &amax[i], sizeof most);
+        float scale = dray__quant_scale(box, most, scale_format);
+        memcpy(&scales[i], &scale, sizeof scale);
+    }
+    dray__quantise(box, floats, scales, to);
+    memcpy(to + dray__rect_elements(rect), scales, cells * sizeof *scales);
+    return cells;
+}
+
 int dray__pull_quantise(const dray_layout *layout, const dray_region *region, dray_region **scratch,
                         const dray_copy *copy, const dray__pull_quant *quant, dray_region *staging,
                         uint64_t *source_sum, uint64_t *sum, dray_error *error)
@@ -138,24 +166,54 @@ int dray__pull_quantise(const dray_layout *layout, const dray_region *region, dr
         rc = dray__move_all(region, *scratch, &gather, 1, &options, error);
     if (rc)
         return rc;
-    int64_t start[DRAY_MAX_DIMS], extent[DRAY_MAX_DIMS];
     dray__quant_box box = box_of(quant, copy->source_dtype, &rect);
-    uint64_t cells = dray__quant_cells(&box, start, extent);
-    uint8_t *floats = dray_region_base(*scratch);
     uint8_t *to = (uint8_t *)dray_region_base(staging) + copy->destination_offset;
-    uint32_t *amax = (uint32_t *)(void *)(floats + FLOATS);
-    float *scales = (float *)(void *)(floats + FLOATS);
-    memset(amax, 0, cells * sizeof *amax);
-    dray__quant_most(&box, floats, amax);
-    for (uint64_t i = 0; i < cells; i++) {
-        uint32_t most;
-        memcpy(&most, &amax[i], sizeof most);
-        float scale = dray__quant_scale(&box, most, quant->scale_format);
-        memcpy(&scales[i], &scale, sizeof scale);
-    }
-    dray__quantise(&box, floats, scales, to);
-    memcpy(to + dray__rect_elements(&rect), scales, cells * sizeof *scales);
+    quantise(&box, quant->scale_format, dray_region_base(*scratch), &rect, to);
     if (sum)
         *sum = dray__pull_quant_sum(dray_layout_tensor(layout, copy->tensor), quant, &rect, to);
     return DRAY_OK;
+}
+
+size_t dray__pull_quant_changes(dray__delta_coder *coder, const dray__delta_view *view,
+                                uint32_t block, const dray_region *scratch, const dray_copy *copy,
+                                const dray__pull_quant *quant, const dray_region *staging,
+                                uint8_t *out, size_t limit)
+{
+    dray__rect rect = dray__copy_rect(copy);
+    uint64_t elements = dray__rect_elements(&rect);
+    uint8_t *floats = dray_region_base(scratch), *before = floats + BEFORE;
+    const uint8_t *now = (const uint8_t *)dray_region_base(staging) + copy->destination_offset;
+    uint32_t codes = 0;
+    if (limit <= sizeof codes || elements > DRAY__DELTA_SLICE ||
+        !dray__delta_undo(view, block, copy, floats))
+        return 0;
+    dray__quant_box box = box_of(quant, copy->source_dtype, &rect);
+    uint64_t cells = quantise(&box, quant->scale_format, floats, &rect, before);
+    uint8_t *to = out + sizeof codes;
+    limit -= sizeof codes;
+    codes =
+        (uint32_t)dray__delta_encode_between(coder, before, now, elements, quant->dtype, to, limit);
+    size_t scales = codes ? dray__delta_encode_between(coder, before + elements, now + elements,
+                                                       cells, DRAY_F32, to + codes, limit - codes)
+                          : 0;
+    memcpy(out, &codes, sizeof codes);
+    return scales ? sizeof codes + codes + scales : 0;
+}
+
+int dray__pull_quant_apply(dray__delta_coder *coder, const uint8_t *data, size_t size,
+                           const dray_copy *elements, const dray_copy *scales, void *base,
+                           dray_error *error)
+{
+    uint32_t codes = 0;
+    if (size > sizeof codes)
+        memcpy(&codes, data, sizeof codes);
+    if (size <= sizeof codes || codes > size - sizeof codes)
+        return dray__fail(error, DRAY_EFORMAT,
+                          "changes of quantised elements: %u bytes of codes in an answer of %zu",
+                          codes, size);
+    data += sizeof codes;
+    int rc = dray__delta_decode(coder, data, codes, elements, base, error);
+    return rc ? rc
+              : dray__delta_decode(coder, data + codes, size - sizeof codes - codes, scales, base,
+                                   error);
 }

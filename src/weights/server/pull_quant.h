@@ -2,6 +2,7 @@
  * scales of their cells, both in C order. */
 #pragma once
 
+#include "weights/delta/delta.h"
 #include "weights/server/pull.h"
 
 /* Returns the bytes of a rectangle of whole cells in an answer. */
@@ -27,3 +28,20 @@ int dray__pull_get_held(dray__reader *in, const dray_layout *layout, uint32_t te
 int dray__pull_quantise(const dray_layout *layout, const dray_region *region, dray_region **scratch,
                         const dray_copy *copy, const dray__pull_quant *quant, dray_region *staging,
                         uint64_t *source_sum, uint64_t *sum, dray_error *error);
+/* Call after dray__pull_quantise for the same copy: writes the changes of elements and scales since
+ * the delta's base. Returns their bytes; 0 when they would be `limit` bytes or more, or are not
+ * known (dray__delta_undo). The changes: u32 bytes of those of the elements; these; those of the
+ * scales (both as in delta.h).
+ *
+ * What changes in quantised form is not what changes in floats: most changes are smaller than a
+ * code, and a new scale changes all codes of its cell. So the floats are taken back to the version
+ * before and quantised again. */
+size_t dray__pull_quant_changes(dray__delta_coder *coder, const dray__delta_view *view,
+                                uint32_t block, const dray_region *scratch, const dray_copy *copy,
+                                const dray__pull_quant *quant, const dray_region *staging,
+                                uint8_t *out, size_t limit);
+/* Applies such changes at `base`. elements, scales: their places, as for dray__delta_decode. Fails
+ * with DRAY_EFORMAT; elements may have been written then. */
+int dray__pull_quant_apply(dray__delta_coder *coder, const uint8_t *data, size_t size,
+                           const dray_copy *elements, const dray_copy *scales, void *base,
+                           dray_error *error);

@@ -25,7 +25,8 @@ enum {
     SEGMENT_MIN = 8 << 10,
     RECTS = DRAY__BATCH, /* the rectangles of one request */
     SLOTS = 4,
-    WRONG_MAX = 3 /* how many answers in a row may have wrong checksums */
+    PATCHED = 1 << 20, /* bytes of the quantised rectangles of an answer, if it may have changes */
+    WRONG_MAX = 3      /* how many answers in a row may have wrong checksums */
 };
 #define WINDOW_MAX ((uint64_t)32 << 20)
 #define STALL_NS (3 * DRAY__SECOND)
@@ -124,6 +125,9 @@ struct remote_route {
     bool prequantised[RECTS]; /* the rectangle came quantised */
     dray__delta_coder *coder; /* NULL when no deltas can come */
     uint64_t coder_bytes;
+    /* PATCHED bytes: this rank's quantised rectangles with the changes of the answer, before they
+     * are checked and written back. NULL when none can come. */
+    dray_region *patched;
     struct request *spare;
 };
 

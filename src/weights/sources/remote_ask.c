@@ -44,10 +44,12 @@ uint64_t dray__remote_bytes(const struct remote_route *l, const struct source *s
 static bool takes_deltas(const struct remote_route *l, const struct source *s, const dray__op *op)
 {
     const dray_copy *copy = &op->copy;
-    const dray_region *to =
-        op->prequantised ? NULL : l->transfer->destination->regions[copy->destination_region];
-    return to && dray__delta_writes(to) && !s->cohort && s->of->has_delta && l->coder_bytes &&
-           dray__remote_dtype(s, copy) == copy->destination_dtype &&
+    if (s->cohort || !s->of->has_delta || !l->coder_bytes)
+        return false;
+    if (op->prequantised)
+        return l->patched && dray__prequantised_is_here(l->transfer, op);
+    const dray_region *to = l->transfer->destination->regions[copy->destination_region];
+    return to && dray__delta_writes(to) && dray__remote_dtype(s, copy) == copy->destination_dtype &&
            DRAY__DELTA_SLICE * dray_dtype_size((dray_dtype)dray__remote_dtype(s, copy)) <=
                s->segment;
 }
@@ -55,12 +57,14 @@ static bool takes_deltas(const struct remote_route *l, const struct source *s, c
 static void start_part(struct remote_route *l, struct source *s, const struct part *part,
                        const dray__op *op)
 {
+    bool deltas = takes_deltas(l, s, op);
     s->in_part = true;
-    s->has_ahead = takes_deltas(l, s, op);
+    s->has_ahead = deltas && !op->prequantised;
     if (op->prequantised) {
+        uint64_t most = deltas ? DRAY__DELTA_SLICE : SEGMENT;
         dray__rect cells = dray__prequantised_cells(l->transfer, op, &part->rect);
         dray__slicer_start(&s->slicer, &cells, dray__prequantised_cell_bytes(l->transfer, op),
-                           s->segment < SEGMENT ? s->segment : SEGMENT);
+                           s->segment < most ? s->segment : most);
     } else if (s->has_ahead) {
         dray__delta_grid(s->of->layout, part->block, &part->rect, &s->walk);
         dray__delta_grid_next(&s->walk, &s->ahead);
@@ -158,10 +162,14 @@ static int next_request(struct remote_route *l, struct source *s, struct request
         return dray__nomem(error);
     struct slice *slice = request->slices;
     request->direct = next_is_direct(l, s);
+    uint64_t patched = 0; /* bytes */
     while (request->count < RECTS && next_is_direct(l, s) == request->direct &&
+           patched <= PATCHED - DRAY__DELTA_SLICE &&
            dray__remote_next_slice(l, s, s->segment - request->bytes, slice)) {
         const dray__op *op = dray__remote_op(l, s, slice);
-        request->bytes += dray__remote_bytes(l, s, op, &slice->rect);
+        uint64_t bytes = dray__remote_bytes(l, s, op, &slice->rect);
+        request->bytes += bytes;
+        patched += op->prequantised && l->patched ? bytes : 0;
         request->plain |= !takes_deltas(l, s, op);
         request->count++;
         slice++;
@@ -226,7 +234,8 @@ static void put(struct remote_route *l, struct source *s, struct request *reques
     s->flying.last = &request->next;
     s->flying_bytes += request->bytes;
     l->in_flight += request->bytes;
-    uint64_t held = l->in_flight + l->slot_count * l->segment + l->coder_bytes;
+    uint64_t held =
+        l->in_flight + l->slot_count * l->segment + l->coder_bytes + (l->patched ? PATCHED : 0);
     if (held > l->peak)
         l->peak = held;
 }

@@ -239,6 +239,15 @@ static uint64_t deltas_at_once(const struct remote_route *l, uint64_t segment)
     return segment < most ? segment : most;
 }
 
+static bool has_prequantised(const struct remote_route *l)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < l->publishers; i++)
+        for (uint64_t p = 0; p < l->sources[i].count; p++)
+            any |= l->transfer->sources->ops[l->sources[i].parts[p].op].prequantised;
+    return any;
+}
+
 /* Divides the ceiling among the slots and the bytes in flight. segment is the size of one answer,
  * the same with and without NCCL, so that all members of a cohort cut in the same way. When deltas
  * are likely, there is no cohort, and answers hold many slices, which a GPU patches in one launch
@@ -267,6 +276,13 @@ static int open_slots(struct remote_route *l, uint64_t segment, uint64_t ceiling
         l->window -= l->coder_bytes;
     else
         l->coder_bytes = 0; /* there are no deltas then */
+    bool patches = l->coder_bytes && has_prequantised(l) && l->window / 4 >= PATCHED;
+    if (patches) {
+        int rc = dray_region_alloc(DRAY_REGION_HOST, PATCHED, "patched", &l->patched, error);
+        if (rc)
+            return rc;
+        l->window -= PATCHED;
+    }
     if (l->window > WINDOW_MAX)
         l->window = WINDOW_MAX;
     open_segments(l);
@@ -327,6 +343,7 @@ void dray__remote_close(void *state)
     dray__remote_nccl_close(l->nccl);
     dray__cohort_free(l->cohort);
     dray__delta_coder_free(l->coder);
+    dray_region_free(l->patched);
     free(l->sources);
     free(l->spare);
 }

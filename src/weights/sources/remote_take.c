@@ -1,6 +1,7 @@
 /* Takes answers in the source of data servers (remote.h): moves them to their destination, and
  * enters their sums in the books. */
 #include "weights/placements/prequantised.h"
+#include "weights/server/pull_quant.h"
 #include "weights/sources/remote.h"
 
 /* Returns the copy from the slot, which has the slice dense at `offset`, to the destination. */
@@ -37,6 +38,13 @@ static const dray_region *landing(const struct source *s, const struct request *
     if (s->cohort && request->direct)
         return s->maps[copy->source_region];
     return s->staged ? s->of->arena : s->slot;
+}
+
+/* The region in which a quantised rectangle is, at l->at. */
+static const dray_region *quantised_in(const struct remote_route *l, const struct source *s,
+                                       const struct request *request, uint32_t i)
+{
+    return l->sparse[i] ? l->patched : landing(s, request, &l->batch.copies[i]);
 }
 
 static struct told told_of(const struct remote_route *l, const struct source *s,
@@ -95,7 +103,8 @@ static int place_deltas(struct remote_route *l, const struct source *s,
     uint32_t region = l->batch.copies[first].destination_region, count = 0;
     dray_region *to = h->destination->regions[region];
     uint32_t i = first;
-    for (; i < request->count && l->sparse[i] && l->batch.copies[i].destination_region == region;
+    for (; i < request->count && l->sparse[i] && !l->prequantised[i] &&
+           l->batch.copies[i].destination_region == region;
          i++) {
         const dray_copy *copy = &l->batch.copies[i];
         const uint8_t *data = dray_region_base(landing(s, request, copy));
@@ -108,6 +117,32 @@ static int place_deltas(struct remote_route *l, const struct source *s,
     int64_t begin = dray__now();
     int rc = dray__delta_decode_all(l->coder, messages, count, to, error);
     h->move_ns += dray__now() - begin;
+    return rc;
+}
+
+/* Makes whole a quantised rectangle that came as changes: what this rank has, at offset `at` of
+ * l->patched, with the changes. */
+static int patch(struct remote_route *l, const struct source *s, const struct request *request,
+                 const uint8_t *head, uint32_t i, uint64_t at, dray_error *error)
+{
+    dray__transfer *h = l->transfer;
+    const struct slice *slice = &request->slices[i];
+    const dray__op *op = dray__remote_op(l, s, slice);
+    dray__rect cells = dray__prequantised_cells(h, op, &slice->rect);
+    dray_copy elements = dray__copy_cut(&op->copy, &slice->rect), scales = {.ndim = op->copy.ndim};
+    memcpy(scales.start, cells.start, sizeof scales.start);
+    memcpy(scales.extent, cells.extent, sizeof scales.extent);
+    dray__copy_to_dense(&elements, dray__prequantised_quant(h, op).dtype, at);
+    dray__copy_to_dense(&scales, DRAY_F32, at + dray__rect_elements(&slice->rect));
+    const uint8_t *data = dray_region_base(landing(s, request, &l->batch.copies[i]));
+    size_t bytes = told_of(l, s, request, head, i).bytes;
+    int rc = dray__prequantised_read(h, op, &slice->rect, l->patched, at, error);
+    if (!rc)
+        rc = dray__pull_quant_apply(l->coder, data + l->at[i], bytes, &elements, &scales,
+                                    dray_region_base(l->patched), error);
+    l->at[i] = at;
+    h->told.delta_bytes += bytes;
+    h->told.delta_covered_bytes += dray__remote_bytes(l, s, op, &slice->rect);
     return rc;
 }
 
@@ -139,15 +174,21 @@ int dray__remote_place(struct remote_route *l, struct source *s, const struct re
     const dray__destination *to = l->transfer->destination;
     bool verify = l->transfer->options.verify;
     look(l, s, request, head);
+    uint64_t patched = 0;
     for (uint32_t i = 0, end; i < request->count; i = end) {
         uint32_t region = l->batch.copies[i].destination_region;
         end = i + 1;
         if (l->prequantised[i]) { /* placed after the whole answer was checked */
-            const uint8_t *data = dray_region_base(landing(s, request, &l->batch.copies[i]));
             const struct slice *slice = &request->slices[i];
+            const dray__op *op = dray__remote_op(l, s, slice);
+            int rc = l->sparse[i] ? patch(l, s, request, head, i, patched, error) : DRAY_OK;
+            if (rc)
+                return rc;
+            patched += l->sparse[i] ? dray__remote_bytes(l, s, op, &slice->rect) : 0;
+            const uint8_t *data = dray_region_base(quantised_in(l, s, request, i));
             if (verify)
-                l->batch.read[i] = dray__prequantised_sum(l->transfer, dray__remote_op(l, s, slice),
-                                                          &slice->rect, data + l->at[i]);
+                l->batch.read[i] =
+                    dray__prequantised_sum(l->transfer, op, &slice->rect, data + l->at[i]);
             continue;
         }
         if (l->sparse[i]) {
@@ -180,9 +221,9 @@ int dray__remote_place_prequantised(struct remote_route *l, struct source *s,
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < request->count && rc == DRAY_OK; i++)
         if (l->prequantised[i])
-            rc = dray__prequantised_place(
-                l->transfer, dray__remote_op(l, s, &request->slices[i]), &request->slices[i].rect,
-                landing(s, request, &l->batch.copies[i]), l->at[i], error);
+            rc = dray__prequantised_place(l->transfer, dray__remote_op(l, s, &request->slices[i]),
+                                          &request->slices[i].rect, quantised_in(l, s, request, i),
+                                          l->at[i], error);
     return rc;
 }
 
