@@ -41,16 +41,28 @@ class _OnHost:
         return self._local
 
 
+def _with(tensor, memory):
+    """The same part of a tensor, in other memory."""
+    if isinstance(tensor, _p.Block):
+        return _p.Block(tensor.name, tensor.shape, memory, tensor.start)
+    if isinstance(tensor, _p.Part):
+        return tensor.within(memory)
+    return _OnHost(memory, tensor) if hasattr(tensor, "placements") else memory
+
+
 def _layout(tensors):
     """The layout, and (tensor of a GPU, its copy in host memory, which is in the layout) for each that is there."""
     layout, copies = Layout(), []
     for name, tensor in _p.given(tensors, False).pairs():
-        local, mesh, _ = _p.local(tensor)
+        local = _p.local(tensor)[0]
         if _on_gpu(local):
             copy = local.to("cpu", copy=True)
             copies.append((local, copy))
-            tensor = copy if mesh is None else _OnHost(copy, tensor)
-        layout.add_parameter(name, tensor)
+            tensor = _with(tensor, copy)
+        if isinstance(tensor, _p.Block):
+            layout.add_block(tensor)
+        else:
+            layout.add_parameter(name, tensor)
     return layout, copies
 
 
@@ -59,7 +71,8 @@ def save(folder: Union[str, os.PathLike], version: int, tensors: Any, *, context
          files: Optional[Mapping[str, bytes]] = None, config: Optional[str] = None, keep: int = 0,
          stay: Iterable[int] = (), deltas: int = 0, timeout: Optional[float] = None) -> None:
     """Writes a version: of each rank what it has of the tensors (a module, (name, tensor) pairs or a mapping;
-    whole, or DTensors; those of a GPU by a copy in host memory). context: by which the ranks meet; None where there is one.
+    whole, DTensors or Blocks; those of a GPU by a copy in host memory). context: by which the ranks meet; None where there
+    is one.
 
     parts: {name: tensors} beside the model's, a folder each; files: {name: bytes}, rank 0's; config: rank
     0's config.json. All of it is there, or nothing. keep: how many versions stay, the newest ones (0: all),

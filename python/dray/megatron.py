@@ -43,6 +43,9 @@ class MegatronPart(Part):
     def tensor(self):
         return self.parameter.detach()
 
+    def within(self, memory: Any) -> "MegatronPart":
+        return MegatronPart(self.model, self.stage, self.name, memory)
+
     def add_to(self, layout: Any, name: str) -> None:
         local = self.tensor
         if not local.is_contiguous():

@@ -69,7 +69,7 @@ class Block:
 
 class Part:
     """What a rank has of a tensor, or of several, where the shape of a parameter does not say which: `shape`, the
-    `tensor` where it is now, and add_to(layout, name)."""
+    `tensor` where it is now, add_to(layout, name), and within(memory), the same part in a copy of that tensor."""
 
 
 class FlatPart(Part):
@@ -86,6 +86,9 @@ class FlatPart(Part):
         shard = getattr(self.flat, "_local_shard", None)
         shard = self.flat.data if shard is None else shard
         return shard.detach()[self.at:self.at + self.count]
+
+    def within(self, memory):
+        return FlatPart(memory, self.shape, 0, self.first, self.count)
 
     def add_to(self, layout, name):
         local = self.tensor

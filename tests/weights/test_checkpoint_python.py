@@ -71,6 +71,22 @@ with tempfile.TemporaryDirectory() as top:
     refused(dray.DrayError, "0.nothing", dray.checkpoint.load, path.parent / "step-000006",
             {"0.nothing": torch.zeros(1)})
 
+    # Rectangles and flat parts lie where they belong; those of a GPU (said to be one's), too.
+    whole = torch.arange(56.).view(8, 7)
+    for on_gpu in (False, True):
+        def parts(memory):
+            return [dray.weights.Block("cut", (8, 7), memory[:3]), dray.weights.Block("cut", (8, 7), memory[3:, :5], (3, 0)),
+                    dray.weights.Block("cut", (8, 7), memory[3:, 5:], (3, 5)), ("flat", dray.weights.FlatPart(
+                        memory.view(-1), (8, 7), 0, 0, 56))]
+        with unittest.mock.patch.object(dray.checkpoint, "_on_gpu", lambda tensor: on_gpu):
+            dray.checkpoint.save(f"{top}/parts", on_gpu, parts(whole))
+            path = dray.checkpoint.latest(f"{top}/parts")[1]
+            assert all(torch.equal(load_file(path / "model.safetensors")[name], whole) for name in ("cut", "flat"))
+            memory, half = torch.zeros(8, 7), torch.zeros(28)
+            dray.checkpoint.load(path, parts(memory)[:3])
+            dray.checkpoint.load(path, [("flat", dray.weights.FlatPart(half, (8, 7), 0, 28, 28))])
+            assert torch.equal(memory, whole) and torch.equal(half, whole.view(-1)[28:]), on_gpu
+
     # Whatever an optimizer keeps: of all parameters or of some, with numbers or without.
     for kind, frozen in ((lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), ()), (torch.optim.AdamW, (0,)),
                          (lambda p: torch.optim.Adam(p, amsgrad=True), (1, 2))):
