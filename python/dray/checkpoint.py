@@ -50,10 +50,16 @@ def _with(tensor, memory):
     return _OnHost(memory, tensor) if hasattr(tensor, "placements") else memory
 
 
-def _layout(tensors):
-    """The layout, and (tensor of a GPU, its copy in host memory, which is in the layout) for each that is there."""
-    layout, copies = Layout(), []
-    for name, tensor in _p.given(tensors, False).pairs():
+def _layout(tensors, written=False):
+    """The layout, and (tensor of a GPU, its copy in host memory, which is in the layout) for each that is there.
+    written: the tensors are to be written to."""
+    layout, copies, given = Layout(), [], _p.given(tensors, False)
+    pairs = given.pairs()
+    if given.computes:
+        if written:
+            raise TypeError(f"load: tensors expected, found {type(given).__name__}, whose values are computed from others")
+        given.refresh()
+    for name, tensor in pairs:
         local = _p.local(tensor)[0]
         if _on_gpu(local):
             copy = local.to("cpu", copy=True)
@@ -102,7 +108,7 @@ def save(folder: Union[str, os.PathLike], version: int, tensors: Any, *, context
 
 def load(path: Union[str, os.PathLike], tensors: Any) -> None:
     """Reads a checkpoint, or a part of one, into tensors of this rank, each what it has of it."""
-    layout, copies = _layout(tensors)
+    layout, copies = _layout(tensors, written=True)
     try:
         call("dray_checkpoint_read", os.fspath(path).encode(), layout.pointer, layout.live())
         for local, copy in copies:

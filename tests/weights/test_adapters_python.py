@@ -2,6 +2,7 @@
 engine: tests/frameworks/lora_real): tensors by their bits, several revisions alive, versions of the base."""
 import json
 import sys
+import tempfile
 
 from begin import needs
 
@@ -217,6 +218,19 @@ def merged_again():
         assert torch.equal(held[name], tensor), name
 
 
+def saved():
+    """A checkpoint has the merged weights, each time as the adapter is then; nothing can be loaded into them."""
+    model = Peft()
+    with tempfile.TemporaryDirectory() as folder:
+        given = dray.adapters.merged(model)
+        for version in (1, 2):
+            write(model, version)
+            dray.checkpoint.save(folder, version, given)
+            found, plain = load_file(f"{folder}/step-00000{version}/model.safetensors"), wanted(version)[1]
+            assert found.keys() == plain.keys() and all(torch.equal(found[n], t) for n, t in plain.items()), version
+        refused(TypeError, "found Merged, whose values are computed", dray.checkpoint.load, f"{folder}/step-000001", given)
+
+
 def main():
     if len(sys.argv) > 1:
         return trainer(int(sys.argv[1]), sys.argv[2])
@@ -225,6 +239,7 @@ def main():
         started_again()
         torn()
         merged_again()
+        saved()
         with ranks(RANKS, 120):
             engine()
 
