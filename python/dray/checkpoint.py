@@ -61,6 +61,8 @@ def _layout(tensors, written=False):
         given.refresh()
     for name, tensor in pairs:
         local = _p.local(tensor)[0]
+        if written:
+            _p.check_written(name, local)
         if _on_gpu(local):
             copy = local.to("cpu", copy=True)
             copies.append((local, copy))

@@ -139,6 +139,12 @@ def local(parameter):
     return tensor_of(parameter).detach(), None, None
 
 
+def check_written(name, memory):
+    """Of what is to be written to."""
+    if not getattr(memory, "writeable", True):
+        raise TypeError(f"{name}: an array that may be written to expected, this one is read-only")
+
+
 def _memory(parameter):
     """local(), at less cost: it is asked before each publish and update."""
     if isinstance(parameter, Part):

@@ -83,8 +83,7 @@ class Subscriber(Laid):
         """A layout of the memory as it is now, and where that is."""
         pairs, layout = self._given.pairs(), Layout()
         for name, tensor in pairs:
-            if not getattr(_p.local(tensor)[0], "writeable", True):
-                raise TypeError(f"{name}: an array that may be written to expected, this one is read-only")
+            _p.check_written(name, _p.local(tensor)[0])
             layout.add_block(tensor if isinstance(tensor, Block) else Block(name, tensor.shape, tensor))
         return layout, self._given.places()
 

@@ -8,6 +8,7 @@ import unittest.mock
 from begin import needs
 
 with needs:
+    import numpy as np
     import torch
     from safetensors.torch import load_file
 
@@ -86,6 +87,10 @@ with tempfile.TemporaryDirectory() as top:
             dray.checkpoint.load(path, parts(memory)[:3])
             dray.checkpoint.load(path, [("flat", dray.weights.FlatPart(half, (8, 7), 0, 28, 28))])
             assert torch.equal(memory, whole) and torch.equal(half, whole.view(-1)[28:]), on_gpu
+
+    fixed = np.frombuffer(bytes(224), np.float32).reshape(8, 7)
+    refused(TypeError, "cut: an array that may be written to expected", dray.checkpoint.load, path, {"cut": fixed})
+    assert not fixed.any()
 
     # Whatever an optimizer keeps: of all parameters or of some, with numbers or without.
     for kind, frozen in ((lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), ()), (torch.optim.AdamW, (0,)),
