@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -49,11 +50,16 @@ def _of_peft(module, adapter):
     config = module.peft_config[adapter]
     if getattr(config, "peft_type", None) not in (None, "LORA") and str(config.peft_type).rpartition(".")[2] != "LORA":
         raise _l.DrayError(_l.EUNSUPPORTED, f"adapter {adapter}: LoRA expected, found {config.peft_type}")
-    found = {}
+    for setting in ("bias", "trainable_token_indices"):  # PEFT's files have more for these than tensors by the adapter's name
+        value = getattr(config, setting, None)
+        if value and value != "none":
+            raise _l.DrayError(_l.EUNSUPPORTED, f"adapter {adapter}: tensors of LoRA and modules_to_save expected, found "
+                               f"{setting}={value!r}, which trains others, too")
+    found, place = {}, re.compile(rf"(\.modules_to_save|\.lora_\w+)\.{re.escape(adapter)}(?=\.|$)")
     for name, parameter in module.named_parameters():
-        before, mark, after = name.partition(f".{adapter}.")
-        if mark and ("lora_" in before or "modules_to_save" in before):
-            found[f"{before}.{after}".replace("modules_to_save.", "")] = parameter
+        if match := place.search(name):
+            own = "" if match[1] == ".modules_to_save" else match[1]
+            found[name[:match.start()] + own + name[match.end():]] = parameter
     return found, config.to_dict()
 
 

@@ -159,6 +159,36 @@ def errors():
     assert error.name == "EUNSUPPORTED"
 
 
+def all_tensors():
+    """Of whatever PEFT's LoRA trains: of embeddings, too, whose tensors have no name of their own behind the adapter's, and under a
+    name that parts of the model have as well. What the files would need more for is refused."""
+    model = Peft()
+    inner = model.base_model.model
+    inner.embed.lora_embedding_A = nn.ParameterDict({"model": torch.ones(R, 37)})
+    inner.embed.lora_embedding_B = nn.ParameterDict({"model": torch.ones(16, R)})
+    inner.norm = nn.Module()
+    inner.norm.modules_to_save = nn.ModuleDict({"model": nn.LayerNorm(16)})
+    for part in inner.modules():
+        if isinstance(part, Lora):
+            for each in (part.lora_A, part.lora_B):
+                each["model"] = each.pop("default")
+    model.peft_config = {"model": Config()}
+    wanted = {n.replace(".modules_to_save", "").removesuffix(".model").replace(".model.weight", ".weight").replace(
+        ".model.bias", ".bias"): p for n, p in model.named_parameters() if "lora_" in n or "modules_to_save" in n}
+    assert "base_model.model.embed.lora_embedding_A" in wanted and "base_model.model.norm.bias" in wanted
+    with dray.adapters.Publisher(model, "all", adapter="model") as trainer, dray.adapters.Adapters(group="all") as adapters:
+        trainer.publish(1, base_version=10)
+        taken = adapters.take("all").tensors
+    assert taken.keys() == wanted.keys() and all(torch.equal(taken[n], p) for n, p in wanted.items()), taken.keys()
+    for setting, value in (("bias", "lora_only"), ("trainable_token_indices", [3])):
+        model.peft_config["model"] = config = Config()
+        setattr(config, setting, value)
+        error = refused(dray.DrayError, f"found {setting}={value!r}", dray.adapters.Publisher, model, "no", adapter="model")
+        assert error.name == "EUNSUPPORTED"
+    config.bias, config.trainable_token_indices = "none", None
+    dray.adapters.Publisher(model, "yes", adapter="model").close()
+
+
 def started_again():
     """A trainer that was started again gives a number anew: its adapter is another revision, also for engines."""
     tensor = torch.zeros(2, 4)
@@ -236,6 +266,7 @@ def main():
         return trainer(int(sys.argv[1]), sys.argv[2])
     with dray.serve():
         errors()
+        all_tensors()
         started_again()
         torn()
         merged_again()
