@@ -85,6 +85,8 @@ class Subscriber(Laid):
         for name, tensor in pairs:
             _p.check_written(name, _p.local(tensor)[0])
             layout.add_block(tensor if isinstance(tensor, Block) else Block(name, tensor.shape, tensor))
+        for alias, name in self._given.aliases():  # a trainer's two tensors of them must have the same values
+            layout.add_alias(alias, name)
         return layout, self._given.places()
 
     def _open(self, layout, places, **options):

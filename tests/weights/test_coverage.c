@@ -151,6 +151,38 @@ TEST(test_tied_names)
     free((void *)own.data);
 }
 
+/* Announces the two tensors with these sums, to a group that has read the embedding. */
+static int compare_two(dray__coverage *c, uint64_t embed, uint64_t head, dray_error *error)
+{
+    dray__sums announced = {0}, found = {0};
+    dray__compared compared;
+    assert_true(dray__sums_add(&announced, "embed", DRAY_F32, 24, embed));
+    assert_true(dray__sums_add(&announced, "head", DRAY_F32, 24, head));
+    assert_true(dray__sums_add(&found, "embed", DRAY_F32, 24, embed));
+    int rc = dray__coverage_compare(c, &announced, &found, "the test", &compared, error);
+    dray__sums_free(&announced);
+    dray__sums_free(&found);
+    return rc;
+}
+
+/* A trainer's two tensors are one for a tied engine: they must have the same values. */
+TEST(test_tied_values)
+{
+    dray__packed_layout tied = model(true, 0), own = model(false, DRAY_F32);
+    dray__coverage c = {0};
+    dray_error error;
+    assert_int_equal(dray__coverage_of_layouts(&own, 1, &tied, 1, &c, NULL), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(compare_two(&c, 7, 7, &error), 0);
+        assert_int_equal(compare_two(&c, 7, 8, &error), DRAY_ECHECKSUM);
+        assert_string_equal(error.message, "tensors embed and head are one in the group's memory, "
+                                           "and have different values in the test");
+    }
+    dray__coverage_free(&c);
+    free((void *)tied.data);
+    free((void *)own.data);
+}
+
 TEST(test_several_dtypes)
 {
     dray__packed_layout two[2] = {model(false, DRAY_F32), model(false, DRAY_BF16)};

@@ -254,12 +254,30 @@ static bool push_elements(builder *b, const dray_layout *layout, const dray_bloc
     return true;
 }
 
+/* Notes the names of one tensor of the rank that are two tensors of the sources. */
+static void find_ties(builder *b, const dray_layout *layout)
+{
+    for (uint32_t t = 0; t < dray_layout_tensor_count(layout); t++) {
+        const dray_tensor_info *alias = dray_layout_tensor(layout, t);
+        uint32_t other, item;
+        if (alias->alias_of < 0 || !dray__layout_first_block(layout, (uint32_t)alias->alias_of))
+            continue;
+        const char *name = dray_layout_tensor(layout, (uint32_t)alias->alias_of)->name;
+        if (!dray__map_get(&b->names, alias->name, &other) ||
+            !dray__map_get(&b->names, name, &item) || other == item)
+            continue;
+        b->out->items[other].tie = item + 1;
+        b->out->tied = true;
+    }
+}
+
 static bool add_rank(builder *b, const dray_layout *layout)
 {
     const char **names = calloc((size_t)dray_layout_tensor_count(layout) + 1, sizeof *names);
     if (!names)
         return false;
     dray__names_resolve(layout, find_name, b, names);
+    find_ties(b, layout);
     bool added = true;
     for (uint32_t i = 0; i < dray_layout_block_count(layout) && added; i++) {
         const dray_block *block = dray_layout_block(layout, i);
@@ -437,6 +455,27 @@ static int check_forms(dray__coverage *coverage, dray_error *error)
     return DRAY_OK;
 }
 
+/* Fails when two tensors that the group holds as one have different values. */
+static int check_ties(const dray__coverage *coverage, const dray__sums *announced,
+                      const char *origin, dray_error *error)
+{
+    const dray__coverage_of_form *of = &coverage->announced;
+    for (uint32_t i = 0; coverage->tied && i < coverage->count; i++) {
+        uint32_t tie = coverage->items[i].tie;
+        const dray__named_sum *a = tie ? aligned(of, i) : NULL;
+        const dray__named_sum *b = tie ? aligned(of, tie - 1) : NULL;
+        if (!a || !b || a->mixed || b->mixed || a->dtype != b->dtype ||
+            a->elements != b->elements ||
+            dray__sums_at(announced, of->at[i]) == dray__sums_at(announced, of->at[tie - 1]))
+            continue;
+        return dray__fail(error, DRAY_ECHECKSUM,
+                          "tensors %.160s and %.160s are one in the group's memory, and have "
+                          "different values in %s",
+                          b->name, a->name, origin);
+    }
+    return DRAY_OK;
+}
+
 int dray__coverage_compare(dray__coverage *coverage, dray__sums *announced, dray__sums *found,
                            const char *origin, dray__compared *out, dray_error *error)
 {
@@ -448,6 +487,8 @@ int dray__coverage_compare(dray__coverage *coverage, dray__sums *announced, dray
         rc = align(coverage, found, &coverage->found, error);
     if (rc == DRAY_OK)
         rc = check_forms(coverage, error);
+    if (rc == DRAY_OK)
+        rc = check_ties(coverage, announced, origin, error);
     if (rc)
         return rc;
     for (uint32_t i = 0; i < coverage->pair_count; i++) {

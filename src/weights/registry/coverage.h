@@ -14,6 +14,8 @@ typedef struct dray__covered {
     bool mixed;       /* sources hold it in several dtypes, so that bits cannot be compared */
     uint64_t held;    /* elements that sources hold */
     uint64_t covered; /* elements that ranks of the group hold */
+    uint32_t tie;     /* 1 + the item of which this is another name in the group's memory, though
+                       * sources have two tensors; 0: none */
 } dray__covered;
 
 /* The indices of the items in tables of a form. */
@@ -34,6 +36,7 @@ typedef struct dray__coverage {
     uint32_t count;
     uint64_t capacity;
     uint32_t partial;                        /* items that are not compared as a whole */
+    bool tied;                               /* an item has a tie */
     dray__coverage_of_form announced, found; /* of the last comparison */
     /* The elements of these two forms equal the layouts', and `whole` is compared of them. */
     bool counted;
@@ -68,8 +71,9 @@ void dray__coverage_free(dray__coverage *coverage);
 bool dray__coverage_whole(const dray__covered *item);
 /* Compares the sums of the group's ranks with the announced sums, tensor by tensor. On both sides
  * the number of elements must be that of the layouts. The sums of tensors that the group holds as a
- * whole must be equal. origin: names the announced sums in the message. DRAY_ECHECKSUM names the
- * tensors that differ. */
+ * whole must be equal, and so must the announced sums of two tensors that are one in the group's
+ * memory, which has the values of one of them. origin: names the announced sums in the message.
+ * DRAY_ECHECKSUM names the tensors that differ. */
 int dray__coverage_compare(dray__coverage *coverage, dray__sums *announced, dray__sums *found,
                            const char *origin, dray__compared *out, dray_error *error);
 
