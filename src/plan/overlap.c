@@ -154,7 +154,7 @@ static int written_twice(const dray_plan_member *destination, const bytes *a, co
                       dray__member_text(destination, name, sizeof name), s->name,
                       dray__rect_text(&p, s->ndim, first), t->name,
                       dray__rect_text(&q, t->ndim, second),
-                      dray_layout_region(layout, x->region)->name, (unsigned long long)b->offset);
+                      dray_layout_region(layout, y->region)->name, (unsigned long long)y->offset);
 }
 
 static int folded(const dray_plan_member *destination, const dray_block *block, dray_error *error)
@@ -263,7 +263,8 @@ static int check_knots(const dray_plan_member *destination, bytes *sets, uint32_
     return rc;
 }
 
-int dray__plan_check_memory(const dray_plan_member *destination, dray_error *error)
+int dray__plan_check_addresses(const dray_plan_member *destination, const uint64_t *addresses,
+                               dray_error *error)
 {
     const dray_layout *layout = destination->layout;
     uint32_t count = dray_layout_block_count(layout);
@@ -275,7 +276,11 @@ int dray__plan_check_memory(const dray_plan_member *destination, dray_error *err
     for (uint32_t i = 0; !rc && i < count; i++) {
         const dray_block *block = dray_layout_block(layout, i);
         const dray_tensor_info *tensor = dray_layout_tensor(layout, block->tensor);
-        if (!bytes_of(block, i, dray_dtype_size((dray_dtype)tensor->dtype), &sets[i]))
+        uint64_t address = addresses ? addresses[block->region] : 0;
+        dray_block at = *block;
+        at.offset += address;
+        at.region = address ? UINT32_MAX : block->region;
+        if (!bytes_of(&at, i, dray_dtype_size((dray_dtype)tensor->dtype), &sets[i]))
             rc = folded(destination, block, error);
         else if (i > 0 && compare_bytes(&sets[i - 1], &sets[i]) > 0)
             sorted = false;
@@ -286,4 +291,9 @@ int dray__plan_check_memory(const dray_plan_member *destination, dray_error *err
         rc = check_knots(destination, sets, count, error);
     free(sets);
     return rc;
+}
+
+int dray__plan_check_memory(const dray_plan_member *destination, dray_error *error)
+{
+    return dray__plan_check_addresses(destination, NULL, error);
 }

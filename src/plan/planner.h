@@ -107,6 +107,10 @@ void dray__plan_total_transforms(dray__planner *planner);
 /* Fails with DRAY_EOVERLAP when two blocks of the layout, or one block twice, write the same
  * bytes. */
 int dray__plan_check_memory(const dray_plan_member *destination, dray_error *error);
+/* The same, also for blocks of different regions. addresses: of each region's memory, in one space
+ * of addresses; 0 for a region that has no memory in common with others. */
+int dray__plan_check_addresses(const dray_plan_member *destination, const uint64_t *addresses,
+                               dray_error *error);
 
 /* Joins copies of one destination block, from index `from` on, where two of them are one
  * rectangle in both memories. */

@@ -226,6 +226,10 @@ int dray__layout_in(const dray_layout *layout, dray_region_kind kind, dray_regio
                     dray_layout **out, dray_error *error);
 /* Checks that the regions fit the layout: number, kinds and sizes. */
 int dray__regions_check(const dray_layout *layout, dray_region *const *regions, dray_error *error);
+/* Checks that no two blocks have the same bytes where regions have memory in common. The planner
+ * sees only blocks of one region. DRAY_EOVERLAP names them. */
+int dray__regions_apart(const dray_plan_member *destination, dray_region *const *regions,
+                        dray_error *error);
 
 /* Copies the caller's layout, with the GPUs of its regions (regions may be NULL). Appends the
  * packed form to `packed`, which may be NULL. */

@@ -4,6 +4,7 @@
 #include "control/frame.h"
 #include "memory/region.h"
 #include "model/layout/layout.h"
+#include "plan/planner.h"
 #include "weights/internal.h"
 #include "weights/messages.h"
 
@@ -41,6 +42,42 @@ int dray__regions_check(const dray_layout *layout, dray_region *const *regions, 
                               i, info->name, info->bytes, dray_region_bytes(region));
     }
     return DRAY_OK;
+}
+
+typedef struct place {
+    uint64_t address, end;
+} place;
+
+static int by_address(const void *left, const void *right)
+{
+    const place *a = left, *b = right;
+    return a->address < b->address ? -1 : a->address > b->address;
+}
+
+int dray__regions_apart(const dray_plan_member *destination, dray_region *const *regions,
+                        dray_error *error)
+{
+    uint32_t count = dray_layout_region_count(destination->layout);
+    uint64_t *addresses = calloc((size_t)count + 1, sizeof *addresses);
+    place *places = calloc((size_t)count + 1, sizeof *places);
+    int rc = addresses && places ? DRAY_OK : dray__nomem(error);
+    for (uint32_t i = 0; rc == DRAY_OK && i < count; i++) {
+        const dray_region *region = regions[i];
+        addresses[i] = region->base ? (uint64_t)(uintptr_t)region->base : region->device_address;
+        places[i] = (place){addresses[i], addresses[i] + (addresses[i] ? region->bytes : 0)};
+    }
+    if (rc == DRAY_OK)
+        qsort(places, count, sizeof *places, by_address);
+    bool meet = false;
+    for (uint64_t i = 0, end = 0; rc == DRAY_OK && i < count; i++) {
+        meet |= places[i].address < end;
+        end = places[i].end > end ? places[i].end : end;
+    }
+    if (meet)
+        rc = dray__plan_check_addresses(destination, addresses, error);
+    free(addresses);
+    free(places);
+    return rc;
 }
 
 dray_region **dray__files_open(const dray_layout *files, int writable, int *rc, dray_error *error)

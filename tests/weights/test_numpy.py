@@ -90,6 +90,20 @@ def refusals():
                                    ("ESHAPE", ["w: a whole tensor of shape [8]", "found [16]"], Block("w", (16,), one, (4,)))):
             for kind, context in ((Publisher, trainer), (Subscriber, engine)):
                 assert refused(DrayError, words, kind, [Block("w", (8,), one), other], "n", context=context).name == name
+        # Two arrays over a part of the same bytes cannot both be filled; columns of one memory can.
+        room = bytearray(256)
+        cut = [np.frombuffer(room, np.float32, count, offset) for count, offset in ((32, 0), (24, 96), (1, 252))]
+        words = ["group n, rank 0: a [0:32] and b [0:24] share bytes of region b (from byte 0)"]
+        assert refused(DrayError, words, Subscriber, {"c": cut[2], "a": cut[0], "b": cut[1]}, "n", group="n",
+                       context=engine).name == "EOVERLAP"
+        two = np.frombuffer(room, np.float32).reshape(8, 8), np.frombuffer(room, np.float32, 60, 16)
+        columns = two[0][:, :4], np.lib.stride_tricks.as_strided(two[1], (8, 4), (32, 4))
+        with Publisher({"a": np.full((8, 4), 1, np.float32), "b": np.full((8, 4), 2, np.float32)}, "columns",
+                       context=trainer) as publisher, \
+                Subscriber(dict(zip("ab", columns)), "columns", context=engine) as subscriber:
+            publisher.publish(1)
+            subscriber.update()
+            assert (columns[0] == 1).all() and (columns[1] == 2).all()
         for kind, context in ((Publisher, trainer), (Subscriber, engine)):  # neither becomes the tensor "a"
             refused(ValueError, "NUL byte", kind, {"a\0b": one, "a\0c": one.copy()}, "n", context=context)
         for names in ("ww", ("w", "_orig_mod.w")):

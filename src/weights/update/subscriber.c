@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -40,7 +41,10 @@ static int check(dray_context *context, const char *model, const dray_layout *la
         if (dray_region_get_kind(options->regions[i]) == DRAY_REGION_FILE)
             rc = dray__fail(error, DRAY_EUNSUPPORTED, "updating %s memory",
                             dray_region_kind_name(dray_region_get_kind(options->regions[i])));
-    return rc;
+    char name[200];
+    snprintf(name, sizeof name, "group %.120s, rank %" PRIu32, options->group, options->rank);
+    const dray_plan_member member = {.layout = layout, .name = name};
+    return rc ? rc : dray__regions_apart(&member, options->regions, error);
 }
 
 static int open_descriptors(dray_subscriber *s, dray_error *error)
