@@ -123,7 +123,7 @@ class Publisher(Laid):
         if self._published is not None:
             self._wait()
         before, layout = self._layout, self._build(pairs)
-        live = layout.live()
+        live, self._known = layout.live(), None  # a move that fails is done again, wherever the parameters are by then
         if self._where(layout) == self._where(before):
             self._within("dray_publisher_move", live)
         else:  # other pieces of expandable segments

@@ -25,11 +25,19 @@ uint32_t dray__publisher_regions(const dray_publisher *p)
     return dray_layout_region_count(p->layout) + (p->delta != NULL) + (p->arena != NULL);
 }
 
+dray_region *dray__publisher_region(const dray_publisher *p, uint32_t region)
+{
+    bool given = !p->origin && region < dray_layout_region_count(p->layout);
+    return given && !dray__region_is(p->regions[region], p->serials[region]) ? NULL
+                                                                             : p->regions[region];
+}
+
 /* Returns true for a region that readers on this host can map; that needs a channel that passes
  * descriptors. */
 static bool is_offered(const dray_publisher *p, uint32_t region)
 {
-    return dray__channel_passes_fds(p->channel) && dray__region_offered(p->regions[region]);
+    const dray_region *live = dray__publisher_region(p, region);
+    return dray__channel_passes_fds(p->channel) && live && dray__region_offered(live);
 }
 
 uint32_t dray__publisher_shared(const dray_publisher *p)

@@ -73,6 +73,8 @@ struct dray_publisher {
 int64_t dray__publisher_deadline(const dray_publisher *p, int64_t timeout_ns);
 /* Returns the number of its regions: the layout's, then the delta's, then the staging arena's. */
 uint32_t dray__publisher_regions(const dray_publisher *p);
+/* Returns one of them; NULL for a region that its caller has freed, or that is released. */
+dray_region *dray__publisher_region(const dray_publisher *p, uint32_t region);
 /* Returns the number of regions that readers of this host can map. */
 uint32_t dray__publisher_shared(const dray_publisher *p);
 /* Sends the handles of these regions to the coordinator. */

@@ -6,6 +6,12 @@
 
 #include <unistd.h>
 
+static bool is_cuda(const dray_publisher *p, uint32_t index)
+{
+    const dray_region *region = dray__publisher_region(p, index);
+    return region && dray_region_get_kind(region) == DRAY_REGION_CUDA;
+}
+
 /* Returns true when an event can hold back every reader of the memory: all are on this host, and
  * this process reads it only by its GPUs. */
 static bool can_be_marked(const dray_publisher *p, const char *endpoint)
@@ -13,15 +19,17 @@ static bool can_be_marked(const dray_publisher *p, const char *endpoint)
     bool all = !p->origin && !p->delta && !p->arena && !endpoint &&
                dray__channel_passes_fds(p->channel) && dray_layout_region_count(p->layout);
     for (uint32_t i = 0; i < dray_layout_region_count(p->layout); i++)
-        all = all && dray_region_get_kind(p->regions[i]) == DRAY_REGION_CUDA;
+        all = all && is_cuda(p, i);
     return all;
 }
 
 static dray__cuda_device *device_of(const dray_publisher *p)
 {
     dray__cuda_device *device = NULL;
-    for (uint32_t i = 0; i < dray_layout_region_count(p->layout) && !device; i++)
-        device = p->regions[i]->device;
+    for (uint32_t i = 0; i < dray_layout_region_count(p->layout) && !device; i++) {
+        const dray_region *region = dray__publisher_region(p, i);
+        device = region ? region->device : NULL;
+    }
     return device;
 }
 
@@ -49,7 +57,7 @@ int dray__publisher_marked(dray_publisher *p, const char *endpoint, dray_error *
 const uint8_t *dray__publisher_event_of(dray_publisher *p)
 {
     for (uint32_t i = 0; i < dray_layout_region_count(p->layout); i++)
-        p->marked = p->marked && dray_region_get_kind(p->regions[i]) == DRAY_REGION_CUDA;
+        p->marked = p->marked && is_cuda(p, i);
     return p->marked ? p->mark->handle : NULL;
 }
 

@@ -222,7 +222,8 @@ int dray_publisher_release(dray_publisher *p, int64_t timeout_ns, dray_pin *pins
     p->released = true;
     forget_sums(p);
     for (uint32_t i = 0; !found && i < dray_layout_region_count(p->layout); i++)
-        dray_region_unexport(p->regions[i]);
+        if (dray__publisher_region(p, i))
+            dray_region_unexport(p->regions[i]);
     hide(p); /* readers in this process end after at most a slice */
     if (p->origin)
         dray__snapshot_free_regions(p);
