@@ -220,13 +220,17 @@ class Layout:
         tensor = self.add_tensor(block.name, view.dtype, tuple(block.shape))
         if view.numel() == 0:
             return
+        start = tuple(block.start or [0] * view.dim())
+        if not (len(start) == view.dim() == len(block.shape) and
+                all(0 <= at <= whole - n for at, n, whole in zip(start, view.shape, block.shape))):
+            raise DrayError(_l.ESHAPE, f"{block.name}: a rectangle within {tuple(block.shape)} expected, found "
+                            f"{tuple(view.shape)} from {start} on")
         if self._spans(view):
             self._add_pieces(tensor, view, block.shape, block.start, block.name)
             return
         region, offset = self.region_of(view, block.name)
         element = view.element_size()
-        start, extent, stride = _p.folded_block(block.name, tuple(block.shape), block.start or [0] * view.dim(),
-                                              list(view.shape), list(view.stride()))
+        start, extent, stride = _p.folded_block(block.name, tuple(block.shape), start, list(view.shape), list(view.stride()))
         b, dims = _l.Block(tensor=tensor, region=region, offset=offset), len(extent)
         b.start[:dims], b.extent[:dims], b.stride[:dims] = start, extent, [s * element for s in stride]
         call("dray_layout_add_block", self.pointer, c.byref(b))

@@ -90,6 +90,12 @@ def refusals():
                                    ("ESHAPE", ["w: a whole tensor of shape [8]", "found [16]"], Block("w", (16,), one, (4,)))):
             for kind, context in ((Publisher, trainer), (Subscriber, engine)):
                 assert refused(DrayError, words, kind, [Block("w", (8,), one), other], "n", context=context).name == name
+        for found in (Block("w", (8, 4), np.zeros((2, 4, 4), np.float32)), Block("w", (8, 4), np.zeros(8, np.float32)),
+                      Block("w", (8,), one, (2 ** 64,)), Block("w", (8,), one, (5,)), Block("w", (8,), one, (-1,)),
+                      Block("w", (2,) * 6, np.zeros((2,) * 6, np.float32), (0, 0, 0, 0, 1, 0))):
+            for kind, context in ((Publisher, trainer), (Subscriber, engine)):
+                words = [f"w: a rectangle within {found.shape} expected, found {found.tensor.shape} from "]
+                assert refused(DrayError, words, kind, [found], "n", context=context).name == "ESHAPE"
         # Two arrays over a part of the same bytes cannot both be filled; columns of one memory can.
         room = bytearray(256)
         cut = [np.frombuffer(room, np.float32, count, offset) for count, offset in ((32, 0), (24, 96), (1, 252))]
