@@ -59,7 +59,11 @@ def _layout(tensors, written=False):
         if written:
             raise TypeError(f"load: tensors expected, found {type(given).__name__}, whose values are computed from others")
         given.refresh()
+    seen = set()
     for name, tensor in pairs:
+        if not written and name in seen and not isinstance(tensor, (_p.Block, _p.Part)):  # either of them would be saved
+            raise ValueError(f"{name}: came twice")
+        seen.add(name)
         local = _p.local(tensor)[0]
         if written:
             _p.check_written(name, local)
@@ -74,6 +78,12 @@ def _layout(tensors, written=False):
     return layout, copies
 
 
+def _bytes(name, data):
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise TypeError(f"files: bytes expected for {name}, found {type(data).__name__}")
+    return bytes(data)
+
+
 def save(folder: Union[str, os.PathLike], version: int, tensors: Any, *, context: Optional[Context] = None,
          rank: int = 0, world: int = 1, parts: Optional[Mapping[str, Any]] = None,
          files: Optional[Mapping[str, bytes]] = None, config: Optional[str] = None, keep: int = 0,
@@ -86,7 +96,7 @@ def save(folder: Union[str, os.PathLike], version: int, tensors: Any, *, context
     0's config.json. All of it is there, or nothing. keep: how many versions stay, the newest ones (0: all),
     and those of `stay`. deltas: how many versions in a row are kept as what changed since the one before them.
     folder: of a file system that all ranks share, or "s3://bucket/prefix"."""
-    parts, files, stay = dict(parts or {}), dict(files or {}), [_l.number("stay", each) for each in stay]
+    parts, files, stay = dict(parts or {}), {n: _bytes(n, d) for n, d in (files or {}).items()}, [_l.number("stay", each) for each in stay]
     layouts = [_layout(each)[0] for each in (tensors, *parts.values())]
     lives = [layout.live() for layout in layouts]
     kept = (c.c_uint64 * max(1, len(stay)))(*stay)

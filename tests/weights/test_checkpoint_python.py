@@ -88,6 +88,13 @@ with tempfile.TemporaryDirectory() as top:
             dray.checkpoint.load(path, [("flat", dray.weights.FlatPart(half, (8, 7), 0, 28, 28))])
             assert torch.equal(memory, whole) and torch.equal(half, whole.view(-1)[28:]), on_gpu
 
+    # What would be saved as something else is refused: text, which has other bytes in memory; one of two of a name.
+    refused(TypeError, "bytes expected for dray.json, found str", dray.checkpoint.save, folder, 8, model,
+            files={"dray.json": "{}"})
+    refused(ValueError, "w: came twice", dray.checkpoint.save, folder, 8, [("w", whole), ("_orig_mod.w", whole + 1)])
+    assert not os.path.exists(f"{folder}/step-000008")
+    dray.checkpoint.save(f"{top}/bytes", 1, {"w": whole}, files={"a": bytearray(b"a\0b"), "b": memoryview(b"cd")})
+    assert [dray.checkpoint.read_file(f"{top}/bytes/step-000001", name) for name in "ab"] == [b"a\0b", b"cd"]
     fixed = np.frombuffer(bytes(224), np.float32).reshape(8, 7)
     refused(TypeError, "cut: an array that may be written to expected", dray.checkpoint.load, path, {"cut": fixed})
     assert not fixed.any()
