@@ -152,6 +152,16 @@ class Revision:
         return LoRARequest(self.label, self.number, str(self.folder))
 
 
+@dataclass
+class _Known:
+    """An adapter that this process takes. incarnation: of the trainer whose list `packed` is; None: of none that is known."""
+    subscriber: Any
+    memory: dict
+    config: dict
+    packed: bytes
+    incarnation: Optional[int] = None
+
+
 class Adapters:
     """What an engine has of adapters. group: its name. keep: how many revisions of an adapter are alive; of more, the oldest
     is dropped. folder: for their files; None: one of its own in the host's memory, which ends with this. Others: as of
@@ -168,17 +178,49 @@ class Adapters:
         shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="dray-adapters-", dir=shared) if self._own else folder)
 
+    def _subscribe(self, tensors, of):
+        return _w.Subscriber(tensors, of, **self._options, context=self._context, timeout=self._timeout)
+
+    def _list(self, name):
+        """What the adapter's trainer says of its tensors, packed."""
+        room = _w.empty(listed.BYTES, dtype=torch.uint8)
+        with self._subscribe({"list": room}, f"{_model(self._model, name)}.list") as first:
+            first.update(timeout=self._timeout)
+        return listed.packed(room)
+
     def _subscriber(self, name):
         if name not in self._known:
-            of, options = _model(self._model, name), dict(self._options, context=self._context, timeout=self._timeout)
-            room = _w.empty(listed.BYTES, dtype=torch.uint8)
-            with _w.Subscriber({"list": room}, f"{of}.list", **options) as first:
-                first.update(timeout=self._timeout)
-            tensors, config = listed.unpack(listed.packed(room))
+            packed = self._list(name)
+            tensors, config = listed.unpack(packed)
             memory = {n: _w.empty(*shape, dtype=dtype) for n, (shape, dtype) in tensors.items()}
             memory[BASE] = _w.empty(1, dtype=torch.int64)
-            self._known[name] = _w.Subscriber(memory, of, **options), memory, config
+            self._known[name] = _Known(self._subscribe(memory, _model(self._model, name)), memory, config, packed)
         return self._known[name]
+
+    def _update(self, name, revision, timeout):
+        """(_Known, the revision that it holds, its trainer's incarnation). The list is that trainer's: another one may have
+        other tensors, or the same ones and another config."""
+        for left in (2, 1, 0):
+            known, failure = self._subscriber(name), None
+            try:
+                found, incarnation, torn = known.subscriber._held()  # taken, and refused for its base
+                if torn or not revision or found < revision:
+                    known.subscriber.update(min_version=revision, timeout=timeout)
+                    found, incarnation, _ = known.subscriber._held()
+                if incarnation == known.incarnation:
+                    return known, found, incarnation
+            except _l.DrayError as error:
+                if error.name not in ("ESHAPE", "EDTYPE", "EHOLE") or not left:
+                    raise
+                failure = error
+            if self._list(name) != known.packed:
+                self._forget(name)
+            elif failure is not None:
+                raise failure
+            else:
+                known.incarnation = incarnation
+                return known, found, incarnation
+        raise _l.DrayError(_l.ESTALE, f"adapter {name}: its trainer was started again more than once meanwhile")
 
     def take(self, name: str, revision: int = 0, *, base_version: Optional[int] = None,
              timeout: Optional[float] = None) -> Revision:
@@ -186,15 +228,12 @@ class Adapters:
         DrayError (ESTALE), where the adapter is for other ones, and nothing changes. A number alone does not tell trainers apart:
         where this process holds the one before's adapter under that number or a higher one, take without a number."""
         try:
-            subscriber, memory, config = self._subscriber(name)
-            found, incarnation, torn = subscriber._held()  # taken, and refused for its base
-            if torn or not revision or found < revision:
-                subscriber.update(min_version=revision, timeout=self._timeout if timeout is None else timeout)
-                found, incarnation, _ = subscriber._held()
+            known, found, incarnation = self._update(name, revision, self._timeout if timeout is None else timeout)
         except _l.DrayError as error:
             if error.name == "EDEAD":  # the trainer's, which may come again with other tensors
                 self._forget(name)
             raise
+        memory, config = known.memory, known.config
         base = int(memory[BASE][0])
         if base_version is not None and base != base_version:
             raise _l.DrayError(_l.ESTALE, f"adapter {name}: revision {found} is for version {base} of {self._model}, the engine "
@@ -234,7 +273,7 @@ class Adapters:
 
     def _forget(self, name):
         if name in self._known:
-            self._known.pop(name)[0].close()
+            self._known.pop(name).subscriber.close()
 
     def close(self) -> None:
         for name in list(self._known):

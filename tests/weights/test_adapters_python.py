@@ -209,6 +209,20 @@ def started_again():
         assert adapters.alive("again") == taken[1:] and taken[1].folder.exists() and not taken[0].folder.exists()
 
 
+def other_trainers():
+    """Each is started with other tensors, or with the same ones and another config: what is taken is its, not the one before's."""
+    with dray.adapters.Adapters(group="others") as adapters:
+        for rank, names, config in ((2, "a", {"r": 2}), (2, "a", {"r": 2, "lora_alpha": 64}), (4, "a", {"r": 4}),
+                                    (4, "ab", {"r": 4}), (4, "b", {"r": 4})):
+            tensors = {f"{name}.lora_A.weight": torch.randn(rank, 4) for name in names}
+            with dray.adapters.Publisher(tensors, "others", config=config) as trainer:
+                trainer.publish(1, base_version=10)
+                taken = adapters.take("others")
+                assert taken.config == config and taken.tensors.keys() == tensors.keys(), (taken, names)
+                assert all(torch.equal(taken.tensors[n], t) for n, t in tensors.items())
+                assert adapters.take("others", 1) is taken
+
+
 def torn():
     """A revision that was written to while it was read is refused; the next one is taken."""
     tensor = torch.ones(2, 4)
@@ -268,6 +282,7 @@ def main():
         errors()
         all_tensors()
         started_again()
+        other_trainers()
         torn()
         merged_again()
         saved()
