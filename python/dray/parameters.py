@@ -176,6 +176,11 @@ def clean(pairs):
         yield name, parameter
 
 
+def _plain(name):
+    """The checkpoint's name of what FSDP1's wrappers are around, too."""
+    return next(clean([(name.replace("_fsdp_wrapped_module.", ""), None)]))[0]
+
+
 def stale(name, why):
     return DrayError(_l.ESTALE, f"{name} {why}")
 
@@ -256,13 +261,25 @@ class _Module(Given):
         module = self._module
         flat = any(getattr(getattr(m, "_handle", None), "flat_param", None) is not None
                    for m in module.modules())
-        yield from fsdp1_parameters(module) if flat else self._ask(**options)
+        if flat:
+            yield from self._walk_flat(options)
+        else:
+            yield from self._ask(**options)
         for path, part in module.named_modules() if self._buffers else ():
             for name, buffer in part._buffers.items():
                 name, own = f"{path}.{name}" if path else name, name
                 if buffer is not None and (own not in part._non_persistent_buffers_set if self._buffers is True else
-                                           name in self._buffers):
-                    yield name, buffer
+                                           _plain(name) in self._buffers):
+                    yield _plain(name), buffer
+
+    def _walk_flat(self, options):
+        """FSDP1's parts, and the parameters that no flat parameter has: of ignored modules, and around wrapped ones."""
+        flat = list(fsdp1_parameters(self._module))
+        yield from flat
+        known = {name for name, _ in clean(flat)}
+        for name, parameter in _asking(self._module.named_parameters, {})(**options):
+            if not getattr(parameter, "_fsdp_flattened", False) and _plain(name) not in known:
+                yield _plain(name), parameter
 
     def pairs(self):
         listed = list(clean(self._walk()))

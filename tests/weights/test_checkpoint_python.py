@@ -167,5 +167,21 @@ with tempfile.TemporaryDirectory() as top:
             train(other, its, 2)
             same = zip(model.state_dict().values(), other.state_dict().values())
             assert all(torch.equal(*(getattr(t, "_local_tensor", t) for t in pair)) for pair in same)
+    # Of FSDP1's, what no flat parameter has, too: what is around a wrapped module, and ignored ones; and buffers' names.
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    for case in range(4):
+        model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(5, 4), "norm": torch.nn.BatchNorm1d(4),
+                                     "inner": torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))})
+        wanted = {n: t.clone() for n, t in model.state_dict().items() if n != "norm.num_batches_tracked"}
+        options = dict(use_orig_params=case % 2 == 1, device_id=torch.device("cpu"))
+        if case < 2:
+            model["inner"] = FullyShardedDataParallel(model["inner"], **options)
+        else:
+            model = FullyShardedDataParallel(model, ignored_modules=[model["embed"]], **options)
+        given = dray.parameters.given(model, buffers={"norm.running_mean", "norm.running_var"})
+        dray.checkpoint.save(f"{top}/fsdp1-{case}", 1, given)
+        found = load_file(f"{top}/fsdp1-{case}/step-000001/model.safetensors")
+        assert found.keys() == wanted.keys(), (case, found.keys() ^ wanted.keys())
+        assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items()), case
     torch.distributed.destroy_process_group()
 print("ok")
