@@ -50,11 +50,11 @@ def _of_peft(module, adapter):
     config = module.peft_config[adapter]
     if getattr(config, "peft_type", None) not in (None, "LORA") and str(config.peft_type).rpartition(".")[2] != "LORA":
         raise _l.DrayError(_l.EUNSUPPORTED, f"adapter {adapter}: LoRA expected, found {config.peft_type}")
-    for setting in ("bias", "trainable_token_indices"):  # PEFT's files have more for these than tensors by the adapter's name
+    for setting in ("bias", "trainable_token_indices"):  # for these PEFT's files have tensors without the adapter's name
         value = getattr(config, setting, None)
         if value and value != "none":
-            raise _l.DrayError(_l.EUNSUPPORTED, f"adapter {adapter}: tensors of LoRA and modules_to_save expected, found "
-                               f"{setting}={value!r}, which trains others, too")
+            raise _l.DrayError(_l.EUNSUPPORTED, f"adapter {adapter}: tensors of LoRA and modules_to_save expected, "
+                               f"found {setting}={value!r}, which trains others, too")
     found, place = {}, re.compile(rf"(\.modules_to_save|\.lora_\w+)\.{re.escape(adapter)}(?=\.|$)")
     for name, parameter in module.named_parameters():
         if match := place.search(name):
@@ -154,7 +154,7 @@ class Revision:
 
 @dataclass
 class _Known:
-    """An adapter that this process takes. incarnation: of the trainer whose list `packed` is; None: of none that is known."""
+    """An adapter that this process takes. incarnation: of the trainer whose list `packed` is; None: it is not known."""
     subscriber: Any
     memory: dict
     config: dict
@@ -198,8 +198,8 @@ class Adapters:
         return self._known[name]
 
     def _update(self, name, revision, timeout):
-        """(_Known, the revision that it holds, its trainer's incarnation). The list is that trainer's: another one may have
-        other tensors, or the same ones and another config."""
+        """(_Known, the revision that it holds, its trainer's incarnation). The list is that trainer's: another one may
+        have other tensors, or the same ones and another config."""
         for left in (2, 1, 0):
             known, failure = self._subscriber(name), None
             try:

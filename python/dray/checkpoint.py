@@ -57,11 +57,12 @@ def _layout(tensors, written=False):
     pairs = given.pairs()
     if given.computes:
         if written:
-            raise TypeError(f"load: tensors expected, found {type(given).__name__}, whose values are computed from others")
+            raise TypeError(f"load: tensors expected, found {type(given).__name__}, whose values are computed from "
+                            "others")
         given.refresh()
     seen = set()
     for name, tensor in pairs:
-        if not written and name in seen and not isinstance(tensor, (_p.Block, _p.Part)):  # either of them would be saved
+        if not written and name in seen and not isinstance(tensor, (_p.Block, _p.Part)):  # either would be saved
             raise ValueError(f"{name}: came twice")
         seen.add(name)
         local = _p.local(tensor)[0]
@@ -89,14 +90,15 @@ def save(folder: Union[str, os.PathLike], version: int, tensors: Any, *, context
          files: Optional[Mapping[str, bytes]] = None, config: Optional[str] = None, keep: int = 0,
          stay: Iterable[int] = (), deltas: int = 0, timeout: Optional[float] = None) -> None:
     """Writes a version: of each rank what it has of the tensors (a module, (name, tensor) pairs or a mapping;
-    whole, DTensors or Blocks; those of a GPU by a copy in host memory). context: by which the ranks meet; None where there
-    is one.
+    whole, DTensors or Blocks; those of a GPU by a copy in host memory). context: by which the ranks meet; None where
+    there is one.
 
     parts: {name: tensors} beside the model's, a folder each; files: {name: bytes}, rank 0's; config: rank
     0's config.json. All of it is there, or nothing. keep: how many versions stay, the newest ones (0: all),
     and those of `stay`. deltas: how many versions in a row are kept as what changed since the one before them.
     folder: of a file system that all ranks share, or "s3://bucket/prefix"."""
-    parts, files, stay = dict(parts or {}), {n: _bytes(n, d) for n, d in (files or {}).items()}, [_l.number("stay", each) for each in stay]
+    parts, files = dict(parts or {}), {n: _bytes(n, d) for n, d in (files or {}).items()}
+    stay = [_l.number("stay", each) for each in stay]
     layouts = [_layout(each)[0] for each in (tensors, *parts.values())]
     lives = [layout.live() for layout in layouts]
     kept = (c.c_uint64 * max(1, len(stay)))(*stay)

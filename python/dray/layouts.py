@@ -230,7 +230,8 @@ class Layout:
             return
         region, offset = self.region_of(view, block.name)
         element = view.element_size()
-        start, extent, stride = _p.folded_block(block.name, tuple(block.shape), start, list(view.shape), list(view.stride()))
+        start, extent, stride = _p.folded_block(block.name, tuple(block.shape), start, list(view.shape),
+                                                list(view.stride()))
         b, dims = _l.Block(tensor=tensor, region=region, offset=offset), len(extent)
         b.start[:dims], b.extent[:dims], b.stride[:dims] = start, extent, [s * element for s in stride]
         call("dray_layout_add_block", self.pointer, c.byref(b))

@@ -160,8 +160,8 @@ def errors():
 
 
 def all_tensors():
-    """Of whatever PEFT's LoRA trains: of embeddings, too, whose tensors have no name of their own behind the adapter's, and under a
-    name that parts of the model have as well. What the files would need more for is refused."""
+    """Of whatever PEFT's LoRA trains: of embeddings, too, whose tensors have no name of their own behind the adapter's,
+    and under a name that parts of the model have as well. What the files would need more for is refused."""
     model = Peft()
     inner = model.base_model.model
     inner.embed.lora_embedding_A = nn.ParameterDict({"model": torch.ones(R, 37)})
@@ -176,14 +176,16 @@ def all_tensors():
     wanted = {n.replace(".modules_to_save", "").removesuffix(".model").replace(".model.weight", ".weight").replace(
         ".model.bias", ".bias"): p for n, p in model.named_parameters() if "lora_" in n or "modules_to_save" in n}
     assert "base_model.model.embed.lora_embedding_A" in wanted and "base_model.model.norm.bias" in wanted
-    with dray.adapters.Publisher(model, "all", adapter="model") as trainer, dray.adapters.Adapters(group="all") as adapters:
+    with dray.adapters.Publisher(model, "all", adapter="model") as trainer, \
+            dray.adapters.Adapters(group="all") as adapters:
         trainer.publish(1, base_version=10)
         taken = adapters.take("all").tensors
     assert taken.keys() == wanted.keys() and all(torch.equal(taken[n], p) for n, p in wanted.items()), taken.keys()
     for setting, value in (("bias", "lora_only"), ("trainable_token_indices", [3])):
         model.peft_config["model"] = config = Config()
         setattr(config, setting, value)
-        error = refused(dray.DrayError, f"found {setting}={value!r}", dray.adapters.Publisher, model, "no", adapter="model")
+        error = refused(dray.DrayError, f"found {setting}={value!r}", dray.adapters.Publisher, model, "no",
+                        adapter="model")
         assert error.name == "EUNSUPPORTED"
     config.bias, config.trainable_token_indices = "none", None
     dray.adapters.Publisher(model, "yes", adapter="model").close()
@@ -210,7 +212,7 @@ def started_again():
 
 
 def other_trainers():
-    """Each is started with other tensors, or with the same ones and another config: what is taken is its, not the one before's."""
+    """Each is started with other tensors, or with the same ones and another config: what is taken is its own."""
     with dray.adapters.Adapters(group="others") as adapters:
         for rank, names, config in ((2, "a", {"r": 2}), (2, "a", {"r": 2, "lora_alpha": 64}), (4, "a", {"r": 4}),
                                     (4, "ab", {"r": 4}), (4, "b", {"r": 4})):
@@ -272,7 +274,8 @@ def saved():
             dray.checkpoint.save(folder, version, given)
             found, plain = load_file(f"{folder}/step-00000{version}/model.safetensors"), wanted(version)[1]
             assert found.keys() == plain.keys() and all(torch.equal(found[n], t) for n, t in plain.items()), version
-        refused(TypeError, "found Merged, whose values are computed", dray.checkpoint.load, f"{folder}/step-000001", given)
+        refused(TypeError, "found Merged, whose values are computed", dray.checkpoint.load, f"{folder}/step-000001",
+                given)
 
 
 def main():

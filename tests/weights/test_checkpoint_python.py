@@ -76,7 +76,8 @@ with tempfile.TemporaryDirectory() as top:
     whole = torch.arange(56.).view(8, 7)
     for on_gpu in (False, True):
         def parts(memory):
-            return [dray.weights.Block("cut", (8, 7), memory[:3]), dray.weights.Block("cut", (8, 7), memory[3:, :5], (3, 0)),
+            return [dray.weights.Block("cut", (8, 7), memory[:3]),
+                    dray.weights.Block("cut", (8, 7), memory[3:, :5], (3, 0)),
                     dray.weights.Block("cut", (8, 7), memory[3:, 5:], (3, 5)), ("flat", dray.weights.FlatPart(
                         memory.view(-1), (8, 7), 0, 0, 56))]
         with unittest.mock.patch.object(dray.checkpoint, "_on_gpu", lambda tensor: on_gpu):
@@ -167,7 +168,7 @@ with tempfile.TemporaryDirectory() as top:
             train(other, its, 2)
             same = zip(model.state_dict().values(), other.state_dict().values())
             assert all(torch.equal(*(getattr(t, "_local_tensor", t) for t in pair)) for pair in same)
-    # Of FSDP1's, what no flat parameter has, too: what is around a wrapped module, and ignored ones; and buffers' names.
+    # Of FSDP1's, what no flat parameter has, too: around a wrapped module, and of ignored ones; and buffers' names.
     from torch.distributed.fsdp import FullyShardedDataParallel
     for case in range(4):
         model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(5, 4), "norm": torch.nn.BatchNorm1d(4),

@@ -239,10 +239,11 @@ def trainer_release():
 
 
 def trainer_moves_in_vain():
-    """The coordinator ends before a publish tells of a move, whose memory is freed with the error: it is not touched when
-    another coordinator takes the publisher back, and the next publish tells of the move wherever the parameters are."""
+    """The coordinator ends before a publish tells of a move, whose memory is freed with the error: it is not touched
+    when another coordinator takes the publisher back, and the next publish tells of the move wherever the parameters are."""
     def serve():
-        server = subprocess.Popen([os.environ["DRAY_PROGRAM"], "serve", "--listen", address], stdout=subprocess.PIPE, text=True)
+        server = subprocess.Popen([os.environ["DRAY_PROGRAM"], "serve", "--listen", address], stdout=subprocess.PIPE,
+                                  text=True)
         end.callback(server.communicate)
         end.callback(server.kill)
         assert server.stdout.readline().startswith("listening")
@@ -465,8 +466,8 @@ def engine_ranks():
 
 
 CASES = [trainer_module, trainer_names, trainer_ties, trainer_pairs, trainer_buffers, trainer_fsdp2, trainer_fsdp1,
-         trainer_release, trainer_moves_in_vain, negated, numbers, engine_module, engine_pairs, engine_views, nothing_is_kept,
-         engine_steps, engine_ranks]
+         trainer_release, trainer_moves_in_vain, negated, numbers, engine_module, engine_pairs, engine_views,
+         nothing_is_kept, engine_steps, engine_ranks]
 with coordinator() as folder:
     dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=0, world_size=1)
     with Context(role="trainer", timeout=20) as trainer, Context(role="engine", timeout=20) as engine:

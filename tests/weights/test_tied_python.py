@@ -1,5 +1,5 @@
-"""Tied parameters of a module: engines find the tensor by each of its names, also when it has moved; an engine that ties what its
-trainer does not commits no version in which the two have different values."""
+"""Tied parameters of a module: engines find the tensor by each of its names, also when it has moved; an engine that
+ties what its trainer does not commits no version in which the two have different values."""
 from begin import needs
 
 with needs:
@@ -68,7 +68,7 @@ with dray.serve():
     own = Model(False)
     with dray.Publisher(own, "two") as publisher, dray.Subscriber(Model(True), "two") as subscriber:
         publisher.publish(1)
-        words = "embed.weight and head.weight are one in the group's memory, and have different values in the published version"
+        words = "embed.weight and head.weight are one in the group's memory, and have different values in the published"
         assert refused(dray.DrayError, words, subscriber.update).name == "ETORN"
         publisher.wait()
         with dray.Subscriber(Model(False), "two", group="untied") as other:
