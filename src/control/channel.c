@@ -686,9 +686,10 @@ int dray__call_start(dray__channel *channel, uint16_t type, dray__writer *payloa
         status = push(channel, NULL, 0, error);
     if (!status)
         status = prepare(channel, type, payload, fd_count, channel->last_id + 1, error);
-    if (!status)
+    bool prepared = !status; /* otherwise the frame in `out` is that of an earlier call */
+    if (prepared)
         status = push(channel, fds, fd_count, error);
-    if (status == DRAY_EAGAIN && channel->out_at)
+    if (prepared && status == DRAY_EAGAIN && channel->out_at)
         status = DRAY_OK; /* call_poll sends the rest. */
     if (status && !channel->out_at)
         dray__writer_reset(&channel->out);

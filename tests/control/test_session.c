@@ -432,6 +432,46 @@ TEST(large_started_requests_are_finished_by_poll)
     dray_close(context);
 }
 
+/* A call that gave up leaves a part of its frame unsent. A request cannot start before the rest is
+ * sent, and must not count as started. */
+TEST(nothing_starts_behind_an_unfinished_frame)
+{
+    static char bytes[1 << 20];
+    char address[200];
+    struct sockaddr_un un = {.sun_family = AF_UNIX};
+    snprintf(un.sun_path, sizeof un.sun_path, "%.90s/slow", f.folder);
+    snprintf(address, sizeof address, "unix:%s", un.sun_path);
+    int slow = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); /* it reads when the test does */
+    assert_int_equal(bind(slow, (struct sockaddr *)&un, sizeof un), 0);
+    assert_int_equal(listen(slow, 1), 0);
+    dray__channel *channel;
+    dray__reply reply;
+    dray_error error;
+    dray__writer w = {0};
+    int64_t deadline = dray__deadline(30 * DRAY__SECOND);
+    assert_int_equal(dray__channel_connect(address, deadline, &channel, NULL), DRAY_OK);
+    memset(dray__put_space(&w, 4 << 20), 0x5A, 4 << 20);
+    assert_int_equal(dray__call(channel, DRAY__MSG_PING, &w, NULL, 0,
+                                dray__deadline(50 * DRAY__MILLISECOND), &reply, &error),
+                     DRAY_ETIMEDOUT);
+    dray__put_u32(&w, 7);
+    assert_int_equal(dray__call_start(channel, DRAY__MSG_PING, &w, NULL, 0, &error), DRAY_EAGAIN);
+    assert_int_equal(dray__call_poll(channel, &reply, &error), DRAY_EINVALID);
+    int peer = accept(slow, NULL, NULL), status = DRAY_EAGAIN;
+    while (status == DRAY_EAGAIN && dray__now() < deadline) {
+        while (recv(peer, bytes, sizeof bytes, MSG_DONTWAIT) > 0)
+            continue;
+        dray__put_u32(&w, 7);
+        status = dray__call_start(channel, DRAY__MSG_PING, &w, NULL, 0, &error);
+    }
+    assert_int_equal(status, DRAY_OK);
+    dray__writer_free(&w);
+    dray__channel_close(channel);
+    close(peer);
+    close(slow);
+    unlink(un.sun_path);
+}
+
 TEST(notifications_have_no_answer)
 {
     dray_context *context = fixture_open(&f, "notify", "task", 0);
