@@ -4,6 +4,7 @@
 
 #include "base/io.h"
 #include "queue/client/client.h"
+#include "queue/journal/records.h"
 
 #include <dray/queue.h>
 #include <errno.h>
@@ -18,44 +19,60 @@ static queue_fixture f = {.durable = true};
 static const char *const text[] = {"text"};
 static const dray_queue_task tasks[] = {{.name = "train", .needs = text, .needs_count = 1}};
 
-static int open_saved(dray_context *context, const char *restore, dray_queue **out,
-                      dray_error *said)
+static int open_as(dray_context *context, const char *restore, int32_t durability, dray_queue **out,
+                   dray_error *said)
 {
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
     o.tasks = tasks;
     o.task_count = 1;
     o.backend = DRAY_BACKEND_BUILTIN;
-    o.durability = DRAY_DURABILITY_CHECKPOINT;
+    o.durability = durability;
     o.restore = restore;
     return dray_queue_open(context, "samples", &o, out, said);
+}
+
+static int open_saved(dray_context *context, const char *restore, dray_queue **out,
+                      dray_error *said)
+{
+    return open_as(context, restore, DRAY_DURABILITY_CHECKPOINT, out, said);
+}
+
+static void fill(dray_queue *queue, const char *partition)
+{
+    const int32_t values[4] = {1, 2, 3, 4};
+    const dray_column_data column = {.name = "text", .dtype = DRAY_I32, .values = values};
+    dray_insert_options in = DRAY_INSERT_OPTIONS_INIT;
+    in.partition = partition;
+    in.rows = 4;
+    in.columns = &column;
+    in.column_count = 1;
+    uint32_t first;
+    OK(dray_queue_insert(queue, &in, &first, &error));
 }
 
 static dray_queue *open_filled(dray_context *context)
 {
     dray_queue *queue;
-    const int32_t values[4] = {1, 2, 3, 4};
-    const dray_column_data column = {.name = "text", .dtype = DRAY_I32, .values = values};
-    dray_insert_options in = DRAY_INSERT_OPTIONS_INIT;
-    in.partition = "0";
-    in.rows = 4;
-    in.columns = &column;
-    in.column_count = 1;
-    uint32_t first;
     OK(open_saved(context, NULL, &queue, &error));
-    OK(dray_queue_insert(queue, &in, &first, &error));
+    fill(queue, "0");
     return queue;
 }
 
-static void has_rows(dray_queue *queue)
+static void has_partition(dray_queue *queue, const char *partition)
 {
     dray_batch *batch;
     dray_claim_options c = DRAY_CLAIM_OPTIONS_INIT;
     c.task = "train";
-    c.partition = "0";
+    c.partition = partition;
     c.count = 4;
     OK(dray_queue_claim(queue, &c, &batch, &error));
     assert_int_equal(dray_batch_rows(batch), 4);
     dray_batch_free(batch);
+}
+
+static void has_rows(dray_queue *queue)
+{
+    has_partition(queue, "0");
 }
 
 /* QUEUE_CHECKPOINT as any session can send it. */
@@ -198,6 +215,73 @@ TEST(test_descriptors)
     has_rows(queue);
     int before = count_fds(f.coordinator_pid, path);
     assert_int_equal(before, 0);
+    leave(queue, context);
+    unlink(path);
+    fixture_down(&f);
+}
+
+/* ---- checkpoints that are not whole ------------------------------------------------------------
+ */
+
+typedef struct places {     /* of records */
+    uint64_t insert, state; /* the last ones */
+} places;
+
+static int note_place(void *user, const dray__journal_record *record, dray_error *said)
+{
+    places *p = user;
+    (void)said;
+    if (record->kind == DRAY__RECORD_INSERT)
+        p->insert = record->at;
+    if (record->kind == DRAY__RECORD_STATE)
+        p->state = record->at;
+    return DRAY_OK;
+}
+
+/* A checkpoint of the partitions "0" and "1", as the file `path`. */
+static places save_two(const char *path)
+{
+    places at = {0};
+    uint64_t end, last;
+    dray_context *context = fixture_context(&f, "task");
+    dray_queue *queue = open_filled(context);
+    fill(queue, "1");
+    OK(dray_queue_checkpoint(queue, path, &error));
+    leave(queue, context);
+    fixture_restart(&f);
+    OK(dray__journal_read(path, note_place, &at, &end, &last, &error));
+    assert_true(at.insert && at.state > at.insert);
+    return at;
+}
+
+static void restore_alone(void *path)
+{
+    dray_queue *queue;
+    dray_context *context = fixture_context(&f, "alone");
+    open_as(context, path, DRAY_DURABILITY_JOURNAL, &queue, &error);
+}
+
+/* A coordinator that is killed while it copies a checkpoint leaves no journal of a part of it. */
+TEST(test_killed_while_copying)
+{
+    int status;
+    char path[128];
+    dray_queue *queue;
+    fixture_up(&f);
+    snprintf(path, sizeof path, "%s/mine", f.folder);
+    places at = save_two(path);
+    const struct rlimit none = {0};
+    prlimit(f.coordinator_pid, RLIMIT_CORE, &none, NULL);
+    fixture_limit_files(&f, at.insert + 20); /* the write after this one kills */
+    pid_t client = child(restore_alone, path);
+    assert_int_equal(waitpid(f.coordinator_pid, &status, 0), f.coordinator_pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGXFSZ);
+    fixture_end(client, SIGKILL);
+    f.coordinator_pid = fixture_spawn(&f, false);
+    dray_context *context = fixture_context(&f, "task");
+    OK(open_as(context, path, DRAY_DURABILITY_JOURNAL, &queue, &error));
+    has_partition(queue, "0");
+    has_partition(queue, "1");
     leave(queue, context);
     unlink(path);
     fixture_down(&f);

@@ -6,6 +6,7 @@
 #include "base/io.h"
 #include "base/log.h"
 #include "base/words.h"
+#include "queue/journal/journal_inside.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -160,18 +161,37 @@ int dray__durable_save(dray__controller *self, dray__ledger *ledger, const char 
     return rc;
 }
 
+/* Gives a journal its name, which must be free. */
+static int name_journal(const char *partial, const char *path)
+{
+    if (access(path, F_OK) == 0) {
+        errno = EEXIST;
+        return -1;
+    }
+    return rename(partial, path) < 0 ? -1 : dray__journal_sync_folder(path);
+}
+
+/* Copies the checkpoint to a partial file first. A coordinator that is killed meanwhile leaves a
+ * file that the next one removes. Under the journal's own name, the next one would take the records
+ * that were copied for all of the queue. */
 static int copy_file(int from, const char *label, const char *to, dray_error *error)
 {
-    int out = open(to, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600), rc = DRAY_OK;
+    char *partial;
+    if (asprintf(&partial, "%s.new", to) < 0)
+        return dray__nomem(error);
+    int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, rc = DRAY_OK;
+    int out = open(partial, flags, 0600);
     if (out < 0)
-        return dray__fail_errno(error, errno, "journal %s", to);
-    if (lseek(from, 0, SEEK_SET) < 0 || dray__copy_rest(from, out) < 0)
+        rc = dray__fail_errno(error, errno, "journal %s", partial);
+    else if (lseek(from, 0, SEEK_SET) < 0 || dray__copy_rest(from, out) < 0)
         rc = dray__fail_errno(error, errno, "copying %s to %s", label, to);
-    if (!rc && fsync(out) < 0)
+    else if (fsync(out) < 0 || name_journal(partial, to) < 0)
         rc = dray__fail_errno(error, errno, "journal %s", to);
-    close(out);
+    if (out >= 0)
+        close(out);
     if (rc)
-        unlink(to);
+        unlink(partial);
+    free(partial);
     return rc;
 }
 
