@@ -113,7 +113,8 @@ typedef struct dray_queue_options {
     /* A checkpoint that dray_queue_checkpoint wrote, named as there. A queue that does not exist
      * yet begins with its contents; tasks and limits must equal those in it. NULL: the queue begins
      * empty. DRAY_ENOENT: there is no checkpoint of this name. DRAY_ESYS: the file cannot be
-     * opened. DRAY_EUNSUPPORTED: a path was given, and the session is over TCP. */
+     * opened. DRAY_EFORMAT: it is no checkpoint, or lacks its end. DRAY_EUNSUPPORTED: a path was
+     * given, and the session is over TCP. */
     const char *restore;
     int32_t backend;             /* dray_queue_backend: where the bytes of columns are */
     const char *backend_address; /* the backend's; borrowed for the call. NULL or "": none */

@@ -287,6 +287,32 @@ TEST(test_killed_while_copying)
     fixture_down(&f);
 }
 
+/* A file that lost its end, as when a copy of it was broken off, is not restored in part. */
+TEST(test_cut_off)
+{
+    char path[128];
+    dray_queue *queue;
+    fixture_up(&f);
+    snprintf(path, sizeof path, "%s/mine", f.folder);
+    places at = save_two(path);
+    dray_context *context = fixture_context(&f, "task");
+    static const int32_t ways[] = {DRAY_DURABILITY_JOURNAL, DRAY_DURABILITY_CHECKPOINT,
+                                   DRAY_DURABILITY_NONE};
+    const uint64_t cuts[] = {at.state + 60, at.state, at.insert + 60, at.insert, 60};
+    for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
+        assert_int_equal(truncate(path, (off_t)cuts[i]), 0);
+        for (size_t k = 0; k < sizeof ways / sizeof *ways; k++) {
+            FAILS(DRAY_EFORMAT, open_as(context, path, ways[k], &queue, &error));
+            assert_non_null(strstr(error.message, "mine"));
+        }
+    }
+    OK(open_saved(context, NULL, &queue, &error)); /* nothing is there of what was refused */
+    FAILS(DRAY_ENOENT, dray_queue_seal(queue, "0", 4, &error));
+    leave(queue, context);
+    unlink(path);
+    fixture_down(&f);
+}
+
 /* ---- names in a folder ----------------------------------------------------------------------- */
 
 static void opens_nothing_else(const char *folder_path)

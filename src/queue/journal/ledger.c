@@ -639,6 +639,7 @@ typedef struct recovery {
     void *user;
     dray__table *table;
     uint64_t records;
+    uint16_t last; /* the kind of the last one */
 } recovery;
 
 static int where(const recovery *r, const dray__journal_record *record, int rc, dray_error *error)
@@ -652,6 +653,7 @@ static int take_record(void *user, const dray__journal_record *record, dray_erro
 {
     recovery *r = user;
     r->records++;
+    r->last = record->kind;
     if (record->kind == DRAY__RECORD_OPEN && !r->table) {
         dray__reader opening = dray__reader_of(record->body, record->size);
         int rc = r->make(r->user, &opening, &r->table, error);
@@ -695,6 +697,11 @@ int dray__ledger_recover(const dray__ledger_options *options, dray__ledger_make 
                   (unsigned long long)r.records);
     if (r.table && r.table->ledger)
         dray__replay_end(r.table->ledger);
+    if (!rc && r.table && options->checkpoint && r.last != DRAY__RECORD_STATE)
+        rc = dray__fail(error, DRAY_EFORMAT,
+                        "a checkpoint that ends with its record STATE expected, found %s as the "
+                        "last whole one: the file is cut off",
+                        dray__record_kinds[r.last].name);
     if (!rc && r.table && options->kept)
         rc = go_on(r.table->ledger, options, end, last, error);
     if (!rc && r.table) { /* CLEAR records may be missing after a COVER */

@@ -102,7 +102,8 @@ typedef struct dray__ledger_options {
     const char *keeper_path;
     uint64_t era; /* of the controller (keeper.h) */
     bool sync;
-    bool kept; /* later changes are added to the journal; false when it is only read */
+    bool kept;       /* later changes are added to the journal; false when it is only read */
+    bool checkpoint; /* the file is a checkpoint (dray__ledger_copy), and must be whole */
     const int
         *from; /* an open file to be read instead, whose name is `path`; NULL when there is none */
     const dray__journal_files *files;
@@ -114,7 +115,9 @@ int dray__ledger_new(dray__table *table, const dray__ledger_options *options, co
 /* `make` makes an empty table from the OPEN record of a journal. */
 typedef int (*dray__ledger_make)(void *user, dray__reader *opening, dray__table **out,
                                  dray_error *error);
-/* Rebuilds a table from a journal's records. *out is NULL when the file has none yet. */
+/* Rebuilds a table from a journal's records. *out is NULL when the file has none yet. Returns 0, or
+ * DRAY_EFORMAT for a checkpoint that does not end with the record that every checkpoint ends with:
+ * a journal may have a torn end, a checkpoint may not. */
 int dray__ledger_recover(const dray__ledger_options *options, dray__ledger_make make, void *user,
                          dray__table **out, dray_error *error);
 /* Writes the waiting records and frees the ledger. The table has none afterwards. */

@@ -204,6 +204,7 @@ static int restore_from(dray__controller *self, const dray__opening *o, int from
                                     .era = self->keepers.era,
                                     .sync = o->settings.durability == DRAY_DURABILITY_JOURNAL,
                                     .kept = path != NULL,
+                                    .checkpoint = true,
                                     .from = path ? NULL : &from};
     dray__table *table = NULL;
     int rc = path ? copy_file(from, label, path, error) : DRAY_OK;
