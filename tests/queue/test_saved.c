@@ -313,6 +313,31 @@ TEST(test_cut_off)
     fixture_down(&f);
 }
 
+/* A coordinator does not touch the files of one that uses the same folder. */
+TEST(test_two_coordinators)
+{
+    char path[200], socket[128];
+    fixture_up(&f);
+    dray_context *context = fixture_context(&f, "task");
+    dray_queue *queue = open_filled(context);
+    fixture_journal(&f, path, sizeof path);
+    snprintf(socket, sizeof socket, "%s/second", f.folder);
+    struct event_base *base = event_base_new();
+    dray__coordinator *second = NULL;
+    const dray__coordinator_options options = {.unix_path = socket};
+    OK(dray__coordinator_new(base, &options, &second, &error));
+    FAILS(DRAY_EBUSY, dray__queue_add(second, base, NULL, f.journals, f.stores, &error));
+    assert_non_null(strstr(error.message, f.journals));
+    assert_int_equal(access(path, F_OK), 0);
+    leave(queue, context);
+    fixture_end(f.coordinator_pid, SIGKILL);
+    OK(dray__queue_add(second, base, NULL, f.journals, f.stores, &error)); /* the folder is free */
+    dray__coordinator_free(second);
+    event_base_free(base);
+    f.coordinator_pid = fixture_spawn(&f, false);
+    fixture_down(&f);
+}
+
 /* ---- names in a folder ----------------------------------------------------------------------- */
 
 static void opens_nothing_else(const char *folder_path)

@@ -694,6 +694,8 @@ static void controller_free(void *user)
     dray__store_list_free(self);
     if (self->folder_fd >= 0)
         close(self->folder_fd);
+    if (self->lock_fd >= 0)
+        close(self->lock_fd);
     free(self->folder);
     free(self->keeper_path);
     free(self);
@@ -716,7 +718,7 @@ int dray__queue_add(dray__coordinator *coordinator, struct event_base *base,
     if (!self)
         return dray__nomem(error);
     self->base = self->drops.base = base;
-    self->folder_fd = -1;
+    self->folder_fd = self->lock_fd = -1;
     self->coordinator = coordinator;
     self->opens.last = &self->opens.first;
     self->timer = evtimer_new(base, on_timer, self);

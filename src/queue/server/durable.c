@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -316,17 +317,34 @@ static int recover_file(dray__controller *self, const char *path,
     return DRAY_OK;
 }
 
+/* Locks the folder, which one coordinator at a time uses: each removes the partial files of all
+ * others when it starts, and reads journals before it locks them. The lock is on a file, because
+ * sockets may be in the folder, whose makers lock it for a moment (net/address.c). */
+static int lock_folder(dray__controller *self, dray_error *error)
+{
+    self->folder_fd = open(self->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (self->folder_fd < 0)
+        return dray__fail_errno(error, errno, "folder of journals %s", self->folder);
+    self->lock_fd = dray__open_beneath(self->folder_fd, ".journals-lock", O_RDWR | O_CREAT, 0600);
+    if (self->lock_fd >= 0 && flock(self->lock_fd, LOCK_EX | LOCK_NB) == 0)
+        return DRAY_OK;
+    return errno == EWOULDBLOCK
+               ? dray__fail(error, DRAY_EBUSY, "folder of journals %s: another coordinator uses it",
+                            self->folder)
+               : dray__fail_errno(error, errno, "folder of journals %s: .journals-lock",
+                                  self->folder);
+}
+
 int dray__durable_recover(dray__controller *self,
                           int (*serve)(dray__controller *, dray__table *, dray_error *),
                           dray_error *error)
 {
     if (mkdir(self->folder, 0700) < 0 && errno != EEXIST)
         return dray__fail_errno(error, errno, "folder of journals %s", self->folder);
-    self->folder_fd = open(self->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (self->folder_fd < 0)
-        return dray__fail_errno(error, errno, "folder of journals %s", self->folder);
     const dray__stores_options stores = {.folder = self->folder};
-    int rc = dray__stores_new(&stores, &self->cleaned, error);
+    int rc = lock_folder(self, error);
+    if (!rc)
+        rc = dray__stores_new(&stores, &self->cleaned, error);
     if (rc)
         return rc;
     dray__keeper_link link;

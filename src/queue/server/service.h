@@ -84,10 +84,10 @@ struct dray__controller {
     char **stores; /* "redis:unix:/path": the only stores that may hold queues' bytes */
     uint32_t store_count;
     uint64_t store_capacity;
-    dray__stores *cleaned; /* NULL when there is no folder */
-    char *folder;          /* of journals and checkpoints; NULL when there is none */
-    int folder_fd;         /* -1: none */
-    char *keeper_path;     /* NULL when there is no keeper */
+    dray__stores *cleaned;  /* NULL when there is no folder */
+    char *folder;           /* of journals and checkpoints; NULL when there is none */
+    int folder_fd, lock_fd; /* -1: none */
+    char *keeper_path;      /* NULL when there is no keeper */
 };
 
 /* Reads the head of every request but OPEN: it finds the client and closes chunks. */

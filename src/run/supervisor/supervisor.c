@@ -561,7 +561,7 @@ static void remove_journal(const supervisor *s)
     DIR *dir = opendir(path);
     for (struct dirent *entry; dir && (entry = readdir(dir));)
         if (strncmp(entry->d_name, "queue-", 6) == 0 || strncmp(entry->d_name, "step-", 5) == 0 ||
-            strcmp(entry->d_name, "stores") == 0)
+            strcmp(entry->d_name, "stores") == 0 || strcmp(entry->d_name, ".journals-lock") == 0)
             unlinkat(dirfd(dir), entry->d_name, 0);
     if (dir)
         closedir(dir);
