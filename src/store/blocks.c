@@ -190,6 +190,31 @@ static memory_block *oldest(void)
     return best;
 }
 
+static void before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+/* The threads that were fetching blocks do not exist in the child, so it fetches these itself. */
+static void in_child(void)
+{
+    for (size_t i = 0; i < IN_MEMORY; i++)
+        if (held[i].taken && !held[i].data)
+            held[i] = (memory_block){0};
+    changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    pthread_mutex_unlock(&lock);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(before_fork, after_fork, in_child);
+}
+
 /* Gets a block from a file or by fetching it. Called without the lock. */
 static int obtain(memory_block *h, dray__block_fetch_fn fetch, void *user, uint8_t *data,
                   dray_error *error)
@@ -222,7 +247,9 @@ static int fill(memory_block *h, dray__block_fetch_fn fetch, void *user, dray_er
 int dray__blocks_read(uint64_t key, uint64_t block, uint64_t size, uint64_t from, uint64_t bytes,
                       void *out, dray__block_fetch_fn fetch, void *user, dray_error *error)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     int rc = DRAY_OK;
+    pthread_once(&once, watch_forks);
     pthread_mutex_lock(&lock);
     memory_block *h;
     for (;;) {

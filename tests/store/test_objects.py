@@ -314,6 +314,33 @@ def test_slow():
     assert again.is_set()
 
 
+def test_forked_while_fetching():
+    """A process that is forked while a thread waits for a block fetches the block itself."""
+    bucket()
+    tensors = state()
+    checkpoint.save(FOLDER, 1, tensors)
+    fetching, go_on, same = threading.Event(), threading.Event(), []
+    server.faults.append(["GET", "model.safetensors", None, lambda: fetching.set() or go_on.wait(60) and None, 1])
+    reader = threading.Thread(target=lambda: same.append(is_same(f"{FOLDER}/step-000001", tensors)))
+    reader.start()
+    assert fetching.wait(60)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if is_same(f"{FOLDER}/step-000001", tensors) else 1)
+    ended = (0, 0)
+    for _ in range(3000):
+        ended = os.waitpid(pid, os.WNOHANG)
+        if ended[0]:
+            break
+        time.sleep(0.01)
+    else:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    go_on.set()
+    reader.join()
+    assert same == [True] and ended == (pid, 0), (same, ended)
+
+
 def test_lasting_faults():
     """What does not pass ends the call, and the message names object and reason."""
     bucket()
