@@ -36,7 +36,10 @@ static int read_all(const dray__cells *cells, const cells_asked *asked, uint8_t 
         if (cell->bytes > DRAY__VALUES_MAX - *bytes)
             return dray__fail(error, DRAY_EFORMAT, "ranges of more than %d bytes at once",
                               DRAY__VALUES_MAX);
-        gone[i] = cells->read(cells->user, cell, data + *bytes) != DRAY_OK;
+        int rc = cells->read(cells->user, cell, data + *bytes);
+        if (rc && rc != DRAY_EGONE) /* the reader must not take it for lost */
+            return dray__fail(error, rc, "a range cannot be read now, and is not gone");
+        gone[i] = rc != DRAY_OK;
         *bytes += gone[i] ? 0 : cell->bytes;
     }
     return DRAY_OK;

@@ -20,7 +20,7 @@ typedef struct dray__cell {
 
 typedef struct dray__cells {
     /* Copies the range to `out`, in the server's thread. Returns 0, or DRAY_EGONE when there is no
-     * such number, or its memory is shorter. */
+     * such number, or its memory is shorter. Any other error is the answer to the request. */
     int (*read)(void *user, const dray__cell *cell, void *out);
     void *user;
 } dray__cells;

@@ -133,6 +133,50 @@ TEST(test_ragged_cells)
     dray_close(here);
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* they need the addresses */
+/* A keeper that has no addresses left for a chunk says so, and its bytes do not count as lost. */
+TEST(test_keeper_without_addresses)
+{
+    char path[64], name[16];
+    long pages = 0;
+    int partition = 0;
+    dray_column column;
+    dray_context *at_b = context_of("b", "producer"), *here = fixture_context(&f, "reader");
+    dray_queue *b = open_queue(at_b, "addresses", 0, 0), *a = open_queue(here, "addresses", 0, 0);
+    dray_batch *batch;
+    dray_claim_options o = want("rollout", 4000);
+    insert_ragged(b, "0", 4000); /* 6 MB */
+    OK(dray_queue_claim(a, &o, &batch, &error));
+    check_ragged(batch); /* the keeper has all that it needs, but a mapping of the next chunk */
+    dray_batch_free(batch);
+    while (chunks_of(&kept[0]) < 2) {
+        snprintf(name, sizeof name, "%d", ++partition);
+        insert_ragged(b, name, 4000);
+    }
+    snprintf(path, sizeof path, "/proc/%d/statm", (int)kept[0].pid);
+    FILE *statm = fopen(path, "r");
+    assert_true(statm && fscanf(statm, "%ld", &pages) == 1);
+    fclose(statm);
+    const struct rlimit none = {RLIM_INFINITY, RLIM_INFINITY},
+                        limit = {(rlim_t)(pages * sysconf(_SC_PAGESIZE) + (1 << 20)),
+                                 RLIM_INFINITY};
+    o.partition = name;
+    OK(dray_queue_claim(a, &o, &batch, &error));
+    assert_int_equal(prlimit(kept[0].pid, RLIMIT_AS, &limit, NULL), 0);
+    FAILS(DRAY_ENOMEM, dray_batch_column(batch, "prompts", &column, &error));
+    assert_int_equal(prlimit(kept[0].pid, RLIMIT_AS, &none, NULL), 0);
+    check_ragged(batch);
+    dray_batch_free(batch);
+    for (int i = 0; i <= partition; i++) {
+        snprintf(name, sizeof name, "%d", i);
+        OK(dray_queue_clear(b, name, &error));
+    }
+    dray_queue_close(b);
+    leave(a, at_b);
+    dray_close(here);
+}
+#endif
+
 /* A keeper is killed: its rows are lost and refilled, those of others stay, and its producer goes
  * on with the next one. */
 TEST(test_host_dies)

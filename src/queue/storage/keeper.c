@@ -224,32 +224,34 @@ void dray__keeper_free(dray__keeper *keeper)
 
 /* ---- for other hosts ------------------------------------------------------------------------- */
 
-/* Returns the chunk, mapped, or NULL when the keeper does not have the range. Call it under the
- * lock.
- */
-static kept *mapped(dray__keeper *self, uint64_t id, uint64_t offset, uint64_t bytes)
+/* Gets the chunk, mapped. Call it under the lock. Returns 0, DRAY_EGONE when the keeper does not
+ * have the range, or DRAY_ENOMEM when there is no room for the mapping, and the bytes are still
+ * there. */
+static int mapped(dray__keeper *self, uint64_t id, uint64_t offset, uint64_t bytes, kept **out)
 {
     kept *chunk = dray__idmap_get(&self->chunks, id);
     if (!chunk || offset > chunk->bytes || bytes > chunk->bytes - offset)
-        return NULL;
+        return DRAY_EGONE;
     if (!chunk->base) {
         void *base = mmap(NULL, chunk->bytes, PROT_READ, MAP_SHARED, chunk->fd, 0);
         if (base == MAP_FAILED)
-            return NULL;
+            return DRAY_ENOMEM;
         chunk->base = base;
     }
-    return chunk;
+    *out = chunk;
+    return DRAY_OK;
 }
 
 int dray__keeper_read(dray__keeper *self, uint64_t id, uint64_t offset, uint64_t bytes, void *out)
 {
+    kept *chunk = NULL;
     pthread_mutex_lock(&self->lock);
-    kept *chunk = mapped(self, id, offset, bytes);
-    if (chunk)
+    int rc = mapped(self, id, offset, bytes, &chunk);
+    if (!rc)
         chunk->users++;
     pthread_mutex_unlock(&self->lock);
-    if (!chunk)
-        return DRAY_EGONE;
+    if (rc)
+        return rc;
     memcpy(out, chunk->base + offset, bytes);
     pthread_mutex_lock(&self->lock);
     chunk->users--;

@@ -27,8 +27,8 @@ int dray__keeper_new(struct event_base *base, const char *path, uint64_t max_byt
 void dray__keeper_free(dray__keeper *keeper); /* NULL is fine; removes the socket file */
 /* ---- for join.h, from any thread ------------------ */
 
-/* Copies a range of a chunk to `out`. Returns 0, or DRAY_EGONE when the chunk is not kept here, or
- * ends before. */
+/* Copies a range of a chunk to `out`. Returns 0, DRAY_EGONE when the chunk is not kept here, or
+ * ends before, or DRAY_ENOMEM when it cannot be mapped now. */
 int dray__keeper_read(dray__keeper *keeper, uint64_t id, uint64_t offset, uint64_t bytes,
                       void *out);
 /* As KEEPER_DROP. Returns false when the key is not the chunk's. */
