@@ -210,6 +210,7 @@ int dray__token_write(const char *path, const dray__token *token, dray_error *er
 {
     char text[DRAY__TOKEN_TEXT + 1], temporary[4200];
     snprintf(temporary, sizeof temporary, "%.4096s.%d", path, (int)getpid());
+    unlink(temporary); /* a process with this number was killed; in a container all have the same */
     int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
     if (fd < 0)
         return dray__fail_errno(error, errno, "token file %s", temporary);

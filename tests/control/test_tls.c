@@ -497,7 +497,12 @@ TEST(tokens_are_checked)
     assert_int_equal(dray__token_derive(&master, "boss", &token, NULL), DRAY_EINVALID);
     char path[160];
     snprintf(path, sizeof path, "%s/made", f.folder);
+    /* A process with this one's number was killed while it wrote the file. */
+    char left[sizeof path + 16];
+    snprintf(left, sizeof left, "%s.%d", path, (int)getpid());
+    close(open(left, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
     assert_int_equal(dray__token_master(path, &token, NULL), DRAY_OK); /* made */
+    assert_int_equal(access(left, F_OK), -1);
     dray__token again;
     assert_int_equal(dray__token_master(path, &again, NULL), DRAY_OK); /* found */
     assert_memory_equal(&token, &again, sizeof token);
