@@ -286,6 +286,13 @@ void dray__coordinator_free(dray__coordinator *coordinator)
     free(coordinator);
 }
 
+void dray__coordinator_give_up(dray__coordinator *coordinator)
+{
+    if (coordinator && coordinator->generation > 1)
+        coordinator->generation = 0; /* no member is told of an end */
+    dray__coordinator_free(coordinator);
+}
+
 uint64_t dray__coordinator_generation(const dray__coordinator *coordinator)
 {
     return coordinator->generation;

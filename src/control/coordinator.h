@@ -86,6 +86,9 @@ int dray__coordinator_new(struct event_base *base, const dray__coordinator_optio
 int dray__coordinator_add(dray__coordinator *coordinator, const dray__service *service, void *self,
                           dray_error *error);
 void dray__coordinator_free(dray__coordinator *coordinator);
+/* Frees a coordinator that could not begin to serve. The state that the one before left stays for
+ * the next one. NULL is fine. */
+void dray__coordinator_give_up(dray__coordinator *coordinator);
 /* Returns the address with the port that was bound, "tcp:127.0.0.1:41234"; NULL without TCP. */
 const char *dray__coordinator_tcp(const dray__coordinator *coordinator);
 

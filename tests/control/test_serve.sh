@@ -66,6 +66,22 @@ status=0
 "$DRAY_PROGRAM" status 2>"$work/status.err" || status=$?
 [ $status = 1 ] && grep -q 'nobody listens there' "$work/status.err" || fail 'status of nobody'
 
+# One that cannot begin leaves the state of the killed one, whose members wait, to the next.
+serve four --listen "unix:$work/again"
+kill -KILL $pid
+wait $pid || true
+status=0
+"$DRAY_PROGRAM" serve --listen "unix:$work/again" --journal /dev/null 2>"$work/again.err" || status=$?
+[ $status = 1 ] && grep -q '/dev/null' "$work/again.err" || fail 'a folder that is none'
+[ -f "$work/again.state" ] || fail 'a server that could not begin ended the sessions of the one before'
+serve five --listen "unix:$work/again"
+grep -q '^dray1\.0000000000000003\.' "$work/again.state" || fail 'the third one does not count itself'
+kill -TERM $pid
+wait $pid || fail 'SIGTERM is no failure'
+status=0
+"$DRAY_PROGRAM" serve --listen "unix:$work/again" --journal /dev/null 2>"$work/again.err" || status=$?
+[ $status = 1 ] && [ ! -e "$work/again.state" ] || fail 'a state was left behind'
+
 usage()
 {
     status=0

@@ -280,12 +280,16 @@ int dray__serve(const dray__serve_options *options, dray_error *error)
     const char *url = NULL;
     if (!status && options->metrics)
         status = dray__metrics_new(base, coordinator, options->metrics, &metrics, &url, error);
-    if (!status)
+    bool begins = !status;
+    if (begins)
         status = loop(base, options, coordinator, url, error);
     dray__metrics_free(metrics);
     if (keeper.join)
         dray__join_leave(keeper.join);
-    dray__coordinator_free(coordinator);
+    if (begins)
+        dray__coordinator_free(coordinator);
+    else
+        dray__coordinator_give_up(coordinator);
     event_base_free(base);
     stop_keeper(&keeper);
     return status;
