@@ -5,6 +5,9 @@
 
 #include "queue/keepers.h"
 
+#include <sys/socket.h>
+#include <sys/un.h>
+
 static keeper_of kept[2] = {{.host = "b"}, {.host = "c"}};
 
 /* Rows made on b, answered on c, scored on the coordinator's host, which keeps nothing. */
@@ -246,6 +249,53 @@ TEST(test_claimed_rows_outlast_their_host)
     dray_queue_close(b);
     leave(c, at_b);
     dray_close(at_c);
+}
+
+/* Ends the connections to the coordinator, except the first one, which is the session's. */
+static void break_channels(int signal)
+{
+    int count = 0;
+    (void)signal;
+    for (int fd = 3; fd < 1024; fd++) {
+        struct sockaddr_un at = {0};
+        socklen_t size = sizeof at;
+        if (getpeername(fd, (struct sockaddr *)&at, &size) == 0 && at.sun_family == AF_UNIX &&
+            strcmp(at.sun_path, f.socket) == 0 && count++)
+            shutdown(fd, SHUT_RDWR);
+    }
+}
+
+/* A keeper whose connection ends, and not its session, goes on with what it keeps. */
+TEST(test_connection_of_a_keeper_ends)
+{
+    keeper_of keeper = {.host = "d"};
+    signal(SIGUSR1, break_channels); /* for the keeper's process */
+    keeper_up(&keeper);
+    signal(SIGUSR1, SIG_DFL);
+    dray_context *at_d = context_of("d", "producer"), *here = fixture_context(&f, "reader");
+    dray_queue *d = open_queue(at_d, "broken", 0, 0), *a = open_queue(here, "broken", 0, 0);
+    dray_batch *batch;
+    dray_column column;
+    insert_ints(d, "0", 20, 1);
+    for (int round = 0; round < 3; round++) {
+        assert_int_equal(kill(keeper.pid, SIGUSR1), 0);
+        usleep(300000);
+        assert_int_equal(chunks_of(&keeper), 1);
+        batch = claim_of(a, "rollout", "0", 20);
+        OK(dray_batch_column(batch, "prompts", &column, &error));
+        for (uint32_t i = 0; i < 20; i++)
+            assert_int_equal(*(const int32_t *)column.cells[i],
+                             10 * dray_batch_row(batch, i)->slot);
+        dray_batch_free(batch);
+    }
+    OK(dray_queue_clear(d, "0", &error)); /* the keeper hears of it */
+    dray_queue_close(d);
+    leave(a, at_d);
+    dray_close(here);
+    for (int i = 0; i < 2000 && chunks_of(&keeper); i++)
+        usleep(5000);
+    assert_int_equal(chunks_of(&keeper), 0);
+    keeper_down(&keeper, SIGTERM);
 }
 
 TEST(test_refused)

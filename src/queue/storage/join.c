@@ -31,6 +31,7 @@ struct dray__join {
     const char *endpoint;
     dray__tls_key key;
     dray__stream_keys keys;
+    bool joined; /* the coordinator of this session knows the keeper, by this number: */
     uint32_t number;
     uint64_t seen; /* number of pairs received so far */
 };
@@ -77,6 +78,7 @@ static int introduce(dray__join *j, dray_error *error)
     if (!rc) {
         j->number = told.number;
         j->seen = 0;
+        j->joined = true;
         if (!j->own) /* the controller resets its own keeper */
             dray__keeper_enter_era(j->keeper, told.era);
     }
@@ -95,7 +97,7 @@ static int enter(dray__join *j, dray_error *error)
         rc = dray__channel_open(j->context, &j->channel, error);
     if (!rc && !j->server)
         rc = serve(j, error);
-    if (!rc)
+    if (!rc && !j->joined)
         rc = introduce(j, error);
     if (!rc)
         __atomic_store_n(&j->socket, dray__channel_socket(j->channel), __ATOMIC_RELEASE);
@@ -119,25 +121,47 @@ static int drop_some(dray__join *j, dray_error *error)
     return rc;
 }
 
-/* Joins the next coordinator, which does not know the chunks that are kept here. */
+typedef struct session_of { /* differs between two sessions, and between two coordinators */
+    uint8_t token[sizeof(((dray_context *)0)->token)];
+    uint64_t returns;
+} session_of;
+
+static session_of session_now(dray_context *context)
+{
+    session_of now = {.returns = dray__context_returns(context)};
+    pthread_mutex_lock(&context->lock);
+    memcpy(now.token, context->token, sizeof now.token);
+    pthread_mutex_unlock(&context->lock);
+    return now;
+}
+
+/* Opens the channel again. If the session ended, the next coordinator does not know the chunks that
+ * are kept here. If the connection alone ended, this coordinator still counts on them. */
+static int reopen(dray__join *j, dray_error *error)
+{
+    dray__channel *channel = NULL;
+    session_of before = session_now(j->context);
+    int rc = dray__context_come_back(j->context, dray__deadline(DRAY__SECOND), &channel, error);
+    session_of now = session_now(j->context);
+    j->joined &=
+        before.returns == now.returns && memcmp(before.token, now.token, sizeof now.token) == 0;
+    if (rc)
+        return rc;
+    dray__channel_close(j->channel);
+    j->channel = channel;
+    if (!j->joined)
+        dray__keeper_reset_all(j->keeper);
+    return DRAY_OK;
+}
+
+/* Joins the next coordinator, or goes on with this one. */
 static void come_back(dray__join *j)
 {
     dray_error error;
     int rc = DRAY_ECLOSED;
     __atomic_store_n(&j->socket, -1, __ATOMIC_RELEASE);
     for (bool told = false; rc && !leaving(j); poll(NULL, 0, rc ? PAUSE_MS : 0)) {
-        dray__channel *channel = NULL;
-        if (j->context && j->channel) {
-            rc =
-                dray__context_come_back(j->context, dray__deadline(DRAY__SECOND), &channel, &error);
-            if (rc == DRAY_OK) {
-                dray__channel_close(j->channel);
-                j->channel = channel;
-                dray__keeper_reset_all(j->keeper);
-            }
-        } else {
-            rc = DRAY_OK;
-        }
+        rc = j->context && j->channel ? reopen(j, &error) : DRAY_OK;
         if (!rc)
             rc = enter(j, &error);
         if (rc && !told && !leaving(j))
@@ -155,6 +179,7 @@ static void *run(void *user)
     while (!leaving(j)) {
         int rc = drop_some(j, &error);
         if (rc && rc != DRAY_ETIMEDOUT && !leaving(j)) {
+            j->joined &= rc != DRAY_ENOENT;
             dray__log(DRAY_LOG_WARN, "keeper %s: %s", j->path, error.message);
             come_back(j);
         }
