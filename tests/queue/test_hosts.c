@@ -5,6 +5,9 @@
 
 #include "queue/keepers.h"
 
+#include "control/context.h"
+#include "queue/messages.h"
+
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -296,6 +299,38 @@ TEST(test_connection_of_a_keeper_ends)
         usleep(5000);
     assert_int_equal(chunks_of(&keeper), 0);
     keeper_down(&keeper, SIGTERM);
+}
+
+static int join_as(dray__channel *channel, const char *path, uint32_t *number)
+{
+    const dray__keeper_join message = {path, "tcp:127.0.0.1:1", false};
+    dray__keeper_told told;
+    dray__arena texts = {0};
+    int rc = dray__ask(channel, DRAY__MSG_QUEUE_KEEPER_JOIN, &dray__keeper_join_fields, &message,
+                       dray__deadline(20 * DRAY__SECOND), &texts, &dray__keeper_joined_fields,
+                       &told, &error);
+    *number = rc ? 0 : told.number;
+    dray__arena_free(&texts);
+    return rc;
+}
+
+/* A keeper whose answer was lost joins again, with the same message. */
+TEST(test_joins_again)
+{
+    uint32_t first, second;
+    dray__channel *channel;
+    dray_context *at_e = context_of("e", "keeper"), *other = context_of("e", "keeper");
+    OK(dray__channel_open(at_e, &channel, &error));
+    OK(join_as(channel, "/nowhere/e", &first));
+    OK(join_as(channel, "/nowhere/e", &second));
+    assert_int_equal(first, second);
+    FAILS(DRAY_EEXIST, join_as(channel, "/nowhere/f", &second));
+    dray__channel_close(channel);
+    OK(dray__channel_open(other, &channel, &error));
+    FAILS(DRAY_EEXIST, join_as(channel, "/nowhere/e", &second));
+    dray__channel_close(channel);
+    dray_close(other);
+    dray_close(at_e);
 }
 
 TEST(test_refused)

@@ -107,6 +107,20 @@ static int check_join(const dray__keepers *keepers, const dray__request *request
     return DRAY_OK;
 }
 
+/* Returns the keeper that has joined with the same message, whose answer was lost; NULL when there
+ * is none. */
+static dray__known_keeper *joined_before(const dray__keepers *keepers, uint64_t member,
+                                         const dray__keeper_join *m)
+{
+    for (uint32_t i = 0; i < keepers->count; i++) {
+        dray__known_keeper *k = keepers->items[i];
+        if (k->member == member && k->own == m->own && strcmp(k->path, m->path) == 0 &&
+            strcmp(k->endpoint, m->endpoint) == 0)
+            return k;
+    }
+    return NULL;
+}
+
 static int join(void *self, dray__request *request, const void *message, dray_error *error)
 {
     dray__keepers *keepers = self;
@@ -114,7 +128,14 @@ static int join(void *self, dray__request *request, const void *message, dray_er
     const dray__session *session = dray__request_session(request);
     if (!session)
         return dray__fail(error, DRAY_EPROTO, "KEEPER_JOIN without a session");
-    dray__known_keeper *keeper = calloc(1, sizeof *keeper);
+    dray__known_keeper *keeper = joined_before(keepers, dray__session_member(session), m);
+    if (keeper) {
+        keeper->told = 0; /* it counts anew */
+        answer(keepers, request, &dray__keeper_joined_fields,
+               &(dray__keeper_told){.number = keeper->number, .era = keepers->era});
+        return DRAY_OK;
+    }
+    keeper = calloc(1, sizeof *keeper);
     if (!keeper)
         return dray__nomem(error);
     keeper->member = dray__session_member(session);
