@@ -89,6 +89,36 @@ TEST(test_groups)
     json_decref(kept);
 }
 
+/* A group of step 1 is generated again and again, while more steps than may be open go by. A run
+ * that goes on trains it, and no other group of the steps that are over. */
+TEST(test_late_group)
+{
+    dray_error error;
+    dray__feed *feed = NULL;
+    OK(dray__feed_begin(rules, folder, NULL, NULL, &error)); /* of a run that begins */
+    OK(dray__feed_open(rules, folder, 0, &feed, &error));
+    train(feed, 1, all, 7);
+    for (int64_t step = 2; step < 8; step++)
+        train(feed, step, all, 8);
+    json_t *card = dray__feed_card(feed), *empty = json_pack("{s:[]}", "partitions");
+    assert_int_equal(json_integer_value(json_object_get(card, "first")), 1);
+    train(feed, 1, all + 7, 1);
+    train(feed, 8, all, 1);
+    assert_int_equal(dray__feed_first(feed), 5);
+    dray__feed_close(feed);
+
+    OK(dray__feed_begin(rules, folder, card, empty, &error));
+    OK(dray__feed_open(rules, folder, 6, &feed, &error));
+    assert_int_equal(dray__feed_first(feed), 1);
+    expect_groups(feed, 1, all + 7, 1);
+    for (int64_t step = 2; step < 8; step++)
+        expect_groups(feed, step, all, 0);
+    expect_groups(feed, 8, all, 8);
+    dray__feed_close(feed);
+    json_decref(card);
+    json_decref(empty);
+}
+
 TEST(test_refused)
 {
     dray_error error;

@@ -71,6 +71,10 @@ for name, job in (("built-in", job_with("long", ROLLOUT, trainer="")), ("python"
     after = (folder / "next").read_text() if (folder / "next").exists() else "nothing"
     check(after == '["step-000007", 0]', f"{name}: what came after the long samples: {after}")
     found = [(row["step"], row["samples"], row["staleness_max"]) for row in rows(folder)[1:]]
+    for step in (2, 4, 6, 8):  # a checkpoint says of each group whether it is trained: what is not comes again
+        feed = json.loads((folder / f"checkpoints/step-00000{step}/dray.json").read_text())["feed"]
+        known = 16 * (feed["first"] - 1) + sum(len(one["trained"]) for one in feed["steps"])
+        check(known == 16 * step, f"{name}: step {step}: {known} groups are trained: {feed}")
     check([row[:2] for row in found] == [(step, 32) for step in range(1, 9)] and max(row[2] for row in found) <= 1,
           f"{name}: steps of {found}")
 finish()

@@ -199,12 +199,25 @@ uint32_t dray__feed_group(const dray__feed *self, int64_t step, uint32_t at)
 
 /* ---- training -------------------------------------------------------------------------------- */
 
-/* Forgets the steps whose prompts had to be trained before those of a step that is in the queue. */
+/* Returns true when all groups of the step are trained. */
+static bool is_over(const dray__feed *self, const feed_step *e)
+{
+    uint32_t left = prompts_of(self);
+    for (uint32_t i = 0; e && i < prompts_of(self); i++)
+        left -= e->trained[i];
+    return e && !left;
+}
+
+/* Forgets the first steps that are over, and further behind than the steps that are open at once.
+ * One that is not over stays: a group may be generated again and again while later steps go by, and
+ * more steps are open where one waits for samples of the newest version. */
 static void forget(dray__feed *self, int64_t newest)
 {
-    int64_t first = newest - self->rules->open + 1;
+    int64_t first = self->first, most = newest - self->rules->open + 1;
     uint32_t kept = 0;
-    if (first <= self->first)
+    while (first < most && is_over(self, find(self, first)))
+        first++;
+    if (first == self->first)
         return;
     self->first = first;
     for (uint32_t i = 0; i < self->count; i++) {
