@@ -85,7 +85,7 @@ class Trainer:
         role._does("loop")
         admits = role.rank == 0 and role.queue.status().get("admission") is not None
         saved = number = role.step
-        if number == 0:
+        if number == 0 and not role._agree(self._begins_again()):
             self._save(0)
         role.report("ready", step=number, **self._ready)
         if isinstance(self._publisher, Kept):
@@ -128,6 +128,12 @@ class Trainer:
         batch = role._claim(role._options(plan.task, 1, "fifo", True, {}), plan.how)
         if batch is not None:
             batch.free()
+
+    def _begins_again(self):
+        """The run goes on from its first checkpoint, which is not written again: a second one of that number would have
+        another name, and the run's other processes look for the first one's."""
+        folder = os.environ.get("DRAY_RUN")
+        return bool(folder and (pathlib.Path(folder) / "checkpoints" / "latest").exists())
 
     def _must_end(self):
         """The run was asked to end. Where a step takes samples of any prompts, those of the next one are under

@@ -1,5 +1,7 @@
 """The trainer is killed at every point of a step, then the run resumed: it ends bit-identical to an
 undisturbed one. Ctrl-C likewise."""
+import importlib.util
+
 from jobs import *
 
 whole = work / "whole"
@@ -91,4 +93,21 @@ process.communicate(timeout=PATIENCE)
 check_nothing_left(folder, sockets=False)
 check(run(folder, resume=True).returncode == 0, "orphaned, resumed")
 check_same_run(whole, folder, "killed supervisor")
+
+# A trainer in Python that dies twice before its second checkpoint: the first one is written once.
+if importlib.util.find_spec("torch"):
+    from tiny_python import job_with
+    job = job_with("rollout", """
+with dray.Role() as role:
+    for batch in role.batches():
+        answer(batch, max(0, int(batch.tag("step")[0]) - 1))
+""")
+    folder = work / "python"
+    small = words(("steps=2", "reference.enabled=false", "actor.old_log_prob=rollout", "eval.every=0",
+                   "limits.wait_seconds=10"))
+    for again in (False, True):
+        done = run(folder, *(() if again else small), job=job, resume=again, environment={"KILL": "1"})
+        check(done.returncode == 1 and checkpoint(folder, 0).is_dir(), f"python, {again}: {done.stderr}")
+    done = run(folder, resume=True)
+    check(done.returncode == 0 and checkpoint(folder, 0).is_dir(), f"python, resumed twice: {done.stderr}")
 finish()
