@@ -188,20 +188,6 @@ static int send_text(dray__command *command, const char *text, size_t size, doub
     return DRAY_OK;
 }
 
-int dray__command_ask(dray__command *command, json_t *question, double timeout_seconds,
-                      dray_error *error)
-{
-    char *text = question ? json_dumps(question, JSON_COMPACT) : NULL;
-    json_decref(question);
-    if (!text)
-        return dray__nomem(error);
-    size_t length = strlen(text);
-    text[length] = '\n'; /* replaces the terminating zero, which is not sent */
-    int rc = send_text(command, text, length + 1, timeout_seconds, error);
-    free(text);
-    return rc;
-}
-
 /* ---- answers --------------------------------------------------------------------------------- */
 
 /* Removes the taken bytes, and makes room for at least one more byte. */
@@ -261,6 +247,36 @@ int dray__command_wait(dray__command *command, double timeout_seconds, char **li
         if (rc)
             return rc;
     }
+    return rc;
+}
+
+/* Refuses a command that has said more lines than it was asked questions. All of its answers would
+ * count for other questions than its own. */
+static int check_silent(dray__command *command, dray_error *error)
+{
+    char *line;
+    int rc = dray__command_look(command, &line, error);
+    if (rc == DRAY_EAGAIN)
+        return DRAY_OK;
+    return rc ? rc
+              : dray__fail(error, DRAY_EFORMAT,
+                           "%s: expected one line for each question, found another: '%.64s'",
+                           command->setting, line);
+}
+
+int dray__command_ask(dray__command *command, json_t *question, double timeout_seconds,
+                      dray_error *error)
+{
+    char *text = question ? json_dumps(question, JSON_COMPACT) : NULL;
+    json_decref(question);
+    if (!text)
+        return dray__nomem(error);
+    int rc = check_silent(command, error);
+    size_t length = strlen(text);
+    text[length] = '\n'; /* replaces the terminating zero, which is not sent */
+    if (!rc)
+        rc = send_text(command, text, length + 1, timeout_seconds, error);
+    free(text);
     return rc;
 }
 

@@ -508,7 +508,8 @@ TEST(refusals)
     }
 }
 
-/* What a command says must be a number, all of the line, and a finite one; the next line counts. */
+/* What a command says must be a number, all of the line, and a finite one; the next line counts,
+ * and another line, which nobody asked for, is refused before the next question. */
 TEST(rewards_of_a_command)
 {
     static const struct {
@@ -520,7 +521,7 @@ TEST(rewards_of_a_command)
                  {"-Infinity", DRAY_EFORMAT, 0},   {"1e99", DRAY_EFORMAT, 0},
                  {"nan", DRAY_EFORMAT, 0},         {"", DRAY_EFORMAT, 0},
                  {"0x10 points", DRAY_EFORMAT, 0}, {"-0.25", DRAY_OK, -0.25}};
-    char command[512] = "printf '%s\\n'";
+    char command[512] = "for line in";
     dray__job job = {.reward = {DRAY__RULE_COMMAND, command, 20, 1}};
     dray__grader *grader;
     dray_error error;
@@ -530,7 +531,9 @@ TEST(rewards_of_a_command)
         strcat(command, " '");
         strcat(strcat(command, lines[i].said), "'");
     }
-    strcat(command, "; cat >/dev/null");
+    strcat(command,
+           "; do read -r question; echo \"$line\"; done; read -r question; printf '1\\n2\\n'; "
+           "cat >/dev/null");
     assert_int_equal(dray__grader_open(&job.reward, &grader, &error), DRAY_OK);
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
         int rc = dray__grade(grader, "p", "a", "r", &reward, &error);
@@ -541,6 +544,9 @@ TEST(rewards_of_a_command)
         else
             assert_non_null(strstr(error.message, lines[i].said));
     }
+    assert_int_equal(dray__grade(grader, "p", "a", "r", &reward, &error), DRAY_OK);
+    assert_int_equal(dray__grade(grader, "p", "a", "r", &reward, &error), DRAY_EFORMAT);
+    assert_non_null(strstr(error.message, "found another: '2'"));
     dray__grader_close(grader);
 }
 
