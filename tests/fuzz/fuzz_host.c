@@ -6,7 +6,8 @@
  * and, but for 4, u16 size and JSON, in which "=" stands for the job file of the run, and u16 size
  * and bytes.
  *
- * Each request is answered. What is refused gives no place and takes none; a place belongs to one
+ * Each request is answered. What is refused gives no place and takes none, and a host that asks
+ * again before it knows its places gets the same ones; a place belongs to one
  * session at a time; files are written in logs/ and trace/, of the session's own places; and when
  * all have gone, a host that keeps to the protocol gets every place, and brings its files home. */
 #include "fuzz/fuzz.h"
@@ -187,7 +188,8 @@ static void look_who_is_left(void)
     }
 }
 
-static void take_places(session *s, const json_t *told)
+/* With `again` they are those that it has. */
+static void take_places(session *s, const json_t *told, bool again)
 {
     size_t i;
     const json_t *place, *places = json_object_get(told, "places");
@@ -202,7 +204,8 @@ static void take_places(session *s, const json_t *told)
         json_int_t number = dray__json_integer(place, "number"),
                    epoch = dray__json_integer(place, "epoch");
         MUST(number >= w.job->roles[role].local && number < dray__role_places(&w.job->roles[role]));
-        MUST(!w.owners[role][number] && epoch + 1 > w.epochs[role][number]);
+        MUST(again ? w.owners[role][number] == s && epoch + 1 == w.epochs[role][number]
+                   : !w.owners[role][number] && epoch + 1 > w.epochs[role][number]);
         w.owners[role][number] = s;
         w.epochs[role][number] = epoch + 1;
     }
@@ -265,10 +268,10 @@ static void look_at_files(const session *s)
 static void step(session *s, int kind, const char *json, size_t json_size, const void *bytes,
                  size_t size)
 {
-    bool had = s->joined;
+    bool had = s->joined, again = had && kind == JOIN;
     uint32_t joined = 0;
     json_t *told = ask(s, words[kind], json, json_size, bytes, size);
-    MUST(!told || (kind != OTHER && had == (kind != JOIN)));
+    MUST(!told || (kind != OTHER && (again || had == (kind != JOIN))));
     if (told && kind == LEAVE) {
         forget(s);
         s->joined = false;
@@ -277,7 +280,7 @@ static void step(session *s, int kind, const char *json, size_t json_size, const
         look_who_is_left();
     if (told && kind == JOIN) {
         s->joined = true;
-        take_places(s, told);
+        take_places(s, told, again);
     }
     for (int i = 0; i < SESSIONS; i++)
         joined += w.sessions[i].joined;
@@ -302,7 +305,7 @@ static void keep_to_it(void)
     json_t *told = ask(s, "join", join, strlen(join), NULL, 0);
     MUST(told && json_array_size(json_object_get(told, "places")) == 3);
     s->joined = true;
-    take_places(s, told);
+    take_places(s, told, false);
     json_decref(told);
     free(join);
     MUST((told = ask(s, "pulse", pulse, strlen(pulse), "hello", 5)));

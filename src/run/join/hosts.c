@@ -36,7 +36,9 @@ typedef struct guest {
     uint64_t member;
     char name[NAME], key[KEY], address[ADDRESS];
     int64_t heard_ns;
-    bool silent; /* its silence was reported */
+    bool silent;   /* its silence was reported */
+    bool begun;    /* it knows its places */
+    json_t *given; /* them, as the answer to "join" has them */
 } guest;
 
 typedef struct place {
@@ -181,6 +183,7 @@ static void remove_guest(dray__hosts *self, guest *g, bool gone)
         at = &(*at)->next;
     *at = g->next;
     let_go(self, g, gone);
+    json_decref(g->given);
     free(g);
     look_for_missing(self, dray__now());
 }
@@ -387,6 +390,15 @@ static void name_guest(const dray__hosts *self, guest *g, const char *name)
     }
 }
 
+static json_t *join_answer(const dray__hosts *self, const guest *g)
+{
+    const dray__folder *folder = self->o.folder;
+    return json_pack("{s:s, s:I, s:I, s:I, s:s, s:O, s:o}", "id", folder->id, "epoch",
+                     (json_int_t)folder->epoch, "first_step", (json_int_t)folder->first_step,
+                     "eval_from", (json_int_t)folder->eval_from, "name", g->name, "places",
+                     g->given, "masters", masters_json(self));
+}
+
 static int take_join(dray__hosts *self, const dray__host_asked *from, const json_t *asked,
                      json_t **told, dray_error *error)
 {
@@ -417,16 +429,13 @@ static int take_join(dray__hosts *self, const dray__host_asked *from, const json
     dray__take_line(g->address, sizeof g->address, dray__json_string(asked, "address"));
     name_guest(self, g, dray__json_string(asked, "name"));
     give_places(self, wanted, g, (uint16_t)dray__json_integer(asked, "port"), given);
+    g->given = given;
     g->next = self->guests;
     self->guests = g;
     look_for_missing(self, dray__now());
     dray__reporter_say(self->o.reporter, "host", "%s (%s) has joined, and runs %s", g->name,
                        g->address, describe_places(self, g, has, sizeof has));
-    *told = json_pack("{s:s, s:I, s:I, s:I, s:s, s:o, s:o}", "id", self->o.folder->id, "epoch",
-                      (json_int_t)self->o.folder->epoch, "first_step",
-                      (json_int_t)self->o.folder->first_step, "eval_from",
-                      (json_int_t)self->o.folder->eval_from, "name", g->name, "places", given,
-                      "masters", masters_json(self));
+    *told = join_answer(self, g);
     return DRAY_OK;
 }
 
@@ -499,6 +508,7 @@ static int take_pulse(dray__hosts *self, guest *g, const json_t *asked, const dr
     dray__take_line(line, sizeof line, failed);
     g->heard_ns = dray__now();
     g->silent = false;
+    g->begun = true;
     if (dray__json_true(asked, "busy"))
         self->moved_ns = g->heard_ns;
     take_said(self, g, json_object_get(asked, "say"));
@@ -536,11 +546,14 @@ static int handle(dray__hosts *self, const dray__host_asked *from, json_t **told
     guest *g = find_guest(self, from->member);
     bool join = strcmp(ask->what, "join") == 0;
     int rc = dray__json_parse(ask->json, ask->json_size, "a host's request", &asked, error);
-    if (!rc && join && g)
+    bool again = join && g && !g->begun; /* it asks again, because the answer came too late */
+    if (!rc && join && g && !again)
         rc = dray__fail(error, DRAY_EEXIST, "join: this session has joined already");
     else if (!rc && !join && !g)
         rc = dray__fail(error, DRAY_ESTALE, "%s: this session has not joined", ask->what);
-    if (!rc && join)
+    if (!rc && again)
+        *told = join_answer(self, g);
+    else if (!rc && join)
         rc = take_join(self, from, asked, told, error);
     else if (!rc && strcmp(ask->what, "pulse") == 0)
         rc = take_pulse(self, g, asked, ask, told, error);
@@ -766,6 +779,7 @@ void dray__hosts_free(dray__hosts *self)
     while (self->guests) {
         guest *g = self->guests;
         self->guests = g->next;
+        json_decref(g->given);
         free(g);
     }
     for (uint32_t r = 0; self->roles && r < self->o.job->role_count; r++)
