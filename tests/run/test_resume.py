@@ -47,6 +47,14 @@ with open(folder / "metrics.jsonl", "a") as file:
 check(run(folder, resume=True).returncode == 0, "torn, resumed")
 check_same_run(whole, folder, "torn line")
 
+# Checkpoints to which no link leads are left in place.
+os.rename(folder / "checkpoints/latest", work / "link")
+done = run(folder, resume=True)
+check(done.returncode != 0 and "leads to none" in done.stderr, f"no link: {done.returncode}: {done.stderr}")
+os.rename(work / "link", folder / "checkpoints/latest")
+check(run(folder, resume=True).returncode == 0, "the link is back")
+check_same_run(whole, folder, "no link")
+
 
 def wait_for_step(process, step):
     for line in process.stdout:

@@ -208,6 +208,39 @@ static int hold_rows(dray__folder *folder, size_t from, dray_error *error)
                : DRAY_OK;
 }
 
+/* Returns the next version in the listing after the one that the run goes on from; NULL at the
+ * end. */
+static const char *next_newer(DIR *listing, int64_t first_step)
+{
+    for (const struct dirent *entry; listing && (entry = readdir(listing));) {
+        int64_t step;
+        int end = 0;
+        if (sscanf(entry->d_name, "step-%" SCNd64 "%n", &step, &end) == 1 && !entry->d_name[end] &&
+            step > first_step)
+            return entry->d_name;
+    }
+    return NULL;
+}
+
+/* Refuses to begin again when there are checkpoints to which no link leads, as in a copy of the
+ * folder that was made without links. They would be removed. */
+static int check_unled(const dray__folder *folder, dray_error *error)
+{
+    char path[PATH_MAX];
+    dray__folder_path(folder, "checkpoints", path);
+    DIR *listing = opendir(path);
+    const char *name = next_newer(listing, 0);
+    int rc = name ? dray__fail(error, DRAY_EFORMAT,
+                               "%s: it has %.64s, but `latest`, which leads to the newest "
+                               "checkpoint, leads to none: make that link, or remove the "
+                               "checkpoints to begin again",
+                               path, name)
+                  : DRAY_OK;
+    if (listing)
+        closedir(listing);
+    return rc;
+}
+
 static int choose_start(dray__folder *folder, const dray__job *job, dray_error *error)
 {
     folder->rows = json_array();
@@ -217,8 +250,10 @@ static int choose_start(dray__folder *folder, const dray__job *job, dray_error *
         rc = read_rows(folder, DRAY__ROWS_PENDING, folder->rows, error);
     if (!rc)
         rc = dray__folder_checkpoint(folder, &folder->first_step, error);
-    if (rc == DRAY_ENOENT) /* the run ended before its first checkpoint, so it begins again */
-        folder->first_step = rc = 0;
+    if (rc == DRAY_ENOENT) { /* the run ended before its first checkpoint, so it begins again */
+        folder->first_step = 0;
+        rc = check_unled(folder, error);
+    }
     if (rc)
         return rc;
     size_t count = json_array_size(folder->rows);
@@ -269,13 +304,8 @@ static int forget_newer(const dray__folder *folder, const char *name, dray_error
     dray__folder_path(folder, name, path);
     DIR *listing = opendir(path);
     int rc = DRAY_OK;
-    for (struct dirent *entry; listing && !rc && (entry = readdir(listing));) {
-        int64_t step;
-        int end = 0;
-        if (sscanf(entry->d_name, "step-%" SCNd64 "%n", &step, &end) != 1 || entry->d_name[end] ||
-            step <= folder->first_step)
-            continue;
-        dray__path(version, sizeof(version), "%.*s/%s", PATH_MAX - 300, path, entry->d_name);
+    for (const char *at; !rc && (at = next_newer(listing, folder->first_step));) {
+        dray__path(version, sizeof(version), "%.*s/%s", PATH_MAX - 300, path, at);
         rc = dray__remove_tree(version, error);
     }
     if (listing)
