@@ -46,7 +46,7 @@ static const char job_text[] = "steps: 2\n"
                                "- {name: engine, tasks: [rollout, eval], instances: 3, local: 1}\n"
                                "- {name: trainer, tasks: [old_log_prob, actor]}\n"
                                "- {name: grader, tasks: [reward], local: 0}\n"
-                               "- {name: desk, tasks: [driver, reference, advantage]}\n";
+                               "- {name: grader-desk, tasks: [driver, reference, advantage]}\n";
 static const char *const words[] = {"join", "pulse", "leave", "give"};
 
 typedef struct session {
@@ -292,6 +292,8 @@ static void step(session *s, int kind, const char *json, size_t json_size, const
 /* Every place is free again, for a host that keeps to the protocol. */
 static void keep_to_it(void)
 {
+    static const char others[] = "{\"files\":[{\"name\":\"logs/grader-desk-0.log\",\"at\":0,"
+                                 "\"size\":5}]}";
     static const char pulse[] = "{\"busy\":true,\"say\":[],\"files\":[{\"name\":\"logs/"
                                 "grader-0.log\",\"at\":0,\"size\":5}]}";
     char *join, back[8] = "";
@@ -310,6 +312,8 @@ static void keep_to_it(void)
     free(join);
     MUST((told = ask(s, "pulse", pulse, strlen(pulse), "hello", 5)));
     json_decref(told);
+    MUST(!ask(s, "pulse", others, strlen(others), "hello", 5));
+    MUST(access(fuzz_path("run/logs/grader-desk-0.log"), F_OK) != 0);
     FILE *file = fopen(fuzz_path("run/logs/grader-0.log"), "r");
     MUST(file && fread(back, 1, sizeof back, file) == 5 && strcmp(back, "hello") == 0);
     fclose(file);

@@ -189,6 +189,22 @@ void dray__host_files_part_free(dray__host_files_part *part)
     *part = (dray__host_files_part){0};
 }
 
+/* ---- names ----------------------------------------------------------------------------------- */
+
+bool dray__host_file_is_of(const char *name, const char *label)
+{
+    static const char digits[] = "0123456789";
+    size_t length = strlen(label), count;
+    const char *at = name + length;
+    int numbers = 0;
+    if (strncmp(name, label, length) != 0)
+        return false;
+    for (; *at == '-' && (count = strspn(at + 1, digits)); numbers++)
+        at += 1 + count;
+    bool timeline = strcmp(at, ".spans") == 0 || strcmp(at, ".lengths") == 0;
+    return timeline ? numbers == 2 : numbers == 1 && strcmp(at, ".log") == 0;
+}
+
 /* ---- putting --------------------------------------------------------------------------------- */
 
 static int put_at(int fd, const void *bytes, size_t size, int64_t at)

@@ -30,6 +30,11 @@ int dray__host_files_take(dray__host_files *files, int64_t clock_ns, int64_t err
 void dray__host_files_took(dray__host_files *files);
 void dray__host_files_part_free(dray__host_files_part *part);
 
+/* Returns whether the file in logs/ or trace/ is one of the processes with this label:
+ * "LABEL-RANK.log", "LABEL-RANK-EPOCH.spans" or ".lengths". The name of another role may begin with
+ * the label and '-', too. */
+bool dray__host_file_is_of(const char *name, const char *label);
+
 /* On the run's host: writes a part of a file of the run's folder. name: "logs/engine-0.log",
  * checked by the caller. */
 int dray__host_files_put(const char *folder, const char *name, const void *bytes, size_t size,

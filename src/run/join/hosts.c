@@ -122,9 +122,8 @@ static void end_accounts(const dray__hosts *self, const char *label)
     char folder[PATH_MAX], path[PATH_MAX];
     dray__folder_path(self->o.folder, "trace", folder);
     DIR *listing = opendir(folder);
-    size_t length = strlen(label);
     for (struct dirent *entry; listing && (entry = readdir(listing));)
-        if (strncmp(entry->d_name, label, length) == 0 && entry->d_name[length] == '-' &&
+        if (dray__host_file_is_of(entry->d_name, label) &&
             dray__ends_with(entry->d_name, ".spans")) {
             dray__path(path, sizeof path, "%.*s/%s", PATH_MAX - 300, folder, entry->d_name);
             dray__account_end(path, dray__now());
@@ -455,9 +454,7 @@ static bool may_write(const dray__hosts *self, const guest *g, const char *name)
     for (uint32_t r = 0; r < self->o.job->role_count; r++)
         for (uint32_t i = 0; i < self->roles[r].count; i++) {
             label_of(&self->o.job->roles[r], i, label);
-            size_t length = strlen(label);
-            if (self->roles[r].items[i].guest == g && strncmp(file, label, length) == 0 &&
-                file[length] == '-')
+            if (self->roles[r].items[i].guest == g && dray__host_file_is_of(file, label))
                 return true;
         }
     return false;
