@@ -61,7 +61,12 @@ for number in (signal.SIGSTOP, signal.SIGCONT):
         first = join(1, folder, JOB, "engine:2", before=SHIFT if shifted else ())
         time.sleep(10)
 reached(run_, 5)
-second = join(2, folder, JOB, "engine:1", "--json")
+# Its folder has files that it may not bring home: of a place that it had before, and of a program's own.
+out = work / "out"
+(out / "logs").mkdir(parents=True)
+for name in ("engine.0-0.log", "notes.txt"):
+    (out / "logs" / name).write_text("not at home")
+second = join(2, folder, JOB, "engine:1", "--json", "--out", out)
 check(wait_for(run_, lambda e: e["event"] == "host" and "host2" in e["message"]), "the second host has not joined")
 reached(run_, 10)
 refused(folder, "0 of 3 are free", number=2, roles="engine:1")
@@ -89,6 +94,8 @@ check(all(abs(ns) < 1e8 or abs(ns + 3600e9) < 1e8 for ns in added), f"clocks: {c
 spans = [e for e in events if e["ph"] == "X"]
 check(max(e["ts"] + e["dur"] for e in spans) < 300e6, "the timeline is as long as the run")
 check(all((folder / "logs" / f"engine.{i}-0.log").exists() for i in range(3)), "logs are not at home")
+at_home = {log.name: "not at home" in log.read_text() for log in (folder / "logs").iterdir()}
+check(not any(at_home.values()) and "notes.txt" not in at_home, f"foreign files are at home: {at_home}")
 made = rows(folder)[-1]["time"]["engine"]
 check(made["processes"] == 3 and made["wait"], f"time of the engines: {made}")
 finish()

@@ -460,6 +460,8 @@ static bool may_write(const dray__hosts *self, const guest *g, const char *name)
     return false;
 }
 
+/* Leaves out files that the host may not write: those of a place that it had before, and those that
+ * its programs have put beside their own. */
 static int bring_home(dray__hosts *self, const guest *g, const json_t *files,
                       const dray__host_ask *ask, dray_error *error)
 {
@@ -470,12 +472,13 @@ static int bring_home(dray__hosts *self, const guest *g, const json_t *files,
         const char *name = dray__json_string(file, "name");
         long long size = dray__json_integer(file, "size"), offset = dray__json_integer(file, "at");
         if (!name || size < 0 || (size_t)size > ask->size - at || offset < 0 ||
-            offset > INT64_C(1) << 40 || !may_write(self, g, name))
-            return dray__fail(error, DRAY_EINVALID,
-                              "pulse: %.200s: no file of a process of host %s, or not %lld bytes",
-                              name ? name : "?", g->name, size);
-        int rc = dray__host_files_put(self->o.folder->path, name, (const uint8_t *)ask->bytes + at,
-                                      (size_t)size, offset, error);
+            offset > INT64_C(1) << 40)
+            return dray__fail(error, DRAY_EINVALID, "pulse: %.200s: not %lld bytes of a file",
+                              name ? name : "?", size);
+        const uint8_t *bytes = (const uint8_t *)ask->bytes + at;
+        int rc = may_write(self, g, name) ? dray__host_files_put(self->o.folder->path, name, bytes,
+                                                                 (size_t)size, offset, error)
+                                          : DRAY_OK;
         if (rc)
             return rc;
         at += (size_t)size;
