@@ -62,6 +62,18 @@ static int same_length(const dray__micro *micro, const token_column *column, dra
     return DRAY_OK;
 }
 
+/* The column is another role's, which may have another number of rewards a row than the job. */
+static int check_rewards(const dray__micro *micro, const dray__job *job, dray_error *error)
+{
+    const uint64_t *offsets = micro->each.offsets;
+    for (uint32_t i = 0; offsets && i < micro->rows; i++)
+        if (offsets[i + 1] - offsets[i] != job->reward_count)
+            return dray__fail(error, DRAY_ESHAPE,
+                              "column %s: expected %u numbers a row, found %llu", rewards.name,
+                              job->reward_count, (unsigned long long)(offsets[i + 1] - offsets[i]));
+    return DRAY_OK;
+}
+
 /* Return whether the task reads this column, whether it reads it in this job, and whether the
  * column has one value for each row. */
 static bool needs(const char *task, const char *column)
@@ -88,6 +100,8 @@ static int read_tokens(dray_batch *batch, const dray__job *job, const char *task
     int rc = dray__ragged_read(batch, prompts.name, prompts.dtype, &m->prompt, error);
     if (!rc && takes(job, task, rewards.name))
         rc = dray__ragged_read(batch, rewards.name, rewards.dtype, &m->each, error);
+    if (!rc)
+        rc = check_rewards(m, job, error);
     for (int i = 0; i < RESPONSES && !rc; i++) {
         const token_column *column = &responses[i];
         if (!takes(job, task, column->name) || by_row(job, column->name))
