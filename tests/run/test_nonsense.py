@@ -1,4 +1,4 @@
-"""A grader of one's own that writes another number of rewards a row than the job lists: the run ends, and says so."""
+"""Roles of one's own that write columns in another form than the built-in ones read: the run ends, and says so."""
 import importlib.util
 
 from jobs import *
@@ -34,4 +34,30 @@ for wide, right in (("2", True), ("1", False), ("3", False)):
     said = "" if right else f"column rewards: expected 2 numbers a row, found {wide}"
     check(not right or rows(folder)[1]["rewards"] == {"right": 1, "half": 1}, f"wide {wide}: {rows(folder)[-1]}")
     check((done.returncode == 0) == right and said in done.stderr, f"wide {wide}: {done.returncode}: {done.stderr}")
+
+# Prompts as text, which a driver and a rollout of one's own may hand each other, but not the built-in grader.
+job_file.write_text(TINY + """
+roles:
+  - {name: world, tasks: [driver, rollout, eval, actor], command: exec %s world.py}
+  - {name: desk, tasks: [reward, advantage]}
+""" % sys.executable)
+(work / "world.py").write_text("""
+import dray, numpy
+
+with dray.Role() as role:
+    role.queue.insert({"prompt": ["1+1="] * 4, "answer": ["2"] * 4}, "step-000001", rows=16, group_size=4,
+                      once_per_group=True, tags={"step": 1}, seal=True)
+    for batch in role.batches(["rollout", "actor"]):
+        if batch.task == "actor":
+            role.queue.end()
+            continue
+        batch.set("response", [numpy.full(2, 5, numpy.int32)] * batch.rows)
+        batch.set("rollout_log_prob", [numpy.full(2, -1, numpy.float32)] * batch.rows)
+        batch.set("response_version", [numpy.full(2, 0, numpy.int32)] * batch.rows)
+        batch.set_tag("version", [0] * batch.rows)
+""")
+done = run(work / "text", *words(("steps=1", "reference.enabled=false", "actor.old_log_prob=rollout",
+                                  "queue.on_loss=end", "limits.restarts=2", "limits.wait_seconds=20")))
+said = "column prompt: expected I32, found U8"
+check(done.returncode == 1 and said in done.stderr, f"text: {done.returncode}: {done.stderr}")
 finish()

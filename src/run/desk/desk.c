@@ -93,23 +93,30 @@ static uint32_t score_count(const dray__host *host)
     return (uint32_t)host->job->eval.prompts;
 }
 
+static uint64_t length_of(const dray__ragged *tokens, uint32_t row)
+{
+    return tokens->offsets[row + 1] - tokens->offsets[row];
+}
+
+static const int32_t *tokens_of(const dray__ragged *tokens, uint32_t row)
+{
+    return (const int32_t *)tokens->values + tokens->offsets[row];
+}
+
 /* each gets the row's number for every reward. */
-static int grade_row(const dray__host *host, dray_batch *batch, const char *const columns[3],
-                     const dray__ragged *responses, uint32_t row, float *each, dray_error *error)
+static int grade_row(const dray__host *host, dray_batch *batch, const char *column,
+                     const dray__ragged *prompts, const dray__ragged *responses, uint32_t row,
+                     float *each, dray_error *error)
 {
     desk *self = host->state;
     char *prompt = NULL, *answer = NULL, *response = NULL;
-    const int32_t *tokens = responses->values;
-    uint64_t from = responses->offsets[row], to = responses->offsets[row + 1];
-    dray_column prompts;
-    int rc = dray_batch_column(batch, columns[0], &prompts, error);
+    int rc = dray__prompt_text(host->tokenizer, tokens_of(prompts, row), length_of(prompts, row),
+                               &prompt, error);
     if (!rc)
-        rc = dray__prompt_text(host->tokenizer, prompts.cells[row], prompts.lengths[row], &prompt,
-                               error);
+        rc = dray__text_read(batch, column, row, &answer, error);
     if (!rc)
-        rc = dray__text_read(batch, columns[1], row, &answer, error);
-    if (!rc)
-        rc = dray__response_text(host->tokenizer, tokens + from, to - from, &response, error);
+        rc = dray__response_text(host->tokenizer, tokens_of(responses, row),
+                                 length_of(responses, row), &response, error);
     for (uint32_t i = 0; i < self->reward_count && !rc; i++)
         rc = dray__grade(self->graders[i], prompt, answer, response, &each[i], error);
     free(prompt);
@@ -130,7 +137,7 @@ static int grade(dray__host *host, dray_batch *batch, const char *const columns[
                  dray_error *error)
 {
     desk *self = host->state;
-    dray__ragged responses;
+    dray__ragged prompts = {0}, responses;
     int rc = dray__ragged_read(batch, columns[2], DRAY_I32, &responses, error);
     if (rc)
         return rc;
@@ -139,15 +146,18 @@ static int grade(dray__host *host, dray_batch *batch, const char *const columns[
     float *each = sums ? sums + rows : NULL;
     if (host->pace)
         dray__pace_spend(host->job->clock.reward_seconds * rows);
-    rc = sums ? DRAY_OK : dray__nomem(error);
+    rc =
+        sums ? dray__ragged_read(batch, columns[0], DRAY_I32, &prompts, error) : dray__nomem(error);
     for (uint32_t i = 0; i < rows && !rc; i++) {
-        rc = grade_row(host, batch, columns, &responses, i, each + (size_t)i * count, error);
+        rc = grade_row(host, batch, columns[1], &prompts, &responses, i, each + (size_t)i * count,
+                       error);
         double sum = 0;
         for (uint32_t j = 0; j < count && !rc; j++)
             sum += self->weights[j] * (double)each[(size_t)i * count + j];
         sums[i] = (float)sum;
     }
     double length = (double)responses.offsets[rows] / rows;
+    dray__ragged_free(&prompts);
     dray__ragged_free(&responses);
     if (rc)
         free(sums);
