@@ -102,6 +102,17 @@ check_nothing_left(folder, sockets=False)
 check(run(folder, resume=True).returncode == 0, "orphaned, resumed")
 check_same_run(whole, folder, "killed supervisor")
 
+# Rows that a killed supervisor held back are of steps that are made again.
+folder = work / "held"
+check(run(folder, fault="trainer:0:after_step:3:kill").returncode == 1, "held")
+(folder / ".metrics.pending").write_text("".join(json.dumps({"step": n, "reward_mean": 9}) + "\n" for n in (3, 4)))
+process = start(folder, json_lines=True, resume=True, fault="trainer:0:after_step:3:stop")
+check('"event":"start"' in process.stdout.readline(), "held, resumed")
+check(not (folder / ".metrics.pending").exists(), "rows of an earlier life are left")
+process.kill()
+process.communicate(timeout=PATIENCE)
+check_nothing_left(folder, sockets=False)
+
 # A trainer in Python that dies twice before its second checkpoint: the first one is written once.
 if importlib.util.find_spec("torch"):
     from tiny_python import job_with

@@ -241,6 +241,15 @@ static int check_unled(const dray__folder *folder, dray_error *error)
     return rc;
 }
 
+/* Removes the rows that the earlier run held back. They are of steps that are made again, and a
+ * trainer in Python would take them for those that its checkpoints wait for. */
+static void forget_pending(const dray__folder *folder)
+{
+    char path[PATH_MAX];
+    dray__folder_path(folder, DRAY__ROWS_PENDING, path);
+    unlink(path);
+}
+
 static int choose_start(dray__folder *folder, const dray__job *job, dray_error *error)
 {
     folder->rows = json_array();
@@ -267,7 +276,11 @@ static int choose_start(dray__folder *folder, const dray__job *job, dray_error *
         whole++;
     folder->eval_from = row ? step_of(row) : count ? folder->first_step + 1 : folder->first_step;
     rc = hold_rows(folder, whole, error);
-    return rc ? rc : dray__folder_write_rows(folder, "metrics.jsonl", folder->rows, error);
+    if (!rc)
+        rc = dray__folder_write_rows(folder, "metrics.jsonl", folder->rows, error);
+    if (!rc && !json_array_size(folder->held))
+        forget_pending(folder);
+    return rc;
 }
 
 /* Keeps the timeline of the run until now as trace-N.json, because the processes to come begin new
