@@ -29,7 +29,7 @@ done = run(folder, "--set", "limits.restarts=3", fault="engine:0:claimed:2:exit!
 check(done.returncode == 1 and "engine died 3 times in a row" in done.stderr, f"{done.stderr}")
 folder = work / "refused"
 done = run(folder, "--set", "limits.restarts=2", "--set", "reward.rule=command", "--set",
-           "reward.command=echo nonsense")
+           "reward.command=read -r x; echo nonsense")
 check(done.returncode == 1 and "expected a number a line, found 'nonsense'" in done.stderr,
       f"a bad reward command: {done.stderr}")
 
