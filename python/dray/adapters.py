@@ -182,7 +182,7 @@ class Adapters:
         return _w.Subscriber(tensors, of, **self._options, context=self._context, timeout=self._timeout)
 
     def _list(self, name):
-        """What the adapter's trainer says of its tensors, packed."""
+        """Returns what the adapter's trainer says of its tensors, packed."""
         room = _w.empty(listed.BYTES, dtype=torch.uint8)
         with self._subscribe({"list": room}, f"{_model(self._model, name)}.list") as first:
             first.update(timeout=self._timeout)
@@ -198,7 +198,7 @@ class Adapters:
         return self._known[name]
 
     def _update(self, name, revision, timeout):
-        """(_Known, the revision that it holds, its trainer's incarnation). The list is that trainer's: another one may
+        """Returns (_Known, the revision that it holds, its trainer's incarnation). The list is that trainer's: another one may
         have other tensors, or the same ones and another config."""
         for left in (2, 1, 0):
             known, failure = self._subscriber(name), None

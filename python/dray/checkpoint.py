@@ -42,7 +42,7 @@ class _OnHost:
 
 
 def _with(tensor, memory):
-    """The same part of a tensor, in other memory."""
+    """Returns the same part of a tensor, in other memory."""
     if isinstance(tensor, _p.Block):
         return _p.Block(tensor.name, tensor.shape, memory, tensor.start)
     if isinstance(tensor, _p.Part):
@@ -59,6 +59,9 @@ def _layout(tensors, written=False):
         if written:
             raise TypeError(f"load: tensors expected, found {type(given).__name__}, whose values are computed from "
                             "others")
+        wait = given.waits and given.waits()
+        if wait:
+            wait()
         given.refresh()
     seen = set()
     for name, tensor in pairs:

@@ -140,7 +140,7 @@ def local(parameter):
 
 
 def check_written(name, memory):
-    """Of what is to be written to."""
+    """Refuses an array that a load or an update may not write to."""
     if not getattr(memory, "writeable", True):
         raise TypeError(f"{name}: an array that may be written to expected, this one is read-only")
 
@@ -177,7 +177,7 @@ def clean(pairs):
 
 
 def _plain(name):
-    """The checkpoint's name of what FSDP1's wrappers are around, too."""
+    """The name that a checkpoint has for a parameter, also within FSDP1's wrappers."""
     return next(clean([(name.replace("_fsdp_wrapped_module.", ""), None)]))[0]
 
 
@@ -236,6 +236,7 @@ class Given:
         return None
 
     computes = False  # something anew before each publish: refresh()
+    waits = None      # a weak method of the publisher, for the readers of what was computed last
 
     def refresh(self, tensors=None):
         """Before each publish, when nobody reads: what is not published where the parameters lie. tensors: publish's."""
@@ -273,7 +274,7 @@ class _Module(Given):
                     yield _plain(name), buffer
 
     def _walk_flat(self, options):
-        """FSDP1's parts, and the parameters that no flat parameter has: of ignored modules, and around wrapped ones."""
+        """Yields FSDP1's parts, then the parameters that no flat parameter has: of ignored modules, and around wrapped ones."""
         flat = list(fsdp1_parameters(self._module))
         yield from flat
         known = {name for name, _ in clean(flat)}

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ctypes as c
 import operator
+import weakref
 from typing import Any, Optional
 
 from . import _library as _l
@@ -52,6 +53,8 @@ class Publisher(Laid):
         if config is not None and not buffers and _p.is_module(parameters):
             buffers = tensors(config).keys()
         self._given, self._config = _p.Copies(parameters, rank, world) if copy else _p.given(parameters, buffers), config
+        if self._given.computes:
+            self._given.waits = weakref.WeakMethod(self._wait_for_readers)
         self._context = context
         self._open_as(f"publisher {model}")
         pairs = self._given.pairs()
@@ -174,6 +177,10 @@ class Publisher(Laid):
         """Before the next write: until readers of the version (None: the last) are done. How many
         were dropped for it."""
         return self._wait(version, timeout)
+
+    def _wait_for_readers(self):
+        if self.pointer:
+            self._wait()
 
     def _wait(self, version=None, timeout=None):
         version = self._published if version is None else version

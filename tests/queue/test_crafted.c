@@ -484,10 +484,11 @@ static void set(line *l, const struct crafted *c)
         l->owner = (uint32_t)c->value;
     } else if (c->at == KIND) {
         bool asked = dray__record_kinds[l->kind].asked;
+        bool asks = c->value < I(KINDS) && dray__record_kinds[c->value].asked;
         l->kind = (uint16_t)c->value;
-        if (dray__record_kinds[l->kind].asked && !asked)
+        if (asks && !asked)
             put_request(&l->body, 99);
-        else if (!dray__record_kinds[l->kind].asked && asked)
+        else if (!asks && asked)
             l->body.size -= 12;
     } else {
         assert_true((size_t)c->at + (size_t)c->bytes <= l->body.size);

@@ -276,6 +276,14 @@ def saved():
             assert found.keys() == plain.keys() and all(torch.equal(found[n], t) for n, t in plain.items()), version
         refused(TypeError, "found Merged, whose values are computed", dray.checkpoint.load, f"{folder}/step-000001",
                 given)
+        with dray.Publisher(given, "saved") as publisher:  # engines may read what was computed last
+            publisher.publish(3)
+            waited = []
+            publisher._wait = lambda *_: waited.append(True)
+            dray.checkpoint.save(folder, 3, given)
+            assert waited
+            del publisher._wait
+        dray.checkpoint.save(folder, 4, given)
 
 
 def main():

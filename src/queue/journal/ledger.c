@@ -59,6 +59,10 @@ static int remember(dray__ledger *ledger, uint64_t key, const dray__told *told, 
         return dray__nomem(error);
     }
     *copy = *told;
+    uint64_t *left = &ledger->left[ledger->left_count++ % DRAY__LEFT];
+    if (*left)
+        free(dray__idmap_remove(&ledger->told, *left));
+    *left = key;
     return DRAY_OK;
 }
 
@@ -86,16 +90,8 @@ static void tell(dray__client *client, uint32_t ticket, uint32_t first_slot, uin
 
 void dray__ledger_left(dray__ledger *ledger, const dray__client *client)
 {
-    for (uint32_t i = 0; ledger && i < DRAY__TOLD; i++) {
-        const dray__told *told = &client->told[i];
-        if (!told->ticket || dray__ledger_told(ledger, client->identity, told->ticket) ||
-            dray__ledger_remember(ledger, client->identity, told, NULL))
-            continue;
-        uint64_t *left = &ledger->left[ledger->left_count++ % DRAY__LEFT];
-        if (*left)
-            free(dray__idmap_remove(&ledger->told, *left));
-        *left = told_key(client->identity, told->ticket);
-    }
+    for (uint32_t i = 0; ledger && i < DRAY__TOLD; i++)
+        dray__ledger_remember(ledger, client->identity, &client->told[i], NULL);
 }
 
 uint32_t dray__ledger_number(dray__table *table)

@@ -31,7 +31,8 @@ struct dray__join {
     const char *endpoint;
     dray__tls_key key;
     dray__stream_keys keys;
-    bool joined; /* the coordinator of this session knows the keeper, by this number: */
+    bool changed; /* the session is another one than that for which chunks were kept */
+    bool joined;  /* the coordinator of this session knows the keeper, by this number: */
     uint32_t number;
     uint64_t seen; /* number of pairs received so far */
 };
@@ -143,14 +144,17 @@ static int reopen(dray__join *j, dray_error *error)
     session_of before = session_now(j->context);
     int rc = dray__context_come_back(j->context, dray__deadline(DRAY__SECOND), &channel, error);
     session_of now = session_now(j->context);
-    j->joined &=
+    bool same =
         before.returns == now.returns && memcmp(before.token, now.token, sizeof now.token) == 0;
+    j->joined &= same;
+    j->changed |= !same;
     if (rc)
         return rc;
     dray__channel_close(j->channel);
     j->channel = channel;
-    if (!j->joined)
+    if (j->changed)
         dray__keeper_reset_all(j->keeper);
+    j->changed = false;
     return DRAY_OK;
 }
 
@@ -178,7 +182,9 @@ static void *run(void *user)
         come_back(j);
     while (!leaving(j)) {
         int rc = drop_some(j, &error);
-        if (rc && rc != DRAY_ETIMEDOUT && !leaving(j)) {
+        if (rc == DRAY_EBUSY) /* the coordinator has not seen yet that the last connection ended */
+            poll(NULL, 0, PAUSE_MS);
+        else if (rc && rc != DRAY_ETIMEDOUT && !leaving(j)) {
             j->joined &= rc != DRAY_ENOENT;
             dray__log(DRAY_LOG_WARN, "keeper %s: %s", j->path, error.message);
             come_back(j);

@@ -437,7 +437,14 @@ void dray__delta_grid(const dray_layout *layout, uint32_t block, const dray__rec
                       dray__delta_walk *walk)
 {
     *walk = (dray__delta_walk){.rect = *rect, .block = block};
-    dray__delta_cut(layout, block, &walk->slicer);
+    dray__slicer *s = &walk->slicer;
+    dray__delta_cut(layout, block, s);
+    for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++) { /* the first slice that may overlap it */
+        int64_t tile = s->tile[d], skip = rect->start[d] - s->whole.start[d];
+        int64_t at = skip > 0 ? skip / tile : 0;
+        walk->next = walk->next * (uint64_t)((s->whole.extent[d] + tile - 1) / tile) + (uint64_t)at;
+        s->at[d] += at * tile;
+    }
 }
 
 void dray__delta_start(const dray__delta_view *view, uint32_t block, const dray__rect *rect,
@@ -445,13 +452,28 @@ void dray__delta_start(const dray__delta_view *view, uint32_t block, const dray_
 {
     dray__delta_grid(view->layout, block, rect, walk);
     walk->view = view;
-    walk->next = view->first[block];
+    walk->next += view->first[block];
+}
+
+/* Returns true when this slice and all after it are behind the rectangle's last element. */
+static bool is_behind(const dray__rect *slice, const dray__rect *rect)
+{
+    for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++) {
+        int64_t last = rect->start[d] + rect->extent[d] - 1;
+        if (slice->start[d] > last)
+            return true;
+        if (slice->start[d] + slice->extent[d] <= last)
+            return false;
+    }
+    return false;
 }
 
 /* Finds the next slice that overlaps the rectangle, and its index. */
 static bool walk_on(dray__delta_walk *walk, dray__rect *slice, dray__rect *cross, uint64_t *index)
 {
     while (dray__slicer_peek(&walk->slicer, slice)) {
+        if (is_behind(slice, &walk->rect))
+            return false;
         *index = walk->next++;
         dray__slicer_next(&walk->slicer);
         if (dray__rect_cross(slice, &walk->rect, cross))
