@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """make frameworks: dray's wheel with the frameworks themselves, a line a part.
 
-    tests/frameworks/run.py [--list] [--json] [--soak] [PART...]
+    tests/frameworks/run.py [--list] [--json] [--soak] [--jobs N] [PART...]
 
 A part is a folder here and a line of PARTS: `test.py` in it is run by a Python of its own, under
 build/frameworks/PART, that has the wheel (scripts/wheel.sh makes it, first of all) and, where the part has a
 `requirements.txt`, what that pins. The environment is made once, and anew when the pins change; the wheel is
 put into it whenever it has changed. Exit status 0 of the test: passed; 77: skipped; its last line says what
 was seen, and everything that it said is in build/frameworks/PART/log. It finds $DRAY_SOURCE_DIR, and an empty
-folder in $DRAY_WORK. --soak: $DRAY_SOAK=1, and the longer limit. A part that reads a framework's repository
+folder in $DRAY_WORK. --soak: $DRAY_SOAK=1, and the longer limit. N parts
+run side by side (2 where there are two cores: most of what they do is to import and to wait), those that may take
+longest first, and each may take half as long again. A part that reads a framework's repository
 names it as `upstream`: it is skipped where $DRAY_UPSTREAM has no such folder."""
 import argparse
 import hashlib
@@ -20,6 +22,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -34,12 +37,13 @@ class Part:
     soak: int          # in make soak
     what: str
     upstream: str = ""
+    ray: bool = False  # it starts Ray, of which one at a time may be on a host
 
 
 PARTS = [
     Part("wheel", 240, 1200, "the wheel in machines that have nothing: doctor, imports, examples/weights.py"),
-    Part("verl_real", 480, 2400, "verl's manager, trainer and workers with checkpoint engine dray: bits, steps, deaths"),
-    Part("ray_real", 480, 480, "dray.ray in a cluster of three nodes: one removed and one added, rewards as undisturbed"),
+    Part("verl_real", 480, 2400, "verl's manager, trainer and workers with checkpoint engine dray: bits, steps, deaths", ray=True),
+    Part("ray_real", 480, 480, "dray.ray in a cluster of three nodes: one removed and one added, rewards as undisturbed", ray=True),
     Part("ce_real", 120, 120, "checkpoint-engine's protocol: its own update_weights_from_ipc, and dray's end"),
     Part("formats_real", 120, 600, "torchao, compressed-tensors and DeepGEMM's formulas: the formats that engines load, bit for bit"),
     Part("record_real", 480, 1800, "dray.weights.record with vLLM's models and loaders, by bytes"),
@@ -55,14 +59,25 @@ PARTS = [
     Part("sglang_real", 480, 1200, "SGLang's weight updates by dray, and an FSDP2 trainer: bytes as SGLang's own loading has them"),
     Part("swift_real", 120, 120, "checkpoints in a bucket of OpenStack Swift, which verifies signatures: bits; a wrong key is refused"),
     Part("seen_real", 120, 120, "Perfetto's classes, TensorBoard's and Weights & Biases' readers: what they read of a run"),
-    Part("tq_real", 900, 1800, "TransferQueue's own tests: dray as its storage, and in its place"),
+    Part("tq_real", 900, 1800, "TransferQueue's own tests: dray as its storage, and in its place", ray=True),
 ]
 OF_TORCH = ("torchaudio", "torchcodec", "torchvision")  # PyPI's do not load with a torch for the CPU; frameworks do without
 SETTING_UP = 600     # seconds: packages fetched and built, for one part
 
 
+RUNNING = set()      # processes, each of a group of its own
+
+
 def say(text, file=sys.stderr):
     print(text, file=file, flush=True)
+
+
+def end(process):
+    """Ends a process and what it has started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
 
 
 def run(command, log, seconds, **options):
@@ -70,16 +85,15 @@ def run(command, log, seconds, **options):
     with open(log, "ab") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
                                    start_new_session=True, cwd=TOP, **options)
+        RUNNING.add(process)
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
         finally:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            end(process)
             process.wait()
+            RUNNING.discard(process)
 
 
 def make_wheel():
@@ -123,8 +137,8 @@ def environment(part, wheel, log):
     return python
 
 
-def try_part(part, wheel, soak):
-    """("passed", "failed" or "skipped", what was seen)"""
+def try_part(part, wheel, soak, beside):
+    """("passed", "failed" or "skipped", what was seen). beside: another part may run at the same time."""
     repository = pathlib.Path(os.environ.get("DRAY_UPSTREAM", "/nowhere"), part.upstream)
     if part.upstream and not repository.is_dir():
         return "skipped", f"$DRAY_UPSTREAM has no {part.upstream}"
@@ -135,7 +149,7 @@ def try_part(part, wheel, soak):
     work = folder / "work"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
-    limit = part.soak if soak else part.seconds
+    limit = (part.soak if soak else part.seconds) * (1.5 if beside else 1)
     variables = {name: value for name, value in os.environ.items()
                  if not name.startswith("DRAY_") and name not in ("PYTHONPATH", "LD_PRELOAD")}
     variables.update(DRAY_SOURCE_DIR=str(TOP), DRAY_WORK=str(work), DRAY_WHEEL=str(wheel), PYTHONUNBUFFERED="1",
@@ -150,8 +164,40 @@ def try_part(part, wheel, soak):
     if status not in (0, 77):
         for line in said[-30:]:
             say("    " + line)
-        return "failed", f"took more than {limit} s" if status is None else f"ended with {status}: {said[-1]}"
+        return "failed", f"took more than {limit:.0f} s" if status is None else f"ended with {status}: {said[-1]}"
     return "skipped" if status else "passed", said[-1]
+
+
+def timed(part, *options):
+    begun = time.monotonic()
+    return part, *try_part(part, *options), time.monotonic() - begun
+
+
+def try_all(parts, wheel, soak, jobs):
+    """Yields (part, result, what was seen, seconds) of each when it has ended."""
+    jobs = min(jobs, len(parts))
+    left = sorted(parts, key=lambda part: -(part.soak if soak else part.seconds)) if jobs > 1 else list(parts)
+    with ThreadPoolExecutor(jobs) as pool:
+        begun = {}
+        try:
+            while left or begun:
+                for part in list(left):
+                    if len(begun) < jobs and not (part.ray and any(other.ray for other in begun.values())):
+                        left.remove(part)
+                        begun[pool.submit(timed, part, wheel, soak, jobs > 1)] = part
+                for ended in wait(begun, return_when=FIRST_COMPLETED).done:
+                    del begun[ended]
+                    yield ended.result()
+        except BaseException:  # interrupted
+            for process in list(RUNNING):
+                end(process)
+            raise
+
+
+def positive(text):
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"a number of at least 1 expected, found {text!r}")
+    return int(text)
 
 
 def main():
@@ -160,6 +206,7 @@ def main():
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--soak", action="store_true", default=os.environ.get("DRAY_SOAK") == "1")
+    parser.add_argument("--jobs", type=positive, default=min(2, len(os.sched_getaffinity(0))))
     given = parser.parse_args()
     by_name = {part.name: part for part in PARTS}
     unknown = [name for name in given.parts if name not in by_name]
@@ -172,10 +219,8 @@ def main():
             say(json.dumps(line) if given.json else f"{part.name:<16} {part.what}", sys.stdout)
         return 0
     wheel, count = make_wheel(), {"passed": 0, "failed": 0, "skipped": 0}
-    for part in [by_name[name] for name in given.parts] or PARTS:
-        begun = time.monotonic()
-        result, seen = try_part(part, wheel, given.soak)
-        seconds = time.monotonic() - begun
+    parts = [by_name[name] for name in given.parts] or PARTS
+    for part, result, seen, seconds in try_all(parts, wheel, given.soak, given.jobs):
         count[result] += 1
         say(json.dumps({"part": part.name, "result": result, "seconds": round(seconds, 1), "seen": seen})
             if given.json else f"{part.name:<16} {seconds:5.0f} s  {result}: {seen}", sys.stdout)
