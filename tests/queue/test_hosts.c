@@ -257,7 +257,7 @@ TEST(test_claimed_rows_outlast_their_host)
 /* Ends the connections to the coordinator, except the first one, which is the session's. */
 static void break_channels(int signal)
 {
-    int count = 0;
+    int count = 0, before = errno;
     (void)signal;
     for (int fd = 3; fd < 1024; fd++) {
         struct sockaddr_un at = {0};
@@ -266,6 +266,7 @@ static void break_channels(int signal)
             strcmp(at.sun_path, f.socket) == 0 && count++)
             shutdown(fd, SHUT_RDWR);
     }
+    errno = before;
 }
 
 /* A keeper whose connection ends, and not its session, goes on with what it keeps. */

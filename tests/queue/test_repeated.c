@@ -156,6 +156,7 @@ static struct {
     const change *change;
     dray_queue *other;
     int way;
+    pthread_t cuts; /* the thread that has cut the connection */
 } between;
 
 static bool has(dray_queue *queue, const char *text)
@@ -202,6 +203,7 @@ static void act_between(void *user, const char *step)
     if (strcmp(step, "answered") != 0)
         return;
     dray__hook_set(NULL, NULL);
+    end_cut(between.cuts);
     const change *c = between.change;
     dray_error kept = error; /* the call's, which goes on */
     for (int i = 0; i < 2000 && ((c->undone && has(between.other, c->undone)) ||
@@ -221,7 +223,6 @@ static void act_between(void *user, const char *step)
 static void repeat(const change *c, int way)
 {
     int fd;
-    pthread_t thread;
     f = (queue_fixture){.durable = true};
     fixture_up(&f);
     dray_context *context = fixture_context(&f, "worker"), *second = fixture_context(&f, "other");
@@ -231,10 +232,9 @@ static void repeat(const change *c, int way)
     between.way = way;
     if (c->prepare)
         c->prepare(queue);
-    begin_cut(queue, &fd, &thread);
+    begin_cut(queue, &fd, &between.cuts);
     dray__hook_set(act_between, NULL);
     OK(c->ask(queue));
-    end_cut(thread);
     c->check(between.other);
     leave(between.other, second);
     leave(queue, context);
