@@ -56,8 +56,8 @@ struct dray__ledger {
     bool written; /* a record of it was written */
 
     /* The requests of clients that are gone: key of (identity, ticket) -> dray__told. Only the last
-     * requests of the last clients that this controller saw leave are kept. Their keys are in
-     * `left`. */
+     * ones are kept, of clients that left and of those in the journal that was read. Their keys are
+     * in `left`. */
     dray__idmap told;
     uint64_t left[DRAY__LEFT];
     uint32_t left_count;
@@ -147,9 +147,10 @@ int dray__ledger_copy(dray__ledger *ledger, dray__copy *copy, dray_error *error)
 
 /* ---- between ledger.c and replay.c ----------------------------------------------------------- */
 
-/* Of several results for one request, the first stays. */
+/* Remembers the requests that a STATE record lists. */
 int dray__ledger_recall(dray__ledger *ledger, const dray__counted *counted, uint32_t count,
                         dray_error *error);
+/* Of several results for one request, the first stays. */
 int dray__ledger_remember(dray__ledger *ledger, uint64_t identity, const dray__told *told,
                           dray_error *error);
 void dray__ledger_count(dray__ledger *ledger, uint32_t owner, uint64_t bytes);
