@@ -598,22 +598,12 @@ int dray__delta_apply(const dray__delta_part *part, const dray_copy *copy, void 
 bool dray__delta_slice(const dray__delta_view *view, uint32_t block, const dray__rect *rect,
                        dray__delta_part *out)
 {
-    dray__slicer slicer;
-    uint64_t index = 0;
-    dray__delta_cut(view->layout, block, &slicer);
-    for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++) {
-        int64_t begin = slicer.whole.start[d], tile = slicer.tile[d],
-                whole = slicer.whole.extent[d];
-        int64_t at = (rect->start[d] - begin) / tile;
-        int64_t end = (rect->start[d] - begin + rect->extent[d] - 1) / tile;
-        if (at != end)
-            return false;
-        index = index * (uint64_t)((whole + tile - 1) / tile) + (uint64_t)at;
-        out->slice.start[d] = begin + at * tile;
-        out->slice.extent[d] = whole - at * tile < tile ? whole - at * tile : tile;
-    }
-    out->cross = *rect;
-    return part_at(view, block, view->first[block] + index, out, NULL) == DRAY_OK;
+    dray__delta_walk walk;
+    dray__delta_start(view, block, rect, &walk);
+    return dray__slicer_peek(&walk.slicer, &out->slice) &&
+           dray__rect_cross(&out->slice, rect, &out->cross) &&
+           memcmp(&out->cross, rect, sizeof *rect) == 0 &&
+           part_at(view, block, walk.next, out, NULL) == DRAY_OK;
 }
 
 bool dray__delta_sends(const dray__delta_view *view, uint32_t block, int32_t dtype)
