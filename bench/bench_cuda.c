@@ -268,6 +268,55 @@ static void quantised(int gpu, CUdeviceptr from, CUdeviceptr to, const char *wha
     row(what, "FP8 in blocks -> bf16, all sums, bytes written", rate(&w), limit, 0.85);
 }
 
+/* What a slot of NCCL's holds: boxes of 15 cells, which the publisher's GPU quantises, and which
+ * the engine's GPU puts into their places. */
+static void slots(int gpu, CUdeviceptr from, CUdeviceptr to, const char *what, double limit)
+{
+    enum { BOXES = 256, COLUMNS = 15 * 128, BOX = 128 * COLUMNS + 64 };
+    dray__cuda_quant boxes[BOXES];
+    uint64_t count = at.bytes / (2 * BOX) < BOXES ? at.bytes / (2 * BOX) : BOXES;
+    for (uint64_t i = 0; i < count; i++) {
+        boxes[i] = (dray__cuda_quant){.kind = DRAY_TRANSFORM_QUANTISE,
+                                      .dtype = DRAY_BF16,
+                                      .quant_dtype = DRAY_F8E4M3,
+                                      .ndim = 2,
+                                      .extent = {128, COLUMNS},
+                                      .cell = {128, 128},
+                                      .source = from + i * 128 * COLUMNS * 2,
+                                      .destination = to + i * BOX,
+                                      .source_stride = {COLUMNS * 2, 2},
+                                      .destination_stride = {COLUMNS, 1},
+                                      .scales = to + i * BOX + 128 * COLUMNS,
+                                      .scale_stride = {60, 4}};
+        at.items[2 * i] = (dray__cuda_item){.copy = {.ndim = 2,
+                                                     .source_dtype = DRAY_F8E4M3,
+                                                     .destination_dtype = DRAY_F8E4M3,
+                                                     .extent = {128, COLUMNS},
+                                                     .source_offset = i * BOX,
+                                                     .source_stride = {COLUMNS, 1},
+                                                     .destination_offset = i * 128 * COLUMNS,
+                                                     .destination_stride = {COLUMNS, 1}},
+                                            .source_base = from,
+                                            .destination_base = to};
+        at.items[2 * i + 1] = at.items[2 * i];
+        dray_copy *scales = &at.items[2 * i + 1].copy;
+        scales->source_dtype = scales->destination_dtype = DRAY_F32;
+        scales->extent[0] = 1;
+        scales->extent[1] = 15;
+        scales->source_offset += 128 * COLUMNS;
+        scales->destination_offset = count * BOX + i * 64;
+        scales->source_stride[1] = scales->destination_stride[1] = 4;
+    }
+    dray__cuda_job_options options = {.quants = boxes, .quant_count = count, .sums = 11};
+    work w = {.bytes = count * 128 * COLUMNS * 2};
+    make(&w, gpu, 0, &options);
+    row(what, "a slot of FP8 quantised, bytes read", rate(&w), limit, 0.3);
+    options = (dray__cuda_job_options){.sums = 7};
+    w.bytes /= 2;
+    make(&w, gpu, 2 * count, &options);
+    row(what, "a slot of FP8 put into place", rate(&w), limit, 0.3);
+}
+
 /* Quantised in groups of a row's elements, with all sums that an update takes. */
 static void grouped(int gpu, CUdeviceptr from, CUdeviceptr to, const char *what, double limit)
 {
@@ -456,6 +505,7 @@ int main(int argc, char **argv)
         summed(0, a->from, a->to, "on one GPU", local);
         converted(0, a->from, a->to, "on one GPU", local);
         quantised(0, a->from, a->to, "on one GPU", local);
+        slots(0, a->from, a->to, "on one GPU", local);
         grouped(0, a->from, a->to, "on one GPU", local);
         largest(0, a->from, "on one GPU", local);
         sums_alone();

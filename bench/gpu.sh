@@ -175,6 +175,8 @@ row "32B apart, on another host, over NCCL" 1.25 limit --model $m32 --mode distr
     --from "fsdp:$half@$low" --to "engine:tp=$half@$high@~elsewhere"
 row "30B-A3B apart, on another host, over NCCL" 1.25 limit --model $m30 --mode distributed \
     --from "fsdp:$half@$low" --to "engine:tp=$half@$high@~elsewhere"
+row "32B apart, block FP8, on another host, over NCCL" 0.65 "32B apart, on another host, over NCCL" --model $m32 \
+    --mode distributed --from "fsdp:$half@$low" --to "engine:tp=$half,quant=fp8-block@$high@~elsewhere"
 # A link of 1 GB/s from each trainer: the kernel paces its data server's connections, one to each of the engine's ranks.
 nccl_library=${DRAY_NCCL_LIBRARY-unset}
 export DRAY_DATA_RATE=$((1000000000 / half)) DRAY_NCCL_LIBRARY=

@@ -255,6 +255,9 @@ typedef struct CUmemcpyAttributes {
 
 /* Batched copies came with CUDA 12.8 and lost a parameter in 13.0. Callbacks are to go one day. */
 #define DRAY__CUDA_OPTIONAL(XX)                                                                    \
+    XX(cuStreamCreateWithPriority, cuStreamCreateWithPriority,                                     \
+       (CUstream * stream, unsigned int flags, int priority))                                      \
+    XX(cuCtxGetStreamPriorityRange, cuCtxGetStreamPriorityRange, (int *least, int *greatest))      \
     XX(cuStreamAddCallback, cuStreamAddCallback,                                                   \
        (CUstream stream, CUstreamCallback function, void *user, unsigned int flags))               \
     XX(cuMemcpyBatchAsync, cuMemcpyBatchAsync_v2,                                                  \

@@ -10,7 +10,7 @@
 #define DRAY__DATA_MAGIC 0x4c505244u /* "DRPL" */
 
 enum {
-    DRAY__DATA_VERSION = 5,
+    DRAY__DATA_VERSION = 6,
     DRAY__REQUEST_HEADER = 16,
     DRAY__ANSWER_HEADER = 24,
     DRAY__REQUEST_MAX = 64 << 10, /* bytes of a body, */

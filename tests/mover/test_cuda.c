@@ -384,10 +384,10 @@ TEST(test_jobs_made_anew)
             items[i] = run_item(from.device + at, to.device + at, (int64_t)bytes, 0);
             memcpy(to.host + at, from.host + at, bytes);
         }
-        int rc = dray__cuda_job_remake(job, NULL, items, count, false, &e);
+        int rc = dray__cuda_job_remake(job, NULL, items, count, NULL, 0, false, &e);
         grown += rc == DRAY_EAGAIN;
         if (rc == DRAY_EAGAIN)
-            rc = dray__cuda_job_remake(job, NULL, items, count, true, &e);
+            rc = dray__cuda_job_remake(job, NULL, items, count, NULL, 0, true, &e);
         done(job, &e, rc);
         done(job, &e, run(job, &e));
         both_agree(&to, "made anew");
@@ -396,7 +396,7 @@ TEST(test_jobs_made_anew)
     free(items);
     dray__cuda_job_close(job);
     done(NULL, &e, dray__cuda_job_new(gpu, NULL, NULL, 0, NULL, &job, &e));
-    assert_int_equal(dray__cuda_job_remake(job, NULL, NULL, 0, true, &e), DRAY_EBUSY);
+    assert_int_equal(dray__cuda_job_remake(job, NULL, NULL, 0, NULL, 0, true, &e), DRAY_EBUSY);
     dray__cuda_job_close(job);
     both_free(&from);
     both_free(&to);

@@ -94,7 +94,6 @@ static void update(engine *e, const scene *s, uint64_t version, dray_update_repo
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
     options.min_version = version;
     options.no_verify = s->unverified;
-    options.nccl_bytes = 1 << 20; /* most is quantised, which NCCL does not bring */
     if (!s->staged) {
         MUST(dray_update_weights(e->subscriber, &options, report, error));
         return;
@@ -175,6 +174,7 @@ static void run_engine(void *user)
 
 static void run(scene s)
 {
+    setenv("DRAY_NCCL_LIBRARY", "", 1); /* NCCL brings everything whole */
     scene scenes[TRAINERS + 1];
     pid_t pids[TRAINERS + 1];
     for (uint32_t i = 0; i <= TRAINERS; i++) {

@@ -15,6 +15,10 @@ typedef struct scene {
     dray_model_config config;
     dray_dtype from, to;
     uint64_t bucket, nccl_bytes;
+    /* The engine's tensors are FP8 in cells of so many rows and 128 columns; 0: they are not. */
+    uint32_t cell_rows;
+    int32_t scale_format;
+    bool unverified;
     const char *log;           /* of the fake: FAKE_NCCL_LOG in the engine */
     const char *fails;         /* of the fake: FAKE_NCCL_FAIL in the engine */
     const char *trainers_fail; /* the same in the trainers */
@@ -65,6 +69,59 @@ static void run_trainer(void *user)
     trainer_close(&t);
 }
 
+/* As engine_open, in the scene's format. */
+static void open_engine(engine *e, const char *group, uint32_t rank, uint32_t world, uint32_t tp)
+{
+    char name[64];
+    if (!s.cell_rows) {
+        engine_open(e, f.unix_address, &s.config, s.from, s.to, group, rank, world);
+        return;
+    }
+    snprintf(name, sizeof name, "%s-%u", group, rank);
+    memset(e, 0, sizeof *e);
+    e->context = fixture_open_at(f.unix_address, name, "engine", rank);
+    dray_engine_quant quant = {.size = sizeof quant,
+                               .kind = DRAY_QUANT_BLOCK,
+                               .block = {s.cell_rows, 128},
+                               .scale_format = s.scale_format};
+    dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
+    spec.tp = tp;
+    spec.tp_rank = tp == world ? rank : (uint32_t)(group[0] - '0');
+    spec.kind = cluster_kind;
+    spec.quant = &quant;
+    MUST(dray_layout_engine(&s.config, &spec, &e->layout, error));
+    MUST(dray_regions_for_layout(e->layout, 1, e->region, error));
+    poison(e->layout, e->region);
+    engine_subscribe(e, group, rank, world, 0);
+}
+
+/* Does the engine hold what is published? seed: of the trainer's numbers. What is quantised is
+ * compared with an engine on the trainers' host, which reads their memory itself. */
+static bool holds(const engine *e, uint64_t seed, uint32_t rank, uint32_t tp)
+{
+    if (!s.cell_rows)
+        return engine_wrong(e, seed) == 0;
+    char group[32];
+    engine alone;
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    options.timeout_ns = LONG;
+    fixture_host = "here";
+    setenv("FAKE_CUDA_HOST", "here", 1);
+    snprintf(group, sizeof group, "%u-alone-%llu", rank, (unsigned long long)seed);
+    open_engine(&alone, group, 0, 1, tp);
+    MUST(dray_update_weights(alone.subscriber, &options, &report, error));
+    CHECK(report.nccl_bytes == 0);
+    uint8_t *bytes = memory_open(e->region[0]), *others = memory_open(alone.region[0]);
+    bool same = memcmp(bytes, others, dray_region_bytes(e->region[0])) == 0;
+    memory_close(e->region[0], bytes, false);
+    memory_close(alone.region[0], others, false);
+    engine_close(&alone);
+    fixture_host = "there";
+    setenv("FAKE_CUDA_HOST", "there", 1);
+    return same;
+}
+
 static void run_engine(void *user)
 {
     (void)user;
@@ -81,13 +138,14 @@ static void run_engine(void *user)
         setenv("FAKE_NCCL_LOG", s.log, 1);
     await_flag(s.board, PUBLISHED);
     await_flag(s.board, PUBLISHED + 4);
-    engine_open(&e, f.unix_address, &s.config, s.from, s.to, "engine", 0, 1);
+    open_engine(&e, "engine", 0, 1, 1);
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
     dray_update_report report = DRAY_UPDATE_REPORT_INIT;
     options.timeout_ns = LONG;
     options.strategy = s.bucket ? DRAY_STRATEGY_BUCKET : DRAY_STRATEGY_DIRECT;
     options.bucket_bytes = s.bucket;
     options.nccl_bytes = s.nccl_bytes;
+    options.no_verify = s.unverified;
     dray_error said = {0};
     int rc = dray_update_weights(e.subscriber, &options, &report, &said);
     unsetenv("FAKE_NCCL_LOG");
@@ -96,21 +154,22 @@ static void run_engine(void *user)
     s.board->number[2] = (int64_t)report.bytes;
     s.board->number[3] = (int64_t)report.peak_extra_bytes;
     if (rc == DRAY_OK)
-        CHECK(engine_wrong(&e, 5) == 0);
+        CHECK(holds(&e, 5, 0, 1));
     else
         fprintf(stderr, "said: %s\n", said.message);
     raise_flag(s.board, RETRY);
     options.min_version = 2;
     MUST(dray_update_weights(e.subscriber, &options, &report, error));
-    CHECK(engine_wrong(&e, 6) == 0);
-    MUST(dray_subscriber_verify(e.subscriber, error));
+    CHECK(holds(&e, 6, 0, 1));
+    if (!s.unverified)
+        MUST(dray_subscriber_verify(e.subscriber, error));
     engine_close(&e);
 }
 
 static void run_all(void)
 {
     uint32_t ranks[] = {0, 1};
-    if (gpu_is_real())
+    if (gpu_is_real() && !s.cell_rows)
         s.config.hidden_size = 96;
     pid_t trainers[2];
     for (int i = 0; i < 2; i++)
@@ -331,23 +390,20 @@ static void run_slow_joiner(void *user)
     setenv("FAKE_NCCL_INIT_MS", "5500", 1);
     await_flag(s.board, PUBLISHED);
     await_flag(s.board, PUBLISHED + 4);
-    engine_open(&e, f.unix_address, &s.config, s.from, s.to, "engine", rank, 2);
+    open_engine(&e, "engine", rank, 2, 2);
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
     dray_update_report report = DRAY_UPDATE_REPORT_INIT;
     options.timeout_ns = LONG;
     MUST(dray_update_weights(e.subscriber, &options, &report, error));
     CHECK(report.retries == 0);
     CHECK(report.nccl_bytes > 0 && report.link_bytes[DRAY_LINK_HOST] > 0);
-    CHECK(report.verified_tensors > 0 && engine_wrong(&e, 5) == 0);
+    CHECK(report.verified_tensors > 0 && holds(&e, 5, rank, 2));
     engine_close(&e);
 }
 
-/* Ranks that take from each other what each fetches over NCCL wait until communicators are made. */
-TEST_WITHIN(test_cohort_waits_for_communicators, start, stop)
+static void run_cohort(void)
 {
     uint32_t ranks[] = {0, 1};
-    if (gpu_is_real())
-        skip();
     pid_t trainers[2], engines[2];
     for (int i = 0; i < 2; i++) {
         trainers[i] = spawn(run_trainer, &ranks[i]);
@@ -359,6 +415,84 @@ TEST_WITHIN(test_cohort_waits_for_communicators, start, stop)
         await_flag(s.board, AGAIN + i);
     raise_flag(s.board, OVER);
     all_end_well(trainers, 2);
+}
+
+/* Ranks that take from each other what each fetches over NCCL wait until communicators are made. */
+TEST_WITHIN(test_cohort_waits_for_communicators, start, stop)
+{
+    if (gpu_is_real())
+        skip();
+    run_cohort();
+}
+
+/* ---- what is quantised on the way ------------------------------------------------------------ */
+
+/* Matrices that end in the middle of cells, and whose rows the two trainers do not share by cells.
+ */
+static dray_model_config quantised_config(void)
+{
+    return cell_config(256, 448, 1024, 2, 8, 8);
+}
+
+/* The publishers' GPUs quantise it, and bits and sums are those of data servers' CPUs. */
+TEST_WITHIN(test_quantised, start, stop)
+{
+    static const struct {
+        uint32_t rows;
+        int32_t scale_format;
+        bool unverified;
+        int least; /* percent of the bytes over NCCL; cells that the trainers share go without it */
+    } kinds[] = {{128, DRAY_SCALE_F32, false, 90},
+                 {128, DRAY_SCALE_UE8M0, false, 90},
+                 {1, DRAY_SCALE_F32, true, 90},
+                 {256, DRAY_SCALE_F32, false, 80}};
+    (void)state;
+    s.config = quantised_config();
+    s.from = DRAY_BF16;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        memset((void *)s.board, 0, sizeof *s.board);
+        s.cell_rows = kinds[i].rows;
+        s.scale_format = kinds[i].scale_format;
+        s.unverified = kinds[i].unverified;
+        run_all();
+        assert_int_equal(s.board->number[0], DRAY_OK);
+        int64_t share = s.board->number[1] * 100 / s.board->number[2];
+        print_message("cells of %u rows: %d %% over NCCL\n", s.cell_rows, (int)share);
+        assert_true(share >= kinds[i].least);
+    }
+}
+
+TEST_WITHIN(test_quantised_in_small_slots, start, stop)
+{
+    s.config = quantised_config();
+    s.from = DRAY_F32;
+    s.cell_rows = 128;
+    s.nccl_bytes = 2 * DRAY__NCCL_SLOTS * (64 << 10);
+    run_all();
+    assert_int_equal(s.board->number[0], DRAY_OK);
+    assert_true(s.board->number[1] * 10 >= s.board->number[2] * 9);
+}
+
+TEST_WITHIN(test_quantised_and_damaged, start, stop)
+{
+    if (gpu_is_real())
+        skip();
+    s.config = quantised_config();
+    s.from = DRAY_BF16;
+    s.cell_rows = 128;
+    s.fails = "flip:1";
+    run_all();
+    assert_int_equal(s.board->number[0], DRAY_ETORN);
+}
+
+TEST_WITHIN(test_quantised_for_a_cohort, start, stop)
+{
+    if (gpu_is_real())
+        skip();
+    s.config = quantised_config();
+    s.from = DRAY_BF16;
+    s.cell_rows = 128;
+    run_cohort();
 }
 
 /* ---- threads that must not wait for transfers ------------------------------------------------ */

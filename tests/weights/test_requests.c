@@ -66,7 +66,8 @@ static int read_rects(dray__writer *w, uint64_t room)
     uint32_t count;
     uint64_t bytes;
     dray__reader in = dray__reader_of(w->data, w->size);
-    int rc = dray__pull_get_rects(packer, &in, room, layout, &copies, &count, &bytes, NULL);
+    int rc = dray__pull_get_rects(packer, &in, room, DRAY__PULL_QUANT_MAX, layout, &copies, &count,
+                                  &bytes, NULL);
     dray__writer_free(w);
     return rc;
 }

@@ -30,7 +30,8 @@ enum {
 struct dray__cuda_job {
     dray__gpu *gpu;
     dray__gpu_program program;
-    uint32_t sums, ctas;
+    uint32_t sums, ctas, spared;
+    uint64_t launch_bytes;
     uint64_t sum_count;
     dray__gpu_memory *memory; /* pieces | quants | deltas | tiles | sums | most | cursors | stop */
     uint64_t quants_at, deltas_at, tiles_at, sums_at, most_at, cursors_at, stop_at;
@@ -189,6 +190,8 @@ int dray__cuda_job_new(dray__cuda_device *device, const dray_layout *layout,
     job->fd = -1;
     job->sums = options->sums;
     job->ctas = options->ctas;
+    job->spared = options->spared;
+    job->launch_bytes = options->launch_bytes;
     job->reserved = options->reserve_bytes > 0;
     job->paced = options->paced;
     job->sum_count = count + options->quant_count + options->delta_count;
@@ -239,10 +242,14 @@ static int remake(dray__cuda_job *job, dray__gpu_program *made, uint64_t count, 
 }
 
 int dray__cuda_job_remake(dray__cuda_job *job, const dray_layout *layout,
-                          const dray__cuda_item *items, uint64_t count, bool may_allocate,
+                          const dray__cuda_item *items, uint64_t count,
+                          const dray__cuda_quant *quants, uint64_t quant_count, bool may_allocate,
                           dray_error *error)
 {
-    const dray__cuda_job_options options = {.sums = job->sums, .ctas = job->ctas};
+    const dray__cuda_job_options options = {.sums = job->sums,
+                                            .launch_bytes = job->launch_bytes,
+                                            .quants = quants,
+                                            .quant_count = quant_count};
     dray__gpu_program made;
     if (job->running || !job->reserved)
         return dray__fail(error, DRAY_EBUSY, "the job on %s is under way, or has no reserve",
@@ -252,7 +259,7 @@ int dray__cuda_job_remake(dray__cuda_job *job, const dray_layout *layout,
         return rc;
     rc = dray__gpu_compile(layout, items, count, &options, &made, error);
     if (!rc)
-        rc = remake(job, &made, count, may_allocate, error);
+        rc = remake(job, &made, count + quant_count, may_allocate, error);
     if (rc)
         dray__gpu_program_free(&job->program);
     forget_uploaded(job);
@@ -309,6 +316,9 @@ static int start_step(dray__cuda_job *job, const dray__gpu_step *step, int strea
     CUdeviceptr base = job->memory->device;
     uint32_t kinds = job->sums, blocks = job->gpu->blocks[step->kernel];
     uint64_t sums = base + job->sums_at;
+    uint32_t all = (uint32_t)job->gpu->device->multiprocessors;
+    if (job->spared < all)
+        blocks -= blocks / all * job->spared;
     if (job->ctas && job->ctas < blocks) {
         blocks = job->ctas;
         if (half && blocks > 1)

@@ -125,6 +125,7 @@ enum {
 typedef struct dray__cuda_job_options {
     uint32_t sums;         /* bit set */
     uint32_t ctas;         /* thread blocks (of 256 threads) at once; 0: as many as fit the GPU */
+    uint32_t spared;       /* multiprocessors that are left to other kernels */
     uint64_t engine_bytes; /* runs at least so long go through copy engines; 0: the measured best;
                               UINT64_MAX: none */
     uint64_t launch_bytes; /* of one launch; 0: so many that it takes well below 2 ms */
@@ -148,13 +149,14 @@ int dray__cuda_job_new(dray__cuda_device *device, const dray_layout *layout,
                        const dray__cuda_item *items, uint64_t count,
                        const dray__cuda_job_options *options, dray__cuda_job **out,
                        dray_error *error);
-/* Replaces the job's items, and keeps its sums and thread blocks. The job must have a reserve and
- * not be under way. Does not wait for the GPU. As long as the reserve suffices, nothing is
- * allocated, because allocating may make the driver wait for all kernels of the GPU. Otherwise it
- * allocates, or with may_allocate false returns DRAY_EAGAIN. After any failure the job has no items
- * and must be remade. */
+/* Replaces the job's items and quants (none with maxima), and keeps its sums, thread blocks and
+ * sizes of launches. The job must have a reserve and not be under way. Does not wait for the GPU.
+ * As long as the reserve suffices, nothing is allocated, because allocating may make the driver
+ * wait for all kernels of the GPU. Otherwise it allocates, or with may_allocate false returns
+ * DRAY_EAGAIN. After any failure the job has no items and must be remade. */
 int dray__cuda_job_remake(dray__cuda_job *job, const dray_layout *layout,
-                          const dray__cuda_item *items, uint64_t count, bool may_allocate,
+                          const dray__cuda_item *items, uint64_t count,
+                          const dray__cuda_quant *quants, uint64_t quant_count, bool may_allocate,
                           dray_error *error);
 /* Enqueues the whole job (of a paced one, no launch yet) behind `events`, each of which is recorded
  * already. Returns DRAY_EBUSY when the job is under way. */

@@ -172,12 +172,23 @@ static int make_slots(dray__nccl_pair *p, dray_error *error)
     return result ? fail_nccl(error, result, "staging for it") : DRAY_OK;
 }
 
+/* Transfers go before the kernels that fill and empty slots: what waits for a transfer waits for
+ * the link. */
+static CUresult make_stream(dray__nccl_pair *p)
+{
+    int least = 0, greatest = 0;
+    if (p->cuda->cuStreamCreateWithPriority && p->cuda->cuCtxGetStreamPriorityRange &&
+        p->cuda->cuCtxGetStreamPriorityRange(&least, &greatest) == CUDA_SUCCESS)
+        return p->cuda->cuStreamCreateWithPriority(&p->stream, CU_STREAM_NON_BLOCKING, greatest);
+    return p->cuda->cuStreamCreate(&p->stream, CU_STREAM_NON_BLOCKING);
+}
+
 static int make_memory(dray__nccl_pair *p, dray_error *error)
 {
     int rc = make_slots(p, error);
     if (rc)
         return rc;
-    CUresult result = p->cuda->cuStreamCreate(&p->stream, CU_STREAM_NON_BLOCKING);
+    CUresult result = make_stream(p);
     for (uint32_t i = 0; i < DRAY__NCCL_SLOTS && !result; i++)
         result = p->cuda->cuEventCreate(&p->events[i], CU_EVENT_DISABLE_TIMING);
     return dray__fail_cuda(error, result, "a stream for NCCL");

@@ -1,5 +1,6 @@
 #include "weights/placements/prequantised.h"
 
+#include "base/array.h"
 #include "model/layout/layout.h"
 #include "mover/mover.h"
 #include "weights/server/pull_quant.h"
@@ -115,8 +116,8 @@ dray__pull_quant dray__prequantised_quant(const dray__transfer *h, const dray__o
 uint64_t dray__prequantised_bytes(const dray__transfer *h, const dray__op *op,
                                   const dray__rect *rect)
 {
-    dray__rect cells = dray__prequantised_cells(h, op, rect);
-    return dray__rect_elements(rect) + dray__rect_elements(&cells) * sizeof(float);
+    dray__pull_quant quant = dray__prequantised_quant(h, op);
+    return dray__pull_quant_bytes(&quant, rect);
 }
 
 uint64_t dray__prequantised_cell_bytes(const dray__transfer *h, const dray__op *op)
@@ -173,18 +174,29 @@ static int part_of_write(const dray__transfer *h, const dray_copy *write)
                : DRAY__PART_VALUES;
 }
 
+/* Gives the copy of what write w takes of a dense box of a part at offset `at`. Returns false when
+ * it takes nothing. */
+static bool copy_of_write(const dray__transfer *h, uint64_t w, int part, const dray__rect *box,
+                          uint64_t at, dray_copy *out)
+{
+    const dray_copy *write = &dray_plan_writes(h->sources->plan)[w];
+    dray__rect held = dray__copy_rect(write), cross;
+    if (part_of_write(h, write) != part || !dray__rect_cross(&held, box, &cross))
+        return false;
+    *out = dray__copy_cut(write, &cross);
+    dray__copy_from_box(out, box, out->destination_dtype, at);
+    return true;
+}
+
 int dray__transform_write(dray__transfer *h, const dray_transform *t, int part,
                           const dray_region *from, const dray__rect *box, uint64_t at,
                           dray_error *error)
 {
-    const dray_copy *writes = dray_plan_writes(h->sources->plan);
     bool verify = h->options.verify;
     for (uint64_t w = t->first_write; w < t->first_write + t->writes; w++) {
-        dray__rect held = dray__copy_rect(&writes[w]), cross;
-        if (part_of_write(h, &writes[w]) != part || !dray__rect_cross(&held, box, &cross))
+        dray_copy copy;
+        if (!copy_of_write(h, w, part, box, at, &copy))
             continue;
-        dray_copy copy = dray__copy_cut(&writes[w], &cross);
-        dray__copy_from_box(&copy, box, copy.destination_dtype, at);
         dray_region *region = h->destination->regions[copy.destination_region];
         dray__move_options options = {.layout = h->destination->layout};
         int rc = dray__move_all(from, region, &copy, 1, &options, error);
@@ -214,7 +226,24 @@ int dray__prequantised_place(dray__transfer *h, const dray__op *op, const dray__
     int rc = dray__transform_write(h, t, DRAY__PART_VALUES, from, rect, at, error);
     return rc ? rc
               : dray__transform_write(h, t, DRAY__PART_SCALES, from, &cells,
-                                      at + dray__rect_elements(rect), error);
+                                      at + dray__pull_quant_scales_at(rect), error);
+}
+
+bool dray__prequantised_copies(const dray__transfer *h, const dray__op *op, const dray__rect *rect,
+                               uint64_t at, dray__placings *out)
+{
+    const dray_transform *t = transform_of(h, op);
+    dray__rect boxes[] = {*rect, dray__prequantised_cells(h, op, rect)};
+    uint64_t places[] = {at, at + dray__pull_quant_scales_at(rect)};
+    static const int parts[] = {DRAY__PART_VALUES, DRAY__PART_SCALES};
+    for (uint64_t w = t->first_write; w < t->first_write + t->writes; w++)
+        for (int i = 0; i < 2; i++) {
+            dray__placing made = {.block = h->sources->write_blocks[w]};
+            if (copy_of_write(h, w, parts[i], &boxes[i], places[i], &made.copy) &&
+                !DRAY__PUSH(out->items, out->count, out->capacity, made))
+                return false;
+        }
+    return true;
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -271,8 +300,8 @@ int dray__prequantised_read(dray__transfer *h, const dray__op *op, const dray__r
     dray__rect cells = dray__prequantised_cells(h, op, rect);
     int rc = read_part(h, t, DRAY__PART_VALUES, rect, to, at, error);
     return rc ? rc
-              : read_part(h, t, DRAY__PART_SCALES, &cells, to, at + dray__rect_elements(rect),
-                          error);
+              : read_part(h, t, DRAY__PART_SCALES, &cells, to,
+                          at + dray__pull_quant_scales_at(rect), error);
 }
 
 /* Ops that the source quantises are copied like others. */

@@ -60,6 +60,20 @@ uint64_t dray__prequantised_sum(const dray__transfer *transfer, const dray__op *
 int dray__prequantised_place(dray__transfer *transfer, const dray__op *op, const dray__rect *rect,
                              const dray_region *from, uint64_t at, dray_error *error);
 
+/* A copy to one of this rank's blocks. */
+typedef struct dray__placing {
+    dray_copy copy;
+    uint32_t block;
+} dray__placing;
+typedef struct dray__placings {
+    dray__placing *items;
+    uint64_t count, capacity;
+} dray__placings;
+/* Adds the copies that write received data at offset `at` to this rank's blocks. Returns false when
+ * out of memory. */
+bool dray__prequantised_copies(const dray__transfer *transfer, const dray__op *op,
+                               const dray__rect *rect, uint64_t at, dray__placings *out);
+
 /* Writes a dense box of a part (DRAY__PART_...) of a transform's tensor to the blocks of this rank
  * that hold some of it. The box is in the part's coordinates, and its bytes are at offset `at` of
  * `from`. */

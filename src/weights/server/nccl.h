@@ -16,6 +16,10 @@
 enum {
     DRAY__NCCL_SLOT_MAX = 256 << 20,
     DRAY__NCCL_SLOT_MIN = 64 << 10,
+    /* A launch that fills or empties slots writes so many bytes, and leaves NCCL's thread blocks
+     * multiprocessors of their own: one that fills the GPU would hold up a transfer until it ends.
+     */
+    DRAY__NCCL_LAUNCH = 12 << 20,
     DRAY__NCCL_JOIN = 0, /* the kinds of requests */
     DRAY__NCCL_FETCH = 1
 };

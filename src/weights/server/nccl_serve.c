@@ -1,12 +1,14 @@
 /* A data server's end of NCCL's pairs (nccl.h). Its thread takes one request after the other, and
- * starts a job that packs the rectangles into the slot that the request names. NCCL sends the slots
- * in order; the GPU, not the thread, waits until a slot is packed. Once a send is enqueued, the
- * request is answered with the sums. Meanwhile later requests are packed into other slots. */
+ * starts a job that packs the rectangles, quantised if they are wanted so, into the slot that the
+ * request names. NCCL sends the slots in order; the GPU, not the thread, waits until a slot is
+ * packed. Once a send is enqueued, the request is answered with the sums. Meanwhile later requests
+ * are packed into other slots. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
 #include "mover/cuda/cuda.h"
 #include "weights/server/nccl.h"
+#include "weights/server/pull_quant.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -95,9 +97,13 @@ static void end_pair(dray__nccl_session *s)
 }
 
 /* Makes a job for each slot; each request replaces the job's items. */
-static int make_jobs(dray__nccl_session *s, const dray_layout *layout, dray_error *error)
+static int make_jobs(dray__nccl_session *s, const dray_layout *layout, uint32_t ctas,
+                     dray_error *error)
 {
-    const dray__cuda_job_options options = {.sums = DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN,
+    const dray__cuda_job_options options = {.sums = DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN |
+                                                    DRAY__CUDA_SUM_SCALES,
+                                            .spared = ctas,
+                                            .launch_bytes = DRAY__NCCL_LAUNCH,
                                             .reserve_bytes = DRAY__NCCL_RESERVE(s->slot_bytes)};
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < DRAY__NCCL_SLOTS && rc == DRAY_OK; i++)
@@ -132,7 +138,7 @@ static int join(dray__nccl_session *s, const dray__local *local, dray__reader *i
     if (rc)
         return rc;
     s->slot_bytes = slot_bytes;
-    rc = make_jobs(s, dray__local_layout(local), error);
+    rc = make_jobs(s, dray__local_layout(local), ctas, error);
     if (rc)
         end_pair(s);
     return rc;
@@ -155,17 +161,31 @@ static bool is_idle(const dray__nccl_session *s)
 static int remake_job(dray__nccl_session *s, const dray__local *local, const dray_copy *copies,
                       const struct entry *e, dray_error *error)
 {
+    const dray__pull_quant *quants;
+    uint32_t quantised = dray__pull_quants(s->packer, &quants);
+    uint64_t slot = dray__nccl_slot(s->pair, e->slot);
+    if (quantised && quantised < e->count)
+        return dray__fail(error, DRAY_EINVALID,
+                          "a request over NCCL: %u rectangles to be quantised or none expected, "
+                          "found %u",
+                          e->count, quantised);
     dray__cuda_item *items = calloc((size_t)e->count + 1, sizeof *items);
-    if (!items)
-        return dray__nomem(error);
-    for (uint32_t i = 0; i < e->count; i++)
-        items[i] = (dray__cuda_item){.copy = copies[i],
-                                     .source_base = dray_region_device_address(
-                                         dray__local_region(local, copies[i].source_region)),
-                                     .destination_base = dray__nccl_slot(s->pair, e->slot)};
-    int rc = dray__cuda_job_remake(s->jobs[e->slot], dray__local_layout(local), items, e->count,
-                                   is_idle(s), error);
+    dray__cuda_quant *boxes = calloc((size_t)quantised + 1, sizeof *boxes);
+    int rc = items && boxes ? DRAY_OK : dray__nomem(error);
+    for (uint32_t i = 0; i < e->count && rc == DRAY_OK; i++) {
+        uint64_t from =
+            dray_region_device_address(dray__local_region(local, copies[i].source_region));
+        if (quantised)
+            boxes[i] = dray__pull_quant_work(&copies[i], &quants[i], from, slot);
+        else
+            items[i] =
+                (dray__cuda_item){.copy = copies[i], .source_base = from, .destination_base = slot};
+    }
+    if (rc == DRAY_OK)
+        rc = dray__cuda_job_remake(s->jobs[e->slot], dray__local_layout(local), items,
+                                   quantised ? 0 : e->count, boxes, quantised, is_idle(s), error);
     free(items);
+    free(boxes);
     return rc;
 }
 
@@ -198,10 +218,8 @@ static int begin_packing(dray__nccl_session *s, struct entry *e, dray__reader *i
             error, DRAY_EINVALID,
             "member: memory of the GPU of this communicator expected, found another GPU's");
     if (rc == DRAY_OK)
-        rc = dray__pull_get_rects(s->packer, in, s->slot_bytes, dray__local_layout(e->local),
-                                  &copies, &e->count, &bytes, error);
-    if (rc == DRAY_OK && dray__pull_quantises(s->packer))
-        rc = dray__fail(error, DRAY_EINVALID, "quantised rectangles cannot be sent over NCCL");
+        rc = dray__pull_get_rects(s->packer, in, s->slot_bytes, s->slot_bytes,
+                                  dray__local_layout(e->local), &copies, &e->count, &bytes, error);
     if (rc == DRAY_OK)
         rc = remake_job(s, e->local, copies, e, error);
     if (rc == DRAY_OK)
@@ -275,10 +293,11 @@ static void put_sums(struct entry *e, const dray__cuda_job *job)
 {
     const uint64_t *read = dray__cuda_job_sums(job, DRAY__CUDA_SUM_SOURCE);
     const uint64_t *written = dray__cuda_job_sums(job, DRAY__CUDA_SUM_WRITTEN);
+    const uint64_t *scales = dray__cuda_job_sums(job, DRAY__CUDA_SUM_SCALES);
     dray__answer_put(&e->answer, 0, e->header.id, e->count * dray__pull_head_bytes(true, false), 0);
     for (uint32_t i = 0; i < e->count; i++) {
         dray__put_u64(&e->answer, read[i]);
-        dray__put_u64(&e->answer, written[i]);
+        dray__put_u64(&e->answer, written[i] + scales[i]);
     }
 }
 

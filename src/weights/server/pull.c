@@ -92,7 +92,7 @@ struct dray__packer {
     uint32_t changes[DRAY__PULL_RECTS_MAX]; /* bytes of entries sent in its place; 0 for elements */
     uint64_t sums[DRAY__PULL_RECTS_MAX], source_sums[DRAY__PULL_RECTS_MAX];
     uint32_t count;
-    uint64_t data_bytes, room; /* room: the bytes that the staging has */
+    uint64_t data_bytes, room, room_of_quant; /* bytes of the staging, of a quantised rectangle */
     uint8_t *scratch;
     dray__delta_coder *coder;
     /* The region for elements that are to be quantised; NULL before the first one. */
@@ -165,7 +165,7 @@ static int get_rect(dray__packer *p, const dray_layout *layout, dray__reader *in
     p->quantised[p->count] = flags & DRAY__PULL_QUANTISED;
     if (p->quantised[p->count]) {
         dray__rect rect = dray__copy_rect(copy);
-        uint64_t scales_at = p->data_bytes + dray__rect_elements(&rect);
+        uint64_t scales_at = p->data_bytes + dray__pull_quant_scales_at(&rect);
         int rc = p->held
                      ? dray__pull_get_held(in, layout, block->tensor, &rect, dtype, scales_at,
                                            &p->quants[p->count], &p->scales[p->count], error)
@@ -173,7 +173,7 @@ static int get_rect(dray__packer *p, const dray_layout *layout, dray__reader *in
         if (rc)
             return rc;
         bytes = dray__pull_quant_bytes(&p->quants[p->count], &rect);
-        if (bytes > DRAY__PULL_QUANT_MAX || p->data_bytes + bytes > p->room)
+        if (bytes > p->room_of_quant || p->data_bytes + bytes > p->room)
             return dray__fail(error, DRAY_EINVALID, "tensor %s: too many bytes at once",
                               tensor->name);
     }
@@ -255,10 +255,12 @@ static int pack_scales(dray__packer *p, uint32_t i, const dray__shares *shares,
     dray__rect rect = dray__copy_rect(&p->copies[i]);
     int rc = dray__move_all(dray__shares_region(shares, p->scales[i].source_region), staging,
                             &p->scales[i], 1, &options, error);
+    uint8_t *data = (uint8_t *)dray_region_base(staging) + p->copies[i].destination_offset;
+    if (rc == DRAY_OK)
+        dray__pull_quant_fill(&p->quants[i], &rect, data);
     if (rc == DRAY_OK && sums)
-        p->sums[i] = dray__pull_quant_sum(
-            dray_layout_tensor(layout, p->copies[i].tensor), &p->quants[i], &rect,
-            (const uint8_t *)dray_region_base(staging) + p->copies[i].destination_offset);
+        p->sums[i] = dray__pull_quant_sum(dray_layout_tensor(layout, p->copies[i].tensor),
+                                          &p->quants[i], &rect, data);
     return rc;
 }
 
@@ -409,7 +411,7 @@ static int may_read(const dray__local *local, bool cohort, uint64_t attempt, dra
                : dray__fail(error, DRAY_EAGAIN, "its update has not begun yet");
 }
 
-int dray__pull_get_rects(dray__packer *p, dray__reader *in, uint64_t room,
+int dray__pull_get_rects(dray__packer *p, dray__reader *in, uint64_t room, uint64_t room_of_quant,
                          const dray_layout *layout, const dray_copy **copies, uint32_t *count,
                          uint64_t *bytes, dray_error *error)
 {
@@ -417,6 +419,7 @@ int dray__pull_get_rects(dray__packer *p, dray__reader *in, uint64_t room,
     p->count = 0;
     p->data_bytes = 0;
     p->room = room;
+    p->room_of_quant = room_of_quant;
     if (in->failed || wanted == 0 || wanted > DRAY__PULL_RECTS_MAX)
         return dray__fail(error, DRAY_EFORMAT, "a request for %" PRIu32 " rectangles: 1 to %d",
                           wanted, DRAY__PULL_RECTS_MAX);
@@ -431,12 +434,13 @@ int dray__pull_get_rects(dray__packer *p, dray__reader *in, uint64_t room,
     return rc;
 }
 
-bool dray__pull_quantises(const dray__packer *p)
+uint32_t dray__pull_quants(const dray__packer *p, const dray__pull_quant **quants)
 {
-    bool any = false;
+    uint32_t count = 0;
     for (uint32_t i = 0; i < p->count; i++)
-        any |= p->quantised[i];
-    return any;
+        count += p->quantised[i];
+    *quants = p->quants;
+    return count;
 }
 
 static int read_request(dray__packer *p, dray__reader in, uint16_t *options, dray_region *staging,
@@ -468,8 +472,8 @@ static int read_request(dray__packer *p, dray__reader in, uint16_t *options, dra
     rc = may_read(local, *options & DRAY__PULL_COHORT, said.attempt, &shares, error);
     p->held = shares != NULL;
     if (rc == DRAY_OK)
-        rc = dray__pull_get_rects(p, &in, dray_region_bytes(staging), dray__local_layout(local),
-                                  &copies, &count, &bytes, error);
+        rc = dray__pull_get_rects(p, &in, dray_region_bytes(staging), DRAY__PULL_QUANT_MAX,
+                                  dray__local_layout(local), &copies, &count, &bytes, error);
     if (rc == DRAY_OK)
         rc = find_shares(p, shares, dray__local_layout(local), false, mapped, sums, error);
     const dray__delta_view *view = has_base && !shares ? dray__local_delta(local) : NULL;

@@ -21,7 +21,7 @@
  *             with a base: u32 bytes of its data (fewer than its elements take: entries of a
  *             delta, delta.h; of a quantised rectangle pull_quant.h);
  *           then the data, unless they are in the arena; the elements of a quantised rectangle are
- *           followed by its scales
+ *           followed by its scales (pull_quant.h)
  *  TAKEN    the reader has copied the data of this id's answer out of the arena
  *  REGIONS  request: u64 token, u64 0: asks how a process of this host can map a member's shared
  *           regions. Answer, as data: u64 process, u32 count, and for each region of the layout u32
@@ -33,7 +33,8 @@
  *           reader is rank 0.
  *           1, fetch: u8 slot, u32 count, and for each rectangle the same as in RECTS. The elements
  *           are packed into that slot, dense, one rectangle after the other, and sent to the reader
- *           over the communicator. The answer, with both sums of each rectangle as above, is sent
+ *           over the communicator. All rectangles of a request are to be quantised, by the GPU
+ *           then, or none is. The answer, with both sums of each rectangle as above, is sent
  *           once they are packed. One request for each slot may be without an answer. NCCL encrypts
  *           nothing, so that it is refused on encrypted connections.
  * A reader has at most one request for an answer in the arena (arena.h) without an answer, and one
@@ -46,7 +47,7 @@
 
 enum {
     DRAY__PULL_RECTS_MAX = 256,
-    DRAY__PULL_QUANT_MAX = 512 << 10, /* bytes of a quantised rectangle */
+    DRAY__PULL_QUANT_MAX = 512 << 10, /* bytes of a rectangle that a CPU quantises */
     DRAY__PULL_SUMS = 1,              /* a request's options */
     DRAY__PULL_BASE = 2,
     DRAY__PULL_COHORT = 4,
@@ -115,10 +116,12 @@ bool dray__pull_answer(dray__packer *packer, const dray__data_request *request, 
  * DRAY_EDEAD or DRAY_EUNSUPPORTED. */
 int dray__pull_regions(uint64_t token, size_t room, dray__writer *out, dray_error *error);
 /* Checks the rectangles of a request against a layout, and returns them as copies to one dense
- * buffer of `room` bytes. `bytes` is the number of bytes that they fill. The copies are valid
- * until the next call. */
+ * buffer of `room` bytes, of which a quantised one takes at most `room_of_quant`. `bytes` is the
+ * number of bytes that they fill. The copies are valid until the next call. */
 int dray__pull_get_rects(dray__packer *packer, dray__reader *in, uint64_t room,
-                         const dray_layout *layout, const dray_copy **copies, uint32_t *count,
-                         uint64_t *bytes, dray_error *error);
-/* Returns true when any of these rectangles is to be quantised. */
-bool dray__pull_quantises(const dray__packer *packer);
+                         uint64_t room_of_quant, const dray_layout *layout,
+                         const dray_copy **copies, uint32_t *count, uint64_t *bytes,
+                         dray_error *error);
+/* Returns how many of these rectangles are to be quantised. quants[i]: how rectangle i is, if it is
+ * one of them. */
+uint32_t dray__pull_quants(const dray__packer *packer, const dray__pull_quant **quants);

@@ -26,11 +26,18 @@ static dray__quant_box box_of(const dray__pull_quant *quant, int32_t dtype, cons
     return box;
 }
 
+uint64_t dray__pull_quant_scales_at(const dray__rect *rect)
+{
+    return dray__round_up(dray__rect_elements(rect), DRAY__PULL_QUANT_ALIGN);
+}
+
 uint64_t dray__pull_quant_bytes(const dray__pull_quant *quant, const dray__rect *rect)
 {
     int64_t start[DRAY_MAX_DIMS], extent[DRAY_MAX_DIMS];
     dray__quant_box box = box_of(quant, DRAY_F32, rect);
-    return dray__rect_elements(rect) + dray__quant_cells(&box, start, extent) * sizeof(float);
+    uint64_t cells = dray__quant_cells(&box, start, extent);
+    return dray__pull_quant_scales_at(rect) +
+           dray__round_up(cells * sizeof(float), DRAY__PULL_QUANT_ALIGN);
 }
 
 static uint64_t dense_sum(uint32_t ndim, const int64_t *shape, int32_t dtype,
@@ -56,7 +63,7 @@ uint64_t dray__pull_quant_sum(const dray_tensor_info *tensor, const dray__pull_q
         shape[d] = (tensor->shape[d] - 1) / quant->cell[d] + 1;
     return dense_sum(tensor->ndim, tensor->shape, quant->dtype, rect, data) +
            dense_sum(tensor->ndim, shape, DRAY_F32, &cells,
-                     (const uint8_t *)data + dray__rect_elements(rect));
+                     (const uint8_t *)data + dray__pull_quant_scales_at(rect));
 }
 
 void dray__pull_put_quant(dray__writer *w, const dray__pull_quant *quant, uint32_t ndim)
@@ -128,6 +135,43 @@ int dray__pull_get_held(dray__reader *in, const dray_layout *layout, uint32_t in
                       "tensor %s: whole cells of its own quantisation expected", tensor->name);
 }
 
+void dray__pull_quant_fill(const dray__pull_quant *quant, const dray__rect *rect, uint8_t *data)
+{
+    dray__rect cells = dray__cells_touched(quant->cell, rect);
+    uint64_t elements = dray__rect_elements(rect), scales = dray__pull_quant_scales_at(rect);
+    uint64_t end = scales + dray__rect_elements(&cells) * sizeof(float);
+    memset(data + elements, 0, scales - elements);
+    memset(data + end, 0, dray__pull_quant_bytes(quant, rect) - end);
+}
+
+dray__cuda_quant dray__pull_quant_work(const dray_copy *copy, const dray__pull_quant *quant,
+                                       uint64_t source, uint64_t slot)
+{
+    dray__rect rect = dray__copy_rect(copy), cells = dray__cells_touched(quant->cell, &rect);
+    dray__cuda_quant work = {.kind = DRAY_TRANSFORM_QUANTISE,
+                             .dtype = copy->source_dtype,
+                             .quant_dtype = quant->dtype,
+                             .scale_format = quant->scale_format,
+                             .quant_kind = DRAY_QUANT_BLOCK,
+                             .tensor = copy->tensor,
+                             .ndim = copy->ndim,
+                             .source = source + copy->source_offset,
+                             .destination = slot + copy->destination_offset,
+                             .scales = slot + copy->destination_offset +
+                                       dray__pull_quant_scales_at(&rect)};
+    int64_t next = sizeof(float);
+    for (uint32_t d = copy->ndim; d-- > 0;) {
+        work.start[d] = rect.start[d];
+        work.extent[d] = rect.extent[d];
+        work.cell[d] = quant->cell[d];
+        work.source_stride[d] = copy->source_stride[d];
+        work.destination_stride[d] = copy->destination_stride[d];
+        work.scale_stride[d] = next;
+        next *= cells.extent[d];
+    }
+    return work;
+}
+
 /* Quantises the dense floats at the beginning of the scratch memory. Returns the number of cells.
  */
 static uint64_t quantise(const dray__quant_box *box, int32_t scale_format, uint8_t *floats,
@@ -146,7 +190,7 @@ static uint64_t quantise(const dray__quant_box *box, int32_t scale_format, uint8
         memcpy(&scales[i], &scale, sizeof scale);
     }
     dray__quantise(box, floats, scales, to);
-    memcpy(to + dray__rect_elements(rect), scales, cells * sizeof *scales);
+    memcpy(to + dray__pull_quant_scales_at(rect), scales, cells * sizeof *scales);
     return cells;
 }
 
@@ -169,6 +213,7 @@ int dray__pull_quantise(const dray_layout *layout, const dray_region *region, dr
     dray__quant_box box = box_of(quant, copy->source_dtype, &rect);
     uint8_t *to = (uint8_t *)dray_region_base(staging) + copy->destination_offset;
     quantise(&box, quant->scale_format, dray_region_base(*scratch), &rect, to);
+    dray__pull_quant_fill(quant, &rect, to);
     if (sum)
         *sum = dray__pull_quant_sum(dray_layout_tensor(layout, copy->tensor), quant, &rect, to);
     return DRAY_OK;
@@ -180,7 +225,7 @@ size_t dray__pull_quant_changes(dray__delta_coder *coder, const dray__delta_view
                                 uint8_t *out, size_t limit)
 {
     dray__rect rect = dray__copy_rect(copy);
-    uint64_t elements = dray__rect_elements(&rect);
+    uint64_t elements = dray__rect_elements(&rect), scales_at = dray__pull_quant_scales_at(&rect);
     uint8_t *floats = dray_region_base(scratch), *before = floats + BEFORE;
     const uint8_t *now = (const uint8_t *)dray_region_base(staging) + copy->destination_offset;
     uint32_t codes = 0;
@@ -193,7 +238,7 @@ size_t dray__pull_quant_changes(dray__delta_coder *coder, const dray__delta_view
     limit -= sizeof codes;
     codes =
         (uint32_t)dray__delta_encode_between(coder, before, now, elements, quant->dtype, to, limit);
-    size_t scales = codes ? dray__delta_encode_between(coder, before + elements, now + elements,
+    size_t scales = codes ? dray__delta_encode_between(coder, before + scales_at, now + scales_at,
                                                        cells, DRAY_F32, to + codes, limit - codes)
                           : 0;
     memcpy(out, &codes, sizeof codes);

@@ -1,10 +1,16 @@
 /* Rectangles that a data server quantises before it sends them: the elements, dense, then the
- * scales of their cells, both in C order. */
+ * scales of their cells, both in C order. Zeros behind each fill it up to a multiple of
+ * DRAY__PULL_QUANT_ALIGN bytes, so that a GPU can write the next one in whole words. */
 #pragma once
 
+#include "mover/cuda/cuda.h"
 #include "weights/delta/delta.h"
 #include "weights/server/pull.h"
 
+enum { DRAY__PULL_QUANT_ALIGN = 16 };
+
+/* Returns the offset of the scales behind the rectangle's first element. */
+uint64_t dray__pull_quant_scales_at(const dray__rect *rect);
 /* Returns the bytes of a rectangle of whole cells in an answer. */
 uint64_t dray__pull_quant_bytes(const dray__pull_quant *quant, const dray__rect *rect);
 /* Returns the sum of such an answer: of the elements, and of the scales in their own coordinates.
@@ -22,6 +28,12 @@ int dray__pull_get_quant(dray__reader *in, const dray_tensor_info *tensor, const
 int dray__pull_get_held(dray__reader *in, const dray_layout *layout, uint32_t tensor,
                         const dray__rect *rect, int32_t dtype, uint64_t at, dray__pull_quant *out,
                         dray_copy *scales, dray_error *error);
+/* Writes the zeros behind the elements and the scales of a rectangle in an answer. */
+void dray__pull_quant_fill(const dray__pull_quant *quant, const dray__rect *rect, uint8_t *data);
+/* Returns the work of a GPU that quantises the elements that the copy reads at `source`, the
+ * address of its region, to the copy's place at `slot`. */
+dray__cuda_quant dray__pull_quant_work(const dray_copy *copy, const dray__pull_quant *quant,
+                                       uint64_t source, uint64_t slot);
 /* Quantises the elements that the copy reads, and writes them to staging at the copy's destination
  * offset. *scratch is made when it is first needed, and freed by the caller. sum: of the result;
  * NULL: no sums are computed. */

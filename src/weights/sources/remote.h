@@ -95,8 +95,9 @@ struct source {
     dray__net_memory *slot_memory[SLOTS]; /* the route's slots, registered for its connection */
     dray_region **maps; /* a cohort member's regions, mapped; set with KEYS_HERE */
     uint32_t map_count;
-    bool cohort;  /* it is a member of the cohort, not a publisher */
-    bool probing; /* its last answer was "not yet", so that requests stay small */
+    bool over_nccl; /* its slices are brought by NCCL, whole */
+    bool cohort;    /* it is a member of the cohort, not a publisher */
+    bool probing;   /* its last answer was "not yet", so that requests stay small */
     int64_t brought_ns, asleep_ns;
     bool watched;
     short events;
@@ -149,9 +150,9 @@ const dray__op *dray__remote_op(const struct remote_route *l, const struct sourc
 /* Returns the dtype on the network: the smaller one of both ends; for a member of the cohort, the
  * dtype of its memory. */
 int32_t dray__remote_dtype(const struct source *s, const dray_copy *copy);
-/* Returns the rectangle of a request for a slice that is not quantised. */
-dray__pull_rect dray__remote_rect(const struct source *s, const struct slice *slice,
-                                  const dray_copy *copy);
+/* Returns the rectangle of a request for a slice, read once. */
+dray__pull_rect dray__remote_rect(const struct remote_route *l, const struct source *s,
+                                  const struct slice *slice);
 uint64_t dray__remote_bytes(const struct remote_route *l, const struct source *s,
                             const dray__op *op, const dray__rect *rect);
 /* Takes the next slice of the source's parts, if it has at most `room` bytes. */

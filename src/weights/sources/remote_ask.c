@@ -2,6 +2,7 @@
  * requests are under way. */
 #include "base/error.h"
 #include "weights/placements/prequantised.h"
+#include "weights/server/pull_quant.h"
 #include "weights/sources/remote.h"
 
 #include <stdlib.h>
@@ -20,15 +21,22 @@ int32_t dray__remote_dtype(const struct source *s, const dray_copy *copy)
                : copy->source_dtype;
 }
 
-dray__pull_rect dray__remote_rect(const struct source *s, const struct slice *slice,
-                                  const dray_copy *copy)
+dray__pull_rect dray__remote_rect(const struct remote_route *l, const struct source *s,
+                                  const struct slice *slice)
 {
+    const dray__op *op = dray__remote_op(l, s, slice);
     uint32_t block = s->parts[slice->part].block;
     uint32_t tensor = dray_layout_block(s->of->layout, block)->tensor;
-    return (dray__pull_rect){.block = block,
-                             .ndim = dray_layout_tensor(s->of->layout, tensor)->ndim,
-                             .dtype = dray__remote_dtype(s, copy),
-                             .rect = slice->rect};
+    dray__pull_rect out = {.block = block,
+                           .ndim = dray_layout_tensor(s->of->layout, tensor)->ndim,
+                           .dtype = dray__remote_dtype(s, &op->copy),
+                           .quantised = op->prequantised,
+                           .rect = slice->rect};
+    if (out.quantised) {
+        out.quant = dray__prequantised_quant(l->transfer, op);
+        out.dtype = out.quant.dtype;
+    }
+    return out;
 }
 
 uint64_t dray__remote_bytes(const struct remote_route *l, const struct source *s,
@@ -44,7 +52,7 @@ uint64_t dray__remote_bytes(const struct remote_route *l, const struct source *s
 static bool takes_deltas(const struct remote_route *l, const struct source *s, const dray__op *op)
 {
     const dray_copy *copy = &op->copy;
-    if (s->cohort || !s->of->has_delta || !l->coder_bytes)
+    if (s->cohort || s->over_nccl || !s->of->has_delta || !l->coder_bytes)
         return false;
     if (op->prequantised)
         return l->patched && dray__prequantised_is_here(l->transfer, op);
@@ -61,10 +69,11 @@ static void start_part(struct remote_route *l, struct source *s, const struct pa
     s->in_part = true;
     s->has_ahead = deltas && !op->prequantised;
     if (op->prequantised) {
-        uint64_t most = deltas ? DRAY__DELTA_SLICE : SEGMENT;
+        uint64_t most = deltas ? DRAY__DELTA_SLICE : s->over_nccl ? s->segment : SEGMENT;
+        most = s->segment < most ? s->segment : most;
         dray__rect cells = dray__prequantised_cells(l->transfer, op, &part->rect);
         dray__slicer_start(&s->slicer, &cells, dray__prequantised_cell_bytes(l->transfer, op),
-                           s->segment < most ? s->segment : most);
+                           most - 2 * DRAY__PULL_QUANT_ALIGN);
     } else if (s->has_ahead) {
         dray__delta_grid(s->of->layout, part->block, &part->rect, &s->walk);
         dray__delta_grid_next(&s->walk, &s->ahead);
@@ -199,14 +208,8 @@ static void put_request(const struct remote_route *l, struct source *s,
     dray__pull_rect rects[RECTS];
     for (uint32_t i = 0; i < request->count; i++) {
         const struct slice *slice = &request->slices[i];
-        const dray__op *op = dray__remote_op(l, s, slice);
-        rects[i] = dray__remote_rect(s, slice, &op->copy);
-        rects[i].twice = !s->cohort && twice(l, op);
-        if (op->prequantised) {
-            rects[i].quantised = true;
-            rects[i].quant = dray__prequantised_quant(l->transfer, op);
-            rects[i].dtype = rects[i].quant.dtype;
-        }
+        rects[i] = dray__remote_rect(l, s, slice);
+        rects[i].twice = !s->cohort && twice(l, dray__remote_op(l, s, slice));
     }
     const dray__transfer_options *o = &l->transfer->options;
     dray__pull_base base = {o->incarnation, o->base, o->version};

@@ -1,7 +1,8 @@
 /* NCCL in the source of data servers (remote.h): GPU memory of publishers on other hosts. Each
  * request to such a publisher is for as many bytes as a slot holds. They arrive over NCCL in a slot
  * on this GPU (nccl.h), and the GPU moves them to their destination, with sums of the received, the
- * written and the read-back bytes. As many requests are under way as there are slots, so that
+ * written and the read-back bytes. What is prequantised (placements/prequantised.h) the publisher's
+ * GPU quantises into the slot. As many requests are under way as there are slots, so that
  * packing, sending and placing overlap. Received parts are shared with the cohort like all others
  * of the route.
  *
@@ -9,11 +10,14 @@
  * connection is encrypted, both are on one GPU, or the ceiling is too low for slots), the data
  * server sends the bytes itself. A later failure fails the update, and the next update makes a new
  * pair. */
+#include "base/array.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "mover/cuda/cuda.h"
+#include "weights/placements/prequantised.h"
 #include "weights/program/program.h"
 #include "weights/server/nccl.h"
+#include "weights/server/pull_quant.h"
 #include "weights/sources/remote.h"
 
 #include <stdlib.h>
@@ -34,10 +38,11 @@ struct link {
     dray__cuda_job *jobs[DRAY__NCCL_SLOTS]; /* copy slots to the destination */
 };
 
+/* A rectangle in a slot. */
 struct piece {
     const dray__op *op;
     dray__rect rect;
-    dray_copy copy; /* from the slot to the destination */
+    uint64_t first; /* of its copies to the destination; those of the next piece follow */
 };
 
 /* The content of one slot. */
@@ -48,6 +53,7 @@ struct chunk {
     uint64_t bytes;
     int64_t since_ns;
     struct piece pieces[DRAY__PULL_RECTS_MAX];
+    dray__placings copies; /* of all pieces, from the slot to the destination */
     dray__pull_rect rects[DRAY__PULL_RECTS_MAX];
     uint64_t source_sums[DRAY__PULL_RECTS_MAX], sums[DRAY__PULL_RECTS_MAX];
 };
@@ -58,7 +64,7 @@ struct nccl_source {
     dray__source *of;
     struct link *link; /* kept with it from one update to the next */
     struct source own; /* the parts, cut for slots */
-    uint64_t left;     /* bytes that are not placed yet */
+    uint64_t left;     /* bytes that are not placed yet, without scales */
     uint64_t pieces;   /* number of slots that they fill */
     bool joining;      /* a request to join has no answer yet */
     /* Numbers of chunks that were requested, that were answered, and whose receive was begun. Chunk
@@ -119,35 +125,59 @@ static bool may_use(const dray__transfer *transfer, const dray__source *source)
            !(link && link->refused) && dray__nccl_find(&version, NULL) == DRAY_OK;
 }
 
-/* Returns the GPU of the op's destination if NCCL can bring its bytes; else NULL. */
-static dray__cuda_device *device_for(const dray__transfer *transfer, const dray__source *source,
+/* Returns the GPU of a region if NCCL can bring memory of `from` there; else NULL. */
+static dray__cuda_device *device_between(const dray_region_info *from, const dray_region *to)
+{
+    dray__cuda_device *device = dray__nccl_device_of(to);
+    return from->kind == DRAY_REGION_CUDA && device && !on_one_gpu(from, to) ? device : NULL;
+}
+
+/* Returns the GPU of the op's destination if NCCL can bring its bytes; else NULL. Of a prequantised
+ * op, the smallest slot must hold a cell, and this rank's memory of one GPU all elements and
+ * scales. */
+static dray__cuda_device *device_for(const dray__transfer *h, const dray__source *source,
                                      const dray__op *op)
 {
     const dray_region_info *from = dray_layout_region(source->layout, op->copy.source_region);
-    const dray_region *to = transfer->destination->regions[op->copy.destination_region];
-    dray__cuda_device *device = dray__nccl_device_of(to);
-    return !op->transform && from->kind == DRAY_REGION_CUDA && device && !on_one_gpu(from, to)
-               ? device
-               : NULL;
+    dray_region *const *regions = h->destination->regions;
+    if (!op->transform)
+        return device_between(from, regions[op->copy.destination_region]);
+    if (!op->prequantised || !dray__prequantised_is_here(h, op) ||
+        dray__prequantised_cell_bytes(h, op) > DRAY__NCCL_SLOT_MIN - 2 * DRAY__PULL_QUANT_ALIGN)
+        return NULL;
+    const dray_transform *t = &dray_plan_transforms(h->sources->plan)[op->transform - 1];
+    const dray_copy *writes = dray_plan_writes(h->sources->plan) + t->first_write;
+    dray__cuda_device *device = device_between(from, regions[writes->destination_region]);
+    for (uint64_t w = 1; w < t->writes && device; w++)
+        if (device_between(from, regions[writes[w].destination_region]) != device)
+            device = NULL;
+    return device;
 }
 
 /* ---- the parts to fetch ---------------------------------------------------------------------- */
 
-static uint64_t part_bytes(const struct dray__remote_nccl *n, const struct part *part)
+/* Returns the bytes of a rectangle of an op at the destination, without scales. */
+static uint64_t bytes_of(const dray__op *op, const dray__rect *rect)
 {
-    const dray_copy *copy = &n->transfer->sources->ops[part->op].copy;
-    return dray__rect_elements(&part->rect) * dray_dtype_size((dray_dtype)copy->destination_dtype);
+    return dray__rect_elements(rect) * dray_dtype_size((dray_dtype)op->copy.destination_dtype);
 }
 
-static void add_piece(const struct dray__remote_nccl *n, const struct nccl_source *s,
+/* Adds a slice to the chunk, and its copies out of the slot. */
+static bool add_piece(const struct dray__remote_nccl *n, const struct nccl_source *s,
                       struct chunk *c, const struct slice *slice)
 {
     const dray__op *op = dray__remote_op(n->route, &s->own, slice);
-    struct piece *piece = &c->pieces[c->count];
-    c->rects[c->count] = dray__remote_rect(&s->own, slice, &op->copy);
-    *piece = (struct piece){op, slice->rect, dray__copy_cut(&op->copy, &slice->rect)};
-    dray__copy_from_box(&piece->copy, &slice->rect, c->rects[c->count++].dtype, c->bytes);
-    c->bytes += dray__remote_bytes(n->route, &s->own, op, &slice->rect);
+    const dray__rect *rect = &slice->rect;
+    dray__pull_rect wanted = dray__remote_rect(n->route, &s->own, slice);
+    dray__placing whole = {.copy = dray__copy_cut(&op->copy, rect), .block = op->block};
+    dray__copy_from_box(&whole.copy, rect, wanted.dtype, c->bytes);
+    c->rects[c->count] = wanted;
+    c->pieces[c->count++] = (struct piece){op, *rect, c->copies.count};
+    c->bytes += dray__remote_bytes(n->route, &s->own, op, rect);
+    return wanted.quantised
+               ? dray__prequantised_copies(n->transfer, op, rect, whole.copy.source_offset,
+                                           &c->copies)
+               : DRAY__PUSH(c->copies.items, c->copies.count, c->copies.capacity, whole);
 }
 
 /* Takes the next slice that fits the rest of a slot. Slices that other members of the cohort read
@@ -159,22 +189,30 @@ static bool next_slice(const struct dray__remote_nccl *n, struct nccl_source *s,
     uint64_t slot = s->link->slot_bytes;
     if (!dray__remote_wants(&s->own))
         return false;
-    uint64_t op = s->own.parts[s->own.next].op;
-    bool shared = l->cohort && dray__cohort_shared(l->cohort, n->transfer->sources->ops[op].block);
+    const struct part *part = &s->own.parts[s->own.next];
+    const dray__op *op = &n->transfer->sources->ops[part->op];
+    uint32_t block;
+    if (c->count && op->prequantised != c->pieces->op->prequantised)
+        return false; /* the chunk has either quantised rectangles or others */
+    bool shared = l->cohort && dray__remote_block(n->transfer, op, &part->rect, &block) &&
+                  dray__cohort_shared(l->cohort, block);
     s->own.segment = shared && l->segment < slot ? l->segment : slot;
     return dray__remote_next_slice(l, &s->own, slot - c->bytes, out);
 }
 
 /* Fills a chunk with as many slices as a slot holds. */
-static void fill(const struct dray__remote_nccl *n, struct nccl_source *s, struct chunk *c)
+static bool fill(const struct dray__remote_nccl *n, struct nccl_source *s, struct chunk *c)
 {
     struct slice slice;
     c->count = 0;
+    c->copies.count = 0;
     c->bytes = 0;
     while (c->count < DRAY__PULL_RECTS_MAX && next_slice(n, s, c, &slice))
-        add_piece(n, s, c, &slice);
+        if (!add_piece(n, s, c, &slice))
+            return false;
     c->state = FILLED;
     c->since_ns = dray__now();
+    return true;
 }
 
 /* Must a communicator still be made? That allocates memory, too. */
@@ -205,14 +243,20 @@ static int remake_job(struct dray__remote_nccl *n, struct nccl_source *s, uint32
 {
     struct chunk *c = s->chunks[slot];
     const dray__destination *to = n->transfer->destination;
-    dray__cuda_item items[DRAY__PULL_RECTS_MAX];
-    for (uint32_t i = 0; i < c->count; i++)
-        items[i] = (dray__cuda_item){.copy = c->pieces[i].copy,
-                                     .source_base = dray__nccl_slot(s->link->pair, slot),
-                                     .destination_base = dray_region_device_address(
-                                         to->regions[c->pieces[i].copy.destination_region])};
-    return dray__cuda_job_remake(s->link->jobs[slot], to->layout, items, c->count, !receives(n),
-                                 error);
+    dray__cuda_item *items = calloc(c->copies.count + 1, sizeof *items);
+    if (!items)
+        return dray__nomem(error);
+    for (uint64_t i = 0; i < c->copies.count; i++) {
+        const dray_copy *copy = &c->copies.items[i].copy;
+        items[i] = (dray__cuda_item){
+            .copy = *copy,
+            .source_base = dray__nccl_slot(s->link->pair, slot),
+            .destination_base = dray_region_device_address(to->regions[copy->destination_region])};
+    }
+    int rc = dray__cuda_job_remake(s->link->jobs[slot], to->layout, items, c->copies.count, NULL, 0,
+                                   !receives(n), error);
+    free(items);
+    return rc;
 }
 
 static void ask(const struct dray__remote_nccl *n, struct nccl_source *s, uint32_t slot)
@@ -243,6 +287,8 @@ static int make_jobs(const struct dray__remote_nccl *n, struct link *link, dray_
                     ? DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN | DRAY__CUDA_SUM_BACK
                     : 0,
         .ctas = n->transfer->options.ctas,
+        .spared = link->ctas,
+        .launch_bytes = DRAY__NCCL_LAUNCH,
         .reserve_bytes = DRAY__NCCL_RESERVE(link->slot_bytes)};
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < DRAY__NCCL_SLOTS && rc == DRAY_OK; i++)
@@ -340,19 +386,31 @@ static int enter(struct dray__remote_nccl *n, struct nccl_source *s, const struc
     const uint64_t *back = dray__cuda_job_sums(job, DRAY__CUDA_SUM_BACK);
     for (uint32_t i = 0; i < c->count; i++) {
         const struct piece *piece = &c->pieces[i];
-        h->bytes += dray__copy_bytes(&piece->copy);
+        const dray__op *op = piece->op;
+        uint64_t end = i + 1 < c->count ? piece[1].first : c->copies.count;
+        uint64_t received = 0, sum = 0;
+        for (uint64_t k = piece->first; k < end; k++)
+            h->bytes += dray__copy_bytes(&c->copies.items[k].copy);
         if (!h->options.verify) {
-            dray__remote_share(n->route, piece->op, &piece->rect, 0, 0);
+            dray__remote_share(n->route, op, &piece->rect, 0, 0);
             continue;
         }
-        bool as_it_is = piece->copy.source_dtype == piece->op->copy.source_dtype;
-        if (came[i] != c->sums[i] || (as_it_is && c->source_sums[i] != c->sums[i]))
+        for (uint64_t k = piece->first; k < end; k++) {
+            received += came[k];
+            sum += written[k];
+        }
+        bool as_it_is = !op->prequantised && c->rects[i].dtype == op->copy.source_dtype;
+        if (received != c->sums[i] || (as_it_is && c->source_sums[i] != c->sums[i]))
             return dray__fail(error, DRAY_ECHECKSUM,
                               "tensor %s: the bytes from %s over NCCL are not those that it sent",
-                              dray__transfer_tensor(h, &piece->op->copy)->name, s->of->name);
-        dray__transfer_written(h, piece->op, &piece->copy, c->source_sums[i], written[i]);
-        h->found[piece->op->block] += back[i];
-        dray__remote_share(n->route, piece->op, &piece->rect, c->source_sums[i], written[i]);
+                              dray__transfer_tensor(h, &op->copy)->name, s->of->name);
+        for (uint64_t k = piece->first; k < end; k++) {
+            h->expected[c->copies.items[k].block] += written[k];
+            h->found[c->copies.items[k].block] += back[k];
+        }
+        dray_copy origin = dray__copy_cut(&op->copy, &piece->rect);
+        dray__transfer_own(h, op, &origin, c->source_sums[i]);
+        dray__remote_share(n->route, op, &piece->rect, c->source_sums[i], sum);
     }
     return DRAY_OK;
 }
@@ -366,7 +424,7 @@ static int finish(struct dray__remote_nccl *n, struct nccl_source *s, uint32_t s
         return rc;
     rc = enter(n, s, c, s->link->jobs[slot], error);
     for (uint32_t i = 0; i < c->count; i++)
-        s->left -= dray__copy_bytes(&c->pieces[i].copy);
+        s->left -= bytes_of(c->pieces[i].op, &c->pieces[i].rect);
     dray__peer_count(s->link->peer, c->bytes);
     n->transfer->told.nccl_bytes += c->bytes;
     c->state = FREE;
@@ -393,8 +451,9 @@ static int ask_next(struct dray__remote_nccl *n, struct nccl_source *s, dray_err
 {
     uint32_t slot = s->asked % DRAY__NCCL_SLOTS;
     struct chunk *c = s->chunks[slot];
-    if (c->state == FREE && dray__remote_wants(&s->own) && !joins(n) && is_due(n, s))
-        fill(n, s, c);
+    if (c->state == FREE && dray__remote_wants(&s->own) && !joins(n) && is_due(n, s) &&
+        !fill(n, s, c))
+        return dray__nomem(error);
     if (c->state != FILLED)
         return DRAY_EAGAIN;
     int rc = remake_job(n, s, slot, error);
@@ -559,8 +618,12 @@ void dray__remote_nccl_close(struct dray__remote_nccl *n)
         struct nccl_source *s = &n->sources[i];
         bool under_way = s->joining;
         for (uint32_t k = 0; k < DRAY__NCCL_SLOTS; k++) {
-            under_way |= s->chunks[k] && s->chunks[k]->state != FREE;
-            free(s->chunks[k]);
+            struct chunk *c = s->chunks[k];
+            if (!c)
+                continue;
+            under_way |= c->state != FREE;
+            free(c->copies.items);
+            free(c);
         }
         if (under_way && s->link)
             drop_link(s->link); /* its sends have no receiver any more */
@@ -577,7 +640,9 @@ static int take_parts(struct dray__remote_nccl *n, struct source *publisher, dra
     uint64_t kept = 0;
     if (!publisher->count || !may_use(n->transfer, publisher->of))
         return DRAY_OK;
-    *s = (struct nccl_source){.publisher = publisher, .of = publisher->of, .own.of = publisher->of};
+    *s = (struct nccl_source){.publisher = publisher,
+                              .of = publisher->of,
+                              .own = {.of = publisher->of, .over_nccl = true}};
     bool pushed = true;
     for (uint64_t i = 0; i < publisher->count && pushed; i++) {
         const struct part *part = &publisher->parts[i];
@@ -586,7 +651,7 @@ static int take_parts(struct dray__remote_nccl *n, struct source *publisher, dra
         if (device && (!n->device || n->device == device)) {
             n->device = device;
             pushed = dray__remote_push(&s->own, part);
-            s->left += part_bytes(n, part);
+            s->left += bytes_of(&n->transfer->sources->ops[part->op], &part->rect);
         } else {
             publisher->parts[kept++] = *part;
         }

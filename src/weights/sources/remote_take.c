@@ -133,7 +133,7 @@ static int patch(struct remote_route *l, const struct source *s, const struct re
     memcpy(scales.start, cells.start, sizeof scales.start);
     memcpy(scales.extent, cells.extent, sizeof scales.extent);
     dray__copy_to_dense(&elements, dray__prequantised_quant(h, op).dtype, at);
-    dray__copy_to_dense(&scales, DRAY_F32, at + dray__rect_elements(&slice->rect));
+    dray__copy_to_dense(&scales, DRAY_F32, at + dray__pull_quant_scales_at(&slice->rect));
     const uint8_t *data = dray_region_base(landing(s, request, &l->batch.copies[i]));
     size_t bytes = told_of(l, s, request, head, i).bytes;
     int rc = dray__prequantised_read(h, op, &slice->rect, l->patched, at, error);
