@@ -166,9 +166,35 @@ def what_convert_computes():
             [Block("x", (8, 4), x), Block("x", (9, 4), x, (4, 0))])
 
 
+def rows_that_are_apart():
+    """What runs over the rows of a parameter is published from where they lie, one behind the other; refused by name, where
+    they do not."""
+    flat = lambda named: [(n, t.flatten(1)) for n, t in named]  # noqa: E731
+    whole = torch.randn(3, 5, 4)
+    taken = {"x": torch.zeros(3, 12)}
+    with Publisher(record_source(flat, {"x": whole[:, 1:4]}), "rows", context=trainer) as publisher, \
+            Subscriber(taken, "rows", "whole", context=engine) as taker:
+        publisher.publish(1)
+        taker.update()
+        assert torch.equal(taken["x"], whole[:, 1:4].flatten(1))
+    apart = [whole[:, :, :3], whole.transpose(0, 1), torch.randn(2, 3, 2, 2).to(memory_format=torch.channels_last)]
+    for x in apart:
+        source = record_source(flat, {"x": x})
+        refused(dray.DrayError, "x, which is expected to be contiguous here", Publisher, source, "apart", context=trainer)
+    # The same parameters are rectangles for a function that leaves their rows apart.
+    for x in apart:
+        taken = {"x": torch.zeros(x.transpose(0, 1).shape)}
+        turned = record_source(lambda named: [(n, t.transpose(0, 1)) for n, t in named], {"x": x})
+        with Publisher(turned, "turned", context=trainer) as publisher, \
+                Subscriber(taken, "turned", "whole", context=engine) as taker:
+            publisher.publish(1)
+            taker.update()
+            assert torch.equal(taken["x"], x.transpose(0, 1))
+
+
 with coordinator() as folder:
     with Context(role="trainer", timeout=20) as trainer, Context(role="engine", timeout=20) as engine:
-        for case in (ranks_publish, random_cuts, what_convert_computes):
+        for case in (ranks_publish, random_cuts, rows_that_are_apart, what_convert_computes):
             begun = time.monotonic()
             case()
             print(f"{case.__name__}: {time.monotonic() - begun:.1f} s")

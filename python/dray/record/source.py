@@ -7,6 +7,8 @@ from typing import Any, Callable, Iterable, NamedTuple, Optional
 
 import torch
 
+from .._declared import EUNSUPPORTED
+from .._library import DrayError
 from ..parameters import Block, Given, given, local, places, stale
 from . import _one, _threads
 from .dispatch import Recording
@@ -187,12 +189,27 @@ class Converted(Given):
         for d in dense:
             own.append(rest // d)
             rest %= d
-        strides = []
+        strides, reach = [], list(own)
         for n, s in zip(held.extent, held.strides):
             d = next((d for d, m in enumerate(dense) if s and s % m == 0 and here.shape[d] > 1), None)
             strides.append(0 if d is None or n == 1 else here.stride(d) * (s // dense[d]))
+            if strides[-1]:
+                reach[d] += (n - 1) * (s // dense[d])
+        Converted._check_rows(held, here, reach)
         return here.as_strided(held.extent, strides, here.storage_offset() + sum(
             i * s for i, s in zip(own, here.stride())))
+
+    @staticmethod
+    def _check_rows(held, here, reach):
+        """Refuses what runs over the end of a row of memory whose rows are not one behind the other. reach: the last
+        element's place along each dimension, which may be behind the dimension's end."""
+        moving = [d for d, n in enumerate(here.shape) if n > 1]
+        for outer, d in reversed(list(zip(moving, moving[1:]))):
+            over = reach[d] // here.shape[d]
+            if over and here.stride(outer) != here.stride(d) * here.shape[d]:
+                raise DrayError(EUNSUPPORTED, f"{held.name} runs over rows of {held.part.name}, which is expected to be"
+                                f" contiguous here, and has strides {here.stride()} of {tuple(here.shape)}")
+            reach[outer] += over
 
     def pairs(self):
         pairs, found = self._given.pairs(), []
