@@ -192,9 +192,28 @@ def rows_that_are_apart():
             assert torch.equal(taken["x"], x.transpose(0, 1))
 
 
+def another_dtype():
+    """A parameter whose bits have another dtype since it was recorded is refused, of as many bytes, too."""
+    x = torch.nn.Parameter(torch.randn(4).to(BF16), requires_grad=False)
+    taken = {"x": torch.zeros(4, dtype=BF16)}
+    with Publisher(record_source(lambda named: named, {"x": x}), "dtype", context=trainer) as publisher, \
+            Subscriber(taken, "dtype", "whole", context=engine) as taker:
+        publisher.publish(1)
+        taker.update()
+        publisher.wait()
+        for other in (torch.float16, F32):
+            x.data = torch.randn(4).to(other)
+            error = refused(dray.DrayError, "x had torch.bfloat16 (4,) here", publisher.publish, 2)
+            assert error.name == "ESTALE", error
+        x.data = torch.randn(4).to(BF16)
+        publisher.publish(2)
+        taker.update(min_version=2)
+        assert torch.equal(taken["x"], x)
+
+
 with coordinator() as folder:
     with Context(role="trainer", timeout=20) as trainer, Context(role="engine", timeout=20) as engine:
-        for case in (ranks_publish, random_cuts, rows_that_are_apart, what_convert_computes):
+        for case in (ranks_publish, random_cuts, rows_that_are_apart, another_dtype, what_convert_computes):
             begun = time.monotonic()
             case()
             print(f"{case.__name__}: {time.monotonic() - begun:.1f} s")

@@ -102,10 +102,10 @@ class Converted(Given):
     def __init__(self, convert, parameters):
         self._convert, self._given = convert, given(parameters)
         pairs = self._given.pairs()
-        self._shares, self._wholes, self._extents = {}, {}, []
+        self._shares, self._wholes, self._extents = {}, {}, []  # extents: (shape, dtype) of each given one
         for index, (name, parameter) in enumerate(pairs):
             shape, start, extent, dtype = _share(parameter)
-            self._extents.append(extent)
+            self._extents.append((extent, dtype))
             known = self._wholes.setdefault(name, (shape, dtype))
             if known != (shape, dtype):
                 raise ValueError(f"{name}: {known[1]} {known[0]} expected of all its parts, found {dtype} {shape}")
@@ -215,8 +215,10 @@ class Converted(Given):
         pairs, found = self._given.pairs(), []
         for i, held in enumerate(self._held):
             here = local(pairs[held.index][1])[0]
-            if tuple(here.shape) != self._extents[held.index]:
-                raise stale(held.part.name, f"had {self._extents[held.index]} here, and has {tuple(here.shape)}: record it anew")
+            if (tuple(here.shape), here.dtype) != self._extents[held.index]:
+                shape, dtype = self._extents[held.index]
+                raise stale(held.part.name, f"had {dtype} {shape} here, and has {here.dtype} {tuple(here.shape)}: "
+                            "record it anew")
             if self._is_made(held):
                 view = self._memory(("held", i), held.extent, held.dtype)
             else:
