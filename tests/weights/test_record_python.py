@@ -471,6 +471,51 @@ def what_is_not_understood():
     refused(TypeError, "into", record, lambda named: None, tensors)
 
 
+def where_elements_go():
+    """A tensor of the checkpoint that says where elements go is left to the loader, together with these; so are sums.
+    Numbers that the loader puts among elements are constants, also among whole numbers."""
+    tensors = {"i": ((3,), torch.int64), "a": ((6, 4), F32)}
+
+    def through(way):
+        def load(engine, named):
+            engine.x.copy_(way(named["a"], named["i"]))
+        return load
+
+    def put(a, i):
+        whole = torch.zeros(6, 4)
+        whole[i] = a[:3]
+        return whole
+
+    def copied(a, i):
+        return torch.zeros(6, 4).index_copy_(0, i, a[:3])
+
+    def is_left(way, wanted, *shape):
+        engine = Plain(through(way), x=shape)
+        recorded = record(engine.load_weights, tensors)
+        assert list(recorded.by_loader) == ["x"], recorded.in_place
+        assert recorded.load_tensors == wanted, recorded.load_tensors
+    is_left(lambda a, i: a[i], ["a", "i"], 3, 4)
+    is_left(lambda a, i: a.index_select(0, i + 0), ["a", "i"], 3, 4)
+    is_left(lambda a, i: a.gather(0, i.view(1, 3)), ["a", "i"], 1, 3)
+    is_left(lambda a, i: a[torch.zeros(3, dtype=i.dtype).copy_(i)], ["a", "i"], 3, 4)
+    is_left(put, ["a", "i"], 6, 4)
+    is_left(copied, ["a", "i"], 6, 4)
+    at = torch.tensor([0, 2, 2])
+    is_left(lambda a, i: torch.zeros(6, 4).index_put_((at,), a[:3], accumulate=True), ["a"], 6, 4)
+    is_left(lambda a, i: torch.ones(6, 4).scatter_(0, at.view(3, 1), a[:3, :1], reduce="multiply"), ["a"], 6, 4)
+    whole = {"i": torch.arange(7, 10), "a": torch.arange(24).view(6, 4)}
+
+    def numbers(a, i):
+        a[at[:2]] = 3
+        return a.scatter_(1, at.view(3, 1), 1)
+    engine = Plain(through(numbers), x=(6, 4))
+    recorded = record(engine.load_weights, whole)
+    assert list(recorded.in_place) == ["x"] and recorded.load_tensors == [], recorded.by_loader
+    engine.x.fill_(-1)
+    fill(recorded, whole)
+    assert torch.equal(engine.x, numbers(whole["a"].clone(), None).float()), engine.x
+
+
 @torch.library.custom_op("dray_test::shuffle", mutates_args=())
 def shuffle(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(2, 2, -1).transpose(0, 1).reshape(x.shape).contiguous()
@@ -651,7 +696,7 @@ def random_ways():
     assert in_place > 0.9 * total
 
 
-CASES = [nothing_changes, updates, tied, faults, derived, elements, parts_of_parts, what_is_not_understood, custom_operators, random_ways]
+CASES = [nothing_changes, updates, tied, faults, derived, elements, parts_of_parts, what_is_not_understood, where_elements_go, custom_operators, random_ways]
 with coordinator() as folder:
     with Context(role="trainer", timeout=20) as trainer, Context(role="engine", timeout=20) as one, \
             Context(role="engine", rank=1, timeout=20) as two:

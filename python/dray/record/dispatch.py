@@ -28,6 +28,7 @@ MOVES = {"index_select", "index", "_unsafe_index", "gather", "repeat", "roll", "
 STEPS = {"add", "sub", "rsub", "mul", "div", "neg", "exp", "expm1", "log", "log1p", "log2", "sqrt", "rsqrt", "reciprocal",
          "abs", "square", "pow", "sigmoid", "tanh", "softplus", "clamp", "clamp_min", "clamp_max", "relu", "exp2",
          "bitwise_not", "bitwise_and", "logical_not", "sign", "floor", "ceil", "round", "trunc"}
+WHERE = {"index", "indices", "repeats"}  # arguments of these that say where elements go
 INTO = {"index_put_", "scatter_", "index_copy_", "_index_put_impl_"}
 ASKS = {"_local_scalar_dense", "equal", "nonzero", "is_nonzero", "allclose", "item", "is_same_size"}
 UNWRITTEN = "memory that load_weights has not written"
@@ -350,7 +351,8 @@ class Recording:
             return self._joined(name, function, arguments, keywords)
         device = known[0].device
         if name in MOVES and (codes := self._on_codes(function, arguments, keywords)) is not None:
-            return _changed(codes, lambda c: self._of_codes(c, known[0].dtype, device))
+            dtype = tensors_among(arguments[:1], {})[0].dtype if arguments else known[0].dtype
+            return _changed(codes, lambda c: self._of_codes(c, dtype, device))
         if not kind.is_torchs:
             return self._custom(name, function, arguments, keywords, (), known)
         try:
@@ -391,20 +393,26 @@ class Recording:
         return made
 
     def _on_codes(self, function, arguments, keywords):
-        """The operator's result, of codes in the place of what is recorded; None: they are too many."""
-        flat, spec = tree_flatten((arguments, keywords))
-        for i, a in enumerate(flat):
-            if isinstance(a, torch.Tensor) and (a.dtype.is_floating_point or self.store_of(a) is not None):
-                flat[i] = self.codes(a)
-                if flat[i] is None:
-                    return None
-            elif isinstance(a, torch.Tensor) and a.device.type != "cpu":
-                flat[i] = a.cpu()
-        arguments, keywords = tree_unflatten(flat, spec)
-        if function._schema.name == "aten::constant_pad_nd":
-            value = arguments[2] if len(arguments) > 2 else 0
-            arguments = (*arguments[:2], self.book.entry(Fill(value)))
-        return function(*arguments, **keywords)
+        """The operator's result, of codes in the place of elements; None: they are too many, or it is not known where they
+        go."""
+        names = [a.name for a in function._schema.arguments]
+        given = {**dict(zip(names, arguments)), **keywords}
+        elements = tensors_among([a for name, a in given.items() if name not in WHERE], {})
+        where = tensors_among([a for name, a in given.items() if name in WHERE], {})
+        if given.get("accumulate") or given.get("reduce") is not None or len({t.dtype for t in elements}) > 1 or \
+                any(isinstance(t, Recorded) or self._is_written(t) for t in where):
+            return None
+        codes = {id(t): self.codes(t) for t in elements}
+        if None in codes.values():
+            return None
+
+        def coded(name, value):
+            if name == "value":  # a number that is written, or the padding
+                return self.book.entry(Fill(value))
+            return _changed(value, lambda t: t.detach().cpu() if name in WHERE else codes[id(t)])
+        if function._schema.name == "aten::constant_pad_nd" and "value" not in given:
+            keywords = {**keywords, "value": 0}
+        return function(*map(coded, names, arguments), **{name: coded(name, a) for name, a in keywords.items()})
 
     def _custom(self, name, function, arguments, keywords, into, known):
         """An operator that torch does not have: tried with digits, to see whether it only moves."""
