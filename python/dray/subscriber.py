@@ -121,7 +121,7 @@ class Subscriber(Laid):
         if self._given is None:
             return
         if self._first:  # the next one is in place, as far as this one has proven it
-            self._first = None
+            self._first = None if self._given.certified else self._first
             return
         self._still("this update wrote")
         try:

@@ -288,11 +288,54 @@ def derived():
     with recorded.certify(engine.load_and_finish) as load:
         load(random_weights().items())
     assert "kv_b" not in recorded.in_place and "w_uk" in recorded.by_loader["kv_b"], recorded.by_loader
+    weights = random_weights()
+    for engine in (Engine(0), Engine(0)):  # it holds already what comes: nothing says what is made of it
+        engine.load_and_finish((n, t.clone()) for n, t in weights.items())
+        recorded = record(engine.load_weights, CHECKPOINT)
+        for _ in range(2):
+            with recorded.certify(engine.load_and_finish) as load:
+                load(weights.items())
+            assert not recorded.certified and "kv_b" in recorded.in_place, recorded.by_loader
+        with recorded.certify(engine.load_and_finish) as load:
+            load(random_weights().items())
+        assert recorded.certified and "w_uk" in recorded.by_loader["kv_b"], recorded.by_loader
+    engine = Engine(0)  # a load that fails behind all of it, and is done again
+    engine.finish()
+    recorded = record(engine.load_weights, CHECKPOINT)
+    certificate = recorded.certify(engine.load_and_finish)
+
+    def fails():
+        with certificate as load:
+            load(weights.items())
+            raise RuntimeError("planted")
+    refused(RuntimeError, "planted", fails)
+    with certificate as load:
+        load(weights.items())
+    assert recorded.certified and "w_uk" in recorded.by_loader["kv_b"], recorded.by_loader
     engine = Engine(0)
     recorded = record(engine.load_weights, CHECKPOINT)
     engine.norm.data = engine.norm.data[:8]  # another shape after loading
     error = refused(dray.DrayError, "norm", lambda: recorded.blocks)
     assert error.name == "ESTALE", error
+
+
+def the_same_first():
+    """A trainer whose first version is what the engine holds: updates go by the loader until bytes have changed."""
+    weights, engine = random_weights(), Engine(0)
+    engine.load_and_finish((n, t.clone()) for n, t in weights.items())
+    publisher = Publisher(weights, "same", context=trainer)
+    subscriber = Subscriber(record(engine.load_and_finish, CHECKPOINT), "same", "same engine", context=engines[0])
+    for version in (1, 2, 3, 4):
+        publisher.wait()
+        for t in weights.values() if version > 2 else ():
+            t.copy_(torch.randn(t.shape))
+        engine.given.clear()
+        publisher.publish(version)
+        assert subscriber.update(min_version=version)["version"] == version
+        same(engine, wanted_of(weights, 0))
+        assert sorted(engine.given) == (sorted(CHECKPOINT) if version < 4 else ["scale"]), (version, engine.given)
+    subscriber.close()
+    publisher.close()
 
 
 class Plain(torch.nn.Module):
@@ -696,7 +739,7 @@ def random_ways():
     assert in_place > 0.9 * total
 
 
-CASES = [nothing_changes, updates, tied, faults, derived, elements, parts_of_parts, what_is_not_understood, where_elements_go, custom_operators, random_ways]
+CASES = [nothing_changes, updates, tied, faults, derived, the_same_first, elements, parts_of_parts, what_is_not_understood, where_elements_go, custom_operators, random_ways]
 with coordinator() as folder:
     with Context(role="trainer", timeout=20) as trainer, Context(role="engine", timeout=20) as one, \
             Context(role="engine", rank=1, timeout=20) as two:

@@ -26,7 +26,8 @@ def digest(tensor):
 class Certificate:
     """One load of the whole checkpoint, compared. Call it with (name, tensor) pairs, or use it as the
     `load=` of a Subscriber, in a `with` block that ends when the engine is ready (behind all that it does
-    after loading): then `recorded.certified` is true, and what differed is by_loader."""
+    after loading): then `recorded.certified` is true, and what differed is by_loader. A load that changed nothing
+    shows nothing of what is derived from it: `recorded.certified` stays what it was then, and it takes another one."""
 
     def __init__(self, recorded, load=None):
         self._recorded, self._load = recorded, load or recorded._load
@@ -34,7 +35,7 @@ class Certificate:
         for name, p in recorded._found.items():
             for i, part in enumerate(p.parts):
                 self._parts.setdefault(part.name, []).append((name, i, part))
-        self._before = None
+        self._before, self._begun = None, False
 
     def _others(self):
         """Digests of the engine's tensors that the recording says nothing of."""
@@ -58,17 +59,26 @@ class Certificate:
                 found[name] = digest(tensor.detach()[rest])
         return found
 
+    def _marks(self):
+        """Numbers that say whether the recorded tensors have changed: mostly, which is enough of one among all."""
+        now, found = tensors_of(self._recorded._into), self._recorded._found
+        return {n: int(now[n].detach().reshape(-1).view(torch.uint8).sum(dtype=torch.int64)) for n, p in found.items()
+                if not p.reason and n in now and now[n].device.type != "meta"}
+
     def _digest(self, name, part, box):
         """Of what an update in place would make of a rectangle of the checkpoint's."""
         return digest(part.made(box) if part.steps is None else part.made(box).to(self._recorded._found[name].dtype))
 
     def __enter__(self):
-        self._before, self._before_rest = self._others(), self._rest()
+        if not self._begun:  # else a load has failed, and memory holds what that has brought and derived
+            self._before, self._before_rest, self._before_marks = self._others(), self._rest(), self._marks()
         self._wanted, self._seen = {}, set()
         return self
 
     def __call__(self, named):
         """Gives copies of them to the engine's loader."""
+        self._begun = True
+
         def copies():
             for name, tensor in named:
                 self._seen.add(name)
@@ -85,7 +95,7 @@ class Certificate:
         missing = [n for n in recorded.tensors if n not in self._seen]
         if missing:
             raise ValueError(f"certify: {missing[0]} and {len(missing) - 1} others were not loaded")
-        now, rest = tensors_of(recorded._into), self._rest()
+        now, rest, marks = tensors_of(recorded._into), self._rest(), self._marks()
         for name, p in list(recorded._found.items()):
             if not p.reason:
                 why = self._differs(name, p, now)
@@ -97,7 +107,9 @@ class Certificate:
         for name in after:
             if after[name] != self._before.get(name):
                 self._derived(name)
-        recorded.certified = True
+        self._begun = False
+        if not self._before_marks or marks != self._before_marks:
+            recorded.certified = True
 
     def _differs(self, name, p, now):
         try:
