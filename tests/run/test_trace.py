@@ -69,6 +69,46 @@ def planted_stalls():
     check({b["cause"] for b in found["bubble"]} == set(CAUSE_NUMBERS), f"planted: bubbles {found['bubble']}")
 
 
+def record_turns(library, folder, label, spans):
+    """One span behind the other: (kind, cause or 0, name, step, seconds)."""
+    dray = ctypes.CDLL(library)
+    assert dray.dray_trace_open(f"{folder}/trace/{label}-0-1.spans".encode(), f"{label} 0".encode(), None) == 0
+    for kind, cause, name, step, seconds in spans:
+        if cause:
+            dray.dray_trace_wait(cause, name, ctypes.c_int64(step))
+        else:
+            dray.dray_trace_enter(kind, name, ctypes.c_int64(step))
+        time.sleep(seconds)
+        dray.dray_trace_leave()
+    assert dray.dray_trace_open(None, None, None) == 0
+
+
+def waits_for_a_turn():
+    """Two roles that have done nothing yet and wait for a turn on what they share: neither has kept the other waiting, and
+    the critical path ends."""
+    folder = work / "turns"
+    (folder / "trace").mkdir(parents=True)
+    lease = CAUSE_NUMBERS["lease"]
+    children = []
+    for label, spans in (("first", [(0, 0, b"publish", 0, 0.05)]), ("other", [(1, lease, b"turn", -1, 0.7)]),
+                         ("one", [(1, lease, b"turn", -1, 0.3), (0, 0, b"publish", 1, 0.05)])):
+        pid = os.fork()
+        if not pid:
+            try:
+                record_turns(os.environ["DRAY_LIBRARY"], folder, label, spans)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        children.append(pid)
+    for pid in children:
+        check(os.waitpid(pid, 0)[1] == 0, "a child that records failed")
+    found = trace(folder, "--bubbles", "10")
+    check([s["step"] for s in found["step"]] == [1], f"turns: {found['step']}")
+    path = found["step"][0]["path"]
+    check(path[-1]["process"] == "one 0" and path[-1]["what"] == "publish", f"turns: {path}")
+    check({b["by"] for b in found["bubble"]} <= {None, "first 0"}, f"turns: {found['bubble']}")
+
+
 # ---- trace.json ------------------------------------------------------------------------------------
 
 FIELDS = {"M": {"name": str, "args": dict}, "X": {"name": str, "cat": str, "dur": (int, float), "args": dict},
@@ -169,6 +209,7 @@ def killed():
 
 
 planted_stalls()
+waits_for_a_turn()
 runs()
 killed()
 finish()

@@ -171,6 +171,8 @@ static dray__tl_blame of_last(const dray__timeline *t, uint32_t track, const dra
             while (k && (k == other->count || other->spans[k].begin_ns >= wait->end_ns ||
                          other->spans[k].kind == DRAY_SPAN_WAIT))
                 k--;
+            if (other->spans[k].kind == DRAY_SPAN_WAIT)
+                continue; /* it has done nothing but wait until then */
             ns = other->spans[k].end_ns < wait->end_ns ? other->spans[k].end_ns : wait->end_ns;
         }
         if (ns > found.ns)

@@ -12,7 +12,8 @@ typedef struct walk {
     dray__tl_link *links;
     uint32_t count;
     uint64_t room;
-    bool full; /* out of memory */
+    uint32_t turns; /* changes of the track since the last link */
+    bool full;      /* out of memory */
 } walk;
 
 /* Adds a link. Links are added from the end backwards; adjacent pieces of one span are joined. */
@@ -58,7 +59,10 @@ static void back(walk *w, uint32_t *track, int64_t *ns, int64_t begin)
     part.end_ns = *ns;
     if (span->kind == DRAY_SPAN_WAIT)
         by = dray__tl_blame_of(w->t, *track, &part);
-    if (by.track == DRAY__TL_NONE || by.ns <= from || by.ns > *ns || by.track == *track) {
+    /* Tracks that wait for each other at one moment would be gone round without an end. */
+    w->turns = by.ns == *ns ? w->turns + 1 : 0;
+    if (by.track == DRAY__TL_NONE || by.ns <= from || by.ns > *ns || by.track == *track ||
+        w->turns > w->t->track_count) {
         add(w, *track, span, from, *ns);
         *ns = from;
         return;
