@@ -79,11 +79,13 @@ class Server:
 
     def __init__(self, address: str, process: Optional[subprocess.Popen] = None, folder: Optional[str] = None):
         self.address, self._process, self._folder, self.metrics = address, process, folder, None
+        self._pid = os.getpid()
 
     def close(self, timeout: float = 10.0) -> None:
-        """Stops the coordinator, if `serve` started it, and forgets its address. Twice is fine."""
+        """Stops the coordinator, if `serve` started it, and forgets its address. Twice is fine. In a process that was
+        forked it does nothing: the coordinator is the parent's."""
         process, self._process = self._process, None
-        if process is None:
+        if process is None or os.getpid() != self._pid:
             return
         if os.environ.get("DRAY_ADDRESS") == self.address:
             del os.environ["DRAY_ADDRESS"]

@@ -42,11 +42,15 @@ import os
 import dray
 from dray.weights import Context
 
-print(dray.__version__, dray.library_path(), dray.program())
+print(dray.__version__, dray.library_path(), dray.program(), flush=True)
 with dray.serve() as server:
     assert os.environ["DRAY_ADDRESS"] == server.address
     with dray.serve() as same:  # there is one already
         assert same.address == server.address
+    child = os.fork()
+    if not child:
+        raise SystemExit  # out of the block: the coordinator is the parent's
+    assert os.waitpid(child, 0)[1] == 0
     with Context(role="trainer", rank=0):
         pass
     pid = server._process.pid
