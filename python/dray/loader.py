@@ -206,7 +206,7 @@ class StreamDataLoader:
             self._pins.call("dray_loader_done", self._loader, c.byref(given._load))
             self._failed = {} if given.micro + 1 == given.micros else self._failed
             given._live = False
-        except DrayError:
+        except BaseException:  # it is still in the loop's hands, with its outputs
             self._given = given
             raise
 

@@ -13,7 +13,7 @@ with needs:
     import numpy as np
     import torch
 
-from python_fixture import coordinator, dray, refused
+from python_fixture import coordinator, dray, refused, wrong
 
 program = os.environ["DRAY_PROGRAM"]
 ROWS, CAP = 61, 96
@@ -176,6 +176,25 @@ def micro_batches_that_fail():
                         assert np.array_equal(row, [x] * (1 if kind == "array" else 1 + x)), (name, x, row)
 
 
+def an_output_that_is_missing():
+    """Of one micro-batch of several: the loop keeps the batch until it has failed what lacks it, and what was set is never
+    another batch's."""
+    with dray.Queue("missing", tasks={"write": (["x"], ["y"]), "read": (["x", "y"], [])}, timeout=20) as queue:
+        queue.insert({"x": np.arange(8)}, "p", tags={"tokens": [5] * 8}, seal=True)
+        with dray.StreamDataLoader("write", ["x"], 4, "missing", "p", micro=True, policy="token_balanced", token_cap=10,
+                                   timeout=20) as loader:
+            first = next(loader)
+            first.set("y", first["x"][0])
+            last = next(loader)
+            for _ in range(2):
+                wrong(ValueError, "y is set for micro-batches [0] of 2", next, loader)
+            last.fail("its y is missing")
+            for batch in loader:
+                batch.set("y", batch["x"][0])
+        with queue.claim("read", 8, "p") as batch:
+            assert np.array_equal(batch["x"][0], batch["y"][0]), (batch["x"][0], batch["y"][0])
+
+
 def in_thread(errors, function, *arguments):
     def run():
         try:
@@ -232,6 +251,7 @@ with coordinator():
     micro_batches()
     memory_used_again()
     micro_batches_that_fail()
+    an_output_that_is_missing()
 
     # What is wrong is said.
     refused("ENOENT", dray.StreamDataLoader, "rolout", ["tokens"], 4, timeout=5)
