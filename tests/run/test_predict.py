@@ -68,6 +68,16 @@ done = dray("size", trace, ("schedule=async", "staleness=3", "clock.train_second
             "--staleness", "0")
 check(done.returncode == 2 and "whose mean staleness is at most 0" in done.stderr, f"staleness: {done.stderr}")
 
+# Rows that were generated a second time, as too old or lost, count once: their groups are whole.
+twice = work / "twice"
+shutil.copytree(trace, twice)
+for path in twice.glob("trace/engine*.lengths"):
+    made = [[int(word) for word in line.split()] for line in path.read_text().splitlines()]
+    path.write_text("".join(" ".join(map(str, row)) + "\n" for step, slot, prompt, tokens, begin, end in made for row in (
+        [(step, slot, prompt, tokens, begin - 1, end - 1)] * (slot % 2) + [(step, slot, prompt, tokens, begin, end)])))
+said = simulate(twice)
+check(0.5 < said["step_seconds"]["mean"] / same["step_seconds"]["mean"] < 2, f"twice: {said}, once: {same}")
+
 # What is no trace of this job, or no whole one, is refused by name, and says where.
 done = dray("simulate", trace, ("rollout.samples=2", "rollout.prompts=8"))
 check(done.returncode == 2 and "the trace is of another job: expected rollout.prompts 8, found 4" in done.stderr, done)

@@ -200,13 +200,28 @@ static int by_group(const void *a, const void *b)
     const response *x = a, *y = b;
     if (x->step != y->step)
         return x->step < y->step ? -1 : 1;
-    return (x->slot > y->slot) - (x->slot < y->slot);
+    if (x->slot != y->slot)
+        return x->slot < y->slot ? -1 : 1;
+    return (x->left_ns > y->left_ns) - (x->left_ns < y->left_ns);
+}
+
+/* Drops all responses of a row but the last one. */
+static void drop_repeated(responses *all)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < all->count; i++) {
+        const response *next = i + 1 < all->count ? &all->items[i + 1] : NULL;
+        if (!next || next->step != all->items[i].step || next->slot != all->items[i].slot)
+            all->items[kept++] = all->items[i];
+    }
+    all->count = kept;
 }
 
 /* Takes whole groups of a step. Rows that were generated twice count once. */
 static int take_groups(responses *all, uint32_t group, dray__services *out, dray_error *error)
 {
     qsort(all->items, all->count, sizeof(*all->items), by_group);
+    drop_repeated(all);
     out->group = group;
     out->lengths = calloc(all->count + (size_t)1, sizeof(*out->lengths));
     if (!out->lengths)
