@@ -9,6 +9,7 @@ with needs:
     import torch
 
 import dray
+from dray.parameters import FlatPart
 from dray.record.tensors import NotRecorded
 from dray.weights import Block, Context, Publisher, Subscriber, megatron_shards, record_source
 from served import refused
@@ -162,6 +163,8 @@ def what_convert_computes():
     error = refused(NotRecorded, "out is computed: div", record_source, scaled, [Block("x", (8, 4), x)])
     assert "x, of which this rank has a part" in str(error)
     refused(NotRecorded, "nothing of them", record_source, lambda named: [("out", torch.zeros(3))], {"x": x})
+    part = FlatPart(x.view(16), (8, 4), 4, 4, 8)
+    refused(NotImplementedError, "FSDP1's flat parameter, of (8, 4)", record_source, lambda named: named, {"x": part})
     refused(ValueError, "expected of all its parts", record_source, lambda named: named,
             [Block("x", (8, 4), x), Block("x", (9, 4), x, (4, 0))])
 

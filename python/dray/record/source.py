@@ -10,6 +10,7 @@ import torch
 from .._declared import EUNSUPPORTED
 from .._library import DrayError
 from ..parameters import Block, Given, given, local, places, stale
+from ..parameters import Part as _Part
 from . import _one, _threads
 from .dispatch import Recording
 from .recorded import Part, describe
@@ -40,6 +41,9 @@ class Held(NamedTuple):
 
 def _share(parameter):
     """Shape of the whole parameter, and where in it the local rectangle begins and ends."""
+    if isinstance(parameter, _Part):
+        raise NotImplementedError("record_source: whole tensors, DTensors or Blocks expected, found a part of FSDP1's flat "
+                                  f"parameter, of {tuple(parameter.shape)}")
     here, mesh, placements = local(parameter)
     shape = tuple(parameter.shape)
     start = getattr(parameter, "start", None) or (0,) * len(shape)
