@@ -42,8 +42,11 @@ done = report(one, other, "-o", "both.html")
 check(done.returncode == 0 and len(data_of(work / "both.html")["runs"]) == 2, f"both: {done.stderr}")
 
 # Text of the job's is text of the page, and never a tag of it.
-(other / "events.jsonl").write_text('{"event": "warning", "message": "</script><script>document.x=1</script>"}\n')
-check(report(other).returncode == 0 and "</script><script>document" not in (other / "report.html").read_text(), "a tag")
+for said in ("</script><script>document.x=1</script>", "<!--<script>"):
+    (other / "events.jsonl").write_text(json.dumps({"event": "warning", "message": said}) + "\n")
+    check(report(other).returncode == 0 and said not in (other / "report.html").read_text(), f"a tag: {said}")
+    events = data_of(other / "report.html")["runs"][0]["events"]
+    check([e["message"] for e in events] == [said], f"a tag: {events}")
 
 for name, content, expected in (("events.jsonl", "[]\n", "line 1: expected an object"),
                                 ("events.jsonl", "{\n", "line 1"),

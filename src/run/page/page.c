@@ -42,7 +42,9 @@ static int collect(const char *const *folders, uint32_t count, uint32_t points, 
     return rc;
 }
 
-/* Makes a text that a script element may contain, which "</script>" must not occur in. */
+/* Makes a text that a script element may contain, which "</script>" must not occur in, nor "<!--",
+ * behind which "<script" would keep the element open beyond its end (HTML, "Restrictions for
+ * contents of script elements"). */
 static char *text_of(json_t *runs, bool live)
 {
     json_t *all = json_pack("{s:s, s:b, s:O}", "dray", dray_version(), "live", live, "runs", runs);
@@ -50,7 +52,7 @@ static char *text_of(json_t *runs, bool live)
     json_decref(all);
     if (!text)
         return NULL;
-    for (char *at = text; (at = strstr(at, "</"));)
+    for (char *at = text; (at = strchr(at, '<'));)
         *at = '\x01'; /* a byte that no JSON text has; written below as \u003c */
     return text;
 }
