@@ -110,7 +110,22 @@ def check_refill(queue):
         batch.set("image", images[:1])
 
 
+def check_large_numbers():
+    """What the shell reads of numbers that are larger than its JSON has is their digits, and no other number."""
+    wide = [0, 2**63 - 1, 2**63, 2**64 - 1]
+    with dray.Queue("wide", tasks={"read": (["n", "m"], [])}, timeout=20) as queue:
+        queue.insert({"n": np.array(wide, np.uint64), "m": np.array([wide, wide[::-1]] * 2, np.uint64)}, "p", seal=True)
+        claim = subprocess.run([program, "queue", "claim", "-q", "wide", "-t", "read", "-n", "4", "-o", "ordered"],
+                               capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+        said = subprocess.run([program, "queue", "read", claim], capture_output=True, text=True, timeout=60, check=True)
+        rows = [json.loads(line) for line in said.stdout.splitlines()]
+        assert [int(row["n"]) for row in rows] == wide and list(map(int, rows[1]["m"])) == wide[::-1], rows
+        assert [type(row["n"]) for row in rows] == [int, int, str, str], rows
+        subprocess.run([program, "queue", "release", claim], timeout=60, check=True, capture_output=True)
+
+
 with coordinator():
+    check_large_numbers()
     TASKS["rollout"] = (["prompt"], ["response", "blob", "image"])
     with dray.Queue(tasks=TASKS, timeout=20, max_attempts=2) as queue:
         check_refusals(queue)

@@ -393,6 +393,11 @@ static json_t *element_json(const uint8_t *at, dray_dtype dtype)
     default: /* integers, and bits of dtypes that JSON has no numbers for */
         break;
     }
+    if (dtype == DRAY_U64 && whole < 0) { /* larger than jansson's numbers */
+        char text[24];
+        snprintf(text, sizeof text, "%" PRIu64, (uint64_t)whole);
+        return json_string(text);
+    }
     int above = 64 - 8 * (int)dray_dtype_size(dtype);
     if (range_of(dtype).min < 0)
         whole = (int64_t)((uint64_t)whole << above) >> above;
