@@ -5,6 +5,7 @@ import os
 import socket
 import struct
 import subprocess
+import tempfile
 
 from begin import coordinator, rng, seed
 
@@ -75,6 +76,12 @@ with coordinator() as folder:
         dtype = ["-d", "tokens=i32"] if "tokens" in bad else []
         done = dray("queue", "insert", "-p", "bad", *dtype, input=bad)
         assert done.returncode == 1 and why in done.stderr, (bad, done.stderr)
+    with tempfile.TemporaryDirectory() as folder:  # opens as a file does, and cannot be read
+        path = os.path.join(folder, "rows")
+        with open(path, "w") as file:
+            file.write('{"a": 1}\n')
+        done = dray("queue", "load", "-p", "bad", "--seal", path, folder)
+        assert done.returncode == 1 and f"{folder}, behind line 0: Is a directory" in done.stderr, done
     assert '"bad"' not in must("queue", "stat", "--json")
     done = dray("keeper", env=dict(os.environ, DRAY_DATA_ADDRESS="1" * 80))
     assert done.returncode == 2 and "$DRAY_DATA_ADDRESS" in done.stderr, done.stderr

@@ -135,6 +135,8 @@ static int read_lines(FILE *file, const char *where, json_t *rows, dray_error *e
             rc = DRAY_ENOMEM;
         }
     }
+    if (rc == DRAY_OK && ferror(file))
+        rc = cmd_error(error, DRAY_ESYS, "%.200s, behind line %zu: %m", where, number);
     free(line);
     return rc;
 }
