@@ -117,6 +117,36 @@ def _end_with(parent: int):
     return before_exec
 
 
+def _begun(server: Server, command: Sequence[str], timeout: float) -> dict:
+    """Starts the server's process; what it says of itself."""
+    log = pathlib.Path(server._folder) / "log"
+    with log.open("wb") as errors:
+        try:
+            process = server._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
+                preexec_fn=_end_with(os.getpid()), env=_environment())
+        except OSError as error:
+            raise _failed("ENOENT" if isinstance(error, FileNotFoundError) else "ESYS", f"{command[0]}: "
+                          f"{error.strerror}") from None
+    poll = select.poll()  # select() refuses descriptors from 1024 on, which a large process has
+    poll.register(process.stdout, select.POLLIN)
+    deadline, line = time.monotonic() + timeout, b""
+    while not line.endswith(b"\n"):
+        ready = poll.poll(1000 * max(0, deadline - time.monotonic()))
+        piece = os.read(process.stdout.fileno(), 4096) if ready else b""
+        line += piece
+        if piece:
+            continue
+        said = log.read_text(errors="replace").strip() or "it said nothing"
+        if ready:
+            raise _failed("ESYS", f"dray serve ended: {said}")
+        raise _failed("ETIMEDOUT", f"dray serve does not listen after {timeout:g} s: {said}")
+    try:
+        return json.loads(line.split(b"\n")[0])
+    except ValueError:
+        raise _failed("ESYS", f"{command[0]}: the address of dray serve expected, found {line[:80]!r}") from None
+
+
 def serve(listen: Optional[str] = None, arguments: Sequence[str] = (), timeout: float = 30.0) -> Server:
     """Starts a coordinator for this process and those that it starts, and sets $DRAY_ADDRESS to where it listens,
     which Context, Queue and Role take for theirs. Where $DRAY_ADDRESS is set there is one already, and nothing is
@@ -131,26 +161,14 @@ def serve(listen: Optional[str] = None, arguments: Sequence[str] = (), timeout: 
         return Server(there)
     path = program()
     folder = tempfile.mkdtemp(prefix="dray-serve-")
-    log = pathlib.Path(folder) / "log"
-    with log.open("wb") as errors:
-        process = subprocess.Popen([path, "serve", "--json", "--listen", listen or f"unix:{folder}/socket", *arguments],
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
-                                   preexec_fn=_end_with(os.getpid()), env=_environment())
-    server = Server("", process, folder)
-    deadline, line = time.monotonic() + timeout, b""
-    while not line.endswith(b"\n"):
-        left = max(0, deadline - time.monotonic())
-        ready = select.select([process.stdout], [], [], left)[0]
-        piece = os.read(process.stdout.fileno(), 4096) if ready else b""
-        line += piece
-        if piece:
-            continue
-        said = log.read_text(errors="replace").strip()
+    server = Server("", None, folder)
+    try:
+        listen = listen or f"unix:{folder}/socket"
+        told = _begun(server, [path, "serve", "--json", "--listen", listen, *arguments], timeout)
+    except BaseException:
         server.close()
-        if ready:
-            raise _failed("ESYS", f"dray serve ended: {said or 'it said nothing'}")
-        raise _failed("ETIMEDOUT", f"dray serve does not listen after {timeout:g} s: {said or 'it said nothing'}")
-    told = json.loads(line.split(b"\n")[0])
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     server.address, server.metrics = told["unix"] or told["tcp"], told.get("metrics")
     os.environ["DRAY_ADDRESS"] = server.address
     atexit.register(server.close)

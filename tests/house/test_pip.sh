@@ -38,6 +38,8 @@ cd "$work" || exit 1
 alone() { env -i PATH="$work/site/bin:/usr/bin:/bin" HOME="$work" PYTHONPATH="$work/site" "$@"; }
 cat >meet.py <<'END'
 import os
+import resource
+import tempfile
 
 import dray
 from dray.weights import Context
@@ -59,6 +61,26 @@ try:
     dray.serve(listen="unix:/no/such/folder/socket")
 except dray.DrayError as error:
     print(error)
+# What is no program leaves nothing behind; a process may have any number of files open.
+tempfile.tempdir = tempfile.mkdtemp()
+for program, code in (("/no/such/dray", "ENOENT"), (__file__, "ESYS"), ("/bin/echo", "ESYS")):
+    os.environ["DRAY_PROGRAM"] = program
+    try:
+        dray.serve()
+    except dray.DrayError as error:
+        assert error.name == code and program in str(error), error
+    assert not os.listdir(tempfile.tempdir), program
+del os.environ["DRAY_PROGRAM"]
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else 4096, hard))
+files = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+with dray.serve():
+    pass
+for file in files:
+    os.close(file)
+assert not os.listdir(tempfile.tempdir)
+os.rmdir(tempfile.tempdir)
+tempfile.tempdir = None
 dray.serve()  # ends with this process, which is killed
 print(next(int(p) for p in os.listdir("/proc") if p.isdigit() and
            f"PPid:\t{os.getpid()}\n" in open(f"/proc/{p}/status").read()), flush=True)
