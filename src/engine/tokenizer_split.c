@@ -59,8 +59,10 @@ int dray__cut_compile(const char *path, const char *pattern, dray__text_cut *out
         return rc;
     int number;
     PCRE2_SIZE at;
-    out->pattern = pcre2_compile((PCRE2_SPTR)translated, PCRE2_ZERO_TERMINATED,
-                                 PCRE2_UTF | PCRE2_UCP | PCRE2_NO_UTF_CHECK, &number, &at, NULL);
+    /* \C would cut characters, and the next pattern takes its text for UTF-8 unseen. */
+    uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_NO_UTF_CHECK | PCRE2_NEVER_BACKSLASH_C;
+    out->pattern =
+        pcre2_compile((PCRE2_SPTR)translated, PCRE2_ZERO_TERMINATED, options, &number, &at, NULL);
     if (!out->pattern) {
         PCRE2_UCHAR why[160] = "";
         pcre2_get_error_message(number, why, sizeof why);

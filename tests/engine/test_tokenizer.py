@@ -133,6 +133,7 @@ def check_refusals(path, folder):
                ("post_processor BertProcessing", lambda j: j.update(post_processor={"type": "BertProcessing"})),
                ("Removed", lambda j: j["pre_tokenizer"]["pretokenizers"][0].update(behavior="Removed")),
                ("pattern", lambda j: j["pre_tokenizer"]["pretokenizers"][0].update(pattern={"Regex": "("})),
+               ("pattern \\C", lambda j: j["pre_tokenizer"]["pretokenizers"][0].update(pattern={"Regex": "\\C"})),
                ("truncation", lambda j: j.update(truncation={"max_length": 8})),
                ("lstrip", lambda j: j["added_tokens"][0].update(lstrip=True)),
                ("no token for byte 33", lambda j: j["model"]["vocab"].pop("!")),
