@@ -3,6 +3,7 @@
 #include "gpu/scene.h"
 #include "gpu/spin.h"
 #include "memory/cuda_event.h"
+#include "mover/cuda/cuda.h"
 
 enum { LATE_MS = 300, LATE_NS = 200000000, ENDED = 1, ASKED = 2, TRIED = 3 };
 
@@ -193,6 +194,50 @@ CLUSTER_TEST(test_one_process)
     s.world = 1;
     s.no_checksums = 1;
     must_end_well(spawn(in_one_process, &s));
+}
+
+/* ---- a fence that cannot be opened -------------------------------------------------------------
+ */
+
+static void refused_trainer(void *user)
+{
+    scene *s = user;
+    source o = open_source(s);
+    dray_fence fence = {sizeof fence, DRAY_FENCE_CUDA_STREAM, o.stream};
+    await_flag(s->board, ASKED);
+    write_late(&o, s->seed, 2000);
+    MUST(dray_publisher_publish(o.t.publisher, 1, &fence, error));
+    await_flag(s->board, TRIED);
+    close_source(&o);
+}
+
+/* The driver refuses to open the publisher's event during the first update. The second one has the
+ * memory mapped already, and waits for the fence all the same. */
+static void refused_engine(void *user)
+{
+    scene *s = user;
+    engine e;
+    dray_error said;
+    open_engine(&e, s);
+    MUST(dray__cuda_bounce_reserve(e.region[0]->device, error)); /* compiles the kernels */
+    CHECK(gpu_fail("cuIpcOpenEventHandle:1+:999"));
+    raise_flag(s->board, ASKED);
+    CHECK(dray_update_weights(e.subscriber, NULL, NULL, &said) == DRAY_ESYS);
+    CHECK(strstr(said.message, "the fence of a publisher without checksums"));
+    gpu_fail(NULL);
+    MUST(dray_update_weights(e.subscriber, NULL, NULL, error));
+    CHECK(gpu_engine_wrong(&e, s->seed) == 0);
+    raise_flag(s->board, TRIED);
+    engine_close(&e);
+}
+
+CLUSTER_TEST(test_fence_is_refused)
+{
+    if (gpu_is_real())
+        return;
+    scene s = plain(59);
+    s.no_checksums = 1;
+    run_pair(&s, refused_trainer, refused_engine);
 }
 
 /* ---- a deadline -------------------------------------------------------------------------------

@@ -337,9 +337,12 @@ static int open_mark(const dray_handle *handle, dray__cuda_device *device, dray_
     return rc ? dray__fail_prefix(error, rc, "the fence of a publisher without checksums: ") : rc;
 }
 
+/* Without its mark the region is not kept: the next update would find it, and not wait for the
+ * publisher's fence. */
 static int get_region(dray__reply *reply, dray__cuda_device *device, dray_region **out,
                       dray__event **mark, dray_error *error)
 {
+    dray_region *region = NULL;
     dray__region_given told;
     dray__get_fields(&reply->payload, NULL, &dray__handle_told_fields, &told);
     dray_handle handle = DRAY_HANDLE_INIT;
@@ -351,10 +354,14 @@ static int get_region(dray__reply *reply, dray__cuda_device *device, dray_region
         rc = dray__fail(error, DRAY_EPROTO, "a region came with %" PRIu32 " descriptors, not 1",
                         reply->fd_count);
     if (rc == DRAY_OK)
-        rc = import(&handle, bare ? -1 : reply->fds[0], device, out, error);
+        rc = import(&handle, bare ? -1 : reply->fds[0], device, &region, error);
     static const uint8_t none[sizeof handle.event];
     if (rc == DRAY_OK && mark && memcmp(handle.event, none, sizeof none) != 0)
         rc = open_mark(&handle, device, mark, error);
+    if (rc)
+        dray_region_free(region);
+    else
+        *out = region;
     for (uint32_t i = 0; i < reply->fd_count; i++)
         close(reply->fds[i]);
     return rc;
