@@ -563,6 +563,118 @@ CLUSTER_TEST(test_load)
     run_with_trainers(&s, 1, loading_engine);
 }
 
+/* ---- cells in a small bucket --------------------------------------------------------------------
+ */
+
+enum { CELL = 128, CELLS = 8, COLUMNS = CELL * CELLS, BESIDE = 4096 };
+static const int64_t origin[2] = {0, 0};
+
+/* Half of the rows of each cell are in one region, and half in another. A tensor in shared memory
+ * takes another way, for which a part of bucket_bytes is kept. */
+static dray_layout *split_rows(void)
+{
+    const uint64_t half = CELL / 2 * COLUMNS * sizeof(float), beside = BESIDE * sizeof(float);
+    const dray_region_info regions[] = {
+        {.kind = DRAY_REGION_CUDA, .bytes = half, .name = "upper"},
+        {.kind = DRAY_REGION_CUDA, .bytes = half, .name = "lower"},
+        {.kind = DRAY_REGION_SHARED, .bytes = beside, .name = "shared"}};
+    const int64_t shape[2] = {CELL, COLUMNS}, extent[2] = {CELL / 2, COLUMNS}, one = BESIDE;
+    const int64_t lower[2] = {CELL / 2, 0};
+    dray_layout *layout;
+    uint32_t tensor;
+    MUST(dray_layout_new(&layout, error));
+    for (int i = 0; i < 3; i++)
+        MUST(dray_layout_add_region(layout, &regions[i], NULL, error));
+    MUST(dray_layout_add_tensor(layout, "cells", DRAY_F32, 2, shape, &tensor, error));
+    MUST(dray_layout_add_dense(layout, tensor, 0, origin, extent, 0, error));
+    MUST(dray_layout_add_dense(layout, tensor, 1, lower, extent, 0, error));
+    MUST(dray_layout_add_tensor(layout, "beside", DRAY_F32, 1, &one, &tensor, error));
+    MUST(dray_layout_add_dense(layout, tensor, 2, origin, &one, 0, error));
+    return layout;
+}
+
+enum { SCALES_AT = CELL * COLUMNS, BESIDE_AT = SCALES_AT + 256 };
+
+static dray_layout *in_fp8(void)
+{
+    const dray_region_info region = {
+        .kind = DRAY_REGION_CUDA, .bytes = BESIDE_AT + BESIDE * sizeof(float), .name = "weights"};
+    const int64_t shape[2] = {CELL, COLUMNS}, scales[2] = {1, CELLS}, one = BESIDE;
+    dray_quant quant = {.kind = DRAY_QUANT_BLOCK, .block = {CELL, CELL}};
+    dray_layout *layout;
+    uint32_t tensor, beside;
+    MUST(dray_layout_new(&layout, error));
+    MUST(dray_layout_add_region(layout, &region, NULL, error));
+    MUST(dray_layout_add_tensor(layout, "cells", DRAY_F8E4M3, 2, shape, &tensor, error));
+    MUST(dray_layout_add_dense(layout, tensor, 0, origin, shape, 0, error));
+    MUST(dray_layout_add_tensor(layout, "scales", DRAY_F32, 2, scales, &quant.scales, error));
+    MUST(dray_layout_add_dense(layout, quant.scales, 0, origin, scales, SCALES_AT, error));
+    MUST(dray_layout_set_quant(layout, tensor, &quant, error));
+    MUST(dray_layout_add_tensor(layout, "beside", DRAY_F32, 1, &one, &beside, error));
+    MUST(dray_layout_add_dense(layout, beside, 0, origin, &one, BESIDE_AT, error));
+    return layout;
+}
+
+/* Updates an engine with this bucket. `out` gets its memory. */
+static void update_in_fp8(dray_context *context, const char *group, uint64_t bucket, uint8_t *out)
+{
+    dray_layout *layout = in_fp8();
+    dray_region *region;
+    dray_subscriber *subscriber;
+    dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
+    dray_update_options update = DRAY_UPDATE_OPTIONS_INIT;
+    MUST(dray_regions_for_layout(layout, 1, &region, error));
+    options.regions = &region;
+    options.group = group;
+    update.bucket_bytes = bucket;
+    update.no_peers = 1;
+    MUST(dray_subscriber_open(context, MODEL, layout, &options, &subscriber, error));
+    MUST(dray_update_weights(subscriber, &update, NULL, error));
+    MUST(dray_region_read(region, 0, out, dray_region_bytes(region), error));
+    dray_subscriber_close(subscriber);
+    dray_region_free(region);
+    dray_layout_free(layout);
+}
+
+static void small_bucket(void *user)
+{
+    (void)user;
+    static float values[CELL / 2 * COLUMNS];
+    static uint8_t all[BESIDE_AT + BESIDE * sizeof(float)], small[sizeof all];
+    see_one(0);
+    dray_context *giver = fixture_open_at(f.unix_address, "trainer-0", "trainer", 0);
+    dray_context *taker = fixture_open_at(f.unix_address, "engine-0", "engine", 0);
+    dray_layout *layout = split_rows();
+    dray_region *regions[3];
+    dray_publisher *publisher;
+    dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
+    MUST(dray_regions_for_layout(layout, 1, regions, error));
+    for (uint64_t r = 0, seed = 1; r < 3; r++) {
+        uint64_t count = dray_region_bytes(regions[r]) / sizeof *values;
+        for (uint64_t i = 0; i < count; i++)
+            values[i] = (float)(mix(seed++) % 20001) - 10000;
+        MUST(dray_region_write(regions[r], 0, values, count * sizeof *values, error));
+    }
+    options.regions = regions;
+    MUST(dray_publisher_open(giver, MODEL, layout, &options, &publisher, error));
+    MUST(dray_publisher_publish(publisher, 1, NULL, error));
+    update_in_fp8(taker, "large", 0, all);
+    update_in_fp8(taker, "small", 128 << 10, small);
+    CHECK(memcmp(all, small, sizeof all) == 0);
+    dray_publisher_close(publisher);
+    for (int r = 0; r < 3; r++)
+        dray_region_free(regions[r]);
+    dray_layout_free(layout);
+    dray_close(taker);
+    dray_close(giver);
+}
+
+/* A cell is gathered as a whole, also where bucket_bytes is divided among several ways. */
+CLUSTER_TEST(test_cells_in_a_small_bucket)
+{
+    must_end_well(spawn(small_bucket, NULL));
+}
+
 int main(void)
 {
     scenes_begin();

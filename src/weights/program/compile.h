@@ -5,6 +5,9 @@
 
 enum { DRAY__BUCKET_ALIGN = 256 };
 
+/* Cells of more bytes, as f32, are not gathered. Half of a bucket always has room for one. */
+#define DRAY__GATHERED_CELL ((uint64_t)64 << 10)
+
 enum dray__draft_list {
     DRAY__DRAFT_ITEMS,
     DRAY__DRAFT_QUANTS,

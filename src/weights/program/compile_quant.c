@@ -10,9 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Larger cells are not gathered. */
-#define GATHERED_CELL ((uint64_t)64 << 10)
-
 /* A box of whole cells, and the plan's write for each part of its result. */
 struct quant_piece {
     const dray_transform *t;
@@ -185,7 +182,7 @@ bool dray__transform_fits(const dray__transfer *h, const dray_transform *t)
     bool known = is_groups(t) ? dray__format_known(reads->source_dtype, t->quant_kind) &&
                                     groups_fit(h->destination->layout, t)
                               : dray__quant_known(reads->source_dtype, t->quant_dtype);
-    return known && (t->reads == 1 || cell <= GATHERED_CELL);
+    return known && (t->reads == 1 || cell <= DRAY__GATHERED_CELL);
 }
 
 /* ---- boxes ----------------------------------------------------------------------------------- */

@@ -418,6 +418,8 @@ int dray__bucket_of(dray__compiler *c, dray__cuda_device *device, dray__filling 
         return dray__fail(error, DRAY_EUNSUPPORTED,
                           "buckets on more than one GPU: the ceiling is one bucket's");
     uint64_t half = p->ceiling / 2 / DRAY__BUCKET_ALIGN * DRAY__BUCKET_ALIGN;
+    if (p->strategy == DRAY_STRATEGY_DIRECT && half < DRAY__GATHERED_CELL)
+        half = DRAY__GATHERED_CELL; /* the ceiling is one route's part of bucket_bytes */
     int rc = dray__cuda_enter(device, error);
     if (rc)
         return rc;
