@@ -361,6 +361,127 @@ CLUSTER_TEST(test_deltas_are_exchanged)
     RUN_ROLES(&s, &s.rank, {changing, 1}, {patched, 1});
 }
 
+/* ---- a part of the regions ----------------------------------------------------------------------
+ */
+
+enum { HALF = 32 << 10 };
+
+/* Two tensors of HALF bytes, each at the beginning of a region of its own. */
+static dray_layout *two_regions(void)
+{
+    static const char *const names[] = {"first", "second"};
+    const int64_t zero = 0, shape = HALF / 2;
+    dray_layout *layout;
+    MUST(dray_layout_new(&layout, error));
+    for (uint32_t i = 0; i < 2; i++) {
+        const dray_region_info info = {.kind = DRAY_REGION_CUDA, .bytes = HALF, .name = names[i]};
+        uint32_t region, tensor;
+        MUST(dray_layout_add_region(layout, &info, &region, error));
+        MUST(dray_layout_add_tensor(layout, names[i], DRAY_BF16, 1, &shape, &tensor, error));
+        MUST(dray_layout_add_dense(layout, tensor, region, &zero, &shape, 0, error));
+    }
+    return layout;
+}
+
+/* One element of a hundred changes with each version. */
+static void write_values(uint16_t values[HALF / 2], uint64_t version)
+{
+    for (uint64_t i = 0; i < HALF / 2; i++)
+        values[i] = (uint16_t)changed_by(7, i, version);
+}
+
+enum { TWO_VERSIONS = 3 };
+
+static void two_region_trainer(void *user)
+{
+    scene *s = user;
+    static uint16_t values[HALF / 2];
+    dray_region *regions[2];
+    dray_publisher *publisher;
+    choose(s, s->trainer_gpus[0]);
+    dray_context *context = fixture_open_at(f.unix_address, "trainer-0", "trainer", 0);
+    dray_layout *layout = two_regions();
+    dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
+    MUST(dray_regions_for_layout(layout, 1, regions, error));
+    options.regions = regions;
+    options.delta = 1;
+    MUST(dray_publisher_open(context, MODEL, layout, &options, &publisher, error));
+    for (uint64_t version = 1; version <= TWO_VERSIONS; version++) {
+        write_values(values, version);
+        for (uint32_t i = 0; i < 2; i++)
+            put(dray_region_device_address(regions[i]), values, HALF, regions[i]);
+        MUST(dray_publisher_publish(publisher, version, NULL, error));
+        MUST(dray_barrier(context, "checked", 2, DRAY_WAIT_DEFAULT, error));
+        MUST(dray_publisher_wait(publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
+    }
+    dray_publisher_close(publisher);
+    dray_region_free(regions[0]);
+    dray_region_free(regions[1]);
+    dray_layout_free(layout);
+    dray_close(context);
+}
+
+/* The first of its chunks is mostly somebody else's, so that its region is copied, and the second
+ * one is exchanged. Deltas are patched into the spare memory of the second alone. */
+static void partly_exchanged(void *user)
+{
+    scene *s = user;
+    static uint16_t values[HALF / 2], then[HALF / 2];
+    dray_arena *arenas[2];
+    dray_arena_status at[2] = {DRAY_ARENA_STATUS_INIT, DRAY_ARENA_STATUS_INIT};
+    dray_region *regions[2];
+    dray_subscriber *subscriber;
+    uint64_t other, address;
+    choose(s, s->engine_gpus[0]);
+    dray_context *context = fixture_open_at(f.unix_address, "engine-0", "engine", 0);
+    dray_layout *layout = two_regions();
+    dray_arena_options options = DRAY_ARENA_OPTIONS_INIT;
+    options.address_bytes = (uint64_t)1 << 30;
+    options.chunk_bytes = 4 << 20;
+    for (uint32_t i = 0; i < 2; i++) {
+        MUST(dray_arena_open(&options, &arenas[i], error));
+        MUST(dray_arena_get_status(arenas[i], &at[i], error));
+    }
+    dray_arena *low = arenas[at[1].base < at[0].base], *high = arenas[at[1].base > at[0].base];
+    MUST(dray_arena_alloc(low, 3 << 20, &other, error));
+    for (uint32_t i = 0; i < 2; i++) {
+        MUST(dray_arena_alloc(i ? high : low, HALF, &address, error));
+        MUST(dray_region_wrap_cuda(address, HALF, "weights", &regions[i], error));
+    }
+    dray_subscriber_options subscribe = DRAY_SUBSCRIBER_OPTIONS_INIT;
+    subscribe.regions = regions;
+    subscribe.group = "engine";
+    MUST(dray_subscriber_open(context, MODEL, layout, &subscribe, &subscriber, error));
+    for (uint64_t version = 1; version <= TWO_VERSIONS; version++) {
+        dray_update_options update = DRAY_UPDATE_OPTIONS_INIT;
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT, after = DRAY_UPDATE_REPORT_INIT;
+        update.min_version = version;
+        MUST(dray_prefetch_weights(subscriber, &update, &report, error));
+        MUST(dray_commit_weights(subscriber, NULL, &after, error));
+        CHECK(after.exchanged_bytes == HALF);
+        CHECK((report.delta_covered_bytes > 0) == (version > 1));
+        write_values(values, version);
+        for (uint32_t i = 0; i < 2; i++) {
+            get(dray_region_device_address(regions[i]), then, HALF, regions[i]);
+            CHECK(memcmp(values, then, HALF) == 0);
+        }
+        MUST(dray_barrier(context, "checked", 2, DRAY_WAIT_DEFAULT, error));
+    }
+    dray_subscriber_close(subscriber);
+    for (uint32_t i = 0; i < 2; i++) {
+        dray_region_free(regions[i]);
+        dray_arena_close(arenas[i]);
+    }
+    dray_layout_free(layout);
+    dray_close(context);
+}
+
+CLUSTER_TEST(test_a_part_is_exchanged)
+{
+    scene s = plain(90);
+    RUN_ROLES(&s, &s.rank, {two_region_trainer, 1}, {partly_exchanged, 1});
+}
+
 /* ---- the driver fails --------------------------------------------------------------------------
  */
 

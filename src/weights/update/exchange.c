@@ -46,7 +46,8 @@ struct dray__exchange {
     uint64_t bytes;
     dray__cuda_job **gap_jobs; /* one for each chunk; NULL when it has none */
     bool swapped;
-    CUstream stream; /* of refills; NULL before the first */
+    CUstream stream;                  /* of refills; NULL before the first */
+    dray__cuda_device *stream_device; /* the first chunk may be left out, and have none */
 };
 
 /* ---- the chunks ------------------------------------------------------------------------------ */
@@ -352,7 +353,7 @@ void dray__exchange_free(dray__exchange *x)
 {
     if (!x)
         return;
-    if (x->stream && dray__cuda_enter(x->chunks[0].spare.device, NULL) == DRAY_OK) {
+    if (x->stream && dray__cuda_enter(x->stream_device, NULL) == DRAY_OK) {
         dray__cuda_get(NULL)->cuStreamDestroy(x->stream);
         dray__cuda_leave();
     }
@@ -547,8 +548,11 @@ static int copy_piece(dray__exchange *x, const arena_chunk *c, uint64_t from, ui
     int rc = cuda ? dray__cuda_enter(c->spare.device, error) : DRAY_EUNSUPPORTED;
     if (rc)
         return rc;
-    CUresult result =
-        x->stream ? CUDA_SUCCESS : cuda->cuStreamCreate(&x->stream, CU_STREAM_NON_BLOCKING);
+    CUresult result = CUDA_SUCCESS;
+    if (!x->stream) {
+        result = cuda->cuStreamCreate(&x->stream, CU_STREAM_NON_BLOCKING);
+        x->stream_device = c->spare.device;
+    }
     if (!result)
         result =
             cuda->cuMemcpyDtoDAsync(c->spare.address + from, c->address + from, bytes, x->stream);
