@@ -566,6 +566,19 @@ bool dray__region_exported(const dray_region *region)
     return exported;
 }
 
+uint64_t dray__region_content(const dray_region *region)
+{
+    const dray__cuda_memory *memory = region->cuda;
+    const dray__cuda *cuda = memory ? dray__cuda_get(NULL) : NULL;
+    unsigned long long id = 0;
+    if (!cuda || memory->chunk || memory->lent || memory->opening)
+        return 0;
+    if (memory->arena)
+        return dray__gpu_arena_content(memory->arena, region->device_address);
+    cuda->cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, region->device_address);
+    return id;
+}
+
 int dray__region_over_chunk(dray__cuda_chunk *chunk, uint64_t offset, uint64_t bytes,
                             const char *name, dray_region **out, dray_error *error)
 {

@@ -244,6 +244,7 @@ static int add_part(dray_arena *a, uint64_t bytes, dray__arena_part **out, dray_
         return dray__nomem(error);
     part->chunk = (dray__cuda_chunk){
         .device = a->device, .address = a->base + offset, .bytes = bytes, .fd = -1};
+    part->content = ++a->contents;
     int rc = dray__arena_back(a, part, error);
     if (rc) {
         free(part);
@@ -404,6 +405,15 @@ int dray__gpu_arena_storage(dray_arena *a, CUdeviceptr address, dray__cuda_stora
         rc = stale(a, address, error);
     pthread_mutex_unlock(&a->lock);
     return rc;
+}
+
+uint64_t dray__gpu_arena_content(dray_arena *a, CUdeviceptr address)
+{
+    pthread_mutex_lock(&a->lock);
+    const dray__arena_part *part = part_of(a, address);
+    uint64_t content = part && part->chunk.resident ? part->content : 0;
+    pthread_mutex_unlock(&a->lock);
+    return content;
 }
 
 int dray__gpu_arena_export(dray_arena *a, CUdeviceptr address, uint8_t key[64],

@@ -32,6 +32,7 @@ typedef struct dray__arena_part { /* a chunk, and the allocations in it */
     dray__extents kept;
     uint64_t kept_from; /* where in the arena's pieces these begin */
     uint64_t reach;     /* when released: the GPUs that could access it */
+    uint64_t content;   /* the number of its content, a new one after the content was dropped */
     bool released;
 } dray__arena_part;
 
@@ -49,6 +50,7 @@ struct dray_arena {
     uint64_t capacity;
     uint64_t used_bytes;
     uint32_t allocations;
+    uint64_t contents; /* the last number of a part's content */
     bool released;
     dray__pinned_pieces pinned;
     CUstream stream; /* the stream of its copies; NULL before the first copy */

@@ -106,6 +106,9 @@ void dray__gpu_arena_put(dray_arena *arena);
  * is 0. */
 int dray__gpu_arena_storage(dray_arena *arena, CUdeviceptr address, dray__cuda_storage *out,
                             dray_error *error);
+/* Returns the number of the content at the address, which is another one after a release that has
+ * dropped the content. Returns 0 when nothing is resident. */
+uint64_t dray__gpu_arena_content(dray_arena *arena, CUdeviceptr address);
 /* Exports the chunk that has the address, and counts the export until dray__gpu_arena_unexport.
  * `key` receives its name. *allocation receives its number, which the other two functions need,
  * as another chunk may be there by then. */
@@ -130,6 +133,10 @@ dray__cuda_chunk *dray__gpu_arena_chunk(const dray_arena *arena, CUdeviceptr add
 dray__cuda_chunk *dray__region_chunk(const dray_region *region);
 dray_arena *dray__region_arena(const dray_region *region);
 bool dray__region_exported(const dray_region *region);
+/* Returns a number that is another one when the region's memory has lost its content since, because
+ * its arena was released without it, or another allocation is at its address. 0 for memory of
+ * other kinds, which keeps its content. */
+uint64_t dray__region_content(const dray_region *region);
 /* Makes a region over `bytes` from `offset` on of another owner's chunk. The chunk must outlive
  * the region. */
 int dray__region_over_chunk(dray__cuda_chunk *chunk, uint64_t offset, uint64_t bytes,

@@ -262,6 +262,8 @@ static void settle(sleep_call *c, dray_arena *a, bool resumed)
             dray__arena_remove(a, i);
         } else {
             part->released = false;
+            if (!part->kept.count)
+                part->content = ++a->contents;
             dray__extents_free(&part->kept);
             c->report.chunks++;
             c->report.bytes += part->chunk.bytes;

@@ -482,6 +482,39 @@ CLUSTER_TEST(test_a_part_is_exchanged)
     RUN_ROLES(&s, &s.rank, {two_region_trainer, 1}, {partly_exchanged, 1});
 }
 
+/* ---- memory whose content was lost --------------------------------------------------------------
+ */
+
+/* An update in place patches what the engine has, and brings all elements where a release has
+ * dropped that. */
+static void dropped(void *user)
+{
+    scene *s = user;
+    housed h;
+    element_seed = changed_by;
+    open_housed(&h, s, "engine", 1024);
+    for (uint64_t version = 1; version <= LAST; version++) {
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        bool lost = version == RELEASED || version == DAMAGED;
+        options.min_version = version;
+        options.no_verify = version >= DAMAGED;
+        if (lost)
+            release_and_resume(&h);
+        MUST(dray_update_weights(h.e.subscriber, &options, &report, error));
+        CHECK(gpu_engine_wrong(&h.e, version) == 0);
+        CHECK((report.delta_covered_bytes == 0) == (lost || version == FIRST));
+        MUST(dray_barrier(h.e.context, "checked", 2, DRAY_WAIT_DEFAULT, error));
+    }
+    close_housed(&h);
+}
+
+CLUSTER_TEST(test_dropped_content_is_no_base)
+{
+    scene s = plain(91);
+    RUN_ROLES(&s, &s.rank, {changing, 1}, {dropped, 1});
+}
+
 /* ---- the driver fails --------------------------------------------------------------------------
  */
 

@@ -54,7 +54,8 @@ struct dray_subscriber {
     /* The version that this rank's memory holds as a whole. incarnation 0: none, or that of a
      * checkpoint. */
     uint64_t held_incarnation, held_version;
-    uint64_t held_disk; /* the sums of the checkpoint that is held as a whole; 0 when unknown */
+    uint64_t held_content; /* the number of the memory's content since (dray__region_content) */
+    uint64_t held_disk;    /* the sums of the checkpoint that is held as a whole; 0 when unknown */
 
     /* The prefetched version. staging: regions like the destination's; NULL until the first
      * prefetch. */

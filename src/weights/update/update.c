@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "memory/cuda_memory.h"
 #include "weights/checkpoint/overlay.h"
 #include "weights/sources/upload.h"
 #include "weights/transfer/transfer.h"
@@ -286,13 +287,22 @@ static int on_plan(dray_subscriber *s)
     return DRAY_OK;
 }
 
+/* Returns a number that changes when memory of this rank loses its content. */
+static uint64_t content_of(const dray_subscriber *s)
+{
+    uint64_t all = 0;
+    for (uint32_t i = 0; i < dray_layout_region_count(s->destination.layout) && !s->load; i++)
+        all = 31 * all + dray__region_content(s->destination.regions[i]);
+    return all;
+}
+
 /* Returns true when the memory to be written holds the engine's version, or can get it by a copy.
  */
 static bool has_base(dray_subscriber *s)
 {
     if (s->load || !s->held_incarnation || s->held_incarnation != s->report.incarnation)
         return false;
-    return s->purpose == DRAY__UPDATE || dray__stage_has_base(s);
+    return s->purpose == DRAY__UPDATE ? s->held_content == content_of(s) : dray__stage_has_base(s);
 }
 
 static int open_transfer(dray_subscriber *s, dray_error *error)
@@ -506,6 +516,7 @@ static int on_vote(dray_subscriber *s)
                 s->block_sums[b] = s->staged_sums[b];
         s->held_incarnation = s->report.incarnation;
         s->held_version = s->report.version;
+        s->held_content = content_of(s);
         s->held_disk = 0;
         if (s->source == DRAY__FROM_DISK && !commits(s) && !s->options.no_verify &&
             dray__overlay_sum_of(s->sources->sources[0].layout, &s->sources->stored, &s->held_disk,
