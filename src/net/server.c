@@ -44,6 +44,11 @@ struct dray__server {
     int listener, poll, stop, wake;
     char endpoint[DRAY__STREAM_ADDRESS];
     dray__data_reader *readers;
+    /* The work of one connection may end another one (dray__callers_heard), which must then be
+     * left out where the thread would come to it: */
+    struct epoll_event events[EVENTS]; /* of the present batch, */
+    int event_count;
+    dray__data_reader *next; /* and of the pass over all connections */
     dray__callers callers;
     dray_region *buffers[BUFFERS_MAX]; /* free ones */
     uint32_t free_buffers, made_buffers;
@@ -82,6 +87,11 @@ bool dray__server_buffer(dray__data_reader *r)
 static void end(dray__server *s, struct connection *c)
 {
     dray__data_reader *r = &c->reader;
+    for (int i = 0; i < s->event_count; i++)
+        if (s->events[i].data.ptr == c)
+            s->events[i].data.ptr = NULL;
+    if (s->next == r)
+        s->next = r->next;
     *r->link = r->next;
     if (r->next)
         r->next->link = r->link;
@@ -382,8 +392,8 @@ static bool ready(const dray__server *s, struct connection *c)
 static bool others(dray__server *s)
 {
     bool more = false;
-    for (dray__data_reader *r = s->readers, *next; r; r = next) {
-        next = r->next;
+    for (dray__data_reader *r = s->readers; r; r = s->next) {
+        s->next = r->next;
         if (ready(s, connection_of(r)))
             turn(s, connection_of(r));
     }
@@ -427,24 +437,23 @@ static void *serve(void *user)
     dray__server *s = user;
     bool more = false;
     for (int64_t tick = 0;;) {
-        struct epoll_event events[EVENTS];
         bool come = false;
-        int n = epoll_wait(s->poll, events, EVENTS, more ? 0 : TICK_MS);
-        for (int i = 0; i < n; i++) {
-            if (events[i].data.ptr == &s->stop)
+        s->event_count = epoll_wait(s->poll, s->events, EVENTS, more ? 0 : TICK_MS);
+        for (int i = 0; i < s->event_count; i++) {
+            const struct epoll_event *event = &s->events[i];
+            if (event->data.ptr == &s->stop)
                 return NULL;
-            if (events[i].data.ptr == &s->listener)
-                /* Other connections may be closed for the new one, and this batch may hold
-                 * events of those. */
-                come = true;
-            else if (events[i].data.ptr == &s->wake)
+            if (event->data.ptr == &s->listener)
+                come = true; /* after the others, which may be closed for the new one */
+            else if (event->data.ptr == &s->wake)
                 drain(s->wake);
-            else if (events[i].events & (EPOLLHUP | EPOLLERR))
+            else if (event->data.ptr && event->events & (EPOLLHUP | EPOLLERR))
                 /* A connection that waits for a buffer would not notice it. */
-                end(s, events[i].data.ptr);
-            else
-                turn(s, events[i].data.ptr);
+                end(s, event->data.ptr);
+            else if (event->data.ptr)
+                turn(s, event->data.ptr);
         }
+        s->event_count = 0;
         if (come)
             accept_all(s);
         more = others(s);

@@ -8,6 +8,7 @@
 
 #include <arpa/inet.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -153,6 +154,96 @@ TEST(test_gone_while_waiting)
     assert_true(used < 0.1);
     while (count)
         close(asked[--count]);
+    dray__server_free(server);
+}
+
+/* ---- room for new connections ------------------------------------------------------------------
+ */
+
+enum { SLOW = 2 };
+static atomic_bool begun, goes_on;
+
+static int read_slowly(void *user, const dray__cell *cell, void *out)
+{
+    (void)user, (void)out;
+    int64_t until = dray__now() + 20 * DRAY__SECOND;
+    if (cell->number != SLOW)
+        return DRAY_EGONE;
+    atomic_store(&begun, true);
+    while (!atomic_load(&goes_on) && dray__now() < until)
+        poll(NULL, 0, 1);
+    return DRAY_EGONE;
+}
+
+static int connect_to(int port)
+{
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    struct timeval patience = {.tv_sec = 20};
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
+    return fd;
+}
+
+static void send_request(int fd, uint64_t number)
+{
+    dray__writer w = {0};
+    dray__cells_request(&w, 7, &(dray__cell){number, 0, 1}, 1);
+    assert_int_equal(send(fd, w.data, w.size, MSG_NOSIGNAL), w.size);
+    dray__writer_free(&w);
+}
+
+static bool is_answered(int fd)
+{
+    uint8_t answer[DRAY__ANSWER_HEADER + 9]; /* with a sum, and a byte for the range */
+    return recv(fd, answer, sizeof answer, MSG_WAITALL) == (ssize_t)sizeof answer;
+}
+
+/* The first request of a new connection closes the one that was silent longest. That one asks at
+ * the same moment, so that the server learns of both at once. */
+TEST(test_closed_for_another)
+{
+    enum { KNOWN = 8, DESCRIPTORS = 4 * KNOWN };
+    dray_error error;
+    dray__server *server;
+    const char *endpoint;
+    dray__tls_key key = {{0}, {0}};
+    dray__networks trusted = {.count = 0};
+    const dray__stream_keys keys = {.key = &key, .trusted = &trusted};
+    const dray__cells cells = {.read = read_slowly};
+    struct rlimit before, few;
+    int fds[KNOWN + 1];
+    if (dray__cells_serve("127.0.0.1", &keys, &cells, &server, &endpoint, &error))
+        fail_msg("%s", error.message);
+    int port = atoi(strrchr(endpoint, ':') + 1);
+    for (int i = 0; i < KNOWN; i++) {
+        fds[i] = connect_to(port);
+        send_request(fds[i], 1);
+        assert_true(is_answered(fds[i]));
+    }
+    fds[KNOWN] = connect_to(port);
+    poll(NULL, 0, 100); /* until it is accepted */
+    getrlimit(RLIMIT_NOFILE, &before);
+    few = before;
+    few.rlim_cur = DESCRIPTORS;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    send_request(fds[KNOWN / 2], SLOW);
+    while (!atomic_load(&begun))
+        poll(NULL, 0, 1);
+    send_request(fds[KNOWN], 1);
+    send_request(fds[0], 1);
+    atomic_store(&goes_on, true);
+    assert_true(is_answered(fds[KNOWN / 2]));
+    assert_true(is_answered(fds[KNOWN]));
+    assert_false(is_answered(fds[0]));
+    for (int i = 1; i <= KNOWN; i++) {
+        send_request(fds[i], 1);
+        assert_true(is_answered(fds[i]));
+    }
+    setrlimit(RLIMIT_NOFILE, &before);
+    for (int i = 0; i <= KNOWN; i++)
+        close(fds[i]);
     dray__server_free(server);
 }
 
