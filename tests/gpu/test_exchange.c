@@ -671,6 +671,43 @@ CLUSTER_TEST(test_peers_follow)
     must_end_well(b);
 }
 
+/* Its arena is released between two updates, so that other physical memory is there afterwards. */
+static void releasing_peer(void *user)
+{
+    scene *s = user;
+    trainer t;
+    housed h;
+    dray_arena_release_options drop = DRAY_ARENA_RELEASE_OPTIONS_INIT;
+    drop.drop = 1;
+    open_housed(&h, s, "peer", 1024);
+    open_source(&t, s);
+    for (uint64_t version = 1; version <= 3; version++) {
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        options.min_version = version;
+        publish(&t, version, s->seed + version);
+        if (version > 1) {
+            MUST(dray_subscriber_leave(h.e.subscriber, DRAY_WAIT_DEFAULT, NULL, error));
+            dray_region_unexport(h.e.region[0]);
+            MUST(dray_arena_release("weights", &drop, NULL, error));
+            MUST(dray_arena_resume("weights", NULL, NULL, error));
+        }
+        MUST(dray_update_weights(h.e.subscriber, &options, NULL, error));
+        MUST(dray_publisher_wait(t.publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
+        MUST(dray_barrier(h.e.context, "held", 2, DRAY_WAIT_DEFAULT, error));
+        MUST(dray_barrier(h.e.context, "read", 2, DRAY_WAIT_DEFAULT, error));
+    }
+    close_housed(&h);
+    trainer_close(&t);
+}
+
+CLUSTER_TEST(test_peers_follow_a_release)
+{
+    scene s = plain(92);
+    pid_t a = spawn(releasing_peer, &s), b = spawn(joiner, &s);
+    must_end_well(a);
+    must_end_well(b);
+}
+
 int main(void)
 {
     scenes_begin();

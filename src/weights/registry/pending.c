@@ -155,6 +155,7 @@ static bool may_leave(const dray__registry *r, const struct pending *p)
 
 static void answer_leave(dray__registry *r, struct pending *p)
 {
+    dray__reg_unhouse(r, p->entry);
     dray__reg_answer(r, p->ticket, &dray__u32_fields, &p->revoked);
 }
 

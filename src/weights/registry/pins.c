@@ -90,6 +90,16 @@ uint64_t dray__reg_source_id(const struct set *sources)
     return sources->memory ? sources->memory : sources->id;
 }
 
+void dray__reg_unhouse(dray__registry *r, struct registrant *entry)
+{
+    uint32_t count = void_handles(r, entry);
+    if (!count)
+        return;
+    entry->regions_missing += count;
+    dray__reg_cohort_leave(entry->model, entry);
+    entry->group->set.memory = r->next_id++;
+}
+
 void dray__reg_rehouse(dray__registry *r, struct group *group)
 {
     bool any = false;

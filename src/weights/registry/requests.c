@@ -222,6 +222,8 @@ static int region_put(call *c, const void *message, dray_error *error)
     uint32_t index = m->region;
     size_t size = m->handle_size;
     struct registrant *entry = c->entry;
+    if (entry->group && index < entry->region_count && entry->regions[index].handle)
+        dray__reg_unhouse(c->r, entry); /* other memory is there now, also in its other regions */
     if (index >= entry->region_count || entry->regions[index].handle || !entry->regions_missing)
         return dray__fail(error, DRAY_EINVALID,
                           "region %" PRIu32 " of %" PRIu32 " was put already or does not exist",

@@ -430,6 +430,9 @@ uint64_t dray__reg_source_id(const struct set *sources);
 /* Voids the regions of the ranks that voted that their memory has moved. The ranks send new ones.
  */
 void dray__reg_rehouse(dray__registry *r, struct group *group);
+/* Voids the regions of a subscriber's rank, whose memory may be released. The rank sends them again
+ * before its next update. */
+void dray__reg_unhouse(dray__registry *r, struct registrant *entry);
 
 /* ---- trainer.c: the end of versions */
 /* Withdraws the versions that this rank has published. */

@@ -6,6 +6,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
+#include "memory/cuda_memory.h"
 #include "weights/placements/load.h"
 
 #include <errno.h>
@@ -111,6 +113,28 @@ int dray__subscriber_put(dray_subscriber *s, int64_t deadline_ns, dray_error *er
     return rc;
 }
 
+/* Has memory been released since it was offered? Then there is other physical memory now. */
+static bool is_elsewhere(const dray_subscriber *s)
+{
+    bool is = s->left;
+    for (uint32_t i = 0; i < dray_layout_region_count(s->destination.layout) && !is; i++)
+        is = offered(s, i) && dray__region_arena(region_of(s, i)) &&
+             !dray__region_exported(region_of(s, i));
+    return is;
+}
+
+void dray__subscriber_put_again(dray_subscriber *s, int64_t deadline_ns)
+{
+    dray_error error;
+    if (!is_elsewhere(s))
+        return;
+    if (dray__subscriber_put(s, deadline_ns, &error))
+        dray__log(DRAY_LOG_WARN, "group %s: others cannot read this rank's memory: %s", s->group,
+                  error.message);
+    else
+        s->left = false;
+}
+
 static int register_rank(dray_subscriber *s, int64_t deadline, dray_error *error)
 {
     const char *endpoint = ""; /* tensors given to load_weights cannot be read */
@@ -144,6 +168,7 @@ static int register_rank(dray_subscriber *s, int64_t deadline, dray_error *error
     s->key = dray__get_u64(&reply.payload);
     s->returns = returns;
     dray__sums_forms_clear(&s->sent);
+    s->left = false;
     rc = dray__reader_finish(&reply.payload, "SUBSCRIBER_OPEN", error);
     return rc ? rc : dray__subscriber_put(s, deadline, error);
 }
@@ -329,6 +354,7 @@ int dray_subscriber_leave(dray_subscriber *s, int64_t timeout_ns, uint32_t *revo
     if (rc)
         return rc;
     uint32_t count = 0;
+    s->left = true;
     rc = dray__ask(s->channel, DRAY__MSG_SUBSCRIBER_LEAVE, &dray__timed_fields,
                    &(dray__timed){s->key, (int64_t)dray__left(deadline)},
                    dray__answer_deadline(deadline), NULL, &dray__u32_fields, &count, error);

@@ -28,6 +28,7 @@ enum update_phase {
 struct dray_subscriber {
     dray_context *context;
     dray__channel *channel;
+    bool left;          /* its regions are to be offered again */
     bool interrupted;   /* the current update ends as if its deadline had passed */
     bool channel_stuck; /* a request was sent whose answer was not read */
     dray__destination destination;
@@ -138,3 +139,6 @@ void dray__stage_after(dray_subscriber *subscriber);
 void dray__stage_join(dray_subscriber *subscriber);
 /* subscriber.c. Offers this rank's regions to other members. */
 int dray__subscriber_put(dray_subscriber *subscriber, int64_t deadline_ns, dray_error *error);
+/* Offers them again if they were withdrawn, or their memory was released. A failure is for the log,
+ * because this rank itself needs no offer. */
+void dray__subscriber_put_again(dray_subscriber *subscriber, int64_t deadline_ns);

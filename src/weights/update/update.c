@@ -653,9 +653,11 @@ static int start(dray_subscriber *s, enum dray__purpose purpose, const dray_upda
     s->pause_ns = purpose == DRAY__COMMIT ? s->started_ns : 0;
     s->purpose = purpose;
     s->source = DRAY__FROM_PUBLISHERS;
-    rc = dray__subscriber_ensure(
-        s, dray__now() + patience_ns < s->deadline_ns ? dray__now() + patience_ns : s->deadline_ns,
-        error);
+    int64_t until = dray__now() + patience_ns;
+    until = until < s->deadline_ns ? until : s->deadline_ns;
+    rc = dray__subscriber_ensure(s, until, error);
+    if (rc == DRAY_OK)
+        dray__subscriber_put_again(s, until);
     dray__hook_step("begin");
     if (rc == DRAY_OK)
         rc = send_begin(s, error);
