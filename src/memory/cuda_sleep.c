@@ -176,6 +176,8 @@ static int release_parts(sleep_call *c, dray_arena *a, dray_error *error)
         }
         before = part;
     }
+    if (rc) /* the memory may be freed next, and must not be read then */
+        c->cuda->cuStreamSynchronize(a->stream);
     c->report.copy_ns += dray__now() - began;
     for (int i = 0; i < 2; i++)
         if (events[i])

@@ -262,6 +262,28 @@ TEST(what_is_left_is_released_later)
     alone(release_once_more);
 }
 
+/* Memory is freed that a release which was too late still copies. */
+static void free_what_is_copied(void)
+{
+    start(NULL);
+    dray_arena_release_options how = DRAY_ARENA_RELEASE_OPTIONS_INIT;
+    dray_arena *a = open_arena("weights");
+    how.timeout_ns = 1;
+    for (int i = 0; i < 4; i++) {
+        uint64_t at;
+        OK(dray_arena_alloc(a, 128 * MIB, &at, &error));
+        GIVES(DRAY_ETIMEDOUT, dray_arena_release("weights", &how, NULL, &error));
+        OK(dray_arena_free(a, at, &error));
+        CHECK(status_of(a).resident_bytes == 0 && !status_of(a).released);
+    }
+    dray_arena_close(a);
+}
+
+TEST(late_copies_end_before_memory_is_freed)
+{
+    alone(free_what_is_copied);
+}
+
 TEST(failures_lose_nothing)
 {
     alone(fail_in_the_middle);
