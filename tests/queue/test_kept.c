@@ -4,9 +4,12 @@
 #include "queue/three_tasks.h"
 
 #include "base/hook.h"
+#include "queue/journal/record.h"
+#include "queue/journal/records.h"
 #include "queue/keepers.h"
 #include "seed.h"
 
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 
@@ -172,6 +175,55 @@ static void test_own_keeper_restarts(void **state)
         wait_for_chunks(&f, 0);
         fixture_down(&f);
     }
+}
+
+static int note_first_insert(void *user, const dray__journal_record *record, dray_error *said)
+{
+    off_t *last = user;
+    (void)said;
+    if (!*last && record->kind == DRAY__RECORD_INSERT) /* the last byte of its values */
+        *last = (off_t)(record->at + DRAY__RECORD_HEAD + record->size) - 1;
+    return DRAY_OK;
+}
+
+/* A record of the journal is broken when the bytes are put back: only its own rows are lost. */
+static void test_broken_record(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"0", "1", "2"};
+    dray_column column;
+    char path[200];
+    uint64_t end, number;
+    off_t last = 0;
+    uint8_t byte;
+    f = durable;
+    fixture_up(&f);
+    dray_context *context = fixture_context(&f, "all");
+    dray_queue *queue = open_kept(context, DRAY_DURABILITY_JOURNAL, false);
+    for (int i = 0; i < 3; i++)
+        insert_ints(queue, names[i], 8, 1);
+    fixture_journal(&f, path, sizeof path);
+    OK(dray__journal_read(path, note_first_insert, &last, &end, &number, &error));
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(last && fd >= 0 && pread(fd, &byte, 1, last) == 1);
+    byte ^= 1;
+    assert_true(pwrite(fd, &byte, 1, last) == 1);
+    close(fd);
+    fixture_restart_keeper(&f);
+    for (int i = 2; i > 0; i--) {
+        dray_batch *batch = claim_of(queue, "rollout", names[i], 8);
+        for (int tries = 0; dray_batch_column(batch, "prompts", &column, &error); tries++) {
+            if (tries == 5)
+                die("read", &error);
+            dray_batch_free(batch);
+            batch = claim_of(queue, "rollout", names[i], 8);
+        }
+        check_ints(batch, &column, 0, 10);
+        dray_batch_free(batch);
+    }
+    assert_true(status_has(queue, "\"rolled_back\":0,\"bytes_lost\":8"));
+    leave(queue, context);
+    fixture_down(&f);
 }
 
 /* The coordinator's reading of the journal is held up, record by record, until the test lets it. */
@@ -639,7 +691,7 @@ int main(void)
     const struct CMUnitTest own[] = {
         cmocka_unit_test(test_keeper_dies),          cmocka_unit_test(test_own_keeper_restarts),
         cmocka_unit_test(test_others_go_on),         cmocka_unit_test(test_gone_before_kept),
-        cmocka_unit_test(test_all_gone_before_kept),
+        cmocka_unit_test(test_all_gone_before_kept), cmocka_unit_test(test_broken_record),
     };
     const struct CMUnitTest with_redis[] = {
         cmocka_unit_test(test_redis_outlives_controller),

@@ -274,9 +274,8 @@ static int read_one(void *user, const dray__journal_record *record, dray_error *
 
 static int read_again(job *self, dray_error *error)
 {
-    uint64_t end, last;
-    return dray__records_read(self->from, self->journal->path, self->salt, self->entry->at,
-                              read_one, self, &end, &last, error);
+    return dray__records_read_whole(self->from, self->journal->path, self->salt, self->entry->at,
+                                    read_one, self, error);
 }
 
 static void do_job(dray__journal *j, dray__journal_entry *entry)

@@ -200,11 +200,13 @@ static int read_record(int fd, const char *path, uint64_t salt, uint64_t at, uin
     return DRAY_OK;
 }
 
-/* Fails when a later record says that number `seq`, which is broken, had been safe. */
-static int check_not_safe(int fd, const char *path, uint64_t salt, uint64_t at, uint64_t file,
-                          uint64_t seq, dray_error *error)
+/* Finds the next whole record from `at` on that has a number above `last`, or with `safe` one that
+ * says that a number above `last` had been safe. *found is `file` when there is none. */
+static int find_record(int fd, const char *path, uint64_t salt, uint64_t at, uint64_t file,
+                       uint64_t last, bool safe, uint64_t *found, dray_error *error)
 {
     uint8_t block[1 << 16];
+    *found = file;
     for (uint64_t from = (at + 8) / 8 * 8; file - from >= DRAY__RECORD_HEAD && from < file;) {
         size_t size = file - from < sizeof block ? (size_t)(file - from) : sizeof block;
         if (dray__read_at(fd, block, size, (off_t)from) < 0)
@@ -212,7 +214,7 @@ static int check_not_safe(int fd, const char *path, uint64_t salt, uint64_t at, 
         for (size_t i = 0; i + DRAY__RECORD_HEAD <= size; i += 8) {
             dray__record h;
             uint8_t *data = NULL;
-            if (!read_header(block + i, file - from - i, &h) || h.safe < seq)
+            if (!read_header(block + i, file - from - i, &h) || (safe ? h.safe : h.seq) <= last)
                 continue;
             int rc = read_record(fd, path, salt, from + i, file, &h, &data, error);
             if (rc)
@@ -220,26 +222,41 @@ static int check_not_safe(int fd, const char *path, uint64_t salt, uint64_t at, 
             if (!data)
                 continue;
             free(data);
-            return dray__fail(error, DRAY_ECHECKSUM,
-                              "journal %s: the record at byte %llu is broken, and it had been safe",
-                              path, (unsigned long long)at);
+            *found = from + i;
+            return DRAY_OK;
         }
         from += size > DRAY__RECORD_HEAD ? (size - DRAY__RECORD_HEAD) / 8 * 8 + 8 : size;
     }
     return DRAY_OK;
 }
 
-int dray__records_read(int fd, const char *path, uint64_t salt, uint64_t file,
-                       dray__journal_each each, void *user, uint64_t *end, uint64_t *last,
-                       dray_error *error)
+static int fail_broken(const char *path, uint64_t at, dray_error *error)
 {
-    uint64_t at = DRAY__FILE_HEAD;
+    return dray__fail(error, DRAY_ECHECKSUM,
+                      "journal %s: the record at byte %llu is broken, and it had been safe", path,
+                      (unsigned long long)at);
+}
+
+/* Fails when a later record says that the record after number `last`, which is broken, had been
+ * safe. */
+static int check_not_safe(int fd, const char *path, uint64_t salt, uint64_t at, uint64_t file,
+                          uint64_t last, dray_error *error)
+{
+    uint64_t found;
+    int rc = find_record(fd, path, salt, at, file, last, true, &found, error);
+    return rc || found == file ? rc : fail_broken(path, at, error);
+}
+
+/* Calls `each` for the records from *at on, up to the first one that is not whole. */
+static int read_records(int fd, const char *path, uint64_t salt, uint64_t file,
+                        dray__journal_each each, void *user, uint64_t *at, uint64_t *last,
+                        dray_error *error)
+{
     int rc = DRAY_OK;
-    *last = 0;
     while (!rc) {
         dray__record h;
         uint8_t *data = NULL;
-        rc = read_record(fd, path, salt, at, file, &h, &data, error);
+        rc = read_record(fd, path, salt, *at, file, &h, &data, error);
         if (rc || !data)
             break;
         if (h.format != FORMAT)
@@ -249,12 +266,12 @@ int dray__records_read(int fd, const char *path, uint64_t salt, uint64_t file,
             rc = dray__fail(error, DRAY_EFORMAT,
                             "journal %s, at byte %llu: a record after number %llu expected, found "
                             "%llu",
-                            path, (unsigned long long)at, (unsigned long long)*last,
+                            path, (unsigned long long)*at, (unsigned long long)*last,
                             (unsigned long long)h.seq);
         dray__journal_record record = {.kind = h.kind,
                                        .owner = h.owner,
                                        .seq = h.seq,
-                                       .at = at,
+                                       .at = *at,
                                        .bytes = dray__record_bytes(&h),
                                        .body = data + DRAY__RECORD_HEAD,
                                        .size = h.size,
@@ -264,16 +281,40 @@ int dray__records_read(int fd, const char *path, uint64_t salt, uint64_t file,
         free(data);
         if (!rc) {
             *last = h.seq;
-            at += record.bytes;
+            *at += record.bytes;
         }
     }
+    return rc;
+}
+
+int dray__records_read(int fd, const char *path, uint64_t salt, uint64_t file,
+                       dray__journal_each each, void *user, uint64_t *end, uint64_t *last,
+                       dray_error *error)
+{
+    uint64_t at = DRAY__FILE_HEAD;
+    *last = 0;
+    int rc = read_records(fd, path, salt, file, each, user, &at, last, error);
     *end = at;
     dray__record torn;
     if (!rc && dray__record_at(fd, path, at, UINT64_MAX, &torn, NULL) == DRAY_OK &&
         torn.seq > *last)
         dray__log(DRAY_LOG_WARN, "queue: journal %s: record %llu, at byte %llu, is not whole", path,
                   (unsigned long long)torn.seq, (unsigned long long)at);
-    return rc || at >= file ? rc : check_not_safe(fd, path, salt, at, file, *last + 1, error);
+    return rc || at >= file ? rc : check_not_safe(fd, path, salt, at, file, *last, error);
+}
+
+int dray__records_read_whole(int fd, const char *path, uint64_t salt, uint64_t file,
+                             dray__journal_each each, void *user, dray_error *error)
+{
+    uint64_t at = DRAY__FILE_HEAD, last = 0, broken = 0;
+    int rc = read_records(fd, path, salt, file, each, user, &at, &last, error);
+    while (!rc && at < file) {
+        broken = broken ? broken : at;
+        rc = find_record(fd, path, salt, at, file, last, false, &at, error);
+        if (!rc && at < file)
+            rc = read_records(fd, path, salt, file, each, user, &at, &last, error);
+    }
+    return rc || !broken ? rc : fail_broken(path, broken, error);
 }
 
 int dray__journal_read_open(int fd, const char *label, dray__journal_each each, void *user,

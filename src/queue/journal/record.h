@@ -47,6 +47,10 @@ int dray__record_at(int fd, const char *path, uint64_t at, uint64_t end, dray__r
 int dray__records_read(int fd, const char *path, uint64_t salt, uint64_t file,
                        dray__journal_each each, void *user, uint64_t *end, uint64_t *last,
                        dray_error *error);
+/* The same for `file` bytes that were all safe. Records that are broken are left out, and after the
+ * others DRAY_ECHECKSUM names the first of them. */
+int dray__records_read_whole(int fd, const char *path, uint64_t salt, uint64_t file,
+                             dray__journal_each each, void *user, dray_error *error);
 
 /* Reads the file's head. *salt is 0 when the file has no head yet. */
 int dray__head_read(int fd, const char *path, uint64_t *salt, dray_error *error);

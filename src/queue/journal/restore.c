@@ -33,7 +33,8 @@ struct dray__restoring {
     dray__placer placer;
     bool begun;
     uint64_t bytes;
-    bool again; /* more bytes were lost meanwhile */
+    dray_error first; /* why the first record was left out whose bytes could not be placed */
+    bool again;       /* more bytes were lost meanwhile */
 };
 
 /* ---- in the journal's thread ----------------------------------------------------------------- */
@@ -94,9 +95,19 @@ static int read_record(void *user, const dray__journal_record *record, dray_erro
     if (!want || !dray__record_kinds[record->kind].bytes || record->missing)
         return DRAY_OK;
     dray__arena arena = {0};
-    int rc = place(self, want, record, &arena, error);
+    dray_error why = {0};
+    int rc = place(self, want, record, &arena, &why);
     dray__arena_free(&arena);
-    return rc ? dray__fail_prefix(error, rc, "record %llu: ", (unsigned long long)record->seq) : rc;
+    if (!rc)
+        return DRAY_OK;
+    dray__fail_prefix(&why, rc, "record %llu: ", (unsigned long long)record->seq);
+    if (rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED) { /* each of the others would wait as long */
+        *error = why;
+        return rc;
+    }
+    if (!self->first.code)
+        self->first = why;
+    return DRAY_OK;
 }
 
 /* ---- in the table's thread ------------------------------------------------------------------- */
@@ -318,6 +329,8 @@ void dray__restore_done(dray__ledger *ledger, dray__journal_entry *entry)
     dray_error error = {0};
     applying a = {.ledger = ledger, .from = self};
     dray__place_close(&self->placer);
+    if (self->first.code)
+        dray__log(DRAY_LOG_WARN, "queue: journal %s: %s", ledger->path, self->first.message);
     if (entry->error.code)
         dray__log(DRAY_LOG_WARN, "queue: journal %s: %s", ledger->path, entry->error.message);
     dray__client *reader = dray__client_new(table, 0, "journal", &error);
@@ -331,7 +344,7 @@ void dray__restore_done(dray__ledger *ledger, dray__journal_entry *entry)
     dray__log(DRAY_LOG_INFO, "queue: journal %s: put %llu bytes of %llu of %llu puts back",
               ledger->path, (unsigned long long)self->bytes, (unsigned long long)a.puts,
               (unsigned long long)self->count);
-    bool again = self->again && !entry->error.code;
+    bool again = self->again && entry->error.code != DRAY_ECANCELED;
     restoring_free(self);
     ledger->restoring = NULL;
     ledger->restored = true;
