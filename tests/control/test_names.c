@@ -210,7 +210,7 @@ TEST(nobody_names_a_path_over_tcp)
     assert_int_equal(dray_queue_open(far, "other", &options, &restored, &error), DRAY_EUNSUPPORTED);
     options.restore = "step";
     assert_int_equal(dray_queue_open(far, "other", &options, &restored, &error), DRAY_EINVALID);
-    assert_non_null(strstr(error.message, "is of queue saving, not other"));
+    assert_non_null(strstr(error.message, "it is of queue saving, not other"));
     dray_queue_close(saving);
     dray_close(far);
 }

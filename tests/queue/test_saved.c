@@ -287,6 +287,60 @@ TEST(test_killed_while_copying)
     fixture_down(&f);
 }
 
+static void restore_as_another(void *path)
+{
+    dray_queue *queue;
+    dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
+    dray_context *context = fixture_context(&f, "alone");
+    o.tasks = tasks;
+    o.task_count = 1;
+    o.durability = DRAY_DURABILITY_JOURNAL;
+    o.restore = path;
+    dray_queue_open(context, "another", &o, &queue, &error);
+}
+
+static int count_files(const char *end)
+{
+    int count = 0;
+    DIR *dir = opendir(f.journals);
+    assert_non_null(dir);
+    for (struct dirent *entry; (entry = readdir(dir));) {
+        size_t size = strlen(entry->d_name), length = strlen(end);
+        count += strncmp(entry->d_name, "queue-", 6) == 0 && size > length &&
+                 strcmp(entry->d_name + size - length, end) == 0;
+    }
+    closedir(dir);
+    return count;
+}
+
+/* A coordinator that is killed while it reads a checkpoint that it would refuse leaves no journal
+ * of it. The keeper, which is to take the bytes, stands still meanwhile. */
+TEST(test_killed_while_reading)
+{
+    char path[128];
+    dray_queue *queue;
+    fixture_up(&f);
+    snprintf(path, sizeof path, "%s/mine", f.folder);
+    save_two(path);
+    kill(f.keeper_pid, SIGSTOP);
+    pid_t client = child(restore_as_another, path);
+    for (int i = 0; i < 4000 && !count_files(".new") && !count_files(".journal"); i++)
+        usleep(1000);
+    usleep(300000); /* the copy is whole, and is read */
+    fixture_end(f.coordinator_pid, SIGKILL);
+    fixture_end(client, SIGKILL);
+    kill(f.keeper_pid, SIGCONT);
+    f.coordinator_pid = fixture_spawn(&f, false);
+    assert_int_equal(count_files(".journal"), 0);
+    assert_int_equal(count_files(".new"), 0);
+    dray_context *context = fixture_context(&f, "task");
+    OK(open_as(context, path, DRAY_DURABILITY_JOURNAL, &queue, &error));
+    has_partition(queue, "1");
+    leave(queue, context);
+    unlink(path);
+    fixture_down(&f);
+}
+
 /* A file that lost its end, as when a copy of it was broken off, is not restored in part. */
 TEST(test_cut_off)
 {

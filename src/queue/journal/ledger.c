@@ -698,6 +698,8 @@ int dray__ledger_recover(const dray__ledger_options *options, dray__ledger_make 
                         "a checkpoint that ends with its record STATE expected, found %s as the "
                         "last whole one: the file is cut off",
                         dray__record_kinds[r.last].name);
+    if (!rc && r.table && options->ready)
+        rc = options->ready(user, r.table, error);
     if (!rc && r.table && options->kept)
         rc = go_on(r.table->ledger, options, end, last, error);
     if (!rc && r.table) { /* CLEAR records may be missing after a COVER */

@@ -106,6 +106,9 @@ typedef struct dray__ledger_options {
     bool checkpoint; /* the file is a checkpoint (dray__ledger_copy), and must be whole */
     const int
         *from; /* an open file to be read instead, whose name is `path`; NULL when there is none */
+    /* Is called with the user of `make` when all was read, before the journal is opened at `path`;
+     * NULL when there is nothing to do. */
+    int (*ready)(void *user, const dray__table *table, dray_error *error);
     const dray__journal_files *files;
 } dray__ledger_options;
 

@@ -163,36 +163,57 @@ int dray__durable_save(dray__controller *self, dray__ledger *ledger, const char 
 }
 
 /* Gives a journal its name, which must be free. */
-static int name_journal(const char *partial, const char *path)
+static int name_journal(const char *partial, const char *path, dray_error *error)
 {
-    if (access(path, F_OK) == 0) {
-        errno = EEXIST;
-        return -1;
+    int code = access(path, F_OK) == 0 ? EEXIST : rename(partial, path) < 0 ? errno : 0;
+    if (!code && dray__journal_sync_folder(path) < 0) {
+        code = errno;
+        unlink(path);
     }
-    return rename(partial, path) < 0 ? -1 : dray__journal_sync_folder(path);
+    return code ? dray__fail_errno(error, code, "journal %s", path) : DRAY_OK;
 }
 
-/* Copies the checkpoint to a partial file first. A coordinator that is killed meanwhile leaves a
- * file that the next one removes. Under the journal's own name, the next one would take the records
- * that were copied for all of the queue. */
-static int copy_file(int from, const char *label, const char *to, dray_error *error)
+static int copy_file(int from, const char *label, const char *to, int *out, dray_error *error)
 {
-    char *partial;
-    if (asprintf(&partial, "%s.new", to) < 0)
-        return dray__nomem(error);
-    int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, rc = DRAY_OK;
-    int out = open(partial, flags, 0600);
-    if (out < 0)
-        rc = dray__fail_errno(error, errno, "journal %s", partial);
-    else if (lseek(from, 0, SEEK_SET) < 0 || dray__copy_rest(from, out) < 0)
-        rc = dray__fail_errno(error, errno, "copying %s to %s", label, to);
-    else if (fsync(out) < 0 || name_journal(partial, to) < 0)
-        rc = dray__fail_errno(error, errno, "journal %s", to);
-    if (out >= 0)
-        close(out);
-    if (rc)
-        unlink(partial);
-    free(partial);
+    *out = open(to, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (*out < 0)
+        return dray__fail_errno(error, errno, "journal %s", to);
+    if (lseek(from, 0, SEEK_SET) < 0 || dray__copy_rest(from, *out) < 0)
+        return dray__fail_errno(error, errno, "copying %s to %s", label, to);
+    return fsync(*out) < 0 ? dray__fail_errno(error, errno, "journal %s", to) : DRAY_OK;
+}
+
+typedef struct restoring {
+    dray__controller *controller;
+    const dray__opening *opening;
+    const char *path;
+    char *partial; /* the copy that becomes the journal; NULL when there is none */
+    bool named;
+} restoring;
+
+static int make_restored(void *user, dray__reader *opening, dray__table **out, dray_error *error)
+{
+    const restoring *r = user;
+    return make_table(r->controller, opening, out, error);
+}
+
+/* Names the journal when the whole checkpoint was read and is the right one. A coordinator that is
+ * killed before leaves a partial file, which the next one removes. Under the journal's own name,
+ * the next one would go on with it. */
+static int take_restored(void *user, const dray__table *table, dray_error *error)
+{
+    restoring *r = user;
+    const dray__opening *o = r->opening;
+    dray__settings wanted = o->settings;
+    wanted.durability = 0; /* may differ from that of the checkpoint */
+    int rc =
+        strcmp(table->name, o->name) == 0
+            ? dray__table_same(table, o->tasks, o->task_count, &wanted, error)
+            : dray__fail(error, DRAY_EINVALID, "it is of queue %s, not %s", table->name, o->name);
+    if (!rc && r->partial) {
+        rc = name_journal(r->partial, r->path, error);
+        r->named = rc == DRAY_OK;
+    }
     return rc;
 }
 
@@ -200,36 +221,31 @@ static int copy_file(int from, const char *label, const char *to, dray_error *er
 static int restore_from(dray__controller *self, const dray__opening *o, int from, const char *label,
                         const char *path, dray__table **out, dray_error *error)
 {
+    restoring r = {.controller = self, .opening = o, .path = path};
+    int copy = -1;
     dray__ledger_options options = {.path = path ? path : label,
                                     .keeper_path = self->keeper_path,
                                     .era = self->keepers.era,
                                     .sync = o->settings.durability == DRAY_DURABILITY_JOURNAL,
                                     .kept = path != NULL,
                                     .checkpoint = true,
-                                    .from = path ? NULL : &from};
+                                    .from = path ? &copy : &from,
+                                    .ready = take_restored};
     dray__table *table = NULL;
-    int rc = path ? copy_file(from, label, path, error) : DRAY_OK;
-    bool copied = path && !rc;
-    if (!rc && (rc = dray__ledger_recover(&options, make_table, self, &table, error)))
+    if (path && asprintf(&r.partial, "%s.new", path) < 0)
+        return dray__nomem(error);
+    int rc = path ? copy_file(from, label, r.partial, &copy, error) : DRAY_OK;
+    if (!rc && (rc = dray__ledger_recover(&options, make_restored, &r, &table, error)))
         dray__fail_prefix(error, rc, "%s: ", label);
     if (!rc && !table)
         rc = dray__fail(error, DRAY_EFORMAT, "%s is no queue's", label);
-    dray__settings wanted = o->settings;
-    wanted.durability = 0; /* may differ from that of the checkpoint */
-    if (!rc && strcmp(table->name, o->name) != 0)
-        rc = dray__fail(error, DRAY_EINVALID, "%s is of queue %s, not %s", label, table->name,
-                        o->name);
-    if (!rc)
-        rc = dray__table_same(table, o->tasks, o->task_count, &wanted, error);
-    if (rc) {
-        if (table) {
-            dray__ledger_end_of(table);
-            dray__table_free(table);
-        }
-        if (copied)
-            unlink(path);
+    if (copy >= 0)
+        close(copy);
+    if (rc && r.partial)
+        unlink(r.named ? path : r.partial);
+    free(r.partial);
+    if (rc)
         return rc;
-    }
     table->settings.durability = o->settings.durability;
     *out = table;
     return DRAY_OK;
