@@ -125,3 +125,21 @@ char *dray__take_line(char *out, size_t capacity, const char *text)
     out[length] = 0;
     return out;
 }
+
+void dray__words_differ(const char *ours, const char *theirs, char *out, size_t capacity)
+{
+    uint32_t line = 1;
+    while (*ours && *ours == *theirs) {
+        size_t a = strcspn(ours, "\n"), b = strcspn(theirs, "\n");
+        if (a != b || strncmp(ours, theirs, a) != 0)
+            break;
+        ours += a + (ours[a] == '\n');
+        theirs += b + (theirs[b] == '\n');
+        line++;
+    }
+    ours += strspn(ours, " ");
+    theirs += strspn(theirs, " ");
+    snprintf(out, capacity, "line %u as resolved: `%.*s` expected, found `%.*s`", line,
+             (int)(strcspn(ours, "\n") < 80 ? strcspn(ours, "\n") : 80), ours,
+             (int)(strcspn(theirs, "\n") < 80 ? strcspn(theirs, "\n") : 80), theirs);
+}

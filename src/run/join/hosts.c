@@ -36,9 +36,10 @@ typedef struct guest {
     uint64_t member;
     char name[NAME], key[KEY], address[ADDRESS];
     int64_t heard_ns;
-    bool silent;   /* its silence was reported */
-    bool begun;    /* it knows its places */
-    json_t *given; /* them, as the answer to "join" has them */
+    json_int_t said; /* the number of the last event that it has told */
+    bool silent;     /* its silence was reported */
+    bool begun;      /* it knows its places */
+    json_t *given;   /* them, as the answer to "join" has them */
 } guest;
 
 typedef struct place {
@@ -208,25 +209,6 @@ static void take_gone(dray__hosts *self, uint64_t member)
 
 /* ---- "join" ---------------------------------------------------------------------------------- */
 
-/* Gets the first line in which two texts differ. */
-static void first_difference(const char *ours, const char *theirs, char *out, size_t capacity)
-{
-    uint32_t line = 1;
-    while (*ours && *ours == *theirs) {
-        size_t a = strcspn(ours, "\n"), b = strcspn(theirs, "\n");
-        if (a != b || strncmp(ours, theirs, a) != 0)
-            break;
-        ours += a + (ours[a] == '\n');
-        theirs += b + (theirs[b] == '\n');
-        line++;
-    }
-    ours += strspn(ours, " ");
-    theirs += strspn(theirs, " ");
-    snprintf(out, capacity, "line %u as resolved: `%.*s` expected, found `%.*s`", line,
-             (int)(strcspn(ours, "\n") < 80 ? strcspn(ours, "\n") : 80), ours,
-             (int)(strcspn(theirs, "\n") < 80 ? strcspn(theirs, "\n") : 80), theirs);
-}
-
 static int check_run(const dray__hosts *self, const json_t *asked, dray_error *error)
 {
     const char *id = dray__json_string(asked, "id"), *text = dray__json_string(asked, "text");
@@ -243,7 +225,7 @@ static int check_run(const dray__hosts *self, const json_t *asked, dray_error *e
                           id, epoch, folder->id, (long long)folder->epoch);
     if (!text || dray__hash(text, strlen(text)) != self->hash) {
         char where[256];
-        first_difference(self->o.text, text ? text : "", where, sizeof where);
+        dray__words_differ(self->o.text, text ? text : "", where, sizeof where);
         return dray__fail(error, DRAY_EINVALID,
                           "join: the host has another job file (hash %016" PRIx64
                           " expected, found %016" PRIx64 "); %s",
@@ -407,10 +389,13 @@ static int take_join(dray__hosts *self, const dray__host_asked *from, const json
     int rc = check_run(self, asked, error);
     /* The same process joins again, before the coordinator has noticed the end of its last
      * session. */
+    json_int_t said = 0;
     for (guest *g = self->guests, *next; g && !rc && *key; g = next) {
         next = g->next;
-        if (strcmp(g->key, key) == 0)
-            take_gone(self, g->member);
+        if (strcmp(g->key, key) != 0)
+            continue;
+        said = g->said > said ? g->said : said;
+        take_gone(self, g->member);
     }
     if (!rc)
         rc = check_places(self, wanted, error);
@@ -424,6 +409,7 @@ static int take_join(dray__hosts *self, const dray__host_asked *from, const json
     }
     g->member = from->member;
     g->heard_ns = self->moved_ns = dray__now();
+    g->said = said;
     snprintf(g->key, sizeof g->key, "%s", key);
     dray__take_line(g->address, sizeof g->address, dray__json_string(asked, "address"));
     name_guest(self, g, dray__json_string(asked, "name"));
@@ -486,12 +472,17 @@ static int bring_home(dray__hosts *self, const guest *g, const json_t *files,
     return DRAY_OK;
 }
 
-static void take_said(dray__hosts *self, const guest *g, const json_t *said)
+/* Events come again when the answer came too late for the host. */
+static void take_said(dray__hosts *self, guest *g, const json_t *said)
 {
     size_t i;
     const json_t *one;
     json_array_foreach(said, i, one)
     {
+        json_int_t number = dray__json_integer(one, "number");
+        if (number && number <= g->said)
+            continue;
+        g->said = number ? number : g->said;
         const char *event = dray__json_string(one, "event"), *text = dray__json_string(one, "text");
         char kind[NAME], line[SAID];
         if (event && text)

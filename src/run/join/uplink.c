@@ -50,7 +50,8 @@ struct dray__uplink {
     int64_t clock_ns, clock_error_ns, clock_at_ns;
     dray__worker worker; /* its lock protects the fields below */
     dray__uplink_sight sight;
-    json_t *said;
+    json_t *said; /* what the run has not answered yet, numbered from 1 */
+    json_int_t said_count;
     bool busy, leaving;
     char failed[DRAY_ERROR_MESSAGE_MAX];
     int64_t leave_by_ns;
@@ -283,44 +284,64 @@ static void compare_clocks(dray__uplink *link)
     link->clock_at_ns = back;
 }
 
-static json_t *take_said(dray__uplink *link, json_t *files)
+/* What a pulse tells: so many of the events, and whether processes compute. */
+typedef struct telling {
+    size_t said;
+    bool busy;
+} telling;
+
+static json_t *tell(dray__uplink *link, json_t *files, telling *told)
 {
     pthread_mutex_lock(&link->worker.lock);
-    json_t *json = json_pack("{s:o, s:b, s:O}", "say", link->said ? link->said : json_array(),
-                             "busy", link->busy, "files", files);
+    json_t *said = link->said ? json_copy(link->said) : json_array();
+    *told = (telling){.said = json_array_size(said), .busy = link->busy};
+    json_t *json = json_pack("{s:o, s:b, s:O}", "say", said, "busy", link->busy, "files", files);
     if (json && link->failed[0])
         json_object_set_new(json, "failed", json_string(link->failed));
-    link->said = NULL;
     link->busy = false;
     pthread_mutex_unlock(&link->worker.lock);
     return json;
 }
 
+/* Forgets the events that the run has taken. Without an answer they are told again, and the run
+ * knows by their numbers those that it has taken already. */
+static void note_told(dray__uplink *link, const telling *told, bool answered)
+{
+    pthread_mutex_lock(&link->worker.lock);
+    for (size_t i = 0; answered && i < told->said; i++)
+        json_array_remove(link->said, 0);
+    link->busy = link->busy || (told->busy && !answered);
+    pthread_mutex_unlock(&link->worker.lock);
+}
+
 /* *more is true when there are more bytes to send. */
 static int pulse(dray__uplink *link, bool *more, dray_error *error)
 {
-    json_t *told = NULL;
+    json_t *answer = NULL;
+    telling told = {0};
     compare_clocks(link);
     int64_t asked = dray__now();
     int64_t error_ns = link->clock_error_ns + (asked - link->clock_at_ns) / DRIFT;
     int rc = dray__host_files_take(link->files, link->clock_ns, error_ns, &link->part, error);
-    if (!rc)
-        rc = ask(link, "pulse", take_said(link, link->part.list), &link->part,
-                 dray__deadline(ANSWER_SECONDS * DRAY__SECOND), &told, error);
+    if (rc)
+        return rc;
+    rc = ask(link, "pulse", tell(link, link->part.list, &told), &link->part,
+             dray__deadline(ANSWER_SECONDS * DRAY__SECOND), &answer, error);
+    note_told(link, &told, rc == DRAY_OK);
     if (rc)
         return rc;
     dray__host_files_took(link->files);
     *more = link->part.more;
     pthread_mutex_lock(&link->worker.lock);
-    link->sight.progress = (uint64_t)dray__json_integer(told, "progress");
+    link->sight.progress = (uint64_t)dray__json_integer(answer, "progress");
     link->sight.answered_ns = dray__now();
     link->sight.asked_ns = asked;
-    link->sight.ended = dray__json_true(told, "ended");
-    link->sight.over = dray__json_true(told, "over");
-    const char *why = dray__json_string(told, "why");
+    link->sight.ended = dray__json_true(answer, "ended");
+    link->sight.over = dray__json_true(answer, "over");
+    const char *why = dray__json_string(answer, "why");
     snprintf(link->sight.why, sizeof link->sight.why, "%s", why ? why : "");
     pthread_mutex_unlock(&link->worker.lock);
-    json_decref(told);
+    json_decref(answer);
     return DRAY_OK;
 }
 
@@ -400,7 +421,8 @@ void dray__uplink_say(dray__uplink *link, const char *event, const char *text)
     pthread_mutex_lock(&link->worker.lock);
     if (!link->said)
         link->said = json_array();
-    dray__json_append(&link->said, json_pack("{s:s, s:s}", "event", event, "text", text));
+    dray__json_append(&link->said, json_pack("{s:s, s:s, s:I}", "event", event, "text", text,
+                                             "number", ++link->said_count));
     pthread_mutex_unlock(&link->worker.lock);
 }
 
