@@ -20,7 +20,8 @@ enum {
     PREFIX_SIZE = sizeof PREFIX - 1,
     SESSION_DIGITS = 16,
     ROLE_AT = PREFIX_SIZE + SESSION_DIGITS + 1,
-    KEY_DIGITS = 2 * DRAY__TLS_KEY
+    KEY_DIGITS = 2 * DRAY__TLS_KEY,
+    BESIDE = 4200 /* bytes of the name of a file beside another one */
 };
 
 /* ---- roles ----------------------------------------------------------------------------------- */
@@ -206,22 +207,34 @@ int dray__token_read(const char *path, dray__token *out, dray_error *error)
     return status;
 }
 
-int dray__token_write(const char *path, const dray__token *token, dray_error *error)
+/* Writes a file beside `path` whose name no other writer has. The process's number is not enough:
+ * in containers that share a folder all have the same. */
+static int write_beside(const char *path, const dray__token *token, char temporary[BESIDE],
+                        dray_error *error)
 {
-    char text[DRAY__TOKEN_TEXT + 1], temporary[4200];
-    snprintf(temporary, sizeof temporary, "%.4096s.%d", path, (int)getpid());
-    unlink(temporary); /* a process with this number was killed; in a container all have the same */
-    int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
+    char text[DRAY__TOKEN_TEXT + 1];
+    snprintf(temporary, BESIDE, "%.4096s.XXXXXX", path);
+    int fd = mkostemp(temporary, O_CLOEXEC); /* mode 0600 */
     if (fd < 0)
-        return dray__fail_errno(error, errno, "token file %s", temporary);
+        return dray__fail_errno(error, errno, "token file %s", path);
     strcat(dray__token_print(token, text), "\n");
     int code = dray__write_all(fd, text, strlen(text)) < 0 || fsync(fd) < 0 ? errno : 0;
     close(fd);
     dray__forget_bytes(text, sizeof text);
+    if (code)
+        unlink(temporary);
+    return code ? dray__fail_errno(error, code, "token file %s", temporary) : DRAY_OK;
+}
+
+int dray__token_write(const char *path, const dray__token *token, dray_error *error)
+{
+    char temporary[BESIDE];
+    int status = write_beside(path, token, temporary, error);
+    if (status)
+        return status;
     /* link() never replaces a file, so of two processes that write at once, one finds the other's
      * file. */
-    if (!code && link(temporary, path) < 0)
-        code = errno;
+    int code = link(temporary, path) < 0 ? errno : 0;
     unlink(temporary);
     if (code == EEXIST)
         return dray__fail(error, DRAY_EEXIST, "token file %s: is there already", path);
@@ -268,7 +281,7 @@ int dray__token_master(const char *path, dray__token *out, dray_error *error)
 /* The file is like a token's, with the number of coordinators in place of the session's digits. */
 int dray__token_state(const char *path, dray__token *out, uint64_t *generation, dray_error *error)
 {
-    char fresh[4200];
+    char fresh[BESIDE];
     dray__token token;
     uint64_t count = 0;
     int status = dray__token_read(path, &token, error);
@@ -279,11 +292,11 @@ int dray__token_state(const char *path, dray__token *out, uint64_t *generation, 
     if (status)
         return status;
     snprintf(token.identity, sizeof token.identity, PREFIX "%016" PRIx64 ".master", ++count);
-    snprintf(fresh, sizeof fresh, "%.4096s.new", path);
-    unlink(fresh); /* of a process that was killed at this point */
-    status = dray__token_write(fresh, &token, error);
-    if (!status && rename(fresh, path) < 0)
+    status = write_beside(path, &token, fresh, error);
+    if (!status && rename(fresh, path) < 0) {
         status = dray__fail_errno(error, errno, "state file %s", path);
+        unlink(fresh);
+    }
     if (!status) {
         *out = token;
         *generation = count;

@@ -497,12 +497,7 @@ TEST(tokens_are_checked)
     assert_int_equal(dray__token_derive(&master, "boss", &token, NULL), DRAY_EINVALID);
     char path[160];
     snprintf(path, sizeof path, "%s/made", f.folder);
-    /* A process with this one's number was killed while it wrote the file. */
-    char left[sizeof path + 16];
-    snprintf(left, sizeof left, "%s.%d", path, (int)getpid());
-    close(open(left, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
     assert_int_equal(dray__token_master(path, &token, NULL), DRAY_OK); /* made */
-    assert_int_equal(access(left, F_OK), -1);
     dray__token again;
     assert_int_equal(dray__token_master(path, &again, NULL), DRAY_OK); /* found */
     assert_memory_equal(&token, &again, sizeof token);
@@ -511,6 +506,70 @@ TEST(tokens_are_checked)
     assert_int_equal(dray__token_write(path, &engine, NULL), DRAY_OK);
     assert_int_equal(dray__token_master(path, &again, NULL), DRAY_EINVALID);
     unlink(path);
+}
+
+enum { WRITERS = 4, WRITES = 200 };
+
+typedef struct writer {
+    pthread_barrier_t *barrier;
+    char path[160];
+    dray__token master;
+    int state_failed;
+} writer;
+
+static void *make_tokens(void *user)
+{
+    writer *w = user;
+    dray__token state;
+    uint64_t number;
+    for (int i = 0; i < WRITES; i++) {
+        char path[200];
+        snprintf(path, sizeof path, "%s-%d", w->path, i);
+        pthread_barrier_wait(w->barrier);
+        if (dray__token_master(path, &w->master, NULL))
+            w->master = (dray__token){{0}, {0}};
+        strcat(path, ".state");
+        w->state_failed += dray__token_state(path, &state, &number, NULL) != DRAY_OK;
+        pthread_barrier_wait(w->barrier);
+        pthread_barrier_wait(w->barrier); /* the test has compared them */
+    }
+    return NULL;
+}
+
+/* Those who begin at once with one file, as in containers where all have the same number, have the
+ * token that is in it. */
+TEST(writers_at_once_have_one_token)
+{
+    pthread_barrier_t barrier;
+    pthread_t threads[WRITERS];
+    static writer writers[WRITERS];
+    int wrong = 0;
+    pthread_barrier_init(&barrier, NULL, WRITERS + 1);
+    for (int k = 0; k < WRITERS; k++) {
+        writers[k] = (writer){.barrier = &barrier};
+        snprintf(writers[k].path, sizeof writers[k].path, "%s/at-once", f.folder);
+        assert_int_equal(pthread_create(&threads[k], NULL, make_tokens, &writers[k]), 0);
+    }
+    for (int i = 0; i < WRITES; i++) {
+        char path[200];
+        dray__token found;
+        snprintf(path, sizeof path, "%s-%d", writers[0].path, i);
+        pthread_barrier_wait(&barrier);
+        pthread_barrier_wait(&barrier);
+        wrong += dray__token_read(path, &found, NULL) != DRAY_OK;
+        for (int k = 0; k < WRITERS; k++)
+            wrong += memcmp(&writers[k].master, &found, sizeof found) != 0;
+        unlink(path);
+        strcat(path, ".state");
+        unlink(path);
+        pthread_barrier_wait(&barrier);
+    }
+    for (int k = 0; k < WRITERS; k++) {
+        pthread_join(threads[k], NULL);
+        wrong += writers[k].state_failed;
+    }
+    pthread_barrier_destroy(&barrier);
+    assert_int_equal(wrong, 0);
 }
 
 /* Root may read every file, but a token that another user wrote is that user's word. */
