@@ -217,9 +217,10 @@ int dray_barrier(dray_context *context, const char *name, uint32_t count, int64_
 int dray_report_post(dray_context *context, const char *kind, const char *json, dray_error *error);
 
 /* Gets the coordinator's state as one JSON object: "version", "pid", "listening", "sessions"
- * (oldest first: member, epoch, name, role, rank, pid, age_seconds, connections), "barriers",
- * "reports", and a part of each service. *json is terminated UTF-8, freed with dray_free.
- * DRAY_ECLOSED, DRAY_ETIMEDOUT, DRAY_ENOMEM. Threads: any. Blocks up to the context's timeout. */
+ * (oldest first: member, epoch, name, role, rank, pid, local: whether that process is seen on the
+ * coordinator's host, age_seconds, connections), "barriers", "reports", and a part of each service.
+ * *json is terminated UTF-8, freed with dray_free. DRAY_ECLOSED, DRAY_ETIMEDOUT, DRAY_ENOMEM.
+ * Threads: any. Blocks up to the context's timeout. */
 int dray_context_status(dray_context *context, char **json, dray_error *error);
 
 /* Sets a function that can interrupt waiting calls, for languages whose runtime handles signals

@@ -261,11 +261,11 @@ static json_t *session_json(const dray__session *s, int64_t now)
     uint32_t connections = 0;
     for (const dray__connection *c = s->coordinator->connections; c; c = c->next)
         connections += c->session == s;
-    return json_pack("{s:I, s:I, s:s, s:s, s:I, s:I, s:f, s:I}", "member", (json_int_t)s->member,
-                     "epoch", (json_int_t)s->epoch, "name", s->name, "role", s->role, "rank",
-                     (json_int_t)s->rank, "pid", (json_int_t)(s->pid ? s->pid : s->told_pid),
-                     "age_seconds", (double)(now - s->since_ns) / (double)DRAY__SECOND,
-                     "connections", (json_int_t)connections);
+    return json_pack(
+        "{s:I, s:I, s:s, s:s, s:I, s:I, s:b, s:f, s:I}", "member", (json_int_t)s->member, "epoch",
+        (json_int_t)s->epoch, "name", s->name, "role", s->role, "rank", (json_int_t)s->rank, "pid",
+        (json_int_t)(s->pid ? s->pid : s->told_pid), "local", s->pid > 0, "age_seconds",
+        (double)(now - s->since_ns) / (double)DRAY__SECOND, "connections", (json_int_t)connections);
 }
 
 static void add_sessions(void *user, json_t *object)

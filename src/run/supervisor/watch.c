@@ -203,8 +203,10 @@ static bool is_of(const json_t *sessions, json_int_t member, long group)
     const json_t *session;
     json_array_foreach(sessions, i, session)
     {
-        if (dray__json_integer(session, "member") == member)
-            return getpgid((pid_t)dray__json_integer(session, "pid")) == group;
+        if (dray__json_integer(session, "member") ==
+            member) /* other hosts have such numbers, too */
+            return dray__json_true(session, "local") &&
+                   getpgid((pid_t)dray__json_integer(session, "pid")) == group;
     }
     return false;
 }
