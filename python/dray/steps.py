@@ -70,7 +70,25 @@ class Trainer:
         self._publisher, self._ready = publisher, ready
         self.taken = c.c_void_p()
         folder = os.environ.get("DRAY_RUN")
+        if folder and role.rank == 0 and role._has_config:
+            self._check_host()
         call("dray_steps_open", c.byref(plan.rules), folder and os.fsencode(folder), role.step, c.byref(self.taken))
+
+    def _check_host(self):
+        """On a host that joined the run, its folder must be reached by `dray join --shared`: a checkpoint waits for the
+        step's row there, and a step of any prompts needs to know what was trained before, and that the run was asked
+        to end. Samples are saved on the run's host alone."""
+        role, plan = self.role, self.plan
+        if not os.environ.get("DRAY_ADDRESS", "").startswith("tcp:") or not (plan.save or plan.rules.first_complete):
+            return
+        if not (role.folder / _ROWS[0]).exists():
+            raise DrayError(_l.EUNSUPPORTED, f"{role.group}: rank 0 is not on the run's host, and does not reach the "
+                            f"run's folder: no {role.folder / _ROWS[0]} is there; join with --shared DIR, or have "
+                            "rank 0 on the run's host (`local`)")
+        if plan.save and role._durability == "checkpoint":
+            raise DrayError(_l.EUNSUPPORTED, f"{role.group}: rank 0 is not on the run's host, and queue.durability is "
+                            "checkpoint: samples are saved with a checkpoint there alone; have rank 0 there (`local`), "
+                            "or another durability")
 
     def run(self) -> Iterator[Step]:
         try:

@@ -16,7 +16,7 @@ import numpy as np
 
 from begin import needs
 
-from python_fixture import coordinator, dray, wrong
+from python_fixture import coordinator, dray, refused, wrong
 
 with needs:
     import torch
@@ -311,6 +311,39 @@ def test_kept_deltas(folder, queue):
         publisher.close()
 
 
+def test_other_hosts(folder):
+    """A trainer that does not reach the run's folder, or is to save samples from there, is told so before it starts."""
+    def start(**rules):
+        with dray.Role() as role:
+            return role.steps(Nobody(), rows=4, micro=4, last=2, every=1, framework="numpy", **rules)
+
+    def told(durability, *parts, **rules):
+        with open(f"{folder}/config.json") as file:
+            config = json.load(file)
+        config["queue"]["durability"] = durability
+        with open(f"{folder}/config.json", "w") as file:
+            json.dump(config, file)
+        said = refused("EUNSUPPORTED", start, **rules)
+        assert all(part in said for part in parts), said
+
+    def save(number, files):
+        raise AssertionError("nothing is saved")
+
+    here, rows = os.environ["DRAY_ADDRESS"], pathlib.Path(folder, "metrics.jsonl")
+    rows.unlink(missing_ok=True)
+    configured(folder, "far")
+    os.environ["DRAY_ADDRESS"] = "tcp:127.0.0.1:9"
+    told("none", "metrics.jsonl", "--shared", save=save)
+    start()
+    rows.touch()
+    start(save=save)
+    told("checkpoint", "queue.durability", save=save)
+    rows.unlink()
+    configured(folder, "far", oldest=2, open=4, first_complete=1)
+    told("none", "--shared")
+    os.environ["DRAY_ADDRESS"] = here
+
+
 def test_misused(queue):
     os.environ.update(DRAY_QUEUE="steps", DRAY_TASK="train")
     with dray.Role() as role:
@@ -330,6 +363,8 @@ with coordinator(), tempfile.TemporaryDirectory() as folder, dray.Queue(
     test_misused(queue)
     with tempfile.TemporaryDirectory() as run, dray.Queue("waits", tasks=TASKS, provisional=["train"]) as waits:
         test_checkpoints_wait_for_rows(run, waits)
+    with tempfile.TemporaryDirectory() as run:
+        test_other_hosts(run)
     for test, name in ((test_first_complete, "late"), (test_other_versions, "wrong"), (test_kept_versions, "kept"),
                        (test_kept_deltas, "deltas")):
         with tempfile.TemporaryDirectory() as run, dray.Queue(name, tasks=TASKS, provisional=["train"]) as own:

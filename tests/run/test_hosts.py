@@ -66,7 +66,7 @@ out = work / "out"
 (out / "logs").mkdir(parents=True)
 for name in ("engine.0-0.log", "notes.txt"):
     (out / "logs" / name).write_text("not at home")
-second = join(2, folder, JOB, "engine:1", "--json", "--out", out)
+second = join(2, folder, JOB, "engine:1", "--json", "--out", out, "--shared", os.path.relpath(folder))
 check(wait_for(run_, lambda e: e["event"] == "host" and "host2" in e["message"]), "the second host has not joined")
 reached(run_, 10)
 refused(folder, "0 of 3 are free", number=2, roles="engine:1")
@@ -82,6 +82,10 @@ said = [json.loads(line) for line in end(second, "the second host").splitlines()
 check([line["event"] for line in said] == ["joined"], f"the second host said {said}")
 check_trained(folder, STEPS, BATCH, "hosts")
 check(not [e for e in look(run_) if e["event"] in ("restart", "warning")], f"{look(run_)}")
+
+# A trainer's steps find what the run has of them.
+there = {name: os.readlink(out / name) for name in ("metrics.jsonl", ".metrics.pending", "feed.json", "stop")}
+check(there == {name: str(folder.resolve() / name) for name in there}, f"links: {there}")
 
 # What the joined hosts had is at home.
 names, clocks, events = offset_of(folder)

@@ -149,10 +149,14 @@ static int load(guest *g, dray_error *error)
 
 static int link_shared(const guest *g, dray_error *error)
 {
-    static const char *const names[] = {"checkpoints", "critic"};
-    char from[PATH_MAX], to[PATH_MAX];
+    /* The rows, the groups that were trained, and the file that ends a run are for trainers. */
+    static const char *const names[] = {"checkpoints",      "critic",    "metrics.jsonl",
+                                        DRAY__ROWS_PENDING, "feed.json", "stop"};
+    char from[PATH_MAX], to[PATH_MAX], shared[PATH_MAX];
+    if (g->o->shared && !realpath(g->o->shared, shared)) /* links are read from another folder */
+        return dray__fail_errno(error, errno, "--shared %s", g->o->shared);
     for (size_t i = 0; i < sizeof names / sizeof *names && g->o->shared; i++) {
-        dray__path(to, sizeof to, "%s/%s", g->o->shared, names[i]);
+        dray__path(to, sizeof to, "%.*s/%s", PATH_MAX - 32, shared, names[i]);
         dray__folder_path(&g->s.folder, names[i], from);
         if (symlink(to, from) && errno != EEXIST)
             return dray__fail_errno(error, errno, "%s", from);
