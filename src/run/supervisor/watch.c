@@ -57,14 +57,14 @@ static bool has_moved(dray__watch *self, const json_t *status)
     return moved;
 }
 
-/* A look that fails is not reported: the supervisor itself notices a coordinator that is gone. */
-static void look(dray__watch *self, dray_context *context, dray_queue *queue)
+static int look(dray__watch *self, dray_context *context, dray_queue *queue, dray_error *error)
 {
     char *text = NULL;
     dray__sight sight = {.open = true, .begun_ns = dray__now()};
-    json_t *status = dray_queue_status(queue, &text, NULL) ? NULL : parse(text, "queue status");
-    if (!status)
-        return;
+    json_t *status = NULL;
+    int rc = dray__queue_state(queue, &status, error);
+    if (rc)
+        return rc;
     sight.ended = dray__json_true(status, "ended");
     sight.moved_ns = has_moved(self, status) ? sight.begun_ns : self->sight.moved_ns;
     text = NULL;
@@ -79,6 +79,7 @@ static void look(dray__watch *self, dray_context *context, dray_queue *queue)
     self->sight = sight;
     pthread_mutex_unlock(&self->worker.lock);
     json_decref(all);
+    return DRAY_OK;
 }
 
 static void tell(const dray__watch *self)
@@ -118,18 +119,25 @@ static void *watch(void *user)
     dray_context *context = NULL;
     dray_queue *queue = NULL;
     dray_error error = {0};
+    int64_t deadline = dray__deadline(dray__job_wait_ns(self->job));
+    bool seen = false, late = false;
     int rc = open_both(self, &context, &queue, &error);
+    if (!rc) {
+        do {
+            rc = look(self, context, queue, &error);
+            seen = seen || !rc;
+            late = !seen && dray__now() > deadline;
+            tell(self);
+        } while (!late && rest(self));
+        /* Later the supervisor itself notices a coordinator that is gone. */
+        rc = late ? rc : DRAY_OK;
+    }
     if (rc) {
         pthread_mutex_lock(&self->worker.lock);
         self->failure = error;
         self->failure.code = rc;
         pthread_mutex_unlock(&self->worker.lock);
         tell(self);
-    } else {
-        do {
-            look(self, context, queue);
-            tell(self);
-        } while (rest(self));
     }
     dray_queue_close(queue);
     dray_close(context);
