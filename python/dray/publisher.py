@@ -211,9 +211,13 @@ class Publisher(Laid):
         """The optimizer waits before each step: until readers are done, and before that until so many
         groups, or those of these names, have what was published (groups: as deliver takes them; None:
         none need). Returns the hook's handle."""
+        have = None  # what they have: a coordinator that is started later does not know of groups that have ended
+
         def wait(*_):
-            if groups is not None and self._published is not None:
+            nonlocal have
+            if groups is not None and self._published is not None and self._published != have:
                 self.deliver(groups=groups)
+                have = self._published
             self.wait()
         return optimizer.register_step_pre_hook(wait)
 

@@ -1,9 +1,11 @@
 """dray.weights on the CPU: parameters in shared and in private memory, cut in ways of one's own, modules
 that pack experts, engines' fused parameters from a configuration, load_weights, prefetch and disk.
 Everything is compared with slices that are written out here."""
+import contextlib
 import json
 import multiprocessing
 import os
+import subprocess
 import time
 
 from begin import coordinator, needs, seed
@@ -222,6 +224,40 @@ def packed(folder, trainer, engine):
     refused(ValueError, "tensors", Subscriber, model="packed", context=engine, load=load)
 
 
+@contextlib.contextmanager
+def serve(folder):
+    """A coordinator that is killed at the end, and leaves what the next one needs."""
+    server = subprocess.Popen([os.environ["DRAY_PROGRAM"], "serve", "--listen", f"unix:{folder}/again"],
+                              stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout.readline().startswith("listening")
+        yield
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def delivered_once(folder):
+    """A group that has ended had the version: another step asks nobody, also where the coordinator is a later one."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with serve(folder):
+        trainer = Context(f"unix:{folder}/again", role="trainer", timeout=20)
+        publisher = Publisher(model, "again", context=trainer, timeout=1)
+        publisher.attach(optimizer, groups=1)
+        publisher.publish(1)
+        with Context(f"unix:{folder}/again", role="engine", timeout=20) as engine, \
+                Subscriber(torch.nn.Linear(2, 1), "again", "gone", context=engine) as subscriber:
+            assert subscriber.update()["version"] == 1
+        optimizer.step()
+    with serve(folder):
+        optimizer.step()
+        publisher.publish(2)
+        refused(dray.DrayTimeout, "0 of 1 groups", optimizer.step)  # nobody has this one
+        publisher.close()
+        trainer.close()
+
+
 with coordinator() as folder:
     ours, theirs = multiprocessing.Pipe()  # forked before anything of dray is open
     child = multiprocessing.get_context("fork").Process(target=trains, args=(theirs,), daemon=True)
@@ -232,6 +268,7 @@ with coordinator() as folder:
             Context(role="engine", rank=1, timeout=20) as second:
         share_and_stage(ours, engine)
         fused(folder, trainer, [engine, second])
+        delivered_once(folder)
         os.mkdir(f"{folder}/trace")
         dray.trace.open(f"{folder}/trace/engine.spans", "engine 0")
         packed(folder, trainer, engine)
