@@ -165,11 +165,11 @@ def serve(listen: Optional[str] = None, arguments: Sequence[str] = (), timeout: 
     try:
         listen = listen or f"unix:{folder}/socket"
         told = _begun(server, [path, "serve", "--json", "--listen", listen, *arguments], timeout)
+        server.address, server.metrics = told["unix"] or told["tcp"], told.get("metrics")
     except BaseException:
         server.close()
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    server.address, server.metrics = told["unix"] or told["tcp"], told.get("metrics")
     os.environ["DRAY_ADDRESS"] = server.address
     atexit.register(server.close)
     return server

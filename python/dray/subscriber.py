@@ -276,7 +276,8 @@ class Subscriber(Laid):
     def prefetch(self, **options: Any) -> dict:
         """Brings a version (options as of update) into spare memory, while the engine serves the one
         that it has; commit() swaps. Together with the other ranks, both. prefetch_seconds: what moves
-        between GPUs is spread over this time, so that inference is hardly slower meanwhile."""
+        between GPUs is spread over this time, so that inference is hardly slower meanwhile. A recorded engine takes
+        versions by update() until its recording is certified."""
         return self._run("dray_prefetch_weights", self._options(**options))
 
     def commit(self, min_version: int = 0, timeout: float = 60.0) -> dict:

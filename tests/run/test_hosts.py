@@ -66,10 +66,12 @@ out = work / "out"
 (out / "logs").mkdir(parents=True)
 for name in ("engine.0-0.log", "notes.txt"):
     (out / "logs" / name).write_text("not at home")
+(out / "stop").symlink_to(work / "of an earlier run")
 second = join(2, folder, JOB, "engine:1", "--json", "--out", out, "--shared", os.path.relpath(folder))
 check(wait_for(run_, lambda e: e["event"] == "host" and "host2" in e["message"]), "the second host has not joined")
 reached(run_, 10)
-refused(folder, "0 of 3 are free", number=2, roles="engine:1")
+# The folder that it shares is not there yet, as before the run of a cluster has begun.
+refused(folder, "0 of 3 are free", "--shared", work / "not there yet", number=2, roles="engine:1")
 first.terminate()  # a drain
 said = end(first, "the first host's drain")
 check("leaving" in said and "left the run" in said, f"the drain said {said}")

@@ -100,6 +100,8 @@ def waits_for_a_turn():
             finally:
                 os._exit(1)
         children.append(pid)
+        if label == "first":  # it has published before the others ask for a turn
+            check(os.waitpid(children.pop(), 0)[1] == 0, "a child that records failed")
     for pid in children:
         check(os.waitpid(pid, 0)[1] == 0, "a child that records failed")
     found = trace(folder, "--bubbles", "10")

@@ -243,7 +243,7 @@ def delivered_once(folder):
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with serve(folder):
         trainer = Context(f"unix:{folder}/again", role="trainer", timeout=20)
-        publisher = Publisher(model, "again", context=trainer, timeout=1)
+        publisher = Publisher(model, "again", context=trainer, timeout=20)
         publisher.attach(optimizer, groups=1)
         publisher.publish(1)
         with Context(f"unix:{folder}/again", role="engine", timeout=20) as engine, \
@@ -253,6 +253,7 @@ def delivered_once(folder):
     with serve(folder):
         optimizer.step()
         publisher.publish(2)
+        publisher._timeout = 1
         refused(dray.DrayTimeout, "0 of 1 groups", optimizer.step)  # nobody has this one
         publisher.close()
         trainer.close()

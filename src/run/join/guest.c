@@ -147,21 +147,49 @@ static int load(guest *g, dray_error *error)
 
 /* ---- the folder ------------------------------------------------------------------------------ */
 
+/* Gives the absolute path of a folder, which may not be there yet: links to it are read from
+ * another folder. */
+static int absolute(const char *given, char out[PATH_MAX], dray_error *error)
+{
+    char here[PATH_MAX] = "";
+    if (realpath(given, out))
+        return DRAY_OK;
+    if (errno != ENOENT || (given[0] != '/' && !getcwd(here, sizeof here)))
+        return dray__fail_errno(error, errno, "--shared %s", given);
+    dray__path(out, PATH_MAX, "%s%s%s", here, here[0] ? "/" : "", given);
+    return DRAY_OK;
+}
+
+/* Makes a link. One that an earlier run left is replaced when it points elsewhere; what is no link
+ * stays. */
+static int link_to(const char *to, const char *from, dray_error *error)
+{
+    char old[PATH_MAX];
+    ssize_t length = readlink(from, old, sizeof old - 1);
+    if (length >= 0) {
+        old[length] = 0;
+        if (strcmp(old, to) == 0)
+            return DRAY_OK;
+        if (unlink(from))
+            return dray__fail_errno(error, errno, "%s", from);
+    }
+    return symlink(to, from) && errno != EEXIST ? dray__fail_errno(error, errno, "%s", from)
+                                                : DRAY_OK;
+}
+
 static int link_shared(const guest *g, dray_error *error)
 {
     /* The rows, the groups that were trained, and the file that ends a run are for trainers. */
     static const char *const names[] = {"checkpoints",      "critic",    "metrics.jsonl",
                                         DRAY__ROWS_PENDING, "feed.json", "stop"};
     char from[PATH_MAX], to[PATH_MAX], shared[PATH_MAX];
-    if (g->o->shared && !realpath(g->o->shared, shared)) /* links are read from another folder */
-        return dray__fail_errno(error, errno, "--shared %s", g->o->shared);
-    for (size_t i = 0; i < sizeof names / sizeof *names && g->o->shared; i++) {
+    int rc = g->o->shared ? absolute(g->o->shared, shared, error) : DRAY_OK;
+    for (size_t i = 0; i < sizeof names / sizeof *names && g->o->shared && rc == DRAY_OK; i++) {
         dray__path(to, sizeof to, "%.*s/%s", PATH_MAX - 32, shared, names[i]);
         dray__folder_path(&g->s.folder, names[i], from);
-        if (symlink(to, from) && errno != EEXIST)
-            return dray__fail_errno(error, errno, "%s", from);
+        rc = link_to(to, from, error);
     }
-    return DRAY_OK;
+    return rc;
 }
 
 static int make_folder(guest *g, dray_error *error)

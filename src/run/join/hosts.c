@@ -388,7 +388,7 @@ static int take_join(dray__hosts *self, const dray__host_asked *from, const json
     dray__take_line(key, sizeof key, dray__json_string(asked, "key"));
     int rc = check_run(self, asked, error);
     /* The same process joins again, before the coordinator has noticed the end of its last
-     * session. */
+     * session. (After that, an event whose answer was lost is told twice.) */
     json_int_t said = 0;
     for (guest *g = self->guests, *next; g && !rc && *key; g = next) {
         next = g->next;

@@ -20,7 +20,8 @@ enum {
      * multiprocessors of their own: one that fills the GPU would hold up a transfer until it ends.
      */
     DRAY__NCCL_LAUNCH = 12 << 20,
-    DRAY__NCCL_JOIN = 0, /* the kinds of requests */
+    DRAY__NCCL_CELL_MIN = 512, /* bytes of a cell that is quantised into a slot; each is a tile */
+    DRAY__NCCL_JOIN = 0,       /* the kinds of requests */
     DRAY__NCCL_FETCH = 1
 };
 
@@ -28,7 +29,7 @@ enum {
 dray__cuda_device *dray__nccl_device_of(const dray_region *region);
 
 /* The bytes of GPU memory, and of pinned memory, that the job of a slot needs for the descriptors
- * of any request. Rows of two bytes make the most tiles: one for each KiB. */
+ * of any request. Cells of 512 bytes make the most tiles. */
 #define DRAY__NCCL_RESERVE(slot_bytes) (((uint64_t)512 << 10) + (slot_bytes) / 64)
 
 /* ---- nccl_serve.c: a data server's end of one pair, with a thread of its own ----------------- */

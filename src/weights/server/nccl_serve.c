@@ -175,7 +175,11 @@ static int remake_job(dray__nccl_session *s, const dray__local *local, const dra
     for (uint32_t i = 0; i < e->count && rc == DRAY_OK; i++) {
         uint64_t from =
             dray_region_device_address(dray__local_region(local, copies[i].source_region));
-        if (quantised)
+        if (quantised && dray__pull_quant_cell(&quants[i]) < DRAY__NCCL_CELL_MIN)
+            rc = dray__fail(error, DRAY_EINVALID,
+                            "rectangle %u: cells of at least %d bytes expected over NCCL", i,
+                            DRAY__NCCL_CELL_MIN);
+        else if (quantised)
             boxes[i] = dray__pull_quant_work(&copies[i], &quants[i], from, slot);
         else
             items[i] =

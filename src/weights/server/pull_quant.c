@@ -26,6 +26,15 @@ static dray__quant_box box_of(const dray__pull_quant *quant, int32_t dtype, cons
     return box;
 }
 
+uint64_t dray__pull_quant_cell(const dray__pull_quant *quant)
+{
+    uint64_t elements = 1;
+    for (int d = 0; d < DRAY_MAX_DIMS; d++)
+        if (__builtin_mul_overflow(elements, (uint64_t)quant->cell[d], &elements))
+            return UINT64_MAX;
+    return elements <= UINT64_MAX - sizeof(float) ? elements + sizeof(float) : UINT64_MAX;
+}
+
 uint64_t dray__pull_quant_scales_at(const dray__rect *rect)
 {
     return dray__round_up(dray__rect_elements(rect), DRAY__PULL_QUANT_ALIGN);

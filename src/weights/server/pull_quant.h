@@ -1,6 +1,7 @@
 /* Rectangles that a data server quantises before it sends them: the elements, dense, then the
- * scales of their cells, both in C order. Zeros behind each fill it up to a multiple of
- * DRAY__PULL_QUANT_ALIGN bytes, so that a GPU can write the next one in whole words. */
+ * scales of their cells, both in C order. Each is filled up to a multiple of DRAY__PULL_QUANT_ALIGN
+ * bytes, so that a GPU can write the next one in whole words: with zeros, or over NCCL with any
+ * bytes. */
 #pragma once
 
 #include "mover/cuda/cuda.h"
@@ -9,6 +10,8 @@
 
 enum { DRAY__PULL_QUANT_ALIGN = 16 };
 
+/* Returns the bytes of a cell of FP8 with its scale. */
+uint64_t dray__pull_quant_cell(const dray__pull_quant *quant);
 /* Returns the offset of the scales behind the rectangle's first element. */
 uint64_t dray__pull_quant_scales_at(const dray__rect *rect);
 /* Returns the bytes of a rectangle of whole cells in an answer. */

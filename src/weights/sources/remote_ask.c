@@ -173,7 +173,7 @@ static int next_request(struct remote_route *l, struct source *s, struct request
     request->direct = next_is_direct(l, s);
     uint64_t patched = 0; /* bytes */
     while (request->count < RECTS && next_is_direct(l, s) == request->direct &&
-           patched <= PATCHED - DRAY__DELTA_SLICE &&
+           patched <= PATCHED - DRAY__DELTA_SLICE - 2 * DRAY__PULL_QUANT_ALIGN &&
            dray__remote_next_slice(l, s, s->segment - request->bytes, slice)) {
         const dray__op *op = dray__remote_op(l, s, slice);
         uint64_t bytes = dray__remote_bytes(l, s, op, &slice->rect);

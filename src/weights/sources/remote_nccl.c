@@ -133,8 +133,8 @@ static dray__cuda_device *device_between(const dray_region_info *from, const dra
 }
 
 /* Returns the GPU of the op's destination if NCCL can bring its bytes; else NULL. Of a prequantised
- * op, the smallest slot must hold a cell, and this rank's memory of one GPU all elements and
- * scales. */
+ * op, the smallest slot must hold a cell, cells must not be too small, and this rank's memory of
+ * one GPU must have all elements and scales. */
 static dray__cuda_device *device_for(const dray__transfer *h, const dray__source *source,
                                      const dray__op *op)
 {
@@ -142,8 +142,9 @@ static dray__cuda_device *device_for(const dray__transfer *h, const dray__source
     dray_region *const *regions = h->destination->regions;
     if (!op->transform)
         return device_between(from, regions[op->copy.destination_region]);
-    if (!op->prequantised || !dray__prequantised_is_here(h, op) ||
-        dray__prequantised_cell_bytes(h, op) > DRAY__NCCL_SLOT_MIN - 2 * DRAY__PULL_QUANT_ALIGN)
+    uint64_t cell = op->prequantised ? dray__prequantised_cell_bytes(h, op) : 0;
+    if (cell < DRAY__NCCL_CELL_MIN || cell > DRAY__NCCL_SLOT_MIN - 2 * DRAY__PULL_QUANT_ALIGN ||
+        !dray__prequantised_is_here(h, op))
         return NULL;
     const dray_transform *t = &dray_plan_transforms(h->sources->plan)[op->transform - 1];
     const dray_copy *writes = dray_plan_writes(h->sources->plan) + t->first_write;
@@ -159,7 +160,8 @@ static dray__cuda_device *device_for(const dray__transfer *h, const dray__source
 /* Returns the bytes of a rectangle of an op at the destination, without scales. */
 static uint64_t bytes_of(const dray__op *op, const dray__rect *rect)
 {
-    return dray__rect_elements(rect) * dray_dtype_size((dray_dtype)op->copy.destination_dtype);
+    uint64_t each = dray_dtype_size((dray_dtype)op->copy.destination_dtype);
+    return dray__rect_elements(rect) * (op->prequantised ? 1 : each); /* FP8 */
 }
 
 /* Adds a slice to the chunk, and its copies out of the slot. */

@@ -92,15 +92,6 @@ static bool comes_by_nccl(const dray_subscriber *s, const dray__source *source)
            dray__nccl_find(&version, NULL) == DRAY_OK;
 }
 
-/* Returns true when the source quantises some of the engine's cells, which NCCL does not bring. */
-static bool quantises(const dray__sources *all, uint32_t source)
-{
-    for (uint64_t i = 0; i < all->op_count; i++)
-        if (all->ops[i].prequantised && all->ops[i].copy.source == source)
-            return true;
-    return false;
-}
-
 /* Returns true when a publisher may have a delta on the held version. For a publisher on another
  * host, only its answers show that. */
 static bool expects_delta(const dray_subscriber *s)
@@ -110,8 +101,7 @@ static bool expects_delta(const dray_subscriber *s)
         const dray__delta_view *delta = source->has_delta ? dray__delta_of(source) : NULL;
         bool leads = delta && dray__delta_leads(delta, s->report.incarnation, s->held_version,
                                                 s->report.version);
-        if (leads || (!delta && source->has_delta &&
-                      (!comes_by_nccl(s, source) || quantises(s->sources, i)) &&
+        if (leads || (!delta && source->has_delta && !comes_by_nccl(s, source) &&
                       dray__source_remote(source, 0, s->destination.host)))
             return true;
     }

@@ -656,7 +656,7 @@ static int start(dray_subscriber *s, enum dray__purpose purpose, const dray_upda
     int64_t until = dray__now() + patience_ns;
     until = until < s->deadline_ns ? until : s->deadline_ns;
     rc = dray__subscriber_ensure(s, until, error);
-    if (rc == DRAY_OK)
+    if (rc == DRAY_OK && purpose != DRAY__PREFETCH) /* a prefetch does not need the memory */
         dray__subscriber_put_again(s, until);
     dray__hook_step("begin");
     if (rc == DRAY_OK)
