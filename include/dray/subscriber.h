@@ -239,10 +239,10 @@ int dray_subscriber_version(dray_subscriber *subscriber, uint64_t *version, uint
 int dray_subscriber_release_mappings(dray_subscriber *subscriber, dray_error *error);
 /* Takes an engine out of the list of those that serve (engines.h), before it ends. Then waits up to
  * timeout_ns until no other engine reads its memory. Updates that still read then fail; *revoked
- * (may be NULL) gets their number. One rank's call is enough; each rank that is about to release its
- * memory calls it, because the coordinator then gives up its handles of that rank's memory, too. A
- * later update offers the memory, and makes the engine serve, again. Blocks up to the timeout and
- * one second more. */
+ * (may be NULL) gets their number. One rank's call is enough; each rank that is about to release
+ * its memory calls it, because the coordinator then gives up its handles of that rank's memory,
+ * too. A later update offers the memory, and makes the engine serve, again. Blocks up to the
+ * timeout and one second more. */
 int dray_subscriber_leave(dray_subscriber *subscriber, int64_t timeout_ns, uint32_t *revoked,
                           dray_error *error);
 /* Computes the checksums of this rank's memory and compares them with those of its last update.
