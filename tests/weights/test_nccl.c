@@ -431,7 +431,7 @@ TEST_WITHIN(test_cohort_waits_for_communicators, start, stop)
  */
 static dray_model_config quantised_config(void)
 {
-    return cell_config(256, 448, 1024, 2, 8, 8);
+    return cell_config(256, 448, 512, 1, 8, 8);
 }
 
 /* The publishers' GPUs quantise it, and bits and sums are those of data servers' CPUs. */
