@@ -31,5 +31,5 @@ char *dray__take_line(char *out, size_t capacity, const char *text);
 /* Returns whether the text ends with `end`. */
 bool dray__ends_with(const char *text, const char *end);
 
-/* Says in which line two texts begin to differ, and what is expected and found there. */
+/* Gives the number of the first line in which two texts differ, and both forms of that line. */
 void dray__words_differ(const char *ours, const char *theirs, char *out, size_t capacity);

@@ -160,8 +160,8 @@ static int absolute(const char *given, char out[PATH_MAX], dray_error *error)
     return DRAY_OK;
 }
 
-/* Makes a link. One that an earlier run left is replaced when it points elsewhere; what is no link
- * stays. */
+/* Makes the link `from`, which points to `to`. A link that an earlier run left there is replaced
+ * when it points elsewhere. A file or a folder there stays. */
 static int link_to(const char *to, const char *from, dray_error *error)
 {
     char old[PATH_MAX];

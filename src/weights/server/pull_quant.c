@@ -40,13 +40,16 @@ uint64_t dray__pull_quant_scales_at(const dray__rect *rect)
     return dray__round_up(dray__rect_elements(rect), DRAY__PULL_QUANT_ALIGN);
 }
 
+/* Returns the end of the scales. */
+static uint64_t end_of(const dray__pull_quant *quant, const dray__rect *rect)
+{
+    dray__rect cells = dray__cells_touched(quant->cell, rect);
+    return dray__pull_quant_scales_at(rect) + dray__rect_elements(&cells) * sizeof(float);
+}
+
 uint64_t dray__pull_quant_bytes(const dray__pull_quant *quant, const dray__rect *rect)
 {
-    int64_t start[DRAY_MAX_DIMS], extent[DRAY_MAX_DIMS];
-    dray__quant_box box = box_of(quant, DRAY_F32, rect);
-    uint64_t cells = dray__quant_cells(&box, start, extent);
-    return dray__pull_quant_scales_at(rect) +
-           dray__round_up(cells * sizeof(float), DRAY__PULL_QUANT_ALIGN);
+    return dray__round_up(end_of(quant, rect), DRAY__PULL_QUANT_ALIGN);
 }
 
 static uint64_t dense_sum(uint32_t ndim, const int64_t *shape, int32_t dtype,
@@ -65,9 +68,7 @@ uint64_t dray__pull_quant_sum(const dray_tensor_info *tensor, const dray__pull_q
                               const dray__rect *rect, const void *data)
 {
     int64_t shape[DRAY_MAX_DIMS] = {0};
-    dray__quant_box box = box_of(quant, DRAY_F32, rect);
-    dray__rect cells = {0};
-    dray__quant_cells(&box, cells.start, cells.extent);
+    dray__rect cells = dray__cells_touched(quant->cell, rect);
     for (uint32_t d = 0; d < tensor->ndim; d++)
         shape[d] = (tensor->shape[d] - 1) / quant->cell[d] + 1;
     return dense_sum(tensor->ndim, tensor->shape, quant->dtype, rect, data) +
@@ -146,10 +147,8 @@ int dray__pull_get_held(dray__reader *in, const dray_layout *layout, uint32_t in
 
 void dray__pull_quant_fill(const dray__pull_quant *quant, const dray__rect *rect, uint8_t *data)
 {
-    dray__rect cells = dray__cells_touched(quant->cell, rect);
-    uint64_t elements = dray__rect_elements(rect), scales = dray__pull_quant_scales_at(rect);
-    uint64_t end = scales + dray__rect_elements(&cells) * sizeof(float);
-    memset(data + elements, 0, scales - elements);
+    uint64_t elements = dray__rect_elements(rect), end = end_of(quant, rect);
+    memset(data + elements, 0, dray__pull_quant_scales_at(rect) - elements);
     memset(data + end, 0, dray__pull_quant_bytes(quant, rect) - end);
 }
 
