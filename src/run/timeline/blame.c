@@ -123,11 +123,14 @@ static dray__tl_blame of_weights(const dray__timeline *t, uint32_t track, const 
     return nobody;
 }
 
-static bool reads_weights(const char *name)
+bool dray__tl_reads_weights(const dray__timeline *t, const dray__tl_span *span)
 {
-    static const char *const names[] = {"copy weights", "update weights", "prefetch weights",
-                                        "swap weights", "take weights"};
-    return has(names, sizeof(names) / sizeof(names[0]), name);
+    /* the last three are those of dray.Subscriber */
+    static const char *const names[] = {"copy weights",     "update weights", "prefetch weights",
+                                        "swap weights",     "take weights",   "weights update",
+                                        "weights prefetch", "weights commit"};
+    return span->kind == DRAY_SPAN_TRANSFER &&
+           has(names, sizeof(names) / sizeof(names[0]), dray__tl_text(t, span->name));
 }
 
 /* Finds the last reader of the weights. */
@@ -142,8 +145,7 @@ static dray__tl_blame of_readers(const dray__timeline *t, uint32_t track, const 
              k < other->count && other->spans[k].begin_ns < wait->end_ns; k++) {
             const dray__tl_span *s = &other->spans[k];
             int64_t end = s->end_ns < wait->end_ns ? s->end_ns : wait->end_ns;
-            if (s->kind == DRAY_SPAN_TRANSFER && reads_weights(dray__tl_text(t, s->name)) &&
-                end > found.ns)
+            if (end > found.ns && dray__tl_reads_weights(t, s))
                 found = (dray__tl_blame){.track = i, .ns = end};
         }
     }

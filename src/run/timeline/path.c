@@ -161,16 +161,29 @@ static void keep(dray__tl_bubble *list, uint32_t *count, uint32_t most, const dr
     list[at] = *new;
 }
 
-/* Returns whether the process works for more than a tenth of its time. Waits of others, such as a
- * grader, do not matter, and would hide those that do. */
-static bool works(const dray__timeline *t, const dray__tl_process *p)
+/* Returns whether the process publishes weights or reads them. */
+static bool holds_weights(const dray__timeline *t, const dray__tl_process *p)
+{
+    for (uint32_t i = 0; i < t->publications.count; i++)
+        if (t->publications.items[i].track == p->track)
+            return true;
+    const dray__tl_track *on = &t->tracks[p->track];
+    for (uint32_t i = 0; i < on->count; i++)
+        if (dray__tl_reads_weights(t, &on->spans[i]))
+            return true;
+    return false;
+}
+
+/* Returns whether the process works for more than a tenth of its time, or holds weights. Waits of
+ * others, such as a grader, do not matter, and would hide those that do. */
+static bool matters(const dray__timeline *t, const dray__tl_process *p)
 {
     const dray__tl_track *on = &t->tracks[p->track];
     int64_t whole = on->spans[on->count - 1].end_ns - on->spans[0].begin_ns, busy = 0;
     for (uint32_t i = 0; i < on->count; i++)
         if (on->spans[i].kind != DRAY_SPAN_WAIT)
             busy += on->spans[i].end_ns - on->spans[i].begin_ns;
-    return busy > whole / 10;
+    return busy > whole / 10 || holds_weights(t, p);
 }
 
 int dray__tl_bubbles(const dray__timeline *timeline, int64_t begin_ns, int64_t end_ns,
@@ -183,11 +196,11 @@ int dray__tl_bubbles(const dray__timeline *timeline, int64_t begin_ns, int64_t e
     bool any = false;
     for (uint32_t i = 0; i < timeline->process_count; i++)
         any = any || (timeline->processes[i].track != DRAY__TL_NONE &&
-                      works(timeline, &timeline->processes[i]));
+                      matters(timeline, &timeline->processes[i]));
     for (uint32_t i = 0; i < timeline->process_count && most; i++) {
         uint32_t track = timeline->processes[i].track;
         bool looked_at =
-            track != DRAY__TL_NONE && (!any || works(timeline, &timeline->processes[i]));
+            track != DRAY__TL_NONE && (!any || matters(timeline, &timeline->processes[i]));
         const dray__tl_track *on = looked_at ? &timeline->tracks[track] : NULL;
         for (uint32_t k = on ? dray__tl_at(on, begin_ns) : 0;
              on && k < on->count && on->spans[k].begin_ns < end_ns; k++) {

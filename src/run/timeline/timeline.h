@@ -127,6 +127,8 @@ typedef struct dray__tl_blame {
 
 dray__tl_blame dray__tl_blame_of(const dray__timeline *timeline, uint32_t track,
                                  const dray__tl_span *wait);
+/* Returns whether the span moves weights into an engine. */
+bool dray__tl_reads_weights(const dray__timeline *timeline, const dray__tl_span *span);
 
 /* ---- path.c ---------------------------------------------------------------------------------- */
 
@@ -151,7 +153,8 @@ typedef struct dray__tl_bubble {
 } dray__tl_bubble;
 
 /* Finds at most `most` of the longest waits between two moments, the longest first. Processes that
- * work for less than a tenth of their time are left out, unless there are no others. */
+ * work for less than a tenth of their time are left out, unless there are no others, or they
+ * publish or read weights: a trainer or an engine that waits most of the time costs a device. */
 int dray__tl_bubbles(const dray__timeline *timeline, int64_t begin_ns, int64_t end_ns,
                      uint32_t most, dray__tl_bubble **out, uint32_t *count, dray_error *error);
 
