@@ -351,6 +351,27 @@ TEST(test_refused)
     event_base_free(base);
 }
 
+/* A keeper that looks for a coordinator for the first time leaves at once when it is told to:
+ * `dray serve` that is ended while it begins would wait for its own coordinator otherwise. */
+TEST(test_leaves_before_it_joined)
+{
+    struct event_base *base = event_base_new();
+    dray__keeper *keeper;
+    dray__join *join = NULL;
+    char path[112], nobody[120];
+    snprintf(path, sizeof path, "%s/third", f.folder);
+    snprintf(nobody, sizeof nobody, "unix:%s/nobody", f.folder);
+    OK(dray__keeper_new(base, path, 0, &keeper, &error));
+    dray__join_options o = {.address = nobody, .path = path, .host = "d", .later = true};
+    OK(dray__join_start(keeper, &o, &join, &error));
+    poll(NULL, 0, 100);
+    int64_t begun = dray__now();
+    dray__join_free(join);
+    assert_true(dray__now() - begun < 30 * DRAY__SECOND);
+    dray__keeper_free(keeper);
+    event_base_free(base);
+}
+
 FIXTURE(all_up)
 {
     fixture_up(&f);

@@ -15,7 +15,8 @@
 #include <string.h>
 #include <sys/socket.h>
 
-enum { WAIT_MS = 5000, PAUSE_MS = 200 };
+enum { WAIT_MS = 5000, PAUSE_MS = 200, ATTEMPT_MS = 1000, ATTEMPT_MOST_MS = 8000 };
+#define ANSWER_NS (60 * DRAY__SECOND)
 
 struct dray__join {
     dray__keeper *keeper;
@@ -39,7 +40,7 @@ struct dray__join {
 
 static bool leaving(const dray__join *j)
 {
-    return __atomic_load_n(&j->leaving, __ATOMIC_ACQUIRE);
+    return __atomic_load_n(&j->leaving, __ATOMIC_SEQ_CST);
 }
 
 static int read_cell(void *user, const dray__cell *cell, void *out)
@@ -71,9 +72,9 @@ static int introduce(dray__join *j, dray_error *error)
     const dray__keeper_join message = {j->path, j->endpoint, j->own};
     dray__keeper_told told;
     dray__arena texts = {0};
-    int rc = dray__ask(j->channel, DRAY__MSG_QUEUE_KEEPER_JOIN, &dray__keeper_join_fields, &message,
-                       dray__context_deadline(j->context, DRAY_WAIT_DEFAULT), &texts,
-                       &dray__keeper_joined_fields, &told, error);
+    int rc =
+        dray__ask(j->channel, DRAY__MSG_QUEUE_KEEPER_JOIN, &dray__keeper_join_fields, &message,
+                  dray__deadline(ANSWER_NS), &texts, &dray__keeper_joined_fields, &told, error);
     if (!rc)
         rc = dray__keeper_key(&told, "KEEPER_JOIN", &j->key, error);
     if (!rc) {
@@ -87,21 +88,25 @@ static int introduce(dray__join *j, dray_error *error)
     return rc;
 }
 
-static int enter(dray__join *j, dray_error *error)
+/* Opens the session within `timeout_ns` (0: the library's default), and joins. */
+static int enter(dray__join *j, int64_t timeout_ns, dray_error *error)
 {
     dray_options options = DRAY_OPTIONS_INIT;
     options.address = j->address;
     options.name = "keeper";
     options.host = j->host;
+    options.timeout_ns = timeout_ns;
     int rc = j->context ? DRAY_OK : dray_open(&options, &j->context, error);
     if (!rc && !j->channel)
         rc = dray__channel_open(j->context, &j->channel, error);
+    if (!rc) /* from now on dray__join_leave ends what the thread waits for */
+        __atomic_store_n(&j->socket, dray__channel_socket(j->channel), __ATOMIC_SEQ_CST);
+    if (!rc && leaving(j))
+        rc = dray__fail(error, DRAY_ECANCELED, "it leaves");
     if (!rc && !j->server)
         rc = serve(j, error);
     if (!rc && !j->joined)
         rc = introduce(j, error);
-    if (!rc)
-        __atomic_store_n(&j->socket, dray__channel_socket(j->channel), __ATOMIC_RELEASE);
     return rc;
 }
 
@@ -158,16 +163,18 @@ static int reopen(dray__join *j, dray_error *error)
     return DRAY_OK;
 }
 
-/* Joins the next coordinator, or goes on with this one. */
+/* Joins the next coordinator, or goes on with this one. Attempts are short, because the thread does
+ * not see during one that the keeper leaves; they become longer for a machine that is slow. */
 static void come_back(dray__join *j)
 {
     dray_error error;
-    int rc = DRAY_ECLOSED;
+    int rc = DRAY_ECLOSED, attempt_ms = ATTEMPT_MS;
     __atomic_store_n(&j->socket, -1, __ATOMIC_RELEASE);
     for (bool told = false; rc && !leaving(j); poll(NULL, 0, rc ? PAUSE_MS : 0)) {
         rc = j->context && j->channel ? reopen(j, &error) : DRAY_OK;
         if (!rc)
-            rc = enter(j, &error);
+            rc = enter(j, attempt_ms * DRAY__MILLISECOND, &error);
+        attempt_ms = attempt_ms < ATTEMPT_MOST_MS ? 2 * attempt_ms : ATTEMPT_MOST_MS;
         if (rc && !told && !leaving(j))
             dray__log(DRAY_LOG_WARN, "keeper %s: %s", j->path, error.message);
         told = true;
@@ -212,7 +219,7 @@ int dray__join_start(dray__keeper *keeper, const dray__join_options *o, dray__jo
                   copy(&j->listen, o->listen) && copy(&j->host, o->host);
     int rc = copied ? DRAY_OK : dray__nomem(error);
     if (!rc && !o->later)
-        rc = enter(j, error);
+        rc = enter(j, 0, error);
     if (!rc)
         rc = dray__thread_start(&j->thread, run, j, "a keeper", error);
     if (rc)
@@ -229,8 +236,8 @@ const char *dray__join_endpoint(const dray__join *join)
 
 void dray__join_leave(dray__join *j)
 {
-    __atomic_store_n(&j->leaving, true, __ATOMIC_RELEASE);
-    int fd = __atomic_load_n(&j->socket, __ATOMIC_ACQUIRE);
+    __atomic_store_n(&j->leaving, true, __ATOMIC_SEQ_CST);
+    int fd = __atomic_load_n(&j->socket, __ATOMIC_SEQ_CST);
     if (fd >= 0)
         shutdown(fd, SHUT_RDWR); /* the thread waits there */
 }
