@@ -371,14 +371,18 @@ static int advance_rows(dray__sampler *s, uint32_t from, uint32_t to, dray_error
         memcpy(s->ids + batch.tokens, r->tokens + r->cached, fresh * sizeof *s->ids);
         batch.tokens += (int64_t)fresh;
         s->last[i] = batch.tokens - 1;
-        r->cached = r->length;
     }
     s->offsets[batch.rows] = (uint64_t)batch.tokens;
     int code = dray__forward(&g->model, &batch, s->caches, &g->state, error);
     int64_t d = g->model.config.hidden_size;
-    if (code == DRAY_OK)
-        dray__pick_rows(g->state.hidden, s->last, batch.rows, d, s->hidden + from * d);
-    return code;
+    if (code)
+        return code; /* The caches do not hold these tokens. */
+    for (uint32_t i = from; i < to; i++) {
+        row *r = &s->rows[s->active[i]];
+        r->cached = r->length;
+    }
+    dray__pick_rows(g->state.hidden, s->last, batch.rows, d, s->hidden + from * d);
+    return DRAY_OK;
 }
 
 static int advance(dray__sampler *s, dray_error *error)

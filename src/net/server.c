@@ -227,7 +227,7 @@ static void drop_request(struct connection *c)
     memmove(c->in, c->in + c->in_have, c->ahead);
     c->in_have = c->ahead;
     c->ahead = 0;
-    c->moved_ns = dray__now();
+    c->moved_ns = c->began_ns = dray__now();
 }
 
 static int begin_answer(struct connection *c)
