@@ -161,6 +161,16 @@ void dray__source_sums_abort(dray__source_sums *s)
         dray__cuda_job_abort(s->gpus[i].job);
 }
 
+bool dray__source_sums_end(dray__source_sums *s, int64_t deadline_ns)
+{
+    dray__patience patience = {.deadline_ns = deadline_ns};
+    bool ended = true;
+    dray__source_sums_abort(s);
+    for (uint32_t i = 0; i < s->count; i++)
+        ended = end_last(&s->gpus[i], &patience, NULL) == DRAY_OK && ended;
+    return ended;
+}
+
 int dray__source_sums_start(dray__source_sums *s, CUevent ready, dray__patience *patience,
                             dray_error *error)
 {

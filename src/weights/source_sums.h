@@ -29,8 +29,10 @@ int dray__source_sums_start(dray__source_sums *sums, CUevent ready, dray__patien
 /* Waits for the GPUs, and adds the sums by tensor name. */
 int dray__source_sums_finish(dray__source_sums *sums, dray__patience *patience, dray__sums *out,
                              dray_error *error);
-/* Aborts the jobs that were started. */
+/* Aborts the jobs that were started. They may read their memory for a moment longer. */
 void dray__source_sums_abort(dray__source_sums *sums);
+/* Aborts the jobs and waits for their end. Returns whether none of them reads memory any more. */
+bool dray__source_sums_end(dray__source_sums *sums, int64_t deadline_ns);
 /* checksums.c: returns the owned pieces' sums by tensor name. gpus are the jobs that were started,
  * or NULL. */
 int dray__sum_started(const dray_layout *layout, dray_region *const *regions,

@@ -447,8 +447,9 @@ static int publish(dray_publisher *p, uint64_t version, int64_t deadline, dray_e
     if (rc && kept) /* perhaps no reader gets the bits that were kept */
         dray__delta_forgo(p->delta);
     if (rc && !(ready && rc == DRAY_ETIMEDOUT)) {
-        if (ready && p->gpu_sums)
-            dray__source_sums_abort(p->gpu_sums);
+        if (ready && p->gpu_sums && !dray__source_sums_end(p->gpu_sums, deadline))
+            dray__fail_prefix(error, rc, "(GPUs still read the memory of version %" PRIu64 ") ",
+                              version);
         return rc;
     }
     p->published = version;
