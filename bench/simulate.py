@@ -3,14 +3,15 @@
     bench/simulate.py [--slower F] [--runs N] [--out DIR] [--set KEY=VALUE ...] [--json] [--quick] [--strict] [--size N]
                       [ENTRY...]
 
-Services are fitted on one run of `sync` and one of `one_step_async`, of twice as many steps, with one engine and one trainer. Then each entry,
+Services are fitted on one run of `sync` and one of `one_step_async`, of eight times as many steps, with one engine and one trainer. Then each entry,
 which was not fitted on, is run N times (10) with seeds of its own, one after the other, and simulated: printed are the
 seconds of a step, the mean staleness and the idle time of engines and trainer, predicted and measured, and their
 differences. Limits: 5 % of the step, 0.1 of the staleness, 2 points of the idle time.
 
 ENTRY: these alone (their names, below). --size N: instead, all splits of N devices are run once, with `async`, and the
 fastest is compared with that of dray size (5 %).
---slower: all sleeps are that many times as long, for a machine that does other things, too. --quick: 2 runs each.
+--slower: all sleeps are that many times as long, for a machine that does other things, too. --quick: 2 runs each, and
+fits of twice as many steps.
 --strict: exit status 1 where a limit is missed.
 """
 import json
@@ -22,6 +23,7 @@ import tempfile
 import jobs
 
 WARMUP, STEPS = 4, 24
+FIT = 8  # times as many steps: lengths vary, and the mean of a few of them would be what is compared
 FIT_SEED = 101
 ROLES = ("engine", "trainer")
 ENTRIES = {
@@ -103,7 +105,7 @@ def main():
     settings = pace(a.slower) + a.set
     traces = [out / schedule for schedule in ("sync", "one_step_async")]
     for number, trace in enumerate(traces):  # other lengths in each, and many of them: the fit knows no others
-        run(trace, settings + [f"schedule={trace.name}", f"steps={2 * STEPS}"], FIT_SEED + number)
+        run(trace, settings + [f"schedule={trace.name}", f"steps={(2 if a.quick else FIT) * STEPS}"], FIT_SEED + number)
     kept = True
     for name in [] if a.size else a.entries or ENTRIES:
         more = ENTRIES[name]

@@ -1,6 +1,7 @@
 /* The seed of a suite's random cases. */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,12 +20,33 @@ static inline uint64_t test_seed(void)
     return drawn;
 }
 
-/* How many times as many cases: $DRAY_TEST_SCALE, 1 without it. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { TEST_IS_SLOW = 1 }; /* a sanitizer makes a case take three to ten times as long */
+#else
+enum { TEST_IS_SLOW = 0 };
+#endif
+
+/* Returns the factor of the numbers of cases: $DRAY_TEST_SCALE, 0 without it. */
 static inline int test_scale(void)
 {
     const char *text = getenv("DRAY_TEST_SCALE");
-    int scale = text ? atoi(text) : 1;
-    return scale > 0 ? scale : 1;
+    return text && atoi(text) > 0 ? atoi(text) : 0;
+}
+
+/* Returns whether this run needs fewer cases: a sanitizer's, or one that repeats a suite from
+ * version 0 (weights/numbers.h); unless $DRAY_TEST_SCALE asks for more. */
+static inline bool test_is_short(void)
+{
+    return (TEST_IS_SLOW || getenv("DRAY_TEST_FIRST")) && !test_scale();
+}
+
+/* Returns a number of cases: `usual` times $DRAY_TEST_SCALE; in a short run a quarter of `usual`,
+ * and at least one. */
+static inline int test_times(int usual)
+{
+    if (test_is_short())
+        return (usual + 3) / 4;
+    return test_scale() ? usual * test_scale() : usual;
 }
 
 /* How many cases a suite draws: $DRAY_TEST_CASES, or `usual`. With 1 and a seed, a failed case is

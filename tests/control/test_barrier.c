@@ -178,7 +178,7 @@ static void child_main(uint32_t rank, uint32_t count, int pipe_end)
 TEST(the_dead_are_named)
 {
     dray_context *watcher = fixture_open(&f, "watcher", "tool", 0);
-    for (int round = 0; round < 10 * test_scale(); round++) {
+    for (int round = 0; round < test_times(10); round++) {
         int count = 1 + (int)draw(5), pipes[8][2];
         pid_t children[8] = {0};
         uint64_t members[8] = {0};
@@ -232,7 +232,7 @@ static void rounds_main(uint32_t rank, uint32_t count)
 
 TEST(deaths_at_any_moment_free_the_others)
 {
-    for (int round = 0; round < 8 * test_scale(); round++) {
+    for (int round = 0; round < test_times(8); round++) {
         pid_t children[4] = {0};
         int count = 2 + (int)draw(3);
         for (int i = 0; i < count; i++) {

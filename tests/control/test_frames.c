@@ -336,7 +336,7 @@ static void one_fuzzed_connection(int spare)
 TEST(mutated_frames_hurt_nobody)
 {
     int spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    int runs = 8000 * test_scale();
+    int runs = test_times(8000);
     for (int i = 0; i < runs; i++) {
         one_fuzzed_connection(spare);
         if (i % 200 == 0)

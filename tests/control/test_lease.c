@@ -324,7 +324,7 @@ TEST(the_dead_hold_nothing)
     for (uint32_t i = 0; i < CHILDREN; i++)
         if ((children[i] = fork()) == 0)
             turns_main(all, i);
-    for (uint64_t round = 0; round < 50 * (uint64_t)test_scale(); round++) {
+    for (uint64_t round = 0; round < (uint64_t)test_times(50); round++) {
         wait_for_turns(all, 5);
         poll(NULL, 0, (int)draw(100, round, 3));
         uint64_t i = draw(101, round, CHILDREN);

@@ -132,7 +132,7 @@ static void run_all(int argc, char **argv)
     if (argc > 1)
         return;
     seed = test_seed();
-    int rounds = (&fuzz_rounds ? fuzz_rounds : ROUNDS) * test_scale();
+    int rounds = test_times(&fuzz_rounds ? fuzz_rounds : ROUNDS);
     fuzz_seeds(run_seed, &rounds);
     run_corpus(argv[0], rounds / 100);
     fprintf(stderr, "%" PRIu64 " inputs\n", now->count);

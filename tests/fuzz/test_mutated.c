@@ -596,7 +596,7 @@ TEST(test_mutated)
         skip();
     start_serve(fuzz_folder());
     start_trainer();
-    run(FRAMES * (uint32_t)test_scale());
+    run((uint32_t)test_times(FRAMES));
     print_message("changed: %u frames to the coordinator, %u to its keeper, %u requests for data\n",
                   sent[0], sent[1], sent[SCENE_SERVERS]);
     kill(live.trainer, SIGKILL);

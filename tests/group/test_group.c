@@ -185,7 +185,7 @@ TEST(operations_agree_with_a_serial_oracle)
     for (uint32_t world = 1; world <= 5; world++) {
         int fd;
         assert_int_equal(dray__group_create(world, 8192, &fd, NULL), DRAY_OK);
-        sequence s = {seed + world, (uint32_t)(60 * test_scale())};
+        sequence s = {seed + world, (uint32_t)test_times(60)};
         pid_t pids[5] = {0};
         for (uint32_t rank = 0; rank < world; rank++)
             pids[rank] = fork_rank(fd, rank, world, run_sequence, &s);
@@ -275,7 +275,7 @@ static int work_until_dead(dray__group *group, void *argument)
 
 TEST(a_killed_rank_ends_the_others)
 {
-    uint64_t seed = test_seed(), rounds = 12 * (uint64_t)test_scale();
+    uint64_t seed = test_seed(), rounds = (uint64_t)test_times(12);
     assert_int_equal(pipe(joined), 0);
     for (uint64_t n = 0; n < rounds; n++) {
         uint32_t world = 2 + (uint32_t)draw(seed, n, 0, 3);

@@ -457,7 +457,7 @@ TEST(pack_round_trip)
  * unpack to itself. Sanitizers see the rest. */
 TEST(forged_layouts_are_refused_or_valid)
 {
-    long rounds = 20000 * test_scale(), accepted = 0;
+    long rounds = test_times(20000), accepted = 0;
     dray_layout *l = quantised();
     uint8_t *data, *copy;
     size_t size;

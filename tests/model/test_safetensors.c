@@ -159,7 +159,7 @@ TEST(mutated_files)
     memset(all, 0, sizeof all);
     memcpy(all, &le, 8);
     memcpy(all + 8, header, sizeof header - 1);
-    long rounds = 3000 * test_scale();
+    long rounds = test_times(3000);
     for (long i = 0; i < rounds; i++) {
         memcpy(copy, all, sizeof all);
         for (uint64_t n = 1 + dray__random_u64(seed, 1, draws++) % 3; n > 0; n--) {

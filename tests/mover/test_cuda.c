@@ -217,14 +217,14 @@ static void one_round(uint32_t wanted)
 
 TEST(test_random_rectangles)
 {
-    for (int i = 0; i < 150 * test_scale(); i++)
+    for (int i = 0; i < test_times(150); i++)
         one_round((uint32_t)draw(8));
 }
 
 /* Sums of a region, at once, without a job. */
 TEST(test_sums_of_regions)
 {
-    for (int i = 0; i < 20 * test_scale(); i++) {
+    for (int i = 0; i < test_times(20); i++) {
         dray_layout *layout;
         dray_error e = {0};
         dray_region *region;
@@ -608,7 +608,7 @@ static void quant_round(uint32_t ndim, const int64_t *shape, const int64_t *cell
 TEST(test_quantisation)
 {
     static const int32_t floats[] = {DRAY_BF16, DRAY_F32, DRAY_F16};
-    for (int i = 0; i < 12 * test_scale(); i++) {
+    for (int i = 0; i < test_times(12); i++) {
         int32_t dtype = floats[draw(3)], quant = draw(4) ? DRAY_F8E4M3 : DRAY_F8E5M2;
         int32_t format = draw(3) ? DRAY_SCALE_F32 : DRAY_SCALE_UE8M0;
         bool odd = draw(2);

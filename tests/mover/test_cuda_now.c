@@ -12,7 +12,7 @@ TEST(test_sums_of_many_parts)
 {
     enum { PARTS = 150, COLUMNS = 96 };
     const int64_t shape[2] = {INT32_MAX, COLUMNS};
-    for (int i = 0; i < 5 * test_scale(); i++) {
+    for (int i = 0; i < test_times(5); i++) {
         dray__sum_part parts[PARTS];
         int64_t start[PARTS][2], extent[PARTS][2], stride[PARTS][2];
         uint64_t sums[PARTS];
@@ -49,7 +49,7 @@ TEST(test_largest_of_boxes)
     const int64_t whole[2] = {INT32_MAX, 1024};
     assert_int_equal(dray_layout_new(&layout, NULL), DRAY_OK);
     assert_int_equal(dray_layout_add_tensor(layout, "w", DRAY_BF16, 2, whole, NULL, NULL), 0);
-    for (int i = 0; i < 20 * test_scale(); i++) {
+    for (int i = 0; i < test_times(20); i++) {
         int64_t columns = 8 * (1 + (int64_t)draw(64)), lines = 1 + (int64_t)draw(300);
         int64_t pitch = columns + (draw(2) ? 8 * (int64_t)draw(8) : 0);
         both memory = both_new((size_t)(lines * pitch) * 2);

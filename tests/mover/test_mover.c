@@ -263,7 +263,7 @@ static void one_scene(dray_region_kind from, dray_region_kind to)
 
 static void conforms(dray_region_kind from, dray_region_kind to)
 {
-    for (int i = 0; i < 12 * test_scale(); i++)
+    for (int i = 0; i < test_times(12); i++)
         one_scene(from, to);
 }
 

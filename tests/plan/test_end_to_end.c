@@ -214,7 +214,7 @@ static void updates_between(dray_region_kind from, dray_region_kind to)
     int updates = from == DRAY_REGION_CUDA || to == DRAY_REGION_CUDA ? 6 : 60;
     kinds[0] = from;
     kinds[1] = to;
-    for (int i = 0; i < updates * test_scale(); i++)
+    for (int i = 0; i < test_times(updates); i++)
         one_update();
 }
 

@@ -265,19 +265,19 @@ static void one_world(enum injected injected)
 
 TEST(every_element_once_from_who_holds_it)
 {
-    for (int i = 0; i < 8000 * test_scale(); i++)
+    for (int i = 0; i < test_times(8000); i++)
         one_world(NOTHING);
 }
 
 TEST(holes_are_found)
 {
-    for (int i = 0; i < 4000 * test_scale(); i++)
+    for (int i = 0; i < test_times(4000); i++)
         one_world(HOLE);
 }
 
 TEST(double_fills_are_found)
 {
-    for (int i = 0; i < 8000 * test_scale(); i++)
+    for (int i = 0; i < test_times(8000); i++)
         one_world(OVERLAP);
 }
 
@@ -525,7 +525,7 @@ TEST(columns_between_each_other)
     const int64_t shape[] = {ROWS, COLUMNS}, zero[] = {0, 0};
     dray_region_info info = {.kind = DRAY_REGION_SHARED, .bytes = ROWS * COLUMNS + SLACK};
     int shares = 0;
-    for (int round = 0; round < 400 * test_scale(); round++) {
+    for (int round = 0; round < test_times(400); round++) {
         static dray_block blocks[ROWS * COLUMNS];
         static uint8_t owner[ROWS * COLUMNS + SLACK];
         uint32_t count = 0;

@@ -322,7 +322,7 @@ static void world_free(world *w)
 
 TEST(every_cell_once_and_whole)
 {
-    for (long i = 300 * test_scale(); i > 0; i--) {
+    for (long i = test_times(300); i > 0; i--) {
         world w;
         dray_error e;
         make(&w);

@@ -11,7 +11,7 @@ static const char *const steps[ROLES][9] = {
 
 TEST(test_random_kills)
 {
-    for (int i = 0; i < 250 * test_scale(); i++) {
+    for (int i = 0; i < test_times(250); i++) {
         uint64_t at = 1000000 + (uint64_t)i;
         uint32_t pick = (uint32_t)(dray__random_u64(seed, at, 0) % 1000000), known = 0;
         killing of = {.durability = DRAY_DURABILITY_NONE + (int32_t)(pick % 3),

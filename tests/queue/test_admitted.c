@@ -320,7 +320,7 @@ static bool try_run(uint64_t seed)
 
 TEST(test_bound)
 {
-    uint64_t first = test_seed(), runs = test_cases(10 * (uint64_t)test_scale());
+    uint64_t first = test_seed(), runs = test_cases((uint64_t)test_times(10));
     uint64_t full = 0;
     fixture_up(&f);
     for (uint64_t i = 0; i < runs; i++)

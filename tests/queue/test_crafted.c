@@ -550,7 +550,7 @@ TEST_WITHIN(test_lengths, up, down)
 TEST_WITHIN(test_random, up, down)
 {
     uint64_t seed = test_seed(), random = seed;
-    for (int i = 0; i < 400 * test_scale(); i++) {
+    for (int i = 0; i < test_times(400); i++) {
         script s;
         write_script(&s);
         for (int changes = 0; changes < 1 + i % 3; changes++) {

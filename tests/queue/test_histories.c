@@ -2,7 +2,7 @@
 
 TEST_WITHIN(test_histories, up, down)
 {
-    run_histories(20000 * (uint64_t)test_scale());
+    run_histories((uint64_t)test_times(20000));
 }
 
 SUITE(NULL, NULL)

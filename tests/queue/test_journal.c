@@ -415,7 +415,7 @@ static void expect_state(const char *saved, const char *path, off_t size, off_t 
 TEST(test_power_cut)
 {
     uint64_t seed = test_seed();
-    int scale = test_scale();
+    int scale = test_times(1);
     for (int round = 0; round < scale; round++) {
         up();
         moment moments[CHANGES + 1];

@@ -545,7 +545,7 @@ static void test_killed_while_recovering(void **state)
     uint64_t took = 12000;            /* us, to begin */
     redis_wait_keys(&redis, keys);
     /* On a machine with other work, none may be killed when it matters for a while. */
-    for (int round = 0; round < 4 * test_scale() || (most <= keys && round < 40); round++) {
+    for (int round = 0; round < test_times(4) || (most <= keys && round < 40); round++) {
         fixture_end(f.coordinator_pid, SIGKILL);
         for (int i = 0; i < 5; i++) {
             random = random * 6364136223846793005u + 1442695040888963407u;

@@ -427,7 +427,7 @@ static void run(bool durable, uint32_t steps, uint32_t lives)
     options.durability = durable ? DRAY_DURABILITY_JOURNAL : DRAY_DURABILITY_NONE;
     dray_queue *queue;
     OK(dray_queue_open(context, "samples", &options, &queue, &error));
-    history(queue, steps * (uint32_t)test_scale(), lives);
+    history(queue, (uint32_t)test_times((int)steps), lives);
     leave(queue, context);
     fixture_down(&f);
 }

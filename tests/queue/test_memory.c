@@ -96,7 +96,7 @@ TEST(test_two_producers)
 TEST(test_rounds)
 {
     uint64_t seed = test_seed();
-    memory_rounds(16 * MIB, 60 * test_scale(), seed);
+    memory_rounds(16 * MIB, test_times(60), seed);
 }
 
 SUITE(NULL, NULL)

@@ -68,7 +68,7 @@ static void insert(dray_queue *queue)
 /* One context for all openings: its session goes on with whatever coordinator there is. */
 static void open_often(void *user)
 {
-    int number = *(int *)user, enough = KILLS * test_scale();
+    int number = *(int *)user, enough = test_times(KILLS);
     dray_context *context = fixture_context(&f, "opener");
     atomic_fetch_add(ready, 1);
     for (int i = number; atomic_load(killed) < enough; i++)

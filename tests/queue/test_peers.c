@@ -160,7 +160,7 @@ TEST_WITHIN(test_groups_mix_prompts, up, down)
 {
     dray_context *context = fixture_context(&f, "groups");
     dray_queue *queue = open_queue(context, "groups", 0, 0);
-    for (int round = 0; round < 20 * test_scale(); round++) {
+    for (int round = 0; round < test_times(20); round++) {
         dray_batch *batches[GROUP * GROUPS];
         uint32_t order[GROUP * GROUPS], done[GROUPS] = {0};
         char name[16];
@@ -220,7 +220,7 @@ TEST_WITHIN(test_tags_are_visible_after_the_data, up, down)
     dray_context *context = fixture_context(&f, "tags");
     dray_queue *queue = open_queue(context, "tags", 0, 0);
     pid_t readers[] = {child(compare_tags, "fifo"), child(compare_tags, "token_balanced")};
-    for (int round = 0; round < 20 * test_scale(); round++) {
+    for (int round = 0; round < test_times(20); round++) {
         char name[16];
         snprintf(name, sizeof name, "%d", round);
         insert_ints(queue, name, TAGGED, 1);
@@ -319,7 +319,7 @@ TEST_WITHIN(test_a_stale_address_reads_another_sample, up, down)
     size_t size;
     OK(dray_batch_export(held, &address, &size, &error));
     OK(dray_queue_clear(queue, "p", &error));
-    for (int round = 0; round < 50 * test_scale(); round++) {
+    for (int round = 0; round < test_times(50); round++) {
         int32_t others[8];
         for (int i = 0; i < 8; i++)
             others[i] = 1000000 + 8 * round + i;
@@ -449,7 +449,7 @@ static void check_shares(dray_queue *queue, dray_claim_options *o, const double 
 TEST_WITHIN(test_the_balancer_makes_bad_micro_batches, up, down)
 {
     dray_context *context = fixture_context(&f, "balance");
-    for (int round = 0; round < 60 * test_scale(); round++) {
+    for (int round = 0; round < test_times(60); round++) {
         char name[16];
         double tokens[MOST];
         snprintf(name, sizeof name, "q%d", round);

@@ -124,7 +124,7 @@ TEST(test_bad_messages)
     dray_queue *queue = open_queue(context, "noise", 0, 0);
     insert_ints(queue, "0", 4, 1);
     uint64_t seed = test_seed(), x = seed;
-    for (int round = 0; round < 2000 * test_scale(); round++) {
+    for (int round = 0; round < test_times(2000); round++) {
         dray__writer w = {0};
         x = x * UINT64_C(6364136223846793005) + 1442695040888963407;
         uint16_t type = (uint16_t)(0x0301 + (x >> 33) % 28);

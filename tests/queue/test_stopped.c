@@ -2,7 +2,7 @@
 
 TEST_WITHIN(test_superseded_producer, up, down)
 {
-    supersede(200 * test_scale());
+    supersede(test_times(200));
 }
 
 /* A reader is stopped with a column mapped; its rows are cleared and their memory is wanted for

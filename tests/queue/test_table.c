@@ -687,7 +687,7 @@ static uint64_t run_history(uint64_t seed, int length)
 
 TEST(test_histories)
 {
-    int histories = 100 * test_scale();
+    int histories = test_times(100);
     uint64_t base = test_seed();
     for (int i = 0; i < histories; i++) {
         uint64_t digest = run_history(base + (uint64_t)i, 500);

@@ -115,16 +115,12 @@ static inline int cluster_run_apart(const struct CMUnitTest *test)
 }
 
 /* Leaves out two of three cases of a long list on real GPUs, unless $DRAY_TEST_ALL is there: they
- * begin one process after the other, 0.2 s each, however many ask; and under the thread sanitizer,
- * unless more cases are asked for. Which ones changes from run to run. */
+ * begin one process after the other, 0.2 s each, however many ask; and in short runs (seed.h).
+ * Which ones changes with the seed. */
 static inline bool cluster_skips(size_t number)
 {
     static size_t first;
-#if defined(__SANITIZE_THREAD__)
-    bool slow = test_scale() == 1;
-#else
-    bool slow = cluster_gpus && gpu_is_real();
-#endif
+    bool slow = test_is_short() || (cluster_gpus && gpu_is_real());
     if (!slow || getenv("DRAY_TEST_ALL"))
         return false;
     if (!first)

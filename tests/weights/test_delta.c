@@ -166,7 +166,7 @@ static uint64_t apply(struct world *w, const dray__delta_view *view, uint32_t *f
  * fewer. */
 static int rounds(int count)
 {
-    return (kind == DRAY_REGION_CUDA ? count / 4 : count) * test_scale();
+    return test_times(kind == DRAY_REGION_CUDA ? count / 4 : count);
 }
 
 TEST(test_random)

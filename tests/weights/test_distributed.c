@@ -91,7 +91,7 @@ CLUSTER_TEST(test_random_hosts)
         {DRAY_F32, DRAY_F32}, {DRAY_F32, DRAY_BF16}, {DRAY_BF16, DRAY_BF16}, {DRAY_BF16, DRAY_F32}};
     static const uint32_t tps[] = {1, 2, 4};
     uint64_t seed = test_seed();
-    for (int i = 0; i < 8 * test_scale(); i++, seed++) {
+    for (int i = 0; i < test_times(8); i++, seed++) {
         if (cluster_skips((size_t)i))
             continue;
         uint64_t x = mix(seed);
@@ -320,7 +320,7 @@ CLUSTER_TEST_IN_PROCESS(test_forged_requests)
     assert_int_equal(ask_rect(&r, r.token, 0, DRAY_F32, ndim, 0, 1), 0); /* it goes on */
     /* noise: any bytes in a well-formed frame are refused, or answered; the server lives on */
     uint64_t seed = test_seed();
-    for (int i = 0; i < 300 * test_scale(); i++) {
+    for (int i = 0; i < test_times(300); i++) {
         dray__writer w = {0};
         dray__pull_rect rect = {.ndim = ndim, .dtype = DRAY_F32};
         dray__pull_put_request(&w, 1, DRAY__PULL_SUMS, r.token, 9, NULL, &rect, 1);

@@ -83,7 +83,7 @@ TEST(test_updates_leave_nothing_behind)
     trainer t;
     engine e;
     dray_model_config config = small_config(false, 3);
-    uint64_t version = 0, warm = 150, count = 400 * (uint64_t)test_scale();
+    uint64_t version = 0, warm = 150, count = (uint64_t)test_times(400);
     cluster_start(state);
     trainer_open(&t, f.unix_address, &config, DRAY_F32, 0, 1, 1, cluster_kind);
     engine_open(&e, f.unix_address, &config, DRAY_F32, DRAY_BF16, "engine", 0, 1);

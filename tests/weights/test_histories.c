@@ -537,7 +537,7 @@ static void run(uint64_t seed)
 TEST(test_random_histories)
 {
     uint64_t first = test_seed();
-    uint64_t runs = test_cases(10000 * (uint64_t)test_scale());
+    uint64_t runs = test_cases((uint64_t)test_times(10000));
     tickets = calloc(TICKETS, sizeof *tickets);
     assert_non_null(tickets);
     for (uint64_t i = 0; i < runs; i++)

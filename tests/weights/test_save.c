@@ -378,7 +378,7 @@ TEST_WITHIN(test_killed_writers, start, stop)
         assert_int_equal(found == i + 1, i == 5); /* the pointer decides */
         newest = found;
     }
-    for (int round = 0; round < 12 * test_scale(); round++) {
+    for (int round = 0; round < test_times(12); round++) {
         uint64_t first = newest + 1;
         pid_t writer = spawn(write_on_and_on, &first);
         usleep((useconds_t)(mix((uint64_t)round + (uint64_t)getpid()) % 60000));
@@ -446,7 +446,7 @@ TEST_WITHIN(test_killed_writers_of_deltas, start, stop)
     assert_int_equal(read_newest(false, &said), 5);
     fixture_stop(&f);
     uint64_t newest = 5;
-    for (int round = 0; round < 8 * test_scale(); round++) {
+    for (int round = 0; round < test_times(8); round++) {
         uint64_t first = newest + 1;
         pid_t writer = spawn(write_on_and_on, &first);
         usleep((useconds_t)(mix((uint64_t)round + (uint64_t)getpid()) % 60000));
