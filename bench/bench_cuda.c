@@ -1,7 +1,7 @@
-/* What the GPU mover reaches: on one GPU, from one GPU to another, half of all GPUs from the
- * others, each from all others; by kernel and by copy engines, in rows of several widths,
- * converted, quantised, with checksums. The limits are single large copies by a copy engine in the
- * same run: on one GPU, and between two. */
+/* Measures the GPU mover: on one GPU, from one GPU to another, from half of all GPUs to the other
+ * half, and from all GPUs to each; by kernels and by copy engines, in rows of several widths,
+ * converted, quantised, and with checksums. The limits are single large copies by a copy engine in
+ * the same run, on one GPU and between two. */
 #include "bench.h"
 
 #include "mover/cuda/cuda.h"
@@ -22,7 +22,7 @@ static struct {
     const dray__cuda *cuda;
     one gpus[MOST_GPUS];
     int count;
-    uint64_t bytes; /* that a case reads on each GPU */
+    uint64_t bytes; /* the bytes that a case reads on each GPU */
     dray_layout *layout;
     dray__cuda_item *items;
     uint32_t blocks;
@@ -50,7 +50,8 @@ static void fill(CUdeviceptr to, uint64_t bytes, uint64_t seed)
         bench_die(at.b, "out of memory");
     for (size_t i = 0; i < PART / sizeof *random; i++) { /* xorshift64 */
         x ^= x << 13, x ^= x >> 7, x ^= x << 17;
-        /* As two f32 or four bf16 between 2^-15 and 2: finite, as weights are. */
+        /* The bits are those of two f32 or four bf16 between 2^-15 and 2, which are finite as
+         * weights are. */
         random[i] = (x & 0x87FF87FF87FF87FFu) | 0x3800380038003800u;
     }
     uint64_t first = bytes < PART ? bytes : PART;
@@ -91,7 +92,7 @@ static void open_gpus(void)
 
 /* ---- jobs ------------------------------------------------------------------------------------ */
 
-/* A case: what each of the GPUs that work at once does. */
+/* A case: the jobs of the GPUs that work at once. */
 typedef struct work {
     dray__cuda_job *jobs[MOST_GPUS];
     int count;
@@ -109,8 +110,8 @@ static void make(work *w, int gpu, uint64_t items, const dray__cuda_job_options 
     w->count++;
 }
 
-/* Seconds, by the clock of the GPU that took the longest: each has a process of its own in earnest,
- * so that starting them one after the other does not count. */
+/* Returns the seconds of the slowest GPU, by its own clock. In a real job each GPU has a process of
+ * its own, so that the time between the starts of two GPUs does not count. */
 static double run(void *state)
 {
     const work *w = state;
@@ -132,7 +133,7 @@ static double run(void *state)
     return (double)longest * 1e-9;
 }
 
-/* Bytes a second of one GPU. */
+/* Returns the bytes/s of one GPU, and closes the jobs. */
 static double rate(work *w)
 {
     double seconds = bench_median_of(at.b, run, w);
@@ -144,8 +145,8 @@ static double rate(work *w)
 
 /* ---- shapes ---------------------------------------------------------------------------------- */
 
-/* Rows of `row` bytes, every second one of the source, or all of it (dense), as many as fill
- * `bytes`. */
+/* Returns a copy of rows of `row` bytes, as many as fill `bytes`. They are every second row of the
+ * source, or with `dense` all of its rows. */
 static dray__cuda_item rows(CUdeviceptr from, CUdeviceptr to, uint64_t bytes, int64_t row,
                             bool dense)
 {
@@ -186,7 +187,7 @@ static void row(const char *what, const char *how, double value, double limit, d
     bench_row(at.b, name, value, "B/s", limit, target);
 }
 
-/* Rows of all widths, from one place to another, by one GPU's kernel. */
+/* Measures one GPU's kernel on rows of several widths. */
 static void widths(int gpu, CUdeviceptr from, CUdeviceptr to, const char *what, double limit)
 {
     static const int64_t sizes[] = {192, 384, 768, 2560, 4096, 13824, 16384};
@@ -213,7 +214,7 @@ static void summed(int gpu, CUdeviceptr from, CUdeviceptr to, const char *what, 
     }
 }
 
-/* Converted on the way: bytes read a second, of what `limit` moves. */
+/* Measures conversions, in bytes read a second. `limit` is the rate of a plain copy. */
 static void converted(int gpu, CUdeviceptr from, CUdeviceptr to, const char *what, double limit)
 {
     dray__cuda_item item = rows(from, to, at.bytes, 8192, true);
@@ -268,8 +269,8 @@ static void quantised(int gpu, CUdeviceptr from, CUdeviceptr to, const char *wha
     row(what, "FP8 in blocks -> bf16, all sums, bytes written", rate(&w), limit, 0.85);
 }
 
-/* What a slot of NCCL's holds: boxes of 15 cells, which the publisher's GPU quantises, and which
- * the engine's GPU puts into their places. */
+/* Measures a slot of NCCL. It holds boxes of 15 cells, which the publisher's GPU quantises, and
+ * which the engine's GPU copies into its blocks. */
 static void slots(int gpu, CUdeviceptr from, CUdeviceptr to, const char *what, double limit)
 {
     enum { BOXES = 256, COLUMNS = 15 * 128, BOX = 128 * COLUMNS + 64 };
@@ -317,20 +318,21 @@ static void slots(int gpu, CUdeviceptr from, CUdeviceptr to, const char *what, d
     row(what, "a slot of FP8 put into place", rate(&w), limit, 0.3);
 }
 
-/* Quantised in groups of a row's elements, with all sums that an update takes. */
+/* Measures quantisation in groups of a row's elements, with all sums that an update takes. */
 static void grouped(int gpu, CUdeviceptr from, CUdeviceptr to, const char *what, double limit)
 {
     static const struct {
         const char *name;
         int32_t kind;
-        int64_t group, size, elements; /* of what is written: its size, and elements in each */
-        int64_t scale;                 /* bytes */
+        int64_t group, size, elements; /* of the written elements: their size in bytes, and the
+                                          number of values in each */
+        int64_t scale;                 /* bytes of a scale */
     } kinds[] = {{"bf16 -> MXFP8, all sums", DRAY_QUANT_MXFP8, 32, 1, 1, 1},
                  {"bf16 -> MXFP4, all sums", DRAY_QUANT_MXFP4, 32, 1, 2, 1},
                  {"bf16 -> NVFP4, all sums", DRAY_QUANT_NVFP4, 16, 1, 2, 1},
                  {"bf16 -> INT4, all sums", DRAY_QUANT_INT4, 128, 4, 8, 2},
                  {"bf16 -> INT4 with zero points, all sums", DRAY_QUANT_INT4_ZERO, 128, 4, 8, 2}};
-    static const uint32_t most[1] = {0x3F812345}; /* about 1 */
+    static const uint32_t most[1] = {0x3F812345}; /* a maximum of about 1 */
     int64_t columns = 8192, lines = (int64_t)at.bytes / 2 / columns;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         int64_t row_bytes = columns / kinds[i].elements * kinds[i].size;
@@ -361,7 +363,8 @@ static void grouped(int gpu, CUdeviceptr from, CUdeviceptr to, const char *what,
     }
 }
 
-/* What NVFP4 needs before its groups can be quantised. */
+/* Measures the search for a tensor's largest element, which NVFP4 needs before its groups can be
+ * quantised. */
 static void largest(int gpu, CUdeviceptr from, const char *what, double limit)
 {
     int64_t columns = 5120, lines = (int64_t)at.bytes / 2 / columns;
@@ -400,7 +403,7 @@ static void sums_alone(void)
         one_rate(0, &item, &options), limit, 0.73);
 }
 
-/* Many runs of one size, by engines, a single lane. */
+/* Measures copies of many runs of one size, by copy engines in a single lane. */
 static void batches(int gpu, CUdeviceptr from, CUdeviceptr to, double limit)
 {
     static const uint64_t sizes[] = {4 << 20, 1 << 20, 256 << 10, 64 << 10};
@@ -417,9 +420,9 @@ static void batches(int gpu, CUdeviceptr from, CUdeviceptr to, double limit)
     }
 }
 
-/* GPUs [0, takers) each take from (or give to: push) all of [first, at.count) but themselves: equal
- * shares, in rows of `size` bytes; from all at once, or from one after the other (turns), each GPU
- * beginning with another one. */
+/* Each GPU of [0, takers) reads from all GPUs of [first, at.count) but itself, in equal shares and
+ * in rows of `size` bytes. With `push`, it writes to them instead. It serves all of them at once,
+ * or with `turns` one after the other, where each GPU begins with a different one. */
 typedef struct exchange {
     int takers, first;
     int64_t size;
@@ -431,7 +434,8 @@ static uint64_t exchange_items(const exchange *x, int g, int sources)
     uint64_t items = 0, size = (uint64_t)x->size;
     uint64_t share = at.bytes / (uint64_t)sources / size * size;
     for (int i = 0; i < sources; i++) {
-        int lane = x->first ? (g + i) % sources : i; /* its number without GPU g */
+        /* The index of the lane does not count GPU g. */
+        int lane = x->first ? (g + i) % sources : i;
         int k = x->first ? x->first + lane : (g + 1 + lane) % at.count;
         const one *from = &at.gpus[x->push ? g : k], *to = &at.gpus[x->push ? k : g];
         for (int times = 0; times < TIMES; times++) {
@@ -497,7 +501,7 @@ int main(int argc, char **argv)
         bench_die(at.b, "out of memory");
     open_gpus();
     const one *a = &at.gpus[0], *b = &at.gpus[at.count > 1];
-    const char *only = getenv("DRAY_BENCH_ONLY"); /* "one", "pair", "many" */
+    const char *only = getenv("DRAY_BENCH_ONLY"); /* "one", "pair" or "many"; NULL means all */
     if (!only || strcmp(only, "one") == 0) {
         double local = limit_of(0, a->from, a->to);
         row("copy engine", "on one GPU", local, 0, 0);

@@ -1,4 +1,5 @@
-/* Collectives of a group: what a meeting of the ranks costs, and how fast bytes go through. */
+/* Measures the collectives of a group: the seconds of a barrier, and the bytes/s of an
+ * all-reduce. */
 #include "base/clock.h"
 #include "bench.h"
 #include "group/group.h"
@@ -14,7 +15,7 @@ typedef struct work {
     const bench *b;
     uint32_t world;
     int one_core;    /* all ranks share a core, as those of an asynchronous job do */
-    uint32_t floats; /* 0: barriers */
+    uint32_t floats; /* 0 means a barrier */
     uint32_t times;
 } work;
 
@@ -44,7 +45,8 @@ static double run_rank(const work *w, int fd, uint32_t rank)
     return seconds / w->times;
 }
 
-/* Seconds of one operation. Ranks are all children, so that pinning them does not stay. */
+/* Returns the seconds of one operation. All ranks are children, so that their CPU affinity does not
+ * outlast them. */
 static double run(void *state)
 {
     const work *w = state;

@@ -1,8 +1,8 @@
-/* A coordinator with 1,000 hosts that have joined a run: what of a core it takes. Each host has the
- * session of `dray join`, which asks for the time and says once a second that it is there, and one
- * of an engine, which claims a row, commits it and posts a report once a second. All over TLS, from
- * this process; the coordinator is a process of its own, the supervisor answers in this one. The
- * limit is half a core. */
+/* Measures the share of a core that a coordinator with 1,000 joined hosts takes. Each host has two
+ * sessions. That of `dray join` asks for the time and sends a sign of life once a second. That of
+ * an engine claims a row, commits it and posts a report once a second. All sessions use TLS and
+ * belong to this process. The coordinator is a process of its own, and the supervisor answers in
+ * this one. The limit is half a core. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/json.h"
@@ -100,7 +100,7 @@ static void start_coordinator(void)
     must(dray__make_token(w.master, "task", w.task, NULL, &error), &error, "token");
 }
 
-/* CPU time of a process, seconds: proc(5), fields 14 and 15. */
+/* Returns the CPU seconds of a process: proc(5), fields 14 and 15. */
 static double cpu_of(pid_t pid)
 {
     char path[64], line[1024];
@@ -174,7 +174,7 @@ static void second_of(const member *m)
     static const char said[] =
         "{\"say\":[],\"busy\":true,\"left\":false,\"files\":[{\"name\":\"trace/engine-0-1.spans\","
         "\"at\":0,\"size\":8192},{\"name\":\"trace/engine-0-1.spans\",\"at\":8192,\"size\":2048}]}";
-    static const uint8_t bytes[8192 + 2048]; /* the head of a file of spans, and some of them */
+    static const uint8_t bytes[8192 + 2048]; /* the head of a file of spans, and some spans */
     uint64_t now;
     dray_error error;
     dray_batch *batch;
@@ -200,14 +200,15 @@ static void second_of(const member *m)
         &error, "report");
 }
 
-/* Its share of the hosts, a second after the other. */
+/* Opens every THREADS-th host, and then does a second's work of each of them in every second. */
 static void *drive(void *user)
 {
     uint32_t first = *(const uint32_t *)user;
     for (uint32_t i = first; i < HOSTS; i += THREADS)
         open_host(&w.hosts[i]);
     atomic_fetch_add(&w.turns, 1);
-    while (atomic_load(&w.turns) < THREADS + 1) /* all are there, and the measurement begins */
+    /* All hosts are open, and the measurement begins. */
+    while (atomic_load(&w.turns) < THREADS + 1)
         usleep(1000);
     for (int second = 0; second < SECONDS; second++) {
         int64_t end = dray__deadline(DRAY__SECOND);
@@ -271,7 +272,7 @@ int main(int argc, char **argv)
     pthread_join(supervisor, NULL);
     double rate = (double)HOSTS * SECONDS / seconds;
     bench_row(b, "hosts, a second's work of each in a second", rate, "1/s", HOSTS, 0.9);
-    /* What 1,000 hosts take at their real rate, whatever this machine made of it. */
+    /* This is the share at the real rate of 1,000 hosts, whatever rate this machine reached. */
     bench_row(b, "coordinator with 1,000 hosts, cores", cpu / seconds * HOSTS / rate, "cores", 0.5,
               1);
     kill(w.coordinator, SIGKILL);

@@ -1,4 +1,5 @@
-/* The bare operations that other benchmarks are compared with: what this machine does now. */
+/* Measures the bare operations that other benchmarks are compared with, on this machine at this
+ * time. */
 #include "bench.h"
 
 int main(int argc, char **argv)

@@ -1,5 +1,5 @@
-/* How fast a data server answers who comes anew while others hold as many silent connections to it
- * as they may, against the same without them. */
+/* Measures how fast a data server answers a new reader while other readers hold as many silent
+ * connections as they may. The limit is its time without those connections. */
 #include "bench.h"
 
 #include "net/cells.h"

@@ -1,5 +1,6 @@
-/* What one core moves between two regions, against a memcpy of the same bytes: dense, in rows, with
- * the checksum, converted, turned over, quantised; and the checksum alone. */
+/* Measures how fast one core moves bytes between two regions: dense, in rows, with the checksum,
+ * converted, transposed, and quantised. It also measures the checksum alone. The limit is a memcpy
+ * of the same bytes. */
 #include "bench.h"
 
 #include "mover/kernels/checksum.h"
@@ -40,7 +41,8 @@ static void sum_alone(void *state)
     (void)sum;
 }
 
-/* Rows of `columns` elements, side by side in the source, `gap` bytes apart in the destination. */
+/* Sets the job's copy to rows of `columns` elements, which are adjacent in the source, and `gap`
+ * bytes apart in the destination. */
 static void shape(job *j, uint64_t bytes, int64_t columns, int32_t from, int32_t to, int64_t gap)
 {
     int64_t in = (int64_t)dray_dtype_size((dray_dtype)from);
@@ -62,14 +64,15 @@ static double rate(const bench *b, job *j, void (*run)(void *), bool summed)
     return (double)bytes / bench_median(b, run, j);
 }
 
-/* The destination's rows are the source's columns. */
-static void turn_over(job *j)
+/* Transposes the copy: the destination's rows are the source's columns. */
+static void transpose(job *j)
 {
     j->copy.destination_stride[1] = j->copy.extent[0] * j->copy.destination_stride[1];
     j->copy.destination_stride[0] = j->copy.destination_stride[1] / j->copy.extent[0];
 }
 
-/* As updates do it: boxes of 128 x 1024 are gathered, then worked on in cache. */
+/* The boxes have the size that updates use. A box of 128 x 1024 elements is gathered, and then
+ * quantised in the cache. */
 enum { ROWS = 128, COLUMNS = 1024, CELLS = COLUMNS / 128 };
 
 static const dray__quant_box quant_box = {.dtype = DRAY_BF16,
@@ -105,7 +108,7 @@ static void quantise(void *state)
     }
 }
 
-/* What no memory is needed for. */
+/* Quantises without reading or writing memory outside the cache. */
 static void quantise_in_cache(void *state)
 {
     for (size_t i = 0; i < boxes_of(state); i++)
@@ -131,14 +134,16 @@ static void dequantise_in_cache(void *state)
         dray__dequantise(&quant_box, result, scales, staging);
 }
 
-/* memcpy reads a byte for every one that it writes: half of all bytes is what it calls its rate. */
+/* Returns bytes/s that are comparable with those of memcpy. memcpy reads a byte for every byte that
+ * it writes, and its rate counts only one of the two. Therefore half of the bytes that are read and
+ * written count here. */
 static double rate_of_boxes(const bench *b, job *j, void (*run)(void *))
 {
     double bytes = (double)boxes_of(j) * ROWS * COLUMNS * (2 + 1) / 2;
     return bytes / bench_median(b, run, j);
 }
 
-/* The rate of what is done one after the other. */
+/* Returns the rate of two passes over the same bytes, one after the other. */
 static double both(double a, double b)
 {
     return 1 / (1 / a + 1 / b);
@@ -171,11 +176,11 @@ int main(int argc, char **argv)
     bench_row(b, "f32 -> bf16, bytes read", rate(b, &j, move, false), "B/s", limit, 0.8);
     bench_row(b, "f32 -> bf16, checksum", rate(b, &j, move, true), "B/s", limit, 0.5);
     shape(&j, bytes, 7168, DRAY_BF16, DRAY_BF16, 0);
-    turn_over(&j);
+    transpose(&j);
     bench_row(b, "bf16, turned over", rate(b, &j, move, false), "B/s", limit, 0.5);
     bench_row(b, "bf16, turned over, checksum", rate(b, &j, move, true), "B/s", limit, 0.25);
     shape(&j, bytes, 7168, DRAY_F32, DRAY_BF16, 0);
-    turn_over(&j);
+    transpose(&j);
     bench_row(b, "f32 -> bf16, turned over", rate(b, &j, move, false), "B/s", limit, 0.5);
     double arithmetic = rate_of_boxes(b, &j, quantise_in_cache);
     bench_row(b, "bf16 -> FP8 in blocks, in cache", arithmetic, "B/s", limit, 0);

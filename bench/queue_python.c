@@ -1,5 +1,5 @@
-/* What queue_python.py compares with: rows claimed, copied out and committed by the C calls alone.
- */
+/* Claims rows, copies out their columns and commits them, with the C functions alone.
+ * queue_python.py compares its own time with that. */
 #include <dray/queue.h>
 
 int claim_and_commit(dray_queue *queue, const char *task, uint32_t rows, const char *const *columns,

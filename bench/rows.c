@@ -1,5 +1,5 @@
-/* The rows of a benchmark, its repeats and medians, and the limits that figures are compared with.
- */
+/* The rows of a benchmark, its repeats and medians, and the limits that figures are compared with
+ * (rows.h). */
 #include "bench/rows.h"
 
 #include <errno.h>
@@ -19,9 +19,9 @@
 typedef struct row {
     char *name, *skipped;
     const char *unit;
-    double value, limit, ratio, target; /* 0: none */
+    double value, limit, ratio, target; /* 0 means none */
     double spread;
-    size_t samples; /* 0: not said */
+    size_t samples; /* 0 when no spread was given */
     bool ok;
 } row;
 
@@ -29,11 +29,11 @@ struct bench {
     const char *part;
     bool json, strict, quick;
     unsigned repeats;
-    json_t *more;  /* of the next row: keys, */
-    double spread; /* and its samples */
+    json_t *more;  /* the keys of the next row */
+    double spread; /* the spread of the next row, and the number of its samples */
     size_t samples;
     char doing[160];
-    double began, doing_since, shown; /* 0: not */
+    double began, doing_since, shown; /* seconds of bench_now; 0 means not yet */
     row *rows;
     size_t count, capacity;
 };
@@ -204,7 +204,7 @@ static void print_row_json(bench *b, const row *r)
         json_object_set_new(line, "skipped", json_string(r->skipped));
     else
         json_object_update_new(line, json_pack("{s:f, s:s}", "value", r->value, "unit", r->unit));
-    /* Every row has every key, so that a table can be made of them; null where there is none. */
+    /* Every row has every key, so that a table can be made of them. A missing figure is null. */
     json_object_set_new(line, "limit", r->limit > 0 ? json_real(r->limit) : json_null());
     json_object_set_new(line, "ratio", r->limit > 0 ? json_real(r->ratio) : json_null());
     json_object_set_new(line, "target", r->target > 0 ? json_real(r->target) : json_null());
@@ -257,7 +257,8 @@ typedef struct text {
     char s[32];
 } text;
 
-/* 1.23 GB/s, 45.6 us, 725 k/s for 725,000 1/s, 22 k copies */
+/* Writes a figure with a prefix of its unit: 1.23 GB/s, 45.6 us, 725 k/s for 725,000 1/s, 22 k
+ * copies. */
 static text human(double value, const char *unit)
 {
     static const char *const large[] = {"", "k", "M", "G", "T", "P"};
@@ -401,7 +402,7 @@ static void run_copy(void *state)
 {
     copy *c = state;
     memcpy(c->to, c->from, c->bytes);
-    __asm__ volatile("" : : "r"(c->to) : "memory"); /* the copy is wanted */
+    __asm__ volatile("" : : "r"(c->to) : "memory"); /* keeps the compiler from removing the copy */
 }
 
 static double copy_rate(const bench *b, copy *c)

@@ -1,5 +1,6 @@
-/* dray bench arena: GPU memory given back and taken again, as trainer and engine do when they
- * share a GPU in turns, against what large copies between the GPU and pinned host memory reach. */
+/* dray bench arena: the release and the resumption of GPU memory, as by a trainer and an engine
+ * that share a GPU. The limit is the rate of large copies between the GPU and pinned host
+ * memory. */
 #include "cmd/bench.h"
 
 #include <dray/gpu.h>
@@ -10,12 +11,12 @@ enum { WEIGHTS, CACHE, ARENAS };
 
 static const char *const tags[ARENAS] = {"weights", "kv_cache"};
 
-#define BLOCK ((uint64_t)64 << 20)       /* of the pattern */
-#define ALLOCATION ((uint64_t)512 << 20) /* of the arena */
+#define BLOCK ((uint64_t)64 << 20)       /* bytes of the pattern */
+#define ALLOCATION ((uint64_t)512 << 20) /* bytes of an allocation of the arena */
 
 typedef struct held {
     dray_region *region;
-    uint64_t number; /* of its first block: part of the pattern */
+    uint64_t number; /* the number of its first block, which is part of the pattern */
 } held;
 
 typedef struct arena_bench {
@@ -23,9 +24,9 @@ typedef struct arena_bench {
     int32_t device;
     uint64_t bytes[ARENAS];
     dray_arena *arenas[ARENAS];
-    held *list; /* the weights' */
+    held *list; /* the weights' regions */
     size_t count;
-    uint32_t *noise, *back; /* BLOCK each */
+    uint32_t *noise, *back; /* BLOCK bytes each */
     double out_limit, in_limit;
 } arena_bench;
 
@@ -34,10 +35,9 @@ typedef struct arguments {
     int64_t gigabytes, device;
 } arguments;
 
-/* ---- content ----------------------------------------------------------------------------------
- */
+/* ---- content --------------------------------------------------------------------------------- */
 
-/* Noise, and in each page the number of the block. */
+/* Writes the number of a block into each page of the noise. */
 static void stamp(const arena_bench *m, uint64_t number)
 {
     for (uint64_t at = 0; at < BLOCK; at += 4096)
@@ -76,8 +76,7 @@ static void each_block(const arena_bench *m, block_fn *function)
     }
 }
 
-/* ---- setting up -------------------------------------------------------------------------------
- */
+/* ---- setting up ------------------------------------------------------------------------------ */
 
 static dray_gpu gpu_of(const arena_bench *m)
 {
@@ -137,15 +136,14 @@ static void prepare(arena_bench *m, const arguments *a)
     each_block(m, write_block);
 }
 
-/* ---- turns ------------------------------------------------------------------------------------
- */
+/* ---- turns ----------------------------------------------------------------------------------- */
 
-/* What one turn took, in seconds. */
+/* The steps of a turn, for the seconds of each. */
 enum { OUT_WEIGHTS, OUT_CACHE, IN_WEIGHTS, IN_CACHE, STEPS };
 
 typedef struct turn {
     double seconds[STEPS];
-    uint64_t kept; /* on the GPU, of what was to be given back */
+    uint64_t kept; /* bytes that remained on the GPU although they were released */
 } turn;
 
 static double release(const arena_bench *m, int which)

@@ -1,6 +1,6 @@
-/* dray bench disk: writing and reading checkpoints, in turns with direct I/O of as many bytes in
- * the same folder by fio, or dd where there is no fio: shared disks change their speed by the
- * minute. */
+/* dray bench disk: writing and reading checkpoints. The limit is direct I/O of as many bytes in the
+ * same folder by fio, or by dd where fio is not installed. Both are interleaved, because the speed
+ * of a shared disk changes from minute to minute. */
 #include "bench/parts/bench_model.h"
 #include "bench/weights/bench_values.h"
 #include "cmd/bench.h"
@@ -54,8 +54,8 @@ static void remove_left(void)
 
 /* ---- the limit ------------------------------------------------------------------------------- */
 
-/* A program by its name, without a shell: what it prints goes to text, if that is not NULL. Its
- * exit status; -1: it did not run. */
+/* Runs a program by its name, without a shell. Its output goes to `text`, if that is not NULL.
+ * Returns its exit status, or -1 when it did not run or was killed. */
 static int run_program(char **words, char *text, size_t capacity)
 {
     int ends[2], status = -1;
@@ -84,7 +84,7 @@ static int run_program(char **words, char *text, size_t capacity)
     return WEXITSTATUS(status);
 }
 
-/* The argument of a program: "--size=4096". */
+/* Returns an argument of a program, such as "--size=4096". The caller frees it. */
 static char *word(const disk_bench *d, const char *format, ...)
 {
     char *made;
@@ -96,7 +96,7 @@ static char *word(const disk_bench *d, const char *format, ...)
     return made;
 }
 
-/* Bytes a second that fio says. */
+/* Returns the bytes/s that fio reports. */
 static double run_fio(const disk_bench *d, bool write, const char *path)
 {
     char text[65536];
@@ -149,7 +149,7 @@ static double run_dd(const disk_bench *d, bool write, const char *path)
     return d->bytes / (bench_now() - begin);
 }
 
-/* A fresh file each time, as a checkpoint's are. */
+/* Returns the bytes/s of direct I/O. Writing uses a fresh file each time, as checkpoints do. */
 static double limit(const disk_bench *d, bool write)
 {
     if (write)
@@ -157,7 +157,7 @@ static double limit(const disk_bench *d, bool write)
     return d->fio ? run_fio(d, write, d->plain) : run_dd(d, write, d->plain);
 }
 
-/* ---- what is measured ------------------------------------------------------------------------ */
+/* ---- the measurements ------------------------------------------------------------------------ */
 
 static double write_once(const disk_bench *d)
 {
@@ -218,13 +218,13 @@ static void prepare(disk_bench *d, const arguments *a)
     spec.dtype = DRAY_BF16;
     BENCH_MUST(d->b, dray_layout_engine(&config, &spec, &d->shard, error));
     BENCH_MUST(d->b, dray_regions_for_layout(d->shard, 1, &d->shard_region, error));
-    bench_fill(d->shard, &d->shard_region, false); /* touched */
+    bench_fill(d->shard, &d->shard_region, false); /* touches its pages */
     d->bytes = bytes_of(d->region);
     d->shard_bytes = bytes_of(d->shard_region);
     d->folder = word(d, "%s/dray-bench-XXXXXX", a->folder ? a->folder : "/tmp");
     if (!mkdtemp(d->folder))
         bench_die(d->b, "cannot make %s: %s", d->folder, strerror(errno));
-    left_behind = d->folder; /* until the end, whatever ends it */
+    left_behind = d->folder; /* removed at exit, whatever the cause */
     atexit(remove_left);
     d->checkpoint = word(d, "%s/checkpoint", d->folder);
     d->plain = word(d, "%s/plain", d->folder);

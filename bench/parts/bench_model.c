@@ -1,4 +1,4 @@
-/* Which model, cut to size, and who holds what of it. */
+/* Models that are cut down to the machine's memory, and the sides of an update (bench_model.h). */
 #include "bench/parts/bench_model.h"
 #include "bench/weights/bench_gpu.h"
 #include "bench/weights/bench_hosts.h"
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { VOCABULARY_STEP = 1024 }; /* divides by any sensible number of ranks, padded or not */
+enum { VOCABULARY_STEP = 1024 }; /* divisible by any sensible number of ranks, padded or not */
 
 static double checkpoint_bytes(bench *b, const dray_model_config *config)
 {

@@ -1,5 +1,6 @@
-/* dray bench plan: planning time and memory, by default at the scale of a trillion-parameter
- * mixture of experts: Kimi-K2's 61 layers of 384 experts, 256 trainer ranks -> 128 engine ranks. */
+/* dray bench plan: planning time and memory. By default the scale is that of a mixture of experts
+ * with a trillion parameters: Kimi-K2, with 61 layers of 384 experts, and a plan from 256 trainer
+ * ranks to 128 engine ranks. */
 #include "cmd/bench.h"
 
 #include <dray/plan.h>
@@ -10,7 +11,8 @@
 
 #define MOST_BYTES (64 << 20) /* of one rank's plan at that scale */
 
-/* Of the processor, not of the wall: planning waits for nothing, and the machine may be shared. */
+/* Returns processor seconds, and not those of the clock, because planning waits for nothing and the
+ * machine may be shared. */
 static double processor_seconds(void)
 {
     struct timespec t;
@@ -18,8 +20,7 @@ static double processor_seconds(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* ---- a model of the caller's choice -----------------------------------------------------------
- */
+/* ---- a model of the caller's choice ---------------------------------------------------------- */
 
 typedef struct pair {
     bench *b;
@@ -70,7 +71,8 @@ static void free_layouts(dray_layout **layouts, uint32_t count)
     free(layouts);
 }
 
-/* Of the heap; mallinfo2, whose counts do not wrap at 4 GiB, has glibc only since 2.33. */
+/* Returns the bytes of the heap that are in use, modulo 4 GiB. The counts of mallinfo2 do not wrap,
+ * but only glibc 2.33 and later have it. */
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 static uint32_t heap_bytes(void)
 {
@@ -78,7 +80,8 @@ static uint32_t heap_bytes(void)
     return (uint32_t)heap.uordblks + (uint32_t)heap.hblkhd;
 }
 
-/* Bytes that a plan keeps, and its copies, so that the figures can be judged. */
+/* Measures the bytes that a plan keeps, and the number of its copies, which helps to judge the
+ * other figures. The last part of `name` is replaced. */
 static void measure_memory(const pair *p, char *name, size_t capacity, double target)
 {
     dray_plan *plan;
@@ -96,7 +99,7 @@ static void measure_memory(const pair *p, char *name, size_t capacity, double ta
     dray_plan_free(plan);
 }
 
-/* targets: seconds of one rank and of all; 0: none. */
+/* The targets are seconds of one rank and of all ranks; 0 means none. */
 static void measure_pair(bench *b, const char *model, const char *from, const char *to,
                          double one_target, double all_target)
 {

@@ -1,6 +1,6 @@
-/* dray bench queue: the queue against what it stands on: put here and read by another process
- * (bench_queue_reader.c) against two memcpys by the same two;
- * claims against an echo (bench_queue_claims.c), a journal against fdatasync
+/* dray bench queue: the queue against the bare operations beneath it. Bytes that are put here and
+ * read by another process (bench_queue_reader.c) are compared with two memcpys by the same two
+ * processes, claims with an echo (bench_queue_claims.c), and a journal with fdatasync
  * (bench_queue_journal.c). The coordinator is a process of its own. */
 #include "bench/queue/bench_queue.h"
 #include "run/supervisor/coordinator.h"
@@ -112,7 +112,7 @@ dray_batch *queue_bench_claim(const setup *s, const char *task, uint32_t count)
     return batch;
 }
 
-/* All columns of all samples put by one task. */
+/* Puts all columns of all samples as one task. */
 static void put(const setup *s)
 {
     dray_batch *batch = queue_bench_claim(s, "write", SAMPLES);
@@ -172,8 +172,8 @@ void queue_bench_values(uint8_t *data, size_t bytes)
         data[i] = (uint8_t)(i * 2654435761u >> 13);
 }
 
-/* Two bare memcpys of as many bytes: into shared memory by this process, out of it by the other,
- * in pieces of so many. */
+/* Returns the seconds of two bare memcpys of as many bytes: into shared memory by this process, and
+ * out of it by the reader, in pieces of `piece` bytes. */
 static double copy_twice(const setup *s, size_t piece)
 {
     double begin = bench_now();
@@ -182,7 +182,8 @@ static double copy_twice(const setup *s, size_t piece)
     return bench_now() - begin + queue_bench_copy_out(s, piece);
 }
 
-/* All at once, or a sample of 8 columns at a time: whichever is faster. */
+/* Returns the seconds of the faster of two ways to copy: all bytes at once, or one sample of one of
+ * 8 columns at a time. */
 static double copies(const setup *s)
 {
     double whole = copy_twice(s, s->bytes), pieces = copy_twice(s, s->bytes / 8 / SAMPLES);
@@ -197,7 +198,7 @@ typedef struct shape {
     double cold, *seconds;
 } shape;
 
-/* One more round of a shape. */
+/* Runs one more round of a shape. Returns its seconds. */
 static double once(setup *s, const shape *of)
 {
     queue_bench_columns(s, of->columns);
@@ -208,7 +209,8 @@ static double once(setup *s, const shape *of)
     return queue_bench_put_and_read(s);
 }
 
-/* More samples than of other parts: they take a second each at most, and differ. */
+/* Returns the number of rounds. It is larger than in other parts, because a round takes a second at
+ * most, and the times of rounds differ. */
 static unsigned turns_of(const setup *s)
 {
     return bench_quick(s->b) ? 1 : 3 * bench_repeats(s->b);
@@ -238,7 +240,7 @@ static void shape_rows(setup *s, shape *of, double limit)
     bench_row(s->b, of->what, rate_of(s, of->seconds), "B/s", limit, of->target);
 }
 
-/* Shapes and limit in turns, so that what else the machine does meets all of them. */
+/* Shapes and limit are interleaved, so that the machine's other load affects all of them alike. */
 static void bench_bytes(setup *s)
 {
     shape shapes[] = {{"put + read, 8 columns", 8, 0.8, NULL, 0, NULL},
@@ -274,9 +276,8 @@ static void bench_bytes(setup *s)
     free(limits);
 }
 
-/* ---- rows ---------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
-/* A queue whose one partition has `rows` rows of `columns` columns, all ready for `tasks` tasks. */
 dray_queue *queue_bench_ready(setup *s, const char *name, uint32_t rows, uint32_t columns,
                               uint32_t tasks, int32_t durability)
 {
@@ -306,7 +307,7 @@ dray_queue *queue_bench_ready(setup *s, const char *name, uint32_t rows, uint32_
 typedef struct arguments {
     bench_settings settings;
     const char *hosts;
-    int suite, only; /* the part; -1: all of them */
+    int suite, only; /* indices of words; -1 means all of them */
 } arguments;
 
 static const char *const suites[] = {"targets", NULL};
@@ -345,7 +346,7 @@ int bench_queue(int argc, char **argv)
         queue_bench_hosts(s.b, a.hosts);
         return bench_close(s.b);
     }
-    queue_echo e = queue_bench_echo(&s); /* first: they inherit nothing */
+    queue_echo e = queue_bench_echo(&s); /* first, so that the process inherits nothing */
     s.reader = queue_bench_reader(&s, BYTES(s.b));
     start(&s);
     if (wanted(&a, "bytes"))

@@ -1,5 +1,5 @@
-/* Claims while another process inserts many rows: the coordinator works them off in steps, between
- * which it answers others. */
+/* Measures claims while another process inserts many rows. The coordinator inserts them in steps,
+ * and answers other requests between two steps. */
 #include "bench/queue/bench_queue.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 typedef queue_bench setup;
 
-enum { CLAIMS = 1 << 20 }; /* more than there is time for */
+enum { CLAIMS = 1 << 20 }; /* more than can be claimed in the time */
 
 static void insert_many(const setup *s, uint32_t rows)
 {
@@ -22,7 +22,8 @@ static void insert_many(const setup *s, uint32_t rows)
     _exit(0);
 }
 
-/* Of claims up to the child's end, or of `count` where there is none. */
+/* Returns the p99 seconds of claims: of those until the child ends, or of `count` claims when there
+ * is no child. */
 static double claims_p99(const setup *s, pid_t child, size_t count)
 {
     double *seconds = bench_alloc(s->b, CLAIMS, sizeof *seconds);

@@ -1,8 +1,8 @@
-/* Claims against an echo on a socket of the same kind: as the kernel places the two processes, both
- * on one CPU, and each on one of its own. Where a sleeper is woken decides most of what a round
- * trip takes (on another CPU, which first has to be got out of its idle state, several times of
- * what it takes on the same one), so claims are compared with echoes of the same placement alone.
- */
+/* Compares claims with an echo on a socket of the same kind, in three placements: as the kernel
+ * places the two processes, both on one CPU, and each on a CPU of its own. The CPU on which a
+ * sleeping process is woken decides most of the time of a round trip. If it is another CPU, which
+ * first leaves its idle state, the round trip takes several times as long as on the same CPU.
+ * Therefore claims are compared only with echoes in the same placement. */
 #include "bench/queue/bench_queue.h"
 
 #include <errno.h>
@@ -15,10 +15,10 @@
 
 enum { BLOCKS = 10 };
 
-/* What a claim of CLAIM rows of one column asks and gets, in bytes on the socket. */
+/* The bytes on the socket of a claim of CLAIM rows of one column: the request and the answer. */
 enum { ASK = 111, ANSWER = 922 };
 
-#define LOOK_SECONDS 50e-6
+#define POLL_SECONDS 50e-6
 
 typedef queue_bench setup;
 
@@ -40,16 +40,17 @@ queue_echo queue_bench_echo(const setup *s)
     return e;
 }
 
-/* looks: without sleeping for as long as an answer usually takes, as clients of the queue do. */
-static void echo_once(const setup *s, const queue_echo *e, bool looks)
+/* Sends a request and receives the answer. With `polls`, it polls for as long as an answer usually
+ * takes before it sleeps, as clients of the queue do. */
+static void echo_once(const setup *s, const queue_echo *e, bool polls)
 {
     char data[ANSWER] = {0};
     ssize_t got = 0;
     if (send(e->fd, data, ASK, MSG_NOSIGNAL) != ASK)
         bench_die(s->b, "echo: %s", strerror(errno));
-    for (double until = looks ? bench_now() + LOOK_SECONDS : 0; looks && got <= 0;) {
+    for (double until = polls ? bench_now() + POLL_SECONDS : 0; polls && got <= 0;) {
         got = recv(e->fd, data, ANSWER, MSG_DONTWAIT);
-        looks = bench_now() < until;
+        polls = bench_now() < until;
     }
     got = got > 0 ? got : 0;
     if (got < ANSWER &&
@@ -61,17 +62,18 @@ static void echo_once(const setup *s, const queue_echo *e, bool looks)
 
 typedef struct placement {
     const char *what;
-    int client, server; /* indices of CPUs; -1: any */
+    int client, server; /* indices of CPUs; -1 means any */
 } placement;
 
-/* How the kernel places them is a fact of the run, not of the queue: those figures have no target.
- */
+/* The placement by the kernel is a property of the run, and not of the queue. Therefore its figures
+ * have no target. */
 static const placement placements[] = {
     {"", -1, -1}, {", on one CPU", 0, 0}, {", on a CPU each", 0, 1}};
 
 enum { PLACEMENTS = sizeof placements / sizeof placements[0] };
 
-/* Of those that this process may use, number `at`; none: an empty set. */
+/* Returns the set of the CPU number `at` of those that this process may use; the empty set when
+ * there are fewer. */
 static cpu_set_t one_cpu(const cpu_set_t *all, int at)
 {
     cpu_set_t one;
@@ -82,7 +84,8 @@ static cpu_set_t one_cpu(const cpu_set_t *all, int at)
     return one;
 }
 
-/* Best effort, as the system may not let us. */
+/* Binds a process to a CPU, or with at < 0 to all of them. The system may refuse that, which is
+ * ignored. */
 static void put_on(pid_t pid, const cpu_set_t *all, int at)
 {
     cpu_set_t one = one_cpu(all, at);
@@ -91,7 +94,7 @@ static void put_on(pid_t pid, const cpu_set_t *all, int at)
 
 /* ---- claims ---------------------------------------------------------------------------------- */
 
-/* CPU seconds that a process has used. */
+/* Returns the CPU seconds that a process has used; 0 when they are unknown. */
 static double cpu_of(pid_t pid)
 {
     clockid_t clock;
@@ -101,7 +104,7 @@ static double cpu_of(pid_t pid)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Seconds and the server's CPU seconds of single operations; rounds go in blocks. */
+/* The seconds of single operations, and the server's CPU seconds. Rounds are added in blocks. */
 typedef struct sampled {
     double *seconds, cpu;
     size_t count;
@@ -114,17 +117,17 @@ static void claims_block(const setup *s, sampled *out, int rounds)
         double begin = bench_now();
         dray_batch *batch = queue_bench_claim(s, "t0", CLAIM);
         out->seconds[out->count++] = bench_now() - begin;
-        dray_batch_free(batch); /* rows are given back: the table stays as it is */
+        dray_batch_free(batch); /* the rows are given back, so that the table stays the same */
     }
     out->cpu += cpu_of(s->coordinator) - cpu;
 }
 
-static void echoes_block(const setup *s, const queue_echo *e, sampled *out, int rounds, bool looks)
+static void echoes_block(const setup *s, const queue_echo *e, sampled *out, int rounds, bool polls)
 {
     double cpu = cpu_of(e->pid);
     for (int i = 0; i < rounds; i++) {
         double begin = bench_now();
-        echo_once(s, e, looks);
+        echo_once(s, e, polls);
         out->seconds[out->count++] = bench_now() - begin;
     }
     out->cpu += cpu_of(e->pid) - cpu;
@@ -140,20 +143,20 @@ static double median_of(sampled *of)
     return bench_percentile(of->seconds, of->count, 0.5);
 }
 
-/* Claims and echoes in turns. */
+/* Measures claims and echoes in one placement. Their blocks are interleaved. */
 static void bench_placed(setup *s, const queue_echo *e, const placement *at, const cpu_set_t *cpus)
 {
     int rounds = bench_quick(s->b) ? 20 : 500;
     char name[96];
     sampled claims = sampled_new(s, rounds * BLOCKS), echoes = sampled_new(s, rounds * BLOCKS),
-            looks = sampled_new(s, rounds * BLOCKS);
+            polls = sampled_new(s, rounds * BLOCKS);
     put_on(0, cpus, at->client);
     put_on(e->pid, cpus, at->server);
     put_on(s->coordinator, cpus, at->server);
     for (int i = 0; i < BLOCKS; i++) {
         bench_doing(s->b, "claims and echoes%s, %d of %d", at->what, i + 1, BLOCKS);
         echoes_block(s, e, &echoes, rounds, false);
-        echoes_block(s, e, &looks, rounds, true);
+        echoes_block(s, e, &polls, rounds, true);
         claims_block(s, &claims, rounds);
     }
     bench_doing(s->b, NULL);
@@ -162,17 +165,17 @@ static void bench_placed(setup *s, const queue_echo *e, const placement *at, con
     put_on(s->coordinator, cpus, -1);
     double all = rounds * BLOCKS;
     snprintf(name, sizeof name, "claim of 32 of 1,000, p50, against an echo%s", at->what);
-    double sleeping = median_of(&echoes), looking = median_of(&looks);
+    double sleeping = median_of(&echoes), polling = median_of(&polls);
     bench_spread(s->b, claims.seconds, claims.count);
-    bench_row(s->b, name, median_of(&claims), "s", sleeping < looking ? sleeping : looking,
+    bench_row(s->b, name, median_of(&claims), "s", sleeping < polling ? sleeping : polling,
               at->server < 0 ? 0 : 1.5);
-    double least = echoes.cpu < looks.cpu ? echoes.cpu : looks.cpu;
+    double least = echoes.cpu < polls.cpu ? echoes.cpu : polls.cpu;
     snprintf(name, sizeof name, "the coordinator's CPU a claim, more than an echo's%s", at->what);
     bench_row(s->b, name, claims.cpu > least ? (claims.cpu - least) / all : 0, "s", 0,
               at->server < 0 ? 0 : 3e-6);
     free(claims.seconds);
     free(echoes.seconds);
-    free(looks.seconds);
+    free(polls.seconds);
 }
 
 static void bench_claim(setup *s, const queue_echo *e)
@@ -186,7 +189,6 @@ static void bench_claim(setup *s, const queue_echo *e)
     dray_queue_close(s->queue);
 }
 
-/* Claims whose commit rides on the next one; samples per second. */
 double queue_bench_stream(const setup *s, uint32_t count, uint32_t rows, const char *task)
 {
     dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
@@ -217,7 +219,7 @@ static void bench_streams(setup *s)
     dray_queue_close(s->queue);
 }
 
-/* Small and large table in turns. */
+/* Measures claims of a small and of a large table. Their blocks are interleaved. */
 static void bench_sizes(setup *s)
 {
     int rounds = bench_quick(s->b) ? 20 : 300;

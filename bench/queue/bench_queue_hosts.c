@@ -1,6 +1,6 @@
-/* dray bench queue --hosts A,B: samples that are put on B and read on A, through B's keeper,
- * against one TCP connection between the two. Every process is a child: of A the coordinator and
- * the reader, of B the keeper and the producer. */
+/* dray bench queue --hosts A,B: samples that are put on B and read on A, through B's keeper. The
+ * limit is one TCP connection between the two. Every process is a child: the coordinator and the
+ * reader are on A, the keeper and the producer on B. */
 #include "bench/queue/bench_queue.h"
 #include "bench/weights/bench_hosts.h"
 #include "run/supervisor/coordinator.h"
@@ -16,7 +16,7 @@
 
 enum { ROUNDS_MAX = 64, COLUMNS = 8, CHILDREN = 4 };
 
-typedef struct state { /* shared by all */
+typedef struct state { /* shared by all processes */
     char folder[64], socket[96], keeper[96], far_keeper[96];
     size_t bytes;
     unsigned rounds;
@@ -134,7 +134,8 @@ static void produce(state *s, const char *host)
     }
 }
 
-/* From the claim's answer to the last byte of all columns. */
+/* Reads each partition. Its seconds count from the claim's answer to the last byte of all
+ * columns. */
 static void consume(state *s, const char *host)
 {
     dray_error error;
@@ -150,7 +151,7 @@ static void consume(state *s, const char *host)
         for (size_t c = 0; c < COLUMNS; c++) {
             dray_column column;
             must(s, "read", dray_batch_column(batch, columns[c], &column, &error), &error);
-            size_t at = (c * SAMPLES + SAMPLES - 1) * cell; /* of its last row */
+            size_t at = (c * SAMPLES + SAMPLES - 1) * cell; /* of the column's last row */
             if (*(const uint8_t *)column.cells[SAMPLES - 1] != (uint8_t)(at * 2654435761u >> 13)) {
                 snprintf(error.message, sizeof error.message, "other bytes than were put");
                 fail(s, "read", &error);

@@ -1,7 +1,7 @@
-/* A queue with a journal against the same without one, and against appending as many bytes to a
- * file beside it with as many fdatasyncs. A file that grows takes longer to sync than one whose
- * blocks were written before, as a journal's were: no journal can be faster than that, which is
- * measured, too. */
+/* Measures a queue with a journal. The limits are the same queue without a journal, and appending
+ * as many bytes to a file beside it with as many fdatasyncs. Syncing a file that grows takes longer
+ * than syncing one whose blocks were written before, as those of a journal were. No journal can be
+ * faster than the latter, so that it is measured, too. */
 #include "bench/queue/bench_queue.h"
 
 #include <errno.h>
@@ -12,8 +12,8 @@
 
 enum {
     JOURNAL_COLUMNS = 8,
-    COMMITS = 4,        /* a round: insert, put, read, clear; each is acknowledged by itself */
-    RECORD_BYTES = 256, /* of a commit without outputs, about */
+    COMMITS = 4,        /* of a round: insert, put, read, clear; each is acknowledged separately */
+    RECORD_BYTES = 256, /* about the size of a commit without outputs */
     BLOCK = 10
 };
 
@@ -46,7 +46,7 @@ static void append(const queue_bench *s, appended *f, const uint8_t *data, size_
         bench_die(s->b, "fdatasync: %s", strerror(errno));
 }
 
-/* Seconds of what a round of put and read must at least write. */
+/* Returns the seconds of writing the bytes that a round of put and read cannot avoid writing. */
 static double append_round(const queue_bench *s, appended *f)
 {
     double begin = bench_now();
@@ -102,7 +102,7 @@ static void bench_journal_bytes(queue_bench *s)
     queue_bench_values(s->source, s->bytes);
     dray_queue *plain = open_shape(s, names[0], none), *safe = open_shape(s, names[1], journal);
     appended f = open_file(s);
-    for (int i = 0; i < 2; i++) { /* from there on memory is recycled */
+    for (int i = 0; i < 2; i++) { /* the measured rounds use recycled memory */
         round_of(s, plain, names[0], none);
         round_of(s, safe, names[1], journal);
         append_again(s, &f);
@@ -130,8 +130,9 @@ static void bench_journal_bytes(queue_bench *s)
     free(with);
 }
 
-/* Commits one by one, each waited for: the disk's own time differs from one moment to the next, so
- * blocks of commits with and without a journal and of appends take turns. */
+/* Single commits, each of which is waited for. The disk's own time changes from one moment to the
+ * next. Therefore blocks of commits with a journal, of commits without one, and of appends are
+ * interleaved. */
 typedef struct commits {
     dray_queue *queue;
     dray_batch *batch;
@@ -174,7 +175,7 @@ static double close_commits(commits *c)
     return CLAIM / p50;
 }
 
-/* The next ones of `count`. */
+/* Appends BLOCK records, and adds the seconds of each at seconds[*count] onwards. */
 static void append_block(const queue_bench *s, appended *f, double *seconds, size_t *count)
 {
     static const uint8_t record[RECORD_BYTES];

@@ -1,5 +1,5 @@
-/* The process that reads what `dray bench queue` puts: a client of its own, which does as it is
- * told over a socket and answers with the seconds that it took. */
+/* The process that reads the bytes that `dray bench queue` puts. It is a client of its own, which
+ * receives orders over a socket and answers each with the seconds that it took. */
 #include "bench/queue/bench_queue.h"
 
 #include <signal.h>
@@ -13,7 +13,7 @@ enum what { READ, COPY, CHECK, END };
 
 typedef struct order {
     enum what what;
-    char socket[96], name[NAME_MAX_BYTES]; /* of the coordinator, of the queue */
+    char socket[96], name[NAME_MAX_BYTES]; /* the coordinator's socket, the queue's name */
     int32_t durability;
     uint32_t columns;
     uint64_t bytes, piece;
@@ -36,7 +36,8 @@ typedef struct served {
     size_t bytes;
 } served;
 
-/* The queue stays open, as what is mapped of it does. */
+/* Opens the queue of the order, unless it is open. A queue stays open, because its mapped memory
+ * does so too. */
 static void open_queue(reader *r, const order *o)
 {
     int i = 0;
@@ -62,7 +63,8 @@ static double copy_out(const reader *r, const order *o)
     return bench_now() - begin;
 }
 
-/* 1: what was read is not what was put. It is forgotten. */
+/* Returns 1 when the bytes that were read differ from those that were put, else 0. Clears the
+ * bytes, so that the next check cannot pass with them. */
 static double check(reader *r, const order *o)
 {
     queue_bench_values(r->values, o->bytes);
@@ -71,7 +73,7 @@ static double check(reader *r, const order *o)
     return wrong;
 }
 
-static double obey(reader *r, const order *o)
+static double carry_out(reader *r, const order *o)
 {
     r->s.bytes = o->bytes;
     if (o->what == COPY)
@@ -89,9 +91,9 @@ static void serve(void *state, int fd)
     order o;
     r.s.target = bench_alloc(told->b, told->bytes, 1);
     r.values = bench_alloc(told->b, told->bytes, 1);
-    memset(r.s.target, 0, told->bytes); /* touched */
+    memset(r.s.target, 0, told->bytes); /* touches its pages */
     while (recv(fd, &o, sizeof o, MSG_WAITALL) == (ssize_t)sizeof o && o.what != END) {
-        double seconds = obey(&r, &o);
+        double seconds = carry_out(&r, &o);
         if (send(fd, &seconds, sizeof seconds, MSG_NOSIGNAL) < 0)
             break;
     }
@@ -100,7 +102,7 @@ static void serve(void *state, int fd)
     dray_close(r.s.context);
 }
 
-/* ---- who tells it ---------------------------------------------------------------------------- */
+/* ---- the sender of orders -------------------------------------------------------------------- */
 
 queue_reader queue_bench_reader(const queue_bench *s, size_t bytes)
 {
@@ -110,7 +112,7 @@ queue_reader queue_bench_reader(const queue_bench *s, size_t bytes)
     return r;
 }
 
-static double tell(const queue_bench *s, enum what what, size_t piece)
+static double send_order(const queue_bench *s, enum what what, size_t piece)
 {
     double seconds;
     order o = {.what = what,
@@ -128,24 +130,24 @@ static double tell(const queue_bench *s, enum what what, size_t piece)
 
 double queue_bench_read(const queue_bench *s)
 {
-    return tell(s, READ, 0);
+    return send_order(s, READ, 0);
 }
 
 double queue_bench_copy_out(const queue_bench *s, size_t piece)
 {
-    return tell(s, COPY, piece);
+    return send_order(s, COPY, piece);
 }
 
 void queue_bench_check(const queue_bench *s)
 {
-    if (tell(s, CHECK, 0) != 0)
+    if (send_order(s, CHECK, 0) != 0)
         bench_die(s->b, "%s: what was read is not what was put", s->name);
 }
 
 void queue_bench_reader_end(const queue_bench *s)
 {
-    const order end = {.what =
-                           END}; /* the coordinator has the socket, too: closing is not enough */
+    /* Closing the socket is not enough, because the coordinator has inherited it. */
+    const order end = {.what = END};
     if (send(s->reader.fd, &end, sizeof end, MSG_NOSIGNAL) < 0)
         kill(s->reader.pid, SIGTERM);
     close(s->reader.fd);
