@@ -1,4 +1,5 @@
-/* A benchmark of updates as its parent sees it: processes begin, do things in turns, and end. */
+/* The parent's side of a benchmark of updates: it starts the processes, has them work in rounds,
+ * and ends them (bench_cluster.h). */
 #include "bench/weights/bench_hosts.h"
 #include "bench/weights/bench_ranks.h"
 
@@ -15,12 +16,13 @@
 
 enum { ROUND_SECONDS = 900, FOLLOW_US = 20000 };
 
-/* Those that are running: what must not stay behind when the program ends early. */
+/* The running clusters. When the program ends early, their processes are killed and their folders
+ * removed. */
 static bench_cluster *running;
 static pid_t parent;
 static volatile sig_atomic_t interrupted;
 
-/* ---- ends ----------------------------------------------------------------------------------- */
+/* ---- ends ------------------------------------------------------------------------------------ */
 
 static void remove_folder(const bench_cluster *c)
 {
@@ -49,7 +51,7 @@ static void check_children(bench_cluster *c)
     if (interrupted)
         exit(128 + interrupted);
     if (bench_get(&c->shared->failed)) {
-        usleep(1000); /* the one that failed first is still writing why */
+        usleep(1000); /* the process that failed first may still be writing its message */
         bench_die(c->b, "%s", c->shared->message);
     }
     for (uint32_t i = 0; i < c->pid_count; i++) {
@@ -59,7 +61,8 @@ static void check_children(bench_cluster *c)
     }
 }
 
-/* In the parent. */
+/* Waits, in the parent, until *at is at least `value`. Ends the benchmark when a process fails or
+ * does not answer in time. */
 static void await(bench_cluster *c, int *at, int value)
 {
     double deadline = bench_now() + ROUND_SECONDS;
@@ -73,6 +76,7 @@ static void await(bench_cluster *c, int *at, int value)
     }
     check_children(c);
 }
+
 static void spawn(bench_cluster *c, void (*body)(bench_cluster *c, uint32_t rank), uint32_t rank)
 {
     pid_t pid = bench_fork(c->b);
@@ -86,9 +90,9 @@ static void spawn(bench_cluster *c, void (*body)(bench_cluster *c, uint32_t rank
     c->pids[c->pid_count++] = pid;
 }
 
-/* ---- rounds --------------------------------------------------------------------------------- */
+/* ---- rounds ---------------------------------------------------------------------------------- */
 
-/* Seconds from the beginning of the round to the end of its last rank. */
+/* Runs a round. Returns the seconds from its beginning to the end of its last rank. */
 static double round_of(bench_cluster *c, bench_round *l, enum bench_work work)
 {
     l->work = work;
@@ -116,7 +120,8 @@ static void publish(bench_cluster *c)
         round_of(c, &c->shared->trainers, WORK_PUBLISH);
 }
 
-/* Clean pages only: the checkpoint was synced when it was written. */
+/* Drops the checkpoint from the page cache. Its pages are clean, because it was synced when it was
+ * written. */
 static void forget_checkpoint(const bench_cluster *c)
 {
     char path[PATH_MAX];
@@ -133,7 +138,7 @@ static void set_update(bench_cluster *c, const dray_update_options *options)
     c->shared->update = *options;
     c->shared->update.min_version = c->shared->version;
     if (c->options->checkpoint) {
-        c->shared->update.path = c->options->checkpoint; /* forked: the same address in all */
+        c->shared->update.path = c->options->checkpoint; /* the same address in all processes */
         c->shared->update.path_version = c->shared->version;
     }
 }
@@ -158,7 +163,7 @@ double bench_cluster_follow(bench_cluster *c, const dray_update_options *options
     engines->work = WORK_UPDATE;
     __atomic_store_n(&engines->done, 0, __ATOMIC_SEQ_CST);
     bench_add(&engines->round);
-    usleep(FOLLOW_US); /* they ask for the version */
+    usleep(FOLLOW_US); /* the engines begin to wait for the version */
     round_of(c, &c->shared->trainers, WORK_PUBLISH);
     await(c, &engines->done, (int)engines->ranks);
     for (uint32_t i = 0; i < engines->ranks; i++)
@@ -170,7 +175,8 @@ double bench_cluster_follow(bench_cluster *c, const dray_update_options *options
     return end - begin;
 }
 
-/* Of the engine that took longest in the last round, from its own beginning on. */
+/* Returns the seconds of the slowest engine rank in the last round, each counted from its own
+ * beginning. */
 static double slowest(const bench_cluster *c)
 {
     double seconds = 0;
@@ -186,7 +192,7 @@ double bench_cluster_prefetch(bench_cluster *c, const dray_update_options *optio
     publish(c);
     set_update(c, options);
     round_of(c, &c->shared->engines, WORK_PREFETCH);
-    double seconds = slowest(c); /* not what engines decode alone before */
+    double seconds = slowest(c); /* without the time in which engines decode alone */
     round_of(c, &c->shared->engines, WORK_POISON);
     return seconds;
 }
@@ -329,7 +335,7 @@ json_t *bench_cluster_time_lines(const bench_cluster *c)
     return lines;
 }
 
-/* ---- beginning and end ---------------------------------------------------------------------- */
+/* ---- beginning and end ----------------------------------------------------------------------- */
 
 static void open_sources(bench_cluster *c)
 {

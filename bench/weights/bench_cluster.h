@@ -1,6 +1,6 @@
-/* A coordinator, trainer ranks and engine ranks, each a process, that update again and again while
- * the parent measures; and the limit, a memcpy by the same engine processes out of the same memory.
- * Whatever fails in any of them ends the benchmark with its message. */
+/* A coordinator, trainer ranks and engine ranks, each a process, which update again and again while
+ * the parent measures. The limit is a memcpy by the same engine processes from the same memory. An
+ * error in any process ends the benchmark with its message. */
 #pragma once
 
 #include "bench/rows.h"
@@ -8,36 +8,40 @@
 #include <dray/weights.h>
 
 typedef struct bench_side {
-    dray_layout **layouts; /* one a rank */
+    dray_layout **layouts; /* one for each rank */
     uint32_t count;
-    /* Hosts that the ranks are spread over in equal runs: network namespaces by name, or "~name",
-     * this machine under another name. None: this machine as it is. Borrowed. */
+    /* The hosts over which the ranks are spread in equal runs: network namespaces by name, or
+     * "~name", which is this machine under another name. A count of 0 means this machine as it
+     * is. */
     char **hosts;
     uint32_t host_count;
-    /* GPUs that the ranks are spread over in the same way. None: the first. */
+    /* The GPUs over which the ranks are spread in the same way. A count of 0 means the first
+     * GPU. */
     uint32_t *gpus;
     uint32_t gpu_count;
 } bench_side;
 
 typedef struct bench_cluster_options {
     bench_side from, to;
-    uint32_t engines; /* how many engines (groups) of to.count ranks each; 0: 1 */
-    bool tied;        /* of the model */
-    /* Not NULL: engines take full tensors of this layout, through a bucket of bucket_bytes (0: the
-     * library's default), and cut out what they want. */
+    uint32_t engines; /* engines (groups), each with to.count ranks; 0 means 1 */
+    bool tied;        /* as in the model's configuration */
+    /* Not NULL when engines receive full tensors of this layout, through a bucket of bucket_bytes
+     * (0 means the library's default), and cut out the parts that they hold. */
     const dray_layout *load;
     uint64_t bucket_bytes;
-    /* Not 0: the trainers' weights are in private memory, and pass through a staging arena of so
-     * many bytes. */
+    /* Not 0 when the trainers' weights are in private memory, and pass through a staging arena of
+     * so many bytes. */
     uint64_t staging;
-    bool cuda;      /* both sides are memory of GPUs, */
-    bool pinned;    /* but the trainers' is pinned host memory */
-    bool unsummed;  /* publishers take no checksums */
-    uint64_t every; /* not 0: one of so many elements changes from version to version, and
-                       publishers send deltas; destinations are not poisoned between updates */
-    double decode;  /* seconds of a step of what engines on GPUs do meanwhile; 0: nothing */
-    dray_region_kind prefetch_into; /* where engines on GPUs prefetch to; 0: spare GPU memory */
-    const char *checkpoint; /* folder: engines read it, and there are no trainers; NULL: none */
+    bool cuda;     /* both sides are in memory of GPUs */
+    bool pinned;   /* with `cuda`: the trainers' side is in pinned host memory instead */
+    bool unsummed; /* publishers take no checksums */
+    /* Not 0 when one of so many elements changes from version to version. Publishers then send
+     * deltas, and destinations are not poisoned between updates. */
+    uint64_t every;
+    double decode; /* seconds of a step of decoding engines on GPUs; 0 means no decoding */
+    /* The kind of memory into which engines on GPUs prefetch; 0 means spare memory of the GPU. */
+    dray_region_kind prefetch_into;
+    const char *checkpoint; /* the folder that engines read, without trainers; NULL means none */
 } bench_cluster_options;
 
 typedef struct bench_cluster bench_cluster;
@@ -45,49 +49,53 @@ typedef struct bench_cluster bench_cluster;
 /* Starts all processes, fills the sources with random values, and publishes version 1. The options
  * are borrowed until stop. */
 bench_cluster *bench_cluster_start(bench *b, const bench_cluster_options *options);
-/* Poisons the destinations, publishes the next version, and updates all engines to it. Seconds from
- * the last rank's publish to the last rank's commit. */
+/* Poisons the destinations, publishes the next version, and updates all engines to it. Returns the
+ * seconds from the last rank's publish to the last rank's commit. */
 double bench_cluster_update(bench_cluster *c, const dray_update_options *options);
-/* The same, but engines wait for the version already: seconds from the beginning of the last
- * trainer rank's publish, with its sums, to the last engine rank's commit. */
+/* The same, but the engines already wait for the version when it is published. Returns the seconds
+ * from the beginning of the last trainer rank's publish, which computes the sums, to the last
+ * engine rank's commit. */
 double bench_cluster_follow(bench_cluster *c, const dray_update_options *options);
-/* A new version into the engines' staging, from the last rank's publish on; then what the engines
- * served is poisoned. */
+/* Publishes the next version, has all engines prefetch it into their staging, and then poisons the
+ * weights that they serve. Returns the seconds of the slowest engine rank's prefetch. */
 double bench_cluster_prefetch(bench_cluster *c, const dray_update_options *options);
-/* It takes the place of what they served. */
+/* Has all engines commit the prefetched version. Returns the seconds to the last rank's commit. */
 double bench_cluster_commit(bench_cluster *c);
-/* Of the last prefetch: what steps of engines took alone before it, and beside it; of means and p99
- * those of the rank that was slowed down most. Seconds. */
+/* The seconds of engines' steps, alone before the last prefetch and beside it. The means are those
+ * of the rank whose mean grew the most, and the p99 those of the rank whose p99 did. */
 typedef struct bench_slowed {
     uint64_t steps;
     double mean, p99, mean_alone, p99_alone;
 } bench_slowed;
 bench_slowed bench_cluster_slowed(const bench_cluster *c);
-/* Seconds that the trainer ranks take to read their weights once: the least that summing what is
- * published takes. */
+/* Returns the seconds that the trainer ranks take to read their weights once, without which the
+ * published bytes cannot be summed. */
 double bench_cluster_read_sources(bench_cluster *c);
-/* The version that is there, once more, without poison: what an update costs besides its bytes.
- * Seconds of the slowest rank. */
+/* Updates all engines to the current version once more, without poison, which measures the cost of
+ * an update apart from its bytes. Returns the seconds of the slowest rank. */
 double bench_cluster_repeat(bench_cluster *c, const dray_update_options *options);
-/* The least that the same engine ranks take for their last update by bare memcpys, all at once or
- * piece by piece; verified: and for one read of what was written, out of the cache that still has
- * each piece, or afterwards. */
+/* Returns the seconds that the same engine ranks take for the bytes of their last update by bare
+ * memcpys, all at once or piece by piece, whichever is faster. With `verified`, a read of the
+ * written bytes is included. It finds each piece in the cache, or comes after all copies. */
 double bench_cluster_least(bench_cluster *c, bool verified);
-/* Seconds that the engine ranks take to read as many bytes of the checkpoint as their last update
- * did, around the page cache. */
+/* Returns the seconds that the engine ranks take to read as many bytes of the checkpoint as their
+ * last update did, without the page cache. */
 double bench_cluster_read(bench_cluster *c);
-/* Seconds that TCP takes between the first hosts of the two sides for the bytes that the last
- * update brought into the host that got the most; 0: none came from another host. */
+/* Returns the seconds that TCP between the first hosts of the two sides takes for the bytes that
+ * the last update brought into the host that received the most. Returns 0 when no bytes came from
+ * another host. *how is a static string that says how TCP was measured; it is not set then. */
 double bench_cluster_link(bench_cluster *c, const char **how);
-/* Dies unless every element of every engine is what it must be after the last update. */
+/* Ends the program unless every element of every engine has the value of the last update. */
 void bench_cluster_check(bench_cluster *c);
-/* Of the last update, over all engine ranks: sums of bytes, the longest of each time, the largest
- * peak. */
+/* Returns the report of the last update over all engine ranks: the sums of bytes, the longest of
+ * each time, and the largest peak. */
 dray_update_report bench_cluster_report(const bench_cluster *c);
-/* The same of each engine rank, in seconds, and when it began and ended, counted from the last
- * rank's publish: where the time goes. An array of objects. */
+/* Returns an array with an object for each engine rank: the times of its last report in seconds,
+ * and when it began and ended, counted from the beginning of the round. The caller owns the
+ * array. */
 json_t *bench_cluster_time_lines(const bench_cluster *c);
 void bench_cluster_stop(bench_cluster *c);
 
-/* From here on SIGINT and SIGTERM end what waits, so that nothing stays behind. */
+/* From here on, SIGINT and SIGTERM interrupt the program's waits instead of killing it, so that its
+ * exit handlers can remove everything that it made. */
 void bench_watch_signals(void);

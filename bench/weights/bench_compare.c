@@ -15,13 +15,15 @@ typedef struct arguments {
     unsigned modes; /* bit set */
 } arguments;
 
-/* A way to update, and what it asks for. */
+/* A way to update, and the options that select it. `today` names a framework that updates so
+ * today. */
 typedef struct flow {
     const char *mode, *strategy, *today;
     int mode_number, strategy_number;
     bool load;
-    uint64_t staging; /* not 0: the weights are offloaded */
-    int32_t prefetch; /* memory cuda alone: a commit of what was prefetched into this kind */
+    uint64_t staging; /* the bytes of the arena of offloaded weights; 0 means not offloaded */
+    int32_t prefetch; /* of memory cuda alone: the kind of memory of a prefetch, whose commit is
+                         timed; 0 means none */
 } flow;
 
 #define STAGING ((uint64_t)4 << 20)
@@ -57,8 +59,9 @@ static const char *const elastic[] = {
     [DRAY_MODE_DISK] = "any time, no trainer",
 };
 
-/* The state-dict forms: what a trainer of this SPEC can hand over. form: "sharded" is the SPEC.
- * What follows an '@' stays. */
+/* Returns the name of the i-th form of a state dict that a trainer with the SPEC `from` can hand
+ * over. NULL when it has no such form. Form 0 is the SPEC itself. For the others, `out` gets the
+ * form's SPEC, which keeps the part of `from` that begins with '@'. */
 static const char *form_of(int i, const char *from, char *out, size_t capacity)
 {
     const char *gpus = strchr(from, '@');
@@ -82,8 +85,7 @@ static void check(const struct argp_state *state, const void *to)
     }
 }
 
-/* ---- the table --------------------------------------------------------------------------------
- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 static void add_row(cmd_table *table, const flow *f, const char *form, const bench_found *found)
 {
@@ -102,7 +104,8 @@ static void add_row(cmd_table *table, const flow *f, const char *form, const ben
     cmd_cell(table, "%s", f->today);
 }
 
-/* Between hosts: this machine under two names. */
+/* Runs a way to update, and adds its row. In mode distributed, the two hosts are this machine under
+ * two names. */
 static void run_flow(bench *b, const arguments *a, const flow *f, const char *form,
                      const char *from, cmd_table *table)
 {
@@ -143,8 +146,8 @@ static void run_all(bench *b, const arguments *a, cmd_table *table)
                 (a->memory == CUDA ? flows[i].staging != 0 : flows[i].prefetch != 0))
                 continue;
             const char *name = form_of(form, a->of.from, text, sizeof text);
-            /* A checkpoint is written by the trainer in one form; the others differ in what the
-             * plan finds, which one strategy shows. */
+            /* The trainer writes a checkpoint in one form. In the other modes, forms differ only in
+             * the copies of the plan, which one strategy shows. */
             bool shown = form == 0 || (!flows[i].load && !flows[i].prefetch &&
                                        flows[i].mode_number == DRAY_MODE_TENSOR &&
                                        flows[i].strategy_number == DRAY_STRATEGY_DIRECT);

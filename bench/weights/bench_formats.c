@@ -1,6 +1,6 @@
-/* A sample of what tensors in the formats of engines hold, decoded by the formats' definitions and
- * compared with the floats that they were made of, to within what the format rounds away. (Bits are
- * compared by tests/weights/test_formats_torch.py.) */
+/* Decodes a sample of the tensors that an engine holds in its formats, by the formats' definitions,
+ * and compares it with the floats that it was made from, to within the formats' rounding.
+ * (tests/weights/test_formats_torch.py compares bits.) */
 #include "bench/weights/bench_formats.h"
 
 #include "bench/weights/bench_values.h"
@@ -9,22 +9,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Tensors of a rank, and columns at either end of some rows of each, that are looked at. */
+/* The numbers of tensors of a rank that are sampled at most, and of columns at either end of a
+ * row. */
 enum { MOST_TENSORS = 64, COLUMNS = 64 };
 
-typedef struct looker {
+typedef struct view {
     const dray_layout *layout;
     const uint32_t *blocks, *starts; /* by tensor */
     bench_read_fn read;
     void *user;
-} looker;
+} view;
 
-/* An element of a tensor, from whichever block holds it. */
-static bool element(const looker *l, uint32_t tensor, const int64_t *at, uint64_t *bits)
+/* Reads an element of a tensor from a block that holds it. Returns false when no block does, or
+ * when reading fails. */
+static bool element(const view *v, uint32_t tensor, const int64_t *at, uint64_t *bits)
 {
-    const dray_tensor_info *t = dray_layout_tensor(l->layout, tensor);
-    for (uint32_t i = l->starts[tensor]; i < l->starts[tensor + 1]; i++) {
-        const dray_block *block = dray_layout_block(l->layout, l->blocks[i]);
+    const dray_tensor_info *t = dray_layout_tensor(v->layout, tensor);
+    for (uint32_t i = v->starts[tensor]; i < v->starts[tensor + 1]; i++) {
+        const dray_block *block = dray_layout_block(v->layout, v->blocks[i]);
         uint64_t offset = block->offset;
         bool inside = true;
         for (uint32_t d = 0; d < t->ndim; d++) {
@@ -33,7 +35,7 @@ static bool element(const looker *l, uint32_t tensor, const int64_t *at, uint64_
         }
         *bits = 0;
         if (inside)
-            return l->read(l->user, block->region, offset, dray_dtype_size((dray_dtype)t->dtype),
+            return v->read(v->user, block->region, offset, dray_dtype_size((dray_dtype)t->dtype),
                            bits);
     }
     return false;
@@ -41,7 +43,7 @@ static bool element(const looker *l, uint32_t tensor, const int64_t *at, uint64_
 
 enum part { VALUES, SCALES, SECOND };
 
-/* Rows and columns that an element of a part stands for; 0: all. */
+/* Sets `cell` to the rows and columns for which an element of a part stands; 0 means all. */
 static void cell_of(const dray_quant *q, enum part part, int64_t cell[2])
 {
     bool pairs = q->kind == DRAY_QUANT_MXFP4 || q->kind == DRAY_QUANT_NVFP4;
@@ -55,18 +57,18 @@ static void cell_of(const dray_quant *q, enum part part, int64_t cell[2])
         cell[1] = q->block[1] ? q->block[1] : q->kind == DRAY_QUANT_NVFP4 ? 16 : 32;
 }
 
-/* The element of a part that stands for one of the tensor. */
-static bool part_element(const looker *l, uint32_t tensor, enum part part, const int64_t *at,
+/* Reads the element of a part that stands for the tensor's element `at`. */
+static bool part_element(const view *v, uint32_t tensor, enum part part, const int64_t *at,
                          uint64_t *bits)
 {
-    const dray_quant *q = dray_layout_quant(l->layout, tensor);
+    const dray_quant *q = dray_layout_quant(v->layout, tensor);
     const uint32_t parts[] = {q->values, q->scales, q->second};
-    uint32_t row = dray_layout_tensor(l->layout, tensor)->ndim - 2;
+    uint32_t row = dray_layout_tensor(v->layout, tensor)->ndim - 2;
     int64_t cell[2], own[DRAY_MAX_DIMS] = {0};
     cell_of(q, part, cell);
     for (uint32_t d = 0; d < row + 2 && cell[0]; d++)
         own[d] = d < row ? at[d] : at[d] / cell[d - row];
-    return element(l, parts[part], own, bits);
+    return element(v, parts[part], own, bits);
 }
 
 static double value_e4m3(uint64_t bits)
@@ -82,7 +84,8 @@ static double value_e2m1(uint64_t bits)
     return bits & 8 ? -values[bits & 7] : values[bits & 7];
 }
 
-/* How far a value may be from what it was made of: in parts of itself, and of its scale. */
+/* The largest difference between a value and its source that is right: the sum of a fraction of the
+ * source and a fraction of the scale. */
 static const struct {
     double itself, scale;
 } tolerances[] = {
@@ -91,21 +94,21 @@ static const struct {
     [DRAY_QUANT_MXFP4] = {0.26, 0.26},
     [DRAY_QUANT_NVFP4] = {0.4, 0.3}, /* its scales are rounded, too */
     [DRAY_QUANT_INT4] = {0, 0.6},
-    [DRAY_QUANT_INT4_ZERO] = {0, 1.3}, /* so are its zero points */
+    [DRAY_QUANT_INT4_ZERO] = {0, 1.3}, /* its zero points are rounded, too */
 };
 
-/* Is the element what `source` becomes? */
-static bool is_right(const looker *l, uint32_t tensor, const int64_t *at, double source)
+/* Returns whether the element is the value that `source` converts to, to within the tolerance. */
+static bool is_right(const view *v, uint32_t tensor, const int64_t *at, double source)
 {
-    const dray_quant *q = dray_layout_quant(l->layout, tensor);
-    uint32_t last = dray_layout_tensor(l->layout, tensor)->ndim - 1;
+    const dray_quant *q = dray_layout_quant(v->layout, tensor);
+    uint32_t last = dray_layout_tensor(v->layout, tensor)->ndim - 1;
     uint64_t code, bits, second = 0;
     double scale, value;
-    if (!part_element(l, tensor, VALUES, at, &code) || !part_element(l, tensor, SCALES, at, &bits))
+    if (!part_element(v, tensor, VALUES, at, &code) || !part_element(v, tensor, SCALES, at, &bits))
         return false;
-    if (q->second && !part_element(l, tensor, SECOND, at, &second))
+    if (q->second && !part_element(v, tensor, SECOND, at, &second))
         return false;
-    int32_t dtype = dray_layout_tensor(l->layout, q->scales)->dtype;
+    int32_t dtype = dray_layout_tensor(v->layout, q->scales)->dtype;
     scale = dtype == DRAY_U8       ? ldexp(1, (int)bits - 127)
             : dtype == DRAY_F8E4M3 ? value_e4m3(bits)
                                    : bench_value_of((dray_dtype)dtype, bits);
@@ -123,11 +126,11 @@ static bool is_right(const looker *l, uint32_t tensor, const int64_t *at, double
            fabs(source) * tolerances[q->kind].itself + scale * tolerances[q->kind].scale;
 }
 
-/* Columns at either end of a row of the tensor. */
-static uint64_t wrong_of_row(const looker *l, uint32_t tensor, int64_t *at, int64_t first,
+/* Counts the wrong elements in the columns at either end of a row of the tensor. */
+static uint64_t wrong_of_row(const view *v, uint32_t tensor, int64_t *at, int64_t first,
                              int64_t end, uint64_t hash, dray_dtype from)
 {
-    const dray_tensor_info *t = dray_layout_tensor(l->layout, tensor);
+    const dray_tensor_info *t = dray_layout_tensor(v->layout, tensor);
     uint64_t wrong = 0;
     for (int64_t c = first; c < end; c++) {
         if (c == first + COLUMNS && end - c > COLUMNS)
@@ -136,21 +139,21 @@ static uint64_t wrong_of_row(const looker *l, uint32_t tensor, int64_t *at, int6
         at[t->ndim - 1] = c;
         for (uint32_t d = 0; d < t->ndim; d++)
             index = index * (uint64_t)t->shape[d] + (uint64_t)at[d];
-        wrong += !is_right(l, tensor, at, bench_value_at(hash, index, from));
+        wrong += !is_right(v, tensor, at, bench_value_at(hash, index, from));
     }
     return wrong;
 }
 
-/* The first, the middle and the last row of each block of values. */
-static uint64_t wrong_of_tensor(const looker *l, uint32_t tensor, uint64_t hash, dray_dtype from)
+/* Counts the wrong elements in the first, the middle and the last row of each block of values. */
+static uint64_t wrong_of_tensor(const view *v, uint32_t tensor, uint64_t hash, dray_dtype from)
 {
-    const dray_tensor_info *t = dray_layout_tensor(l->layout, tensor);
-    const dray_quant *q = dray_layout_quant(l->layout, tensor);
+    const dray_tensor_info *t = dray_layout_tensor(v->layout, tensor);
+    const dray_quant *q = dray_layout_quant(v->layout, tensor);
     int64_t cell[2];
     uint64_t wrong = 0;
     cell_of(q, VALUES, cell);
-    for (uint32_t i = l->starts[q->values]; i < l->starts[q->values + 1]; i++) {
-        const dray_block *block = dray_layout_block(l->layout, l->blocks[i]);
+    for (uint32_t i = v->starts[q->values]; i < v->starts[q->values + 1]; i++) {
+        const dray_block *block = dray_layout_block(v->layout, v->blocks[i]);
         uint32_t row = t->ndim - 2, column = t->ndim - 1;
         for (int64_t k = 0; k < 3; k++) {
             int64_t at[DRAY_MAX_DIMS] = {0};
@@ -158,7 +161,7 @@ static uint64_t wrong_of_tensor(const looker *l, uint32_t tensor, uint64_t hash,
             at[row] += (block->extent[row] - 1) * k / 2;
             int64_t first = block->start[column] * cell[1];
             int64_t end = first + block->extent[column] * cell[1];
-            wrong += wrong_of_row(l, tensor, at, first,
+            wrong += wrong_of_row(v, tensor, at, first,
                                   end < t->shape[column] ? end : t->shape[column], hash, from);
         }
     }
@@ -169,7 +172,7 @@ uint64_t bench_formats_wrong(const dray_layout *layout, bool tied, dray_layout *
                              uint32_t count, bench_read_fn read, void *user, const char **first)
 {
     uint32_t *starts, *blocks = bench_blocks_by_tensor(layout, &starts);
-    looker l = {layout, blocks, starts, read, user};
+    view v = {layout, blocks, starts, read, user};
     uint32_t tensors = dray_layout_tensor_count(layout), formatted = 0, turn = 0;
     uint64_t wrong = 0;
     for (uint32_t t = 0; t < tensors; t++)
@@ -180,7 +183,7 @@ uint64_t bench_formats_wrong(const dray_layout *layout, bool tied, dray_layout *
             turn++ % ((formatted + MOST_TENSORS - 1) / MOST_TENSORS))
             continue;
         dray_dtype from = bench_source_dtype(info, tied, sources, count);
-        uint64_t here = wrong_of_tensor(&l, t, bench_hash_of(info->name, tied), from);
+        uint64_t here = wrong_of_tensor(&v, t, bench_hash_of(info->name, tied), from);
         if (here && !*first)
             *first = info->name;
         wrong += here;

@@ -1,4 +1,4 @@
-/* Memory and random values on a benchmark's GPUs (bench_gpu.h). */
+/* The memory of a benchmark's GPUs, and random values in it (bench_gpu.h). */
 #include "bench/weights/bench_gpu.h"
 
 #include "base/error.h"
@@ -16,8 +16,7 @@
 
 enum { GPUS_MAX = 64, THREADS = 256, ROWS_MAX = 65535 };
 
-/* ---- which GPU --------------------------------------------------------------------------------
- */
+/* ---- which GPU ------------------------------------------------------------------------------- */
 
 uint32_t *bench_gpus_parse(bench *b, const char *text, uint32_t *count)
 {
@@ -46,7 +45,8 @@ uint32_t bench_gpu_of(const bench_side *side, uint32_t rank, uint32_t ranks)
     return side->gpu_count ? side->gpus[(uint64_t)rank * side->gpu_count / ranks] : 0;
 }
 
-/* The list that this process may use; "": all, by number. */
+/* Sets `names` to the GPUs that this process may use, and returns their number. Without
+ * CUDA_VISIBLE_DEVICES the names are numbers, and not all of these GPUs need exist. */
 static uint32_t visible(char names[GPUS_MAX][64])
 {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
@@ -67,7 +67,7 @@ void bench_gpu_choose(uint32_t gpu)
     uint32_t count = visible(names);
     char list[GPUS_MAX * 66] = "";
     if (gpu >= count)
-        return; /* what is opened then says what there is */
+        return; /* opening the driver reports which GPUs there are */
     size_t used = (size_t)snprintf(list, sizeof list, "%s", names[gpu]);
     for (uint32_t i = 0; i < count; i++)
         if (i != gpu)
@@ -75,8 +75,7 @@ void bench_gpu_choose(uint32_t gpu)
     setenv("CUDA_VISIBLE_DEVICES", list, 1);
 }
 
-/* ---- layouts and regions ----------------------------------------------------------------------
- */
+/* ---- layouts and regions --------------------------------------------------------------------- */
 
 int bench_layout_as(const dray_layout *layout, dray_region_kind kind, dray_layout **out,
                     dray_error *error)
@@ -110,10 +109,9 @@ int bench_layout_as(const dray_layout *layout, dray_region_kind kind, dray_layou
     return rc;
 }
 
-/* ---- the kernels ------------------------------------------------------------------------------
- */
+/* ---- the kernels ----------------------------------------------------------------------------- */
 
-/* What is used of NVRTC (docs.nvidia.com/cuda/nvrtc). */
+/* The functions of NVRTC that are used (docs.nvidia.com/cuda/nvrtc). */
 typedef struct nvrtc {
     int (*create)(void **program, const char *source, const char *name, int headers,
                   const char *const *texts, const char *const *names);
@@ -174,7 +172,8 @@ typedef struct kernels {
     CUfunction fill, check;
 } kernels;
 
-/* Of the chosen GPU, whose context is current. false: they cannot be had here. */
+/* Loads the kernels of a GPU whose context is current. Returns false when they cannot be compiled
+ * or loaded here. */
 static bool load(const dray__cuda_device *device, kernels *out)
 {
     out->check = bench_gpu_kernel(device->arch, "bench_check");
@@ -182,8 +181,7 @@ static bool load(const dray__cuda_device *device, kernels *out)
     return out->check && out->fill;
 }
 
-/* ---- blocks as kernels see them ----------------------------------------------------------------
- */
+/* ---- blocks as kernels see them -------------------------------------------------------------- */
 
 static const dray_block *block_of(const dray_layout *layout, uint32_t tensor)
 {
@@ -193,7 +191,8 @@ static const dray_block *block_of(const dray_layout *layout, uint32_t tensor)
     return NULL;
 }
 
-/* The scales of a block of two dimensions: in one block of theirs. */
+/* Adds the scales of a quantised block. Returns false when a kernel cannot use them. A kernel needs
+ * two dimensions and scales of f32. All scales are taken to lie in the first block of theirs. */
 static bool add_scales(const dray_layout *layout, dray_region *const *regions,
                        const dray_quant *quant, bench_gpu_block *out)
 {
@@ -211,7 +210,7 @@ static bool add_scales(const dray_layout *layout, dray_region *const *regions,
     return true;
 }
 
-/* false: a kernel cannot do this one. */
+/* Describes a block to the kernels. Returns false when they cannot fill or check it. */
 static bool block_for(const dray_layout *layout, dray_region *const *regions, uint32_t index,
                       bool tied, dray_dtype from, bench_gpu_block *out)
 {
@@ -245,7 +244,8 @@ static uint64_t elements_of(const bench_gpu_block *block)
     return elements;
 }
 
-/* One thread block for each 64 Ki elements of the largest block, over all blocks; waits. */
+/* Runs a kernel over all blocks, with a thread block for every 64 Ki elements of the largest block
+ * (1024 at most), and waits for it. */
 static CUresult launch(const dray__cuda *cuda, CUfunction function, const bench_gpu_block *blocks,
                        uint32_t count, uint64_t wrong[2])
 {
@@ -276,10 +276,9 @@ static CUresult launch(const dray__cuda *cuda, CUfunction function, const bench_
     return result;
 }
 
-/* ---- by way of the host ------------------------------------------------------------------------
- */
+/* ---- by way of the host ---------------------------------------------------------------------- */
 
-/* The region's bytes in host memory, as a region. */
+/* Makes a host region of the same size, and with `read` copies the GPU's bytes into it. */
 static int to_host(const dray_region *region, bool read, dray_region **out, dray_error *error)
 {
     const dray__cuda *cuda = dray__cuda_get(error);
@@ -330,12 +329,12 @@ static int fill_by_host(const dray_layout *layout, dray_region *const *regions, 
     for (uint32_t i = 0; i < dray_layout_region_count(layout) && !rc; i++) {
         CUresult result = cuda->cuMemcpyHtoD(regions[i]->device_address,
                                              dray_region_base(copies[i]), regions[i]->bytes);
-        if (!result) /* the bytes may be on their way still */
+        if (!result) /* the copy may not be complete yet */
             result = cuda->cuCtxSynchronize();
         if (result)
             rc = dray__fail_cuda(error, result, "filling region %s", regions[i]->name);
     }
-    if (rc == DRAY_OK && cuda->cuCtxSynchronize()) /* copies return before the bytes are there */
+    if (rc == DRAY_OK && cuda->cuCtxSynchronize()) /* copies return before they are complete */
         rc = dray__fail(error, DRAY_ESYS, "filling a GPU");
     free_copies(layout, copies);
     return rc;
@@ -353,8 +352,7 @@ static int wrong_by_host(const dray_layout *layout, dray_region *const *regions,
     return rc;
 }
 
-/* ---- filling, poisoning, looking ----------------------------------------------------------------
- */
+/* ---- filling, poisoning, checking ------------------------------------------------------------ */
 
 static int enter(const dray_layout *layout, dray_region *const *regions, const dray__cuda **cuda,
                  kernels *k, bool *has, dray_error *error)
@@ -447,7 +445,7 @@ int bench_gpu_wrong(const dray_layout *layout, dray_region *const *regions, bool
     for (uint32_t i = 0; i < count && blocks && tensors && has; i++) {
         uint32_t tensor = dray_layout_block(layout, i)->tensor;
         if (scales[tensor])
-            continue; /* looked at with what they scale */
+            continue; /* they are checked with the tensor that they scale */
         dray_dtype from =
             bench_source_dtype(dray_layout_tensor(layout, tensor), tied, sources, source_count);
         has = block_for(layout, regions, i, tied, from, &blocks[used]);

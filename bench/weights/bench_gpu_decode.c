@@ -12,15 +12,16 @@
 #include <stdlib.h>
 
 enum { BLOCKS = 1056, THREADS = 256, LAUNCHES_MAX = 4096, CALIBRATE = 16, STEPS = 1 << 15 };
-#define LAUNCH_BYTES ((uint64_t)128 << 20) /* a layer's weights, say */
-#define BUFFER_BYTES (16 * LAUNCH_BYTES)   /* larger than caches */
-#define SMALL_BYTES ((uint64_t)4 << 20)    /* where no kernel can be made: copies of these */
+#define LAUNCH_BYTES ((uint64_t)128 << 20) /* about as much as a layer's weights */
+#define BUFFER_BYTES (16 * LAUNCH_BYTES)   /* larger than the caches */
+/* The size of the buffer when no kernel can be compiled, so that steps copy instead. */
+#define SMALL_BYTES ((uint64_t)4 << 20)
 
 struct bench_decode {
     dray_subscriber *subscriber;
     const dray__cuda *cuda;
     dray__cuda_device *device;
-    CUfunction read; /* NULL: copies instead */
+    CUfunction read; /* NULL when steps copy instead */
     CUdeviceptr buffer, sink;
     uint64_t bytes; /* of the buffer */
     CUstream stream;
@@ -28,7 +29,7 @@ struct bench_decode {
     pthread_t thread;
     bool has_thread;
     atomic_bool ends;
-    pthread_mutex_t lock; /* of what follows: the last steps, in turns */
+    pthread_mutex_t lock; /* protects the ring of the last steps, which follows */
     uint64_t count;
     double ended[STEPS], took[STEPS];
 };
@@ -44,7 +45,7 @@ static CUresult launch(const bench_decode *d, uint32_t number)
     return d->cuda->cuMemcpyDtoDAsync(d->sink, at, 256, d->stream);
 }
 
-/* Seconds of a step; negative: the GPU does no more. */
+/* Runs a step. Returns its seconds; negative when the GPU fails. */
 static double step(const bench_decode *d, uint32_t launches)
 {
     double begin = bench_now();
@@ -92,7 +93,7 @@ void bench_decode_between(bench_decode *d, double begin, double end, bench_decod
                            .p99 = count ? bench_percentile(found, count, 0.99) : 0};
 }
 
-/* How many launches take so long. */
+/* Chooses the number of launches of a step that takes about `seconds`. */
 static int calibrate(bench_decode *d, double seconds, dray_error *error)
 {
     double took = step(d, CALIBRATE);

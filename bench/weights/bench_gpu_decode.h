@@ -1,6 +1,6 @@
-/* Something like decoding beside an update: steps of kernels that do little but read a GPU's
- * memory, one after the other, in a thread of their own, which tells the subscriber what each step
- * took. */
+/* A load that resembles decoding beside an update. A thread launches steps of kernels that do
+ * little but read a GPU's memory, one step after the other, and reports the time of each step to
+ * the subscriber. */
 #pragma once
 
 #include <dray/memory.h>
@@ -8,11 +8,11 @@
 
 typedef struct bench_decode bench_decode;
 
-/* On the GPU of a region; a step takes about `seconds` while nothing else goes on. The subscriber
- * is borrowed until stop. */
+/* Starts steps on the GPU of the region `beside`. A step takes about `seconds` while nothing else
+ * runs. The subscriber is borrowed until stop. */
 int bench_decode_start(dray_subscriber *subscriber, const dray_region *beside, double seconds,
                        bench_decode **out, dray_error *error);
-/* What steps took that ended between two times (bench_now), in seconds. */
+/* The number of steps whose middle was between two times (bench_now), and their seconds. */
 typedef struct bench_decoded {
     uint64_t steps;
     double mean, p99;

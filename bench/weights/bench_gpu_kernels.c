@@ -1,5 +1,6 @@
-/* The kernels with which a benchmark fills a GPU's memory and looks at it: what bench_values.c does
- * on the host, one thread an element, with nothing of what the library moves weights with. */
+/* The kernels that fill a GPU's memory and check it. They do the same as bench_values.c on the
+ * host, and share no code with the library that moves the weights. Two further kernels read memory
+ * and copy rows. */
 #include "bench/weights/bench_gpu_kernels.h"
 
 const char bench_gpu_source[] =

@@ -1,10 +1,11 @@
-/* The GPU's side of bench_gpu.c. */
+/* The kernels of a benchmark on GPUs. */
 #pragma once
 
 #include <stdint.h>
 
-/* A block as the kernels bench_fill(blocks, count) and bench_check(blocks, count, wrong) see it;
- * `block` in the source. wrong: elements, and the first block that has one. */
+/* A block as the kernels bench_fill(blocks, count) and bench_check(blocks, count, wrong) read it;
+ * it is `block` in their source. bench_check sets `wrong` to the number of wrong elements and the
+ * first block that has one. */
 typedef struct bench_gpu_block {
     uint64_t at, hash, scales, version, every;
     int64_t shape[4], start[4], extent[4], stride[4];

@@ -1,4 +1,4 @@
-/* load_weights of a benchmark's engines (bench_gpu_load.h). */
+/* The load_weights of a benchmark's engines (bench_gpu_load.h). */
 #include "bench/weights/bench_gpu_load.h"
 
 #include "base/error.h"
@@ -15,14 +15,14 @@ enum { BLOCKS = 528, THREADS = 256 };
 struct bench_loader {
     const dray_layout *layout;
     dray_region *const *regions;
-    uint32_t *first, *blocks; /* of each tensor */
-    const dray__cuda *cuda;   /* NULL: host memory */
+    uint32_t *first, *blocks; /* the blocks ordered by tensor, and the first one of each tensor */
+    const dray__cuda *cuda;   /* NULL for host memory */
     dray__cuda_device *device;
     CUstream stream;
-    CUfunction rows; /* NULL: copies of single rows instead */
+    CUfunction rows; /* NULL when single rows are copied instead */
 };
 
-/* Equal runs of bytes, from one place to another. */
+/* Rows of the same length that are copied from one place to another. */
 typedef struct rows {
     uint64_t to, from, bytes, count, to_step, from_step;
 } rows;
@@ -47,7 +47,8 @@ static int copy_rows(const bench_loader *l, rows r, dray_error *error)
     return dray__fail_cuda(error, result, "an engine's own copies");
 }
 
-/* The rows of a slice of a full tensor, dense at `data`, that a block of the engine wants. */
+/* Copies the rows of a slice of a full tensor that a block of the engine holds. The slice is dense
+ * at address `data`. */
 static int cut_out(const bench_loader *l, const dray_block *block, const dray_load_tensor *t,
                    uint64_t data, dray_error *error)
 {

@@ -1,5 +1,5 @@
-/* An engine's own load_weights, as engines have it: finds each tensor that comes by its name, and
- * copies the part that is its own, in host memory or on a GPU. */
+/* The load_weights of an engine. As in real engines, it finds each tensor by its name and copies
+ * the part that the rank holds, in host memory or on a GPU. */
 #pragma once
 
 #include <dray/load.h>
@@ -8,8 +8,8 @@
 
 typedef struct bench_loader bench_loader;
 
-/* Of one rank: layout and regions are borrowed. cuda: memory of the GPU of the first region, where
- * the buckets are, too. */
+/* Makes the loader of one rank. Layout and regions are borrowed. With `cuda`, the regions and the
+ * buckets are memory of the first region's GPU. */
 int bench_loader_new(const dray_layout *layout, dray_region *const *regions, bool cuda,
                      bench_loader **out, dray_error *error);
 /* A dray_load_fn whose user is the loader. */

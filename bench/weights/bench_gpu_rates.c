@@ -1,4 +1,5 @@
-/* What the links of a benchmark's GPUs carry, and what its updates ask of them (bench_gpu.h). */
+/* The rates of the links of a benchmark's GPUs, and the traffic of its updates on them
+ * (bench_gpu.h). */
 #include "base/error.h"
 #include "bench/weights/bench_gpu.h"
 #include "memory/cuda_library.h"
@@ -14,8 +15,7 @@ enum { GPUS_MAX = 64, ROUNDS = 4 };
 #define BYTES ((size_t)512 << 20)
 #define PINNED_BYTES ((size_t)128 << 20)
 
-/* ---- rates, in a process of its own ------------------------------------------------------------
- */
+/* ---- rates, in a process of its own ---------------------------------------------------------- */
 
 /* One GPU of the measurement. */
 typedef struct gpu {
@@ -26,7 +26,7 @@ typedef struct gpu {
     void *pinned;
 } gpu;
 
-/* What the parent reads. */
+/* The result, which the parent reads. */
 typedef struct answer {
     bench_gpu_rates rates;
     char message[DRAY_ERROR_MESSAGE_MAX];
@@ -48,7 +48,7 @@ static CUresult prepare(const dray__cuda *cuda, gpu *g, size_t bytes)
     return result;
 }
 
-/* Enqueues the rounds of copies of GPU i; `peer`: who is read. */
+/* Enqueues one copy of GPU i of `count`. */
 typedef CUresult (*copy_fn)(const dray__cuda *cuda, gpu *gpus, uint32_t i, uint32_t count,
                             size_t bytes);
 
@@ -75,14 +75,15 @@ static CUresult copy_pinned(const dray__cuda *cuda, gpu *gpus, uint32_t i, uint3
     return cuda->cuMemcpyHtoDAsync(gpus[i].to, gpus[i].pinned, bytes, gpus[i].stream);
 }
 
-/* What is measured: on which GPUs, how many bytes a copy has, how often it is repeated. */
+/* The parameters of a measurement: its GPUs, the bytes of a copy, and the number of repeats. */
 typedef struct sampling {
     const uint32_t *list;
     uint32_t count, repeats;
     size_t bytes;
 } sampling;
 
-/* The median of all GPUs and repeats in bytes/s, all GPUs at once. */
+/* Returns the median bytes/s of all GPUs and repeats. All GPUs copy at the same time. 0 when
+ * nothing was measured. */
 static double rate_of(const dray__cuda *cuda, gpu *gpus, const sampling *p, size_t bytes,
                       copy_fn copy, CUresult *result)
 {
@@ -90,7 +91,8 @@ static double rate_of(const dray__cuda *cuda, gpu *gpus, const sampling *p, size
     double *rates = calloc((size_t)count * p->repeats, sizeof *rates);
     if (!rates)
         *result = CUDA_ERROR_OUT_OF_MEMORY;
-    for (uint32_t turn = 0; turn <= p->repeats && !*result; turn++) { /* the first is not counted */
+    /* The first turn is not counted. */
+    for (uint32_t turn = 0; turn <= p->repeats && !*result; turn++) {
         for (uint32_t i = 0; i < count && !*result; i++) {
             cuda->cuCtxSetCurrent(gpus[i].device->context);
             *result = cuda->cuEventRecord(gpus[i].begin, gpus[i].stream);
@@ -163,7 +165,7 @@ static int measure(const sampling *p, bench_gpu_rates *out, dray_error *error)
     return result ? dray__fail_cuda(error, result, "measuring links") : DRAY_OK;
 }
 
-/* The GPUs of both sides, each once, in order. */
+/* Sets `list` to the GPUs of both sides, each once, in ascending order. Returns their number. */
 static uint32_t gpus_of(const bench_cluster_options *o, uint32_t *list)
 {
     bool used[GPUS_MAX] = {false};
@@ -202,15 +204,14 @@ bench_gpu_rates bench_gpu_measure(bench *b, const bench_cluster_options *o)
     return rates;
 }
 
-/* ---- the limit ---------------------------------------------------------------------------------
- */
+/* ---- the limit ------------------------------------------------------------------------------- */
 
-/* What goes through the links of one GPU, and what its memory reads and writes. */
+/* The bytes that pass through the links of one GPU, and that its memory reads and writes. */
 typedef struct traffic {
     double in, out, memory, pinned;
 } traffic;
 
-/* Bytes of a copy: as they are read, on the way, as they are written. */
+/* The bytes of a copy: those that it reads, sends over a link, and writes. */
 typedef struct amount {
     double read, carried, written;
 } amount;
@@ -223,15 +224,16 @@ static double bytes_of(const dray_copy *copy, int32_t dtype)
     return bytes;
 }
 
-/* What is made smaller is so before it goes over a link. */
+/* Returns the bytes of a copy. A conversion to a smaller dtype comes before the link. */
 static amount amount_of(const dray_copy *copy, int32_t dtype)
 {
     double from = bytes_of(copy, copy->source_dtype), to = bytes_of(copy, dtype);
     return (amount){.read = from, .carried = from < to ? from : to, .written = to};
 }
 
-/* The same of what a transform reads: of what is packed an element stands for several. Where the
- * largest element alone is looked for, nothing is carried. */
+/* Returns the bytes of a read of a transform. In a packed format, an element stands for several. A
+ * transform that only finds the largest element has no dtype of its own, so that it sends and
+ * writes nothing. */
 static amount made_of(const dray_copy *read, const dray_transform *transform)
 {
     static const double per[] = {[DRAY_QUANT_MXFP4] = 2,
@@ -251,7 +253,7 @@ static void enter(const bench_cluster_options *o, traffic *of, uint32_t source, 
     uint32_t from = bench_gpu_of(&o->from, source, o->from.count);
     double engines = o->engines ? o->engines : 1;
     of[to].memory += bytes.written;
-    if (o->pinned) { /* once for all engines, each GPU its share; from GPU to GPU for the others */
+    if (o->pinned) { /* each byte is read once for all engines; the other copies come from GPUs */
         of[to].pinned += bytes.carried / engines;
         of[to].in += bytes.carried - bytes.carried / engines;
         of[to].out += bytes.carried - bytes.carried / engines;
@@ -319,7 +321,7 @@ double bench_gpu_limit(bench *b, const bench_cluster_options *o, const bench_gpu
             double bytes, rate;
         } parts[] = {{"link in", of[g].in, rates->link},
                      {"link out", of[g].out, rates->link},
-                     /* a copy reads and writes */
+                     /* A copy within a GPU reads and writes each byte. */
                      {"memory", of[g].memory, 2 * rates->local},
                      {"pinned memory", of[g].pinned, rates->pinned}};
         for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)

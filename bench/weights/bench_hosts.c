@@ -1,4 +1,4 @@
-/* Network namespaces, and the limit of what goes between them. */
+/* Network namespaces as hosts, and the rate of TCP between them (bench_hosts.h). */
 #include "bench/weights/bench_hosts.h"
 
 #include <arpa/inet.h>
@@ -34,7 +34,8 @@ void bench_hosts_check(bench *b, char *const *hosts, uint32_t count)
     }
 }
 
-/* The first address that others can reach; that of loopback where there is none. */
+/* Sets `out` to the first address that other hosts can reach, or to that of loopback when there is
+ * none. */
 static void own_address(char *out)
 {
     struct ifaddrs *list = NULL;
@@ -56,7 +57,8 @@ static bool real(const char *host)
     return host && host[0] != '~';
 }
 
-/* UCX looks for network devices in /sys, which shows those of whoever mounted it. */
+/* Mounts /sys anew, in a mount namespace of this process. UCX finds network devices there, and a
+ * mount shows the devices of the network namespace in which it was made. */
 static void show_devices(void)
 {
     if (unshare(CLONE_NEWNS) == 0 && mount("", "/", NULL, MS_REC | MS_SLAVE, NULL) == 0)
@@ -84,10 +86,9 @@ bool bench_host_enter(const char *host)
     return true;
 }
 
-/* ---- processes --------------------------------------------------------------------------------
- */
+/* ---- processes ------------------------------------------------------------------------------- */
 
-/* Runs body in a child inside a host; what it writes to `out` is read from the pipe returned. */
+/* Runs `body` in a child on a host. *from is the read end of a pipe, to which `body` writes. */
 static pid_t start(bench *b, const char *host, int *from, void (*body)(int out, const char *text),
                    const char *text)
 {
@@ -106,7 +107,8 @@ static pid_t start(bench *b, const char *host, int *from, void (*body)(int out, 
     return pid;
 }
 
-/* All that a child wrote, terminated; then it is over. */
+/* Reads everything that a child wrote, terminates it, and waits for the child's end. Returns its
+ * length. */
 static size_t finish(pid_t pid, int from, char *out, size_t capacity)
 {
     size_t used = 0;
@@ -118,10 +120,10 @@ static size_t finish(pid_t pid, int from, char *out, size_t capacity)
     return used;
 }
 
-/* ---- a pair of sockets ------------------------------------------------------------------------
- */
+/* ---- a pair of sockets ----------------------------------------------------------------------- */
 
-/* Says "ADDRESS PORT", then sends what `text` says to the first that comes. */
+/* Writes "ADDRESS PORT" to `out`, and then sends as many bytes as `text` says to the first
+ * connection. */
 static void send_bytes(int out, const char *text)
 {
     static char buffer[BUFFER];
@@ -146,7 +148,7 @@ static void send_bytes(int out, const char *text)
     }
 }
 
-/* Reads all there is at "ADDRESS PORT" and says bytes/s. */
+/* Reads from "ADDRESS PORT" until the connection ends, and writes the bytes/s to `out`. */
 static void receive_bytes(int out, const char *text)
 {
     static char buffer[BUFFER];
@@ -184,8 +186,7 @@ static double plain_rate(bench *b, const char *from, const char *to, double byte
     return strtod(rate, NULL);
 }
 
-/* ---- iperf3 -----------------------------------------------------------------------------------
- */
+/* ---- iperf3 ---------------------------------------------------------------------------------- */
 
 static void say_address(int out, const char *text)
 {
@@ -209,7 +210,7 @@ static void run_client(int out, const char *where)
     execlp("iperf3", "iperf3", "-c", address, "-p", port, "-t", "1", "-J", (char *)NULL);
 }
 
-/* 0: there is none, or it did not work. */
+/* Returns bytes/s; 0 when iperf3 is not installed or did not work. */
 static double iperf_rate(bench *b, const char *from, const char *to)
 {
     static char text[1 << 16];

@@ -1,4 +1,5 @@
-/* What the processes of a benchmark of updates do: the coordinator, trainer ranks, engine ranks. */
+/* The processes of a benchmark of updates: the coordinator, the trainer ranks and the engine
+ * ranks. */
 #include "bench/weights/bench_ranks.h"
 #include "bench/weights/bench_gpu.h"
 #include "bench/weights/bench_gpu_decode.h"
@@ -20,13 +21,13 @@
 #include <unistd.h>
 
 #define MODEL "bench"
-#define LOOK_SECONDS 0.2
+#define POLL_SECONDS 0.2
 
 enum {
     POISON = 0xA5,
     WAIT_MS = 100,
     READ_BYTES = 16 << 20,
-    PIECE = 256 << 10, /* of an update */
+    PIECE = 256 << 10, /* the size of an update's slices */
 };
 
 int bench_get(const int *at)
@@ -46,7 +47,8 @@ void bench_wait_change(int *at, int value)
     syscall(SYS_futex, at, FUTEX_WAIT, value, &time, NULL, 0);
 }
 
-/* In a child: leaves the reason and ends. */
+/* Ends a child when `code` is an error. The first child that fails leaves its message for the
+ * parent. */
 static void must(bench_cluster *c, int code, const char *what, const dray_error *error)
 {
     if (!code)
@@ -104,12 +106,13 @@ static dray_context *open_context(bench_cluster *c, const char *role, const char
     return context;
 }
 
-/* Waits for the next work of a side. The parent's death ends the process. looks: without sleeping
- * at first, so that the time of an update has nothing of being woken for it. */
-static enum bench_work next_work(bench_round *l, int round, bool looks)
+/* Waits for the next work of a side and returns it. There is no deadline, because the process is
+ * killed when its parent ends. With `polls`, it does not sleep at first, so that the time of an
+ * update includes no wake-up. */
+static enum bench_work next_work(bench_round *l, int round, bool polls)
 {
-    double until = bench_now() + LOOK_SECONDS;
-    while (looks && bench_get(&l->round) < round && bench_now() < until)
+    double until = bench_now() + POLL_SECONDS;
+    while (polls && bench_get(&l->round) < round && bench_now() < until)
         sched_yield();
     while (bench_get(&l->round) < round)
         bench_wait_change(&l->round, round - 1);
@@ -132,7 +135,7 @@ static dray_layout *relaid(bench_cluster *c, const dray_layout *layout, dray_reg
     return out;
 }
 
-/* Memory of this process's own. */
+/* Returns regions of memory that this process allocates. */
 static dray_region **own_regions(bench_cluster *c, const dray_layout *layout)
 {
     dray_error error = {.message = "out of memory"};
@@ -142,7 +145,8 @@ static dray_region **own_regions(bench_cluster *c, const dray_layout *layout)
     return out;
 }
 
-/* The memory, as if it were the trainer's own: engines are not given it. */
+/* Returns regions that wrap the memory as if it were private to the trainer, so that the library
+ * does not give handles of it to engines. */
 static dray_region **wrapped(bench_cluster *c, const dray_layout *layout, dray_region **regions)
 {
     uint32_t count = dray_layout_region_count(layout);
@@ -157,7 +161,7 @@ static dray_region **wrapped(bench_cluster *c, const dray_layout *layout, dray_r
     return out;
 }
 
-/* The values of the version that is to be published. */
+/* Fills the regions with the values of the version that is published next. */
 static void fill(bench_cluster *c, const dray_layout *layout, dray_region **regions)
 {
     const bench_cluster_options *o = c->options;
@@ -169,7 +173,8 @@ static void fill(bench_cluster *c, const dray_layout *layout, dray_region **regi
         bench_fill(layout, regions, o->tied);
 }
 
-/* The trainer's own memory, that nobody else is given by the parent: private, or a GPU's. */
+/* Takes the trainer's memory into use. On GPUs, it is allocated here and not by the parent. With
+ * staging, the parent's memory is wrapped as private memory. */
 static void take_memory(bench_cluster *c, uint32_t rank, dray_layout **layout,
                         dray_region ***regions)
 {
@@ -188,7 +193,8 @@ static void take_memory(bench_cluster *c, uint32_t rank, dray_layout **layout,
     *regions = wrapped(c, *layout, *regions);
 }
 
-/* The cheapest look at what is there: each word once, in the machine's widest registers. */
+/* Reads each word once, in the machine's widest registers, because that is the fastest way to read
+ * bytes. */
 static void read_back(const uint8_t *data, uint64_t bytes)
 {
     typedef uint64_t wide __attribute__((vector_size(64)));
@@ -199,7 +205,7 @@ static void read_back(const uint8_t *data, uint64_t bytes)
             memcpy(&word, data + i + k * sizeof word, sizeof word);
             seen[k] ^= word;
         }
-    __asm__ volatile("" : : "m"(seen)); /* it is wanted */
+    __asm__ volatile("" : : "m"(seen)); /* keeps the compiler from removing the reads */
 }
 
 static void read_regions(const dray_layout *layout, dray_region *const *regions)
@@ -208,8 +214,8 @@ static void read_regions(const dray_layout *layout, dray_region *const *regions)
         read_back(dray_region_base(regions[i]), dray_region_bytes(regions[i]));
 }
 
-/* The trainers' regions were made by the parent, so that engines can copy from them without dray.
- */
+/* The parent made the trainers' regions, except those on GPUs, so that engines can copy from them
+ * without the library. */
 void bench_run_trainer(bench_cluster *c, uint32_t rank)
 {
     const bench_side *side = &c->options->from;
@@ -266,10 +272,11 @@ uint64_t bench_wanted_bytes(const bench_cluster *c, uint32_t number, uint64_t wr
     return c->options->load ? dray_layout_bytes(side->layouts[number % side->count]) : written;
 }
 
-/* A memcpy with the traffic of the update, from the trainers' memory into the engine's: as many
- * bytes read and written together. (A conversion from f32 to bf16 reads two bytes for each that it
- * writes: the traffic of a copy of one and a half times what is written.) piece: bytes at once;
- * back: as much of each as the update writes is then read. */
+/* Copies from the trainers' memory into the engine's by memcpy, with the traffic of the update: as
+ * many bytes read and written together. (A conversion from f32 to bf16 reads two bytes for each
+ * byte that it writes, which is the traffic of a copy of one and a half times the written bytes.)
+ * `piece` is the number of bytes that are copied at once. With `back`, as much of each piece as the
+ * update writes is then read. */
 static void copy_bytes(const bench_cluster *c, dray_region *to, uint32_t rank,
                        const dray_update_report *report, uint64_t piece, bool back)
 {
@@ -294,14 +301,15 @@ static void copy_bytes(const bench_cluster *c, dray_region *to, uint32_t rank,
     }
 }
 
-/* As many bytes as the update read, out of the checkpoint's first file, rank after rank, around the
- * page cache. */
+/* Reads as many bytes as the update did from the checkpoint's first file, without the page cache.
+ * Each rank begins at a different offset. */
 static void read_bytes(bench_cluster *c, uint32_t rank, uint64_t bytes)
 {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/model.safetensors", c->options->checkpoint);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
-    if (fd < 0 && errno == EINVAL) /* tmpfs: it is read as it is, by updates as well */
+    /* tmpfs has no O_DIRECT, and updates read it through the page cache, too. */
+    if (fd < 0 && errno == EINVAL)
         fd = open(path, O_RDONLY | O_CLOEXEC);
     struct stat s = {0};
     void *buffer = NULL;
@@ -322,13 +330,13 @@ static void read_bytes(bench_cluster *c, uint32_t rank, uint64_t bytes)
     close(fd);
 }
 
-/* An engine rank's own. */
+/* The state of an engine rank. */
 typedef struct engine {
     uint32_t number;
     dray_layout *layout;
     dray_region **regions;
     dray_subscriber *subscriber;
-    bench_decode *decode; /* NULL: nothing goes on beside updates */
+    bench_decode *decode; /* NULL when nothing runs beside updates */
 } engine;
 
 static void poison(bench_cluster *c, const engine *e)
@@ -353,7 +361,7 @@ static void update(bench_cluster *c, const engine *e, update_fn *how, dray_updat
     must(c, how(e->subscriber, &c->shared->update, report, &error), who, &error);
 }
 
-/* Beside what the engine does, after a time in which it does that alone. */
+/* Prefetches. An engine that decodes does so alone for ALONE_US before. */
 #define ALONE_US 500000
 static void prefetch(bench_cluster *c, const engine *e, bench_result *s)
 {
@@ -388,7 +396,7 @@ static void work_engine(bench_cluster *c, const engine *e, enum bench_work work,
     s->begin = bench_now();
     switch (work) {
     case WORK_POISON:
-        if (!c->options->every) /* what did not change stays */
+        if (!c->options->every) /* the unchanged elements must stay */
             poison(c, e);
         break;
     case WORK_UPDATE:
@@ -461,11 +469,11 @@ void bench_run_engine(bench_cluster *c, uint32_t number)
         must(c,
              bench_decode_start(e.subscriber, e.regions[0], c->options->decode, &e.decode, &error),
              "decoding", &error);
-    bool looks = c->options->cuda && sysconf(_SC_NPROCESSORS_ONLN) >
+    bool polls = c->options->cuda && sysconf(_SC_NPROCESSORS_ONLN) >
                                          2 * (int64_t)(b->engines.ranks + b->trainers.ranks);
     bench_add(&b->ready);
     for (int round = 1;; round++) {
-        enum bench_work work = next_work(&b->engines, round, looks);
+        enum bench_work work = next_work(&b->engines, round, polls);
         if (work == WORK_END)
             break;
         work_engine(c, &e, work, &b->results[number]);

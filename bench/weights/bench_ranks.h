@@ -1,5 +1,5 @@
-/* The processes of a benchmark of updates: what all of them see, and what each does
- * (bench_cluster.h is what the parent does with them). */
+/* The processes of a benchmark of updates: the state that they share, and the body of each. The
+ * functions of the parent are in bench_cluster.h. */
 #pragma once
 
 #include "bench/weights/bench_cluster.h"
@@ -22,8 +22,8 @@ enum bench_work {
     WORK_END
 };
 
-/* One side's ranks: the parent sets the work and counts `round` up; each rank does it and counts
- * `done` up. */
+/* The ranks of one side. The parent sets `work` and increments `round`. Each rank does the work and
+ * increments `done`. */
 typedef struct bench_round {
     int round, done, work;
     uint32_t ranks;
@@ -32,13 +32,13 @@ typedef struct bench_round {
 typedef struct bench_result { /* of a rank */
     double begin, end;
     dray_update_report report;
-    double began, ended;         /* of the last update, counted from its beginning */
+    double began, ended; /* seconds from the beginning of the round of the last update or commit */
     bench_decoded alone, beside; /* steps before the last prefetch, and beside it */
     uint64_t wrong;
-    char first[128]; /* the tensor that is wrong */
+    char first[128]; /* the first wrong tensor */
 } bench_result;
 
-/* What all processes see. */
+/* The memory that all processes share. */
 typedef struct bench_cluster_state {
     int ready, failed;
     bench_round trainers, engines;
@@ -53,34 +53,34 @@ struct bench_cluster {
     const bench_cluster_options *options;
     bench_cluster_state *shared;
     size_t shared_bytes;
-    dray_region **regions; /* the trainers', which the engines copy from for the limit */
-    uint32_t region_count; /* of all trainers; each has as many as its layout says */
+    dray_region **regions; /* the trainers', from which the engines copy for the limit */
+    uint32_t region_count; /* of all trainers together; each has as many as its layout says */
     uint32_t groups;
-    bench_cluster *next; /* of those that run */
+    bench_cluster *next; /* the next one of the running clusters */
     pid_t *pids;
     uint32_t pid_count;
     char folder[32];
 };
 
-/* ---- futexes */
+/* ---- futexes --------------------------------------------------------------------------------- */
 
 int bench_get(const int *at);
-/* One more, and whoever waits for it wakes. */
+/* Increments *at and wakes the processes that wait for it. */
 void bench_add(int *at);
-/* Until *at differs from value, or for a moment. */
+/* Waits until *at differs from `value`, for at most 100 ms. */
 void bench_wait_change(int *at, int value);
 
-/* ---- where things are */
+/* ---- hosts, regions and bytes ---------------------------------------------------------------- */
 
-/* "~name" is this machine's own network under another name. NULL: this machine as it is. */
+/* Returns the host of a rank of a side; NULL means this machine as it is. */
 const char *bench_host_of(const bench_side *side, uint32_t rank);
-/* The trainer's, of those that the parent made. */
+/* Returns the regions of a trainer rank, among those that the parent made. */
 dray_region **bench_regions_of(const bench_cluster *c, uint32_t rank);
-/* What an engine rank must get at least: what an update wrote, or of full tensors the part that it
- * wants. The latter's source bytes are as many. */
+/* Returns the bytes that an engine rank needs from an update: `written`, or for an engine that
+ * loads full tensors, the bytes of its own layout. The same holds for the bytes that are read. */
 uint64_t bench_wanted_bytes(const bench_cluster *c, uint32_t number, uint64_t written);
 
-/* ---- bodies of processes */
+/* ---- bodies of processes --------------------------------------------------------------------- */
 
 void bench_run_coordinator(bench_cluster *c, uint32_t rank);
 void bench_run_trainer(bench_cluster *c, uint32_t rank);

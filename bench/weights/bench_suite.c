@@ -1,4 +1,4 @@
-/* The suite of targets, and checkpoints to read. */
+/* The suite of targets, and the checkpoints that mode disk reads. */
 #include "bench/weights/bench_suite.h"
 #include "bench/parts/bench_model.h"
 #include "bench/weights/bench_values.h"
@@ -12,7 +12,7 @@
 
 /* ---- checkpoints ----------------------------------------------------------------------------- */
 
-/* The one that is there, which must not stay behind when the program ends early. */
+/* The folder of the present checkpoint, which is removed when the program ends early. */
 static char kept[64];
 static pid_t keeper;
 
@@ -32,7 +32,7 @@ static void keep(const char *folder)
     snprintf(kept, sizeof kept, "%s", folder);
 }
 
-/* Returns seconds of writing alone. */
+/* Writes a checkpoint. Returns the seconds of writing alone. */
 static double write_checkpoint(bench *b, const bench_job *job, dray_dtype dtype, const char *folder)
 {
     dray_layout *layout;
@@ -85,18 +85,16 @@ void bench_checkpoint_remove(const char *folder)
     kept[0] = 0;
 }
 
-/* ---- targets ----------------------------------------------------------------------------------
- */
+/* ---- targets --------------------------------------------------------------------------------- */
 
-/* Rows of the targets table that need nothing but this machine's memory. `cap`: bytes of weights at
- * most, so that a suite takes minutes. */
+/* A row of the table of targets that needs nothing but this machine's memory. */
 typedef struct row {
     const char *name, *model, *from, *to;
     uint32_t engines;
     double target;
 } row;
 
-/* Of a memcpy and a read of what was written. */
+/* The target, in times of a memcpy and a read of the written bytes. */
 #define VERIFIED_TARGET 1.15
 
 static const row rows[] = {
@@ -118,13 +116,15 @@ static const row rows[] = {
      VERIFIED_TARGET},
     {"update, verified, 32B shapes, FSDP 8 -> 2 engines of TP 4", "qwen2.5-32b", "fsdp:8",
      "engine:tp=4", 2, VERIFIED_TARGET},
-    /* Arithmetic, not memory, bounds it on a CPU: bench/bench_mover has that limit. */
+    /* On a CPU, arithmetic and not memory limits this update; bench/bench_mover measures that
+     * limit. */
     {"update, verified, 30B-A3B shapes, FSDP 4 -> block FP8, EP 4", "qwen3-30b-a3b", "fsdp:4",
      "engine:tp=4,ep=4,quant=fp8-block", 1, 0},
 };
 
 enum { ROWS = sizeof(rows) / sizeof(rows[0]) };
 
+/* Returns the largest number of bytes of weights in a row, so that the suite takes minutes. */
 static double cap_of(bench *b)
 {
     double cap = bench_quick(b) ? 100e6 : 1e9, part = bench_memory() / 8;
@@ -145,7 +145,7 @@ static void run_row(bench *b, const row *r)
     bench_run(b, &job);
 }
 
-/* What an update costs besides its bytes: a model of some kilobytes. */
+/* Measures the cost of an update apart from its bytes, with a model of some kilobytes. */
 static void measure_control(bench *b)
 {
     enum { ROUNDS = 300, WARM = 20 };
@@ -183,8 +183,8 @@ static void measure_control(bench *b)
               bench_percentile(seconds, ROUNDS, 0.99), "s", 0, 1e-3);
 }
 
-/* One side of the comparison: updates with checksums, or without any, neither of what is published
- * nor of what was written. */
+/* One side of the comparison: updates with checksums, or without any of them, neither of the
+ * published bytes nor of the written ones. */
 typedef struct side {
     bool verified;
     bench_cluster_options options;
@@ -213,7 +213,7 @@ static void open_verification(bench *b, const row *r, const dray_model_config *c
 
 static void close_verification(side *s, unsigned turns)
 {
-    bench_cluster_follow(s->cluster, &s->update); /* over what the limit has written */
+    bench_cluster_follow(s->cluster, &s->update); /* overwrites the bytes of the limit's copies */
     bench_cluster_check(s->cluster);
     bench_cluster_stop(s->cluster);
     bench_side_close(&s->options.from);
@@ -224,9 +224,9 @@ static void close_verification(side *s, unsigned turns)
     free(s->limits);
 }
 
-/* What verification adds to an update, from its publish to its commit, beside what it cannot do
- * without: a read of what is published, and one of what was written. All in turns, so that they
- * meet the same other load. */
+/* Measures the time that verification adds to an update, from its publish to its commit. The limit
+ * is the time of the two reads that it cannot avoid: of the published bytes, and of the written
+ * bytes. All measurements are interleaved, so that other load affects them alike. */
 static void measure_verification(bench *b, const row *r)
 {
     const double least = 0.05;

@@ -1,4 +1,5 @@
-/* Random weights, and the slow copy that results are compared with. */
+/* Random weights, and the conversions by definition that results are compared with
+ * (bench_values.h). */
 #include "bench/weights/bench_values.h"
 
 #include "bench/weights/bench_formats.h"
@@ -16,7 +17,7 @@ uint64_t bench_hash_of(const char *name, bool tied)
     return hash;
 }
 
-/* The version whose values are meant, and how many elements there are for each that changes. */
+/* The version of the values, and the number of elements for each one that changes. */
 static struct {
     uint64_t version, every;
 } now;
@@ -46,13 +47,13 @@ static uint64_t mixed(uint64_t hash, uint64_t index)
     return changes ? scrambled(x + changes * 0x9E3779B97F4A7C15u) : x;
 }
 
-/* An f32 between 2^-27 and 2^22, of either sign. */
+/* Returns the bits of an f32 of either sign, whose magnitude is from 2^-27 to 2^23. */
 static uint32_t bits_f32(uint64_t x)
 {
     return ((uint32_t)x & 0x807fffffu) | (uint32_t)(100 + (x >> 40) % 50) << 23;
 }
 
-/* The element as a source of this dtype holds it. */
+/* Returns the bits of the element as a source of this dtype holds it. */
 static uint64_t bits_of(dray_dtype dtype, uint64_t x)
 {
     switch (dtype) {
@@ -67,8 +68,7 @@ static uint64_t bits_of(dray_dtype dtype, uint64_t x)
     }
 }
 
-/* ---- conversions, by definition ---------------------------------------------------------------
- */
+/* ---- conversions, by definition -------------------------------------------------------------- */
 
 static double value_of(dray_dtype dtype, uint64_t bits)
 {
@@ -105,8 +105,8 @@ double bench_value_at(uint64_t hash, uint64_t index, dray_dtype dtype)
     return value_of(dtype, bits_of(dtype, mixed(hash, index)));
 }
 
-/* To the nearest of a format with `digits` bits after the first and a least exponent, ties to
- * even; what is beyond `most` becomes infinite. */
+/* Rounds a value to the nearest one of a format that has `digits` bits after the first and the
+ * least exponent `least`, ties to even. Values beyond `most` become infinite. */
 static double rounded(double value, int digits, int least, double most)
 {
     int exponent;
@@ -116,7 +116,8 @@ static double rounded(double value, int digits, int least, double most)
     return fabs(result) > most ? copysign(INFINITY, value) : result;
 }
 
-/* Is `bits` of dtype `to` what `from_bits` of dtype `from` becomes? */
+/* Returns whether `bits` of dtype `to` is the value that `from_bits` of dtype `from` converts
+ * to. */
 static bool converted(dray_dtype from, uint64_t from_bits, dray_dtype to, uint64_t bits)
 {
     if (from == to)
@@ -133,8 +134,7 @@ static bool converted(dray_dtype from, uint64_t from_bits, dray_dtype to, uint64
     return value_of(to, bits) == value && (value != 0 || bits == 0 || value_of(to, bits) == 0);
 }
 
-/* ---- walking the blocks, row by row -----------------------------------------------------------
- */
+/* ---- walking the blocks, row by row ---------------------------------------------------------- */
 
 /* The scales of a quantised tensor, as this member holds them. */
 typedef struct scale_view {
@@ -147,7 +147,7 @@ typedef struct scale_view {
 } scale_view;
 
 typedef struct row {
-    const scale_view *scales; /* NULL: not quantised */
+    const scale_view *scales; /* NULL when it is not quantised */
     uint8_t *at;
     int64_t step; /* bytes between neighbours */
     uint64_t first, count, hash;
@@ -156,7 +156,7 @@ typedef struct row {
 
 typedef uint64_t (*row_fn)(const row *r, dray_dtype from);
 
-/* Sums what fn returns for every row of a block. */
+/* Returns the sum of the results of `fn` for all rows of a block. */
 static uint64_t each_row(const dray_layout *layout, dray_region *const *regions,
                          const dray_block *block, uint64_t hash, dray_dtype from,
                          const scale_view *scales, row_fn fn)
@@ -214,7 +214,8 @@ static uint64_t check_row(const row *r, dray_dtype from)
     return wrong;
 }
 
-/* The scale of the element with this global index; NaN: not held here. */
+/* Returns the scale of the element with this global index; NaN when this member does not hold
+ * it. */
 static double scale_of(const scale_view *v, uint64_t index)
 {
     int64_t at[DRAY_MAX_DIMS] = {0};
@@ -257,7 +258,8 @@ static double value_e4m3(uint8_t bits)
     return bits & 0x80 ? -value : value;
 }
 
-/* Times its scale, a value is the source's to within half of its last place. */
+/* Counts the wrong elements of a row. The product of a value and its scale may differ from the
+ * source by about half of the value's last place. */
 static uint64_t check_quantised_row(const row *r, dray_dtype from)
 {
     uint64_t wrong = 0;
@@ -316,7 +318,6 @@ uint32_t *bench_blocks_by_tensor(const dray_layout *layout, uint32_t **first)
     return order;
 }
 
-/* Which tensors hold scales: those are looked at with what they scale. */
 bool *bench_scales_of(const dray_layout *layout)
 {
     uint32_t count = dray_layout_tensor_count(layout);

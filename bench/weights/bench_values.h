@@ -1,5 +1,6 @@
-/* What a benchmark's weights hold: each element is made from its tensor's name and its global index
- * alone, so that every rank can fill its own blocks and check them, whoever moved the bytes. */
+/* The values of a benchmark's weights. Each element depends on its tensor's name, its global index
+ * and the version alone, so that every rank can fill its own blocks and check them, however their
+ * bytes were moved. */
 #pragma once
 
 #include <dray/memory.h>
@@ -7,38 +8,39 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Which values are meant from here on, in this process: those of `version`, where one of `every`
- * elements is another one in each version, by chance. every 0: all versions have the same. */
+/* Chooses the values that this process makes from here on: those of `version`, in which a random
+ * one of `every` elements differs from the version before. With `every` 0, all versions have the
+ * same values. */
 void bench_values_at(uint64_t version, uint64_t every);
-/* The version and the number that were given. */
+/* Sets the version and the number to those that bench_values_at was given. */
 void bench_values_now(uint64_t *version, uint64_t *every);
 
-/* Random values in all blocks, never zeros; of floats finite ones of moderate size. tied: the head
- * is another name of the embedding. */
+/* Fills all blocks with random values. Those of F32, BF16 and F16 are finite, not zero, and of
+ * moderate size. With `tied`, the head has the values of the embedding. */
 void bench_fill(const dray_layout *layout, dray_region *const *regions, bool tied);
 
-/* Counts the elements that do not hold what a source of these dtypes gives, element by element and
- * without the planner, the movers or their kernels. sources: any members of the source, of whom one
- * at least has each tensor; count 0: the destination's own dtypes. *first gets the name of the
- * first tensor that is wrong, borrowed from layout; NULL: none is. */
+/* Counts the elements that differ from the value that a source of these dtypes converts to. It goes
+ * element by element, without the planner, the movers or their kernels. `sources` are any members
+ * of the source, at least one of which has each tensor. With count 0, the destination's own dtypes
+ * are used. *first is the name of the first wrong tensor, borrowed from layout; NULL when none is
+ * wrong. */
 uint64_t bench_wrong(const dray_layout *layout, dray_region *const *regions, bool tied,
                      dray_layout *const *sources, uint32_t count, const char **first);
 
-/* ---- for those who fill and look in another way -------------------------------------------------
- */
+/* ---- for other ways to fill and to check ----------------------------------------------------- */
 
-/* What a tensor's values are made from, with the global index of each. */
+/* Returns the hash from which, with the global index of each, a tensor's values are made. */
 uint64_t bench_hash_of(const char *name, bool tied);
-/* The value of that index, as a source of this dtype holds it. */
+/* Returns the value at that index, as a source of this dtype holds it. */
 double bench_value_at(uint64_t hash, uint64_t index, dray_dtype dtype);
-/* Of the bits of F64, F32, BF16 and F16. */
+/* Returns the value of the bits of an F64, F32, BF16 or F16. */
 double bench_value_of(dray_dtype dtype, uint64_t bits);
-/* In which dtype the sources have it. */
+/* Returns the dtype in which the sources hold the tensor. */
 dray_dtype bench_source_dtype(const dray_tensor_info *tensor, bool tied,
                               dray_layout *const *sources, uint32_t count);
-/* The blocks of each tensor: those of tensor t are [first[t]] to [first[t + 1] - 1] of what is
- * returned. The caller frees both. */
+/* Returns the indices of the blocks, ordered by tensor. The blocks of tensor t are at [first[t]] to
+ * [first[t + 1] - 1]. The caller frees both arrays. */
 uint32_t *bench_blocks_by_tensor(const dray_layout *layout, uint32_t **first);
-/* For each tensor: does it hold another one's scales, or is it a part of one that bench_formats.h
- * looks at? The caller frees it. */
+/* Returns, for each tensor, whether it holds the scales of another one, or is a part of a tensor
+ * that bench_formats.h checks. The caller frees the array. */
 bool *bench_scales_of(const dray_layout *layout);

@@ -1,8 +1,8 @@
-/* dray bench weights: updates from one placement to another, each rank a process, in turns with the
- * limit: a memcpy by the same engine processes of as many bytes as the update reads and writes, and
- * a read of what was written, where the update is verified.
- * Other load disturbs both: of each the quarter that was disturbed least counts. On GPUs, which
- * nobody shares, it is the median, and the trainers' sums are part of the time. */
+/* dray bench weights: updates from one placement to another, in which each rank is a process. The
+ * limit is a memcpy by the same engine processes of as many bytes as the update reads and writes,
+ * and a read of the written bytes where the update is verified. Updates and limit are interleaved.
+ * Other load disturbs both, so that for each the least disturbed quarter counts. GPUs are not
+ * shared, so that for them the median counts, and the trainers' sums are part of the time. */
 #include "bench/parts/bench_model.h"
 #include "bench/weights/bench_suite.h"
 #include "cmd/bench.h"
@@ -20,7 +20,7 @@ enum { MODES = 4, STRATEGIES = 3, OFFLOADED = 1, CUDA, PINNED = 1, OFF = 0 };
 
 #define STAGING ((uint64_t)4 << 20)
 
-/* Words by their places. */
+/* The words are indices into the tables above. */
 typedef struct arguments {
     bench_update of;
     unsigned modes, strategies; /* bit sets */
@@ -109,8 +109,7 @@ static const char doc[] =
     "Example: dray bench weights --model qwen2.5-0.5b --from fsdp:4 --to engine:tp=2 --strategy "
     "direct,bucket --json";
 
-/* ---- one model, one pair of placements --------------------------------------------------------
- */
+/* ---- one model, one pair of placements ------------------------------------------------------- */
 
 static void need_memory(bench *b, const bench_job *job, const bench_cluster_options *o)
 {
@@ -148,7 +147,8 @@ static json_t *describe(const bench_job *job, const bench_cluster *c, const doub
     return object;
 }
 
-/* Of the last update: of the link between hosts, of the disk, or of memory. *how: which it was. */
+/* Returns the seconds of the last update's limit: that of the busiest link of GPUs, of the link
+ * between hosts, of the disk, or of memory. *how says which. */
 static double limit_of(const bench_job *job, bench_cluster *c, const char **how)
 {
     dray_update_report report = bench_cluster_report(c);
@@ -163,7 +163,8 @@ static double limit_of(const bench_job *job, bench_cluster *c, const char **how)
     return disk ? bench_cluster_read(c) : bench_cluster_least(c, read);
 }
 
-/* What the limit of an update on GPUs was made of, and what of it was the engines' part. */
+/* Adds the rates that the limit of an update on GPUs is made of, and the engines' part of the
+ * time. */
 static void add_gpu(const bench_job *job, json_t *more, double *engines, unsigned turns)
 {
     json_object_set_new(more, "engine_seconds", json_real(bench_percentile(engines, turns, 0.5)));
@@ -173,16 +174,18 @@ static void add_gpu(const bench_job *job, json_t *more, double *engines, unsigne
     json_object_set_new(more, "source", json_string(job->pinned ? "pinned" : "cuda"));
 }
 
-/* A prefetch, and what it made of the engines' steps: of the repeat that slowed them down most. */
+/* Prefetches, and their effect on the engines' steps, in the repeat that slowed them down the
+ * most. */
 typedef struct prefetched {
     double seconds;            /* of the fastest one */
     dray_update_report report; /* of the last one */
     bench_slowed slowed;
 } prefetched;
 
-/* A new version where it is to be. *before: what came before what is timed. */
-static double move(const bench_job *job, bench_cluster *c, const dray_update_options *update,
-                   prefetched *before)
+/* Brings a new version into the engines. Returns the seconds of the update, or with `prefetch`
+ * those of the commit. In the latter case the prefetch before it is added to *before. */
+static double bring_version(const bench_job *job, bench_cluster *c,
+                            const dray_update_options *update, prefetched *before)
 {
     if (!job->prefetch)
         return bench_cluster_update(c, update);
@@ -204,28 +207,28 @@ static double move(const bench_job *job, bench_cluster *c, const dray_update_opt
     return bench_cluster_commit(c);
 }
 
-static double over(double part, double whole)
+static double ratio(double part, double whole)
 {
     return whole > 0 ? part / whole : 0;
 }
 
-/* By how much engines were slowed down. */
+/* Returns an object with the slowdown of the engines' steps. */
 static json_t *slowed(const bench_slowed *s)
 {
     return json_pack("{s:I, s:f, s:f, s:f, s:f, s:f, s:f}", "steps", (json_int_t)s->steps,
                      "step_seconds", s->mean, "step_before_seconds", s->mean_alone, "slowdown",
-                     over(s->mean, s->mean_alone), "p99_seconds", s->p99, "p99_before_seconds",
-                     s->p99_alone, "p99_slowdown", over(s->p99, s->p99_alone));
+                     ratio(s->mean, s->mean_alone), "p99_seconds", s->p99, "p99_before_seconds",
+                     s->p99_alone, "p99_slowdown", ratio(s->p99, s->p99_alone));
 }
 
-/* The slowest rank's, of the last update or commit. */
+/* Returns the pause of the slowest rank in the last update or commit, in seconds. */
 static double pause_of(const bench_cluster *c)
 {
     return (double)bench_cluster_report(c).pause_ns * 1e-9;
 }
 
-/* A row each for the mean and for the slowest in a hundred. */
-static void tell_slowed(bench *b, const char *name, const bench_slowed *s)
+/* Adds a row for the mean of the steps, and a row for their p99. */
+static void add_slowed_rows(bench *b, const char *name, const bench_slowed *s)
 {
     char row[320];
     snprintf(row, sizeof row, "%s: step beside the prefetch, mean", name);
@@ -253,14 +256,14 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
     update.copy_engines = job->copy_engines;
     bench_doing(b, "%s: first update: plans, touches memory", job->model);
     update.nccl_bytes = job->nccl;
-    move(job, c, &update, &first);
+    bring_version(job, c, &update, &first);
     limit_of(job, c, &how);
     for (unsigned i = 0; i < turns; i++) {
         bench_doing(b, "%s, %s, %s: update %u of %u", job->model, modes[mode], strategies[strategy],
                     i + 1, turns);
         limits[i] = limit_of(job, c, &how);
         seconds[i] = follows ? bench_cluster_follow(c, &update) : 0;
-        engines[i] = move(job, c, &update, &before);
+        engines[i] = bring_version(job, c, &update, &before);
         seconds[i] = follows ? seconds[i] : engines[i];
         pauses[i] = pause_of(c);
     }
@@ -299,7 +302,7 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
     bench_row(b, job->name ? job->name : name, job->found->seconds, "s", job->found->limit,
               job->target);
     if (job->decode > 0 && job->prefetch)
-        tell_slowed(b, name, &before.slowed);
+        add_slowed_rows(b, name, &before.slowed);
 }
 
 static void measure_mode(bench *b, const bench_job *job, bench_cluster_options *o, int mode)
