@@ -1,33 +1,36 @@
-"""The clock job against its closed forms: what schedules should take, and what they take.
+"""Compares the steps of the clock job under several schedules with the closed forms of those schedules.
 
     bench/clock.py [--suite NAME] [--slower F] [--seeds N] [--out DIR] [--set KEY=VALUE ...] [--json] [--quick]
                    [--strict] [ENTRY...]
 
-runs `dray study examples/clock.yaml` over the entries (as of --schedules), or those of a suite (below; without either
-`equal`), and prints for each: seconds a step between the warm-up and the last step, the closed form of its schedule,
-their ratio, how much faster than the first entry it is, what the trainer's idle time is (its waits, of all of its time)
-and what the closed form says of it, and the entry's limit: 1.05 times the closed form where a suite says nothing else.
+runs `dray study examples/clock.yaml` with the given entries (in the form of --schedules), or with those of a suite
+(`equal` when neither is given). For each entry it prints the seconds of a step, as the mean over the steps between the
+warm-up and the last one, the closed form of its schedule, the ratio of the two, the speed relative to the first entry,
+the trainer's idle time (its waits as a share of all of its time), the closed form's idle time, and whether the entry
+keeps its limits. An entry that belongs to no suite may take 1.05 times its closed form.
 
---slower: a suite's sleeps are that many times as long, for a machine that does other things, too. --json: one object a
-line. --quick: one seed and few steps. --strict: exit status 1 where an entry misses its limit.
+--slower multiplies the sleeps of a suite, for a machine that has other work. --json prints one object a line. --quick
+uses one seed and few steps. --strict makes the exit status 1 when an entry misses a limit.
 
-R: a step's rollout, T: its training, both computed from the job file alone: lengths are drawn here again, by
-Philox4x32-10 (Salmon et al., SC11), another implementation than the one that is measured.
+In the closed forms, R is the time of a step's rollout, and T that of its training. Both are computed from the job file
+alone. The lengths are drawn with an implementation of Philox4x32-10 (Salmon et al., SC11) that is not the measured one.
 
     sync, stream: false        R + T
     sync                       R + (1 - 1/k) T, with k optimiser steps that need the trainer's log-probs;
                                R + T/m with one step over m micro-batches (T <= R)
-    one_step_async, rolling,   max(R, T) where all responses are of one length. Else the recursion that defines the
-    async                      schedule: samples of step k are begun when version k - 1 - staleness is there, by the
-                               engine that is free first; a trainer takes one micro-batch after the other, in the order
-                               of the slots or of completion, as soon as it is there (`pipeline`)
+    one_step_async, rolling,   max(R, T) when all responses have the same length. Otherwise it is the recursion that
+    async                      defines the schedule (`pipeline`). The samples of step k can begin when version
+                               k - 1 - staleness is ready, on the first engine that is free. The trainer takes one
+                               micro-batch after the other as soon as each is complete, in the order of the slots or
+                               of completion.
 
-Suites:
+The suites are:
 
-    equal      rollout time = training time; one_step_async against sync with stream: false, and streamed sync
-    capacity   lengths vary by 0.3, rollout capacity is 1.15 times training: the trainer's idle time
-    tail       one response in 100 is 100 times as long, capacity as before: async with cuts
-    rolling    2 and 3 engines that take weights in turns, and how long each pauses for that (bench/pauses.py)
+    equal      The rollout takes as long as the training. The suite compares one_step_async with sync, streamed or not.
+    capacity   Lengths vary by 0.3, and the rollout's capacity is 1.15 times that of training. The suite measures the
+               trainer's idle time.
+    tail       One response in 100 is 100 times as long, with the same capacity. The suite measures async with cuts.
+    rolling    2 and 3 engines take weights one after the other. The suite measures the pause of each (bench/pauses.py).
 """
 import heapq
 import json
@@ -41,13 +44,13 @@ import jobs
 import pauses
 
 LOW = 0xFFFFFFFF
-WARMUP = 4  # steps in which the loop fills; the last one, behind which no prompts come, is left out, too
+WARMUP = 4  # steps in which the loop fills; the last step, after which no prompts come, is left out, too
 
 
-# ---- what the engine draws (src/engine/pace.c, src/base/random.c) ---------------------------------
+# ---- the engine's random lengths (src/engine/pace.c, src/base/random.c) ----------------------------
 
 def philox(c, k):
-    """The first two words of the result, as one number."""
+    """Returns the first two words of the result as one number."""
     for _ in range(10):
         p0, p1 = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
         c = [p1 >> 32 ^ c[1] ^ k[0], p1 & LOW, p0 >> 32 ^ c[3] ^ k[1], p0 & LOW]
@@ -66,7 +69,7 @@ def normal(seed, stream, i):
 
 
 def length(job, step, slot):
-    """Tokens of the response in this slot of this step."""
+    """Returns the tokens of the response in this slot of this step."""
     c, draws, stream = job["clock"], 1 << 20, step << 32 | slot
     group = step << 32 | slot // job["rollout"]["samples"]
     rho, variance = c["correlation"], math.log(1 + c["variation"] ** 2)
@@ -101,13 +104,14 @@ def lengths(job, step):
 
 
 def parts(tokens, micro):
-    """The closed micro-batches of a step: each takes as long as its longest."""
+    """Returns the lengths of a step's closed micro-batches. A micro-batch is as long as its longest response."""
     return [max(tokens[first:first + micro]) for first in range(0, len(tokens), micro)]
 
 
 def rollout_seconds(job, step):
-    """Closed: each engine's micro-batches behind each other, as if they were dealt in turn. Continuous: tokens of
-    all rows, divided by the rows that are under way at once."""
+    """Returns the seconds of a step's rollout. With closed batches, micro-batches are dealt to the engines in turn, and
+    each engine works on one after the other. With continuous batching, it is the tokens of all rows divided by the
+    number of rows that are generated at the same time."""
     tokens, micro, engines = lengths(job, step), job["rollout"]["micro_batch"], engines_of(job)
     if job["rollout"]["batching"] == "continuous":
         return sum(tokens) / (min(micro, len(tokens)) * engines) * job["clock"]["token_seconds"]
@@ -120,7 +124,8 @@ def train_seconds(job):
 
 
 class Rollout:
-    """Engines, or with continuous batching their slots, of which the one that is free first takes what comes next."""
+    """The engines, or with continuous batching their slots. The next micro-batch or row goes to the first one that is
+    free."""
 
     def __init__(self, job):
         continuous = job["rollout"]["batching"] == "continuous"
@@ -129,7 +134,8 @@ class Rollout:
         self.free = [0.0] * (engines_of(job) * slots)
 
     def make(self, step, begin):
-        """When each group of the step is there, if its samples may be begun at `begin`."""
+        """Returns the time at which each group of the step is complete, when its samples may begin at `begin`: (time,
+        step, first slot)."""
         ends, tokens, group = [], lengths(self.job, step), self.job["rollout"]["samples"]
         for took in parts(tokens, self.micro):
             ends.append(max(self.free[0], begin) + took * self.job["clock"]["token_seconds"])
@@ -139,8 +145,8 @@ class Rollout:
 
 
 def train(job, groups, now):
-    """When a step's training ends that may begin at `now`. The optimiser's second step and those behind it wait until
-    all samples have their log-probs of the parameters before the first."""
+    """Returns the time at which a step's training ends when it may begin at `now`. Optimiser steps after the first wait
+    until all samples have the log-probs of the parameters before the first."""
     ready = [end for end, *_ in groups for _ in range(job["rollout"]["samples"])]
     first_part, micro = len(ready) // job["actor"]["optimiser_steps"], job["actor"]["micro_batch"]
     for first in range(0, len(ready), micro):
@@ -150,14 +156,14 @@ def train(job, groups, now):
 
 
 def pipeline(job):
-    """When each step ends: [0, first step's end, ...]."""
+    """Returns the time at which each step ends: [0, end of the first step, ...]."""
     behind = job["staleness"] + 1 if job["schedule"] == "async" else 2
     rollout, there, ends, made = Rollout(job), [], [0.0], 0
     for step in range(1, job["steps"] + 1):
         while made < min(step - 1 + behind, job["steps"]):
             made += 1
             there += rollout.make(made, ends[max(0, made - behind)])
-        # `async` trains what is complete first, the others the step's own.
+        # `async` trains the groups that are complete first, the other schedules those of the step itself.
         there.sort(key=None if job["schedule"] == "async" else lambda group: group[1:])
         taken, there = there[:job["rollout"]["prompts"]], there[job["rollout"]["prompts"]:]
         ends.append(train(job, taken, ends[-1]))
@@ -165,7 +171,7 @@ def pipeline(job):
 
 
 def closed_form(job):
-    """Seconds a step in the steps that count, R and T."""
+    """Returns the seconds of a step, R and T, as means over the measured steps."""
     between = range(1 + WARMUP, job["steps"])
     rollout, training = mean([rollout_seconds(job, step) for step in between]), train_seconds(job)
     steps = job["actor"]["optimiser_steps"]
@@ -183,7 +189,7 @@ def closed_form(job):
 
 # ---- suites ---------------------------------------------------------------------------------------
 
-CAPACITY = 1.15  # of rollout, over training's
+CAPACITY = 1.15  # the capacity of rollout, divided by that of training
 PACE = {"token_seconds": 0.01, "tokens": 8, "variation": 0.3, "correlation": 0.5, "tail": 1, "tail_share": 0}
 SHAPE = {"prompts": 8, "samples": 4, "micro_batch": 8, "max_new_tokens": 1024, "batching": "closed"}
 CUTS = "update=in_flight:rollout.partial_tokens=32"
@@ -196,7 +202,7 @@ def settings_of(clock, rollout):
 
 
 def balanced(clock, rollout, steps):
-    """Settings with which training takes CAPACITY times as long as rollout, on average."""
+    """Returns settings with which training takes on average CAPACITY times as long as rollout."""
     job = {"seed": 1, "clock": clock, "rollout": rollout, "roles": [{"tasks": ["rollout"]}]}
     took = mean([rollout_seconds(job, step) for step in range(1, steps + 1)])
     return settings_of(dict(clock, train_seconds=round(CAPACITY * took / batch_of(job), 7)), rollout)
@@ -246,7 +252,7 @@ def rows_between(folder):
 
 
 def waits(rows, role):
-    """{cause: share of the role's time}."""
+    """Returns {cause: share of the role's time}."""
     whole, found = 0, {}
     for row in rows:
         time = row["time"][role]
@@ -256,14 +262,14 @@ def waits(rows, role):
     return {cause: seconds / whole for cause, seconds in found.items()}
 
 
-def look_at_pauses(folder, steps):
-    """Of updates after the warm-up: pauses without the copies, their CPU time, and their time without a core; and the
-    most engines out at once, in one run."""
+def read_pauses(folder, steps):
+    """Returns, for each update after the warm-up of one run, its pause without the copy, the CPU time of that pause,
+    and the time in it without a core. Also returns the largest number of engines that were out at the same time."""
     found = [update for update in pauses.updates(folder) if WARMUP <= update.version < steps]
     return [(update.pause - update.copy, update.cpu, update.queued) for update in found], pauses.out_at_once(found)
 
 
-def look_at(out, entry):
+def read_entry(out, entry):
     seen = {"entry": entry["schedule"], "samples_per_s": entry["measures"]["samples_per_s"]["mean"]}
     runs, over, most = [], [], 0
     for run in entry["runs"]:
@@ -276,7 +282,7 @@ def look_at(out, entry):
                      "closed_form_idle": 1 - training / form, "trainer": waits(rows, role_of(job, "actor")["name"]),
                      "engine": waits(rows, role_of(job, "rollout")["name"])})
         if job["schedule"] == "rolling":
-            more, out_at_once = look_at_pauses(folder, job["steps"])
+            more, out_at_once = read_pauses(folder, job["steps"])
             over, most = over + more, max(most, out_at_once)
     for key in runs[0]:
         if key in ("trainer", "engine"):
@@ -295,7 +301,7 @@ def look_at(out, entry):
     return seen
 
 
-LIMITS = {  # name: (what is bounded, the sign, how the limit is written)
+LIMITS = {  # name: (the bounded figure, the sign, the text of the limit)
     "ratio": (lambda seen: seen["ratio"], "<=", "ratio {:.2f}"),
     "faster": (lambda seen: seen["faster"], ">=", "faster {:.1f}"),
     "idle": (lambda seen: seen["trainer_idle"], "<=", "idle {:.0%}"),
@@ -350,7 +356,7 @@ def main():
     if not a.json:
         print(HEAD)
     for entry in study["schedules"]:
-        seen = look_at(out, entry)
+        seen = read_entry(out, entry)
         first = first or seen
         seen["faster"] = first["step_seconds"] / seen["step_seconds"]
         said = judge(seen, limits.get(entry["schedule"], {} if a.suite else {"ratio": 1.05}))

@@ -1,19 +1,26 @@
 #!/usr/bin/env python3
-"""examples/gpu/shapes.yaml under four schedules, one run after the other, in turns: what each makes of the same GPUs.
+"""Runs examples/gpu/shapes.yaml under four schedules, interleaved, and compares their use of the same GPUs.
 
-  turns           sync; trainer and engines on all GPUs, which give them up to each other with their memory
-  sync            sync; --trainer N GPUs train, the others generate
-  one_step_async  the same split; the engines' next weights come while they generate
+  turns           sync; trainer and engines share all GPUs, and release them to each other together with their memory
+  sync            sync; N GPUs train (--trainer), the others generate
+  one_step_async  the same split; the engines' next weights arrive while they generate
   async           the same split; weights are taken in the middle of responses, staleness 2
 
     PYTHONPATH=python python3 bench/gpu_job.py --gpus 2 --trainer 1
     PYTHONPATH=python python3 bench/gpu_job.py --gpus 0 --model tiny --scale 0.1     # on a CPU
 
-samples/s: behind the --warm first steps. idle: of the trainer's, and the engines', time, by what was waited for. update,
-pause: medians over engines and steps, and the longest pause: what an engine takes for a version (prefetched or not), and for
-how long it generates nothing, without the wait for the version. staleness: mean over samples (the oldest token). made anew: samples
-a step that got too old before they were finished. Lengths are those
-of examples/gpu/lengths.txt times --scale, the same in all runs. A run that fails is a row that says so."""
+The figures are of the steps after the first --warm ones:
+
+  samples/s       samples per second
+  idle            shares of the trainer's and of the engines' time, by the cause of the wait
+  update          the median over engines and steps of the time that an engine takes for a version, prefetched or not,
+                  without the wait for the version
+  pause, longest  the median and the longest time in which an engine generates nothing because of an update
+  staleness       the mean over samples, of each sample's oldest token
+  made anew       the samples of a step that became too old before they were finished
+
+The lengths are those of examples/gpu/lengths.txt times --scale, the same in all runs. A failed run has a row that says
+so."""
 import collections
 import json
 import pathlib
@@ -39,7 +46,7 @@ EXAMPLE = jobs.ROOT / "examples" / "gpu"
 
 
 def prepare(options, folder):
-    """The model's folder, and lengths, for all runs."""
+    """Writes the lengths for all runs. Returns the model's folder."""
     model = EXAMPLE / options.model
     if options.model == "tiny":
         model = folder / "tiny"
@@ -52,7 +59,7 @@ def prepare(options, folder):
 
 
 def roles(name, options, model, folder):
-    """Commands, and which GPUs they have."""
+    """Returns the settings for the roles' commands and GPUs."""
     gpus, trainers = options.gpus, options.trainer
     train = f"exec {sys.executable} train.py --model {model} --no-checkpoints --threads {options.threads}"
     rollout = (f"exec {sys.executable} rollout.py --model {model} --lengths {folder / 'lengths.txt'} "
@@ -86,7 +93,7 @@ def lines(path):
 
 
 def measure(out, warm):
-    """What one run made of its steps behind the warm-up."""
+    """Returns the figures of one run's steps after the warm-up."""
     rows = [row for row in lines(out / "metrics.jsonl") if row["step"] > warm]
     seconds = sum(row["step_seconds"] for row in rows)
     idle = {}
@@ -109,7 +116,7 @@ def measure(out, warm):
 
 
 def summary(name, found):
-    """Of all rounds."""
+    """Returns a schedule's figures over all rounds."""
     if not found:
         return {"schedule": name, "failed": True}
     seconds, idle = sum(one["seconds"] for one in found), {}

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Tables of what bench/gpu.sh found.
+"""Makes tables of the results of bench/gpu.sh.
 
   gpu_tables.py OUT.json             prints them
-  gpu_tables.py OUT.json --write     puts them into README.md, docs/gpu.md and docs/updates.svg
+  gpu_tables.py OUT.json --write     writes them into README.md, docs/gpu.md and docs/updates.svg
 
-README.md has the table of the run that was written last; docs/gpu.md has one for each number of GPUs, between
-two comments. bench/gpu.sh makes OUT.json. Standard library only."""
+README.md has the table of the run that was written last. docs/gpu.md has one for each number of GPUs, between two
+comments. bench/gpu.sh makes OUT.json. The script needs the standard library only."""
 import argparse
 import json
 import os
@@ -15,13 +15,13 @@ import sys
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NUMBERS = {2: "two", 4: "four", 8: "eight"}
-PAUSE_MS = 3  # of a commit by exchange
+PAUSE_MS = 3  # the target of a commit by exchange
 FLOWS = (("m2n_ms", "NCCL M2N", ("m2n",)), ("gather_ms", "gather and slice", ("broadcast", "ipc")),
          ("packed_ms", "packed buckets", ("packed",)), ("server_ms", "ParameterServer", ("server",)))
 
 
 def collect(args):
-    """Rows with their limits, ratios and flows, of the lines that bench/gpu.sh wrote."""
+    """Returns the run: rows with their limits and ratios, and flows, from the lines that bench/gpu.sh wrote."""
     with open(args.found) as file:
         lines = [json.loads(line) for line in file]
     rows, flows = [[line for line in lines if key in line] for key in ("row", "flow")]
@@ -48,14 +48,14 @@ def collect(args):
 
 
 def ms(value):
-    """As tables write it: 9.6, 82.7, 324, 1,219; "" where there is none."""
+    """Returns milliseconds as tables write them: 9.6, 82.7, 324, 1,219; "" for None."""
     return "" if value is None else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 # ---- on a terminal --------------------------------------------------------------------------------
 
 def notes(run):
-    """What is said beside the table, a sentence each."""
+    """Yields the sentences beside the table."""
     if run["verification"] is not None:
         yield (f"Verification, on both sides, costs {100 * run['verification']:.1f} % of an update "
                "(32B apart; target 3 %).")
@@ -85,7 +85,7 @@ def notes(run):
 
 
 def ways(run):
-    """Of `dray bench compare --memory cuda`: name, and cells of time, ratio, pause, staging of a rank."""
+    """Yields the cells of `dray bench compare --memory cuda`: name, time, ratio, pause, and a rank's staging."""
     for w in run.get("ways", []):
         yield (w["name"], ms(w["value"] * 1e3), f"{w['value'] / w['limit']:.2f} x {w['limit_by']}",
                ms(w["pause_seconds"] * 1e3), f"{w['report']['peak_extra_bytes'] / 1e6:,.0f} MB")
@@ -116,7 +116,8 @@ def print_run(run):
 # ---- in the docs ----------------------------------------------------------------------------------
 
 def replace(path, begin, end, text, before=None):
-    """What is between two comments of a page; a block that is not there yet goes before another line."""
+    """Replaces the text between two comments of a page. A block that does not exist yet is inserted before the line
+    `before`."""
     with open(path, encoding="utf-8") as file:
         page = file.read()
     block = f"{begin}\n{text}\n{end}"
@@ -204,7 +205,7 @@ def main():
     parser.add_argument("--root", default=HERE, help="the folder that has them")
     for name, kind in ("found", str), ("out", str), ("kind", str), ("gpus", int), ("repeats", int), \
             ("seconds", int):
-        parser.add_argument("--" + name, type=kind, help=argparse.SUPPRESS)  # of bench/gpu.sh
+        parser.add_argument("--" + name, type=kind, help=argparse.SUPPRESS)  # bench/gpu.sh gives them
     args = parser.parse_args()
     if args.found:
         run = collect(args)

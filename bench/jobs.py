@@ -1,4 +1,4 @@
-"""What the benchmarks of whole jobs share: their options, and the command that runs an example."""
+"""The options of the benchmarks of whole jobs, and the command that runs an example."""
 import argparse
 import os
 import pathlib
@@ -7,7 +7,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def options(doc, flags="json quick strict", **more):
-    """Those that all have, and those of one: name=default; names that are given without -- have a list."""
+    """Returns a parser with the options that all benchmarks have, and those of one: name=default. A default that is a
+    list makes a positional argument."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--set", action="append", default=[])
     for flag in flags.split():
@@ -21,7 +22,7 @@ def options(doc, flags="json quick strict", **more):
 
 
 def command(verb, example, out, settings, *more):
-    """dray VERB examples/EXAMPLE.yaml --out OUT MORE..., with each setting."""
+    """Returns the words of: dray VERB examples/EXAMPLE.yaml --out OUT MORE... --set SETTING..."""
     program = os.environ.get("DRAY_PROGRAM") or str(ROOT / "build/release/dray")
     words = [program, verb, str(ROOT / f"examples/{example}.yaml"), "--out", str(out), *more]
     return words + [word for setting in settings for word in ("--set", setting)]

@@ -1,17 +1,23 @@
-"""What the loop makes of the cores: examples/reverse.yaml under sync and one_step_async, in four layouts.
+"""Measures how well the loop uses the cores: examples/reverse.yaml under sync and one_step_async, in four layouts.
 
     bench/loop.py [--steps N] [--seeds N] [--set KEY=VALUE ...] [--json] [--quick] [--strict]
 
-runs the demo with 1 or 2 ranks of the engine and of the trainer each, one run after the other, seed by seed;
-one_step_async also with `nice: 19` for the engine and the desk, for which its steps do not wait: the trainer then has
-a core whenever it wants one. Prints for each: seconds a step (with --json by phase, too: sampling, log-probs, updates); the CPU time that a step takes in all processes, divided by the cores, which is the
-least time that it could take; the share of that bound that is reached; the same against the bound of the run that
-needs least CPU time of all (ranks that wait for each other spin: that is CPU time, and no work); and seconds, without
-start and warm-up, to a held-out accuracy of 0.9 (on the straight line between two evaluations), also against the
-fastest sync layout. `others`: the share of the cores that went to processes which are none of the run's: with more than
-a few percent the figures say little.
+runs the demo with 1 or 2 ranks of the engine and of the trainer, one run after the other, seed by seed. one_step_async
+also runs with `nice: 19` for the engine and the desk. Its steps do not wait for them, so that the trainer then has a
+core whenever it wants one. For each layout it prints:
 
---quick: two layouts and 60 steps. --strict: exit status 1 where no layout of one_step_async reaches 0.85 of the bound."""
+    step                 the seconds of a step (with --json by phase, too: sampling, log-probs, updates)
+    bound                the CPU time of a step in all processes, divided by the cores, which no step can undercut
+    reached              the bound divided by the seconds of a step
+    of the least         the same with the smallest bound of all runs; ranks that wait for each other spin, which
+                         takes CPU time and does no work
+    others               the share of the cores that went to processes outside the run; with more than a few percent
+                         the other figures mean little
+    to 0.9 held-out      the seconds of all steps until a held-out accuracy of 0.9, interpolated between two evaluations
+    of the fastest sync  the same, divided by that of the fastest sync layout
+
+--quick runs two layouts and 60 steps. --strict makes the exit status 1 when no layout of one_step_async reaches 0.85 of
+the bound."""
 import json
 import os
 import pathlib
@@ -25,7 +31,7 @@ import jobs
 from scale import TICK, last_step, look
 
 CORES = len(os.sched_getaffinity(0))
-AS_IT_IS, BEHIND = None, 19  # the job file's nice values, or this one
+AS_IT_IS, BEHIND = None, 19  # None means the nice values of the job file
 LAYOUTS = [(schedule, engine, trainer, nice)
            for schedule, nice in (("sync", AS_IT_IS), ("one_step_async", AS_IT_IS), ("one_step_async", BEHIND))
            for engine in (1, 2) for trainer in (1, 2)]
@@ -34,7 +40,7 @@ WARMUP, TARGET, ACCURACY = 20, 0.85, 0.9
 
 
 def machine_seconds():
-    """What all processes of the machine have used."""
+    """Returns the CPU seconds that all processes of the machine have used."""
     fields = [int(word) for word in pathlib.Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     idle = fields[3] + fields[4]
     return (sum(fields[:8]) - idle) / TICK
@@ -49,7 +55,7 @@ def wait_for_step(run, folder, step):
 
 
 def seconds_to(folder):
-    """Of the steps up to the accuracy; None: it was not reached."""
+    """Returns the seconds of the steps until the accuracy is reached; None when it is not."""
     seconds, before = 0.0, None
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
@@ -65,7 +71,7 @@ def seconds_to(folder):
 
 
 def phases(folder):
-    """Seconds of the first rank of each role by phase, in the middle step of those after the warm-up."""
+    """Returns {phase: seconds} of the first rank of each role. Each is the median over the steps after the warm-up."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     seconds = [row["seconds"] for row in rows if row["step"] > WARMUP]
     return {phase: sorted(step.get(phase, 0) for step in seconds)[len(seconds) // 2] for phase in seconds[-1]}
@@ -96,7 +102,7 @@ def mean(runs, key):
     return sum(values) / len(values) if values else None
 
 
-def look_at(layouts, runs):
+def compare(layouts, runs):
     seen = []
     for layout in layouts:
         each = runs[layout]
@@ -140,7 +146,7 @@ def main():
         for layout in layouts:
             with tempfile.TemporaryDirectory(prefix="dray-loop-") as made:
                 runs[layout].append(measure(a, pathlib.Path(made) / "run", layout, seed))
-    seen = look_at(layouts, runs)
+    seen = compare(layouts, runs)
     if a.json:
         for one in seen:
             print(json.dumps(one))

@@ -1,23 +1,26 @@
-"""Updates of engines, from a run's timeline (trace.json): how long each engine pauses for a new version, how much of
-that is the local copy, what was fetched beforehand, and how many engines pause at once. tests/run/test_rolling.py
-reads the same."""
+"""Reads the updates of engines from a run's timeline (trace.json): how long each engine pauses for a new version, how
+much of the pause is the local copy, whether the version was prefetched, and how many engines pause at the same time.
+tests/run/test_rolling.py uses this file, too."""
 import collections
 import json
 
 Update = collections.namedtuple("Update", "engine version drained out back pause copy cpu queued fetched inside")
-Update.__doc__ = """An engine takes a version; times in seconds of the machine's monotonic clock.
+Update.__doc__ = """An update of an engine to a version. Times are seconds of the machine's monotonic clock.
 
-drained: from then on it began no samples ("last samples"), None: it takes the version at once; out, back: it begins,
-and ends, what it does in its turn; pause: the time in which it generates nothing, without waits for its turn and for
-the version; copy: of the staging into the engine's memory; cpu, queued: of the pause without the copy, the thread's
-CPU time, and the time that it waited for a core; fetched: when the prefetch of the version ended, None without one;
-inside: names of the spans within the pause."""
+drained     the time from which the engine began no samples ("last samples"); None when it takes the version at once
+out, back   the beginning and the end of its work on the update
+pause       the seconds in which it generates nothing, without the waits for its turn and for the version
+copy        the seconds of the copy from the staging into the engine's memory
+cpu         the thread's CPU seconds in the pause without the copy
+queued      the seconds in the pause without the copy in which the thread waited for a core
+fetched     the time at which the version's prefetch ended; None without a prefetch
+inside      the names of the spans within the pause"""
 WAITS = {"wait for a turn", "wait for prefetch", "wait for weights"}
 TAKING = {"wait for weights", "update weights", "swap weights", "copy weights"}
 
 
 def spans_of(folder):
-    """{(process's label, thread): [(begin, end, name, kind, args)] in their order}."""
+    """Returns {(process's label, thread): [(begin, end, name, kind, args)]}, ordered by time."""
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     labels = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     found = collections.defaultdict(list)
@@ -29,7 +32,7 @@ def spans_of(folder):
 
 
 def prefetches(threads):
-    """{(engine, version): when it was there}."""
+    """Returns {(engine, version): the end of its prefetch}."""
     ends = {}
     for (label, _), spans in threads.items():
         for _, end, name, _, args in spans:
@@ -40,7 +43,8 @@ def prefetches(threads):
 
 
 def pauses(spans):
-    """(version, what the thread did from the first piece of its "take weights" to the last)."""
+    """Returns (version, spans) for each version: the spans of the thread from the first "take weights" of that version
+    to the last."""
     of = collections.defaultdict(list)
     for at, (_, _, name, _, args) in enumerate(spans):
         if name == "take weights":
@@ -49,7 +53,7 @@ def pauses(spans):
 
 
 def updates(folder, role="engine"):
-    """What rank 0 of each instance of the role took, in the order of time."""
+    """Returns the updates of rank 0 of each instance of the role, ordered by time."""
     threads, found = spans_of(folder), []
     fetched = prefetches(threads)
     for (label, _), spans in threads.items():
@@ -68,7 +72,7 @@ def updates(folder, role="engine"):
 
 
 def out_at_once(found):
-    """The most engines that are out at one time."""
+    """Returns the largest number of engines that are out at the same time."""
     events = sorted([(u.drained or u.out, 1) for u in found] + [(u.back, -1) for u in found])
     most = now = 0
     for _, change in events:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Claim, read and commit of 32 rows from Python, against the C calls that it consists of: a row as
-bench/rows.h prints them, with the medians. Needs numpy and cc; left out, and said, where they are missing.
+"""Compares a claim, a read and a commit of 32 rows from Python with the C calls that they consist of. Prints a row in
+the form of bench/rows.h, with the medians. Needs numpy and cc; without them the row says that it is skipped.
 
     [DRAY_PROGRAM=build/release/dray] python3 bench/queue_python.py [--json] [--strict] [--quick]"""
 import argparse
@@ -31,7 +31,7 @@ def arguments():
 
 
 def show(options, value=None, limit=None, spread=None, samples=None, skipped=None):
-    """The row. The program's exit status."""
+    """Prints the row. Returns the program's exit status."""
     ok = skipped is not None or value <= TARGET * limit
     if options.json:
         figure = {"skipped": skipped} if skipped else {"value": value, "unit": "s"}
@@ -70,7 +70,8 @@ def fill(np, queue, blocks):
 
 
 def measure(options, np, dray, loop):
-    """Blocks of rounds, of C and of Python in turn, so that both meet the same neighbours."""
+    """Measures blocks of rounds in C and in Python. They are interleaved, so that the machine's other load affects both
+    alike."""
     names = (c.c_char_p * len(COLUMNS))(*(name.encode() for name in COLUMNS))
     room = c.create_string_buffer(1 << 20)
     rounds = 3 * BLOCK if options.quick else max(1, options.repeat) * 200

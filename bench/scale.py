@@ -1,17 +1,17 @@
-"""Many processes on few cores: what a row costs that goes through five tasks.
+"""Measures the cost of a row that goes through five tasks, with many processes on few cores.
 
     bench/scale.py [--engines N] [--ranks N] [--seconds S] [--set KEY=VALUE ...] [--json] [--quick] [--strict]
 
-runs the clock job (examples/clock.yaml) with its sleeps as good as none, 32 engines, a trainer of 8 ranks and 256 rows
-a step, and prints rows a second, the CPU time that a row takes in all processes, in the coordinator alone and in
-each role, and the share of a core that the coordinator takes. What is done meanwhile is all that dray does: claims,
-commits, weights, updates, reports.
+runs the clock job (examples/clock.yaml) almost without sleeps, with 32 engines, a trainer of 8 ranks and 256 rows a
+step. It prints the rows per second, the CPU time of a row in all processes and in each role, and the share of a core
+that the coordinator takes. The processes do everything that dray does in a job: claims, commits, weights, updates,
+reports.
 
-Limits, of the same run: the rows that the cores could make if they did nothing else (cores / CPU time of a row), and
-what a request and its answer over a Unix socket cost between two processes that do nothing else.
+The limits are of the same run: the rows per second that the cores could make (cores / CPU time of a row), and the cost
+of a request and its answer over a Unix socket between two processes that do nothing else.
 
---strict: exit status 1 under 2,000 rows/s, where a row takes 0.4 ms of CPU or more, 0.1 ms or more in the coordinator,
-or the coordinator a fifth of a core at 2,000 rows/s."""
+--strict makes the exit status 1 below 2,000 rows/s, when a row takes 0.4 ms of CPU or more, or 0.1 ms or more in the
+coordinator, or when the coordinator would take a fifth of a core at 2,000 rows/s."""
 import json
 import os
 import pathlib
@@ -26,7 +26,7 @@ import jobs
 
 TICK = os.sysconf("SC_CLK_TCK")
 SETTINGS = ("clock.token_seconds=1e-6", "clock.train_seconds=0", "steps=1000000", "rollout.prompts=64", "eval.every=0")
-ROWS, LEAST_ROWS = 256, 2000  # of a step; a second
+ROWS, LEAST_ROWS = 256, 2000  # rows of a step; rows per second
 MOST_MS, MOST_COORDINATOR_MS, MOST_CORE = 0.4, 0.1, 0.2
 
 
@@ -36,7 +36,7 @@ def cpu_seconds(process):
 
 
 def look(folder):
-    """CPU time of the run's processes so far, by role, and how many there are."""
+    """Returns the CPU seconds of the run's processes so far, by role, and the number of processes."""
     spent, count = {}, 0
     for process in pathlib.Path("/proc").iterdir():
         try:
@@ -50,7 +50,7 @@ def look(folder):
                 role = variables["DRAY_ROLE"] if of_run else "coordinator" if "--coordinator" in line else "supervisor"
                 spent[role] = spent.get(role, 0) + cpu_seconds(process)
                 count += 1
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
     return spent, count
 
@@ -61,12 +61,12 @@ def last_step(folder):
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - 8192))
             return json.loads(file.read().splitlines()[-1])["step"]
-    except (OSError, ValueError, IndexError):  # none yet, or half a line
+    except (OSError, ValueError, IndexError):  # there is no line yet, or half of one
         return -1
 
 
 def message_us():
-    """CPU time of a request and its answer, of 64 bytes each, for both sides."""
+    """Returns the CPU time of a request and its answer, of 64 bytes each, in both processes together."""
     ours, theirs = socket.socketpair()
     count, child = 20000, os.fork()
     if not child:

@@ -1,19 +1,18 @@
-"""What dray simulate and dray size predict of the clock job, and what runs of it take.
+"""Compares the predictions of dray simulate and dray size for the clock job with runs of it.
 
     bench/simulate.py [--slower F] [--runs N] [--out DIR] [--set KEY=VALUE ...] [--json] [--quick] [--strict] [--size N]
                       [ENTRY...]
 
-Services are fitted on one run of `sync` and one of `one_step_async`, of eight times as many steps, with one engine and one trainer. Then each entry,
-which was not fitted on, is run N times (10) with seeds of its own, one after the other, and simulated: printed are the
-seconds of a step, the mean staleness and the idle time of engines and trainer, predicted and measured, and their
-differences. Limits: 5 % of the step, 0.1 of the staleness, 2 points of the idle time.
+Services are fitted on one run of `sync` and one of `one_step_async`, with one engine and one trainer, and with eight
+times as many steps. Each entry is then run N times (10), one run after the other with a seed each, and simulated. No entry is
+part of the fit. The script prints the predicted and the measured seconds of a step, mean staleness, and idle time of
+engines and trainer, and their differences. The limits are 5 % of the step, 0.1 of the staleness, and 2 points of the
+idle time.
 
-ENTRY: these alone (their names, below). --size N: instead, all splits of N devices are run once, with `async`, and the
-fastest is compared with that of dray size (5 %).
---slower: all sleeps are that many times as long, for a machine that does other things, too. --quick: 2 runs each, and
-fits of twice as many steps.
---strict: exit status 1 where a limit is missed.
-"""
+ENTRY selects entries by their names, below. --size N instead runs all splits of N devices once, with `async`, and
+compares the fastest with the one that dray size chooses (limit: 5 %). --slower multiplies all sleeps, for a machine
+that has other work. --quick makes 2 runs of each, and fits of twice
+as many steps. --strict makes the exit status 1 when a limit is missed."""
 import json
 import pathlib
 import subprocess
@@ -23,7 +22,7 @@ import tempfile
 import jobs
 
 WARMUP, STEPS = 4, 24
-FIT = 8  # times as many steps: lengths vary, and the mean of a few of them would be what is compared
+FIT = 8  # fits have so many times more steps, because the mean length of few responses varies too much
 FIT_SEED = 101
 ROLES = ("engine", "trainer")
 ENTRIES = {
@@ -104,7 +103,7 @@ def main():
     out = pathlib.Path(a.out or made.name)
     settings = pace(a.slower) + a.set
     traces = [out / schedule for schedule in ("sync", "one_step_async")]
-    for number, trace in enumerate(traces):  # other lengths in each, and many of them: the fit knows no others
+    for number, trace in enumerate(traces):  # two seeds and many steps, because the fit has no other lengths
         run(trace, settings + [f"schedule={trace.name}", f"steps={(2 if a.quick else FIT) * STEPS}"], FIT_SEED + number)
     kept = True
     for name in [] if a.size else a.entries or ENTRIES:

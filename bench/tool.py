@@ -1,15 +1,20 @@
-"""The tool job under its schedules: what asynchrony gains where responses wait for a tool.
+"""Compares the schedules of the tool job: how much an asynchronous one gains when responses wait for a tool.
 
     bench/tool.py [--rounds N] [--steps N] [--set KEY=VALUE ...] [--json] [--strict] [ENTRY...]
 
-runs examples/tool.yaml once a round and entry (a schedule and settings: "async:update=anew"), the entries in turn,
-and prints for each the medians of: steps and samples a second after the warm-up; calls of the tool a sample; the
-rows that wait for it, on average; the limit in steps a second, which is the less of two: nothing passes but the tool's
-time, with all rows in flight, and nothing but the processors' time of a step, with both cores; the share of two cores
-that the run takes, its beginning included. Last the fastest `async` against the fastest `sync`, with the ratios of each
-round. --json: an object a line. --strict: exit status 1 where that is below 1.6, or a `sync` takes more than 60 % of
-two cores. Work of others on the machine is part of the result.
-"""
+runs examples/tool.yaml once for each round and entry. An entry is a schedule with settings: "async:update=anew". The
+entries are interleaved. For each it prints the medians of these figures:
+
+    steps/s, samples/s  after the warm-up
+    calls               the calls of the tool for a sample
+    waiting             the mean number of rows that wait for the tool
+    limit               steps per second when nothing but the tool takes time, with all rows in flight, or when nothing
+                        but the processors do, with both cores; the smaller of the two
+    cpu                 the share of two cores that the whole run takes
+
+The last line compares the fastest `async` with the fastest `sync`, with the ratios of each round. --json prints an
+object a line. --strict makes the exit status 1 when that ratio is below 1.6, or when a `sync` takes more than 60 % of
+two cores. Other work on the machine affects the result."""
 import json
 import pathlib
 import resource
@@ -39,10 +44,10 @@ def run(out, entry, extra):
     done = subprocess.run(command, stdout=subprocess.DEVNULL)
     if done.returncode:
         sys.exit(done.returncode)
-    return look_at(out, entry, (used() - before) / (time.monotonic() - begin) / CORES)
+    return read_run(out, entry, (used() - before) / (time.monotonic() - begin) / CORES)
 
 
-def look_at(out, entry, share):
+def read_run(out, entry, share):
     job = json.loads((out / "config.json").read_text())
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()][1 + WARMUP:]
     seconds, samples = (sum(row[key] for row in rows) for key in ("step_seconds", "samples"))
@@ -56,7 +61,7 @@ def look_at(out, entry, share):
 
 
 def summary(rounds):
-    """What the rounds of each entry have in the middle, and the ratios of the fastest of both kinds."""
+    """Returns the medians of each entry over the rounds, and the ratios between the fastest entries of both kinds."""
     entries = [{key: statistics.median(one[i][key] for one in rounds) if key != "entry" else first[key]
                 for key in first} for i, first in enumerate(rounds[0])]
 

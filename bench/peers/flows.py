@@ -1,23 +1,21 @@
 #!/usr/bin/env python3
-"""The weight updates that RL frameworks do today, in plain PyTorch and NCCL, as bench/gpu.sh compares
-dray with them:
+"""The weight updates of today's RL frameworks, in plain PyTorch and NCCL. bench/gpu.sh compares dray with them:
 
-  broadcast   Half of the GPUs train (FSDP: dimension 0 is cut evenly), the others infer (tensor-parallel).
-              Bucket by bucket, trainers all-gather the full tensors, trainer 0 broadcasts each to all
-              engine ranks, and each engine rank copies its part out of it.
-  packed      The same, but a bucket travels as one flat tensor, and two buckets take turns, each on a
-              stream of its own: one is packed or unpacked while the other is on its way (what vLLM and
-              NeMo-RL call packed broadcasts; with --bucket 1024 as they have it by default).
-  ipc         Each GPU has a trainer and an engine rank, each a process. Bucket by bucket, trainers
-              all-gather the full tensors, flatten them and hand the flat tensor's CUDA IPC handle to the
-              engine rank on the same GPU, which copies its part out of it.
-  server      As checkpoint-engine's ParameterServer has it (parameter_server.py), on the same GPUs.
+  broadcast   Half of the GPUs train (FSDP: dimension 0 is cut evenly), and the others infer (tensor-parallel).
+              Bucket by bucket, the trainers all-gather the full tensors, trainer 0 broadcasts each to all
+              engine ranks, and each engine rank copies out its part.
+  packed      The same, but a bucket is sent as one flat tensor. Buckets alternate between two streams, so that
+              one is packed or unpacked while the other is being sent. vLLM and NeMo-RL call these packed
+              broadcasts; --bucket 1024 is their default.
+  ipc         Each GPU has a trainer and an engine rank, each a process. Bucket by bucket, the trainers
+              all-gather the full tensors, flatten them and give the flat tensor's CUDA IPC handle to the
+              engine rank on the same GPU, which copies out its part.
+  server      The flow of checkpoint-engine's ParameterServer (parameter_server.py), on the same GPUs.
 
-The time counts from the last trainer rank's start to the last engine rank's end (its GPU has finished),
-as in `dray bench weights`: the median of REPEATS updates after one that is not timed. Before each update
-the engines' memory is cleared; after the last one every element of every engine rank is checked. The
-flows themselves verify nothing while they move, and Ray, HTTP and loaders are not part of them.
-"""
+The time counts from the last trainer rank's start to the last engine rank's end (its GPU has finished), as in `dray
+bench weights`. It is the median of REPEATS updates after one that is not timed. The engines' memory is cleared before
+each update. After the last one, every element of every engine rank is checked. The flows themselves verify nothing
+during an update, and Ray, HTTP and loaders are not part of them."""
 import argparse
 import json
 import os
@@ -41,15 +39,16 @@ MODELS = {
 
 
 class Tensor:
-    """One of the model, with its Hugging Face shape. `cut`: the dimension that tensor-parallel ranks share;
-    None: each has all of it. `parts`: into how many parts it can be cut (heads); more ranks repeat them."""
+    """A tensor of the model, with its Hugging Face shape. `cut` is the dimension that tensor-parallel ranks share; with
+    None each has the whole tensor. `parts` is the number of parts (heads) into which it can be cut; more ranks than
+    that hold the same parts."""
 
     def __init__(self, name, shape, cut=None, parts=1 << 30):
         self.name, self.shape, self.cut, self.parts = name, shape, cut, parts
         self.count = torch.Size(shape).numel()
 
     def of_engine(self, full, rank, world):
-        """The part of the full tensor that an engine rank has."""
+        """Returns the part of the full tensor that an engine rank holds."""
         if self.cut is None:
             return full
         parts = min(world, self.parts)
@@ -61,7 +60,7 @@ class Tensor:
         return full.narrow(0, rank * size, size)
 
     def values(self, device):
-        """The same bits on every rank and device."""
+        """Returns the tensor's values, which have the same bits on every rank and device."""
         seed = 0
         for letter in self.name:
             seed = (seed * 131 + ord(letter)) % (1 << 31)
@@ -119,7 +118,7 @@ def buckets(model, limit):
 
 
 class Rank:
-    """What a process is: one trainer or engine rank, its shards, and how all ranks agree on times."""
+    """The state of a process, which is one trainer or engine rank: its shards and its buckets."""
 
     def __init__(self, args, trainer, rank, world, number):
         self.trainer, self.rank, self.world, self.streams = trainer, rank, world, None
@@ -164,7 +163,8 @@ class Rank:
             self.shards[tensor.name].copy_(tensor.of_engine(values, self.rank, self.world))
 
     def wrong(self):
-        """How many elements are not what the trainers have, and the first tensor with such."""
+        """Returns the number of elements that differ from the trainers', and the first tensor that has such an
+        element."""
         count, first = 0, None
         for tensor in self.tensors():
             want = tensor.of_engine(tensor.values(self.device), self.rank, self.world)
@@ -176,7 +176,7 @@ class Rank:
 
 
 def split(bucket, flat):
-    """Views of a flat bucket as its tensors."""
+    """Returns views of a flat bucket as its tensors."""
     return [part.view(tensor.shape) for tensor, part in
             zip(bucket, flat.split([tensor.count for tensor in bucket]))]
 
@@ -211,7 +211,8 @@ def packed_bucket(me, bucket, trainers, sync):
 
 
 def packed_update(me, trainers, sync):
-    """Buckets in turns on two streams; what was begun on one ends before it is used again."""
+    """Updates by packed buckets. They alternate between two streams, and a bucket on a stream ends before the next one
+    begins there."""
     if me.device.type != "cuda":
         for bucket in me.buckets:
             packed_bucket(me, bucket, trainers, sync)
@@ -256,7 +257,7 @@ def broadcast_rank(number, args, file, pipes):
 # ---- on the same GPUs -----------------------------------------------------------------------------
 
 def ipc_engine(me, pipe):
-    """Answers what the trainer on the same GPU asks, until it says that this is all."""
+    """Answers the requests of the trainer on the same GPU, until it sends "end"."""
     while True:
         what, flat = pipe.recv()
         if what == "end":
@@ -273,12 +274,12 @@ def ipc_engine(me, pipe):
 
 
 def ipc_update(me, pipe):
-    """Returns when the engine rank ended."""
+    """Returns the time at which the engine rank ended."""
     end = 0
     for index, bucket in enumerate(me.buckets):
         flat = join(me.full_tensors(bucket, None))
         me.finish()
-        pipe.send((index, flat))  # as an IPC handle; of host memory a shared mapping
+        pipe.send((index, flat))  # sends an IPC handle, or a shared mapping of host memory
         end = pipe.recv()
         del flat
     return end

@@ -1,22 +1,29 @@
 #!/usr/bin/env python3
-"""PyTorch's FSDP2 on half of the GPUs and a tensor-parallel engine on the other half, which decodes all the time: the same
-model and trainer, three ways for a step's weights to reach the engine.
+"""Compares three ways in which a step's weights reach an engine. PyTorch's FSDP2 trains on half of the GPUs, and a
+tensor-parallel engine on the other half decodes all the time. Model and trainer are the same in all three:
 
-  gather     today's: each parameter is gathered (full_tensor), trainer 0 broadcasts it over NCCL to the engine's ranks,
-             bucket by bucket, and each copies its part out of it. The engine stands still meanwhile.
-  update     dray: the engine's ranks read their parts out of the trainers' shards. The engine stands still meanwhile.
-  prefetch   dray: the same into spare memory, while the engine decodes; it stands still for the commit alone.
+  gather     as frameworks do today: each parameter is gathered (full_tensor), trainer 0 broadcasts it over NCCL to the
+             engine's ranks, bucket by bucket, and each copies out its part. The engine does not decode meanwhile.
+  update     dray: the engine's ranks read their parts from the trainers' shards. The engine does not decode meanwhile.
+  prefetch   dray: the same into spare memory, while the engine decodes. It only stops for the commit.
 
     PYTHONPATH=python python3 bench/peers/fsdp2_tp.py [--model qwen2.5-3b] [--repeats 5] [--json OUT.json]
     PYTHONPATH=python python3 bench/peers/fsdp2_tp.py --cpu 4 --model tiny
 
-ready: seconds from the end of the optimizer's step (its GPU has finished, on all ranks) until all ranks of the engine have
-the version (their GPUs have finished). pause: seconds in which the engine decodes nothing. slow: a decoding step while
-weights come, over one before. extra: GiB that a rank had beside its parameters at most, in PyTorch's allocator and
-outside of it, the most of any trainer and of any engine's rank. Medians of REPEATS steps behind one that is not timed;
-flows take turns, step by step, in one run. dray verifies sums before a version counts, NCCL's flow verifies nothing.
-limit: the bytes that the slowest rank of the engine takes, over what one GPU reads from another one in the same run.
-After the last step of each flow all parameters of all ranks are compared with the trainers', bit by bit."""
+The figures are medians of REPEATS steps after one that is not timed. The flows are interleaved, step by step, in one
+run.
+
+  ready   the seconds from the end of the optimizer's step (its GPU has finished, on all ranks) until all ranks of the
+          engine have the version (their GPUs have finished)
+  pause   the seconds in which the engine does not decode
+  slow    the time of a decoding step while weights arrive, divided by that of one before
+  extra   the largest GiB that a rank used in addition to its parameters, in PyTorch's allocator and outside of it: the
+          maximum over the trainer ranks, and that over the engine's ranks
+  limit   the bytes that a rank of the engine receives, divided by the rate at which one GPU reads from another in the
+          same run
+
+dray verifies checksums before it commits a version; NCCL's flow verifies nothing. After the last step of each flow, all
+parameters of all ranks are compared with the trainers', bit by bit."""
 import argparse
 import json
 import os
@@ -43,7 +50,7 @@ MODELS = {
 }
 FLOWS = ("gather", "update", "prefetch")
 BUCKET = 512 << 20
-SEQUENCES, CONTEXT = 32, 512  # that the engine decodes
+SEQUENCES, CONTEXT = 32, 512  # of the engine's decoding
 DECODED = 20                  # steps before each update
 
 
@@ -86,8 +93,8 @@ class Model(nn.Module):
 
 
 class Engine:
-    """A tensor-parallel rank: parameters fused as SGLang and vLLM have them. parts: (name, shape of the whole tensor, this
-    rank's view, where it begins)."""
+    """A tensor-parallel rank, whose parameters are fused as in SGLang and vLLM. `parts` has (name, shape of the whole
+    tensor, this rank's view, the view's start in the tensor)."""
 
     def __init__(self, size, dtype, device, rank, world, group):
         layers, h, heads, kv, d, inner, vocabulary = size
@@ -132,7 +139,7 @@ class Engine:
 
     @torch.no_grad()
     def decode(self):
-        """One token for each sequence."""
+        """Decodes one token for each sequence."""
         local = self.tokens - self.v_at
         here = (local >= 0) & (local < self.v_rows)
         x = self.sum_up(F.embedding(local.clamp(0, self.v_rows - 1), self.embed) * here.unsqueeze(-1))
@@ -155,7 +162,8 @@ class Engine:
 
 
 class Memory:
-    """GiB that this rank's GPU had at most beside what it has at the start: in PyTorch's allocator, and outside of it."""
+    """The largest number of GiB that this rank's GPU used in addition to those in use at the start: in PyTorch's
+    allocator, and outside of it."""
 
     def __init__(self, device):
         self._device, self._over, self.extra = device, threading.Event(), 0.0
@@ -186,7 +194,7 @@ class Memory:
 
 
 class Rank:
-    """What both sides have: the first half of the ranks are trainers."""
+    """The state that both sides have. The first half of the ranks are trainers."""
 
     def __init__(self, rank, options, folder, told):
         self.rank, self.options, self.told, self.half = rank, options, told, options.ranks // 2
@@ -217,7 +225,7 @@ class Rank:
         return found
 
     def buckets(self):
-        """Lists of (name, shape), of the model's tensors."""
+        """Yields lists of (name, shape) of the model's tensors."""
         with torch.device("meta"):
             tensors = Model(self.size, self.dtype).named_parameters()
         bucket, size = [], 0
@@ -249,7 +257,7 @@ class TrainerRank(Rank):
             self.finish()
             flow = FLOWS[version % len(FLOWS)]
             self.all("trained")
-            self.all("decoding")          # so many steps, which are timed before
+            self.all("decoding")          # after the steps that are timed before the update
             with Memory(self.device) as memory:
                 begun = time.monotonic()
                 if self.rank == 0:
@@ -259,7 +267,7 @@ class TrainerRank(Rank):
                 found = self.all({"begun": begun})
             self.all({"side": "trainer", "extra": memory.extra})
             if version > self.options.versions - len(FLOWS):
-                self.gather(version)      # as the engine compares
+                self.gather(version)      # the engine compares its parameters with these
                 self.all(None)
         self.publisher.close()
 
@@ -322,7 +330,7 @@ class EngineRank(Rank):
         return time.monotonic() - begun
 
     def agreed(self, seen):
-        """Whether all of the engine's ranks have seen it: they stop behind the same step."""
+        """Returns whether all ranks of the engine have seen it, so that they stop after the same step."""
         flag = torch.tensor([int(seen)])
         dist.all_reduce(flag, dist.ReduceOp.MIN, group=self.engine_control)
         return bool(flag.item())
@@ -383,7 +391,7 @@ class EngineRank(Rank):
 
 
 def speed(repeats=5, size=1 << 30):
-    """Bytes a second that one GPU reads from another one."""
+    """Returns the bytes per second at which one GPU reads from another."""
     here, there = (torch.empty(size, dtype=torch.uint8, device=f"cuda:{i}") for i in (0, 1))
     found = []
     for _ in range(repeats + 1):

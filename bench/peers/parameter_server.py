@@ -1,18 +1,18 @@
-"""The flow of checkpoint-engine's ParameterServer (github.com/MoonshotAI/checkpoint-engine, ps.py), written anew in
-plain PyTorch for flows.py: weights wait in pinned host memory of the GPUs' own hosts, and go from there to all
-engines of all GPUs.
+"""The flow of checkpoint-engine's ParameterServer (github.com/MoonshotAI/checkpoint-engine, ps.py), rewritten in plain
+PyTorch for flows.py. Weights are in pinned host memory of the GPUs' own hosts, and are sent from there to all engines
+on all GPUs.
 
-  register  Trainers all-gather the full tensors, bucket by bucket; each bucket has an owner, in turns, which copies
-            it into its pinned memory. That memory is pinned once, before anything is timed, as with
-            use_shared_memory_pool.
+  register  Trainers all-gather the full tensors, bucket by bucket. Each bucket has an owner, which copies it into its
+            pinned memory; the ranks own buckets in turn. That memory is pinned once, before the timed updates, as
+            with use_shared_memory_pool.
   gather    Ranks tell each other which tensors they have (gather_metas).
-  update    Owners upload their next bucket, all at once; then bucket after bucket is broadcast into one half of a
-            buffer on every GPU, whose IPC handle the engine's process has got at the beginning. While the next
-            one is on its way into the other half, the engine's rank copies its part out of the first.
+  update    All owners upload their next bucket at the same time. Then one bucket after the other is broadcast into
+            one half of a buffer on every GPU. The engine's process received that buffer's IPC handle at the beginning.
+            While the next bucket is sent into the other half, the engine rank copies its part out of the first.
 
-All three are timed: from weights on the trainers' GPUs to weights in the engines, as in the other flows. What
-differs from the original, all of it in its favour: trainer and server are one process, a pipe stands for ZeroMQ,
-the process group and the buffers are kept from one update to the next, and there is no HTTP request to an engine."""
+All three are timed: from weights on the trainers' GPUs to weights in the engines, as in the other flows. There are four
+differences from the original, all in its favour. Trainer and server are one process. A pipe replaces ZeroMQ. The
+process group and the buffers are kept from one update to the next. There is no HTTP request to an engine."""
 import torch
 import torch.distributed as dist
 
@@ -22,7 +22,7 @@ ALIGN = 256  # bytes
 
 
 class Server:
-    """What a rank keeps from one update to the next."""
+    """The buffers that a rank keeps from one update to the next."""
 
     def __init__(self, me):
         self.sizes = [sum(-2 * tensor.count // ALIGN * -ALIGN for tensor in bucket) for bucket in me.buckets]
@@ -39,7 +39,7 @@ class Server:
 
 
 def pieces(bucket, buffer, start):
-    """The bucket's tensors where they lie in the buffer."""
+    """Returns views of the bucket's tensors at their places in the buffer."""
     out = []
     for tensor in bucket:
         out.append(buffer[start:start + 2 * tensor.count].view(torch.bfloat16).view(tensor.shape))
@@ -65,13 +65,14 @@ def register(me, server):
 
 
 def update(me, pipe):
-    """Of a trainer's rank, which is the server's as well. Returns when the engine rank ended."""
+    """Updates from a trainer rank, which is the server's rank as well. Returns the time at which the engine rank
+    ended."""
     first = not hasattr(me, "server")
     if first:
         me.server = Server(me)
     server = me.server
     register(me, server)
-    pipe.send(("buffer", server.buffer))  # as an IPC handle; of host memory a shared mapping
+    pipe.send(("buffer", server.buffer))  # sends an IPC handle, or a shared mapping of host memory
     pipe.recv()
     waits = False
     for turn in range(0, len(me.buckets), me.world):
@@ -86,7 +87,7 @@ def update(me, pipe):
                 half.copy_(server.uploaded[:size])
             dist.broadcast(half, owner)
             if waits:
-                pipe.recv()  # the engine has copied out the bucket before
+                pipe.recv()  # the engine has copied out the previous bucket
             dist.all_reduce(server.failed)
             synchronize(me)
             if int(server.failed):
@@ -99,7 +100,7 @@ def update(me, pipe):
 
 
 def engine(me, pipe):
-    """Answers what the server on the same GPU asks, until it says that this is all."""
+    """Answers the requests of the server on the same GPU, until it sends "end"."""
     buffer = None
     while True:
         what, value = pipe.recv()

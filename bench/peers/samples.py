@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""TransferQueue (PyPI's, with SimpleStorage and Ray) beside dray.compat.transfer_queue: the same TensorDicts put by
-kv_batch_put, got by kv_batch_get as memory that may be written to, and cleared. Each is a process of its own, and they take
-turns, so that both meet the same neighbours; what came is compared with what was put, once. A row: both medians of put
-and get together, and how many times faster dray is; and of dray alone what 1 GiB takes in 32 columns beside the same in one.
+"""Compares TransferQueue (PyPI's, with SimpleStorage and Ray) with dray.compat.transfer_queue. The same TensorDicts are
+put by kv_batch_put, got by kv_batch_get as memory that may be written to, and cleared. Each library has a process of
+its own. Their rounds are interleaved, so that the machine's other load affects both alike. The values that were got are
+compared once with those that were put. A row has the medians of put and get of both libraries, and the ratio of their
+sums. Another row, of dray alone, compares 1 GiB in 32 columns with the same bytes in one.
 
     build/frameworks/tq_real/venv/bin/python bench/peers/samples.py [--json] [--strict] [--alone] [--rounds N] [--mib N]
 
@@ -29,14 +30,14 @@ def arguments():
 
 
 def columns(torch, count, mib):
-    """A TensorDict's fields: as many columns of as many MiB each."""
+    """Returns a TensorDict's fields: `count` columns of `mib` MiB each."""
     generator = torch.Generator().manual_seed(count)
     return {f"c{i}": torch.randint(-9, 9, (ROWS, (mib << 20) // 4 // ROWS), generator=generator, dtype=torch.int32)
             for i in range(count)}
 
 
 def ragged(torch):
-    """A step's samples: 512 prompts with their answers, and what tasks said of each token."""
+    """Returns a step's samples: 512 prompts with their answers, and the tasks' outputs for each token."""
     generator = torch.Generator().manual_seed(3)
 
     def lengths(low, high):
@@ -56,7 +57,7 @@ def of(torch, shape, mib):
 
 
 def worker(pipe, kind, mib):
-    """Does a round of a shape as often as it is told, and says how long put and get took."""
+    """Does a round of each shape that it receives, and sends the seconds of put and get."""
     import torch
     from tensordict import TensorDict
     torch.set_num_threads(1)
