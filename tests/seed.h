@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* $DRAY_TEST_SEED, or a new one at every call. Prints it, so that a failure can be repeated. */
+/* Returns $DRAY_TEST_SEED, or a new seed at every call. Prints it, so that a failure can be
+ * repeated. */
 static inline uint64_t test_seed(void)
 {
     const char *given = getenv("DRAY_TEST_SEED");
@@ -16,7 +17,7 @@ static inline uint64_t test_seed(void)
     uint64_t drawn = given ? strtoull(given, NULL, 0)
                            : (uint64_t)now.tv_sec * 1000003 + (uint64_t)now.tv_nsec % 1000003;
     printf("DRAY_TEST_SEED=%llu\n", (unsigned long long)drawn);
-    fflush(stdout); /* servers are forks */
+    fflush(stdout); /* so that forked servers do not print it again */
     return drawn;
 }
 
@@ -49,8 +50,8 @@ static inline int test_times(int usual)
     return test_scale() ? usual * test_scale() : usual;
 }
 
-/* How many cases a suite draws: $DRAY_TEST_CASES, or `usual`. With 1 and a seed, a failed case is
- * repeated alone. */
+/* Returns the number of cases that a suite draws: $DRAY_TEST_CASES, or `usual`. With 1 and a seed,
+ * a failed case is repeated alone. */
 static inline uint64_t test_cases(uint64_t usual)
 {
     const char *given = getenv("DRAY_TEST_CASES");

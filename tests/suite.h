@@ -5,10 +5,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-/* cmocka expects those above it. */
+/* cmocka expects the headers above it. */
 #include <cmocka.h>
 
-static struct CMUnitTest suite_tests[64]; /* cmocka passes over empty ones */
+static struct CMUnitTest suite_tests[64]; /* cmocka skips empty ones */
 static size_t suite_count;
 
 static inline void suite_add(struct CMUnitTest test)
@@ -17,7 +17,7 @@ static inline void suite_add(struct CMUnitTest test)
     suite_tests[suite_count++] = test;
 }
 
-/* A test, and one with a set-up and a tear-down of its own: TEST(name) { ... }. */
+/* Defines a test, or one with a set-up and a tear-down of its own: TEST(name) { ... }. */
 #define TEST(name) TEST_WITHIN(name, NULL, NULL)
 #define TEST_WITHIN(name, up, down)                                                                \
     static void name(void **state);                                                                \
@@ -27,16 +27,17 @@ static inline void suite_add(struct CMUnitTest test)
     }                                                                                              \
     static void name(void **state __attribute__((unused)))
 
-/* What runs before or after tests: FIXTURE(name) { ... return 0; }. */
+/* Defines a function that runs before or after tests: FIXTURE(name) { ... return 0; }. */
 #define FIXTURE(name) static int name(void **state __attribute__((unused)))
 
-/* Runs them all, between a set-up and a tear-down of the whole suite (or NULL). How many failed. */
+/* Runs all tests, between a set-up and a tear-down of the whole suite (or NULL). Returns the number
+ * of tests that failed. */
 static inline int suite_run(CMFixtureFunction up, CMFixtureFunction down)
 {
     return cmocka_run_group_tests(suite_tests, up, down);
 }
 
-/* The main function of a program that does nothing else. */
+/* Defines the main function of a program that only runs its suite. */
 #define SUITE(up, down)                                                                            \
     int main(void)                                                                                 \
     {                                                                                              \

@@ -30,13 +30,13 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Adds services to a coordinator that was just made; 0 or a negative code. */
+/* Adds services to a coordinator that was just made. Returns 0 or a negative code. */
 typedef int (*fixture_services)(dray__coordinator *coordinator, dray_error *error);
 
 typedef struct coordinator_fixture {
     char folder[96], path[128], unix_address[160], tcp_address[64];
-    dray__coordinator_options options; /* set others than the addresses before the start */
-    bool tcp;                          /* listen at 127.0.0.1, too: fixture_start only */
+    dray__coordinator_options options; /* all but the addresses are set before the start */
+    bool tcp;                          /* also listens at 127.0.0.1; fixture_start only */
     fixture_services services;
     struct event_base *base;
     dray__coordinator *coordinator;
@@ -51,7 +51,8 @@ static inline void fixture_die(const char *what, const dray_error *error)
     abort();
 }
 
-/* A test that gives up by abort() leaves no files behind, either. */
+/* Remembers the fixture whose files are removed when a test ends by abort(). With NULL, returns
+ * that fixture; NULL in a process that did not give it. */
 static inline const coordinator_fixture *fixture_kept(const coordinator_fixture *f)
 {
     static const coordinator_fixture *kept;
@@ -86,7 +87,7 @@ static inline void fixture_on_stop(evutil_socket_t fd, short what, void *user)
     event_base_loopbreak(user);
 }
 
-/* A TCP listener's token lies there. */
+/* Makes sure that there is a runtime folder, in which a TCP listener's token is written. */
 static inline void fixture_have_runtime(const coordinator_fixture *f)
 {
     const char *folder = getenv("XDG_RUNTIME_DIR");
@@ -139,7 +140,7 @@ static inline void fixture_start(coordinator_fixture *f, fixture_services servic
         fixture_die("thread", NULL);
 }
 
-/* The master token that lets in over TCP. */
+/* Returns the master token, which gives access over TCP. */
 static inline dray__token fixture_master(const coordinator_fixture *f)
 {
     dray__address address;
@@ -175,7 +176,7 @@ static inline void fixture_fork(coordinator_fixture *f, fixture_services service
         event_free(term);
         dray__coordinator_free(f->coordinator);
         event_base_free(f->base);
-        exit(0); /* not _exit: a leak checker runs here */
+        exit(0); /* not _exit, because a leak checker runs at exit */
     }
     pid_t process = f->process;
     if (read(ready[0], f, sizeof *f) != (ssize_t)sizeof *f)
@@ -188,7 +189,7 @@ static inline void fixture_fork(coordinator_fixture *f, fixture_services service
     close(ready[1]);
 }
 
-/* Ends the coordinator; what it leaves behind (its socket) is the test's failure. */
+/* Ends the coordinator. A file that it leaves in its folder, such as its socket, fails the test. */
 static inline void fixture_stop(coordinator_fixture *f)
 {
     if (f->process) {
@@ -209,7 +210,7 @@ static inline void fixture_stop(coordinator_fixture *f)
     *f = (coordinator_fixture){0};
 }
 
-/* The host of the contexts that are opened next; NULL: this machine. */
+/* The host of the contexts that are opened next; NULL means this machine. */
 static const char *fixture_host;
 
 static inline dray_context *fixture_open_at(const char *address, const char *name, const char *role,

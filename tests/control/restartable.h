@@ -1,20 +1,20 @@
-/* A coordinator that is started again whenever it is killed, as a supervisor does it: a process of
- * its own, whose parent (another one) watches it. Any process of the test may kill it. */
+/* A coordinator that is started again whenever it is killed, as under a supervisor. It is a process
+ * of its own, and so is its parent, which watches it. Any process of the test may kill it. */
 #pragma once
 
 #include "control/fixture.h"
 
 #include <sys/mman.h>
 
-/* In memory that all processes of the test see. */
+/* It lies in memory that all processes of the test share. */
 typedef struct restartable {
     char folder[96], path[128], unix_address[160], state[160], token[160];
-    char tcp_address[64]; /* "": none */
+    char tcp_address[64]; /* "" means none */
     fixture_services services;
     bool tcp;
     pid_t supervisor;
     volatile pid_t coordinator;
-    volatile int starts, held, over; /* held: stays away once it is gone */
+    volatile int starts, held, over; /* held: it is not started again */
 } restartable;
 
 static inline void restartable_serve(restartable *r)
@@ -56,9 +56,10 @@ static inline void restartable_supervise(restartable *r)
         pid_t pid = fork();
         if (pid == 0)
             restartable_serve(r);
-        waitid(P_PID, (id_t)pid, &end, WEXITED | WNOWAIT); /* whoever waits for it sees held, too */
+        /* It stays a zombie until `held` is set, so that a process that waits for it sees both. */
+        waitid(P_PID, (id_t)pid, &end, WEXITED | WNOWAIT);
         if (end.si_code == CLD_EXITED)
-            r->held = 1; /* an orderly end, or none at all */
+            r->held = 1; /* it ended without being killed */
         else if (end.si_status != SIGKILL)
             fixture_die("the coordinator crashed", NULL);
         waitpid(pid, NULL, 0);
@@ -101,7 +102,7 @@ static inline restartable *restartable_start(fixture_services services, bool tcp
     return r;
 }
 
-/* From any process. */
+/* Kills the coordinator. Any process may call this. */
 static inline void restartable_kill(restartable *r)
 {
     kill(r->coordinator, SIGKILL);
@@ -114,7 +115,7 @@ static inline void restartable_restart(restartable *r)
     restartable_await(r, starts + 1);
 }
 
-/* Kills it, and keeps it away. */
+/* Kills the coordinator, and keeps it from being started again. */
 static inline void restartable_hold(restartable *r)
 {
     r->held = 1;
@@ -130,7 +131,7 @@ static inline void restartable_again(restartable *r)
     restartable_await(r, starts + 1);
 }
 
-/* An orderly end. */
+/* Ends the coordinator by SIGTERM, and keeps it from being started again. */
 static inline void restartable_end(restartable *r)
 {
     r->held = 1;

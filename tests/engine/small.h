@@ -1,4 +1,4 @@
-/* A small model, and rows for it. Include cmocka.h before. */
+/* A small model, and rows of tokens for it. Include cmocka.h before this header. */
 #pragma once
 
 #include "engine/sampler.h"
@@ -24,7 +24,7 @@ static inline dray_model_config small_config(void)
                                .dtype = DRAY_F32};
 }
 
-/* Fills a generator's memory with something that samples well: any bytes will do. */
+/* Fills a generator's memory with finite values that vary. Any bytes would do. */
 static inline void fill(dray__generator *g)
 {
     dray_region *region = dray__generator_regions(g)[0];
@@ -46,7 +46,7 @@ static inline dray__generator *open_filled(dray__group *group)
 
 enum { ROWS = 9 };
 
-/* Rows of 1 to 9 tokens. */
+/* Makes rows of 1 to 9 tokens. */
 static inline void make_rows(int32_t *tokens, uint64_t *offsets)
 {
     uint64_t at = 0;
@@ -58,7 +58,7 @@ static inline void make_rows(int32_t *tokens, uint64_t *offsets)
     offsets[ROWS] = at;
 }
 
-/* Whole responses: how they are sampled, and of what. */
+/* The options and the rows of a generation of whole responses. */
 typedef struct generating {
     dray__sampler_options how;
     dray__sampler_rows what;

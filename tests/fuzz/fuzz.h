@@ -1,5 +1,5 @@
-/* A fuzz target: what libFuzzer calls, and what a corpus begins with. Built with replay.c it is an
- * ordinary test: `fuzz_x` runs the seeds, the inputs of corpus/x, and changed ones; `fuzz_x
+/* A fuzz target: the function that libFuzzer calls, and the seeds of its corpus. With replay.c it
+ * is an ordinary test: `fuzz_x` runs the seeds, the inputs of corpus/x, and changed inputs; `fuzz_x
  * FILE|DIR...` runs inputs again; `fuzz_x --seeds DIR` writes the seeds. With clang, -DDRAY_FUZZ=ON
  * also makes `libfuzzer_x`. */
 #pragma once
@@ -23,10 +23,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 typedef void (*fuzz_put)(void *user, const void *data, size_t size);
 void fuzz_seeds(fuzz_put put, void *user);
 
-/* How many changed inputs a seed becomes as a test, where a target is too slow for 300. */
+/* The number of changed inputs that a test makes of each seed, for a target that is too slow for
+ * 300. */
 extern const int fuzz_rounds __attribute__((weak));
 
-/* A seed whose first byte says what the rest is. */
+/* Puts a seed whose first byte is the kind of the rest. */
 static inline void fuzz_put_kind(fuzz_put put, void *user, uint8_t kind, const dray__writer *body)
 {
     dray__writer all = {0};
@@ -44,9 +45,9 @@ static inline void fuzz_put_text(fuzz_put put, void *user, uint8_t kind, const c
     dray__writer_free(&body);
 }
 
-/* A folder of this process's own, removed with its files when it ends. */
+/* Returns a folder of this process's own, which is removed with its files when the process ends. */
 const char *fuzz_folder(void);
-/* Its file NAME; the text is valid until the next call. */
+/* Returns the path of the folder's file NAME. It is valid until the next call. */
 const char *fuzz_path(const char *name);
 void fuzz_write(const char *path, const void *data, size_t size);
 void fuzz_empty_folder(void);

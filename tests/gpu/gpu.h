@@ -3,14 +3,14 @@
  *
  *     int main(void)
  *     {
- *         gpu_begin(2);              // before the first call of the library: how many GPUs it
- * needs
+ *         gpu_begin(2); // the number of GPUs; before the first call of the library
  *         ...
  *         return cmocka_run_group_tests(tests, NULL, NULL);
  *     }
  *
- * Without a GPU, or too few of them, the real one is a skip (exit code 77). A process that called
- * the driver cannot fork others that call it: tests that fork call it in children alone. */
+ * The real one skips the program (exit code 77) when there are fewer GPUs. A process that called
+ * the driver cannot fork others that call it. Therefore tests that fork call it in children
+ * alone. */
 #pragma once
 
 #include <dlfcn.h>
@@ -31,7 +31,8 @@ static inline bool gpu_is_real(void)
     return wish && strcmp(wish, "real") == 0;
 }
 
-/* GPUs of the real driver, asked for in a child: this process may fork more. */
+/* Returns the number of GPUs of the real driver. A child asks for it, so that this process can
+ * still fork others. */
 static inline int gpu_real_count(void)
 {
     fflush(NULL);
@@ -65,8 +66,8 @@ static inline void gpu_end(void)
         fprintf(stderr, "%s is left\n", gpu_cache);
 }
 
-/* Takes the library's driver, its NVRTC and NCCL, from the build's fakes; skips where a real one is
- * wanted that has fewer GPUs. */
+/* Has the library use the build's fakes of the driver, NVRTC and NCCL. With the real driver, skips
+ * the program when it has fewer GPUs. */
 static inline void gpu_begin(int devices)
 {
     char number[16];
@@ -97,13 +98,14 @@ static inline void gpu_begin(int devices)
         setenv("DRAY_NCCL_LIBRARY", getenv("DRAY_FAKE_NCCL"), 0);
     setenv("FAKE_CUDA_STATE", gpu_state, 1);
     setenv("FAKE_CUDA_DEVICES", number, 1);
-    setenv("XDG_CACHE_HOME", gpu_cache,
-           1); /* compiled kernels: the fake's are of no use to others */
+    /* The fake's compiled kernels are of no use to other programs. */
+    setenv("XDG_CACHE_HOME", gpu_cache, 1);
     unsetenv("CUDA_VISIBLE_DEVICES");
 }
 
-/* Lets calls of the driver fail: "cuMemMap:3:2" is the third with code 2, "3+" from the third on;
- * NULL: no more. Under the fake alone; false: this is a real one. */
+/* Makes calls of the driver fail. "cuMemMap:3:2" makes the third call return code 2, and "3+" every
+ * call from the third on. NULL ends that. Returns false with the real driver, where it does
+ * nothing. */
 static inline bool gpu_fail(const char *spec)
 {
     void (*set)(const char *) = NULL;
@@ -116,8 +118,8 @@ static inline bool gpu_fail(const char *spec)
     return true;
 }
 
-/* Lets the `at`-th store of kernels go wrong (tests/gpu/fake/kernels.c says how), under the fake
- * alone. Returns how many there were since the last call. */
+/* Makes the `at`-th store of kernels go wrong, as tests/gpu/fake/kernels.c describes, with the fake
+ * driver alone. Returns the number of stores since the last call. */
 static inline uint64_t gpu_fault(int kind, uint64_t at)
 {
     uint64_t (*set)(int, uint64_t) = NULL;

@@ -1,5 +1,5 @@
-/* What lies in a region of any kind, for tests to look at and to change: by the driver's own copies
- * where it is a GPU's, and not by what is tested. */
+/* The bytes of a region of any kind, for tests that read and change them. A GPU's memory is copied
+ * by the driver, and not by the code under test. */
 #pragma once
 
 #include "gpu/gpu.h"
@@ -55,7 +55,7 @@ static inline void memory_put(dray_region *region, uint64_t offset, const void *
     } else if (dray_region_get_kind(region) == DRAY_REGION_CUDA) {
         uint64_t at = dray_region_device_address(region) + offset;
         const dray__cuda *cuda = memory_enter(region);
-        /* it returns before the bytes are there */
+        /* The copy returns before it is complete. */
         memory_must(!cuda->cuMemcpyHtoD(at, from, bytes) && !cuda->cuCtxSynchronize(), region,
                     "writing");
         dray__cuda_leave();
@@ -65,7 +65,7 @@ static inline void memory_put(dray_region *region, uint64_t offset, const void *
     }
 }
 
-/* Changes bits of one byte. */
+/* Flips bits of one byte. */
 static inline void memory_flip(dray_region *region, uint64_t offset, uint8_t bits)
 {
     uint8_t byte;
@@ -74,7 +74,8 @@ static inline void memory_flip(dray_region *region, uint64_t offset, uint8_t bit
     memory_put(region, offset, &byte, 1);
 }
 
-/* A region's bytes at an address of the host: its own, or a copy, which memory_close puts back. */
+/* Returns a region's bytes at an address of the host: the region's own bytes, or a copy, which
+ * memory_close frees, and writes back if it was written. */
 static inline uint8_t *memory_open(const dray_region *region)
 {
     uint8_t *bytes = dray_region_base(region);

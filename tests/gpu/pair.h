@@ -1,5 +1,6 @@
-/* Tests of GPU memory in processes of their own: one that called the driver must not fork. A body
- * says what is wrong with CHECK, and its process ends there. Two bodies talk over link_fd. */
+/* Runs tests of GPU memory in processes of their own, because a process that called the driver must
+ * not fork. A body reports an error with CHECK, which ends its process. Two bodies exchange
+ * messages over link_fd. */
 #pragma once
 
 #include <signal.h>
@@ -22,7 +23,7 @@
         }                                                                                          \
     } while (0)
 
-static int link_fd; /* a child's end of the line to the other one */
+static int link_fd; /* a child's end of the socket pair */
 
 static inline pid_t begin(void (*body)(void), int fd)
 {
@@ -60,7 +61,7 @@ static inline void together(void (*first)(void), void (*second)(void))
     close(line[0]);
     close(line[1]);
     end(b);
-    kill(a, SIGKILL); /* those that wait for that */
+    kill(a, SIGKILL); /* it may wait for this */
     waitpid(a, NULL, 0);
 }
 

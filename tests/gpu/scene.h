@@ -1,5 +1,5 @@
-/* Trainers and engines of a test, each a process on a GPU of its own choice: what they are, and the
- * rounds in which they publish and update. */
+/* Trainers and engines of a test, each a process on a chosen GPU: their settings, and the rounds in
+ * which they publish and update. */
 #pragma once
 
 #include "gpu/weights.h"
@@ -9,7 +9,7 @@
 
 enum { GPUS = 6 };
 
-static uint32_t gpus; /* that there are: tests name more where they can use them */
+static uint32_t gpus; /* the number of GPUs; larger GPU numbers are taken modulo it */
 
 typedef struct scene {
     dray_model_config config;
@@ -17,11 +17,11 @@ typedef struct scene {
     dray_region_kind source, destination;
     uint32_t world, tp, groups, versions;
     uint32_t trainer_gpus[8], engine_gpus[8];
-    uint64_t pause_us; /* before each publish, when all engines are about to ask for it */
+    uint64_t pause_us; /* before each publish, while the engines begin to ask for the version */
     int32_t no_checksums;
-    int32_t staging; /* where what is prefetched lies; 0: on the GPU */
-    bool strategies; /* one after the other */
-    bool sees_all;   /* all GPUs, its own first */
+    int32_t staging; /* the kind of memory of prefetched weights; 0 means the GPU's */
+    bool strategies; /* engines use all strategies, one after the other */
+    bool sees_all;   /* a process sees all GPUs, its own first */
     uint64_t seed;
     board *board;
     uint32_t rank;
@@ -37,7 +37,7 @@ static inline void meet(dray_context *context, const char *where, const scene *s
     MUST(dray_barrier(context, where, ranks_of(s), DRAY_WAIT_DEFAULT, error));
 }
 
-/* The GPU of this process: the only one that it sees, or the first. */
+/* Chooses the GPU of this process, which is the only one that it sees, or the first. */
 static inline void choose(const scene *s, uint32_t gpu)
 {
     char list[64];
@@ -71,7 +71,7 @@ static inline void run_trainer(void *user)
     trainer_close(&t);
 }
 
-/* This process's rank, of one of the engines. */
+/* Opens this process's rank of one of the engines. */
 static inline engine scene_engine(const scene *s)
 {
     engine e;
@@ -105,18 +105,18 @@ static inline scene plain(uint64_t seed)
                    .seed = seed};
 }
 
-/* Two trainers and this engine's ranks. */
+/* Runs the trainers, and `ranks` ranks of an engine. */
 static inline void run_with_trainers(scene *s, uint32_t ranks, void (*engine_body)(void *scene))
 {
     RUN_ROLES(s, &s->rank, {run_trainer, s->world}, {engine_body, ranks});
 }
 
-/* The processes of cmocka's tests: those of the fake driver see six GPUs. */
+/* Prepares the processes of cmocka's tests. With the fake driver, they see six GPUs. */
 static inline void scenes_begin(void)
 {
     gpu_begin(1);
     gpus = gpu_is_real() ? (uint32_t)gpu_real_count() : GPUS;
     if (!gpu_is_real())
         setenv("FAKE_CUDA_DEVICES", "6", 1);
-    cmocka_set_test_filter(getenv("DRAY_TEST_ONLY")); /* NULL: all */
+    cmocka_set_test_filter(getenv("DRAY_TEST_ONLY")); /* NULL means all */
 }

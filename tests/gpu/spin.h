@@ -1,5 +1,5 @@
-/* Keeps a stream busy for a while: a kernel that spins, on a real GPU; on the fake driver, whose
- * kernels are the library's alone, a host function. */
+/* Keeps a stream busy for a while. On a real GPU a kernel spins. With the fake driver, which has no
+ * kernels but the library's, a host function sleeps. */
 #pragma once
 
 #include "gpu/weights.h"
@@ -16,7 +16,7 @@ static const char spin_source[] =
     "  asm volatile(\"mov.u64 %0, %globaltimer;\" : \"=l\"(a));\n"
     "  do asm volatile(\"mov.u64 %0, %globaltimer;\" : \"=l\"(b)); while (b - a < ns); }\n";
 
-/* In the device's context. */
+/* Returns the kernel. The device's context must be current. */
 static inline CUfunction spin_kernel(const dray__cuda *cuda, int arch)
 {
     static CUfunction kernel;
@@ -48,7 +48,7 @@ static inline CUfunction spin_kernel(const dray__cuda *cuda, int arch)
     return kernel;
 }
 
-/* The stream's later work begins so much later. */
+/* Delays the later work of the stream by so many milliseconds. */
 static inline void spin(const dray__cuda *cuda, dray__cuda_device *device, CUstream stream,
                         uint64_t milliseconds)
 {

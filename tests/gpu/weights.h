@@ -1,5 +1,5 @@
-/* Trainers and engines with memory on GPUs: the oracle of tests/weights/cluster.h, by way of a copy
- * in host memory. */
+/* Trainers and engines with memory on GPUs. The oracle is that of tests/weights/cluster.h, on a
+ * copy in host memory. */
 #pragma once
 
 #include "gpu/gpu.h"
@@ -9,7 +9,8 @@
 
 #include <dray/gpu.h>
 
-/* The child sees these GPUs alone: "0", "1,3". Before its first call of the library. */
+/* Makes these GPUs, such as "0" or "1,3", the only ones that the child sees. It must be called
+ * before the first call of the library. */
 static inline void see(const char *gpus)
 {
     setenv("CUDA_VISIBLE_DEVICES", gpus, 1);
@@ -47,7 +48,7 @@ static inline dray_region *mirror_of(const dray_region *region)
     return host;
 }
 
-/* fill, poison and wrong_elements of layouts with one region. */
+/* Do the same as fill, poison and wrong_elements, for layouts with one region. */
 static inline void gpu_fill(const dray_layout *layout, dray_region *region, bool tied,
                             uint64_t seed)
 {
@@ -98,7 +99,7 @@ static inline void gpu_trainer_open(trainer *t, const char *address,
     MUST(dray_publisher_open(t->context, MODEL, t->layout, &options, &t->publisher, error));
 }
 
-/* staging: of dray_subscriber_options */
+/* `staging` is that of dray_subscriber_options. */
 static inline void gpu_engine_open_staged(engine *e, const char *address,
                                           const dray_model_config *config, dray_dtype from,
                                           dray_dtype dtype, const char *group, uint32_t rank,

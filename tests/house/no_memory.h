@@ -7,11 +7,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* The next allocation has number 1. number: which one fails, once; 0: none. */
+/* Begins to count allocations. The next one has number 1. The one with this number fails, once; 0
+ * means none. */
 void no_memory_at(uint64_t number);
-/* How many there were since then. */
+/* Returns the number of allocations since then. */
 uint64_t no_memory_count(void);
-/* Where the one was that failed, for addr2line of the program; 0: none has failed. */
+/* Returns the address of the code whose allocation failed, for addr2line of the program; 0 when
+ * none has failed. */
 uint64_t no_memory_failed(void);
-/* The calling thread is a part of the test, not of the library. */
+/* Marks the calling thread as a part of the test, and not of the library. */
 void no_memory_spare_thread(void);

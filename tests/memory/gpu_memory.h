@@ -1,5 +1,5 @@
-/* What the tests of GPU memory share: a pattern, device memory read and written through the driver,
- * handles over the line between two processes. */
+/* Helpers of the tests of GPU memory: a pattern, device memory that is read and written through the
+ * driver, and handles that are sent between two processes. */
 #pragma once
 
 #include "gpu/gpu.h"
@@ -41,7 +41,8 @@ static dray_error error;
 
 static const dray__cuda *cu;
 
-/* The first GPU of those that the process is to see. */
+/* Makes the first visible GPU current. `visible` says which GPUs the process sees; NULL leaves that
+ * as it is. */
 static inline void start(const char *visible)
 {
     dray__cuda_device *device;
@@ -56,7 +57,7 @@ static inline void start(const char *visible)
 static inline void put(uint64_t address, const void *data, size_t bytes)
 {
     CHECK(cu->cuMemcpyHtoD(address, data, bytes) == 0);
-    CHECK(cu->cuCtxSynchronize() == 0); /* it returns before the bytes are there */
+    CHECK(cu->cuCtxSynchronize() == 0); /* the copy returns before it is complete */
 }
 
 static inline bool has(uint64_t address, const void *data, size_t bytes)

@@ -1,5 +1,5 @@
-/* What the tests of a GPU's mover share: memory that a GPU has and the host knows, and jobs that
- * are run to their end. */
+/* Helpers of the tests of a GPU's mover: GPU memory whose content the host knows, and jobs that are
+ * run to their end. */
 #pragma once
 
 #include "mover/cuda/cuda.h"
@@ -64,7 +64,7 @@ static inline both both_new(size_t bytes)
     }
     CUDA(cu->cuMemAlloc(&b.device, bytes));
     CUDA(cu->cuMemcpyHtoD(b.device, b.host, bytes));
-    CUDA(cu->cuCtxSynchronize()); /* it returns before the bytes are there */
+    CUDA(cu->cuCtxSynchronize()); /* the copy returns before it is complete */
     return b;
 }
 
@@ -74,7 +74,7 @@ static inline void both_free(both *b)
     free(b->host);
 }
 
-/* What lies on the GPU is what the host expects. */
+/* Fails unless the GPU's bytes are those that the host expects. */
 static inline void both_agree(const both *b, const char *what)
 {
     uint8_t *found = malloc(b->bytes);

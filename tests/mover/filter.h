@@ -1,4 +1,4 @@
-/* test_kernels_python.py's programs: their numbers are arguments, their elements come on stdin, up
+/* The input of test_kernels_python.py's programs. Numbers are arguments. Elements come on stdin, up
  * to its end, or up to filter_size bytes where one process answers many requests. */
 #pragma once
 
@@ -27,7 +27,7 @@ static inline uint8_t *filter_read(size_t *size)
     abort();
 }
 
-/* "3,4,5"; returns how many there are. */
+/* Parses numbers such as "3,4,5". Returns how many there are. */
 static inline uint32_t filter_numbers(const char *text, int64_t *out)
 {
     uint32_t n = 0;
@@ -37,8 +37,8 @@ static inline uint32_t filter_numbers(const char *text, int64_t *out)
     return n;
 }
 
-/* The box of the words dtype, dtype of quantised elements, format of scales, start, extent, cell.
- */
+/* Returns the box that the words describe: dtype, dtype of quantised elements, format of scales,
+ * start, extent, cell. */
 static inline dray__quant_box filter_box(char **words, uint32_t *ndim)
 {
     dray__quant_box box = {.dtype = (int32_t)dray_dtype_parse(words[0]),

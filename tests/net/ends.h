@@ -1,5 +1,5 @@
-/* Both ends of a connection over one carrier of the table, in this process: for tests that drive
- * them by turns. */
+/* Both ends of a connection over one carrier of the table, in this process, for tests that step
+ * them alternately. */
 #pragma once
 
 #include <stdint.h>
@@ -21,7 +21,7 @@ static const dray__tls_key ends_key = {.identity = "dray1.session.data",
 
 typedef struct ends {
     dray__stream_keys reader_keys, server_keys;
-    uint32_t avoid; /* every carrier but the one that is asked for */
+    uint32_t avoid; /* every carrier but the one under test */
     char folder[32], endpoint[DRAY__STREAM_ADDRESS];
     int listener;
     dray__stream *reader, *server;
@@ -61,8 +61,8 @@ static void ends_accept(ends *e)
     assert_int_equal(dray__stream_accept(e->listener, &e->server_keys, &e->server, NULL), 0);
 }
 
-/* Lets both get ready. What becomes of either: DRAY_EAGAIN: it was still waiting when the other one
- * failed. */
+/* Steps both ends until they are ready, or until shortly after one has failed. Sets *reader and
+ * *server to the results. DRAY_EAGAIN means that an end still waited when the other one failed. */
 __attribute__((unused)) static void ends_agree(ends *e, int *reader, int *server, dray_error *error)
 {
     int64_t until = dray__now() + 20 * DRAY__SECOND;

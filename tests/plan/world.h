@@ -35,7 +35,7 @@ typedef struct world_tensor {
     int32_t from, to; /* dtypes of the sources and of the destination */
 } world_tensor;
 
-/* A block and where it lies; regions get their size once all blocks are placed. */
+/* A block that a member holds. Regions get their size once all blocks are placed. */
 typedef struct placed {
     dray_block block;
 } placed;
@@ -49,14 +49,14 @@ typedef struct holdings {
 typedef struct world {
     world_tensor tensors[TENSORS];
     uint32_t tensor_count, source_count;
-    cell cells[TENSORS][CELLS]; /* how the sources cut */
+    cell cells[TENSORS][CELLS]; /* the sources' division */
     uint32_t cell_count[TENSORS];
-    holdings held[SOURCES + 1]; /* the last: the destination's */
+    holdings held[SOURCES + 1]; /* the last one is the destination's */
     dray_plan_member sources[SOURCES], destination;
     dray_layout *layouts[SOURCES + 1];
 } world;
 
-/* Which kind of region member i uses. */
+/* Returns the kind of the regions of a member. */
 typedef dray_region_kind (*world_kind)(uint32_t member);
 
 static inline uint64_t volume(const int64_t *extent, uint32_t ndim)
@@ -89,7 +89,7 @@ static inline void make_tensor(world *w, uint32_t t)
     }
 }
 
-/* Cuts the tensor into up to `wanted` cells. */
+/* Cuts the tensor into up to `wanted` cells. Returns their number. */
 static inline uint32_t cut(const world_tensor *x, uint32_t wanted, cell *cells)
 {
     uint32_t n = 1;
@@ -110,7 +110,7 @@ static inline uint32_t cut(const world_tensor *x, uint32_t wanted, cell *cells)
     return n;
 }
 
-/* Gives the cell memory of its own: dense or with gaps, dimensions in any order. */
+/* Gives the cell memory of its own, dense or with gaps, with its dimensions in any order. */
 static inline void place(holdings *h, uint32_t tensor, uint32_t ndim, const cell *c, uint64_t size)
 {
     assert_true(h->count < PLACED);
@@ -139,7 +139,8 @@ static inline void place(holdings *h, uint32_t tensor, uint32_t ndim, const cell
     h->items[h->count++] = (placed){b};
 }
 
-/* Every cell to one member, often to more; sometimes all of a tensor to a member as well. */
+/* Gives every cell to one member or to several, and sometimes a whole tensor to a member in
+ * addition. */
 static inline void place_sources(world *w)
 {
     for (uint32_t t = 0; t < w->tensor_count; t++) {
@@ -157,7 +158,8 @@ static inline void place_sources(world *w)
     }
 }
 
-/* Some of the destination's own cells, some of them twice (two memories for one element). */
+/* Gives the destination cells of its own: most of them once, some of them twice, in different
+ * memory, and some not at all. */
 static inline void place_destination(world *w)
 {
     for (uint32_t t = 0; t < w->tensor_count; t++) {
@@ -247,7 +249,7 @@ static inline void world_free(world *w)
         dray_layout_free(w->layouts[i]);
 }
 
-/* Calls back for each element of a rectangle with its index vector. */
+/* Advances an index vector within a rectangle. Returns false after the last element. */
 static inline bool next_index(uint32_t ndim, const int64_t *extent, int64_t *index)
 {
     uint32_t d = ndim;
@@ -256,7 +258,7 @@ static inline bool next_index(uint32_t ndim, const int64_t *extent, int64_t *ind
     return d > 0;
 }
 
-/* Flattened number of an element of a tensor. */
+/* Returns the flattened number of an element of a tensor. */
 static inline uint64_t element_of(const world_tensor *x, const int64_t *start, const int64_t *index)
 {
     uint64_t n = 0;

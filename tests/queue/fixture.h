@@ -27,15 +27,15 @@ typedef struct queue_fixture {
     char folder[64], socket[96], keeper[96], address[112];
     pid_t coordinator_pid, keeper_pid;
     bool without_keeper;
-    bool keeps_sessions;   /* a coordinator takes back the members of the one before */
-    const char *limits;    /* of the coordinator; NULL: its defaults */
-    bool durable;          /* there is a folder of durable queues, made and removed here */
-    char journals[96];     /* it; "": none. Where not `durable`, the test's */
-    const char *stores[5]; /* "redis:ADDRESS", besides $DRAY_QUEUE_BACKEND; NULL at the end */
-    void (*prepare)(bool keeper); /* called first in each server; NULL: nothing */
+    bool keeps_sessions;   /* a new coordinator takes back the members of the old one */
+    const char *limits;    /* of the coordinator; NULL means its defaults */
+    bool durable;          /* durable queues have a folder, which is made and removed here */
+    char journals[96];     /* that folder; "" means none; without `durable`, the test's own */
+    const char *stores[5]; /* "redis:ADDRESS", in addition to $DRAY_QUEUE_BACKEND; ends with NULL */
+    void (*prepare)(bool keeper); /* called first in each server; may be NULL */
 } queue_fixture;
 
-/* Of the last call, in this thread: OK and FAILS say it. */
+/* The error of this thread's last call, which OK and FAILS print. */
 __attribute__((unused)) static _Thread_local dray_error error;
 
 static inline void die(const char *what, const dray_error *said)
@@ -81,7 +81,7 @@ static inline void fixture_serve(const queue_fixture *f, bool keeper, int ready)
     if (c)
         dray__coordinator_free(c);
     event_base_free(base);
-    exit(0); /* not _exit: a leak checker runs here */
+    exit(0); /* not _exit, because a leak checker runs at exit */
 }
 
 static inline pid_t fixture_spawn(const queue_fixture *f, bool keeper)
@@ -154,7 +154,7 @@ static inline void fixture_down(queue_fixture *f)
         die("rmdir", NULL);
 }
 
-/* The one journal in its folder. */
+/* Finds the one journal in its folder. */
 static inline void fixture_journal(const queue_fixture *f, char *out, size_t size)
 {
     DIR *dir = opendir(f->journals);
@@ -167,7 +167,7 @@ static inline void fixture_journal(const queue_fixture *f, char *out, size_t siz
     assert_true(out[0]);
 }
 
-/* The coordinator dies, and another one is started. */
+/* Kills the coordinator, and starts another one. */
 static inline void fixture_restart(queue_fixture *f)
 {
     fixture_end(f->coordinator_pid, SIGKILL);
@@ -181,7 +181,7 @@ static inline int fixture_skip_record(void *user, const dray__journal_record *re
     return DRAY_OK;
 }
 
-/* How large a file of the coordinator may be. */
+/* Limits the size of the coordinator's files. */
 static inline void fixture_limit_files(const queue_fixture *f, rlim_t bytes)
 {
     const struct rlimit limit = {bytes, RLIM_INFINITY};
@@ -189,7 +189,7 @@ static inline void fixture_limit_files(const queue_fixture *f, rlim_t bytes)
         die("prlimit", NULL);
 }
 
-/* The journal has room for 8 bytes more. */
+/* Leaves room for 8 more bytes in the journal. */
 static inline void fixture_fill_disk(const queue_fixture *f)
 {
     char path[200];
@@ -200,7 +200,7 @@ static inline void fixture_fill_disk(const queue_fixture *f)
     fixture_limit_files(f, (rlim_t)end + 8);
 }
 
-/* The keeper dies, with the chunks that it held, and another one is started. */
+/* Kills the keeper with the chunks that it holds, and starts another one. */
 static inline void fixture_restart_keeper(queue_fixture *f)
 {
     fixture_end(f->keeper_pid, SIGKILL);
@@ -228,7 +228,7 @@ static inline void ok_at(int rc, const dray_error *said, const char *file, int l
     abort(); /* also in children, which cmocka does not know */
 }
 
-/* Both name the error that came. */
+/* Both print the error that was returned. */
 #define OK(call) ok_at((call), &error, __FILE__, __LINE__)
 #define FAILS(code, call)                                                                          \
     do {                                                                                           \
@@ -240,7 +240,7 @@ static inline void ok_at(int rc, const dray_error *said, const char *file, int l
         }                                                                                          \
     } while (0)
 
-/* Commits a batch, and lets go of it. */
+/* Commits a batch and frees it. */
 #define COMMIT(batch)                                                                              \
     do {                                                                                           \
         OK(dray_batch_commit((batch), &error));                                                    \
@@ -253,7 +253,8 @@ static inline void leave(dray_queue *queue, dray_context *context)
     dray_close(context);
 }
 
-/* Open descriptors of a process whose target begins with `prefix` ("": all). */
+/* Returns the number of open descriptors of a process whose target begins with `prefix` ("" means
+ * all). */
 static inline int count_fds(pid_t pid, const char *prefix)
 {
     char folder[64], target[256];
@@ -271,13 +272,13 @@ static inline int count_fds(pid_t pid, const char *prefix)
     return count;
 }
 
-/* Chunks that the keeper holds. */
+/* Returns the number of chunks that the keeper holds. */
 static inline int kept_chunks(const queue_fixture *f)
 {
     return count_fds(f->keeper_pid, "/memfd:dray-samples");
 }
 
-/* Chunks that this process has mapped. */
+/* Returns the number of chunks that this process has mapped. */
 static inline int mapped_chunks(void)
 {
     char line[512];
@@ -290,7 +291,8 @@ static inline int mapped_chunks(void)
     return count;
 }
 
-/* Dropping is not waited for: give it time before the count is wrong. */
+/* Fails unless the keeper holds the expected number of chunks soon. Calls do not wait until chunks
+ * are dropped. */
 static inline void wait_for_chunks(const queue_fixture *f, int expected)
 {
     for (int i = 0; i < 2000 && kept_chunks(f) != expected; i++)
@@ -298,7 +300,7 @@ static inline void wait_for_chunks(const queue_fixture *f, int expected)
     assert_int_equal(kept_chunks(f), expected);
 }
 
-/* Runs a function in a child process; its failure is the test's. */
+/* Runs a function in a child process, whose failure fails the test. */
 static inline pid_t child(void (*work)(void *), void *argument)
 {
     fflush(NULL);
@@ -322,7 +324,7 @@ static inline void join(pid_t pid)
     }
 }
 
-/* Another backend than the builtin one holds the bytes (test_over_redis.sh). */
+/* Returns true when another backend than the builtin one holds the bytes (test_over_redis.sh). */
 static inline bool elsewhere(void)
 {
     const char *backend = getenv("DRAY_QUEUE_BACKEND");

@@ -1,10 +1,10 @@
-/* Random histories: processes that insert, claim, commit whole and in part, fail, give back, are
- * stopped, continued and killed, against a ledger that all of them share.
+/* Random histories: processes insert, claim, commit in whole and in part, fail rows and give rows
+ * back, and are stopped, continued and killed. All of them share a ledger.
  *
- * Every sample that is ever inserted has a number of its own, its prompt. Every token of a row is
- * the sample's number and the token's place; every mark is the attempt that wrote it. So whoever
- * reads a row can tell whether it is of one sample, complete, and each piece of one attempt; and
- * the ledger, whether any task committed any sample twice. */
+ * Every inserted sample has a number of its own, which is its prompt. Every token of a row is the
+ * sample's number and the token's index, and every mark is the attempt that wrote it. Therefore a
+ * reader of a row can tell whether it is complete and of one sample, and whether each piece is of
+ * one attempt. The ledger shows whether a task committed a sample twice. */
 #pragma once
 
 #include "base/random.h"
@@ -84,7 +84,7 @@ static inline void check_pieces(dray_batch *batch, uint32_t row, const int64_t *
     }
 }
 
-/* The rows' numbers and, where they have tokens, how many. */
+/* Checks the rows. Sets their numbers, and the number of tokens of each, which may be 0. */
 static inline void check_rows(dray_batch *batch, int task, int64_t *numbers, uint64_t *lengths)
 {
     dray_column prompt, tokens, marks, score = {0};
@@ -170,11 +170,11 @@ static inline void work_on(dray_batch *batch, int task, random_state *r)
     uint64_t lengths[BATCH];
     bool failed[BATCH] = {false};
     check_rows(batch, task, numbers, lengths);
-    for (uint32_t i = 0; i < dray_batch_rows(batch); i++) /* padding is not ours */
+    for (uint32_t i = 0; i < dray_batch_rows(batch); i++) /* rows of weight 0 are padding */
         failed[i] = dray_batch_weight(batch, i) == 0;
     uint32_t what = draw(r, 100), rows[BATCH], count = 0;
     if (what < 8)
-        return; /* given back */
+        return; /* the rows are given back */
     if (what < 9)
         raise(SIGKILL);
     if (what < 16) {
@@ -229,7 +229,7 @@ typedef struct driver {
     uint32_t made, cleared;
     struct {
         uint32_t rows;
-        int64_t numbers[1 << 14]; /* of all samples that it ever had */
+        int64_t numbers[1 << 14]; /* of all samples that the partition ever had */
         uint32_t count;
     } open[OPEN];
     random_state worker_random[WORKERS];
@@ -279,8 +279,9 @@ static inline void answer_refills(driver *d)
         OK(rc);
 }
 
-/* The oldest partition, if everybody has finished it: at least as many samples as it has rows were
- * trained. Rarely it goes as it is. */
+/* Clears the oldest partition when all tasks have finished it. At least as many samples as it has
+ * rows must have been trained. Rarely, it is cleared earlier. Returns false when it was not
+ * cleared. */
 static inline bool finish_one(driver *d)
 {
     char name[16];
@@ -294,7 +295,7 @@ static inline bool finish_one(driver *d)
         OK(rc);
     uint32_t trained = 0;
     for (int tries = 0; tries < 1000 && !early && trained < d->open[at].rows; tries++) {
-        trained = 0; /* who committed may be about to write it down, or be stopped before */
+        trained = 0; /* a worker may not have noted its commit yet, or was stopped before it did */
         for (uint32_t i = 0; i < d->open[at].count; i++)
             trained += atomic_load(&book->committed[d->open[at].numbers[i]][ACTOR]);
         if (trained < d->open[at].rows)
@@ -353,7 +354,7 @@ static inline void run_histories(uint64_t operations)
     OK(dray_queue_end(d->queue, &error));
     for (int i = 0; i < WORKERS; i++) {
         int status;
-        waitpid(d->pids[i], &status, 0); /* some die of their last step */
+        waitpid(d->pids[i], &status, 0); /* some are killed in their last step */
         require(status == 0 || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL),
                 "a worker failed", i);
     }

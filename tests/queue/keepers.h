@@ -1,6 +1,6 @@
-/* Keepers of other hosts, which are names (dray_options.host), each in a process of its own: what
- * they hold is reached through their data servers alone. After a header that has the fixture `f`.
- */
+/* Keepers of other hosts, each in a process of its own. Hosts are names (dray_options.host), so
+ * that a keeper's bytes can be reached through its data server alone. Include this after a header
+ * that has the fixture `f`. */
 #pragma once
 
 #include "queue/storage/join.h"

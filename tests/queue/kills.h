@@ -1,12 +1,12 @@
 /* kill -9 of producer, consumer, keeper and controller, at named steps and at random moments, for
- * every durability; with a journal also loss of power. What became of the samples is checked
- * against a book that the workers keep in memory which outlives them: what they asked for, and what
- * was acknowledged to them. The queue itself is asked for rows only, never for its status.
+ * every durability; with a journal also loss of power. The samples are then checked against a book
+ * in memory that outlives the workers. It has their requests, and which ones were acknowledged. The
+ * check claims rows, and never uses the queue's status.
  *
- *     acknowledged: it is there. Asked for, without an answer: it may be. Never asked for: it is
- * not.
+ * An acknowledged request has had its effect. One without an answer may have had it. One that was
+ * never made has not.
  *
- * Sample n is slot n % ROWS of partition n / ROWS, and its prompt is n; a response is n and the
+ * Sample n is slot n % ROWS of partition n / ROWS, and its prompt is n. A response is n and the
  * number of the attempt that wrote it. */
 #pragma once
 
@@ -25,7 +25,7 @@ enum { PRODUCER, CONSUMER, KEEPER, CONTROLLER, ROLES, NOBODY };
 enum { INSERT, ROLLOUT, REWARD, DEEDS };
 enum { ROWS = 4, PARTITIONS = 6, SAMPLES = ROWS * PARTITIONS, OVER = 7 };
 
-/* Of each sample, or partition. */
+/* Marks of each sample, or of each partition. */
 typedef struct marks {
     atomic_uchar deed[SAMPLES][DEEDS], cleared[PARTITIONS];
 } marks;
@@ -35,10 +35,10 @@ typedef struct book {
     atomic_int attempts, value[SAMPLES]; /* the attempt whose commit was acknowledged */
     atomic_uchar sealed[PARTITIONS];
     atomic_int victim, countdown;
-    atomic_int opened[2]; /* this worker has the queue, and hears of its end */
+    atomic_int opened[2]; /* this worker has opened the queue, and learns when it ends */
     char step[16];
-    atomic_llong synced, inode; /* of the journal: how far it was safe when power went */
-    /* Of the last checkpoint that was acknowledged; pending: a later one was asked for. */
+    atomic_llong synced, inode; /* the length of the journal that is safe, and its inode */
+    /* The marks of the last acknowledged checkpoint. pending: a later one was requested. */
     marks least, most;
     atomic_int checkpoints, pending;
 } book_t;
@@ -47,16 +47,16 @@ typedef struct book {
 typedef struct killing {
     int32_t durability;
     int victim;
-    const char *step; /* NULL: at a random moment */
-    bool power,
-        large; /* the journal's unsynced bytes are lost; rows so large that it is compacted */
+    const char *step; /* NULL means a random moment */
+    bool power;       /* the journal's unsynced bytes are lost */
+    bool large;       /* rows are so large that the journal is compacted */
 } killing;
 
 static queue_fixture f;
 static book_t *book;
 static killing how;
 static uint64_t seed, stream, draws;
-static dray_context *context; /* the examiner's; seen by the leak checker of servers forked later */
+static dray_context *context; /* the examiner's; the leak checker of later forks must see it */
 static dray_queue *queue;
 static pid_t pids[2];
 static int kills;
@@ -82,7 +82,7 @@ static inline void require_at(bool condition, const char *what, int n, int line)
 
 /* ---- where processes die --------------------------------------------------------------------- */
 
-/* The one journal in the folder. */
+/* Finds the one journal in the folder. */
 static inline bool journal_path(char *out, size_t size)
 {
     DIR *dir = opendir(f.journals);
@@ -103,8 +103,8 @@ static inline int count_records(void *user, const dray__journal_record *record, 
     return DRAY_OK;
 }
 
-/* What is whole before a sync begins is safe when it has returned; the other hand may write on. The
- * file itself is longer. */
+/* Records that are whole before a sync begins are safe when it has returned. Another thread may
+ * write meanwhile, so that the file itself is longer. */
 static inline void note_synced(bool begins)
 {
     static _Thread_local long long inode, end;
@@ -145,8 +145,8 @@ static inline void prepare_server(bool keeper)
     be(keeper ? KEEPER : CONTROLLER);
 }
 
-/* What the disk lost: anything after the last fdatasync that returned. The file may end anywhere
- * behind it, and what is there need not be what was written. */
+/* Takes away everything that was written after the last fdatasync that returned. The file may end
+ * anywhere after that, and its bytes there may be others than were written. */
 static inline void lose_power(void)
 {
     char path[200];
@@ -154,11 +154,11 @@ static inline void lose_power(void)
     if (!journal_path(path, sizeof path) || stat(path, &st) < 0)
         return;
     if (atomic_load(&book->inode) != (long long)st.st_ino)
-        return; /* written anew, and synced as a whole before it got its name */
+        return; /* it was written anew, and synced before it was renamed */
     off_t safe = (off_t)atomic_load(&book->synced);
     int fd = open(path, O_WRONLY | O_CLOEXEC);
     REQUIRE(fd >= 0 && safe <= st.st_size, -1);
-    uint32_t behind = (uint32_t)(st.st_size - safe); /* hardly all of it was being written */
+    uint32_t behind = (uint32_t)(st.st_size - safe); /* usually not all of it was being written */
     if (draw(2) && behind > 4096)
         behind = 4096;
     off_t end = safe + (off_t)draw(behind + 1);
@@ -182,7 +182,7 @@ static const char *const both[] = {"prompts", "responses"};
 static const dray_queue_task tasks[] = {
     {.name = "rollout", .needs = prompts, .needs_count = 1, .writes = responses, .writes_count = 1},
     {.name = "reward", .needs = both, .needs_count = 2},
-    /* The examiner's. They never commit: what they look at stays as it is. */
+    /* The examiner's tasks. They never commit, so that the rows stay as they are. */
     {.name = "inserted", .needs = prompts, .needs_count = 1},
     {.name = "rolled out", .needs = both, .needs_count = 2},
 };
@@ -200,7 +200,7 @@ static inline int open_queue(dray_context *of, const char *restore, dray_queue *
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
     o.tasks = tasks;
     o.task_count = sizeof tasks / sizeof *tasks;
-    o.max_attempts = 1000000; /* nothing is lost for having been tried often */
+    o.max_attempts = 1000000; /* many attempts lose no row */
     o.durability = how.durability;
     o.restore = restore;
     return dray_queue_open(of, "samples", &o, out, said);
@@ -228,13 +228,13 @@ static inline int sample_of(const dray_batch *batch, uint32_t row)
     return atoi(dray_batch_partition(batch)) * ROWS + (int)dray_batch_row(batch, row)->slot;
 }
 
-/* A prompt: the sample's number, as often as makes it long. */
+/* Returns the length of a prompt, which repeats the sample's number. */
 static inline uint64_t prompt_length(void)
 {
     return how.large ? 1 << 19 : 2;
 }
 
-/* For workers: errors that the death of another process explains end them; others are failures. */
+/* For workers. An error that another process's death explains ends them. Any other is a failure. */
 static inline void over_or(int rc, const dray_error *said, int line)
 {
     bool queue_ends = how.victim == CONTROLLER && how.durability != DRAY_DURABILITY_JOURNAL;
@@ -248,7 +248,7 @@ static inline void over_or(int rc, const dray_error *said, int line)
 
 #define GO(call) over_or((call), &error, __LINE__)
 
-/* The coordinator may die while we introduce ourselves, and come back. */
+/* Opens a session and the queue. The coordinator may be killed meanwhile, and come back. */
 static inline dray_context *worker_open(const char *name, dray_queue **out)
 {
     dray_context *mine;
@@ -295,7 +295,7 @@ static inline void insert(dray_queue *q, int partition)
         ask(partition * ROWS + i, INSERT);
     int rc = dray_queue_insert(q, &o, NULL, &error);
     free(values);
-    if (rc != DRAY_EEXIST) /* done before, by one who died of it */
+    if (rc != DRAY_EEXIST) /* an earlier producer inserted them, and was killed */
         GO(rc);
     for (int i = 0; i < ROWS; i++)
         atomic_store(&book->acked.deed[partition * ROWS + i][INSERT], 1);
@@ -306,7 +306,7 @@ static inline void acknowledged(int n, int deed)
     REQUIRE(atomic_fetch_add(&book->acked.deed[n][deed], 1) == 0, n); /* never twice */
 }
 
-/* false: there will be nothing more to do. */
+/* Returns false when there will be no more rows. */
 static inline bool roll_out(dray_queue *q, int64_t timeout_ns)
 {
     dray_batch *batch;
@@ -328,7 +328,7 @@ static inline bool roll_out(dray_queue *q, int64_t timeout_ns)
     for (uint32_t i = 0; i < rows; i++)
         ask(sample_of(batch, i), ROLLOUT);
     rc = dray_batch_commit(batch, &error);
-    if (rc != DRAY_ESTALE) { /* of a claim that a restart has voided */
+    if (rc != DRAY_ESTALE) { /* a restart has voided the claim */
         GO(rc);
         for (uint32_t i = 0; i < rows; i++) {
             atomic_store(&book->value[sample_of(batch, i)], attempt);
@@ -356,7 +356,7 @@ static inline void clear_if_done(dray_queue *q, int partition)
 
 static inline void copy_marks(marks *to, const marks *from)
 {
-    memcpy((void *)to, (const void *)from, sizeof *to); /* counts only grow: any moment will do */
+    memcpy((void *)to, (const void *)from, sizeof *to); /* any moment will do: counts only grow */
 }
 
 static inline void save(dray_queue *q)
@@ -366,7 +366,7 @@ static inline void save(dray_queue *q)
         return;
     copy_marks(&least, &book->acked);
     atomic_store(&book->pending, 1);
-    int rc; /* one that was asked for by a producer that died may be being written */
+    int rc; /* one that a killed producer requested may still be written */
     while ((rc = dray_queue_checkpoint(q, checkpoint_path(), &error)) == DRAY_EBUSY)
         usleep(1000);
     GO(rc);
@@ -442,7 +442,7 @@ static inline void consume(void *argument)
         if (!rc)
             rc = dray_batch_column(batch, "responses", &response, &error);
         if (rc == DRAY_EGONE && how.victim >= KEEPER && how.durability == DRAY_DURABILITY_JOURNAL) {
-            dray_batch_free(batch); /* claimed from a controller that died before it was read */
+            dray_batch_free(batch); /* the controller was killed before the rows were read */
             continue;
         }
         GO(rc);
@@ -463,7 +463,8 @@ static inline void consume(void *argument)
 
 /* ---- the examiner ---------------------------------------------------------------------------- */
 
-/* Which rows of the partition the task can have now, in found[slot]; values: of responses. */
+/* Sets found[slot] for the rows of the partition that the task can claim now, and values[slot] to
+ * their responses. */
 static inline void look(int partition, const char *task, bool read, bool found[ROWS],
                         int32_t values[ROWS])
 {
@@ -493,8 +494,8 @@ static inline void look(int partition, const char *task, bool read, bool found[R
     dray_batch_free(batch);
 }
 
-/* All that `least` says is there, and nothing but what `most` says. read: also every byte. The book
- * is then what was found, as if all of it had been acknowledged. */
+/* Checks that everything in `least` is there, and nothing that is not in `most`. With `read`,
+ * checks every byte, too. Then marks in the book what was found as acknowledged. */
 static inline void examine(const marks *least, const marks *most, bool read)
 {
     for (int p = 0; p < PARTITIONS; p++) {
@@ -537,7 +538,7 @@ static inline void arm(int victim, const char *step)
     atomic_store(&book->victim, step ? victim : NOBODY);
 }
 
-/* From here on nobody is killed; true: somebody was, just now. */
+/* Stops killing. Returns true when the victim was killed just now. */
 static inline bool disarm(void)
 {
     atomic_store(&book->victim, NOBODY);
@@ -546,7 +547,7 @@ static inline bool disarm(void)
 
 static inline void start_worker(int role)
 {
-    draws += 1000; /* its own are not the parent's */
+    draws += 1000; /* its random numbers differ from the parent's */
     atomic_store(&book->opened[role], 0);
     pids[role] = child(role == PRODUCER ? produce : consume, NULL);
 }
@@ -562,7 +563,7 @@ static inline pid_t *pid_of(int role)
     return role < KEEPER ? &pids[role] : role == KEEPER ? &f.keeper_pid : &f.coordinator_pid;
 }
 
-/* How many deeds were asked for and acknowledged: it only grows, and it has an end. */
+/* Returns the number of requests and acknowledgements, which only grows and is bounded. */
 static inline int deeds_done(void)
 {
     int done = 0;
@@ -574,8 +575,8 @@ static inline int deeds_done(void)
     return done;
 }
 
-/* The role of the process that ended. Nobody hangs: a minute does not pass without an end or a
- * deed. All that a case does may take longer than that under a sanitizer on a busy machine. */
+/* Returns the role of the process that ended. A minute without an end or a deed is a hang. The
+ * whole case may take longer under a sanitizer on a busy machine. */
 static inline int wait_for_end(int *status)
 {
     int64_t deadline = dray__deadline(60 * DRAY__SECOND);
@@ -605,7 +606,7 @@ static inline void no_chunks(void)
     REQUIRE(kept_chunks(&f) == 0, -1);
 }
 
-/* Whoever has the queue hears that it is over; others wait for a coordinator, as they may. */
+/* A worker that has opened the queue must end by itself. The others are killed. */
 static inline void end_workers(void)
 {
     int64_t deadline = dray__deadline(5 * DRAY__SECOND);
@@ -636,7 +637,7 @@ static inline void close_examiner(void)
     context = NULL;
 }
 
-/* Everything is given up: no chunk may be left. */
+/* Clears all partitions, after which no chunk may be left. */
 static inline void account_for_memory(void)
 {
     for (int p = 0; p < PARTITIONS; p++) {
@@ -648,16 +649,16 @@ static inline void account_for_memory(void)
     no_chunks();
 }
 
-/* The controller is gone, and with it a queue that has no journal. */
+/* Continues after the controller's death, with which a queue without a journal ends. */
 static inline void queue_is_over(void)
 {
     end_workers();
-    if (queue) /* of the controller that came after one more */
+    if (queue) /* it belongs to a later controller */
         close_examiner();
     f.coordinator_pid = fixture_spawn(&f, false);
     no_chunks();
     bool saved = how.durability == DRAY_DURABILITY_CHECKPOINT && atomic_load(&book->checkpoints);
-    if (!saved) { /* from the beginning */
+    if (!saved) { /* everything begins anew */
         memset(&book->asked, 0, sizeof book->asked);
         memset(&book->acked, 0, sizeof book->acked);
     }
@@ -672,9 +673,9 @@ static inline void queue_is_over(void)
     start_workers();
 }
 
-/* Bytes that only it held are gone, but nobody is told anything wrong. With a journal a controller
- * that is started anew brings them back; so does a checkpoint. Without, the rows stay until
- * somebody misses bytes of theirs: nobody may before the examiner has counted them. */
+/* Continues after the keeper's death. Bytes that only it held are lost, but no task may get wrong
+ * ones. A new controller restores them from a journal or a checkpoint. Without either, rows stay
+ * until a task misses bytes, which must not happen before the examiner has counted them. */
 static inline void keeper_is_gone(void)
 {
     if (how.durability != DRAY_DURABILITY_JOURNAL)

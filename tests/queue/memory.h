@@ -1,5 +1,5 @@
-/* A queue's shared memory never takes more than its capacity, whatever shapes are put in, and
- * however slowly it is read. The oracle is the keeper: the memory files that it holds. */
+/* A queue's shared memory never takes more than its capacity, for columns of any shape, however
+ * slowly they are read. The oracle is the size of the memory files that the keeper holds. */
 #pragma once
 
 #include "queue/fixture.h"
@@ -14,7 +14,7 @@ enum { COLUMNS = 8 };
 typedef struct memory_test {
     queue_fixture f;
     dray_context *context, *reading;
-    dray_queue *queue, *reader; /* of the producer, and of the consumer */
+    dray_queue *queue, *reader; /* the producer's, and the consumer's */
     uint64_t capacity, most;    /* bytes */
     uint8_t *values;
     int partitions;
@@ -61,7 +61,7 @@ static inline void memory_down(memory_test *t)
     free(t->values);
 }
 
-/* Bytes of the memory files that the keeper holds now. */
+/* Returns the bytes of the memory files that the keeper holds now. */
 static inline uint64_t kept_bytes(memory_test *t)
 {
     char folder[64], target[256];
@@ -81,7 +81,7 @@ static inline uint64_t kept_bytes(memory_test *t)
     return bytes;
 }
 
-/* One row of `count` columns with these many bytes, in a partition of its own. */
+/* Inserts one row of `count` columns with these many bytes, in a partition of its own. */
 static inline int memory_insert(memory_test *t, const uint64_t *bytes, uint32_t count,
                                 int64_t timeout_ns, dray_error *said)
 {
@@ -130,8 +130,8 @@ static inline void memory_clear(memory_test *t, int partition)
     OK(dray_queue_clear(t->reader, name, &error));
 }
 
-/* Rounds of mixed shapes. What was inserted is read late, and let go of in any order; now and then
- * a reader says nothing for some rounds, and the producer waits for it. */
+/* Runs rounds of mixed shapes. Rows are read late, and released in any order. Readers hold some of
+ * them for several rounds, and the producer is refused until they release them. */
 static inline void memory_rounds(uint64_t capacity, int rounds, uint64_t seed)
 {
     enum { OPEN = 6 };
@@ -154,7 +154,7 @@ static inline void memory_rounds(uint64_t capacity, int rounds, uint64_t seed)
         }
         assert_true(total <= capacity);
         int at = round % OPEN, rc = memory_insert(&t, bytes, count, 0, &error);
-        for (int k = 0; rc && k < OPEN; k++) { /* the readers let go of one after the other */
+        for (int k = 0; rc && k < OPEN; k++) { /* the readers release rows, one after the other */
             assert_int_equal(rc, DRAY_EFULL);
             refused++;
             int i = (at + k) % OPEN;

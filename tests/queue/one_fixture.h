@@ -1,4 +1,4 @@
-/* For programs whose tests have one coordinator and keeper each, or all together. */
+/* For programs whose tests have a coordinator and a keeper each, or share one of each. */
 #pragma once
 
 #include "queue/fixture.h"

@@ -1,5 +1,5 @@
-/* A redis-server of the test's own, at a Unix socket in a folder of its own; redis-cli looks into
- * it from outside. */
+/* A redis-server of the test's own, at a Unix socket in a folder of its own. redis-cli reads its
+ * state from outside. */
 #pragma once
 
 #include "queue/fixture.h"
@@ -18,7 +18,7 @@ static inline bool have_program(const char *name)
     return system(command) == 0;
 }
 
-/* The first line that redis-cli says. */
+/* Sets `out` to the first line of redis-cli's output. */
 static inline void redis_ask(const redis_server *r, const char *command, char *out, int size)
 {
     char line[512];
@@ -41,7 +41,7 @@ static inline long redis_keys(const redis_server *r)
     return *answer ? atol(answer) : -1;
 }
 
-/* Dropping is not waited for. */
+/* Fails unless the server has so many keys soon. Calls do not wait until objects are dropped. */
 static inline void redis_wait_keys(const redis_server *r, long expected)
 {
     for (int i = 0; i < 400 && redis_keys(r) != expected; i++)
@@ -49,7 +49,7 @@ static inline void redis_wait_keys(const redis_server *r, long expected)
     assert_int_equal(redis_keys(r), expected);
 }
 
-/* more: further words of the command line, NULL at the end. */
+/* Starts the server. `more` has further words of the command line, and ends with NULL. */
 static inline void redis_start(redis_server *r, const char *const *more)
 {
     const char *words[24] = {"redis-server", "--port", "0", "--unixsocket", r->socket, "--dir",
@@ -104,7 +104,8 @@ static inline void redis_down(redis_server *r)
         die(command, NULL);
 }
 
-/* A server with these options (NULL: none), the fixture's coordinator, and a client of it. */
+/* Starts a server with these options (NULL means none) and the fixture's coordinator. Returns the
+ * session of a client. */
 static inline dray_context *redis_begin(redis_server *r, const char *const *options,
                                         queue_fixture *f)
 {
@@ -122,7 +123,7 @@ static inline void redis_end(redis_server *r, queue_fixture *f, dray_context *co
     redis_down(r);
 }
 
-/* It dies, with all that it held in memory, and is started again. */
+/* Kills the server with everything that it held in memory, and starts it again. */
 static inline void redis_restart(redis_server *r, const char *const *options)
 {
     redis_kill(r);

@@ -1,4 +1,4 @@
-/* Processes that are stopped at a bad moment, and go on later. */
+/* Processes that are stopped between putting and committing, and continue later. */
 #pragma once
 
 #include "queue/three_tasks.h"
@@ -27,7 +27,7 @@ static inline dray_queue *open_two(dray_context *context, const char *name)
     return queue;
 }
 
-/* Puts, stops itself, and commits when it goes on; until the queue ends. */
+/* Puts outputs, stops itself, and commits when it is continued, until the queue ends. */
 static inline void put_and_stop(void *argument)
 {
     (void)argument;
@@ -50,7 +50,8 @@ static inline void put_and_stop(void *argument)
     leave(queue, context);
 }
 
-/* One attempt's columns in every row, whoever was first: rounds times. */
+/* Checks `rounds` times that all columns of a row are of one attempt, whichever process was
+ * first. */
 static inline void supersede(int rounds)
 {
     dray_context *context = fixture_context(&f, "successor");
@@ -68,11 +69,11 @@ static inline void supersede(int rounds)
         assert_true(WIFSTOPPED(status));
         dray_batch *batch;
         o.partition = check.partition = name;
-        OK(dray_queue_claim(queue, &o, &batch,
-                            &error)); /* once the other one has held it too long */
+        /* This claim succeeds when the other process has held the rows too long. */
+        OK(dray_queue_claim(queue, &o, &batch, &error));
         set_ints(batch, "responses", 5000);
         if (i % 2)
-            kill(pid, SIGCONT); /* in the middle */
+            kill(pid, SIGCONT); /* between the two columns */
         set_ints(batch, "log_probs", 5000);
         int rc = dray_batch_commit(batch, &error);
         OK(rc);

@@ -1,4 +1,4 @@
-/* The table's own consistency, and its agreement with the model (table_model.h). */
+/* Checks of the table's own consistency, and of its agreement with the model (table_model.h). */
 #pragma once
 
 #include "queue/table_model.h"
@@ -17,7 +17,7 @@ static inline void check_track(world *w, const model_partition *m, const dray__p
     uint32_t listed = 0, groups = 0;
     uint64_t last = 0;
     for (uint32_t s = track->head; s != DRAY__NONE; s = track->rows[s].next, listed++) {
-        CHECK(row_age(m, t, s) >= last); /* in order of readiness, what is begun first */
+        CHECK(row_age(m, t, s) >= last); /* in order of readiness, begun rows first */
         last = row_age(m, t, s);
         CHECK(m->row[s].task[t].ready_since);
     }

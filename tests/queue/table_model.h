@@ -1,4 +1,4 @@
-/* The model that test_table.c compares the table with: every fact about every row, in arrays. */
+/* The model that test_table.c compares the table with: all facts about all rows, in arrays. */
 #pragma once
 
 #include "base/random.h"
@@ -16,7 +16,7 @@ static const char *const column_names[COLUMNS] = {"prompts", "x", "y", "z", "w"}
 static const char *const c_prompts[] = {"prompts"}, *const c_x[] = {"x"}, *const c_y[] = {"y"};
 static const char *const c_xy[] = {"x", "y"}, *const c_z[] = {"z"}, *const c_w[] = {"w"};
 
-/* e needs nothing and writes what nobody reads; d only acknowledges. */
+/* Task e needs nothing and writes a column that no task reads. Task d only acknowledges. */
 static const dray__task_names task_names[TASKS] = {
     {"a", c_prompts, c_x, 1, 1}, {"b", c_prompts, c_y, 1, 1}, {"c", c_xy, c_z, 2, 1},
     {"d", c_z, NULL, 1, 0},      {"e", NULL, c_w, 0, 1},
@@ -32,7 +32,7 @@ typedef struct model_row {
         enum { FREE, TAKEN, DONE } state;
         bool begun; /* committed in part */
         uint32_t attempt, failures;
-        uint64_t ready_since; /* number of the step; 0: not ready */
+        uint64_t ready_since; /* the number of the step; 0 means not ready */
     } task[TASKS];
 } model_row;
 
@@ -47,7 +47,7 @@ typedef struct model_partition {
 
 typedef struct model_put { /* one column of one put */
     uint32_t generation, rows, slots[ROWS], row_generations[ROWS];
-    int column, pins, goes_on; /* the task that appends to rows of it; -1: none */
+    int column, pins, goes_on; /* goes_on: the task that appends to rows of it; -1 means none */
     uint64_t bytes;
     bool cleared;
 } model_put;
@@ -62,7 +62,7 @@ typedef struct model_claim {
 
 typedef struct model_demand {
     uint32_t id, generation, count, slots[8], task;
-    int holder; /* -1: nobody */
+    int holder; /* -1 means nobody */
 } model_demand;
 
 typedef struct world {
@@ -164,7 +164,7 @@ static inline bool whole(const model_partition *p, int t, uint32_t g)
     return r && r + d == p->group;
 }
 
-/* In which order rows are given out: what is begun first, by slot. */
+/* Returns the order in which rows are given out: begun rows first, by slot. */
 static inline uint64_t row_age(const model_partition *p, int t, uint32_t slot)
 {
     return p->row[slot].task[t].begun ? slot : ROWS + p->row[slot].task[t].ready_since;
@@ -180,7 +180,7 @@ static inline uint64_t group_age(const model_partition *p, int t, uint32_t g)
     return p->group_since[t][g] + (begun ? 0 : UINT32_MAX);
 }
 
-/* After every step: since when is what ready? */
+/* Runs after every step. Notes since when rows and groups are ready. */
 static inline void stamp(world *w)
 {
     for (uint32_t i = 0; i < w->partition_count; i++) {

@@ -14,7 +14,7 @@ static const dray_queue_task three_tasks[] = {
     {.name = "actor", .needs = both, .needs_count = 2},
 };
 
-/* With options that name no tasks. */
+/* Opens the queue with options that name no tasks. */
 static inline dray_queue *open_three(dray_context *context, const char *name,
                                      dray_queue_options options)
 {
@@ -70,7 +70,8 @@ static inline dray_claim_options want(const char *task, uint32_t count)
     return o;
 }
 
-/* Of one partition; 20 s, also where the queue's calls give up sooner. */
+/* Claims rows of one partition, within 20 s even where the queue's other calls have shorter
+ * timeouts. */
 static inline dray_batch *claim_of(dray_queue *queue, const char *task, const char *partition,
                                    uint32_t rows)
 {
@@ -121,7 +122,7 @@ static inline void refill_ints(dray_queue *queue, const dray_refill *refill, int
     dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
     o.partition = refill->partition;
     o.rows = refill->rows;
-    o.once_per_group = 1; /* of its one group */
+    o.once_per_group = 1; /* for its one group */
     o.refill = refill->id;
     o.columns = &column;
     o.column_count = 1;

@@ -1,5 +1,4 @@
-/* `dray serve` as a process of a test: started with a few options, in a folder of its own, and
- * ended with it. */
+/* A dray program, such as `dray serve`, as a process of a test. */
 #pragma once
 
 #include "base/clock.h"
@@ -23,7 +22,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* One program of ours that says in its first line of JSON that it is ready. */
+/* A program whose first line is JSON and says that it is ready. */
 typedef struct served {
     pid_t pid;
     int out;
@@ -37,7 +36,8 @@ static inline const char *served_says(const served *s, const char *key)
     return text;
 }
 
-/* descriptors: what the process may have open at most; 0: what this one may. */
+/* Starts the program and waits for its first line. `descriptors` limits its open files; 0 means the
+ * limit of this process. */
 static inline served served_start(const char *const *arguments, rlim_t descriptors)
 {
     int out[2];
@@ -68,7 +68,7 @@ static inline served served_start(const char *const *arguments, rlim_t descripto
     return s;
 }
 
-/* It lives until it is told to end, and ends well then. */
+/* Ends the process, which must exit with status 0. */
 static inline void served_stop(served *s)
 {
     int status = 0;
@@ -85,7 +85,8 @@ static inline void served_stop(served *s)
     assert_int_equal(status, 0);
 }
 
-/* "tcp:127.0.0.1:4000", "http://127.0.0.1:4000/metrics", "unix:/path"; -1: nobody accepts. */
+/* Connects to an address such as "tcp:127.0.0.1:4000", "http://127.0.0.1:4000/metrics" or
+ * "unix:/path". Returns a descriptor, or -1 when nothing accepts. */
 static inline int served_connect_as(const char *address, int flags)
 {
     struct sockaddr_un local = {.sun_family = AF_UNIX};
@@ -110,7 +111,7 @@ static inline int served_connect(const char *address)
     return served_connect_as(address, 0);
 }
 
-/* Waits for no room in a backlog. */
+/* Connects without waiting for room in the backlog. */
 static inline int served_connect_now(const char *address)
 {
     return served_connect_as(address, SOCK_NONBLOCK);

@@ -1,5 +1,5 @@
-/* Trainers and engines as processes, and the oracle for what their memory must hold: every element
- * is a function of its tensor's name, its global index and a seed; nobody asks the planner. */
+/* Trainers and engines as processes, and the oracle for their memory. Every element is a function
+ * of its tensor's name, its global index and a seed. The planner is not part of the oracle. */
 #pragma once
 
 #include "control/fixture.h"
@@ -19,7 +19,7 @@
 
 #define MODEL "test-model"
 
-/* ---- failing in any process ----------------------------------------------------------------- */
+/* ---- failing in any process ------------------------------------------------------------------ */
 
 #define MUST(call)                                                                                 \
     do {                                                                                           \
@@ -45,7 +45,7 @@
 
 static coordinator_fixture f;
 
-/* A process of its own. */
+/* Starts the coordinator in a process of its own. */
 static inline int cluster_start(void **state)
 {
     (void)state;
@@ -60,7 +60,8 @@ static inline int cluster_start_thread(void **state)
     return 0;
 }
 
-/* And what tests set for a time: hooks, faults, the host's name. */
+/* Ends the coordinator, and resets everything that tests set for a time: hooks, faults, the host's
+ * name. */
 static inline int cluster_stop(void **state)
 {
     (void)state;
@@ -76,18 +77,19 @@ static inline int cluster_stop(void **state)
 
 /* ---- kinds of memory ------------------------------------------------------------------------- */
 
-/* What trainers' and engines' regions are, in suites that run for several kinds: the name of one is
- * their program's argument. */
+/* The kind of trainers' and engines' regions, in suites that run for several kinds. The program's
+ * argument is its name. */
 static dray_region_kind cluster_kind = DRAY_REGION_SHARED;
 
-/* The same in suites whose memory is of another kind when they run for none in particular. */
+/* Returns that kind, or `own` when the suite runs for no kind in particular. */
 static inline dray_region_kind cluster_kind_or(dray_region_kind own)
 {
     return cluster_kind == DRAY_REGION_SHARED ? own : cluster_kind;
 }
 
-/* Ranks that are processes see one GPU each, in turns: the same one has another number in each. */
-static int cluster_gpus; /* 0: the suite needs none */
+/* The number of GPUs that are dealt to rank processes. Each process sees one of them, so that the
+ * number of a GPU differs between processes. */
+static int cluster_gpus; /* 0 means that the suite needs none */
 
 static inline void cluster_choose_gpu(uint32_t rank)
 {
@@ -98,7 +100,8 @@ static inline void cluster_choose_gpu(uint32_t rank)
     setenv("CUDA_VISIBLE_DEVICES", text, 0); /* the first rank of a process chooses */
 }
 
-/* Of GPU memory, each test is a process: one that called the driver cannot fork ranks that do. */
+/* Runs a test in a process of its own. A process that called the driver cannot fork ranks that call
+ * it. Returns 0 when the test passed. */
 static inline int cluster_run_apart(const struct CMUnitTest *test)
 {
     int status = 0;
@@ -114,9 +117,9 @@ static inline int cluster_run_apart(const struct CMUnitTest *test)
     return child < 0 || status;
 }
 
-/* Leaves out two of three cases of a long list on real GPUs, unless $DRAY_TEST_ALL is there: they
- * begin one process after the other, 0.2 s each, however many ask; and in short runs (seed.h).
- * Which ones changes with the seed. */
+/* Leaves out two of three cases of a long list on real GPUs, unless $DRAY_TEST_ALL is set.
+ * Processes begin there one after the other, 0.2 s each. The same holds for short runs (seed.h). The
+ * seed chooses the cases that are left out. */
 static inline bool cluster_skips(size_t number)
 {
     static size_t first;
@@ -128,7 +131,8 @@ static inline bool cluster_skips(size_t number)
     return (number + first) % 3 != 0;
 }
 
-/* "1/4" in $DRAY_TEST_PART: of four parts of a suite, which run side by side, the second. */
+/* Returns whether a test is in the part of the suite that $DRAY_TEST_PART names. "1/4" is the
+ * second of four parts, which run side by side. */
 static inline bool cluster_has(size_t index)
 {
     const char *part = getenv("DRAY_TEST_PART");
@@ -138,7 +142,7 @@ static inline bool cluster_has(size_t index)
     return index % parts == which;
 }
 
-/* Each test in a process of its own. How many failed. */
+/* Runs each test in a process of its own. Returns the number of tests that failed. */
 static inline int cluster_run(void)
 {
     int failed = 0;
@@ -165,9 +169,9 @@ static inline int cluster_main(int argc, char **argv)
         return cluster_main(argc, argv);                                                           \
     }
 
-/* ---- values --------------------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
-/* Into whoever asks for values, whatever sanitizer sees that one. */
+/* Inlines a function of the oracle into its caller, with the caller's sanitizers. */
 #define ORACLE __attribute__((always_inline))
 
 ORACLE static inline uint64_t mix(uint64_t x)
@@ -189,7 +193,7 @@ static inline uint64_t name_hash(const char *name, bool tied)
     return hash;
 }
 
-/* A finite f32 of moderate size. */
+/* Returns the bits of a finite f32 of moderate size. */
 ORACLE static inline uint32_t value_f32(uint64_t hash, uint64_t index, uint64_t seed)
 {
     uint64_t x = mix(hash ^ mix(index + 1) ^ mix(seed * 77));
@@ -201,7 +205,8 @@ ORACLE static inline uint16_t round_to_bf16(uint32_t bits)
     return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-/* What a source of dtype `from` holds at this element, as it looks in dtype `to` (f32, bf16). */
+/* Returns the bits of the element that a source of dtype `from` holds, converted to dtype `to` (f32
+ * or bf16). */
 ORACLE static inline uint32_t value_bits(uint64_t hash, uint64_t index, uint64_t seed, int from,
                                          int to)
 {
@@ -211,11 +216,11 @@ ORACLE static inline uint32_t value_bits(uint64_t hash, uint64_t index, uint64_t
     return to == DRAY_BF16 ? round_to_bf16(bits) : bits;
 }
 
-/* Which seed an element's value comes from, for tests in which only some change; NULL: the one that
- * is given. */
+/* Returns the seed of an element's value, for tests in which only some elements change. NULL means
+ * the given seed. */
 static uint64_t (*element_seed)(uint64_t hash, uint64_t index, uint64_t seed);
 
-/* Elements side by side in a tensor's last dimension: where they lie, and what they must be. */
+/* Adjacent elements in a tensor's last dimension: their addresses, and their right values. */
 typedef struct value_row {
     const char *tensor;
     uint8_t *at;
@@ -225,7 +230,8 @@ typedef struct value_row {
     const uint8_t *right; /* without gaps, whatever the stride is */
 } value_row;
 
-/* The thread sanitizer need not look at each value as it is made: it sees rows, where they go. */
+/* The thread sanitizer need not check each value as it is made. It checks rows where they are
+ * written. */
 __attribute__((no_sanitize("thread"))) static inline void make_row(uint8_t *out, const value_row *r,
                                                                    uint64_t hash, uint64_t index,
                                                                    uint64_t seed, int from, int to)
@@ -246,7 +252,7 @@ static inline void each_row_of(const dray_block *block, const dray_tensor_info *
                                bool tied, uint64_t seed, int from, row_fn fn, void *user)
 {
     uint64_t hash = name_hash(t->name, tied);
-    uint32_t last = t->ndim ? t->ndim - 1 : 0; /* one without dimensions is a row of one */
+    uint32_t last = t->ndim ? t->ndim - 1 : 0; /* a tensor without dimensions is a row of one */
     int64_t at[DRAY_MAX_DIMS] = {0};
     value_row r = {.tensor = t->name, .size = dray_dtype_size((dray_dtype)t->dtype)};
     r.stride = t->ndim ? block->stride[last] : (int64_t)r.size;
@@ -275,7 +281,7 @@ static inline void each_row_of(const dray_block *block, const dray_tensor_info *
     free(right);
 }
 
-/* bases: for each region its bytes, where the host can see them. */
+/* Calls `fn` for each row. `bases` has the bytes of each region, at addresses of the host. */
 static inline void each_row(const dray_layout *layout, uint8_t *const *bases, bool tied,
                             uint64_t seed, int from, row_fn fn, void *user)
 {
@@ -299,7 +305,8 @@ static inline void put_row(void *user, const value_row *r)
 
 enum { CLUSTER_REGIONS = 16 };
 
-/* from: what the values were before they became the layout's; 0: just that. */
+/* Fills the regions. `from` is the dtype that the values had before they were converted to the
+ * layout's; 0 means the layout's own. */
 static inline void fill_from(const dray_layout *layout, dray_region *const *regions, bool tied,
                              uint64_t seed, int from)
 {
@@ -349,8 +356,8 @@ static inline void check_row(void *user, const value_row *r)
     put_row(NULL, &expected);
 }
 
-/* Counts the elements that are not what they must be. Bytes outside all blocks (padding) must still
- * be poison. One region. */
+/* Counts the wrong elements of a layout with one region. Bytes outside all blocks (padding) must
+ * still be poison. */
 static inline uint64_t wrong_elements(const dray_layout *layout, dray_region *const *regions,
                                       bool tied, uint64_t seed, int from)
 {
@@ -369,9 +376,9 @@ static inline uint64_t wrong_elements(const dray_layout *layout, dray_region *co
     return c.wrong;
 }
 
-/* ---- processes ------------------------------------------------------------------------------ */
+/* ---- processes ------------------------------------------------------------------------------- */
 
-/* Memory that all processes of a test see: what parent and children tell each other. */
+/* Memory that all processes of a test share, with which parent and children signal each other. */
 typedef struct board {
     volatile int flag[16];
     volatile int64_t number[16];
@@ -398,7 +405,7 @@ static inline void await_flag(board *b, int i)
     }
 }
 
-/* Runs body(user) in a child; exit status 0 when it returns. */
+/* Runs body(user) in a child. Its exit status is 0 when the body returns. */
 static inline pid_t spawn(void (*body)(void *user), void *user)
 {
     fflush(NULL);
@@ -447,7 +454,7 @@ static inline void kill_at(void *step, const char *at)
         kill(getpid(), SIGKILL);
 }
 
-/* This process is killed when it comes to the step. */
+/* Has this process killed when it reaches the step. */
 static inline void die_at_step(const char *step)
 {
     dray__hook_set(kill_at, (void *)step);
@@ -459,8 +466,8 @@ typedef struct scene_role {
     uint32_t ranks;
 } scene_role;
 
-/* Runs all ranks of all roles, each as a process, until all have ended well. *rank (NULL: none) is
- * the rank within the role when a process starts. */
+/* Runs all ranks of all roles, each as a process, until all have ended well. *rank is the process's
+ * rank within its role; `rank` may be NULL. */
 static inline void run_roles(void *user, uint32_t *rank, const scene_role *roles, size_t count)
 {
     pid_t pids[16];
@@ -478,7 +485,7 @@ static inline void run_roles(void *user, uint32_t *rank, const scene_role *roles
     run_roles(user, rank, (const scene_role[]){__VA_ARGS__},                                       \
               sizeof((const scene_role[]){__VA_ARGS__}) / sizeof(scene_role))
 
-/* ---- ranks ---------------------------------------------------------------------------------- */
+/* ---- ranks ----------------------------------------------------------------------------------- */
 
 typedef struct trainer {
     dray_context *context;
@@ -516,7 +523,7 @@ static inline dray_model_config small_config(bool tied, uint64_t variant)
     return c;
 }
 
-/* A model without biases, for weights that are quantised in cells of up to 128. */
+/* Returns a model without biases, for weights that are quantised in cells of up to 128. */
 static inline dray_model_config cell_config(int64_t vocab, int64_t hidden, int64_t intermediate,
                                             int64_t layers, int64_t heads, int64_t kv_heads)
 {
@@ -535,7 +542,7 @@ static inline dray_model_config cell_config(int64_t vocab, int64_t hidden, int64
     return c;
 }
 
-/* As small_config, with wide matrices, and a tensor of 4 MiB. */
+/* Returns a model like small_config, but with wide matrices and a tensor of 4 MiB. */
 static inline dray_model_config wide_config(void)
 {
     dray_model_config c = small_config(false, 3);
@@ -566,7 +573,7 @@ static inline void trainer_open(trainer *t, const char *address, const dray_mode
     MUST(dray_publisher_open(t->context, MODEL, t->layout, &options, &t->publisher, error));
 }
 
-/* The version is summed by all of its ranks: what changes in it from here on is found. */
+/* Waits until all ranks have summed the version. Changes of its weights after that are found. */
 static inline void await_sums(dray_context *context, uint64_t version)
 {
     uint64_t found = version + 1;
@@ -587,7 +594,7 @@ static inline void trainer_close(trainer *t)
     dray_close(t->context);
 }
 
-/* staging: of dray_subscriber_options. */
+/* `staging` is that of dray_subscriber_options. */
 static inline void engine_subscribe(engine *e, const char *group, uint32_t rank, uint32_t world,
                                     int32_t staging)
 {
@@ -648,7 +655,7 @@ static inline void pair_open(scene_pair *p, const dray_model_config *config, dra
     engine_open(&p->e, f.unix_address, config, from, to, "engine", 0, 1);
 }
 
-/* The same on two hosts. */
+/* Opens the same pair on two hosts. */
 static inline void pair_open_apart(scene_pair *p, const dray_model_config *config, dray_dtype from,
                                    dray_dtype to)
 {

@@ -1,6 +1,6 @@
-/* Numbers of versions. Tests count theirs from 1; with DRAY_TEST_FIRST=0 the library gets each of
- * them as one less, and tests get back what they gave, so that a whole suite runs from version 0.
- * Where a number is no version that somebody has (an engine that is empty), it stays 0. */
+/* Numbers of versions. Tests count theirs from 1. With DRAY_TEST_FIRST=0, the library gets each
+ * number less one, and tests get back the numbers that they gave, so that a whole suite runs from
+ * version 0. A number that stands for no version, such as that of an empty engine, stays 0. */
 #pragma once
 
 #include <dray/weights.h>
@@ -17,7 +17,8 @@ static inline uint64_t number_given(uint64_t number)
     return number ? number - numbers_less() : 0;
 }
 
-/* rc: of the call that gave it; NULL is fine. */
+/* Converts a number that the library returned. `rc` is the result of the call that returned it.
+ * `number` may be NULL. */
 static inline int number_got(int rc, uint64_t *number)
 {
     if (rc == DRAY_OK && number)
@@ -70,7 +71,7 @@ static inline int numbered_version(dray_subscriber *s, uint64_t *version, uint64
     return rc || own == DRAY_GROUP_EMPTY ? rc : number_got(rc, version);
 }
 
-/* As a router hears of it. */
+/* Returns an engine's version as a router is told of it. */
 static inline uint64_t number_heard(const dray_engine_info *engine)
 {
     return engine->version + (engine->state == DRAY_GROUP_EMPTY ? 0 : numbers_less());

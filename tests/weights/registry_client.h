@@ -1,4 +1,5 @@
-/* A client of the registry as a state machine, without sockets: what its tests send and expect. */
+/* A client of the registry as a state machine, without sockets: the messages that its tests send,
+ * and the answers that they expect. */
 #pragma once
 
 #include "control/protocol.h"
@@ -70,7 +71,7 @@ static inline uint64_t first_u64(const ticket *t)
     return dray__get_u64(&in);
 }
 
-/* Rank's even part of the 20 elements. */
+/* Puts the layout of a rank's even part of the 20 elements. */
 static inline void put_part(dray__writer *w, uint32_t rank, uint32_t world)
 {
     put_layout(w, 20 * (int64_t)(rank % world) / world, 20 * ((int64_t)(rank % world) + 1) / world);
@@ -233,14 +234,14 @@ static inline void vote_for(uint64_t member, uint64_t key, uint64_t attempt, int
     send(member, DRAY__MSG_UPDATE_VOTE, &w, t);
 }
 
-/* Of a rank of two. */
+/* Votes as one of two ranks. */
 static inline void vote(uint64_t member, uint64_t key, uint64_t attempt, int code, uint64_t sum,
                         ticket *t)
 {
     vote_for(member, key, attempt, code, "w", 10, sum, t);
 }
 
-/* Of the only rank. */
+/* Votes as the only rank. */
 static inline void vote_alone(uint64_t member, uint64_t key, uint64_t attempt, int code,
                               uint64_t sum, ticket *t)
 {

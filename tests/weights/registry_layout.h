@@ -1,4 +1,4 @@
-/* The layout that members of the registry's tests have. */
+/* The layout of the members in the registry's tests. */
 #pragma once
 
 #include "base/wire.h"
@@ -7,7 +7,7 @@
 #include <dray/model.h>
 #include <stdlib.h>
 
-/* Elements [from, to) of "w", which has 20; as a packed layout. */
+/* Puts a packed layout of elements [from, to) of "w", which has 20. */
 static inline void put_layout(dray__writer *w, int64_t from, int64_t to)
 {
     dray_layout *layout;

@@ -1,4 +1,4 @@
-/* What the fake NVRTC makes and the fake driver loads. */
+/* The image that the fake NVRTC makes, and that the fake driver loads. */
 #pragma once
 
 #include "fake.h"
